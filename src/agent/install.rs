@@ -1,11 +1,13 @@
-//! From verified answers to one commit: what is installed, what is held back, and what each row of the report says.
+//! Installs verified certificates: decides what is installed and what is held back, commits it, and writes the rows of
+//! the report.
+
+mod output;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use time::OffsetDateTime;
 
-use super::kubelet::Identity;
 use super::request::{Outcome, life_of};
 use super::survey::Rotating;
 use super::{
@@ -13,21 +15,22 @@ use super::{
     ServiceAccountAction, Setup, Survey, SurveyedBundle, SurveyedCert, report, sentence,
 };
 use crate::kube::components::Change;
-use crate::kube::kubeconfig::{Credentials, Kubeconfig, KubeconfigError};
-use crate::kube::names::{Authority, CertName, NodePath};
+use crate::kube::names::{Authority, CertName};
 use crate::process::failpoint;
 use crate::signer::Request;
-use crate::spec::assess::{Action, Age, Found, FoundStore, beyond_authority};
+use crate::spec::assess::{Action, Age, Found, FoundCert, beyond_authority};
 use crate::spec::schedule::due_at;
-use crate::spec::{CertSpec, Output, ServiceAccountSpec};
+use crate::spec::{CertSpec, ServiceAccountSpec};
 use crate::store::{Commit, Committed, Issued, Mode, Root, Slot, Store};
 use crate::x509::{Chain, Lifetime, PrivateKey, PublicKey, TrustBundle, hex, rfc3339};
 
-/// Installs whole families: all that one authority was asked for, or nothing of it. In a rotation every certificate is
-/// installed on its own, where its bundle is in place.
+use output::Material;
+
+/// Installs all requested certificates of an authority together, or none of them. During a rotation each certificate
+/// whose trust bundle is installed gets a commit of its own.
 ///
 /// # Errors
-/// When the commit fails; the store's message says what is on disk then.
+/// A failed commit; the store's message names the state of the files.
 pub(super) async fn install(
     setup: &Setup,
     store: &mut Store,
@@ -38,33 +41,18 @@ pub(super) async fn install(
     progress: &dyn Progress,
 ) -> Result<Report, Failure> {
     let rotating = survey.rotating.take();
-    let on_its_own = |authority: &Authority| {
-        let in_place =
-            |bundle: &SurveyedBundle| bundle.in_place && bundle.spec.authority == *authority;
-        rotating.is_some() && survey.bundles.iter().any(in_place)
+    let separate = match rotating {
+        Some(_) => installed_bundles(&survey.bundles),
+        None => BTreeSet::new(),
     };
-    for (name, outcome) in &outcomes.certs {
-        let signer = setup.signers.get(&name.authority());
-        let signer = signer.map_or("", |(signer, _)| signer.as_str());
-        if let Some(event) = ending(*name, signer, outcome) {
-            progress.event(event);
-        }
-    }
-    let mut incomplete: BTreeMap<Authority, Vec<CertName>> = BTreeMap::new();
-    for (name, outcome) in &outcomes.certs {
-        let authority = name.authority();
-        if !matches!(outcome, Outcome::Signed { .. }) && !on_its_own(&authority) {
-            incomplete.entry(authority).or_default().push(*name);
-        }
-    }
-    let refused = outcomes
-        .certs
-        .values()
-        .any(|outcome| matches!(outcome, Outcome::Refused(_) | Outcome::Denied(_)));
+    report_unsigned(setup, &outcomes, progress);
     let mut work = Work {
         trust,
-        incomplete,
-        refused,
+        incomplete: incomplete_authorities(&outcomes, &separate),
+        refused: outcomes
+            .certs
+            .values()
+            .any(|outcome| matches!(outcome, Outcome::Refused(_) | Outcome::Denied(_))),
         now,
         root: store.root().clone(),
         rotating: rotating.as_ref(),
@@ -73,7 +61,7 @@ pub(super) async fn install(
         installed: Vec::new(),
         committed: Committed::default(),
         expiring: Vec::new(),
-        alone: BTreeSet::new(),
+        separate: BTreeSet::new(),
     };
     for bundle in &survey.bundles {
         let provided = setup.provided.bundles.contains_key(&bundle.spec.authority);
@@ -81,23 +69,14 @@ pub(super) async fn install(
     }
     for cert in survey.certs {
         let outcome = outcomes.certs.remove(&cert.spec.name);
-        match on_its_own(&cert.spec.authority) {
-            true => work.cert_alone(store, cert, outcome),
+        match separate.contains(&cert.spec.authority) {
+            true => work.cert_in_own_commit(store, cert, outcome),
             false => work.cert(cert, outcome)?,
         }
     }
     if let (Some(spec), Some(action)) = (&setup.plan.service_account, &survey.service_account) {
-        let handed = setup.provided.service_account.as_ref();
-        let key = match action {
-            ServiceAccountAction::Install => handed.map(|handed| &handed.key),
-            _ => outcomes.service_account.as_ref(),
-        };
-        let public = handed.map_or(&[][..], |handed| &handed.public);
-        work.service_account(spec, action, key, public, store.root())?;
-        for path in [&spec.private, &spec.public] {
-            work.commit
-                .change(Change::ServiceAccount, path.clone(), now);
-        }
+        let generated = outcomes.service_account.as_ref();
+        work.service_account_change(setup, spec, action, generated)?;
     }
     if rotating.is_some() {
         let refused = survey.service_account_refused.as_deref();
@@ -111,42 +90,51 @@ pub(super) async fn install(
     }
     match rotating {
         None => work.commit(store)?,
-        // What was installed before is reported all the same.
+        // Certificates with a commit of their own are already installed and are reported in any case.
         Some(_) if !work.commit.is_empty() => {
             if let Err(failure) = work.commit(store) {
-                work.fail_together(&failure);
+                work.fail_shared_commit(&failure);
             }
         }
         Some(_) => {}
     }
-    let mut notes = survey.notes;
-    notes.extend(work.committed.notes.iter().map(ToString::to_string));
-    for expiring in work.expiring {
-        progress.event(expiring);
-    }
-    for installed in work.installed {
-        let (signer_name, signer) = setup.signer(installed.request.wanted.authority)?;
-        progress.event(Event::Installed {
-            name: installed.request.wanted.name,
-            signer: signer_name.clone(),
-            serial: installed.record.serial,
-            not_after: installed.record.not_after,
-            renewed: installed.renewed,
-        });
-        if let Err(error) = signer.settled(&installed.request).await {
-            notes.push(error.to_string());
-        }
-    }
-    Ok(Report {
-        rows: work.rows,
-        notes,
-        written: work.committed.written,
-        ignore_preflight_errors: setup.ignore_preflight_errors(),
-    })
+    work.finish(setup, survey.notes, progress).await
 }
 
-/// How a request ended, unless well: that is told once the certificate is in place.
-fn ending(name: CertName, signer: &str, outcome: &Outcome) -> Option<Event> {
+/// Authorities whose trust bundle is installed.
+fn installed_bundles(bundles: &[SurveyedBundle]) -> BTreeSet<Authority> {
+    let installed = bundles.iter().filter(|bundle| bundle.in_place);
+    installed.map(|bundle| bundle.spec.authority).collect()
+}
+
+/// The unsigned certificates of each authority whose certificates are installed together.
+fn incomplete_authorities(
+    outcomes: &Outcomes,
+    separate: &BTreeSet<Authority>,
+) -> BTreeMap<Authority, Vec<CertName>> {
+    let mut incomplete: BTreeMap<Authority, Vec<CertName>> = BTreeMap::new();
+    for (name, outcome) in &outcomes.certs {
+        let authority = name.authority();
+        if !matches!(outcome, Outcome::Signed { .. }) && !separate.contains(&authority) {
+            incomplete.entry(authority).or_default().push(*name);
+        }
+    }
+    incomplete
+}
+
+/// Reports each request that did not end with a signature. Signed certificates are reported once they are installed.
+fn report_unsigned(setup: &Setup, outcomes: &Outcomes, progress: &dyn Progress) {
+    for (name, outcome) in &outcomes.certs {
+        let signer = setup.signers.get(&name.authority());
+        let signer = signer.map_or("", |(signer, _)| signer.as_str());
+        if let Some(event) = unsigned_event(*name, signer, outcome) {
+            progress.event(event);
+        }
+    }
+}
+
+/// The event for a request that did not end with a signature.
+fn unsigned_event(name: CertName, signer: &str, outcome: &Outcome) -> Option<Event> {
     let signer = signer.to_owned();
     Some(match outcome {
         Outcome::Signed { .. } => return None,
@@ -178,34 +166,41 @@ fn ending(name: CertName, signer: &str, outcome: &Outcome) -> Option<Event> {
     })
 }
 
-/// A commit in the making, and the report that goes with it.
+/// The changes of one commit, and the report on them.
 struct Work<'a> {
     trust: &'a BTreeMap<Authority, TrustBundle>,
-    /// Authorities that have not signed everything, and what is missing: nothing of theirs is installed.
+    /// The unsigned certificates of each authority of which nothing is installed.
     incomplete: BTreeMap<Authority, Vec<CertName>>,
-    /// An answer was refused, or there will be none: nothing else is put in place either.
+    /// A signer denied a request, or its answer was refused: files from the cluster are held back too.
     refused: bool,
     now: OffsetDateTime,
     root: Root,
-    /// The rules of a rotation, where it is one.
+    /// The rules of the rotation; `None` for a bootstrap.
     rotating: Option<&'a Rotating>,
     commit: Commit,
     rows: Vec<Row>,
     installed: Vec<Installed>,
-    /// What was wanted anew and stays as it is.
+    /// Events for certificates that were due and were not replaced.
     expiring: Vec<Event>,
-    /// What is on disk already.
+    /// The result of all commits so far.
     committed: Committed,
-    /// Certificates that had a commit of their own.
-    alone: BTreeSet<CertName>,
+    /// Certificates with a commit of their own.
+    separate: BTreeSet<CertName>,
 }
 
 /// A new certificate of this commit.
 struct Installed {
     request: Box<Request>,
     record: Issued,
-    /// There was one before.
+    /// It replaces another certificate.
     renewed: bool,
+}
+
+/// A request for a certificate of which nothing is installed yet.
+struct Signed {
+    chain: Chain,
+    key: PrivateKey,
+    request: Box<Request>,
 }
 
 impl Work<'_> {
@@ -218,14 +213,51 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// A place that cannot be written to is the trouble of one certificate.
-    fn cert_alone(&mut self, store: &mut Store, cert: SurveyedCert, outcome: Option<Outcome>) {
+    /// Sends the events of this commit, tells each signer that its certificate is installed, and returns the report.
+    async fn finish(
+        self,
+        setup: &Setup,
+        mut notes: Vec<String>,
+        progress: &dyn Progress,
+    ) -> Result<Report, Failure> {
+        notes.extend(self.committed.notes.iter().map(ToString::to_string));
+        for expiring in self.expiring {
+            progress.event(expiring);
+        }
+        for installed in self.installed {
+            let (signer_name, signer) = setup.signer(installed.request.wanted.authority)?;
+            progress.event(Event::Installed {
+                name: installed.request.wanted.name,
+                signer: signer_name.clone(),
+                serial: installed.record.serial,
+                not_after: installed.record.not_after,
+                renewed: installed.renewed,
+            });
+            if let Err(error) = signer.settled(&installed.request).await {
+                notes.push(error.to_string());
+            }
+        }
+        Ok(Report {
+            rows: self.rows,
+            notes,
+            written: self.committed.written,
+            ignore_preflight_errors: setup.ignore_preflight_errors(),
+        })
+    }
+
+    /// Installs one certificate in a commit of its own, so that a path that cannot be written fails this certificate only.
+    fn cert_in_own_commit(
+        &mut self,
+        store: &mut Store,
+        cert: SurveyedCert,
+        outcome: Option<Outcome>,
+    ) {
         let serves = cert.still_serves(self.trust.get(&cert.spec.authority), self.now);
         let (spec, urgent) = (cert.spec.clone(), cert.urgent);
         let chain = cert.found.chain.present().cloned();
         let (rows, installed) = (self.rows.len(), self.installed.len());
-        self.alone.insert(spec.name);
-        let rest = std::mem::take(&mut self.commit);
+        self.separate.insert(spec.name);
+        let shared = std::mem::take(&mut self.commit);
         let was_unfinished = store.is_unfinished();
         let tried = self
             .cert(cert, outcome)
@@ -233,12 +265,13 @@ impl Work<'_> {
                 true => Ok(()),
                 false => self.commit(store),
             });
+        self.commit = shared;
         if let Err(failure) = tried {
             self.rows.truncate(rows);
             self.installed.truncate(installed);
-            // After the point of commit the files may be old, new or a pair of both: nothing is known to serve.
-            let torn = store.is_unfinished() && !was_unfinished;
-            let chain = chain.as_ref().filter(|_| !torn);
+            // After the point of commit the files may be old, new or mixed: none is known to serve.
+            let is_torn = store.is_unfinished() && !was_unfinished;
+            let chain = chain.as_ref().filter(|_| !is_torn);
             if let Some(chain) = chain {
                 self.expiring.push(Event::Expiring {
                     name: spec.name,
@@ -246,19 +279,18 @@ impl Work<'_> {
                 });
             }
             let outcome = Outcome::Undone(Rc::new(failure));
-            let row = report::failed_row(&spec, outcome, serves && !torn, urgent, chain);
+            let row = report::failed_row(&spec, outcome, serves && !is_torn, urgent, chain);
             self.rows.push(row);
         }
-        self.commit = rest;
     }
 
-    /// Marks everything as failed that the last commit would have put in place.
-    fn fail_together(&mut self, failure: &Failure) {
-        let alone = |name: &str| self.alone.iter().any(|one| one.as_str() == name);
+    /// Marks every row of the shared commit as failed.
+    fn fail_shared_commit(&mut self, failure: &Failure) {
+        let is_separate = |name: &str| self.separate.iter().any(|one| one.as_str() == name);
         for row in &mut self.rows {
             if row.code.is_none()
-                && !matches!(row.action, RowAction::Kept | RowAction::HeldBack)
-                && !alone(&row.name)
+                && !matches!(row.action, "kept" | "held back")
+                && !is_separate(&row.name)
             {
                 row.action = RowAction::Failed;
                 row.reasons.clone_from(&failure.messages);
@@ -266,10 +298,11 @@ impl Work<'_> {
             }
         }
         self.installed
-            .retain(|installed| self.alone.contains(&installed.request.wanted.name));
+            .retain(|installed| self.separate.contains(&installed.request.wanted.name));
     }
 
-    /// What the cluster has handed over is put in place while signatures are pending: it may not have it for long.
+    /// Writes a trust bundle. A bundle from the cluster is written even while signatures are pending, because the cluster
+    /// may offer it for a limited time only.
     fn bundle(&mut self, bundle: &SurveyedBundle, provided: bool) {
         let authority = bundle.spec.authority;
         let Some(trusted) = self.trust.get(&authority) else {
@@ -295,19 +328,10 @@ impl Work<'_> {
 
     fn cert(&mut self, cert: SurveyedCert, outcome: Option<Outcome>) -> Result<(), Failure> {
         let Some(trusted) = self.trust.get(&cert.spec.authority) else {
-            let chain = cert.found.chain.present();
-            self.rows.extend(match (cert.action, outcome) {
-                (Action::Refuse { reason }, _) => {
-                    Some(report::refused_row(&cert.spec, reason, chain))
-                }
-                (_, Some(outcome)) => {
-                    Some(report::failed_row(&cert.spec, outcome, false, true, chain))
-                }
-                _ => None,
-            });
+            self.rows.extend(row_without_authority(cert, outcome));
             return Ok(());
         };
-        let whole = !self.incomplete.contains_key(&cert.spec.authority);
+        let is_whole = !self.incomplete.contains_key(&cert.spec.authority);
         let still_serves = cert.still_serves(Some(trusted), self.now);
         let urgent = cert.urgent && self.rotating.is_some();
         let SurveyedCert {
@@ -318,15 +342,11 @@ impl Work<'_> {
             keep_key,
             ..
         } = cert;
-        let due = due.filter(|_| self.rotating.is_some());
         let chain = found.chain.present();
-        let renewed = chain.is_some();
-        let installed_before = self.installed.len();
-        let issue = matches!(action, Action::Issue { .. });
         let row = match (action, outcome) {
             (Action::Keep { notes }, _) => Row {
-                due,
-                ..report::cert_row(&spec, RowAction::Kept, notes, chain)
+                due: due.filter(|_| self.rotating.is_some()),
+                ..report::cert_row(&spec, "kept", notes, chain)
             },
             (Action::Refuse { reason }, _) => report::refused_row(&spec, reason, chain),
             (
@@ -336,78 +356,146 @@ impl Work<'_> {
                     key,
                     request,
                 }),
-            ) if whole => {
-                let (done, due) = self.said(&spec, &chain, found.chain.present(), keep_key);
+            ) if is_whole => {
                 if still_serves && let Some(old) = found.chain.present() {
-                    reasons.extend(self.rotating.and(copies(&spec, old)));
+                    reasons.extend(self.rotating.and(copies_note(&spec, old)));
                 }
-                let document = found.kubeconfig.map(|kubeconfig| kubeconfig.document);
-                self.add(&spec, (&chain, &key), true, trusted, document, found.store)?;
-                let record = record(&chain, self.now);
-                self.commit.issued(spec.name, record.clone());
-                self.commit.completes(Slot::Certificate(spec.name));
-                self.installed.push(Installed {
+                let signed = Signed {
+                    chain,
+                    key,
                     request,
-                    record,
-                    renewed,
-                });
-                if let Lifetime::Differs(note) = life_of(&chain, &spec, self.now) {
-                    reasons.push(note);
-                }
-                reasons.extend(beyond_authority(&chain, trusted));
-                Row {
-                    due,
-                    ..report::cert_row(&spec, done, reasons, Some(&chain))
-                }
+                };
+                self.install_signed(&spec, trusted, found, signed, keep_key, reasons)?
             }
-            (Action::Rewrite { reasons }, _) if whole => {
-                let row = report::cert_row(&spec, RowAction::Rewritten, reasons, chain);
-                match (found.chain, found.key, found.kubeconfig) {
-                    (_, _, Some(kubeconfig)) if kubeconfig.by_file && found.store.is_none() => {
-                        self.add_cluster(&spec, trusted, kubeconfig.document)?;
+            (Action::Rewrite { reasons }, _) if is_whole => {
+                let row = report::cert_row(&spec, "rewritten", reasons, chain);
+                self.rewrite(&spec, trusted, found)?;
+                row
+            }
+            (Action::Issue { reasons }, outcome) => {
+                let row = match outcome {
+                    Some(Outcome::Signed { .. }) => {
+                        let reason = self.held_back_reason(spec.authority);
+                        report::waiting_row(&spec, reason, still_serves, chain)
                     }
-                    (Found::Present(chain), Found::Present(key), kubeconfig) => {
-                        let document = kubeconfig.map(|kubeconfig| kubeconfig.document);
-                        let pair = (&chain, &key);
-                        self.add(&spec, pair, false, trusted, document, found.store)?;
+                    Some(outcome) => {
+                        report::failed_row(&spec, outcome, still_serves, urgent, chain)
                     }
-                    // Only what is present and whole is ever rewritten.
-                    _ => {}
+                    None => report::waiting_row(&spec, reasons.join("; "), still_serves, chain),
+                };
+                if let Some(not_after) = row.not_after {
+                    self.expiring.push(Event::Expiring {
+                        name: spec.name,
+                        not_after,
+                    });
                 }
                 row
             }
-            (Action::Issue { .. }, Some(Outcome::Signed { .. })) => {
-                let missing = self.incomplete.get(&spec.authority).into_iter().flatten();
-                let missing: Vec<&str> = missing.map(|name| name.as_str()).collect();
-                let reason = format!(
-                    "signed; it is installed together with the rest of what {} signs (missing: {})",
-                    spec.authority,
-                    missing.join(", ")
-                );
-                report::waiting_row(&spec, reason, still_serves, chain)
-            }
-            (Action::Issue { .. }, Some(outcome)) => {
-                report::failed_row(&spec, outcome, still_serves, urgent, chain)
-            }
-            (Action::Issue { reasons } | Action::Rewrite { reasons }, _) => {
+            (Action::Rewrite { reasons }, _) => {
                 report::waiting_row(&spec, reasons.join("; "), still_serves, chain)
             }
         };
-        if issue
-            && self.installed.len() == installed_before
-            && let Some(not_after) = row.not_after
-        {
-            self.expiring.push(Event::Expiring {
-                name: spec.name,
-                not_after,
-            });
-        }
         self.rows.push(row);
         Ok(())
     }
 
-    /// What is said of a new certificate: the word for it, and when it will be due.
-    fn said(
+    /// Adds a new certificate to the commit and returns its row.
+    fn install_signed(
+        &mut self,
+        spec: &CertSpec,
+        trusted: &TrustBundle,
+        found: FoundCert,
+        signed: Signed,
+        keep_key: bool,
+        mut reasons: Vec<String>,
+    ) -> Result<Row, Failure> {
+        let Signed {
+            chain,
+            key,
+            request,
+        } = signed;
+        let old = found.chain.present();
+        let renewed = old.is_some();
+        let (action, due) = self.action_and_due(spec, &chain, old, keep_key);
+        let document = found.kubeconfig.map(|kubeconfig| kubeconfig.document);
+        let material = Material {
+            spec,
+            trusted,
+            chain: &chain,
+            key: &key,
+        };
+        material.add_to(
+            &mut self.commit,
+            &self.root,
+            self.now,
+            true,
+            document,
+            found.store,
+        )?;
+        let record = record(&chain, self.now);
+        self.commit.issued(spec.name, record.clone());
+        self.commit.completes(Slot::Certificate(spec.name));
+        self.installed.push(Installed {
+            request,
+            record,
+            renewed,
+        });
+        if let Lifetime::Differs(note) = life_of(&chain, spec, self.now) {
+            reasons.push(note);
+        }
+        reasons.extend(beyond_authority(&chain, trusted));
+        Ok(Row {
+            due,
+            ..report::cert_row(spec, action, reasons, Some(&chain))
+        })
+    }
+
+    /// Adds a certificate to the commit that stays and whose files are written again.
+    fn rewrite(
+        &mut self,
+        spec: &CertSpec,
+        trusted: &TrustBundle,
+        found: FoundCert,
+    ) -> Result<(), Failure> {
+        match (found.chain, found.key, found.kubeconfig) {
+            (_, _, Some(kubeconfig)) if kubeconfig.by_file && found.store.is_none() => {
+                let document = kubeconfig.document;
+                output::add_cluster(spec, trusted, document, &mut self.commit, self.now)
+            }
+            (Found::Present(chain), Found::Present(key), kubeconfig) => {
+                let document = kubeconfig.map(|kubeconfig| kubeconfig.document);
+                let material = Material {
+                    spec,
+                    trusted,
+                    chain: &chain,
+                    key: &key,
+                };
+                material.add_to(
+                    &mut self.commit,
+                    &self.root,
+                    self.now,
+                    false,
+                    document,
+                    found.store,
+                )
+            }
+            // Only a complete certificate is ever rewritten.
+            _ => Ok(()),
+        }
+    }
+
+    /// Why a signed certificate of an incomplete authority is not installed.
+    fn held_back_reason(&self, authority: Authority) -> String {
+        let missing = self.incomplete.get(&authority).into_iter().flatten();
+        let missing: Vec<&str> = missing.map(|name| name.as_str()).collect();
+        format!(
+            "signed; it is installed together with the other certificates of {authority} (missing: {})",
+            missing.join(", ")
+        )
+    }
+
+    /// The report's word for a new certificate, and the time when it is due for renewal.
+    fn action_and_due(
         &self,
         spec: &CertSpec,
         new: &Chain,
@@ -427,24 +515,43 @@ impl Work<'_> {
         (word, Some(due_at(&age.life, rotation, node).0))
     }
 
+    fn service_account_change(
+        &mut self,
+        setup: &Setup,
+        spec: &ServiceAccountSpec,
+        action: &ServiceAccountAction,
+        generated: Option<&PrivateKey>,
+    ) -> Result<(), Failure> {
+        let provided = setup.provided.service_account.as_ref();
+        let key = match action {
+            ServiceAccountAction::Install => provided.map(|provided| &provided.key),
+            _ => generated,
+        };
+        let public = provided.map_or(&[][..], |provided| &provided.public);
+        self.service_account(spec, action, key, public)?;
+        for path in [&spec.private, &spec.public] {
+            self.commit
+                .change(Change::ServiceAccount, path.clone(), self.now);
+        }
+        Ok(())
+    }
+
     fn service_account(
         &mut self,
         spec: &ServiceAccountSpec,
         action: &ServiceAccountAction,
-        made: Option<&PrivateKey>,
-        handed: &[PublicKey],
-        root: &Root,
+        key: Option<&PrivateKey>,
+        provided: &[PublicKey],
     ) -> Result<(), Failure> {
-        // A pair of our own is of no use before the API server has its certificate, and a run that is refused changes
-        // nothing.
-        let held = match action {
+        // A generated pair is useless until the API server has its certificate, and a refused run changes nothing.
+        let is_held = match action {
             ServiceAccountAction::Install => self.refused,
             _ => self.incomplete.contains_key(&Authority::Ca),
         };
-        let done = match (action, made) {
+        let done = match (action, key) {
             (ServiceAccountAction::Keep, _)
-            | (ServiceAccountAction::Make | ServiceAccountAction::Install, None) => RowAction::Kept,
-            _ if held => RowAction::HeldBack,
+            | (ServiceAccountAction::Make | ServiceAccountAction::Install, None) => "kept",
+            _ if is_held => "held back",
             (ServiceAccountAction::Make, Some(key)) => {
                 let public = key.public_key().to_pem().into_bytes();
                 self.commit.file_if_absent(
@@ -457,12 +564,12 @@ impl Work<'_> {
                 RowAction::Made
             }
             (ServiceAccountAction::Install, Some(key)) => {
-                let public: String = handed.iter().map(PublicKey::to_pem).collect();
+                let public: String = provided.iter().map(PublicKey::to_pem).collect();
                 let private = key.to_pem().as_bytes().to_vec();
                 self.commit
                     .file_if_absent(spec.private.clone(), private, Mode::Private);
-                // In the mode of `kubeadm join`. One that is there has the key, and others perhaps.
-                let found = root.read(&spec.public)?;
+                // Mode of `kubeadm join`. An existing sa.pub already contains the key; it may contain others.
+                let found = self.root.read(&spec.public)?;
                 if found.is_none_or(|found| found.bytes.is_empty()) {
                     self.commit.file_if_absent(
                         spec.public.clone(),
@@ -473,7 +580,7 @@ impl Work<'_> {
                 RowAction::Written
             }
             (ServiceAccountAction::DerivePublic, _) => {
-                if let Some(private) = root.read(&spec.private)? {
+                if let Some(private) = self.root.read(&spec.private)? {
                     let key = PrivateKey::from_pem(&private.bytes).map_err(|error| {
                         Failure::new(ExitCode::Refused, format!("{}: {error}", spec.private))
                     })?;
@@ -487,7 +594,7 @@ impl Work<'_> {
                 RowAction::PublicDerived
             }
             (ServiceAccountAction::Tighten, _) => {
-                if let Some(private) = root.read(&spec.private)? {
+                if let Some(private) = self.root.read(&spec.private)? {
                     self.commit
                         .file(spec.private.clone(), private.bytes, Mode::Private);
                 }
@@ -499,7 +606,7 @@ impl Work<'_> {
     }
 
     fn provided(&mut self, file: &ProvidedFile) {
-        // A file of the state directory was written before the first request.
+        // Files of the state directory were already written, before the first request.
         let is_held = self.refused && !file.ours;
         if !is_held {
             let (path, bytes) = (file.path.clone(), file.bytes.clone());
@@ -514,103 +621,20 @@ impl Work<'_> {
         };
         self.rows.push(report::provided_row(file, action));
     }
+}
 
-    /// `document` and `store` are what was found around the certificate; `issued` when the pair is new.
-    fn add(
-        &mut self,
-        spec: &CertSpec,
-        (chain, key): (&Chain, &PrivateKey),
-        issued: bool,
-        trusted: &TrustBundle,
-        document: Option<Kubeconfig>,
-        store: Option<FoundStore>,
-    ) -> Result<(), Failure> {
-        if let Some(store) = store {
-            let identity = Identity {
-                spec,
-                trusted,
-                chain,
-                key,
-                issued,
-                store,
-                document,
-            };
-            return identity.add_to(&mut self.commit, &self.root, self.now);
-        }
-        let (certificate_pem, key_pem) = (chain.to_pem(), key.to_pem());
-        match &spec.output {
-            Output::Pair { certificate, key } => {
-                self.commit
-                    .file(key.clone(), key_pem.as_bytes().to_vec(), Mode::Private);
-                self.commit.file(
-                    certificate.clone(),
-                    certificate_pem.into_bytes(),
-                    Mode::Public,
-                );
-                let change = Change::Certificate(spec.name);
-                self.commit.change(change, certificate.clone(), self.now);
-            }
-            Output::Kubeconfig {
-                path,
-                server,
-                cluster,
-                user,
-                ..
-            } => {
-                let authority = trusted.roots_to_pem();
-                let credentials = Credentials {
-                    server,
-                    authority: &authority,
-                    certificate: &certificate_pem,
-                    key: &key_pem,
-                };
-                let document = match document {
-                    Some(mut document) => {
-                        document
-                            .set_credentials(&credentials)
-                            .map_err(|error| unrepairable(path, &error))?;
-                        document
-                    }
-                    None => Kubeconfig::new(cluster, user, &credentials),
-                };
-                self.commit.file(
-                    path.clone(),
-                    document.to_yaml().as_bytes().to_vec(),
-                    Mode::Private,
-                );
-                let change = Change::Certificate(spec.name);
-                self.commit.change(change, path.clone(), self.now);
-            }
-        }
-        Ok(())
-    }
-
-    /// For a kubeconfig that names its certificate by file: those files are somebody else's.
-    fn add_cluster(
-        &mut self,
-        spec: &CertSpec,
-        trusted: &TrustBundle,
-        mut document: Kubeconfig,
-    ) -> Result<(), Failure> {
-        if let Output::Kubeconfig { path, server, .. } = &spec.output {
-            let authority = trusted.roots_to_pem();
-            document
-                .set_cluster(server, &authority)
-                .map_err(|error| unrepairable(path, &error))?;
-            self.commit.file(
-                path.clone(),
-                document.to_yaml().as_bytes().to_vec(),
-                Mode::Private,
-            );
-            let change = Change::Certificate(spec.name);
-            self.commit.change(change, path.clone(), self.now);
-        }
-        Ok(())
+/// The row of a certificate whose authority is not known.
+fn row_without_authority(cert: SurveyedCert, outcome: Option<Outcome>) -> Option<Row> {
+    let chain = cert.found.chain.present();
+    match (cert.action, outcome) {
+        (Action::Refuse { reason }, _) => Some(report::refused_row(&cert.spec, reason, chain)),
+        (_, Some(outcome)) => Some(report::failed_row(&cert.spec, outcome, false, true, chain)),
+        _ => None,
     }
 }
 
-/// People carry copies of these; the old certificate in them is not revoked.
-fn copies(spec: &CertSpec, old: &Chain) -> Option<String> {
+/// A note on a replaced administrator kubeconfig: administrators keep copies, and the old certificate is not revoked.
+fn copies_note(spec: &CertSpec, old: &Chain) -> Option<String> {
     matches!(spec.name, CertName::AdminConf | CertName::SuperAdminConf).then(|| {
         format!(
             "copies of the old {} work until {}; hand out new ones by then",
@@ -628,11 +652,4 @@ fn record(chain: &Chain, now: OffsetDateTime) -> Issued {
         not_after: leaf.not_after(),
         sha256: hex(&leaf.fingerprint()),
     }
-}
-
-pub(super) fn unrepairable(path: &NodePath, error: &KubeconfigError) -> Failure {
-    Failure::new(
-        ExitCode::Refused,
-        format!("{path}: {error}; move it away and run again"),
-    )
 }

@@ -1,7 +1,8 @@
-//! The kubelet's client certificate in the kubelet's own layout: a dated file, the link to it, kubelet.conf by name.
+//! Writes the kubelet's client certificate in the kubelet's own layout: a dated file, the link to it, and kubelet.conf,
+//! which refers to the link by path.
 //!
-//! The file that the link led to before stays beside the new one, so that there is a way back; older ones go when
-//! nodepki made them, which a list in the state directory says. Those of the kubelet are the kubelet's.
+//! The previous target of the link is kept, so that an administrator can restore it. Older files are removed if nodepki
+//! created them, according to a list in the state directory; files that the kubelet created are never removed.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -11,59 +12,59 @@ use time::macros::format_description;
 use time::{Duration, OffsetDateTime, UtcOffset};
 use zeroize::Zeroizing;
 
-use super::Failure;
-use super::install::unrepairable;
+use super::{ExitCode, Failure};
 use crate::kube::components::Change;
-use crate::kube::kubeconfig::Kubeconfig;
+use crate::kube::kubeconfig::{Kubeconfig, KubeconfigError};
+use crate::kube::names::NodePath;
 use crate::spec::assess::{FoundStore, KubeletCurrent as Current};
 use crate::spec::{CertSpec, Output};
 use crate::store::{Commit, Mode, Root, STATE_DIR};
 use crate::x509::{Chain, PrivateKey, TrustBundle};
 
-/// Files that nodepki has made in the kubelet's directory.
-const MADE: &str = "kubelet-client.json";
+/// File of the state directory that lists the files that nodepki created in the kubelet's directory.
+const CREATED_FILES: &str = "kubelet-client.json";
 
-#[derive(Default, PartialEq, Serialize, Deserialize)]
-struct Made {
+#[derive(Default, Serialize, Deserialize)]
+struct CreatedFiles {
     files: BTreeSet<PathBuf>,
 }
 
-impl Made {
+impl CreatedFiles {
     fn path() -> PathBuf {
-        Path::new(STATE_DIR).join(MADE)
+        Path::new(STATE_DIR).join(CREATED_FILES)
     }
 
-    /// Without the list nothing is removed.
-    fn read(root: &Root) -> Made {
-        let content = root.read(Made::path()).ok().flatten();
+    /// Returns an empty list if the file is unreadable, so that nothing is removed.
+    fn read(root: &Root) -> Self {
+        let content = root.read(CreatedFiles::path()).ok().flatten();
         content
             .and_then(|content| serde_json::from_slice(&content.bytes).ok())
             .unwrap_or_default()
     }
 }
 
-/// What is to be put in place.
-pub(super) struct Identity<'a> {
+/// The certificate to write, and the kubelet's files as found.
+pub(super) struct KubeletFiles<'a> {
     pub(super) spec: &'a CertSpec,
     pub(super) trusted: &'a TrustBundle,
     pub(super) chain: &'a Chain,
     pub(super) key: &'a PrivateKey,
-    /// It is new, not the one that was found.
-    pub(super) issued: bool,
+    /// The certificate was just issued; otherwise it is the one that was found.
+    pub(super) is_new: bool,
     pub(super) store: FoundStore,
     pub(super) document: Option<Kubeconfig>,
 }
 
-impl Identity<'_> {
+impl KubeletFiles<'_> {
     pub(super) fn add_to(
         self,
         commit: &mut Commit,
         root: &Root,
         now: OffsetDateTime,
     ) -> Result<(), Failure> {
-        match (self.issued || !self.store.in_place, self.store.target()) {
+        match (self.is_new || !self.store.in_place, self.store.target()) {
             (true, _) => self.add_file(commit, root, now)?,
-            // Nothing but its mode can be wrong.
+            // Only its mode can be wrong.
             (false, Some(target)) => {
                 if let Some(pem) = self.store.on_disk.pem.clone() {
                     commit.file(target, pem, Mode::Private);
@@ -80,20 +81,20 @@ impl Identity<'_> {
         root: &Root,
         now: OffsetDateTime,
     ) -> Result<(), Failure> {
-        let before = Made::read(root);
-        let mut made = Made::default();
-        let mut free = Free::new(root, &self.store.dir);
-        let (name, path) = free.name(now)?;
+        let before = CreatedFiles::read(root);
+        let mut created = CreatedFiles::default();
+        let mut names = FreeNames::new(root, &self.store.dir);
+        let (name, path) = names.next(now)?;
         commit.file(path.clone(), pem(self.chain, self.key), Mode::Private);
-        made.files.insert(path);
+        created.files.insert(path);
 
         let link = self.store.link();
         commit.change(Change::Certificate(self.spec.name), link.clone(), now);
         match (&self.store.on_disk.current, &self.store.on_disk.pem) {
             (Current::File, Some(found)) => {
-                let (_, path) = free.name(now)?;
+                let (_, path) = names.next(now)?;
                 commit.file(path.clone(), found.clone(), Mode::Private);
-                made.files.insert(path);
+                created.files.insert(path);
                 commit.link_over(link, name, found);
             }
             _ => {
@@ -101,9 +102,9 @@ impl Identity<'_> {
             }
         }
         if let Some((chain, key)) = &self.store.superseded {
-            let (_, path) = free.name(now)?;
+            let (_, path) = names.next(now)?;
             commit.file(path.clone(), pem(chain, key), Mode::Private);
-            made.files.insert(path);
+            created.files.insert(path);
         }
 
         let previous = self.store.target();
@@ -114,13 +115,13 @@ impl Identity<'_> {
             .filter(|old| is_dated(directory, old))
         {
             if previous.as_deref() == Some(&old) {
-                made.files.insert(old);
+                created.files.insert(old);
             } else if let Some(content) = root.read(&old)? {
                 commit.remove(old, &content.bytes);
             }
         }
-        let json = serde_json::json!(made).to_string().into_bytes();
-        commit.file(Made::path(), json, Mode::Private);
+        let json = serde_json::json!(created).to_string().into_bytes();
+        commit.file(CreatedFiles::path(), json, Mode::Private);
         Ok(())
     }
 
@@ -153,8 +154,8 @@ impl Identity<'_> {
     }
 }
 
-/// Whether a path of the list is that of a dated file in the kubelet's directory. The list may be that of another
-/// system, and nothing else in it is removed.
+/// Whether a listed path is a dated file in the kubelet's directory. The list may come from another system, so no other
+/// path in it is removed.
 fn is_dated(directory: &Path, path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str());
     let is_dated = |name: &str| {
@@ -168,7 +169,7 @@ fn is_dated(directory: &Path, path: &Path) -> bool {
     path.parent() == Some(directory) && name.is_some_and(is_dated)
 }
 
-/// As the kubelet writes it: the leaf, its intermediates, the key.
+/// The kubelet's file format: the leaf, its intermediates, the key.
 fn pem(chain: &Chain, key: &PrivateKey) -> Zeroizing<Vec<u8>> {
     let (chain, key) = (chain.to_pem(), key.to_pem());
     let mut pem = Zeroizing::new(Vec::with_capacity(chain.len() + key.len()));
@@ -177,24 +178,24 @@ fn pem(chain: &Chain, key: &PrivateKey) -> Zeroizing<Vec<u8>> {
     pem
 }
 
-/// Names that nobody has in a directory.
-struct Free<'a> {
+/// Generates unused file names in a directory.
+struct FreeNames<'a> {
     root: &'a Root,
     dir: &'a Path,
-    given: BTreeSet<String>,
+    used: BTreeSet<String>,
 }
 
-impl<'a> Free<'a> {
+impl<'a> FreeNames<'a> {
     fn new(root: &'a Root, dir: &'a Path) -> Self {
-        Free {
+        FreeNames {
             root,
             dir,
-            given: BTreeSet::new(),
+            used: BTreeSet::new(),
         }
     }
 
-    /// The name for a time, in the kubelet's format, or for a second near it.
-    fn name(&mut self, at: OffsetDateTime) -> Result<(String, PathBuf), Failure> {
+    /// Returns the name for `at` in the kubelet's format, or for the next second whose name is unused.
+    fn next(&mut self, at: OffsetDateTime) -> Result<(String, PathBuf), Failure> {
         let mut at = at.to_offset(UtcOffset::UTC);
         loop {
             let date = at
@@ -204,11 +205,19 @@ impl<'a> Free<'a> {
                 .unwrap_or_else(|_| at.unix_timestamp().to_string());
             let name = format!("kubelet-client-{date}.pem");
             let path = self.dir.join(&name);
-            if !self.given.contains(&name) && self.root.metadata(&path)?.is_none() {
-                self.given.insert(name.clone());
+            if !self.used.contains(&name) && self.root.metadata(&path)?.is_none() {
+                self.used.insert(name.clone());
                 return Ok((name, path));
             }
             at += Duration::SECOND;
         }
     }
+}
+
+/// A kubeconfig that cannot be changed without losing data.
+pub(super) fn unrepairable(path: &NodePath, error: &KubeconfigError) -> Failure {
+    Failure::new(
+        ExitCode::Refused,
+        format!("{path}: {error}; move it away and run again"),
+    )
 }

@@ -466,7 +466,7 @@ fn installs_certificates_of_one_authority_together() {
             .row_says("etcd-server", "held back")
             .row_says(
                 "etcd-server",
-                "signed; it is installed together with the rest of what etcd-ca signs (missing: etcd-peer, etcd-healthcheck-client)",
+                "signed; it is installed together with the other certificates of etcd-ca (missing: etcd-peer, etcd-healthcheck-client)",
             );
         let closing = "; not installed: etcd-server (held back), etcd-peer (denied), etcd-healthcheck-client (denied)";
         match how {

@@ -1,0 +1,104 @@
+//! Adds the files of one certificate to a commit: a PEM pair, a kubeconfig, or the kubelet's own layout.
+
+use time::OffsetDateTime;
+
+use crate::agent::Failure;
+use crate::agent::kubelet::{KubeletFiles, unrepairable};
+use crate::kube::components::Change;
+use crate::kube::kubeconfig::{Credentials, Kubeconfig};
+use crate::spec::assess::FoundStore;
+use crate::spec::{CertSpec, Output};
+use crate::store::{Commit, Mode, Root};
+use crate::x509::{Chain, PrivateKey, TrustBundle};
+
+/// A certificate and its key, to be written.
+pub(super) struct Material<'a> {
+    pub(super) spec: &'a CertSpec,
+    pub(super) trusted: &'a TrustBundle,
+    pub(super) chain: &'a Chain,
+    pub(super) key: &'a PrivateKey,
+}
+
+impl Material<'_> {
+    /// `is_new`: the pair was just issued. `document` and `store` are the kubeconfig and the kubelet's directory as found.
+    pub(super) fn add_to(
+        self,
+        commit: &mut Commit,
+        root: &Root,
+        now: OffsetDateTime,
+        is_new: bool,
+        document: Option<Kubeconfig>,
+        store: Option<FoundStore>,
+    ) -> Result<(), Failure> {
+        if let Some(store) = store {
+            let files = KubeletFiles {
+                spec: self.spec,
+                trusted: self.trusted,
+                chain: self.chain,
+                key: self.key,
+                is_new,
+                store,
+                document,
+            };
+            return files.add_to(commit, root, now);
+        }
+        let changed = match &self.spec.output {
+            Output::Pair { certificate, key } => {
+                let private = self.key.to_pem().as_bytes().to_vec();
+                commit.file(key.clone(), private, Mode::Private);
+                let public = self.chain.to_pem().into_bytes();
+                commit.file(certificate.clone(), public, Mode::Public);
+                certificate
+            }
+            Output::Kubeconfig {
+                path,
+                server,
+                cluster,
+                user,
+                ..
+            } => {
+                let credentials = Credentials {
+                    server,
+                    authority: &self.trusted.roots_to_pem(),
+                    certificate: &self.chain.to_pem(),
+                    key: &self.key.to_pem(),
+                };
+                let document = match document {
+                    Some(mut document) => {
+                        document
+                            .set_credentials(&credentials)
+                            .map_err(|error| unrepairable(path, &error))?;
+                        document
+                    }
+                    None => Kubeconfig::new(cluster, user, &credentials),
+                };
+                let yaml = document.to_yaml().as_bytes().to_vec();
+                commit.file(path.clone(), yaml, Mode::Private);
+                path
+            }
+        };
+        let change = Change::Certificate(self.spec.name);
+        commit.change(change, changed.clone(), now);
+        Ok(())
+    }
+}
+
+/// Adds a kubeconfig that refers to its certificate by file: the cluster entry only, because nodepki does not manage
+/// those files.
+pub(super) fn add_cluster(
+    spec: &CertSpec,
+    trusted: &TrustBundle,
+    mut document: Kubeconfig,
+    commit: &mut Commit,
+    now: OffsetDateTime,
+) -> Result<(), Failure> {
+    if let Output::Kubeconfig { path, server, .. } = &spec.output {
+        document
+            .set_cluster(server, &trusted.roots_to_pem())
+            .map_err(|error| unrepairable(path, &error))?;
+        let yaml = document.to_yaml().as_bytes().to_vec();
+        commit.file(path.clone(), yaml, Mode::Private);
+        commit.change(Change::Certificate(spec.name), path.clone(), now);
+    }
+    Ok(())
+}
