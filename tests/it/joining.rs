@@ -230,7 +230,7 @@ fn writes_ca_keys_where_the_settings_require_them() {
     node.write("/etc/nodepki/config.yaml", &keyless);
     bootstrap(&node)
         .ended(78)
-        .says("join.writeCAKeys wants CA private keys");
+        .says("join.writeCAKeys requires CA private keys");
     node.write("/etc/nodepki/config.yaml", &settings);
     bootstrap(&node).done();
     for key in AUTHORITY_KEYS {
