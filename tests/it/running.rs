@@ -328,7 +328,9 @@ fn names_three_ways_out_without_recorded_configuration() {
             .says("--kubeadm-config FILE")
             .says(RECORDED_CONFIGURATION)
             .says("kubeadm.fromCluster")
-            .says("/etc/kubernetes/admin.conf is not there to ask the cluster with");
+            .says(
+                "/etc/kubernetes/admin.conf does not exist and cannot be used to query the cluster",
+            );
     }
     // A node that was never set up is not told to ask its cluster.
     fs::remove_dir_all(node.path("/etc/kubernetes")).unwrap();
@@ -615,7 +617,7 @@ fn refuses_recorded_configuration_without_cluster_configuration() {
     node.write(RECORDED_CONFIGURATION, "kind: ConfigMap\n");
     for command in ["renew", "plan"] {
         run(&node, &[command]).ended(78).says(
-            "cluster-configuration.yaml has no ClusterConfiguration; put the cluster's there",
+            "cluster-configuration.yaml does not contain a ClusterConfiguration; put the cluster's there",
         );
     }
     run(&node, &["needs-renewal"]).ended(255);

@@ -1,0 +1,152 @@
+//! Reads the configuration files: settings, kubeadm files, and files given on the command line.
+
+use std::ffi::OsString;
+use std::io;
+use std::path::Path;
+
+use super::{Inputs, argument, faulty, shown};
+use crate::agent::{ExitCode, Failure};
+use crate::config::{self, Argument, Origin, Settings};
+use crate::store::{self, Metadata, Root};
+use crate::yaml::Faults;
+
+/// Largest total size of the kubeadm files, in bytes.
+const MAX_KUBEADM_BYTES: usize = 4 << 20;
+/// Reads and validates the settings only.
+///
+/// # Errors
+/// All faults of all fragments together.
+pub fn read_settings(root: &Root, inputs: &Inputs) -> Result<(Settings, Faults), Failure> {
+    let list = |directory: &Path| {
+        let listed = root.trusted_dir(directory);
+        match listed.and_then(|found| found.map(|directory| directory.list()).transpose()) {
+            // A rescue system often bind-mounts its own /run into the root.
+            Err(error) if error.is_this_machine() => Ok(Vec::new()),
+            listed => listed.map(texts).map_err(io::Error::other),
+        }
+    };
+    let read = |path: &Path| match &inputs.config {
+        Some(named) if named.as_given() == path => {
+            read_verified(root, named, Metadata::require_trust).map(Some)
+        }
+        _ => root
+            .read_trusted(path)
+            .map_err(io::Error::other)?
+            .map(|content| text(&root.on_this_machine(path), &content.bytes))
+            .transpose(),
+    };
+    let shown = |path: &Path| match &inputs.config {
+        Some(named) => shown(root, named),
+        None => root.on_this_machine(path),
+    };
+    let only = inputs.config.as_ref().map(Argument::as_given);
+    let fragments = config::collect(only, list, read, shown)
+        .map_err(|error| Failure::caused(unreadable_code(&error), error.to_string(), &error))?;
+    let (settings, warnings) = Settings::from_fragments(&fragments).map_err(faulty)?;
+    let origin = match &inputs.config {
+        Some(named) => argument(root, named)?.origin(),
+        None => Origin::Node,
+    };
+    let settings = settings.found_at(origin);
+    Ok((settings.with(inputs.stand_ins.clone()), warnings))
+}
+
+/// Reads the existing kubeadm files: `(file, text)`.
+pub(super) fn existing_sources(
+    root: &Root,
+    settings: &Settings,
+) -> Result<Vec<(String, String)>, Failure> {
+    let mut sources = Vec::new();
+    for named in &settings.kubeadm.arguments {
+        let shown = shown(root, named);
+        let text = read_verified(root, named, Metadata::require_limited_writers)
+            .map_err(|error| unreadable(&shown, &error))?;
+        sources.push((shown.display().to_string(), text));
+    }
+    for path in &settings.kubeadm.files {
+        let found = match root.read_trusted(path) {
+            // As in `read_settings`.
+            Err(error) if error.is_this_machine() => None,
+            found => found?,
+        };
+        if let Some(content) = found {
+            let path = root.on_this_machine(path);
+            let text = text(&path, &content.bytes).map_err(|error| unreadable(&path, &error))?;
+            sources.push((path.display().to_string(), text));
+        }
+    }
+    if let Some(path) = &settings.kubeadm.cluster_configuration {
+        let shown = root.on_this_machine(path);
+        let content = root.read_trusted(path)?.ok_or_else(|| {
+            let message = "kubeadm.clusterConfiguration names this file, but it does not exist; put the cluster's ClusterConfiguration there (kubectl -n kube-system get cm kubeadm-config -o jsonpath='{.data.ClusterConfiguration}')";
+            unreadable(&shown, &io::Error::other(message))
+        })?;
+        let text = text(&shown, &content.bytes).map_err(|error| unreadable(&shown, &error))?;
+        sources.push((shown.display().to_string(), text));
+    }
+    let bytes: usize = sources.iter().map(|(_, text)| text.len()).sum();
+    if bytes > MAX_KUBEADM_BYTES {
+        return Err(Failure::new(
+            ExitCode::Configuration,
+            format!(
+                "kubeadm configuration: the {} files have {bytes} bytes, at most {MAX_KUBEADM_BYTES} are read (name only the files of this node)",
+                sources.len()
+            ),
+        ));
+    }
+    Ok(sources)
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> Failure {
+    match unreadable_code(error) {
+        // The message already names the file.
+        ExitCode::Refused => Failure::new(ExitCode::Refused, error.to_string()),
+        code => Failure::caused(code, format!("{}: {error}", path.display()), error),
+    }
+}
+
+/// The exit status for an unusable configuration file. A file that another user can change is refused; other problems are
+/// faults of the configuration.
+fn unreadable_code(error: &io::Error) -> ExitCode {
+    match store::is_access_refusal(error) {
+        true => ExitCode::Refused,
+        false => ExitCode::Configuration,
+    }
+}
+
+fn text(path: &Path, bytes: &[u8]) -> io::Result<String> {
+    String::from_utf8(bytes.to_vec())
+        .map_err(|_| io::Error::other(format!("{} is not UTF-8 text", path.display())))
+}
+
+/// Reads a file given on the command line.
+pub(crate) fn read_argument(root: &Root, named: &Argument) -> io::Result<String> {
+    read_verified(root, named, |_, _| Ok(()))
+}
+
+/// As [`read_argument`], but fails if `verify` does.
+fn read_verified(
+    root: &Root,
+    named: &Argument,
+    verify: impl Fn(&Metadata, &Path) -> Result<(), store::Error>,
+) -> io::Result<String> {
+    let found = argument(root, named).map_err(io::Error::other)?;
+    match found.read().map_err(io::Error::other)? {
+        Some(content) => {
+            let path = found.on_this_machine();
+            verify(&content.metadata, &path).map_err(io::Error::other)?;
+            text(&shown(root, named), &content.bytes)
+        }
+        None if root.is_this_machine() => Err(nix::errno::Errno::ENOENT.into()),
+        None => Err(io::Error::other(format!(
+            "does not exist, neither below {} nor on this machine",
+            root.path().display()
+        ))),
+    }
+}
+
+/// The names that are valid UTF-8.
+fn texts(names: Option<Vec<OsString>>) -> Vec<String> {
+    let names = names.unwrap_or_default().into_iter();
+    names.filter_map(|name| name.into_string().ok()).collect()
+}
