@@ -230,9 +230,9 @@ impl Setup {
             &self.provided,
             now,
         )?;
-        survey.tell_age(state.root(), &self.rotation, &self.identity.node)?;
+        survey.assess_ages(state.root(), &self.rotation, &self.identity.node)?;
         for spec in survey.ca_keys().cloned().collect::<Vec<_>>() {
-            // A CA key is the point of the local signer, and none of anybody else's business.
+            // The local and the embedded signer need the CA key on the node; no other signer does.
             let external = self
                 .signers
                 .get(&spec.authority)
@@ -332,7 +332,7 @@ pub(crate) fn recovery_notes(root: &Root, recovery: &store::Recovery) -> Vec<Str
     });
     let superseded = recovery.superseded.iter().map(|path| {
         format!(
-            "{} was left as it is: somebody changed it after an earlier run had been interrupted",
+            "{} was left as it is: another process changed it after an earlier run had been interrupted",
             root.on_this_machine(path).display()
         )
     });

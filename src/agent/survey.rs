@@ -1,74 +1,74 @@
-//! What is on disk, read once and judged against the plan. Reads only, takes no lock, needs no state directory.
+//! Compares the files of the node with the plan. Reads only, takes no lock, needs no state directory.
 
 mod replaced;
 mod rotation;
+mod service_account;
 
 use std::path::{Path, PathBuf};
 
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
-use super::{Provided, ServiceAccount};
+use super::Provided;
 use crate::kube::names::{Authority, CertName, NodePath};
 use crate::node::{KubeconfigFile, KubeletStore, NodeState};
 use crate::process::machine;
 use crate::signer::Current;
 use crate::spec::assess::{
-    self, Action, Age, COPY_SERVICE_ACCOUNT, Found, FoundCert, KubeletCurrent, KubeletForm, OnDisk,
-    assess, assess_bundle,
+    self, Action, Age, Found, FoundCert, KubeletCurrent, KubeletForm, OnDisk, assess, assess_bundle,
 };
-use crate::spec::{BundleSpec, CertSpec, Output, Plan, ServiceAccountSpec};
+use crate::spec::{self, BundleSpec, CertSpec, Output, Plan};
 use crate::store::{self, Issued};
 use crate::x509::{
-    Chain, KeyType, PrivateKey, PublicKey, RevocationList, Revocations, TrustBundle, hex,
-    is_for_names, rfc3339,
+    Chain, PrivateKey, RevocationList, Revocations, TrustBundle, hex, is_for_names, rfc3339,
 };
 
 pub(super) use rotation::Rotating;
+pub use service_account::ServiceAccountAction;
 
-/// The plan beside what was found.
+/// The plan, and the state of the node compared with it.
 pub struct Survey {
-    /// One a certificate, in the plan's order.
+    /// The certificates, in the plan's order.
     pub certs: Vec<SurveyedCert>,
-    /// One an authority, in the plan's order.
+    /// The trust bundles, in the plan's order.
     pub bundles: Vec<SurveyedBundle>,
     /// The service-account pair.
     pub service_account: Option<ServiceAccountAction>,
-    /// Why the service-account pair cannot be used and is not touched; among the refusals too.
+    /// Why the service-account pair is unusable and is not changed; also part of `refusals`.
     pub(super) service_account_refused: Option<String>,
-    /// Which of the files that the cluster handed over are missing, by their place in the list.
+    /// Indices of the files provided by the cluster that are missing on the node.
     pub missing_files: Vec<usize>,
-    /// What is wrong with the files of an external etcd; among the notes too.
+    /// Faults of the files of an external etcd; also part of `notes`.
     pub external_etcd: Vec<String>,
-    /// What deserves attention and stops nothing.
+    /// Warnings that do not stop the run.
     pub notes: Vec<String>,
-    /// What stops the run before anything is sent.
+    /// Faults that stop the run before any request is sent.
     pub refusals: Vec<String>,
-    /// The rules by which what serves is renewed; `None` where nothing is.
+    /// The rules for the renewal of valid certificates; `None` for a bootstrap.
     pub(super) rotating: Option<Rotating>,
 }
 
-/// One certificate as found and judged.
+/// One certificate, as found and judged.
 pub struct SurveyedCert {
-    /// What is wanted.
+    /// Desired state.
     pub spec: CertSpec,
-    /// What is there.
+    /// Observed state.
     pub found: FoundCert,
-    /// What follows.
+    /// What has to be done.
     pub action: Action,
-    /// How old it is, where it is there.
+    /// Age of the certificate; `None` if it is absent.
     pub age: Option<Age>,
-    /// When it will be due, by its age.
+    /// When its age makes it due.
     pub due: Option<OffsetDateTime>,
-    /// When to look again, once rotation had its say.
+    /// When the rotation assesses it again.
     pub(super) next: Option<OffsetDateTime>,
-    /// A failure to replace it must be told.
+    /// Whether a failure to replace it is reported as an error.
     pub(super) urgent: bool,
-    /// An administrator asked for it, and it was just renewed.
+    /// An administrator requested its renewal, but it was just renewed.
     pub(super) deferred: bool,
-    /// A new one that ends no later would be no help.
+    /// It is replaced because of its age: a new one must expire later.
     pub(super) for_age: bool,
-    /// The new one is for the same key.
+    /// The new certificate keeps the key.
     pub(super) keep_key: bool,
     /// Whether nodepki installed this certificate; `None` if it never installed one in this place.
     pub(super) installed: Option<bool>,
@@ -91,7 +91,7 @@ impl SurveyedCert {
         }
     }
 
-    /// What is there serves as it is: whatever happens now, the node is not worse off.
+    /// Whether the certificate on disk is valid and usable, so that a failure does not make the node worse.
     pub fn still_serves(&self, trust: Option<&TrustBundle>, now: OffsetDateTime) -> bool {
         let (Some(chain), Some(key), Some(trust)) =
             (self.found.chain.present(), self.found.key.present(), trust)
@@ -103,7 +103,7 @@ impl SurveyedCert {
 }
 
 impl SurveyedCert {
-    /// What is there, when a signer may take it in exchange: valid, and for the wanted subject and names.
+    /// The certificate on disk, if a signer may accept it in exchange: it is valid and has the desired subject and names.
     pub(super) fn exchangeable(&self, trust: &TrustBundle, now: OffsetDateTime) -> Option<Current> {
         let (chain, key) = (self.found.chain.present()?, self.found.key.present()?);
         let same = || is_for_names(chain, &self.spec.profile, self.spec.tolerance);
@@ -136,43 +136,28 @@ impl SurveyedCert {
     }
 }
 
-/// One trust bundle as found.
+/// One trust bundle, as found.
 pub struct SurveyedBundle {
-    /// What is wanted.
+    /// Desired state.
     pub spec: BundleSpec,
-    /// What is there.
+    /// Observed state.
     pub found: Found<TrustBundle>,
-    /// It lies where it belongs; otherwise it was read from the configured file, or is not known yet.
+    /// The bundle is at its path in the plan; otherwise it comes from the configured file, or is still unknown.
     pub in_place: bool,
-    /// The CA's private key lies beside it.
+    /// The CA's private key is on this node.
     pub has_key: bool,
-    /// Its revocation lists on disk, verified.
+    /// The verified revocation lists on disk.
     pub revocations: Option<Revocations>,
-    /// Why nothing is issued under it; in more words among the survey's refusals too.
+    /// Why nothing is issued under it; also part of the survey's refusals.
     pub(super) refused: Option<String>,
 }
 
-/// What to do about the service-account pair.
-#[derive(Debug, PartialEq, Eq)]
-pub enum ServiceAccountAction {
-    /// Both there, and a pair.
-    Keep,
-    /// Make both.
-    Make,
-    /// Put the cluster's own in place.
-    Install,
-    /// `sa.pub` is missing and follows from `sa.key`.
-    DerivePublic,
-    /// `sa.key` is readable by everybody.
-    Tighten,
-}
-
-/// What is trusted for one authority besides what lies in its place.
+/// Configured trust for one authority, in addition to the bundle at its path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TrustSource {
-    /// A file to take the bundle from when its place is empty.
+    /// File to read the bundle from if none exists at its path.
     pub file: Option<PathBuf>,
-    /// SHA-256 of public keys.
+    /// SHA-256 digests of the accepted public keys.
     pub pins: Vec<[u8; 32]>,
 }
 
@@ -202,7 +187,7 @@ pub fn survey(
         let handed = provided.bundles.get(&spec.authority);
         survey.read_bundle(state, spec, &trust(spec.authority), handed, now)?;
     }
-    // A damaged record is reported elsewhere; without it only the finer points are missing.
+    // `assess_ages` reports a damaged record.
     let issued = state.root().issued().unwrap_or_default();
     for spec in &plan.certs {
         survey.read_cert(state, spec, issued.get(&spec.name), now)?;
@@ -224,7 +209,7 @@ pub fn survey(
 }
 
 impl Survey {
-    /// The bundle of an authority, when it is there and sound.
+    /// The bundle of an authority, if it exists and is valid.
     pub fn trust(&self, authority: Authority) -> Option<&TrustBundle> {
         self.bundles
             .iter()
@@ -233,7 +218,7 @@ impl Survey {
             .present()
     }
 
-    /// The revocation lists of an authority, when they are there and sound.
+    /// The revocation lists of an authority, if they exist and are valid.
     pub fn revocations(&self, authority: Authority) -> Option<&Revocations> {
         self.bundles
             .iter()
@@ -242,7 +227,7 @@ impl Survey {
             .as_ref()
     }
 
-    /// True when nothing is to be done.
+    /// Whether there is nothing to do.
     pub fn is_settled(&self) -> bool {
         self.certs
             .iter()
@@ -255,7 +240,7 @@ impl Survey {
             )
     }
 
-    /// True when the cluster has handed over what is not in place yet.
+    /// Whether the cluster provided data that is not installed yet.
     pub(super) fn has_to_take(&self, provided: &Provided) -> bool {
         let absent = |bundle: &SurveyedBundle| {
             !bundle.in_place && provided.bundles.contains_key(&bundle.spec.authority)
@@ -267,7 +252,7 @@ impl Survey {
             || self.service_account == Some(ServiceAccountAction::Install)
     }
 
-    /// Judges the certificates anew, at another time or once their authority is known.
+    /// Assesses the certificates again, at another time or after their authority became known.
     pub fn reassess(
         &mut self,
         trust: impl Fn(Authority) -> Option<TrustBundle>,
@@ -304,7 +289,7 @@ impl Survey {
             file = state.file(configured);
             if file.bytes()?.is_none() {
                 self.refusals.push(format!(
-                    "{} is absent; authorities.{}.trust.file names it as the CA certificate: put it there or correct the setting",
+                    "{} is absent, but authorities.{}.trust.file names it as the CA certificate: put the certificate there or correct the setting",
                     state.root().on_this_machine(configured).display(),
                     spec.authority
                 ));
@@ -364,74 +349,20 @@ impl Survey {
         issued: Option<&Issued>,
         now: OffsetDateTime,
     ) -> Result<(), store::Error> {
-        let mut found = match &spec.output {
-            Output::Pair { certificate, key } => {
-                let key = state.file(key);
-                FoundCert {
-                    chain: state.file(certificate).parse(Chain::from_pem)?,
-                    key_form_is_ours: key.bytes()?.is_none_or(assess::is_our_form),
-                    key: key.parse(PrivateKey::from_pem)?,
-                    exposed: key.mode_if_exposed(),
-                    revoked: None,
-                    kubeconfig: None,
-                    store: None,
-                }
-            }
+        let found = match &spec.output {
+            Output::Pair { certificate, key } => Ok(read_pair(state, certificate, key)?),
             Output::Kubeconfig { path, store, .. } => {
-                let (found, form) = match state.kubeconfig(path)? {
-                    KubeconfigFile::Embedded(found) => {
-                        let form = match found.kubeconfig {
-                            Some(_) => KubeletForm::Embedded,
-                            None => KubeletForm::Nothing,
-                        };
-                        let exposed = state.file(path).mode_if_exposed();
-                        (FoundCert { exposed, ..*found }, form)
-                    }
-                    KubeconfigFile::ByFile {
-                        certificate,
-                        key,
-                        kubeconfig,
-                    } => {
-                        let found = FoundCert {
-                            chain: Found::read(certificate.bytes_behind_link()?, Chain::from_pem),
-                            key: Found::read(key.bytes_behind_link()?, PrivateKey::from_pem),
-                            key_form_is_ours: true,
-                            exposed: None,
-                            revoked: None,
-                            kubeconfig: Some(kubeconfig),
-                            store: None,
-                        };
-                        let certificate = certificate.path().into();
-                        let key = key.path().into();
-                        (found, KubeletForm::ByFile { certificate, key })
-                    }
-                    KubeconfigFile::Unusable(error) => {
-                        let reason = format!(
-                            "{path} cannot be repaired without losing what is in it: {error}; move it away and run again"
-                        );
-                        self.refusals.push(reason.clone());
-                        let found = FoundCert {
-                            chain: Found::Unreadable(error.to_string()),
-                            key: Found::Unreadable(error.to_string()),
-                            key_form_is_ours: true,
-                            exposed: None,
-                            revoked: None,
-                            kubeconfig: None,
-                            store: None,
-                        };
-                        let refused = Action::Refuse { reason };
-                        self.certs
-                            .push(SurveyedCert::new(spec.clone(), found, refused));
-                        return Ok(());
-                    }
-                };
-                match store {
-                    Some(store) => {
-                        let on_disk = read_store(state, &assess::store_dir(&form, store))?;
-                        assess::weigh(found, &form, store, on_disk, now)
-                    }
-                    None => found,
-                }
+                read_kubeconfig(state, path, store.as_ref(), now)?
+            }
+        };
+        let mut found = match found {
+            Ok(found) => found,
+            Err(Unrepairable { reason, found }) => {
+                self.refusals.push(reason.clone());
+                let refused = Action::Refuse { reason };
+                self.certs
+                    .push(SurveyedCert::new(spec.clone(), *found, refused));
+                return Ok(());
             }
         };
         let chain = found.chain.present();
@@ -449,7 +380,7 @@ impl Survey {
         Ok(())
     }
 
-    /// Comes after bundles and certificates: lists are signed by the first or by the intermediates of the second.
+    /// Requires the bundles and certificates: a list is signed by a CA of the bundle or by an intermediate of a certificate.
     fn read_revocations(&mut self, state: &NodeState) -> Result<(), store::Error> {
         for bundle in &mut self.bundles {
             let path = &bundle.spec.crl_path;
@@ -461,7 +392,7 @@ impl Survey {
                 Ok(Some(bytes)) => bytes,
                 Ok(None) => continue,
                 Err(error) if machine::is_fault(&error) => return Err(error),
-                // As a damaged one: a list is no reason to leave the node without certificates.
+                // Like a damaged list: it must not leave the node without certificates.
                 Err(error) => {
                     self.notes.push(format!("{path} is ignored: {error}"));
                     continue;
@@ -485,107 +416,9 @@ impl Survey {
                     bundle.revocations = Some(lists);
                 }
                 Err(error) => self.notes.push(format!(
-                    "{path} is ignored: {error}; nodepki crl fetches it anew"
+                    "{path} is ignored: {error}; nodepki crl fetches it again"
                 )),
             }
-        }
-        Ok(())
-    }
-
-    fn read_service_account(
-        &mut self,
-        state: &NodeState,
-        spec: &ServiceAccountSpec,
-        provided: &Provided,
-    ) -> Result<(), store::Error> {
-        let file = state.file(&spec.private);
-        let private = file.parse(PrivateKey::from_pem)?;
-        let exposed = file.mode_if_exposed();
-        let public = state.file(&spec.public).parse(PublicKey::all_from_pem)?;
-        let (key_path, public_path) = (&spec.private, &spec.public);
-        let has_served = state.has_served();
-        let copy = format!(
-            "{COPY_SERVICE_ACCOUNT} to {}, and run again",
-            spec.private.directory()
-        );
-        let handed = provided.service_account.as_ref();
-        if let Some(ServiceAccount { from, key, .. }) = handed {
-            let theirs = key.public_key();
-            let found = [
-                (
-                    &spec.private,
-                    private.present().map(|own| own.public_key() == theirs),
-                ),
-                (
-                    &spec.public,
-                    public.present().map(|own| own.contains(theirs)),
-                ),
-            ];
-            let foreign = found.into_iter().find(|(_, same)| *same == Some(false));
-            if let Some((path, _)) = foreign {
-                self.refusals.push(format!(
-                    "{path} is not the key of the cluster that this node joins: {from} has another one, and with two of them half of all service-account tokens fail; move sa.key and sa.pub away if the other one is right, and run again"
-                ));
-                return Ok(());
-            }
-        }
-        let action = match (&private, &public) {
-            (Found::Absent | Found::Empty, Found::Absent | Found::Empty | Found::Present(_))
-                if handed.is_some() =>
-            {
-                Ok(ServiceAccountAction::Install)
-            }
-            (Found::Present(private), Found::Present(public))
-                if public.contains(private.public_key()) =>
-            {
-                if let KeyType::Rsa(bits @ ..2048) = private.key_type() {
-                    self.notes
-                        .push(format!("{key_path} is an RSA key of only {bits} bits"));
-                }
-                Ok(if exposed.is_some() {
-                    ServiceAccountAction::Tighten
-                } else {
-                    ServiceAccountAction::Keep
-                })
-            }
-            (Found::Present(_), Found::Present(_)) if has_served => Err(format!(
-                "{key_path} and {public_path} are not a pair: tokens signed with the one are refused by the other; {copy}"
-            )),
-            (Found::Present(_), Found::Present(_)) => Err(format!(
-                "{key_path} and {public_path} are not a pair: tokens signed with the one are refused by the other; find out which of them the cluster uses (compare with another control-plane node), then remove the wrong one and run again"
-            )),
-            (Found::Present(_), Found::Absent | Found::Empty) => {
-                Ok(ServiceAccountAction::DerivePublic)
-            }
-            (Found::Unreadable(why), _) if has_served => {
-                Err(format!("{key_path} is not usable: {why}; {copy}"))
-            }
-            (Found::Absent | Found::Empty, _) if has_served => Err(format!(
-                "{key_path} is absent, and this node has certificates already; {copy}"
-            )),
-            (_, Found::Unreadable(why)) if has_served => {
-                Err(format!("{public_path} is not usable: {why}; {copy}"))
-            }
-            (Found::Absent | Found::Empty, Found::Absent | Found::Empty) if spec.may_make => {
-                Ok(ServiceAccountAction::Make)
-            }
-            (Found::Absent | Found::Empty, Found::Absent | Found::Empty) => Err(format!(
-                "{key_path} is absent and this node belongs to a cluster: a new pair would differ from that of the other control-plane nodes and service-account tokens would fail; have it fetched from kubeadm-certs (join.certificateKey, or controlPlane.certificateKey of the JoinConfiguration), or copy sa.key and sa.pub from a control-plane node to {}, and run again",
-                spec.private.directory()
-            )),
-            (Found::Absent | Found::Empty, _) => Err(format!(
-                "{public_path} is there but {key_path} is not; copy the matching sa.key from where sa.pub came, or remove sa.pub if the cluster is new, and run again"
-            )),
-            (Found::Unreadable(why), _) => Err(format!(
-                "{key_path} is not usable: {why}; restore it from another control-plane node and run again"
-            )),
-            (_, Found::Unreadable(why)) => Err(format!(
-                "{public_path} is not usable: {why}; remove it to have it derived from sa.key and run again"
-            )),
-        };
-        match action {
-            Ok(action) => self.service_account = Some(action),
-            Err(refusal) => self.refusals.push(refusal),
         }
         Ok(())
     }
@@ -610,15 +443,15 @@ impl Survey {
         Ok(())
     }
 
-    /// The files of an external etcd belong to somebody else: what is wrong with them is told, nothing is changed.
+    /// Reports faults of the files of an external etcd. nodepki does not manage these files and changes nothing.
     fn check_external_etcd(
         &mut self,
         state: &NodeState,
-        external: &crate::spec::ExternalEtcd,
+        external: &spec::ExternalEtcd,
         provided: &Provided,
         now: OffsetDateTime,
     ) -> Result<(), store::Error> {
-        // A file that the cluster hands over counts before it is installed.
+        // A file provided by the cluster counts before it is installed.
         let read = |path: &NodePath| {
             let handed = provided.files.iter().find(|file| *file.path == **path);
             let handed = handed.map(|file| file.bytes.to_vec());
@@ -684,7 +517,7 @@ impl Survey {
         Ok(())
     }
 
-    /// CA private keys that lie on this node.
+    /// Authorities whose CA private key is on this node.
     pub fn ca_keys(&self) -> impl Iterator<Item = &BundleSpec> {
         self.bundles
             .iter()
@@ -705,7 +538,90 @@ impl Survey {
     }
 }
 
-/// Whether two PEM files say the same, whatever their line ends.
+/// A kubeconfig that nodepki cannot change without losing data.
+struct Unrepairable {
+    reason: String,
+    found: Box<FoundCert>,
+}
+
+fn read_pair(
+    state: &NodeState,
+    certificate: &NodePath,
+    key: &NodePath,
+) -> Result<FoundCert, store::Error> {
+    let key = state.file(key);
+    Ok(FoundCert {
+        chain: state.file(certificate).parse(Chain::from_pem)?,
+        key_form_is_ours: key.bytes()?.is_none_or(assess::is_our_form),
+        key: key.parse(PrivateKey::from_pem)?,
+        exposed: key.mode_if_exposed(),
+        revoked: None,
+        kubeconfig: None,
+        store: None,
+    })
+}
+
+fn read_kubeconfig(
+    state: &NodeState,
+    path: &NodePath,
+    store: Option<&spec::KubeletStore>,
+    now: OffsetDateTime,
+) -> Result<Result<FoundCert, Unrepairable>, store::Error> {
+    let (found, form) = match state.kubeconfig(path)? {
+        KubeconfigFile::Embedded(found) => {
+            let form = match found.kubeconfig {
+                Some(_) => KubeletForm::Embedded,
+                None => KubeletForm::Nothing,
+            };
+            let exposed = state.file(path).mode_if_exposed();
+            (FoundCert { exposed, ..*found }, form)
+        }
+        KubeconfigFile::ByFile {
+            certificate,
+            key,
+            kubeconfig,
+        } => {
+            let found = FoundCert {
+                chain: Found::read(certificate.bytes_behind_link()?, Chain::from_pem),
+                key: Found::read(key.bytes_behind_link()?, PrivateKey::from_pem),
+                key_form_is_ours: true,
+                exposed: None,
+                revoked: None,
+                kubeconfig: Some(kubeconfig),
+                store: None,
+            };
+            let certificate = certificate.path().into();
+            let key = key.path().into();
+            (found, KubeletForm::ByFile { certificate, key })
+        }
+        KubeconfigFile::Unusable(error) => {
+            let found = FoundCert {
+                chain: Found::Unreadable(error.to_string()),
+                key: Found::Unreadable(error.to_string()),
+                key_form_is_ours: true,
+                exposed: None,
+                revoked: None,
+                kubeconfig: None,
+                store: None,
+            };
+            return Ok(Err(Unrepairable {
+                reason: format!(
+                    "{path} cannot be repaired without losing what is in it: {error}; move it away and run again"
+                ),
+                found: Box::new(found),
+            }));
+        }
+    };
+    Ok(Ok(match store {
+        Some(store) => {
+            let on_disk = read_store(state, &assess::store_dir(&form, store))?;
+            assess::weigh(found, &form, store, on_disk, now)
+        }
+        None => found,
+    }))
+}
+
+/// Whether two PEM files are equal apart from line ends and blank lines.
 fn same_text(one: &[u8], other: &[u8]) -> bool {
     fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
         let lines = text.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii);

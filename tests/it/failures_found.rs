@@ -379,7 +379,7 @@ fn refuses_service_account_files_that_are_not_a_pair() {
     assert_refused(
         &node,
         &[
-            "@/etc/kubernetes/pki/sa.pub is there but @/etc/kubernetes/pki/sa.key is not; copy the matching sa.key from where sa.pub came, or remove sa.pub if the cluster is new, and run again",
+            "@/etc/kubernetes/pki/sa.pub exists but @/etc/kubernetes/pki/sa.key does not; copy the matching sa.key from where sa.pub came, or remove sa.pub if the cluster is new, and run again",
         ],
     );
     node.write(format!("{PKI}/sa.key"), "nonsense");

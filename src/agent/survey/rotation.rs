@@ -1,4 +1,4 @@
-//! How old what was found is, and what rotation makes of it.
+//! Ages of the certificates on disk, and the rotation's decision on each.
 
 use time::OffsetDateTime;
 
@@ -18,7 +18,8 @@ pub(in crate::agent) struct Rotating {
 }
 
 impl SurveyedCert {
-    /// There is a key that a new certificate may be for: of the wanted kind, the certificate's own, and nobody else's.
+    /// Whether the key may be kept for a new certificate: it has the desired type, belongs to the certificate, and is neither
+    /// readable by other users nor revoked.
     pub(in crate::agent) fn has_good_key(&self) -> bool {
         let (Some(chain), Some(key)) = (self.found.chain.present(), self.found.key.present())
         else {
@@ -32,11 +33,11 @@ impl SurveyedCert {
 }
 
 impl Survey {
-    /// Says how old everything is, by what was recorded when it was installed.
+    /// Sets the age of each certificate from the records of its installation.
     ///
     /// # Errors
-    /// A record that this machine fails to read. One that is damaged is a note.
-    pub(in crate::agent) fn tell_age(
+    /// A record that this machine cannot read. A damaged one is a note.
+    pub(in crate::agent) fn assess_ages(
         &mut self,
         root: &Root,
         rotation: &Rotation,
@@ -46,7 +47,7 @@ impl Survey {
             Err(error) if machine::is_fault(&error) => return Err(error),
             Err(error) => {
                 self.notes.push(format!(
-                    "the record of issue times is ignored, and ages are concluded from the certificates: {error}"
+                    "the record of issue times is ignored, and ages are derived from the certificates: {error}"
                 ));
                 Default::default()
             }

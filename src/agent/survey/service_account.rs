@@ -1,0 +1,155 @@
+//! Judges the service-account pair of the node.
+
+use super::Survey;
+use crate::agent::{Provided, ServiceAccount};
+use crate::node::NodeState;
+use crate::spec::ServiceAccountSpec;
+use crate::spec::assess::{COPY_SERVICE_ACCOUNT, Found};
+use crate::store;
+use crate::x509::{KeyType, PrivateKey, PublicKey};
+
+/// What to do about the service-account pair.
+#[derive(Debug, PartialEq, Eq)]
+pub enum ServiceAccountAction {
+    /// Both files exist and are a pair.
+    Keep,
+    /// Generate both.
+    Make,
+    /// Install the cluster's pair.
+    Install,
+    /// `sa.pub` is missing and is derived from `sa.key`.
+    DerivePublic,
+    /// Every user can read `sa.key`.
+    Tighten,
+}
+
+/// The service-account pair on disk.
+struct FoundPair<'a> {
+    spec: &'a ServiceAccountSpec,
+    private: Found<PrivateKey>,
+    public: Found<Vec<PublicKey>>,
+    /// Every user can read `sa.key`.
+    is_exposed: bool,
+    /// The node already has certificates.
+    has_served: bool,
+}
+
+impl Survey {
+    pub(super) fn read_service_account(
+        &mut self,
+        state: &NodeState,
+        spec: &ServiceAccountSpec,
+        provided: &Provided,
+    ) -> Result<(), store::Error> {
+        let file = state.file(&spec.private);
+        let pair = FoundPair {
+            spec,
+            private: file.parse(PrivateKey::from_pem)?,
+            public: state.file(&spec.public).parse(PublicKey::all_from_pem)?,
+            is_exposed: file.mode_if_exposed().is_some(),
+            has_served: state.has_served(),
+        };
+        let provided = provided.service_account.as_ref();
+        let action = match provided.and_then(|provided| pair.foreign(provided)) {
+            Some(refusal) => Err(refusal),
+            None => pair.action(provided.is_some()),
+        };
+        if let Ok(ServiceAccountAction::Keep | ServiceAccountAction::Tighten) = action {
+            self.notes.extend(pair.weak_key());
+        }
+        match action {
+            Ok(action) => self.service_account = Some(action),
+            Err(refusal) => self.refusals.push(refusal),
+        }
+        Ok(())
+    }
+}
+
+impl FoundPair<'_> {
+    /// Why the pair is not that of the cluster; `None` if it is, or if there is none.
+    fn foreign(&self, provided: &ServiceAccount) -> Option<String> {
+        let ServiceAccount { from, key, .. } = provided;
+        let cluster = key.public_key();
+        let private = self.private.present();
+        let public = self.public.present();
+        let path = if private.is_some_and(|own| own.public_key() != cluster) {
+            &self.spec.private
+        } else if public.is_some_and(|own| !own.contains(cluster)) {
+            &self.spec.public
+        } else {
+            return None;
+        };
+        Some(format!(
+            "{path} is not the key of the cluster that this node joins: {from} has another one, and with two of them half of all service-account tokens fail; move sa.key and sa.pub away if the other one is right, and run again"
+        ))
+    }
+
+    fn weak_key(&self) -> Option<String> {
+        match self.private.present()?.key_type() {
+            KeyType::Rsa(bits @ ..2048) => Some(format!(
+                "{} is an RSA key of only {bits} bits",
+                self.spec.private
+            )),
+            _ => None,
+        }
+    }
+
+    /// Decides what to do, or why the pair is refused. `has_provided`: the cluster has provided its pair.
+    fn action(&self, has_provided: bool) -> Result<ServiceAccountAction, String> {
+        let spec = self.spec;
+        let (key_path, public_path) = (&spec.private, &spec.public);
+        let copy = format!(
+            "{COPY_SERVICE_ACCOUNT} to {}, and run again",
+            spec.private.directory()
+        );
+        match (&self.private, &self.public) {
+            (Found::Absent | Found::Empty, Found::Absent | Found::Empty | Found::Present(_))
+                if has_provided =>
+            {
+                Ok(ServiceAccountAction::Install)
+            }
+            (Found::Present(private), Found::Present(public))
+                if public.contains(private.public_key()) =>
+            {
+                Ok(match self.is_exposed {
+                    true => ServiceAccountAction::Tighten,
+                    false => ServiceAccountAction::Keep,
+                })
+            }
+            (Found::Present(_), Found::Present(_)) if self.has_served => Err(format!(
+                "{key_path} and {public_path} are not a pair: tokens signed with the one are refused by the other; {copy}"
+            )),
+            (Found::Present(_), Found::Present(_)) => Err(format!(
+                "{key_path} and {public_path} are not a pair: tokens signed with the one are refused by the other; find out which of them the cluster uses (compare with another control-plane node), then remove the wrong one and run again"
+            )),
+            (Found::Present(_), Found::Absent | Found::Empty) => {
+                Ok(ServiceAccountAction::DerivePublic)
+            }
+            (Found::Unreadable(why), _) if self.has_served => {
+                Err(format!("{key_path} is not usable: {why}; {copy}"))
+            }
+            (Found::Absent | Found::Empty, _) if self.has_served => Err(format!(
+                "{key_path} is absent, and this node has certificates already; {copy}"
+            )),
+            (_, Found::Unreadable(why)) if self.has_served => {
+                Err(format!("{public_path} is not usable: {why}; {copy}"))
+            }
+            (Found::Absent | Found::Empty, Found::Absent | Found::Empty) if spec.may_make => {
+                Ok(ServiceAccountAction::Make)
+            }
+            (Found::Absent | Found::Empty, Found::Absent | Found::Empty) => Err(format!(
+                "{key_path} is absent and this node belongs to a cluster: a new pair would differ from that of the other control-plane nodes and service-account tokens would fail; have it fetched from kubeadm-certs (join.certificateKey, or controlPlane.certificateKey of the JoinConfiguration), or copy sa.key and sa.pub from a control-plane node to {}, and run again",
+                spec.private.directory()
+            )),
+            (Found::Absent | Found::Empty, _) => Err(format!(
+                "{public_path} exists but {key_path} does not; copy the matching sa.key from where sa.pub came, or remove sa.pub if the cluster is new, and run again"
+            )),
+            (Found::Unreadable(why), _) => Err(format!(
+                "{key_path} is not usable: {why}; restore it from another control-plane node and run again"
+            )),
+            (_, Found::Unreadable(why)) => Err(format!(
+                "{public_path} is not usable: {why}; remove it to have it derived from sa.key and run again"
+            )),
+        }
+    }
+}
