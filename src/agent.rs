@@ -1,8 +1,8 @@
-//! The one composition: recover → survey → ask → verify → commit.
+//! Bootstrap and renewal: recover → survey → request → verify → commit.
 //!
-//! Everything that a run of nodepki does to a node passes through [`bootstrap`]. It decides nothing itself: `plan`
-//! says what is wanted, `assess` what follows from what is there, the signer signs, `x509::satisfies` judges the
-//! answer and `store` writes. Offline signing takes the same road with a signer that answers from files.
+//! [`bootstrap`] and [`renew`] only connect the other rooms: `spec` defines the desired state and compares it with the
+//! observed one, the signer signs, `x509::satisfies` verifies the answer, and `store` writes. Offline signing is the same
+//! process with a signer that answers from files.
 
 mod clock;
 mod event;
@@ -58,36 +58,36 @@ use failure::{sentence, signer_failure};
 use request::{Asked, Job};
 use run::{Outcomes, Run, same_authority};
 
-/// Where the time comes from.
+/// Source of the current time.
 pub type Clock = fn() -> OffsetDateTime;
 
-/// Everything that a run needs to know, all of it decided before.
+/// The inputs of a run.
 pub struct Setup {
-    /// The table.
+    /// The desired state.
     pub plan: Plan,
     /// Whether `kubeadm init` or `kubeadm join` is still to run on this node.
     pub kubeadm_follows: bool,
-    /// Who asks.
+    /// The node's identity for signers.
     pub identity: Identity,
-    /// Who signs for each authority, with its name in the configuration.
+    /// The signer of each authority, with its name in the configuration.
     pub signers: BTreeMap<Authority, (String, Rc<dyn Signer>)>,
-    /// What is trusted for each authority.
+    /// Configured trust for each authority.
     pub trust: BTreeMap<Authority, TrustSource>,
-    /// What the cluster that this node joins has handed over.
+    /// Data provided by the cluster that this node joins.
     pub provided: Provided,
-    /// The node's identity, recorded before the first request; `None` for certificates of no node.
+    /// The node's identity, recorded before the first request; `None` for certificates that belong to no node.
     pub record: Option<Record>,
     /// When certificates are renewed.
     pub rotation: Rotation,
-    /// How long to wait for signatures before the run ends pending.
+    /// Time limit for signatures; the run then ends as pending.
     pub wait: Duration,
-    /// How long to wait for another run to end.
+    /// Time limit for the lock of another run.
     pub lock_wait: Duration,
-    /// What to do about a doubtful clock.
+    /// Handling of a clock that may be wrong.
     pub clock: ClockPolicy,
 }
 
-/// The node's identity for the runs that follow, which may have no other description of the node.
+/// The node's identity for later runs, which may have no other description of the node.
 pub struct Record {
     /// The record that this setup was compared with.
     pub before: Option<KeptNode>,
@@ -128,7 +128,7 @@ impl Setup {
         }
     }
 
-    /// The errors that the `kubeadm join` that follows has to ignore.
+    /// Preflight errors that the following `kubeadm join` has to ignore.
     fn ignore_preflight_errors(&self) -> Vec<String> {
         match self.kubeadm_follows {
             true => self.plan.ignore_preflight_errors.clone(),
@@ -149,7 +149,7 @@ impl Setup {
         })
     }
 
-    /// What is to be asked of whom for a certificate; with the one in place, where the signer takes it in exchange.
+    /// The job for a certificate: its signer, and the current certificate if the signer accepts it in exchange.
     fn job<'a>(
         &self,
         cert: &'a SurveyedCert,
@@ -184,7 +184,7 @@ impl Setup {
         })
     }
 
-    /// What an authority is to sign, as its signer sees it.
+    /// The certificates of an authority, as its signer sees them.
     pub fn wanted(&self, authority: Authority) -> Vec<Wanted> {
         let specs = self.plan.certs.iter();
         specs
@@ -193,7 +193,7 @@ impl Setup {
             .collect()
     }
 
-    /// What every signer says to every certificate of the table, asked without I/O.
+    /// Verifies without I/O that the signer of a certificate can sign it.
     pub fn preflight(&self, spec: &CertSpec) -> Result<(), Failure> {
         let (_, signer) = self.signer(spec.authority)?;
         let rejection = signer.preflight(&wanted(spec)).err();
@@ -205,20 +205,20 @@ impl Setup {
         })
     }
 
-    /// Judges what is on disk, reading only.
+    /// Compares the files of the node with the plan; reads only.
     ///
     /// # Errors
-    /// What cannot be read.
+    /// A file that cannot be read.
     pub fn survey(&self, root: &Root, now: OffsetDateTime) -> Result<Survey, Failure> {
         self.survey_of(&self.state(root), now)
     }
 
-    /// The files of the node from now on, where the plan has them.
+    /// The files of the node at the paths of the plan, not read yet.
     pub fn state(&self, root: &Root) -> NodeState {
         NodeState::new(root, self.plan.layout.clone())
     }
 
-    /// As [`Setup::survey`], of a state that other judgements share.
+    /// As [`Setup::survey`], for files that were already read.
     ///
     /// # Errors
     /// As of [`Setup::survey`].
@@ -249,7 +249,7 @@ impl Setup {
     }
 }
 
-/// The directories in which an interrupted run of a configuration can have left something to be finished.
+/// The directories in which an interrupted run can have left unfinished changes.
 pub(crate) fn known_directories<'a>(
     outputs: impl Iterator<Item = &'a Output>,
     files: impl Iterator<Item = &'a Path>,
@@ -281,19 +281,19 @@ impl Setup {
     }
 }
 
-/// Gives the node everything that its plan says, as far as the signers answer in time.
+/// Requests and installs the missing files of the plan, as far as the signers answer in time.
 ///
-/// Idempotent: where nothing is missing nothing is written and nobody is asked.
+/// Idempotent: if nothing is missing, nothing is written and no signer is contacted.
 ///
 /// # Errors
-/// When nothing could be done at all. What became of single certificates is in the report.
+/// A failure of the whole run. The result of each certificate is in the report.
 pub async fn bootstrap(
     root: &Root,
     setup: &Setup,
     clock: Clock,
     progress: &dyn Progress,
 ) -> Result<Report, Failure> {
-    // Where nothing is to be done nothing is touched, the lock included: this also serves a read-only root.
+    // If nothing is due, not even the lock is taken: this also works with a read-only root.
     if !root.has_unfinished()? {
         let survey = setup.survey(root, clock())?;
         if survey.refusals.is_empty() && survey.is_settled() {
@@ -304,7 +304,7 @@ pub async fn bootstrap(
     bootstrap_in(&mut store, recovery, setup, clock, progress).await
 }
 
-/// Takes the lock and finishes what an earlier run began; what that was is in the sentences.
+/// Takes the lock and finishes an interrupted run. Returns notes on what was finished.
 pub(crate) fn open_store(
     root: &Root,
     setup: &Setup,
@@ -316,7 +316,7 @@ pub(crate) fn open_store(
     Ok((store, recovery_notes(root, &recovery)))
 }
 
-/// What is worth telling of an interrupted run that was completed.
+/// Notes on the recovery of an interrupted run.
 pub(crate) fn recovery_notes(root: &Root, recovery: &store::Recovery) -> Vec<String> {
     let finished = recovery.finished.iter().map(|path| {
         format!(
@@ -373,7 +373,7 @@ async fn bootstrap_in(
     install::install(setup, store, &trust, survey, outcomes, now, progress).await
 }
 
-/// Before a key is made: can every signer carry what it would be asked for?
+/// Verifies before any key is generated that every signer can sign what it would be sent.
 fn preflight(setup: &Setup, survey: &Survey) -> Result<(), Failure> {
     let mut messages: Vec<String> = Vec::new();
     let mut rejections: Vec<(Vec<&str>, Rejection)> = Vec::new();
@@ -385,7 +385,7 @@ fn preflight(setup: &Setup, survey: &Survey) -> Result<(), Failure> {
                 Err(rejection) => rejection,
             },
             Err(failure) => {
-                // A missing signer is missing for all its certificates.
+                // Reported once, not for every certificate of the authority.
                 for message in failure.messages {
                     if !messages.contains(&message) {
                         messages.push(message);
@@ -421,7 +421,7 @@ fn preflight(setup: &Setup, survey: &Survey) -> Result<(), Failure> {
     }
 }
 
-/// Before a request is sent: is there room and permission for what would come back?
+/// Verifies before any request is sent that there is space and permission for the results.
 fn room(store: &Store, setup: &Setup, survey: &Survey) -> Result<(), Failure> {
     let certs = survey.certs.iter();
     let certs = certs.filter(|cert| !matches!(cert.action, Action::Keep { .. }));
@@ -439,7 +439,7 @@ fn room(store: &Store, setup: &Setup, survey: &Survey) -> Result<(), Failure> {
     room_for(store.root(), paths)
 }
 
-/// The files that hold a certificate once it is there.
+/// The files that are written for a certificate.
 fn written(cert: &SurveyedCert) -> impl Iterator<Item = NodePath> {
     let paths = cert.spec.output.paths().into_iter().cloned();
     let kubelet = cert.found.store.as_ref();
@@ -447,10 +447,10 @@ fn written(cert: &SurveyedCert) -> impl Iterator<Item = NodePath> {
 }
 
 fn room_for(root: &Root, paths: impl Iterator<Item = NodePath>) -> Result<(), Failure> {
-    // A chain with two intermediates, or a kubeconfig around one, in RSA-4096.
-    const LARGEST: u64 = 24 * 1024;
+    // RSA-4096 chain with two intermediates, in a kubeconfig.
+    const MAX_FILE_BYTES: u64 = 24 * 1024;
     let paths: Vec<NodePath> = paths.collect();
-    let files = paths.iter().map(|path| (path.as_ref(), LARGEST));
+    let files = paths.iter().map(|path| (path.as_ref(), MAX_FILE_BYTES));
     root.preflight(files).map_err(|errors| {
         let failures: Vec<Failure> = errors.into_iter().map(Failure::from).collect();
         Failure {

@@ -1,7 +1,7 @@
-//! Rotation: what is due or has drifted is issued anew, on the road of `bootstrap`.
+//! Renewal: issues certificates again that are due or differ from the plan, with the same steps as `bootstrap`.
 //!
-//! What differs: every certificate is installed on its own, so that a failed one holds up no other; one that serves
-//! survives whatever happens here, and is reported. Nothing is decided here: `assess` says what to do and when.
+//! Unlike in a bootstrap, every certificate has a commit of its own, so that a failed one does not delay the others. A
+//! valid certificate survives every failure, and the failure is reported. `spec::assess` decides what is due and when.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -23,27 +23,26 @@ use crate::spec::schedule;
 use crate::store::{RestartState, Root, Slot, Unsettled};
 use crate::x509::{TrustBundle, rfc3339};
 
-/// A clock that shows so much less than a recorded issue time was set back.
-const LARGEST_JUMP: Duration = Duration::minutes(5);
-/// When to look again at what a person has to mend.
-const REFUSED_AGAIN: Duration = Duration::hours(1);
-
+/// A clock that is behind a recorded issue time by more than this was set back.
+const MAX_CLOCK_ROLLBACK: Duration = Duration::minutes(5);
+/// When to assess a certificate again that needs manual action.
+const REFUSED_RETRY_INTERVAL: Duration = Duration::hours(1);
 /// When to finish a commit that stopped after its point of commit.
-const FINISH_AGAIN: Duration = Duration::minutes(1);
+const RECOVERY_RETRY_INTERVAL: Duration = Duration::minutes(1);
 
-/// What a run is about.
+/// The certificates of a renewal, and how they are renewed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// Everything that is due or has drifted.
+    /// All certificates that are due or differ from the plan.
     Due,
-    /// Everything, due or not.
+    /// All certificates, due or not.
     All,
     /// These, due or not.
     Names(BTreeSet<CertName>),
-    /// These, however young, and with new keys: theirs may be known to others.
+    /// These, whatever their age, with new keys, because their keys may be compromised.
     Forced(BTreeSet<CertName>),
-    /// These, however young: their authority was changed, and no answer of the old one is taken, so that they cannot come
-    /// round again.
+    /// These, whatever their age, because their authority was changed. Answers of the old authority are refused, so that a
+    /// certificate is renewed only once.
     Anew(BTreeSet<CertName>),
 }
 
@@ -72,21 +71,21 @@ impl Scope {
     }
 }
 
-/// What came of a run.
+/// Result of a run.
 #[derive(Debug)]
 pub struct Renewed {
-    /// What was done.
+    /// The changes and failures.
     pub report: Report,
     /// When something will be due, or may be tried again.
     pub next: Option<OffsetDateTime>,
 }
 
-/// Renews what `scope` says, as far as the signers answer in time.
+/// Renews the certificates of `scope`, as far as the signers answer in time.
 ///
-/// Where nothing is to be done nothing is written, no lock taken and nobody asked.
+/// If nothing is due, nothing is written, no lock is taken and no signer is contacted.
 ///
 /// # Errors
-/// When nothing could be done at all. What became of single certificates is in the report.
+/// A failure of the whole run. The result of each certificate is in the report.
 pub async fn renew(
     root: &Root,
     setup: &Setup,
@@ -129,16 +128,16 @@ pub async fn renew(
     drop(store);
     let after = look(root, setup, &Scope::Due, now)?;
     let next = match is_unfinished {
-        true => Some(now + FINISH_AGAIN),
+        true => Some(now + RECOVERY_RETRY_INTERVAL),
         false => next(root, &after, setup, now)?,
     };
     Ok(Renewed { report, next })
 }
 
-/// What [`renew`] would do now, reading only.
+/// Returns what [`renew`] would do now; reads only.
 ///
 /// # Errors
-/// What cannot be read, and a clock that was set back.
+/// A file that cannot be read, and a clock that was set back.
 pub fn look(
     root: &Root,
     setup: &Setup,
@@ -175,7 +174,7 @@ fn look_for(
     if demand == Demand::Due {
         hold(root, &mut survey, &trust, now)?;
     }
-    // A run that repeats an interrupted one finishes it; one that would do nothing at all must not end as if it had.
+    // A run that repeats an interrupted one finishes it. A run without any work must report the deferral.
     if has_work(&survey) {
         for cert in &mut survey.certs {
             cert.deferred = false;
@@ -265,7 +264,7 @@ fn service_account_fault(setup: &Setup, survey: &mut Survey) -> Option<String> {
         ServiceAccountAction::Keep => None,
         ServiceAccountAction::Tighten => {
             survey.notes.push(format!(
-                "{} is readable by everybody; run nodepki bootstrap, which sets mode 0600",
+                "{} is readable by every user; run nodepki bootstrap, which sets mode 0600",
                 spec.private
             ));
             None
@@ -275,28 +274,28 @@ fn service_account_fault(setup: &Setup, survey: &mut Survey) -> Option<String> {
             spec.public
         )),
         ServiceAccountAction::Install => Some(format!(
-            "sa.key and sa.pub of the cluster are not in {} yet; run nodepki bootstrap, which puts them in place",
+            "sa.key and sa.pub of the cluster are not in {} yet; run nodepki bootstrap, which installs them",
             directory
         )),
-        ServiceAccountAction::Make if survey.certs.iter().any(is_there) => Some(format!(
+        ServiceAccountAction::Make if survey.certs.iter().any(exists) => Some(format!(
             "sa.key and sa.pub are absent from {}, and a new pair would differ from the cluster's; {COPY_SERVICE_ACCOUNT}",
             directory
         )),
         ServiceAccountAction::Make => Some(format!(
-            "sa.key and sa.pub are absent from {}; run nodepki bootstrap, which makes them on a new node",
+            "sa.key and sa.pub are absent from {}; run nodepki bootstrap, which generates them on a new node",
             directory
         )),
     }
 }
 
-/// Certificate or key exists.
-fn is_there(cert: &super::SurveyedCert) -> bool {
+/// Whether the certificate or the key exists.
+fn exists(cert: &super::SurveyedCert) -> bool {
     let gone = matches!(cert.found.chain, Found::Absent) && matches!(cert.found.key, Found::Absent);
     !gone
 }
 
-/// A component that did not come back with a new certificate is not given the next one before somebody has looked,
-/// as long as it works with the old one.
+/// Refuses the next certificate of a component that did not become ready with the last one, as long as its old certificate
+/// is valid: an administrator has to find the cause first.
 fn hold(
     root: &Root,
     survey: &mut Survey,
@@ -315,7 +314,7 @@ fn hold(
             if held {
                 cert.action = Action::Refuse {
                     reason: format!(
-                        "{} did not come back with the last one: {why}; find out why, then run `nodepki renew --name {name}`",
+                        "{} did not become ready with the last certificate: {why}; find out why, then run `nodepki renew --name {name}`",
                         restart.component
                     ),
                 };
@@ -325,23 +324,23 @@ fn hold(
     Ok(())
 }
 
-/// By a clock that was set back everything looks younger than it is, and what is issued now may not be valid yet when
-/// the clock is right again.
+/// Fails if the clock was set back: every certificate would look younger than it is, and a new one might not be valid yet
+/// once the clock is corrected.
 fn steady(root: &Root, setup: &Setup, now: OffsetDateTime) -> Result<(), Failure> {
     if setup.clock.allow_unsynced {
         return Ok(());
     }
-    // A damaged record is told by the survey.
+    // The survey reports a damaged record.
     let issued = match root.issued() {
         Err(error) if machine::is_fault(&error) => return Err(error.into()),
         issued => issued.unwrap_or_default(),
     };
     let newest = issued.iter().max_by_key(|(_, issued)| issued.at);
     match newest {
-        Some((name, issued)) if issued.at - now > LARGEST_JUMP => Err(Failure::new(
+        Some((name, issued)) if issued.at - now > MAX_CLOCK_ROLLBACK => Err(Failure::new(
             ExitCode::Pending,
             format!(
-                "the clock shows {}, but {name} was issued on this node at {}: the clock was set back by {}, and nothing is renewed by it; see that the time is right (timedatectl, chronyc tracking) and run again; if the time of issue was the wrong one, --allow-unsynced goes on regardless",
+                "the clock shows {}, but {name} was issued on this node at {}: the clock was set back by {}, and nothing is renewed; correct the time (timedatectl, chronyc tracking) and run again, or use --allow-unsynced if the recorded time of issue was wrong",
                 rfc3339(now),
                 rfc3339(issued.at),
                 schedule::length_in_words(issued.at - now)
@@ -378,7 +377,7 @@ fn next(
     let node = &setup.identity.node;
     let of = |cert: &super::SurveyedCert| match cert.action {
         Action::Keep { .. } => cert.next,
-        Action::Refuse { .. } => Some(now + REFUSED_AGAIN),
+        Action::Refuse { .. } => Some(now + REFUSED_RETRY_INTERVAL),
         Action::Issue { .. } | Action::Rewrite { .. } => {
             let retry = schedule::retry_at(cert.age.as_ref().map(|age| &age.life), node, now);
             let poll = polls.get(&Slot::Certificate(cert.spec.name)).copied();
@@ -453,7 +452,7 @@ pub fn needs_renewal(
         reason,
         next,
     };
-    if !survey.certs.iter().any(is_there) {
+    if !survey.certs.iter().any(exists) {
         let reason = "there is no certificate yet; nodepki bootstrap makes them".to_owned();
         return Ok(need(Answer::Nothing, reason));
     }

@@ -1,7 +1,7 @@
 //! One request, from key to verified chain: submit, persist, wait, poll, recover, verify.
 //!
-//! Everything that must survive a crash is on disk before it is acted on: key and CSR before the first word to the
-//! signer, `submitting` before the request, the ticket before the first poll, the answer before the commit.
+//! Every step is recorded on disk before it is taken, so that it survives a crash: key and CSR before the signer is
+//! contacted, `submitting` before the request, the ticket before the first poll, the answer before the commit.
 
 mod next;
 
@@ -25,35 +25,35 @@ use crate::x509::{
 
 use next::{Attempts, Circumstances, Next, Response, SignerCall, next, wait_before_retry};
 
-/// How a request ended, for this run.
+/// Result of a request in this run.
 #[derive(Debug)]
 #[allow(
     clippy::large_enum_variant,
     reason = "a dozen of them at most, and most are of the large kind"
 )]
 pub(super) enum Outcome {
-    /// Verified, with its key: may be installed.
+    /// A verified certificate and its key, ready to be installed.
     Signed {
         /// The chain.
         chain: Chain,
         /// Its key.
         key: PrivateKey,
-        /// What the signer was asked; it is told when the commit is durable.
+        /// The request, for `Signer::settled` after the commit.
         request: Box<Request>,
     },
-    /// The signer has it; a later run asks again.
+    /// The signer has not decided yet; a later run polls again.
     Pending(String),
-    /// Somebody said no.
+    /// The signer denied the request.
     Denied(String),
-    /// What came back is not what was asked for, in words.
+    /// The answer does not match the request; each difference.
     Refused(Vec<String>),
-    /// The exchange failed.
+    /// The communication with the signer failed.
     Failed(Rc<SignerError>),
-    /// There was no exchange, or no room for what came of it: its signer, its authority or its place will not do.
+    /// Nothing was requested or installed, because the signer, the authority or the output path is unusable.
     Undone(Rc<Failure>),
 }
 
-/// What all requests of a run share.
+/// Context of all requests of a run.
 pub(super) struct Desk<'a> {
     pub(super) store: &'a Store,
     pub(super) identity: Identity,
@@ -71,21 +71,21 @@ impl Desk<'_> {
     }
 }
 
-/// One certificate to be had, and the bundle that its chain must lead to.
+/// One certificate to be requested, and the bundle that verifies its chain.
 pub(super) struct Job<'a> {
     pub(super) asked: Asked<'a>,
     pub(super) trust: &'a TrustBundle,
 }
 
-/// Who is asked for what.
+/// A certificate to be requested, and its signer.
 pub(super) struct Asked<'a> {
     pub(super) spec: &'a CertSpec,
     pub(super) signer: Rc<dyn Signer>,
     /// Name of the signer in the configuration.
     pub(super) signer_name: String,
-    /// The certificate in place, where this signer gives a newer one in exchange for it.
+    /// The current certificate, if this signer issues a new one in exchange for it.
     pub(super) current: Option<Current>,
-    /// The end of the certificate whose life it prolongs, with the same key: one that ends no later is no answer.
+    /// `not_after` of the certificate to be renewed with the same key; the new one must expire later.
     pub(super) outlives: Option<OffsetDateTime>,
     /// SHA-256 of the certificate that it replaces with the same key.
     pub(super) replaces: Option<[u8; 32]>,
@@ -105,7 +105,7 @@ impl Asked<'_> {
         }
     }
 
-    /// In-process signers forget with the process, so a power cut may take the request along.
+    /// A signer in this process loses its state with the process, so a pending request may be lost in a power failure.
     fn durability(&self) -> Durability {
         match self.signer.kind() {
             Kind::Embedded | Kind::Local => Durability::Cached,
@@ -114,7 +114,7 @@ impl Asked<'_> {
     }
 }
 
-/// The key of an earlier run for the same wish, with how far it came.
+/// A pending request of an earlier run that still matches the plan.
 pub(super) struct Resumed {
     pub(super) key: PrivateKey,
     pub(super) csr: Option<Csr>,
@@ -123,7 +123,7 @@ pub(super) struct Resumed {
 }
 
 impl Resumed {
-    /// `None` when what is pending is not what is wanted any more, or came to a bad end.
+    /// Returns `None` if the pending request does not match the plan any more, or failed.
     pub(super) fn from_pending(pending: &Pending, spec: &CertSpec) -> Option<Self> {
         let key = PrivateKey::from_pem(&pending.key_pem).ok()?;
         let csr = pending
@@ -133,8 +133,8 @@ impl Resumed {
         let csr = csr.filter(|csr| csr.public_key() == key.public_key());
         let same_wish = csr.as_ref().is_none_or(|csr| csr.asks_for(&spec.profile));
         let same_algorithm = key.key_type().to_string() == spec.profile.key.to_string();
-        // After a wrong answer a new key makes a new request, so that no signer can repeat the old one. Where people
-        // sign files, the same CSR stays good: they only have to sign it properly.
+        // After a wrong answer a new key makes a new request, so that no signer can repeat the old answer. For a signer
+        // of files the CSR stays usable: an administrator only has to sign it correctly.
         let failed = pending.ticket.as_ref().is_some_and(|ticket| {
             ticket.phase == Phase::Failed && ticket.signer_kind != Kind::Directory.as_str()
         });
@@ -150,7 +150,7 @@ impl Resumed {
 /// Drives one request as far as possible before the deadline.
 ///
 /// # Errors
-/// Those of the store only: nothing is sent unless key and record are on disk.
+/// Errors of the store only: nothing is sent unless key and record are on disk.
 pub(super) async fn obtain(
     desk: &Desk<'_>,
     job: &Job<'_>,
@@ -170,7 +170,7 @@ pub(super) async fn obtain(
         .replacing(asked.replaces.as_ref());
     if record.request_id != request.id.as_str() || record.signer_config != asked.signer.configured()
     {
-        // Another spec or another signer, to which this request is unknown.
+        // The spec or the signer has changed, and the signer does not know this request.
         record = new_record(asked, request.id.as_str());
     }
     let signed = |chain, key, request| Outcome::Signed {
@@ -266,7 +266,7 @@ pub(super) async fn obtain(
     }
 }
 
-/// Verifies a signer's answer. A certificate that satisfies the spec is kept on disk and returned.
+/// Verifies a signer's answer. A certificate that satisfies the spec is recorded on disk and returned.
 fn judge(
     desk: &Desk<'_>,
     job: &Job<'_>,
@@ -324,7 +324,7 @@ fn next_try(error: &SignerError, failures: u32, deadline: Instant) -> Option<Dur
     wait_before_retry(error, failures, time_left, random_fraction())
 }
 
-/// Asks again after a passing failure, as long as there is time.
+/// Retries after a transient failure until the deadline.
 pub(super) async fn patiently<T>(
     deadline: Instant,
     ask: impl AsyncFn() -> Result<T, SignerError>,
@@ -346,14 +346,14 @@ pub(super) async fn patiently<T>(
     }
 }
 
-/// How signers are asked for what belongs to no request.
+/// Calls to signers that belong to no request.
 pub(super) struct Enquiry<'a> {
     pub(super) deadline: Instant,
     pub(super) progress: &'a dyn Progress,
 }
 
 impl Enquiry<'_> {
-    /// Asks again after a passing failure, as long as there is time.
+    /// Retries after a transient failure until the deadline.
     pub(super) async fn ask<T>(
         &self,
         signer: &str,
@@ -365,15 +365,15 @@ impl Enquiry<'_> {
     }
 }
 
-/// Where the key comes from.
+/// The key or request to start with.
 pub(super) enum Fresh {
-    /// A key that was made now.
+    /// A new key, or the current one.
     Key(PrivateKey),
-    /// One that an earlier run left.
+    /// A pending request of an earlier run.
     Resumed(Box<Resumed>),
 }
 
-/// Key, CSR and ticket, all of them on disk, and an answer that an earlier run got.
+/// Key, CSR and ticket, all recorded on disk, and the answer that an earlier run received.
 pub(super) struct Prepared {
     pub(super) key: PrivateKey,
     pub(super) csr: Csr,
@@ -421,7 +421,7 @@ pub(super) fn prepare(
         desk.now(),
     )
     .replacing(asked.replaces.as_ref());
-    // A ticket that was lost leaves the request's fate unknown: ask before sending again.
+    // Without the ticket the state of the request is unknown: recover before submitting again.
     let record = ticket.unwrap_or_else(|| {
         let mut record = new_record(asked, request.id.as_str());
         if !new {
@@ -452,7 +452,7 @@ pub(super) fn prepare(
     }))
 }
 
-/// False for a request that was made for another signer, when this one refuses what it says of usages.
+/// Whether this signer accepts the usage extensions of a CSR that was made for another signer.
 fn fits(csr: &Csr, asked: &Asked<'_>) -> bool {
     let refused = asked.signer.caps().usage_extensions == UsageExtensions::Omitted;
     !(refused && csr.has_usage_extensions())
@@ -468,7 +468,7 @@ fn new_record(asked: &Asked<'_>, request_id: &str) -> store::Ticket {
     )
 }
 
-/// The one gate to the disk: what a signer returned against what was wanted.
+/// Verifies a signer's answer against the spec. No unverified certificate reaches the disk.
 fn verified(
     answer: &[u8],
     desk: &Desk<'_>,
@@ -478,11 +478,11 @@ fn verified(
     let chain =
         Chain::from_answer(answer, key.public_key()).map_err(|error| vec![error.to_string()])?;
     let now = match desk.floor {
-        // The signer's clock is ahead of one that is known to be wrong.
+        // The node's clock is known to be behind that of the signer.
         Some(_) => desk.now().max(chain.leaf().not_before()),
         None => desk.now(),
     };
-    // What is written is exactly the verified path, whatever else the signer sent.
+    // Only the verified path is written, whatever else the signer sent.
     let chain = along_path(chain, job.trust, now);
     chain
         .check_size()
@@ -513,7 +513,7 @@ fn verified(
     }
 }
 
-/// The life of a new certificate against the wish.
+/// Compares the lifetime of a new certificate with the requested one.
 pub(super) fn life_of(chain: &Chain, spec: &CertSpec, now: OffsetDateTime) -> Lifetime {
     let limit = spec.tolerance.max_lifetime;
     judge_lifetime(chain.leaf(), spec.profile.lifetime, limit, now)

@@ -1,6 +1,6 @@
-//! The one step of rotation: what is due is renewed, and what has to be restarted for it is.
+//! One step of the rotation: renews due certificates and restarts the components that use them.
 //!
-//! `renew` takes it once, the daemon for ever. Nothing is decided here: `agent::renew` knows what is due.
+//! `nodepki renew` runs one step, the daemon repeats it. `agent::renew` decides what is due.
 
 use time::{Duration, OffsetDateTime};
 
@@ -9,22 +9,22 @@ use crate::agent::reload;
 use crate::agent::{self, Clock, Failure, Progress, Report, Row, Scope};
 use crate::store::Root;
 
-/// After what could not take effect yet.
-const SETTLE_AGAIN: Duration = Duration::minutes(1);
+/// When to try an unfinished restart again.
+const RESTART_RETRY_INTERVAL: Duration = Duration::minutes(1);
 
-/// What a step did.
+/// Result of a step.
 #[derive(Debug)]
 pub struct Step {
-    /// One row a certificate, and one for what takes effect.
+    /// One row per certificate and per restart.
     pub report: Report,
-    /// When something will be due, or may be tried again; `None` when nothing ever will.
+    /// When the next certificate is due or a failure may be retried; `None` if never.
     pub next: Option<OffsetDateTime>,
 }
 
-/// Renews what `scope` says.
+/// Renews the certificates of `scope` and restarts the components that use them.
 ///
 /// # Errors
-/// When nothing could be done at all. What became of single certificates is in the [`Step`].
+/// A failure of the whole run. The result of each certificate is in the [`Step`].
 pub async fn step(
     root: &Root,
     loaded: &Loaded,
@@ -36,24 +36,24 @@ pub async fn step(
     let (mut report, mut next) = (renewed.report, renewed.next);
     let settled = settle(root, loaded, next, clock, progress).await;
     if settled.is_unfinished {
-        let again = clock() + SETTLE_AGAIN;
+        let again = clock() + RESTART_RETRY_INTERVAL;
         next = Some(next.map_or(again, |next| next.min(again)));
     }
     report.rows.extend(settled.rows);
     Ok(Step { report, next })
 }
 
-/// What became of everything that had to take effect.
+/// Result of the restarts.
 #[derive(Debug)]
 pub struct Settled {
-    /// One row each.
+    /// One row per restart.
     pub rows: Vec<Row>,
-    /// A later run goes on with some of it.
+    /// A later run has to continue.
     pub is_unfinished: bool,
 }
 
-/// Has what was replaced take effect. A failure is a row too, so that what was done before is told all the same. `next` is
-/// when something else is due, which is not kept waiting.
+/// Restarts the components that use replaced files. A failure becomes a row, so that the earlier results are reported too.
+/// `next` is when a certificate is due, which limits the time for restarts.
 pub async fn settle(
     root: &Root,
     loaded: &Loaded,
@@ -74,7 +74,7 @@ pub async fn settle(
     }
 }
 
-/// What became of everything, for the journal.
+/// Logs the rows of a report.
 pub fn log(report: &Report) {
     for row in &report.rows {
         let mut message = format!("{}: {}", row.name, row.action);

@@ -1,6 +1,6 @@
-//! One run at work: keys are made, authorities learned, requests sent and answers awaited, all at the same time.
+//! The requests of one run: generates keys, learns authorities, sends requests and waits for answers, concurrently.
 //!
-//! Owns what is on its way. What is wanted was decided by the survey; what comes of it is written by `install`.
+//! The survey has decided what to request; `install` writes the results.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -22,38 +22,38 @@ use crate::spec::assess::Demand;
 use crate::store::{Slot, Store};
 use crate::x509::{KeyAlgorithm, KeyError, PrivateKey, TrustBundle, TrustError, hex};
 
-/// One run at work.
+/// The requests of one run.
 pub(super) struct Run<'a> {
     setup: &'a Setup,
     store: &'a Store,
     clock: Clock,
     progress: &'a dyn Progress,
-    /// Keys that earlier runs left for the same wish.
+    /// Pending requests of earlier runs that still match the plan.
     pub(super) resumed: BTreeMap<CertName, Resumed>,
-    /// Keys on their way.
+    /// Keys being generated.
     pub(super) keys: UnboundedReceiver<keys::Made>,
-    /// For whom keys are on their way.
+    /// Slots whose keys are being generated.
     awaited: Vec<Slot>,
-    /// Trusted for each authority, from disk or from the signer.
+    /// Trust bundle of each authority, from disk or from the signer.
     pub(super) trust: BTreeMap<Authority, TrustBundle>,
     /// Authorities whose signer cannot be reached, and why.
     unreachable: BTreeMap<Authority, Rc<SignerError>>,
-    /// What rotation leaves out, and why; a bootstrap ends there.
+    /// Certificates that a rotation does not request, and why. A bootstrap fails instead.
     unasked: BTreeMap<CertName, Rc<Failure>>,
-    /// The clock is behind this moment, and the run was told to go on.
+    /// Earliest possible time, if the clock shows an earlier one and `--allow-unsynced` is set.
     floor: Option<OffsetDateTime>,
     /// When this run stops waiting for signers.
     deadline: Instant,
 }
 
-/// What the requests of a run came to.
+/// Results of the requests of a run.
 pub(super) struct Outcomes {
     pub(super) certs: BTreeMap<CertName, Outcome>,
     pub(super) service_account: Option<PrivateKey>,
 }
 
 impl<'a> Run<'a> {
-    /// Starts the key generation right away: primes do not depend on networks and clocks.
+    /// Starts the key generation immediately, because it depends on neither network nor clock.
     pub(super) fn new(
         setup: &'a Setup,
         store: &'a Store,
@@ -88,7 +88,7 @@ impl<'a> Run<'a> {
                     resumed.insert(name, earlier);
                 }
                 None => {
-                    let why = "it was for another wish, or its answer was refused";
+                    let why = "it does not match the plan any more, or its answer was refused";
                     let note = store.set_slot_aside(pending.slot, why, clock())?;
                     tracing::info!("{note}");
                 }
@@ -101,7 +101,7 @@ impl<'a> Run<'a> {
             .collect();
         let wanted = jobs.len();
         if survey.rotating.is_some() {
-            // It is tried again and again while a signer is away: they are made once there is one.
+            // A rotation retries while a signer is unreachable: keys are generated once the signer answers.
             jobs.clear();
         }
         if let (Some(ServiceAccountAction::Make), Some(spec)) =
@@ -135,7 +135,7 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Waits for a clock that cannot be right, then judges again what was judged by it.
+    /// Waits while the clock is certainly wrong, then assesses the certificates again.
     pub(super) async fn settle_clock(&mut self, survey: &mut Survey) -> Result<(), Failure> {
         let floor = floor(self.trust.values());
         match clock::wait_for(&floor, &self.setup.clock, self.clock, self.progress).await? {
@@ -151,13 +151,13 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// The time by which certificates are judged.
+    /// The time for the assessment of certificates.
     pub(super) fn now(&self) -> OffsetDateTime {
         let shown = (self.clock)();
         self.floor.map_or(shown, |floor| shown.max(floor))
     }
 
-    /// Learns the authorities that are not on disk, and makes sure that the signers sign for those that are.
+    /// Learns the authorities that are not on disk, and verifies that the signers sign for those that are.
     pub(super) async fn establish_trust(&mut self, survey: &mut Survey) -> Result<(), Failure> {
         let mut needed: Vec<Authority> =
             survey.to_issue().map(|cert| cert.spec.authority).collect();
@@ -168,7 +168,7 @@ impl<'a> Run<'a> {
         needed.extend(absent.map(|bundle| bundle.spec.authority));
         needed.sort_unstable();
         needed.dedup();
-        // By name: two signers on one server may still differ in what they have to learn of it.
+        // By name, because two signers on one server may still have to learn different things from it.
         let mut probed: BTreeMap<String, Option<Rc<SignerError>>> = BTreeMap::new();
         for authority in &needed {
             let is_known = self.trust.contains_key(authority);
@@ -186,7 +186,7 @@ impl<'a> Run<'a> {
                 other => other?,
             }
         }
-        // Capabilities that were learned by probing.
+        // Probing may have changed the known capabilities.
         match survey.rotating {
             None => preflight(self.setup, survey)?,
             Some(_) => {
@@ -201,9 +201,8 @@ impl<'a> Run<'a> {
         let now = self.now();
         survey.note_shared_authorities(|authority| trust.get(&authority));
         survey.reassess(|authority| trust.get(&authority).cloned(), now);
-        // With nobody to ask and something missing the run has come to its end; otherwise it does what it can: a node
-        // whose certificates still serve is not held up by a signer, and what the cluster hands over it may not have
-        // for long.
+        // Without a reachable signer a run fails if a certificate is missing. Otherwise it continues: a signer must not
+        // delay a node with valid certificates, and the cluster may offer its data for a limited time only.
         let missing = survey
             .to_issue()
             .any(|cert| !cert.still_serves(trust.get(&cert.spec.authority), now));
@@ -232,7 +231,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Learns one authority, or makes sure of it.
+    /// Learns one authority, or verifies the known one with its signer.
     async fn establish(
         &mut self,
         authority: Authority,
@@ -281,7 +280,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// An unpinned CA that was just learned must be the one to which the certificates in place belong.
+    /// Verifies that an unpinned, newly learned CA is the one that issued the installed certificates.
     fn belongs(&self, survey: &Survey, authority: Authority) -> Result<(), Failure> {
         let (Some(learned), Some(spec)) = (
             self.trust.get(&authority),
@@ -314,7 +313,8 @@ impl<'a> Run<'a> {
     ) -> Result<Option<Vec<u8>>, Rc<SignerError>> {
         let asked = self.ask(name, Operation::Trust, || signer.trust(authority));
         match asked.await {
-            // What lies on the node is trusted already; a signer that cannot say what it has is judged by its answers.
+            // The bundle on the node is already trusted; the answers of a signer that cannot report its CA are verified
+            // with it.
             Err(error) if self.trust.contains_key(&authority) && !error.class.passes() => {
                 tracing::info!(authority = authority.as_str(), "{error}");
                 Ok(None)
@@ -323,7 +323,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Asks again after a passing failure, as long as there is time.
+    /// Retries after a transient failure until the deadline.
     async fn ask<T>(
         &self,
         signer: &str,
@@ -343,7 +343,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// A CA certificate from a signer is believed when it is pinned, or when the signer is this process.
+    /// Accepts a CA certificate from a signer if it is pinned, or if the signer runs in this process.
     fn admit(
         &self,
         authority: Authority,
@@ -355,7 +355,7 @@ impl<'a> Run<'a> {
             return Err(Failure::new(
                 ExitCode::Configuration,
                 format!(
-                    "{} offers a CA certificate for authority {authority} ({offered}), but nothing says that it is the right one; put the certificate on the node, or pin sha256:{} under authorities.{authority}.trust.sha256 after comparing it with the CA's owner",
+                    "{} offers a CA certificate for authority {authority} ({offered}), but no file or pin confirms that it is the right one; put the certificate on the node, or pin sha256:{} under authorities.{authority}.trust.sha256 after comparing it with the CA's owner",
                     signer.label(),
                     hex(&offered.first().public_key().sha256())
                 ),
@@ -370,7 +370,7 @@ impl<'a> Run<'a> {
         Ok(offered)
     }
 
-    /// Sends every request as soon as its key is there, and waits for all of them together.
+    /// Sends every request as soon as its key is generated, and waits for all answers concurrently.
     pub(super) async fn request_all(&mut self, survey: &Survey) -> Result<Outcomes, Failure> {
         let desk = Desk {
             store: self.store,
@@ -480,7 +480,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Keys that only became necessary after the first look: the clock was behind, or an authority appeared.
+/// Generates the keys that became necessary only later: the clock was behind, or an authority became known.
 fn late_keys(
     jobs: &BTreeMap<CertName, Job<'_>>,
     resumed: &BTreeMap<CertName, Resumed>,
@@ -503,7 +503,7 @@ async fn named<T>(name: CertName, request: impl Future<Output = T>) -> (CertName
     (name, request.await)
 }
 
-/// A signer whose authority is not the one on disk would only produce certificates that are refused.
+/// Verifies that a signer has the authority on disk; certificates of another one would be refused.
 pub(super) fn same_authority(
     authority: Authority,
     signer: &dyn Signer,

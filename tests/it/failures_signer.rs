@@ -302,7 +302,7 @@ fn trusts_ca_certificate_of_signer_only_if_pinned() {
     let before = node.etc();
     let pin = hex(&node.authority(Authority::Ca).public_key().sha256());
     node.ask().ended(78).says(&format!(
-        ", but nothing says that it is the right one; put the certificate on the node, or pin sha256:{pin} under authorities.ca.trust.sha256 after comparing it with the CA's owner"
+        ", but no file or pin confirms that it is the right one; put the certificate on the node, or pin sha256:{pin} under authorities.ca.trust.sha256 after comparing it with the CA's owner"
     ));
     before.unchanged(&node.etc());
     assert!(node.submissions().is_empty());

@@ -1,4 +1,4 @@
-//! What lies on the node about an authority, read and never written.
+//! Collects the evidence on an authority from the files of the node; reads only.
 
 use std::path::{Path, PathBuf};
 
@@ -13,10 +13,12 @@ use crate::store::{self, RestartState, Root, Unsettled};
 use crate::x509::{Certificate, Chain, certificates_of, rfc3339};
 
 const CONTROLLER_MANAGER: &str = "/etc/kubernetes/manifests/kube-controller-manager.yaml";
-const KUBELETS_OWN: &str = "the kubelet renews it by itself once who signs for kubelets does so with the new CA; to have it at once, remove the link kubelet-client-current.pem and give the kubelet a bootstrap kubeconfig, or issue kubelet.conf with nodepki bootstrap";
-const SOMEBODYS: &str = "have who issued it issue it anew";
+/// Advice for a certificate that the kubelet requests itself.
+const KUBELET_CLIENT_ADVICE: &str = "the kubelet renews it automatically once its signer uses the new CA; to renew it immediately, remove the link kubelet-client-current.pem and give the kubelet a bootstrap kubeconfig, or issue kubelet.conf with nodepki bootstrap";
+/// Advice for a certificate that neither nodepki nor the kubelet requests.
+const FOREIGN_CERTIFICATE_ADVICE: &str = "have its issuer issue it again";
 
-/// The bundle of an authority in the plan.
+/// Returns the bundle of an authority in the plan.
 ///
 /// # Errors
 /// This node has no such authority.
@@ -31,7 +33,7 @@ pub fn spec(setup: &Setup, authority: Authority) -> Result<&BundleSpec, Failure>
     })
 }
 
-/// The kubeconfigs of a node that are kubeadm's, wherever they come from.
+/// Names and paths of kubeadm's kubeconfigs, whichever tool wrote them.
 pub fn kubeconfigs() -> impl Iterator<Item = (CertName, PathBuf)> {
     let names = CertName::ALL.into_iter();
     names
@@ -39,10 +41,10 @@ pub fn kubeconfigs() -> impl Iterator<Item = (CertName, PathBuf)> {
         .map(|name| (name, kubeconfig_path(name)))
 }
 
-/// Reads everything.
+/// Reads the evidence on an authority.
 ///
 /// # Errors
-/// What the system does not let be read, and a node without the CA certificate.
+/// A file that cannot be read, and a node without the CA certificate.
 pub fn read(
     state: &NodeState,
     setup: &Setup,
@@ -109,7 +111,8 @@ pub fn read(
     })
 }
 
-/// What was replaced and is not known to be in effect, in words, and what was rolled back in a step of the change.
+/// Returns messages on replaced files that may not be in effect yet, and the components that were rolled back in a step of
+/// the change.
 fn unsettled(
     root: &Root,
     authority: Authority,
@@ -156,7 +159,7 @@ fn unsettled(
         .collect();
     if !unseen.is_empty() {
         words.push(format!(
-            "nobody has looked yet whether what was replaced is in effect ({}); {how}",
+            "it is not verified yet that the replaced files are in effect ({}); {how}",
             unseen.join(", ")
         ));
     }
@@ -188,7 +191,7 @@ fn read_trusting(
     };
     let mut elsewhere = None;
     let certificates = match &kubeconfig {
-        Err(error) => Err(format!("{error}; mend it, or move it away")),
+        Err(error) => Err(format!("{error}; repair it, or move it away")),
         Ok(kubeconfig) => match (&kubeconfig.authority, &kubeconfig.authority_file) {
             (Some(data), _) => certificates(data),
             (None, Some(file)) if file == bundle_path => Ok(bundle.to_vec()),
@@ -200,7 +203,7 @@ fn read_trusting(
                 }
             }
             (None, None) => Err(
-                "it names no CA, so that its reader trusts those of the system; give it certificate-authority-data"
+                "it does not name a CA, so that its clients trust those of the system; add certificate-authority-data"
                     .to_owned(),
             ),
         },
@@ -239,14 +242,14 @@ fn read_signing(state: &NodeState, bundle: &Path) -> Result<Vec<Signing>, store:
             file: root.node_path(file),
             is_bundle: Path::new(file) == bundle,
             manifest: root.node_path(CONTROLLER_MANAGER),
-            // One that cannot be read signs nothing.
+            // kube-controller-manager cannot sign with an unreadable certificate.
             certificates: certificates.and_then(Result::ok).unwrap_or_default(),
         });
     }
     Ok(signing)
 }
 
-/// The certificates of this CA that the kubelet has without nodepki.
+/// The kubelet's certificates of this CA that nodepki does not manage.
 fn read_kubelet(
     state: &NodeState,
     survey: &Survey,
@@ -262,21 +265,21 @@ fn read_kubelet(
             name: CertName::KubeletConf.to_string(),
             file: shown(certificate.path()),
             chain: chain(&certificate.parse(Chain::from_pem)?),
-            foreign: Some(KUBELETS_OWN),
+            foreign: Some(KUBELET_CLIENT_ADVICE),
         });
     }
     let [serving, _] = state.layout().pair(CertName::KubeletServing);
     if survey.cert(CertName::KubeletServing).is_none()
         && let Found::Present(chain) = state.file(&serving).parse(Chain::from_pem)?
     {
-        // By default it is the kubelet's own authority that signed it.
+        // By default the kubelet signs it with an authority of its own.
         let mut issuers = bundle.iter();
         if issuers.any(|issuer| chain.leaf().names_issuer(issuer)) {
             leaves.push(Leaf {
                 name: "the kubelet's serving certificate".to_owned(),
                 file: shown(&serving),
                 chain: Ok(chain),
-                foreign: Some(SOMEBODYS),
+                foreign: Some(FOREIGN_CERTIFICATE_ADVICE),
             });
         }
     }

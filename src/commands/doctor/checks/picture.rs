@@ -1,4 +1,4 @@
-//! The edge: the node as it is, read once. Never fails; what cannot be read is in the picture as just that.
+//! Reads the state of the node once, for all checks. Never fails: an unreadable file is part of the state.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -25,14 +25,14 @@ use crate::x509::{Certificate, Chain, PrivateKey, PublicKey, TrustBundle};
 use crate::yaml;
 
 const KUBELET: &str = "/var/lib/kubelet";
-/// No key is as long, and a backup may be.
-const KEY_LIMIT: u64 = 64 * 1024;
-/// `/etc/kubernetes/tmp/kubeadm-backup-…/pki/etcd` and then some.
-const DEPTH: usize = 6;
+/// Largest file that is searched for a private key, in bytes. Longer files, such as backups, are not keys.
+const MAX_KEY_FILE_BYTES: u64 = 64 * 1024;
+/// Largest directory depth that is searched; more than that of `/etc/kubernetes/tmp/kubeadm-backup-…/pki/etcd`.
+const MAX_SEARCH_DEPTH: usize = 6;
 /// Number of directory entries that are examined below the directories of Kubernetes, and again for backups in them.
 const MAX_EXAMINED_ENTRIES: usize = 10_000;
 
-/// A node as it was found.
+/// The state of a node.
 pub(super) struct Picture {
     pub(super) at: OffsetDateTime,
     root: PathBuf,
@@ -41,7 +41,7 @@ pub(super) struct Picture {
     pub(super) configuration: Configuration,
     pub(super) authorities: BTreeMap<Authority, FoundAuthority>,
     pub(super) leaves: BTreeMap<CertName, FoundLeaf>,
-    /// SHA-256 of the CA certificates that `authority activate` has put in place.
+    /// SHA-256 of the CA certificates that `authority activate` installed.
     pub(super) activated: BTreeMap<Authority, String>,
     /// The public half of `sa.key`.
     pub(super) service_account: Found<PublicKey>,
@@ -58,17 +58,17 @@ pub(super) struct Picture {
     pub(super) names: Vec<NameSource>,
     /// `/root/.kube/config`.
     pub(super) own_copy: Option<Certificate>,
-    /// Certificates of other files below `/etc/kubernetes`: backups, and what people put there.
+    /// Certificates of other files below `/etc/kubernetes`, such as backups and files of administrators.
     pub(super) copies: Vec<(PathBuf, Certificate)>,
-    /// Of the files that the manifests name, where they lie in the certificates directory.
+    /// Files of the certificates directory that the manifests name.
     pub(super) signer: Option<SignerFiles>,
     pub(super) answers: Option<Answers>,
 }
 
-/// What is known of what is wanted.
+/// Desired state, as far as it can be determined offline.
 #[derive(Default)]
 pub(super) struct Configuration {
-    /// Some file of it exists, or was named.
+    /// A configuration file exists, or was named on the command line.
     pub(super) exists: bool,
     pub(super) faults: Vec<String>,
     pub(super) node: Option<kubeadm::Node>,
@@ -93,12 +93,12 @@ pub(super) struct FoundAuthority {
     pub(super) key: AuthorityKey,
 }
 
-/// What lies in the place of an authority's private key.
+/// State of the path of an authority's private key.
 pub(super) enum AuthorityKey {
     Absent,
-    /// Something, and this user may not look at it.
+    /// A file exists, but this user cannot read it.
     Closed,
-    /// This user may not even look whether there is something.
+    /// This user cannot determine whether a file exists.
     Unknown,
     Unusable(String),
     Usable(PublicKey),
@@ -119,7 +119,7 @@ pub(super) struct FoundKubeconfig {
     pub(super) files: Vec<PathBuf>,
 }
 
-/// What lies below `/etc/kubernetes` and the state directory besides what belongs there.
+/// Unexpected files below `/etc/kubernetes` and the state directory.
 #[derive(Default)]
 pub(super) struct Trees {
     pub(super) keys: Vec<(PathBuf, PublicKey)>,
@@ -131,13 +131,13 @@ pub(super) struct Trees {
 }
 
 impl Trees {
-    /// How many entries were examined, if there are more than that.
+    /// Number of examined entries, if the search stopped there.
     pub(super) fn limit(&self) -> Option<usize> {
         (self.examined > MAX_EXAMINED_ENTRIES).then_some(MAX_EXAMINED_ENTRIES)
     }
 }
 
-/// What kube-controller-manager signs with.
+/// The CA files of kube-controller-manager.
 pub(super) struct SignerFiles {
     pub(super) certificate: PathBuf,
     pub(super) chain: Found<Chain>,
@@ -166,7 +166,7 @@ impl Problem<'_> {
     }
 }
 
-/// Whose problem it is.
+/// The subject of a problem.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Of {
     Authority(Authority),
@@ -176,11 +176,11 @@ pub(super) enum Of {
 
 pub(super) struct Kubelet {
     pub(super) link_path: PathBuf,
-    /// What stands at the place of the link to the newest certificate.
+    /// State of the path of the link to the newest certificate.
     pub(super) link: Option<FileKind>,
     /// `bootstrap-kubelet.conf`.
     pub(super) may_bootstrap: bool,
-    /// It was set up, by kubeadm or by somebody else.
+    /// The kubelet is set up, by kubeadm or another tool.
     pub(super) is_set_up: bool,
     /// Its configuration file, where that can be read.
     pub(super) configuration: Option<Value>,
@@ -225,7 +225,7 @@ impl Picture {
             root: root.path().to_owned(),
             leaves: CertName::ALL
                 .into_iter()
-                // One that the kubelet has made itself is its own business.
+                // The kubelet manages its self-signed certificate.
                 .filter(|name| {
                     *name != CertName::KubeletServing || status.certificate(*name).is_some()
                 })
@@ -234,7 +234,7 @@ impl Picture {
             status,
             service_account: reader.key(&service_account),
             trees: reader.trees(&authorities),
-            copies: reader.copies(Path::new(KUBECONFIG_DIR), DEPTH),
+            copies: reader.copies(Path::new(KUBECONFIG_DIR), MAX_SEARCH_DEPTH),
             activated: activated.map(|(name, change)| (name, change.new)).collect(),
             authorities,
             unfinished: root.has_unfinished().unwrap_or(false),
@@ -254,7 +254,7 @@ impl Picture {
         }
     }
 
-    /// All that `status` finds fault with.
+    /// All problems of `status`.
     pub(super) fn problems(&self) -> Vec<Problem<'_>> {
         let status = &self.status;
         let authorities = status.authorities.iter();
@@ -332,7 +332,7 @@ impl Picture {
     }
 }
 
-/// Every exposed directory once. A directory that cannot be looked at is left to the other checks.
+/// Returns every exposed directory once. Other checks report a directory that cannot be examined.
 fn exposed(state: &NodeState) -> Vec<Exposed> {
     let mut found: Vec<Exposed> = Vec::new();
     let layout = state.layout();
@@ -586,7 +586,7 @@ impl Reader<'_> {
                     copies.extend(self.copies_below(&path, depth - 1, examined));
                 }
                 FileKind::File
-                    if !in_use && found.size <= KEY_LIMIT && !in_place.contains(&path) =>
+                    if !in_use && found.size <= MAX_KEY_FILE_BYTES && !in_place.contains(&path) =>
                 {
                     let chain = self.found(&path, Chain::from_pem);
                     let held = match chain {
@@ -613,7 +613,7 @@ impl Reader<'_> {
             roots.push(self.dir().to_owned());
         }
         for path in roots {
-            self.look_below(&path, DEPTH, &places, &mut trees);
+            self.look_below(&path, MAX_SEARCH_DEPTH, &places, &mut trees);
         }
         trees
     }
@@ -650,8 +650,10 @@ impl Reader<'_> {
                 FileKind::File if path.extension().is_some_and(|extension| extension == "csr") => {
                     trees.requests.push(path);
                 }
-                FileKind::File if found.size <= KEY_LIMIT && !places.contains(&path.as_path()) => {
-                    match dir.read(&name, KEY_LIMIT) {
+                FileKind::File
+                    if found.size <= MAX_KEY_FILE_BYTES && !places.contains(&path.as_path()) =>
+                {
+                    match dir.read(&name, MAX_KEY_FILE_BYTES) {
                         Ok(Some(content)) => {
                             let keys =
                                 is_key(&content.bytes).then(|| public_halves(&content.bytes));
