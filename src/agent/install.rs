@@ -289,7 +289,7 @@ impl Work<'_> {
         let is_separate = |name: &str| self.separate.iter().any(|one| one.as_str() == name);
         for row in &mut self.rows {
             if row.code.is_none()
-                && !matches!(row.action, "kept" | "held back")
+                && !matches!(row.action, RowAction::Kept | RowAction::HeldBack)
                 && !is_separate(&row.name)
             {
                 row.action = RowAction::Failed;
@@ -346,7 +346,7 @@ impl Work<'_> {
         let row = match (action, outcome) {
             (Action::Keep { notes }, _) => Row {
                 due: due.filter(|_| self.rotating.is_some()),
-                ..report::cert_row(&spec, "kept", notes, chain)
+                ..report::cert_row(&spec, RowAction::Kept, notes, chain)
             },
             (Action::Refuse { reason }, _) => report::refused_row(&spec, reason, chain),
             (
@@ -368,7 +368,7 @@ impl Work<'_> {
                 self.install_signed(&spec, trusted, found, signed, keep_key, reasons)?
             }
             (Action::Rewrite { reasons }, _) if is_whole => {
-                let row = report::cert_row(&spec, "rewritten", reasons, chain);
+                let row = report::cert_row(&spec, RowAction::Rewritten, reasons, chain);
                 self.rewrite(&spec, trusted, found)?;
                 row
             }
@@ -550,8 +550,8 @@ impl Work<'_> {
         };
         let done = match (action, key) {
             (ServiceAccountAction::Keep, _)
-            | (ServiceAccountAction::Make | ServiceAccountAction::Install, None) => "kept",
-            _ if is_held => "held back",
+            | (ServiceAccountAction::Make | ServiceAccountAction::Install, None) => RowAction::Kept,
+            _ if is_held => RowAction::HeldBack,
             (ServiceAccountAction::Make, Some(key)) => {
                 let public = key.public_key().to_pem().into_bytes();
                 self.commit.file_if_absent(

@@ -353,7 +353,7 @@ fn requires_reports_that_show_other_nodes_ready() {
     activate(&ready).ended(75).says("cp2 is as far");
     step(&first, "retire", authority, &["--all-nodes-activated"])
         .ended(65)
-        .says("nobody has looked yet whether what was replaced is in effect (etcd-");
+        .says("it is not verified yet that the replaced files are in effect (etcd-");
     clear_due_restarts(&first);
     let retire = ["--peer-report", &ready, "--all-nodes-activated"];
     step(&first, "retire", authority, &retire)
@@ -461,7 +461,7 @@ fn refuses_to_stage_unusable_ca_and_changes_nothing() {
     let refused = stage(&node, ca, &new);
     refused
         .ended(65)
-        .says("takes no file with two certificates");
+        .says("rejects a file with two certificates");
     // The commands in the message solve the problem.
     let said = refused.stderr.clone();
     let commands = said.split("separate file for the flag: ").nth(1).unwrap();

@@ -747,7 +747,7 @@ fn reports_missing_and_wrong_settings_first() {
     Ran::of(&mut command)
         .ended(78)
         .says(&format!("below {}: ", management.directory().display()))
-        .says("nothing says that it is the right one");
+        .says("no file or pin confirms that it is the right one");
     // The CA differs from that of the last run.
     management.apply(&[]).done();
     let before = management.versions();

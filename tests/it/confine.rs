@@ -259,7 +259,7 @@ fn daemon_works_while_confined() {
         "etc/nodepki/config.d/hooks.yaml",
         b"apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\nreload: {hooks: [{on: [apiserver], command: [/bin/true]}]}\n",
     );
-    daemon.wait_for_log("needs to run programs, which this process has given up the right to: systemctl restart nodepki");
+    daemon.wait_for_log("needs to run programs, which this process has given up the right to: run systemctl restart nodepki");
     drop(daemon);
     let daemon = machine.daemon();
     daemon.wait_for_log("everything is in place");

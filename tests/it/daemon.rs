@@ -187,7 +187,7 @@ fn reports_broken_configuration_and_keeps_the_previous_one() {
         "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\nrotatoin: {}\n",
     );
     let notification = daemon.wait_for_notification(
-        "STATUS=the new configuration is faulty and the one before stays in force",
+        "STATUS=the new configuration is faulty and the previous one stays in force",
     );
     assert!(notification.contains("config.yaml:3:1"), "{notification}");
     daemon.signal(Signal::SIGHUP);

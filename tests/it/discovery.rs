@@ -624,7 +624,7 @@ fn rejects_unusable_discovery_file() {
             &plain.replace("server", "x"),
             held,
             ExitCode::Configuration,
-            "names no server",
+            "does not contain server",
         ),
         (
             &plain.replace("https:", "http:"),

@@ -345,7 +345,7 @@ fn second_run_waits_or_names_the_first() {
         "another nodepki process is running (pid {}: bootstrap, lock ",
         first.id()
     ));
-    second.says("/var/lib/nodepki/lock); wait for it to end and run again");
+    second.says("/var/lib/nodepki/lock); wait until it ends and run again");
     // A waiting run continues when the first has ended, here because it is killed.
     let third = node
         .ask_command("20s")

@@ -435,7 +435,7 @@ fn ends_0_in_an_outage_while_certificates_are_valid() {
     node.remove("/etc/kubernetes/kubelet.conf");
     let ran = node.ask();
     ran.ended(69)
-        .says("nodepki: signer of ca: exec:/bin/bash asks to be tried again (exit code 75)");
+        .says("nodepki: signer of ca: exec:/bin/bash asks for a retry (exit code 75)");
     assert_eq!(ran.stderr.lines().count(), 1, "repeated: {}", ran.stderr);
     node.assert_completes();
 }
@@ -667,7 +667,7 @@ fn imports_signed_bundle_of_its_own_requests() {
     let node = Node::new();
     let bundle = node.outside("stick");
     let before = node.etc();
-    node.csr("export", &bundle).done().says(&format!("12 requests written to {0}; have them signed, put each certificate beside its CSR as .crt, then run: nodepki --root {1} csr import {0}", bundle.display(), node.root().display()));
+    node.csr("export", &bundle).done().says(&format!("12 requests written to {0}; have them signed, store each certificate next to its CSR as .crt, then run: nodepki --root {1} csr import {0}", bundle.display(), node.root().display()));
     before.unchanged(&node.etc());
     for (path, bytes) in crate::signing::tree(&bundle) {
         assert!(

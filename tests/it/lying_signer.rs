@@ -115,7 +115,7 @@ const STRICTER: &[(&str, &str)] = &[
         "quoted local parts are compared differently by everybody",
     ),
     // Go treats these as "everything is allowed".
-    ("it names no usage", "RFC 5280, 4.2.1.12, demands one"),
+    ("it contains no usage", "RFC 5280, 4.2.1.12, demands one"),
     (
         "does not allow it to sign",
         "RFC 5280, 4.2.1.3, demands one usage; Go takes none for all",

@@ -370,7 +370,7 @@ async fn serves_metrics_and_health_of_the_daemon() {
         assert!(body.contains("has not started"), "{body}");
         let _recorder = metrics.recorder(&loaded.setup, &Silent, late);
         let (_, body) = request(address, "GET", "/healthz").await;
-        assert!(body.contains("a step has been under way since"), "{body}");
+        assert!(body.contains("a step has been running since"), "{body}");
         let _recorder = metrics.recorder(&loaded.setup, &Silent, OffsetDateTime::now_utc());
         let (head, _) = request(address, "GET", "/healthz").await;
         assert!(head.starts_with("HTTP/1.1 200 OK"), "{head}");

@@ -71,7 +71,7 @@ fn refuses_backup_in_a_place_where_it_would_be_lost() {
     ] {
         let ran = apply(&node, failpoint);
         ran.ended(65)
-            .says("cannot be the backup of the CA keys: it lies below ");
+            .says("cannot be the backup of the CA keys: it is below ");
         assert_eq!(keys(&node), before, "{failpoint}");
         assert!(!node.outside(failpoint).exists(), "{failpoint}");
     }
@@ -432,7 +432,7 @@ fn requires_issuing_ca_first_in_bundle() {
         &node,
         65,
         &[
-            "front-proxy-client would not do without the key of front-proxy-ca: it verifies under",
+            "front-proxy-client needs the key of front-proxy-ca to be repaired: it verifies under",
             "but kubeadm uses only the first certificate of the bundle",
             "put the issuing root first, and run this again",
             "@/etc/kubernetes/pki/front-proxy-ca.key is not the key of @/etc/kubernetes/pki/front-proxy-ca.crt",
@@ -519,7 +519,7 @@ fn requires_test_signature_if_signer_does_not_name_its_ca() {
     node.signer_does("all", "without-trust");
     report(&node)
         .done()
-        .says("answers, and does not say with which CA");
+        .says("answers, but does not report its CA");
     Ran::of(apply_command(&node, "backup").arg("--skip-signing-proof"))
         .ended(65)
         .says("only a signature proves that it has ca (omit --skip-signing-proof)");
@@ -566,7 +566,7 @@ fn refuses_to_overwrite_backup() {
     .unwrap();
     apply(&node, "good")
         .ended(65)
-        .says("the private key was encrypted under another passphrase, or is damaged");
+        .says("the private key was encrypted with another passphrase, or is damaged");
     restore(&node, &["--apply"], &["good"])
         .ended(65)
         .says("good gives no keys: the private key was encrypted with another passphrase");
@@ -703,7 +703,7 @@ fn restores_one_key_to_two_authorities_that_share_it() {
     restore(&node, &["--apply"], &["backup"])
         .ended(65)
         .says("belongs to no CA certificate on this node")
-        .says("name the authorities that you want with --authority");
+        .says("select authorities with --authority");
     // The key of front-proxy-ca in the backup belongs to no certificate and is not required.
     let both = [
         "--apply",

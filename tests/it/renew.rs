@@ -246,7 +246,7 @@ fn renews_named_certificates_and_all_of_them() {
     renew(&node, &["--force", "--name", "apiserver"])
         .done()
         .row_says("apiserver", "rekeyed")
-        .row_says("apiserver", "asked for with --force");
+        .row_says("apiserver", "requested with --force");
     assert_eq!(changed(&now, &node.keys_in_place()), [CertName::Apiserver]);
     let now = node.keys_in_place();
     renew(&node, &["--force", "--all"]).done();
@@ -258,7 +258,7 @@ fn renews_named_certificates_and_all_of_them() {
             &["--name", "apisever"],
         ))
         .ended(status)
-        .says("--name \"apisever\" is no certificate; did you mean apiserver?");
+        .says("--name \"apisever\" is not a certificate name; did you mean apiserver?");
     }
     node.configure(&format!(
         "{INIT}etcd: {{external: {{endpoints: ['http://192.0.2.50:2379']}}}}\n"

@@ -243,7 +243,7 @@ fn rejects_file_of_wrong_type_owner_mode_or_size() {
     let rejected = |part: &str| contains(&drop.note(&request), &[part]);
 
     fs::set_permissions(&path, fs::Permissions::from_mode(0o646)).unwrap();
-    rejected("everybody may write it (mode 0646)");
+    rejected("every user may write it (mode 0646)");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
 
     chown(&path, Some(4242), None).unwrap();
@@ -287,7 +287,7 @@ fn reports_misnamed_answer_for_both_certificates() {
     fs::rename(answer, drop.path("inbox/etcd-server.crt")).unwrap();
     let part = "it is etcd-peer's certificate; rename it to inbox/etcd-peer.crt";
     contains(&drop.note(&server), &[part]);
-    let part = "inbox/etcd-server.crt is not taken: it is etcd-peer's certificate";
+    let part = "inbox/etcd-server.crt is not accepted: it is etcd-peer's certificate";
     contains(&drop.note(&peer), &[part]);
 }
 

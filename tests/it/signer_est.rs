@@ -567,7 +567,7 @@ fn accepts_server_without_readable_csrattrs() {
     for (status, class) in [(401, Class::Auth), (503, Class::Transient)] {
         csrattrs(Action::status(status));
         let probed = run(open(&through(&gateway, &server)).probe());
-        fails(probed, class, &["asking for its wishes"]);
+        fails(probed, class, &["requesting its CSR attributes"]);
     }
 }
 

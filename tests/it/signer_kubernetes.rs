@@ -505,14 +505,14 @@ fn refuses_kubeconfig_that_needs_more_than_files() {
         (user("token: abc, as: admin"), "has as"),
         (
             user("client-certificate-data: QQ=="),
-            "half of a client certificate",
+            "a client certificate without its key",
         ),
         (user("tokenFile: gone"), "cannot be read"),
         (at(&insecure), "insecure-skip-tls-verify"),
-        (at("certificate-authority-data: ''"), "names no server"),
+        (at("certificate-authority-data: ''"), "does not contain server"),
         (
             at("server: 'https://me:secret-word@h:99999'"),
-            "has a server that is no address",
+            "has a server that is not a valid address",
         ),
         (at(&server), "which server"),
         ("a: [".to_owned(), "cannot be used"),
@@ -830,7 +830,7 @@ fn adds_annotation_for_cert_manager_signer_names() {
         let rig = rig.served(&name);
         let request = request(CertName::EtcdServer);
         let (ticket, note) = pending(run(rig.signer().submit(&request)));
-        contains(&note, &["cert-manager does not do by itself"]);
+        contains(&note, &["cert-manager does not do automatically"]);
         let object = rig.only();
         assert_eq!(
             object["metadata"]["annotations"]["experimental.cert-manager.io/request-duration"],
@@ -1375,7 +1375,7 @@ fn refuses_response_that_differs_from_request() {
     let signer = rig.signer();
     let request = request(CertName::EtcdServer);
     for (field, value, part) in [
-        ("/spec/usages", json!(["any"]), "changed what it asks for"),
+        ("/spec/usages", json!(["any"]), "changed its content"),
         ("/status", json!({"certificate": "%%"}), "no base64"),
     ] {
         let changed = Action::change_json(move |object| {

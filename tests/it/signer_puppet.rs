@@ -499,7 +499,7 @@ fn does_not_send_request_that_names_usages() {
     let (tag, signer) = (tag(), signer());
     let wanted = named(CertName::EtcdPeer, &format!("etcd-peer.cp1.{tag}"));
     let (request, _) = request_for(wanted, UsageExtensions::Requested);
-    let words = ["etcd-peer", "names usages", "was not sent"];
+    let words = ["etcd-peer", "contains usages", "was not sent"];
     fails(run(signer.submit(&request)), Class::Permanent, &words);
     assert_eq!(shared().sent(&tag), [""; 0]);
 }

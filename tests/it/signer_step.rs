@@ -437,7 +437,7 @@ fn names_limit_of_lifetime() {
     let message = signer.preflight(&request.wanted).unwrap_err().to_string();
     contains(
         &message,
-        &["8760h are asked for and its provisioner short gives 24h at most"],
+        &["8760h are requested and its provisioner short allows at most 24h"],
     );
     let modest = rig.opened(&stanza.replace("auth:", "lifetime: 24h, auth:"));
     run(modest.probe()).unwrap();
@@ -777,7 +777,7 @@ fn trusts_only_root_with_configured_fingerprint() {
     gateway.rule(Rule::on("GET", "/root/").then(Action::body(200, body)));
     let keys = stanza(&gateway.url(), "jwk", &by_fingerprint(ours), &jwk());
     let cheated = rig.opened(&keys);
-    let parts = ["the answer is another certificate"];
+    let parts = ["the response is another certificate"];
     fails(run(cheated.probe()), Class::Config, &parts);
     // It passes on the right root, and has no certificate issued by it.
     gateway.behave();

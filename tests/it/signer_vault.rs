@@ -1449,7 +1449,7 @@ fn tells_interrupted_unwrapping_from_theft() {
     let error = run(lab.through(&gateway, "role: any", &auth).probe()).unwrap_err();
     assert_eq!(error.class, Class::Auth);
     let message = error.to_string();
-    contains(&message, &["an earlier run began to unwrap it"]);
+    contains(&message, &["an interrupted earlier run may have unwrapped it"]);
     assert!(!message.contains("SECURITY"), "{message}");
 }
 

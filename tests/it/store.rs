@@ -956,7 +956,7 @@ fn reports_damaged_slot_and_never_deletes_it() {
         "apiserver/ticket.json is damaged (EOF while parsing",
         "aside/etcd-peer-20260304T050607Z: its key is torn",
         "aside/etcd-server-20260304T050607Z: its key is torn",
-        "lost+found is not of nodepki",
+        "lost+found does not belong to nodepki",
     ];
     assert_eq!(notes.len(), expected.len(), "{notes:#?}");
     for (note, words) in notes.iter().zip(expected) {
