@@ -396,6 +396,6 @@ mod tests {
         let large = list(33_000);
         assert!((large.first_der().len() as u64) < READ_LIMIT);
         let why = unreadable(&large).unwrap().to_string();
-        assert!(why.contains("more than the 1048576"), "{why}");
+        assert!(why.contains("exceeds the limit of 1048576"), "{why}");
     }
 }

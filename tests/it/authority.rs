@@ -342,7 +342,7 @@ fn requires_reports_that_show_other_nodes_ready() {
     activate(&behind)
         .ended(65)
         .says("cp2 does not meet the requirement")
-        .says("it does not trust CN=etcd-ca");
+        .says("not all files there trust CN=etcd-ca");
     stage(&second, authority, &new).ended(75);
     activate(&write("waiting.json"))
         .ended(65)
@@ -376,7 +376,7 @@ fn keeps_leaves_when_new_ca_certificate_has_the_old_key() {
     let before = leaves();
     stage(&node, Authority::Ca, &new)
         .ended(75)
-        .says("its certificate is renewed");
+        .says("the new certificate has name and key of the CA in place");
     clear_due_restarts(&node);
     // Neither a peer nor the signer is asked.
     step(&node, "activate", Authority::Ca, &[]).done();
@@ -444,7 +444,7 @@ fn refuses_to_stage_unusable_ca_and_changes_nothing() {
         .says("authorities.ca.trust.sha256");
     step(&node, "stage", ca, &["--certificate", "/nowhere.crt"])
         .ended(64)
-        .says("there is no such file");
+        .says("the file does not exist");
     let leaf = node.path("/etc/kubernetes/pki/apiserver.crt");
     stage(&node, ca, &leaf)
         .ended(65)
@@ -571,13 +571,17 @@ fn changes_nothing_in_a_dry_run_of_any_step() {
     };
     stage(&node, authority, &new).ended(75);
     clear_due_restarts(&node);
-    dry_run("stage", &["--undo", "--no-node-activated"], "ca.crt holds");
+    dry_run(
+        "stage",
+        &["--undo", "--no-node-activated"],
+        "ca.crt contains",
+    );
     give_signer_new_authority(&node, authority);
     let words = "issued by the new CA: apiserver, ";
     dry_run("activate", &["--all-nodes-staged"], words);
     step(&node, "activate", authority, &["--all-nodes-staged"]).ended(75);
     clear_due_restarts(&node);
-    dry_run("retire", &["--all-nodes-activated"], "ca.crt holds");
+    dry_run("retire", &["--all-nodes-activated"], "ca.crt contains");
     // A step that is refused is refused in a dry run too.
     step(&node, "retire", authority, &["--dry-run"]).ended(65);
 }
@@ -920,7 +924,7 @@ mod on_a_cluster {
 
         // The runbook requires these commands after this step.
         on(node, "activate", ca, &["--dry-run"])
-            .says("cluster-info in kube-public does not hold")
+            .says("cluster-info in kube-public does not contain")
             .says("runbook.md, section 8");
         let admin = cluster.admin();
         let deployments = "/apis/apps/v1/namespaces/default/deployments";
@@ -1105,7 +1109,7 @@ mod on_a_cluster {
         };
         on(first, "activate", ca, &[])
             .ended(65)
-            .says("nothing is known of w1");
+            .says("the progress of w1 is unknown");
         by_report("activate")
             .ended(65)
             .says("w1 does not meet the requirement")

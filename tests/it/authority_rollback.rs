@@ -172,7 +172,9 @@ fn rolls_back_all_files_of_staged_ca_if_one_component_fails() {
     let report = plane.report(ca);
     assert_eq!(report["phase"], "settled");
     assert!(
-        report["missing"].to_string().contains("did not come back"),
+        report["missing"]
+            .to_string()
+            .contains("did not become ready"),
         "{report}"
     );
     // The step can be repeated.

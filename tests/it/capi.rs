@@ -272,7 +272,7 @@ fn creates_secrets_that_cluster_api_accepts() {
         .check(&[])
         .done()
         .says("prod-ca")
-        .says("tls.key holds no private key");
+        .says("tls.key does not contain a private key");
 }
 
 #[test]
@@ -502,7 +502,7 @@ fn leaves_foreign_secret_unchanged() {
         .says("prod-proxy in")
         .says("it contains another CA, CN=front-proxy-ca")
         .says("prod-etcd in")
-        .says("its certificate cannot be read")
+        .says("its certificate is unreadable")
         .says("ConfigMap/cp owns it")
         .says("Helm keeps it")
         .says("its certificate is not of this cluster")

@@ -489,7 +489,7 @@ fn changes_nothing_for_faulty_upload() {
         .says("that are not needed here: ca.key");
     download(&node, &["--with-ca-keys"])
         .ended(65)
-        .says("ca.key in the Secret kube-system/kubeadm-certs is cut short");
+        .says("ca.key in the Secret kube-system/kubeadm-certs is truncated");
     has_no_authority_key(&node);
 }
 

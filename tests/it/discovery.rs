@@ -238,7 +238,7 @@ fn names_each_fault_of_cluster_info() {
         (
             config_map(&genuine, Some(&jws(&header("zzzzzz"), &genuine))),
             &[
-                "of another kind",
+                "has an unexpected header",
                 r#"{\"alg\":\"HS256\",\"kid\":\"zzzzzz\"}"#,
             ][..],
         ),
@@ -247,7 +247,7 @@ fn names_each_fault_of_cluster_info() {
                 &genuine,
                 Some(&jws(r#"{"alg":"none","kid":"abcdef"}"#, &genuine)),
             ),
-            &["of another kind", r#"\"alg\":\"none\""#],
+            &["has an unexpected header", r#"\"alg\":\"none\""#],
         ),
         (
             config_map(&genuine, Some(&jws_of(&genuine)[..60])),
@@ -368,7 +368,7 @@ fn names_address_of_certificate_for_wrong_address() {
         ExitCode::Refused,
         &[
             "it is for api.prod.example.com and not for 127.0.0.1",
-            "names https://api.prod.example.com:6443: use that",
+            "contains https://api.prod.example.com:6443: use that",
         ],
     );
 }
@@ -470,7 +470,7 @@ fn warns_if_token_is_trusted_without_pins() {
     let discovered = found(&by_token(&gateway, &[])).unwrap();
     let note = &discovered.notes[0];
     for word in [
-        "for the token's signature alone",
+        "because of the token's signature alone",
         &hex(&gateway.ca_pin()),
         "caCertHashes",
     ] {
@@ -486,7 +486,7 @@ fn uses_endpoint_of_join_configuration_and_reports_another() {
     answers(&gateway, 200, &signed(&kubeconfig));
     let discovered = found(&by_token(&gateway, &[gateway.ca_pin()])).unwrap();
     assert_eq!(discovered.server, gateway.url());
-    assert!(discovered.notes[0].contains("names https://api.prod.example.com:6443"));
+    assert!(discovered.notes[0].contains("contains https://api.prod.example.com:6443"));
 }
 
 /// Files by name, with system CAs of the test.
@@ -624,7 +624,7 @@ fn rejects_unusable_discovery_file() {
             &plain.replace("server", "x"),
             held,
             ExitCode::Configuration,
-            "does not contain server",
+            "names no server",
         ),
         (
             &plain.replace("https:", "http:"),

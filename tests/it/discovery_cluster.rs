@@ -248,7 +248,7 @@ fn refuses_unpinned_ca_that_kubeadm_accepts() {
     let mallory = Issuer::new("mallory");
     let both = STANDARD.encode([&*ca, &mallory.pem()].concat());
     shared.publish_signed(&genuine.replace(&STANDARD.encode(&ca), &both));
-    let words = "neither pinned nor a CA below a pinned one: CN=mallory (public key sha256:";
+    let words = "neither pinned nor of a CA below a pinned one: CN=mallory (public key sha256:";
     let discovery = shared.at(ENDPOINT, TOKEN, &[&pin]);
     shared.refused(&node, &discovery, 65, words, false);
     // A change of the CA has the same effect until both are pinned.

@@ -724,7 +724,7 @@ fn compares_files_with_the_configuration() {
     assert!(
         unknown
             .evidence("config-absent")
-            .contains("cluster's own configuration")
+            .contains("the ClusterConfiguration is not on this node")
     );
     let known = format!("{joins}{}", &KUBEADM_CONFIG[cluster..]);
     let known = known.replace(

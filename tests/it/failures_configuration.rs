@@ -62,7 +62,7 @@ fn names_old_api_versions_and_how_to_migrate() {
     assert_refused(
         &node,
         &[
-            "kubeadm.k8s.io/v1beta9 (kind ClusterConfiguration) is not known to this release",
+            "kubeadm.k8s.io/v1beta9 (kind ClusterConfiguration) is not supported by this release of nodepki",
             "use kubeadm.k8s.io/v1beta4",
         ],
     );
@@ -209,7 +209,7 @@ fn removes_duplicate_names_and_warns_of_long_ones() {
     assert_accepted(
         &node,
         &[
-            "the common name in kubelet.conf is longer than the 64 bytes that X.520 allows (system:node:… has 72), many signers refuse it",
+            "the common name in kubelet.conf is longer than the 64 bytes that X.520 allows (system:node:… has 72); many signers refuse it",
             "use a shorter node name, at most 52 bytes",
             "names in one certificate; many signers refuse more than 100",
         ],
@@ -276,7 +276,7 @@ fn verifies_files_of_external_etcd_and_creates_none() {
     let node = Node::of(&external("    certFile: /etc/etcd/client.crt\n"));
     assert_refused(
         &node,
-        &["etcd.external: certFile and keyFile belong together, only one is given"],
+        &["etcd.external: only one of certFile and keyFile is set"],
     );
     let node = Node::of(&format!(
         "{INIT}etcd: {{local: {{}}, external: {{endpoints: ['http://e1:2379']}}}}\n"
@@ -470,7 +470,7 @@ fn names_missing_files_and_signers() {
     node.bootstrap()
         .ended(78)
         .says("kubeadm.yaml: does not exist, neither below ")
-        .says(" nor here");
+        .says(" nor on this machine");
     node.run(&["bootstrap"]).ended(78).says(&node.here("there is no kubeadm configuration: none of @/run/kubeadm/kubeadm.yaml, @/run/kubeadm/kubeadm-join-config.yaml exists; name the file that kubeadm is given with --kubeadm-config FILE or under kubeadm.files"));
     node.configure(INIT);
     let kubeadm = node.outside("kubeadm.yaml").display().to_string();

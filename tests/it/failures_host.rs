@@ -122,7 +122,7 @@ fn refuses_to_guess_the_address_without_a_default_route() {
     let before = node.snapshot();
     node.bootstrap()
         .ended(78)
-        .says("no advertiseAddress is given")
+        .says("no advertiseAddress is set")
         .says(words);
     before.unchanged(&node.snapshot());
     // The same on a machine without interfaces; `config check` writes nothing.

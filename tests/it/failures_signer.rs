@@ -398,7 +398,7 @@ fn exits_with_the_most_severe_status() {
     node.signer_does("front-proxy-client", "retry");
     node.ask().ended(69).row_says(
         "front-proxy-client",
-        "exec:/bin/bash asks to be tried again: come back later",
+        "exec:/bin/bash asks for a retry: come back later",
     );
     node.signer_does("etcd-peer", "denied");
     node.ask()

@@ -542,7 +542,7 @@ fn refuses_redirect_to_other_origin() {
         assert_fails(
             result,
             &kind,
-            &[&gateway.url(), &status.to_string(), "not followed"],
+            &[&gateway.url(), &status.to_string(), "which is not allowed"],
         );
     }
     assert_eq!(foreign.connections(), 0);
@@ -553,7 +553,7 @@ fn refuses_redirect_that_changes_method() {
     let gateway = Gateway::to(None);
     gateway.rule(Rule::on("*", "/").then(Action::Redirect(302, "/login".to_owned())));
     let kind = Kind::Redirected { to: gateway.url() };
-    assert_fails(get(endpoint(&gateway)), &kind, &["configuration"]);
+    assert_fails(get(endpoint(&gateway)), &kind, &["configure it"]);
     assert_eq!(gateway.requests().len(), 1);
 }
 

@@ -311,7 +311,7 @@ fn names_what_is_missing_without_the_certificate_key() {
     );
     node.nodepki(&["config", "check"])
         .done()
-        .says("ask the cluster");
+        .says("from the cluster");
 }
 
 #[test]
@@ -393,7 +393,7 @@ fn changes_nothing_on_damaged_secrets() {
     let upload = "kubeadm init phase upload-certs --upload-certs";
     refused(
         &join(&cluster, &node, &with_key(&other)),
-        &["does not fit", upload],
+        &["does not decrypt any entry", upload],
     );
     let put = |change: &dyn Fn(&mut Value)| {
         let mut secret = whole.clone();

@@ -46,19 +46,22 @@ const STRICTER: &[(&str, &str)] = &[
     ),
     ("is missing", "the component would not work"),
     (
-        "a leaf is wanted",
+        "a leaf certificate is required",
         "a leaf that is a CA could issue further certificates",
     ),
     (
-        "takes the first one as the CA",
+        "uses the first one as the CA",
         "kubeadm refuses a ca.crt that is not a CA's",
     ),
     (
-        "more than the 65536",
+        "exceeds the limit of 65536",
         "larger than anything that a TLS peer should have to read",
     ),
     // Bounds.
-    ("more than the 128", "a bound on the work per answer"),
+    (
+        "more than the limit of 128",
+        "a bound on the work per answer",
+    ),
     (
         "there are more than 64",
         "a bound on the work per certificate",
@@ -1017,11 +1020,14 @@ fn compares_bundles_in_bounded_time() {
     };
     let long: String = (0..40).map(long_name).collect();
     let error = TrustBundle::from_answer(long.as_bytes()).unwrap_err();
-    assert!(error.to_string().contains("more than the 32768"), "{error}");
+    assert!(
+        error.to_string().contains("exceeds the limit of 32768"),
+        "{error}"
+    );
     let large = vec![b'a'; 600 * 1024];
     let error = TrustBundle::from_answer(&large).unwrap_err();
     assert!(
-        error.to_string().contains("more than the 524288"),
+        error.to_string().contains("exceeds the limit of 524288"),
         "{error}"
     );
 }
@@ -1180,7 +1186,7 @@ fn bootstrap_refuses_chain_over_size_limit() {
         })
     })
     .ended(65)
-    .row_says("etcd-server", "more than the 65536 that are accepted");
+    .row_says("etcd-server", "exceeds the limit of 65536");
 }
 
 #[test]

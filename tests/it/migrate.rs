@@ -113,7 +113,7 @@ fn restores_keys_if_backup_cannot_be_read_after_the_commit() {
     Ran::from(run.wait_with_output().unwrap())
         .ended(75)
         .says("cannot be read back after the CA keys were removed")
-        .says("the keys are in place again");
+        .says("the keys were restored");
     assert_eq!(keys(&node), before);
     apply(&node, "backup").done();
     assert!(keys(&node).is_empty());
@@ -569,7 +569,7 @@ fn refuses_to_overwrite_backup() {
         .says("the private key was encrypted with another passphrase, or is damaged");
     restore(&node, &["--apply"], &["good"])
         .ended(65)
-        .says("good gives no keys: the private key was encrypted with another passphrase");
+        .says("good cannot be opened: the private key was encrypted with another passphrase");
 }
 
 #[test]
@@ -742,7 +742,11 @@ fn refuses_key_behind_a_link() {
     let key = node.path(format!("{PKI}/ca.key"));
     fs::rename(&key, node.path(format!("{PKI}/real.key"))).unwrap();
     symlink("real.key", &key).unwrap();
-    assert_refused(&node, 65, &["@/etc/kubernetes/pki/ca.key is a link"]);
+    assert_refused(
+        &node,
+        65,
+        &["@/etc/kubernetes/pki/ca.key is a symbolic link"],
+    );
 }
 
 #[test]

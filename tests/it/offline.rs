@@ -181,7 +181,7 @@ fn assigns_misnamed_certificates_by_their_key() {
     );
     let message = collection.remarks[1].to_string();
     assert!(
-        message.contains("pki/etcd/server.crt is etcd-peer's certificate"),
+        message.contains("pki/etcd/server.crt has the key of etcd-peer"),
         "{message}"
     );
 }
@@ -212,9 +212,8 @@ fn explains_stray_files() {
     let remarks: Vec<_> = collection.remarks.iter().map(ToString::to_string).collect();
     assert_eq!(remarks.len(), 2, "{remarks:?}");
     assert!(
-        remarks[0].contains(
-            "pki/apiserver.crt (CN=kube-apiserver) is for a key that no outstanding request has"
-        ),
+        remarks[0]
+            .contains("pki/apiserver.crt (CN=kube-apiserver) is for a key of no pending request"),
         "{remarks:?}"
     );
     assert!(

@@ -239,10 +239,7 @@ fn renews_expired_node_offline_without_signer() {
     follow(
         &node,
         2,
-        &[(
-            0,
-            &["nobody is configured to sign", "nodepki csr export DIR"],
-        )],
+        &[(0, &["no signer is configured", "nodepki csr export DIR"])],
     );
     follow(
         &node,

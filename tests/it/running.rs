@@ -308,7 +308,7 @@ fn keeps_role_of_node_whose_manifests_were_moved_away() {
     // Its other files show a control-plane node, whose address is not in any of them.
     run(&node, &["plan"])
         .ended(78)
-        .says("neither the manifest of its kube-apiserver nor controller-manager.conf says");
+        .says("neither the manifest of kube-apiserver nor controller-manager.conf contains");
 }
 
 #[test]

@@ -27,7 +27,7 @@ pub(crate) const REFUSED: [(&str, &str); 14] = [
     ("reversed", "reversed"),
     ("other-authority", "trust"),
     ("other-slot", "CN"),
-    ("garbage", "no certificate"),
+    ("garbage", "does not contain a certificate"),
     ("empty", "no certificate"),
 ];
 

@@ -308,7 +308,7 @@ fn reports_failed_request_until_it_is_deleted() {
         (
             vec![not_ready("Failed", "quota of the CA is used up")],
             [
-                "CorpIssuer k8s-ca of pki.example.com says",
+                "CorpIssuer k8s-ca of pki.example.com reports",
                 "quota of the CA is used up",
             ],
         ),

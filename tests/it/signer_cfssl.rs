@@ -618,11 +618,7 @@ fn signs_for_label_that_accepts_key_only() {
 
 #[test]
 fn rejects_missing_profile_on_serve() {
-    let words = [
-        "profile \"sever\"",
-        "one that does not exist",
-        "correct the name",
-    ];
+    let words = ["profile \"sever\"", "an unknown one", "correct the name"];
     // The server signs with the default profile, which has the usages of a client.
     let trap = with(
         profiles(),
@@ -844,7 +840,7 @@ fn logs_lifetime_that_profile_changes() {
     let signer = lab.probed("profile: short");
     signer.preflight(&request.wanted).unwrap();
     let (bytes, log) = logged(|| lab.signs(signer.as_ref(), &request));
-    contains(&log, &["signs it for 1h30m where 8760h is wanted"]);
+    contains(&log, &["signs it for 1h30m and 8760h is requested"]);
     assert!(!log.contains("longer than its CA"), "{log}");
     let leaf = Chain::from_answer(&bytes, request.csr.public_key()).unwrap();
     let leaf = leaf.leaf();

@@ -271,7 +271,7 @@ fn rejects_file_of_wrong_type_owner_mode_or_size() {
     rejected("larger than 262144 bytes");
 
     fs::write(&path, "not a certificate").unwrap();
-    rejected("no certificate");
+    rejected("does not contain a certificate");
 
     fs::write(&path, good).unwrap();
     drop.issued(&request);
@@ -387,7 +387,7 @@ fn logs_rejected_file_once_for_each_version() {
         let path = drop.path("inbox/apiserver.crt");
         fs::write(&path, "garbage").unwrap();
         for _ in 0..3 {
-            assert!(drop.note(&request).contains("not taken"));
+            assert!(drop.note(&request).contains("not accepted"));
         }
         fs::write(&path, "more garbage").unwrap();
         drop.note(&request);

@@ -807,7 +807,12 @@ fn polls_with_same_bytes_and_limits_wait() {
     let keys = through(&gateway, &server);
     let request = request(CertName::EtcdPeer);
     let (ticket, note) = crate::signing::pending(run(open(&keys).submit(&request)));
-    let parts = ["est:https", "asks for 1h", "10m are given", "longestWait"];
+    let parts = [
+        "est:https",
+        "requests a delay of 1h",
+        "10m are given",
+        "longestWait",
+    ];
     contains(&note, &parts);
     let signer = open(&format!("{keys}, longestWait: 2h"));
     let answer = issued(run(signer.poll(&request, &ticket)));
@@ -923,7 +928,7 @@ fn renews_by_exchange_if_names_are_unchanged() {
             Class::Permanent,
             &[
                 name.as_str(),
-                "in exchange",
+                "cannot be exchanged",
                 "RFC 7030",
                 "first certificate",
             ],

@@ -146,7 +146,7 @@ fn gives_up_after_repeated_invalid_output() {
     fails(
         run(signer.submit(&request)),
         Class::Permanent,
-        &["5 times in a row"],
+        &["5 consecutive times"],
     );
     // All certificates share a signer: the failures of one request do not count for the next.
     let other = crate::signing::request(CertName::EtcdPeer);

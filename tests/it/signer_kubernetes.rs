@@ -509,7 +509,7 @@ fn refuses_kubeconfig_that_needs_more_than_files() {
         ),
         (user("tokenFile: gone"), "cannot be read"),
         (at(&insecure), "insecure-skip-tls-verify"),
-        (at("certificate-authority-data: ''"), "does not contain server"),
+        (at("certificate-authority-data: ''"), "names no server"),
         (
             at("server: 'https://me:secret-word@h:99999'"),
             "has a server that is not a valid address",
@@ -1376,7 +1376,7 @@ fn refuses_response_that_differs_from_request() {
     let request = request(CertName::EtcdServer);
     for (field, value, part) in [
         ("/spec/usages", json!(["any"]), "changed its content"),
-        ("/status", json!({"certificate": "%%"}), "no base64"),
+        ("/status", json!({"certificate": "%%"}), "is not base64"),
     ] {
         let changed = Action::change_json(move |object| {
             *object.pointer_mut(field).unwrap() = value.clone();

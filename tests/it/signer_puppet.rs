@@ -820,7 +820,7 @@ fn renews_with_same_key_by_exchange() {
     assert_eq!(leaf(&issued(Ok(found))), new_leaf);
 
     let (other, _) = asking(CertName::EtcdPeer, &certname);
-    let words = ["renewing etcd-peer", "for the same key only", "ca clean"];
+    let words = ["renewing etcd-peer", "only for the same key", "ca clean"];
     fails(
         run(signer.renew(&other, &current(&new, &key))),
         Class::Permanent,

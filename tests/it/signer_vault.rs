@@ -1030,7 +1030,7 @@ fn tells_causes_of_403_apart() {
         submit(lab.with_token("role: any", &denied).as_ref()),
         Class::Auth,
         &[
-            "pki/sign/any allowed (update)",
+            "allow pki/sign/any (update)",
             "the token itself is good",
             "etcd-server",
         ],
@@ -1183,7 +1183,7 @@ fn follows_standby_to_configured_addresses_only() {
     fails(
         run(signer("").submit(&request)),
         Class::Config,
-        &["307", &active.url(), "name it in the configuration"],
+        &["307", &active.url(), "add it to the configuration"],
     );
     let certified = root.certified("pki").len();
     let also = format!("alsoAllow: [\"{}\"], ", active.url());
@@ -1266,7 +1266,7 @@ fn replaces_revoked_token_with_one_login() {
     fails(
         run(signer.submit(&etcd_server())),
         Class::Auth,
-        &["pki/sign/any allowed (update)"],
+        &["allow pki/sign/any (update)"],
     );
     assert_eq!(count(&gateway, "/login"), 2);
     // The stored token of another configuration is not used.
@@ -1449,7 +1449,10 @@ fn tells_interrupted_unwrapping_from_theft() {
     let error = run(lab.through(&gateway, "role: any", &auth).probe()).unwrap_err();
     assert_eq!(error.class, Class::Auth);
     let message = error.to_string();
-    contains(&message, &["an interrupted earlier run may have unwrapped it"]);
+    contains(
+        &message,
+        &["an interrupted earlier run may have unwrapped it"],
+    );
     assert!(!message.contains("SECURITY"), "{message}");
 }
 
@@ -1466,7 +1469,10 @@ fn exits_with_77_after_security_event() {
     );
     fs::write(node.outside("config.yaml"), settings).unwrap();
     let before = node.etc();
-    node.ask().ended(77).says("SECURITY").says("somebody else");
+    node.ask()
+        .ended(77)
+        .says("SECURITY")
+        .says("another process has unwrapped");
     before.unchanged(&node.etc());
 }
 

@@ -817,7 +817,7 @@ fn reads_and_writes_nothing_on_mounts_of_this_machine() {
         &["doctor", "--kubeconfig", "/etc/kubernetes/evil.conf"],
         &script,
     )
-    .says("belongs to this machine and not to the system below the root");
+    .says("belongs to this machine, not to the system below the root");
     mounted(
         &["renew", "--all", "--wait", "0s", "--clock-wait", "0s"],
         &script,

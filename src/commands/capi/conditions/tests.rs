@@ -248,7 +248,7 @@ fn rejects_authority_with_unusable_certificate_or_key() {
     );
     invalid(
         cluster.put(Purpose::Proxy, "tls.crt", " \n"),
-        "there is no certificate in it",
+        "it does not contain a certificate",
     );
     let garbage = "-----BEGIN CERTIFICATE-----\nQUJD\n-----END CERTIFICATE-----\n";
     invalid(

@@ -127,7 +127,7 @@ fn compares_service_account_key_with_key_set_of_cluster() {
         assert_eq!(notes.len(), usize::from(words.is_some()));
         for (note, words) in notes.iter().zip(words) {
             assert!(note.evidence.contains(words), "{}", note.evidence);
-            assert!(note.evidence.contains(&id) || words.contains("no key set"));
+            assert!(note.evidence.contains(&id) || words.contains("not a key set"));
         }
     }
 }
