@@ -350,7 +350,7 @@ fn requires_reports_that_show_other_nodes_ready() {
     clear_due_restarts(&second);
     let ready = write("ready.json");
     give_signer_new_authority(&first, authority);
-    activate(&ready).ended(75).says("cp2 is as far");
+    activate(&ready).ended(75).says("cp2 meets the requirement");
     step(&first, "retire", authority, &["--all-nodes-activated"])
         .ended(65)
         .says("it is not verified yet that the replaced files are in effect (etcd-");
@@ -1113,7 +1113,7 @@ mod on_a_cluster {
         by_report("activate")
             .ended(65)
             .says("w1 does not meet the requirement")
-            .says("does not trust");
+            .says("not all files there trust");
         let take = |step: &str, more: &[&str]| {
             worker.nodepki(&[&["authority", step, "ca"], more].concat())
         };

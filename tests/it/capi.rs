@@ -503,7 +503,7 @@ fn leaves_foreign_secret_unchanged() {
         .says("it contains another CA, CN=front-proxy-ca")
         .says("prod-etcd in")
         .says("its certificate is unreadable")
-        .says("ConfigMap/cp owns it")
+        .says("it is owned by ConfigMap/cp")
         .says("Helm keeps it")
         .says("its certificate is not of this cluster")
         .says("--replace")

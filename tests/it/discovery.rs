@@ -258,7 +258,7 @@ fn names_each_fault_of_cluster_info() {
         ),
         (
             config_map(cut, Some(&jws_of(&genuine))),
-            &["its signature does not fit"],
+            &["its signature does not match the secret"],
         ),
         (
             signed(cut),
@@ -284,7 +284,9 @@ fn names_each_fault_of_cluster_info() {
         ),
         (
             signed(&user),
-            &["neither pinned nor a CA below a pinned one: CN=system:node:n1 (public key sha256:"],
+            &[
+                "neither pinned nor of a CA below a pinned one: CN=system:node:n1 (public key sha256:",
+            ],
         ),
         (
             json!({"kind": "ConfigMap"}),
@@ -338,7 +340,7 @@ fn rejects_server_in_between() {
             ExitCode::Refused,
             &[
                 "has not proven that it belongs to the cluster",
-                &format!("names {}", genuine.url()),
+                &format!("contains {}", genuine.url()),
             ],
         );
     }
@@ -630,7 +632,7 @@ fn rejects_unusable_discovery_file() {
             &plain.replace("https:", "http:"),
             held,
             ExitCode::Configuration,
-            "does not begin with https://",
+            "does not start with https://",
         ),
         (
             &with_user(&gateway, "insecure-skip-tls-verify: true", "token: x"),

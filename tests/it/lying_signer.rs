@@ -1020,10 +1020,7 @@ fn compares_bundles_in_bounded_time() {
     };
     let long: String = (0..40).map(long_name).collect();
     let error = TrustBundle::from_answer(long.as_bytes()).unwrap_err();
-    assert!(
-        error.to_string().contains("exceeds the limit of 32768"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("more than the 32768"), "{error}");
     let large = vec![b'a'; 600 * 1024];
     let error = TrustBundle::from_answer(&large).unwrap_err();
     assert!(

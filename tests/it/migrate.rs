@@ -687,7 +687,7 @@ fn moves_single_authorities_and_restores_from_several_backups() {
     node.write(format!("{PKI}/ca.key"), "something else");
     restore(&node, &["--apply"], &["etcd", "rest"])
         .ended(65)
-        .says(&node.here("@/etc/kubernetes/pki/ca.key exists and is not the key of @/etc/kubernetes/pki/ca.crt; it is not overwritten"));
+        .says(&node.here("@/etc/kubernetes/pki/ca.key exists, is not the key of @/etc/kubernetes/pki/ca.crt and is not overwritten"));
     assert_eq!(keys(&node).len(), 1);
     node.remove(format!("{PKI}/ca.key"));
     restore(&node, &["--apply"], &["etcd", "rest"]).done();

@@ -28,7 +28,7 @@ pub(crate) const REFUSED: [(&str, &str); 14] = [
     ("other-authority", "trust"),
     ("other-slot", "CN"),
     ("garbage", "does not contain a certificate"),
-    ("empty", "no certificate"),
+    ("empty", "does not contain a certificate"),
 ];
 
 /// Modes whose answer is unusual and valid.

@@ -810,7 +810,7 @@ fn polls_with_same_bytes_and_limits_wait() {
     let parts = [
         "est:https",
         "requests a delay of 1h",
-        "10m are given",
+        "limited to 10m",
         "longestWait",
     ];
     contains(&note, &parts);

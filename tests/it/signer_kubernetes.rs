@@ -514,7 +514,7 @@ fn refuses_kubeconfig_that_needs_more_than_files() {
             at("server: 'https://me:secret-word@h:99999'"),
             "has a server that is not a valid address",
         ),
-        (at(&server), "which server"),
+        (at(&server), "neither a CA nor a pin is configured"),
         ("a: [".to_owned(), "cannot be used"),
         ("current-context: b".to_owned(), "\"b\""),
     ] {
