@@ -399,7 +399,7 @@ fn reports_activation_as_pending_while_certificates_are_under_old_ca() {
     // The signer answers the test request, which has another slot, and is unreachable afterwards.
     let activate = || {
         let step = ["authority", "activate", authority.as_str()];
-        node.configured(&[&step[..], &["--all-nodes-staged", "--wait", "0s"]].concat())
+        node.configured([&step[..], &["--all-nodes-staged", "--wait", "0s"]].concat())
     };
     let before = node.leaf(CertName::FrontProxyClient).unwrap().0.to_pem();
     // A second run does not repeat the checks that precede the requests.
@@ -498,7 +498,7 @@ fn stages_the_ca_of_the_signer_if_it_is_pinned() {
     };
     settings(&format!("'{old}'"));
     node.ask().done();
-    let stage = || Ran::of(&mut node.configured(&["authority", "stage", "ca", "--wait", "0s"]));
+    let stage = || Ran::of(&mut node.configured(["authority", "stage", "ca", "--wait", "0s"]));
     stage().done().says("nothing to do");
     give_signer_new_authority(&node, ca);
     let before = node.etc();
@@ -648,7 +648,7 @@ fn writes_kubelet_conf_by_file_with_both_staged_cas() {
         "--certificate",
         new.to_str().unwrap(),
     ];
-    Ran::of(&mut node.configured(&stage)).ended(75);
+    Ran::of(&mut node.configured(stage)).ended(75);
     let both = trusted_by(&node, CertName::KubeletConf);
     assert_eq!(both.len(), 2);
     node.remove("/etc/kubernetes/kubelet.conf");
