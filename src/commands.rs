@@ -36,7 +36,6 @@ use crate::store::Root;
 use options::{GlobalOptions, OutputFormat, RunOptions, SourceOptions};
 use output::{print_failure, print_message, print_to_stderr, print_warnings, terminal};
 
-
 /// Gives a Kubernetes control-plane node its PKI without a CA private key ever being on the node.
 ///
 /// Reads the kubeadm configuration, generates keys and certificate signing requests on the node, has them signed by an

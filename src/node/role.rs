@@ -68,19 +68,18 @@ pub fn role_of(
     }
 }
 
-/// Returns the existing files that only a control-plane node has. The CA certificate of etcd is not one of them: workers
-/// have it too if their network plug-in uses etcd.
+/// Returns the existing files that only a control-plane node has. CA certificates are not among them: a network plug-in
+/// may read etcd with its CA, and user data may put the certificates of all authorities on every node.
 pub fn files_of_control_plane(state: &NodeState) -> Vec<PathBuf> {
     let layout = state.layout();
     let leaves = CertName::KUBEADM
         .into_iter()
         .filter(|name| !name.is_of_kubelet())
         .flat_map(|name| layout.files(name));
-    let [_, ca_key] = layout.authority(Authority::Ca);
-    let [_, etcd_ca_key] = layout.authority(Authority::EtcdCa);
-    let files = leaves
-        .chain([ca_key, etcd_ca_key])
-        .chain(layout.authority(Authority::FrontProxyCa))
-        .chain(layout.service_account());
+    let ca_keys = Authority::ALL.map(|name| {
+        let [_, key] = layout.authority(name);
+        key
+    });
+    let files = leaves.chain(ca_keys).chain(layout.service_account());
     files.filter(|path| state.exists(path)).collect()
 }

@@ -1129,7 +1129,9 @@ mod on_a_cluster {
             .says("kubelet rolled back: did not come back with the new ca")
             .says_not("kube-controller-manager waits");
         assert!(before == files());
-        by_report("activate").ended(65).says("does not trust");
+        by_report("activate")
+            .ended(65)
+            .says("not all files there trust");
         fs::remove_file(worker.path("/var/broken")).unwrap();
         take("stage", &["--certificate", "/var/new/ca.crt"])
             .done()
@@ -1138,9 +1140,7 @@ mod on_a_cluster {
             .done()
             .says("w1 meets the requirement");
 
-        by_report("retire")
-            .ended(65)
-            .says("kubelet.conf is not under");
+        by_report("retire").ended(65).says("kubelet.conf");
         give_signer_new_ca(&worker, ca);
         take("activate", &["--all-nodes-staged"]).done();
         by_report("retire").done().says("w1 meets the requirement");

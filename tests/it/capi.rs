@@ -504,8 +504,8 @@ fn leaves_foreign_secret_unchanged() {
         .says("prod-etcd in")
         .says("its certificate is unreadable")
         .says("it is owned by ConfigMap/cp")
-        .says("Helm keeps it")
-        .says("its certificate is not of this cluster")
+        .says("it is managed by Helm")
+        .says("its certificate does not belong to this cluster")
         .says("--replace")
         .says_not("precious");
     assert_eq!(management.versions(), before);
@@ -514,7 +514,7 @@ fn leaves_foreign_secret_unchanged() {
     management
         .check(&[])
         .done()
-        .says("tls.key holds no private key");
+        .says("tls.key does not contain a private key");
     // A foreign Secret is kept nevertheless.
     assert_eq!(management.data("proxy", "tls.key"), b"precious");
     let metadata = &management.secret("apiserver-etcd-client")["metadata"];

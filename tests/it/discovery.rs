@@ -278,7 +278,7 @@ fn names_each_fault_of_cluster_info() {
         (
             signed(&extra),
             &[
-                "neither pinned nor a CA below a pinned one: CN=mallory (public key sha256:",
+                "neither pinned nor of a CA below a pinned one: CN=mallory (public key sha256:",
                 "kubeadm token delete abcdef",
             ],
         ),
@@ -488,7 +488,7 @@ fn uses_endpoint_of_join_configuration_and_reports_another() {
     answers(&gateway, 200, &signed(&kubeconfig));
     let discovered = found(&by_token(&gateway, &[gateway.ca_pin()])).unwrap();
     assert_eq!(discovered.server, gateway.url());
-    assert!(discovered.notes[0].contains("contains https://api.prod.example.com:6443"));
+    assert!(discovered.notes[0].contains("https://api.prod.example.com:6443"));
 }
 
 /// Files by name, with system CAs of the test.
@@ -650,7 +650,7 @@ fn rejects_unusable_discovery_file() {
             &with_user(&gateway, "certificate-authority: none.crt", "token: x"),
             "",
             ExitCode::Configuration,
-            "as /none.crt cannot be read",
+            "since /none.crt cannot be read",
         ),
         (
             &with_user(&gateway, "tls-server-name: localhost", "token: x"),
