@@ -1,6 +1,6 @@
 //! Makes components use replaced files: waits for those that reload, restarts the others, and verifies what they serve.
 //!
-//! [`settle`] processes the records of `store` ([`Root::unsettled`]), in this order.
+//! [`settle`] processes the records of `store` (`Root::unsettled`), in this order.
 //!
 //! 1. *Components that reload files*: wait until the served certificate is the one on disk. Then run the hooks and units
 //!    that are configured for that certificate.

@@ -1,7 +1,7 @@
 //! Shared certificates: what kubeadm copies between control-plane nodes by way of the Secret `kubeadm-certs`.
 //!
 //! Owns the way from the cluster to the files ([`download`]) and back ([`upload`]); the format is the matter of
-//! [`sharedcerts`]. The objects in the cluster are kubeadm's, field by field (its `phases/copycerts`): either program
+//! [`kubeadm_certs`]. The objects in the cluster are kubeadm's, field by field (its `phases/copycerts`): either program
 //! reads what the other one uploaded.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -35,7 +35,7 @@
 //!   removed request is created again with the same key, unless it was denied, which this node remembers.
 //! - The names `kubernetes.io/*` are suitable for few certificates, and always sign with the CA of the API server's own
 //!   cluster: they can renew `controller-manager.conf` and similar certificates *in* that cluster.
-//!   [`Signer::preflight`](super::Signer::preflight) refuses the others.
+//!   [`Signer::preflight`] refuses the others.
 //! - The lifetime is requested with `expirationSeconds`, and for cert-manager with its annotation. Signers may shorten
 //!   it, and API servers before 1.22 drop it; the dates in the certificate are authoritative.
 //! - A user who may create requests may read all of them: they contain names and addresses of nodes, and no secrets.

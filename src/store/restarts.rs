@@ -137,7 +137,7 @@ impl Root {
     /// Returns the components that must be restarted, or did not become ready after a restart.
     ///
     /// # Errors
-    /// As [`Root::unsettled`].
+    /// As `Root::unsettled`.
     pub fn restarts(&self) -> Result<Vec<Restart>, Error> {
         self.unsettled().map(|unsettled| unsettled.restarts)
     }
