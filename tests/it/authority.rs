@@ -1140,7 +1140,9 @@ mod on_a_cluster {
             .done()
             .says("w1 meets the requirement");
 
-        by_report("retire").ended(65).says("kubelet.conf");
+        by_report("retire")
+            .ended(65)
+            .says("kubelet.conf is not under");
         give_signer_new_ca(&worker, ca);
         take("activate", &["--all-nodes-staged"]).done();
         by_report("retire").done().says("w1 meets the requirement");
