@@ -209,7 +209,7 @@ pub(super) async fn obtain(
         );
         let answer = answer.await;
         failpoint::reached("request:answered");
-        let (response, chain) = judge(desk, job, &key, answer)?;
+        let response = judge(desk, job, &key, answer)?;
         let waiting = match &response {
             Response::Pending { note, .. } => Some(note.clone()),
             _ => None,
@@ -234,13 +234,13 @@ pub(super) async fn obtain(
             failpoint::reached("request:pending");
             desk.progress.event(Event::Waiting(asked.spec.name, note));
         }
-        let wait = match (next, chain) {
-            (Next::Install, Some(chain)) => {
+        let wait = match next {
+            Next::Install(chain) => {
                 failpoint::reached("request:verified");
                 desk.progress.event(Event::Signed(asked.spec.name));
                 return Ok(signed(chain, key, request));
             }
-            (Next::Call { call: next, wait }, _) => {
+            Next::Call { call: next, wait } => {
                 if let Some(failure) = failure {
                     let (name, operation) = (asked.spec.name, next.operation().as_str());
                     tracing::info!(certificate = %name, "{failure}; next: {operation} in {wait:.0?}");
@@ -251,14 +251,14 @@ pub(super) async fn obtain(
                 call = next;
                 wait
             }
-            (Next::Wait(note), _) => return Ok(Outcome::Pending(note)),
-            (Next::Denied(reason), _) => return Ok(Outcome::Denied(reason)),
-            (Next::Refused(differences), _) => return Ok(Outcome::Refused(differences)),
-            (Next::Failed(error), _) => return Ok(Outcome::Failed(Rc::new(error))),
-            (Next::Lost | Next::Install, _) => {
+            Next::Wait(note) => return Ok(Outcome::Pending(note)),
+            Next::Denied(reason) => return Ok(Outcome::Denied(reason)),
+            Next::Refused(differences) => return Ok(Outcome::Refused(differences)),
+            Next::Failed(error) => return Ok(Outcome::Failed(Rc::new(error))),
+            Next::Lost => {
                 return Ok(Outcome::Failed(Rc::new(forgotten(asked))));
             }
-            (Next::MustNotResubmit, _) => {
+            Next::MustNotResubmit => {
                 return Ok(Outcome::Failed(Rc::new(forbidden(desk, asked))));
             }
         };
@@ -272,13 +272,13 @@ fn judge(
     job: &Job<'_>,
     key: &PrivateKey,
     answer: Result<Answer, SignerError>,
-) -> Result<(Response, Option<Chain>), store::Error> {
-    let response = match answer {
+) -> Result<Response<Chain>, store::Error> {
+    Ok(match answer {
         Ok(Answer::Issued(answer)) => match verified(&answer, desk, job, key) {
             Ok(chain) => {
                 let (slot, durability) = (job.asked.slot(), job.asked.durability());
                 desk.store.keep_answer(slot, &answer, durability)?;
-                return Ok((Response::Accepted, Some(chain)));
+                Response::Accepted(chain)
             }
             Err(differences) => Response::Mismatch(differences),
         },
@@ -294,8 +294,7 @@ fn judge(
         Ok(Answer::Denied { reason }) => Response::Denied(reason),
         Ok(Answer::Gone) => Response::Unknown,
         Err(error) => Response::Failed(error),
-    };
-    Ok((response, None))
+    })
 }
 
 /// Calls the signer once.

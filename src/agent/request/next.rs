@@ -51,11 +51,11 @@ impl SignerCall {
     }
 }
 
-/// A signer's response, its certificate verified.
+/// A signer's response, its certificate verified. `C` is the verified chain.
 #[derive(Debug)]
-pub(super) enum Response {
+pub(super) enum Response<C> {
     /// The certificate satisfies the spec.
-    Accepted,
+    Accepted(C),
     /// The certificate does not satisfy the spec; the differences.
     Mismatch(Vec<String>),
     /// The signer has not decided.
@@ -94,9 +94,9 @@ pub(super) struct Attempts {
 
 /// What to do next.
 #[derive(Debug)]
-pub(super) enum Next {
+pub(super) enum Next<C> {
     /// The certificate can be installed.
-    Install,
+    Install(C),
     /// Another call, after a wait.
     Call { call: SignerCall, wait: Duration },
     /// The signer's decision is left to a later run.
@@ -114,18 +114,18 @@ pub(super) enum Next {
 }
 
 /// Decides what follows `response` to `call`, and changes the record accordingly.
-pub(super) fn next(
+pub(super) fn next<C>(
     record: &mut store::Ticket,
     attempts: &mut Attempts,
     call: SignerCall,
-    response: Response,
+    response: Response<C>,
     circumstances: &Circumstances,
-) -> Next {
+) -> Next<C> {
     let now = circumstances.now;
     match response {
-        Response::Accepted => {
+        Response::Accepted(chain) => {
             record.phase = Phase::Answered;
-            Next::Install
+            Next::Install(chain)
         }
         Response::Mismatch(differences) => {
             record.phase = Phase::Failed;
@@ -245,11 +245,11 @@ mod tests {
         }
     }
 
-    fn failed(class: Class) -> Response {
+    fn failed(class: Class) -> Response<()> {
         Response::Failed(SignerError::new(class, "no route", "look"))
     }
 
-    fn pending(after: u64) -> Response {
+    fn pending(after: u64) -> Response<()> {
         Response::Pending {
             ticket: ticket(),
             after: Some(Duration::from_secs(after)),
@@ -257,9 +257,9 @@ mod tests {
         }
     }
 
-    fn show(next: &Next) -> String {
+    fn show(next: &Next<()>) -> String {
         match next {
-            Next::Install => "install".to_owned(),
+            Next::Install(()) => "install".to_owned(),
             Next::Call { call, wait } => {
                 format!("{} in {}s", call.operation().as_str(), wait.as_secs())
             }
@@ -278,7 +278,7 @@ mod tests {
         use SignerCall::{Poll, Recover, Renew, Submit};
         let sent = Submitting;
         let cases = [
-            (sent, Submit, Response::Accepted, "install", Answered),
+            (sent, Submit, Response::Accepted(()), "install", Answered),
             (
                 sent,
                 Submit,
@@ -354,7 +354,7 @@ mod tests {
             (Phase::Ready, "submit in 0s"),
         ] {
             let mut record = record(phase);
-            let response = Response::Unknown;
+            let response = Response::<()>::Unknown;
             let next = next(
                 &mut record,
                 &mut Attempts::default(),
