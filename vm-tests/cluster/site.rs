@@ -242,11 +242,12 @@ impl Site {
         run(&mut command);
     }
 
-    /// nft, which kube-proxy runs, and its libraries.
+    /// nft, which kube-proxy runs, its libraries, and the names of protocols. Without the names, kube-proxy does not
+    /// recognize the elements that it finds after a restart, and removes them.
     fn nft(&self) -> Vec<(String, PathBuf)> {
         let root = self.path("root-nft");
         self.mount(&self.system(), "", &root);
-        let script = "echo /usr/sbin/nft; ldd /usr/sbin/nft | grep -o '/[^ ]*'";
+        let script = "echo /usr/sbin/nft; echo /etc/protocols; ldd /usr/sbin/nft | grep -o '/[^ ]*'";
         let listed = run(Command::new("chroot")
             .arg(&root)
             .args(["/bin/sh", "-c", script]));
