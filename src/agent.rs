@@ -35,40 +35,43 @@ use time::OffsetDateTime;
 use crate::kube::names::{Authority, NodePath};
 use crate::node::NodeState;
 use crate::process::failpoint;
-use crate::signer::{Identity, Kind, Rejection, Renewal, Signer, Wanted};
+use crate::signer::{NodeIdentity, Rejection, Renewal, RequestedCertificate, Signer, SignerKind};
 use crate::spec::assess::Action;
 use crate::spec::schedule::Rotation;
-use crate::spec::{CertSpec, Output, Plan};
-use crate::store::{self, KeptNode, KnownDirectories, Root, Store};
+use crate::spec::{CertFiles, CertSpec, NodeSpec};
+use crate::store::{self, KnownDirectories, NodeRecord, NodeRoot, Store};
 use crate::x509::TrustBundle;
 
 pub use clock::{ClockPolicy, Floor, floor};
-pub use event::{Event, Operation, Progress};
+pub use event::{Event, Progress, SignerOperation};
 pub use failure::{ExitCode, Failure};
 pub use offline::{export_requests, import_answers};
-pub use proof::{Answered, ask, believable_now, offered, rehearse, unverified};
+pub use proof::{
+    SignerAnswer, offered_certificates, rehearse, unverified, verify_signer,
+    wait_for_plausible_clock,
+};
 pub use provided::{Provided, ProvidedFile, ServiceAccount};
-pub use renew::{Answer, Need, Renewed, Scope, look, needs_renewal, renew};
-pub use report::{Report, Row, RowAction};
+pub use renew::{RenewalNeed, RenewalVerdict, Renewed, Scope, look, needs_renewal, renew};
+pub use report::{ReportRow, RowAction, RunReport};
 pub use revocation::update_revocations;
 pub use survey::{ServiceAccountAction, Survey, SurveyedBundle, SurveyedCert, TrustSource, survey};
 
 pub(crate) use failure::signer_code;
 use failure::{sentence, signer_failure};
 use request::{Asked, Job};
-use run::{Outcomes, Run, same_authority};
+use run::{Outcomes, RequestRun, same_authority};
 
 /// Source of the current time.
 pub type Clock = fn() -> OffsetDateTime;
 
 /// The inputs of a run.
-pub struct Setup {
+pub struct RunSetup {
     /// The desired state.
-    pub plan: Plan,
+    pub plan: NodeSpec,
     /// Whether `kubeadm init` or `kubeadm join` is still to run on this node.
     pub kubeadm_follows: bool,
     /// The node's identity for signers.
-    pub identity: Identity,
+    pub identity: NodeIdentity,
     /// The signer of each authority, with its name in the configuration.
     pub signers: BTreeMap<Authority, (String, Rc<dyn Signer>)>,
     /// Configured trust for each authority.
@@ -90,15 +93,15 @@ pub struct Setup {
 /// The node's identity for later runs, which may have no other description of the node.
 pub struct Record {
     /// The record that this setup was compared with.
-    pub before: Option<KeptNode>,
+    pub before: Option<NodeRecord>,
     /// The record of this run.
-    pub node: KeptNode,
+    pub node: NodeRecord,
 }
 
 impl Record {
     /// Writes the record, and the kept files of the state directory. Called under the lock, before the first request.
-    fn keep(&self, store: &Store, setup: &Setup) -> Result<(), Failure> {
-        let found = store.root().kept_node()?;
+    fn keep(&self, store: &Store, setup: &RunSetup) -> Result<(), Failure> {
+        let found = store.root().saved_node()?;
         if let Some(other) = &found
             && found != self.before
             && other.node != self.node.node
@@ -113,13 +116,13 @@ impl Record {
         }
         let own = setup.provided.files.iter().filter(|file| file.ours);
         let files = own.map(|file| (file.path.as_ref(), file.bytes.as_slice()));
-        store.keep_node(&self.node, files)?;
+        store.save_node(&self.node, files)?;
         failpoint::reached("run:node-kept");
         Ok(())
     }
 }
 
-impl Setup {
+impl RunSetup {
     /// Records the node's identity if there is anything to request.
     fn keep_record(&self, store: &Store, survey: &Survey) -> Result<(), Failure> {
         match &self.record {
@@ -185,7 +188,7 @@ impl Setup {
     }
 
     /// The certificates of an authority, as its signer sees them.
-    pub fn wanted(&self, authority: Authority) -> Vec<Wanted> {
+    pub fn wanted(&self, authority: Authority) -> Vec<RequestedCertificate> {
         let specs = self.plan.certs.iter();
         specs
             .filter(|spec| spec.authority == authority)
@@ -209,19 +212,19 @@ impl Setup {
     ///
     /// # Errors
     /// A file that cannot be read.
-    pub fn survey(&self, root: &Root, now: OffsetDateTime) -> Result<Survey, Failure> {
+    pub fn survey(&self, root: &NodeRoot, now: OffsetDateTime) -> Result<Survey, Failure> {
         self.survey_of(&self.state(root), now)
     }
 
     /// The files of the node at the paths of the plan, not read yet.
-    pub fn state(&self, root: &Root) -> NodeState {
+    pub fn state(&self, root: &NodeRoot) -> NodeState {
         NodeState::new(root, self.plan.layout.clone())
     }
 
-    /// As [`Setup::survey`], for files that were already read.
+    /// As [`RunSetup::survey`], for files that were already read.
     ///
     /// # Errors
-    /// As of [`Setup::survey`].
+    /// As of [`RunSetup::survey`].
     pub fn survey_of(&self, state: &NodeState, now: OffsetDateTime) -> Result<Survey, Failure> {
         let mut survey = survey(
             state,
@@ -233,10 +236,9 @@ impl Setup {
         survey.assess_ages(state.root(), &self.rotation, &self.identity.node)?;
         for spec in survey.ca_keys().cloned().collect::<Vec<_>>() {
             // The local and the embedded signer need the CA key on the node; no other signer does.
-            let external = self
-                .signers
-                .get(&spec.authority)
-                .is_none_or(|(_, signer)| !matches!(signer.kind(), Kind::Local | Kind::Embedded));
+            let external = self.signers.get(&spec.authority).is_none_or(|(_, signer)| {
+                !matches!(signer.kind(), SignerKind::Local | SignerKind::Embedded)
+            });
             if external {
                 survey.notes.push(format!(
                     "{} is on this node although an external signer is configured for {}: nodepki migrate to-external proves that it is not needed, and removes it",
@@ -251,13 +253,13 @@ impl Setup {
 
 /// The directories in which an interrupted run can have left unfinished changes.
 pub(crate) fn known_directories<'a>(
-    outputs: impl Iterator<Item = &'a Output>,
+    outputs: impl Iterator<Item = &'a CertFiles>,
     files: impl Iterator<Item = &'a Path>,
 ) -> KnownDirectories {
     let mut known = KnownDirectories::default().with_files(files);
     for output in outputs {
         known = known.with_files(output.paths().into_iter().map(AsRef::as_ref));
-        if let Output::Kubeconfig {
+        if let CertFiles::Kubeconfig {
             store: Some(store), ..
         } = output
         {
@@ -267,7 +269,7 @@ pub(crate) fn known_directories<'a>(
     known
 }
 
-impl Setup {
+impl RunSetup {
     fn known_directories(&self) -> KnownDirectories {
         let plan = &self.plan;
         let bundles = plan.bundles.iter().map(|bundle| bundle.path.as_ref());
@@ -288,11 +290,11 @@ impl Setup {
 /// # Errors
 /// A failure of the whole run. The result of each certificate is in the report.
 pub async fn bootstrap(
-    root: &Root,
-    setup: &Setup,
+    root: &NodeRoot,
+    setup: &RunSetup,
     clock: Clock,
     progress: &dyn Progress,
-) -> Result<Report, Failure> {
+) -> Result<RunReport, Failure> {
     // If nothing is due, not even the lock is taken: this also works with a read-only root.
     if !root.has_unfinished()? {
         let survey = setup.survey(root, clock())?;
@@ -306,8 +308,8 @@ pub async fn bootstrap(
 
 /// Takes the lock and finishes an interrupted run. Returns notes on what was finished.
 pub(crate) fn open_store(
-    root: &Root,
-    setup: &Setup,
+    root: &NodeRoot,
+    setup: &RunSetup,
     command: &str,
     clock: Clock,
 ) -> Result<(Store, Vec<String>), Failure> {
@@ -317,7 +319,7 @@ pub(crate) fn open_store(
 }
 
 /// Notes on the recovery of an interrupted run.
-pub(crate) fn recovery_notes(root: &Root, recovery: &store::Recovery) -> Vec<String> {
+pub(crate) fn recovery_notes(root: &NodeRoot, recovery: &store::Recovery) -> Vec<String> {
     let finished = recovery.finished.iter().map(|path| {
         format!(
             "{} was completed: an earlier run had been interrupted while writing it",
@@ -344,10 +346,10 @@ pub(crate) fn recovery_notes(root: &Root, recovery: &store::Recovery) -> Vec<Str
 async fn bootstrap_in(
     store: &mut Store,
     notes: Vec<String>,
-    setup: &Setup,
+    setup: &RunSetup,
     clock: Clock,
     progress: &dyn Progress,
-) -> Result<Report, Failure> {
+) -> Result<RunReport, Failure> {
     let mut survey = setup.survey(store.root(), clock())?;
     survey.notes.extend(notes);
     if !survey.refusals.is_empty() {
@@ -362,7 +364,7 @@ async fn bootstrap_in(
     preflight(setup, &survey)?;
     room(store, setup, &survey)?;
 
-    let mut run = Run::new(setup, store, clock, progress, &mut survey)?;
+    let mut run = RequestRun::new(setup, store, clock, progress, &mut survey)?;
     run.settle_clock(&mut survey).await?;
     run.establish_trust(&mut survey).await?;
     setup.keep_record(store, &survey)?;
@@ -374,7 +376,7 @@ async fn bootstrap_in(
 }
 
 /// Verifies before any key is generated that every signer can sign what it would be sent.
-fn preflight(setup: &Setup, survey: &Survey) -> Result<(), Failure> {
+fn preflight(setup: &RunSetup, survey: &Survey) -> Result<(), Failure> {
     let mut messages: Vec<String> = Vec::new();
     let mut rejections: Vec<(Vec<&str>, Rejection)> = Vec::new();
     for cert in survey.to_issue() {
@@ -422,7 +424,7 @@ fn preflight(setup: &Setup, survey: &Survey) -> Result<(), Failure> {
 }
 
 /// Verifies before any request is sent that there is space and permission for the results.
-fn room(store: &Store, setup: &Setup, survey: &Survey) -> Result<(), Failure> {
+fn room(store: &Store, setup: &RunSetup, survey: &Survey) -> Result<(), Failure> {
     let certs = survey.certs.iter();
     let certs = certs.filter(|cert| !matches!(cert.action, Action::Keep { .. }));
     let bundles = survey.bundles.iter().filter(|bundle| !bundle.in_place);
@@ -446,7 +448,7 @@ fn written(cert: &SurveyedCert) -> impl Iterator<Item = NodePath> {
     paths.chain(kubelet.map(|store| store.dir.join("kubelet-client.pem")))
 }
 
-fn room_for(root: &Root, paths: impl Iterator<Item = NodePath>) -> Result<(), Failure> {
+fn room_for(root: &NodeRoot, paths: impl Iterator<Item = NodePath>) -> Result<(), Failure> {
     // RSA-4096 chain with two intermediates, in a kubeconfig.
     const MAX_FILE_BYTES: u64 = 24 * 1024;
     let paths: Vec<NodePath> = paths.collect();
@@ -467,8 +469,8 @@ fn room_for(root: &Root, paths: impl Iterator<Item = NodePath>) -> Result<(), Fa
     })
 }
 
-fn wanted(spec: &CertSpec) -> Wanted {
-    Wanted {
+fn wanted(spec: &CertSpec) -> RequestedCertificate {
+    RequestedCertificate {
         name: spec.name,
         authority: spec.authority,
         profile: spec.profile.clone(),

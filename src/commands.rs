@@ -31,7 +31,7 @@ use time::OffsetDateTime;
 
 use crate::agent::{ExitCode, Failure};
 use crate::process::{interrupt, machine};
-use crate::store::Root;
+use crate::store::NodeRoot;
 
 use options::{GlobalOptions, OutputFormat, RunOptions, SourceOptions};
 use output::{print_failure, print_message, print_to_stderr, print_warnings, terminal};
@@ -201,7 +201,7 @@ impl Cli {
 
 /// Returns the exit code of a report on files: pending if this machine failed to read one of them, since the report may
 /// be wrong then.
-fn or_machine_fault(root: &Root, code: ExitCode) -> ExitCode {
+fn or_machine_fault(root: &NodeRoot, code: ExitCode) -> ExitCode {
     let Some(fault) = root.machine_fault() else {
         return code;
     };

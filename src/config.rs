@@ -29,11 +29,13 @@ use crate::kube::kubeadm::{NodeName, San};
 use crate::kube::names::{self, Authority, CertName};
 use crate::signer;
 use crate::spec::KubeletClientSubject;
-use crate::spec::policy::Rules;
+use crate::spec::policy::KeyRules;
 use crate::spec::schedule::Rotation;
-use crate::yaml::schema::{Form, Key, SecretFile, section};
-use crate::yaml::settings::{Block, Setting, choice_setting, insert, settings, unless_empty};
-use crate::yaml::{self, Faults, Field, Map, Node, Severity, Spot, Walk};
+use crate::yaml::schema::{MapKey, SecretFile, ValueForm, section};
+use crate::yaml::settings::{
+    Setting, SettingsBlock, choice_setting, insert, settings, unless_empty,
+};
+use crate::yaml::{self, FaultSeverity, Faults, Field, FieldPosition, Map, Node, Walk};
 
 pub use kubelet::{KubeletIdentity, KubeletSettings};
 pub use metrics::MetricsSettings;
@@ -105,7 +107,7 @@ settings! {
             /// Where everything else is defined.
             pub origin: Origin = Origin::default(),
             /// Key parameters; `None` leaves them to kubeadm's configuration.
-            pub pki: Option<Rules> = None,
+            pub pki: Option<KeyRules> = None,
             /// The `pki` block as written, for [`Settings::redacted`].
             pki_source: Option<Value> = None,
         }
@@ -283,7 +285,7 @@ choice_setting!(FromCluster, KubeletClientSubject);
 
 /// Command-line options that replace settings.
 #[derive(Clone, Debug, Default)]
-pub struct StandIns {
+pub struct CommandLineSettings {
     /// `--kubeadm-config`, repeatable.
     pub kubeadm_configs: Vec<Argument>,
     /// `--signer`.
@@ -311,7 +313,7 @@ impl Settings {
                 }
             };
             for document in documents {
-                document.duplicates(Severity::Error, &mut faults);
+                document.duplicates(FaultSeverity::Error, &mut faults);
                 if !is_fragment(&document, &mut faults) {
                     continue;
                 }
@@ -336,7 +338,7 @@ impl Settings {
     /// Applies command-line options: their signer signs for all three authorities and replaces the configured ones, their
     /// files replace `kubeadm.files`. Trust stays as configured.
     #[must_use]
-    pub fn with(mut self, stand_ins: StandIns) -> Self {
+    pub fn with(mut self, stand_ins: CommandLineSettings) -> Self {
         if !stand_ins.kubeadm_configs.is_empty() {
             self.kubeadm.files = Vec::new();
             self.kubeadm.arguments = stand_ins.kubeadm_configs;
@@ -363,10 +365,10 @@ impl Settings {
     }
 
     /// Returns the default settings with one signer for all authorities, as for `--signer` without a configuration file.
-    pub fn stand_in(signer: signer::Config) -> Self {
-        Settings::default().with(StandIns {
+    pub fn for_signer(signer: signer::Config) -> Self {
+        Settings::default().with(CommandLineSettings {
             signer: Some(signer),
-            ..StandIns::default()
+            ..CommandLineSettings::default()
         })
     }
 
@@ -420,7 +422,7 @@ impl Settings {
         let mut settings = Settings::read_keys(map).unwrap_or_default();
         if let Some(field) = map.get("pki") {
             settings.pki_source = Some(yaml::to_json(field.node()));
-            settings.pki = Some(Rules::read(&field, faults));
+            settings.pki = Some(KeyRules::read(&field, faults));
         }
         let signers = settings.read_signers(map);
         settings.read_authorities(map, &signers, faults);
@@ -430,7 +432,7 @@ impl Settings {
 
     /// Reads the signers. Returns the positions of all of them, so that a reference to a faulty signer is not a second
     /// fault.
-    fn read_signers(&mut self, map: &Map<'_>) -> BTreeMap<String, Spot> {
+    fn read_signers(&mut self, map: &Map<'_>) -> BTreeMap<String, FieldPosition> {
         let mut spots = BTreeMap::new();
         let Some(signers) = section(map, "signers") else {
             return spots;
@@ -445,7 +447,7 @@ impl Settings {
             }
             let Some(kinds) = field.map() else { continue };
             let mut found = Vec::new();
-            for kind in signer::Kind::ALL {
+            for kind in signer::SignerKind::ALL {
                 if let Some(field) = kinds.get(kind.as_str()) {
                     found.push((kind, kind.read(&field)));
                 }
@@ -461,7 +463,9 @@ impl Settings {
                     "has no kind",
                     format!(
                         "add one of {}, as in local: {{directory: DIR}}",
-                        signer::Kind::ALL.map(signer::Kind::as_str).join(", ")
+                        signer::SignerKind::ALL
+                            .map(signer::SignerKind::as_str)
+                            .join(", ")
                     ),
                 ),
                 several => {
@@ -479,7 +483,7 @@ impl Settings {
     fn read_authorities(
         &mut self,
         map: &Map<'_>,
-        signers: &BTreeMap<String, Spot>,
+        signers: &BTreeMap<String, FieldPosition>,
         faults: &mut Faults,
     ) {
         let only = match signers.len() {
@@ -522,7 +526,11 @@ impl Settings {
     }
 }
 
-fn refuse_undefined_signer(field: &Field<'_>, name: &str, signers: &BTreeMap<String, Spot>) {
+fn refuse_undefined_signer(
+    field: &Field<'_>,
+    name: &str,
+    signers: &BTreeMap<String, FieldPosition>,
+) {
     let known: Vec<&str> = signers.keys().map(String::as_str).collect();
     let near = yaml::did_you_mean(name, known.iter().copied());
     let fix = match (near, known.is_empty()) {
@@ -536,7 +544,7 @@ fn refuse_undefined_signer(field: &Field<'_>, name: &str, signers: &BTreeMap<Str
 }
 
 fn is_fragment(document: &Node, faults: &mut Faults) -> bool {
-    let spot = |key: &str| Spot {
+    let spot = |key: &str| FieldPosition {
         place: document
             .get(key)
             .map_or(&document.place, |node| &node.place)
@@ -564,7 +572,7 @@ fn is_signer_name(name: &str) -> bool {
 }
 
 impl Setting for NodeName {
-    const FORM: Form = Form::Text;
+    const FORM: ValueForm = ValueForm::Text;
 
     fn read(field: &Field<'_>) -> Option<Self> {
         match field.string()?.parse() {
@@ -586,17 +594,17 @@ impl Setting for NodeName {
 
 /// Common names that are not identities in Kubernetes.
 #[rustfmt::skip]
-const COMMON_NAMES: &[Key] = &[
-    Key::new("apiserver", Form::Text, "Common name in place of kube-apiserver; {node}, {cluster} and {certificate} are replaced."),
-    Key::new("front-proxy-client", Form::Text, "In place of front-proxy-client; must be among kube-apiserver's --requestheader-allowed-names."),
-    Key::new("etcd-server", Form::Text, "Common name in place of the node's."),
-    Key::new("etcd-peer", Form::Text, "Common name in place of the node's."),
-    Key::new("etcd-healthcheck-client", Form::Text, "Common name in place of kube-etcd-healthcheck-client."),
-    Key::new("apiserver-etcd-client", Form::Text, "Common name in place of kube-apiserver-etcd-client."),
+const COMMON_NAMES: &[MapKey] = &[
+    MapKey::new("apiserver", ValueForm::Text, "Common name in place of kube-apiserver; {node}, {cluster} and {certificate} are replaced."),
+    MapKey::new("front-proxy-client", ValueForm::Text, "In place of front-proxy-client; must be among kube-apiserver's --requestheader-allowed-names."),
+    MapKey::new("etcd-server", ValueForm::Text, "Common name in place of the node's."),
+    MapKey::new("etcd-peer", ValueForm::Text, "Common name in place of the node's."),
+    MapKey::new("etcd-healthcheck-client", ValueForm::Text, "Common name in place of kube-etcd-healthcheck-client."),
+    MapKey::new("apiserver-etcd-client", ValueForm::Text, "Common name in place of kube-apiserver-etcd-client."),
 ];
 
 impl Setting for BTreeMap<CertName, String> {
-    const FORM: Form = Form::Block(COMMON_NAMES);
+    const FORM: ValueForm = ValueForm::Block(COMMON_NAMES);
 
     fn read(field: &Field<'_>) -> Option<Self> {
         common_names(field)
@@ -654,7 +662,7 @@ fn refuse_common_name(map: &Map<'_>, name: CertName) {
         .filter(|name| name.has_free_common_name())
         .map(CertName::as_str)
         .collect();
-    let spot = Spot {
+    let spot = FieldPosition {
         place: entry.place.clone(),
         field: format!("commonNames.{name}"),
     };
@@ -665,7 +673,7 @@ fn refuse_common_name(map: &Map<'_>, name: CertName) {
 }
 
 impl Setting for San {
-    const FORM: Form = Form::Text;
+    const FORM: ValueForm = ValueForm::Text;
 
     fn read(field: &Field<'_>) -> Option<Self> {
         match San::parse(&field.string()?) {
@@ -688,7 +696,7 @@ impl Setting for San {
 }
 
 impl Setting for BTreeSet<CertName> {
-    const FORM: Form = Form::List(&Form::Choice(omittable));
+    const FORM: ValueForm = ValueForm::List(&ValueForm::Choice(omittable));
 
     fn read(field: &Field<'_>) -> Option<Self> {
         Some(field.list()?.iter().filter_map(omitted).collect())

@@ -20,19 +20,19 @@ use std::time::Duration;
 
 use time::OffsetDateTime;
 
-use crate::agent::load::{self, Inputs, Loaded};
+use crate::agent::load::{self, LoadInputs, Loaded};
 use crate::agent::rotation;
 use crate::agent::{self, Clock, ExitCode, Failure, Progress, Scope};
 use crate::config::{Argument, FRAGMENT_DIRECTORIES, MAIN_FILE};
-use crate::process::confine::Reach;
+use crate::process::confine::Rights;
 use crate::signer::Carry;
-use crate::spec::Output;
-use crate::store::{self, Root};
+use crate::spec::CertFiles;
+use crate::store::{self, NodeRoot};
 
 use metrics::Metrics;
 use system::System;
-use wake::{Agenda, Ended, ListRefresh, Next};
-use watch::{FileRole, Watched};
+use wake::{Agenda, ListRefresh, NextAction, StepResult};
+use watch::{FileRole, WatchedFiles};
 
 /// Maximum time that one step waits for a signer. The step holds the lock for that time; the next step polls again, and
 /// another run can take the lock between the two.
@@ -63,10 +63,10 @@ enum Notification<'a> {
 /// The events around the loop. Tests replace them.
 trait Surroundings {
     /// Replaces the set of watched files. Changes from now on wake the loop.
-    fn watch(&mut self, watched: Watched);
+    fn watch(&mut self, watched: WatchedFiles);
 
     /// Accepts the current contents of files that this process has written, so that they do not wake the loop.
-    fn accept_own_writes(&mut self, root: &Root, written: &[PathBuf]);
+    fn accept_own_writes(&mut self, root: &NodeRoot, written: &[PathBuf]);
 
     /// Sleeps until that time, or until an event occurs.
     async fn sleep(&mut self, until: Option<OffsetDateTime>) -> Wake;
@@ -80,7 +80,7 @@ trait Surroundings {
     fn notify(&self, what: Notification<'_>);
 
     /// Permanently restricts this process to `reach`.
-    fn confine(&self, reach: &Reach);
+    fn confine(&self, reach: &Rights);
 }
 
 /// Rotates until the process is told to stop.
@@ -88,8 +88,8 @@ trait Surroundings {
 /// # Errors
 /// A configuration that cannot be used at the start. A later faulty configuration is only reported.
 pub async fn run(
-    root: &Root,
-    inputs: &Inputs,
+    root: &NodeRoot,
+    inputs: &LoadInputs,
     clock: Clock,
     progress: &dyn Progress,
 ) -> Result<(), Failure> {
@@ -111,7 +111,7 @@ pub async fn run(
 }
 
 struct Daemon<'a, S> {
-    root: &'a Root,
+    root: &'a NodeRoot,
     /// The configuration file of the command line, if there is one.
     config: Option<&'a Argument>,
     clock: Clock,
@@ -146,7 +146,7 @@ impl<S: Surroundings> Daemon<'_, S> {
     async fn rotate(
         &mut self,
         mut loaded: Loaded,
-        reach: &Reach,
+        reach: &Rights,
         read: impl AsyncFn() -> Result<Loaded, Failure>,
         metrics: &Metrics,
     ) -> Result<(), Failure> {
@@ -163,9 +163,9 @@ impl<S: Surroundings> Daemon<'_, S> {
         loop {
             let next = agenda.next(self.now(), self.surroundings.uptime());
             match next {
-                Next::Step(reason) => {
+                NextAction::Step(reason) => {
                     if let Some(holder) = self.lock_holder() {
-                        agenda.stepped(Ended::busy(holder), self.now());
+                        agenda.stepped(StepResult::busy(holder), self.now());
                         continue;
                     }
                     if std::mem::take(&mut lock_is_held) {
@@ -178,13 +178,13 @@ impl<S: Surroundings> Daemon<'_, S> {
                     };
                     agenda.stepped(ended, self.now());
                 }
-                Next::Lists => {
+                NextAction::Lists => {
                     let Some(refresh) = self.refresh_lists(&loaded).await else {
                         break;
                     };
                     agenda.lists_refreshed(refresh, self.now());
                 }
-                Next::Sleep(until) => {
+                NextAction::Sleep(until) => {
                     self.report_status(&agenda, lock_is_held);
                     lock_is_held |= agenda.waits_for_lock();
                     match self.surroundings.sleep(until).await {
@@ -228,13 +228,13 @@ impl<S: Surroundings> Daemon<'_, S> {
     /// Returns the other process that holds the lock, if there is one.
     fn lock_holder(&self) -> Option<String> {
         match self.root.lock(Duration::ZERO, "nodepki daemon") {
-            Err(store::Error::Busy { holder, .. }) => Some(holder),
+            Err(store::StoreError::Busy { holder, .. }) => Some(holder),
             _ => None,
         }
     }
 
     /// Takes a rotation step; `None` if the daemon must stop.
-    async fn step(&mut self, loaded: &Loaded, metrics: &Metrics) -> Option<Ended> {
+    async fn step(&mut self, loaded: &Loaded, metrics: &Metrics) -> Option<StepResult> {
         let recorder = metrics.recorder(&loaded.setup, self.progress, self.now());
         let step = rotation::step(self.root, loaded, &Scope::Due, self.clock, &recorder);
         let step = tokio::select! {
@@ -252,13 +252,13 @@ impl<S: Surroundings> Daemon<'_, S> {
                 self.surroundings
                     .accept_own_writes(self.root, &step.report.written);
                 rotation::log(&step.report);
-                Ended::of(&step.report, step.next)
+                StepResult::of(&step.report, step.next)
             }
             Err(failure) => {
                 for message in &failure.messages {
                     tracing::warn!(exit = failure.code as u8, "{message}");
                 }
-                Ended::failed(&failure)
+                StepResult::failed(&failure)
             }
         })
     }
@@ -298,7 +298,7 @@ impl<S: Surroundings> Daemon<'_, S> {
     async fn reload(
         &mut self,
         loaded: &mut Loaded,
-        reach: &Reach,
+        reach: &Rights,
         agenda: &mut Agenda,
         read: &impl AsyncFn() -> Result<Loaded, Failure>,
     ) -> ControlFlow<()> {
@@ -348,7 +348,7 @@ impl<S: Surroundings> Daemon<'_, S> {
     ///
     /// A step is one attempt of many: it waits neither for another run nor for the clock, which both wake the loop, and
     /// only briefly for a signer.
-    fn put_in_force(&mut self, loaded: &mut Loaded, watched: Watched) {
+    fn put_in_force(&mut self, loaded: &mut Loaded, watched: WatchedFiles) {
         for warning in &loaded.warnings {
             tracing::warn!("{warning}");
         }
@@ -359,8 +359,8 @@ impl<S: Surroundings> Daemon<'_, S> {
     }
 
     /// Returns the files of the configuration and of the PKI that it describes.
-    fn watched(&self, loaded: &Loaded) -> Result<Watched, Failure> {
-        let mut watched = Watched::default();
+    fn watched(&self, loaded: &Loaded) -> Result<WatchedFiles, Failure> {
+        let mut watched = WatchedFiles::default();
         match self.config {
             Some(file) => self.watch_argument(&mut watched, file)?,
             None => {
@@ -380,8 +380,8 @@ impl<S: Surroundings> Daemon<'_, S> {
         let plan = &loaded.setup.plan;
         for spec in &plan.certs {
             match &spec.output {
-                Output::Pair { certificate, .. } => self.watch_pki(&mut watched, certificate),
-                Output::Kubeconfig { path, .. } => watched.file(FileRole::Pki, self.root, path),
+                CertFiles::Pair { certificate, .. } => self.watch_pki(&mut watched, certificate),
+                CertFiles::Kubeconfig { path, .. } => watched.file(FileRole::Pki, self.root, path),
             }
         }
         for bundle in &plan.bundles {
@@ -393,14 +393,14 @@ impl<S: Surroundings> Daemon<'_, S> {
         Ok(watched)
     }
 
-    fn watch_argument(&self, watched: &mut Watched, file: &Argument) -> Result<(), Failure> {
+    fn watch_argument(&self, watched: &mut WatchedFiles, file: &Argument) -> Result<(), Failure> {
         let found = load::argument(self.root, file)?;
         watched.file(FileRole::Configuration, &found.root, &found.path);
         Ok(())
     }
 
     /// Watches the directory of a file, since other files in it matter too, for example a CA key.
-    fn watch_pki(&self, watched: &mut Watched, file: &Path) {
+    fn watch_pki(&self, watched: &mut WatchedFiles, file: &Path) {
         if let Some(directory) = file.parent() {
             watched.directory(FileRole::Pki, self.root, directory);
         }

@@ -2,14 +2,14 @@
 //!
 //! Owns the trust in the server (certificates, pins, the system's CAs if configured), the client certificate, the
 //! deadline, the redirects that may be followed, the size limit of a response, and the classification of failures
-//! ([`Kind`]). Paths, bodies and status codes have a meaning for the callers only.
+//! ([`HttpErrorKind`]). Paths, bodies and status codes have a meaning for the callers only.
 //!
 //! Guarantees for every caller:
 //!
 //! - No server is trusted by default.
 //! - The environment is ignored: no `*_PROXY`, no `SSL_CERT_FILE`.
 //! - A connection carries one exchange, so that a failure shows whether the server can have received the request
-//!   ([`Kind::Lost`]) or not ([`Kind::Unreachable`]).
+//!   ([`HttpErrorKind::Lost`]) or not ([`HttpErrorKind::Unreachable`]).
 //! - Files are read again for each exchange, so that rotation on disk needs no notification.
 //! - No request is retried.
 //! - Secrets are sent to the configured origins only and never appear in messages.
@@ -38,10 +38,10 @@ use time::format_description::well_known::Rfc2822;
 use tokio::time::Instant;
 use zeroize::Zeroizing;
 
-pub use call::{Call, Response, encode, printable};
-pub use error::{Error, Kind};
+pub use call::{Call, HttpResponse, encode, printable};
+pub use error::{HttpError, HttpErrorKind};
 pub use reqwest::{Method, Url};
-pub use served::served;
+pub use served::presented_certificate;
 
 use crate::yaml::schema::SecretFile;
 use trust::ConnectionLog;
@@ -65,7 +65,7 @@ pub trait Files {
     /// Returns the contents of the file at the absolute `path`, which is a secret.
     ///
     /// # Errors
-    /// [`NotPrivate`](crate::store::Error::NotPrivate) for a file that other users can read or change, and errors of the
+    /// [`NotPrivate`](crate::store::StoreError::NotPrivate) for a file that other users can read or change, and errors of the
     /// system.
     fn read_secret(&self, path: &Path) -> io::Result<Zeroizing<Vec<u8>>>;
 
@@ -157,14 +157,14 @@ impl Tls {
 
 /// A client certificate in memory: for a renewal that authenticates with the certificate to be renewed.
 #[derive(Clone)]
-pub struct Identity {
+pub struct ClientIdentity {
     /// Leaf first.
     pub chain_pem: Vec<u8>,
     /// PKCS#1, SEC1 or PKCS#8.
     pub key_pem: Zeroizing<Vec<u8>>,
 }
 
-impl fmt::Debug for Identity {
+impl fmt::Debug for ClientIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Identity").finish_non_exhaustive()
     }
@@ -184,7 +184,7 @@ pub struct Client {
     endpoint: Endpoint,
     files: Rc<dyn Files>,
     clock: fn() -> OffsetDateTime,
-    identity: Option<Identity>,
+    identity: Option<ClientIdentity>,
     verification: Verification,
     /// Shared with the clients made from this one.
     skew_reported: Rc<Cell<bool>>,
@@ -203,13 +203,13 @@ impl Client {
     /// Returns a client of `endpoint`. Reads and sends nothing.
     ///
     /// # Errors
-    /// [`Kind::Local`] if the endpoint is not valid. An endpoint without any trust is not refused here but by
+    /// [`HttpErrorKind::Local`] if the endpoint is not valid. An endpoint without any trust is not refused here but by
     /// [`Client::send`]: see [`Client::provisional`] and [`Client::trusting`].
     pub fn new(
         endpoint: Endpoint,
         files: Rc<dyn Files>,
         clock: fn() -> OffsetDateTime,
-    ) -> Result<Client, Error> {
+    ) -> Result<Client, HttpError> {
         for url in [&endpoint.url].into_iter().chain(&endpoint.also) {
             check_url(url)?;
         }
@@ -218,7 +218,7 @@ impl Client {
         }
         let tls = &endpoint.tls;
         if tls.certificate.is_some() != tls.key.is_some() {
-            return Err(Error::local(
+            return Err(HttpError::local(
                 format!(
                     "the client certificate for {} is incomplete",
                     origin(&endpoint.url)
@@ -231,7 +231,7 @@ impl Client {
             .flatten()
         {
             if !path.is_absolute() {
-                return Err(Error::local(
+                return Err(HttpError::local(
                     format!(
                         "{}, configured for {}, is not an absolute path",
                         files.shown(path).display(),
@@ -266,7 +266,7 @@ impl Client {
 
     /// Returns a client that uses this client certificate instead of the configured one.
     #[must_use]
-    pub fn with_identity(&self, identity: Identity) -> Client {
+    pub fn with_identity(&self, identity: ClientIdentity) -> Client {
         Client {
             identity: Some(identity),
             ..self.clone()
@@ -298,8 +298,8 @@ impl Client {
     /// Sends a request and returns the response, whatever its status is. Follows redirects within the configured origins.
     ///
     /// # Errors
-    /// See [`Kind`].
-    pub async fn send(&self, call: Call<'_>) -> Result<Response, Error> {
+    /// See [`HttpErrorKind`].
+    pub async fn send(&self, call: Call<'_>) -> Result<HttpResponse, HttpError> {
         let deadline = Instant::now() + call.timeout.unwrap_or(self.endpoint.timeout);
         let mut url = call
             .url(&self.endpoint.url)
@@ -318,8 +318,8 @@ impl Client {
                 Some(target) => url = self.follow(&url, &response, target)?,
             }
         }
-        Err(Error::new(
-            Kind::Redirected { to: origin(&url) },
+        Err(HttpError::new(
+            HttpErrorKind::Redirected { to: origin(&url) },
             format!(
                 "{} redirects more than {MAX_REDIRECTS} times",
                 self.origin()
@@ -329,7 +329,7 @@ impl Client {
     }
 
     /// Returns `target` if the redirect may be followed.
-    fn follow(&self, from: &Url, response: &Response, target: Url) -> Result<Url, Error> {
+    fn follow(&self, from: &Url, response: &HttpResponse, target: Url) -> Result<Url, HttpError> {
         let allowed = [&self.endpoint.url]
             .into_iter()
             .chain(&self.endpoint.also)
@@ -348,8 +348,8 @@ impl Client {
                 "if that server may receive the same secrets, add it to the configuration",
             )
         };
-        Err(Error::new(
-            Kind::Redirected {
+        Err(HttpError::new(
+            HttpErrorKind::Redirected {
                 to: origin(&target),
             },
             format!(
@@ -367,7 +367,7 @@ impl Client {
         call: &Call<'_>,
         url: &Url,
         deadline: Instant,
-    ) -> Result<Response, Error> {
+    ) -> Result<HttpResponse, HttpError> {
         let log = Arc::new(ConnectionLog::new(origin(url)));
         let sent = async {
             let request = self
@@ -391,7 +391,7 @@ impl Client {
         call: &Call<'_>,
         url: &Url,
         log: &Arc<ConnectionLog>,
-    ) -> Result<reqwest::RequestBuilder, Error> {
+    ) -> Result<reqwest::RequestBuilder, HttpError> {
         let proxy = self.proxy(url);
         let mut url = url.clone();
         let authority = authority(&url);
@@ -403,7 +403,7 @@ impl Client {
             .http1_only()
             .pool_max_idle_per_host(0)
             .connect_timeout(CONNECT_TIMEOUT)
-            .connector_layer(trust::Watch(Arc::clone(log)))
+            .connector_layer(trust::ConnectionWatch(Arc::clone(log)))
             .dns_resolver(resolve::Resolver::for_host(
                 url.host_str().unwrap_or_default(),
                 log,
@@ -411,7 +411,7 @@ impl Client {
             .user_agent(concat!("nodepki/", env!("CARGO_PKG_VERSION")));
         if let Some(proxy) = &proxy {
             let proxy = reqwest::Proxy::all(proxy.clone()).map_err(|cause| {
-                Error::local("the proxy is not valid", "correct its address").caused_by(cause)
+                HttpError::local("the proxy is not valid", "correct its address").caused_by(cause)
             })?;
             builder = builder
                 .proxy(proxy)
@@ -425,7 +425,7 @@ impl Client {
             let _ = url.set_host(Some(name));
         }
         let client = builder.build().map_err(|cause| {
-            Error::local(
+            HttpError::local(
                 "cannot initialise the HTTP library",
                 "report this as a bug of nodepki",
             )
@@ -437,16 +437,16 @@ impl Client {
         call.fill(request, self.verification == Verification::Configured)
     }
 
-    fn tls(&self, url: &Url, log: &Arc<ConnectionLog>) -> Result<rustls::ClientConfig, Error> {
+    fn tls(&self, url: &Url, log: &Arc<ConnectionLog>) -> Result<rustls::ClientConfig, HttpError> {
         let tls = &self.endpoint.tls;
         let files = &*self.files;
         if url.scheme() == "http" {
-            return trust::Trust::None.config(None, self.clock, log);
+            return trust::ServerTrust::None.config(None, self.clock, log);
         }
         if self.verification == Verification::Provisional {
-            return trust::Trust::Any.config(None, self.clock, log);
+            return trust::ServerTrust::Any.config(None, self.clock, log);
         }
-        let trust = trust::Trust::read(tls, files)?;
+        let trust = trust::ServerTrust::read(tls, files)?;
         let identity = match (&self.identity, &tls.certificate, &tls.key) {
             (Some(identity), _, _) => Some(trust::certified_key(
                 &identity.chain_pem,
@@ -484,7 +484,7 @@ impl Client {
         }
     }
 
-    fn failed(&self, url: &Url, log: &ConnectionLog, cause: reqwest::Error) -> Error {
+    fn failed(&self, url: &Url, log: &ConnectionLog, cause: reqwest::Error) -> HttpError {
         error::classify(log, &self.route(url), cause.without_url())
     }
 
@@ -494,11 +494,11 @@ impl Client {
         url: &Url,
         log: &ConnectionLog,
         mut answer: reqwest::Response,
-    ) -> Result<Response, Error> {
+    ) -> Result<HttpResponse, HttpError> {
         let status = answer.status().as_u16();
         let too_large = || {
-            Error::new(
-                Kind::TooLarge,
+            HttpError::new(
+                HttpErrorKind::TooLarge,
                 format!(
                     "the response of {} with status {status} is larger than the limit of {} bytes",
                     origin(url),
@@ -536,7 +536,7 @@ impl Client {
             }
             body.extend_from_slice(&chunk);
         }
-        Ok(Response {
+        Ok(HttpResponse {
             status,
             body,
             retry_after,
@@ -574,9 +574,9 @@ fn authority(url: &Url) -> String {
     }
 }
 
-fn check_url(url: &Url) -> Result<(), Error> {
+fn check_url(url: &Url) -> Result<(), HttpError> {
     let wrong = |what: &str, advice: &str| {
-        Err(Error::local(
+        Err(HttpError::local(
             format!("{} {what}", origin(url)),
             advice.to_owned(),
         ))
@@ -605,12 +605,12 @@ fn check_url(url: &Url) -> Result<(), Error> {
     Ok(())
 }
 
-fn check_proxy(proxy: &Url) -> Result<(), Error> {
+fn check_proxy(proxy: &Url) -> Result<(), HttpError> {
     let bare = proxy.username().is_empty() && proxy.password().is_none();
     if proxy.scheme() == "http" && proxy.host_str().is_some() && bare {
         return Ok(());
     }
-    Err(Error::local(
+    Err(HttpError::local(
         format!("the proxy {} is not valid", origin(proxy)),
         "write http://HOST:PORT, without user name and password",
     ))
@@ -626,7 +626,7 @@ fn is_loopback(url: &Url) -> bool {
 }
 
 /// Returns the target of a redirect.
-fn redirect(from: &Url, response: &Response) -> Option<Url> {
+fn redirect(from: &Url, response: &HttpResponse) -> Option<Url> {
     matches!(response.status, 301 | 302 | 303 | 307 | 308)
         .then(|| response.header(LOCATION.as_str()))
         .flatten()

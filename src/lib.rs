@@ -35,7 +35,7 @@
 //!   and each step is recorded before it is taken.
 //! - *The desired state comes from configuration.* [`spec`] never reads the disk.
 //! - *Paths in messages exist on this machine.* Below another root, [`kube::names::NodePath`],
-//!   [`store::Root::on_this_machine`] and [`http::Files::shown`] return the path on this machine. Data contains paths of
+//!   [`store::NodeRoot::on_this_machine`] and [`http::Files::shown`] return the path on this machine. Data contains paths of
 //!   the node.
 //! - *A failure never makes a node worse.* Certificates of one authority are installed together, and a certificate that
 //!   is still accepted is not touched by a failure.

@@ -7,4 +7,4 @@ mod read;
 pub mod role;
 pub mod status;
 
-pub use read::{KubeconfigFile, KubeletStore, NodeFile, NodeState};
+pub use read::{KubeconfigState, KubeletStoreState, NodeFile, NodeState};

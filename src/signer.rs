@@ -7,7 +7,7 @@
 //! another key.
 //!
 //! A signer performs at most one logical exchange per call. It does not sleep, retry or write to the node, and it
-//! classifies its own failures ([`Class`]). It receives the CSR and never the private key. Its result is a candidate:
+//! classifies its own failures ([`FailureClass`]). It receives the CSR and never the private key. Its result is a candidate:
 //! the agent verifies it against the spec and the pinned authority, persists tickets before they are used, is
 //! responsible for retries ([`retry`]), deadlines and installation, and calls [`Signer::settled`] after the commit.
 //!
@@ -54,8 +54,8 @@ use crate::store::{self, STATE_DIR};
 use crate::x509::{
     Chain, ChainError, Csr, KeyAlgorithm, Profile, PublicKey, Tolerance, UsageExtensions, hex,
 };
-use crate::yaml::schema::{self, Key};
-use crate::yaml::settings::Block;
+use crate::yaml::schema::{self, MapKey};
+use crate::yaml::settings::SettingsBlock;
 use crate::yaml::{Field, Map};
 
 pub use crate::http::printable;
@@ -65,7 +65,7 @@ pub use flag::BadFlag;
 #[async_trait(?Send)]
 pub trait Signer {
     /// Returns the kind.
-    fn kind(&self) -> Kind;
+    fn kind(&self) -> SignerKind;
 
     /// Returns kind and location, for messages: `exec:/usr/libexec/corp-sign`.
     fn label(&self) -> String;
@@ -86,7 +86,7 @@ pub trait Signer {
     }
 
     /// Reports, before a key is generated and without I/O, whether the signer as configured can issue this certificate.
-    fn preflight(&self, wanted: &Wanted) -> Result<(), Rejection> {
+    fn preflight(&self, wanted: &RequestedCertificate) -> Result<(), Rejection> {
         self.caps().carries(&self.label(), wanted)
     }
 
@@ -117,7 +117,11 @@ pub trait Signer {
 
     /// Submits a request for a certificate that replaces a still valid one with the same subject and names. For signers
     /// with [`Renewal::SameKey`] the request's key is the current one.
-    async fn renew(&self, request: &Request, _current: &Current) -> Result<Answer, SignerError> {
+    async fn renew(
+        &self,
+        request: &Request,
+        _current: &CurrentCertificate,
+    ) -> Result<Answer, SignerError> {
         self.submit(request).await
     }
 
@@ -156,7 +160,7 @@ pub enum Answer {
 }
 
 /// Configuration of one kind of signer: everything that its file provides besides a [`Signer`].
-pub trait Configured: Block + Clone + PartialEq + fmt::Debug {
+pub trait Configured: SettingsBlock + Clone + PartialEq + fmt::Debug {
     /// The kind's row in the table of signers.
     const ABOUT: About;
 
@@ -168,7 +172,7 @@ pub trait Configured: Block + Clone + PartialEq + fmt::Debug {
 
     /// Returns one script for an administrator of the servers, which lets these signers issue this node's certificates;
     /// `None` for a kind whose servers need no preparation.
-    fn setup(_parts: &[Part<'_, Self>], _identity: &Identity) -> Option<String> {
+    fn setup(_parts: &[Part<'_, Self>], _identity: &NodeIdentity) -> Option<String> {
         None
     }
 
@@ -186,7 +190,7 @@ pub struct Part<'a, C> {
     /// Its settings.
     pub config: &'a C,
     /// The certificates that it signs.
-    pub wanted: Vec<Wanted>,
+    pub wanted: Vec<RequestedCertificate>,
 }
 
 /// Summary of a kind. The table of signers in the documentation consists of these.
@@ -200,25 +204,25 @@ pub struct About {
     /// Capabilities, as assumed before the first probe.
     pub caps: Caps,
     /// Its settings.
-    pub keys: &'static [Key],
+    pub keys: &'static [MapKey],
 }
 
 macro_rules! kinds {
     ($($(#[$doc:meta])+ $kind:ident($module:ident),)+) => {
         /// The kinds of signer.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub enum Kind {
+        pub enum SignerKind {
             $($(#[$doc])+ $kind,)+
         }
 
-        impl Kind {
+        impl SignerKind {
             /// Every kind.
-            pub const ALL: [Kind; [$(Kind::$kind),+].len()] = [$(Kind::$kind),+];
+            pub const ALL: [SignerKind; [$(SignerKind::$kind),+].len()] = [$(SignerKind::$kind),+];
 
             /// Returns the kind's row in the table of signers.
             pub const fn about(self) -> &'static About {
                 match self {
-                    $(Kind::$kind => const { &<$module::Config as Configured>::ABOUT },)+
+                    $(SignerKind::$kind => const { &<$module::Config as Configured>::ABOUT },)+
                 }
             }
 
@@ -233,9 +237,9 @@ macro_rules! kinds {
 
             /// Returns the script for an administrator of the servers behind these signers, ignoring signers of other
             /// kinds; `None` for a kind whose servers need no preparation.
-            pub fn setup(self, parts: &[Part<'_, Config>], identity: &Identity) -> Option<String> {
+            pub fn setup(self, parts: &[Part<'_, Config>], identity: &NodeIdentity) -> Option<String> {
                 match self {
-                    $(Kind::$kind => {
+                    $(SignerKind::$kind => {
                         let parts: Vec<_> = parts
                             .iter()
                             .filter_map(|part| match part.config {
@@ -256,7 +260,7 @@ macro_rules! kinds {
             pub fn read(self, field: &Field<'_>) -> Option<Config> {
                 let map = field.map()?;
                 let config = match self {
-                    $(Kind::$kind => $module::Config::read(&map).map(Config::$kind),)+
+                    $(SignerKind::$kind => $module::Config::read(&map).map(Config::$kind),)+
                 };
                 map.finish();
                 config
@@ -272,9 +276,9 @@ macro_rules! kinds {
 
         impl Config {
             /// Returns the kind.
-            pub const fn kind(&self) -> Kind {
+            pub const fn kind(&self) -> SignerKind {
                 match self {
-                    $(Config::$kind(_) => Kind::$kind,)+
+                    $(Config::$kind(_) => SignerKind::$kind,)+
                 }
             }
 
@@ -324,14 +328,14 @@ kinds! {
     Embedded(embedded),
 }
 
-impl Kind {
+impl SignerKind {
     /// Returns the kind's name in the configuration.
     pub const fn as_str(self) -> &'static str {
         self.about().name
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for SignerKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.as_str())
     }
@@ -346,7 +350,7 @@ pub struct Site<'a> {
     /// Source of later times.
     pub clock: fn() -> OffsetDateTime,
     /// The requesting node.
-    pub identity: Identity,
+    pub identity: NodeIdentity,
     /// Key algorithm of authorities that a signer generates.
     pub authority_key: KeyAlgorithm,
     /// The node's files.
@@ -395,14 +399,14 @@ pub trait Memory {
 
 /// The certificate that a renewal replaces, with its key: the credential of the renewal request.
 #[derive(Clone)]
-pub struct Current {
+pub struct CurrentCertificate {
     /// Leaf and intermediates.
     pub chain_pem: Vec<u8>,
     /// The leaf's key.
     pub key_pem: Zeroizing<Vec<u8>>,
 }
 
-impl fmt::Debug for Current {
+impl fmt::Debug for CurrentCertificate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Current(a certificate and its key)")
     }
@@ -410,7 +414,7 @@ impl fmt::Debug for Current {
 
 /// What a signer may know about a certificate before its key exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct RequestedCertificate {
     /// The slot.
     pub name: CertName,
     /// Authority that must have signed it.
@@ -423,7 +427,7 @@ pub struct Wanted {
 
 /// The requesting node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Identity {
+pub struct NodeIdentity {
     /// Node name.
     pub node: String,
     /// Cluster name.
@@ -436,13 +440,13 @@ pub struct Request {
     /// Identifies this request permanently; see [`RequestId`].
     pub id: RequestId,
     /// The certificate that is requested.
-    pub wanted: Wanted,
+    pub wanted: RequestedCertificate,
     /// The certificate signing request.
     pub csr: Csr,
     /// SHA-256 of the subject public key info.
     pub spki_sha256: [u8; 32],
     /// The requesting node.
-    pub identity: Identity,
+    pub identity: NodeIdentity,
     /// Number of this exchange for this id, from 1.
     pub attempt: u32,
     /// Start of this exchange.
@@ -453,7 +457,12 @@ pub struct Request {
 
 impl Request {
     /// Creates the first attempt of a request.
-    pub fn new(wanted: Wanted, csr: Csr, identity: Identity, now: OffsetDateTime) -> Self {
+    pub fn new(
+        wanted: RequestedCertificate,
+        csr: Csr,
+        identity: NodeIdentity,
+        now: OffsetDateTime,
+    ) -> Self {
         Request {
             id: RequestId::of(&wanted, &csr),
             spki_sha256: csr.public_key().sha256(),
@@ -507,7 +516,7 @@ impl Request {
 pub struct RequestId(String);
 
 impl RequestId {
-    fn of(wanted: &Wanted, csr: &Csr) -> Self {
+    fn of(wanted: &RequestedCertificate, csr: &Csr) -> Self {
         let mut digest = Sha256::new();
         for part in [
             wanted.name.as_str().as_bytes(),
@@ -589,7 +598,7 @@ pub struct Caps {
     /// A response may take long: a person, a queue.
     pub pends: bool,
     /// How an earlier request is found.
-    pub lookup: Lookup,
+    pub lookup: RequestLookup,
     /// Effect of sending a request twice.
     pub resubmit: Resubmit,
     /// Whether a certificate can be obtained in exchange for the one that it replaces.
@@ -613,7 +622,7 @@ pub enum Carry {
 /// How a signer finds an earlier request of this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Lookup {
+pub enum RequestLookup {
     /// By a name derived from the request.
     ByName,
     /// By the ticket only: a request whose response was lost cannot be found.
@@ -671,7 +680,7 @@ impl Caps {
             own_name_san: false,
             usage_extensions: UsageExtensions::Requested,
             pends: false,
-            lookup: Lookup::None,
+            lookup: RequestLookup::None,
             resubmit: Resubmit::Duplicates,
             renewal: Renewal::Submit,
             crl: Carry::No,
@@ -679,7 +688,7 @@ impl Caps {
     }
 
     /// Returns the worst of the capabilities that a certificate needs.
-    pub fn carry(&self, wanted: &Wanted) -> Carry {
+    pub fn carry(&self, wanted: &RequestedCertificate) -> Carry {
         let subject = &wanted.profile.subject;
         let needed = [
             (self.organization, !subject.organizations.is_empty()),
@@ -691,7 +700,7 @@ impl Caps {
     }
 
     /// Performs the part of [`Signer::preflight`] that follows from the capabilities alone. Reports every obstacle.
-    pub fn carries(&self, label: &str, wanted: &Wanted) -> Result<(), Rejection> {
+    pub fn carries(&self, label: &str, wanted: &RequestedCertificate) -> Result<(), Rejection> {
         let profile = &wanted.profile;
         let mut obstacles = Vec::new();
         if self.organization == Carry::No && !profile.subject.organizations.is_empty() {
@@ -741,7 +750,7 @@ pub struct Rejection {
 impl Rejection {
     pub(crate) fn new(
         signer: &str,
-        wanted: &Wanted,
+        wanted: &RequestedCertificate,
         reason: impl Into<String>,
         advice: impl Into<String>,
     ) -> Self {
@@ -757,7 +766,7 @@ impl Rejection {
 /// How a failure is retried; see [`retry::delay`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Class {
+pub enum FailureClass {
     /// Nothing happened; an immediate retry may succeed.
     Transient,
     /// The request may have reached the signer and the response is lost: [`Signer::recover`] is called first.
@@ -770,21 +779,21 @@ pub enum Class {
     Permanent,
 }
 
-impl Class {
+impl FailureClass {
     /// The name in records, events and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Class::Transient => "transient",
-            Class::Ambiguous => "ambiguous",
-            Class::Auth => "auth",
-            Class::Config => "config",
-            Class::Permanent => "permanent",
+            FailureClass::Transient => "transient",
+            FailureClass::Ambiguous => "ambiguous",
+            FailureClass::Auth => "auth",
+            FailureClass::Config => "config",
+            FailureClass::Permanent => "permanent",
         }
     }
 
     /// Returns true if the same request may soon succeed without intervention.
     pub const fn passes(self) -> bool {
-        matches!(self, Class::Transient | Class::Ambiguous)
+        matches!(self, FailureClass::Transient | FailureClass::Ambiguous)
     }
 }
 
@@ -793,7 +802,7 @@ impl Class {
 #[error("{detail}; {advice}")]
 pub struct SignerError {
     /// How it is retried.
-    pub class: Class,
+    pub class: FailureClass,
     /// When the signer asks to be contacted again.
     pub retry_after: Option<Duration>,
     /// What failed, and where.
@@ -809,7 +818,7 @@ pub struct SignerError {
 
 impl SignerError {
     /// Creates an error of `class`.
-    pub fn new(class: Class, detail: impl Into<String>, advice: impl Into<String>) -> Self {
+    pub fn new(class: FailureClass, detail: impl Into<String>, advice: impl Into<String>) -> Self {
         SignerError {
             class,
             retry_after: None,
@@ -820,14 +829,14 @@ impl SignerError {
         }
     }
 
-    /// Creates an error of [`Class::Config`].
+    /// Creates an error of [`FailureClass::Config`].
     pub fn config(detail: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self::new(Class::Config, detail, advice)
+        Self::new(FailureClass::Config, detail, advice)
     }
 
-    /// Creates an error of [`Class::Permanent`].
+    /// Creates an error of [`FailureClass::Permanent`].
     pub fn permanent(detail: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self::new(Class::Permanent, detail, advice)
+        Self::new(FailureClass::Permanent, detail, advice)
     }
 
     /// Adds the cause.
@@ -848,7 +857,7 @@ impl SignerError {
     pub fn marked_by(mut self, cause: &(dyn std::error::Error + 'static)) -> Self {
         self.machine_fault |= machine::is_fault(cause);
         if store::is_access_refusal(cause) {
-            self.class = Class::Permanent;
+            self.class = FailureClass::Permanent;
         }
         self
     }
@@ -865,7 +874,7 @@ impl SignerError {
 /// verification refuses a wrong one.
 pub(crate) fn certifies(answer: &[u8], key: &PublicKey) -> bool {
     matches!(
-        Chain::from_answer(answer, key),
+        Chain::from_response(answer, key),
         Ok(_) | Err(ChainError::LeafNotFirst { .. })
     )
 }
@@ -879,7 +888,7 @@ mod tests {
     #[test]
     fn every_kind_has_a_source_file() {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/signer");
-        for kind in Kind::ALL {
+        for kind in SignerKind::ALL {
             let file: String = kind
                 .as_str()
                 .chars()
@@ -905,7 +914,7 @@ mod tests {
 
     #[test]
     fn preflight_reports_every_obstacle() {
-        let wanted = Wanted {
+        let wanted = RequestedCertificate {
             name: CertName::KubeletConf,
             authority: Authority::Ca,
             profile: Profile {

@@ -1,6 +1,6 @@
 //! The desired state of a node's PKI, computed from its configuration alone, and its comparison with the observed state.
 //!
-//! Pure. [`plan`] computes the table of certificates and never reads the disk; [`assess`] compares the table with the
+//! Pure. [`node_spec`] computes the table of certificates and never reads the disk; [`assess`] compares the table with the
 //! files, and [`schedule`] decides when a certificate is due.
 
 pub mod assess;
@@ -11,11 +11,11 @@ mod rules;
 pub mod schedule;
 mod table;
 
-pub use choices::{CLUSTER_ADMINS, Choices, KubeletClientSubject, KubeletLayout, MASTERS};
+pub use choices::{CLUSTER_ADMINS, Choices, KubeletClientSubject, KubeletLayout, SYSTEM_MASTERS};
 pub use layout::{CERTIFICATES_DIR, Layout, crl_name, kubeconfig_path};
-pub use rules::{plan, usages};
+pub use rules::{node_spec, usages};
 pub use table::{
-    BundleSpec, CertSpec, ExternalEtcd, KubeletStore, Output, Plan, ServiceAccountSpec,
+    BundleSpec, CertFiles, CertSpec, ExternalEtcd, KubeletStoreSpec, NodeSpec, ServiceAccountSpec,
 };
 
 /// Directory of the kubeconfigs.
@@ -25,7 +25,7 @@ pub const KUBECONFIG_DIR: &str = "/etc/kubernetes";
 pub const KUBELET_PKI: &str = "/var/lib/kubelet/pki";
 
 /// File name of the link to the kubelet's newest client certificate, in that directory.
-pub const KUBELET_CURRENT: &str = "kubelet-client-current.pem";
+pub const KUBELET_CURRENT_LINK: &str = "kubelet-client-current.pem";
 
 #[cfg(test)]
 mod tests;

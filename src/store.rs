@@ -1,7 +1,7 @@
 //! The only writer below `--root`.
 //!
-//! [`Root`] reads. Every path is a path on the node and is resolved inside the root. A mount of this machine that is bound
-//! into the root (`/proc`, `/run`) is not part of it, for reading and for writing (`mounts`). [`Root::lock`] followed by
+//! [`NodeRoot`] reads. Every path is a path on the node and is resolved inside the root. A mount of this machine that is bound
+//! into the root (`/proc`, `/run`) is not part of it, for reading and for writing (`mounts`). [`NodeRoot::lock`] followed by
 //! [`Locked::recover`] returns the [`Store`], which writes: writing requires the lock, and that the commit of an
 //! interrupted run is finished. The exception is [`Dir`], a directory of a file-drop signer: single files that other
 //! programs read, each of them written atomically.
@@ -87,22 +87,26 @@ use time::macros::format_description;
 pub use changes::AuthorityChange;
 pub use commit::Commit;
 pub use desired::Mode;
-pub use dir::{Content, Dir, FileKind, Metadata};
+pub use dir::{Dir, FileContent, FileKind, Metadata};
 pub(crate) use error::is_access_refusal;
-pub use error::{Class, Damage, Error, Note, Obstacle};
-pub use issued::Issued;
+pub use error::{Damage, ErrorClass, PathObstacle, StoreError, StoreNote};
+pub use issued::IssuedRecord;
 pub use known::KnownDirectories;
 pub use lock::Locked;
-pub(crate) use node::kept_node_path;
-pub use node::{IdentityPart, KeptNode};
-pub use pending::{Durability, LastError, Pending, Phase, Resumable, Slot, Ticket};
+pub(crate) use node::node_record_path;
+pub use node::{IdentityPart, NodeRecord};
+pub use pending::{
+    Durability, LastError, PendingRequest, PendingRequests, RequestPhase, RequestRecord, Slot,
+};
 pub use recover::Recovery;
-pub use restarts::{Changed, FormerTrust, Previous, Restart, RestartState, TrustStep, Unsettled};
-pub use root::Root;
+pub use restarts::{
+    FormerContents, FormerTrust, Restart, RestartState, TrustStep, Unsettled, UnverifiedChange,
+};
+pub use root::NodeRoot;
 pub(crate) use state_file::StateFile;
 pub use transaction::Committed;
 pub(crate) use trust::is_personal;
-pub use trust::{Exposed, Exposure, Trust};
+pub use trust::{DirectoryTrust, Exposed, Exposure};
 
 /// The state directory, on the node.
 pub const STATE_DIR: &str = "/var/lib/nodepki";
@@ -113,19 +117,19 @@ pub const READ_LIMIT: u64 = 1024 * 1024;
 /// The right to write, held until it is dropped.
 #[derive(Debug)]
 pub struct Store {
-    root: Root,
+    root: NodeRoot,
     state: Dir,
     unfinished: bool,
-    _lock: lock::Held,
+    _lock: lock::HeldLock,
 }
 
 impl Store {
     /// Returns the root that this store writes below.
-    pub fn root(&self) -> &Root {
+    pub fn root(&self) -> &NodeRoot {
         &self.root
     }
 
-    /// Returns true after a commit that ended with [`Error::Unfinished`].
+    /// Returns true after a commit that ended with [`StoreError::Unfinished`].
     pub fn is_unfinished(&self) -> bool {
         self.unfinished
     }
@@ -136,7 +140,7 @@ fn free_name(
     dir: &Dir,
     stem: &std::ffi::OsStr,
     now: OffsetDateTime,
-) -> Result<std::ffi::OsString, Error> {
+) -> Result<std::ffi::OsString, StoreError> {
     let time = now
         .to_offset(time::UtcOffset::UTC)
         .format(format_description!(
@@ -158,8 +162,8 @@ fn free_name(
 }
 
 /// Marks a step at which a crash test can end the process or make the run fail.
-fn failpoint(name: &'static str, path: impl AsRef<Path>) -> Result<(), Error> {
-    crate::process::failpoint::hit(name).map_err(|errno| Error::io("write", path, errno))
+fn failpoint(name: &'static str, path: impl AsRef<Path>) -> Result<(), StoreError> {
+    crate::process::failpoint::hit(name).map_err(|errno| StoreError::io("write", path, errno))
 }
 
 fn hex(bytes: &[u8]) -> String {

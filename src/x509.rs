@@ -27,12 +27,12 @@ mod text;
 mod verify;
 
 pub use authority::{AuthorityError, CertificateAuthority};
-pub use certificate::{Certificate, Name, shown_certificate};
+pub use certificate::{Certificate, Name, presented_certificate};
 pub use chain::{
-    Chain, ChainError, MAX_ANSWER_BYTES, MAX_ANSWER_CERTIFICATES, MAX_BUNDLE_CERTIFICATES,
-    MAX_BUNDLE_SUBJECT_BYTES, MAX_CHAIN_BYTES, TrustBundle, TrustError, certificates_of,
+    Chain, ChainError, MAX_BUNDLE_CERTIFICATES, MAX_BUNDLE_SUBJECT_BYTES, MAX_CHAIN_BYTES,
+    MAX_RESPONSE_BYTES, MAX_RESPONSE_CERTIFICATES, TrustBundle, TrustError, certificates_of,
 };
-pub use crl::{CrlError, RevocationList, Revocations};
+pub use crl::{AuthorityCrls, CrlError, RevocationList};
 pub use csr::{Csr, CsrError, UsageExtensions};
 pub use key::{JwkError, KeyAlgorithm, KeyError, KeyType, PrivateKey, PublicKey, UnknownAlgorithm};
 pub use lifetime::{LIFETIME_FACTOR, Lifetime, judge_lifetime};
@@ -42,5 +42,6 @@ pub use strict::{CertificateError, KeyPurpose};
 pub(crate) use text::is_hidden;
 pub use text::{hex, rfc3339};
 pub use verify::{
-    Difference, along_path, is_for_names, path_differences, satisfies, usage_differences, verifies,
+    CertDifference, along_path, is_for_names, path_differences, satisfies, usage_differences,
+    verifies,
 };

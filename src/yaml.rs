@@ -27,7 +27,7 @@ use serde_json::Value as Json;
 use zeroize::Zeroizing;
 
 pub use duration::{format_duration, parse_duration};
-pub use fault::{Fault, Faults, MAX_LISTED_FAULTS, Place, Severity, Spot};
+pub use fault::{Fault, FaultSeverity, Faults, FieldPosition, MAX_LISTED_FAULTS, Position};
 pub use walk::{Field, Map, Walk, did_you_mean};
 
 use crate::x509::is_hidden;
@@ -44,16 +44,16 @@ const MAX_KEY_LENGTH: usize = 1024;
 #[derive(Clone)]
 pub struct Node {
     /// Beginning of the value.
-    pub place: Place,
+    pub place: Position,
     /// The value.
-    pub kind: Kind,
+    pub kind: NodeKind,
 }
 
 /// The three kinds of YAML values.
 #[derive(Clone)]
-pub enum Kind {
+pub enum NodeKind {
     /// Entries in written order, including duplicates.
-    Map(Vec<Entry>),
+    Map(Vec<MapEntry>),
     /// Items in order.
     Seq(Vec<Node>),
     /// Anything else.
@@ -62,11 +62,11 @@ pub enum Kind {
 
 /// One `key: value` of a map.
 #[derive(Clone)]
-pub struct Entry {
+pub struct MapEntry {
     /// The key as text.
     pub key: String,
     /// Position of the key.
-    pub place: Place,
+    pub place: Position,
     /// Its value.
     pub value: Node,
 }
@@ -105,18 +105,18 @@ impl Node {
     /// Merges another value into this one: maps merge key by key, everything else is replaced.
     pub fn overlay(&mut self, over: Node) {
         match (&mut self.kind, over.kind) {
-            (Kind::Map(entries), Kind::Map(additions)) => {
+            (NodeKind::Map(entries), NodeKind::Map(additions)) => {
                 let mut positions: HashMap<String, usize> = HashMap::new();
                 for (index, entry) in entries.iter().enumerate() {
                     positions.entry(entry.key.clone()).or_insert(index);
                 }
-                for Entry { key, place, value } in additions {
+                for MapEntry { key, place, value } in additions {
                     let position = positions.get(&key).copied();
                     match position.and_then(|index| entries.get_mut(index)) {
                         Some(entry) => entry.value.overlay(value),
                         None => {
                             positions.insert(key.clone(), entries.len());
-                            entries.push(Entry { key, place, value });
+                            entries.push(MapEntry { key, place, value });
                         }
                     }
                 }
@@ -131,9 +131,9 @@ impl Node {
     /// Returns `a map`, `a list`, `text`, … for messages.
     pub fn kind_name(&self) -> &'static str {
         match &self.kind {
-            Kind::Map(_) => "a map",
-            Kind::Seq(_) => "a list",
-            Kind::Scalar(scalar) => match scalar.resolve() {
+            NodeKind::Map(_) => "a map",
+            NodeKind::Seq(_) => "a list",
+            NodeKind::Scalar(scalar) => match scalar.resolve() {
                 Value::Null => "nothing",
                 Value::Bool(_) => "a boolean",
                 Value::Int(_) | Value::Float(_) => "a number",
@@ -144,13 +144,13 @@ impl Node {
 
     /// Returns true for `null`, `~` and an empty value.
     pub fn is_null(&self) -> bool {
-        matches!(&self.kind, Kind::Scalar(scalar) if matches!(scalar.resolve(), Value::Null))
+        matches!(&self.kind, NodeKind::Scalar(scalar) if matches!(scalar.resolve(), Value::Null))
     }
 
     /// Returns the value of a key; the last one of a duplicate key, as in Kubernetes.
     pub fn get(&self, key: &str) -> Option<&Node> {
         match &self.kind {
-            Kind::Map(entries) => entries
+            NodeKind::Map(entries) => entries
                 .iter()
                 .rev()
                 .find(|entry| entry.key == key)
@@ -162,27 +162,27 @@ impl Node {
     /// Returns the text of a scalar as written; `None` for maps, lists and null.
     pub fn text(&self) -> Option<&str> {
         match &self.kind {
-            Kind::Scalar(scalar) if !self.is_null() => Some(&scalar.text),
+            NodeKind::Scalar(scalar) if !self.is_null() => Some(&scalar.text),
             _ => None,
         }
     }
 
     /// Reports every key that occurs twice in the same map, at any depth.
-    pub fn duplicates(&self, severity: Severity, faults: &mut Faults) {
+    pub fn duplicates(&self, severity: FaultSeverity, faults: &mut Faults) {
         self.duplicates_below(&mut Vec::new(), severity, faults);
     }
 
     fn duplicates_below<'a>(
         &'a self,
-        path: &mut Vec<Step<'a>>,
-        severity: Severity,
+        path: &mut Vec<PathStep<'a>>,
+        severity: FaultSeverity,
         faults: &mut Faults,
     ) {
         match &self.kind {
-            Kind::Map(entries) => {
+            NodeKind::Map(entries) => {
                 let mut first: HashMap<&str, usize> = HashMap::new();
                 for entry in entries {
-                    path.push(Step::Key(&entry.key));
+                    path.push(PathStep::Key(&entry.key));
                     if let Some(line) = first.get(entry.key.as_str()) {
                         faults.push(Fault {
                             severity,
@@ -193,8 +193,8 @@ impl Node {
                             },
                             message: format!("is given twice, first in line {line}"),
                             fix: match severity {
-                                Severity::Error => "keep one of them".to_owned(),
-                                Severity::Warning => {
+                                FaultSeverity::Error => "keep one of them".to_owned(),
+                                FaultSeverity::Warning => {
                                     "the last one counts; keep one of them".to_owned()
                                 }
                             },
@@ -206,44 +206,44 @@ impl Node {
                     path.pop();
                 }
             }
-            Kind::Seq(items) => {
+            NodeKind::Seq(items) => {
                 for (index, item) in items.iter().enumerate() {
-                    path.push(Step::Item(index));
+                    path.push(PathStep::Item(index));
                     item.duplicates_below(path, severity, faults);
                     path.pop();
                 }
             }
-            Kind::Scalar(_) => {}
+            NodeKind::Scalar(_) => {}
         }
     }
 
     fn size(&self) -> usize {
         1 + match &self.kind {
-            Kind::Map(entries) => entries.iter().map(|entry| entry.value.size()).sum(),
-            Kind::Seq(items) => items.iter().map(Node::size).sum(),
-            Kind::Scalar(_) => 0,
+            NodeKind::Map(entries) => entries.iter().map(|entry| entry.value.size()).sum(),
+            NodeKind::Seq(items) => items.iter().map(Node::size).sum(),
+            NodeKind::Scalar(_) => 0,
         }
     }
 
     fn depth(&self) -> usize {
         1 + match &self.kind {
-            Kind::Map(entries) => entries.iter().map(|e| e.value.depth()).max().unwrap_or(0),
-            Kind::Seq(items) => items.iter().map(Node::depth).max().unwrap_or(0),
-            Kind::Scalar(_) => 0,
+            NodeKind::Map(entries) => entries.iter().map(|e| e.value.depth()).max().unwrap_or(0),
+            NodeKind::Seq(items) => items.iter().map(Node::depth).max().unwrap_or(0),
+            NodeKind::Scalar(_) => 0,
         }
     }
 }
 
 /// One step from a value to a value in it.
-enum Step<'a> {
+enum PathStep<'a> {
     Key(&'a str),
     Item(usize),
 }
 
-fn written(path: &[Step<'_>]) -> String {
+fn written(path: &[PathStep<'_>]) -> String {
     path.iter().fold(String::new(), |path, step| match step {
-        Step::Key(key) => join(&path, key),
-        Step::Item(index) => format!("{path}[{index}]"),
+        PathStep::Key(key) => join(&path, key),
+        PathStep::Item(index) => format!("{path}[{index}]"),
     })
 }
 
@@ -331,7 +331,7 @@ fn resolve_plain(text: &str) -> Value<'_> {
 pub fn parse(file: &str, text: &str) -> Result<Vec<Node>, Faults> {
     // Windows editors write a byte order mark.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    let mut builder = Builder {
+    let mut builder = TreeBuilder {
         file: Arc::from(file),
         stack: Vec::new(),
         anchors: HashMap::new(),
@@ -372,7 +372,7 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Node>, Faults> {
             } else {
                 "correct the syntax here or in the line above"
             };
-            let spot = Spot {
+            let spot = FieldPosition {
                 place,
                 field: String::new(),
             };
@@ -387,33 +387,33 @@ fn leading_tab(line: &str) -> bool {
 }
 
 /// Builds the tree from parser events without recursion, so that nesting cannot exhaust the stack.
-struct Builder {
+struct TreeBuilder {
     file: Arc<str>,
-    stack: Vec<Open>,
+    stack: Vec<OpenCollection>,
     anchors: HashMap<usize, Node>,
     alias_budget: usize,
     documents: Vec<Node>,
 }
 
 /// A map or list that is not complete yet.
-struct Open {
+struct OpenCollection {
     anchor: usize,
     node: Node,
-    key: Option<(String, Place)>,
+    key: Option<(String, Position)>,
 }
 
-type Broken = (Place, String);
+type Broken = (Position, String);
 
-impl Builder {
-    fn place(&self, marker: &saphyr_parser::Marker) -> Place {
-        Place {
+impl TreeBuilder {
+    fn place(&self, marker: &saphyr_parser::Marker) -> Position {
+        Position {
             file: self.file.clone(),
             line: marker.line(),
             column: marker.col() + 1,
         }
     }
 
-    fn take(&mut self, event: Event<'_>, place: Place) -> Result<(), Broken> {
+    fn take(&mut self, event: Event<'_>, place: Position) -> Result<(), Broken> {
         match event {
             Event::Scalar(text, style, anchor, tag) => {
                 // `!!str 5` and `! 5` are text whatever their content.
@@ -424,12 +424,12 @@ impl Builder {
                 };
                 let node = Node {
                     place,
-                    kind: Kind::Scalar(scalar),
+                    kind: NodeKind::Scalar(scalar),
                 };
                 self.finished(node, anchor)
             }
-            Event::MappingStart(anchor, _) => self.open(Kind::Map(Vec::new()), place, anchor),
-            Event::SequenceStart(anchor, _) => self.open(Kind::Seq(Vec::new()), place, anchor),
+            Event::MappingStart(anchor, _) => self.open(NodeKind::Map(Vec::new()), place, anchor),
+            Event::SequenceStart(anchor, _) => self.open(NodeKind::Seq(Vec::new()), place, anchor),
             Event::MappingEnd | Event::SequenceEnd => match self.stack.pop() {
                 Some(open) => {
                     let mut node = open.node;
@@ -467,12 +467,12 @@ impl Builder {
         }
     }
 
-    fn open(&mut self, kind: Kind, place: Place, anchor: usize) -> Result<(), Broken> {
+    fn open(&mut self, kind: NodeKind, place: Position, anchor: usize) -> Result<(), Broken> {
         if self.stack.len() >= MAX_DEPTH {
             let message = format!("nested more than {MAX_DEPTH} levels deep");
             return Err((place, message));
         }
-        self.stack.push(Open {
+        self.stack.push(OpenCollection {
             anchor,
             node: Node { place, kind },
             key: None,
@@ -491,19 +491,19 @@ impl Builder {
             return Ok(());
         };
         match &mut open.node.kind {
-            Kind::Seq(items) => items.push(node),
-            Kind::Map(entries) => match open.key.take() {
-                Some((key, place)) => entries.push(Entry {
+            NodeKind::Seq(items) => items.push(node),
+            NodeKind::Map(entries) => match open.key.take() {
+                Some((key, place)) => entries.push(MapEntry {
                     key,
                     place,
                     value: node,
                 }),
                 None => match &node.kind {
-                    Kind::Scalar(scalar) if scalar.text.len() > MAX_KEY_LENGTH => {
+                    NodeKind::Scalar(scalar) if scalar.text.len() > MAX_KEY_LENGTH => {
                         let message = format!("a key has more than {MAX_KEY_LENGTH} bytes");
                         return Err((node.place, message));
                     }
-                    Kind::Scalar(scalar) => {
+                    NodeKind::Scalar(scalar) => {
                         open.key = Some((scalar.text.to_string(), node.place.clone()));
                     }
                     _ => {
@@ -514,7 +514,7 @@ impl Builder {
                     }
                 },
             },
-            Kind::Scalar(_) => {}
+            NodeKind::Scalar(_) => {}
         }
         Ok(())
     }
@@ -522,26 +522,26 @@ impl Builder {
 
 /// Expands `<<: *base`: adds the keys of `base` that the map does not contain.
 fn merge_keys(node: &mut Node) -> Result<(), Broken> {
-    let Kind::Map(entries) = &mut node.kind else {
+    let NodeKind::Map(entries) = &mut node.kind else {
         return Ok(());
     };
     if !entries.iter().any(|entry| entry.key == "<<") {
         return Ok(());
     }
-    let (merges, mut own): (Vec<Entry>, Vec<Entry>) = std::mem::take(entries)
+    let (merges, mut own): (Vec<MapEntry>, Vec<MapEntry>) = std::mem::take(entries)
         .into_iter()
         .partition(|entry| entry.key == "<<");
     let mut names: HashSet<String> = own.iter().map(|entry| entry.key.clone()).collect();
     for merge in merges {
         let sources = match merge.value.kind {
-            Kind::Seq(items) => items,
+            NodeKind::Seq(items) => items,
             kind => vec![Node {
                 place: merge.place.clone(),
                 kind,
             }],
         };
         for source in sources {
-            let Kind::Map(inherited) = source.kind else {
+            let NodeKind::Map(inherited) = source.kind else {
                 return Err((
                     merge.place,
                     "<< must name a map or a list of maps".to_owned(),
@@ -561,14 +561,14 @@ fn merge_keys(node: &mut Node) -> Result<(), Broken> {
 /// Returns the tree as JSON: key order and unknown fields are kept, and the last of duplicate keys is used.
 pub fn to_json(node: &Node) -> serde_json::Value {
     match &node.kind {
-        Kind::Map(entries) => serde_json::Value::Object(
+        NodeKind::Map(entries) => serde_json::Value::Object(
             entries
                 .iter()
                 .map(|entry| (entry.key.clone(), to_json(&entry.value)))
                 .collect(),
         ),
-        Kind::Seq(items) => serde_json::Value::Array(items.iter().map(to_json).collect()),
-        Kind::Scalar(scalar) => match scalar.resolve() {
+        NodeKind::Seq(items) => serde_json::Value::Array(items.iter().map(to_json).collect()),
+        NodeKind::Scalar(scalar) => match scalar.resolve() {
             Value::Null => serde_json::Value::Null,
             Value::Bool(flag) => serde_json::Value::Bool(flag),
             Value::Int(number) => serde_json::Value::from(number),

@@ -202,7 +202,7 @@ impl Machine for Container {
         connected(&mut self.shell, self.running.as_mut(), &socket, limit)
     }
 
-    fn patience(&self) -> u32 {
+    fn time_factor(&self) -> u32 {
         4
     }
 }

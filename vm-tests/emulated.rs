@@ -222,7 +222,7 @@ impl Machine for Emulated<'_> {
         connected(&mut self.shell, self.running.as_mut(), &socket, limit)
     }
 
-    fn patience(&self) -> u32 {
+    fn time_factor(&self) -> u32 {
         20
     }
 }

@@ -30,7 +30,7 @@ pub(crate) trait Machine {
     fn shell(&mut self) -> &mut Shell;
 
     /// Factor by which time limits for containers are multiplied.
-    fn patience(&self) -> u32;
+    fn time_factor(&self) -> u32;
 
     /// Powers on, and waits until the shell accepts commands; the boot continues meanwhile.
     fn boot(&mut self) {
@@ -63,7 +63,7 @@ pub(crate) trait Machine {
 
     /// Repeats a command until it succeeds, and returns its output.
     fn until(&mut self, command: &str, seconds: u32) -> String {
-        let end = Instant::now() + Duration::from_secs(u64::from(seconds * self.patience()));
+        let end = Instant::now() + Duration::from_secs(u64::from(seconds * self.time_factor()));
         loop {
             let ran = self.run(command);
             if ran.status == 0 {
@@ -78,7 +78,7 @@ pub(crate) trait Machine {
                     .said
             );
             // Each attempt uses time of an emulated processor.
-            sleep(Duration::from_millis(50) * self.patience());
+            sleep(Duration::from_millis(50) * self.time_factor());
         }
     }
 
@@ -91,7 +91,7 @@ pub(crate) trait Machine {
     }
 
     /// Waits until the boot is complete, and asserts that no unit failed.
-    fn well(&mut self) {
+    fn assert_booted(&mut self) {
         let state = self.settled();
         assert_eq!(
             state,
@@ -102,7 +102,7 @@ pub(crate) trait Machine {
     }
 
     /// Waits until the kubelet's replacement runs in this boot, which it does only with a complete PKI.
-    fn node_up(&mut self) {
+    fn wait_until_node_runs(&mut self) {
         self.until(
             "systemctl is-active -q kubelet && journalctl -q -b -u kubelet -g 'PKI: whole' | tail -n 1 | grep -q whole",
             60,
@@ -112,8 +112,8 @@ pub(crate) trait Machine {
     /// Boots a node, and waits until it is complete and nothing has failed.
     fn boot_node(&mut self) {
         self.boot();
-        self.node_up();
-        self.well();
+        self.wait_until_node_runs();
+        self.assert_booted();
     }
 
     /// SHA-256 sums of all files below /etc/kubernetes.

@@ -28,7 +28,7 @@ pub struct Floor {
 }
 
 /// Result of the wait for a plausible clock.
-pub(super) enum Settled {
+pub(super) enum SettledClock {
     /// The clock was plausible from the start.
     AtOnce,
     /// The clock has been synchronized.
@@ -73,16 +73,16 @@ pub(super) async fn wait_for(
     policy: &ClockPolicy,
     clock: Clock,
     progress: &dyn Progress,
-) -> Result<Settled, Failure> {
+) -> Result<SettledClock, Failure> {
     let began = tokio::time::Instant::now();
     let mut waited = false;
     loop {
         let now = clock();
         if now >= floor.at {
             return Ok(if waited {
-                Settled::Caught
+                SettledClock::Caught
             } else {
-                Settled::AtOnce
+                SettledClock::AtOnce
             });
         }
         let behind = format!(
@@ -93,7 +93,7 @@ pub(super) async fn wait_for(
         );
         if policy.allow_unsynced {
             let note = format!("{behind}; went on all the same, as --allow-unsynced says");
-            return Ok(Settled::Behind(floor.at, note));
+            return Ok(SettledClock::Behind(floor.at, note));
         }
         if began.elapsed() >= policy.max_wait {
             return Err(Failure::new(

@@ -10,7 +10,7 @@ use time::OffsetDateTime;
 use tokio::time::Instant;
 
 use crate::kube::names::CertName;
-use crate::signer::{Class, SignerError};
+use crate::signer::{FailureClass, SignerError};
 use crate::store::Slot;
 use crate::x509::KeyAlgorithm;
 
@@ -44,11 +44,11 @@ pub enum Event {
         /// Name of the signer in the configuration.
         signer: String,
         /// The requested operation.
-        operation: Operation,
+        operation: SignerOperation,
         /// Duration of the exchange.
         took: Duration,
         /// Whether the exchange succeeded. A denial is a successful exchange.
-        result: Result<(), Class>,
+        result: Result<(), FailureClass>,
     },
     /// A request was submitted.
     Submitted(CertName),
@@ -121,7 +121,7 @@ pub enum Event {
 
 /// An operation of a signer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Operation {
+pub enum SignerOperation {
     /// Tests whether the signer is reachable.
     Probe,
     /// Fetches the CA certificates of an authority.
@@ -138,33 +138,33 @@ pub enum Operation {
     Crl,
 }
 
-impl Operation {
+impl SignerOperation {
     /// All operations.
-    pub const ALL: [Operation; 7] = [
-        Operation::Probe,
-        Operation::Trust,
-        Operation::Submit,
-        Operation::Renew,
-        Operation::Recover,
-        Operation::Poll,
-        Operation::Crl,
+    pub const ALL: [SignerOperation; 7] = [
+        SignerOperation::Probe,
+        SignerOperation::Trust,
+        SignerOperation::Submit,
+        SignerOperation::Renew,
+        SignerOperation::Recover,
+        SignerOperation::Poll,
+        SignerOperation::Crl,
     ];
 
     /// Returns the name in metrics and logs.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Operation::Probe => "probe",
-            Operation::Trust => "trust",
-            Operation::Submit => "submit",
-            Operation::Renew => "renew",
-            Operation::Recover => "recover",
-            Operation::Poll => "poll",
-            Operation::Crl => "crl",
+            SignerOperation::Probe => "probe",
+            SignerOperation::Trust => "trust",
+            SignerOperation::Submit => "submit",
+            SignerOperation::Renew => "renew",
+            SignerOperation::Recover => "recover",
+            SignerOperation::Poll => "poll",
+            SignerOperation::Crl => "crl",
         }
     }
 }
 
-impl fmt::Display for Operation {
+impl fmt::Display for SignerOperation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.as_str())
     }
@@ -174,7 +174,7 @@ impl fmt::Display for Operation {
 pub(super) async fn asked<T>(
     progress: &dyn Progress,
     signer: &str,
-    operation: Operation,
+    operation: SignerOperation,
     answer: impl Future<Output = Result<T, SignerError>>,
 ) -> Result<T, SignerError> {
     let began = Instant::now();

@@ -8,10 +8,10 @@ use std::fmt;
 use crate::cluster::{api, discovery};
 use crate::kube::names::Authority;
 use crate::process::machine;
-use crate::signer::{Class, SignerError};
+use crate::signer::{FailureClass, SignerError};
 use crate::{http, store};
 
-use super::Report;
+use super::RunReport;
 
 /// Exit status of a run, for unit files and scripts.
 ///
@@ -49,7 +49,7 @@ impl ExitCode {
     }
 
     /// Returns the exit status of a run.
-    pub fn of(run: Result<&Report, &Failure>) -> ExitCode {
+    pub fn of(run: Result<&RunReport, &Failure>) -> ExitCode {
         match run {
             Ok(report) => report.code(),
             Err(failure) => failure.code,
@@ -106,18 +106,24 @@ impl Failure {
     }
 
     /// Returns the failure of a call of a cluster's API. `doing` describes the call: `reading the Secret …`.
-    pub fn of_cluster(doing: impl fmt::Display, error: &api::Error) -> Self {
+    pub fn of_cluster(doing: impl fmt::Display, error: &api::ApiError) -> Self {
         let (code, advice) = match error {
-            api::Error::Http(error) => {
+            api::ApiError::Http(error) => {
                 let code = match error.kind() {
-                    http::Kind::Unreachable | http::Kind::Lost => ExitCode::Unreachable,
-                    http::Kind::Untrusted | http::Kind::TooLarge => ExitCode::Refused,
-                    http::Kind::Refused => ExitCode::NotPermitted,
-                    http::Kind::Redirected { .. } | http::Kind::Local => ExitCode::Configuration,
+                    http::HttpErrorKind::Unreachable | http::HttpErrorKind::Lost => {
+                        ExitCode::Unreachable
+                    }
+                    http::HttpErrorKind::Untrusted | http::HttpErrorKind::TooLarge => {
+                        ExitCode::Refused
+                    }
+                    http::HttpErrorKind::Refused => ExitCode::NotPermitted,
+                    http::HttpErrorKind::Redirected { .. } | http::HttpErrorKind::Local => {
+                        ExitCode::Configuration
+                    }
                 };
                 (code, error.advice())
             }
-            api::Error::Refused(status) => match status.code {
+            api::ApiError::Refused(status) => match status.code {
                 401 => (
                     ExitCode::NotPermitted,
                     "the credential is unknown or has expired: use a valid one",
@@ -132,14 +138,14 @@ impl Failure {
                 ),
                 _ => (ExitCode::Refused, "check the message of the API server"),
             },
-            api::Error::Unusable { .. } => (
+            api::ApiError::Unusable { .. } => (
                 ExitCode::Refused,
                 "verify that the address is that of a Kubernetes API server",
             ),
-            api::Error::Unread { source, .. } => {
+            api::ApiError::Unread { source, .. } => {
                 (ExitCode::Configuration, api::unread_advice(source))
             }
-            api::Error::Local { advice, .. } => (ExitCode::Configuration, *advice),
+            api::ApiError::Local { advice, .. } => (ExitCode::Configuration, *advice),
         };
         Failure::caused(
             code,
@@ -157,28 +163,30 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-impl From<store::Error> for Failure {
-    fn from(error: store::Error) -> Self {
+impl From<store::StoreError> for Failure {
+    fn from(error: store::StoreError) -> Self {
         let code = match error.class() {
             // After the point of commit, the next run completes the transaction, unless an obstacle needs manual action.
             class
-                if matches!(error, store::Error::Unfinished(_))
-                    && class != store::Class::Unsafe =>
+                if matches!(error, store::StoreError::Unfinished(_))
+                    && class != store::ErrorClass::Unsafe =>
             {
                 ExitCode::Pending
             }
-            store::Class::NoSpace | store::Class::Busy | store::Class::Io => ExitCode::Pending,
-            store::Class::ReadOnly | store::Class::Denied => ExitCode::NotPermitted,
-            store::Class::Unsafe => ExitCode::Refused,
-            store::Class::Path => ExitCode::Configuration,
+            store::ErrorClass::NoSpace | store::ErrorClass::Busy | store::ErrorClass::Io => {
+                ExitCode::Pending
+            }
+            store::ErrorClass::ReadOnly | store::ErrorClass::Denied => ExitCode::NotPermitted,
+            store::ErrorClass::Unsafe => ExitCode::Refused,
+            store::ErrorClass::Path => ExitCode::Configuration,
         };
         Failure::new(code, sentence(&error))
     }
 }
 
-impl From<discovery::Error> for Failure {
-    fn from(error: discovery::Error) -> Self {
-        use discovery::Error as E;
+impl From<discovery::DiscoveryError> for Failure {
+    fn from(error: discovery::DiscoveryError) -> Self {
+        use discovery::DiscoveryError as E;
         let code = match &error {
             E::Call { doing, source } => return Failure::of_cluster(doing, source),
             E::Nothing | E::File { .. } | E::Unread { .. } | E::NoCredential { .. } => {
@@ -224,9 +232,9 @@ pub(crate) fn signer_code(error: &SignerError) -> ExitCode {
         return ExitCode::Pending;
     }
     match error.class {
-        Class::Transient | Class::Ambiguous => ExitCode::Unreachable,
-        Class::Auth => ExitCode::NotPermitted,
-        Class::Config => ExitCode::Configuration,
-        Class::Permanent => ExitCode::Refused,
+        FailureClass::Transient | FailureClass::Ambiguous => ExitCode::Unreachable,
+        FailureClass::Auth => ExitCode::NotPermitted,
+        FailureClass::Config => ExitCode::Configuration,
+        FailureClass::Permanent => ExitCode::Refused,
     }
 }

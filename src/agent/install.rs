@@ -8,23 +8,23 @@ use std::rc::Rc;
 
 use time::OffsetDateTime;
 
-use super::request::{Outcome, life_of};
+use super::request::{RequestOutcome, life_of};
 use super::survey::Rotating;
 use super::{
-    Event, ExitCode, Failure, Outcomes, Progress, ProvidedFile, Report, Row, RowAction,
-    ServiceAccountAction, Setup, Survey, SurveyedBundle, SurveyedCert, report, sentence,
+    Event, ExitCode, Failure, Outcomes, Progress, ProvidedFile, ReportRow, RowAction, RunReport,
+    RunSetup, ServiceAccountAction, Survey, SurveyedBundle, SurveyedCert, report, sentence,
 };
-use crate::kube::components::Change;
+use crate::kube::components::ReplacedFile;
 use crate::kube::names::{Authority, CertName};
 use crate::process::failpoint;
 use crate::signer::Request;
-use crate::spec::assess::{Action, Age, Found, FoundCert, beyond_authority};
+use crate::spec::assess::{Action, Age, Observed, ObservedCert, beyond_authority};
 use crate::spec::schedule::due_at;
 use crate::spec::{CertSpec, ServiceAccountSpec};
-use crate::store::{Commit, Committed, Issued, Mode, Root, Slot, Store};
+use crate::store::{Commit, Committed, IssuedRecord, Mode, NodeRoot, Slot, Store};
 use crate::x509::{Chain, Lifetime, PrivateKey, PublicKey, TrustBundle, hex, rfc3339};
 
-use output::Material;
+use output::CertMaterial;
 
 /// Installs all requested certificates of an authority together, or none of them. During a rotation each certificate
 /// whose trust bundle is installed gets a commit of its own.
@@ -32,27 +32,29 @@ use output::Material;
 /// # Errors
 /// A failed commit; the store's message names the state of the files.
 pub(super) async fn install(
-    setup: &Setup,
+    setup: &RunSetup,
     store: &mut Store,
     trust: &BTreeMap<Authority, TrustBundle>,
     mut survey: Survey,
     mut outcomes: Outcomes,
     now: OffsetDateTime,
     progress: &dyn Progress,
-) -> Result<Report, Failure> {
+) -> Result<RunReport, Failure> {
     let rotating = survey.rotating.take();
     let separate = match rotating {
         Some(_) => installed_bundles(&survey.bundles),
         None => BTreeSet::new(),
     };
     report_unsigned(setup, &outcomes, progress);
-    let mut work = Work {
+    let mut work = CommitWork {
         trust,
         incomplete: incomplete_authorities(&outcomes, &separate),
-        refused: outcomes
-            .certs
-            .values()
-            .any(|outcome| matches!(outcome, Outcome::Refused(_) | Outcome::Denied(_))),
+        refused: outcomes.certs.values().any(|outcome| {
+            matches!(
+                outcome,
+                RequestOutcome::Refused(_) | RequestOutcome::Denied(_)
+            )
+        }),
         now,
         root: store.root().clone(),
         rotating: rotating.as_ref(),
@@ -115,7 +117,7 @@ fn incomplete_authorities(
     let mut incomplete: BTreeMap<Authority, Vec<CertName>> = BTreeMap::new();
     for (name, outcome) in &outcomes.certs {
         let authority = name.authority();
-        if !matches!(outcome, Outcome::Signed { .. }) && !separate.contains(&authority) {
+        if !matches!(outcome, RequestOutcome::Signed { .. }) && !separate.contains(&authority) {
             incomplete.entry(authority).or_default().push(*name);
         }
     }
@@ -123,7 +125,7 @@ fn incomplete_authorities(
 }
 
 /// Reports each request that did not end with a signature. Signed certificates are reported once they are installed.
-fn report_unsigned(setup: &Setup, outcomes: &Outcomes, progress: &dyn Progress) {
+fn report_unsigned(setup: &RunSetup, outcomes: &Outcomes, progress: &dyn Progress) {
     for (name, outcome) in &outcomes.certs {
         let signer = setup.signers.get(&name.authority());
         let signer = signer.map_or("", |(signer, _)| signer.as_str());
@@ -134,31 +136,31 @@ fn report_unsigned(setup: &Setup, outcomes: &Outcomes, progress: &dyn Progress) 
 }
 
 /// The event for a request that did not end with a signature.
-fn unsigned_event(name: CertName, signer: &str, outcome: &Outcome) -> Option<Event> {
+fn unsigned_event(name: CertName, signer: &str, outcome: &RequestOutcome) -> Option<Event> {
     let signer = signer.to_owned();
     Some(match outcome {
-        Outcome::Signed { .. } => return None,
-        Outcome::Pending(why) => Event::Pending {
+        RequestOutcome::Signed { .. } => return None,
+        RequestOutcome::Pending(why) => Event::Pending {
             name,
             signer,
             why: why.clone(),
         },
-        Outcome::Denied(why) => Event::Refused {
+        RequestOutcome::Denied(why) => Event::Refused {
             name,
             signer,
             why: why.clone(),
         },
-        Outcome::Refused(differences) => Event::Refused {
+        RequestOutcome::Refused(differences) => Event::Refused {
             name,
             signer,
             why: differences.join("; "),
         },
-        Outcome::Failed(error) => Event::Failed {
+        RequestOutcome::Failed(error) => Event::Failed {
             name,
             signer,
             why: sentence(error.as_ref()),
         },
-        Outcome::Undone(failure) => Event::Failed {
+        RequestOutcome::Undone(failure) => Event::Failed {
             name,
             signer,
             why: failure.to_string(),
@@ -167,18 +169,18 @@ fn unsigned_event(name: CertName, signer: &str, outcome: &Outcome) -> Option<Eve
 }
 
 /// The changes of one commit, and the report on them.
-struct Work<'a> {
+struct CommitWork<'a> {
     trust: &'a BTreeMap<Authority, TrustBundle>,
     /// The unsigned certificates of each authority of which nothing is installed.
     incomplete: BTreeMap<Authority, Vec<CertName>>,
     /// A signer denied a request, or its answer was refused: files from the cluster are held back too.
     refused: bool,
     now: OffsetDateTime,
-    root: Root,
+    root: NodeRoot,
     /// The rules of the rotation; `None` for a bootstrap.
     rotating: Option<&'a Rotating>,
     commit: Commit,
-    rows: Vec<Row>,
+    rows: Vec<ReportRow>,
     installed: Vec<Installed>,
     /// Events for certificates that were due and were not replaced.
     expiring: Vec<Event>,
@@ -191,7 +193,7 @@ struct Work<'a> {
 /// A new certificate of this commit.
 struct Installed {
     request: Box<Request>,
-    record: Issued,
+    record: IssuedRecord,
     /// It replaces another certificate.
     renewed: bool,
 }
@@ -203,7 +205,7 @@ struct Signed {
     request: Box<Request>,
 }
 
-impl Work<'_> {
+impl CommitWork<'_> {
     fn commit(&mut self, store: &mut Store) -> Result<(), Failure> {
         failpoint::reached("run:before-commit");
         let committed = store.commit(std::mem::take(&mut self.commit))?;
@@ -216,10 +218,10 @@ impl Work<'_> {
     /// Sends the events of this commit, tells each signer that its certificate is installed, and returns the report.
     async fn finish(
         self,
-        setup: &Setup,
+        setup: &RunSetup,
         mut notes: Vec<String>,
         progress: &dyn Progress,
-    ) -> Result<Report, Failure> {
+    ) -> Result<RunReport, Failure> {
         notes.extend(self.committed.notes.iter().map(ToString::to_string));
         for expiring in self.expiring {
             progress.event(expiring);
@@ -237,7 +239,7 @@ impl Work<'_> {
                 notes.push(error.to_string());
             }
         }
-        Ok(Report {
+        Ok(RunReport {
             rows: self.rows,
             notes,
             written: self.committed.written,
@@ -250,7 +252,7 @@ impl Work<'_> {
         &mut self,
         store: &mut Store,
         cert: SurveyedCert,
-        outcome: Option<Outcome>,
+        outcome: Option<RequestOutcome>,
     ) {
         let serves = cert.still_serves(self.trust.get(&cert.spec.authority), self.now);
         let (spec, urgent) = (cert.spec.clone(), cert.urgent);
@@ -278,7 +280,7 @@ impl Work<'_> {
                     not_after: chain.leaf().not_after(),
                 });
             }
-            let outcome = Outcome::Undone(Rc::new(failure));
+            let outcome = RequestOutcome::Undone(Rc::new(failure));
             let row = report::failed_row(&spec, outcome, serves && !is_torn, urgent, chain);
             self.rows.push(row);
         }
@@ -315,7 +317,7 @@ impl Work<'_> {
             let pem = trusted.to_pem().into_bytes();
             self.commit
                 .file_if_absent(bundle.spec.path.clone(), pem, Mode::Public);
-            let change = Change::Bundle(authority);
+            let change = ReplacedFile::Bundle(authority);
             self.commit
                 .change(change, bundle.spec.path.clone(), self.now);
             self.rows.push(report::bundle_row(
@@ -326,7 +328,7 @@ impl Work<'_> {
         }
     }
 
-    fn cert(&mut self, cert: SurveyedCert, outcome: Option<Outcome>) -> Result<(), Failure> {
+    fn cert(&mut self, cert: SurveyedCert, outcome: Option<RequestOutcome>) -> Result<(), Failure> {
         let Some(trusted) = self.trust.get(&cert.spec.authority) else {
             self.rows.extend(row_without_authority(cert, outcome));
             return Ok(());
@@ -344,14 +346,14 @@ impl Work<'_> {
         } = cert;
         let chain = found.chain.present();
         let row = match (action, outcome) {
-            (Action::Keep { notes }, _) => Row {
+            (Action::Keep { notes }, _) => ReportRow {
                 due: due.filter(|_| self.rotating.is_some()),
                 ..report::cert_row(&spec, RowAction::Kept, notes, chain)
             },
             (Action::Refuse { reason }, _) => report::refused_row(&spec, reason, chain),
             (
                 Action::Issue { mut reasons },
-                Some(Outcome::Signed {
+                Some(RequestOutcome::Signed {
                     chain,
                     key,
                     request,
@@ -374,7 +376,7 @@ impl Work<'_> {
             }
             (Action::Issue { reasons }, outcome) => {
                 let row = match outcome {
-                    Some(Outcome::Signed { .. }) => {
+                    Some(RequestOutcome::Signed { .. }) => {
                         let reason = self.held_back_reason(spec.authority);
                         report::waiting_row(&spec, reason, still_serves, chain)
                     }
@@ -404,11 +406,11 @@ impl Work<'_> {
         &mut self,
         spec: &CertSpec,
         trusted: &TrustBundle,
-        found: FoundCert,
+        found: ObservedCert,
         signed: Signed,
         keep_key: bool,
         mut reasons: Vec<String>,
-    ) -> Result<Row, Failure> {
+    ) -> Result<ReportRow, Failure> {
         let Signed {
             chain,
             key,
@@ -418,7 +420,7 @@ impl Work<'_> {
         let renewed = old.is_some();
         let (action, due) = self.action_and_due(spec, &chain, old, keep_key);
         let document = found.kubeconfig.map(|kubeconfig| kubeconfig.document);
-        let material = Material {
+        let material = CertMaterial {
             spec,
             trusted,
             chain: &chain,
@@ -444,7 +446,7 @@ impl Work<'_> {
             reasons.push(note);
         }
         reasons.extend(beyond_authority(&chain, trusted));
-        Ok(Row {
+        Ok(ReportRow {
             due,
             ..report::cert_row(spec, action, reasons, Some(&chain))
         })
@@ -455,16 +457,16 @@ impl Work<'_> {
         &mut self,
         spec: &CertSpec,
         trusted: &TrustBundle,
-        found: FoundCert,
+        found: ObservedCert,
     ) -> Result<(), Failure> {
         match (found.chain, found.key, found.kubeconfig) {
             (_, _, Some(kubeconfig)) if kubeconfig.by_file && found.store.is_none() => {
                 let document = kubeconfig.document;
                 output::add_cluster(spec, trusted, document, &mut self.commit, self.now)
             }
-            (Found::Present(chain), Found::Present(key), kubeconfig) => {
+            (Observed::Present(chain), Observed::Present(key), kubeconfig) => {
                 let document = kubeconfig.map(|kubeconfig| kubeconfig.document);
-                let material = Material {
+                let material = CertMaterial {
                     spec,
                     trusted,
                     chain: &chain,
@@ -517,7 +519,7 @@ impl Work<'_> {
 
     fn service_account_change(
         &mut self,
-        setup: &Setup,
+        setup: &RunSetup,
         spec: &ServiceAccountSpec,
         action: &ServiceAccountAction,
         generated: Option<&PrivateKey>,
@@ -531,7 +533,7 @@ impl Work<'_> {
         self.service_account(spec, action, key, public)?;
         for path in [&spec.private, &spec.public] {
             self.commit
-                .change(Change::ServiceAccount, path.clone(), self.now);
+                .change(ReplacedFile::ServiceAccount, path.clone(), self.now);
         }
         Ok(())
     }
@@ -624,7 +626,7 @@ impl Work<'_> {
 }
 
 /// The row of a certificate whose authority is not known.
-fn row_without_authority(cert: SurveyedCert, outcome: Option<Outcome>) -> Option<Row> {
+fn row_without_authority(cert: SurveyedCert, outcome: Option<RequestOutcome>) -> Option<ReportRow> {
     let chain = cert.found.chain.present();
     match (cert.action, outcome) {
         (Action::Refuse { reason }, _) => Some(report::refused_row(&cert.spec, reason, chain)),
@@ -644,9 +646,9 @@ fn copies_note(spec: &CertSpec, old: &Chain) -> Option<String> {
     })
 }
 
-fn record(chain: &Chain, now: OffsetDateTime) -> Issued {
+fn record(chain: &Chain, now: OffsetDateTime) -> IssuedRecord {
     let leaf = chain.leaf();
-    Issued {
+    IssuedRecord {
         at: now,
         serial: leaf.serial().to_owned(),
         not_after: leaf.not_after(),

@@ -2,7 +2,7 @@
 //! service-account pair, and CA private keys if no signer is configured. A worker fetches the ClusterConfiguration and the
 //! CA certificate only.
 //!
-//! Reads from the cluster, only what the node lacks, and writes nothing. The fetched data is added to the [`Setup`], and
+//! Reads from the cluster, only what the node lacks, and writes nothing. The fetched data is added to the [`RunSetup`], and
 //! the agent installs it like other inputs: missing files are created, existing files are never replaced. CA private keys
 //! stay in memory unless `join.writeCAKeys` requires them on the node.
 
@@ -19,22 +19,24 @@ use tokio::time::Instant;
 use zeroize::Zeroizing;
 
 use crate::agent::shared_certs;
-use crate::agent::{Clock, ExitCode, Failure, ProvidedFile, ServiceAccount, Setup};
+use crate::agent::{Clock, ExitCode, Failure, ProvidedFile, RunSetup, ServiceAccount};
 use crate::cluster::api::Api;
 use crate::cluster::discovery::{self, Discovered};
 use crate::http::Files;
 use crate::kube::jwks;
-use crate::kube::kubeadm::{self, Join};
-use crate::kube::kubeadm_certs::{CertificateKey, CertificateKeyError, Entry, SharedCerts, UPLOAD};
+use crate::kube::kubeadm::{self, JoinDiscovery};
+use crate::kube::kubeadm_certs::{
+    CertificateKey, CertificateKeyError, SharedCerts, SharedFile, UPLOAD_COMMAND,
+};
 use crate::kube::kubeconfig;
-use crate::store::{Mode, Root};
+use crate::store::{Mode, NodeRoot};
 use crate::x509::{PrivateKey, PublicKey};
 use crate::yaml;
 
-use missing::Missing;
+use missing::MissingFiles;
 
 /// File with the ClusterConfiguration of the last setup of this node.
-pub const KEPT: &str = "/var/lib/nodepki/cluster-configuration.yaml";
+pub const CLUSTER_CONFIGURATION_COPY: &str = "/var/lib/nodepki/cluster-configuration.yaml";
 /// Time limit for the comparison of service-account keys, which the cluster often forbids.
 const COMPARE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Source of the shared certificates, for messages.
@@ -57,7 +59,7 @@ pub const HANDOVER: &str = "/var/lib/nodepki/kubeadm-join.yaml";
 
 /// The cluster that a node joins. Discovery runs at the first request.
 pub struct JoinedCluster {
-    join: Join,
+    join: JoinDiscovery,
     files: Rc<dyn Files>,
     credentials: Option<PathBuf>,
     clock: Clock,
@@ -68,7 +70,7 @@ pub struct JoinedCluster {
 impl JoinedCluster {
     /// Sends no request. `wait` limits the time for discovery.
     pub fn new(
-        join: Join,
+        join: JoinDiscovery,
         files: Rc<dyn Files>,
         credentials: Option<PathBuf>,
         clock: Clock,
@@ -132,12 +134,12 @@ impl JoinedCluster {
     /// A cluster that is not found, is not the expected one, or lacks the data too.
     pub async fn complete(
         &self,
-        root: &Root,
-        setup: &mut Setup,
+        root: &NodeRoot,
+        setup: &mut RunSetup,
         certificate_key: impl FnOnce() -> Result<Option<CertificateKey>, Failure>,
         write_ca_keys: bool,
     ) -> Result<Vec<String>, Failure> {
-        let missing = Missing::on_node(root, setup, write_ca_keys, (self.clock)())?;
+        let missing = MissingFiles::on_node(root, setup, write_ca_keys, (self.clock)())?;
         let certificate_key = match missing.entries.is_empty() {
             true => None,
             false => {
@@ -155,7 +157,7 @@ impl JoinedCluster {
             return Err(Failure::new(
                 ExitCode::Configuration,
                 format!(
-                    "join.writeCAKeys requires CA private keys on this node, but no certificate key decrypts those of {SHARED_CERTS_SECRET}: set join.certificateKey to a file with the key that `{UPLOAD}` prints, or remove join.writeCAKeys"
+                    "join.writeCAKeys requires CA private keys on this node, but no certificate key decrypts those of {SHARED_CERTS_SECRET}: set join.certificateKey to a file with the key that `{UPLOAD_COMMAND}` prints, or remove join.writeCAKeys"
                 ),
             ));
         } else if missing.authority && self.join.discovery.is_some() {
@@ -180,7 +182,7 @@ impl JoinedCluster {
     async fn shared(
         &self,
         key: &CertificateKey,
-        entries: &BTreeSet<Entry>,
+        entries: &BTreeSet<SharedFile>,
     ) -> Result<(SharedCerts, Vec<String>), Failure> {
         let (_, api) = self.found().await?;
         shared_certs::fetch(api, key, entries).await
@@ -205,9 +207,9 @@ impl JoinedCluster {
 ///
 /// # Errors
 /// A file that cannot be read.
-pub fn kept_configuration(root: &Root) -> Result<Option<(String, String)>, Failure> {
-    let shown = root.node_path(KEPT);
-    let Some(content) = root.read(KEPT)? else {
+pub fn kept_configuration(root: &NodeRoot) -> Result<Option<(String, String)>, Failure> {
+    let shown = root.node_path(CLUSTER_CONFIGURATION_COPY);
+    let Some(content) = root.read(CLUSTER_CONFIGURATION_COPY)? else {
         return Ok(None);
     };
     // A failed write can leave an empty file.
@@ -255,8 +257,8 @@ pub fn configuration_of_worker(from: &str, text: &str) -> Result<String, Failure
 /// # Errors
 /// A document that cannot be written as YAML.
 pub fn configuration_to_keep(
-    root: &Root,
-    documents: &kubeadm::Loaded,
+    root: &NodeRoot,
+    documents: &kubeadm::Documents,
     fetched: bool,
 ) -> Result<Option<ProvidedFile>, Failure> {
     let Some((from, document)) = documents.cluster_document() else {
@@ -279,11 +281,11 @@ pub fn configuration_to_keep(
     Ok(Some(ProvidedFile {
         what: "cluster-configuration.yaml".to_owned(),
         from,
-        path: root.node_path(KEPT),
+        path: root.node_path(CLUSTER_CONFIGURATION_COPY),
         bytes: Zeroizing::new(text.into_bytes()),
         mode: Mode::Private,
         ours: true,
-        perishable: fetched,
+        may_vanish: fetched,
     }))
 }
 
@@ -293,7 +295,7 @@ pub fn configuration_to_keep(
 /// # Errors
 /// A document that cannot be written as YAML.
 pub fn handover(
-    root: &Root,
+    root: &NodeRoot,
     mut document: Value,
     ignore: &[String],
 ) -> Result<ProvidedFile, Failure> {
@@ -336,7 +338,7 @@ pub fn handover(
         bytes: Zeroizing::new(text.into_bytes()),
         mode: Mode::Private,
         ours: true,
-        perishable: true,
+        may_vanish: true,
     })
 }
 
@@ -356,10 +358,11 @@ fn object_at<'a>(document: &'a mut Value, key: &str) -> Option<&'a mut Map<Strin
 /// cluster's keys; bootstrap tokens usually cannot.
 async fn accepts_tokens_of(api: &Api, key: &PublicKey) -> Option<bool> {
     let asked = api
-        .document(jwks::PATH)
+        .document(jwks::JWKS_PATH)
         .await
         .map_err(|error| error.to_string());
-    let known = asked.and_then(|set| jwks::knows(&set, key).map_err(|error| error.to_string()));
+    let known =
+        asked.and_then(|set| jwks::contains_key(&set, key).map_err(|error| error.to_string()));
     known
         .inspect_err(|why| tracing::debug!("the cluster's service-account keys are unknown: {why}"))
         .ok()
@@ -369,7 +372,11 @@ async fn accepts_tokens_of(api: &Api, key: &PublicKey) -> Option<bool> {
 ///
 /// # Errors
 /// The cluster does not publish the node's key.
-pub async fn compare_service_account(root: &Root, setup: &Setup, api: &Api) -> Result<(), Failure> {
+pub async fn compare_service_account(
+    root: &NodeRoot,
+    setup: &RunSetup,
+    api: &Api,
+) -> Result<(), Failure> {
     let Some(spec) = &setup.plan.service_account else {
         return Ok(());
     };
@@ -392,7 +399,7 @@ fn foreign_key(path: &str) -> Failure {
         ExitCode::Refused,
         format!(
             "the service-account key in {path} is not among those that the cluster publishes ({}): other control-plane nodes would reject tokens signed on this node, and this node would reject theirs; copy sa.key and sa.pub from a running control-plane node",
-            jwks::PATH
+            jwks::JWKS_PATH
         ),
     )
 }

@@ -13,12 +13,12 @@ use time::{Duration, OffsetDateTime, UtcOffset};
 use zeroize::Zeroizing;
 
 use super::{ExitCode, Failure};
-use crate::kube::components::Change;
+use crate::kube::components::ReplacedFile;
 use crate::kube::kubeconfig::{Kubeconfig, KubeconfigError};
 use crate::kube::names::NodePath;
-use crate::spec::assess::{FoundStore, KubeletCurrent as Current};
-use crate::spec::{CertSpec, Output};
-use crate::store::{Commit, Mode, Root, STATE_DIR};
+use crate::spec::assess::{KubeletLink, ObservedKubeletStore};
+use crate::spec::{CertFiles, CertSpec};
+use crate::store::{Commit, Mode, NodeRoot, STATE_DIR};
 use crate::x509::{Chain, PrivateKey, TrustBundle};
 
 /// File of the state directory that lists the files that nodepki created in the kubelet's directory.
@@ -35,7 +35,7 @@ impl CreatedFiles {
     }
 
     /// Returns an empty list if the file is unreadable, so that nothing is removed.
-    fn read(root: &Root) -> Self {
+    fn read(root: &NodeRoot) -> Self {
         let content = root.read(CreatedFiles::path()).ok().flatten();
         content
             .and_then(|content| serde_json::from_slice(&content.bytes).ok())
@@ -51,7 +51,7 @@ pub(super) struct KubeletFiles<'a> {
     pub(super) key: &'a PrivateKey,
     /// The certificate was just issued; otherwise it is the one that was found.
     pub(super) is_new: bool,
-    pub(super) store: FoundStore,
+    pub(super) store: ObservedKubeletStore,
     pub(super) document: Option<Kubeconfig>,
 }
 
@@ -59,7 +59,7 @@ impl KubeletFiles<'_> {
     pub(super) fn add_to(
         self,
         commit: &mut Commit,
-        root: &Root,
+        root: &NodeRoot,
         now: OffsetDateTime,
     ) -> Result<(), Failure> {
         match (self.is_new || !self.store.in_place, self.store.target()) {
@@ -78,7 +78,7 @@ impl KubeletFiles<'_> {
     fn add_file(
         &self,
         commit: &mut Commit,
-        root: &Root,
+        root: &NodeRoot,
         now: OffsetDateTime,
     ) -> Result<(), Failure> {
         let before = CreatedFiles::read(root);
@@ -89,9 +89,9 @@ impl KubeletFiles<'_> {
         created.files.insert(path);
 
         let link = self.store.link();
-        commit.change(Change::Certificate(self.spec.name), link.clone(), now);
+        commit.change(ReplacedFile::Certificate(self.spec.name), link.clone(), now);
         match (&self.store.on_disk.current, &self.store.on_disk.pem) {
-            (Current::File, Some(found)) => {
+            (KubeletLink::File, Some(found)) => {
                 let (_, path) = names.next(now)?;
                 commit.file(path.clone(), found.clone(), Mode::Private);
                 created.files.insert(path);
@@ -126,7 +126,7 @@ impl KubeletFiles<'_> {
     }
 
     fn add_kubeconfig(self, commit: &mut Commit, now: OffsetDateTime) -> Result<(), Failure> {
-        let Output::Kubeconfig {
+        let CertFiles::Kubeconfig {
             path,
             server,
             cluster,
@@ -139,7 +139,7 @@ impl KubeletFiles<'_> {
         let mut document = self
             .document
             .unwrap_or_else(|| Kubeconfig::without_credentials(cluster, user));
-        let file = self.store.dir.join(crate::spec::KUBELET_CURRENT);
+        let file = self.store.dir.join(crate::spec::KUBELET_CURRENT_LINK);
         document
             .set_cluster(server, &self.trusted.roots_to_pem())
             .and_then(|()| document.set_client_file(&file.to_string_lossy()))
@@ -149,7 +149,7 @@ impl KubeletFiles<'_> {
             document.to_yaml().as_bytes().to_vec(),
             Mode::Private,
         );
-        commit.change(Change::Certificate(self.spec.name), path.clone(), now);
+        commit.change(ReplacedFile::Certificate(self.spec.name), path.clone(), now);
         Ok(())
     }
 }
@@ -180,13 +180,13 @@ fn pem(chain: &Chain, key: &PrivateKey) -> Zeroizing<Vec<u8>> {
 
 /// Generates unused file names in a directory.
 struct FreeNames<'a> {
-    root: &'a Root,
+    root: &'a NodeRoot,
     dir: &'a Path,
     used: BTreeSet<String>,
 }
 
 impl<'a> FreeNames<'a> {
-    fn new(root: &'a Root, dir: &'a Path) -> Self {
+    fn new(root: &'a NodeRoot, dir: &'a Path) -> Self {
         FreeNames {
             root,
             dir,

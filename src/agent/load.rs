@@ -1,4 +1,4 @@
-//! Loads the inputs of a run into a [`Setup`]: settings, kubeadm configuration, host facts, signers.
+//! Loads the inputs of a run into a [`RunSetup`]: settings, kubeadm configuration, host facts, signers.
 //!
 //! `places` decides which paths are below the root and which are on this machine; `configuration` where the
 //! ClusterConfiguration comes from.
@@ -34,18 +34,20 @@ use std::time::Duration;
 use time::OffsetDateTime;
 
 use crate::agent::join::{self, JoinedCluster};
-use crate::agent::{Clock, ClockPolicy, ExitCode, Failure, Provided, Record, Setup, TrustSource};
-use crate::config::{
-    Argument, FromCluster, JoinSettings, KubeletIdentity, Origin, Settings, StandIns,
+use crate::agent::{
+    Clock, ClockPolicy, ExitCode, Failure, Provided, Record, RunSetup, TrustSource,
 };
-use crate::kube::kubeadm::{self, Cluster, HostFacts, Overrides, Resolved, Role};
+use crate::config::{
+    Argument, CommandLineSettings, FromCluster, JoinSettings, KubeletIdentity, Origin, Settings,
+};
+use crate::kube::kubeadm::{self, ClusterConfig, HostFacts, KubeadmRole, Overrides, Resolved};
 use crate::kube::names::{Authority, CertName};
 use crate::node::NodeState;
 use crate::process::machine;
-use crate::signer::Identity;
-use crate::spec::policy::Policy;
-use crate::spec::{self, Choices, Layout, Plan};
-use crate::store::Root;
+use crate::signer::NodeIdentity;
+use crate::spec::policy::KeyPolicy;
+use crate::spec::{self, Choices, Layout, NodeSpec};
+use crate::store::NodeRoot;
 use crate::x509::{KeyAlgorithm, Tolerance};
 use crate::yaml::Faults;
 
@@ -58,11 +60,11 @@ pub(crate) use files::read_argument;
 pub use files::read_settings;
 use host::{host_facts, interfaces};
 pub use identity::{IdentityChange, NameSource, computed_name, name_sources};
-use identity::{Recorded, Wanted};
+use identity::{Recorded, WantedIdentity};
 use places::DefinedFiles;
 pub use places::KubeconfigFile;
 pub(crate) use places::{Location, argument, defined, shown, shown_defined};
-use running::Running;
+use running::RunningNode;
 pub use secrets::{LOCAL_CA_KEYS_ADVICE, exposed_secrets, local_ca_keys};
 pub use signers::cluster;
 use signers::credentials;
@@ -80,11 +82,11 @@ const CLUSTER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Options of the command line.
 #[derive(Clone, Debug, Default)]
-pub struct Inputs {
+pub struct LoadInputs {
     /// `--config`.
     pub config: Option<Argument>,
     /// Options that replace settings of the configuration file.
-    pub stand_ins: StandIns,
+    pub stand_ins: CommandLineSettings,
     /// `--wait`.
     pub wait: Option<Duration>,
     /// `--clock-wait`.
@@ -98,11 +100,11 @@ pub struct Inputs {
 /// The loaded inputs, and warnings about them.
 pub struct Loaded {
     /// The setup for the agent.
-    pub setup: Setup,
+    pub setup: RunSetup,
     /// The files of the node, as read for the setup.
     pub state: NodeState,
     /// The node according to the kubeadm configuration.
-    pub node: kubeadm::Node,
+    pub node: kubeadm::NodeConfig,
     /// The settings in force.
     pub settings: Settings,
     /// Whether a ClusterConfiguration names the cluster. Without one, a worker's identity has kubeadm's default cluster name.
@@ -112,16 +114,16 @@ pub struct Loaded {
 }
 
 /// The configuration of the node, as far as its own files contain it.
-struct Known {
+struct KnownConfiguration {
     settings: Settings,
     warnings: Faults,
     /// The existing kubeadm files: `(file, text)`.
     sources: Vec<(String, String)>,
     /// The documents of `sources`, completed with the kept ClusterConfiguration if they contain none.
-    documents: kubeadm::Loaded,
+    documents: kubeadm::Documents,
     /// The ClusterConfiguration that an earlier run kept: `(file, text)`.
     kept: Option<(String, String)>,
-    running: Option<Running>,
+    running: Option<RunningNode>,
     /// The files of the node read so far.
     state: NodeState,
     recorded: Recorded,
@@ -129,23 +131,23 @@ struct Known {
     unknown_cluster: Option<String>,
 }
 
-impl Known {
-    fn read(root: &Root, inputs: &Inputs) -> Result<Known, Failure> {
+impl KnownConfiguration {
+    fn read(root: &NodeRoot, inputs: &LoadInputs) -> Result<KnownConfiguration, Failure> {
         Self::with_settings(root, read_settings(root, inputs)?)
     }
 
     fn with_settings(
-        root: &Root,
+        root: &NodeRoot,
         (settings, warnings): (Settings, Faults),
-    ) -> Result<Known, Failure> {
+    ) -> Result<KnownConfiguration, Failure> {
         root.forget_machine_fault();
         let sources = existing_sources(root, &settings)?;
         let kept = join::kept_configuration(root)?;
         let documents = kubeadm::load(&sources);
         let state = state_of(root, &documents);
-        let running = Running::read(&state, !sources.is_empty(), documents.role());
+        let running = RunningNode::read(&state, !sources.is_empty(), documents.role());
         require_readable(root)?;
-        let mut known = Known {
+        let mut known = KnownConfiguration {
             settings,
             warnings,
             sources,
@@ -166,7 +168,7 @@ impl Known {
                     ExitCode::Configuration,
                     format!(
                         "{} does not contain a ClusterConfiguration; put the cluster's there (kubectl -n kube-system get cm kubeadm-config -o jsonpath='{{.data.ClusterConfiguration}}'), or remove the file, and nodepki fetches it from the cluster",
-                        root.node_path(join::KEPT)
+                        root.node_path(join::CLUSTER_CONFIGURATION_COPY)
                     ),
                 ));
             }
@@ -189,14 +191,14 @@ impl Known {
     }
 
     /// Returns the documents of the kubeadm files, completed with a ClusterConfiguration.
-    fn over(&self, (name, text): &(String, String)) -> kubeadm::Loaded {
+    fn over(&self, (name, text): &(String, String)) -> kubeadm::Documents {
         kubeadm::load_over((name, text), &self.sources)
     }
 
     fn is_worker(&self) -> bool {
         match (self.documents.role(), &self.running) {
-            (Some(role), _) => role == Role::Worker,
-            (None, Some(running)) => running.facts.role == Role::Worker,
+            (Some(role), _) => role == KubeadmRole::Worker,
+            (None, Some(running)) => running.facts.role == KubeadmRole::Worker,
             (None, None) => self.recorded.is_worker(),
         }
     }
@@ -229,7 +231,7 @@ impl Known {
     }
 
     /// Fails without any kubeadm configuration. A worker needs none: its own files are sufficient.
-    fn require_configuration(&self, root: &Root) -> Result<(), Failure> {
+    fn require_configuration(&self, root: &NodeRoot) -> Result<(), Failure> {
         let is_known = !self.sources.is_empty() || self.kept.is_some() || self.is_worker();
         match is_known {
             true => Ok(()),
@@ -244,8 +246,8 @@ impl Known {
     /// Assembles the setup for a command that may write. The ClusterConfiguration is kept for runs after its file is removed.
     fn assemble_to_keep(
         self,
-        root: &Root,
-        inputs: &Inputs,
+        root: &NodeRoot,
+        inputs: &LoadInputs,
         fetched: bool,
         now: OffsetDateTime,
     ) -> Result<Loaded, Failure> {
@@ -260,8 +262,8 @@ impl Known {
 ///
 /// # Errors
 /// All faults of all files together.
-pub fn load(root: &Root, inputs: &Inputs, now: OffsetDateTime) -> Result<Loaded, Failure> {
-    let known = Known::read(root, inputs)?;
+pub fn load(root: &NodeRoot, inputs: &LoadInputs, now: OffsetDateTime) -> Result<Loaded, Failure> {
+    let known = KnownConfiguration::read(root, inputs)?;
     known.require_configuration(root)?;
     known.assemble(root, inputs, &IdentityChange::Show, now)
 }
@@ -270,8 +272,12 @@ pub fn load(root: &Root, inputs: &Inputs, now: OffsetDateTime) -> Result<Loaded,
 ///
 /// # Errors
 /// All faults of all files together; data that the cluster does not provide.
-pub async fn load_joining(root: &Root, inputs: &Inputs, clock: Clock) -> Result<Loaded, Failure> {
-    let mut known = Known::read(root, inputs)?;
+pub async fn load_joining(
+    root: &NodeRoot,
+    inputs: &LoadInputs,
+    clock: Clock,
+) -> Result<Loaded, Failure> {
+    let mut known = KnownConfiguration::read(root, inputs)?;
     if known.sources.is_empty() && known.running.is_some() {
         return load_running(root, inputs, clock).await;
     }
@@ -299,7 +305,7 @@ pub async fn load_joining(root: &Root, inputs: &Inputs, clock: Clock) -> Result<
     let mut loaded = known.assemble_to_keep(root, inputs, fetched, clock())?;
     // A worker does not get the keys that control-plane nodes share.
     let wanted = match loaded.node.role {
-        Role::Worker => JoinSettings::default(),
+        KubeadmRole::Worker => JoinSettings::default(),
         _ => loaded.settings.join.clone(),
     };
     let origin = loaded.settings.origin;
@@ -327,8 +333,12 @@ pub async fn load_joining(root: &Root, inputs: &Inputs, clock: Clock) -> Result<
 /// # Errors
 /// All faults of all files together; a missing ClusterConfiguration; a configuration with another name or address than that
 /// of the node.
-pub async fn load_running(root: &Root, inputs: &Inputs, clock: Clock) -> Result<Loaded, Failure> {
-    let mut known = Known::read(root, inputs)?;
+pub async fn load_running(
+    root: &NodeRoot,
+    inputs: &LoadInputs,
+    clock: Clock,
+) -> Result<Loaded, Failure> {
+    let mut known = KnownConfiguration::read(root, inputs)?;
     let wait = inputs.wait.unwrap_or(known.settings.wait);
     let lacks = known.kept.is_none() && known.wants_configuration() && known.running.is_some();
     let fetches = match known.is_worker() {
@@ -359,14 +369,18 @@ pub async fn load_running(root: &Root, inputs: &Inputs, clock: Clock) -> Result<
 /// The node according to its kubeadm configuration, for commands that do not require one.
 pub struct Described {
     /// The role in the kubeadm files, or in the JoinConfiguration that an earlier `bootstrap` left for `kubeadm join`.
-    pub role: Option<Role>,
+    pub role: Option<KubeadmRole>,
     /// The files of the node, at the paths in the configuration.
     pub state: NodeState,
 }
 
 /// Describes the node by its kubeadm configuration; an unreadable configuration is ignored. `certificates_dir` is the option
 /// of the command line.
-pub fn described(root: &Root, inputs: &Inputs, certificates_dir: Option<PathBuf>) -> Described {
+pub fn described(
+    root: &NodeRoot,
+    inputs: &LoadInputs,
+    certificates_dir: Option<PathBuf>,
+) -> Described {
     let settings = read_settings(root, inputs).map(|(settings, _)| settings);
     let settings = settings.unwrap_or_else(|_| Settings::default().with(inputs.stand_ins.clone()));
     let sources = existing_sources(root, &settings).unwrap_or_default();
@@ -393,7 +407,7 @@ pub fn described(root: &Root, inputs: &Inputs, certificates_dir: Option<PathBuf>
 }
 
 /// The files of the node, at the paths in the documents.
-fn state_of(root: &Root, documents: &kubeadm::Loaded) -> NodeState {
+fn state_of(root: &NodeRoot, documents: &kubeadm::Documents) -> NodeState {
     let cluster = documents.cluster();
     NodeState::of_node(
         root,
@@ -404,7 +418,7 @@ fn state_of(root: &Root, documents: &kubeadm::Loaded) -> NodeState {
 
 impl Loaded {
     /// Address for the daemon's metrics. Settings below `--root` do not open a port of this machine.
-    pub(crate) fn metrics_address(&self, root: &Root) -> Option<SocketAddr> {
+    pub(crate) fn metrics_address(&self, root: &NodeRoot) -> Option<SocketAddr> {
         let address = self.settings.metrics.listen?;
         if places::is_trusted(root, self.settings.origin) {
             return Some(address);
@@ -417,15 +431,15 @@ impl Loaded {
     }
 }
 
-impl Known {
+impl KnownConfiguration {
     fn assemble(
         self,
-        root: &Root,
-        inputs: &Inputs,
+        root: &NodeRoot,
+        inputs: &LoadInputs,
         change: &IdentityChange,
         now: OffsetDateTime,
     ) -> Result<Loaded, Failure> {
-        let Known {
+        let KnownConfiguration {
             settings,
             mut warnings,
             documents,
@@ -447,7 +461,7 @@ impl Known {
             ..host_facts(root)?
         };
         let (resolved, policy) = resolve(&settings, &documents, &host)?;
-        let wanted = Wanted {
+        let wanted = WantedIdentity {
             resolved: &resolved,
             names_node: settings.node_name.is_some() || documents.names_node(),
             is_described: documents.describes_node(),
@@ -464,18 +478,18 @@ impl Known {
         }
         warnings.extend(resolved.warnings);
         warnings.extend(policy.warnings(cluster.kubernetes_version.as_ref()));
-        let identity = Identity {
+        let identity = NodeIdentity {
             node: resolved.node.name.as_str().to_owned(),
             cluster: cluster.cluster_name.clone(),
         };
-        let plan = spec::plan(&cluster, &resolved.node, &policy, &choices(&settings));
+        let plan = spec::node_spec(&cluster, &resolved.node, &policy, &choices(&settings));
         let mut plan = plan.shown_below(root.path());
         plan.notes.extend(notes);
         mark_activated(root, &mut plan)?;
         let is_settled = running
             .as_ref()
             .is_some_and(|running| running.facts.settled);
-        let kubeadm_follows = !running.as_ref().is_some_and(Running::is_set_up);
+        let kubeadm_follows = !running.as_ref().is_some_and(RunningNode::is_set_up);
         let needed = plan.omitted.iter().filter(|_| kubeadm_follows);
         let needed = needed.filter_map(|name| needed_by_kubeadm(*name, resolved.node.role));
         plan.notes.extend(needed);
@@ -486,7 +500,7 @@ impl Known {
                 spec.may_make = false;
             }
         }
-        let setup = Setup {
+        let setup = RunSetup {
             plan,
             kubeadm_follows,
             signers: open_signers(
@@ -527,7 +541,7 @@ impl Known {
 }
 
 /// Marks the certificates of authorities whose new CA is already activated.
-fn mark_activated(root: &Root, plan: &mut Plan) -> Result<(), Failure> {
+fn mark_activated(root: &NodeRoot, plan: &mut NodeSpec) -> Result<(), Failure> {
     let changes = match root.authority_changes() {
         Err(error) if machine::is_fault(&error) => return Err(error.into()),
         // `authority` reports a damaged record; rotation continues without it.
@@ -541,7 +555,7 @@ fn mark_activated(root: &Root, plan: &mut Plan) -> Result<(), Failure> {
 }
 
 /// Warnings on secrets that other users can read and on local CA keys.
-fn secret_warnings(root: &Root, settings: &Settings) -> Vec<String> {
+fn secret_warnings(root: &NodeRoot, settings: &Settings) -> Vec<String> {
     let mut warnings: Vec<String> = exposed_secrets(root, settings).into_iter().collect();
     let local = local_ca_keys(root, settings).into_iter();
     warnings.extend(local.map(|found| format!("{found}: {LOCAL_CA_KEYS_ADVICE}")));
@@ -555,13 +569,13 @@ fn secret_warnings(root: &Root, settings: &Settings) -> Vec<String> {
 /// # Errors
 /// All faults of all files together.
 pub fn check(
-    root: &Root,
-    inputs: &Inputs,
+    root: &NodeRoot,
+    inputs: &LoadInputs,
     now: OffsetDateTime,
 ) -> Result<(Loaded, Option<usize>), Failure> {
     let mut failure = match read_settings(root, inputs) {
         Ok(settings) => {
-            let mut known = Known::with_settings(root, settings)?;
+            let mut known = KnownConfiguration::with_settings(root, settings)?;
             known.require_configuration(root)?;
             let later = asks_cluster(&known.settings, &known.documents)
                 && known.documents.cluster().is_none();
@@ -590,9 +604,9 @@ pub fn check(
 /// Resolves the documents with the facts of the host, and assembles the key policy.
 fn resolve(
     settings: &Settings,
-    documents: &kubeadm::Loaded,
+    documents: &kubeadm::Documents,
     host: &HostFacts,
-) -> Result<(Resolved, Policy), Failure> {
+) -> Result<(Resolved, KeyPolicy), Failure> {
     let overrides = Overrides {
         node_name: settings.node_name.clone(),
     };
@@ -600,17 +614,18 @@ fn resolve(
     let algorithm = resolved
         .cluster
         .as_ref()
-        .map_or(KeyAlgorithm::Rsa2048, |cluster: &Cluster| {
+        .map_or(KeyAlgorithm::Rsa2048, |cluster: &ClusterConfig| {
             cluster.key_algorithm
         });
     let (policy, warnings) =
-        Policy::assemble(settings.pki.as_ref(), documents.policies(), algorithm).map_err(faulty)?;
+        KeyPolicy::assemble(settings.pki.as_ref(), documents.policies(), algorithm)
+            .map_err(faulty)?;
     resolved.warnings.extend(warnings);
     Ok((resolved, policy))
 }
 
 /// Fails if this machine could not read a file below the root, because conclusions from the other files may be wrong.
-fn require_readable(root: &Root) -> Result<(), Failure> {
+fn require_readable(root: &NodeRoot) -> Result<(), Failure> {
     match root.machine_fault() {
         Some(fault) => Err(Failure::new(
             ExitCode::Pending,
@@ -652,12 +667,12 @@ pub(crate) fn choices(settings: &Settings) -> Choices {
 }
 
 /// Why kubeadm needs an omitted file during the setup of the node.
-fn needed_by_kubeadm(name: CertName, role: Role) -> Option<String> {
+fn needed_by_kubeadm(name: CertName, role: KubeadmRole) -> Option<String> {
     match (name, role) {
-        (CertName::SuperAdminConf, Role::Init) => Some(
+        (CertName::SuperAdminConf, KubeadmRole::Init) => Some(
             "super-admin.conf is omitted (certificates.omit): kubeadm init refuses an external CA without that file (ValidateKubeconfigsForExternalCA) and creates the ClusterRoleBinding kubeadm:cluster-admins with it; put one there for kubeadm init, unless the cluster was initialized before".to_owned(),
         ),
-        (CertName::AdminConf, Role::Join) => Some(
+        (CertName::AdminConf, KubeadmRole::Join) => Some(
             "admin.conf is omitted (certificates.omit): kubeadm join talks to the cluster with that file; put the kubeconfig of an administrator there for kubeadm join, and remove it afterwards".to_owned(),
         ),
         _ => None,
@@ -675,7 +690,8 @@ fn tolerance(settings: &Settings, authority: Authority) -> Tolerance {
             .authorities
             .get(&authority)
             .and_then(|settings| settings.max_lifetime),
-        own_name: signer.is_some_and(|(_, signer)| signer.kind().about().caps.own_name_san),
+        common_name_as_dns: signer
+            .is_some_and(|(_, signer)| signer.kind().about().caps.own_name_san),
     }
 }
 

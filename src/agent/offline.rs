@@ -9,16 +9,18 @@ use async_trait::async_trait;
 use tokio::time::Instant;
 use zeroize::Zeroizing;
 
-use super::request::{Asked, Desk, Fresh, Prepared, prepare};
+use super::request::{Asked, Desk, Fresh, PreparedRequest, prepare};
 use super::{
-    Clock, ExitCode, Failure, Progress, Report, Run, Setup, bootstrap_in, open_store, room,
+    Clock, ExitCode, Failure, Progress, RequestRun, RunReport, RunSetup, bootstrap_in, open_store,
+    room,
 };
 use crate::kube::names::{Authority, CertName};
 use crate::signer::bundle::{self, Candidate, Outstanding};
 use crate::signer::{
-    Answer, Caps, Kind, Lookup, Rejection, Request, Resubmit, Signer, SignerError, Ticket, Wanted,
+    Answer, Caps, Rejection, Request, RequestLookup, RequestedCertificate, Resubmit, Signer,
+    SignerError, SignerKind, Ticket,
 };
-use crate::store::{self, Durability, Root, Slot, Store};
+use crate::store::{self, Durability, NodeRoot, Slot, Store};
 use crate::x509::{Csr, PrivateKey, PublicKey, UsageExtensions};
 
 /// Name of this signer in tickets.
@@ -33,8 +35,8 @@ const MAX_REMARKS: usize = 50;
 /// # Errors
 /// As for `bootstrap`, before a signer is contacted.
 pub async fn export_requests(
-    root: &Root,
-    mut setup: Setup,
+    root: &NodeRoot,
+    mut setup: RunSetup,
     clock: Clock,
     progress: &dyn Progress,
 ) -> Result<Vec<Request>, Failure> {
@@ -50,7 +52,7 @@ pub async fn export_requests(
     room(&store, &setup, &survey)?;
     // No signer signs it: the import generates the pair, and a key generated here would be discarded.
     survey.service_account = None;
-    let mut run = Run::new(&setup, &store, clock, progress, &mut survey)?;
+    let mut run = RequestRun::new(&setup, &store, clock, progress, &mut survey)?;
     let desk = Desk {
         store: &store,
         identity: setup.identity.clone(),
@@ -89,7 +91,7 @@ pub async fn export_requests(
             signer_name: name.clone(),
             current: None,
         };
-        let prepared: Prepared = prepare(&desk, &asked, fresh)?
+        let prepared: PreparedRequest = prepare(&desk, &asked, fresh)?
             .map_err(|error| Failure::new(ExitCode::Configuration, error.to_string()))?;
         requests.push(Request::new(
             asked.wanted(),
@@ -107,12 +109,12 @@ pub async fn export_requests(
 /// # Errors
 /// As for `bootstrap`.
 pub async fn import_answers(
-    root: &Root,
-    mut setup: Setup,
+    root: &NodeRoot,
+    mut setup: RunSetup,
     files: &[(PathBuf, Zeroizing<Vec<u8>>)],
     clock: Clock,
     progress: &dyn Progress,
-) -> Result<Report, Failure> {
+) -> Result<RunReport, Failure> {
     let (mut store, mut notes) = open_store(root, &setup, "csr import", clock)?;
     let outstanding: Vec<Outstanding> = store
         .pending(clock())?
@@ -199,7 +201,7 @@ pub async fn import_answers(
 /// there is set aside.
 fn adopt(
     store: &Store,
-    setup: &Setup,
+    setup: &RunSetup,
     candidate: &Candidate,
     outstanding: &[Outstanding],
     clock: Clock,
@@ -233,7 +235,12 @@ fn adopt(
         setup.identity.clone(),
         clock(),
     );
-    let ticket = store::Ticket::ready(request.id.as_str(), NAME, Kind::Directory.as_str(), NAME);
+    let ticket = store::RequestRecord::ready(
+        request.id.as_str(),
+        NAME,
+        SignerKind::Directory.as_str(),
+        NAME,
+    );
     store.create_pending(
         slot,
         key.to_pem().as_bytes(),
@@ -244,7 +251,7 @@ fn adopt(
     Ok(Some(key.public_key().clone()))
 }
 
-fn answer_from_files(setup: &mut Setup, offline: Offline) {
+fn answer_from_files(setup: &mut RunSetup, offline: Offline) {
     let signer: Rc<dyn Signer> = Rc::new(offline);
     setup.signers = Authority::ALL
         .into_iter()
@@ -263,7 +270,7 @@ impl Default for Offline {
     fn default() -> Self {
         let caps = Caps {
             pends: true,
-            lookup: Lookup::ByName,
+            lookup: RequestLookup::ByName,
             resubmit: Resubmit::Adopts,
             ..Caps::everything()
         };
@@ -298,9 +305,9 @@ impl Offline {
 
 #[async_trait(?Send)]
 impl Signer for Offline {
-    fn kind(&self) -> Kind {
+    fn kind(&self) -> SignerKind {
         // The most similar kind: files that are signed elsewhere.
-        Kind::Directory
+        SignerKind::Directory
     }
 
     fn label(&self) -> String {
@@ -311,7 +318,7 @@ impl Signer for Offline {
         &self.caps
     }
 
-    fn preflight(&self, _wanted: &Wanted) -> Result<(), Rejection> {
+    fn preflight(&self, _wanted: &RequestedCertificate) -> Result<(), Rejection> {
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! Proves that a node does not need its CA keys: the certificates in place verify, and the signers answer and sign.
 //!
-//! Installs nothing. [`ask`] requests no certificate; [`rehearse`] has one certificate signed, on the ordinary path, and
+//! Installs nothing. [`verify_signer`] requests no certificate; [`rehearse`] has one certificate signed, on the ordinary path, and
 //! discards it.
 
 use std::collections::BTreeMap;
@@ -8,21 +8,21 @@ use std::collections::BTreeMap;
 use time::OffsetDateTime;
 use tokio::time::Instant;
 
-use super::clock::{self, Settled};
-use super::request::{self, Asked, Desk, Fresh, Outcome, Resumed};
+use super::clock::{self, SettledClock};
+use super::request::{self, Asked, Desk, Fresh, RequestOutcome, Resumed};
 use super::survey::{Survey, SurveyedCert};
 use super::{
-    Clock, ExitCode, Failure, Progress, Setup, keys, same_authority, sentence, signer_failure,
+    Clock, ExitCode, Failure, Progress, RunSetup, keys, same_authority, sentence, signer_failure,
 };
 use crate::kube::names::Authority;
-use crate::signer::Kind;
+use crate::signer::SignerKind;
 use crate::spec::assess::Action;
 use crate::store::{Commit, Slot, Store};
-use crate::x509::{Certificate, Difference, TrustBundle, certificates_of, path_differences};
+use crate::x509::{CertDifference, Certificate, TrustBundle, certificates_of, path_differences};
 
 /// What a signer reports about its CA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answered {
+pub enum SignerAnswer {
     /// The signer has the CA of this node.
     SameAuthority,
     /// The signer does not report its CA, so that only a signature proves it.
@@ -34,8 +34,8 @@ pub enum Answered {
 ///
 /// # Errors
 /// As for `bootstrap`: the clock shows an impossible time.
-pub async fn believable_now(
-    setup: &Setup,
+pub async fn wait_for_plausible_clock(
+    setup: &RunSetup,
     survey: &mut Survey,
     clock: Clock,
     progress: &dyn Progress,
@@ -46,9 +46,9 @@ pub async fn believable_now(
         .collect();
     let floor = clock::floor(trust.values());
     let (now, note) = match clock::wait_for(&floor, &setup.clock, clock, progress).await? {
-        Settled::AtOnce => return Ok((clock(), None)),
-        Settled::Caught => (clock(), None),
-        Settled::Behind(floor, note) => (floor.max(clock()), Some(note)),
+        SettledClock::AtOnce => return Ok((clock(), None)),
+        SettledClock::Caught => (clock(), None),
+        SettledClock::Behind(floor, note) => (floor.max(clock()), Some(note)),
     };
     survey.reassess(|authority| trust.get(&authority).cloned(), now);
     Ok((now, note))
@@ -69,7 +69,7 @@ pub fn unverified(
         Action::Refuse { .. } => None,
         Action::Keep { .. } => {
             let differences = path_differences(cert.found.chain.present()?, trust?, now);
-            let first = |one: &&Difference| matches!(one, Difference::NotUnderFirst { .. });
+            let first = |one: &&CertDifference| matches!(one, CertDifference::NotUnderFirst { .. });
             let found = differences.iter().find(first)?;
             Some(format!("{found}, and run this again"))
         }
@@ -81,13 +81,13 @@ pub fn unverified(
 ///
 /// # Errors
 /// All failed verifications.
-pub async fn ask(
-    setup: &Setup,
+pub async fn verify_signer(
+    setup: &RunSetup,
     authority: Authority,
     trust: &TrustBundle,
-) -> Result<Answered, Vec<Failure>> {
+) -> Result<SignerAnswer, Vec<Failure>> {
     let (name, signer) = setup.signer(authority).map_err(|failure| vec![failure])?;
-    if matches!(signer.kind(), Kind::Local | Kind::Embedded) {
+    if matches!(signer.kind(), SignerKind::Local | SignerKind::Embedded) {
         return Err(vec![Failure::new(
             ExitCode::Refused,
             format!(
@@ -117,11 +117,11 @@ pub async fn ask(
         .filter(|spec| spec.authority == authority)
         .filter_map(|spec| setup.preflight(spec).err())
         .collect();
-    let answered = match offered.map(|pem| TrustBundle::from_answer(&pem)) {
-        None => Answered::Silent,
+    let answered = match offered.map(|pem| TrustBundle::from_response(&pem)) {
+        None => SignerAnswer::Silent,
         Some(Ok(offered)) => {
             failures.extend(same_authority(authority, signer.as_ref(), trust, &offered).err());
-            Answered::SameAuthority
+            SignerAnswer::SameAuthority
         }
         Some(Err(error)) => {
             failures.push(Failure::new(
@@ -131,7 +131,7 @@ pub async fn ask(
                     signer.label()
                 ),
             ));
-            Answered::Silent
+            SignerAnswer::Silent
         }
     };
     match failures.is_empty() {
@@ -144,7 +144,10 @@ pub async fn ask(
 ///
 /// # Errors
 /// The signer is unreachable, or does not report its CA.
-pub async fn offered(setup: &Setup, authority: Authority) -> Result<Vec<Certificate>, Failure> {
+pub async fn offered_certificates(
+    setup: &RunSetup,
+    authority: Authority,
+) -> Result<Vec<Certificate>, Failure> {
     let (_, signer) = setup.signer(authority)?;
     let deadline = Instant::now() + setup.wait;
     let asked = async {
@@ -181,7 +184,7 @@ pub async fn offered(setup: &Setup, authority: Authority) -> Result<Vec<Certific
 /// Pending, or why the certificate was not issued.
 pub async fn rehearse(
     store: &mut Store,
-    setup: &Setup,
+    setup: &RunSetup,
     cert: &SurveyedCert,
     trust: &TrustBundle,
     clock: Clock,
@@ -219,7 +222,7 @@ pub async fn rehearse(
         Failure::new(ExitCode::Refused, format!("{doing}: {why}; {advice}"))
     };
     match outcome {
-        Outcome::Signed { request, .. } => {
+        RequestOutcome::Signed { request, .. } => {
             let mut commit = Commit::new();
             commit.completes(Slot::Certificate(name));
             store.commit(commit)?;
@@ -228,28 +231,28 @@ pub async fn rehearse(
             }
             Ok(())
         }
-        Outcome::Pending(note) => Err(Failure::new(
+        RequestOutcome::Pending(note) => Err(Failure::new(
             ExitCode::Pending,
             format!(
                 "{doing}, and the answer is pending: {note}; run the same command again to go on with the same request"
             ),
         )),
-        Outcome::Denied(reason) => Err(refused(
+        RequestOutcome::Denied(reason) => Err(refused(
             format!("it says no: {reason}"),
             "see with the people at the signer what it may sign",
         )),
-        Outcome::Refused(differences) => Err(refused(
+        RequestOutcome::Refused(differences) => Err(refused(
             format!(
                 "what came back is not what was asked for: {}",
                 differences.join("; ")
             ),
             "correct the signer's profile and run again",
         )),
-        Outcome::Failed(error) => Err(Failure {
+        RequestOutcome::Failed(error) => Err(Failure {
             code: signer_failure(&error, authority).code,
             messages: vec![format!("{doing}: {}", sentence(error.as_ref()))],
         }),
-        Outcome::Undone(failure) => Err(Failure {
+        RequestOutcome::Undone(failure) => Err(Failure {
             code: failure.code,
             messages: failure.messages.clone(),
         }),

@@ -49,7 +49,7 @@ pub struct ProvidedFile {
     /// Only nodepki writes this path, so that an existing file is replaced.
     pub ours: bool,
     /// The file may not be available again, so that it is installed even if nothing else can be done.
-    pub perishable: bool,
+    pub may_vanish: bool,
 }
 
 /// Omits the content.

@@ -1,6 +1,6 @@
 //! Makes components use replaced files: waits for those that reload, restarts the others, and verifies what they serve.
 //!
-//! [`settle`] processes the records of `store` (`Root::unsettled`), in this order.
+//! [`settle`] processes the records of `store` (`NodeRoot::unsettled`), in this order.
 //!
 //! 1. *Components that reload files*: wait until the served certificate is the one on disk. Then run the hooks and units
 //!    that are configured for that certificate.
@@ -36,13 +36,13 @@ use std::time::Duration;
 use time::OffsetDateTime;
 use tokio::time::{Instant, sleep};
 
-use crate::agent::{self, Clock, ExitCode, Failure, Progress, Row, RowAction};
+use crate::agent::{self, Clock, ExitCode, Failure, Progress, ReportRow, RowAction};
 use crate::config::reload::{On, Reload, Unit};
-use crate::kube::components::{Change, Component};
+use crate::kube::components::{Component, ReplacedFile};
 use crate::kube::names::{Authority, CertName, NodePath};
 use crate::signer::exec;
-use crate::spec::Output;
-use crate::store::{self, Changed, Commit, Committed, Root, Store, Unsettled};
+use crate::spec::CertFiles;
+use crate::store::{self, Commit, Committed, NodeRoot, Store, Unsettled, UnverifiedChange};
 use crate::x509::Chain;
 
 use probe::Probe;
@@ -55,13 +55,13 @@ const UNIT_TIMEOUT: Duration = Duration::from_secs(90);
 const MIN_WAIT: Duration = Duration::from_secs(5);
 
 /// Inputs of [`settle`].
-pub struct Setup {
+pub struct ReloadSetup {
     /// This node's name.
     pub node: String,
     /// Settings.
     pub reload: Reload,
     /// Paths of each certificate.
-    pub outputs: BTreeMap<CertName, Output>,
+    pub outputs: BTreeMap<CertName, CertFiles>,
     /// Paths of each authority's bundle.
     pub bundles: BTreeMap<Authority, NodePath>,
     /// Longest wait for another run to end.
@@ -71,12 +71,16 @@ pub struct Setup {
     pub until: Option<OffsetDateTime>,
 }
 
-impl Setup {
+impl ReloadSetup {
     /// Returns the inputs for the node of `agent`.
-    pub fn of(agent: &agent::Setup, reload: &Reload, until: Option<OffsetDateTime>) -> Setup {
+    pub fn of(
+        agent: &agent::RunSetup,
+        reload: &Reload,
+        until: Option<OffsetDateTime>,
+    ) -> ReloadSetup {
         let certs = agent.plan.certs.iter();
         let bundles = agent.plan.bundles.iter();
-        Setup {
+        ReloadSetup {
             node: agent.identity.node.clone(),
             reload: reload.clone(),
             outputs: certs.map(|spec| (spec.name, spec.output.clone())).collect(),
@@ -91,30 +95,30 @@ impl Setup {
 
 /// Result for one object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outcome {
+pub struct ReloadOutcome {
     /// A component, a certificate, a unit or a program.
     pub what: String,
     /// State afterwards.
-    pub state: State,
+    pub state: ReloadState,
     /// What was proven, or the problem and what to do; a sentence without its subject `what`.
     pub detail: String,
 }
 
-impl From<Outcome> for Row {
-    fn from(outcome: Outcome) -> Row {
-        Row {
+impl From<ReloadOutcome> for ReportRow {
+    fn from(outcome: ReloadOutcome) -> ReportRow {
+        ReportRow {
             name: outcome.what,
             action: outcome.state.action(),
             reasons: vec![outcome.detail],
             code: Some(outcome.state.code()).filter(|code| *code != ExitCode::Done),
-            ..Row::default()
+            ..ReportRow::default()
         }
     }
 }
 
 /// State of an object after a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum ReloadState {
     /// The files on disk are in use.
     Done,
     /// Nothing can be done in this place; manual action may be needed on the node.
@@ -127,28 +131,28 @@ pub enum State {
     RolledBack,
 }
 
-impl State {
+impl ReloadState {
     const fn action(self) -> RowAction {
         match self {
-            State::Done => RowAction::InEffect,
-            State::NotHere => RowAction::NotHere,
-            State::Waits => RowAction::Waits,
-            State::Failed => RowAction::Failed,
-            State::RolledBack => RowAction::RolledBack,
+            ReloadState::Done => RowAction::InEffect,
+            ReloadState::NotHere => RowAction::NotHere,
+            ReloadState::Waits => RowAction::Waits,
+            ReloadState::Failed => RowAction::Failed,
+            ReloadState::RolledBack => RowAction::RolledBack,
         }
     }
 
     /// Returns whether a later run continues.
     pub const fn is_unfinished(self) -> bool {
-        matches!(self, State::Waits | State::Failed)
+        matches!(self, ReloadState::Waits | ReloadState::Failed)
     }
 
     /// Returns the exit status.
     pub const fn code(self) -> ExitCode {
         match self {
-            State::Done | State::NotHere => ExitCode::Done,
-            State::Waits | State::Failed => ExitCode::Pending,
-            State::RolledBack => ExitCode::Refused,
+            ReloadState::Done | ReloadState::NotHere => ExitCode::Done,
+            ReloadState::Waits | ReloadState::Failed => ExitCode::Pending,
+            ReloadState::RolledBack => ExitCode::Refused,
         }
     }
 }
@@ -158,11 +162,11 @@ impl State {
 /// # Errors
 /// The record cannot be read or written. Failures of components are in the outcomes.
 pub async fn settle(
-    root: &Root,
-    setup: &Setup,
+    root: &NodeRoot,
+    setup: &ReloadSetup,
     clock: Clock,
     progress: &dyn Progress,
-) -> Result<Vec<Outcome>, Failure> {
+) -> Result<Vec<ReloadOutcome>, Failure> {
     let unsettled = root.unsettled()?;
     if unsettled == Unsettled::default() {
         return Ok(Vec::new());
@@ -186,12 +190,12 @@ pub async fn settle(
 }
 
 /// Returns the outcomes below a root on which nothing runs.
-fn elsewhere(unsettled: &Unsettled) -> Vec<Outcome> {
+fn elsewhere(unsettled: &Unsettled) -> Vec<ReloadOutcome> {
     let restarts = unsettled.restarts.iter();
     restarts
-        .map(|restart| Outcome {
+        .map(|restart| ReloadOutcome {
             what: restart.component.to_string(),
-            state: State::NotHere,
+            state: ReloadState::NotHere,
             detail: format!(
                 "was not restarted for {}: nothing runs below this root; it sees what is new when the node starts, and where it runs already, `nodepki renew` on the node restarts it",
                 names(&restart.causes)
@@ -205,8 +209,8 @@ struct Run<'a> {
     /// The lock, while this run holds it.
     store: Option<Store>,
     progress: &'a dyn Progress,
-    outcomes: Vec<Outcome>,
-    /// See [`Setup::until`].
+    outcomes: Vec<ReloadOutcome>,
+    /// See [`ReloadSetup::until`].
     until: Option<Instant>,
     /// Components whose restart was due only because of files that this run has rolled back.
     spared: Vec<Component>,
@@ -219,8 +223,8 @@ struct Program {
 }
 
 impl Run<'_> {
-    fn tell(&mut self, what: impl ToString, state: State, detail: impl Into<String>) {
-        self.outcomes.push(Outcome {
+    fn tell(&mut self, what: impl ToString, state: ReloadState, detail: impl Into<String>) {
+        self.outcomes.push(ReloadOutcome {
             what: what.to_string(),
             state,
             detail: detail.into(),
@@ -245,10 +249,10 @@ impl Run<'_> {
         let give_up = Instant::now() + setup.lock_wait.max(MIN_WAIT);
         let locked = loop {
             match root.lock(Duration::ZERO, "reload") {
-                Err(store::Error::Busy { .. }) if Instant::now() < give_up => {
+                Err(store::StoreError::Busy { .. }) if Instant::now() < give_up => {
                     sleep(POLL_INTERVAL).await;
                 }
-                Err(store::Error::Busy { holder, .. }) => return Ok(Some(holder)),
+                Err(store::StoreError::Busy { holder, .. }) => return Ok(Some(holder)),
                 locked => break locked?,
             }
         };
@@ -277,14 +281,14 @@ impl Run<'_> {
 
     // ---- components that reload files ----
 
-    async fn changes(&mut self, changed: Vec<Changed>) -> Result<(), Failure> {
+    async fn changes(&mut self, changed: Vec<UnverifiedChange>) -> Result<(), Failure> {
         let mut proven = Vec::new();
         for changed in changed {
             match self.reloaded(changed.change).await {
                 Ok(detail) => proven.push((changed, detail)),
                 Err(why) => self.tell(
                     changed.change,
-                    State::Failed,
+                    ReloadState::Failed,
                     format!(
                         "{why}; see the log of that component, which still has the old certificate, and run `nodepki renew` again to have this looked at again"
                     ),
@@ -296,7 +300,7 @@ impl Run<'_> {
         }
         if let Some(holder) = self.take_lock().await? {
             for (changed, _) in proven {
-                self.tell(changed.change, State::Waits, busy_message(&holder));
+                self.tell(changed.change, ReloadState::Waits, busy_message(&holder));
             }
             return Ok(());
         }
@@ -308,7 +312,7 @@ impl Run<'_> {
                 continue;
             }
             if let Some(detail) = detail {
-                self.tell(changed.change, State::Done, detail);
+                self.tell(changed.change, ReloadState::Done, detail);
             }
             seen.push(changed);
         }
@@ -316,7 +320,7 @@ impl Run<'_> {
         let mut commit = Commit::new();
         for changed in seen {
             if !failed.contains(&changed.change) {
-                commit.seen(changed);
+                commit.verified(changed);
             }
         }
         if !commit.is_empty() {
@@ -327,8 +331,8 @@ impl Run<'_> {
     }
 
     /// Waits until a component serves the certificate on disk, and returns the proof.
-    async fn reloaded(&self, change: Change) -> Result<Option<String>, String> {
-        let Change::Certificate(name) = change else {
+    async fn reloaded(&self, change: ReplacedFile) -> Result<Option<String>, String> {
+        let ReplacedFile::Certificate(name) = change else {
             return Ok(None);
         };
         let (component, pair_flag, urls) = match name {
@@ -337,7 +341,7 @@ impl Run<'_> {
             CertName::EtcdPeer => (Component::Etcd, "peer-cert-file", Some("listen-peer-urls")),
             _ => return Ok(None),
         };
-        let Some(Output::Pair { certificate, .. }) = self.probe.setup.outputs.get(&name) else {
+        let Some(CertFiles::Pair { certificate, .. }) = self.probe.setup.outputs.get(&name) else {
             return Ok(None);
         };
         let Some(pod) = self.probe.pod(component)? else {
@@ -389,10 +393,10 @@ impl Run<'_> {
     }
 
     /// Runs the hooks and units that are configured for these changes, and returns the changes whose programs failed.
-    async fn programs_of(&mut self, seen: &[Changed]) -> Vec<Change> {
+    async fn programs_of(&mut self, seen: &[UnverifiedChange]) -> Vec<ReplacedFile> {
         let mut failed = Vec::new();
         let reload = &self.probe.setup.reload;
-        let causes = |on: &[On]| -> Vec<Change> {
+        let causes = |on: &[On]| -> Vec<ReplacedFile> {
             let changes = seen.iter().map(|changed| changed.change);
             changes
                 .filter(|change| on.contains(&On::Change(*change)))
@@ -418,7 +422,7 @@ impl Run<'_> {
             match program.run(&causes).await {
                 Ok(()) => self.tell(
                     shown,
-                    State::Done,
+                    ReloadState::Done,
                     format!("was run for {}", names(&causes)),
                 ),
                 Err(why) => {
@@ -426,7 +430,7 @@ impl Run<'_> {
                         "{why}; mend it, and run `nodepki renew` again to have it run again for {}",
                         names(&causes)
                     );
-                    self.tell(shown, State::Failed, detail);
+                    self.tell(shown, ReloadState::Failed, detail);
                     failed.extend(causes);
                 }
             }
@@ -436,7 +440,7 @@ impl Run<'_> {
 }
 
 impl Program {
-    async fn run(&self, causes: &[Change]) -> Result<(), String> {
+    async fn run(&self, causes: &[ReplacedFile]) -> Result<(), String> {
         let changed: Vec<_> = causes.iter().map(|change| change.as_str()).collect();
         let env = [("NODEPKI_CHANGED", changed.join(","))];
         exec::run(&self.command, &env, self.limit).await
@@ -459,7 +463,7 @@ fn busy_message(holder: &str) -> String {
     format!("another run holds the lock ({holder}): run `nodepki renew` once it has ended")
 }
 
-fn names(changes: &[Change]) -> String {
+fn names(changes: &[ReplacedFile]) -> String {
     let names: Vec<_> = changes.iter().map(|change| change.as_str()).collect();
     names.join(" and ")
 }

@@ -11,16 +11,16 @@ use time::{Duration, OffsetDateTime};
 
 use super::survey::Rotating;
 use super::{
-    Clock, ExitCode, Failure, Progress, Report, Run, ServiceAccountAction, Setup, Survey, install,
-    open_store, report, revocation, room_for, written,
+    Clock, ExitCode, Failure, Progress, RequestRun, RunReport, RunSetup, ServiceAccountAction,
+    Survey, install, open_store, report, revocation, room_for, written,
 };
-use crate::kube::components::Change;
+use crate::kube::components::ReplacedFile;
 use crate::kube::names::{Authority, CertName};
 use crate::process::machine;
 use crate::signer::Renewal;
-use crate::spec::assess::{Action, COPY_SERVICE_ACCOUNT, Demand, Found};
+use crate::spec::assess::{Action, COPY_SERVICE_ACCOUNT, Observed, RenewalCause};
 use crate::spec::schedule;
-use crate::store::{RestartState, Root, Slot, Unsettled};
+use crate::store::{NodeRoot, RestartState, Slot, Unsettled};
 use crate::x509::{TrustBundle, rfc3339};
 
 /// A clock that is behind a recorded issue time by more than this was set back.
@@ -61,12 +61,12 @@ impl Scope {
         matches!(self, Scope::Due | Scope::All)
     }
 
-    fn demand(&self) -> Demand {
+    fn demand(&self) -> RenewalCause {
         match self {
-            Scope::Due => Demand::Due,
-            Scope::All | Scope::Names(_) => Demand::Asked,
-            Scope::Forced(_) => Demand::Forced,
-            Scope::Anew(_) => Demand::Anew,
+            Scope::Due => RenewalCause::Due,
+            Scope::All | Scope::Names(_) => RenewalCause::Requested,
+            Scope::Forced(_) => RenewalCause::Forced,
+            Scope::Anew(_) => RenewalCause::Anew,
         }
     }
 }
@@ -75,7 +75,7 @@ impl Scope {
 #[derive(Debug)]
 pub struct Renewed {
     /// The changes and failures.
-    pub report: Report,
+    pub report: RunReport,
     /// When something will be due, or may be tried again.
     pub next: Option<OffsetDateTime>,
 }
@@ -87,8 +87,8 @@ pub struct Renewed {
 /// # Errors
 /// A failure of the whole run. The result of each certificate is in the report.
 pub async fn renew(
-    root: &Root,
-    setup: &Setup,
+    root: &NodeRoot,
+    setup: &RunSetup,
     scope: &Scope,
     clock: Clock,
     progress: &dyn Progress,
@@ -109,7 +109,7 @@ pub async fn renew(
         let report = report::settled(setup, survey);
         return Ok(Renewed { report, next });
     }
-    let mut run = Run::new(setup, &store, clock, progress, &mut survey)?;
+    let mut run = RequestRun::new(setup, &store, clock, progress, &mut survey)?;
     for cert in survey.to_issue() {
         if let Err(failure) = room_for(store.root(), written(cert)) {
             run.leave_out([cert], failure);
@@ -139,8 +139,8 @@ pub async fn renew(
 /// # Errors
 /// A file that cannot be read, and a clock that was set back.
 pub fn look(
-    root: &Root,
-    setup: &Setup,
+    root: &NodeRoot,
+    setup: &RunSetup,
     scope: &Scope,
     now: OffsetDateTime,
 ) -> Result<Survey, Failure> {
@@ -148,10 +148,10 @@ pub fn look(
 }
 
 fn look_for(
-    root: &Root,
-    setup: &Setup,
+    root: &NodeRoot,
+    setup: &RunSetup,
     scope: &Scope,
-    demand: Demand,
+    demand: RenewalCause,
     now: OffsetDateTime,
 ) -> Result<Survey, Failure> {
     steady(root, setup, now)?;
@@ -171,7 +171,7 @@ fn look_for(
         demand,
     });
     survey.rotate(|authority| trust.get(&authority).cloned(), now);
-    if demand == Demand::Due {
+    if demand == RenewalCause::Due {
         hold(root, &mut survey, &trust, now)?;
     }
     // A run that repeats an interrupted one finishes it. A run without any work must report the deferral.
@@ -198,7 +198,7 @@ fn restrict(survey: &mut Survey, scope: &Scope) {
 
 /// Reports a fault of the service-account pair: it fails a renewal of the whole node, and is a note in one of single
 /// certificates.
-fn report_service_account(setup: &Setup, scope: &Scope, survey: &mut Survey) {
+fn report_service_account(setup: &RunSetup, scope: &Scope, survey: &mut Survey) {
     let fault = service_account_fault(setup, survey);
     survey
         .refusals
@@ -239,21 +239,21 @@ fn refuse_per_authority(survey: &mut Survey) {
 }
 
 /// Decides which certificates are renewed with the key in place.
-fn choose_keys(setup: &Setup, demand: Demand, survey: &mut Survey) {
+fn choose_keys(setup: &RunSetup, demand: RenewalCause, survey: &mut Survey) {
     for cert in &mut survey.certs {
         // A signer that wants the same key refuses another one, rather than certify a known key again.
         let same_key_only = setup
             .signers
             .get(&cert.spec.authority)
             .is_some_and(|(_, signer)| signer.caps().renewal == Renewal::SameKey);
-        cert.keep_key = demand != Demand::Forced
+        cert.keep_key = demand != RenewalCause::Forced
             && (!setup.rotation.rekey || same_key_only)
             && cert.has_good_key();
     }
 }
 
 /// What is wrong with the service-account pair, which a renewal never touches: a new pair would differ from the cluster's.
-fn service_account_fault(setup: &Setup, survey: &mut Survey) -> Option<String> {
+fn service_account_fault(setup: &RunSetup, survey: &mut Survey) -> Option<String> {
     let spec = setup.plan.service_account.as_ref()?;
     let directory = spec.private.directory();
     let action = survey.service_account.take();
@@ -290,14 +290,15 @@ fn service_account_fault(setup: &Setup, survey: &mut Survey) -> Option<String> {
 
 /// Whether the certificate or the key exists.
 fn exists(cert: &super::SurveyedCert) -> bool {
-    let gone = matches!(cert.found.chain, Found::Absent) && matches!(cert.found.key, Found::Absent);
+    let gone =
+        matches!(cert.found.chain, Observed::Absent) && matches!(cert.found.key, Observed::Absent);
     !gone
 }
 
 /// Refuses the next certificate of a component that did not become ready with the last one, as long as its old certificate
 /// is valid: an administrator has to find the cause first.
 fn hold(
-    root: &Root,
+    root: &NodeRoot,
     survey: &mut Survey,
     trust: &BTreeMap<Authority, TrustBundle>,
     now: OffsetDateTime,
@@ -308,7 +309,7 @@ fn hold(
         };
         for cert in &mut survey.certs {
             let name = cert.spec.name;
-            let held = restart.causes.contains(&Change::Certificate(name))
+            let held = restart.causes.contains(&ReplacedFile::Certificate(name))
                 && matches!(cert.action, Action::Issue { .. })
                 && cert.still_serves(trust.get(&cert.spec.authority), now);
             if held {
@@ -326,7 +327,7 @@ fn hold(
 
 /// Fails if the clock was set back: every certificate would look younger than it is, and a new one might not be valid yet
 /// once the clock is corrected.
-fn steady(root: &Root, setup: &Setup, now: OffsetDateTime) -> Result<(), Failure> {
+fn steady(root: &NodeRoot, setup: &RunSetup, now: OffsetDateTime) -> Result<(), Failure> {
     if setup.clock.allow_unsynced {
         return Ok(());
     }
@@ -364,9 +365,9 @@ fn has_work(survey: &Survey) -> bool {
 
 /// The earliest moment at which there may be something to do.
 fn next(
-    root: &Root,
+    root: &NodeRoot,
     survey: &Survey,
-    setup: &Setup,
+    setup: &RunSetup,
     now: OffsetDateTime,
 ) -> Result<Option<OffsetDateTime>, Failure> {
     let polls: BTreeMap<Slot, OffsetDateTime> = root
@@ -391,9 +392,9 @@ fn next(
 /// Whether there is something to renew, for conditions of units.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Need {
+pub struct RenewalNeed {
     /// The answer.
-    pub answer: Answer,
+    pub answer: RenewalVerdict,
     /// Why, in one line.
     pub reason: String,
     /// When there will be something, as far as that is known.
@@ -404,10 +405,10 @@ pub struct Need {
     pub next: Option<OffsetDateTime>,
 }
 
-/// See [`Need`].
+/// See [`RenewalNeed`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Answer {
+pub enum RenewalVerdict {
     /// Something is to be done now.
     Yes,
     /// Nothing is.
@@ -419,7 +420,7 @@ pub enum Answer {
 }
 
 /// What a run has still to see to after its renewals; below a root that nothing runs on, nothing is.
-fn not_in_effect(root: &Root) -> Result<Option<&'static str>, Failure> {
+fn not_in_effect(root: &NodeRoot) -> Result<Option<&'static str>, Failure> {
     if root.path() != Path::new("/") {
         return Ok(None);
     }
@@ -439,26 +440,26 @@ fn not_in_effect(root: &Root) -> Result<Option<&'static str>, Failure> {
 /// # Errors
 /// As for [`look`].
 pub fn needs_renewal(
-    root: &Root,
-    setup: &Setup,
+    root: &NodeRoot,
+    setup: &RunSetup,
     scope: &Scope,
     now: OffsetDateTime,
-) -> Result<Need, Failure> {
+) -> Result<RenewalNeed, Failure> {
     // Also for those that were asked for by name.
-    let survey = look_for(root, setup, scope, Demand::Due, now)?;
+    let survey = look_for(root, setup, scope, RenewalCause::Due, now)?;
     let next = next(root, &survey, setup, now)?;
-    let need = |answer, reason| Need {
+    let need = |answer, reason| RenewalNeed {
         answer,
         reason,
         next,
     };
     if !survey.certs.iter().any(exists) {
         let reason = "there is no certificate yet; nodepki bootstrap makes them".to_owned();
-        return Ok(need(Answer::Nothing, reason));
+        return Ok(need(RenewalVerdict::Nothing, reason));
     }
     if root.has_unfinished()? {
         let reason = "an earlier run was interrupted while writing".to_owned();
-        return Ok(need(Answer::Yes, reason));
+        return Ok(need(RenewalVerdict::Yes, reason));
     }
     let wants = survey.certs.iter().find_map(|cert| match &cert.action {
         Action::Issue { reasons } | Action::Rewrite { reasons } => {
@@ -467,15 +468,15 @@ pub fn needs_renewal(
         _ => None,
     });
     if let Some(reason) = wants {
-        return Ok(need(Answer::Yes, reason));
+        return Ok(need(RenewalVerdict::Yes, reason));
     }
     if has_work(&survey) {
         let reason = "a CA certificate or a file of the cluster is not in place".to_owned();
-        return Ok(need(Answer::Yes, reason));
+        return Ok(need(RenewalVerdict::Yes, reason));
     }
     if let Some(what) = not_in_effect(root)? {
         let reason = format!("{what} was replaced and has not taken effect everywhere");
-        return Ok(need(Answer::Yes, reason));
+        return Ok(need(RenewalVerdict::Yes, reason));
     }
     let refused = survey.certs.iter().find_map(|cert| match &cert.action {
         Action::Refuse { reason } => Some(format!("{}: {reason}", cert.spec.name)),
@@ -483,11 +484,11 @@ pub fn needs_renewal(
     });
     let service_account = survey.service_account_refused.as_ref();
     if let Some(reason) = refused.or(service_account.map(|reason| format!("sa: {reason}"))) {
-        return Ok(need(Answer::Unknown, reason));
+        return Ok(need(RenewalVerdict::Unknown, reason));
     }
     let reason = match next {
         Some(at) => format!("nothing is due before {}", rfc3339(at)),
         None => "nothing is due".to_owned(),
     };
-    Ok(need(Answer::No, reason))
+    Ok(need(RenewalVerdict::No, reason))
 }

@@ -9,15 +9,15 @@ use std::path::PathBuf;
 use serde::Serialize;
 use time::OffsetDateTime;
 
-use super::request::Outcome;
+use super::request::RequestOutcome;
 use super::{
-    ExitCode, Failure, ProvidedFile, ServiceAccountAction, Setup, Survey, SurveyedBundle,
+    ExitCode, Failure, ProvidedFile, RunSetup, ServiceAccountAction, Survey, SurveyedBundle,
     SurveyedCert, sentence, signer_code,
 };
 use crate::kube::names::{Authority, NodePath};
 use crate::signer::Carry;
-use crate::spec::assess::{Action, Found};
-use crate::spec::{BundleSpec, CertSpec, Output, ServiceAccountSpec};
+use crate::spec::assess::{Action, Observed};
+use crate::spec::{BundleSpec, CertFiles, CertSpec, ServiceAccountSpec};
 use crate::store::STATE_DIR;
 use crate::x509::{Chain, TrustBundle};
 
@@ -26,9 +26,9 @@ pub use action::RowAction;
 /// The result of a run, or of a dry run.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Report {
+pub struct RunReport {
     /// Rows in the order of the plan: bundles, certificates, the service-account pair.
-    pub rows: Vec<Row>,
+    pub rows: Vec<ReportRow>,
     /// Further notes, in sentences.
     pub notes: Vec<String>,
     /// Files that were written.
@@ -41,7 +41,7 @@ pub struct Report {
 /// One object of the node.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Row {
+pub struct ReportRow {
     /// kubeadm's name.
     pub name: String,
     /// The authority that signs the certificate; `None` for a bundle.
@@ -85,7 +85,7 @@ pub struct Row {
     pub code: Option<ExitCode>,
 }
 
-impl Report {
+impl RunReport {
     /// Returns the gravest code of all rows.
     pub fn code(&self) -> ExitCode {
         self.rows
@@ -102,7 +102,7 @@ impl Report {
             return None;
         }
         // Rows of restarts have no files, and files of the state directory are not part of the PKI.
-        let is_file = |row: &&Row| row.paths.iter().any(|path| !path.starts_with(STATE_DIR));
+        let is_file = |row: &&ReportRow| row.paths.iter().any(|path| !path.starts_with(STATE_DIR));
         let rows = || self.rows.iter().filter(is_file);
         let installed: Vec<&str> = rows()
             .filter(|row| row.action.is_installed())
@@ -124,15 +124,15 @@ impl Report {
     }
 }
 
-impl Row {
+impl ReportRow {
     /// Returns the row of a failed action that concerns no certificate.
-    pub fn failed(name: &str, failure: Failure) -> Row {
-        Row {
+    pub fn failed(name: &str, failure: Failure) -> ReportRow {
+        ReportRow {
             name: name.to_owned(),
             action: RowAction::Failed,
             reasons: failure.messages,
             code: Some(failure.code),
-            ..Row::default()
+            ..ReportRow::default()
         }
     }
 
@@ -159,9 +159,9 @@ impl Row {
 }
 
 /// Returns the report of a run that found everything in place.
-pub(super) fn settled(setup: &Setup, survey: Survey) -> Report {
+pub(super) fn settled(setup: &RunSetup, survey: Survey) -> RunReport {
     let bundles = survey.bundles.iter();
-    let mut rows: Vec<Row> = bundles
+    let mut rows: Vec<ReportRow> = bundles
         .filter_map(|bundle| {
             let found = bundle.found.present()?;
             Some(bundle_row(&bundle.spec, RowAction::Kept, found))
@@ -172,12 +172,12 @@ pub(super) fn settled(setup: &Setup, survey: Survey) -> Report {
         let chain = cert.found.chain.present();
         let due = cert.due.filter(|_| rotating);
         rows.push(match cert.action {
-            Action::Keep { notes } if cert.deferred => Row {
+            Action::Keep { notes } if cert.deferred => ReportRow {
                 due,
                 code: Some(ExitCode::Pending),
                 ..cert_row(&cert.spec, RowAction::HeldBack, notes, chain)
             },
-            Action::Keep { notes } => Row {
+            Action::Keep { notes } => ReportRow {
                 due,
                 ..cert_row(&cert.spec, RowAction::Kept, notes, chain)
             },
@@ -197,7 +197,7 @@ pub(super) fn settled(setup: &Setup, survey: Survey) -> Report {
         setup,
         survey.service_account_refused.as_deref(),
     ));
-    Report {
+    RunReport {
         rows,
         notes: survey.notes,
         written: Vec::new(),
@@ -206,9 +206,9 @@ pub(super) fn settled(setup: &Setup, survey: Survey) -> Report {
 }
 
 /// Returns the report of what a run would do.
-pub fn planned(setup: &Setup, survey: &Survey) -> Report {
+pub fn planned(setup: &RunSetup, survey: &Survey) -> RunReport {
     let bundles = survey.bundles.iter();
-    let mut rows: Vec<Row> = bundles
+    let mut rows: Vec<ReportRow> = bundles
         .map(|bundle| planned_bundle(setup, bundle))
         .collect();
     let certs = survey.certs.iter();
@@ -235,7 +235,7 @@ pub fn planned(setup: &Setup, survey: &Survey) -> Report {
     );
     let mut notes = survey.notes.clone();
     notes.extend(missing_signers(setup, survey));
-    Report {
+    RunReport {
         rows,
         notes,
         written: Vec::new(),
@@ -243,12 +243,12 @@ pub fn planned(setup: &Setup, survey: &Survey) -> Report {
     }
 }
 
-fn planned_bundle(setup: &Setup, bundle: &SurveyedBundle) -> Row {
+fn planned_bundle(setup: &RunSetup, bundle: &SurveyedBundle) -> ReportRow {
     match &bundle.found {
-        Found::Present(found) => bundle_row(&bundle.spec, RowAction::Keep, found),
+        Observed::Present(found) => bundle_row(&bundle.spec, RowAction::Keep, found),
         other => {
             let signer = setup.signers.get(&bundle.spec.authority);
-            Row {
+            ReportRow {
                 reasons: other.trouble().into_iter().collect(),
                 signer: signer.map(|(_, signer)| signer.label()),
                 ..absent_bundle_row(&bundle.spec, RowAction::Fetch)
@@ -257,7 +257,7 @@ fn planned_bundle(setup: &Setup, bundle: &SurveyedBundle) -> Row {
     }
 }
 
-fn planned_cert(setup: &Setup, cert: &SurveyedCert, rotating: bool) -> Row {
+fn planned_cert(setup: &RunSetup, cert: &SurveyedCert, rotating: bool) -> ReportRow {
     let chain = cert.found.chain.present();
     let (action, reasons) = match &cert.action {
         Action::Keep { notes } if cert.deferred => (RowAction::HoldBack, notes.clone()),
@@ -300,7 +300,7 @@ fn planned_cert(setup: &Setup, cert: &SurveyedCert, rotating: bool) -> Row {
 }
 
 /// Returns a note if certificates are to be issued by authorities without a signer.
-fn missing_signers(setup: &Setup, survey: &Survey) -> Option<String> {
+fn missing_signers(setup: &RunSetup, survey: &Survey) -> Option<String> {
     let unsigned: BTreeSet<Authority> = survey
         .to_issue()
         .map(|cert| cert.spec.authority)
@@ -320,8 +320,8 @@ pub(super) fn cert_row(
     action: RowAction,
     reasons: Vec<String>,
     chain: Option<&Chain>,
-) -> Row {
-    Row {
+) -> ReportRow {
+    ReportRow {
         name: spec.name.to_string(),
         authority: Some(spec.authority.to_string()),
         action,
@@ -331,16 +331,16 @@ pub(super) fn cert_row(
         key: Some(spec.profile.key.to_string()),
         not_after: chain.map(|chain| chain.leaf().not_after()),
         paths: match &spec.output {
-            Output::Pair { certificate, key } => vec![certificate.clone(), key.clone()],
-            Output::Kubeconfig { path, .. } => vec![path.clone()],
+            CertFiles::Pair { certificate, key } => vec![certificate.clone(), key.clone()],
+            CertFiles::Kubeconfig { path, .. } => vec![path.clone()],
         },
-        ..Row::default()
+        ..ReportRow::default()
     }
 }
 
 /// Returns the row of a certificate that needs manual action first. For rotation only: a bootstrap fails as a whole.
-pub(super) fn refused_row(spec: &CertSpec, reason: String, chain: Option<&Chain>) -> Row {
-    Row {
+pub(super) fn refused_row(spec: &CertSpec, reason: String, chain: Option<&Chain>) -> ReportRow {
+    ReportRow {
         code: Some(ExitCode::Refused),
         ..cert_row(spec, RowAction::Refused, vec![reason], chain)
     }
@@ -352,8 +352,8 @@ pub(super) fn waiting_row(
     reason: String,
     still_serves: bool,
     chain: Option<&Chain>,
-) -> Row {
-    Row {
+) -> ReportRow {
+    ReportRow {
         code: (!still_serves).then_some(ExitCode::Pending),
         ..cert_row(spec, RowAction::HeldBack, vec![reason], chain)
     }
@@ -365,27 +365,29 @@ pub(super) fn waiting_row(
 /// boot must not wait for a renewal. A fault of this machine (disk, memory, descriptors) always fails the run.
 pub(super) fn failed_row(
     spec: &CertSpec,
-    outcome: Outcome,
+    outcome: RequestOutcome,
     still_serves: bool,
     urgent: bool,
     chain: Option<&Chain>,
-) -> Row {
+) -> ReportRow {
     let waits_for_signer = match &outcome {
-        Outcome::Pending(_) => true,
-        Outcome::Failed(error) => signer_code(error) == ExitCode::Unreachable,
-        Outcome::Undone(failure) => failure.code == ExitCode::Unreachable,
-        Outcome::Denied(_) | Outcome::Refused(_) | Outcome::Signed { .. } => false,
+        RequestOutcome::Pending(_) => true,
+        RequestOutcome::Failed(error) => signer_code(error) == ExitCode::Unreachable,
+        RequestOutcome::Undone(failure) => failure.code == ExitCode::Unreachable,
+        RequestOutcome::Denied(_) | RequestOutcome::Refused(_) | RequestOutcome::Signed { .. } => {
+            false
+        }
     };
     let (action, reasons, code) = match outcome {
-        Outcome::Pending(note) => (RowAction::Pending, vec![note], ExitCode::Pending),
-        Outcome::Denied(reason) => (
+        RequestOutcome::Pending(note) => (RowAction::Pending, vec![note], ExitCode::Pending),
+        RequestOutcome::Denied(reason) => (
             RowAction::Denied,
             vec![format!(
                 "the signer denied the request: {reason} (resolve this with the administrator of the signer, and run again)"
             )],
             ExitCode::Refused,
         ),
-        Outcome::Refused(differences) => {
+        RequestOutcome::Refused(differences) => {
             let advice = "this certificate was not installed; correct the signer's profile or the configuration and run again".to_owned();
             (
                 RowAction::Refused,
@@ -393,14 +395,16 @@ pub(super) fn failed_row(
                 ExitCode::Refused,
             )
         }
-        Outcome::Failed(error) => (
+        RequestOutcome::Failed(error) => (
             RowAction::Failed,
             vec![sentence(error.as_ref())],
             signer_code(error.as_ref()),
         ),
-        Outcome::Undone(failure) => (RowAction::Failed, failure.messages.clone(), failure.code),
+        RequestOutcome::Undone(failure) => {
+            (RowAction::Failed, failure.messages.clone(), failure.code)
+        }
         // Not reached: a signed certificate is installed or held back.
-        Outcome::Signed { .. } => (RowAction::HeldBack, Vec::new(), ExitCode::Pending),
+        RequestOutcome::Signed { .. } => (RowAction::HeldBack, Vec::new(), ExitCode::Pending),
     };
     let mut row = cert_row(spec, action, reasons, chain);
     if matches!(
@@ -429,8 +433,8 @@ pub(super) fn omission(spec: &CertSpec) -> Option<String> {
     })
 }
 
-pub(super) fn bundle_row(spec: &BundleSpec, action: RowAction, bundle: &TrustBundle) -> Row {
-    Row {
+pub(super) fn bundle_row(spec: &BundleSpec, action: RowAction, bundle: &TrustBundle) -> ReportRow {
+    ReportRow {
         subject: Some(bundle.first().subject().to_string()),
         key: Some(bundle.first().public_key().key_type().to_string()),
         not_after: Some(bundle.first().not_after()),
@@ -438,37 +442,37 @@ pub(super) fn bundle_row(spec: &BundleSpec, action: RowAction, bundle: &TrustBun
     }
 }
 
-fn absent_bundle_row(spec: &BundleSpec, action: RowAction) -> Row {
-    Row {
+fn absent_bundle_row(spec: &BundleSpec, action: RowAction) -> ReportRow {
+    ReportRow {
         name: spec.authority.to_string(),
         action,
         paths: vec![spec.path.clone()],
-        ..Row::default()
+        ..ReportRow::default()
     }
 }
 
-pub(super) fn provided_row(file: &ProvidedFile, action: RowAction) -> Row {
-    Row {
+pub(super) fn provided_row(file: &ProvidedFile, action: RowAction) -> ReportRow {
+    ReportRow {
         name: file.what.clone(),
         action,
         reasons: vec![format!("from {}", file.from)],
         paths: vec![file.path.clone()],
-        ..Row::default()
+        ..ReportRow::default()
     }
 }
 
 /// Returns the row of a service-account pair that cannot be used. For rotation only: a bootstrap fails as a whole.
-pub(super) fn refused_service_account(setup: &Setup, reason: Option<&str>) -> Option<Row> {
+pub(super) fn refused_service_account(setup: &RunSetup, reason: Option<&str>) -> Option<ReportRow> {
     let spec = setup.plan.service_account.as_ref()?;
-    Some(Row {
+    Some(ReportRow {
         reasons: vec![reason?.to_owned()],
         code: Some(ExitCode::Refused),
         ..service_account_row(spec, RowAction::Refused)
     })
 }
 
-pub(super) fn service_account_row(spec: &ServiceAccountSpec, action: RowAction) -> Row {
-    Row {
+pub(super) fn service_account_row(spec: &ServiceAccountSpec, action: RowAction) -> ReportRow {
+    ReportRow {
         name: "sa".to_owned(),
         action,
         reasons: match action {
@@ -480,6 +484,6 @@ pub(super) fn service_account_row(spec: &ServiceAccountSpec, action: RowAction) 
         },
         key: Some(spec.key.to_string()),
         paths: vec![spec.private.clone(), spec.public.clone()],
-        ..Row::default()
+        ..ReportRow::default()
     }
 }

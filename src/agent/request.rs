@@ -11,19 +11,22 @@ use std::time::Duration;
 use time::OffsetDateTime;
 use tokio::time::Instant;
 
-use super::{Clock, Event, Failure, Operation, Progress, event};
+use super::{Clock, Event, Failure, Progress, SignerOperation, event};
 use crate::process::failpoint;
 use crate::signer::{
-    Answer, Current, Identity, Kind, Request, Signer, SignerError, Ticket, Wanted,
+    Answer, CurrentCertificate, NodeIdentity, Request, RequestedCertificate, Signer, SignerError,
+    SignerKind, Ticket,
 };
 use crate::spec::CertSpec;
-use crate::store::{self, Durability, Pending, Phase, Slot, Store};
+use crate::store::{self, Durability, PendingRequest, RequestPhase, Slot, Store};
 use crate::x509::{
     Chain, Csr, Lifetime, PrivateKey, TrustBundle, UsageExtensions, along_path, judge_lifetime,
     rfc3339, satisfies,
 };
 
-use next::{Attempts, Circumstances, Next, Response, SignerCall, next, wait_before_retry};
+use next::{
+    Attempts, Circumstances, NextStep, SignerCall, SignerResponse, next, wait_before_retry,
+};
 
 /// Result of a request in this run.
 #[derive(Debug)]
@@ -31,7 +34,7 @@ use next::{Attempts, Circumstances, Next, Response, SignerCall, next, wait_befor
     clippy::large_enum_variant,
     reason = "a dozen of them at most, and most are of the large kind"
 )]
-pub(super) enum Outcome {
+pub(super) enum RequestOutcome {
     /// A verified certificate and its key, ready to be installed.
     Signed {
         /// The chain.
@@ -56,9 +59,9 @@ pub(super) enum Outcome {
 /// Context of all requests of a run.
 pub(super) struct Desk<'a> {
     pub(super) store: &'a Store,
-    pub(super) identity: Identity,
+    pub(super) identity: NodeIdentity,
     pub(super) clock: Clock,
-    /// See `Run::floor`.
+    /// See `RequestRun::floor`.
     pub(super) floor: Option<OffsetDateTime>,
     pub(super) deadline: Instant,
     pub(super) progress: &'a dyn Progress,
@@ -84,7 +87,7 @@ pub(super) struct Asked<'a> {
     /// Name of the signer in the configuration.
     pub(super) signer_name: String,
     /// The current certificate, if this signer issues a new one in exchange for it.
-    pub(super) current: Option<Current>,
+    pub(super) current: Option<CurrentCertificate>,
     /// `not_after` of the certificate to be renewed with the same key; the new one must expire later.
     pub(super) outlives: Option<OffsetDateTime>,
     /// SHA-256 of the certificate that it replaces with the same key.
@@ -96,8 +99,8 @@ impl Asked<'_> {
         Slot::Certificate(self.spec.name)
     }
 
-    pub(super) fn wanted(&self) -> Wanted {
-        Wanted {
+    pub(super) fn wanted(&self) -> RequestedCertificate {
+        RequestedCertificate {
             name: self.spec.name,
             authority: self.spec.authority,
             profile: self.spec.profile.clone(),
@@ -108,7 +111,7 @@ impl Asked<'_> {
     /// A signer in this process loses its state with the process, so a pending request may be lost in a power failure.
     fn durability(&self) -> Durability {
         match self.signer.kind() {
-            Kind::Embedded | Kind::Local => Durability::Cached,
+            SignerKind::Embedded | SignerKind::Local => Durability::Cached,
             _ => Durability::Synced,
         }
     }
@@ -118,25 +121,26 @@ impl Asked<'_> {
 pub(super) struct Resumed {
     pub(super) key: PrivateKey,
     pub(super) csr: Option<Csr>,
-    pub(super) ticket: Option<store::Ticket>,
+    pub(super) ticket: Option<store::RequestRecord>,
     pub(super) answer: Option<Vec<u8>>,
 }
 
 impl Resumed {
     /// Returns `None` if the pending request does not match the plan any more, or failed.
-    pub(super) fn from_pending(pending: &Pending, spec: &CertSpec) -> Option<Self> {
+    pub(super) fn from_pending(pending: &PendingRequest, spec: &CertSpec) -> Option<Self> {
         let key = PrivateKey::from_pem(&pending.key_pem).ok()?;
         let csr = pending
             .csr_pem
             .as_deref()
             .and_then(|pem| Csr::from_pem(pem).ok());
         let csr = csr.filter(|csr| csr.public_key() == key.public_key());
-        let same_wish = csr.as_ref().is_none_or(|csr| csr.asks_for(&spec.profile));
+        let same_wish = csr.as_ref().is_none_or(|csr| csr.matches(&spec.profile));
         let same_algorithm = key.key_type().to_string() == spec.profile.key.to_string();
         // After a wrong answer a new key makes a new request, so that no signer can repeat the old answer. For a signer
         // of files the CSR stays usable: an administrator only has to sign it correctly.
         let failed = pending.ticket.as_ref().is_some_and(|ticket| {
-            ticket.phase == Phase::Failed && ticket.signer_kind != Kind::Directory.as_str()
+            ticket.phase == RequestPhase::Failed
+                && ticket.signer_kind != SignerKind::Directory.as_str()
         });
         (same_wish && same_algorithm && !failed).then(|| Resumed {
             key,
@@ -155,16 +159,16 @@ pub(super) async fn obtain(
     desk: &Desk<'_>,
     job: &Job<'_>,
     fresh: Fresh,
-) -> Result<Outcome, store::Error> {
+) -> Result<RequestOutcome, store::StoreError> {
     let asked = &job.asked;
-    let Prepared {
+    let PreparedRequest {
         key,
         csr,
         mut record,
         answer,
     } = match prepare(desk, asked, fresh)? {
         Ok(prepared) => prepared,
-        Err(error) => return Ok(Outcome::Failed(Rc::new(error))),
+        Err(error) => return Ok(RequestOutcome::Failed(Rc::new(error))),
     };
     let mut request = Request::new(asked.wanted(), csr, desk.identity.clone(), desk.now())
         .replacing(asked.replaces.as_ref());
@@ -173,7 +177,7 @@ pub(super) async fn obtain(
         // The spec or the signer has changed, and the signer does not know this request.
         record = new_record(asked, request.id.as_str());
     }
-    let signed = |chain, key, request| Outcome::Signed {
+    let signed = |chain, key, request| RequestOutcome::Signed {
         chain,
         key,
         request: Box::new(request),
@@ -183,7 +187,7 @@ pub(super) async fn obtain(
     {
         return Ok(signed(chain, key, request));
     }
-    let keep = |record: &store::Ticket| {
+    let keep = |record: &store::RequestRecord| {
         desk.store
             .update_ticket(asked.slot(), record, asked.durability())
     };
@@ -194,7 +198,7 @@ pub(super) async fn obtain(
         record.attempt += 1;
         request = request.again(record.attempt, desk.now(), deadline_at(desk));
         if call.is_submission() {
-            record.phase = Phase::Submitting;
+            record.phase = RequestPhase::Submitting;
             record.first_submitted.get_or_insert(desk.now());
             keep(&record)?;
             failpoint::reached("request:submitting");
@@ -211,11 +215,11 @@ pub(super) async fn obtain(
         failpoint::reached("request:answered");
         let response = judge(desk, job, &key, answer)?;
         let waiting = match &response {
-            Response::Pending { note, .. } => Some(note.clone()),
+            SignerResponse::Pending { note, .. } => Some(note.clone()),
             _ => None,
         };
         let failure = match &response {
-            Response::Failed(error) => Some(error.to_string()),
+            SignerResponse::Failed(error) => Some(error.to_string()),
             _ => None,
         };
         let circumstances = Circumstances {
@@ -235,12 +239,12 @@ pub(super) async fn obtain(
             desk.progress.event(Event::Waiting(asked.spec.name, note));
         }
         let wait = match next {
-            Next::Install(chain) => {
+            NextStep::Install(chain) => {
                 failpoint::reached("request:verified");
                 desk.progress.event(Event::Signed(asked.spec.name));
                 return Ok(signed(chain, key, request));
             }
-            Next::Call { call: next, wait } => {
+            NextStep::Call { call: next, wait } => {
                 if let Some(failure) = failure {
                     let (name, operation) = (asked.spec.name, next.operation().as_str());
                     tracing::info!(certificate = %name, "{failure}; next: {operation} in {wait:.0?}");
@@ -251,15 +255,15 @@ pub(super) async fn obtain(
                 call = next;
                 wait
             }
-            Next::Wait(note) => return Ok(Outcome::Pending(note)),
-            Next::Denied(reason) => return Ok(Outcome::Denied(reason)),
-            Next::Refused(differences) => return Ok(Outcome::Refused(differences)),
-            Next::Failed(error) => return Ok(Outcome::Failed(Rc::new(error))),
-            Next::Lost => {
-                return Ok(Outcome::Failed(Rc::new(forgotten(asked))));
+            NextStep::Wait(note) => return Ok(RequestOutcome::Pending(note)),
+            NextStep::Denied(reason) => return Ok(RequestOutcome::Denied(reason)),
+            NextStep::Refused(differences) => return Ok(RequestOutcome::Refused(differences)),
+            NextStep::Failed(error) => return Ok(RequestOutcome::Failed(Rc::new(error))),
+            NextStep::Lost => {
+                return Ok(RequestOutcome::Failed(Rc::new(forgotten(asked))));
             }
-            Next::MustNotResubmit => {
-                return Ok(Outcome::Failed(Rc::new(forbidden(desk, asked))));
+            NextStep::MustNotResubmit => {
+                return Ok(RequestOutcome::Failed(Rc::new(forbidden(desk, asked))));
             }
         };
         tokio::time::sleep(wait).await;
@@ -272,28 +276,28 @@ fn judge(
     job: &Job<'_>,
     key: &PrivateKey,
     answer: Result<Answer, SignerError>,
-) -> Result<Response<Chain>, store::Error> {
+) -> Result<SignerResponse<Chain>, store::StoreError> {
     Ok(match answer {
         Ok(Answer::Issued(answer)) => match verified(&answer, desk, job, key) {
             Ok(chain) => {
                 let (slot, durability) = (job.asked.slot(), job.asked.durability());
-                desk.store.keep_answer(slot, &answer, durability)?;
-                Response::Accepted(chain)
+                desk.store.save_answer(slot, &answer, durability)?;
+                SignerResponse::Accepted(chain)
             }
-            Err(differences) => Response::Mismatch(differences),
+            Err(differences) => SignerResponse::Mismatch(differences),
         },
         Ok(Answer::Pending {
             ticket,
             after,
             note,
-        }) => Response::Pending {
+        }) => SignerResponse::Pending {
             ticket,
             after,
             note,
         },
-        Ok(Answer::Denied { reason }) => Response::Denied(reason),
-        Ok(Answer::Gone) => Response::Unknown,
-        Err(error) => Response::Failed(error),
+        Ok(Answer::Denied { reason }) => SignerResponse::Denied(reason),
+        Ok(Answer::Gone) => SignerResponse::Unknown,
+        Err(error) => SignerResponse::Failed(error),
     })
 }
 
@@ -301,9 +305,9 @@ fn judge(
 async fn perform(
     asked: &Asked<'_>,
     call: &SignerCall,
-    exchangeable: Option<&Current>,
+    exchangeable: Option<&CurrentCertificate>,
     request: &Request,
-    record: &store::Ticket,
+    record: &store::RequestRecord,
 ) -> Result<Answer, SignerError> {
     match (call, exchangeable) {
         (SignerCall::Renew, Some(current)) => asked.signer.renew(request, current).await,
@@ -356,7 +360,7 @@ impl Enquiry<'_> {
     pub(super) async fn ask<T>(
         &self,
         signer: &str,
-        operation: Operation,
+        operation: SignerOperation,
         ask: impl AsyncFn() -> Result<T, SignerError>,
     ) -> Result<T, SignerError> {
         let ask = async || event::asked(self.progress, signer, operation, ask()).await;
@@ -373,10 +377,10 @@ pub(super) enum Fresh {
 }
 
 /// Key, CSR and ticket, all recorded on disk, and the answer that an earlier run received.
-pub(super) struct Prepared {
+pub(super) struct PreparedRequest {
     pub(super) key: PrivateKey,
     pub(super) csr: Csr,
-    pub(super) record: store::Ticket,
+    pub(super) record: store::RequestRecord,
     pub(super) answer: Option<Vec<u8>>,
 }
 
@@ -385,7 +389,7 @@ pub(super) fn prepare(
     desk: &Desk<'_>,
     asked: &Asked<'_>,
     fresh: Fresh,
-) -> Result<Result<Prepared, SignerError>, store::Error> {
+) -> Result<Result<PreparedRequest, SignerError>, store::StoreError> {
     let (key, csr, ticket, answer, new) = match fresh {
         Fresh::Key(key) => (key, None, None, None, true),
         Fresh::Resumed(resumed) => (
@@ -424,7 +428,7 @@ pub(super) fn prepare(
     let record = ticket.unwrap_or_else(|| {
         let mut record = new_record(asked, request.id.as_str());
         if !new {
-            record.phase = Phase::Submitting;
+            record.phase = RequestPhase::Submitting;
             record.first_submitted = Some(desk.now());
         }
         record
@@ -441,9 +445,9 @@ pub(super) fn prepare(
         failpoint::reached("request:key-kept");
     } else if made {
         desk.store
-            .keep_csr(asked.slot(), csr.to_pem().as_bytes(), asked.durability())?;
+            .save_csr(asked.slot(), csr.to_pem().as_bytes(), asked.durability())?;
     }
-    Ok(Ok(Prepared {
+    Ok(Ok(PreparedRequest {
         key,
         csr,
         record,
@@ -457,9 +461,9 @@ fn fits(csr: &Csr, asked: &Asked<'_>) -> bool {
     !(refused && csr.has_usage_extensions())
 }
 
-fn new_record(asked: &Asked<'_>, request_id: &str) -> store::Ticket {
+fn new_record(asked: &Asked<'_>, request_id: &str) -> store::RequestRecord {
     let signer = &asked.signer;
-    store::Ticket::ready(
+    store::RequestRecord::ready(
         request_id,
         &asked.signer_name,
         signer.kind().as_str(),
@@ -475,7 +479,7 @@ fn verified(
     key: &PrivateKey,
 ) -> Result<Chain, Vec<String>> {
     let chain =
-        Chain::from_answer(answer, key.public_key()).map_err(|error| vec![error.to_string()])?;
+        Chain::from_response(answer, key.public_key()).map_err(|error| vec![error.to_string()])?;
     let now = match desk.floor {
         // The node's clock is known to be behind that of the signer.
         Some(_) => desk.now().max(chain.leaf().not_before()),

@@ -7,36 +7,36 @@ use std::rc::Rc;
 use time::OffsetDateTime;
 use tokio::time::Instant;
 
-use super::request::{Enquiry, Outcome};
+use super::request::{Enquiry, RequestOutcome};
 use super::{
-    Clock, ExitCode, Failure, Operation, Outcomes, Progress, Report, Row, RowAction, Setup, Survey,
-    open_store, sentence, signer_code,
+    Clock, ExitCode, Failure, Outcomes, Progress, ReportRow, RowAction, RunReport, RunSetup,
+    SignerOperation, Survey, open_store, sentence, signer_code,
 };
 use crate::kube::names::Authority;
-use crate::signer::{Carry, Class, Signer, SignerError};
+use crate::signer::{Carry, FailureClass, Signer, SignerError};
 use crate::spec::{BundleSpec, crl_name};
-use crate::store::{Commit, Mode, READ_LIMIT, Root, Store};
-use crate::x509::{Chain, CrlError, RevocationList, Revocations, TrustBundle, rfc3339};
+use crate::store::{Commit, Mode, NodeRoot, READ_LIMIT, Store};
+use crate::x509::{AuthorityCrls, Chain, CrlError, RevocationList, TrustBundle, rfc3339};
 
 /// Fetches the revocation list of every authority whose signer publishes one, and writes those that are new.
 ///
 /// # Errors
 /// Nothing could be done. Failures of single lists are in the report.
 pub async fn update_revocations(
-    root: &Root,
-    setup: &Setup,
+    root: &NodeRoot,
+    setup: &RunSetup,
     clock: Clock,
     progress: &dyn Progress,
-) -> Result<Report, Failure> {
+) -> Result<RunReport, Failure> {
     let now = clock();
     let survey = setup.survey(root, now)?;
     let enquiry = Enquiry {
         deadline: Instant::now() + setup.wait,
         progress,
     };
-    let mut report = Report {
+    let mut report = RunReport {
         notes: survey.notes.clone(),
-        ..Report::default()
+        ..RunReport::default()
     };
     let mut commit = Commit::new();
     let mut probed: BTreeMap<String, Result<(), Rc<SignerError>>> = BTreeMap::new();
@@ -71,7 +71,7 @@ pub async fn update_revocations(
         let ready = match probed.get(name) {
             Some(before) => before.clone(),
             None => enquiry
-                .ask(name, Operation::Probe, || signer.probe())
+                .ask(name, SignerOperation::Probe, || signer.probe())
                 .await
                 .map_err(Rc::new),
         };
@@ -123,7 +123,7 @@ pub async fn update_revocations(
                     report
                         .notes
                         .extend(revoked_in_place(&survey, authority, &lists));
-                    Row {
+                    ReportRow {
                         not_after: lists.next_update(),
                         ..row(
                             bundle,
@@ -163,7 +163,7 @@ pub async fn update_revocations(
 
 /// Replaces the outcomes of revoked certificates, so that a run does not install them.
 pub(super) async fn strike_out(
-    setup: &Setup,
+    setup: &RunSetup,
     store: &Store,
     survey: &Survey,
     trust: &BTreeMap<Authority, TrustBundle>,
@@ -176,7 +176,7 @@ pub(super) async fn strike_out(
             .certs
             .iter()
             .filter(|(name, outcome)| {
-                name.authority() == authority && matches!(outcome, Outcome::Signed { .. })
+                name.authority() == authority && matches!(outcome, RequestOutcome::Signed { .. })
             })
             .map(|(name, _)| *name)
             .collect();
@@ -190,7 +190,7 @@ pub(super) async fn strike_out(
                 let chains: Vec<&Chain> = signed
                     .iter()
                     .filter_map(|name| match outcomes.certs.get(name) {
-                        Some(Outcome::Signed { chain, .. }) => Some(chain),
+                        Some(RequestOutcome::Signed { chain, .. }) => Some(chain),
                         _ => None,
                     })
                     .collect();
@@ -211,7 +211,7 @@ pub(super) async fn strike_out(
         let kept = survey
             .revocations(authority)
             .filter(|_| published.is_none());
-        let published = match kept.and_then(|kept| kept.obstacle(None, now)) {
+        let published = match kept.and_then(|kept| kept.reason_not_to_install(None, now)) {
             Some(obstacle) => {
                 let what = format!("{} publishes no revocation list any more", signer.label());
                 Some(Err(refusal(what, obstacle)))
@@ -224,14 +224,14 @@ pub(super) async fn strike_out(
             Err(error) => {
                 let error = Rc::new(error);
                 for name in signed {
-                    let failed = Outcome::Failed(Rc::clone(&error));
+                    let failed = RequestOutcome::Failed(Rc::clone(&error));
                     outcomes.certs.insert(name, failed);
                 }
                 continue;
             }
         };
         for name in signed {
-            let Some(Outcome::Signed { chain, .. }) = outcomes.certs.get(&name) else {
+            let Some(RequestOutcome::Signed { chain, .. }) = outcomes.certs.get(&name) else {
                 continue;
             };
             let lists = published.iter().chain(survey.revocations(authority));
@@ -246,7 +246,9 @@ pub(super) async fn strike_out(
             );
             // A new key leads to a new request, so that the same certificate cannot be returned.
             store.set_slot_aside(crate::store::Slot::Certificate(name), &why, now)?;
-            outcomes.certs.insert(name, Outcome::Refused(vec![why]));
+            outcomes
+                .certs
+                .insert(name, RequestOutcome::Refused(vec![why]));
         }
     }
     Ok(())
@@ -262,7 +264,7 @@ async fn fetch(
         return Ok(None);
     }
     let ask = || signer.crl(authority);
-    enquiry.ask(name, Operation::Crl, ask).await
+    enquiry.ask(name, SignerOperation::Crl, ask).await
 }
 
 /// Reads, verifies and judges published lists, for `crl` and before an installation.
@@ -270,11 +272,11 @@ fn judged(
     bytes: &[u8],
     trust: &TrustBundle,
     chains: &[&Chain],
-    in_place: Option<&Revocations>,
+    in_place: Option<&AuthorityCrls>,
     now: OffsetDateTime,
-) -> Result<Revocations, CrlError> {
-    let lists = Revocations::verified(RevocationList::read_all(bytes)?, trust, chains)?;
-    match lists.obstacle(in_place, now) {
+) -> Result<AuthorityCrls, CrlError> {
+    let lists = AuthorityCrls::verified(RevocationList::read_all(bytes)?, trust, chains)?;
+    match lists.reason_not_to_install(in_place, now) {
         Some(obstacle) => Err(obstacle),
         None => Ok(lists),
     }
@@ -284,19 +286,19 @@ fn judged(
 /// without a change of settings.
 fn refusal(what: String, error: CrlError) -> SignerError {
     let class = match error {
-        CrlError::Stale { .. } | CrlError::Future { .. } => Class::Transient,
-        _ => Class::Permanent,
+        CrlError::Stale { .. } | CrlError::Future { .. } => FailureClass::Transient,
+        _ => FailureClass::Permanent,
     };
     let advice = "the answers are kept, and the next run asks for the list again; see with the signer's owner what it publishes";
     SignerError::new(class, what, advice).caused_by(error)
 }
 
-fn covers_any(lists: &Revocations, chains: &[&Chain]) -> bool {
+fn covers_any(lists: &AuthorityCrls, chains: &[&Chain]) -> bool {
     chains.is_empty() || chains.iter().any(|chain| lists.gap(chain).is_none())
 }
 
 /// Returns the error for lists that exceed the read limit as PEM, so that no later run could read them.
-fn unreadable(lists: &Revocations) -> Option<CrlError> {
+fn unreadable(lists: &AuthorityCrls) -> Option<CrlError> {
     let bytes = lists.to_pem().len();
     (bytes as u64 > READ_LIMIT).then_some(CrlError::TooLarge {
         bytes,
@@ -313,7 +315,7 @@ fn chains(survey: &Survey, authority: Authority) -> Vec<&Chain> {
         .collect()
 }
 
-fn revoked_in_place(survey: &Survey, authority: Authority, lists: &Revocations) -> Vec<String> {
+fn revoked_in_place(survey: &Survey, authority: Authority, lists: &AuthorityCrls) -> Vec<String> {
     survey
         .certs
         .iter()
@@ -329,7 +331,7 @@ fn revoked_in_place(survey: &Survey, authority: Authority, lists: &Revocations) 
         .collect()
 }
 
-fn words(lists: &Revocations) -> String {
+fn words(lists: &AuthorityCrls) -> String {
     let words: Vec<String> = lists
         .lists()
         .iter()
@@ -345,8 +347,13 @@ fn words(lists: &Revocations) -> String {
     words.join("; ")
 }
 
-fn row(bundle: &BundleSpec, action: RowAction, reason: String, code: Option<ExitCode>) -> Row {
-    Row {
+fn row(
+    bundle: &BundleSpec,
+    action: RowAction,
+    reason: String,
+    code: Option<ExitCode>,
+) -> ReportRow {
+    ReportRow {
         name: crl_name(bundle.authority),
         authority: Some(bundle.authority.to_string()),
         action,
@@ -356,7 +363,7 @@ fn row(bundle: &BundleSpec, action: RowAction, reason: String, code: Option<Exit
             bundle.crl_path.with_extension("der"),
         ],
         code,
-        ..Row::default()
+        ..ReportRow::default()
     }
 }
 
@@ -388,8 +395,8 @@ mod tests {
             };
             let list = list.signed_by(&authority).unwrap();
             let lists = RevocationList::read_all(list.der()).unwrap();
-            let trust = TrustBundle::from_answer(authority.der()).unwrap();
-            Revocations::verified(lists, &trust, &[]).unwrap()
+            let trust = TrustBundle::from_response(authority.der()).unwrap();
+            AuthorityCrls::verified(lists, &trust, &[]).unwrap()
         };
         assert!(unreadable(&list(3)).is_none());
         // Less than the limit as it came, more as PEM.

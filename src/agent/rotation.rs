@@ -6,17 +6,17 @@ use time::{Duration, OffsetDateTime};
 
 use crate::agent::load::Loaded;
 use crate::agent::reload;
-use crate::agent::{self, Clock, Failure, Progress, Report, Row, Scope};
-use crate::store::Root;
+use crate::agent::{self, Clock, Failure, Progress, ReportRow, RunReport, Scope};
+use crate::store::NodeRoot;
 
 /// When to try an unfinished restart again.
 const RESTART_RETRY_INTERVAL: Duration = Duration::minutes(1);
 
 /// Result of a step.
 #[derive(Debug)]
-pub struct Step {
+pub struct RotationStep {
     /// One row per certificate and per restart.
-    pub report: Report,
+    pub report: RunReport,
     /// When the next certificate is due or a failure may be retried; `None` if never.
     pub next: Option<OffsetDateTime>,
 }
@@ -24,14 +24,14 @@ pub struct Step {
 /// Renews the certificates of `scope` and restarts the components that use them.
 ///
 /// # Errors
-/// A failure of the whole run. The result of each certificate is in the [`Step`].
+/// A failure of the whole run. The result of each certificate is in the [`RotationStep`].
 pub async fn step(
-    root: &Root,
+    root: &NodeRoot,
     loaded: &Loaded,
     scope: &Scope,
     clock: Clock,
     progress: &dyn Progress,
-) -> Result<Step, Failure> {
+) -> Result<RotationStep, Failure> {
     let renewed = agent::renew(root, &loaded.setup, scope, clock, progress).await?;
     let (mut report, mut next) = (renewed.report, renewed.next);
     let settled = settle(root, loaded, next, clock, progress).await;
@@ -40,14 +40,14 @@ pub async fn step(
         next = Some(next.map_or(again, |next| next.min(again)));
     }
     report.rows.extend(settled.rows);
-    Ok(Step { report, next })
+    Ok(RotationStep { report, next })
 }
 
 /// Result of the restarts.
 #[derive(Debug)]
-pub struct Settled {
+pub struct SettledRestarts {
     /// One row per restart.
-    pub rows: Vec<Row>,
+    pub rows: Vec<ReportRow>,
     /// A later run has to continue.
     pub is_unfinished: bool,
 }
@@ -55,27 +55,27 @@ pub struct Settled {
 /// Restarts the components that use replaced files. A failure becomes a row, so that the earlier results are reported too.
 /// `next` is when a certificate is due, which limits the time for restarts.
 pub async fn settle(
-    root: &Root,
+    root: &NodeRoot,
     loaded: &Loaded,
     next: Option<OffsetDateTime>,
     clock: Clock,
     progress: &dyn Progress,
-) -> Settled {
-    let setup = reload::Setup::of(&loaded.setup, &loaded.settings.reload, next);
+) -> SettledRestarts {
+    let setup = reload::ReloadSetup::of(&loaded.setup, &loaded.settings.reload, next);
     match reload::settle(root, &setup, clock, progress).await {
-        Ok(reloads) => Settled {
+        Ok(reloads) => SettledRestarts {
             is_unfinished: reloads.iter().any(|outcome| outcome.state.is_unfinished()),
             rows: reloads.into_iter().map(Into::into).collect(),
         },
-        Err(failure) => Settled {
+        Err(failure) => SettledRestarts {
             is_unfinished: true,
-            rows: vec![Row::failed("restarts", failure)],
+            rows: vec![ReportRow::failed("restarts", failure)],
         },
     }
 }
 
 /// Logs the rows of a report.
-pub fn log(report: &Report) {
+pub fn log(report: &RunReport) {
     for row in &report.rows {
         let mut message = format!("{}: {}", row.name, row.action);
         if !row.reasons.is_empty() {

@@ -11,20 +11,22 @@ use time::OffsetDateTime;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Instant;
 
-use super::clock::{self, Settled, floor};
+use super::clock::{self, SettledClock, floor};
 use super::failure::signer_failure;
-use super::request::{self, Desk, Enquiry, Fresh, Job, Outcome, Resumed};
+use super::request::{self, Desk, Enquiry, Fresh, Job, RequestOutcome, Resumed};
 use super::survey::{ServiceAccountAction, Survey, SurveyedCert};
-use super::{Clock, Event, ExitCode, Failure, Operation, Progress, Setup, keys, preflight};
+use super::{
+    Clock, Event, ExitCode, Failure, Progress, RunSetup, SignerOperation, keys, preflight,
+};
 use crate::kube::names::{Authority, CertName};
-use crate::signer::{Kind, Signer, SignerError};
-use crate::spec::assess::Demand;
+use crate::signer::{Signer, SignerError, SignerKind};
+use crate::spec::assess::RenewalCause;
 use crate::store::{Slot, Store};
 use crate::x509::{KeyAlgorithm, KeyError, PrivateKey, TrustBundle, TrustError, hex};
 
 /// The requests of one run.
-pub(super) struct Run<'a> {
-    setup: &'a Setup,
+pub(super) struct RequestRun<'a> {
+    setup: &'a RunSetup,
     store: &'a Store,
     clock: Clock,
     progress: &'a dyn Progress,
@@ -48,14 +50,14 @@ pub(super) struct Run<'a> {
 
 /// Results of the requests of a run.
 pub(super) struct Outcomes {
-    pub(super) certs: BTreeMap<CertName, Outcome>,
+    pub(super) certs: BTreeMap<CertName, RequestOutcome>,
     pub(super) service_account: Option<PrivateKey>,
 }
 
-impl<'a> Run<'a> {
+impl<'a> RequestRun<'a> {
     /// Starts the key generation immediately, because it depends on neither network nor clock.
     pub(super) fn new(
-        setup: &'a Setup,
+        setup: &'a RunSetup,
         store: &'a Store,
         clock: Clock,
         progress: &'a dyn Progress,
@@ -67,7 +69,7 @@ impl<'a> Run<'a> {
             .extend(resumable.notes.iter().map(ToString::to_string));
         let mut resumed = BTreeMap::new();
         let rotating = survey.rotating.as_ref();
-        let is_forced = rotating.is_some_and(|rotating| rotating.demand == Demand::Forced);
+        let is_forced = rotating.is_some_and(|rotating| rotating.demand == RenewalCause::Forced);
         for pending in resumable.slots {
             let Slot::Certificate(name) = pending.slot else {
                 continue;
@@ -119,7 +121,7 @@ impl<'a> Run<'a> {
             .iter()
             .filter_map(|bundle| Some((bundle.spec.authority, bundle.found.present()?.clone())))
             .collect();
-        Ok(Run {
+        Ok(RequestRun {
             setup,
             store,
             clock,
@@ -139,9 +141,9 @@ impl<'a> Run<'a> {
     pub(super) async fn settle_clock(&mut self, survey: &mut Survey) -> Result<(), Failure> {
         let floor = floor(self.trust.values());
         match clock::wait_for(&floor, &self.setup.clock, self.clock, self.progress).await? {
-            Settled::AtOnce => return Ok(()),
-            Settled::Caught => {}
-            Settled::Behind(floor, note) => {
+            SettledClock::AtOnce => return Ok(()),
+            SettledClock::Caught => {}
+            SettledClock::Behind(floor, note) => {
                 self.floor = Some(floor);
                 survey.notes.push(note);
             }
@@ -243,14 +245,17 @@ impl<'a> Run<'a> {
         let asked = match before {
             Some(Some(error)) => Err(error),
             Some(None) => self.offer(name, signer.as_ref(), authority).await,
-            None => match self.ask(name, Operation::Probe, || signer.probe()).await {
+            None => match self
+                .ask(name, SignerOperation::Probe, || signer.probe())
+                .await
+            {
                 Ok(()) => self.offer(name, signer.as_ref(), authority).await,
                 Err(error) => Err(error),
             },
         };
         probed.insert(name.clone(), asked.as_ref().err().cloned());
         let offered = match asked {
-            Ok(Some(answer)) => Some(TrustBundle::from_answer(&answer).map_err(|error| {
+            Ok(Some(answer)) => Some(TrustBundle::from_response(&answer).map_err(|error| {
                 Failure::new(
                     ExitCode::Refused,
                     format!(
@@ -311,7 +316,7 @@ impl<'a> Run<'a> {
         signer: &dyn Signer,
         authority: Authority,
     ) -> Result<Option<Vec<u8>>, Rc<SignerError>> {
-        let asked = self.ask(name, Operation::Trust, || signer.trust(authority));
+        let asked = self.ask(name, SignerOperation::Trust, || signer.trust(authority));
         match asked.await {
             // The bundle on the node is already trusted; the answers of a signer that cannot report its CA are verified
             // with it.
@@ -327,7 +332,7 @@ impl<'a> Run<'a> {
     async fn ask<T>(
         &self,
         signer: &str,
-        operation: Operation,
+        operation: SignerOperation,
         ask: impl AsyncFn() -> Result<T, SignerError>,
     ) -> Result<T, Rc<SignerError>> {
         self.enquiry()
@@ -351,7 +356,7 @@ impl<'a> Run<'a> {
         offered: TrustBundle,
     ) -> Result<TrustBundle, Failure> {
         let pins = self.setup.trust_source(authority).pins;
-        if pins.is_empty() && !matches!(signer.kind(), Kind::Embedded | Kind::Local) {
+        if pins.is_empty() && !matches!(signer.kind(), SignerKind::Embedded | SignerKind::Local) {
             return Err(Failure::new(
                 ExitCode::Configuration,
                 format!(
@@ -420,8 +425,8 @@ impl<'a> Run<'a> {
         }
         let failed = survey.to_issue().filter_map(|cert| {
             let outcome = match unasked.get(&cert.spec.name) {
-                Some(failure) => Outcome::Undone(Rc::clone(failure)),
-                None => Outcome::Failed(Rc::clone(unreachable.get(&cert.spec.authority)?)),
+                Some(failure) => RequestOutcome::Undone(Rc::clone(failure)),
+                None => RequestOutcome::Failed(Rc::clone(unreachable.get(&cert.spec.authority)?)),
             };
             Some((cert.spec.name, outcome))
         });
@@ -510,11 +515,11 @@ pub(super) fn same_authority(
     trusted: &TrustBundle,
     offered: &TrustBundle,
 ) -> Result<(), Failure> {
-    if trusted.vouches_for(offered) {
+    if trusted.accepts(offered) {
         return Ok(());
     }
     let advice = match signer.kind() {
-        Kind::Embedded => {
+        SignerKind::Embedded => {
             "the embedded signer makes new authorities in every run and cannot sign for existing ones; use another signer, or start with an empty directory"
         }
         _ => {
@@ -530,7 +535,7 @@ pub(super) fn same_authority(
     ))
 }
 
-fn no_authority(setup: &Setup, authority: Authority) -> Failure {
+fn no_authority(setup: &RunSetup, authority: Authority) -> Failure {
     let path = setup
         .plan
         .bundle(authority)

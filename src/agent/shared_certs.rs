@@ -13,14 +13,14 @@ use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
-use crate::agent::{Clock, ExitCode, Failure, Report, Row, RowAction, recovery_notes};
+use crate::agent::{Clock, ExitCode, Failure, ReportRow, RowAction, RunReport, recovery_notes};
 use crate::cluster::api::{self, Api, Resource};
-use crate::kube::kubeadm::{Cluster, Etcd};
+use crate::kube::kubeadm::{ClusterConfig, Etcd};
 use crate::kube::kubeadm_certs::{
-    self, CertificateKey, Entry, NAMESPACE, SECRET, SharedCerts, UPLOAD,
+    self, CertificateKey, NAMESPACE, SECRET_NAME, SharedCerts, SharedFile, UPLOAD_COMMAND,
 };
 use crate::kube::names::{Authority, NodePath};
-use crate::store::{Commit, KnownDirectories, Mode, Root};
+use crate::store::{Commit, KnownDirectories, Mode, NodeRoot};
 use crate::x509::rfc3339;
 
 /// kubeadm's `DefaultCertTokenDuration`.
@@ -45,8 +45,11 @@ const ROLE_BINDINGS: Resource = Resource {
 };
 
 /// What a control-plane node of this cluster takes from the others, with or without the authorities' private keys.
-pub fn needed(cluster: &Cluster, with_ca_keys: bool) -> BTreeSet<Entry> {
-    let mut needed = BTreeSet::from([Entry::ServiceAccountKey, Entry::ServiceAccountPublic]);
+pub fn needed(cluster: &ClusterConfig, with_ca_keys: bool) -> BTreeSet<SharedFile> {
+    let mut needed = BTreeSet::from([
+        SharedFile::ServiceAccountKey,
+        SharedFile::ServiceAccountPublic,
+    ]);
     let mut authorities = vec![Authority::Ca, Authority::FrontProxyCa];
     match &cluster.etcd {
         Etcd::Local { .. } => authorities.push(Authority::EtcdCa),
@@ -57,18 +60,18 @@ pub fn needed(cluster: &Cluster, with_ca_keys: bool) -> BTreeSet<Entry> {
             ..
         } => {
             for (file, entry) in [
-                (ca_file, Entry::ExternalEtcdAuthority),
-                (cert_file, Entry::ExternalEtcdCertificate),
-                (key_file, Entry::ExternalEtcdKey),
+                (ca_file, SharedFile::ExternalEtcdAuthority),
+                (cert_file, SharedFile::ExternalEtcdCertificate),
+                (key_file, SharedFile::ExternalEtcdKey),
             ] {
                 needed.extend(file.as_ref().map(|_| entry));
             }
         }
     }
     for authority in authorities {
-        needed.insert(Entry::Authority(authority));
+        needed.insert(SharedFile::Authority(authority));
         if with_ca_keys {
-            needed.insert(Entry::AuthorityKey(authority));
+            needed.insert(SharedFile::AuthorityKey(authority));
         }
     }
     needed
@@ -81,17 +84,17 @@ pub fn needed(cluster: &Cluster, with_ca_keys: bool) -> BTreeSet<Entry> {
 pub async fn fetch(
     api: &Api,
     key: &CertificateKey,
-    needed: &BTreeSet<Entry>,
+    needed: &BTreeSet<SharedFile>,
 ) -> Result<(SharedCerts, Vec<String>), Failure> {
     let secret = api
-        .read(&api::SECRET, Some(NAMESPACE), SECRET)
+        .read(&api::SECRET, Some(NAMESPACE), SECRET_NAME)
         .await
         .map_err(|error| {
-            let doing = format!("reading the Secret {NAMESPACE}/{SECRET}");
+            let doing = format!("reading the Secret {NAMESPACE}/{SECRET_NAME}");
             let mut failure = Failure::of_cluster(doing, &error);
-            if matches!(&error, api::Error::Refused(status) if status.code == 403) {
+            if matches!(&error, api::ApiError::Refused(status) if status.code == 403) {
                 failure.messages.push(format!(
-                    "joining nodes may read the Secret {NAMESPACE}/{SECRET} from the first upload on; upload on a control-plane node, and use the certificate key that this prints: {UPLOAD}"
+                    "joining nodes may read the Secret {NAMESPACE}/{SECRET_NAME} from the first upload on; upload on a control-plane node, and use the certificate key that this prints: {UPLOAD_COMMAND}"
                 ));
             }
             failure
@@ -100,7 +103,7 @@ pub async fn fetch(
             Failure::new(
                 ExitCode::Refused,
                 format!(
-                    "there is no Secret {NAMESPACE}/{SECRET}: nothing was uploaded, or it has expired, as it does two hours after each upload; upload again on a control-plane node, and use the certificate key that this command prints: {UPLOAD}"
+                    "there is no Secret {NAMESPACE}/{SECRET_NAME}: nothing was uploaded, or it has expired, as it does two hours after each upload; upload again on a control-plane node, and use the certificate key that this command prints: {UPLOAD_COMMAND}"
                 ),
             )
         })?;
@@ -123,7 +126,7 @@ fn data(secret: &Value) -> Result<BTreeMap<String, Vec<u8>>, Failure> {
                 Err(_) => Err(Failure::new(
                     ExitCode::Refused,
                     format!(
-                        "{name:?} in the Secret {NAMESPACE}/{SECRET} is not base64, which no API server gives; make sure that the address is that of a Kubernetes API server"
+                        "{name:?} in the Secret {NAMESPACE}/{SECRET_NAME} is not base64, which no API server gives; make sure that the address is that of a Kubernetes API server"
                     ),
                 )),
             }
@@ -161,15 +164,19 @@ pub async fn configuration(api: &Api) -> Result<(String, String), Failure> {
 }
 
 /// Where a shared file belongs on a node of this cluster; `None` for a file that it does not have.
-pub fn path(cluster: &Cluster, entry: Entry) -> Option<PathBuf> {
+pub fn path(cluster: &ClusterConfig, entry: SharedFile) -> Option<PathBuf> {
     let below = |name: String| Some(cluster.certificates_dir.join(name));
     match (entry, &cluster.etcd) {
-        (Entry::Authority(authority), _) => below(format!("{}.crt", authority.base_name())),
-        (Entry::AuthorityKey(authority), _) => below(format!("{}.key", authority.base_name())),
-        (Entry::ServiceAccountKey | Entry::ServiceAccountPublic, _) => below(entry.to_string()),
-        (Entry::ExternalEtcdAuthority, Etcd::External { ca_file, .. }) => ca_file.clone(),
-        (Entry::ExternalEtcdCertificate, Etcd::External { cert_file, .. }) => cert_file.clone(),
-        (Entry::ExternalEtcdKey, Etcd::External { key_file, .. }) => key_file.clone(),
+        (SharedFile::Authority(authority), _) => below(format!("{}.crt", authority.base_name())),
+        (SharedFile::AuthorityKey(authority), _) => below(format!("{}.key", authority.base_name())),
+        (SharedFile::ServiceAccountKey | SharedFile::ServiceAccountPublic, _) => {
+            below(entry.to_string())
+        }
+        (SharedFile::ExternalEtcdAuthority, Etcd::External { ca_file, .. }) => ca_file.clone(),
+        (SharedFile::ExternalEtcdCertificate, Etcd::External { cert_file, .. }) => {
+            cert_file.clone()
+        }
+        (SharedFile::ExternalEtcdKey, Etcd::External { key_file, .. }) => key_file.clone(),
         (_, Etcd::Local { .. }) => None,
     }
 }
@@ -178,7 +185,7 @@ pub fn path(cluster: &Cluster, entry: Entry) -> Option<PathBuf> {
 #[derive(Clone, Copy, Debug)]
 pub struct Download<'a> {
     /// Says what is needed, and where it belongs.
-    pub cluster: &'a Cluster,
+    pub cluster: &'a ClusterConfig,
     /// Also the authorities' private keys.
     pub with_ca_keys: bool,
     /// Files that say something else may be replaced.
@@ -192,19 +199,19 @@ pub struct Download<'a> {
 /// # Errors
 /// What [`fetch`] says; files that say something else than the cluster's, all of them.
 pub async fn download(
-    root: &Root,
+    root: &NodeRoot,
     api: &Api,
     key: &CertificateKey,
     what: Download<'_>,
     clock: Clock,
-) -> Result<Report, Failure> {
+) -> Result<RunReport, Failure> {
     let needed = needed(what.cluster, what.with_ca_keys);
     let (certs, mut notes) = fetch(api, key, &needed).await?;
-    let report = |rows: Vec<(Row, Entry)>, notes, written| Report {
+    let report = |rows: Vec<(ReportRow, SharedFile)>, notes, written| RunReport {
         rows: rows.into_iter().map(|(row, _)| row).collect(),
         notes,
         written,
-        ..Report::default()
+        ..RunReport::default()
     };
     // Where nothing is to be done nothing is touched, the lock included.
     if !root.has_unfinished()? {
@@ -243,10 +250,10 @@ pub async fn download(
 
 /// What becomes of each file.
 fn compare(
-    root: &Root,
+    root: &NodeRoot,
     certs: &SharedCerts,
     what: Download<'_>,
-) -> Result<Vec<(Row, Entry)>, Failure> {
+) -> Result<Vec<(ReportRow, SharedFile)>, Failure> {
     let mut rows = Vec::new();
     let mut differences = Vec::new();
     for entry in certs.entries() {
@@ -260,7 +267,7 @@ fn compare(
             Some(_) if what.replace => RowAction::Replaced,
             Some(found) => {
                 differences.push(format!(
-                    "{} is not the {entry} that the cluster shares: it holds {}, the Secret {NAMESPACE}/{SECRET} has {}; if this node is to be one of that cluster, run again with --replace, which puts the cluster's in its place",
+                    "{} is not the {entry} that the cluster shares: it holds {}, the Secret {NAMESPACE}/{SECRET_NAME} has {}; if this node is to be one of that cluster, run again with --replace, which puts the cluster's in its place",
                     root.on_this_machine(&path).display(),
                     in_words(entry, &found.bytes),
                     in_words(entry, bytes)
@@ -280,20 +287,20 @@ fn compare(
 }
 
 /// However the two are written.
-fn is_same(entry: Entry, found: &[u8], wanted: &[u8]) -> bool {
+fn is_same(entry: SharedFile, found: &[u8], wanted: &[u8]) -> bool {
     found == wanted || entry.holds(found) == entry.holds(wanted)
 }
 
-fn in_words(entry: Entry, bytes: &[u8]) -> String {
+fn in_words(entry: SharedFile, bytes: &[u8]) -> String {
     entry
         .holds(bytes)
         .map_or_else(|| "nothing of the kind".to_owned(), |held| held.to_string())
 }
 
-fn row(entry: Entry, action: RowAction, path: NodePath, bytes: &[u8]) -> Row {
+fn row(entry: SharedFile, action: RowAction, path: NodePath, bytes: &[u8]) -> ReportRow {
     let held = entry.holds(bytes);
     let certificate = held.as_ref().and_then(|held| held.certificate());
-    Row {
+    ReportRow {
         name: entry.to_string(),
         action,
         subject: certificate.map(|certificate| certificate.subject().to_string()),
@@ -302,7 +309,7 @@ fn row(entry: Entry, action: RowAction, path: NodePath, bytes: &[u8]) -> Row {
             .as_ref()
             .and_then(|held| Some(held.key()?.key_type().to_string())),
         paths: vec![path],
-        ..Row::default()
+        ..ReportRow::default()
     }
 }
 
@@ -312,13 +319,13 @@ fn row(entry: Entry, action: RowAction, path: NodePath, bytes: &[u8]) -> Row {
 /// Before anything is sent, files that are missing or are not what their names say, all of them. A token that was
 /// made for an upload that failed is removed.
 pub async fn upload(
-    root: &Root,
+    root: &NodeRoot,
     api: &Api,
     key: &CertificateKey,
-    cluster: &Cluster,
+    cluster: &ClusterConfig,
     with_ca_keys: bool,
     clock: Clock,
-) -> Result<Report, Failure> {
+) -> Result<RunReport, Failure> {
     let names = shared(cluster);
     let (certs, rows) = gather(root, cluster, &names, with_ca_keys)?;
     let data = kubeadm_certs::seal(&certs, &names, key).map_err(unsealed)?;
@@ -337,7 +344,7 @@ pub async fn upload(
     }
     sent?;
     let mut notes = vec![format!(
-        "the Secret {NAMESPACE}/{SECRET} is removed by the cluster after {}",
+        "the Secret {NAMESPACE}/{SECRET_NAME} is removed by the cluster after {}",
         rfc3339(expires)
     )];
     let empty = rows.iter().filter(|row| row.action == RowAction::LeftEmpty);
@@ -348,20 +355,20 @@ pub async fn upload(
             empty.join(", ")
         ));
     }
-    Ok(Report {
+    Ok(RunReport {
         rows,
         notes,
-        ..Report::default()
+        ..RunReport::default()
     })
 }
 
 /// The files to be shared, and a row for each name.
 fn gather(
-    root: &Root,
-    cluster: &Cluster,
-    names: &BTreeSet<Entry>,
+    root: &NodeRoot,
+    cluster: &ClusterConfig,
+    names: &BTreeSet<SharedFile>,
     with_ca_keys: bool,
-) -> Result<(SharedCerts, Vec<Row>), Failure> {
+) -> Result<(SharedCerts, Vec<ReportRow>), Failure> {
     let needed = needed(cluster, false);
     let mut rows = Vec::new();
     let mut contents = BTreeMap::new();
@@ -382,11 +389,11 @@ fn gather(
                 "{} is missing or empty, and every control-plane node needs it; run this on a node that has it, or copy it from one that has",
                 root.on_this_machine(&path).display()
             )),
-            (path, _) => rows.push(Row {
+            (path, _) => rows.push(ReportRow {
                 name: entry.to_string(),
                 action: RowAction::LeftEmpty,
                 paths: path.into_iter().map(|path| root.node_path(path)).collect(),
-                ..Row::default()
+                ..ReportRow::default()
             }),
         }
     }
@@ -407,13 +414,13 @@ fn gather(
 }
 
 /// Every name that kubeadm has in the Secret of this cluster.
-fn shared(cluster: &Cluster) -> BTreeSet<Entry> {
+fn shared(cluster: &ClusterConfig) -> BTreeSet<SharedFile> {
     let mut names = needed(cluster, true);
     if matches!(cluster.etcd, Etcd::External { .. }) {
         names.extend([
-            Entry::ExternalEtcdAuthority,
-            Entry::ExternalEtcdCertificate,
-            Entry::ExternalEtcdKey,
+            SharedFile::ExternalEtcdAuthority,
+            SharedFile::ExternalEtcdCertificate,
+            SharedFile::ExternalEtcdKey,
         ]);
     }
     names
@@ -495,7 +502,7 @@ async fn send(api: &Api, data: &BTreeMap<String, Vec<u8>>, token: &Token) -> Res
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {
-            "name": SECRET,
+            "name": SECRET_NAME,
             "namespace": NAMESPACE,
             "ownerReferences": [{
                 "apiVersion": "v1",
@@ -516,7 +523,7 @@ async fn send(api: &Api, data: &BTreeMap<String, Vec<u8>>, token: &Token) -> Res
         "rules": [{
             "apiGroups": [""],
             "resources": ["secrets"],
-            "resourceNames": [SECRET],
+            "resourceNames": [SECRET_NAME],
             "verbs": ["get"],
         }],
     });
@@ -528,7 +535,7 @@ async fn send(api: &Api, data: &BTreeMap<String, Vec<u8>>, token: &Token) -> Res
         "subjects": [{"apiGroup": RBAC, "kind": "Group", "name": BOOTSTRAPPERS}],
     });
     for (resource, name, object) in [
-        (&api::SECRET, SECRET, secret),
+        (&api::SECRET, SECRET_NAME, secret),
         (&ROLES, ROLE, role),
         (&ROLE_BINDINGS, ROLE, binding),
     ] {
@@ -543,9 +550,14 @@ async fn send(api: &Api, data: &BTreeMap<String, Vec<u8>>, token: &Token) -> Res
 }
 
 /// Makes the object, or replaces the one of that name.
-async fn put(api: &Api, resource: &Resource, name: &str, object: &Value) -> Result<(), api::Error> {
+async fn put(
+    api: &Api,
+    resource: &Resource,
+    name: &str,
+    object: &Value,
+) -> Result<(), api::ApiError> {
     match api.create(resource, Some(NAMESPACE), object).await {
-        Err(api::Error::Refused(status)) if status.is_already_exists() => api
+        Err(api::ApiError::Refused(status)) if status.is_already_exists() => api
             .replace(resource, Some(NAMESPACE), name, object)
             .await
             .map(drop),
@@ -559,17 +571,17 @@ mod tests {
 
     use super::*;
 
-    fn names(cluster: &Cluster, with_ca_keys: bool) -> String {
+    fn names(cluster: &ClusterConfig, with_ca_keys: bool) -> String {
         let names: Vec<_> = needed(cluster, with_ca_keys)
             .into_iter()
-            .map(Entry::as_str)
+            .map(SharedFile::as_str)
             .collect();
         names.join(" ")
     }
 
     #[test]
     fn the_needed_set_follows_etcd() {
-        let mut cluster = Cluster::default();
+        let mut cluster = ClusterConfig::default();
         assert_eq!(
             names(&cluster, false),
             "ca.crt etcd-ca.crt front-proxy-ca.crt sa.key sa.pub"

@@ -11,16 +11,17 @@ use zeroize::Zeroizing;
 
 use super::Provided;
 use crate::kube::names::{Authority, CertName, NodePath};
-use crate::node::{KubeconfigFile, KubeletStore, NodeState};
+use crate::node::{KubeconfigState, KubeletStoreState, NodeState};
 use crate::process::machine;
-use crate::signer::Current;
+use crate::signer::CurrentCertificate;
 use crate::spec::assess::{
-    self, Action, Age, Found, FoundCert, KubeletCurrent, KubeletForm, OnDisk, assess, assess_bundle,
+    self, Action, Age, KubeletConfForm, KubeletLink, KubeletStoreContent, Observed, ObservedCert,
+    assess, assess_bundle,
 };
-use crate::spec::{self, BundleSpec, CertSpec, Output, Plan};
-use crate::store::{self, Issued};
+use crate::spec::{self, BundleSpec, CertFiles, CertSpec, NodeSpec};
+use crate::store::{self, IssuedRecord};
 use crate::x509::{
-    Chain, PrivateKey, RevocationList, Revocations, TrustBundle, hex, is_for_names, rfc3339,
+    AuthorityCrls, Chain, PrivateKey, RevocationList, TrustBundle, hex, is_for_names, rfc3339,
 };
 
 pub(super) use rotation::Rotating;
@@ -53,7 +54,7 @@ pub struct SurveyedCert {
     /// Desired state.
     pub spec: CertSpec,
     /// Observed state.
-    pub found: FoundCert,
+    pub found: ObservedCert,
     /// What has to be done.
     pub action: Action,
     /// Age of the certificate; `None` if it is absent.
@@ -75,7 +76,7 @@ pub struct SurveyedCert {
 }
 
 impl SurveyedCert {
-    fn new(spec: CertSpec, found: FoundCert, action: Action) -> Self {
+    fn new(spec: CertSpec, found: ObservedCert, action: Action) -> Self {
         SurveyedCert {
             spec,
             found,
@@ -104,16 +105,20 @@ impl SurveyedCert {
 
 impl SurveyedCert {
     /// The certificate on disk, if a signer may accept it in exchange: it is valid and has the desired subject and names.
-    pub(super) fn exchangeable(&self, trust: &TrustBundle, now: OffsetDateTime) -> Option<Current> {
+    pub(super) fn exchangeable(
+        &self,
+        trust: &TrustBundle,
+        now: OffsetDateTime,
+    ) -> Option<CurrentCertificate> {
         let (chain, key) = (self.found.chain.present()?, self.found.key.present()?);
         let same = || is_for_names(chain, &self.spec.profile, self.spec.tolerance);
-        (self.still_serves(Some(trust), now) && same()).then(|| Current {
+        (self.still_serves(Some(trust), now) && same()).then(|| CurrentCertificate {
             chain_pem: chain.to_pem().into_bytes(),
             key_pem: Zeroizing::new(key.to_pem().as_bytes().to_vec()),
         })
     }
 
-    fn strike_out(&mut self, lists: &Revocations, path: &NodePath) {
+    fn strike_out(&mut self, lists: &AuthorityCrls, path: &NodePath) {
         let Some((what, since)) = self
             .found
             .chain
@@ -141,13 +146,13 @@ pub struct SurveyedBundle {
     /// Desired state.
     pub spec: BundleSpec,
     /// Observed state.
-    pub found: Found<TrustBundle>,
+    pub found: Observed<TrustBundle>,
     /// The bundle is at its path in the plan; otherwise it comes from the configured file, or is still unknown.
     pub in_place: bool,
     /// The CA's private key is on this node.
     pub has_key: bool,
     /// The verified revocation lists on disk.
-    pub revocations: Option<Revocations>,
+    pub revocations: Option<AuthorityCrls>,
     /// Why nothing is issued under it; also part of the survey's refusals.
     pub(super) refused: Option<String>,
 }
@@ -167,11 +172,11 @@ pub struct TrustSource {
 /// A file that the store cannot read at all: a directory in its place, a file too large, an I/O error.
 pub fn survey(
     state: &NodeState,
-    plan: &Plan,
+    plan: &NodeSpec,
     trust: impl Fn(Authority) -> TrustSource,
     provided: &Provided,
     now: OffsetDateTime,
-) -> Result<Survey, store::Error> {
+) -> Result<Survey, store::StoreError> {
     let mut survey = Survey {
         certs: Vec::new(),
         bundles: Vec::new(),
@@ -219,7 +224,7 @@ impl Survey {
     }
 
     /// The revocation lists of an authority, if they exist and are valid.
-    pub fn revocations(&self, authority: Authority) -> Option<&Revocations> {
+    pub fn revocations(&self, authority: Authority) -> Option<&AuthorityCrls> {
         self.bundles
             .iter()
             .find(|bundle| bundle.spec.authority == authority)?
@@ -248,7 +253,7 @@ impl Survey {
         let missing = self.missing_files.iter();
         let mut missing = missing.filter_map(|place| provided.files.get(*place));
         self.bundles.iter().any(absent)
-            || missing.any(|file| file.perishable)
+            || missing.any(|file| file.may_vanish)
             || self.service_account == Some(ServiceAccountAction::Install)
     }
 
@@ -278,7 +283,7 @@ impl Survey {
         source: &TrustSource,
         handed: Option<&(String, TrustBundle)>,
         now: OffsetDateTime,
-    ) -> Result<(), store::Error> {
+    ) -> Result<(), store::StoreError> {
         let refused_before = self.refusals.len();
         let mut file = state.file(&spec.path);
         let in_place = file.bytes()?.is_some_and(|bytes| !bytes.is_empty());
@@ -297,10 +302,10 @@ impl Survey {
         }
         let mut found = file.parse(TrustBundle::from_pem)?;
         match (&found, handed) {
-            (Found::Absent | Found::Empty, Some((_, offered))) => {
-                found = Found::Present(offered.clone());
+            (Observed::Absent | Observed::Empty, Some((_, offered))) => {
+                found = Observed::Present(offered.clone());
             }
-            (Found::Present(trusted), Some((from, offered))) if !trusted.vouches_for(offered) => {
+            (Observed::Present(trusted), Some((from, offered))) if !trusted.accepts(offered) => {
                 self.refusals.push(format!(
                     "{} is not the {} of the cluster: it holds {trusted}, {from} has {offered}; find out which is right, move the file away if it is the cluster's, and run again",
                     spec.path,
@@ -346,12 +351,12 @@ impl Survey {
         &mut self,
         state: &NodeState,
         spec: &CertSpec,
-        issued: Option<&Issued>,
+        issued: Option<&IssuedRecord>,
         now: OffsetDateTime,
-    ) -> Result<(), store::Error> {
+    ) -> Result<(), store::StoreError> {
         let found = match &spec.output {
-            Output::Pair { certificate, key } => Ok(read_pair(state, certificate, key)?),
-            Output::Kubeconfig { path, store, .. } => {
+            CertFiles::Pair { certificate, key } => Ok(read_pair(state, certificate, key)?),
+            CertFiles::Kubeconfig { path, store, .. } => {
                 read_kubeconfig(state, path, store.as_ref(), now)?
             }
         };
@@ -381,7 +386,7 @@ impl Survey {
     }
 
     /// Requires the bundles and certificates: a list is signed by a CA of the bundle or by an intermediate of a certificate.
-    fn read_revocations(&mut self, state: &NodeState) -> Result<(), store::Error> {
+    fn read_revocations(&mut self, state: &NodeState) -> Result<(), store::StoreError> {
         for bundle in &mut self.bundles {
             let path = &bundle.spec.crl_path;
             let Some(trust) = bundle.found.present() else {
@@ -407,7 +412,7 @@ impl Survey {
                 .filter_map(|cert| cert.found.chain.present())
                 .collect();
             let lists = RevocationList::read_all(bytes)
-                .and_then(|lists| Revocations::verified(lists, trust, &chains));
+                .and_then(|lists| AuthorityCrls::verified(lists, trust, &chains));
             match lists {
                 Ok(lists) => {
                     for cert in self.certs.iter_mut().filter(of_authority) {
@@ -427,7 +432,7 @@ impl Survey {
         &mut self,
         state: &NodeState,
         provided: &Provided,
-    ) -> Result<(), store::Error> {
+    ) -> Result<(), store::StoreError> {
         for (place, file) in provided.files.iter().enumerate() {
             match state.file(&file.path).bytes()? {
                 Some(found) if same_text(found, &file.bytes) => {}
@@ -450,13 +455,13 @@ impl Survey {
         external: &spec::ExternalEtcd,
         provided: &Provided,
         now: OffsetDateTime,
-    ) -> Result<(), store::Error> {
+    ) -> Result<(), store::StoreError> {
         // A file provided by the cluster counts before it is installed.
         let read = |path: &NodePath| {
             let handed = provided.files.iter().find(|file| *file.path == **path);
             let handed = handed.map(|file| file.bytes.to_vec());
             let found = state.file(path).bytes()?.map(<[u8]>::to_vec);
-            Ok::<_, store::Error>(found.or(handed).map(Zeroizing::new))
+            Ok::<_, store::StoreError>(found.or(handed).map(Zeroizing::new))
         };
         let mut report = |field: &str, path: &NodePath, problem: &str| {
             self.external_etcd
@@ -464,28 +469,28 @@ impl Survey {
         };
         let mut bundle = None;
         if let Some(path) = &external.authority {
-            match Found::read(
+            match Observed::read(
                 read(path)?.as_deref().map(Vec::as_slice),
                 TrustBundle::from_pem,
             ) {
-                Found::Present(found) => bundle = Some(found),
-                Found::Absent => report(
+                Observed::Present(found) => bundle = Some(found),
+                Observed::Absent => report(
                     "caFile",
                     path,
                     "is absent; provide it before kube-apiserver starts",
                 ),
-                Found::Empty => report("caFile", path, "is empty"),
-                Found::Unreadable(why) => report("caFile", path, &why),
+                Observed::Empty => report("caFile", path, "is empty"),
+                Observed::Unreadable(why) => report("caFile", path, &why),
             }
         }
         let (Some(certificate), Some(key)) = (&external.certificate, &external.key) else {
             return Ok(());
         };
-        let chain = Found::read(
+        let chain = Observed::read(
             read(certificate)?.as_deref().map(Vec::as_slice),
             Chain::from_pem,
         );
-        let private = Found::read(
+        let private = Observed::read(
             read(key)?.as_deref().map(Vec::as_slice),
             PrivateKey::from_pem,
         );
@@ -541,16 +546,16 @@ impl Survey {
 /// A kubeconfig that nodepki cannot change without losing data.
 struct Unrepairable {
     reason: String,
-    found: Box<FoundCert>,
+    found: Box<ObservedCert>,
 }
 
 fn read_pair(
     state: &NodeState,
     certificate: &NodePath,
     key: &NodePath,
-) -> Result<FoundCert, store::Error> {
+) -> Result<ObservedCert, store::StoreError> {
     let key = state.file(key);
-    Ok(FoundCert {
+    Ok(ObservedCert {
         chain: state.file(certificate).parse(Chain::from_pem)?,
         key_form_is_ours: key.bytes()?.is_none_or(assess::is_our_form),
         key: key.parse(PrivateKey::from_pem)?,
@@ -564,26 +569,26 @@ fn read_pair(
 fn read_kubeconfig(
     state: &NodeState,
     path: &NodePath,
-    store: Option<&spec::KubeletStore>,
+    store: Option<&spec::KubeletStoreSpec>,
     now: OffsetDateTime,
-) -> Result<Result<FoundCert, Unrepairable>, store::Error> {
+) -> Result<Result<ObservedCert, Unrepairable>, store::StoreError> {
     let (found, form) = match state.kubeconfig(path)? {
-        KubeconfigFile::Embedded(found) => {
+        KubeconfigState::Embedded(found) => {
             let form = match found.kubeconfig {
-                Some(_) => KubeletForm::Embedded,
-                None => KubeletForm::Nothing,
+                Some(_) => KubeletConfForm::Embedded,
+                None => KubeletConfForm::Nothing,
             };
             let exposed = state.file(path).mode_if_exposed();
-            (FoundCert { exposed, ..*found }, form)
+            (ObservedCert { exposed, ..*found }, form)
         }
-        KubeconfigFile::ByFile {
+        KubeconfigState::ByFile {
             certificate,
             key,
             kubeconfig,
         } => {
-            let found = FoundCert {
-                chain: Found::read(certificate.bytes_behind_link()?, Chain::from_pem),
-                key: Found::read(key.bytes_behind_link()?, PrivateKey::from_pem),
+            let found = ObservedCert {
+                chain: Observed::read(certificate.bytes_behind_link()?, Chain::from_pem),
+                key: Observed::read(key.bytes_behind_link()?, PrivateKey::from_pem),
                 key_form_is_ours: true,
                 exposed: None,
                 revoked: None,
@@ -592,12 +597,12 @@ fn read_kubeconfig(
             };
             let certificate = certificate.path().into();
             let key = key.path().into();
-            (found, KubeletForm::ByFile { certificate, key })
+            (found, KubeletConfForm::ByFile { certificate, key })
         }
-        KubeconfigFile::Unusable(error) => {
-            let found = FoundCert {
-                chain: Found::Unreadable(error.to_string()),
-                key: Found::Unreadable(error.to_string()),
+        KubeconfigState::Unusable(error) => {
+            let found = ObservedCert {
+                chain: Observed::Unreadable(error.to_string()),
+                key: Observed::Unreadable(error.to_string()),
                 key_form_is_ours: true,
                 exposed: None,
                 revoked: None,
@@ -615,7 +620,7 @@ fn read_kubeconfig(
     Ok(Ok(match store {
         Some(store) => {
             let on_disk = read_store(state, &assess::store_dir(&form, store))?;
-            assess::weigh(found, &form, store, on_disk, now)
+            assess::certificate_used_by_kubelet(found, &form, store, on_disk, now)
         }
         None => found,
     }))
@@ -631,19 +636,19 @@ fn same_text(one: &[u8], other: &[u8]) -> bool {
 }
 
 /// The kubelet's client certificate in its own directory.
-fn read_store(state: &NodeState, dir: &Path) -> Result<OnDisk, store::Error> {
-    let KubeletStore { file, link } = state.kubelet_store(dir)?;
+fn read_store(state: &NodeState, dir: &Path) -> Result<KubeletStoreContent, store::StoreError> {
+    let KubeletStoreState { file, link } = state.kubelet_store(dir)?;
     let is_link = link.is_some();
     let current = match link {
-        Some(target) => KubeletCurrent::Link(target),
-        None if state.root().metadata(file.path())?.is_some() => KubeletCurrent::File,
-        None => KubeletCurrent::Nothing,
+        Some(target) => KubeletLink::Link(target),
+        None if state.root().metadata(file.path())?.is_some() => KubeletLink::File,
+        None => KubeletLink::Nothing,
     };
     let bytes = match is_link {
         true => file.bytes_behind_link()?,
         false => file.bytes()?,
     };
-    Ok(OnDisk {
+    Ok(KubeletStoreContent {
         current,
         pem: bytes.map(|bytes| Zeroizing::new(bytes.to_vec())),
         exposed: file.mode_if_exposed(),

@@ -1,10 +1,10 @@
 //! A client of the Kubernetes API server, with the few calls that nodepki makes.
 //!
-//! Objects are passed as JSON; callers know their meaning. Failures are typed ([`Error`]): a refusal by the API server is
-//! the [`Status`] that it sent.
+//! Objects are passed as JSON; callers know their meaning. Failures are typed ([`ApiError`]): a refusal by the API server is
+//! the [`ApiStatus`] that it sent.
 //!
-//! Server and credential are configured either separately ([`Access::Direct`]) or by a kubeconfig
-//! ([`Access::Kubeconfig`]). Tokens, certificates and the kubeconfig itself are read again for every exchange: a token
+//! Server and credential are configured either separately ([`ApiAccess::Direct`]) or by a kubeconfig
+//! ([`ApiAccess::Kubeconfig`]). Tokens, certificates and the kubeconfig itself are read again for every exchange: a token
 //! that was rotated on disk is sent at once, and after a 401 nothing needs to be reset. A kubeconfig is followed as far
 //! as a program without a shell, a user or a browser can. Anything else (`exec`, passwords, impersonation,
 //! `insecure-skip-tls-verify`) is an error and is never ignored silently.
@@ -23,7 +23,7 @@ use serde_json::Value;
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
-use crate::http::{self, Call, Client, Endpoint, Files, Method, Response, encode, printable};
+use crate::http::{self, Call, Client, Endpoint, Files, HttpResponse, Method, encode, printable};
 use crate::store;
 use crate::yaml::schema::{NO_CREDENTIALS, SecretFile};
 
@@ -90,13 +90,13 @@ impl Resource {
 
 /// The address of an API server and the credential for it, from the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Access {
+pub enum ApiAccess {
     /// Configured separately.
     Direct {
         /// The server, with the client certificate if that is the credential.
         endpoint: Box<Endpoint>,
         /// A bootstrap token or the token of a ServiceAccount.
-        token: Option<Token>,
+        token: Option<BearerToken>,
     },
     /// The current context of a kubeconfig.
     Kubeconfig {
@@ -109,34 +109,34 @@ pub enum Access {
 
 /// A bearer token.
 #[derive(Clone, PartialEq, Eq)]
-pub enum Token {
+pub enum BearerToken {
     /// Read again for every exchange.
     File(SecretFile),
     /// In memory.
     Held(Zeroizing<String>),
 }
 
-impl fmt::Debug for Token {
+impl fmt::Debug for BearerToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Token::File(file) => f.debug_tuple("File").field(file).finish(),
-            Token::Held(_) => f.write_str("Held"),
+            BearerToken::File(file) => f.debug_tuple("File").field(file).finish(),
+            BearerToken::Held(_) => f.write_str("Held"),
         }
     }
 }
 
-impl fmt::Display for Access {
+impl fmt::Display for ApiAccess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Access::Direct { endpoint, .. } => {
+            ApiAccess::Direct { endpoint, .. } => {
                 f.write_str(endpoint.url.as_str().trim_end_matches('/'))
             }
-            Access::Kubeconfig { file, .. } => file.fmt(f),
+            ApiAccess::Kubeconfig { file, .. } => file.fmt(f),
         }
     }
 }
 
-/// Returns what to do about an [`Error::Unread`] with this source.
+/// Returns what to do about an [`ApiError::Unread`] with this source.
 pub(crate) fn unread_advice(source: &io::Error) -> &'static str {
     match store::is_access_refusal(source) {
         true => "then run again",
@@ -147,13 +147,13 @@ pub(crate) fn unread_advice(source: &io::Error) -> &'static str {
 /// A failed call.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum ApiError {
     /// The exchange failed.
     #[error(transparent)]
-    Http(#[from] http::Error),
+    Http(#[from] http::HttpError),
     /// The API server refused the request.
     #[error(transparent)]
-    Refused(#[from] Box<Status>),
+    Refused(#[from] Box<ApiStatus>),
     /// The response is not a valid Kubernetes API response.
     #[error("the answer (HTTP {status}, {bytes} bytes) is unusable: {why}")]
     Unusable {
@@ -187,10 +187,10 @@ pub enum Error {
 /// A refusal by an API server (`kind: Status`), or by a proxy in front of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, thiserror::Error)]
 #[error("HTTP {code} {reason}: {message}")]
-pub struct Status {
+pub struct ApiStatus {
     /// HTTP status.
     pub code: u16,
-    /// `NotFound`, `AlreadyExists`, `Forbidden`, …; empty if the response is not a `Status`.
+    /// `NotFound`, `AlreadyExists`, `Forbidden`, …; empty if the response is not a `ApiStatus`.
     pub reason: String,
     /// The message for the user.
     pub message: String,
@@ -200,7 +200,7 @@ pub struct Status {
     pub retry_after: Option<Duration>,
 }
 
-impl Status {
+impl ApiStatus {
     /// Returns true if the object does not exist although its API does.
     pub(crate) fn is_not_found(&self, name: &str) -> bool {
         self.code == 404 && self.reason == "NotFound" && self.name == name
@@ -226,7 +226,7 @@ impl Status {
         self.code == 403 && (self.reason != "Forbidden" || is_by_authorizer)
     }
 
-    fn of(response: &Response) -> Self {
+    fn of(response: &HttpResponse) -> Self {
         #[derive(Default, Deserialize)]
         #[serde(rename_all = "camelCase", default)]
         struct Body {
@@ -246,7 +246,7 @@ impl Status {
             Ok(body) if body.kind == "Status" => {
                 let details = body.details.unwrap_or_default();
                 let seconds = u64::from(details.retry_after_seconds);
-                Status {
+                ApiStatus {
                     code: response.status,
                     reason: printable(&body.reason, MAX_MESSAGE_LENGTH),
                     message: printable(&body.message, MAX_MESSAGE_LENGTH),
@@ -255,11 +255,11 @@ impl Status {
                         .or_else(|| (seconds > 0).then(|| Duration::from_secs(seconds))),
                 }
             }
-            _ => Status {
+            _ => ApiStatus {
                 code: response.status,
                 message: printable(&response.text(), MAX_MESSAGE_LENGTH),
                 retry_after: header,
-                ..Status::default()
+                ..ApiStatus::default()
             },
         }
     }
@@ -267,7 +267,7 @@ impl Status {
 
 /// A client of an API server.
 pub struct Api {
-    access: Access,
+    access: ApiAccess,
     files: Rc<dyn Files>,
     credentials: Option<PathBuf>,
     clock: fn() -> OffsetDateTime,
@@ -282,12 +282,12 @@ impl Api {
     /// # Errors
     /// If an address or a path is not valid.
     pub fn new(
-        access: Access,
+        access: ApiAccess,
         files: Rc<dyn Files>,
         credentials: Option<PathBuf>,
         clock: fn() -> OffsetDateTime,
-    ) -> Result<Self, Error> {
-        if let Access::Direct { endpoint, .. } = &access {
+    ) -> Result<Self, ApiError> {
+        if let ApiAccess::Direct { endpoint, .. } = &access {
             Client::new(Endpoint::clone(endpoint), Rc::clone(&files), clock)?;
         }
         Ok(Api {
@@ -312,16 +312,16 @@ impl Api {
     /// Returns an object; `None` if none of that name exists. An API server without that kind is an error.
     ///
     /// # Errors
-    /// See [`Error`].
+    /// See [`ApiError`].
     pub async fn read(
         &self,
         resource: &Resource,
         namespace: Option<&str>,
         name: &str,
-    ) -> Result<Option<Value>, Error> {
+    ) -> Result<Option<Value>, ApiError> {
         let path = resource.path(namespace, Some(name));
         match self.send(resource, Call::get(path)).await {
-            Err(Error::Refused(status)) if status.is_not_found(name) => Ok(None),
+            Err(ApiError::Refused(status)) if status.is_not_found(name) => Ok(None),
             other => other.map(Some),
         }
     }
@@ -329,30 +329,30 @@ impl Api {
     /// Creates an object and returns it as the API server stored it.
     ///
     /// # Errors
-    /// See [`Error`]; an existing object of that name is a `Status::is_already_exists`.
+    /// See [`ApiError`]; an existing object of that name is a `ApiStatus::is_already_exists`.
     pub async fn create(
         &self,
         resource: &Resource,
         namespace: Option<&str>,
         object: &Value,
-    ) -> Result<Value, Error> {
+    ) -> Result<Value, ApiError> {
         let path = resource.path(namespace, None);
         self.send(resource, Call::new(Method::POST, path).json(object))
             .await
     }
 
     /// Replaces an object completely and returns it as the API server stored it. With a `resourceVersion` in it, the API
-    /// server refuses if another client has changed the object (`Status::is_conflict`).
+    /// server refuses if another client has changed the object (`ApiStatus::is_conflict`).
     ///
     /// # Errors
-    /// See [`Error`].
+    /// See [`ApiError`].
     pub async fn replace(
         &self,
         resource: &Resource,
         namespace: Option<&str>,
         name: &str,
         object: &Value,
-    ) -> Result<Value, Error> {
+    ) -> Result<Value, ApiError> {
         let path = resource.path(namespace, Some(name));
         self.send(resource, Call::put(path).json(object)).await
     }
@@ -360,18 +360,18 @@ impl Api {
     /// Deletes an object; returns false if it does not exist.
     ///
     /// # Errors
-    /// See [`Error`].
+    /// See [`ApiError`].
     pub async fn delete(
         &self,
         resource: &Resource,
         namespace: Option<&str>,
         name: &str,
-    ) -> Result<bool, Error> {
+    ) -> Result<bool, ApiError> {
         let path = resource.path(namespace, Some(name));
         let call = Call::new(Method::DELETE, path).accept(JSON);
         match self.exchange(call).await {
             Ok(_) => Ok(true),
-            Err(Error::Refused(status)) if status.is_not_found(name) => Ok(false),
+            Err(ApiError::Refused(status)) if status.is_not_found(name) => Ok(false),
             Err(error) => Err(error),
         }
     }
@@ -379,8 +379,8 @@ impl Api {
     /// Returns JSON that is not an API object: `/openid/v1/jwks`, `/version`.
     ///
     /// # Errors
-    /// See [`Error`].
-    pub async fn document(&self, path: &str) -> Result<Value, Error> {
+    /// See [`ApiError`].
+    pub async fn document(&self, path: &str) -> Result<Value, ApiError> {
         // A key set has a different media type.
         let response = self.exchange(Call::get(path).accept("*/*")).await?;
         json(&response)
@@ -389,13 +389,13 @@ impl Api {
     /// Returns text that is not an API object: the metrics of a node's kubelet.
     ///
     /// # Errors
-    /// See [`Error`]; a response of more than `limit` bytes is [`Error::Http`].
-    pub async fn text(&self, path: &str, limit: usize) -> Result<String, Error> {
+    /// See [`ApiError`]; a response of more than `limit` bytes is [`ApiError::Http`].
+    pub async fn text(&self, path: &str, limit: usize) -> Result<String, ApiError> {
         let call = Call::get(path).accept("text/plain").limit(limit);
         Ok(self.exchange(call).await?.text().into_owned())
     }
 
-    async fn send(&self, resource: &Resource, call: Call<'_>) -> Result<Value, Error> {
+    async fn send(&self, resource: &Resource, call: Call<'_>) -> Result<Value, ApiError> {
         let response = self.exchange(call.accept(JSON)).await?;
         let object = json(&response)?;
         match object.get("kind").and_then(Value::as_str) {
@@ -407,7 +407,7 @@ impl Api {
         }
     }
 
-    async fn exchange(&self, mut call: Call<'_>) -> Result<Response, Error> {
+    async fn exchange(&self, mut call: Call<'_>) -> Result<HttpResponse, ApiError> {
         let (client, token) = self.connection()?;
         if let Some(token) = token {
             call = call.bearer(token);
@@ -418,26 +418,26 @@ impl Api {
         };
         match response.is_success() {
             true => Ok(response),
-            false => Err(Box::new(Status::of(&response)).into()),
+            false => Err(Box::new(ApiStatus::of(&response)).into()),
         }
     }
 
     /// Returns the client and the token according to the present files.
-    fn connection(&self) -> Result<(Client, Option<Zeroizing<String>>), Error> {
+    fn connection(&self) -> Result<(Client, Option<Zeroizing<String>>), ApiError> {
         match &self.access {
-            Access::Direct { endpoint, token } => {
+            ApiAccess::Direct { endpoint, token } => {
                 let token = match token {
-                    Some(Token::File(file)) => Some(self.token(&self.files, file)?),
-                    Some(Token::Held(token)) => Some(token.clone()),
+                    Some(BearerToken::File(file)) => Some(self.token(&self.files, file)?),
+                    Some(BearerToken::Held(token)) => Some(token.clone()),
                     None => None,
                 };
                 Ok((self.client(Endpoint::clone(endpoint), &self.files)?, token))
             }
-            Access::Kubeconfig { file, timeout } => self.context(file, *timeout),
+            ApiAccess::Kubeconfig { file, timeout } => self.context(file, *timeout),
         }
     }
 
-    fn client(&self, endpoint: Endpoint, files: &Rc<dyn Files>) -> Result<Client, Error> {
+    fn client(&self, endpoint: Endpoint, files: &Rc<dyn Files>) -> Result<Client, ApiError> {
         let mut kept = self.client.borrow_mut();
         match kept.as_ref() {
             Some(client) if *client.endpoint() == endpoint => Ok(client.clone()),
@@ -453,7 +453,7 @@ impl Api {
         &self,
         file: &SecretFile,
         timeout: Duration,
-    ) -> Result<(Client, Option<Zeroizing<String>>), Error> {
+    ) -> Result<(Client, Option<Zeroizing<String>>), ApiError> {
         let mut context = KubeconfigContext::read(&self.files, file, self.path(file)?)?;
         let endpoint = context.endpoint(timeout)?;
         let identity = context.identity()?;
@@ -469,16 +469,20 @@ impl Api {
         Ok((client, token))
     }
 
-    fn path(&self, file: &SecretFile) -> Result<PathBuf, Error> {
+    fn path(&self, file: &SecretFile) -> Result<PathBuf, ApiError> {
         file.path(self.credentials.as_deref())
-            .ok_or_else(|| Error::Local {
+            .ok_or_else(|| ApiError::Local {
                 file: file.to_string(),
                 why: format!("cannot be read: {NO_CREDENTIALS}"),
                 advice: "add LoadCredential= to the unit, or configure a path",
             })
     }
 
-    fn token(&self, files: &Rc<dyn Files>, file: &SecretFile) -> Result<Zeroizing<String>, Error> {
+    fn token(
+        &self,
+        files: &Rc<dyn Files>,
+        file: &SecretFile,
+    ) -> Result<Zeroizing<String>, ApiError> {
         let read = files.read_secret(&self.path(file)?);
         let bytes = read.map_err(|source| unread(files, file, source))?;
         let text = std::str::from_utf8(&bytes).map(str::trim);
@@ -487,7 +491,7 @@ impl Api {
             Ok(token) if !token.is_empty() && token.chars().all(|c| c.is_ascii_graphic()) => {
                 Ok(Zeroizing::new(token.to_owned()))
             }
-            _ => Err(Error::Local {
+            _ => Err(ApiError::Local {
                 file: files.shown_secret(file),
                 why: "does not contain a token".to_owned(),
                 advice: "write only the token into it, on one line",
@@ -496,21 +500,21 @@ impl Api {
     }
 }
 
-fn unread(files: &Rc<dyn Files>, file: &SecretFile, source: io::Error) -> Error {
-    Error::Unread {
+fn unread(files: &Rc<dyn Files>, file: &SecretFile, source: io::Error) -> ApiError {
+    ApiError::Unread {
         file: files.shown_secret(file),
         source,
     }
 }
 
-fn json(response: &Response) -> Result<Value, Error> {
+fn json(response: &HttpResponse) -> Result<Value, ApiError> {
     response
         .json()
         .map_err(|error| unusable(response, format!("it is not valid JSON ({error})")))
 }
 
-fn unusable(response: &Response, why: String) -> Error {
-    Error::Unusable {
+fn unusable(response: &HttpResponse, why: String) -> ApiError {
+    ApiError::Unusable {
         status: response.status,
         bytes: response.body.len(),
         why,
@@ -560,19 +564,19 @@ mod tests {
                 false,
             ),
         ] {
-            let status = Status {
+            let status = ApiStatus {
                 code: 403,
                 reason: "Forbidden".to_owned(),
                 message: message.to_owned(),
-                ..Status::default()
+                ..ApiStatus::default()
             };
             assert_eq!(status.is_unauthorized_user(), expected, "{message}");
         }
         // From a proxy.
-        let status = Status {
+        let status = ApiStatus {
             code: 403,
             message: "<html>no".to_owned(),
-            ..Status::default()
+            ..ApiStatus::default()
         };
         assert!(status.is_unauthorized_user());
     }

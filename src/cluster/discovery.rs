@@ -16,10 +16,10 @@ use std::time::Duration;
 use time::OffsetDateTime;
 use tokio::time::Instant;
 
-use crate::cluster::api::{self, Access, Api};
+use crate::cluster::api::{self, Api, ApiAccess};
 use crate::http::{self, Endpoint, Files, Url};
 use crate::kube::cluster_info;
-use crate::kube::kubeadm::{Discovery, Join};
+use crate::kube::kubeadm::{Discovery, JoinDiscovery};
 use crate::x509::TrustBundle;
 
 /// Interval between two requests for a missing object.
@@ -36,7 +36,7 @@ pub struct Discovered {
     pub authority: TrustBundle,
     /// Notes for the user, as sentences.
     pub notes: Vec<String>,
-    access: Access,
+    access: ApiAccess,
 }
 
 impl Discovered {
@@ -50,23 +50,26 @@ impl Discovered {
         files: Rc<dyn Files>,
         credentials: Option<PathBuf>,
         clock: fn() -> OffsetDateTime,
-    ) -> Result<Api, Error> {
+    ) -> Result<Api, DiscoveryError> {
         Api::new(self.access.clone(), files, credentials, clock)
-            .map_err(|error| Error::call(&self.server, error))
+            .map_err(|error| DiscoveryError::call(&self.server, error))
     }
 }
 
 /// A failed discovery. Each message is a sentence with what to do now.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message is the documentation")]
-pub enum Error {
+pub enum DiscoveryError {
     #[error(
         "the JoinConfiguration has no discovery method; set discovery.bootstrapToken or discovery.file in it"
     )]
     Nothing,
     /// A failed call of the API.
     #[error("{doing}: {source}")]
-    Call { doing: String, source: api::Error },
+    Call {
+        doing: String,
+        source: api::ApiError,
+    },
     #[error(
         "{server} does not let anonymous clients read cluster-info (HTTP {status}); run on a control-plane node: kubeadm \
          init phase bootstrap-token, or, if anonymous access is disabled intentionally, copy a kubeconfig to the node and set \
@@ -88,7 +91,7 @@ pub enum Error {
     #[error("cluster-info of {server} is refused: {source}")]
     Refused {
         server: String,
-        source: cluster_info::Error,
+        source: cluster_info::ClusterInfoError,
     },
     #[error(
         "the secret of token {id} is not the one that {server} has signed cluster-info with; compare the token with what \
@@ -109,7 +112,7 @@ pub enum Error {
     Impostor {
         server: String,
         named: String,
-        source: Box<http::Error>,
+        source: Box<http::HttpError>,
     },
     #[error(
         "cluster-info of {server} differed when it was read again over verified TLS; run again in case it was \
@@ -138,9 +141,9 @@ pub enum Error {
     NoCredential { file: String },
 }
 
-impl Error {
-    fn call(server: &str, source: api::Error) -> Self {
-        Error::Call {
+impl DiscoveryError {
+    fn call(server: &str, source: api::ApiError) -> Self {
+        DiscoveryError::Call {
             doing: format!("reading cluster-info from {server}"),
             source,
         }
@@ -150,14 +153,14 @@ impl Error {
 /// Finds the cluster that `join` describes. Waits until `deadline` for objects that do not exist yet.
 ///
 /// # Errors
-/// See [`Error`].
+/// See [`DiscoveryError`].
 pub async fn discover(
-    join: &Join,
+    join: &JoinDiscovery,
     files: Rc<dyn Files>,
     credentials: Option<PathBuf>,
     clock: fn() -> OffsetDateTime,
     deadline: Instant,
-) -> Result<Discovered, Error> {
+) -> Result<Discovered, DiscoveryError> {
     let network = Network {
         files,
         credentials,
@@ -165,7 +168,7 @@ pub async fn discover(
         deadline,
     };
     match &join.discovery {
-        None => Err(Error::Nothing),
+        None => Err(DiscoveryError::Nothing),
         Some(Discovery::Token {
             token,
             endpoint,
@@ -190,34 +193,36 @@ struct Network {
 }
 
 impl Network {
-    fn api(&self, server: &str, access: Access) -> Result<Api, Error> {
+    fn api(&self, server: &str, access: ApiAccess) -> Result<Api, DiscoveryError> {
         Api::new(
             access,
             Rc::clone(&self.files),
             self.credentials.clone(),
             self.clock,
         )
-        .map_err(|error| Error::call(server, error))
+        .map_err(|error| DiscoveryError::call(server, error))
     }
 
     /// Repeats a request until the answer is final, or the deadline does not allow another attempt.
     async fn retry<T>(
         &self,
-        mut request: impl AsyncFnMut() -> Result<T, Failure>,
-    ) -> Result<T, Error> {
+        mut request: impl AsyncFnMut() -> Result<T, FailedRequest>,
+    ) -> Result<T, DiscoveryError> {
         let mut reported = false;
         loop {
             match request().await {
                 Ok(answer) => return Ok(answer),
-                Err(Failure::Final(error)) => return Err(error),
-                Err(Failure::NotYet(error)) if Instant::now() + RETRY_INTERVAL >= self.deadline => {
+                Err(FailedRequest::Final(error)) => return Err(error),
+                Err(FailedRequest::NotYet(error))
+                    if Instant::now() + RETRY_INTERVAL >= self.deadline =>
+                {
                     return Err(error);
                 }
-                Err(Failure::NotYet(error)) if !reported => {
+                Err(FailedRequest::NotYet(error)) if !reported => {
                     reported = true;
                     tracing::info!("trying again every {} s: {error}", RETRY_INTERVAL.as_secs());
                 }
-                Err(Failure::NotYet(_)) => {}
+                Err(FailedRequest::NotYet(_)) => {}
             }
             tokio::time::sleep(RETRY_INTERVAL).await;
         }
@@ -225,32 +230,35 @@ impl Network {
 }
 
 /// A failed request, and whether a later one may succeed.
-enum Failure {
-    NotYet(Error),
-    Final(Error),
+enum FailedRequest {
+    NotYet(DiscoveryError),
+    Final(DiscoveryError),
 }
 
-impl Failure {
+impl FailedRequest {
     /// Classifies an error: faults of the network, and of API servers that start or stop, may pass.
-    fn of(error: Error) -> Self {
-        let Error::Call { source, .. } = &error else {
-            return Failure::Final(error);
+    fn of(error: DiscoveryError) -> Self {
+        let DiscoveryError::Call { source, .. } = &error else {
+            return FailedRequest::Final(error);
         };
         let passes = match source {
-            api::Error::Http(error) => {
-                matches!(error.kind(), http::Kind::Unreachable | http::Kind::Lost)
+            api::ApiError::Http(error) => {
+                matches!(
+                    error.kind(),
+                    http::HttpErrorKind::Unreachable | http::HttpErrorKind::Lost
+                )
             }
-            api::Error::Refused(status) => matches!(status.code, 429 | 500..),
+            api::ApiError::Refused(status) => matches!(status.code, 429 | 500..),
             _ => false,
         };
         match passes {
-            true => Failure::NotYet(error),
-            false => Failure::Final(error),
+            true => FailedRequest::NotYet(error),
+            false => FailedRequest::Final(error),
         }
     }
 }
 
-async fn read_cluster_info(api: &Api) -> Result<Option<serde_json::Value>, api::Error> {
+async fn read_cluster_info(api: &Api) -> Result<Option<serde_json::Value>, api::ApiError> {
     api.read(&api::CONFIG_MAP, Some("kube-public"), "cluster-info")
         .await
 }

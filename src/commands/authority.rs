@@ -15,7 +15,7 @@ use crate::agent::load::{self, KubeconfigFile, Loaded};
 use crate::agent::{ExitCode, Failure};
 use crate::config::Argument;
 use crate::kube::names::Authority;
-use crate::store::Root;
+use crate::store::NodeRoot;
 use crate::x509::rfc3339;
 use change::cluster::ClusterView;
 use change::report::{AuthorityReport, NodeReport, Nodes, Peers};
@@ -95,7 +95,7 @@ pub(super) struct StepArgs {
 
 impl StepArgs {
     /// Returns the parameters of the step. `stated`: the administrator states the condition for all nodes.
-    fn order(self, root: &Root, stated: bool) -> Result<StepOrder, Failure> {
+    fn order(self, root: &NodeRoot, stated: bool) -> Result<StepOrder, Failure> {
         let reports = self
             .peer_report
             .iter()
@@ -114,7 +114,7 @@ impl StepArgs {
     }
 }
 
-fn read_report(root: &Root, path: &Argument) -> Result<(String, NodeReport), Failure> {
+fn read_report(root: &NodeRoot, path: &Argument) -> Result<(String, NodeReport), Failure> {
     let shown = load::shown(root, path).display().to_string();
     let text = load::read_argument(root, path).map_err(|error| {
         Failure::caused(
@@ -202,7 +202,7 @@ impl AuthorityCommand {
 
 fn status(
     global: &GlobalOptions,
-    root: &Root,
+    root: &NodeRoot,
     loaded: &Loaded,
     authorities: &BTreeSet<Authority>,
     kubeconfig: Option<&Argument>,

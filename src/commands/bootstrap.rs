@@ -4,10 +4,10 @@ use super::options::{GlobalOptions, RunOptions, SourceOptions};
 use super::output::terminal::Terminal;
 use super::output::{print_message, print_remainder, print_warnings};
 use super::{now, runtime};
-use crate::agent::load::{self, IdentityChange, Inputs, Loaded};
+use crate::agent::load::{self, IdentityChange, LoadInputs, Loaded};
 use crate::agent::{self, ExitCode, Failure, join, rotation};
 use crate::daemon::metrics::Metrics;
-use crate::kube::kubeadm::Role;
+use crate::kube::kubeadm::KubeadmRole;
 use crate::kube::names::CertName;
 use crate::process::confine::confine;
 use crate::spec;
@@ -31,7 +31,7 @@ pub(super) fn bootstrap(options: &RunOptions, global: &GlobalOptions) -> Result<
             "some signatures are pending; run the same command again to continue with the same keys",
         );
     }
-    if loaded.node.role == Role::Join && !report.written.is_empty() {
+    if loaded.node.role == KubeadmRole::Join && !report.written.is_empty() {
         // The node has a client certificate only now.
         compare_service_account(&loaded, global)?;
     }
@@ -41,7 +41,7 @@ pub(super) fn bootstrap(options: &RunOptions, global: &GlobalOptions) -> Result<
 fn compare_service_account(loaded: &Loaded, global: &GlobalOptions) -> Result<(), Failure> {
     let root = global.open_root()?;
     let spec = loaded.setup.plan.cert(CertName::AdminConf);
-    let Some(spec::Output::Kubeconfig { path, .. }) = spec.map(|spec| &spec.output) else {
+    let Some(spec::CertFiles::Kubeconfig { path, .. }) = spec.map(|spec| &spec.output) else {
         return Ok(());
     };
     let api = load::cluster(&root, path.as_ref())?;
@@ -49,7 +49,7 @@ fn compare_service_account(loaded: &Loaded, global: &GlobalOptions) -> Result<()
 }
 
 pub(super) fn plan(sources: SourceOptions, global: &GlobalOptions) -> Result<ExitCode, Failure> {
-    let inputs = Inputs {
+    let inputs = LoadInputs {
         identity_change: IdentityChange::Show,
         ..sources.inputs(global)?
     };

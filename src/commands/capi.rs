@@ -22,11 +22,11 @@ use super::{now, runtime};
 use crate::agent::load::{self, Location};
 use crate::agent::{ExitCode, Failure};
 use crate::config::Argument;
-use crate::store::Root;
+use crate::store::NodeRoot;
 use crate::x509::rfc3339;
 use conditions::{Findings, SecretState};
 use issue::Order;
-use secrets::{Format, Secret, Target};
+use secrets::{ClusterTarget, Format, SecretSpec};
 
 #[derive(Debug, Subcommand)]
 pub(super) enum CapiCommand {
@@ -62,8 +62,8 @@ struct TargetArgs {
 }
 
 impl TargetArgs {
-    fn target(&self) -> Result<Target, Failure> {
-        Target::new(&self.cluster, &self.namespace)
+    fn target(&self) -> Result<ClusterTarget, Failure> {
+        ClusterTarget::new(&self.cluster, &self.namespace)
             .map_err(|error| Failure::new(ExitCode::Usage, error))
     }
 }
@@ -182,7 +182,11 @@ impl SecretsArgs {
     }
 }
 
-fn write_manifest(root: &Root, file: &Argument, made: &[Secret]) -> Result<ExitCode, Failure> {
+fn write_manifest(
+    root: &NodeRoot,
+    file: &Argument,
+    made: &[SecretSpec],
+) -> Result<ExitCode, Failure> {
     let shown = load::shown(root, file);
     let Location { root, path, .. } = load::argument(root, file)?;
     let named = path.parent().zip(path.file_name());
@@ -200,7 +204,7 @@ fn write_manifest(root: &Root, file: &Argument, made: &[Secret]) -> Result<ExitC
         ));
     };
     directory.write_atomic(name, secrets::manifest(made).as_bytes(), 0o600)?;
-    let names: Vec<String> = made.iter().map(Secret::name).collect();
+    let names: Vec<String> = made.iter().map(SecretSpec::name).collect();
     print(&format!(
         "{} written to {}; to apply, run: kubectl apply -f {}\n",
         names.join(", "),
@@ -245,7 +249,7 @@ impl CheckArgs {
 }
 
 /// Reads a manifest from a file, or from standard input, which keeps its private keys off the disk.
-fn read_manifest(root: &Root, file: &Argument) -> Result<Zeroizing<String>, Failure> {
+fn read_manifest(root: &NodeRoot, file: &Argument) -> Result<Zeroizing<String>, Failure> {
     let read = match file.as_given() == Path::new("-") {
         true => std::io::read_to_string(stdin()),
         false => load::read_argument(root, file),

@@ -9,12 +9,12 @@ use zeroize::Zeroizing;
 use super::options::{GlobalOptions, duration};
 use super::output::{print, print_exact, print_warnings};
 use super::{now, runtime};
-use crate::agent::load::{self, Inputs, KubeconfigFile, Location, certs::KeySource};
+use crate::agent::load::{self, KubeconfigFile, LoadInputs, Location, certs::KeySource};
 use crate::agent::shared_certs::{self, Download};
 use crate::agent::{ExitCode, Failure};
-use crate::config::{Argument, StandIns};
+use crate::config::{Argument, CommandLineSettings};
 use crate::kube::kubeadm_certs::{CertificateKey, SealError};
-use crate::store::{self, Dir, Root};
+use crate::store::{self, Dir, NodeRoot};
 
 /// Longest wait for another run to end; `--wait` can shorten it.
 const MAX_LOCK_WAIT: Duration = Duration::from_secs(60);
@@ -91,7 +91,7 @@ struct KeyArgs {
 }
 
 impl KeyArgs {
-    fn read(self, root: &Root) -> Result<Option<CertificateKey>, Failure> {
+    fn read(self, root: &NodeRoot) -> Result<Option<CertificateKey>, Failure> {
         let file = self.certificate_key_file.map(KeySource::File);
         file.or(self.certificate_key_fd.map(KeySource::Descriptor))
             .map(|source| load::certs::certificate_key(root, &source))
@@ -212,15 +212,15 @@ fn inputs(
     global: &GlobalOptions,
     kubeadm_configs: Vec<Argument>,
     wait: Option<Duration>,
-) -> Inputs {
-    Inputs {
+) -> LoadInputs {
+    LoadInputs {
         config: global.config.clone(),
-        stand_ins: StandIns {
+        stand_ins: CommandLineSettings {
             kubeadm_configs,
-            ..StandIns::default()
+            ..CommandLineSettings::default()
         },
         wait,
-        ..Inputs::default()
+        ..LoadInputs::default()
     }
 }
 
@@ -245,7 +245,7 @@ struct KeyFile {
 
 impl KeyFile {
     /// Creates the directory, and refuses a file that exists.
-    fn prepare(root: &Root, out: &Argument) -> Result<Self, Failure> {
+    fn prepare(root: &NodeRoot, out: &Argument) -> Result<Self, Failure> {
         let shown = load::shown(root, out);
         let Location { root, path, .. } = load::argument(root, out)?;
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
@@ -267,7 +267,7 @@ impl KeyFile {
     /// Writes the key, unless another process has created the file in the meantime.
     fn write(&self, key: &CertificateKey) -> Result<(), Failure> {
         match self.dir.write_new(&self.name, text(key).as_bytes()) {
-            Err(store::Error::Unsafe { .. }) => Err(self.exists()),
+            Err(store::StoreError::Unsafe { .. }) => Err(self.exists()),
             other => Ok(other?),
         }
     }

@@ -9,7 +9,7 @@ use crate::agent::load::{self, Loaded};
 use crate::agent::{ExitCode, Failure};
 use crate::config::Settings;
 use crate::kube::names::Authority;
-use crate::signer::{self, Identity, Kind, Part};
+use crate::signer::{self, NodeIdentity, Part, SignerKind};
 use crate::yaml;
 
 #[derive(Debug, Subcommand)]
@@ -62,7 +62,7 @@ fn check(sources: SourceOptions, global: &GlobalOptions) -> Result<ExitCode, Fai
     let inputs = sources.inputs(global)?;
     let (loaded, certificates) = load::check(&global.open_root()?, &inputs, now())?;
     print_warnings(&loaded.warnings);
-    let Identity { node, cluster } = &loaded.setup.identity;
+    let NodeIdentity { node, cluster } = &loaded.setup.identity;
     print(&match certificates {
         Some(count) => format!(
             "the configuration is valid: node {node}, cluster {cluster}, {count} certificates\n"
@@ -111,9 +111,11 @@ fn signer_setup(loaded: &Loaded, kind: &str, only: Option<&str>) -> Result<Strin
     })
 }
 
-fn parse_kind(text: &str) -> Result<Kind, Failure> {
-    let kinds = || Kind::ALL.into_iter().map(Kind::as_str);
-    let kind = Kind::ALL.into_iter().find(|kind| kind.as_str() == text);
+fn parse_kind(text: &str) -> Result<SignerKind, Failure> {
+    let kinds = || SignerKind::ALL.into_iter().map(SignerKind::as_str);
+    let kind = SignerKind::ALL
+        .into_iter()
+        .find(|kind| kind.as_str() == text);
     kind.ok_or_else(|| {
         let fix = match yaml::did_you_mean(text, kinds()) {
             Some(near) => format!("did you mean {near}?"),

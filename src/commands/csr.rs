@@ -3,7 +3,7 @@
 //! Both run as root on a directory that an administrator names. Another user who controls the directory could have other
 //! keys certified, have other keys installed, or redirect what is written. The directory, everything above it and
 //! everything read from it must therefore belong to root or the running user, and must not be writable by group or
-//! others; sticky directories such as `/tmp` are accepted above it. See [`crate::store::Root::trusted_dir`].
+//! others; sticky directories such as `/tmp` are accepted above it. See [`crate::store::NodeRoot::trusted_dir`].
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ use crate::agent::load::{self, Loaded, Location};
 use crate::agent::{self, ExitCode, Failure};
 use crate::config::Argument;
 use crate::signer::bundle;
-use crate::store::{self, Dir, FileKind, Trust};
+use crate::store::{self, Dir, DirectoryTrust, FileKind};
 
 /// Depth of directories that an import reads; deeper ones are ignored.
 const MAX_IMPORT_DEPTH: usize = 6;
@@ -78,7 +78,7 @@ fn export(global: &GlobalOptions, loaded: Loaded, dir: &Argument) -> Result<Exit
             .create_trusted_dir(&path, 0o755)
             .map_err(with_alternative)?;
         for component in file.path.parent().into_iter().flat_map(Path::components) {
-            directory = directory.make_trusted_dir(component, 0o755, Trust::SYSTEM)?;
+            directory = directory.make_trusted_dir(component, 0o755, DirectoryTrust::SYSTEM)?;
         }
         if let Some(name) = file.path.file_name() {
             directory.write_atomic(name, &file.bytes, file.mode)?;
@@ -143,7 +143,7 @@ impl ImportTree {
             let path = below.join(&name);
             match directory.metadata(&name)?.map(|found| found.kind) {
                 Some(FileKind::Directory) if depth < MAX_IMPORT_DEPTH => {
-                    if let Some(next) = directory.trusted_dir(&name, Trust::SYSTEM)? {
+                    if let Some(next) = directory.trusted_dir(&name, DirectoryTrust::SYSTEM)? {
                         self.read(&next, &path, depth + 1)?;
                     }
                 }
@@ -174,7 +174,7 @@ impl ImportTree {
 }
 
 /// Adds a fix that changes no owner: the directory often belongs to an administrator's own account.
-fn with_alternative(error: store::Error) -> Failure {
+fn with_alternative(error: store::StoreError) -> Failure {
     let is_untrusted = error.is_access_refusal();
     let mut failure = Failure::from(error);
     if is_untrusted {

@@ -11,12 +11,12 @@ use super::options::GlobalOptions;
 use super::output::terminal::Terminal;
 use super::output::{print, print_warnings};
 use super::{now, runtime};
-use crate::agent::load::{self, Inputs};
+use crate::agent::load::{self, LoadInputs};
 use crate::agent::{self, ExitCode, Failure};
-use crate::config::{Argument, StandIns};
+use crate::config::{Argument, CommandLineSettings};
 use crate::node::status;
 use crate::signer;
-use crate::store::Root;
+use crate::store::NodeRoot;
 
 /// Directory in which cloud-init and Cluster API put the file, so that the demo's root resembles that of a node.
 const KUBEADM_DIR: &str = "/run/kubeadm";
@@ -71,7 +71,7 @@ impl DemoArgs {
 }
 
 /// Creates `dir` as a root that contains a kubeadm configuration: the example, unless `kubeadm_configs` names others.
-fn prepare(dir: &Path, kubeadm_configs: Vec<Argument>) -> Result<(Root, Inputs), Failure> {
+fn prepare(dir: &Path, kubeadm_configs: Vec<Argument>) -> Result<(NodeRoot, LoadInputs), Failure> {
     std::fs::create_dir_all(dir).map_err(|error| {
         Failure::caused(
             ExitCode::NotPermitted,
@@ -82,7 +82,7 @@ fn prepare(dir: &Path, kubeadm_configs: Vec<Argument>) -> Result<(Root, Inputs),
             &error,
         )
     })?;
-    let root = Root::open(dir)?;
+    let root = NodeRoot::open(dir)?;
     let example = Path::new(KUBEADM_DIR).join(KUBEADM_FILE);
     if kubeadm_configs.is_empty() && root.metadata(&example)?.is_none() {
         root.create_dir(KUBEADM_DIR, 0o755)?.write_atomic(
@@ -91,13 +91,13 @@ fn prepare(dir: &Path, kubeadm_configs: Vec<Argument>) -> Result<(Root, Inputs),
             0o644,
         )?;
     }
-    let inputs = Inputs {
-        stand_ins: StandIns {
+    let inputs = LoadInputs {
+        stand_ins: CommandLineSettings {
             kubeadm_configs,
             signer: Some(signer::Config::Embedded(signer::embedded::Config)),
             node_name: None,
         },
-        ..Inputs::default()
+        ..LoadInputs::default()
     };
     Ok((root, inputs))
 }

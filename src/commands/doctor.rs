@@ -10,7 +10,7 @@ use super::options::{GlobalOptions, SourceOptions};
 use super::{now, or_machine_fault, runtime};
 use crate::agent::{ExitCode, Failure};
 use crate::config::Argument;
-use checks::{CHECKS, Inputs};
+use checks::{CHECKS, DiagnosisInputs};
 
 #[derive(Debug, Args)]
 pub(super) struct DoctorArgs {
@@ -32,7 +32,7 @@ impl DoctorArgs {
         if self.list {
             return global.print_either(&CHECKS, checks::list);
         }
-        let inputs = Inputs {
+        let inputs = DiagnosisInputs {
             sources: self.sources.inputs(global)?,
             certificates_dir: self.cert_dir,
             kubeconfig: self.kubeconfig,

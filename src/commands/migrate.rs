@@ -1,7 +1,7 @@
 //! `nodepki migrate to-external` and `nodepki migrate to-internal`: remove the CA keys from a node, and restore them.
 //!
 //! Neither changes a certificate or a manifest, and both only report without `--apply`. To add a requirement, add an entry
-//! to [`Report::unproven`]; all entries are reported together.
+//! to [`MigrationReport::unproven`]; all entries are reported together.
 
 mod backup;
 mod report;
@@ -18,9 +18,9 @@ use crate::agent::load::{self, certs::KeySource};
 use crate::agent::{ExitCode, Failure};
 use crate::config::Argument;
 use crate::kube::names::Authority;
-use crate::store::Root;
+use crate::store::NodeRoot;
 use backup::{Backup, Passphrase};
-use report::{Direction, KeyAction, Report};
+use report::{Direction, KeyAction, MigrationReport};
 use to_external::ToExternal;
 use to_internal::ToInternal;
 
@@ -80,7 +80,7 @@ pub(super) struct PassphraseArgs {
 }
 
 impl PassphraseArgs {
-    fn read(&self, root: &Root) -> Result<Option<Passphrase>, Failure> {
+    fn read(&self, root: &NodeRoot) -> Result<Option<Passphrase>, Failure> {
         let file = self.passphrase_file.clone().map(KeySource::File);
         let Some(source) = file.or(self.passphrase_fd.map(KeySource::Descriptor)) else {
             return Ok(None);
@@ -153,7 +153,7 @@ impl MigrateCommand {
     }
 }
 
-fn text(report: &Report) -> String {
+fn text(report: &MigrationReport) -> String {
     let mut text = String::new();
     for row in &report.authorities {
         text.push_str(&format!(

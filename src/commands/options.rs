@@ -7,12 +7,12 @@ use clap::{Args, ValueEnum};
 
 use super::output::terminal::LogFormat;
 use super::{now, print_warnings, runtime};
-use crate::agent::load::{self, IdentityChange, Inputs, Loaded};
+use crate::agent::load::{self, IdentityChange, LoadInputs, Loaded};
 use crate::agent::{ExitCode, Failure};
-use crate::config::{Argument, StandIns};
+use crate::config::{Argument, CommandLineSettings};
 use crate::kube::kubeadm::NodeName;
 use crate::signer;
-use crate::store::{IdentityPart, Root};
+use crate::store::{IdentityPart, NodeRoot};
 use crate::yaml::parse_duration;
 
 /// Heading that separates these options from a command's own ones in its help.
@@ -112,7 +112,7 @@ impl From<SourceOptions> for RunOptions {
 }
 
 impl RunOptions {
-    pub(super) fn inputs(&self, global: &GlobalOptions) -> Result<Inputs, Failure> {
+    pub(super) fn inputs(&self, global: &GlobalOptions) -> Result<LoadInputs, Failure> {
         let node_name = self
             .sources
             .node_name
@@ -126,9 +126,9 @@ impl RunOptions {
         ];
         let accepted = accepted.into_iter().filter(|(given, _)| *given);
         let accepted = accepted.map(|(_, part)| part).collect();
-        Ok(Inputs {
+        Ok(LoadInputs {
             config: global.config.clone(),
-            stand_ins: StandIns {
+            stand_ins: CommandLineSettings {
                 kubeadm_configs: self.sources.kubeadm_config.clone(),
                 signer: self.sources.signer.clone(),
                 node_name,
@@ -142,14 +142,14 @@ impl RunOptions {
 }
 
 impl SourceOptions {
-    pub(super) fn inputs(self, global: &GlobalOptions) -> Result<Inputs, Failure> {
+    pub(super) fn inputs(self, global: &GlobalOptions) -> Result<LoadInputs, Failure> {
         RunOptions::from(self).inputs(global)
     }
 }
 
 impl GlobalOptions {
-    pub(super) fn open_root(&self) -> Result<Root, Failure> {
-        Root::open(&self.root).map_err(|error| {
+    pub(super) fn open_root(&self) -> Result<NodeRoot, Failure> {
+        NodeRoot::open(&self.root).map_err(|error| {
             Failure::caused(
                 ExitCode::Usage,
                 format!("--root: {error}; name an existing directory"),
@@ -159,7 +159,7 @@ impl GlobalOptions {
     }
 
     /// Loads the inputs of a node that may be about to join, and what it needs from its cluster.
-    pub(super) fn load_joining(&self, inputs: &Inputs) -> Result<Loaded, Failure> {
+    pub(super) fn load_joining(&self, inputs: &LoadInputs) -> Result<Loaded, Failure> {
         let root = self.open_root()?;
         let loaded = runtime()?.block_on(load::load_joining(&root, inputs, now))?;
         print_warnings(&loaded.warnings);
@@ -167,7 +167,7 @@ impl GlobalOptions {
     }
 
     /// Loads the inputs of a node that was set up before.
-    pub(super) fn load_running(&self, inputs: &Inputs) -> Result<Loaded, Failure> {
+    pub(super) fn load_running(&self, inputs: &LoadInputs) -> Result<Loaded, Failure> {
         let root = self.open_root()?;
         let loaded = runtime()?.block_on(load::load_running(&root, inputs, now))?;
         print_warnings(&loaded.warnings);

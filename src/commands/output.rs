@@ -8,7 +8,7 @@ pub(super) mod terminal;
 use serde::Serialize;
 
 use super::options::{GlobalOptions, OutputFormat};
-use crate::agent::{ExitCode, Failure, Report};
+use crate::agent::{ExitCode, Failure, RunReport};
 use crate::yaml;
 
 pub(super) use screen::{print, print_exact, print_json, print_message, print_to_stderr};
@@ -27,7 +27,7 @@ pub(super) fn print_warnings(warnings: &[String]) {
 }
 
 /// Prints what a run that failed in part has installed and what it has not.
-pub(super) fn print_remainder(report: &Report) {
+pub(super) fn print_remainder(report: &RunReport) {
     if let Some(remainder) = report.remainder() {
         print_message(&remainder);
     }
@@ -35,7 +35,7 @@ pub(super) fn print_remainder(report: &Report) {
 
 impl GlobalOptions {
     /// Prints a report and returns the gravest code of its rows. A failure to print never hides a graver code.
-    pub(super) fn finish(&self, report: &Report) -> Result<ExitCode, Failure> {
+    pub(super) fn finish(&self, report: &RunReport) -> Result<ExitCode, Failure> {
         let code = report.code();
         match self.print_report(report) {
             Err(failure) if failure.code > code => Err(failure),
@@ -47,7 +47,7 @@ impl GlobalOptions {
         }
     }
 
-    fn print_report(&self, report: &Report) -> Result<ExitCode, Failure> {
+    fn print_report(&self, report: &RunReport) -> Result<ExitCode, Failure> {
         match self.output.is_text() {
             true => print(&table::render(report, self.verbose > 0, &self.root)),
             false => self.print_value(report, self.output),

@@ -10,7 +10,7 @@ use super::output::{print_failure, print_message, print_remainder, print_warning
 use super::{now, runtime};
 use crate::agent::load::{IdentityChange, Loaded};
 use crate::agent::rotation;
-use crate::agent::{self, Answer, ExitCode, Failure, Scope};
+use crate::agent::{self, ExitCode, Failure, RenewalVerdict, Scope};
 use crate::daemon::metrics::Metrics;
 use crate::kube::names::CertName;
 use crate::process::confine::confine;
@@ -155,10 +155,10 @@ impl NeedsRenewalArgs {
     /// Returns the exit status; a failure is an answer too.
     pub(super) fn run(self, global: &GlobalOptions) -> u8 {
         match self.answer(global) {
-            Ok(Answer::Yes) => 0,
-            Ok(Answer::No) => 1,
-            Ok(Answer::Nothing) => 2,
-            Ok(Answer::Unknown) => UNKNOWN_STATUS,
+            Ok(RenewalVerdict::Yes) => 0,
+            Ok(RenewalVerdict::No) => 1,
+            Ok(RenewalVerdict::Nothing) => 2,
+            Ok(RenewalVerdict::Unknown) => UNKNOWN_STATUS,
             Err(failure) => {
                 print_failure(&failure);
                 UNKNOWN_STATUS
@@ -166,7 +166,7 @@ impl NeedsRenewalArgs {
         }
     }
 
-    fn answer(self, global: &GlobalOptions) -> Result<Answer, Failure> {
+    fn answer(self, global: &GlobalOptions) -> Result<RenewalVerdict, Failure> {
         let names = self.names.parse()?;
         let loaded = global.load_running(&self.run.inputs(global)?)?;
         let scope = match names {
@@ -177,7 +177,7 @@ impl NeedsRenewalArgs {
             None => Scope::Due,
         };
         let need = agent::needs_renewal(&global.open_root()?, &loaded.setup, &scope, now())?;
-        if need.answer == Answer::Unknown {
+        if need.answer == RenewalVerdict::Unknown {
             print_message(&need.reason);
         }
         global.print_either(&need, || format!("{}\n", need.reason))?;

@@ -8,7 +8,7 @@ use clap::Args;
 use super::options::{GlobalOptions, OutputFormat};
 use super::output::{print, print_exact, print_json, print_message};
 use super::{now, or_machine_fault};
-use crate::agent::load::{self, Inputs};
+use crate::agent::load::{self, LoadInputs};
 use crate::agent::{ExitCode, Failure};
 use crate::daemon::metrics;
 use crate::node::status;
@@ -26,12 +26,12 @@ pub(super) struct StatusArgs {
 impl StatusArgs {
     pub(super) fn run(&self, global: &GlobalOptions) -> Result<ExitCode, Failure> {
         let root = global.open_root()?;
-        let inputs = Inputs {
+        let inputs = LoadInputs {
             config: global.config.clone(),
-            ..Inputs::default()
+            ..LoadInputs::default()
         };
         let described = load::described(&root, &inputs, self.cert_dir.clone());
-        let role = described.role.map(status::Role::from);
+        let role = described.role.map(status::NodeRole::from);
         let status = status::collect(&described.state, role, now());
         let colour = stdout().is_terminal();
         let printed = match (global.output, self.kubeadm) {

@@ -3,30 +3,30 @@
 use serde_json::{Map, Value, json};
 
 use super::{API_VERSION, AuthoritySettings, KIND, Settings, reload, rotation};
-use crate::signer::Kind;
-use crate::yaml::schema::{self, Form, Key};
-use crate::yaml::settings::{Block, insert};
+use crate::signer::SignerKind;
+use crate::yaml::schema::{self, MapKey, ValueForm};
+use crate::yaml::settings::{SettingsBlock, insert};
 
-const AUTHORITY: Form = Form::Block(AuthoritySettings::KEYS);
+const AUTHORITY: ValueForm = ValueForm::Block(AuthoritySettings::KEYS);
 
 /// The keys of a fragment, except signers.
 #[rustfmt::skip]
-pub(super) const FRAGMENT: &[Key] = &[
-    Key::new("apiVersion", Form::Const(API_VERSION), "Version of this format."),
-    Key {
+pub(super) const FRAGMENT: &[MapKey] = &[
+    MapKey::new("apiVersion", ValueForm::Const(API_VERSION), "Version of this format."),
+    MapKey {
         beside: Settings::KEYS,
-        ..Key::new("kind", Form::Const(KIND), "Kind of this document.")
+        ..MapKey::new("kind", ValueForm::Const(KIND), "Kind of this document.")
     },
-    Key::new("authorities.ca", AUTHORITY, "Authority of Kubernetes."),
-    Key::new("authorities.etcd-ca", AUTHORITY, "Authority of etcd."),
-    Key::new("authorities.front-proxy-ca", AUTHORITY, "Authority of the front proxy."),
-    Key::new("pki", Form::Defined("policy", "key policy"), "Key parameters in the form of OpenShift's PKI policy."),
+    MapKey::new("authorities.ca", AUTHORITY, "Authority of Kubernetes."),
+    MapKey::new("authorities.etcd-ca", AUTHORITY, "Authority of etcd."),
+    MapKey::new("authorities.front-proxy-ca", AUTHORITY, "Authority of the front proxy."),
+    MapKey::new("pki", ValueForm::Defined("policy", "key policy"), "Key parameters in the form of OpenShift's PKI policy."),
 ];
 
 /// Returns the JSON Schema of a fragment.
 pub(super) fn document() -> Value {
     let mut kinds = Map::new();
-    for kind in Kind::ALL {
+    for kind in SignerKind::ALL {
         kinds.insert(kind.to_string(), schema::object(kind.about().keys));
     }
     let signers = json!({

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 
 use crate::yaml::Field;
-use crate::yaml::schema::{Form, absolute};
+use crate::yaml::schema::{ValueForm, absolute};
 use crate::yaml::settings::{Setting, settings};
 
 settings! {
@@ -33,7 +33,7 @@ fn textfile(field: &Field<'_>) -> Option<Option<PathBuf>> {
 }
 
 impl Setting for SocketAddr {
-    const FORM: Form = Form::Text;
+    const FORM: ValueForm = ValueForm::Text;
 
     fn read(field: &Field<'_>) -> Option<Self> {
         let text = field.string()?;

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use serde_json::{Map as JsonMap, Value, json};
 
-use crate::kube::components::{Change, Component};
-use crate::yaml::schema::{Form, required};
+use crate::kube::components::{Component, ReplacedFile};
+use crate::yaml::schema::{ValueForm, required};
 use crate::yaml::settings::{Setting, choice_setting, settings, unless_empty};
 use crate::yaml::{self, Field, Map, format_duration};
 
@@ -32,9 +32,9 @@ settings! {
         /// Settings of the Lease.
         "lease" => pub lease: LeaseSettings;
         /// Programs to run after a certificate was replaced, or to restart a component.
-        "hooks" => pub hooks: Vec<Hook>, form Form::Defined("hooks", "list of hooks"), show unless_empty::<Hook>;
+        "hooks" => pub hooks: Vec<Hook>, form ValueForm::Defined("hooks", "list of hooks"), show unless_empty::<Hook>;
         /// systemd units to restart or reload after a certificate was replaced, or to restart a component.
-        "units" => pub units: Vec<Unit>, form Form::Defined("units", "list of units"), show unless_empty::<Unit>;
+        "units" => pub units: Vec<Unit>, form ValueForm::Defined("units", "list of units"), show unless_empty::<Unit>;
     }
 }
 
@@ -55,7 +55,7 @@ pub enum On {
     /// The restart of a component, which the hook or unit performs.
     Restart(Component),
     /// Replacement of a file or pair.
-    Change(Change),
+    Change(ReplacedFile),
 }
 
 impl On {
@@ -69,7 +69,7 @@ impl On {
 
     fn all() -> impl Iterator<Item = On> {
         let components = Component::ALL.into_iter().map(On::Restart);
-        components.chain(Change::all().map(On::Change))
+        components.chain(ReplacedFile::all().map(On::Change))
     }
 }
 
@@ -149,7 +149,7 @@ fn within(field: &Field<'_>, least: Duration, most: Duration) -> Option<Duration
 }
 
 impl Setting for Hook {
-    const FORM: Form = Form::Defined("hooks", "list of hooks");
+    const FORM: ValueForm = ValueForm::Defined("hooks", "list of hooks");
 
     fn read(field: &Field<'_>) -> Option<Self> {
         let map = field.map()?;
@@ -198,7 +198,7 @@ fn command_line(field: &Field<'_>) -> Option<Vec<String>> {
 }
 
 impl Setting for Unit {
-    const FORM: Form = Form::Defined("units", "list of units");
+    const FORM: ValueForm = ValueForm::Defined("units", "list of units");
 
     fn read(field: &Field<'_>) -> Option<Self> {
         let map = field.map()?;

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use serde_json::{Map as JsonMap, Value, json};
 
-use crate::spec::schedule::{Fault, Percent, RenewAt, Rotation, Window};
-use crate::yaml::schema::{DURATION_PATTERN, Form, PERCENT_PATTERN, duration, required};
+use crate::spec::schedule::{Percent, RenewAt, Rotation, Window, WindowError};
+use crate::yaml::schema::{DURATION_PATTERN, PERCENT_PATTERN, ValueForm, duration, required};
 use crate::yaml::settings::{Setting, settings, unless_empty};
 use crate::yaml::{Field, format_duration, parse_duration};
 
@@ -20,14 +20,14 @@ settings! {
         "minRemaining" => min_remaining: Duration;
         /// When renewals may happen, in UTC, as in Sun 02:00-05:00; a certificate that is about to expire does not wait.
         "window" => windows: Vec<Window>, read windows,
-            form Form::Defined("window", "window, or list of windows"), show unless_empty::<Window>;
+            form ValueForm::Defined("window", "window, or list of windows"), show unless_empty::<Window>;
         /// Generate a new key for every renewal.
         "rekey" => rekey: bool;
     }
 }
 
 impl Setting for RenewAt {
-    const FORM: Form = Form::Defined("renewAt", "percentage or duration");
+    const FORM: ValueForm = ValueForm::Defined("renewAt", "percentage or duration");
 
     fn read(field: &Field<'_>) -> Option<Self> {
         let text = field.written()?;
@@ -49,7 +49,7 @@ impl Setting for RenewAt {
 
 /// The jitter.
 impl Setting for Percent {
-    const FORM: Form = Form::Percent;
+    const FORM: ValueForm = ValueForm::Percent;
 
     fn read(field: &Field<'_>) -> Option<Self> {
         let text = field.written()?;
@@ -90,10 +90,10 @@ fn windows(field: &Field<'_>) -> Option<Vec<Window>> {
 }
 
 impl Setting for Window {
-    const FORM: Form = Form::Text;
+    const FORM: ValueForm = ValueForm::Text;
 
     fn read(field: &Field<'_>) -> Option<Self> {
-        let report = |field: &Field<'_>, fault: Fault| field.error(fault.message, fault.fix);
+        let report = |field: &Field<'_>, fault: WindowError| field.error(fault.message, fault.fix);
         if field.node().kind_name() != "a map" {
             let text = field.string()?;
             return Window::weekly(&text)

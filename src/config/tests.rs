@@ -1,8 +1,8 @@
 use super::*;
 use crate::kube::names::CertName;
-use crate::signer::{Config, Kind, directory, embedded, exec, local};
+use crate::signer::{Config, SignerKind, directory, embedded, exec, local};
 use crate::spec::KubeletLayout;
-use crate::spec::policy::Policy;
+use crate::spec::policy::KeyPolicy;
 use crate::spec::schedule::{Percent, RenewAt, Window};
 use crate::x509::KeyAlgorithm;
 use crate::yaml::schema;
@@ -149,7 +149,7 @@ fn reads_every_key() {
             })
         ))
     );
-    let policy = Policy::new(settings.pki.clone().unwrap(), KeyAlgorithm::Rsa2048);
+    let policy = KeyPolicy::new(settings.pki.clone().unwrap(), KeyAlgorithm::Rsa2048);
     assert_eq!(
         policy.key_for(CertName::EtcdServer),
         KeyAlgorithm::EcdsaP384
@@ -263,7 +263,7 @@ fn reports_all_faults_of_all_fragments() {
         ("c.yaml", third),
     ])
     .unwrap_err();
-    let kinds = Kind::ALL.map(Kind::as_str);
+    let kinds = SignerKind::ALL.map(SignerKind::as_str);
     let mut sorted = kinds;
     sorted.sort_unstable();
     let expected = "a.yaml:3:19: kubeadm.files[0]: \"kubeadm.yaml\" is not an absolute path (begin it with /)\n\
@@ -445,7 +445,7 @@ fn parses_signer_flags() {
 #[test]
 fn command_line_replaces_configuration_file() {
     let (settings, _) = Settings::from_fragments(&[("c.yaml", format!("{HEAD}{FULL}"))]).unwrap();
-    let settings = settings.with(StandIns {
+    let settings = settings.with(CommandLineSettings {
         kubeadm_configs: vec!["k.yaml".into()],
         signer: Some(Config::Embedded(embedded::Config)),
         node_name: Some("n1".parse().unwrap()),
@@ -465,7 +465,7 @@ fn command_line_replaces_configuration_file() {
     }
     assert_eq!(settings.authorities[&Authority::Ca].trust_sha256.len(), 1);
     assert!(
-        Settings::stand_in(Config::Embedded(embedded::Config))
+        Settings::for_signer(Config::Embedded(embedded::Config))
             .signer_of(Authority::EtcdCa)
             .is_some()
     );
@@ -605,7 +605,7 @@ fn table_schema_and_reader_have_the_same_keys() {
     let mut asked = Vec::new();
     let mut texts = vec![format!("{HEAD}{FULL}"), format!("{HEAD}{managed}")];
     let golden = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/signers"));
-    for kind in Kind::ALL {
+    for kind in SignerKind::ALL {
         // One file, or several if keys exclude each other.
         let files = std::fs::read_dir(golden.join(kind.as_str())).unwrap();
         let paths = files.map(|file| file.unwrap().path());
@@ -630,7 +630,7 @@ fn table_schema_and_reader_have_the_same_keys() {
         assert!(!walk.into_faults().has_errors());
     }
     let schema = Settings::schema();
-    let signers = Kind::ALL
+    let signers = SignerKind::ALL
         .into_iter()
         .flat_map(|kind| schema::rows(&format!("signers.*.{kind}"), kind.about().keys));
     let table: Vec<String> = schema::rows("", keys::FRAGMENT)

@@ -21,19 +21,19 @@ use std::time::Duration;
 
 use time::OffsetDateTime;
 
-use crate::agent::{Event, ExitCode, Progress, Setup};
+use crate::agent::{Event, ExitCode, Progress, RunSetup};
 use crate::config::MetricsSettings;
 use crate::kube::names::CertName;
 use crate::node::NodeState;
-use crate::node::status::{self, State, Status};
+use crate::node::status::{self, NodeStatus, RowState};
 use crate::process::machine;
-use crate::signer::Class;
+use crate::signer::FailureClass;
 use crate::spec::Layout;
-use crate::store::{self, Root, Slot};
+use crate::store::{self, NodeRoot, Slot};
 use crate::x509::rfc3339;
 
-use counts::{Counts, Run};
-use exposition::{Page, labels};
+use counts::{Counts, LastRun};
+use exposition::{MetricsPage, labels};
 use families::{
     GENERATED, GENERATION_DURATION, LAST_RUN, LAST_RUN_DURATION, LAST_RUN_EXIT_CODE, LAST_SUCCESS,
     NEXT_RUN, RESTARTS, SIGNER_DURATION, SIGNER_ERRORS,
@@ -50,7 +50,7 @@ const MAX_STEP_DELAY: Duration = Duration::from_secs(15 * 60);
 const MAX_LOCK_WAIT: Duration = Duration::from_secs(10);
 
 /// Returns the page that `status -o prometheus` prints.
-pub(crate) fn of_status(root: &Root, status: &Status) -> String {
+pub(crate) fn of_status(root: &NodeRoot, status: &NodeStatus) -> String {
     let mut page = gauges::found(status);
     gauges::restarts(&mut page, root);
     page.text()
@@ -61,7 +61,7 @@ pub(crate) fn of_status(root: &Root, status: &Status) -> String {
 pub struct Metrics(Rc<Shared>);
 
 struct Shared {
-    root: Root,
+    root: NodeRoot,
     command: &'static str,
     textfile: Option<PathBuf>,
     /// Whether the configuration exports the metrics.
@@ -81,9 +81,9 @@ struct MetricsState {
     next: Option<OffsetDateTime>,
     layout: Layout,
     /// According to the configuration.
-    role: Option<status::Role>,
+    role: Option<status::NodeRole>,
     /// The samples that depend on the configuration, after the last step.
-    assessed: Page,
+    assessed: MetricsPage,
     snapshot: Option<Snapshot>,
     /// Whether a fault of this machine prevented saving the counters.
     machine_fault: bool,
@@ -92,16 +92,16 @@ struct MetricsState {
 /// The samples that were read from disk.
 struct Snapshot {
     at: OffsetDateTime,
-    page: Page,
+    page: MetricsPage,
     expired: Vec<&'static str>,
 }
 
 impl Metrics {
     /// Continues the counters of earlier runs. `command` is a label: `bootstrap`, `renew`, `daemon`.
     pub fn new(
-        root: &Root,
+        root: &NodeRoot,
         settings: &MetricsSettings,
-        setup: &Setup,
+        setup: &RunSetup,
         command: &'static str,
     ) -> Metrics {
         let enabled = settings.textfile.is_some() || settings.listen.is_some();
@@ -126,7 +126,7 @@ impl Metrics {
     /// Returns a recorder that counts the events of one run and forwards them to `next`. The run starts now.
     pub fn recorder<'a>(
         &self,
-        setup: &'a Setup,
+        setup: &'a RunSetup,
         next: &'a dyn Progress,
         now: OffsetDateTime,
     ) -> Recorder<'a> {
@@ -161,7 +161,7 @@ impl Metrics {
     /// the textfile. Returns failures as warnings.
     pub fn ended(
         &self,
-        setup: &Setup,
+        setup: &RunSetup,
         code: ExitCode,
         next: Option<OffsetDateTime>,
         now: OffsetDateTime,
@@ -175,10 +175,10 @@ impl Metrics {
         state.next = next;
         state.assessed = match setup.survey(&self.0.root, now) {
             Ok(survey) => gauges::assessed(&survey),
-            Err(_) => Page::default(),
+            Err(_) => MetricsPage::default(),
         };
         state.snapshot = None;
-        let run = Run {
+        let run = LastRun {
             ended: now.unix_timestamp(),
             seconds: (now - began).as_seconds_f64().max(0.0),
             code: code as u8,
@@ -227,7 +227,7 @@ impl Metrics {
                 root.on_this_machine(path).display()
             )
         };
-        let of_store = |error: store::Error| (failed(&error), machine::is_fault(&error));
+        let of_store = |error: store::StoreError| (failed(&error), machine::is_fault(&error));
         let directory = root.dir(parent).map_err(of_store)?;
         let Some(directory) = directory else {
             let why = failed(&format_args!(
@@ -268,7 +268,7 @@ impl Metrics {
     }
 
     /// Returns the reasons why the node is unhealthy; empty if it is healthy.
-    pub fn ailments(&self, now: OffsetDateTime) -> Vec<String> {
+    pub fn health_problems(&self, now: OffsetDateTime) -> Vec<String> {
         self.refresh_snapshot(now);
         let state = self.0.state.borrow();
         let mut problems = Vec::new();
@@ -299,7 +299,7 @@ impl Metrics {
         let status = status::collect(&NodeState::new(root, state.layout.clone()), state.role, now);
         let mut page = gauges::found(&status);
         gauges::restarts(&mut page, root);
-        let is_expired = |state: State| state == State::Expired;
+        let is_expired = |state: RowState| state == RowState::Expired;
         let leaves = status.certificates.iter();
         let leaves = leaves
             .filter(|one| is_expired(one.state))
@@ -317,19 +317,19 @@ impl Metrics {
 }
 
 const RESULTS: [&str; 2] = ["success", "failure"];
-const CLASSES: [Class; 5] = [
-    Class::Transient,
-    Class::Ambiguous,
-    Class::Auth,
-    Class::Config,
-    Class::Permanent,
+const CLASSES: [FailureClass; 5] = [
+    FailureClass::Transient,
+    FailureClass::Ambiguous,
+    FailureClass::Auth,
+    FailureClass::Config,
+    FailureClass::Permanent,
 ];
 
 /// Returns the role that the plan is for: every control-plane node has a service-account pair, and no worker has.
-fn role(setup: &Setup) -> status::Role {
+fn role(setup: &RunSetup) -> status::NodeRole {
     match &setup.plan.service_account {
-        Some(_) => status::Role::ControlPlane,
-        None => status::Role::Worker,
+        Some(_) => status::NodeRole::ControlPlane,
+        None => status::NodeRole::Worker,
     }
 }
 
@@ -338,24 +338,24 @@ fn generated_labels(name: CertName, key: &str, result: &str) -> String {
     format!("{certificate},{}", labels(&[("result", result)]))
 }
 
-fn error_labels(signer: &str, class: Class) -> String {
+fn error_labels(signer: &str, class: FailureClass) -> String {
     labels(&[("signer", signer), ("class", class_label(class))])
 }
 
-const fn class_label(class: Class) -> &'static str {
+const fn class_label(class: FailureClass) -> &'static str {
     match class {
-        Class::Transient => "transient",
-        Class::Ambiguous => "ambiguous",
-        Class::Auth => "auth",
-        Class::Config => "config",
-        Class::Permanent => "permanent",
+        FailureClass::Transient => "transient",
+        FailureClass::Ambiguous => "ambiguous",
+        FailureClass::Auth => "auth",
+        FailureClass::Config => "config",
+        FailureClass::Permanent => "permanent",
     }
 }
 
 /// Counts events and forwards them.
 pub struct Recorder<'a> {
     metrics: Metrics,
-    setup: &'a Setup,
+    setup: &'a RunSetup,
     next: &'a dyn Progress,
 }
 

@@ -10,10 +10,10 @@ use tokio::time::Instant;
 
 use super::alarm::{self, Alarm};
 use super::notify;
-use super::watch::{Watch, Watched};
+use super::watch::{FileWatch, WatchedFiles};
 use super::{Notification, Surroundings, Wake};
-use crate::process::confine::{Reach, confine};
-use crate::store::Root;
+use crate::process::confine::{Rights, confine};
+use crate::store::NodeRoot;
 
 /// Time after which a step counts as stuck: the watchdog is no longer notified.
 const MAX_STEP_DURATION: Duration = Duration::from_secs(60 * 60);
@@ -25,7 +25,7 @@ pub(super) struct System {
     interrupt: Signal,
     hangup: Signal,
     alarm: Alarm,
-    watch: Watch,
+    watch: FileWatch,
     /// Interval between two watchdog notifications, if the service manager expects them.
     watchdog_interval: Option<Duration>,
 }
@@ -37,18 +37,18 @@ impl System {
             interrupt: signal(SignalKind::interrupt())?,
             hangup: signal(SignalKind::hangup())?,
             alarm: Alarm::new()?,
-            watch: Watch::new(),
+            watch: FileWatch::new(),
             watchdog_interval: notify::watchdog_timeout().map(|limit| limit / 2),
         })
     }
 }
 
 impl Surroundings for System {
-    fn watch(&mut self, watched: Watched) {
+    fn watch(&mut self, watched: WatchedFiles) {
         self.watch.start(watched);
     }
 
-    fn accept_own_writes(&mut self, root: &Root, written: &[PathBuf]) {
+    fn accept_own_writes(&mut self, root: &NodeRoot, written: &[PathBuf]) {
         self.watch.accept_own_writes(root, written);
     }
 
@@ -88,7 +88,7 @@ impl Surroundings for System {
         notify::notify(&what);
     }
 
-    fn confine(&self, reach: &Reach) {
+    fn confine(&self, reach: &Rights) {
         confine(reach);
     }
 }

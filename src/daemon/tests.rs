@@ -14,10 +14,11 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::agent::Event;
-use crate::config::StandIns;
+use crate::config::CommandLineSettings;
 use crate::kube::names::{Authority, CertName};
 use crate::signer::{
-    self, Answer, Caps, Class, Kind, Rejection, Request, Signer, SignerError, Ticket, Wanted,
+    self, Answer, Caps, FailureClass, Rejection, Request, RequestedCertificate, Signer,
+    SignerError, SignerKind, Ticket,
 };
 use crate::x509::{CertificateAuthority, Chain, KeyAlgorithm, PrivateKey};
 
@@ -100,8 +101,8 @@ impl Scripted {
 
 #[async_trait(?Send)]
 impl Signer for Scripted {
-    fn kind(&self) -> Kind {
-        Kind::Exec
+    fn kind(&self) -> SignerKind {
+        SignerKind::Exec
     }
 
     fn label(&self) -> String {
@@ -112,7 +113,7 @@ impl Signer for Scripted {
         &self.caps
     }
 
-    fn preflight(&self, _wanted: &Wanted) -> Result<(), Rejection> {
+    fn preflight(&self, _wanted: &RequestedCertificate) -> Result<(), Rejection> {
         Ok(())
     }
 
@@ -129,9 +130,11 @@ impl Signer for Scripted {
             Behaviour::Denies => Ok(Some(Answer::Denied {
                 reason: "not on a Friday".to_owned(),
             })),
-            Behaviour::Unreachable => {
-                Err(SignerError::new(Class::Transient, "nobody answers", "wait"))
-            }
+            Behaviour::Unreachable => Err(SignerError::new(
+                FailureClass::Transient,
+                "nobody answers",
+                "wait",
+            )),
             _ => Ok(None),
         }
     }
@@ -140,12 +143,18 @@ impl Signer for Scripted {
         let name = request.wanted.name;
         self.asked.borrow_mut().push((elapsed(), name));
         match self.behaviour(name) {
-            Behaviour::Unreachable => {
-                Err(SignerError::new(Class::Transient, "nobody answers", "wait"))
-            }
+            Behaviour::Unreachable => Err(SignerError::new(
+                FailureClass::Transient,
+                "nobody answers",
+                "wait",
+            )),
             Behaviour::Stalls => {
                 tokio::time::sleep(MINUTE / 2).await;
-                Err(SignerError::new(Class::Ambiguous, "no answer came", "wait"))
+                Err(SignerError::new(
+                    FailureClass::Ambiguous,
+                    "no answer came",
+                    "wait",
+                ))
             }
             Behaviour::Denies => Ok(Answer::Denied {
                 reason: "not on a Friday".to_owned(),
@@ -194,9 +203,9 @@ struct ScriptedSurroundings {
 }
 
 impl Surroundings for ScriptedSurroundings {
-    fn watch(&mut self, _watched: Watched) {}
+    fn watch(&mut self, _watched: WatchedFiles) {}
 
-    fn accept_own_writes(&mut self, _root: &Root, _written: &[PathBuf]) {}
+    fn accept_own_writes(&mut self, _root: &NodeRoot, _written: &[PathBuf]) {}
 
     async fn sleep(&mut self, until: Option<OffsetDateTime>) -> Wake {
         if self.always_valid {
@@ -247,7 +256,7 @@ impl Surroundings for ScriptedSurroundings {
         elapsed()
     }
 
-    fn confine(&self, _reach: &Reach) {}
+    fn confine(&self, _reach: &Rights) {}
 
     fn notify(&self, what: Notification<'_>) {
         let text = match what {
@@ -360,7 +369,7 @@ impl Simulation {
             .start_paused(true)
             .build()
             .unwrap();
-        let root = Root::open(self.root()).unwrap();
+        let root = NodeRoot::open(self.root()).unwrap();
         let reads = Cell::new(0);
         let read = async || {
             reads.set(reads.get() + 1);
@@ -370,13 +379,13 @@ impl Simulation {
                     "config.yaml:3:1: unknown key",
                 ));
             }
-            let inputs = Inputs {
-                stand_ins: StandIns {
+            let inputs = LoadInputs {
+                stand_ins: CommandLineSettings {
                     kubeadm_configs: vec![self.dir.path().join("kubeadm.yaml").into()],
                     signer: Some(signer::Config::Embedded(signer::embedded::Config)),
                     node_name: None,
                 },
-                ..Inputs::default()
+                ..LoadInputs::default()
             };
             let mut loaded = load::load(&root, &inputs, clock())?;
             let signer: Rc<dyn Signer> = self.signer.clone();

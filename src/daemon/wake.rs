@@ -1,7 +1,7 @@
 //! Decides what the daemon does next, and when.
 //!
 //! Pure: the inputs are the events, the time and the time since boot; the result is the next action or the time until
-//! which to sleep. To add an action with a schedule of its own: a field with its time, a variant of [`Next`], and its
+//! which to sleep. To add an action with a schedule of its own: a field with its time, a variant of [`NextAction`], and its
 //! place in [`Agenda::next`].
 
 use std::time::Duration;
@@ -9,9 +9,9 @@ use std::time::Duration;
 use sha2::{Digest, Sha256};
 use time::OffsetDateTime;
 
-use crate::agent::report::Row;
-use crate::agent::{ExitCode, Failure, Report};
-use crate::spec::schedule::{self, Life};
+use crate::agent::report::ReportRow;
+use crate::agent::{ExitCode, Failure, RunReport};
+use crate::spec::schedule::{self, CertLife};
 use crate::x509::rfc3339;
 use crate::yaml::format_duration;
 
@@ -67,7 +67,7 @@ impl StepReason {
 
 /// The next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum NextAction {
     /// Take a rotation step.
     Step(StepReason),
     /// Fetch the signers' revocation lists.
@@ -78,19 +78,19 @@ pub enum Next {
 
 /// The result of a step, as far as the next one depends on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ended {
+pub struct StepResult {
     /// When the next renewal is due or may be retried.
     pub next: Option<OffsetDateTime>,
     /// The first end of validity among the open certificates, or among all if none is open; `None` if one of them is not
     /// valid, or nothing is known.
     pub ends: Option<OffsetDateTime>,
     /// What the step could not do.
-    pub open: Option<Open>,
+    pub open: Option<OpenIssue>,
 }
 
 /// What a step could not do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Open {
+pub enum OpenIssue {
     /// Some or all certificates were not renewed.
     Trouble {
         /// Which certificates, and why.
@@ -104,15 +104,15 @@ pub enum Open {
     Busy(String),
 }
 
-impl Ended {
+impl StepResult {
     /// Returns the result according to the report of a step.
-    pub fn of(report: &Report, next: Option<OffsetDateTime>) -> Self {
+    pub fn of(report: &RunReport, next: Option<OffsetDateTime>) -> Self {
         let leaves = || report.rows.iter().filter(|row| row.authority.is_some());
         let open: Vec<_> = leaves()
             .filter(|row| row.code.is_some() || row.is_overdue())
             .chain(report.rows.iter().filter(|row| row.is_refused_pair()))
             .collect();
-        let ends = |rows: &[&Row]| {
+        let ends = |rows: &[&ReportRow]| {
             let ends = rows.iter().map(|row| row.not_after);
             ends.reduce(|a, b| a.zip(b).map(|(a, b)| a.min(b)))
                 .flatten()
@@ -120,12 +120,12 @@ impl Ended {
         let Some(first) = open.first() else {
             let ends = ends(&leaves().collect::<Vec<_>>());
             let stuck = report.rows.iter().find(|row| row.code.is_some());
-            return Ended {
+            return StepResult {
                 next,
                 ends,
                 open: stuck.map(|row| {
                     let why = row.reasons.join("; ");
-                    Open::Restart(format!("{} {}: {why}", row.name, row.action))
+                    OpenIssue::Restart(format!("{} {}: {why}", row.name, row.action))
                 }),
             };
         };
@@ -140,10 +140,10 @@ impl Ended {
             .reasons
             .first()
             .map_or("unknown reason", String::as_str);
-        Ended {
+        StepResult {
             next,
             ends: ends(&open),
-            open: Some(Open::Trouble {
+            open: Some(OpenIssue::Trouble {
                 what: format!("{names} {}: {why}", first.action),
                 person: open
                     .iter()
@@ -154,19 +154,19 @@ impl Ended {
 
     /// Returns the result of a step that was not taken, since `holder` holds the lock.
     pub fn busy(holder: String) -> Self {
-        Ended {
+        StepResult {
             next: None,
             ends: None,
-            open: Some(Open::Busy(holder)),
+            open: Some(OpenIssue::Busy(holder)),
         }
     }
 
     /// Returns the result of a step that failed as a whole.
     pub fn failed(failure: &Failure) -> Self {
-        Ended {
+        StepResult {
             next: None,
             ends: None,
-            open: Some(Open::Trouble {
+            open: Some(OpenIssue::Trouble {
                 what: failure.messages.join("; "),
                 person: needs_administrator(failure.code),
             }),
@@ -197,9 +197,9 @@ pub struct Agenda {
     node: String,
     step: Option<(OffsetDateTime, StepReason)>,
     lists: Option<OffsetDateTime>,
-    /// Number of consecutive steps with [`Open::Trouble`].
+    /// Number of consecutive steps with [`OpenIssue::Trouble`].
     failures: u32,
-    /// See [`Ended::ends`]; kept across steps that failed as a whole.
+    /// See [`StepResult::ends`]; kept across steps that failed as a whole.
     ends: Option<OffsetDateTime>,
     /// The last time, with the time since boot at that moment.
     last_time: (OffsetDateTime, Duration),
@@ -238,21 +238,21 @@ impl Agenda {
     }
 
     /// Returns the next action. `uptime` is the time since boot including suspend, which is never set.
-    pub fn next(&mut self, now: OffsetDateTime, uptime: Duration) -> Next {
+    pub fn next(&mut self, now: OffsetDateTime, uptime: Duration) -> NextAction {
         self.check_clock(now, uptime);
         if let Some(rollback) = &self.rollback {
             let left = (rollback.since + ROLLBACK_GRACE).saturating_sub(uptime);
-            return Next::Sleep(Some(now + left));
+            return NextAction::Sleep(Some(now + left));
         }
         match self.step {
-            Some((at, reason)) if at <= now => return Next::Step(reason),
+            Some((at, reason)) if at <= now => return NextAction::Step(reason),
             _ => {}
         }
         if self.lists.is_some_and(|at| at <= now) {
-            return Next::Lists;
+            return NextAction::Lists;
         }
         let step = self.step.map(|(at, _)| at);
-        Next::Sleep(step.into_iter().chain(self.lists).min())
+        NextAction::Sleep(step.into_iter().chain(self.lists).min())
     }
 
     /// Returns the status as a sentence, for `systemctl status` and the log.
@@ -271,14 +271,14 @@ impl Agenda {
     }
 
     /// Plans the next step after one has ended.
-    pub fn stepped(&mut self, ended: Ended, now: OffsetDateTime) {
-        self.waits_for_lock = matches!(ended.open, Some(Open::Busy(_)));
+    pub fn stepped(&mut self, ended: StepResult, now: OffsetDateTime) {
+        self.waits_for_lock = matches!(ended.open, Some(OpenIssue::Busy(_)));
         let at = match ended.open {
-            None | Some(Open::Restart(_)) => {
+            None | Some(OpenIssue::Restart(_)) => {
                 self.failures = 0;
                 self.ends = ended.ends;
                 let what = match ended.open {
-                    Some(Open::Restart(what)) => {
+                    Some(OpenIssue::Restart(what)) => {
                         format!("every certificate is installed, but not in effect: {what}")
                     }
                     _ => "everything is in place".to_owned(),
@@ -289,12 +289,12 @@ impl Agenda {
                 };
                 ended.next
             }
-            Some(Open::Busy(holder)) => {
+            Some(OpenIssue::Busy(holder)) => {
                 self.status =
                     format!("another run holds the lock: {holder}; waiting until it ends");
                 Some(now + LOCK_RETRY_INTERVAL)
             }
-            Some(Open::Trouble { what, person }) => {
+            Some(OpenIssue::Trouble { what, person }) => {
                 self.failures = self.failures.saturating_add(1);
                 if ended.next.is_some() {
                     self.ends = ended.ends;
@@ -393,7 +393,7 @@ impl Agenda {
         let delayed = now + delay;
         match self.ends.filter(|ends| *ends > now) {
             Some(ends) => {
-                let life = Life {
+                let life = CertLife {
                     issued_at: now,
                     not_after: ends,
                 };

@@ -17,7 +17,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, timeout};
 
 use super::alarm::readable;
-use crate::store::Root;
+use crate::store::NodeRoot;
 
 /// A series of writes counts as complete after this time without an event.
 const QUIET_TIME: Duration = Duration::from_millis(300);
@@ -38,18 +38,18 @@ pub(super) enum FileRole {
 
 /// The watched files, and the directories in which every file is watched.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Watched {
-    files: Vec<(FileRole, Root, PathBuf)>,
-    directories: Vec<(FileRole, Root, PathBuf)>,
+pub(super) struct WatchedFiles {
+    files: Vec<(FileRole, NodeRoot, PathBuf)>,
+    directories: Vec<(FileRole, NodeRoot, PathBuf)>,
 }
 
-impl Watched {
-    pub(super) fn file(&mut self, role: FileRole, root: &Root, path: &Path) {
+impl WatchedFiles {
+    pub(super) fn file(&mut self, role: FileRole, root: &NodeRoot, path: &Path) {
         self.files.push((role, root.clone(), path.to_owned()));
     }
 
-    pub(super) fn directory(&mut self, role: FileRole, root: &Root, path: &Path) {
-        let known = |(_, _, directory): &(FileRole, Root, PathBuf)| directory == path;
+    pub(super) fn directory(&mut self, role: FileRole, root: &NodeRoot, path: &Path) {
+        let known = |(_, _, directory): &(FileRole, NodeRoot, PathBuf)| directory == path;
         if !self.directories.iter().any(known) {
             self.directories.push((role, root.clone(), path.to_owned()));
         }
@@ -89,7 +89,7 @@ impl Watched {
 
 type Digests = BTreeMap<PathBuf, (FileRole, [u8; 32])>;
 
-fn read_digest(role: FileRole, root: &Root, path: &Path, digests: &mut Digests) {
+fn read_digest(role: FileRole, root: &NodeRoot, path: &Path, digests: &mut Digests) {
     if let Ok(Some(content)) = root.read(path) {
         let digest = Sha256::digest(&content.bytes).into();
         digests.insert(root.on_this_machine(path), (role, digest));
@@ -97,15 +97,15 @@ fn read_digest(role: FileRole, root: &Root, path: &Path, digests: &mut Digests) 
 }
 
 /// An inotify instance, and the digests at the last check.
-pub(super) struct Watch {
+pub(super) struct FileWatch {
     inotify: Option<(Inotify, AsyncFd<OwnedFd>)>,
-    watched: Watched,
+    watched: WatchedFiles,
     seen: Digests,
     /// An event occurred and has not been examined yet.
     has_event: bool,
 }
 
-impl Watch {
+impl FileWatch {
     /// Returns an instance without watched files. If inotify fails, it logs that once and never reports a change.
     pub(super) fn new() -> Self {
         let open = || -> io::Result<_> {
@@ -120,23 +120,23 @@ impl Watch {
                 );
             })
             .ok();
-        Watch {
+        FileWatch {
             inotify,
-            watched: Watched::default(),
+            watched: WatchedFiles::default(),
             seen: Digests::new(),
             has_event: false,
         }
     }
 
     /// Replaces the watched files and accepts their current contents.
-    pub(super) fn start(&mut self, watched: Watched) {
+    pub(super) fn start(&mut self, watched: WatchedFiles) {
         self.watched = watched;
         self.arm();
         self.seen = self.watched.digests();
     }
 
     /// Accepts the current contents of files that this process has written.
-    pub(super) fn accept_own_writes(&mut self, root: &Root, written: &[PathBuf]) {
+    pub(super) fn accept_own_writes(&mut self, root: &NodeRoot, written: &[PathBuf]) {
         let now = self.watched.digests();
         for path in written {
             let path = root.on_this_machine(path);

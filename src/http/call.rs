@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
-use super::Error;
+use super::HttpError;
 use crate::x509::is_hidden;
 
 /// Default size limit of a response body in bytes: more than any response of a signer.
@@ -153,7 +153,7 @@ impl<'a> Call<'a> {
     }
 
     /// Returns the URL of the request. A path cannot lead out of the endpoint's base path.
-    pub(super) fn url(&self, base: &Url) -> Result<Url, Error> {
+    pub(super) fn url(&self, base: &Url) -> Result<Url, HttpError> {
         let (path, query) = match self.path.split_once('?') {
             Some((path, query)) => (path, Some(query)),
             None => (&*self.path, None),
@@ -183,7 +183,7 @@ impl<'a> Call<'a> {
         &self,
         mut request: reqwest::RequestBuilder,
         with_secrets: bool,
-    ) -> Result<reqwest::RequestBuilder, Error> {
+    ) -> Result<reqwest::RequestBuilder, HttpError> {
         for (name, value) in &self.headers {
             if !with_secrets && name.eq_ignore_ascii_case(AUTHORIZATION.as_str()) {
                 continue;
@@ -202,7 +202,7 @@ impl<'a> Call<'a> {
         Ok(request)
     }
 
-    fn parsed(&self, name: &str, value: &str) -> Result<(HeaderName, HeaderValue), Error> {
+    fn parsed(&self, name: &str, value: &str) -> Result<(HeaderName, HeaderValue), HttpError> {
         let parsed_name = HeaderName::from_bytes(name.as_bytes());
         let parsed_value = HeaderValue::from_str(value);
         match (parsed_name, parsed_value) {
@@ -213,9 +213,9 @@ impl<'a> Call<'a> {
         }
     }
 
-    fn invalid(&self, what: &str) -> Error {
+    fn invalid(&self, what: &str) -> HttpError {
         let path = self.path.split('?').next().unwrap_or_default();
-        Error::local(
+        HttpError::local(
             format!("{} {path:?} cannot be sent: {what}", self.method),
             "correct the value in the configuration or in the file that it was read from",
         )
@@ -243,7 +243,7 @@ impl fmt::Debug for Call<'_> {
 }
 
 /// A response with any status.
-pub struct Response {
+pub struct HttpResponse {
     /// The status code.
     pub status: u16,
     /// The complete body.
@@ -255,7 +255,7 @@ pub struct Response {
     pub(super) headers: HeaderMap,
 }
 
-impl Response {
+impl HttpResponse {
     /// Returns the first header of that name, in any case; `None` if it is not text.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name)?.to_str().ok()
@@ -281,7 +281,7 @@ impl Response {
 }
 
 /// Omits body and headers: the response to a login contains a token.
-impl fmt::Debug for Response {
+impl fmt::Debug for HttpResponse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Response")
             .field("status", &self.status)

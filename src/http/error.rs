@@ -12,7 +12,7 @@ use super::trust::ConnectionLog;
 /// What is known about a failed request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Kind {
+pub enum HttpErrorKind {
     /// The request was not sent: no address, no connection, no TLS session, or no tunnel through the proxy.
     Unreachable,
     /// The request was sent, completely or in part, and no complete response arrived. The server may have executed it.
@@ -32,17 +32,21 @@ pub enum Kind {
     Local,
 }
 
-/// A failed exchange. The message contains the problem and the server; [`Error::advice`] returns what to do.
-pub struct Error {
-    kind: Kind,
+/// A failed exchange. The message contains the problem and the server; [`HttpError::advice`] returns what to do.
+pub struct HttpError {
+    kind: HttpErrorKind,
     detail: String,
     advice: String,
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
-impl Error {
-    pub(super) fn new(kind: Kind, detail: impl Into<String>, advice: impl Into<String>) -> Self {
-        Error {
+impl HttpError {
+    pub(super) fn new(
+        kind: HttpErrorKind,
+        detail: impl Into<String>,
+        advice: impl Into<String>,
+    ) -> Self {
+        HttpError {
             kind,
             detail: detail.into(),
             advice: advice.into(),
@@ -51,7 +55,7 @@ impl Error {
     }
 
     pub(super) fn local(detail: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self::new(Kind::Local, detail, advice)
+        Self::new(HttpErrorKind::Local, detail, advice)
     }
 
     pub(super) fn caused_by(mut self, source: impl StdError + Send + Sync + 'static) -> Self {
@@ -66,7 +70,7 @@ impl Error {
     }
 
     /// Returns what is known about the request.
-    pub fn kind(&self) -> &Kind {
+    pub fn kind(&self) -> &HttpErrorKind {
         &self.kind
     }
 
@@ -76,20 +80,20 @@ impl Error {
     }
 }
 
-impl fmt::Display for Error {
+impl fmt::Display for HttpError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.detail)
     }
 }
 
 /// Like `Display`, with kind and advice: the causes contain nothing else that a user needs.
-impl fmt::Debug for Error {
+impl fmt::Debug for HttpError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}: {}; {}", self.kind, self.detail, self.advice)
     }
 }
 
-impl StdError for Error {
+impl StdError for HttpError {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         self.source
             .as_deref()
@@ -98,7 +102,7 @@ impl StdError for Error {
 }
 
 /// Returns the error for a passed deadline.
-pub(super) fn timed_out(log: &ConnectionLog, route: &str) -> Error {
+pub(super) fn timed_out(log: &ConnectionLog, route: &str) -> HttpError {
     if log.connected() {
         lost(log, route, "no answer within the time allowed")
     } else if let Some(resolving) = log.resolving() {
@@ -109,23 +113,23 @@ pub(super) fn timed_out(log: &ConnectionLog, route: &str) -> Error {
 }
 
 /// Classifies an error of the HTTP library by the observations of the connection.
-pub(super) fn classify(log: &ConnectionLog, route: &str, cause: reqwest::Error) -> Error {
+pub(super) fn classify(log: &ConnectionLog, route: &str, cause: reqwest::Error) -> HttpError {
     let error = if let Some(error) = resolve_error(&cause) {
         unresolved(route, &error.to_string())
     } else if let Some(verdict) = log.verdict() {
-        Error::new(Kind::Untrusted, &verdict.detail, verdict.advice)
+        HttpError::new(HttpErrorKind::Untrusted, &verdict.detail, verdict.advice)
     } else {
         match tls_error(&cause) {
             Some(rustls::Error::AlertReceived(alert)) if refuses(*alert, log) => {
                 refused(log, route, *alert)
             }
-            Some(rustls::Error::AlertReceived(Alert::UnrecognisedName)) => Error::new(
-                Kind::Untrusted,
+            Some(rustls::Error::AlertReceived(Alert::UnrecognisedName)) => HttpError::new(
+                HttpErrorKind::Untrusted,
                 format!("{route} is not a server of that name"),
                 "use the name that its certificate is for, as the address or as the server name",
             ),
-            Some(error @ rustls::Error::InvalidCertificate(_)) => Error::new(
-                Kind::Untrusted,
+            Some(error @ rustls::Error::InvalidCertificate(_)) => HttpError::new(
+                HttpErrorKind::Untrusted,
                 format!("{route} does not prove possession of its certificate's key: {error}"),
                 "find out which program serves this address",
             ),
@@ -144,39 +148,39 @@ pub(super) fn classify(log: &ConnectionLog, route: &str, cause: reqwest::Error) 
 }
 
 /// Returns the error of a failed name resolution: neither the server nor the route to it is known to be at fault.
-fn unresolved(route: &str, why: &str) -> Error {
-    Error::new(
-        Kind::Unreachable,
+fn unresolved(route: &str, why: &str) -> HttpError {
+    HttpError::new(
+        HttpErrorKind::Unreachable,
         format!("{route}: {why}"),
         "check the name, and that the name servers in /etc/resolv.conf resolve it; or add the name to /etc/hosts",
     )
 }
 
-fn unreachable(log: &ConnectionLog, route: &str, why: &str) -> Error {
+fn unreachable(log: &ConnectionLog, route: &str, why: &str) -> HttpError {
     // Without the addresses of one family, a server may be unreachable.
     let unresolved = log.unresolved();
     let unresolved = unresolved.map_or_else(String::new, |note| format!(" ({note})"));
-    Error::new(
-        Kind::Unreachable,
+    HttpError::new(
+        HttpErrorKind::Unreachable,
         format!("{route} cannot be reached: {why}{unresolved}"),
         "check the address, the name servers, the route and the firewall, and that the server runs",
     )
 }
 
-fn lost(log: &ConnectionLog, route: &str, why: &str) -> Error {
+fn lost(log: &ConnectionLog, route: &str, why: &str) -> HttpError {
     let hint = if log.requested_certificate() {
         "; the server requested a client certificate and may have refused it by closing the connection"
     } else {
         ""
     };
-    Error::new(
-        Kind::Lost,
+    HttpError::new(
+        HttpErrorKind::Lost,
         format!("a request was sent to {route} and the answer was lost: {why}{hint}"),
         "the server may have executed the request: look at its log before repeating it by hand",
     )
 }
 
-fn refused(log: &ConnectionLog, route: &str, alert: Alert) -> Error {
+fn refused(log: &ConnectionLog, route: &str, alert: Alert) -> HttpError {
     let (detail, advice) = match log.client_certificate() {
         Some(certificate) => (
             format!("{route} refuses our client certificate ({certificate}): TLS alert {alert:?}"),
@@ -189,7 +193,7 @@ fn refused(log: &ConnectionLog, route: &str, alert: Alert) -> Error {
             "configure a client certificate and its key",
         ),
     };
-    Error::new(Kind::Refused, detail, advice)
+    HttpError::new(HttpErrorKind::Refused, detail, advice)
 }
 
 /// Returns true if an alert is about the client certificate.

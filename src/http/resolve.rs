@@ -205,16 +205,16 @@ async fn in_dns(
 }
 
 #[derive(Clone, Copy)]
-enum Family {
+enum AddressFamily {
     V4,
     V6,
 }
 
-impl Family {
+impl AddressFamily {
     fn record_type(self) -> RecordType {
         match self {
-            Family::V4 => RecordType::A,
-            Family::V6 => RecordType::AAAA,
+            AddressFamily::V4 => RecordType::A,
+            AddressFamily::V6 => RecordType::AAAA,
         }
     }
 }
@@ -232,13 +232,13 @@ impl Families {
         let [a, aaaa] = &self.0;
         let is_known = |answer: &Option<Result<_, _>>| matches!(answer, Some(Ok(_)));
         (!is_known(a) || !is_known(aaaa))
-            .then(|| format!("A: {}; AAAA: {}", Answer(a), Answer(aaaa)))
+            .then(|| format!("A: {}; AAAA: {}", DnsAnswer(a), DnsAnswer(aaaa)))
     }
 }
 
-struct Answer<'a>(&'a Option<Result<Vec<IpAddr>, Vec<String>>>);
+struct DnsAnswer<'a>(&'a Option<Result<Vec<IpAddr>, Vec<String>>>);
 
-impl fmt::Display for Answer<'_> {
+impl fmt::Display for DnsAnswer<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             None => f.write_str("no answer"),
@@ -255,8 +255,8 @@ impl fmt::Display for Answer<'_> {
 /// Queries both families. Once one has an address, the other one gets the same time again, within limits.
 async fn both_families(name: &DnsName, servers: &[Server], deadline: Instant) -> Families {
     let started = Instant::now();
-    let mut v4 = pin!(query_servers(Family::V4, name, servers, deadline));
-    let mut v6 = pin!(query_servers(Family::V6, name, servers, deadline));
+    let mut v4 = pin!(query_servers(AddressFamily::V4, name, servers, deadline));
+    let mut v6 = pin!(query_servers(AddressFamily::V6, name, servers, deadline));
     let (mut a, mut aaaa) = (None, None);
     let mut until = deadline;
     while a.is_none() || aaaa.is_none() {
@@ -278,7 +278,7 @@ async fn both_families(name: &DnsName, servers: &[Server], deadline: Instant) ->
 /// Queries the servers in their order, the next one after a failure or a delay. An answer may contain no address; the
 /// error contains the failure of each server.
 async fn query_servers(
-    family: Family,
+    family: AddressFamily,
     name: &DnsName,
     servers: &[Server],
     deadline: Instant,
@@ -310,7 +310,7 @@ async fn query_servers(
 }
 
 async fn query<'a>(
-    family: Family,
+    family: AddressFamily,
     name: &DnsName,
     server: &'a Server,
 ) -> (&'a str, Result<Vec<IpAddr>, String>) {

@@ -9,24 +9,24 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-use super::trust::{ConnectionLog, Trust, certified_key, server_name};
-use super::{Error, Identity, Kind};
+use super::trust::{ConnectionLog, ServerTrust, certified_key, server_name};
+use super::{ClientIdentity, HttpError, HttpErrorKind};
 use crate::x509::Certificate;
 
 /// Returns the leaf that the server at `address` presents. The certificate is not verified, but the server has proven
 /// possession of its key. With `identity`, a server that requires a client certificate logs no error.
 ///
 /// # Errors
-/// [`Kind::Unreachable`] if no handshake is completed within `limit`.
-pub async fn served(
+/// [`HttpErrorKind::Unreachable`] if no handshake is completed within `limit`.
+pub async fn presented_certificate(
     address: SocketAddr,
-    identity: Option<&Identity>,
+    identity: Option<&ClientIdentity>,
     clock: fn() -> OffsetDateTime,
     limit: Duration,
-) -> Result<Certificate, Error> {
+) -> Result<Certificate, HttpError> {
     let failed = |why: String| {
-        Error::new(
-            Kind::Unreachable,
+        HttpError::new(
+            HttpErrorKind::Unreachable,
             format!("{address} does not serve: {why}"),
             "check that the component runs there",
         )
@@ -42,7 +42,7 @@ pub async fn served(
         })
         .transpose()?;
     let log = Arc::new(ConnectionLog::new(address.to_string()));
-    let config = Trust::Any.config(identity, clock, &log)?;
+    let config = ServerTrust::Any.config(identity, clock, &log)?;
     let name = server_name(&address.ip().to_string())?;
     let handshake = async {
         let stream = TcpStream::connect(address).await?;

@@ -31,9 +31,9 @@ use tower_layer::Layer;
 use tower_service::Service;
 use zeroize::Zeroizing;
 
-use super::{Error, Files, Kind, Tls};
+use super::{Files, HttpError, HttpErrorKind, Tls};
 use crate::store;
-use crate::x509::{Certificate, hex, rfc3339, shown_certificate};
+use crate::x509::{Certificate, hex, presented_certificate, rfc3339};
 
 /// CA files of Debian, Fedora (both with their derivatives) and SUSE.
 const SYSTEM_CA_FILES: [&str; 3] = [
@@ -124,13 +124,13 @@ impl ConnectionLog {
 
 /// Records in the log when a connection is established.
 #[derive(Clone)]
-pub(super) struct Watch(pub(super) Arc<ConnectionLog>);
+pub(super) struct ConnectionWatch(pub(super) Arc<ConnectionLog>);
 
-impl<S> Layer<S> for Watch {
-    type Service = Watched<S>;
+impl<S> Layer<S> for ConnectionWatch {
+    type Service = WatchedStream<S>;
 
-    fn layer(&self, inner: S) -> Watched<S> {
-        Watched {
+    fn layer(&self, inner: S) -> WatchedStream<S> {
+        WatchedStream {
             inner,
             log: Arc::clone(&self.0),
         }
@@ -138,12 +138,12 @@ impl<S> Layer<S> for Watch {
 }
 
 #[derive(Clone)]
-pub(super) struct Watched<S> {
+pub(super) struct WatchedStream<S> {
     inner: S,
     log: Arc<ConnectionLog>,
 }
 
-impl<S, R> Service<R> for Watched<S>
+impl<S, R> Service<R> for WatchedStream<S>
 where
     S: Service<R>,
     S::Future: Send + 'static,
@@ -169,7 +169,7 @@ where
 
 /// Which server certificates are trusted.
 #[derive(Clone, Debug)]
-pub(super) enum Trust {
+pub(super) enum ServerTrust {
     /// None, since TLS is not used.
     None,
     /// Any certificate whose key the server possesses.
@@ -188,11 +188,11 @@ pub(super) struct ConfiguredTrust {
     name: Option<ServerName<'static>>,
 }
 
-impl Trust {
+impl ServerTrust {
     /// Reads the configured CA files.
-    pub(super) fn read(tls: &Tls, files: &dyn Files) -> Result<Self, Error> {
+    pub(super) fn read(tls: &Tls, files: &dyn Files) -> Result<Self, HttpError> {
         if tls.trusts_nothing() {
-            return Err(Error::local(
+            return Err(HttpError::local(
                 "neither a CA nor a pin is configured for the server",
                 "configure the CA that issued its certificate, or a SHA-256 pin of it; the system's CAs are used \
                  only if configured",
@@ -222,7 +222,7 @@ impl Trust {
             trust.add_system(&mut store, files)?;
         }
         trust.store = Arc::new(store);
-        Ok(Trust::Configured(trust))
+        Ok(ServerTrust::Configured(trust))
     }
 
     /// Returns the TLS configuration of one connection.
@@ -231,32 +231,38 @@ impl Trust {
         identity: Option<Arc<CertifiedKey>>,
         clock: fn() -> OffsetDateTime,
         log: &Arc<ConnectionLog>,
-    ) -> Result<ClientConfig, Error> {
+    ) -> Result<ClientConfig, HttpError> {
         let provider = Arc::new(aws_lc_rs::default_provider());
         let verifier = Verifier {
             trust: self,
             provider: Arc::clone(&provider),
             log: Arc::clone(log),
         };
-        let mut config = ClientConfig::builder_with_details(provider, Arc::new(Clock(clock)))
-            .with_safe_default_protocol_versions()
-            .map_err(|cause| {
-                Error::local("cannot initialise TLS", "report this as a bug of nodepki")
-                    .caused_by(cause)
-            })?
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(verifier))
-            .with_client_cert_resolver(Arc::new(ClientCertificate {
-                identity,
-                log: Arc::clone(log),
-            }));
+        let mut config =
+            ClientConfig::builder_with_details(provider, Arc::new(VerificationClock(clock)))
+                .with_safe_default_protocol_versions()
+                .map_err(|cause| {
+                    HttpError::local("cannot initialise TLS", "report this as a bug of nodepki")
+                        .caused_by(cause)
+                })?
+                .dangerous()
+                .with_custom_certificate_verifier(Arc::new(verifier))
+                .with_client_cert_resolver(Arc::new(ClientCertificate {
+                    identity,
+                    log: Arc::clone(log),
+                }));
         config.resumption = Resumption::disabled();
         Ok(config)
     }
 }
 
 impl ConfiguredTrust {
-    fn add(&mut self, store: &mut RootCertStore, pem: &[u8], source: String) -> Result<(), Error> {
+    fn add(
+        &mut self,
+        store: &mut RootCertStore,
+        pem: &[u8],
+        source: String,
+    ) -> Result<(), HttpError> {
         let certificates = certificates(pem, &source)?;
         for certificate in &certificates {
             // A certificate that is not a CA's can be the server's own, and is compared as a whole.
@@ -267,7 +273,11 @@ impl ConfiguredTrust {
         Ok(())
     }
 
-    fn add_system(&mut self, store: &mut RootCertStore, files: &dyn Files) -> Result<(), Error> {
+    fn add_system(
+        &mut self,
+        store: &mut RootCertStore,
+        files: &dyn Files,
+    ) -> Result<(), HttpError> {
         for path in SYSTEM_CA_FILES {
             match files.read(Path::new(path)) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -275,7 +285,7 @@ impl ConfiguredTrust {
                 Ok(pem) => return self.add(store, &pem, format!("the system's CAs in {path}")),
             }
         }
-        Err(Error::local(
+        Err(HttpError::local(
             format!(
                 "the system has no CA file: neither {}",
                 SYSTEM_CA_FILES.join(" nor ")
@@ -292,7 +302,7 @@ impl ConfiguredTrust {
         name: &ServerName<'_>,
         now: UnixTime,
         provider: &CryptoProvider,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), TrustFault> {
         let name = self.name.as_ref().unwrap_or(name);
         let parsed = ParsedCertificate::try_from(leaf)?;
         let chains_to = |store: &RootCertStore| {
@@ -311,12 +321,12 @@ impl ConfiguredTrust {
         }
         if !self.pins.is_empty() && !is_pinned {
             // A pinned certificate counts only if it signed the chain: any server can send it.
-            let mut outcome = Err(Fault::Unpinned);
+            let mut outcome = Err(TrustFault::Unpinned);
             for pinned in others.iter().chain(&self.anchors) {
                 if outcome.is_err() && self.is_pinned(pinned) {
                     let mut store = RootCertStore::empty();
                     store.add(pinned.clone().into_owned())?;
-                    outcome = chains_to(&store).map_err(Fault::Tls);
+                    outcome = chains_to(&store).map_err(TrustFault::Tls);
                 }
             }
             outcome?;
@@ -331,24 +341,24 @@ impl ConfiguredTrust {
 
     fn is_pinned(&self, der: &CertificateDer<'_>) -> bool {
         self.pins.contains(&Sha256::digest(der).into())
-            || shown_certificate(der).is_some_and(|(key, _)| self.pins.contains(&key.sha256()))
+            || presented_certificate(der).is_some_and(|(key, _)| self.pins.contains(&key.sha256()))
     }
 }
 
 /// Why a chain is not trusted.
-enum Fault {
+enum TrustFault {
     Unpinned,
     Tls(rustls::Error),
 }
 
-impl From<rustls::Error> for Fault {
+impl From<rustls::Error> for TrustFault {
     fn from(error: rustls::Error) -> Self {
-        Fault::Tls(error)
+        TrustFault::Tls(error)
     }
 }
 
 fn within_validity(der: &CertificateDer<'_>, now: UnixTime) -> Result<(), rustls::Error> {
-    let (_, validity) = shown_certificate(der).ok_or(CertificateError::BadEncoding)?;
+    let (_, validity) = presented_certificate(der).ok_or(CertificateError::BadEncoding)?;
     let seconds = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
     if seconds > *validity.end() {
         Err(CertificateError::Expired.into())
@@ -361,7 +371,7 @@ fn within_validity(der: &CertificateDer<'_>, now: UnixTime) -> Result<(), rustls
 
 #[derive(Debug)]
 struct Verifier {
-    trust: Trust,
+    trust: ServerTrust,
     provider: Arc<CryptoProvider>,
     log: Arc<ConnectionLog>,
 }
@@ -382,9 +392,9 @@ impl ServerCertVerifier for Verifier {
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
         let configured = match &self.trust {
-            Trust::Any => return Ok(ServerCertVerified::assertion()),
-            Trust::None => return Err(CertificateError::UnknownIssuer.into()),
-            Trust::Configured(trust) => trust,
+            ServerTrust::Any => return Ok(ServerCertVerified::assertion()),
+            ServerTrust::None => return Err(CertificateError::UnknownIssuer.into()),
+            ServerTrust::Configured(trust) => trust,
         };
         configured
             .verify(leaf, others, name, now, &self.provider)
@@ -393,8 +403,8 @@ impl ServerCertVerifier for Verifier {
                 let verdict = configured.explain(&fault, leaf, others, name, now, &self.log.origin);
                 let _ = self.log.verdict.set(verdict);
                 match fault {
-                    Fault::Tls(error) => error,
-                    Fault::Unpinned => CertificateError::ApplicationVerificationFailure.into(),
+                    TrustFault::Tls(error) => error,
+                    TrustFault::Unpinned => CertificateError::ApplicationVerificationFailure.into(),
                 }
             })
     }
@@ -429,7 +439,7 @@ impl ServerCertVerifier for Verifier {
 impl ConfiguredTrust {
     fn explain(
         &self,
-        fault: &Fault,
+        fault: &TrustFault,
         leaf: &CertificateDer<'_>,
         others: &[CertificateDer<'_>],
         name: &ServerName<'_>,
@@ -442,7 +452,7 @@ impl ConfiguredTrust {
             |certificate| certificate.subject().to_string(),
         );
         let (why, advice) = match (fault, &certificate) {
-            (Fault::Unpinned, _) => (
+            (TrustFault::Unpinned, _) => (
                 format!(
                     "no certificate of its chain is pinned: expected {}, found {}",
                     self.pins
@@ -459,10 +469,12 @@ impl ConfiguredTrust {
                     "find out whether the server's certificate was changed intentionally, then change the pin"
                 },
             ),
-            (Fault::Tls(rustls::Error::InvalidCertificate(error)), Some(certificate)) => {
+            (TrustFault::Tls(rustls::Error::InvalidCertificate(error)), Some(certificate)) => {
                 self.explain_invalid(error, certificate, name, now)
             }
-            (Fault::Tls(error), _) => (error.to_string(), "have the server's certificate reissued"),
+            (TrustFault::Tls(error), _) => {
+                (error.to_string(), "have the server's certificate reissued")
+            }
         };
         Verdict {
             detail: format!("the certificate of {origin} ({subject}) is not trusted: {why}"),
@@ -597,9 +609,9 @@ impl ResolvesClientCert for ClientCertificate {
 }
 
 #[derive(Debug)]
-struct Clock(fn() -> OffsetDateTime);
+struct VerificationClock(fn() -> OffsetDateTime);
 
-impl TimeProvider for Clock {
+impl TimeProvider for VerificationClock {
     fn current_time(&self) -> Option<UnixTime> {
         let seconds = u64::try_from((self.0)().unix_timestamp()).ok()?;
         Some(UnixTime::since_unix_epoch(std::time::Duration::from_secs(
@@ -609,9 +621,9 @@ impl TimeProvider for Clock {
 }
 
 /// Parses a DNS name or an IP address.
-pub(super) fn server_name(name: &str) -> Result<ServerName<'static>, Error> {
+pub(super) fn server_name(name: &str) -> Result<ServerName<'static>, HttpError> {
     ServerName::try_from(name.to_owned()).map_err(|cause| {
-        Error::local(
+        HttpError::local(
             format!("the server name {name:?} is not a DNS name or an IP address"),
             "write a DNS name or an IP address",
         )
@@ -624,7 +636,7 @@ pub(super) fn read(
     files: &dyn Files,
     path: &Path,
     what: &str,
-) -> Result<Zeroizing<Vec<u8>>, Error> {
+) -> Result<Zeroizing<Vec<u8>>, HttpError> {
     files
         .read(path)
         .map_err(|error| unreadable(&files.shown(path), what, error))
@@ -635,24 +647,24 @@ pub(super) fn read_secret(
     files: &dyn Files,
     path: &Path,
     what: &str,
-) -> Result<Zeroizing<Vec<u8>>, Error> {
+) -> Result<Zeroizing<Vec<u8>>, HttpError> {
     files
         .read_secret(path)
         .map_err(|error| unreadable(path, what, error))
 }
 
-fn unreadable(path: &Path, what: &str, error: io::Error) -> Error {
+fn unreadable(path: &Path, what: &str, error: io::Error) -> HttpError {
     let detail = format!("the {what} {} cannot be read: {error}", path.display());
     let advice = match store::is_access_refusal(&error) {
         true => "then run again",
         false => "put the file there, or correct the configuration",
     };
-    Error::local(detail, advice).caused_by(error)
+    HttpError::local(detail, advice).caused_by(error)
 }
 
-fn certificates(pem: &[u8], what: &str) -> Result<Vec<Anchor>, Error> {
+fn certificates(pem: &[u8], what: &str) -> Result<Vec<Anchor>, HttpError> {
     let wrong = |why: String| {
-        Error::local(
+        HttpError::local(
             format!("{what}: {why}"),
             "write one or more certificates in PEM",
         )
@@ -672,11 +684,11 @@ pub(super) fn certified_key(
     key_pem: &[u8],
     chain_name: &str,
     key_name: &str,
-) -> Result<Arc<CertifiedKey>, Error> {
+) -> Result<Arc<CertifiedKey>, HttpError> {
     let chain = certificates(chain_pem, chain_name)?;
     // The parser's own message can quote a line of the key.
     let key = PrivateKeyDer::from_pem_slice(key_pem).map_err(|_| {
-        Error::local(
+        HttpError::local(
             format!("{key_name} does not contain a private key without a password"),
             "write a PKCS#8, PKCS#1 or SEC1 key in PEM",
         )
@@ -691,8 +703,8 @@ pub(super) fn certified_key(
                 }
                 _ => format!("{key_name} cannot be used with {chain_name}: {cause}"),
             };
-            Error::new(
-                Kind::Local,
+            HttpError::new(
+                HttpErrorKind::Local,
                 detail,
                 "install a certificate together with the key that it was issued for",
             )

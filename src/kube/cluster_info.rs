@@ -28,7 +28,7 @@ pub struct ClusterInfo {
 
 /// The cluster in the kubeconfig.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cluster {
+pub struct DiscoveredCluster {
     /// URL of an API server.
     pub server: String,
     /// All CA certificates, trusted or not.
@@ -39,7 +39,7 @@ pub struct Cluster {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message is the documentation")]
-pub enum Error {
+pub enum ClusterInfoError {
     #[error(
         "it does not contain a kubeconfig, so this cluster is not set up for joining by token; run on a control-plane node: \
          kubeadm init phase bootstrap-token"
@@ -90,8 +90,8 @@ impl ClusterInfo {
     /// Reads the ConfigMap.
     ///
     /// # Errors
-    /// [`Error::NoKubeconfig`].
-    pub fn read(config_map: &Value) -> Result<Self, Error> {
+    /// [`ClusterInfoError::NoKubeconfig`].
+    pub fn read(config_map: &Value) -> Result<Self, ClusterInfoError> {
         let entries = || {
             let data = config_map.get("data").and_then(Value::as_object);
             let text =
@@ -101,7 +101,7 @@ impl ClusterInfo {
         let kubeconfig = entries()
             .find(|(key, text)| key == KUBECONFIG_KEY && !text.is_empty())
             .map(|(_, text)| text)
-            .ok_or(Error::NoKubeconfig)?;
+            .ok_or(ClusterInfoError::NoKubeconfig)?;
         let signatures = entries()
             .filter_map(|(key, text)| Some((key.strip_prefix(SIGNATURE_PREFIX)?.to_owned(), text)))
             .collect();
@@ -124,8 +124,8 @@ impl ClusterInfo {
     /// Verifies the token's signature over the bytes of the kubeconfig.
     ///
     /// # Errors
-    /// See [`Error`].
-    pub fn verify(&self, token: &BootstrapToken) -> Result<(), Error> {
+    /// See [`ClusterInfoError`].
+    pub fn verify(&self, token: &BootstrapToken) -> Result<(), ClusterInfoError> {
         let jws = self.signatures.get(token.id()).map_or("", String::as_str);
         verify(jws, &self.kubeconfig, token.id(), token.secret())
     }
@@ -133,22 +133,22 @@ impl ClusterInfo {
     /// Returns the cluster in the kubeconfig.
     ///
     /// # Errors
-    /// See [`Error`].
-    pub fn cluster(&self) -> Result<Cluster, Error> {
+    /// See [`ClusterInfoError`].
+    pub fn cluster(&self) -> Result<DiscoveredCluster, ClusterInfoError> {
         let current = Kubeconfig::parse(&self.kubeconfig)?.to_join()?;
         let authority = current
             .authority
-            .ok_or(Error::Missing("certificate-authority-data"))?;
-        Ok(Cluster {
-            server: current.server.ok_or(Error::Missing("server"))?,
+            .ok_or(ClusterInfoError::Missing("certificate-authority-data"))?;
+        Ok(DiscoveredCluster {
+            server: current.server.ok_or(ClusterInfoError::Missing("server"))?,
             authority: TrustBundle::from_pem(&authority)?,
         })
     }
 }
 
 /// Verifies a JWS with detached content (RFC 7515, appendix F). Its header must be exactly that of Kubernetes.
-fn verify(jws: &str, content: &str, id: &str, secret: &str) -> Result<(), Error> {
-    let damaged = |why| Error::Damaged {
+fn verify(jws: &str, content: &str, id: &str, secret: &str) -> Result<(), ClusterInfoError> {
+    let damaged = |why| ClusterInfoError::Damaged {
         id: id.to_owned(),
         why,
     };
@@ -161,7 +161,7 @@ fn verify(jws: &str, content: &str, id: &str, secret: &str) -> Result<(), Error>
         .map_err(|_| damaged("its header is not base64url"))?;
     let wanted = format!(r#"{{"alg":"HS256","kid":"{id}"}}"#);
     if found != wanted.as_bytes() {
-        return Err(Error::Header {
+        return Err(ClusterInfoError::Header {
             id: id.to_owned(),
             found: String::from_utf8_lossy(&found).escape_default().to_string(),
             wanted,
@@ -178,20 +178,20 @@ fn verify(jws: &str, content: &str, id: &str, secret: &str) -> Result<(), Error>
     let key = hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes());
     let signed = format!("{header}.{}", BASE64.encode(content));
     hmac::verify(&key, signed.as_bytes(), &signature)
-        .map_err(|_| Error::Signature { id: id.to_owned() })
+        .map_err(|_| ClusterInfoError::Signature { id: id.to_owned() })
 }
 
 /// Verifies that every certificate is pinned, or a CA below a pinned one. kubeadm requires only one pinned certificate and
 /// then trusts all of them, including those that a thief of the token may have added.
 ///
 /// # Errors
-/// [`Error::NotPinned`] and [`Error::Strangers`].
+/// [`ClusterInfoError::NotPinned`] and [`ClusterInfoError::Strangers`].
 pub(crate) fn require_pins(
     authority: &TrustBundle,
     pins: &[[u8; 32]],
     token: &BootstrapToken,
-) -> Result<(), Error> {
-    let strangers = authority.strangers(pins);
+) -> Result<(), ClusterInfoError> {
+    let strangers = authority.unpinned(pins);
     if strangers.is_empty() {
         Ok(())
     } else if strangers.len() == authority.certificates().len() {
@@ -199,12 +199,12 @@ pub(crate) fn require_pins(
             .iter()
             .map(|pin| format!("sha256:{}", hex(pin)))
             .collect();
-        Err(Error::NotPinned {
+        Err(ClusterInfoError::NotPinned {
             found: named(authority.certificates()),
             pinned: pinned.join(", "),
         })
     } else {
-        Err(Error::Strangers {
+        Err(ClusterInfoError::Strangers {
             id: token.id().to_owned(),
             found: named(strangers),
         })

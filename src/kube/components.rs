@@ -1,6 +1,6 @@
 //! The components that read each file, and whether they notice a new one while they run.
 //!
-//! Owns the table from a [`Change`] to the [`Component`]s that must be restarted for it. Pure; `agent::reload` restarts
+//! Owns the table from a [`ReplacedFile`] to the [`Component`]s that must be restarted for it. Pure; `agent::reload` restarts
 //! them, and `store` records the pending restarts.
 //!
 //! The table is based on the sources of Kubernetes 1.36 and etcd 3.6. Of all renewed files, only two require a restart of a
@@ -14,7 +14,7 @@
 //! with the old pair. The one exception is the kubelet, which watches its client CA only since 1.36; it is restarted in any
 //! version, which does not disturb pods.
 //!
-//! To add a reader, add a row to [`restarts`] and its case to the test.
+//! To add a reader, add a row to [`components_to_restart`] and its case to the test.
 
 use std::fmt;
 use std::str::FromStr;
@@ -89,7 +89,7 @@ impl FromStr for Component {
 
 /// The kind of file that was replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Change {
+pub enum ReplacedFile {
     /// A certificate with its key, or a kubeconfig.
     Certificate(CertName),
     /// The trust bundle of an authority, such as `ca.crt`.
@@ -100,49 +100,52 @@ pub enum Change {
     KubeletConfiguration,
 }
 
-impl Change {
+impl ReplacedFile {
     /// Returns all changes.
-    pub fn all() -> impl Iterator<Item = Change> {
-        let certificates = CertName::ALL.into_iter().map(Change::Certificate);
+    pub fn all() -> impl Iterator<Item = ReplacedFile> {
+        let certificates = CertName::ALL.into_iter().map(ReplacedFile::Certificate);
         certificates
-            .chain(Authority::ALL.into_iter().map(Change::Bundle))
-            .chain([Change::ServiceAccount, Change::KubeletConfiguration])
+            .chain(Authority::ALL.into_iter().map(ReplacedFile::Bundle))
+            .chain([
+                ReplacedFile::ServiceAccount,
+                ReplacedFile::KubeletConfiguration,
+            ])
     }
 
     /// Returns kubeadm's name of the file or pair.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Change::Certificate(name) => name.as_str(),
-            Change::Bundle(authority) => authority.as_str(),
-            Change::ServiceAccount => "sa",
-            Change::KubeletConfiguration => "kubelet-configuration",
+            ReplacedFile::Certificate(name) => name.as_str(),
+            ReplacedFile::Bundle(authority) => authority.as_str(),
+            ReplacedFile::ServiceAccount => "sa",
+            ReplacedFile::KubeletConfiguration => "kubelet-configuration",
         }
     }
 }
 
-impl fmt::Display for Change {
+impl fmt::Display for ReplacedFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.as_str())
     }
 }
 
-impl FromStr for Change {
+impl FromStr for ReplacedFile {
     type Err = UnknownName;
 
     fn from_str(name: &str) -> Result<Self, UnknownName> {
-        Change::all()
+        ReplacedFile::all()
             .find(|change| change.as_str() == name)
             .ok_or_else(|| UnknownName::new("change", name))
     }
 }
 
-impl Serialize for Change {
+impl Serialize for ReplacedFile {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(self.as_str())
     }
 }
 
-impl<'de> Deserialize<'de> for Change {
+impl<'de> Deserialize<'de> for ReplacedFile {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         String::deserialize(deserializer)?
             .parse()
@@ -151,23 +154,23 @@ impl<'de> Deserialize<'de> for Change {
 }
 
 /// Returns the components that must be restarted for a change, in this order; none if all of them notice it.
-pub const fn restarts(change: Change) -> &'static [Component] {
+pub const fn components_to_restart(change: ReplacedFile) -> &'static [Component] {
     use Component as C;
     match change {
-        Change::Certificate(CertName::ControllerManagerConf) => &[C::KubeControllerManager],
-        Change::Certificate(CertName::SchedulerConf) => &[C::KubeScheduler],
+        ReplacedFile::Certificate(CertName::ControllerManagerConf) => &[C::KubeControllerManager],
+        ReplacedFile::Certificate(CertName::SchedulerConf) => &[C::KubeScheduler],
         // The kubelet reads the file only at its start. The same applies to the pair that it may name: a kubelet that rotates
         // keeps its certificate in memory (`certificate_manager.go`). Only one that does not rotate watches the pair.
-        Change::Certificate(CertName::KubeletConf) => &[C::Kubelet],
+        ReplacedFile::Certificate(CertName::KubeletConf) => &[C::Kubelet],
         // The kubelet watches it only since 1.31 (ReloadKubeletServerCertificateFile).
-        Change::Certificate(CertName::KubeletServing) => &[C::Kubelet],
-        Change::Certificate(_) => &[],
+        ReplacedFile::Certificate(CertName::KubeletServing) => &[C::Kubelet],
+        ReplacedFile::Certificate(_) => &[],
         // As --client-ca-file it is watched; as --root-ca-file, and as clientCAFile of the kubelet, it is not.
-        Change::Bundle(Authority::Ca) => &[C::KubeControllerManager, C::Kubelet],
-        Change::Bundle(Authority::EtcdCa) => &[C::Etcd, C::KubeApiserver],
-        Change::Bundle(Authority::FrontProxyCa) => &[],
-        Change::ServiceAccount => &[C::KubeApiserver, C::KubeControllerManager],
-        Change::KubeletConfiguration => &[C::Kubelet],
+        ReplacedFile::Bundle(Authority::Ca) => &[C::KubeControllerManager, C::Kubelet],
+        ReplacedFile::Bundle(Authority::EtcdCa) => &[C::Etcd, C::KubeApiserver],
+        ReplacedFile::Bundle(Authority::FrontProxyCa) => &[],
+        ReplacedFile::ServiceAccount => &[C::KubeApiserver, C::KubeControllerManager],
+        ReplacedFile::KubeletConfiguration => &[C::Kubelet],
     }
 }
 
@@ -197,9 +200,9 @@ etcd-ca etcd kube-apiserver
 sa kube-apiserver kube-controller-manager
 kubelet-configuration kubelet
 ";
-        let found: String = Change::all()
+        let found: String = ReplacedFile::all()
             .map(|change| {
-                let names: Vec<_> = restarts(change)
+                let names: Vec<_> = components_to_restart(change)
                     .iter()
                     .map(|component| component.as_str())
                     .collect();
@@ -215,8 +218,8 @@ kubelet-configuration kubelet
 
     #[test]
     fn parses_displayed_names() {
-        for change in Change::all() {
-            assert_eq!(change.as_str().parse::<Change>().unwrap(), change);
+        for change in ReplacedFile::all() {
+            assert_eq!(change.as_str().parse::<ReplacedFile>().unwrap(), change);
         }
         for component in Component::ALL {
             assert_eq!(component.as_str().parse::<Component>().unwrap(), component);
@@ -224,6 +227,6 @@ kubelet-configuration kubelet
             assert_eq!(json, component.as_str());
         }
         assert!("kube-proxy".parse::<Component>().is_err());
-        assert!("ca.crt".parse::<Change>().is_err());
+        assert!("ca.crt".parse::<ReplacedFile>().is_err());
     }
 }

@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::x509::PublicKey;
 
 /// Path of the key set on an API server.
-pub const PATH: &str = "/openid/v1/jwks";
+pub const JWKS_PATH: &str = "/openid/v1/jwks";
 
 /// The reason why a document is not a key set.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -32,7 +32,7 @@ pub(crate) fn key_id(key: &PublicKey) -> String {
 ///
 /// # Errors
 /// A document that is not a key set.
-pub fn knows(jwks: &Value, key: &PublicKey) -> Result<bool, JwksError> {
+pub fn contains_key(jwks: &Value, key: &PublicKey) -> Result<bool, JwksError> {
     let id = key_id(key);
     let members = key.jwk_members();
     let mut known = false;
@@ -115,8 +115,8 @@ TpMWFd9ksfgjo3aPcbrbYLdi1u4+CMnygh7fJwSFY2j0WeQaohtyLOxtUQ==
             (json!([]), false),
         ] {
             let jwks = json!({ "keys": keys });
-            assert_eq!(knows(&jwks, &key(RSA)), Ok(known), "{jwks}");
-            assert_eq!(knows(&jwks, &key(EC)), Ok(false), "{jwks}");
+            assert_eq!(contains_key(&jwks, &key(RSA)), Ok(known), "{jwks}");
+            assert_eq!(contains_key(&jwks, &key(EC)), Ok(false), "{jwks}");
         }
         assert_eq!(key_id(&key(RSA)), RSA_ID);
         let jwks = json!({"keys": [other, {}, own]});
@@ -127,9 +127,9 @@ TpMWFd9ksfgjo3aPcbrbYLdi1u4+CMnygh7fJwSFY2j0WeQaohtyLOxtUQ==
     fn reports_document_that_is_not_a_key_set() {
         let key = key(EC);
         for document in [json!({}), json!([]), json!({"keys": {}}), json!(null)] {
-            assert_eq!(knows(&document, &key), Err(JwksError::NotAKeySet));
+            assert_eq!(contains_key(&document, &key), Err(JwksError::NotAKeySet));
         }
         let odd = json!({"keys": [{}, "key"]});
-        assert_eq!(knows(&odd, &key), Err(JwksError::NotAKey(2)));
+        assert_eq!(contains_key(&odd, &key), Err(JwksError::NotAKey(2)));
     }
 }

@@ -1,4 +1,4 @@
-//! The kubeadm configuration of a node: v1beta3 and v1beta4 documents in any mix of files, as [`Cluster`] and [`Node`].
+//! The kubeadm configuration of a node: v1beta3 and v1beta4 documents in any mix of files, as [`ClusterConfig`] and [`NodeConfig`].
 //!
 //! [`load`] reads texts into documents and checks each field that nodepki uses. [`resolve`] adds the facts of the host
 //! and applies the rules that involve several documents. Both collect all faults. Pure: the caller reads the files and
@@ -15,7 +15,7 @@
 //! - a relative `kubeConfigPath`, and a URL with a password, are refused;
 //! - old and future `kubernetesVersion`s are accepted, as the release of kubeadm on the node is unknown.
 //!
-//! The token and the certificate key of a JoinConfiguration are read into [`Join`], whose `Debug` output omits them.
+//! The token and the certificate key of a JoinConfiguration are read into [`JoinDiscovery`], whose `Debug` output omits them.
 //! Those of an InitConfiguration are not read.
 //!
 //! To use one more field, read it in `cluster`, `node` or `join`, and remove its name from the ignored fields there.
@@ -29,15 +29,15 @@ mod node;
 mod resolve;
 mod version;
 
-pub use address::{Endpoint, Host, IpNet, NodeName, Note, Refusal, San};
+pub use address::{Host, HostPort, InvalidValue, IpNet, NodeName, San, ValueNote};
 pub(crate) use address::{is_dns_subdomain, join_host_port};
-pub use cluster::{Cluster, Etcd};
+pub use cluster::{ClusterConfig, Etcd};
 pub(crate) use documents::load_over;
-pub use documents::{Loaded, load};
-pub use join::{BootstrapToken, Discovery, DiscoveryFile, Join, NoToken};
-pub use node::{Node, Role};
-pub use resolve::{HostFacts, Overrides, Resolved, Running, resolve};
-pub use version::Version;
+pub use documents::{Documents, load};
+pub use join::{BootstrapToken, Discovery, DiscoveryFile, InvalidToken, JoinDiscovery};
+pub use node::{KubeadmRole, NodeConfig};
+pub use resolve::{ExistingNode, HostFacts, Overrides, Resolved, resolve};
+pub use version::KubernetesVersion;
 
 #[cfg(test)]
 mod tests;

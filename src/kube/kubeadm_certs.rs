@@ -8,7 +8,7 @@
 //! cluster. kubeadm accepts every entry that it can decrypt; here its content must also match its name
 //! ([`SharedCerts::new`]).
 //!
-//! To share one more file, add an [`Entry`], and verify its content in `fault_of`.
+//! To share one more file, add an [`SharedFile`], and verify its content in `fault_of`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -24,16 +24,16 @@ use crate::x509::{Certificate, Chain, PrivateKey, PublicKey, TrustBundle, hex};
 /// Namespace of the Secret.
 pub const NAMESPACE: &str = "kube-system";
 /// Name of the Secret.
-pub const SECRET: &str = "kubeadm-certs";
+pub const SECRET_NAME: &str = "kubeadm-certs";
 /// The command that creates the Secret and prints the new certificate key.
-pub(crate) const UPLOAD: &str = "kubeadm init phase upload-certs --upload-certs";
+pub(crate) const UPLOAD_COMMAND: &str = "kubeadm init phase upload-certs --upload-certs";
 
 const NONCE_BYTES: usize = 12;
 const TAG_BYTES: usize = 16;
 
 /// A file that control-plane nodes share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Entry {
+pub enum SharedFile {
     /// The CA certificate of an authority, such as `ca.crt`.
     Authority(Authority),
     /// The CA key of an authority, such as `ca.key`.
@@ -50,82 +50,90 @@ pub enum Entry {
     ExternalEtcdKey,
 }
 
-impl Entry {
+impl SharedFile {
     /// All entries; the key of an authority follows its certificate.
-    pub const ALL: [Entry; 11] = [
-        Entry::Authority(Authority::Ca),
-        Entry::AuthorityKey(Authority::Ca),
-        Entry::Authority(Authority::FrontProxyCa),
-        Entry::AuthorityKey(Authority::FrontProxyCa),
-        Entry::Authority(Authority::EtcdCa),
-        Entry::AuthorityKey(Authority::EtcdCa),
-        Entry::ServiceAccountKey,
-        Entry::ServiceAccountPublic,
-        Entry::ExternalEtcdAuthority,
-        Entry::ExternalEtcdCertificate,
-        Entry::ExternalEtcdKey,
+    pub const ALL: [SharedFile; 11] = [
+        SharedFile::Authority(Authority::Ca),
+        SharedFile::AuthorityKey(Authority::Ca),
+        SharedFile::Authority(Authority::FrontProxyCa),
+        SharedFile::AuthorityKey(Authority::FrontProxyCa),
+        SharedFile::Authority(Authority::EtcdCa),
+        SharedFile::AuthorityKey(Authority::EtcdCa),
+        SharedFile::ServiceAccountKey,
+        SharedFile::ServiceAccountPublic,
+        SharedFile::ExternalEtcdAuthority,
+        SharedFile::ExternalEtcdCertificate,
+        SharedFile::ExternalEtcdKey,
     ];
 
     /// Returns the key in the Secret's data: the file's path below the certificates directory, with `-` for `/`.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Entry::Authority(Authority::Ca) => "ca.crt",
-            Entry::Authority(Authority::FrontProxyCa) => "front-proxy-ca.crt",
-            Entry::Authority(Authority::EtcdCa) => "etcd-ca.crt",
-            Entry::AuthorityKey(Authority::Ca) => "ca.key",
-            Entry::AuthorityKey(Authority::FrontProxyCa) => "front-proxy-ca.key",
-            Entry::AuthorityKey(Authority::EtcdCa) => "etcd-ca.key",
-            Entry::ServiceAccountKey => "sa.key",
-            Entry::ServiceAccountPublic => "sa.pub",
-            Entry::ExternalEtcdAuthority => "external-etcd-ca.crt",
-            Entry::ExternalEtcdCertificate => "external-etcd.crt",
-            Entry::ExternalEtcdKey => "external-etcd.key",
+            SharedFile::Authority(Authority::Ca) => "ca.crt",
+            SharedFile::Authority(Authority::FrontProxyCa) => "front-proxy-ca.crt",
+            SharedFile::Authority(Authority::EtcdCa) => "etcd-ca.crt",
+            SharedFile::AuthorityKey(Authority::Ca) => "ca.key",
+            SharedFile::AuthorityKey(Authority::FrontProxyCa) => "front-proxy-ca.key",
+            SharedFile::AuthorityKey(Authority::EtcdCa) => "etcd-ca.key",
+            SharedFile::ServiceAccountKey => "sa.key",
+            SharedFile::ServiceAccountPublic => "sa.pub",
+            SharedFile::ExternalEtcdAuthority => "external-etcd-ca.crt",
+            SharedFile::ExternalEtcdCertificate => "external-etcd.crt",
+            SharedFile::ExternalEtcdKey => "external-etcd.key",
         }
     }
 
     /// Returns the entry of this name; `None` if kubeadm has no such entry.
-    pub fn parse(name: &str) -> Option<Entry> {
-        Entry::ALL.into_iter().find(|entry| entry.as_str() == name)
+    pub fn parse(name: &str) -> Option<SharedFile> {
+        SharedFile::ALL
+            .into_iter()
+            .find(|entry| entry.as_str() == name)
     }
 
     /// Returns true for the private key of an authority, which a node with an external signer must never contain.
     pub(crate) const fn is_authority_key(self) -> bool {
-        matches!(self, Entry::AuthorityKey(_))
+        matches!(self, SharedFile::AuthorityKey(_))
     }
 
     /// Returns true for any private key.
     pub(crate) const fn is_private(self) -> bool {
         matches!(
             self,
-            Entry::AuthorityKey(_) | Entry::ServiceAccountKey | Entry::ExternalEtcdKey
+            SharedFile::AuthorityKey(_)
+                | SharedFile::ServiceAccountKey
+                | SharedFile::ExternalEtcdKey
         )
     }
 
     /// Parses a file of this name; `None` if its content is something else. Files with the same content in another form are
     /// equal.
-    pub fn holds(self, bytes: &[u8]) -> Option<Held> {
+    pub fn holds(self, bytes: &[u8]) -> Option<SharedContent> {
         match self {
-            Entry::Authority(_) | Entry::ExternalEtcdAuthority => {
+            SharedFile::Authority(_) | SharedFile::ExternalEtcdAuthority => {
                 let bundle = TrustBundle::from_pem(bytes).ok()?;
-                Some(Held::Certificates(bundle.certificates().to_vec()))
+                Some(SharedContent::Certificates(bundle.certificates().to_vec()))
             }
-            Entry::ExternalEtcdCertificate => {
+            SharedFile::ExternalEtcdCertificate => {
                 let chain = Chain::from_pem(bytes).ok()?;
                 let leaf = std::iter::once(chain.leaf());
-                Some(Held::Certificates(
+                Some(SharedContent::Certificates(
                     leaf.chain(chain.intermediates()).cloned().collect(),
                 ))
             }
-            Entry::AuthorityKey(_) | Entry::ServiceAccountKey | Entry::ExternalEtcdKey => {
+            SharedFile::AuthorityKey(_)
+            | SharedFile::ServiceAccountKey
+            | SharedFile::ExternalEtcdKey => {
                 let key = PrivateKey::from_pem(bytes).ok()?;
-                Some(Held::Keys(vec![key.public_key().clone()]))
+                Some(SharedContent::Keys(vec![key.public_key().clone()]))
             }
-            Entry::ServiceAccountPublic => PublicKey::all_from_pem(bytes).ok().map(Held::Keys),
+            SharedFile::ServiceAccountPublic => {
+                PublicKey::all_from_pem(bytes).ok().map(SharedContent::Keys)
+            }
         }
     }
 }
 
-impl fmt::Display for Entry {
+impl fmt::Display for SharedFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.as_str())
     }
@@ -133,43 +141,43 @@ impl fmt::Display for Entry {
 
 /// The content of a shared file, for comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Held {
+pub enum SharedContent {
     /// One or more certificates, in order.
     Certificates(Vec<Certificate>),
     /// One or more public keys, in order, or that of a private key.
     Keys(Vec<PublicKey>),
 }
 
-impl Held {
+impl SharedContent {
     /// The first certificate.
     pub fn certificate(&self) -> Option<&Certificate> {
         match self {
-            Held::Certificates(certificates) => certificates.first(),
-            Held::Keys(_) => None,
+            SharedContent::Certificates(certificates) => certificates.first(),
+            SharedContent::Keys(_) => None,
         }
     }
 
     /// The first public key, or that of the first certificate.
     pub fn key(&self) -> Option<&PublicKey> {
         match self {
-            Held::Certificates(_) => self.certificate().map(Certificate::public_key),
-            Held::Keys(keys) => keys.first(),
+            SharedContent::Certificates(_) => self.certificate().map(Certificate::public_key),
+            SharedContent::Keys(keys) => keys.first(),
         }
     }
 }
 
 /// Displays only digests.
-impl fmt::Display for Held {
+impl fmt::Display for SharedContent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let words: Vec<_> = match self {
-            Held::Certificates(certificates) => certificates
+            SharedContent::Certificates(certificates) => certificates
                 .iter()
                 .map(|one| {
                     let print = hex(&one.fingerprint());
                     format!("certificate sha256:{print} ({})", one.subject())
                 })
                 .collect(),
-            Held::Keys(keys) => keys
+            SharedContent::Keys(keys) => keys
                 .iter()
                 .map(|key| format!("public key sha256:{}", hex(&key.sha256())))
                 .collect(),
@@ -201,7 +209,7 @@ pub enum SealError {
     #[error("the kernel did not return random bytes: {0}")]
     Random(getrandom::Error),
     #[error("{0} cannot be encrypted")]
-    TooLarge(Entry),
+    TooLarge(SharedFile),
 }
 
 impl CertificateKey {
@@ -268,7 +276,7 @@ impl fmt::Debug for CertificateKey {
 
 /// Shared files in plain text. The content of each matches its name. Wiped on drop.
 #[derive(Clone, Default)]
-pub struct SharedCerts(BTreeMap<Entry, Zeroizing<Vec<u8>>>);
+pub struct SharedCerts(BTreeMap<SharedFile, Zeroizing<Vec<u8>>>);
 
 impl SharedCerts {
     /// Verifies that the content of each file matches its name and the other files.
@@ -276,8 +284,8 @@ impl SharedCerts {
     /// # Errors
     /// Each wrong file with the problem, in words that follow the file's name and a colon.
     pub fn new(
-        contents: BTreeMap<Entry, Zeroizing<Vec<u8>>>,
-    ) -> Result<Self, Vec<(Entry, String)>> {
+        contents: BTreeMap<SharedFile, Zeroizing<Vec<u8>>>,
+    ) -> Result<Self, Vec<(SharedFile, String)>> {
         let certs = SharedCerts(contents);
         let faults: Vec<_> = certs
             .0
@@ -291,40 +299,42 @@ impl SharedCerts {
     }
 
     /// Returns the bytes of a file, if it is present.
-    pub fn contents(&self, entry: Entry) -> Option<&Zeroizing<Vec<u8>>> {
+    pub fn contents(&self, entry: SharedFile) -> Option<&Zeroizing<Vec<u8>>> {
         self.0.get(&entry)
     }
 
     /// Returns the files that are present.
-    pub fn entries(&self) -> impl Iterator<Item = Entry> {
+    pub fn entries(&self) -> impl Iterator<Item = SharedFile> {
         self.0.keys().copied()
     }
 
-    fn fault_of(&self, entry: Entry, bytes: &[u8]) -> Option<String> {
+    fn fault_of(&self, entry: SharedFile, bytes: &[u8]) -> Option<String> {
         match entry {
-            Entry::Authority(_) | Entry::ExternalEtcdAuthority => TrustBundle::from_pem(bytes)
-                .err()
-                .map(|error| error.to_string()),
-            Entry::AuthorityKey(authority) => {
-                let certificate = Entry::Authority(authority);
+            SharedFile::Authority(_) | SharedFile::ExternalEtcdAuthority => {
+                TrustBundle::from_pem(bytes)
+                    .err()
+                    .map(|error| error.to_string())
+            }
+            SharedFile::AuthorityKey(authority) => {
+                let certificate = SharedFile::Authority(authority);
                 let bundle = self.parsed(certificate, TrustBundle::from_pem);
                 let of = bundle.map(|bundle| (certificate, bundle.first().public_key().clone()));
                 key_fault(bytes, of)
             }
-            Entry::ServiceAccountKey => key_fault(bytes, None),
-            Entry::ServiceAccountPublic => match PublicKey::all_from_pem(bytes) {
+            SharedFile::ServiceAccountKey => key_fault(bytes, None),
+            SharedFile::ServiceAccountPublic => match PublicKey::all_from_pem(bytes) {
                 Err(error) => Some(error.to_string()),
                 Ok(public) => {
-                    let key = self.parsed(Entry::ServiceAccountKey, PrivateKey::from_pem)?;
+                    let key = self.parsed(SharedFile::ServiceAccountKey, PrivateKey::from_pem)?;
                     (!public.contains(key.public_key()))
-                        .then(|| format!("it does not belong to {}", Entry::ServiceAccountKey))
+                        .then(|| format!("it does not belong to {}", SharedFile::ServiceAccountKey))
                 }
             },
-            Entry::ExternalEtcdCertificate => {
+            SharedFile::ExternalEtcdCertificate => {
                 Chain::from_pem(bytes).err().map(|error| error.to_string())
             }
-            Entry::ExternalEtcdKey => {
-                let certificate = Entry::ExternalEtcdCertificate;
+            SharedFile::ExternalEtcdKey => {
+                let certificate = SharedFile::ExternalEtcdCertificate;
                 let chain = self.parsed(certificate, Chain::from_pem);
                 let of = chain.map(|chain| (certificate, chain.leaf().public_key().clone()));
                 key_fault(bytes, of)
@@ -333,7 +343,7 @@ impl SharedCerts {
     }
 
     /// Parses another entry for comparison. Its own faults are reported for that entry.
-    fn parsed<T, E>(&self, entry: Entry, parse: fn(&[u8]) -> Result<T, E>) -> Option<T> {
+    fn parsed<T, E>(&self, entry: SharedFile, parse: fn(&[u8]) -> Result<T, E>) -> Option<T> {
         parse(self.contents(entry)?).ok()
     }
 }
@@ -345,7 +355,7 @@ impl fmt::Debug for SharedCerts {
     }
 }
 
-fn key_fault(bytes: &[u8], certificate: Option<(Entry, PublicKey)>) -> Option<String> {
+fn key_fault(bytes: &[u8], certificate: Option<(SharedFile, PublicKey)>) -> Option<String> {
     match (PrivateKey::from_pem(bytes), certificate) {
         (Err(error), _) => Some(error.to_string()),
         (Ok(key), Some((name, public))) if *key.public_key() != public => {
@@ -358,27 +368,27 @@ fn key_fault(bytes: &[u8], certificate: Option<(Entry, PublicKey)>) -> Option<St
 /// The reasons why needed entries cannot be read from the Secret.
 #[derive(Debug, Default, thiserror::Error)]
 #[error("{}", self.messages().join("\n"))]
-pub struct Error {
+pub struct SharedCertsError {
     /// Entries that were decrypted, needed or not.
-    opened: Vec<Entry>,
+    opened: Vec<SharedFile>,
     /// Entries that are too short, with their length in bytes.
-    short: Vec<(Entry, usize)>,
+    short: Vec<(SharedFile, usize)>,
     /// Entries that could not be decrypted.
-    closed: Vec<Entry>,
+    closed: Vec<SharedFile>,
     /// Entries without a value.
-    empty: Vec<Entry>,
+    empty: Vec<SharedFile>,
     /// Entries that are absent.
-    missing: Vec<Entry>,
+    missing: Vec<SharedFile>,
     /// Entries with the wrong content, and the problem.
-    wrong: Vec<(Entry, String)>,
+    wrong: Vec<(SharedFile, String)>,
 }
 
-impl Error {
+impl SharedCertsError {
     /// Returns one message for each problem, with its fix.
     pub fn messages(&self) -> Vec<String> {
-        let secret = format!("the Secret {NAMESPACE}/{SECRET}");
+        let secret = format!("the Secret {NAMESPACE}/{SECRET_NAME}");
         let again = format!(
-            "upload again on a control-plane node, and use the certificate key that this command prints: {UPLOAD}"
+            "upload again on a control-plane node, and use the certificate key that this command prints: {UPLOAD_COMMAND}"
         );
         let mut messages = Vec::new();
         if !self.closed.is_empty() {
@@ -426,7 +436,7 @@ impl Error {
     }
 
     fn is_empty(&self) -> bool {
-        let Error {
+        let SharedCertsError {
             opened: _,
             short,
             closed,
@@ -442,7 +452,7 @@ impl Error {
     }
 }
 
-fn listed(entries: &[Entry]) -> String {
+fn listed(entries: &[SharedFile]) -> String {
     let names: Vec<_> = entries.iter().map(|entry| entry.as_str()).collect();
     names.join(", ")
 }
@@ -455,12 +465,12 @@ fn listed(entries: &[Entry]) -> String {
 pub fn open(
     data: &BTreeMap<String, Vec<u8>>,
     key: &CertificateKey,
-    needed: &BTreeSet<Entry>,
-) -> Result<(SharedCerts, Vec<String>), Box<Error>> {
-    let mut error = Error::default();
+    needed: &BTreeSet<SharedFile>,
+) -> Result<(SharedCerts, Vec<String>), Box<SharedCertsError>> {
+    let mut error = SharedCertsError::default();
     let mut contents = BTreeMap::new();
     let mut damaged = Vec::new();
-    for entry in Entry::ALL {
+    for entry in SharedFile::ALL {
         let is_needed = needed.contains(&entry);
         let value = match data.get(entry.as_str()) {
             Some(value) if !value.is_empty() => value,
@@ -494,21 +504,21 @@ pub fn open(
     match SharedCerts::new(contents) {
         Ok(certs) if error.is_empty() => Ok((certs, notes(&skipped_keys, &damaged))),
         Ok(_) => Err(Box::new(error)),
-        Err(wrong) => Err(Box::new(Error { wrong, ..error })),
+        Err(wrong) => Err(Box::new(SharedCertsError { wrong, ..error })),
     }
 }
 
-fn notes(skipped_keys: &[Entry], damaged: &[Entry]) -> Vec<String> {
+fn notes(skipped_keys: &[SharedFile], damaged: &[SharedFile]) -> Vec<String> {
     let mut notes = Vec::new();
     if !skipped_keys.is_empty() {
         notes.push(format!(
-            "the Secret {NAMESPACE}/{SECRET} contains CA private keys, which were not written to this node: {}",
+            "the Secret {NAMESPACE}/{SECRET_NAME} contains CA private keys, which were not written to this node: {}",
             listed(skipped_keys)
         ));
     }
     if !damaged.is_empty() {
         notes.push(format!(
-            "the Secret {NAMESPACE}/{SECRET} has entries that the certificate key does not decrypt, and that are not needed here: {}",
+            "the Secret {NAMESPACE}/{SECRET_NAME} has entries that the certificate key does not decrypt, and that are not needed here: {}",
             listed(damaged)
         ));
     }
@@ -522,7 +532,7 @@ fn notes(skipped_keys: &[Entry], damaged: &[Entry]) -> Vec<String> {
 /// See [`SealError`].
 pub fn seal(
     certs: &SharedCerts,
-    names: &BTreeSet<Entry>,
+    names: &BTreeSet<SharedFile>,
     key: &CertificateKey,
 ) -> Result<BTreeMap<String, Vec<u8>>, SealError> {
     let mut data = BTreeMap::new();

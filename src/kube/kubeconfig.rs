@@ -48,7 +48,7 @@ pub enum KubeconfigError {
 
 /// The cluster and the user of a kubeconfig's current context.
 #[derive(Default)]
-pub struct Current {
+pub struct CurrentContext {
     /// Name of the cluster entry.
     pub cluster: String,
     /// Name of the user entry.
@@ -79,7 +79,7 @@ pub struct Current {
     pub beyond: Vec<&'static str>,
 }
 
-impl Current {
+impl CurrentContext {
     /// Returns true if the kubeconfig itself contains a secret.
     pub(crate) fn has_secret(&self) -> bool {
         self.key.is_some() || self.token.is_some()
@@ -142,7 +142,7 @@ impl Kubeconfig {
     }
 
     /// Returns the cluster and the user of the current context.
-    pub fn current(&self) -> Result<Current, KubeconfigError> {
+    pub fn current(&self) -> Result<CurrentContext, KubeconfigError> {
         let (cluster, user) = self.current_names()?;
         let mut current = self.cluster(cluster)?;
         self.add_user(&mut current, user)?;
@@ -151,7 +151,7 @@ impl Kubeconfig {
 
     /// Returns the cluster to join by kubeadm's rule: the cluster without a name, as in `cluster-info`, or else that of the
     /// current context; and the user of the current context, if there is one.
-    pub fn to_join(&self) -> Result<Current, KubeconfigError> {
+    pub fn to_join(&self) -> Result<CurrentContext, KubeconfigError> {
         let context = self.context();
         let part = |kind| string(context.as_ref().ok()?, kind);
         let (cluster, user) = (part("cluster"), part("user"));
@@ -167,10 +167,10 @@ impl Kubeconfig {
         Ok(current)
     }
 
-    fn cluster(&self, name: String) -> Result<Current, KubeconfigError> {
+    fn cluster(&self, name: String) -> Result<CurrentContext, KubeconfigError> {
         let entry = entry(&self.document, "clusters", "cluster", &name)
             .ok_or_else(|| KubeconfigError::Dangling(format!("cluster {name:?}")))?;
-        Ok(Current {
+        Ok(CurrentContext {
             cluster: name,
             server: string(entry, "server"),
             authority: data(entry, "certificate-authority-data")?.map(|bytes| bytes.to_vec()),
@@ -178,11 +178,11 @@ impl Kubeconfig {
             server_name: string(entry, "tls-server-name"),
             proxy: string(entry, "proxy-url"),
             beyond: set_in(entry, &UNSUPPORTED_CLUSTER_FIELDS).collect(),
-            ..Current::default()
+            ..CurrentContext::default()
         })
     }
 
-    fn add_user(&self, current: &mut Current, name: String) -> Result<(), KubeconfigError> {
+    fn add_user(&self, current: &mut CurrentContext, name: String) -> Result<(), KubeconfigError> {
         let entry = entry(&self.document, "users", "user", &name)
             .ok_or_else(|| KubeconfigError::Dangling(format!("user {name:?}")))?;
         current.user = name;

@@ -19,19 +19,19 @@ const DEFAULT_SECURE_PORT: &str = "6443";
 
 /// A static pod.
 #[derive(Clone, Debug)]
-pub struct Manifest {
+pub struct StaticPod {
     /// Path of the file on the node.
     pub path: PathBuf,
     arguments: Vec<String>,
     annotations: BTreeMap<String, String>,
 }
 
-impl Manifest {
+impl StaticPod {
     /// Reads the first container of a Pod.
     ///
     /// # Errors
     /// The problem in words, if the text is not a Pod.
-    pub fn parse(path: PathBuf, bytes: &[u8]) -> Result<Manifest, String> {
+    pub fn parse(path: PathBuf, bytes: &[u8]) -> Result<StaticPod, String> {
         let text = std::str::from_utf8(bytes).map_err(|_| "it is not UTF-8 text".to_owned())?;
         let documents = yaml::parse("", text).map_err(|faults| faults.to_string())?;
         let pod = documents.first().map(yaml::to_json).unwrap_or_default();
@@ -48,7 +48,7 @@ impl Manifest {
             .pointer("/metadata/annotations")
             .and_then(Value::as_object);
         let annotations = annotations.into_iter().flatten();
-        Ok(Manifest {
+        Ok(StaticPod {
             path,
             arguments,
             annotations: annotations
@@ -96,7 +96,7 @@ mod tests {
         let text = format!(
             "metadata: {{annotations: {{{annotations}}}}}\nspec: {{containers: [{{command: [kube-apiserver{arguments}]}}]}}\n"
         );
-        let manifest = Manifest::parse(PathBuf::from("/m.yaml"), text.as_bytes()).unwrap();
+        let manifest = StaticPod::parse(PathBuf::from("/m.yaml"), text.as_bytes()).unwrap();
         manifest.endpoint().map(|endpoint| endpoint.to_string())
     }
 

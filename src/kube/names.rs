@@ -359,12 +359,12 @@ impl Serialize for NodePath {
     }
 }
 
-/// The placeholders in a configured text; see [`fill`].
+/// The placeholders in a configured text; see [`fill_placeholders`].
 pub(crate) const PLACEHOLDERS: [&str; 4] = ["{certificate}", "{authority}", "{node}", "{cluster}"];
 
 /// Replaces the placeholders in a text. In `{certificate}`, a dash replaces each dot (`admin-conf`), since few servers accept
 /// a dot in the name of a role.
-pub fn fill(text: &str, name: CertName, node: &str, cluster: &str) -> String {
+pub fn fill_placeholders(text: &str, name: CertName, node: &str, cluster: &str) -> String {
     text.replace("{certificate}", &name.as_str().replace('.', "-"))
         .replace("{authority}", name.authority().as_str())
         .replace("{node}", node)

@@ -11,11 +11,11 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use crate::kube::manifest::{MANIFESTS, Manifest};
+use crate::kube::manifest::{MANIFESTS, StaticPod};
 use crate::kube::names::CertName;
-use crate::spec::assess::{Found, FoundKubeconfig, ReadKubeconfig, read_kubeconfig};
-use crate::spec::{KUBELET_CURRENT, Layout, kubeconfig_path};
-use crate::store::{self, Content, FileKind, Metadata, Obstacle, Root};
+use crate::spec::assess::{Observed, ObservedKubeconfig, ReadKubeconfig, read_kubeconfig};
+use crate::spec::{KUBELET_CURRENT_LINK, Layout, kubeconfig_path};
+use crate::store::{self, FileContent, FileKind, Metadata, NodeRoot, PathObstacle};
 
 /// Flags that kubeadm gives the kubelet (`writeKubeletFlags`), such as `--hostname-override` and `--cert-dir`.
 const KUBELET_FLAGS: &str = "/var/lib/kubelet/kubeadm-flags.env";
@@ -23,23 +23,23 @@ const KUBELET_FLAGS: &str = "/var/lib/kubelet/kubeadm-flags.env";
 /// The files of one node at one moment. A clone shares them.
 #[derive(Clone)]
 pub struct NodeState {
-    root: Root,
+    root: NodeRoot,
     layout: Layout,
     files: Rc<RefCell<HashMap<PathBuf, Rc<NodeFile>>>>,
 }
 
 /// One file, or the place where it would be.
 pub struct NodeFile {
-    root: Root,
+    root: NodeRoot,
     path: PathBuf,
-    content: OnceCell<Result<Option<Content>, store::Error>>,
-    entry: OnceCell<Result<Option<Metadata>, store::Error>>,
+    content: OnceCell<Result<Option<FileContent>, store::StoreError>>,
+    entry: OnceCell<Result<Option<Metadata>, store::StoreError>>,
 }
 
 /// A kubeconfig, and the files that contain its client certificate and key.
-pub enum KubeconfigFile {
+pub enum KubeconfigState {
     /// An absent or empty file, or one with the credentials in it.
-    Embedded(Box<crate::spec::assess::FoundCert>),
+    Embedded(Box<crate::spec::assess::ObservedCert>),
     /// The current context names a file with the certificate and one with the key, perhaps the same.
     ByFile {
         /// `client-certificate`.
@@ -47,14 +47,14 @@ pub enum KubeconfigFile {
         /// `client-key`.
         key: Rc<NodeFile>,
         /// The rest.
-        kubeconfig: FoundKubeconfig,
+        kubeconfig: ObservedKubeconfig,
     },
     /// Not a usable kubeconfig.
     Unusable(crate::kube::kubeconfig::KubeconfigError),
 }
 
 /// The kubelet's own client certificate.
-pub struct KubeletStore {
+pub struct KubeletStoreState {
     /// `kubelet-client-current.pem`, links followed.
     pub file: Rc<NodeFile>,
     /// The target of the link, as it is written in the link.
@@ -63,7 +63,7 @@ pub struct KubeletStore {
 
 impl NodeState {
     /// The state of the node at `root` from now on.
-    pub fn new(root: &Root, layout: Layout) -> NodeState {
+    pub fn new(root: &NodeRoot, layout: Layout) -> NodeState {
         NodeState {
             root: root.clone(),
             layout,
@@ -74,7 +74,7 @@ impl NodeState {
     /// The state of a node whose configuration names these directories, or none. The kubelet's is then the one that
     /// kubeadm wrote for the kubelet.
     pub fn of_node(
-        root: &Root,
+        root: &NodeRoot,
         certificates_dir: Option<PathBuf>,
         kubelet_cert_dir: Option<PathBuf>,
     ) -> NodeState {
@@ -93,7 +93,7 @@ impl NodeState {
     }
 
     /// The node's root.
-    pub fn root(&self) -> &Root {
+    pub fn root(&self) -> &NodeRoot {
         &self.root
     }
 
@@ -120,21 +120,21 @@ impl NodeState {
     ///
     /// # Errors
     /// The kubeconfig cannot be read. Files that it names are read later.
-    pub fn kubeconfig(&self, path: impl AsRef<Path>) -> Result<KubeconfigFile, store::Error> {
+    pub fn kubeconfig(&self, path: impl AsRef<Path>) -> Result<KubeconfigState, store::StoreError> {
         let path = path.as_ref();
         let file = self.file(path);
         Ok(match read_kubeconfig(path, file.bytes()?) {
-            ReadKubeconfig::Usable(found) => KubeconfigFile::Embedded(found),
+            ReadKubeconfig::Usable(found) => KubeconfigState::Embedded(found),
             ReadKubeconfig::ByFile {
                 certificate,
                 key,
                 kubeconfig,
-            } => KubeconfigFile::ByFile {
+            } => KubeconfigState::ByFile {
                 certificate: self.file(certificate),
                 key: self.file(key),
                 kubeconfig,
             },
-            ReadKubeconfig::Unrepairable(error) => KubeconfigFile::Unusable(error),
+            ReadKubeconfig::Unrepairable(error) => KubeconfigState::Unusable(error),
         })
     }
 
@@ -142,19 +142,19 @@ impl NodeState {
     ///
     /// # Errors
     /// The link cannot be examined.
-    pub fn kubelet_store(&self, dir: &Path) -> Result<KubeletStore, store::Error> {
-        let path = dir.join(KUBELET_CURRENT);
-        Ok(KubeletStore {
+    pub fn kubelet_store(&self, dir: &Path) -> Result<KubeletStoreState, store::StoreError> {
+        let path = dir.join(KUBELET_CURRENT_LINK);
+        Ok(KubeletStoreState {
             link: self.root.link(&path)?,
             file: self.file(path),
         })
     }
 
     /// Returns a static-pod manifest of kubeadm's by its file name.
-    pub fn manifest(&self, name: &str) -> Found<Manifest> {
+    pub fn manifest(&self, name: &str) -> Observed<StaticPod> {
         let path = Path::new(MANIFESTS).join(name);
         self.file(&path)
-            .found(|bytes| Manifest::parse(path.clone(), bytes))
+            .found(|bytes| StaticPod::parse(path.clone(), bytes))
     }
 
     /// Returns the value of a flag that kubeadm gave the kubelet.
@@ -195,7 +195,7 @@ impl NodeState {
 }
 
 impl NodeFile {
-    fn new(root: &Root, path: &Path) -> NodeFile {
+    fn new(root: &NodeRoot, path: &Path) -> NodeFile {
         NodeFile {
             root: root.clone(),
             path: path.to_owned(),
@@ -213,7 +213,7 @@ impl NodeFile {
     ///
     /// # Errors
     /// The file cannot be read, or is not a regular file.
-    pub fn bytes(&self) -> Result<Option<&[u8]>, store::Error> {
+    pub fn bytes(&self) -> Result<Option<&[u8]>, store::StoreError> {
         let content = self.content()?;
         Ok(content.map(|content| content.bytes.as_slice()))
     }
@@ -223,10 +223,10 @@ impl NodeFile {
     ///
     /// # Errors
     /// As of [`NodeFile::bytes`].
-    pub fn bytes_behind_link(&self) -> Result<Option<&[u8]>, store::Error> {
+    pub fn bytes_behind_link(&self) -> Result<Option<&[u8]>, store::StoreError> {
         match self.bytes() {
-            Err(store::Error::Unsafe {
-                why: Obstacle::Loop,
+            Err(store::StoreError::Unsafe {
+                why: PathObstacle::Loop,
                 ..
             }) => Ok(None),
             other => other,
@@ -234,10 +234,13 @@ impl NodeFile {
     }
 
     /// Returns what `parse` makes of the content. A file that cannot be read is unreadable.
-    pub fn found<T, E: fmt::Display>(&self, parse: impl FnOnce(&[u8]) -> Result<T, E>) -> Found<T> {
+    pub fn found<T, E: fmt::Display>(
+        &self,
+        parse: impl FnOnce(&[u8]) -> Result<T, E>,
+    ) -> Observed<T> {
         match self.bytes() {
-            Ok(bytes) => Found::read(bytes, parse),
-            Err(error) => Found::Unreadable(error.to_string()),
+            Ok(bytes) => Observed::read(bytes, parse),
+            Err(error) => Observed::Unreadable(error.to_string()),
         }
     }
 
@@ -248,8 +251,8 @@ impl NodeFile {
     pub fn parse<T, E: fmt::Display>(
         &self,
         parse: impl FnOnce(&[u8]) -> Result<T, E>,
-    ) -> Result<Found<T>, store::Error> {
-        Ok(Found::read(self.bytes()?, parse))
+    ) -> Result<Observed<T>, store::StoreError> {
+        Ok(Observed::read(self.bytes()?, parse))
     }
 
     /// Returns the metadata of the file that was read, or else of the directory entry, a link not followed.
@@ -272,7 +275,7 @@ impl NodeFile {
     pub fn has_content(&self) -> bool {
         !matches!(
             self.found(|_| Ok::<_, String>(())),
-            Found::Absent | Found::Empty
+            Observed::Absent | Observed::Empty
         )
     }
 
@@ -289,7 +292,7 @@ impl NodeFile {
         (mode & 0o007 != 0).then_some(mode)
     }
 
-    fn content(&self) -> Result<Option<&Content>, store::Error> {
+    fn content(&self) -> Result<Option<&FileContent>, store::StoreError> {
         let read = || self.root.read(&self.path);
         match self.content.get_or_init(read) {
             Ok(content) => Ok(content.as_ref()),
@@ -297,7 +300,7 @@ impl NodeFile {
         }
     }
 
-    fn entry(&self) -> &Result<Option<Metadata>, store::Error> {
+    fn entry(&self) -> &Result<Option<Metadata>, store::StoreError> {
         self.entry.get_or_init(|| self.root.metadata(&self.path))
     }
 }

@@ -7,12 +7,12 @@ use serde::Serialize;
 use super::NodeState;
 use crate::kube::kubeadm;
 use crate::kube::names::{Authority, CertName};
-use crate::store::{Slot, Ticket};
+use crate::store::{RequestRecord, Slot};
 
 /// The kind of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Role {
+pub enum NodeRole {
     /// A control-plane node.
     ControlPlane,
     /// A node without a control plane.
@@ -21,11 +21,11 @@ pub enum Role {
     Empty,
 }
 
-impl From<kubeadm::Role> for Role {
-    fn from(described: kubeadm::Role) -> Role {
+impl From<kubeadm::KubeadmRole> for NodeRole {
+    fn from(described: kubeadm::KubeadmRole) -> NodeRole {
         match described {
-            kubeadm::Role::Worker => Role::Worker,
-            kubeadm::Role::Init | kubeadm::Role::Join => Role::ControlPlane,
+            kubeadm::KubeadmRole::Worker => NodeRole::Worker,
+            kubeadm::KubeadmRole::Init | kubeadm::KubeadmRole::Join => NodeRole::ControlPlane,
         }
     }
 }
@@ -40,11 +40,11 @@ impl From<kubeadm::Role> for Role {
 /// 4. A file that only a control-plane node has, or a pending request for one: a control-plane node. Otherwise a worker.
 pub fn role_of(
     state: &NodeState,
-    pending: &[(Slot, Option<Ticket>)],
-    described: Option<Role>,
-) -> Role {
+    pending: &[(Slot, Option<RequestRecord>)],
+    described: Option<NodeRole>,
+) -> NodeRole {
     if state.has_apiserver_manifest() {
-        return Role::ControlPlane;
+        return NodeRole::ControlPlane;
     }
     let waits_for_control_plane = pending
         .iter()
@@ -57,14 +57,14 @@ pub fn role_of(
         && !state.exists(ca)
         && !state.exists(state.layout().kubelet_link());
     let recorded = || {
-        let kept = state.root().kept_node().ok().flatten()?;
+        let kept = state.root().saved_node().ok().flatten()?;
         Some(kept.node.role.into())
     };
     match (is_empty, described.or_else(recorded)) {
-        (true, _) => Role::Empty,
+        (true, _) => NodeRole::Empty,
         (false, Some(described)) => described,
-        (false, None) if of_control_plane => Role::ControlPlane,
-        (false, None) => Role::Worker,
+        (false, None) if of_control_plane => NodeRole::ControlPlane,
+        (false, None) => NodeRole::Worker,
     }
 }
 

@@ -2,11 +2,11 @@
 //!
 //! [`collect`] reads below the root and never fails: a file that is missing, empty, damaged, expired, not readable or
 //! not a file at all becomes a row that says so. It needs no configuration, takes no lock, writes nothing, and reads
-//! no CA private key. The renderers are pure text; the exit status is the caller's business ([`Status::worst`]).
+//! no CA private key. The renderers are pure text; the exit status is the caller's business ([`NodeStatus::worst`]).
 //!
 //! # Which certificates a node is expected to have
 //!
-//! The node's [`Role`] decides. An empty node has no rows, and [`Status::worst`] is [`State::Missing`].
+//! The node's [`NodeRole`] decides. An empty node has no rows, and [`NodeStatus::worst`] is [`RowState::Missing`].
 //! Of a worker `ca.crt` and what belongs to `kubelet.conf` are shown, of a control-plane node everything that kubeadm
 //! makes, missing or not, except:
 //!
@@ -35,11 +35,11 @@ use serde::{Serialize, Serializer};
 use time::OffsetDateTime;
 
 use crate::kube::names::{Authority, CertName};
-use crate::spec::assess::Replaced;
-use crate::store::{LastError, Phase};
+use crate::spec::assess::ReplacedCa;
+use crate::store::{LastError, RequestPhase};
 use crate::yaml;
 
-pub use super::role::Role;
+pub use super::role::NodeRole;
 pub use collect::collect;
 pub use duration::human_duration;
 pub use kubeadm::{kubeadm_json, kubeadm_notes, kubeadm_table, kubeadm_yaml};
@@ -48,7 +48,7 @@ pub use text::{table, tree};
 /// Everything that was found.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Status {
+pub struct NodeStatus {
     /// When it was looked at; all that is said about validity is said for this moment.
     #[serde(with = "time::serde::rfc3339")]
     pub at: OffsetDateTime,
@@ -57,7 +57,7 @@ pub struct Status {
     /// Where the certificates were looked for.
     pub certificates_dir: String,
     /// What kind of node this is.
-    pub role: Role,
+    pub role: NodeRole,
     /// This node runs etcd, or will.
     pub local_etcd: bool,
     /// The authorities, in kubeadm's order.
@@ -76,12 +76,12 @@ pub struct Status {
     pub notes: Vec<String>,
 }
 
-impl Status {
-    /// The gravest state of all rows; [`State::Missing`] on a node that holds nothing.
-    pub fn worst(&self) -> State {
+impl NodeStatus {
+    /// The gravest state of all rows; [`RowState::Missing`] on a node that holds nothing.
+    pub fn worst(&self) -> RowState {
         let nothing = match self.role {
-            Role::Empty => State::Missing,
-            Role::ControlPlane | Role::Worker => State::Ok,
+            NodeRole::Empty => RowState::Missing,
+            NodeRole::ControlPlane | NodeRole::Worker => RowState::Ok,
         };
         let certificates = self.certificates.iter().map(|row| row.state);
         let authorities = self.authorities.iter().map(|row| row.state);
@@ -89,7 +89,7 @@ impl Status {
         certificates
             .chain(authorities)
             .chain(service_account)
-            .fold(nothing, State::max)
+            .fold(nothing, RowState::max)
     }
 
     /// One certificate, unless its row is left out.
@@ -107,7 +107,7 @@ impl Status {
 /// looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum State {
+pub enum RowState {
     /// Usable, with time left.
     Ok,
     /// Usable, but see the rule above.
@@ -128,37 +128,37 @@ pub enum State {
     Expired,
 }
 
-impl State {
+impl RowState {
     /// All of them.
-    pub const ALL: [State; 9] = [
-        State::Ok,
-        State::Expiring,
-        State::Unreadable,
-        State::Missing,
-        State::Unsafe,
-        State::Untrusted,
-        State::NotYetValid,
-        State::Torn,
-        State::Expired,
+    pub const ALL: [RowState; 9] = [
+        RowState::Ok,
+        RowState::Expiring,
+        RowState::Unreadable,
+        RowState::Missing,
+        RowState::Unsafe,
+        RowState::Untrusted,
+        RowState::NotYetValid,
+        RowState::Torn,
+        RowState::Expired,
     ];
 
     /// As people read it.
     pub const fn as_str(self) -> &'static str {
         match self {
-            State::Ok => "ok",
-            State::Expiring => "expiring",
-            State::Unreadable => "unreadable",
-            State::Missing => "missing",
-            State::Unsafe => "unsafe",
-            State::Untrusted => "untrusted",
-            State::NotYetValid => "not yet valid",
-            State::Torn => "torn",
-            State::Expired => "expired",
+            RowState::Ok => "ok",
+            RowState::Expiring => "expiring",
+            RowState::Unreadable => "unreadable",
+            RowState::Missing => "missing",
+            RowState::Unsafe => "unsafe",
+            RowState::Untrusted => "untrusted",
+            RowState::NotYetValid => "not yet valid",
+            RowState::Torn => "torn",
+            RowState::Expired => "expired",
         }
     }
 }
 
-/// What exactly is wrong, for programs: finer than [`State`], which follows from it.
+/// What exactly is wrong, for programs: finer than [`RowState`], which follows from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
     /// Less than the rule above says is left.
@@ -197,28 +197,28 @@ pub enum Trouble {
 
 impl Trouble {
     /// The state of a row with this in it.
-    pub const fn state(self) -> State {
+    pub const fn state(self) -> RowState {
         match self {
-            Trouble::Expiring => State::Expiring,
+            Trouble::Expiring => RowState::Expiring,
             Trouble::Empty
             | Trouble::Denied
             | Trouble::NotAFile
             | Trouble::NoContext
-            | Trouble::Damaged => State::Unreadable,
-            Trouble::Absent => State::Missing,
-            Trouble::Misplaced | Trouble::Exposed => State::Unsafe,
+            | Trouble::Damaged => RowState::Unreadable,
+            Trouble::Absent => RowState::Missing,
+            Trouble::Misplaced | Trouble::Exposed => RowState::Unsafe,
             Trouble::OtherAuthority
             | Trouble::Replaced
             | Trouble::NoAuthority
-            | Trouble::Unverified => State::Untrusted,
-            Trouble::NotYetValid => State::NotYetValid,
-            Trouble::Torn => State::Torn,
-            Trouble::Expired => State::Expired,
+            | Trouble::Unverified => RowState::Untrusted,
+            Trouble::NotYetValid => RowState::NotYetValid,
+            Trouble::Torn => RowState::Torn,
+            Trouble::Expired => RowState::Expired,
         }
     }
 }
 
-impl fmt::Display for State {
+impl fmt::Display for RowState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.as_str())
     }
@@ -233,7 +233,7 @@ pub struct CertStatus {
     /// The authority that should have signed it.
     pub authority: Authority,
     /// Its state.
-    pub state: State,
+    pub state: RowState,
     /// Why it is in that state; empty when it is ok.
     pub problems: Vec<String>,
     /// What each problem is, in the same order.
@@ -282,7 +282,7 @@ pub struct AuthorityStatus {
     /// kubeadm's name.
     pub name: Authority,
     /// State of its first certificate.
-    pub state: State,
+    pub state: RowState,
     /// Why it is in that state; empty when it is ok.
     pub problems: Vec<String>,
     /// What each problem is, in the same order.
@@ -294,7 +294,7 @@ pub struct AuthorityStatus {
     pub certificates: Vec<Facts>,
     /// The CA that its certificates in place belong to, if that is another one.
     #[serde(skip)]
-    pub replaced: Option<Replaced>,
+    pub replaced: Option<ReplacedCa>,
     /// Where a valid certificate of the same CA key is, if the one in place has expired.
     #[serde(skip)]
     pub valid_copy: Option<String>,
@@ -342,7 +342,7 @@ pub struct Facts {
 #[serde(rename_all = "camelCase")]
 pub struct ServiceAccountStatus {
     /// Its state.
-    pub state: State,
+    pub state: RowState,
     /// Why it is in that state; empty when it is ok.
     pub problems: Vec<String>,
     /// What each problem is, in the same order.
@@ -371,7 +371,7 @@ pub struct PendingStatus {
     pub signer: Option<String>,
     /// How far it has come.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub phase: Option<Phase>,
+    pub phase: Option<RequestPhase>,
     /// When it was sent first.
     #[serde(
         with = "time::serde::rfc3339::option",
@@ -393,12 +393,12 @@ pub struct FileStatus {
     pub secret: bool,
     /// What stands there; absent where there is nothing.
     #[serde(flatten)]
-    pub access: Option<Access>,
+    pub access: Option<FileAccess>,
 }
 
 /// Who may do what with a file. A symbolic link was followed, unless it leads nowhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Access {
+pub struct FileAccess {
     /// False for a directory, a dangling link, and whatever else is no file.
     pub regular: bool,
     /// Permission bits; written in octal.
@@ -411,7 +411,7 @@ pub struct Access {
 }
 
 /// All of it as JSON.
-pub fn json(status: &Status) -> String {
+pub fn json(status: &NodeStatus) -> String {
     // Every field is a string, a number or a time within the years of X.509.
     let mut json = serde_json::to_string_pretty(status).unwrap_or_default();
     json.push('\n');
@@ -419,7 +419,7 @@ pub fn json(status: &Status) -> String {
 }
 
 /// All of it as YAML.
-pub fn yaml(status: &Status) -> String {
+pub fn yaml(status: &NodeStatus) -> String {
     // JSON is YAML.
     yaml::to_string(status).unwrap_or_else(|_| json(status))
 }

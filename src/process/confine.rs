@@ -2,7 +2,7 @@
 //!
 //! This is the second layer after the sandbox of the systemd units, and also applies if an administrator or cloud-init
 //! runs nodepki. After [`confine`] this process
-//! - writes, creates, moves and removes files only below the directories of its [`Reach`],
+//! - writes, creates, moves and removes files only below the directories of its [`Rights`],
 //! - runs programs only from directories of the operating system, and none that it has written,
 //! - cannot listen on further TCP ports; the port for metrics is opened before,
 //! - gains no rights from a set-user-ID program.
@@ -41,7 +41,7 @@ const DEV_NULL: &str = "/dev/null";
 
 /// The rights that a run needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Reach {
+pub struct Rights {
     /// Directories on this machine below which files are written. Missing ones will be created.
     pub writes: BTreeSet<PathBuf>,
     /// Likewise, but only those that exist when the process is confined. They are not created.
@@ -50,9 +50,9 @@ pub struct Reach {
     pub programs: bool,
 }
 
-impl Reach {
+impl Rights {
     /// Returns what `wanted` needs in addition to this, as a verb phrase.
-    pub fn lacks(&self, wanted: &Reach) -> Option<String> {
+    pub fn lacks(&self, wanted: &Rights) -> Option<String> {
         let covered = |path: &&PathBuf| !self.writes.iter().any(|open| path.starts_with(open));
         match wanted.writes.iter().find(covered) {
             Some(path) => Some(format!("write below {}", path.display())),
@@ -68,7 +68,7 @@ type UnconfinedTask = Box<dyn FnOnce() + Send>;
 static UNCONFINED_THREAD: OnceLock<Sender<UnconfinedTask>> = OnceLock::new();
 
 /// Confines this thread and its future child threads to `reach`. Must be called once, before other threads exist.
-pub fn confine(reach: &Reach) {
+pub fn confine(reach: &Rights) {
     if reach.programs
         && let Err(error) = start_unconfined_thread()
     {
@@ -100,7 +100,7 @@ pub fn confine(reach: &Reach) {
     }
 }
 
-fn restrict(reach: &Reach) -> Result<RestrictionStatus, RulesetError> {
+fn restrict(reach: &Rights) -> Result<RestrictionStatus, RulesetError> {
     let write = AccessFs::from_write(LANDLOCK_ABI);
     let writes = reach.writes.iter().map(|path| nearest_existing(path));
     Ruleset::default()
@@ -160,11 +160,11 @@ pub fn spawn(mut command: Command) -> io::Result<Child> {
 mod tests {
     use super::*;
 
-    fn reach(writes: &[&str], programs: bool) -> Reach {
-        Reach {
+    fn reach(writes: &[&str], programs: bool) -> Rights {
+        Rights {
             writes: writes.iter().map(PathBuf::from).collect(),
             programs,
-            ..Reach::default()
+            ..Rights::default()
         }
     }
 

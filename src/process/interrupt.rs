@@ -64,7 +64,7 @@ pub(crate) fn group_of(child: &Child) -> Option<Pid> {
 }
 
 /// Removes the record of a group that has ended.
-pub(crate) fn forget(group: Pid) {
+pub(crate) fn group_ended(group: Pid) {
     let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
     groups.retain(|known| *known != group);
 }

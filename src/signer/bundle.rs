@@ -78,7 +78,7 @@ pub fn export(requests: &[Request]) -> Vec<BundleFile> {
             request: SignRequest::lasting(request),
         });
     }
-    let manifest = Manifest {
+    let manifest = BundleManifest {
         api_version: API_VERSION,
         kind: "SignRequestList",
         items,
@@ -110,7 +110,7 @@ fn bundle_base(name: CertName) -> String {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Manifest {
+struct BundleManifest {
     api_version: &'static str,
     kind: &'static str,
     items: Vec<ManifestItem>,

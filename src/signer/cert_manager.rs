@@ -23,15 +23,17 @@ use std::time::Duration;
 use serde_json::{Map as JsonMap, json};
 
 use super::cluster::{
-    self, Advice, ClusterSigner, Dialect, Draft, Filed, Obstacle, Outcome, Requests, no_issuer,
+    self, Advice, ClusterObstacle, ClusterSigner, Dialect, Draft, Filed, ObjectState, Requests,
+    no_issuer,
 };
 use super::per_certificate::PerCertificate;
 use super::{
-    About, Configured, Identity, Kind, Part, Request, Signer, SignerError, Site, Wanted, wire,
+    About, Configured, NodeIdentity, Part, Request, RequestedCertificate, Signer, SignerError,
+    SignerKind, Site, wire,
 };
-use crate::cluster::api::{Access, Resource};
+use crate::cluster::api::{ApiAccess, Resource};
 use crate::x509::TrustBundle;
-use crate::yaml::settings::{Block, settings};
+use crate::yaml::settings::{SettingsBlock, settings};
 use crate::yaml::{Field, format_duration};
 
 const REQUESTS: Resource = Resource {
@@ -55,7 +57,7 @@ settings! {
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct Config {
         /// API server, `https://HOST:6443`.
-        "server" => pub access: Access, flat cluster;
+        "server" => pub access: ApiAccess, flat cluster;
         /// Namespace for the requests.
         "namespace" => pub namespace: String, required "with the one that this node may use", read read_namespace;
         /// Reference to the issuer.
@@ -98,8 +100,8 @@ impl Configured for Config {
         keys: Config::KEYS,
     };
 
-    fn setup(parts: &[Part<'_, Self>], _identity: &Identity) -> Option<String> {
-        let mut places: Vec<(&Access, &str)> = Vec::new();
+    fn setup(parts: &[Part<'_, Self>], _identity: &NodeIdentity) -> Option<String> {
+        let mut places: Vec<(&ApiAccess, &str)> = Vec::new();
         for part in parts {
             let place = (&part.config.access, part.config.namespace.as_str());
             if !places.contains(&place) {
@@ -159,9 +161,13 @@ impl Dialect for Config {
     /// Name of the issuer.
     type Issuer = String;
 
-    const KIND: Kind = Kind::CertManager;
+    const KIND: SignerKind = SignerKind::CertManager;
 
-    fn issuer(&self, wanted: &Wanted, identity: &Identity) -> Result<String, Obstacle> {
+    fn issuer(
+        &self,
+        wanted: &RequestedCertificate,
+        identity: &NodeIdentity,
+    ) -> Result<String, ClusterObstacle> {
         match self.issuer_ref.name.of(wanted, identity) {
             Some(name) if is_name(&name, MAX_SUBDOMAIN_LENGTH) => Ok(name),
             Some(name) => Err((
@@ -196,10 +202,10 @@ impl Dialect for Config {
         }
     }
 
-    fn outcome(&self, requests: &Requests, filed: &Filed, issuer: &String) -> Outcome {
+    fn outcome(&self, requests: &Requests, filed: &Filed, issuer: &String) -> ObjectState {
         let object = requests.object(&filed.name);
         let described = self.issuer_ref.described(issuer);
-        let failed = |why: String| Outcome::Failed {
+        let failed = |why: String| ObjectState::Failed {
             why,
             advice: format!(
                 "correct what it names and remove the request, which is tried only once ({}); then run again",
@@ -207,7 +213,7 @@ impl Dialect for Config {
             ),
         };
         if let Some(denied) = filed.condition("Denied") {
-            return Outcome::Denied(denied.said());
+            return ObjectState::Denied(denied.said());
         }
         if let Some(invalid) = filed.condition("InvalidRequest") {
             return failed(format!("{object} is invalid: {}", invalid.said()));
@@ -216,7 +222,7 @@ impl Dialect for Config {
         let reason = unready.as_ref().map(|unready| unready.reason.as_str());
         let said = unready.as_ref().map(|unready| unready.said());
         match (reason, &said) {
-            (Some("Denied"), Some(said)) => return Outcome::Denied(said.clone()),
+            (Some("Denied"), Some(said)) => return ObjectState::Denied(said.clone()),
             (Some("Failed"), Some(said)) => {
                 return failed(format!("the {described} reports for {object}: {said}"));
             }
@@ -224,8 +230,8 @@ impl Dialect for Config {
         }
         if filed.condition("Ready").is_some() {
             return match issued(filed) {
-                Ok(chain) => Outcome::Issued(chain),
-                Err(why) => Outcome::Failed {
+                Ok(chain) => ObjectState::Issued(chain),
+                Err(why) => ObjectState::Failed {
                     why: format!("{object} is damaged: {why}"),
                     advice: "check it with the administrators of the cluster".to_owned(),
                 },
@@ -233,7 +239,7 @@ impl Dialect for Config {
         }
         let said = said.map_or(String::new(), |said| format!(" (it reports: {said})"));
         let since = filed.since();
-        Outcome::Pending(match filed.condition("Approved") {
+        ObjectState::Pending(match filed.condition("Approved") {
             Some(approved) => format!(
                 "{object} is approved ({}) and waits since {since} for the {described}{said}: check that it exists and \
                  is Ready, and that its controller runs",

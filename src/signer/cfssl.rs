@@ -42,19 +42,20 @@ use serde_json::{Map as JsonMap, Value, json};
 use zeroize::Zeroizing;
 
 use super::per_certificate::PerCertificate;
-use super::server::{Server, signing};
+use super::server::{SignerServer, signing};
 use super::{
-    About, Answer, Caps, Carry, Class, Configured, Identity, Kind, Lookup, Part, Rejection,
-    Renewal, Request, Resubmit, Signer, SignerError, Site, Wanted, endpoint,
+    About, Answer, Caps, Carry, Configured, FailureClass, NodeIdentity, Part, Rejection, Renewal,
+    Request, RequestLookup, RequestedCertificate, Resubmit, Signer, SignerError, SignerKind, Site,
+    endpoint,
 };
 use crate::http::{Call, Endpoint};
 use crate::kube::names::{Authority, CertName};
 use crate::x509::{ExtendedUsage, KeyType, TrustBundle, UsageExtensions, rfc3339};
 use crate::yaml::schema::SecretFile;
-use crate::yaml::settings::{Block, settings};
+use crate::yaml::settings::{SettingsBlock, settings};
 use crate::yaml::{Map, format_duration, parse_duration};
 
-use refusal::{Envelope, Meaning, Refused};
+use refusal::{CfsslEnvelope, Meaning, Refused};
 
 const API_PATH: &str = "/api/v1/cfssl";
 
@@ -72,14 +73,14 @@ settings! {
         /// Section of multirootca; by default {authority}, in which _ replaces -. `cfssl serve` ignores it.
         "label" => pub label: Option<PerCertificate>;
         /// Signing of requests.
-        "auth" => pub auth: Option<Auth>;
+        "auth" => pub auth: Option<CfsslAuth>;
     }
 }
 
 settings! {
     /// The key with which requests are signed.
     #[derive(Clone, Debug, PartialEq, Eq)]
-    pub struct Auth {
+    pub struct CfsslAuth {
         /// File with the profile's auth_key in hex, with which requests are signed (authsign).
         "keyFile" => pub key_file: SecretFile, required "with the file that holds the auth_key";
     }
@@ -92,7 +93,7 @@ const CAPS: Caps = Caps {
     own_name_san: false,
     usage_extensions: UsageExtensions::Requested,
     pends: false,
-    lookup: Lookup::None,
+    lookup: RequestLookup::None,
     resubmit: Resubmit::Duplicates,
     renewal: Renewal::Submit,
     crl: Carry::AsConfigured,
@@ -122,7 +123,7 @@ impl Configured for Config {
     }
 
     fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {
-        let server = Server::new(self.title(), self.endpoint.clone(), site)?;
+        let server = SignerServer::new(self.title(), self.endpoint.clone(), site)?;
         Ok(Box::new(Cfssl {
             server,
             config: self.clone(),
@@ -131,7 +132,7 @@ impl Configured for Config {
         }))
     }
 
-    fn setup(parts: &[Part<'_, Self>], identity: &Identity) -> Option<String> {
+    fn setup(parts: &[Part<'_, Self>], identity: &NodeIdentity) -> Option<String> {
         Some(setup::print(parts, identity))
     }
 }
@@ -150,7 +151,7 @@ impl Config {
         }
     }
 
-    fn place(&self, name: CertName, identity: &Identity) -> CaProfile {
+    fn place(&self, name: CertName, identity: &NodeIdentity) -> CaProfile {
         let section = name.authority().as_str().replace('-', "_");
         let configured = self.label.as_ref().and_then(|label| {
             let text = label.named.get(&name).or(label.default.as_ref())?;
@@ -208,9 +209,9 @@ impl fmt::Display for CaProfile {
 
 /// Requests certificates from a CFSSL.
 pub struct Cfssl {
-    server: Server,
+    server: SignerServer,
     config: Config,
-    identity: Identity,
+    identity: NodeIdentity,
     /// What the server reported about the places.
     learned: RefCell<BTreeMap<CaProfile, Description<ProfileFacts>>>,
 }
@@ -297,7 +298,7 @@ impl Cfssl {
         call: Call<'_>,
     ) -> Result<Result<T, Refused>, SignerError> {
         let response = self.server.exchange(doing, call).await?;
-        let envelope = match response.json::<Envelope>() {
+        let envelope = match response.json::<CfsslEnvelope>() {
             Ok(envelope) => envelope,
             Err(_) if !response.is_success() => return Ok(Err(Refused::unworded(response))),
             Err(error) => {
@@ -402,7 +403,7 @@ impl Cfssl {
     /// Returns everything that prevents a profile from issuing the certificate, each with the required action.
     fn obstacles(
         &self,
-        wanted: &Wanted,
+        wanted: &RequestedCertificate,
         place: &CaProfile,
         described: &Description<ProfileFacts>,
     ) -> Vec<(String, String)> {
@@ -467,7 +468,7 @@ impl Cfssl {
                 format_duration(wanted)
             );
         }
-        let end = TrustBundle::from_answer(info.certificate.as_bytes())
+        let end = TrustBundle::from_response(info.certificate.as_bytes())
             .map(|bundle| bundle.first().not_after());
         if let Ok(end) = end
             && request.now + given > end
@@ -484,8 +485,8 @@ impl Cfssl {
 
 #[async_trait(?Send)]
 impl Signer for Cfssl {
-    fn kind(&self) -> Kind {
-        Kind::Cfssl
+    fn kind(&self) -> SignerKind {
+        SignerKind::Cfssl
     }
 
     fn label(&self) -> String {
@@ -517,7 +518,7 @@ impl Signer for Cfssl {
         Ok(())
     }
 
-    fn preflight(&self, wanted: &Wanted) -> Result<(), Rejection> {
+    fn preflight(&self, wanted: &RequestedCertificate) -> Result<(), Rejection> {
         CAPS.carries(self.server.label(), wanted)?;
         let place = self.place(wanted.name);
         let learned = self.learned.borrow();
@@ -669,8 +670,8 @@ fn name_under(authority: Authority) -> Option<CertName> {
 
 /// Marks a failure as transient: a query creates nothing, whatever the HTTP method.
 fn as_transient(mut error: SignerError) -> SignerError {
-    if error.class == Class::Ambiguous {
-        error.class = Class::Transient;
+    if error.class == FailureClass::Ambiguous {
+        error.class = FailureClass::Transient;
     }
     error
 }
@@ -707,7 +708,11 @@ const KEY_USAGES: [&str; 10] = [
 ];
 
 /// Returns what the verification would refuse in a certificate of this profile.
-fn usage_obstacles(wanted: &Wanted, place: &CaProfile, info: &Info) -> Option<(String, String)> {
+fn usage_obstacles(
+    wanted: &RequestedCertificate,
+    place: &CaProfile,
+    info: &Info,
+) -> Option<(String, String)> {
     let known = |names: &'static [&str]| {
         info.usages()
             .iter()

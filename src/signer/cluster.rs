@@ -14,11 +14,11 @@ use serde_json::{Map as JsonMap, Value, json};
 
 use super::shell::{filled, one_line};
 use super::{
-    Answer, Caps, Carry, Identity, Kind, Lookup, Rejection, Request, Resubmit, Signer, SignerError,
-    Site, Ticket, Wanted, endpoint, server,
+    Answer, Caps, Carry, NodeIdentity, Rejection, Request, RequestLookup, RequestedCertificate,
+    Resubmit, Signer, SignerError, SignerKind, Site, Ticket, endpoint, server,
 };
-use crate::cluster::api::{Access, Resource, Token};
-use crate::yaml::schema::{Form, Key, SecretFile};
+use crate::cluster::api::{ApiAccess, BearerToken, Resource};
+use crate::yaml::schema::{MapKey, SecretFile, ValueForm};
 use crate::yaml::settings::{Setting, insert};
 use crate::yaml::{self, Field, Map};
 
@@ -26,24 +26,24 @@ pub(super) use object::{Draft, Filed, pem_in_base64};
 pub(super) use requests::{Advice, Requests};
 
 /// Keys beside `server`.
-pub(super) const KEYS: &[Key] = &[
-    Key::new(
+pub(super) const KEYS: &[MapKey] = &[
+    MapKey::new(
         "tokenFile",
-        Form::Secret,
+        ValueForm::Secret,
         "File with a bootstrap token or a ServiceAccount token; read again for each exchange.",
     ),
-    Key {
+    MapKey {
         beside: endpoint::KEYS,
-        ..Key::new(
+        ..MapKey::new(
             "kubeconfig",
-            Form::Kubeconfig,
+            ValueForm::Kubeconfig,
             "Kubeconfig whose current context is used, in place of server, tls, proxy and tokenFile.",
         )
     },
 ];
 
 /// Reads the address of the API server and the credential; `server` is the field with the address.
-pub(super) fn read(map: &Map<'_>, server: Option<Field<'_>>) -> Option<Access> {
+pub(super) fn read(map: &Map<'_>, server: Option<Field<'_>>) -> Option<ApiAccess> {
     let token = map.get("tokenFile");
     if let Some(kubeconfig) = map.get("kubeconfig") {
         for (name, beside) in [
@@ -59,7 +59,7 @@ pub(super) fn read(map: &Map<'_>, server: Option<Field<'_>>) -> Option<Access> {
                 );
             }
         }
-        return Some(Access::Kubeconfig {
+        return Some(ApiAccess::Kubeconfig {
             file: SecretFile::read(&kubeconfig)?,
             timeout: endpoint::timeout(map),
         });
@@ -84,25 +84,25 @@ pub(super) fn read(map: &Map<'_>, server: Option<Field<'_>>) -> Option<Access> {
         false,
         "add tls.caFile: with the API server's CA, or tls.sha256: with a pin of it",
     );
-    Some(Access::Direct {
+    Some(ApiAccess::Direct {
         endpoint: Box::new(endpoint),
         token: match token {
-            Some(file) => Some(Token::File(file?)),
+            Some(file) => Some(BearerToken::File(file?)),
             None => None,
         },
     })
 }
 
 /// Adds the settings to `keys`, with the address under `key`.
-pub(super) fn show(access: &Access, key: &str, keys: &mut JsonMap<String, Value>) {
+pub(super) fn show(access: &ApiAccess, key: &str, keys: &mut JsonMap<String, Value>) {
     match access {
-        Access::Direct { endpoint, token } => {
-            if let Some(Token::File(file)) = token {
+        ApiAccess::Direct { endpoint, token } => {
+            if let Some(BearerToken::File(file)) = token {
                 insert(keys, "tokenFile", file.shown());
             }
             endpoint::show(endpoint, key, keys);
         }
-        Access::Kubeconfig { file, timeout } => {
+        ApiAccess::Kubeconfig { file, timeout } => {
             insert(keys, "kubeconfig", file.shown());
             insert(keys, "timeout", timeout.shown());
         }
@@ -115,7 +115,7 @@ const BOOTSTRAPPERS: &str = "system:bootstrappers:nodepki";
 const RBAC: &str = "rbac.authorization.k8s.io";
 
 /// Returns the input of `kubectl apply -f -` for the API server of `access`, with `hint` as a comment.
-pub(super) fn manifest(access: &Access, objects: &[Value], hint: &str) -> String {
+pub(super) fn manifest(access: &ApiAccess, objects: &[Value], hint: &str) -> String {
     let mut text = filled(
         include_str!("cluster/manifest.tpl"),
         &[
@@ -154,16 +154,16 @@ pub(super) const CAPS: Caps = Caps {
     colon_common_name: Carry::AsConfigured,
     ip_sans: Carry::AsConfigured,
     pends: true,
-    lookup: Lookup::ByName,
+    lookup: RequestLookup::ByName,
     resubmit: Resubmit::Adopts,
     ..Caps::everything()
 };
 
 /// An obstacle and the required action.
-pub(super) type Obstacle = (String, String);
+pub(super) type ClusterObstacle = (String, String);
 
 /// State of a request object.
-pub(super) enum Outcome {
+pub(super) enum ObjectState {
     /// The certificate, with what else belongs to the chain.
     Issued(Vec<u8>),
     /// Denied, with the reason.
@@ -185,13 +185,21 @@ pub(super) trait Dialect {
     type Issuer;
 
     /// The kind of signer.
-    const KIND: Kind;
+    const KIND: SignerKind;
 
     /// Returns the issuer of a certificate.
-    fn issuer(&self, wanted: &Wanted, identity: &Identity) -> Result<Self::Issuer, Obstacle>;
+    fn issuer(
+        &self,
+        wanted: &RequestedCertificate,
+        identity: &NodeIdentity,
+    ) -> Result<Self::Issuer, ClusterObstacle>;
 
     /// Returns why the issuer cannot sign a certificate, as far as it is known without asking.
-    fn obstacle(&self, _wanted: &Wanted, _issuer: &Self::Issuer) -> Option<Obstacle> {
+    fn obstacle(
+        &self,
+        _wanted: &RequestedCertificate,
+        _issuer: &Self::Issuer,
+    ) -> Option<ClusterObstacle> {
         None
     }
 
@@ -199,11 +207,11 @@ pub(super) trait Dialect {
     fn draft(&self, request: &Request, issuer: &Self::Issuer) -> Draft;
 
     /// Interprets the conditions of the object.
-    fn outcome(&self, requests: &Requests, filed: &Filed, issuer: &Self::Issuer) -> Outcome;
+    fn outcome(&self, requests: &Requests, filed: &Filed, issuer: &Self::Issuer) -> ObjectState;
 }
 
 /// Returns the obstacle for a certificate without an issuer.
-pub(super) fn no_issuer(what: &str, key: &str, wanted: &Wanted) -> Obstacle {
+pub(super) fn no_issuer(what: &str, key: &str, wanted: &RequestedCertificate) -> ClusterObstacle {
     (
         format!("no {what} is configured for it"),
         format!(
@@ -216,7 +224,7 @@ pub(super) fn no_issuer(what: &str, key: &str, wanted: &Wanted) -> Obstacle {
 /// Requests certificates through objects of a [`Dialect`].
 pub(super) struct ClusterSigner<D> {
     requests: Requests,
-    identity: Identity,
+    identity: NodeIdentity,
     dialect: D,
 }
 
@@ -224,7 +232,7 @@ impl<D: Dialect> ClusterSigner<D> {
     pub(super) fn open(
         dialect: D,
         label: String,
-        access: &Access,
+        access: &ApiAccess,
         resource: &'static Resource,
         namespace: Option<String>,
         advice: Advice,
@@ -237,11 +245,15 @@ impl<D: Dialect> ClusterSigner<D> {
         })
     }
 
-    fn rejection(&self, wanted: &Wanted, (reason, advice): Obstacle) -> Rejection {
+    fn rejection(
+        &self,
+        wanted: &RequestedCertificate,
+        (reason, advice): ClusterObstacle,
+    ) -> Rejection {
         Rejection::new(self.requests.label(), wanted, reason, advice)
     }
 
-    fn issuer(&self, wanted: &Wanted) -> Result<D::Issuer, Rejection> {
+    fn issuer(&self, wanted: &RequestedCertificate) -> Result<D::Issuer, Rejection> {
         let issuer = self.dialect.issuer(wanted, &self.identity);
         issuer.map_err(|obstacle| self.rejection(wanted, obstacle))
     }
@@ -261,10 +273,12 @@ impl<D: Dialect> ClusterSigner<D> {
         filed: Filed,
     ) -> Result<Answer, SignerError> {
         match self.dialect.outcome(&self.requests, &filed, issuer) {
-            Outcome::Issued(chain) => Ok(Answer::Issued(chain)),
-            Outcome::Denied(reason) => Ok(self.requests.denied(request, draft, &filed, &reason)),
-            Outcome::Pending(note) => self.requests.pending(request, filed, note),
-            Outcome::Failed { why, advice } => Err(SignerError::permanent(
+            ObjectState::Issued(chain) => Ok(Answer::Issued(chain)),
+            ObjectState::Denied(reason) => {
+                Ok(self.requests.denied(request, draft, &filed, &reason))
+            }
+            ObjectState::Pending(note) => self.requests.pending(request, filed, note),
+            ObjectState::Failed { why, advice } => Err(SignerError::permanent(
                 format!(
                     "{}: {} failed: {why}",
                     self.requests.label(),
@@ -278,7 +292,7 @@ impl<D: Dialect> ClusterSigner<D> {
 
 #[async_trait(?Send)]
 impl<D: Dialect> Signer for ClusterSigner<D> {
-    fn kind(&self) -> Kind {
+    fn kind(&self) -> SignerKind {
         D::KIND
     }
 
@@ -294,7 +308,7 @@ impl<D: Dialect> Signer for ClusterSigner<D> {
         self.requests.probe().await
     }
 
-    fn preflight(&self, wanted: &Wanted) -> Result<(), Rejection> {
+    fn preflight(&self, wanted: &RequestedCertificate) -> Result<(), Rejection> {
         CAPS.carries(self.requests.label(), wanted)?;
         let issuer = self.issuer(wanted)?;
         match self.dialect.obstacle(wanted, &issuer) {

@@ -43,15 +43,15 @@ use serde_json::{Value, json};
 
 use super::wire::SignRequest;
 use super::{
-    About, Answer, Caps, Class, Configured, Kind, Lookup, Request, Resubmit, Signer, SignerError,
-    Site, Ticket, certifies, printable,
+    About, Answer, Caps, Configured, FailureClass, Request, RequestLookup, Resubmit, Signer,
+    SignerError, SignerKind, Site, Ticket, certifies, printable,
 };
 use crate::kube::names::CertName;
 use crate::store;
 use crate::x509::{Chain, ChainError, Csr};
 use crate::yaml::Field;
-use crate::yaml::schema::Form;
-use crate::yaml::settings::{Block, settings};
+use crate::yaml::schema::ValueForm;
+use crate::yaml::settings::{SettingsBlock, settings};
 
 /// Largest size of an answer, in bytes.
 pub const ANSWER_LIMIT: u64 = 256 << 10;
@@ -142,7 +142,7 @@ settings! {
         "path" => pub path: PathBuf, required "with an absolute path";
         /// User id besides root whose answers are accepted, and that may own inbox and outbox.
         "trustedUsers" => pub trusted_uids: Vec<u32>,
-            read read_uids, form Form::List(&Form::User), show show_uids;
+            read read_uids, form ValueForm::List(&ValueForm::User), show show_uids;
     }
 }
 
@@ -176,7 +176,7 @@ impl Config {
 
 const CAPS: Caps = Caps {
     pends: true,
-    lookup: Lookup::ByName,
+    lookup: RequestLookup::ByName,
     resubmit: Resubmit::Adopts,
     ..Caps::everything()
 };
@@ -236,9 +236,9 @@ impl Directory {
     fn failed(&self, doing: &str, name: &str, error: io::Error) -> SignerError {
         let path = self.path(name);
         let inner = error.get_ref();
-        let inner = inner.and_then(|inner| inner.downcast_ref::<store::Error>());
+        let inner = inner.and_then(|inner| inner.downcast_ref::<store::StoreError>());
         if let Some(refused) = inner
-            && refused.class() == store::Class::Unsafe
+            && refused.class() == store::ErrorClass::Unsafe
         {
             return SignerError::permanent(
                 format!("{} is not safe to use: {refused}", self.label()),
@@ -247,7 +247,7 @@ impl Directory {
         }
         // Full and read-only file systems may be repaired while the node waits.
         SignerError::new(
-            Class::Config,
+            FailureClass::Config,
             format!("{path} could not be {doing}"),
             "check that it exists, its owner and mode, and that its file system is mounted, writable and not full",
         )
@@ -378,7 +378,7 @@ impl Directory {
     /// Returns whether `bytes` are complete and for this request's key. The verification checks the rest.
     fn answers(&self, request: &Request, bytes: &[u8]) -> Result<(), String> {
         complete(bytes)?;
-        match Chain::from_answer(bytes, request.csr.public_key()) {
+        match Chain::from_response(bytes, request.csr.public_key()) {
             // An answer in the wrong order is still for this key; the verification refuses it.
             Ok(_) | Err(ChainError::LeafNotFirst { .. }) => Ok(()),
             Err(ChainError::OtherKey { .. }) => Err(match self.whose(request.name(), bytes) {
@@ -452,8 +452,8 @@ impl Directory {
 
 #[async_trait(?Send)]
 impl Signer for Directory {
-    fn kind(&self) -> Kind {
-        Kind::Directory
+    fn kind(&self) -> SignerKind {
+        SignerKind::Directory
     }
 
     fn label(&self) -> String {

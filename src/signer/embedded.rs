@@ -12,12 +12,14 @@ use async_trait::async_trait;
 use serde_json::{Map as JsonMap, Value};
 use time::OffsetDateTime;
 
-use super::{About, Answer, Caps, Configured, Kind, Request, Signer, SignerError, Site, local};
+use super::{
+    About, Answer, Caps, Configured, Request, Signer, SignerError, SignerKind, Site, local,
+};
 use crate::kube::names::Authority;
 use crate::x509::{CertificateAuthority, KeyAlgorithm};
 use crate::yaml::Map;
-use crate::yaml::schema::Key;
-use crate::yaml::settings::Block;
+use crate::yaml::schema::MapKey;
+use crate::yaml::settings::SettingsBlock;
 
 /// kubeadm's default lifetime of a CA: ten years.
 const CA_LIFETIME: Duration = Duration::from_secs(87_600 * 60 * 60);
@@ -26,8 +28,8 @@ const CA_LIFETIME: Duration = Duration::from_secs(87_600 * 60 * 60);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config;
 
-impl Block for Config {
-    const KEYS: &'static [Key] = &[];
+impl SettingsBlock for Config {
+    const KEYS: &'static [MapKey] = &[];
 
     fn read_keys(_map: &Map<'_>) -> Option<Self> {
         Some(Config)
@@ -94,8 +96,8 @@ impl Embedded {
 
 #[async_trait(?Send)]
 impl Signer for Embedded {
-    fn kind(&self) -> Kind {
-        Kind::Embedded
+    fn kind(&self) -> SignerKind {
+        SignerKind::Embedded
     }
 
     fn label(&self) -> String {

@@ -6,8 +6,8 @@ use std::time::Duration;
 use serde_json::{Map as JsonMap, Value, json};
 
 use crate::http::{Endpoint, Tls, Url};
-use crate::yaml::schema::{Form, Key};
-use crate::yaml::settings::{Block, Setting, if_set, insert, settings, unless_empty};
+use crate::yaml::schema::{MapKey, ValueForm};
+use crate::yaml::settings::{Setting, SettingsBlock, if_set, insert, settings, unless_empty};
 use crate::yaml::{Field, Map, format_duration};
 
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -26,7 +26,7 @@ settings! {
         /// PEM file with the client certificate; read again for each exchange.
         "certificate" => certificate: Option<PathBuf>;
         /// PEM file with the private key of the client certificate.
-        "key" => key: Option<PathBuf>, form Form::SecretPath;
+        "key" => key: Option<PathBuf>, form ValueForm::SecretPath;
     }
 }
 
@@ -42,7 +42,7 @@ settings! {
 }
 
 /// Keys beside the address, which has a different name in each kind.
-pub(super) const KEYS: &[Key] = Connection::KEYS;
+pub(super) const KEYS: &[MapKey] = Connection::KEYS;
 
 /// Reads the settings; `url` is the field with the address.
 pub(super) fn read(map: &Map<'_>, url: Option<Field<'_>>) -> Option<Endpoint> {
@@ -143,7 +143,7 @@ fn show_tls(tls: &Tls) -> Option<Value> {
 
 /// An `http` or `https` address without user and password.
 impl Setting for Url {
-    const FORM: Form = Form::Url;
+    const FORM: ValueForm = ValueForm::Url;
 
     fn read(field: &Field<'_>) -> Option<Self> {
         match Url::parse(&field.string()?) {

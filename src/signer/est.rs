@@ -45,16 +45,17 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::per_certificate::PerCertificate;
-use super::server::{MAX_QUOTED, Server, signing};
+use super::server::{MAX_QUOTED, SignerServer, signing};
 use super::{
-    About, Answer, Caps, Carry, Class, Configured, Current, Identity, Kind, Lookup, Rejection,
-    Renewal, Request, Resubmit, Signer, SignerError, Site, Ticket, Wanted, endpoint, printable,
+    About, Answer, Caps, Carry, Configured, CurrentCertificate, FailureClass, NodeIdentity,
+    Rejection, Renewal, Request, RequestLookup, RequestedCertificate, Resubmit, Signer,
+    SignerError, SignerKind, Site, Ticket, endpoint, printable,
 };
-use crate::http::{Call, Endpoint, Response, encode};
+use crate::http::{Call, Endpoint, HttpResponse, encode};
 use crate::kube::names::{Authority, CertName};
 use crate::x509::{Certificate, Chain, UsageExtensions, certificates_of, hex};
 use crate::yaml::schema::SecretFile;
-use crate::yaml::settings::{Block, Setting, settings};
+use crate::yaml::settings::{Setting, SettingsBlock, settings};
 use crate::yaml::{Field, Map, format_duration};
 
 use csrattrs::Attributes;
@@ -84,7 +85,7 @@ settings! {
         /// Label of the CA or profile, between /.well-known/est and the operation; by default none.
         "label" => pub label: Option<PerCertificate>, read read_label;
         /// Authentication besides tls.certificate.
-        "auth" => pub auth: Option<Auth>;
+        "auth" => pub auth: Option<EstAuth>;
         /// SHA-256 of the root certificate in /cacerts, or of its public key, in place of tls.caFile.
         "rootSHA256" => pub root_sha256: Option<[u8; 32]>;
         /// Longest wait before a pending request is sent again, if the server asks for a longer one.
@@ -95,7 +96,7 @@ settings! {
 settings! {
     /// Authentication besides a client certificate.
     #[derive(Clone, Debug, PartialEq, Eq)]
-    pub struct Auth {
+    pub struct EstAuth {
         /// HTTP Basic authentication.
         "basic" => pub basic: Basic, required "with user and passwordFile";
     }
@@ -138,7 +139,7 @@ const CAPS: Caps = Caps {
     own_name_san: false,
     usage_extensions: UsageExtensions::Requested,
     pends: true,
-    lookup: Lookup::ByResubmit,
+    lookup: RequestLookup::ByResubmit,
     resubmit: Resubmit::Duplicates,
     renewal: Renewal::Rekey,
     crl: Carry::No,
@@ -205,7 +206,7 @@ impl Config {
     }
 
     /// Returns the label for a certificate.
-    fn label_of(&self, name: CertName, identity: &Identity) -> Option<String> {
+    fn label_of(&self, name: CertName, identity: &NodeIdentity) -> Option<String> {
         self.label.as_ref()?.of_name(name, identity)
     }
 }
@@ -213,11 +214,11 @@ impl Config {
 /// Requests certificates from an EST server.
 pub struct Est {
     config: Config,
-    identity: Identity,
+    identity: NodeIdentity,
     /// As configured; with `rootSHA256` it does not trust a server yet.
-    server: Server,
+    server: SignerServer,
     /// With the pinned root.
-    bootstrapped: RefCell<Option<Server>>,
+    bootstrapped: RefCell<Option<SignerServer>>,
     learned: RefCell<BTreeMap<LabelPath, Rc<Learned>>>,
 }
 
@@ -236,14 +237,14 @@ enum Submission<'a> {
     First,
     /// Repeated after a 202.
     Again,
-    Replacement(&'a Current),
+    Replacement(&'a CurrentCertificate),
 }
 
 impl Est {
     fn new(config: &Config, site: &Site<'_>) -> Result<Self, SignerError> {
         let label = label(config);
         Ok(Est {
-            server: Server::new(label, config.endpoint.clone(), site)?,
+            server: SignerServer::new(label, config.endpoint.clone(), site)?,
             config: config.clone(),
             identity: site.identity.clone(),
             bootstrapped: RefCell::default(),
@@ -263,7 +264,7 @@ impl Est {
 
     /// Returns the verified server: as configured, or by the pinned root, which is fetched without verification
     /// first.
-    async fn verified(&self, place: &str) -> Result<Server, SignerError> {
+    async fn verified(&self, place: &str) -> Result<SignerServer, SignerError> {
         let Some(wanted) = self.config.root_sha256 else {
             return Ok(self.server.clone());
         };
@@ -317,7 +318,11 @@ impl Est {
         Ok(learned)
     }
 
-    async fn cacerts(&self, server: &Server, place: &str) -> Result<Vec<Certificate>, SignerError> {
+    async fn cacerts(
+        &self,
+        server: &SignerServer,
+        place: &str,
+    ) -> Result<Vec<Certificate>, SignerError> {
         let doing = "requesting its CA certificates";
         let response = server
             .exchange(doing, Call::get(format!("{place}/cacerts")))
@@ -329,7 +334,11 @@ impl Est {
     }
 
     /// Returns the requirements of a label; empty if the server has none or does not support the request.
-    async fn csrattrs(&self, server: &Server, place: &str) -> Result<Attributes, SignerError> {
+    async fn csrattrs(
+        &self,
+        server: &SignerServer,
+        place: &str,
+    ) -> Result<Attributes, SignerError> {
         let doing = "requesting its CSR attributes";
         let call = self.authenticated(server, Call::get(format!("{place}/csrattrs")))?;
         let response = server.exchange(doing, call).await?;
@@ -359,7 +368,11 @@ impl Est {
     }
 
     /// Adds the password to a call. Only a verified server receives calls; see [`Est::verified`].
-    fn authenticated<'a>(&self, server: &Server, call: Call<'a>) -> Result<Call<'a>, SignerError> {
+    fn authenticated<'a>(
+        &self,
+        server: &SignerServer,
+        call: Call<'a>,
+    ) -> Result<Call<'a>, SignerError> {
         match self.config.basic() {
             Some(basic) => Ok(call.basic(&basic.user, server.secret(&basic.password_file)?)),
             None => Ok(call),
@@ -403,7 +416,8 @@ impl Est {
             _ => match self.refusal(&doing, &response, &place) {
                 // The server accepted the same bytes with 202 before.
                 error
-                    if error.class == Class::Permanent && matches!(as_what, Submission::Again) =>
+                    if error.class == FailureClass::Permanent
+                        && matches!(as_what, Submission::Again) =>
                 {
                     Ok(Answer::Denied {
                         reason: error.detail,
@@ -414,7 +428,7 @@ impl Est {
         }
     }
 
-    fn pending(&self, response: &Response, operation: &str) -> Result<Answer, SignerError> {
+    fn pending(&self, response: &HttpResponse, operation: &str) -> Result<Answer, SignerError> {
         let wish = response.retry_after;
         let after = wish.map(|wish| wish.min(self.config.longest_wait));
         let note = match wish {
@@ -438,7 +452,7 @@ impl Est {
         })
     }
 
-    fn refusal(&self, doing: &str, response: &Response, place: &str) -> SignerError {
+    fn refusal(&self, doing: &str, response: &HttpResponse, place: &str) -> SignerError {
         let said = response.text();
         let error = self.server.refusal(doing, response, &said);
         let advice = match response.status {
@@ -453,7 +467,7 @@ impl Est {
     }
 
     /// Returns the required action for a 401.
-    fn unauthorized(&self, response: &Response, said: &str) -> String {
+    fn unauthorized(&self, response: &HttpResponse, said: &str) -> String {
         let challenge = response.header("WWW-Authenticate").unwrap_or_default();
         let scheme = challenge.split(' ').next().unwrap_or_default();
         let certificate = &self.config.endpoint.tls.certificate;
@@ -501,7 +515,7 @@ fn label(config: &Config) -> String {
 }
 
 /// Returns the certificates in a response; at least one.
-fn certificates(response: &Response) -> Result<Vec<Certificate>, String> {
+fn certificates(response: &HttpResponse) -> Result<Vec<Certificate>, String> {
     let found = certificates_of(&wire::decode(&response.body)?).map_err(|why| why.to_string())?;
     match found.is_empty() {
         true => Err("it does not contain a certificate".to_owned()),
@@ -521,7 +535,7 @@ fn answer(request: &Request, found: &[Certificate], learned: &Learned) -> Vec<u8
 }
 
 /// Returns why the current certificate cannot be exchanged for the requested one.
-fn not_exchangeable(request: &Request, current: &Current) -> Option<String> {
+fn not_exchangeable(request: &Request, current: &CurrentCertificate) -> Option<String> {
     let chain = match Chain::from_pem(&current.chain_pem) {
         Ok(chain) => chain,
         Err(error) => return Some(format!("it is unreadable: {error}")),
@@ -537,7 +551,7 @@ fn not_exchangeable(request: &Request, current: &Current) -> Option<String> {
             "it is for servers only, and a server does not accept it from a client".to_owned(),
         );
     }
-    let same = request.csr.is_named_as(leaf);
+    let same = request.csr.has_names_of(leaf);
     (!same).then(|| {
         format!(
             "its CA encodes the names differently from the request (RFC 7030, 4.2.2): {}",
@@ -548,8 +562,8 @@ fn not_exchangeable(request: &Request, current: &Current) -> Option<String> {
 
 #[async_trait(?Send)]
 impl Signer for Est {
-    fn kind(&self) -> Kind {
-        Kind::Est
+    fn kind(&self) -> SignerKind {
+        SignerKind::Est
     }
 
     fn label(&self) -> String {
@@ -574,7 +588,7 @@ impl Signer for Est {
         }
     }
 
-    fn preflight(&self, wanted: &Wanted) -> Result<(), Rejection> {
+    fn preflight(&self, wanted: &RequestedCertificate) -> Result<(), Rejection> {
         self.caps().carries(&self.label(), wanted)?;
         let learned = self.learned.borrow();
         let Some(learned) = learned.get(&self.place(wanted.name)) else {
@@ -648,7 +662,11 @@ impl Signer for Est {
         self.enroll(request, Submission::First).await
     }
 
-    async fn renew(&self, request: &Request, current: &Current) -> Result<Answer, SignerError> {
+    async fn renew(
+        &self,
+        request: &Request,
+        current: &CurrentCertificate,
+    ) -> Result<Answer, SignerError> {
         if let Some(why) = not_exchangeable(request, current) {
             return Err(SignerError::permanent(
                 format!(

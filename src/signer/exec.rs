@@ -54,17 +54,17 @@ use tokio::process::Child;
 
 use super::wire::{self, API_VERSION};
 use super::{
-    About, Answer, Caps, Carry, Class, Configured, Kind, Lookup, Programs, Rejection, Request,
-    RequestId, Resubmit, Signer, SignerError, Site, Ticket, Wanted,
+    About, Answer, Caps, Carry, Configured, FailureClass, Programs, Rejection, Request, RequestId,
+    RequestLookup, RequestedCertificate, Resubmit, Signer, SignerError, SignerKind, Site, Ticket,
 };
 use crate::kube::names::{Authority, NodePath};
 use crate::process::confine;
 use crate::process::machine;
-use crate::yaml::schema::Form;
-use crate::yaml::settings::{Block, Setting, settings};
+use crate::yaml::schema::ValueForm;
+use crate::yaml::settings::{Setting, SettingsBlock, settings};
 use crate::yaml::{Field, format_duration};
 
-use documents::{InfoResponse, Inquiry, Response, TrustResponse, parse, understand};
+use documents::{InfoResponse, Inquiry, PluginResponse, TrustResponse, parse, understand};
 pub(crate) use process::run;
 use process::{End, drive, log_text, prepared, trusted_program};
 
@@ -100,7 +100,7 @@ settings! {
         /// Longest run of one call, up to 10m.
         "timeout" => pub timeout: Duration = DEFAULT_TIMEOUT, read read_timeout;
         /// User name or number to run as.
-        "runAsUser" => pub run_as_user: Option<String>, read read_user, form Form::User;
+        "runAsUser" => pub run_as_user: Option<String>, read read_user, form ValueForm::User;
         /// Value passed in the `params` of each request.
         "params" => pub params: BTreeMap<String, String>, show show_params;
     }
@@ -164,7 +164,7 @@ const REDACTED: &str = "(redacted)";
 /// Capabilities before the program has declared its own.
 const ASSUMED: Caps = Caps {
     pends: true,
-    lookup: Lookup::ByTicket,
+    lookup: RequestLookup::ByTicket,
     resubmit: Resubmit::Adopts,
     crl: Carry::AsConfigured,
     ..Caps::everything()
@@ -326,9 +326,9 @@ impl Exec {
         confine::spawn(command).map_err(|error| {
             let busy = error.kind() == io::ErrorKind::ExecutableFileBusy;
             let class = if busy || machine::is_fault(&error) {
-                Class::Transient
+                FailureClass::Transient
             } else {
-                Class::Config
+                FailureClass::Config
             };
             CallError::NotStarted(
                 SignerError::new(
@@ -416,15 +416,15 @@ impl Exec {
         }
     }
 
-    fn answer(&self, response: Response) -> Result<Answer, SignerError> {
+    fn answer(&self, response: PluginResponse) -> Result<Answer, SignerError> {
         match response {
-            Response::Answer(answer) => Ok(answer),
-            Response::Failed(why) => Err(SignerError::permanent(
+            PluginResponse::Answer(answer) => Ok(answer),
+            PluginResponse::Failed(why) => Err(SignerError::permanent(
                 format!("{} refused permanently: {why}", self.label()),
                 "correct what it names, remove the pending request, and run again",
             )),
-            Response::Retry { after, why } => Err(SignerError::new(
-                Class::Transient,
+            PluginResponse::Retry { after, why } => Err(SignerError::new(
+                FailureClass::Transient,
                 format!("{} asks for a retry: {why}", self.label()),
                 "check its log if this persists",
             )
@@ -440,7 +440,7 @@ impl Exec {
             CallError::TryAgain => {
                 self.unclean.borrow_mut().remove(&request.id);
                 SignerError::new(
-                    Class::Transient,
+                    FailureClass::Transient,
                     format!("{label} asks for a retry (exit code {EXIT_RETRY})"),
                     "check its log if this persists",
                 )
@@ -467,8 +467,8 @@ impl Exec {
                     return SignerError::permanent(detail, advice);
                 }
                 let class = match verb {
-                    Verb::Sign => Class::Ambiguous,
-                    _ => Class::Transient,
+                    Verb::Sign => FailureClass::Ambiguous,
+                    _ => FailureClass::Transient,
                 };
                 SignerError::new(class, detail, advice)
             }
@@ -500,7 +500,7 @@ impl Exec {
             Ok(output) => parse(&output).map_err(unusable),
             Err(CallError::NotStarted(error)) => Err(error),
             Err(CallError::TryAgain) => Err(SignerError::new(
-                Class::Transient,
+                FailureClass::Transient,
                 format!("{} asks for a retry (exit code {EXIT_RETRY})", self.label()),
                 "check its log if this persists",
             )),
@@ -511,8 +511,8 @@ impl Exec {
 
 #[async_trait(?Send)]
 impl Signer for Exec {
-    fn kind(&self) -> Kind {
-        Kind::Exec
+    fn kind(&self) -> SignerKind {
+        SignerKind::Exec
     }
 
     fn label(&self) -> String {
@@ -545,7 +545,7 @@ impl Signer for Exec {
         Ok(())
     }
 
-    fn preflight(&self, wanted: &Wanted) -> Result<(), Rejection> {
+    fn preflight(&self, wanted: &RequestedCertificate) -> Result<(), Rejection> {
         if let Some((reason, advice)) = self.refusal() {
             return Err(Rejection::new(&self.label(), wanted, reason, advice));
         }

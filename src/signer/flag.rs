@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use super::{Config, Kind, directory, embedded, exec, local};
+use super::{Config, SignerKind, directory, embedded, exec, local};
 
 impl FromStr for Config {
     type Err = BadFlag;
@@ -38,7 +38,11 @@ impl FromStr for Config {
                 }
                 Ok(Config::Exec(exec::Config::new(command)))
             }
-            other if Kind::ALL.into_iter().any(|kind| kind.as_str() == other) => {
+            other
+                if SignerKind::ALL
+                    .into_iter()
+                    .any(|kind| kind.as_str() == other) =>
+            {
                 Err(BadFlag::NeedsFile(other.to_owned()))
             }
             other => Err(BadFlag::Unknown(other.to_owned())),

@@ -48,14 +48,16 @@ use std::time::Duration;
 use serde_json::{Map as JsonMap, json};
 
 use super::cluster::{
-    self, Advice, ClusterSigner, Dialect, Draft, Filed, Obstacle, Outcome, Requests, no_issuer,
+    self, Advice, ClusterObstacle, ClusterSigner, Dialect, Draft, Filed, ObjectState, Requests,
+    no_issuer,
 };
 use super::per_certificate::PerCertificate;
 use super::{
-    About, Configured, Identity, Kind, Part, Request, Signer, SignerError, Site, Wanted, wire,
+    About, Configured, NodeIdentity, Part, Request, RequestedCertificate, Signer, SignerError,
+    SignerKind, Site, wire,
 };
-use crate::cluster::api::{Access, Resource};
-use crate::yaml::settings::{Block, settings};
+use crate::cluster::api::{ApiAccess, Resource};
+use crate::yaml::settings::{SettingsBlock, settings};
 use crate::yaml::{Field, format_duration};
 
 use signer_name::SignerName;
@@ -83,7 +85,7 @@ settings! {
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct Config {
         /// API server, `https://HOST:6443`.
-        "server" => pub access: Access, flat cluster;
+        "server" => pub access: ApiAccess, flat cluster;
         /// Signer name: DOMAIN/NAME, issuers.cert-manager.io/NAMESPACE.NAME or clusterissuers.cert-manager.io/NAME.
         "signerName" => pub signer_name: PerCertificate,
             required "as in pki.example.com/{authority}", read read_signer_name;
@@ -112,8 +114,8 @@ impl Configured for Config {
         keys: Config::KEYS,
     };
 
-    fn setup(parts: &[Part<'_, Self>], identity: &Identity) -> Option<String> {
-        let mut servers: Vec<&Access> = Vec::new();
+    fn setup(parts: &[Part<'_, Self>], identity: &NodeIdentity) -> Option<String> {
+        let mut servers: Vec<&ApiAccess> = Vec::new();
         for part in parts {
             if !servers.contains(&&part.config.access) {
                 servers.push(&part.config.access);
@@ -142,7 +144,7 @@ impl Configured for Config {
 
 /// Returns the manifest with the node's right to create requests and, if needed, to reference cert-manager's Issuers, and
 /// with one role each for approver and signer that is restricted to these names.
-fn manifest(access: &Access, names: &BTreeSet<String>, cluster: &str) -> String {
+fn manifest(access: &ApiAccess, names: &BTreeSet<String>, cluster: &str) -> String {
     let group = REQUESTS.group;
     let read = json!({"apiGroups": [group], "resources": [REQUESTS.plural], "verbs": ["get", "list", "watch"]});
     let decide = |part: &str, verb: &str| {
@@ -218,9 +220,13 @@ fn sample(text: &str) -> String {
 impl Dialect for Config {
     type Issuer = SignerName;
 
-    const KIND: Kind = Kind::Kubernetes;
+    const KIND: SignerKind = SignerKind::Kubernetes;
 
-    fn issuer(&self, wanted: &Wanted, identity: &Identity) -> Result<SignerName, Obstacle> {
+    fn issuer(
+        &self,
+        wanted: &RequestedCertificate,
+        identity: &NodeIdentity,
+    ) -> Result<SignerName, ClusterObstacle> {
         let text = self
             .signer_name
             .of(wanted, identity)
@@ -229,7 +235,11 @@ impl Dialect for Config {
             .map_err(|fault| (format!("its signerName {}", fault.what), fault.fix))
     }
 
-    fn obstacle(&self, wanted: &Wanted, signer: &SignerName) -> Option<Obstacle> {
+    fn obstacle(
+        &self,
+        wanted: &RequestedCertificate,
+        signer: &SignerName,
+    ) -> Option<ClusterObstacle> {
         let mut obstacles = signer.obstacles(wanted);
         if self.request_lifetime && wanted.profile.lifetime < MIN_LIFETIME {
             obstacles.push(format!(
@@ -277,14 +287,14 @@ impl Dialect for Config {
     }
 
     /// Checks the conditions in order of precedence: an approved request may be signed, failed or neither.
-    fn outcome(&self, requests: &Requests, filed: &Filed, signer: &SignerName) -> Outcome {
+    fn outcome(&self, requests: &Requests, filed: &Filed, signer: &SignerName) -> ObjectState {
         let object = requests.object(&filed.name);
         // The API server keeps a certificate together with these two conditions, and kubectl shows them first.
         if let Some(denied) = filed.condition("Denied") {
-            return Outcome::Denied(denied.said());
+            return ObjectState::Denied(denied.said());
         }
         if let Some(failure) = filed.condition("Failed") {
-            return Outcome::Failed {
+            return ObjectState::Failed {
                 why: format!(
                     "the signer {} reports for {object}: {}",
                     signer.as_str(),
@@ -297,16 +307,16 @@ impl Dialect for Config {
             };
         }
         match filed.pem("certificate") {
-            Ok(Some(certificate)) => return Outcome::Issued(certificate),
+            Ok(Some(certificate)) => return ObjectState::Issued(certificate),
             Ok(None) => {}
             Err(why) => {
-                return Outcome::Failed {
+                return ObjectState::Failed {
                     why: format!("{object} is damaged: {why}"),
                     advice: "check it with the administrators of the cluster".to_owned(),
                 };
             }
         }
-        Outcome::Pending(match filed.condition("Approved") {
+        ObjectState::Pending(match filed.condition("Approved") {
             Some(approved) => format!(
                 "{object} is approved ({}) and waits since {} {}",
                 approved.said(),

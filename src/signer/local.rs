@@ -12,14 +12,15 @@ use std::path::{Path, PathBuf};
 use async_trait::async_trait;
 
 use super::{
-    About, Answer, Caps, Configured, Kind, Rejection, Request, Signer, SignerError, Site, Wanted,
+    About, Answer, Caps, Configured, Rejection, Request, RequestedCertificate, Signer, SignerError,
+    SignerKind, Site,
 };
 use crate::http::Files;
 use crate::kube::names::Authority;
 use crate::process::machine;
 use crate::store;
 use crate::x509::CertificateAuthority;
-use crate::yaml::settings::{Block, settings};
+use crate::yaml::settings::{SettingsBlock, settings};
 
 settings! {
     /// kubeadm's CA files in a directory.
@@ -65,10 +66,10 @@ impl Configured for Config {
 pub struct Local {
     label: String,
     configured: String,
-    authorities: BTreeMap<Authority, Found>,
+    authorities: BTreeMap<Authority, CaOnDisk>,
 }
 
-struct Found {
+struct CaOnDisk {
     /// `ca.crt` as it is on disk, with or without its key.
     certificate: Option<Vec<u8>>,
     signing: Result<CertificateAuthority, String>,
@@ -95,7 +96,7 @@ impl Local {
         label: impl Into<String>,
         authorities: impl IntoIterator<Item = (Authority, CertificateAuthority)>,
     ) -> Self {
-        let found = |signing: CertificateAuthority| Found {
+        let found = |signing: CertificateAuthority| CaOnDisk {
             certificate: Some(signing.bundle().to_pem().into_bytes()),
             signing: Ok(signing),
             unread: None,
@@ -124,7 +125,7 @@ fn path(dir: &Path, authority: Authority, extension: &str) -> PathBuf {
     dir.join(format!("{}.{extension}", authority.base_name()))
 }
 
-fn find(dir: &Path, authority: Authority, files: &dyn Files) -> Found {
+fn find(dir: &Path, authority: Authority, files: &dyn Files) -> CaOnDisk {
     let path = |extension| path(dir, authority, extension);
     let shown = |path: &Path| files.shown(path);
     let (certificate_path, key_path) = (path("crt"), path("key"));
@@ -149,7 +150,7 @@ fn find(dir: &Path, authority: Authority, files: &dyn Files) -> Found {
         (Ok(certificate), unread) => (Some(certificate.to_vec()), unread),
         (Err(error), _) => (None, Some(error)),
     };
-    Found {
+    CaOnDisk {
         certificate,
         signing,
         unread,
@@ -158,8 +159,8 @@ fn find(dir: &Path, authority: Authority, files: &dyn Files) -> Found {
 
 #[async_trait(?Send)]
 impl Signer for Local {
-    fn kind(&self) -> Kind {
-        Kind::Local
+    fn kind(&self) -> SignerKind {
+        SignerKind::Local
     }
 
     fn label(&self) -> String {
@@ -174,7 +175,7 @@ impl Signer for Local {
         &CAPS
     }
 
-    fn preflight(&self, wanted: &Wanted) -> Result<(), Rejection> {
+    fn preflight(&self, wanted: &RequestedCertificate) -> Result<(), Rejection> {
         self.authority(wanted.authority)
             .map(drop)
             .map_err(|reason| {
@@ -211,8 +212,8 @@ pub(super) fn issue(
     authority: &CertificateAuthority,
     request: &Request,
 ) -> Result<Answer, SignerError> {
-    let Wanted { name, profile, .. } = &request.wanted;
-    if !request.csr.asks_for(profile) {
+    let RequestedCertificate { name, profile, .. } = &request.wanted;
+    if !request.csr.matches(profile) {
         return Err(SignerError::permanent(
             format!(
                 "the CSR of {name} does not request {} with names [{}]",

@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::{Identity, Wanted};
+use super::{NodeIdentity, RequestedCertificate};
 use crate::kube::names::{self, Authority, CertName, PLACEHOLDERS};
-use crate::yaml::schema::Form;
+use crate::yaml::schema::ValueForm;
 use crate::yaml::settings::Setting;
 use crate::yaml::{self, Field};
 
@@ -65,19 +65,24 @@ impl PerCertificate {
     }
 
     /// Returns the text for a certificate with its placeholders replaced; `None` if there is no text for it.
-    pub fn of(&self, wanted: &Wanted, identity: &Identity) -> Option<String> {
+    pub fn of(&self, wanted: &RequestedCertificate, identity: &NodeIdentity) -> Option<String> {
         self.of_name(wanted.name, identity)
     }
 
     /// As [`PerCertificate::of`], by the certificate's name.
-    pub fn of_name(&self, name: CertName, identity: &Identity) -> Option<String> {
+    pub fn of_name(&self, name: CertName, identity: &NodeIdentity) -> Option<String> {
         let text = self.named.get(&name).or(self.default.as_ref())?;
-        Some(names::fill(text, name, &identity.node, &identity.cluster))
+        Some(names::fill_placeholders(
+            text,
+            name,
+            &identity.node,
+            &identity.cluster,
+        ))
     }
 }
 
 impl Setting for PerCertificate {
-    const FORM: Form = Form::PerCertificate;
+    const FORM: ValueForm = ValueForm::PerCertificate;
 
     fn read(field: &Field<'_>) -> Option<Self> {
         PerCertificate::read(field)
@@ -98,7 +103,7 @@ impl Setting for PerCertificate {
 }
 
 /// Replaces the placeholders of a text that may differ between authorities only.
-pub(super) fn of_authority(text: &str, authority: Authority, identity: &Identity) -> String {
+pub(super) fn of_authority(text: &str, authority: Authority, identity: &NodeIdentity) -> String {
     text.replace("{authority}", authority.as_str())
         .replace("{node}", &identity.node)
         .replace("{cluster}", &identity.cluster)

@@ -38,19 +38,19 @@ use std::cell::RefCell;
 use async_trait::async_trait;
 use sha2::{Digest, Sha256};
 
-use super::server::{MAX_QUOTED, Server, signing};
+use super::server::{MAX_QUOTED, SignerServer, signing};
 use super::{
-    About, Answer, Caps, Carry, Class, Configured, Current, Identity, Kind, Lookup, Rejection,
-    Renewal, Request, Resubmit, Signer, SignerError, Site, Ticket, Wanted, certifies, endpoint,
-    printable,
+    About, Answer, Caps, Carry, Configured, CurrentCertificate, FailureClass, NodeIdentity,
+    Rejection, Renewal, Request, RequestLookup, RequestedCertificate, Resubmit, Signer,
+    SignerError, SignerKind, Site, Ticket, certifies, endpoint, printable,
 };
-use crate::http::{Call, Endpoint, Response, encode};
+use crate::http::{Call, Endpoint, HttpResponse, encode};
 use crate::kube::names::Authority;
 use crate::x509::{
     Chain, Csr, ExtendedUsage, RevocationList, TrustBundle, TrustError, UsageExtensions,
 };
 use crate::yaml::Map;
-use crate::yaml::settings::{Block, settings, unless_empty};
+use crate::yaml::settings::{SettingsBlock, settings, unless_empty};
 
 const BASE_PATH: &str = "/puppet-ca/v1";
 
@@ -77,7 +77,7 @@ const CAPS: Caps = Caps {
     own_name_san: true,
     usage_extensions: UsageExtensions::Omitted,
     pends: true,
-    lookup: Lookup::ByName,
+    lookup: RequestLookup::ByName,
     resubmit: Resubmit::Adopts,
     renewal: Renewal::SameKey,
     crl: Carry::Yes,
@@ -126,7 +126,7 @@ impl Configured for Config {
     fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {
         let label = format!("puppet:{}", self.endpoint.url);
         Ok(Box::new(Puppet {
-            server: Server::new(
+            server: SignerServer::new(
                 label.trim_end_matches('/').to_owned(),
                 self.endpoint.clone(),
                 site,
@@ -143,10 +143,10 @@ impl Configured for Config {
 /// Requests certificates from a Puppet CA.
 struct Puppet {
     /// As configured; see [`Puppet::server`].
-    server: Server,
+    server: SignerServer,
     config: Config,
     name: String,
-    identity: Identity,
+    identity: NodeIdentity,
     /// The CA's certificates as last fetched in this run, PEM.
     bundle: RefCell<Option<Vec<u8>>>,
     /// The revocation lists, and the server's time of the response.
@@ -154,7 +154,7 @@ struct Puppet {
 }
 
 /// What the CA has under a certname.
-enum Held {
+enum HeldCertificate {
     /// A certificate for this request's key.
     Certificate(Vec<u8>),
     /// An unsigned request of this request's key.
@@ -167,7 +167,7 @@ enum Held {
 impl Puppet {
     /// Returns the verified server: by the configured roots, or by the CA certificates that match the configured
     /// fingerprints.
-    async fn server(&self, doing: &str) -> Result<Server, SignerError> {
+    async fn server(&self, doing: &str) -> Result<SignerServer, SignerError> {
         if self.config.ca_sha256.is_empty() {
             return Ok(self.server.clone());
         }
@@ -194,7 +194,7 @@ impl Puppet {
         if response.status != 200 {
             return Err(self.refusal(doing, &response));
         }
-        let bundle = TrustBundle::from_answer(&response.body).map_err(|error| {
+        let bundle = TrustBundle::from_response(&response.body).map_err(|error| {
             self.server
                 .invalid_response(doing, &response, "it is not a CA bundle")
                 .caused_by(error)
@@ -217,10 +217,10 @@ impl Puppet {
 
     async fn held(
         &self,
-        server: &Server,
+        server: &SignerServer,
         request: &Request,
         doing: &str,
-    ) -> Result<Held, SignerError> {
+    ) -> Result<HeldCertificate, SignerError> {
         if let Some(held) = self.certificate(server, request, doing).await? {
             return Ok(held);
         }
@@ -228,7 +228,7 @@ impl Puppet {
         let path = format!("/certificate_request/{}", encode(certname));
         let response = server.exchange(doing, get(&path)).await?;
         if is_absent(&response) {
-            return Ok(Held::Nothing);
+            return Ok(HeldCertificate::Nothing);
         }
         if response.status != 200 {
             return Err(self.refusal(doing, &response));
@@ -241,8 +241,8 @@ impl Puppet {
             )
         })?;
         Ok(match queued.public_key() == request.csr.public_key() {
-            true => Held::Request,
-            false => Held::Foreign("request"),
+            true => HeldCertificate::Request,
+            false => HeldCertificate::Foreign("request"),
         })
     }
 
@@ -250,14 +250,14 @@ impl Puppet {
     /// removes the request, which must not count as a deletion.
     async fn held_after_queued(
         &self,
-        server: &Server,
+        server: &SignerServer,
         request: &Request,
         doing: &str,
-    ) -> Result<Held, SignerError> {
+    ) -> Result<HeldCertificate, SignerError> {
         match self.held(server, request, doing).await? {
-            Held::Nothing => {
+            HeldCertificate::Nothing => {
                 let made = self.certificate(server, request, doing).await?;
-                Ok(made.unwrap_or(Held::Nothing))
+                Ok(made.unwrap_or(HeldCertificate::Nothing))
             }
             held => Ok(held),
         }
@@ -265,10 +265,10 @@ impl Puppet {
 
     async fn certificate(
         &self,
-        server: &Server,
+        server: &SignerServer,
         request: &Request,
         doing: &str,
-    ) -> Result<Option<Held>, SignerError> {
+    ) -> Result<Option<HeldCertificate>, SignerError> {
         let path = format!("/certificate/{}", encode(certname(&request.wanted)));
         let response = server.exchange(doing, get(&path)).await?;
         if is_absent(&response) {
@@ -278,10 +278,10 @@ impl Puppet {
             return Err(self.refusal(doing, &response));
         }
         if certifies(&response.body, request.csr.public_key()) {
-            return Ok(Some(Held::Certificate(response.body)));
+            return Ok(Some(HeldCertificate::Certificate(response.body)));
         }
         match Chain::from_pem(&response.body) {
-            Ok(_) => Ok(Some(Held::Foreign("certificate"))),
+            Ok(_) => Ok(Some(HeldCertificate::Foreign("certificate"))),
             Err(error) => Err(self
                 .server
                 .invalid_response(doing, &response, "it is not a certificate")
@@ -292,17 +292,17 @@ impl Puppet {
     /// Returns the answer to a request for what exists under its certname.
     async fn answer(
         &self,
-        held: Held,
+        held: HeldCertificate,
         request: &Request,
         doing: &str,
     ) -> Result<Option<Answer>, SignerError> {
         match held {
-            Held::Certificate(leaf) => {
+            HeldCertificate::Certificate(leaf) => {
                 Ok(Some(Answer::Issued(self.with_issuers(leaf, doing).await?)))
             }
-            Held::Request => self.queued(request).map(Some),
-            Held::Foreign(what) => Err(self.foreign(what, request, doing)),
-            Held::Nothing => Ok(None),
+            HeldCertificate::Request => self.queued(request).map(Some),
+            HeldCertificate::Foreign(what) => Err(self.foreign(what, request, doing)),
+            HeldCertificate::Nothing => Ok(None),
         }
     }
 
@@ -358,14 +358,17 @@ impl Puppet {
     /// Returns the error for a refused PUT. Some of these requests stay on the server.
     async fn refused_put(
         &self,
-        server: &Server,
+        server: &SignerServer,
         request: &Request,
         doing: &str,
-        response: &Response,
+        response: &HttpResponse,
     ) -> SignerError {
         let certname = certname(&request.wanted);
         let said = answered(response);
-        let kept = matches!(self.held(server, request, doing).await, Ok(Held::Request));
+        let kept = matches!(
+            self.held(server, request, doing).await,
+            Ok(HeldCertificate::Request)
+        );
         let mut detail = format!(
             "{}: {doing} failed: the CA refuses the request for {certname}: {said}",
             self.label()
@@ -388,7 +391,7 @@ impl Puppet {
     }
 
     /// Returns the error for a response that is not one of Puppet's usual ones.
-    fn refusal(&self, doing: &str, response: &Response) -> SignerError {
+    fn refusal(&self, doing: &str, response: &HttpResponse) -> SignerError {
         let mut error = self.server.refusal(doing, response, &response.text());
         match response.status {
             403 => {
@@ -407,8 +410,8 @@ impl Puppet {
 
 #[async_trait(?Send)]
 impl Signer for Puppet {
-    fn kind(&self) -> Kind {
-        Kind::Puppet
+    fn kind(&self) -> SignerKind {
+        SignerKind::Puppet
     }
 
     fn label(&self) -> String {
@@ -425,7 +428,7 @@ impl Signer for Puppet {
             .map(drop)
     }
 
-    fn preflight(&self, wanted: &Wanted) -> Result<(), Rejection> {
+    fn preflight(&self, wanted: &RequestedCertificate) -> Result<(), Rejection> {
         // An obstacle that no setting can change is sufficient.
         CAPS.carries(&self.label(), wanted)?;
         let obstacles = self.obstacles(wanted);
@@ -482,7 +485,7 @@ impl Signer for Puppet {
             false => self.held(&server, request, &doing).await?,
         };
         match held {
-            Held::Nothing if queued => Ok(Some(self.gone(request))),
+            HeldCertificate::Nothing if queued => Ok(Some(self.gone(request))),
             held => self.answer(held, request, &doing).await,
         }
     }
@@ -534,7 +537,7 @@ impl Signer for Puppet {
             Ok(held) => match self.answer(held, request, &doing).await? {
                 Some(answer) => Ok(answer),
                 None => Err(SignerError::new(
-                    Class::Transient,
+                    FailureClass::Transient,
                     format!(
                         "{}: {doing} failed: the CA accepted the request for {} and does not list it: {}",
                         self.label(),
@@ -550,7 +553,11 @@ impl Signer for Puppet {
         }
     }
 
-    async fn renew(&self, request: &Request, current: &Current) -> Result<Answer, SignerError> {
+    async fn renew(
+        &self,
+        request: &Request,
+        current: &CurrentCertificate,
+    ) -> Result<Answer, SignerError> {
         let doing = format!(
             "renewing {} for authority {}",
             request.name(),
@@ -590,7 +597,7 @@ impl Signer for Puppet {
             }
             400 | 403 => {
                 let mut error = self.server.refusal(&doing, &response, &response.text());
-                error.class = Class::Auth;
+                error.class = FailureClass::Auth;
                 error.advice = "make sure that the certificate is of this Puppet CA and not revoked, that auth.conf allows its renewal, and that no proxy ends TLS before the server".to_owned();
                 Err(error)
             }
@@ -612,7 +619,7 @@ impl Signer for Puppet {
 
 impl Puppet {
     /// Returns what prevents this CA, as configured, from issuing the certificate, each with the required action.
-    fn obstacles(&self, wanted: &Wanted) -> Vec<(String, String)> {
+    fn obstacles(&self, wanted: &RequestedCertificate) -> Vec<(String, String)> {
         let mut obstacles = Vec::new();
         let (name, authority, certname) = (wanted.name, wanted.authority, certname(wanted));
         let another_name = match name.has_free_common_name() {
@@ -672,7 +679,7 @@ impl Puppet {
     }
 }
 
-fn certname(wanted: &Wanted) -> &str {
+fn certname(wanted: &RequestedCertificate) -> &str {
     &wanted.profile.subject.common_name
 }
 
@@ -733,11 +740,11 @@ fn in_english(call: Call<'_>) -> Call<'_> {
 }
 
 /// Returns whether the CA reports that the object does not exist. Any other 404 comes from another program.
-fn is_absent(response: &Response) -> bool {
+fn is_absent(response: &HttpResponse) -> bool {
     response.status == 404 && response.text().starts_with("Could not find certificate")
 }
 
-fn answered(response: &Response) -> String {
+fn answered(response: &HttpResponse) -> String {
     let said = printable(&response.text(), MAX_QUOTED);
     format!("HTTP {} {said}", response.status)
         .trim_end()
@@ -745,7 +752,7 @@ fn answered(response: &Response) -> String {
 }
 
 /// Returns whether the parser refused the request; nothing of it is stored then.
-fn is_unreadable_csr(response: &Response) -> bool {
+fn is_unreadable_csr(response: &HttpResponse) -> bool {
     let text = response.text();
     text.contains("org.bouncycastle") || text.contains("IndexOutOfBoundsException")
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::Class;
+use super::FailureClass;
 
 /// Longest delay that a signer may request; a mistyped `Retry-After` beyond it would block a node.
 const MAX_REQUESTED_DELAY: Duration = Duration::from_secs(60 * 60);
@@ -12,21 +12,21 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// Returns the delay after the `attempt`th consecutive failure (from 1), or `None` to give up. `random` is uniform in
 /// [0, 1). The number of attempts is limited by the caller's deadline, not here.
 pub fn delay(
-    class: Class,
+    class: FailureClass,
     attempt: u32,
     retry_after: Option<Duration>,
     random: f64,
 ) -> Option<Duration> {
     let delay = match class {
         // Full jitter, so that nodes that boot together do not send requests together.
-        Class::Transient | Class::Ambiguous => {
+        FailureClass::Transient | FailureClass::Ambiguous => {
             doubled(Duration::from_secs(1), attempt, 5 * MINUTE).mul_f64(fraction(random))
         }
         // Half jitter: an immediate second attempt with a refused credential is useless.
-        Class::Auth => doubled(Duration::from_secs(30), attempt, 10 * MINUTE)
+        FailureClass::Auth => doubled(Duration::from_secs(30), attempt, 10 * MINUTE)
             .mul_f64(0.5 + fraction(random) / 2.0),
-        Class::Config => 5 * MINUTE,
-        Class::Permanent => return None,
+        FailureClass::Config => 5 * MINUTE,
+        FailureClass::Permanent => return None,
     };
     Some(match retry_after {
         // The signer's value is the earliest time; the jitter is added to spread its clients.
@@ -70,31 +70,39 @@ mod tests {
     fn delay_grows_to_maximum() {
         let seconds = |class, attempt| delay(class, attempt, None, 1.0).unwrap().as_secs();
         assert_eq!(
-            [1, 2, 3, 9, 10, 4_000_000_000].map(|attempt| seconds(Class::Transient, attempt)),
+            [1, 2, 3, 9, 10, 4_000_000_000]
+                .map(|attempt| seconds(FailureClass::Transient, attempt)),
             [1, 2, 4, 256, 300, 300]
         );
         assert_eq!(
-            [1, 2, 6, 99].map(|attempt| seconds(Class::Auth, attempt)),
+            [1, 2, 6, 99].map(|attempt| seconds(FailureClass::Auth, attempt)),
             [30, 60, 600, 600]
         );
-        assert_eq!(seconds(Class::Config, 1), 300);
-        assert_eq!(delay(Class::Permanent, 1, Some(MINUTE), 0.5), None);
+        assert_eq!(seconds(FailureClass::Config, 1), 300);
+        assert_eq!(delay(FailureClass::Permanent, 1, Some(MINUTE), 0.5), None);
     }
 
     #[test]
     fn jitter_never_shortens_requested_delay() {
-        assert_eq!(delay(Class::Transient, 5, None, 0.0), Some(Duration::ZERO));
         assert_eq!(
-            delay(Class::Auth, 1, None, 0.0),
+            delay(FailureClass::Transient, 5, None, 0.0),
+            Some(Duration::ZERO)
+        );
+        assert_eq!(
+            delay(FailureClass::Auth, 1, None, 0.0),
             Some(Duration::from_secs(15))
         );
-        assert_eq!(delay(Class::Transient, 1, Some(MINUTE), 0.0), Some(MINUTE));
         assert_eq!(
-            delay(Class::Transient, 9, Some(MINUTE), 1.0),
+            delay(FailureClass::Transient, 1, Some(MINUTE), 0.0),
+            Some(MINUTE)
+        );
+        assert_eq!(
+            delay(FailureClass::Transient, 9, Some(MINUTE), 1.0),
             Some(Duration::from_secs(66))
         );
         assert!(
-            delay(Class::Transient, 1, Some(Duration::MAX), f64::NAN).unwrap() < 2 * 60 * MINUTE
+            delay(FailureClass::Transient, 1, Some(Duration::MAX), f64::NAN).unwrap()
+                < 2 * 60 * MINUTE
         );
     }
 

@@ -1,8 +1,8 @@
 //! HTTP exchanges with a signer's server, and the meaning of their failures.
 //!
 //! Transport failures and HTTP statuses become [`SignerError`]s that name the signer, the operation and the required
-//! action. A signer with more specific knowledge of a status or text interprets the [`Response`] and leaves the rest
-//! to [`Server::refusal`].
+//! action. A signer with more specific knowledge of a status or text interprets the [`HttpResponse`] and leaves the rest
+//! to [`SignerServer::refusal`].
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,8 +10,10 @@ use std::rc::Rc;
 
 use zeroize::Zeroizing;
 
-use super::{Class, Request, SignerError, Site, printable};
-use crate::http::{self, Call, Client, Endpoint, Files, Identity, Kind, Method, Response};
+use super::{FailureClass, Request, SignerError, Site, printable};
+use crate::http::{
+    self, Call, Client, ClientIdentity, Endpoint, Files, HttpErrorKind, HttpResponse, Method,
+};
 use crate::kube::names::NodePath;
 use crate::store;
 use crate::yaml::schema::{NO_CREDENTIALS, SecretFile};
@@ -21,7 +23,7 @@ pub(super) const MAX_QUOTED: usize = 512;
 
 /// A server, with access to the files that contain its credentials.
 #[derive(Clone)]
-pub(super) struct Server {
+pub(super) struct SignerServer {
     label: String,
     client: Client,
     files: Rc<dyn Files>,
@@ -30,7 +32,7 @@ pub(super) struct Server {
     state_dir: NodePath,
 }
 
-impl Server {
+impl SignerServer {
     /// Creates a server without sending anything. `label` is `Signer::label`.
     pub(super) fn new(
         label: String,
@@ -39,7 +41,7 @@ impl Server {
     ) -> Result<Self, SignerError> {
         let client = Client::new(endpoint, Rc::clone(&site.files), site.clock)
             .map_err(|error| failure(&label, "opening it", &Method::GET, error))?;
-        Ok(Server {
+        Ok(SignerServer {
             label,
             client,
             files: Rc::clone(&site.files),
@@ -83,15 +85,15 @@ impl Server {
 
     /// Returns the server with another client.
     fn through(&self, client: Client) -> Self {
-        Server {
+        SignerServer {
             client,
             ..self.clone()
         }
     }
 
     /// Returns the server, with the certificate that is being renewed as the client certificate.
-    pub(super) fn renewing(&self, current: &super::Current) -> Self {
-        self.through(self.client.with_identity(Identity {
+    pub(super) fn renewing(&self, current: &super::CurrentCertificate) -> Self {
+        self.through(self.client.with_identity(ClientIdentity {
             chain_pem: current.chain_pem.clone(),
             key_pem: current.key_pem.clone(),
         }))
@@ -102,7 +104,7 @@ impl Server {
         &self,
         doing: &str,
         call: Call<'_>,
-    ) -> Result<Response, SignerError> {
+    ) -> Result<HttpResponse, SignerError> {
         let method = call.method().clone();
         self.client
             .send(call)
@@ -111,27 +113,31 @@ impl Server {
     }
 
     /// Returns the error for a refusal. `said` is the server's own text.
-    pub(super) fn refusal(&self, doing: &str, response: &Response, said: &str) -> SignerError {
+    pub(super) fn refusal(&self, doing: &str, response: &HttpResponse, said: &str) -> SignerError {
         let status = response.status;
         let (class, advice) = match status {
             300..=399 => (
-                Class::Config,
+                FailureClass::Config,
                 "verify the address that it redirects to, then configure it",
             ),
-            401 => (Class::Auth, "renew the configured credential, or its file"),
+            401 => (
+                FailureClass::Auth,
+                "renew the configured credential, or its file",
+            ),
             403 => (
-                Class::Auth,
+                FailureClass::Auth,
                 "ask the signer's owner to allow this for the node's credential",
             ),
             404 | 405 | 410 => (
-                Class::Config,
+                FailureClass::Config,
                 "check the address and the names in its configuration against the server's",
             ),
-            408 | 425 | 429 | 500..=599 => {
-                (Class::Transient, "check the server's log if this persists")
-            }
+            408 | 425 | 429 | 500..=599 => (
+                FailureClass::Transient,
+                "check the server's log if this persists",
+            ),
             _ => (
-                Class::Permanent,
+                FailureClass::Permanent,
                 "correct what the server names, there or in the configuration, and run again",
             ),
         };
@@ -147,7 +153,7 @@ impl Server {
     pub(super) fn invalid_response(
         &self,
         doing: &str,
-        response: &Response,
+        response: &HttpResponse,
         why: &str,
     ) -> SignerError {
         SignerError::permanent(
@@ -167,7 +173,7 @@ impl Server {
         self.text(file, |path| self.files.read_secret(path))
     }
 
-    /// As [`Server::secret`], for a file that every user may read.
+    /// As [`SignerServer::secret`], for a file that every user may read.
     pub(super) fn public(&self, file: &SecretFile) -> Result<Zeroizing<String>, SignerError> {
         self.text(file, |path| self.files.read(path))
     }
@@ -225,16 +231,16 @@ pub(super) fn failure(
     label: &str,
     doing: &str,
     method: &Method,
-    error: http::Error,
+    error: http::HttpError,
 ) -> SignerError {
     let class = match error.kind() {
-        Kind::Unreachable => Class::Transient,
+        HttpErrorKind::Unreachable => FailureClass::Transient,
         // A query creates nothing.
-        Kind::Lost if *method == Method::GET => Class::Transient,
-        Kind::Lost => Class::Ambiguous,
-        Kind::Refused => Class::Auth,
-        Kind::TooLarge => Class::Permanent,
-        _ => Class::Config,
+        HttpErrorKind::Lost if *method == Method::GET => FailureClass::Transient,
+        HttpErrorKind::Lost => FailureClass::Ambiguous,
+        HttpErrorKind::Refused => FailureClass::Auth,
+        HttpErrorKind::TooLarge => FailureClass::Permanent,
+        _ => FailureClass::Config,
     };
     let advice = error.advice().to_owned();
     SignerError::new(class, format!("{label}: {doing} failed: {error}"), advice).caused_by(error)

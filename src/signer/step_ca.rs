@@ -42,20 +42,21 @@ use sha2::{Digest, Sha256};
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
-use super::server::{Server, signing};
+use super::server::{SignerServer, signing};
 use super::{
-    About, Answer, Caps, Carry, Class, Configured, Current, Identity, Kind, Memory, Part,
-    Rejection, Renewal, Request, Resubmit, Signer, SignerError, Site, Wanted, endpoint,
+    About, Answer, Caps, Carry, Configured, CurrentCertificate, FailureClass, Memory, NodeIdentity,
+    Part, Rejection, Renewal, Request, RequestedCertificate, Resubmit, Signer, SignerError,
+    SignerKind, Site, endpoint,
 };
-use crate::http::{Call, Endpoint, Response, Url};
+use crate::http::{Call, Endpoint, HttpResponse, Url};
 use crate::kube::names::Authority;
 use crate::x509::{Certificate, Chain, ExtendedUsage, PrivateKey, TrustBundle, hex};
-use crate::yaml::schema::{Form, SecretFile, sha256};
-use crate::yaml::settings::{Block, Setting, settings};
+use crate::yaml::schema::{SecretFile, ValueForm, sha256};
+use crate::yaml::settings::{Setting, SettingsBlock, settings};
 use crate::yaml::{Field, Map, format_duration};
 
-use provisioner::Known;
-pub use token::Auth;
+use provisioner::ProvisionerInfo;
+pub use token::StepCaAuth;
 use token::{Credential, Terms};
 
 settings! {
@@ -69,9 +70,9 @@ settings! {
         /// SHA-256 of the root certificate, as `step certificate fingerprint` prints it.
         "rootSHA256" => root_sha256: Option<[u8; 32]>, read fingerprint;
         /// How this node authenticates.
-        "auth" => auth: Auth, required "{x5c: {certificate: FILE, key: FILE}}";
+        "auth" => auth: StepCaAuth, required "{x5c: {certificate: FILE, key: FILE}}";
         /// Audience of tokens, if the host of `url` is not one of the server's dnsNames: `https://NAME/1.0/sign`.
-        "audience" => audience: Option<String>, read read_audience, form Form::Url;
+        "audience" => audience: Option<String>, read read_audience, form ValueForm::Url;
         /// Longest lifetime to request; by default the configured one.
         "lifetime" => lifetime: Option<Duration>, read read_lifetime;
     }
@@ -123,7 +124,7 @@ impl Configured for Config {
         Some(config)
     }
 
-    fn setup(parts: &[Part<'_, Self>], identity: &Identity) -> Option<String> {
+    fn setup(parts: &[Part<'_, Self>], identity: &NodeIdentity) -> Option<String> {
         Some(setup::print(parts, identity))
     }
 
@@ -139,11 +140,11 @@ impl Configured for Config {
             self.provisioner
         );
         let resubmit = match self.auth {
-            Auth::Token(_) => Resubmit::FreshCredential,
+            StepCaAuth::Token(_) => Resubmit::FreshCredential,
             _ => Resubmit::Duplicates,
         };
         Ok(Box::new(StepCa {
-            server: Server::new(label, self.endpoint.clone(), site)?,
+            server: SignerServer::new(label, self.endpoint.clone(), site)?,
             // step-ca ignores the port.
             audience: self
                 .audience
@@ -173,16 +174,16 @@ fn fingerprint(field: &Field<'_>) -> Option<Option<[u8; 32]>> {
 
 /// Requests certificates from a step-ca.
 struct StepCa {
-    server: Server,
+    server: SignerServer,
     config: Config,
     audience: String,
     caps: Caps,
-    identity: Identity,
+    identity: NodeIdentity,
     memory: Rc<dyn Memory>,
     clock: fn() -> OffsetDateTime,
     /// The root that was fetched by its fingerprint, PEM.
     root: RefCell<Option<Vec<u8>>>,
-    known: RefCell<Option<Known>>,
+    known: RefCell<Option<ProvisionerInfo>>,
 }
 
 #[derive(Serialize)]
@@ -224,7 +225,7 @@ struct SubmissionToken {
 
 impl StepCa {
     /// Returns the verified server; with a fingerprint, the root is fetched first.
-    async fn server(&self) -> Result<Server, SignerError> {
+    async fn server(&self) -> Result<SignerServer, SignerError> {
         let Some(pin) = self.config.root_sha256 else {
             return Ok(self.server.clone());
         };
@@ -283,7 +284,11 @@ impl StepCa {
     }
 
     /// Returns a token for one submission of this request.
-    fn token(&self, server: &Server, request: &Request) -> Result<SubmissionToken, SignerError> {
+    fn token(
+        &self,
+        server: &SignerServer,
+        request: &Request,
+    ) -> Result<SubmissionToken, SignerError> {
         let Some(credential) = Credential::read(server, &self.config.auth, request.now)? else {
             return self.token_from_file(server, request);
         };
@@ -304,7 +309,7 @@ impl StepCa {
     /// Returns the token from this certificate's file, and records it as sent.
     fn token_from_file(
         &self,
-        server: &Server,
+        server: &SignerServer,
         request: &Request,
     ) -> Result<SubmissionToken, SignerError> {
         let doing = signing(request);
@@ -320,7 +325,7 @@ impl StepCa {
         };
         let needed = |why: String| {
             SignerError::new(
-                Class::Auth,
+                FailureClass::Auth,
                 format!("{}: {doing} failed: {why}", server.label()),
                 self.new_token_advice(&file, &request.wanted),
             )
@@ -374,7 +379,7 @@ impl StepCa {
         .marked_by(error)
     }
 
-    fn new_token_advice(&self, file: &SecretFile, wanted: &Wanted) -> String {
+    fn new_token_advice(&self, file: &SecretFile, wanted: &RequestedCertificate) -> String {
         format!(
             "put a new one-time token for {} into {} and run again; create it with: {}",
             wanted.name,
@@ -405,9 +410,9 @@ impl StepCa {
         error.detail.push_str(&file.to_string());
         error.detail.push_str(" is used up");
         let new = self.new_token_advice(file, &request.wanted);
-        if error.class.passes() || error.class == Class::Auth {
+        if error.class.passes() || error.class == FailureClass::Auth {
             // The node cannot recover automatically, and the certificate cannot be looked up.
-            error.class = Class::Auth;
+            error.class = FailureClass::Auth;
             error.retry_after = None;
             error.advice = new;
         } else {
@@ -439,9 +444,9 @@ impl StepCa {
 
     fn issued(
         &self,
-        server: &Server,
+        server: &SignerServer,
         doing: &str,
-        response: &Response,
+        response: &HttpResponse,
     ) -> Result<Answer, SignerError> {
         let signed: Signed = response
             .json()
@@ -463,10 +468,10 @@ impl StepCa {
 
 /// Fetches a JSON document.
 async fn fetch<T: DeserializeOwned>(
-    server: &Server,
+    server: &SignerServer,
     doing: &str,
     path: &str,
-) -> Result<(T, Response), SignerError> {
+) -> Result<(T, HttpResponse), SignerError> {
     let response = server.exchange(doing, Call::get(path.to_owned())).await?;
     if !response.is_success() {
         return Err(server.refusal(doing, &response, &refusal::said(&response)));
@@ -488,8 +493,8 @@ fn is_from_proxy(status: u16) -> bool {
 
 #[async_trait(?Send)]
 impl Signer for StepCa {
-    fn kind(&self) -> Kind {
-        Kind::StepCa
+    fn kind(&self) -> SignerKind {
+        SignerKind::StepCa
     }
 
     fn label(&self) -> String {
@@ -525,13 +530,13 @@ impl Signer for StepCa {
         Ok(())
     }
 
-    fn preflight(&self, wanted: &Wanted) -> Result<(), Rejection> {
+    fn preflight(&self, wanted: &RequestedCertificate) -> Result<(), Rejection> {
         self.caps.carries(&self.label(), wanted)?;
         let name = &self.config.provisioner;
         let rejection = |reason: String, advice: String| {
             Err(Rejection::new(&self.label(), wanted, reason, advice))
         };
-        if matches!(self.config.auth, Auth::Token(_))
+        if matches!(self.config.auth, StepCaAuth::Token(_))
             && self
                 .config
                 .auth
@@ -629,7 +634,10 @@ impl Signer for StepCa {
         {
             Ok(response) => response,
             Err(error) => {
-                let sent = matches!(error.class, Class::Ambiguous | Class::Permanent);
+                let sent = matches!(
+                    error.class,
+                    FailureClass::Ambiguous | FailureClass::Permanent
+                );
                 return Err(self.with_token_state(request, &ready, error, sent));
             }
         };
@@ -650,7 +658,11 @@ impl Signer for StepCa {
         })
     }
 
-    async fn renew(&self, request: &Request, current: &Current) -> Result<Answer, SignerError> {
+    async fn renew(
+        &self,
+        request: &Request,
+        current: &CurrentCertificate,
+    ) -> Result<Answer, SignerError> {
         let unusable = |error: String| {
             SignerError::permanent(
                 format!(
@@ -695,7 +707,7 @@ impl Signer for StepCa {
 
 /// Returns whether a certificate can be renewed: TLS accepts client certificates only, and the new one has the same
 /// usages.
-fn renewable(current: &Certificate, wanted: &Wanted) -> bool {
+fn renewable(current: &Certificate, wanted: &RequestedCertificate) -> bool {
     let wanted: BTreeSet<String> = wanted
         .profile
         .usages
@@ -712,7 +724,7 @@ fn renewable(current: &Certificate, wanted: &Wanted) -> bool {
 }
 
 /// Returns what step-ca's default template does to a certificate that the verification would refuse.
-fn without_template(wanted: &Wanted) -> Vec<String> {
+fn without_template(wanted: &RequestedCertificate) -> Vec<String> {
     let profile = &wanted.profile;
     let mut obstacles = Vec::new();
     if !profile.subject.organizations.is_empty() {

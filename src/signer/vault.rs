@@ -44,22 +44,23 @@ use serde_json::json;
 use zeroize::Zeroizing;
 
 use super::per_certificate::{PerCertificate, of_authority, read_of_authority};
-use super::server::{Server, signing};
+use super::server::{SignerServer, signing};
 use super::{
-    About, Answer, Caps, Carry, Class, Configured, Identity, Kind, Lookup, Part, Rejection,
-    Renewal, Request, Resubmit, Signer, SignerError, Site, Wanted, endpoint, printable,
+    About, Answer, Caps, Carry, Configured, FailureClass, NodeIdentity, Part, Rejection, Renewal,
+    Request, RequestLookup, RequestedCertificate, Resubmit, Signer, SignerError, SignerKind, Site,
+    endpoint, printable,
 };
-use crate::http::{Call, Endpoint, Response, Url, encode};
+use crate::http::{Call, Endpoint, HttpResponse, Url, encode};
 use crate::kube::names::{Authority, CertName};
 use crate::x509::{ExtendedUsage, UsageExtensions};
 use crate::yaml::schema::section;
-use crate::yaml::settings::{Block, settings, unless_empty};
+use crate::yaml::settings::{SettingsBlock, settings, unless_empty};
 use crate::yaml::{Field, Map};
 
-use api::{Api, Envelope, segments};
-pub use auth::{AppRole, Auth};
+use api::{VaultApi, VaultEnvelope, segments};
+pub use auth::{AppRole, VaultAuth};
 use auth::{CertificateLogin, JwtLogin, KubernetesLogin};
-use role::Role;
+use role::VaultRole;
 use session::{Session, Standing, allows};
 
 settings! {
@@ -81,7 +82,7 @@ settings! {
         /// Sign with sign-verbatim, which lets this node certify anything.
         "verbatim" => pub verbatim: bool;
         /// How this node logs in.
-        "auth" => pub auth: Auth, required "with tokenFile, appRole, certificate, jwt or kubernetes";
+        "auth" => pub auth: VaultAuth, required "with tokenFile, appRole, certificate, jwt or kubernetes";
     }
 }
 
@@ -92,7 +93,7 @@ const CAPS: Caps = Caps {
     own_name_san: false,
     usage_extensions: UsageExtensions::Requested,
     pends: false,
-    lookup: Lookup::None,
+    lookup: RequestLookup::None,
     resubmit: Resubmit::Duplicates,
     renewal: Renewal::Submit,
     crl: Carry::Yes,
@@ -109,14 +110,15 @@ impl Configured for Config {
 
     fn read(map: &Map<'_>) -> Option<Self> {
         let mut config = Self::read_keys(map)?;
-        if matches!(config.auth, Auth::Certificate(_)) && config.endpoint.tls.certificate.is_none()
+        if matches!(config.auth, VaultAuth::Certificate(_))
+            && config.endpoint.tls.certificate.is_none()
         {
             map.field().error(
                 "logs in with a TLS certificate and has none",
                 "name it under tls.certificate and tls.key",
             );
         }
-        if let Auth::AppRole(app) = &config.auth
+        if let VaultAuth::AppRole(app) = &config.auth
             && app.role_id.is_some() == app.role_id_file.is_some()
         {
             let field = section(map, "auth").and_then(|auth| auth.get("appRole"));
@@ -136,7 +138,7 @@ impl Configured for Config {
         Ok(Box::new(Vault::new(self, site)?))
     }
 
-    fn setup(parts: &[Part<'_, Self>], identity: &Identity) -> Option<String> {
+    fn setup(parts: &[Part<'_, Self>], identity: &NodeIdentity) -> Option<String> {
         Some(setup::print(parts, identity))
     }
 }
@@ -191,9 +193,9 @@ fn checked_path(field: &Field<'_>, text: &str) -> Option<String> {
 
 /// Requests certificates from a PKI engine.
 pub struct Vault {
-    api: Api,
+    api: VaultApi,
     config: Config,
-    identity: Identity,
+    identity: NodeIdentity,
     session: Session,
     /// What the server reported about the roles, by certificate.
     learned: RefCell<BTreeMap<CertName, RoleState>>,
@@ -212,17 +214,17 @@ struct SignPaths {
 }
 
 impl Config {
-    fn mount_of(&self, authority: Authority, identity: &Identity) -> String {
+    fn mount_of(&self, authority: Authority, identity: &NodeIdentity) -> String {
         of_authority(&self.mount, authority, identity)
     }
 
-    fn issuer_of(&self, authority: Authority, identity: &Identity) -> Option<String> {
+    fn issuer_of(&self, authority: Authority, identity: &NodeIdentity) -> Option<String> {
         let issuer = self.issuer.as_ref()?;
         Some(of_authority(issuer, authority, identity))
     }
 
     /// Returns `None` if `role` has no entry for the certificate.
-    fn place(&self, name: CertName, identity: &Identity) -> Option<SignPaths> {
+    fn place(&self, name: CertName, identity: &NodeIdentity) -> Option<SignPaths> {
         let mount = self.mount_of(name.authority(), identity);
         let role = self
             .role
@@ -265,8 +267,8 @@ impl Vault {
             label.push('/');
             label.push_str(part);
         }
-        let api = Api {
-            server: Server::new(label, config.endpoint.clone(), site)?,
+        let api = VaultApi {
+            server: SignerServer::new(label, config.endpoint.clone(), site)?,
             namespace: config.namespace.clone(),
         };
         let session = Session::new(
@@ -318,7 +320,7 @@ impl Vault {
         place: &SignPaths,
         request: &Request,
         token: &Zeroizing<String>,
-    ) -> Result<Response, SignerError> {
+    ) -> Result<HttpResponse, SignerError> {
         let profile = &request.wanted.profile;
         let csr = request.csr.to_pem();
         let ttl = format!("{}s", profile.lifetime.as_secs());
@@ -347,7 +349,7 @@ impl Vault {
     fn forbidden(
         &self,
         doing: &str,
-        response: &Response,
+        response: &HttpResponse,
         standing: Standing,
         place: &SignPaths,
     ) -> SignerError {
@@ -362,7 +364,7 @@ impl Vault {
                 place.policy,
                 setup::parameters(self.config.verbatim).join(", ")
             ),
-            (Standing::Unknown, Auth::TokenFile(file)) => format!(
+            (Standing::Unknown, VaultAuth::TokenFile(file)) => format!(
                 "put a new token into {}: the server rejects this credential for every path; it has expired or was revoked",
                 self.api.server.shown_secret(file)
             ),
@@ -378,7 +380,7 @@ impl Vault {
         &self,
         doing: &str,
         request: &Request,
-        response: &Response,
+        response: &HttpResponse,
     ) -> Result<Answer, SignerError> {
         #[derive(Deserialize)]
         struct Signed {
@@ -397,7 +399,7 @@ impl Vault {
                 "it does not contain a certificate",
             ));
         }
-        let answer: Envelope<Signed> = self.api.read(doing, response)?;
+        let answer: VaultEnvelope<Signed> = self.api.read(doing, response)?;
         for warning in answer.warnings.iter().flatten() {
             tracing::warn!(
                 signer = self.api.label(),
@@ -480,7 +482,7 @@ impl Vault {
         let response = self.api.exchange(doing, call, Some(token.clone())).await?;
         match response.status {
             200 => {
-                let answer = response.json::<Envelope<Role>>().ok();
+                let answer = response.json::<VaultEnvelope<VaultRole>>().ok();
                 let role = answer.and_then(|answer| answer.data).map(Rc::new);
                 Ok(role.map(|role| RoleState::Role(path.to_owned(), role)))
             }
@@ -492,12 +494,12 @@ impl Vault {
     }
 
     /// Reads a path that does not require authentication.
-    async fn public(&self, doing: &str, path: &str) -> Result<Response, SignerError> {
+    async fn public(&self, doing: &str, path: &str) -> Result<HttpResponse, SignerError> {
         let call = Call::get(format!("/v1/{path}"));
         let response = self.api.exchange(doing, call, None).await?;
         if response.status == 403 {
             let mut error = self.api.refusal(doing, &response);
-            error.class = Class::Config;
+            error.class = FailureClass::Config;
             error.advice = "check `mount` and `namespace`: this path is public in a PKI engine, and the server does not report missing mounts to unauthenticated clients".to_owned();
             return Err(error);
         }
@@ -516,8 +518,8 @@ impl Vault {
 
 #[async_trait(?Send)]
 impl Signer for Vault {
-    fn kind(&self) -> Kind {
-        Kind::Vault
+    fn kind(&self) -> SignerKind {
+        SignerKind::Vault
     }
 
     fn label(&self) -> String {
@@ -532,7 +534,7 @@ impl Signer for Vault {
         self.learn().await
     }
 
-    fn preflight(&self, wanted: &Wanted) -> Result<(), Rejection> {
+    fn preflight(&self, wanted: &RequestedCertificate) -> Result<(), Rejection> {
         CAPS.carries(self.api.label(), wanted)?;
         let reject = |reason: String, advice: String| {
             Rejection::new(self.api.label(), wanted, reason, advice)
@@ -569,7 +571,7 @@ impl Signer for Vault {
         let doing = format!("reading the certificate of authority {authority}");
         let path = format!("{}/json", self.issuer_path(authority));
         let response = self.public(&doing, &path).await?;
-        let answer: Envelope<Issuer> = self.api.read(&doing, &response)?;
+        let answer: VaultEnvelope<Issuer> = self.api.read(&doing, &response)?;
         let Some(issuer) = answer.data else {
             return Err(self.api.invalid_response(
                 &doing,
@@ -618,5 +620,5 @@ enum RoleState {
     /// The role cannot be used; the reason.
     Obstacle(String),
     /// The role at this path.
-    Role(String, Rc<Role>),
+    Role(String, Rc<VaultRole>),
 }

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use super::{Request, Ticket, Wanted};
+use super::{Request, RequestedCertificate, Ticket};
 use crate::kube::names::{Authority, CertName};
 use crate::x509::{Csr, Profile, Subject, hex};
 
@@ -78,7 +78,7 @@ pub struct WireSubject {
 impl SignRequest {
     /// Returns the fields that do not change between attempts: the form for files.
     pub fn lasting(request: &Request) -> Self {
-        let Wanted {
+        let RequestedCertificate {
             name,
             authority,
             profile,

@@ -1,6 +1,6 @@
 //! Compares the desired with the observed state: keep, rewrite, issue or refuse each certificate, with the reason.
 //!
-//! Pure. The caller reads the files and passes them as [`Found`], together with the time.
+//! Pure. The caller reads the files and passes them as [`Observed`], together with the time.
 
 mod found;
 mod kubelet;
@@ -12,17 +12,19 @@ mod shared;
 
 use time::OffsetDateTime;
 
-use crate::spec::{BundleSpec, CertSpec, Output};
-use crate::x509::{Chain, Difference, PublicKey, TrustBundle, rfc3339, satisfies};
+use crate::spec::{BundleSpec, CertFiles, CertSpec};
+use crate::x509::{CertDifference, Chain, PublicKey, TrustBundle, rfc3339, satisfies};
 
-pub use found::{Found, FoundCert, FoundKubeconfig, ReadKubeconfig, is_our_form, read_kubeconfig};
-pub use kubelet::{after_the_kubelet, weigh};
+pub use found::{
+    Observed, ObservedCert, ObservedKubeconfig, ReadKubeconfig, is_our_form, read_kubeconfig,
+};
+pub use kubelet::{certificate_used_by_kubelet, rotation_after_kubelet};
 pub use kubelet_store::{
-    Current as KubeletCurrent, Form as KubeletForm, FoundStore, OnDisk, store_dir,
+    KubeletConfForm, KubeletLink, KubeletStoreContent, ObservedKubeletStore, store_dir,
 };
 pub use place::{lacks_host, may_be_in_masters, misplaced};
-pub use renewal::{Age, Demand, Rotated, Rules, rotate};
-pub use replaced::{OldAuthority, Replaced, Witness, replaced, trusted_by, valid_copy};
+pub use renewal::{Age, RenewalCause, RenewalRules, Rotated, schedule_action};
+pub use replaced::{CaEvidence, OldAuthority, ReplacedCa, replaced, trusted_by, valid_copy};
 pub use shared::{SharedAuthority, shared_authorities};
 
 /// The fix for an incomplete service-account pair on a node that has served: a new pair, or a public key derived from the
@@ -58,19 +60,21 @@ pub enum Action {
 /// Compares a certificate with its spec. `trust` is the bundle of its authority, if that is known.
 pub fn assess(
     spec: &CertSpec,
-    found: &FoundCert,
+    found: &ObservedCert,
     trust: Option<&TrustBundle>,
     now: OffsetDateTime,
 ) -> Action {
     let (chain, key) = match (&found.chain, &found.key) {
-        (Found::Present(chain), Found::Present(key)) => (chain, key),
-        (Found::Absent, Found::Absent) => {
+        (Observed::Present(chain), Observed::Present(key)) => (chain, key),
+        (Observed::Absent, Observed::Absent) => {
             let store = found.store.as_ref();
             return Action::Issue {
-                reasons: vec![store.map_or_else(|| "absent".to_owned(), FoundStore::absence)],
+                reasons: vec![
+                    store.map_or_else(|| "absent".to_owned(), ObservedKubeletStore::absence),
+                ],
             };
         }
-        (Found::Empty, Found::Empty) => {
+        (Observed::Empty, Observed::Empty) => {
             return Action::Issue {
                 reasons: vec!["empty file".to_owned()],
             };
@@ -115,14 +119,14 @@ pub fn still_serves(
 
 /// Returns the differences, other than revocation, for which [`assess`] issues a new certificate in place of a complete
 /// pair.
-pub fn faults(
+pub fn differences_from_spec(
     spec: &CertSpec,
-    found: &FoundCert,
+    found: &ObservedCert,
     trust: &TrustBundle,
     now: OffsetDateTime,
-) -> Vec<Difference> {
+) -> Vec<CertDifference> {
     match (&found.chain, &found.key) {
-        (Found::Present(chain), Found::Present(key)) => {
+        (Observed::Present(chain), Observed::Present(key)) => {
             differences(spec, found, chain, key.public_key(), trust, now).0
         }
         _ => Vec::new(),
@@ -132,12 +136,12 @@ pub fn faults(
 /// Splits the differences into reasons for a new certificate and notes about one that remains usable.
 fn differences(
     spec: &CertSpec,
-    found: &FoundCert,
+    found: &ObservedCert,
     chain: &Chain,
     key: &PublicKey,
     trust: &TrustBundle,
     now: OffsetDateTime,
-) -> (Vec<Difference>, Vec<String>) {
+) -> (Vec<CertDifference>, Vec<String>) {
     let mut remaining = satisfies(chain, &spec.profile, spec.tolerance, key, trust, now);
     let mut notes = Vec::new();
     for subject in &spec.other_subjects {
@@ -158,10 +162,10 @@ fn differences(
     let mut reasons = Vec::new();
     for difference in remaining {
         match difference {
-            Difference::NotUnderFirst { .. } if !spec.under_first => {
+            CertDifference::NotUnderFirst { .. } if !spec.under_first => {
                 notes.push(difference.to_string());
             }
-            Difference::KeyAlgorithm { .. } if found.has_key_of_kubelet(key) => {
+            CertDifference::KeyAlgorithm { .. } if found.has_key_of_kubelet(key) => {
                 notes.push(format!(
                     "{difference}; kept, since the kubelet made the key when it requested the certificate"
                 ));
@@ -188,7 +192,7 @@ pub fn beyond_authority(chain: &Chain, trust: &TrustBundle) -> Option<String> {
 }
 
 /// Returns the reasons to write the same certificate and key again.
-fn form_differences(spec: &CertSpec, found: &FoundCert, trust: &TrustBundle) -> Vec<String> {
+fn form_differences(spec: &CertSpec, found: &ObservedCert, trust: &TrustBundle) -> Vec<String> {
     let mut reasons = Vec::new();
     reasons.extend(found.store.iter().flat_map(|store| store.faults.clone()));
     // The kubelet writes its own files, in a form of its choice.
@@ -202,7 +206,8 @@ fn form_differences(spec: &CertSpec, found: &FoundCert, trust: &TrustBundle) -> 
     if let Some(mode) = found.exposed {
         reasons.push(format!("the key is world-readable (mode {mode:04o})"));
     }
-    if let (Output::Kubeconfig { server, .. }, Some(kubeconfig)) = (&spec.output, &found.kubeconfig)
+    if let (CertFiles::Kubeconfig { server, .. }, Some(kubeconfig)) =
+        (&spec.output, &found.kubeconfig)
     {
         if kubeconfig.server.as_deref() != Some(server) {
             let old = kubeconfig.server.as_deref().unwrap_or("missing");
@@ -223,20 +228,20 @@ fn form_differences(spec: &CertSpec, found: &FoundCert, trust: &TrustBundle) -> 
 /// Verifies that an authority's bundle is usable. The error names the fix, which an administrator must apply.
 pub fn assess_bundle(
     spec: &BundleSpec,
-    found: &Found<TrustBundle>,
+    found: &Observed<TrustBundle>,
     pins: &[[u8; 32]],
     now: OffsetDateTime,
 ) -> Result<(), String> {
     let path = &spec.path;
     let bundle = match found {
-        Found::Absent | Found::Empty => return Ok(()),
-        Found::Unreadable(why) => {
+        Observed::Absent | Observed::Empty => return Ok(()),
+        Observed::Unreadable(why) => {
             return Err(format!(
                 "{path} is not a usable trust bundle of {}: {why}; put the CA certificate there and run again",
                 spec.authority
             ));
         }
-        Found::Present(bundle) => bundle,
+        Observed::Present(bundle) => bundle,
     };
     bundle.require_pins(pins).map_err(|error| {
         format!(

@@ -9,7 +9,7 @@ use crate::x509::Tolerance;
 /// The group that kubeadm binds to `cluster-admin`.
 pub const CLUSTER_ADMINS: &str = "kubeadm:cluster-admins";
 /// The group with all rights, which no RBAC rule can restrict.
-pub const MASTERS: &str = "system:masters";
+pub const SYSTEM_MASTERS: &str = "system:masters";
 
 /// The location of the kubelet's client certificate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,7 +67,7 @@ impl KubeletClientSubject {
             KubeletClientSubject::Auto => "auto",
             KubeletClientSubject::None => "none",
             KubeletClientSubject::ClusterAdmins => CLUSTER_ADMINS,
-            KubeletClientSubject::Masters => MASTERS,
+            KubeletClientSubject::Masters => SYSTEM_MASTERS,
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{KUBECONFIG_DIR, KUBELET_CURRENT, KUBELET_PKI};
+use super::{KUBECONFIG_DIR, KUBELET_CURRENT_LINK, KUBELET_PKI};
 use crate::kube::names::{Authority, CertName};
 
 /// kubeadm's default `certificatesDir`.
@@ -81,7 +81,7 @@ impl Layout {
 
     /// The link to the kubelet's newest client certificate.
     pub fn kubelet_link(&self) -> PathBuf {
-        self.kubelet_pki.join(KUBELET_CURRENT)
+        self.kubelet_pki.join(KUBELET_CURRENT_LINK)
     }
 
     // `Path::with_extension` would replace what follows a dot in the name.

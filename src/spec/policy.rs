@@ -9,10 +9,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use self::KeyOwner::Leaf;
-use crate::kube::kubeadm::Version;
+use crate::kube::kubeadm::KubernetesVersion;
 use crate::kube::names::{Authority, CertName};
 use crate::x509::KeyAlgorithm;
-use crate::yaml::{Faults, Node, Spot};
+use crate::yaml::{Faults, FieldPosition, Node};
 
 /// OpenShift's groups of certificates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -95,18 +95,18 @@ impl fmt::Display for KeyOwner {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Choice {
     key: KeyAlgorithm,
-    spot: Spot,
+    spot: FieldPosition,
 }
 
 /// The choices of one policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Rules {
+pub struct KeyRules {
     defaults: Option<Choice>,
     categories: BTreeMap<Category, Choice>,
     overrides: BTreeMap<KeyOwner, Choice>,
 }
 
-impl Rules {
+impl KeyRules {
     /// Returns true if no key is chosen, as in a policy of mode `Unmanaged`.
     pub fn is_empty(&self) -> bool {
         self.defaults.is_none() && self.categories.is_empty() && self.overrides.is_empty()
@@ -126,15 +126,15 @@ impl Rules {
 
 /// The key algorithm of every key owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Policy {
-    rules: Rules,
+pub struct KeyPolicy {
+    rules: KeyRules,
     kubeadm: KeyAlgorithm,
 }
 
-impl Policy {
+impl KeyPolicy {
     /// Creates a policy whose rules precede kubeadm's algorithm.
-    pub fn new(rules: Rules, kubeadm: KeyAlgorithm) -> Self {
-        Policy { rules, kubeadm }
+    pub fn new(rules: KeyRules, kubeadm: KeyAlgorithm) -> Self {
+        KeyPolicy { rules, kubeadm }
     }
 
     /// Combines the rules of the settings with the `PKI` documents among the kubeadm documents.
@@ -142,19 +142,19 @@ impl Policy {
     /// # Errors
     /// The faults of a document, or a second policy.
     pub(crate) fn assemble(
-        settings: Option<&Rules>,
+        settings: Option<&KeyRules>,
         documents: &[Node],
         kubeadm: KeyAlgorithm,
-    ) -> Result<(Policy, Faults), Faults> {
+    ) -> Result<(KeyPolicy, Faults), Faults> {
         let mut faults = Faults::default();
         let mut rules = settings.cloned();
         let mut first = settings.map(|_| "the pki block of the settings".to_owned());
         for document in documents {
-            match Rules::from_document(document) {
+            match KeyRules::from_document(document) {
                 Ok((read, warnings)) => {
                     faults.extend(warnings);
                     if let Some(first) = &first {
-                        let spot = Spot {
+                        let spot = FieldPosition {
                             place: document.place.clone(),
                             field: String::new(),
                         };
@@ -168,7 +168,7 @@ impl Policy {
                 Err(errors) => faults.extend(errors),
             }
         }
-        faults.outcome(Policy::new(rules.unwrap_or_default(), kubeadm))
+        faults.outcome(KeyPolicy::new(rules.unwrap_or_default(), kubeadm))
     }
 
     /// The key of a leaf certificate.
@@ -195,7 +195,7 @@ impl Policy {
 
     /// Returns warnings about keys that kubeadm cannot create or that some software cannot use. Those about kubeadm's own
     /// `encryptionAlgorithm` are added when it is read.
-    pub fn warnings(&self, kubernetes: Option<&Version>) -> Faults {
+    pub fn warnings(&self, kubernetes: Option<&KubernetesVersion>) -> Faults {
         let mut faults = Faults::default();
         for (choice, owners) in self.owners_by_choice() {
             match choice.key {

@@ -6,19 +6,26 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::choices::{CLUSTER_ADMINS, Choices, KubeletClientSubject, MASTERS};
+use super::choices::{CLUSTER_ADMINS, Choices, KubeletClientSubject, SYSTEM_MASTERS};
 use super::layout::Layout;
-use super::policy::Policy;
+use super::policy::KeyPolicy;
 use super::table::{
-    BundleSpec, CertSpec, ExternalEtcd, KubeletStore, Output, Plan, ServiceAccountSpec,
+    BundleSpec, CertFiles, CertSpec, ExternalEtcd, KubeletStoreSpec, NodeSpec, ServiceAccountSpec,
 };
-use crate::kube::kubeadm::{Cluster, Endpoint, Etcd, Host, Node, Role, San, Version};
+use crate::kube::kubeadm::{
+    ClusterConfig, Etcd, Host, HostPort, KubeadmRole, KubernetesVersion, NodeConfig, San,
+};
 use crate::kube::names::{self, Authority, CertName, NodePath};
 use crate::x509::{ExtendedUsage, Profile, Sans, Subject};
 
 /// Computes the desired state of a node.
-pub fn plan(cluster: &Cluster, node: &Node, policy: &Policy, choices: &Choices) -> Plan {
-    let inputs = Inputs {
+pub fn node_spec(
+    cluster: &ClusterConfig,
+    node: &NodeConfig,
+    policy: &KeyPolicy,
+    choices: &Choices,
+) -> NodeSpec {
+    let inputs = RuleInputs {
         cluster,
         node,
         policy,
@@ -29,7 +36,7 @@ pub fn plan(cluster: &Cluster, node: &Node, policy: &Policy, choices: &Choices) 
         .filter(|name| inputs.is_applicable(*name))
         .partition(|name| inputs.omits(*name));
     let certs: Vec<CertSpec> = held.into_iter().map(|name| inputs.cert(name)).collect();
-    Plan {
+    NodeSpec {
         layout: inputs.layout(),
         ignore_preflight_errors: inputs.ignore_preflight_errors(&certs),
         notes: inputs.notes(&certs),
@@ -41,14 +48,14 @@ pub fn plan(cluster: &Cluster, node: &Node, policy: &Policy, choices: &Choices) 
     }
 }
 
-struct Inputs<'a> {
-    cluster: &'a Cluster,
-    node: &'a Node,
-    policy: &'a Policy,
+struct RuleInputs<'a> {
+    cluster: &'a ClusterConfig,
+    node: &'a NodeConfig,
+    policy: &'a KeyPolicy,
     choices: &'a Choices,
 }
 
-impl Inputs<'_> {
+impl RuleInputs<'_> {
     fn notes(&self, certs: &[CertSpec]) -> Vec<String> {
         let mut notes = Vec::new();
         if let Some(address) = self.missing_second_service_address() {
@@ -82,7 +89,7 @@ impl Inputs<'_> {
         let san = San::Ip(address);
         let is_named = self.choices.apiserver_sans.contains(&san)
             || self.cluster.apiserver_cert_sans.contains(&san);
-        (self.node.role != Role::Worker && !is_named).then_some(address)
+        (self.node.role != KubeadmRole::Worker && !is_named).then_some(address)
     }
 
     fn omits(&self, name: CertName) -> bool {
@@ -93,7 +100,7 @@ impl Inputs<'_> {
     fn is_omittable(&self, name: CertName) -> bool {
         match name {
             CertName::SuperAdminConf => true,
-            CertName::AdminConf => self.node.role == Role::Join,
+            CertName::AdminConf => self.node.role == KubeadmRole::Join,
             _ => false,
         }
     }
@@ -103,16 +110,16 @@ impl Inputs<'_> {
         match (name, self.node.role) {
             (CertName::KubeletConf, _) => !self.choices.kubelet_bootstraps_itself,
             (CertName::KubeletServing, _) => self.choices.kubelet_serving,
-            (_, Role::Worker) => false,
+            (_, KubeadmRole::Worker) => false,
             // kubeadm creates it since 1.29, and never in `kubeadm join`.
-            (CertName::SuperAdminConf, role) => role == Role::Init && !self.before(1, 29),
+            (CertName::SuperAdminConf, role) => role == KubeadmRole::Init && !self.before(1, 29),
             (name, _) if name.authority() == Authority::EtcdCa => self.etcd_is_stacked(),
             _ => true,
         }
     }
 
     fn ignore_preflight_errors(&self, certs: &[CertSpec]) -> Vec<String> {
-        if self.node.role == Role::Init {
+        if self.node.role == KubeadmRole::Init {
             return Vec::new();
         }
         let kubelet = certs
@@ -124,7 +131,7 @@ impl Inputs<'_> {
         let bundles = self
             .bundles()
             .into_iter()
-            .filter(|_| self.node.role == Role::Worker)
+            .filter(|_| self.node.role == KubeadmRole::Worker)
             .map(|bundle| bundle.path)
             .filter(|path| {
                 let join = self.node.join.as_ref();
@@ -185,7 +192,7 @@ impl Inputs<'_> {
             CertName::Apiserver => vec![one("kube-apiserver", None)],
             CertName::ApiserverKubeletClient => {
                 let desired = self.kubelet_client_organization();
-                let others = [None, Some(CLUSTER_ADMINS), Some(MASTERS)];
+                let others = [None, Some(CLUSTER_ADMINS), Some(SYSTEM_MASTERS)];
                 let others = others.into_iter().filter(|other| *other != desired);
                 [desired]
                     .into_iter()
@@ -199,25 +206,25 @@ impl Inputs<'_> {
             CertName::EtcdHealthcheckClient => {
                 vec![
                     one("kube-etcd-healthcheck-client", None),
-                    one("kube-etcd-healthcheck-client", Some(MASTERS)),
+                    one("kube-etcd-healthcheck-client", Some(SYSTEM_MASTERS)),
                 ]
             }
             CertName::ApiserverEtcdClient => {
                 vec![
                     one("kube-apiserver-etcd-client", None),
-                    one("kube-apiserver-etcd-client", Some(MASTERS)),
+                    one("kube-apiserver-etcd-client", Some(SYSTEM_MASTERS)),
                 ]
             }
             CertName::AdminConf if self.before(1, 29) => {
-                vec![one("kubernetes-admin", Some(MASTERS))]
+                vec![one("kubernetes-admin", Some(SYSTEM_MASTERS))]
             }
             CertName::AdminConf => {
                 vec![
                     one("kubernetes-admin", Some(CLUSTER_ADMINS)),
-                    one("kubernetes-admin", Some(MASTERS)),
+                    one("kubernetes-admin", Some(SYSTEM_MASTERS)),
                 ]
             }
-            CertName::SuperAdminConf => vec![one("kubernetes-super-admin", Some(MASTERS))],
+            CertName::SuperAdminConf => vec![one("kubernetes-super-admin", Some(SYSTEM_MASTERS))],
             CertName::KubeletConf | CertName::KubeletServing => vec![one(
                 &format!("system:node:{node_name}"),
                 Some("system:nodes"),
@@ -231,7 +238,7 @@ impl Inputs<'_> {
     fn common_name(&self, name: CertName) -> Option<String> {
         let chosen = self.choices.common_names.get(&name)?;
         name.has_free_common_name().then(|| {
-            names::fill(
+            names::fill_placeholders(
                 chosen,
                 name,
                 self.node.name.as_str(),
@@ -244,10 +251,10 @@ impl Inputs<'_> {
         match self.choices.kubelet_client_subject {
             KubeletClientSubject::None => None,
             KubeletClientSubject::ClusterAdmins => Some(CLUSTER_ADMINS),
-            KubeletClientSubject::Masters => Some(MASTERS),
+            KubeletClientSubject::Masters => Some(SYSTEM_MASTERS),
             KubeletClientSubject::Auto => match &self.cluster.kubernetes_version {
                 Some(version) if creates_kubelet_client_binding(version) => None,
-                _ if self.before(1, 29) => Some(MASTERS),
+                _ if self.before(1, 29) => Some(SYSTEM_MASTERS),
                 _ => Some(CLUSTER_ADMINS),
             },
         }
@@ -329,18 +336,18 @@ impl Inputs<'_> {
         self.cluster.service_subnets.first()?.nth(1)
     }
 
-    fn output(&self, name: CertName, user: &str) -> Output {
+    fn output(&self, name: CertName, user: &str) -> CertFiles {
         let layout = self.layout();
         let [certificate, key] = layout.pair(name).map(NodePath::from);
         if !name.is_kubeconfig() {
-            return Output::Pair { certificate, key };
+            return CertFiles::Pair { certificate, key };
         }
-        Output::Kubeconfig {
+        CertFiles::Kubeconfig {
             path: certificate,
             server: self.server(name),
             cluster: self.cluster.cluster_name.clone(),
             user: user.to_owned(),
-            store: (name == CertName::KubeletConf).then(|| KubeletStore {
+            store: (name == CertName::KubeletConf).then(|| KubeletStoreSpec {
                 dir: layout.kubelet_pki().into(),
                 layout: self.choices.kubelet_layout,
             }),
@@ -360,7 +367,7 @@ impl Inputs<'_> {
             CertName::ControllerManagerConf | CertName::SchedulerConf => true,
             // The gate ControlPlaneKubeletLocalMode is on by default since 1.33. `kubeadm certs generate-csr` still writes
             // the shared endpoint; this follows `kubeadm init` and `kubeadm join`, which write the local one.
-            CertName::KubeletConf => self.node.role != Role::Worker && !self.before(1, 33),
+            CertName::KubeletConf => self.node.role != KubeadmRole::Worker && !self.before(1, 33),
             _ => false,
         };
         let local_endpoint = self
@@ -371,9 +378,9 @@ impl Inputs<'_> {
             .node
             .join_endpoint
             .as_ref()
-            .filter(|_| self.node.role == Role::Worker)
+            .filter(|_| self.node.role == KubeadmRole::Worker)
             .or(self.cluster.control_plane_endpoint.as_ref())
-            .map(|Endpoint { host, port }| url(host, port.unwrap_or(self.node.bind_port)));
+            .map(|HostPort { host, port }| url(host, port.unwrap_or(self.node.bind_port)));
         let server = if prefers_local {
             local_endpoint.or(shared)
         } else {
@@ -388,8 +395,10 @@ impl Inputs<'_> {
             .into_iter()
             .filter(|authority| match authority {
                 Authority::Ca => true,
-                Authority::FrontProxyCa => self.node.role != Role::Worker,
-                Authority::EtcdCa => self.node.role != Role::Worker && self.etcd_is_stacked(),
+                Authority::FrontProxyCa => self.node.role != KubeadmRole::Worker,
+                Authority::EtcdCa => {
+                    self.node.role != KubeadmRole::Worker && self.etcd_is_stacked()
+                }
             })
             .map(|authority| {
                 let [path, key_path] = layout.authority(authority).map(NodePath::from);
@@ -407,11 +416,11 @@ impl Inputs<'_> {
 
     fn service_account(&self) -> Option<ServiceAccountSpec> {
         let [private, public] = self.layout().service_account().map(NodePath::from);
-        (self.node.role != Role::Worker).then(|| ServiceAccountSpec {
+        (self.node.role != KubeadmRole::Worker).then(|| ServiceAccountSpec {
             private,
             public,
             key: self.policy.key_for_service_account(),
-            may_make: self.node.role == Role::Init,
+            may_make: self.node.role == KubeadmRole::Init,
         })
     }
 
@@ -422,7 +431,7 @@ impl Inputs<'_> {
                 cert_file,
                 key_file,
                 ..
-            } if self.node.role != Role::Worker => Some(ExternalEtcd {
+            } if self.node.role != KubeadmRole::Worker => Some(ExternalEtcd {
                 authority: ca_file.clone().map(NodePath::from),
                 certificate: cert_file.clone().map(NodePath::from),
                 key: key_file.clone().map(NodePath::from),
@@ -447,7 +456,7 @@ impl Inputs<'_> {
 /// Returns true for the versions whose `kubeadm init` and `upgrade apply` bind the user `kube-apiserver-kubelet-client` to
 /// `system:kubelet-api-admin`. One of the two commands has written the version into the cluster's configuration, so the
 /// binding exists.
-fn creates_kubelet_client_binding(version: &Version) -> bool {
+fn creates_kubelet_client_binding(version: &KubernetesVersion) -> bool {
     match (version.major, version.minor) {
         (1, 35) => version.patch >= 5,
         (1, 36) => version.patch >= 1,

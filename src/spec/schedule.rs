@@ -14,7 +14,7 @@ use time::{Duration as Span, OffsetDateTime};
 use crate::x509::rfc3339;
 use crate::yaml::format_duration;
 
-pub use window::{Fault, Window};
+pub use window::{Window, WindowError};
 
 /// Share of the lifetime, before its end, in which a renewal is urgent and waits for no window.
 const URGENT_SHARE: f64 = 0.1;
@@ -118,14 +118,14 @@ impl Default for Rotation {
 
 /// The lifetime of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Life {
+pub struct CertLife {
     /// Time of issue, which may differ from `not_before`.
     pub issued_at: OffsetDateTime,
     /// The end of its validity.
     pub not_after: OffsetDateTime,
 }
 
-impl Life {
+impl CertLife {
     /// Returns the length of the lifetime, which is never negative.
     pub fn length(&self) -> Span {
         (self.not_after - self.issued_at).max(Span::ZERO)
@@ -152,7 +152,7 @@ impl Life {
 
 /// The result of judging a certificate by its age.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Due {
+pub enum DueState {
     /// It is not due yet.
     Later {
         /// The time at which it will be due.
@@ -177,7 +177,7 @@ pub enum Due {
 }
 
 /// Returns the time at which a certificate is due on this node, with the reason.
-pub fn due_at(life: &Life, rotation: &Rotation, node: &str) -> (OffsetDateTime, String) {
+pub fn due_at(life: &CertLife, rotation: &Rotation, node: &str) -> (OffsetDateTime, String) {
     let length = life.length();
     let words = length_in_words(length);
     let jitter = part(length, rotation.jitter.share() * share_of(node, ""));
@@ -207,15 +207,15 @@ pub fn due_at(life: &Life, rotation: &Rotation, node: &str) -> (OffsetDateTime, 
 }
 
 /// Decides by age whether a certificate is renewed.
-pub fn due(life: &Life, rotation: &Rotation, node: &str, now: OffsetDateTime) -> Due {
+pub fn due(life: &CertLife, rotation: &Rotation, node: &str, now: OffsetDateTime) -> DueState {
     let (at, why) = due_at(life, rotation, node);
     if now < at {
-        return Due::Later { at };
+        return DueState::Later { at };
     }
     let reason = format!("due since {}: {why}", rfc3339(at));
     match in_window(life, rotation, node, now) {
-        Wait::Until { turn, .. } => Due::Waits { at: turn, reason },
-        Wait::No(no_window) => Due::Now {
+        Wait::Until { turn, .. } => DueState::Waits { at: turn, reason },
+        Wait::No(no_window) => DueState::Now {
             reason,
             urgent: life.is_urgent(rotation, now),
             no_window,
@@ -238,7 +238,12 @@ pub enum Wait {
 }
 
 /// Returns the window in which to renew a certificate that is usable.
-pub(crate) fn in_window(life: &Life, rotation: &Rotation, node: &str, now: OffsetDateTime) -> Wait {
+pub(crate) fn in_window(
+    life: &CertLife,
+    rotation: &Rotation,
+    node: &str,
+    now: OffsetDateTime,
+) -> Wait {
     let windows = &rotation.windows;
     if windows.is_empty() || windows.iter().any(|window| window.is_open(now)) {
         return Wait::No(None);
@@ -266,7 +271,7 @@ pub(crate) fn in_window(life: &Life, rotation: &Rotation, node: &str, now: Offse
 
 /// Returns the time of the next attempt after a failure. The interval shortens towards the expiry, and differs between
 /// nodes.
-pub fn retry_at(life: Option<&Life>, node: &str, now: OffsetDateTime) -> OffsetDateTime {
+pub fn retry_at(life: Option<&CertLife>, node: &str, now: OffsetDateTime) -> OffsetDateTime {
     let left = life.map_or(Span::ZERO, |life| life.not_after - now);
     let wait = part(left, RETRY_SHARE).clamp(MIN_RETRY_INTERVAL, MAX_RETRY_INTERVAL);
     // This share is independent of the one for the due time: otherwise the retries of nodes that are due early would coincide

@@ -10,7 +10,7 @@ use crate::x509::{KeyAlgorithm, Profile, Subject, Tolerance};
 
 /// The desired state of one node's PKI.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct NodeSpec {
     /// The paths of its files.
     pub layout: Layout,
     /// Leaf certificates, in the order in which kubeadm makes them.
@@ -30,7 +30,7 @@ pub struct Plan {
     pub notes: Vec<String>,
 }
 
-impl Plan {
+impl NodeSpec {
     /// Returns the spec of one certificate, if this node holds it.
     pub fn cert(&self, name: CertName) -> Option<&CertSpec> {
         self.certs.iter().find(|spec| spec.name == name)
@@ -43,11 +43,11 @@ impl Plan {
 
     /// Returns the same table with paths that messages display for a node below this root directory.
     #[must_use]
-    pub(crate) fn shown_below(mut self, root: &Path) -> Plan {
+    pub(crate) fn shown_below(mut self, root: &Path) -> NodeSpec {
         let certs = self.certs.iter_mut();
         let outputs = certs.flat_map(|spec| match &mut spec.output {
-            Output::Pair { certificate, key } => vec![certificate, key],
-            Output::Kubeconfig { path, store, .. } => {
+            CertFiles::Pair { certificate, key } => vec![certificate, key],
+            CertFiles::Kubeconfig { path, store, .. } => {
                 let store = store.iter_mut().map(|store| &mut store.dir);
                 store.chain([path]).collect()
             }
@@ -93,12 +93,12 @@ pub struct CertSpec {
     /// True if [`Choices::omit`](super::Choices::omit) may contain it on this node.
     pub is_omittable: bool,
     /// Its files.
-    pub output: Output,
+    pub output: CertFiles,
 }
 
 /// The files that contain a certificate and its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Output {
+pub enum CertFiles {
     /// `.crt` (0644) and `.key` (0600).
     Pair {
         /// PEM, leaf first.
@@ -117,25 +117,25 @@ pub enum Output {
         /// Name of the user entry.
         user: String,
         /// For kubelet.conf: the directory of the kubelet's client certificates.
-        store: Option<KubeletStore>,
+        store: Option<KubeletStoreSpec>,
     },
 }
 
 /// The directory of the kubelet's client certificates: dated files with certificate and key, and a link to the newest.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KubeletStore {
+pub struct KubeletStoreSpec {
     /// The directory.
     pub dir: NodePath,
     /// When nodepki stores the certificate there.
     pub layout: KubeletLayout,
 }
 
-impl Output {
+impl CertFiles {
     /// Returns the files of this output; a pair's key first.
     pub fn paths(&self) -> Vec<&NodePath> {
         match self {
-            Output::Pair { certificate, key } => vec![key, certificate],
-            Output::Kubeconfig { path, .. } => vec![path],
+            CertFiles::Pair { certificate, key } => vec![key, certificate],
+            CertFiles::Kubeconfig { path, .. } => vec![path],
         }
     }
 }

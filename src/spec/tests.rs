@@ -1,4 +1,4 @@
-use super::policy::{Policy, Rules};
+use super::policy::{KeyPolicy, KeyRules};
 use super::*;
 use crate::kube::kubeadm::{HostFacts, Overrides, San, load, resolve};
 use crate::kube::names::{Authority, CertName};
@@ -22,22 +22,22 @@ fn cluster(fields: &str) -> String {
     format!("apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\n{fields}")
 }
 
-fn planned(node: &str, cluster: &str, choices: &Choices) -> Plan {
+fn planned(node: &str, cluster: &str, choices: &Choices) -> NodeSpec {
     let loaded = load(&[("node.yaml", node), ("cluster.yaml", cluster)]);
     let resolved = resolve(&loaded, &HostFacts::default(), &Overrides::default()).unwrap();
     let cluster = resolved.cluster.unwrap_or_default();
-    let policy = Policy::new(Rules::default(), cluster.key_algorithm);
-    plan(&cluster, &resolved.node, &policy, choices)
+    let policy = KeyPolicy::new(KeyRules::default(), cluster.key_algorithm);
+    node_spec(&cluster, &resolved.node, &policy, choices)
 }
 
-fn names(plan: &Plan) -> Vec<&'static str> {
+fn names(plan: &NodeSpec) -> Vec<&'static str> {
     plan.certs.iter().map(|spec| spec.name.as_str()).collect()
 }
 
-fn server(plan: &Plan, name: CertName) -> &str {
+fn server(plan: &NodeSpec, name: CertName) -> &str {
     match &plan.cert(name).unwrap().output {
-        Output::Kubeconfig { server, .. } => server,
-        Output::Pair { .. } => panic!("{name} is not a kubeconfig"),
+        CertFiles::Kubeconfig { server, .. } => server,
+        CertFiles::Pair { .. } => panic!("{name} is not a kubeconfig"),
     }
 }
 

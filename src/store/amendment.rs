@@ -4,10 +4,11 @@ use std::path::{Path, PathBuf};
 
 use zeroize::Zeroizing;
 
-use super::Root;
-use super::error::Error;
+use super::NodeRoot;
+use super::error::StoreError;
 use super::restarts::{
-    Changed, FormerTrust, Previous, Restart, RestartState, TrustStep, Unsettled, is_due,
+    FormerContents, FormerTrust, Restart, RestartState, TrustStep, Unsettled, UnverifiedChange,
+    is_due,
 };
 use crate::kube::components::{self, Component};
 use crate::kube::names::Authority;
@@ -16,14 +17,14 @@ use crate::kube::names::Authority;
 #[derive(Default)]
 pub(super) struct Amendment {
     /// Files whose replacement is a change, and which change.
-    pub(super) watched: Vec<(PathBuf, Changed)>,
+    pub(super) watched: Vec<(PathBuf, UnverifiedChange)>,
     pub(super) restarts: Vec<Restart>,
     /// Components that were restarted.
     pub(super) restarted: Vec<Component>,
     /// Changes whose effect was verified.
-    pub(super) verified: Vec<Changed>,
+    pub(super) verified: Vec<UnverifiedChange>,
     /// Files that are restored, for hooks that ran for the new ones.
-    pub(super) restored: Vec<Changed>,
+    pub(super) restored: Vec<UnverifiedChange>,
     pub(super) former_trust: Option<FormerTrust>,
     pub(super) rolled_back: Option<Authority>,
 }
@@ -45,17 +46,17 @@ impl Amendment {
     /// Adds the restarts for a file that is about to be replaced, and returns its changes.
     pub(super) fn replace(
         &mut self,
-        root: &Root,
+        root: &NodeRoot,
         path: &Path,
         found: Option<Zeroizing<Vec<u8>>>,
-    ) -> Result<Vec<Changed>, Error> {
+    ) -> Result<Vec<UnverifiedChange>, StoreError> {
         let mut replaced = Vec::new();
         for changed in self.changes_of(path) {
-            let readers = components::restarts(changed.change);
+            let readers = components::components_to_restart(changed.change);
             if found.is_none() && !any_has_manifest(root, readers)? {
                 continue;
             }
-            let previous = Previous {
+            let previous = FormerContents {
                 path: path.to_owned(),
                 contents: found.clone().unwrap_or_default(),
             };
@@ -67,7 +68,7 @@ impl Amendment {
 
     /// Adds the restarts for a link that is about to get another target, and returns its changes. The former target
     /// stays in place, so that its contents need not be kept.
-    pub(super) fn retarget(&mut self, path: &Path) -> Vec<Changed> {
+    pub(super) fn retarget(&mut self, path: &Path) -> Vec<UnverifiedChange> {
         let changes = self.changes_of(path);
         for changed in &changes {
             self.require_restarts(changed, &[]);
@@ -75,13 +76,13 @@ impl Amendment {
         changes
     }
 
-    fn changes_of(&self, path: &Path) -> Vec<Changed> {
+    fn changes_of(&self, path: &Path) -> Vec<UnverifiedChange> {
         let watched = self.watched.iter().filter(|(known, _)| known == path);
         watched.map(|(_, changed)| changed.clone()).collect()
     }
 
-    fn require_restarts(&mut self, changed: &Changed, previous: &[Previous]) {
-        let readers = components::restarts(changed.change).iter();
+    fn require_restarts(&mut self, changed: &UnverifiedChange, previous: &[FormerContents]) {
+        let readers = components::components_to_restart(changed.change).iter();
         self.restarts.extend(readers.map(|component| Restart {
             component: *component,
             since: changed.at,
@@ -92,7 +93,7 @@ impl Amendment {
     }
 
     /// Returns the record after the commit, which makes the changes `new`.
-    pub(super) fn apply(mut self, mut record: Unsettled, new: Vec<Changed>) -> Unsettled {
+    pub(super) fn apply(mut self, mut record: Unsettled, new: Vec<UnverifiedChange>) -> Unsettled {
         record
             .changed
             .retain(|changed| !self.verified.contains(changed));
@@ -124,7 +125,7 @@ impl Amendment {
     }
 }
 
-fn any_has_manifest(root: &Root, components: &[Component]) -> Result<bool, Error> {
+fn any_has_manifest(root: &NodeRoot, components: &[Component]) -> Result<bool, StoreError> {
     let manifests = components
         .iter()
         .filter_map(|component| component.manifest());

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
-use super::error::Error;
+use super::error::StoreError;
 use super::state_file::StateFile;
-use super::{Root, STATE_DIR};
+use super::{NodeRoot, STATE_DIR};
 use crate::kube::names::Authority;
 
 pub(super) const AUTHORITY_CHANGES: StateFile = StateFile::of_knowledge("authorities.json", 1);
@@ -45,12 +45,14 @@ pub(super) fn path() -> PathBuf {
     Path::new(STATE_DIR).join(AUTHORITY_CHANGES.name)
 }
 
-impl Root {
+impl NodeRoot {
     /// Returns the CA changes under way; empty if nothing is recorded.
     ///
     /// # Errors
-    /// [`Error::Damaged`] and [`Error::NewerFormat`] for a record that cannot be read, and errors of the system.
-    pub(crate) fn authority_changes(&self) -> Result<BTreeMap<Authority, AuthorityChange>, Error> {
+    /// [`StoreError::Damaged`] and [`StoreError::NewerFormat`] for a record that cannot be read, and errors of the system.
+    pub(crate) fn authority_changes(
+        &self,
+    ) -> Result<BTreeMap<Authority, AuthorityChange>, StoreError> {
         let Some(found) = self.read(path())? else {
             return Ok(BTreeMap::new());
         };

@@ -11,16 +11,16 @@ use super::amendment::Amendment;
 use super::changes::{self, AuthorityChange};
 use super::desired::{DesiredContents, DesiredFile, DesiredState, Mode};
 use super::dir::temporary_name;
-use super::error::{Error, Note};
-use super::issued::{self, ISSUED, Issued};
+use super::error::{StoreError, StoreNote};
+use super::issued::{self, ISSUED, IssuedRecord};
 use super::journal::{JOURNAL, Journal, JournalEntry, SecretBytes, identity_of_link};
 use super::pending::Slot;
-use super::restarts::{self, Changed, FormerTrust, RESTARTS, Restart, Unsettled};
+use super::restarts::{self, FormerTrust, RESTARTS, Restart, Unsettled, UnverifiedChange};
 use super::staging::{STAGING, StagingRecord, inherit, is_gone};
-use super::target::Target;
+use super::target::ExistingTarget;
 use super::transaction::{Committed, FileChange, Replacement, Transaction, inherited};
 use super::{STATE_DIR, Store, failpoint, sha256};
-use crate::kube::components::{Change, Component};
+use crate::kube::components::{Component, ReplacedFile};
 use crate::kube::names::{Authority, CertName};
 use crate::process::machine;
 
@@ -28,7 +28,7 @@ use crate::process::machine;
 #[derive(Default)]
 pub struct Commit {
     files: Vec<DesiredFile>,
-    issued: BTreeMap<CertName, Issued>,
+    issued: BTreeMap<CertName, IssuedRecord>,
     slots: Vec<Slot>,
     amendment: Amendment,
 }
@@ -100,7 +100,7 @@ impl Commit {
     }
 
     /// Records when a certificate of this commit was issued.
-    pub fn issued(&mut self, name: CertName, issued: Issued) -> &mut Self {
+    pub fn issued(&mut self, name: CertName, issued: IssuedRecord) -> &mut Self {
         self.issued.insert(name, issued);
         self
     }
@@ -119,11 +119,11 @@ impl Commit {
     /// was removed while a pod uses it.
     pub fn change(
         &mut self,
-        change: Change,
+        change: ReplacedFile,
         path: impl Into<PathBuf>,
         at: OffsetDateTime,
     ) -> &mut Self {
-        let changed = Changed { change, at };
+        let changed = UnverifiedChange { change, at };
         self.amendment.watched.push((path.into(), changed));
         self
     }
@@ -155,7 +155,7 @@ impl Commit {
     }
 
     /// Records that a file is restored, for hooks. No component is restarted for it.
-    pub fn restored(&mut self, changed: Changed) -> &mut Self {
+    pub fn restored(&mut self, changed: UnverifiedChange) -> &mut Self {
         self.amendment.restored.push(changed);
         self
     }
@@ -173,7 +173,7 @@ impl Commit {
     }
 
     /// Removes the record of a change whose effect was verified; a later change of the same file stays.
-    pub fn seen(&mut self, changed: Changed) -> &mut Self {
+    pub fn verified(&mut self, changed: UnverifiedChange) -> &mut Self {
         self.amendment.verified.push(changed);
         self
     }
@@ -204,11 +204,11 @@ impl Store {
     /// Puts all files in place, or none.
     ///
     /// # Errors
-    /// [`Error::NotCommitted`]: nothing was changed. [`Error::Unfinished`]: the next start finishes; this store commits
+    /// [`StoreError::NotCommitted`]: nothing was changed. [`StoreError::Unfinished`]: the next start finishes; this store commits
     /// nothing more, drop it and call [`Locked::recover`](super::Locked::recover) again.
-    pub fn commit(&mut self, commit: Commit) -> Result<Committed, Error> {
+    pub fn commit(&mut self, commit: Commit) -> Result<Committed, StoreError> {
         if self.unfinished {
-            return Err(Error::RecoverFirst {
+            return Err(StoreError::RecoverFirst {
                 path: self.state.path().join(JOURNAL.name),
             });
         }
@@ -221,24 +221,24 @@ impl Store {
             // A rename that reports an error may have taken place all the same (NFS): then the commit is decided.
             Err(error) if !matches!(self.state.metadata(JOURNAL.name), Ok(None)) => {
                 self.unfinished = true;
-                return Err(Error::Unfinished(Box::new(error)));
+                return Err(StoreError::Unfinished(Box::new(error)));
             }
             Err(error) => {
                 self.withdraw(&transaction);
-                return Err(Error::NotCommitted(Box::new(error)));
+                return Err(StoreError::NotCommitted(Box::new(error)));
             }
         };
         // A second commit would replace this journal.
         self.unfinished = true;
         self.finish(&transaction, &journal)
             .and_then(|()| self.close())
-            .map_err(|error| Error::Unfinished(Box::new(error)))?;
+            .map_err(|error| StoreError::Unfinished(Box::new(error)))?;
         self.unfinished = false;
         Ok(transaction.outcome)
     }
 
     /// Compares the desired files with the present ones; writes nothing.
-    fn examine(&self, commit: Commit, transaction: &mut Transaction) -> Result<(), Error> {
+    fn examine(&self, commit: Commit, transaction: &mut Transaction) -> Result<(), StoreError> {
         let Commit {
             mut files,
             issued,
@@ -260,7 +260,7 @@ impl Store {
     }
 
     /// Stages every change and writes the journal. The last statement is the point of commit.
-    fn write_journal(&self, transaction: &mut Transaction) -> Result<Journal, Error> {
+    fn write_journal(&self, transaction: &mut Transaction) -> Result<Journal, StoreError> {
         if transaction.changes.is_empty() {
             let slots = transaction.slots.clone();
             return Ok(Journal::new(Vec::new(), Vec::new(), slots));
@@ -295,7 +295,7 @@ impl Store {
         &self,
         change: FileChange,
         transaction: &mut Transaction,
-    ) -> Result<JournalEntry, Error> {
+    ) -> Result<JournalEntry, StoreError> {
         let FileChange {
             path,
             name,
@@ -308,7 +308,7 @@ impl Store {
             path: path.clone(),
             group,
             mode: 0,
-            old: found.as_ref().map(Target::identity),
+            old: found.as_ref().map(ExistingTarget::identity),
             new: None,
             content: None,
         };
@@ -360,9 +360,9 @@ impl Store {
     /// Returns `issued.json` with the issue times of this commit added.
     fn issued_file(
         &self,
-        new: BTreeMap<CertName, Issued>,
+        new: BTreeMap<CertName, IssuedRecord>,
         transaction: &mut Transaction,
-    ) -> Result<DesiredFile, Error> {
+    ) -> Result<DesiredFile, StoreError> {
         let mut all = self.read_or_rebuild(self.root.issued(), ISSUED.name, transaction)?;
         all.extend(new);
         let contents = DesiredContents {
@@ -382,7 +382,7 @@ impl Store {
         mut amendment: Amendment,
         files: &[DesiredFile],
         transaction: &mut Transaction,
-    ) -> Result<Option<DesiredFile>, Error> {
+    ) -> Result<Option<DesiredFile>, StoreError> {
         let changed = self.watched_changes(&mut amendment, files)?;
         if changed.is_empty() && amendment.is_empty() {
             return Ok(None);
@@ -411,7 +411,7 @@ impl Store {
         &self,
         amendment: &mut Amendment,
         files: &[DesiredFile],
-    ) -> Result<Vec<Changed>, Error> {
+    ) -> Result<Vec<UnverifiedChange>, StoreError> {
         let mut changed = Vec::new();
         for DesiredFile { path, state } in files {
             if !amendment.watches(path) {
@@ -440,13 +440,13 @@ impl Store {
     /// this machine.
     fn read_or_rebuild<T: Default>(
         &self,
-        record: Result<T, Error>,
+        record: Result<T, StoreError>,
         name: &str,
         transaction: &mut Transaction,
-    ) -> Result<T, Error> {
+    ) -> Result<T, StoreError> {
         match record {
             Err(error) if !machine::is_fault(&error) => {
-                transaction.outcome.notes.push(Note::Rebuilt {
+                transaction.outcome.notes.push(StoreNote::Rebuilt {
                     path: self.state.path().join(name),
                     why: error.to_string(),
                 });

@@ -25,7 +25,7 @@ use rustix::fs::{AtFlags, RenameFlags, StatxAttributes, StatxFlags, renameat_wit
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
-use super::error::{Error, Obstacle};
+use super::error::{PathObstacle, StoreError};
 use crate::kube::names::NodePath;
 
 /// Prefix of temporary names.
@@ -80,14 +80,14 @@ pub struct Metadata {
 }
 
 /// Contents and metadata of a file.
-pub struct Content {
+pub struct FileContent {
     /// The contents; zeroized when dropped, since they may be a key.
     pub bytes: Zeroizing<Vec<u8>>,
     /// When the file was opened.
     pub metadata: Metadata,
 }
 
-impl fmt::Debug for Content {
+impl fmt::Debug for FileContent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Content")
             .field("bytes", &self.bytes.len())
@@ -131,8 +131,8 @@ impl Dir {
     /// Returns the metadata of `name`, a symbolic link not followed; `None` if it does not exist.
     ///
     /// # Errors
-    /// [`Error::BadPath`] for more than one component, and errors of the system.
-    pub fn metadata(&self, name: impl AsRef<OsStr>) -> Result<Option<Metadata>, Error> {
+    /// [`StoreError::BadPath`] for more than one component, and errors of the system.
+    pub fn metadata(&self, name: impl AsRef<OsStr>) -> Result<Option<Metadata>, StoreError> {
         let name = single(name.as_ref())?;
         match stat(&self.fd, name) {
             Ok(metadata) => Ok(Some(metadata)),
@@ -144,8 +144,12 @@ impl Dir {
     /// Reads a regular file of at most `limit` bytes, a symbolic link not followed; `None` if it does not exist.
     ///
     /// # Errors
-    /// [`Error::Unsafe`] for anything but a regular file and for a larger one, and errors of the system.
-    pub fn read(&self, name: impl AsRef<OsStr>, limit: u64) -> Result<Option<Content>, Error> {
+    /// [`StoreError::Unsafe`] for anything but a regular file and for a larger one, and errors of the system.
+    pub fn read(
+        &self,
+        name: impl AsRef<OsStr>,
+        limit: u64,
+    ) -> Result<Option<FileContent>, StoreError> {
         let name = single(name.as_ref())?;
         // Verified before it is opened: opening a device has effects (a watchdog starts, a tape rewinds).
         if let Some(obstacle) = self.obstacle(name)? {
@@ -167,7 +171,7 @@ impl Dir {
         &self,
         name: impl AsRef<OsStr>,
         limit: u64,
-    ) -> Result<Option<Content>, Error> {
+    ) -> Result<Option<FileContent>, StoreError> {
         let name = single(name.as_ref())?;
         if let Ok(fd) = openat(&self.fd, name, READ | OFlag::O_NOFOLLOW, Mode::empty()) {
             // The call is advisory: a file system that ignores it reads from memory.
@@ -181,8 +185,8 @@ impl Dir {
     ///
     /// # Errors
     /// Errors of the system.
-    pub(crate) fn is_volatile(&self) -> Result<bool, Error> {
-        let failed = |errno| Error::io("look at the file system of", &self.path, errno);
+    pub(crate) fn is_volatile(&self) -> Result<bool, StoreError> {
+        let failed = |errno| StoreError::io("look at the file system of", &self.path, errno);
         let found = fstatfs(&self.fd).map_err(failed)?;
         if found.filesystem_type() != OVERLAYFS_SUPER_MAGIC {
             return Ok(is_volatile(found.filesystem_type()));
@@ -190,7 +194,7 @@ impl Dir {
         let metadata = self.own_metadata()?;
         let device = (metadata.device >> 32, metadata.device & 0xffff_ffff);
         let mounts = std::fs::read_to_string("/proc/self/mountinfo")
-            .map_err(|error| Error::io("read", "/proc/self/mountinfo", errno_of(&error)))?;
+            .map_err(|error| StoreError::io("read", "/proc/self/mountinfo", errno_of(&error)))?;
         let Some(upper) = upper_layer(&mounts, device) else {
             return Ok(false);
         };
@@ -202,8 +206,8 @@ impl Dir {
     ///
     /// # Errors
     /// Errors of the system.
-    pub(crate) fn is_below(&self, others: &[(u64, u64)]) -> Result<bool, Error> {
-        let failed = |errno| Error::io("look at the directories above", &self.path, errno);
+    pub(crate) fn is_below(&self, others: &[(u64, u64)]) -> Result<bool, StoreError> {
+        let failed = |errno| StoreError::io("look at the directories above", &self.path, errno);
         let mut fd = openat(&self.fd, ".", DIRECTORY, Mode::empty()).map_err(failed)?;
         let mut before = None;
         loop {
@@ -225,7 +229,7 @@ impl Dir {
     ///
     /// # Errors
     /// Errors of the system.
-    pub fn id(&self) -> Result<(u64, u64), Error> {
+    pub fn id(&self) -> Result<(u64, u64), StoreError> {
         let metadata = self.own_metadata()?;
         Ok((metadata.device, metadata.inode))
     }
@@ -234,7 +238,7 @@ impl Dir {
     ///
     /// # Errors
     /// Errors of the system.
-    pub fn list(&self) -> Result<Vec<OsString>, Error> {
+    pub fn list(&self) -> Result<Vec<OsString>, StoreError> {
         Ok(self
             .names()?
             .into_iter()
@@ -247,7 +251,7 @@ impl Dir {
     ///
     /// # Errors
     /// Errors of the system.
-    pub(crate) fn list_at_most(&self, limit: usize) -> Result<Vec<OsString>, Error> {
+    pub(crate) fn list_at_most(&self, limit: usize) -> Result<Vec<OsString>, StoreError> {
         self.scan(|name| !is_temporary_name(name), limit.saturating_add(1))
     }
 
@@ -255,7 +259,7 @@ impl Dir {
     ///
     /// # Errors
     /// Errors of the system.
-    pub fn unfinished(&self) -> Result<Vec<OsString>, Error> {
+    pub fn temporary_files(&self) -> Result<Vec<OsString>, StoreError> {
         let mut names = self.names()?;
         names.retain(|name| is_temporary_name(name));
         Ok(names)
@@ -267,13 +271,13 @@ impl Dir {
     /// are on the disk when this returns.
     ///
     /// # Errors
-    /// [`Error::Unsafe`] if `name` exists and is not a regular file, and errors of the system.
+    /// [`StoreError::Unsafe`] if `name` exists and is not a regular file, and errors of the system.
     pub fn write_atomic(
         &self,
         name: impl AsRef<OsStr>,
         bytes: &[u8],
         mode: u32,
-    ) -> Result<bool, Error> {
+    ) -> Result<bool, StoreError> {
         let name = single(name.as_ref())?;
         if let Some(metadata) = self.metadata(name)? {
             if let Some(obstacle) = self.obstacle_of(name, &metadata) {
@@ -296,8 +300,8 @@ impl Dir {
     /// the file does not exist.
     ///
     /// # Errors
-    /// [`Error::Unsafe`] if `name` exists already, and errors of the system.
-    pub fn write_new(&self, name: impl AsRef<OsStr>, bytes: &[u8]) -> Result<(), Error> {
+    /// [`StoreError::Unsafe`] if `name` exists already, and errors of the system.
+    pub fn write_new(&self, name: impl AsRef<OsStr>, bytes: &[u8]) -> Result<(), StoreError> {
         let name = single(name.as_ref())?;
         let temp = temporary_name(name);
         let written = (|| {
@@ -307,7 +311,10 @@ impl Dir {
                 .map_err(errno_from)
             {
                 Ok(()) => Ok(()),
-                Err(Errno::EEXIST) => Err(Error::obstacle(self.path.join(name), Obstacle::Differs)),
+                Err(Errno::EEXIST) => Err(StoreError::obstacle(
+                    self.path.join(name),
+                    PathObstacle::Differs,
+                )),
                 // File systems without RENAME_NOREPLACE, such as NFS.
                 Err(Errno::EINVAL) if self.metadata(name)?.is_none() => self.rename(&temp, name),
                 Err(errno) => Err(self.error("create", name, errno)),
@@ -324,7 +331,7 @@ impl Dir {
     ///
     /// # Errors
     /// Errors of the system.
-    pub fn remove(&self, name: impl AsRef<OsStr>) -> Result<bool, Error> {
+    pub fn remove(&self, name: impl AsRef<OsStr>) -> Result<bool, StoreError> {
         let name = single(name.as_ref())?;
         self.unlink(name)
     }
@@ -338,7 +345,7 @@ impl Dir {
     ///
     /// # Errors
     /// Errors of the system.
-    pub(crate) fn is_mount_point(&self, name: &OsStr) -> Result<bool, Error> {
+    pub(crate) fn is_mount_point(&self, name: &OsStr) -> Result<bool, StoreError> {
         let how = OpenHow::new()
             .flags(OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC)
             .resolve(ResolveFlag::RESOLVE_NO_XDEV);
@@ -350,7 +357,7 @@ impl Dir {
     }
 
     /// Returns the target of a symbolic link; `None` for anything else.
-    pub(super) fn read_link(&self, name: &OsStr) -> Result<Option<(Metadata, String)>, Error> {
+    pub(super) fn read_link(&self, name: &OsStr) -> Result<Option<(Metadata, String)>, StoreError> {
         let name = single(name)?;
         let Some(metadata) = self.metadata(name)? else {
             return Ok(None);
@@ -363,20 +370,24 @@ impl Dir {
     }
 
     /// Creates a symbolic link. An existing one of that temporary name is replaced.
-    pub(super) fn create_link(&self, name: &OsStr, target: &str) -> Result<(), Error> {
+    pub(super) fn create_link(&self, name: &OsStr, target: &str) -> Result<(), StoreError> {
         self.unlink(name)?;
         symlinkat(target, &self.fd, name).map_err(|errno| self.error("create", name, errno))
     }
 
     /// Returns every name except `.` and `..`, sorted.
-    pub(super) fn names(&self) -> Result<Vec<OsString>, Error> {
+    pub(super) fn names(&self) -> Result<Vec<OsString>, StoreError> {
         let mut names = self.scan(|_| true, usize::MAX)?;
         names.sort();
         Ok(names)
     }
 
     /// Returns the first `limit` names that `accepts` accepts, without `.` and `..`.
-    fn scan(&self, accepts: impl Fn(&OsStr) -> bool, limit: usize) -> Result<Vec<OsString>, Error> {
+    fn scan(
+        &self,
+        accepts: impl Fn(&OsStr) -> bool,
+        limit: usize,
+    ) -> Result<Vec<OsString>, StoreError> {
         let scan = || -> Result<Vec<OsString>, Errno> {
             let mut dir = nix::dir::Dir::openat(
                 &self.fd,
@@ -399,7 +410,7 @@ impl Dir {
             }
             Ok(names)
         };
-        scan().map_err(|errno| Error::io("list", &self.path, errno))
+        scan().map_err(|errno| StoreError::io("list", &self.path, errno))
     }
 
     /// Writes a file and renames it; with `sync`, file and name are on the disk when this returns.
@@ -409,7 +420,7 @@ impl Dir {
         bytes: &[u8],
         mode: u32,
         sync: bool,
-    ) -> Result<(), Error> {
+    ) -> Result<(), StoreError> {
         let temp = temporary_name(name);
         let result = (|| {
             let file = self.create(&temp, bytes)?;
@@ -428,7 +439,7 @@ impl Dir {
     }
 
     /// Creates a file of mode 0600 and writes it. An existing file of that temporary name is replaced.
-    pub(super) fn create(&self, name: &OsStr, bytes: &[u8]) -> Result<File, Error> {
+    pub(super) fn create(&self, name: &OsStr, bytes: &[u8]) -> Result<File, StoreError> {
         let flags =
             OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let mode = Mode::S_IRUSR | Mode::S_IWUSR;
@@ -448,21 +459,26 @@ impl Dir {
         Ok(file)
     }
 
-    pub(super) fn rename(&self, from: &OsStr, to: &OsStr) -> Result<(), Error> {
+    pub(super) fn rename(&self, from: &OsStr, to: &OsStr) -> Result<(), StoreError> {
         renameat(&self.fd, from, &self.fd, to).map_err(|errno| self.error("replace", to, errno))
     }
 
-    pub(super) fn rename_into(&self, from: &OsStr, dir: &Dir, to: &OsStr) -> Result<(), Error> {
+    pub(super) fn rename_into(
+        &self,
+        from: &OsStr,
+        dir: &Dir,
+        to: &OsStr,
+    ) -> Result<(), StoreError> {
         renameat(&self.fd, from, &dir.fd, to).map_err(|errno| self.error("move", from, errno))
     }
 
     /// Gives a file a second name, so that its contents survive the first.
-    pub(super) fn link(&self, from: &OsStr, to: &OsStr) -> Result<(), Error> {
+    pub(super) fn link(&self, from: &OsStr, to: &OsStr) -> Result<(), StoreError> {
         nix::unistd::linkat(&self.fd, from, &self.fd, to, nix::fcntl::AtFlags::empty())
             .map_err(|errno| self.error("keep a copy as", to, errno))
     }
 
-    pub(super) fn unlink(&self, name: &OsStr) -> Result<bool, Error> {
+    pub(super) fn unlink(&self, name: &OsStr) -> Result<bool, StoreError> {
         match unlinkat(&self.fd, name, UnlinkatFlags::NoRemoveDir) {
             Ok(()) => Ok(true),
             Err(Errno::ENOENT) => Ok(false),
@@ -471,7 +487,7 @@ impl Dir {
     }
 
     /// Opens a directory; a missing one is created with exactly this mode. Returns true if it was created.
-    pub(super) fn make_dir(&self, name: &OsStr, mode: u32) -> Result<(Dir, bool), Error> {
+    pub(super) fn make_dir(&self, name: &OsStr, mode: u32) -> Result<(Dir, bool), StoreError> {
         let made = match mkdirat(&self.fd, name, Mode::S_IRWXU) {
             Ok(()) => true,
             Err(Errno::EEXIST) => false,
@@ -488,20 +504,20 @@ impl Dir {
         Ok((dir, made))
     }
 
-    pub(super) fn open_dir(&self, name: &OsStr) -> Result<Option<Dir>, Error> {
+    pub(super) fn open_dir(&self, name: &OsStr) -> Result<Option<Dir>, StoreError> {
         match openat(&self.fd, name, DIRECTORY | OFlag::O_NOFOLLOW, Mode::empty()) {
             Ok(fd) => Ok(Some(Dir::new(fd, self.path.join(name), self.root()))),
             Err(Errno::ENOENT) => Ok(None),
-            Err(Errno::ENOTDIR | Errno::ELOOP) => Err(Error::obstacle(
+            Err(Errno::ENOTDIR | Errno::ELOOP) => Err(StoreError::obstacle(
                 self.path.join(name),
-                Obstacle::NotADirectory,
+                PathObstacle::NotADirectory,
             )),
             Err(errno) => Err(self.error("open", name, errno)),
         }
     }
 
     /// Removes a directory of nodepki with its files; returns false if it does not exist.
-    pub(super) fn remove_dir(&self, name: &OsStr) -> Result<bool, Error> {
+    pub(super) fn remove_dir(&self, name: &OsStr) -> Result<bool, StoreError> {
         let Some(dir) = self.open_dir(name)? else {
             return Ok(false);
         };
@@ -512,45 +528,45 @@ impl Dir {
         Ok(true)
     }
 
-    pub(super) fn remove_empty_dir(&self, name: &OsStr) -> Result<(), Error> {
+    pub(super) fn remove_empty_dir(&self, name: &OsStr) -> Result<(), StoreError> {
         unlinkat(&self.fd, name, UnlinkatFlags::RemoveDir)
             .map_err(|errno| self.error("remove", name, errno))
     }
 
-    pub(super) fn sync(&self) -> Result<(), Error> {
-        fsync(&self.fd).map_err(|errno| Error::io("write", &self.path, errno))
+    pub(super) fn sync(&self) -> Result<(), StoreError> {
+        fsync(&self.fd).map_err(|errno| StoreError::io("write", &self.path, errno))
     }
 
-    pub(super) fn own_metadata(&self) -> Result<Metadata, Error> {
-        stat_open(&self.fd).map_err(|errno| Error::io("look at", &self.path, errno))
+    pub(super) fn own_metadata(&self) -> Result<Metadata, StoreError> {
+        stat_open(&self.fd).map_err(|errno| StoreError::io("look at", &self.path, errno))
     }
 
-    pub(super) fn set_mode(&self, mode: u32) -> Result<(), Error> {
+    pub(super) fn set_mode(&self, mode: u32) -> Result<(), StoreError> {
         fchmod(&self.fd, Mode::from_bits_truncate(mode))
-            .map_err(|e| Error::io("set the mode of", &self.path, e))
+            .map_err(|e| StoreError::io("set the mode of", &self.path, e))
     }
 
     /// Returns the error for `name` if it cannot be read or replaced as a file.
-    fn obstacle(&self, name: &OsStr) -> Result<Option<Error>, Error> {
+    fn obstacle(&self, name: &OsStr) -> Result<Option<StoreError>, StoreError> {
         Ok(self
             .metadata(name)?
             .and_then(|metadata| self.obstacle_of(name, &metadata)))
     }
 
-    pub(super) fn obstacle_of(&self, name: &OsStr, metadata: &Metadata) -> Option<Error> {
+    pub(super) fn obstacle_of(&self, name: &OsStr, metadata: &Metadata) -> Option<StoreError> {
         let why = match metadata.kind {
             FileKind::File => return None,
-            FileKind::Symlink => Obstacle::Symlink(
+            FileKind::Symlink => PathObstacle::Symlink(
                 readlinkat(&self.fd, name)
                     .map(|target| self.shown_target(target.into()))
                     .unwrap_or_else(|_| PathBuf::from("?")),
             ),
             other => obstacle_of_kind(other)?,
         };
-        Some(Error::obstacle(self.path.join(name), why))
+        Some(StoreError::obstacle(self.path.join(name), why))
     }
 
-    pub(super) fn error(&self, action: &'static str, name: &OsStr, errno: Errno) -> Error {
+    pub(super) fn error(&self, action: &'static str, name: &OsStr, errno: Errno) -> StoreError {
         // A message names the target, not its temporary name.
         let target =
             |name| str::strip_suffix(str::strip_prefix(name, TEMPORARY_PREFIX)?, TEMPORARY_SUFFIX);
@@ -558,7 +574,7 @@ impl Dir {
             Some(target) => OsStr::new(target),
             None => name,
         };
-        Error::io(action, self.path.join(name), errno)
+        StoreError::io(action, self.path.join(name), errno)
     }
 }
 
@@ -591,12 +607,12 @@ pub(super) fn is_temporary_name(name: &OsStr) -> bool {
 }
 
 /// Reads an open file, if it is a regular file within the limit.
-pub(super) fn read_open(fd: OwnedFd, path: &Path, limit: u64) -> Result<Content, Error> {
-    let metadata = stat_open(&fd).map_err(|errno| Error::io("look at", path, errno))?;
+pub(super) fn read_open(fd: OwnedFd, path: &Path, limit: u64) -> Result<FileContent, StoreError> {
+    let metadata = stat_open(&fd).map_err(|errno| StoreError::io("look at", path, errno))?;
     if let Some(why) = obstacle_of_kind(metadata.kind) {
-        return Err(Error::obstacle(path, why));
+        return Err(StoreError::obstacle(path, why));
     }
-    let too_large = |size| Error::obstacle(path, Obstacle::TooLarge { size, limit });
+    let too_large = |size| StoreError::obstacle(path, PathObstacle::TooLarge { size, limit });
     if metadata.size > limit {
         return Err(too_large(metadata.size));
     }
@@ -607,11 +623,11 @@ pub(super) fn read_open(fd: OwnedFd, path: &Path, limit: u64) -> Result<Content,
     File::from(fd)
         .take(limit + 1)
         .read_to_end(&mut bytes)
-        .map_err(|source| Error::io("read", path, errno_of(&source)))?;
+        .map_err(|source| StoreError::io("read", path, errno_of(&source)))?;
     if bytes.len() as u64 > limit {
         return Err(too_large(bytes.len() as u64));
     }
-    Ok(Content { bytes, metadata })
+    Ok(FileContent { bytes, metadata })
 }
 
 pub(super) fn stat_open(fd: impl AsFd) -> Result<Metadata, Errno> {
@@ -661,11 +677,11 @@ fn upper_layer(mounts: &str, (major, minor): (u64, u64)) -> Option<String> {
 }
 
 /// Refuses a name that is not exactly one component, such as `..` or `a/b`.
-pub(super) fn single(name: &OsStr) -> Result<&OsStr, Error> {
+pub(super) fn single(name: &OsStr) -> Result<&OsStr, StoreError> {
     let mut components = Path::new(name).components();
     match (components.next(), components.next()) {
         (Some(Component::Normal(only)), None) if only == name => Ok(name),
-        _ => Err(Error::BadPath {
+        _ => Err(StoreError::BadPath {
             path: PathBuf::from(name),
             what: "the name of one file",
         }),
@@ -713,13 +729,13 @@ pub(super) fn is_same(metadata: &Metadata, found: &std::fs::Metadata) -> bool {
     (metadata.device, metadata.inode) == (device, found.ino())
 }
 
-pub(super) fn obstacle_of_kind(kind: FileKind) -> Option<Obstacle> {
+pub(super) fn obstacle_of_kind(kind: FileKind) -> Option<PathObstacle> {
     match kind {
         FileKind::File => None,
-        FileKind::Directory => Some(Obstacle::Directory),
-        FileKind::Symlink => Some(Obstacle::Symlink(PathBuf::from("?"))),
-        FileKind::Fifo => Some(Obstacle::Fifo),
-        FileKind::Socket => Some(Obstacle::Socket),
-        FileKind::Device => Some(Obstacle::Device),
+        FileKind::Directory => Some(PathObstacle::Directory),
+        FileKind::Symlink => Some(PathObstacle::Symlink(PathBuf::from("?"))),
+        FileKind::Fifo => Some(PathObstacle::Fifo),
+        FileKind::Socket => Some(PathObstacle::Socket),
+        FileKind::Device => Some(PathObstacle::Device),
     }
 }

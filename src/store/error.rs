@@ -13,7 +13,7 @@ use crate::process::machine;
 /// Paths are those of this machine, `--root` included, so that a command in a message can be copied unchanged.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum StoreError {
     /// No block, inode or quota is left.
     #[error("cannot {action} {path}: {source}; free some space (see `df -h` and `df -i`) and run again", path = path.display())]
     NoSpace {
@@ -63,7 +63,7 @@ pub enum Error {
         /// The path.
         path: PathBuf,
         /// The reason.
-        why: Obstacle,
+        why: PathObstacle,
     },
     /// A file or directory that another user can replace or write to.
     #[error("{path}: owned by user {owner} and group {group} with mode {mode:04o}, so that another user can change it ({fix})", path = path.display())]
@@ -171,10 +171,10 @@ pub enum Error {
     },
     /// A commit that failed before its journal was written.
     #[error("{0}; nothing was changed")]
-    NotCommitted(#[source] Box<Error>),
+    NotCommitted(#[source] Box<StoreError>),
     /// A commit that failed after its journal was written.
     #[error("{0}; the new files are safe in the journal: run the same command again to finish")]
-    Unfinished(#[source] Box<Error>),
+    Unfinished(#[source] Box<StoreError>),
 }
 
 /// What is wrong with the contents of a state file.
@@ -200,25 +200,27 @@ pub enum Damage {
     Missing(&'static str),
 }
 
-impl Error {
+impl StoreError {
     /// Returns the kind of error, from which the exit code follows.
-    pub fn class(&self) -> Class {
+    pub fn class(&self) -> ErrorClass {
         match self {
-            Error::NoSpace { .. } | Error::TooLittleSpace { .. } => Class::NoSpace,
-            Error::ReadOnly { .. } => Class::ReadOnly,
-            Error::Denied { .. } => Class::Denied,
-            Error::Busy { .. } => Class::Busy,
-            Error::Unsafe { .. }
-            | Error::Untrusted { .. }
-            | Error::NotPrivate { .. }
-            | Error::SlotTaken { .. }
-            | Error::JournalDamaged { .. }
-            | Error::Implausible { .. }
-            | Error::NewerFormat { .. }
-            | Error::Damaged { .. } => Class::Unsafe,
-            Error::BadPath { .. } => Class::Path,
-            Error::NoOpenat2 { .. } | Error::RecoverFirst { .. } | Error::Io { .. } => Class::Io,
-            Error::NotCommitted(inner) | Error::Unfinished(inner) => inner.class(),
+            StoreError::NoSpace { .. } | StoreError::TooLittleSpace { .. } => ErrorClass::NoSpace,
+            StoreError::ReadOnly { .. } => ErrorClass::ReadOnly,
+            StoreError::Denied { .. } => ErrorClass::Denied,
+            StoreError::Busy { .. } => ErrorClass::Busy,
+            StoreError::Unsafe { .. }
+            | StoreError::Untrusted { .. }
+            | StoreError::NotPrivate { .. }
+            | StoreError::SlotTaken { .. }
+            | StoreError::JournalDamaged { .. }
+            | StoreError::Implausible { .. }
+            | StoreError::NewerFormat { .. }
+            | StoreError::Damaged { .. } => ErrorClass::Unsafe,
+            StoreError::BadPath { .. } => ErrorClass::Path,
+            StoreError::NoOpenat2 { .. }
+            | StoreError::RecoverFirst { .. }
+            | StoreError::Io { .. } => ErrorClass::Io,
+            StoreError::NotCommitted(inner) | StoreError::Unfinished(inner) => inner.class(),
         }
     }
 
@@ -226,8 +228,8 @@ impl Error {
     pub(crate) fn is_this_machine(&self) -> bool {
         matches!(
             self,
-            Error::Unsafe {
-                why: Obstacle::ThisMachine(_),
+            StoreError::Unsafe {
+                why: PathObstacle::ThisMachine(_),
                 ..
             }
         )
@@ -235,24 +237,27 @@ impl Error {
 
     /// Returns true if a file or directory is refused because its owner or mode gives other users access.
     pub(crate) fn is_access_refusal(&self) -> bool {
-        matches!(self, Error::Untrusted { .. } | Error::NotPrivate { .. })
+        matches!(
+            self,
+            StoreError::Untrusted { .. } | StoreError::NotPrivate { .. }
+        )
     }
 
-    pub(super) fn io(action: &'static str, path: impl AsRef<Path>, source: Errno) -> Error {
+    pub(super) fn io(action: &'static str, path: impl AsRef<Path>, source: Errno) -> StoreError {
         let path = path.as_ref().to_owned();
         match source {
-            Errno::ENOSPC | Errno::EDQUOT => Error::NoSpace {
+            Errno::ENOSPC | Errno::EDQUOT => StoreError::NoSpace {
                 action,
                 path,
                 source,
             },
-            Errno::EROFS => Error::ReadOnly { action, path },
-            Errno::EACCES | Errno::EPERM => Error::Denied {
+            Errno::EROFS => StoreError::ReadOnly { action, path },
+            Errno::EACCES | Errno::EPERM => StoreError::Denied {
                 action,
                 path,
                 source,
             },
-            _ => Error::Io {
+            _ => StoreError::Io {
                 action,
                 path,
                 source,
@@ -260,8 +265,8 @@ impl Error {
         }
     }
 
-    pub(super) fn obstacle(path: impl AsRef<Path>, why: Obstacle) -> Error {
-        Error::Unsafe {
+    pub(super) fn obstacle(path: impl AsRef<Path>, why: PathObstacle) -> StoreError {
+        StoreError::Unsafe {
             path: path.as_ref().to_owned(),
             why,
         }
@@ -271,13 +276,13 @@ impl Error {
 /// Returns true if `error`, or a cause below it, refuses a file or directory because of its owner or mode.
 pub(crate) fn is_access_refusal(error: &(dyn std::error::Error + 'static)) -> bool {
     machine::causes(error)
-        .filter_map(|cause| cause.downcast_ref::<Error>())
-        .any(Error::is_access_refusal)
+        .filter_map(|cause| cause.downcast_ref::<StoreError>())
+        .any(StoreError::is_access_refusal)
 }
 
 /// The kinds of errors that a caller distinguishes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Class {
+pub enum ErrorClass {
     /// No space: try again later (75).
     NoSpace,
     /// Another run holds the lock: try again later (75).
@@ -297,7 +302,7 @@ pub enum Class {
 /// Why a path cannot be used, and how to correct it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Obstacle {
+pub enum PathObstacle {
     /// A symbolic link where a file is to be replaced.
     #[error("is a symbolic link to {}; nodepki replaces files, not the targets of links: put the file itself here and run again", .0.display())]
     Symlink(PathBuf),
@@ -372,7 +377,7 @@ pub enum Obstacle {
 /// A remark about a run that the store completed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Note {
+pub enum StoreNote {
     /// A private file was world-readable.
     #[error("{path} had mode {from:04o}, now {to:04o}", path = path.display())]
     Tightened {

@@ -4,15 +4,19 @@ use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use super::dir::{Dir, temporary_name};
-use super::error::Error;
+use super::error::StoreError;
 use super::journal::{JOURNAL, Journal};
 use super::staging::STAGING;
-use super::transaction::{Operation, Transaction};
+use super::transaction::{FileOperation, Transaction};
 use super::{Store, failpoint, pending, sync};
 
 impl Store {
     /// Does the renames and removals, then removes the completed slots and the journal.
-    pub(super) fn finish(&self, transaction: &Transaction, journal: &Journal) -> Result<(), Error> {
+    pub(super) fn finish(
+        &self,
+        transaction: &Transaction,
+        journal: &Journal,
+    ) -> Result<(), StoreError> {
         if !journal.entries.is_empty() {
             failpoint("commit:journalled", self.state.path())?;
             self.state.sync()?;
@@ -33,11 +37,11 @@ impl Store {
     ///
     /// A failed operation ends its group, since a key without its certificate is worse than neither; other groups are
     /// completed.
-    fn apply(&self, transaction: &Transaction) -> Result<(), Error> {
-        let mut failed: Option<(usize, Error)> = None;
+    fn apply(&self, transaction: &Transaction) -> Result<(), StoreError> {
+        let mut failed: Option<(usize, StoreError)> = None;
         let mut touched: Vec<&Dir> = Vec::new();
         for operation in &transaction.operations {
-            let group_failed = |(group, _): &(usize, Error)| *group == operation.group;
+            let group_failed = |(group, _): &(usize, StoreError)| *group == operation.group;
             if failed.as_ref().is_some_and(group_failed) {
                 continue;
             }
@@ -59,7 +63,7 @@ impl Store {
             let path = touched
                 .get(index)
                 .map_or(self.state.path(), |dir| dir.path());
-            Error::io("write", path, errno)
+            StoreError::io("write", path, errno)
         })?;
         match failed {
             Some((_, error)) => Err(error),
@@ -68,7 +72,7 @@ impl Store {
     }
 
     /// Removes the record of staged files. Afterwards no temporary file of the commit is left.
-    pub(super) fn close(&self) -> Result<(), Error> {
+    pub(super) fn close(&self) -> Result<(), StoreError> {
         if self.state.unlink(OsStr::new(STAGING.name))? {
             failpoint("finish:record-removed", self.state.path())?;
         }
@@ -76,7 +80,7 @@ impl Store {
     }
 }
 
-fn perform(dir: &Dir, operation: &Operation) -> Result<(), Error> {
+fn perform(dir: &Dir, operation: &FileOperation) -> Result<(), StoreError> {
     let name = &operation.name.name;
     let path = dir.path().join(name);
     if operation.removes {

@@ -9,16 +9,16 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
-use super::error::Error;
+use super::error::StoreError;
 use super::state_file::StateFile;
-use super::{Root, STATE_DIR};
+use super::{NodeRoot, STATE_DIR};
 use crate::kube::names::CertName;
 
 pub(super) const ISSUED: StateFile = StateFile::of_knowledge("issued.json", 1);
 
 /// The record of one certificate.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Issued {
+pub struct IssuedRecord {
     /// When the certificate was installed.
     #[serde(with = "time::serde::rfc3339")]
     pub at: OffsetDateTime,
@@ -33,15 +33,15 @@ pub struct Issued {
 
 #[derive(Serialize, Deserialize)]
 struct IssuedFile {
-    certificates: BTreeMap<CertName, Issued>,
+    certificates: BTreeMap<CertName, IssuedRecord>,
 }
 
-impl Root {
+impl NodeRoot {
     /// Returns the known issue times; empty if nothing is recorded.
     ///
     /// # Errors
-    /// [`Error::Damaged`] and [`Error::NewerFormat`] for a record that cannot be read, and errors of the system.
-    pub fn issued(&self) -> Result<BTreeMap<CertName, Issued>, Error> {
+    /// [`StoreError::Damaged`] and [`StoreError::NewerFormat`] for a record that cannot be read, and errors of the system.
+    pub fn issued(&self) -> Result<BTreeMap<CertName, IssuedRecord>, StoreError> {
         let path = Path::new(STATE_DIR).join(ISSUED.name);
         let Some(found) = self.read(&path)? else {
             return Ok(BTreeMap::new());
@@ -51,6 +51,6 @@ impl Root {
     }
 }
 
-pub(super) fn to_json(certificates: BTreeMap<CertName, Issued>) -> Vec<u8> {
+pub(super) fn to_json(certificates: BTreeMap<CertName, IssuedRecord>) -> Vec<u8> {
     ISSUED.to_json(&IssuedFile { certificates })
 }

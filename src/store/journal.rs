@@ -10,10 +10,10 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use zeroize::Zeroizing;
 
 use super::dir::{Dir, single, temporary_name};
-use super::error::{Damage, Error};
+use super::error::{Damage, StoreError};
 use super::pending::Slot;
 use super::state_file::{self, StateFile, Versioned};
-use super::{Root, sha256};
+use super::{NodeRoot, sha256};
 
 pub(super) const JOURNAL: StateFile = StateFile::of_work("journal.json", VERSION_WITH_LINK);
 /// An older nodepki would take an entry of an unknown kind for damage and continue without the journal. A journal with a
@@ -121,8 +121,8 @@ impl Journal {
     }
 
     /// Writes the journal under its temporary name. It takes effect once it is renamed.
-    pub(super) fn write(&self, state: &Dir) -> Result<File, Error> {
-        let json = self.to_json().map_err(|source| Error::Damaged {
+    pub(super) fn write(&self, state: &Dir) -> Result<File, StoreError> {
+        let json = self.to_json().map_err(|source| StoreError::Damaged {
             path: state.path().join(JOURNAL.name),
             source: Damage::Json(source.into()),
         })?;
@@ -147,7 +147,7 @@ impl Journal {
     }
 
     /// Reads the journal of an interrupted run, if there is one. A journal that cannot be used is left untouched.
-    pub(super) fn load(root: &Root, state: &Dir) -> Result<Option<Journal>, Error> {
+    pub(super) fn load(root: &NodeRoot, state: &Dir) -> Result<Option<Journal>, StoreError> {
         let Some(found) = state.read(JOURNAL.name, MAX_JOURNAL_SIZE)? else {
             return Ok(None);
         };
@@ -155,17 +155,21 @@ impl Journal {
         Journal::parse(root, &found.bytes, state.path().join(JOURNAL.name)).map(Some)
     }
 
-    pub(super) fn parse(root: &Root, json: &[u8], path: PathBuf) -> Result<Journal, Error> {
+    pub(super) fn parse(
+        root: &NodeRoot,
+        json: &[u8],
+        path: PathBuf,
+    ) -> Result<Journal, StoreError> {
         let journal: Journal = match JOURNAL.parse(json, path.clone()) {
-            Err(Error::Damaged { path, source }) => {
-                return Err(Error::JournalDamaged { path, source });
+            Err(StoreError::Damaged { path, source }) => {
+                return Err(StoreError::JournalDamaged { path, source });
             }
             parsed => parsed?,
         };
         let mut entries = journal.entries.iter();
         match entries.find(|entry| !entry.is_consistent()) {
             None => Ok(journal),
-            Some(entry) => Err(Error::JournalDamaged {
+            Some(entry) => Err(StoreError::JournalDamaged {
                 path,
                 source: Damage::WrongDigest(root.node_path(entry.path.clone())),
             }),

@@ -6,11 +6,11 @@ use std::path::{Component, Path, PathBuf};
 
 use super::desired::PLAIN_BITS;
 use super::dir::is_temporary_name;
-use super::error::Error;
+use super::error::StoreError;
 use super::journal::{JOURNAL, Journal, JournalEntry};
 use super::lock::LOCK_FILE;
 use super::staging::STAGING;
-use super::{Dir, Root, STATE_DIR};
+use super::{Dir, NodeRoot, STATE_DIR};
 
 /// The directories of kubeadm, of the kubelet and of nodepki.
 const DIRECTORIES: [&str; 3] = ["/etc/kubernetes", "/var/lib/kubelet/pki", STATE_DIR];
@@ -64,10 +64,10 @@ impl KnownDirectories {
     /// Refuses a journal that no commit can have written.
     pub(super) fn check_journal(
         &self,
-        root: &Root,
+        root: &NodeRoot,
         state: &Dir,
         journal: &Journal,
-    ) -> Result<(), Error> {
+    ) -> Result<(), StoreError> {
         let refuse = |why| Err(implausible(state, JOURNAL.name, why));
         let entries = journal.entries.iter();
         let kept = journal.kept.iter().map(|kept| &kept.path);
@@ -92,10 +92,10 @@ impl KnownDirectories {
     /// Refuses a record of staged files that no commit can have written.
     pub(super) fn check_staging(
         &self,
-        root: &Root,
+        root: &NodeRoot,
         state: &Dir,
         directories: &[PathBuf],
-    ) -> Result<(), Error> {
+    ) -> Result<(), StoreError> {
         match directories.iter().find(|path| !self.has_directory(path)) {
             Some(path) => Err(implausible(
                 state,
@@ -121,8 +121,8 @@ fn is_plain(path: &Path) -> bool {
         && components.all(|component| matches!(component, Component::Normal(_)))
 }
 
-fn implausible(state: &Dir, name: &str, why: String) -> Error {
-    Error::Implausible {
+fn implausible(state: &Dir, name: &str, why: String) -> StoreError {
+    StoreError::Implausible {
         path: state.path().join(name),
         why,
     }

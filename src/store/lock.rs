@@ -14,8 +14,8 @@ use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::Mode;
 
 use super::dir::{Dir, Metadata, errno_of};
-use super::error::{Error, Note, Obstacle};
-use super::{Root, STATE_DIR};
+use super::error::{PathObstacle, StoreError, StoreNote};
+use super::{NodeRoot, STATE_DIR};
 
 pub(super) const LOCK_FILE: &str = "lock";
 /// Interval between two attempts of a waiting process.
@@ -26,32 +26,32 @@ const MAX_HOLDER_LENGTH: usize = 256;
 /// The held lock. [`Locked::recover`] turns it into the right to write.
 #[derive(Debug)]
 pub struct Locked {
-    pub(super) root: Root,
+    pub(super) root: NodeRoot,
     pub(super) state: Dir,
-    pub(super) lock: Held,
-    pub(super) notes: Vec<Note>,
+    pub(super) lock: HeldLock,
+    pub(super) notes: Vec<StoreNote>,
 }
 
 /// The lock itself, released when dropped.
 ///
 /// Closing the file would not be enough: a child that was just forked shares the file until its exec.
 #[derive(Debug)]
-pub(super) struct Held(File);
+pub(super) struct HeldLock(File);
 
-impl Drop for Held {
+impl Drop for HeldLock {
     fn drop(&mut self) {
         let _ = self.0.unlock();
     }
 }
 
-impl Root {
+impl NodeRoot {
     /// Takes the lock, waiting at most `wait`. A missing state directory is created.
     ///
     /// `command` names this run in the errors of other processes, for example `nodepki renew`.
     ///
     /// # Errors
-    /// [`Error::Busy`] after `wait`, with the process that holds the lock.
-    pub fn lock(&self, wait: Duration, command: &str) -> Result<Locked, Error> {
+    /// [`StoreError::Busy`] after `wait`, with the process that holds the lock.
+    pub fn lock(&self, wait: Duration, command: &str) -> Result<Locked, StoreError> {
         let mut notes = Vec::new();
         let state = self.state_dir(&mut notes)?;
         let lock = open_lock_file(&state)?;
@@ -63,7 +63,7 @@ impl Root {
                     std::thread::sleep(LOCK_RETRY_INTERVAL)
                 }
                 Err(fs::TryLockError::WouldBlock) => {
-                    return Err(Error::Busy {
+                    return Err(StoreError::Busy {
                         path: state.path().join(LOCK_FILE),
                         holder: read_holder(&lock),
                     });
@@ -78,12 +78,12 @@ impl Root {
         Ok(Locked {
             root: self.clone(),
             state,
-            lock: Held(lock),
+            lock: HeldLock(lock),
             notes,
         })
     }
 
-    fn state_dir(&self, notes: &mut Vec<Note>) -> Result<Dir, Error> {
+    fn state_dir(&self, notes: &mut Vec<StoreNote>) -> Result<Dir, StoreError> {
         // Owner and mode of the directory itself are verified below.
         if let Some(parent) = Path::new(STATE_DIR).parent() {
             self.require_guarded(parent)?;
@@ -100,9 +100,9 @@ impl Root {
         let metadata = state.own_metadata()?;
         let expected = nix::unistd::geteuid().as_raw();
         if metadata.uid != expected {
-            return Err(Error::obstacle(
+            return Err(StoreError::obstacle(
                 state.path(),
-                Obstacle::Owner {
+                PathObstacle::Owner {
                     owner: metadata.uid,
                     expected,
                 },
@@ -110,7 +110,7 @@ impl Root {
         }
         if metadata.mode != 0o700 {
             state.set_mode(0o700)?;
-            notes.push(Note::Tightened {
+            notes.push(StoreNote::Tightened {
                 path: state.path().to_owned(),
                 from: metadata.mode,
                 to: 0o700,
@@ -120,7 +120,7 @@ impl Root {
     }
 }
 
-fn open_lock_file(state: &Dir) -> Result<File, Error> {
+fn open_lock_file(state: &Dir) -> Result<File, StoreError> {
     if let Some(found) = state.metadata(LOCK_FILE)? {
         verify_lock_file(state, &found)?;
     }
@@ -140,7 +140,7 @@ fn open_lock_file(state: &Dir) -> Result<File, Error> {
 
 /// Refuses a lock file that belongs to another user or has several names. The file is written in place, and the state
 /// directory may be that of another, untrusted system.
-fn verify_lock_file(state: &Dir, found: &Metadata) -> Result<(), Error> {
+fn verify_lock_file(state: &Dir, found: &Metadata) -> Result<(), StoreError> {
     if let Some(obstacle) = state.obstacle_of(OsStr::new(LOCK_FILE), found) {
         return Err(obstacle);
     }
@@ -150,7 +150,7 @@ fn verify_lock_file(state: &Dir, found: &Metadata) -> Result<(), Error> {
         found if found.links > 1 => format!("it has {} hard links", found.links),
         _ => return Ok(()),
     };
-    Err(Error::Implausible {
+    Err(StoreError::Implausible {
         path: state.path().join(LOCK_FILE),
         why,
     })

@@ -11,10 +11,10 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::error::{Damage, Error};
+use super::error::{Damage, StoreError};
 use super::state_file::StateFile;
-use super::{Root, STATE_DIR, Store};
-use crate::kube::kubeadm::{Endpoint, Node, Role, join_host_port};
+use super::{NodeRoot, STATE_DIR, Store};
+use crate::kube::kubeadm::{HostPort, KubeadmRole, NodeConfig, join_host_port};
 
 pub(super) const NODE: StateFile = StateFile::of_knowledge("node.json", 1);
 
@@ -34,9 +34,9 @@ pub enum IdentityPart {
 
 /// The identity that pending requests were made for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KeptNode {
+pub struct NodeRecord {
     /// The node, without its JoinConfiguration.
-    pub node: Node,
+    pub node: NodeConfig,
     /// The parts that differed from the running node and were accepted with an option of the command line. A later run
     /// completes the change without that option.
     pub accepted: BTreeSet<IdentityPart>,
@@ -74,19 +74,19 @@ struct NodeFile {
 }
 
 impl NodeFile {
-    fn of(kept: &KeptNode) -> NodeFile {
+    fn of(kept: &NodeRecord) -> NodeFile {
         let node = &kept.node;
         NodeFile {
             name: node.name.as_str().to_owned(),
             role: match node.role {
-                Role::Init => RecordedRole::Init,
-                Role::Join => RecordedRole::Join,
-                Role::Worker => RecordedRole::Worker,
+                KubeadmRole::Init => RecordedRole::Init,
+                KubeadmRole::Join => RecordedRole::Join,
+                KubeadmRole::Worker => RecordedRole::Worker,
             },
             advertise_address: node.advertise_address,
             bind_port: node.bind_port,
             join_endpoint: node.join_endpoint.as_ref().map(|endpoint| {
-                let Endpoint { host, port } = endpoint;
+                let HostPort { host, port } = endpoint;
                 port.map_or_else(|| host.to_string(), |port| join_host_port(host, port))
             }),
             hostname_override: node.hostname_override.clone(),
@@ -96,7 +96,7 @@ impl NodeFile {
         }
     }
 
-    fn into_kept_node(self) -> Result<KeptNode, Damage> {
+    fn into_kept_node(self) -> Result<NodeRecord, Damage> {
         fn invalid<E>(field: &'static str) -> impl FnOnce(E) -> Damage
         where
             E: std::error::Error + Send + Sync + 'static,
@@ -106,13 +106,13 @@ impl NodeFile {
                 source: Arc::new(source),
             }
         }
-        let join_endpoint = self.join_endpoint.as_deref().map(Endpoint::parse);
+        let join_endpoint = self.join_endpoint.as_deref().map(HostPort::parse);
         let join_endpoint = join_endpoint.transpose().map_err(invalid("joinEndpoint"))?;
-        let node = Node {
+        let node = NodeConfig {
             role: match self.role {
-                RecordedRole::Init => Role::Init,
-                RecordedRole::Join => Role::Join,
-                RecordedRole::Worker => Role::Worker,
+                RecordedRole::Init => KubeadmRole::Init,
+                RecordedRole::Join => KubeadmRole::Join,
+                RecordedRole::Worker => KubeadmRole::Worker,
             },
             name: self.name.parse().map_err(invalid("name"))?,
             advertise_address: self.advertise_address,
@@ -123,10 +123,10 @@ impl NodeFile {
             join_endpoint: join_endpoint.map(|(endpoint, _)| endpoint),
             join: None,
         };
-        if node.role != Role::Worker && node.advertise_address.is_none() {
+        if node.role != KubeadmRole::Worker && node.advertise_address.is_none() {
             return Err(Damage::Missing("advertiseAddress"));
         }
-        Ok(KeptNode {
+        Ok(NodeRecord {
             node,
             accepted: self.accepted_changes,
         })
@@ -134,24 +134,24 @@ impl NodeFile {
 }
 
 /// Returns the path of the record, on the node.
-pub(crate) fn kept_node_path() -> PathBuf {
+pub(crate) fn node_record_path() -> PathBuf {
     Path::new(STATE_DIR).join(NODE.name)
 }
 
-impl Root {
+impl NodeRoot {
     /// Returns the identity of the last run with requests; `None` if no run recorded one.
     ///
     /// # Errors
-    /// [`Error::Damaged`] and [`Error::NewerFormat`] for a record that cannot be read, and errors of the system.
-    pub(crate) fn kept_node(&self) -> Result<Option<KeptNode>, Error> {
-        let Some(found) = self.read(kept_node_path())? else {
+    /// [`StoreError::Damaged`] and [`StoreError::NewerFormat`] for a record that cannot be read, and errors of the system.
+    pub(crate) fn saved_node(&self) -> Result<Option<NodeRecord>, StoreError> {
+        let Some(found) = self.read(node_record_path())? else {
             return Ok(None);
         };
-        let path = self.on_this_machine(kept_node_path());
+        let path = self.on_this_machine(node_record_path());
         let file: NodeFile = NODE.parse(&found.bytes, path.clone())?;
         match file.into_kept_node() {
             Ok(kept) => Ok(Some(kept)),
-            Err(source) => Err(Error::Damaged { path, source }),
+            Err(source) => Err(StoreError::Damaged { path, source }),
         }
     }
 }
@@ -161,11 +161,11 @@ impl Store {
     ///
     /// # Errors
     /// Errors of the system.
-    pub(crate) fn keep_node<'a>(
+    pub(crate) fn save_node<'a>(
         &self,
-        kept: &KeptNode,
+        kept: &NodeRecord,
         files: impl IntoIterator<Item = (&'a Path, &'a [u8])>,
-    ) -> Result<(), Error> {
+    ) -> Result<(), StoreError> {
         for (path, bytes) in files {
             if let Ok(name) = path.strip_prefix(STATE_DIR) {
                 self.state.write_atomic(name, bytes, 0o600)?;
@@ -178,7 +178,7 @@ impl Store {
     }
 }
 
-pub(super) fn to_json(kept: &KeptNode) -> Vec<u8> {
+pub(super) fn to_json(kept: &NodeRecord) -> Vec<u8> {
     NODE.to_json(&NodeFile::of(kept))
 }
 
@@ -186,7 +186,7 @@ pub(super) fn to_json(kept: &KeptNode) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    fn node(text: &str) -> Result<KeptNode, String> {
+    fn node(text: &str) -> Result<NodeRecord, String> {
         let parsed = NODE.parse::<NodeFile>(text.as_bytes(), PathBuf::new());
         let file = parsed.map_err(|error| error.to_string())?;
         file.into_kept_node().map_err(|damage| damage.to_string())
@@ -195,30 +195,30 @@ mod tests {
     #[test]
     fn reads_what_it_has_written() {
         for kept in [
-            KeptNode {
-                node: Node {
-                    role: Role::Join,
+            NodeRecord {
+                node: NodeConfig {
+                    role: KubeadmRole::Join,
                     name: "cp2".parse().unwrap(),
                     advertise_address: Some("fd00::2".parse().unwrap()),
                     bind_port: 7443,
                     hostname_override: Some("other".to_owned()),
                     kubelet_addresses: vec!["fd00::2".parse().unwrap()],
                     kubelet_cert_dir: Some("/var/lib/kubelet/certs".into()),
-                    join_endpoint: Some(Endpoint::parse("[fd00::1]:6443").unwrap().0),
+                    join_endpoint: Some(HostPort::parse("[fd00::1]:6443").unwrap().0),
                     join: None,
                 },
                 accepted: BTreeSet::from([IdentityPart::Name, IdentityPart::Address]),
             },
-            KeptNode {
-                node: Node {
-                    role: Role::Worker,
+            NodeRecord {
+                node: NodeConfig {
+                    role: KubeadmRole::Worker,
                     name: "w1".parse().unwrap(),
                     advertise_address: None,
                     bind_port: 6443,
                     hostname_override: None,
                     kubelet_addresses: Vec::new(),
                     kubelet_cert_dir: None,
-                    join_endpoint: Some(Endpoint::parse("api.example.com").unwrap().0),
+                    join_endpoint: Some(HostPort::parse("api.example.com").unwrap().0),
                     join: None,
                 },
                 accepted: BTreeSet::new(),

@@ -19,9 +19,9 @@ use time::{OffsetDateTime, PrimitiveDateTime};
 use zeroize::Zeroizing;
 
 use super::dir::{Dir, FileKind, temporary_name};
-use super::error::{Damage, Error, Note};
+use super::error::{Damage, StoreError, StoreNote};
 use super::state_file::{StateFile, Versioned};
-use super::{READ_LIMIT, Root, STATE_DIR, Store, failpoint, free_name, sync};
+use super::{NodeRoot, READ_LIMIT, STATE_DIR, Store, failpoint, free_name, sync};
 use crate::kube::names::{CertName, UnknownName};
 
 pub(super) const PENDING: &str = "pending";
@@ -104,7 +104,7 @@ pub enum Durability {
 
 /// Progress of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Phase {
+pub enum RequestPhase {
     /// Key and CSR exist; nothing was sent.
     #[serde(rename = "ready")]
     Ready,
@@ -127,7 +127,7 @@ pub enum Phase {
 
 /// The record of a request, in addition to key and CSR.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ticket {
+pub struct RequestRecord {
     /// Identifies the request to the signer.
     pub request_id: String,
     /// The signer's name in the configuration.
@@ -156,17 +156,17 @@ pub struct Ticket {
     )]
     pub next_poll: Option<OffsetDateTime>,
     /// Progress.
-    pub phase: Phase,
+    pub phase: RequestPhase,
     /// The most recent error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_error: Option<LastError>,
 }
 
-impl Ticket {
+impl RequestRecord {
     /// Returns the record of a request that has not been sent. `id` identifies it to the signer named `signer`, of kind
     /// `kind`; `config` is the digest of the signer's configuration.
-    pub fn ready(id: &str, signer: &str, kind: &str, config: &str) -> Ticket {
-        Ticket {
+    pub fn ready(id: &str, signer: &str, kind: &str, config: &str) -> RequestRecord {
+        RequestRecord {
             request_id: id.to_owned(),
             signer: signer.to_owned(),
             signer_kind: kind.to_owned(),
@@ -175,7 +175,7 @@ impl Ticket {
             attempt: 0,
             first_submitted: None,
             next_poll: None,
-            phase: Phase::Ready,
+            phase: RequestPhase::Ready,
             last_error: None,
         }
     }
@@ -196,7 +196,7 @@ pub struct LastError {
 }
 
 /// The contents of one slot.
-pub struct Pending {
+pub struct PendingRequest {
     /// What the request is for.
     pub slot: Slot,
     /// The key in PEM, with its last line.
@@ -204,12 +204,12 @@ pub struct Pending {
     /// The CSR in PEM; `None` if it is missing: create it again from the key.
     pub csr_pem: Option<Vec<u8>>,
     /// The ticket; `None` if it is missing or unreadable: create it again, as for a request of unknown outcome.
-    pub ticket: Option<Ticket>,
+    pub ticket: Option<RequestRecord>,
     /// The signer's answer as it was received.
     pub issued_pem: Option<Vec<u8>>,
 }
 
-impl fmt::Debug for Pending {
+impl fmt::Debug for PendingRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pending")
             .field("slot", &self.slot)
@@ -220,20 +220,20 @@ impl fmt::Debug for Pending {
 
 /// All requests that can be resumed.
 #[derive(Debug, Default)]
-pub struct Resumable {
+pub struct PendingRequests {
     /// Sorted by name.
-    pub slots: Vec<Pending>,
+    pub slots: Vec<PendingRequest>,
     /// What was set aside or must be created again.
-    pub notes: Vec<Note>,
+    pub notes: Vec<StoreNote>,
 }
 
-impl Root {
+impl NodeRoot {
     /// Returns the pending slots and their tickets; `None` for a ticket that is missing or unreadable. Needs no lock and
     /// reads no key.
     ///
     /// # Errors
     /// Errors of the system.
-    pub fn tickets(&self) -> Result<Vec<(Slot, Option<Ticket>)>, Error> {
+    pub fn tickets(&self) -> Result<Vec<(Slot, Option<RequestRecord>)>, StoreError> {
         let Some(pending) = self.dir(format!("{STATE_DIR}/{PENDING}"))? else {
             return Ok(Vec::new());
         };
@@ -257,22 +257,22 @@ impl Store {
     /// Creates a slot with a new key, its CSR and its ticket. The request may be sent once this returns.
     ///
     /// # Errors
-    /// [`Error::SlotTaken`] if the slot exists already, and errors of the system.
+    /// [`StoreError::SlotTaken`] if the slot exists already, and errors of the system.
     pub fn create_pending(
         &self,
         slot: Slot,
         key_pem: &[u8],
         csr_pem: &[u8],
-        ticket: &Ticket,
+        ticket: &RequestRecord,
         durability: Durability,
-    ) -> Result<(), Error> {
+    ) -> Result<(), StoreError> {
         let name = OsStr::new(slot.as_str());
         let (pending, made) = self.state.make_dir(OsStr::new(PENDING), 0o700)?;
         if made && durability == Durability::Synced {
             self.state.sync()?;
         }
         if pending.metadata(name)?.is_some() {
-            return Err(Error::SlotTaken {
+            return Err(StoreError::SlotTaken {
                 path: pending.path().join(name),
             });
         }
@@ -302,9 +302,9 @@ impl Store {
     pub fn update_ticket(
         &self,
         slot: Slot,
-        ticket: &Ticket,
+        ticket: &RequestRecord,
         durability: Durability,
-    ) -> Result<(), Error> {
+    ) -> Result<(), StoreError> {
         self.put(slot, TICKET.name, &ticket_json(ticket)?, durability)
     }
 
@@ -312,12 +312,12 @@ impl Store {
     ///
     /// # Errors
     /// Errors of the system.
-    pub(crate) fn keep_csr(
+    pub(crate) fn save_csr(
         &self,
         slot: Slot,
         csr_pem: &[u8],
         durability: Durability,
-    ) -> Result<(), Error> {
+    ) -> Result<(), StoreError> {
         self.put(slot, CSR, csr_pem, durability)
     }
 
@@ -325,21 +325,21 @@ impl Store {
     ///
     /// # Errors
     /// Errors of the system.
-    pub fn keep_answer(
+    pub fn save_answer(
         &self,
         slot: Slot,
         issued_pem: &[u8],
         durability: Durability,
-    ) -> Result<(), Error> {
+    ) -> Result<(), StoreError> {
         self.put(slot, ISSUED, issued_pem, durability)
     }
 
     /// Returns all pending requests. A slot without a complete key is set aside.
     ///
     /// # Errors
-    /// [`Error::NewerFormat`] for the ticket of a newer nodepki, and errors of the system.
-    pub fn pending(&self, now: OffsetDateTime) -> Result<Resumable, Error> {
-        let mut resumable = Resumable::default();
+    /// [`StoreError::NewerFormat`] for the ticket of a newer nodepki, and errors of the system.
+    pub fn pending(&self, now: OffsetDateTime) -> Result<PendingRequests, StoreError> {
+        let mut resumable = PendingRequests::default();
         let Some(pending) = self.state.open_dir(OsStr::new(PENDING))? else {
             return Ok(resumable);
         };
@@ -350,7 +350,7 @@ impl Store {
                 unknown += 1;
                 if unknown <= MAX_LISTED_UNKNOWN_FILES {
                     let path = pending.path().join(&name);
-                    resumable.notes.push(Note::UnknownFile { path });
+                    resumable.notes.push(StoreNote::UnknownFile { path });
                 }
                 continue;
             };
@@ -363,7 +363,7 @@ impl Store {
             }
         }
         if unknown > MAX_LISTED_UNKNOWN_FILES {
-            resumable.notes.push(Note::MoreUnknownFiles {
+            resumable.notes.push(StoreNote::MoreUnknownFiles {
                 path: pending.path().to_owned(),
                 more: unknown - MAX_LISTED_UNKNOWN_FILES,
             });
@@ -380,11 +380,11 @@ impl Store {
         slot: Slot,
         why: &str,
         now: OffsetDateTime,
-    ) -> Result<Note, Error> {
+    ) -> Result<StoreNote, StoreError> {
         let name = OsStr::new(slot.as_str());
         let path = self.state.path().join(PENDING).join(name);
         let Some(pending) = self.state.open_dir(OsStr::new(PENDING))? else {
-            return Err(Error::io("set aside", path, nix::errno::Errno::ENOENT));
+            return Err(StoreError::io("set aside", path, nix::errno::Errno::ENOENT));
         };
         let aside = self.aside()?;
         let mut stem = name.to_owned();
@@ -394,14 +394,14 @@ impl Store {
         failpoint("pending:set-aside", &path)?;
         aside.sync()?;
         pending.sync()?;
-        Ok(Note::SetAside {
+        Ok(StoreNote::SetAside {
             path,
             to: aside.path().join(to),
             why: why.to_owned(),
         })
     }
 
-    fn aside(&self) -> Result<Dir, Error> {
+    fn aside(&self) -> Result<Dir, StoreError> {
         let (dir, created) = self.state.make_dir(OsStr::new(ASIDE), 0o700)?;
         if created {
             self.state.sync()?;
@@ -415,9 +415,9 @@ impl Store {
         file: &str,
         bytes: &[u8],
         durability: Durability,
-    ) -> Result<(), Error> {
+    ) -> Result<(), StoreError> {
         let path: PathBuf = self.state.path().join(PENDING).join(slot.as_str());
-        let missing = || Error::io("write to", &path, nix::errno::Errno::ENOENT);
+        let missing = || StoreError::io("write to", &path, nix::errno::Errno::ENOENT);
         let dir = self
             .state
             .open_dir(OsStr::new(PENDING))?
@@ -442,17 +442,17 @@ fn write_slot(
     name: &OsStr,
     files: &[(&str, &[u8]); 3],
     durability: Durability,
-) -> Result<(), Error> {
+) -> Result<(), StoreError> {
     let (dir, _) = pending.make_dir(temp, 0o700)?;
     let files = files
         .iter()
         .map(|(file, bytes)| dir.create(OsStr::new(file), bytes))
-        .collect::<Result<Vec<File>, Error>>()?;
+        .collect::<Result<Vec<File>, StoreError>>()?;
     failpoint("pending:written", pending.path().join(name))?;
     if durability == Durability::Synced {
         let mut open: Vec<BorrowedFd<'_>> = files.iter().map(|file| file.as_fd()).collect();
         open.push(dir.as_fd());
-        sync::all(&open).map_err(|(_, errno)| Error::io("write", dir.path(), errno))?;
+        sync::all(&open).map_err(|(_, errno)| StoreError::io("write", dir.path(), errno))?;
     }
     pending.rename(temp, name)
 }
@@ -461,8 +461,8 @@ fn write_slot(
 fn read_slot(
     dir: &Dir,
     slot: Slot,
-    notes: &mut Vec<Note>,
-) -> Result<Result<Pending, &'static str>, Error> {
+    notes: &mut Vec<StoreNote>,
+) -> Result<Result<PendingRequest, &'static str>, StoreError> {
     let read = |file: &str| {
         dir.read(file, READ_LIMIT)
             .map(|found| found.map(|content| content.bytes))
@@ -472,7 +472,7 @@ fn read_slot(
         Some(_) => return Ok(Err("its key is torn")),
         None => return Ok(Err("it has no key")),
     };
-    let rebuilt = |file: &str, why: String| Note::Rebuilt {
+    let rebuilt = |file: &str, why: String| StoreNote::Rebuilt {
         path: dir.path().join(file),
         why,
     };
@@ -486,11 +486,11 @@ fn read_slot(
         None => Err("missing".to_owned()),
         Some(json) => match TICKET.parse(&json, dir.path().join(TICKET.name)) {
             Ok(ticket) => Ok(ticket),
-            Err(Error::Damaged { source, .. }) => Err(source.to_string()),
+            Err(StoreError::Damaged { source, .. }) => Err(source.to_string()),
             Err(error) => return Err(error),
         },
     };
-    Ok(Ok(Pending {
+    Ok(Ok(PendingRequest {
         slot,
         key_pem,
         csr_pem,
@@ -508,8 +508,8 @@ fn read_slot(
 pub(super) fn limit_aside(
     state: &Dir,
     now: OffsetDateTime,
-    notes: &mut Vec<Note>,
-) -> Result<(), Error> {
+    notes: &mut Vec<StoreNote>,
+) -> Result<(), StoreError> {
     let Some(aside) = state.open_dir(OsStr::new(ASIDE))? else {
         return Ok(());
     };
@@ -531,7 +531,7 @@ pub(super) fn limit_aside(
         };
         match gone {
             Ok(_) => removed = true,
-            Err(error) => notes.push(Note::Undeleted {
+            Err(error) => notes.push(StoreNote::Undeleted {
                 path: aside.path().join(name),
                 why: error.to_string(),
             }),
@@ -557,7 +557,7 @@ fn set_aside_at(name: &OsStr) -> Option<OffsetDateTime> {
 }
 
 /// Removes slots whose key and certificate are installed.
-pub(super) fn remove(state: &Dir, slots: &[Slot]) -> Result<(), Error> {
+pub(super) fn remove(state: &Dir, slots: &[Slot]) -> Result<(), StoreError> {
     if slots.is_empty() {
         return Ok(());
     }
@@ -572,7 +572,7 @@ pub(super) fn remove(state: &Dir, slots: &[Slot]) -> Result<(), Error> {
 }
 
 /// Returns true for a directory: a slot, as opposed to a file.
-pub(super) fn is_directory(dir: &Dir, name: &OsStr) -> Result<bool, Error> {
+pub(super) fn is_directory(dir: &Dir, name: &OsStr) -> Result<bool, StoreError> {
     Ok(dir
         .metadata(name)?
         .is_some_and(|metadata| metadata.kind == FileKind::Directory))
@@ -582,12 +582,12 @@ fn slot_of(name: &OsString) -> Option<Slot> {
     name.to_str()?.parse().ok()
 }
 
-pub(super) fn ticket_json(ticket: &Ticket) -> Result<Vec<u8>, Error> {
+pub(super) fn ticket_json(ticket: &RequestRecord) -> Result<Vec<u8>, StoreError> {
     let versioned = Versioned {
         version: TICKET.version,
         record: ticket,
     };
-    serde_json::to_vec_pretty(&versioned).map_err(|source| Error::Damaged {
+    serde_json::to_vec_pretty(&versioned).map_err(|source| StoreError::Damaged {
         path: PathBuf::from(TICKET.name),
         source: Damage::Json(source.into()),
     })

@@ -10,10 +10,10 @@ use nix::sys::stat::Mode;
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
 use super::dir::{errno_from, temporary_name};
-use super::error::{Error, Obstacle};
+use super::error::{PathObstacle, StoreError};
 use super::journal::JOURNAL;
 use super::root::split;
-use super::{Root, STATE_DIR};
+use super::{NodeRoot, STATE_DIR};
 
 /// Bytes of metadata for one entry of the journal, in addition to the contents.
 const JOURNAL_ENTRY_SIZE: u64 = 1024;
@@ -22,7 +22,7 @@ const SPARE_BLOCKS: u64 = 8;
 /// Files in addition to those that are written: tickets and state files.
 const SPARE_FILES: u64 = 4;
 
-impl Root {
+impl NodeRoot {
     /// Verifies that files of these sizes could be written now: permissions, read-only and immutable directories, space,
     /// and what exists at the paths. The state directory is always included. Changes nothing.
     ///
@@ -31,7 +31,7 @@ impl Root {
     pub fn preflight<'a>(
         &self,
         files: impl IntoIterator<Item = (&'a Path, u64)>,
-    ) -> Result<(), Vec<Error>> {
+    ) -> Result<(), Vec<StoreError>> {
         let mut preflight = Preflight::new(self);
         let mut journal_size = 0;
         for (path, bytes) in files {
@@ -46,15 +46,15 @@ impl Root {
 
 /// Collects the obstacles to writing a set of files.
 struct Preflight<'a> {
-    root: &'a Root,
-    errors: Vec<Error>,
+    root: &'a NodeRoot,
+    errors: Vec<StoreError>,
     needs: Vec<SpaceNeed>,
     /// The index of each directory's file system in `needs`; `None` if the directory cannot be written to.
     directories: HashMap<PathBuf, Option<usize>>,
 }
 
 impl<'a> Preflight<'a> {
-    fn new(root: &'a Root) -> Self {
+    fn new(root: &'a NodeRoot) -> Self {
         Preflight {
             root,
             errors: Vec::new(),
@@ -86,7 +86,7 @@ impl<'a> Preflight<'a> {
             .extend(self.root.require_replaceable(parent, name).err());
     }
 
-    fn result(self) -> Result<(), Vec<Error>> {
+    fn result(self) -> Result<(), Vec<StoreError>> {
         let mut errors = self.errors;
         errors.extend(
             self.needs
@@ -101,10 +101,10 @@ impl<'a> Preflight<'a> {
 
     /// Creates a file without a name in the nearest existing directory, and returns the index of its file system in
     /// `needs`.
-    fn probe(&mut self, path: &Path) -> Result<usize, Error> {
+    fn probe(&mut self, path: &Path) -> Result<usize, StoreError> {
         let dir = self.root.nearest_dir(path)?;
         if dir.own_metadata()?.immutable {
-            return Err(Error::obstacle(dir.path(), Obstacle::Immutable));
+            return Err(StoreError::obstacle(dir.path(), PathObstacle::Immutable));
         }
         let create = OFlag::O_WRONLY | OFlag::O_CLOEXEC;
         match openat(
@@ -118,14 +118,15 @@ impl<'a> Preflight<'a> {
                 let name = temporary_name(OsStr::new("probe"));
                 dir.create(&name, b"")?;
                 unlinkat(&dir, name.as_os_str(), UnlinkatFlags::NoRemoveDir)
-                    .map_err(|errno| Error::io("remove", dir.path().join(&name), errno))?;
+                    .map_err(|errno| StoreError::io("remove", dir.path().join(&name), errno))?;
             }
             other => {
-                other.map_err(|errno| Error::io("create a file in", dir.path(), errno))?;
+                other.map_err(|errno| StoreError::io("create a file in", dir.path(), errno))?;
             }
         }
-        let found = rustix::fs::fstatvfs(&dir)
-            .map_err(|errno| Error::io("measure the room in", dir.path(), errno_from(errno)))?;
+        let found = rustix::fs::fstatvfs(&dir).map_err(|errno| {
+            StoreError::io("measure the room in", dir.path(), errno_from(errno))
+        })?;
         let mut known = self.needs.iter();
         if let Some(known) =
             known.position(|need| need.file_system == found.f_fsid && need.file_system != 0)
@@ -162,13 +163,13 @@ struct SpaceNeed {
 }
 
 impl SpaceNeed {
-    fn verify(self) -> Result<(), Error> {
+    fn verify(self) -> Result<(), StoreError> {
         let needed = self.bytes + SPARE_BLOCKS * self.block;
         let files = self.files + SPARE_FILES;
         if self.available >= needed && self.inodes >= files {
             return Ok(());
         }
-        Err(Error::TooLittleSpace {
+        Err(StoreError::TooLittleSpace {
             path: self.path,
             available: self.available,
             inodes: self.inodes,

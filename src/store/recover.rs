@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use time::OffsetDateTime;
 
 use super::dir::{Dir, is_temporary_name, temporary_name};
-use super::error::{Error, Note};
+use super::error::{StoreError, StoreNote};
 use super::journal::{JOURNAL, Journal, JournalEntry};
 use super::known::KnownDirectories;
 use super::staging::{STAGING, StagingRecord, inherit, keep_copy, stage_again};
-use super::target::Target;
-use super::transaction::{Operation, TargetName, Transaction, inherited};
-use super::{Locked, Root, STATE_DIR, Store, failpoint, pending};
+use super::target::ExistingTarget;
+use super::transaction::{FileOperation, TargetName, Transaction, inherited};
+use super::{Locked, NodeRoot, STATE_DIR, Store, failpoint, pending};
 
 /// What recovery found and did. Paths are those on the node.
 #[derive(Debug, Default)]
@@ -27,15 +27,15 @@ pub struct Recovery {
     /// Temporary files of an undecided commit that were removed.
     pub swept: Vec<PathBuf>,
     /// Remarks for the report.
-    pub notes: Vec<Note>,
+    pub notes: Vec<StoreNote>,
 }
 
-impl Root {
+impl NodeRoot {
     /// Returns true if [`Locked::recover`] has an interrupted commit to finish or to clean up. Reads only.
     ///
     /// # Errors
     /// Errors of the system.
-    pub(crate) fn has_unfinished(&self) -> Result<bool, Error> {
+    pub(crate) fn has_unfinished(&self) -> Result<bool, StoreError> {
         for name in [JOURNAL.name, STAGING.name] {
             if self.metadata(format!("{STATE_DIR}/{name}"))?.is_some() {
                 return Ok(true);
@@ -48,7 +48,7 @@ impl Root {
     ///
     /// # Errors
     /// If the record of them cannot be read.
-    pub(crate) fn unfinished_in(&self) -> Result<Vec<PathBuf>, Error> {
+    pub(crate) fn staging_directories(&self) -> Result<Vec<PathBuf>, StoreError> {
         let path = Path::new(STATE_DIR).join(STAGING.name);
         let Some(found) = self.read(&path)? else {
             return Ok(Vec::new());
@@ -62,9 +62,9 @@ impl Locked {
     /// Finishes what an interrupted run had decided, removes what it had not, and returns the right to write.
     ///
     /// # Errors
-    /// [`Error::Unfinished`] if something prevents it again; [`Error::JournalDamaged`], [`Error::Implausible`] and
-    /// [`Error::NewerFormat`] if the interrupted run cannot be finished: then nothing was changed.
-    pub fn recover(self, now: OffsetDateTime) -> Result<(Store, Recovery), Error> {
+    /// [`StoreError::Unfinished`] if something prevents it again; [`StoreError::JournalDamaged`], [`StoreError::Implausible`] and
+    /// [`StoreError::NewerFormat`] if the interrupted run cannot be finished: then nothing was changed.
+    pub fn recover(self, now: OffsetDateTime) -> Result<(Store, Recovery), StoreError> {
         self.recover_in(&KnownDirectories::default(), now)
     }
 
@@ -76,7 +76,7 @@ impl Locked {
         self,
         known: &KnownDirectories,
         now: OffsetDateTime,
-    ) -> Result<(Store, Recovery), Error> {
+    ) -> Result<(Store, Recovery), StoreError> {
         let Locked {
             root,
             state,
@@ -105,7 +105,7 @@ impl Locked {
             failpoint("recover:journal-read", store.state.path())?;
             store
                 .roll_forward(&journal, now, &mut recovery)
-                .map_err(|error| Error::Unfinished(Box::new(error)))?;
+                .map_err(|error| StoreError::Unfinished(Box::new(error)))?;
         }
         store.sweep(staging, &mut recovery)?;
         pending::limit_aside(&store.state, now, &mut recovery.notes)?;
@@ -117,7 +117,7 @@ impl Locked {
 struct FoundEntry {
     name: TargetName,
     state: EntryState,
-    target: Option<Target>,
+    target: Option<ExistingTarget>,
 }
 
 /// What a path contains, compared with its journal entry.
@@ -130,8 +130,8 @@ enum EntryState {
 }
 
 impl EntryState {
-    fn of(entry: &JournalEntry, target: Option<&Target>) -> EntryState {
-        let found = target.map(Target::identity);
+    fn of(entry: &JournalEntry, target: Option<&ExistingTarget>) -> EntryState {
+        let found = target.map(ExistingTarget::identity);
         if found == entry.new {
             EntryState::New
         } else if found == entry.old {
@@ -149,7 +149,7 @@ impl Store {
         journal: &Journal,
         now: OffsetDateTime,
         recovery: &mut Recovery,
-    ) -> Result<(), Error> {
+    ) -> Result<(), StoreError> {
         let mut transaction = Transaction::default();
         let found = self.inspect_entries(journal, &mut transaction)?;
         let superseded = self.superseded_groups(journal, &found, &mut transaction)?;
@@ -168,7 +168,7 @@ impl Store {
                 true => recovery.removed.push(entry.path.clone()),
                 false => recovery.finished.push(entry.path.clone()),
             }
-            transaction.operations.push(Operation {
+            transaction.operations.push(FileOperation {
                 name: found.name,
                 group: entry.group,
                 removes: entry.removes(),
@@ -184,7 +184,7 @@ impl Store {
         &self,
         journal: &Journal,
         transaction: &mut Transaction,
-    ) -> Result<Vec<FoundEntry>, Error> {
+    ) -> Result<Vec<FoundEntry>, StoreError> {
         let entries = journal.entries.iter().map(|entry| {
             let name = transaction.locate(&self.root, &entry.path)?;
             let target = match entry.link() {
@@ -207,7 +207,7 @@ impl Store {
         journal: &Journal,
         found: &[FoundEntry],
         transaction: &mut Transaction,
-    ) -> Result<Vec<usize>, Error> {
+    ) -> Result<Vec<usize>, StoreError> {
         let mut superseded = Vec::new();
         for kept in &journal.kept {
             let name = transaction.locate(&self.root, &kept.path)?;
@@ -238,8 +238,8 @@ impl Store {
         found: &FoundEntry,
         now: OffsetDateTime,
         transaction: &mut Transaction,
-        notes: &mut Vec<Note>,
-    ) -> Result<(), Error> {
+        notes: &mut Vec<StoreNote>,
+    ) -> Result<(), StoreError> {
         let FoundEntry {
             name,
             state,
@@ -274,8 +274,12 @@ impl Store {
     }
 
     /// Removes temporary files from the state directory and from the directories of the record.
-    fn sweep(&self, staging: Option<StagingRecord>, recovery: &mut Recovery) -> Result<(), Error> {
-        let mut sweep = |dir: &Dir, path: &Path| -> Result<(), Error> {
+    fn sweep(
+        &self,
+        staging: Option<StagingRecord>,
+        recovery: &mut Recovery,
+    ) -> Result<(), StoreError> {
+        let mut sweep = |dir: &Dir, path: &Path| -> Result<(), StoreError> {
             for name in dir.names()?.iter().filter(|name| is_temporary_name(name)) {
                 failpoint("recover:swept-one", dir.path().join(name))?;
                 if pending::is_directory(dir, name)? {

@@ -10,11 +10,11 @@ use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
-use super::error::Error;
+use super::error::StoreError;
 use super::journal::SecretBytes;
 use super::state_file::{StateFile, Versioned};
-use super::{AuthorityChange, Root, STATE_DIR};
-use crate::kube::components::{Change, Component};
+use super::{AuthorityChange, NodeRoot, STATE_DIR};
+use crate::kube::components::{Component, ReplacedFile};
 use crate::kube::names::Authority;
 
 pub(super) const RESTARTS: StateFile = StateFile::of_work("restarts.json", 1);
@@ -30,16 +30,16 @@ pub struct Restart {
     #[serde(with = "time::serde::rfc3339")]
     pub since: OffsetDateTime,
     /// The changes that require the restart.
-    pub causes: Vec<Change>,
+    pub causes: Vec<ReplacedFile>,
     /// The files that the component still works with.
-    pub previous: Vec<Previous>,
+    pub previous: Vec<FormerContents>,
     /// Progress of the restart.
     pub state: RestartState,
 }
 
 /// A file as it was before it was replaced.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Previous {
+pub struct FormerContents {
     /// On the node.
     pub path: PathBuf,
     /// Empty if there was no file to go back to.
@@ -47,7 +47,7 @@ pub struct Previous {
     pub contents: Zeroizing<Vec<u8>>,
 }
 
-impl fmt::Debug for Previous {
+impl fmt::Debug for FormerContents {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Previous")
             .field("path", &self.path)
@@ -77,9 +77,9 @@ pub struct FormerTrust {
     /// The record of its change; `None` if no change was under way.
     pub change: Option<AuthorityChange>,
     /// `ca.crt` and revocation lists.
-    pub files: Vec<Previous>,
+    pub files: Vec<FormerContents>,
     /// The CA certificates in each kubeconfig, in PEM. Its client certificate may be renewed in the meantime.
-    pub kubeconfigs: Vec<Previous>,
+    pub kubeconfigs: Vec<FormerContents>,
 }
 
 /// A step of a CA change that has not taken effect in every component. Its files are kept or rolled back together:
@@ -92,7 +92,7 @@ pub struct TrustStep {
     #[serde(with = "time::serde::rfc3339")]
     pub since: OffsetDateTime,
     /// What was replaced.
-    pub changes: Vec<Change>,
+    pub changes: Vec<ReplacedFile>,
     /// The components that are restarted for it.
     pub components: Vec<Component>,
     /// Those of them that were due for a restart for another reason already.
@@ -101,9 +101,9 @@ pub struct TrustStep {
 
 /// A replaced file or pair whose effect has not been verified yet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Changed {
+pub struct UnverifiedChange {
     /// The file or pair.
-    pub change: Change,
+    pub change: ReplacedFile,
     /// When it was replaced.
     #[serde(with = "time::serde::rfc3339")]
     pub at: OffsetDateTime,
@@ -115,18 +115,18 @@ pub struct Unsettled {
     /// In the order of [`Component::ALL`].
     pub restarts: Vec<Restart>,
     /// In the order in which they were replaced first.
-    pub changed: Vec<Changed>,
+    pub changed: Vec<UnverifiedChange>,
     /// At most one for each authority.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub trust_steps: Vec<TrustStep>,
 }
 
-impl Root {
+impl NodeRoot {
     /// Returns the replaced files that have not taken effect yet; empty if nothing is recorded.
     ///
     /// # Errors
-    /// [`Error::Damaged`] and [`Error::NewerFormat`] for a record that cannot be read, and errors of the system.
-    pub(crate) fn unsettled(&self) -> Result<Unsettled, Error> {
+    /// [`StoreError::Damaged`] and [`StoreError::NewerFormat`] for a record that cannot be read, and errors of the system.
+    pub(crate) fn unsettled(&self) -> Result<Unsettled, StoreError> {
         let path = Path::new(STATE_DIR).join(RESTARTS.name);
         match self.read(&path)? {
             Some(found) => RESTARTS.parse(&found.bytes, self.on_this_machine(path)),
@@ -137,8 +137,8 @@ impl Root {
     /// Returns the components that must be restarted, or did not become ready after a restart.
     ///
     /// # Errors
-    /// As `Root::unsettled`.
-    pub fn restarts(&self) -> Result<Vec<Restart>, Error> {
+    /// As `NodeRoot::unsettled`.
+    pub fn restarts(&self) -> Result<Vec<Restart>, StoreError> {
         self.unsettled().map(|unsettled| unsettled.restarts)
     }
 }
@@ -155,7 +155,7 @@ impl Unsettled {
     pub(super) fn begin_trust_step(
         &mut self,
         former: FormerTrust,
-        new: &[Changed],
+        new: &[UnverifiedChange],
         required: &[Restart],
     ) {
         let Some(since) = new.iter().map(|changed| changed.at).max() else {
@@ -192,7 +192,7 @@ impl TrustStep {
             .retain(|one| !earlier.components.contains(one));
         self.due_before.extend(earlier.due_before);
         self.former.change = earlier.former.change;
-        let keep_oldest = |earlier: Vec<Previous>, later: &mut Vec<Previous>| {
+        let keep_oldest = |earlier: Vec<FormerContents>, later: &mut Vec<FormerContents>| {
             later.retain(|file| earlier.iter().all(|old| old.path != file.path));
             later.extend(earlier);
         };
@@ -287,20 +287,20 @@ mod tests {
 
     const AT: OffsetDateTime = datetime!(2026-11-21 12:00 UTC);
     const CONF: &str = "/etc/kubernetes/scheduler.conf";
-    const SCHEDULER: Change = Change::Certificate(CertName::SchedulerConf);
+    const SCHEDULER: ReplacedFile = ReplacedFile::Certificate(CertName::SchedulerConf);
 
-    fn node() -> (TempDir, Root) {
+    fn node() -> (TempDir, NodeRoot) {
         let dir = tempfile::tempdir().unwrap();
-        let root = Root::open(dir.path()).unwrap();
+        let root = NodeRoot::open(dir.path()).unwrap();
         (dir, root)
     }
 
-    fn store(root: &Root) -> Store {
+    fn store(root: &NodeRoot) -> Store {
         let locked = root.lock(Duration::from_secs(1), "test").unwrap();
         locked.recover(AT).unwrap().0
     }
 
-    fn put(root: &Root, contents: &str, at: OffsetDateTime) {
+    fn put(root: &NodeRoot, contents: &str, at: OffsetDateTime) {
         let mut commit = Commit::new();
         commit.file(CONF, contents.as_bytes().to_vec(), Mode::Private);
         commit.change(SCHEDULER, CONF, at);
@@ -330,14 +330,14 @@ mod tests {
             component: Component::KubeScheduler,
             since: later,
             causes: vec![SCHEDULER],
-            previous: vec![Previous {
+            previous: vec![FormerContents {
                 path: CONF.into(),
                 contents: b"first".to_vec().into(),
             }],
             state: RestartState::Due,
         };
         assert_eq!(unsettled.restarts, [expected]);
-        let seen = Changed {
+        let seen = UnverifiedChange {
             change: SCHEDULER,
             at: later,
         };
@@ -348,7 +348,7 @@ mod tests {
         assert!(!format!("{unsettled:?}").contains("first"));
 
         let mut commit = Commit::new();
-        commit.restarted(Component::KubeScheduler).seen(seen);
+        commit.restarted(Component::KubeScheduler).verified(seen);
         store(&root).commit(commit).unwrap();
         assert!(!record.exists());
     }
@@ -359,7 +359,7 @@ mod tests {
         fs::create_dir_all(dir.path().join("etc/kubernetes/manifests")).unwrap();
         fs::write(dir.path().join(&CONF[1..]), "").unwrap();
         put(&root, "new", AT);
-        let assert_no_contents = |root: &Root| {
+        let assert_no_contents = |root: &NodeRoot| {
             let restarts = root.restarts().unwrap();
             assert_eq!(restarts.len(), 1);
             assert!(restarts[0].previous[0].contents.is_empty());
@@ -411,10 +411,10 @@ mod tests {
     const CA: &str = "/etc/kubernetes/pki/ca.crt";
 
     /// Commits a step that changes ca.crt and scheduler.conf, with their former contents.
-    fn commit_trust_step(root: &Root, contents: &str, at: OffsetDateTime) {
+    fn commit_trust_step(root: &NodeRoot, contents: &str, at: OffsetDateTime) {
         let former = |path: &str| {
             let found = root.read(path).unwrap();
-            found.map(|content| Previous {
+            found.map(|content| FormerContents {
                 path: path.into(),
                 contents: content.bytes,
             })
@@ -427,19 +427,19 @@ mod tests {
             kubeconfigs: former(CONF).into_iter().collect(),
         });
         commit.file(CA, contents.as_bytes().to_vec(), Mode::Public);
-        commit.change(Change::Bundle(Authority::Ca), CA, at);
+        commit.change(ReplacedFile::Bundle(Authority::Ca), CA, at);
         commit.file(CONF, contents.as_bytes().to_vec(), Mode::Private);
         commit.change(SCHEDULER, CONF, at);
         store(root).commit(commit).unwrap();
     }
 
-    fn mark_restarted(root: &Root, component: Component) {
+    fn mark_restarted(root: &NodeRoot, component: Component) {
         let mut commit = Commit::new();
         commit.restarted(component);
         store(root).commit(commit).unwrap();
     }
 
-    fn only_step(root: &Root) -> TrustStep {
+    fn only_step(root: &NodeRoot) -> TrustStep {
         let mut steps = root.unsettled().unwrap().trust_steps;
         assert_eq!(steps.len(), 1, "{steps:?}");
         steps.remove(0)
@@ -460,7 +460,10 @@ mod tests {
             [C::KubeControllerManager, C::KubeScheduler, C::Kubelet]
         );
         assert_eq!(recorded.due_before, [C::KubeScheduler]);
-        assert_eq!(recorded.changes, [Change::Bundle(Authority::Ca), SCHEDULER]);
+        assert_eq!(
+            recorded.changes,
+            [ReplacedFile::Bundle(Authority::Ca), SCHEDULER]
+        );
         assert_eq!(recorded.since, later);
         assert_eq!(*recorded.former.files[0].contents, b"first");
         assert_eq!(*recorded.former.kubeconfigs[0].contents, b"renewed");

@@ -13,13 +13,13 @@ use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat, openat2};
 use nix::sys::stat::Mode;
 
 use super::READ_LIMIT;
-use super::dir::{self, Content, DIRECTORY, Dir, Metadata, READ};
-use super::error::{Error, Obstacle};
+use super::dir::{self, DIRECTORY, Dir, FileContent, Metadata, READ};
+use super::error::{PathObstacle, StoreError};
 use super::mounts;
 use crate::kube::names::NodePath;
 use crate::process::machine;
 
-/// Errno of [`Root::resolve`] for a path on a mount of this machine.
+/// Errno of [`NodeRoot::resolve`] for a path on a mount of this machine.
 const FOREIGN_MOUNT: Errno = Errno::EXDEV;
 /// Maximum number of symbolic links that are followed in one path, as in the kernel (`MAXSYMLINKS`).
 const MAX_LINKS: u32 = 40;
@@ -31,22 +31,22 @@ const PARENT_MODE: u32 = 0o755;
 
 /// The directory that is the root of a node.
 #[derive(Clone, Debug)]
-pub struct Root(Arc<Inner>);
+pub struct NodeRoot(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     fd: OwnedFd,
     path: PathBuf,
-    /// See [`Root::machine_fault`].
+    /// See [`NodeRoot::machine_fault`].
     machine_fault: Mutex<Option<String>>,
 }
 
-impl Root {
+impl NodeRoot {
     /// Opens a directory as the root; `/` is a root too.
     ///
     /// # Errors
-    /// [`Error::NoOpenat2`] on an old kernel, and errors of the system.
-    pub fn open(path: impl AsRef<Path>) -> Result<Root, Error> {
+    /// [`StoreError::NoOpenat2`] on an old kernel, and errors of the system.
+    pub fn open(path: impl AsRef<Path>) -> Result<NodeRoot, StoreError> {
         let path = path.as_ref();
         let fd = nix::fcntl::open(
             path,
@@ -54,32 +54,32 @@ impl Root {
             Mode::empty(),
         )
         .map_err(|errno| match errno {
-            Errno::ENOTDIR => Error::obstacle(path, Obstacle::NotADirectory),
-            errno => Error::io("open the root", path, errno),
+            Errno::ENOTDIR => StoreError::obstacle(path, PathObstacle::NotADirectory),
+            errno => StoreError::io("open the root", path, errno),
         })?;
-        let root = Root(Arc::new(Inner {
+        let root = NodeRoot(Arc::new(Inner {
             fd,
             path: path.to_owned(),
             machine_fault: Mutex::default(),
         }));
         match root.resolve(Path::new("/"), OFlag::O_PATH | OFlag::O_CLOEXEC) {
             Ok(_) => Ok(root),
-            Err(Errno::ENOSYS | Errno::EPERM) => Err(Error::NoOpenat2 {
+            Err(Errno::ENOSYS | Errno::EPERM) => Err(StoreError::NoOpenat2 {
                 path: path.to_owned(),
             }),
-            Err(errno) => Err(Error::io("open the root", path, errno)),
+            Err(errno) => Err(StoreError::io("open the root", path, errno)),
         }
     }
 
     /// Opens a directory of this root as a separate root; `None` if it does not exist.
     ///
     /// # Errors
-    /// [`Error::Unsafe`] for anything but a directory, and errors of the system.
-    pub fn below(&self, path: impl AsRef<Path>) -> Result<Option<Root>, Error> {
+    /// [`StoreError::Unsafe`] for anything but a directory, and errors of the system.
+    pub fn subroot(&self, path: impl AsRef<Path>) -> Result<Option<NodeRoot>, StoreError> {
         let path = path.as_ref();
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         match self.resolve(path, flags) {
-            Ok(fd) => Ok(Some(Root(Arc::new(Inner {
+            Ok(fd) => Ok(Some(NodeRoot(Arc::new(Inner {
                 fd,
                 path: self.on_this_machine(path),
                 machine_fault: Mutex::default(),
@@ -98,14 +98,14 @@ impl Root {
         fault.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Clears the value of [`Root::machine_fault`], before everything is read again.
+    /// Clears the value of [`NodeRoot::machine_fault`], before everything is read again.
     pub(crate) fn forget_machine_fault(&self) {
         let fault = self.0.machine_fault.lock();
         *fault.unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// Records a fault of this machine for [`Root::machine_fault`].
-    fn noted<T>(&self, found: Result<T, Error>) -> Result<T, Error> {
+    /// Records a fault of this machine for [`NodeRoot::machine_fault`].
+    fn noted<T>(&self, found: Result<T, StoreError>) -> Result<T, StoreError> {
         if let Err(error) = &found
             && machine::is_fault(error)
         {
@@ -188,8 +188,8 @@ impl Root {
     /// Reads a regular file of at most 1 MiB, following links inside the root; `None` if it does not exist.
     ///
     /// # Errors
-    /// [`Error::Unsafe`] for anything but a regular file, and errors of the system.
-    pub fn read(&self, path: impl AsRef<Path>) -> Result<Option<Content>, Error> {
+    /// [`StoreError::Unsafe`] for anything but a regular file, and errors of the system.
+    pub fn read(&self, path: impl AsRef<Path>) -> Result<Option<FileContent>, StoreError> {
         let path = path.as_ref();
         let here = self.on_this_machine(path);
         // Verified before it is opened: opening a device has effects (a watchdog starts, a tape rewinds).
@@ -198,7 +198,7 @@ impl Root {
         if let Ok(found) = &found
             && let Some(obstacle) = dir::obstacle_of_kind(found.kind)
         {
-            return Err(Error::obstacle(here, obstacle));
+            return Err(StoreError::obstacle(here, obstacle));
         }
         self.noted(match found.and_then(|_| self.resolve(path, READ)) {
             Ok(fd) => dir::read_open(fd, &here, READ_LIMIT).map(Some),
@@ -211,7 +211,7 @@ impl Root {
     ///
     /// # Errors
     /// Errors of the system.
-    pub(crate) fn sync_around(&self, path: impl AsRef<Path>) -> Result<(), Error> {
+    pub(crate) fn sync_around(&self, path: impl AsRef<Path>) -> Result<(), StoreError> {
         let path = path.as_ref();
         let failed = |errno| self.error("write", path, errno);
         let file = self.resolve(path, READ).map_err(failed)?;
@@ -222,7 +222,7 @@ impl Root {
     ///
     /// # Errors
     /// Errors of the system.
-    pub fn metadata(&self, path: impl AsRef<Path>) -> Result<Option<Metadata>, Error> {
+    pub fn metadata(&self, path: impl AsRef<Path>) -> Result<Option<Metadata>, StoreError> {
         let path = path.as_ref();
         let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         self.noted(match self.resolve(path, flags) {
@@ -238,7 +238,7 @@ impl Root {
     ///
     /// # Errors
     /// Errors of the system.
-    pub fn link(&self, path: impl AsRef<Path>) -> Result<Option<PathBuf>, Error> {
+    pub fn link(&self, path: impl AsRef<Path>) -> Result<Option<PathBuf>, StoreError> {
         let (dir, name) = self.parent(path.as_ref())?;
         let found = dir.map(|dir| dir.read_link(&name)).transpose()?.flatten();
         Ok(found.map(|(_, target)| PathBuf::from(target)))
@@ -248,7 +248,7 @@ impl Root {
     ///
     /// # Errors
     /// Errors of the system.
-    pub fn list(&self, path: impl AsRef<Path>) -> Result<Option<Vec<OsString>>, Error> {
+    pub fn list(&self, path: impl AsRef<Path>) -> Result<Option<Vec<OsString>>, StoreError> {
         let names = self.dir(path)?.map(|dir| dir.list()).transpose();
         self.noted(names)
     }
@@ -256,8 +256,8 @@ impl Root {
     /// Opens a directory; `None` if it does not exist.
     ///
     /// # Errors
-    /// [`Error::Unsafe`] for anything but a directory, and errors of the system.
-    pub fn dir(&self, path: impl AsRef<Path>) -> Result<Option<Dir>, Error> {
+    /// [`StoreError::Unsafe`] for anything but a directory, and errors of the system.
+    pub fn dir(&self, path: impl AsRef<Path>) -> Result<Option<Dir>, StoreError> {
         let path = path.as_ref();
         self.noted(match self.resolve(path, DIRECTORY) {
             Ok(fd) => Ok(Some(Dir::new(
@@ -273,8 +273,8 @@ impl Root {
     /// Opens a directory. A missing one is created with exactly `mode`, its missing parents with 0755.
     ///
     /// # Errors
-    /// [`Error::Unsafe`] if a component is not a directory, and errors of the system.
-    pub fn create_dir(&self, path: impl AsRef<Path>, mode: u32) -> Result<Dir, Error> {
+    /// [`StoreError::Unsafe`] if a component is not a directory, and errors of the system.
+    pub fn create_dir(&self, path: impl AsRef<Path>, mode: u32) -> Result<Dir, StoreError> {
         let mut made = Vec::new();
         let dir = self.make_dirs(path.as_ref(), mode, &mut made)?;
         for path in made {
@@ -285,8 +285,8 @@ impl Root {
 
     // ---- for the store only ----
 
-    /// Refuses a path on a mount of this machine, as [`Root::dir`] does. Of a missing path, the existing part is verified.
-    pub(super) fn require_own(&self, path: &Path) -> Result<(), Error> {
+    /// Refuses a path on a mount of this machine, as [`NodeRoot::dir`] does. Of a missing path, the existing part is verified.
+    pub(super) fn require_own(&self, path: &Path) -> Result<(), StoreError> {
         for part in path.ancestors().filter(|_| !self.is_this_machine()) {
             match self.resolve(part, OFlag::O_PATH | OFlag::O_CLOEXEC) {
                 Ok(_) => break,
@@ -298,14 +298,14 @@ impl Root {
     }
 
     /// Opens the root directory itself.
-    pub(super) fn top(&self, flags: OFlag) -> Result<Dir, Error> {
+    pub(super) fn top(&self, flags: OFlag) -> Result<Dir, StoreError> {
         openat(&self.0.fd, ".", flags, Mode::empty())
             .map(|fd| Dir::new(fd, self.path().to_owned(), self.node_path("/")))
-            .map_err(|errno| Error::io("open", self.path(), errno))
+            .map_err(|errno| StoreError::io("open", self.path(), errno))
     }
 
     /// Returns the directory and the name of a file to be written.
-    pub(super) fn parent(&self, path: &Path) -> Result<(Option<Dir>, OsString), Error> {
+    pub(super) fn parent(&self, path: &Path) -> Result<(Option<Dir>, OsString), StoreError> {
         let (parent, name) = split(path)?;
         Ok((self.dir(parent)?, name.to_owned()))
     }
@@ -316,7 +316,7 @@ impl Root {
         path: &Path,
         mode: u32,
         made: &mut Vec<PathBuf>,
-    ) -> Result<Dir, Error> {
+    ) -> Result<Dir, StoreError> {
         if let Some(dir) = self.dir(path)? {
             return Ok(dir);
         }
@@ -324,8 +324,8 @@ impl Root {
         let parent = self.make_dirs(parent, PARENT_MODE, made)?;
         let (dir, new) = match parent.make_dir(name, mode) {
             // The directory does not exist according to openat2(2), yet the name does: a link with a missing target.
-            Err(Error::Unsafe { path, .. }) => {
-                return Err(Error::obstacle(path, Obstacle::Dangling));
+            Err(StoreError::Unsafe { path, .. }) => {
+                return Err(StoreError::obstacle(path, PathObstacle::Dangling));
             }
             other => other?,
         };
@@ -344,7 +344,7 @@ impl Root {
         }
     }
 
-    pub(super) fn sync_parent(&self, path: &Path) -> Result<(), Error> {
+    pub(super) fn sync_parent(&self, path: &Path) -> Result<(), StoreError> {
         match self.parent(path)? {
             (Some(parent), _) => parent.sync(),
             (None, _) => Ok(()),
@@ -383,12 +383,12 @@ impl Root {
         }
     }
 
-    fn error(&self, action: &'static str, path: &Path, errno: Errno) -> Error {
+    fn error(&self, action: &'static str, path: &Path, errno: Errno) -> StoreError {
         let here = self.on_this_machine(path);
         match errno {
-            Errno::ELOOP => Error::obstacle(here, Obstacle::Loop),
+            Errno::ELOOP => StoreError::obstacle(here, PathObstacle::Loop),
             FOREIGN_MOUNT => {
-                Error::obstacle(here, Obstacle::ThisMachine(self.foreign_reason(path)))
+                StoreError::obstacle(here, PathObstacle::ThisMachine(self.foreign_reason(path)))
             }
             Errno::ENOTDIR => {
                 // Report the component that is not a directory, not the whole path.
@@ -404,21 +404,24 @@ impl Root {
                         break;
                     }
                 }
-                Error::obstacle(self.on_this_machine(prefix), Obstacle::NotADirectory)
+                StoreError::obstacle(self.on_this_machine(prefix), PathObstacle::NotADirectory)
             }
-            errno => Error::io(action, here, errno),
+            errno => StoreError::io(action, here, errno),
         }
     }
 
     /// Refuses a directory on a mount of this machine that is visible below another root.
-    pub(super) fn verify_mount(&self, dir: &Dir) -> Result<(), Error> {
+    pub(super) fn verify_mount(&self, dir: &Dir) -> Result<(), StoreError> {
         if self.is_this_machine() {
             return Ok(());
         }
         match mounts::foreign(&self.0.fd, dir) {
             Ok(None) => Ok(()),
-            Ok(Some(why)) => Err(Error::obstacle(dir.path(), Obstacle::ThisMachine(why))),
-            Err(error) => Err(Error::io("look at", dir.path(), dir::errno_of(&error))),
+            Ok(Some(why)) => Err(StoreError::obstacle(
+                dir.path(),
+                PathObstacle::ThisMachine(why),
+            )),
+            Err(error) => Err(StoreError::io("look at", dir.path(), dir::errno_of(&error))),
         }
     }
 
@@ -432,7 +435,11 @@ impl Root {
     }
 
     /// Refuses a file that cannot be replaced. File and directory may be missing.
-    pub(super) fn require_replaceable(&self, parent: &Path, name: &OsStr) -> Result<(), Error> {
+    pub(super) fn require_replaceable(
+        &self,
+        parent: &Path,
+        name: &OsStr,
+    ) -> Result<(), StoreError> {
         let Some(dir) = self.dir(parent)? else {
             return Ok(());
         };
@@ -441,19 +448,23 @@ impl Root {
         };
         match dir.obstacle_of(name, &metadata) {
             Some(error) => Err(error),
-            None if metadata.immutable => {
-                Err(Error::obstacle(dir.path().join(name), Obstacle::Immutable))
-            }
+            None if metadata.immutable => Err(StoreError::obstacle(
+                dir.path().join(name),
+                PathObstacle::Immutable,
+            )),
             None if dir.is_mount_point(name)? => {
                 let path = dir.path().join(name);
-                Err(Error::obstacle(&path, Obstacle::MountPoint(path.clone())))
+                Err(StoreError::obstacle(
+                    &path,
+                    PathObstacle::MountPoint(path.clone()),
+                ))
             }
             None => Ok(()),
         }
     }
 
     /// Opens the nearest existing directory of a path.
-    pub(super) fn nearest_dir(&self, path: &Path) -> Result<Dir, Error> {
+    pub(super) fn nearest_dir(&self, path: &Path) -> Result<Dir, StoreError> {
         let mut existing = path;
         loop {
             match self.dir(existing)? {
@@ -465,7 +476,7 @@ impl Root {
                         && parent.metadata(name)?.is_some()
                     {
                         let path = parent.path().join(name);
-                        return Err(Error::obstacle(path, Obstacle::Dangling));
+                        return Err(StoreError::obstacle(path, PathObstacle::Dangling));
                     }
                     existing = parent;
                 }
@@ -475,10 +486,10 @@ impl Root {
 }
 
 /// Returns the directory and the name of an absolute path.
-pub(super) fn split(path: &Path) -> Result<(&Path, &OsStr), Error> {
+pub(super) fn split(path: &Path) -> Result<(&Path, &OsStr), StoreError> {
     match (path.is_absolute(), path.parent(), path.file_name()) {
         (true, Some(parent), Some(name)) => Ok((parent, name)),
-        _ => Err(Error::BadPath {
+        _ => Err(StoreError::BadPath {
             path: path.to_owned(),
             what: "the absolute path of a file",
         }),

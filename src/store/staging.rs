@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::READ_LIMIT;
 use super::dir::{Dir, Metadata, READ, errno_from, stat_open, temporary_name};
-use super::error::{Error, Note};
+use super::error::{StoreError, StoreNote};
 use super::state_file::{self, StateFile};
 
 pub(super) const STAGING: StateFile = StateFile::of_work("staging.json", 1);
@@ -33,23 +33,23 @@ impl StagingRecord {
     /// Reads the record of an interrupted run.
     ///
     /// A record that a power cut truncated counts as empty: some staged files then stay until their targets change next.
-    pub(super) fn load(state: &Dir) -> Result<Option<StagingRecord>, Error> {
+    pub(super) fn load(state: &Dir) -> Result<Option<StagingRecord>, StoreError> {
         let Some(found) = state.read(STAGING.name, READ_LIMIT)? else {
             return Ok(None);
         };
         state_file::require_own(state, STAGING.name, &found)?;
         match StagingRecord::parse(&found.bytes, state.path().join(STAGING.name)) {
-            Err(Error::Damaged { .. }) => Ok(Some(StagingRecord::default())),
+            Err(StoreError::Damaged { .. }) => Ok(Some(StagingRecord::default())),
             parsed => parsed.map(Some),
         }
     }
 
-    pub(super) fn parse(json: &[u8], path: PathBuf) -> Result<StagingRecord, Error> {
+    pub(super) fn parse(json: &[u8], path: PathBuf) -> Result<StagingRecord, StoreError> {
         STAGING.parse(json, path)
     }
 
     /// Writes the record. The caller syncs the file.
-    pub(super) fn write(&self, state: &Dir) -> Result<File, Error> {
+    pub(super) fn write(&self, state: &Dir) -> Result<File, StoreError> {
         let json = STAGING.to_compact_json(self);
         let name = OsStr::new(STAGING.name);
         state.unlink(name)?;
@@ -59,7 +59,7 @@ impl StagingRecord {
 
 /// Returns the staged file of an interrupted run if it is complete, else a new one. If the disk is full, it already has
 /// room for the complete one.
-pub(super) fn stage_again(dir: &Dir, name: &OsStr, bytes: &[u8]) -> Result<File, Error> {
+pub(super) fn stage_again(dir: &Dir, name: &OsStr, bytes: &[u8]) -> Result<File, StoreError> {
     let temporary = temporary_name(name);
     let is_complete = dir
         .read(&temporary, READ_LIMIT)
@@ -83,7 +83,7 @@ pub(super) fn inherit(
     file: &File,
     found: Option<&Metadata>,
     mode: u32,
-) -> Result<(), Error> {
+) -> Result<(), StoreError> {
     if let Some(found) = found {
         let staged = stat_open(file).map_err(|errno| dir.error("look at", name, errno))?;
         if (staged.uid, staged.gid) != (found.uid, found.gid) {
@@ -168,12 +168,12 @@ pub(super) fn keep_copy(
     name: &OsStr,
     path: &Path,
     now: time::OffsetDateTime,
-) -> Result<Note, Error> {
+) -> Result<StoreNote, StoreError> {
     let mut stem = name.to_owned();
     stem.push(".nodepki-");
     let to = super::free_name(dir, &stem, now)?;
     dir.link(name, &to)?;
-    Ok(Note::SetAside {
+    Ok(StoreNote::SetAside {
         path: path.to_owned(),
         to: dir.path().join(to),
         why: "it was changed while half of its pair had been replaced already".to_owned(),

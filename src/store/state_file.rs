@@ -12,8 +12,8 @@ use std::path::PathBuf;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::dir::{Content, Dir};
-use super::error::{Damage, Error};
+use super::dir::{Dir, FileContent};
+use super::error::{Damage, StoreError};
 
 /// Version of a file without the field `version`.
 const DEFAULT_VERSION: u64 = 1;
@@ -73,13 +73,13 @@ impl StateFile {
     /// Parses the contents of the file; `path` is for the message.
     ///
     /// # Errors
-    /// [`Error::NewerFormat`] and [`Error::Damaged`].
+    /// [`StoreError::NewerFormat`] and [`StoreError::Damaged`].
     pub(crate) fn parse<T: DeserializeOwned>(
         &self,
         json: &[u8],
         path: PathBuf,
-    ) -> Result<T, Error> {
-        let damaged = |path, source: serde_json::Error| Error::Damaged {
+    ) -> Result<T, StoreError> {
+        let damaged = |path, source: serde_json::Error| StoreError::Damaged {
             path,
             source: Damage::Json(source.into()),
         };
@@ -88,7 +88,7 @@ impl StateFile {
             Err(source) => return Err(damaged(path, source)),
         };
         if !(1..=self.version).contains(&header.version) {
-            return Err(Error::NewerFormat {
+            return Err(StoreError::NewerFormat {
                 path,
                 version: header.version,
                 known: self.version,
@@ -121,13 +121,13 @@ impl StateFile {
 }
 
 /// Refuses a state file that another user owns or can write to.
-pub(super) fn require_own(state: &Dir, name: &str, found: &Content) -> Result<(), Error> {
+pub(super) fn require_own(state: &Dir, name: &str, found: &FileContent) -> Result<(), StoreError> {
     let expected = nix::unistd::geteuid().as_raw();
     let (owner, mode) = (found.metadata.uid, found.metadata.mode);
     if owner == expected && mode & 0o022 == 0 {
         return Ok(());
     }
-    Err(Error::Implausible {
+    Err(StoreError::Implausible {
         path: state.path().join(name),
         why: format!("it belongs to user {owner} and has mode {mode:04o}"),
     })

@@ -6,13 +6,13 @@ use std::path::PathBuf;
 use zeroize::Zeroizing;
 
 use super::dir::{Dir, Metadata};
-use super::error::{Error, Note, Obstacle};
+use super::error::{PathObstacle, StoreError, StoreNote};
 use super::journal::identity_of_link;
 use super::trust::keeps_owner;
 use super::{READ_LIMIT, sha256};
 
 /// An existing file or symbolic link.
-pub(super) struct Target {
+pub(super) struct ExistingTarget {
     /// On this machine.
     pub(super) path: PathBuf,
     pub(super) metadata: Metadata,
@@ -24,13 +24,13 @@ pub(super) struct Target {
     pub(super) link: Option<String>,
 }
 
-impl Target {
+impl ExistingTarget {
     /// Reads the file `name`. Refuses anything that is not a regular file.
-    pub(super) fn read(dir: &Dir, name: &OsStr) -> Result<Option<Target>, Error> {
+    pub(super) fn read(dir: &Dir, name: &OsStr) -> Result<Option<ExistingTarget>, StoreError> {
         let Some(content) = dir.read(name, READ_LIMIT)? else {
             return Ok(None);
         };
-        Ok(Some(Target {
+        Ok(Some(ExistingTarget {
             path: dir.path().join(name),
             metadata: content.metadata,
             mounted: dir.is_mount_point(name)?,
@@ -39,12 +39,12 @@ impl Target {
         }))
     }
 
-    /// Reads the symbolic link `name`, or a file as [`Target::read`] does.
-    pub(super) fn read_link(dir: &Dir, name: &OsStr) -> Result<Option<Target>, Error> {
+    /// Reads the symbolic link `name`, or a file as [`ExistingTarget::read`] does.
+    pub(super) fn read_link(dir: &Dir, name: &OsStr) -> Result<Option<ExistingTarget>, StoreError> {
         let Some((metadata, link)) = dir.read_link(name)? else {
-            return Target::read(dir, name);
+            return ExistingTarget::read(dir, name);
         };
-        Ok(Some(Target {
+        Ok(Some(ExistingTarget {
             path: dir.path().join(name),
             metadata,
             mounted: dir.is_mount_point(name)?,
@@ -69,22 +69,22 @@ impl Target {
     }
 
     /// Refuses a target that cannot be renamed over or removed.
-    pub(super) fn require_replaceable(&self) -> Result<(), Error> {
+    pub(super) fn require_replaceable(&self) -> Result<(), StoreError> {
         if self.metadata.immutable {
-            return Err(Error::obstacle(&self.path, Obstacle::Immutable));
+            return Err(StoreError::obstacle(&self.path, PathObstacle::Immutable));
         }
         if self.mounted {
-            let why = Obstacle::MountPoint(self.path.clone());
-            return Err(Error::obstacle(&self.path, why));
+            let why = PathObstacle::MountPoint(self.path.clone());
+            return Err(StoreError::obstacle(&self.path, why));
         }
         Ok(())
     }
 
-    /// As [`Target::require_replaceable`]; notes the hard links that keep the old contents.
-    pub(super) fn prepare_replacement(&self, notes: &mut Vec<Note>) -> Result<(), Error> {
+    /// As [`ExistingTarget::require_replaceable`]; notes the hard links that keep the old contents.
+    pub(super) fn prepare_replacement(&self, notes: &mut Vec<StoreNote>) -> Result<(), StoreError> {
         self.require_replaceable()?;
         if self.metadata.links > 1 {
-            notes.push(Note::HardLinked {
+            notes.push(StoreNote::HardLinked {
                 path: self.path.clone(),
                 links: self.metadata.links,
             });

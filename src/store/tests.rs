@@ -11,17 +11,17 @@ use time::macros::datetime;
 use super::journal::{JOURNAL, Journal};
 use super::staging::{STAGING, StagingRecord};
 use super::*;
-use crate::kube::components::{Change, Component};
-use crate::kube::kubeadm::Role;
+use crate::kube::components::{Component, ReplacedFile};
+use crate::kube::kubeadm::KubeadmRole;
 use crate::kube::names::{Authority, CertName};
 
 /// A reader of a state file.
-type Read = fn(&Root) -> Result<(), Error>;
+type Read = fn(&NodeRoot) -> Result<(), StoreError>;
 
 /// Path below the state directory, reader, and whether the file records work that a run finishes.
 const STATE_FILES: [(&str, Read, bool); 7] = [
     ("issued.json", |root| root.issued().map(drop), false),
-    ("node.json", |root| root.kept_node().map(drop), false),
+    ("node.json", |root| root.saved_node().map(drop), false),
     (
         "authorities.json",
         |root| root.authority_changes().map(drop),
@@ -41,14 +41,14 @@ const STATE_FILES: [(&str, Read, bool); 7] = [
 struct Fixture {
     _dir: TempDir,
     state: PathBuf,
-    root: Root,
+    root: NodeRoot,
 }
 
 fn fixture() -> Fixture {
     let dir = tempfile::tempdir().unwrap();
     let state = dir.path().join(&STATE_DIR[1..]);
     fs::create_dir_all(state.join("pending/apiserver")).unwrap();
-    let root = Root::open(dir.path()).unwrap();
+    let root = NodeRoot::open(dir.path()).unwrap();
     let fixture = Fixture {
         _dir: dir,
         state,
@@ -73,19 +73,19 @@ fn released(name: &str) -> String {
     fs::read_to_string(Path::new(release).join(name)).unwrap()
 }
 
-fn state_dir(root: &Root) -> Dir {
+fn state_dir(root: &NodeRoot) -> Dir {
     root.dir(STATE_DIR).unwrap().unwrap()
 }
 
-fn journal(root: &Root) -> Result<Journal, Error> {
+fn journal(root: &NodeRoot) -> Result<Journal, StoreError> {
     Journal::load(root, &state_dir(root)).map(Option::unwrap)
 }
 
-fn staging(root: &Root) -> Result<StagingRecord, Error> {
+fn staging(root: &NodeRoot) -> Result<StagingRecord, StoreError> {
     StagingRecord::load(&state_dir(root)).map(Option::unwrap)
 }
 
-fn ticket(root: &Root) -> Result<Ticket, Error> {
+fn ticket(root: &NodeRoot) -> Result<RequestRecord, StoreError> {
     let path = Path::new(STATE_DIR).join("pending/apiserver/ticket.json");
     let found = root.read(&path)?.unwrap();
     pending::TICKET.parse(&found.bytes, root.on_this_machine(path))
@@ -101,8 +101,8 @@ fn reads_knowledge_of_release_0_1_0() {
     assert_eq!(apiserver.at, datetime!(2026-11-20 09:57:29 UTC));
     assert_eq!(apiserver.serial, "3a1f");
 
-    let KeptNode { node, accepted } = root.kept_node().unwrap().unwrap();
-    assert_eq!((node.name.as_str(), node.role), ("cp2", Role::Join));
+    let NodeRecord { node, accepted } = root.saved_node().unwrap().unwrap();
+    assert_eq!((node.name.as_str(), node.role), ("cp2", KubeadmRole::Join));
     assert_eq!(node.bind_port, 7443);
     assert_eq!(node.join_endpoint.unwrap().port, Some(6443));
     assert_eq!(
@@ -135,7 +135,7 @@ fn reads_restarts_of_release_0_1_0() {
             why: "the kubelet did not become ready".to_owned()
         }
     );
-    assert_eq!(unsettled.changed[1].change, Change::ServiceAccount);
+    assert_eq!(unsettled.changed[1].change, ReplacedFile::ServiceAccount);
     let step = &unsettled.trust_steps[0];
     assert_eq!(step.former.authority, Authority::Ca);
     assert_eq!(*step.former.files[0].contents, b"old ca");
@@ -159,10 +159,10 @@ fn reads_unfinished_work_of_release_0_1_0() {
         Path::new("/etc/kubernetes"),
     ];
     assert_eq!(staging(root).unwrap().directories, directories);
-    assert_eq!(root.unfinished_in().unwrap(), directories);
+    assert_eq!(root.staging_directories().unwrap(), directories);
 
     let ticket = ticket(root).unwrap();
-    assert_eq!(ticket.phase, Phase::Requested);
+    assert_eq!(ticket.phase, RequestPhase::Requested);
     assert_eq!(ticket.last_error.as_ref().unwrap().class, "transient");
     let tickets = root.tickets().unwrap();
     assert_eq!(tickets, [(CertName::Apiserver.into(), Some(ticket))]);
@@ -178,7 +178,7 @@ fn writes_state_files_as_release_0_1_0_did() {
         ("issued.json", issued::to_json(root.issued().unwrap())),
         (
             "node.json",
-            node::to_json(&root.kept_node().unwrap().unwrap()),
+            node::to_json(&root.saved_node().unwrap().unwrap()),
         ),
         (
             "authorities.json",
@@ -205,15 +205,15 @@ fn writes_state_files_as_release_0_1_0_did() {
 #[test]
 fn writes_every_phase_under_its_stored_name() {
     for (phase, stored) in [
-        (Phase::Ready, "ready"),
-        (Phase::Submitting, "submitting"),
-        (Phase::Requested, "requested"),
-        (Phase::Answered, "answered"),
-        (Phase::Denied, "denied"),
-        (Phase::Failed, "failed"),
+        (RequestPhase::Ready, "ready"),
+        (RequestPhase::Submitting, "submitting"),
+        (RequestPhase::Requested, "requested"),
+        (RequestPhase::Answered, "answered"),
+        (RequestPhase::Denied, "denied"),
+        (RequestPhase::Failed, "failed"),
     ] {
         assert_eq!(serde_json::to_value(phase).unwrap(), stored);
-        let read: Phase = serde_json::from_value(stored.into()).unwrap();
+        let read: RequestPhase = serde_json::from_value(stored.into()).unwrap();
         assert_eq!(read, phase);
     }
 }
@@ -239,7 +239,7 @@ fn refuses_file_of_newer_version_with_path_and_fix() {
         json["version"] = 99.into();
         fixture.write(name, &json.to_string());
         let error = read(&fixture.root).unwrap_err();
-        assert!(matches!(error, Error::NewerFormat { version: 99, .. }));
+        assert!(matches!(error, StoreError::NewerFormat { version: 99, .. }));
         let path = fixture.state.join(name);
         let start = format!("{} has format version 99", path.display());
         let fix = match is_work {
@@ -268,7 +268,7 @@ fn keeps_cause_of_damage() {
     let Err(error) = journal(&fixture.root) else {
         panic!("a truncated journal was read");
     };
-    let Error::JournalDamaged { source, .. } = &error else {
+    let StoreError::JournalDamaged { source, .. } = &error else {
         panic!("{error:?}");
     };
     assert!(matches!(source, Damage::Json(json) if json.is_eof()));

@@ -12,12 +12,12 @@ use zeroize::Zeroizing;
 
 use super::desired::{DesiredContents, DesiredFile, DesiredState, Mode};
 use super::dir::{Dir, Metadata, single};
-use super::error::{Error, Note, Obstacle};
+use super::error::{PathObstacle, StoreError, StoreNote};
 use super::journal::{KeptFile, identity_of_link};
 use super::pending::Slot;
-use super::target::Target;
+use super::target::ExistingTarget;
 use super::trust::lets_others_create;
-use super::{Root, sha256, sync};
+use super::{NodeRoot, sha256, sync};
 
 /// The result of a commit. Paths are those on the node.
 #[derive(Debug, Default)]
@@ -29,7 +29,7 @@ pub struct Committed {
     /// Files that were in the desired state already and were not touched.
     pub unchanged: Vec<PathBuf>,
     /// Remarks for the report.
-    pub notes: Vec<Note>,
+    pub notes: Vec<StoreNote>,
 }
 
 #[derive(Default)]
@@ -49,7 +49,7 @@ pub(super) struct Transaction {
     pub(super) created: Vec<PathBuf>,
     /// Files that are written and not synced yet, with the path for messages.
     pub(super) staged: Vec<(PathBuf, File)>,
-    pub(super) operations: Vec<Operation>,
+    pub(super) operations: Vec<FileOperation>,
     pub(super) outcome: Committed,
 }
 
@@ -82,7 +82,7 @@ pub(super) struct FileChange {
     pub(super) group: usize,
     pub(super) private: bool,
     pub(super) new: Replacement,
-    pub(super) found: Option<Target>,
+    pub(super) found: Option<ExistingTarget>,
 }
 
 /// What a path contains after the commit.
@@ -101,7 +101,7 @@ impl Replacement {
 }
 
 /// A rename or an unlink, done after the point of commit.
-pub(super) struct Operation {
+pub(super) struct FileOperation {
     pub(super) name: TargetName,
     pub(super) group: usize,
     pub(super) removes: bool,
@@ -109,8 +109,8 @@ pub(super) struct Operation {
 
 impl FileChange {
     /// Returns the operation that completes the change.
-    pub(super) fn operation(&self) -> Operation {
-        Operation {
+    pub(super) fn operation(&self) -> FileOperation {
+        FileOperation {
             name: self.name.clone(),
             group: self.group,
             removes: self.new.is_nothing(),
@@ -120,7 +120,7 @@ impl FileChange {
 
 impl Transaction {
     /// Compares a desired file with what exists at its path, and adds the change if they differ.
-    pub(super) fn add(&mut self, root: &Root, desired: DesiredFile) -> Result<(), Error> {
+    pub(super) fn add(&mut self, root: &NodeRoot, desired: DesiredFile) -> Result<(), StoreError> {
         let DesiredFile { path, state } = desired;
         let name = self.locate_once(root, &path)?;
         match state {
@@ -137,7 +137,7 @@ impl Transaction {
         path: PathBuf,
         name: TargetName,
         desired: DesiredContents,
-    ) -> Result<(), Error> {
+    ) -> Result<(), StoreError> {
         let DesiredContents {
             bytes,
             mode,
@@ -158,12 +158,12 @@ impl Transaction {
         };
         let same_contents = found.bytes == bytes;
         if !same_contents && !overwrite && !found.bytes.is_empty() {
-            return Err(Error::obstacle(found.path, Obstacle::Differs));
+            return Err(StoreError::obstacle(found.path, PathObstacle::Differs));
         }
         let bits = mode.replacing(&found.metadata);
         let same_mode = bits == found.metadata.mode;
         if !same_mode && found.metadata.size > 0 {
-            self.outcome.notes.push(Note::Tightened {
+            self.outcome.notes.push(StoreNote::Tightened {
                 path: found.path.clone(),
                 from: found.metadata.mode,
                 to: bits,
@@ -194,13 +194,13 @@ impl Transaction {
         path: PathBuf,
         name: TargetName,
         expected: &str,
-    ) -> Result<(), Error> {
+    ) -> Result<(), StoreError> {
         let group = self.group(&path);
         let Some(found) = self.inspect(&name)? else {
             return Ok(());
         };
         if sha256(&found.bytes) != expected {
-            return Err(Error::obstacle(found.path, Obstacle::Changed));
+            return Err(StoreError::obstacle(found.path, PathObstacle::Changed));
         }
         found.prepare_replacement(&mut self.outcome.notes)?;
         self.changes.push(FileChange {
@@ -220,7 +220,7 @@ impl Transaction {
         name: TargetName,
         target: String,
         over: Option<&str>,
-    ) -> Result<(), Error> {
+    ) -> Result<(), StoreError> {
         let group = self.group(&path.with_file_name(single(OsStr::new(&target))?));
         let found = self.inspect_link(&name)?;
         if let Some(found) = &found {
@@ -234,8 +234,8 @@ impl Transaction {
                 return Ok(());
             }
             if found.link.is_none() && over != Some(identity.as_str()) {
-                let why = over.map_or(Obstacle::Differs, |_| Obstacle::Changed);
-                return Err(Error::obstacle(&found.path, why));
+                let why = over.map_or(PathObstacle::Differs, |_| PathObstacle::Changed);
+                return Err(StoreError::obstacle(&found.path, why));
             }
             found.prepare_replacement(&mut self.outcome.notes)?;
         }
@@ -259,13 +259,13 @@ impl Transaction {
 
     /// Refuses directories that cannot be written to, and directories in which anyone could have created the file or
     /// could replace it later.
-    pub(super) fn verify_directories(&mut self, root: &Root) -> Result<(), Error> {
+    pub(super) fn verify_directories(&mut self, root: &NodeRoot) -> Result<(), StoreError> {
         for change in &self.changes {
             if let Some(directory) = self.directories.get(change.name.directory)
                 && directory.immutable
             {
                 let path = root.on_this_machine(&directory.path);
-                return Err(Error::obstacle(path, Obstacle::Immutable));
+                return Err(StoreError::obstacle(path, PathObstacle::Immutable));
             }
         }
         let replacements = || {
@@ -281,7 +281,7 @@ impl Transaction {
             .filter_map(|at| self.directories.get(at))
         {
             for message in root.require_guarded(&directory.path)? {
-                let note = Note::Exposed { message };
+                let note = StoreNote::Exposed { message };
                 if !self.outcome.notes.contains(&note) && !notes.contains(&note) {
                     notes.push(note);
                 }
@@ -293,7 +293,7 @@ impl Transaction {
             };
             let others_create = self.others_create(&change.name);
             if found.metadata.size > 0 && found.inherited_metadata(others_create).is_none() {
-                notes.push(Note::OwnerReset {
+                notes.push(StoreNote::OwnerReset {
                     path: found.path.clone(),
                     owner: found.metadata.uid,
                 });
@@ -304,8 +304,12 @@ impl Transaction {
     }
 
     /// Returns the directory and the name of a path on the node.
-    pub(super) fn locate(&mut self, root: &Root, path: &Path) -> Result<TargetName, Error> {
-        let bad_path = || Error::BadPath {
+    pub(super) fn locate(
+        &mut self,
+        root: &NodeRoot,
+        path: &Path,
+    ) -> Result<TargetName, StoreError> {
+        let bad_path = || StoreError::BadPath {
             path: path.to_owned(),
             what: "the absolute path of a file",
         };
@@ -336,9 +340,9 @@ impl Transaction {
     }
 
     /// As [`Transaction::locate`]; refuses a second path to the same file.
-    fn locate_once(&mut self, root: &Root, path: &Path) -> Result<TargetName, Error> {
+    fn locate_once(&mut self, root: &NodeRoot, path: &Path) -> Result<TargetName, StoreError> {
         let refuse = |what| {
-            Err(Error::BadPath {
+            Err(StoreError::BadPath {
                 path: path.to_owned(),
                 what,
             })
@@ -355,17 +359,20 @@ impl Transaction {
     }
 
     /// Reads the file at a name; `None` if it does not exist.
-    pub(super) fn inspect(&self, name: &TargetName) -> Result<Option<Target>, Error> {
+    pub(super) fn inspect(&self, name: &TargetName) -> Result<Option<ExistingTarget>, StoreError> {
         match self.dir(name) {
-            Some(dir) => Target::read(dir, &name.name),
+            Some(dir) => ExistingTarget::read(dir, &name.name),
             None => Ok(None),
         }
     }
 
     /// Reads the symbolic link or the file at a name; `None` if neither exists.
-    pub(super) fn inspect_link(&self, name: &TargetName) -> Result<Option<Target>, Error> {
+    pub(super) fn inspect_link(
+        &self,
+        name: &TargetName,
+    ) -> Result<Option<ExistingTarget>, StoreError> {
         match self.dir(name) {
-            Some(dir) => Target::read_link(dir, &name.name),
+            Some(dir) => ExistingTarget::read_link(dir, &name.name),
             None => Ok(None),
         }
     }
@@ -383,8 +390,12 @@ impl Transaction {
     }
 
     /// Returns the directory of a name. A missing directory is created.
-    pub(super) fn open_or_create(&mut self, root: &Root, name: &TargetName) -> Result<&Dir, Error> {
-        let missing = |path: &Path| Error::BadPath {
+    pub(super) fn open_or_create(
+        &mut self,
+        root: &NodeRoot,
+        name: &TargetName,
+    ) -> Result<&Dir, StoreError> {
+        let missing = |path: &Path| StoreError::BadPath {
             path: path.to_owned(),
             what: "a directory",
         };
@@ -402,12 +413,12 @@ impl Transaction {
     }
 
     /// Waits until the staged files, and the names of the created directories, are on the disk.
-    pub(super) fn sync_staged(&mut self, root: &Root) -> Result<(), Error> {
+    pub(super) fn sync_staged(&mut self, root: &NodeRoot) -> Result<(), StoreError> {
         let staged = std::mem::take(&mut self.staged);
         let files: Vec<BorrowedFd<'_>> = staged.iter().map(|(_, file)| file.as_fd()).collect();
         sync::all(&files).map_err(|(index, errno)| {
             let path = staged.get(index).map_or(root.path(), |(path, _)| path);
-            Error::io("write", path, errno)
+            StoreError::io("write", path, errno)
         })?;
         for path in &self.created {
             root.sync_parent(path)?;
@@ -427,6 +438,6 @@ impl Transaction {
 }
 
 /// The metadata that a staged file inherits from the target it replaces.
-pub(super) fn inherited(found: Option<&Target>, others_create: bool) -> Option<&Metadata> {
+pub(super) fn inherited(found: Option<&ExistingTarget>, others_create: bool) -> Option<&Metadata> {
     found.and_then(|found| found.inherited_metadata(others_create))
 }

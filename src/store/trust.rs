@@ -1,6 +1,6 @@
 //! Verifies that no other user can redirect a path, or replace the file at its end.
 //!
-//! [`Root::dir`] and [`Root::read`] follow a path to any location inside the root. The functions here open it one
+//! [`NodeRoot::dir`] and [`NodeRoot::read`] follow a path to any location inside the root. The functions here open it one
 //! component at a time, from the root down, and verify every directory on the way:
 //!
 //! - It belongs to root or to the running user.
@@ -12,7 +12,7 @@
 //! A run without root privileges accepts directories that its own group can write to: on systems where each user has a
 //! private group, new directories have such a mode. Below `--root` the numeric ids in the image decide.
 //!
-//! A path that fails is [`Error::Untrusted`], which contains owner, mode and the commands that correct them.
+//! A path that fails is [`StoreError::Untrusted`], which contains owner, mode and the commands that correct them.
 //!
 //! Private keys have a second, weaker rule, [`Exposure`], since a running node must be able to renew: on some
 //! distributions service accounts own directories of Kubernetes.
@@ -26,9 +26,9 @@ use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::Mode;
 use nix::unistd::{getegid, geteuid};
 
-use super::dir::{Content, DIRECTORY, Dir, FileKind, Metadata, single};
-use super::error::{Error, Obstacle};
-use super::{READ_LIMIT, Root};
+use super::dir::{DIRECTORY, Dir, FileContent, FileKind, Metadata, single};
+use super::error::{PathObstacle, StoreError};
+use super::{NodeRoot, READ_LIMIT};
 
 /// Maximum number of symbolic links in a path, as in path_resolution(7); a path with more counts as a loop.
 const MAX_LINKS: usize = 40;
@@ -63,16 +63,16 @@ pub struct Exposed {
 
 /// The rule that a directory must satisfy.
 #[derive(Clone, Copy, Debug)]
-pub struct Trust<'a> {
+pub struct DirectoryTrust<'a> {
     /// Users besides root and the running one that may own the directory.
     pub owners: &'a [u32],
     /// Whether other users may create entries in the directory if it is sticky.
     pub sticky: bool,
 }
 
-impl Trust<'_> {
+impl DirectoryTrust<'_> {
     /// Owned by root or the running user; sticky directories are accepted.
-    pub const SYSTEM: Trust<'static> = Trust {
+    pub const SYSTEM: DirectoryTrust<'static> = DirectoryTrust {
         owners: &[],
         sticky: true,
     };
@@ -93,13 +93,13 @@ struct PathEnd {
     found: Option<Metadata>,
 }
 
-impl Root {
+impl NodeRoot {
     /// Opens a directory that no other user can replace or change; `None` if it does not exist.
     ///
     /// # Errors
-    /// [`Error::Untrusted`] for the first directory or link that another user controls, [`Error::Unsafe`] for anything
+    /// [`StoreError::Untrusted`] for the first directory or link that another user controls, [`StoreError::Unsafe`] for anything
     /// but a directory, and errors of the system.
-    pub fn trusted_dir(&self, path: impl AsRef<Path>) -> Result<Option<Dir>, Error> {
+    pub fn trusted_dir(&self, path: impl AsRef<Path>) -> Result<Option<Dir>, StoreError> {
         let reached = self.follow(path.as_ref(), &mut require_trust)?;
         match reached.found {
             None if reached.rest.is_empty() => reached.dir.reopened().map(Some),
@@ -108,15 +108,15 @@ impl Root {
         }
     }
 
-    /// As [`Root::trusted_dir`]; missing directories are created with exactly `mode`, their parents with 0755.
+    /// As [`NodeRoot::trusted_dir`]; missing directories are created with exactly `mode`, their parents with 0755.
     ///
     /// # Errors
-    /// As [`Root::trusted_dir`].
+    /// As [`NodeRoot::trusted_dir`].
     pub(crate) fn create_trusted_dir(
         &self,
         path: impl AsRef<Path>,
         mode: u32,
-    ) -> Result<Dir, Error> {
+    ) -> Result<Dir, StoreError> {
         let reached = self.follow(path.as_ref(), &mut require_trust)?;
         if reached.found.is_some() {
             return Err(not_a_directory(&reached));
@@ -125,7 +125,7 @@ impl Root {
         let last = reached.rest.len().saturating_sub(1);
         for (index, name) in reached.rest.iter().enumerate() {
             let mode = if index == last { mode } else { 0o755 };
-            dir = dir.make_trusted_dir(name, mode, Trust::SYSTEM)?;
+            dir = dir.make_trusted_dir(name, mode, DirectoryTrust::SYSTEM)?;
         }
         Ok(dir)
     }
@@ -133,16 +133,19 @@ impl Root {
     /// Reads a regular file of at most 1 MiB that no other user can replace or write to; `None` if it does not exist.
     ///
     /// # Errors
-    /// [`Error::Untrusted`] for the first directory, link or file that another user controls, [`Error::Unsafe`] for
+    /// [`StoreError::Untrusted`] for the first directory, link or file that another user controls, [`StoreError::Unsafe`] for
     /// anything but a regular file, and errors of the system.
-    pub(crate) fn read_trusted(&self, path: impl AsRef<Path>) -> Result<Option<Content>, Error> {
+    pub(crate) fn read_trusted(
+        &self,
+        path: impl AsRef<Path>,
+    ) -> Result<Option<FileContent>, StoreError> {
         let path = path.as_ref();
         let reached = self.follow(path, &mut require_trust)?;
         let name = match (reached.rest.as_slice(), &reached.found) {
             ([], _) => {
-                return Err(Error::obstacle(
+                return Err(StoreError::obstacle(
                     self.on_this_machine(path),
-                    Obstacle::Directory,
+                    PathObstacle::Directory,
                 ));
             }
             ([name], Some(_)) => name,
@@ -157,7 +160,7 @@ impl Root {
     ///
     /// # Errors
     /// Errors of the system.
-    pub fn exposed(&self, path: impl AsRef<Path>) -> Result<Vec<Exposed>, Error> {
+    pub fn exposed(&self, path: impl AsRef<Path>) -> Result<Vec<Exposed>, StoreError> {
         let exposed = self.exposures(path.as_ref())?.into_iter();
         let exposed = exposed.map(|(exposure, error)| Exposed {
             exposure,
@@ -170,8 +173,8 @@ impl Root {
     /// about service accounts and groups that can.
     ///
     /// # Errors
-    /// [`Error::Untrusted`], and errors of the system.
-    pub(super) fn require_guarded(&self, path: &Path) -> Result<Vec<String>, Error> {
+    /// [`StoreError::Untrusted`], and errors of the system.
+    pub(super) fn require_guarded(&self, path: &Path) -> Result<Vec<String>, StoreError> {
         let mut notes = Vec::new();
         for (exposure, error) in self.exposures(path)? {
             match exposure {
@@ -182,7 +185,7 @@ impl Root {
         Ok(notes)
     }
 
-    fn exposures(&self, path: &Path) -> Result<Vec<(Exposure, Error)>, Error> {
+    fn exposures(&self, path: &Path) -> Result<Vec<(Exposure, StoreError)>, StoreError> {
         let mut exposures = Vec::new();
         self.follow(path, &mut |path, found| {
             let exposure = exposure(found);
@@ -196,8 +199,8 @@ impl Root {
     fn follow(
         &self,
         path: &Path,
-        visit: &mut dyn FnMut(&Path, &Metadata) -> Result<(), Error>,
-    ) -> Result<PathEnd, Error> {
+        visit: &mut dyn FnMut(&Path, &Metadata) -> Result<(), StoreError>,
+    ) -> Result<PathEnd, StoreError> {
         self.require_own(path)?;
         let mut passed = vec![self.top(TRAVERSE)?];
         let mut ahead = names_reversed(path);
@@ -224,7 +227,7 @@ impl Root {
                             let here = dir.path().join(&name);
                             links += 1;
                             if links > MAX_LINKS {
-                                return Err(Error::obstacle(here, Obstacle::Loop));
+                                return Err(StoreError::obstacle(here, PathObstacle::Loop));
                             }
                             let Some((link, target)) = dir.read_link(&name)? else {
                                 return Err(dir.error("follow", &name, Errno::EAGAIN));
@@ -257,13 +260,13 @@ impl Dir {
     /// Opens a directory in this one; `None` if it does not exist. Symbolic links are not followed.
     ///
     /// # Errors
-    /// [`Error::Untrusted`] if `trust` does not accept it, [`Error::Unsafe`] for anything but a directory, and errors of
+    /// [`StoreError::Untrusted`] if `trust` does not accept it, [`StoreError::Unsafe`] for anything but a directory, and errors of
     /// the system.
     pub fn trusted_dir(
         &self,
         name: impl AsRef<OsStr>,
-        trust: Trust<'_>,
-    ) -> Result<Option<Dir>, Error> {
+        trust: DirectoryTrust<'_>,
+    ) -> Result<Option<Dir>, StoreError> {
         let Some(dir) = self.open_dir(single(name.as_ref())?)? else {
             return Ok(None);
         };
@@ -279,8 +282,8 @@ impl Dir {
         &self,
         name: impl AsRef<OsStr>,
         mode: u32,
-        trust: Trust<'_>,
-    ) -> Result<Dir, Error> {
+        trust: DirectoryTrust<'_>,
+    ) -> Result<Dir, StoreError> {
         let (dir, made) = self.make_dir(single(name.as_ref())?, mode)?;
         dir.verify(trust)?;
         if made {
@@ -293,9 +296,12 @@ impl Dir {
     /// exist. Symbolic links are not followed.
     ///
     /// # Errors
-    /// [`Error::Untrusted`] for a file that another user controls, [`Error::Unsafe`] for anything but a regular file,
+    /// [`StoreError::Untrusted`] for a file that another user controls, [`StoreError::Unsafe`] for anything but a regular file,
     /// and errors of the system.
-    pub(crate) fn read_trusted(&self, name: impl AsRef<OsStr>) -> Result<Option<Content>, Error> {
+    pub(crate) fn read_trusted(
+        &self,
+        name: impl AsRef<OsStr>,
+    ) -> Result<Option<FileContent>, StoreError> {
         let name = name.as_ref();
         let content = self.read(name, READ_LIMIT)?;
         if let Some(content) = &content {
@@ -304,7 +310,7 @@ impl Dir {
         Ok(content)
     }
 
-    fn verify(&self, trust: Trust<'_>) -> Result<(), Error> {
+    fn verify(&self, trust: DirectoryTrust<'_>) -> Result<(), StoreError> {
         let found = self.own_metadata()?;
         match trust.accepts(&found) {
             true => Ok(()),
@@ -313,17 +319,17 @@ impl Dir {
     }
 
     /// Opens a directory in this one, in order to continue from there.
-    fn traverse(&self, name: &OsStr) -> Result<Dir, Error> {
+    fn traverse(&self, name: &OsStr) -> Result<Dir, StoreError> {
         openat(self.as_fd(), name, TRAVERSE, Mode::empty())
             .map(|fd| Dir::new(fd, self.path().join(name), self.root()))
             .map_err(|errno| self.error("open", name, errno))
     }
 
     /// Opens a directory for reading that was opened with `O_PATH`.
-    fn reopened(&self) -> Result<Dir, Error> {
+    fn reopened(&self) -> Result<Dir, StoreError> {
         openat(self.as_fd(), ".", DIRECTORY, Mode::empty())
             .map(|fd| Dir::new(fd, self.path().to_owned(), self.root()))
-            .map_err(|errno| Error::io("open", self.path(), errno))
+            .map_err(|errno| StoreError::io("open", self.path(), errno))
     }
 }
 
@@ -331,8 +337,8 @@ impl Metadata {
     /// Refuses a file that another user owns or can write to. `path` appears in the message.
     ///
     /// # Errors
-    /// [`Error::Untrusted`].
-    pub(crate) fn require_trust(&self, path: &Path) -> Result<(), Error> {
+    /// [`StoreError::Untrusted`].
+    pub(crate) fn require_trust(&self, path: &Path) -> Result<(), StoreError> {
         match is_ours(self.uid) && !is_shared(self) {
             true => Ok(()),
             false => Err(untrusted(path, self, &[])),
@@ -346,12 +352,12 @@ impl Metadata {
     /// provides a secret shares it with a group (Vault Agent's file sink has mode 0640); others may not.
     ///
     /// # Errors
-    /// [`Error::NotPrivate`].
-    pub(crate) fn require_private(&self, path: &Path) -> Result<(), Error> {
+    /// [`StoreError::NotPrivate`].
+    pub(crate) fn require_private(&self, path: &Path) -> Result<(), StoreError> {
         let allowed = if is_ours(self.uid) { 0o700 } else { 0o740 };
         match self.mode & 0o777 & !allowed {
             0 => Ok(()),
-            _ => Err(Error::NotPrivate {
+            _ => Err(StoreError::NotPrivate {
                 path: path.to_owned(),
                 mode: self.mode,
             }),
@@ -361,8 +367,8 @@ impl Metadata {
     /// Refuses a file that every user can write to. `path` appears in the message.
     ///
     /// # Errors
-    /// [`Error::Untrusted`].
-    pub(crate) fn require_limited_writers(&self, path: &Path) -> Result<(), Error> {
+    /// [`StoreError::Untrusted`].
+    pub(crate) fn require_limited_writers(&self, path: &Path) -> Result<(), StoreError> {
         match self.mode & 0o002 {
             0 => Ok(()),
             _ => Err(untrusted(path, self, &[self.uid])),
@@ -384,7 +390,7 @@ pub(super) fn keeps_owner(others_create: bool, found: &Metadata) -> bool {
     found.size > 0 && (!others_create || !is_personal(found.uid))
 }
 
-fn untrusted(path: &Path, found: &Metadata, owners: &[u32]) -> Error {
+fn untrusted(path: &Path, found: &Metadata, owners: &[u32]) -> StoreError {
     let expected = match geteuid().as_raw() {
         0 => "root:root".to_owned(),
         uid => uid.to_string(),
@@ -398,7 +404,7 @@ fn untrusted(path: &Path, found: &Metadata, owners: &[u32]) -> Error {
     if is_shared(found) && !no_follow {
         commands.push(format!("chmod go-w {shown}"));
     }
-    Error::Untrusted {
+    StoreError::Untrusted {
         path: path.to_owned(),
         owner: found.uid,
         group: found.gid,
@@ -407,11 +413,11 @@ fn untrusted(path: &Path, found: &Metadata, owners: &[u32]) -> Error {
     }
 }
 
-fn require_trust(path: &Path, found: &Metadata) -> Result<(), Error> {
+fn require_trust(path: &Path, found: &Metadata) -> Result<(), StoreError> {
     let accepted = match found.kind {
         // A link has no mode, and can only be replaced, not changed.
         FileKind::Symlink => is_ours(found.uid),
-        _ => Trust::SYSTEM.accepts(found),
+        _ => DirectoryTrust::SYSTEM.accepts(found),
     };
     match accepted {
         true => Ok(()),
@@ -450,14 +456,14 @@ fn is_shared(found: &Metadata) -> bool {
     found.mode & SHARED_WRITE & !ignored != 0
 }
 
-fn not_a_directory(reached: &PathEnd) -> Error {
+fn not_a_directory(reached: &PathEnd) -> StoreError {
     let name = reached.rest.first().map(OsString::as_os_str);
     let path = reached.dir.path().join(name.unwrap_or_default());
-    Error::obstacle(path, Obstacle::NotADirectory)
+    StoreError::obstacle(path, PathObstacle::NotADirectory)
 }
 
-fn last(mut passed: Vec<Dir>, path: &Path) -> Result<Dir, Error> {
-    passed.pop().ok_or_else(|| Error::BadPath {
+fn last(mut passed: Vec<Dir>, path: &Path) -> Result<Dir, StoreError> {
+    passed.pop().ok_or_else(|| StoreError::BadPath {
         path: path.to_owned(),
         what: "an absolute path",
     })

@@ -96,7 +96,7 @@ impl CertificateAuthority {
         let made = params
             .self_signed(&key)
             .map_err(|error| AuthorityError::Issue(error.to_string()))?;
-        let bundle = TrustBundle::from_answer(made.der())?;
+        let bundle = TrustBundle::from_response(made.der())?;
         Ok(CertificateAuthority { bundle, key })
     }
 

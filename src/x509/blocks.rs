@@ -7,7 +7,7 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 
 /// One PEM block.
-pub(super) struct Block {
+pub(super) struct PemBlock {
     pub(super) label: String,
     /// True if it has header lines, such as `Proc-Type`.
     pub(super) has_headers: bool,
@@ -19,7 +19,7 @@ const END: &[u8] = b"\n-----END ";
 const DASHES: &[u8] = b"-----";
 
 /// Returns all blocks that Go's `pem.Decode` returns when it is called until the end of `text`.
-pub(super) fn decode_all(text: &[u8]) -> Vec<Block> {
+pub(super) fn decode_all(text: &[u8]) -> Vec<PemBlock> {
     let mut blocks = Vec::new();
     let mut rest = text;
     while let Some((block, after)) = decode(rest) {
@@ -30,7 +30,7 @@ pub(super) fn decode_all(text: &[u8]) -> Vec<Block> {
 }
 
 /// Go: `pem.Decode`.
-fn decode(text: &[u8]) -> Option<(Block, &[u8])> {
+fn decode(text: &[u8]) -> Option<(PemBlock, &[u8])> {
     let mut rest = text;
     loop {
         let end = find(rest, END)?;
@@ -48,7 +48,7 @@ fn decode(text: &[u8]) -> Option<(Block, &[u8])> {
                     .then(|| contents(data))
                     .flatten()
                     .map(|content| {
-                        let block = Block {
+                        let block = PemBlock {
                             label,
                             has_headers,
                             content,

@@ -10,7 +10,7 @@ use time::OffsetDateTime;
 use x509_parser::certificate::X509Certificate;
 use x509_parser::prelude::FromDer;
 
-use super::der::Reader;
+use super::der::DerReader;
 use super::key::PublicKey;
 use super::profile::ExtendedUsage;
 use super::signature::has_signature_of;
@@ -333,7 +333,7 @@ impl Certificate {
             (&[0x2b, 0x0e, 3, 2, 29], "sha1WithRSASignature"),
             (&[0x2a, 0x86, 0x48, 0xce, 0x3d, 4, 1], "ecdsa-with-SHA1"),
         ];
-        let oid = Reader::new(&self.signature_algorithm).oid()?;
+        let oid = DerReader::new(&self.signature_algorithm).oid()?;
         let found = WEAK.iter().find(|(weak, _)| *weak == oid);
         found.map(|(_, name)| *name)
     }
@@ -374,7 +374,7 @@ fn other_names(names: &AlternativeNames) -> Vec<String> {
 
 /// Returns the public key of a certificate that a server presented, and its validity in seconds since 1970. Go need not be
 /// able to parse the certificate.
-pub fn shown_certificate(der: &[u8]) -> Option<(PublicKey, RangeInclusive<i64>)> {
+pub fn presented_certificate(der: &[u8]) -> Option<(PublicKey, RangeInclusive<i64>)> {
     let (_, parsed) = X509Certificate::from_der(der).ok()?;
     let key = PublicKey::from_spki_der(parsed.public_key().raw).ok()?;
     let validity = parsed.validity();
@@ -391,7 +391,7 @@ mod tests {
     #[test]
     fn escapes_control_characters_of_damaged_pem() {
         let text = b"-----BEGIN a\x1b[2J-----\nAAAA\n-----END b-----\n";
-        let why = TrustBundle::from_answer(text).unwrap_err();
+        let why = TrustBundle::from_response(text).unwrap_err();
         assert!(!why.to_string().contains('\u{1b}'), "{why}");
     }
 }

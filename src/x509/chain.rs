@@ -4,17 +4,17 @@ use std::fmt;
 
 use super::blocks;
 use super::certificate::Certificate;
-use super::der::{Reader, tag};
+use super::der::{DerReader, tag};
 use super::key::PublicKey;
 use super::signature::MAX_SIGNATURE_CHECKS;
 use super::strict::CertificateError;
 use super::text::{hex, pem_blocks};
 
 /// Largest response of a signer, in bytes.
-pub const MAX_ANSWER_BYTES: usize = 512 * 1024;
+pub const MAX_RESPONSE_BYTES: usize = 512 * 1024;
 
 /// Largest number of certificates in a signer's response or a certificate file.
-pub const MAX_ANSWER_CERTIFICATES: usize = 128;
+pub const MAX_RESPONSE_CERTIFICATES: usize = 128;
 
 /// Largest number of certificates in a trust bundle. A `ca.crt` contains one, and a few while a CA is being replaced.
 pub const MAX_BUNDLE_CERTIFICATES: usize = 64;
@@ -87,7 +87,7 @@ impl Chain {
     /// roots, or unrelated certificates. PEM must have the leaf first; a PKCS#7 certificate set has no order. All other
     /// certificates that Go can parse become intermediates, except roots. [`super::along_path`] selects those that lead to
     /// the authority.
-    pub fn from_answer(answer: &[u8], key: &PublicKey) -> Result<Self, ChainError> {
+    pub fn from_response(answer: &[u8], key: &PublicKey) -> Result<Self, ChainError> {
         let (certificates, ordered) = certificates_in(answer)?;
         let mut damaged = None;
         let mut first_is_damaged = false;
@@ -227,7 +227,7 @@ impl TrustBundle {
     }
 
     /// Reads a signer's response in any form that a chain may have.
-    pub fn from_answer(answer: &[u8]) -> Result<Self, TrustError> {
+    pub fn from_response(answer: &[u8]) -> Result<Self, TrustError> {
         Self::from_certificates(certificates_of(answer)?)
     }
 
@@ -257,7 +257,7 @@ impl TrustBundle {
     /// Verifies that each certificate is pinned by the SHA-256 of its public key (kubeadm's pin format), or is a CA
     /// certificate below a pinned one. Without pins, every bundle is accepted.
     pub(crate) fn require_pins(&self, pins: &[[u8; 32]]) -> Result<(), TrustError> {
-        if pins.is_empty() || self.strangers(pins).is_empty() {
+        if pins.is_empty() || self.unpinned(pins).is_empty() {
             return Ok(());
         }
         let found: Vec<_> = self
@@ -280,7 +280,7 @@ impl TrustBundle {
     /// the identity of a component; as an anchor it would let that component impersonate servers.
     ///
     /// At most `MAX_SIGNATURE_CHECKS` signatures are verified; any certificates left then are returned as well.
-    pub fn strangers(&self, pins: &[[u8; 32]]) -> Vec<&Certificate> {
+    pub fn unpinned(&self, pins: &[[u8; 32]]) -> Vec<&Certificate> {
         let (mut known, mut strangers): (Vec<_>, Vec<_>) = self
             .certificates
             .iter()
@@ -301,7 +301,7 @@ impl TrustBundle {
 
     /// Returns true if one of the `offered` certificates has the key of a certificate of this bundle, or was issued by one.
     /// At most `MAX_SIGNATURE_CHECKS` signatures are verified.
-    pub fn vouches_for(&self, offered: &TrustBundle) -> bool {
+    pub fn accepts(&self, offered: &TrustBundle) -> bool {
         let pairs = || {
             let offered = offered.certificates.iter();
             offered.flat_map(|one| self.certificates.iter().map(move |own| (one, own)))
@@ -388,10 +388,10 @@ fn is_certificate(label: &str) -> bool {
 }
 
 fn check_count(count: usize) -> Result<(), ChainError> {
-    match count > MAX_ANSWER_CERTIFICATES {
+    match count > MAX_RESPONSE_CERTIFICATES {
         true => Err(ChainError::TooMany {
             count,
-            limit: MAX_ANSWER_CERTIFICATES,
+            limit: MAX_RESPONSE_CERTIFICATES,
         }),
         false => Ok(()),
     }
@@ -424,7 +424,7 @@ fn pem_certificates(text: &[u8]) -> Result<Vec<Certificate>, ChainError> {
         .collect()
 }
 
-/// Returns all certificates of a signer's response, in any form that [`Chain::from_answer`] accepts and in the same order.
+/// Returns all certificates of a signer's response, in any form that [`Chain::from_response`] accepts and in the same order.
 ///
 /// # Errors
 /// A damaged certificate, or none.
@@ -437,10 +437,10 @@ type Parsed = Result<Certificate, CertificateError>;
 
 /// Returns all certificates of a response, and true if their order is significant.
 fn certificates_in(answer: &[u8]) -> Result<(Vec<Parsed>, bool), ChainError> {
-    if answer.len() > MAX_ANSWER_BYTES {
+    if answer.len() > MAX_RESPONSE_BYTES {
         return Err(ChainError::TooLarge {
             bytes: answer.len(),
-            limit: MAX_ANSWER_BYTES,
+            limit: MAX_RESPONSE_BYTES,
         });
     }
     let answer = answer.strip_prefix(b"\xef\xbb\xbf").unwrap_or(answer);
@@ -479,7 +479,7 @@ fn parse_all(ders: &[&[u8]]) -> Result<Vec<Parsed>, ChainError> {
 fn pkcs7_certificates(der: &[u8]) -> Option<Vec<&[u8]>> {
     /// id-signedData, 1.2.840.113549.1.7.2.
     const SIGNED_DATA: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 7, 2];
-    let mut info = Reader::new(der).read(tag::SEQUENCE)?;
+    let mut info = DerReader::new(der).read(tag::SEQUENCE)?;
     if info.oid()? != SIGNED_DATA {
         return None;
     }

@@ -241,9 +241,9 @@ impl RevocationList {
 
 /// The lists of one authority, each signed by one of its certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Revocations(Vec<RevocationList>);
+pub struct AuthorityCrls(Vec<RevocationList>);
 
-impl Revocations {
+impl AuthorityCrls {
     /// Selects and verifies the lists of an authority. `chains` contain its intermediates; those that lead to `trust` may
     /// sign lists too. The list for the leaves of `chains`, if any, is first, as etcd reads only that one. Lists of other
     /// authorities, which a server may return in the same file, are dropped.
@@ -274,7 +274,7 @@ impl Revocations {
                 .any(|chain| *chain.leaf().issuer() == list.issuer)
         };
         accepted.sort_by_key(|list| !covers_leaves(list));
-        Ok(Revocations(accepted))
+        Ok(AuthorityCrls(accepted))
     }
 
     /// The lists.
@@ -316,9 +316,9 @@ impl Revocations {
     }
 
     /// Returns the reason why these lists must not replace `in_place` at this time, if there is one.
-    pub fn obstacle(
+    pub fn reason_not_to_install(
         &self,
-        in_place: Option<&Revocations>,
+        in_place: Option<&AuthorityCrls>,
         now: OffsetDateTime,
     ) -> Option<CrlError> {
         self.0.iter().find_map(|list| {
@@ -331,7 +331,7 @@ impl Revocations {
             }
             let older = in_place
                 .into_iter()
-                .flat_map(Revocations::lists)
+                .flat_map(AuthorityCrls::lists)
                 .find(|other| other.issuer == list.issuer && other.this_update > list.this_update);
             if let Some(newer) = older {
                 return Some(CrlError::Older {

@@ -146,7 +146,7 @@ impl Csr {
 
     /// Returns true if subject and subject alternative names are exactly those of `profile`. It is false after the
     /// configuration has changed, and for a request of another tool.
-    pub(crate) fn asks_for(&self, profile: &Profile) -> bool {
+    pub(crate) fn matches(&self, profile: &Profile) -> bool {
         let Ok(parsed) = parse(&self.der) else {
             return false;
         };
@@ -187,7 +187,7 @@ impl Csr {
 
     /// Returns true if subject and subject alternative names are those of `certificate`, byte for byte. RFC 7030, 4.2.2,
     /// requires this of a request for re-enrollment. It is false if the signer reorders or re-encodes names.
-    pub fn is_named_as(&self, certificate: &Certificate) -> bool {
+    pub fn has_names_of(&self, certificate: &Certificate) -> bool {
         let Ok(request) = parse(&self.der) else {
             return false;
         };

@@ -46,12 +46,12 @@ pub(super) struct Element<'a> {
 
 /// The unread part of a DER encoding.
 #[derive(Clone, Copy)]
-pub(super) struct Reader<'a>(&'a [u8]);
+pub(super) struct DerReader<'a>(&'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> DerReader<'a> {
     /// Creates a reader at the first byte of `bytes`.
     pub(super) fn new(bytes: &'a [u8]) -> Self {
-        Reader(bytes)
+        DerReader(bytes)
     }
 
     /// Returns true at the end.
@@ -113,12 +113,12 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads one element that must have this tag, and returns a reader of its content.
-    pub(super) fn read(&mut self, tag: u8) -> Option<Reader<'a>> {
-        Some(Reader(self.element(tag)?.content))
+    pub(super) fn read(&mut self, tag: u8) -> Option<DerReader<'a>> {
+        Some(DerReader(self.element(tag)?.content))
     }
 
     /// Reads an optional element; the inner `None` is an absent one.
-    pub(super) fn optional(&mut self, tag: u8) -> Option<Option<Reader<'a>>> {
+    pub(super) fn optional(&mut self, tag: u8) -> Option<Option<DerReader<'a>>> {
         if self.peek(tag) {
             self.read(tag).map(Some)
         } else {
@@ -225,7 +225,7 @@ mod tests {
 
     #[test]
     fn rejects_lengths_that_are_not_minimal() {
-        assert_eq!(Reader::new(&[4, 1, 7]).any().unwrap().content, [7]);
+        assert_eq!(DerReader::new(&[4, 1, 7]).any().unwrap().content, [7]);
         for bytes in [
             &[4, 0x81, 1, 7][..],
             &[4, 0x82, 0, 1, 7],
@@ -235,24 +235,24 @@ mod tests {
             &[4],
             &[0x1f, 1, 7],
         ] {
-            assert!(Reader::new(bytes).any().is_none(), "{bytes:02x?}");
+            assert!(DerReader::new(bytes).any().is_none(), "{bytes:02x?}");
         }
         let mut long = vec![4, 0x81, 0x80];
         long.extend([7; 0x80]);
-        assert_eq!(Reader::new(&long).any().unwrap().content.len(), 0x80);
+        assert_eq!(DerReader::new(&long).any().unwrap().content.len(), 0x80);
     }
 
     #[test]
     fn rejects_integers_that_are_not_minimal() {
-        assert_eq!(Reader::new(&[2, 2, 0, 0x80]).unsigned(), Some(0x80));
+        assert_eq!(DerReader::new(&[2, 2, 0, 0x80]).unsigned(), Some(0x80));
         assert_eq!(
-            Reader::new(&[2, 8, 0x7f, 255, 255, 255, 255, 255, 255, 255]).unsigned(),
+            DerReader::new(&[2, 8, 0x7f, 255, 255, 255, 255, 255, 255, 255]).unsigned(),
             Some(i64::MAX as u64)
         );
         for bytes in [&[2, 0][..], &[2, 2, 0, 0x7f], &[2, 2, 0xff, 0x80]] {
-            assert!(Reader::new(bytes).integer().is_none(), "{bytes:02x?}");
+            assert!(DerReader::new(bytes).integer().is_none(), "{bytes:02x?}");
         }
-        assert_eq!(Reader::new(&[2, 1, 0xff]).unsigned(), None);
+        assert_eq!(DerReader::new(&[2, 1, 0xff]).unsigned(), None);
     }
 
     #[test]
@@ -260,7 +260,7 @@ mod tests {
         let text = |content: &[u8]| {
             let mut der = vec![6, content.len() as u8];
             der.extend(content);
-            Reader::new(&der).oid().map(oid_text)
+            DerReader::new(&der).oid().map(oid_text)
         };
         assert_eq!(text(&[0x55, 0x1d, 15]).as_deref(), Some("2.5.29.15"));
         assert_eq!(text(&[0x2a, 0x86, 0x48]).as_deref(), Some("1.2.840"));
@@ -281,10 +281,13 @@ mod tests {
 
     #[test]
     fn rejects_bit_strings_with_set_padding() {
-        assert_eq!(Reader::new(&[3, 2, 5, 0xa0]).bits(), Some((&[0xa0][..], 5)));
-        assert_eq!(Reader::new(&[3, 1, 0]).bits(), Some((&[][..], 0)));
+        assert_eq!(
+            DerReader::new(&[3, 2, 5, 0xa0]).bits(),
+            Some((&[0xa0][..], 5))
+        );
+        assert_eq!(DerReader::new(&[3, 1, 0]).bits(), Some((&[][..], 0)));
         for bytes in [&[3, 0][..], &[3, 1, 1], &[3, 2, 8, 0], &[3, 2, 5, 0xa1]] {
-            assert!(Reader::new(bytes).bits().is_none(), "{bytes:02x?}");
+            assert!(DerReader::new(bytes).bits().is_none(), "{bytes:02x?}");
         }
     }
 }

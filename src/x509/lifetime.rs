@@ -8,7 +8,7 @@ use std::time::Duration;
 use time::OffsetDateTime;
 
 use super::certificate::Certificate;
-use super::verify::Difference;
+use super::verify::CertDifference;
 
 /// A certificate whose lifetime exceeds the requested one by this factor is refused. A factor of five is accepted: Puppet's
 /// server grants five years by default and ignores the request.
@@ -28,7 +28,7 @@ pub enum Lifetime {
     /// It is considerably longer or shorter; contains a note.
     Differs(String),
     /// The certificate must not be installed.
-    Refused(Difference),
+    Refused(CertDifference),
 }
 
 /// Compares the remaining lifetime of a certificate that was just issued with the `requested` one. `limit` replaces the
@@ -47,14 +47,14 @@ pub fn judge_lifetime(
     let longest = limit.unwrap_or_else(|| requested.saturating_mul(LIFETIME_FACTOR));
     let longest = longest.max(longest.min(requested).saturating_add(LIFETIME_SLACK));
     if left > longest {
-        return Lifetime::Refused(Difference::LivesTooLong {
+        return Lifetime::Refused(CertDifference::LivesTooLong {
             lives: lives(),
             asked: length(requested),
             longest: length(longest),
         });
     }
     if left < MIN_LIFETIME.min(requested / 4) {
-        return Lifetime::Refused(Difference::LivesTooShort {
+        return Lifetime::Refused(CertDifference::LivesTooShort {
             lives: lives(),
             asked: length(requested),
         });

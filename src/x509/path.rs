@@ -36,7 +36,7 @@ pub(super) struct Path<'a> {
 
 /// The reason why there is no path; of several, that of the longest path.
 #[derive(Debug)]
-pub(super) enum Refusal<'a> {
+pub(super) enum PathRefusal<'a> {
     /// No candidate is the issuer.
     NoIssuer,
     /// Certificate signed with MD5 or SHA-1, and the algorithm.
@@ -70,11 +70,11 @@ pub(super) fn build<'a>(
     anchors: &'a [Certificate],
     moment: OffsetDateTime,
     limit: usize,
-) -> Result<Path<'a>, Refusal<'a>> {
+) -> Result<Path<'a>, PathRefusal<'a>> {
     if leaf.extensions().unhandled_critical.is_some() {
-        return Err(Refusal::CriticalExtension(leaf));
+        return Err(PathRefusal::CriticalExtension(leaf));
     }
-    let mut builder = Builder {
+    let mut builder = PathBuilder {
         candidates,
         anchors,
         moment,
@@ -82,7 +82,7 @@ pub(super) fn build<'a>(
         considered: 0,
         limit,
         signatures: BTreeMap::new(),
-        refusal: (0, Refusal::NoIssuer),
+        refusal: (0, PathRefusal::NoIssuer),
     };
     let mut chain = vec![leaf];
     match builder.extend(&mut chain) {
@@ -94,7 +94,7 @@ pub(super) fn build<'a>(
     }
 }
 
-struct Builder<'a> {
+struct PathBuilder<'a> {
     candidates: &'a [Certificate],
     anchors: &'a [Certificate],
     moment: OffsetDateTime,
@@ -104,10 +104,10 @@ struct Builder<'a> {
     /// Results of signature checks: true if the second certificate signed the first. The keys are addresses of their bytes.
     signatures: BTreeMap<(usize, usize), bool>,
     /// The reason so far, with the length of the path.
-    refusal: (usize, Refusal<'a>),
+    refusal: (usize, PathRefusal<'a>),
 }
 
-impl<'a> Builder<'a> {
+impl<'a> PathBuilder<'a> {
     /// Extends `chain` to an anchor. Go: `buildChains`.
     fn extend(&mut self, chain: &mut Vec<&'a Certificate>) -> Option<&'a Certificate> {
         let child = *chain.last()?;
@@ -124,7 +124,7 @@ impl<'a> Builder<'a> {
                 continue;
             }
             if chain.len() > MAX_INTERMEDIATES {
-                self.refuse(chain.len(), Refusal::TooLong);
+                self.refuse(chain.len(), PathRefusal::TooLong);
                 continue;
             }
             chain.push(parent);
@@ -136,7 +136,7 @@ impl<'a> Builder<'a> {
         None
     }
 
-    fn refuse(&mut self, length: usize, refusal: Refusal<'a>) {
+    fn refuse(&mut self, length: usize, refusal: PathRefusal<'a>) {
         if length > self.refusal.0 {
             self.refusal = (length, refusal);
         }
@@ -153,7 +153,7 @@ impl<'a> Builder<'a> {
             return false;
         };
         if self.considered >= self.limit {
-            self.refuse(usize::MAX, Refusal::TooManyCandidates);
+            self.refuse(usize::MAX, PathRefusal::TooManyCandidates);
             return false;
         }
         self.considered += 1;
@@ -176,15 +176,15 @@ impl<'a> Builder<'a> {
         child: &'a Certificate,
         parent: &'a Certificate,
         is_anchor: bool,
-    ) -> Result<(), Option<Refusal<'a>>> {
+    ) -> Result<(), Option<PathRefusal<'a>>> {
         if let Some(algorithm) = child.weak_signature() {
-            return Err(Some(Refusal::Weak(child, algorithm)));
+            return Err(Some(PathRefusal::Weak(child, algorithm)));
         }
         if !is_supported(child.signature_algorithm()) {
-            return Err(Some(Refusal::Algorithm(child)));
+            return Err(Some(PathRefusal::Algorithm(child)));
         }
         if let Some(why) = parent.unusable_key() {
-            return Err(Some(Refusal::UnusableKey(parent, why)));
+            return Err(Some(PathRefusal::UnusableKey(parent, why)));
         }
         if !self.is_signed_by(child, parent)? {
             return Err(None);
@@ -196,16 +196,16 @@ impl<'a> Builder<'a> {
             None => is_anchor && parent.version() < 3,
         };
         if !is_ca {
-            return Err(Some(Refusal::NotACa(parent)));
+            return Err(Some(PathRefusal::NotACa(parent)));
         }
         if !parent.may_sign() {
-            return Err(Some(Refusal::MayNotSign(parent)));
+            return Err(Some(PathRefusal::MayNotSign(parent)));
         }
         if extensions.unhandled_critical.is_some() {
-            return Err(Some(Refusal::CriticalExtension(parent)));
+            return Err(Some(PathRefusal::CriticalExtension(parent)));
         }
         if self.moment < parent.not_before() || self.moment > parent.not_after() {
-            return Err(Some(Refusal::Time(parent, is_anchor)));
+            return Err(Some(PathRefusal::Time(parent, is_anchor)));
         }
         // Unlike RFC 5280, Go counts self-issued certificates as well.
         let below = u64::try_from(chain.len() - 1).unwrap_or(u64::MAX);
@@ -213,7 +213,7 @@ impl<'a> Builder<'a> {
             .basic_constraints
             .and_then(|found| found.path_len);
         match limit {
-            Some(limit) if below > limit => Err(Some(Refusal::PathLength)),
+            Some(limit) if below > limit => Err(Some(PathRefusal::PathLength)),
             _ => Ok(()),
         }
     }
@@ -222,13 +222,13 @@ impl<'a> Builder<'a> {
         &mut self,
         child: &'a Certificate,
         parent: &'a Certificate,
-    ) -> Result<bool, Option<Refusal<'a>>> {
+    ) -> Result<bool, Option<PathRefusal<'a>>> {
         let pair = (child.der().as_ptr().addr(), parent.der().as_ptr().addr());
         if let Some(known) = self.signatures.get(&pair) {
             return Ok(*known);
         }
         if self.signatures.len() >= MAX_SIGNATURE_CHECKS {
-            self.refuse(usize::MAX, Refusal::TooManyCandidates);
+            self.refuse(usize::MAX, PathRefusal::TooManyCandidates);
             return Err(None);
         }
         let signed = child.is_signed_by(parent);
@@ -241,21 +241,21 @@ impl<'a> Builder<'a> {
         &self,
         chain: &[&'a Certificate],
         anchor: &'a Certificate,
-    ) -> Result<(), Refusal<'a>> {
+    ) -> Result<(), PathRefusal<'a>> {
         let whole: Vec<&Certificate> = chain.iter().copied().chain([anchor]).collect();
         if !policies_are_valid(&whole) {
-            return Err(Refusal::Policies);
+            return Err(PathRefusal::Policies);
         }
         for usage in &self.usages {
             if let Some(one) = whole.iter().rev().find(|one| !one.allows(*usage)) {
-                return Err(Refusal::Usage(one));
+                return Err(PathRefusal::Usage(one));
             }
         }
         if violates_constraints(&whole) {
-            return Err(Refusal::NameConstraint);
+            return Err(PathRefusal::NameConstraint);
         }
         self.verify_with_webpki(chain, anchor)
-            .map_err(Refusal::Webpki)
+            .map_err(PathRefusal::Webpki)
     }
 
     fn verify_with_webpki(

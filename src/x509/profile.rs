@@ -54,7 +54,7 @@ pub struct Tolerance {
     /// True to accept server auth on a client certificate and client auth on a server certificate, but no other usage.
     pub extra_usages: bool,
     /// True to accept the required common name as a DNS name.
-    pub own_name: bool,
+    pub common_name_as_dns: bool,
     /// Longest lifetime of a new certificate; by default [`LIFETIME_FACTOR`](super::LIFETIME_FACTOR) times the requested
     /// one.
     pub max_lifetime: Option<Duration>,

@@ -3,7 +3,7 @@
 use rustls_pki_types::{AlgorithmIdentifier, SignatureVerificationAlgorithm};
 use x509_parser::x509::AlgorithmIdentifier as ParsedAlgorithm;
 
-use super::der::{Reader, tag};
+use super::der::{DerReader, tag};
 use super::key::PublicKey;
 
 /// Largest number of signatures that are verified in one operation.
@@ -65,6 +65,6 @@ pub(super) fn signature_is_valid(
 
 /// Returns the content of the AlgorithmIdentifier in a SubjectPublicKeyInfo, the form that pki-types uses.
 fn spki_algorithm(key: &PublicKey) -> Option<&[u8]> {
-    let mut info = Reader::new(key.spki_der()).read(tag::SEQUENCE)?;
+    let mut info = DerReader::new(key.spki_der()).read(tag::SEQUENCE)?;
     Some(info.read(tag::SEQUENCE)?.rest())
 }

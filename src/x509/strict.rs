@@ -16,7 +16,7 @@ use time::{Date, Month, OffsetDateTime, Time};
 use x509_parser::der_parser::oid::Oid;
 use x509_parser::objects::{oid_registry, oid2abbrev};
 
-use super::der::{Element, Reader, oid_text, tag};
+use super::der::{DerReader, Element, oid_text, tag};
 use super::key::KeyError;
 use super::profile::ExtendedUsage;
 use super::text::printable;
@@ -69,7 +69,7 @@ pub(super) struct Parsed<'a> {
 /// The problem, in words.
 pub(super) fn check_revocation_list(der: &[u8]) -> std::result::Result<(), String> {
     let not_der = || NOT_DER.to_owned();
-    let mut input = Reader::new(der);
+    let mut input = DerReader::new(der);
     let mut outer = input.read(tag::SEQUENCE).ok_or_else(not_der)?;
     input.end().ok_or("bytes follow it")?;
     let mut list = outer.read(tag::SEQUENCE).ok_or_else(not_der)?;
@@ -88,9 +88,11 @@ pub(super) fn check_revocation_list(der: &[u8]) -> std::result::Result<(), Strin
     }
     let issuer = list.element(tag::SEQUENCE).ok_or_else(not_der)?;
     attributes(issuer.whole).map_err(|problem| format!("its issuer is not valid: {problem}"))?;
-    let instant = |list: &mut Reader<'_>| time(list).map(drop).map_err(|error| error.to_string());
+    let instant =
+        |list: &mut DerReader<'_>| time(list).map(drop).map_err(|error| error.to_string());
     instant(&mut list)?;
-    let is_time = |list: &Reader<'_>| list.peek(tag::UTC_TIME) || list.peek(tag::GENERALIZED_TIME);
+    let is_time =
+        |list: &DerReader<'_>| list.peek(tag::UTC_TIME) || list.peek(tag::GENERALIZED_TIME);
     if is_time(&list) {
         instant(&mut list)?;
     }
@@ -117,7 +119,7 @@ pub(super) fn check_revocation_list(der: &[u8]) -> std::result::Result<(), Strin
 }
 
 /// Verifies the extensions of a revocation list or of one of its entries.
-fn check_list_extensions(mut extensions: Reader<'_>) -> std::result::Result<(), String> {
+fn check_list_extensions(mut extensions: DerReader<'_>) -> std::result::Result<(), String> {
     let not_der = || NOT_DER.to_owned();
     let mut seen: Vec<&[u8]> = Vec::new();
     while !extensions.is_empty() {
@@ -318,12 +320,12 @@ const NOT_DER: &str = "it is not DER";
 /// # Errors
 /// A certificate that Go refuses, or that two verifiers could read differently.
 pub(super) fn parse(der: &[u8]) -> Result<Parsed<'_>> {
-    let Envelope {
+    let SignedParts {
         tbs,
         algorithm: outer_algorithm,
         signature,
     } = envelope(der)?;
-    let mut body = Reader::new(tbs.content);
+    let mut body = DerReader::new(tbs.content);
     let version = version(&mut body)?;
     let serial = body
         .integer()
@@ -383,15 +385,15 @@ pub(super) fn parse(der: &[u8]) -> Result<Parsed<'_>> {
 }
 
 /// The three parts of a certificate.
-struct Envelope<'a> {
+struct SignedParts<'a> {
     tbs: Element<'a>,
     /// Content of the AlgorithmIdentifier.
     algorithm: &'a [u8],
     signature: &'a [u8],
 }
 
-fn envelope(der: &[u8]) -> Result<Envelope<'_>> {
-    let mut input = Reader::new(der);
+fn envelope(der: &[u8]) -> Result<SignedParts<'_>> {
+    let mut input = DerReader::new(der);
     let mut outer = input
         .read(tag::SEQUENCE)
         .ok_or_else(|| damaged("it is not a SEQUENCE with a minimal length"))?;
@@ -414,14 +416,14 @@ fn envelope(der: &[u8]) -> Result<Envelope<'_>> {
     outer
         .end()
         .ok_or_else(|| damaged("bytes follow the signature"))?;
-    Ok(Envelope {
+    Ok(SignedParts {
         tbs,
         algorithm,
         signature,
     })
 }
 
-fn version(body: &mut Reader<'_>) -> Result<u8> {
+fn version(body: &mut DerReader<'_>) -> Result<u8> {
     let wrong = || field("version", "it is not 1, 2 or 3");
     match body.optional(tag::constructed(0)).ok_or_else(wrong)? {
         None => Ok(1),
@@ -440,7 +442,7 @@ fn version(body: &mut Reader<'_>) -> Result<u8> {
 
 /// Splits an AlgorithmIdentifier's content into the identifier and the parameters. Go: `parseAI`.
 fn algorithm(content: &[u8]) -> Option<(&[u8], &[u8])> {
-    let mut reader = Reader::new(content);
+    let mut reader = DerReader::new(content);
     let oid = reader.oid()?;
     let parameters = reader.rest();
     if !reader.is_empty() {
@@ -450,7 +452,7 @@ fn algorithm(content: &[u8]) -> Option<(&[u8], &[u8])> {
     Some((oid, parameters))
 }
 
-fn name_element<'a>(body: &mut Reader<'a>, what: &'static str) -> Result<&'a [u8]> {
+fn name_element<'a>(body: &mut DerReader<'a>, what: &'static str) -> Result<&'a [u8]> {
     let name = body
         .element(tag::SEQUENCE)
         .ok_or_else(|| field(what, NOT_DER))?;
@@ -464,7 +466,7 @@ fn name_element<'a>(body: &mut Reader<'a>, what: &'static str) -> Result<&'a [u8
 /// The problem, in words.
 pub(super) fn attributes(der: &[u8]) -> std::result::Result<Vec<Attribute<'_>>, String> {
     let damaged = || NOT_DER.to_owned();
-    let mut input = Reader::new(der);
+    let mut input = DerReader::new(der);
     let mut sets = input.read(tag::SEQUENCE).ok_or_else(damaged)?;
     input.end().ok_or_else(damaged)?;
     let mut found = Vec::new();
@@ -526,7 +528,7 @@ fn is_printable(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b" '()+,-./:=?*&".contains(&byte)
 }
 
-fn validity(body: &mut Reader<'_>) -> Result<(OffsetDateTime, OffsetDateTime)> {
+fn validity(body: &mut DerReader<'_>) -> Result<(OffsetDateTime, OffsetDateTime)> {
     let wrong = || field("validity", NOT_DER);
     let mut pair = body.read(tag::SEQUENCE).ok_or_else(wrong)?;
     let (from, to) = (time(&mut pair)?, time(&mut pair)?);
@@ -536,7 +538,7 @@ fn validity(body: &mut Reader<'_>) -> Result<(OffsetDateTime, OffsetDateTime)> {
 
 /// Parses a UTCTime or a GeneralizedTime with seconds and `Z` (RFC 5280, 4.1.2.5). Unlike other verifiers, Go's `parseTime`
 /// also accepts a UTCTime without seconds and offsets from UTC.
-fn time(reader: &mut Reader<'_>) -> Result<OffsetDateTime> {
+fn time(reader: &mut DerReader<'_>) -> Result<OffsetDateTime> {
     let element = reader.any().ok_or_else(|| field("validity", NOT_DER))?;
     let read = || {
         let digits = element.content.strip_suffix(b"Z")?;
@@ -591,7 +593,7 @@ const NULL: &[u8] = &[5, 0];
 /// `parsePublicKey`.
 fn public_key(content: &[u8]) -> Result<Option<&'static str>> {
     let wrong = |problem: &str| field("public key", problem);
-    let mut reader = Reader::new(content);
+    let mut reader = DerReader::new(content);
     let identifier = reader
         .read(tag::SEQUENCE)
         .ok_or_else(|| wrong(NOT_DER))?
@@ -633,7 +635,7 @@ fn public_key(content: &[u8]) -> Result<Option<&'static str>> {
 
 fn ec_key(parameters: &[u8], point: &[u8]) -> Result<Option<&'static str>> {
     let wrong = |problem: &str| field("public key", problem);
-    let curve: &'static dyn VerificationAlgorithm = match Reader::new(parameters).oid() {
+    let curve: &'static dyn VerificationAlgorithm = match DerReader::new(parameters).oid() {
         Some(OID_P256) => &ECDSA_P256_SHA256_ASN1,
         Some(OID_P384) => &ECDSA_P384_SHA384_ASN1,
         Some(OID_P521) => &ECDSA_P521_SHA512_ASN1,
@@ -654,11 +656,11 @@ fn ec_key(parameters: &[u8], point: &[u8]) -> Result<Option<&'static str>> {
 
 fn dsa_key(parameters: &[u8], key: &[u8]) -> Result<Option<&'static str>> {
     let wrong = |problem: &str| field("public key", problem);
-    let mut numbers = Reader::new(parameters)
+    let mut numbers = DerReader::new(parameters)
         .read(tag::SEQUENCE)
         .ok_or_else(|| wrong("the parameters of a DSA key are not DER"))?;
     let found = [
-        Reader::new(key).integer(),
+        DerReader::new(key).integer(),
         numbers.integer(),
         numbers.integer(),
         numbers.integer(),
@@ -677,7 +679,7 @@ fn is_positive(number: &[u8]) -> bool {
 /// Go: `parsePublicKey`, and `checkPublicKey` of `crypto/internal/fips140/rsa` for unusable keys.
 fn rsa_key(pkcs1: &[u8]) -> Result<Option<&'static str>> {
     let wrong = |problem: &str| field("public key", problem);
-    let mut reader = Reader::new(pkcs1);
+    let mut reader = DerReader::new(pkcs1);
     let mut numbers = reader
         .read(tag::SEQUENCE)
         .ok_or_else(|| wrong("it is not an RSAPublicKey"))?;
@@ -704,7 +706,7 @@ fn rsa_key(pkcs1: &[u8]) -> Result<Option<&'static str>> {
     })
 }
 
-fn all_extensions(mut explicit: Reader<'_>) -> Result<Extensions> {
+fn all_extensions(mut explicit: DerReader<'_>) -> Result<Extensions> {
     let wrong = || field("extensions", NOT_DER);
     let mut list = explicit.read(tag::SEQUENCE).ok_or_else(wrong)?;
     explicit.end().ok_or_else(wrong)?;
@@ -750,7 +752,7 @@ const MAX_EXTENSIONS: usize = 64;
 
 impl Extensions {
     /// Go: `processExtensions`.
-    fn add(&mut self, oid: &[u8], critical: bool, value: Reader<'_>) -> Result<()> {
+    fn add(&mut self, oid: &[u8], critical: bool, value: DerReader<'_>) -> Result<()> {
         let (name, handled) = match oid {
             [0x55, 0x1d, 14] => ("subjectKeyIdentifier", self.subject_key(critical, value)),
             [0x55, 0x1d, 15] => ("keyUsage", self.usage(value)),
@@ -779,7 +781,7 @@ impl Extensions {
     }
 
     /// Go: `processExtensions`, case 14.
-    fn subject_key(&mut self, critical: bool, mut value: Reader<'_>) -> Handled {
+    fn subject_key(&mut self, critical: bool, mut value: DerReader<'_>) -> Handled {
         if critical {
             return Err(CRITICAL);
         }
@@ -792,7 +794,7 @@ impl Extensions {
     }
 
     /// Go: `parseAuthorityKeyIdentifier`.
-    fn authority_key(&mut self, critical: bool, mut value: Reader<'_>) -> Handled {
+    fn authority_key(&mut self, critical: bool, mut value: DerReader<'_>) -> Handled {
         if critical {
             return Err(CRITICAL);
         }
@@ -810,7 +812,7 @@ impl Extensions {
     }
 
     /// Go: `parseKeyUsageExtension`. Go treats an extension without usages as absent; here it allows no usage.
-    fn usage(&mut self, mut value: Reader<'_>) -> Handled {
+    fn usage(&mut self, mut value: DerReader<'_>) -> Handled {
         let (bytes, _) = value
             .bits()
             .ok_or("it is not a BIT STRING with clear padding")?;
@@ -825,7 +827,7 @@ impl Extensions {
     }
 
     /// Go: `parseBasicConstraintsExtension`.
-    fn basic(&mut self, mut value: Reader<'_>) -> Handled {
+    fn basic(&mut self, mut value: DerReader<'_>) -> Handled {
         let mut fields = value.read(tag::SEQUENCE).ok_or(NOT_DER)?;
         value.end().ok_or(TRAILING)?;
         let ca = match fields.peek(tag::BOOLEAN) {
@@ -845,7 +847,7 @@ impl Extensions {
     }
 
     /// Go: `parseSANExtension`. Go ignores names with a tag of the wrong form, such as a constructed dNSName.
-    fn alternative_names(&mut self, mut value: Reader<'_>) -> Handled {
+    fn alternative_names(&mut self, mut value: DerReader<'_>) -> Handled {
         let whole = value.rest();
         let mut list = value.read(tag::SEQUENCE).ok_or(NOT_DER)?;
         value.end().ok_or(TRAILING)?;
@@ -892,7 +894,7 @@ impl Extensions {
     }
 
     /// Go: `parseExtKeyUsageExtension`. Go treats an empty list as no restriction; RFC 5280, 4.2.1.12, requires an entry.
-    fn extended(&mut self, mut value: Reader<'_>) -> Handled {
+    fn extended(&mut self, mut value: DerReader<'_>) -> Handled {
         let mut list = value.read(tag::SEQUENCE).ok_or(NOT_DER)?;
         value.end().ok_or(TRAILING)?;
         let mut usages = Vec::new();
@@ -908,13 +910,13 @@ impl Extensions {
     }
 
     /// Go: `parseNameConstraintsExtension`.
-    fn constraints(&mut self, mut value: Reader<'_>) -> Handled {
+    fn constraints(&mut self, mut value: DerReader<'_>) -> Handled {
         let mut sides = value.read(tag::SEQUENCE).ok_or(NOT_DER)?;
         value.end().ok_or(TRAILING)?;
         let permitted = sides.optional(tag::constructed(0)).ok_or(NOT_DER)?;
         let excluded = sides.optional(tag::constructed(1)).ok_or(NOT_DER)?;
         sides.end().ok_or(TRAILING)?;
-        let empty = |side: &Option<Reader<'_>>| side.is_none_or(|side| side.is_empty());
+        let empty = |side: &Option<DerReader<'_>>| side.is_none_or(|side| side.is_empty());
         if empty(&permitted) && empty(&excluded) {
             return Err("it constrains nothing");
         }
@@ -933,7 +935,7 @@ impl Extensions {
     }
 
     /// Go: `parseCertificatePoliciesExtension`.
-    fn certificate_policies(&mut self, mut value: Reader<'_>) -> Handled {
+    fn certificate_policies(&mut self, mut value: DerReader<'_>) -> Handled {
         let mut list = value.read(tag::SEQUENCE).ok_or(NOT_DER)?;
         value.end().ok_or(TRAILING)?;
         let mut seen = std::collections::BTreeSet::new();
@@ -953,7 +955,7 @@ impl Extensions {
     }
 
     /// Go: `processExtensions`, case 33.
-    fn policy_mappings(&mut self, mut value: Reader<'_>) -> Handled {
+    fn policy_mappings(&mut self, mut value: DerReader<'_>) -> Handled {
         let mut list = value.read(tag::SEQUENCE).ok_or(NOT_DER)?;
         value.end().ok_or(TRAILING)?;
         while !list.is_empty() {
@@ -966,7 +968,7 @@ impl Extensions {
     }
 
     /// Go: `processExtensions`, case 36. Go ignores negative numbers.
-    fn policy_constraints(&mut self, mut value: Reader<'_>) -> Handled {
+    fn policy_constraints(&mut self, mut value: DerReader<'_>) -> Handled {
         const NOT_A_NUMBER: &str = "a number is negative, too large or not in its shortest form";
         let mut fields = value.read(tag::SEQUENCE).ok_or(NOT_DER)?;
         value.end().ok_or(TRAILING)?;
@@ -981,7 +983,7 @@ impl Extensions {
     }
 
     /// Go: `processExtensions`, case 54.
-    fn inhibit_any_policy(&mut self, mut value: Reader<'_>) -> Handled {
+    fn inhibit_any_policy(&mut self, mut value: DerReader<'_>) -> Handled {
         let number = value
             .unsigned()
             .ok_or("it is not a small INTEGER in its shortest form")?;
@@ -998,7 +1000,7 @@ const TRAILING: &str = "bytes follow its last field";
 const CRITICAL: &str = "it is marked critical, which RFC 5280 forbids";
 
 /// Go: `newOIDFromDER`.
-fn policy_oid(reader: &mut Reader<'_>) -> std::result::Result<Vec<u8>, &'static str> {
+fn policy_oid(reader: &mut DerReader<'_>) -> std::result::Result<Vec<u8>, &'static str> {
     const WRONG: &str = "a policy is not an object identifier";
     let content = reader.element(tag::OID).ok_or(WRONG)?.content;
     let mut starts = true;
@@ -1015,7 +1017,7 @@ fn policy_oid(reader: &mut Reader<'_>) -> std::result::Result<Vec<u8>, &'static 
 }
 
 impl Subtrees {
-    fn read(&mut self, mut list: Reader<'_>) -> Handled {
+    fn read(&mut self, mut list: DerReader<'_>) -> Handled {
         let mut handled = true;
         while !list.is_empty() {
             let mut subtree = list.read(tag::SEQUENCE).ok_or(NOT_DER)?;
@@ -1081,7 +1083,7 @@ fn network(content: &[u8]) -> std::result::Result<(Vec<u8>, Vec<u8>), &'static s
 }
 
 /// Go: `processExtensions`, case 31.
-fn distribution_points(mut value: Reader<'_>) -> Handled {
+fn distribution_points(mut value: DerReader<'_>) -> Handled {
     let mut list = value.read(tag::SEQUENCE).ok_or(NOT_DER)?;
     value.end().ok_or(TRAILING)?;
     while !list.is_empty() {
@@ -1105,7 +1107,7 @@ fn distribution_points(mut value: Reader<'_>) -> Handled {
 }
 
 /// Go: `processExtensions`, authorityInfoAccess.
-fn authority_info(critical: bool, mut value: Reader<'_>) -> Handled {
+fn authority_info(critical: bool, mut value: DerReader<'_>) -> Handled {
     if critical {
         return Err(CRITICAL);
     }

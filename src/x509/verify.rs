@@ -10,7 +10,7 @@ use time::OffsetDateTime;
 use super::certificate::Certificate;
 use super::chain::{Chain, TrustBundle};
 use super::key::{KeyAlgorithm, KeyType, PublicKey};
-use super::path::{self, Path, Refusal};
+use super::path::{self, Path, PathRefusal};
 use super::profile::{ExtendedUsage, Profile, Tolerance};
 use super::strict::KeyPurpose;
 use super::text::{hex, rfc3339};
@@ -19,7 +19,7 @@ use super::text::{hex, rfc3339};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message is the documentation")]
-pub enum Difference {
+pub enum CertDifference {
     #[error("it is for another key: certificate sha256:{found}, key sha256:{wanted}")]
     PublicKey { wanted: String, found: String },
     #[error("key is {found}, wanted {wanted}")]
@@ -120,7 +120,7 @@ pub fn satisfies(
     key: &PublicKey,
     trust: &TrustBundle,
     now: OffsetDateTime,
-) -> Vec<Difference> {
+) -> Vec<CertDifference> {
     let leaf = chain.leaf();
     let mut found = Vec::new();
     compare_key(leaf, profile, key, &mut found);
@@ -128,10 +128,10 @@ pub fn satisfies(
     compare_sans(leaf, profile, tolerance, &mut found);
     compare_usages(leaf, profile, tolerance, &mut found);
     if now > leaf.not_after() {
-        found.push(Difference::Expired(rfc3339(leaf.not_after())));
+        found.push(CertDifference::Expired(rfc3339(leaf.not_after())));
     }
     if now < leaf.not_before() {
-        found.push(Difference::NotYetValid(rfc3339(leaf.not_before())));
+        found.push(CertDifference::NotYetValid(rfc3339(leaf.not_before())));
     }
     found.extend(path_differences(chain, trust, now));
     found
@@ -150,20 +150,20 @@ pub fn path_differences(
     chain: &Chain,
     trust: &TrustBundle,
     now: OffsetDateTime,
-) -> Vec<Difference> {
+) -> Vec<CertDifference> {
     let mut found = Vec::new();
     if chain.leaf().is_ca() {
-        found.push(Difference::IsCa);
+        found.push(CertDifference::IsCa);
     }
     compare_path(chain, trust, now, &mut found);
     found
 }
 
 /// Returns the usages that a leaf lacks, and whether it is a CA certificate. Additional usages are ignored.
-pub fn usage_differences(leaf: &Certificate, usages: &[ExtendedUsage]) -> Vec<Difference> {
+pub fn usage_differences(leaf: &Certificate, usages: &[ExtendedUsage]) -> Vec<CertDifference> {
     let mut found = Vec::new();
     if leaf.is_ca() {
-        found.push(Difference::IsCa);
+        found.push(CertDifference::IsCa);
     }
     compare_extended_usages(leaf, usages, &mut found);
     compare_key_usage(leaf, &mut found);
@@ -175,7 +175,7 @@ pub fn verifies(chain: &Chain, trust: &TrustBundle, now: OffsetDateTime) -> bool
     let leaf = chain.leaf();
     let differences = path_differences(chain, trust, now);
     let is_kubeadm_rule =
-        |difference: &Difference| matches!(difference, Difference::NotUnderFirst { .. });
+        |difference: &CertDifference| matches!(difference, CertDifference::NotUnderFirst { .. });
     differences.iter().all(is_kubeadm_rule) && now >= leaf.not_before() && now <= leaf.not_after()
 }
 
@@ -183,16 +183,16 @@ fn compare_key(
     leaf: &Certificate,
     profile: &Profile,
     key: &PublicKey,
-    found: &mut Vec<Difference>,
+    found: &mut Vec<CertDifference>,
 ) {
     if leaf.public_key() != key {
-        found.push(Difference::PublicKey {
+        found.push(CertDifference::PublicKey {
             wanted: hex(&key.sha256()),
             found: hex(&leaf.public_key().sha256()),
         });
     }
     if *leaf.public_key().key_type() != KeyType::Known(profile.key) {
-        found.push(Difference::KeyAlgorithm {
+        found.push(CertDifference::KeyAlgorithm {
             wanted: profile.key,
             found: leaf.public_key().key_type().to_string(),
         });
@@ -200,11 +200,11 @@ fn compare_key(
 }
 
 /// Compares subjects as sets of (type, value), since signers reorder and re-encode the attributes.
-fn compare_subject(leaf: &Certificate, profile: &Profile, found: &mut Vec<Difference>) {
+fn compare_subject(leaf: &Certificate, profile: &Profile, found: &mut Vec<CertDifference>) {
     let subject = leaf.subject();
     let names: Vec<_> = subject.values("CN").collect();
     if names != [profile.subject.common_name.as_str()] {
-        found.push(Difference::CommonName {
+        found.push(CertDifference::CommonName {
             wanted: profile.subject.common_name.clone(),
             found: names.join(", "),
         });
@@ -212,15 +212,15 @@ fn compare_subject(leaf: &Certificate, profile: &Profile, found: &mut Vec<Differ
     let wanted = &profile.subject.organizations;
     for organization in wanted {
         if !subject.values("O").any(|value| value == organization) {
-            found.push(Difference::OrganizationMissing(organization.clone()));
+            found.push(CertDifference::OrganizationMissing(organization.clone()));
         }
     }
     for (kind, value) in subject.attributes() {
         match kind {
             "CN" => {}
             "O" if wanted.iter().any(|organization| organization == value) => {}
-            "O" => found.push(Difference::OrganizationExtra(value.to_owned())),
-            _ => found.push(Difference::SubjectAttribute(format!("{kind}={value}"))),
+            "O" => found.push(CertDifference::OrganizationExtra(value.to_owned())),
+            _ => found.push(CertDifference::SubjectAttribute(format!("{kind}={value}"))),
         }
     }
 }
@@ -229,36 +229,42 @@ fn compare_sans(
     leaf: &Certificate,
     profile: &Profile,
     tolerance: Tolerance,
-    found: &mut Vec<Difference>,
+    found: &mut Vec<CertDifference>,
 ) {
-    let own_name = |name: &String| tolerance.own_name && *name == profile.subject.common_name;
+    let own_name =
+        |name: &String| tolerance.common_name_as_dns && *name == profile.subject.common_name;
     let (wanted_dns, wanted_ips) = (&profile.sans.dns, &profile.sans.ips);
     let missing_dns = wanted_dns
         .iter()
         .filter(|name| !leaf.dns_names().contains(name));
-    found.extend(missing_dns.cloned().map(Difference::DnsMissing));
+    found.extend(missing_dns.cloned().map(CertDifference::DnsMissing));
     let missing_ips = wanted_ips
         .iter()
         .filter(|ip| !leaf.ip_addresses().contains(ip));
-    found.extend(missing_ips.copied().map(Difference::IpMissing));
+    found.extend(missing_ips.copied().map(CertDifference::IpMissing));
     let extra_dns = leaf
         .dns_names()
         .iter()
         .filter(|name| !wanted_dns.contains(name) && !own_name(name));
-    found.extend(extra_dns.cloned().map(Difference::DnsExtra));
+    found.extend(extra_dns.cloned().map(CertDifference::DnsExtra));
     let extra_ips = leaf
         .ip_addresses()
         .iter()
         .filter(|ip| !wanted_ips.contains(ip));
-    found.extend(extra_ips.copied().map(Difference::IpExtra));
-    found.extend(leaf.other_names().iter().cloned().map(Difference::SanExtra));
+    found.extend(extra_ips.copied().map(CertDifference::IpExtra));
+    found.extend(
+        leaf.other_names()
+            .iter()
+            .cloned()
+            .map(CertDifference::SanExtra),
+    );
 }
 
 fn compare_usages(
     leaf: &Certificate,
     profile: &Profile,
     tolerance: Tolerance,
-    found: &mut Vec<Difference>,
+    found: &mut Vec<CertDifference>,
 ) {
     compare_extended_usages(leaf, &profile.usages, found);
     let tolerated: &[ExtendedUsage] = match tolerance.extra_usages {
@@ -269,7 +275,7 @@ fn compare_usages(
     let allowed: Vec<KeyPurpose> = allowed.copied().map(KeyPurpose::from).collect();
     for purpose in leaf.sorted_purposes() {
         if !allowed.contains(purpose) {
-            found.push(Difference::UsageExtra(purpose.clone()));
+            found.push(CertDifference::UsageExtra(purpose.clone()));
         }
     }
     compare_key_usage(leaf, found);
@@ -278,27 +284,27 @@ fn compare_usages(
 fn compare_extended_usages(
     leaf: &Certificate,
     wanted: &[ExtendedUsage],
-    found: &mut Vec<Difference>,
+    found: &mut Vec<CertDifference>,
 ) {
     let has = leaf.purposes().unwrap_or_default();
     let missing = wanted
         .iter()
         .filter(|usage| !has.contains(&KeyPurpose::from(**usage)));
-    found.extend(missing.copied().map(Difference::UsageMissing));
+    found.extend(missing.copied().map(CertDifference::UsageMissing));
 }
 
-fn compare_key_usage(leaf: &Certificate, found: &mut Vec<Difference>) {
+fn compare_key_usage(leaf: &Certificate, found: &mut Vec<CertDifference>) {
     // Without the extension, every usage is allowed (RFC 5280, 4.2.1.3).
     if let Some(usage) = leaf.key_usage() {
         if !usage.digital_signature {
-            found.push(Difference::KeyUsageMissing("digital signature"));
+            found.push(CertDifference::KeyUsageMissing("digital signature"));
         }
         // Its only use is TLS key exchange by RSA encryption, so an EC key does not need it.
         if !usage.key_encipherment && leaf.public_key().key_type().is_rsa() {
-            found.push(Difference::KeyUsageMissing("key encipherment"));
+            found.push(CertDifference::KeyUsageMissing("key encipherment"));
         }
         if usage.cert_sign {
-            found.push(Difference::CertSign);
+            found.push(CertDifference::CertSign);
         }
     }
 }
@@ -307,18 +313,18 @@ fn compare_path(
     chain: &Chain,
     trust: &TrustBundle,
     now: OffsetDateTime,
-    found: &mut Vec<Difference>,
+    found: &mut Vec<CertDifference>,
 ) {
     let bytes = chain.handshake_size();
     if bytes > GO_CERTIFICATE_MESSAGE_LIMIT {
-        found.push(Difference::HandshakeSize {
+        found.push(CertDifference::HandshakeSize {
             bytes,
             limit: GO_CERTIFICATE_MESSAGE_LIMIT,
         });
     }
     let weak = chain.leaf().weak_signature();
     if let Some(algorithm) = weak {
-        found.push(Difference::WeakSignature {
+        found.push(CertDifference::WeakSignature {
             subject: chain.leaf().subject().to_string(),
             algorithm,
         });
@@ -334,7 +340,7 @@ fn compare_path(
             let first = trust.first();
             // A path that already ends at the first certificate needs no second search.
             if used.anchor != first && path(chain, std::slice::from_ref(first), now).is_err() {
-                found.push(Difference::NotUnderFirst {
+                found.push(CertDifference::NotUnderFirst {
                     anchor: used.anchor.subject().to_string(),
                     first: first.subject().to_string(),
                 });
@@ -350,12 +356,12 @@ fn path<'a>(
     chain: &'a Chain,
     anchors: &'a [Certificate],
     now: OffsetDateTime,
-) -> Result<Path<'a>, Difference> {
+) -> Result<Path<'a>, CertDifference> {
     let moment = moment(chain.leaf(), now);
     let limit = path::GO_CANDIDATE_LIMIT;
     path::build(chain.leaf(), chain.intermediates(), anchors, moment, limit).map_err(|refusal| {
         match (refusal, chain.damaged()) {
-            (Refusal::NoIssuer, Some(why)) => Difference::DamagedIssuer(why.to_owned()),
+            (PathRefusal::NoIssuer, Some(why)) => CertDifference::DamagedIssuer(why.to_owned()),
             (refusal, _) => difference(refusal, chain.leaf(), anchors, now),
         }
     })
@@ -391,14 +397,14 @@ pub fn along_path(chain: Chain, trust: &TrustBundle, now: OffsetDateTime) -> Cha
 
 /// Converts the reason for a missing path.
 fn difference(
-    refusal: Refusal<'_>,
+    refusal: PathRefusal<'_>,
     leaf: &Certificate,
     anchors: &[Certificate],
     now: OffsetDateTime,
-) -> Difference {
-    let path = |why: String| Difference::Path(why);
+) -> CertDifference {
+    let path = |why: String| CertDifference::Path(why);
     match refusal {
-        Refusal::NoIssuer => Difference::UntrustedIssuer {
+        PathRefusal::NoIssuer => CertDifference::UntrustedIssuer {
             issuer: leaf.issuer().to_string(),
             anchors: anchors
                 .iter()
@@ -406,27 +412,27 @@ fn difference(
                 .collect::<Vec<_>>()
                 .join(" or "),
         },
-        Refusal::Weak(certificate, algorithm) => Difference::WeakSignature {
+        PathRefusal::Weak(certificate, algorithm) => CertDifference::WeakSignature {
             subject: certificate.subject().to_string(),
             algorithm,
         },
-        Refusal::Algorithm(certificate) => path(format!(
+        PathRefusal::Algorithm(certificate) => path(format!(
             "the signature algorithm of {} is not supported",
             certificate.subject()
         )),
-        Refusal::NotACa(issuer) => path(format!(
+        PathRefusal::NotACa(issuer) => path(format!(
             "an issuer in it is not a CA certificate: {}",
             issuer.subject()
         )),
-        Refusal::MayNotSign(issuer) => path(format!(
+        PathRefusal::MayNotSign(issuer) => path(format!(
             "the key usage of {} does not allow it to sign certificates",
             issuer.subject()
         )),
-        Refusal::UnusableKey(issuer, why) => path(format!(
+        PathRefusal::UnusableKey(issuer, why) => path(format!(
             "the key of {} cannot verify signatures: {why}",
             issuer.subject()
         )),
-        Refusal::CriticalExtension(certificate) => {
+        PathRefusal::CriticalExtension(certificate) => {
             let extensions = certificate.extensions();
             let oid = extensions.unhandled_critical.as_deref().unwrap_or_default();
             path(format!(
@@ -434,7 +440,7 @@ fn difference(
                 certificate.subject()
             ))
         }
-        Refusal::Time(issuer, is_anchor) => {
+        PathRefusal::Time(issuer, is_anchor) => {
             let whose = if is_anchor {
                 "authority's"
             } else {
@@ -447,31 +453,31 @@ fn difference(
                 ))
             })
         }
-        Refusal::PathLength => Difference::PathLength,
-        Refusal::TooLong => path(format!(
+        PathRefusal::PathLength => CertDifference::PathLength,
+        PathRefusal::TooLong => path(format!(
             "it has more than {} intermediate certificates",
             path::MAX_INTERMEDIATES
         )),
-        Refusal::Usage(certificate) => path(format!(
+        PathRefusal::Usage(certificate) => path(format!(
             "{} does not allow the extended key usage",
             certificate.subject()
         )),
-        Refusal::Policies => path("its certificate policies are not valid".to_owned()),
-        Refusal::NameConstraint => Difference::NameConstraint,
-        Refusal::TooManyCandidates => path(
+        PathRefusal::Policies => path("its certificate policies are not valid".to_owned()),
+        PathRefusal::NameConstraint => CertDifference::NameConstraint,
+        PathRefusal::TooManyCandidates => path(
             "too many certificates have the name of an issuer: remove those that do not lead to the authority".to_owned(),
         ),
-        Refusal::Webpki(error) => webpki_difference(error),
+        PathRefusal::Webpki(error) => webpki_difference(error),
     }
 }
 
-fn webpki_difference(error: webpki::Error) -> Difference {
+fn webpki_difference(error: webpki::Error) -> CertDifference {
     use webpki::Error;
-    let path = |why: &str| Difference::Path(why.to_owned());
+    let path = |why: &str| CertDifference::Path(why.to_owned());
     match error {
-        Error::UnsupportedCertVersion => Difference::NoExtensions,
-        Error::NameConstraintViolation => Difference::NameConstraint,
-        Error::PathLenConstraintViolated => Difference::PathLength,
+        Error::UnsupportedCertVersion => CertDifference::NoExtensions,
+        Error::NameConstraintViolation => CertDifference::NameConstraint,
+        Error::PathLenConstraintViolated => CertDifference::PathLength,
         Error::UnsupportedCriticalExtension => {
             path("a certificate in it has a critical extension that is not supported")
         }
@@ -483,7 +489,7 @@ fn webpki_difference(error: webpki::Error) -> Difference {
     }
 }
 
-fn issuer_differences(path: &Path<'_>, now: OffsetDateTime) -> Vec<Difference> {
+fn issuer_differences(path: &Path<'_>, now: OffsetDateTime) -> Vec<CertDifference> {
     let intermediates = path
         .intermediates
         .iter()
@@ -499,16 +505,16 @@ fn issuer_validity(
     whose: &'static str,
     issuer: &Certificate,
     now: OffsetDateTime,
-) -> Option<Difference> {
+) -> Option<CertDifference> {
     let subject = issuer.subject().to_string();
     if now > issuer.not_after() {
-        Some(Difference::IssuerExpired {
+        Some(CertDifference::IssuerExpired {
             whose,
             subject,
             at: rfc3339(issuer.not_after()),
         })
     } else if now < issuer.not_before() {
-        Some(Difference::IssuerNotYetValid {
+        Some(CertDifference::IssuerNotYetValid {
             whose,
             subject,
             at: rfc3339(issuer.not_before()),

@@ -13,7 +13,7 @@ pub const MAX_LISTED_FAULTS: usize = 50;
 
 /// Position: file, line and column, both counted from 1. Line 0 means the file as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct Position {
     /// File name as the caller gave it, or the name of another source such as a command-line option.
     pub file: Arc<str>,
     /// Line, from 1; 0 for the source as a whole.
@@ -22,10 +22,10 @@ pub struct Place {
     pub column: usize,
 }
 
-impl Place {
+impl Position {
     /// Returns the position of a source as a whole.
     pub fn whole(file: &str) -> Self {
-        Place {
+        Position {
             file: Arc::from(file),
             line: 0,
             column: 0,
@@ -33,7 +33,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.line == 0 {
             f.write_str(&self.file)
@@ -46,7 +46,7 @@ impl fmt::Display for Place {
 /// Whether a fault prevents the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Severity {
+pub enum FaultSeverity {
     /// Accepted, but reported.
     Warning,
     /// Prevents the run.
@@ -57,9 +57,9 @@ pub enum Severity {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// Error or warning.
-    pub severity: Severity,
+    pub severity: FaultSeverity,
     /// Position.
-    pub place: Place,
+    pub place: Position,
     /// Path of the field, as in `networking.serviceSubnet`; empty if the fault concerns no field.
     pub field: String,
     /// Problem.
@@ -72,7 +72,7 @@ impl Fault {
     /// Returns the same value for two reports of one fault; the corrections may differ.
     fn identity(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
-        let Place { file, line, column } = &self.place;
+        let Position { file, line, column } = &self.place;
         (file, line, column, &self.field, &self.message).hash(&mut hasher);
         hasher.finish()
     }
@@ -114,7 +114,7 @@ impl Serialize for Fault {
 pub struct Faults {
     listed: Vec<Fault>,
     /// Hashes of all faults, listed or not.
-    seen: HashSet<(Severity, u64)>,
+    seen: HashSet<(FaultSeverity, u64)>,
     /// Number of errors among them.
     errors: u32,
     /// The count of unlisted faults, for each severity that has any.
@@ -149,25 +149,25 @@ impl Faults {
     }
 
     /// Returns whether further faults of this severity are only counted.
-    pub(super) fn is_full(&self, severity: Severity) -> bool {
+    pub(super) fn is_full(&self, severity: FaultSeverity) -> bool {
         let same = self.listed.iter().filter(|f| f.severity == severity);
         same.count() >= MAX_LISTED_FAULTS
     }
 
     /// Records a fault; returns false if it was recorded before.
-    fn record(&mut self, severity: Severity, identity: u64) -> bool {
+    fn record(&mut self, severity: FaultSeverity, identity: u64) -> bool {
         let is_new = self.seen.insert((severity, identity));
-        self.errors += u32::from(is_new && severity == Severity::Error);
+        self.errors += u32::from(is_new && severity == FaultSeverity::Error);
         is_new
     }
 
     /// Updates the number of faults that are not listed.
-    fn count_remainder(&mut self, severity: Severity, place: &Place) {
+    fn count_remainder(&mut self, severity: FaultSeverity, place: &Position) {
         let same = self.listed.iter().filter(|f| f.severity == severity);
         let errors = usize::try_from(self.errors).unwrap_or(usize::MAX);
         let (what, all) = match severity {
-            Severity::Error => ("errors", errors),
-            Severity::Warning => ("warnings", self.seen.len().saturating_sub(errors)),
+            FaultSeverity::Error => ("errors", errors),
+            FaultSeverity::Warning => ("warnings", self.seen.len().saturating_sub(errors)),
         };
         let more = all.saturating_sub(same.count());
         let message = format!("… and {more} more {what}; at most {MAX_LISTED_FAULTS} are listed");
@@ -175,7 +175,7 @@ impl Faults {
             Some(remainder) => remainder.message = message,
             None => self.remainders.push(Fault {
                 severity,
-                place: Place::whole(&place.file),
+                place: Position::whole(&place.file),
                 field: String::new(),
                 message,
                 fix: String::new(),
@@ -190,12 +190,12 @@ impl Faults {
 
     /// Returns the errors.
     pub fn errors(&self) -> impl Iterator<Item = &Fault> {
-        self.iter().filter(|f| f.severity == Severity::Error)
+        self.iter().filter(|f| f.severity == FaultSeverity::Error)
     }
 
     /// Returns the warnings.
     pub fn warnings(&self) -> impl Iterator<Item = &Fault> {
-        self.iter().filter(|f| f.severity == Severity::Warning)
+        self.iter().filter(|f| f.severity == FaultSeverity::Warning)
     }
 
     /// Returns true if there is an error.
@@ -283,33 +283,33 @@ impl IntoIterator for Faults {
 
 /// Position of a field in which a fault may be found later, when other fields are known.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Spot {
+pub struct FieldPosition {
     /// Position of the value.
-    pub place: Place,
+    pub place: Position,
     /// Path of the field.
     pub field: String,
 }
 
-impl Spot {
+impl FieldPosition {
     /// Returns the position of a source without lines, such as the host name or a command-line option.
     pub fn whole(source: &str) -> Self {
-        Spot {
-            place: Place::whole(source),
+        FieldPosition {
+            place: Position::whole(source),
             field: String::new(),
         }
     }
 
     /// Returns an error at this position.
     pub fn error(&self, message: impl Into<String>, fix: impl Into<String>) -> Fault {
-        self.fault(Severity::Error, message.into(), fix.into())
+        self.fault(FaultSeverity::Error, message.into(), fix.into())
     }
 
     /// Returns a warning at this position.
     pub fn warning(&self, message: impl Into<String>, fix: impl Into<String>) -> Fault {
-        self.fault(Severity::Warning, message.into(), fix.into())
+        self.fault(FaultSeverity::Warning, message.into(), fix.into())
     }
 
-    fn fault(&self, severity: Severity, message: String, fix: String) -> Fault {
+    fn fault(&self, severity: FaultSeverity, message: String, fix: String) -> Fault {
         Fault {
             severity,
             place: self.place.clone(),

@@ -1,6 +1,6 @@
 //! Forms of the values in the configuration: their JSON Schema, their documentation, and how they are read.
 //!
-//! Settings are declared with [`settings!`](super::settings) as tables of [`Key`]s. Faults are reported to the field's
+//! Settings are declared with [`settings!`](super::settings) as tables of [`MapKey`]s. Faults are reported to the field's
 //! walk.
 
 use std::fmt;
@@ -13,7 +13,7 @@ use crate::yaml::{Field, Map, parse_duration};
 
 /// The form of a value.
 #[derive(Clone, Copy)]
-pub enum Form {
+pub enum ValueForm {
     /// Exactly this text.
     Const(&'static str),
     /// Any text.
@@ -22,9 +22,9 @@ pub enum Form {
     Path,
     /// A private file with a secret; see [`SecretFile`].
     Secret,
-    /// As [`Form::Secret`], for a file that every user may read.
+    /// As [`ValueForm::Secret`], for a file that every user may read.
     Public,
-    /// As [`Form::Secret`], for a kubeconfig: it must be private if it contains a credential.
+    /// As [`ValueForm::Secret`], for a kubeconfig: it must be private if it contains a credential.
     Kubeconfig,
     /// The absolute path of a private file with a secret.
     SecretPath,
@@ -45,21 +45,21 @@ pub enum Form {
     /// A text for all certificates, or a map from certificate names and `default` to texts.
     PerCertificate,
     /// A list of values.
-    List(&'static Form),
+    List(&'static ValueForm),
     /// A map from free names to values.
-    Map(&'static Form),
+    Map(&'static ValueForm),
     /// A map with these keys.
-    Block(&'static [Key]),
+    Block(&'static [MapKey]),
     /// A definition in `$defs` of the schema document, with a short description of its form.
     Defined(&'static str, &'static str),
 }
 
 /// One key of a map.
-pub struct Key {
+pub struct MapKey {
     /// Name. A dot in it names a map within the map.
     pub name: &'static str,
     /// Form of the value.
-    pub form: Form,
+    pub form: ValueForm,
     /// Meaning, as a sentence.
     pub meaning: &'static str,
     /// Whether the key must be set.
@@ -67,13 +67,13 @@ pub struct Key {
     /// Returns the default as written in the configuration.
     pub default: fn() -> Option<Value>,
     /// Further keys of the same map.
-    pub beside: &'static [Key],
+    pub beside: &'static [MapKey],
 }
 
-impl Key {
+impl MapKey {
     /// A key without a default.
-    pub const fn new(name: &'static str, form: Form, meaning: &'static str) -> Key {
-        Key {
+    pub const fn new(name: &'static str, form: ValueForm, meaning: &'static str) -> MapKey {
+        MapKey {
             name,
             form,
             meaning,
@@ -107,17 +107,17 @@ impl Key {
 }
 
 /// A value of the configuration with its full path: a row of the documentation.
-pub struct Row {
+pub struct SchemaRow {
     /// Path from the top of the map. `[]` is a list item, `*` a free name.
     pub path: String,
     /// Form of the value, or of the item.
-    pub form: Form,
+    pub form: ValueForm,
     /// The key that declares it.
-    pub key: &'static Key,
+    pub key: &'static MapKey,
 }
 
 /// Lists every value below these keys, in the order of declaration.
-pub fn rows(prefix: &str, keys: &'static [Key]) -> Vec<Row> {
+pub fn rows(prefix: &str, keys: &'static [MapKey]) -> Vec<SchemaRow> {
     let mut all = Vec::new();
     for key in keys {
         add_rows(&mut all, super::walk::join(prefix, key.name), key.form, key);
@@ -126,17 +126,17 @@ pub fn rows(prefix: &str, keys: &'static [Key]) -> Vec<Row> {
     all
 }
 
-fn add_rows(all: &mut Vec<Row>, path: String, form: Form, key: &'static Key) {
+fn add_rows(all: &mut Vec<SchemaRow>, path: String, form: ValueForm, key: &'static MapKey) {
     match form {
-        Form::Block(keys) => all.extend(rows(&path, keys)),
-        Form::List(item) => add_rows(all, format!("{path}[]"), *item, key),
-        Form::Map(value) => add_rows(all, format!("{path}.*"), *value, key),
-        form => all.push(Row { path, form, key }),
+        ValueForm::Block(keys) => all.extend(rows(&path, keys)),
+        ValueForm::List(item) => add_rows(all, format!("{path}[]"), *item, key),
+        ValueForm::Map(value) => add_rows(all, format!("{path}.*"), *value, key),
+        form => all.push(SchemaRow { path, form, key }),
     }
 }
 
 /// Renders these rows as a Markdown table: key, form, default, meaning.
-pub fn markdown(rows: &[Row]) -> String {
+pub fn markdown(rows: &[SchemaRow]) -> String {
     let mut text = "| key | form | default | meaning |\n| --- | --- | --- | --- |\n".to_owned();
     for row in rows {
         let default = match (row.key.is_required, row.key.default_text()) {
@@ -156,34 +156,34 @@ pub fn markdown(rows: &[Row]) -> String {
     text
 }
 
-impl fmt::Display for Form {
+impl fmt::Display for ValueForm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = match self {
-            Form::Const(text) => return write!(f, "`{text}`"),
-            Form::Choice(choices) => return write!(f, "`{}`", choices().join("`, `")),
-            Form::Text => "text",
-            Form::Path => "absolute path",
-            Form::Secret => "private file, or `credential:NAME`",
-            Form::Public => "file, or `credential:NAME`",
-            Form::Kubeconfig => "kubeconfig file, or `credential:NAME`",
-            Form::SecretPath => "private file",
-            Form::Url => "http or https address",
-            Form::Duration => "duration",
-            Form::Pin => "SHA-256, 64 hex digits",
-            Form::Flag => "`true`, `false`",
-            Form::User => "user name or number",
-            Form::Percent => "percentage",
-            Form::Block(_) | Form::Map(_) => "map",
-            Form::PerCertificate => "text, or map from certificate names to texts",
-            Form::List(_) => "list",
-            Form::Defined(_, form) => form,
+            ValueForm::Const(text) => return write!(f, "`{text}`"),
+            ValueForm::Choice(choices) => return write!(f, "`{}`", choices().join("`, `")),
+            ValueForm::Text => "text",
+            ValueForm::Path => "absolute path",
+            ValueForm::Secret => "private file, or `credential:NAME`",
+            ValueForm::Public => "file, or `credential:NAME`",
+            ValueForm::Kubeconfig => "kubeconfig file, or `credential:NAME`",
+            ValueForm::SecretPath => "private file",
+            ValueForm::Url => "http or https address",
+            ValueForm::Duration => "duration",
+            ValueForm::Pin => "SHA-256, 64 hex digits",
+            ValueForm::Flag => "`true`, `false`",
+            ValueForm::User => "user name or number",
+            ValueForm::Percent => "percentage",
+            ValueForm::Block(_) | ValueForm::Map(_) => "map",
+            ValueForm::PerCertificate => "text, or map from certificate names to texts",
+            ValueForm::List(_) => "list",
+            ValueForm::Defined(_, form) => form,
         };
         f.write_str(text)
     }
 }
 
 /// Returns the JSON Schema of a map with these keys and no others.
-pub fn object(keys: &[Key]) -> Value {
+pub fn object(keys: &[MapKey]) -> Value {
     let mut properties = JsonMap::new();
     add_properties(&mut properties, keys);
     let mut object = json!({"type": "object", "additionalProperties": false});
@@ -195,7 +195,7 @@ pub fn object(keys: &[Key]) -> Value {
     object
 }
 
-fn add_properties(properties: &mut JsonMap<String, Value>, keys: &[Key]) {
+fn add_properties(properties: &mut JsonMap<String, Value>, keys: &[MapKey]) {
     for key in keys {
         let mut schema = schema_of(key.form);
         if let Some(schema) = schema.as_object_mut() {
@@ -219,33 +219,35 @@ fn add_properties(properties: &mut JsonMap<String, Value>, keys: &[Key]) {
     }
 }
 
-fn schema_of(form: Form) -> Value {
+fn schema_of(form: ValueForm) -> Value {
     match form {
-        Form::Const(text) => json!({"const": text}),
-        Form::Text => json!({"type": "string"}),
-        Form::Path | Form::SecretPath => json!({"type": "string", "pattern": "^/"}),
-        Form::Secret | Form::Public | Form::Kubeconfig => {
+        ValueForm::Const(text) => json!({"const": text}),
+        ValueForm::Text => json!({"type": "string"}),
+        ValueForm::Path | ValueForm::SecretPath => json!({"type": "string", "pattern": "^/"}),
+        ValueForm::Secret | ValueForm::Public | ValueForm::Kubeconfig => {
             json!({"type": "string", "pattern": "^(/|credential:[^/]+$)"})
         }
-        Form::Url => json!({"type": "string", "pattern": "^https?://"}),
-        Form::Duration => json!({"type": "string", "pattern": DURATION_PATTERN}),
-        Form::Percent => json!({"type": "string", "pattern": PERCENT_PATTERN}),
-        Form::Pin => {
+        ValueForm::Url => json!({"type": "string", "pattern": "^https?://"}),
+        ValueForm::Duration => json!({"type": "string", "pattern": DURATION_PATTERN}),
+        ValueForm::Percent => json!({"type": "string", "pattern": PERCENT_PATTERN}),
+        ValueForm::Pin => {
             json!({"type": "string", "pattern": "^(sha256:)?([0-9a-fA-F]{2}:?){31}[0-9a-fA-F]{2}$"})
         }
-        Form::Flag => json!({"type": "boolean"}),
-        Form::User => json!({"type": ["string", "integer"]}),
-        Form::Choice(choices) => json!({"enum": choices()}),
-        Form::PerCertificate => json!({
+        ValueForm::Flag => json!({"type": "boolean"}),
+        ValueForm::User => json!({"type": ["string", "integer"]}),
+        ValueForm::Choice(choices) => json!({"enum": choices()}),
+        ValueForm::PerCertificate => json!({
             "oneOf": [
                 {"type": "string"},
                 {"type": "object", "additionalProperties": {"type": "string"}}
             ]
         }),
-        Form::List(item) => json!({"type": "array", "items": schema_of(*item)}),
-        Form::Map(value) => json!({"type": "object", "additionalProperties": schema_of(*value)}),
-        Form::Block(keys) => object(keys),
-        Form::Defined(name, _) => json!({"$ref": format!("#/$defs/{name}")}),
+        ValueForm::List(item) => json!({"type": "array", "items": schema_of(*item)}),
+        ValueForm::Map(value) => {
+            json!({"type": "object", "additionalProperties": schema_of(*value)})
+        }
+        ValueForm::Block(keys) => object(keys),
+        ValueForm::Defined(name, _) => json!({"$ref": format!("#/$defs/{name}")}),
     }
 }
 

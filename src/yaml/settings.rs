@@ -23,14 +23,14 @@ use std::time::Duration;
 
 use serde_json::{Map as JsonMap, Value as Json, json};
 
-use super::schema::{Form, Key, SecretFile, absolute, duration, pin};
+use super::schema::{MapKey, SecretFile, ValueForm, absolute, duration, pin};
 use super::{Field, Map, format_duration};
 use crate::x509::hex;
 
 /// A type that the value of a setting may have.
 pub trait Setting: Sized {
     /// The form in which the value is written.
-    const FORM: Form;
+    const FORM: ValueForm;
 
     /// Reads the value. Returns `None` if it is invalid; the fault is then reported.
     fn read(field: &Field<'_>) -> Option<Self>;
@@ -40,9 +40,9 @@ pub trait Setting: Sized {
 }
 
 /// A map of settings.
-pub trait Block: Sized {
+pub trait SettingsBlock: Sized {
     /// Its keys.
-    const KEYS: &'static [Key];
+    const KEYS: &'static [MapKey];
 
     /// Reads the keys. Returns `None` if a required key is missing or invalid; the fault is then reported.
     fn read_keys(map: &Map<'_>) -> Option<Self>;
@@ -59,7 +59,7 @@ pub trait Block: Sized {
 }
 
 /// Reads a block, and reports unknown keys.
-pub fn read_block<T: Block>(field: &Field<'_>) -> Option<T> {
+pub fn read_block<T: SettingsBlock>(field: &Field<'_>) -> Option<T> {
     let map = field.map()?;
     let block = T::read_keys(&map);
     map.finish();
@@ -67,7 +67,7 @@ pub fn read_block<T: Block>(field: &Field<'_>) -> Option<T> {
 }
 
 /// Returns the value of a key of a block. A dot in the key names a map within the block's map.
-pub fn get<'a>(map: &Map<'a>, key: &str, keys: &[Key]) -> Option<Field<'a>> {
+pub fn get<'a>(map: &Map<'a>, key: &str, keys: &[MapKey]) -> Option<Field<'a>> {
     let Some((outer, inner)) = key.split_once('.') else {
         return map.get(key);
     };
@@ -108,7 +108,7 @@ pub fn if_set(flag: &bool) -> Option<Json> {
 }
 
 impl Setting for bool {
-    const FORM: Form = Form::Flag;
+    const FORM: ValueForm = ValueForm::Flag;
 
     fn read(field: &Field<'_>) -> Option<Self> {
         field.boolean()
@@ -120,7 +120,7 @@ impl Setting for bool {
 }
 
 impl Setting for String {
-    const FORM: Form = Form::Text;
+    const FORM: ValueForm = ValueForm::Text;
 
     fn read(field: &Field<'_>) -> Option<Self> {
         field.string()
@@ -132,7 +132,7 @@ impl Setting for String {
 }
 
 impl Setting for Duration {
-    const FORM: Form = Form::Duration;
+    const FORM: ValueForm = ValueForm::Duration;
 
     fn read(field: &Field<'_>) -> Option<Self> {
         duration(Some(field.clone())).map(|(_, duration)| duration)
@@ -144,7 +144,7 @@ impl Setting for Duration {
 }
 
 impl Setting for PathBuf {
-    const FORM: Form = Form::Path;
+    const FORM: ValueForm = ValueForm::Path;
 
     fn read(field: &Field<'_>) -> Option<Self> {
         absolute(field)
@@ -156,7 +156,7 @@ impl Setting for PathBuf {
 }
 
 impl Setting for SecretFile {
-    const FORM: Form = Form::Secret;
+    const FORM: ValueForm = ValueForm::Secret;
 
     fn read(field: &Field<'_>) -> Option<Self> {
         SecretFile::read(field)
@@ -168,7 +168,7 @@ impl Setting for SecretFile {
 }
 
 impl Setting for [u8; 32] {
-    const FORM: Form = Form::Pin;
+    const FORM: ValueForm = ValueForm::Pin;
 
     fn read(field: &Field<'_>) -> Option<Self> {
         pin(field)
@@ -180,7 +180,7 @@ impl Setting for [u8; 32] {
 }
 
 impl<T: Setting> Setting for Option<T> {
-    const FORM: Form = T::FORM;
+    const FORM: ValueForm = T::FORM;
 
     fn read(field: &Field<'_>) -> Option<Self> {
         T::read(field).map(Some)
@@ -193,7 +193,7 @@ impl<T: Setting> Setting for Option<T> {
 
 /// Invalid items are reported and left out.
 impl<T: Setting> Setting for Vec<T> {
-    const FORM: Form = Form::List(&T::FORM);
+    const FORM: ValueForm = ValueForm::List(&T::FORM);
 
     fn read(field: &Field<'_>) -> Option<Self> {
         Some(field.list()?.iter().filter_map(T::read).collect())
@@ -206,7 +206,7 @@ impl<T: Setting> Setting for Vec<T> {
 
 /// The values are taken as written: they may be secrets, and no fault may quote them.
 impl Setting for BTreeMap<String, String> {
-    const FORM: Form = Form::Map(&Form::Text);
+    const FORM: ValueForm = ValueForm::Map(&ValueForm::Text);
 
     fn read(field: &Field<'_>) -> Option<Self> {
         let entries = field.map()?.named().into_iter();
@@ -226,7 +226,7 @@ impl Setting for BTreeMap<String, String> {
 macro_rules! choice_setting {
     ($($name:ty),+ $(,)?) => {
         $(impl $crate::yaml::settings::Setting for $name {
-            const FORM: $crate::yaml::schema::Form = $crate::yaml::schema::Form::Choice(|| {
+            const FORM: $crate::yaml::schema::ValueForm = $crate::yaml::schema::ValueForm::Choice(|| {
                 <$name>::ALL.into_iter().map(<$name>::as_str).collect()
             });
 
@@ -269,9 +269,9 @@ macro_rules! settings {
             $($($(#[$also_attribute])* $also_visibility $also: $also_type,)+)?
         }
 
-        impl $crate::yaml::settings::Block for $name {
-            const KEYS: &'static [$crate::yaml::schema::Key] = &[$(
-                $crate::yaml::schema::Key {
+        impl $crate::yaml::settings::SettingsBlock for $name {
+            const KEYS: &'static [$crate::yaml::schema::MapKey] = &[$(
+                $crate::yaml::schema::MapKey {
                     name: $key,
                     form: $crate::yaml::settings::settings!(@form [$type] [$($form)?] [$($flat)?]),
                     meaning: concat!($($meaning),+),
@@ -349,9 +349,9 @@ macro_rules! settings {
             )+
         }
     ) => {
-        impl $crate::yaml::settings::Block for $name {
-            const KEYS: &'static [$crate::yaml::schema::Key] = &[$(
-                $crate::yaml::schema::Key {
+        impl $crate::yaml::settings::SettingsBlock for $name {
+            const KEYS: &'static [$crate::yaml::schema::MapKey] = &[$(
+                $crate::yaml::schema::MapKey {
                     name: $key,
                     form: $crate::yaml::settings::settings!(@form [$type] [$($form)?] []),
                     meaning: concat!($($meaning),+),
@@ -384,8 +384,8 @@ macro_rules! settings {
     };
     (@setting $name:ty) => {
         impl $crate::yaml::settings::Setting for $name {
-            const FORM: $crate::yaml::schema::Form = $crate::yaml::schema::Form::Block(
-                <$name as $crate::yaml::settings::Block>::KEYS,
+            const FORM: $crate::yaml::schema::ValueForm = $crate::yaml::schema::ValueForm::Block(
+                <$name as $crate::yaml::settings::SettingsBlock>::KEYS,
             );
 
             fn read(field: &$crate::yaml::Field<'_>) -> Option<Self> {
@@ -393,13 +393,13 @@ macro_rules! settings {
             }
 
             fn shown(&self) -> Option<serde_json::Value> {
-                Some($crate::yaml::settings::Block::shown_keys(self))
+                Some($crate::yaml::settings::SettingsBlock::shown_keys(self))
             }
         }
     };
     (@form [$type:ty] [] []) => { <$type as $crate::yaml::settings::Setting>::FORM };
     (@form [$type:ty] [$form:expr] []) => { $form };
-    (@form [$type:ty] [] [$flat:ident]) => { $crate::yaml::schema::Form::Url };
+    (@form [$type:ty] [] [$flat:ident]) => { $crate::yaml::schema::ValueForm::Url };
     (@required []) => { false };
     (@required [$example:literal]) => { true };
     (@beside []) => { &[] };
@@ -471,8 +471,8 @@ macro_rules! one_of {
         }
 
         impl $crate::yaml::settings::Setting for $name {
-            const FORM: $crate::yaml::schema::Form = $crate::yaml::schema::Form::Block(&[$(
-                $crate::yaml::schema::Key {
+            const FORM: $crate::yaml::schema::ValueForm = $crate::yaml::schema::ValueForm::Block(&[$(
+                $crate::yaml::schema::MapKey {
                     name: $key,
                     form: <$type as $crate::yaml::settings::Setting>::FORM,
                     meaning: concat!($($meaning),+),

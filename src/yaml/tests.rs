@@ -12,7 +12,7 @@ fn fault(text: &str) -> String {
 fn counts_lines_and_columns_from_one() {
     let node = one("a: 1\nb:\n  - x\n  - y: z\n");
     let y = match &node.get("b").unwrap().kind {
-        Kind::Seq(items) => items[1].get("y").unwrap().clone(),
+        NodeKind::Seq(items) => items[1].get("y").unwrap().clone(),
         _ => panic!(),
     };
     assert_eq!(y.place.to_string(), "t.yaml:4:8");
@@ -116,7 +116,7 @@ fn keeps_and_reports_duplicate_keys() {
     let node = one("a: 1\nb: {c: 1, c: 2}\na: 2\n");
     assert_eq!(node.get("a").unwrap().text(), Some("2"));
     let mut faults = Faults::default();
-    node.duplicates(Severity::Error, &mut faults);
+    node.duplicates(FaultSeverity::Error, &mut faults);
     assert_eq!(
         faults.to_string(),
         "t.yaml:2:11: b.c: is given twice, first in line 2 (keep one of them)\n\
@@ -313,7 +313,7 @@ fn walked(text: &str, strict: bool) -> Faults {
     }
     map.finish();
     let mut faults = walk.into_faults();
-    documents[0].duplicates(Severity::Error, &mut faults);
+    documents[0].duplicates(FaultSeverity::Error, &mut faults);
     faults
 }
 
@@ -339,7 +339,7 @@ fn lists_first_faults_and_counts_the_others() {
     assert!(last.message.contains("9950 more"), "{last}");
     // Many warnings do not hide errors.
     let mut mixed = walked(&text, false);
-    mixed.push(Spot::whole("big.yaml").error("is wrong", "correct it"));
+    mixed.push(FieldPosition::whole("big.yaml").error("is wrong", "correct it"));
     assert!(mixed.has_errors());
     assert!(mixed.to_string().contains("is wrong"));
 }
@@ -362,7 +362,7 @@ fn reads_large_documents_in_time_that_grows_with_their_size() {
     }
     let mut base = parse("a", &unknown).unwrap().remove(0);
     base.overlay(parse("b", &unknown).unwrap().remove(0));
-    let Kind::Map(entries) = &base.kind else {
+    let NodeKind::Map(entries) = &base.kind else {
         panic!("not a map")
     };
     assert_eq!(entries.len(), 30_000);
@@ -384,7 +384,7 @@ fn refuses_keys_that_would_make_every_path_long() {
 fn names_nested_duplicates_by_their_path() {
     let documents = parse("d.yaml", "a:\n- b: {c: 1, c: 2}\n").unwrap();
     let mut faults = Faults::default();
-    documents[0].duplicates(Severity::Error, &mut faults);
+    documents[0].duplicates(FaultSeverity::Error, &mut faults);
     assert_eq!(faults.iter().next().unwrap().field, "a[0].b.c");
 }
 

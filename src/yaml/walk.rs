@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use zeroize::Zeroizing;
 
-use super::{Entry, Fault, Faults, Kind, Node, Severity, Spot, Value};
+use super::{Fault, FaultSeverity, Faults, FieldPosition, MapEntry, Node, NodeKind, Value};
 
 /// One pass over one or several documents of a schema, which collects the faults.
 pub struct Walk {
@@ -61,8 +61,8 @@ impl<'a> Field<'a> {
     }
 
     /// Returns the position, for a fault that may be found later.
-    pub fn spot(&self) -> Spot {
-        Spot {
+    pub fn spot(&self) -> FieldPosition {
+        FieldPosition {
             place: self.node.place.clone(),
             field: self.path.clone(),
         }
@@ -98,7 +98,7 @@ impl<'a> Field<'a> {
     /// Returns the value as a map, or reports a fault.
     pub fn map(&self) -> Option<Map<'a>> {
         match &self.node.kind {
-            Kind::Map(entries) => Some(Map {
+            NodeKind::Map(entries) => Some(Map {
                 field: self.clone(),
                 entries,
                 known: RefCell::default(),
@@ -113,7 +113,7 @@ impl<'a> Field<'a> {
     /// Returns the value as a list, or reports a fault.
     pub fn list(&self) -> Option<Vec<Field<'a>>> {
         match &self.node.kind {
-            Kind::Seq(items) => Some(
+            NodeKind::Seq(items) => Some(
                 items
                     .iter()
                     .enumerate()
@@ -134,7 +134,7 @@ impl<'a> Field<'a> {
 
     /// Returns the value as text, or reports a fault. Like for kubeadm, unquoted numbers and booleans are not text.
     pub fn string(&self) -> Option<String> {
-        let Kind::Scalar(scalar) = &self.node.kind else {
+        let NodeKind::Scalar(scalar) = &self.node.kind else {
             self.wrong_kind("text", "write the text after the colon");
             return None;
         };
@@ -158,7 +158,7 @@ impl<'a> Field<'a> {
 
     /// Returns the value as text that no message may repeat, or reports a fault.
     pub fn secret(&self) -> Option<Zeroizing<String>> {
-        let Kind::Scalar(scalar) = &self.node.kind else {
+        let NodeKind::Scalar(scalar) = &self.node.kind else {
             self.wrong_kind("text", "write the text after the colon");
             return None;
         };
@@ -175,14 +175,14 @@ impl<'a> Field<'a> {
     /// Returns the scalar as written, for values with their own grammar, or reports a fault.
     pub fn written(&self) -> Option<String> {
         match &self.node.kind {
-            Kind::Scalar(scalar) => Some(scalar.text.to_string()),
+            NodeKind::Scalar(scalar) => Some(scalar.text.to_string()),
             _ => self.string(),
         }
     }
 
     /// Returns the value as a whole number, or reports a fault.
     pub fn integer(&self) -> Option<i64> {
-        if let Kind::Scalar(scalar) = &self.node.kind
+        if let NodeKind::Scalar(scalar) = &self.node.kind
             && let Value::Int(number) = scalar.resolve()
         {
             return Some(number);
@@ -193,7 +193,7 @@ impl<'a> Field<'a> {
 
     /// Returns the value as a boolean, or reports a fault.
     pub fn boolean(&self) -> Option<bool> {
-        if let Kind::Scalar(scalar) = &self.node.kind
+        if let NodeKind::Scalar(scalar) = &self.node.kind
             && let Value::Bool(flag) = scalar.resolve()
         {
             return Some(flag);
@@ -206,7 +206,7 @@ impl<'a> Field<'a> {
 /// A map during a walk. Records which keys the schema knows.
 pub struct Map<'a> {
     field: Field<'a>,
-    entries: &'a [Entry],
+    entries: &'a [MapEntry],
     known: RefCell<Vec<String>>,
 }
 
@@ -241,7 +241,7 @@ impl<'a> Map<'a> {
         named
     }
 
-    fn child(&self, entry: &'a Entry, pattern: String) -> Option<Field<'a>> {
+    fn child(&self, entry: &'a MapEntry, pattern: String) -> Option<Field<'a>> {
         (!entry.value.is_null()).then(|| Field {
             walk: self.field.walk,
             node: &entry.value,
@@ -266,8 +266,8 @@ impl<'a> Map<'a> {
         let known = self.known.borrow();
         let names: HashSet<&str> = known.iter().map(String::as_str).collect();
         let severity = match self.field.walk.strict {
-            true => Severity::Error,
-            false => Severity::Warning,
+            true => FaultSeverity::Error,
+            false => FaultSeverity::Warning,
         };
         for entry in self.entries {
             if names.contains(entry.key.as_str()) {
@@ -275,13 +275,13 @@ impl<'a> Map<'a> {
             }
             if self.field.walk.faults.borrow().is_full(severity) {
                 // The fault is only counted and needs no advice.
-                let spot = Spot {
+                let spot = FieldPosition {
                     place: entry.place.clone(),
                     field: String::new(),
                 };
                 self.field.walk.push(match severity {
-                    Severity::Error => spot.error("unknown key", ""),
-                    Severity::Warning => spot.warning("unknown field", ""),
+                    FaultSeverity::Error => spot.error("unknown key", ""),
+                    FaultSeverity::Warning => spot.warning("unknown field", ""),
                 });
                 continue;
             }
@@ -297,7 +297,7 @@ impl<'a> Map<'a> {
                 }
                 (None, false) => "it has no effect; remove it".to_owned(),
             };
-            let spot = Spot {
+            let spot = FieldPosition {
                 place: entry.place.clone(),
                 field: join(&self.field.path, &entry.key),
             };

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use nodepki::spec::schedule::{self, Life, Rotation};
-use nodepki::store::{Issued, Root};
+use nodepki::spec::schedule::{self, CertLife, Rotation};
+use nodepki::store::{IssuedRecord, NodeRoot};
 use nodepki::x509::{KeyAlgorithm, PrivateKey};
 use tempfile::TempDir;
 use time::OffsetDateTime;
@@ -31,7 +31,7 @@ pub(crate) struct Daemon {
     dir: TempDir,
     child: Child,
     notifications: UnixDatagram,
-    issued: BTreeMap<String, Issued>,
+    issued: BTreeMap<String, IssuedRecord>,
 }
 
 impl Daemon {
@@ -104,7 +104,7 @@ certificateValidityPeriod: {lifetime}
                 break;
             }
         }
-        let root = Root::open(self.dir.path().join("root")).unwrap();
+        let root = NodeRoot::open(self.dir.path().join("root")).unwrap();
         let issued = root.issued().unwrap().into_iter();
         self.issued = issued
             .map(|(name, issued)| (name.to_string(), issued))
@@ -121,7 +121,7 @@ certificateValidityPeriod: {lifetime}
         }
         due.into_iter()
             .map(|(name, issued)| {
-                let life = Life {
+                let life = CertLife {
                     issued_at: issued.at,
                     not_after: issued.not_after,
                 };

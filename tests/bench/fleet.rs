@@ -8,8 +8,8 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;
 
-use nodepki::daemon::wake::{Agenda, Ended, Next, Open};
-use nodepki::spec::schedule::{self, Due, Life, Percent, Rotation, Window};
+use nodepki::daemon::wake::{Agenda, NextAction, OpenIssue, StepResult};
+use nodepki::spec::schedule::{self, CertLife, DueState, Percent, Rotation, Window};
 use time::macros::datetime;
 use time::{Duration, OffsetDateTime};
 
@@ -164,7 +164,7 @@ struct Fleet {
 
 struct Node {
     name: String,
-    life: Life,
+    life: CertLife,
     agenda: Agenda,
 }
 
@@ -187,8 +187,8 @@ impl Fleet {
         }
     }
 
-    fn life(&self, issued_at: OffsetDateTime) -> Life {
-        Life {
+    fn life(&self, issued_at: OffsetDateTime) -> CertLife {
+        CertLife {
             issued_at,
             not_after: issued_at + self.lifetime,
         }
@@ -216,30 +216,35 @@ impl Fleet {
             let node = &mut nodes[index];
             loop {
                 match node.agenda.next(now, ran(now)) {
-                    Next::Step(_) => {
+                    NextAction::Step(_) => {
                         let ended = self.step(node, now, &mut requests);
                         node.agenda.stepped(ended, now);
                     }
-                    Next::Sleep(alarm) => {
+                    NextAction::Sleep(alarm) => {
                         alarms.push(Reverse((alarm.unwrap(), index)));
                         break;
                     }
-                    Next::Lists => panic!("there are none"),
+                    NextAction::Lists => panic!("there are none"),
                 }
             }
         }
         requests
     }
 
-    fn step(&self, node: &mut Node, now: OffsetDateTime, requests: &mut Vec<Request>) -> Ended {
+    fn step(
+        &self,
+        node: &mut Node,
+        now: OffsetDateTime,
+        requests: &mut Vec<Request>,
+    ) -> StepResult {
         let (mut next, mut open) = (None, None);
-        if let Due::Now { .. } = schedule::due(&node.life, &self.rotation, &node.name, now) {
+        if let DueState::Now { .. } = schedule::due(&node.life, &self.rotation, &node.name, now) {
             assert!(now < node.life.not_after, "{} is late", node.name);
             let at = now - START;
             requests.push(Request { at });
             if self.outage.as_ref().is_some_and(|it| it.contains(&at)) {
                 next = Some(schedule::retry_at(Some(&node.life), &node.name, now));
-                open = Some(Open::Trouble {
+                open = Some(OpenIssue::Trouble {
                     what: "the signer is unreachable".to_owned(),
                     person: false,
                 });
@@ -249,11 +254,11 @@ impl Fleet {
         }
         let next = next.unwrap_or_else(|| {
             match schedule::due(&node.life, &self.rotation, &node.name, now) {
-                Due::Later { at } | Due::Waits { at, .. } => at,
-                Due::Now { .. } => panic!("what was just renewed is due"),
+                DueState::Later { at } | DueState::Waits { at, .. } => at,
+                DueState::Now { .. } => panic!("what was just renewed is due"),
             }
         });
-        Ended {
+        StepResult {
             next: Some(next),
             ends: Some(node.life.not_after),
             open,

@@ -675,9 +675,9 @@ fn creates_kubeconfig_of_administrator() {
 }
 
 fn who_am_i(kubeconfig: &Path) -> Value {
-    use nodepki::cluster::api::{Access, Api, Resource};
+    use nodepki::cluster::api::{Api, ApiAccess, Resource};
     use nodepki::yaml::schema::SecretFile;
-    let access = Access::Kubeconfig {
+    let access = ApiAccess::Kubeconfig {
         file: SecretFile::Path(kubeconfig.to_owned()),
         timeout: Duration::from_secs(30),
     };

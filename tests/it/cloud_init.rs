@@ -11,7 +11,7 @@ mod wrapped;
 use std::fs;
 use std::process::Command;
 
-use nodepki::signer::Kind;
+use nodepki::signer::SignerKind;
 use nodepki::yaml;
 use serde_json::{Value, json};
 
@@ -84,7 +84,10 @@ fn edits_turn_joining_user_data_into_that_of_a_worker() {
     };
     let loaded =
         nodepki::kube::kubeadm::load(&[("kubeadm.yaml", file("/etc/nodepki/kubeadm.yaml"))]);
-    assert_eq!(loaded.role(), Some(nodepki::kube::kubeadm::Role::Worker));
+    assert_eq!(
+        loaded.role(),
+        Some(nodepki::kube::kubeadm::KubeadmRole::Worker)
+    );
     assert!(!loaded.faults().has_errors(), "{:?}", loaded.faults());
     let settings = file("/etc/nodepki/config.d/20-node.yaml");
     let fragments = [("20-node.yaml", settings)];
@@ -216,7 +219,7 @@ fn all() -> Vec<(String, String)> {
 #[test]
 fn every_kind_of_signer_has_a_part() {
     let names = signers();
-    for kind in Kind::ALL {
+    for kind in SignerKind::ALL {
         assert!(
             names.contains(&kind.to_string()),
             "cloud-init/signers/{kind}.yaml is missing"

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nodepki::process::confine::{Reach, confine, spawn};
+use nodepki::process::confine::{Rights, confine, spawn};
 use tempfile::TempDir;
 
 use crate::log::logged;
@@ -31,10 +31,10 @@ fn confined<T: Send>(
     programs: bool,
     act: impl FnOnce() -> T + Send,
 ) -> (T, String) {
-    let reach = Reach {
+    let reach = Rights {
         writes: writes.iter().map(|path| path.to_path_buf()).collect(),
         programs,
-        ..Reach::default()
+        ..Rights::default()
     };
     thread::scope(|scope| {
         let thread = scope.spawn(|| {

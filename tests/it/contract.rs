@@ -16,7 +16,7 @@ use std::fs;
 use std::path::Path;
 
 use nodepki::kube::names::Authority;
-use nodepki::signer::{Carry, Kind, Lookup};
+use nodepki::signer::{Carry, RequestLookup, SignerKind};
 
 use crate::signing::parsed;
 
@@ -28,7 +28,7 @@ macro_rules! contract {
         })+
 
         /// Every kind with the groups of clauses that it is tested by.
-        const KINDS: &[(Kind, &[&str])] = &[$((Kind::$kind, &[$(stringify!($group)),*])),+];
+        const KINDS: &[(SignerKind, &[&str])] = &[$((SignerKind::$kind, &[$(stringify!($group)),*])),+];
     };
 }
 
@@ -87,7 +87,7 @@ macro_rules! clauses {
         $(#[$attribute])*
         #[test]
         fn $clause() {
-            crate::contract::$file::$clause(&*crate::rig::rig(nodepki::signer::Kind::$kind));
+            crate::contract::$file::$clause(&*crate::rig::rig(nodepki::signer::SignerKind::$kind));
         }
     )+};
 }
@@ -108,7 +108,7 @@ contract! {
 
 #[test]
 fn covers_every_kind() {
-    for kind in Kind::ALL {
+    for kind in SignerKind::ALL {
         let groups = KINDS.iter().filter(|(listed, _)| *listed == kind);
         let [(_, groups)] = groups.collect::<Vec<_>>()[..] else {
             panic!("{kind} has no module, or several")
@@ -116,8 +116,8 @@ fn covers_every_kind() {
         let caps = &kind.about().caps;
         for (group, applies) in [
             ("every", true),
-            ("lookup", caps.lookup != Lookup::ByResubmit),
-            ("queue", caps.lookup == Lookup::ByName),
+            ("lookup", caps.lookup != RequestLookup::ByResubmit),
+            ("queue", caps.lookup == RequestLookup::ByName),
             ("recorded", !Recording::all(kind).is_empty()),
         ] {
             assert_eq!(groups.contains(&group), applies, "{kind}: {group}");
@@ -128,7 +128,7 @@ fn covers_every_kind() {
 #[test]
 fn loads_example_of_every_kind() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging/examples/signers");
-    for kind in Kind::ALL {
+    for kind in SignerKind::ALL {
         let text = fs::read_to_string(dir.join(format!("{kind}.yaml")))
             .unwrap_or_else(|_| panic!("{kind} has no example"));
         let settings = parsed(&text);

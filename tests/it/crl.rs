@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use nodepki::kube::names::{Authority, CertName};
-use nodepki::x509::{Chain, CrlError, RevocationList, Revocations, TrustBundle};
+use nodepki::x509::{AuthorityCrls, Chain, CrlError, RevocationList, TrustBundle};
 use time::macros::datetime;
 
 use crate::node::{Node, Ran};
@@ -411,7 +411,7 @@ fn tells_partial_crls_apart() {
         Chain::from_pem(&openssl(&sign, b"")).unwrap()
     };
     let second = leaf("crlDistributionPoints = URI:http://ca.example.com/2.crl\n");
-    let lists = |lists| Revocations::verified(lists, &trust, &[]).unwrap();
+    let lists = |lists| AuthorityCrls::verified(lists, &trust, &[]).unwrap();
     assert!(matches!(
         lists(place(1)).gap(&second),
         Some(CrlError::OtherPart { .. })
@@ -425,7 +425,7 @@ fn tells_partial_crls_apart() {
     let other = publisher.0.ca().join("ca.crt");
     let other = TrustBundle::from_pem(&fs::read(other).unwrap()).unwrap();
     let foreign = RevocationList::read_all(&publisher.make("ca", &[], DAY)).unwrap();
-    let foreign = Revocations::verified(foreign, &other, &[]).unwrap();
+    let foreign = AuthorityCrls::verified(foreign, &other, &[]).unwrap();
     assert!(matches!(
         foreign.gap(&second),
         Some(CrlError::NotAbout { .. })
@@ -444,18 +444,18 @@ fn writes_crl_of_leaves_first_and_accepts_intermediates_as_signers() {
     let lists = RevocationList::read_all(&both).unwrap();
     assert_eq!(lists.len(), 2);
     let (chain, _) = node.leaf(CertName::EtcdServer).unwrap();
-    let taken = Revocations::verified(lists, &trust, &[&chain]).unwrap();
+    let taken = AuthorityCrls::verified(lists, &trust, &[&chain]).unwrap();
     assert_eq!(taken.lists().len(), 1);
     assert_eq!(taken.lists()[0].issuer(), chain.leaf().issuer());
-    assert!(taken.obstacle(None, now()).is_none());
+    assert!(taken.reason_not_to_install(None, now()).is_none());
     let late = datetime!(2099-01-01 00:00 UTC);
     assert!(matches!(
-        taken.obstacle(None, late),
+        taken.reason_not_to_install(None, late),
         Some(CrlError::Stale { .. })
     ));
     let foreign = RevocationList::read_all(&other).unwrap();
     assert!(matches!(
-        Revocations::verified(foreign, &trust, &[&chain]),
+        AuthorityCrls::verified(foreign, &trust, &[&chain]),
         Err(CrlError::ForeignIssuer { .. })
     ));
 }

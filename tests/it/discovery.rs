@@ -12,7 +12,7 @@ use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use nodepki::agent::{ExitCode, Failure};
 use nodepki::cluster::discovery::{Discovered, discover};
 use nodepki::http::Files;
-use nodepki::kube::kubeadm::{Join, load};
+use nodepki::kube::kubeadm::{JoinDiscovery, load};
 use nodepki::x509::hex;
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -92,7 +92,7 @@ fn cluster() -> Gateway {
     gateway
 }
 
-fn read(discovery: &str) -> Join {
+fn read(discovery: &str) -> JoinDiscovery {
     let text = format!(
         "apiVersion: kubeadm.k8s.io/v1beta4\nkind: JoinConfiguration\nnodeRegistration: {{name: cp2}}\ndiscovery: {discovery}\n"
     );
@@ -102,11 +102,11 @@ fn read(discovery: &str) -> Join {
 }
 
 /// Returns a JoinConfiguration with discovery by token at this gateway, with these pins.
-fn by_token(gateway: &Gateway, pins: &[[u8; 32]]) -> Join {
+fn by_token(gateway: &Gateway, pins: &[[u8; 32]]) -> JoinDiscovery {
     by(gateway, pins, SECRET)
 }
 
-fn by(gateway: &Gateway, pins: &[[u8; 32]], secret: &str) -> Join {
+fn by(gateway: &Gateway, pins: &[[u8; 32]], secret: &str) -> JoinDiscovery {
     let pins: Vec<_> = pins
         .iter()
         .map(|pin| format!("'sha256:{}'", hex(pin)))
@@ -119,11 +119,11 @@ fn by(gateway: &Gateway, pins: &[[u8; 32]], secret: &str) -> Join {
     ))
 }
 
-fn found(join: &Join) -> Result<Discovered, Failure> {
+fn found(join: &JoinDiscovery) -> Result<Discovered, Failure> {
     found_with(join, Rc::new(PlainFiles))
 }
 
-fn found_with(join: &Join, files: Rc<dyn Files>) -> Result<Discovered, Failure> {
+fn found_with(join: &JoinDiscovery, files: Rc<dyn Files>) -> Result<Discovered, Failure> {
     run(async {
         let deadline = Instant::now() + Duration::from_secs(5);
         discover(join, files, None, now, deadline).await
@@ -133,7 +133,7 @@ fn found_with(join: &Join, files: Rc<dyn Files>) -> Result<Discovered, Failure> 
 
 /// Asserts that discovery fails with this exit code and these parts, and that the token is sent nowhere.
 #[track_caller]
-fn refused(gateway: &Gateway, join: &Join, code: ExitCode, words: &[&str]) {
+fn refused(gateway: &Gateway, join: &JoinDiscovery, code: ExitCode, words: &[&str]) {
     let failure = found(join).unwrap_err();
     let said = failure.to_string();
     for word in words {

@@ -10,9 +10,9 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use nodepki::commands::doctor::checks::{self, CHECKS, Inputs, Severity};
+use nodepki::commands::doctor::checks::{self, CHECKS, DiagnosisInputs, FindingSeverity};
 use nodepki::kube::names::Authority;
-use nodepki::store::Root;
+use nodepki::store::NodeRoot;
 use serde_json::Value;
 use tempfile::TempDir;
 use time::OffsetDateTime;
@@ -119,11 +119,11 @@ impl KubeadmNode {
 
     /// The findings at another time, from the library.
     fn at(&self, time: OffsetDateTime) -> BTreeSet<String> {
-        let root = Root::open(self.root()).unwrap();
-        let diagnosis = signing::run(checks::diagnose(&root, &Inputs::default(), time));
+        let root = NodeRoot::open(self.root()).unwrap();
+        let diagnosis = signing::run(checks::diagnose(&root, &DiagnosisInputs::default(), time));
         let findings = diagnosis.findings.iter();
         findings
-            .filter(|finding| finding.severity != Severity::Info)
+            .filter(|finding| finding.severity != FindingSeverity::Info)
             .map(|finding| format!("{} {}", finding.severity.as_str(), finding.id))
             .collect()
     }

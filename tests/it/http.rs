@@ -10,7 +10,9 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nodepki::http::{Call, Client, Endpoint, Error, Files, Identity, Kind, Response, Tls, Url};
+use nodepki::http::{
+    Call, Client, ClientIdentity, Endpoint, Files, HttpError, HttpErrorKind, HttpResponse, Tls, Url,
+};
 use nodepki::x509::hex;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc2822;
@@ -65,12 +67,12 @@ pub(crate) fn client(endpoint: Endpoint) -> Client {
     Client::new(endpoint, Rc::new(PlainFiles), OffsetDateTime::now_utc).unwrap()
 }
 
-fn get(endpoint: Endpoint) -> Result<Response, Error> {
+fn get(endpoint: Endpoint) -> Result<HttpResponse, HttpError> {
     run(client(endpoint).send(Call::get("/x")))
 }
 
 /// Returns the error's kind and its text with the advice.
-fn failure(result: Result<Response, Error>) -> (Kind, String) {
+fn failure(result: Result<HttpResponse, HttpError>) -> (HttpErrorKind, String) {
     let error = result.unwrap_err();
     let text = format!("{error}; {}", error.advice());
     assert!(!text.contains("report this"), "{text}");
@@ -78,7 +80,7 @@ fn failure(result: Result<Response, Error>) -> (Kind, String) {
 }
 
 #[track_caller]
-fn assert_fails(result: Result<Response, Error>, kind: &Kind, parts: &[&str]) {
+fn assert_fails(result: Result<HttpResponse, HttpError>, kind: &HttpErrorKind, parts: &[&str]) {
     let (found, text) = failure(result);
     assert_eq!(&found, kind, "{text}");
     for part in parts {
@@ -125,7 +127,7 @@ fn trusts_server_by_file_by_pem_and_by_system_roots_if_configured() {
     let system = Client::new(by_system, Rc::new(nothing), now).unwrap();
     assert_fails(
         run(system.send(Call::get("/x"))),
-        &Kind::Local,
+        &HttpErrorKind::Local,
         &["/etc/ssl/certs/ca-certificates.crt", "ca-certificates"],
     );
 }
@@ -135,7 +137,7 @@ fn trusts_no_server_without_configuration() {
     let gateway = answering(200);
     assert_fails(
         get(Endpoint::new(url(&gateway.url()))),
-        &Kind::Local,
+        &HttpErrorKind::Local,
         &[&gateway.url(), "configure the CA", "pin"],
     );
     assert_eq!(gateway.connections(), 0);
@@ -150,7 +152,7 @@ fn names_both_authorities_for_untrusted_server() {
     let file = other.ca_file().display().to_string();
     assert_fails(
         get(endpoint.clone()),
-        &Kind::Untrusted,
+        &HttpErrorKind::Untrusted,
         &[
             &gateway.url(),
             "(CN=gateway)",
@@ -162,7 +164,7 @@ fn names_both_authorities_for_untrusted_server() {
     endpoint.tls.ca_pem = Some(Issuer::new("other-ca").pem());
     assert_fails(
         get(endpoint),
-        &Kind::Untrusted,
+        &HttpErrorKind::Untrusted,
         &["CN=gateway-ca, and not below"],
     );
     assert!(gateway.requests().is_empty());
@@ -180,7 +182,7 @@ fn rejects_certificate_of_another_name_unless_configured() {
     let mut endpoint = endpoint(&gateway);
     assert_fails(
         get(endpoint.clone()),
-        &Kind::Untrusted,
+        &HttpErrorKind::Untrusted,
         &[
             "it is for vault.internal and not for 127.0.0.1",
             "server name",
@@ -214,10 +216,10 @@ fn rejects_expired_certificate_and_mentions_clock() {
         ..Options::default()
     });
     let parts = ["not valid at this machine's time", "clock"];
-    assert_fails(get(endpoint(&gateway)), &Kind::Untrusted, &parts);
+    assert_fails(get(endpoint(&gateway)), &HttpErrorKind::Untrusted, &parts);
     // A certificate that is pinned itself is still checked for its dates and its name.
     let pin = pinned(&gateway, &[gateway.pin()]);
-    assert_fails(get(pin.clone()), &Kind::Untrusted, &parts);
+    assert_fails(get(pin.clone()), &HttpErrorKind::Untrusted, &parts);
     let back_then = || now() - 10 * DAY;
     let client = Client::new(pin, Rc::new(PlainFiles), back_then).unwrap();
     assert!(run(client.send(Call::get("/x"))).unwrap().is_success());
@@ -228,7 +230,7 @@ fn rejects_expired_certificate_and_mentions_clock() {
     let client = Client::new(elsewhere, Rc::new(PlainFiles), back_then).unwrap();
     assert_fails(
         run(client.send(Call::get("/x"))),
-        &Kind::Untrusted,
+        &HttpErrorKind::Untrusted,
         &["for 127.0.0.1 and not for localhost"],
     );
 }
@@ -249,7 +251,11 @@ fn trusts_server_certificate_in_ca_file() {
     endpoint.url = url(&other.url_of("localhost"));
     assert!(get(endpoint.clone()).unwrap().is_success());
     endpoint.url = url(&other.url());
-    assert_fails(get(endpoint), &Kind::Untrusted, &["not for 127.0.0.1"]);
+    assert_fails(
+        get(endpoint),
+        &HttpErrorKind::Untrusted,
+        &["not for 127.0.0.1"],
+    );
 }
 
 #[test]
@@ -264,7 +270,7 @@ fn requires_pin_in_addition_to_roots() {
     wrong.tls.sha256 = vec![[7; 32]];
     assert_fails(
         get(wrong),
-        &Kind::Untrusted,
+        &HttpErrorKind::Untrusted,
         &[
             &format!("expected sha256:{}", "07".repeat(32)),
             &format!("CN=gateway with key sha256:{}", hex(&gateway.pin())),
@@ -273,7 +279,7 @@ fn requires_pin_in_addition_to_roots() {
     // A pin does not replace the right authority.
     let mut stranger = pinned(&gateway, &[gateway.pin()]);
     stranger.tls.ca_pem = Some(Issuer::new("stranger").pem());
-    assert_fails(get(stranger), &Kind::Untrusted, &["CN=gateway-ca"]);
+    assert_fails(get(stranger), &HttpErrorKind::Untrusted, &["CN=gateway-ca"]);
     assert_eq!(gateway.requests().len(), 3);
 }
 
@@ -288,10 +294,10 @@ fn rejects_chain_with_unrelated_pinned_certificate() {
     let pin = pinned_ca.certificate().public_key().sha256();
     let mut with_roots = endpoint(&gateway);
     with_roots.tls.sha256 = vec![pin];
-    assert_fails(get(with_roots), &Kind::Untrusted, &["127.0.0.1"]);
+    assert_fails(get(with_roots), &HttpErrorKind::Untrusted, &["127.0.0.1"]);
     assert_fails(
         get(pinned(&gateway, &[pin])),
-        &Kind::Untrusted,
+        &HttpErrorKind::Untrusted,
         &["a pinned certificate"],
     );
     assert!(gateway.requests().is_empty());
@@ -311,14 +317,14 @@ fn trusts_server_by_pins_alone() {
     }
     assert_fails(
         get(pinned(&gateway, &[[7; 32]])),
-        &Kind::Untrusted,
+        &HttpErrorKind::Untrusted,
         &[&hex(&gateway.pin()), &hex(&gateway.ca_pin())],
     );
     // A pinned CA that the server does not send cannot be verified.
     let silent = answering(200);
     assert_fails(
         get(pinned(&silent, &[silent.ca_pin()])),
-        &Kind::Untrusted,
+        &HttpErrorKind::Untrusted,
         &[&hex(&silent.ca_pin()), &hex(&silent.pin())],
     );
 }
@@ -331,11 +337,15 @@ fn names_unusable_file() {
     let mut endpoint = endpoint(&gateway);
     endpoint.tls.ca_file = Some(file.clone());
     let name = file.display().to_string();
-    assert_fails(get(endpoint.clone()), &Kind::Local, &["CA file", &name]);
+    assert_fails(
+        get(endpoint.clone()),
+        &HttpErrorKind::Local,
+        &["CA file", &name],
+    );
     std::fs::write(&file, "no certificate").unwrap();
     assert_fails(
         get(endpoint.clone()),
-        &Kind::Local,
+        &HttpErrorKind::Local,
         &["CA file", &name, "PEM"],
     );
 
@@ -350,12 +360,12 @@ fn names_unusable_file() {
     let key_name = key.display().to_string();
     assert_fails(
         get(endpoint.clone()),
-        &Kind::Local,
+        &HttpErrorKind::Local,
         &[&name, &key_name, "not a pair"],
     );
     std::fs::write(&key, "-----BEGIN PRIVATE KEY-----\nhunter2\n").unwrap();
     let (kind, text) = failure(get(endpoint));
-    assert_eq!(kind, Kind::Local);
+    assert_eq!(kind, HttpErrorKind::Local);
     assert!(
         text.contains(&key_name) && !text.contains("hunter2"),
         "{text}"
@@ -409,7 +419,7 @@ fn prefers_client_certificate_from_memory() {
     let clients = Issuer::new("clients");
     let gateway = wanting(&clients, false);
     let pair = clients.client("renewed");
-    let identity = Identity {
+    let identity = ClientIdentity {
         chain_pem: pair.chain_pem.clone(),
         key_pem: Zeroizing::new(pair.key_pem.clone()),
     };
@@ -431,12 +441,12 @@ fn tells_refused_client_certificate_from_lost_response() {
         let gateway = wanting(&clients, tls12);
         assert_fails(
             get(with_pair(&gateway, dir.path())),
-            &Kind::Refused,
+            &HttpErrorKind::Refused,
             &[&gateway.url(), "CN=stranger", "CN=strangers", "valid until"],
         );
         assert_fails(
             get(endpoint(&gateway)),
-            &Kind::Refused,
+            &HttpErrorKind::Refused,
             &["requires a client certificate, and none is configured"],
         );
         assert!(gateway.requests().is_empty());
@@ -486,7 +496,7 @@ fn recognises_client_certificate_refused_by_openssl() {
     server.kill().unwrap();
     server.wait().unwrap();
     for result in results {
-        assert_fails(result, &Kind::Refused, &["CN=stranger"]);
+        assert_fails(result, &HttpErrorKind::Refused, &["CN=stranger"]);
     }
 }
 
@@ -537,7 +547,7 @@ fn refuses_redirect_to_other_origin() {
         )));
         let mut endpoint = endpoint(&gateway);
         endpoint.tls.ca_pem = Some(foreign.ca_pem());
-        let kind = Kind::Redirected { to: foreign.url() };
+        let kind = HttpErrorKind::Redirected { to: foreign.url() };
         let result = run(client(endpoint).send(secret_call()));
         assert_fails(
             result,
@@ -552,7 +562,7 @@ fn refuses_redirect_to_other_origin() {
 fn refuses_redirect_that_changes_method() {
     let gateway = Gateway::to(None);
     gateway.rule(Rule::on("*", "/").then(Action::Redirect(302, "/login".to_owned())));
-    let kind = Kind::Redirected { to: gateway.url() };
+    let kind = HttpErrorKind::Redirected { to: gateway.url() };
     assert_fails(get(endpoint(&gateway)), &kind, &["configure it"]);
     assert_eq!(gateway.requests().len(), 1);
 }
@@ -561,7 +571,7 @@ fn refuses_redirect_that_changes_method() {
 fn stops_after_circular_redirects() {
     let gateway = Gateway::to(None);
     gateway.rule(Rule::on("*", "/").then(Action::Redirect(307, "/x".to_owned())));
-    let kind = Kind::Redirected { to: gateway.url() };
+    let kind = HttpErrorKind::Redirected { to: gateway.url() };
     assert_fails(get(endpoint(&gateway)), &kind, &["more than 3 times"]);
     assert_eq!(gateway.requests().len(), 4);
 }
@@ -589,7 +599,7 @@ fn sends_no_secret_with_provisional_client() {
     let stranger = configured.trusting(Issuer::new("stranger").pem());
     assert_fails(
         run(stranger.send(call())),
-        &Kind::Untrusted,
+        &HttpErrorKind::Untrusted,
         &["CN=gateway-ca"],
     );
     let trusting = provisional.trusting(gateway.ca_pem());
@@ -642,7 +652,7 @@ fn rejects_unusable_endpoint_before_connecting() {
         let mut endpoint = Endpoint::new(url("https://vault:8200"));
         change(&mut endpoint);
         let error = Client::new(endpoint, Rc::new(PlainFiles), now).unwrap_err();
-        assert_eq!(error.kind(), &Kind::Local, "{error}");
+        assert_eq!(error.kind(), &HttpErrorKind::Local, "{error}");
         let text = format!("{error}; {}", error.advice());
         for part in parts {
             assert!(text.contains(part), "no {part:?} in: {text}");
@@ -699,7 +709,7 @@ fn reports_unreached_server_as_not_sent() {
         let call = Call::get("/x").timeout(Duration::from_secs(2));
         let started = Instant::now();
         let result = run(client(endpoint.clone()).send(call));
-        assert_fails(result, &Kind::Unreachable, parts);
+        assert_fails(result, &HttpErrorKind::Unreachable, parts);
         assert!(started.elapsed() < Duration::from_secs(4));
     };
     unreachable(&format!("https://{closed}"), &["onnection refused"]);
@@ -745,7 +755,7 @@ fn reports_incomplete_response_as_lost() {
         let gateway = Gateway::to(None);
         gateway.rule(Rule::on("*", "/").then(action));
         let (kind, text) = failure(get(endpoint(&gateway)));
-        assert_eq!(kind, Kind::Lost, "{name}: {text}");
+        assert_eq!(kind, HttpErrorKind::Lost, "{name}: {text}");
         assert!(text.contains(&gateway.url()), "{text}");
         // The client repeats nothing automatically.
         assert_eq!(gateway.requests().len(), 1, "{name}");
@@ -780,12 +790,16 @@ fn times_out_if_server_is_silent() {
     let call = Call::get("/x").timeout(Duration::from_millis(500));
     let result = run(client(endpoint(&gateway)).send(call));
     assert!(started.elapsed() < Duration::from_secs(5));
-    assert_fails(result, &Kind::Lost, &["within the time allowed"]);
+    assert_fails(result, &HttpErrorKind::Lost, &["within the time allowed"]);
     let endpoint = Endpoint {
         timeout: Duration::from_millis(500),
         ..endpoint(&gateway)
     };
-    assert_fails(get(endpoint), &Kind::Lost, &["within the time allowed"]);
+    assert_fails(
+        get(endpoint),
+        &HttpErrorKind::Lost,
+        &["within the time allowed"],
+    );
 }
 
 /// The status of a failing proxy is reported even if its page is large.
@@ -803,13 +817,17 @@ fn truncates_large_error_page() {
 fn refuses_response_over_size_limit() {
     let gateway = Gateway::to(None);
     gateway.rule(Rule::on("*", "/").then(Action::Huge));
-    assert_fails(get(endpoint(&gateway)), &Kind::TooLarge, &["1048576"]);
+    assert_fails(
+        get(endpoint(&gateway)),
+        &HttpErrorKind::TooLarge,
+        &["1048576"],
+    );
     // With a Content-Length and without.
     let open_end = format!("HTTP/1.0 200 OK\r\n\r\n{}", "x".repeat(2 << 20));
     let gateway = raw(&open_end, true);
     assert_fails(
         get(endpoint(&gateway)),
-        &Kind::TooLarge,
+        &HttpErrorKind::TooLarge,
         &["200", "1048576"],
     );
     let call = || Call::get("/x").limit(3 << 20);
@@ -938,7 +956,7 @@ fn names_refusing_proxy() {
     endpoint.proxy = Some(url(&format!("http://{address}")));
     assert_fails(
         get(endpoint),
-        &Kind::Unreachable,
+        &HttpErrorKind::Unreachable,
         &["through the proxy", &address.to_string()],
     );
 }
@@ -1005,10 +1023,18 @@ fn in_that_environment() {
         .replace("signer.invalid", "localhost");
     let mut endpoint = Endpoint::new(url(&address));
     endpoint.tls.sha256 = vec![[7; 32]];
-    assert_fails(get(endpoint.clone()), &Kind::Untrusted, &["localhost"]);
+    assert_fails(
+        get(endpoint.clone()),
+        &HttpErrorKind::Untrusted,
+        &["localhost"],
+    );
     endpoint.tls.sha256.clear();
     endpoint.tls.ca_pem = Some(Issuer::new("other").pem());
-    assert_fails(get(endpoint.clone()), &Kind::Untrusted, &["localhost"]);
+    assert_fails(
+        get(endpoint.clone()),
+        &HttpErrorKind::Untrusted,
+        &["localhost"],
+    );
     endpoint.tls.ca_pem = None;
     endpoint.tls.ca_file = Some(ca);
     assert!(get(endpoint).unwrap().is_success());
@@ -1065,7 +1091,11 @@ fn with_those_hosts() {
     let call = Call::get("/x").timeout(Duration::from_secs(1));
     let started = Instant::now();
     let result = run(client(endpoint).send(call));
-    assert_fails(result, &Kind::Unreachable, &["https://other.invalid"]);
+    assert_fails(
+        result,
+        &HttpErrorKind::Unreachable,
+        &["https://other.invalid"],
+    );
     assert!(started.elapsed() < Duration::from_secs(4));
 }
 
@@ -1101,7 +1131,7 @@ fn with_that_name_server() {
     endpoint.url = url("https://other.example.test");
     assert_fails(
         get(endpoint),
-        &Kind::Unreachable,
+        &HttpErrorKind::Unreachable,
         &["the name other.example.test cannot be resolved: DNS has no address for it"],
     );
 }

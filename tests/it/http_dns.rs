@@ -7,7 +7,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nodepki::http::{Call, Endpoint, Error, Kind};
+use nodepki::http::{Call, Endpoint, HttpError, HttpErrorKind};
 use time::OffsetDateTime;
 
 use crate::gateway::{Action, Gateway, Issuer, Options, Rule};
@@ -143,7 +143,11 @@ fn signer() -> Gateway {
     gateway
 }
 
-fn get_within(gateway: &Gateway, host: &str, timeout: Duration) -> (Result<u16, Error>, Duration) {
+fn get_within(
+    gateway: &Gateway,
+    host: &str,
+    timeout: Duration,
+) -> (Result<u16, HttpError>, Duration) {
     let mut endpoint = Endpoint::new(url(&gateway.url_of(host)));
     endpoint.tls.ca_file = Some(gateway.ca_file());
     let started = Instant::now();
@@ -151,7 +155,7 @@ fn get_within(gateway: &Gateway, host: &str, timeout: Duration) -> (Result<u16, 
     (result.map(|response| response.status), started.elapsed())
 }
 
-fn get(gateway: &Gateway, host: &str) -> (Result<u16, Error>, Duration) {
+fn get(gateway: &Gateway, host: &str) -> (Result<u16, HttpError>, Duration) {
     get_within(gateway, host, Duration::from_secs(30))
 }
 
@@ -173,7 +177,7 @@ fn fails(gateway: &Gateway, host: &str, parts: &[&str]) {
     let (result, took) = get(gateway, host);
     let error = result.unwrap_err();
     let text = format!("{error}; {}", error.advice());
-    assert_eq!(error.kind(), &Kind::Unreachable, "{text}");
+    assert_eq!(error.kind(), &HttpErrorKind::Unreachable, "{text}");
     assert!(took < Duration::from_secs(5), "{host} took {took:?}");
     for part in parts
         .iter()

@@ -321,7 +321,7 @@ impl Case {
         let key = KEYS.leaf.public_key();
         let trust = TrustBundle::from_pem(self.authority.as_bytes())
             .map_err(|error| format!("ca.crt: {error}"))?;
-        let chain = Chain::from_answer(&self.answer, key).map_err(|error| error.to_string())?;
+        let chain = Chain::from_response(&self.answer, key).map_err(|error| error.to_string())?;
         let chain = along_path(chain, &trust, NOW);
         chain.check_size().map_err(|error| error.to_string())?;
         let found = satisfies(&chain, &profile(), Tolerance::default(), key, &trust, NOW);
@@ -996,17 +996,17 @@ fn alike(count: usize) -> String {
 #[test]
 fn compares_bundles_in_bounded_time() {
     let start = std::time::Instant::now();
-    let many = TrustBundle::from_answer(alike(64).as_bytes()).unwrap();
-    let others = TrustBundle::from_answer(alike(64).as_bytes()).unwrap();
-    let error = TrustBundle::from_answer(alike(65).as_bytes()).unwrap_err();
+    let many = TrustBundle::from_response(alike(64).as_bytes()).unwrap();
+    let others = TrustBundle::from_response(alike(64).as_bytes()).unwrap();
+    let error = TrustBundle::from_response(alike(65).as_bytes()).unwrap_err();
     assert_eq!(
         error.to_string(),
         "it contains 65 certificates, more than the limit of 64 for a trust bundle"
     );
     let made = start.elapsed();
     let pin = many.certificates()[63].public_key().sha256();
-    assert_eq!(many.strangers(&[pin]).len(), 63);
-    assert!(!many.vouches_for(&others));
+    assert_eq!(many.unpinned(&[pin]).len(), 63);
+    assert!(!many.accepts(&others));
     // The bundles take longer to make than to compare.
     assert!(
         start.elapsed() < 2 * made + Duration::from_secs(2),
@@ -1019,10 +1019,10 @@ fn compares_bundles_in_bounded_time() {
         pem(&template.signed_by(&KEYS.root))
     };
     let long: String = (0..40).map(long_name).collect();
-    let error = TrustBundle::from_answer(long.as_bytes()).unwrap_err();
+    let error = TrustBundle::from_response(long.as_bytes()).unwrap_err();
     assert!(error.to_string().contains("more than the 32768"), "{error}");
     let large = vec![b'a'; 600 * 1024];
-    let error = TrustBundle::from_answer(&large).unwrap_err();
+    let error = TrustBundle::from_response(&large).unwrap_err();
     assert!(
         error.to_string().contains("exceeds the limit of 524288"),
         "{error}"
@@ -1046,16 +1046,9 @@ fn follows_pinned_authority_through_long_chain() {
         keys.push(key);
     }
     chain.reverse();
-    let bundle = TrustBundle::from_answer(chain.concat().as_bytes()).unwrap();
-    assert!(
-        bundle
-            .strangers(&[keys[0].public_key().sha256()])
-            .is_empty()
-    );
-    assert_eq!(
-        bundle.strangers(&[keys[20].public_key().sha256()]).len(),
-        20
-    );
+    let bundle = TrustBundle::from_response(chain.concat().as_bytes()).unwrap();
+    assert!(bundle.unpinned(&[keys[0].public_key().sha256()]).is_empty());
+    assert_eq!(bundle.unpinned(&[keys[20].public_key().sha256()]).len(), 20);
 }
 
 /// Returns a changed certificate of etcd's server on a [`Node`] for this key, issued by the node's authority.

@@ -9,10 +9,10 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use nodepki::agent::load::{self, Inputs, Loaded};
+use nodepki::agent::load::{self, LoadInputs, Loaded};
 use nodepki::agent::{ExitCode, Progress};
 use nodepki::daemon::metrics::{self, Metrics};
-use nodepki::store::Root;
+use nodepki::store::NodeRoot;
 use time::OffsetDateTime;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -280,11 +280,11 @@ impl Progress for Silent {
     fn event(&self, _: nodepki::agent::Event) {}
 }
 
-fn loaded(node: &Node) -> (Root, Loaded) {
-    let root = Root::open(node.root()).unwrap();
-    let mut inputs = Inputs {
+fn loaded(node: &Node) -> (NodeRoot, Loaded) {
+    let root = NodeRoot::open(node.root()).unwrap();
+    let mut inputs = LoadInputs {
         config: Some(node.outside("config.yaml").into()),
-        ..Inputs::default()
+        ..LoadInputs::default()
     };
     inputs.stand_ins.kubeadm_configs = vec![node.outside("kubeadm.yaml").into()];
     let loaded = load::load(&root, &inputs, OffsetDateTime::now_utc()).unwrap();
@@ -390,13 +390,17 @@ async fn reports_expired_certificate_as_unhealthy() {
     node.ask().done();
     let (root, loaded) = loaded(&node);
     let metrics = Metrics::new(&root, &loaded.settings.metrics, &loaded.setup, "daemon");
-    let ailments = metrics.ailments(in_years());
+    let ailments = metrics.health_problems(in_years());
     assert!(
         ailments.contains(&"apiserver has expired".to_owned()),
         "{ailments:?}"
     );
     // A recent result is cached; setting the clock back does not extend that.
-    assert!(metrics.ailments(OffsetDateTime::now_utc()).is_empty());
+    assert!(
+        metrics
+            .health_problems(OffsetDateTime::now_utc())
+            .is_empty()
+    );
 }
 
 #[tokio::test]

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use nodepki::kube::kubeconfig::Kubeconfig;
 use nodepki::kube::names::{Authority, CertName};
-use nodepki::store::Root;
+use nodepki::store::NodeRoot;
 use nodepki::x509::{CertificateAuthority, Chain, Csr, KeyAlgorithm, PrivateKey, hex};
 use tempfile::TempDir;
 use time::OffsetDateTime;
@@ -725,7 +725,7 @@ fn collect(path: &Path, seen: &mut BTreeMap<PathBuf, FileState>) {
 /// Reads a file of the node; a symbolic link as the last component is resolved below the root.
 fn read_in_root(root: &Path, on_node: &str) -> Option<Vec<u8>> {
     Some(
-        Root::open(root)
+        NodeRoot::open(root)
             .unwrap()
             .read(on_node)
             .unwrap()?

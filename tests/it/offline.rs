@@ -407,7 +407,7 @@ fn reads_tree_of_the_real_kubeadm() {
     assert_eq!(names(&collection), CertName::KUBEADM);
     for candidate in &collection.candidates {
         let key = candidate.key.as_ref().unwrap().public_key();
-        let chain = nodepki::x509::Chain::from_answer(&candidate.answer, key).unwrap();
+        let chain = nodepki::x509::Chain::from_response(&candidate.answer, key).unwrap();
         assert_eq!(chain.leaf().public_key(), key, "{}", candidate.name);
     }
 }

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use nodepki::kube::names::Authority;
-use nodepki::signer::Kind;
+use nodepki::signer::SignerKind;
 use serde_json::Value;
 use tempfile::TempDir;
 use time::OffsetDateTime;
@@ -124,7 +124,7 @@ fn child_process() {
 fn in_an_empty_root() {
     let names = UdpSocket::bind("127.0.0.1:53").unwrap();
     thread::spawn(move || answer_names(&names));
-    let rig = rig(Kind::Cfssl);
+    let rig = rig(SignerKind::Cfssl);
     let front = rig.front().unwrap();
     let issuer = Issuer::new("gateway-ca");
     let now = OffsetDateTime::now_utc();

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use nodepki::config::Settings;
-use nodepki::signer::{Carry, Kind, Lookup, Renewal, Resubmit};
+use nodepki::signer::{Carry, Renewal, RequestLookup, Resubmit, SignerKind};
 
 use crate::node::NODEPKI;
 
@@ -40,18 +40,20 @@ fn carry(carry: Carry) -> &'static str {
 }
 
 /// Describes what happens to a request if the process ends between request and answer.
-fn resume(lookup: Lookup, resubmit: Resubmit) -> &'static str {
+fn resume(lookup: RequestLookup, resubmit: Resubmit) -> &'static str {
     match (lookup, resubmit) {
-        (Lookup::ByName, _) => "found by name",
-        (Lookup::ByResubmit, _) => "sent again, which finds it",
-        (Lookup::ByTicket, Resubmit::Adopts) => {
+        (RequestLookup::ByName, _) => "found by name",
+        (RequestLookup::ByResubmit, _) => "sent again, which finds it",
+        (RequestLookup::ByTicket, Resubmit::Adopts) => {
             "found by ticket, or sent again as the same request"
         }
-        (Lookup::ByTicket, _) => "found by ticket",
-        (Lookup::None, Resubmit::Adopts) => "sent again as the same request",
-        (Lookup::None, Resubmit::Duplicates) => "sent again: a second certificate for the same key",
-        (Lookup::None, Resubmit::FreshCredential) => "sent again with a new token",
-        (Lookup::None, Resubmit::Forbidden) => "needs manual action",
+        (RequestLookup::ByTicket, _) => "found by ticket",
+        (RequestLookup::None, Resubmit::Adopts) => "sent again as the same request",
+        (RequestLookup::None, Resubmit::Duplicates) => {
+            "sent again: a second certificate for the same key"
+        }
+        (RequestLookup::None, Resubmit::FreshCredential) => "sent again with a new token",
+        (RequestLookup::None, Resubmit::Forbidden) => "needs manual action",
     }
 }
 
@@ -83,7 +85,7 @@ fn table(columns: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> Strin
 }
 
 /// The capabilities of a kind: name of each, and its value.
-fn capabilities(kind: Kind) -> [(&'static str, String); 9] {
+fn capabilities(kind: SignerKind) -> [(&'static str, String); 9] {
     let about = kind.about();
     let caps = &about.caps;
     [
@@ -105,7 +107,7 @@ fn capabilities(kind: Kind) -> [(&'static str, String); 9] {
 fn signers_of_readme() -> String {
     table(
         &["kind", "signs with", "may be pending"],
-        Kind::ALL.into_iter().map(|kind| {
+        SignerKind::ALL.into_iter().map(|kind| {
             vec![
                 format!("[`{kind}`](docs/signers/{kind}.md)"),
                 kind.about().signs_with.to_owned(),
@@ -116,8 +118,8 @@ fn signers_of_readme() -> String {
 }
 
 fn comparison() -> String {
-    let names = capabilities(Kind::Exec).map(|(name, _)| name);
-    let rows = Kind::ALL.into_iter().map(|kind| {
+    let names = capabilities(SignerKind::Exec).map(|(name, _)| name);
+    let rows = SignerKind::ALL.into_iter().map(|kind| {
         let mut row = vec![format!("[`{kind}`]({kind}.md)")];
         row.extend(capabilities(kind).map(|(_, value)| value));
         row
@@ -125,7 +127,7 @@ fn comparison() -> String {
     table(&[&["kind"], &names[..]].concat(), rows)
 }
 
-fn signer_page(kind: Kind) -> String {
+fn signer_page(kind: SignerKind) -> String {
     let example = read(format!("packaging/examples/signers/{kind}.yaml"));
     let rows = capabilities(kind).map(|(name, value)| vec![name.to_owned(), value]);
     let mut text = format!("## Capabilities\n\n{}\n## Keys\n\n", table(&["", ""], rows));
@@ -153,7 +155,7 @@ fn generated() -> Vec<(String, String)> {
             Settings::documentation(),
         ),
     ];
-    for kind in Kind::ALL {
+    for kind in SignerKind::ALL {
         pages.push((format!("docs/signers/{kind}.md"), signer_page(kind)));
     }
     pages

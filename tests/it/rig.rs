@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use nodepki::kube::names::{Authority, CertName};
-use nodepki::signer::{Kind, Request, Signer, Ticket};
+use nodepki::signer::{Request, Signer, SignerKind, Ticket};
 
 use crate::gateway::Upstream;
 use crate::node::{Node, Ran};
@@ -22,7 +22,7 @@ use crate::{
 /// A configured signer of one kind with its server.
 pub(crate) trait Rig {
     /// The kind.
-    fn kind(&self) -> Kind;
+    fn kind(&self) -> SignerKind;
 
     /// A `NodePKIConfiguration` for the three authorities. Signers of this kind serve each authority that the kind can
     /// serve. Every file named in it exists.
@@ -109,19 +109,19 @@ pub(crate) struct Denial {
 }
 
 /// Makes a rig of a kind, with a server of its own or on one that this process shares.
-pub(crate) fn rig(kind: Kind) -> Box<dyn Rig> {
+pub(crate) fn rig(kind: SignerKind) -> Box<dyn Rig> {
     match kind {
-        Kind::Embedded => Box::new(signer_local::EmbeddedRig::new()),
-        Kind::Local => Box::new(signer_local::LocalRig::new()),
-        Kind::Exec => Box::new(signer_exec::ExecRig::new()),
-        Kind::Directory => Box::new(signer_directory::DirectoryRig::new()),
-        Kind::Est => Box::new(signer_est::EstRig::new()),
-        Kind::Kubernetes => Box::new(signer_kubernetes::KubernetesRig::new()),
-        Kind::CertManager => Box::new(signer_cert_manager::CertManagerRig::new()),
-        Kind::Vault => Box::new(signer_vault::VaultRig::new()),
-        Kind::Puppet => Box::new(signer_puppet::PuppetRig::new()),
-        Kind::StepCa => Box::new(signer_step::StepRig::new()),
-        Kind::Cfssl => Box::new(signer_cfssl::CfsslRig::new()),
+        SignerKind::Embedded => Box::new(signer_local::EmbeddedRig::new()),
+        SignerKind::Local => Box::new(signer_local::LocalRig::new()),
+        SignerKind::Exec => Box::new(signer_exec::ExecRig::new()),
+        SignerKind::Directory => Box::new(signer_directory::DirectoryRig::new()),
+        SignerKind::Est => Box::new(signer_est::EstRig::new()),
+        SignerKind::Kubernetes => Box::new(signer_kubernetes::KubernetesRig::new()),
+        SignerKind::CertManager => Box::new(signer_cert_manager::CertManagerRig::new()),
+        SignerKind::Vault => Box::new(signer_vault::VaultRig::new()),
+        SignerKind::Puppet => Box::new(signer_puppet::PuppetRig::new()),
+        SignerKind::StepCa => Box::new(signer_step::StepRig::new()),
+        SignerKind::Cfssl => Box::new(signer_cfssl::CfsslRig::new()),
     }
 }
 

@@ -7,7 +7,8 @@ use async_trait::async_trait;
 use nodepki::kube::names::{Authority, CertName};
 use nodepki::signer::wire::SignRequest;
 use nodepki::signer::{
-    Answer, Caps, Kind, Rejection, Request, Signer, SignerError, Ticket, Wanted, exec,
+    Answer, Caps, Rejection, Request, RequestedCertificate, Signer, SignerError, SignerKind,
+    Ticket, exec,
 };
 use nodepki::x509::{Chain, TrustBundle, satisfies};
 
@@ -54,8 +55,8 @@ impl BadSigner {
 
 #[async_trait(?Send)]
 impl Signer for BadSigner {
-    fn kind(&self) -> Kind {
-        Kind::Local
+    fn kind(&self) -> SignerKind {
+        SignerKind::Local
     }
 
     fn label(&self) -> String {
@@ -66,7 +67,7 @@ impl Signer for BadSigner {
         &self.caps
     }
 
-    fn preflight(&self, _wanted: &Wanted) -> Result<(), Rejection> {
+    fn preflight(&self, _wanted: &RequestedCertificate) -> Result<(), Rejection> {
         Ok(())
     }
 
@@ -113,7 +114,7 @@ pub(crate) fn bad_plugin(mode: &str, authorities: &Path) -> exec::Config {
 /// Returns the differences that the verification finds in an answer; empty if it is accepted.
 pub(crate) fn verdict(request: &Request, answer: &[u8], authorities: &Path) -> String {
     let key = request.csr.public_key();
-    let chain = match Chain::from_answer(answer, key) {
+    let chain = match Chain::from_response(answer, key) {
         Ok(chain) => chain,
         Err(error) => return error.to_string(),
     };

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use nodepki::kube::names::{Authority, CertName};
-use nodepki::signer::{Answer, Class, Kind, Request, Signer};
+use nodepki::signer::{Answer, FailureClass, Request, Signer, SignerKind};
 use nodepki::x509::Chain;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -170,8 +170,8 @@ impl CertManagerRig {
 }
 
 impl Rig for CertManagerRig {
-    fn kind(&self) -> Kind {
-        Kind::CertManager
+    fn kind(&self) -> SignerKind {
+        SignerKind::CertManager
     }
 
     fn settings(&self) -> String {
@@ -296,7 +296,7 @@ fn completes_chain_with_issuer_ca_and_does_not_trust_it() {
         rig.issue();
         let bytes = issued(run(rig.signer().poll(&request, &ticket)));
         assert_eq!(verdict(&request, &bytes, &rig.authorities()), "");
-        let chain = Chain::from_answer(&bytes, request.csr.public_key()).unwrap();
+        let chain = Chain::from_response(&bytes, request.csr.public_key()).unwrap();
         assert_eq!(chain.intermediates().len(), intermediates);
         assert_eq!(run(rig.signer().trust(Authority::EtcdCa)).unwrap(), None);
     }
@@ -334,7 +334,7 @@ fn reports_failed_request_until_it_is_deleted() {
             run(rig.signer().submit(&request)),
             recovered(run(rig.signer().recover(&request, None))),
         ] {
-            let message = fails(result, Class::Permanent, &parts);
+            let message = fails(result, FailureClass::Permanent, &parts);
             let named = ["certManager:https://", "apiserver", ticket.as_str()];
             contains(&message, &named);
         }
@@ -350,7 +350,7 @@ fn reports_failed_request_until_it_is_deleted() {
         name_of(&rig.only())
     );
     let result = run(rig.signer().submit(&request));
-    fails(result, Class::Permanent, &[&advice]);
+    fails(result, FailureClass::Permanent, &[&advice]);
     rig.delete_only();
     pending(run(rig.signer().submit(&request)));
 }
@@ -403,7 +403,7 @@ fn limits_credential_to_creating_requests_in_its_namespace() {
     lost.namespace = "default".to_owned();
     fails(
         run(lost.signer().probe()),
-        Class::Auth,
+        FailureClass::Auth,
         &[
             "may not create",
             "in namespace default",
@@ -411,7 +411,7 @@ fn limits_credential_to_creating_requests_in_its_namespace() {
         ],
     );
     let error = run(lost.signer().submit(&request)).unwrap_err();
-    assert_eq!(error.class, Class::Auth, "{error}");
+    assert_eq!(error.class, FailureClass::Auth, "{error}");
 }
 
 /// With the real controllers of cert-manager, which approve and sign.
@@ -478,7 +478,11 @@ fn reports_missing_namespace_and_missing_cert_manager_as_configuration() {
     rig.namespace = "nowhere".to_owned();
     let request = request(CertName::Apiserver);
     let parts = ["nowhere", "create the namespace"];
-    fails(run(rig.signer().submit(&request)), Class::Config, &parts);
+    fails(
+        run(rig.signer().submit(&request)),
+        FailureClass::Config,
+        &parts,
+    );
     // The response of an API server without the CustomResourceDefinition.
     let gateway = gateway();
     let missing = Action::body(404, "404 page not found\n");
@@ -492,9 +496,13 @@ fn reports_missing_namespace_and_missing_cert_manager_as_configuration() {
     );
     run(rig.signer().probe()).unwrap();
     let parts = ["CertificateRequest is installed"];
-    fails(run(rig.signer().submit(&request)), Class::Config, &parts);
+    fails(
+        run(rig.signer().submit(&request)),
+        FailureClass::Config,
+        &parts,
+    );
     let found = run(rig.signer().recover(&request, None));
-    fails(found, Class::Config, &parts);
+    fails(found, FailureClass::Config, &parts);
 }
 
 #[test]
@@ -552,7 +560,7 @@ fn reports_denied_invalid_and_failed_despite_certificate() {
         if denies {
             contains(&denied(polled), &["not on a Friday"]);
         } else {
-            fails(polled, Class::Permanent, &["not on a Friday"]);
+            fails(polled, FailureClass::Permanent, &["not on a Friday"]);
         }
     }
 }

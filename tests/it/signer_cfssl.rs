@@ -11,9 +11,9 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use nodepki::http::{Call, Client, Endpoint, Url};
 use nodepki::kube::names::{Authority, CertName};
-use nodepki::signer::{Class, Kind, Request, Signer};
+use nodepki::signer::{FailureClass, Request, Signer, SignerKind};
 use nodepki::x509::{
-    Chain, Csr, KeyAlgorithm, RevocationList, Revocations, TrustBundle, UsageExtensions,
+    AuthorityCrls, Chain, Csr, KeyAlgorithm, RevocationList, TrustBundle, UsageExtensions,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -108,8 +108,8 @@ fn put_ca(authorities: &Path, authority: Authority, to: &Path, label: &str) {
 }
 
 impl Rig for CfsslRig {
-    fn kind(&self) -> Kind {
-        Kind::Cfssl
+    fn kind(&self) -> SignerKind {
+        SignerKind::Cfssl
     }
 
     fn settings(&self) -> String {
@@ -485,7 +485,7 @@ fn rejects_key_on_one_side_only() {
     );
     fails(
         run(without.submit(&request(CertName::Apiserver))),
-        Class::Config,
+        FailureClass::Config,
         &[
             "cfssl:https",
             "signing apiserver for authority ca",
@@ -500,14 +500,14 @@ fn rejects_key_on_one_side_only() {
     );
     fails(
         run(with.submit(&request(CertName::Apiserver))),
-        Class::Config,
+        FailureClass::Config,
         &["no authentication provider", "has no auth_key"],
     );
     // If all profiles have a key, or none, the path of the other method does not exist.
     let lab = Lab::serving(keyed());
     fails(
         run(lab.open("profile: server").probe()),
-        Class::Config,
+        FailureClass::Config,
         &["404", "`sign`", "auth.keyFile"],
     );
     let lab = Lab::serving(profiles());
@@ -515,7 +515,7 @@ fn rejects_key_on_one_side_only() {
         run(lab
             .open(&format!("profile: server, {}", lab.auth()))
             .probe()),
-        Class::Config,
+        FailureClass::Config,
         &["404", "`authsign`", "auth_key"],
     );
     let lab = Lab::rooting(profiles());
@@ -523,12 +523,12 @@ fn rejects_key_on_one_side_only() {
     refuses(signer.as_ref(), CertName::Apiserver, &["has no auth_key"]);
     fails(
         run(signer.submit(&request(CertName::Apiserver))),
-        Class::Config,
+        FailureClass::Config,
         &["authorisation required"],
     );
     fails(
         run(lab.open("profile: server, label: kubernetes").probe()),
-        Class::Config,
+        FailureClass::Config,
         &["404", "multirootca never has it"],
     );
 }
@@ -542,7 +542,7 @@ fn reports_wrong_key_as_auth_and_rereads_its_file() {
         for result in [run(signer.probe()), run(signer.submit(&request)).map(drop)] {
             fails(
                 result,
-                Class::Auth,
+                FailureClass::Auth,
                 &["invalid token", "/key", "prev_auth_key"],
             );
         }
@@ -556,14 +556,14 @@ fn reports_wrong_key_as_auth_and_rereads_its_file() {
         ] {
             write_secret(lab.path("key"), content);
             let error = run(signer.probe()).unwrap_err();
-            assert_eq!(error.class, Class::Config, "{error}");
+            assert_eq!(error.class, FailureClass::Config, "{error}");
             assert!(error.to_string().contains(what), "{error}");
             assert!(!error.to_string().contains("KEY"), "{error}");
         }
         fs::remove_file(lab.path("key")).unwrap();
         fails(
             run(signer.probe()),
-            Class::Config,
+            FailureClass::Config,
             &["/key", "No such file"],
         );
         write_secret(lab.path("key"), HEX.to_lowercase());
@@ -609,7 +609,7 @@ fn signs_for_label_that_accepts_key_only() {
     lab.signs(signer.as_ref(), &kubelet);
     fails(
         run(signer.submit(&request(CertName::EtcdServer))),
-        Class::Auth,
+        FailureClass::Auth,
         &["invalid token", "etcd-server", "label \"etcd\""],
     );
 }
@@ -667,7 +667,7 @@ fn rejects_missing_profile_on_serve() {
     );
     fails(
         run(signer.submit(&request)),
-        Class::Config,
+        FailureClass::Config,
         &[
             "no key usage available",
             "an unknown one is the default profile",
@@ -701,7 +701,7 @@ fn rejects_missing_profile_and_label_on_multirootca() {
     );
     fails(
         run(signer.submit(&request)),
-        Class::Config,
+        FailureClass::Config,
         &["invalid profile"],
     );
     // multirootca confirms that a profile exists, even if it equals the default one.
@@ -719,7 +719,7 @@ fn rejects_missing_profile_and_label_on_multirootca() {
     assert_eq!(run(signer.trust(Authority::Ca)).unwrap(), None);
     fails(
         run(signer.submit(&request)),
-        Class::Config,
+        FailureClass::Config,
         &["bad request", "label \"ca\""],
     );
     let signer = lab.probed(&format!(
@@ -842,7 +842,7 @@ fn logs_lifetime_that_profile_changes() {
     let (bytes, log) = logged(|| lab.signs(signer.as_ref(), &request));
     contains(&log, &["signs it for 1h30m and 8760h is requested"]);
     assert!(!log.contains("longer than its CA"), "{log}");
-    let leaf = Chain::from_answer(&bytes, request.csr.public_key()).unwrap();
+    let leaf = Chain::from_response(&bytes, request.csr.public_key()).unwrap();
     let leaf = leaf.leaf();
     assert_eq!((leaf.not_after() - leaf.not_before()).whole_minutes(), 90);
     let signer = lab.probed("profile: long");
@@ -941,7 +941,7 @@ fn includes_intermediate_in_chain() {
     let signer = lab.probed("profile: server");
     let request = request(CertName::Apiserver);
     let bytes = lab.signs(signer.as_ref(), &request);
-    let chain = Chain::from_answer(&bytes, request.csr.public_key()).unwrap();
+    let chain = Chain::from_response(&bytes, request.csr.public_key()).unwrap();
     assert_eq!(chain.intermediates().len(), 1);
     let file = lab.path("chain");
     fs::write(&file, chain.to_pem()).unwrap();
@@ -949,11 +949,11 @@ fn includes_intermediate_in_chain() {
     openssl(&["verify", "-CAfile", &root, "-untrusted", file, file], b"");
     // The offered authority is the one that the node trusts.
     let offered = run(signer.trust(Authority::Ca)).unwrap().unwrap();
-    let offered = TrustBundle::from_answer(&offered).unwrap();
+    let offered = TrustBundle::from_response(&offered).unwrap();
     let trusted = TrustBundle::from_pem(&fs::read(&root).unwrap()).unwrap();
-    assert!(trusted.vouches_for(&offered) && !offered.vouches_for(&trusted));
+    assert!(trusted.accepts(&offered) && !offered.accepts(&trusted));
     let other = TrustBundle::from_pem(&fs::read(lab.path("etcd/ca.crt")).unwrap()).unwrap();
-    assert!(!other.vouches_for(&offered));
+    assert!(!other.accepts(&offered));
 }
 
 // ---- access ----
@@ -979,11 +979,19 @@ fn reports_missing_or_unaccepted_client_certificate_as_auth() {
     let signer = lab.probed(&presenting("cp1"));
     lab.signs(signer.as_ref(), &request);
     let anonymous = lab.open("profile: server");
-    fails(run(anonymous.probe()), Class::Auth, &["certificate"]);
-    fails(run(anonymous.submit(&request)), Class::Auth, &["apiserver"]);
+    fails(run(anonymous.probe()), FailureClass::Auth, &["certificate"]);
+    fails(
+        run(anonymous.submit(&request)),
+        FailureClass::Auth,
+        &["apiserver"],
+    );
     let other = lab.open(&presenting("other"));
     for result in [run(other.probe()), run(other.submit(&request)).map(drop)] {
-        fails(result, Class::Auth, &["Invalid CN", "-mutual-tls-cn"]);
+        fails(
+            result,
+            FailureClass::Auth,
+            &["Invalid CN", "-mutual-tls-cn"],
+        );
     }
     // A replaced certificate is used immediately.
     for extension in ["crt", "key"] {
@@ -1014,7 +1022,7 @@ fn reports_network_that_is_not_allowed_as_auth() {
     ] {
         fails(
             result,
-            Class::Auth,
+            FailureClass::Auth,
             &["not authorised", "`nets` of section etcd"],
         );
     }
@@ -1038,7 +1046,7 @@ fn reports_name_whitelist_as_denial_on_serve_only() {
     let signer = lab.keyed("profile: server, label: kubernetes");
     fails(
         run(signer.submit(&request)),
-        Class::Permanent,
+        FailureClass::Permanent,
         &["bad request", "CFSSL's log", "name_whitelist"],
     );
 }
@@ -1054,12 +1062,12 @@ fn reports_failing_database_and_remote_signer_as_transient() {
     let request = request(CertName::Apiserver);
     fails(
         run(signer.submit(&request)),
-        Class::Transient,
+        FailureClass::Transient,
         &["database", "apiserver"],
     );
     fails(
         run(signer.crl(Authority::Ca)),
-        Class::Transient,
+        FailureClass::Transient,
         &["revocation list"],
     );
     // A remote CFSSL that is unreachable, and one that is reachable.
@@ -1079,10 +1087,14 @@ fn reports_failing_database_and_remote_signer_as_transient() {
         let lab = Lab { dir, site, server };
         let signer = lab.open("profile: server");
         if away {
-            fails(run(signer.probe()), Class::Transient, &["remote signer"]);
+            fails(
+                run(signer.probe()),
+                FailureClass::Transient,
+                &["remote signer"],
+            );
             fails(
                 run(signer.submit(&request)),
-                Class::Transient,
+                FailureClass::Transient,
                 &["remote signer"],
             );
             continue;
@@ -1097,7 +1109,11 @@ fn reports_failing_database_and_remote_signer_as_transient() {
             CertName::Apiserver,
             &["has no profile \"sever\""],
         );
-        fails(run(signer.submit(&request)), Class::Config, &["5400"]);
+        fails(
+            run(signer.submit(&request)),
+            FailureClass::Config,
+            &["5400"],
+        );
     }
 }
 
@@ -1118,7 +1134,7 @@ fn reports_unreadable_request_as_permanent() {
     let signer = lab.through(&gateway, "profile: server");
     fails(
         run(signer.submit(&request(CertName::Apiserver))),
-        Class::Permanent,
+        FailureClass::Permanent,
         &["9003", "with the owner of CFSSL"],
     );
 }
@@ -1150,7 +1166,11 @@ fn probes_without_signing_and_reports_lost_response_as_transient() {
     assert_eq!(lab.server.signed(), Vec::<String>::new());
     for path in ["/info", "/authsign?probe"] {
         gateway.only(Rule::on("POST", path).then(Action::DropAfterForward));
-        fails(run(signer.probe()), Class::Transient, &["label \"etcd\""]);
+        fails(
+            run(signer.probe()),
+            FailureClass::Transient,
+            &["label \"etcd\""],
+        );
     }
 }
 
@@ -1165,11 +1185,11 @@ fn publishes_revoked_certificate_if_server_has_database() {
     let signer = lab.probed("profile: server");
     let request = request(CertName::Apiserver);
     let bytes = lab.signs(signer.as_ref(), &request);
-    let chain = Chain::from_answer(&bytes, request.csr.public_key()).unwrap();
+    let chain = Chain::from_response(&bytes, request.csr.public_key()).unwrap();
     let trust = TrustBundle::from_pem(&fs::read(lab.path("ca.crt")).unwrap()).unwrap();
     let published = || {
         let bytes = run(signer.crl(Authority::Ca)).unwrap().unwrap();
-        Revocations::verified(RevocationList::read_all(&bytes).unwrap(), &trust, &[]).unwrap()
+        AuthorityCrls::verified(RevocationList::read_all(&bytes).unwrap(), &trust, &[]).unwrap()
     };
     assert!(published().revokes(&chain).is_none());
     let text = x509_text(&bytes);

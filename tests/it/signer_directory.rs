@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use nodepki::kube::names::CertName;
 use nodepki::signer::directory::Directory;
-use nodepki::signer::{Answer, Class, Kind, Request, Signer, Ticket};
+use nodepki::signer::{Answer, FailureClass, Request, Signer, SignerKind, Ticket};
 use nodepki::x509::Csr;
 use tempfile::TempDir;
 
@@ -57,8 +57,8 @@ impl DirectoryRig {
 }
 
 impl Rig for DirectoryRig {
-    fn kind(&self) -> Kind {
-        Kind::Directory
+    fn kind(&self) -> SignerKind {
+        SignerKind::Directory
     }
 
     fn settings(&self) -> String {
@@ -454,5 +454,5 @@ fn names_file_that_cannot_be_written() {
     let signer = Directory::new(dir.path(), files, Vec::new());
     let result = run(signer.submit(&request(CertName::Apiserver)));
     let parts = ["outbox/apiserver.json could not be written", "not full"];
-    fails(result, Class::Config, &parts);
+    fails(result, FailureClass::Config, &parts);
 }

@@ -9,7 +9,10 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use nodepki::kube::names::{Authority, CertName};
-use nodepki::signer::{Answer, Class, Current, Kind, Request, Signer, SignerError, Ticket, Wanted};
+use nodepki::signer::{
+    Answer, CurrentCertificate, FailureClass, Request, RequestedCertificate, Signer, SignerError,
+    SignerKind, Ticket,
+};
 use nodepki::x509::{Chain, KeyAlgorithm, UsageExtensions, certificates_of, hex};
 use tempfile::TempDir;
 
@@ -99,8 +102,8 @@ impl EstRig {
 }
 
 impl Rig for EstRig {
-    fn kind(&self) -> Kind {
-        Kind::Est
+    fn kind(&self) -> SignerKind {
+        SignerKind::Est
     }
 
     fn settings(&self) -> String {
@@ -169,8 +172,8 @@ impl StrictRig {
 }
 
 impl Rig for StrictRig {
-    fn kind(&self) -> Kind {
-        Kind::Est
+    fn kind(&self) -> SignerKind {
+        SignerKind::Est
     }
 
     fn settings(&self) -> String {
@@ -254,13 +257,13 @@ fn pending(answer: Result<Answer, SignerError>) -> (Ticket, Option<Duration>) {
 
 /// As `signing::fails`, and the message does not contain the password.
 #[track_caller]
-fn fails<T: std::fmt::Debug>(result: Result<T, SignerError>, class: Class, parts: &[&str]) {
+fn fails<T: std::fmt::Debug>(result: Result<T, SignerError>, class: FailureClass, parts: &[&str]) {
     let message = crate::signing::fails(result, class, parts);
     assert!(!message.contains(PASSWORD), "{message}");
 }
 
 /// Obtains a certificate to exchange in a renewal.
-fn obtained(signer: &dyn Signer, wanted: Wanted) -> Current {
+fn obtained(signer: &dyn Signer, wanted: RequestedCertificate) -> CurrentCertificate {
     let (request, key) = request_for(wanted, UsageExtensions::Requested);
     current(&issued(run(signer.submit(&request))), &key)
 }
@@ -273,7 +276,7 @@ fn behind_gateway(options: &[&str]) -> (Est, Gateway) {
 }
 
 /// Returns a desired certificate with another common name.
-fn called(name: CertName, common_name: &str) -> Wanted {
+fn called(name: CertName, common_name: &str) -> RequestedCertificate {
     let mut wanted = wanted(name);
     wanted.profile.subject.common_name = common_name.to_owned();
     wanted
@@ -328,7 +331,7 @@ fn rejects_server_with_another_root() {
     let found = fingerprint(&server.ca_file());
     fails(
         run(signer.probe()),
-        Class::Config,
+        FailureClass::Config,
         &[
             "est:https://127.0.0.1",
             "ababab",
@@ -339,7 +342,7 @@ fn rejects_server_with_another_root() {
     );
     fails(
         run(signer.submit(&request(CertName::Apiserver))),
-        Class::Config,
+        FailureClass::Config,
         &["rootSHA256"],
     );
     assert!(server.posts().is_empty());
@@ -365,7 +368,7 @@ fn sends_no_secret_to_server_with_copied_root() {
     ));
     let submitted = run(signer.submit(&request(CertName::Apiserver)));
     for result in [run(signer.probe()), submitted.map(drop)] {
-        fails(result, Class::Config, &["127.0.0.1"]);
+        fails(result, FailureClass::Config, &["127.0.0.1"]);
     }
     let seen = gateway.requests();
     assert!(!seen.is_empty());
@@ -414,7 +417,7 @@ fn sends_password_only_where_needed() {
     let before = gateway.requests().len();
     fails(
         run(distrustful.submit(&request(CertName::Apiserver))),
-        Class::Config,
+        FailureClass::Config,
         &["127.0.0.1"],
     );
     assert_eq!(gateway.requests().len(), before);
@@ -439,20 +442,20 @@ fn names_missing_or_wrong_credential_after_401() {
         "tls.certificate",
     ];
     let result = run(open(&anonymous).submit(&request));
-    fails(result, Class::Auth, &parts);
+    fails(result, FailureClass::Auth, &parts);
 
     let wrong = server.ca_file().with_file_name("wrong");
     write_secret(&wrong, "not the password");
     let file = wrong.to_str().unwrap();
     let signer = open(&format!("{anonymous}, {}", basic(&wrong)));
     let parts = ["HTTP 401", "unable to authorize", USER, file];
-    let message = crate::signing::fails(run(signer.submit(&request)), Class::Auth, &parts);
+    let message = crate::signing::fails(run(signer.submit(&request)), FailureClass::Auth, &parts);
     assert!(!message.contains("not the password"), "{message}");
     // The file is read for each request.
     write_secret(&wrong, PASSWORD);
     issued(run(signer.submit(&request)));
     fs::remove_file(&wrong).unwrap();
-    fails(run(signer.submit(&request)), Class::Config, &[file]);
+    fails(run(signer.submit(&request)), FailureClass::Config, &[file]);
 }
 
 #[test]
@@ -461,7 +464,7 @@ fn authenticates_with_client_certificate_alone() {
     let request = request(CertName::AdminConf);
     fails(
         run(open(&direct(&server)).submit(&request)),
-        Class::Auth,
+        FailureClass::Auth,
         &["admin.conf", "HTTP 401"],
     );
     let signer = open(&format!(
@@ -486,7 +489,7 @@ fn rejects_channel_binding_before_making_key() {
     rejects(signer.as_ref(), &request.wanted, &parts);
     fails(
         run(signer.submit(&request)),
-        Class::Auth,
+        FailureClass::Auth,
         &["Proof of Possession", "TLS 1.3"],
     );
 }
@@ -564,7 +567,7 @@ fn accepts_server_without_readable_csrattrs() {
         contains(&log, &["/csrattrs is unreadable"]);
         signer.preflight(&wanted(CertName::Apiserver)).unwrap();
     }
-    for (status, class) in [(401, Class::Auth), (503, Class::Transient)] {
+    for (status, class) in [(401, FailureClass::Auth), (503, FailureClass::Transient)] {
         csrattrs(Action::status(status));
         let probed = run(open(&through(&gateway, &server)).probe());
         fails(probed, class, &["requesting its CSR attributes"]);
@@ -585,7 +588,7 @@ fn names_unknown_label() {
     let submitted = run(signer.submit(&request(CertName::EtcdServer)));
     for result in [run(signer.probe()), submitted.map(drop)] {
         let parts = ["HTTP 404", "label", "/.well-known/est/etcd"];
-        fails(result, Class::Config, &parts);
+        fails(result, FailureClass::Config, &parts);
     }
     assert!(server.posts().is_empty());
 }
@@ -603,7 +606,7 @@ fn sends_each_certificate_to_its_label() {
     // Two segments are more than this server knows.
     fails(
         run(signer.submit(&request(CertName::Apiserver))),
-        Class::Config,
+        FailureClass::Config,
         &["/.well-known/est/servers/cp1"],
     );
 }
@@ -638,7 +641,7 @@ fn completes_chain_from_cacerts_in_any_order() {
 
     let request = request(CertName::Apiserver);
     let answer = issued(run(signer.submit(&request)));
-    let chain = Chain::from_answer(&answer, request.csr.public_key()).unwrap();
+    let chain = Chain::from_response(&answer, request.csr.public_key()).unwrap();
     assert_eq!(chain.intermediates().len(), 1);
     let file = root.path().join("leaf.pem");
     fs::write(&file, chain.to_pem()).unwrap();
@@ -674,7 +677,7 @@ fn completes_chain_from_cacerts_in_any_order() {
     );
     let signer = open(&through(&gateway, &server));
     let answer = issued(run(signer.submit(&request)));
-    let chain = Chain::from_answer(&answer, request.csr.public_key()).unwrap();
+    let chain = Chain::from_response(&answer, request.csr.public_key()).unwrap();
     assert_eq!(chain.intermediates().len(), 1);
 }
 
@@ -767,7 +770,7 @@ fn reads_response_in_every_encoding() {
         let request = request(CertName::EtcdServer);
         let answer = run(signer.submit(&request));
         let answer = issued(answer.map_err(|error| panic!("{how}: {error}")));
-        Chain::from_answer(&answer, request.csr.public_key()).unwrap();
+        Chain::from_response(&answer, request.csr.public_key()).unwrap();
     }
     // HTTP/1.0 without a length; the connection is closed with close_notify or without.
     let request = request(CertName::EtcdServer);
@@ -791,10 +794,10 @@ fn reads_response_in_every_encoding() {
         match notify {
             true => {
                 let answer = issued(answer);
-                Chain::from_answer(&answer, request.csr.public_key()).unwrap();
+                Chain::from_response(&answer, request.csr.public_key()).unwrap();
             }
             // Without close_notify the response may be truncated.
-            false => fails(answer, Class::Ambiguous, &["etcd-server"]),
+            false => fails(answer, FailureClass::Ambiguous, &["etcd-server"]),
         }
     }
 }
@@ -854,12 +857,20 @@ fn classifies_responses_of_globalsign_test_label() {
         "front-proxy-client",
         "front-proxy-ca",
     ];
-    fails(submit("Trigger Error Forbidden"), Class::Auth, &parts);
+    fails(
+        submit("Trigger Error Forbidden"),
+        FailureClass::Auth,
+        &parts,
+    );
     let parts = ["HTTP 500", "internal server error"];
-    fails(submit("Trigger Error Unknown"), Class::Transient, &parts);
+    fails(
+        submit("Trigger Error Unknown"),
+        FailureClass::Transient,
+        &parts,
+    );
     let direct = open(&format!("{}, {label}", direct(&server)));
     let parts = ["HTTP 500", "CA certificates"];
-    fails(run(direct.probe()), Class::Transient, &parts);
+    fails(run(direct.probe()), FailureClass::Transient, &parts);
 }
 
 #[test]
@@ -871,13 +882,17 @@ fn treats_refusal_after_wait_as_denial() {
     // A refusal of the first request concerns its content.
     gateway.only(enroll().times(1).then(Action::body(400, "no")));
     let parts = ["etcd-peer", "HTTP 400: no"];
-    fails(run(signer.submit(&request)), Class::Permanent, &parts);
+    fails(
+        run(signer.submit(&request)),
+        FailureClass::Permanent,
+        &parts,
+    );
     let (ticket, _) = pending(run(signer.submit(&request)));
     for (status, class) in [
-        (401, Class::Auth),
-        (403, Class::Auth),
-        (404, Class::Config),
-        (503, Class::Transient),
+        (401, FailureClass::Auth),
+        (403, FailureClass::Auth),
+        (404, FailureClass::Config),
+        (503, FailureClass::Transient),
     ] {
         gateway.only(enroll().then(Action::status(status)));
         let polled = run(signer.poll(&request, &ticket));
@@ -909,7 +924,7 @@ fn renews_by_exchange_if_names_are_unchanged() {
         let current = obtained(signer.as_ref(), wanted(name));
         let next = request(name);
         let answer = issued(run(signer.renew(&next, &current)));
-        assert!(Chain::from_answer(&answer, next.csr.public_key()).is_ok());
+        assert!(Chain::from_response(&answer, next.csr.public_key()).is_ok());
         let said = server.posts().pop().unwrap();
         assert!(
             said.contains("/simplereenroll") && said.contains("\"200\""),
@@ -925,7 +940,7 @@ fn renews_by_exchange_if_names_are_unchanged() {
         let other = request_for(other, UsageExtensions::Requested).0;
         fails(
             run(signer.renew(&other, &current)),
-            Class::Permanent,
+            FailureClass::Permanent,
             &[
                 name.as_str(),
                 "cannot be exchanged",
@@ -968,9 +983,9 @@ fn compares_names_like_globalsign() {
     let said = String::from_utf8(ask(&reversed)).unwrap();
     assert!(said.contains("must be identical"), "{said}");
     let chain = Chain::from_pem(&current.chain_pem).unwrap();
-    assert!(!reversed.csr.is_named_as(chain.leaf()));
+    assert!(!reversed.csr.has_names_of(chain.leaf()));
     let same = request(CertName::EtcdServer);
-    assert!(same.csr.is_named_as(chain.leaf()));
+    assert!(same.csr.has_names_of(chain.leaf()));
     assert!(certificates_of(&STANDARD.decode(squeezed(&ask(&same))).unwrap()).is_ok());
 }
 
@@ -982,7 +997,7 @@ fn does_not_exchange_certificate_without_client_auth() {
     let before = server.posts().len();
     fails(
         run(signer.renew(&request(CertName::Apiserver), &old)),
-        Class::Permanent,
+        FailureClass::Permanent,
         &["apiserver", "for servers only"],
     );
     assert_eq!(server.posts().len(), before);
@@ -1019,7 +1034,11 @@ fn does_not_exchange_certificate_with_reordered_subject() {
         "differently",
         "CN=kubernetes-admin, O=kubeadm:cluster-admins",
     ];
-    fails(run(signer.renew(&next, &old)), Class::Permanent, &parts);
+    fails(
+        run(signer.renew(&next, &old)),
+        FailureClass::Permanent,
+        &parts,
+    );
     assert_eq!(server.posts().len(), before);
     // A subject without O has only one order.
     let old = obtained(signer.as_ref(), wanted(CertName::EtcdServer));
@@ -1042,7 +1061,7 @@ fn continues_waiting_renewal_as_renewal() {
     assert_eq!(run(signer.poll(&next, &ticket)).unwrap(), Answer::Gone);
     assert_eq!(server.posts().len(), posts);
     let answer = issued(run(signer.renew(&next, &current)));
-    assert!(Chain::from_answer(&answer, next.csr.public_key()).is_ok());
+    assert!(Chain::from_response(&answer, next.csr.public_key()).is_ok());
     assert!(server.posts().pop().unwrap().contains("/simplereenroll"));
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use nodepki::kube::names::CertName;
 use nodepki::signer::exec::{self, Exec, RunAs, UNCLEAN_LIMIT};
 use nodepki::signer::{
-    Answer, Carry, Class, Config, Kind, Request, Resubmit, Signer, SignerError, Ticket,
+    Answer, Carry, Config, FailureClass, Request, Resubmit, Signer, SignerError, SignerKind, Ticket,
 };
 use nodepki::x509::UsageExtensions;
 use tempfile::TempDir;
@@ -53,8 +53,8 @@ impl ExecRig {
 }
 
 impl Rig for ExecRig {
-    fn kind(&self) -> Kind {
-        Kind::Exec
+    fn kind(&self) -> SignerKind {
+        SignerKind::Exec
     }
 
     fn settings(&self) -> String {
@@ -119,17 +119,17 @@ fn treats_invalid_output_of_sign_as_ambiguous_and_of_poll_as_transient() {
         ("killed", "signal: 9"),
     ] {
         let error = ask(how).unwrap_err();
-        assert_eq!(error.class, Class::Ambiguous, "{how}: {error}");
+        assert_eq!(error.class, FailureClass::Ambiguous, "{how}: {error}");
         let message = error.to_string();
         contains(&message, &[words, "apiserver", "exec:/bin/bash", "by hand"]);
         let ticket = Ticket::try_from("t".to_owned()).unwrap();
         fails(
             run(odd(how).poll(&request(CertName::Apiserver), &ticket)),
-            Class::Transient,
+            FailureClass::Transient,
             &[],
         );
     }
-    assert_eq!(ask("no-handle").unwrap_err().class, Class::Ambiguous);
+    assert_eq!(ask("no-handle").unwrap_err().class, FailureClass::Ambiguous);
 }
 
 #[test]
@@ -140,19 +140,19 @@ fn gives_up_after_repeated_invalid_output() {
         let again = request.again(attempt, now(), None);
         assert_eq!(
             run(signer.submit(&again)).unwrap_err().class,
-            Class::Ambiguous
+            FailureClass::Ambiguous
         );
     }
     fails(
         run(signer.submit(&request)),
-        Class::Permanent,
+        FailureClass::Permanent,
         &["5 consecutive times"],
     );
     // All certificates share a signer: the failures of one request do not count for the next.
     let other = crate::signing::request(CertName::EtcdPeer);
     assert_eq!(
         run(signer.submit(&other)).unwrap_err().class,
-        Class::Ambiguous
+        FailureClass::Ambiguous
     );
 }
 
@@ -160,17 +160,17 @@ fn gives_up_after_repeated_invalid_output() {
 fn treats_exit_code_75_and_retry_as_transient() {
     for how in ["try-again", "try-again-with-answer"] {
         let error = ask(how).unwrap_err();
-        assert_eq!(error.class, Class::Transient, "{error}");
+        assert_eq!(error.class, FailureClass::Transient, "{error}");
     }
     let error = ask("retry").unwrap_err();
-    assert_eq!(error.class, Class::Transient);
+    assert_eq!(error.class, FailureClass::Transient);
     assert_eq!(error.retry_after, Some(Duration::from_secs(42)));
     // The program has begun something: its handle must be kept.
     match ask("retry-with-handle").unwrap() {
         Answer::Pending { ticket, .. } => assert_eq!(ticket.as_str(), "arn:1"),
         other => panic!("{other:?}"),
     }
-    fails(run(odd("try-again").probe()), Class::Transient, &[]);
+    fails(run(odd("try-again").probe()), FailureClass::Transient, &[]);
 }
 
 #[test]
@@ -194,7 +194,7 @@ fn terminates_hanging_program_with_its_children() {
     let begun = Instant::now();
     fails(
         run(signer.submit(&request(CertName::Apiserver))),
-        Class::Ambiguous,
+        FailureClass::Ambiguous,
         &["did not finish within 0.3 s"],
     );
     assert!(begun.elapsed() < Duration::from_secs(4));
@@ -214,7 +214,7 @@ fn kills_program_that_ignores_sigterm() {
         .unwrap()
         .submit(&request(CertName::Apiserver)))
     .unwrap_err();
-    assert_eq!(error.class, Class::Ambiguous);
+    assert_eq!(error.class, FailureClass::Ambiguous);
     let took = begun.elapsed();
     assert!(
         took > Duration::from_secs(5) && took < Duration::from_secs(9),
@@ -237,7 +237,7 @@ fn kills_child_that_holds_stdout_and_accepts_answer() {
     let signer = Exec::new(odd_plugin("hold-stdout-silent", &scratch), None).unwrap();
     fails(
         run(signer.submit(&request(CertName::Apiserver))),
-        Class::Ambiguous,
+        FailureClass::Ambiguous,
         &[],
     );
     assert_gone(&scratch);
@@ -304,7 +304,7 @@ fn accepts_unusual_valid_output() {
         .unwrap()
         .submit(&request(CertName::Apiserver)))
     .unwrap_err();
-    assert_eq!(error.class, Class::Transient, "{error}");
+    assert_eq!(error.class, FailureClass::Transient, "{error}");
 }
 
 #[test]
@@ -395,7 +395,7 @@ fn refuses_program_that_others_can_change() {
     let refusal = |path: &Path| {
         let signer = Exec::new(exec::Config::new(path), None).unwrap();
         let error = run(signer.submit(&request(CertName::Apiserver))).unwrap_err();
-        assert_eq!(error.class, Class::Config, "{error}");
+        assert_eq!(error.class, FailureClass::Config, "{error}");
         assert!(!marker.exists(), "{error}");
         error.to_string()
     };
@@ -461,7 +461,7 @@ fn reports_unusable_info_as_configuration() {
         ("silent", "empty"),
     ] {
         let error = run(odd(how).probe()).unwrap_err();
-        assert_eq!(error.class, Class::Config, "{how}");
+        assert_eq!(error.class, FailureClass::Config, "{how}");
         assert!(error.to_string().contains(words), "{how}: {error}");
     }
 }
@@ -472,7 +472,7 @@ fn accepts_program_without_trust() {
     assert_eq!(run(odd("trust-none").trust(Authority::Ca)).unwrap(), None);
     fails(
         run(odd("half-json").trust(Authority::Ca)),
-        Class::Config,
+        FailureClass::Config,
         &[],
     );
 }

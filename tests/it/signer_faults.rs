@@ -8,15 +8,20 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use nodepki::config::Settings;
-use nodepki::signer::Kind;
+use nodepki::signer::SignerKind;
 use serde_json::json;
 
 use crate::signing::{HEAD, contains, settings};
 
 /// Kinds whose keys are tested with the settings themselves.
-const WITHOUT_CASES: [Kind; 4] = [Kind::Embedded, Kind::Local, Kind::Exec, Kind::Directory];
+const WITHOUT_CASES: [SignerKind; 4] = [
+    SignerKind::Embedded,
+    SignerKind::Local,
+    SignerKind::Exec,
+    SignerKind::Directory,
+];
 
-fn golden(kind: Kind) -> PathBuf {
+fn golden(kind: SignerKind) -> PathBuf {
     let all = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/signers");
     all.join(kind.as_str())
 }
@@ -35,7 +40,7 @@ fn cases(text: &str) -> Vec<(&str, Vec<&str>)> {
 
 #[test]
 fn names_field_and_fix_of_each_fault() {
-    for kind in Kind::ALL {
+    for kind in SignerKind::ALL {
         let Ok(text) = fs::read_to_string(golden(kind).join("faults.txt")) else {
             assert!(WITHOUT_CASES.contains(&kind), "{kind} has no faults.txt");
             continue;
@@ -59,7 +64,10 @@ fn names_field_and_fix_of_each_fault() {
 /// `exec` hides the values of `env` and `params`.
 #[test]
 fn reads_shown_keys_of_each_kind_back_unchanged() {
-    for kind in Kind::ALL.into_iter().filter(|kind| *kind != Kind::Exec) {
+    for kind in SignerKind::ALL
+        .into_iter()
+        .filter(|kind| *kind != SignerKind::Exec)
+    {
         for file in fs::read_dir(golden(kind)).unwrap() {
             let path = file.unwrap().path();
             if path.extension().is_none_or(|one| one != "yaml") {

@@ -9,7 +9,9 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use nodepki::http::{Call, Method};
 use nodepki::kube::names::{Authority, CertName};
-use nodepki::signer::{Answer, Class, Kind, Request, Signer, SignerError, Ticket, Wanted};
+use nodepki::signer::{
+    Answer, FailureClass, Request, RequestedCertificate, Signer, SignerError, SignerKind, Ticket,
+};
 use nodepki::x509::{Csr, ExtendedUsage, PrivateKey, UsageExtensions};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -224,8 +226,8 @@ pub(crate) fn assert_same_usages(spec: &Value) {
 }
 
 impl Rig for KubernetesRig {
-    fn kind(&self) -> Kind {
-        Kind::Kubernetes
+    fn kind(&self) -> SignerKind {
+        SignerKind::Kubernetes
     }
 
     fn settings(&self) -> String {
@@ -305,13 +307,13 @@ pub(crate) fn front(kind: &'static str, keys: String, path: &'static str) -> Fro
 }
 
 /// Returns a desired certificate with another lifetime.
-fn short_lived(name: CertName, lifetime: Duration) -> Wanted {
+fn short_lived(name: CertName, lifetime: Duration) -> RequestedCertificate {
     let mut wanted = wanted(name);
     wanted.profile.lifetime = lifetime;
     wanted
 }
 
-fn request_of(wanted: Wanted) -> Request {
+fn request_of(wanted: RequestedCertificate) -> Request {
     request_for(wanted, UsageExtensions::Requested).0
 }
 
@@ -435,12 +437,12 @@ fn reads_token_file_for_each_request() {
     let request = request(CertName::Apiserver);
     let url = rig.cluster.url();
     for result in [run(signer.probe()), run(signer.submit(&request)).map(drop)] {
-        let message = fails(result, Class::Auth, &[&url, "401", "token"]);
+        let message = fails(result, FailureClass::Auth, &[&url, "401", "token"]);
         assert!(!message.contains("ffffffffffffffff"), "{message}");
     }
     fs::remove_file(rig.token_file()).unwrap();
     let file = rig.token_file().display().to_string();
-    fails(run(signer.submit(&request)), Class::Config, &[&file]);
+    fails(run(signer.submit(&request)), FailureClass::Config, &[&file]);
     write_secret(rig.token_file(), "abcdef.0123456789abcdef");
     run(signer.probe()).unwrap();
     pending(run(signer.submit(&request)));
@@ -453,7 +455,7 @@ fn names_missing_role_of_credential() {
     let signer = rig.signer();
     fails(
         run(signer.probe()),
-        Class::Auth,
+        FailureClass::Auth,
         &[
             "user stranger may not create",
             "system:node-bootstrapper",
@@ -463,7 +465,7 @@ fn names_missing_role_of_credential() {
     // A 403 of RBAC, which ends when the role is bound.
     fails(
         run(signer.submit(&request(CertName::EtcdPeer))),
-        Class::Auth,
+        FailureClass::Auth,
         &[
             "etcd-peer",
             "etcd-ca",
@@ -520,11 +522,11 @@ fn refuses_kubeconfig_that_needs_more_than_files() {
     ] {
         fs::write(&path, &text).unwrap();
         let result = run(signer.submit(&request(CertName::Apiserver)));
-        let message = fails(result, Class::Config, &[part]);
+        let message = fails(result, FailureClass::Config, &[part]);
         assert!(!message.contains("secret-word"), "{message}");
     }
     fs::remove_file(&path).unwrap();
-    fails(run(signer.probe()), Class::Config, &["odd.conf"]);
+    fails(run(signer.probe()), FailureClass::Config, &["odd.conf"]);
 }
 
 #[test]
@@ -765,7 +767,7 @@ fn requests_lifetime() {
     contains(&rejection, &["10m", "9m59s", "requestLifetime: false"]);
     fails(
         run(rig.signer().submit(&request_of(shorter.clone()))),
-        Class::Permanent,
+        FailureClass::Permanent,
         &["422"],
     );
     // The lifetime is left to the signer.
@@ -794,7 +796,7 @@ fn builds_chain_from_leaf_and_intermediate() {
     rig.approve();
     let bytes = issued(run(rig.signer().poll(&request, &ticket)));
     assert_eq!(verdict(&request, &bytes, &rig.authorities()), "");
-    let chain = nodepki::x509::Chain::from_answer(&bytes, request.csr.public_key()).unwrap();
+    let chain = nodepki::x509::Chain::from_response(&bytes, request.csr.public_key()).unwrap();
     assert_eq!(chain.intermediates().len(), 1);
     // OpenSSL builds the same.
     let dir = tempfile::tempdir().unwrap();
@@ -881,7 +883,7 @@ fn obtains_certificates_from_cert_manager() {
     let (ticket, _) = pending(run(signer.submit(&refused)));
     rig.approve_only();
     let error = settled_answer(signer.as_ref(), &refused, &ticket).unwrap_err();
-    assert_eq!(error.class, Class::Permanent, "{error}");
+    assert_eq!(error.class, FailureClass::Permanent, "{error}");
     contains(
         &error.to_string(),
         &[
@@ -1102,7 +1104,7 @@ fn reports_refusal_of_admission_and_of_signer_as_permanent() {
         "admin.conf",
         "another signer",
     ];
-    fails(result, Class::Permanent, &parts);
+    fails(result, FailureClass::Permanent, &parts);
     let mut serving = wanted(CertName::Apiserver);
     serving.profile.usages = vec![ExtendedUsage::ServerAuth];
     let request = request_of(serving);
@@ -1111,7 +1113,7 @@ fn reports_refusal_of_admission_and_of_signer_as_permanent() {
     rig.decide(&ticket, condition("Approved", "Reviewed", ""));
     fails(
         settled_answer(signer.as_ref(), &request, &ticket),
-        Class::Permanent,
+        FailureClass::Permanent,
         &[
             "SignerValidationFailure",
             "invalid usage for client certificate: server auth",
@@ -1352,9 +1354,13 @@ fn tells_missing_api_from_missing_request() {
     let rig = KubernetesRig::new().with_kubeconfig(text.replace(&cluster.url(), &elsewhere));
     let request = request(CertName::Apiserver);
     let parts = ["404", "is an API server's"];
-    fails(run(rig.signer().submit(&request)), Class::Config, &parts);
+    fails(
+        run(rig.signer().submit(&request)),
+        FailureClass::Config,
+        &parts,
+    );
     let found = run(rig.signer().recover(&request, None));
-    fails(found, Class::Config, &parts);
+    fails(found, FailureClass::Config, &parts);
 }
 
 #[test]
@@ -1365,7 +1371,7 @@ fn reports_lost_response_to_poll_as_transient() {
     let (ticket, _) = pending(run(rig.signer().submit(&request)));
     gateway.only(Rule::on("GET", CSRS).then(Action::DropAfterForward));
     let polled = run(rig.signer().poll(&request, &ticket));
-    fails(polled, Class::Transient, &[]);
+    fails(polled, FailureClass::Transient, &[]);
 }
 
 #[test]
@@ -1382,7 +1388,11 @@ fn refuses_response_that_differs_from_request() {
             *object.pointer_mut(field).unwrap() = value.clone();
         });
         gateway.only(Rule::on("POST", CSRS).times(1).then(changed));
-        fails(run(signer.submit(&request)), Class::Permanent, &[part]);
+        fails(
+            run(signer.submit(&request)),
+            FailureClass::Permanent,
+            &[part],
+        );
         rig.delete(&rig.only());
     }
     let token = fs::read_to_string(rig.token_file()).unwrap();
@@ -1405,7 +1415,7 @@ fn submits_to_api_server_without_self_subject_reviews() {
     assert_eq!(pending(run(signer.submit(&request))).0, ticket);
     rig.only();
     gateway.only(review().then(Action::status(503)));
-    fails(run(signer.probe()), Class::Transient, &[]);
+    fails(run(signer.probe()), FailureClass::Transient, &[]);
 }
 
 #[test]
@@ -1513,7 +1523,7 @@ fn reports_denied_and_failed_despite_certificate() {
             run(rig.signer().poll(&request, &ticket))
         };
         let failed = poll("Failed", "it was revoked");
-        fails(failed, Class::Permanent, &["it was revoked"]);
+        fails(failed, FailureClass::Permanent, &["it was revoked"]);
         let reason = denied(poll("Denied", "not on a Friday"));
         contains(&reason, &["not on a Friday"]);
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use nodepki::kube::names::{Authority, CertName};
-use nodepki::signer::{Class, Config, Kind, Request, Signer, embedded, local};
+use nodepki::signer::{Config, FailureClass, Request, Signer, SignerKind, embedded, local};
 use nodepki::x509::Chain;
 use tempfile::TempDir;
 
@@ -36,8 +36,8 @@ impl EmbeddedRig {
 }
 
 impl Rig for EmbeddedRig {
-    fn kind(&self) -> Kind {
-        Kind::Embedded
+    fn kind(&self) -> SignerKind {
+        SignerKind::Embedded
     }
 
     fn settings(&self) -> String {
@@ -74,8 +74,8 @@ impl LocalRig {
 }
 
 impl Rig for LocalRig {
-    fn kind(&self) -> Kind {
-        Kind::Local
+    fn kind(&self) -> SignerKind {
+        SignerKind::Local
     }
 
     fn settings(&self) -> String {
@@ -111,7 +111,7 @@ fn names_missing_key_and_signs_for_other_authorities() {
     let etcd = request(CertName::EtcdServer);
     let parts = ["etcd/ca.key", "No such file", "etcd-ca"];
     rejects(signer.as_ref(), &etcd.wanted, &parts);
-    fails(run(signer.submit(&etcd)), Class::Config, &[]);
+    fails(run(signer.submit(&etcd)), FailureClass::Config, &[]);
     // The certificate exists, and is enough for trust.
     assert!(run(signer.trust(Authority::EtcdCa)).unwrap().is_some());
     let proxy = wanted(CertName::FrontProxyClient);
@@ -133,7 +133,7 @@ fn refuses_csr_that_differs_from_desired_certificate() {
     let mut odd = request(CertName::KubeletConf);
     odd.csr = request(CertName::AdminConf).csr;
     let result = run(rig.signer().submit(&odd));
-    fails(result, Class::Permanent, &["O=system:nodes"]);
+    fails(result, FailureClass::Permanent, &["O=system:nodes"]);
 }
 
 #[test]

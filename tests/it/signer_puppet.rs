@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use nodepki::http::{Call, Client, Endpoint, Tls, Url};
 use nodepki::kube::names::{Authority, CertName};
-use nodepki::signer::{Answer, Class, Kind, Request, Signer, Wanted};
+use nodepki::signer::{Answer, FailureClass, Request, RequestedCertificate, Signer, SignerKind};
 use nodepki::x509::{
     Chain, ExtendedUsage, KeyAlgorithm, PrivateKey, Tolerance, TrustBundle, UsageExtensions, hex,
 };
@@ -31,7 +31,7 @@ use crate::signing::{
 /// The tolerance that a shared Puppet CA needs.
 const SHARED: Tolerance = Tolerance {
     extra_usages: true,
-    own_name: true,
+    common_name_as_dns: true,
     max_lifetime: None,
 };
 
@@ -42,7 +42,7 @@ fn tag() -> String {
 }
 
 /// Returns a desired certificate with this common name.
-fn named(name: CertName, common_name: &str) -> Wanted {
+fn named(name: CertName, common_name: &str) -> RequestedCertificate {
     let mut wanted = wanted(name);
     wanted.profile.subject.common_name = common_name.to_owned();
     wanted.tolerance = SHARED;
@@ -143,8 +143,8 @@ impl PuppetRig {
 }
 
 impl Rig for PuppetRig {
-    fn kind(&self) -> Kind {
-        Kind::Puppet
+    fn kind(&self) -> SignerKind {
+        SignerKind::Puppet
     }
 
     fn settings(&self) -> String {
@@ -265,7 +265,7 @@ fn queues_request_under_its_certname() {
         ],
     );
     // The intermediate is included, so that the root suffices for verification.
-    let chain = Chain::from_answer(&answer, key.public_key()).unwrap();
+    let chain = Chain::from_response(&answer, key.public_key()).unwrap();
     assert_eq!(chain.intermediates().len(), 1);
     let bundle = TrustBundle::from_pem(&shared().ca_pem()).unwrap();
     let [_, root] = bundle.certificates() else {
@@ -322,16 +322,28 @@ fn refuses_request_and_certificate_of_another_key() {
         &clean,
         "commonNames.etcd-peer",
     ];
-    fails(run(signer.submit(&ours)), Class::Permanent, &words);
-    fails(run(signer.recover(&ours, None)), Class::Permanent, &words);
-    fails(run(signer.poll(&ours, &ticket)), Class::Permanent, &words);
+    fails(run(signer.submit(&ours)), FailureClass::Permanent, &words);
+    fails(
+        run(signer.recover(&ours, None)),
+        FailureClass::Permanent,
+        &words,
+    );
+    fails(
+        run(signer.poll(&ours, &ticket)),
+        FailureClass::Permanent,
+        &words,
+    );
     shared().sign(&certname);
     words[3] = "a certificate of another key";
-    fails(run(signer.submit(&ours)), Class::Permanent, &words);
-    fails(run(signer.recover(&ours, None)), Class::Permanent, &words);
+    fails(run(signer.submit(&ours)), FailureClass::Permanent, &words);
+    fails(
+        run(signer.recover(&ours, None)),
+        FailureClass::Permanent,
+        &words,
+    );
     // A revoked certificate is still stored.
     shared().revoke(&certname);
-    fails(run(signer.submit(&ours)), Class::Permanent, &words);
+    fails(run(signer.submit(&ours)), FailureClass::Permanent, &words);
     assert_eq!(shared().sent(&tag).len(), 1);
     issued(run(signer.poll(&theirs, &ticket)));
     // The advice of the message helps.
@@ -363,13 +375,13 @@ fn looks_up_request_after_400_for_existing_name() {
     pending(run(signer.submit(&first)));
     blind();
     let words = ["a request of another key", "clean"];
-    fails(run(signer.submit(&second)), Class::Permanent, &words);
+    fails(run(signer.submit(&second)), FailureClass::Permanent, &words);
     shared().sign(&certname);
     blind();
     issued(run(signer.submit(&first)));
     blind();
     let words = ["a certificate of another key", "clean"];
-    fails(run(signer.submit(&second)), Class::Permanent, &words);
+    fails(run(signer.submit(&second)), FailureClass::Permanent, &words);
     assert_eq!(shared().sent(&tag).len(), 5);
 }
 
@@ -441,8 +453,16 @@ fn tells_404_of_another_server_from_404_of_the_ca() {
             let body = said.as_bytes().to_vec();
             gateway.rule(Rule::on("GET", path).then(Action::body(404, body)));
             let words = ["404", "the Puppet CA itself"];
-            fails(run(signer.poll(&request, &ticket)), Class::Config, &words);
-            fails(run(signer.recover(&request, None)), Class::Config, &words);
+            fails(
+                run(signer.poll(&request, &ticket)),
+                FailureClass::Config,
+                &words,
+            );
+            fails(
+                run(signer.recover(&request, None)),
+                FailureClass::Config,
+                &words,
+            );
         }
     }
     assert_eq!(shared().sent(&tag).len(), 1);
@@ -455,7 +475,11 @@ fn finds_autosigned_certificate_after_lost_response() {
     let certname = format!("etcd-peer.cp1.{tag}.{AUTO}");
     let (request, _) = asking(CertName::EtcdPeer, &certname);
     gateway.only(Rule::on("PUT", &certname).then(Action::DropAfterForward));
-    fails(run(signer.submit(&request)), Class::Ambiguous, &["lost"]);
+    fails(
+        run(signer.submit(&request)),
+        FailureClass::Ambiguous,
+        &["lost"],
+    );
     issued(recovered(run(signer.recover(&request, None))));
     let puts = gateway.requests();
     assert_eq!(puts.iter().filter(|one| one.method == "PUT").count(), 1);
@@ -477,7 +501,11 @@ fn reports_disallowed_request_as_queued() {
         "allow-subject-alt-names: true",
         &sign,
     ];
-    fails(run(signer.submit(&request)), Class::Permanent, &words);
+    fails(
+        run(signer.submit(&request)),
+        FailureClass::Permanent,
+        &words,
+    );
     // The next run finds it, and the administrator of the CA can still sign it.
     let found = run(signer.recover(&request, None)).unwrap().unwrap();
     pending(Ok(found));
@@ -500,7 +528,11 @@ fn does_not_send_request_that_names_usages() {
     let wanted = named(CertName::EtcdPeer, &format!("etcd-peer.cp1.{tag}"));
     let (request, _) = request_for(wanted, UsageExtensions::Requested);
     let words = ["etcd-peer", "contains usages", "was not sent"];
-    fails(run(signer.submit(&request)), Class::Permanent, &words);
+    fails(
+        run(signer.submit(&request)),
+        FailureClass::Permanent,
+        &words,
+    );
     assert_eq!(shared().sent(&tag), [""; 0]);
 }
 
@@ -509,7 +541,7 @@ fn does_not_send_request_that_names_usages() {
 fn reports_unreadable_request_as_final() {
     let path = "/puppet-ca/v1/certificate_request/garbage.test";
     let said = ask_plainly(Call::put(path).body("text/plain", b"garbage".to_vec()));
-    let recorded = Recording::read(Kind::Puppet, "unreadable-request");
+    let recorded = Recording::read(SignerKind::Puppet, "unreadable-request");
     let recorded = String::from_utf8(recorded.body).unwrap();
     assert_eq!((said.0, said.1.as_str()), (500, recorded.trim_end()));
 }
@@ -540,7 +572,7 @@ fn refuses_unreadable_certificate_and_that_of_another_key() {
         gateway.only(Rule::on("GET", "/certificate/etcd-peer").then(Action::body(200, body)));
         fails(
             run(signer.poll(&request, &ticket)),
-            Class::Permanent,
+            FailureClass::Permanent,
             &[words],
         );
     }
@@ -555,7 +587,7 @@ fn rejects_unsupported_certificate_and_names_remedy() {
         shared().ca_file().display()
     );
     let signer = puppet(&bare);
-    let refusal = |wanted: &Wanted| signer.preflight(wanted).unwrap_err().to_string();
+    let refusal = |wanted: &RequestedCertificate| signer.preflight(wanted).unwrap_err().to_string();
     let with = |name: CertName, common_name: Option<&str>, tolerance| {
         let mut one = wanted(name);
         if let Some(common_name) = common_name {
@@ -685,16 +717,16 @@ fn trusts_server_by_fingerprint() {
         }
         issued(run(signer.submit(&request)));
         let trusted = run(signer.trust(Authority::EtcdCa)).unwrap().unwrap();
-        assert_eq!(TrustBundle::from_answer(&trusted).unwrap(), read);
+        assert_eq!(TrustBundle::from_response(&trusted).unwrap(), read);
         assert!(run(signer.crl(Authority::EtcdCa)).unwrap().is_some());
     }
     // Neither a pin of the intermediate nor an unknown pin is enough.
     for wrong in [issuing.fingerprint(), [0; 32]] {
         let signer = with(&wrong);
         let words = ["puppet:https://localhost", "caSHA256", "neither pinned"];
-        fails(run(signer.probe()), Class::Config, &words);
+        fails(run(signer.probe()), FailureClass::Config, &words);
         let (request, _) = asking(CertName::EtcdPeer, &format!("never.cp1.{tag}"));
-        fails(run(signer.submit(&request)), Class::Config, &words);
+        fails(run(signer.submit(&request)), FailureClass::Config, &words);
     }
     assert_eq!(shared().sent(&tag), [""; 0]);
 }
@@ -714,7 +746,7 @@ fn rejects_server_with_copied_bundle() {
     run(signer.probe()).unwrap();
     fails(
         run(signer.submit(&request)),
-        Class::Config,
+        FailureClass::Config,
         &["puppet:", "127.0.0.1"],
     );
     let paths: Vec<_> = gateway.requests().into_iter().map(|one| one.path).collect();
@@ -768,13 +800,17 @@ fn fetches_all_crls_and_only_if_newer() {
     assert_eq!(since, [false, true, true, true]);
     // The server still returns the certificate: only the CRL shows the revocation.
     let found = run(signer.recover(&request, None)).unwrap().unwrap();
-    let found = Chain::from_answer(&issued(Ok(found)), key.public_key()).unwrap();
+    let found = Chain::from_response(&issued(Ok(found)), key.public_key()).unwrap();
     assert!(answer.starts_with(found.leaf().to_pem().as_bytes()));
 
     gateway
         .only(Rule::on("GET", "/certificate_revocation_list/").then(Action::body(200, "<html>")));
     let words = ["revocation lists of authority etcd-ca", "unusable"];
-    fails(run(signer.crl(Authority::EtcdCa)), Class::Permanent, &words);
+    fails(
+        run(signer.crl(Authority::EtcdCa)),
+        FailureClass::Permanent,
+        &words,
+    );
 }
 
 /// On a server where no other test revokes.
@@ -809,7 +845,7 @@ fn renews_with_same_key_by_exchange() {
     let old = issued(run(signer.submit(&request)));
     let new = issued(run(signer.renew(&request, &current(&old, &key))));
     assert_eq!(verdict(&request, &new, authorities.path()), "");
-    let leaf = |bytes: &[u8]| Chain::from_answer(bytes, key.public_key()).unwrap();
+    let leaf = |bytes: &[u8]| Chain::from_response(bytes, key.public_key()).unwrap();
     let (old_leaf, new_leaf) = (leaf(&old), leaf(&new));
     assert_ne!(old_leaf.leaf().serial(), new_leaf.leaf().serial());
     // The server's configuration says sixty days.
@@ -823,7 +859,7 @@ fn renews_with_same_key_by_exchange() {
     let words = ["renewing etcd-peer", "only for the same key", "ca clean"];
     fails(
         run(signer.renew(&other, &current(&new, &key))),
-        Class::Permanent,
+        FailureClass::Permanent,
         &words,
     );
 
@@ -832,7 +868,7 @@ fn renews_with_same_key_by_exchange() {
     let words = ["403", "no proxy ends TLS"];
     fails(
         run(behind.renew(&request, &current(&new, &key))),
-        Class::Auth,
+        FailureClass::Auth,
         &words,
     );
 
@@ -840,7 +876,7 @@ fn renews_with_same_key_by_exchange() {
     let strict = puppet(&keys_of(strict()));
     fails(
         run(strict.renew(&request, &current(&new, &key))),
-        Class::Config,
+        FailureClass::Config,
         &["404", "allow-auto-renewal: true", &certname],
     );
 
@@ -857,7 +893,7 @@ fn renews_with_same_key_by_exchange() {
     };
     fails(
         refused,
-        Class::Auth,
+        FailureClass::Auth,
         &[
             "renewing etcd-peer",
             "puppet:https://localhost",

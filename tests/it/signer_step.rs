@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use nodepki::http::{Call, Client, Endpoint, Identity, Url};
+use nodepki::http::{Call, Client, ClientIdentity, Endpoint, Url};
 use nodepki::kube::names::{Authority, CertName};
-use nodepki::signer::{Class, Current, Kind, Request, Resubmit, Signer};
+use nodepki::signer::{CurrentCertificate, FailureClass, Request, Resubmit, Signer, SignerKind};
 use nodepki::x509::{
     Certificate, CertificateAuthority, Chain, RevocationList, TrustBundle, UsageExtensions, hex,
 };
@@ -91,8 +91,8 @@ fn jwk() -> String {
 }
 
 impl Rig for StepRig {
-    fn kind(&self) -> Kind {
-        Kind::StepCa
+    fn kind(&self) -> SignerKind {
+        SignerKind::StepCa
     }
 
     fn settings(&self) -> String {
@@ -344,7 +344,7 @@ fn refuses_token_without_usages_by_template() {
         rig.hand_over(CertName::KubeletConf, &token(&claims));
         fails(
             run(signer.submit(&request)),
-            Class::Permanent,
+            FailureClass::Permanent,
             &["HTTP 400", words, "new one-time token"],
         );
     }
@@ -424,7 +424,7 @@ fn names_limit_of_lifetime() {
     let request = request(CertName::Apiserver);
     fails(
         run(signer.submit(&request)),
-        Class::Config,
+        FailureClass::Config,
         &[
             "apiserver",
             "HTTP 403",
@@ -448,7 +448,7 @@ fn names_limit_of_lifetime() {
     let hasty = rig.opened(&stanza.replace("auth:", "lifetime: 1m, auth:"));
     fails(
         run(hasty.submit(&request)),
-        Class::Config,
+        FailureClass::Config,
         &["minTLSCertDuration"],
     );
 }
@@ -484,7 +484,7 @@ fn uses_one_time_token_once() {
     let request = request(CertName::Apiserver);
     let missing = fails(
         run(signer.submit(&request)),
-        Class::Auth,
+        FailureClass::Auth,
         &["apiserver", "no one-time token for it"],
     );
     contains(
@@ -504,7 +504,7 @@ fn uses_one_time_token_once() {
     let again = rig.with_tokens(&ca.url(), &by_fingerprint(ca));
     fails(
         run(again.submit(&request)),
-        Class::Auth,
+        FailureClass::Auth,
         &[
             "was sent before",
             &file,
@@ -537,10 +537,10 @@ fn spends_one_time_token_only_if_it_may_have_been_used() {
         "is used up",
         "put a new one-time token for kubelet.conf into",
     ];
-    let message = fails(submit(), Class::Auth, &parts);
+    let message = fails(submit(), FailureClass::Auth, &parts);
     assert!(!message.contains(&text), "{message}");
     let sent = gateway.requests().len();
-    fails(submit(), Class::Auth, &["was sent before"]);
+    fails(submit(), FailureClass::Auth, &["was sent before"]);
     assert_eq!(gateway.requests().len(), sent);
     let mut fresh = claims(&request);
     fresh["jti"] = json!("fresh");
@@ -581,14 +581,14 @@ fn does_not_send_unsuitable_one_time_token() {
         rig.hand_over(CertName::Apiserver, &token(&claims));
         fails(
             run(signer.submit(&request)),
-            Class::Auth,
+            FailureClass::Auth,
             &[words, "put a new one-time token for apiserver"],
         );
     }
     rig.hand_over(CertName::Apiserver, "hunter2");
     let said = fails(
         run(signer.submit(&request)),
-        Class::Auth,
+        FailureClass::Auth,
         &["it is not a token"],
     );
     assert!(!said.contains("hunter2"), "{said}");
@@ -607,7 +607,7 @@ fn names_likely_causes_of_401() {
     run(signer.probe()).unwrap();
     let said = fails(
         run(signer.submit(&request)),
-        Class::Auth,
+        FailureClass::Auth,
         &[
             "signing apiserver for authority ca",
             "HTTP 401",
@@ -624,7 +624,7 @@ fn names_likely_causes_of_401() {
     let ahead = request.again(2, now() + Duration::from_secs(600), None);
     let said = fails(
         run(signer.submit(&ahead)),
-        Class::Auth,
+        FailureClass::Auth,
         &[
             "this machine's clock is",
             "s ahead of the server's",
@@ -682,37 +682,37 @@ fn reports_credential_that_does_not_fit_provisioner() {
     for (stanza, class, words) in [
         (
             ca("missing", &jwk()),
-            Class::Config,
+            FailureClass::Config,
             &["no provisioner missing", "it has x5c, jwk, bare"][..],
         ),
         (
             ca("x5c", &jwk()),
-            Class::Config,
+            FailureClass::Config,
             &["is of type X5C", "auth.jwk needs one of type JWK"][..],
         ),
         (
             ca("acme", &x5c("node")),
-            Class::Config,
+            FailureClass::Config,
             &["is of type ACME", "X5C"][..],
         ),
         (
             ca("jwk", &jwk_at("foreign.key")),
-            Class::Config,
+            FailureClass::Config,
             &["not the one of the provisioner jwk (kid nodepki-1)"][..],
         ),
         (
             ca("jwk", &jwk_at("jwe")),
-            Class::Config,
+            FailureClass::Config,
             &["encrypted", "step crypto jwe decrypt"][..],
         ),
         (
             ca("jwk", &jwk_at("nothing")),
-            Class::Config,
+            FailureClass::Config,
             &["nothing cannot be read"][..],
         ),
         (
             ca("jwk", &jwk().replace("}}", ", kid: other}}")),
-            Class::Config,
+            FailureClass::Config,
             &["by the id nodepki-1, configured is other"][..],
         ),
         (
@@ -720,7 +720,7 @@ fn reports_credential_that_does_not_fit_provisioner() {
                 "x5c",
                 &format!("{{x5c: {{certificate: {here}/foreign.crt, key: {here}/foreign.key}}}}"),
             ),
-            Class::Config,
+            FailureClass::Config,
             &[
                 "issued by CN=foreign-ca",
                 "does not lead to the roots of the provisioner x5c",
@@ -729,12 +729,12 @@ fn reports_credential_that_does_not_fit_provisioner() {
         ),
         (
             ca("x5c", &x5c("node").replace("node.key", "node-rsa.key")),
-            Class::Config,
+            FailureClass::Config,
             &["node-rsa.key", "not the key of the certificate in"][..],
         ),
         (
             ca("x5c", &x5c("no-client")),
-            Class::Config,
+            FailureClass::Config,
             &["no-client.crt", "no extended key usage client auth"][..],
         ),
     ] {
@@ -749,7 +749,7 @@ fn reports_credential_that_does_not_fit_provisioner() {
     }
     fails(
         run(rig.opened(&ca("x5c", &x5c("expired"))).probe()),
-        Class::Auth,
+        FailureClass::Auth,
         &["expired.crt (CN=front-proxy-client) expired at"],
     );
 }
@@ -764,7 +764,7 @@ fn trusts_only_root_with_configured_fingerprint() {
     let strange = rig.opened(&stanza(&ours.url(), "jwk", &by_fingerprint(other), &jwk()));
     fails(
         run(strange.probe()),
-        Class::Config,
+        FailureClass::Config,
         &[
             "has no root certificate with the fingerprint",
             &hex(&other.fingerprint),
@@ -778,10 +778,14 @@ fn trusts_only_root_with_configured_fingerprint() {
     let keys = stanza(&gateway.url(), "jwk", &by_fingerprint(ours), &jwk());
     let cheated = rig.opened(&keys);
     let parts = ["the response is another certificate"];
-    fails(run(cheated.probe()), Class::Config, &parts);
+    fails(run(cheated.probe()), FailureClass::Config, &parts);
     // It passes on the right root, and has no certificate issued by it.
     gateway.behave();
-    fails(run(cheated.probe()), Class::Config, &["is not trusted"]);
+    fails(
+        run(cheated.probe()),
+        FailureClass::Config,
+        &["is not trusted"],
+    );
     let requests = gateway.requests();
     assert!(requests.iter().all(|one| one.path.contains("/root/")));
 }
@@ -789,7 +793,7 @@ fn trusts_only_root_with_configured_fingerprint() {
 // ---- renewal ----
 
 /// Obtains a certificate from a provisioner.
-fn obtained(rig: &StepRig, provisioner: &str, name: CertName) -> (Request, Current) {
+fn obtained(rig: &StepRig, provisioner: &str, name: CertName) -> (Request, CurrentCertificate) {
     let (request, key) = request_with_key(name);
     let bytes = issued(run(rig.opened(&ca(provisioner, &jwk())).submit(&request)));
     (request, current(&bytes, &key))
@@ -844,7 +848,7 @@ fn names_remedy_for_refused_renewal() {
     let signer = rig.opened(&ca("no-renewal", &jwk()));
     fails(
         run(signer.renew(&old, &current)),
-        Class::Auth,
+        FailureClass::Auth,
         &[
             "renewing kubelet.conf for authority ca",
             "HTTP 401",
@@ -862,7 +866,7 @@ fn names_remedy_for_refused_renewal() {
     let signer = rig.opened(&stanza(&gateway.url(), "no-renewal", &tls, &jwk()));
     fails(
         run(signer.renew(&old, &current)),
-        Class::Config,
+        FailureClass::Config,
         &["missing client certificate", "ends TLS"],
     );
 }
@@ -884,7 +888,7 @@ fn publishes_revoked_certificate() {
     let mut endpoint = Endpoint::new(Url::parse(&ca.url()).unwrap());
     endpoint.tls.ca_pem = Some(ca.root_pem());
     let client = Client::new(endpoint, Rc::new(PlainFiles), now).unwrap();
-    let client = client.with_identity(Identity {
+    let client = client.with_identity(ClientIdentity {
         chain_pem: current.chain_pem.clone(),
         key_pem: current.key_pem.clone(),
     });
@@ -900,7 +904,7 @@ fn publishes_revoked_certificate() {
     let request = request_for(wanted(CertName::KubeletConf), UsageExtensions::Requested).0;
     fails(
         run(signer.renew(&request, &current)),
-        Class::Auth,
+        FailureClass::Auth,
         &["HTTP 401", "revoked"],
     );
     // A server with CRLs disabled offers none.

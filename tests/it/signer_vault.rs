@@ -10,7 +10,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use nodepki::http::Method;
 use nodepki::kube::names::{Authority, CertName};
-use nodepki::signer::{Answer, Class, Kind, Request, Signer};
+use nodepki::signer::{Answer, FailureClass, Request, Signer, SignerKind};
 use nodepki::x509::{RevocationList, TrustBundle, UsageExtensions};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -85,8 +85,8 @@ impl VaultRig {
 }
 
 impl Rig for VaultRig {
-    fn kind(&self) -> Kind {
-        Kind::Vault
+    fn kind(&self) -> SignerKind {
+        SignerKind::Vault
     }
 
     fn settings(&self) -> String {
@@ -453,7 +453,7 @@ fn assert_stolen_state_grants_nothing_else(bao: &Bao, node: &Node, role_id: &Pat
     assert_eq!(status, 200, "{login}");
     assert_eq!(login["auth"]["policies"], json!(["nodepki-kubernetes-cp1"]));
     let token = text(&login["auth"]["client_token"]);
-    let csr = |name: CertName, change: &dyn Fn(&mut nodepki::signer::Wanted)| {
+    let csr = |name: CertName, change: &dyn Fn(&mut nodepki::signer::RequestedCertificate)| {
         let mut wanted = wanted(name);
         change(&mut wanted);
         request_for(wanted, UsageExtensions::Requested)
@@ -723,7 +723,7 @@ fn uses_configured_issuer_for_signing_trust_and_crl() {
         let signer = lab.with_token(more, &token);
         let trusted = TrustBundle::from_pem(ca.as_bytes()).unwrap();
         let offered = run(signer.trust(Authority::EtcdCa)).unwrap().unwrap();
-        assert_eq!(TrustBundle::from_answer(&offered).unwrap(), trusted);
+        assert_eq!(TrustBundle::from_response(&offered).unwrap(), trusted);
         let bytes = issued(run(signer.submit(&etcd_server())));
         let file = lab.path("ca.pem");
         fs::write(&file, ca).unwrap();
@@ -887,7 +887,7 @@ fn rejects_unsuitable_role_before_making_key() {
         match run(signer.submit(&request)) {
             Ok(Answer::Issued(bytes)) => assert_ne!(lab.verdict(&request, &bytes), "", "{message}"),
             Ok(other) => panic!("{other:?}"),
-            Err(error) => assert_eq!(error.class, Class::Permanent, "{message}: {error}"),
+            Err(error) => assert_eq!(error.class, FailureClass::Permanent, "{message}: {error}"),
         }
     }
     for (name, role) in [
@@ -940,7 +940,7 @@ fn rejects_forbidden_role_before_making_key() {
     assert!(message.contains("`role` has no entry for it"), "{message}");
     fails(
         run(signer.submit(&request(CertName::EtcdPeer))),
-        Class::Config,
+        FailureClass::Config,
         &["etcd-peer"],
     );
 }
@@ -955,7 +955,7 @@ fn names_wrong_setting_in_error_of_server() {
     let context = ["vault:https://", "etcd-server", "etcd-ca"];
     fails(
         submit(lab.with_token("role: nope", &token).as_ref()),
-        Class::Config,
+        FailureClass::Config,
         &[
             "unknown role: nope",
             "signer-setup",
@@ -966,12 +966,12 @@ fn names_wrong_setting_in_error_of_server() {
     );
     fails(
         submit(lab.with_token("role: any, issuer: nope", &token).as_ref()),
-        Class::Config,
+        FailureClass::Config,
         &["unable to find PKI issuer", "correct `issuer`"],
     );
     fails(
         submit(lab.with_token("mount: nope, role: any", &token).as_ref()),
-        Class::Config,
+        FailureClass::Config,
         &["no handler for route", "`mount`"],
     );
     fails(
@@ -979,7 +979,7 @@ fn names_wrong_setting_in_error_of_server() {
             lab.with_token("namespace: nope, role: any", &token)
                 .as_ref(),
         ),
-        Class::Config,
+        FailureClass::Config,
         &["namespace not found", "`namespace`"],
     );
     lab.space.engine("empty");
@@ -990,19 +990,19 @@ fn names_wrong_setting_in_error_of_server() {
     let empty = lab.with_token("mount: empty, role: any", &token);
     fails(
         submit(empty.as_ref()),
-        Class::Config,
+        FailureClass::Config,
         &["no default issuer", "put the CA into"],
     );
     fails(
         run(empty.trust(Authority::EtcdCa)),
-        Class::Config,
+        FailureClass::Config,
         &["no default issuer", "authority etcd-ca"],
     );
     fails(
         run(lab
             .with_token("mount: nope, role: any", &token)
             .trust(Authority::EtcdCa)),
-        Class::Config,
+        FailureClass::Config,
         &["`mount`"],
     );
     let mut long = wanted(CertName::EtcdServer);
@@ -1012,7 +1012,7 @@ fn names_wrong_setting_in_error_of_server() {
         run(lab
             .with_token("role: long", &token)
             .submit(&request_for(long, UsageExtensions::Requested).0)),
-        Class::Permanent,
+        FailureClass::Permanent,
         &["beyond the expiration of the CA", "leaf_not_after_behavior"],
     );
     // The server signs all the same.
@@ -1028,7 +1028,7 @@ fn tells_causes_of_403_apart() {
         .token("path \"pki/sign/else\" { capabilities = [\"update\"] }");
     fails(
         submit(lab.with_token("role: any", &denied).as_ref()),
-        Class::Auth,
+        FailureClass::Auth,
         &[
             "allow pki/sign/any (update)",
             "the token itself is good",
@@ -1040,7 +1040,7 @@ fn tells_causes_of_403_apart() {
     );
     fails(
         submit(lab.with_token("role: any", &narrow).as_ref()),
-        Class::Auth,
+        FailureClass::Auth,
         &[
             "not with these parameters",
             "csr, ttl, exclude_cn_from_sans",
@@ -1049,14 +1049,18 @@ fn tells_causes_of_403_apart() {
     let signer = lab.with_token("role: any", "s.dead");
     fails(
         submit(signer.as_ref()),
-        Class::Auth,
+        FailureClass::Auth,
         &["put a new token into", "expired or was revoked"],
     );
     // The file is read for each request.
     put(lab.dir.path(), "token", &lab.space.any_token());
     lab.signs(signer.as_ref(), CertName::EtcdServer);
     fs::remove_file(lab.path("token")).unwrap();
-    fails(submit(signer.as_ref()), Class::Config, &["cannot be read"]);
+    fails(
+        submit(signer.as_ref()),
+        FailureClass::Config,
+        &["cannot be read"],
+    );
 }
 
 /// Such a token cannot look itself up.
@@ -1093,11 +1097,15 @@ fn reports_sealed_server_as_transient() {
     );
     bao.root().write("sys/seal", json!({}));
     let words = &["HTTP 503", "is sealed", "unseal it"];
-    fails(run(signer.probe()), Class::Transient, words);
-    fails(run(signer.submit(&etcd_server())), Class::Transient, words);
+    fails(run(signer.probe()), FailureClass::Transient, words);
+    fails(
+        run(signer.submit(&etcd_server())),
+        FailureClass::Transient,
+        words,
+    );
     fails(
         run(signer.trust(Authority::EtcdCa)),
-        Class::Transient,
+        FailureClass::Transient,
         words,
     );
 }
@@ -1182,7 +1190,7 @@ fn follows_standby_to_configured_addresses_only() {
     let request = etcd_server();
     fails(
         run(signer("").submit(&request)),
-        Class::Config,
+        FailureClass::Config,
         &["307", &active.url(), "add it to the configuration"],
     );
     let certified = root.certified("pki").len();
@@ -1231,7 +1239,11 @@ fn keeps_session_until_every_certificate_is_signed() {
     let signer = lab.signer(roles, &auth);
     let (server, peer) = (etcd_server(), request(CertName::EtcdPeer));
     run(signer.submit(&server)).unwrap();
-    fails(run(signer.submit(&peer)), Class::Config, &["unknown role"]);
+    fails(
+        run(signer.submit(&peer)),
+        FailureClass::Config,
+        &["unknown role"],
+    );
     run(signer.settled(&server)).unwrap();
     assert!(lab.stored("token").is_some());
     // In another process, when the secret_id is used up.
@@ -1242,7 +1254,7 @@ fn keeps_session_until_every_certificate_is_signed() {
     assert_eq!(lab.stored("token"), None);
     fails(
         run(lab.signer("role: any", &auth).submit(&peer)),
-        Class::Auth,
+        FailureClass::Auth,
         &["invalid role or secret ID", "used up", "etcd-peer"],
     );
 }
@@ -1265,7 +1277,7 @@ fn replaces_revoked_token_with_one_login() {
     );
     fails(
         run(signer.submit(&etcd_server())),
-        Class::Auth,
+        FailureClass::Auth,
         &["allow pki/sign/any (update)"],
     );
     assert_eq!(count(&gateway, "/login"), 2);
@@ -1300,8 +1312,8 @@ fn requests_new_secret_id_after_lost_login() {
     let signer = lab.through(&gateway, "role: any", &auth);
     let submit = || run(signer.submit(&etcd_server()));
     let parts = ["logging in for signing etcd-server"];
-    fails(submit(), Class::Ambiguous, &parts);
-    fails(submit(), Class::Auth, &["deliver a new secret_id"]);
+    fails(submit(), FailureClass::Ambiguous, &parts);
+    fails(submit(), FailureClass::Auth, &["deliver a new secret_id"]);
     assert_eq!(count(&gateway, "/sign/"), 0);
 }
 
@@ -1310,13 +1322,13 @@ fn classifies_failed_login() {
     let (lab, auth) = Lab::with_app_role(json!({}));
     let gateway = lab.gateway();
     for (status, class) in [
-        (400, Class::Auth),
-        (403, Class::Auth),
-        (404, Class::Config),
-        (429, Class::Transient),
-        (500, Class::Transient),
-        (503, Class::Transient),
-        (200, Class::Permanent),
+        (400, FailureClass::Auth),
+        (403, FailureClass::Auth),
+        (404, FailureClass::Config),
+        (429, FailureClass::Transient),
+        (500, FailureClass::Transient),
+        (503, FailureClass::Transient),
+        (200, FailureClass::Permanent),
     ] {
         gateway.behave();
         let action = Action::body(status, "{}");
@@ -1331,7 +1343,7 @@ fn classifies_failed_login() {
     gateway.behave();
     let auth = auth.replace("appRole: {", "appRole: {mount: elsewhere, ");
     let signer = lab.through(&gateway, "role: any", &auth);
-    fails(run(signer.probe()), Class::Auth, &["auth/elsewhere"]);
+    fails(run(signer.probe()), FailureClass::Auth, &["auth/elsewhere"]);
     assert_eq!(count(&gateway, "/sign/"), 0);
 }
 
@@ -1391,7 +1403,7 @@ fn reports_used_wrapping_token_as_security_event() {
     );
     fails(
         result,
-        Class::Auth,
+        FailureClass::Auth,
         &[
             "SECURITY",
             "used already or has expired",
@@ -1426,7 +1438,7 @@ fn refuses_wrapping_token_of_another_path() {
         let signer = lab.through(&gateway, "role: any", &auth);
         fails(
             run(signer.probe()),
-            Class::Auth,
+            FailureClass::Auth,
             &["SECURITY", path, "was not unwrapped", "find out who"],
         );
     }
@@ -1445,9 +1457,13 @@ fn tells_interrupted_unwrapping_from_theft() {
             .then(Action::DropAfterForward),
     );
     let signer = lab.through(&gateway, "role: any", &auth);
-    fails(run(signer.probe()), Class::Ambiguous, &["logging in"]);
+    fails(
+        run(signer.probe()),
+        FailureClass::Ambiguous,
+        &["logging in"],
+    );
     let error = run(lab.through(&gateway, "role: any", &auth).probe()).unwrap_err();
-    assert_eq!(error.class, Class::Auth);
+    assert_eq!(error.class, FailureClass::Auth);
     let message = error.to_string();
     contains(
         &message,
@@ -1517,7 +1533,7 @@ fn logs_in_with_tls_certificate() {
         run(lab
             .signer(&tls(&file), "{certificate: {mount: fleet}}")
             .submit(&etcd_server())),
-        Class::Auth,
+        FailureClass::Auth,
         &["auth/fleet", "etcd-server"],
     );
 }
@@ -1569,7 +1585,7 @@ fn logs_in_with_service_account_token() {
     put(lab.dir.path(), "service-account", &reviewer_token);
     fails(
         run(signer.submit(&etcd_server())),
-        Class::Auth,
+        FailureClass::Auth,
         &[
             "auth/management",
             "audience, subject and time",
@@ -1637,7 +1653,7 @@ fn logs_in_with_json_web_token() {
         );
         fails(
             run(signer.submit(&etcd_server())),
-            Class::Auth,
+            FailureClass::Auth,
             &[&format!("auth/{mount}"), "audience, subject and time"],
         );
     }

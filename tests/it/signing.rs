@@ -16,8 +16,8 @@ use nodepki::http::Files;
 use nodepki::kube::names::{Authority, CertName};
 use nodepki::signer::directory::{DropDir, Dropped, Meta, Shape};
 use nodepki::signer::{
-    Answer, Class, Config, Current, Identity, Memory, Programs, Request, Signer, SignerError, Site,
-    Ticket, Wanted,
+    Answer, Config, CurrentCertificate, FailureClass, Memory, NodeIdentity, Programs, Request,
+    RequestedCertificate, Signer, SignerError, Site, Ticket,
 };
 use nodepki::x509::{
     CertificateAuthority, Chain, Csr, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans,
@@ -48,7 +48,7 @@ pub(crate) fn now() -> OffsetDateTime {
 }
 
 /// Returns the desired certificate of a node `cp1`, for one certificate of each sort.
-pub(crate) fn wanted(name: CertName) -> Wanted {
+pub(crate) fn wanted(name: CertName) -> RequestedCertificate {
     use ExtendedUsage::{ClientAuth, ServerAuth};
     let ips = |texts: &[&str]| -> Vec<IpAddr> {
         texts.iter().map(|text| text.parse().unwrap()).collect()
@@ -102,7 +102,7 @@ pub(crate) fn wanted(name: CertName) -> Wanted {
         ),
         other => panic!("signing::wanted does not describe {other}"),
     };
-    Wanted {
+    RequestedCertificate {
         name,
         authority: name.authority(),
         profile: Profile {
@@ -129,10 +129,13 @@ pub(crate) fn request_with_key(name: CertName) -> (Request, PrivateKey) {
 }
 
 /// Returns a request with a new key, and that key.
-pub(crate) fn request_for(wanted: Wanted, usages: UsageExtensions) -> (Request, PrivateKey) {
+pub(crate) fn request_for(
+    wanted: RequestedCertificate,
+    usages: UsageExtensions,
+) -> (Request, PrivateKey) {
     let key = PrivateKey::generate(wanted.profile.key).unwrap();
     let csr = Csr::create(&wanted.profile, &key, usages).unwrap();
-    let identity = Identity {
+    let identity = NodeIdentity {
         node: "cp1".to_owned(),
         cluster: "kubernetes".to_owned(),
     };
@@ -272,7 +275,7 @@ pub(crate) fn opened_with_memory(config: &Config, memory: &Path) -> Box<dyn Sign
         name: "test",
         now: now(),
         clock: now,
-        identity: Identity {
+        identity: NodeIdentity {
             node: "cp1".to_owned(),
             cluster: "kubernetes".to_owned(),
         },
@@ -362,7 +365,7 @@ pub(crate) fn recovered(
 #[track_caller]
 pub(crate) fn fails<T: std::fmt::Debug>(
     result: Result<T, SignerError>,
-    class: Class,
+    class: FailureClass,
     parts: &[&str],
 ) -> String {
     let error = result.unwrap_err();
@@ -374,7 +377,11 @@ pub(crate) fn fails<T: std::fmt::Debug>(
 
 /// Asserts that the preflight rejects a certificate, naming it and each part; returns the message.
 #[track_caller]
-pub(crate) fn rejects(signer: &dyn Signer, wanted: &Wanted, parts: &[&str]) -> String {
+pub(crate) fn rejects(
+    signer: &dyn Signer,
+    wanted: &RequestedCertificate,
+    parts: &[&str],
+) -> String {
     let message = signer.preflight(wanted).unwrap_err().to_string();
     contains(&message, &[wanted.name.as_str()]);
     contains(&message, parts);
@@ -400,9 +407,9 @@ pub(crate) fn crl_text(pem: &[u8]) -> String {
 }
 
 /// Returns the certificate that a renewal is given in exchange, from a signer's answer and its key.
-pub(crate) fn current(answer: &[u8], key: &PrivateKey) -> Current {
-    let chain = Chain::from_answer(answer, key.public_key()).unwrap();
-    Current {
+pub(crate) fn current(answer: &[u8], key: &PrivateKey) -> CurrentCertificate {
+    let chain = Chain::from_response(answer, key.public_key()).unwrap();
+    CurrentCertificate {
         chain_pem: chain.to_pem().into_bytes(),
         key_pem: Zeroizing::new(key.to_pem().as_bytes().to_vec()),
     }

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use nodepki::kube::names::CertName;
 use nodepki::store::{
-    Class, Commit, Committed, Durability, Error, FileKind, Issued, LastError, Mode, Note, Obstacle,
-    Phase, Recovery, Root, Slot, Store, Ticket,
+    Commit, Committed, Durability, ErrorClass, FileKind, IssuedRecord, LastError, Mode, NodeRoot,
+    PathObstacle, Recovery, RequestPhase, RequestRecord, Slot, Store, StoreError, StoreNote,
 };
 use tempfile::TempDir;
 use time::OffsetDateTime;
@@ -39,8 +39,8 @@ impl Fixture {
         }
     }
 
-    pub(crate) fn root(&self) -> Root {
-        Root::open(self.dir.path()).unwrap()
+    pub(crate) fn root(&self) -> NodeRoot {
+        NodeRoot::open(self.dir.path()).unwrap()
     }
 
     pub(crate) fn store(&self) -> Store {
@@ -73,11 +73,11 @@ impl Fixture {
     }
 }
 
-pub(crate) fn open(root: &Root) -> Result<(Store, Recovery), Error> {
+pub(crate) fn open(root: &NodeRoot) -> Result<(Store, Recovery), StoreError> {
     root.lock(Duration::ZERO, "nodepki test")?.recover(NOW)
 }
 
-fn commit(store: &mut Store, files: &[(&str, &str, Mode)]) -> Result<Committed, Error> {
+fn commit(store: &mut Store, files: &[(&str, &str, Mode)]) -> Result<Committed, StoreError> {
     let mut commit = Commit::new();
     for (path, text, mode) in files {
         commit.file(*path, text.as_bytes().to_vec(), *mode);
@@ -85,10 +85,10 @@ fn commit(store: &mut Store, files: &[(&str, &str, Mode)]) -> Result<Committed, 
     store.commit(commit)
 }
 
-fn refusal(error: &Error) -> &Obstacle {
+fn refusal(error: &StoreError) -> &PathObstacle {
     match error {
-        Error::NotCommitted(inner) | Error::Unfinished(inner) => refusal(inner),
-        Error::Unsafe { why, .. } => why,
+        StoreError::NotCommitted(inner) | StoreError::Unfinished(inner) => refusal(inner),
+        StoreError::Unsafe { why, .. } => why,
         other => panic!("{other}"),
     }
 }
@@ -183,10 +183,10 @@ fn replaces_file_by_link_only_if_its_state_was_recorded() {
     };
     let mut commit = Commit::new();
     commit.link(CURRENT_LINK, DATED_FILE);
-    assert!(matches!(refusal(&refused(commit)), Obstacle::Differs));
+    assert!(matches!(refusal(&refused(commit)), PathObstacle::Differs));
     let mut commit = Commit::new();
     commit.link_over(CURRENT_LINK, DATED_FILE, b"another");
-    assert!(matches!(refusal(&refused(commit)), Obstacle::Changed));
+    assert!(matches!(refusal(&refused(commit)), PathObstacle::Changed));
     for elsewhere in ["../x.pem", "/x.pem", "", "..", "a/b"] {
         let mut commit = Commit::new();
         commit.link_over(CURRENT_LINK, elsewhere, b"a key");
@@ -208,7 +208,7 @@ fn replaces_file_by_link_only_if_its_state_was_recorded() {
     let mut commit = Commit::new();
     commit.link(CURRENT_LINK, DATED_FILE);
     let error = fixture.store().commit(commit).unwrap_err();
-    assert!(matches!(refusal(&error), Obstacle::Directory));
+    assert!(matches!(refusal(&error), PathObstacle::Directory));
 }
 
 #[test]
@@ -368,7 +368,7 @@ fn refuses_to_overwrite_shared_file_with_other_contents() {
         )
         .file_if_absent(key, b"mine".to_vec(), Mode::Private);
     let error = store.commit(wanted).unwrap_err();
-    assert_eq!(error.class(), Class::Unsafe);
+    assert_eq!(error.class(), ErrorClass::Unsafe);
     assert!(
         error
             .to_string()
@@ -413,25 +413,25 @@ fn refuses_to_replace_anything_but_regular_files() {
     for (name, obstacle, words) in [
         (
             "link.key",
-            Obstacle::Symlink(secret.clone()),
+            PathObstacle::Symlink(secret.clone()),
             to_secret.as_str(),
         ),
         (
             "dangling.key",
-            Obstacle::Symlink(nowhere.clone()),
+            PathObstacle::Symlink(nowhere.clone()),
             to_nowhere.as_str(),
         ),
         (
             "directory.key",
-            Obstacle::Directory,
+            PathObstacle::Directory,
             "remove it with rmdir and run again",
         ),
-        ("pipe.key", Obstacle::Fifo, "is a named pipe"),
-        ("socket.key", Obstacle::Socket, "is a socket"),
-        ("device.key", Obstacle::Device, "is a device node"),
+        ("pipe.key", PathObstacle::Fifo, "is a named pipe"),
+        ("socket.key", PathObstacle::Socket, "is a socket"),
+        ("device.key", PathObstacle::Device, "is a device node"),
         (
             "file.key/x.key",
-            Obstacle::NotADirectory,
+            PathObstacle::NotADirectory,
             "file.key is not a directory",
         ),
     ] {
@@ -446,7 +446,7 @@ fn refuses_to_replace_anything_but_regular_files() {
         )
         .unwrap_err();
         assert_eq!(refusal(&error), &obstacle, "{name}");
-        assert_eq!(error.class(), Class::Unsafe);
+        assert_eq!(error.class(), ErrorClass::Unsafe);
         assert!(error.to_string().contains(words), "{error}");
         assert!(
             error
@@ -495,7 +495,7 @@ fn refuses_to_read_anything_but_regular_files() {
         ("/etc/file/below", "/etc/file is not a directory"),
     ] {
         let error = root.read(path).unwrap_err();
-        assert_eq!(error.class(), Class::Unsafe, "{error}");
+        assert_eq!(error.class(), ErrorClass::Unsafe, "{error}");
         assert!(error.to_string().contains(words), "{error}");
     }
     assert!(root.read("/etc/nothing/there").unwrap().is_none());
@@ -550,7 +550,7 @@ fn resolves_every_path_below_the_root() {
     let key = "/etc/kubernetes/pki/apiserver.key";
     let mut store = fixture.store();
     let error = commit(&mut store, &[(key, "key", Mode::Private)]).unwrap_err();
-    assert_eq!(refusal(&error), &Obstacle::Dangling);
+    assert_eq!(refusal(&error), &PathObstacle::Dangling);
     fs::create_dir_all(fixture.path("/data/pki")).unwrap();
     commit(&mut store, &[(key, "key", Mode::Private)]).unwrap();
     assert_eq!(fixture.text("/data/pki/apiserver.key"), "key");
@@ -569,10 +569,13 @@ fn resolves_every_path_below_the_root() {
         ("/data/pki/x", "x", Mode::Public),
         ("/etc/kubernetes/pki/x", "y", Mode::Public),
     ];
-    assert_eq!(commit(&mut store, &twice).unwrap_err().class(), Class::Path);
+    assert_eq!(
+        commit(&mut store, &twice).unwrap_err().class(),
+        ErrorClass::Path
+    );
     for path in ["relative/x.key", "/", "/etc/..", ""] {
         let error = commit(&mut store, &[(path, "x", Mode::Public)]).unwrap_err();
-        assert_eq!(error.class(), Class::Path, "{path}");
+        assert_eq!(error.class(), ErrorClass::Path, "{path}");
     }
 }
 
@@ -580,7 +583,7 @@ fn resolves_every_path_below_the_root() {
 fn accepts_the_root_of_the_machine() {
     let fixture = Fixture::new();
     fixture.write("/file", "here", 0o600);
-    let root = Root::open("/").unwrap();
+    let root = NodeRoot::open("/").unwrap();
     assert_eq!(
         root.read(fixture.path("/file"))
             .unwrap()
@@ -594,8 +597,8 @@ fn accepts_the_root_of_the_machine() {
         Path::new("/etc/kubernetes")
     );
     assert_eq!(
-        Root::open(fixture.path("/file")).unwrap_err().class(),
-        Class::Unsafe
+        NodeRoot::open(fixture.path("/file")).unwrap_err().class(),
+        ErrorClass::Unsafe
     );
 }
 
@@ -608,7 +611,7 @@ fn names_immutable_file_or_directory() {
             let mut store = fixture.store();
             let guard = Immutable::set(&target);
             let error = commit(&mut store, &[(key, "new", Mode::Private)]).unwrap_err();
-            assert_eq!(refusal(&error), &Obstacle::Immutable);
+            assert_eq!(refusal(&error), &PathObstacle::Immutable);
             assert!(
                 error
                     .to_string()
@@ -617,7 +620,7 @@ fn names_immutable_file_or_directory() {
             );
             assert!(error.to_string().contains("chattr -i"), "{error}");
             let errors = fixture.root().preflight([(Path::new(key), 3)]).unwrap_err();
-            assert_eq!(refusal(&errors[0]), &Obstacle::Immutable);
+            assert_eq!(refusal(&errors[0]), &PathObstacle::Immutable);
             drop(guard);
             assert_eq!(fixture.text(key), "old");
         }
@@ -663,7 +666,7 @@ fn keeps_contents_of_hard_link_and_mentions_it() {
     fs::hard_link(fixture.path(key), fixture.path("/backup.key")).unwrap();
     let done = commit(&mut fixture.store(), &[(key, "new", Mode::Private)]).unwrap();
     assert!(
-        matches!(done.notes[..], [Note::HardLinked { links: 2, .. }]),
+        matches!(done.notes[..], [StoreNote::HardLinked { links: 2, .. }]),
         "{:?}",
         done.notes
     );
@@ -688,7 +691,7 @@ fn removes_file_only_in_its_recorded_state() {
     };
     fixture.write(&key, "a key", 0o600);
     let error = remove("another").unwrap_err();
-    assert_eq!(*refusal(&error), Obstacle::Changed);
+    assert_eq!(*refusal(&error), PathObstacle::Changed);
     assert!(
         error.to_string().contains("ca.key has changed since"),
         "{error}"
@@ -703,7 +706,7 @@ fn removes_file_only_in_its_recorded_state() {
     let done = remove("a key").unwrap();
     assert_eq!(done.removed, [PathBuf::from(&key)]);
     assert!(
-        matches!(done.notes[..], [Note::HardLinked { links: 2, .. }]),
+        matches!(done.notes[..], [StoreNote::HardLinked { links: 2, .. }]),
         "{done:?}"
     );
     assert!(!fixture.path(&key).exists());
@@ -718,7 +721,10 @@ fn removes_file_only_in_its_recorded_state() {
 
     symlink("elsewhere", fixture.path(&key)).unwrap();
     let error = remove("a key").unwrap_err();
-    assert!(matches!(refusal(&error), Obstacle::Symlink(_)), "{error}");
+    assert!(
+        matches!(refusal(&error), PathObstacle::Symlink(_)),
+        "{error}"
+    );
     assert!(fixture.path(&key).symlink_metadata().is_ok());
 }
 
@@ -737,7 +743,7 @@ fn refuses_to_overwrite_when_creating_a_new_file() {
     symlink("nowhere", fixture.path("/backup/link")).unwrap();
     for name in ["keys", "link"] {
         let error = dir.write_new(name, b"second").unwrap_err();
-        assert_eq!(*refusal(&error), Obstacle::Differs, "{error}");
+        assert_eq!(*refusal(&error), PathObstacle::Differs, "{error}");
     }
     assert_eq!(fixture.text("/backup/keys"), "first");
     assert!(!fixture.path("/backup/nowhere").exists());
@@ -754,7 +760,7 @@ fn waits_for_the_lock_and_then_names_its_holder() {
         .lock(Duration::from_millis(150), "nodepki renew")
         .unwrap_err();
     assert!(started.elapsed() >= Duration::from_millis(150));
-    assert_eq!(error.class(), Class::Busy);
+    assert_eq!(error.class(), ErrorClass::Busy);
     let words = format!("(pid {}: nodepki bootstrap, lock ", std::process::id());
     assert!(error.to_string().contains(&words), "{error}");
     let waiting = std::thread::spawn(move || {
@@ -798,7 +804,7 @@ fn closes_state_directory_and_refuses_one_of_another_user() {
     drop(store);
     assert!(matches!(
         recovery.notes[..],
-        [Note::Tightened {
+        [StoreNote::Tightened {
             from: 0o755,
             to: 0o700,
             ..
@@ -816,7 +822,7 @@ fn closes_state_directory_and_refuses_one_of_another_user() {
 #[test]
 fn merges_issue_times_and_ignores_damaged_record() {
     let fixture = Fixture::new();
-    let issued = |serial: &str| Issued {
+    let issued = |serial: &str| IssuedRecord {
         at: NOW,
         serial: serial.to_owned(),
         not_after: NOW + Duration::from_secs(86400),
@@ -836,9 +842,12 @@ fn merges_issue_times_and_ignores_damaged_record() {
     assert_eq!(found.len(), 2);
     assert_eq!(found[&CertName::Apiserver], issued("03"));
     fs::write(fixture.path("/var/lib/nodepki/issued.json"), "{").unwrap();
-    assert_eq!(fixture.root().issued().unwrap_err().class(), Class::Unsafe);
+    assert_eq!(
+        fixture.root().issued().unwrap_err().class(),
+        ErrorClass::Unsafe
+    );
     let done = record(CertName::EtcdPeer, "04");
-    assert!(matches!(done.notes[..], [Note::Rebuilt { .. }]));
+    assert!(matches!(done.notes[..], [StoreNote::Rebuilt { .. }]));
     assert_eq!(fixture.root().issued().unwrap().len(), 1);
 }
 
@@ -847,8 +856,8 @@ pub(crate) const KEY: &[u8] =
 pub(crate) const CSR: &[u8] =
     b"-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n-----END CERTIFICATE REQUEST-----\n";
 
-pub(crate) fn ticket() -> Ticket {
-    Ticket {
+pub(crate) fn ticket() -> RequestRecord {
+    RequestRecord {
         request_id: "0123".to_owned(),
         signer: "corp".to_owned(),
         signer_kind: "vault".to_owned(),
@@ -857,7 +866,7 @@ pub(crate) fn ticket() -> Ticket {
         attempt: 0,
         first_submitted: None,
         next_poll: None,
-        phase: Phase::Ready,
+        phase: RequestPhase::Ready,
         last_error: None,
     }
 }
@@ -888,12 +897,12 @@ fn restores_pending_request_as_it_was_saved() {
             .contains("pending/etcd-server exists already"),
         "{again}"
     );
-    let later = Ticket {
+    let later = RequestRecord {
         handle: Some("csr-x7f2".to_owned()),
         attempt: 2,
         first_submitted: Some(NOW),
         next_poll: Some(NOW + Duration::from_secs(30)),
-        phase: Phase::Requested,
+        phase: RequestPhase::Requested,
         last_error: Some(LastError {
             class: "transient".to_owned(),
             code: "503".to_owned(),
@@ -906,7 +915,7 @@ fn restores_pending_request_as_it_was_saved() {
         .update_ticket(slot, &later, Durability::Synced)
         .unwrap();
     store
-        .keep_answer(slot, b"answer", Durability::Synced)
+        .save_answer(slot, b"answer", Durability::Synced)
         .unwrap();
     drop(store);
     let found = fixture.store().pending(NOW).unwrap();
@@ -1053,11 +1062,11 @@ fn reads_and_writes_drop_directory_without_following_links() {
     symlink("apiserver.csr", fixture.path("/drop/out/link")).unwrap();
     assert_eq!(
         refusal(&dir.read("link", 10).unwrap_err()),
-        &Obstacle::Symlink("apiserver.csr".into())
+        &PathObstacle::Symlink("apiserver.csr".into())
     );
     assert_eq!(
         refusal(&dir.write_atomic("link", b"", 0o600).unwrap_err()),
-        &Obstacle::Symlink("apiserver.csr".into())
+        &PathObstacle::Symlink("apiserver.csr".into())
     );
     fixture.write("/drop/out/large", "0123456789", 0o644);
     assert!(
@@ -1069,12 +1078,12 @@ fn reads_and_writes_drop_directory_without_following_links() {
     for name in ["", ".", "..", "a/b", "/etc/passwd", "a/"] {
         assert_eq!(
             dir.read(name, 10).unwrap_err().class(),
-            Class::Path,
+            ErrorClass::Path,
             "{name:?}"
         );
         assert_eq!(
             dir.write_atomic(name, b"", 0o600).unwrap_err().class(),
-            Class::Path,
+            ErrorClass::Path,
             "{name:?}"
         );
     }
@@ -1109,10 +1118,15 @@ fn reports_every_obstacle_in_preflight() {
             (Path::new("relative"), 1),
         ])
         .unwrap_err();
-    let classes: Vec<Class> = errors.iter().map(Error::class).collect();
+    let classes: Vec<ErrorClass> = errors.iter().map(StoreError::class).collect();
     assert_eq!(
         classes,
-        [Class::Unsafe, Class::Unsafe, Class::Path, Class::NoSpace],
+        [
+            ErrorClass::Unsafe,
+            ErrorClass::Unsafe,
+            ErrorClass::Path,
+            ErrorClass::NoSpace
+        ],
         "{errors:?}"
     );
 }

@@ -13,7 +13,8 @@ use base64::prelude::BASE64_STANDARD;
 use nodepki::kube::names::CertName;
 use nodepki::process::failpoint;
 use nodepki::store::{
-    Class, Commit, Durability, Error, Issued, Mode, Note, Phase, Recovery, Root, Store, Ticket,
+    Commit, Durability, ErrorClass, IssuedRecord, Mode, NodeRoot, Recovery, RequestPhase,
+    RequestRecord, Store, StoreError, StoreNote,
 };
 
 use super::store::{CSR, Fixture, KEY, NOW, PKI, leftovers, open, ticket};
@@ -78,7 +79,7 @@ fn commit_of_all_kinds() -> Commit {
         .completes(CertName::Apiserver.into())
         .issued(
             CertName::Apiserver,
-            Issued {
+            IssuedRecord {
                 at: NOW,
                 serial: "01".to_owned(),
                 not_after: NOW,
@@ -94,8 +95,8 @@ fn name_of(path: &str) -> &str {
 
 /// The actions of the child processes of this file.
 pub(crate) fn child(what: &str, root: &Path) {
-    let root = Root::open(root).unwrap();
-    let done = |result: Result<(), Error>| {
+    let root = NodeRoot::open(root).unwrap();
+    let done = |result: Result<(), StoreError>| {
         if let Err(error) = result {
             println!("\nerror {:?} {error}", error.class());
             std::process::exit(3);
@@ -128,15 +129,15 @@ pub(crate) fn child(what: &str, root: &Path) {
     }
 }
 
-fn pending(store: &Store) -> Result<(), Error> {
+fn pending(store: &Store) -> Result<(), StoreError> {
     let slot = CertName::EtcdPeer.into();
     store.create_pending(slot, KEY, CSR, &ticket(), Durability::Synced)?;
-    let later = Ticket {
-        phase: Phase::Submitting,
+    let later = RequestRecord {
+        phase: RequestPhase::Submitting,
         ..ticket()
     };
     store.update_ticket(slot, &later, Durability::Synced)?;
-    store.keep_answer(slot, b"answer", Durability::Synced)?;
+    store.save_answer(slot, b"answer", Durability::Synced)?;
     store.set_slot_aside(slot, "test", NOW).map(drop)
 }
 
@@ -377,7 +378,7 @@ fn keeps_pending_key_when_killed_at_any_step() {
 }
 
 /// Runs a commit with a failing system call, and asserts the class of the error and what its message promises.
-fn fail_commit(fixture: &Fixture, failpoint: &str, class: Class, promise: &str) {
+fn fail_commit(fixture: &Fixture, failpoint: &str, class: ErrorClass, promise: &str) {
     let (status, text) = run("commit", fixture, failpoint);
     assert_eq!(status.code(), Some(3), "{failpoint}: {text}");
     assert!(
@@ -396,12 +397,12 @@ fn changes_nothing_on_an_error_before_the_point_of_commit() {
         "commit:synced",
     ] {
         for (errno, class) in [
-            ("ENOSPC", Class::NoSpace),
-            ("EDQUOT", Class::NoSpace),
-            ("EROFS", Class::ReadOnly),
-            ("EACCES", Class::Denied),
-            ("EPERM", Class::Denied),
-            ("EIO", Class::Io),
+            ("ENOSPC", ErrorClass::NoSpace),
+            ("EDQUOT", ErrorClass::NoSpace),
+            ("EROFS", ErrorClass::ReadOnly),
+            ("EACCES", ErrorClass::Denied),
+            ("EPERM", ErrorClass::Denied),
+            ("EIO", ErrorClass::Io),
         ] {
             let fixture = start();
             fail_commit(
@@ -439,9 +440,9 @@ fn completes_in_the_next_run_after_an_error_past_the_point_of_commit() {
         "finish:record-removed",
     ] {
         for (errno, class) in [
-            ("ENOSPC", Class::NoSpace),
-            ("EROFS", Class::ReadOnly),
-            ("EIO", Class::Io),
+            ("ENOSPC", ErrorClass::NoSpace),
+            ("EROFS", ErrorClass::ReadOnly),
+            ("EIO", ErrorClass::Io),
         ] {
             let fixture = start();
             fail_commit(
@@ -475,7 +476,10 @@ fn completes_other_pairs_when_one_pair_fails() {
 }
 
 /// Kills a commit half-way through the first pair, and lets `meddle` change files before the next start.
-fn recover_after(at: &str, meddle: impl FnOnce(&Fixture)) -> (Fixture, Result<Recovery, Error>) {
+fn recover_after(
+    at: &str,
+    meddle: impl FnOnce(&Fixture),
+) -> (Fixture, Result<Recovery, StoreError>) {
     let fixture = start();
     assert!(killed("commit", &fixture, at));
     meddle(&fixture);
@@ -543,7 +547,7 @@ fn keeps_replaced_half_of_a_pair_as_a_copy() {
     });
     let recovery = recovery.unwrap();
     assert!(
-        matches!(recovery.notes[..], [Note::SetAside { .. }]),
+        matches!(recovery.notes[..], [StoreNote::SetAside { .. }]),
         "{recovery:?}"
     );
     assert_eq!(
@@ -652,7 +656,7 @@ fn names_obstacle_to_recovery_and_keeps_the_journal() {
         fs::create_dir(fixture.path(PAIRS[0].1)).unwrap();
     });
     let error = recovery.unwrap_err();
-    assert_eq!(error.class(), Class::Unsafe);
+    assert_eq!(error.class(), ErrorClass::Unsafe);
     assert!(
         error.to_string().contains("apiserver.crt is a directory"),
         "{error}"
@@ -680,7 +684,7 @@ fn refuses_damaged_journal_and_leaves_it_untouched() {
         });
         let path = fixture.path("/var/lib/nodepki/journal.json");
         for error in [recovery.unwrap_err(), open(&fixture.root()).unwrap_err()] {
-            assert_eq!(error.class(), Class::Unsafe);
+            assert_eq!(error.class(), ErrorClass::Unsafe);
             let text = error.to_string();
             assert!(text.contains(&path.display().to_string()), "{text}");
             assert!(text.contains("nodepki plan"), "{text}");
@@ -722,7 +726,7 @@ fn refuses_journal_of_a_newer_version() {
     assert!(
         matches!(
             error,
-            Error::NewerFormat {
+            StoreError::NewerFormat {
                 version: 4,
                 known: 3,
                 ..

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use nodepki::kube::names::CertName;
-use nodepki::store::{Class, Commit, Durability, Error, Mode, Root};
+use nodepki::store::{Commit, Durability, ErrorClass, Mode, NodeRoot, StoreError};
 
 use super::store::{CSR, KEY, PKI, leftovers, open, ticket};
 
@@ -82,7 +82,7 @@ fn child_process() {
     match what.as_str() {
         "modes" => modes(root),
         "hold" => {
-            let _lock = Root::open(root)
+            let _lock = NodeRoot::open(root)
                 .unwrap()
                 .lock(std::time::Duration::ZERO, "nodepki hold")
                 .unwrap();
@@ -107,7 +107,7 @@ fn modes(root: &Path) {
         .parse()
         .unwrap();
     nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(umask));
-    let (mut store, _) = open(&Root::open(root).unwrap()).unwrap();
+    let (mut store, _) = open(&NodeRoot::open(root).unwrap()).unwrap();
     let mut commit = Commit::new();
     commit
         .file(format!("{PKI}/apiserver.key"), KEY.to_vec(), Mode::Private)
@@ -152,7 +152,7 @@ fn full(root: &Path, fill: impl Fn(u64)) {
     ];
     let path = |name: &str| format!("{PKI}/{name}");
     let here = |name: &str| root.join(path(name).strip_prefix('/').unwrap());
-    let (mut store, _) = open(&Root::open(root).unwrap()).unwrap();
+    let (mut store, _) = open(&NodeRoot::open(root).unwrap()).unwrap();
     let wanted = |text: &str| {
         let mut commit = Commit::new();
         for name in names {
@@ -180,9 +180,9 @@ fn full(root: &Path, fill: impl Fn(u64)) {
                     preflight.is_err(),
                     "{left} left: preflight found enough room, the commit did not"
                 );
-                assert_eq!(error.class(), Class::NoSpace, "{left} left: {error}");
+                assert_eq!(error.class(), ErrorClass::NoSpace, "{left} left: {error}");
                 assert!(
-                    matches!(error, Error::NotCommitted(_)),
+                    matches!(error, StoreError::NotCommitted(_)),
                     "{left} left: {error}"
                 );
                 assert!(
@@ -245,16 +245,16 @@ fn changes_nothing_in_a_read_only_directory() {
 }
 
 fn read_only_pki(root: &Path) {
-    let (mut store, _) = open(&Root::open(root).unwrap()).unwrap();
+    let (mut store, _) = open(&NodeRoot::open(root).unwrap()).unwrap();
     let path = format!("{PKI}/apiserver.key");
     let errors = store.root().preflight([(Path::new(&path), 3)]).unwrap_err();
-    assert_eq!(errors[0].class(), Class::ReadOnly, "{errors:?}");
+    assert_eq!(errors[0].class(), ErrorClass::ReadOnly, "{errors:?}");
     let mut commit = Commit::new();
     commit
         .file("/etc/other.conf", b"new".to_vec(), Mode::Private)
         .file(&path, b"new".to_vec(), Mode::Private);
     let error = store.commit(commit).unwrap_err();
-    assert_eq!(error.class(), Class::ReadOnly);
+    assert_eq!(error.class(), ErrorClass::ReadOnly);
     assert!(
         error
             .to_string()
@@ -279,7 +279,7 @@ fn reads_but_does_not_lock_a_read_only_root() {
 }
 
 fn read_only_root(root: &Path) {
-    let root = Root::open(root).unwrap();
+    let root = NodeRoot::open(root).unwrap();
     assert_eq!(
         root.read("/etc/file").unwrap().unwrap().bytes.as_slice(),
         b"text"
@@ -287,7 +287,7 @@ fn read_only_root(root: &Path) {
     assert!(root.issued().unwrap().is_empty());
     assert!(root.tickets().unwrap().is_empty());
     let error = open(&root).unwrap_err();
-    assert_eq!(error.class(), Class::ReadOnly, "{error}");
+    assert_eq!(error.class(), ErrorClass::ReadOnly, "{error}");
     let errors = root.preflight([]).unwrap_err();
-    assert_eq!(errors[0].class(), Class::ReadOnly);
+    assert_eq!(errors[0].class(), ErrorClass::ReadOnly);
 }

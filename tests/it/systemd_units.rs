@@ -194,7 +194,7 @@ fn bootstrap_unit_waits_for_the_files_of_the_settings() {
         let condition = format!("|{}", file.as_str().unwrap());
         assert!(conditions.contains(&condition.as_str()), "{condition}");
     }
-    let kept = format!("|{}", nodepki::agent::join::KEPT);
+    let kept = format!("|{}", nodepki::agent::join::CLUSTER_CONFIGURATION_COPY);
     assert!(conditions.contains(&kept.as_str()), "{kept}");
     // The only record of a worker whose request is pending.
     assert!(conditions.contains(&"|/var/lib/nodepki/node.json"));

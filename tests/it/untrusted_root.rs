@@ -16,7 +16,7 @@ use std::time::Duration;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use nodepki::kube::names::Authority;
-use nodepki::store::{Commit, Mode, Root};
+use nodepki::store::{Commit, Mode, NodeRoot};
 use nodepki::x509::hex;
 use serde_json::json;
 use sha2::{Digest, Sha256};
@@ -691,7 +691,7 @@ fn never_gives_new_file_the_set_user_id_or_execute_bits_of_the_old_one() {
         node.write(path, "old");
         node.set_mode(path, mode);
     }
-    let root = Root::open(node.root()).unwrap();
+    let root = NodeRoot::open(node.root()).unwrap();
     let locked = root.lock(Duration::ZERO, "test").unwrap();
     let mut store = locked.recover(OffsetDateTime::now_utc()).unwrap().0;
     let mut commit = Commit::new();

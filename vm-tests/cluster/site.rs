@@ -247,7 +247,8 @@ impl Site {
     fn nft(&self) -> Vec<(String, PathBuf)> {
         let root = self.path("root-nft");
         self.mount(&self.system(), "", &root);
-        let script = "echo /usr/sbin/nft; echo /etc/protocols; ldd /usr/sbin/nft | grep -o '/[^ ]*'";
+        let script =
+            "echo /usr/sbin/nft; echo /etc/protocols; ldd /usr/sbin/nft | grep -o '/[^ ]*'";
         let listed = run(Command::new("chroot")
             .arg(&root)
             .args(["/bin/sh", "-c", script]));

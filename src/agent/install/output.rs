@@ -4,31 +4,31 @@ use time::OffsetDateTime;
 
 use crate::agent::Failure;
 use crate::agent::kubelet::{KubeletFiles, unrepairable};
-use crate::kube::components::Change;
+use crate::kube::components::ReplacedFile;
 use crate::kube::kubeconfig::{Credentials, Kubeconfig};
-use crate::spec::assess::FoundStore;
-use crate::spec::{CertSpec, Output};
-use crate::store::{Commit, Mode, Root};
+use crate::spec::assess::ObservedKubeletStore;
+use crate::spec::{CertFiles, CertSpec};
+use crate::store::{Commit, Mode, NodeRoot};
 use crate::x509::{Chain, PrivateKey, TrustBundle};
 
 /// A certificate and its key, to be written.
-pub(super) struct Material<'a> {
+pub(super) struct CertMaterial<'a> {
     pub(super) spec: &'a CertSpec,
     pub(super) trusted: &'a TrustBundle,
     pub(super) chain: &'a Chain,
     pub(super) key: &'a PrivateKey,
 }
 
-impl Material<'_> {
+impl CertMaterial<'_> {
     /// `is_new`: the pair was just issued. `document` and `store` are the kubeconfig and the kubelet's directory as found.
     pub(super) fn add_to(
         self,
         commit: &mut Commit,
-        root: &Root,
+        root: &NodeRoot,
         now: OffsetDateTime,
         is_new: bool,
         document: Option<Kubeconfig>,
-        store: Option<FoundStore>,
+        store: Option<ObservedKubeletStore>,
     ) -> Result<(), Failure> {
         if let Some(store) = store {
             let files = KubeletFiles {
@@ -43,14 +43,14 @@ impl Material<'_> {
             return files.add_to(commit, root, now);
         }
         let changed = match &self.spec.output {
-            Output::Pair { certificate, key } => {
+            CertFiles::Pair { certificate, key } => {
                 let private = self.key.to_pem().as_bytes().to_vec();
                 commit.file(key.clone(), private, Mode::Private);
                 let public = self.chain.to_pem().into_bytes();
                 commit.file(certificate.clone(), public, Mode::Public);
                 certificate
             }
-            Output::Kubeconfig {
+            CertFiles::Kubeconfig {
                 path,
                 server,
                 cluster,
@@ -77,7 +77,7 @@ impl Material<'_> {
                 path
             }
         };
-        let change = Change::Certificate(self.spec.name);
+        let change = ReplacedFile::Certificate(self.spec.name);
         commit.change(change, changed.clone(), now);
         Ok(())
     }
@@ -92,13 +92,13 @@ pub(super) fn add_cluster(
     commit: &mut Commit,
     now: OffsetDateTime,
 ) -> Result<(), Failure> {
-    if let Output::Kubeconfig { path, server, .. } = &spec.output {
+    if let CertFiles::Kubeconfig { path, server, .. } = &spec.output {
         document
             .set_cluster(server, &trusted.roots_to_pem())
             .map_err(|error| unrepairable(path, &error))?;
         let yaml = document.to_yaml().as_bytes().to_vec();
         commit.file(path.clone(), yaml, Mode::Private);
-        commit.change(Change::Certificate(spec.name), path.clone(), now);
+        commit.change(ReplacedFile::Certificate(spec.name), path.clone(), now);
     }
     Ok(())
 }

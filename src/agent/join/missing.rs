@@ -8,15 +8,15 @@ use time::OffsetDateTime;
 
 use super::SHARED_CERTS_SECRET;
 use crate::agent::{
-    ExitCode, Failure, ProvidedFile, ServiceAccount, Setup, Survey, SurveyedBundle,
+    ExitCode, Failure, ProvidedFile, RunSetup, ServiceAccount, Survey, SurveyedBundle,
 };
 use crate::cluster::discovery::Discovered;
-use crate::kube::kubeadm_certs::{Entry, SharedCerts, UPLOAD};
+use crate::kube::kubeadm_certs::{SharedCerts, SharedFile, UPLOAD_COMMAND};
 use crate::kube::names::{Authority, NodePath};
 use crate::signer::Signer;
 use crate::signer::local::Local;
 use crate::spec::ExternalEtcd;
-use crate::store::{Mode, Root};
+use crate::store::{Mode, NodeRoot};
 use crate::x509::{CertificateAuthority, PrivateKey, PublicKey, TrustBundle};
 
 /// Name and label of the signer whose keys come from the Secret.
@@ -24,8 +24,8 @@ const SHARED_CERTS_SIGNER: &str = "kubeadm-certs";
 
 /// What the node needs from `kubeadm-certs`.
 #[derive(Default)]
-pub(super) struct Missing {
-    pub(super) entries: BTreeSet<Entry>,
+pub(super) struct MissingFiles {
+    pub(super) entries: BTreeSet<SharedFile>,
     /// Neither a file nor a pin says which certificate is trusted for the authority `ca`.
     pub(super) authority: bool,
     /// Only pins say which certificate is trusted for the authority `ca`.
@@ -35,20 +35,20 @@ pub(super) struct Missing {
     /// Paths of the CA keys to be written to the node.
     pub(super) ca_keys: Vec<(Authority, NodePath)>,
     /// Missing files of an external etcd: the entry, the configuration field, the path.
-    external_etcd: Vec<(Entry, &'static str, NodePath)>,
+    external_etcd: Vec<(SharedFile, &'static str, NodePath)>,
 }
 
-impl Missing {
+impl MissingFiles {
     /// Compares the files of the node with the setup.
     pub(super) fn on_node(
-        root: &Root,
-        setup: &Setup,
+        root: &NodeRoot,
+        setup: &RunSetup,
         write_ca_keys: bool,
         now: OffsetDateTime,
     ) -> Result<Self, Failure> {
         let plan = &setup.plan;
         let survey = setup.survey(root, now)?;
-        let mut missing = Missing::default();
+        let mut missing = MissingFiles::default();
         for bundle in &survey.bundles {
             missing.add_authority(root, setup, &survey, bundle, write_ca_keys)?;
         }
@@ -58,16 +58,19 @@ impl Missing {
         if let Some(spec) = &plan.service_account
             && is_missing(root, &spec.private)?
         {
-            missing.entries.insert(Entry::ServiceAccountKey);
+            missing.entries.insert(SharedFile::ServiceAccountKey);
         }
         if !missing.entries.is_empty() {
             // Every upload also contains these entries; they are compared with the files of the node.
             let bundles = plan.bundles.iter();
             missing
                 .entries
-                .extend(bundles.map(|bundle| Entry::Authority(bundle.authority)));
+                .extend(bundles.map(|bundle| SharedFile::Authority(bundle.authority)));
             if plan.service_account.is_some() {
-                let pair = [Entry::ServiceAccountKey, Entry::ServiceAccountPublic];
+                let pair = [
+                    SharedFile::ServiceAccountKey,
+                    SharedFile::ServiceAccountPublic,
+                ];
                 missing.entries.extend(pair);
             }
         }
@@ -76,16 +79,19 @@ impl Missing {
 
     fn add_authority(
         &mut self,
-        root: &Root,
-        setup: &Setup,
+        root: &NodeRoot,
+        setup: &RunSetup,
         survey: &Survey,
         bundle: &SurveyedBundle,
         write_ca_keys: bool,
     ) -> Result<(), Failure> {
         let authority = bundle.spec.authority;
-        let pair = [Entry::Authority(authority), Entry::AuthorityKey(authority)];
+        let pair = [
+            SharedFile::Authority(authority),
+            SharedFile::AuthorityKey(authority),
+        ];
         if bundle.found.present().is_none() {
-            self.entries.insert(Entry::Authority(authority));
+            self.entries.insert(SharedFile::Authority(authority));
             if authority == Authority::Ca {
                 let trust = setup.trust.get(&authority);
                 self.pinned = trust.is_some_and(|trust| !trust.pins.is_empty());
@@ -106,19 +112,23 @@ impl Missing {
         Ok(())
     }
 
-    fn add_external_etcd(&mut self, root: &Root, external: &ExternalEtcd) -> Result<(), Failure> {
+    fn add_external_etcd(
+        &mut self,
+        root: &NodeRoot,
+        external: &ExternalEtcd,
+    ) -> Result<(), Failure> {
         let authority = (
-            Entry::ExternalEtcdAuthority,
+            SharedFile::ExternalEtcdAuthority,
             "etcd.external.caFile",
             external.authority.as_ref(),
         );
         let certificate = (
-            Entry::ExternalEtcdCertificate,
+            SharedFile::ExternalEtcdCertificate,
             "etcd.external.certFile",
             external.certificate.as_ref(),
         );
         let key = (
-            Entry::ExternalEtcdKey,
+            SharedFile::ExternalEtcdKey,
             "etcd.external.keyFile",
             external.key.as_ref(),
         );
@@ -159,18 +169,16 @@ impl Missing {
     pub(super) fn verify_discovered(
         &self,
         discovered: &Discovered,
-        setup: &mut Setup,
+        setup: &mut RunSetup,
     ) -> Result<(), Failure> {
         let verified = &discovered.authority;
         match setup.provided.bundles.get(&Authority::Ca) {
-            Some((from, shared))
-                if !verified.vouches_for(shared) && !shared.vouches_for(verified) =>
-            {
+            Some((from, shared)) if !verified.accepts(shared) && !shared.accepts(verified) => {
                 Err(Failure::new(
                     ExitCode::Refused,
                     format!(
-                        "{} in {from} is not the CA of the cluster at {}: it contains {shared}, but {verified} vouches for the API server; find out which of the two was changed, then run `{UPLOAD}` on a control-plane node",
-                        Entry::Authority(Authority::Ca),
+                        "{} in {from} is not the CA of the cluster at {}: it contains {shared}, but {verified} vouches for the API server; find out which of the two was changed, then run `{UPLOAD_COMMAND}` on a control-plane node",
+                        SharedFile::Authority(Authority::Ca),
                         discovered.server
                     ),
                 ))
@@ -189,11 +197,11 @@ impl Missing {
     pub(super) fn add_to_setup(
         &self,
         shared: &SharedCerts,
-        setup: &mut Setup,
+        setup: &mut RunSetup,
     ) -> Result<Vec<String>, Failure> {
         let provided = &mut setup.provided;
         for authority in Authority::ALL {
-            let entry = Entry::Authority(authority);
+            let entry = SharedFile::Authority(authority);
             if let Some(pem) = shared.contents(entry) {
                 let bundle = TrustBundle::from_pem(pem).map_err(|error| unusable(entry, error))?;
                 let from = SHARED_CERTS_SECRET.to_owned();
@@ -210,12 +218,12 @@ impl Missing {
     /// The missing CA keys and files of an external etcd.
     fn files(&self, shared: &SharedCerts) -> impl Iterator<Item = ProvidedFile> {
         let ca_keys = self.ca_keys.iter().map(|(authority, path)| {
-            let entry = Entry::AuthorityKey(*authority);
+            let entry = SharedFile::AuthorityKey(*authority);
             (entry, "CA private key", path, Mode::Private)
         });
         let external = self.external_etcd.iter().map(|(entry, field, path)| {
             let mode = match entry {
-                Entry::ExternalEtcdKey => Mode::Private,
+                SharedFile::ExternalEtcdKey => Mode::Private,
                 _ => Mode::Public,
             };
             (*entry, *field, path, mode)
@@ -230,23 +238,27 @@ impl Missing {
                     bytes: shared.contents(entry)?.clone(),
                     mode,
                     ours: false,
-                    perishable: true,
+                    may_vanish: true,
                 })
             })
     }
 
     /// Adds a signer with the CA keys of the Secret for each authority without a configured one.
-    fn add_signer(&self, shared: &SharedCerts, setup: &mut Setup) -> Result<Vec<String>, Failure> {
+    fn add_signer(
+        &self,
+        shared: &SharedCerts,
+        setup: &mut RunSetup,
+    ) -> Result<Vec<String>, Failure> {
         let mut authorities = Vec::new();
         for authority in &self.unsigned {
             let (Some(certificate), Some(key)) = (
-                shared.contents(Entry::Authority(*authority)),
-                shared.contents(Entry::AuthorityKey(*authority)),
+                shared.contents(SharedFile::Authority(*authority)),
+                shared.contents(SharedFile::AuthorityKey(*authority)),
             ) else {
                 continue;
             };
             let signing = CertificateAuthority::from_pem(certificate, key)
-                .map_err(|error| unusable(Entry::AuthorityKey(*authority), error))?;
+                .map_err(|error| unusable(SharedFile::AuthorityKey(*authority), error))?;
             authorities.push((*authority, signing));
         }
         if authorities.is_empty() {
@@ -254,7 +266,7 @@ impl Missing {
         }
         let keys: Vec<&str> = authorities
             .iter()
-            .map(|(authority, _)| Entry::AuthorityKey(*authority).as_str())
+            .map(|(authority, _)| SharedFile::AuthorityKey(*authority).as_str())
             .collect();
         let note = format!(
             "no signer is configured: {} of {SHARED_CERTS_SECRET} sign in the memory of this run",
@@ -269,18 +281,18 @@ impl Missing {
     }
 }
 
-fn is_missing(root: &Root, path: &Path) -> Result<bool, Failure> {
+fn is_missing(root: &NodeRoot, path: &Path) -> Result<bool, Failure> {
     Ok(root.metadata(path)?.is_none_or(|found| found.size == 0))
 }
 
 /// The service-account pair of the Secret. An upload without `sa.pub` has the public key of `sa.key` only.
 fn service_account(shared: &SharedCerts) -> Result<Option<ServiceAccount>, Failure> {
-    let Some(pem) = shared.contents(Entry::ServiceAccountKey) else {
+    let Some(pem) = shared.contents(SharedFile::ServiceAccountKey) else {
         return Ok(None);
     };
-    let key =
-        PrivateKey::from_pem(pem).map_err(|error| unusable(Entry::ServiceAccountKey, error))?;
-    let entry = Entry::ServiceAccountPublic;
+    let key = PrivateKey::from_pem(pem)
+        .map_err(|error| unusable(SharedFile::ServiceAccountKey, error))?;
+    let entry = SharedFile::ServiceAccountPublic;
     let public = shared
         .contents(entry)
         .map(|pem| PublicKey::all_from_pem(pem));
@@ -292,11 +304,11 @@ fn service_account(shared: &SharedCerts) -> Result<Option<ServiceAccount>, Failu
     }))
 }
 
-fn unusable(entry: Entry, error: impl std::fmt::Display) -> Failure {
+fn unusable(entry: SharedFile, error: impl std::fmt::Display) -> Failure {
     Failure::new(
         ExitCode::Refused,
         format!(
-            "{} in {SHARED_CERTS_SECRET} is unusable: {error}; run `{UPLOAD}` on a control-plane node",
+            "{} in {SHARED_CERTS_SECRET} is unusable: {error}; run `{UPLOAD_COMMAND}` on a control-plane node",
             entry.as_str()
         ),
     )

@@ -9,8 +9,8 @@ use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
 use super::{
-    DefinedFiles, Inputs, KubeconfigFile, absolute, cluster, credentials, existing_sources, faulty,
-    read_settings,
+    DefinedFiles, KubeconfigFile, LoadInputs, absolute, cluster, credentials, existing_sources,
+    faulty, read_settings,
 };
 use crate::agent::shared_certs;
 use crate::agent::{ExitCode, Failure};
@@ -18,9 +18,9 @@ use crate::cluster::api::Api;
 use crate::cluster::discovery;
 use crate::config::Origin;
 use crate::http::Files;
-use crate::kube::kubeadm::{self, Cluster, Join};
-use crate::kube::kubeadm_certs::{CertificateKey, CertificateKeyError, UPLOAD};
-use crate::store::Root;
+use crate::kube::kubeadm::{self, ClusterConfig, JoinDiscovery};
+use crate::kube::kubeadm_certs::{CertificateKey, CertificateKeyError, UPLOAD_COMMAND};
+use crate::store::NodeRoot;
 use crate::yaml::schema::{NO_CREDENTIALS, SecretFile};
 
 /// Nobody writes more than a key and a line end.
@@ -31,9 +31,9 @@ pub struct Sharing {
     /// Its API.
     pub api: Api,
     /// Its configuration: the files', or the one that kubeadm keeps in the cluster.
-    pub cluster: Cluster,
+    pub cluster: ClusterConfig,
     /// The JoinConfiguration of this node, where it has one.
-    pub join: Option<Join>,
+    pub join: Option<JoinDiscovery>,
     /// Where the settings have the certificate key, and where those were found.
     pub certificate_key: Option<(Origin, SecretFile)>,
     /// What deserves a warning.
@@ -45,8 +45,8 @@ pub struct Sharing {
 /// # Errors
 /// All faults of the kubeadm configuration at once; a cluster that cannot be found.
 pub async fn sharing(
-    root: &Root,
-    inputs: &Inputs,
+    root: &NodeRoot,
+    inputs: &LoadInputs,
     kubeconfig: Option<&KubeconfigFile>,
 ) -> Result<Sharing, Failure> {
     let (settings, mut warnings) = read_settings(root, inputs)?;
@@ -94,7 +94,7 @@ pub async fn sharing(
     })
 }
 
-async fn kept_cluster(api: &Api) -> Result<Cluster, Failure> {
+async fn kept_cluster(api: &Api) -> Result<ClusterConfig, Failure> {
     let (name, text) = shared_certs::configuration(api).await?;
     let kept = kubeadm::load(&[(&name, &text)]);
     match kept.cluster() {
@@ -122,7 +122,7 @@ pub enum KeySource {
 ///
 /// # Errors
 /// A source that cannot be read, or has no key in it.
-pub fn certificate_key(root: &Root, source: &KeySource) -> Result<CertificateKey, Failure> {
+pub fn certificate_key(root: &NodeRoot, source: &KeySource) -> Result<CertificateKey, Failure> {
     if let KeySource::File(text) = source
         && text.parse::<CertificateKey>().is_ok()
     {
@@ -139,7 +139,10 @@ pub fn certificate_key(root: &Root, source: &KeySource) -> Result<CertificateKey
 ///
 /// # Errors
 /// What cannot be read.
-pub fn secret(root: &Root, source: &KeySource) -> Result<(String, Zeroizing<Vec<u8>>), Failure> {
+pub fn secret(
+    root: &NodeRoot,
+    source: &KeySource,
+) -> Result<(String, Zeroizing<Vec<u8>>), Failure> {
     let (what, read) = open(root, source)?;
     match read {
         Ok(bytes) => Ok((what, bytes)),
@@ -156,7 +159,7 @@ pub fn secret(root: &Root, source: &KeySource) -> Result<(String, Zeroizing<Vec<
 type Read = io::Result<Zeroizing<Vec<u8>>>;
 
 /// What to call the source, and what it gives.
-fn open(root: &Root, source: &KeySource) -> Result<(String, Read), Failure> {
+fn open(root: &NodeRoot, source: &KeySource) -> Result<(String, Read), Failure> {
     match source {
         KeySource::File(text) => {
             let file = match text.starts_with("credential:") {
@@ -180,7 +183,7 @@ fn open(root: &Root, source: &KeySource) -> Result<(String, Read), Failure> {
 /// # Errors
 /// As [`certificate_key`].
 pub fn configured_key(
-    root: &Root,
+    root: &NodeRoot,
     origin: Origin,
     file: &SecretFile,
 ) -> Result<CertificateKey, Failure> {
@@ -194,7 +197,9 @@ fn key_in(what: &str, read: Read) -> Result<CertificateKey, Failure> {
     let unusable = |why: String| {
         Failure::new(
             ExitCode::Configuration,
-            format!("the certificate key in {what}: {why}; write into it what `{UPLOAD}` prints"),
+            format!(
+                "the certificate key in {what}: {why}; write into it what `{UPLOAD_COMMAND}` prints"
+            ),
         )
     };
     let bytes = read.map_err(|error| {
@@ -207,12 +212,12 @@ fn key_in(what: &str, read: Read) -> Result<CertificateKey, Failure> {
 }
 
 /// The file, for messages.
-fn shown_secret(root: &Root, origin: Origin, file: &SecretFile) -> String {
+fn shown_secret(root: &NodeRoot, origin: Origin, file: &SecretFile) -> String {
     let files: Rc<dyn Files> = DefinedFiles::new(root, origin);
     files.shown_secret(file)
 }
 
-fn read_file(root: &Root, origin: Origin, file: &SecretFile) -> Read {
+fn read_file(root: &NodeRoot, origin: Origin, file: &SecretFile) -> Read {
     let path = file
         .path(credentials(root, origin).as_deref())
         .ok_or_else(|| {

@@ -3,13 +3,13 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::{Inputs, Known, cluster, shown};
+use super::{KnownConfiguration, LoadInputs, cluster, shown};
 use crate::agent::join::{self, JoinedCluster};
 use crate::agent::{ExitCode, Failure, shared_certs};
 use crate::config::{FromCluster, KubeadmFiles, Settings};
 use crate::kube::kubeadm;
 use crate::kube::names::Authority;
-use crate::store::Root;
+use crate::store::NodeRoot;
 
 /// Kubeconfigs of a running node that can read its ClusterConfiguration, the least privileged first.
 const OWN_KUBECONFIGS: [&str; 2] = [KUBELET_CONF, "/etc/kubernetes/admin.conf"];
@@ -19,12 +19,12 @@ pub(super) const KUBELET_CONF: &str = "/etc/kubernetes/kubelet.conf";
 const CONFIGURATION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Whether the ClusterConfiguration has to come from the cluster: a joining control-plane node cannot be set up without it.
-pub(super) fn asks_cluster(settings: &Settings, documents: &kubeadm::Loaded) -> bool {
+pub(super) fn asks_cluster(settings: &Settings, documents: &kubeadm::Documents) -> bool {
     documents.joins_control_plane() && takes_from_cluster(settings, documents)
 }
 
 /// Whether the documents of a joining node are completed with the ClusterConfiguration of its cluster.
-pub(super) fn takes_from_cluster(settings: &Settings, documents: &kubeadm::Loaded) -> bool {
+pub(super) fn takes_from_cluster(settings: &Settings, documents: &kubeadm::Documents) -> bool {
     documents.join().is_some()
         && !documents.faults().has_errors()
         && match settings.kubeadm.from_cluster {
@@ -38,9 +38,9 @@ pub(super) fn takes_from_cluster(settings: &Settings, documents: &kubeadm::Loade
 /// in the JoinConfiguration, or, because a bootstrap token expires, that of the cluster in kubelet.conf. Returns whether
 /// the documents are complete.
 pub(super) async fn learn_as_worker(
-    root: &Root,
-    inputs: &Inputs,
-    known: &mut Known,
+    root: &NodeRoot,
+    inputs: &LoadInputs,
+    known: &mut KnownConfiguration,
     cluster: &JoinedCluster,
 ) -> Result<bool, Failure> {
     // The documents already contain the kept configuration.
@@ -79,7 +79,7 @@ pub(super) async fn learn_as_worker(
 
 /// Fetches the ClusterConfiguration of a running node with the kubeconfigs on the node.
 pub(super) async fn fetch_configuration(
-    root: &Root,
+    root: &NodeRoot,
     settings: &Settings,
     wait: Duration,
 ) -> Result<(String, String), Failure> {
@@ -106,7 +106,7 @@ pub(super) async fn fetch_configuration(
 /// # Errors
 /// A file of the node that cannot be read.
 pub(super) async fn fetch_with(
-    root: &Root,
+    root: &NodeRoot,
     kubeconfigs: &[&str],
     wait: Duration,
 ) -> Result<Result<(String, String), Failure>, Failure> {
@@ -153,7 +153,7 @@ fn no_answer(time: Duration) -> Failure {
 }
 
 /// The failure without any kubeadm configuration, and the ways to provide one.
-pub(super) fn no_configuration(root: &Root, settings: &Settings, is_running: bool) -> Failure {
+pub(super) fn no_configuration(root: &NodeRoot, settings: &Settings, is_running: bool) -> Failure {
     let KubeadmFiles {
         arguments, files, ..
     } = &settings.kubeadm;
@@ -164,7 +164,7 @@ pub(super) fn no_configuration(root: &Root, settings: &Settings, is_running: boo
         .map(|path| path.display().to_string())
         .collect();
     let tried = tried.join(", ");
-    let kept = root.node_path(join::KEPT);
+    let kept = root.node_path(join::CLUSTER_CONFIGURATION_COPY);
     let message = match is_running {
         true => format!(
             "there is no kubeadm configuration: none of {tried} exists, and no earlier run kept one in {kept}; either name the file that kubeadm was given (--kubeadm-config FILE, or kubeadm.files), or put the cluster's ClusterConfiguration into {kept} (kubectl -n kube-system get cm kubeadm-config -o jsonpath='{{.data.ClusterConfiguration}}', wherever that reaches the cluster), or run again where the cluster answers and may be asked (kubeadm.fromCluster: ifMissing)"
@@ -178,7 +178,10 @@ pub(super) fn no_configuration(root: &Root, settings: &Settings, is_running: boo
 
 /// Whether the node has the CA certificate of the cluster in the documents. A node after `kubeadm reset` does not, and may
 /// now join another cluster.
-pub(super) fn has_authority(root: &Root, documents: &kubeadm::Loaded) -> Result<bool, Failure> {
+pub(super) fn has_authority(
+    root: &NodeRoot,
+    documents: &kubeadm::Documents,
+) -> Result<bool, Failure> {
     let Some(cluster) = documents.cluster() else {
         return Ok(false);
     };
@@ -189,9 +192,9 @@ pub(super) fn has_authority(root: &Root, documents: &kubeadm::Loaded) -> Result<
 
 /// Whether a joining worker has a CA of its cluster: a certificate at `caCertPath`, or a trusted one in the settings.
 fn has_authority_of_worker(
-    root: &Root,
+    root: &NodeRoot,
     settings: &Settings,
-    documents: &kubeadm::Loaded,
+    documents: &kubeadm::Documents,
 ) -> Result<bool, Failure> {
     let trusted = settings.authorities.get(&Authority::Ca);
     if trusted.is_some_and(|ca| ca.trust_file.is_some() || !ca.trust_sha256.is_empty()) {

@@ -4,10 +4,10 @@ use std::ffi::OsString;
 use std::io;
 use std::path::Path;
 
-use super::{Inputs, argument, faulty, shown};
+use super::{LoadInputs, argument, faulty, shown};
 use crate::agent::{ExitCode, Failure};
 use crate::config::{self, Argument, Origin, Settings};
-use crate::store::{self, Metadata, Root};
+use crate::store::{self, Metadata, NodeRoot};
 use crate::yaml::Faults;
 
 /// Largest total size of the kubeadm files, in bytes.
@@ -16,7 +16,7 @@ const MAX_KUBEADM_BYTES: usize = 4 << 20;
 ///
 /// # Errors
 /// All faults of all fragments together.
-pub fn read_settings(root: &Root, inputs: &Inputs) -> Result<(Settings, Faults), Failure> {
+pub fn read_settings(root: &NodeRoot, inputs: &LoadInputs) -> Result<(Settings, Faults), Failure> {
     let list = |directory: &Path| {
         let listed = root.trusted_dir(directory);
         match listed.and_then(|found| found.map(|directory| directory.list()).transpose()) {
@@ -53,7 +53,7 @@ pub fn read_settings(root: &Root, inputs: &Inputs) -> Result<(Settings, Faults),
 
 /// Reads the existing kubeadm files: `(file, text)`.
 pub(super) fn existing_sources(
-    root: &Root,
+    root: &NodeRoot,
     settings: &Settings,
 ) -> Result<Vec<(String, String)>, Failure> {
     let mut sources = Vec::new();
@@ -120,15 +120,15 @@ fn text(path: &Path, bytes: &[u8]) -> io::Result<String> {
 }
 
 /// Reads a file given on the command line.
-pub(crate) fn read_argument(root: &Root, named: &Argument) -> io::Result<String> {
+pub(crate) fn read_argument(root: &NodeRoot, named: &Argument) -> io::Result<String> {
     read_verified(root, named, |_, _| Ok(()))
 }
 
 /// As [`read_argument`], but fails if `verify` does.
 fn read_verified(
-    root: &Root,
+    root: &NodeRoot,
     named: &Argument,
-    verify: impl Fn(&Metadata, &Path) -> Result<(), store::Error>,
+    verify: impl Fn(&Metadata, &Path) -> Result<(), store::StoreError>,
 ) -> io::Result<String> {
     let found = argument(root, named).map_err(io::Error::other)?;
     match found.read().map_err(io::Error::other)? {

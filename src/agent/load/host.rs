@@ -4,10 +4,10 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 use crate::agent::Failure;
 use crate::kube::kubeadm::HostFacts;
-use crate::store::Root;
+use crate::store::NodeRoot;
 
 /// Host name and default address. A root of another machine has no addresses.
-pub(super) fn host_facts(root: &Root) -> Result<HostFacts, Failure> {
+pub(super) fn host_facts(root: &NodeRoot) -> Result<HostFacts, Failure> {
     let is_this_machine = root.is_this_machine();
     let hostname = if is_this_machine {
         nix::unistd::gethostname()
@@ -30,7 +30,7 @@ pub(super) fn host_facts(root: &Root) -> Result<HostFacts, Failure> {
 }
 
 /// The addresses of this machine; none if the root is another machine's.
-pub(super) fn interfaces(root: &Root) -> Vec<IpAddr> {
+pub(super) fn interfaces(root: &NodeRoot) -> Vec<IpAddr> {
     if !root.is_this_machine() {
         return Vec::new();
     }

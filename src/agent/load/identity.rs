@@ -8,13 +8,13 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use super::running::{ETCD_MANIFEST, Running, kubelet_name, manifest_name};
+use super::running::{ETCD_MANIFEST, RunningNode, kubelet_name, manifest_name};
 use crate::agent::{ExitCode, Failure};
-use crate::kube::kubeadm::{NodeName, Resolved, Role};
+use crate::kube::kubeadm::{KubeadmRole, NodeName, Resolved};
 use crate::kube::names::CertName;
 use crate::node::NodeState;
 use crate::spec::kubeconfig_path;
-use crate::store::{IdentityPart, KeptNode, Root, Slot, kept_node_path};
+use crate::store::{IdentityPart, NodeRecord, NodeRoot, Slot, node_record_path};
 use crate::x509::Chain;
 
 /// How a run treats an identity that differs from the node's own.
@@ -83,12 +83,12 @@ pub fn computed_name(state: &NodeState, hostname: &str) -> Option<NodeName> {
 /// The record of an earlier run, and what is still pending of it.
 #[derive(Debug, Default)]
 pub(super) struct Recorded {
-    pub(super) kept: Option<KeptNode>,
+    pub(super) kept: Option<NodeRecord>,
     pending: Vec<CertName>,
 }
 
 /// What is compared with the node's own identity.
-pub(super) struct Wanted<'a> {
+pub(super) struct WantedIdentity<'a> {
     pub(super) resolved: &'a Resolved,
     /// `nodeRegistration.name`, `nodeName` or `--node-name` is set.
     pub(super) names_node: bool,
@@ -98,7 +98,7 @@ pub(super) struct Wanted<'a> {
 }
 
 /// A difference between the wanted identity and a source of the node's own.
-struct Difference {
+struct IdentityDifference {
     part: IdentityPart,
     words: String,
     /// An option accepts it.
@@ -106,10 +106,10 @@ struct Difference {
 }
 
 impl Recorded {
-    pub(super) fn read(root: &Root) -> Result<Recorded, Failure> {
+    pub(super) fn read(root: &NodeRoot) -> Result<Recorded, Failure> {
         let pending = root.tickets()?.into_iter();
         Ok(Recorded {
-            kept: root.kept_node()?,
+            kept: root.saved_node()?,
             pending: pending
                 .filter_map(|(slot, _)| match slot {
                     Slot::Certificate(name) => Some(name),
@@ -120,13 +120,13 @@ impl Recorded {
     }
 
     /// The recorded node, while requests are pending.
-    fn pending(&self) -> Option<&KeptNode> {
+    fn pending(&self) -> Option<&NodeRecord> {
         self.kept.as_ref().filter(|_| !self.pending.is_empty())
     }
 
     /// The recorded node, if a run without a description of the node continues with it: while requests are pending, and
     /// on a node on which nothing else says what it is.
-    pub(super) fn continued(&self, is_blank: bool) -> Option<&KeptNode> {
+    pub(super) fn continued(&self, is_blank: bool) -> Option<&NodeRecord> {
         self.kept
             .as_ref()
             .filter(|_| !self.pending.is_empty() || is_blank)
@@ -135,14 +135,14 @@ impl Recorded {
     /// True if the requests of a worker are pending.
     pub(super) fn is_worker(&self) -> bool {
         self.pending()
-            .is_some_and(|kept| kept.node.role == Role::Worker)
+            .is_some_and(|kept| kept.node.role == KubeadmRole::Worker)
     }
 
     /// Refuses to continue requests of an older release, which recorded no identity.
     ///
     /// # Errors
     /// 65 if neither the record nor anything else on the node says which node they are for.
-    pub(super) fn require_record(&self, root: &Root) -> Result<(), Failure> {
+    pub(super) fn require_record(&self, root: &NodeRoot) -> Result<(), Failure> {
         if self.kept.is_some() || self.pending.is_empty() {
             return Ok(());
         }
@@ -152,7 +152,7 @@ impl Recorded {
             format!(
                 "requests are pending ({}), and {} does not say for which node: run again with the kubeadm file that they were made with (--kubeadm-config FILE)",
                 pending.join(", "),
-                root.on_this_machine(kept_node_path()).display()
+                root.on_this_machine(node_record_path()).display()
             ),
         ))
     }
@@ -164,10 +164,10 @@ impl Recorded {
     pub(super) fn compare(
         &self,
         state: &NodeState,
-        running: Option<&Running>,
-        wanted: &Wanted<'_>,
+        running: Option<&RunningNode>,
+        wanted: &WantedIdentity<'_>,
         change: &IdentityChange,
-    ) -> Result<(Vec<String>, KeptNode), Failure> {
+    ) -> Result<(Vec<String>, NodeRecord), Failure> {
         let node = &wanted.resolved.node;
         let mut notes = Vec::new();
         let mut refusals = Vec::new();
@@ -202,7 +202,7 @@ impl Recorded {
         }
         let mut node = node.clone();
         node.join = None;
-        Ok((notes, KeptNode { node, accepted }))
+        Ok((notes, NodeRecord { node, accepted }))
     }
 
     /// True if the pending requests result from the same change, accepted earlier.
@@ -222,27 +222,27 @@ impl Recorded {
     }
 
     /// `pending requests (apiserver, etcd-server) were made for cp1 (/var/lib/nodepki/node.json)`.
-    fn requests_for(&self, root: &Root, what: &str) -> String {
+    fn requests_for(&self, root: &NodeRoot, what: &str) -> String {
         let pending: Vec<&str> = self.pending.iter().map(|name| name.as_str()).collect();
         format!(
             "the pending requests of this node ({}) were made for {what} (recorded in {})",
             pending.join(", "),
-            root.on_this_machine(kept_node_path()).display()
+            root.on_this_machine(node_record_path()).display()
         )
     }
 
     fn name_differences(
         &self,
         state: &NodeState,
-        running: Option<&Running>,
-        wanted: &Wanted<'_>,
-    ) -> (Vec<Difference>, Option<String>) {
+        running: Option<&RunningNode>,
+        wanted: &WantedIdentity<'_>,
+    ) -> (Vec<IdentityDifference>, Option<String>) {
         let root = state.root();
         let part = IdentityPart::Name;
         let name = &wanted.resolved.node.name;
         let mut differences = Vec::new();
         if let Some(kept) = self.pending().filter(|kept| kept.node.name != *name) {
-            differences.push(Difference {
+            differences.push(IdentityDifference {
                 part,
                 words: format!(
                     "{}, and this run is for {name}: run again with the configuration that names {own}, or without one; --accept-name-change sets these requests aside and makes new ones for {name}",
@@ -255,7 +255,7 @@ impl Recorded {
         let sources = name_sources(state);
         let computed = computed_name(state, wanted.hostname);
         // kubeadm has not run yet, and the file that it is given may still be corrected.
-        let is_binding = running.is_some_and(Running::is_set_up) || !wanted.is_described;
+        let is_binding = running.is_some_and(RunningNode::is_set_up) || !wanted.is_described;
         let others: Vec<&NameSource> = sources.iter().filter(|one| one.name != *name).collect();
         if is_binding && let Some(first) = others.first() {
             let own = &first.name;
@@ -268,7 +268,7 @@ impl Recorded {
                 ),
                 false => disagreement(wanted, &sources, computed.as_ref()),
             };
-            differences.push(Difference {
+            differences.push(IdentityDifference {
                 part,
                 words,
                 is_acceptable: wanted.names_node || self.was_accepted(part, wanted.resolved),
@@ -285,7 +285,7 @@ impl Recorded {
                 && is_binding
                 && computed_name(state, "").is_some_and(|flagged| flagged == computed);
             match by_flags {
-                true => differences.push(Difference {
+                true => differences.push(IdentityDifference {
                     part,
                     words: disagreement(wanted, &sources, Some(&computed)),
                     is_acceptable: false,
@@ -295,7 +295,7 @@ impl Recorded {
                         "the host name is {computed}, and this node is {name} (so says {}); the host name is not used",
                         match sources.first() {
                             Some(source) => source.file.clone(),
-                            None => root.node_path(kept_node_path()).to_string(),
+                            None => root.node_path(node_record_path()).to_string(),
                         }
                     ));
                 }
@@ -306,12 +306,12 @@ impl Recorded {
 
     fn address_differences(
         &self,
-        root: &Root,
-        running: Option<&Running>,
+        root: &NodeRoot,
+        running: Option<&RunningNode>,
         resolved: &Resolved,
-    ) -> Vec<Difference> {
+    ) -> Vec<IdentityDifference> {
         let part = IdentityPart::Address;
-        let address = |node: &crate::kube::kubeadm::Node| {
+        let address = |node: &crate::kube::kubeadm::NodeConfig| {
             Some(SocketAddr::new(node.advertise_address?, node.bind_port))
         };
         let mut differences = Vec::new();
@@ -319,7 +319,7 @@ impl Recorded {
             && let (Some(own), Some(wanted)) = (address(&kept.node), address(&resolved.node))
             && own != wanted
         {
-            differences.push(Difference {
+            differences.push(IdentityDifference {
                 part,
                 words: format!(
                     "{}, and this run is for {wanted}: run again with the configuration that has localAPIEndpoint {own}, or without one; --accept-address-change sets these requests aside and makes new ones for {wanted}",
@@ -329,7 +329,7 @@ impl Recorded {
             });
         }
         let of_manifest = running.and_then(|running| running.address_change(root, resolved));
-        differences.extend(of_manifest.map(|words| Difference {
+        differences.extend(of_manifest.map(|words| IdentityDifference {
             part,
             words,
             is_acceptable: true,
@@ -337,9 +337,9 @@ impl Recorded {
         differences
     }
 
-    fn role_difference(&self, root: &Root, wanted: Role) -> Option<Difference> {
+    fn role_difference(&self, root: &NodeRoot, wanted: KubeadmRole) -> Option<IdentityDifference> {
         let own = self.pending()?.node.role;
-        (own != wanted).then(|| Difference {
+        (own != wanted).then(|| IdentityDifference {
             part: IdentityPart::Role,
             words: format!(
                 "{}, and this run is for {}: run again with the same kind of configuration, or without one; --accept-role-change sets these requests aside and makes new ones",
@@ -351,21 +351,21 @@ impl Recorded {
     }
 }
 
-fn own_name(kept: &KeptNode) -> &str {
+fn own_name(kept: &NodeRecord) -> &str {
     kept.node.name.as_str()
 }
 
-fn role_in_words(role: Role) -> &'static str {
+fn role_in_words(role: KubeadmRole) -> &'static str {
     match role {
-        Role::Init => "the first control-plane node",
-        Role::Join => "a joining control-plane node",
-        Role::Worker => "a worker",
+        KubeadmRole::Init => "the first control-plane node",
+        KubeadmRole::Join => "a joining control-plane node",
+        KubeadmRole::Worker => "a worker",
     }
 }
 
 /// Sources that contradict each other, all of them.
 fn disagreement(
-    wanted: &Wanted<'_>,
+    wanted: &WantedIdentity<'_>,
     sources: &[NameSource],
     computed: Option<&NodeName>,
 ) -> String {

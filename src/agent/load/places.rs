@@ -22,7 +22,7 @@ use zeroize::Zeroizing;
 use crate::agent::Failure;
 use crate::config::{Argument, Origin};
 use crate::http::Files;
-use crate::store::{Content, Error, Root};
+use crate::store::{FileContent, NodeRoot, StoreError};
 
 /// Where systemd puts the credentials of units.
 const CREDENTIALS: &str = "/run/credentials";
@@ -31,7 +31,7 @@ const CREDENTIALS: &str = "/run/credentials";
 #[derive(Clone, Debug)]
 pub(crate) struct Location {
     /// The node's root, or `/` of this machine.
-    pub(crate) root: Root,
+    pub(crate) root: NodeRoot,
     /// The absolute path inside `root`.
     pub(crate) path: PathBuf,
     /// Whether `root` is the node's.
@@ -45,7 +45,7 @@ impl Location {
     }
 
     /// Reads the file; `None` if it does not exist.
-    pub(crate) fn read(&self) -> Result<Option<Content>, Error> {
+    pub(crate) fn read(&self) -> Result<Option<FileContent>, StoreError> {
         self.root.read(&self.path)
     }
 
@@ -81,21 +81,21 @@ impl From<Origin> for Search {
 ///
 /// # Errors
 /// What the system reports for the path below the root.
-pub(crate) fn argument(root: &Root, argument: &Argument) -> Result<Location, Error> {
+pub(crate) fn argument(root: &NodeRoot, argument: &Argument) -> Result<Location, StoreError> {
     locate(root, Origin::CommandLine.into(), argument.as_given())
 }
 
 /// Returns the path of an argument for messages: as given, unless it leads below `--root DIR`.
-pub(crate) fn shown(root: &Root, given: &Argument) -> PathBuf {
+pub(crate) fn shown(root: &NodeRoot, given: &Argument) -> PathBuf {
     shown_as(root, Origin::CommandLine.into(), given.as_given())
 }
 
 /// As [`shown`], for a path in a definition found at `origin`.
-pub(crate) fn shown_defined(root: &Root, origin: Origin, path: &Path) -> PathBuf {
+pub(crate) fn shown_defined(root: &NodeRoot, origin: Origin, path: &Path) -> PathBuf {
     shown_as(root, origin.into(), path)
 }
 
-fn shown_as(root: &Root, search: Search, path: &Path) -> PathBuf {
+fn shown_as(root: &NodeRoot, search: Search, path: &Path) -> PathBuf {
     match locate(root, search, path) {
         _ if root.is_this_machine() => path.to_owned(),
         Ok(found) if !found.on_node => path.to_owned(),
@@ -108,7 +108,11 @@ fn shown_as(root: &Root, search: Search, path: &Path) -> PathBuf {
 ///
 /// # Errors
 /// As for [`argument`].
-pub(crate) fn defined(root: &Root, origin: Origin, path: &Path) -> Result<Location, Error> {
+pub(crate) fn defined(
+    root: &NodeRoot,
+    origin: Origin,
+    path: &Path,
+) -> Result<Location, StoreError> {
     locate(root, origin.into(), path)
 }
 
@@ -122,11 +126,11 @@ fn is_credential(path: &Path) -> bool {
 }
 
 /// Whether a definition found at `origin` may start programs and use systemd credentials of this machine.
-pub(crate) fn is_trusted(root: &Root, origin: Origin) -> bool {
+pub(crate) fn is_trusted(root: &NodeRoot, origin: Origin) -> bool {
     origin != Origin::Node || root.is_this_machine()
 }
 
-fn locate(root: &Root, search: Search, path: &Path) -> Result<Location, Error> {
+fn locate(root: &NodeRoot, search: Search, path: &Path) -> Result<Location, StoreError> {
     let path = super::absolute(path);
     let on_node = |path| Location {
         root: root.clone(),
@@ -140,7 +144,7 @@ fn locate(root: &Root, search: Search, path: &Path) -> Result<Location, Error> {
         return Ok(on_node(inside));
     }
     let here = Location {
-        root: Root::open("/")?,
+        root: NodeRoot::open("/")?,
         path: path.clone(),
         on_node: false,
     };
@@ -162,13 +166,13 @@ fn locate(root: &Root, search: Search, path: &Path) -> Result<Location, Error> {
 
 /// The files that a definition may name, by the place of the definition.
 pub(crate) struct DefinedFiles {
-    root: Root,
+    root: NodeRoot,
     search: Search,
 }
 
 impl DefinedFiles {
     /// The files for definitions found at `origin`.
-    pub(crate) fn new(root: &Root, origin: Origin) -> Rc<Self> {
+    pub(crate) fn new(root: &NodeRoot, origin: Origin) -> Rc<Self> {
         Rc::new(DefinedFiles {
             root: root.clone(),
             search: origin.into(),
@@ -176,7 +180,7 @@ impl DefinedFiles {
     }
 
     /// The files for what is named in the document at `location`, which is found nowhere else.
-    pub(crate) fn of(root: &Root, location: &Location) -> Rc<Self> {
+    pub(crate) fn of(root: &NodeRoot, location: &Location) -> Rc<Self> {
         Rc::new(DefinedFiles {
             root: root.clone(),
             search: match location.on_node {
@@ -188,7 +192,7 @@ impl DefinedFiles {
 }
 
 impl DefinedFiles {
-    fn open(&self, path: &Path) -> io::Result<(Location, Content)> {
+    fn open(&self, path: &Path) -> io::Result<(Location, FileContent)> {
         let location = locate(&self.root, self.search, path).map_err(io::Error::other)?;
         match location.read().map_err(io::Error::other)? {
             Some(content) => Ok((location, content)),
@@ -234,14 +238,14 @@ pub enum KubeconfigFile {
 
 impl KubeconfigFile {
     /// The path for messages.
-    pub(super) fn shown(&self, root: &Root) -> PathBuf {
+    pub(super) fn shown(&self, root: &NodeRoot) -> PathBuf {
         match self {
             KubeconfigFile::OnNode(path) => root.on_this_machine(path),
             KubeconfigFile::Given(given) => shown(root, given),
         }
     }
 
-    pub(super) fn location(&self, root: &Root) -> Result<Location, Failure> {
+    pub(super) fn location(&self, root: &NodeRoot) -> Result<Location, Failure> {
         Ok(match self {
             KubeconfigFile::OnNode(path) => defined(root, Origin::Node, path)?,
             KubeconfigFile::Given(given) => argument(root, given)?,

@@ -6,18 +6,18 @@ use super::{Loaded, places};
 use crate::agent::Failure;
 use crate::kube::manifest::MANIFESTS;
 use crate::kube::names::NodePath;
-use crate::process::confine::Reach;
+use crate::process::confine::Rights;
 use crate::signer;
-use crate::spec::Output;
-use crate::store::{Root, STATE_DIR};
+use crate::spec::CertFiles;
+use crate::store::{NodeRoot, STATE_DIR};
 
 impl Loaded {
     /// Where a step of it writes, and whether it runs programs of others.
     ///
     /// # Errors
     /// When a path that the settings name cannot be looked up.
-    pub fn reach(&self, root: &Root) -> Result<Reach, Failure> {
-        let mut reach = Reach::default();
+    pub fn reach(&self, root: &NodeRoot) -> Result<Rights, Failure> {
+        let mut reach = Rights::default();
         let origin = self.settings.signer_origin;
         let signers = self.settings.signers.values();
         for signer in signers {
@@ -57,10 +57,10 @@ impl Loaded {
         let directory = textfile.and_then(Path::parent).map(Path::to_owned);
         reach.writes_if_there.extend(directory);
         // An interrupted run, maybe of another configuration, is finished first.
-        reach.writes.extend(root.unfinished_in()?);
+        reach.writes.extend(root.staging_directories()?);
         let stores = plan.certs.iter().filter_map(|spec| match &spec.output {
-            Output::Kubeconfig { store, .. } => store.as_ref(),
-            Output::Pair { .. } => None,
+            CertFiles::Kubeconfig { store, .. } => store.as_ref(),
+            CertFiles::Pair { .. } => None,
         });
         reach
             .writes

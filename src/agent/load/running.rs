@@ -7,14 +7,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use super::identity::etcd_name;
-use crate::kube::kubeadm::{self, Cluster, Endpoint, Etcd, NodeName, Resolved, Role};
-use crate::kube::manifest::{MANIFESTS, Manifest};
+use crate::kube::kubeadm::{self, ClusterConfig, Etcd, HostPort, KubeadmRole, NodeName, Resolved};
+use crate::kube::manifest::{MANIFESTS, StaticPod};
 use crate::kube::names::CertName;
 use crate::node::role::role_of;
-use crate::node::{self, KubeconfigFile, NodeState};
-use crate::spec::assess::{Found, FoundKubeconfig};
+use crate::node::{self, KubeconfigState, NodeState};
+use crate::spec::assess::{Observed, ObservedKubeconfig};
 use crate::spec::kubeconfig_path;
-use crate::store::Root;
+use crate::store::NodeRoot;
 use crate::x509::Chain;
 
 /// Before the node's name in the common name of kubelet.conf's certificate.
@@ -25,33 +25,33 @@ pub(super) const ETCD_MANIFEST: &str = "/etc/kubernetes/manifests/etcd.yaml";
 const KUBELET_CONFIGURATION: &str = "/var/lib/kubelet/config.yaml";
 
 /// A node that was set up before.
-pub(super) struct Running {
-    pub(super) facts: kubeadm::Running,
+pub(super) struct RunningNode {
+    pub(super) facts: kubeadm::ExistingNode,
     /// Of kube-apiserver.
-    apiserver: Option<Manifest>,
-    etcd: Option<Manifest>,
+    apiserver: Option<StaticPod>,
+    etcd: Option<StaticPod>,
     /// kubeadm has run here: what the configuration says otherwise is a change.
     is_set_up: bool,
     notes: Vec<String>,
 }
 
-impl Running {
+impl RunningNode {
     /// Returns `None` for a node that was not set up. `is_described`: files other than the kept one describe the node, with
     /// `described` as its role.
     pub(super) fn read(
         state: &NodeState,
         is_described: bool,
-        described: Option<Role>,
-    ) -> Option<Running> {
+        described: Option<KubeadmRole>,
+    ) -> Option<RunningNode> {
         let mut notes = Vec::new();
         let mut manifest = |name: &str| match state.manifest(name) {
-            Found::Present(manifest) => Some(manifest),
-            Found::Absent => None,
-            Found::Empty => {
+            Observed::Present(manifest) => Some(manifest),
+            Observed::Absent => None,
+            Observed::Empty => {
                 notes.push(misunderstood(state, name, "it is empty"));
                 None
             }
-            Found::Unreadable(why) => {
+            Observed::Unreadable(why) => {
                 notes.push(misunderstood(state, name, &why));
                 None
             }
@@ -64,15 +64,15 @@ impl Running {
         if !has_manifest && kubelet.is_none() && controller_manager.is_none() {
             return None;
         }
-        let role = match role_of(state, &[], described.map(node::role::Role::from)) {
-            node::role::Role::Worker | node::role::Role::Empty => Role::Worker,
+        let role = match role_of(state, &[], described.map(node::role::NodeRole::from)) {
+            node::role::NodeRole::Worker | node::role::NodeRole::Empty => KubeadmRole::Worker,
             // Only the first node of a cluster has it.
-            node::role::Role::ControlPlane
+            node::role::NodeRole::ControlPlane
                 if state.exists(kubeconfig_path(CertName::SuperAdminConf)) =>
             {
-                Role::Init
+                KubeadmRole::Init
             }
-            node::role::Role::ControlPlane => Role::Join,
+            node::role::NodeRole::ControlPlane => KubeadmRole::Join,
         };
         let [etcd_certificate, _] = state.layout().pair(CertName::EtcdServer);
         let name = kubelet_name(state)
@@ -82,10 +82,10 @@ impl Running {
         // kubeadm, like this program, has kube-controller-manager talk to the node's own API server.
         let endpoint = apiserver
             .as_ref()
-            .and_then(Manifest::endpoint)
+            .and_then(StaticPod::endpoint)
             .or_else(|| own_endpoint(controller_manager.as_ref()?.server.as_deref()?));
-        Some(Running {
-            facts: kubeadm::Running {
+        Some(RunningNode {
+            facts: kubeadm::ExistingNode {
                 role,
                 name,
                 endpoint,
@@ -108,14 +108,14 @@ impl Running {
     }
 
     /// What could not be read, and where the node differs from its ClusterConfiguration.
-    pub(super) fn notes(&self, root: &Root, resolved: &Resolved) -> Vec<String> {
+    pub(super) fn notes(&self, root: &NodeRoot, resolved: &Resolved) -> Vec<String> {
         let cluster = resolved.cluster.as_ref();
         let elsewhere = cluster.and_then(|cluster| self.served_elsewhere(root, cluster));
         self.notes.iter().cloned().chain(elsewhere).collect()
     }
 
     /// The address of the configuration, if it is not the one in the manifest of kube-apiserver, in words.
-    pub(super) fn address_change(&self, root: &Root, resolved: &Resolved) -> Option<String> {
+    pub(super) fn address_change(&self, root: &NodeRoot, resolved: &Resolved) -> Option<String> {
         let manifest = self.apiserver.as_ref()?;
         let own = manifest.endpoint()?;
         let node = &resolved.node;
@@ -132,7 +132,7 @@ impl Running {
             ),
             (
                 true,
-                Some(Cluster {
+                Some(ClusterConfig {
                     etcd: Etcd::Local { .. },
                     ..
                 }),
@@ -160,7 +160,7 @@ impl Running {
     }
 
     /// The API server reads its certificate from another place than the one that is written.
-    fn served_elsewhere(&self, root: &Root, cluster: &Cluster) -> Option<String> {
+    fn served_elsewhere(&self, root: &NodeRoot, cluster: &ClusterConfig) -> Option<String> {
         let manifest = self.apiserver.as_ref()?;
         let served = Path::new(manifest.flag("tls-cert-file")?);
         let written = cluster
@@ -196,11 +196,11 @@ fn misunderstood(state: &NodeState, name: &str, why: &str) -> String {
 }
 
 /// A kubeconfig that can be used, wherever its credentials are.
-fn usable(state: &NodeState, name: CertName) -> Option<FoundKubeconfig> {
+fn usable(state: &NodeState, name: CertName) -> Option<ObservedKubeconfig> {
     match state.kubeconfig(kubeconfig_path(name)).ok()? {
-        KubeconfigFile::Embedded(found) => found.kubeconfig,
-        KubeconfigFile::ByFile { kubeconfig, .. } => Some(kubeconfig),
-        KubeconfigFile::Unusable(_) => None,
+        KubeconfigState::Embedded(found) => found.kubeconfig,
+        KubeconfigState::ByFile { kubeconfig, .. } => Some(kubeconfig),
+        KubeconfigState::Unusable(_) => None,
     }
 }
 
@@ -211,9 +211,9 @@ pub(super) fn kubelet_name(state: &NodeState) -> Option<String> {
         .kubeconfig(kubeconfig_path(CertName::KubeletConf))
         .ok()?
     {
-        KubeconfigFile::Embedded(found) => found.chain,
-        KubeconfigFile::ByFile { certificate, .. } => certificate.found(Chain::from_pem),
-        KubeconfigFile::Unusable(_) => return None,
+        KubeconfigState::Embedded(found) => found.chain,
+        KubeconfigState::ByFile { certificate, .. } => certificate.found(Chain::from_pem),
+        KubeconfigState::Unusable(_) => return None,
     };
     let leaf = chain.present()?.leaf();
     let name = leaf.subject().values("CN").next()?;
@@ -226,16 +226,16 @@ pub(super) fn manifest_name(state: &NodeState) -> Option<String> {
     manifest.present()?.flag("name").map(str::to_owned)
 }
 
-fn server(url: &str) -> Option<Endpoint> {
+fn server(url: &str) -> Option<HostPort> {
     let rest = url.strip_prefix("https://")?;
     let authority = rest.split('/').next()?;
-    Endpoint::parse(authority)
+    HostPort::parse(authority)
         .ok()
         .map(|(endpoint, _)| endpoint)
 }
 
 fn own_endpoint(url: &str) -> Option<SocketAddr> {
-    let Endpoint {
+    let HostPort {
         host: kubeadm::Host::Ip(ip),
         port: Some(port),
     } = server(url)?

@@ -14,9 +14,9 @@ use crate::http::Files;
 use crate::kube::kubeconfig::Kubeconfig;
 use crate::kube::names::Authority;
 use crate::signer;
-use crate::store::{self, Root};
+use crate::store::{self, NodeRoot};
 use crate::yaml;
-use crate::yaml::schema::{self, Form, SecretFile};
+use crate::yaml::schema::{self, SecretFile, ValueForm};
 
 /// Why CA keys on the node are reported, and what to do.
 pub const LOCAL_CA_KEYS_ADVICE: &str = "anyone who controls the node can sign certificates for the whole cluster: outside a lab, configure a signer on another machine and remove the keys";
@@ -26,7 +26,7 @@ const KUBEADM_SECRETS: [&str; 3] = ["token", "tlsBootstrapToken", "certificateKe
 
 /// Returns each secret that other users can read or change: files that the settings name, and kubeadm's own. What is
 /// missing or cannot be read is left to the run that needs it.
-pub fn exposed_secrets(root: &Root, settings: &Settings) -> Vec<String> {
+pub fn exposed_secrets(root: &NodeRoot, settings: &Settings) -> Vec<String> {
     let mut exposed = exposed_files(root, settings);
     exposed.extend(exposed_kubeadm_files(root, settings));
     exposed
@@ -34,7 +34,7 @@ pub fn exposed_secrets(root: &Root, settings: &Settings) -> Vec<String> {
 
 /// The kubeadm files that contain a secret and that every user can read. They are used all the same, as kubeadm uses them;
 /// Cluster API gives them mode 0640.
-fn exposed_kubeadm_files(root: &Root, settings: &Settings) -> Vec<String> {
+fn exposed_kubeadm_files(root: &NodeRoot, settings: &Settings) -> Vec<String> {
     let arguments = settings.kubeadm.arguments.iter();
     let arguments = arguments.filter_map(|named| argument(root, named).ok());
     let files = settings.kubeadm.files.iter();
@@ -78,7 +78,7 @@ fn kubeadm_secret(text: &str) -> Option<&'static str> {
         .find_map(|document| find(&yaml::to_json(document)))
 }
 
-fn exposed_files(root: &Root, settings: &Settings) -> Vec<String> {
+fn exposed_files(root: &NodeRoot, settings: &Settings) -> Vec<String> {
     let named = named_files(settings).into_iter();
     named
         .filter_map(|named| {
@@ -102,7 +102,7 @@ fn has_secret(files: &dyn Files, kubeconfig: &Path) -> bool {
 }
 
 /// Returns each `local` signer whose CA private keys are on the node.
-pub fn local_ca_keys(root: &Root, settings: &Settings) -> Vec<String> {
+pub fn local_ca_keys(root: &NodeRoot, settings: &Settings) -> Vec<String> {
     let signers = settings.signers.iter();
     signers
         .filter_map(|(name, config)| {
@@ -126,7 +126,7 @@ pub fn local_ca_keys(root: &Root, settings: &Settings) -> Vec<String> {
         .collect()
 }
 
-fn is_on_node(root: &Root, origin: Origin, path: &Path) -> bool {
+fn is_on_node(root: &NodeRoot, origin: Origin, path: &Path) -> bool {
     let Ok(found) = defined(root, origin, path) else {
         return false;
     };
@@ -150,12 +150,12 @@ fn named_files(settings: &Settings) -> Vec<NamedFile> {
         for key in schema::rows("", about.keys) {
             let pointer = format!("/{}/{}", about.name, key.path.replace('.', "/"));
             let text = shown.pointer(&pointer).and_then(Value::as_str);
-            if let Form::Secret | Form::SecretPath | Form::Kubeconfig = key.form
+            if let ValueForm::Secret | ValueForm::SecretPath | ValueForm::Kubeconfig = key.form
                 && let Some(Ok(SecretFile::Path(path))) = text.map(SecretFile::parse)
             {
                 named.push(NamedFile {
                     setting: format!("signers.{name}.{}.{}", about.name, key.path),
-                    is_kubeconfig: matches!(key.form, Form::Kubeconfig),
+                    is_kubeconfig: matches!(key.form, ValueForm::Kubeconfig),
                     origin: settings.signer_origin,
                     path,
                 });

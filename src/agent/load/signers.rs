@@ -11,22 +11,22 @@ use zeroize::Zeroizing;
 use super::CLUSTER_TIMEOUT;
 use super::places::{self, DefinedFiles, KubeconfigFile};
 use crate::agent::{Failure, signer_code};
-use crate::cluster::api::{Access, Api};
+use crate::cluster::api::{Api, ApiAccess};
 use crate::config::{Origin, Settings};
 use crate::kube::names::{Authority, NodePath};
 use crate::process::machine;
 use crate::signer::directory::{DropDir, Dropped, Meta, Shape};
-use crate::signer::{self, Identity, Memory, Signer, exec};
-use crate::store::{self, Dir, FileKind, Root, Trust};
+use crate::signer::{self, Memory, NodeIdentity, Signer, exec};
+use crate::store::{self, Dir, DirectoryTrust, FileKind, NodeRoot};
 use crate::x509::KeyAlgorithm;
 use crate::yaml::schema::SecretFile;
 
 type Signers = BTreeMap<Authority, (String, Rc<dyn Signer>)>;
 
 pub(crate) fn open_signers(
-    root: &Root,
+    root: &NodeRoot,
     settings: &Settings,
-    identity: &Identity,
+    identity: &NodeIdentity,
     authority_key: KeyAlgorithm,
     now: OffsetDateTime,
 ) -> Result<Signers, Failure> {
@@ -52,11 +52,11 @@ pub(crate) fn open_signers(
 }
 
 fn open_signer(
-    root: &Root,
+    root: &NodeRoot,
     origin: Origin,
     name: &str,
     config: &signer::Config,
-    identity: &Identity,
+    identity: &NodeIdentity,
     authority_key: KeyAlgorithm,
     now: OffsetDateTime,
 ) -> Result<Box<dyn Signer>, Failure> {
@@ -98,12 +98,12 @@ fn open_signer(
 ///
 /// # Errors
 /// A kubeconfig that cannot be used; nothing is sent yet.
-pub fn cluster(root: &Root, kubeconfig: impl Into<KubeconfigFile>) -> Result<Api, Failure> {
+pub fn cluster(root: &NodeRoot, kubeconfig: impl Into<KubeconfigFile>) -> Result<Api, Failure> {
     let kubeconfig = kubeconfig.into();
     let location = kubeconfig.location(root)?;
     let files = DefinedFiles::of(root, &location);
     let credentials = credentials(root, location.origin());
-    let access = Access::Kubeconfig {
+    let access = ApiAccess::Kubeconfig {
         file: SecretFile::Path(location.path),
         timeout: CLUSTER_TIMEOUT,
     };
@@ -112,7 +112,7 @@ pub fn cluster(root: &Root, kubeconfig: impl Into<KubeconfigFile>) -> Result<Api
 }
 
 /// The directory in which systemd put the unit's credentials; `None` for definitions that must not use them.
-pub(super) fn credentials(root: &Root, origin: Origin) -> Option<PathBuf> {
+pub(super) fn credentials(root: &NodeRoot, origin: Origin) -> Option<PathBuf> {
     match places::is_trusted(root, origin) {
         true => std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from),
         false => None,
@@ -140,7 +140,7 @@ fn user(user: &str) -> io::Result<Option<exec::RunAs>> {
 
 /// A signer's own directory in the state directory.
 struct RootedMemory {
-    root: Root,
+    root: NodeRoot,
     directory: PathBuf,
 }
 
@@ -174,7 +174,7 @@ impl Memory for RootedMemory {
 /// The drop directory of a file-drop signer, inside its root. Every operation opens the directories anew and verifies
 /// the access rules of [`signer::directory`].
 struct RootedDrop {
-    root: Root,
+    root: NodeRoot,
     base: PathBuf,
     /// Users besides root and the running one that may own inbox and outbox.
     owners: Vec<u32>,
@@ -182,22 +182,22 @@ struct RootedDrop {
 
 impl RootedDrop {
     /// Which of the two directories pass: another user's request in the outbox would be signed, whoever owns it.
-    fn trust(&self, name: &str) -> Trust<'_> {
-        Trust {
+    fn trust(&self, name: &str) -> DirectoryTrust<'_> {
+        DirectoryTrust {
             owners: &self.owners,
             sticky: name == signer::directory::INBOX,
         }
     }
 
     /// Opens a directory of the base; `None` when it does not exist.
-    fn open(&self, name: &str) -> Result<Option<Dir>, store::Error> {
+    fn open(&self, name: &str) -> Result<Option<Dir>, store::StoreError> {
         match self.root.trusted_dir(&self.base)? {
             Some(base) => base.trusted_dir(name, self.trust(name)),
             None => Ok(None),
         }
     }
 
-    fn create(&self, name: &str, mode: u32) -> Result<Dir, store::Error> {
+    fn create(&self, name: &str, mode: u32) -> Result<Dir, store::StoreError> {
         let base = self.root.create_trusted_dir(&self.base, 0o755)?;
         base.make_trusted_dir(name, mode, self.trust(name))
     }

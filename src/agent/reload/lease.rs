@@ -43,7 +43,7 @@ pub(super) enum NotNow {
     /// This node holds the Lease.
     Held(String),
     /// The Lease could not be read or written.
-    Unknown(api::Error),
+    Unknown(api::ApiError),
 }
 
 impl Turns {
@@ -65,13 +65,13 @@ impl Turns {
                 now,
                 wall,
             ) {
-                Step::Write(lease) => match self.write(&lease, found.is_some()).await {
+                LeaseStep::Write(lease) => match self.write(&lease, found.is_some()).await {
                     Ok(()) => return Ok(()),
-                    Err(api::Error::Refused(status))
+                    Err(api::ApiError::Refused(status))
                         if status.is_conflict() || status.is_already_exists() => {}
                     Err(error) => return Err(NotNow::Unknown(error)),
                 },
-                Step::Wait { holder, left } => {
+                LeaseStep::Wait { holder, left } => {
                     if !std::mem::replace(&mut waits, true) {
                         tracing::info!(
                             "node {holder} holds the Lease {NAMESPACE}/{NAME}: waiting for this node's turn"
@@ -103,7 +103,7 @@ impl Turns {
         }
     }
 
-    async fn renew(&self) -> Result<bool, api::Error> {
+    async fn renew(&self) -> Result<bool, api::ApiError> {
         let Some(mut lease) = self.read().await? else {
             return Ok(false);
         };
@@ -131,11 +131,11 @@ impl Turns {
         let _ = self.write(&lease, true).await;
     }
 
-    async fn read(&self) -> Result<Option<Value>, api::Error> {
+    async fn read(&self) -> Result<Option<Value>, api::ApiError> {
         self.api.read(&LEASE, Some(NAMESPACE), NAME).await
     }
 
-    async fn write(&self, lease: &Value, exists: bool) -> Result<(), api::Error> {
+    async fn write(&self, lease: &Value, exists: bool) -> Result<(), api::ApiError> {
         let written = match exists {
             true => self.api.replace(&LEASE, Some(NAMESPACE), NAME, lease).await,
             false => self.api.create(&LEASE, Some(NAMESPACE), lease).await,
@@ -154,7 +154,7 @@ fn patience(limit: Duration, left: Duration) -> Duration {
 
 /// What to do about a Lease.
 #[derive(Debug, PartialEq)]
-enum Step {
+enum LeaseStep {
     /// Take the Lease by writing this object.
     Write(Value),
     /// Another node holds the Lease for at least `left`.
@@ -169,7 +169,7 @@ fn decide(
     seen: &mut Option<(Value, Instant)>,
     now: Instant,
     wall: OffsetDateTime,
-) -> Step {
+) -> LeaseStep {
     let mut lease = found.cloned().unwrap_or_else(|| {
         json!({
             "apiVersion": LEASE.api_version(),
@@ -191,7 +191,7 @@ fn decide(
         let theirs = theirs.map_or(duration, Duration::from_secs);
         let left = (since + theirs).saturating_duration_since(now);
         if !left.is_zero() {
-            return Step::Wait { holder, left };
+            return LeaseStep::Wait { holder, left };
         }
     }
     let transitions = spec.get("leaseTransitions").and_then(Value::as_u64);
@@ -207,7 +207,7 @@ fn decide(
         });
         lease.insert("spec".to_owned(), spec);
     }
-    Step::Write(lease)
+    LeaseStep::Write(lease)
 }
 
 /// Returns the holder; empty if there is none.
@@ -246,10 +246,10 @@ mod tests {
     }
 
     #[track_caller]
-    fn taken(step: Step) -> Value {
+    fn taken(step: LeaseStep) -> Value {
         match step {
-            Step::Write(lease) => lease,
-            Step::Wait { holder, left } => panic!("{holder}'s for {left:?}"),
+            LeaseStep::Write(lease) => lease,
+            LeaseStep::Wait { holder, left } => panic!("{holder}'s for {left:?}"),
         }
     }
 
@@ -292,7 +292,7 @@ mod tests {
             let now = begin + Duration::from_secs(after);
             decide(Some(found), "cp1", DURATION, seen, now, WALL)
         };
-        let waits = |left| Step::Wait {
+        let waits = |left| LeaseStep::Wait {
             holder: "cp2".to_owned(),
             left: Duration::from_secs(left),
         };

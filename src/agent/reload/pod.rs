@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use serde_json::{Map, Value};
 
 use crate::kube::components::Component;
-use crate::kube::manifest::Manifest;
+use crate::kube::manifest::StaticPod;
 use crate::yaml;
 
 /// Annotation whose change restarts the pod.
@@ -19,7 +19,7 @@ pub(super) const ANNOTATION: &str = "nodepki.io/restarted-at";
 pub(super) struct Pod {
     text: String,
     document: Value,
-    manifest: Manifest,
+    manifest: StaticPod,
 }
 
 impl Pod {
@@ -28,7 +28,7 @@ impl Pod {
         Ok(Pod {
             text: text.to_owned(),
             document: parse(text)?,
-            manifest: Manifest::parse(PathBuf::new(), text.as_bytes())?,
+            manifest: StaticPod::parse(PathBuf::new(), text.as_bytes())?,
         })
     }
 

@@ -16,15 +16,15 @@ use zeroize::Zeroizing;
 
 use super::lease::{self, LEASE, NAMESPACE};
 use super::pod::Pod;
-use super::{Setup, chain_of};
+use super::{ReloadSetup, chain_of};
 use crate::agent::Clock;
-use crate::cluster::api::{self, Access, Api};
-use crate::http::{self, Call, Client, Endpoint, Files, Identity, Url};
+use crate::cluster::api::{self, Api, ApiAccess};
+use crate::http::{self, Call, Client, ClientIdentity, Endpoint, Files, Url};
 use crate::kube::components::Component;
 use crate::kube::kubeconfig::Kubeconfig;
 use crate::kube::names::{Authority, CertName, NodePath};
-use crate::spec::Output;
-use crate::store::{Previous, Root};
+use crate::spec::CertFiles;
+use crate::store::{FormerContents, NodeRoot};
 use crate::x509::{Certificate, rfc3339};
 use crate::yaml::schema::SecretFile;
 
@@ -42,13 +42,13 @@ const KUBELET_HEALTH: &str = "http://127.0.0.1:10248";
 const SELF_SIGNED_BACKDATING: Duration = Duration::from_secs(60 * 60);
 
 pub(super) struct Probe<'a> {
-    pub(super) root: &'a Root,
-    pub(super) setup: &'a Setup,
+    pub(super) root: &'a NodeRoot,
+    pub(super) setup: &'a ReloadSetup,
     pub(super) clock: Clock,
 }
 
 /// The node's files.
-struct NodeFiles(Root);
+struct NodeFiles(NodeRoot);
 
 impl Files for NodeFiles {
     fn read(&self, path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
@@ -159,12 +159,12 @@ impl Probe<'_> {
     }
 
     /// Returns a client for the cluster's API with this kubeconfig.
-    pub(super) fn api(&self, kubeconfig: &Path) -> Result<Api, api::Error> {
+    pub(super) fn api(&self, kubeconfig: &Path) -> Result<Api, api::ApiError> {
         self.api_with(kubeconfig, self.files())
     }
 
-    fn api_with(&self, kubeconfig: &Path, files: Rc<dyn Files>) -> Result<Api, api::Error> {
-        let access = Access::Kubeconfig {
+    fn api_with(&self, kubeconfig: &Path, files: Rc<dyn Files>) -> Result<Api, api::ApiError> {
+        let access = ApiAccess::Kubeconfig {
             file: SecretFile::Path(kubeconfig.to_owned()),
             timeout: REQUEST_TIMEOUT,
         };
@@ -181,14 +181,14 @@ impl Probe<'_> {
             Component::Etcd => self.etcd_client(),
             _ => None,
         };
-        http::served(address, identity.as_ref(), self.clock, REQUEST_TIMEOUT)
+        http::presented_certificate(address, identity.as_ref(), self.clock, REQUEST_TIMEOUT)
             .await
             .map_err(|error| error.to_string())
     }
 
-    fn etcd_client(&self) -> Option<Identity> {
+    fn etcd_client(&self) -> Option<ClientIdentity> {
         let (certificate, key) = self.pair(CertName::EtcdHealthcheckClient)?;
-        Some(Identity {
+        Some(ClientIdentity {
             chain_pem: self.root.read(certificate).ok()??.bytes.to_vec(),
             key_pem: self.root.read(key).ok()??.bytes,
         })
@@ -196,7 +196,7 @@ impl Probe<'_> {
 
     fn pair(&self, name: CertName) -> Option<(NodePath, NodePath)> {
         match self.setup.outputs.get(&name)? {
-            Output::Pair { certificate, key } => Some((certificate.clone(), key.clone())),
+            CertFiles::Pair { certificate, key } => Some((certificate.clone(), key.clone())),
             _ => None,
         }
     }
@@ -235,7 +235,7 @@ impl Probe<'_> {
     }
 
     /// Returns why a former kubeconfig is certainly unusable: its certificate has expired, or the API server rejects it.
-    pub(super) async fn is_unusable(&self, former: &Previous) -> Option<String> {
+    pub(super) async fn is_unusable(&self, former: &FormerContents) -> Option<String> {
         let path = former.path.display();
         let text = std::str::from_utf8(&former.contents).ok()?;
         let kubeconfig = Kubeconfig::parse(text).ok()?;
@@ -259,8 +259,9 @@ impl Probe<'_> {
     }
 
     /// Returns the time at which the kubelet last renewed its Lease, read with the kubelet's own kubeconfig.
-    pub(super) async fn node_lease(&self) -> Result<Option<OffsetDateTime>, api::Error> {
-        let Some(Output::Kubeconfig { path, .. }) = self.setup.outputs.get(&CertName::KubeletConf)
+    pub(super) async fn node_lease(&self) -> Result<Option<OffsetDateTime>, api::ApiError> {
+        let Some(CertFiles::Kubeconfig { path, .. }) =
+            self.setup.outputs.get(&CertName::KubeletConf)
         else {
             return Ok(None);
         };
@@ -272,7 +273,7 @@ impl Probe<'_> {
     }
 
     /// Returns the numbers of volumes that the kubelet of this node needs for pods and has mounted.
-    pub(super) async fn host_path_volumes(&self) -> Result<HostPathVolumes, api::Error> {
+    pub(super) async fn host_path_volumes(&self) -> Result<HostPathVolumes, api::ApiError> {
         let api = self.api(&self.setup.reload.lease.kubeconfig)?;
         let path = format!("/api/v1/nodes/{}/proxy/metrics", self.setup.node);
         Ok(HostPathVolumes::parse(
@@ -332,13 +333,13 @@ impl Probe<'_> {
             .map_err(|why| format!("kube-apiserver is not well: {why}"))
     }
 
-    fn administrator(&self) -> Option<Identity> {
+    fn administrator(&self) -> Option<ClientIdentity> {
         let found = self.root.read(&self.setup.reload.lease.kubeconfig).ok()??;
         let text = std::str::from_utf8(&found.bytes).ok()?;
         let current = Kubeconfig::parse(text)
             .and_then(|kubeconfig| kubeconfig.current())
             .ok()?;
-        Some(Identity {
+        Some(ClientIdentity {
             chain_pem: current.certificate?,
             key_pem: current.key?,
         })
@@ -406,8 +407,8 @@ impl Probe<'_> {
 /// Returns why the API server rejects the identity of a kubeconfig; other errors do not prove this.
 async fn refused(api: &Api) -> Option<String> {
     match api.read(&LEASE, Some(NAMESPACE), "kube-scheduler").await {
-        Err(api::Error::Refused(status)) if status.code == 401 => Some(status.to_string()),
-        Err(api::Error::Http(error)) if *error.kind() == http::Kind::Refused => {
+        Err(api::ApiError::Refused(status)) if status.code == 401 => Some(status.to_string()),
+        Err(api::ApiError::Http(error)) if *error.kind() == http::HttpErrorKind::Refused => {
             Some(error.to_string())
         }
         _ => None,
@@ -443,7 +444,7 @@ async fn answer(client: &Client, path: &str) -> Result<String, String> {
     }
 }
 
-fn words(error: http::Error) -> String {
+fn words(error: http::HttpError) -> String {
     error.to_string()
 }
 

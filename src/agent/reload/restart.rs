@@ -11,15 +11,15 @@ use super::lease::{self, NotNow, Turns};
 use super::pod::Pod;
 use super::probe::{HostPathVolumes, makes_its_own};
 use super::{
-    POLL_INTERVAL, Program, Run, State, busy_message, chain_of, names, of_unit, systemctl,
+    POLL_INTERVAL, Program, ReloadState, Run, busy_message, chain_of, names, of_unit, systemctl,
 };
 use crate::agent::{Event, Failure};
 use crate::config::reload::On;
-use crate::kube::components::{Change, Component};
+use crate::kube::components::{Component, ReplacedFile};
 use crate::kube::kubeconfig::Kubeconfig;
 use crate::kube::names::CertName;
-use crate::spec::Output;
-use crate::store::{Commit, Mode, Previous, Restart, RestartState};
+use crate::spec::CertFiles;
+use crate::store::{Commit, FormerContents, Mode, Restart, RestartState};
 use crate::x509::rfc3339;
 
 /// A credential is about to expire if less than this, or less than a tenth of its lifetime, is left.
@@ -54,7 +54,7 @@ struct Before {
 }
 
 /// A component to be restarted.
-pub(super) type Due = (Restart, Option<Pod>, Means);
+pub(super) type DueRestart = (Restart, Option<Pod>, Means);
 
 impl Run<'_> {
     pub(super) async fn restarts(&mut self) -> Result<(), Failure> {
@@ -65,7 +65,7 @@ impl Run<'_> {
         let restarts = self.probe.root.unsettled()?.restarts;
         if let Some(holder) = holder {
             for restart in restarts {
-                self.tell(restart.component, State::Waits, busy_message(&holder));
+                self.tell(restart.component, ReloadState::Waits, busy_message(&holder));
             }
             return Ok(());
         }
@@ -74,13 +74,13 @@ impl Run<'_> {
         for restart in restarts {
             let component = restart.component;
             if let RestartState::RolledBack { why } = &restart.state {
-                self.tell(component, State::RolledBack, held(&restart, why));
+                self.tell(component, ReloadState::RolledBack, held(&restart, why));
                 continue;
             }
             let pod = match self.probe.pod(component) {
                 Ok(pod) => pod,
                 Err(why) => {
-                    self.tell(component, State::Failed, unreadable(&why));
+                    self.tell(component, ReloadState::Failed, unreadable(&why));
                     continue;
                 }
             };
@@ -93,7 +93,7 @@ impl Run<'_> {
                             "is not run by systemd here: restart it for {}, if it runs",
                             names(&restart.causes)
                         );
-                        self.tell(component, State::NotHere, detail);
+                        self.tell(component, ReloadState::NotHere, detail);
                     }
                 }
                 means => {
@@ -104,13 +104,17 @@ impl Run<'_> {
                             .await
                     {
                         over.restarted(component);
-                        self.tell(component, State::Done, "was restarted by somebody since");
+                        self.tell(
+                            component,
+                            ReloadState::Done,
+                            "was restarted by somebody since",
+                        );
                     } else if let Means::Nobody = means {
                         let detail = format!(
                             "has to be restarted for {}, and neither reload.staticPods nor a unit or hook on {component} lets nodepki do it: restart it",
                             names(&restart.causes)
                         );
-                        self.tell(component, State::Waits, detail);
+                        self.tell(component, ReloadState::Waits, detail);
                     } else if let (Means::Pod, Some(pod)) = (&means, &pod)
                         && let Err(why) = pod.annotated("")
                     {
@@ -118,7 +122,7 @@ impl Run<'_> {
                             "has to be restarted for {}, and its manifest cannot be annotated: {why}; restart it, or name a unit or hook on {component} under reload",
                             names(&restart.causes)
                         );
-                        self.tell(component, State::Waits, detail);
+                        self.tell(component, ReloadState::Waits, detail);
                     } else {
                         due.push((restart, pod, means));
                     }
@@ -190,7 +194,7 @@ impl Run<'_> {
 
     /// Takes the lock after a wait without it, and returns what no other run has restarted meanwhile; nothing if another
     /// run holds the lock.
-    async fn still_due(&mut self, due: Vec<Due>) -> Result<Vec<Due>, Failure> {
+    async fn still_due(&mut self, due: Vec<DueRestart>) -> Result<Vec<DueRestart>, Failure> {
         if let Some(holder) = self.take_lock().await? {
             self.all_wait(&due, &busy_message(&holder));
             return Ok(Vec::new());
@@ -202,16 +206,16 @@ impl Run<'_> {
             let mut found = recorded.iter();
             match found.find(|found| found.component == component) {
                 None if self.spared.contains(&component) => self.tell_spared(component),
-                None => self.tell(component, State::Done, "was restarted by another run"),
+                None => self.tell(component, ReloadState::Done, "was restarted by another run"),
                 Some(found) => match (&found.state, pod) {
                     (RestartState::RolledBack { why }, _) => {
-                        self.tell(component, State::RolledBack, held(found, why));
+                        self.tell(component, ReloadState::RolledBack, held(found, why));
                     }
                     (RestartState::Due, None) => left.push((found.clone(), None, means)),
                     // The other run may have annotated it.
                     (RestartState::Due, Some(_)) => match self.probe.pod(component) {
                         Ok(pod) => left.push((found.clone(), pod, means)),
-                        Err(why) => self.tell(component, State::Failed, unreadable(&why)),
+                        Err(why) => self.tell(component, ReloadState::Failed, unreadable(&why)),
                     },
                 },
             }
@@ -220,7 +224,7 @@ impl Run<'_> {
     }
 
     /// Restarts the components if the control plane is healthy and this node gets the Lease.
-    async fn in_turn(&mut self, due: Vec<Due>) -> Result<(), Failure> {
+    async fn in_turn(&mut self, due: Vec<DueRestart>) -> Result<(), Failure> {
         let disturbs_etcd = due
             .iter()
             .any(|(restart, ..)| restart.component == Component::Etcd);
@@ -288,7 +292,7 @@ impl Run<'_> {
     }
 
     /// Restarts, without the Lease, only the components that cannot wait.
-    async fn alone(&mut self, due: Vec<Due>, why: &str) -> Result<(), Failure> {
+    async fn alone(&mut self, due: Vec<DueRestart>, why: &str) -> Result<(), Failure> {
         let now = (self.probe.clock)();
         let (urgent, rest): (Vec<_>, Vec<_>) = due
             .into_iter()
@@ -303,17 +307,17 @@ impl Run<'_> {
         self.in_order(urgent, &Cell::new(false)).await
     }
 
-    fn all_wait(&mut self, due: &[Due], why: &str) {
+    fn all_wait(&mut self, due: &[DueRestart], why: &str) {
         for (restart, ..) in due {
             let detail = format!(
                 "waits to be restarted for {}: {why}",
                 names(&restart.causes)
             );
-            self.tell(restart.component, State::Waits, detail);
+            self.tell(restart.component, ReloadState::Waits, detail);
         }
     }
 
-    async fn in_order(&mut self, due: Vec<Due>, lost: &Cell<bool>) -> Result<(), Failure> {
+    async fn in_order(&mut self, due: Vec<DueRestart>, lost: &Cell<bool>) -> Result<(), Failure> {
         let mut stopped: Option<String> = None;
         if due.iter().any(|(.., means)| matches!(means, Means::Pod)) {
             stopped = self.settle_kubelet().await.err();
@@ -331,7 +335,7 @@ impl Run<'_> {
                 self.tell_spared(restart.component);
             } else if let Some(why) = &stopped {
                 let detail = format!("was not restarted, since {why}; run `nodepki renew` again");
-                self.tell(restart.component, State::Waits, detail);
+                self.tell(restart.component, ReloadState::Waits, detail);
             } else if !self.restart(&restart, pod.as_ref(), &means).await? {
                 stopped = Some(format!("{} did not come back", restart.component));
             }
@@ -350,7 +354,7 @@ impl Run<'_> {
         let before = self.look(component, pod).await;
         let unknown = match conf_of(component).and_then(|name| self.probe.setup.outputs.get(&name))
         {
-            Some(Output::Kubeconfig { path, .. }) => self.probe.is_unknown(path).await,
+            Some(CertFiles::Kubeconfig { path, .. }) => self.probe.is_unknown(path).await,
             _ => None,
         };
         let ended = match unknown {
@@ -371,7 +375,7 @@ impl Run<'_> {
                 let name = component.as_str();
                 self.progress.event(Event::Restarted { component: name });
                 let detail = format!("was restarted for {}: {proven}", names(&restart.causes));
-                self.tell(component, State::Done, detail);
+                self.tell(component, ReloadState::Done, detail);
                 Ok(true)
             }
             Err(why) => {
@@ -391,7 +395,7 @@ impl Run<'_> {
         let component = restart.component;
         let mut commit = Commit::new();
         let old = restart.previous.iter();
-        let old: Vec<&Previous> = old.filter(|file| !file.contents.is_empty()).collect();
+        let old: Vec<&FormerContents> = old.filter(|file| !file.contents.is_empty()).collect();
         let step = self.trust_step_of(component)?;
         for file in &old {
             if let Some(unusable) = self.probe.is_unusable(file).await {
@@ -399,7 +403,7 @@ impl Run<'_> {
                     "did not come back with the new {}: {why}; the new files stay, since {unusable}; find out why (its log, `crictl ps -a`), then run `nodepki renew` again",
                     names(&restart.causes)
                 );
-                self.tell(component, State::Failed, detail);
+                self.tell(component, ReloadState::Failed, detail);
                 return Ok(());
             }
         }
@@ -414,7 +418,7 @@ impl Run<'_> {
         };
         let mut again = Vec::new();
         if let Some(step) = &step {
-            let cause = Change::Bundle(step.former.authority);
+            let cause = ReplacedFile::Bundle(step.former.authority);
             if !recorded.causes.contains(&cause) {
                 recorded.causes.push(cause);
             }
@@ -451,13 +455,13 @@ impl Run<'_> {
             component: component_name,
             why,
         });
-        self.tell(component, State::RolledBack, detail);
+        self.tell(component, ReloadState::RolledBack, detail);
         for component in again {
             let detail = format!(
                 "works with files that are rolled back now, as {} did not come back; run `nodepki renew`, which restarts it",
                 restart.component
             );
-            self.tell(component, State::Waits, detail);
+            self.tell(component, ReloadState::Waits, detail);
         }
         Ok(())
     }
@@ -693,11 +697,11 @@ fn held(restart: &Restart, why: &str) -> String {
     let certificates: Vec<_> = restart
         .causes
         .iter()
-        .filter(|cause| matches!(cause, Change::Certificate(_)))
+        .filter(|cause| matches!(cause, ReplacedFile::Certificate(_)))
         .map(|cause| cause.as_str())
         .collect();
     let authority = restart.causes.iter().find_map(|cause| match cause {
-        Change::Bundle(authority) => Some(authority),
+        ReplacedFile::Bundle(authority) => Some(authority),
         _ => None,
     });
     let again = match (authority, certificates.as_slice()) {

@@ -5,13 +5,15 @@
 //! that uses them needs another restart.
 
 use super::probe::Probe;
-use super::restart::{Due, Means};
-use super::{Run, State};
+use super::restart::{DueRestart, Means};
+use super::{ReloadState, Run};
 use crate::agent::Failure;
 use crate::config::reload::On;
 use crate::kube::components::{self, Component};
 use crate::kube::kubeconfig::Kubeconfig;
-use crate::store::{Changed, Commit, Mode, Previous, Restart, RestartState, TrustStep};
+use crate::store::{
+    Commit, FormerContents, Mode, Restart, RestartState, TrustStep, UnverifiedChange,
+};
 
 impl Run<'_> {
     /// Returns the step of a CA change for which a component is restarted.
@@ -22,12 +24,12 @@ impl Run<'_> {
 
     pub(super) fn tell_spared(&mut self, component: Component) {
         let detail = "needs no restart: the new files are rolled back, and it has not read them";
-        self.tell(component, State::Done, detail);
+        self.tell(component, ReloadState::Done, detail);
     }
 
     /// Returns the components that still need a restart, and reports the others.
-    pub(super) fn without_spared(&mut self, due: Vec<Due>) -> Vec<Due> {
-        let spared = |(restart, ..): &Due| self.spared.contains(&restart.component);
+    pub(super) fn without_spared(&mut self, due: Vec<DueRestart>) -> Vec<DueRestart> {
+        let spared = |(restart, ..): &DueRestart| self.spared.contains(&restart.component);
         let (spared, due): (Vec<_>, Vec<_>) = due.into_iter().partition(spared);
         for (restart, ..) in spared {
             self.tell_spared(restart.component);
@@ -49,7 +51,7 @@ impl Run<'_> {
         &mut self,
         step: &TrustStep,
         failed: Component,
-        old: &[&Previous],
+        old: &[&FormerContents],
         commit: &mut Commit,
     ) -> Result<Vec<Component>, Failure> {
         let Probe { root, setup, clock } = &self.probe;
@@ -84,7 +86,7 @@ impl Run<'_> {
             .flatten();
         for change in &step.changes {
             if waiting.clone().any(|on| *on == On::Change(*change)) {
-                commit.restored(Changed {
+                commit.restored(UnverifiedChange {
                     change: *change,
                     at: now,
                 });
@@ -98,8 +100,9 @@ impl Run<'_> {
                 None if !self.may_run(*component) => {}
                 None => {
                     let causes = step.changes.iter().copied();
-                    let causes =
-                        causes.filter(|cause| components::restarts(*cause).contains(component));
+                    let causes = causes.filter(|cause| {
+                        components::components_to_restart(*cause).contains(component)
+                    });
                     commit.restart(Restart {
                         component: *component,
                         since: now,

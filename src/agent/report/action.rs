@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 
 macro_rules! actions {
     ($($(#[$attribute:meta])* $name:ident: $text:literal,)+) => {
-        /// The action of a [`Row`](super::Row).
+        /// The action of a [`ReportRow`](super::ReportRow).
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub enum RowAction {
             $($(#[$attribute])* $name,)+

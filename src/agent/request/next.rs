@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use time::OffsetDateTime;
 
-use crate::agent::Operation;
-use crate::signer::{Class, Resubmit, SignerError, Ticket, retry};
-use crate::store::{self, LastError, Phase};
+use crate::agent::SignerOperation;
+use crate::signer::{FailureClass, Resubmit, SignerError, Ticket, retry};
+use crate::store::{self, LastError, RequestPhase};
 
 /// The call to the signer that is due.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,11 +26,11 @@ pub(super) enum SignerCall {
 impl SignerCall {
     /// Returns the first call for a request with this record, with the exchange for a certificate in place preferred if
     /// `can_exchange`.
-    pub(super) fn first(record: &store::Ticket, can_exchange: bool) -> SignerCall {
+    pub(super) fn first(record: &store::RequestRecord, can_exchange: bool) -> SignerCall {
         match (record.phase, record.handle.clone().map(Ticket::try_from)) {
-            (Phase::Ready, _) if can_exchange => SignerCall::Renew,
-            (Phase::Ready, _) => SignerCall::Submit,
-            (Phase::Requested, Some(Ok(ticket))) => SignerCall::Poll(ticket),
+            (RequestPhase::Ready, _) if can_exchange => SignerCall::Renew,
+            (RequestPhase::Ready, _) => SignerCall::Submit,
+            (RequestPhase::Requested, Some(Ok(ticket))) => SignerCall::Poll(ticket),
             _ => SignerCall::Recover,
         }
     }
@@ -41,19 +41,19 @@ impl SignerCall {
     }
 
     /// The operation in events and metrics.
-    pub(super) fn operation(&self) -> Operation {
+    pub(super) fn operation(&self) -> SignerOperation {
         match self {
-            SignerCall::Submit => Operation::Submit,
-            SignerCall::Renew => Operation::Renew,
-            SignerCall::Recover => Operation::Recover,
-            SignerCall::Poll(_) => Operation::Poll,
+            SignerCall::Submit => SignerOperation::Submit,
+            SignerCall::Renew => SignerOperation::Renew,
+            SignerCall::Recover => SignerOperation::Recover,
+            SignerCall::Poll(_) => SignerOperation::Poll,
         }
     }
 }
 
 /// A signer's response, its certificate verified. `C` is the verified chain.
 #[derive(Debug)]
-pub(super) enum Response<C> {
+pub(super) enum SignerResponse<C> {
     /// The certificate satisfies the spec.
     Accepted(C),
     /// The certificate does not satisfy the spec; the differences.
@@ -94,7 +94,7 @@ pub(super) struct Attempts {
 
 /// What to do next.
 #[derive(Debug)]
-pub(super) enum Next<C> {
+pub(super) enum NextStep<C> {
     /// The certificate can be installed.
     Install(C),
     /// Another call, after a wait.
@@ -115,61 +115,61 @@ pub(super) enum Next<C> {
 
 /// Decides what follows `response` to `call`, and changes the record accordingly.
 pub(super) fn next<C>(
-    record: &mut store::Ticket,
+    record: &mut store::RequestRecord,
     attempts: &mut Attempts,
     call: SignerCall,
-    response: Response<C>,
+    response: SignerResponse<C>,
     circumstances: &Circumstances,
-) -> Next<C> {
+) -> NextStep<C> {
     let now = circumstances.now;
     match response {
-        Response::Accepted(chain) => {
-            record.phase = Phase::Answered;
-            Next::Install(chain)
+        SignerResponse::Accepted(chain) => {
+            record.phase = RequestPhase::Answered;
+            NextStep::Install(chain)
         }
-        Response::Mismatch(differences) => {
-            record.phase = Phase::Failed;
+        SignerResponse::Mismatch(differences) => {
+            record.phase = RequestPhase::Failed;
             record.last_error = Some(LastError {
                 class: "refused".to_owned(),
                 code: "verification".to_owned(),
                 detail: differences.join("; "),
                 at: now,
             });
-            Next::Refused(differences)
+            NextStep::Refused(differences)
         }
-        Response::Pending {
+        SignerResponse::Pending {
             ticket,
             after,
             note,
         } => {
             let wait = retry::poll_delay(attempts.polls, after);
-            record.phase = Phase::Requested;
+            record.phase = RequestPhase::Requested;
             record.handle = Some(ticket.as_str().to_owned());
             record.next_poll = Some(now + wait);
             attempts.polls += 1;
             match wait > circumstances.time_left {
-                true => Next::Wait(note),
-                false => Next::Call {
+                true => NextStep::Wait(note),
+                false => NextStep::Call {
                     call: SignerCall::Poll(ticket),
                     wait,
                 },
             }
         }
-        Response::Denied(reason) => {
-            record.phase = Phase::Denied;
-            Next::Denied(reason)
+        SignerResponse::Denied(reason) => {
+            record.phase = RequestPhase::Denied;
+            NextStep::Denied(reason)
         }
         // Sending it again would never end.
-        Response::Unknown if call.is_submission() => Next::Lost,
-        Response::Unknown
+        SignerResponse::Unknown if call.is_submission() => NextStep::Lost,
+        SignerResponse::Unknown
             if record.first_submitted.is_some()
                 && circumstances.resubmit == Resubmit::Forbidden =>
         {
-            Next::MustNotResubmit
+            NextStep::MustNotResubmit
         }
-        Response::Unknown => {
+        SignerResponse::Unknown => {
             record.handle = None;
-            Next::Call {
+            NextStep::Call {
                 call: match circumstances.can_exchange {
                     true => SignerCall::Renew,
                     false => SignerCall::Submit,
@@ -178,13 +178,13 @@ pub(super) fn next<C>(
             }
         }
         // The exchange was refused, not the certificate.
-        Response::Failed(error) if call == SignerCall::Renew && !error.class.passes() => {
-            Next::Call {
+        SignerResponse::Failed(error) if call == SignerCall::Renew && !error.class.passes() => {
+            NextStep::Call {
                 call: SignerCall::Submit,
                 wait: Duration::ZERO,
             }
         }
-        Response::Failed(error) => {
+        SignerResponse::Failed(error) => {
             attempts.failures += 1;
             record.last_error = Some(LastError {
                 class: error.class.as_str().to_owned(),
@@ -199,11 +199,11 @@ pub(super) fn next<C>(
                 circumstances.random,
             );
             match wait {
-                None => Next::Failed(error),
-                Some(wait) => Next::Call {
+                None => NextStep::Failed(error),
+                Some(wait) => NextStep::Call {
                     call: match error.class {
                         // The request may have reached the signer.
-                        Class::Ambiguous => SignerCall::Recover,
+                        FailureClass::Ambiguous => SignerCall::Recover,
                         _ => call,
                     },
                     wait,
@@ -237,52 +237,58 @@ mod tests {
         Ticket::try_from("t1".to_owned()).unwrap()
     }
 
-    fn record(phase: Phase) -> store::Ticket {
-        store::Ticket {
+    fn record(phase: RequestPhase) -> store::RequestRecord {
+        store::RequestRecord {
             phase,
-            first_submitted: (phase != Phase::Ready).then_some(NOW),
-            ..store::Ticket::ready("id", "signer", "exec", "config")
+            first_submitted: (phase != RequestPhase::Ready).then_some(NOW),
+            ..store::RequestRecord::ready("id", "signer", "exec", "config")
         }
     }
 
-    fn failed(class: Class) -> Response<()> {
-        Response::Failed(SignerError::new(class, "no route", "look"))
+    fn failed(class: FailureClass) -> SignerResponse<()> {
+        SignerResponse::Failed(SignerError::new(class, "no route", "look"))
     }
 
-    fn pending(after: u64) -> Response<()> {
-        Response::Pending {
+    fn pending(after: u64) -> SignerResponse<()> {
+        SignerResponse::Pending {
             ticket: ticket(),
             after: Some(Duration::from_secs(after)),
             note: "waits".to_owned(),
         }
     }
 
-    fn show(next: &Next<()>) -> String {
+    fn show(next: &NextStep<()>) -> String {
         match next {
-            Next::Install(()) => "install".to_owned(),
-            Next::Call { call, wait } => {
+            NextStep::Install(()) => "install".to_owned(),
+            NextStep::Call { call, wait } => {
                 format!("{} in {}s", call.operation().as_str(), wait.as_secs())
             }
-            Next::Wait(note) => format!("leave: {note}"),
-            Next::Denied(reason) => format!("denied: {reason}"),
-            Next::Refused(differences) => format!("refused: {}", differences.join("; ")),
-            Next::Lost => "lost".to_owned(),
-            Next::MustNotResubmit => "must not resubmit".to_owned(),
-            Next::Failed(error) => format!("failed: {}", error.class.as_str()),
+            NextStep::Wait(note) => format!("leave: {note}"),
+            NextStep::Denied(reason) => format!("denied: {reason}"),
+            NextStep::Refused(differences) => format!("refused: {}", differences.join("; ")),
+            NextStep::Lost => "lost".to_owned(),
+            NextStep::MustNotResubmit => "must not resubmit".to_owned(),
+            NextStep::Failed(error) => format!("failed: {}", error.class.as_str()),
         }
     }
 
     #[test]
     fn decides_next_call_from_record_and_response() {
-        use Phase::{Answered, Denied, Failed, Requested, Submitting};
+        use RequestPhase::{Answered, Denied, Failed, Requested, Submitting};
         use SignerCall::{Poll, Recover, Renew, Submit};
         let sent = Submitting;
         let cases = [
-            (sent, Submit, Response::Accepted(()), "install", Answered),
             (
                 sent,
                 Submit,
-                Response::Mismatch(vec!["other name".to_owned()]),
+                SignerResponse::Accepted(()),
+                "install",
+                Answered,
+            ),
+            (
+                sent,
+                Submit,
+                SignerResponse::Mismatch(vec!["other name".to_owned()]),
                 "refused: other name",
                 Failed,
             ),
@@ -291,35 +297,59 @@ mod tests {
             (
                 Requested,
                 Poll(ticket()),
-                Response::Denied("no".to_owned()),
+                SignerResponse::Denied("no".to_owned()),
                 "denied: no",
                 Denied,
             ),
-            (sent, Submit, Response::Unknown, "lost", sent),
-            (sent, Renew, Response::Unknown, "lost", sent),
-            (sent, Recover, Response::Unknown, "renew in 0s", sent),
+            (sent, Submit, SignerResponse::Unknown, "lost", sent),
+            (sent, Renew, SignerResponse::Unknown, "lost", sent),
+            (sent, Recover, SignerResponse::Unknown, "renew in 0s", sent),
             (
                 Requested,
                 Poll(ticket()),
-                Response::Unknown,
+                SignerResponse::Unknown,
                 "renew in 0s",
                 Requested,
             ),
-            (sent, Renew, failed(Class::Permanent), "submit in 0s", sent),
-            (sent, Renew, failed(Class::Transient), "renew in 1s", sent),
+            (
+                sent,
+                Renew,
+                failed(FailureClass::Permanent),
+                "submit in 0s",
+                sent,
+            ),
+            (
+                sent,
+                Renew,
+                failed(FailureClass::Transient),
+                "renew in 1s",
+                sent,
+            ),
             (
                 sent,
                 Submit,
-                failed(Class::Permanent),
+                failed(FailureClass::Permanent),
                 "failed: permanent",
                 sent,
             ),
-            (sent, Submit, failed(Class::Config), "failed: config", sent),
-            (sent, Submit, failed(Class::Transient), "submit in 1s", sent),
             (
                 sent,
                 Submit,
-                failed(Class::Ambiguous),
+                failed(FailureClass::Config),
+                "failed: config",
+                sent,
+            ),
+            (
+                sent,
+                Submit,
+                failed(FailureClass::Transient),
+                "submit in 1s",
+                sent,
+            ),
+            (
+                sent,
+                Submit,
+                failed(FailureClass::Ambiguous),
                 "recover in 1s",
                 sent,
             ),
@@ -350,11 +380,11 @@ mod tests {
             random: 0.0,
         };
         for (phase, expected) in [
-            (Phase::Requested, "must not resubmit"),
-            (Phase::Ready, "submit in 0s"),
+            (RequestPhase::Requested, "must not resubmit"),
+            (RequestPhase::Ready, "submit in 0s"),
         ] {
             let mut record = record(phase);
-            let response = Response::<()>::Unknown;
+            let response = SignerResponse::<()>::Unknown;
             let next = next(
                 &mut record,
                 &mut Attempts::default(),
@@ -368,7 +398,7 @@ mod tests {
 
     #[test]
     fn gives_up_when_time_does_not_suffice_for_another_call() {
-        let error = SignerError::new(Class::Transient, "no route", "look");
+        let error = SignerError::new(FailureClass::Transient, "no route", "look");
         let wait = |left| wait_before_retry(&error, 4, Duration::from_secs(left), 1.0);
         assert_eq!(wait(8), None);
         assert_eq!(wait(9), Some(Duration::from_secs(8)));
@@ -376,15 +406,15 @@ mod tests {
 
     #[test]
     fn resumes_with_the_call_that_the_record_allows() {
-        let polled = store::Ticket {
+        let polled = store::RequestRecord {
             handle: Some("t1".to_owned()),
-            ..record(Phase::Requested)
+            ..record(RequestPhase::Requested)
         };
         assert_eq!(SignerCall::first(&polled, true), SignerCall::Poll(ticket()));
-        let ready = record(Phase::Ready);
+        let ready = record(RequestPhase::Ready);
         assert_eq!(SignerCall::first(&ready, true), SignerCall::Renew);
         assert_eq!(SignerCall::first(&ready, false), SignerCall::Submit);
-        let lost = record(Phase::Submitting);
+        let lost = record(RequestPhase::Submitting);
         assert_eq!(SignerCall::first(&lost, true), SignerCall::Recover);
     }
 }

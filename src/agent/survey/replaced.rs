@@ -5,19 +5,19 @@ use time::OffsetDateTime;
 use super::{Survey, SurveyedBundle, SurveyedCert, TrustSource};
 use crate::agent::Provided;
 use crate::kube::names::Authority;
-use crate::spec::Output;
-use crate::spec::assess::{self, Replaced, Witness, shared_authorities, trusted_by};
-use crate::store::Root;
+use crate::spec::CertFiles;
+use crate::spec::assess::{self, CaEvidence, ReplacedCa, shared_authorities, trusted_by};
+use crate::store::NodeRoot;
 use crate::x509::{Certificate, TrustBundle, hex};
 
 impl SurveyedCert {
-    fn witness(&self) -> Witness<'_> {
+    fn witness(&self) -> CaEvidence<'_> {
         let file = match &self.spec.output {
-            Output::Kubeconfig { path, .. } => path,
-            Output::Pair { certificate, .. } => certificate,
+            CertFiles::Kubeconfig { path, .. } => path,
+            CertFiles::Pair { certificate, .. } => certificate,
         };
         let kubeconfig = self.found.kubeconfig.as_ref();
-        Witness {
+        CaEvidence {
             name: self.spec.name,
             file: file.to_string(),
             chain: self.found.chain.present(),
@@ -32,7 +32,7 @@ impl Survey {
     /// `authority activate` has put it in place.
     pub(super) fn judge_authorities(
         &mut self,
-        root: &Root,
+        root: &NodeRoot,
         trust: impl Fn(Authority) -> TrustSource,
         provided: &Provided,
         now: OffsetDateTime,
@@ -109,7 +109,7 @@ impl Survey {
         self.notes.extend(notes);
     }
 
-    fn witnesses(&self, authority: Authority) -> Vec<Witness<'_>> {
+    fn witnesses(&self, authority: Authority) -> Vec<CaEvidence<'_>> {
         self.certs
             .iter()
             .filter(|cert| cert.spec.authority == authority)
@@ -122,7 +122,7 @@ impl Survey {
         &self,
         authority: Authority,
         present: &TrustBundle,
-    ) -> Option<Replaced> {
+    ) -> Option<ReplacedCa> {
         let witnesses = self.witnesses(authority);
         let others = self.bundles.iter();
         let others = others.filter(|bundle| bundle.spec.authority != authority);

@@ -5,16 +5,18 @@ use time::OffsetDateTime;
 use super::{Survey, SurveyedCert};
 use crate::kube::names::Authority;
 use crate::process::machine;
-use crate::spec::assess::{self, Action, Age, Demand, after_the_kubelet, rotate};
+use crate::spec::assess::{
+    self, Action, Age, RenewalCause, rotation_after_kubelet, schedule_action,
+};
 use crate::spec::schedule::{Rotation, due_at};
-use crate::store::{self, Root};
+use crate::store::{self, NodeRoot};
 use crate::x509::{TrustBundle, hex};
 
 /// See [`Survey::rotating`].
 pub(in crate::agent) struct Rotating {
     pub(in crate::agent) rotation: Rotation,
     pub(in crate::agent) node: String,
-    pub(in crate::agent) demand: Demand,
+    pub(in crate::agent) demand: RenewalCause,
 }
 
 impl SurveyedCert {
@@ -39,10 +41,10 @@ impl Survey {
     /// A record that this machine cannot read. A damaged one is a note.
     pub(in crate::agent) fn assess_ages(
         &mut self,
-        root: &Root,
+        root: &NodeRoot,
         rotation: &Rotation,
         node: &str,
-    ) -> Result<(), store::Error> {
+    ) -> Result<(), store::StoreError> {
         let issued = match root.issued() {
             Err(error) if machine::is_fault(&error) => return Err(error),
             Err(error) => {
@@ -72,7 +74,7 @@ impl Survey {
             let late = cert
                 .found
                 .is_of_kubelet()
-                .then(|| after_the_kubelet(rotation));
+                .then(|| rotation_after_kubelet(rotation));
             let rotation = late.as_ref().unwrap_or(rotation);
             cert.due = Some(due_at(&age.life, rotation, node).0);
         }
@@ -95,19 +97,19 @@ impl Survey {
             let late = cert
                 .found
                 .is_of_kubelet()
-                .then(|| after_the_kubelet(&rotating.rotation));
-            let rules = assess::Rules {
+                .then(|| rotation_after_kubelet(&rotating.rotation));
+            let rules = assess::RenewalRules {
                 rotation: late.as_ref().unwrap_or(&rotating.rotation),
                 node: &rotating.node,
                 demand: rotating.demand,
                 authority_ends: authorities.map(|authority| authority.not_after()).max(),
             };
             let action = std::mem::replace(&mut cert.action, Action::Keep { notes: Vec::new() });
-            let rotated = rotate(action, serving.as_ref(), rules, now);
+            let rotated = schedule_action(action, serving.as_ref(), rules, now);
             cert.action = rotated.action;
             cert.next = rotated.next;
             // A change of the CA waits for this certificate, however long the old one is valid.
-            cert.urgent = rotated.urgent || rotating.demand == Demand::Anew;
+            cert.urgent = rotated.urgent || rotating.demand == RenewalCause::Anew;
             cert.deferred = rotated.deferred;
             cert.for_age = rotated.for_age;
         }

@@ -4,7 +4,7 @@ use super::Survey;
 use crate::agent::{Provided, ServiceAccount};
 use crate::node::NodeState;
 use crate::spec::ServiceAccountSpec;
-use crate::spec::assess::{COPY_SERVICE_ACCOUNT, Found};
+use crate::spec::assess::{COPY_SERVICE_ACCOUNT, Observed};
 use crate::store;
 use crate::x509::{KeyType, PrivateKey, PublicKey};
 
@@ -26,8 +26,8 @@ pub enum ServiceAccountAction {
 /// The service-account pair on disk.
 struct FoundPair<'a> {
     spec: &'a ServiceAccountSpec,
-    private: Found<PrivateKey>,
-    public: Found<Vec<PublicKey>>,
+    private: Observed<PrivateKey>,
+    public: Observed<Vec<PublicKey>>,
     /// Every user can read `sa.key`.
     is_exposed: bool,
     /// The node already has certificates.
@@ -40,7 +40,7 @@ impl Survey {
         state: &NodeState,
         spec: &ServiceAccountSpec,
         provided: &Provided,
-    ) -> Result<(), store::Error> {
+    ) -> Result<(), store::StoreError> {
         let file = state.file(&spec.private);
         let pair = FoundPair {
             spec,
@@ -103,12 +103,11 @@ impl FoundPair<'_> {
             spec.private.directory()
         );
         match (&self.private, &self.public) {
-            (Found::Absent | Found::Empty, Found::Absent | Found::Empty | Found::Present(_))
-                if has_provided =>
-            {
-                Ok(ServiceAccountAction::Install)
-            }
-            (Found::Present(private), Found::Present(public))
+            (
+                Observed::Absent | Observed::Empty,
+                Observed::Absent | Observed::Empty | Observed::Present(_),
+            ) if has_provided => Ok(ServiceAccountAction::Install),
+            (Observed::Present(private), Observed::Present(public))
                 if public.contains(private.public_key()) =>
             {
                 Ok(match self.is_exposed {
@@ -116,38 +115,42 @@ impl FoundPair<'_> {
                     false => ServiceAccountAction::Keep,
                 })
             }
-            (Found::Present(_), Found::Present(_)) if self.has_served => Err(format!(
+            (Observed::Present(_), Observed::Present(_)) if self.has_served => Err(format!(
                 "{key_path} and {public_path} are not a pair: tokens signed with the one are refused by the other; {copy}"
             )),
-            (Found::Present(_), Found::Present(_)) => Err(format!(
+            (Observed::Present(_), Observed::Present(_)) => Err(format!(
                 "{key_path} and {public_path} are not a pair: tokens signed with the one are refused by the other; find out which of them the cluster uses (compare with another control-plane node), then remove the wrong one and run again"
             )),
-            (Found::Present(_), Found::Absent | Found::Empty) => {
+            (Observed::Present(_), Observed::Absent | Observed::Empty) => {
                 Ok(ServiceAccountAction::DerivePublic)
             }
-            (Found::Unreadable(why), _) if self.has_served => {
+            (Observed::Unreadable(why), _) if self.has_served => {
                 Err(format!("{key_path} is not usable: {why}; {copy}"))
             }
-            (Found::Absent | Found::Empty, _) if self.has_served => Err(format!(
+            (Observed::Absent | Observed::Empty, _) if self.has_served => Err(format!(
                 "{key_path} is absent, and this node has certificates already; {copy}"
             )),
-            (_, Found::Unreadable(why)) if self.has_served => {
+            (_, Observed::Unreadable(why)) if self.has_served => {
                 Err(format!("{public_path} is not usable: {why}; {copy}"))
             }
-            (Found::Absent | Found::Empty, Found::Absent | Found::Empty) if spec.may_make => {
+            (Observed::Absent | Observed::Empty, Observed::Absent | Observed::Empty)
+                if spec.may_make =>
+            {
                 Ok(ServiceAccountAction::Make)
             }
-            (Found::Absent | Found::Empty, Found::Absent | Found::Empty) => Err(format!(
-                "{key_path} is absent and this node belongs to a cluster: a new pair would differ from that of the other control-plane nodes and service-account tokens would fail; have it fetched from kubeadm-certs (join.certificateKey, or controlPlane.certificateKey of the JoinConfiguration), or copy sa.key and sa.pub from a control-plane node to {}, and run again",
-                spec.private.directory()
-            )),
-            (Found::Absent | Found::Empty, _) => Err(format!(
+            (Observed::Absent | Observed::Empty, Observed::Absent | Observed::Empty) => {
+                Err(format!(
+                    "{key_path} is absent and this node belongs to a cluster: a new pair would differ from that of the other control-plane nodes and service-account tokens would fail; have it fetched from kubeadm-certs (join.certificateKey, or controlPlane.certificateKey of the JoinConfiguration), or copy sa.key and sa.pub from a control-plane node to {}, and run again",
+                    spec.private.directory()
+                ))
+            }
+            (Observed::Absent | Observed::Empty, _) => Err(format!(
                 "{public_path} exists but {key_path} does not; copy the matching sa.key from where sa.pub came, or remove sa.pub if the cluster is new, and run again"
             )),
-            (Found::Unreadable(why), _) => Err(format!(
+            (Observed::Unreadable(why), _) => Err(format!(
                 "{key_path} is not usable: {why}; restore it from another control-plane node and run again"
             )),
-            (_, Found::Unreadable(why)) => Err(format!(
+            (_, Observed::Unreadable(why)) => Err(format!(
                 "{public_path} is not usable: {why}; remove it to have it derived from sa.key and run again"
             )),
         }

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use zeroize::Zeroizing;
 
-use super::{Error, unread};
-use crate::http::{Endpoint, Files, Identity, Url};
-use crate::kube::kubeconfig::{Current, Kubeconfig, resolve_path};
+use super::{ApiError, unread};
+use crate::http::{ClientIdentity, Endpoint, Files, Url};
+use crate::kube::kubeconfig::{CurrentContext, Kubeconfig, resolve_path};
 use crate::spec::KUBECONFIG_DIR;
 use crate::yaml::schema::SecretFile;
 
@@ -20,7 +20,7 @@ pub(super) struct KubeconfigContext {
     shown: String,
     path: PathBuf,
     pub(super) files: Rc<dyn Files>,
-    current: Current,
+    current: CurrentContext,
 }
 
 impl KubeconfigContext {
@@ -29,7 +29,7 @@ impl KubeconfigContext {
         files: &Rc<dyn Files>,
         file: &SecretFile,
         path: PathBuf,
-    ) -> Result<KubeconfigContext, Error> {
+    ) -> Result<KubeconfigContext, ApiError> {
         let shown = files.shown_secret(file);
         let read = files.read(&path);
         let bytes = read.map_err(|source| unread(files, file, source))?;
@@ -68,7 +68,7 @@ impl KubeconfigContext {
     }
 
     /// Returns the API server.
-    pub(super) fn endpoint(&mut self, timeout: Duration) -> Result<Endpoint, Error> {
+    pub(super) fn endpoint(&mut self, timeout: Duration) -> Result<Endpoint, ApiError> {
         let server = self
             .current
             .server
@@ -89,7 +89,7 @@ impl KubeconfigContext {
     }
 
     /// Returns the client certificate with its key; `None` if the context has neither.
-    pub(super) fn identity(&mut self) -> Result<Option<Identity>, Error> {
+    pub(super) fn identity(&mut self) -> Result<Option<ClientIdentity>, ApiError> {
         let read_failed =
             |path: PathBuf, source| unread(&self.files, &SecretFile::Path(path), source);
         let certificate = match (
@@ -114,7 +114,7 @@ impl KubeconfigContext {
             (None, None) => None,
         };
         match (certificate, key) {
-            (Some(certificate), Some(key_pem)) => Ok(Some(Identity {
+            (Some(certificate), Some(key_pem)) => Ok(Some(ClientIdentity {
                 chain_pem: certificate.to_vec(),
                 key_pem,
             })),
@@ -141,7 +141,7 @@ impl KubeconfigContext {
         resolve_path(&self.path, reference)
     }
 
-    fn address(&self, field: &str, text: &str) -> Result<Url, Error> {
+    fn address(&self, field: &str, text: &str) -> Result<Url, ApiError> {
         // The message does not contain the address, which may contain a password.
         Url::parse(text).map_err(|error| {
             self.invalid(format!(
@@ -150,13 +150,13 @@ impl KubeconfigContext {
         })
     }
 
-    fn invalid(&self, why: String) -> Error {
+    fn invalid(&self, why: String) -> ApiError {
         invalid(&self.shown, why, CREATE_KUBECONFIG)
     }
 }
 
-fn invalid(shown: &str, why: String, advice: &'static str) -> Error {
-    Error::Local {
+fn invalid(shown: &str, why: String, advice: &'static str) -> ApiError {
+    ApiError::Local {
         file: format!("the kubeconfig {shown}"),
         why,
         advice,

@@ -7,12 +7,14 @@ use std::path::Path;
 
 use zeroize::Zeroizing;
 
-use super::{Discovered, Error, Failure, Network, REQUEST_TIMEOUT, https, read_cluster_info};
-use crate::cluster::api::{self, Access, Token};
+use super::{
+    Discovered, DiscoveryError, FailedRequest, Network, REQUEST_TIMEOUT, https, read_cluster_info,
+};
+use crate::cluster::api::{self, ApiAccess, BearerToken};
 use crate::http::{self, Call, Client, Url};
 use crate::kube::cluster_info::ClusterInfo;
 use crate::kube::kubeadm::{BootstrapToken, DiscoveryFile};
-use crate::kube::kubeconfig::{Current, Kubeconfig, resolve_path};
+use crate::kube::kubeconfig::{CurrentContext, Kubeconfig, resolve_path};
 use crate::x509::TrustBundle;
 use crate::yaml::schema::SecretFile;
 
@@ -22,7 +24,7 @@ pub(super) async fn discover(
     network: &Network,
     source: &DiscoveryFile,
     token: Option<&BootstrapToken>,
-) -> Result<Discovered, Error> {
+) -> Result<Discovered, DiscoveryError> {
     let file = File { network, source };
     let text = file.read().await?;
     let current = file.parse(&text)?;
@@ -48,7 +50,7 @@ struct File<'a> {
 }
 
 impl File<'_> {
-    async fn read(&self) -> Result<Zeroizing<String>, Error> {
+    async fn read(&self) -> Result<Zeroizing<String>, DiscoveryError> {
         let bytes = match self.source {
             DiscoveryFile::Path(path) => self.local(path)?,
             DiscoveryFile::Url(url) => Zeroizing::new(self.fetch(url).await?),
@@ -59,11 +61,11 @@ impl File<'_> {
         }
     }
 
-    fn local(&self, path: &Path) -> Result<Zeroizing<Vec<u8>>, Error> {
+    fn local(&self, path: &Path) -> Result<Zeroizing<Vec<u8>>, DiscoveryError> {
         self.network
             .files
             .read(path)
-            .map_err(|source| Error::Unread {
+            .map_err(|source| DiscoveryError::Unread {
                 file: self.shown(),
                 path: self.network.files.shown(path),
                 source,
@@ -71,7 +73,7 @@ impl File<'_> {
     }
 
     /// Fetches the file, trusting the CAs of the operating system, as kubeadm does.
-    async fn fetch(&self, address: &str) -> Result<Vec<u8>, Error> {
+    async fn fetch(&self, address: &str) -> Result<Vec<u8>, DiscoveryError> {
         let invalid = |why: String| self.invalid(why, "correct discovery.file.kubeConfigPath");
         let url = Url::parse(address)
             .map_err(|error| invalid(format!("has no valid address: {error}")))?;
@@ -85,7 +87,7 @@ impl File<'_> {
         let mut endpoint = http::Endpoint::new(base);
         endpoint.tls.system_roots = true;
         endpoint.timeout = REQUEST_TIMEOUT;
-        let http = |error: http::Error| Error::Call {
+        let http = |error: http::HttpError| DiscoveryError::Call {
             doing: format!("fetching the discovery file {}", self.source),
             source: error.into(),
         };
@@ -93,16 +95,16 @@ impl File<'_> {
             Client::new(endpoint, self.network.files.clone(), self.network.clock).map_err(http)?;
         let request = async || match client.send(Call::get(&path)).await {
             Ok(answer) if answer.is_success() => Ok(answer.body),
-            Ok(answer) => Err(Failure::Final(invalid(format!(
+            Ok(answer) => Err(FailedRequest::Final(invalid(format!(
                 "cannot be fetched: HTTP {}",
                 answer.status
             )))),
-            Err(error) => Err(Failure::of(http(error))),
+            Err(error) => Err(FailedRequest::of(http(error))),
         };
         self.network.retry(request).await
     }
 
-    fn parse(&self, text: &str) -> Result<Current, Error> {
+    fn parse(&self, text: &str) -> Result<CurrentContext, DiscoveryError> {
         let current = Kubeconfig::parse(text)
             .and_then(|kubeconfig| kubeconfig.to_join())
             .map_err(|error| self.invalid(format!("cannot be used: {error}"), CREATE_KUBECONFIG))?;
@@ -115,7 +117,7 @@ impl File<'_> {
         ))
     }
 
-    fn authority(&self, current: &Current) -> Result<TrustBundle, Error> {
+    fn authority(&self, current: &CurrentContext) -> Result<TrustBundle, DiscoveryError> {
         let pem = match (&current.authority, &current.authority_file, self.source) {
             (Some(pem), _, _) => pem.clone(),
             (None, Some(name), DiscoveryFile::Path(path)) => {
@@ -139,20 +141,20 @@ impl File<'_> {
     /// Returns the server with the credential of the node.
     fn access(
         &self,
-        mut current: Current,
+        mut current: CurrentContext,
         server: &str,
         authority: &TrustBundle,
         token: Option<&BootstrapToken>,
-    ) -> Result<Access, Error> {
+    ) -> Result<ApiAccess, DiscoveryError> {
         let has_certificate = current.certificate.is_some() || current.certificate_file.is_some();
         let has_token = current.token.is_some() || current.token_file.is_some();
         let held = match (token, self.source) {
             (Some(token), _) => token.to_bearer(),
             (None, _) if !has_certificate && !has_token => {
-                return Err(Error::NoCredential { file: self.shown() });
+                return Err(DiscoveryError::NoCredential { file: self.shown() });
             }
             (None, DiscoveryFile::Path(path)) => {
-                return Ok(Access::Kubeconfig {
+                return Ok(ApiAccess::Kubeconfig {
                     file: SecretFile::Path(path.clone()),
                     timeout: REQUEST_TIMEOUT,
                 });
@@ -180,20 +182,23 @@ impl File<'_> {
             let proxy = Url::parse(proxy);
             endpoint.proxy = Some(proxy.map_err(|error| invalid("proxy-url", error.to_string()))?);
         }
-        Ok(Access::Direct {
+        Ok(ApiAccess::Direct {
             endpoint: Box::new(endpoint),
-            token: Some(Token::Held(held)),
+            token: Some(BearerToken::Held(held)),
         })
     }
 
     /// Verifies that the server is reachable and has a trusted certificate. Its `cluster-info` is only compared; the server
     /// may allow it to anonymous clients only, so that 403 is accepted too.
-    async fn confirm(&self, found: &mut Discovered) -> Result<(), Error> {
+    async fn confirm(&self, found: &mut Discovered) -> Result<(), DiscoveryError> {
         let api = self.network.api(&found.server, found.access.clone())?;
         let request = async || match read_cluster_info(&api).await {
             Ok(object) => Ok(object),
-            Err(api::Error::Refused(status)) if status.code == 403 => Ok(None),
-            Err(error) => Err(Failure::of(Error::call(&found.server, error))),
+            Err(api::ApiError::Refused(status)) if status.code == 403 => Ok(None),
+            Err(error) => Err(FailedRequest::of(DiscoveryError::call(
+                &found.server,
+                error,
+            ))),
         };
         let object = self.network.retry(request).await?;
         let info = object.and_then(|object| ClusterInfo::read(&object).ok());
@@ -215,8 +220,8 @@ impl File<'_> {
         }
     }
 
-    fn invalid(&self, why: String, advice: &'static str) -> Error {
-        Error::File {
+    fn invalid(&self, why: String, advice: &'static str) -> DiscoveryError {
+        DiscoveryError::File {
             file: self.shown(),
             why,
             advice,

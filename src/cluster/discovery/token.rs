@@ -4,11 +4,11 @@
 //! of the pins. Then the same object is read again from a server with a certificate of these CAs. The token is not sent
 //! before that.
 
-use super::{Discovered, Error, Failure, Network, https, read_cluster_info};
-use crate::cluster::api::{self, Access, Api, Token};
+use super::{Discovered, DiscoveryError, FailedRequest, Network, https, read_cluster_info};
+use crate::cluster::api::{self, Api, ApiAccess, BearerToken};
 use crate::http;
-use crate::kube::cluster_info::{self, Cluster, ClusterInfo, named, require_pins};
-use crate::kube::kubeadm::{BootstrapToken, Endpoint};
+use crate::kube::cluster_info::{self, ClusterInfo, DiscoveredCluster, named, require_pins};
+use crate::kube::kubeadm::{BootstrapToken, HostPort};
 use crate::x509::TrustBundle;
 
 const DEFAULT_PORT: u16 = 6443;
@@ -17,9 +17,9 @@ pub(super) async fn discover(
     network: &Network,
     token: &BootstrapToken,
     bearer: &BootstrapToken,
-    endpoint: &Endpoint,
+    endpoint: &HostPort,
     pins: &[[u8; 32]],
-) -> Result<Discovered, Error> {
+) -> Result<Discovered, DiscoveryError> {
     let discovery = TokenDiscovery {
         network,
         token,
@@ -29,7 +29,7 @@ pub(super) async fn discover(
     let info = discovery.first_copy().await?;
     let cluster = match discovery.verify(&info) {
         Ok(cluster) => cluster,
-        Err(cluster_info::Error::Signature { id }) => {
+        Err(cluster_info::ClusterInfoError::Signature { id }) => {
             return Err(discovery.explain_mismatch(&info, id).await);
         }
         Err(refusal) => return Err(discovery.refused(refusal)),
@@ -51,7 +51,7 @@ pub(super) async fn discover(
             cluster.server
         ));
     }
-    let held = Token::Held(bearer.to_bearer());
+    let held = BearerToken::Held(bearer.to_bearer());
     Ok(Discovered {
         access: discovery.access(Some(&cluster.authority), Some(held))?,
         server,
@@ -71,43 +71,49 @@ struct TokenDiscovery<'a> {
 impl TokenDiscovery<'_> {
     /// Reads cluster-info from any server, and waits for the signature by the token: kube-controller-manager adds it some
     /// time after the token was created.
-    async fn first_copy(&self) -> Result<ClusterInfo, Error> {
+    async fn first_copy(&self) -> Result<ClusterInfo, DiscoveryError> {
         let api = self.api(None)?.provisional();
         let request = async || match read_cluster_info(&api).await {
             Ok(Some(object)) => match ClusterInfo::read(&object) {
                 Ok(info) if info.is_signed_for(self.token) => Ok(info),
-                Ok(_) => Err(Failure::NotYet(Error::NoSignature {
+                Ok(_) => Err(FailedRequest::NotYet(DiscoveryError::NoSignature {
                     server: self.server.clone(),
                     id: self.token.id().to_owned(),
                 })),
-                Err(refusal) => Err(Failure::NotYet(self.refused(refusal))),
+                Err(refusal) => Err(FailedRequest::NotYet(self.refused(refusal))),
             },
-            Ok(None) => Err(Failure::NotYet(Error::NoClusterInfo {
+            Ok(None) => Err(FailedRequest::NotYet(DiscoveryError::NoClusterInfo {
                 server: self.server.clone(),
             })),
-            Err(api::Error::Refused(status)) if matches!(status.code, 401 | 403) => {
-                let error = Error::Anonymous {
+            Err(api::ApiError::Refused(status)) if matches!(status.code, 401 | 403) => {
+                let error = DiscoveryError::Anonymous {
                     server: self.server.clone(),
                     status: status.code,
                 };
                 // 401: anonymous access is disabled. 403: it is not allowed yet, which `kubeadm init` does late.
                 Err(match status.code {
-                    401 => Failure::Final(error),
-                    _ => Failure::NotYet(error),
+                    401 => FailedRequest::Final(error),
+                    _ => FailedRequest::NotYet(error),
                 })
             }
-            Err(error) => Err(Failure::of(Error::call(&self.server, error))),
+            Err(error) => Err(FailedRequest::of(DiscoveryError::call(&self.server, error))),
         };
         self.network.retry(request).await
     }
 
-    fn verify(&self, info: &ClusterInfo) -> Result<Cluster, cluster_info::Error> {
+    fn verify(
+        &self,
+        info: &ClusterInfo,
+    ) -> Result<DiscoveredCluster, cluster_info::ClusterInfoError> {
         info.verify(self.token)?;
         self.verify_pins(info)
     }
 
     /// Verifies the certificates by the pins.
-    fn verify_pins(&self, info: &ClusterInfo) -> Result<Cluster, cluster_info::Error> {
+    fn verify_pins(
+        &self,
+        info: &ClusterInfo,
+    ) -> Result<DiscoveredCluster, cluster_info::ClusterInfoError> {
         let cluster = info.cluster()?;
         if !self.pins.is_empty() {
             require_pins(&cluster.authority, self.pins, self.token)?;
@@ -116,32 +122,38 @@ impl TokenDiscovery<'_> {
     }
 
     /// Reads cluster-info again from a server with a certificate of these CAs, and compares the two.
-    async fn confirm(&self, info: &ClusterInfo, cluster: &Cluster) -> Result<(), Error> {
+    async fn confirm(
+        &self,
+        info: &ClusterInfo,
+        cluster: &DiscoveredCluster,
+    ) -> Result<(), DiscoveryError> {
         let api = self.api(Some(&cluster.authority))?;
         let request = async || match read_cluster_info(&api).await {
             Ok(object) => match object.map(|object| ClusterInfo::read(&object)) {
                 Some(Ok(second)) if second.says_the_same_as(info) => Ok(()),
-                _ => Err(Failure::Final(Error::Changed {
+                _ => Err(FailedRequest::Final(DiscoveryError::Changed {
                     server: self.server.clone(),
                 })),
             },
-            Err(api::Error::Http(source)) if *source.kind() == http::Kind::Untrusted => {
-                Err(Failure::Final(Error::Impostor {
+            Err(api::ApiError::Http(source))
+                if *source.kind() == http::HttpErrorKind::Untrusted =>
+            {
+                Err(FailedRequest::Final(DiscoveryError::Impostor {
                     server: self.server.clone(),
                     named: cluster.server.clone(),
                     source: Box::new(source),
                 }))
             }
-            Err(error) => Err(Failure::of(Error::call(&self.server, error))),
+            Err(error) => Err(FailedRequest::of(DiscoveryError::call(&self.server, error))),
         };
         self.network.retry(request).await
     }
 
     /// Finds out whether the content or the token's secret is wrong if the signature does not match: by the content from a
     /// server with a pinned CA.
-    async fn explain_mismatch(&self, info: &ClusterInfo, id: String) -> Error {
+    async fn explain_mismatch(&self, info: &ClusterInfo, id: String) -> DiscoveryError {
         let server = self.server.clone();
-        let unknown = cluster_info::Error::Signature { id: id.clone() };
+        let unknown = cluster_info::ClusterInfoError::Signature { id: id.clone() };
         let trusted = self
             .verify_pins(info)
             .ok()
@@ -151,17 +163,17 @@ impl TokenDiscovery<'_> {
         };
         match read_cluster_info(&api).await {
             Ok(Some(object)) => match ClusterInfo::read(&object) {
-                Ok(second) if second == *info => Error::WrongSecret { server, id },
-                _ => Error::Tampered { server, id },
+                Ok(second) if second == *info => DiscoveryError::WrongSecret { server, id },
+                _ => DiscoveryError::Tampered { server, id },
             },
-            Err(api::Error::Http(error)) if *error.kind() == http::Kind::Untrusted => {
-                Error::Tampered { server, id }
+            Err(api::ApiError::Http(error)) if *error.kind() == http::HttpErrorKind::Untrusted => {
+                DiscoveryError::Tampered { server, id }
             }
             _ => self.refused(unknown),
         }
     }
 
-    fn api(&self, authority: Option<&TrustBundle>) -> Result<Api, Error> {
+    fn api(&self, authority: Option<&TrustBundle>) -> Result<Api, DiscoveryError> {
         let access = self.access(authority, None)?;
         self.network.api(&self.server, access)
     }
@@ -169,25 +181,25 @@ impl TokenDiscovery<'_> {
     fn access(
         &self,
         authority: Option<&TrustBundle>,
-        token: Option<Token>,
-    ) -> Result<Access, Error> {
+        token: Option<BearerToken>,
+    ) -> Result<ApiAccess, DiscoveryError> {
         let mut endpoint = https(&self.server).map_err(|why| {
-            let invalid = api::Error::Local {
+            let invalid = api::ApiError::Local {
                 file: format!("the address {}", self.server),
                 why: format!("cannot be used: {why}"),
                 advice: "correct discovery.bootstrapToken.apiServerEndpoint",
             };
-            Error::call(&self.server, invalid)
+            DiscoveryError::call(&self.server, invalid)
         })?;
         endpoint.tls.ca_pem = authority.map(|authority| authority.to_pem().into_bytes());
-        Ok(Access::Direct {
+        Ok(ApiAccess::Direct {
             endpoint: Box::new(endpoint),
             token,
         })
     }
 
-    fn refused(&self, source: cluster_info::Error) -> Error {
-        Error::Refused {
+    fn refused(&self, source: cluster_info::ClusterInfoError) -> DiscoveryError {
+        DiscoveryError::Refused {
             server: self.server.clone(),
             source,
         }

@@ -39,17 +39,17 @@ use time::OffsetDateTime;
 
 use crate::agent::load::{self, KubeconfigFile, Loaded};
 use crate::agent::rotation;
-use crate::agent::{self, Clock, ExitCode, Failure, Progress, Setup};
+use crate::agent::{self, Clock, ExitCode, Failure, Progress, RunSetup};
 use crate::config::Argument;
 use crate::kube::names::Authority;
 use crate::process::failpoint;
-use crate::store::Root;
+use crate::store::NodeRoot;
 use crate::x509::{Certificate, TrustBundle, certificates_of, hex};
 
 use cluster::ClusterView;
-use judge::{Evidence, Kinship, Offer, Phase, Target, fingerprint, named};
-use report::{AuthorityReport, Need, NodeReport, Peers};
-use step::Step;
+use judge::{ChangePhase, ChangeTarget, Evidence, Kinship, Offer, fingerprint, named};
+use report::{AuthorityReport, NodeReport, PeerRequirement, Peers};
+use step::ChangeStep;
 
 /// Parameters of a step.
 pub struct StepOrder {
@@ -85,10 +85,10 @@ pub struct StepOutcome {
     pub removed: Vec<PathBuf>,
     /// Report of the certificates that were issued.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub issued: Option<agent::Report>,
+    pub issued: Option<agent::RunReport>,
     /// Results of the reloads and restarts.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub reloads: Vec<agent::Row>,
+    pub reloads: Vec<agent::ReportRow>,
     /// Further notes.
     pub notes: Vec<String>,
     /// The authority on this node after the step.
@@ -108,7 +108,7 @@ impl StepOutcome {
             true => ExitCode::Done,
             false => ExitCode::Pending,
         };
-        let issued = self.issued.as_ref().map(agent::Report::code);
+        let issued = self.issued.as_ref().map(agent::RunReport::code);
         let reloads = self.reloads.iter().filter_map(|row| row.code);
         reloads.chain(issued).fold(restarts, ExitCode::max)
     }
@@ -119,7 +119,7 @@ impl StepOutcome {
 /// # Errors
 /// The node's files cannot be read afterwards.
 pub async fn settle(
-    root: &Root,
+    root: &NodeRoot,
     loaded: &Loaded,
     mut outcome: StepOutcome,
     clock: Clock,
@@ -141,7 +141,7 @@ pub async fn settle(
 /// # Errors
 /// The node's files cannot be read.
 pub fn status(
-    root: &Root,
+    root: &NodeRoot,
     Loaded {
         setup,
         knows_cluster,
@@ -178,9 +178,9 @@ pub fn status(
 /// # Errors
 /// The kubeconfig cannot be used.
 pub async fn view_cluster(
-    root: &Root,
+    root: &NodeRoot,
     kubeconfig: &Argument,
-    setup: &Setup,
+    setup: &RunSetup,
     authority: Authority,
     now: OffsetDateTime,
 ) -> Result<ClusterView, Failure> {
@@ -197,14 +197,14 @@ pub async fn view_cluster(
 /// # Errors
 /// The step was refused, and nothing was changed.
 pub async fn stage(
-    root: &Root,
-    setup: &Setup,
+    root: &NodeRoot,
+    setup: &RunSetup,
     order: &StepOrder,
     file: Option<&Argument>,
     clock: Clock,
 ) -> Result<StepOutcome, Failure> {
     let now = clock();
-    let mut step = Step::begin(root, setup, order, "stage", clock)?;
+    let mut step = ChangeStep::begin(root, setup, order, "stage", clock)?;
     let offered = match file {
         Some(path) => read_certificates(root, path)?,
         None => offered(setup, order.authority).await?,
@@ -244,13 +244,13 @@ pub async fn stage(
 /// # Errors
 /// The step was refused, and nothing was changed.
 pub async fn undo(
-    root: &Root,
-    setup: &Setup,
+    root: &NodeRoot,
+    setup: &RunSetup,
     order: &StepOrder,
     clock: Clock,
 ) -> Result<StepOutcome, Failure> {
     let now = clock();
-    let mut step = Step::begin(root, setup, order, "stage --undo", clock)?;
+    let mut step = ChangeStep::begin(root, setup, order, "stage --undo", clock)?;
     let (Some(target), Some(new)) = (step.evidence.undone(), step.evidence.unwanted().cloned())
     else {
         step.nothing_to_do("no new CA is staged");
@@ -258,7 +258,7 @@ pub async fn undo(
         return step.end(now);
     };
     let authority = order.authority;
-    if step.evidence.phase() == Phase::Activated {
+    if step.evidence.phase() == ChangePhase::Activated {
         return Err(refused(format!(
             "{} is already activated as the {authority}, and certificates under it are in use (continue with `nodepki authority retire {authority}`, or change back by staging the old certificate as a new one)",
             named(&new)
@@ -268,7 +268,8 @@ pub async fn undo(
         if let Some(stranded) = step.evidence.stranded(&new, now) {
             return Err(refused(stranded));
         }
-        step.require_peers(Need::DoesWithout(&new), now).await?;
+        step.require_peers(PeerRequirement::DoesWithout(&new), now)
+            .await?;
     }
     step.put_in_place(&target, true, clock)?;
     step.end(now)
@@ -279,14 +280,14 @@ pub async fn undo(
 /// # Errors
 /// The step was refused. Failures of single certificates are in the outcome.
 pub async fn activate(
-    root: &Root,
-    setup: &Setup,
+    root: &NodeRoot,
+    setup: &RunSetup,
     order: &StepOrder,
     clock: Clock,
     progress: &dyn Progress,
 ) -> Result<StepOutcome, Failure> {
     let now = clock();
-    let mut step = Step::begin(root, setup, order, "activate", clock)?;
+    let mut step = ChangeStep::begin(root, setup, order, "activate", clock)?;
     let authority = order.authority;
     let (Some(target), Some(new)) = (
         step.evidence.activated(now),
@@ -296,7 +297,7 @@ pub async fn activate(
             "no new {authority} is staged on this node (first run nodepki authority stage {authority} --certificate FILE on every node)"
         )));
     };
-    if step.evidence.phase() == Phase::Staged {
+    if step.evidence.phase() == ChangePhase::Staged {
         let missing = step.evidence.unstaged();
         if !missing.is_empty() {
             return Err(all_refused(missing));
@@ -307,7 +308,8 @@ pub async fn activate(
             step.evidence.kubeconfigs.len()
         ));
         if step.evidence.kinship(&new) == Kinship::Other {
-            step.require_peers(Need::Trusts(&new), now).await?;
+            step.require_peers(PeerRequirement::Trusts(&new), now)
+                .await?;
             if !order.dry_run {
                 step.rehearse(&new, clock, progress).await?;
             }
@@ -330,13 +332,13 @@ pub async fn activate(
 /// # Errors
 /// The step was refused, and nothing was changed.
 pub async fn retire(
-    root: &Root,
-    setup: &Setup,
+    root: &NodeRoot,
+    setup: &RunSetup,
     order: &StepOrder,
     clock: Clock,
 ) -> Result<StepOutcome, Failure> {
     let now = clock();
-    let mut step = Step::begin(root, setup, order, "retire", clock)?;
+    let mut step = ChangeStep::begin(root, setup, order, "retire", clock)?;
     let authority = order.authority;
     let (Some(target), Some(new)) = (step.evidence.retired(), step.evidence.incoming().cloned())
     else {
@@ -344,7 +346,7 @@ pub async fn retire(
         step.repeat_restarts(clock)?;
         return step.end(now);
     };
-    if step.evidence.phase() == Phase::Staged {
+    if step.evidence.phase() == ChangePhase::Staged {
         return Err(refused(format!(
             "{} is not activated yet (first run nodepki authority activate {authority} on every node; to remove the new CA instead, run nodepki authority stage {authority} --undo)",
             named(&new)
@@ -359,7 +361,7 @@ pub async fn retire(
         step.evidence.leaves.len()
     ));
     if step.evidence.kinship(&new) == Kinship::Other {
-        step.require_peers(Need::Uses(&new), now).await?;
+        step.require_peers(PeerRequirement::Uses(&new), now).await?;
     }
     step.put_in_place(&target, true, clock)?;
     if authority == Authority::Ca {
@@ -386,7 +388,11 @@ fn all_refused(messages: Vec<String>) -> Failure {
 }
 
 /// Verifies that the pins cover the new bundle; otherwise every later run would refuse it.
-fn require_pins(setup: &Setup, authority: Authority, target: &Target) -> Result<(), Failure> {
+fn require_pins(
+    setup: &RunSetup,
+    authority: Authority,
+    target: &ChangeTarget,
+) -> Result<(), Failure> {
     let pins = setup.trust.get(&authority).map(|source| &source.pins);
     let bundle = TrustBundle::from_certificates(target.bundle.clone());
     let (Some(pins), Ok(bundle)) = (pins, bundle) else {
@@ -435,7 +441,7 @@ fn manual_actions(authority: Authority) -> Vec<String> {
     notes.iter().map(ToString::to_string).collect()
 }
 
-fn read_certificates(root: &Root, path: &Argument) -> Result<Vec<Certificate>, Failure> {
+fn read_certificates(root: &NodeRoot, path: &Argument) -> Result<Vec<Certificate>, Failure> {
     let Some(content) = load::argument(root, path)?.read()? else {
         return Err(Failure::new(
             ExitCode::Usage,
@@ -454,7 +460,7 @@ fn read_certificates(root: &Root, path: &Argument) -> Result<Vec<Certificate>, F
 }
 
 /// Returns the CA certificates of the authority's signer. They are accepted only with pins.
-async fn offered(setup: &Setup, authority: Authority) -> Result<Vec<Certificate>, Failure> {
+async fn offered(setup: &RunSetup, authority: Authority) -> Result<Vec<Certificate>, Failure> {
     let pins = setup.trust.get(&authority).map(|source| &source.pins);
     if pins.is_none_or(|pins| pins.is_empty()) {
         return Err(Failure::new(
@@ -464,5 +470,5 @@ async fn offered(setup: &Setup, authority: Authority) -> Result<Vec<Certificate>
             ),
         ));
     }
-    agent::offered(setup, authority).await
+    agent::offered_certificates(setup, authority).await
 }

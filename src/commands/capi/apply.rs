@@ -12,13 +12,13 @@ use serde_json::{Map, Value};
 use time::OffsetDateTime;
 
 use super::secrets::{
-    CLUSTER_LABEL, MANAGED_BY_LABEL, MANAGED_BY_NODEPKI, Object, Purpose, Secret, Target,
+    CLUSTER_LABEL, ClusterTarget, MANAGED_BY_LABEL, MANAGED_BY_NODEPKI, Object, Purpose, SecretSpec,
 };
-use crate::agent::{ExitCode, Failure, Row, RowAction};
+use crate::agent::{ExitCode, Failure, ReportRow, RowAction};
 use crate::cluster::api::{self, Api, SECRET};
 use crate::kube::kubeconfig::Kubeconfig;
 use crate::kube::names::Authority;
-use crate::x509::{Chain, Difference, TrustBundle, path_differences};
+use crate::x509::{CertDifference, Chain, TrustBundle, path_differences};
 
 /// Reads the Secrets of a workload cluster.
 ///
@@ -26,7 +26,7 @@ use crate::x509::{Chain, Difference, TrustBundle, path_differences};
 /// Errors of the API server, except for a Secret that does not exist.
 pub(super) async fn read(
     api: &Api,
-    target: &Target,
+    target: &ClusterTarget,
     purposes: impl Iterator<Item = Purpose>,
 ) -> Result<BTreeMap<Purpose, Object>, Failure> {
     let mut found = BTreeMap::new();
@@ -46,11 +46,11 @@ pub(super) async fn read(
 /// A Secret must not be replaced, before anything is written; errors of the API server.
 pub(super) async fn apply(
     api: &Api,
-    secrets: &[Secret],
+    secrets: &[SecretSpec],
     trust: &BTreeMap<Authority, TrustBundle>,
     replace: bool,
     now: OffsetDateTime,
-) -> Result<Vec<Row>, Failure> {
+) -> Result<Vec<ReportRow>, Failure> {
     let Some(first) = secrets.first() else {
         return Ok(Vec::new());
     };
@@ -94,26 +94,26 @@ pub(super) async fn apply(
                 (RowAction::Replaced, reasons)
             }
         };
-        rows.push(Row {
+        rows.push(ReportRow {
             name,
             authority: Some(secret.purpose.authority().to_string()),
             action,
             reasons,
-            ..Row::default()
+            ..ReportRow::default()
         });
     }
     Ok(rows)
 }
 
-fn failed(doing: &str, namespace: &str, name: &str, error: &api::Error) -> Failure {
+fn failed(doing: &str, namespace: &str, name: &str, error: &api::ApiError) -> Failure {
     let doing = format!("{doing} the Secret {name} in {namespace}");
-    if let api::Error::Refused(status) = error
+    if let api::ApiError::Refused(status) = error
         && (status.is_conflict() || status.is_already_exists())
     {
         let message = format!("{doing}: another client changed it at the same time; run again");
         return Failure::new(ExitCode::Pending, message);
     }
-    if let api::Error::Refused(status) = error
+    if let api::ApiError::Refused(status) = error
         && status.is_not_found(namespace)
     {
         let message = format!(
@@ -138,7 +138,7 @@ enum SecretChange {
 
 /// Decides what to write for one Secret; the error is the reason why it must not be replaced.
 fn decide(
-    secret: &Secret,
+    secret: &SecretSpec,
     found: Option<Object>,
     trust: Option<&TrustBundle>,
     replace: bool,
@@ -223,7 +223,7 @@ fn require_replaceable(
             .and_then(|pem| {
                 TrustBundle::from_pem(&pem).map_err(|_| "its certificate is unreadable")
             })?;
-        return match trust.vouches_for(&present) {
+        return match trust.accepts(&present) {
             true => Ok(()),
             false => Err(format!("it contains another CA, {present}, not {trust}")),
         };
@@ -240,7 +240,7 @@ fn require_replaceable(
         .ok_or("it does not contain a readable certificate")?;
     let mut differences = path_differences(&chain, trust, now).into_iter();
     let foreign =
-        differences.find(|difference| matches!(difference, Difference::UntrustedIssuer { .. }));
+        differences.find(|difference| matches!(difference, CertDifference::UntrustedIssuer { .. }));
     match foreign {
         Some(difference) => Err(format!(
             "its certificate does not belong to this cluster: {difference}"

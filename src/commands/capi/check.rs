@@ -7,7 +7,7 @@ use time::OffsetDateTime;
 
 use super::apply;
 use super::conditions::{self, Findings};
-use super::secrets::{Format, Object, Purpose, Target};
+use super::secrets::{ClusterTarget, Format, Object, Purpose};
 use crate::agent::{Failure, load};
 use crate::cluster::api::Api;
 use crate::yaml;
@@ -18,7 +18,7 @@ use crate::yaml;
 /// Errors of the API server, except for a Secret that does not exist.
 pub(super) async fn check_cluster(
     api: &Api,
-    target: &Target,
+    target: &ClusterTarget,
     format: Format,
     external_etcd: bool,
     now: OffsetDateTime,
@@ -42,7 +42,7 @@ pub(super) async fn check_cluster(
 pub(super) fn check_manifest(
     file: &str,
     text: &str,
-    target: &Target,
+    target: &ClusterTarget,
     format: Format,
     external_etcd: bool,
     now: OffsetDateTime,

@@ -10,16 +10,16 @@ use std::fmt;
 use serde::Serialize;
 use time::OffsetDateTime;
 
-use super::secrets::{ADOPTED_TYPE, Format, Object, Purpose, Target};
-use crate::kube::kubeconfig::{Current, Kubeconfig};
+use super::secrets::{ADOPTED_TYPE, ClusterTarget, Format, Object, Purpose};
+use crate::kube::kubeconfig::{CurrentContext, Kubeconfig};
 use crate::kube::names::Authority;
 use crate::x509::{
-    Certificate, Chain, Difference, PrivateKey, TrustBundle, path_differences, rfc3339,
+    CertDifference, Certificate, Chain, PrivateKey, TrustBundle, path_differences, rfc3339,
 };
 
 /// A `metav1.Condition` without `lastTransitionTime`, which only the controller that stores the condition knows.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Condition {
+pub(super) struct SecretCondition {
     /// `ExternalCAsReady` or `ExternalClientCertificatesReady`.
     #[serde(rename = "type")]
     pub(super) kind: &'static str,
@@ -76,7 +76,7 @@ pub(super) struct SecretEvidence {
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Findings {
     /// Conditions for the status of the KubeadmControlPlane.
-    pub(super) conditions: [Condition; 2],
+    pub(super) conditions: [SecretCondition; 2],
     /// One element for each Secret.
     pub(super) evidence: Vec<SecretEvidence>,
 }
@@ -98,7 +98,7 @@ pub(super) fn judged(format: Format, external_etcd: bool) -> impl Iterator<Item 
 
 /// Judges the Secrets of a workload cluster.
 pub(super) fn judge(
-    target: &Target,
+    target: &ClusterTarget,
     format: Format,
     external_etcd: bool,
     found: &BTreeMap<Purpose, Object>,
@@ -146,7 +146,7 @@ pub(super) fn judge(
     }
 }
 
-fn authorities_ready(evidence: &[SecretEvidence]) -> Condition {
+fn authorities_ready(evidence: &[SecretEvidence]) -> SecretCondition {
     condition(
         "ExternalCAsReady",
         evidence.iter().filter(|one| one.of_authority),
@@ -155,7 +155,7 @@ fn authorities_ready(evidence: &[SecretEvidence]) -> Condition {
     )
 }
 
-fn clients_ready(evidence: &[SecretEvidence]) -> Condition {
+fn clients_ready(evidence: &[SecretEvidence]) -> SecretCondition {
     condition(
         "ExternalClientCertificatesReady",
         evidence.iter().filter(|one| !one.of_authority),
@@ -169,7 +169,7 @@ fn condition<'a>(
     evidence: impl Iterator<Item = &'a SecretEvidence> + Clone,
     missing: &str,
     invalid: &str,
-) -> Condition {
+) -> SecretCondition {
     let in_state = |state| {
         let evidence = evidence.clone().filter(|one| one.state == state);
         let names: Vec<&str> = evidence.map(|one| one.secret.as_str()).collect();
@@ -186,7 +186,7 @@ fn condition<'a>(
         ),
         _ => ("True", "Ready", String::new()),
     };
-    Condition {
+    SecretCondition {
         kind,
         status,
         reason,
@@ -196,7 +196,7 @@ fn condition<'a>(
 
 /// Collects the faults and notes of one Secret.
 struct SecretJudge<'a> {
-    target: &'a Target,
+    target: &'a ClusterTarget,
     format: Format,
     now: OffsetDateTime,
     faults: Vec<String>,
@@ -279,7 +279,9 @@ impl SecretJudge<'_> {
                 for difference in path_differences(&chain, trust, self.now) {
                     match difference {
                         // Only kubeadm requires the first certificate.
-                        Difference::NotUnderFirst { .. } => self.notes.push(difference.to_string()),
+                        CertDifference::NotUnderFirst { .. } => {
+                            self.notes.push(difference.to_string())
+                        }
                         other => self.fault(other.to_string()),
                     }
                 }
@@ -314,7 +316,7 @@ impl SecretJudge<'_> {
         let Some(current) = self.read(object, "value", parse) else {
             return (None, None);
         };
-        let Current {
+        let CurrentContext {
             server,
             authority,
             certificate,
@@ -330,7 +332,7 @@ impl SecretJudge<'_> {
             TrustBundle::from_pem,
         );
         if let (Some(bundle), Some(trust)) = (&bundle, trust)
-            && !trust.vouches_for(bundle)
+            && !trust.accepts(bundle)
         {
             self.fault(format!(
                 "the kubeconfig trusts {bundle}, the cluster's CA is {trust}"

@@ -1,6 +1,6 @@
 //! Issues the certificates of the Secrets that Cluster API's controllers wait for.
 //!
-//! The desired state is a small [`Plan`]: the client certificates for etcd and for the kubeconfig, and the three
+//! The desired state is a small [`NodeSpec`]: the client certificates for etcd and for the kubeconfig, and the three
 //! authorities. [`agent::bootstrap`] carries it out in a state directory for the cluster, which has the layout of a node
 //! and keeps keys, pending requests and certificates between runs.
 //!
@@ -13,25 +13,27 @@ use std::str::FromStr;
 
 use time::OffsetDateTime;
 
-use crate::agent::load::{self, Inputs};
+use crate::agent::load::{self, LoadInputs};
 use crate::agent::{
-    self, Clock, ClockPolicy, ExitCode, Failure, Progress, Provided, Report, Setup, SurveyedCert,
-    TrustSource,
+    self, Clock, ClockPolicy, ExitCode, Failure, Progress, Provided, RunReport, RunSetup,
+    SurveyedCert, TrustSource,
 };
 use crate::config::{Argument, Origin, Settings};
-use crate::kube::kubeadm::{self, Cluster, Endpoint, Etcd, Node, NodeName, Role};
+use crate::kube::kubeadm::{
+    self, ClusterConfig, Etcd, HostPort, KubeadmRole, NodeConfig, NodeName,
+};
 use crate::kube::names::{Authority, CertName};
-use crate::signer::Identity;
-use crate::spec::assess::Found;
-use crate::spec::policy::Policy;
-use crate::spec::{self, Plan};
-use crate::store::{Root, STATE_DIR};
+use crate::signer::NodeIdentity;
+use crate::spec::assess::Observed;
+use crate::spec::policy::KeyPolicy;
+use crate::spec::{self, NodeSpec};
+use crate::store::{NodeRoot, STATE_DIR};
 use crate::x509::TrustBundle;
 
-use super::secrets::{Material, Target};
+use super::secrets::{ClusterTarget, SecretMaterial};
 
 /// Returns the default state directory of a cluster.
-fn default_state(target: &Target) -> PathBuf {
+fn default_state(target: &ClusterTarget) -> PathBuf {
     Path::new(STATE_DIR)
         .join("capi")
         .join(target.namespace())
@@ -42,7 +44,7 @@ fn default_state(target: &Target) -> PathBuf {
 #[derive(Clone, Debug)]
 pub(super) struct Order {
     /// The workload cluster.
-    pub(super) target: Target,
+    pub(super) target: ClusterTarget,
     /// The workload cluster's API server, instead of `controlPlaneEndpoint`.
     pub(super) endpoint: Option<String>,
     /// etcd is external, as with `etcd.external` in the ClusterConfiguration.
@@ -54,10 +56,10 @@ pub(super) struct Order {
 }
 
 /// A run whose inputs are loaded.
-pub(super) struct Prepared {
-    setup: Setup,
+pub(super) struct PreparedIssue {
+    setup: RunSetup,
     /// The cluster's state directory.
-    state: Root,
+    state: NodeRoot,
     pub(super) warnings: Vec<String>,
 }
 
@@ -69,11 +71,11 @@ pub(super) struct Prepared {
 /// # Errors
 /// All faults of all files.
 pub(super) fn load(
-    root: &Root,
-    inputs: &Inputs,
+    root: &NodeRoot,
+    inputs: &LoadInputs,
     order: &Order,
     now: OffsetDateTime,
-) -> Result<Prepared, Failure> {
+) -> Result<PreparedIssue, Failure> {
     let (settings, mut warnings) = load::read_settings(root, inputs)?;
     let mut sources = Vec::new();
     for path in &inputs.stand_ins.kubeadm_configs {
@@ -91,7 +93,7 @@ pub(super) fn load(
         .map_err(load::faulty)?;
     warnings.extend(faults);
     let mut cluster = documents.cluster().cloned().unwrap_or_default();
-    let (policy, faults) = Policy::assemble(
+    let (policy, faults) = KeyPolicy::assemble(
         settings.pki.as_ref(),
         documents.policies(),
         cluster.key_algorithm,
@@ -105,11 +107,11 @@ pub(super) fn load(
         .as_ref()
         .map_or(order.target.cluster(), NodeName::as_str)
         .to_owned();
-    let identity = Identity {
+    let identity = NodeIdentity {
         node: name,
         cluster: order.target.cluster().to_owned(),
     };
-    let mut setup = Setup {
+    let mut setup = RunSetup {
         plan: table(&cluster, &identity, &policy, &load::choices(&settings))?,
         signers: load::open_signers(
             root,
@@ -138,7 +140,7 @@ pub(super) fn load(
     };
     let state = state(root, order)?;
     setup.plan = setup.plan.shown_below(state.path());
-    Ok(Prepared {
+    Ok(PreparedIssue {
         setup,
         state,
         warnings: warnings.warnings().map(ToString::to_string).collect(),
@@ -146,9 +148,9 @@ pub(super) fn load(
 }
 
 /// Adapts the ClusterConfiguration to the order.
-fn adapt(cluster: &mut Cluster, order: &Order) -> Result<(), Failure> {
+fn adapt(cluster: &mut ClusterConfig, order: &Order) -> Result<(), Failure> {
     cluster.cluster_name = order.target.cluster().to_owned();
-    cluster.certificates_dir = Cluster::default().certificates_dir;
+    cluster.certificates_dir = ClusterConfig::default().certificates_dir;
     if order.external_etcd {
         cluster.etcd = Etcd::External {
             endpoints: Vec::new(),
@@ -158,7 +160,7 @@ fn adapt(cluster: &mut Cluster, order: &Order) -> Result<(), Failure> {
         };
     }
     if let Some(text) = &order.endpoint {
-        let (endpoint, _) = Endpoint::parse(text).map_err(|refusal| {
+        let (endpoint, _) = HostPort::parse(text).map_err(|refusal| {
             Failure::new(ExitCode::Usage, format!("--endpoint {text:?}: {refusal}"))
         })?;
         cluster.control_plane_endpoint = Some(endpoint);
@@ -174,15 +176,15 @@ fn adapt(cluster: &mut Cluster, order: &Order) -> Result<(), Failure> {
 
 /// Returns the part of a first node's plan that the management cluster needs.
 fn table(
-    cluster: &Cluster,
-    identity: &Identity,
-    policy: &Policy,
+    cluster: &ClusterConfig,
+    identity: &NodeIdentity,
+    policy: &KeyPolicy,
     choices: &spec::Choices,
-) -> Result<Plan, Failure> {
+) -> Result<NodeSpec, Failure> {
     let name = NodeName::from_str(&identity.node)
         .map_err(|error| Failure::new(ExitCode::Usage, error.to_string()))?;
-    let node = Node {
-        role: Role::Init,
+    let node = NodeConfig {
+        role: KubeadmRole::Init,
         name,
         advertise_address: None,
         bind_port: 6443,
@@ -192,7 +194,7 @@ fn table(
         join_endpoint: None,
         join: None,
     };
-    let mut plan = spec::plan(cluster, &node, policy, choices);
+    let mut plan = spec::node_spec(cluster, &node, policy, choices);
     plan.certs.retain(|spec| {
         matches!(
             spec.name,
@@ -218,7 +220,7 @@ fn pins(settings: &Settings) -> BTreeMap<Authority, TrustSource> {
 
 /// Returns the CA certificates of the authorities for which a file is configured.
 fn given_bundles(
-    root: &Root,
+    root: &NodeRoot,
     settings: &Settings,
     order: &Order,
 ) -> Result<BTreeMap<Authority, (String, TrustBundle)>, Failure> {
@@ -258,7 +260,7 @@ fn given_bundles(
 }
 
 /// Opens the cluster's state directory, and creates it if it does not exist.
-fn state(root: &Root, order: &Order) -> Result<Root, Failure> {
+fn state(root: &NodeRoot, order: &Order) -> Result<NodeRoot, Failure> {
     let (place, path) = match &order.state {
         Some(path) => {
             let found = load::argument(root, path)?;
@@ -271,7 +273,7 @@ fn state(root: &Root, order: &Order) -> Result<Root, Failure> {
         }
     };
     place.create_dir(&path, 0o700)?;
-    place.below(&path)?.ok_or_else(|| {
+    place.subroot(&path)?.ok_or_else(|| {
         Failure::new(
             ExitCode::Pending,
             format!(
@@ -282,7 +284,7 @@ fn state(root: &Root, order: &Order) -> Result<Root, Failure> {
     })
 }
 
-impl Prepared {
+impl PreparedIssue {
     /// Issues what is missing, and returns the material of the Secrets once it is complete.
     ///
     /// # Errors
@@ -291,7 +293,7 @@ impl Prepared {
         &self,
         clock: Clock,
         progress: &dyn Progress,
-    ) -> Result<(Report, Option<Material>), Failure> {
+    ) -> Result<(RunReport, Option<SecretMaterial>), Failure> {
         let report = agent::bootstrap(&self.state, &self.setup, clock, progress).await;
         let mut report = report.map_err(|failure| self.with_location(failure))?;
         for path in report.rows.iter_mut().flat_map(|row| &mut row.paths) {
@@ -316,7 +318,7 @@ impl Prepared {
     }
 
     /// Reads the material from the state directory. The lock is not held any more, so that another run may be writing.
-    fn material(&self, now: OffsetDateTime) -> Result<Material, Failure> {
+    fn material(&self, now: OffsetDateTime) -> Result<SecretMaterial, Failure> {
         let survey = self.setup.survey(&self.state, now)?;
         let bundles = survey.bundles.iter();
         let authorities: BTreeMap<Authority, TrustBundle> = bundles
@@ -325,7 +327,7 @@ impl Prepared {
         let mut pairs = BTreeMap::new();
         let mut kubeconfig = None;
         for SurveyedCert { spec, found, .. } in survey.certs {
-            if let (Found::Present(chain), Found::Present(key)) = (found.chain, found.key)
+            if let (Observed::Present(chain), Observed::Present(key)) = (found.chain, found.key)
                 && chain.leaf().public_key() == key.public_key()
             {
                 pairs.insert(spec.name, (chain, key));
@@ -336,7 +338,7 @@ impl Prepared {
         let is_complete =
             pairs.len() == plan.certs.len() && authorities.len() == plan.bundles.len();
         match (pairs.remove(&CertName::AdminConf), kubeconfig) {
-            (Some(admin), Some(kubeconfig)) if is_complete => Ok(Material {
+            (Some(admin), Some(kubeconfig)) if is_complete => Ok(SecretMaterial {
                 authorities,
                 etcd_client: pairs.remove(&CertName::ApiserverEtcdClient),
                 admin,

@@ -2,7 +2,7 @@
 //!
 //! Pure. Cluster API finds a Secret by name, label and data keys, and adopts a Secret of its own type
 //! (`cluster.x-k8s.io/secret`). The external-CA proposal wants none adopted ([`Format::kind`]). To add a Secret, extend
-//! [`Purpose`] and `Material::data`.
+//! [`Purpose`] and `SecretMaterial::data`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -37,12 +37,12 @@ const MAX_NAME_LENGTH: usize = 63;
 
 /// Names of a workload cluster and of the namespace of its objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Target {
+pub(super) struct ClusterTarget {
     cluster: String,
     namespace: String,
 }
 
-impl Target {
+impl ClusterTarget {
     /// Verifies both names by the rules of the API server.
     ///
     /// # Errors
@@ -59,7 +59,7 @@ impl Target {
         {
             return Err(format!("{namespace:?} is not a valid namespace"));
         }
-        Ok(Target {
+        Ok(ClusterTarget {
             cluster: cluster.to_owned(),
             namespace: namespace.to_owned(),
         })
@@ -185,7 +185,7 @@ impl Format {
 }
 
 /// Certificates and keys for the Secrets.
-pub(super) struct Material {
+pub(super) struct SecretMaterial {
     pub(super) authorities: BTreeMap<Authority, TrustBundle>,
     /// Client certificate and key for etcd; `None` with an external etcd.
     pub(super) etcd_client: Option<(Chain, PrivateKey)>,
@@ -195,18 +195,18 @@ pub(super) struct Material {
     pub(super) kubeconfig: Zeroizing<Vec<u8>>,
 }
 
-impl Material {
+impl SecretMaterial {
     /// Returns the Secrets. With `placeholders`, the authorities whose key Cluster API requires get a placeholder.
     pub(super) fn secrets(
         &self,
-        target: &Target,
+        target: &ClusterTarget,
         format: Format,
         placeholders: bool,
-    ) -> Vec<Secret> {
+    ) -> Vec<SecretSpec> {
         let purposes = format.purposes(self.etcd_client.is_none());
         purposes
             .filter_map(|purpose| {
-                Some(Secret {
+                Some(SecretSpec {
                     purpose,
                     target: target.clone(),
                     kind: format.kind(purpose),
@@ -247,23 +247,23 @@ impl Material {
 type Data = BTreeMap<&'static str, Zeroizing<Vec<u8>>>;
 
 /// A desired Secret.
-pub(super) struct Secret {
+pub(super) struct SecretSpec {
     pub(super) purpose: Purpose,
     /// Cluster to which it belongs.
-    pub(super) target: Target,
+    pub(super) target: ClusterTarget,
     /// `type` of the Secret.
     pub(super) kind: &'static str,
     pub(super) data: Data,
 }
 
 /// Omits the contents.
-impl fmt::Debug for Secret {
+impl fmt::Debug for SecretSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Secret({}, {:?})", self.name(), self.data.keys())
     }
 }
 
-impl Secret {
+impl SecretSpec {
     pub(super) fn name(&self) -> String {
         self.target.name(self.purpose)
     }
@@ -300,10 +300,11 @@ impl Secret {
 }
 
 /// Returns the Secrets as one manifest for `kubectl apply -f`.
-pub(super) fn manifest(secrets: &[Secret]) -> Zeroizing<String> {
+pub(super) fn manifest(secrets: &[SecretSpec]) -> Zeroizing<String> {
     // Written without an emitter, which would leave copies of keys in memory. Nothing needs escaping: the names are
     // verified, and base64 contains no quotes.
-    let size = |secret: &Secret| 1024 + secret.data.values().map(|v| v.len() * 2).sum::<usize>();
+    let size =
+        |secret: &SecretSpec| 1024 + secret.data.values().map(|v| v.len() * 2).sum::<usize>();
     let mut text = Zeroizing::new(String::with_capacity(secrets.iter().map(size).sum()));
     for secret in secrets {
         text.push_str("---\napiVersion: v1\nkind: Secret\nmetadata:\n  labels:\n");

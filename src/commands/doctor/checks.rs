@@ -28,16 +28,16 @@ use std::path::Path;
 
 use time::OffsetDateTime;
 
-use crate::store::Root;
+use crate::store::NodeRoot;
 
 use picture::Picture;
 
 pub use catalogue::{CHECKS, Check};
-pub use finding::{Diagnosis, Finding, Inputs, Severity};
+pub use finding::{Diagnosis, DiagnosisInputs, Finding, FindingSeverity};
 pub use text::{list, table};
 
 /// Examines a node.
-pub async fn diagnose(root: &Root, inputs: &Inputs, now: OffsetDateTime) -> Diagnosis {
+pub async fn diagnose(root: &NodeRoot, inputs: &DiagnosisInputs, now: OffsetDateTime) -> Diagnosis {
     let mut picture = Picture::read(root, inputs, now);
     if let Some(kubeconfig) = &inputs.kubeconfig {
         picture.answers = Some(cluster::ask(root, kubeconfig, &picture).await);
@@ -56,7 +56,7 @@ pub async fn diagnose(root: &Root, inputs: &Inputs, now: OffsetDateTime) -> Diag
 }
 
 /// Adds `--root` to the nodepki commands in a fix.
-fn with_root(fix: &str, root: &Root) -> String {
+fn with_root(fix: &str, root: &NodeRoot) -> String {
     match root.path() == Path::new("/") {
         true => fix.to_owned(),
         false => fix.replace(

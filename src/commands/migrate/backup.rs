@@ -12,11 +12,11 @@ use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
 use crate::agent::load::{self, Location};
-use crate::agent::{ExitCode, Failure, Setup};
+use crate::agent::{ExitCode, Failure, RunSetup};
 use crate::config::Argument;
 use crate::kube::names::Authority;
 use crate::spec::{BundleSpec, KUBECONFIG_DIR};
-use crate::store::{Dir, READ_LIMIT, Root, STATE_DIR};
+use crate::store::{Dir, NodeRoot, READ_LIMIT, STATE_DIR};
 use crate::x509::{KeyError, PrivateKey};
 
 pub(super) use text::Passphrase;
@@ -24,7 +24,7 @@ pub(super) use text::Passphrase;
 /// A backup file and its passphrase.
 #[derive(Debug)]
 pub(super) struct Backup {
-    root: Root,
+    root: NodeRoot,
     path: PathBuf,
     passphrase: Passphrase,
 }
@@ -35,7 +35,7 @@ impl Backup {
     /// # Errors
     /// The directory does not exist.
     pub(super) fn new(
-        root: &Root,
+        root: &NodeRoot,
         path: &Argument,
         passphrase: Passphrase,
     ) -> Result<Self, Failure> {
@@ -64,7 +64,11 @@ impl Backup {
 
     /// Returns why the backup must not be in this place, if so: nodepki writes or removes files there, or the files are
     /// lost when the machine stops.
-    pub(super) fn misplaced(&self, root: &Root, setup: &Setup) -> Result<Option<String>, Failure> {
+    pub(super) fn misplaced(
+        &self,
+        root: &NodeRoot,
+        setup: &RunSetup,
+    ) -> Result<Option<String>, Failure> {
         let Some((directory, name)) = self.directory()? else {
             return Ok(Some("its path does not name a file".to_owned()));
         };
@@ -159,7 +163,7 @@ impl Backup {
     /// Writes the backup, reads it back and compares the keys.
     pub(super) fn write(
         &self,
-        setup: &Setup,
+        setup: &RunSetup,
         keys: &BTreeMap<Authority, CaKey>,
         now: OffsetDateTime,
     ) -> Result<(), Failure> {

@@ -11,7 +11,7 @@ use crate::kube::names::{Authority, NodePath};
 /// What was found, and what was done or would be done.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Report {
+pub(super) struct MigrationReport {
     pub(super) direction: Direction,
     /// False without `--apply`, if nothing was due, and if something is unproven.
     pub(super) applied: bool,
@@ -95,9 +95,9 @@ fn messages<S: Serializer>(failures: &[Failure], to: S) -> Result<S::Ok, S::Erro
     to.collect_seq(failures.iter().flat_map(|failure| &failure.messages))
 }
 
-impl Report {
+impl MigrationReport {
     pub(super) fn new(direction: Direction) -> Self {
-        Report {
+        MigrationReport {
             direction,
             applied: false,
             authorities: Vec::new(),

@@ -12,17 +12,17 @@ use std::path::Path;
 use time::OffsetDateTime;
 
 use super::backup::{Backup, CaKey};
-use super::report::{AuthorityRow, Direction, KeyAction, Report};
+use super::report::{AuthorityRow, Direction, KeyAction, MigrationReport};
 use crate::agent::{
-    self, Answered, Clock, ExitCode, Failure, Progress, ServiceAccountAction, Setup, Survey,
+    self, Clock, ExitCode, Failure, Progress, RunSetup, ServiceAccountAction, SignerAnswer, Survey,
     SurveyedBundle, SurveyedCert,
 };
 use crate::kube::manifest::MANIFESTS;
 use crate::kube::names::{Authority, CertName};
 use crate::process::failpoint;
-use crate::spec::assess::{Action, Found};
+use crate::spec::assess::{Action, Observed};
 use crate::spec::{BundleSpec, KUBECONFIG_DIR};
-use crate::store::{self, Commit, FileKind, Metadata, Mode, Root, Store};
+use crate::store::{self, Commit, FileKind, Metadata, Mode, NodeRoot, Store};
 use crate::x509::{PrivateKey, TrustBundle};
 
 #[derive(Debug, Default)]
@@ -41,12 +41,12 @@ pub(super) struct ToExternal {
 /// # Errors
 /// The node could not be examined. Reasons against the removal are in the report, and nothing is removed then.
 pub(super) async fn to_external(
-    root: &Root,
-    setup: &Setup,
+    root: &NodeRoot,
+    setup: &RunSetup,
     wish: &ToExternal,
     clock: Clock,
     progress: &dyn Progress,
-) -> Result<Report, Failure> {
+) -> Result<MigrationReport, Failure> {
     let unfinished = root.has_unfinished()?;
     // If nothing is due, nothing is touched, including the lock.
     let work = examine(root, setup, wish, clock())?;
@@ -122,7 +122,7 @@ pub(super) async fn to_external(
 /// Restores the removed keys after their backup was lost, and returns the failure to report.
 fn restore_keys(
     store: &mut Store,
-    setup: &Setup,
+    setup: &RunSetup,
     keys: &BTreeMap<Authority, CaKey>,
     backup: &Backup,
     why: &str,
@@ -155,30 +155,30 @@ fn restore_keys(
 }
 
 /// State of the node before the proof.
-struct Work {
+struct MigrationWork {
     survey: Survey,
     /// Authorities whose key is on the node and is to be removed.
     keys_here: Vec<Authority>,
 }
 
 fn examine(
-    root: &Root,
-    setup: &Setup,
+    root: &NodeRoot,
+    setup: &RunSetup,
     wish: &ToExternal,
     now: OffsetDateTime,
-) -> Result<Work, Failure> {
+) -> Result<MigrationWork, Failure> {
     let survey = setup.survey(root, now)?;
     let keys_here = survey
         .ca_keys()
         .map(|spec| spec.authority)
         .filter(|authority| wish.authorities.is_empty() || wish.authorities.contains(authority))
         .collect();
-    Ok(Work { survey, keys_here })
+    Ok(MigrationWork { survey, keys_here })
 }
 
 /// Result of the proof.
 struct Proven {
-    report: Report,
+    report: MigrationReport,
     survey: Survey,
     keys: BTreeMap<Authority, CaKey>,
     /// Time at which the certificates were judged.
@@ -187,18 +187,18 @@ struct Proven {
 
 /// Proves everything that can be proven without a signature.
 async fn prove(
-    root: &Root,
-    setup: &Setup,
+    root: &NodeRoot,
+    setup: &RunSetup,
     wish: &ToExternal,
-    work: Work,
+    work: MigrationWork,
     clock: Clock,
     progress: &dyn Progress,
 ) -> Result<Proven, Failure> {
-    let Work {
+    let MigrationWork {
         mut survey,
         keys_here,
     } = work;
-    let mut report = Report::new(Direction::ToExternal);
+    let mut report = MigrationReport::new(Direction::ToExternal);
     let mut keys = BTreeMap::new();
     if keys_here.is_empty() {
         return Ok(Proven {
@@ -208,7 +208,7 @@ async fn prove(
             now: clock(),
         });
     }
-    let (now, note) = agent::believable_now(setup, &mut survey, clock, progress).await?;
+    let (now, note) = agent::wait_for_plausible_clock(setup, &mut survey, clock, progress).await?;
     report.notes.extend(note);
     for message in &survey.refusals {
         report.refuse(message.clone());
@@ -249,13 +249,13 @@ async fn prove(
     })
 }
 
-fn keep_if_unproven(report: &mut Report) {
+fn keep_if_unproven(report: &mut MigrationReport) {
     if !report.unproven.is_empty() {
         report.replace_action(KeyAction::ToBeRemoved, KeyAction::Kept);
     }
 }
 
-fn require_service_account(action: Option<&ServiceAccountAction>, report: &mut Report) {
+fn require_service_account(action: Option<&ServiceAccountAction>, report: &mut MigrationReport) {
     match action {
         None | Some(ServiceAccountAction::Keep) => {}
         Some(ServiceAccountAction::Make) => report.refuse(
@@ -269,11 +269,11 @@ fn require_service_account(action: Option<&ServiceAccountAction>, report: &mut R
 
 /// Asks the signer of an authority for its CA certificate.
 async fn prove_signer(
-    setup: &Setup,
+    setup: &RunSetup,
     bundle: &SurveyedBundle,
     wish: &ToExternal,
     proven: &mut Vec<String>,
-    report: &mut Report,
+    report: &mut MigrationReport,
 ) {
     let authority = bundle.spec.authority;
     let Some(trust) = bundle.found.present().filter(|_| bundle.in_place) else {
@@ -284,7 +284,7 @@ async fn prove_signer(
         return;
     };
     // The key on the node belongs to the first certificate; others in the file have other keys.
-    let answered = match agent::ask(setup, authority, &trust.first_alone()).await {
+    let answered = match agent::verify_signer(setup, authority, &trust.first_alone()).await {
         Ok(answered) => answered,
         Err(failures) => {
             report.unproven.extend(failures);
@@ -294,8 +294,8 @@ async fn prove_signer(
     let signer = setup.signers.get(&authority);
     let label = signer.map_or_else(String::new, |(_, signer)| signer.label());
     match answered {
-        Answered::SameAuthority => proven.push(format!("{label} answers and has this CA")),
-        Answered::Silent => {
+        SignerAnswer::SameAuthority => proven.push(format!("{label} answers and has this CA")),
+        SignerAnswer::Silent => {
             if wish.skip_signing_proof {
                 report.refuse(format!("{label} does not report its CA, so that only a signature proves that it has {authority} (omit --skip-signing-proof)"));
             }
@@ -305,11 +305,11 @@ async fn prove_signer(
 }
 
 fn prove_backup(
-    root: &Root,
-    setup: &Setup,
+    root: &NodeRoot,
+    setup: &RunSetup,
     backup: &Backup,
     keys: &BTreeMap<Authority, CaKey>,
-    report: &mut Report,
+    report: &mut MigrationReport,
 ) -> Result<(), Failure> {
     let shown = backup.shown();
     if let Some(why) = backup.misplaced(root, setup)? {
@@ -331,10 +331,10 @@ fn prove_backup(
 }
 
 fn read_key(
-    root: &Root,
+    root: &NodeRoot,
     spec: &BundleSpec,
     trust: Option<&TrustBundle>,
-) -> Result<Result<CaKey, String>, store::Error> {
+) -> Result<Result<CaKey, String>, store::StoreError> {
     let path = &spec.key_path;
     let is_link = |found: Metadata| found.kind == FileKind::Symlink;
     if root.metadata(&spec.key_path)?.is_some_and(is_link) {
@@ -381,7 +381,7 @@ fn prove_certificates(
     authority: Authority,
     now: OffsetDateTime,
     proven: &mut Vec<String>,
-    report: &mut Report,
+    report: &mut MigrationReport,
 ) {
     let mut sound = Vec::new();
     for cert in survey
@@ -409,11 +409,15 @@ fn prove_certificates(
 /// Returns whether a certificate is deliberately absent: kubeadm advises to remove super-admin.conf, and no component uses
 /// it.
 fn is_left_out(cert: &SurveyedCert) -> bool {
-    cert.spec.name == CertName::SuperAdminConf && matches!(cert.found.chain, Found::Absent)
+    cert.spec.name == CertName::SuperAdminConf && matches!(cert.found.chain, Observed::Absent)
 }
 
 /// Refuses the removal if a static pod names the key, since the pod does not start again without it.
-fn refuse_readers(root: &Root, spec: &BundleSpec, report: &mut Report) -> Result<(), Failure> {
+fn refuse_readers(
+    root: &NodeRoot,
+    spec: &BundleSpec,
+    report: &mut MigrationReport,
+) -> Result<(), Failure> {
     let key = &spec.key_path;
     let written = Path::display(key).to_string();
     for name in root.list(MANIFESTS)?.unwrap_or_default() {
@@ -447,11 +451,11 @@ fn refuse_readers(root: &Root, spec: &BundleSpec, report: &mut Report) -> Result
 /// Notes the kubeconfigs that `ValidateKubeconfigsForExternalCA` requires, which every `kubeadm init phase` calls if
 /// `ca.key` is absent.
 fn note_absent_kubeconfigs(
-    root: &Root,
-    setup: &Setup,
+    root: &NodeRoot,
+    setup: &RunSetup,
     survey: &Survey,
     keys: &BTreeMap<Authority, CaKey>,
-    report: &mut Report,
+    report: &mut MigrationReport,
 ) -> Result<(), Failure> {
     // kubeadm requires them on the first node only.
     if !keys.contains_key(&Authority::Ca) || setup.plan.cert(CertName::SuperAdminConf).is_none() {
@@ -473,9 +477,9 @@ fn note_absent_kubeconfigs(
 /// Has the signer of each authority sign one certificate.
 async fn prove_signing(
     store: &mut Store,
-    setup: &Setup,
+    setup: &RunSetup,
     survey: &Survey,
-    report: &mut Report,
+    report: &mut MigrationReport,
     clock: Clock,
     progress: &dyn Progress,
 ) {
@@ -502,7 +506,7 @@ async fn prove_signing(
     keep_if_unproven(report);
 }
 
-fn changes_without_keys(root: &Root, report: &Report) -> Vec<String> {
+fn changes_without_keys(root: &NodeRoot, report: &MigrationReport) -> Vec<String> {
     let mut changes = Vec::new();
     let is_removed = |authority| {
         report

@@ -7,12 +7,12 @@ use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
 use super::backup::Backup;
-use super::report::{AuthorityRow, Direction, KeyAction, Report};
-use crate::agent::{self, Clock, Failure, Setup, SurveyedBundle};
+use super::report::{AuthorityRow, Direction, KeyAction, MigrationReport};
+use crate::agent::{self, Clock, Failure, RunSetup, SurveyedBundle};
 use crate::kube::manifest::MANIFESTS;
 use crate::kube::names::{Authority, NodePath};
-use crate::spec::assess::Found;
-use crate::store::{Commit, Mode, Root};
+use crate::spec::assess::Observed;
+use crate::store::{Commit, Mode, NodeRoot};
 use crate::x509::{PrivateKey, hex};
 
 #[derive(Debug)]
@@ -29,11 +29,11 @@ pub(super) struct ToInternal {
 /// # Errors
 /// The node could not be examined. Reasons against the restore are in the report, and nothing is written then.
 pub(super) fn to_internal(
-    root: &Root,
-    setup: &Setup,
+    root: &NodeRoot,
+    setup: &RunSetup,
     wish: &ToInternal,
     clock: Clock,
-) -> Result<Report, Failure> {
+) -> Result<MigrationReport, Failure> {
     let (mut report, missing) = compare(root, setup, wish, clock())?;
     let unfinished = root.has_unfinished()?;
     if !wish.apply || !report.unproven.is_empty() || (missing.is_empty() && !unfinished) {
@@ -67,17 +67,17 @@ pub(super) fn to_internal(
 }
 
 /// Keys to be written, in PEM.
-type Missing = Vec<(NodePath, Zeroizing<String>)>;
+type MissingKeys = Vec<(NodePath, Zeroizing<String>)>;
 
 /// Compares the keys of the backups with the node; returns the report and the keys that are missing on the node.
 fn compare(
-    root: &Root,
-    setup: &Setup,
+    root: &NodeRoot,
+    setup: &RunSetup,
     wish: &ToInternal,
     now: OffsetDateTime,
-) -> Result<(Report, Missing), Failure> {
-    let mut report = Report::new(Direction::ToInternal);
-    let mut missing = Missing::new();
+) -> Result<(MigrationReport, MissingKeys), Failure> {
+    let mut report = MigrationReport::new(Direction::ToInternal);
+    let mut missing = MissingKeys::new();
     let survey = setup.survey(root, now)?;
     for backup in &wish.backups {
         let shown = backup.shown();
@@ -141,22 +141,22 @@ fn compare(
 
 /// Compares a key of a backup with the key file of its authority, and adds the row.
 fn compare_key(
-    root: &Root,
+    root: &NodeRoot,
     bundle: &SurveyedBundle,
     key: &PrivateKey,
-    report: &mut Report,
-    missing: &mut Missing,
+    report: &mut MigrationReport,
+    missing: &mut MissingKeys,
 ) -> Result<(), Failure> {
     let spec = &bundle.spec;
     let content = root.read(&spec.key_path)?;
-    let found = Found::read(
+    let found = Observed::read(
         content.as_ref().map(|content| content.bytes.as_slice()),
         PrivateKey::from_pem,
     );
     let action = match &found {
-        Found::Absent | Found::Empty => KeyAction::ToBeWritten,
-        Found::Present(found) if found.public_key() == key.public_key() => KeyAction::InPlace,
-        Found::Present(_) | Found::Unreadable(_) => {
+        Observed::Absent | Observed::Empty => KeyAction::ToBeWritten,
+        Observed::Present(found) if found.public_key() == key.public_key() => KeyAction::InPlace,
+        Observed::Present(_) | Observed::Unreadable(_) => {
             report.refuse(format!(
                 "{} exists, is not the key of {} and is not overwritten (find out which CA it belongs to, and move it away)",
                 spec.key_path, spec.path
@@ -177,7 +177,7 @@ fn compare_key(
     Ok(())
 }
 
-fn changes_with_key(root: &Root, bundle: &SurveyedBundle) -> Vec<String> {
+fn changes_with_key(root: &NodeRoot, bundle: &SurveyedBundle) -> Vec<String> {
     let spec = &bundle.spec;
     let manifests = root.node_path(MANIFESTS);
     let mut changes = vec![format!(

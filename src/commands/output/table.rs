@@ -5,11 +5,11 @@ use std::path::Path;
 use time::OffsetDateTime;
 
 use super::screen::visible_line;
-use crate::agent::{ExitCode, Report, Row, join};
+use crate::agent::{ExitCode, ReportRow, RunReport, join};
 use crate::kube::names::NodePath;
 
 /// Returns a report as a table, for a node with this root directory; `verbose` adds subject, names, signer and files.
-pub(in super::super) fn render(report: &Report, verbose: bool, root: &Path) -> String {
+pub(in super::super) fn render(report: &RunReport, verbose: bool, root: &Path) -> String {
     let mut header = vec!["NAME", "ACTION", "KEY", "AUTHORITY", "NOT AFTER"];
     let mut cells: Vec<Vec<String>> = report.rows.iter().map(cells).collect();
     if report.rows.iter().any(|row| row.due.is_some()) {
@@ -43,7 +43,7 @@ pub(in super::super) fn render(report: &Report, verbose: bool, root: &Path) -> S
 }
 
 /// Returns the indented lines below a row.
-fn details(row: &Row, verbose: bool) -> Vec<String> {
+fn details(row: &ReportRow, verbose: bool) -> Vec<String> {
     let mut details = row.reasons.clone();
     if verbose {
         for (what, value) in [
@@ -93,7 +93,7 @@ fn or_dash(text: Option<String>) -> String {
     text.unwrap_or_else(|| "-".to_owned())
 }
 
-fn cells(row: &Row) -> Vec<String> {
+fn cells(row: &ReportRow) -> Vec<String> {
     vec![
         row.name.clone(),
         row.action.to_string(),

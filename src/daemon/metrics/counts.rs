@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::exposition::Page;
-use super::families::{ALL, Family, Kind};
-use crate::store::{self, Root, STATE_DIR, StateFile};
+use super::exposition::MetricsPage;
+use super::families::{ALL, MetricFamily, MetricType};
+use crate::store::{self, NodeRoot, STATE_DIR, StateFile};
 
 const METRICS_FILE: StateFile = StateFile::of_knowledge("metrics.json", 1);
 
@@ -24,7 +24,7 @@ pub(super) struct Counts {
     counters: ByLabels<u64>,
     histograms: ByLabels<Histogram>,
     /// By command.
-    pub(super) runs: BTreeMap<String, Run>,
+    pub(super) runs: BTreeMap<String, LastRun>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -35,7 +35,7 @@ struct Histogram {
 
 /// The last run of a command. Times are in seconds since the epoch.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Run {
+pub(super) struct LastRun {
     pub(super) ended: i64,
     pub(super) seconds: f64,
     pub(super) code: u8,
@@ -44,13 +44,13 @@ pub(super) struct Run {
 }
 
 impl Counts {
-    pub(super) fn count(&mut self, family: &Family, labels: String, by: u64) {
+    pub(super) fn count(&mut self, family: &MetricFamily, labels: String, by: u64) {
         let of_family = self.counters.entry(family.name.to_owned()).or_default();
         *of_family.entry(labels).or_default() += by;
     }
 
-    pub(super) fn observe(&mut self, family: &Family, labels: String, took: Duration) {
-        let Kind::Histogram(bounds) = family.kind else {
+    pub(super) fn observe(&mut self, family: &MetricFamily, labels: String, took: Duration) {
+        let MetricType::Histogram(bounds) = family.kind else {
             return;
         };
         let seconds = took.as_secs_f64();
@@ -96,12 +96,12 @@ impl Counts {
     }
 
     /// Returns the counters of earlier processes; none if the file is missing or unreadable.
-    pub(super) fn read(root: &Root) -> Counts {
+    pub(super) fn read(root: &NodeRoot) -> Counts {
         Counts::load(root).unwrap_or_default()
     }
 
     /// Reads the file. Families that this release does not know are left out.
-    fn load(root: &Root) -> Result<Counts, store::Error> {
+    fn load(root: &NodeRoot) -> Result<Counts, store::StoreError> {
         let path = Path::new(STATE_DIR).join(METRICS_FILE.name);
         let Some(found) = root.read(&path)? else {
             return Ok(Counts::default());
@@ -117,10 +117,10 @@ impl Counts {
     ///
     /// # Errors
     /// If the file cannot be written, or a newer nodepki has written it; it is unchanged then.
-    pub(super) fn save(self, root: &Root, wait: Duration) -> Result<(), store::Error> {
+    pub(super) fn save(self, root: &NodeRoot, wait: Duration) -> Result<(), store::StoreError> {
         let _lock = root.lock(wait, "metrics")?;
         let mut all = match Counts::load(root) {
-            Err(error @ store::Error::NewerFormat { .. }) => return Err(error),
+            Err(error @ store::StoreError::NewerFormat { .. }) => return Err(error),
             counts => counts.unwrap_or_default(),
         };
         all.add(self);
@@ -131,7 +131,7 @@ impl Counts {
             .map(drop)
     }
 
-    pub(super) fn show(&self, page: &mut Page) {
+    pub(super) fn show(&self, page: &mut MetricsPage) {
         for family in ALL {
             for (labels, count) in self.counters.get(family.name).into_iter().flatten() {
                 page.sample(family, labels, *count as f64);

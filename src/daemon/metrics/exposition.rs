@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use super::families::{ALL, Family, Kind};
+use super::families::{ALL, MetricFamily, MetricType};
 
 /// `Content-Type` of a page.
 pub(super) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -35,22 +35,22 @@ pub(super) fn labels(pairs: &[(&str, &str)]) -> String {
 
 /// The samples of a page, by family.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Page(BTreeMap<&'static str, String>);
+pub(super) struct MetricsPage(BTreeMap<&'static str, String>);
 
-impl Page {
-    pub(super) fn sample(&mut self, family: &'static Family, labels: &str, value: f64) {
+impl MetricsPage {
+    pub(super) fn sample(&mut self, family: &'static MetricFamily, labels: &str, value: f64) {
         self.line(family, "", labels, value);
     }
 
     /// Adds a histogram. `counts` has one number per bucket, not cumulative, and one more for values above all bounds.
     pub(super) fn histogram(
         &mut self,
-        family: &'static Family,
+        family: &'static MetricFamily,
         labels: &str,
         counts: &[u64],
         sum: f64,
     ) {
-        let Kind::Histogram(bounds) = family.kind else {
+        let MetricType::Histogram(bounds) = family.kind else {
             return;
         };
         let bounds = bounds.iter().map(f64::to_string);
@@ -65,7 +65,7 @@ impl Page {
         self.line(family, "_count", labels, total as f64);
     }
 
-    fn line(&mut self, family: &'static Family, suffix: &str, labels: &str, value: f64) {
+    fn line(&mut self, family: &'static MetricFamily, suffix: &str, labels: &str, value: f64) {
         let name = family.name;
         let lines = self.0.entry(name).or_default();
         // Writing to a string cannot fail.
@@ -75,7 +75,7 @@ impl Page {
         };
     }
 
-    pub(super) fn append(&mut self, other: &Page) {
+    pub(super) fn append(&mut self, other: &MetricsPage) {
         for (name, lines) in &other.0 {
             self.0.entry(name).or_default().push_str(lines);
         }
@@ -89,11 +89,11 @@ impl Page {
                 continue;
             };
             let kind = match family.kind {
-                Kind::Counter => "counter",
-                Kind::Gauge => "gauge",
-                Kind::Histogram(_) => "histogram",
+                MetricType::Counter => "counter",
+                MetricType::Gauge => "gauge",
+                MetricType::Histogram(_) => "histogram",
             };
-            let Family { name, help, .. } = family;
+            let MetricFamily { name, help, .. } = family;
             let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{lines}");
         }
         text

@@ -5,7 +5,7 @@
 
 /// The type of a metric.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Kind {
+pub(super) enum MetricType {
     Counter,
     Gauge,
     /// With the upper bounds of its buckets, except for the last one, which has none.
@@ -14,24 +14,24 @@ pub(super) enum Kind {
 
 /// One metric with all its labels.
 #[derive(Debug)]
-pub(super) struct Family {
+pub(super) struct MetricFamily {
     pub(super) name: &'static str,
-    pub(super) kind: Kind,
+    pub(super) kind: MetricType,
     pub(super) help: &'static str,
 }
 
 macro_rules! families {
     ($($constant:ident: $name:literal, $kind:expr, $help:literal;)+) => {
-        $(pub(super) static $constant: Family = Family {
+        $(pub(super) static $constant: MetricFamily = MetricFamily {
             name: concat!("nodepki_", $name),
             kind: $kind,
             help: $help,
         };)+
-        pub(super) static ALL: &[&Family] = &[$(&$constant),+];
+        pub(super) static ALL: &[&MetricFamily] = &[$(&$constant),+];
     };
 }
 
-use Kind::{Counter, Gauge, Histogram};
+use MetricType::{Counter, Gauge, Histogram};
 
 families! {
     CERTIFICATE_INFO: "certificate_info", Gauge,

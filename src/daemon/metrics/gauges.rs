@@ -6,20 +6,20 @@
 
 use time::OffsetDateTime;
 
-use super::exposition::{Page, labels};
+use super::exposition::{MetricsPage, labels};
 use super::families::{
-    BUILD_INFO, CERTIFICATE_INFO, CRL_NEXT_UPDATE, CRL_THIS_UPDATE, Family, NOT_AFTER, NOT_BEFORE,
-    PENDING, RENEWAL, RESTARTS_PENDING, ROLLED_BACK, STATE,
+    BUILD_INFO, CERTIFICATE_INFO, CRL_NEXT_UPDATE, CRL_THIS_UPDATE, MetricFamily, NOT_AFTER,
+    NOT_BEFORE, PENDING, RENEWAL, RESTARTS_PENDING, ROLLED_BACK, STATE,
 };
 use crate::agent::Survey;
 use crate::kube::names::{Authority, CertName};
-use crate::node::status::{Facts, State, Status};
+use crate::node::status::{Facts, NodeStatus, RowState};
 use crate::spec::policy::Category;
-use crate::store::{RestartState, Root, Slot};
+use crate::store::{NodeRoot, RestartState, Slot};
 
 /// Returns the gauges of a status.
-pub(super) fn found(status: &Status) -> Page {
-    let mut page = Page::default();
+pub(super) fn found(status: &NodeStatus) -> MetricsPage {
+    let mut page = MetricsPage::default();
     let version = labels(&[("version", env!("CARGO_PKG_VERSION"))]);
     page.sample(&BUILD_INFO, &version, 1.0);
     for cert in &status.certificates {
@@ -47,8 +47,8 @@ pub(super) fn found(status: &Status) -> Page {
 }
 
 /// Returns the gauges that need the configuration.
-pub(super) fn assessed(survey: &Survey) -> Page {
-    let mut page = Page::default();
+pub(super) fn assessed(survey: &Survey) -> MetricsPage {
+    let mut page = MetricsPage::default();
     for cert in &survey.certs {
         if let Some(due) = cert.due {
             let labels = CertificateLabels::leaf(cert.spec.name).labels();
@@ -61,7 +61,7 @@ pub(super) fn assessed(survey: &Survey) -> Page {
             .map(|list| (list.this_update(), list.next_update()))
             .unzip();
         let labels = labels(&[("authority", bundle.spec.authority.as_str())]);
-        let mut oldest = |family: &'static Family, at: Option<OffsetDateTime>| {
+        let mut oldest = |family: &'static MetricFamily, at: Option<OffsetDateTime>| {
             if let Some(at) = at {
                 page.sample(family, &labels, seconds(at));
             }
@@ -73,7 +73,7 @@ pub(super) fn assessed(survey: &Survey) -> Page {
 }
 
 /// Adds the gauges of restarts that are due or were rolled back.
-pub(super) fn restarts(page: &mut Page, root: &Root) {
+pub(super) fn restarts(page: &mut MetricsPage, root: &NodeRoot) {
     // The run reports a record that cannot be read.
     for restart in root.unsettled().unwrap_or_default().restarts {
         let component = labels(&[("component", restart.component.as_str())]);
@@ -156,8 +156,8 @@ impl CertificateLabels {
         ])
     }
 
-    fn sample_state(&self, page: &mut Page, state: State) {
-        for one in State::ALL {
+    fn sample_state(&self, page: &mut MetricsPage, state: RowState) {
+        for one in RowState::ALL {
             let labels = format!(
                 "{},{}",
                 self.labels(),
@@ -167,7 +167,7 @@ impl CertificateLabels {
         }
     }
 
-    fn sample_validity(&self, page: &mut Page, facts: &Facts) {
+    fn sample_validity(&self, page: &mut MetricsPage, facts: &Facts) {
         page.sample(&CERTIFICATE_INFO, &self.with_key(&facts.key), 1.0);
         page.sample(&NOT_BEFORE, &self.labels(), seconds(facts.not_before));
         page.sample(&NOT_AFTER, &self.labels(), seconds(facts.not_after));

@@ -95,7 +95,7 @@ fn answer(method: &Method, path: &str, metrics: &Metrics, clock: Clock) -> Respo
             (StatusCode::OK, exposition::CONTENT_TYPE, page)
         }
         "/healthz" => {
-            let problems = metrics.ailments(clock());
+            let problems = metrics.health_problems(clock());
             match problems.is_empty() {
                 true => (StatusCode::OK, TEXT, "ok\n".to_owned()),
                 false => {

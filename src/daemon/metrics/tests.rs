@@ -1,5 +1,5 @@
 use super::exposition::labels;
-use super::families::{ALL, Kind};
+use super::families::{ALL, MetricType};
 use super::*;
 
 #[test]
@@ -16,7 +16,7 @@ fn orders_families_and_cumulates_histograms() {
         counts.observe(&GENERATION_DURATION, labels(&[("algorithm", "RSA")]), took);
     }
     counts.count(&GENERATED, labels(&[("result", "success")]), 3);
-    let mut page = Page::default();
+    let mut page = MetricsPage::default();
     counts.show(&mut page);
     assert_eq!(
         page.text(),
@@ -42,12 +42,12 @@ nodepki_certificate_generation_duration_seconds_count{algorithm="RSA"} 4
 #[test]
 fn adds_counters_of_all_processes() {
     let dir = tempfile::tempdir().unwrap();
-    let root = Root::open(dir.path()).unwrap();
+    let root = NodeRoot::open(dir.path()).unwrap();
     let one = |succeeded| {
         let mut counts = Counts::default();
         counts.count(&GENERATED, labels(&[("result", "failure")]), 2);
         counts.observe(&SIGNER_DURATION, String::new(), Duration::from_secs(1));
-        let run = Run {
+        let run = LastRun {
             ended: 1_800_000_000,
             seconds: 1.5,
             code: 0,
@@ -61,7 +61,7 @@ fn adds_counters_of_all_processes() {
     one(None).save(&root, MAX_LOCK_WAIT).unwrap();
     let all = Counts::read(&root);
     assert_eq!(all.runs["renew"].succeeded, Some(1_800_000_000));
-    let mut page = Page::default();
+    let mut page = MetricsPage::default();
     all.show(&mut page);
     let text = page.text();
     assert!(
@@ -81,7 +81,7 @@ fn adds_counters_of_all_processes() {
 #[test]
 fn keeps_counters_while_lock_is_held() {
     let dir = tempfile::tempdir().unwrap();
-    let root = Root::open(dir.path()).unwrap();
+    let root = NodeRoot::open(dir.path()).unwrap();
     let held = root.lock(Duration::ZERO, "a test").unwrap();
     let mut counts = Counts::default();
     counts.count(&GENERATED, String::new(), 1);
@@ -97,7 +97,7 @@ fn continues_counters_of_release_0_1_0() {
     let released = include_str!("../../../tests/fixtures/state/0.1.0/metrics.json");
     std::fs::create_dir_all(&state).unwrap();
     std::fs::write(state.join("metrics.json"), released).unwrap();
-    let root = Root::open(dir.path()).unwrap();
+    let root = NodeRoot::open(dir.path()).unwrap();
     Counts::default().save(&root, MAX_LOCK_WAIT).unwrap();
     let written = std::fs::read_to_string(state.join("metrics.json")).unwrap();
     assert_eq!(written, released);
@@ -109,7 +109,7 @@ fn keeps_counters_of_newer_version() {
     let state = dir.path().join("var/lib/nodepki");
     std::fs::create_dir_all(&state).unwrap();
     std::fs::write(state.join("metrics.json"), "{\"version\":2}").unwrap();
-    let root = Root::open(dir.path()).unwrap();
+    let root = NodeRoot::open(dir.path()).unwrap();
     let error = Counts::default().save(&root, MAX_LOCK_WAIT).unwrap_err();
     assert!(error.to_string().contains("format version 2"), "{error}");
     let kept = std::fs::read_to_string(state.join("metrics.json")).unwrap();
@@ -122,7 +122,7 @@ fn follows_naming_conventions_of_prometheus() {
     for family in ALL {
         let name = family.name;
         assert_eq!(
-            matches!(family.kind, Kind::Counter),
+            matches!(family.kind, MetricType::Counter),
             name.ends_with("_total"),
             "{name}"
         );
@@ -142,7 +142,7 @@ fn exports_every_metric_of_packaged_rules_and_dashboard() {
     ];
     let known = |name: &str| {
         ALL.iter().any(|family| match family.kind {
-            Kind::Histogram(_) => ["_bucket", "_sum", "_count"]
+            MetricType::Histogram(_) => ["_bucket", "_sum", "_count"]
                 .into_iter()
                 .any(|suffix| name.strip_suffix(suffix) == Some(family.name)),
             _ => name == family.name,

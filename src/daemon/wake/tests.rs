@@ -14,24 +14,24 @@ fn agenda() -> Agenda {
 }
 
 /// Returns the next action `after` the start, with a correct clock.
-fn next_at(agenda: &mut Agenda, after: Duration) -> Next {
+fn next_at(agenda: &mut Agenda, after: Duration) -> NextAction {
     agenda.next(START + after, after)
 }
 
-fn settled(next: Option<OffsetDateTime>) -> Ended {
-    Ended {
+fn settled(next: Option<OffsetDateTime>) -> StepResult {
+    StepResult {
         next,
         ends: Some(START + 30 * DAY),
         open: None,
     }
 }
 
-fn trouble(next: Option<OffsetDateTime>, ends: Option<OffsetDateTime>, person: bool) -> Ended {
+fn trouble(next: Option<OffsetDateTime>, ends: Option<OffsetDateTime>, person: bool) -> StepResult {
     let what = "apiserver failed: the signer is away".to_owned();
-    Ended {
+    StepResult {
         next,
         ends,
-        open: Some(Open::Trouble { what, person }),
+        open: Some(OpenIssue::Trouble { what, person }),
     }
 }
 
@@ -42,7 +42,7 @@ fn refresh(exist: bool, changed: bool) -> ListRefresh {
 /// Returns the time after the start until which the agenda sleeps.
 fn planned(agenda: &mut Agenda, now: Duration) -> Duration {
     match next_at(agenda, now) {
-        Next::Sleep(Some(until)) => (until - START).unsigned_abs(),
+        NextAction::Sleep(Some(until)) => (until - START).unsigned_abs(),
         other => panic!("{other:?}"),
     }
 }
@@ -52,19 +52,22 @@ fn takes_first_step_immediately_and_next_when_due() {
     let mut agenda = agenda();
     assert_eq!(
         next_at(&mut agenda, Duration::ZERO),
-        Next::Step(StepReason::Start)
+        NextAction::Step(StepReason::Start)
     );
     agenda.stepped(settled(Some(START + DAY)), START);
     assert_eq!(
         agenda.status(),
         "everything is in place; next at 2027-01-02T00:00:00Z"
     );
-    assert_eq!(next_at(&mut agenda, HOUR), Next::Sleep(Some(START + DAY)));
-    assert_eq!(next_at(&mut agenda, DAY), Next::Step(StepReason::Due));
+    assert_eq!(
+        next_at(&mut agenda, HOUR),
+        NextAction::Sleep(Some(START + DAY))
+    );
+    assert_eq!(next_at(&mut agenda, DAY), NextAction::Step(StepReason::Due));
     agenda.stepped(settled(None), START + DAY);
     assert_eq!(
         next_at(&mut agenda, DAY),
-        Next::Sleep(None),
+        NextAction::Sleep(None),
         "no renewal is planned, so that the process is not woken"
     );
 }
@@ -93,7 +96,7 @@ fn retries_by_remaining_lifetime_of_valid_certificates() {
                 agenda.stepped(trouble(Some(START + HOUR), ends, false), START);
                 assert_eq!(planned(&mut agenda, Duration::ZERO), HOUR);
                 let nothing = Failure::new(ExitCode::Unreachable, "no way");
-                agenda.stepped(Ended::failed(&nothing), START);
+                agenda.stepped(StepResult::failed(&nothing), START);
             }
             let wait = planned(&mut agenda, Duration::ZERO).as_secs();
             assert!((least..=most).contains(&wait), "{left} s left: {wait} s");
@@ -169,7 +172,7 @@ fn resets_backoff_after_success() {
 fn counts_held_lock_as_no_failure() {
     let mut agenda = agenda();
     for _ in 0..50 {
-        agenda.stepped(Ended::busy("pid 7: nodepki renew".to_owned()), START);
+        agenda.stepped(StepResult::busy("pid 7: nodepki renew".to_owned()), START);
         assert!(agenda.waits_for_lock());
         assert_eq!(planned(&mut agenda, Duration::ZERO), LOCK_RETRY_INTERVAL);
     }
@@ -200,7 +203,7 @@ fn reacts_to_external_edit_immediately_and_backs_off_on_repetition() {
     agenda.files_changed(START + 2 * HOUR, 2 * HOUR);
     assert_eq!(
         next_at(&mut agenda, 2 * HOUR),
-        Next::Step(StepReason::Files),
+        NextAction::Step(StepReason::Files),
         "the window has passed"
     );
 }
@@ -213,7 +216,7 @@ fn keeps_earlier_step_after_external_edit() {
     agenda.files_changed(START, Duration::ZERO);
     assert_eq!(
         next_at(&mut agenda, Duration::from_secs(1)),
-        Next::Step(StepReason::Files)
+        NextAction::Step(StepReason::Files)
     );
 }
 
@@ -226,7 +229,7 @@ fn distrusts_backward_clock_step_for_an_hour() {
     let shown = START + uptime - HOUR / 2;
     assert_eq!(
         agenda.next(shown, uptime),
-        Next::Sleep(Some(shown + HOUR)),
+        NextAction::Sleep(Some(shown + HOUR)),
         "although a renewal is due"
     );
     assert!(agenda.distrusts_clock());
@@ -240,7 +243,7 @@ fn distrusts_backward_clock_step_for_an_hour() {
     // The step persists, so the new time is trusted.
     assert_eq!(
         agenda.next(shown + HOUR, uptime + HOUR),
-        Next::Step(StepReason::Clock)
+        NextAction::Step(StepReason::Clock)
     );
     assert!(!agenda.distrusts_clock());
 }
@@ -252,13 +255,13 @@ fn trusts_corrected_clock_immediately() {
     let uptime = Duration::from_secs(600);
     assert!(matches!(
         agenda.next(START - HOUR, uptime),
-        Next::Sleep(Some(_))
+        NextAction::Sleep(Some(_))
     ));
     assert!(agenda.distrusts_clock());
     let uptime = 2 * uptime;
     assert_eq!(
         agenda.next(START + uptime, uptime),
-        Next::Step(StepReason::Clock)
+        NextAction::Step(StepReason::Clock)
     );
 }
 
@@ -271,7 +274,7 @@ fn trusts_clock_after_reload() {
     agenda.reloaded("cp1", false, START - HOUR, Duration::ZERO);
     assert_eq!(
         agenda.next(START - HOUR, Duration::ZERO),
-        Next::Step(StepReason::Reload)
+        NextAction::Step(StepReason::Reload)
     );
 }
 
@@ -281,27 +284,27 @@ fn accepts_small_backward_and_all_forward_clock_steps() {
     agenda.stepped(settled(Some(START + DAY)), START);
     assert_eq!(
         agenda.next(START + HOUR - Duration::from_secs(299), HOUR),
-        Next::Sleep(Some(START + DAY))
+        NextAction::Sleep(Some(START + DAY))
     );
     assert_eq!(
         agenda.next(START + HOUR, HOUR),
-        Next::Sleep(Some(START + DAY)),
+        NextAction::Sleep(Some(START + DAY)),
         "the clock is correct again"
     );
     // After a day of suspend: the time since boot includes it.
     assert_eq!(
         agenda.next(START + DAY + HOUR, DAY + HOUR),
-        Next::Step(StepReason::Due)
+        NextAction::Step(StepReason::Due)
     );
     let mut agenda = self::agenda();
     agenda.stepped(settled(Some(START + DAY)), START);
     assert_eq!(
         agenda.next(START + 5 * HOUR, HOUR),
-        Next::Sleep(Some(START + DAY))
+        NextAction::Sleep(Some(START + DAY))
     );
     assert_eq!(
         agenda.next(START + DAY, 2 * HOUR),
-        Next::Step(StepReason::Due)
+        NextAction::Step(StepReason::Due)
     );
 }
 
@@ -310,17 +313,17 @@ fn fetches_lists_every_five_minutes_if_any_exist() {
     let mut agenda = Agenda::new("cp1", true, START, Duration::ZERO);
     assert_eq!(
         next_at(&mut agenda, Duration::ZERO),
-        Next::Step(StepReason::Start)
+        NextAction::Step(StepReason::Start)
     );
     agenda.stepped(settled(Some(START + DAY)), START);
-    assert_eq!(next_at(&mut agenda, Duration::ZERO), Next::Lists);
+    assert_eq!(next_at(&mut agenda, Duration::ZERO), NextAction::Lists);
     agenda.lists_refreshed(refresh(true, false), START);
     let wait = planned(&mut agenda, Duration::ZERO).as_secs();
     assert!((270..=330).contains(&wait), "{wait}");
     agenda.lists_refreshed(refresh(true, true), START);
     assert_eq!(
         next_at(&mut agenda, Duration::ZERO),
-        Next::Step(StepReason::Lists),
+        NextAction::Step(StepReason::Lists),
         "an installed certificate may be revoked"
     );
     agenda.stepped(settled(Some(START + DAY)), START);
@@ -346,21 +349,21 @@ fn reports_faulty_configuration_and_keeps_schedule() {
 
 #[test]
 fn derives_result_from_report_rows() {
-    let row = |name: &str, action, code, not_after| Row {
+    let row = |name: &str, action, code, not_after| ReportRow {
         name: name.to_owned(),
         authority: Some("ca".to_owned()),
         action,
         reasons: vec![format!("because of {name}")],
         code,
         not_after,
-        ..Row::default()
+        ..ReportRow::default()
     };
-    let report = |rows| Report {
+    let report = |rows| RunReport {
         rows,
-        ..Report::default()
+        ..RunReport::default()
     };
     let (soon, late) = (Some(START + HOUR), Some(START + DAY));
-    let ended = Ended::of(
+    let ended = StepResult::of(
         &report(vec![
             row("a", RowAction::Kept, None, late),
             row("b", RowAction::Renewed, None, soon),
@@ -368,7 +371,7 @@ fn derives_result_from_report_rows() {
         late,
     );
     assert_eq!((ended.open, ended.ends), (None, soon));
-    let ended = Ended::of(
+    let ended = StepResult::of(
         &report(vec![
             row("a", RowAction::Failed, None, late),
             row("b", RowAction::Kept, None, soon),
@@ -376,13 +379,13 @@ fn derives_result_from_report_rows() {
         late,
     );
     assert_eq!(ended.ends, late, "of what is open");
-    let passing = Open::Trouble {
+    let passing = OpenIssue::Trouble {
         what: "a failed: because of a".to_owned(),
         person: false,
     };
     assert_eq!(ended.open, Some(passing));
     let refused = Some(ExitCode::Refused);
-    let ended = Ended::of(
+    let ended = StepResult::of(
         &report(vec![
             row("a", RowAction::Denied, refused, late),
             row("b", RowAction::Refused, refused, None),
@@ -390,7 +393,7 @@ fn derives_result_from_report_rows() {
         late,
     );
     assert_eq!(ended.ends, None, "one of them is missing");
-    let lasting = Open::Trouble {
+    let lasting = OpenIssue::Trouble {
         what: "a, b denied: because of a".to_owned(),
         person: true,
     };
@@ -399,20 +402,23 @@ fn derives_result_from_report_rows() {
 
 #[test]
 fn reports_installed_certificates_that_are_not_in_effect() {
-    let stuck = Row::failed(
+    let stuck = ReportRow::failed(
         "kube-scheduler",
         Failure::new(ExitCode::Pending, "it is the turn of node cp2"),
     );
-    let report = Report {
+    let report = RunReport {
         rows: vec![stuck],
-        ..Report::default()
+        ..RunReport::default()
     };
     let soon = START + HOUR / 60;
     let mut agenda = Agenda::new("cp-1", false, START, Duration::ZERO);
-    agenda.stepped(Ended::of(&report, Some(soon)), START);
+    agenda.stepped(StepResult::of(&report, Some(soon)), START);
     assert_eq!(
         agenda.status(),
         "every certificate is installed, but not in effect: kube-scheduler failed: it is the turn of node cp2; next at 2027-01-01T00:01:00Z"
     );
-    assert_eq!(agenda.next(START, Duration::ZERO), Next::Sleep(Some(soon)));
+    assert_eq!(
+        agenda.next(START, Duration::ZERO),
+        NextAction::Sleep(Some(soon))
+    );
 }

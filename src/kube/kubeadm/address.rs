@@ -11,7 +11,7 @@ use serde::Serialize;
 
 /// A warning about a value that was accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Note {
+pub struct ValueNote {
     /// How the value was interpreted.
     pub message: String,
     /// What to write instead.
@@ -21,15 +21,15 @@ pub struct Note {
 /// The reason why a value is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message} ({fix})")]
-pub struct Refusal {
+pub struct InvalidValue {
     /// The problem.
     pub message: String,
     /// What to write instead.
     pub fix: String,
 }
 
-fn refuse<T>(message: impl Into<String>, fix: impl Into<String>) -> Result<T, Refusal> {
-    Err(Refusal {
+fn refuse<T>(message: impl Into<String>, fix: impl Into<String>) -> Result<T, InvalidValue> {
+    Err(InvalidValue {
         message: message.into(),
         fix: fix.into(),
     })
@@ -58,7 +58,7 @@ impl San {
     ///
     /// # Errors
     /// Every text that kubeadm's validation refuses, with what to write instead.
-    pub fn parse(text: &str) -> Result<(San, Vec<Note>), Refusal> {
+    pub fn parse(text: &str) -> Result<(San, Vec<ValueNote>), InvalidValue> {
         if let Some((ip, note)) = parse_ip(text) {
             return Ok((San::Ip(ip), note.into_iter().collect()));
         }
@@ -136,24 +136,24 @@ impl fmt::Display for Host {
 
 /// Host and optional port, as in `controlPlaneEndpoint`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Endpoint {
+pub struct HostPort {
     /// The host.
     pub host: Host,
     /// The port, if written.
     pub port: Option<u16>,
 }
 
-impl Endpoint {
+impl HostPort {
     /// Parses `host`, `host:port`, `[v6]:port`, a bare IPv6 address and, unlike kubeadm, `[v6]` without a port.
     /// Upper-case letters, which kubeadm refuses, become lower case with a note.
     ///
     /// # Errors
     /// URLs, ports out of range and hosts that are neither a name nor an address.
-    pub fn parse(text: &str) -> Result<(Endpoint, Vec<Note>), Refusal> {
+    pub fn parse(text: &str) -> Result<(HostPort, Vec<ValueNote>), InvalidValue> {
         let mut notes = Vec::new();
-        let (host, port) = split_host_port(text).ok_or_else(|| Endpoint::refusal(text))?;
+        let (host, port) = split_host_port(text).ok_or_else(|| HostPort::refusal(text))?;
         if text.starts_with('[') && text.ends_with(']') {
-            notes.push(Note {
+            notes.push(ValueNote {
                 message: format!(
                     "{text:?} has no port; nodepki accepts this, but kubeadm refuses it"
                 ),
@@ -171,19 +171,19 @@ impl Endpoint {
                     );
                 }
             },
-            _ => return Err(Endpoint::refusal(text)),
+            _ => return Err(HostPort::refusal(text)),
         };
         if let Some((ip, note)) = parse_ip(host) {
             notes.extend(note);
             let host = Host::Ip(ip);
-            return Ok((Endpoint { host, port }, notes));
+            return Ok((HostPort { host, port }, notes));
         }
         let name = host.to_ascii_lowercase();
         if !is_dns_subdomain(&name) {
-            return Err(Endpoint::refusal(text));
+            return Err(HostPort::refusal(text));
         }
         if name != host {
-            notes.push(Note {
+            notes.push(ValueNote {
                 message: format!(
                     "{host:?} is read as {name:?}; kubeadm refuses upper-case letters here"
                 ),
@@ -191,11 +191,11 @@ impl Endpoint {
             });
         }
         let host = Host::Dns(name);
-        Ok((Endpoint { host, port }, notes))
+        Ok((HostPort { host, port }, notes))
     }
 
-    fn refusal(text: &str) -> Refusal {
-        Refusal {
+    fn refusal(text: &str) -> InvalidValue {
+        InvalidValue {
             message: format!("{text:?} is not a host name or IP address with an optional port"),
             fix: match text.contains("://") {
                 true => san_fix(text),
@@ -248,7 +248,7 @@ impl IpNet {
     ///
     /// # Errors
     /// Every text that is not `address/prefix`.
-    pub fn parse(text: &str) -> Result<(IpNet, Option<Note>), Refusal> {
+    pub fn parse(text: &str) -> Result<(IpNet, Option<ValueNote>), InvalidValue> {
         let refused = || {
             refuse(
                 format!("{text:?} is not a network in CIDR notation"),
@@ -343,10 +343,10 @@ impl fmt::Display for NodeName {
 }
 
 impl FromStr for NodeName {
-    type Err = Refusal;
+    type Err = InvalidValue;
 
     /// Trims the text and converts it to lower case, like the kubelet. The result must be a DNS-1123 subdomain.
-    fn from_str(text: &str) -> Result<Self, Refusal> {
+    fn from_str(text: &str) -> Result<Self, InvalidValue> {
         let name = text.trim().to_lowercase();
         if is_dns_subdomain(&name) {
             return Ok(NodeName(name));
@@ -366,7 +366,7 @@ impl FromStr for NodeName {
 }
 
 /// Parses an IP address like Go's sloppy parser, with a note if octets have leading zeros.
-pub(crate) fn parse_ip(text: &str) -> Option<(IpAddr, Option<Note>)> {
+pub(crate) fn parse_ip(text: &str) -> Option<(IpAddr, Option<ValueNote>)> {
     let (ip, sloppy) = match text.rsplit_once(':') {
         None => {
             let (v4, sloppy) = parse_ipv4(text)?;
@@ -380,7 +380,7 @@ pub(crate) fn parse_ip(text: &str) -> Option<(IpAddr, Option<Note>)> {
         Some(_) => (IpAddr::V6(text.parse().ok()?), false),
     };
     let ip = ip.to_canonical();
-    let note = sloppy.then(|| Note {
+    let note = sloppy.then(|| ValueNote {
         message: format!(
             "{text:?} has leading zeros and is read as decimal, {ip}; some tools read it as octal"
         ),
@@ -561,7 +561,7 @@ mod tests {
     #[test]
     fn parses_endpoints() {
         let parsed = |text: &str| {
-            let (endpoint, notes) = Endpoint::parse(text).unwrap();
+            let (endpoint, notes) = HostPort::parse(text).unwrap();
             (endpoint.authority(6443), notes.len())
         };
         for (text, want, notes) in [
@@ -577,12 +577,12 @@ mod tests {
         ] {
             assert_eq!(parsed(text), (want.to_owned(), notes), "{text}");
         }
-        let notes = Endpoint::parse("API.x").unwrap().1;
+        let notes = HostPort::parse("API.x").unwrap().1;
         assert_eq!(
             notes[0].message,
             "\"API.x\" is read as \"api.x\"; kubeadm refuses upper-case letters here"
         );
-        let notes = Endpoint::parse("[::2]").unwrap().1;
+        let notes = HostPort::parse("[::2]").unwrap().1;
         assert_eq!(
             notes[0].message,
             "\"[::2]\" has no port; nodepki accepts this, but kubeadm refuses it"
@@ -608,7 +608,7 @@ mod tests {
                  (write host or host:port, as in api.example.com:6443)",
             ),
         ] {
-            assert_eq!(Endpoint::parse(text).unwrap_err().to_string(), want);
+            assert_eq!(HostPort::parse(text).unwrap_err().to_string(), want);
         }
         for text in [
             "",
@@ -620,7 +620,7 @@ mod tests {
             "api:+80",
             "a:b:c",
         ] {
-            assert!(Endpoint::parse(text).is_err(), "{text}");
+            assert!(HostPort::parse(text).is_err(), "{text}");
         }
     }
 

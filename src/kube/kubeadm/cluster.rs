@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::address::{Endpoint, IpNet, San, is_dns_subdomain};
+use super::address::{HostPort, IpNet, San, is_dns_subdomain};
 use super::fields::{
     ApiVersion, UpperCase, absolute, endpoint, extra_args, filled, report, sans, warn,
 };
-use super::version::Version;
+use super::version::KubernetesVersion;
 use crate::x509::KeyAlgorithm;
 use crate::yaml::schema::section;
-use crate::yaml::{Field, Map, Node as Tree, format_duration, parse_duration};
+use crate::yaml::{Field, Map, Node, format_duration, parse_duration};
 
 const HOUR: u64 = 3600;
 const YEAR: Duration = Duration::from_secs(8760 * HOUR);
@@ -22,13 +22,13 @@ const MAX_SERVICE_HOST_BITS: u8 = 20;
 
 /// The settings that all nodes of a cluster share.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cluster {
+pub struct ClusterConfig {
     /// `None` if absent or a label such as `stable-1`.
-    pub kubernetes_version: Option<Version>,
+    pub kubernetes_version: Option<KubernetesVersion>,
     /// Name of the cluster and of the contexts in kubeconfigs.
     pub cluster_name: String,
     /// Host and port that clients outside the node connect to.
-    pub control_plane_endpoint: Option<Endpoint>,
+    pub control_plane_endpoint: Option<HostPort>,
     /// One or two networks; address 1 of the first is in the API server's certificate.
     pub service_subnets: Vec<IpNet>,
     /// The cluster's DNS domain.
@@ -47,9 +47,9 @@ pub struct Cluster {
     pub ca_validity: Duration,
 }
 
-impl Default for Cluster {
+impl Default for ClusterConfig {
     fn default() -> Self {
-        Cluster {
+        ClusterConfig {
             kubernetes_version: None,
             cluster_name: "kubernetes".to_owned(),
             control_plane_endpoint: None,
@@ -101,8 +101,8 @@ impl Default for Etcd {
 }
 
 /// Reads a ClusterConfiguration.
-pub(super) fn read_cluster(map: &Map<'_>, api: ApiVersion) -> Cluster {
-    let mut cluster = Cluster::default();
+pub(super) fn read_cluster(map: &Map<'_>, api: ApiVersion) -> ClusterConfig {
+    let mut cluster = ClusterConfig::default();
     map.ignore(&["dns", "imageRepository"]);
 
     if let Some(field) = map.get("kubernetesVersion")
@@ -154,7 +154,7 @@ pub(super) fn read_cluster(map: &Map<'_>, api: ApiVersion) -> Cluster {
     cluster
 }
 
-fn read_networking(map: &Map<'_>, cluster: &mut Cluster) {
+fn read_networking(map: &Map<'_>, cluster: &mut ClusterConfig) {
     let Some(networking) = section(map, "networking") else {
         return;
     };
@@ -178,7 +178,7 @@ fn read_networking(map: &Map<'_>, cluster: &mut Cluster) {
 }
 
 /// Returns the version, or `None` for a label: nodepki does not resolve labels, as this requires a request to the network.
-fn read_version(field: &Field<'_>, text: &str) -> Option<Version> {
+fn read_version(field: &Field<'_>, text: &str) -> Option<KubernetesVersion> {
     // `ci/v1.37.0-alpha.1` names a build.
     let bare = text
         .strip_prefix("ci/")
@@ -205,7 +205,7 @@ fn is_version_label(text: &str) -> bool {
         })
 }
 
-fn read_algorithm(map: &Map<'_>, api: ApiVersion, cluster: &mut Cluster) {
+fn read_algorithm(map: &Map<'_>, api: ApiVersion, cluster: &mut ClusterConfig) {
     let mut chosen = None;
     if api == ApiVersion::V1beta4
         && let Some((field, text)) = filled(map.get("encryptionAlgorithm"))
@@ -255,7 +255,7 @@ fn read_algorithm(map: &Map<'_>, api: ApiVersion, cluster: &mut Cluster) {
     }
 }
 
-fn read_validity_periods(map: &Map<'_>, cluster: &mut Cluster) {
+fn read_validity_periods(map: &Map<'_>, cluster: &mut ClusterConfig) {
     let leaf = validity_period(map, "certificateValidityPeriod", YEAR, "a year");
     let authority = validity_period(map, "caCertificateValidityPeriod", TEN_YEARS, "ten years");
     if let Some((_, period)) = &leaf {
@@ -348,7 +348,7 @@ fn read_external_etcd(map: &Map<'_>) -> Etcd {
         map.field()
             .node()
             .get(key)
-            .and_then(Tree::text)
+            .and_then(Node::text)
             .is_some_and(|text| !text.is_empty())
     };
     if given("certFile") != given("keyFile") {

@@ -5,38 +5,38 @@
 use std::fmt;
 use std::path::Path;
 
-use super::cluster::{Cluster, read_cluster};
+use super::cluster::{ClusterConfig, read_cluster};
 use super::fields::ApiVersion;
-use super::join::Join;
-use super::node::{NodeDocument, Role, read_init, read_join};
-use crate::yaml::{self, Fault, Faults, Field, Node as Tree, Severity, Spot, Walk};
+use super::join::JoinDiscovery;
+use super::node::{KubeadmRole, NodeDocument, read_init, read_join};
+use crate::yaml::{self, Fault, FaultSeverity, Faults, Field, FieldPosition, Node, Walk};
 
 /// The content of the documents, each field checked.
 #[derive(Debug, Default)]
-pub struct Loaded {
+pub struct Documents {
     pub(super) cluster: Option<ClusterDocument>,
     pub(super) init: Option<NodeDocument>,
     pub(super) join: Option<NodeDocument>,
-    policies: Vec<Tree>,
+    policies: Vec<Node>,
     /// The cluster's own ClusterConfiguration, until it is merged with that of a file.
-    base: Option<Tree>,
+    base: Option<Node>,
     /// The effective ClusterConfiguration, merged if there were two.
-    cluster_document: Option<Tree>,
+    cluster_document: Option<Node>,
     /// The JoinConfiguration as written.
-    join_document: Option<Tree>,
+    join_document: Option<Node>,
     /// True if a document could not be read: anything that seems to be missing may be in that document.
     pub(super) incomplete: bool,
     pub(super) faults: Faults,
 }
 
-impl Loaded {
+impl Documents {
     /// The OpenShift `PKI` documents among the others; `spec::policy` reads them.
-    pub fn policies(&self) -> &[Tree] {
+    pub fn policies(&self) -> &[Node] {
         &self.policies
     }
 
     /// The settings of the ClusterConfiguration; `None` without one.
-    pub fn cluster(&self) -> Option<&Cluster> {
+    pub fn cluster(&self) -> Option<&ClusterConfig> {
         self.cluster.as_ref().map(|input| &input.cluster)
     }
 
@@ -64,11 +64,11 @@ impl Loaded {
 
     /// Returns the role that an InitConfiguration or JoinConfiguration gives the node. A JoinConfiguration precedes an
     /// InitConfiguration; without `controlPlane` it makes the node a worker.
-    pub fn role(&self) -> Option<Role> {
+    pub fn role(&self) -> Option<KubeadmRole> {
         match (&self.init, &self.join) {
-            (_, Some(join)) if join.api_endpoint.is_some() => Some(Role::Join),
-            (_, Some(_)) => Some(Role::Worker),
-            (Some(_), None) => Some(Role::Init),
+            (_, Some(join)) if join.api_endpoint.is_some() => Some(KubeadmRole::Join),
+            (_, Some(_)) => Some(KubeadmRole::Worker),
+            (Some(_), None) => Some(KubeadmRole::Init),
             (None, None) => None,
         }
     }
@@ -87,7 +87,7 @@ impl Loaded {
 
     /// Returns true if a JoinConfiguration makes the node a further control-plane node.
     pub(crate) fn joins_control_plane(&self) -> bool {
-        self.role() == Some(Role::Join)
+        self.role() == Some(KubeadmRole::Join)
     }
 
     /// The JoinConfiguration as written, including its secrets.
@@ -96,8 +96,8 @@ impl Loaded {
     }
 
     /// The discovery part of the JoinConfiguration, as far as it could be read; `None` without one. Check
-    /// [`Loaded::faults`] before using it.
-    pub fn join(&self) -> Option<&Join> {
+    /// [`Documents::faults`] before using it.
+    pub fn join(&self) -> Option<&JoinDiscovery> {
         self.join.as_ref()?.join.as_ref()
     }
 
@@ -110,10 +110,10 @@ impl Loaded {
 /// A ClusterConfiguration.
 #[derive(Debug)]
 pub(super) struct ClusterDocument {
-    pub(super) cluster: Cluster,
+    pub(super) cluster: ClusterConfig,
     /// True if `controlPlaneEndpoint` is set. If its value was refused, its absence is not a second fault.
     pub(super) endpoint_written: bool,
-    pub(super) document: Spot,
+    pub(super) document: FieldPosition,
 }
 
 /// The kinds of kubeadm documents that are read.
@@ -137,8 +137,8 @@ impl fmt::Display for DocumentKind {
 /// Reads all documents of the given `(file name, text)` pairs.
 ///
 /// The result contains the faults; [`resolve`](super::resolve) returns them together with its own.
-pub fn load<N: AsRef<str>, T: AsRef<str>>(sources: &[(N, T)]) -> Loaded {
-    let mut loaded = Loaded::default();
+pub fn load<N: AsRef<str>, T: AsRef<str>>(sources: &[(N, T)]) -> Documents {
+    let mut loaded = Documents::default();
     for (file, text) in sources {
         loaded.read_text(file.as_ref(), text.as_ref());
     }
@@ -152,8 +152,8 @@ pub fn load<N: AsRef<str>, T: AsRef<str>>(sources: &[(N, T)]) -> Loaded {
 pub(crate) fn load_over<N: AsRef<str>, T: AsRef<str>>(
     base: (&str, &str),
     sources: &[(N, T)],
-) -> Loaded {
-    let mut loaded = Loaded::default();
+) -> Documents {
+    let mut loaded = Documents::default();
     let mut policies = Vec::new();
     match yaml::parse(base.0, base.1) {
         Ok(documents) => {
@@ -184,11 +184,11 @@ pub(crate) fn load_over<N: AsRef<str>, T: AsRef<str>>(
     loaded
 }
 
-fn kind_of(document: &Tree) -> Option<&str> {
-    document.get("kind").and_then(Tree::text)
+fn kind_of(document: &Node) -> Option<&str> {
+    document.get("kind").and_then(Node::text)
 }
 
-impl Loaded {
+impl Documents {
     fn read_text(&mut self, file: &str, text: &str) {
         match yaml::parse(file, text) {
             Ok(documents) => {
@@ -203,13 +203,13 @@ impl Loaded {
         }
     }
 
-    fn read_document(&mut self, document: &Tree) {
-        let spot = Spot {
+    fn read_document(&mut self, document: &Node) {
+        let spot = FieldPosition {
             place: document.place.clone(),
             field: String::new(),
         };
         let (Some(api_version), Some(kind)) = (
-            document.get("apiVersion").and_then(Tree::text),
+            document.get("apiVersion").and_then(Node::text),
             kind_of(document),
         ) else {
             self.refuse(spot.error(
@@ -233,15 +233,15 @@ impl Loaded {
     }
 
     /// Reads the ConfigMap that `kubectl get cm kubeadm-config -o yaml` prints.
-    fn read_config_map(&mut self, document: &Tree, spot: Spot) {
+    fn read_config_map(&mut self, document: &Node, spot: FieldPosition) {
         let name = document
             .get("metadata")
             .and_then(|metadata| metadata.get("name"))
-            .and_then(Tree::text);
+            .and_then(Node::text);
         let text = document
             .get("data")
             .and_then(|data| data.get("ClusterConfiguration"))
-            .and_then(Tree::text);
+            .and_then(Node::text);
         match (name, text) {
             (Some("kubeadm-config"), Some(text)) => {
                 let file = format!("{}#data.ClusterConfiguration", spot.place.file);
@@ -255,7 +255,7 @@ impl Loaded {
     }
 
     /// Reads a document of the API group `kubeadm.k8s.io`.
-    fn read_kubeadm(&mut self, document: &Tree, spot: Spot, version: &str, kind: &str) {
+    fn read_kubeadm(&mut self, document: &Node, spot: FieldPosition, version: &str, kind: &str) {
         let api = match version {
             "v1beta4" => ApiVersion::V1beta4,
             "v1beta3" => ApiVersion::V1beta3,
@@ -292,7 +292,7 @@ impl Loaded {
                 .push(spot.error(message, "keep one of the two documents"));
             return;
         }
-        document.duplicates(Severity::Warning, &mut self.faults);
+        document.duplicates(FaultSeverity::Warning, &mut self.faults);
         let merged = match self.base.take_if(|_| kind == DocumentKind::Cluster) {
             Some(base) => self.merge(base, document, &spot),
             None => None,
@@ -300,7 +300,13 @@ impl Loaded {
         self.read_fields(merged.as_ref().unwrap_or(document), spot, api, kind);
     }
 
-    fn read_fields(&mut self, document: &Tree, spot: Spot, api: ApiVersion, kind: DocumentKind) {
+    fn read_fields(
+        &mut self,
+        document: &Node,
+        spot: FieldPosition,
+        api: ApiVersion,
+        kind: DocumentKind,
+    ) {
         let walk = Walk::new(false);
         if let Some(map) = Field::root(&walk, document).map() {
             map.ignore(&["apiVersion", "kind"]);
@@ -310,7 +316,7 @@ impl Loaded {
                         cluster: read_cluster(&map, api),
                         endpoint_written: document
                             .get("controlPlaneEndpoint")
-                            .and_then(Tree::text)
+                            .and_then(Node::text)
                             .is_some_and(|text| !text.is_empty()),
                         document: spot,
                     });
@@ -328,7 +334,7 @@ impl Loaded {
     }
 
     /// Returns the place of the document of this kind that was read before.
-    fn spot_of(&self, kind: DocumentKind) -> Option<&Spot> {
+    fn spot_of(&self, kind: DocumentKind) -> Option<&FieldPosition> {
         match kind {
             DocumentKind::Cluster => self.cluster.as_ref().map(|cluster| &cluster.document),
             DocumentKind::Init => self.init.as_ref().map(|init| &init.document),
@@ -337,11 +343,11 @@ impl Loaded {
     }
 
     /// Merges a document over the cluster's own, if both have one API version.
-    fn merge(&mut self, mut base: Tree, document: &Tree, spot: &Spot) -> Option<Tree> {
-        let version = |document: &Tree| {
+    fn merge(&mut self, mut base: Node, document: &Node, spot: &FieldPosition) -> Option<Node> {
+        let version = |document: &Node| {
             document
                 .get("apiVersion")
-                .and_then(Tree::text)
+                .and_then(Node::text)
                 .map(str::to_owned)
         };
         if version(&base) != version(document) {
@@ -362,7 +368,7 @@ impl Loaded {
     }
 }
 
-fn unsupported_api(spot: &Spot, version: &str, kind: &str) -> Fault {
+fn unsupported_api(spot: &FieldPosition, version: &str, kind: &str) -> Fault {
     let api = format!("kubeadm.k8s.io/{version} (kind {kind})");
     match last_release_with(version) {
         Some(release) => spot.error(

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use super::address::{Endpoint, Note, Refusal, San};
-use crate::yaml::{self, Field, Spot};
+use super::address::{HostPort, InvalidValue, San, ValueNote};
+use crate::yaml::{self, Field, FieldPosition};
 
 /// Above this number of names in one certificate; many signers refuse the request.
 const MANY_SANS: usize = 100;
@@ -16,17 +16,20 @@ pub(super) enum ApiVersion {
 }
 
 /// Reads extra arguments as `(name, value, spot)`: a map in v1beta3, a list of name and value in v1beta4.
-pub(super) fn extra_args(field: Option<Field<'_>>, api: ApiVersion) -> Vec<(String, String, Spot)> {
+pub(super) fn extra_args(
+    field: Option<Field<'_>>,
+    api: ApiVersion,
+) -> Vec<(String, String, FieldPosition)> {
     let Some(field) = field else {
         return Vec::new();
     };
     let mut args = Vec::new();
     match (api, &field.node().kind) {
-        (ApiVersion::V1beta3, yaml::Kind::Seq(_)) => field.error(
+        (ApiVersion::V1beta3, yaml::NodeKind::Seq(_)) => field.error(
             "is a list, but kubeadm.k8s.io/v1beta3 requires a map",
             "write `name: value` lines, or change the document to v1beta4",
         ),
-        (ApiVersion::V1beta4, yaml::Kind::Map(_)) => field.error(
+        (ApiVersion::V1beta4, yaml::NodeKind::Map(_)) => field.error(
             "is a map, but kubeadm.k8s.io/v1beta4 requires a list",
             "write `- name: NAME` and `value: VALUE`, or change the document to v1beta3",
         ),
@@ -110,8 +113,8 @@ pub(super) fn sans(field: Option<Field<'_>>, upper_case: UpperCase) -> Vec<San> 
 }
 
 /// Parses an endpoint; reports its notes, or why it is refused.
-pub(super) fn endpoint(field: &Field<'_>, text: &str) -> Option<Endpoint> {
-    match Endpoint::parse(text) {
+pub(super) fn endpoint(field: &Field<'_>, text: &str) -> Option<HostPort> {
+    match HostPort::parse(text) {
         Ok((endpoint, notes)) => {
             warn(field, notes);
             Some(endpoint)
@@ -136,12 +139,12 @@ pub(super) fn absolute(field: &Field<'_>, text: &str) -> Option<PathBuf> {
 }
 
 /// Adds a refusal as an error of the field.
-pub(super) fn report(field: &Field<'_>, refusal: Refusal) {
+pub(super) fn report(field: &Field<'_>, refusal: InvalidValue) {
     field.error(refusal.message, refusal.fix);
 }
 
 /// Adds notes as warnings of the field.
-pub(super) fn warn(field: &Field<'_>, notes: impl IntoIterator<Item = Note>) {
+pub(super) fn warn(field: &Field<'_>, notes: impl IntoIterator<Item = ValueNote>) {
     for note in notes {
         field.warning(note.message, note.fix);
     }

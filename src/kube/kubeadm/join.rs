@@ -1,6 +1,6 @@
 //! The discovery part of a JoinConfiguration: how a joining node finds and verifies its cluster and authenticates itself.
 //!
-//! Owns [`Join`], kubeadm's rules for its fields, and its two secrets, which no message and no `Debug` output contains.
+//! Owns [`JoinDiscovery`], kubeadm's rules for its fields, and its two secrets, which no message and no `Debug` output contains.
 //! `cluster::discovery` performs the discovery.
 
 use std::fmt;
@@ -9,7 +9,7 @@ use std::str::FromStr;
 
 use zeroize::Zeroizing;
 
-use super::address::Endpoint;
+use super::address::HostPort;
 use super::fields::{ApiVersion, absolute, endpoint, filled};
 use crate::yaml::schema::section;
 use crate::yaml::{Field, Map};
@@ -21,7 +21,7 @@ const CERTIFICATE_KEY_DIGITS: usize = 64;
 
 /// The discovery part of a JoinConfiguration.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Join {
+pub struct JoinDiscovery {
     /// How the cluster is found. `None` if absent: kubeadm requires it, but a node with all inputs on disk does not.
     pub discovery: Option<Discovery>,
     /// The token that authenticates the node to the API server; by default the token of the discovery.
@@ -32,7 +32,7 @@ pub struct Join {
     pub ca_cert_path: PathBuf,
 }
 
-impl fmt::Debug for Join {
+impl fmt::Debug for JoinDiscovery {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Join")
             .field("discovery", &self.discovery)
@@ -54,7 +54,7 @@ pub enum Discovery {
         /// The token whose secret is the key of the signature.
         token: BootstrapToken,
         /// The API server that serves the ConfigMap.
-        endpoint: Endpoint,
+        endpoint: HostPort,
         /// SHA-256 of the SubjectPublicKeyInfo of each trusted CA certificate.
         pins: Vec<[u8; 32]>,
         /// True if the token's signature suffices without pins.
@@ -122,14 +122,14 @@ impl fmt::Debug for BootstrapToken {
 /// The text is not a bootstrap token. The error omits the text, which may be a mistyped token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a bootstrap token")]
-pub struct NoToken;
+pub struct InvalidToken;
 
 impl FromStr for BootstrapToken {
-    type Err = NoToken;
+    type Err = InvalidToken;
 
     /// Parses a text that kubeadm's `\A([a-z0-9]{6})\.([a-z0-9]{16})\z` matches.
-    fn from_str(text: &str) -> Result<Self, NoToken> {
-        let (id, secret) = text.split_once('.').ok_or(NoToken)?;
+    fn from_str(text: &str) -> Result<Self, InvalidToken> {
+        let (id, secret) = text.split_once('.').ok_or(InvalidToken)?;
         let is_valid = |part: &str, length| {
             let is_allowed = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
             part.len() == length && part.bytes().all(is_allowed)
@@ -140,7 +140,7 @@ impl FromStr for BootstrapToken {
                 secret: Zeroizing::new(secret.to_owned()),
             })
         } else {
-            Err(NoToken)
+            Err(InvalidToken)
         }
     }
 }
@@ -152,8 +152,8 @@ pub(super) fn read(
     map: &Map<'_>,
     control_plane: Option<&Map<'_>>,
     api: ApiVersion,
-) -> (Join, Option<Endpoint>) {
-    let mut join = Join {
+) -> (JoinDiscovery, Option<HostPort>) {
+    let mut join = JoinDiscovery {
         discovery: None,
         tls_bootstrap_token: None,
         certificate_key: control_plane.and_then(read_certificate_key),
@@ -202,10 +202,10 @@ pub(super) fn read(
     (join, api_server_endpoint)
 }
 
-fn read_token_discovery(map: &Map<'_>) -> (Option<Discovery>, Option<Endpoint>) {
+fn read_token_discovery(map: &Map<'_>) -> (Option<Discovery>, Option<HostPort>) {
     let token = read_token(map.get("token")).unwrap_or_else(|| {
         map.field().error("no token is set", TOKEN_FIX);
-        Err(NoToken)
+        Err(InvalidToken)
     });
     let api_server_endpoint = read_api_server_endpoint(map);
     let unsafe_skip_ca_verification = map
@@ -225,7 +225,7 @@ fn read_token_discovery(map: &Map<'_>) -> (Option<Discovery>, Option<Endpoint>) 
     (discovery, api_server_endpoint)
 }
 
-fn read_api_server_endpoint(map: &Map<'_>) -> Option<Endpoint> {
+fn read_api_server_endpoint(map: &Map<'_>) -> Option<HostPort> {
     let Some((field, text)) = filled(map.get("apiServerEndpoint")) else {
         map.field().error(
             "no apiServerEndpoint is set",
@@ -318,10 +318,10 @@ fn read_file_discovery(map: &Map<'_>) -> Option<DiscoveryFile> {
 }
 
 /// Reads a token; `None` if the field is absent or empty.
-fn read_token(field: Option<Field<'_>>) -> Option<Result<BootstrapToken, NoToken>> {
+fn read_token(field: Option<Field<'_>>) -> Option<Result<BootstrapToken, InvalidToken>> {
     let field = field?;
     let Some(text) = field.secret() else {
-        return Some(Err(NoToken));
+        return Some(Err(InvalidToken));
     };
     if text.is_empty() {
         return None;

@@ -3,11 +3,11 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use super::address::{Endpoint, NodeName, is_global_unicast, parse_ip};
+use super::address::{HostPort, NodeName, is_global_unicast, parse_ip};
 use super::fields::{ApiVersion, extra_args, filled, warn};
-use super::join::{self, Join};
+use super::join::{self, JoinDiscovery};
 use crate::yaml::schema::section;
-use crate::yaml::{Map, Spot};
+use crate::yaml::{FieldPosition, Map};
 
 pub(super) const DEFAULT_BIND_PORT: u16 = 6443;
 const ADDRESS_FIX: &str =
@@ -15,7 +15,7 @@ const ADDRESS_FIX: &str =
 
 /// The part of a node in its cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
+pub enum KubeadmRole {
     /// The first control-plane node.
     Init,
     /// A further control-plane node.
@@ -26,9 +26,9 @@ pub enum Role {
 
 /// The settings of one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Node {
+pub struct NodeConfig {
     /// Its part in the cluster.
-    pub role: Role,
+    pub role: KubeadmRole,
     /// Name of the Node object, also used in certificates.
     pub name: NodeName,
     /// Address of its API server; `None` exactly for a worker.
@@ -44,21 +44,21 @@ pub struct Node {
     pub kubelet_cert_dir: Option<PathBuf>,
     /// `discovery.bootstrapToken.apiServerEndpoint` of a joining node. For a worker always present: without that
     /// field, it is the `controlPlaneEndpoint`.
-    pub join_endpoint: Option<Endpoint>,
+    pub join_endpoint: Option<HostPort>,
     /// How a joining node finds its cluster; present exactly if a JoinConfiguration is.
-    pub join: Option<Join>,
+    pub join: Option<JoinDiscovery>,
 }
 
 /// An InitConfiguration or JoinConfiguration.
 #[derive(Debug)]
 pub(super) struct NodeDocument {
-    pub(super) document: Spot,
+    pub(super) document: FieldPosition,
     pub(super) name: LocatedText,
     /// `None` for a worker.
     pub(super) api_endpoint: Option<ApiEndpoint>,
     pub(super) kubelet: KubeletArguments,
-    pub(super) join_endpoint: Option<Endpoint>,
-    pub(super) join: Option<Join>,
+    pub(super) join_endpoint: Option<HostPort>,
+    pub(super) join: Option<JoinDiscovery>,
 }
 
 /// The arguments in `nodeRegistration.kubeletExtraArgs` that nodepki uses; the last of several with one name counts.
@@ -79,10 +79,10 @@ pub(super) struct ApiEndpoint {
     pub(super) bind_port: u16,
 }
 
-type LocatedText = Option<(String, Spot)>;
+type LocatedText = Option<(String, FieldPosition)>;
 
 /// Reads an InitConfiguration.
-pub(super) fn read_init(map: &Map<'_>, api: ApiVersion, document: Spot) -> NodeDocument {
+pub(super) fn read_init(map: &Map<'_>, api: ApiVersion, document: FieldPosition) -> NodeDocument {
     map.ignore(&["bootstrapTokens", "certificateKey", "skipPhases", "patches"]);
     if api == ApiVersion::V1beta4 {
         map.ignore(&["dryRun", "timeouts"]);
@@ -99,7 +99,7 @@ pub(super) fn read_init(map: &Map<'_>, api: ApiVersion, document: Spot) -> NodeD
 }
 
 /// Reads a JoinConfiguration.
-pub(super) fn read_join(map: &Map<'_>, api: ApiVersion, document: Spot) -> NodeDocument {
+pub(super) fn read_join(map: &Map<'_>, api: ApiVersion, document: FieldPosition) -> NodeDocument {
     map.ignore(&["skipPhases", "patches"]);
     if api == ApiVersion::V1beta4 {
         map.ignore(&["dryRun", "timeouts"]);

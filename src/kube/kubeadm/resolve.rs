@@ -6,11 +6,11 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
-use super::address::{Endpoint, NodeName, is_global_unicast};
-use super::cluster::Cluster;
-use super::documents::Loaded;
-use super::node::{DEFAULT_BIND_PORT, KubeletArguments, Node, NodeDocument, Role};
-use crate::yaml::{Faults, Spot};
+use super::address::{HostPort, NodeName, is_global_unicast};
+use super::cluster::ClusterConfig;
+use super::documents::Documents;
+use super::node::{DEFAULT_BIND_PORT, KubeadmRole, KubeletArguments, NodeConfig, NodeDocument};
+use crate::yaml::{Faults, FieldPosition};
 
 /// X.520's upper bound for a common name, in bytes.
 const MAX_COMMON_NAME_BYTES: usize = 64;
@@ -28,22 +28,22 @@ pub struct HostFacts {
     /// Address of the interface with the default route.
     pub default_route_address: Option<IpAddr>,
     /// The node as its existing files describe it.
-    pub running: Option<Running>,
+    pub running: Option<ExistingNode>,
     /// The node as an earlier run recorded it with its requests. Used if no document describes the node.
-    pub kept: Option<Node>,
+    pub kept: Option<NodeConfig>,
 }
 
 /// A node that was set up before, as its own files describe it. kubeadm uses the same files once it has run.
 #[derive(Clone, Debug)]
-pub struct Running {
+pub struct ExistingNode {
     /// Used if no document states the role.
-    pub role: Role,
+    pub role: KubeadmRole,
     /// Its name in the cluster.
     pub name: Option<NodeName>,
     /// Address and port of its API server.
     pub endpoint: Option<SocketAddr>,
     /// The API server that its kubelet uses.
-    pub server: Option<Endpoint>,
+    pub server: Option<HostPort>,
     /// The kubelet's `--cert-dir`, as kubeadm wrote it for the kubelet.
     pub kubelet_cert_dir: Option<PathBuf>,
     /// True if the node serves, or if nothing else describes it: these values then precede the host's name and
@@ -62,9 +62,9 @@ pub struct Overrides {
 #[derive(Clone, Debug)]
 pub struct Resolved {
     /// The cluster; `None` only for a worker whose configuration has none.
-    pub cluster: Option<Cluster>,
+    pub cluster: Option<ClusterConfig>,
     /// The node.
-    pub node: Node,
+    pub node: NodeConfig,
     /// Warnings of all documents.
     pub warnings: Faults,
 }
@@ -75,14 +75,14 @@ pub struct Resolved {
 /// All faults of [`load`](super::load) and of the rules that involve several documents, warnings included, in reading
 /// order.
 pub fn resolve(
-    loaded: &Loaded,
+    loaded: &Documents,
     host: &HostFacts,
     overrides: &Overrides,
 ) -> Result<Resolved, Faults> {
     if let Some(recorded) = host.kept.as_ref().filter(|_| !loaded.describes_node()) {
         return resolve_recorded(loaded, recorded, overrides);
     }
-    let inputs = Inputs::new(loaded, host, overrides);
+    let inputs = ResolveInputs::new(loaded, host, overrides);
     let mut faults = loaded.faults.clone();
     inputs.check_single_node_document(&mut faults);
     let role = inputs.role(&mut faults);
@@ -96,7 +96,7 @@ pub fn resolve(
     let advertise_address = inputs.advertise_address(role, &mut faults);
     let join_endpoint = inputs.join_endpoint(role, &mut faults);
     let kubelet = inputs.node.map(|node| &node.kubelet);
-    let node = name.map(|name| Node {
+    let node = name.map(|name| NodeConfig {
         role,
         name,
         advertise_address,
@@ -114,8 +114,10 @@ pub fn resolve(
         join: inputs.node.and_then(|node| node.join.clone()),
     });
     let cluster = match role {
-        Role::Worker => loaded.cluster().cloned(),
-        Role::Init | Role::Join => Some(loaded.cluster().cloned().unwrap_or_default()),
+        KubeadmRole::Worker => loaded.cluster().cloned(),
+        KubeadmRole::Init | KubeadmRole::Join => {
+            Some(loaded.cluster().cloned().unwrap_or_default())
+        }
     };
     let (node, warnings) = faults.outcome(node)?;
     match node {
@@ -124,28 +126,28 @@ pub fn resolve(
             node,
             warnings,
         }),
-        // `Inputs::name` has reported the missing name.
+        // `ResolveInputs::name` has reported the missing name.
         None => Err(warnings),
     }
 }
 
 /// Returns the node of an earlier run, in the cluster that the documents describe.
 fn resolve_recorded(
-    loaded: &Loaded,
-    recorded: &Node,
+    loaded: &Documents,
+    recorded: &NodeConfig,
     overrides: &Overrides,
 ) -> Result<Resolved, Faults> {
     let mut faults = loaded.faults.clone();
     let name = overrides.node_name.as_ref().unwrap_or(&recorded.name);
-    let name_spot = Spot::whole("node name");
+    let name_spot = FieldPosition::whole("node name");
     warn_of_long_name(recorded.role, name, &name_spot, &mut faults);
-    if recorded.role != Role::Worker && loaded.cluster().is_none() && !loaded.incomplete {
+    if recorded.role != KubeadmRole::Worker && loaded.cluster().is_none() && !loaded.incomplete {
         faults.push(
-            Spot::whole("kubeadm configuration")
+            FieldPosition::whole("kubeadm configuration")
                 .error("no ClusterConfiguration was found", NAME_KUBEADM_FILE),
         );
     }
-    let node = Node {
+    let node = NodeConfig {
         name: name.clone(),
         ..recorded.clone()
     };
@@ -158,21 +160,21 @@ fn resolve_recorded(
 }
 
 /// What the steps of [`resolve`] read.
-struct Inputs<'a> {
-    loaded: &'a Loaded,
+struct ResolveInputs<'a> {
+    loaded: &'a Documents,
     host: &'a HostFacts,
     overrides: &'a Overrides,
     /// The JoinConfiguration, or else the InitConfiguration.
     node: Option<&'a NodeDocument>,
-    running: Option<&'a Running>,
+    running: Option<&'a ExistingNode>,
     /// `running`, if its values precede the host's.
-    settled: Option<&'a Running>,
+    settled: Option<&'a ExistingNode>,
 }
 
-impl<'a> Inputs<'a> {
-    fn new(loaded: &'a Loaded, host: &'a HostFacts, overrides: &'a Overrides) -> Self {
+impl<'a> ResolveInputs<'a> {
+    fn new(loaded: &'a Documents, host: &'a HostFacts, overrides: &'a Overrides) -> Self {
         let running = host.running.as_ref();
-        Inputs {
+        ResolveInputs {
             loaded,
             host,
             overrides,
@@ -183,7 +185,7 @@ impl<'a> Inputs<'a> {
     }
 
     /// Returns the document that faults about the whole configuration refer to.
-    fn main_document(&self) -> Option<&'a Spot> {
+    fn main_document(&self) -> Option<&'a FieldPosition> {
         let node = self.node.map(|node| &node.document);
         node.or(self.loaded.cluster.as_ref().map(|input| &input.document))
     }
@@ -212,7 +214,7 @@ impl<'a> Inputs<'a> {
     }
 
     /// Returns the role from the documents, or else that of the settled node, or else that of a first node.
-    fn role(&self, faults: &mut Faults) -> Role {
+    fn role(&self, faults: &mut Faults) -> KubeadmRole {
         if let Some(role) = self.loaded.role() {
             return role;
         }
@@ -220,19 +222,19 @@ impl<'a> Inputs<'a> {
             return running.role;
         }
         if self.loaded.cluster().is_none() && !self.loaded.incomplete {
-            faults.push(Spot::whole("kubeadm configuration").error(
+            faults.push(FieldPosition::whole("kubeadm configuration").error(
                 "no InitConfiguration, ClusterConfiguration or JoinConfiguration was found",
                 NAME_KUBEADM_FILE,
             ));
         }
-        Role::Init
+        KubeadmRole::Init
     }
 
     /// Verifies that a joining control-plane node knows the cluster's configuration, and that the cluster has a
     /// `controlPlaneEndpoint`.
-    fn check_joinable_cluster(&self, role: Role, faults: &mut Faults) {
+    fn check_joinable_cluster(&self, role: KubeadmRole, faults: &mut Faults) {
         let Some(node) = self.node else { return };
-        if role != Role::Join || self.loaded.incomplete {
+        if role != KubeadmRole::Join || self.loaded.incomplete {
             return;
         }
         match &self.loaded.cluster {
@@ -254,7 +256,7 @@ impl<'a> Inputs<'a> {
 
     /// Returns the node's name and its origin. In this order: the override, `nodeRegistration.name`, the settled node,
     /// the host name, and, on a host without a name, the node of an interrupted run.
-    fn name(&self, faults: &mut Faults) -> Option<(NodeName, Spot)> {
+    fn name(&self, faults: &mut Faults) -> Option<(NodeName, FieldPosition)> {
         let written = self.node.and_then(|node| node.name.as_ref());
         if let Some(name) = &self.overrides.node_name {
             if let Some((text, spot)) = written
@@ -265,12 +267,15 @@ impl<'a> Inputs<'a> {
                     "make both the same",
                 ));
             }
-            return Some((name.clone(), Spot::whole("node name")));
+            return Some((name.clone(), FieldPosition::whole("node name")));
         }
         let (text, spot) = match (written, self.existing_name()) {
             (Some((text, spot)), _) => (text.as_str(), spot.clone()),
-            (None, Some(name)) => return Some((name.clone(), Spot::whole("node name"))),
-            (None, None) => (self.host.hostname.as_str(), Spot::whole("host name")),
+            (None, Some(name)) => return Some((name.clone(), FieldPosition::whole("node name"))),
+            (None, None) => (
+                self.host.hostname.as_str(),
+                FieldPosition::whole("host name"),
+            ),
         };
         match text.parse::<NodeName>() {
             Ok(name) => Some((name, spot)),
@@ -307,8 +312,8 @@ impl<'a> Inputs<'a> {
     }
 
     /// Returns the address of the node's API server; `None` for a worker.
-    fn advertise_address(&self, role: Role, faults: &mut Faults) -> Option<IpAddr> {
-        if role == Role::Worker {
+    fn advertise_address(&self, role: KubeadmRole, faults: &mut Faults) -> Option<IpAddr> {
+        if role == KubeadmRole::Worker {
             return None;
         }
         let api = self.node.and_then(|node| node.api_endpoint.as_ref());
@@ -317,7 +322,7 @@ impl<'a> Inputs<'a> {
             return Some(address);
         }
         if self.settled.is_some() && self.node.is_none() {
-            faults.push(Spot::whole("this node").error(
+            faults.push(FieldPosition::whole("this node").error(
                 "neither the manifest of kube-apiserver nor controller-manager.conf contains the address of the node's API server",
                 "write an InitConfiguration with nodeRegistration.name and localAPIEndpoint.advertiseAddress, and name it with --kubeadm-config FILE",
             ));
@@ -327,8 +332,8 @@ impl<'a> Inputs<'a> {
             faults.push(document.error(
                 "no advertiseAddress is set (0.0.0.0 and :: do not count), and the node has no default route to take one from",
                 match role {
-                    Role::Join => "set controlPlane.localAPIEndpoint.advertiseAddress to the node's own address",
-                    Role::Init | Role::Worker => "set localAPIEndpoint.advertiseAddress in an InitConfiguration to the node's own address",
+                    KubeadmRole::Join => "set controlPlane.localAPIEndpoint.advertiseAddress to the node's own address",
+                    KubeadmRole::Init | KubeadmRole::Worker => "set localAPIEndpoint.advertiseAddress in an InitConfiguration to the node's own address",
                 },
             ));
         }
@@ -359,9 +364,9 @@ impl<'a> Inputs<'a> {
     }
 
     /// Returns the API server that the node joins through; a worker without one is an error.
-    fn join_endpoint(&self, role: Role, faults: &mut Faults) -> Option<Endpoint> {
+    fn join_endpoint(&self, role: KubeadmRole, faults: &mut Faults) -> Option<HostPort> {
         let written = self.node.and_then(|node| node.join_endpoint.clone());
-        if written.is_some() || role != Role::Worker {
+        if written.is_some() || role != KubeadmRole::Worker {
             return written;
         }
         let existing = self.settled.and_then(|running| running.server.clone());
@@ -381,12 +386,17 @@ impl<'a> Inputs<'a> {
 
 /// Warns of a name that makes a common name too long: the name itself is that of etcd's certificates and, after
 /// `system:node:`, that of the kubelet's.
-fn warn_of_long_name(role: Role, name: &NodeName, spot: &Spot, faults: &mut Faults) {
+fn warn_of_long_name(
+    role: KubeadmRole,
+    name: &NodeName,
+    spot: &FieldPosition,
+    faults: &mut Faults,
+) {
     let kubelet_name_bytes = format!("system:node:{name}").len();
     if kubelet_name_bytes <= MAX_COMMON_NAME_BYTES {
         return;
     }
-    let has_etcd = role != Role::Worker;
+    let has_etcd = role != KubeadmRole::Worker;
     let certificates = if has_etcd && name.as_str().len() > MAX_COMMON_NAME_BYTES {
         "kubelet.conf, etcd-server and etcd-peer"
     } else {

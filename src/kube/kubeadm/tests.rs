@@ -30,7 +30,7 @@ fn init_with(cluster: &str) -> Result<Resolved, Faults> {
 }
 
 /// Returns the cluster of a configuration that must be accepted without a warning.
-fn without_warnings(cluster: &str) -> Cluster {
+fn without_warnings(cluster: &str) -> ClusterConfig {
     let resolved = init_with(cluster).unwrap();
     assert_eq!(texts(&resolved.warnings), [""; 0]);
     resolved.cluster.unwrap()
@@ -153,8 +153,8 @@ fn gives_stacked_first_node_kubeadm_defaults() {
     let resolved = run(&format!("{INIT}---\n{CLUSTER}")).unwrap();
     assert_eq!(
         resolved.node,
-        Node {
-            role: Role::Init,
+        NodeConfig {
+            role: KubeadmRole::Init,
             name: "cp1".parse().unwrap(),
             advertise_address: Some("192.0.2.11".parse().unwrap()),
             bind_port: 6443,
@@ -172,9 +172,9 @@ fn gives_stacked_first_node_kubeadm_defaults() {
     assert_eq!(version.to_string(), "v1.36.2");
     assert_eq!(
         cluster,
-        Cluster {
+        ClusterConfig {
             kubernetes_version: Some(version),
-            ..Cluster::default()
+            ..ClusterConfig::default()
         }
     );
     assert_eq!(
@@ -201,7 +201,7 @@ fn accepts_either_document_alone() {
         "192.0.2.99"
     );
     let resolved = run(INIT).unwrap();
-    assert_eq!(resolved.cluster, Some(Cluster::default()));
+    assert_eq!(resolved.cluster, Some(ClusterConfig::default()));
 }
 
 #[test]
@@ -214,7 +214,7 @@ fn takes_joining_node_from_join_configuration() {
         &Overrides::default(),
     )
     .unwrap();
-    assert_eq!(resolved.node.role, Role::Join);
+    assert_eq!(resolved.node.role, KubeadmRole::Join);
     assert_eq!(resolved.node.name.as_str(), "cp2");
     assert_eq!(
         resolved.node.advertise_address.unwrap().to_string(),
@@ -250,7 +250,7 @@ fn requires_cluster_and_endpoint_for_joining_control_plane() {
 #[test]
 fn requires_name_and_endpoint_for_worker() {
     let resolved = run(WORKER).unwrap();
-    assert_eq!(resolved.node.role, Role::Worker);
+    assert_eq!(resolved.node.role, KubeadmRole::Worker);
     assert_eq!(resolved.node.name.as_str(), "w1");
     assert_eq!(resolved.node.advertise_address, None);
     assert_eq!(resolved.cluster, None);
@@ -285,7 +285,7 @@ fn accepts_first_nodes_file_on_joining_node() {
     let sources = [("init.yaml", first.as_str()), ("join.yaml", JOIN)];
     for sources in [sources, [sources[1], sources[0]]] {
         let resolved = resolve(&sources).unwrap();
-        assert_eq!(resolved.node.role, Role::Join);
+        assert_eq!(resolved.node.role, KubeadmRole::Join);
         assert_eq!(resolved.node.name.as_str(), "cp2");
         assert!(resolved.cluster.is_some());
         assert_eq!(
@@ -890,8 +890,18 @@ fn reads_versions() {
     ] {
         assert!(version(text).is_err(), "{text}");
     }
-    assert!(!"v1.33.9".parse::<Version>().unwrap().at_least(1, 34));
-    assert!("v2.0.0".parse::<Version>().unwrap().at_least(1, 34));
+    assert!(
+        !"v1.33.9"
+            .parse::<KubernetesVersion>()
+            .unwrap()
+            .at_least(1, 34)
+    );
+    assert!(
+        "v2.0.0"
+            .parse::<KubernetesVersion>()
+            .unwrap()
+            .at_least(1, 34)
+    );
 }
 
 #[test]
@@ -967,7 +977,7 @@ fn survives_broken_text() {
 const PIN: &str = "sha256:38BA71fec120ca030302aad31b05f4be388ce4b135b451f13ea2fb9c2dbc3c27";
 
 /// Loads a worker's JoinConfiguration with this `discovery`, in flow style.
-fn joining(api: &str, discovery: &str) -> Loaded {
+fn joining(api: &str, discovery: &str) -> Documents {
     let text = format!(
         "apiVersion: kubeadm.k8s.io/{api}\nkind: JoinConfiguration\nnodeRegistration: {{name: w1}}\ndiscovery: {discovery}\n"
     );

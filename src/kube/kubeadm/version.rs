@@ -3,11 +3,11 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::address::Refusal;
+use super::address::InvalidValue;
 
 /// A released version of Kubernetes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Version {
+pub struct KubernetesVersion {
     /// Major.
     pub major: u32,
     /// Minor.
@@ -18,14 +18,14 @@ pub struct Version {
     pub pre: Option<String>,
 }
 
-impl Version {
+impl KubernetesVersion {
     /// Returns true for the given minor release and later ones.
     pub(crate) fn at_least(&self, major: u32, minor: u32) -> bool {
         (self.major, self.minor) >= (major, minor)
     }
 }
 
-impl fmt::Display for Version {
+impl fmt::Display for KubernetesVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "v{}.{}.{}", self.major, self.minor, self.patch)?;
         match &self.pre {
@@ -35,12 +35,12 @@ impl fmt::Display for Version {
     }
 }
 
-impl FromStr for Version {
-    type Err = Refusal;
+impl FromStr for KubernetesVersion {
+    type Err = InvalidValue;
 
     /// Parses `v1.36.2` or `1.36.2-alpha.1+build`; the build is dropped.
-    fn from_str(text: &str) -> Result<Self, Refusal> {
-        let refusal = || Refusal {
+    fn from_str(text: &str) -> Result<Self, InvalidValue> {
+        let refusal = || InvalidValue {
             message: format!("{text:?} is not a Kubernetes version"),
             fix: "write it in full, such as v1.36.2, or remove it".to_owned(),
         };
@@ -52,12 +52,14 @@ impl FromStr for Version {
         };
         let numbers: Option<Vec<u32>> = release.split('.').map(parse_number).collect();
         match numbers.as_deref() {
-            Some(&[major, minor, patch]) if pre.is_none_or(is_pre_release) => Ok(Version {
-                major,
-                minor,
-                patch,
-                pre: pre.map(str::to_owned),
-            }),
+            Some(&[major, minor, patch]) if pre.is_none_or(is_pre_release) => {
+                Ok(KubernetesVersion {
+                    major,
+                    minor,
+                    patch,
+                    pre: pre.map(str::to_owned),
+                })
+            }
             _ => Err(refusal()),
         }
     }

@@ -13,7 +13,7 @@ use crate::x509::KeyAlgorithm;
 struct Golden {
     data: BTreeMap<String, Vec<u8>>,
     key: CertificateKey,
-    entries: BTreeSet<Entry>,
+    entries: BTreeSet<SharedFile>,
     dir: PathBuf,
 }
 
@@ -38,7 +38,7 @@ fn golden(case: &str) -> Golden {
     Golden {
         entries: data
             .keys()
-            .map(|name| Entry::parse(name).unwrap())
+            .map(|name| SharedFile::parse(name).unwrap())
             .collect(),
         data,
         key: text.trim().parse().unwrap(),
@@ -47,25 +47,28 @@ fn golden(case: &str) -> Golden {
 }
 
 impl Golden {
-    fn file(&self, entry: Entry) -> Vec<u8> {
+    fn file(&self, entry: SharedFile) -> Vec<u8> {
         let name = match entry {
-            Entry::ExternalEtcdAuthority => "ext/ca.crt",
-            Entry::ExternalEtcdCertificate => "ext/client.crt",
-            Entry::ExternalEtcdKey => "ext/client.key",
-            Entry::Authority(Authority::EtcdCa) => "etcd/ca.crt",
-            Entry::AuthorityKey(Authority::EtcdCa) => "etcd/ca.key",
+            SharedFile::ExternalEtcdAuthority => "ext/ca.crt",
+            SharedFile::ExternalEtcdCertificate => "ext/client.crt",
+            SharedFile::ExternalEtcdKey => "ext/client.key",
+            SharedFile::Authority(Authority::EtcdCa) => "etcd/ca.crt",
+            SharedFile::AuthorityKey(Authority::EtcdCa) => "etcd/ca.key",
             other => other.as_str(),
         };
         fs::read(self.dir.join("pki").join(name)).unwrap()
     }
 
-    fn without_authority_keys(&self) -> BTreeSet<Entry> {
+    fn without_authority_keys(&self) -> BTreeSet<SharedFile> {
         let mut entries = self.entries.clone();
         entries.retain(|entry| !entry.is_authority_key());
         entries
     }
 
-    fn open(&self, needed: &BTreeSet<Entry>) -> Result<(SharedCerts, Vec<String>), Box<Error>> {
+    fn open(
+        &self,
+        needed: &BTreeSet<SharedFile>,
+    ) -> Result<(SharedCerts, Vec<String>), Box<SharedCertsError>> {
         open(&self.data, &self.key, needed)
     }
 
@@ -75,7 +78,7 @@ impl Golden {
         error.to_string()
     }
 
-    fn put(&mut self, entry: Entry, plain: &[u8]) {
+    fn put(&mut self, entry: SharedFile, plain: &[u8]) {
         let value = self.key.seal(plain, [7; NONCE_BYTES]).unwrap();
         self.data.insert(entry.as_str().to_owned(), value);
     }
@@ -208,11 +211,11 @@ fn requires_needed_entries() {
     );
     // With external etcd, its authority is not needed.
     let (certs, _) = golden
-        .open(&BTreeSet::from([Entry::ServiceAccountPublic]))
+        .open(&BTreeSet::from([SharedFile::ServiceAccountPublic]))
         .unwrap();
     assert_eq!(
         certs.entries().collect::<Vec<_>>(),
-        [Entry::ServiceAccountPublic]
+        [SharedFile::ServiceAccountPublic]
     );
 }
 
@@ -236,12 +239,12 @@ fn accepts_damaged_entry_that_is_not_needed() {
 fn refuses_entry_with_wrong_content() {
     let rsa = golden("rsa-default");
     let external = golden("external-etcd");
-    let ca = Entry::Authority(Authority::Ca);
-    let ca_key = Entry::AuthorityKey(Authority::Ca);
+    let ca = SharedFile::Authority(Authority::Ca);
+    let ca_key = SharedFile::AuthorityKey(Authority::Ca);
     for (entry, contents, why) in [
         (
             ca,
-            external.file(Entry::ExternalEtcdCertificate),
+            external.file(SharedFile::ExternalEtcdCertificate),
             "is not a CA certificate",
         ),
         (
@@ -256,23 +259,23 @@ fn refuses_entry_with_wrong_content() {
             "it does not contain a PEM private key",
         ),
         (
-            Entry::ServiceAccountKey,
+            SharedFile::ServiceAccountKey,
             b"garbage".to_vec(),
             "it does not contain a PEM private key",
         ),
         (
-            Entry::ServiceAccountPublic,
-            rsa.file(Entry::ServiceAccountPublic),
+            SharedFile::ServiceAccountPublic,
+            rsa.file(SharedFile::ServiceAccountPublic),
             "it does not belong to sa.key",
         ),
         (
-            Entry::ExternalEtcdKey,
+            SharedFile::ExternalEtcdKey,
             rsa.file(ca_key),
             "it does not belong to external-etcd.crt",
         ),
         (
-            Entry::ExternalEtcdCertificate,
-            external.file(Entry::ExternalEtcdKey),
+            SharedFile::ExternalEtcdCertificate,
+            external.file(SharedFile::ExternalEtcdKey),
             "it does not contain a certificate",
         ),
     ] {
@@ -296,19 +299,19 @@ fn accepts_second_public_key_of_changing_service_account() {
     let mut golden = golden("ecdsa-p256");
     let (other, own) = (
         PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap(),
-        golden.file(Entry::ServiceAccountPublic),
+        golden.file(SharedFile::ServiceAccountPublic),
     );
     let both = [other.public_key().to_pem().into_bytes(), own.clone()].concat();
-    golden.put(Entry::ServiceAccountPublic, &both);
+    golden.put(SharedFile::ServiceAccountPublic, &both);
     let (certs, _) = golden.open(&golden.without_authority_keys()).unwrap();
     assert_eq!(
         certs
-            .contents(Entry::ServiceAccountPublic)
+            .contents(SharedFile::ServiceAccountPublic)
             .unwrap()
             .as_slice(),
         both
     );
-    let holds = |bytes: &[u8]| Entry::ServiceAccountPublic.holds(bytes);
+    let holds = |bytes: &[u8]| SharedFile::ServiceAccountPublic.holds(bytes);
     assert_ne!(holds(&both), holds(&own));
     assert_eq!(holds(&[b"text\n".as_slice(), &own].concat()), holds(&own));
 }
@@ -348,8 +351,8 @@ fn omits_contents_from_debug_output() {
 
 #[test]
 fn parses_displayed_names() {
-    for entry in Entry::ALL {
-        assert_eq!(Entry::parse(entry.as_str()), Some(entry));
+    for entry in SharedFile::ALL {
+        assert_eq!(SharedFile::parse(entry.as_str()), Some(entry));
     }
-    assert_eq!(Entry::parse("etcd/ca.crt"), None);
+    assert_eq!(SharedFile::parse("etcd/ca.crt"), None);
 }

@@ -10,27 +10,27 @@ use time::{Duration, OffsetDateTime};
 
 use super::text::minute;
 use super::{
-    Access, AuthorityStatus, CertStatus, Facts, FileStatus, KubeconfigStatus, PendingStatus, Role,
-    ServiceAccountStatus, State, Status, Trouble, human_duration,
+    AuthorityStatus, CertStatus, Facts, FileAccess, FileStatus, KubeconfigStatus, NodeRole,
+    NodeStatus, PendingStatus, RowState, ServiceAccountStatus, Trouble, human_duration,
 };
 use crate::kube::kubeconfig::KubeconfigError;
 use crate::kube::manifest::MANIFESTS;
 use crate::kube::names::{Authority, CertName};
 use crate::node::role::{files_of_control_plane, role_of};
-use crate::node::{KubeconfigFile, NodeFile, NodeState};
+use crate::node::{KubeconfigState, NodeFile, NodeState};
 use crate::spec::assess::{
-    self, COPY_SERVICE_ACCOUNT, Found, FoundKubeconfig, Replaced, Witness, trusted_by,
+    self, COPY_SERVICE_ACCOUNT, CaEvidence, Observed, ObservedKubeconfig, ReplacedCa, trusted_by,
 };
 use crate::spec::{KUBECONFIG_DIR, kubeconfig_path};
-use crate::store::{self, FileKind, Issued, Metadata, Slot, Ticket};
+use crate::store::{self, FileKind, IssuedRecord, Metadata, RequestRecord, Slot};
 use crate::x509::{
-    Certificate, Chain, Difference, PrivateKey, PublicKey, TrustBundle, hex, is_same_authority,
+    CertDifference, Certificate, Chain, PrivateKey, PublicKey, TrustBundle, hex, is_same_authority,
     path_differences,
 };
 
 /// Judges everything that kubeadm's PKI consists of. `described` is the role that the node's kubeadm configuration gives
 /// it. Never fails.
-pub fn collect(state: &NodeState, described: Option<Role>, now: OffsetDateTime) -> Status {
+pub fn collect(state: &NodeState, described: Option<NodeRole>, now: OffsetDateTime) -> NodeStatus {
     let root = state.root();
     let mut notes = Vec::new();
     let pending = root.tickets().unwrap_or_else(|error| {
@@ -44,8 +44,8 @@ pub fn collect(state: &NodeState, described: Option<Role>, now: OffsetDateTime) 
         issued: root.issued().unwrap_or_default(),
     };
     let role = role_of(state, &pending, described);
-    let local_etcd = role == Role::ControlPlane && node.runs_etcd();
-    if role == Role::Empty {
+    let local_etcd = role == NodeRole::ControlPlane && node.runs_etcd();
+    if role == NodeRole::Empty {
         notes.push(format!(
             "there is no certificate, key or kubeconfig in {} or {}",
             node.here(state.layout().certificates_dir()),
@@ -53,38 +53,38 @@ pub fn collect(state: &NodeState, described: Option<Role>, now: OffsetDateTime) 
         ));
     }
 
-    if role == Role::Worker {
+    if role == NodeRole::Worker {
         notes.extend(node.unused_on_worker());
     }
 
     let mut authorities: Vec<Bundle> = Authority::ALL
         .into_iter()
         .filter(|name| match (role, name) {
-            (Role::Empty, _) => false,
+            (NodeRole::Empty, _) => false,
             (_, Authority::Ca) => true,
-            (Role::Worker, _) => false,
-            (Role::ControlPlane, Authority::FrontProxyCa) => true,
-            (Role::ControlPlane, Authority::EtcdCa) => {
+            (NodeRole::Worker, _) => false,
+            (NodeRole::ControlPlane, Authority::FrontProxyCa) => true,
+            (NodeRole::ControlPlane, Authority::EtcdCa) => {
                 local_etcd || state.exists(&state.layout().authority(*name)[0])
             }
         })
         .map(|name| node.authority(name))
         .collect();
-    let leaves: Vec<(CertName, Leaf)> = CertName::ALL
+    let leaves: Vec<(CertName, LeafState)> = CertName::ALL
         .into_iter()
         .filter(|name| match (role, name) {
-            (Role::Empty, _) => false,
+            (NodeRole::Empty, _) => false,
             (_, CertName::KubeletConf) => true,
             (_, CertName::KubeletServing) => node.has_issued_serving(&authorities),
-            (Role::Worker, _) => false,
-            (Role::ControlPlane, CertName::SuperAdminConf) => state.has_files_of(*name),
-            (Role::ControlPlane, name) => {
+            (NodeRole::Worker, _) => false,
+            (NodeRole::ControlPlane, CertName::SuperAdminConf) => state.has_files_of(*name),
+            (NodeRole::ControlPlane, name) => {
                 name.authority() != Authority::EtcdCa || local_etcd || state.has_files_of(*name)
             }
         })
         .map(|name| (name, node.leaf(name)))
         .collect();
-    let found: Vec<(Option<Replaced>, Option<String>)> = authorities
+    let found: Vec<(Option<ReplacedCa>, Option<String>)> = authorities
         .iter()
         .map(|bundle| {
             let replaced = node.replaced(bundle, &authorities, &leaves);
@@ -108,7 +108,7 @@ pub fn collect(state: &NodeState, described: Option<Role>, now: OffsetDateTime) 
         })
         .collect();
 
-    Status {
+    NodeStatus {
         at: now,
         root: root.path().display().to_string(),
         certificates_dir: state.layout().certificates_dir().display().to_string(),
@@ -120,14 +120,14 @@ pub fn collect(state: &NodeState, described: Option<Role>, now: OffsetDateTime) 
             .collect(),
         certificates,
         has_served: state.has_served(),
-        service_account: (role == Role::ControlPlane).then(|| node.service_account()),
+        service_account: (role == NodeRole::ControlPlane).then(|| node.service_account()),
         pending: pending.into_iter().map(pending_status).collect(),
         notes,
     }
 }
 
 /// The host where the components of this node expect its API server; none where they differ.
-fn local_server(leaves: &[(CertName, Leaf)]) -> Option<String> {
+fn local_server(leaves: &[(CertName, LeafState)]) -> Option<String> {
     let server = |wanted: CertName| {
         let (_, leaf) = leaves.iter().find(|(name, _)| *name == wanted)?;
         leaf.kubeconfig.as_ref()?.server.as_deref()
@@ -147,43 +147,43 @@ fn local_server(leaves: &[(CertName, Leaf)]) -> Option<String> {
 struct Node<'a> {
     state: &'a NodeState,
     now: OffsetDateTime,
-    issued: BTreeMap<CertName, Issued>,
+    issued: BTreeMap<CertName, IssuedRecord>,
 }
 
 /// What is wrong with a file or a certificate.
 #[derive(Debug)]
-struct Fault {
+struct FileFault {
     trouble: Trouble,
     words: String,
 }
 
-impl Fault {
-    fn new(trouble: Trouble, words: impl Into<String>) -> Fault {
-        Fault {
+impl FileFault {
+    fn new(trouble: Trouble, words: impl Into<String>) -> FileFault {
+        FileFault {
             trouble,
             words: words.into(),
         }
     }
 
-    fn of_store(error: &store::Error) -> Fault {
+    fn of_store(error: &store::StoreError) -> FileFault {
         let trouble = match error.class() {
-            store::Class::Denied => Trouble::Denied,
-            store::Class::Unsafe => Trouble::NotAFile,
+            store::ErrorClass::Denied => Trouble::Denied,
+            store::ErrorClass::Unsafe => Trouble::NotAFile,
             _ => Trouble::Damaged,
         };
-        Fault::new(trouble, error.to_string())
+        FileFault::new(trouble, error.to_string())
     }
 }
 
 /// An authority's row, and what its leaves are verified with.
 struct Bundle {
     status: AuthorityStatus,
-    trust: Result<TrustBundle, Fault>,
+    trust: Result<TrustBundle, FileFault>,
     path: PathBuf,
 }
 
 impl Bundle {
-    fn is_replaced(&mut self, replaced: Option<Replaced>, node: &Node<'_>) {
+    fn is_replaced(&mut self, replaced: Option<ReplacedCa>, node: &Node<'_>) {
         if let Some(replaced) = &replaced {
             let words = replaced.sentence(&node.here(&self.path));
             self.status.problems.push(words);
@@ -195,10 +195,10 @@ impl Bundle {
 }
 
 /// A leaf as found, wherever it lives.
-struct Leaf {
-    chain: Result<Chain, Fault>,
-    key: Result<PrivateKey, Fault>,
-    kubeconfig: Option<FoundKubeconfig>,
+struct LeafState {
+    chain: Result<Chain, FileFault>,
+    key: Result<PrivateKey, FileFault>,
+    kubeconfig: Option<ObservedKubeconfig>,
     remarks: Vec<String>,
     files: Vec<FileStatus>,
 }
@@ -281,18 +281,22 @@ impl Node<'_> {
         &self,
         file: &NodeFile,
         parse: impl FnOnce(&[u8]) -> Result<T, E>,
-    ) -> Result<T, Fault> {
-        let bytes = file.bytes().map_err(|error| Fault::of_store(&error))?;
+    ) -> Result<T, FileFault> {
+        let bytes = file.bytes().map_err(|error| FileFault::of_store(&error))?;
         let absent = match file.is_dangling() {
             true => "is a symbolic link that leads nowhere (dangling)",
             false => "is missing",
         };
-        understood(Found::read(bytes, parse), &self.here(file.path()), absent)
+        understood(
+            Observed::read(bytes, parse),
+            &self.here(file.path()),
+            absent,
+        )
     }
 
     /// What is wrong with the mode of a file that holds a private key, or of one that is trusted.
-    fn exposure(&self, file: &FileStatus) -> Option<Fault> {
-        let Access { mode, .. } = file.access.filter(|access| access.regular)?;
+    fn exposure(&self, file: &FileStatus) -> Option<FileFault> {
+        let FileAccess { mode, .. } = file.access.filter(|access| access.regular)?;
         let here = self.here(Path::new(&file.path));
         let words = if file.secret && mode & 0o007 != 0 {
             format!(
@@ -305,24 +309,24 @@ impl Node<'_> {
         } else {
             return None;
         };
-        Some(Fault::new(Trouble::Exposed, words))
+        Some(FileFault::new(Trouble::Exposed, words))
     }
 }
 
-fn understood<T>(found: Found<T>, what: &str, absent: &str) -> Result<T, Fault> {
+fn understood<T>(found: Observed<T>, what: &str, absent: &str) -> Result<T, FileFault> {
     match found {
-        Found::Present(value) => Ok(value),
-        Found::Absent => Err(Fault::new(Trouble::Absent, format!("{what} {absent}"))),
-        Found::Empty => Err(Fault::new(Trouble::Empty, format!("{what} is empty"))),
-        Found::Unreadable(why) => Err(Fault::new(
+        Observed::Present(value) => Ok(value),
+        Observed::Absent => Err(FileFault::new(Trouble::Absent, format!("{what} {absent}"))),
+        Observed::Empty => Err(FileFault::new(Trouble::Empty, format!("{what} is empty"))),
+        Observed::Unreadable(why) => Err(FileFault::new(
             Trouble::Damaged,
             format!("{what} is unreadable: {why}"),
         )),
     }
 }
 
-fn access(metadata: &Metadata) -> Access {
-    Access {
+fn access(metadata: &Metadata) -> FileAccess {
+    FileAccess {
         regular: metadata.kind == FileKind::File,
         mode: metadata.mode,
         uid: metadata.uid,
@@ -333,7 +337,7 @@ fn access(metadata: &Metadata) -> Access {
 // ---- leaves ----
 
 impl Node<'_> {
-    fn leaf(&self, name: CertName) -> Leaf {
+    fn leaf(&self, name: CertName) -> LeafState {
         match name.is_kubeconfig() {
             true => self.read_kubeconfig(name),
             false => self.read_pair(name),
@@ -345,8 +349,8 @@ impl Node<'_> {
         &self,
         bundle: &Bundle,
         authorities: &[Bundle],
-        leaves: &[(CertName, Leaf)],
-    ) -> Option<Replaced> {
+        leaves: &[(CertName, LeafState)],
+    ) -> Option<ReplacedCa> {
         let trust = bundle.trust.as_ref().ok()?;
         let witnesses = self.witnesses(bundle, leaves);
         let others = authorities
@@ -362,13 +366,17 @@ impl Node<'_> {
         assess::replaced(trust, &witnesses, &elsewhere)
     }
 
-    fn valid_copy(&self, bundle: &Bundle, leaves: &[(CertName, Leaf)]) -> Option<String> {
+    fn valid_copy(&self, bundle: &Bundle, leaves: &[(CertName, LeafState)]) -> Option<String> {
         let trust = bundle.trust.as_ref().ok()?;
         let witnesses = self.witnesses(bundle, leaves);
         assess::valid_copy(trust, &witnesses, &self.here(&bundle.path), self.now)
     }
 
-    fn witnesses<'l>(&self, bundle: &Bundle, leaves: &'l [(CertName, Leaf)]) -> Vec<Witness<'l>> {
+    fn witnesses<'l>(
+        &self,
+        bundle: &Bundle,
+        leaves: &'l [(CertName, LeafState)],
+    ) -> Vec<CaEvidence<'l>> {
         leaves
             .iter()
             .filter(|(name, _)| name.authority() == bundle.status.name)
@@ -376,7 +384,7 @@ impl Node<'_> {
                 let chain = leaf.chain.as_ref().ok();
                 let kubeconfig = leaf.kubeconfig.as_ref();
                 let file = leaf.files.first();
-                Witness {
+                CaEvidence {
                     name: *name,
                     file: file.map_or_else(String::new, |file| self.here(file.path.as_ref())),
                     chain,
@@ -389,7 +397,7 @@ impl Node<'_> {
             .collect()
     }
 
-    fn read_pair(&self, name: CertName) -> Leaf {
+    fn read_pair(&self, name: CertName) -> LeafState {
         let [certificate, key] = self
             .state
             .layout()
@@ -401,7 +409,7 @@ impl Node<'_> {
         {
             remarks.push(PKCS8.to_owned());
         }
-        Leaf {
+        LeafState {
             files: vec![
                 self.status_of(&certificate, false),
                 self.status_of(&key, true),
@@ -413,17 +421,17 @@ impl Node<'_> {
         }
     }
 
-    fn read_kubeconfig(&self, name: CertName) -> Leaf {
+    fn read_kubeconfig(&self, name: CertName) -> LeafState {
         let file = self.state.file(kubeconfig_path(name));
         let files = vec![self.status_of(&file, true)];
         let here = self.here(file.path());
         // Absent, empty and unreadable files are reported as any other file.
         let read = self.parse(&file, |_| Ok::<_, String>(())).and_then(|()| {
             let read = self.state.kubeconfig(file.path());
-            read.map_err(|error| Fault::of_store(&error))
+            read.map_err(|error| FileFault::of_store(&error))
         });
-        let unusable = |fault: Fault| Leaf {
-            key: Err(Fault::new(fault.trouble, String::new())),
+        let unusable = |fault: FileFault| LeafState {
+            key: Err(FileFault::new(fault.trouble, String::new())),
             chain: Err(fault),
             kubeconfig: None,
             remarks: Vec::new(),
@@ -431,7 +439,7 @@ impl Node<'_> {
         };
         match read {
             Err(fault) => unusable(fault),
-            Ok(KubeconfigFile::Embedded(found)) => Leaf {
+            Ok(KubeconfigState::Embedded(found)) => LeafState {
                 chain: understood(
                     found.chain,
                     &format!("the client certificate in {here}"),
@@ -449,19 +457,19 @@ impl Node<'_> {
                 },
                 files,
             },
-            Ok(KubeconfigFile::ByFile {
+            Ok(KubeconfigState::ByFile {
                 certificate,
                 key,
                 kubeconfig,
             }) => self.read_by_file(&certificate, &key, kubeconfig, files),
-            Ok(KubeconfigFile::Unusable(error)) => {
+            Ok(KubeconfigState::Unusable(error)) => {
                 let trouble = match error {
                     KubeconfigError::NoCurrentContext | KubeconfigError::Dangling(_) => {
                         Trouble::NoContext
                     }
                     _ => Trouble::Damaged,
                 };
-                unusable(Fault::new(
+                unusable(FileFault::new(
                     trouble,
                     format!("{here} is unreadable: {error}"),
                 ))
@@ -473,9 +481,9 @@ impl Node<'_> {
         &self,
         certificate: &NodeFile,
         key: &NodeFile,
-        kubeconfig: FoundKubeconfig,
+        kubeconfig: ObservedKubeconfig,
         mut files: Vec<FileStatus>,
-    ) -> Leaf {
+    ) -> LeafState {
         let same = certificate.path() == key.path();
         // The kubeconfig itself does not contain the key then.
         if let Some(file) = files.first_mut() {
@@ -492,7 +500,7 @@ impl Node<'_> {
         {
             key.words.clear();
         }
-        Leaf {
+        LeafState {
             chain,
             key,
             kubeconfig: Some(kubeconfig),
@@ -505,7 +513,7 @@ impl Node<'_> {
     fn judge(
         &self,
         name: CertName,
-        leaf: Leaf,
+        leaf: LeafState,
         bundle: Option<&Bundle>,
         server: Option<&str>,
     ) -> CertStatus {
@@ -520,7 +528,7 @@ impl Node<'_> {
             if let Ok(key) = &leaf.key
                 && key.public_key() != certificate.public_key()
             {
-                faults.push(Fault::new(
+                faults.push(FileFault::new(
                     Trouble::Torn,
                     "the key does not match the certificate: they do not belong together; issue it anew, or restore the file that was lost",
                 ));
@@ -530,7 +538,7 @@ impl Node<'_> {
             faults.extend(
                 misplaced
                     .iter()
-                    .map(|difference| Fault::new(Trouble::Misplaced, difference.to_string())),
+                    .map(|difference| FileFault::new(Trouble::Misplaced, difference.to_string())),
             );
             verified = self.verify(name, chain, bundle, &mut faults, &mut remarks);
         }
@@ -568,18 +576,22 @@ impl Node<'_> {
         (record.sha256 == hex(&certificate.fingerprint())).then_some(record.at)
     }
 
-    fn validity(&self, certificate: &Certificate, issued: Option<OffsetDateTime>) -> Option<Fault> {
+    fn validity(
+        &self,
+        certificate: &Certificate,
+        issued: Option<OffsetDateTime>,
+    ) -> Option<FileFault> {
         let (not_before, not_after) = (certificate.not_before(), certificate.not_after());
         let left = not_after - self.now;
         if left.is_negative() {
             let ago = human_duration(-left.whole_seconds());
-            return Some(Fault::new(
+            return Some(FileFault::new(
                 Trouble::Expired,
                 format!("it expired at {}, {ago} ago", minute(not_after)),
             ));
         }
         if self.now < not_before {
-            return Some(Fault::new(
+            return Some(FileFault::new(
                 Trouble::NotYetValid,
                 format!(
                     "it is not valid before {}; if that is not in the future, the clock of this machine is wrong",
@@ -589,7 +601,7 @@ impl Node<'_> {
         }
         let lifetime = not_after - issued.unwrap_or(not_before);
         (left < Duration::days(30) && left < lifetime / 3).then(|| {
-            Fault::new(
+            FileFault::new(
                 Trouble::Expiring,
                 format!(
                     "it expires at {}, in {}",
@@ -605,7 +617,7 @@ impl Node<'_> {
         name: CertName,
         chain: &Chain,
         bundle: Option<&Bundle>,
-        faults: &mut Vec<Fault>,
+        faults: &mut Vec<FileFault>,
         remarks: &mut Vec<String>,
     ) -> Option<bool> {
         let Some(bundle) = bundle else {
@@ -618,7 +630,7 @@ impl Node<'_> {
         let trust = match &bundle.trust {
             Ok(trust) => trust,
             Err(fault) => {
-                faults.push(Fault::new(
+                faults.push(FileFault::new(
                     Trouble::NoAuthority,
                     format!("there is nothing to verify it under: {}", fault.words),
                 ));
@@ -627,13 +639,13 @@ impl Node<'_> {
         };
         let mut good = true;
         for difference in path_differences(chain, trust, self.now) {
-            if matches!(difference, Difference::NotUnderFirst { .. }) {
+            if matches!(difference, CertDifference::NotUnderFirst { .. }) {
                 remarks.push(difference.to_string());
                 continue;
             }
             good = false;
             // Reported whether or not there is an authority to verify it under.
-            if difference == Difference::IsCa {
+            if difference == CertDifference::IsCa {
                 continue;
             }
             let anchors = || {
@@ -645,7 +657,7 @@ impl Node<'_> {
             };
             let mut candidates = trust.certificates().iter();
             let words = match difference {
-                Difference::UntrustedIssuer { .. } => format!(
+                CertDifference::UntrustedIssuer { .. } => format!(
                     "no path leads from it to the authority {}; {}",
                     anchors(),
                     match candidates.any(|anchor| chain.leaf().names_issuer(anchor)) {
@@ -656,14 +668,14 @@ impl Node<'_> {
                     }
                 ),
                 // The path builder's own word, without the bytes that follow it.
-                Difference::Path(why) => format!(
+                CertDifference::Path(why) => format!(
                     "it does not verify under the authority {} ({})",
                     anchors(),
                     why.split([' ', '(', '{']).next().unwrap_or_default()
                 ),
                 other => other.to_string(),
             };
-            faults.push(Fault::new(Trouble::Unverified, words));
+            faults.push(FileFault::new(Trouble::Unverified, words));
         }
         let end = trust
             .certificates()
@@ -709,9 +721,9 @@ const PKCS8: &str =
     "the key is PKCS#8, which not all of Kubernetes reads; kubeadm writes PKCS#1 or SEC1";
 
 fn kubeconfig_status(
-    found: &FoundKubeconfig,
+    found: &ObservedKubeconfig,
     bundle: Option<&Bundle>,
-    faults: &mut Vec<Fault>,
+    faults: &mut Vec<FileFault>,
     remarks: &mut Vec<String>,
 ) -> KubeconfigStatus {
     if found.server.is_none() {
@@ -720,7 +732,7 @@ fn kubeconfig_status(
     let own = match found.authority.as_deref().map(TrustBundle::from_pem) {
         Some(Ok(own)) => Some(own),
         Some(Err(error)) => {
-            faults.push(Fault::new(
+            faults.push(FileFault::new(
                 Trouble::Damaged,
                 format!("its CA data is unreadable: {error}"),
             ));
@@ -749,7 +761,7 @@ fn kubeconfig_status(
         trusted.any(|trusted| is_same_authority(trusted, certificate))
     });
     if !common {
-        faults.push(Fault::new(
+        faults.push(FileFault::new(
             Trouble::OtherAuthority,
             format!(
                 "its CA data is {own}, but ca.crt holds {trust}: it does not trust the API server"
@@ -809,7 +821,7 @@ impl Node<'_> {
                 let certificates = std::iter::once(chain.leaf()).chain(chain.intermediates());
                 let facts = certificates.map(|certificate| self.facts(certificate, 0));
                 let trust = trust.map_err(|error| {
-                    Fault::new(
+                    FileFault::new(
                         Trouble::Damaged,
                         format!("{} cannot serve as a CA: {error}", self.here(&path)),
                     )
@@ -819,7 +831,7 @@ impl Node<'_> {
             Err(fault) => (Vec::new(), Err(fault)),
         };
         if let Err(fault) = &trust {
-            faults.push(Fault::new(fault.trouble, fault.words.clone()));
+            faults.push(FileFault::new(fault.trouble, fault.words.clone()));
         }
         faults.extend(files.iter().filter_map(|file| self.exposure(file)));
         let state = gravest(&faults);
@@ -866,7 +878,7 @@ impl Node<'_> {
         let mut faults = Vec::new();
         match (private, public) {
             (Ok(private), Ok(public)) if !public.contains(private.public_key()) => {
-                faults.push(Fault::new(
+                faults.push(FileFault::new(
                     Trouble::Torn,
                     format!("sa.key and sa.pub are not a pair: tokens signed with the one are refused by the other; {COPY_SERVICE_ACCOUNT}"),
                 ));
@@ -903,7 +915,7 @@ impl Node<'_> {
     }
 }
 
-fn pending_status((slot, ticket): (Slot, Option<Ticket>)) -> PendingStatus {
+fn pending_status((slot, ticket): (Slot, Option<RequestRecord>)) -> PendingStatus {
     let name = slot.to_string();
     match ticket {
         Some(ticket) => PendingStatus {
@@ -923,15 +935,15 @@ fn pending_status((slot, ticket): (Slot, Option<Ticket>)) -> PendingStatus {
     }
 }
 
-fn gravest(faults: &[Fault]) -> State {
+fn gravest(faults: &[FileFault]) -> RowState {
     faults
         .iter()
         .map(|fault| fault.trouble.state())
-        .fold(State::Ok, State::max)
+        .fold(RowState::Ok, RowState::max)
 }
 
 /// The words and what they are about, gravest first; a fault of one file that was told already has none.
-fn told(mut faults: Vec<Fault>) -> (Vec<String>, Vec<Trouble>) {
+fn told(mut faults: Vec<FileFault>) -> (Vec<String>, Vec<Trouble>) {
     faults.sort_by_key(|fault| std::cmp::Reverse(fault.trouble.state()));
     faults
         .into_iter()

@@ -10,11 +10,11 @@ use time::UtcOffset;
 use time::macros::format_description;
 
 use super::tabwriter::align;
-use super::{Role, State, Status, human_duration};
+use super::{NodeRole, NodeStatus, RowState, human_duration};
 use crate::kube::names::{Authority, CertName};
 
 /// The table.
-pub fn kubeadm_table(status: &Status) -> String {
+pub fn kubeadm_table(status: &NodeStatus) -> String {
     let info = Info::of(status);
     let mut lines = vec![cells([
         "CERTIFICATE",
@@ -57,7 +57,7 @@ pub fn kubeadm_table(status: &Status) -> String {
 }
 
 /// `CertificateExpirationInfo` as JSON: indented by four blanks, fields in Go's order.
-pub fn kubeadm_json(status: &Status) -> String {
+pub fn kubeadm_json(status: &NodeStatus) -> String {
     let info = Info::of(status);
     let rows = |rows: &[Row]| -> Value { rows.iter().map(Row::json).collect() };
     let document = json!({
@@ -77,7 +77,7 @@ pub fn kubeadm_json(status: &Status) -> String {
 }
 
 /// The same as YAML: fields in alphabetical order.
-pub fn kubeadm_yaml(status: &Status) -> String {
+pub fn kubeadm_yaml(status: &NodeStatus) -> String {
     let info = Info::of(status);
     format!(
         "apiVersion: {API_VERSION}\ncertificateAuthorities:\n{}certificates:\n{}kind: {KIND}\n",
@@ -87,8 +87,9 @@ pub fn kubeadm_yaml(status: &Status) -> String {
 }
 
 /// What the format of kubeadm has no place for: for standard error.
-pub fn kubeadm_notes(status: &Status) -> Vec<String> {
-    let untold = |state: State| !matches!(state, State::Ok | State::Expiring | State::Expired);
+pub fn kubeadm_notes(status: &NodeStatus) -> Vec<String> {
+    let untold =
+        |state: RowState| !matches!(state, RowState::Ok | RowState::Expiring | RowState::Expired);
     let certificates = status
         .certificates
         .iter()
@@ -103,11 +104,11 @@ pub fn kubeadm_notes(status: &Status) -> Vec<String> {
         .map(|(name, state, problems)| format!("{name} is {state}: {}", problems.join("; ")))
         .collect();
     match status.role {
-        Role::ControlPlane => {}
-        Role::Worker => {
+        NodeRole::ControlPlane => {}
+        NodeRole::Worker => {
             notes.push("this is a worker: kubeadm manages no certificate on it".to_owned())
         }
-        Role::Empty => notes.extend(status.notes.iter().cloned()),
+        NodeRole::Empty => notes.extend(status.notes.iter().cloned()),
     }
     notes
 }
@@ -131,7 +132,7 @@ struct Row {
 }
 
 impl Info {
-    fn of(status: &Status) -> Info {
+    fn of(status: &NodeStatus) -> Info {
         let keyless = |authority| {
             status
                 .authority(authority)

@@ -11,7 +11,7 @@ use super::*;
 use crate::kube::kubeconfig::{Credentials, Kubeconfig};
 use crate::node::NodeState;
 use crate::spec::Layout;
-use crate::store::{Durability, Root, Ticket};
+use crate::store::{Durability, NodeRoot, RequestRecord};
 use crate::x509::{
     Certificate, CertificateAuthority, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans,
     Subject,
@@ -61,7 +61,7 @@ fn kubeadms_own_report_byte_for_byte() {
     assert_eq!(kubeadm_table(&status), golden("table.txt"));
     assert_eq!(kubeadm_json(&status), golden("info.json"));
     assert!(kubeadm_notes(&status).is_empty());
-    assert_eq!(status.worst(), State::Ok, "{}", table(&status, false));
+    assert_eq!(status.worst(), RowState::Ok, "{}", table(&status, false));
 }
 
 /// Printed by kubeadm 1.36.2 for the same tree without these files.
@@ -161,7 +161,7 @@ fn an_expired_leaf_of_a_keyless_ca_is_still_reported() {
     ] {
         assert!(table.contains(line), "{table}");
     }
-    assert_eq!(status.worst(), State::Expired);
+    assert_eq!(status.worst(), RowState::Expired);
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn with_external_etcd_kubeadm_speaks_of_no_etcd() {
     assert!(!kubeadm_table(&status).contains("etcd"));
     // The client certificate is there, so it is shown; its CA is elsewhere.
     let client = status.certificate(CertName::ApiserverEtcdClient).unwrap();
-    assert_eq!((client.state, client.verified), (State::Ok, None));
+    assert_eq!((client.state, client.verified), (RowState::Ok, None));
     assert!(client.remarks[0].contains("not verified: etcd-ca is not on this node"));
     assert!(status.certificate(CertName::EtcdServer).is_none());
     assert!(status.authority(Authority::EtcdCa).is_none());
@@ -185,8 +185,8 @@ fn with_external_etcd_kubeadm_speaks_of_no_etcd() {
 fn a_healthy_node() {
     let node = TestNode::control_plane();
     let status = node.status();
-    assert_eq!(status.worst(), State::Ok, "{}", table(&status, false));
-    assert_eq!(status.role, Role::ControlPlane);
+    assert_eq!(status.worst(), RowState::Ok, "{}", table(&status, false));
+    assert_eq!(status.role, NodeRole::ControlPlane);
     assert_eq!(status.certificates.len(), 11);
     let server = status.certificate(CertName::Apiserver).unwrap();
     assert_eq!(server.verified, Some(true));
@@ -258,7 +258,7 @@ fn a_torn_pair() {
     node.write("pki/apiserver.key", &key().to_pem());
     node.expect(
         CertName::Apiserver,
-        State::Torn,
+        RowState::Torn,
         "the key does not match the certificate",
     );
 }
@@ -268,7 +268,7 @@ fn an_expired_certificate_keeps_its_other_faults() {
     let node = TestNode::control_plane();
     let status = node.status_at(NOW + Duration::days(368));
     let server = status.certificate(CertName::Apiserver).unwrap();
-    assert_eq!(server.state, State::Expired);
+    assert_eq!(server.state, RowState::Expired);
     assert_eq!(
         server.problems,
         ["it expired at 2027-11-20 09:57 UTC, 3d ago"]
@@ -298,13 +298,13 @@ fn expiring_and_not_yet_valid() {
         let status = node.status_at(now);
         status.certificate(CertName::Apiserver).unwrap().state
     };
-    assert_eq!(state(NOW + Duration::days(335)), State::Ok);
-    assert_eq!(state(NOW + Duration::days(336)), State::Expiring);
-    assert_eq!(state(NOW - Duration::days(1)), State::NotYetValid);
+    assert_eq!(state(NOW + Duration::days(335)), RowState::Ok);
+    assert_eq!(state(NOW + Duration::days(336)), RowState::Expiring);
+    assert_eq!(state(NOW - Duration::days(1)), RowState::NotYetValid);
     // Of a day, a third is eight hours.
     node.pair(&node.ca, "pki/apiserver", 1);
-    assert_eq!(state(NOW + Duration::hours(15)), State::Ok);
-    assert_eq!(state(NOW + Duration::hours(17)), State::Expiring);
+    assert_eq!(state(NOW + Duration::hours(15)), RowState::Ok);
+    assert_eq!(state(NOW + Duration::hours(17)), RowState::Expiring);
 }
 
 #[test]
@@ -314,7 +314,7 @@ fn another_ca_of_the_same_name() {
     node.pair(&other, "pki/apiserver", 365);
     node.expect(
         CertName::Apiserver,
-        State::Untrusted,
+        RowState::Untrusted,
         "its issuer is CN=kubernetes, the anchor there is CN=kubernetes (certificate sha256:",
     );
     let words = node.problems(CertName::Apiserver);
@@ -325,13 +325,13 @@ fn another_ca_of_the_same_name() {
     node.kubeconfig(&other, "scheduler.conf", &other);
     node.expect(
         CertName::SchedulerConf,
-        State::Untrusted,
+        RowState::Untrusted,
         "it does not trust the API server",
     );
     node.kubeconfig(&node.ca, "scheduler.conf", &other);
     node.expect(
         CertName::SchedulerConf,
-        State::Untrusted,
+        RowState::Untrusted,
         "its CA data is CN=kubernetes",
     );
 }
@@ -342,7 +342,7 @@ fn another_ca_of_the_same_name_and_another_kind_of_key() {
     // There the CA is RSA, here it is ECDSA.
     node.pair(&node.ca, "pki/apiserver", 365);
     let words = "ca.crt: its issuer is CN=kubernetes, the anchor there is CN=kubernetes (certificate sha256:";
-    node.expect(CertName::Apiserver, State::Untrusted, words);
+    node.expect(CertName::Apiserver, RowState::Untrusted, words);
     let words = node.problems(CertName::Apiserver);
     assert!(!words.contains('{') && !words.contains('['), "{words}");
 }
@@ -353,7 +353,7 @@ fn an_expired_authority_takes_its_leaves_with_it() {
     let status = node.status_at(NOW + Duration::days(3651));
     assert_eq!(
         status.authority(Authority::Ca).unwrap().state,
-        State::Expired
+        RowState::Expired
     );
     let server = status.certificate(CertName::Apiserver).unwrap();
     assert!(
@@ -370,11 +370,11 @@ fn an_authority_that_is_gone_or_no_authority() {
     let status = node.status();
     assert_eq!(
         status.authority(Authority::Ca).unwrap().state,
-        State::Missing
+        RowState::Missing
     );
     node.expect(
         CertName::Apiserver,
-        State::Untrusted,
+        RowState::Untrusted,
         "there is nothing to verify it under",
     );
     fs::copy(
@@ -384,7 +384,7 @@ fn an_authority_that_is_gone_or_no_authority() {
     .unwrap();
     let status = node.status();
     let ca = status.authority(Authority::Ca).unwrap();
-    assert_eq!(ca.state, State::Unreadable);
+    assert_eq!(ca.state, RowState::Unreadable);
     assert!(
         ca.problems[0].contains("is not a CA certificate"),
         "{:?}",
@@ -399,7 +399,7 @@ fn empty_files_directories_and_garbage() {
     node.write("controller-manager.conf", "");
     node.expect(
         CertName::ControllerManagerConf,
-        State::Unreadable,
+        RowState::Unreadable,
         "controller-manager.conf is empty",
     );
 
@@ -408,7 +408,7 @@ fn empty_files_directories_and_garbage() {
     fs::create_dir(&conf).unwrap();
     node.expect(
         CertName::SchedulerConf,
-        State::Unreadable,
+        RowState::Unreadable,
         "scheduler.conf is a directory",
     );
     assert!(node.row(CertName::SchedulerConf).remarks.is_empty());
@@ -416,19 +416,19 @@ fn empty_files_directories_and_garbage() {
     node.write("pki/apiserver.crt", "hello");
     node.expect(
         CertName::Apiserver,
-        State::Unreadable,
+        RowState::Unreadable,
         "apiserver.crt is unreadable: ",
     );
     node.write("pki/front-proxy-client.key", "\u{1b}[2J");
     node.expect(
         CertName::FrontProxyClient,
-        State::Unreadable,
+        RowState::Unreadable,
         "front-proxy-client.key is unreadable: ",
     );
     node.write("admin.conf", "current-context: gone\u{7}\n");
     node.expect(
         CertName::AdminConf,
-        State::Unreadable,
+        RowState::Unreadable,
         "names context \"gone",
     );
     node.write("pki/etcd/ca.crt", "-----BEGIN CERTIFICATE-----\nAAAA\n");
@@ -436,10 +436,10 @@ fn empty_files_directories_and_garbage() {
     let status = node.status();
     assert_eq!(
         status.authority(Authority::EtcdCa).unwrap().state,
-        State::Unreadable
+        RowState::Unreadable
     );
     let pair = status.service_account.as_ref().unwrap();
-    assert_eq!(pair.state, State::Unreadable);
+    assert_eq!(pair.state, RowState::Unreadable);
 
     // Every renderer copes, and no control character passes.
     for text in [
@@ -475,7 +475,7 @@ fn a_certificates_directory_that_is_a_file() {
     fs::write(node.path(PKI), "").unwrap();
     node.expect(
         CertName::Apiserver,
-        State::Unreadable,
+        RowState::Unreadable,
         "pki is not a directory",
     );
 }
@@ -486,11 +486,11 @@ fn half_a_pair() {
     fs::remove_file(node.path("/etc/kubernetes/pki/apiserver.key")).unwrap();
     node.expect(
         CertName::Apiserver,
-        State::Missing,
+        RowState::Missing,
         "apiserver.key is missing",
     );
     fs::remove_file(node.path("/etc/kubernetes/pki/etcd/peer.crt")).unwrap();
-    node.expect(CertName::EtcdPeer, State::Missing, "peer.crt is missing");
+    node.expect(CertName::EtcdPeer, RowState::Missing, "peer.crt is missing");
     assert!(node.row(CertName::EtcdPeer).certificate.is_none());
 }
 
@@ -512,7 +512,7 @@ fn kubelet_conf_by_file() {
     fs::create_dir_all(node.path("/var/lib/kubelet/pki")).unwrap();
     node.expect(
         CertName::KubeletConf,
-        State::Missing,
+        RowState::Missing,
         "kubelet-client-current.pem is missing",
     );
 
@@ -520,7 +520,7 @@ fn kubelet_conf_by_file() {
     symlink(pem, node.path(link)).unwrap();
     node.expect(
         CertName::KubeletConf,
-        State::Missing,
+        RowState::Missing,
         "leads nowhere (dangling)",
     );
     assert_eq!(node.row(CertName::KubeletConf).problems.len(), 1);
@@ -529,7 +529,7 @@ fn kubelet_conf_by_file() {
     fs::write(node.path(pem), certificate + &key).unwrap();
     fs::set_permissions(node.path(pem), fs::Permissions::from_mode(0o600)).unwrap();
     let row = node.row(CertName::KubeletConf);
-    assert_eq!(row.state, State::Ok, "{:?}", row.problems);
+    assert_eq!(row.state, RowState::Ok, "{:?}", row.problems);
     assert!(row.kubeconfig.unwrap().by_file);
     assert_eq!(row.files.len(), 2);
     assert!(row.remarks.is_empty(), "{:?}", row.remarks);
@@ -549,13 +549,13 @@ fn keys_that_everybody_reads() {
     let words = "mode 0644: every user of this machine can read it";
     for name in [CertName::Apiserver, CertName::AdminConf] {
         let row = node.row(name);
-        assert_eq!(row.state, State::Unsafe);
+        assert_eq!(row.state, RowState::Unsafe);
         assert!(row.problems[0].contains(words), "{:?}", row.problems);
     }
     let status = node.status();
     let ca = status.authority(Authority::Ca).unwrap();
     assert!(ca.has_key);
-    assert_eq!(ca.state, State::Unsafe);
+    assert_eq!(ca.state, RowState::Unsafe);
     assert!(ca.problems[0].contains(words), "{:?}", ca.problems);
     assert!(table(&status, false).contains("ECDSA-P256   on this node\n"));
 }
@@ -654,9 +654,9 @@ fn calls_certificate_unsafe_that_does_not_fit_its_place() {
         let row = node.row(name);
         let problems = row.problems.join("; ");
         match words {
-            "" => assert_eq!(row.state, State::Ok, "{name}: {problems}"),
+            "" => assert_eq!(row.state, RowState::Ok, "{name}: {problems}"),
             words => {
-                assert_eq!(row.state, State::Unsafe, "{name}: {problems}");
+                assert_eq!(row.state, RowState::Unsafe, "{name}: {problems}");
                 assert!(problems.contains(words), "{name}: {problems}");
             }
         }
@@ -688,7 +688,7 @@ fn calls_leaf_unsafe_that_may_sign_certificates() {
         node.write("pki/apiserver.crt", &leaf.to_pem());
         node.write("pki/apiserver.key", &key.to_pem());
         let row = node.row(CertName::Apiserver);
-        assert!(row.state >= State::Unsafe, "{:?}", row.problems);
+        assert!(row.state >= RowState::Unsafe, "{:?}", row.problems);
         assert!(
             row.problems.iter().any(|problem| problem == words),
             "{:?}",
@@ -706,14 +706,14 @@ fn the_service_account_pair() {
     };
     fs::remove_file(node.path("/etc/kubernetes/pki/sa.pub")).unwrap();
     let (found, words) = state();
-    assert_eq!(found, State::Missing);
+    assert_eq!(found, RowState::Missing);
     assert!(
         words.ends_with("sa.pub is missing; it can be derived from sa.key"),
         "{words}"
     );
     node.write("pki/sa.pub", &key().public_key().to_pem());
     let (found, words) = state();
-    assert_eq!(found, State::Torn);
+    assert_eq!(found, RowState::Torn);
     assert!(words.contains("are not a pair"), "{words}");
 }
 
@@ -734,14 +734,14 @@ fn a_bundle_of_two() {
     node.write("pki/ca.crt", &format!("{old}{new}"));
     let status = node.status();
     let ca = status.authority(Authority::Ca).unwrap();
-    assert_eq!((ca.state, ca.certificates.len()), (State::Ok, 2));
+    assert_eq!((ca.state, ca.certificates.len()), (RowState::Ok, 2));
     assert!(table(&status, false).contains("ca [2] "));
-    assert_eq!(node.row(CertName::Apiserver).state, State::Ok);
+    assert_eq!(node.row(CertName::Apiserver).state, RowState::Ok);
 
     // kubeadm only looks at the first.
     node.write("pki/ca.crt", &format!("{new}{old}"));
     let row = node.row(CertName::Apiserver);
-    assert_eq!((row.state, row.verified), (State::Ok, Some(true)));
+    assert_eq!((row.state, row.verified), (RowState::Ok, Some(true)));
     assert!(
         row.remarks[0].contains("put the issuing root first"),
         "{:?}",
@@ -763,7 +763,7 @@ fn a_pkcs8_key_works_and_is_remarked() {
     node.write("pki/apiserver.crt", &certificate.to_pem());
     node.write("pki/apiserver.key", PKCS8_KEY);
     let row = node.row(CertName::Apiserver);
-    assert_eq!(row.state, State::Ok, "{:?}", row.problems);
+    assert_eq!(row.state, RowState::Ok, "{:?}", row.problems);
     assert!(row.remarks[0].contains("PKCS#8"), "{:?}", row.remarks);
 }
 
@@ -776,8 +776,8 @@ fn a_worker_shows_its_two_files_only() {
     node.kubeconfig(&node.ca, "kubelet.conf", &node.ca);
     fs::create_dir_all(node.path("/etc/kubernetes/pki/etcd")).unwrap();
     let status = node.status();
-    assert_eq!(status.role, Role::Worker);
-    assert_eq!(status.worst(), State::Ok);
+    assert_eq!(status.role, NodeRole::Worker);
+    assert_eq!(status.worst(), RowState::Ok);
     assert_eq!(
         (status.certificates.len(), status.authorities.len()),
         (1, 1)
@@ -790,12 +790,12 @@ fn a_worker_shows_its_two_files_only() {
 #[test]
 fn takes_role_from_kubeadm_configuration_before_files() {
     let described = |node: &TestNode, role| {
-        let root = Root::open(node.dir.path()).unwrap();
+        let root = NodeRoot::open(node.dir.path()).unwrap();
         collect(&NodeState::new(&root, Layout::default()), role, NOW)
     };
     let node = TestNode::control_plane();
-    let worker = described(&node, Some(Role::Worker));
-    assert_eq!(worker.role, Role::Worker);
+    let worker = described(&node, Some(NodeRole::Worker));
+    assert_eq!(worker.role, NodeRole::Worker);
     assert_eq!(
         (worker.certificates.len(), worker.authorities.len()),
         (1, 1)
@@ -809,16 +809,19 @@ fn takes_role_from_kubeadm_configuration_before_files() {
     // An API server that runs here is more than a configuration.
     node.write("manifests/kube-apiserver.yaml", "");
     assert_eq!(
-        described(&node, Some(Role::Worker)).role,
-        Role::ControlPlane
+        described(&node, Some(NodeRole::Worker)).role,
+        NodeRole::ControlPlane
     );
 
     let node = TestNode::empty();
-    assert_eq!(described(&node, Some(Role::Worker)).role, Role::Empty);
+    assert_eq!(
+        described(&node, Some(NodeRole::Worker)).role,
+        NodeRole::Empty
+    );
     node.write("pki/ca.crt", &node.ca.bundle().to_pem());
-    assert_eq!(described(&node, None).role, Role::Worker);
-    let joining = described(&node, Some(Role::ControlPlane));
-    assert_eq!(joining.role, Role::ControlPlane);
+    assert_eq!(described(&node, None).role, NodeRole::Worker);
+    let joining = described(&node, Some(NodeRole::ControlPlane));
+    assert_eq!(joining.role, NodeRole::ControlPlane);
     assert!(joining.service_account.is_some());
 }
 
@@ -829,16 +832,22 @@ fn takes_worker_with_ca_of_etcd_for_a_worker() {
     node.kubeconfig(&node.ca, "kubelet.conf", &node.ca);
     node.write("pki/etcd/ca.crt", &authority("etcd-ca").bundle().to_pem());
     let status = node.status();
-    assert_eq!((status.role, status.worst()), (Role::Worker, State::Ok));
+    assert_eq!(
+        (status.role, status.worst()),
+        (NodeRole::Worker, RowState::Ok)
+    );
     node.write("pki/sa.pub", "");
-    assert_eq!(node.status().role, Role::ControlPlane);
+    assert_eq!(node.status().role, NodeRole::ControlPlane);
 }
 
 #[test]
 fn a_node_with_nothing() {
     let node = TestNode::empty();
     let status = node.status();
-    assert_eq!((status.role, status.worst()), (Role::Empty, State::Missing));
+    assert_eq!(
+        (status.role, status.worst()),
+        (NodeRole::Empty, RowState::Missing)
+    );
     assert!(table(&status, false).starts_with("there is no certificate, key or kubeconfig in /"));
     assert!(tree(&status, false).contains("there is no certificate"));
 }
@@ -855,7 +864,7 @@ fn an_external_etcd_of_cluster_api() {
     // Only the CA is there: not made yet, or never to be made?
     node.expect(
         CertName::EtcdServer,
-        State::Missing,
+        RowState::Missing,
         "server.crt is missing",
     );
     node.write("manifests/kube-apiserver.yaml", "");
@@ -863,19 +872,19 @@ fn an_external_etcd_of_cluster_api() {
     assert!(!status.local_etcd);
     assert!(status.certificate(CertName::EtcdServer).is_none());
     let client = status.certificate(CertName::ApiserverEtcdClient).unwrap();
-    assert_eq!((client.state, client.verified), (State::Ok, Some(true)));
+    assert_eq!((client.state, client.verified), (RowState::Ok, Some(true)));
 }
 
 #[test]
 fn pending_requests_and_issue_times() {
     let node = TestNode::empty();
-    let root = Root::open(node.dir.path()).unwrap();
+    let root = NodeRoot::open(node.dir.path()).unwrap();
     let (store, _) = root
         .lock(std::time::Duration::ZERO, "test")
         .unwrap()
         .recover(NOW)
         .unwrap();
-    let ticket = Ticket {
+    let ticket = RequestRecord {
         request_id: "1".to_owned(),
         signer: "corp".to_owned(),
         signer_kind: "directory".to_owned(),
@@ -884,7 +893,7 @@ fn pending_requests_and_issue_times() {
         attempt: 1,
         first_submitted: Some(NOW),
         next_poll: None,
-        phase: Phase::Requested,
+        phase: RequestPhase::Requested,
         last_error: Some(LastError {
             class: "retry".to_owned(),
             code: "timeout".to_owned(),
@@ -898,7 +907,7 @@ fn pending_requests_and_issue_times() {
         .unwrap();
     let status = node.status();
     // A request for it shows that this becomes a control-plane node.
-    assert_eq!(status.role, Role::ControlPlane);
+    assert_eq!(status.role, NodeRole::ControlPlane);
     let table = table(&status, false);
     assert!(
         table.contains(
@@ -933,9 +942,9 @@ fn the_lifetime_counts_from_the_recorded_issue() {
     // 20 days between issue and end: expiring when less than a third of that is left, not at 30 days.
     let status = node.status_at(issued + Duration::days(10));
     let server = status.certificate(CertName::Apiserver).unwrap();
-    assert_eq!((server.state, server.issued), (State::Ok, Some(issued)));
+    assert_eq!((server.state, server.issued), (RowState::Ok, Some(issued)));
     let client = status.certificate(CertName::FrontProxyClient).unwrap();
-    assert_eq!((client.state, client.issued), (State::Expiring, None));
+    assert_eq!((client.state, client.issued), (RowState::Expiring, None));
 
     fs::write(node.path("/var/lib/nodepki/issued.json"), "{").unwrap();
     assert_eq!(node.row(CertName::Apiserver).issued, None);
@@ -1045,12 +1054,12 @@ impl TestNode {
         self.write(file, &document.to_yaml());
     }
 
-    fn status(&self) -> Status {
+    fn status(&self) -> NodeStatus {
         self.status_at(NOW)
     }
 
-    fn status_at(&self, now: OffsetDateTime) -> Status {
-        let root = Root::open(self.dir.path()).unwrap();
+    fn status_at(&self, now: OffsetDateTime) -> NodeStatus {
+        let root = NodeRoot::open(self.dir.path()).unwrap();
         collect(&NodeState::new(&root, Layout::default()), None, now)
     }
 
@@ -1062,7 +1071,7 @@ impl TestNode {
         self.row(name).problems.join("; ")
     }
 
-    fn expect(&self, name: CertName, state: State, words: &str) {
+    fn expect(&self, name: CertName, state: RowState, words: &str) {
         let row = self.row(name);
         let problems = row.problems.join("; ");
         assert_eq!(row.state, state, "{problems}");

@@ -4,13 +4,15 @@ use time::OffsetDateTime;
 use time::UtcOffset;
 use time::macros::format_description;
 
-use super::{AuthorityStatus, CertStatus, Facts, PendingStatus, State, Status, human_duration};
+use super::{
+    AuthorityStatus, CertStatus, Facts, NodeStatus, PendingStatus, RowState, human_duration,
+};
 use crate::kube::names::Authority;
-use crate::store::Phase;
+use crate::store::RequestPhase;
 use crate::x509::is_hidden;
 
 /// One row a certificate, authority, key pair and pending request, then a line for each thing worth saying about them.
-pub fn table(status: &Status, colour: bool) -> String {
+pub fn table(status: &NodeStatus, colour: bool) -> String {
     let mut sections = Vec::new();
     if !status.certificates.is_empty() {
         let head = ["NAME", "STATE", "EXPIRES", "RESIDUAL", "KEY", "AUTHORITY"];
@@ -42,7 +44,7 @@ pub fn table(status: &Status, colour: bool) -> String {
 }
 
 /// The leaves under the authority that signs them.
-pub fn tree(status: &Status, colour: bool) -> String {
+pub fn tree(status: &NodeStatus, colour: bool) -> String {
     let mut lines = Vec::new();
     for name in Authority::ALL {
         let leaves: Vec<&CertStatus> = status
@@ -150,12 +152,12 @@ fn facts_cells(facts: Option<&Facts>) -> [Cell; 2] {
 
 fn pending_row(row: &PendingStatus) -> Vec<Cell> {
     let phase = row.phase.map_or("ticket unreadable", |phase| match phase {
-        Phase::Ready => "ready",
-        Phase::Submitting => "submitting",
-        Phase::Requested => "requested",
-        Phase::Answered => "answered",
-        Phase::Denied => "denied",
-        Phase::Failed => "failed",
+        RequestPhase::Ready => "ready",
+        RequestPhase::Submitting => "submitting",
+        RequestPhase::Requested => "requested",
+        RequestPhase::Answered => "answered",
+        RequestPhase::Denied => "denied",
+        RequestPhase::Failed => "failed",
     });
     let error = row
         .last_error
@@ -171,9 +173,9 @@ fn pending_row(row: &PendingStatus) -> Vec<Cell> {
 }
 
 /// `name: state: why` for what is not ok, `name: remark` for the rest, then the notes.
-fn remarks(status: &Status) -> Option<String> {
+fn remarks(status: &NodeStatus) -> Option<String> {
     let mut lines = Vec::new();
-    let mut add = |name: &str, state: State, problems: &[String], remarks: &[String]| {
+    let mut add = |name: &str, state: RowState, problems: &[String], remarks: &[String]| {
         lines.extend(problems.iter().map(|why| format!("{name}: {state}: {why}")));
         lines.extend(remarks.iter().map(|remark| format!("{name}: {remark}")));
     };
@@ -209,7 +211,7 @@ pub(super) fn minute(time: OffsetDateTime) -> String {
 
 struct Cell {
     text: String,
-    state: Option<State>,
+    state: Option<RowState>,
 }
 
 impl Cell {
@@ -224,7 +226,7 @@ impl Cell {
         Cell::text(text.unwrap_or("-"))
     }
 
-    fn state(state: State) -> Cell {
+    fn state(state: RowState) -> Cell {
         Cell {
             text: state.to_string(),
             state: Some(state),
@@ -238,8 +240,8 @@ impl Cell {
     /// Only what wants attention is coloured.
     fn painted(&self, colour: bool) -> String {
         match self.state {
-            Some(State::Expiring) if colour => format!("\u{1b}[33m{}\u{1b}[0m", self.text),
-            Some(state) if colour && state > State::Expiring => {
+            Some(RowState::Expiring) if colour => format!("\u{1b}[33m{}\u{1b}[0m", self.text),
+            Some(state) if colour && state > RowState::Expiring => {
                 format!("\u{1b}[31m{}\u{1b}[0m", self.text)
             }
             _ => self.text.clone(),

@@ -7,12 +7,12 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{CaProfile, Cfssl, Description};
-use crate::http::Response;
-use crate::signer::{Class, SignerError, printable};
+use crate::http::HttpResponse;
+use crate::signer::{FailureClass, SignerError, printable};
 
 /// Every response of the API. Its media type is often `text/plain`.
 #[derive(Deserialize)]
-pub(super) struct Envelope {
+pub(super) struct CfsslEnvelope {
     pub(super) success: bool,
     #[serde(default)]
     pub(super) result: Value,
@@ -38,7 +38,7 @@ impl fmt::Display for Message {
 
 /// A refusal.
 pub(super) struct Refused {
-    response: Response,
+    response: HttpResponse,
     code: i64,
     said: String,
 }
@@ -77,7 +77,7 @@ pub(super) enum Meaning {
 }
 
 impl Refused {
-    pub(super) fn worded(response: Response, envelope: Envelope) -> Self {
+    pub(super) fn worded(response: HttpResponse, envelope: CfsslEnvelope) -> Self {
         let first = envelope.errors.into_iter().flatten().next();
         let (code, said) = first.map_or_else(
             || (0, "no reason given".to_owned()),
@@ -90,7 +90,7 @@ impl Refused {
         }
     }
 
-    pub(super) fn unworded(response: Response) -> Self {
+    pub(super) fn unworded(response: HttpResponse) -> Self {
         let said = response.text().trim().to_owned();
         Refused {
             response,
@@ -178,7 +178,7 @@ impl Cfssl {
                 "give the profile an auth_key in CFSSL's signing configuration; or, with cfssl serve, remove `auth` here",
             ),
             Meaning::WrongKey => SignerError::new(
-                Class::Auth,
+                FailureClass::Auth,
                 what(&format!(
                     "the request was not signed with the auth_key of {place}"
                 )),
@@ -191,7 +191,7 @@ impl Cfssl {
                 ),
             ),
             Meaning::WrongAddress => SignerError::new(
-                Class::Auth,
+                FailureClass::Auth,
                 what("this node's address is not allowed"),
                 format!(
                     "add it to the `nets` of section {} in multirootca's roots file",
@@ -199,7 +199,7 @@ impl Cfssl {
                 ),
             ),
             Meaning::WrongCommonName => SignerError::new(
-                Class::Auth,
+                FailureClass::Auth,
                 what("the common name of the client certificate is not allowed"),
                 "use a certificate under `tls` whose common name matches CFSSL's -mutual-tls-cn",
             ),
@@ -208,7 +208,7 @@ impl Cfssl {
                 "give it usages in CFSSL's signing configuration, or correct its name under `profile`: an unknown one is the default profile",
             ),
             Meaning::Behind => SignerError::new(
-                Class::Transient,
+                FailureClass::Transient,
                 what(
                     "a component that CFSSL needs does not work: a remote signer, its database or a log",
                 ),

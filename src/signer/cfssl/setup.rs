@@ -11,12 +11,12 @@ use serde_json::{Map as JsonMap, Value, json};
 
 use super::{CaProfile, Config};
 use crate::signer::shell::{self, one_line, quoted};
-use crate::signer::{Identity, Part, Wanted};
+use crate::signer::{NodeIdentity, Part, RequestedCertificate};
 use crate::x509::ExtendedUsage;
 use crate::yaml::format_duration;
 
 /// Returns the script for these signers.
-pub(super) fn print(parts: &[Part<'_, Config>], identity: &Identity) -> String {
+pub(super) fn print(parts: &[Part<'_, Config>], identity: &NodeIdentity) -> String {
     let mut script = Script(String::new());
     script.fill(include_str!("setup/begin.sh"), &[("NODE", &identity.node)]);
     let mut urls: Vec<&str> = Vec::new();
@@ -52,10 +52,11 @@ impl Script {
         self.0.push_str(&shell::script(template, values));
     }
 
-    fn server(&mut self, url: &str, parts: &[&Part<'_, Config>], identity: &Identity) {
+    fn server(&mut self, url: &str, parts: &[&Part<'_, Config>], identity: &NodeIdentity) {
         self.line("");
         self.comment(&format!("---- {url}"));
-        let mut labels: BTreeMap<String, Vec<(CaProfile, &Wanted, bool)>> = BTreeMap::new();
+        let mut labels: BTreeMap<String, Vec<(CaProfile, &RequestedCertificate, bool)>> =
+            BTreeMap::new();
         for part in parts {
             for wanted in &part.wanted {
                 let place = part.config.place(wanted.name, identity);
@@ -117,8 +118,14 @@ impl Script {
         );
     }
 
-    fn configuration(&mut self, label: &str, wanted: &[(CaProfile, &Wanted, bool)], key: &str) {
-        let mut profiles: BTreeMap<Option<&str>, Vec<(&Wanted, bool)>> = BTreeMap::new();
+    fn configuration(
+        &mut self,
+        label: &str,
+        wanted: &[(CaProfile, &RequestedCertificate, bool)],
+        key: &str,
+    ) {
+        let mut profiles: BTreeMap<Option<&str>, Vec<(&RequestedCertificate, bool)>> =
+            BTreeMap::new();
         for (place, wanted, keyed) in wanted {
             let profile = profiles.entry(place.profile.as_deref()).or_default();
             profile.push((wanted, *keyed));
@@ -186,7 +193,7 @@ impl Script {
     }
 }
 
-fn usages(wanted: &[(&Wanted, bool)]) -> Vec<ExtendedUsage> {
+fn usages(wanted: &[(&RequestedCertificate, bool)]) -> Vec<ExtendedUsage> {
     let all = || wanted.iter().flat_map(|(one, _)| &one.profile.usages);
     [ExtendedUsage::ServerAuth, ExtendedUsage::ClientAuth]
         .into_iter()
@@ -195,7 +202,7 @@ fn usages(wanted: &[(&Wanted, bool)]) -> Vec<ExtendedUsage> {
 }
 
 fn profile(
-    wanted: &[(&Wanted, bool)],
+    wanted: &[(&RequestedCertificate, bool)],
     extended: &[ExtendedUsage],
     key: &str,
 ) -> JsonMap<String, Value> {

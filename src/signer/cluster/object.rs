@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 
 use crate::kube::names::CertName;
 use crate::signer::server::MAX_QUOTED;
-use crate::signer::{Identity, Request, printable};
+use crate::signer::{NodeIdentity, Request, printable};
 use crate::x509::hex;
 
 /// Length of an RFC 1123 subdomain, the API's limit for names of objects.
@@ -27,7 +27,12 @@ pub(in crate::signer) struct Draft {
 
 impl Draft {
     /// Derives the name of the object from everything that is requested: `nodepki-cp1-etcd-server-3f9c0a1b2c4d`.
-    pub(super) fn name(&self, identity: &Identity, slot: CertName, salt: Option<&str>) -> String {
+    pub(super) fn name(
+        &self,
+        identity: &NodeIdentity,
+        slot: CertName,
+        salt: Option<&str>,
+    ) -> String {
         let mut digest = Sha256::new();
         let asked = json!([self.annotations, self.spec, salt]);
         digest.update(asked.to_string());
@@ -77,12 +82,16 @@ impl Filed {
     }
 
     /// Returns the condition of a type if it is true. Early versions of the API omitted the status of a condition.
-    pub(in crate::signer) fn condition(&self, kind: &str) -> Option<Condition> {
+    pub(in crate::signer) fn condition(&self, kind: &str) -> Option<ObjectCondition> {
         self.condition_of(kind, "True")
     }
 
     /// Returns the condition of a type with the given status.
-    pub(in crate::signer) fn condition_of(&self, kind: &str, wanted: &str) -> Option<Condition> {
+    pub(in crate::signer) fn condition_of(
+        &self,
+        kind: &str,
+        wanted: &str,
+    ) -> Option<ObjectCondition> {
         let conditions = self.object.pointer("/status/conditions")?.as_array()?;
         let text = |condition: &Value, field: &str| {
             let text = condition.get(field).and_then(Value::as_str);
@@ -95,7 +104,7 @@ impl Filed {
                 let status = text(condition, "status");
                 status == wanted || status.is_empty() && wanted == "True"
             })
-            .map(|condition| Condition {
+            .map(|condition| ObjectCondition {
                 reason: text(condition, "reason"),
                 message: text(condition, "message"),
             })
@@ -110,12 +119,12 @@ impl Filed {
 }
 
 /// Reason and message of a condition.
-pub(in crate::signer) struct Condition {
+pub(in crate::signer) struct ObjectCondition {
     pub(in crate::signer) reason: String,
     message: String,
 }
 
-impl Condition {
+impl ObjectCondition {
     /// Returns "reason: message", safe for a terminal.
     pub(in crate::signer) fn said(&self) -> String {
         let parts = [&self.reason, &self.message];
@@ -161,7 +170,7 @@ mod tests {
 
     #[test]
     fn derives_valid_object_name_from_request() {
-        let identity = |node: &str| Identity {
+        let identity = |node: &str| NodeIdentity {
             node: node.to_owned(),
             cluster: "c".to_owned(),
         };

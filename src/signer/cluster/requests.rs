@@ -8,10 +8,12 @@ use serde_json::{Value, json};
 use time::OffsetDateTime;
 
 use super::object::{Draft, Filed};
-use crate::cluster::api::{Access, Api, Error, Resource, Status, unread_advice};
+use crate::cluster::api::{Api, ApiAccess, ApiError, ApiStatus, Resource, unread_advice};
 use crate::http::Method;
 use crate::signer::server::MAX_QUOTED;
-use crate::signer::{Answer, Class, Memory, Request, SignerError, Site, Ticket, printable, server};
+use crate::signer::{
+    Answer, FailureClass, Memory, Request, SignerError, Site, Ticket, printable, server,
+};
 use crate::x509::hex;
 
 /// Name under which the salt is stored.
@@ -52,7 +54,7 @@ pub(in crate::signer) struct Requests {
 impl Requests {
     pub(super) fn new(
         label: String,
-        access: Access,
+        access: ApiAccess,
         resource: &'static Resource,
         namespace: Option<String>,
         advice: Advice,
@@ -106,7 +108,7 @@ impl Requests {
                     None => "this node's credential".to_owned(),
                 };
                 return Err(SignerError::new(
-                    Class::Auth,
+                    FailureClass::Auth,
                     format!("{}: {who} may not {verb} {}", self.label, self.resources()),
                     self.advice.grant,
                 ));
@@ -161,7 +163,7 @@ impl Requests {
         });
         match self.api.create(resource, None, &object).await {
             Ok(review) => Ok(Some(review)),
-            Err(Error::Refused(status)) if matches!(status.code, 403..=405) => Ok(None),
+            Err(ApiError::Refused(status)) if matches!(status.code, 403..=405) => Ok(None),
             Err(error) => Err(self.failure("querying this node's identity", &Method::GET, error)),
         }
     }
@@ -245,7 +247,7 @@ impl Requests {
                     "find the admission webhook, the policy or the proxy that does this, and exempt these requests",
                 ))
             }
-            Err(Error::Refused(status)) if status.is_already_exists() => {
+            Err(ApiError::Refused(status)) if status.is_already_exists() => {
                 match self.existing(doing, &name, request, draft).await? {
                     Existing::Ours(object) => Ok(Some(Filed { name, object })),
                     Existing::Foreign => {
@@ -257,7 +259,7 @@ impl Requests {
                         Ok(None)
                     }
                     Existing::None => Err(SignerError::new(
-                        Class::Transient,
+                        FailureClass::Transient,
                         format!(
                             "{}: {doing} failed: {} existed and was removed at the same time",
                             self.label,
@@ -503,15 +505,15 @@ impl Requests {
         .caused_by(error)
     }
 
-    pub(super) fn failure(&self, doing: &str, method: &Method, error: Error) -> SignerError {
+    pub(super) fn failure(&self, doing: &str, method: &Method, error: ApiError) -> SignerError {
         match error {
-            Error::Http(error) => server::failure(&self.label, doing, method, error),
-            Error::Refused(status) => self.refusal(doing, &status),
-            Error::Unusable { .. } => SignerError::permanent(
+            ApiError::Http(error) => server::failure(&self.label, doing, method, error),
+            ApiError::Refused(status) => self.refusal(doing, &status),
+            ApiError::Unusable { .. } => SignerError::permanent(
                 format!("{}: {doing} failed: {error}", self.label),
                 "check that the address is an API server's",
             ),
-            Error::Local { .. } | Error::Unread { .. } => SignerError::config(
+            ApiError::Local { .. } | ApiError::Unread { .. } => SignerError::config(
                 format!("{}: {doing} failed: {error}", self.label),
                 advice_for(&error),
             )
@@ -519,45 +521,45 @@ impl Requests {
         }
     }
 
-    fn refusal(&self, doing: &str, status: &Status) -> SignerError {
+    fn refusal(&self, doing: &str, status: &ApiStatus) -> SignerError {
         let said = |words: &str| status.message.contains(words);
         let (class, advice) = match status.code {
             300..=399 => (
-                Class::Config,
+                FailureClass::Config,
                 "verify the address that it redirects to, then configure it",
             ),
             401 => (
-                Class::Auth,
+                FailureClass::Auth,
                 "provide a token or a client certificate that is known there and not expired; it is read again \
                  for each exchange",
             ),
-            403 if status.is_unauthorized_user() => (Class::Auth, self.advice.grant),
+            403 if status.is_unauthorized_user() => (FailureClass::Auth, self.advice.grant),
             // Admission plug-ins that are not ready, and quota that may be freed.
             403 if said("not yet ready to handle request")
                 || said("status unknown for quota")
                 || said("exceeded quota") =>
             {
                 (
-                    Class::Transient,
+                    FailureClass::Transient,
                     "check the quota of the namespace if this persists",
                 )
             }
             403 => (
-                Class::Permanent,
+                FailureClass::Permanent,
                 "the API server never accepts this request: configure another signer for this certificate, or have the \
                  policy that it names changed",
             ),
             404 if said("namespaces \"") => (
-                Class::Config,
+                FailureClass::Config,
                 "create the namespace, or correct its name in the configuration",
             ),
-            404 | 405 | 410 => (Class::Config, self.advice.unknown_kind),
+            404 | 405 | 410 => (FailureClass::Config, self.advice.unknown_kind),
             408 | 409 | 425 | 429 | 500..=599 => (
-                Class::Transient,
+                FailureClass::Transient,
                 "check the API server's log if this persists",
             ),
             _ => (
-                Class::Permanent,
+                FailureClass::Permanent,
                 "correct what the API server names, there or in the configuration, and run again",
             ),
         };
@@ -610,11 +612,11 @@ fn denial_file(request: &Request) -> String {
     format!("denied-{}", request.name())
 }
 
-fn advice_for(error: &Error) -> String {
+fn advice_for(error: &ApiError) -> String {
     match error {
-        Error::Http(error) => error.advice().to_owned(),
-        Error::Local { advice, .. } => (*advice).to_owned(),
-        Error::Unread { source, .. } => unread_advice(source).to_owned(),
+        ApiError::Http(error) => error.advice().to_owned(),
+        ApiError::Local { advice, .. } => (*advice).to_owned(),
+        ApiError::Unread { source, .. } => unread_advice(source).to_owned(),
         _ => "check the address of the API server".to_owned(),
     }
 }

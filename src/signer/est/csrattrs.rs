@@ -32,11 +32,11 @@ const CURVES: [(&[u8], KeyAlgorithm); 3] = [
 pub(super) struct Attributes {
     channel_binding: bool,
     /// Accepted types of keys; empty if there is no requirement.
-    keys: Vec<Key>,
+    keys: Vec<RequestedKey>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Key {
+enum RequestedKey {
     /// Minimum number of bits, if specified.
     Rsa(Option<u64>),
     /// On any curve.
@@ -72,16 +72,20 @@ impl Attributes {
             self.channel_binding = true;
         } else if kind == RSA_ENCRYPTION {
             let sizes = values.iter().filter(|(tag, _)| *tag == INTEGER);
-            let sizes: Vec<_> = sizes.map(|(_, size)| Key::Rsa(unsigned(size))).collect();
+            let sizes: Vec<_> = sizes
+                .map(|(_, size)| RequestedKey::Rsa(unsigned(size)))
+                .collect();
             match sizes.is_empty() {
-                true => self.keys.push(Key::Rsa(None)),
+                true => self.keys.push(RequestedKey::Rsa(None)),
                 false => self.keys.extend(sizes),
             }
         } else if kind == EC_PUBLIC_KEY {
             let curves = values.iter().filter(|(tag, _)| *tag == OBJECT_IDENTIFIER);
-            let curves: Vec<_> = curves.map(|(_, oid)| Key::Curve(curve(oid))).collect();
+            let curves: Vec<_> = curves
+                .map(|(_, oid)| RequestedKey::Curve(curve(oid)))
+                .collect();
             match curves.is_empty() {
-                true => self.keys.push(Key::Ec),
+                true => self.keys.push(RequestedKey::Ec),
                 false => self.keys.extend(curves),
             }
         }
@@ -97,7 +101,7 @@ impl Attributes {
             );
         }
         if !self.keys.is_empty() && !self.keys.iter().any(|wanted| wanted.takes(key)) {
-            let wanted: Vec<String> = self.keys.iter().map(Key::describe).collect();
+            let wanted: Vec<String> = self.keys.iter().map(RequestedKey::describe).collect();
             found.push(format!(
                 "the server wants {}, and {key} is planned",
                 wanted.join(" or ")
@@ -107,22 +111,26 @@ impl Attributes {
     }
 }
 
-impl Key {
+impl RequestedKey {
     fn takes(&self, key: KeyAlgorithm) -> bool {
         match self {
-            Key::Rsa(bits) => rsa_bits(key).is_some_and(|planned| planned >= bits.unwrap_or(0)),
-            Key::Ec => rsa_bits(key).is_none(),
-            Key::Curve(curve) => *curve == Some(key),
+            RequestedKey::Rsa(bits) => {
+                rsa_bits(key).is_some_and(|planned| planned >= bits.unwrap_or(0))
+            }
+            RequestedKey::Ec => rsa_bits(key).is_none(),
+            RequestedKey::Curve(curve) => *curve == Some(key),
         }
     }
 
     fn describe(&self) -> String {
         match self {
-            Key::Rsa(None) => "an RSA key".to_owned(),
-            Key::Rsa(Some(bits)) => format!("an RSA key of {bits} bits"),
-            Key::Ec => "an EC key".to_owned(),
-            Key::Curve(Some(curve)) => format!("an EC key of {curve}"),
-            Key::Curve(None) => "an EC key on a curve that Kubernetes does not know".to_owned(),
+            RequestedKey::Rsa(None) => "an RSA key".to_owned(),
+            RequestedKey::Rsa(Some(bits)) => format!("an RSA key of {bits} bits"),
+            RequestedKey::Ec => "an EC key".to_owned(),
+            RequestedKey::Curve(Some(curve)) => format!("an EC key of {curve}"),
+            RequestedKey::Curve(None) => {
+                "an EC key on a curve that Kubernetes does not know".to_owned()
+            }
         }
     }
 }
@@ -239,14 +247,14 @@ mod tests {
             (rsa(&[0x08, 0x00]), "RSA-2048 RSA-3072 RSA-4096"),
             (
                 Attributes {
-                    keys: vec![Key::Ec],
+                    keys: vec![RequestedKey::Ec],
                     ..Attributes::default()
                 },
                 "ECDSA-P256 ECDSA-P384 ECDSA-P521",
             ),
             (
                 Attributes {
-                    keys: vec![Key::Curve(None), Key::Rsa(Some(4096))],
+                    keys: vec![RequestedKey::Curve(None), RequestedKey::Rsa(Some(4096))],
                     ..Attributes::default()
                 },
                 "RSA-4096",

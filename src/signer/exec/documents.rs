@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::{ASSUMED, CallError, TEXT_LIMIT, Verb};
 use crate::kube::names::Authority;
 use crate::signer::wire::API_VERSION;
-use crate::signer::{Answer, Caps, Carry, Lookup, Request, Resubmit, Ticket, printable};
+use crate::signer::{Answer, Caps, Carry, Request, RequestLookup, Resubmit, Ticket, printable};
 use crate::x509::UsageExtensions;
 
 #[derive(Serialize)]
@@ -92,7 +92,7 @@ impl InfoResponse {
                 UsageExtensions::Omitted
             },
             pends: true,
-            lookup: Lookup::ByTicket,
+            lookup: RequestLookup::ByTicket,
             resubmit: match declared.resubmit.as_str() {
                 "idempotent" => Resubmit::Adopts,
                 "duplicates" => Resubmit::Duplicates,
@@ -132,7 +132,7 @@ struct SignResponse {
     message: Option<String>,
 }
 
-pub(super) enum Response {
+pub(super) enum PluginResponse {
     Answer(Answer),
     Failed(String),
     Retry {
@@ -165,7 +165,7 @@ pub(super) fn understand(
     verb: Verb,
     request: &Request,
     ticket: Option<&Ticket>,
-) -> Result<Response, CallError> {
+) -> Result<PluginResponse, CallError> {
     let response: SignResponse = parse(output).map_err(CallError::Unclean)?;
     read_response(response, verb, request, ticket).map_err(CallError::Unclean)
 }
@@ -175,7 +175,7 @@ fn read_response(
     verb: Verb,
     request: &Request,
     ticket: Option<&Ticket>,
-) -> Result<Response, String> {
+) -> Result<PluginResponse, String> {
     let expect = |what: &str, found: &str, wanted: &str| {
         if found == wanted {
             return Ok(());
@@ -195,7 +195,7 @@ fn read_response(
         None => None,
     };
     let pending = |ticket: Ticket| {
-        Response::Answer(Answer::Pending {
+        PluginResponse::Answer(Answer::Pending {
             ticket,
             after,
             note: why.clone(),
@@ -213,21 +213,21 @@ fn read_response(
                 }
                 answer.push_str(&chain);
             }
-            Response::Answer(Answer::Issued(answer.into_bytes()))
+            PluginResponse::Answer(Answer::Issued(answer.into_bytes()))
         }
         "pending" => pending(
             fresh
                 .or_else(|| ticket.cloned())
                 .ok_or("its result is pending without a handle")?,
         ),
-        "denied" => Response::Answer(Answer::Denied { reason: why }),
-        "failed" => Response::Failed(why),
+        "denied" => PluginResponse::Answer(Answer::Denied { reason: why }),
+        "failed" => PluginResponse::Failed(why),
         "retry" => match fresh {
             // The program has begun something: the handle must not get lost.
             Some(ticket) => pending(ticket),
-            None => Response::Retry { after, why },
+            None => PluginResponse::Retry { after, why },
         },
-        "gone" if verb == Verb::Poll => Response::Answer(Answer::Gone),
+        "gone" if verb == Verb::Poll => PluginResponse::Answer(Answer::Gone),
         other => return Err(format!("its result {:?} is unknown", printable(other, 100))),
     })
 }

@@ -158,7 +158,7 @@ impl Group {
 
     fn leave(mut self) {
         if let Some(group) = self.0.take() {
-            interrupt::forget(group);
+            interrupt::group_ended(group);
         }
     }
 }
@@ -167,7 +167,7 @@ impl Drop for Group {
     fn drop(&mut self) {
         self.signal(Signal::SIGKILL);
         if let Some(group) = self.0 {
-            interrupt::forget(group);
+            interrupt::group_ended(group);
         }
     }
 }

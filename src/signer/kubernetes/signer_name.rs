@@ -2,7 +2,7 @@
 //! request is not signed.
 
 use crate::kube::names::Authority;
-use crate::signer::Wanted;
+use crate::signer::RequestedCertificate;
 use crate::x509::ExtendedUsage;
 
 /// Limits of the API: of a subdomain, of a label, and of the whole name.
@@ -19,7 +19,7 @@ const CLUSTER_ISSUERS: &str = "clusterissuers.cert-manager.io";
 
 /// A fault of a name, and its correction.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Fault {
+pub(super) struct NameFault {
     pub(super) what: String,
     pub(super) fix: String,
 }
@@ -50,9 +50,9 @@ enum Server {
 }
 
 impl SignerName {
-    pub(super) fn parse(text: &str) -> Result<Self, Fault> {
+    pub(super) fn parse(text: &str) -> Result<Self, NameFault> {
         let fault = |what: &str, fix: &str| {
-            Err(Fault {
+            Err(NameFault {
                 what: format!("{text:?} {what}"),
                 fix: fix.to_owned(),
             })
@@ -164,7 +164,7 @@ impl SignerName {
     /// Returns why the signers of Kubernetes itself will never sign a certificate; empty for other signers. The rules
     /// are those of `k8s.io/kubernetes/pkg/apis/certificates` and of the admission plug-in
     /// CertificateSubjectRestriction.
-    pub(super) fn obstacles(&self, wanted: &Wanted) -> Vec<String> {
+    pub(super) fn obstacles(&self, wanted: &RequestedCertificate) -> Vec<String> {
         let profile = &wanted.profile;
         let usages = |only: ExtendedUsage| {
             (profile.usages != [only]).then(|| {

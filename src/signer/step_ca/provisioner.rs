@@ -8,9 +8,9 @@ use serde::Deserialize;
 use serde_json::Value;
 use time::OffsetDateTime;
 
-use super::super::server::Server;
+use super::super::server::SignerServer;
 use super::super::{SignerError, printable};
-use super::token::{Auth, Credential};
+use super::token::{Credential, StepCaAuth};
 use crate::http::encode;
 use crate::x509::{TrustBundle, verifies};
 use crate::yaml::parse_duration;
@@ -20,7 +20,7 @@ const MAX_PAGES: usize = 50;
 
 /// Result of [`look`].
 #[derive(Clone, Debug, Default)]
-pub(super) struct Known {
+pub(super) struct ProvisionerInfo {
     /// Id of a JWK provisioner's key.
     pub(super) kid: Option<String>,
     /// Without a template, step-ca's default template issues.
@@ -45,12 +45,12 @@ struct Listed {
     key: Option<Value>,
     /// Base64 of PEM.
     roots: Option<String>,
-    claims: Option<Claims>,
+    claims: Option<ProvisionerClaims>,
     options: Option<Options>,
 }
 
 #[derive(Default, Deserialize)]
-struct Claims {
+struct ProvisionerClaims {
     #[serde(rename = "maxTLSCertDuration")]
     longest: Option<String>,
     #[serde(default, rename = "disableRenewal")]
@@ -73,22 +73,22 @@ struct X509 {
 
 /// Finds the provisioner and compares it with the configuration. Creates nothing.
 pub(super) async fn look(
-    server: &Server,
+    server: &SignerServer,
     name: &str,
-    auth: &Auth,
+    auth: &StepCaAuth,
     credential: Option<&Credential>,
     now: OffsetDateTime,
-) -> Result<Known, SignerError> {
+) -> Result<ProvisionerInfo, SignerError> {
     let listed = find(server, name).await?;
     let label = server.label();
     let fits = match auth {
-        Auth::X5c(_) => listed.kind == "X5C",
-        Auth::Jwk(_) => listed.kind == "JWK",
-        Auth::Token(_) => true,
+        StepCaAuth::X5c(_) => listed.kind == "X5C",
+        StepCaAuth::Jwk(_) => listed.kind == "JWK",
+        StepCaAuth::Token(_) => true,
     };
     if !fits {
         let wanted = match auth {
-            Auth::X5c(_) => "auth.x5c needs one of type X5C",
+            StepCaAuth::X5c(_) => "auth.x5c needs one of type X5C",
             _ => "auth.jwk needs one of type JWK",
         };
         return Err(SignerError::config(
@@ -156,7 +156,7 @@ pub(super) async fn look(
     }
     let claims = listed.claims.unwrap_or_default();
     let template = listed.options.and_then(|options| options.x509);
-    Ok(Known {
+    Ok(ProvisionerInfo {
         kid,
         has_template: template
             .is_some_and(|x509| !x509.template.is_empty() || !x509.template_file.is_empty()),
@@ -165,7 +165,7 @@ pub(super) async fn look(
     })
 }
 
-async fn find(server: &Server, name: &str) -> Result<Listed, SignerError> {
+async fn find(server: &SignerServer, name: &str) -> Result<Listed, SignerError> {
     let doing = "requesting its provisioners";
     let mut others = Vec::new();
     let mut cursor = String::new();

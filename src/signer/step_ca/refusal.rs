@@ -3,10 +3,10 @@
 use serde::Deserialize;
 use time::OffsetDateTime;
 
-use super::super::server::Server;
-use super::super::{Answer, Class, SignerError, printable};
+use super::super::server::SignerServer;
+use super::super::{Answer, FailureClass, SignerError, printable};
 use super::token::CLOCK_TOLERANCE;
-use crate::http::Response;
+use crate::http::HttpResponse;
 
 /// Beginning of the message of step-ca's own 403; others come from a proxy.
 const FORBIDDEN_PREFIX: &str = "The request was forbidden by the certificate authority";
@@ -23,7 +23,7 @@ pub(super) struct Sent<'a> {
 }
 
 /// Returns the server's own text.
-pub(super) fn said(response: &Response) -> String {
+pub(super) fn said(response: &HttpResponse) -> String {
     #[derive(Deserialize)]
     struct Said {
         message: String,
@@ -35,9 +35,9 @@ pub(super) fn said(response: &Response) -> String {
 
 /// Interprets a refusal of `/sign`.
 pub(super) fn judge(
-    server: &Server,
+    server: &SignerServer,
     doing: &str,
-    response: &Response,
+    response: &HttpResponse,
     sent: &Sent<'_>,
 ) -> Result<Answer, SignerError> {
     let said = said(response);
@@ -49,9 +49,9 @@ pub(super) fn judge(
     };
     let has = |part: &str| said.contains(part);
     match response.status {
-        401 => error(Class::Auth, causes(response, sent)),
+        401 => error(FailureClass::Auth, causes(response, sent)),
         403 if has("maximum certificate duration") => error(
-            Class::Config,
+            FailureClass::Config,
             format!(
                 "set claims.maxTLSCertDuration of the provisioner {} to at least the requested lifetime (8760h \
                  for kubeadm's year; step-ca's default is 24h), or `lifetime` here to what it allows",
@@ -59,14 +59,14 @@ pub(super) fn judge(
             ),
         ),
         403 if has("minimum certificate duration") => error(
-            Class::Config,
+            FailureClass::Config,
             format!(
                 "request a longer lifetime, or lower claims.minTLSCertDuration of the provisioner {}",
                 sent.provisioner
             ),
         ),
         403 if has("the provisioning credential") => error(
-            Class::Config,
+            FailureClass::Config,
             "a certificate does not outlive the one that signs the token: issue a longer one for auth.x5c, or set \
              `lifetime`"
                 .to_owned(),
@@ -77,11 +77,11 @@ pub(super) fn judge(
             reason: printable(&said, 512),
         }),
         403 if has(FORBIDDEN_PREFIX) => error(
-            Class::Permanent,
+            FailureClass::Permanent,
             "see with the server's owner what its policy demands, then run again".to_owned(),
         ),
         500 if has("certificate template") => error(
-            Class::Config,
+            FailureClass::Config,
             format!(
                 "give the provisioner {} the template that `nodepki config signer-setup stepCA` prints",
                 sent.provisioner
@@ -92,7 +92,7 @@ pub(super) fn judge(
 }
 
 /// Returns possible causes: the server logs the reason and does not send it.
-fn causes(response: &Response, sent: &Sent<'_>) -> String {
+fn causes(response: &HttpResponse, sent: &Sent<'_>) -> String {
     let mut causes = Vec::new();
     let skew = response.date.map(|theirs| sent.now - theirs);
     if let Some(skew) = skew.filter(|skew| skew.abs() > CLOCK_TOLERANCE) {
@@ -135,9 +135,9 @@ fn causes(response: &Response, sent: &Sent<'_>) -> String {
 
 /// Interprets a refusal of `/renew` or `/rekey`.
 pub(super) fn judge_renewal(
-    server: &Server,
+    server: &SignerServer,
     doing: &str,
-    response: &Response,
+    response: &HttpResponse,
     provisioner: &str,
 ) -> SignerError {
     let said = said(response);
@@ -148,7 +148,7 @@ pub(super) fn judge_renewal(
              the current one has expired or was revoked, or that the provisioner {provisioner} has disableRenewal"
         );
     } else if response.status == 400 && said.contains("missing client certificate") {
-        error.class = Class::Config;
+        error.class = FailureClass::Config;
         error.advice = "something between here and step-ca ends TLS, and the client certificate with it: name \
                         step-ca's own address"
             .to_owned();

@@ -3,16 +3,16 @@
 use std::fmt::Write as _;
 
 use super::Config;
-use super::token::{Auth, JwkKeys, X5cKeys, command};
+use super::token::{JwkKeys, StepCaAuth, X5cKeys, command};
 use crate::signer::shell::{filled, one_line, quoted};
-use crate::signer::{Identity, Part};
+use crate::signer::{NodeIdentity, Part};
 use crate::yaml::format_duration;
 
 /// Certificate template of step-ca. The tests extract it from the printed script.
 const TEMPLATE: &str = include_str!("setup.tpl");
 
 /// Returns one script for all signers; each signer's part is for the machine of its step-ca.
-pub(super) fn print(parts: &[Part<'_, Config>], identity: &Identity) -> String {
+pub(super) fn print(parts: &[Part<'_, Config>], identity: &NodeIdentity) -> String {
     let names: Vec<&str> = parts.iter().map(|part| part.name).collect();
     let mut signers = String::new();
     for part in parts {
@@ -49,20 +49,20 @@ fn signer(script: &mut String, part: &Part<'_, Config>) {
     let provisioner = quoted(&config.provisioner);
     let _ = writeln!(script, "  # the step-ca at {}", config.endpoint.url);
     let (comment, proof) = match &config.auth {
-        Auth::X5c(X5cKeys { certificate, .. }) => (
+        StepCaAuth::X5c(X5cKeys { certificate, .. }) => (
             format!(
                 "bootstrap-ca.crt is the CA that issues the nodes' {certificate}, which need client authentication."
             ),
             "--type X5C --x5c-roots \"${ROOTS:-bootstrap-ca.crt}\"",
         ),
-        Auth::Jwk(JwkKeys { key_file, .. }) => (
+        StepCaAuth::Jwk(JwkKeys { key_file, .. }) => (
             format!(
                 "The nodes have the private key as {key_file}, with mode 0600. A pair is created with:\n  \
                  #   step crypto jwk create nodepki.pub nodepki.jwk --no-password --insecure"
             ),
             "--type JWK --public-key \"${PUBLIC:-nodepki.pub}\"",
         ),
-        Auth::Token(_) => (
+        StepCaAuth::Token(_) => (
             "Its key stays here; it signs the tokens.".to_owned(),
             "--type JWK --create",
         ),
@@ -74,7 +74,7 @@ fn signer(script: &mut String, part: &Part<'_, Config>) {
         // In Go's notation, without a fraction.
         format_duration(longest)
     );
-    if let Auth::Token(_) = config.auth {
+    if let StepCaAuth::Token(_) = config.auth {
         script.push_str("  # Each issuance of each certificate needs a new token:\n");
         for wanted in &part.wanted {
             let _ = writeln!(

@@ -16,12 +16,14 @@ use time::{Duration, OffsetDateTime};
 use zeroize::Zeroizing;
 
 use super::super::per_certificate::PerCertificate;
-use super::super::server::Server;
+use super::super::server::SignerServer;
 use super::super::shell::quoted;
-use super::super::{Class, Identity, Request, SignerError, Wanted, printable};
+use super::super::{
+    FailureClass, NodeIdentity, Request, RequestedCertificate, SignerError, printable,
+};
 use crate::x509::{Chain, ExtendedUsage, PrivateKey, hex, rfc3339};
 use crate::yaml::Field;
-use crate::yaml::schema::{Form, SecretFile};
+use crate::yaml::schema::{SecretFile, ValueForm};
 use crate::yaml::settings::{one_of, settings};
 
 /// Clock difference that step-ca accepts.
@@ -33,7 +35,7 @@ const TOKEN_LIFETIME: Duration = Duration::minutes(5);
 one_of! {
     /// How this node authenticates.
     #[derive(Clone, Debug, PartialEq, Eq)]
-    pub enum Auth ("ways to authenticate") {
+    pub enum StepCaAuth ("ways to authenticate") {
         /// Tokens signed with the key of a certificate that the provisioner trusts.
         "x5c" => X5c(X5cKeys),
         /// Tokens signed with the provisioner's own key.
@@ -49,7 +51,7 @@ settings! {
     pub struct X5cKeys {
         /// PEM file with the certificate that authorizes this node, and its intermediates.
         "certificate" => pub certificate: SecretFile,
-            required "the PEM file of the certificate", form Form::Public;
+            required "the PEM file of the certificate", form ValueForm::Public;
         /// PEM file with its key.
         "key" => pub key: SecretFile, required "the PEM file of its key";
     }
@@ -98,11 +100,17 @@ fn read_token_files(field: &Field<'_>) -> Option<PerCertificate> {
     Some(files)
 }
 
-impl Auth {
+impl StepCaAuth {
     /// Returns the file with the token for a certificate; `None` if none is configured or tokens are created here.
-    pub(super) fn token_file(&self, wanted: &Wanted, identity: &Identity) -> Option<SecretFile> {
+    pub(super) fn token_file(
+        &self,
+        wanted: &RequestedCertificate,
+        identity: &NodeIdentity,
+    ) -> Option<SecretFile> {
         match self {
-            Auth::Token(TokenKeys { file }) => SecretFile::parse(&file.of(wanted, identity)?).ok(),
+            StepCaAuth::Token(TokenKeys { file }) => {
+                SecretFile::parse(&file.of(wanted, identity)?).ok()
+            }
             _ => None,
         }
     }
@@ -123,13 +131,15 @@ pub(super) enum Credential {
 impl Credential {
     /// Reads the key material; `None` if tokens are read from files.
     pub(super) fn read(
-        server: &Server,
-        auth: &Auth,
+        server: &SignerServer,
+        auth: &StepCaAuth,
         now: OffsetDateTime,
     ) -> Result<Option<Self>, SignerError> {
         match auth {
-            Auth::X5c(X5cKeys { certificate, key }) => x5c(server, certificate, key, now).map(Some),
-            Auth::Jwk(JwkKeys { key_file, kid }) => {
+            StepCaAuth::X5c(X5cKeys { certificate, key }) => {
+                x5c(server, certificate, key, now).map(Some)
+            }
+            StepCaAuth::Jwk(JwkKeys { key_file, kid }) => {
                 let text = server.secret(key_file)?;
                 let shown = server.shown_secret(key_file);
                 let (key, own) = PrivateKey::from_jwk_or_pem(&text).map_err(|error| {
@@ -144,7 +154,7 @@ impl Credential {
                 let kid = kid.clone().or(own);
                 Ok(Some(Credential::Jwk { key, kid }))
             }
-            Auth::Token(_) => Ok(None),
+            StepCaAuth::Token(_) => Ok(None),
         }
     }
 
@@ -159,7 +169,7 @@ impl Credential {
 }
 
 fn x5c(
-    server: &Server,
+    server: &SignerServer,
     certificate: &SecretFile,
     key: &SecretFile,
     now: OffsetDateTime,
@@ -202,7 +212,7 @@ fn x5c(
             ("is not valid before", leaf.not_before())
         };
         return Err(SignerError::new(
-            Class::Auth,
+            FailureClass::Auth,
             format!(
                 "{label}: {certificate} ({}) {what} {}, so no token that it signs is taken",
                 leaf.subject(),
@@ -295,7 +305,7 @@ pub(super) fn mint(
 }
 
 /// Returns the claim for the template: organizations, and usages by the template's names.
-fn kubernetes(wanted: &Wanted) -> Value {
+fn kubernetes(wanted: &RequestedCertificate) -> Value {
     let usages: Vec<&str> = wanted
         .profile
         .usages
@@ -314,14 +324,14 @@ fn kubernetes(wanted: &Wanted) -> Value {
     Value::Object(claim)
 }
 
-fn sans(wanted: &Wanted) -> Vec<String> {
+fn sans(wanted: &RequestedCertificate) -> Vec<String> {
     let sans = &wanted.profile.sans;
     let ips = sans.ips.iter().map(ToString::to_string);
     sans.dns.iter().cloned().chain(ips).collect()
 }
 
 /// Returns the command that creates a token for a certificate.
-pub(super) fn command(provisioner: &str, wanted: &Wanted) -> String {
+pub(super) fn command(provisioner: &str, wanted: &RequestedCertificate) -> String {
     let mut command = format!(
         "step ca token {} --provisioner {}",
         quoted(&wanted.profile.subject.common_name),
@@ -339,7 +349,7 @@ pub(super) fn command(provisioner: &str, wanted: &Wanted) -> String {
 
 /// The claims that can be checked before a token is used.
 #[derive(Deserialize)]
-struct Claims {
+struct TokenClaims {
     iss: Option<String>,
     sub: Option<String>,
     #[serde(default)]
@@ -352,7 +362,7 @@ struct Claims {
 pub(super) fn obstacle(
     token: &str,
     provisioner: &str,
-    wanted: &Wanted,
+    wanted: &RequestedCertificate,
     now: OffsetDateTime,
 ) -> Option<String> {
     let claims = match claims_of(token) {
@@ -379,7 +389,7 @@ pub(super) fn obstacle(
     names_differ(&claims.sans, &subject, wanted)
 }
 
-fn claims_of(token: &str) -> Result<Claims, &'static str> {
+fn claims_of(token: &str) -> Result<TokenClaims, &'static str> {
     let mut parts = token.split('.');
     let (Some(_), Some(payload), Some(_), None) =
         (parts.next(), parts.next(), parts.next(), parts.next())
@@ -393,7 +403,7 @@ fn claims_of(token: &str) -> Result<Claims, &'static str> {
     claims.ok_or("its claims cannot be read")
 }
 
-fn out_of_time(claims: &Claims, now: OffsetDateTime) -> Option<String> {
+fn out_of_time(claims: &TokenClaims, now: OffsetDateTime) -> Option<String> {
     let instant = |seconds: Option<f64>| {
         #[allow(
             clippy::cast_possible_truncation,
@@ -415,7 +425,7 @@ fn out_of_time(claims: &Claims, now: OffsetDateTime) -> Option<String> {
 }
 
 /// step-ca compares the names of each type, and only if the request contains names of that type.
-fn names_differ(given: &[String], subject: &str, wanted: &Wanted) -> Option<String> {
+fn names_differ(given: &[String], subject: &str, wanted: &RequestedCertificate) -> Option<String> {
     let given: Vec<&str> = match given {
         [] => vec![subject],
         given => given.iter().map(String::as_str).collect(),

@@ -4,20 +4,20 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use zeroize::Zeroizing;
 
-use crate::http::{Call, Response, encode};
-use crate::signer::server::Server;
-use crate::signer::{Class, SignerError};
+use crate::http::{Call, HttpResponse, encode};
+use crate::signer::server::SignerServer;
+use crate::signer::{FailureClass, SignerError};
 
 /// One namespace of the server.
 #[derive(Clone)]
-pub(super) struct Api {
-    pub(super) server: Server,
+pub(super) struct VaultApi {
+    pub(super) server: SignerServer,
     pub(super) namespace: Option<String>,
 }
 
 /// Envelope of most successful responses.
 #[derive(Deserialize)]
-pub(super) struct Envelope<T> {
+pub(super) struct VaultEnvelope<T> {
     #[serde(default = "none")]
     pub(super) data: Option<T>,
     #[serde(default)]
@@ -33,7 +33,7 @@ struct Errors {
     errors: Vec<String>,
 }
 
-impl Api {
+impl VaultApi {
     pub(super) fn label(&self) -> &str {
         self.server.label()
     }
@@ -44,7 +44,7 @@ impl Api {
         doing: &str,
         call: Call<'_>,
         token: Option<Zeroizing<String>>,
-    ) -> Result<Response, SignerError> {
+    ) -> Result<HttpResponse, SignerError> {
         // Vault agents and proxies can require this header, since a browser cannot be tricked into sending it.
         let mut call = call.header("X-Vault-Request", "true");
         if let Some(namespace) = &self.namespace {
@@ -60,7 +60,7 @@ impl Api {
     pub(super) fn read<T: DeserializeOwned>(
         &self,
         doing: &str,
-        response: &Response,
+        response: &HttpResponse,
     ) -> Result<T, SignerError> {
         if response.status != 200 {
             return Err(self.refusal(doing, response));
@@ -74,7 +74,7 @@ impl Api {
     pub(super) fn invalid_response(
         &self,
         doing: &str,
-        response: &Response,
+        response: &HttpResponse,
         why: &str,
     ) -> SignerError {
         self.server.invalid_response(doing, response, why)
@@ -82,7 +82,7 @@ impl Api {
 
     /// Returns the error for a refusal. The status alone is not specific: an unknown role is a 400, an unknown issuer
     /// a 500, a mount that does not exist a 403 or a 404.
-    pub(super) fn refusal(&self, doing: &str, response: &Response) -> SignerError {
+    pub(super) fn refusal(&self, doing: &str, response: &HttpResponse) -> SignerError {
         let said = said(response);
         let mut error = self.server.refusal(doing, response, &said);
         let by_words = BY_TEXT.iter().find(|(words, ..)| said.contains(words));
@@ -92,7 +92,7 @@ impl Api {
                 let by_status = BY_STATUS
                     .iter()
                     .find(|(status, _)| *status == response.status);
-                by_status.map(|(_, advice)| (Class::Transient, *advice))
+                by_status.map(|(_, advice)| (FailureClass::Transient, *advice))
             });
         if let Some((class, advice)) = known {
             error.class = class;
@@ -104,18 +104,18 @@ impl Api {
 
 /// Parts of refusals, with class and required action.
 #[rustfmt::skip]
-const BY_TEXT: &[(&str, Class, &str)] = &[
-    ("is sealed", Class::Transient, "ask the server's operators to unseal it"),
-    ("unknown role", Class::Config, "create the role as `nodepki config signer-setup vault` prints it, or correct `role`"),
-    ("unable to find PKI issuer", Class::Config, "correct `issuer`: it must be the name or id of an issuer in that mount"),
-    ("no default issuer", Class::Config, "put the CA into that mount, or name one of its issuers with `issuer`"),
-    ("no handler for route", Class::Config, "correct `mount` or `namespace`: there is no mount at that path"),
-    ("namespace not found", Class::Config, "correct `namespace`"),
-    ("beyond the expiration of the CA", Class::Permanent, "renew the CA, or let its issuer shorten certificates that outlive it (leaf_not_after_behavior=truncate)"),
-    ("role requires keys of type", Class::Permanent, "set key_type=any in the role; `nodepki config signer-setup vault` prints a role that fits"),
-    ("allowed by this role", Class::Permanent, "allow exactly that name in the role; `nodepki config signer-setup vault` prints a role that fits"),
-    ("not allowed in this role", Class::Permanent, "allow exactly that in the role; `nodepki config signer-setup vault` prints a role that fits"),
-    ("missing client token", Class::Auth, "renew this node's credential"),
+const BY_TEXT: &[(&str, FailureClass, &str)] = &[
+    ("is sealed", FailureClass::Transient, "ask the server's operators to unseal it"),
+    ("unknown role", FailureClass::Config, "create the role as `nodepki config signer-setup vault` prints it, or correct `role`"),
+    ("unable to find PKI issuer", FailureClass::Config, "correct `issuer`: it must be the name or id of an issuer in that mount"),
+    ("no default issuer", FailureClass::Config, "put the CA into that mount, or name one of its issuers with `issuer`"),
+    ("no handler for route", FailureClass::Config, "correct `mount` or `namespace`: there is no mount at that path"),
+    ("namespace not found", FailureClass::Config, "correct `namespace`"),
+    ("beyond the expiration of the CA", FailureClass::Permanent, "renew the CA, or let its issuer shorten certificates that outlive it (leaf_not_after_behavior=truncate)"),
+    ("role requires keys of type", FailureClass::Permanent, "set key_type=any in the role; `nodepki config signer-setup vault` prints a role that fits"),
+    ("allowed by this role", FailureClass::Permanent, "allow exactly that name in the role; `nodepki config signer-setup vault` prints a role that fits"),
+    ("not allowed in this role", FailureClass::Permanent, "allow exactly that in the role; `nodepki config signer-setup vault` prints a role that fits"),
+    ("missing client token", FailureClass::Auth, "renew this node's credential"),
 ];
 
 /// Statuses specific to these servers, all of them transient.
@@ -133,7 +133,7 @@ const BY_STATUS: &[(u16, &str)] = &[
 ];
 
 /// Returns the server's own text, in one line.
-pub(super) fn said(response: &Response) -> String {
+pub(super) fn said(response: &HttpResponse) -> String {
     let Ok(Errors { errors }) = response.json() else {
         return response.text().into_owned();
     };

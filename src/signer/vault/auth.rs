@@ -1,14 +1,14 @@
 //! The ways to log in, as configured; `session` performs the login.
 
 use super::path;
-use crate::signer::server::Server;
-use crate::yaml::schema::{Form, SecretFile};
+use crate::signer::server::SignerServer;
+use crate::yaml::schema::{SecretFile, ValueForm};
 use crate::yaml::settings::{Setting, one_of, settings};
 
 one_of! {
     /// How the node logs in.
     #[derive(Clone, Debug, PartialEq, Eq)]
-    pub enum Auth ("ways to log in") {
+    pub enum VaultAuth ("ways to log in") {
         /// File with a token that another process renews.
         "tokenFile" => TokenFile(SecretFile),
         /// AppRole.
@@ -33,7 +33,7 @@ settings! {
         /// The role_id, which is a name rather than a secret.
         "roleID" => pub role_id: Option<String>;
         /// File with the role_id, in place of roleID.
-        "roleIDFile" => pub role_id_file: Option<SecretFile>, form Form::Public;
+        "roleIDFile" => pub role_id_file: Option<SecretFile>, form ValueForm::Public;
         /// File with the secret_id, or with the token that wraps it.
         "secretIDFile" => pub secret_id_file: SecretFile, required "with the file of the secret_id";
         /// The file contains a wrapping token.
@@ -78,26 +78,28 @@ settings! {
     }
 }
 
-impl Auth {
+impl VaultAuth {
     /// Returns method, path and role, without secrets.
     pub(super) fn describe(&self) -> String {
         self.shown().unwrap_or_default().to_string()
     }
 
     /// Returns the required action if the server refuses the credential.
-    pub(super) fn advice(&self, server: &Server) -> String {
+    pub(super) fn advice(&self, server: &SignerServer) -> String {
         match self {
-            Auth::TokenFile(file) => format!("put a new token into {}", server.shown_secret(file)),
-            Auth::AppRole(app) => format!(
+            VaultAuth::TokenFile(file) => {
+                format!("put a new token into {}", server.shown_secret(file))
+            }
+            VaultAuth::AppRole(app) => format!(
                 "check role_id and the path auth/{} with the server's owner, and deliver a new secret_id in {}: this one is unknown, has expired or was used up",
                 app.mount,
                 server.shown_secret(&app.secret_id_file)
             ),
-            Auth::Certificate(CertificateLogin { mount, .. }) => format!(
+            VaultAuth::Certificate(CertificateLogin { mount, .. }) => format!(
                 "add the CA of tls.certificate to a role of auth/{mount}, with this node's names allowed"
             ),
-            Auth::Jwt(JwtLogin { mount, file, .. })
-            | Auth::Kubernetes(KubernetesLogin { mount, file, .. }) => format!(
+            VaultAuth::Jwt(JwtLogin { mount, file, .. })
+            | VaultAuth::Kubernetes(KubernetesLogin { mount, file, .. }) => format!(
                 "check the token in {} against the role of auth/{mount}: audience, subject and time",
                 server.shown_secret(file)
             ),

@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::signer::Wanted;
+use crate::signer::RequestedCertificate;
 use crate::x509::{ExtendedUsage, KeyAlgorithm};
 
 /// The fields of a role that affect the content of certificates. Every field with a permissive default is written
 /// out, since writing a role resets omitted fields.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Role {
+pub(super) struct VaultRole {
     issuer_ref: String,
     key_type: String,
     organization: Vec<String>,
@@ -74,9 +74,9 @@ pub(super) struct Role {
     not_after_bound: String,
 }
 
-impl Role {
+impl VaultRole {
     /// Returns the narrowest role for a certificate.
-    pub(super) fn of(wanted: &Wanted, issuer: &str) -> Self {
+    pub(super) fn of(wanted: &RequestedCertificate, issuer: &str) -> Self {
         let profile = &wanted.profile;
         let has = |usage| profile.usages.contains(&usage);
         let names: BTreeSet<&String> = [&profile.subject.common_name]
@@ -85,7 +85,7 @@ impl Role {
             .collect();
         let words =
             |words: &[&str]| -> Vec<String> { words.iter().map(ToString::to_string).collect() };
-        Role {
+        VaultRole {
             issuer_ref: issuer.to_owned(),
             key_type: "any".to_owned(),
             organization: profile.subject.organizations.clone(),
@@ -139,7 +139,7 @@ impl Role {
     }
 
     /// Returns why the role certainly cannot issue the certificate; empty if that is not certain.
-    pub(super) fn obstacles(&self, wanted: &Wanted) -> Vec<String> {
+    pub(super) fn obstacles(&self, wanted: &RequestedCertificate) -> Vec<String> {
         let profile = &wanted.profile;
         let mut found = Vec::new();
         let set = |values: &[String]| values.iter().cloned().collect::<BTreeSet<String>>();

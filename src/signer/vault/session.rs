@@ -13,10 +13,10 @@ use time::OffsetDateTime;
 use tokio::sync::Mutex;
 use zeroize::Zeroizing;
 
-use super::api::{Api, said, segments};
-use super::{AppRole, Auth, CertificateLogin, JwtLogin, KubernetesLogin};
-use crate::http::{Call, Response};
-use crate::signer::{Class, Memory, SignerError};
+use super::api::{VaultApi, said, segments};
+use super::{AppRole, CertificateLogin, JwtLogin, KubernetesLogin, VaultAuth};
+use crate::http::{Call, HttpResponse};
+use crate::signer::{FailureClass, Memory, SignerError};
 use crate::x509::hex;
 
 /// Names under which data is stored.
@@ -27,8 +27,8 @@ const SECRET_ID_FILE: &str = "secret-id";
 const EXPIRY_MARGIN_SECONDS: i64 = 5;
 
 pub(super) struct Session {
-    api: Api,
-    auth: Auth,
+    api: VaultApi,
+    auth: VaultAuth,
     /// Credential with which a stored token must have been obtained.
     origin: String,
     memory: Rc<dyn Memory>,
@@ -91,8 +91,8 @@ pub(super) enum Standing {
 
 impl Session {
     pub(super) fn new(
-        api: Api,
-        auth: Auth,
+        api: VaultApi,
+        auth: VaultAuth,
         memory: Rc<dyn Memory>,
         clock: fn() -> OffsetDateTime,
     ) -> Self {
@@ -114,12 +114,12 @@ impl Session {
 
     /// Returns whether a new token can be obtained without intervention.
     pub(super) fn can_log_in(&self) -> bool {
-        !matches!(self.auth, Auth::TokenFile(_))
+        !matches!(self.auth, VaultAuth::TokenFile(_))
     }
 
     /// Returns the current token; logs in if there is none.
     pub(super) async fn token(&self, doing: &str) -> Result<Zeroizing<String>, SignerError> {
-        if let Auth::TokenFile(file) = &self.auth {
+        if let VaultAuth::TokenFile(file) = &self.auth {
             return self.api.server.secret(file);
         }
         let mut held = self.token.lock().await;
@@ -158,7 +158,7 @@ impl Session {
         let token = held.take().or_else(|| self.remembered());
         // Tokens of other configurations are revoked too, since no later run would use them.
         let mut forgotten = self.memory.forget(TOKEN_FILE);
-        if !matches!(&self.auth, Auth::AppRole(app) if app.wrapped) {
+        if !matches!(&self.auth, VaultAuth::AppRole(app) if app.wrapped) {
             forgotten = forgotten.and(self.memory.forget(SECRET_ID_FILE));
         }
         let Some(token) = token else {
@@ -188,7 +188,7 @@ impl Session {
         if response.status == 403 {
             return Ok(None);
         }
-        let answer: super::api::Envelope<serde_json::Map<String, serde_json::Value>> =
+        let answer: super::api::VaultEnvelope<serde_json::Map<String, serde_json::Value>> =
             self.api.read(doing, &response)?;
         let data = answer.data.unwrap_or_default();
         let of = |path: &String| -> Vec<String> {
@@ -231,8 +231,8 @@ impl Session {
         *held = None;
         let doing = format!("logging in for {doing}");
         let response = match &self.auth {
-            Auth::TokenFile(file) => return self.api.server.secret(file),
-            Auth::AppRole(app) => {
+            VaultAuth::TokenFile(file) => return self.api.server.secret(file),
+            VaultAuth::AppRole(app) => {
                 #[derive(Serialize)]
                 struct Login<'a> {
                     role_id: &'a str,
@@ -249,7 +249,7 @@ impl Session {
                 };
                 self.post_login(&doing, &app.mount, &body).await?
             }
-            Auth::Certificate(CertificateLogin { mount, role }) => {
+            VaultAuth::Certificate(CertificateLogin { mount, role }) => {
                 #[derive(Serialize)]
                 struct Login<'a> {
                     #[serde(skip_serializing_if = "Option::is_none")]
@@ -260,8 +260,8 @@ impl Session {
                 };
                 self.post_login(&doing, mount, &body).await?
             }
-            Auth::Jwt(JwtLogin { mount, role, file })
-            | Auth::Kubernetes(KubernetesLogin { mount, role, file }) => {
+            VaultAuth::Jwt(JwtLogin { mount, role, file })
+            | VaultAuth::Kubernetes(KubernetesLogin { mount, role, file }) => {
                 #[derive(Serialize)]
                 struct Login<'a> {
                     #[serde(skip_serializing_if = "Option::is_none")]
@@ -290,14 +290,14 @@ impl Session {
         doing: &str,
         mount: &str,
         body: &impl Serialize,
-    ) -> Result<Response, SignerError> {
+    ) -> Result<HttpResponse, SignerError> {
         let call = Call::post(format!("/v1/auth/{}/login", segments(mount))).json(body);
         self.api.exchange(doing, call, None).await
     }
 
-    fn logged_in(&self, doing: &str, response: Response) -> Result<Token, SignerError> {
+    fn logged_in(&self, doing: &str, response: HttpResponse) -> Result<Token, SignerError> {
         #[derive(Deserialize)]
-        struct Answer {
+        struct LoginAnswer {
             auth: Option<Granted>,
         }
         #[derive(Deserialize)]
@@ -309,11 +309,11 @@ impl Session {
         // A login is refused with 400 and 403 alike, always because of the credential.
         if matches!(response.status, 400 | 401 | 403) {
             let mut error = self.api.refusal(doing, &response);
-            error.class = Class::Auth;
+            error.class = FailureClass::Auth;
             error.advice = self.auth.advice(&self.api.server);
             return Err(error);
         }
-        let answer = self.api.read::<Answer>(doing, &response);
+        let answer = self.api.read::<LoginAnswer>(doing, &response);
         let body = Zeroizing::new(response.body);
         drop(body);
         let Some(granted) = answer?.auth else {
@@ -396,13 +396,13 @@ impl Session {
         if matches!(response.status, 400 | 403) {
             return Err(self.used_up(doing, app, &response, interrupted));
         }
-        let info: super::api::Envelope<Info> = self.api.read(doing, &response)?;
+        let info: super::api::VaultEnvelope<Info> = self.api.read(doing, &response)?;
         let path = info.data.map(|info| info.creation_path).unwrap_or_default();
         if app.made(&path) {
             return Ok(());
         }
         Err(SignerError::new(
-            Class::Auth,
+            FailureClass::Auth,
             format!(
                 "SECURITY: {}: {doing} failed: the wrapping token in {} was made by {:?}, not by {}: it does not contain this node's secret_id, and was not unwrapped",
                 self.api.label(),
@@ -432,7 +432,7 @@ impl Session {
         }
         let content = self
             .api
-            .read::<super::api::Envelope<Content>>(doing, &response);
+            .read::<super::api::VaultEnvelope<Content>>(doing, &response);
         drop(Zeroizing::new(response.body));
         match content?.data {
             Some(content) => Ok(content.secret_id),
@@ -452,7 +452,7 @@ impl Session {
         &self,
         doing: &str,
         app: &AppRole,
-        response: &Response,
+        response: &HttpResponse,
         interrupted: bool,
     ) -> SignerError {
         let (head, advice) = if interrupted {
@@ -467,7 +467,7 @@ impl Session {
             )
         };
         SignerError::new(
-            Class::Auth,
+            FailureClass::Auth,
             format!(
                 "{head}{}: {doing} failed: the wrapping token in {} was used already or has expired (HTTP {}: {})",
                 self.api.label(),

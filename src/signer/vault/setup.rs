@@ -1,6 +1,6 @@
 //! The script for an administrator of the server, which lets a node get its certificates and nothing else.
 //!
-//! It contains one role for each certificate, with every name pinned ([`Role::of`]), and one policy for the node. The
+//! It contains one role for each certificate, with every name pinned ([`VaultRole::of`]), and one policy for the node. The
 //! policy lists the parameters that nodepki sends: `alt_names`, `not_after` and others would bypass what a role pins.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::role::Role;
-use super::{AppRole, Auth, Config};
+use super::role::VaultRole;
+use super::{AppRole, Config, VaultAuth};
 use crate::kube::names::{Authority, CertName};
 use crate::signer::shell::{self, one_line, quoted};
-use crate::signer::{Identity, Part, Wanted};
+use crate::signer::{NodeIdentity, Part, RequestedCertificate};
 use crate::yaml::format_duration;
 
 /// Maximum lifetime of a CA in the mount: ten years. The server's default limit of 32 days would shorten it.
@@ -28,7 +28,7 @@ pub(super) fn parameters(verbatim: bool) -> &'static [&'static str] {
 }
 
 /// Returns the script for all signers of this kind together: they share a policy, because they share a node.
-pub(super) fn print(parts: &[Part<'_, Config>], identity: &Identity) -> String {
+pub(super) fn print(parts: &[Part<'_, Config>], identity: &NodeIdentity) -> String {
     let names: Vec<&str> = parts.iter().map(|part| part.name).collect();
     let mut script = Script::default();
     script.fill(
@@ -107,7 +107,7 @@ impl Script {
         }
     }
 
-    fn signers(&mut self, parts: &[&Part<'_, Config>], identity: &Identity) {
+    fn signers(&mut self, parts: &[&Part<'_, Config>], identity: &NodeIdentity) {
         // Clusters that share a server may have nodes of the same name; each node has its own rights.
         let policy = format!("nodepki-{}-{}", identity.cluster, identity.node);
         let mut paths: BTreeMap<String, String> = BTreeMap::new();
@@ -115,7 +115,7 @@ impl Script {
         let mut maps = Vec::new();
         for part in parts {
             for authority in Authority::ALL {
-                let wanted: Vec<&Wanted> = part
+                let wanted: Vec<&RequestedCertificate> = part
                     .wanted
                     .iter()
                     .filter(|wanted| wanted.authority == authority)
@@ -158,7 +158,7 @@ impl Script {
             ));
         }
         self.line("EOF");
-        let mut methods: Vec<&Auth> = Vec::new();
+        let mut methods: Vec<&VaultAuth> = Vec::new();
         for part in parts {
             if !methods.contains(&&part.config.auth) {
                 methods.push(&part.config.auth);
@@ -200,8 +200,8 @@ impl Script {
         part: &Part<'_, Config>,
         mount: &str,
         issuer: Option<&str>,
-        wanted: &[&Wanted],
-        identity: &Identity,
+        wanted: &[&RequestedCertificate],
+        identity: &NodeIdentity,
         paths: &mut BTreeMap<String, String>,
     ) {
         let base = match issuer {
@@ -227,7 +227,7 @@ impl Script {
             if !written.insert(path.clone()) {
                 continue;
             }
-            let role = Role::of(wanted, issuer.unwrap_or("default"));
+            let role = VaultRole::of(wanted, issuer.unwrap_or("default"));
             self.line("");
             self.comment(&format!(
                 "{}: {}, at most {}",
@@ -247,27 +247,27 @@ impl Script {
         }
     }
 
-    fn login(&mut self, auth: &Auth, policy: &str) {
+    fn login(&mut self, auth: &VaultAuth, policy: &str) {
         let ((mount, role), kind, title, template) = match auth {
-            Auth::TokenFile(file) => {
+            VaultAuth::TokenFile(file) => {
                 let file = file.to_string();
                 let values = [("POLICY", policy), ("FILE", file.as_str())];
                 return self.fill(include_str!("setup/token.sh"), &values);
             }
-            Auth::AppRole(app) => return self.login_by_app_role(app, policy),
-            Auth::Certificate(login) => (
+            VaultAuth::AppRole(app) => return self.login_by_app_role(app, policy),
+            VaultAuth::Certificate(login) => (
                 (&login.mount, &login.role),
                 "cert",
                 "TLS certificate",
                 include_str!("setup/certificate.sh"),
             ),
-            Auth::Jwt(login) => (
+            VaultAuth::Jwt(login) => (
                 (&login.mount, &login.role),
                 "jwt",
                 "JSON web token",
                 include_str!("setup/jwt.sh"),
             ),
-            Auth::Kubernetes(login) => (
+            VaultAuth::Kubernetes(login) => (
                 (&login.mount, &login.role),
                 "kubernetes",
                 "Kubernetes service account",
@@ -363,17 +363,17 @@ fn rule(path: &str, verbatim: bool) -> String {
 
 /// Returns the role of each certificate: the configured one, made distinct if several certificates need different
 /// roles, and with the node's name if it pins names of the node.
-fn names(part: &Part<'_, Config>, identity: &Identity) -> BTreeMap<CertName, String> {
+fn names(part: &Part<'_, Config>, identity: &NodeIdentity) -> BTreeMap<CertName, String> {
     let Some(role) = &part.config.role else {
         return BTreeMap::new();
     };
-    let configured = |wanted: &Wanted| {
+    let configured = |wanted: &RequestedCertificate| {
         let mount = part.config.mount_of(wanted.authority, identity);
         (mount, role.of(wanted, identity))
     };
-    let narrowest = |wanted: &Wanted| Role::of(wanted, "default");
-    let name = |wanted: &Wanted| {
-        let alike = |other: &&Wanted| configured(other) == configured(wanted);
+    let narrowest = |wanted: &RequestedCertificate| VaultRole::of(wanted, "default");
+    let name = |wanted: &RequestedCertificate| {
+        let alike = |other: &&RequestedCertificate| configured(other) == configured(wanted);
         let alone = part
             .wanted
             .iter()

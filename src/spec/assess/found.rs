@@ -3,13 +3,13 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::kubelet_store::FoundStore;
-use crate::kube::kubeconfig::{Current, Kubeconfig, KubeconfigError, resolve_path};
+use super::kubelet_store::ObservedKubeletStore;
+use crate::kube::kubeconfig::{CurrentContext, Kubeconfig, KubeconfigError, resolve_path};
 use crate::x509::{Chain, KeyAlgorithm, KeyType, PrivateKey, PublicKey};
 
 /// A file as it was found.
 #[derive(Debug)]
-pub enum Found<T> {
+pub enum Observed<T> {
     /// No such file.
     Absent,
     /// Empty or white space only: the result of a failed write, or of the kubelet's creation of a missing hostPath file.
@@ -20,18 +20,18 @@ pub enum Found<T> {
     Present(T),
 }
 
-impl<T> Found<T> {
+impl<T> Observed<T> {
     /// Parses the bytes of a file; `None` is an absent file.
     pub fn read<E: fmt::Display>(
         bytes: Option<&[u8]>,
         parse: impl FnOnce(&[u8]) -> Result<T, E>,
     ) -> Self {
         match bytes {
-            None => Found::Absent,
-            Some(bytes) if bytes.iter().all(u8::is_ascii_whitespace) => Found::Empty,
+            None => Observed::Absent,
+            Some(bytes) if bytes.iter().all(u8::is_ascii_whitespace) => Observed::Empty,
             Some(bytes) => match parse(bytes) {
-                Ok(value) => Found::Present(value),
-                Err(error) => Found::Unreadable(error.to_string()),
+                Ok(value) => Observed::Present(value),
+                Err(error) => Observed::Unreadable(error.to_string()),
             },
         }
     }
@@ -39,28 +39,28 @@ impl<T> Found<T> {
     /// Returns the value, if there is one.
     pub(crate) fn present(&self) -> Option<&T> {
         match self {
-            Found::Present(value) => Some(value),
+            Observed::Present(value) => Some(value),
             _ => None,
         }
     }
 
     /// Applies a function to the value, if there is one.
-    pub(crate) fn map<U>(self, change: impl FnOnce(T) -> U) -> Found<U> {
+    pub(crate) fn map<U>(self, change: impl FnOnce(T) -> U) -> Observed<U> {
         match self {
-            Found::Absent => Found::Absent,
-            Found::Empty => Found::Empty,
-            Found::Unreadable(why) => Found::Unreadable(why),
-            Found::Present(value) => Found::Present(change(value)),
+            Observed::Absent => Observed::Absent,
+            Observed::Empty => Observed::Empty,
+            Observed::Unreadable(why) => Observed::Unreadable(why),
+            Observed::Present(value) => Observed::Present(change(value)),
         }
     }
 
     /// Returns the problem in words, unless a value is present.
     pub fn trouble(&self) -> Option<String> {
         match self {
-            Found::Absent => Some("is absent".to_owned()),
-            Found::Empty => Some("is empty".to_owned()),
-            Found::Unreadable(why) => Some(format!("is unreadable: {why}")),
-            Found::Present(_) => None,
+            Observed::Absent => Some("is absent".to_owned()),
+            Observed::Empty => Some("is empty".to_owned()),
+            Observed::Unreadable(why) => Some(format!("is unreadable: {why}")),
+            Observed::Present(_) => None,
         }
     }
 
@@ -71,11 +71,11 @@ impl<T> Found<T> {
 }
 
 /// A certificate and its key as found, in a pair of files or in a kubeconfig.
-pub struct FoundCert {
+pub struct ObservedCert {
     /// The chain.
-    pub chain: Found<Chain>,
+    pub chain: Observed<Chain>,
     /// The key.
-    pub key: Found<PrivateKey>,
+    pub key: Observed<PrivateKey>,
     /// True if the key has the PEM form that kubeadm writes.
     pub key_form_is_ours: bool,
     /// Mode of the file with the key, if it is world-readable.
@@ -83,12 +83,12 @@ pub struct FoundCert {
     /// The revocation, in words, if a revocation list contains the certificate.
     pub revoked: Option<String>,
     /// For a kubeconfig, the rest of it.
-    pub kubeconfig: Option<FoundKubeconfig>,
+    pub kubeconfig: Option<ObservedKubeconfig>,
     /// For the kubelet's client certificate, the kubelet's store.
-    pub store: Option<FoundStore>,
+    pub store: Option<ObservedKubeletStore>,
 }
 
-impl FoundCert {
+impl ObservedCert {
     /// Returns true if the kubelet itself requested the certificate from the cluster.
     pub(crate) fn is_of_kubelet(&self) -> bool {
         let store = self.store.as_ref();
@@ -103,7 +103,7 @@ impl FoundCert {
 }
 
 /// A kubeconfig apart from its certificate and key.
-pub struct FoundKubeconfig {
+pub struct ObservedKubeconfig {
     /// The document; a repair keeps the rest of its content.
     pub document: Kubeconfig,
     /// `server` of the current context.
@@ -119,7 +119,7 @@ pub struct FoundKubeconfig {
 /// The outcome of reading a kubeconfig.
 pub enum ReadKubeconfig {
     /// Its parts.
-    Usable(Box<FoundCert>),
+    Usable(Box<ObservedCert>),
     /// `client-certificate` and `client-key` name these files, which the caller must read.
     ByFile {
         /// `client-certificate`, absolute.
@@ -127,7 +127,7 @@ pub enum ReadKubeconfig {
         /// `client-key`, absolute.
         key: PathBuf,
         /// The rest.
-        kubeconfig: FoundKubeconfig,
+        kubeconfig: ObservedKubeconfig,
     },
     /// The file exists and cannot be repaired; replacing it would lose its content.
     Unrepairable(KubeconfigError),
@@ -135,8 +135,8 @@ pub enum ReadKubeconfig {
 
 /// Reads the kubeconfig at `path`. `None` results in an absent certificate, blank text in an empty one.
 pub fn read_kubeconfig(path: &Path, text: Option<&[u8]>) -> ReadKubeconfig {
-    let blank = |chain: Found<Chain>, key: Found<PrivateKey>| {
-        ReadKubeconfig::Usable(Box::new(FoundCert {
+    let blank = |chain: Observed<Chain>, key: Observed<PrivateKey>| {
+        ReadKubeconfig::Usable(Box::new(ObservedCert {
             chain,
             key,
             key_form_is_ours: true,
@@ -147,10 +147,10 @@ pub fn read_kubeconfig(path: &Path, text: Option<&[u8]>) -> ReadKubeconfig {
         }))
     };
     let Some(text) = text else {
-        return blank(Found::Absent, Found::Absent);
+        return blank(Observed::Absent, Observed::Absent);
     };
     if text.iter().all(u8::is_ascii_whitespace) {
-        return blank(Found::Empty, Found::Empty);
+        return blank(Observed::Empty, Observed::Empty);
     }
     let parsed = std::str::from_utf8(text)
         .map_err(|_| KubeconfigError::NotYaml("it is not UTF-8 text".to_owned()))
@@ -160,7 +160,7 @@ pub fn read_kubeconfig(path: &Path, text: Option<&[u8]>) -> ReadKubeconfig {
         Ok(parsed) => parsed,
         Err(error) => return ReadKubeconfig::Unrepairable(error),
     };
-    let Current {
+    let CurrentContext {
         server,
         authority,
         certificate,
@@ -171,7 +171,7 @@ pub fn read_kubeconfig(path: &Path, text: Option<&[u8]>) -> ReadKubeconfig {
         ..
     } = current;
     let absolute = |reference: String| resolve_path(path, &reference);
-    let kubeconfig = FoundKubeconfig {
+    let kubeconfig = ObservedKubeconfig {
         document,
         server,
         authority,
@@ -184,10 +184,10 @@ pub fn read_kubeconfig(path: &Path, text: Option<&[u8]>) -> ReadKubeconfig {
             key: absolute(key),
             kubeconfig,
         },
-        _ => ReadKubeconfig::Usable(Box::new(FoundCert {
-            chain: Found::read(certificate.as_deref(), Chain::from_pem),
+        _ => ReadKubeconfig::Usable(Box::new(ObservedCert {
+            chain: Observed::read(certificate.as_deref(), Chain::from_pem),
             key_form_is_ours: key.as_deref().is_none_or(|key| is_our_form(key)),
-            key: Found::read(key.as_deref().map(Vec::as_slice), PrivateKey::from_pem),
+            key: Observed::read(key.as_deref().map(Vec::as_slice), PrivateKey::from_pem),
             exposed: None,
             revoked: None,
             kubeconfig: Some(kubeconfig),

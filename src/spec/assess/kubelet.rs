@@ -8,17 +8,19 @@
 
 use time::OffsetDateTime;
 
-use super::found::{Found, FoundCert};
-use super::kubelet_store::{Current, Form, FoundStore, OnDisk, store_dir};
+use super::found::{Observed, ObservedCert};
+use super::kubelet_store::{
+    KubeletConfForm, KubeletLink, KubeletStoreContent, ObservedKubeletStore, store_dir,
+};
 use crate::spec::schedule::{Percent, RenewAt, Rotation};
-use crate::spec::{KubeletLayout, KubeletStore};
+use crate::spec::{KubeletLayout, KubeletStoreSpec};
 use crate::x509::{Chain, PrivateKey};
 
 /// Returns the rotation of a certificate that the kubelet itself requested from the cluster.
 ///
 /// The kubelet requests the next one after 70 to 90 % of the lifetime (`nextRotationDeadline`). nodepki renews only if
 /// this has failed.
-pub fn after_the_kubelet(rotation: &Rotation) -> Rotation {
+pub fn rotation_after_kubelet(rotation: &Rotation) -> Rotation {
     const AFTER_KUBELET_DEADLINE: Percent = match Percent::new(95) {
         Some(percent) => percent,
         None => Percent::ZERO,
@@ -33,19 +35,19 @@ pub fn after_the_kubelet(rotation: &Rotation) -> Rotation {
 /// Returns the certificate that the kubelet uses, with the store if it belongs there.
 ///
 /// `found` is the certificate that kubelet.conf contains or names.
-pub fn weigh(
-    found: FoundCert,
-    form: &Form,
-    store: &KubeletStore,
-    on_disk: OnDisk,
+pub fn certificate_used_by_kubelet(
+    found: ObservedCert,
+    form: &KubeletConfForm,
+    store: &KubeletStoreSpec,
+    on_disk: KubeletStoreContent,
     now: OffsetDateTime,
-) -> FoundCert {
+) -> ObservedCert {
     if is_kubeadm_layout(form, store.layout, &on_disk) {
         return found;
     }
     let stored = StoredPair::read(&on_disk);
     let uses_store = uses_store(form, &on_disk, &stored, &found, now);
-    let store = FoundStore {
+    let store = ObservedKubeletStore {
         dir: store_dir(form, store),
         on_disk,
         in_place: false,
@@ -61,22 +63,22 @@ pub fn weigh(
 
 /// The pair that the store's link leads to.
 struct StoredPair {
-    chain: Found<Chain>,
-    key: Found<PrivateKey>,
+    chain: Observed<Chain>,
+    key: Observed<PrivateKey>,
 }
 
 impl StoredPair {
-    fn read(on_disk: &OnDisk) -> Self {
+    fn read(on_disk: &KubeletStoreContent) -> Self {
         let pem = on_disk.pem.as_deref().map(Vec::as_slice);
         StoredPair {
-            chain: Found::read(pem, Chain::from_pem),
-            key: Found::read(pem, PrivateKey::from_pem),
+            chain: Observed::read(pem, Chain::from_pem),
+            key: Observed::read(pem, PrivateKey::from_pem),
         }
     }
 
     /// Returns true if certificate and key belong together and the certificate has not expired.
     fn is_usable(&self, now: OffsetDateTime) -> bool {
-        let (Found::Present(chain), Found::Present(key)) = (&self.chain, &self.key) else {
+        let (Observed::Present(chain), Observed::Present(key)) = (&self.chain, &self.key) else {
             return false;
         };
         chain.leaf().public_key() == key.public_key() && now < chain.leaf().not_after()
@@ -84,41 +86,45 @@ impl StoredPair {
 }
 
 /// Returns true if the certificate is in kubelet.conf, as `kubeadm init` writes it, and may stay there.
-fn is_kubeadm_layout(form: &Form, layout: KubeletLayout, on_disk: &OnDisk) -> bool {
-    let is_stored = !matches!(on_disk.current, Current::Nothing);
-    let is_by_file = matches!(form, Form::ByFile { .. });
+fn is_kubeadm_layout(
+    form: &KubeletConfForm,
+    layout: KubeletLayout,
+    on_disk: &KubeletStoreContent,
+) -> bool {
+    let is_stored = !matches!(on_disk.current, KubeletLink::Nothing);
+    let is_by_file = matches!(form, KubeletConfForm::ByFile { .. });
     layout == KubeletLayout::Auto && !is_stored && !is_by_file
 }
 
 /// Returns true if the kubelet uses the pair of its store rather than that of kubelet.conf.
 fn uses_store(
-    form: &Form,
-    on_disk: &OnDisk,
+    form: &KubeletConfForm,
+    on_disk: &KubeletStoreContent,
     stored: &StoredPair,
-    found: &FoundCert,
+    found: &ObservedCert,
     now: OffsetDateTime,
 ) -> bool {
-    let is_stored = !matches!(on_disk.current, Current::Nothing);
+    let is_stored = !matches!(on_disk.current, KubeletLink::Nothing);
     form.store().is_some()
         || stored.is_usable(now)
         || (is_stored && found.chain.present().is_none())
 }
 
 fn from_store(
-    found: FoundCert,
-    form: &Form,
-    mut store: FoundStore,
+    found: ObservedCert,
+    form: &KubeletConfForm,
+    mut store: ObservedKubeletStore,
     stored: StoredPair,
-) -> FoundCert {
+) -> ObservedCert {
     store.faults = store_faults(form, &store);
     store.in_place = store.target().is_some();
     if form.store().is_none()
-        && let (Found::Present(chain), Found::Present(key)) = (found.chain, found.key)
+        && let (Observed::Present(chain), Observed::Present(key)) = (found.chain, found.key)
         && stored.chain.present().map(Chain::leaf) != Some(chain.leaf())
     {
         store.superseded = Some((chain, key));
     }
-    FoundCert {
+    ObservedCert {
         chain: stored.chain,
         key: stored.key,
         key_form_is_ours: true,
@@ -130,20 +136,20 @@ fn from_store(
 }
 
 /// Returns the reasons why kubelet.conf and the link must be rewritten, if the kubelet uses its store.
-fn store_faults(form: &Form, store: &FoundStore) -> Vec<String> {
+fn store_faults(form: &KubeletConfForm, store: &ObservedKubeletStore) -> Vec<String> {
     let link = store.link();
     let mut faults = Vec::new();
     match form {
         _ if form.store().is_some() => {}
-        Form::ByFile { certificate, .. } => faults.push(format!(
+        KubeletConfForm::ByFile { certificate, .. } => faults.push(format!(
             "kubelet.conf names {certificate}, while the kubelet uses {link}"
         )),
-        Form::Embedded => faults.push(format!(
+        KubeletConfForm::Embedded => faults.push(format!(
             "kubelet.conf contains a certificate, while the kubelet uses {link}"
         )),
-        Form::Nothing => faults.push("kubelet.conf is absent".to_owned()),
+        KubeletConfForm::Nothing => faults.push("kubelet.conf is absent".to_owned()),
     }
-    if !matches!(store.on_disk.current, Current::Nothing) && store.target().is_none() {
+    if !matches!(store.on_disk.current, KubeletLink::Nothing) && store.target().is_none() {
         faults.push(format!(
             "{link} is not a link to a file in its directory, so the kubelet cannot replace its certificate"
         ));
@@ -151,14 +157,18 @@ fn store_faults(form: &Form, store: &FoundStore) -> Vec<String> {
     faults
 }
 
-fn from_kubelet_conf(found: FoundCert, form: &Form, mut store: FoundStore) -> FoundCert {
-    if !matches!(form, Form::ByFile { .. }) {
+fn from_kubelet_conf(
+    found: ObservedCert,
+    form: &KubeletConfForm,
+    mut store: ObservedKubeletStore,
+) -> ObservedCert {
+    if !matches!(form, KubeletConfForm::ByFile { .. }) {
         let link = store.link();
         store.faults.push(format!(
             "kubelet.conf contains the certificate, but must name {link}"
         ));
     }
-    FoundCert {
+    ObservedCert {
         store: Some(store),
         ..found
     }

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use zeroize::Zeroizing;
 
 use crate::kube::names::NodePath;
-use crate::spec::{KUBELET_CURRENT, KubeletStore};
+use crate::spec::{KUBELET_CURRENT_LINK, KubeletStoreSpec};
 use crate::x509::{Chain, PrivateKey};
 
 /// The form in which kubelet.conf contains its certificate.
-pub enum Form {
+pub enum KubeletConfForm {
     /// kubelet.conf is absent or empty.
     Nothing,
     /// Embedded as data.
@@ -23,12 +23,12 @@ pub enum Form {
     },
 }
 
-impl Form {
+impl KubeletConfForm {
     /// Returns the directory of the kubelet's store, if kubelet.conf refers to its link.
     pub(super) fn store(&self) -> Option<NodePath> {
         match self {
-            Form::ByFile { certificate, key }
-                if certificate == key && certificate.file_name()? == KUBELET_CURRENT =>
+            KubeletConfForm::ByFile { certificate, key }
+                if certificate == key && certificate.file_name()? == KUBELET_CURRENT_LINK =>
             {
                 Some(certificate.directory())
             }
@@ -38,7 +38,7 @@ impl Form {
 }
 
 /// The file at the path of the store's link.
-pub enum Current {
+pub enum KubeletLink {
     /// No file.
     Nothing,
     /// A link, with its target as written.
@@ -48,9 +48,9 @@ pub enum Current {
 }
 
 /// The content of the kubelet's store.
-pub struct OnDisk {
+pub struct KubeletStoreContent {
     /// The file at the path of the link.
-    pub current: Current,
+    pub current: KubeletLink,
     /// Its content, following links.
     pub pem: Option<Zeroizing<Vec<u8>>>,
     /// Its mode, if it is world-readable.
@@ -58,11 +58,11 @@ pub struct OnDisk {
 }
 
 /// The kubelet's store, if the certificate belongs there.
-pub struct FoundStore {
+pub struct ObservedKubeletStore {
     /// The directory.
     pub dir: NodePath,
     /// Its content.
-    pub on_disk: OnDisk,
+    pub on_disk: KubeletStoreContent,
     /// True if the certificate is in the store and the link points to it.
     pub in_place: bool,
     /// True if the kubelet itself requested the certificate from the cluster, rather than nodepki.
@@ -73,15 +73,15 @@ pub struct FoundStore {
     pub superseded: Option<(Chain, PrivateKey)>,
 }
 
-impl FoundStore {
+impl ObservedKubeletStore {
     /// Returns the path of the link.
     pub fn link(&self) -> NodePath {
-        self.dir.join(KUBELET_CURRENT)
+        self.dir.join(KUBELET_CURRENT_LINK)
     }
 
     /// Returns the file that the link points to, if it is in this directory.
     pub fn target(&self) -> Option<NodePath> {
-        let Current::Link(target) = &self.on_disk.current else {
+        let KubeletLink::Link(target) = &self.on_disk.current else {
             return None;
         };
         let target = self.dir.join(target);
@@ -92,13 +92,13 @@ impl FoundStore {
     pub(super) fn absence(&self) -> String {
         let link = self.link();
         match self.on_disk.current {
-            Current::Link(_) => format!("{link} leads nowhere"),
+            KubeletLink::Link(_) => format!("{link} leads nowhere"),
             _ => "absent".to_owned(),
         }
     }
 }
 
 /// Returns the directory of the store: that of kubelet.conf, or else that of the spec.
-pub fn store_dir(form: &Form, store: &KubeletStore) -> NodePath {
+pub fn store_dir(form: &KubeletConfForm, store: &KubeletStoreSpec) -> NodePath {
     form.store().unwrap_or_else(|| store.dir.clone())
 }

@@ -6,11 +6,11 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use crate::kube::names::CertName;
-use crate::spec::{CLUSTER_ADMINS, MASTERS, usages};
-use crate::x509::{Certificate, Difference, usage_differences};
+use crate::spec::{CLUSTER_ADMINS, SYSTEM_MASTERS, usages};
+use crate::x509::{CertDifference, Certificate, usage_differences};
 
 /// Returns the reasons why `leaf` cannot be the certificate `name` in any cluster that kubeadm set up.
-pub fn misplaced(name: CertName, leaf: &Certificate) -> Vec<Difference> {
+pub fn misplaced(name: CertName, leaf: &Certificate) -> Vec<CertDifference> {
     let mut found = usage_differences(leaf, &usages(name));
     found.extend(identity_differences(name, leaf));
     found.extend(missing_names(name, leaf));
@@ -18,10 +18,10 @@ pub fn misplaced(name: CertName, leaf: &Certificate) -> Vec<Difference> {
 }
 
 /// Returns the name or address that a server certificate lacks for clients that connect to `host`.
-pub fn lacks_host(leaf: &Certificate, host: &str) -> Option<Difference> {
+pub fn lacks_host(leaf: &Certificate, host: &str) -> Option<CertDifference> {
     if let Ok(ip) = host.parse::<IpAddr>() {
         let has = leaf.ip_addresses().contains(&ip.to_canonical());
-        return (!has).then_some(Difference::IpMissing(ip));
+        return (!has).then_some(CertDifference::IpMissing(ip));
     }
     let matches = |name: &String| {
         name.eq_ignore_ascii_case(host)
@@ -31,7 +31,7 @@ pub fn lacks_host(leaf: &Certificate, host: &str) -> Option<Difference> {
             })
     };
     let has = leaf.dns_names().iter().any(matches);
-    (!has).then(|| Difference::DnsMissing(host.to_owned()))
+    (!has).then(|| CertDifference::DnsMissing(host.to_owned()))
 }
 
 /// Returns true for the certificates that some version of kubeadm puts into `system:masters`: super-admin.conf, and before
@@ -47,25 +47,25 @@ pub fn may_be_in_masters(name: CertName) -> bool {
     )
 }
 
-fn identity_differences(name: CertName, leaf: &Certificate) -> Vec<Difference> {
+fn identity_differences(name: CertName, leaf: &Certificate) -> Vec<CertDifference> {
     const NODES_GROUP: &str = "system:nodes";
     let subject = leaf.subject();
     let organizations: Vec<&str> = subject.values("O").collect();
     let mut found = Vec::new();
     let required = match name {
-        CertName::SuperAdminConf => Some(MASTERS),
+        CertName::SuperAdminConf => Some(SYSTEM_MASTERS),
         CertName::KubeletConf => Some(NODES_GROUP),
         _ => None,
     };
     let missing = required.filter(|required| !organizations.contains(required));
-    found.extend(missing.map(|missing| Difference::OrganizationMissing(missing.to_owned())));
+    found.extend(missing.map(|missing| CertDifference::OrganizationMissing(missing.to_owned())));
     // The groups of these three are fixed. For the others, only the two administrator groups matter.
     let is_fixed = matches!(
         name,
         CertName::ControllerManagerConf | CertName::SchedulerConf | CertName::KubeletConf
     );
     let is_allowed = |organization: &str| match organization {
-        MASTERS => may_be_in_masters(name),
+        SYSTEM_MASTERS => may_be_in_masters(name),
         CLUSTER_ADMINS => matches!(
             name,
             CertName::SuperAdminConf | CertName::AdminConf | CertName::ApiserverKubeletClient
@@ -73,7 +73,7 @@ fn identity_differences(name: CertName, leaf: &Certificate) -> Vec<Difference> {
         other => !is_fixed || required == Some(other),
     };
     let extra = organizations.iter().filter(|one| !is_allowed(one));
-    found.extend(extra.map(|extra| Difference::OrganizationExtra((*extra).to_owned())));
+    found.extend(extra.map(|extra| CertDifference::OrganizationExtra((*extra).to_owned())));
     let user = match name {
         CertName::ControllerManagerConf => Some("system:kube-controller-manager"),
         CertName::SchedulerConf => Some("system:kube-scheduler"),
@@ -94,7 +94,7 @@ fn identity_differences(name: CertName, leaf: &Certificate) -> Vec<Difference> {
     };
     found.extend(
         user.filter(|user| !fits(user))
-            .map(|user| Difference::CommonName {
+            .map(|user| CertDifference::CommonName {
                 wanted: match name {
                     CertName::KubeletConf => format!("{user}NAME"),
                     _ => user.to_owned(),
@@ -106,7 +106,7 @@ fn identity_differences(name: CertName, leaf: &Certificate) -> Vec<Difference> {
 }
 
 /// Returns the missing names of those that every certificate `name` has.
-fn missing_names(name: CertName, leaf: &Certificate) -> Vec<Difference> {
+fn missing_names(name: CertName, leaf: &Certificate) -> Vec<CertDifference> {
     let (dns, ips): (&[&str], &[IpAddr]) = match name {
         CertName::Apiserver => (
             &["kubernetes", "kubernetes.default", "kubernetes.default.svc"],
@@ -120,8 +120,8 @@ fn missing_names(name: CertName, leaf: &Certificate) -> Vec<Difference> {
     let has = |name: &str| leaf.dns_names().iter().any(|one| one == name);
     let missing_dns = dns.iter().filter(|name| !has(name));
     let missing_ips = ips.iter().filter(|ip| !leaf.ip_addresses().contains(ip));
-    let missing_dns = missing_dns.map(|name| Difference::DnsMissing((*name).to_owned()));
+    let missing_dns = missing_dns.map(|name| CertDifference::DnsMissing((*name).to_owned()));
     missing_dns
-        .chain(missing_ips.copied().map(Difference::IpMissing))
+        .chain(missing_ips.copied().map(CertDifference::IpMissing))
         .collect()
 }

@@ -1,6 +1,6 @@
 //! The effect of rotation on a decision: an intact certificate that is due is issued too, and one that can wait waits.
 //!
-//! [`assess`](super::assess) judges a certificate by its content, [`rotate`] by its age. A certificate that is unusable is
+//! [`assess`](super::assess) judges a certificate by its content, [`schedule_action`] by its age. A certificate that is unusable is
 //! replaced immediately. All others wait for their time, and none is renewed twice in a row.
 
 use std::time::Duration;
@@ -8,14 +8,14 @@ use std::time::Duration;
 use time::OffsetDateTime;
 
 use super::Action;
-use crate::spec::schedule::{self, Due, Life, Rotation, Wait, length_in_words};
+use crate::spec::schedule::{self, CertLife, DueState, Rotation, Wait, length_in_words};
 use crate::x509::{Chain, TrustBundle, rfc3339};
 
 /// The age of a certificate, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Age {
     /// Its lifetime.
-    pub life: Life,
+    pub life: CertLife,
     /// True if its time of issue was recorded when it was installed, false if it was inferred from the certificate.
     pub recorded: bool,
 }
@@ -43,7 +43,7 @@ impl Age {
             false => not_before,
         };
         Age {
-            life: Life {
+            life: CertLife {
                 issued_at: recorded.unwrap_or_else(inferred),
                 not_after,
             },
@@ -54,25 +54,25 @@ impl Age {
 
 /// The reason for which a certificate is considered for renewal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Demand {
+pub enum RenewalCause {
     /// Rotation: only certificates that are due.
     Due,
     /// A command: also certificates that are not due, and outside of the window.
-    Asked,
+    Requested,
     /// A command with `--force`: also a certificate that was just renewed, as its key may be compromised.
     Forced,
     /// A change of its authority: also a certificate that was just renewed.
     Anew,
 }
 
-impl Demand {
+impl RenewalCause {
     /// Returns the reason to renew a certificate that is not due.
     fn reason(self) -> Option<String> {
         let reason = match self {
-            Demand::Due => return None,
-            Demand::Asked => "requested",
-            Demand::Forced => "requested with --force",
-            Demand::Anew => "its authority was changed",
+            RenewalCause::Due => return None,
+            RenewalCause::Requested => "requested",
+            RenewalCause::Forced => "requested with --force",
+            RenewalCause::Anew => "its authority was changed",
         };
         Some(reason.to_owned())
     }
@@ -95,22 +95,22 @@ pub struct Rotated {
 
 /// The rules by which a certificate on this node is renewed.
 #[derive(Clone, Copy)]
-pub struct Rules<'a> {
+pub struct RenewalRules<'a> {
     /// The configured rotation.
     pub rotation: &'a Rotation,
     /// This node's name.
     pub node: &'a str,
     /// The reason of this run.
-    pub demand: Demand,
+    pub demand: RenewalCause,
     /// The expiry of the authority; a certificate is unusable after it.
     pub authority_ends: Option<OffsetDateTime>,
 }
 
 /// Decides when the action of [`assess`](super::assess) is taken. `serving` is the age of a certificate that is usable.
-pub fn rotate(
+pub fn schedule_action(
     action: Action,
     serving: Option<&Age>,
-    rules: Rules<'_>,
+    rules: RenewalRules<'_>,
     now: OffsetDateTime,
 ) -> Rotated {
     let rotated = |action, next, urgent| Rotated {
@@ -132,10 +132,10 @@ pub fn rotate(
     let due = schedule::due(life, rules.rotation, rules.node, now);
     let authority_expiry = rules
         .authority_ends
-        .filter(|end| life.not_after >= *end && rules.demand == Demand::Due);
+        .filter(|end| life.not_after >= *end && rules.demand == RenewalCause::Due);
     let age = match (&due, authority_expiry) {
-        (Due::Later { .. }, _) => None,
-        (Due::Waits { .. } | Due::Now { .. }, Some(end)) => {
+        (DueState::Later { .. }, _) => None,
+        (DueState::Waits { .. } | DueState::Now { .. }, Some(end)) => {
             if drift.is_empty() {
                 let note = format!(
                     "it expires with its authority, at {}: a new certificate would expire no later; replace the authority",
@@ -145,27 +145,29 @@ pub fn rotate(
             }
             None
         }
-        (Due::Waits { reason, .. } | Due::Now { reason, .. }, None) => Some(reason.clone()),
+        (DueState::Waits { reason, .. } | DueState::Now { reason, .. }, None) => {
+            Some(reason.clone())
+        }
     };
     let for_age = drift.is_empty();
     let mut reasons = drift;
     reasons.extend(age.or_else(|| rules.demand.reason()));
     if reasons.is_empty() {
         let at = match due {
-            Due::Later { at } | Due::Waits { at, .. } => Some(at),
-            Due::Now { .. } => None,
+            DueState::Later { at } | DueState::Waits { at, .. } => Some(at),
+            DueState::Now { .. } => None,
         };
         return rotated(action, at, urgent);
     }
     if let Some((until, why)) = held_back(life, *recorded, rules, now) {
         let note = format!("{}; {why}", reasons.join("; "));
         return Rotated {
-            deferred: rules.demand == Demand::Asked,
+            deferred: rules.demand == RenewalCause::Requested,
             ..rotated(with_note(action, note), Some(until), urgent)
         };
     }
     let wait = schedule::in_window(life, rules.rotation, rules.node, now);
-    if let (Demand::Due, Wait::No(Some(no_window))) = (rules.demand, wait) {
+    if let (RenewalCause::Due, Wait::No(Some(no_window))) = (rules.demand, wait) {
         reasons.push(no_window);
     }
     Rotated {
@@ -179,16 +181,16 @@ pub fn rotate(
 
 /// Returns the time until which a usable certificate is not renewed, with the reason.
 fn held_back(
-    life: &Life,
+    life: &CertLife,
     recorded: bool,
-    rules: Rules<'_>,
+    rules: RenewalRules<'_>,
     now: OffsetDateTime,
 ) -> Option<(OffsetDateTime, String)> {
     let cools_until = life.cools_until();
-    let cools = recorded && matches!(rules.demand, Demand::Due | Demand::Asked);
+    let cools = recorded && matches!(rules.demand, RenewalCause::Due | RenewalCause::Requested);
     if cools && (life.issued_at..cools_until).contains(&now) {
         let now_instead = match rules.demand {
-            Demand::Asked => " (--force renews it now)",
+            RenewalCause::Requested => " (--force renews it now)",
             _ => "",
         };
         let why = format!(
@@ -199,7 +201,7 @@ fn held_back(
         return Some((cools_until, why));
     }
     match schedule::in_window(life, rules.rotation, rules.node, now) {
-        Wait::Until { opens, turn } if rules.demand == Demand::Due => Some((
+        Wait::Until { opens, turn } if rules.demand == RenewalCause::Due => Some((
             turn,
             format!("waits for the window that opens at {}", rfc3339(opens)),
         )),

@@ -17,7 +17,7 @@ use crate::x509::{
 };
 
 /// One certificate of an authority, present or absent, as evidence.
-pub struct Witness<'a> {
+pub struct CaEvidence<'a> {
     /// The name of the certificate.
     pub name: CertName,
     /// The kubeconfig that contains `trusts`, as messages display it.
@@ -48,7 +48,7 @@ enum Testimony {
     Unknown,
 }
 
-impl Witness<'_> {
+impl CaEvidence<'_> {
     fn testify(&self, bundle: &[Certificate]) -> Testimony {
         let chain = self.chain.map(|chain| descends_from(chain, bundle));
         let trusts = (!self.trusts.is_empty()).then(|| self.trusts_one_of(bundle));
@@ -75,7 +75,7 @@ impl Witness<'_> {
 
 /// A CA certificate of another CA than that of the node's certificates.
 #[derive(Clone, Debug)]
-pub struct Replaced {
+pub struct ReplacedCa {
     /// The certificates and kubeconfigs that belong to the old CA.
     pub names: Vec<CertName>,
     /// The old CA.
@@ -107,21 +107,21 @@ pub enum OldAuthority {
 /// the node, among which the old one may be.
 pub fn replaced(
     trust: &TrustBundle,
-    witnesses: &[Witness<'_>],
+    witnesses: &[CaEvidence<'_>],
     elsewhere: &[(String, Certificate)],
-) -> Option<Replaced> {
+) -> Option<ReplacedCa> {
     let bundle = trust.certificates();
     let with = |testimony| {
         let witnesses = witnesses.iter();
         witnesses.filter(move |witness| witness.testify(bundle) == testimony)
     };
-    let foreign: Vec<&Witness<'_>> = with(Testimony::Foreign).collect();
+    let foreign: Vec<&CaEvidence<'_>> = with(Testimony::Foreign).collect();
     let is_proven = match foreign.as_slice() {
         [] => false,
         [only] => witnesses.len() == 1 && only.suffices(),
         several => several.len() > with(Testimony::Own).count(),
     };
-    is_proven.then(|| Replaced {
+    is_proven.then(|| ReplacedCa {
         names: foreign.iter().map(|witness| witness.name).collect(),
         old: old_authority(bundle, &foreign, elsewhere),
     })
@@ -129,7 +129,7 @@ pub fn replaced(
 
 fn old_authority(
     bundle: &[Certificate],
-    foreign: &[&Witness<'_>],
+    foreign: &[&CaEvidence<'_>],
     elsewhere: &[(String, Certificate)],
 ) -> OldAuthority {
     let chains: Vec<&Chain> = foreign.iter().filter_map(|witness| witness.chain).collect();
@@ -160,7 +160,7 @@ fn old_authority(
     OldAuthority::Named(issuer.unwrap_or_else(|| "an unknown CA".to_owned()))
 }
 
-impl Replaced {
+impl ReplacedCa {
     /// States the finding in one sentence; `path` is the CA file, as messages display it.
     pub(crate) fn sentence(&self, path: &str) -> String {
         let has_kubeconfig = self.names.iter().any(|name| name.is_kubeconfig());
@@ -206,7 +206,7 @@ impl Replaced {
 /// has expired.
 pub fn valid_copy(
     trust: &TrustBundle,
-    witnesses: &[Witness<'_>],
+    witnesses: &[CaEvidence<'_>],
     path: &str,
     now: OffsetDateTime,
 ) -> Option<String> {

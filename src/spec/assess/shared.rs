@@ -21,7 +21,7 @@ pub struct SharedAuthority {
 /// other, only the other is returned, as it is the one to change.
 pub fn shared_authorities(bundles: &[(Authority, &TrustBundle)]) -> Vec<SharedAuthority> {
     let accepts = |one: &(Authority, &TrustBundle), other: &(Authority, &TrustBundle)| {
-        one.0 != other.0 && one.1.vouches_for(other.1)
+        one.0 != other.0 && one.1.accepts(other.1)
     };
     let mut shared = Vec::new();
     for bundle in bundles {

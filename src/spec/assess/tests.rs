@@ -41,15 +41,15 @@ fn spec() -> CertSpec {
         under_first: false,
         is_omittable: false,
         tolerance: Tolerance::default(),
-        output: Output::Pair {
+        output: CertFiles::Pair {
             certificate: "/c".into(),
             key: "/k".into(),
         },
     }
 }
 
-fn found(chain: Found<Chain>, key: Found<PrivateKey>) -> FoundCert {
-    FoundCert {
+fn found(chain: Observed<Chain>, key: Observed<PrivateKey>) -> ObservedCert {
+    ObservedCert {
         chain,
         key,
         key_form_is_ours: true,
@@ -61,12 +61,12 @@ fn found(chain: Found<Chain>, key: Found<PrivateKey>) -> FoundCert {
 }
 
 /// Returns a pair that `authority` issued for `profile`.
-fn issued(authority: &CertificateAuthority, profile: &Profile) -> FoundCert {
+fn issued(authority: &CertificateAuthority, profile: &Profile) -> ObservedCert {
     let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
     let leaf = authority.issue(key.public_key(), profile, NOW).unwrap();
     found(
-        Found::Present(Chain::from_pem(leaf.to_pem().as_bytes()).unwrap()),
-        Found::Present(key),
+        Observed::Present(Chain::from_pem(leaf.to_pem().as_bytes()).unwrap()),
+        Observed::Present(key),
     )
 }
 
@@ -115,21 +115,25 @@ fn keeps_tolerated_difference_until_it_is_not_tolerated() {
 #[test]
 fn issues_missing_certificate_and_names_missing_half() {
     let authority = authority();
-    let judge = |found: FoundCert| reasons(assess(&spec(), &found, Some(authority.bundle()), NOW));
-    assert_eq!(judge(found(Found::Absent, Found::Absent)), ["absent"]);
-    assert_eq!(judge(found(Found::Empty, Found::Empty)), ["empty file"]);
+    let judge =
+        |found: ObservedCert| reasons(assess(&spec(), &found, Some(authority.bundle()), NOW));
+    assert_eq!(judge(found(Observed::Absent, Observed::Absent)), ["absent"]);
+    assert_eq!(
+        judge(found(Observed::Empty, Observed::Empty)),
+        ["empty file"]
+    );
     let whole = issued(&authority, &spec().profile);
     assert_eq!(
-        judge(FoundCert {
-            key: Found::Absent,
+        judge(ObservedCert {
+            key: Observed::Absent,
             ..whole
         }),
         ["key is absent"]
     );
     let whole = issued(&authority, &spec().profile);
     assert_eq!(
-        judge(FoundCert {
-            chain: Found::Unreadable("garbage".to_owned()),
+        judge(ObservedCert {
+            chain: Observed::Unreadable("garbage".to_owned()),
             ..whole
         }),
         ["certificate is unreadable: garbage"]
@@ -166,8 +170,8 @@ fn keeps_subject_of_other_kubeadm_version_with_note() {
 #[test]
 fn issues_for_mismatched_pair_expired_leaf_and_foreign_authority() {
     let (authority, foreign) = (authority(), authority());
-    let torn = FoundCert {
-        key: Found::Present(PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap()),
+    let torn = ObservedCert {
+        key: Observed::Present(PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap()),
         ..issued(&authority, &spec().profile)
     };
     assert!(
@@ -188,11 +192,11 @@ fn issues_for_mismatched_pair_expired_leaf_and_foreign_authority() {
 #[test]
 fn rewrites_if_only_form_differs() {
     let authority = authority();
-    let pkcs8 = FoundCert {
+    let pkcs8 = ObservedCert {
         key_form_is_ours: false,
         ..issued(&authority, &spec().profile)
     };
-    let exposed = FoundCert {
+    let exposed = ObservedCert {
         exposed: Some(0o644),
         ..issued(&authority, &spec().profile)
     };
@@ -215,7 +219,7 @@ fn refuses_expired_authority() {
         key: KeyAlgorithm::EcdsaP256,
         lifetime: YEAR,
     };
-    let bundle = Found::Present(authority.bundle().clone());
+    let bundle = Observed::Present(authority.bundle().clone());
     assert!(assess_bundle(&spec, &bundle, &[], NOW).is_ok());
     let refusal = assess_bundle(&spec, &bundle, &[], NOW + 11 * YEAR).unwrap_err();
     assert!(refusal.contains("replace the CA first"), "{refusal}");
@@ -227,7 +231,7 @@ fn refuses_expired_authority() {
 fn distinguishes_unrepairable_from_empty_kubeconfig() {
     assert!(matches!(
         read_kubeconfig(Path::new("/etc/kubernetes/kubelet.conf"), Some(b"  \n")),
-        ReadKubeconfig::Usable(found) if matches!(found.chain, Found::Empty)
+        ReadKubeconfig::Usable(found) if matches!(found.chain, Observed::Empty)
     ));
     for broken in [
         &b"\xff\xfe"[..],

@@ -6,10 +6,10 @@
 //! To map one more OpenShift name, add a row to `OPENSHIFT_NAMES`.
 
 use super::KeyOwner::{Authority as Ca, Leaf};
-use super::{Category, Choice, KeyOwner, Rules};
+use super::{Category, Choice, KeyOwner, KeyRules};
 use crate::kube::names::{Authority, CertName};
 use crate::x509::KeyAlgorithm;
-use crate::yaml::{Faults, Field, Map, Node, Severity, Walk, did_you_mean};
+use crate::yaml::{FaultSeverity, Faults, Field, Map, Node, Walk, did_you_mean};
 
 /// OpenShift's well-known names and their counterparts in a kubeadm cluster; an empty list means none.
 ///
@@ -50,10 +50,10 @@ pub(super) const OPENSHIFT_NAMES: &[(&str, &[KeyOwner])] = &[
     ("journal-gatewayd-client",               &[]),
 ];
 
-impl Rules {
+impl KeyRules {
     /// Reads the `pki` block of the settings. Its faults are added to `faults` and to the walk of the field.
-    pub fn read(field: &Field<'_>, faults: &mut Faults) -> Rules {
-        let mut rules = Rules::default();
+    pub fn read(field: &Field<'_>, faults: &mut Faults) -> KeyRules {
+        let mut rules = KeyRules::default();
         if let Some(map) = field.map() {
             rules.read_spec(&map, faults);
         }
@@ -64,11 +64,11 @@ impl Rules {
     ///
     /// # Errors
     /// All faults of the document.
-    pub(crate) fn from_document(document: &Node) -> Result<(Rules, Faults), Faults> {
+    pub(crate) fn from_document(document: &Node) -> Result<(KeyRules, Faults), Faults> {
         let mut faults = Faults::default();
-        document.duplicates(Severity::Error, &mut faults);
+        document.duplicates(FaultSeverity::Error, &mut faults);
         let walk = Walk::new(true);
-        let mut rules = Rules::default();
+        let mut rules = KeyRules::default();
         if let Some(map) = Field::root(&walk, document).map() {
             map.ignore(&["kind", "metadata", "status"]);
             if let Some(field) = map.get("apiVersion")

@@ -2,16 +2,16 @@ use super::read::OPENSHIFT_NAMES;
 use super::*;
 use crate::yaml;
 
-fn rules(spec: &str) -> Result<(Rules, Faults), Faults> {
+fn rules(spec: &str) -> Result<(KeyRules, Faults), Faults> {
     let indented: String = spec.lines().map(|line| format!("  {line}\n")).collect();
     let text = format!(
         "apiVersion: config.openshift.io/v1\nkind: PKI\nmetadata: {{name: cluster}}\nspec:\n{indented}"
     );
-    Rules::from_document(&yaml::parse("pki.yaml", &text).unwrap()[0])
+    KeyRules::from_document(&yaml::parse("pki.yaml", &text).unwrap()[0])
 }
 
-fn policy(spec: &str) -> Policy {
-    Policy::new(rules(spec).unwrap().0, KeyAlgorithm::Rsa2048)
+fn policy(spec: &str) -> KeyPolicy {
+    KeyPolicy::new(rules(spec).unwrap().0, KeyAlgorithm::Rsa2048)
 }
 
 fn faults(spec: &str) -> String {
@@ -98,7 +98,7 @@ fn reads_both_forms_of_api() {
         "apiVersion: config.openshift.io/v1alpha1\nkind: PKI\nspec: {}",
     )
     .unwrap();
-    assert!(Rules::from_document(&empty[0]).unwrap().0.is_empty());
+    assert!(KeyRules::from_document(&empty[0]).unwrap().0.is_empty());
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn maps_openshift_names_and_reports_conflicts() {
         entry("service-ca", 4096)
     );
     let (read, warnings) = rules(&spec).unwrap();
-    let policy = Policy::new(read, KeyAlgorithm::Rsa2048);
+    let policy = KeyPolicy::new(read, KeyAlgorithm::Rsa2048);
     assert_eq!(policy.key_for(CertName::Apiserver), KeyAlgorithm::Rsa4096);
     assert_eq!(policy.key_for(CertName::AdminConf), KeyAlgorithm::Rsa3072);
     assert_eq!(
@@ -252,12 +252,12 @@ fn refuses_second_policy() {
         "apiVersion: config.openshift.io/v1\nkind: PKI\nspec: {}",
     )
     .unwrap();
-    let error =
-        Policy::assemble(Some(&Rules::default()), &document, KeyAlgorithm::Rsa2048).unwrap_err();
+    let error = KeyPolicy::assemble(Some(&KeyRules::default()), &document, KeyAlgorithm::Rsa2048)
+        .unwrap_err();
     assert_eq!(
         error.to_string(),
         "p.yaml:1:1: is a second PKI policy; the first is the pki block of the settings (keep one of the two)"
     );
-    let (policy, _) = Policy::assemble(None, &document, KeyAlgorithm::EcdsaP256).unwrap();
+    let (policy, _) = KeyPolicy::assemble(None, &document, KeyAlgorithm::EcdsaP256).unwrap();
     assert_eq!(policy.key_for(CertName::Apiserver), KeyAlgorithm::EcdsaP256);
 }

@@ -19,8 +19,8 @@ fn cron(text: &str, hours: u64) -> Window {
 
 const ISSUED: OffsetDateTime = datetime!(2026-01-01 00:00 UTC);
 
-fn life(length: Span) -> Life {
-    Life {
+fn life(length: Span) -> CertLife {
+    CertLife {
         issued_at: ISSUED,
         not_after: ISSUED + length,
     }
@@ -115,10 +115,10 @@ fn compares_due_time_with_now() {
     let second = Span::SECOND;
     assert_eq!(
         due(&life, &rotation, "cp-1", at - second),
-        Due::Later { at }
+        DueState::Later { at }
     );
     let reason = "due since 2026-08-29T21:36:00Z: 66 % of its life of 8760h is over".to_owned();
-    let now = |urgent| Due::Now {
+    let now = |urgent| DueState::Now {
         reason: reason.clone(),
         urgent,
         no_window: None,
@@ -134,7 +134,7 @@ fn compares_due_time_with_now() {
     // Issued in the future: the clock is behind, or the issue time is a guess.
     assert_eq!(
         due(&life, &rotation, "cp-1", ISSUED - Span::HOUR),
-        Due::Later { at }
+        DueState::Later { at }
     );
 }
 
@@ -156,7 +156,7 @@ fn waits_for_window_unless_too_late() {
     };
     let sunday = with(vec![weekly("Sun 02:00-05:00")]);
     let opens = datetime!(2026-08-30 02:00 UTC);
-    let Due::Waits { at, reason } = due(&year, &sunday, "cp-1", now) else {
+    let DueState::Waits { at, reason } = due(&year, &sunday, "cp-1", now) else {
         panic!()
     };
     assert!((opens..opens + Span::minutes(90)).contains(&at), "{at}");
@@ -168,7 +168,7 @@ fn waits_for_window_unless_too_late() {
     assert!(
         matches!(
             inside,
-            Due::Now {
+            DueState::Now {
                 urgent: false,
                 no_window: None,
                 ..
@@ -186,7 +186,7 @@ fn waits_for_window_unless_too_late() {
     // The next window opens in six days, after the certificate expires.
     let days = life(Span::days(5));
     let late = ISSUED + Span::days(4);
-    let Due::Now {
+    let DueState::Now {
         urgent: false,
         no_window: Some(why),
         ..
@@ -204,7 +204,7 @@ fn waits_for_window_unless_too_late() {
     assert!(
         matches!(
             urgent,
-            Due::Now {
+            DueState::Now {
                 urgent: true,
                 no_window: Some(_),
                 ..

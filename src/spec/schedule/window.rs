@@ -23,15 +23,15 @@ const CRON_FIX: &str =
 
 /// The reason why a text is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fault {
+pub struct WindowError {
     /// The problem.
     pub message: String,
     /// What to write instead.
     pub fix: &'static str,
 }
 
-fn fault(message: String, fix: &'static str) -> Fault {
-    Fault { message, fix }
+fn fault(message: String, fix: &'static str) -> WindowError {
+    WindowError { message, fix }
 }
 
 /// Recurring periods in which renewals may happen, in UTC.
@@ -55,7 +55,7 @@ impl Window {
     ///
     /// # Errors
     /// Every text of another form, and a window of zero length.
-    pub fn weekly(text: &str) -> Result<Self, Fault> {
+    pub fn weekly(text: &str) -> Result<Self, WindowError> {
         let bad = |what: String| fault(what, WEEKLY_FIX);
         let Some((days, times)) = text.trim().split_once(char::is_whitespace) else {
             return Err(bad(format!("{text:?} does not contain days and times")));
@@ -99,7 +99,7 @@ impl Window {
     ///
     /// # Errors
     /// Every text of another form, and times that never occur.
-    pub fn cron(cron: &str, duration: Duration) -> Result<Self, Fault> {
+    pub fn cron(cron: &str, duration: Duration) -> Result<Self, WindowError> {
         if !(Duration::from_secs(60)..=7 * DAY).contains(&duration) {
             return Err(fault(
                 format!(
@@ -189,7 +189,7 @@ impl Openings {
         either_day: false,
     };
 
-    fn parse(cron: &str) -> Result<Self, Fault> {
+    fn parse(cron: &str) -> Result<Self, WindowError> {
         let fields: Vec<&str> = cron.split_whitespace().collect();
         let [minute, hour, day, month, weekday] = fields.as_slice() else {
             return Err(fault(

@@ -59,7 +59,7 @@ impl Issued {
             .authority
             .issue(self.key.public_key(), asked, NOW)
             .unwrap();
-        let chain = Chain::from_answer(leaf.der(), self.key.public_key()).unwrap();
+        let chain = Chain::from_response(leaf.der(), self.key.public_key()).unwrap();
         satisfies(
             &chain,
             wanted,
@@ -140,7 +140,7 @@ fn tolerates_only_common_name_as_dns_name() {
     let mut asked = wanted.clone();
     asked.sans.dns.push("etcd-server.cp1".to_owned());
     let own = Tolerance {
-        own_name: true,
+        common_name_as_dns: true,
         ..Tolerance::default()
     };
     assert_eq!(
@@ -180,7 +180,7 @@ fn refuses_other_authority_of_same_name() {
         .authority
         .issue(issued.key.public_key(), &etcd_server(), NOW)
         .unwrap();
-    let chain = Chain::from_answer(leaf.der(), issued.key.public_key()).unwrap();
+    let chain = Chain::from_response(leaf.der(), issued.key.public_key()).unwrap();
     let other = authority("etcd-ca");
     let differences = satisfies(
         &chain,
@@ -207,7 +207,7 @@ fn reports_path_to_other_than_first_certificate() {
         .authority
         .issue(issued.key.public_key(), &etcd_server(), NOW)
         .unwrap();
-    let chain = Chain::from_answer(leaf.der(), issued.key.public_key()).unwrap();
+    let chain = Chain::from_response(leaf.der(), issued.key.public_key()).unwrap();
     let pem = other.bundle().to_pem() + &issued.authority.bundle().to_pem();
     let second = TrustBundle::from_pem(pem.as_bytes()).unwrap();
     let differences = satisfies(
@@ -219,7 +219,10 @@ fn reports_path_to_other_than_first_certificate() {
         NOW,
     );
     assert!(
-        matches!(differences.as_slice(), [Difference::NotUnderFirst { .. }]),
+        matches!(
+            differences.as_slice(),
+            [CertDifference::NotUnderFirst { .. }]
+        ),
         "{differences:?}"
     );
 }
@@ -232,7 +235,7 @@ fn refuses_certificate_for_other_key() {
         .issue(issued.key.public_key(), &etcd_server(), NOW)
         .unwrap();
     let other = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
-    let error = Chain::from_answer(leaf.to_pem().as_bytes(), other.public_key())
+    let error = Chain::from_response(leaf.to_pem().as_bytes(), other.public_key())
         .unwrap_err()
         .to_string();
     assert!(
@@ -249,7 +252,7 @@ fn refuses_reversed_chain() {
         .issue(issued.key.public_key(), &etcd_server(), NOW)
         .unwrap();
     let reversed = issued.authority.bundle().to_pem() + &leaf.to_pem();
-    let error = Chain::from_answer(reversed.as_bytes(), issued.key.public_key())
+    let error = Chain::from_response(reversed.as_bytes(), issued.key.public_key())
         .unwrap_err()
         .to_string();
     assert_eq!(
@@ -264,10 +267,10 @@ fn compares_request_with_profile() {
     let csr = Csr::create(&etcd_server(), &key, UsageExtensions::Requested).unwrap();
     let again = Csr::from_pem(csr.to_pem().as_bytes()).unwrap();
     assert_eq!(again, csr);
-    assert!(again.asks_for(&etcd_server()));
+    assert!(again.matches(&etcd_server()));
     let mut other = etcd_server();
     other.sans.dns.pop();
-    assert!(!again.asks_for(&other));
+    assert!(!again.matches(&other));
     let mut forged = csr.der().to_vec();
     let last = forged.len() - 1;
     forged[last] ^= 1;

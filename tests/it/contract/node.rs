@@ -7,18 +7,23 @@ use std::path::PathBuf;
 use std::process::Stdio;
 
 use nodepki::kube::names::CertName;
-use nodepki::signer::Kind;
+use nodepki::signer::SignerKind;
 #[cfg(feature = "failpoints")]
 use nodepki::{
     kube::names::Authority,
-    signer::{Lookup, Resubmit},
+    signer::{RequestLookup, Resubmit},
 };
 
 use crate::node::{INIT, Ran};
 use crate::rig::{Rig, complete, node};
 
 /// The kinds whose settings do not name a secret of their own.
-const WITHOUT_SECRETS: [Kind; 4] = [Kind::Puppet, Kind::Exec, Kind::Directory, Kind::Local];
+const WITHOUT_SECRETS: [SignerKind; 4] = [
+    SignerKind::Puppet,
+    SignerKind::Exec,
+    SignerKind::Directory,
+    SignerKind::Local,
+];
 
 /// Least length of a word in a secret file that cannot also occur elsewhere, such as a key id or a JSON key.
 const MIN_SECRET_WORD: usize = 16;
@@ -124,7 +129,7 @@ pub(super) fn continues_with_same_keys_after_kill(rig: &dyn Rig) {
         for (name, key) in &keys {
             assert_eq!(node.key_in_place(*name), *key, "{place} {name}");
         }
-        if caps.resubmit == Resubmit::Adopts && caps.lookup == Lookup::ByName {
+        if caps.resubmit == Resubmit::Adopts && caps.lookup == RequestLookup::ByName {
             assert_nothing_sent_twice(rig.as_ref());
         }
     }

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nodepki::kube::names::{Authority, CertName};
-use nodepki::signer::{Answer, Class, Kind, Request, Signer, SignerError};
+use nodepki::signer::{Answer, FailureClass, Request, Signer, SignerError, SignerKind};
 
 use crate::gateway::{Action, Gateway, Rule};
 use crate::rig::Rig;
@@ -34,7 +34,7 @@ pub(crate) struct Recording {
 
 impl Recording {
     /// Returns the recordings of a kind, by name.
-    pub(crate) fn all(kind: Kind) -> Vec<Self> {
+    pub(crate) fn all(kind: SignerKind) -> Vec<Self> {
         let files = fs::read_dir(dir(kind)).unwrap();
         let mut names: Vec<String> = files
             .map(|file| file.unwrap().file_name().into_string().unwrap())
@@ -44,7 +44,7 @@ impl Recording {
         names.iter().map(|name| Self::read(kind, name)).collect()
     }
 
-    pub(crate) fn read(kind: Kind, name: &str) -> Self {
+    pub(crate) fn read(kind: SignerKind, name: &str) -> Self {
         let bytes = fs::read(dir(kind).join(format!("{name}.http"))).unwrap();
         let end = bytes
             .windows(2)
@@ -106,7 +106,11 @@ impl Recording {
     }
 
     /// Returns the differences between a result and the lines of the recording.
-    fn differences(&self, kind: Kind, result: Result<&'static str, SignerError>) -> Vec<String> {
+    fn differences(
+        &self,
+        kind: SignerKind,
+        result: Result<&'static str, SignerError>,
+    ) -> Vec<String> {
         let expected = self.lines("expect").next().unwrap();
         let error = match result {
             Ok(result) if result == expected => return Vec::new(),
@@ -115,11 +119,11 @@ impl Recording {
         };
         let mut differences = Vec::new();
         let class = match error.class {
-            Class::Transient => "transient",
-            Class::Ambiguous => "ambiguous",
-            Class::Auth => "auth",
-            Class::Config => "config",
-            Class::Permanent => "permanent",
+            FailureClass::Transient => "transient",
+            FailureClass::Ambiguous => "ambiguous",
+            FailureClass::Auth => "auth",
+            FailureClass::Config => "config",
+            FailureClass::Permanent => "permanent",
         };
         let message = error.to_string();
         if class != expected {
@@ -149,7 +153,7 @@ impl Recording {
     }
 }
 
-fn dir(kind: Kind) -> PathBuf {
+fn dir(kind: SignerKind) -> PathBuf {
     let all = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/signers");
     all.join(kind.as_str())
 }

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use nodepki::kube::names::{Authority, CertName};
-use nodepki::signer::{Class, Lookup};
+use nodepki::signer::{FailureClass, RequestLookup};
 
 use super::node::assert_nothing_sent_twice;
 use crate::gateway::{Action, Answer, Gateway, Rule};
@@ -167,7 +167,7 @@ pub(super) fn recovers_after_lost_response(rig: &dyn Rig) {
     let ran = stage.run();
     assert!(matches!(ran.code, Some(69 | 75)), "{}", ran.said());
     stage.recovers();
-    if rig.kind().about().caps.lookup == Lookup::ByName {
+    if rig.kind().about().caps.lookup == RequestLookup::ByName {
         assert_nothing_sent_twice(rig);
     }
 }
@@ -181,8 +181,12 @@ pub(super) fn reports_lost_response_as_ambiguous(rig: &dyn Rig) {
     let lost = stage.on_submit().times(1).then(Action::DropAfterForward);
     stage.gateway.only(lost);
     let parts = ["etcd-server", "etcd-ca"];
-    fails(run(signer.submit(&request)), Class::Ambiguous, &parts);
-    if signer.caps().lookup == Lookup::ByName {
+    fails(
+        run(signer.submit(&request)),
+        FailureClass::Ambiguous,
+        &parts,
+    );
+    if signer.caps().lookup == RequestLookup::ByName {
         let sent = rig.sent();
         let other = open(&settings, Authority::EtcdCa, &memory);
         recovered(run(other.recover(&request, None))).unwrap();

@@ -4,7 +4,7 @@ use std::fs;
 use std::rc::Rc;
 
 use nodepki::kube::names::{Authority, CertName};
-use nodepki::signer::{Answer, Class, Request, Resubmit, Signer, Ticket};
+use nodepki::signer::{Answer, FailureClass, Request, Resubmit, Signer, Ticket};
 use nodepki::x509::TrustBundle;
 
 use crate::rig::Rig;
@@ -52,7 +52,7 @@ fn finish(rig: &dyn Rig, signer: &dyn Signer, request: &Request) -> Option<Vec<u
         }
         Ok(other) => panic!("{}: {other:?}", request.name()),
         Err(error) => {
-            assert_eq!(error.class, Class::Permanent, "{error}");
+            assert_eq!(error.class, FailureClass::Permanent, "{error}");
             None
         }
     }
@@ -162,7 +162,7 @@ pub(super) fn offers_trust_of_the_authority_or_none(rig: &dyn Rig) {
         let Some(bytes) = run(signer.trust(authority)).unwrap() else {
             continue;
         };
-        let offered = TrustBundle::from_answer(&bytes).unwrap();
+        let offered = TrustBundle::from_response(&bytes).unwrap();
         let file = rig.authorities().join(authority.base_name());
         let pem = fs::read(file.with_extension("crt")).unwrap();
         let trusted = TrustBundle::from_pem(&pem).unwrap();

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use nodepki::http::{Call, Client, Endpoint, Identity, Method, Url};
+use nodepki::http::{Call, Client, ClientIdentity, Endpoint, Method, Url};
 use nodepki::kube::kubeconfig::{Credentials, Kubeconfig};
 use nodepki::kube::names::Authority;
 use nodepki::x509::{
@@ -409,7 +409,7 @@ impl Kubernetes {
     /// Returns a user with a client certificate.
     pub(crate) fn person(&self, name: &str, groups: &[&str]) -> Person {
         let (chain, key) = self.pair(name, groups, false);
-        let client = self.client().with_identity(Identity {
+        let client = self.client().with_identity(ClientIdentity {
             chain_pem: chain.into_bytes(),
             key_pem: key.into_bytes().into(),
         });

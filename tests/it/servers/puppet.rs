@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use nodepki::http::{Call, Client, Endpoint, Method, Response, Tls, Url};
+use nodepki::http::{Call, Client, Endpoint, HttpResponse, Method, Tls, Url};
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 
@@ -106,7 +106,7 @@ impl Puppet {
     }
 
     /// Sets the status of a certificate, as an administrator of the CA, and returns the response.
-    pub(crate) fn status(&self, certname: &str, desired: &str) -> Response {
+    pub(crate) fn status(&self, certname: &str, desired: &str) -> HttpResponse {
         let path = format!("/puppet-ca/v1/certificate_status/{certname}");
         self.ask(Call::put(path).json(&json!({"desired_state": desired})))
     }
@@ -158,7 +158,7 @@ impl Puppet {
             .collect()
     }
 
-    fn ask(&self, call: Call<'_>) -> Response {
+    fn ask(&self, call: Call<'_>) -> HttpResponse {
         run(client(&self.dir, self.port, true).send(call)).unwrap()
     }
 }

@@ -20,7 +20,7 @@ pub(crate) fn in_a_container(bench: &Bench) {
     let before = machine.pki_sums();
     machine.power_off();
     machine.boot();
-    machine.well();
+    machine.assert_booted();
     let after = machine.pki_sums();
     assert_eq!(before, after, "the second boot changed a file");
     machine.power_off();
@@ -37,7 +37,7 @@ pub(crate) fn emulated(bench: &Bench) {
 }
 
 fn first_boot(machine: &mut impl Machine) {
-    machine.well();
+    machine.assert_booted();
     let status = machine.done("cloud-init status");
     assert!(status.contains("status: done"), "{status}");
     machine

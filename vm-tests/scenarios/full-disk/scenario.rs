@@ -28,7 +28,7 @@ pub(crate) fn run(bench: &Bench) {
     // The node boots and serves with a full disk.
     machine.cut();
     machine.boot();
-    machine.node_up();
+    machine.wait_until_node_runs();
     machine.done("rm /filler-*");
     machine.done("systemctl start nodepki-renew.service");
     let key = machine.done("openssl x509 -in /etc/kubernetes/pki/apiserver.crt -noout -text");

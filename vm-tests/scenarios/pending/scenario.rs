@@ -27,8 +27,8 @@ pub(crate) fn run(bench: &Bench) {
     );
 
     machine.done(include_str!("sign.sh"));
-    machine.node_up();
-    machine.well();
+    machine.wait_until_node_runs();
+    machine.assert_booted();
     // The API server's request precedes the cut, and its key is now served.
     let key = |file: &str| format!("openssl {file} -noout -pubkey");
     let served = machine.done(&key("x509 -in /etc/kubernetes/pki/apiserver.crt"));

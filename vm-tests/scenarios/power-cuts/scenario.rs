@@ -56,8 +56,8 @@ pub(crate) fn bootstrap(bench: &Bench) {
             machine.boot();
             interrupted += u32::from(!is_complete(&mut machine));
         }
-        machine.node_up();
-        machine.well();
+        machine.wait_until_node_runs();
+        machine.assert_booted();
     }
     bench.say(&format!("{interrupted} of {cuts} cuts interrupted nodepki"));
 }

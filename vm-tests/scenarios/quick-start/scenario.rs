@@ -14,7 +14,7 @@ pub(crate) fn run(bench: &Bench) {
         include_str!("corp-signer"),
     );
     machine.boot();
-    machine.well();
+    machine.assert_booted();
     machine.done("chmod 755 /usr/local/libexec/corp-signer");
     for command in commands("On the first control-plane node") {
         machine.done(&command);
@@ -22,7 +22,7 @@ pub(crate) fn run(bench: &Bench) {
 
     let mut machine = new_machine(bench);
     machine.boot();
-    machine.well();
+    machine.assert_booted();
     let carried = commands("Without a network to the CA");
     let [export, import] = &carried[..] else {
         panic!("{carried:?}")

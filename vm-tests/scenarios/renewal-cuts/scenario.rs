@@ -45,7 +45,7 @@ pub(crate) fn renew_and_cut(
         machine.cut();
         cuts += 1;
         machine.boot();
-        machine.node_up();
+        machine.wait_until_node_runs();
         // The kubelet's replacement does not check that the renewal reaches the configured curve.
         let curve = curve.replace('P', "P-");
         machine.until(
@@ -63,7 +63,7 @@ pub(crate) fn renew_and_cut(
         unfinished += u32::from(after.trim() != "0");
         assert_ne!(before, serials(machine));
     }
-    machine.well();
+    machine.assert_booted();
     bench.say(&format!(
         "{unfinished} of {cuts} renewals, {takes:.1?} each, were incomplete after the cut"
     ));

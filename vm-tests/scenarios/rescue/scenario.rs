@@ -8,8 +8,8 @@ use crate::seed::Signer;
 pub(crate) fn run(bench: &Bench) {
     let mut node = bench.emulated(Signer::Cfssl, "");
     node.boot();
-    node.node_up();
-    node.well();
+    node.wait_until_node_runs();
+    node.assert_booted();
     let later = node.done("date -u -d '+2 years' +%Y-%m-%dT%H:%M:%S");
     node.power_off();
 
@@ -17,7 +17,7 @@ pub(crate) fn run(bench: &Bench) {
     rescue.take_disk_of(&node);
     rescue.set_clock(later.trim());
     rescue.boot();
-    rescue.well();
+    rescue.assert_booted();
     rescue.done("mount /dev/nvme1n1 /mnt");
     let status = rescue.done("nodepki --root /mnt status");
     assert!(status.contains("expired"), "{status}");
@@ -37,7 +37,7 @@ pub(crate) fn run(bench: &Bench) {
 
     node.set_clock(later.trim());
     node.boot();
-    node.node_up();
-    node.well();
+    node.wait_until_node_runs();
+    node.assert_booted();
     node.done("nodepki doctor");
 }

@@ -27,8 +27,8 @@ pub(crate) fn run(bench: &Bench) {
     assert!(status.contains("status: running"), "{status}");
 
     machine.done("rm /etc/corp-ca-is-away; systemctl start corp-ca.service");
-    machine.node_up();
-    machine.well();
+    machine.wait_until_node_runs();
+    machine.assert_booted();
     let status = machine.done("cloud-init status");
     assert!(status.contains("status: done"), "{status}");
 }

@@ -30,8 +30,8 @@ pub(crate) fn run(bench: &Bench) {
         .unwrap()
         .as_secs();
     machine.done(&format!("date -s @{now}"));
-    machine.node_up();
-    machine.well();
+    machine.wait_until_node_runs();
+    machine.assert_booted();
     machine.done("openssl x509 -in /etc/kubernetes/pki/apiserver.crt -noout -checkend 0");
     let status = machine.done("cloud-init status");
     assert!(status.contains("status: done"), "{status}");

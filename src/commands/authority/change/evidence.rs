@@ -2,14 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use super::judge::{Evidence, Leaf, RolledBack, Signing, Trusting};
-use crate::agent::{ExitCode, Failure, Setup, Survey};
-use crate::kube::components::Change;
+use super::judge::{Evidence, RolledBack, SignedLeaf, SigningFlag, TrustingFile};
+use crate::agent::{ExitCode, Failure, RunSetup, Survey};
+use crate::kube::components::ReplacedFile;
 use crate::kube::names::{Authority, CertName};
-use crate::node::{KubeconfigFile, NodeState};
-use crate::spec::assess::Found;
+use crate::node::{KubeconfigState, NodeState};
+use crate::spec::assess::Observed;
 use crate::spec::{BundleSpec, kubeconfig_path};
-use crate::store::{self, RestartState, Root, Unsettled};
+use crate::store::{self, NodeRoot, RestartState, Unsettled};
 use crate::x509::{Certificate, Chain, certificates_of, rfc3339};
 
 const CONTROLLER_MANAGER: &str = "/etc/kubernetes/manifests/kube-controller-manager.yaml";
@@ -22,7 +22,7 @@ const FOREIGN_CERTIFICATE_ADVICE: &str = "have its issuer issue it again";
 ///
 /// # Errors
 /// This node has no such authority.
-pub fn spec(setup: &Setup, authority: Authority) -> Result<&BundleSpec, Failure> {
+pub fn spec(setup: &RunSetup, authority: Authority) -> Result<&BundleSpec, Failure> {
     setup.plan.bundle(authority).ok_or_else(|| {
         Failure::new(
             ExitCode::Configuration,
@@ -47,7 +47,7 @@ pub fn kubeconfigs() -> impl Iterator<Item = (CertName, PathBuf)> {
 /// A file that cannot be read, and a node without the CA certificate.
 pub fn read(
     state: &NodeState,
-    setup: &Setup,
+    setup: &RunSetup,
     survey: &Survey,
     authority: Authority,
 ) -> Result<Evidence, Failure> {
@@ -56,7 +56,7 @@ pub fn read(
     let shown = |path: &Path| root.on_this_machine(path).display().to_string();
     let bundle = match survey.bundles.iter().find(|one| one.spec.path == spec.path) {
         Some(found) if found.in_place => &found.found,
-        _ => &Found::Absent,
+        _ => &Observed::Absent,
     };
     let Some(bundle) = bundle.present() else {
         let trouble = bundle.trouble().unwrap_or_default();
@@ -81,8 +81,8 @@ pub fn read(
         .certs
         .iter()
         .filter(|cert| cert.spec.authority == authority);
-    let mut leaves: Vec<Leaf> = planned
-        .map(|cert| Leaf {
+    let mut leaves: Vec<SignedLeaf> = planned
+        .map(|cert| SignedLeaf {
             name: cert.spec.name.to_string(),
             file: cert
                 .spec
@@ -114,12 +114,12 @@ pub fn read(
 /// Returns messages on replaced files that may not be in effect yet, and the components that were rolled back in a step of
 /// the change.
 fn unsettled(
-    root: &Root,
+    root: &NodeRoot,
     authority: Authority,
-) -> Result<(Vec<String>, Vec<RolledBack>), store::Error> {
-    let concerns = |change: &Change| match change {
-        Change::Bundle(of) => *of == authority,
-        Change::Certificate(name) => name.authority() == authority,
+) -> Result<(Vec<String>, Vec<RolledBack>), store::StoreError> {
+    let concerns = |change: &ReplacedFile| match change {
+        ReplacedFile::Bundle(of) => *of == authority,
+        ReplacedFile::Certificate(name) => name.authority() == authority,
         _ => false,
     };
     let how = match root.path() == Path::new("/") {
@@ -138,7 +138,7 @@ fn unsettled(
             continue;
         }
         let component = restart.component;
-        let of_step = restart.causes.contains(&Change::Bundle(authority));
+        let of_step = restart.causes.contains(&ReplacedFile::Bundle(authority));
         match restart.state {
             RestartState::Due => words.push(format!(
                 "{component} was not restarted since {}; {how}",
@@ -166,9 +166,9 @@ fn unsettled(
     Ok((words, rolled_back))
 }
 
-fn chain(found: &Found<Chain>) -> Result<Chain, String> {
+fn chain(found: &Observed<Chain>) -> Result<Chain, String> {
     match found {
-        Found::Present(chain) => Ok(chain.clone()),
+        Observed::Present(chain) => Ok(chain.clone()),
         other => Err(other.trouble().unwrap_or_default()),
     }
 }
@@ -178,16 +178,16 @@ fn read_trusting(
     path: &Path,
     bundle_path: &Path,
     bundle: &[Certificate],
-) -> Result<Option<Trusting>, store::Error> {
+) -> Result<Option<TrustingFile>, store::StoreError> {
     let shown = |path: &Path| state.root().on_this_machine(path).display().to_string();
     let kubeconfig = match state.kubeconfig(path)? {
-        KubeconfigFile::Embedded(found) => match found.kubeconfig {
+        KubeconfigState::Embedded(found) => match found.kubeconfig {
             Some(kubeconfig) => Ok(kubeconfig),
             // Absent or empty.
             None => return Ok(None),
         },
-        KubeconfigFile::ByFile { kubeconfig, .. } => Ok(kubeconfig),
-        KubeconfigFile::Unusable(error) => Err(error),
+        KubeconfigState::ByFile { kubeconfig, .. } => Ok(kubeconfig),
+        KubeconfigState::Unusable(error) => Err(error),
     };
     let mut elsewhere = None;
     let certificates = match &kubeconfig {
@@ -208,7 +208,7 @@ fn read_trusting(
             ),
         },
     };
-    Ok(Some(Trusting {
+    Ok(Some(TrustingFile {
         file: shown(path),
         certificates,
         elsewhere,
@@ -220,7 +220,7 @@ pub fn certificates(data: &[u8]) -> Result<Vec<Certificate>, String> {
     certificates_of(data).map_err(|error| format!("its CA data is unreadable: {error}"))
 }
 
-fn read_signing(state: &NodeState, bundle: &Path) -> Result<Vec<Signing>, store::Error> {
+fn read_signing(state: &NodeState, bundle: &Path) -> Result<Vec<SigningFlag>, store::StoreError> {
     let root = state.root();
     let file = state.file(CONTROLLER_MANAGER);
     let Some(manifest) = file.bytes()? else {
@@ -237,7 +237,7 @@ fn read_signing(state: &NodeState, bundle: &Path) -> Result<Vec<Signing>, store:
     for (flag, file) in flags {
         let content = state.file(file);
         let certificates = content.bytes()?.map(certificates_of);
-        signing.push(Signing {
+        signing.push(SigningFlag {
             flag: flag.to_owned(),
             file: root.node_path(file),
             is_bundle: Path::new(file) == bundle,
@@ -254,14 +254,14 @@ fn read_kubelet(
     state: &NodeState,
     survey: &Survey,
     bundle: &[Certificate],
-) -> Result<Vec<Leaf>, store::Error> {
+) -> Result<Vec<SignedLeaf>, store::StoreError> {
     let shown = |path: &Path| state.root().on_this_machine(path).display().to_string();
     let mut leaves = Vec::new();
     if survey.cert(CertName::KubeletConf).is_none()
-        && let KubeconfigFile::ByFile { certificate, .. } =
+        && let KubeconfigState::ByFile { certificate, .. } =
             state.kubeconfig(kubeconfig_path(CertName::KubeletConf))?
     {
-        leaves.push(Leaf {
+        leaves.push(SignedLeaf {
             name: CertName::KubeletConf.to_string(),
             file: shown(certificate.path()),
             chain: chain(&certificate.parse(Chain::from_pem)?),
@@ -270,12 +270,12 @@ fn read_kubelet(
     }
     let [serving, _] = state.layout().pair(CertName::KubeletServing);
     if survey.cert(CertName::KubeletServing).is_none()
-        && let Found::Present(chain) = state.file(&serving).parse(Chain::from_pem)?
+        && let Observed::Present(chain) = state.file(&serving).parse(Chain::from_pem)?
     {
         // By default the kubelet signs it with an authority of its own.
         let mut issuers = bundle.iter();
         if issuers.any(|issuer| chain.leaf().names_issuer(issuer)) {
-            leaves.push(Leaf {
+            leaves.push(SignedLeaf {
                 name: "the kubelet's serving certificate".to_owned(),
                 file: shown(&serving),
                 chain: Ok(chain),

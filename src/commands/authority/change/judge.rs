@@ -15,14 +15,14 @@ use time::OffsetDateTime;
 use crate::kube::components::Component;
 use crate::kube::names::{Authority, NodePath};
 use crate::store::AuthorityChange;
-use crate::x509::{Certificate, Chain, Difference, TrustBundle, hex, path_differences};
+use crate::x509::{CertDifference, Certificate, Chain, TrustBundle, hex, path_differences};
 
 pub use offer::Offer;
 
 /// Progress of a CA change on this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Phase {
+pub enum ChangePhase {
     /// No change is in progress.
     Settled,
     /// Both CAs are trusted, and the old one is first.
@@ -31,12 +31,12 @@ pub enum Phase {
     Activated,
 }
 
-impl fmt::Display for Phase {
+impl fmt::Display for ChangePhase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Phase::Settled => "settled",
-            Phase::Staged => "staged",
-            Phase::Activated => "activated",
+            ChangePhase::Settled => "settled",
+            ChangePhase::Staged => "staged",
+            ChangePhase::Activated => "activated",
         })
     }
 }
@@ -50,11 +50,11 @@ pub struct Evidence {
     /// Certificates in `ca.crt`, in order.
     pub bundle: Vec<Certificate>,
     /// Kubeconfigs that trust the authority.
-    pub kubeconfigs: Vec<Trusting>,
+    pub kubeconfigs: Vec<TrustingFile>,
     /// Certificates on this node that the authority has signed.
-    pub leaves: Vec<Leaf>,
+    pub leaves: Vec<SignedLeaf>,
     /// Signing certificates of kube-controller-manager; for `ca` only.
-    pub signing: Vec<Signing>,
+    pub signing: Vec<SigningFlag>,
     /// The recorded change.
     pub change: Option<AuthorityChange>,
     /// Components that may not have read the present files yet, each with what to do, in sentences.
@@ -72,7 +72,7 @@ pub struct RolledBack {
 }
 
 /// A kubeconfig that trusts the authority.
-pub struct Trusting {
+pub struct TrustingFile {
     /// The kubeconfig's path.
     pub file: String,
     /// The kubeconfig's CA certificates, or why they are unreadable.
@@ -82,7 +82,7 @@ pub struct Trusting {
 }
 
 /// A certificate that the authority has signed.
-pub struct Leaf {
+pub struct SignedLeaf {
     /// kubeadm's name, or a description.
     pub name: String,
     /// Path of the file.
@@ -94,7 +94,7 @@ pub struct Leaf {
 }
 
 /// A `--cluster-signing-…-cert-file` flag of kube-controller-manager.
-pub struct Signing {
+pub struct SigningFlag {
     /// Name of the flag, without dashes.
     pub flag: String,
     /// File that the flag names.
@@ -109,7 +109,7 @@ pub struct Signing {
 
 /// Desired content of the files after a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Target {
+pub struct ChangeTarget {
     /// Certificates of the bundle, in order.
     pub bundle: Vec<Certificate>,
     /// Certificates that are no longer trusted.
@@ -118,7 +118,7 @@ pub struct Target {
     pub change: Option<AuthorityChange>,
 }
 
-impl Target {
+impl ChangeTarget {
     /// Returns the CA data of a kubeconfig that has `found` now: the roots of the bundle, then other certificates that are
     /// not dropped.
     pub fn kubeconfig(&self, found: &[Certificate]) -> Vec<Certificate> {
@@ -192,12 +192,12 @@ impl Evidence {
     }
 
     /// Returns the phase, which follows from the order of the bundle.
-    pub fn phase(&self) -> Phase {
+    pub fn phase(&self) -> ChangePhase {
         match self.in_progress() {
-            None => Phase::Settled,
+            None => ChangePhase::Settled,
             Some(change) => match self.bundle.first() {
-                Some(first) if fingerprint(first) == change.new => Phase::Activated,
-                _ => Phase::Staged,
+                Some(first) if fingerprint(first) == change.new => ChangePhase::Activated,
+                _ => ChangePhase::Staged,
             },
         }
     }
@@ -245,7 +245,7 @@ impl Evidence {
     ///
     /// # Errors
     /// The certificate to be replaced is ambiguous.
-    pub fn staged(&self, new: &Certificate, now: OffsetDateTime) -> Result<Target, String> {
+    pub fn staged(&self, new: &Certificate, now: OffsetDateTime) -> Result<ChangeTarget, String> {
         let mut bundle = self.bundle.clone();
         if !bundle.contains(new) {
             bundle.push(new.clone());
@@ -254,7 +254,7 @@ impl Evidence {
             Some(change) => change.clone(),
             None => self.new_change(new, now)?,
         };
-        Ok(Target {
+        Ok(ChangeTarget {
             bundle,
             dropped: Vec::new(),
             change: Some(change),
@@ -296,7 +296,7 @@ impl Evidence {
         );
         let strangers = below.as_ref().map_or_else(
             |_| Vec::new(),
-            |below| below.strangers(&[old.public_key().sha256()]),
+            |below| below.unpinned(&[old.public_key().sha256()]),
         );
         let mut replaced = vec![fingerprint(old)];
         let others = self.bundle.iter().filter(|one| !one.is_self_signed());
@@ -314,10 +314,10 @@ impl Evidence {
     }
 
     /// Returns the target of activation: the new certificate first.
-    pub fn activated(&self, now: OffsetDateTime) -> Option<Target> {
+    pub fn activated(&self, now: OffsetDateTime) -> Option<ChangeTarget> {
         let (change, new) = (self.in_progress()?, self.incoming()?);
         let others = self.bundle.iter().filter(|one| *one != new);
-        Some(Target {
+        Some(ChangeTarget {
             bundle: std::iter::once(new).chain(others).cloned().collect(),
             dropped: Vec::new(),
             change: Some(AuthorityChange {
@@ -328,19 +328,19 @@ impl Evidence {
     }
 
     /// Returns the target of retirement: without the old certificates.
-    pub fn retired(&self) -> Option<Target> {
+    pub fn retired(&self) -> Option<ChangeTarget> {
         self.in_progress()?;
         Some(self.without(&self.outgoing()))
     }
 
     /// Returns the target of `stage --undo`: without the new certificate.
-    pub fn undone(&self) -> Option<Target> {
+    pub fn undone(&self) -> Option<ChangeTarget> {
         Some(self.without(&[self.unwanted()?]))
     }
 
-    fn without(&self, dropped: &[&Certificate]) -> Target {
+    fn without(&self, dropped: &[&Certificate]) -> ChangeTarget {
         let kept = self.bundle.iter().filter(|one| !dropped.contains(one));
-        Target {
+        ChangeTarget {
             bundle: kept.cloned().collect(),
             dropped: dropped.iter().copied().cloned().collect(),
             change: None,
@@ -394,13 +394,13 @@ impl Evidence {
     pub fn rollbacks(&self) -> Vec<String> {
         let authority = self.authority;
         let again = match self.phase() {
-            Phase::Settled => format!(
+            ChangePhase::Settled => format!(
                 "`nodepki authority stage {authority} --certificate FILE` again, or `nodepki authority stage {authority} --undo` to keep the CA in place"
             ),
-            Phase::Staged => format!(
+            ChangePhase::Staged => format!(
                 "`nodepki authority stage {authority} --undo` again, or `nodepki authority stage {authority} --certificate FILE` to keep both"
             ),
-            Phase::Activated => format!("`nodepki authority retire {authority}` again"),
+            ChangePhase::Activated => format!("`nodepki authority retire {authority}` again"),
         };
         let rolled_back = self.rolled_back.iter();
         rolled_back
@@ -475,7 +475,7 @@ impl Evidence {
         let named = self.signing.iter().filter(|signing| signing.is_bundle);
         named
             .map(|signing| {
-                let Signing {
+                let SigningFlag {
                     flag,
                     file,
                     manifest,
@@ -507,7 +507,7 @@ impl Evidence {
     }
 }
 
-impl Trusting {
+impl TrustingFile {
     fn lacks<'a>(
         &self,
         wanted: impl IntoIterator<Item = &'a Certificate>,
@@ -538,7 +538,7 @@ impl Trusting {
     }
 }
 
-impl Leaf {
+impl SignedLeaf {
     /// Returns the certificates among these under which the leaf verifies, each taken alone.
     pub fn under<'a>(
         &self,
@@ -586,7 +586,7 @@ fn verifies_under(chain: &Chain, authority: &Certificate, now: OffsetDateTime) -
         .all(|difference| {
             matches!(
                 difference,
-                Difference::IssuerExpired { .. } | Difference::IssuerNotYetValid { .. }
+                CertDifference::IssuerExpired { .. } | CertDifference::IssuerNotYetValid { .. }
             )
         })
 }

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
-use super::judge::{Evidence, Phase, fingerprint, named};
+use super::judge::{ChangePhase, Evidence, fingerprint, named};
 use crate::kube::names::Authority;
 use crate::x509::{Certificate, hex, rfc3339};
 
@@ -38,7 +38,7 @@ pub struct AuthorityReport {
     /// kubeadm's name of the authority.
     pub authority: Authority,
     /// Progress of a change.
-    pub phase: Phase,
+    pub phase: ChangePhase,
     /// Certificates in `ca.crt`, in order.
     pub bundle: Vec<TrustedCertificate>,
     /// SHA-256 of the certificates that the bundle and every kubeconfig of the node contain.
@@ -99,7 +99,7 @@ pub struct LeafReport {
 impl AuthorityReport {
     /// Returns whether a change is in progress whose restarts are due.
     pub fn is_waiting(&self) -> bool {
-        self.phase != Phase::Settled && !self.restarts.is_empty()
+        self.phase != ChangePhase::Settled && !self.restarts.is_empty()
     }
 
     /// Returns the report of this evidence.
@@ -110,9 +110,9 @@ impl AuthorityReport {
             certificates.into_iter().map(fingerprint).collect()
         };
         let next = match phase {
-            Phase::Settled => None,
-            Phase::Staged => Some("activate"),
-            Phase::Activated => Some("retire"),
+            ChangePhase::Settled => None,
+            ChangePhase::Staged => Some("activate"),
+            ChangePhase::Activated => Some("retire"),
         };
         AuthorityReport {
             authority: evidence.authority,
@@ -145,9 +145,9 @@ impl AuthorityReport {
             staged: change.map(|change| change.staged),
             activated: change.and_then(|change| change.activated),
             missing: match phase {
-                Phase::Settled => evidence.unsettled(),
-                Phase::Staged => evidence.unstaged(),
-                Phase::Activated => evidence.unactivated(now),
+                ChangePhase::Settled => evidence.unsettled(),
+                ChangePhase::Staged => evidence.unstaged(),
+                ChangePhase::Activated => evidence.unactivated(now),
             },
             next: next.map(|step| format!("nodepki authority {step} {}", evidence.authority)),
         }
@@ -156,7 +156,7 @@ impl AuthorityReport {
 
 /// Requirement of a step on every other node.
 #[derive(Clone, Copy, Debug)]
-pub enum Need<'a> {
+pub enum PeerRequirement<'a> {
     /// The node trusts the new CA.
     Trusts(&'a Certificate),
     /// All certificates of the node are under the new CA.
@@ -165,13 +165,13 @@ pub enum Need<'a> {
     DoesWithout(&'a Certificate),
 }
 
-impl Need<'_> {
+impl PeerRequirement<'_> {
     /// Returns the option with which the administrator states the requirement for all nodes.
     pub const fn statement(self) -> &'static str {
         match self {
-            Need::Trusts(_) => "--all-nodes-staged",
-            Need::Uses(_) => "--all-nodes-activated",
-            Need::DoesWithout(_) => "--no-node-activated",
+            PeerRequirement::Trusts(_) => "--all-nodes-staged",
+            PeerRequirement::Uses(_) => "--all-nodes-activated",
+            PeerRequirement::DoesWithout(_) => "--no-node-activated",
         }
     }
 
@@ -186,11 +186,11 @@ impl Need<'_> {
             leaves.map(|leaf| leaf.name.as_str()).collect()
         };
         match self {
-            Need::Trusts(new) => match report.trusted.contains(&fingerprint(new)) {
+            PeerRequirement::Trusts(new) => match report.trusted.contains(&fingerprint(new)) {
                 true => restarts_due(),
                 false => Some(format!("not all files there trust {}", named(new))),
             },
-            Need::Uses(new) => {
+            PeerRequirement::Uses(new) => {
                 let sha256 = fingerprint(new);
                 let left = leaves(&|under| !under.contains(&sha256));
                 match left.as_slice() {
@@ -198,7 +198,7 @@ impl Need<'_> {
                     left => Some(format!("{} not under {}", are(left), named(new))),
                 }
             }
-            Need::DoesWithout(new) => {
+            PeerRequirement::DoesWithout(new) => {
                 let sha256 = fingerprint(new);
                 let only = leaves(&|under| under.iter().all(|one| *one == sha256));
                 (!only.is_empty()).then(|| format!("{} under {} only", are(&only), named(new)))
@@ -239,7 +239,7 @@ impl Peers {
         &self,
         (own, cluster): (&str, &str),
         authority: Authority,
-        need: Need<'_>,
+        need: PeerRequirement<'_>,
         nodes: &Nodes,
         now: OffsetDateTime,
     ) -> Result<Vec<String>, Vec<String>> {
@@ -298,7 +298,7 @@ fn judge_report(
     file: &str,
     report: &NodeReport,
     authority: Authority,
-    need: Need<'_>,
+    need: PeerRequirement<'_>,
     now: OffsetDateTime,
 ) -> Result<String, String> {
     let node = &report.node;
@@ -326,7 +326,7 @@ fn unreported(
     nodes: &Nodes,
     reported: &BTreeSet<&str>,
     authority: Authority,
-    need: Need<'_>,
+    need: PeerRequirement<'_>,
 ) -> Option<String> {
     let how = format!(
         "run `nodepki authority status {authority} -o json > NODE.json` there and name each file with --peer-report, or add {} if you are certain",

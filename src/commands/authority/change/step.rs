@@ -11,25 +11,25 @@ use zeroize::Zeroizing;
 
 use super::cluster::{self, ClusterView};
 use super::evidence;
-use super::judge::{Evidence, Target, named};
-use super::report::{AuthorityReport, Need};
+use super::judge::{ChangeTarget, Evidence, named};
+use super::report::{AuthorityReport, PeerRequirement};
 use super::{StepOrder, StepOutcome, all_refused, refused};
 use crate::agent::load;
-use crate::agent::{self, Clock, ExitCode, Failure, Progress, Setup, Survey};
-use crate::kube::components::{Change, Component};
+use crate::agent::{self, Clock, ExitCode, Failure, Progress, RunSetup, Survey};
+use crate::kube::components::{Component, ReplacedFile};
 use crate::kube::kubeconfig::Kubeconfig;
 use crate::kube::names::{Authority, CertName};
 use crate::process::failpoint;
 use crate::spec::BundleSpec;
 use crate::store::{
-    AuthorityChange, Commit, FormerTrust, Mode, Previous, Restart, RestartState, Root,
+    AuthorityChange, Commit, FormerContents, FormerTrust, Mode, NodeRoot, Restart, RestartState,
 };
-use crate::x509::{Certificate, Chain, RevocationList, Revocations, TrustBundle};
+use crate::x509::{AuthorityCrls, Certificate, Chain, RevocationList, TrustBundle};
 
 /// A step in execution.
-pub(super) struct Step<'a> {
-    root: &'a Root,
-    setup: &'a Setup,
+pub(super) struct ChangeStep<'a> {
+    root: &'a NodeRoot,
+    setup: &'a RunSetup,
     order: &'a StepOrder,
     name: &'static str,
     spec: &'a BundleSpec,
@@ -42,23 +42,23 @@ pub(super) struct Step<'a> {
     proofs: Vec<String>,
     written: Vec<PathBuf>,
     removed: Vec<PathBuf>,
-    issued: Option<agent::Report>,
+    issued: Option<agent::RunReport>,
     pub(super) notes: Vec<String>,
 }
 
 /// A kubeconfig with changed CA certificates.
 struct RewrittenKubeconfig {
     /// CA certificates before the change, in PEM.
-    former: Previous,
+    former: FormerContents,
     /// Text after the change.
     text: Zeroizing<Vec<u8>>,
 }
 
-impl<'a> Step<'a> {
+impl<'a> ChangeStep<'a> {
     /// Examines the node. An interrupted run is completed first.
     pub(super) fn begin(
-        root: &'a Root,
-        setup: &'a Setup,
+        root: &'a NodeRoot,
+        setup: &'a RunSetup,
         order: &'a StepOrder,
         name: &'static str,
         clock: Clock,
@@ -76,7 +76,7 @@ impl<'a> Step<'a> {
         let state = setup.state(root);
         let survey = setup.survey_of(&state, clock())?;
         let evidence = evidence::read(&state, setup, &survey, order.authority)?;
-        Ok(Step {
+        Ok(ChangeStep {
             root,
             setup,
             order,
@@ -114,7 +114,7 @@ impl<'a> Step<'a> {
     /// Verifies that every other node meets the requirement.
     pub(super) async fn require_peers(
         &mut self,
-        need: Need<'_>,
+        need: PeerRequirement<'_>,
         now: OffsetDateTime,
     ) -> Result<(), Failure> {
         let StepOrder {
@@ -123,7 +123,8 @@ impl<'a> Step<'a> {
         let view = match &self.order.kubeconfig {
             Some(kubeconfig) => {
                 let api = load::cluster(self.root, kubeconfig)?;
-                let new = matches!(need, Need::Trusts(_)).then(|| self.evidence.incoming());
+                let new =
+                    matches!(need, PeerRequirement::Trusts(_)).then(|| self.evidence.incoming());
                 cluster::view(&api, *authority, new.flatten()).await
             }
             None => ClusterView::unknown("no kubeconfig was given"),
@@ -218,7 +219,7 @@ impl<'a> Step<'a> {
     /// Puts a target in place, in one commit. `trust_changes` is false if only the order of the certificates changes.
     pub(super) fn put_in_place(
         &mut self,
-        target: &Target,
+        target: &ChangeTarget,
         trust_changes: bool,
         clock: Clock,
     ) -> Result<(), Failure> {
@@ -283,7 +284,7 @@ impl<'a> Step<'a> {
             commit.restart(Restart {
                 component,
                 since: now,
-                causes: vec![Change::Bundle(self.order.authority)],
+                causes: vec![ReplacedFile::Bundle(self.order.authority)],
                 previous: Vec::new(),
                 state: RestartState::Due,
             });
@@ -306,7 +307,7 @@ impl<'a> Step<'a> {
     /// Returns the commit that puts a target in place, with a sentence for each change.
     fn commit(
         &self,
-        target: &Target,
+        target: &ChangeTarget,
         trust_changes: bool,
         now: OffsetDateTime,
     ) -> Result<(Commit, Vec<String>), Failure> {
@@ -324,7 +325,7 @@ impl<'a> Step<'a> {
             let pem: String = target.bundle.iter().map(Certificate::to_pem).collect();
             commit.file(self.spec.path.clone(), pem.into_bytes(), Mode::Public);
             if trust_changes {
-                commit.change(Change::Bundle(authority), self.spec.path.clone(), now);
+                commit.change(ReplacedFile::Bundle(authority), self.spec.path.clone(), now);
             }
             let names: Vec<String> = target.bundle.iter().map(named).collect();
             actions.push(format!(
@@ -341,7 +342,7 @@ impl<'a> Step<'a> {
                 former.kubeconfigs.push(rewritten.former);
                 commit.file(path.clone(), rewritten.text, Mode::Private);
                 if trust_changes {
-                    commit.change(Change::Certificate(name), path.clone(), now);
+                    commit.change(ReplacedFile::Certificate(name), path.clone(), now);
                 }
                 actions.push(format!(
                     "{} trusts the same certificates",
@@ -367,9 +368,9 @@ impl<'a> Step<'a> {
         Ok((commit, actions))
     }
 
-    fn former_file(&self, path: &Path) -> Result<Option<Previous>, Failure> {
+    fn former_file(&self, path: &Path) -> Result<Option<FormerContents>, Failure> {
         let found = self.root.read(path)?;
-        Ok(found.map(|content| Previous {
+        Ok(found.map(|content| FormerContents {
             path: path.to_owned(),
             contents: content.bytes,
         }))
@@ -379,7 +380,7 @@ impl<'a> Step<'a> {
     fn kubeconfig(
         &self,
         path: &Path,
-        target: &Target,
+        target: &ChangeTarget,
     ) -> Result<Option<RewrittenKubeconfig>, Failure> {
         let Some(content) = self.root.read(path)? else {
             return Ok(None);
@@ -413,7 +414,7 @@ impl<'a> Step<'a> {
             .map_err(|error| unusable(error.to_string()))?;
         let text = document.to_yaml();
         Ok(Some(RewrittenKubeconfig {
-            former: Previous {
+            former: FormerContents {
                 path: path.to_owned(),
                 contents: Zeroizing::new(data.clone()),
             },
@@ -424,7 +425,7 @@ impl<'a> Step<'a> {
     /// Removes the revocation lists of a CA that is no longer trusted; etcd cannot use them.
     fn drop_revocation_lists(
         &self,
-        target: &Target,
+        target: &ChangeTarget,
         commit: &mut Commit,
     ) -> Result<Vec<String>, Failure> {
         let path = &self.spec.crl_path;
@@ -447,7 +448,7 @@ impl<'a> Step<'a> {
             .filter_map(|leaf| leaf.chain.as_ref().ok())
             .collect();
         let is_trusted = |list: &RevocationList| {
-            Revocations::verified(vec![list.clone()], &trust, &chains).is_ok()
+            AuthorityCrls::verified(vec![list.clone()], &trust, &chains).is_ok()
         };
         let (kept, dropped): (Vec<_>, Vec<_>) = lists.into_iter().partition(is_trusted);
         if dropped.is_empty() {
@@ -460,7 +461,7 @@ impl<'a> Step<'a> {
             if let Some(content) = self.root.read(&der)? {
                 commit.remove(der, &content.bytes);
             }
-        } else if let Ok(lists) = Revocations::verified(kept, &trust, &chains) {
+        } else if let Ok(lists) = AuthorityCrls::verified(kept, &trust, &chains) {
             commit.file(path.clone(), lists.to_pem().into_bytes(), Mode::Public);
             commit.file(der, lists.first_der().to_vec(), Mode::Public);
         }

@@ -3,7 +3,7 @@ use std::time::Duration;
 use zeroize::Zeroizing;
 
 use super::*;
-use crate::commands::capi::secrets::{Material, Secret};
+use crate::commands::capi::secrets::{SecretMaterial, SecretSpec};
 use crate::kube::kubeconfig::Credentials;
 use crate::x509::{CertificateAuthority, ExtendedUsage, KeyAlgorithm, Profile, Sans, Subject};
 
@@ -13,8 +13,8 @@ fn now() -> OffsetDateTime {
     OffsetDateTime::from_unix_timestamp(1_800_000_000).unwrap()
 }
 
-fn target() -> Target {
-    Target::new("prod", "team-a").unwrap()
+fn target() -> ClusterTarget {
+    ClusterTarget::new("prod", "team-a").unwrap()
 }
 
 fn authority(name: &str) -> CertificateAuthority {
@@ -57,7 +57,7 @@ fn kubeconfig(
 struct Cluster {
     ca: CertificateAuthority,
     etcd: CertificateAuthority,
-    secrets: Vec<Secret>,
+    secrets: Vec<SecretSpec>,
     format: Format,
 }
 
@@ -70,7 +70,7 @@ impl Cluster {
             (Authority::EtcdCa, &etcd),
             (Authority::FrontProxyCa, &proxy),
         ];
-        let material = Material {
+        let material = SecretMaterial {
             authorities: bundles
                 .map(|(name, authority)| (name, authority.bundle().clone()))
                 .into(),

@@ -1,26 +1,26 @@
 //! Checks of directories and files that other users can change.
 
-use super::finding::Note;
+use super::finding::CheckNote;
 use super::picture::Picture;
 use crate::store::{Exposure, is_personal};
 
 /// Checks the directories that nodepki writes to, and their parents.
-pub(super) fn directories(picture: &Picture) -> Vec<Note> {
+pub(super) fn directories(picture: &Picture) -> Vec<CheckNote> {
     let exposed = picture.exposed.iter();
     exposed
         .map(|exposed| {
             let fix =
                 "run the commands in parentheses, then check for files that other users put there";
             match exposed.exposure {
-                Exposure::Anyone => Note::error(&exposed.message, fix),
-                Exposure::Group => Note::warning(&exposed.message, fix),
+                Exposure::Anyone => CheckNote::error(&exposed.message, fix),
+                Exposure::Group => CheckNote::warning(&exposed.message, fix),
             }
         })
         .collect()
 }
 
 /// Checks for files that belong to a personal account. Service accounts are covered by the check of modes.
-pub(super) fn owners(picture: &Picture) -> Vec<Note> {
+pub(super) fn owners(picture: &Picture) -> Vec<CheckNote> {
     let status = &picture.status;
     let certificates = status.certificates.iter().flat_map(|row| &row.files);
     let authorities = status.authorities.iter().flat_map(|row| &row.files);
@@ -36,7 +36,7 @@ pub(super) fn owners(picture: &Picture) -> Vec<Note> {
                 true => "can read the private key in it, and every new one",
                 false => "can change it",
             };
-            Some(Note::warning(
+            Some(CheckNote::warning(
                 format!(
                     "{} belongs to user {} (mode {:04o}), who {can}",
                     picture.here(file.path.as_ref()),

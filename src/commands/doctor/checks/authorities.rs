@@ -1,14 +1,14 @@
 //! Checks of the authorities' certificates and keys, and of the service-account pair.
 
-use super::finding::Note;
+use super::finding::CheckNote;
 use super::picture::{AuthorityKey, Of, Picture};
 use crate::kube::kubeadm;
 use crate::kube::names::Authority;
 use crate::node::status::{FileStatus, Trouble};
-use crate::spec::assess::{COPY_SERVICE_ACCOUNT, Replaced, shared_authorities};
+use crate::spec::assess::{COPY_SERVICE_ACCOUNT, ReplacedCa, shared_authorities};
 use crate::x509::hex;
 
-pub(super) fn key_on_disk(picture: &Picture) -> Vec<Note> {
+pub(super) fn key_on_disk(picture: &Picture) -> Vec<CheckNote> {
     let present = picture.authorities.iter().filter(|(_, authority)| {
         matches!(
             authority.key,
@@ -19,11 +19,11 @@ pub(super) fn key_on_disk(picture: &Picture) -> Vec<Note> {
         .map(|(name, authority)| {
             let path = picture.here(&authority.key_path);
             match picture.configuration.external.get(name) {
-                Some(signer) => Note::error(
+                Some(signer) => CheckNote::error(
                     format!("{path} is the private key of {name}, for which the configuration has the signer {signer}"),
                     "run `nodepki migrate to-external`, which proves that the node does not need the key, and with --apply backs it up and removes it",
                 ),
-                None => Note::info(
+                None => CheckNote::info(
                     format!("{path} is the private key of {name}"),
                     "every reader of the key is an administrator of the cluster until the CA expires; once a signer is configured, `nodepki migrate to-external` removes the key from the node",
                 ),
@@ -32,7 +32,7 @@ pub(super) fn key_on_disk(picture: &Picture) -> Vec<Note> {
         .collect()
 }
 
-pub(super) fn key_copy(picture: &Picture) -> Vec<Note> {
+pub(super) fn key_copy(picture: &Picture) -> Vec<CheckNote> {
     let mut notes = Vec::new();
     for (path, key) in &picture.trees.keys {
         for (name, authority) in &picture.authorities {
@@ -47,20 +47,20 @@ pub(super) fn key_copy(picture: &Picture) -> Vec<Note> {
             let external = picture.configuration.external.contains_key(name)
                 || matches!(authority.key, AuthorityKey::Absent);
             notes.push(match external {
-                true => Note::error(evidence, fix),
-                false => Note::warning(evidence, fix),
+                true => CheckNote::error(evidence, fix),
+                false => CheckNote::warning(evidence, fix),
             });
         }
     }
     notes
 }
 
-pub(super) fn missing(picture: &Picture) -> Vec<Note> {
+pub(super) fn missing(picture: &Picture) -> Vec<CheckNote> {
     let problems = picture.problems().into_iter();
     problems
         .filter(|problem| problem.trouble == Trouble::Absent && problem.is_of_authority())
         .map(|problem| {
-            Note::error(
+            CheckNote::error(
                 problem.sentence(),
                 "copy the CA certificate from the signer or another control-plane node; kubeadm would create a new authority",
             )
@@ -68,7 +68,7 @@ pub(super) fn missing(picture: &Picture) -> Vec<Note> {
         .collect()
 }
 
-pub(super) fn replaced(picture: &Picture) -> Vec<Note> {
+pub(super) fn replaced(picture: &Picture) -> Vec<CheckNote> {
     let mut notes = Vec::new();
     for (name, found) in &picture.authorities {
         let (Some(replaced), Some(present)) =
@@ -79,7 +79,7 @@ pub(super) fn replaced(picture: &Picture) -> Vec<Note> {
         let path = picture.here(&found.path);
         let names: Vec<&str> = replaced.names.iter().map(|name| name.as_str()).collect();
         let fix = replaced.fix(*name, &path, present);
-        let note = |evidence: String| Note::error(evidence, fix.clone());
+        let note = |evidence: String| CheckNote::error(evidence, fix.clone());
         notes.push(note(replaced.sentence(&path)));
         notes.push(note(format!(
             "under the old CA: {}; {path} contains {present}",
@@ -98,7 +98,7 @@ pub(super) fn replaced(picture: &Picture) -> Vec<Note> {
 }
 
 /// Checks for authorities whose file also accepts certificates of another authority.
-pub(super) fn shared(picture: &Picture) -> Vec<Note> {
+pub(super) fn shared(picture: &Picture) -> Vec<CheckNote> {
     let bundles: Vec<_> = Authority::ALL
         .into_iter()
         .filter_map(|name| Some((name, picture.bundle(name)?)))
@@ -107,14 +107,14 @@ pub(super) fn shared(picture: &Picture) -> Vec<Note> {
     shared
         .filter_map(|shared| {
             let path = picture.here(&picture.authority(shared.authority)?.path);
-            Some(Note::error(shared.sentence(&path), shared.fix()))
+            Some(CheckNote::error(shared.sentence(&path), shared.fix()))
         })
         .collect()
 }
 
 /// Returns the CA that the certificates of this node belong to, if another CA is in place instead. A CA that is pinned in
 /// the settings, or was activated by `nodepki authority`, is intended.
-pub(super) fn replaced_authority(picture: &Picture, name: Authority) -> Option<&Replaced> {
+pub(super) fn replaced_authority(picture: &Picture, name: Authority) -> Option<&ReplacedCa> {
     let replaced = picture.status.authority(name)?.replaced.as_ref()?;
     let bundle = picture.bundle(name)?;
     let pins = picture.configuration.pins.get(&name);
@@ -123,13 +123,13 @@ pub(super) fn replaced_authority(picture: &Picture, name: Authority) -> Option<&
     (!is_pinned && !is_activated).then_some(replaced)
 }
 
-pub(super) fn not_pinned(picture: &Picture) -> Vec<Note> {
+pub(super) fn not_pinned(picture: &Picture) -> Vec<CheckNote> {
     let pins = picture.configuration.pins.iter();
     let pins = pins.filter(|(name, _)| replaced_authority(picture, **name).is_none());
     pins.filter_map(|(name, pins)| {
         let authority = picture.authority(*name)?;
         let refusal = authority.bundle.present()?.require_pins(pins).err()?;
-        Some(Note::error(
+        Some(CheckNote::error(
             format!("{name}: {}: {refusal}", picture.here(&authority.path)),
             "find out how the file or the pins (authorities.X.trust.sha256) were changed; the other control-plane nodes have the correct certificate",
         ))
@@ -137,7 +137,7 @@ pub(super) fn not_pinned(picture: &Picture) -> Vec<Note> {
     .collect()
 }
 
-pub(super) fn service_account_missing(picture: &Picture) -> Vec<Note> {
+pub(super) fn service_account_missing(picture: &Picture) -> Vec<CheckNote> {
     let Some(row) = &picture.status.service_account else {
         return Vec::new();
     };
@@ -151,7 +151,7 @@ pub(super) fn service_account_missing(picture: &Picture) -> Vec<Note> {
         .configuration
         .node
         .as_ref()
-        .is_some_and(|node| node.role == kubeadm::Role::Init);
+        .is_some_and(|node| node.role == kubeadm::KubeadmRole::Init);
     let fix = match (only_public, is_first) {
         (true, _) => "run `nodepki bootstrap`, which derives it from sa.key",
         (false, _) if picture.status.has_served => COPY_SERVICE_ACCOUNT,
@@ -165,7 +165,7 @@ pub(super) fn service_account_missing(picture: &Picture) -> Vec<Note> {
     files
         .into_iter()
         .map(|file| {
-            Note::error(
+            CheckNote::error(
                 format!("{} is missing", picture.here(file.path.as_ref())),
                 fix,
             )
@@ -173,7 +173,7 @@ pub(super) fn service_account_missing(picture: &Picture) -> Vec<Note> {
         .collect()
 }
 
-pub(super) fn service_account_torn(picture: &Picture) -> Vec<Note> {
+pub(super) fn service_account_torn(picture: &Picture) -> Vec<CheckNote> {
     const FIX: &str = "find out which of both the cluster uses (with --kubeconfig, this command compares sa.key), and derive sa.pub again: openssl pkey -in sa.key -pubout -out sa.pub";
     let problems = picture.problems().into_iter();
     problems
@@ -183,7 +183,7 @@ pub(super) fn service_account_torn(picture: &Picture) -> Vec<Note> {
                 true => COPY_SERVICE_ACCOUNT,
                 false => FIX,
             };
-            Note::error(problem.words, fix)
+            CheckNote::error(problem.words, fix)
         })
         .collect()
 }

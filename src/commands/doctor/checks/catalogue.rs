@@ -2,7 +2,7 @@
 
 use serde::{Serialize, Serializer};
 
-use super::finding::{Note, Severity};
+use super::finding::{CheckNote, FindingSeverity};
 use super::picture::Picture;
 use super::{
     access, authorities, cluster, configuration, external, kubeconfigs, kubelet, leaves,
@@ -16,24 +16,28 @@ pub struct Check {
     pub id: &'static str,
     /// Possible severities of the findings.
     #[serde(serialize_with = "names")]
-    pub severities: &'static [Severity],
+    pub severities: &'static [FindingSeverity],
     /// Meaning of a finding.
     pub meaning: &'static str,
     #[serde(skip)]
-    pub(super) run: fn(&Picture) -> Vec<Note>,
+    pub(super) run: fn(&Picture) -> Vec<CheckNote>,
 }
 
-fn names<S: Serializer>(severities: &&[Severity], serializer: S) -> Result<S::Ok, S::Error> {
+fn names<S: Serializer>(severities: &&[FindingSeverity], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_seq(severities.iter().map(|severity| severity.as_str()))
 }
 
-const E: &[Severity] = &[Severity::Error];
-const W: &[Severity] = &[Severity::Warning];
-const I: &[Severity] = &[Severity::Info];
-const EW: &[Severity] = &[Severity::Error, Severity::Warning];
-const EI: &[Severity] = &[Severity::Error, Severity::Info];
-const WI: &[Severity] = &[Severity::Warning, Severity::Info];
-const EWI: &[Severity] = &[Severity::Error, Severity::Warning, Severity::Info];
+const E: &[FindingSeverity] = &[FindingSeverity::Error];
+const W: &[FindingSeverity] = &[FindingSeverity::Warning];
+const I: &[FindingSeverity] = &[FindingSeverity::Info];
+const EW: &[FindingSeverity] = &[FindingSeverity::Error, FindingSeverity::Warning];
+const EI: &[FindingSeverity] = &[FindingSeverity::Error, FindingSeverity::Info];
+const WI: &[FindingSeverity] = &[FindingSeverity::Warning, FindingSeverity::Info];
+const EWI: &[FindingSeverity] = &[
+    FindingSeverity::Error,
+    FindingSeverity::Warning,
+    FindingSeverity::Info,
+];
 
 macro_rules! checks {
     ($($id:literal, $severities:ident, $run:path, $meaning:literal;)+) => {

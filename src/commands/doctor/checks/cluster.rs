@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use super::finding::{Note, Severity};
+use super::finding::{CheckNote, FindingSeverity};
 use super::leaves::organizations;
 use super::picture::Picture;
 use crate::agent::{Failure, load};
@@ -11,9 +11,9 @@ use crate::cluster::api::{Api, Resource};
 use crate::config::Argument;
 use crate::kube::jwks;
 use crate::kube::names::CertName;
-use crate::spec::MASTERS;
+use crate::spec::SYSTEM_MASTERS;
 use crate::spec::assess::may_be_in_masters;
-use crate::store::Root;
+use crate::store::NodeRoot;
 
 pub(super) use super::answers::Answers;
 
@@ -25,7 +25,7 @@ const ACCESS_REVIEW: Resource = Resource {
 };
 
 /// Asks the cluster for everything that the checks use.
-pub(super) async fn ask(root: &Root, kubeconfig: &Argument, picture: &Picture) -> Answers {
+pub(super) async fn ask(root: &NodeRoot, kubeconfig: &Argument, picture: &Picture) -> Answers {
     let mut answers = Answers::default();
     match load::cluster(root, kubeconfig) {
         Ok(api) => {
@@ -40,7 +40,7 @@ pub(super) async fn ask(root: &Root, kubeconfig: &Argument, picture: &Picture) -
 
 async fn ask_all(api: &Api, picture: &Picture, answers: &mut Answers) -> Result<(), Failure> {
     if picture.service_account.present().is_some() {
-        let answer = api.document(jwks::PATH).await;
+        let answer = api.document(jwks::JWKS_PATH).await;
         let answer =
             answer.map_err(|error| Failure::of_cluster("reading the service-account keys", &error));
         answers.jwks = answers.take(answer)?;
@@ -79,12 +79,12 @@ async fn allowed(api: &Api, review: &Value, doing: &str) -> Result<bool, Failure
 
 // ---- the checks ----
 
-pub(super) fn unreachable(picture: &Picture) -> Vec<Note> {
+pub(super) fn unreachable(picture: &Picture) -> Vec<CheckNote> {
     let answers = picture.answers.iter();
     answers
         .flat_map(|answers| &answers.unreachable)
         .map(|message| {
-            Note::error(
+            CheckNote::error(
                 message,
                 "correct this, or omit --kubeconfig: all other findings concern this node only",
             )
@@ -92,15 +92,15 @@ pub(super) fn unreachable(picture: &Picture) -> Vec<Note> {
         .collect()
 }
 
-pub(super) fn refused(picture: &Picture) -> Vec<Note> {
+pub(super) fn refused(picture: &Picture) -> Vec<CheckNote> {
     let answers = picture.answers.iter();
     answers
         .flat_map(|answers| &answers.refused)
-        .map(|message| Note::warning(message, "use the kubeconfig of an administrator"))
+        .map(|message| CheckNote::warning(message, "use the kubeconfig of an administrator"))
         .collect()
 }
 
-pub(super) fn service_account(picture: &Picture) -> Vec<Note> {
+pub(super) fn service_account(picture: &Picture) -> Vec<CheckNote> {
     const FIX: &str = "copy both sa.key and sa.pub from a control-plane node whose tokens are accepted, then restart kube-apiserver and kube-controller-manager here";
     let jwks = picture
         .answers
@@ -109,7 +109,7 @@ pub(super) fn service_account(picture: &Picture) -> Vec<Note> {
     let (Some(jwks), Some(key)) = (jwks, picture.service_account.present()) else {
         return Vec::new();
     };
-    let evidence = match jwks::knows(jwks, key) {
+    let evidence = match jwks::contains_key(jwks, key) {
         Ok(true) => return Vec::new(),
         Ok(false) => format!(
             "sa.key has the key id {}, but the cluster has {}",
@@ -118,13 +118,13 @@ pub(super) fn service_account(picture: &Picture) -> Vec<Note> {
         ),
         Err(error) => format!(
             "the response of the cluster for {} cannot be used: {error}",
-            jwks::PATH
+            jwks::JWKS_PATH
         ),
     };
-    vec![Note::error(evidence, FIX)]
+    vec![CheckNote::error(evidence, FIX)]
 }
 
-pub(super) fn kubelet_client(picture: &Picture) -> Vec<Note> {
+pub(super) fn kubelet_client(picture: &Picture) -> Vec<CheckNote> {
     let Some(groups) = organizations(picture, CertName::ApiserverKubeletClient) else {
         return Vec::new();
     };
@@ -146,11 +146,11 @@ pub(super) fn kubelet_client(picture: &Picture) -> Vec<Note> {
     )
 }
 
-pub(super) fn admin(picture: &Picture) -> Vec<Note> {
+pub(super) fn admin(picture: &Picture) -> Vec<CheckNote> {
     let Some(groups) = organizations(picture, CertName::AdminConf) else {
         return Vec::new();
     };
-    if groups.iter().any(|group| group == MASTERS) {
+    if groups.iter().any(|group| group == SYSTEM_MASTERS) {
         return Vec::new();
     }
     rbac(
@@ -163,22 +163,22 @@ pub(super) fn admin(picture: &Picture) -> Vec<Note> {
     )
 }
 
-pub(super) fn masters(picture: &Picture) -> Vec<Note> {
+pub(super) fn masters(picture: &Picture) -> Vec<CheckNote> {
     let leaves = picture.leaves.keys();
     leaves
         .filter(|name| **name != CertName::SuperAdminConf)
         .filter(|name| {
             let groups = organizations(picture, **name).unwrap_or_default();
-            groups.iter().any(|group| group == MASTERS)
+            groups.iter().any(|group| group == SYSTEM_MASTERS)
         })
         .map(|name| {
-            let evidence = format!("{name}: O={MASTERS}");
+            let evidence = format!("{name}: O={SYSTEM_MASTERS}");
             match masters_severity(picture, *name) {
-                Severity::Error => Note::error(
+                FindingSeverity::Error => CheckNote::error(
                     evidence,
                     "no version of kubeadm uses this group here: find out which signer issued the certificate, have it revoked if the API server checks revocation, and run `nodepki bootstrap`, which issues a new one; until the certificate expires, its holder is an administrator of the cluster",
                 ),
-                severity => Note::new(
+                severity => CheckNote::new(
                     severity,
                     evidence,
                     format!("kubeadm before 1.29 used this group; once the cluster has kubeadm's role bindings, run `nodepki renew --name {name}`, which uses the subject of the configured version"),
@@ -188,19 +188,19 @@ pub(super) fn masters(picture: &Picture) -> Vec<Note> {
         .collect()
 }
 
-fn masters_severity(picture: &Picture, name: CertName) -> Severity {
+fn masters_severity(picture: &Picture, name: CertName) -> FindingSeverity {
     if !may_be_in_masters(name) {
-        return Severity::Error;
+        return FindingSeverity::Error;
     }
     let plan = picture.configuration.plan.as_ref();
     let wanted = plan.and_then(|plan| plan.cert(name));
     let of_version = wanted.is_none_or(|spec| {
         let mut groups = spec.profile.subject.organizations.iter();
-        groups.any(|group| group == MASTERS)
+        groups.any(|group| group == SYSTEM_MASTERS)
     });
     match of_version {
-        true => Severity::Info,
-        false => Severity::Warning,
+        true => FindingSeverity::Info,
+        false => FindingSeverity::Warning,
     }
 }
 
@@ -211,14 +211,14 @@ fn rbac(
     what: &str,
     groups: &[String],
     binding: &str,
-) -> Vec<Note> {
+) -> Vec<CheckNote> {
     let group = match groups {
         [] => "no group".to_owned(),
         groups => groups.join(", "),
     };
     match answer {
         Some(true) => Vec::new(),
-        Some(false) => vec![Note::error(
+        Some(false) => vec![CheckNote::error(
             format!("{who} (O: {group}) is not allowed to {what}"),
             format!(
                 "apply this with `kubectl --kubeconfig {} apply -f FILE`, or as another administrator:\n{}",
@@ -226,7 +226,7 @@ fn rbac(
                 binding.trim_end()
             ),
         )],
-        None => vec![Note::info(
+        None => vec![CheckNote::info(
             format!(
                 "{who} (O: {group}) is allowed to {what} only if the cluster has a role binding for it, which was not checked"
             ),

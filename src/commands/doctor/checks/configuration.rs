@@ -2,20 +2,20 @@
 
 use std::path::Path;
 
-use super::finding::Note;
+use super::finding::CheckNote;
 use super::picture::{AuthorityKey, Picture};
 use crate::agent;
 use crate::agent::load;
-use crate::node::status::{Role, Trouble};
+use crate::node::status::{NodeRole, Trouble};
 use crate::spec::KUBECONFIG_DIR;
 use crate::store::STATE_DIR;
 use crate::x509::rfc3339;
 
-pub(super) fn unusable(picture: &Picture) -> Vec<Note> {
+pub(super) fn unusable(picture: &Picture) -> Vec<CheckNote> {
     let faults = picture.configuration.faults.iter();
     faults
         .map(|fault| {
-            Note::error(
+            CheckNote::error(
                 fault,
                 "correct the configuration, and verify it with `nodepki config check`",
             )
@@ -24,11 +24,11 @@ pub(super) fn unusable(picture: &Picture) -> Vec<Note> {
 }
 
 /// Checks for secrets of the settings that other users can read or change.
-pub(super) fn exposed_secrets(picture: &Picture) -> Vec<Note> {
+pub(super) fn exposed_secrets(picture: &Picture) -> Vec<CheckNote> {
     let found = picture.configuration.exposed_secrets.iter();
     found
         .map(|found| {
-            Note::error(
+            CheckNote::error(
                 found,
                 "run the command in parentheses, and replace the secret if another user may have read it",
             )
@@ -37,14 +37,14 @@ pub(super) fn exposed_secrets(picture: &Picture) -> Vec<Note> {
 }
 
 /// Checks for signers of the settings whose CA private keys are on the node.
-pub(super) fn local_signer(picture: &Picture) -> Vec<Note> {
+pub(super) fn local_signer(picture: &Picture) -> Vec<CheckNote> {
     let found = picture.configuration.local_ca_keys.iter();
     found
-        .map(|found| Note::warning(found, load::LOCAL_CA_KEYS_ADVICE))
+        .map(|found| CheckNote::warning(found, load::LOCAL_CA_KEYS_ADVICE))
         .collect()
 }
 
-pub(super) fn absent(picture: &Picture) -> Vec<Note> {
+pub(super) fn absent(picture: &Picture) -> Vec<CheckNote> {
     let configuration = &picture.configuration;
     if configuration.plan.is_some() || !configuration.faults.is_empty() {
         return Vec::new();
@@ -54,20 +54,20 @@ pub(super) fn absent(picture: &Picture) -> Vec<Note> {
         (true, None) => "there is no kubeadm configuration",
         (true, Some(_)) => "the ClusterConfiguration is not on this node",
     };
-    vec![Note::info(
+    vec![CheckNote::info(
         evidence,
         "nothing, if this is intended; otherwise name the files with --config and --kubeadm-config",
     )]
 }
 
-pub(super) fn empty(picture: &Picture) -> Vec<Note> {
-    if picture.status.role != Role::Empty {
+pub(super) fn empty(picture: &Picture) -> Vec<CheckNote> {
+    if picture.status.role != NodeRole::Empty {
         return Vec::new();
     }
     let notes = picture.status.notes.iter();
     notes
         .map(|note| {
-            Note::info(
+            CheckNote::info(
                 note,
                 "run `nodepki bootstrap`, or correct --root and --cert-dir",
             )
@@ -75,11 +75,11 @@ pub(super) fn empty(picture: &Picture) -> Vec<Note> {
         .collect()
 }
 
-pub(super) fn hostname_override(picture: &Picture) -> Vec<Note> {
+pub(super) fn hostname_override(picture: &Picture) -> Vec<CheckNote> {
     let node = picture.configuration.node.iter();
     node.filter_map(|node| {
         let other = node.hostname_override.as_ref()?;
-        Some(Note::warning(
+        Some(CheckNote::warning(
             format!(
                 "hostname-override is {other:?}, but the node name in the certificates is {:?}",
                 node.name.as_str()
@@ -90,13 +90,13 @@ pub(super) fn hostname_override(picture: &Picture) -> Vec<Note> {
     .collect()
 }
 
-pub(super) fn clock(picture: &Picture) -> Vec<Note> {
+pub(super) fn clock(picture: &Picture) -> Vec<CheckNote> {
     let bundles = picture.authorities.values();
     let floor = agent::floor(bundles.filter_map(|authority| authority.bundle.present()));
     if picture.at >= floor.at {
         return Vec::new();
     }
-    vec![Note::error(
+    vec![CheckNote::error(
         format!(
             "the clock shows {}, which is impossible: {} ({})",
             rfc3339(picture.at),
@@ -107,7 +107,7 @@ pub(super) fn clock(picture: &Picture) -> Vec<Note> {
     )]
 }
 
-pub(super) fn not_permitted(picture: &Picture) -> Vec<Note> {
+pub(super) fn not_permitted(picture: &Picture) -> Vec<CheckNote> {
     let problems = picture.problems().into_iter();
     let problems = problems
         .filter(|problem| problem.trouble == Trouble::Denied)
@@ -133,13 +133,13 @@ pub(super) fn not_permitted(picture: &Picture) -> Vec<Note> {
     }
     reported
         .into_iter()
-        .map(|message| Note::warning(message, "run nodepki doctor as root"))
+        .map(|message| CheckNote::warning(message, "run nodepki doctor as root"))
         .collect()
 }
 
-pub(super) fn unfinished(picture: &Picture) -> Vec<Note> {
+pub(super) fn unfinished(picture: &Picture) -> Vec<CheckNote> {
     let note = || {
-        Note::error(
+        CheckNote::error(
             format!(
                 "{} contains the record of a run that was interrupted or is in progress",
                 picture.here(STATE_DIR.as_ref())
@@ -150,15 +150,15 @@ pub(super) fn unfinished(picture: &Picture) -> Vec<Note> {
     picture.unfinished.then(note).into_iter().collect()
 }
 
-pub(super) fn strays(picture: &Picture) -> Vec<Note> {
+pub(super) fn strays(picture: &Picture) -> Vec<CheckNote> {
     let unfinished = picture.trees.unfinished.iter().map(|path| {
-        Note::warning(
+        CheckNote::warning(
             format!("{} is a temporary file of an interrupted run", picture.here(path)),
             "run `nodepki bootstrap`, which removes the files of an interrupted run; remove manually what remains",
         )
     });
     let requests = picture.trees.requests.iter().map(|path| {
-        Note::info(
+        CheckNote::info(
             format!("{} is a certificate signing request", picture.here(path)),
             "remove it once it is signed: kubeadm certs generate-csr refuses to run if it exists",
         )
@@ -166,11 +166,11 @@ pub(super) fn strays(picture: &Picture) -> Vec<Note> {
     unfinished.chain(requests).collect()
 }
 
-pub(super) fn crowded(picture: &Picture) -> Vec<Note> {
+pub(super) fn crowded(picture: &Picture) -> Vec<CheckNote> {
     let limit = picture.trees.limit().into_iter();
     limit
         .map(|limit| {
-            Note::warning(
+            CheckNote::warning(
                 format!(
                     "{}, {} and the certificates directory contain more than {limit} entries: the others were not examined",
                     picture.here(Path::new(KUBECONFIG_DIR)),
@@ -182,18 +182,18 @@ pub(super) fn crowded(picture: &Picture) -> Vec<Note> {
         .collect()
 }
 
-pub(super) fn pending(picture: &Picture) -> Vec<Note> {
+pub(super) fn pending(picture: &Picture) -> Vec<CheckNote> {
     let pending = picture.status.pending.iter();
     pending
         .map(|row| {
             let signer = row.signer.as_deref().unwrap_or("an unknown signer");
             let waits = format!("{} waits for {signer}", row.name);
             match &row.last_error {
-                Some(error) => Note::warning(
+                Some(error) => CheckNote::warning(
                     format!("{waits}; its last error: {}", error.detail),
                     "correct the signer, then run `nodepki bootstrap`, which continues with the same key",
                 ),
-                None => Note::info(
+                None => CheckNote::info(
                     waits,
                     "have the request signed, then run `nodepki bootstrap`, which continues with the same key",
                 ),

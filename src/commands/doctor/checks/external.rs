@@ -3,13 +3,13 @@
 //! `runCertPhase`). Other modules check what kubeadm does not.
 
 use super::authorities::replaced_authority;
-use super::finding::{Note, Severity};
+use super::finding::{CheckNote, FindingSeverity};
 use super::leaves::organizations;
 use super::picture::{AuthorityKey, FoundAuthority, FoundLeaf, Picture};
-use crate::kube::kubeadm::Role;
+use crate::kube::kubeadm::KubeadmRole;
 use crate::kube::names::{Authority, CertName};
-use crate::spec::MASTERS;
-use crate::spec::assess::Found;
+use crate::spec::SYSTEM_MASTERS;
+use crate::spec::assess::Observed;
 use crate::x509::verifies;
 
 const KUBECONFIGS: [CertName; 5] = [
@@ -20,7 +20,7 @@ const KUBECONFIGS: [CertName; 5] = [
     CertName::KubeletConf,
 ];
 
-pub(super) fn init(picture: &Picture) -> Vec<Note> {
+pub(super) fn init(picture: &Picture) -> Vec<CheckNote> {
     if !picture.is_control_plane() {
         return Vec::new();
     }
@@ -35,7 +35,9 @@ pub(super) fn init(picture: &Picture) -> Vec<Note> {
             .filter_map(|name| {
                 Some((name, leaf_refusal(picture.leaf(name)?, authority, picture)?))
             });
-        notes.extend(refusals.map(|(name, why)| Note::error(format!("{name}: {why}"), LEAF_FIX)));
+        notes.extend(
+            refusals.map(|(name, why)| CheckNote::error(format!("{name}: {why}"), LEAF_FIX)),
+        );
     }
     let Some(authority) = picture
         .authority(Authority::Ca)
@@ -45,7 +47,7 @@ pub(super) fn init(picture: &Picture) -> Vec<Note> {
         return notes;
     };
     if let AuthorityKey::Unusable(why) = &authority.key {
-        notes.push(Note::error(
+        notes.push(CheckNote::error(
             format!(
                 "{} exists, but kubeadm cannot use it ({why}): certificate phases ignore it, kubeconfig phases fail",
                 picture.here(&authority.key_path)
@@ -55,21 +57,21 @@ pub(super) fn init(picture: &Picture) -> Vec<Note> {
         return notes;
     }
     let severity = match (&picture.configuration.node, &picture.apiserver) {
-        (_, Some(_)) => Severity::Info,
-        (Some(node), None) if node.role == Role::Init => Severity::Error,
+        (_, Some(_)) => FindingSeverity::Info,
+        (Some(node), None) if node.role == KubeadmRole::Init => FindingSeverity::Error,
         // kubeadm join checks no kubeconfig.
         (Some(_), None) => return notes,
-        (None, None) => Severity::Warning,
+        (None, None) => FindingSeverity::Warning,
     };
     let fix = match severity {
-        Severity::Info => "nothing, unless kubeadm init is to be run here again",
+        FindingSeverity::Info => "nothing, unless kubeadm init is to be run here again",
         _ => "run `nodepki bootstrap` before kubeadm init; kubeadm join does not check these",
     };
     let names = KUBECONFIGS.into_iter();
     for name in names.filter(|name| *name != CertName::SuperAdminConf || has_super_admin(picture)) {
         let leaf = picture.leaf(name);
         let refusal = leaf.and_then(|leaf| kubeconfig_refusal(leaf, authority));
-        notes.extend(refusal.map(|why| Note::new(severity, format!("{name}: {why}"), fix)));
+        notes.extend(refusal.map(|why| CheckNote::new(severity, format!("{name}: {why}"), fix)));
     }
     notes
 }
@@ -84,14 +86,14 @@ fn has_super_admin(picture: &Picture) -> bool {
         None => !organizations(picture, CertName::AdminConf)
             .unwrap_or_default()
             .iter()
-            .any(|group| group == MASTERS),
+            .any(|group| group == SYSTEM_MASTERS),
     }
 }
 
 const LEAF_FIX: &str = "run `nodepki bootstrap`: kubeadm cannot issue it without the CA key";
 
 /// Checks the conditions of `UsingExternalEtcdCA`, which kubeadm init does not call.
-pub(super) fn renewal(picture: &Picture) -> Vec<Note> {
+pub(super) fn renewal(picture: &Picture) -> Vec<CheckNote> {
     if !picture.is_control_plane() {
         return Vec::new();
     }
@@ -105,7 +107,7 @@ pub(super) fn renewal(picture: &Picture) -> Vec<Note> {
     leaves
         .filter_map(|name| {
             let trouble = picture.leaf(name)?.key.trouble()?;
-            Some(Note::warning(
+            Some(CheckNote::warning(
                 format!("{name}: its key {trouble}"),
                 LEAF_FIX,
             ))
@@ -132,7 +134,7 @@ fn is_external(found: &FoundAuthority) -> bool {
 fn leaf_refusal(leaf: &FoundLeaf, authority: &FoundAuthority, picture: &Picture) -> Option<String> {
     let bundle = authority.bundle.present()?;
     let chain = match &leaf.chain {
-        Found::Present(chain) => chain,
+        Observed::Present(chain) => chain,
         other => return other.trouble(),
     };
     let first = bundle.first_alone();
@@ -153,11 +155,11 @@ fn leaf_refusal(leaf: &FoundLeaf, authority: &FoundAuthority, picture: &Picture)
 fn kubeconfig_refusal(leaf: &FoundLeaf, authority: &FoundAuthority) -> Option<String> {
     let bundle = authority.bundle.present()?;
     let found = match leaf.kubeconfig.as_ref()? {
-        Found::Present(found) => found,
+        Observed::Present(found) => found,
         other => return other.trouble(),
     };
     let data = match &found.authority {
-        Found::Present(chain) => chain,
+        Observed::Present(chain) => chain,
         other => {
             return Some(format!(
                 "its CA data {}",

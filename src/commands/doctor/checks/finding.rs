@@ -11,7 +11,7 @@ use crate::config::Argument;
 /// Severity of a finding, in descending order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Severity {
+pub enum FindingSeverity {
     /// Something does not work, or a key is where it must not be.
     Error,
     /// Something will stop working, or does not work under all circumstances.
@@ -20,13 +20,13 @@ pub enum Severity {
     Info,
 }
 
-impl Severity {
+impl FindingSeverity {
     /// Returns the name in reports.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Severity::Error => "error",
-            Severity::Warning => "warning",
-            Severity::Info => "info",
+            FindingSeverity::Error => "error",
+            FindingSeverity::Warning => "warning",
+            FindingSeverity::Info => "info",
         }
     }
 }
@@ -37,7 +37,7 @@ pub struct Finding {
     /// Stable id of the check.
     pub id: &'static str,
     /// Severity of the finding.
-    pub severity: Severity,
+    pub severity: FindingSeverity,
     /// What was found, one sentence for each object.
     pub evidence: Vec<String>,
     /// What to do.
@@ -61,15 +61,15 @@ impl Diagnosis {
     pub fn has_errors(&self) -> bool {
         self.findings
             .iter()
-            .any(|finding| finding.severity == Severity::Error)
+            .any(|finding| finding.severity == FindingSeverity::Error)
     }
 }
 
 /// Parameters of a diagnosis.
 #[derive(Clone, Debug, Default)]
-pub struct Inputs {
+pub struct DiagnosisInputs {
     /// Where the configuration is.
-    pub sources: load::Inputs,
+    pub sources: load::LoadInputs,
     /// Certificates directory; `None` for that of the configuration, or kubeadm's default.
     pub certificates_dir: Option<PathBuf>,
     /// Kubeconfig for checks that need the cluster.
@@ -77,31 +77,31 @@ pub struct Inputs {
 }
 
 /// One result of a check. Notes with the same severity and fix become one finding.
-pub(super) struct Note {
-    pub(super) severity: Severity,
+pub(super) struct CheckNote {
+    pub(super) severity: FindingSeverity,
     pub(super) evidence: String,
     pub(super) fix: String,
 }
 
-impl Note {
-    pub(super) fn error(evidence: impl Into<String>, fix: impl Into<String>) -> Note {
-        Note::new(Severity::Error, evidence, fix)
+impl CheckNote {
+    pub(super) fn error(evidence: impl Into<String>, fix: impl Into<String>) -> CheckNote {
+        CheckNote::new(FindingSeverity::Error, evidence, fix)
     }
 
-    pub(super) fn warning(evidence: impl Into<String>, fix: impl Into<String>) -> Note {
-        Note::new(Severity::Warning, evidence, fix)
+    pub(super) fn warning(evidence: impl Into<String>, fix: impl Into<String>) -> CheckNote {
+        CheckNote::new(FindingSeverity::Warning, evidence, fix)
     }
 
-    pub(super) fn info(evidence: impl Into<String>, fix: impl Into<String>) -> Note {
-        Note::new(Severity::Info, evidence, fix)
+    pub(super) fn info(evidence: impl Into<String>, fix: impl Into<String>) -> CheckNote {
+        CheckNote::new(FindingSeverity::Info, evidence, fix)
     }
 
     pub(super) fn new(
-        severity: Severity,
+        severity: FindingSeverity,
         evidence: impl Into<String>,
         fix: impl Into<String>,
-    ) -> Note {
-        Note {
+    ) -> CheckNote {
+        CheckNote {
             severity,
             evidence: evidence.into(),
             fix: fix.into(),

@@ -3,16 +3,16 @@
 use std::path::Path;
 
 use super::authorities::{is_external, replaced_authority};
-use super::finding::Note;
-use super::picture::{FoundKubeconfig, Picture};
+use super::finding::CheckNote;
+use super::picture::{KubeconfigPicture, Picture};
 use super::static_pods;
 use crate::kube::names::{Authority, CertName};
 use crate::node::status::{CertStatus, Trouble};
-use crate::spec::Output;
-use crate::spec::assess::Found;
+use crate::spec::CertFiles;
+use crate::spec::assess::Observed;
 use crate::x509::rfc3339;
 
-const ISSUE: &str = "run `nodepki bootstrap`, which writes a new one; with the CA key on this node also kubeadm init phase kubeconfig";
+const BOOTSTRAP_OR_INIT_PHASE: &str = "run `nodepki bootstrap`, which writes a new one; with the CA key on this node also kubeadm init phase kubeconfig";
 const RESTART: &str = "run `nodepki bootstrap`, which writes a new one, then restart the static pod that mounts it, since the pod still has the empty file";
 
 /// Returns the rows of kubeconfigs with problems of this kind, each with the message.
@@ -27,12 +27,12 @@ fn rows(picture: &Picture, wanted: Trouble) -> impl Iterator<Item = (&CertStatus
         })
 }
 
-fn present(picture: &Picture) -> impl Iterator<Item = (CertName, &FoundKubeconfig)> {
+fn present(picture: &Picture) -> impl Iterator<Item = (CertName, &KubeconfigPicture)> {
     let leaves = picture.leaves.iter();
     leaves.filter_map(|(name, leaf)| Some((*name, leaf.kubeconfig.as_ref()?.present()?)))
 }
 
-pub(super) fn missing(picture: &Picture) -> Vec<Note> {
+pub(super) fn missing(picture: &Picture) -> Vec<CheckNote> {
     let absent = |row: &CertStatus| {
         row.files
             .first()
@@ -69,24 +69,24 @@ pub(super) fn missing(picture: &Picture) -> Vec<Note> {
         });
     on_disk
         .chain(planned)
-        .map(|message| Note::error(message, ISSUE))
+        .map(|message| CheckNote::error(message, BOOTSTRAP_OR_INIT_PHASE))
         .collect()
 }
 
-pub(super) fn empty(picture: &Picture) -> Vec<Note> {
+pub(super) fn empty(picture: &Picture) -> Vec<CheckNote> {
     let leaves = picture.leaves.iter();
-    let empty = leaves.filter(|(_, leaf)| matches!(leaf.kubeconfig, Some(Found::Empty)));
+    let empty = leaves.filter(|(_, leaf)| matches!(leaf.kubeconfig, Some(Observed::Empty)));
     empty
         .flat_map(|(name, _)| picture.files(*name))
-        .map(|path| Note::error(format!("{} is empty", picture.here(&path)), RESTART))
+        .map(|path| CheckNote::error(format!("{} is empty", picture.here(&path)), RESTART))
         .collect()
 }
 
-pub(super) fn directory(picture: &Picture) -> Vec<Note> {
+pub(super) fn directory(picture: &Picture) -> Vec<CheckNote> {
     rows(picture, Trouble::NotAFile)
         .filter(|(row, _)| !picture.has_kubeconfig(row.name))
         .map(|(_, message)| {
-            Note::error(
+            CheckNote::error(
                 message,
                 "remove it, run `nodepki bootstrap`, and restart the static pod that mounts it",
             )
@@ -94,10 +94,10 @@ pub(super) fn directory(picture: &Picture) -> Vec<Note> {
         .collect()
 }
 
-pub(super) fn dangling(picture: &Picture) -> Vec<Note> {
+pub(super) fn dangling(picture: &Picture) -> Vec<CheckNote> {
     rows(picture, Trouble::NoContext)
         .map(|(_, message)| {
-            Note::error(
+            CheckNote::error(
                 message,
                 "correct current-context (kubectl config use-context --kubeconfig FILE), or move the file away and run `nodepki bootstrap`",
             )
@@ -105,15 +105,15 @@ pub(super) fn dangling(picture: &Picture) -> Vec<Note> {
         .collect()
 }
 
-pub(super) fn authority(picture: &Picture) -> Vec<Note> {
+pub(super) fn authority(picture: &Picture) -> Vec<CheckNote> {
     const FIX: &str = "run `nodepki bootstrap`, which writes the first certificate of ca.crt to the file; restart the components that read the file";
     const FIX_OTHERS: &str = "run `nodepki authority status ca`, which names the next step if this is the result of a CA change; otherwise run `nodepki bootstrap`, which moves the first certificate of ca.crt to the beginning, remove certificates that are not to be trusted, and restart the components that read the file";
     // If the CA was replaced, the check `ca-replaced` reports these kubeconfigs.
     let replaced = replaced_authority(picture, Authority::Ca);
     let is_reported = |name| replaced.is_some_and(|replaced| replaced.names.contains(&name));
-    let mut notes: Vec<Note> = rows(picture, Trouble::OtherAuthority)
+    let mut notes: Vec<CheckNote> = rows(picture, Trouble::OtherAuthority)
         .filter(|(row, _)| !is_reported(row.name))
-        .map(|(row, message)| Note::error(format!("{}: {message}", row.name), FIX))
+        .map(|(row, message)| CheckNote::error(format!("{}: {message}", row.name), FIX))
         .collect();
     for row in &picture.status.certificates {
         let not_first = row
@@ -121,7 +121,7 @@ pub(super) fn authority(picture: &Picture) -> Vec<Note> {
             .as_ref()
             .is_some_and(|found| found.authority_is_first == Some(false));
         if not_first && !row.troubles.contains(&Trouble::OtherAuthority) {
-            notes.push(Note::warning(
+            notes.push(CheckNote::warning(
                 format!(
                     "{}: its CA data does not begin with the first certificate of ca.crt, or contains certificates that ca.crt does not",
                     row.name
@@ -133,7 +133,10 @@ pub(super) fn authority(picture: &Picture) -> Vec<Note> {
     for (name, found) in present(picture) {
         if found.authority.present().is_none() {
             let trouble = found.authority.trouble().unwrap_or_default();
-            notes.push(Note::error(format!("{name}: its CA data {trouble}"), FIX));
+            notes.push(CheckNote::error(
+                format!("{name}: its CA data {trouble}"),
+                FIX,
+            ));
         }
     }
     notes
@@ -143,8 +146,8 @@ pub(super) fn authority(picture: &Picture) -> Vec<Note> {
 fn expected_server(picture: &Picture, name: CertName) -> Option<String> {
     if let Some(plan) = &picture.configuration.plan {
         return match &plan.cert(name)?.output {
-            Output::Kubeconfig { server, .. } => Some(server.clone()),
-            Output::Pair { .. } => None,
+            CertFiles::Kubeconfig { server, .. } => Some(server.clone()),
+            CertFiles::Pair { .. } => None,
         };
     }
     let local = matches!(
@@ -155,7 +158,7 @@ fn expected_server(picture: &Picture, name: CertName) -> Option<String> {
     local.then(|| format!("https://{endpoint}"))
 }
 
-pub(super) fn server(picture: &Picture) -> Vec<Note> {
+pub(super) fn server(picture: &Picture) -> Vec<CheckNote> {
     present(picture)
         // It differs between kubeadm versions, and both addresses work.
         .filter(|(name, _)| *name != CertName::KubeletConf)
@@ -163,7 +166,7 @@ pub(super) fn server(picture: &Picture) -> Vec<Note> {
             let expected = expected_server(picture, name)?;
             let server = found.server.as_deref().unwrap_or("not given");
             (server != expected).then(|| {
-                Note::warning(
+                CheckNote::warning(
                     format!("{name}: server is {server}, expected {expected}"),
                     "verify that the API server's certificate contains the expected name; `nodepki bootstrap` with the node's configuration corrects the file",
                 )
@@ -172,12 +175,12 @@ pub(super) fn server(picture: &Picture) -> Vec<Note> {
         .collect()
 }
 
-pub(super) fn by_file(picture: &Picture) -> Vec<Note> {
+pub(super) fn by_file(picture: &Picture) -> Vec<CheckNote> {
     present(picture)
         .filter(|(name, found)| *name != CertName::KubeletConf && !found.files.is_empty())
         .map(|(name, found)| {
             let files: Vec<String> = found.files.iter().map(|path| picture.here(path)).collect();
-            Note::warning(
+            CheckNote::warning(
                 format!("{name} names {}", files.join(" and ")),
                 "move the file away and run `nodepki bootstrap`, which writes a file with embedded data",
             )
@@ -185,11 +188,11 @@ pub(super) fn by_file(picture: &Picture) -> Vec<Note> {
         .collect()
 }
 
-pub(super) fn stale_copy(picture: &Picture) -> Vec<Note> {
+pub(super) fn stale_copy(picture: &Picture) -> Vec<CheckNote> {
     let copy = picture.own_copy.iter();
     copy.filter(|certificate| certificate.not_after() < picture.at)
         .map(|certificate| {
-            Note::warning(
+            CheckNote::warning(
                 format!(
                     "the certificate of {} in {} expired at {}",
                     certificate.subject(),
@@ -205,7 +208,7 @@ pub(super) fn stale_copy(picture: &Picture) -> Vec<Note> {
         .collect()
 }
 
-pub(super) fn copies(picture: &Picture) -> Vec<Note> {
+pub(super) fn copies(picture: &Picture) -> Vec<CheckNote> {
     let own = Path::new("/root/.kube/config").to_owned();
     let own = picture.own_copy.iter().map(|copy| (&own, copy));
     let others = picture.copies.iter().map(|(path, copy)| (path, copy));
@@ -215,7 +218,7 @@ pub(super) fn copies(picture: &Picture) -> Vec<Note> {
                 true => "expired at",
                 false => "is valid until",
             };
-            Note::info(
+            CheckNote::info(
                 format!(
                     "{} contains a certificate of {} that {end} {}",
                     picture.here(path),
@@ -228,7 +231,7 @@ pub(super) fn copies(picture: &Picture) -> Vec<Note> {
         .collect()
 }
 
-pub(super) fn super_admin(picture: &Picture) -> Vec<Note> {
+pub(super) fn super_admin(picture: &Picture) -> Vec<CheckNote> {
     let exists = picture
         .status
         .certificate(CertName::SuperAdminConf)
@@ -244,10 +247,10 @@ pub(super) fn super_admin(picture: &Picture) -> Vec<Note> {
     // If the CA key is on the node, removing the file changes little: the key can issue another one.
     let was_used = picture.apiserver.is_some() && is_external(picture, Authority::Ca);
     vec![match was_used {
-        true => Note::warning(
+        true => CheckNote::warning(
             format!("{path} still exists, although kubeadm init is complete"),
             fix,
         ),
-        false => Note::info(format!("{path} exists"), fix),
+        false => CheckNote::info(format!("{path} exists"), fix),
     }]
 }

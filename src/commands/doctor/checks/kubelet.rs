@@ -4,59 +4,58 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::finding::Note;
-use super::picture::{FoundKubeconfig, Picture};
+use super::finding::CheckNote;
+use super::picture::{KubeconfigPicture, Picture};
 use crate::agent::load::NameSource;
 use crate::kube::kubeadm;
 use crate::kube::names::CertName;
-use crate::node::status::Role;
-use crate::spec::Output;
-use crate::spec::assess::Found;
+use crate::node::status::NodeRole;
+use crate::spec::CertFiles;
+use crate::spec::assess::Observed;
 use crate::store::FileKind;
 
 const USER_PREFIX: &str = "system:node:";
 
-fn kubeconfig(picture: &Picture) -> Option<&Found<FoundKubeconfig>> {
+fn kubeconfig(picture: &Picture) -> Option<&Observed<KubeconfigPicture>> {
     picture.leaf(CertName::KubeletConf)?.kubeconfig.as_ref()
 }
 
-pub(super) fn no_identity(picture: &Picture) -> Vec<Note> {
-    let is_absent = matches!(kubeconfig(picture), Some(Found::Absent));
-    let is_node = picture.status.role != Role::Empty || picture.configuration.node.is_some();
+pub(super) fn no_identity(picture: &Picture) -> Vec<CheckNote> {
+    let is_absent = matches!(kubeconfig(picture), Some(Observed::Absent));
+    let is_node = picture.status.role != NodeRole::Empty || picture.configuration.node.is_some();
     if !is_absent || picture.kubelet.may_bootstrap || !is_node {
         return Vec::new();
     }
     let path = picture.here("/etc/kubernetes/kubelet.conf".as_ref());
     let evidence = format!("{path} and bootstrap-kubelet.conf are both missing");
-    let joins =
-        matches!(&picture.configuration.node, Some(node) if node.role != kubeadm::Role::Init);
+    let joins = matches!(&picture.configuration.node, Some(node) if node.role != kubeadm::KubeadmRole::Init);
     let wanted = match &picture.configuration.plan {
         Some(plan) => plan.cert(CertName::KubeletConf).is_some(),
         None => !joins,
     };
     let fix = "run `nodepki bootstrap`, which issues it, or `kubeadm join` with a token";
     match (picture.kubelet.is_set_up, wanted) {
-        (true, _) => vec![Note::error(evidence, fix)],
-        (false, true) => vec![Note::warning(evidence, fix)],
+        (true, _) => vec![CheckNote::error(evidence, fix)],
+        (false, true) => vec![CheckNote::warning(evidence, fix)],
         // kubeadm join creates it.
         (false, false) => Vec::new(),
     }
 }
 
-pub(super) fn file_missing(picture: &Picture) -> Vec<Note> {
-    let Some(Found::Present(found)) = kubeconfig(picture) else {
+pub(super) fn file_missing(picture: &Picture) -> Vec<CheckNote> {
+    let Some(Observed::Present(found)) = kubeconfig(picture) else {
         return Vec::new();
     };
     let missing = found.files.first().filter(|_| {
         let leaf = picture.leaf(CertName::KubeletConf);
-        leaf.is_some_and(|leaf| matches!(leaf.chain, Found::Absent))
+        leaf.is_some_and(|leaf| matches!(leaf.chain, Observed::Absent))
     });
     missing.map(|path| {
         let problem = match picture.kubelet.link {
             Some(FileKind::Symlink) if *path == picture.kubelet.link_path => "is a dangling symbolic link",
             _ => "does not exist",
         };
-        Note::error(
+        CheckNote::error(
             format!("kubelet.conf names {}, which {problem}", picture.here(path)),
             "run `nodepki bootstrap`, which issues a new certificate and repairs the link; or point the link to the newest kubelet-client-*.pem in its directory; if neither is possible, move kubelet.conf away and join again",
         )
@@ -65,10 +64,10 @@ pub(super) fn file_missing(picture: &Picture) -> Vec<Note> {
     .collect()
 }
 
-pub(super) fn not_a_link(picture: &Picture) -> Vec<Note> {
+pub(super) fn not_a_link(picture: &Picture) -> Vec<CheckNote> {
     match picture.kubelet.link {
         None | Some(FileKind::Symlink) => Vec::new(),
-        Some(_) => vec![Note::error(
+        Some(_) => vec![CheckNote::error(
             format!(
                 "{} is not a symbolic link",
                 picture.here(&picture.kubelet.link_path)
@@ -78,9 +77,9 @@ pub(super) fn not_a_link(picture: &Picture) -> Vec<Note> {
     }
 }
 
-pub(super) fn embedded(picture: &Picture) -> Vec<Note> {
+pub(super) fn embedded(picture: &Picture) -> Vec<CheckNote> {
     match kubeconfig(picture) {
-        Some(Found::Present(found)) if found.files.is_empty() => {}
+        Some(Observed::Present(found)) if found.files.is_empty() => {}
         _ => return Vec::new(),
     }
     let path = picture.here("/etc/kubernetes/kubelet.conf".as_ref());
@@ -91,9 +90,9 @@ pub(super) fn embedded(picture: &Picture) -> Vec<Note> {
     const FIX: &str = "run `nodepki bootstrap`, or kubeadm init phase kubelet-finalize: both replace the certificate with a file reference";
     vec![match picture.kubelet.link {
         // A kubelet with rotation creates the link on its first start, and uses it from then on.
-        Some(FileKind::Symlink) => Note::info(evidence, FIX),
-        Some(_) => Note::warning(evidence, FIX),
-        None => Note::info(
+        Some(FileKind::Symlink) => CheckNote::info(evidence, FIX),
+        Some(_) => CheckNote::warning(evidence, FIX),
+        None => CheckNote::info(
             format!("{path} contains certificate and key"),
             "nothing; a kubelet with rotation copies them to its own file, and immediately requests a new certificate from the cluster unless kubelet.clientCertificate is file",
         ),
@@ -102,9 +101,9 @@ pub(super) fn embedded(picture: &Picture) -> Vec<Note> {
 
 /// Checks whether the kubelet serves the issued certificate: it uses the pair in its directory if its configuration names
 /// no other pair and does not enable serverTLSBootstrap (`InitializeTLS`).
-pub(super) fn serving_unused(picture: &Picture) -> Vec<Note> {
+pub(super) fn serving_unused(picture: &Picture) -> Vec<CheckNote> {
     let wanted = picture.configuration.plan.as_ref();
-    let Some(Output::Pair { certificate, key }) = wanted
+    let Some(CertFiles::Pair { certificate, key }) = wanted
         .and_then(|plan| plan.cert(CertName::KubeletServing))
         .map(|spec| &spec.output)
     else {
@@ -128,7 +127,7 @@ pub(super) fn serving_unused(picture: &Picture) -> Vec<Note> {
     if evidence.is_empty() {
         return Vec::new();
     }
-    vec![Note::warning(
+    vec![CheckNote::warning(
         format!(
             "in {}: {}",
             picture.here("/var/lib/kubelet/config.yaml".as_ref()),
@@ -143,7 +142,7 @@ pub(super) fn serving_unused(picture: &Picture) -> Vec<Note> {
     )]
 }
 
-pub(super) fn other_node(picture: &Picture) -> Vec<Note> {
+pub(super) fn other_node(picture: &Picture) -> Vec<CheckNote> {
     let names = |name: CertName| -> Vec<String> {
         let chain = picture.leaf(name).and_then(|leaf| leaf.chain.present());
         let subjects = chain
@@ -165,7 +164,7 @@ pub(super) fn other_node(picture: &Picture) -> Vec<Note> {
         let files: Vec<String> = files
             .map(|NameSource { name, file, .. }| format!("{file} says {name}"))
             .collect();
-        return vec![Note::error(
+        return vec![CheckNote::error(
             format!(
                 "the sources of this node's name disagree: {}",
                 files.join(", ")
@@ -178,7 +177,7 @@ pub(super) fn other_node(picture: &Picture) -> Vec<Note> {
         let expected = format!("{USER_PREFIX}{}", node.name.as_str());
         return (*found != expected)
             .then(|| {
-                Note::error(
+                CheckNote::error(
                     format!("the kubelet is {found}, but this node is {expected}"),
                     fix,
                 )
@@ -196,7 +195,7 @@ pub(super) fn other_node(picture: &Picture) -> Vec<Note> {
     if names.iter().any(|name| is_node(name)) {
         return Vec::new();
     }
-    vec![Note::warning(
+    vec![CheckNote::warning(
         format!(
             "the kubelet is {found}, but etcd's certificate is for {}",
             names.join(", ")

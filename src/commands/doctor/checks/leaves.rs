@@ -1,16 +1,16 @@
 //! Checks of certificates and keys. Most of them report the problems that `status` has found.
 
 use super::authorities::{is_unusable, replaced_authority};
-use super::finding::Note;
+use super::finding::CheckNote;
 use super::picture::{AuthorityKey, Of, Picture, Problem};
 use crate::agent::SurveyedCert;
 use crate::kube::names::{Authority, CertName};
-use crate::node::status::{CertStatus, FileStatus, State, Trouble};
-use crate::spec::MASTERS;
-use crate::spec::assess::{Action, COPY_SERVICE_ACCOUNT, faults};
-use crate::x509::{Difference, path_differences};
+use crate::node::status::{CertStatus, FileStatus, RowState, Trouble};
+use crate::spec::SYSTEM_MASTERS;
+use crate::spec::assess::{Action, COPY_SERVICE_ACCOUNT, differences_from_spec};
+use crate::x509::{CertDifference, path_differences};
 
-const ISSUE: &str = "run `nodepki bootstrap`, which issues a new one (if no signer is reachable, `nodepki csr export DIR`); with the CA key on this node also kubeadm certs renew";
+const BOOTSTRAP_OR_RENEW: &str = "run `nodepki bootstrap`, which issues a new one (if no signer is reachable, `nodepki csr export DIR`); with the CA key on this node also kubeadm certs renew";
 
 /// Returns the problems of one kind, of authorities and leaves.
 fn problems_of(picture: &Picture, wanted: Trouble) -> Vec<Problem<'_>> {
@@ -19,7 +19,7 @@ fn problems_of(picture: &Picture, wanted: Trouble) -> Vec<Problem<'_>> {
     problems
 }
 
-pub(super) fn unreadable(picture: &Picture) -> Vec<Note> {
+pub(super) fn unreadable(picture: &Picture) -> Vec<CheckNote> {
     const FIX: &str = "restore it from its source; a leaf certificate and its key may also be removed together, and `nodepki bootstrap` issues new ones";
     let is_reported = |problem: &Problem<'_>| match (problem.trouble, problem.of) {
         (Trouble::Damaged, _) => true,
@@ -31,18 +31,18 @@ pub(super) fn unreadable(picture: &Picture) -> Vec<Note> {
         (trouble, _) => matches!(trouble, Trouble::Empty | Trouble::NotAFile),
     };
     let problems = picture.problems().into_iter().filter(is_reported);
-    let mut notes: Vec<Note> = problems
+    let mut notes: Vec<CheckNote> = problems
         .map(|problem| {
             let fix = match problem.of {
                 Of::ServiceAccount if picture.status.has_served => COPY_SERVICE_ACCOUNT,
                 _ => FIX,
             };
-            Note::error(problem.sentence(), fix)
+            CheckNote::error(problem.sentence(), fix)
         })
         .collect();
     for (name, authority) in &picture.authorities {
         if let AuthorityKey::Unusable(why) = &authority.key {
-            notes.push(Note::error(
+            notes.push(CheckNote::error(
                 format!(
                     "{name}: {} is unreadable: {why}",
                     picture.here(&authority.key_path)
@@ -69,7 +69,7 @@ fn lacking(picture: &Picture, key: bool) -> impl Iterator<Item = (&CertStatus, V
         })
 }
 
-pub(super) fn missing_certificate(picture: &Picture) -> Vec<Note> {
+pub(super) fn missing_certificate(picture: &Picture) -> Vec<CheckNote> {
     let pairs = lacking(picture, false).map(|(row, missing)| {
         let names: Vec<String> = missing
             .iter()
@@ -105,30 +105,30 @@ pub(super) fn missing_certificate(picture: &Picture) -> Vec<Note> {
     pairs
         .chain(parts)
         .chain(planned)
-        .map(|evidence| Note::error(evidence, ISSUE))
+        .map(|evidence| CheckNote::error(evidence, BOOTSTRAP_OR_RENEW))
         .collect()
 }
 
-pub(super) fn missing_key(picture: &Picture) -> Vec<Note> {
+pub(super) fn missing_key(picture: &Picture) -> Vec<CheckNote> {
     lacking(picture, true)
         .flat_map(|(row, missing)| missing.into_iter().map(move |file| (row, file)))
         .map(|(row, file)| {
-            Note::error(
+            CheckNote::error(
                 format!(
                     "{}: {} is missing",
                     row.name,
                     picture.here(file.path.as_ref())
                 ),
-                ISSUE,
+                BOOTSTRAP_OR_RENEW,
             )
         })
         .collect()
 }
 
-pub(super) fn torn(picture: &Picture) -> Vec<Note> {
+pub(super) fn torn(picture: &Picture) -> Vec<CheckNote> {
     let leaves = problems_of(picture, Trouble::Torn).into_iter();
-    let mut notes: Vec<Note> = leaves
-        .map(|problem| Note::error(problem.sentence(), ISSUE))
+    let mut notes: Vec<CheckNote> = leaves
+        .map(|problem| CheckNote::error(problem.sentence(), BOOTSTRAP_OR_RENEW))
         .collect();
     for (name, authority) in &picture.authorities {
         if let (Some(bundle), AuthorityKey::Usable(key)) =
@@ -136,7 +136,7 @@ pub(super) fn torn(picture: &Picture) -> Vec<Note> {
             && bundle.first().public_key() != key
             && replaced_authority(picture, *name).is_none()
         {
-            notes.push(Note::error(
+            notes.push(CheckNote::error(
                 format!(
                     "{name}: {} does not belong to {}, the first certificate in {}",
                     picture.here(&authority.key_path),
@@ -152,16 +152,16 @@ pub(super) fn torn(picture: &Picture) -> Vec<Note> {
 
 const CLOCK: &str = "if this time is in the past, correct the clock of this machine (timedatectl status); otherwise wait";
 
-pub(super) fn expired(picture: &Picture) -> Vec<Note> {
+pub(super) fn expired(picture: &Picture) -> Vec<CheckNote> {
     let found = problems_of(picture, Trouble::Expired).into_iter();
     found
         .map(|problem| {
             match problem.of {
-                Of::Authority(name) => Note::error(
+                Of::Authority(name) => CheckNote::error(
                     format!("{}; {}{}", problem.sentence(), affected(name), valid_copy(picture, name)),
                     "every certificate under it is rejected, including new ones: have the owner of the CA sign a new CA certificate for the same key and subject, which keeps all certificates under it valid, and install it on every node; with a different key, replace the authority first, then every leaf, kubeconfig and kubelet certificate",
                 ),
-                _ => Note::error(problem.sentence(), ISSUE),
+                _ => CheckNote::error(problem.sentence(), BOOTSTRAP_OR_RENEW),
             }
         })
         .collect()
@@ -192,18 +192,18 @@ fn affected(authority: Authority) -> String {
     format!("this affects {}, {others}", leaves.join(", "))
 }
 
-pub(super) fn not_yet_valid(picture: &Picture) -> Vec<Note> {
+pub(super) fn not_yet_valid(picture: &Picture) -> Vec<CheckNote> {
     let found = problems_of(picture, Trouble::NotYetValid).into_iter();
     found
-        .map(|problem| Note::error(problem.sentence(), CLOCK))
+        .map(|problem| CheckNote::error(problem.sentence(), CLOCK))
         .collect()
 }
 
-pub(super) fn expiring(picture: &Picture) -> Vec<Note> {
+pub(super) fn expiring(picture: &Picture) -> Vec<CheckNote> {
     let found = problems_of(picture, Trouble::Expiring).into_iter();
     found
         .map(|problem| {
-            Note::warning(
+            CheckNote::warning(
                 problem.sentence(),
                 match problem.is_of_authority() {
                     true => "replace the authority in time: every leaf, kubeconfig and kubelet then needs a new certificate",
@@ -220,16 +220,19 @@ fn surveyed(picture: &Picture) -> impl Iterator<Item = &SurveyedCert> {
     surveys.flat_map(|survey| &survey.certs)
 }
 
-pub(super) fn revoked(picture: &Picture) -> Vec<Note> {
+pub(super) fn revoked(picture: &Picture) -> Vec<CheckNote> {
     surveyed(picture)
         .filter_map(|cert| {
             let why = cert.found.revoked.as_ref()?;
-            Some(Note::error(format!("{}: {why}", cert.spec.name), ISSUE))
+            Some(CheckNote::error(
+                format!("{}: {why}", cert.spec.name),
+                BOOTSTRAP_OR_RENEW,
+            ))
         })
         .collect()
 }
 
-pub(super) fn unverified(picture: &Picture) -> Vec<Note> {
+pub(super) fn unverified(picture: &Picture) -> Vec<CheckNote> {
     let problems = problems_of(picture, Trouble::Unverified).into_iter();
     problems
         // If the authority itself is unusable, its own finding is enough.
@@ -238,7 +241,7 @@ pub(super) fn unverified(picture: &Picture) -> Vec<Note> {
             _ => true,
         })
         .map(|problem| {
-            Note::error(
+            CheckNote::error(
                 problem.sentence(),
                 "find out whether the certificate or the authority on this node is wrong (compare with another control-plane node); `nodepki bootstrap` issues a new certificate",
             )
@@ -246,7 +249,7 @@ pub(super) fn unverified(picture: &Picture) -> Vec<Note> {
         .collect()
 }
 
-pub(super) fn not_under_first(picture: &Picture) -> Vec<Note> {
+pub(super) fn not_under_first(picture: &Picture) -> Vec<CheckNote> {
     let mut notes = Vec::new();
     for (name, leaf) in &picture.leaves {
         let (Some(chain), Some(bundle)) = (leaf.chain.present(), picture.bundle(name.authority()))
@@ -256,9 +259,9 @@ pub(super) fn not_under_first(picture: &Picture) -> Vec<Note> {
         let differences = path_differences(chain, bundle, picture.at);
         let found = differences
             .iter()
-            .find(|difference| matches!(difference, Difference::NotUnderFirst { .. }));
+            .find(|difference| matches!(difference, CertDifference::NotUnderFirst { .. }));
         notes.extend(found.map(|difference| {
-            Note::warning(
+            CheckNote::warning(
                 format!("{name}: {difference}"),
                 "move the certificate of the authority that signs to the beginning of its file",
             )
@@ -267,66 +270,67 @@ pub(super) fn not_under_first(picture: &Picture) -> Vec<Note> {
     notes
 }
 
-pub(super) fn misplaced(picture: &Picture) -> Vec<Note> {
+pub(super) fn misplaced(picture: &Picture) -> Vec<CheckNote> {
     let problems = problems_of(picture, Trouble::Misplaced).into_iter();
     problems
         // The check `system-masters` reports these in more detail.
-        .filter(|problem| !problem.words.contains(MASTERS))
-        .map(|problem| Note::error(problem.sentence(), ISSUE))
+        .filter(|problem| !problem.words.contains(SYSTEM_MASTERS))
+        .map(|problem| CheckNote::error(problem.sentence(), BOOTSTRAP_OR_RENEW))
         .collect()
 }
 
-pub(super) fn not_as_configured(picture: &Picture) -> Vec<Note> {
+pub(super) fn not_as_configured(picture: &Picture) -> Vec<CheckNote> {
     const FIX: &str = "run `nodepki plan` to see what would change, then `nodepki bootstrap`";
     let mut notes = Vec::new();
     for cert in surveyed(picture).filter(|cert| cert.found.revoked.is_none()) {
         let name = cert.spec.name;
-        let Some(row) = picture
-            .status
-            .certificate(name)
-            .filter(|row| matches!(row.state, State::Ok | State::Expiring | State::Unsafe))
-        else {
+        let Some(row) = picture.status.certificate(name).filter(|row| {
+            matches!(
+                row.state,
+                RowState::Ok | RowState::Expiring | RowState::Unsafe
+            )
+        }) else {
             continue;
         };
         let (Some(trust), Action::Issue { .. }) = (picture.bundle(name.authority()), &cert.action)
         else {
             continue;
         };
-        let faults = faults(&cert.spec, &cert.found, trust, picture.at);
-        let is_new = |fault: &&Difference| !row.problems.contains(&fault.to_string());
-        let (errors, warnings): (Vec<&Difference>, Vec<&Difference>) = faults
+        let differences = differences_from_spec(&cert.spec, &cert.found, trust, picture.at);
+        let is_new = |fault: &&CertDifference| !row.problems.contains(&fault.to_string());
+        let (errors, warnings): (Vec<&CertDifference>, Vec<&CertDifference>) = differences
             .iter()
             .filter(is_new)
             .partition(|fault| is_grave(fault));
-        let evidence = |faults: Vec<&Difference>| {
-            let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
-            (!faults.is_empty()).then(|| format!("{name}: {}", faults.join("; ")))
+        let evidence = |faults: Vec<&CertDifference>| {
+            let texts: Vec<String> = faults.iter().map(ToString::to_string).collect();
+            (!texts.is_empty()).then(|| format!("{name}: {}", texts.join("; ")))
         };
-        notes.extend(evidence(errors).map(|evidence| Note::error(evidence, FIX)));
-        notes.extend(evidence(warnings).map(|evidence| Note::warning(evidence, FIX)));
+        notes.extend(evidence(errors).map(|evidence| CheckNote::error(evidence, FIX)));
+        notes.extend(evidence(warnings).map(|evidence| CheckNote::warning(evidence, FIX)));
     }
     notes
 }
 
 /// Returns whether the certificate lacks something that is needed, or grants its holder too much. Other differences are
 /// drift.
-fn is_grave(difference: &Difference) -> bool {
+fn is_grave(difference: &CertDifference) -> bool {
     !matches!(
         difference,
-        Difference::KeyAlgorithm { .. }
-            | Difference::SubjectAttribute(_)
-            | Difference::DnsExtra(_)
-            | Difference::IpExtra(_)
-            | Difference::SanExtra(_)
+        CertDifference::KeyAlgorithm { .. }
+            | CertDifference::SubjectAttribute(_)
+            | CertDifference::DnsExtra(_)
+            | CertDifference::IpExtra(_)
+            | CertDifference::SanExtra(_)
     )
 }
 
-pub(super) fn external_etcd(picture: &Picture) -> Vec<Note> {
+pub(super) fn external_etcd(picture: &Picture) -> Vec<CheckNote> {
     let surveys = picture.configuration.survey.iter();
     let problems = surveys.flat_map(|survey| &survey.external_etcd);
     problems
         .map(|problem| {
-            Note::error(
+            CheckNote::error(
                 problem,
                 "install the file that the administrators of etcd provided for this cluster; kube-apiserver does not start without it",
             )
@@ -334,7 +338,7 @@ pub(super) fn external_etcd(picture: &Picture) -> Vec<Note> {
         .collect()
 }
 
-pub(super) fn modes(picture: &Picture) -> Vec<Note> {
+pub(super) fn modes(picture: &Picture) -> Vec<CheckNote> {
     let status = &picture.status;
     let certificates = status.certificates.iter().flat_map(|row| &row.files);
     let authorities = status.authorities.iter().flat_map(|row| &row.files);
@@ -347,12 +351,12 @@ pub(super) fn modes(picture: &Picture) -> Vec<Note> {
         let here = picture.here(file.path.as_ref());
         let evidence = |problem: &str| format!("{here} has mode {:04o}: {problem}", access.mode);
         if file.secret && access.mode & 0o007 != 0 {
-            notes.push(Note::error(
+            notes.push(CheckNote::error(
                 evidence("every user of this machine can access the private key in it"),
                 "run chmod 600 on the file, and consider a new key, since this one may be compromised",
             ));
         } else if file.secret && access.mode & 0o070 != 0 && access.gid != 0 {
-            notes.push(Note::warning(
+            notes.push(CheckNote::warning(
                 evidence(&format!(
                     "group {} can access the private key in it",
                     access.gid
@@ -360,7 +364,7 @@ pub(super) fn modes(picture: &Picture) -> Vec<Note> {
                 "run chmod 600 on the file, unless the static pods run as dedicated users",
             ));
         } else if access.mode & 0o002 != 0 {
-            notes.push(Note::error(
+            notes.push(CheckNote::error(
                 evidence(
                     "every user of this machine can change which certificates this node trusts",
                 ),

@@ -6,21 +6,21 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use time::OffsetDateTime;
 
-use super::Inputs;
+use super::DiagnosisInputs;
 use super::cluster::Answers;
 use crate::agent::Survey;
 use crate::agent::join;
 use crate::agent::load::{self, NameSource};
 use crate::config::{FRAGMENT_DIRECTORIES, MAIN_FILE};
 use crate::kube::kubeadm;
-use crate::kube::manifest::{MANIFESTS, Manifest};
+use crate::kube::manifest::{MANIFESTS, StaticPod};
 use crate::kube::names::{Authority, CertName};
-use crate::node::status::{self, Role, Status, Trouble};
-use crate::node::{KubeconfigFile, NodeState};
-use crate::signer::Kind;
-use crate::spec::assess::Found;
-use crate::spec::{KUBECONFIG_DIR, Layout, Plan, kubeconfig_path};
-use crate::store::{self, Exposed, FileKind, Root, STATE_DIR};
+use crate::node::status::{self, NodeRole, NodeStatus, Trouble};
+use crate::node::{KubeconfigState, NodeState};
+use crate::signer::SignerKind;
+use crate::spec::assess::Observed;
+use crate::spec::{KUBECONFIG_DIR, Layout, NodeSpec, kubeconfig_path};
+use crate::store::{self, Exposed, FileKind, NodeRoot, STATE_DIR};
 use crate::x509::{Certificate, Chain, PrivateKey, PublicKey, TrustBundle};
 use crate::yaml;
 
@@ -37,20 +37,20 @@ pub(super) struct Picture {
     pub(super) at: OffsetDateTime,
     root: PathBuf,
     layout: Layout,
-    pub(super) status: Status,
+    pub(super) status: NodeStatus,
     pub(super) configuration: Configuration,
     pub(super) authorities: BTreeMap<Authority, FoundAuthority>,
     pub(super) leaves: BTreeMap<CertName, FoundLeaf>,
     /// SHA-256 of the CA certificates that `authority activate` installed.
     pub(super) activated: BTreeMap<Authority, String>,
     /// The public half of `sa.key`.
-    pub(super) service_account: Found<PublicKey>,
+    pub(super) service_account: Observed<PublicKey>,
     pub(super) trees: Trees,
     pub(super) unfinished: bool,
     /// Directories that other users can change, of those that nodepki writes to and those above them.
     pub(super) exposed: Vec<Exposed>,
-    pub(super) apiserver: Option<Manifest>,
-    pub(super) controller_manager: Option<Manifest>,
+    pub(super) apiserver: Option<StaticPod>,
+    pub(super) controller_manager: Option<StaticPod>,
     /// Manifests that cannot be understood, and why.
     pub(super) broken_manifests: Vec<String>,
     pub(super) kubelet: Kubelet,
@@ -71,8 +71,8 @@ pub(super) struct Configuration {
     /// A configuration file exists, or was named on the command line.
     pub(super) exists: bool,
     pub(super) faults: Vec<String>,
-    pub(super) node: Option<kubeadm::Node>,
-    pub(super) plan: Option<Plan>,
+    pub(super) node: Option<kubeadm::NodeConfig>,
+    pub(super) plan: Option<NodeSpec>,
     pub(super) survey: Option<Survey>,
     /// The files that the survey is about.
     state: Option<NodeState>,
@@ -88,7 +88,7 @@ pub(super) struct Configuration {
 
 pub(super) struct FoundAuthority {
     pub(super) path: PathBuf,
-    pub(super) bundle: Found<TrustBundle>,
+    pub(super) bundle: Observed<TrustBundle>,
     pub(super) key_path: PathBuf,
     pub(super) key: AuthorityKey,
 }
@@ -105,16 +105,16 @@ pub(super) enum AuthorityKey {
 }
 
 pub(super) struct FoundLeaf {
-    pub(super) chain: Found<Chain>,
-    pub(super) key: Found<PublicKey>,
+    pub(super) chain: Observed<Chain>,
+    pub(super) key: Observed<PublicKey>,
     /// Of a kubeconfig.
-    pub(super) kubeconfig: Option<Found<FoundKubeconfig>>,
+    pub(super) kubeconfig: Option<Observed<KubeconfigPicture>>,
 }
 
-pub(super) struct FoundKubeconfig {
+pub(super) struct KubeconfigPicture {
     pub(super) server: Option<String>,
     /// Embedded, or in the file that it names.
-    pub(super) authority: Found<Chain>,
+    pub(super) authority: Observed<Chain>,
     /// `client-certificate` and `client-key`.
     pub(super) files: Vec<PathBuf>,
 }
@@ -140,7 +140,7 @@ impl Trees {
 /// The CA files of kube-controller-manager.
 pub(super) struct SignerFiles {
     pub(super) certificate: PathBuf,
-    pub(super) chain: Found<Chain>,
+    pub(super) chain: Observed<Chain>,
     pub(super) key_path: PathBuf,
     pub(super) key: AuthorityKey,
 }
@@ -187,7 +187,7 @@ pub(super) struct Kubelet {
 }
 
 impl Picture {
-    pub(super) fn read(root: &Root, inputs: &Inputs, now: OffsetDateTime) -> Picture {
+    pub(super) fn read(root: &NodeRoot, inputs: &DiagnosisInputs, now: OffsetDateTime) -> Picture {
         let configuration = Configuration::read(root, &inputs.sources, now);
         let described = load::described(root, &inputs.sources, inputs.certificates_dir.clone());
         let state = match (&configuration.state, &inputs.certificates_dir) {
@@ -197,8 +197,8 @@ impl Picture {
         let reader = Reader { state: &state };
         let mut broken_manifests = Vec::new();
         let mut manifest = |name| match reader.manifest(name) {
-            Found::Present(manifest) => Some(manifest),
-            Found::Absent => None,
+            Observed::Present(manifest) => Some(manifest),
+            Observed::Absent => None,
             other => {
                 let path = root.on_this_machine(Path::new(MANIFESTS).join(name));
                 let trouble = other.trouble().unwrap_or_default();
@@ -215,7 +215,7 @@ impl Picture {
             .into_iter()
             .map(|name| (name, reader.authority(name)))
             .collect();
-        let status = status::collect(&state, described.role.map(Role::from), now);
+        let status = status::collect(&state, described.role.map(NodeRole::from), now);
         let own_copy = reader.kubeconfig(Path::new("/root/.kube/config")).chain;
         let [service_account, _] = state.layout().service_account();
         let changes = root.authority_changes().unwrap_or_default().into_iter();
@@ -313,8 +313,8 @@ impl Picture {
     /// By the rule of `status`; by the configuration alone on a node with nothing on it.
     pub(super) fn is_control_plane(&self) -> bool {
         match (self.status.role, &self.configuration.node) {
-            (Role::Empty, Some(node)) => node.role != kubeadm::Role::Worker,
-            (role, _) => role == Role::ControlPlane,
+            (NodeRole::Empty, Some(node)) => node.role != kubeadm::KubeadmRole::Worker,
+            (role, _) => role == NodeRole::ControlPlane,
         }
     }
 
@@ -357,7 +357,7 @@ fn document(bytes: &[u8]) -> Result<Value, String> {
 }
 
 impl Configuration {
-    fn read(root: &Root, sources: &load::Inputs, now: OffsetDateTime) -> Configuration {
+    fn read(root: &NodeRoot, sources: &load::LoadInputs, now: OffsetDateTime) -> Configuration {
         let mut read = Configuration {
             exists: sources.config.is_some()
                 || !sources.stand_ins.kubeadm_configs.is_empty()
@@ -379,13 +379,13 @@ impl Configuration {
         read.local_ca_keys = load::local_ca_keys(root, &settings);
         for authority in Authority::ALL {
             if let Some((name, signer)) = settings.signer_of(authority)
-                && !matches!(signer.kind(), Kind::Local | Kind::Embedded)
+                && !matches!(signer.kind(), SignerKind::Local | SignerKind::Embedded)
             {
                 read.external.insert(authority, name.to_owned());
             }
         }
         let named = settings.kubeadm.cluster_configuration.iter();
-        let keeps = stands(Path::new(join::KEPT));
+        let keeps = stands(Path::new(join::CLUSTER_CONFIGURATION_COPY));
         let mut files = settings.kubeadm.files.iter().chain(named);
         let has_kubeadm = !settings.kubeadm.arguments.is_empty() || files.any(|path| stands(path));
         if !has_kubeadm && !keeps {
@@ -421,11 +421,11 @@ impl Reader<'_> {
         &self,
         path: &Path,
         parse: impl FnOnce(&[u8]) -> Result<T, E>,
-    ) -> Found<T> {
+    ) -> Observed<T> {
         self.state.file(path).found(parse)
     }
 
-    fn key(&self, path: &Path) -> Found<PublicKey> {
+    fn key(&self, path: &Path) -> Observed<PublicKey> {
         self.found(path, public_half)
     }
 
@@ -447,7 +447,7 @@ impl Reader<'_> {
                 Ok(key) => AuthorityKey::Usable(key),
                 Err(error) => AuthorityKey::Unusable(error.to_string()),
             },
-            Err(error) if error.class() == store::Class::Denied => match file.metadata() {
+            Err(error) if error.class() == store::ErrorClass::Denied => match file.metadata() {
                 Some(_) => AuthorityKey::Closed,
                 None => AuthorityKey::Unknown,
             },
@@ -468,20 +468,21 @@ impl Reader<'_> {
     }
 
     fn kubeconfig(&self, path: &Path) -> FoundLeaf {
-        let unreadable =
-            |why: String| no_kubeconfig(Found::Unreadable(why.clone()), Found::Unreadable(why));
+        let unreadable = |why: String| {
+            no_kubeconfig(Observed::Unreadable(why.clone()), Observed::Unreadable(why))
+        };
         let (chain, key, kubeconfig, files) = match self.state.kubeconfig(path) {
             Err(error) => return unreadable(error.to_string()),
-            Ok(KubeconfigFile::Unusable(error)) => return unreadable(error.to_string()),
-            Ok(KubeconfigFile::Embedded(found)) => match (found.kubeconfig, found.chain) {
-                (None, Found::Empty) => return no_kubeconfig(Found::Empty, Found::Empty),
-                (None, _) => return no_kubeconfig(Found::Absent, Found::Absent),
+            Ok(KubeconfigState::Unusable(error)) => return unreadable(error.to_string()),
+            Ok(KubeconfigState::Embedded(found)) => match (found.kubeconfig, found.chain) {
+                (None, Observed::Empty) => return no_kubeconfig(Observed::Empty, Observed::Empty),
+                (None, _) => return no_kubeconfig(Observed::Absent, Observed::Absent),
                 (Some(kubeconfig), chain) => {
                     let key = found.key.map(|key| key.public_key().clone());
                     (chain, key, kubeconfig, Vec::new())
                 }
             },
-            Ok(KubeconfigFile::ByFile {
+            Ok(KubeconfigState::ByFile {
                 certificate,
                 key,
                 kubeconfig,
@@ -494,12 +495,12 @@ impl Reader<'_> {
         };
         let authority = match (&kubeconfig.authority, &kubeconfig.authority_file) {
             (None, Some(file)) => self.found(file, Chain::from_pem),
-            (data, _) => Found::read(data.as_deref(), Chain::from_pem),
+            (data, _) => Observed::read(data.as_deref(), Chain::from_pem),
         };
         FoundLeaf {
             chain,
             key,
-            kubeconfig: Some(Found::Present(FoundKubeconfig {
+            kubeconfig: Some(Observed::Present(KubeconfigPicture {
                 server: kubeconfig.server,
                 authority,
                 files,
@@ -507,16 +508,16 @@ impl Reader<'_> {
         }
     }
 
-    fn manifest(&self, name: &str) -> Found<Manifest> {
+    fn manifest(&self, name: &str) -> Observed<StaticPod> {
         let file = self.state.file(Path::new(MANIFESTS).join(name));
         match file.bytes() {
             // Another check reports it for every file.
-            Err(error) if error.class() == store::Class::Denied => Found::Absent,
+            Err(error) if error.class() == store::ErrorClass::Denied => Observed::Absent,
             _ => self.state.manifest(name),
         }
     }
 
-    fn signer(&self, manifest: &Manifest) -> Option<SignerFiles> {
+    fn signer(&self, manifest: &StaticPod) -> Option<SignerFiles> {
         let [certificate, key_path] = ["cluster-signing-cert-file", "cluster-signing-key-file"]
             .map(|flag| PathBuf::from(manifest.flag(flag).unwrap_or_default()));
         // Elsewhere the path in the pod need not be that on the node.
@@ -590,7 +591,7 @@ impl Reader<'_> {
                 {
                     let chain = self.found(&path, Chain::from_pem);
                     let held = match chain {
-                        Found::Present(_) => chain,
+                        Observed::Present(_) => chain,
                         _ => self.kubeconfig(&path).chain,
                     };
                     let leaf = held.present().map(|chain| chain.leaf().clone());
@@ -619,7 +620,7 @@ impl Reader<'_> {
     }
 
     fn look_below(&self, path: &Path, depth: usize, places: &[&Path], trees: &mut Trees) {
-        let denied = |error: &store::Error| error.class() == store::Class::Denied;
+        let denied = |error: &store::StoreError| error.class() == store::ErrorClass::Denied;
         let dir = match self.state.root().dir(path) {
             Ok(Some(dir)) => dir,
             Ok(None) => return,
@@ -630,7 +631,7 @@ impl Reader<'_> {
                 return;
             }
         };
-        let unfinished = dir.unfinished().unwrap_or_default();
+        let unfinished = dir.temporary_files().unwrap_or_default();
         trees
             .unfinished
             .extend(unfinished.into_iter().map(|name| path.join(name)));
@@ -670,10 +671,10 @@ impl Reader<'_> {
     }
 }
 
-fn no_kubeconfig(chain: Found<Chain>, kubeconfig: Found<FoundKubeconfig>) -> FoundLeaf {
+fn no_kubeconfig(chain: Observed<Chain>, kubeconfig: Observed<KubeconfigPicture>) -> FoundLeaf {
     FoundLeaf {
         chain,
-        key: Found::Absent,
+        key: Observed::Absent,
         kubeconfig: Some(kubeconfig),
     }
 }

@@ -3,10 +3,10 @@
 use std::net::{IpAddr, SocketAddr};
 
 use super::authorities::replaced_authority;
-use super::finding::Note;
+use super::finding::CheckNote;
 use super::picture::{AuthorityKey, Picture, SignerFiles};
 use crate::kube::names::{Authority, CertName};
-use crate::spec::assess::Found;
+use crate::spec::assess::Observed;
 
 /// Flag with which kube-controller-manager signs for kubelets even if its general signer is disabled.
 const KUBELET_SIGNER_FLAG: &str = "cluster-signing-kubelet-client-cert-file";
@@ -16,11 +16,11 @@ pub(super) fn advertised(picture: &Picture) -> Option<&str> {
     picture.apiserver.as_ref()?.advertised()
 }
 
-pub(super) fn unreadable(picture: &Picture) -> Vec<Note> {
+pub(super) fn unreadable(picture: &Picture) -> Vec<CheckNote> {
     let broken = picture.broken_manifests.iter();
     broken
         .map(|message| {
-            Note::error(
+            CheckNote::error(
                 message,
                 "write a new manifest: kubeadm init phase control-plane all, or kubeadm init phase etcd local",
             )
@@ -28,7 +28,7 @@ pub(super) fn unreadable(picture: &Picture) -> Vec<Note> {
         .collect()
 }
 
-pub(super) fn no_signer(picture: &Picture) -> Vec<Note> {
+pub(super) fn no_signer(picture: &Picture) -> Vec<CheckNote> {
     let manifests = picture.controller_manager.iter();
     manifests
         .filter(|manifest| {
@@ -36,7 +36,7 @@ pub(super) fn no_signer(picture: &Picture) -> Vec<Note> {
             unset("cluster-signing-cert-file") && unset(KUBELET_SIGNER_FLAG)
         })
         .map(|manifest| {
-            Note::info(
+            CheckNote::info(
                 format!(
                     "{} has no --cluster-signing-cert-file",
                     picture.here(&manifest.path)
@@ -47,14 +47,14 @@ pub(super) fn no_signer(picture: &Picture) -> Vec<Note> {
         .collect()
 }
 
-pub(super) fn signer_files(picture: &Picture) -> Vec<Note> {
+pub(super) fn signer_files(picture: &Picture) -> Vec<CheckNote> {
     const FIX: &str = "with an external CA, both flags must be empty (as kubeadm init phase control-plane controller-manager writes them); otherwise restore the files: kube-controller-manager does not start without them";
     let Some(signer) = &picture.signer else {
         return Vec::new();
     };
     let mut notes = Vec::new();
-    if matches!(signer.chain, Found::Absent | Found::Empty) {
-        notes.push(Note::error(
+    if matches!(signer.chain, Observed::Absent | Observed::Empty) {
+        notes.push(CheckNote::error(
             format!(
                 "--cluster-signing-cert-file {} does not exist",
                 picture.here(&signer.certificate)
@@ -64,18 +64,18 @@ pub(super) fn signer_files(picture: &Picture) -> Vec<Note> {
     }
     let key = || picture.here(&signer.key_path);
     match (&signer.key, &signer.chain) {
-        (AuthorityKey::Absent, _) => notes.push(Note::error(
+        (AuthorityKey::Absent, _) => notes.push(CheckNote::error(
             format!("--cluster-signing-key-file {} does not exist", key()),
             FIX,
         )),
-        (AuthorityKey::Unusable(why), _) => notes.push(Note::error(
+        (AuthorityKey::Unusable(why), _) => notes.push(CheckNote::error(
             format!("--cluster-signing-key-file {} is unreadable: {why}", key()),
             FIX,
         )),
-        (AuthorityKey::Usable(found), Found::Present(chain))
+        (AuthorityKey::Usable(found), Observed::Present(chain))
             if chain.leaf().public_key() != found && !is_replaced(picture, signer) =>
         {
-            notes.push(Note::error(
+            notes.push(CheckNote::error(
                 format!(
                     "--cluster-signing-key-file {} does not belong to {}",
                     key(),
@@ -98,13 +98,13 @@ fn is_replaced(picture: &Picture, signer: &SignerFiles) -> bool {
     })
 }
 
-pub(super) fn signer_bundle(picture: &Picture) -> Vec<Note> {
+pub(super) fn signer_bundle(picture: &Picture) -> Vec<CheckNote> {
     let signer = picture.signer.iter();
     signer
         .filter_map(|signer| {
             let others = signer.chain.present()?.intermediates().len();
             (others > 0).then(|| {
-                Note::error(
+                CheckNote::error(
                     format!(
                         "--cluster-signing-cert-file {} contains {} certificates, but kube-controller-manager accepts exactly one",
                         picture.here(&signer.certificate),
@@ -117,12 +117,12 @@ pub(super) fn signer_bundle(picture: &Picture) -> Vec<Note> {
         .collect()
 }
 
-pub(super) fn address(picture: &Picture) -> Vec<Note> {
+pub(super) fn address(picture: &Picture) -> Vec<CheckNote> {
     let Some(endpoint) = advertised(picture) else {
         return Vec::new();
     };
     let Ok(endpoint) = endpoint.parse::<SocketAddr>() else {
-        return vec![Note::warning(
+        return vec![CheckNote::warning(
             format!("kube-apiserver's manifest is annotated with the endpoint {endpoint:?}"),
             "write a new manifest: kubeadm init phase control-plane apiserver",
         )];
@@ -141,7 +141,7 @@ pub(super) fn address(picture: &Picture) -> Vec<Note> {
             .iter()
             .map(ToString::to_string)
             .collect();
-        notes.push(Note::error(
+        notes.push(CheckNote::error(
             format!(
                 "kube-apiserver advertises {address}, but its certificate is for {}",
                 if names.is_empty() { "no address".to_owned() } else { names.join(", ") }
@@ -153,7 +153,7 @@ pub(super) fn address(picture: &Picture) -> Vec<Note> {
         && let Some(configured) = node.advertise_address
         && (configured, node.bind_port) != (address, endpoint.port())
     {
-        notes.push(Note::warning(
+        notes.push(CheckNote::warning(
             format!(
                 "kube-apiserver advertises {endpoint}, but the configuration has {}",
                 SocketAddr::new(configured, node.bind_port)

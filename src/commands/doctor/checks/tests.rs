@@ -6,7 +6,7 @@ use super::answers::Answers;
 use super::*;
 use crate::kube::jwks;
 use crate::kube::names::CertName;
-use crate::spec::assess::Found;
+use crate::spec::assess::Observed;
 use crate::x509::{CertificateAuthority, Chain, KeyAlgorithm, PrivateKey, Profile, Sans, Subject};
 
 fn now() -> OffsetDateTime {
@@ -17,8 +17,8 @@ fn now() -> OffsetDateTime {
 /// Returns the picture of an empty node.
 fn blank() -> Picture {
     let dir = tempfile::tempdir().unwrap();
-    let root = Root::open(dir.path()).unwrap();
-    Picture::read(&root, &Inputs::default(), now())
+    let root = NodeRoot::open(dir.path()).unwrap();
+    Picture::read(&root, &DiagnosisInputs::default(), now())
 }
 
 /// Returns the picture of a node with one certificate of this organization.
@@ -41,7 +41,7 @@ fn with_organization(name: CertName, organization: Option<&str>) -> Picture {
         .issue(key().public_key(), &profile, now())
         .unwrap();
     let chain = Chain::from_pem(leaf.to_pem().as_bytes()).unwrap();
-    picture.leaves.get_mut(&name).unwrap().chain = Found::Present(chain);
+    picture.leaves.get_mut(&name).unwrap().chain = Observed::Present(chain);
     picture
 }
 
@@ -118,7 +118,7 @@ fn compares_service_account_key_with_key_set_of_cluster() {
         (None, None),
     ] {
         let mut picture = blank();
-        picture.service_account = Found::Present(key.public_key().clone());
+        picture.service_account = Observed::Present(key.public_key().clone());
         picture.answers = Some(Answers {
             jwks: set,
             ..Answers::default()

@@ -1,7 +1,7 @@
 //! Text output of a diagnosis.
 
 use super::catalogue::CHECKS;
-use super::finding::{Diagnosis, Severity};
+use super::finding::{Diagnosis, FindingSeverity};
 use crate::x509::is_hidden;
 
 /// Returns the findings by descending severity, and a last line with their number.
@@ -24,17 +24,21 @@ pub fn table(diagnosis: &Diagnosis) -> String {
             .filter(|finding| finding.severity == severity)
             .count()
     };
-    let sum: Vec<String> = [Severity::Error, Severity::Warning, Severity::Info]
-        .into_iter()
-        .map(|severity| {
-            let name = severity.as_str();
-            match (count(severity), severity) {
-                (count, Severity::Info) => format!("{count} {name}"),
-                (1, _) => format!("1 {name}"),
-                (count, _) => format!("{count} {name}s"),
-            }
-        })
-        .collect();
+    let sum: Vec<String> = [
+        FindingSeverity::Error,
+        FindingSeverity::Warning,
+        FindingSeverity::Info,
+    ]
+    .into_iter()
+    .map(|severity| {
+        let name = severity.as_str();
+        match (count(severity), severity) {
+            (count, FindingSeverity::Info) => format!("{count} {name}"),
+            (1, _) => format!("1 {name}"),
+            (count, _) => format!("{count} {name}s"),
+        }
+    })
+    .collect();
     text.push_str(&format!("{}\n", sum.join(", ")));
     text
 }

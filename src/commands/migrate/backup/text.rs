@@ -9,7 +9,7 @@ use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
 use crate::kube::names::Authority;
-use crate::signer::Identity;
+use crate::signer::NodeIdentity;
 use crate::x509::{KeyError, PrivateKey, hex, rfc3339};
 
 /// Minimum number of characters. Shorter passphrases can be found by trial.
@@ -65,7 +65,7 @@ impl Passphrase {
 /// The random number generator or the encryption failed.
 pub(super) fn seal<'a>(
     keys: impl IntoIterator<Item = (Authority, &'a PrivateKey)>,
-    origin: &Identity,
+    origin: &NodeIdentity,
     now: OffsetDateTime,
     passphrase: &Passphrase,
 ) -> Result<String, KeyError> {
@@ -110,7 +110,7 @@ mod tests {
     fn restores_keys_from_sealed_text_only() {
         let keys = [KeyAlgorithm::EcdsaP256, KeyAlgorithm::EcdsaP384]
             .map(|algorithm| PrivateKey::generate(algorithm).unwrap());
-        let origin = Identity {
+        let origin = NodeIdentity {
             node: "cp1".to_owned(),
             cluster: "prod".to_owned(),
         };

@@ -10,18 +10,18 @@ fn ip(text: &str) -> Option<IpAddr> {
 }
 
 /// An existing worker with a name and endpoints.
-fn existing(settled: bool) -> Option<Running> {
-    Some(Running {
+fn existing(settled: bool) -> Option<ExistingNode> {
+    Some(ExistingNode {
         kubelet_cert_dir: None,
-        role: Role::Worker,
+        role: KubeadmRole::Worker,
         name: Some("existing".parse().unwrap()),
         endpoint: Some("192.0.2.50:7443".parse().unwrap()),
-        server: Some(Endpoint::parse("existing.example").unwrap().0),
+        server: Some(HostPort::parse("existing.example").unwrap().0),
         settled,
     })
 }
 
-fn host(hostname: &str, route: &str, running: Option<Running>) -> HostFacts {
+fn host(hostname: &str, route: &str, running: Option<ExistingNode>) -> HostFacts {
     HostFacts {
         hostname: hostname.to_owned(),
         default_route_address: ip(route),
@@ -34,23 +34,23 @@ fn host(hostname: &str, route: &str, running: Option<Running>) -> HostFacts {
 fn step<T>(
     document: &str,
     host: &HostFacts,
-    step: impl Fn(&Inputs<'_>, &mut Faults) -> T,
+    step: impl Fn(&ResolveInputs<'_>, &mut Faults) -> T,
 ) -> (T, String) {
     let loaded = load(&[("k.yaml", document)]);
     let overrides = Overrides::default();
     let mut faults = Faults::default();
-    let value = step(&Inputs::new(&loaded, host, &overrides), &mut faults);
+    let value = step(&ResolveInputs::new(&loaded, host, &overrides), &mut faults);
     (value, faults.to_string())
 }
 
 #[test]
 fn takes_role_from_documents_then_settled_node() {
     for (document, running, expected) in [
-        (INIT, existing(true), Role::Init),
-        (WORKER, None, Role::Worker),
-        ("", existing(true), Role::Worker),
-        ("", existing(false), Role::Init),
-        (CLUSTER, None, Role::Init),
+        (INIT, existing(true), KubeadmRole::Init),
+        (WORKER, None, KubeadmRole::Worker),
+        ("", existing(true), KubeadmRole::Worker),
+        ("", existing(false), KubeadmRole::Init),
+        (CLUSTER, None, KubeadmRole::Init),
     ] {
         let host = host("h", "", running);
         let (role, _) = step(document, &host, |inputs, faults| inputs.role(faults));
@@ -90,7 +90,7 @@ fn keeps_address_of_settled_node_without_document() {
     ] {
         let host = host("h", route, running);
         let (address, faults) = step(document, &host, |inputs, faults| {
-            inputs.advertise_address(Role::Init, faults)
+            inputs.advertise_address(KubeadmRole::Init, faults)
         });
         assert_eq!(address, ip(expected), "{document} {route}");
         assert_eq!(address.is_none(), !faults.is_empty(), "{faults}");
@@ -103,7 +103,7 @@ fn reports_settled_node_without_known_address() {
     running.endpoint = None;
     let host = host("h", "192.0.2.99", Some(running));
     let (address, faults) = step("", &host, |inputs, faults| {
-        inputs.advertise_address(Role::Init, faults)
+        inputs.advertise_address(KubeadmRole::Init, faults)
     });
     assert_eq!(address, None);
     assert!(
@@ -134,7 +134,7 @@ fn takes_join_endpoint_of_settled_worker_then_cluster() {
     ] {
         let host = host("h", "", running);
         let (endpoint, faults) = step(document, &host, |inputs, faults| {
-            inputs.join_endpoint(Role::Worker, faults)
+            inputs.join_endpoint(KubeadmRole::Worker, faults)
         });
         let endpoint = endpoint.map(|endpoint| endpoint.authority(6443));
         assert_eq!(endpoint.as_deref(), expected, "{document}");

@@ -54,7 +54,7 @@ impl Issuer {
     }
 }
 
-fn conf(pair: Option<&(String, String)>) -> (FoundCert, Form) {
+fn conf(pair: Option<&(String, String)>) -> (ObservedCert, KubeletConfForm) {
     let text = pair.map(|(certificate, key)| {
         let credentials = Credentials {
             server: "https://192.0.2.11:6443",
@@ -65,8 +65,8 @@ fn conf(pair: Option<&(String, String)>) -> (FoundCert, Form) {
         Kubeconfig::new("kubernetes", "me", &credentials).to_yaml()
     });
     let form = match pair {
-        Some(_) => Form::Embedded,
-        None => Form::Nothing,
+        Some(_) => KubeletConfForm::Embedded,
+        None => KubeletConfForm::Nothing,
     };
     match read_kubeconfig(
         Path::new("/etc/kubernetes/kubelet.conf"),
@@ -78,30 +78,30 @@ fn conf(pair: Option<&(String, String)>) -> (FoundCert, Form) {
 }
 
 /// Returns what the reader returns for a kubelet.conf that names files with this content.
-fn by_file(path: &str, pem: Option<&(String, String)>) -> (FoundCert, Form) {
+fn by_file(path: &str, pem: Option<&(String, String)>) -> (ObservedCert, KubeletConfForm) {
     let (mut found, _) = conf(pem);
     found.kubeconfig = None;
-    let form = Form::ByFile {
+    let form = KubeletConfForm::ByFile {
         certificate: path.into(),
         key: path.into(),
     };
     (found, form)
 }
 
-fn on_disk(current: Current, pair: Option<&(String, String)>) -> OnDisk {
+fn on_disk(current: KubeletLink, pair: Option<&(String, String)>) -> KubeletStoreContent {
     let pem = |(certificate, key): &(String, String)| format!("{certificate}{key}").into_bytes();
-    OnDisk {
+    KubeletStoreContent {
         current,
         pem: pair.map(pem).map(Zeroizing::new),
         exposed: None,
     }
 }
 
-fn link(target: &str) -> Current {
-    Current::Link(target.into())
+fn link(target: &str) -> KubeletLink {
+    KubeletLink::Link(target.into())
 }
 
-fn leaf_of(found: &FoundCert) -> Option<String> {
+fn leaf_of(found: &ObservedCert) -> Option<String> {
     Some(found.chain.present()?.leaf().to_pem())
 }
 
@@ -109,21 +109,30 @@ fn leaf_of(found: &FoundCert) -> Option<String> {
 fn returns_certificate_that_kubelet_uses() {
     let issuer = Issuer::new();
     let (old, fresh, expired) = (issuer.pair(5), issuer.pair(1), issuer.pair(20));
-    let weighed = |layout, (found, form): (FoundCert, Form), disk: OnDisk| {
-        let store = KubeletStore {
-            dir: "/var/lib/kubelet/pki".into(),
-            layout,
+    let weighed =
+        |layout, (found, form): (ObservedCert, KubeletConfForm), disk: KubeletStoreContent| {
+            let store = KubeletStoreSpec {
+                dir: "/var/lib/kubelet/pki".into(),
+                layout,
+            };
+            certificate_used_by_kubelet(found, &form, &store, disk, NOW)
         };
-        weigh(found, &form, &store, disk, NOW)
-    };
     use KubeletLayout::{Auto, File};
 
     // Only kubelet.conf exists: kubeadm's layout, unless the configuration selects the file.
-    let found = weighed(Auto, conf(Some(&fresh)), on_disk(Current::Nothing, None));
+    let found = weighed(
+        Auto,
+        conf(Some(&fresh)),
+        on_disk(KubeletLink::Nothing, None),
+    );
     assert!(found.store.is_none());
-    let found = weighed(Auto, conf(None), on_disk(Current::Nothing, None));
+    let found = weighed(Auto, conf(None), on_disk(KubeletLink::Nothing, None));
     assert!(found.store.is_none());
-    let found = weighed(File, conf(Some(&fresh)), on_disk(Current::Nothing, None));
+    let found = weighed(
+        File,
+        conf(Some(&fresh)),
+        on_disk(KubeletLink::Nothing, None),
+    );
     assert_eq!(leaf_of(&found).as_ref(), Some(&fresh.0));
     let store = found.store.unwrap();
     assert_eq!(
@@ -183,7 +192,7 @@ fn returns_certificate_that_kubelet_uses() {
 
         // A dangling link is an absent certificate, and the reason names the link.
         let found = weighed(layout, by_file(LINK, None), on_disk(link("gone.pem"), None));
-        assert!(matches!(found.chain, Found::Absent));
+        assert!(matches!(found.chain, Observed::Absent));
         assert_eq!(
             found.store.unwrap().absence(),
             format!("{LINK} leads nowhere")
@@ -193,7 +202,7 @@ fn returns_certificate_that_kubelet_uses() {
         let found = weighed(
             layout,
             by_file(LINK, Some(&fresh)),
-            on_disk(Current::File, Some(&fresh)),
+            on_disk(KubeletLink::File, Some(&fresh)),
         );
         let store = found.store.unwrap();
         assert_eq!(
@@ -209,7 +218,7 @@ fn returns_certificate_that_kubelet_uses() {
     let found = weighed(
         Auto,
         by_file("/etc/k/kubelet.pem", Some(&fresh)),
-        on_disk(Current::Nothing, None),
+        on_disk(KubeletLink::Nothing, None),
     );
     let store = found.store.unwrap();
     assert_eq!(store.faults, [""; 0]);
@@ -234,7 +243,7 @@ fn uses_store_if_named_usable_or_only_one() {
         (
             "named by kubelet.conf",
             by_file(LINK, None),
-            on_disk(Current::Nothing, None),
+            on_disk(KubeletLink::Nothing, None),
             true,
         ),
         (
@@ -264,7 +273,7 @@ fn uses_store_if_named_usable_or_only_one() {
         (
             "neither",
             conf(None),
-            on_disk(Current::Nothing, None),
+            on_disk(KubeletLink::Nothing, None),
             false,
         ),
     ] {

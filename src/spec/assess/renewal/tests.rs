@@ -11,7 +11,7 @@ const YEAR: Duration = Duration::from_secs(365 * 86400);
 
 fn age(length: time::Duration) -> Age {
     Age {
-        life: Life {
+        life: CertLife {
             issued_at: ISSUED,
             not_after: ISSUED + length,
         },
@@ -28,8 +28,8 @@ fn rotation(windows: Vec<Window>) -> Rotation {
     }
 }
 
-fn rules(rotation: &Rotation, demand: Demand) -> Rules<'_> {
-    Rules {
+fn rules(rotation: &Rotation, demand: RenewalCause) -> RenewalRules<'_> {
+    RenewalRules {
         rotation,
         node: "cp-1",
         demand,
@@ -76,7 +76,7 @@ fn decides_by_action_age_and_demand() {
             "young",
             keep(),
             &always,
-            Demand::Due,
+            RenewalCause::Due,
             days(100),
             keep(),
             Some(datetime!(2026-08-29 21:36 UTC)),
@@ -85,7 +85,7 @@ fn decides_by_action_age_and_demand() {
             "due",
             keep(),
             &always,
-            Demand::Due,
+            RenewalCause::Due,
             days(241),
             issue(&[due]),
             None,
@@ -96,7 +96,7 @@ fn decides_by_action_age_and_demand() {
                 reasons: vec!["form".to_owned()],
             },
             &always,
-            Demand::Due,
+            RenewalCause::Due,
             days(241),
             issue(&[due]),
             None,
@@ -105,7 +105,7 @@ fn decides_by_action_age_and_demand() {
             "young and drifted",
             drift(),
             &always,
-            Demand::Due,
+            RenewalCause::Due,
             days(100),
             issue(&["SAN DNS:b is missing"]),
             None,
@@ -114,7 +114,7 @@ fn decides_by_action_age_and_demand() {
             "due and drifted",
             drift(),
             &always,
-            Demand::Due,
+            RenewalCause::Due,
             days(241),
             issue(&["SAN DNS:b is missing", due]),
             None,
@@ -123,7 +123,7 @@ fn decides_by_action_age_and_demand() {
             "just renewed",
             drift(),
             &always,
-            Demand::Due,
+            RenewalCause::Due,
             ISSUED + time::Duration::minutes(12),
             kept("SAN DNS:b is missing; renewed 12m ago, tried again after 2026-01-01T01:00:00Z"),
             Some(datetime!(2026-01-01 01:00 UTC)),
@@ -132,7 +132,7 @@ fn decides_by_action_age_and_demand() {
             "just renewed and asked for",
             keep(),
             &always,
-            Demand::Asked,
+            RenewalCause::Requested,
             ISSUED + time::Duration::minutes(12),
             kept(
                 "requested; renewed 12m ago, tried again after 2026-01-01T01:00:00Z (--force renews it now)",
@@ -143,7 +143,7 @@ fn decides_by_action_age_and_demand() {
             "just renewed and forced",
             keep(),
             &always,
-            Demand::Forced,
+            RenewalCause::Forced,
             ISSUED + time::Duration::minutes(12),
             issue(&["requested with --force"]),
             None,
@@ -152,7 +152,7 @@ fn decides_by_action_age_and_demand() {
             "asked for",
             keep(),
             &always,
-            Demand::Asked,
+            RenewalCause::Requested,
             days(1),
             issue(&["requested"]),
             None,
@@ -161,7 +161,7 @@ fn decides_by_action_age_and_demand() {
             "outside of the window",
             keep(),
             &saturday,
-            Demand::Due,
+            RenewalCause::Due,
             days(241),
             kept(&format!(
                 "{due}; waits for the window that opens at 2026-09-05T02:00:00Z"
@@ -174,7 +174,7 @@ fn decides_by_action_age_and_demand() {
                 reasons: vec!["form".to_owned()],
             },
             &saturday,
-            Demand::Due,
+            RenewalCause::Due,
             days(241),
             Action::Rewrite {
                 reasons: vec![
@@ -188,7 +188,7 @@ fn decides_by_action_age_and_demand() {
             "in the window",
             keep(),
             &saturday,
-            Demand::Due,
+            RenewalCause::Due,
             opens,
             issue(&[due]),
             None,
@@ -197,7 +197,7 @@ fn decides_by_action_age_and_demand() {
             "asked for outside of the window",
             drift(),
             &saturday,
-            Demand::Asked,
+            RenewalCause::Requested,
             days(241),
             issue(&["SAN DNS:b is missing", due]),
             None,
@@ -206,7 +206,7 @@ fn decides_by_action_age_and_demand() {
             "about to expire",
             keep(),
             &saturday,
-            Demand::Due,
+            RenewalCause::Due,
             days(364),
             issue(&[
                 due,
@@ -215,7 +215,7 @@ fn decides_by_action_age_and_demand() {
             None,
         ),
     ] {
-        let rotated = rotate(action, Some(&year), rules(rotation, demand), now);
+        let rotated = schedule_action(action, Some(&year), rules(rotation, demand), now);
         assert_eq!((&rotated.action, rotated.next), (&wanted, next), "{what}");
     }
 }
@@ -223,7 +223,7 @@ fn decides_by_action_age_and_demand() {
 #[test]
 fn replaces_unusable_certificate_immediately() {
     let never = rotation(vec![Window::weekly("Sat 02:00-03:00").unwrap()]);
-    let rotated = rotate(drift(), None, rules(&never, Demand::Due), ISSUED);
+    let rotated = schedule_action(drift(), None, rules(&never, RenewalCause::Due), ISSUED);
     assert_eq!(rotated.action, drift());
     assert!(rotated.urgent && !rotated.for_age);
 }
@@ -232,12 +232,12 @@ fn replaces_unusable_certificate_immediately() {
 fn keeps_certificate_that_expires_with_authority() {
     let year = age(time::Duration::days(365));
     let always = rotation(Vec::new());
-    let rules = Rules {
+    let rules = RenewalRules {
         authority_ends: Some(year.life.not_after),
-        ..rules(&always, Demand::Due)
+        ..rules(&always, RenewalCause::Due)
     };
     let now = ISSUED + time::Duration::days(300);
-    let rotated = rotate(keep(), Some(&year), rules, now);
+    let rotated = schedule_action(keep(), Some(&year), rules, now);
     assert_eq!(
         rotated.action,
         kept(
@@ -245,7 +245,10 @@ fn keeps_certificate_that_expires_with_authority() {
         )
     );
     // A difference from the spec is repaired nevertheless.
-    assert_eq!(rotate(drift(), Some(&year), rules, now).action, drift());
+    assert_eq!(
+        schedule_action(drift(), Some(&year), rules, now).action,
+        drift()
+    );
 }
 
 #[test]
@@ -256,7 +259,12 @@ fn delays_next_renewal_only_after_recorded_one() {
     };
     let always = rotation(Vec::new());
     let now = ISSUED + time::Duration::minutes(12);
-    let rotated = rotate(drift(), Some(&concluded), rules(&always, Demand::Due), now);
+    let rotated = schedule_action(
+        drift(),
+        Some(&concluded),
+        rules(&always, RenewalCause::Due),
+        now,
+    );
     assert_eq!(rotated.action, drift());
 }
 
@@ -294,12 +302,12 @@ fn infers_age_without_record() {
     let concluded = of(&since_the_authority, None);
     assert_eq!(concluded, leaf.not_after() - YEAR);
     // 66 % of the time since the CA's not_before have elapsed, but not 66 % of its own lifetime.
-    let life = Life {
+    let life = CertLife {
         issued_at: concluded,
         not_after: leaf.not_after(),
     };
     let due = schedule::due(&life, &rotation(Vec::new()), "cp-1", concluded + YEAR / 2);
-    assert!(matches!(due, Due::Later { .. }), "{due:?}");
+    assert!(matches!(due, DueState::Later { .. }), "{due:?}");
     // A lifetime that is shorter than the configured one is used as it is.
     let short = chain(born, YEAR / 2);
     assert_eq!(of(&short, None), short.leaf().not_before());

@@ -39,12 +39,12 @@ type Case<'a> = (
     Option<bool>,
 );
 
-fn judge(trust: &TrustBundle, cases: &[Case<'_>]) -> Option<Replaced> {
+fn judge(trust: &TrustBundle, cases: &[Case<'_>]) -> Option<ReplacedCa> {
     let chains: Vec<Option<Chain>> = cases.iter().map(|case| case.1.map(leaf)).collect();
-    let witnesses: Vec<Witness<'_>> = cases
+    let witnesses: Vec<CaEvidence<'_>> = cases
         .iter()
         .zip(&chains)
-        .map(|((name, _, trusts, installed), chain)| Witness {
+        .map(|((name, _, trusts, installed), chain)| CaEvidence {
             name: *name,
             file: format!("/etc/kubernetes/{name}"),
             chain: chain.as_ref(),
@@ -165,7 +165,7 @@ fn needs_second_sign_for_authority_with_one_certificate() {
 fn finds_old_ca_in_other_ca_file() {
     let (old, new) = (authority(), authority());
     let chain = leaf(&old);
-    let witness = Witness {
+    let witness = CaEvidence {
         name: CertName::FrontProxyClient,
         file: String::new(),
         chain: Some(&chain),

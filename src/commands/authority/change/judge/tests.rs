@@ -4,7 +4,9 @@ use std::time::Duration;
 use time::macros::datetime;
 
 use super::*;
-use crate::commands::authority::change::report::{AuthorityReport, Need, NodeReport, Nodes, Peers};
+use crate::commands::authority::change::report::{
+    AuthorityReport, NodeReport, Nodes, PeerRequirement, Peers,
+};
 use crate::x509::{
     CertificateAuthority, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans, Subject,
 };
@@ -52,12 +54,12 @@ fn evidence(bundle: &[&CertificateAuthority], issuer: &CertificateAuthority) -> 
     Evidence {
         authority: Authority::Ca,
         file: "ca.crt".to_owned(),
-        kubeconfigs: vec![Trusting {
+        kubeconfigs: vec![TrustingFile {
             file: "admin.conf".to_owned(),
             certificates: Ok(bundle.clone()),
             elsewhere: None,
         }],
-        leaves: vec![Leaf {
+        leaves: vec![SignedLeaf {
             name: "apiserver".to_owned(),
             file: "apiserver.crt".to_owned(),
             chain: Ok(leaf(issuer)),
@@ -84,16 +86,16 @@ fn recorded(old: &CertificateAuthority, new: &CertificateAuthority) -> Option<Au
 fn derives_phase_from_order_of_bundle() {
     let (old, new, extra) = (authority("old"), authority("new"), authority("extra"));
     for (bundle, record, phase) in [
-        (vec![&old], false, Phase::Settled),
+        (vec![&old], false, ChangePhase::Settled),
         // Two trusted CAs without a recorded change.
-        (vec![&old, &extra], false, Phase::Settled),
-        (vec![&old, &new], true, Phase::Staged),
-        (vec![&old, &extra, &new], true, Phase::Staged),
-        (vec![&new, &old], true, Phase::Activated),
-        (vec![&extra, &new, &old], true, Phase::Staged),
+        (vec![&old, &extra], false, ChangePhase::Settled),
+        (vec![&old, &new], true, ChangePhase::Staged),
+        (vec![&old, &extra, &new], true, ChangePhase::Staged),
+        (vec![&new, &old], true, ChangePhase::Activated),
+        (vec![&extra, &new, &old], true, ChangePhase::Staged),
         // The files override the record.
-        (vec![&new], true, Phase::Settled),
-        (vec![&old], true, Phase::Settled),
+        (vec![&new], true, ChangePhase::Settled),
+        (vec![&old], true, ChangePhase::Settled),
     ] {
         let mut found = evidence(&bundle, &old);
         found.change = record.then(|| recorded(&old, &new)).flatten();
@@ -112,7 +114,7 @@ fn reports_and_removes_new_ca_that_only_kubeconfigs_trust() {
     assert!(node.undone().is_none());
 
     node.kubeconfigs[0].certificates = Ok(vec![was.clone(), comes.clone()]);
-    assert_eq!(node.phase(), Phase::Settled);
+    assert_eq!(node.phase(), ChangePhase::Settled);
     let missing = AuthorityReport::of(&node, NOW).missing;
     assert_eq!(missing.len(), 1, "{missing:?}");
     assert!(
@@ -134,7 +136,7 @@ fn reports_rolled_back_step_and_allows_to_repeat_it() {
         component: Component::Etcd,
         why: "it crashed".to_owned(),
     }];
-    assert_eq!(node.phase(), Phase::Activated);
+    assert_eq!(node.phase(), ChangePhase::Activated);
     assert_eq!(node.unactivated(NOW), Vec::<String>::new());
     let restarts = AuthorityReport::of(&node, NOW).restarts;
     assert!(
@@ -175,7 +177,7 @@ fn judges_every_phase_of_a_change_and_its_undo() {
     assert_eq!(activated.bundle, [comes.clone(), was.clone()]);
     node.bundle = activated.bundle.clone();
     node.change = activated.change.clone();
-    assert_eq!(node.phase(), Phase::Activated);
+    assert_eq!(node.phase(), ChangePhase::Activated);
     let missing = node.unactivated(NOW);
     assert!(missing[0].starts_with("apiserver (apiserver.crt) is not under the new CA yet"));
     assert_eq!(missing.len(), 1);
@@ -312,8 +314,8 @@ fn takes_over_change_that_other_software_began() {
         node.change = node.staged(&certificate(&new), NOW)?.change;
         Ok::<_, String>(node.phase())
     };
-    assert_eq!(taken_over(&[&old, &new]), Ok(Phase::Staged));
-    assert_eq!(taken_over(&[&new, &old]), Ok(Phase::Activated));
+    assert_eq!(taken_over(&[&old, &new]), Ok(ChangePhase::Staged));
+    assert_eq!(taken_over(&[&new, &old]), Ok(ChangePhase::Activated));
     let why = taken_over(&[&new, &old, &extra]).unwrap_err();
     assert!(why.contains("the CA to be replaced is ambiguous"), "{why}");
 }
@@ -323,7 +325,7 @@ fn requires_separate_signing_certificate_of_kube_controller_manager() {
     let (old, new) = (authority("old"), authority("new"));
     let mut node = evidence(&[&new, &old], &new);
     node.change = recorded(&old, &new);
-    let mut signing = Signing {
+    let mut signing = SigningFlag {
         flag: "cluster-signing-cert-file".to_owned(),
         file: "/etc/kubernetes/pki/ca.crt".into(),
         is_bundle: true,
@@ -371,7 +373,7 @@ fn requires_report_or_statement_for_peers() {
     waiting.restarts = vec!["etcd is to be restarted".to_owned()];
     settled.restarts.clear();
     let nodes = || Nodes::Listed(["cp1", "cp2"].map(str::to_owned).into());
-    let prove_with = |evidence: &Evidence, need: Need<'_>| {
+    let prove_with = |evidence: &Evidence, need: PeerRequirement<'_>| {
         let peers = Peers {
             reports: vec![("cp2.json".to_owned(), report("cp2", evidence))],
             stated: false,
@@ -406,9 +408,9 @@ fn requires_report_or_statement_for_peers() {
         (&retired, "yes", "yes", "apiserver is under CN=new"),
     ] {
         for (need, expected) in [
-            (Need::Trusts(&comes), trusts),
-            (Need::Uses(&comes), uses),
-            (Need::DoesWithout(&comes), does_without),
+            (PeerRequirement::Trusts(&comes), trusts),
+            (PeerRequirement::Uses(&comes), uses),
+            (PeerRequirement::DoesWithout(&comes), does_without),
         ] {
             let result = prove_with(evidence, need);
             assert!(
@@ -422,7 +424,7 @@ fn requires_report_or_statement_for_peers() {
         peers.prove(
             ("cp1", "prod"),
             Authority::Ca,
-            Need::Trusts(&comes),
+            PeerRequirement::Trusts(&comes),
             nodes,
             NOW,
         )
@@ -486,7 +488,7 @@ fn rejects_report_without_cluster_name() {
         stated: false,
     };
     let nodes = Nodes::Listed(["cp1", "w1"].map(str::to_owned).into());
-    let need = Need::Trusts(&certificate(&new));
+    let need = PeerRequirement::Trusts(&certificate(&new));
     let why = peers.prove(("cp1", "prod"), Authority::Ca, need, &nodes, NOW);
     let why = why.unwrap_err().join("\n");
     assert!(
