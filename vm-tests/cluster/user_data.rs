@@ -15,6 +15,9 @@ const VAULT: &str = include_str!("../../cloud-init/signers/vault.yaml");
 
 const KUBEADM: &str = "/etc/nodepki/kubeadm.yaml";
 
+/// Begin of the command that writes the script for kubeadm.
+const KUBEADM_SCRIPT: &str = "    put /var/lib/cloud/scripts/per-boot/50-kubeadm";
+
 /// A node's own addresses of each family, in the syntax of cloud-init's templates.
 const OWN_ADDRESSES: [&str; 2] = [
     "{{ ds.meta_data.local_ipv4 }}",
@@ -45,7 +48,7 @@ pub(crate) fn first_by_kubeadm(cluster: &Cluster, name: &str) -> String {
     leave_to_kubeadm(&mut text, init, init);
     cut(
         &mut text,
-        "    # What the others need of this cluster",
+        "    if [ ! -e /etc/nodepki/certificate-key ]",
         "    systemctl enable --now nodepki-renew.timer",
     );
     text
@@ -55,8 +58,8 @@ pub(crate) fn first_by_kubeadm(cluster: &Cluster, name: &str) -> String {
 pub(crate) fn bootstrap_only(mut user_data: String) -> String {
     cut(
         &mut user_data,
-        "    # cloud-init runs it in its last stage",
-        "    # Not waited for",
+        KUBEADM_SCRIPT,
+        "    systemctl enable --now --no-block nodepki-bootstrap.service",
     );
     user_data
 }
@@ -168,7 +171,7 @@ pub(crate) fn join_by_kubeadm(cluster: &Cluster, role: Role, secrets: &Secrets) 
 fn leave_to_kubeadm(text: &mut String, command: &str, instead: &str) {
     cut(
         text,
-        "    # While the signer",
+        "    until systemctl start nodepki-bootstrap.service",
         "    if [ ! -e /etc/kubernetes/kubeadm.done",
     );
     replace(text, command, instead);
@@ -180,7 +183,7 @@ fn leave_to_kubeadm(text: &mut String, command: &str, instead: &str) {
     cut(
         text,
         "    put /etc/nodepki/config.d/20-node.yaml",
-        "    # cloud-init runs it in its last stage",
+        KUBEADM_SCRIPT,
     );
     *text = text.replace(KUBEADM, "/root/kubeadm.yaml");
 }
@@ -206,7 +209,7 @@ fn join_flow(cluster: &Cluster, role: Role, secrets: &Secrets) -> String {
         cut(
             &mut text,
             "    put /etc/nodepki/certificate-key",
-            "\n    # cloud-init runs it",
+            KUBEADM_SCRIPT,
         );
     } else {
         replace(
