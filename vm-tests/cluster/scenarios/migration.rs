@@ -32,6 +32,15 @@ pub(crate) fn to_internal_and_back(cluster: &mut Cluster) {
     node.done(&format!(
         "nodepki migrate to-internal --backup {BACKUP} --passphrase-file {PASSPHRASE} --apply"
     ));
+    // As the note of this command asks.
+    node.done(&edit_signer(
+        "s#(--cluster-signing-cert-file)=$#\\1=/etc/kubernetes/pki/ca.crt#; s#(--cluster-signing-key-file)=$#\\1=/etc/kubernetes/pki/ca.key#",
+    ));
+    let restarted = "export KUBECONFIG=/etc/kubernetes/admin.conf
+         pod=pod/kube-controller-manager-cp1
+         kubectl --namespace kube-system get $pod -o yaml | grep -e --cluster-signing-key-file=/etc/kubernetes/pki/ca.key &&
+         kubectl --namespace kube-system wait --for=condition=Ready --timeout=1s $pod";
+    node.machine.until(restarted, 120);
     let serial = "openssl x509 -in /etc/kubernetes/pki/apiserver.crt -noout -serial";
     let before = node.done(serial);
     // kubeadm signs with the restored keys.
@@ -47,9 +56,9 @@ fn migrate(cluster: &mut Cluster, name: &str) {
     let report = node.machine.run("nodepki migrate to-external");
     assert_eq!(report.status, 65, "{report:?}");
     assert!(report.said.contains("cluster-signing"), "{}", report.said);
-    node.done(
-        "sed -i -E 's/(--cluster-signing-(cert|key)-file)=.*/\\1=/' /etc/kubernetes/manifests/kube-controller-manager.yaml",
-    );
+    node.done(&edit_signer(
+        "s/(--cluster-signing-(cert|key)-file)=.*/\\1=/",
+    ));
     node.done(&format!(
         "test -e {PASSPHRASE} || (umask 077; openssl rand -base64 24 >{PASSPHRASE})"
     ));
@@ -62,4 +71,9 @@ fn migrate(cluster: &mut Cluster, name: &str) {
         node.machine.until(&apply, 120);
     }
     cluster.say(&format!("{name} has no CA keys"));
+}
+
+/// The command that edits the flags of kube-controller-manager with a script of `sed -E`.
+fn edit_signer(script: &str) -> String {
+    format!("sed -i -E '{script}' /etc/kubernetes/manifests/kube-controller-manager.yaml")
 }
