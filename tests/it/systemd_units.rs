@@ -13,12 +13,13 @@ use crate::node::{NODEPKI, Ran};
 use crate::servers::bin;
 
 const UNITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/systemd");
-const SERVICES: [&str; 3] = [
+const SERVICES: [&str; 4] = [
     "nodepki-bootstrap.service",
+    "nodepki-crl.service",
     "nodepki-renew.service",
     "nodepki.service",
 ];
-const TIMER: &str = "nodepki-renew.timer";
+const TIMERS: [&str; 2] = ["nodepki-crl.timer", "nodepki-renew.timer"];
 /// Upper limit of the exposure level, in tenths of the value that systemd-analyze prints.
 const EXPOSURE_THRESHOLD: &str = "--threshold=25";
 
@@ -42,7 +43,7 @@ impl Machine {
         let dir = tempfile::tempdir().unwrap();
         // A process in the chroot runs as root, but systemd-analyze requires files that everybody can read.
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        for name in SERVICES.into_iter().chain([TIMER]) {
+        for name in SERVICES.into_iter().chain(TIMERS) {
             fs::write(dir.path().join(name), unit(name)).unwrap();
         }
         Machine(dir)
@@ -87,7 +88,7 @@ fn assert_passes(output: &Output) {
 #[test]
 fn units_pass_systemd_analyze_without_warnings() {
     let machine = Machine::new();
-    for name in SERVICES.into_iter().chain([TIMER]) {
+    for name in SERVICES.into_iter().chain(TIMERS) {
         let output = machine.verify(name);
         assert_passes(&output);
         assert_eq!(text(&output).trim(), "", "{name}");
@@ -170,8 +171,10 @@ fn units_do_not_retry_lasting_failures() {
         assert_eq!(values(&unit, "Restart"), ["on-failure"]);
         assert_eq!(values(&unit, "StartLimitIntervalSec"), ["0"]);
     }
-    // The timer retries the renewal.
-    assert!(values(&unit("nodepki-renew.service"), "Restart").is_empty());
+    // Their timers retry.
+    for name in ["nodepki-crl.service", "nodepki-renew.service"] {
+        assert!(values(&unit(name), "Restart").is_empty());
+    }
 }
 
 /// A node described by cloud-init or Cluster API is bootstrapped when one of the files named in the settings exists.
