@@ -1,27 +1,30 @@
-//! `nodepki status`: what is on disk, whatever state it is in.
+//! `nodepki status`: the files of the node and their state.
 //!
-//! [`collect`] reads below the root and never fails: a file that is missing, empty, damaged, expired, not readable or
-//! not a file at all becomes a row that says so. It needs no configuration, takes no lock, writes nothing, and reads
-//! no CA private key. The renderers are pure text; the exit status is the caller's business ([`NodeStatus::worst`]).
+//! [`collect`] reads below the root and never fails: a file that is missing, empty, damaged, expired, unreadable or not
+//! a regular file becomes a row with that state. It needs no configuration, takes no lock, writes nothing, and reads no
+//! CA private key. The renderers are pure functions to text; the caller derives the exit status from
+//! [`NodeStatus::worst`].
 //!
-//! # Which certificates a node is expected to have
+//! # Expected certificates
 //!
-//! The node's [`NodeRole`] decides. An empty node has no rows, and [`NodeStatus::worst`] is [`RowState::Missing`].
-//! Of a worker `ca.crt` and what belongs to `kubelet.conf` are shown, of a control-plane node everything that kubeadm
-//! makes, missing or not, except:
+//! The node's [`NodeRole`] decides which rows exist. An empty node has no rows, and [`NodeStatus::worst`] is
+//! [`RowState::Missing`]. A worker has rows for `ca.crt` and for the files of `kubelet.conf`. A control-plane node has a
+//! row for every file that kubeadm creates, missing or not, with two exceptions:
 //!
-//!   `super-admin.conf`, which kubeadm gives to the first node only, when it is absent; and etcd's certificates when
-//!   etcd is external, each of them unless it is there. etcd is external when there is no `etcd/` directory, or when
-//!   there is nothing but its CA in it while the static pods have kube-apiserver and no etcd.
+//! - An absent `super-admin.conf` has no row: kubeadm writes it on the first node only.
+//! - With an external etcd, an absent certificate of etcd has no row. etcd is external if the directory `etcd/` does not
+//!   exist, or if it contains only the CA while the static pods include kube-apiserver and not etcd.
 //!
-//! # When a certificate is called expiring
+//! # Expiring certificates
 //!
-//! When less than 30 days *and* less than a third of its lifetime are left, so that a short-lived one is not always
-//! expiring. The lifetime is counted from the recorded time of issue where there is one: kubeadm copies `not_before`
-//! of a kubeconfig's certificate from the CA.
+//! A certificate is expiring when less than 30 days *and* less than a third of its lifetime are left, so that a
+//! short-lived certificate is not always expiring. The lifetime starts at the recorded time of issue if there is a
+//! record, because kubeadm copies `not_before` of a kubeconfig's certificate from the CA.
 //!
-//! To add a fact: a field of one of the structs here, filled in `collect`; JSON and YAML show it by themselves. To add
-//! an output: a function from `&Status` to text, beside the others.
+//! # Extending
+//!
+//! A new fact is a field of one of the structs here, filled in by `collect`; JSON and YAML include it automatically. A
+//! new output format is a function from `&NodeStatus` to text in a module of this one.
 
 mod collect;
 mod duration;
@@ -45,26 +48,26 @@ pub use duration::human_duration;
 pub use kubeadm::{kubeadm_json, kubeadm_notes, kubeadm_table, kubeadm_yaml};
 pub use text::{table, tree};
 
-/// Everything that was found.
+/// The status of a node.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeStatus {
-    /// When it was looked at; all that is said about validity is said for this moment.
+    /// Time of the examination; every statement about validity refers to it.
     #[serde(with = "time::serde::rfc3339")]
     pub at: OffsetDateTime,
-    /// The root on this machine. Paths in `files` are those of the node, below it; paths in words are of this machine.
+    /// The root on this machine. Paths in `files` are relative to it; paths in messages are those of this machine.
     pub root: String,
-    /// Where the certificates were looked for.
+    /// The directory of the certificates.
     pub certificates_dir: String,
-    /// What kind of node this is.
+    /// Role of the node.
     pub role: NodeRole,
-    /// This node runs etcd, or will.
+    /// Whether this node runs etcd, or will.
     pub local_etcd: bool,
     /// The authorities, in kubeadm's order.
     pub authorities: Vec<AuthorityStatus>,
     /// The certificates and kubeconfigs, in kubeadm's order.
     pub certificates: Vec<CertStatus>,
-    /// The API server of this node has a manifest, or a certificate and a controller manager beside it.
+    /// Whether the API server of this node has a manifest, or both its certificate and controller-manager.conf exist.
     #[serde(skip)]
     pub has_served: bool,
     /// The service-account pair; control-plane nodes only.
@@ -72,12 +75,12 @@ pub struct NodeStatus {
     pub service_account: Option<ServiceAccountStatus>,
     /// Requests that wait for their signer.
     pub pending: Vec<PendingStatus>,
-    /// What could not be looked at.
+    /// What could not be examined.
     pub notes: Vec<String>,
 }
 
 impl NodeStatus {
-    /// The gravest state of all rows; [`RowState::Missing`] on a node that holds nothing.
+    /// Returns the gravest state of all rows; [`RowState::Missing`] on an empty node.
     pub fn worst(&self) -> RowState {
         let nothing = match self.role {
             NodeRole::Empty => RowState::Missing,
@@ -92,44 +95,44 @@ impl NodeStatus {
             .fold(nothing, RowState::max)
     }
 
-    /// One certificate, unless its row is left out.
+    /// Returns the row of a certificate; `None` if the node has no row for it.
     pub fn certificate(&self, name: CertName) -> Option<&CertStatus> {
         self.certificates.iter().find(|row| row.name == name)
     }
 
-    /// One authority, unless its row is left out.
+    /// Returns the row of an authority; `None` if the node has no row for it.
     pub fn authority(&self, name: Authority) -> Option<&AuthorityStatus> {
         self.authorities.iter().find(|row| row.name == name)
     }
 }
 
-/// The state of a row in one word, the harmless first. What is known for certain is graver than what could not be
-/// looked at.
+/// The state of a row in one word, in ascending gravity. A fault that is certain is graver than a file that could not be
+/// examined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RowState {
     /// Usable, with time left.
     Ok,
-    /// Usable, but see the rule above.
+    /// Usable, with little time left by the rule of the module.
     Expiring,
-    /// There, but not what it should be, or not to be read by this user.
+    /// Present, but damaged, or not readable by this user.
     Unreadable,
-    /// The certificate, the key or both are not there.
+    /// The certificate, the key or both do not exist.
     Missing,
-    /// Usable, but not for its place: subject, names, usages, or the mode of a file.
+    /// Usable, but subject, names, usages or the mode of a file are not those of its purpose.
     Unsafe,
-    /// It does not verify under the authority on this node.
+    /// Does not verify under the authority on this node.
     Untrusted,
-    /// Its validity has not begun.
+    /// The validity has not begun.
     NotYetValid,
-    /// Certificate and key do not belong together.
+    /// Certificate and key do not match.
     Torn,
-    /// Its validity is over.
+    /// The validity has ended.
     Expired,
 }
 
 impl RowState {
-    /// All of them.
+    /// All states.
     pub const ALL: [RowState; 9] = [
         RowState::Ok,
         RowState::Expiring,
@@ -142,7 +145,7 @@ impl RowState {
         RowState::Expired,
     ];
 
-    /// As people read it.
+    /// Returns the text in tables and messages.
     pub const fn as_str(self) -> &'static str {
         match self {
             RowState::Ok => "ok",
@@ -158,45 +161,45 @@ impl RowState {
     }
 }
 
-/// What exactly is wrong, for programs: finer than [`RowState`], which follows from it.
+/// A fault, for programs: more precise than [`RowState`], which follows from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
-    /// Less than the rule above says is left.
+    /// Little time is left by the rule of the module.
     Expiring,
-    /// Zero bytes.
+    /// The file has no content.
     Empty,
-    /// Not to be read by this user.
+    /// This user may not read the file.
     Denied,
-    /// A directory, or something else that is no file.
+    /// A directory, or another object that is not a regular file.
     NotAFile,
-    /// A kubeconfig whose current context leads nowhere.
+    /// The current context of a kubeconfig does not exist.
     NoContext,
-    /// There, but not what it should be.
+    /// The content is not of the expected form.
     Damaged,
-    /// No such file, or no such part of a kubeconfig.
+    /// The file, or the part of a kubeconfig, does not exist.
     Absent,
-    /// Subject, names or usages are not those of its place.
+    /// Subject, names or usages are not those of the certificate's purpose.
     Misplaced,
     /// Other users can read a private key, or change a file that is trusted.
     Exposed,
-    /// The CA data of a kubeconfig has nothing in common with `ca.crt`.
+    /// The CA data of a kubeconfig and `ca.crt` have no authority in common.
     OtherAuthority,
     /// `ca.crt` was replaced: the certificates in place belong to another CA.
     Replaced,
-    /// There is nothing to verify it under.
+    /// The authority that would verify it is absent or unusable.
     NoAuthority,
-    /// It does not verify under the authority on this node.
+    /// Does not verify under the authority on this node.
     Unverified,
-    /// Its validity has not begun.
+    /// The validity has not begun.
     NotYetValid,
-    /// Certificate and key do not belong together.
+    /// Certificate and key do not match.
     Torn,
-    /// Its validity is over.
+    /// The validity has ended.
     Expired,
 }
 
 impl Trouble {
-    /// The state of a row with this in it.
+    /// Returns the state of a row with this fault and no graver one.
     pub const fn state(self) -> RowState {
         match self {
             Trouble::Expiring => RowState::Expiring,
@@ -232,46 +235,46 @@ pub struct CertStatus {
     pub name: CertName,
     /// The authority that should have signed it.
     pub authority: Authority,
-    /// Its state.
+    /// State of the row.
     pub state: RowState,
-    /// Why it is in that state; empty when it is ok.
+    /// Reasons for the state; empty if it is ok.
     pub problems: Vec<String>,
-    /// What each problem is, in the same order.
+    /// The kind of each problem, in the same order.
     #[serde(skip)]
     pub troubles: Vec<Trouble>,
-    /// What deserves attention all the same.
+    /// Findings that do not change the state.
     pub remarks: Vec<String>,
-    /// The certificate, where one could be read.
+    /// The certificate, if it could be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub certificate: Option<Facts>,
-    /// It verifies under the authority on this node; absent where there is nothing to verify.
+    /// Whether the certificate verifies under the authority on this node; absent without certificate or authority.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub verified: Option<bool>,
-    /// When nodepki installed it, where that was recorded.
+    /// When nodepki installed it, if that was recorded.
     #[serde(
         with = "time::serde::rfc3339::option",
         skip_serializing_if = "Option::is_none"
     )]
     pub issued: Option<OffsetDateTime>,
-    /// The rest of a kubeconfig.
+    /// The content of a kubeconfig other than its certificate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kubeconfig: Option<KubeconfigStatus>,
-    /// The files it consists of.
+    /// The files of the certificate or kubeconfig.
     pub files: Vec<FileStatus>,
 }
 
-/// What a kubeconfig says besides its certificate.
+/// The content of a kubeconfig other than its certificate.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct KubeconfigStatus {
     /// `server` of the current context.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub server: Option<String>,
-    /// Its CA data is the first certificate of `ca.crt`, as kubeadm writes it, or begins with it and holds others of
-    /// `ca.crt`, as during a CA change; absent where one of them is.
+    /// Whether the CA data is the first certificate of `ca.crt`, as kubeadm writes it, or that certificate followed by
+    /// others of `ca.crt`, as during a CA change. Absent if CA data or `ca.crt` is absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub authority_is_first: Option<bool>,
-    /// Certificate and key are in files of their own, as the kubelet keeps them.
+    /// Whether the kubeconfig names files for certificate and key, as the kubelet's does.
     pub by_file: bool,
 }
 
@@ -283,28 +286,28 @@ pub struct AuthorityStatus {
     pub name: Authority,
     /// State of its first certificate.
     pub state: RowState,
-    /// Why it is in that state; empty when it is ok.
+    /// Reasons for the state; empty if it is ok.
     pub problems: Vec<String>,
-    /// What each problem is, in the same order.
+    /// The kind of each problem, in the same order.
     #[serde(skip)]
     pub troubles: Vec<Trouble>,
-    /// What deserves attention all the same.
+    /// Findings that do not change the state.
     pub remarks: Vec<String>,
-    /// All certificates of its bundle; the first is the one that kubeadm uses.
+    /// All certificates of the bundle; kubeadm uses the first.
     pub certificates: Vec<Facts>,
-    /// The CA that its certificates in place belong to, if that is another one.
+    /// The CA that the certificates in place belong to, if it is another one.
     #[serde(skip)]
     pub replaced: Option<ReplacedCa>,
-    /// Where a valid certificate of the same CA key is, if the one in place has expired.
+    /// Location of a valid certificate of the same CA key, if the one in place has expired.
     #[serde(skip)]
     pub valid_copy: Option<String>,
-    /// The private key of the authority lies on this node.
+    /// Whether the private key of the authority is on this node.
     pub has_key: bool,
-    /// Its files.
+    /// Certificate and key file.
     pub files: Vec<FileStatus>,
 }
 
-/// What is known of one certificate.
+/// The properties of one certificate.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Facts {
@@ -326,13 +329,13 @@ pub struct Facts {
     /// End of validity, inclusive.
     #[serde(with = "time::serde::rfc3339")]
     pub not_after: OffsetDateTime,
-    /// Seconds left; negative when it has expired.
+    /// Seconds until `not_after`; negative after it.
     pub residual_seconds: i64,
     /// Hash of the public key as kubeadm pins it: `sha256:<hex>`.
     pub pin: String,
     /// SHA-256 of the certificate, hexadecimal.
     pub fingerprint: String,
-    /// Intermediate certificates that follow a leaf in its file.
+    /// Number of intermediate certificates that follow a leaf in its file.
     #[serde(skip_serializing_if = "is_zero")]
     pub intermediates: usize,
 }
@@ -341,14 +344,14 @@ pub struct Facts {
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceAccountStatus {
-    /// Its state.
+    /// State of the row.
     pub state: RowState,
-    /// Why it is in that state; empty when it is ok.
+    /// Reasons for the state; empty if it is ok.
     pub problems: Vec<String>,
-    /// What each problem is, in the same order.
+    /// The kind of each problem, in the same order.
     #[serde(skip)]
     pub troubles: Vec<Trouble>,
-    /// What deserves attention all the same.
+    /// Findings that do not change the state.
     pub remarks: Vec<String>,
     /// Key algorithm.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -356,7 +359,7 @@ pub struct ServiceAccountStatus {
     /// `kid` of the tokens: the SHA-256 of the public key in unpadded base64url, as kube-apiserver computes it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key_id: Option<String>,
-    /// Its files.
+    /// Certificate and key file.
     pub files: Vec<FileStatus>,
 }
 
@@ -364,21 +367,21 @@ pub struct ServiceAccountStatus {
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PendingStatus {
-    /// What it is for.
+    /// The certificate or key pair that was requested.
     pub name: String,
-    /// The signer's name in the configuration; absent with the phase where the ticket is missing or unreadable.
+    /// The signer's name in the configuration. Signer and phase are absent if the ticket is missing or unreadable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub signer: Option<String>,
-    /// How far it has come.
+    /// Progress of the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<RequestPhase>,
-    /// When it was sent first.
+    /// When the request was first sent.
     #[serde(
         with = "time::serde::rfc3339::option",
         skip_serializing_if = "Option::is_none"
     )]
     pub since: Option<OffsetDateTime>,
-    /// What went wrong last.
+    /// The last error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_error: Option<LastError>,
 }
@@ -389,28 +392,28 @@ pub struct PendingStatus {
 pub struct FileStatus {
     /// Path on the node.
     pub path: String,
-    /// A private key is in it, or belongs there.
+    /// Whether the file contains, or is to contain, a private key.
     pub secret: bool,
-    /// What stands there; absent where there is nothing.
+    /// Kind, mode and owner; absent if the file does not exist.
     #[serde(flatten)]
     pub access: Option<FileAccess>,
 }
 
-/// Who may do what with a file. A symbolic link was followed, unless it leads nowhere.
+/// Kind, mode and owner of a file: of the target of a symbolic link, or of the link if it is dangling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct FileAccess {
-    /// False for a directory, a dangling link, and whatever else is no file.
+    /// True for a regular file.
     pub regular: bool,
-    /// Permission bits; written in octal.
+    /// Permission bits, serialized in octal.
     #[serde(serialize_with = "octal")]
     pub mode: u32,
-    /// Owner.
+    /// User id of the owner.
     pub uid: u32,
-    /// Group.
+    /// Group id.
     pub gid: u32,
 }
 
-/// All of it as JSON.
+/// Returns the status as JSON.
 pub fn json(status: &NodeStatus) -> String {
     // Every field is a string, a number or a time within the years of X.509.
     let mut json = serde_json::to_string_pretty(status).unwrap_or_default();
@@ -418,7 +421,7 @@ pub fn json(status: &NodeStatus) -> String {
     json
 }
 
-/// All of it as YAML.
+/// Returns the status as YAML.
 pub fn yaml(status: &NodeStatus) -> String {
     // JSON is YAML.
     yaml::to_string(status).unwrap_or_else(|_| json(status))

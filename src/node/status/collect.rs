@@ -1,4 +1,4 @@
-//! Reading and judging: from files to rows. Nothing here returns an error; what is wrong becomes words in a row.
+//! From the files of a node to the rows of its status. Nothing here fails; a fault becomes a problem of a row.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,8 +28,8 @@ use crate::x509::{
     path_differences,
 };
 
-/// Judges everything that kubeadm's PKI consists of. `described` is the role that the node's kubeadm configuration gives
-/// it. Never fails.
+/// Returns the status of every file of kubeadm's PKI. `described` is the node's role by its kubeadm configuration. Never
+/// fails.
 pub fn collect(state: &NodeState, described: Option<NodeRole>, now: OffsetDateTime) -> NodeStatus {
     let root = state.root();
     let mut notes = Vec::new();
@@ -40,7 +40,7 @@ pub fn collect(state: &NodeState, described: Option<NodeRole>, now: OffsetDateTi
     let node = Node {
         state,
         now,
-        // Without the record only the finer points are missing.
+        // A damaged record costs only the times of issue and the origin of each certificate.
         issued: root.issued().unwrap_or_default(),
     };
     let role = role_of(state, &pending, described);
@@ -92,7 +92,7 @@ pub fn collect(state: &NodeState, described: Option<NodeRole>, now: OffsetDateTi
         })
         .collect();
     for (bundle, (replaced, valid_copy)) in authorities.iter_mut().zip(found) {
-        bundle.is_replaced(replaced, &node);
+        bundle.set_replaced(replaced, &node);
         bundle.status.remarks.extend(valid_copy.clone());
         bundle.status.valid_copy = valid_copy;
     }
@@ -126,7 +126,7 @@ pub fn collect(state: &NodeState, described: Option<NodeRole>, now: OffsetDateTi
     }
 }
 
-/// The host where the components of this node expect its API server; none where they differ.
+/// Returns the host at which the components of this node expect its API server; `None` if they differ.
 fn local_server(leaves: &[(CertName, LeafState)]) -> Option<String> {
     let server = |wanted: CertName| {
         let (_, leaf) = leaves.iter().find(|(name, _)| *name == wanted)?;
@@ -150,7 +150,7 @@ struct Node<'a> {
     issued: BTreeMap<CertName, IssuedRecord>,
 }
 
-/// What is wrong with a file or a certificate.
+/// A fault of a file or a certificate.
 #[derive(Debug)]
 struct FileFault {
     trouble: Trouble,
@@ -175,7 +175,7 @@ impl FileFault {
     }
 }
 
-/// An authority's row, and what its leaves are verified with.
+/// The row of an authority, and the anchors that verify its leaves.
 struct Bundle {
     status: AuthorityStatus,
     trust: Result<TrustBundle, FileFault>,
@@ -183,7 +183,7 @@ struct Bundle {
 }
 
 impl Bundle {
-    fn is_replaced(&mut self, replaced: Option<ReplacedCa>, node: &Node<'_>) {
+    fn set_replaced(&mut self, replaced: Option<ReplacedCa>, node: &Node<'_>) {
         if let Some(replaced) = &replaced {
             let words = replaced.sentence(&node.here(&self.path));
             self.status.problems.push(words);
@@ -194,7 +194,7 @@ impl Bundle {
     }
 }
 
-/// A leaf as found, wherever it lives.
+/// A leaf certificate as read, from a pair of files or a kubeconfig.
 struct LeafState {
     chain: Result<Chain, FileFault>,
     key: Result<PrivateKey, FileFault>,
@@ -203,7 +203,7 @@ struct LeafState {
     files: Vec<FileStatus>,
 }
 
-// ---- which rows there are ----
+// ---- selection of rows ----
 
 impl Node<'_> {
     fn unused_on_worker(&self) -> Option<String> {
@@ -237,7 +237,8 @@ impl Node<'_> {
         !external
     }
 
-    /// One that the kubelet has made and signed itself is its own business.
+    /// Whether the kubelet's serving certificate was issued by the cluster's CA. A self-signed one that the kubelet
+    /// generated is not part of the status.
     fn has_issued_serving(&self, authorities: &[Bundle]) -> bool {
         let name = CertName::KubeletServing;
         let bundle = authorities
@@ -267,7 +268,7 @@ impl Node<'_> {
     }
 
     fn status_of(&self, file: &NodeFile, secret: bool) -> FileStatus {
-        // Read first: the metadata is then that of the file behind a link.
+        // Reading resolves a symbolic link: the metadata is then that of its target.
         let _ = file.bytes();
         FileStatus {
             path: file.path().display().to_string(),
@@ -276,7 +277,7 @@ impl Node<'_> {
         }
     }
 
-    /// Returns what `parse` makes of a file, or what is wrong with it.
+    /// Returns the parsed content of a file, or its fault.
     fn parse<T, E: fmt::Display>(
         &self,
         file: &NodeFile,
@@ -284,17 +285,17 @@ impl Node<'_> {
     ) -> Result<T, FileFault> {
         let bytes = file.bytes().map_err(|error| FileFault::of_store(&error))?;
         let absent = match file.is_dangling() {
-            true => "is a symbolic link that leads nowhere (dangling)",
+            true => "is a dangling symbolic link",
             false => "is missing",
         };
-        understood(
+        required(
             Observed::read(bytes, parse),
             &self.here(file.path()),
             absent,
         )
     }
 
-    /// What is wrong with the mode of a file that holds a private key, or of one that is trusted.
+    /// Returns the fault of a private key that other users can read, or of a file that they can change.
     fn exposure(&self, file: &FileStatus) -> Option<FileFault> {
         let FileAccess { mode, .. } = file.access.filter(|access| access.regular)?;
         let here = self.here(Path::new(&file.path));
@@ -313,7 +314,7 @@ impl Node<'_> {
     }
 }
 
-fn understood<T>(found: Observed<T>, what: &str, absent: &str) -> Result<T, FileFault> {
+fn required<T>(found: Observed<T>, what: &str, absent: &str) -> Result<T, FileFault> {
     match found {
         Observed::Present(value) => Ok(value),
         Observed::Absent => Err(FileFault::new(Trouble::Absent, format!("{what} {absent}"))),
@@ -344,7 +345,7 @@ impl Node<'_> {
         }
     }
 
-    /// The CA that the certificates in place belong to, if it is not the one in `bundle`.
+    /// Returns the CA that the certificates in place belong to, if it is not the one in `bundle`.
     fn replaced(
         &self,
         bundle: &Bundle,
@@ -407,7 +408,7 @@ impl Node<'_> {
         if let Ok(Some(pem)) = key.bytes()
             && !assess::is_our_form(pem)
         {
-            remarks.push(PKCS8.to_owned());
+            remarks.push(PKCS8_REMARK.to_owned());
         }
         LeafState {
             files: vec![
@@ -425,7 +426,7 @@ impl Node<'_> {
         let file = self.state.file(kubeconfig_path(name));
         let files = vec![self.status_of(&file, true)];
         let here = self.here(file.path());
-        // Absent, empty and unreadable files are reported as any other file.
+        // An absent, empty or unreadable kubeconfig has the same faults as any other file.
         let read = self.parse(&file, |_| Ok::<_, String>(())).and_then(|()| {
             let read = self.state.kubeconfig(file.path());
             read.map_err(|error| FileFault::of_store(&error))
@@ -440,12 +441,12 @@ impl Node<'_> {
         match read {
             Err(fault) => unusable(fault),
             Ok(KubeconfigState::Embedded(found)) => LeafState {
-                chain: understood(
+                chain: required(
                     found.chain,
                     &format!("the client certificate in {here}"),
                     "is missing",
                 ),
-                key: understood(
+                key: required(
                     found.key,
                     &format!("the client key in {here}"),
                     "is missing",
@@ -453,7 +454,7 @@ impl Node<'_> {
                 kubeconfig: found.kubeconfig,
                 remarks: match found.key_form_is_ours {
                     true => Vec::new(),
-                    false => vec![PKCS8.to_owned()],
+                    false => vec![PKCS8_REMARK.to_owned()],
                 },
                 files,
             },
@@ -485,7 +486,7 @@ impl Node<'_> {
         mut files: Vec<FileStatus>,
     ) -> LeafState {
         let same = certificate.path() == key.path();
-        // The kubeconfig itself does not contain the key then.
+        // A kubeconfig that names files does not contain a private key.
         if let Some(file) = files.first_mut() {
             file.secret = false;
         }
@@ -509,7 +510,7 @@ impl Node<'_> {
         }
     }
 
-    /// `server` is a host that the API server must have a name for.
+    /// Returns the row of a leaf. `server` is a host that the certificate must contain, for kube-apiserver's only.
     fn judge(
         &self,
         name: CertName,
@@ -530,7 +531,7 @@ impl Node<'_> {
             {
                 faults.push(FileFault::new(
                     Trouble::Torn,
-                    "the key does not match the certificate: they do not belong together; issue it anew, or restore the file that was lost",
+                    "the key does not match the certificate; issue the certificate again, or restore the file that was lost",
                 ));
             }
             let mut misplaced = assess::misplaced(name, certificate);
@@ -554,7 +555,7 @@ impl Node<'_> {
         faults.extend(leaf.key.err());
         faults.extend(leaf.files.iter().filter_map(|file| self.exposure(file)));
         let state = gravest(&faults);
-        let (problems, troubles) = told(faults);
+        let (problems, troubles) = by_gravity(faults);
         CertStatus {
             name,
             authority: name.authority(),
@@ -570,7 +571,7 @@ impl Node<'_> {
         }
     }
 
-    /// The recorded time of issue, where the record is about this certificate.
+    /// Returns the recorded time of issue, if the record is about this certificate.
     fn issue_time(&self, name: CertName, certificate: &Certificate) -> Option<OffsetDateTime> {
         let record = self.issued.get(&name)?;
         (record.sha256 == hex(&certificate.fingerprint())).then_some(record.at)
@@ -632,7 +633,7 @@ impl Node<'_> {
             Err(fault) => {
                 faults.push(FileFault::new(
                     Trouble::NoAuthority,
-                    format!("there is nothing to verify it under: {}", fault.words),
+                    format!("it cannot be verified: {}", fault.words),
                 ));
                 return None;
             }
@@ -644,7 +645,7 @@ impl Node<'_> {
                 continue;
             }
             good = false;
-            // Reported whether or not there is an authority to verify it under.
+            // `assess::misplaced` has reported this, without an authority.
             if difference == CertDifference::IsCa {
                 continue;
             }
@@ -658,7 +659,7 @@ impl Node<'_> {
             let mut candidates = trust.certificates().iter();
             let words = match difference {
                 CertDifference::UntrustedIssuer { .. } => format!(
-                    "no path leads from it to the authority {}; {}",
+                    "no certification path connects it with the authority {}; {}",
                     anchors(),
                     match candidates.any(|anchor| chain.leaf().names_issuer(anchor)) {
                         true => "the name is the same, the key is not",
@@ -667,7 +668,7 @@ impl Node<'_> {
                         }
                     }
                 ),
-                // The path builder's own word, without the bytes that follow it.
+                // The path builder's term, without the bytes that follow it.
                 CertDifference::Path(why) => format!(
                     "it does not verify under the authority {} ({})",
                     anchors(),
@@ -686,7 +687,7 @@ impl Node<'_> {
             && chain.leaf().not_after() > end
         {
             remarks.push(format!(
-                "it outlives its authority, which ends at {}",
+                "it outlives its authority, which expires at {}",
                 minute(end)
             ));
         }
@@ -717,8 +718,8 @@ impl Node<'_> {
     }
 }
 
-const PKCS8: &str =
-    "the key is PKCS#8, which not all of Kubernetes reads; kubeadm writes PKCS#1 or SEC1";
+/// Remark on a key in another form than kubeadm's.
+const PKCS8_REMARK: &str = "the key is PKCS#8, which some components of Kubernetes cannot read; kubeadm writes PKCS#1 or SEC1";
 
 fn kubeconfig_status(
     found: &ObservedKubeconfig,
@@ -727,7 +728,7 @@ fn kubeconfig_status(
     remarks: &mut Vec<String>,
 ) -> KubeconfigStatus {
     if found.server.is_none() {
-        remarks.push("it names no server".to_owned());
+        remarks.push("it does not name a server".to_owned());
     }
     let own = match found.authority.as_deref().map(TrustBundle::from_pem) {
         Some(Ok(own)) => Some(own),
@@ -739,7 +740,7 @@ fn kubeconfig_status(
             None
         }
         None => {
-            remarks.push("it embeds no CA data".to_owned());
+            remarks.push("it does not embed CA data".to_owned());
             None
         }
     };
@@ -753,9 +754,9 @@ fn kubeconfig_status(
     };
     let is_trusted = |certificate| trust.certificates().contains(certificate);
     let mut certificates = own.certificates().iter();
-    // While a CA is being changed every client knows both.
+    // During a CA change the CA data contains the old and the new CA.
     let is_first = own.first() == trust.first() && certificates.clone().all(is_trusted);
-    // A CA certificate that was renewed with its key verifies what the other one verifies.
+    // A CA certificate that was renewed with its key verifies the same certificates.
     let common = certificates.any(|certificate| {
         let mut trusted = trust.certificates().iter();
         trusted.any(|trusted| is_same_authority(trusted, certificate))
@@ -786,7 +787,7 @@ impl Node<'_> {
         let [path, key_path] = self.state.layout().authority(name);
         let certificate = self.state.file(&path);
         let mut files = vec![self.status_of(&certificate, false)];
-        // The key is examined and never opened; opening it as a directory tells whether a link leads anywhere.
+        // The key is never opened. Opening it as a directory shows whether a link has a target.
         let key_file = self.state.file(&key_path);
         let is_dangling = || {
             let metadata = key_file.metadata();
@@ -802,7 +803,7 @@ impl Node<'_> {
 
         let mut remarks: Vec<String> = Vec::new();
         let mut faults = Vec::new();
-        // A file of certificates in any order has a chain's form; whether it may serve as a bundle is the next question.
+        // Any sequence of certificates parses as a chain, so that a row exists even for an unusable bundle.
         let both = self.parse(&certificate, |bytes| {
             Chain::from_pem(bytes).map(|chain| (chain, TrustBundle::from_pem(bytes)))
         });
@@ -835,7 +836,7 @@ impl Node<'_> {
         }
         faults.extend(files.iter().filter_map(|file| self.exposure(file)));
         let state = gravest(&faults);
-        let (problems, troubles) = told(faults);
+        let (problems, troubles) = by_gravity(faults);
         Bundle {
             status: AuthorityStatus {
                 name,
@@ -865,10 +866,10 @@ impl Node<'_> {
         if let Ok(Some(pem)) = private.bytes()
             && !assess::is_our_form(pem)
         {
-            remarks.push(PKCS8.to_owned());
+            remarks.push(PKCS8_REMARK.to_owned());
         }
         let private = self.parse(&private, PrivateKey::from_pem);
-        // While a pair is replaced, the old one is accepted beside the new.
+        // While a pair is replaced, sa.pub contains the old and the new public key.
         let public = self.parse(&public, PublicKey::all_from_pem);
         let key = match (&private, &public) {
             (Ok(private), _) => Some(private.public_key().clone()),
@@ -890,19 +891,19 @@ impl Node<'_> {
                 faults.push(fault);
             }
             (private, public) => {
-                let lost = private.err().map(|mut fault| {
+                let unusable = private.err().map(|mut fault| {
                     if self.state.has_served() && fault.trouble != Trouble::Denied {
                         fault.words.push_str(&format!("; {COPY_SERVICE_ACCOUNT}"));
                     }
                     fault
                 });
-                faults.extend(lost);
+                faults.extend(unusable);
                 faults.extend(public.err());
             }
         }
         faults.extend(files.iter().filter_map(|file| self.exposure(file)));
         let state = gravest(&faults);
-        let (problems, troubles) = told(faults);
+        let (problems, troubles) = by_gravity(faults);
         ServiceAccountStatus {
             state,
             problems,
@@ -942,8 +943,8 @@ fn gravest(faults: &[FileFault]) -> RowState {
         .fold(RowState::Ok, RowState::max)
 }
 
-/// The words and what they are about, gravest first; a fault of one file that was told already has none.
-fn told(mut faults: Vec<FileFault>) -> (Vec<String>, Vec<Trouble>) {
+/// Returns text and kind of each fault, gravest first. A fault without text repeats another one and is omitted.
+fn by_gravity(mut faults: Vec<FileFault>) -> (Vec<String>, Vec<Trouble>) {
     faults.sort_by_key(|fault| std::cmp::Reverse(fault.trouble.state()));
     faults
         .into_iter()

@@ -1,14 +1,13 @@
-//! A length of time in two or three significant figures.
+//! Durations as kubeadm and kubectl print them.
 
 const MINUTE: i64 = 60;
 const HOUR: i64 = 60 * MINUTE;
 const DAY: i64 = 24 * HOUR;
 const YEAR: i64 = 365 * DAY;
 
-/// A length of time as kubeadm and kubectl write it: `HumanDuration` of
-/// `k8s.io/apimachinery/pkg/util/duration`, for whole seconds.
+/// Formats a duration as `HumanDuration` of `k8s.io/apimachinery/pkg/util/duration` does, for whole seconds.
 pub fn human_duration(seconds: i64) -> String {
-    // One second of disagreement between clocks counts as now.
+    // HumanDuration tolerates a clock difference of one second.
     if seconds < -1 {
         return "<invalid>".to_owned();
     }
@@ -34,7 +33,7 @@ pub fn human_duration(seconds: i64) -> String {
     }
 }
 
-/// `2d3h`, or `2d` when there is nothing of the smaller unit.
+/// Formats two units: `2d3h`, or `2d` if the smaller one is zero.
 fn two(seconds: i64, large: i64, large_name: &str, small: i64, small_name: &str) -> String {
     let whole = seconds / large;
     match seconds % large / small {
@@ -48,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_boundaries_are_those_of_apimachinery() {
+    fn changes_units_where_apimachinery_does() {
         for (seconds, text) in [
             (i64::MIN, "<invalid>"),
             (-2, "<invalid>"),

@@ -1,8 +1,8 @@
-//! The report of `kubeadm certs check-expiration`, byte for byte, for what reads that today.
+//! The report of `kubeadm certs check-expiration`, byte for byte, for programs that parse it.
 //!
-//! kubeadm ends with an error when a file is damaged, when a leaf of a keyless CA has expired, or when a CA
-//! certificate is gone. Here such a certificate is a row all the same: with its expiry where that can be read, else
-//! as a missing one, and [`kubeadm_notes`] says what the format has no place for.
+//! kubeadm fails if a file is damaged, if a leaf of a CA without a key has expired, or if a CA certificate is absent.
+//! This report includes such a certificate: with its expiry if that can be read, otherwise as missing.
+//! [`kubeadm_notes`] returns the facts that the format cannot express.
 
 use serde_json::{Map, Value, json};
 use time::OffsetDateTime;
@@ -13,7 +13,7 @@ use super::tabwriter::align;
 use super::{NodeRole, NodeStatus, RowState, human_duration};
 use crate::kube::names::{Authority, CertName};
 
-/// The table.
+/// Returns the table.
 pub fn kubeadm_table(status: &NodeStatus) -> String {
     let info = Info::of(status);
     let mut lines = vec![cells([
@@ -56,7 +56,7 @@ pub fn kubeadm_table(status: &NodeStatus) -> String {
     align(&lines, 10, 3)
 }
 
-/// `CertificateExpirationInfo` as JSON: indented by four blanks, fields in Go's order.
+/// Returns `CertificateExpirationInfo` as JSON: indented by four blanks, fields in Go's order.
 pub fn kubeadm_json(status: &NodeStatus) -> String {
     let info = Info::of(status);
     let rows = |rows: &[Row]| -> Value { rows.iter().map(Row::json).collect() };
@@ -69,14 +69,14 @@ pub fn kubeadm_json(status: &NodeStatus) -> String {
     let mut text = Vec::new();
     let format = serde_json::ser::PrettyFormatter::with_indent(b"    ");
     let mut serializer = serde_json::Serializer::with_formatter(&mut text, format);
-    // A `Value` with string keys always serializes, and into memory that cannot fail.
+    // Serializing a `Value` with string keys into memory cannot fail.
     let _ = serde::Serialize::serialize(&document, &mut serializer);
     let mut text = String::from_utf8_lossy(&text).into_owned();
     text.push('\n');
     text
 }
 
-/// The same as YAML: fields in alphabetical order.
+/// Returns `CertificateExpirationInfo` as YAML: fields in alphabetical order.
 pub fn kubeadm_yaml(status: &NodeStatus) -> String {
     let info = Info::of(status);
     format!(
@@ -86,9 +86,9 @@ pub fn kubeadm_yaml(status: &NodeStatus) -> String {
     )
 }
 
-/// What the format of kubeadm has no place for: for standard error.
+/// Returns the facts that kubeadm's format cannot express, for standard error.
 pub fn kubeadm_notes(status: &NodeStatus) -> Vec<String> {
-    let untold =
+    let is_hidden =
         |state: RowState| !matches!(state, RowState::Ok | RowState::Expiring | RowState::Expired);
     let certificates = status
         .certificates
@@ -100,7 +100,7 @@ pub fn kubeadm_notes(status: &NodeStatus) -> Vec<String> {
         .map(|row| (row.name.as_str(), row.state, &row.problems));
     let mut notes: Vec<String> = certificates
         .chain(authorities)
-        .filter(|(_, state, _)| untold(*state))
+        .filter(|(_, state, _)| is_hidden(*state))
         .map(|(name, state, problems)| format!("{name} is {state}: {}", problems.join("; ")))
         .collect();
     match status.role {
@@ -116,7 +116,7 @@ pub fn kubeadm_notes(status: &NodeStatus) -> Vec<String> {
 const KIND: &str = "CertificateExpirationInfo";
 const API_VERSION: &str = "output.kubeadm.k8s.io/v1alpha3";
 
-/// What kubeadm prints, in its order: by name.
+/// The content of kubeadm's report, sorted by name.
 struct Info {
     certificates: Vec<Row>,
     authorities: Vec<Row>,
@@ -124,7 +124,7 @@ struct Info {
 
 struct Row {
     name: String,
-    /// `None` for a missing one.
+    /// `None` if the certificate is missing.
     not_after: Option<OffsetDateTime>,
     residual: i64,
     externally_managed: bool,
@@ -140,7 +140,7 @@ impl Info {
         };
         let certificates = CertName::KUBEADM
             .into_iter()
-            // The kubelet renews its own; with an external etcd kubeadm knows nothing of its certificates.
+            // kubeadm does not report kubelet.conf, which the kubelet renews, nor the certificates of an external etcd.
             .filter(|name| *name != CertName::KubeletConf)
             .filter(|name| status.local_etcd || name.authority() != Authority::EtcdCa)
             .map(|name| {

@@ -1,7 +1,7 @@
-//! Columns as Go's `text/tabwriter` aligns them, as far as kubeadm uses it: padded with blanks, no flags.
+//! The part of Go's `text/tabwriter` that kubeadm uses: columns padded with blanks, no flags.
 //!
-//! What differs from any simple table: a column ends at the first line that has no cell in it, and starts anew with
-//! other widths after that; the last cell of a line is no part of a column and is not padded.
+//! Two rules differ from a simple table. A column ends at the first line without a cell in it; the next lines start a
+//! column with a width of its own. The last cell of a line is not part of a column and is not padded.
 
 /// Aligns lines of cells; a line whose last cell is empty ends in padding, as it does in Go.
 pub(super) fn align(lines: &[Vec<String>], min_width: usize, padding: usize) -> String {
@@ -18,13 +18,13 @@ pub(super) fn align(lines: &[Vec<String>], min_width: usize, padding: usize) -> 
 struct Writer {
     min_width: usize,
     padding: usize,
-    /// Of the columns to the left of the one being measured.
+    /// Widths of the columns to the left of the one being measured.
     widths: Vec<usize>,
     text: String,
 }
 
 impl Writer {
-    /// Lines that share all columns measured so far.
+    /// Writes lines that share all columns measured so far.
     fn block(&mut self, mut lines: &[Vec<String>]) {
         let column = self.widths.len();
         let has_column = |line: &Vec<String>| line.len() > column + 1;
@@ -67,7 +67,7 @@ mod tests {
 
     /// Expected text printed by Go 1.26 with `NewWriter(out, 10, 4, 3, ' ', 0)`.
     #[test]
-    fn columns_end_where_a_line_has_none() {
+    fn ends_column_at_line_without_cell() {
         let lines: Vec<Vec<String>> = [
             "a\tbbbbbbbbbbbb\tc",
             "aaaaaaaaaaaaaaaa\tb\tc",

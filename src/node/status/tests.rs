@@ -21,7 +21,7 @@ const NOW: OffsetDateTime = datetime!(2026-11-20 09:57:29 UTC);
 const PKI: &str = "/etc/kubernetes/pki";
 const DAYS: u64 = 24 * 60 * 60;
 
-// ---- what kubeadm prints ----
+// ---- kubeadm's report ----
 
 /// Recorded with `kubeadm certs check-expiration`; see `tests/golden/README.md`.
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/check-expiration");
@@ -56,7 +56,7 @@ fn copy(from: &Path, to: &Path) {
 }
 
 #[test]
-fn kubeadms_own_report_byte_for_byte() {
+fn reproduces_report_of_kubeadm_byte_for_byte() {
     let status = golden_node().status();
     assert_eq!(kubeadm_table(&status), golden("table.txt"));
     assert_eq!(kubeadm_json(&status), golden("info.json"));
@@ -66,7 +66,7 @@ fn kubeadms_own_report_byte_for_byte() {
 
 /// Printed by kubeadm 1.36.2 for the same tree without these files.
 #[test]
-fn kubeadms_words_for_what_is_missing() {
+fn reports_missing_files_as_kubeadm_does() {
     let node = golden_node();
     for file in [
         "super-admin.conf",
@@ -144,9 +144,9 @@ certificates:
     );
 }
 
-/// kubeadm ends with an error here, exactly when its report is needed.
+/// kubeadm fails in this state, in which its report is needed most.
 #[test]
-fn an_expired_leaf_of_a_keyless_ca_is_still_reported() {
+fn reports_expired_leaf_of_ca_without_key() {
     let node = golden_node();
     for key in ["pki/ca.key", "pki/front-proxy-ca.key"] {
         fs::remove_file(node.path("/etc/kubernetes").join(key)).unwrap();
@@ -165,7 +165,7 @@ fn an_expired_leaf_of_a_keyless_ca_is_still_reported() {
 }
 
 #[test]
-fn with_external_etcd_kubeadm_speaks_of_no_etcd() {
+fn omits_etcd_from_kubeadm_report_if_external() {
     let node = golden_node();
     fs::remove_dir_all(node.path("/etc/kubernetes/pki/etcd")).unwrap();
     let status = node.status();
@@ -182,7 +182,7 @@ fn with_external_etcd_kubeadm_speaks_of_no_etcd() {
 // ---- states ----
 
 #[test]
-fn a_healthy_node() {
+fn reports_healthy_node_as_ok() {
     let node = TestNode::control_plane();
     let status = node.status();
     assert_eq!(status.worst(), RowState::Ok, "{}", table(&status, false));
@@ -253,7 +253,7 @@ fn a_healthy_node() {
 }
 
 #[test]
-fn a_torn_pair() {
+fn reports_key_that_does_not_match() {
     let node = TestNode::control_plane();
     node.write("pki/apiserver.key", &key().to_pem());
     node.expect(
@@ -264,7 +264,7 @@ fn a_torn_pair() {
 }
 
 #[test]
-fn an_expired_certificate_keeps_its_other_faults() {
+fn reports_further_faults_of_expired_certificate() {
     let node = TestNode::control_plane();
     let status = node.status_at(NOW + Duration::days(368));
     let server = status.certificate(CertName::Apiserver).unwrap();
@@ -292,7 +292,7 @@ fn an_expired_certificate_keeps_its_other_faults() {
 }
 
 #[test]
-fn expiring_and_not_yet_valid() {
+fn reports_expiring_and_not_yet_valid_certificates() {
     let node = TestNode::control_plane();
     let state = |now| {
         let status = node.status_at(now);
@@ -308,7 +308,7 @@ fn expiring_and_not_yet_valid() {
 }
 
 #[test]
-fn another_ca_of_the_same_name() {
+fn reports_ca_of_same_name_with_another_key() {
     let node = TestNode::control_plane();
     let other = authority("kubernetes");
     node.pair(&other, "pki/apiserver", 365);
@@ -337,7 +337,7 @@ fn another_ca_of_the_same_name() {
 }
 
 #[test]
-fn another_ca_of_the_same_name_and_another_kind_of_key() {
+fn reports_ca_of_same_name_with_another_key_type() {
     let node = golden_node();
     // There the CA is RSA, here it is ECDSA.
     node.pair(&node.ca, "pki/apiserver", 365);
@@ -348,7 +348,7 @@ fn another_ca_of_the_same_name_and_another_kind_of_key() {
 }
 
 #[test]
-fn an_expired_authority_takes_its_leaves_with_it() {
+fn distrusts_leaves_of_expired_authority() {
     let node = TestNode::control_plane();
     let status = node.status_at(NOW + Duration::days(3651));
     assert_eq!(
@@ -364,7 +364,7 @@ fn an_expired_authority_takes_its_leaves_with_it() {
 }
 
 #[test]
-fn an_authority_that_is_gone_or_no_authority() {
+fn reports_absent_and_unusable_authority() {
     let node = TestNode::control_plane();
     fs::remove_file(node.path("/etc/kubernetes/pki/ca.crt")).unwrap();
     let status = node.status();
@@ -375,7 +375,7 @@ fn an_authority_that_is_gone_or_no_authority() {
     node.expect(
         CertName::Apiserver,
         RowState::Untrusted,
-        "there is nothing to verify it under",
+        "it cannot be verified",
     );
     fs::copy(
         node.path("/etc/kubernetes/pki/apiserver.crt"),
@@ -394,7 +394,7 @@ fn an_authority_that_is_gone_or_no_authority() {
 }
 
 #[test]
-fn empty_files_directories_and_garbage() {
+fn reports_empty_files_directories_and_garbage() {
     let node = TestNode::control_plane();
     node.write("controller-manager.conf", "");
     node.expect(
@@ -441,7 +441,7 @@ fn empty_files_directories_and_garbage() {
     let pair = status.service_account.as_ref().unwrap();
     assert_eq!(pair.state, RowState::Unreadable);
 
-    // Every renderer copes, and no control character passes.
+    // Every renderer accepts these rows, and no control character reaches its output.
     for text in [
         table(&status, false),
         tree(&status, false),
@@ -469,7 +469,7 @@ fn empty_files_directories_and_garbage() {
 }
 
 #[test]
-fn a_certificates_directory_that_is_a_file() {
+fn reports_certificates_directory_that_is_a_file() {
     let node = TestNode::empty();
     fs::create_dir_all(node.path("/etc/kubernetes")).unwrap();
     fs::write(node.path(PKI), "").unwrap();
@@ -481,7 +481,7 @@ fn a_certificates_directory_that_is_a_file() {
 }
 
 #[test]
-fn half_a_pair() {
+fn reports_pair_with_one_file_missing() {
     let node = TestNode::control_plane();
     fs::remove_file(node.path("/etc/kubernetes/pki/apiserver.key")).unwrap();
     node.expect(
@@ -495,7 +495,7 @@ fn half_a_pair() {
 }
 
 #[test]
-fn kubelet_conf_by_file() {
+fn reads_kubelet_conf_that_names_files() {
     let node = TestNode::control_plane();
     let pem = "/var/lib/kubelet/pki/kubelet-client-2026.pem";
     let link = "/var/lib/kubelet/pki/kubelet-client-current.pem";
@@ -516,12 +516,12 @@ fn kubelet_conf_by_file() {
         "kubelet-client-current.pem is missing",
     );
 
-    // Absolute, and outside the root if it were not resolved inside.
+    // An absolute link, which must be resolved below the root.
     symlink(pem, node.path(link)).unwrap();
     node.expect(
         CertName::KubeletConf,
         RowState::Missing,
-        "leads nowhere (dangling)",
+        "is a dangling symbolic link",
     );
     assert_eq!(node.row(CertName::KubeletConf).problems.len(), 1);
 
@@ -536,7 +536,7 @@ fn kubelet_conf_by_file() {
 }
 
 #[test]
-fn keys_that_everybody_reads() {
+fn reports_keys_readable_by_every_user() {
     let node = TestNode::control_plane();
     let open = |file: &str| {
         let path = node.path("/etc/kubernetes").join(file);
@@ -698,7 +698,7 @@ fn calls_leaf_unsafe_that_may_sign_certificates() {
 }
 
 #[test]
-fn the_service_account_pair() {
+fn reports_faults_of_service_account_pair() {
     let node = TestNode::control_plane();
     let state = || {
         let pair = node.status().service_account.unwrap();
@@ -719,7 +719,7 @@ fn the_service_account_pair() {
 
 /// kid of a key whose tokens kube-apiserver signs: `base64.RawURLEncoding` of the SHA-256 of its SPKI.
 #[test]
-fn the_key_id_is_that_of_the_tokens() {
+fn computes_key_id_of_tokens() {
     let status = golden_node().status();
     let pair = status.service_account.unwrap();
     // openssl pkey -pubin -in sa.pub -outform DER | sha256sum | xxd -r -p | basenc --base64url | tr -d =
@@ -727,7 +727,7 @@ fn the_key_id_is_that_of_the_tokens() {
 }
 
 #[test]
-fn a_bundle_of_two() {
+fn accepts_bundle_of_two_certificates() {
     let node = TestNode::control_plane();
     let other = authority("kubernetes");
     let (old, new) = (node.ca.bundle().to_pem(), other.bundle().to_pem());
@@ -738,7 +738,7 @@ fn a_bundle_of_two() {
     assert!(table(&status, false).contains("ca [2] "));
     assert_eq!(node.row(CertName::Apiserver).state, RowState::Ok);
 
-    // kubeadm only looks at the first.
+    // kubeadm uses only the first certificate.
     node.write("pki/ca.crt", &format!("{new}{old}"));
     let row = node.row(CertName::Apiserver);
     assert_eq!((row.state, row.verified), (RowState::Ok, Some(true)));
@@ -752,7 +752,7 @@ fn a_bundle_of_two() {
 }
 
 #[test]
-fn a_pkcs8_key_works_and_is_remarked() {
+fn accepts_pkcs8_key_with_remark() {
     let node = TestNode::control_plane();
     // RFC 5915 inside RFC 5958: the P-256 key of `openssl genpkey`, and its certificate.
     let key = PrivateKey::from_pem(PKCS8_KEY.as_bytes()).unwrap();
@@ -770,7 +770,7 @@ fn a_pkcs8_key_works_and_is_remarked() {
 // ---- roles ----
 
 #[test]
-fn a_worker_shows_its_two_files_only() {
+fn shows_two_files_on_worker() {
     let node = TestNode::empty();
     node.write("pki/ca.crt", &node.ca.bundle().to_pem());
     node.kubeconfig(&node.ca, "kubelet.conf", &node.ca);
@@ -806,7 +806,7 @@ fn takes_role_from_kubeadm_configuration_before_files() {
     };
     assert!(note.contains("/pki/sa.key") && note.contains("controlPlane"));
 
-    // An API server that runs here is more than a configuration.
+    // A running API server takes precedence over the configuration.
     node.write("manifests/kube-apiserver.yaml", "");
     assert_eq!(
         described(&node, Some(NodeRole::Worker)).role,
@@ -841,7 +841,7 @@ fn takes_worker_with_ca_of_etcd_for_a_worker() {
 }
 
 #[test]
-fn a_node_with_nothing() {
+fn reports_empty_node() {
     let node = TestNode::empty();
     let status = node.status();
     assert_eq!(
@@ -853,7 +853,7 @@ fn a_node_with_nothing() {
 }
 
 #[test]
-fn an_external_etcd_of_cluster_api() {
+fn recognizes_external_etcd_of_cluster_api() {
     let node = TestNode::control_plane();
     for file in ["server", "peer", "healthcheck-client"] {
         for extension in ["crt", "key"] {
@@ -861,7 +861,7 @@ fn an_external_etcd_of_cluster_api() {
             fs::remove_file(node.path(&path)).unwrap();
         }
     }
-    // Only the CA is there: not made yet, or never to be made?
+    // With the CA alone, the certificates of etcd may still be missing, or etcd may be external.
     node.expect(
         CertName::EtcdServer,
         RowState::Missing,
@@ -876,7 +876,7 @@ fn an_external_etcd_of_cluster_api() {
 }
 
 #[test]
-fn pending_requests_and_issue_times() {
+fn shows_pending_requests_and_issue_times() {
     let node = TestNode::empty();
     let root = NodeRoot::open(node.dir.path()).unwrap();
     let (store, _) = root
@@ -906,7 +906,7 @@ fn pending_requests_and_issue_times() {
         .create_pending(slot, b"key", b"csr", &ticket, Durability::Cached)
         .unwrap();
     let status = node.status();
-    // A request for it shows that this becomes a control-plane node.
+    // The pending request shows that this becomes a control-plane node.
     assert_eq!(status.role, NodeRole::ControlPlane);
     let table = table(&status, false);
     assert!(
@@ -920,7 +920,7 @@ fn pending_requests_and_issue_times() {
 
 /// kubeadm copies `not_before` of a kubeconfig's certificate from the CA; the record of issue says how old it is.
 #[test]
-fn the_lifetime_counts_from_the_recorded_issue() {
+fn counts_lifetime_from_recorded_issue() {
     let node = TestNode::control_plane();
     let status = node.status_at(NOW + Duration::days(1));
     let fingerprint = &status
@@ -950,7 +950,7 @@ fn the_lifetime_counts_from_the_recorded_issue() {
     assert_eq!(node.row(CertName::Apiserver).issued, None);
 }
 
-// ---- making nodes ----
+// ---- test nodes ----
 
 struct TestNode {
     dir: tempfile::TempDir,
@@ -965,7 +965,7 @@ impl TestNode {
         }
     }
 
-    /// Everything in order, CA keys elsewhere, no super-admin.conf.
+    /// A healthy control-plane node without CA keys and super-admin.conf.
     fn control_plane() -> TestNode {
         let node = TestNode::empty();
         let (etcd, proxy) = (authority("etcd-ca"), authority("front-proxy-ca"));
@@ -1014,7 +1014,7 @@ impl TestNode {
         self.write(&format!("{base}.key"), &key);
     }
 
-    /// A certificate of this profile in its place.
+    /// Writes a certificate of this profile and its key.
     fn place(&self, ca: &CertificateAuthority, name: CertName, profile: &Profile) {
         let key = key();
         let leaf = ca.issue(key.public_key(), profile, NOW).unwrap().to_pem();
@@ -1088,7 +1088,7 @@ fn authority(name: &str) -> CertificateAuthority {
     CertificateAuthority::self_signed(name, key(), NOW, lifetime).unwrap()
 }
 
-/// What kubeadm puts into the certificate of a file.
+/// Returns the profile of the certificate that kubeadm writes to a file.
 fn profile(file: &str, days: u64) -> Profile {
     let (common_name, organization) = match file {
         "admin.conf" => ("kubernetes-admin", Some("kubeadm:cluster-admins")),

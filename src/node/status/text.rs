@@ -1,4 +1,4 @@
-//! The table and the tree, for people. Whatever comes from a file passes [`safe`] before it reaches a terminal.
+//! The table and the tree for terminals. [`safe`] escapes every text that comes from a file.
 
 use time::OffsetDateTime;
 use time::UtcOffset;
@@ -11,7 +11,8 @@ use crate::kube::names::Authority;
 use crate::store::RequestPhase;
 use crate::x509::is_hidden;
 
-/// One row a certificate, authority, key pair and pending request, then a line for each thing worth saying about them.
+/// Returns a table with one row for each certificate, authority, key pair and pending request, followed by one line for
+/// each problem and remark.
 pub fn table(status: &NodeStatus, colour: bool) -> String {
     let mut sections = Vec::new();
     if !status.certificates.is_empty() {
@@ -43,7 +44,7 @@ pub fn table(status: &NodeStatus, colour: bool) -> String {
     sections.join("\n")
 }
 
-/// The leaves under the authority that signs them.
+/// Returns the leaves under the authority that signs them.
 pub fn tree(status: &NodeStatus, colour: bool) -> String {
     let mut lines = Vec::new();
     for name in Authority::ALL {
@@ -55,7 +56,10 @@ pub fn tree(status: &NodeStatus, colour: bool) -> String {
         match status.authority(name) {
             Some(authority) => lines.push(authority_line(authority)),
             None if leaves.is_empty() => continue,
-            None => lines.push(vec![Cell::text(name.as_str()), Cell::text("(not here)")]),
+            None => lines.push(vec![
+                Cell::text(name.as_str()),
+                Cell::text("(not on this node)"),
+            ]),
         }
         for (index, leaf) in leaves.iter().enumerate() {
             let branch = if index + 1 == leaves.len() {
@@ -98,7 +102,7 @@ fn cert_row(row: &CertStatus) -> Vec<Cell> {
     ]
 }
 
-/// A row for the first certificate of the bundle, which is the one that counts, and one for each other.
+/// Returns one row for the first certificate of the bundle, which determines the state, and one for each further one.
 fn authority_rows(row: &AuthorityStatus) -> Vec<Vec<Cell>> {
     let facts = row.certificates.first();
     let first = vec![
@@ -130,7 +134,7 @@ fn authority_line(row: &AuthorityStatus) -> Vec<Cell> {
     let key = if row.has_key {
         "CA key on this node"
     } else {
-        "no CA key here"
+        "CA key not on this node"
     };
     cells.push(Cell::text(key));
     cells
@@ -172,7 +176,7 @@ fn pending_row(row: &PendingStatus) -> Vec<Cell> {
     ]
 }
 
-/// `name: state: why` for what is not ok, `name: remark` for the rest, then the notes.
+/// Returns `name: state: why` for each problem, `name: remark` for each remark, then the notes.
 fn remarks(status: &NodeStatus) -> Option<String> {
     let mut lines = Vec::new();
     let mut add = |name: &str, state: RowState, problems: &[String], remarks: &[String]| {
@@ -193,7 +197,7 @@ fn remarks(status: &NodeStatus) -> Option<String> {
     (!text.is_empty()).then_some(text)
 }
 
-/// What is left, or how long ago it ended.
+/// Returns the remaining validity, negative after its end.
 fn residual(facts: &Facts) -> String {
     match facts.residual_seconds {
         seconds @ ..0 => format!("-{}", human_duration(-seconds)),
@@ -237,7 +241,7 @@ impl Cell {
         self.text.chars().count()
     }
 
-    /// Only what wants attention is coloured.
+    /// Returns the text; states other than ok are coloured.
     fn painted(&self, colour: bool) -> String {
         match self.state {
             Some(RowState::Expiring) if colour => format!("\u{1b}[33m{}\u{1b}[0m", self.text),
@@ -254,7 +258,7 @@ fn with_head(head: &[&str], rows: impl Iterator<Item = Vec<Cell>>) -> Vec<Vec<Ce
     std::iter::once(head).chain(rows).collect()
 }
 
-/// Aligned, three blanks between columns, none at the end of a line.
+/// Returns aligned columns, separated by three blanks, without blanks at the end of a line.
 fn columns(rows: &[Vec<Cell>], colour: bool) -> String {
     let mut widths: Vec<usize> = Vec::new();
     for row in rows {
@@ -276,7 +280,7 @@ fn columns(rows: &[Vec<Cell>], colour: bool) -> String {
     text
 }
 
-/// Escapes what a terminal obeys or a reader does not see: columns are aligned by what is shown.
+/// Escapes control and invisible characters, so that a terminal does not interpret them and columns stay aligned.
 fn safe(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
