@@ -371,7 +371,7 @@ async fn bootstrap_in(
     let mut outcomes = run.request_all(&survey).await?;
     let (now, enquiry) = (run.now(), run.enquiry());
     let trust = run.trust;
-    revocation::strike_out(setup, store, &survey, &trust, &mut outcomes, &enquiry, now).await?;
+    revocation::refuse_revoked(setup, store, &survey, &trust, &mut outcomes, &enquiry, now).await?;
     install::install(setup, store, &trust, survey, outcomes, now, progress).await
 }
 

@@ -25,38 +25,38 @@ use crate::x509::{TrustBundle, rfc3339};
 
 /// A clock that is behind a recorded issue time by more than this was set back.
 const MAX_CLOCK_ROLLBACK: Duration = Duration::minutes(5);
-/// When to assess a certificate again that needs manual action.
+/// Delay until a certificate that needs manual action is assessed again.
 const REFUSED_RETRY_INTERVAL: Duration = Duration::hours(1);
-/// When to finish a commit that stopped after its point of commit.
+/// Delay until a commit that stopped after its point of commit is finished.
 const RECOVERY_RETRY_INTERVAL: Duration = Duration::minutes(1);
 
-/// The certificates of a renewal, and how they are renewed.
+/// Which certificates a renewal replaces, and with which keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// All certificates that are due or differ from the plan.
     Due,
     /// All certificates, due or not.
     All,
-    /// These, due or not.
+    /// The named certificates, due or not.
     Names(BTreeSet<CertName>),
-    /// These, whatever their age, with new keys, because their keys may be compromised.
+    /// The named certificates, of any age, with new keys, because their keys may be compromised.
     Forced(BTreeSet<CertName>),
-    /// These, whatever their age, because their authority was changed. Answers of the old authority are refused, so that a
-    /// certificate is renewed only once.
-    Anew(BTreeSet<CertName>),
+    /// The named certificates, of any age, because their authority was changed. Answers of the old authority are refused,
+    /// so that a certificate is renewed only once.
+    AuthorityChanged(BTreeSet<CertName>),
 }
 
 impl Scope {
     fn has(&self, name: CertName) -> bool {
         match self {
             Scope::Due | Scope::All => true,
-            Scope::Names(names) | Scope::Forced(names) | Scope::Anew(names) => {
+            Scope::Names(names) | Scope::Forced(names) | Scope::AuthorityChanged(names) => {
                 names.contains(&name)
             }
         }
     }
 
-    /// True for a renewal of the whole node, false for one of named certificates.
+    /// Returns whether the whole node is renewed, not named certificates.
     fn is_of_node(&self) -> bool {
         matches!(self, Scope::Due | Scope::All)
     }
@@ -66,7 +66,7 @@ impl Scope {
             Scope::Due => RenewalCause::Due,
             Scope::All | Scope::Names(_) => RenewalCause::Requested,
             Scope::Forced(_) => RenewalCause::Forced,
-            Scope::Anew(_) => RenewalCause::Anew,
+            Scope::AuthorityChanged(_) => RenewalCause::AuthorityChanged,
         }
     }
 }
@@ -76,7 +76,7 @@ impl Scope {
 pub struct Renewed {
     /// The changes and failures.
     pub report: RunReport,
-    /// When something will be due, or may be tried again.
+    /// When the next renewal is due, or a failed one is retried.
     pub next: Option<OffsetDateTime>,
 }
 
@@ -121,7 +121,8 @@ pub async fn renew(
     let mut outcomes = run.request_all(&survey).await?;
     let (now, enquiry) = (run.now(), run.enquiry());
     let trust = run.trust;
-    revocation::strike_out(setup, &store, &survey, &trust, &mut outcomes, &enquiry, now).await?;
+    revocation::refuse_revoked(setup, &store, &survey, &trust, &mut outcomes, &enquiry, now)
+        .await?;
     let report =
         install::install(setup, &mut store, &trust, survey, outcomes, now, progress).await?;
     let is_unfinished = store.is_unfinished();
@@ -213,7 +214,7 @@ fn report_service_account(setup: &RunSetup, scope: &Scope, survey: &mut Survey) 
 }
 
 /// Refuses the certificates of an authority that was refused, and no others. A bootstrap stops at any refusal; here the
-/// remaining refusals become notes, each said once.
+/// remaining refusals become notes, each reported once.
 fn refuse_per_authority(survey: &mut Survey) {
     survey.notes.append(&mut survey.refusals);
     let bundles = survey.bundles.iter();
@@ -238,10 +239,10 @@ fn refuse_per_authority(survey: &mut Survey) {
     }
 }
 
-/// Decides which certificates are renewed with the key in place.
+/// Decides which certificates are renewed with the key on disk.
 fn choose_keys(setup: &RunSetup, demand: RenewalCause, survey: &mut Survey) {
     for cert in &mut survey.certs {
-        // A signer that wants the same key refuses another one, rather than certify a known key again.
+        // A signer with `Renewal::SameKey` refuses a request with another key.
         let same_key_only = setup
             .signers
             .get(&cert.spec.authority)
@@ -252,7 +253,8 @@ fn choose_keys(setup: &RunSetup, demand: RenewalCause, survey: &mut Survey) {
     }
 }
 
-/// What is wrong with the service-account pair, which a renewal never touches: a new pair would differ from the cluster's.
+/// Returns the fault of the service-account pair. A renewal never replaces the pair: a new one would differ from the
+/// cluster's.
 fn service_account_fault(setup: &RunSetup, survey: &mut Survey) -> Option<String> {
     let spec = setup.plan.service_account.as_ref()?;
     let directory = spec.private.directory();
@@ -288,15 +290,15 @@ fn service_account_fault(setup: &RunSetup, survey: &mut Survey) -> Option<String
     }
 }
 
-/// Whether the certificate or the key exists.
+/// Returns whether the certificate or the key exists.
 fn exists(cert: &super::SurveyedCert) -> bool {
-    let gone =
+    let is_absent =
         matches!(cert.found.chain, Observed::Absent) && matches!(cert.found.key, Observed::Absent);
-    !gone
+    !is_absent
 }
 
 /// Refuses the next certificate of a component that did not become ready with the last one, as long as its old certificate
-/// is valid: an administrator has to find the cause first.
+/// is valid: an administrator must find the cause first.
 fn hold(
     root: &NodeRoot,
     survey: &mut Survey,
@@ -363,7 +365,7 @@ fn has_work(survey: &Survey) -> bool {
     certs || bundles || !survey.missing_files.is_empty()
 }
 
-/// The earliest moment at which there may be something to do.
+/// Returns the earliest time at which a renewal may be due.
 fn next(
     root: &NodeRoot,
     survey: &Survey,
@@ -382,22 +384,22 @@ fn next(
         Action::Issue { .. } | Action::Rewrite { .. } => {
             let retry = schedule::retry_at(cert.age.as_ref().map(|age| &age.life), node, now);
             let poll = polls.get(&Slot::Certificate(cert.spec.name)).copied();
-            // A signer that forgets its own appointment is asked as after a failure.
+            // A poll time in the past is replaced by the retry time of a failure.
             Some(poll.filter(|poll| *poll > now).unwrap_or(retry))
         }
     };
     Ok(survey.certs.iter().filter_map(of).min())
 }
 
-/// Whether there is something to renew, for conditions of units.
+/// Whether a renewal is needed, for conditions of systemd units.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RenewalNeed {
-    /// The answer.
+    /// Whether a renewal is needed.
     pub answer: RenewalVerdict,
-    /// Why, in one line.
+    /// Reason for the answer, in one line.
     pub reason: String,
-    /// When there will be something, as far as that is known.
+    /// When the next renewal is due, if known.
     #[serde(
         with = "time::serde::rfc3339::option",
         skip_serializing_if = "Option::is_none"
@@ -405,21 +407,22 @@ pub struct RenewalNeed {
     pub next: Option<OffsetDateTime>,
 }
 
-/// See [`RenewalNeed`].
+/// The answer of [`RenewalNeed`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum RenewalVerdict {
-    /// Something is to be done now.
+    /// A renewal has work to do now.
     Yes,
-    /// Nothing is.
+    /// No renewal is due.
     No,
-    /// None of the certificates is there.
+    /// The node has no certificate to renew.
     Nothing,
-    /// What is there has to be looked at by a person.
+    /// The files need manual action first.
     Unknown,
 }
 
-/// What a run has still to see to after its renewals; below a root that nothing runs on, nothing is.
+/// Returns the first replaced file that has not taken effect everywhere. `None` below another root, where no component
+/// runs.
 fn not_in_effect(root: &NodeRoot) -> Result<Option<&'static str>, Failure> {
     if root.path() != Path::new("/") {
         return Ok(None);
@@ -435,7 +438,7 @@ fn not_in_effect(root: &NodeRoot) -> Result<Option<&'static str>, Failure> {
     Ok(change.map(|change| change.as_str()))
 }
 
-/// Whether [`renew`] would have anything to do, reading only.
+/// Returns whether [`renew`] has work to do. Reads only.
 ///
 /// # Errors
 /// As for [`look`].
@@ -445,7 +448,7 @@ pub fn needs_renewal(
     scope: &Scope,
     now: OffsetDateTime,
 ) -> Result<RenewalNeed, Failure> {
-    // Also for those that were asked for by name.
+    // Certificates requested by name are assessed by their age as well.
     let survey = look_for(root, setup, scope, RenewalCause::Due, now)?;
     let next = next(root, &survey, setup, now)?;
     let need = |answer, reason| RenewalNeed {
@@ -454,7 +457,7 @@ pub fn needs_renewal(
         next,
     };
     if !survey.certs.iter().any(exists) {
-        let reason = "there is no certificate yet; nodepki bootstrap makes them".to_owned();
+        let reason = "this node has no certificate yet; run nodepki bootstrap".to_owned();
         return Ok(need(RenewalVerdict::Nothing, reason));
     }
     if root.has_unfinished()? {

@@ -47,7 +47,7 @@ pub struct ReportRow {
     /// The authority that signs the certificate; `None` for a bundle.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub authority: Option<String>,
-    /// What is done, or was done.
+    /// Action that is planned, or was taken.
     pub action: RowAction,
     /// Reasons for the action, and notes, in sentences.
     pub reasons: Vec<String>,
@@ -205,7 +205,7 @@ pub(super) fn settled(setup: &RunSetup, survey: Survey) -> RunReport {
     }
 }
 
-/// Returns the report of what a run would do.
+/// Returns the report of a dry run.
 pub fn planned(setup: &RunSetup, survey: &Survey) -> RunReport {
     let bundles = survey.bundles.iter();
     let mut rows: Vec<ReportRow> = bundles

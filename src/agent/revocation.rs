@@ -1,5 +1,5 @@
-//! Revocation: fetches the lists that signers publish, verifies them, and installs them where etcd reads them. A revoked
-//! certificate is not installed, and one in place is replaced.
+//! Revocation: fetches the lists that signers publish, verifies them, and installs them as the files that etcd reads. A
+//! revoked certificate is not installed, and one in place is replaced.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -18,10 +18,10 @@ use crate::spec::{BundleSpec, crl_name};
 use crate::store::{Commit, Mode, NodeRoot, READ_LIMIT, Store};
 use crate::x509::{AuthorityCrls, Chain, CrlError, RevocationList, TrustBundle, rfc3339};
 
-/// Fetches the revocation list of every authority whose signer publishes one, and writes those that are new.
+/// Fetches the revocation list of every authority whose signer publishes one, and writes the lists that have changed.
 ///
 /// # Errors
-/// Nothing could be done. Failures of single lists are in the report.
+/// A failure of the whole run. Failures of single lists are in the report.
 pub async fn update_revocations(
     root: &NodeRoot,
     setup: &RunSetup,
@@ -60,7 +60,7 @@ pub async fn update_revocations(
                 bundle,
                 RowAction::Refused,
                 format!(
-                    "{} is not the pinned one: {error}; put the right CA certificate there, or correct authorities.{authority}.trust.sha256",
+                    "{} does not match the pin: {error}; install the pinned CA certificate, or correct authorities.{authority}.trust.sha256",
                     bundle.path
                 ),
                 Some(ExitCode::Refused),
@@ -98,7 +98,7 @@ pub async fn update_revocations(
         };
         let in_place = survey.revocations(authority);
         report.rows.push(
-            match judged(&fetched, trust, &chains, in_place, now).and_then(|lists| {
+            match parse_and_verify(&fetched, trust, &chains, in_place, now).and_then(|lists| {
                 // During a CA change, a signer publishes lists for certificates under one of both CAs only.
                 let gap = match covers_any(&lists, &chains) {
                     true => None,
@@ -141,7 +141,7 @@ pub async fn update_revocations(
                     bundle,
                     RowAction::Refused,
                     format!(
-                        "{error}; what is in place stays: look at what {} publishes",
+                        "{error}; the list in place is kept: check the list that {} publishes",
                         signer.label()
                     ),
                     Some(ExitCode::Refused),
@@ -162,7 +162,7 @@ pub async fn update_revocations(
 }
 
 /// Replaces the outcomes of revoked certificates, so that a run does not install them.
-pub(super) async fn strike_out(
+pub(super) async fn refuse_revoked(
     setup: &RunSetup,
     store: &Store,
     survey: &Survey,
@@ -195,7 +195,7 @@ pub(super) async fn strike_out(
                     })
                     .collect();
                 let in_place = survey.revocations(authority);
-                let lists = judged(&bytes, trust, &chains, in_place, now);
+                let lists = parse_and_verify(&bytes, trust, &chains, in_place, now);
                 let lists = lists.and_then(|lists| {
                     let gap = chains.iter().find_map(|chain| lists.gap(chain));
                     gap.map_or(Ok(lists), Err)
@@ -213,7 +213,7 @@ pub(super) async fn strike_out(
             .filter(|_| published.is_none());
         let published = match kept.and_then(|kept| kept.reason_not_to_install(None, now)) {
             Some(obstacle) => {
-                let what = format!("{} publishes no revocation list any more", signer.label());
+                let what = format!("{} no longer publishes a revocation list", signer.label());
                 Some(Err(refusal(what, obstacle)))
             }
             None => published,
@@ -240,7 +240,7 @@ pub(super) async fn strike_out(
                 continue;
             };
             let why = format!(
-                "{what} is revoked since {} by the list that {} publishes: have the signer's owner say why, and the old certificate removed there if it is handed out again",
+                "{what} is revoked since {} by the list that {} publishes: ask the administrator of the signer for the reason; if the signer returns the same certificate again, it must be removed there",
                 rfc3339(since),
                 signer.label()
             );
@@ -267,8 +267,8 @@ async fn fetch(
     enquiry.ask(name, SignerOperation::Crl, ask).await
 }
 
-/// Reads, verifies and judges published lists, for `crl` and before an installation.
-fn judged(
+/// Parses published lists and verifies that they may be installed, for `crl` and before an installation.
+fn parse_and_verify(
     bytes: &[u8],
     trust: &TrustBundle,
     chains: &[&Chain],
@@ -289,7 +289,7 @@ fn refusal(what: String, error: CrlError) -> SignerError {
         CrlError::Stale { .. } | CrlError::Future { .. } => FailureClass::Transient,
         _ => FailureClass::Permanent,
     };
-    let advice = "the answers are kept, and the next run asks for the list again; see with the signer's owner what it publishes";
+    let advice = "the answers are kept, and the next run asks for the list again; check with the administrator of the signer which list it publishes";
     SignerError::new(class, what, advice).caused_by(error)
 }
 
@@ -323,7 +323,7 @@ fn revoked_in_place(survey: &Survey, authority: Authority, lists: &AuthorityCrls
         .filter_map(|cert| {
             let (what, since) = lists.revokes(cert.found.chain.present()?)?;
             Some(format!(
-                "{}: {what} is revoked since {}; run nodepki bootstrap to have it replaced",
+                "{}: {what} is revoked since {}; run nodepki bootstrap, which replaces it",
                 cert.spec.name,
                 rfc3339(since)
             ))
@@ -399,7 +399,7 @@ mod tests {
             AuthorityCrls::verified(lists, &trust, &[]).unwrap()
         };
         assert!(unreadable(&list(3)).is_none());
-        // Less than the limit as it came, more as PEM.
+        // Below the limit as DER, above it as PEM.
         let large = list(33_000);
         assert!((large.first_der().len() as u64) < READ_LIMIT);
         let why = unreadable(&large).unwrap().to_string();

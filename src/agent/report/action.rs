@@ -1,4 +1,4 @@
-//! What a run does, or has done, with the object of a row.
+//! The actions of a run, planned or taken, as the rows of a report show them.
 
 use std::fmt;
 

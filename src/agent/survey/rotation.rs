@@ -109,7 +109,7 @@ impl Survey {
             cert.action = rotated.action;
             cert.next = rotated.next;
             // A change of the CA waits for this certificate, however long the old one is valid.
-            cert.urgent = rotated.urgent || rotating.demand == RenewalCause::Anew;
+            cert.urgent = rotated.urgent || rotating.demand == RenewalCause::AuthorityChanged;
             cert.deferred = rotated.deferred;
             cert.for_age = rotated.for_age;
         }

@@ -62,7 +62,7 @@ pub enum RenewalCause {
     /// A command with `--force`: also a certificate that was just renewed, as its key may be compromised.
     Forced,
     /// A change of its authority: also a certificate that was just renewed.
-    Anew,
+    AuthorityChanged,
 }
 
 impl RenewalCause {
@@ -72,7 +72,7 @@ impl RenewalCause {
             RenewalCause::Due => return None,
             RenewalCause::Requested => "requested",
             RenewalCause::Forced => "requested with --force",
-            RenewalCause::Anew => "its authority was changed",
+            RenewalCause::AuthorityChanged => "its authority was changed",
         };
         Some(reason.to_owned())
     }

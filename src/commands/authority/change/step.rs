@@ -195,7 +195,7 @@ impl<'a> ChangeStep<'a> {
             self.done(format!("issued by the new CA: {}", names.join(", ")));
             return self.end(clock());
         }
-        let scope = agent::Scope::Anew(left.clone());
+        let scope = agent::Scope::AuthorityChanged(left.clone());
         let renewed = agent::renew(self.root, self.setup, &scope, clock, progress).await?;
         let rows = &renewed.report.rows;
         let is_issued = |name: &&str| rows.iter().any(|row| row.name == **name && row.is_new());
