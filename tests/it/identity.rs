@@ -356,7 +356,7 @@ fn completes_accepted_changes_without_options() {
     node.write(KUBEADM_FILE, &moved);
     run(&node, &["bootstrap", "--accept-address-change"])
         .ended(65)
-        .says("calls this node cp7");
+        .says("names this node cp7");
     run(&node, &["bootstrap", "--accept-name-change"])
         .ended(65)
         .says("192.0.2.99:6443");

@@ -355,7 +355,7 @@ fn refuses_new_address_until_it_is_accepted() {
     let node = set_up(INIT);
     let moved = INIT.replace("192.0.2.11", "192.0.2.99");
     node.write(KUBEADM_FILE, &moved);
-    let words = "has this node's API server at 192.0.2.99:6443, and it runs at 192.0.2.11:6443";
+    let words = "places this node's API server at 192.0.2.99:6443, but it runs at 192.0.2.11:6443";
     run(&node, &["plan"])
         .done()
         .says(words)
@@ -400,7 +400,7 @@ fn refuses_new_node_name_and_tells_what_to_do() {
     let node = set_up(INIT);
     node.write(KUBEADM_FILE, INIT.replace("name: cp1", "name: cp7"));
     let snapshot = node.snapshot();
-    let words = "calls this node cp7, and it runs as cp1";
+    let words = "names this node cp7, but it runs as cp1";
     bootstrap(&node)
         .ended(65)
         .says(words)

@@ -1,4 +1,4 @@
-//! What the `certs` commands work with: the cluster's API, its ClusterConfiguration and the certificate key.
+//! The inputs of the `certs` commands: the cluster's API, its ClusterConfiguration and the certificate key.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -23,24 +23,24 @@ use crate::kube::kubeadm_certs::{CertificateKey, CertificateKeyError, UPLOAD_COM
 use crate::store::NodeRoot;
 use crate::yaml::schema::{NO_CREDENTIALS, SecretFile};
 
-/// Nobody writes more than a key and a line end.
-const KEY_LIMIT: u64 = 1024;
+/// Upper bound for a secret that is read from a file descriptor, bytes.
+const MAX_SECRET_BYTES: u64 = 1024;
 
-/// A cluster whose files are shared.
+/// The cluster whose shared certificates are read or written.
 pub struct Sharing {
     /// Its API.
     pub api: Api,
-    /// Its configuration: the files', or the one that kubeadm keeps in the cluster.
+    /// Its configuration: from the kubeadm files, or the one that kubeadm keeps in the cluster.
     pub cluster: ClusterConfig,
-    /// The JoinConfiguration of this node, where it has one.
+    /// The JoinConfiguration of this node, if there is one.
     pub join: Option<JoinDiscovery>,
-    /// Where the settings have the certificate key, and where those were found.
+    /// The certificate key that the settings name, with the origin of the settings.
     pub certificate_key: Option<(Origin, SecretFile)>,
-    /// What deserves a warning.
+    /// Warnings about settings, documents and discovery.
     pub warnings: Vec<String>,
 }
 
-/// Finds the cluster: by `kubeconfig`, or as the JoinConfiguration says.
+/// Finds the cluster: by `kubeconfig`, or by the JoinConfiguration.
 ///
 /// # Errors
 /// All faults of the kubeadm configuration at once; a cluster that cannot be found.
@@ -74,7 +74,7 @@ pub async fn sharing(
         (None, None) => {
             return Err(Failure::new(
                 ExitCode::Usage,
-                "nothing says where the cluster is: name a kubeconfig with --kubeconfig FILE, or the node's JoinConfiguration with --kubeadm-config FILE",
+                "the address of the cluster is unknown: name a kubeconfig with --kubeconfig FILE, or the node's JoinConfiguration with --kubeadm-config FILE",
             ));
         }
     };
@@ -103,13 +103,13 @@ async fn kept_cluster(api: &Api) -> Result<ClusterConfig, Failure> {
         None => Err(Failure::new(
             ExitCode::Refused,
             format!(
-                "{name} is no ClusterConfiguration; name a file with it: --kubeadm-config FILE"
+                "{name} is not a ClusterConfiguration; name a file that contains one: --kubeadm-config FILE"
             ),
         )),
     }
 }
 
-/// Where a secret is written, as the command line has it.
+/// The source of a secret, as the command line names it.
 #[derive(Clone, Debug)]
 pub enum KeySource {
     /// `FILE` or `credential:NAME`.
@@ -121,24 +121,24 @@ pub enum KeySource {
 /// Reads a certificate key.
 ///
 /// # Errors
-/// A source that cannot be read, or has no key in it.
+/// A source that cannot be read, or does not contain a key.
 pub fn certificate_key(root: &NodeRoot, source: &KeySource) -> Result<CertificateKey, Failure> {
     if let KeySource::File(text) = source
         && text.parse::<CertificateKey>().is_ok()
     {
         return Err(Failure::new(
             ExitCode::Usage,
-            "--certificate-key-file takes the name of a file, and was given a certificate key, which everybody on this machine could see in the list of processes: put the key into a file of mode 0600, and upload again with another key",
+            "--certificate-key-file takes the name of a file, and was given a certificate key, which every user of this machine can see in the list of processes: upload again with another key, and put that key into a file of mode 0600",
         ));
     }
     let (what, read) = open(root, source)?;
     key_in(&what, read)
 }
 
-/// A secret that the command line names and never holds, with what to call its source.
+/// Reads a secret from the source that the command line names. Returns it with the source's name for messages.
 ///
 /// # Errors
-/// What cannot be read.
+/// A source that cannot be read.
 pub fn secret(
     root: &NodeRoot,
     source: &KeySource,
@@ -149,17 +149,17 @@ pub fn secret(
         Err(error) => Err(Failure::caused(
             ExitCode::Configuration,
             format!(
-                "{what} cannot be read: {error}; name a file that is there, or a descriptor that is open"
+                "{what} cannot be read: {error}; name an existing file or an open file descriptor"
             ),
             &error,
         )),
     }
 }
 
-type Read = io::Result<Zeroizing<Vec<u8>>>;
+type ReadResult = io::Result<Zeroizing<Vec<u8>>>;
 
-/// What to call the source, and what it gives.
-fn open(root: &NodeRoot, source: &KeySource) -> Result<(String, Read), Failure> {
+/// Reads a source. Returns its name for messages and its content.
+fn open(root: &NodeRoot, source: &KeySource) -> Result<(String, ReadResult), Failure> {
     match source {
         KeySource::File(text) => {
             let file = match text.starts_with("credential:") {
@@ -178,10 +178,10 @@ fn open(root: &NodeRoot, source: &KeySource) -> Result<(String, Read), Failure> 
     }
 }
 
-/// The certificate key that the settings name.
+/// Reads the certificate key that the settings name.
 ///
 /// # Errors
-/// As [`certificate_key`].
+/// As for [`certificate_key`].
 pub fn configured_key(
     root: &NodeRoot,
     origin: Origin,
@@ -193,12 +193,12 @@ pub fn configured_key(
     )
 }
 
-fn key_in(what: &str, read: Read) -> Result<CertificateKey, Failure> {
+fn key_in(what: &str, read: ReadResult) -> Result<CertificateKey, Failure> {
     let unusable = |why: String| {
         Failure::new(
             ExitCode::Configuration,
             format!(
-                "the certificate key in {what}: {why}; write into it what `{UPLOAD_COMMAND}` prints"
+                "the certificate key in {what}: {why}; write the key that `{UPLOAD_COMMAND}` prints to it"
             ),
         )
     };
@@ -211,13 +211,13 @@ fn key_in(what: &str, read: Read) -> Result<CertificateKey, Failure> {
         .map_err(|error: CertificateKeyError| unusable(error.to_string()))
 }
 
-/// The file, for messages.
+/// Returns the name of a secret's file for messages.
 fn shown_secret(root: &NodeRoot, origin: Origin, file: &SecretFile) -> String {
     let files: Rc<dyn Files> = DefinedFiles::new(root, origin);
     files.shown_secret(file)
 }
 
-fn read_file(root: &NodeRoot, origin: Origin, file: &SecretFile) -> Read {
+fn read_file(root: &NodeRoot, origin: Origin, file: &SecretFile) -> ReadResult {
     let path = file
         .path(credentials(root, origin).as_deref())
         .ok_or_else(|| {
@@ -226,9 +226,9 @@ fn read_file(root: &NodeRoot, origin: Origin, file: &SecretFile) -> Read {
     DefinedFiles::new(root, origin).read_secret(&path)
 }
 
-fn read_descriptor(number: u32) -> Read {
-    let mut bytes = Zeroizing::new(Vec::with_capacity(KEY_LIMIT as usize));
+fn read_descriptor(number: u32) -> ReadResult {
+    let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_SECRET_BYTES as usize));
     let file = File::open(PathBuf::from(format!("/proc/self/fd/{number}")))?;
-    file.take(KEY_LIMIT).read_to_end(&mut bytes)?;
+    file.take(MAX_SECRET_BYTES).read_to_end(&mut bytes)?;
     Ok(bytes)
 }

@@ -1,8 +1,8 @@
-//! The node's identity in its several sources: the configuration, the files of a running node, and the record kept
-//! with pending requests.
+//! The node's identity in its sources: the configuration, the files of a running node, and the record of pending
+//! requests.
 //!
-//! Certificates with another node's name or address are useless here and dangerous elsewhere, so that sources which
-//! disagree end the run. Each part of the identity is changed only with its own option. Reads the node only.
+//! Certificates with another node's name or address are unusable here and dangerous elsewhere. A run therefore fails if
+//! the sources disagree, and each part of the identity is changed only with its own option. Reads the node only.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -17,12 +17,12 @@ use crate::spec::kubeconfig_path;
 use crate::store::{IdentityPart, NodeRecord, NodeRoot, Slot, node_record_path};
 use crate::x509::Chain;
 
-/// How a run treats an identity that differs from the node's own.
+/// How a run treats a difference between the wanted identity and the node's own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum IdentityChange {
-    /// Refuses every difference outside this set.
+    /// Refuse every difference outside this set.
     Accept(BTreeSet<IdentityPart>),
-    /// Reports it, in a command that changes nothing.
+    /// Report differences, in a command that changes nothing.
     Show,
 }
 
@@ -39,7 +39,7 @@ pub struct NameSource {
     pub name: NodeName,
     /// The file on this machine.
     pub file: String,
-    /// True for the files of etcd.
+    /// Whether the file belongs to etcd.
     of_etcd: bool,
 }
 
@@ -64,7 +64,7 @@ pub fn name_sources(state: &NodeState) -> Vec<NameSource> {
     all.flatten().collect()
 }
 
-/// The common name of an etcd certificate if it is also one of its DNS names, as in kubeadm's certificates. A setting
+/// Returns the common name of an etcd certificate if it is also one of its DNS names, as in kubeadm's certificates. A setting
 /// (`commonNames`) or another tool may put a name there that is not the node's.
 pub(super) fn etcd_name(state: &NodeState, path: &Path) -> Option<String> {
     let chain = state.file(path).found(Chain::from_pem);
@@ -80,14 +80,14 @@ pub fn computed_name(state: &NodeState, hostname: &str) -> Option<NodeName> {
     flag.as_deref().unwrap_or(hostname).parse().ok()
 }
 
-/// The record of an earlier run, and what is still pending of it.
+/// The record of an earlier run, with its pending requests.
 #[derive(Debug, Default)]
 pub(super) struct Recorded {
     pub(super) kept: Option<NodeRecord>,
     pending: Vec<CertName>,
 }
 
-/// What is compared with the node's own identity.
+/// The wanted identity, which is compared with the node's own.
 pub(super) struct WantedIdentity<'a> {
     pub(super) resolved: &'a Resolved,
     /// `nodeRegistration.name`, `nodeName` or `--node-name` is set.
@@ -119,20 +119,20 @@ impl Recorded {
         })
     }
 
-    /// The recorded node, while requests are pending.
+    /// Returns the recorded node, while requests are pending.
     fn pending(&self) -> Option<&NodeRecord> {
         self.kept.as_ref().filter(|_| !self.pending.is_empty())
     }
 
-    /// The recorded node, if a run without a description of the node continues with it: while requests are pending, and
-    /// on a node on which nothing else says what it is.
+    /// Returns the recorded node if a run without a description of the node continues with it: while requests are
+    /// pending, and on a node without any other source of its identity.
     pub(super) fn continued(&self, is_blank: bool) -> Option<&NodeRecord> {
         self.kept
             .as_ref()
             .filter(|_| !self.pending.is_empty() || is_blank)
     }
 
-    /// True if the requests of a worker are pending.
+    /// Returns whether requests of a worker are pending.
     pub(super) fn is_worker(&self) -> bool {
         self.pending()
             .is_some_and(|kept| kept.node.role == KubeadmRole::Worker)
@@ -141,7 +141,7 @@ impl Recorded {
     /// Refuses to continue requests of an older release, which recorded no identity.
     ///
     /// # Errors
-    /// 65 if neither the record nor anything else on the node says which node they are for.
+    /// 65 if requests are pending without a record.
     pub(super) fn require_record(&self, root: &NodeRoot) -> Result<(), Failure> {
         if self.kept.is_some() || self.pending.is_empty() {
             return Ok(());
@@ -205,7 +205,7 @@ impl Recorded {
         Ok((notes, NodeRecord { node, accepted }))
     }
 
-    /// True if the pending requests result from the same change, accepted earlier.
+    /// Returns whether the pending requests result from the same change, accepted earlier.
     fn was_accepted(&self, part: IdentityPart, resolved: &Resolved) -> bool {
         let Some(kept) = self.pending().filter(|kept| kept.accepted.contains(&part)) else {
             return false;
@@ -221,7 +221,7 @@ impl Recorded {
         }
     }
 
-    /// `pending requests (apiserver, etcd-server) were made for cp1 (/var/lib/nodepki/node.json)`.
+    /// Returns `the pending requests of this node (apiserver, etcd-server) were made for cp1 (recorded in FILE)`.
     fn requests_for(&self, root: &NodeRoot, what: &str) -> String {
         let pending: Vec<&str> = self.pending.iter().map(|name| name.as_str()).collect();
         format!(
@@ -254,7 +254,7 @@ impl Recorded {
         }
         let sources = name_sources(state);
         let computed = computed_name(state, wanted.hostname);
-        // kubeadm has not run yet, and the file that it is given may still be corrected.
+        // Before kubeadm has run, its configuration may still be corrected.
         let is_binding = running.is_some_and(RunningNode::is_set_up) || !wanted.is_described;
         let others: Vec<&NameSource> = sources.iter().filter(|one| one.name != *name).collect();
         if is_binding && let Some(first) = others.first() {
@@ -263,7 +263,7 @@ impl Recorded {
             let files: Vec<&str> = sources.iter().map(|source| source.file.as_str()).collect();
             let words = match wanted.names_node && agree {
                 true => format!(
-                    "the configuration calls this node {name}, and it runs as {own} (so says {}): its Node object, its kubelet's permissions and its etcd member have that name, and certificates alone do not rename it; set nodeName: {own} (or nodeRegistration.name) to keep it, or take the node out of the cluster (kubectl delete node {own}, kubeadm reset) and have it join again as {name}; --accept-name-change issues the certificates for {name} regardless",
+                    "the configuration names this node {name}, but it runs as {own} (according to {}): its Node object, its kubelet's permissions and its etcd member have that name, and certificates alone do not rename it; set nodeName: {own} (or nodeRegistration.name) to keep it, or take the node out of the cluster (kubectl delete node {own}, kubeadm reset) and have it join again as {name}; --accept-name-change issues the certificates for {name} regardless",
                     files.join(", ")
                 ),
                 false => disagreement(wanted, &sources, computed.as_ref()),
@@ -280,7 +280,7 @@ impl Recorded {
             && differences.is_empty()
             && (!sources.is_empty() || self.pending().is_some())
         {
-            // A host name changes with DHCP and cloud metadata; the flags were written by kubeadm for this kubelet.
+            // kubeadm wrote the flags for this kubelet, while the host name may change with DHCP and cloud metadata.
             let by_flags = !has_etcd
                 && is_binding
                 && computed_name(state, "").is_some_and(|flagged| flagged == computed);
@@ -292,7 +292,7 @@ impl Recorded {
                 }),
                 false => {
                     note = Some(format!(
-                        "the host name is {computed}, and this node is {name} (so says {}); the host name is not used",
+                        "the host name is {computed}, and this node is {name} (according to {}); the host name is not used",
                         match sources.first() {
                             Some(source) => source.file.clone(),
                             None => root.node_path(node_record_path()).to_string(),
@@ -363,7 +363,7 @@ fn role_in_words(role: KubeadmRole) -> &'static str {
     }
 }
 
-/// Sources that contradict each other, all of them.
+/// Returns the message for contradictory sources, with each of them.
 fn disagreement(
     wanted: &WantedIdentity<'_>,
     sources: &[NameSource],

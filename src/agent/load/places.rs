@@ -1,4 +1,4 @@
-//! Where a path leads: below the root, or on this machine.
+//! Resolution of paths: below the root, or on this machine.
 //!
 //! The rule under `--root DIR`, where DIR may hold a system that is not trusted:
 //!
@@ -24,8 +24,8 @@ use crate::config::{Argument, Origin};
 use crate::http::Files;
 use crate::store::{FileContent, NodeRoot, StoreError};
 
-/// Where systemd puts the credentials of units.
-const CREDENTIALS: &str = "/run/credentials";
+/// Directory in which systemd puts the credentials of units.
+const CREDENTIALS_ROOT: &str = "/run/credentials";
 
 /// A path together with the root that it is resolved in.
 #[derive(Clone, Debug)]
@@ -39,7 +39,7 @@ pub(crate) struct Location {
 }
 
 impl Location {
-    /// The path on this machine, for messages.
+    /// Returns the path on this machine, for messages.
     pub(crate) fn on_this_machine(&self) -> PathBuf {
         self.root.on_this_machine(&self.path)
     }
@@ -49,7 +49,7 @@ impl Location {
         self.root.read(&self.path)
     }
 
-    /// The place where this document was found, for the paths in it.
+    /// Returns the origin of this document, which decides how the paths in it are resolved.
     pub(crate) fn origin(&self) -> Origin {
         match self.on_node {
             true => Origin::Node,
@@ -77,15 +77,15 @@ impl From<Origin> for Search {
     }
 }
 
-/// Returns where a path of the command line leads. A path that does not exist yet leads to where its directory is.
+/// Resolves a path of the command line. A path that does not exist yet is resolved to the root that has its directory.
 ///
 /// # Errors
-/// What the system reports for the path below the root.
+/// The operating system's error for the path below the root.
 pub(crate) fn argument(root: &NodeRoot, argument: &Argument) -> Result<Location, StoreError> {
     locate(root, Origin::CommandLine.into(), argument.as_given())
 }
 
-/// Returns the path of an argument for messages: as given, unless it leads below `--root DIR`.
+/// Returns the path of an argument for messages: as given, unless it is resolved below `--root DIR`.
 pub(crate) fn shown(root: &NodeRoot, given: &Argument) -> PathBuf {
     shown_as(root, Origin::CommandLine.into(), given.as_given())
 }
@@ -104,7 +104,7 @@ fn shown_as(root: &NodeRoot, search: Search, path: &Path) -> PathBuf {
     }
 }
 
-/// Returns where a path in a definition leads, by the place of the definition.
+/// Resolves a path in a definition found at `origin`.
 ///
 /// # Errors
 /// As for [`argument`].
@@ -116,16 +116,16 @@ pub(crate) fn defined(
     locate(root, origin.into(), path)
 }
 
-/// Whether a path is that of a systemd credential.
+/// Returns whether a path is that of a systemd credential.
 ///
-/// Their directory is closed to other users, and the user of a unit reads them by an access control list, which shows as
-/// permissions of the group (systemd.exec(5), `LoadCredential=`).
+/// Other users have no access to the directory of credentials. The unit's user reads them by an access control list,
+/// which the mode shows as permissions of the group (systemd.exec(5), `LoadCredential=`).
 fn is_credential(path: &Path) -> bool {
     let own = std::env::var_os("CREDENTIALS_DIRECTORY");
-    path.starts_with(CREDENTIALS) || own.is_some_and(|own| path.starts_with(own))
+    path.starts_with(CREDENTIALS_ROOT) || own.is_some_and(|own| path.starts_with(own))
 }
 
-/// Whether a definition found at `origin` may start programs and use systemd credentials of this machine.
+/// Returns whether a definition found at `origin` may start programs and use systemd credentials of this machine.
 pub(crate) fn is_trusted(root: &NodeRoot, origin: Origin) -> bool {
     origin != Origin::Node || root.is_this_machine()
 }
@@ -164,14 +164,14 @@ fn locate(root: &NodeRoot, search: Search, path: &Path) -> Result<Location, Stor
     Ok(on_node(path))
 }
 
-/// The files that a definition may name, by the place of the definition.
+/// Access to the files that a definition names, resolved by the origin of the definition.
 pub(crate) struct DefinedFiles {
     root: NodeRoot,
     search: Search,
 }
 
 impl DefinedFiles {
-    /// The files for definitions found at `origin`.
+    /// Returns access for definitions found at `origin`.
     pub(crate) fn new(root: &NodeRoot, origin: Origin) -> Rc<Self> {
         Rc::new(DefinedFiles {
             root: root.clone(),
@@ -179,7 +179,7 @@ impl DefinedFiles {
         })
     }
 
-    /// The files for what is named in the document at `location`, which is found nowhere else.
+    /// Returns access to the files that the document at `location` names, which are searched in its root only.
     pub(crate) fn of(root: &NodeRoot, location: &Location) -> Rc<Self> {
         Rc::new(DefinedFiles {
             root: root.clone(),
@@ -237,7 +237,7 @@ pub enum KubeconfigFile {
 }
 
 impl KubeconfigFile {
-    /// The path for messages.
+    /// Returns the path for messages.
     pub(super) fn shown(&self, root: &NodeRoot) -> PathBuf {
         match self {
             KubeconfigFile::OnNode(path) => root.on_this_machine(path),

@@ -1,7 +1,7 @@
-//! What a node that was set up before says of itself: its name, the address of its API server, its role.
+//! The facts of a node that was set up earlier: its name, the address of its API server, its role.
 //!
-//! Reads the node only, no cluster, and never fails: what cannot be read is said, and counts as unknown. Its identity is
-//! compared with the configuration in `identity`.
+//! Reads the node only, not the cluster, and never fails: an unreadable file is reported and counts as unknown. `identity`
+//! compares these facts with the configuration.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -17,20 +17,21 @@ use crate::spec::kubeconfig_path;
 use crate::store::NodeRoot;
 use crate::x509::Chain;
 
-/// Before the node's name in the common name of kubelet.conf's certificate.
-const NODE_USER: &str = "system:node:";
+/// Prefix of the node's name in the common name of kubelet.conf's certificate.
+const NODE_USER_PREFIX: &str = "system:node:";
 /// kubeadm's manifest of etcd.
 pub(super) const ETCD_MANIFEST: &str = "/etc/kubernetes/manifests/etcd.yaml";
-/// Where `kubeadm init` and `join` put the kubelet's configuration.
+/// The kubelet's configuration, which `kubeadm init` and `join` write.
 const KUBELET_CONFIGURATION: &str = "/var/lib/kubelet/config.yaml";
 
-/// A node that was set up before.
+/// A node that was set up earlier.
 pub(super) struct RunningNode {
     pub(super) facts: kubeadm::ExistingNode,
-    /// Of kube-apiserver.
+    /// Manifest of kube-apiserver.
     apiserver: Option<StaticPod>,
+    /// Manifest of etcd.
     etcd: Option<StaticPod>,
-    /// kubeadm has run here: what the configuration says otherwise is a change.
+    /// Whether kubeadm has run: a different configuration is then a change.
     is_set_up: bool,
     notes: Vec<String>,
 }
@@ -48,11 +49,11 @@ impl RunningNode {
             Observed::Present(manifest) => Some(manifest),
             Observed::Absent => None,
             Observed::Empty => {
-                notes.push(misunderstood(state, name, "it is empty"));
+                notes.push(unparsable_manifest(state, name, "it is empty"));
                 None
             }
             Observed::Unreadable(why) => {
-                notes.push(misunderstood(state, name, &why));
+                notes.push(unparsable_manifest(state, name, &why));
                 None
             }
         };
@@ -66,7 +67,7 @@ impl RunningNode {
         }
         let role = match role_of(state, &[], described.map(node::role::NodeRole::from)) {
             node::role::NodeRole::Worker | node::role::NodeRole::Empty => KubeadmRole::Worker,
-            // Only the first node of a cluster has it.
+            // kubeadm writes super-admin.conf on the first node only.
             node::role::NodeRole::ControlPlane
                 if state.exists(kubeconfig_path(CertName::SuperAdminConf)) =>
             {
@@ -79,7 +80,7 @@ impl RunningNode {
             .or_else(|| Some(etcd.as_ref()?.flag("name")?.to_owned()))
             .or_else(|| etcd_name(state, &etcd_certificate))
             .and_then(|name| name.parse::<NodeName>().ok());
-        // kubeadm, like this program, has kube-controller-manager talk to the node's own API server.
+        // kubeadm and nodepki configure kube-controller-manager with the node's own API server.
         let endpoint = apiserver
             .as_ref()
             .and_then(StaticPod::endpoint)
@@ -102,19 +103,19 @@ impl RunningNode {
         })
     }
 
-    /// True once kubeadm has run: a configuration that differs from the node changes it.
+    /// Returns whether kubeadm has run: a configuration that differs from the node then changes it.
     pub(super) fn is_set_up(&self) -> bool {
         self.is_set_up
     }
 
-    /// What could not be read, and where the node differs from its ClusterConfiguration.
+    /// Returns the files that could not be read, and the differences from the node's ClusterConfiguration.
     pub(super) fn notes(&self, root: &NodeRoot, resolved: &Resolved) -> Vec<String> {
         let cluster = resolved.cluster.as_ref();
         let elsewhere = cluster.and_then(|cluster| self.served_elsewhere(root, cluster));
         self.notes.iter().cloned().chain(elsewhere).collect()
     }
 
-    /// The address of the configuration, if it is not the one in the manifest of kube-apiserver, in words.
+    /// Returns the message for an address that differs from the one in the manifest of kube-apiserver.
     pub(super) fn address_change(&self, root: &NodeRoot, resolved: &Resolved) -> Option<String> {
         let manifest = self.apiserver.as_ref()?;
         let own = manifest.endpoint()?;
@@ -140,13 +141,13 @@ impl RunningNode {
             _ => String::new(),
         };
         Some(format!(
-            "the configuration has this node's API server at {wanted}, and it runs at {own} (so says {}): correct localAPIEndpoint to keep it there; if the node has really moved, run again with --accept-address-change, which has certificates and kubeconfigs made for {}. Certificates do not repair the manifests (kubeadm init phase control-plane all){etcd}",
+            "the configuration places this node's API server at {wanted}, but it runs at {own} (according to {}): correct localAPIEndpoint to keep that address; if the address of the node has changed, run again with --accept-address-change, which issues certificates and kubeconfigs for {}. nodepki does not correct the manifests (kubeadm init phase control-plane all){etcd}",
             root.on_this_machine(&manifest.path).display(),
             wanted.ip()
         ))
     }
 
-    /// Where the member of this node is reached, by its manifest.
+    /// Returns the flags with the addresses of this node's etcd member, from its manifest.
     fn etcd_urls(&self) -> Vec<String> {
         let flags = ["initial-advertise-peer-urls", "advertise-client-urls"];
         let manifest = self.etcd.iter();
@@ -159,7 +160,7 @@ impl RunningNode {
             .collect()
     }
 
-    /// The API server reads its certificate from another place than the one that is written.
+    /// Returns a note if kube-apiserver reads its certificate from another file than the one that is written.
     fn served_elsewhere(&self, root: &NodeRoot, cluster: &ClusterConfig) -> Option<String> {
         let manifest = self.apiserver.as_ref()?;
         let served = Path::new(manifest.flag("tls-cert-file")?);
@@ -168,7 +169,7 @@ impl RunningNode {
             .join(format!("{}.crt", CertName::Apiserver.base_name()));
         (served != written).then(|| {
             format!(
-                "kube-apiserver serves {} (so says {}), and the ClusterConfiguration has the certificate written to {}: correct certificatesDir, or the manifest",
+                "kube-apiserver serves {} (according to {}), but by the ClusterConfiguration the certificate is written to {}: correct certificatesDir or the manifest",
                 root.on_this_machine(served).display(),
                 root.on_this_machine(&manifest.path).display(),
                 root.on_this_machine(written).display()
@@ -177,25 +178,25 @@ impl RunningNode {
     }
 }
 
-/// The address that no interface of this machine has, in words.
+/// Returns a note if no interface of this machine has the address of its API server.
 pub(super) fn unowned(address: IpAddr, interfaces: &[IpAddr]) -> Option<String> {
     (!interfaces.is_empty() && !interfaces.contains(&address)).then(|| {
         let found: Vec<String> = interfaces.iter().map(ToString::to_string).collect();
         format!(
-            "no interface of this machine has {address}, the address of its API server: it has {}; if the node has moved, set localAPIEndpoint.advertiseAddress to the new address and run with --accept-address-change",
+            "no interface of this machine has {address}, the address of its API server: its addresses are {}; if the address of the node has changed, set localAPIEndpoint.advertiseAddress to the new address and run with --accept-address-change",
             found.join(", ")
         )
     })
 }
 
-fn misunderstood(state: &NodeState, name: &str, why: &str) -> String {
+fn unparsable_manifest(state: &NodeState, name: &str, why: &str) -> String {
     let path = state
         .root()
         .on_this_machine(Path::new(MANIFESTS).join(name));
-    format!("{} is not understood: {why}", path.display())
+    format!("{} cannot be parsed: {why}", path.display())
 }
 
-/// A kubeconfig that can be used, wherever its credentials are.
+/// Returns a usable kubeconfig, with credentials embedded or in files.
 fn usable(state: &NodeState, name: CertName) -> Option<ObservedKubeconfig> {
     match state.kubeconfig(kubeconfig_path(name)).ok()? {
         KubeconfigState::Embedded(found) => found.kubeconfig,
@@ -217,7 +218,7 @@ pub(super) fn kubelet_name(state: &NodeState) -> Option<String> {
     };
     let leaf = chain.present()?.leaf();
     let name = leaf.subject().values("CN").next()?;
-    name.strip_prefix(NODE_USER).map(str::to_owned)
+    name.strip_prefix(NODE_USER_PREFIX).map(str::to_owned)
 }
 
 /// Returns the name of the etcd member in its manifest.
@@ -250,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_that_no_interface_has_is_told_and_nothing_where_none_is_known() {
+    fn reports_address_that_no_interface_has() {
         let ip = |text: &str| text.parse::<IpAddr>().unwrap();
         let interfaces = [ip("192.0.2.11"), ip("fd00::11")];
         assert_eq!(unowned(ip("fd00::11"), &interfaces), None);

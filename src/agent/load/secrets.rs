@@ -1,7 +1,7 @@
-//! Secrets of the settings that others can get at: files with open modes, and CA keys on the node.
+//! Exposed secrets of the settings: files that other users can read or change, and CA keys on the node.
 //!
-//! A file with an open mode is refused when it is used (see [`Metadata::require_private`](crate::store::Metadata)); here
-//! it is found before that, without asking a signer.
+//! Such a file is refused when it is used (see [`Metadata::require_private`](crate::store::Metadata)); this module finds
+//! it earlier, without contacting a signer.
 
 use std::path::{Path, PathBuf};
 
@@ -18,22 +18,22 @@ use crate::store::{self, NodeRoot};
 use crate::yaml;
 use crate::yaml::schema::{self, SecretFile, ValueForm};
 
-/// Why CA keys on the node are reported, and what to do.
+/// The risk of CA keys on the node, and the remedy.
 pub const LOCAL_CA_KEYS_ADVICE: &str = "anyone who controls the node can sign certificates for the whole cluster: outside a lab, configure a signer on another machine and remove the keys";
 
 /// Keys of `InitConfiguration` and `JoinConfiguration` whose values are secrets.
 const KUBEADM_SECRETS: [&str; 3] = ["token", "tlsBootstrapToken", "certificateKey"];
 
-/// Returns each secret that other users can read or change: files that the settings name, and kubeadm's own. What is
-/// missing or cannot be read is left to the run that needs it.
+/// Returns each secret that other users can read or change: files that the settings name, and kubeadm's own. Missing and
+/// unreadable files are omitted: the run that needs them reports them.
 pub fn exposed_secrets(root: &NodeRoot, settings: &Settings) -> Vec<String> {
     let mut exposed = exposed_files(root, settings);
     exposed.extend(exposed_kubeadm_files(root, settings));
     exposed
 }
 
-/// The kubeadm files that contain a secret and that every user can read. They are used all the same, as kubeadm uses them;
-/// Cluster API gives them mode 0640.
+/// Returns the kubeadm files that contain a secret and that every user can read. nodepki uses them nevertheless, as kubeadm
+/// does; Cluster API gives them mode 0640.
 fn exposed_kubeadm_files(root: &NodeRoot, settings: &Settings) -> Vec<String> {
     let arguments = settings.kubeadm.arguments.iter();
     let arguments = arguments.filter_map(|named| argument(root, named).ok());
@@ -49,13 +49,13 @@ fn exposed_kubeadm_files(root: &NodeRoot, settings: &Settings) -> Vec<String> {
             let path = file.on_this_machine();
             let path = path.display();
             Some(format!(
-                "{path}: mode {mode:04o} lets other users get at the {secret} in it (chmod 600 {path})"
+                "{path}: mode {mode:04o} lets other users read the {secret} in it (chmod 600 {path})"
             ))
         })
         .collect()
 }
 
-/// The first key of kubeadm's documents whose value is a secret.
+/// Returns the first key of kubeadm's documents whose value is a secret.
 fn kubeadm_secret(text: &str) -> Option<&'static str> {
     fn find(value: &Value) -> Option<&'static str> {
         match value {
@@ -63,7 +63,7 @@ fn kubeadm_secret(text: &str) -> Option<&'static str> {
                 let secret = KUBEADM_SECRETS.into_iter().find(|secret| key == secret);
                 match value {
                     Value::Object(_) | Value::Array(_) => find(value),
-                    // A key of digits alone is a number.
+                    // YAML reads a key that consists of digits as a number.
                     Value::String(_) | Value::Number(_) => secret,
                     Value::Null | Value::Bool(_) => None,
                 }
@@ -141,7 +141,7 @@ struct NamedFile {
     path: PathBuf,
 }
 
-/// The files with secrets that the settings name. Credentials of systemd are private.
+/// Returns the files with secrets that the settings name. Credentials of systemd are private and omitted.
 fn named_files(settings: &Settings) -> Vec<NamedFile> {
     let mut named = Vec::new();
     for (name, config) in &settings.signers {

@@ -1,4 +1,4 @@
-//! The signers of a configuration, each with what it may read and keep: files, credentials, a directory of its own.
+//! Opens the signers of a configuration, each with access to its files, its credentials and its own state directory.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -94,10 +94,10 @@ fn open_signer(
         .map_err(|error| Failure::new(signer_code(&error), format!("signer {name}: {error}")))
 }
 
-/// The cluster that a kubeconfig leads to.
+/// Returns a client for the cluster of a kubeconfig.
 ///
 /// # Errors
-/// A kubeconfig that cannot be used; nothing is sent yet.
+/// A kubeconfig that cannot be used; no request is sent.
 pub fn cluster(root: &NodeRoot, kubeconfig: impl Into<KubeconfigFile>) -> Result<Api, Failure> {
     let kubeconfig = kubeconfig.into();
     let location = kubeconfig.location(root)?;
@@ -111,7 +111,7 @@ pub fn cluster(root: &NodeRoot, kubeconfig: impl Into<KubeconfigFile>) -> Result
         .map_err(|error| Failure::of_cluster(kubeconfig.shown(root).display(), &error))
 }
 
-/// The directory in which systemd put the unit's credentials; `None` for definitions that must not use them.
+/// Returns the directory of the unit's systemd credentials; `None` for definitions that must not use them.
 pub(super) fn credentials(root: &NodeRoot, origin: Origin) -> Option<PathBuf> {
     match places::is_trusted(root, origin) {
         true => std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from),
@@ -119,7 +119,7 @@ pub(super) fn credentials(root: &NodeRoot, origin: Origin) -> Option<PathBuf> {
     }
 }
 
-/// A user by name or number, with its primary group, from `/etc/passwd` alone: a static binary has no NSS.
+/// Returns a user by name or number, with its primary group, from `/etc/passwd` only: a static binary has no NSS.
 fn user(user: &str) -> io::Result<Option<exec::RunAs>> {
     let passwd = match std::fs::read("/etc/passwd") {
         Err(error) if machine::is_fault(&error) => return Err(error),
@@ -171,7 +171,7 @@ impl Memory for RootedMemory {
     }
 }
 
-/// The drop directory of a file-drop signer, inside its root. Every operation opens the directories anew and verifies
+/// The drop directory of a file-drop signer, inside its root. Every operation opens the directories again and verifies
 /// the access rules of [`signer::directory`].
 struct RootedDrop {
     root: NodeRoot,
@@ -181,7 +181,8 @@ struct RootedDrop {
 }
 
 impl RootedDrop {
-    /// Which of the two directories pass: another user's request in the outbox would be signed, whoever owns it.
+    /// Returns which owners and modes are accepted. Only the inbox may be a sticky directory of other users: a request
+    /// that another user puts into the outbox would be signed.
     fn trust(&self, name: &str) -> DirectoryTrust<'_> {
         DirectoryTrust {
             owners: &self.owners,
@@ -189,7 +190,7 @@ impl RootedDrop {
         }
     }
 
-    /// Opens a directory of the base; `None` when it does not exist.
+    /// Opens a directory of the base; `None` if it does not exist.
     fn open(&self, name: &str) -> Result<Option<Dir>, store::StoreError> {
         match self.root.trusted_dir(&self.base)? {
             Some(base) => base.trusted_dir(name, self.trust(name)),
@@ -203,7 +204,7 @@ impl RootedDrop {
     }
 }
 
-/// The directory and the file of a name in a drop directory.
+/// Splits a name in a drop directory into directory and file.
 fn dropped_file(name: &str) -> io::Result<(&str, &str)> {
     name.split_once('/')
         .ok_or_else(|| io::Error::other(format!("{name} is not the name of a file in a directory")))
