@@ -49,9 +49,11 @@ use probe::Probe;
 
 /// Interval between two checks of a component that starts, and between two attempts to take the lock.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// Starts and reloads units.
 const SYSTEMCTL: &str = "/usr/bin/systemctl";
+/// Timeout of one systemctl command.
 const UNIT_TIMEOUT: Duration = Duration::from_secs(90);
-/// Minimum wait, even if certificates are due meanwhile.
+/// Shortest wait for a component, even if certificates are due meanwhile.
 const MIN_WAIT: Duration = Duration::from_secs(5);
 
 /// Inputs of [`settle`].
@@ -100,7 +102,7 @@ pub struct ReloadOutcome {
     pub what: String,
     /// State afterwards.
     pub state: ReloadState,
-    /// What was proven, or the problem and what to do; a sentence without its subject `what`.
+    /// The proof, or the problem and its remedy; a sentence without its subject `what`.
     pub detail: String,
 }
 
@@ -121,13 +123,13 @@ impl From<ReloadOutcome> for ReportRow {
 pub enum ReloadState {
     /// The files on disk are in use.
     Done,
-    /// Nothing can be done in this place; manual action may be needed on the node.
+    /// The component does not run here; manual action may be needed on the node.
     NotHere,
-    /// Nothing was done yet; a later run continues.
+    /// No action was taken yet; a later run continues.
     Waits,
     /// The files on disk are not in use; a later run checks again.
     Failed,
-    /// The old files were restored, and nothing is tried again without a request.
+    /// The old files were restored, and no further attempt is made without a request.
     RolledBack,
 }
 
@@ -172,7 +174,7 @@ pub async fn settle(
         return Ok(Vec::new());
     }
     if root.path() != Path::new("/") {
-        return Ok(elsewhere(&unsettled));
+        return Ok(outcomes_below_root(&unsettled));
     }
     let probe = Probe { root, setup, clock };
     let left = |at: OffsetDateTime| Duration::try_from(at - clock()).unwrap_or_default();
@@ -189,15 +191,15 @@ pub async fn settle(
     Ok(run.outcomes)
 }
 
-/// Returns the outcomes below a root on which nothing runs.
-fn elsewhere(unsettled: &Unsettled) -> Vec<ReloadOutcome> {
+/// Returns the outcomes below another root, where no component runs.
+fn outcomes_below_root(unsettled: &Unsettled) -> Vec<ReloadOutcome> {
     let restarts = unsettled.restarts.iter();
     restarts
         .map(|restart| ReloadOutcome {
             what: restart.component.to_string(),
             state: ReloadState::NotHere,
             detail: format!(
-                "was not restarted for {}: nothing runs below this root; it sees what is new when the node starts, and where it runs already, `nodepki renew` on the node restarts it",
+                "was not restarted for {}: no component runs below this root; it reads the new files when the node starts, and on a running node `nodepki renew` restarts it",
                 names(&restart.causes)
             ),
         })
@@ -223,7 +225,7 @@ struct Program {
 }
 
 impl Run<'_> {
-    fn tell(&mut self, what: impl ToString, state: ReloadState, detail: impl Into<String>) {
+    fn report(&mut self, what: impl ToString, state: ReloadState, detail: impl Into<String>) {
         self.outcomes.push(ReloadOutcome {
             what: what.to_string(),
             state,
@@ -231,8 +233,8 @@ impl Run<'_> {
         });
     }
 
-    /// Returns how long to wait for a reload, or for other nodes.
-    fn patience(&self) -> Duration {
+    /// Returns the longest wait for a reload, or for other nodes.
+    fn max_wait(&self) -> Duration {
         let timeout = self.probe.setup.reload.timeout;
         let left = |until: Instant| until.saturating_duration_since(Instant::now());
         self.until
@@ -286,11 +288,11 @@ impl Run<'_> {
         for changed in changed {
             match self.reloaded(changed.change).await {
                 Ok(detail) => proven.push((changed, detail)),
-                Err(why) => self.tell(
+                Err(why) => self.report(
                     changed.change,
                     ReloadState::Failed,
                     format!(
-                        "{why}; see the log of that component, which still has the old certificate, and run `nodepki renew` again to have this looked at again"
+                        "{why}; see the log of that component, which still uses the old certificate, then run `nodepki renew`, which repeats this check"
                     ),
                 ),
             }
@@ -300,7 +302,7 @@ impl Run<'_> {
         }
         if let Some(holder) = self.take_lock().await? {
             for (changed, _) in proven {
-                self.tell(changed.change, ReloadState::Waits, busy_message(&holder));
+                self.report(changed.change, ReloadState::Waits, busy_message(&holder));
             }
             return Ok(());
         }
@@ -312,7 +314,7 @@ impl Run<'_> {
                 continue;
             }
             if let Some(detail) = detail {
-                self.tell(changed.change, ReloadState::Done, detail);
+                self.report(changed.change, ReloadState::Done, detail);
             }
             seen.push(changed);
         }
@@ -355,7 +357,7 @@ impl Run<'_> {
             None => pod.addresses(component),
         };
         let wanted = self.probe.on_disk(certificate)?;
-        let give_up = Instant::now() + self.patience();
+        let give_up = Instant::now() + self.max_wait();
         for address in &addresses {
             self.serves(component, *address, &wanted.fingerprint(), give_up)
                 .await?;
@@ -383,7 +385,9 @@ impl Run<'_> {
                     "{component} still serves serial {} at {address}",
                     shown.serial()
                 ),
-                Err(why) => format!("{component} could not be asked: {why}"),
+                Err(why) => {
+                    format!("the certificate that {component} serves could not be read: {why}")
+                }
             };
             if Instant::now() >= give_up {
                 return Err(why);
@@ -420,17 +424,17 @@ impl Run<'_> {
         for (causes, program) in due {
             let shown = program.command.join(" ");
             match program.run(&causes).await {
-                Ok(()) => self.tell(
+                Ok(()) => self.report(
                     shown,
                     ReloadState::Done,
                     format!("was run for {}", names(&causes)),
                 ),
                 Err(why) => {
                     let detail = format!(
-                        "{why}; mend it, and run `nodepki renew` again to have it run again for {}",
+                        "{why}; correct the cause, then run `nodepki renew`, which runs it again for {}",
                         names(&causes)
                     );
-                    self.tell(shown, ReloadState::Failed, detail);
+                    self.report(shown, ReloadState::Failed, detail);
                     failed.extend(causes);
                 }
             }

@@ -385,7 +385,7 @@ mod tests {
             causes: vec![SCHEDULER],
             previous: Vec::new(),
             state: RestartState::RolledBack {
-                why: "it did not come back".to_owned(),
+                why: "it did not become ready".to_owned(),
             },
         });
         store(&root).commit(commit).unwrap();

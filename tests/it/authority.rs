@@ -1126,7 +1126,7 @@ mod on_a_cluster {
         worker.write("/var/broken", "");
         take("stage", &["--certificate", "/var/new/ca.crt"])
             .ended(65)
-            .says("kubelet rolled back: did not come back with the new ca")
+            .says("kubelet rolled back: did not become ready with the new ca")
             .says_not("kube-controller-manager waits");
         assert!(before == files());
         by_report("activate")

@@ -165,8 +165,8 @@ fn rolls_back_all_files_of_staged_ca_if_one_component_fails() {
     let ran = plane.stage_until_decided(ca);
     assert_eq!(plane.changed_files(&before), NO_FILE, "{}", ran.said());
     ran.ended(65)
-        .says("kube-controller-manager rolled back: did not come back with the new ca")
-        .says("with the old files it is back")
+        .says("kube-controller-manager rolled back: did not become ready with the new ca")
+        .says("with the old files it is ready")
         .says("kube-scheduler in effect: needs no restart");
     assert_eq!(plane.restarts(), [2, 0, 0, 0]);
     let report = plane.report(ca);
@@ -199,8 +199,8 @@ fn rolls_back_all_files_of_staged_ca_if_one_component_fails() {
     let ran = plane.stage_until_decided(ca);
     assert_eq!(plane.changed_files(&before), NO_FILE, "{}", ran.said());
     ran.ended(65)
-        .says("kube-controller-manager waits: works with files that are rolled back now")
-        .says("kube-scheduler rolled back: did not come back with the new scheduler.conf");
+        .says("kube-controller-manager waits: uses files that were rolled back")
+        .says("kube-scheduler rolled back: did not become ready with the new scheduler.conf");
     assert_eq!(plane.restarts(), [5, 2, 0, 0]);
     plane
         .renew_due()

@@ -140,7 +140,7 @@ fn restarts_non_reloading_components_once_and_only_when_safe() {
     let ran = plane.renew(&["--name", "scheduler.conf"]);
     ran.ended(75)
         .row_says(SCHEDULER, "waits")
-        .row_says(SCHEDULER, "it is the turn of node cp2");
+        .row_says(SCHEDULER, "node cp2 holds the Lease");
     assert_eq!(plane.restarts(), [1, 1, 0, 0]);
     assert_eq!(plane.lease()["spec"]["holderIdentity"], "cp2");
     // The other node has vanished: its Lease expires by our own clock, whatever its timestamp is.
@@ -179,8 +179,11 @@ fn restarts_non_reloading_components_once_and_only_when_safe() {
     let ran = plane.renew(&["--name", "admin.conf"]);
     ran.ended(65)
         .row_says(SCHEDULER, "rolled back")
-        .row_says(SCHEDULER, "did not come back with the new scheduler.conf")
-        .row_says(SCHEDULER, "with the old files it is back")
+        .row_says(
+            SCHEDULER,
+            "did not become ready with the new scheduler.conf",
+        )
+        .row_says(SCHEDULER, "with the old files it is ready")
         .row_says(SCHEDULER, "run `nodepki renew --name scheduler.conf`");
     assert_eq!(plane.conf(), good);
     assert_eq!(plane.restarts(), [2, 5, 0, 0]);
@@ -243,7 +246,7 @@ fn keeps_new_kubeconfig_if_former_one_has_expired() {
         .renew(&["--name", "admin.conf"])
         .ended(75)
         .row_says(SCHEDULER, "failed")
-        .row_says(SCHEDULER, "the new files stay")
+        .row_says(SCHEDULER, "the new files are kept")
         .row_says(
             SCHEDULER,
             "the certificate of the former /etc/kubernetes/scheduler.conf expired at ",
@@ -304,7 +307,7 @@ fn manual_commands_succeed_while_daemon_waits_for_lease_of_another_node() {
     let outcome: Value = serde_json::from_str(&ran.stdout).unwrap();
     assert_eq!(outcome["applied"], true, "{}", ran.said());
     let reloads = outcome["reloads"].to_string();
-    assert!(reloads.contains("it is the turn of node cp2"), "{reloads}");
+    assert!(reloads.contains("node cp2 holds the Lease"), "{reloads}");
     assert!(begin.elapsed() < Duration::from_secs(50), "{}", ran.said());
     daemon.is_running();
     assert_eq!(plane.restarts(), [0; 4]);

@@ -23,7 +23,7 @@ pub(super) const LEASE: Resource = Resource {
     kind: "Lease",
 };
 pub(super) const NAMESPACE: &str = "kube-system";
-const NAME: &str = "nodepki-reload";
+const LEASE_NAME: &str = "nodepki-reload";
 /// Interval between two reads of a Lease that another node holds.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -31,7 +31,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_AWAITED_DURATION: Duration = Duration::from_secs(600);
 
 /// Access to the Lease for this node.
-pub(super) struct Turns {
+pub(super) struct RestartLease {
     pub(super) api: Api,
     pub(super) node: String,
     pub(super) duration: Duration,
@@ -39,22 +39,22 @@ pub(super) struct Turns {
 }
 
 /// Why this node does not have the Lease.
-pub(super) enum NotNow {
-    /// This node holds the Lease.
+pub(super) enum LeaseUnavailable {
+    /// The node of this name holds the Lease.
     Held(String),
     /// The Lease could not be read or written.
     Unknown(api::ApiError),
 }
 
-impl Turns {
+impl RestartLease {
     /// Takes the Lease; waits at most `limit`, or until a vanished holder is detected.
-    pub(super) async fn take(&self, limit: Duration) -> Result<(), NotNow> {
+    pub(super) async fn take(&self, limit: Duration) -> Result<(), LeaseUnavailable> {
         let began = Instant::now();
         let mut give_up = began + limit;
         let mut seen = None;
         let mut waits = false;
         loop {
-            let found = self.read().await.map_err(NotNow::Unknown)?;
+            let found = self.read().await.map_err(LeaseUnavailable::Unknown)?;
             let wall = (self.clock)();
             let now = Instant::now();
             match decide(
@@ -69,17 +69,17 @@ impl Turns {
                     Ok(()) => return Ok(()),
                     Err(api::ApiError::Refused(status))
                         if status.is_conflict() || status.is_already_exists() => {}
-                    Err(error) => return Err(NotNow::Unknown(error)),
+                    Err(error) => return Err(LeaseUnavailable::Unknown(error)),
                 },
                 LeaseStep::Wait { holder, left } => {
                     if !std::mem::replace(&mut waits, true) {
                         tracing::info!(
-                            "node {holder} holds the Lease {NAMESPACE}/{NAME}: waiting for this node's turn"
+                            "node {holder} holds the Lease {NAMESPACE}/{LEASE_NAME}: waiting until it is released or expires"
                         );
                     }
-                    give_up = give_up.max(began + patience(limit, left));
+                    give_up = give_up.max(began + max_wait(limit, left));
                     if Instant::now() + left.min(POLL_INTERVAL) > give_up {
-                        return Err(NotNow::Held(holder));
+                        return Err(LeaseUnavailable::Held(holder));
                     }
                     sleep(left.min(POLL_INTERVAL)).await;
                 }
@@ -132,12 +132,16 @@ impl Turns {
     }
 
     async fn read(&self) -> Result<Option<Value>, api::ApiError> {
-        self.api.read(&LEASE, Some(NAMESPACE), NAME).await
+        self.api.read(&LEASE, Some(NAMESPACE), LEASE_NAME).await
     }
 
     async fn write(&self, lease: &Value, exists: bool) -> Result<(), api::ApiError> {
         let written = match exists {
-            true => self.api.replace(&LEASE, Some(NAMESPACE), NAME, lease).await,
+            true => {
+                self.api
+                    .replace(&LEASE, Some(NAMESPACE), LEASE_NAME, lease)
+                    .await
+            }
             false => self.api.create(&LEASE, Some(NAMESPACE), lease).await,
         };
         written.map(drop)
@@ -145,7 +149,7 @@ impl Turns {
 }
 
 /// Returns the total wait: at least until the Lease would expire, since a shorter wait never detects a vanished holder.
-fn patience(limit: Duration, left: Duration) -> Duration {
+fn max_wait(limit: Duration, left: Duration) -> Duration {
     match left <= MAX_AWAITED_DURATION {
         true => limit.max(left + POLL_INTERVAL),
         false => limit,
@@ -174,7 +178,7 @@ fn decide(
         json!({
             "apiVersion": LEASE.api_version(),
             "kind": LEASE.kind,
-            "metadata": {"name": NAME, "namespace": NAMESPACE},
+            "metadata": {"name": LEASE_NAME, "namespace": NAMESPACE},
         })
     });
     let holder = holder(&lease).to_owned();
@@ -308,8 +312,8 @@ mod tests {
     #[test]
     fn waits_for_expiry_even_with_short_limit() {
         let seconds = Duration::from_secs;
-        assert_eq!(patience(seconds(120), seconds(60)), seconds(120));
-        assert_eq!(patience(seconds(3), seconds(60)), seconds(61));
-        assert_eq!(patience(seconds(3), seconds(3600)), seconds(3));
+        assert_eq!(max_wait(seconds(120), seconds(60)), seconds(120));
+        assert_eq!(max_wait(seconds(3), seconds(60)), seconds(61));
+        assert_eq!(max_wait(seconds(3), seconds(3600)), seconds(3));
     }
 }

@@ -71,11 +71,11 @@ impl Pod {
     pub(super) fn annotated(&self, value: &str) -> Result<String, String> {
         let text = annotate(&self.text, value)?;
         let mut wanted = self.document.clone();
-        set(&mut wanted, value).ok_or("its metadata is no map")?;
+        set(&mut wanted, value).ok_or("its metadata is not a mapping")?;
         match parse(&text) {
             Ok(found) if found == wanted => Ok(text),
             _ => Err(format!(
-                "its metadata is written in a form in which {ANNOTATION} cannot be set without changing more"
+                "its metadata is written in a form in which {ANNOTATION} cannot be set without another change"
             )),
         }
     }
@@ -85,7 +85,10 @@ fn parse(text: &str) -> Result<Value, String> {
     let documents = yaml::parse("manifest", text).map_err(|faults| faults.to_string())?;
     match documents.as_slice() {
         [document] => Ok(yaml::to_json(document)),
-        documents => Err(format!("it holds {} documents, not one", documents.len())),
+        documents => Err(format!(
+            "it contains {} documents instead of one",
+            documents.len()
+        )),
     }
 }
 
@@ -128,16 +131,16 @@ fn annotate(text: &str, value: &str) -> Result<String, String> {
     let metadata = lines
         .iter()
         .position(top)
-        .ok_or("it has no `metadata:` line of its own")?;
+        .ok_or("it has no line with `metadata:` alone")?;
     let indent = |line: &str| line.len() - line.trim_start_matches(' ').len();
-    let says = |line: &&&str| {
+    let has_content = |line: &&&str| {
         let line = line.trim();
         !line.is_empty() && !line.starts_with('#')
     };
     let below = |at: usize, least: usize| {
         let rest = lines.iter().skip(at + 1);
         rest.clone()
-            .position(|line| says(&line) && indent(line) < least)
+            .position(|line| has_content(&line) && indent(line) < least)
             .map_or(lines.len(), |count| at + 1 + count)
     };
     let inside = metadata + 1..below(metadata, 1);
@@ -145,7 +148,7 @@ fn annotate(text: &str, value: &str) -> Result<String, String> {
         .get(inside.clone())
         .unwrap_or_default()
         .iter()
-        .find(says)
+        .find(has_content)
         .map_or(2, |line| indent(line));
     let entry = format!("{ANNOTATION}: \"{value}\"");
     let is_annotations =
@@ -185,7 +188,7 @@ fn annotate(text: &str, value: &str) -> Result<String, String> {
         .get(entries.clone())
         .unwrap_or_default()
         .iter()
-        .find(says)
+        .find(has_content)
         .map_or(child + 2, |line| indent(line));
     let pad = " ".repeat(deeper);
     let new = format!("{pad}{entry}{end}");
@@ -280,8 +283,8 @@ mod tests {
             "metadata:\n  annotations: &anchor\n    a: b\n  labels: *anchor\n",
             "metadata:\n  annotations: {\n    a: b\n  }\n---\n",
         ] {
-            let told = edited(text);
-            assert!(told.is_err(), "{told:?}");
+            let result = edited(text);
+            assert!(result.is_err(), "{result:?}");
         }
         assert!(Pod::read("kind: Pod\n").is_err());
     }

@@ -29,7 +29,7 @@ use crate::x509::{Certificate, rfc3339};
 use crate::yaml::schema::SecretFile;
 
 /// Upper bound for the kubelet's metrics, bytes. A node with hundreds of pods has some hundred KiB.
-const METRICS_LIMIT: usize = 16 << 20;
+const MAX_METRICS_BYTES: usize = 16 << 20;
 /// Namespace of the Leases by which kubelets report that they run.
 const NODE_LEASES: &str = "kube-node-lease";
 
@@ -41,6 +41,7 @@ const KUBELET_HEALTH: &str = "http://127.0.0.1:10248";
 /// (client-go, `GenerateSelfSignedCertKey`).
 const SELF_SIGNED_BACKDATING: Duration = Duration::from_secs(60 * 60);
 
+/// Access to the components of this node, for reading.
 pub(super) struct Probe<'a> {
     pub(super) root: &'a NodeRoot,
     pub(super) setup: &'a ReloadSetup,
@@ -58,7 +59,7 @@ impl Files for NodeFiles {
         }
     }
 
-    /// These are nodepki's own files on the node, with the mode that the administrator set.
+    /// Accepts any mode: these files belong to the node's PKI, and the administrator may have changed their modes.
     fn read_secret(&self, path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
         self.read(path)
     }
@@ -103,8 +104,7 @@ pub(super) struct HostPathVolumes {
 }
 
 impl HostPathVolumes {
-    /// From `/metrics` of a kubelet: `volume_manager_total_volumes`
-    /// (`pkg/kubelet/volumemanager/metrics`).
+    /// Parses `/metrics` of a kubelet: `volume_manager_total_volumes` (`pkg/kubelet/volumemanager/metrics`).
     fn parse(metrics: &str) -> Self {
         let mut volumes = HostPathVolumes::default();
         for line in metrics.lines() {
@@ -127,7 +127,7 @@ impl HostPathVolumes {
         volumes
     }
 
-    /// Whether the kubelet waits for no volume.
+    /// Returns whether all volumes are mounted.
     pub(super) fn are_mounted(self) -> bool {
         self.desired > 0 && self.desired == self.mounted
     }
@@ -152,7 +152,8 @@ impl Probe<'_> {
         let Some(found) = self.root.read(path).map_err(|error| error.to_string())? else {
             return Ok(None);
         };
-        let text = std::str::from_utf8(&found.bytes).map_err(|_| format!("{path} is no text"))?;
+        let text =
+            std::str::from_utf8(&found.bytes).map_err(|_| format!("{path} is not UTF-8 text"))?;
         Pod::read(text)
             .map(Some)
             .map_err(|why| format!("{path}: {why}"))
@@ -204,7 +205,7 @@ impl Probe<'_> {
     /// Returns a certificate on disk.
     pub(super) fn on_disk(&self, path: &Path) -> Result<Certificate, String> {
         let found = self.root.read(path).map_err(|error| error.to_string())?;
-        let found = found.ok_or_else(|| format!("{} is gone", path.display()))?;
+        let found = found.ok_or_else(|| format!("{} does not exist any more", path.display()))?;
         chain_of(&found.bytes)
             .map(|chain| chain.leaf().clone())
             .ok_or_else(|| format!("{} is unreadable", path.display()))
@@ -217,7 +218,7 @@ impl Probe<'_> {
         pod: &Pod,
         since: OffsetDateTime,
     ) -> bool {
-        if !makes_its_own(component, pod) {
+        if !generates_certificate(component, pod) {
             return false;
         }
         let Some(address) = pod.addresses(component).first().copied() else {
@@ -230,7 +231,7 @@ impl Probe<'_> {
     }
 
     /// Returns why the API server rejects the identity of a kubeconfig; `None` also for all other errors.
-    pub(super) async fn is_unknown(&self, kubeconfig: &Path) -> Option<String> {
+    pub(super) async fn rejection(&self, kubeconfig: &Path) -> Option<String> {
         refused(&self.api(kubeconfig).ok()?).await
     }
 
@@ -277,7 +278,7 @@ impl Probe<'_> {
         let api = self.api(&self.setup.reload.lease.kubeconfig)?;
         let path = format!("/api/v1/nodes/{}/proxy/metrics", self.setup.node);
         Ok(HostPathVolumes::parse(
-            &api.text(&path, METRICS_LIMIT).await?,
+            &api.text(&path, MAX_METRICS_BYTES).await?,
         ))
     }
 
@@ -328,9 +329,10 @@ impl Probe<'_> {
         if let Some(identity) = self.administrator() {
             client = client.with_identity(identity);
         }
-        let told = answer(&client, "/livez").await;
-        told.map(drop)
-            .map_err(|why| format!("kube-apiserver is not well: {why}"))
+        let health = answer(&client, "/livez").await;
+        health
+            .map(drop)
+            .map_err(|why| format!("kube-apiserver is not healthy: {why}"))
     }
 
     fn administrator(&self) -> Option<ClientIdentity> {
@@ -362,7 +364,7 @@ impl Probe<'_> {
         let response = self.etcd_at(&own)?.send(call).await.map_err(words)?;
         let list: Value = response
             .json()
-            .map_err(|error| format!("etcd does not tell its members: {error}"))?;
+            .map_err(|error| format!("the member list of etcd cannot be parsed: {error}"))?;
         let members = list.get("members").and_then(Value::as_array);
         for member in members.into_iter().flatten() {
             let url = member.pointer("/clientURLs/0").and_then(Value::as_str);
@@ -372,16 +374,16 @@ impl Probe<'_> {
         Ok(())
     }
 
-    /// `/health` reads through the quorum.
+    /// Checks `/health` of a member, which requires a quorum.
     async fn member(&self, url: &str) -> Result<(), String> {
-        let unwell = |why: String| format!("etcd at {url} is not well: {why}");
+        let unhealthy = |why: String| format!("etcd at {url} is not healthy: {why}");
         let text = answer(&self.etcd_at(url)?, "/health")
             .await
-            .map_err(unwell)?;
+            .map_err(unhealthy)?;
         let health: Value = serde_json::from_str(&text).unwrap_or_default();
         match health.get("health").and_then(Value::as_str) {
             Some("true") => Ok(()),
-            _ => Err(unwell(text)),
+            _ => Err(unhealthy(text)),
         }
     }
 
@@ -417,7 +419,7 @@ async fn refused(api: &Api) -> Option<String> {
 
 /// Returns whether a component generates its certificate at start: kube-controller-manager and kube-scheduler do, unless
 /// they are configured with one.
-pub(super) fn makes_its_own(component: Component, pod: &Pod) -> bool {
+pub(super) fn generates_certificate(component: Component, pod: &Pod) -> bool {
     let may = matches!(
         component,
         Component::KubeControllerManager | Component::KubeScheduler

@@ -7,9 +7,9 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use tokio::time::{Instant, sleep};
 
-use super::lease::{self, NotNow, Turns};
+use super::lease::{self, LeaseUnavailable, RestartLease};
 use super::pod::Pod;
-use super::probe::{HostPathVolumes, makes_its_own};
+use super::probe::{HostPathVolumes, generates_certificate};
 use super::{
     POLL_INTERVAL, Program, ReloadState, Run, busy_message, chain_of, names, of_unit, systemctl,
 };
@@ -38,12 +38,12 @@ pub(super) enum Means {
     Pod,
     /// By programs.
     Programs(Vec<Program>),
-    /// nodepki cannot restart it.
-    Nobody,
+    /// By an administrator: nodepki cannot restart it.
+    Manual,
 }
 
 /// State of a component before its restart.
-struct Before {
+struct StateBefore {
     /// Fingerprint of the served certificate.
     served: Option<[u8; 32]>,
     healthy: bool,
@@ -65,7 +65,7 @@ impl Run<'_> {
         let restarts = self.probe.root.unsettled()?.restarts;
         if let Some(holder) = holder {
             for restart in restarts {
-                self.tell(restart.component, ReloadState::Waits, busy_message(&holder));
+                self.report(restart.component, ReloadState::Waits, busy_message(&holder));
             }
             return Ok(());
         }
@@ -74,26 +74,30 @@ impl Run<'_> {
         for restart in restarts {
             let component = restart.component;
             if let RestartState::RolledBack { why } = &restart.state {
-                self.tell(component, ReloadState::RolledBack, held(&restart, why));
+                self.report(
+                    component,
+                    ReloadState::RolledBack,
+                    rollback_detail(&restart, why),
+                );
                 continue;
             }
             let pod = match self.probe.pod(component) {
                 Ok(pod) => pod,
                 Err(why) => {
-                    self.tell(component, ReloadState::Failed, unreadable(&why));
+                    self.report(component, ReloadState::Failed, unreadable(&why));
                     continue;
                 }
             };
             match self.means(component, pod.as_ref()) {
                 // The component does not run here, as far as can be determined.
-                Means::Nobody if pod.is_none() => {
+                Means::Manual if pod.is_none() => {
                     over.restarted(component);
                     if component == Component::Kubelet {
                         let detail = format!(
                             "is not run by systemd here: restart it for {}, if it runs",
                             names(&restart.causes)
                         );
-                        self.tell(component, ReloadState::NotHere, detail);
+                        self.report(component, ReloadState::NotHere, detail);
                     }
                 }
                 means => {
@@ -104,25 +108,25 @@ impl Run<'_> {
                             .await
                     {
                         over.restarted(component);
-                        self.tell(
+                        self.report(
                             component,
                             ReloadState::Done,
-                            "was restarted by somebody since",
+                            "was already restarted by another process",
                         );
-                    } else if let Means::Nobody = means {
+                    } else if let Means::Manual = means {
                         let detail = format!(
-                            "has to be restarted for {}, and neither reload.staticPods nor a unit or hook on {component} lets nodepki do it: restart it",
+                            "must be restarted for {}, but neither reload.staticPods nor a unit or hook on {component} permits nodepki to do so: restart it manually",
                             names(&restart.causes)
                         );
-                        self.tell(component, ReloadState::Waits, detail);
+                        self.report(component, ReloadState::Waits, detail);
                     } else if let (Means::Pod, Some(pod)) = (&means, &pod)
                         && let Err(why) = pod.annotated("")
                     {
                         let detail = format!(
-                            "has to be restarted for {}, and its manifest cannot be annotated: {why}; restart it, or name a unit or hook on {component} under reload",
+                            "must be restarted for {}, but its manifest cannot be annotated: {why}; restart it manually, or name a unit or hook on {component} under reload",
                             names(&restart.causes)
                         );
-                        self.tell(component, ReloadState::Waits, detail);
+                        self.report(component, ReloadState::Waits, detail);
                     } else {
                         due.push((restart, pod, means));
                     }
@@ -144,7 +148,7 @@ impl Run<'_> {
         self.release_lock();
         let pods = self.without_spared(pods);
         if !pods.is_empty() {
-            let done = self.in_turn(pods).await;
+            let done = self.restart_with_lease(pods).await;
             self.release_lock();
             done?;
         }
@@ -157,12 +161,13 @@ impl Run<'_> {
         done
     }
 
-    /// Waits until the kubelet has mounted the volumes of all static pods; the reason if it does not in time.
+    /// Waits until the kubelet has mounted the volumes of all static pods. Returns the reason if they are not mounted in
+    /// time.
     ///
-    /// A kubelet that has just started begins to work for the pods that it finds, and each worker waits for its pod's
-    /// volumes. If the manifest changes before they are mounted, the old pod is not wanted any more, its volumes are never
-    /// mounted, and its container runs on until the worker gives up, [`VOLUME_TIMEOUT`] later. A healthy `/healthz` does
-    /// not say that this is over; the kubelet's metrics do.
+    /// A kubelet that has just started runs one worker for each pod, which waits for the pod's volumes. If the manifest
+    /// changes before they are mounted, they are never mounted, since the old pod is no longer desired, and its container
+    /// continues to run until the worker times out after [`VOLUME_TIMEOUT`]. `/healthz` does not show this state, the
+    /// kubelet's metrics do.
     async fn settle_kubelet(&self) -> Result<(), String> {
         let give_up = Instant::now() + VOLUME_TIMEOUT + SETTLED_FOR;
         let mut since: Option<(HostPathVolumes, Instant)> = None;
@@ -192,8 +197,8 @@ impl Run<'_> {
         }
     }
 
-    /// Takes the lock after a wait without it, and returns what no other run has restarted meanwhile; nothing if another
-    /// run holds the lock.
+    /// Takes the lock after a wait without it. Returns the components that no other run has restarted meanwhile; none if
+    /// another run holds the lock.
     async fn still_due(&mut self, due: Vec<DueRestart>) -> Result<Vec<DueRestart>, Failure> {
         if let Some(holder) = self.take_lock().await? {
             self.all_wait(&due, &busy_message(&holder));
@@ -205,17 +210,21 @@ impl Run<'_> {
             let component = restart.component;
             let mut found = recorded.iter();
             match found.find(|found| found.component == component) {
-                None if self.spared.contains(&component) => self.tell_spared(component),
-                None => self.tell(component, ReloadState::Done, "was restarted by another run"),
+                None if self.spared.contains(&component) => self.report_spared(component),
+                None => self.report(component, ReloadState::Done, "was restarted by another run"),
                 Some(found) => match (&found.state, pod) {
                     (RestartState::RolledBack { why }, _) => {
-                        self.tell(component, ReloadState::RolledBack, held(found, why));
+                        self.report(
+                            component,
+                            ReloadState::RolledBack,
+                            rollback_detail(found, why),
+                        );
                     }
                     (RestartState::Due, None) => left.push((found.clone(), None, means)),
                     // The other run may have annotated it.
                     (RestartState::Due, Some(_)) => match self.probe.pod(component) {
                         Ok(pod) => left.push((found.clone(), pod, means)),
-                        Err(why) => self.tell(component, ReloadState::Failed, unreadable(&why)),
+                        Err(why) => self.report(component, ReloadState::Failed, unreadable(&why)),
                     },
                 },
             }
@@ -224,15 +233,15 @@ impl Run<'_> {
     }
 
     /// Restarts the components if the control plane is healthy and this node gets the Lease.
-    async fn in_turn(&mut self, due: Vec<DueRestart>) -> Result<(), Failure> {
+    async fn restart_with_lease(&mut self, due: Vec<DueRestart>) -> Result<(), Failure> {
         let disturbs_etcd = due
             .iter()
             .any(|(restart, ..)| restart.component == Component::Etcd);
-        if let Err(why) = self.well(disturbs_etcd).await {
-            let told = format!(
-                "nothing was restarted, since {why}; run `nodepki renew` again once it is well"
+        if let Err(why) = self.is_healthy(disturbs_etcd).await {
+            let reason = format!(
+                "nothing was restarted, since {why}; run `nodepki renew` again once the control plane is healthy"
             );
-            self.all_wait(&due, &told);
+            self.all_wait(&due, &reason);
             return Ok(());
         }
         let setup = self.probe.setup;
@@ -241,21 +250,21 @@ impl Run<'_> {
             return self.in_order(due, &Cell::new(false)).await;
         }
         let kubeconfig = &setup.reload.lease.kubeconfig;
-        let turns = self.probe.api(kubeconfig).map(|api| Turns {
+        let restart_lease = self.probe.api(kubeconfig).map(|api| RestartLease {
             api,
             node: setup.node.clone(),
             duration: setup.reload.lease.duration,
             clock: self.probe.clock,
         });
-        let taken = match &turns {
-            Ok(turns) => turns.take(self.patience()).await,
+        let taken = match &restart_lease {
+            Ok(lease) => lease.take(self.max_wait()).await,
             Err(error) => {
-                let told = Failure::of_cluster(kubeconfig.display(), error).to_string();
-                return self.alone(due, &told).await;
+                let reason = Failure::of_cluster(kubeconfig.display(), error).to_string();
+                return self.restart_without_lease(due, &reason).await;
             }
         };
-        match (taken, &turns) {
-            (Ok(()), Ok(turns)) => {
+        match (taken, &restart_lease) {
+            (Ok(()), Ok(held)) => {
                 let lost = Cell::new(false);
                 let done = {
                     let work = async {
@@ -265,42 +274,46 @@ impl Run<'_> {
                     tokio::pin!(work);
                     tokio::select! {
                         done = &mut work => done,
-                        () = turns.keep(&lost) => Ok(()),
+                        () = held.keep(&lost) => Ok(()),
                     }
                 };
                 // A run of this node that holds the lock may rely on the Lease, which is the node's.
                 if self.store.is_some() {
-                    turns.release().await;
+                    held.release().await;
                 }
                 done
             }
-            (Err(NotNow::Held(holder)), _) => {
-                let told = format!(
-                    "it is the turn of node {holder}, which holds the Lease {}/nodepki-reload; run `nodepki renew` again later",
+            (Err(LeaseUnavailable::Held(holder)), _) => {
+                let reason = format!(
+                    "node {holder} holds the Lease {}/nodepki-reload; run `nodepki renew` again later",
                     lease::NAMESPACE
                 );
-                self.all_wait(&due, &told);
+                self.all_wait(&due, &reason);
                 Ok(())
             }
-            (Err(NotNow::Unknown(error)), _) => {
-                let told =
+            (Err(LeaseUnavailable::Unknown(error)), _) => {
+                let failure =
                     Failure::of_cluster("taking the Lease kube-system/nodepki-reload", &error);
-                self.alone(due, &told.to_string()).await
+                self.restart_without_lease(due, &failure.to_string()).await
             }
             (_, Err(_)) => Ok(()),
         }
     }
 
     /// Restarts, without the Lease, only the components that cannot wait.
-    async fn alone(&mut self, due: Vec<DueRestart>, why: &str) -> Result<(), Failure> {
+    async fn restart_without_lease(
+        &mut self,
+        due: Vec<DueRestart>,
+        why: &str,
+    ) -> Result<(), Failure> {
         let now = (self.probe.clock)();
         let (urgent, rest): (Vec<_>, Vec<_>) = due
             .into_iter()
             .partition(|(restart, ..)| cannot_wait(restart, now).is_some());
-        self.all_wait(&rest, &format!("it may be another node's turn: {why}"));
+        self.all_wait(&rest, &format!("another node may hold the Lease: {why}"));
         for (restart, ..) in &urgent {
             if let Some(reason) = cannot_wait(restart, now) {
-                tracing::warn!(component = %restart.component, "restarted without knowing whether it is another node's turn ({why}), since {reason}");
+                tracing::warn!(component = %restart.component, "restarted without the Lease ({why}), since {reason}");
             }
         }
         let urgent = self.still_due(urgent).await?;
@@ -313,7 +326,7 @@ impl Run<'_> {
                 "waits to be restarted for {}: {why}",
                 names(&restart.causes)
             );
-            self.tell(restart.component, ReloadState::Waits, detail);
+            self.report(restart.component, ReloadState::Waits, detail);
         }
     }
 
@@ -332,12 +345,12 @@ impl Run<'_> {
                 stopped = Some("certificates are due again".to_owned());
             }
             if self.spared.contains(&restart.component) {
-                self.tell_spared(restart.component);
+                self.report_spared(restart.component);
             } else if let Some(why) = &stopped {
                 let detail = format!("was not restarted, since {why}; run `nodepki renew` again");
-                self.tell(restart.component, ReloadState::Waits, detail);
+                self.report(restart.component, ReloadState::Waits, detail);
             } else if !self.restart(&restart, pod.as_ref(), &means).await? {
-                stopped = Some(format!("{} did not come back", restart.component));
+                stopped = Some(format!("{} did not become ready", restart.component));
             }
         }
         Ok(())
@@ -351,16 +364,16 @@ impl Run<'_> {
         means: &Means,
     ) -> Result<bool, Failure> {
         let component = restart.component;
-        let before = self.look(component, pod).await;
-        let unknown = match conf_of(component).and_then(|name| self.probe.setup.outputs.get(&name))
+        let before = self.observe(component, pod).await;
+        let rejected = match conf_of(component).and_then(|name| self.probe.setup.outputs.get(&name))
         {
-            Some(CertFiles::Kubeconfig { path, .. }) => self.probe.is_unknown(path).await,
+            Some(CertFiles::Kubeconfig { path, .. }) => self.probe.rejection(path).await,
             _ => None,
         };
-        let ended = match unknown {
-            Some(why) => Err(format!("the API server refuses its new credential ({why})")),
+        let ended = match rejected {
+            Some(why) => Err(format!("the API server rejects its new credential ({why})")),
             None => match self
-                .start_anew(component, pod, means, Commit::new(), restart)
+                .commit_and_restart(component, pod, means, Commit::new(), restart)
                 .await?
             {
                 Ok(()) => self.proof(component, pod, &before).await,
@@ -375,7 +388,7 @@ impl Run<'_> {
                 let name = component.as_str();
                 self.progress.event(Event::Restarted { component: name });
                 let detail = format!("was restarted for {}: {proven}", names(&restart.causes));
-                self.tell(component, ReloadState::Done, detail);
+                self.report(component, ReloadState::Done, detail);
                 Ok(true)
             }
             Err(why) => {
@@ -400,10 +413,10 @@ impl Run<'_> {
         for file in &old {
             if let Some(unusable) = self.probe.is_unusable(file).await {
                 let detail = format!(
-                    "did not come back with the new {}: {why}; the new files stay, since {unusable}; find out why (its log, `crictl ps -a`), then run `nodepki renew` again",
+                    "did not become ready with the new {}: {why}; the new files are kept, since {unusable}; find the cause (log of the component, `crictl ps -a`), then run `nodepki renew` again",
                     names(&restart.causes)
                 );
-                self.tell(component, ReloadState::Failed, detail);
+                self.report(component, ReloadState::Failed, detail);
                 return Ok(());
             }
         }
@@ -425,49 +438,49 @@ impl Run<'_> {
             again = self.roll_back_step(step, component, &old, &mut commit)?;
         }
         commit.restart(recorded.clone());
-        let back = if old.is_empty() && step.is_none() {
+        let restored = if old.is_empty() && step.is_none() {
             self.commit(commit).await?;
-            "there was nothing to go back to".to_owned()
+            "there are no former files to restore".to_owned()
         } else {
-            let before = self.look(component, pod).await;
+            let before = self.observe(component, pod).await;
             // The manifest already has an annotation, so that it is read again.
             let fresh = self.probe.pod(component).ok().flatten();
             let ended = match self
-                .start_anew(component, fresh.as_ref(), means, commit, restart)
+                .commit_and_restart(component, fresh.as_ref(), means, commit, restart)
                 .await?
             {
                 Ok(()) => self.proof(component, pod, &before).await,
                 Err(why) => Err(why),
             };
             match ended {
-                Ok(proven) => format!("with the old files it is back: {proven}"),
-                Err(why) => format!("with the old files it is not back either: {why}"),
+                Ok(proven) => format!("with the old files it is ready: {proven}"),
+                Err(why) => format!("with the old files it is not ready either: {why}"),
             }
         };
-        let why = format!("{why}; {back}");
+        let why = format!("{why}; {restored}");
         recorded.state = RestartState::RolledBack { why: why.clone() };
         let mut commit = Commit::new();
         commit.restart(recorded.clone());
         self.commit(commit).await?;
-        let detail = held(&recorded, &why);
+        let detail = rollback_detail(&recorded, &why);
         let component_name = component.as_str();
         self.progress.event(Event::RolledBack {
             component: component_name,
             why,
         });
-        self.tell(component, ReloadState::RolledBack, detail);
+        self.report(component, ReloadState::RolledBack, detail);
         for component in again {
             let detail = format!(
-                "works with files that are rolled back now, as {} did not come back; run `nodepki renew`, which restarts it",
+                "uses files that were rolled back, since {} did not become ready; run `nodepki renew`, which restarts it",
                 restart.component
             );
-            self.tell(component, ReloadState::Waits, detail);
+            self.report(component, ReloadState::Waits, detail);
         }
         Ok(())
     }
 
     /// Commits, and restarts the component: by the manifest in the same commit, or by programs afterwards.
-    async fn start_anew(
+    async fn commit_and_restart(
         &mut self,
         component: Component,
         pod: Option<&Pod>,
@@ -475,7 +488,7 @@ impl Run<'_> {
         mut commit: Commit,
         restart: &Restart,
     ) -> Result<Result<(), String>, Failure> {
-        let mut unwritable = None;
+        let mut not_annotated = None;
         if let (Means::Pod, Some(pod), Some(path)) = (means, pod, component.manifest()) {
             let now = (self.probe.clock)();
             let now = now
@@ -485,13 +498,13 @@ impl Run<'_> {
                 Ok(text) => {
                     commit.file(path, text.into_bytes(), Mode::Private);
                 }
-                Err(why) => unwritable = Some(format!("{path}: {why}")),
+                Err(why) => not_annotated = Some(format!("{path}: {why}")),
             }
         }
         if !commit.is_empty() {
             self.commit(commit).await?;
         }
-        if let Some(why) = unwritable {
+        if let Some(why) = not_annotated {
             return Ok(Err(why));
         }
         if let Means::Programs(programs) = means {
@@ -523,25 +536,25 @@ impl Run<'_> {
                 Means::Programs(vec![systemctl("try-restart", KUBELET_UNIT)])
             }
             (_, Some(_)) if reload.static_pods => Means::Pod,
-            _ => Means::Nobody,
+            _ => Means::Manual,
         }
     }
 
     // ---- observations ----
 
-    /// sd_booted(3).
+    /// Returns whether systemd manages this machine (sd_booted(3)).
     fn has_systemd(&self) -> bool {
         let found = self.probe.root.metadata("/run/systemd/system");
         found.is_ok_and(|found| found.is_some())
     }
 
-    async fn well(&self, all_members: bool) -> Result<(), String> {
+    async fn is_healthy(&self, all_members: bool) -> Result<(), String> {
         self.probe.livez().await?;
         self.probe.etcd(all_members).await
     }
 
-    async fn look(&self, component: Component, pod: Option<&Pod>) -> Before {
-        let mut before = Before {
+    async fn observe(&self, component: Component, pod: Option<&Pod>) -> StateBefore {
+        let mut before = StateBefore {
             served: None,
             healthy: true,
             leader: None,
@@ -569,13 +582,16 @@ impl Run<'_> {
         &self,
         component: Component,
         pod: Option<&Pod>,
-        before: &Before,
+        before: &StateBefore,
     ) -> Result<String, String> {
         let timeout = self.probe.setup.reload.timeout;
         let give_up = Instant::now() + timeout;
-        let mut away = before.served.is_none();
+        let mut has_stopped = before.served.is_none();
         loop {
-            let why = match self.stands(component, pod, before, &mut away).await {
+            let why = match self
+                .verify_restarted(component, pod, before, &mut has_stopped)
+                .await
+            {
                 Ok(proven) => return Ok(proven),
                 Err(why) => why,
             };
@@ -587,14 +603,14 @@ impl Run<'_> {
         }
     }
 
-    /// Verifies that the kubelet is healthy and has used its credential since: it has renewed its Lease. Its `/healthz`
+    /// Verifies that the kubelet is healthy and has used its new credential: it has renewed its Lease. Its `/healthz`
     /// needs no access to the API server.
-    async fn kubelet_stands(&self, before: &Before) -> Result<String, String> {
+    async fn verify_kubelet(&self, before: &StateBefore) -> Result<String, String> {
         match self.probe.kubelet().await {
             Ok(()) => {}
             // The health endpoint may be disabled.
             Err(_) if !before.healthy => return Ok("its health is unknown, as before".to_owned()),
-            Err(why) => return Err(format!("it is not well: {why}")),
+            Err(why) => return Err(format!("it is not healthy: {why}")),
         }
         match self.probe.node_lease().await {
             Ok(Some(renewed)) if before.lease != Some(renewed) => {
@@ -608,56 +624,55 @@ impl Run<'_> {
         }
     }
 
-    async fn stands(
+    async fn verify_restarted(
         &self,
         component: Component,
         pod: Option<&Pod>,
-        before: &Before,
-        away: &mut bool,
+        before: &StateBefore,
+        has_stopped: &mut bool,
     ) -> Result<String, String> {
         if component == Component::Kubelet {
-            return self.kubelet_stands(before).await;
+            return self.verify_kubelet(before).await;
         }
         let Some(pod) = pod else {
-            self.well(false).await?;
-            return Ok("its programs ended well".to_owned());
+            self.is_healthy(false).await?;
+            return Ok("its programs succeeded".to_owned());
         };
         let Some(address) = pod.addresses(component).first().copied() else {
-            self.well(false).await?;
-            return Ok("it serves nowhere, so that nothing could be looked at".to_owned());
+            self.is_healthy(false).await?;
+            return Ok("it serves no port, so that its process was not examined".to_owned());
         };
         let shown = match self.probe.served(component, address).await {
             Ok(shown) => shown,
             Err(why) => {
-                *away = true;
+                *has_stopped = true;
                 return Err(why);
             }
         };
-        let renewed = makes_its_own(component, pod) && before.served != Some(shown.fingerprint());
-        if !renewed && !*away {
+        let renewed =
+            generates_certificate(component, pod) && before.served != Some(shown.fingerprint());
+        if !renewed && !*has_stopped {
             return Err(format!("{address} is still served by the old process"));
         }
         if matches!(component, Component::KubeApiserver | Component::Etcd) {
-            self.well(component == Component::Etcd).await?;
+            self.is_healthy(component == Component::Etcd).await?;
         } else {
             self.probe.healthz(address).await?;
-            // The old process stays leader until its Lease expires; only a working process takes it over.
+            // The old process remains leader until its Lease expires; only a working process acquires it.
             match self.probe.leader(component, pod).await {
                 Some(leader) if leader.is_empty() || before.leader.as_ref() == Some(&leader) => {
-                    return Err(
-                        "no process of it has taken the lead that the old one had".to_owned()
-                    );
+                    return Err("no process has acquired the leadership of the old one".to_owned());
                 }
                 _ => {}
             }
-            self.well(false).await?;
+            self.is_healthy(false).await?;
         }
         Ok(format!("a new process serves at {address} and is healthy"))
     }
 }
 
 fn unreadable(why: &str) -> String {
-    format!("was not restarted: {why}; mend the manifest and run `nodepki renew` again")
+    format!("was not restarted: {why}; correct the manifest and run `nodepki renew` again")
 }
 
 /// Kubeconfig that holds the component's client identity.
@@ -675,7 +690,7 @@ fn cannot_wait(restart: &Restart, now: OffsetDateTime) -> Option<String> {
     restart.previous.iter().find_map(|file| {
         let path = file.path.display();
         if file.contents.is_empty() {
-            return Some(format!("{path} was empty when it was started"));
+            return Some(format!("{path} was empty when the component was started"));
         }
         let text = std::str::from_utf8(&file.contents).ok()?;
         let kubeconfig = Kubeconfig::parse(text).ok()?;
@@ -685,7 +700,7 @@ fn cannot_wait(restart: &Restart, now: OffsetDateTime) -> Option<String> {
         let near = (life / 10_i32).min(EXPIRY_MARGIN);
         (leaf.not_after() - now <= near).then(|| {
             format!(
-                "the certificate that it still uses from the former {path} ends {}",
+                "the certificate that it still uses from the former {path} expires at {}",
                 rfc3339(leaf.not_after())
             )
         })
@@ -693,7 +708,7 @@ fn cannot_wait(restart: &Restart, now: OffsetDateTime) -> Option<String> {
 }
 
 /// Returns the detail of a rolled-back restart, with the command that requests another attempt.
-fn held(restart: &Restart, why: &str) -> String {
+fn rollback_detail(restart: &Restart, why: &str) -> String {
     let certificates: Vec<_> = restart
         .causes
         .iter()
@@ -712,7 +727,7 @@ fn held(restart: &Restart, why: &str) -> String {
         (None, names) => format!("run `nodepki renew --name {}`", names.join(",")),
     };
     format!(
-        "did not come back with the new {}: {why}; nothing is tried again by itself: find out why (its log, `crictl ps -a`), then {again}",
+        "did not become ready with the new {}: {why}; it is not retried automatically: find the cause (log of the component, `crictl ps -a`), then {again}",
         names(&restart.causes)
     )
 }

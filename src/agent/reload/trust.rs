@@ -1,8 +1,8 @@
-//! Rolls back a step of a CA change: `ca.crt`, revocation lists, the CA data of kubeconfigs and the record of the change,
-//! in the commit that restores the old files of the component.
+//! Rolls back a step of a CA change: `ca.crt`, revocation lists, the CA data of kubeconfigs and the record of the
+//! change, in the commit that restores the old files of the component.
 //!
-//! It also decides about the other components of the step: one that has not read the new files needs no restart, and one
-//! that uses them needs another restart.
+//! It also decides about the other components of the step: a component that has not read the new files needs no restart,
+//! and a component that uses them needs another restart.
 
 use super::probe::Probe;
 use super::restart::{DueRestart, Means};
@@ -22,9 +22,9 @@ impl Run<'_> {
         Ok(steps.find(|step| step.components.contains(&component)))
     }
 
-    pub(super) fn tell_spared(&mut self, component: Component) {
+    pub(super) fn report_spared(&mut self, component: Component) {
         let detail = "needs no restart: the new files are rolled back, and it has not read them";
-        self.tell(component, ReloadState::Done, detail);
+        self.report(component, ReloadState::Done, detail);
     }
 
     /// Returns the components that still need a restart, and reports the others.
@@ -32,7 +32,7 @@ impl Run<'_> {
         let spared = |(restart, ..): &DueRestart| self.spared.contains(&restart.component);
         let (spared, due): (Vec<_>, Vec<_>) = due.into_iter().partition(spared);
         for (restart, ..) in spared {
-            self.tell_spared(restart.component);
+            self.report_spared(restart.component);
         }
         due
     }

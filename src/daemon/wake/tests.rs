@@ -404,7 +404,7 @@ fn derives_result_from_report_rows() {
 fn reports_installed_certificates_that_are_not_in_effect() {
     let stuck = ReportRow::failed(
         "kube-scheduler",
-        Failure::new(ExitCode::Pending, "it is the turn of node cp2"),
+        Failure::new(ExitCode::Pending, "node cp2 holds the Lease"),
     );
     let report = RunReport {
         rows: vec![stuck],
@@ -415,7 +415,7 @@ fn reports_installed_certificates_that_are_not_in_effect() {
     agenda.stepped(StepResult::of(&report, Some(soon)), START);
     assert_eq!(
         agenda.status(),
-        "every certificate is installed, but not in effect: kube-scheduler failed: it is the turn of node cp2; next at 2027-01-01T00:01:00Z"
+        "every certificate is installed, but not in effect: kube-scheduler failed: node cp2 holds the Lease; next at 2027-01-01T00:01:00Z"
     );
     assert_eq!(
         agenda.next(START, Duration::ZERO),

@@ -148,7 +148,7 @@ fn unsettled(
                 rolled_back.push(RolledBack { component, why });
             }
             RestartState::RolledBack { why } => words.push(format!(
-                "{component} did not come back after its restart, and the old files were put in place again ({why}); `nodepki renew` says what to do"
+                "{component} did not become ready after its restart, and the old files were restored ({why}); `nodepki renew` reports what to do"
             )),
         }
     }
