@@ -24,7 +24,7 @@ use crate::store::{self, Durability, NodeRoot, Slot, Store};
 use crate::x509::{Csr, PrivateKey, PublicKey, UsageExtensions};
 
 /// Name of this signer in tickets.
-const NAME: &str = "offline";
+const OFFLINE_SIGNER: &str = "offline";
 
 /// Maximum number of unused files that an import lists.
 const MAX_REMARKS: usize = 50;
@@ -50,7 +50,7 @@ pub async fn export_requests(
         });
     }
     room(&store, &setup, &survey)?;
-    // No signer signs it: the import generates the pair, and a key generated here would be discarded.
+    // The service-account pair is not signed: the import generates it, and a pair generated here would be discarded.
     survey.service_account = None;
     let mut run = RequestRun::new(&setup, &store, clock, progress, &mut survey)?;
     let desk = Desk {
@@ -158,7 +158,7 @@ pub async fn import_answers(
     if collection.candidates.is_empty() && collection.installed.is_empty() && !is_settled {
         let mut messages =
             vec![
-                "there is no certificate in it for any request of this node; put each signed certificate beside its CSR as .crt and run again, or export the requests (nodepki csr export DIR)".to_owned(),
+                "the import contains no certificate for any request of this node; put each signed certificate next to its CSR as .crt and run again, or export the requests (nodepki csr export DIR)".to_owned(),
             ];
         messages.extend(notes);
         return Err(Failure {
@@ -237,9 +237,9 @@ fn adopt(
     );
     let ticket = store::RequestRecord::ready(
         request.id.as_str(),
-        NAME,
+        OFFLINE_SIGNER,
         SignerKind::Directory.as_str(),
-        NAME,
+        OFFLINE_SIGNER,
     );
     store.create_pending(
         slot,
@@ -255,7 +255,7 @@ fn answer_from_files(setup: &mut RunSetup, offline: Offline) {
     let signer: Rc<dyn Signer> = Rc::new(offline);
     setup.signers = Authority::ALL
         .into_iter()
-        .map(|authority| (authority, (NAME.to_owned(), Rc::clone(&signer))))
+        .map(|authority| (authority, (OFFLINE_SIGNER.to_owned(), Rc::clone(&signer))))
         .collect();
 }
 
@@ -291,7 +291,7 @@ impl Offline {
         {
             return Ok(Answer::Issued(answer.clone()));
         }
-        let ticket = Ticket::try_from(NAME.to_owned())
+        let ticket = Ticket::try_from(OFFLINE_SIGNER.to_owned())
             .map_err(|error| SignerError::permanent(error.to_string(), "report this as a bug"))?;
         let note = "no certificate for its key was imported; have its CSR signed and import again"
             .to_owned();
@@ -306,12 +306,12 @@ impl Offline {
 #[async_trait(?Send)]
 impl Signer for Offline {
     fn kind(&self) -> SignerKind {
-        // The most similar kind: files that are signed elsewhere.
+        // The most similar kind: CSRs and certificates are exchanged as files.
         SignerKind::Directory
     }
 
     fn label(&self) -> String {
-        NAME.to_owned()
+        OFFLINE_SIGNER.to_owned()
     }
 
     fn caps(&self) -> &Caps {

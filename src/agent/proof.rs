@@ -1,7 +1,7 @@
 //! Proves that a node does not need its CA keys: the certificates in place verify, and the signers answer and sign.
 //!
-//! Installs nothing. [`verify_signer`] requests no certificate; [`rehearse`] has one certificate signed, on the ordinary path, and
-//! discards it.
+//! Installs nothing. [`verify_signer`] requests no certificate; [`rehearse`] has one certificate signed, on the ordinary
+//! path, and discards it.
 
 use std::collections::BTreeMap;
 
@@ -63,7 +63,7 @@ pub fn unverified(
 ) -> Option<String> {
     match &cert.action {
         Action::Issue { reasons } | Action::Rewrite { reasons } => Some(format!(
-            "{}; run nodepki bootstrap, which mends that, and run this again",
+            "{}; run nodepki bootstrap, which corrects this, then run this command again",
             reasons.join("; ")
         )),
         Action::Refuse { .. } => None,
@@ -71,7 +71,7 @@ pub fn unverified(
             let differences = path_differences(cert.found.chain.present()?, trust?, now);
             let first = |one: &&CertDifference| matches!(one, CertDifference::NotUnderFirst { .. });
             let found = differences.iter().find(first)?;
-            Some(format!("{found}, and run this again"))
+            Some(format!("{found}, then run this command again"))
         }
     }
 }
@@ -91,7 +91,7 @@ pub async fn verify_signer(
         return Err(vec![Failure::new(
             ExitCode::Refused,
             format!(
-                "authority {authority} has the signer {name} ({}), which signs with a key that it reads itself: that is nobody else who could sign once the key is gone; name an external signer under authorities.{authority}.signer",
+                "authority {authority} has the signer {name} ({}), which reads the CA key itself and cannot sign after the key is removed; name an external signer under authorities.{authority}.signer",
                 signer.label()
             ),
         )]);
@@ -127,7 +127,7 @@ pub async fn verify_signer(
             failures.push(Failure::new(
                 ExitCode::Refused,
                 format!(
-                    "the certificate of authority {authority} from {} is unusable: {error}; look at what is at that address",
+                    "the certificate of authority {authority} from {} is unusable: {error}; check which service has that address",
                     signer.label()
                 ),
             ));
@@ -162,7 +162,7 @@ pub async fn offered_certificates(
         return Err(Failure::new(
             ExitCode::Configuration,
             format!(
-                "{label} does not hand out the certificate of its CA; give it with --certificate FILE"
+                "{label} does not publish the certificate of its CA; provide it with --certificate FILE"
             ),
         ));
     };
@@ -170,7 +170,7 @@ pub async fn offered_certificates(
         Failure::new(
             ExitCode::Refused,
             format!(
-                "the certificate of authority {authority} from {label} is unusable: {error}; look at what is at that address"
+                "the certificate of authority {authority} from {label} is unusable: {error}; check which service has that address"
             ),
         )
     })
@@ -234,16 +234,16 @@ pub async fn rehearse(
         RequestOutcome::Pending(note) => Err(Failure::new(
             ExitCode::Pending,
             format!(
-                "{doing}, and the answer is pending: {note}; run the same command again to go on with the same request"
+                "{doing}, and the answer is pending: {note}; run the same command again to continue with the same request"
             ),
         )),
         RequestOutcome::Denied(reason) => Err(refused(
-            format!("it says no: {reason}"),
-            "see with the people at the signer what it may sign",
+            format!("the signer denied it: {reason}"),
+            "ask the administrator of the signer which certificates it may sign",
         )),
         RequestOutcome::Refused(differences) => Err(refused(
             format!(
-                "what came back is not what was asked for: {}",
+                "the certificate differs from the request: {}",
                 differences.join("; ")
             ),
             "correct the signer's profile and run again",
@@ -259,7 +259,7 @@ pub async fn rehearse(
     }
 }
 
-/// Returns an earlier rehearsal that is still pending. An answered one does not prove that the signer signs now.
+/// Returns an earlier rehearsal that is still pending. An answered one does not prove that the signer still signs.
 fn resumed(desk: &Desk<'_>, asked: &Asked<'_>) -> Result<Option<Resumed>, Failure> {
     let slot = Slot::Certificate(asked.spec.name);
     let pending = desk.store.pending((desk.clock)())?.slots;
@@ -269,7 +269,7 @@ fn resumed(desk: &Desk<'_>, asked: &Asked<'_>) -> Result<Option<Resumed>, Failur
     let unanswered = pending.issued_pem.is_none();
     let resumed = Resumed::from_pending(&pending, asked.spec).filter(|_| unanswered);
     if resumed.is_none() {
-        let why = "it was for another wish, or answered already";
+        let why = "it was for another certificate, or is already answered";
         let note = desk.store.set_slot_aside(slot, why, (desk.clock)())?;
         tracing::info!("{note}");
     }

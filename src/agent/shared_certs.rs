@@ -1,8 +1,8 @@
-//! Shared certificates: what kubeadm copies between control-plane nodes by way of the Secret `kubeadm-certs`.
+//! Shared certificates: the files that kubeadm copies between control-plane nodes in the Secret `kubeadm-certs`.
 //!
-//! Owns the way from the cluster to the files ([`download`]) and back ([`upload`]); the format is the matter of
-//! [`kubeadm_certs`]. The objects in the cluster are kubeadm's, field by field (its `phases/copycerts`): either program
-//! reads what the other one uploaded.
+//! [`download`] writes them from the cluster to the node, [`upload`] from the node to the cluster; [`kubeadm_certs`] has
+//! the format. The objects in the cluster equal kubeadm's in every field (its `phases/copycerts`), so that each program
+//! can read the upload of the other.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -23,28 +23,28 @@ use crate::kube::names::{Authority, NodePath};
 use crate::store::{Commit, KnownDirectories, Mode, NodeRoot};
 use crate::x509::rfc3339;
 
-/// kubeadm's `DefaultCertTokenDuration`.
-const LIFETIME: Duration = Duration::from_secs(2 * 60 * 60);
-/// kubeadm's `KubeadmCertsClusterRoleName`, of the Role and of the RoleBinding.
-const ROLE: &str = "kubeadm:kubeadm-certs";
-/// kubeadm's `NodeBootstrapTokenAuthGroup`.
-const BOOTSTRAPPERS: &str = "system:bootstrappers:kubeadm:default-node-token";
-const RBAC: &str = "rbac.authorization.k8s.io";
+/// Lifetime of the uploaded Secret: kubeadm's `DefaultCertTokenDuration`.
+const SECRET_LIFETIME: Duration = Duration::from_secs(2 * 60 * 60);
+/// Name of Role and RoleBinding: kubeadm's `KubeadmCertsClusterRoleName`.
+const ROLE_NAME: &str = "kubeadm:kubeadm-certs";
+/// The group of joining nodes: kubeadm's `NodeBootstrapTokenAuthGroup`.
+const JOINING_NODES_GROUP: &str = "system:bootstrappers:kubeadm:default-node-token";
+const RBAC_GROUP: &str = "rbac.authorization.k8s.io";
 
 const ROLES: Resource = Resource {
-    group: RBAC,
+    group: RBAC_GROUP,
     version: "v1",
     plural: "roles",
     kind: "Role",
 };
 const ROLE_BINDINGS: Resource = Resource {
-    group: RBAC,
+    group: RBAC_GROUP,
     version: "v1",
     plural: "rolebindings",
     kind: "RoleBinding",
 };
 
-/// What a control-plane node of this cluster takes from the others, with or without the authorities' private keys.
+/// Returns the files that a joining control-plane node of this cluster needs, with or without the CA private keys.
 pub fn needed(cluster: &ClusterConfig, with_ca_keys: bool) -> BTreeSet<SharedFile> {
     let mut needed = BTreeSet::from([
         SharedFile::ServiceAccountKey,
@@ -77,10 +77,10 @@ pub fn needed(cluster: &ClusterConfig, with_ca_keys: bool) -> BTreeSet<SharedFil
     needed
 }
 
-/// Reads the Secret and takes what is needed from it, and notes on what is not.
+/// Reads the needed files from the Secret. Returns notes on its other entries.
 ///
 /// # Errors
-/// When the Secret cannot be read, or does not have what is needed.
+/// The Secret cannot be read, or does not contain a needed file.
 pub async fn fetch(
     api: &Api,
     key: &CertificateKey,
@@ -94,7 +94,7 @@ pub async fn fetch(
             let mut failure = Failure::of_cluster(doing, &error);
             if matches!(&error, api::ApiError::Refused(status) if status.code == 403) {
                 failure.messages.push(format!(
-                    "joining nodes may read the Secret {NAMESPACE}/{SECRET_NAME} from the first upload on; upload on a control-plane node, and use the certificate key that this prints: {UPLOAD_COMMAND}"
+                    "joining nodes may read the Secret {NAMESPACE}/{SECRET_NAME} from the first upload on; upload on a control-plane node, and use the certificate key that this command prints: {UPLOAD_COMMAND}"
                 ));
             }
             failure
@@ -103,7 +103,7 @@ pub async fn fetch(
             Failure::new(
                 ExitCode::Refused,
                 format!(
-                    "there is no Secret {NAMESPACE}/{SECRET_NAME}: nothing was uploaded, or it has expired, as it does two hours after each upload; upload again on a control-plane node, and use the certificate key that this command prints: {UPLOAD_COMMAND}"
+                    "the Secret {NAMESPACE}/{SECRET_NAME} does not exist: no upload was made, or it has expired two hours after the last upload; upload again on a control-plane node, and use the certificate key that this command prints: {UPLOAD_COMMAND}"
                 ),
             )
         })?;
@@ -113,7 +113,7 @@ pub async fn fetch(
     })
 }
 
-/// The API server gives each value in base64, and no `data` at all for a Secret without any.
+/// Decodes the values of a Secret. The API server encodes each in base64, and omits `data` of an empty Secret.
 fn data(secret: &Value) -> Result<BTreeMap<String, Vec<u8>>, Failure> {
     let entries = secret.get("data").and_then(Value::as_object);
     entries
@@ -126,7 +126,7 @@ fn data(secret: &Value) -> Result<BTreeMap<String, Vec<u8>>, Failure> {
                 Err(_) => Err(Failure::new(
                     ExitCode::Refused,
                     format!(
-                        "{name:?} in the Secret {NAMESPACE}/{SECRET_NAME} is not base64, which no API server gives; make sure that the address is that of a Kubernetes API server"
+                        "{name:?} in the Secret {NAMESPACE}/{SECRET_NAME} is not valid base64; check that the address is that of a Kubernetes API server"
                     ),
                 )),
             }
@@ -134,10 +134,10 @@ fn data(secret: &Value) -> Result<BTreeMap<String, Vec<u8>>, Failure> {
         .collect()
 }
 
-/// The ClusterConfiguration in the ConfigMap that kubeadm keeps: where it comes from, and its text.
+/// Returns the ClusterConfiguration in kubeadm's ConfigMap: its source for messages, and its text.
 ///
 /// # Errors
-/// When there is none, or it cannot be read.
+/// It does not exist, or cannot be read.
 pub async fn configuration(api: &Api) -> Result<(String, String), Failure> {
     const DOING: &str =
         "reading the ClusterConfiguration in the ConfigMap kube-system/kubeadm-config";
@@ -157,13 +157,13 @@ pub async fn configuration(api: &Api) -> Result<(String, String), Failure> {
         None => Err(Failure::new(
             ExitCode::Refused,
             format!(
-                "{DOING}: there is none; run `kubeadm init phase upload-config kubeadm --config FILE` on a control-plane node, or name a file with it: --kubeadm-config FILE"
+                "{DOING}: it does not exist; run `kubeadm init phase upload-config kubeadm --config FILE` on a control-plane node, or name a file that contains one: --kubeadm-config FILE"
             ),
         )),
     }
 }
 
-/// Where a shared file belongs on a node of this cluster; `None` for a file that it does not have.
+/// Returns the path of a shared file on a node of this cluster; `None` for a file that the cluster does not use.
 pub fn path(cluster: &ClusterConfig, entry: SharedFile) -> Option<PathBuf> {
     let below = |name: String| Some(cluster.certificates_dir.join(name));
     match (entry, &cluster.etcd) {
@@ -181,23 +181,23 @@ pub fn path(cluster: &ClusterConfig, entry: SharedFile) -> Option<PathBuf> {
     }
 }
 
-/// What is to be downloaded.
+/// The parameters of a download.
 #[derive(Clone, Copy, Debug)]
 pub struct Download<'a> {
-    /// Says what is needed, and where it belongs.
+    /// Determines the needed files and their paths.
     pub cluster: &'a ClusterConfig,
-    /// Also the authorities' private keys.
+    /// Whether to download the CA private keys as well.
     pub with_ca_keys: bool,
-    /// Files that say something else may be replaced.
+    /// Whether files with different content may be replaced.
     pub replace: bool,
-    /// How long to wait for another run to end.
+    /// Longest wait for another run to end.
     pub lock_wait: Duration,
 }
 
-/// Takes the shared files of the cluster and puts them in place, all or none.
+/// Installs the shared files of the cluster, all or none.
 ///
 /// # Errors
-/// What [`fetch`] says; files that say something else than the cluster's, all of them.
+/// As for [`fetch`]; all files whose content differs from the cluster's.
 pub async fn download(
     root: &NodeRoot,
     api: &Api,
@@ -213,7 +213,7 @@ pub async fn download(
         written,
         ..RunReport::default()
     };
-    // Where nothing is to be done nothing is touched, the lock included.
+    // If no file is to be written, the lock is not taken either.
     if !root.has_unfinished()? {
         let rows = compare(root, &certs, what)?;
         if rows.iter().all(|(row, _)| row.action == RowAction::Kept) {
@@ -248,7 +248,7 @@ pub async fn download(
     Ok(report(rows, notes, committed.written))
 }
 
-/// What becomes of each file.
+/// Compares each file with the cluster's, and returns a row with its action.
 fn compare(
     root: &NodeRoot,
     certs: &SharedCerts,
@@ -267,7 +267,7 @@ fn compare(
             Some(_) if what.replace => RowAction::Replaced,
             Some(found) => {
                 differences.push(format!(
-                    "{} is not the {entry} that the cluster shares: it holds {}, the Secret {NAMESPACE}/{SECRET_NAME} has {}; if this node is to be one of that cluster, run again with --replace, which puts the cluster's in its place",
+                    "{} is not the {entry} that the cluster shares: it contains {}, the Secret {NAMESPACE}/{SECRET_NAME} contains {}; if this node is to join that cluster, run again with --replace, which installs the cluster's file",
                     root.on_this_machine(&path).display(),
                     in_words(entry, &found.bytes),
                     in_words(entry, bytes)
@@ -286,15 +286,16 @@ fn compare(
     }
 }
 
-/// However the two are written.
+/// Returns whether two files contain the same key or certificates, in any encoding.
 fn is_same(entry: SharedFile, found: &[u8], wanted: &[u8]) -> bool {
     found == wanted || entry.holds(found) == entry.holds(wanted)
 }
 
 fn in_words(entry: SharedFile, bytes: &[u8]) -> String {
-    entry
-        .holds(bytes)
-        .map_or_else(|| "nothing of the kind".to_owned(), |held| held.to_string())
+    entry.holds(bytes).map_or_else(
+        || "neither a key nor a certificate".to_owned(),
+        |held| held.to_string(),
+    )
 }
 
 fn row(entry: SharedFile, action: RowAction, path: NodePath, bytes: &[u8]) -> ReportRow {
@@ -313,11 +314,11 @@ fn row(entry: SharedFile, action: RowAction, path: NodePath, bytes: &[u8]) -> Re
     }
 }
 
-/// Shares the node's files: what `kubeadm init phase upload-certs` does, also where there are no CA keys.
+/// Uploads the node's files, as `kubeadm init phase upload-certs` does, but also without CA keys.
 ///
 /// # Errors
-/// Before anything is sent, files that are missing or are not what their names say, all of them. A token that was
-/// made for an upload that failed is removed.
+/// All files that are missing or have unexpected content, before a request is sent. The token of a failed upload is
+/// removed.
 pub async fn upload(
     root: &NodeRoot,
     api: &Api,
@@ -330,11 +331,11 @@ pub async fn upload(
     let (certs, rows) = gather(root, cluster, &names, with_ca_keys)?;
     let data = kubeadm_certs::seal(&certs, &names, key).map_err(unsealed)?;
 
-    let expires = clock() + LIFETIME;
+    let expires = clock() + SECRET_LIFETIME;
     let token = create_token(api, &rfc3339(expires)).await?;
     let sent = send(api, &data, &token).await;
     if sent.is_err() {
-        // What was sent goes with it. Should this fail too, both end by themselves after two hours.
+        // The token owns the Secret, so that both are removed. If this fails too, both expire after two hours.
         let removed = api.delete(&api::SECRET, Some(NAMESPACE), &token.name).await;
         tracing::debug!(
             token = token.name,
@@ -351,7 +352,7 @@ pub async fn upload(
     let empty: Vec<_> = empty.map(|row| row.name.as_str()).collect();
     if !empty.is_empty() {
         notes.push(format!(
-            "without contents, as kubeadm has it for files that are not there: {}",
+            "uploaded without content, as kubeadm does for files that do not exist: {}",
             empty.join(", ")
         ));
     }
@@ -362,7 +363,7 @@ pub async fn upload(
     })
 }
 
-/// The files to be shared, and a row for each name.
+/// Reads the files to be shared. Returns them with a row for each name.
 fn gather(
     root: &NodeRoot,
     cluster: &ClusterConfig,
@@ -386,7 +387,7 @@ fn gather(
                 contents.insert(*entry, found.bytes);
             }
             (Some(path), None) if needed.contains(entry) => messages.push(format!(
-                "{} is missing or empty, and every control-plane node needs it; run this on a node that has it, or copy it from one that has",
+                "{} is missing or empty, and every control-plane node needs it; run this on a node that has the file, or copy it from such a node",
                 root.on_this_machine(&path).display()
             )),
             (path, _) => rows.push(ReportRow {
@@ -402,7 +403,7 @@ fn gather(
         Ok(_) => {}
         Err(wrong) => messages.extend(wrong.into_iter().map(|(entry, why)| {
             format!(
-                "{} is not what its name says: {why}; mend it, or run this on a node where it is right",
+                "{} does not match its name: {why}; correct the file, or run this on a node that has the correct one",
                 root.on_this_machine(path(cluster, entry).unwrap_or_default()).display()
             )
         })),
@@ -413,7 +414,7 @@ fn gather(
     })
 }
 
-/// Every name that kubeadm has in the Secret of this cluster.
+/// Returns every name in kubeadm's Secret of this cluster.
 fn shared(cluster: &ClusterConfig) -> BTreeSet<SharedFile> {
     let mut names = needed(cluster, true);
     if matches!(cluster.etcd, Etcd::External { .. }) {
@@ -426,7 +427,7 @@ fn shared(cluster: &ClusterConfig) -> BTreeSet<SharedFile> {
     names
 }
 
-/// The bootstrap token that ends the Secret's life with its own; nobody can do anything with it.
+/// The bootstrap token that owns the Secret, so that both expire together. It permits neither signing nor authentication.
 struct Token {
     name: String,
     uid: Value,
@@ -458,7 +459,7 @@ async fn create_token(api: &Api, expiration: &str) -> Result<Token, Failure> {
         .create(&api::SECRET, Some(NAMESPACE), &object)
         .await
         .map_err(|error| {
-            Failure::of_cluster(format!("making the Secret {NAMESPACE}/{name}"), &error)
+            Failure::of_cluster(format!("creating the Secret {NAMESPACE}/{name}"), &error)
         })?;
     Ok(Token {
         uid: made.pointer("/metadata/uid").cloned().unwrap_or_default(),
@@ -466,7 +467,7 @@ async fn create_token(api: &Api, expiration: &str) -> Result<Token, Failure> {
     })
 }
 
-/// Small letters and digits.
+/// Returns random lower-case letters and digits.
 fn random_text(length: usize) -> Result<Zeroizing<String>, Failure> {
     const LETTERS: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
     let mut text = Zeroizing::new(String::with_capacity(length));
@@ -474,7 +475,7 @@ fn random_text(length: usize) -> Result<Zeroizing<String>, Failure> {
     while text.len() < length {
         getrandom::fill(&mut byte)
             .map_err(|error| unsealed(kubeadm_certs::SealError::Random(error)))?;
-        // The largest multiple of 36 in a byte: no letter is more likely than another.
+        // 252 is the largest multiple of 36 in a byte, so that all characters are equally likely.
         let letter = byte.first().filter(|byte| **byte < 252);
         text.extend(
             letter
@@ -492,7 +493,7 @@ fn unsealed(error: kubeadm_certs::SealError) -> Failure {
     )
 }
 
-/// In kubeadm's order: what is secret comes before the right to read it.
+/// Writes the Secret before the Role that permits reading it, as kubeadm does.
 async fn send(api: &Api, data: &BTreeMap<String, Vec<u8>>, token: &Token) -> Result<(), Failure> {
     let data: BTreeMap<_, _> = data
         .iter()
@@ -519,7 +520,7 @@ async fn send(api: &Api, data: &BTreeMap<String, Vec<u8>>, token: &Token) -> Res
     let role = json!({
         "apiVersion": ROLES.api_version(),
         "kind": "Role",
-        "metadata": {"name": ROLE, "namespace": NAMESPACE},
+        "metadata": {"name": ROLE_NAME, "namespace": NAMESPACE},
         "rules": [{
             "apiGroups": [""],
             "resources": ["secrets"],
@@ -530,14 +531,14 @@ async fn send(api: &Api, data: &BTreeMap<String, Vec<u8>>, token: &Token) -> Res
     let binding = json!({
         "apiVersion": ROLE_BINDINGS.api_version(),
         "kind": "RoleBinding",
-        "metadata": {"name": ROLE, "namespace": NAMESPACE},
-        "roleRef": {"apiGroup": RBAC, "kind": "Role", "name": ROLE},
-        "subjects": [{"apiGroup": RBAC, "kind": "Group", "name": BOOTSTRAPPERS}],
+        "metadata": {"name": ROLE_NAME, "namespace": NAMESPACE},
+        "roleRef": {"apiGroup": RBAC_GROUP, "kind": "Role", "name": ROLE_NAME},
+        "subjects": [{"apiGroup": RBAC_GROUP, "kind": "Group", "name": JOINING_NODES_GROUP}],
     });
     for (resource, name, object) in [
         (&api::SECRET, SECRET_NAME, secret),
-        (&ROLES, ROLE, role),
-        (&ROLE_BINDINGS, ROLE, binding),
+        (&ROLES, ROLE_NAME, role),
+        (&ROLE_BINDINGS, ROLE_NAME, binding),
     ] {
         put(api, resource, name, &object).await.map_err(|error| {
             Failure::of_cluster(
@@ -549,7 +550,7 @@ async fn send(api: &Api, data: &BTreeMap<String, Vec<u8>>, token: &Token) -> Res
     Ok(())
 }
 
-/// Makes the object, or replaces the one of that name.
+/// Creates the object, or replaces an existing one of that name.
 async fn put(
     api: &Api,
     resource: &Resource,
@@ -580,7 +581,7 @@ mod tests {
     }
 
     #[test]
-    fn the_needed_set_follows_etcd() {
+    fn needs_files_of_external_etcd() {
         let mut cluster = ClusterConfig::default();
         assert_eq!(
             names(&cluster, false),

@@ -419,7 +419,7 @@ fn uploads_secret_that_expires_with_its_token() {
     download(&node, &[])
         .ended(65)
         .says(
-            "there is no Secret kube-system/kubeadm-certs: nothing was uploaded, or it has expired",
+            "the Secret kube-system/kubeadm-certs does not exist: no upload was made, or it has expired",
         )
         .says("kubeadm init phase upload-certs --upload-certs");
     before.unchanged(&Snapshot::of(node.dir()));
@@ -511,10 +511,10 @@ fn does_not_overwrite_files_of_another_cluster() {
     let before = Snapshot::of(node.dir());
     let ran = download(&node, &[]);
     ran.ended(65)
-        .says("/etc/kubernetes/pki/front-proxy-ca.crt is not the front-proxy-ca.crt that the cluster shares: it holds certificate sha256:")
+        .says("/etc/kubernetes/pki/front-proxy-ca.crt is not the front-proxy-ca.crt that the cluster shares: it contains certificate sha256:")
         .says("(CN=etcd-ca), the Secret kube-system/kubeadm-certs has certificate sha256:")
-        .says("/etc/kubernetes/pki/sa.key is not the sa.key that the cluster shares: it holds public key sha256:")
-        .says("/etc/kubernetes/pki/sa.pub is not the sa.pub that the cluster shares: it holds nothing of the kind")
+        .says("/etc/kubernetes/pki/sa.key is not the sa.key that the cluster shares: it contains public key sha256:")
+        .says("/etc/kubernetes/pki/sa.pub is not the sa.pub that the cluster shares: it contains neither a key nor a certificate")
         .says("run again with --replace")
         .says_not("pki/ca.crt")
         .says_not("etcd/ca.crt is");
@@ -575,7 +575,7 @@ fn sends_nothing_if_file_is_missing_or_wrong() {
     fs::write(&authority_path, authority).unwrap();
     ran.ended(65)
         .says("/etc/kubernetes/pki/sa.key is missing or empty, and every control-plane node needs it")
-        .says("/etc/kubernetes/pki/front-proxy-ca.crt is not what its name says: it does not contain a certificate");
+        .says("/etc/kubernetes/pki/front-proxy-ca.crt does not match its name: it does not contain a certificate");
     assert!(!first.path(out).exists());
     assert_eq!(names(), before);
     // The same with a credential without permission.
@@ -587,7 +587,7 @@ fn sends_nothing_if_file_is_missing_or_wrong() {
             "/etc/kubernetes/kubelet.conf",
         ])
         .ended(77)
-        .says("making the Secret kube-system/bootstrap-token-");
+        .says("creating the Secret kube-system/bootstrap-token-");
     assert_eq!(names(), before);
 }
 
@@ -657,7 +657,7 @@ fn uploads_everything_else_without_ca_keys() {
     let ran = first.nodepki(&["certs", "upload"]);
     ran.done()
         .row_says("ca.key", "left empty")
-        .says("for files that are not there: ca.key, etcd-ca.key, front-proxy-ca.key");
+        .says("for files that do not exist: ca.key, etcd-ca.key, front-proxy-ca.key");
     let key = key_in(&ran);
     let [secret, ..] = objects(&cluster);
     let empty: Vec<_> = secret["data"]

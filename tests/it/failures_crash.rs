@@ -535,7 +535,7 @@ fn refuses_import_without_any_certificate_of_the_node() {
     let (node, other) = (with_signed_bundle(), with_signed_bundle());
     import(&node, &other.outside("bundle"), "")
         .ended(65)
-        .says("there is no certificate in it for any request of this node");
+        .says("the import contains no certificate for any request of this node");
     import(&node, &node.outside("bundle"), "").done();
     // The bundle of another node changes nothing on a complete node.
     let settled = node.etc();

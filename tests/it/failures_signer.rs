@@ -694,7 +694,7 @@ fn imports_signed_bundle_of_its_own_requests() {
     assert!(first == crate::signing::tree(&bundle));
     node.csr("import", &bundle)
         .ended(65)
-        .says("there is no certificate in it for any request of this node");
+        .says("the import contains no certificate for any request of this node");
     node.csr("import", &node.outside("nowhere"))
         .ended(78)
         .says("does not exist or is empty; name the directory with the signed certificates");

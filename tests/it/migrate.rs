@@ -355,7 +355,7 @@ fn reports_expired_leaf_and_torn_pair_together() {
         &[
             "nodepki: front-proxy-client needs the key of front-proxy-ca to be repaired: it expired at 20",
             "nodepki: etcd-peer needs the key of etcd-ca to be repaired: it is for another key",
-            "nodepki: scheduler.conf needs the key of ca to be repaired: absent; run nodepki bootstrap, which mends that, and run this again",
+            "nodepki: scheduler.conf needs the key of ca to be repaired: absent; run nodepki bootstrap, which corrects this, then run this command again",
         ],
     );
     node.write("/etc/kubernetes/admin.conf", "no kubeconfig");
@@ -474,16 +474,20 @@ fn refuses_while_a_manifest_names_the_key() {
 #[test]
 fn refuses_signer_that_answers_without_a_certificate() {
     for (how, code, words) in [
-        ("denied", 65, "it says no: Policy: not on a Friday"),
+        (
+            "denied",
+            65,
+            "the signer denied it: Policy: not on a Friday",
+        ),
         (
             "bad wrong-key",
             65,
-            "what came back is not what was asked for",
+            "the certificate differs from the request",
         ),
         (
             "pending",
             75,
-            "an officer must approve; run the same command again to go on with the same request",
+            "an officer must approve; run the same command again to continue with the same request",
         ),
     ] {
         let node = kubeadm_node();
