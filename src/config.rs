@@ -102,9 +102,9 @@ settings! {
                 Authority::ALL.into_iter().map(|one| (one, AuthoritySettings::default())).collect(),
             /// Signers by name.
             pub signers: BTreeMap<String, signer::Config> = BTreeMap::new(),
-            /// Where the signers are defined.
+            /// Origin of the signers' definitions.
             pub signer_origin: Origin = Origin::default(),
-            /// Where everything else is defined.
+            /// Origin of all other settings.
             pub origin: Origin = Origin::default(),
             /// Key parameters; `None` leaves them to kubeadm's configuration.
             pub pki: Option<KeyRules> = None,

@@ -83,7 +83,7 @@ trait Surroundings {
     fn confine(&self, reach: &Rights);
 }
 
-/// Rotates until the process is told to stop.
+/// Rotates until the process receives a signal to stop.
 ///
 /// # Errors
 /// A configuration that cannot be used at the start. A later faulty configuration is only reported.

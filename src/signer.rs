@@ -147,10 +147,10 @@ pub enum Answer {
         ticket: Ticket,
         /// When the signer asks to be polled again.
         after: Option<Duration>,
-        /// What the request waits for, for the log and `status`.
+        /// The reason for the wait, for the log and `status`.
         note: String,
     },
-    /// Refused by an administrator or a policy. Final until somebody intervenes.
+    /// Refused by an administrator or a policy. Final until an administrator intervenes.
     Denied {
         /// The signer's reason, control characters escaped.
         reason: String,
@@ -197,7 +197,7 @@ pub struct Part<'a, C> {
 pub struct About {
     /// Name of the kind in the configuration.
     pub name: &'static str,
-    /// What signs, in a few words.
+    /// The signing service, in a few words.
     pub signs_with: &'static str,
     /// How this node authenticates, in a few words.
     pub authentication: &'static str,
@@ -412,7 +412,7 @@ impl fmt::Debug for CurrentCertificate {
     }
 }
 
-/// What a signer may know about a certificate before its key exists.
+/// The facts about a certificate that a signer receives before the key exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestedCertificate {
     /// The slot.
@@ -579,7 +579,7 @@ impl From<Ticket> for String {
     }
 }
 
-/// What a signer can certify, and how it handles a repeated request.
+/// Capabilities of a signer: the certificates that it can issue, and its handling of a repeated request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Caps {
@@ -592,7 +592,7 @@ pub struct Caps {
     /// The signer adds the common name to the alternative names, as a DNS name, without being asked. The verification
     /// accepts this name, because it repeats the subject.
     pub own_name_san: bool,
-    /// What the CSR states about usages.
+    /// The usage extensions of the CSR.
     #[serde(skip)]
     pub usage_extensions: UsageExtensions,
     /// A response may take long: a person, a queue.
@@ -633,7 +633,7 @@ pub enum RequestLookup {
     None,
 }
 
-/// What a signer does with a request that it already has.
+/// A signer's reaction to a request that it already has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Resubmit {
@@ -805,7 +805,7 @@ pub struct SignerError {
     pub class: FailureClass,
     /// When the signer asks to be contacted again.
     pub retry_after: Option<Duration>,
-    /// What failed, and where.
+    /// The failure, with the server or file.
     pub detail: String,
     /// Required action.
     pub advice: String,

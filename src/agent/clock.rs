@@ -10,7 +10,7 @@ use crate::x509::{TrustBundle, rfc3339};
 /// Time of this release, in seconds since the epoch; a correct clock never shows an earlier time.
 const RELEASED: i64 = 1_795_132_800; // 2026-11-20
 
-/// What to do if the clock shows an impossible time.
+/// The reaction to a clock that shows an impossible time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClockPolicy {
     /// Longest wait for time synchronization.

@@ -75,7 +75,7 @@ pub enum Event {
         name: CertName,
         /// Name of the signer in the configuration.
         signer: String,
-        /// What the request waits for.
+        /// The reason for the wait.
         why: String,
     },
     /// The request was denied, or the answer does not match it.
@@ -112,7 +112,7 @@ pub enum Event {
     RolledBack {
         /// Name of the static pod, or of the unit.
         component: &'static str,
-        /// What was observed.
+        /// The observation.
         why: String,
     },
     /// The clock is behind; with a sentence for the log.

@@ -20,7 +20,7 @@ use crate::spec::assess::Action;
 use crate::store::{Commit, Slot, Store};
 use crate::x509::{CertDifference, Certificate, TrustBundle, certificates_of, path_differences};
 
-/// What a signer reports about its CA.
+/// A signer's report about its CA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SignerAnswer {
     /// The signer has the CA of this node.

@@ -529,18 +529,18 @@ fn deadline_at(desk: &Desk<'_>) -> Option<OffsetDateTime> {
 fn forgotten(asked: &Asked<'_>) -> SignerError {
     SignerError::permanent(
         format!(
-            "{} was sent the request for {} and says that it does not know it",
+            "{} received the request for {} and now reports that it is unknown",
             asked.signer.label(),
             asked.spec.name
         ),
-        "look at the signer's own log, mend it and run again; the key is kept",
+        "examine the signer's log, correct the cause and run again; the key is kept",
     )
 }
 
 fn forbidden(desk: &Desk<'_>, asked: &Asked<'_>) -> SignerError {
     SignerError::permanent(
         format!(
-            "{} was asked for {} before and does not know it any more, and it must not be asked twice for one key",
+            "{} received a request for {} earlier and no longer has it, and a second request for the same key is not permitted",
             asked.signer.label(),
             asked.spec.name
         ),

@@ -55,7 +55,7 @@ pub struct SurveyedCert {
     pub spec: CertSpec,
     /// Observed state.
     pub found: ObservedCert,
-    /// What has to be done.
+    /// The planned action.
     pub action: Action,
     /// Age of the certificate; `None` if it is absent.
     pub age: Option<Age>,
@@ -169,7 +169,7 @@ pub struct TrustSource {
 /// Judges the state of the node against the plan.
 ///
 /// # Errors
-/// A file that the store cannot read at all: a directory in its place, a file too large, an I/O error.
+/// A file that the store cannot read: a directory in its place, a file too large, an I/O error.
 pub fn survey(
     state: &NodeState,
     plan: &NodeSpec,

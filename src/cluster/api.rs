@@ -161,7 +161,7 @@ pub enum ApiError {
         status: u16,
         /// Size of the body.
         bytes: usize,
-        /// What is wrong with it.
+        /// The fault.
         why: String,
     },
     /// The request was not sent: kubeconfig, token or certificate cannot be read.
@@ -177,9 +177,9 @@ pub enum ApiError {
     Local {
         /// The file.
         file: String,
-        /// What is wrong with it.
+        /// The fault.
         why: String,
-        /// What to do now.
+        /// The required action.
         advice: &'static str,
     },
 }

@@ -184,7 +184,7 @@ pub async fn discover(
     }
 }
 
-/// What every request needs.
+/// The inputs of every request.
 struct Network {
     files: Rc<dyn Files>,
     credentials: Option<PathBuf>,

@@ -112,7 +112,7 @@ pub(super) struct CheckArgs {
     source: SecretSource,
 }
 
-/// Where the Secrets are read.
+/// Source of the Secrets.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 struct SecretSource {

@@ -59,7 +59,7 @@ impl OutputFormat {
     }
 }
 
-/// Where the configuration comes from.
+/// Sources of the configuration.
 #[derive(Clone, Debug, Args)]
 pub(super) struct SourceOptions {
     /// kubeadm configuration file, instead of the configured ones; may be repeated

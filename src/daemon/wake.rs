@@ -84,11 +84,11 @@ pub struct StepResult {
     /// The first end of validity among the open certificates, or among all if none is open; `None` if one of them is not
     /// valid, or nothing is known.
     pub ends: Option<OffsetDateTime>,
-    /// What the step could not do.
+    /// The work that the step could not complete.
     pub open: Option<OpenIssue>,
 }
 
-/// What a step could not do.
+/// Work that a step could not complete.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OpenIssue {
     /// Some or all certificates were not renewed.

@@ -27,7 +27,7 @@ const MAX_SETTLE_TIME: Duration = Duration::from_secs(5);
 /// Number of files in a directory whose changes are noticed; settings have far fewer.
 const MAX_FILES_IN_DIRECTORY: usize = 1000;
 
-/// What the daemon uses a file for.
+/// The use of a watched file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum FileRole {
     /// A file that the daemon renews.

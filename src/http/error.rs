@@ -9,7 +9,7 @@ use rustls::AlertDescription as Alert;
 use super::resolve::ResolveError;
 use super::trust::ConnectionLog;
 
-/// What is known about a failed request.
+/// The kind of failure of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HttpErrorKind {

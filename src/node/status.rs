@@ -75,7 +75,7 @@ pub struct NodeStatus {
     pub service_account: Option<ServiceAccountStatus>,
     /// Requests that wait for their signer.
     pub pending: Vec<PendingStatus>,
-    /// What could not be examined.
+    /// Files and facts that could not be examined.
     pub notes: Vec<String>,
 }
 

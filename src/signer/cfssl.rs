@@ -212,7 +212,7 @@ pub struct Cfssl {
     server: SignerServer,
     config: Config,
     identity: NodeIdentity,
-    /// What the server reported about the places.
+    /// The server's description of each place.
     learned: RefCell<BTreeMap<CaProfile, Description<ProfileFacts>>>,
 }
 
@@ -226,7 +226,7 @@ struct Info {
     expiry: String,
 }
 
-/// What a server reports about a place.
+/// A server's description of a place.
 enum Description<T> {
     As(T),
     /// A `multirootca` without that section.

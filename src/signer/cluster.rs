@@ -25,7 +25,7 @@ use crate::yaml::{self, Field, Map};
 pub(super) use object::{Draft, Filed, pem_in_base64};
 pub(super) use requests::{Advice, Requests};
 
-/// Keys beside `server`.
+/// Keys in addition to `server`.
 pub(super) const KEYS: &[MapKey] = &[
     MapKey::new(
         "tokenFile",
@@ -170,7 +170,7 @@ pub(super) enum ObjectState {
     Denied(String),
     /// Failed permanently.
     Failed {
-        /// What failed.
+        /// The failure.
         why: String,
         /// Required action.
         advice: String,

@@ -41,7 +41,7 @@ settings! {
     }
 }
 
-/// Keys beside the address, which has a different name in each kind.
+/// Keys in addition to the address, which has a different name in each kind.
 pub(super) const KEYS: &[MapKey] = Connection::KEYS;
 
 /// Reads the settings; `url` is the field with the address.

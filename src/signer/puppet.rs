@@ -153,7 +153,7 @@ struct Puppet {
     lists: RefCell<Option<(String, Vec<u8>)>>,
 }
 
-/// What the CA has under a certname.
+/// The object that the CA has under a certname.
 enum HeldCertificate {
     /// A certificate for this request's key.
     Certificate(Vec<u8>),

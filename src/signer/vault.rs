@@ -197,7 +197,7 @@ pub struct Vault {
     config: Config,
     identity: NodeIdentity,
     session: Session,
-    /// What the server reported about the roles, by certificate.
+    /// The server's report about the roles, by certificate.
     learned: RefCell<BTreeMap<CertName, RoleState>>,
     /// Certificates that were requested and are not installed yet: the token is needed for them.
     open: RefCell<BTreeSet<CertName>>,
@@ -614,7 +614,7 @@ impl Signer for Vault {
     }
 }
 
-/// What a probe found about a certificate's role.
+/// The state of a certificate's role, found by a probe.
 #[derive(Clone)]
 enum RoleState {
     /// The role cannot be used; the reason.

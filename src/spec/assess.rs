@@ -32,7 +32,7 @@ pub use shared::{SharedAuthority, shared_authorities};
 pub const COPY_SERVICE_ACCOUNT: &str =
     "copy both sa.key and sa.pub from another control-plane node (or from a backup of this one)";
 
-/// What to do about one certificate.
+/// The planned action for one certificate.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Action {
     /// No change. The notes are remarks for the administrator.

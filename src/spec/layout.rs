@@ -57,7 +57,7 @@ impl Layout {
     /// Certificate and private key. A kubeconfig contains both, so that both are its path.
     pub fn pair(&self, name: CertName) -> [PathBuf; 2] {
         match name {
-            // Where the kubelet looks if its configuration names no other files (`InitializeTLS`).
+            // The kubelet reads these files if its configuration names no others (`InitializeTLS`).
             CertName::KubeletServing => {
                 ["kubelet.crt", "kubelet.key"].map(|file| self.kubelet_pki.join(file))
             }

@@ -88,7 +88,7 @@ pub struct CertSpec {
     /// Differences that are accepted.
     pub tolerance: Tolerance,
     /// True while the authority is being changed: a certificate that was not issued under the first certificate of the
-    /// bundle is then issued anew instead of kept with a note.
+    /// bundle is then issued again instead of kept with a note.
     pub under_first: bool,
     /// True if [`Choices::omit`](super::Choices::omit) may contain it on this node.
     pub is_omittable: bool,

@@ -1,4 +1,4 @@
-//! What a commit changes in `restarts.json`.
+//! Changes of a commit to `restarts.json`.
 
 use std::path::{Path, PathBuf};
 

@@ -57,7 +57,7 @@ pub enum StoreError {
         /// The errno.
         source: Errno,
     },
-    /// What exists at a path must not be read or replaced.
+    /// The object at a path must not be read or replaced.
     #[error("{path} {why}", path = path.display())]
     Unsafe {
         /// The path.
@@ -100,7 +100,7 @@ pub enum StoreError {
     BadPath {
         /// The path as given.
         path: PathBuf,
-        /// What was expected.
+        /// The expected object.
         what: &'static str,
     },
     /// A slot that exists already.
@@ -115,7 +115,7 @@ pub enum StoreError {
     JournalDamaged {
         /// The journal.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The damage.
         source: Damage,
     },
     /// A state file that nodepki cannot have written for this node.
@@ -124,7 +124,7 @@ pub enum StoreError {
     Implausible {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault.
         why: String,
     },
     /// A state file of a newer nodepki.
@@ -136,7 +136,7 @@ pub enum StoreError {
         version: u64,
         /// The newest version that this nodepki reads.
         known: u64,
-        /// What to do about it.
+        /// The required action.
         fix: &'static str,
     },
     /// A state file that cannot be read and that no other file depends on.
@@ -144,7 +144,7 @@ pub enum StoreError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The damage.
         source: Damage,
     },
     /// The kernel cannot resolve a path inside a root.
@@ -177,7 +177,7 @@ pub enum StoreError {
     Unfinished(#[source] Box<StoreError>),
 }
 
-/// What is wrong with the contents of a state file.
+/// A fault in the content of a state file.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Damage {
@@ -413,9 +413,9 @@ pub enum StoreNote {
     /// A file or directory was moved, not deleted.
     #[error("{path} was set aside as {to}: {why}", path = path.display(), to = to.display())]
     SetAside {
-        /// What was moved.
+        /// The file before the move.
         path: PathBuf,
-        /// Where it is now.
+        /// The file after the move.
         to: PathBuf,
         /// Why.
         why: String,
@@ -425,13 +425,13 @@ pub enum StoreNote {
     Rebuilt {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault.
         why: String,
     },
     /// An old file of nodepki that cannot be removed.
     #[error("{path} is no longer needed and cannot be removed ({why}); it may contain a private key: remove it", path = path.display())]
     Undeleted {
-        /// What was to be removed.
+        /// The file.
         path: PathBuf,
         /// The error.
         why: String,

@@ -1,4 +1,4 @@
-//! What the journal and the staging record may name. The state directory may be that of another, untrusted system, so
+//! The paths that the journal and the staging record may name. The state directory may belong to an untrusted system:
 //! recovery does nothing that a commit of this program cannot have decided.
 
 use std::collections::BTreeSet;

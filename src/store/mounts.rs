@@ -40,7 +40,7 @@ struct Mount {
     device: String,
     /// The directory inside the file system that is mounted.
     root: PathBuf,
-    /// Where it is mounted.
+    /// Mount point.
     point: PathBuf,
     kind: String,
 }

@@ -197,7 +197,7 @@ pub struct LastError {
 
 /// The contents of one slot.
 pub struct PendingRequest {
-    /// What the request is for.
+    /// The requested certificate or key pair.
     pub slot: Slot,
     /// The key in PEM, with its last line.
     pub key_pem: Zeroizing<Vec<u8>>,
@@ -223,7 +223,7 @@ impl fmt::Debug for PendingRequest {
 pub struct PendingRequests {
     /// Sorted by name.
     pub slots: Vec<PendingRequest>,
-    /// What was set aside or must be created again.
+    /// Requests that were set aside or must be created again.
     pub notes: Vec<StoreNote>,
 }
 

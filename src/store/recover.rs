@@ -15,7 +15,7 @@ use super::target::ExistingTarget;
 use super::transaction::{FileOperation, TargetName, Transaction, inherited};
 use super::{Locked, NodeRoot, STATE_DIR, Store, failpoint, pending};
 
-/// What recovery found and did. Paths are those on the node.
+/// Result of a recovery. Paths are those on the node.
 #[derive(Debug, Default)]
 pub struct Recovery {
     /// Files of an interrupted commit that were put in place now.
@@ -113,14 +113,14 @@ impl Locked {
     }
 }
 
-/// What the path of a journal entry contains now.
+/// The present state of a journal entry's path.
 struct FoundEntry {
     name: TargetName,
     state: EntryState,
     target: Option<ExistingTarget>,
 }
 
-/// What a path contains, compared with its journal entry.
+/// The content of a path, compared with its journal entry.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum EntryState {
     Old,

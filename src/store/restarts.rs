@@ -69,7 +69,7 @@ pub enum RestartState {
     },
 }
 
-/// What a node trusted before a step of a CA change.
+/// The trusted files of a node before a step of a CA change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FormerTrust {
     /// The authority whose CA is changed.
@@ -86,12 +86,12 @@ pub struct FormerTrust {
 /// `ca.crt` and the kubeconfigs always contain the same CA certificates, whichever component does not become ready.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TrustStep {
-    /// What a rollback restores.
+    /// The files that a rollback restores.
     pub former: FormerTrust,
     /// When the newest of the files was replaced.
     #[serde(with = "time::serde::rfc3339")]
     pub since: OffsetDateTime,
-    /// What was replaced.
+    /// The replaced files.
     pub changes: Vec<ReplacedFile>,
     /// The components that are restarted for it.
     pub components: Vec<Component>,

@@ -1,4 +1,4 @@
-//! What exists at a path that a commit writes to.
+//! The present object at a path that a commit writes to.
 
 use std::ffi::OsStr;
 use std::path::PathBuf;

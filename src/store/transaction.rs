@@ -85,7 +85,7 @@ pub(super) struct FileChange {
     pub(super) found: Option<ExistingTarget>,
 }
 
-/// What a path contains after the commit.
+/// The object at a path after the commit.
 pub(super) enum Replacement {
     /// Contents and mode.
     File(Zeroizing<Vec<u8>>, u32),

@@ -239,7 +239,7 @@ fn serializes_faults_as_flat_objects() {
     assert!(json[0]["line"].as_u64().unwrap() >= 1);
 }
 
-/// What is text before is text after, for readers of YAML 1.1 too, as kubeadm is one.
+/// Text remains text when it is read again, also by readers of YAML 1.1 such as kubeadm.
 #[test]
 fn quotes_text_that_looks_like_another_type() {
     let looks = [

@@ -132,7 +132,7 @@ fn starts_foreign_programs_unconfined() {
     assert!(!no_new_privs(file.to_str().unwrap()));
 }
 
-/// What a plug-in writes, and which privileges it needs, is the administrator's decision.
+/// The administrator decides which files a plug-in writes and which privileges it has.
 #[test]
 fn does_not_confine_plug_in() {
     let node = Node::new();

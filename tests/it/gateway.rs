@@ -322,7 +322,7 @@ impl Recorded {
     }
 }
 
-/// What the gateway does with a request.
+/// The gateway's reaction to a request.
 #[allow(dead_code, reason = "each test needs another part")]
 pub(crate) enum Action {
     /// Forwards the request to the upstream and its response to the client.

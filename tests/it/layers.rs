@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-/// What a pure room must not use: file system, network, environment, clock, system calls.
+/// Paths that a pure room must not use: file system, network, environment, clock, system calls.
 const IMPURE: [&str; 9] = [
     "std::fs",
     "std::net::Tcp",

@@ -34,7 +34,7 @@ pub(crate) struct CertManagerRig {
     access: String,
     /// The keys of `issuerRef`.
     issuer: String,
-    /// Where the issuer puts the chain.
+    /// The field in which the issuer returns the chain.
     gives: Gives,
 }
 

@@ -1,4 +1,4 @@
-//! What a joining node lacks and takes from the Secret `kubeadm-certs`.
+//! The files that a joining node lacks and takes from the Secret `kubeadm-certs`.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -22,7 +22,7 @@ use crate::x509::{CertificateAuthority, PrivateKey, PublicKey, TrustBundle};
 /// Name and label of the signer whose keys come from the Secret.
 const SHARED_CERTS_SIGNER: &str = "kubeadm-certs";
 
-/// What the node needs from `kubeadm-certs`.
+/// The files that the node needs from `kubeadm-certs`.
 #[derive(Default)]
 pub(super) struct MissingFiles {
     pub(super) entries: BTreeSet<SharedFile>,

@@ -1,4 +1,4 @@
-//! What a run of this configuration needs of the machine, for [`confine`](crate::process::confine).
+//! The paths and privileges that a run of this configuration needs, for [`confine`](crate::process::confine).
 
 use std::path::Path;
 
@@ -12,10 +12,10 @@ use crate::spec::CertFiles;
 use crate::store::{NodeRoot, STATE_DIR};
 
 impl Loaded {
-    /// Where a step of it writes, and whether it runs programs of others.
+    /// Returns the paths that a run writes to, and whether it starts other programs.
     ///
     /// # Errors
-    /// When a path that the settings name cannot be looked up.
+    /// A path of the settings cannot be resolved.
     pub fn reach(&self, root: &NodeRoot) -> Result<Rights, Failure> {
         let mut reach = Rights::default();
         let origin = self.settings.signer_origin;

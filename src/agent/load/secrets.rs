@@ -19,7 +19,7 @@ use crate::yaml;
 use crate::yaml::schema::{self, SecretFile, ValueForm};
 
 /// The risk of CA keys on the node, and the remedy.
-pub const LOCAL_CA_KEYS_ADVICE: &str = "anyone who controls the node can sign certificates for the whole cluster: outside a lab, configure a signer on another machine and remove the keys";
+pub const LOCAL_CA_KEYS_ADVICE: &str = "an attacker who controls the node can sign certificates for the whole cluster: outside a lab, configure a signer on another machine and remove the keys";
 
 /// Keys of `InitConfiguration` and `JoinConfiguration` whose values are secrets.
 const KUBEADM_SECRETS: [&str; 3] = ["token", "tlsBootstrapToken", "certificateKey"];

@@ -156,7 +156,7 @@ fn max_wait(limit: Duration, left: Duration) -> Duration {
     }
 }
 
-/// What to do about a Lease.
+/// The next step for a Lease.
 #[derive(Debug, PartialEq)]
 enum LeaseStep {
     /// Take the Lease by writing this object.

@@ -72,7 +72,7 @@ pub(super) enum SignerResponse<C> {
     Failed(SignerError),
 }
 
-/// What the decision depends on besides record and response.
+/// The inputs of the decision besides record and response.
 pub(super) struct Circumstances {
     pub(super) now: OffsetDateTime,
     /// Until the deadline of the run.
@@ -92,7 +92,7 @@ pub(super) struct Attempts {
     pub(super) polls: u32,
 }
 
-/// What to do next.
+/// The next step of a request.
 #[derive(Debug)]
 pub(super) enum NextStep<C> {
     /// The certificate can be installed.
@@ -109,7 +109,7 @@ pub(super) enum NextStep<C> {
     Lost,
     /// The signer lost the request and does not accept a second one for the same key.
     MustNotResubmit,
-    /// The call failed, and there is no point or no time in another one.
+    /// The call failed, and another call would not help or has no time left.
     Failed(SignerError),
 }
 

@@ -71,7 +71,7 @@ impl Survey {
         self.refusals.extend(copies);
         for (place, sentence, fix) in refused {
             if let Some(bundle) = self.bundles.get_mut(place) {
-                // What else is wrong with the new one does not matter: it goes.
+                // Further faults of the new CA certificate are irrelevant: it is removed.
                 let before = bundle.refused.take().unwrap_or_default();
                 self.refusals
                     .retain(|refusal| !before.contains(refusal.as_str()));

@@ -8,7 +8,7 @@ use crate::spec::assess::{COPY_SERVICE_ACCOUNT, Observed};
 use crate::store;
 use crate::x509::{KeyType, PrivateKey, PublicKey};
 
-/// What to do about the service-account pair.
+/// The planned action for the service-account pair.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ServiceAccountAction {
     /// Both files exist and are a pair.

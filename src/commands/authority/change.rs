@@ -57,7 +57,7 @@ pub struct StepOrder {
     pub authority: Authority,
     /// Report only what would be done.
     pub dry_run: bool,
-    /// What is known about the other nodes.
+    /// The known facts about the other nodes.
     pub peers: Peers,
     /// Kubeconfig with which to list the cluster's nodes; `None` lists none.
     pub kubeconfig: Option<KubeconfigFile>,
@@ -67,7 +67,7 @@ pub struct StepOrder {
 const RUNBOOK: &str =
     "see docs/runbook.md, section 8 (installed as /usr/share/doc/nodepki/docs/runbook.md)";
 
-/// What a step did, or would do.
+/// Result of a step, or of its dry run.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StepOutcome {
@@ -75,7 +75,7 @@ pub struct StepOutcome {
     pub step: &'static str,
     /// False for a dry run, and if nothing was due.
     pub applied: bool,
-    /// What was or would be done, in sentences.
+    /// The actions taken or planned, in sentences.
     pub done: Vec<String>,
     /// The proofs of the step's requirements, in sentences.
     pub proven: Vec<String>,

@@ -124,7 +124,7 @@ fn failed(doing: &str, namespace: &str, name: &str, error: &api::ApiError) -> Fa
     Failure::of_cluster(doing, error)
 }
 
-/// What is to be written for one Secret.
+/// The change for one Secret.
 enum SecretChange {
     None {
         notes: Vec<String>,

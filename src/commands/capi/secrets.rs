@@ -80,7 +80,7 @@ impl ClusterTarget {
     }
 }
 
-/// What a Secret contains.
+/// The content of a Secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Purpose {
     /// The cluster CA's certificate.

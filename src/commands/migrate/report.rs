@@ -8,7 +8,7 @@ use serde::{Serialize, Serializer};
 use crate::agent::{ExitCode, Failure};
 use crate::kube::names::{Authority, NodePath};
 
-/// What was found, and what was done or would be done.
+/// Observations and actions of a migration, taken or planned.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct MigrationReport {
@@ -37,7 +37,7 @@ pub(super) struct AuthorityRow {
     /// Path of the private key on the node.
     pub(super) key: NodePath,
     pub(super) action: KeyAction,
-    /// What was proven, in sentences.
+    /// The proofs, in sentences.
     pub(super) proven: Vec<String>,
 }
 
@@ -50,7 +50,7 @@ pub(super) enum Direction {
     ToInternal,
 }
 
-/// What happens, or has happened, to the key of an authority.
+/// The action for the key of an authority, planned or taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum KeyAction {
     ToBeRemoved,

@@ -90,7 +90,7 @@ struct ProgressLine {
     keys_made: usize,
     certificates: usize,
     signed: usize,
-    /// What the run waits for, by certificate.
+    /// The reason for the wait, by certificate.
     waiting: BTreeMap<CertName, String>,
 }
 

@@ -224,7 +224,7 @@ fn keeps_earlier_step_after_external_edit() {
 fn distrusts_backward_clock_step_for_an_hour() {
     let mut agenda = agenda();
     agenda.stepped(settled(Some(START + 5 * HOUR)), START);
-    // The clock is correct for six hours, then goes back by half an hour.
+    // The clock is correct for six hours, then is set back by half an hour.
     let uptime = 6 * HOUR;
     let shown = START + uptime - HOUR / 2;
     assert_eq!(

@@ -14,7 +14,7 @@ use serde::Serialize;
 pub struct ValueNote {
     /// How the value was interpreted.
     pub message: String,
-    /// What to write instead.
+    /// The correction.
     pub fix: String,
 }
 
@@ -24,7 +24,7 @@ pub struct ValueNote {
 pub struct InvalidValue {
     /// The problem.
     pub message: String,
-    /// What to write instead.
+    /// The correction.
     pub fix: String,
 }
 

@@ -37,7 +37,7 @@ pub struct ClusterConfig {
     pub certificates_dir: PathBuf,
     /// `apiServer.certSANs`, in the order written.
     pub apiserver_cert_sans: Vec<San>,
-    /// Where etcd runs.
+    /// Location of etcd.
     pub etcd: Etcd,
     /// `encryptionAlgorithm`, or the algorithm that the feature gate `PublicKeysECDSA` selects.
     pub key_algorithm: KeyAlgorithm,
@@ -68,7 +68,7 @@ impl Default for ClusterConfig {
     }
 }
 
-/// Where etcd runs.
+/// Location of etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Etcd {
     /// A static pod on each control-plane node.

@@ -159,7 +159,7 @@ fn resolve_recorded(
     })
 }
 
-/// What the steps of [`resolve`] read.
+/// The inputs of the steps of [`resolve`].
 struct ResolveInputs<'a> {
     loaded: &'a Documents,
     host: &'a HostFacts,

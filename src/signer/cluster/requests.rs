@@ -37,7 +37,7 @@ const SELF_SUBJECT_ACCESS_REVIEW: Resource = Resource {
 pub(in crate::signer) struct Advice {
     /// How to grant the right to create and read requests.
     pub(in crate::signer) grant: &'static str,
-    /// What to check if the API server does not know the kind of object.
+    /// Advice if the API server does not serve the kind of object.
     pub(in crate::signer) unknown_kind: &'static str,
 }
 
@@ -576,7 +576,7 @@ impl Requests {
     }
 }
 
-/// What exists under a name.
+/// The object that exists under a name.
 enum Existing {
     None,
     Ours(Value),

@@ -407,7 +407,7 @@ fn out_of_time(claims: &TokenClaims, now: OffsetDateTime) -> Option<String> {
     let instant = |seconds: Option<f64>| {
         #[allow(
             clippy::cast_possible_truncation,
-            reason = "`as` saturates, and what is out of range is no time"
+            reason = "`as` saturates, and a value out of range is not a valid time"
         )]
         let seconds = seconds? as i64;
         OffsetDateTime::from_unix_timestamp(seconds).ok()

@@ -26,7 +26,7 @@ const CRON_FIX: &str =
 pub struct WindowError {
     /// The problem.
     pub message: String,
-    /// What to write instead.
+    /// The correction.
     pub fix: &'static str,
 }
 

@@ -16,7 +16,7 @@ use crate::servers::bin;
 use crate::servers::kubernetes::{Person, kubernetes};
 
 const ENDPOINT: &str = "api.prod.example.com:6443";
-/// Where Cluster API looks for the machine's success.
+/// The file by which Cluster API recognizes the machine's success.
 const SENTINEL: &str = "run.last/cluster-api/bootstrap-success.complete";
 
 /// Has the API server know KubeadmControlPlane, with the field of the proposal.

@@ -46,7 +46,7 @@ case "$*" in
 esac
 "#;
 
-/// Where the unpacked cloud-init is.
+/// Returns the directory of the unpacked cloud-init.
 fn packages() -> PathBuf {
     let cache = bin("cloud-init")
         .parent()
@@ -75,9 +75,9 @@ pub(super) struct Machine {
 
 /// How a boot ended.
 pub(super) struct Boot {
-    /// What `cloud-init status` says: done, error.
+    /// The output of `cloud-init status`: done, error.
     pub(super) status: String,
-    /// What was called, in order, with its arguments.
+    /// The programs that were called, in order, with their arguments.
     pub(super) calls: Vec<String>,
     /// Everything that was printed.
     pub(super) ran: Ran,

@@ -1,4 +1,4 @@
-//! What is secret in the texts: no private key, and nothing that is good for long.
+//! The user data contains no private key and no long-lived credential.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 
 use super::{EXAMPLES, example, signers};
 
-/// What looks like a credential, line by line.
+/// Returns the kinds of credential that the text contains.
 fn credentials(text: &str) -> Vec<&'static str> {
     let mut found: Vec<_> = text.lines().filter_map(credential).collect();
     found.sort_unstable();

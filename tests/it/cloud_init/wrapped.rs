@@ -96,7 +96,7 @@ fn a_wrapped_secret_id_is_enough_for_the_life_of_a_node_and_for_nobody_else() {
     }
     node.keeps_its_secrets();
 
-    // Whoever reads the user data now has nothing, and a machine that is given them says so.
+    // A later reader of the user data cannot use its credential, and a machine that boots with it reports this.
     let (status, answer) = bao
         .root()
         .as_token(&wrapping, "sys/wrapping/unwrap", json!({}));

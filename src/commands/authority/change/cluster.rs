@@ -80,7 +80,7 @@ struct PublishedCa {
     is_required: bool,
 }
 
-/// What the cluster's API returned.
+/// The response of the cluster's API.
 #[derive(Debug)]
 pub struct ClusterView {
     /// Nodes that use the authority.

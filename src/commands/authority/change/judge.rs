@@ -67,7 +67,7 @@ pub struct Evidence {
 pub struct RolledBack {
     /// The component.
     pub component: Component,
-    /// What went wrong, as a clause.
+    /// The failure, as a clause.
     pub why: String,
 }
 

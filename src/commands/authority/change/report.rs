@@ -212,7 +212,7 @@ fn are(names: &[&str]) -> String {
     format!("{} {verb}", names.join(", "))
 }
 
-/// What is known about the other nodes.
+/// The known facts about the other nodes.
 #[derive(Debug, Default)]
 pub struct Peers {
     /// Reports of other nodes, each with the name of its file.

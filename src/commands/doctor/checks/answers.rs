@@ -6,7 +6,7 @@ use crate::agent::{ExitCode, Failure};
 
 #[derive(Default)]
 pub(super) struct Answers {
-    /// Why the cluster could not be asked any further.
+    /// The reason why further requests to the cluster are impossible.
     pub(super) unreachable: Vec<String>,
     /// Requests that the cluster refused.
     pub(super) refused: Vec<String>,

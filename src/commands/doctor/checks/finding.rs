@@ -1,4 +1,4 @@
-//! What a diagnosis consists of: findings, made of the notes of checks.
+//! The findings of a diagnosis, made of the notes of checks.
 
 use std::path::PathBuf;
 
@@ -38,9 +38,9 @@ pub struct Finding {
     pub id: &'static str,
     /// Severity of the finding.
     pub severity: FindingSeverity,
-    /// What was found, one sentence for each object.
+    /// The observations, one sentence for each object.
     pub evidence: Vec<String>,
-    /// What to do.
+    /// The required action.
     pub fix: String,
 }
 
@@ -68,7 +68,7 @@ impl Diagnosis {
 /// Parameters of a diagnosis.
 #[derive(Clone, Debug, Default)]
 pub struct DiagnosisInputs {
-    /// Where the configuration is.
+    /// Sources of the configuration.
     pub sources: load::LoadInputs,
     /// Certificates directory; `None` for that of the configuration, or kubeadm's default.
     pub certificates_dir: Option<PathBuf>,

@@ -326,7 +326,7 @@ impl Picture {
         }
     }
 
-    /// Where a leaf lies, certificate first.
+    /// Returns the files of a leaf, certificate first.
     pub(super) fn files(&self, name: CertName) -> Vec<PathBuf> {
         self.layout.files(name)
     }
@@ -394,7 +394,7 @@ impl Configuration {
         read.exists = true;
         match load::load(root, sources, now) {
             Ok(loaded) => {
-                // Whatever is in the way is found where it stands.
+                // If the survey fails, the check of the file that caused it reports the fault.
                 read.survey = loaded.setup.survey_of(&loaded.state, now).ok();
                 read.state = Some(loaded.state);
                 read.plan = Some(loaded.setup.plan);
@@ -402,7 +402,7 @@ impl Configuration {
                 read.pins = trust.map(|(name, source)| (name, source.pins)).collect();
                 read.node = Some(loaded.node);
             }
-            // Before its first run a joining node may not know its cluster, and all else is in order.
+            // Before its first run, the cluster of a joining node may be unknown while everything else is in order.
             Err(failure) => match load::check(root, sources, now) {
                 Ok((loaded, None)) => read.node = Some(loaded.node),
                 _ => read.faults = failure.messages,
@@ -549,7 +549,7 @@ impl Reader<'_> {
         self.state.layout().certificates_dir()
     }
 
-    /// Looks where nothing that is in use lies: no manifest, nothing of the certificates directory itself.
+    /// Examines only directories without files in use: neither manifests nor the certificates directory itself.
     fn copies(&self, path: &Path, depth: usize) -> Vec<(PathBuf, Certificate)> {
         self.copies_below(path, depth, &mut 0)
     }

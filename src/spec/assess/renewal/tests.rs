@@ -169,7 +169,7 @@ fn decides_by_action_age_and_demand() {
             Some(turn),
         ),
         (
-            "a form is mended outside of the window too",
+            "a form is corrected outside of the window too",
             Action::Rewrite {
                 reasons: vec!["form".to_owned()],
             },
