@@ -159,7 +159,7 @@ impl RunSetup {
         trust: &'a TrustBundle,
         now: OffsetDateTime,
     ) -> Result<Job<'a>, Failure> {
-        let (signer_name, signer) = self.signer(cert.spec.authority)?;
+        let (signer_name, signer) = self.signer(cert.spec.authority())?;
         Ok(Job {
             asked: Asked {
                 spec: &cert.spec,
@@ -187,19 +187,16 @@ impl RunSetup {
         })
     }
 
-    /// The certificates of an authority, as its signer sees them.
-    pub fn wanted(&self, authority: Authority) -> Vec<RequestedCertificate> {
-        let specs = self.plan.certs.iter();
-        specs
-            .filter(|spec| spec.authority == authority)
-            .map(wanted)
-            .collect()
+    /// Returns the certificates that are requested from the signer of an authority.
+    pub fn requested(&self, authority: Authority) -> impl Iterator<Item = &RequestedCertificate> {
+        let requested = self.plan.certs.iter().map(|spec| &spec.requested);
+        requested.filter(move |requested| requested.authority == authority)
     }
 
     /// Verifies without I/O that the signer of a certificate can sign it.
     pub fn preflight(&self, spec: &CertSpec) -> Result<(), Failure> {
-        let (_, signer) = self.signer(spec.authority)?;
-        let rejection = signer.preflight(&wanted(spec)).err();
+        let (_, signer) = self.signer(spec.authority())?;
+        let rejection = signer.preflight(&spec.requested).err();
         rejection.map_or(Ok(()), |rejection| {
             let omission =
                 report::omission(spec).map_or_else(String::new, |way| format!("; {way}"));
@@ -381,8 +378,8 @@ fn preflight(setup: &RunSetup, survey: &Survey) -> Result<(), Failure> {
     let mut rejections: Vec<(Vec<&str>, Rejection)> = Vec::new();
     for cert in survey.to_issue() {
         let spec = &cert.spec;
-        let rejection = match setup.signer(spec.authority) {
-            Ok((_, signer)) => match signer.preflight(&wanted(spec)) {
+        let rejection = match setup.signer(spec.authority()) {
+            Ok((_, signer)) => match signer.preflight(&spec.requested) {
                 Ok(()) => continue,
                 Err(rejection) => rejection,
             },
@@ -401,8 +398,8 @@ fn preflight(setup: &RunSetup, survey: &Survey) -> Result<(), Failure> {
                 == (&rejection.signer, &rejection.reason, &rejection.advice)
         });
         match same {
-            Some((names, _)) => names.push(spec.name.as_str()),
-            None => rejections.push((vec![spec.name.as_str()], rejection)),
+            Some((names, _)) => names.push(spec.name().as_str()),
+            None => rejections.push((vec![spec.name().as_str()], rejection)),
         }
     }
     messages.extend(rejections.into_iter().map(|(names, rejection)| {
@@ -467,13 +464,4 @@ fn room_for(root: &NodeRoot, paths: impl Iterator<Item = NodePath>) -> Result<()
                 .collect(),
         }
     })
-}
-
-fn wanted(spec: &CertSpec) -> RequestedCertificate {
-    RequestedCertificate {
-        name: spec.name,
-        authority: spec.authority,
-        profile: spec.profile.clone(),
-        tolerance: spec.tolerance,
-    }
 }

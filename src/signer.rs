@@ -51,14 +51,13 @@ use crate::http::Files;
 use crate::kube::names::{Authority, CertName, NodePath};
 use crate::process::machine;
 use crate::store::{self, STATE_DIR};
-use crate::x509::{
-    Chain, ChainError, Csr, KeyAlgorithm, Profile, PublicKey, Tolerance, UsageExtensions, hex,
-};
+use crate::x509::{Chain, ChainError, Csr, KeyAlgorithm, PublicKey, UsageExtensions, hex};
 use crate::yaml::schema::{self, MapKey};
 use crate::yaml::settings::SettingsBlock;
 use crate::yaml::{Field, Map};
 
 pub use crate::http::printable;
+pub use crate::spec::RequestedCertificate;
 pub use flag::BadFlag;
 
 /// A source of certificates.
@@ -190,7 +189,7 @@ pub struct Part<'a, C> {
     /// Its settings.
     pub config: &'a C,
     /// The certificates that it signs.
-    pub wanted: Vec<RequestedCertificate>,
+    pub wanted: Vec<&'a RequestedCertificate>,
 }
 
 /// Summary of a kind. The table of signers in the documentation consists of these.
@@ -410,19 +409,6 @@ impl fmt::Debug for CurrentCertificate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Current(a certificate and its key)")
     }
-}
-
-/// The facts about a certificate that a signer receives before the key exists.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RequestedCertificate {
-    /// The slot.
-    pub name: CertName,
-    /// Authority that must have signed it.
-    pub authority: Authority,
-    /// Subject, names, usages, lifetime, key algorithm.
-    pub profile: Profile,
-    /// Deviations that the verification accepts.
-    pub tolerance: Tolerance,
 }
 
 /// The requesting node.
@@ -884,6 +870,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::x509::{Profile, Tolerance};
 
     #[test]
     fn every_kind_has_a_source_file() {

@@ -15,7 +15,8 @@ pub use choices::{CLUSTER_ADMINS, Choices, KubeletClientSubject, KubeletLayout, 
 pub use layout::{CERTIFICATES_DIR, Layout, crl_name, kubeconfig_path};
 pub use rules::{node_spec, usages};
 pub use table::{
-    BundleSpec, CertFiles, CertSpec, ExternalEtcd, KubeletStoreSpec, NodeSpec, ServiceAccountSpec,
+    BundleSpec, CertFiles, CertSpec, ExternalEtcd, KubeletStoreSpec, NodeSpec,
+    RequestedCertificate, ServiceAccountSpec,
 };
 
 /// Directory of the kubeconfigs.

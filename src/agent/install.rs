@@ -70,8 +70,8 @@ pub(super) async fn install(
         work.bundle(bundle, provided);
     }
     for cert in survey.certs {
-        let outcome = outcomes.certs.remove(&cert.spec.name);
-        match separate.contains(&cert.spec.authority) {
+        let outcome = outcomes.certs.remove(&cert.spec.name());
+        match separate.contains(&cert.spec.authority()) {
             true => work.cert_in_own_commit(store, cert, outcome),
             false => work.cert(cert, outcome)?,
         }
@@ -254,11 +254,11 @@ impl CommitWork<'_> {
         cert: SurveyedCert,
         outcome: Option<RequestOutcome>,
     ) {
-        let serves = cert.still_serves(self.trust.get(&cert.spec.authority), self.now);
+        let serves = cert.still_serves(self.trust.get(&cert.spec.authority()), self.now);
         let (spec, urgent) = (cert.spec.clone(), cert.urgent);
         let chain = cert.found.chain.present().cloned();
         let (rows, installed) = (self.rows.len(), self.installed.len());
-        self.separate.insert(spec.name);
+        self.separate.insert(spec.name());
         let shared = std::mem::take(&mut self.commit);
         let was_unfinished = store.is_unfinished();
         let tried = self
@@ -276,7 +276,7 @@ impl CommitWork<'_> {
             let chain = chain.as_ref().filter(|_| !is_torn);
             if let Some(chain) = chain {
                 self.expiring.push(Event::Expiring {
-                    name: spec.name,
+                    name: spec.name(),
                     not_after: chain.leaf().not_after(),
                 });
             }
@@ -329,11 +329,11 @@ impl CommitWork<'_> {
     }
 
     fn cert(&mut self, cert: SurveyedCert, outcome: Option<RequestOutcome>) -> Result<(), Failure> {
-        let Some(trusted) = self.trust.get(&cert.spec.authority) else {
+        let Some(trusted) = self.trust.get(&cert.spec.authority()) else {
             self.rows.extend(row_without_authority(cert, outcome));
             return Ok(());
         };
-        let is_whole = !self.incomplete.contains_key(&cert.spec.authority);
+        let is_whole = !self.incomplete.contains_key(&cert.spec.authority());
         let still_serves = cert.still_serves(Some(trusted), self.now);
         let urgent = cert.urgent && self.rotating.is_some();
         let SurveyedCert {
@@ -377,7 +377,7 @@ impl CommitWork<'_> {
             (Action::Issue { reasons }, outcome) => {
                 let row = match outcome {
                     Some(RequestOutcome::Signed { .. }) => {
-                        let reason = self.held_back_reason(spec.authority);
+                        let reason = self.held_back_reason(spec.authority());
                         report::waiting_row(&spec, reason, still_serves, chain)
                     }
                     Some(outcome) => {
@@ -387,7 +387,7 @@ impl CommitWork<'_> {
                 };
                 if let Some(not_after) = row.not_after {
                     self.expiring.push(Event::Expiring {
-                        name: spec.name,
+                        name: spec.name(),
                         not_after,
                     });
                 }
@@ -435,8 +435,8 @@ impl CommitWork<'_> {
             found.store,
         )?;
         let record = record(&chain, self.now);
-        self.commit.issued(spec.name, record.clone());
-        self.commit.completes(Slot::Certificate(spec.name));
+        self.commit.issued(spec.name(), record.clone());
+        self.commit.completes(Slot::Certificate(spec.name()));
         self.installed.push(Installed {
             request,
             record,
@@ -507,8 +507,8 @@ impl CommitWork<'_> {
         let Some(Rotating { rotation, node, .. }) = self.rotating else {
             return (RowAction::Issued, None);
         };
-        let trust = self.trust.get(&spec.authority);
-        let age = Age::of(new, Some(self.now), trust, spec.profile.lifetime);
+        let trust = self.trust.get(&spec.authority());
+        let age = Age::of(new, Some(self.now), trust, spec.requested.profile.lifetime);
         let word = match old {
             None => RowAction::Issued,
             Some(_) if keep_key => RowAction::Renewed,
@@ -637,10 +637,10 @@ fn row_without_authority(cert: SurveyedCert, outcome: Option<RequestOutcome>) ->
 
 /// A note on a replaced administrator kubeconfig: administrators keep copies, and the old certificate is not revoked.
 fn copies_note(spec: &CertSpec, old: &Chain) -> Option<String> {
-    matches!(spec.name, CertName::AdminConf | CertName::SuperAdminConf).then(|| {
+    matches!(spec.name(), CertName::AdminConf | CertName::SuperAdminConf).then(|| {
         format!(
             "copies of the old {} work until {}; hand out new ones by then",
-            spec.name,
+            spec.name(),
             rfc3339(old.leaf().not_after())
         )
     })

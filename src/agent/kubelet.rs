@@ -89,7 +89,11 @@ impl KubeletFiles<'_> {
         created.files.insert(path);
 
         let link = self.store.link();
-        commit.change(ReplacedFile::Certificate(self.spec.name), link.clone(), now);
+        commit.change(
+            ReplacedFile::Certificate(self.spec.name()),
+            link.clone(),
+            now,
+        );
         match (&self.store.on_disk.current, &self.store.on_disk.pem) {
             (KubeletLink::File, Some(found)) => {
                 let (_, path) = names.next(now)?;
@@ -149,7 +153,11 @@ impl KubeletFiles<'_> {
             document.to_yaml().as_bytes().to_vec(),
             Mode::Private,
         );
-        commit.change(ReplacedFile::Certificate(self.spec.name), path.clone(), now);
+        commit.change(
+            ReplacedFile::Certificate(self.spec.name()),
+            path.clone(),
+            now,
+        );
         Ok(())
     }
 }

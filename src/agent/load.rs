@@ -548,7 +548,7 @@ fn mark_activated(root: &NodeRoot, plan: &mut NodeSpec) -> Result<(), Failure> {
         changes => changes.unwrap_or_default(),
     };
     for spec in &mut plan.certs {
-        let change = changes.get(&spec.authority);
+        let change = changes.get(&spec.authority());
         spec.under_first = change.is_some_and(|change| change.activated.is_some());
     }
     Ok(())

@@ -79,10 +79,10 @@ pub async fn export_requests(
     setup.keep_record(&store, &survey)?;
     let mut requests = Vec::new();
     for cert in survey.to_issue() {
-        let Some(fresh) = fresh.remove(&cert.spec.name) else {
+        let Some(fresh) = fresh.remove(&cert.spec.name()) else {
             continue;
         };
-        let (name, signer) = setup.signer(cert.spec.authority)?;
+        let (name, signer) = setup.signer(cert.spec.authority())?;
         let asked = Asked {
             outlives: None,
             replaces: None,
@@ -94,7 +94,7 @@ pub async fn export_requests(
         let prepared: PreparedRequest = prepare(&desk, &asked, fresh)?
             .map_err(|error| Failure::new(ExitCode::Configuration, error.to_string()))?;
         requests.push(Request::new(
-            asked.wanted(),
+            asked.spec.requested.clone(),
             prepared.csr,
             setup.identity.clone(),
             clock(),
@@ -133,14 +133,14 @@ pub async fn import_answers(
         .collect();
     let survey = setup.survey(store.root(), clock())?;
     let is_settled = survey.refusals.is_empty() && survey.is_settled();
-    let wanted: Vec<CertName> = survey.to_issue().map(|cert| cert.spec.name).collect();
+    let wanted: Vec<CertName> = survey.to_issue().map(|cert| cert.spec.name()).collect();
     let kept = survey.certs.iter();
-    let kept = kept.filter(|cert| !wanted.contains(&cert.spec.name));
+    let kept = kept.filter(|cert| !wanted.contains(&cert.spec.name()));
     let installed: Vec<Outstanding> = kept
         .filter_map(|cert| {
             let chain = cert.found.chain.present()?;
             Some(Outstanding {
-                name: cert.spec.name,
+                name: cert.spec.name(),
                 key: chain.leaf().public_key().clone(),
             })
         })
@@ -223,14 +223,15 @@ fn adopt(
             clock(),
         )?;
     }
-    let csr = Csr::create(&spec.profile, key, UsageExtensions::Requested).map_err(|error| {
-        Failure::new(
-            ExitCode::Configuration,
-            format!("{}: {error}", candidate.name),
-        )
-    })?;
+    let csr =
+        Csr::create(&spec.requested.profile, key, UsageExtensions::Requested).map_err(|error| {
+            Failure::new(
+                ExitCode::Configuration,
+                format!("{}: {error}", candidate.name),
+            )
+        })?;
     let request = Request::new(
-        super::wanted(spec),
+        spec.requested.clone(),
         csr.clone(),
         setup.identity.clone(),
         clock(),

@@ -114,7 +114,7 @@ pub async fn verify_signer(
     };
     let specs = setup.plan.certs.iter();
     let mut failures: Vec<Failure> = specs
-        .filter(|spec| spec.authority == authority)
+        .filter(|spec| spec.authority() == authority)
         .filter_map(|spec| setup.preflight(spec).err())
         .collect();
     let answered = match offered.map(|pem| TrustBundle::from_response(&pem)) {
@@ -190,7 +190,7 @@ pub async fn rehearse(
     clock: Clock,
     progress: &dyn Progress,
 ) -> Result<(), Failure> {
-    let (name, authority) = (cert.spec.name, cert.spec.authority);
+    let (name, authority) = (cert.spec.name(), cert.spec.authority());
     let (_, signer) = setup.signer(authority)?;
     let now = clock();
     let desk = Desk {
@@ -205,7 +205,7 @@ pub async fn rehearse(
     let fresh = match resumed(&desk, &job.asked)? {
         Some(resumed) => Fresh::Resumed(Box::new(resumed)),
         None => {
-            let algorithm = cert.spec.profile.key;
+            let algorithm = cert.spec.requested.profile.key;
             let mut made = keys::start(vec![(Slot::Certificate(name), algorithm)]);
             let key = made.recv().await.map(|made| made.key);
             Fresh::Key(key.transpose().ok().flatten().ok_or_else(|| {
@@ -261,7 +261,7 @@ pub async fn rehearse(
 
 /// Returns an earlier rehearsal that is still pending. An answered one does not prove that the signer still signs.
 fn resumed(desk: &Desk<'_>, asked: &Asked<'_>) -> Result<Option<Resumed>, Failure> {
-    let slot = Slot::Certificate(asked.spec.name);
+    let slot = Slot::Certificate(asked.spec.name());
     let pending = desk.store.pending((desk.clock)())?.slots;
     let Some(pending) = pending.into_iter().find(|pending| pending.slot == slot) else {
         return Ok(None);

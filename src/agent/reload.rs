@@ -85,7 +85,9 @@ impl ReloadSetup {
         ReloadSetup {
             node: agent.identity.node.clone(),
             reload: reload.clone(),
-            outputs: certs.map(|spec| (spec.name, spec.output.clone())).collect(),
+            outputs: certs
+                .map(|spec| (spec.name(), spec.output.clone()))
+                .collect(),
             bundles: bundles
                 .map(|spec| (spec.authority, spec.path.clone()))
                 .collect(),

@@ -186,12 +186,12 @@ fn look_for(
 
 /// Removes what `scope` does not name: certificates, and then the authorities of no certificate.
 fn restrict(survey: &mut Survey, scope: &Scope) {
-    survey.certs.retain(|cert| scope.has(cert.spec.name));
+    survey.certs.retain(|cert| scope.has(cert.spec.name()));
     if scope.is_of_node() {
         return;
     }
     let certs = survey.certs.iter();
-    let wanted: BTreeSet<Authority> = certs.map(|cert| cert.spec.authority).collect();
+    let wanted: BTreeSet<Authority> = certs.map(|cert| cert.spec.authority()).collect();
     survey
         .bundles
         .retain(|bundle| wanted.contains(&bundle.spec.authority));
@@ -231,7 +231,7 @@ fn refuse_per_authority(survey: &mut Survey) {
                 .any(|reason| reason.contains(note.as_str()))
     });
     for cert in &mut survey.certs {
-        if let Some(reason) = refused.get(&cert.spec.authority) {
+        if let Some(reason) = refused.get(&cert.spec.authority()) {
             cert.action = Action::Refuse {
                 reason: reason.clone(),
             };
@@ -245,7 +245,7 @@ fn choose_keys(setup: &RunSetup, demand: RenewalCause, survey: &mut Survey) {
         // A signer with `Renewal::SameKey` refuses a request with another key.
         let same_key_only = setup
             .signers
-            .get(&cert.spec.authority)
+            .get(&cert.spec.authority())
             .is_some_and(|(_, signer)| signer.caps().renewal == Renewal::SameKey);
         cert.keep_key = demand != RenewalCause::Forced
             && (!setup.rotation.rekey || same_key_only)
@@ -310,10 +310,10 @@ fn hold(
             continue;
         };
         for cert in &mut survey.certs {
-            let name = cert.spec.name;
+            let name = cert.spec.name();
             let held = restart.causes.contains(&ReplacedFile::Certificate(name))
                 && matches!(cert.action, Action::Issue { .. })
-                && cert.still_serves(trust.get(&cert.spec.authority), now);
+                && cert.still_serves(trust.get(&cert.spec.authority()), now);
             if held {
                 cert.action = Action::Refuse {
                     reason: format!(
@@ -383,7 +383,7 @@ fn next(
         Action::Refuse { .. } => Some(now + REFUSED_RETRY_INTERVAL),
         Action::Issue { .. } | Action::Rewrite { .. } => {
             let retry = schedule::retry_at(cert.age.as_ref().map(|age| &age.life), node, now);
-            let poll = polls.get(&Slot::Certificate(cert.spec.name)).copied();
+            let poll = polls.get(&Slot::Certificate(cert.spec.name())).copied();
             // A poll time in the past is replaced by the retry time of a failure.
             Some(poll.filter(|poll| *poll > now).unwrap_or(retry))
         }
@@ -466,7 +466,7 @@ pub fn needs_renewal(
     }
     let wants = survey.certs.iter().find_map(|cert| match &cert.action {
         Action::Issue { reasons } | Action::Rewrite { reasons } => {
-            Some(format!("{}: {}", cert.spec.name, reasons.join("; ")))
+            Some(format!("{}: {}", cert.spec.name(), reasons.join("; ")))
         }
         _ => None,
     });
@@ -482,7 +482,7 @@ pub fn needs_renewal(
         return Ok(need(RenewalVerdict::Yes, reason));
     }
     let refused = survey.certs.iter().find_map(|cert| match &cert.action {
-        Action::Refuse { reason } => Some(format!("{}: {reason}", cert.spec.name)),
+        Action::Refuse { reason } => Some(format!("{}: {reason}", cert.spec.name())),
         _ => None,
     });
     let service_account = survey.service_account_refused.as_ref();

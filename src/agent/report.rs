@@ -275,11 +275,11 @@ fn planned_cert(setup: &RunSetup, cert: &SurveyedCert, rotating: bool) -> Report
     };
     let mut row = cert_row(&cert.spec, action, reasons, chain);
     row.due = cert.due;
-    if let Some((_, signer)) = setup.signers.get(&cert.spec.authority) {
+    if let Some((_, signer)) = setup.signers.get(&cert.spec.authority()) {
         row.signer = Some(signer.label());
-        let wanted = super::wanted(&cert.spec);
-        row.carries = Some(match signer.preflight(&wanted) {
-            Ok(()) => signer.caps().carry(&wanted),
+        let wanted = &cert.spec.requested;
+        row.carries = Some(match signer.preflight(wanted) {
+            Ok(()) => signer.caps().carry(wanted),
             Err(rejection) => {
                 row.reasons.push(rejection.to_string());
                 row.reasons.extend(omission(&cert.spec));
@@ -303,7 +303,7 @@ fn planned_cert(setup: &RunSetup, cert: &SurveyedCert, rotating: bool) -> Report
 fn missing_signers(setup: &RunSetup, survey: &Survey) -> Option<String> {
     let unsigned: BTreeSet<Authority> = survey
         .to_issue()
-        .map(|cert| cert.spec.authority)
+        .map(|cert| cert.spec.authority())
         .filter(|authority| !setup.signers.contains_key(authority))
         .collect();
     let names: Vec<&str> = unsigned.iter().map(|one| one.as_str()).collect();
@@ -322,13 +322,14 @@ pub(super) fn cert_row(
     chain: Option<&Chain>,
 ) -> ReportRow {
     ReportRow {
-        name: spec.name.to_string(),
-        authority: Some(spec.authority.to_string()),
+        name: spec.name().to_string(),
+        authority: Some(spec.authority().to_string()),
         action,
         reasons,
-        subject: Some(spec.profile.subject.to_string()),
-        sans: (!spec.profile.sans.is_empty()).then(|| spec.profile.sans.to_string()),
-        key: Some(spec.profile.key.to_string()),
+        subject: Some(spec.requested.profile.subject.to_string()),
+        sans: (!spec.requested.profile.sans.is_empty())
+            .then(|| spec.requested.profile.sans.to_string()),
+        key: Some(spec.requested.profile.key.to_string()),
         not_after: chain.map(|chain| chain.leaf().not_after()),
         paths: match &spec.output {
             CertFiles::Pair { certificate, key } => vec![certificate.clone(), key.clone()],
@@ -428,7 +429,7 @@ pub(super) fn omission(spec: &CertSpec) -> Option<String> {
     spec.is_omittable.then(|| {
         format!(
             "the control plane runs without {name}: `certificates: {{omit: [{name}]}}` in the settings omits it",
-            name = spec.name
+            name = spec.name()
         )
     })
 }

@@ -14,8 +14,7 @@ use tokio::time::Instant;
 use super::{Clock, Event, Failure, Progress, SignerOperation, event};
 use crate::process::failpoint;
 use crate::signer::{
-    Answer, CurrentCertificate, NodeIdentity, Request, RequestedCertificate, Signer, SignerError,
-    SignerKind, Ticket,
+    Answer, CurrentCertificate, NodeIdentity, Request, Signer, SignerError, SignerKind, Ticket,
 };
 use crate::spec::CertSpec;
 use crate::store::{self, Durability, PendingRequest, RequestPhase, Slot, Store};
@@ -96,16 +95,7 @@ pub(super) struct Asked<'a> {
 
 impl Asked<'_> {
     fn slot(&self) -> Slot {
-        Slot::Certificate(self.spec.name)
-    }
-
-    pub(super) fn wanted(&self) -> RequestedCertificate {
-        RequestedCertificate {
-            name: self.spec.name,
-            authority: self.spec.authority,
-            profile: self.spec.profile.clone(),
-            tolerance: self.spec.tolerance,
-        }
+        Slot::Certificate(self.spec.name())
     }
 
     /// A signer in this process loses its state with the process, so a pending request may be lost in a power failure.
@@ -134,8 +124,10 @@ impl Resumed {
             .as_deref()
             .and_then(|pem| Csr::from_pem(pem).ok());
         let csr = csr.filter(|csr| csr.public_key() == key.public_key());
-        let same_wish = csr.as_ref().is_none_or(|csr| csr.matches(&spec.profile));
-        let same_algorithm = key.key_type().to_string() == spec.profile.key.to_string();
+        let same_wish = csr
+            .as_ref()
+            .is_none_or(|csr| csr.matches(&spec.requested.profile));
+        let same_algorithm = key.key_type().to_string() == spec.requested.profile.key.to_string();
         // After a wrong answer a new key makes a new request, so that no signer can repeat the old answer. For a signer
         // of files the CSR stays usable: an administrator only has to sign it correctly.
         let failed = pending.ticket.as_ref().is_some_and(|ticket| {
@@ -170,8 +162,13 @@ pub(super) async fn obtain(
         Ok(prepared) => prepared,
         Err(error) => return Ok(RequestOutcome::Failed(Rc::new(error))),
     };
-    let mut request = Request::new(asked.wanted(), csr, desk.identity.clone(), desk.now())
-        .replacing(asked.replaces.as_ref());
+    let mut request = Request::new(
+        asked.spec.requested.clone(),
+        csr,
+        desk.identity.clone(),
+        desk.now(),
+    )
+    .replacing(asked.replaces.as_ref());
     if record.request_id != request.id.as_str() || record.signer_config != asked.signer.configured()
     {
         // The spec or the signer has changed, and the signer does not know this request.
@@ -202,7 +199,7 @@ pub(super) async fn obtain(
             record.first_submitted.get_or_insert(desk.now());
             keep(&record)?;
             failpoint::reached("request:submitting");
-            desk.progress.event(Event::Submitted(asked.spec.name));
+            desk.progress.event(Event::Submitted(asked.spec.name()));
         }
         let exchange = perform(asked, &call, exchangeable, &request, &record);
         let answer = event::asked(
@@ -236,17 +233,17 @@ pub(super) async fn obtain(
         }
         if let Some(note) = waiting {
             failpoint::reached("request:pending");
-            desk.progress.event(Event::Waiting(asked.spec.name, note));
+            desk.progress.event(Event::Waiting(asked.spec.name(), note));
         }
         let wait = match next {
             NextStep::Install(chain) => {
                 failpoint::reached("request:verified");
-                desk.progress.event(Event::Signed(asked.spec.name));
+                desk.progress.event(Event::Signed(asked.spec.name()));
                 return Ok(signed(chain, key, request));
             }
             NextStep::Call { call: next, wait } => {
                 if let Some(failure) = failure {
-                    let (name, operation) = (asked.spec.name, next.operation().as_str());
+                    let (name, operation) = (asked.spec.name(), next.operation().as_str());
                     tracing::info!(certificate = %name, "{failure}; next: {operation} in {wait:.0?}");
                 }
                 if next == SignerCall::Submit {
@@ -404,21 +401,24 @@ pub(super) fn prepare(
     let csr = match csr {
         Some(csr) => csr,
         None => match Csr::create(
-            &asked.spec.profile,
+            &asked.spec.requested.profile,
             &key,
             asked.signer.caps().usage_extensions,
         ) {
             Ok(csr) => csr,
             Err(error) => {
                 return Ok(Err(SignerError::permanent(
-                    format!("no request could be made for {}: {error}", asked.spec.name),
+                    format!(
+                        "no request could be made for {}: {error}",
+                        asked.spec.name()
+                    ),
                     "correct the configuration that this name comes from",
                 )));
             }
         },
     };
     let request = Request::new(
-        asked.wanted(),
+        asked.spec.requested.clone(),
         csr.clone(),
         desk.identity.clone(),
         desk.now(),
@@ -492,8 +492,8 @@ fn verified(
         .map_err(|error| vec![format!("the chain is too large to be installed: {error}")])?;
     let differences = satisfies(
         &chain,
-        &job.asked.spec.profile,
-        job.asked.spec.tolerance,
+        &job.asked.spec.requested.profile,
+        job.asked.spec.requested.tolerance,
         key.public_key(),
         job.trust,
         now,
@@ -518,8 +518,8 @@ fn verified(
 
 /// Compares the lifetime of a new certificate with the requested one.
 pub(super) fn life_of(chain: &Chain, spec: &CertSpec, now: OffsetDateTime) -> Lifetime {
-    let limit = spec.tolerance.max_lifetime;
-    judge_lifetime(chain.leaf(), spec.profile.lifetime, limit, now)
+    let limit = spec.requested.tolerance.max_lifetime;
+    judge_lifetime(chain.leaf(), spec.requested.profile.lifetime, limit, now)
 }
 
 fn deadline_at(desk: &Desk<'_>) -> Option<OffsetDateTime> {
@@ -531,7 +531,7 @@ fn forgotten(asked: &Asked<'_>) -> SignerError {
         format!(
             "{} received the request for {} and now reports that it is unknown",
             asked.signer.label(),
-            asked.spec.name
+            asked.spec.name()
         ),
         "examine the signer's log, correct the cause and run again; the key is kept",
     )
@@ -542,12 +542,12 @@ fn forbidden(desk: &Desk<'_>, asked: &Asked<'_>) -> SignerError {
         format!(
             "{} received a request for {} earlier and no longer has it, and a second request for the same key is not permitted",
             asked.signer.label(),
-            asked.spec.name
+            asked.spec.name()
         ),
         format!(
             "see with the signer what became of it, then remove {}/pending/{}",
             desk.store.root().node_path(store::STATE_DIR),
-            asked.spec.name
+            asked.spec.name()
         ),
     )
 }

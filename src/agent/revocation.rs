@@ -310,7 +310,7 @@ fn chains(survey: &Survey, authority: Authority) -> Vec<&Chain> {
     survey
         .certs
         .iter()
-        .filter(|cert| cert.spec.authority == authority)
+        .filter(|cert| cert.spec.authority() == authority)
         .filter_map(|cert| cert.found.chain.present())
         .collect()
 }
@@ -319,12 +319,12 @@ fn revoked_in_place(survey: &Survey, authority: Authority, lists: &AuthorityCrls
     survey
         .certs
         .iter()
-        .filter(|cert| cert.spec.authority == authority)
+        .filter(|cert| cert.spec.authority() == authority)
         .filter_map(|cert| {
             let (what, since) = lists.revokes(cert.found.chain.present()?)?;
             Some(format!(
                 "{}: {what} is revoked since {}; run nodepki bootstrap, which replaces it",
-                cert.spec.name,
+                cert.spec.name(),
                 rfc3339(since)
             ))
         })

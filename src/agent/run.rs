@@ -98,8 +98,13 @@ impl<'a> RequestRun<'a> {
         }
         let mut jobs: Vec<(Slot, KeyAlgorithm)> = survey
             .to_issue()
-            .filter(|cert| !resumed.contains_key(&cert.spec.name) && !cert.keep_key)
-            .map(|cert| (Slot::Certificate(cert.spec.name), cert.spec.profile.key))
+            .filter(|cert| !resumed.contains_key(&cert.spec.name()) && !cert.keep_key)
+            .map(|cert| {
+                (
+                    Slot::Certificate(cert.spec.name()),
+                    cert.spec.requested.profile.key,
+                )
+            })
             .collect();
         let wanted = jobs.len();
         if survey.rotating.is_some() {
@@ -161,8 +166,10 @@ impl<'a> RequestRun<'a> {
 
     /// Learns the authorities that are not on disk, and verifies that the signers sign for those that are.
     pub(super) async fn establish_trust(&mut self, survey: &mut Survey) -> Result<(), Failure> {
-        let mut needed: Vec<Authority> =
-            survey.to_issue().map(|cert| cert.spec.authority).collect();
+        let mut needed: Vec<Authority> = survey
+            .to_issue()
+            .map(|cert| cert.spec.authority())
+            .collect();
         let absent = survey
             .bundles
             .iter()
@@ -182,7 +189,7 @@ impl<'a> RequestRun<'a> {
                 Err(failure) if survey.rotating.is_some() => self.leave_out(
                     survey
                         .to_issue()
-                        .filter(|cert| cert.spec.authority == *authority),
+                        .filter(|cert| cert.spec.authority() == *authority),
                     failure,
                 ),
                 other => other?,
@@ -207,7 +214,7 @@ impl<'a> RequestRun<'a> {
         // delay a node with valid certificates, and the cluster may offer its data for a limited time only.
         let missing = survey
             .to_issue()
-            .any(|cert| !cert.still_serves(trust.get(&cert.spec.authority), now));
+            .any(|cert| !cert.still_serves(trust.get(&cert.spec.authority()), now));
         if missing
             && survey.rotating.is_none()
             && !survey.has_to_take(&self.setup.provided)
@@ -229,7 +236,7 @@ impl<'a> RequestRun<'a> {
         let failure = Rc::new(failure);
         for cert in certs {
             let why = Rc::clone(&failure);
-            self.unasked.entry(cert.spec.name).or_insert(why);
+            self.unasked.entry(cert.spec.name()).or_insert(why);
         }
     }
 
@@ -389,22 +396,22 @@ impl<'a> RequestRun<'a> {
         let now = self.now();
         let jobs: BTreeMap<CertName, Job<'_>> = survey
             .to_issue()
-            .filter(|cert| !unreachable.contains_key(&cert.spec.authority))
-            .filter(|cert| !unasked.contains_key(&cert.spec.name))
+            .filter(|cert| !unreachable.contains_key(&cert.spec.authority()))
+            .filter(|cert| !unasked.contains_key(&cert.spec.name()))
             .map(|cert| {
-                let authority = cert.spec.authority;
+                let authority = cert.spec.authority();
                 let trust = self
                     .trust
                     .get(&authority)
                     .ok_or_else(|| no_authority(self.setup, authority))?;
                 let job = self.setup.job(cert, trust, now)?;
-                Ok((cert.spec.name, job))
+                Ok((cert.spec.name(), job))
             })
             .collect::<Result<_, Failure>>()?;
 
         let mut requests = FuturesUnordered::new();
         for cert in survey.to_issue().filter(|cert| cert.keep_key) {
-            let name = cert.spec.name;
+            let name = cert.spec.name();
             let own = cert.found.key.present().map(PrivateKey::to_pem);
             let own = own.and_then(|pem| PrivateKey::from_pem(pem.as_bytes()).ok());
             if let (Some(job), Some(key), false) =
@@ -424,11 +431,11 @@ impl<'a> RequestRun<'a> {
             }
         }
         let failed = survey.to_issue().filter_map(|cert| {
-            let outcome = match unasked.get(&cert.spec.name) {
+            let outcome = match unasked.get(&cert.spec.name()) {
                 Some(failure) => RequestOutcome::Undone(Rc::clone(failure)),
-                None => RequestOutcome::Failed(Rc::clone(unreachable.get(&cert.spec.authority)?)),
+                None => RequestOutcome::Failed(Rc::clone(unreachable.get(&cert.spec.authority())?)),
             };
-            Some((cert.spec.name, outcome))
+            Some((cert.spec.name(), outcome))
         });
         let mut outcomes = Outcomes {
             certs: failed.collect(),
@@ -495,8 +502,8 @@ fn late_keys(
         .values()
         .map(|job| {
             (
-                Slot::Certificate(job.asked.spec.name),
-                job.asked.spec.profile.key,
+                Slot::Certificate(job.asked.spec.name()),
+                job.asked.spec.requested.profile.key,
             )
         })
         .filter(|(slot, _)| !awaited.contains(slot))

@@ -111,7 +111,13 @@ impl SurveyedCert {
         now: OffsetDateTime,
     ) -> Option<CurrentCertificate> {
         let (chain, key) = (self.found.chain.present()?, self.found.key.present()?);
-        let same = || is_for_names(chain, &self.spec.profile, self.spec.tolerance);
+        let same = || {
+            is_for_names(
+                chain,
+                &self.spec.requested.profile,
+                self.spec.requested.tolerance,
+            )
+        };
         (self.still_serves(Some(trust), now) && same()).then(|| CurrentCertificate {
             chain_pem: chain.to_pem().into_bytes(),
             key_pem: Zeroizing::new(key.to_pem().as_bytes().to_vec()),
@@ -195,7 +201,7 @@ pub fn survey(
     // `assess_ages` reports a damaged record.
     let issued = state.root().issued().unwrap_or_default();
     for spec in &plan.certs {
-        survey.read_cert(state, spec, issued.get(&spec.name), now)?;
+        survey.read_cert(state, spec, issued.get(&spec.name()), now)?;
     }
     survey.judge_authorities(state.root(), trust, provided, now);
     survey.note_shared_authorities(|_| None);
@@ -268,7 +274,7 @@ impl Survey {
                 cert.action = assess(
                     &cert.spec,
                     &cert.found,
-                    trust(cert.spec.authority).as_ref(),
+                    trust(cert.spec.authority()).as_ref(),
                     now,
                 );
             }
@@ -377,7 +383,7 @@ impl Survey {
         if let Some(store) = &mut found.store {
             store.requested_by_kubelet = installed != Some(true);
         }
-        let action = assess(spec, &found, self.trust(spec.authority), now);
+        let action = assess(spec, &found, self.trust(spec.authority()), now);
         self.certs.push(SurveyedCert {
             installed,
             ..SurveyedCert::new(spec.clone(), found, action)
@@ -404,11 +410,11 @@ impl Survey {
                 }
             };
             let of_authority =
-                |cert: &&mut SurveyedCert| cert.spec.authority == bundle.spec.authority;
+                |cert: &&mut SurveyedCert| cert.spec.authority() == bundle.spec.authority;
             let chains: Vec<&Chain> = self
                 .certs
                 .iter()
-                .filter(|cert| cert.spec.authority == bundle.spec.authority)
+                .filter(|cert| cert.spec.authority() == bundle.spec.authority)
                 .filter_map(|cert| cert.found.chain.present())
                 .collect();
             let lists = RevocationList::read_all(bytes)
@@ -539,7 +545,7 @@ impl Survey {
 
     /// One certificate.
     pub fn cert(&self, name: CertName) -> Option<&SurveyedCert> {
-        self.certs.iter().find(|cert| cert.spec.name == name)
+        self.certs.iter().find(|cert| cert.spec.name() == name)
     }
 }
 

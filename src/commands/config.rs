@@ -84,13 +84,13 @@ fn signer_setup(loaded: &Loaded, kind: &str, only: Option<&str>) -> Result<Strin
         if config.kind() != kind || only.is_some_and(|only| only != name) {
             continue;
         }
-        let wanted = loaded.setup.wanted(authority);
+        let wanted = loaded.setup.requested(authority);
         match parts.iter_mut().find(|part| part.name == name) {
             Some(part) => part.wanted.extend(wanted),
             None => parts.push(Part {
                 name,
                 config,
-                wanted,
+                wanted: wanted.collect(),
             }),
         }
     }

@@ -83,7 +83,7 @@ fn require_planned(names: &BTreeSet<CertName>, loaded: &Loaded) -> Result<(), Fa
     match names.iter().find(|name| plan.cert(**name).is_none()) {
         None => Ok(()),
         Some(name) => {
-            let planned: Vec<_> = plan.certs.iter().map(|spec| spec.name.as_str()).collect();
+            let planned: Vec<_> = plan.certs.iter().map(|spec| spec.name().as_str()).collect();
             Err(Failure::new(
                 ExitCode::Usage,
                 format!(
@@ -99,7 +99,7 @@ impl RenewArgs {
     fn scope(&self, names: Option<BTreeSet<CertName>>, loaded: &Loaded) -> Result<Scope, Failure> {
         let every = || {
             let certs = loaded.setup.plan.certs.iter();
-            certs.map(|spec| spec.name).collect()
+            certs.map(|spec| spec.name()).collect()
         };
         if let Some(names) = &names {
             require_planned(names, loaded)?;

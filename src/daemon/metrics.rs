@@ -136,9 +136,9 @@ impl Metrics {
         state.role = Some(role(setup));
         // A counter must exist with the value 0, so that Prometheus sees the first increase.
         for spec in &setup.plan.certs {
-            let key = spec.profile.key.as_str();
+            let key = spec.requested.profile.key.as_str();
             for result in RESULTS {
-                let labels = generated_labels(spec.name, key, result);
+                let labels = generated_labels(spec.name(), key, result);
                 state.unsaved.count(&GENERATED, labels, 0);
             }
         }
@@ -362,7 +362,7 @@ pub struct Recorder<'a> {
 impl Recorder<'_> {
     fn count_generated(&self, counts: &mut Counts, name: CertName, result: &str) {
         if let Some(spec) = self.setup.plan.cert(name) {
-            let labels = generated_labels(name, spec.profile.key.as_str(), result);
+            let labels = generated_labels(name, spec.requested.profile.key.as_str(), result);
             counts.count(&GENERATED, labels, 1);
         }
     }

@@ -126,7 +126,7 @@ impl Configured for Config {
             let names: BTreeSet<String> = of_server
                 .flat_map(|part| {
                     let of = |wanted| part.config.signer_name.of(wanted, identity);
-                    part.wanted.iter().filter_map(of)
+                    part.wanted.iter().copied().filter_map(of)
                 })
                 .collect();
             manifest(access, &names, &identity.cluster)

@@ -142,15 +142,22 @@ fn differences(
     trust: &TrustBundle,
     now: OffsetDateTime,
 ) -> (Vec<CertDifference>, Vec<String>) {
-    let mut remaining = satisfies(chain, &spec.profile, spec.tolerance, key, trust, now);
+    let mut remaining = satisfies(
+        chain,
+        &spec.requested.profile,
+        spec.requested.tolerance,
+        key,
+        trust,
+        now,
+    );
     let mut notes = Vec::new();
     for subject in &spec.other_subjects {
         if remaining.is_empty() {
             break;
         }
-        let mut profile = spec.profile.clone();
+        let mut profile = spec.requested.profile.clone();
         profile.subject = subject.clone();
-        let other = satisfies(chain, &profile, spec.tolerance, key, trust, now);
+        let other = satisfies(chain, &profile, spec.requested.tolerance, key, trust, now);
         if other.len() < remaining.len() {
             notes.push(format!(
                 "subject is {subject}, of another kubeadm version; kept, since the cluster may rely on it"

@@ -10,7 +10,8 @@ use super::choices::{CLUSTER_ADMINS, Choices, KubeletClientSubject, SYSTEM_MASTE
 use super::layout::Layout;
 use super::policy::KeyPolicy;
 use super::table::{
-    BundleSpec, CertFiles, CertSpec, ExternalEtcd, KubeletStoreSpec, NodeSpec, ServiceAccountSpec,
+    BundleSpec, CertFiles, CertSpec, ExternalEtcd, KubeletStoreSpec, NodeSpec,
+    RequestedCertificate, ServiceAccountSpec,
 };
 use crate::kube::kubeadm::{
     ClusterConfig, Etcd, Host, HostPort, KubeadmRole, KubernetesVersion, NodeConfig, San,
@@ -63,17 +64,17 @@ impl RuleInputs<'_> {
                 "apiserver contains only the service address of the first IP family, as with kubeadm; add {address} to extraSANs.apiserver if clients use the second"
             ));
         }
-        let cert = |name| certs.iter().find(|spec| spec.name == name);
+        let cert = |name| certs.iter().find(|spec| spec.name() == name);
         if let Some(spec) = cert(CertName::FrontProxyClient)
-            && self.common_name(spec.name).is_some()
+            && self.common_name(spec.name()).is_some()
         {
             notes.push(format!(
                 "commonNames changes front-proxy-client to {0}: --requestheader-allowed-names of kube-apiserver must contain {0} on every control-plane node (if the list is empty, every client of that authority can impersonate any user)",
-                spec.profile.subject.common_name
+                spec.requested.profile.subject.common_name
             ));
         }
         if let Some(spec) = cert(CertName::KubeletServing)
-            && spec.profile.sans.ips.is_empty()
+            && spec.requested.profile.sans.ips.is_empty()
         {
             notes.push("kubelet-serving contains no IP address, but kube-apiserver connects to kubelets by IP address: set node-ip in nodeRegistration.kubeletExtraArgs, or extraSANs.kubelet-serving".to_owned());
         }
@@ -124,7 +125,7 @@ impl RuleInputs<'_> {
         }
         let kubelet = certs
             .iter()
-            .filter(|spec| spec.name == CertName::KubeletConf)
+            .filter(|spec| spec.name() == CertName::KubeletConf)
             .flat_map(|spec| spec.output.paths())
             .cloned();
         // Only the join of a worker checks the CA certificate.
@@ -156,23 +157,25 @@ impl RuleInputs<'_> {
             organizations: Vec::new(),
         });
         CertSpec {
-            name,
-            authority: name.authority(),
             output: self.output(name, &subject.common_name),
-            profile: Profile {
-                subject,
-                sans: self.sans(name),
-                usages: usages(name),
-                key: self.policy.key_for(name),
-                lifetime: self.cluster.certificate_validity,
+            requested: RequestedCertificate {
+                name,
+                authority: name.authority(),
+                profile: Profile {
+                    subject,
+                    sans: self.sans(name),
+                    usages: usages(name),
+                    key: self.policy.key_for(name),
+                    lifetime: self.cluster.certificate_validity,
+                },
+                tolerance: self
+                    .choices
+                    .tolerances
+                    .get(&name.authority())
+                    .copied()
+                    .unwrap_or_default(),
             },
             other_subjects: subjects.collect(),
-            tolerance: self
-                .choices
-                .tolerances
-                .get(&name.authority())
-                .copied()
-                .unwrap_or_default(),
             under_first: false,
             is_omittable: self.is_omittable(name),
         }

@@ -33,7 +33,7 @@ pub struct NodeSpec {
 impl NodeSpec {
     /// Returns the spec of one certificate, if this node holds it.
     pub fn cert(&self, name: CertName) -> Option<&CertSpec> {
-        self.certs.iter().find(|spec| spec.name == name)
+        self.certs.iter().find(|spec| spec.name() == name)
     }
 
     /// Returns the bundle of one authority, if this node holds it.
@@ -76,17 +76,11 @@ impl NodeSpec {
 /// One leaf certificate and its location.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertSpec {
-    /// kubeadm's name.
-    pub name: CertName,
-    /// The authority that signs it.
-    pub authority: Authority,
-    /// Its required content.
-    pub profile: Profile,
+    /// What is requested from its signer.
+    pub requested: RequestedCertificate,
     /// Subjects that other kubeadm versions give this certificate. A certificate on disk with one of them is kept, as
     /// the cluster may depend on it; one from a signer is refused.
     pub other_subjects: Vec<Subject>,
-    /// Differences that are accepted.
-    pub tolerance: Tolerance,
     /// True while the authority is being changed: a certificate that was not issued under the first certificate of the
     /// bundle is then issued again instead of kept with a note.
     pub under_first: bool,
@@ -94,6 +88,31 @@ pub struct CertSpec {
     pub is_omittable: bool,
     /// Its files.
     pub output: CertFiles,
+}
+
+impl CertSpec {
+    /// Returns kubeadm's name.
+    pub fn name(&self) -> CertName {
+        self.requested.name
+    }
+
+    /// Returns the authority that signs it.
+    pub fn authority(&self) -> Authority {
+        self.requested.authority
+    }
+}
+
+/// The part of a certificate's spec that its signer sees, also before the key exists.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequestedCertificate {
+    /// kubeadm's name.
+    pub name: CertName,
+    /// The authority that must sign it.
+    pub authority: Authority,
+    /// Subject, names, usages, lifetime, key algorithm.
+    pub profile: Profile,
+    /// Deviations that the verification accepts.
+    pub tolerance: Tolerance,
 }
 
 /// The files that contain a certificate and its key.

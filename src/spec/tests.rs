@@ -31,7 +31,7 @@ fn planned(node: &str, cluster: &str, choices: &Choices) -> NodeSpec {
 }
 
 fn names(plan: &NodeSpec) -> Vec<&'static str> {
-    plan.certs.iter().map(|spec| spec.name.as_str()).collect()
+    plan.certs.iter().map(|spec| spec.name().as_str()).collect()
 }
 
 fn server(plan: &NodeSpec, name: CertName) -> &str {
@@ -49,6 +49,7 @@ fn organization(version: &str, choices: &Choices) -> Vec<String> {
     );
     plan.cert(CertName::ApiserverKubeletClient)
         .unwrap()
+        .requested
         .profile
         .subject
         .organizations
@@ -148,7 +149,7 @@ fn plans_no_certificates_for_external_etcd() {
     assert!(
         plan.certs
             .iter()
-            .all(|spec| spec.authority != Authority::EtcdCa)
+            .all(|spec| spec.authority() != Authority::EtcdCa)
     );
     assert!(plan.bundle(Authority::EtcdCa).is_none());
     assert_eq!(plan.external_etcd.unwrap().key, Some("/e/c.key".into()));
@@ -208,6 +209,7 @@ fn puts_admin_into_system_masters_before_1_29() {
     assert_eq!(
         plan.cert(CertName::AdminConf)
             .unwrap()
+            .requested
             .profile
             .subject
             .organizations,
@@ -229,6 +231,7 @@ fn sorts_extra_names_and_drops_duplicates() {
     assert_eq!(
         plan.cert(CertName::Apiserver)
             .unwrap()
+            .requested
             .profile
             .sans
             .to_string(),
@@ -268,7 +271,14 @@ fn accepts_only_configured_common_name() {
         ..Choices::default()
     };
     let plan = planned(INIT, &cluster("clusterName: prod\n"), &choices);
-    let subject = |name| plan.cert(name).unwrap().profile.subject.to_string();
+    let subject = |name| {
+        plan.cert(name)
+            .unwrap()
+            .requested
+            .profile
+            .subject
+            .to_string()
+    };
     assert_eq!(subject(CertName::EtcdPeer), "CN=etcd-peer.cp1.prod");
     assert_eq!(subject(CertName::EtcdServer), "CN=cp1");
     assert_eq!(
@@ -276,7 +286,7 @@ fn accepts_only_configured_common_name() {
         "O=system:nodes, CN=system:node:cp1"
     );
     let client = plan.cert(CertName::ApiserverEtcdClient).unwrap();
-    assert_eq!(client.profile.subject.to_string(), "CN=client");
+    assert_eq!(client.requested.profile.subject.to_string(), "CN=client");
     assert!(client.other_subjects.is_empty());
     let [note] = plan.notes.as_slice() else {
         panic!("{:?}", plan.notes)

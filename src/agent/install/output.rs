@@ -77,7 +77,7 @@ impl CertMaterial<'_> {
                 path
             }
         };
-        let change = ReplacedFile::Certificate(self.spec.name);
+        let change = ReplacedFile::Certificate(self.spec.name());
         commit.change(change, changed.clone(), now);
         Ok(())
     }
@@ -98,7 +98,7 @@ pub(super) fn add_cluster(
             .map_err(|error| unrepairable(path, &error))?;
         let yaml = document.to_yaml().as_bytes().to_vec();
         commit.file(path.clone(), yaml, Mode::Private);
-        commit.change(ReplacedFile::Certificate(spec.name), path.clone(), now);
+        commit.change(ReplacedFile::Certificate(spec.name()), path.clone(), now);
     }
     Ok(())
 }

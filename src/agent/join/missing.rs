@@ -100,7 +100,7 @@ impl MissingFiles {
         }
         let mut to_issue = survey.to_issue();
         if !setup.signers.contains_key(&authority)
-            && to_issue.any(|cert| cert.spec.authority == authority)
+            && to_issue.any(|cert| cert.spec.authority() == authority)
         {
             self.unsigned.push(authority);
             self.entries.extend(pair);

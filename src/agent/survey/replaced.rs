@@ -18,7 +18,7 @@ impl SurveyedCert {
         };
         let kubeconfig = self.found.kubeconfig.as_ref();
         CaEvidence {
-            name: self.spec.name,
+            name: self.spec.name(),
             file: file.to_string(),
             chain: self.found.chain.present(),
             trusts: trusted_by(kubeconfig.and_then(|found| found.authority.as_deref())),
@@ -112,7 +112,7 @@ impl Survey {
     fn witnesses(&self, authority: Authority) -> Vec<CaEvidence<'_>> {
         self.certs
             .iter()
-            .filter(|cert| cert.spec.authority == authority)
+            .filter(|cert| cert.spec.authority() == authority)
             .map(SurveyedCert::witness)
             .collect()
     }

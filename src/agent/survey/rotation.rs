@@ -28,7 +28,7 @@ impl SurveyedCert {
             return false;
         };
         chain.leaf().public_key() == key.public_key()
-            && key.key_type().to_string() == self.spec.profile.key.to_string()
+            && key.key_type().to_string() == self.spec.requested.profile.key.to_string()
             && self.found.exposed.is_none()
             && self.found.revoked.is_none()
     }
@@ -61,15 +61,15 @@ impl Survey {
             };
             let fingerprint = hex(&chain.leaf().fingerprint());
             let recorded = issued
-                .get(&cert.spec.name)
+                .get(&cert.spec.name())
                 .filter(|issued| issued.sha256 == fingerprint)
                 .map(|issued| issued.at);
             let trust = self
                 .bundles
                 .iter()
-                .find(|bundle| bundle.spec.authority == cert.spec.authority)
+                .find(|bundle| bundle.spec.authority == cert.spec.authority())
                 .and_then(|bundle| bundle.found.present());
-            let age = Age::of(chain, recorded, trust, cert.spec.profile.lifetime);
+            let age = Age::of(chain, recorded, trust, cert.spec.requested.profile.lifetime);
             cert.age = Some(age);
             let late = cert
                 .found
@@ -91,7 +91,7 @@ impl Survey {
             return;
         };
         for cert in &mut self.certs {
-            let trust = trust(cert.spec.authority);
+            let trust = trust(cert.spec.authority());
             let serving = cert.age.filter(|_| cert.still_serves(trust.as_ref(), now));
             let authorities = trust.iter().flat_map(TrustBundle::certificates);
             let late = cert

@@ -197,7 +197,7 @@ fn table(
     let mut plan = spec::node_spec(cluster, &node, policy, choices);
     plan.certs.retain(|spec| {
         matches!(
-            spec.name,
+            spec.name(),
             CertName::ApiserverEtcdClient | CertName::AdminConf
         )
     });
@@ -330,7 +330,7 @@ impl PreparedIssue {
             if let (Observed::Present(chain), Observed::Present(key)) = (found.chain, found.key)
                 && chain.leaf().public_key() == key.public_key()
             {
-                pairs.insert(spec.name, (chain, key));
+                pairs.insert(spec.name(), (chain, key));
             }
             kubeconfig = kubeconfig.or(found.kubeconfig);
         }

@@ -387,9 +387,9 @@ fn prove_certificates(
     for cert in survey
         .certs
         .iter()
-        .filter(|cert| cert.spec.authority == authority)
+        .filter(|cert| cert.spec.authority() == authority)
     {
-        let name = cert.spec.name;
+        let name = cert.spec.name();
         // The survey's refusals contain the refused certificates.
         if is_left_out(cert) || matches!(cert.action, Action::Refuse { .. }) {
             continue;
@@ -409,7 +409,7 @@ fn prove_certificates(
 /// Returns whether a certificate is deliberately absent: kubeadm advises to remove super-admin.conf, and no component uses
 /// it.
 fn is_left_out(cert: &SurveyedCert) -> bool {
-    cert.spec.name == CertName::SuperAdminConf && matches!(cert.found.chain, Observed::Absent)
+    cert.spec.name() == CertName::SuperAdminConf && matches!(cert.found.chain, Observed::Absent)
 }
 
 /// Refuses the removal if a static pod names the key, since the pod does not start again without it.
@@ -487,7 +487,7 @@ async fn prove_signing(
         let authority = row.authority;
         // In kubeadm's order, the last certificate of an authority has the fewest permissions.
         let mut certs = survey.certs.iter().rev();
-        let cert = certs.find(|cert| cert.spec.authority == authority);
+        let cert = certs.find(|cert| cert.spec.authority() == authority);
         let (Some(cert), Some(trust)) = (cert, survey.trust(authority)) else {
             report.unproven.push(Failure::new(
                 ExitCode::Refused,
@@ -498,7 +498,7 @@ async fn prove_signing(
         match agent::rehearse(store, setup, cert, trust, clock, progress).await {
             Ok(()) => row.proven.push(format!(
                 "it signed a certificate like {}, which was discarded",
-                cert.spec.name
+                cert.spec.name()
             )),
             Err(failure) => report.unproven.push(failure),
         }

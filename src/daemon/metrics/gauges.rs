@@ -51,7 +51,7 @@ pub(super) fn assessed(survey: &Survey) -> MetricsPage {
     let mut page = MetricsPage::default();
     for cert in &survey.certs {
         if let Some(due) = cert.due {
-            let labels = CertificateLabels::leaf(cert.spec.name).labels();
+            let labels = CertificateLabels::leaf(cert.spec.name()).labels();
             page.sample(&RENEWAL, &labels, seconds(due));
         }
     }

@@ -118,6 +118,7 @@ impl Script {
                 let wanted: Vec<&RequestedCertificate> = part
                     .wanted
                     .iter()
+                    .copied()
                     .filter(|wanted| wanted.authority == authority)
                     .collect();
                 if wanted.is_empty() {
@@ -377,6 +378,7 @@ fn names(part: &Part<'_, Config>, identity: &NodeIdentity) -> BTreeMap<CertName,
         let alone = part
             .wanted
             .iter()
+            .copied()
             .filter(alike)
             .all(|other| narrowest(other) == narrowest(wanted));
         let (named, mut name) = match configured(wanted).1 {

@@ -1,11 +1,11 @@
 use std::path::Path;
-
 use std::time::Duration;
 
 use time::macros::datetime;
 
 use super::*;
 use crate::kube::names::{Authority, CertName};
+use crate::spec::RequestedCertificate;
 use crate::x509::{
     CertificateAuthority, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans, Subject,
     Tolerance,
@@ -28,19 +28,21 @@ fn subject(organization: Option<&str>) -> Subject {
 
 fn spec() -> CertSpec {
     CertSpec {
-        name: CertName::ApiserverKubeletClient,
-        authority: Authority::Ca,
-        profile: Profile {
-            subject: subject(None),
-            sans: Sans::default(),
-            usages: vec![ExtendedUsage::ClientAuth],
-            key: KeyAlgorithm::EcdsaP256,
-            lifetime: YEAR,
+        requested: RequestedCertificate {
+            name: CertName::ApiserverKubeletClient,
+            authority: Authority::Ca,
+            profile: Profile {
+                subject: subject(None),
+                sans: Sans::default(),
+                usages: vec![ExtendedUsage::ClientAuth],
+                key: KeyAlgorithm::EcdsaP256,
+                lifetime: YEAR,
+            },
+            tolerance: Tolerance::default(),
         },
         other_subjects: vec![subject(Some("kubeadm:cluster-admins"))],
         under_first: false,
         is_omittable: false,
-        tolerance: Tolerance::default(),
         output: CertFiles::Pair {
             certificate: "/c".into(),
             key: "/k".into(),
@@ -82,7 +84,7 @@ fn keeps_certificate_that_matches_spec() {
     let authority = authority();
     let action = assess(
         &spec(),
-        &issued(&authority, &spec().profile),
+        &issued(&authority, &spec().requested.profile),
         Some(authority.bundle()),
         NOW,
     );
@@ -92,20 +94,15 @@ fn keeps_certificate_that_matches_spec() {
 #[test]
 fn keeps_tolerated_difference_until_it_is_not_tolerated() {
     let authority = authority();
-    let mut both = spec().profile;
+    let mut both = spec().requested.profile;
     both.usages.insert(0, ExtendedUsage::ServerAuth);
     let found = issued(&authority, &both);
     assert_eq!(
         reasons(assess(&spec(), &found, Some(authority.bundle()), NOW)),
         ["extended key usage server auth is not wanted"]
     );
-    let tolerant = CertSpec {
-        tolerance: Tolerance {
-            extra_usages: true,
-            ..Tolerance::default()
-        },
-        ..spec()
-    };
+    let mut tolerant = spec();
+    tolerant.requested.tolerance.extra_usages = true;
     assert_eq!(
         assess(&tolerant, &found, Some(authority.bundle()), NOW),
         Action::Keep { notes: Vec::new() }
@@ -122,7 +119,7 @@ fn issues_missing_certificate_and_names_missing_half() {
         judge(found(Observed::Empty, Observed::Empty)),
         ["empty file"]
     );
-    let whole = issued(&authority, &spec().profile);
+    let whole = issued(&authority, &spec().requested.profile);
     assert_eq!(
         judge(ObservedCert {
             key: Observed::Absent,
@@ -130,7 +127,7 @@ fn issues_missing_certificate_and_names_missing_half() {
         }),
         ["key is absent"]
     );
-    let whole = issued(&authority, &spec().profile);
+    let whole = issued(&authority, &spec().requested.profile);
     assert_eq!(
         judge(ObservedCert {
             chain: Observed::Unreadable("garbage".to_owned()),
@@ -143,7 +140,7 @@ fn issues_missing_certificate_and_names_missing_half() {
 #[test]
 fn keeps_subject_of_other_kubeadm_version_with_note() {
     let authority = authority();
-    let mut older = spec().profile;
+    let mut older = spec().requested.profile;
     older.subject = subject(Some("kubeadm:cluster-admins"));
     match assess(
         &spec(),
@@ -156,7 +153,7 @@ fn keeps_subject_of_other_kubeadm_version_with_note() {
         }
         other => panic!("{other:?}"),
     }
-    let mut foreign = spec().profile;
+    let mut foreign = spec().requested.profile;
     foreign.subject = subject(Some("wheel"));
     let action = assess(
         &spec(),
@@ -172,14 +169,14 @@ fn issues_for_mismatched_pair_expired_leaf_and_foreign_authority() {
     let (authority, foreign) = (authority(), authority());
     let torn = ObservedCert {
         key: Observed::Present(PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap()),
-        ..issued(&authority, &spec().profile)
+        ..issued(&authority, &spec().requested.profile)
     };
     assert!(
         reasons(assess(&spec(), &torn, Some(authority.bundle()), NOW))[0]
             .contains("for another key")
     );
     let later = NOW + 2 * YEAR;
-    let old = issued(&authority, &spec().profile);
+    let old = issued(&authority, &spec().requested.profile);
     assert_eq!(
         reasons(assess(&spec(), &old, Some(authority.bundle()), later)),
         ["it expired at 2027-06-01T12:00:00Z"]
@@ -194,11 +191,11 @@ fn rewrites_if_only_form_differs() {
     let authority = authority();
     let pkcs8 = ObservedCert {
         key_form_is_ours: false,
-        ..issued(&authority, &spec().profile)
+        ..issued(&authority, &spec().requested.profile)
     };
     let exposed = ObservedCert {
         exposed: Some(0o644),
-        ..issued(&authority, &spec().profile)
+        ..issued(&authority, &spec().requested.profile)
     };
     for (found, why) in [(pkcs8, "PKCS#8"), (exposed, "0644")] {
         match assess(&spec(), &found, Some(authority.bundle()), NOW) {

@@ -80,10 +80,10 @@ pub fn read(
     let planned = survey
         .certs
         .iter()
-        .filter(|cert| cert.spec.authority == authority);
+        .filter(|cert| cert.spec.authority() == authority);
     let mut leaves: Vec<SignedLeaf> = planned
         .map(|cert| SignedLeaf {
-            name: cert.spec.name.to_string(),
+            name: cert.spec.name().to_string(),
             file: cert
                 .spec
                 .output

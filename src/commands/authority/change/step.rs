@@ -153,7 +153,7 @@ impl<'a> ChangeStep<'a> {
     ) -> Result<(), Failure> {
         let authority = self.order.authority;
         let mut certs = self.survey.certs.iter();
-        let Some(cert) = certs.find(|cert| cert.spec.authority == authority) else {
+        let Some(cert) = certs.find(|cert| cert.spec.authority() == authority) else {
             return Ok(());
         };
         let trust = TrustBundle::from_certificates(vec![new.clone()])
@@ -163,7 +163,7 @@ impl<'a> ChangeStep<'a> {
         agent::rehearse(&mut store, self.setup, cert, &trust, clock, progress).await?;
         let proven = format!(
             "the signer of {authority} has signed a certificate like {} with the new CA",
-            cert.spec.name
+            cert.spec.name()
         );
         self.proven(proven);
         Ok(())

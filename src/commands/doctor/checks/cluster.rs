@@ -195,7 +195,7 @@ fn masters_severity(picture: &Picture, name: CertName) -> FindingSeverity {
     let plan = picture.configuration.plan.as_ref();
     let wanted = plan.and_then(|plan| plan.cert(name));
     let of_version = wanted.is_none_or(|spec| {
-        let mut groups = spec.profile.subject.organizations.iter();
+        let mut groups = spec.requested.profile.subject.organizations.iter();
         groups.any(|group| group == SYSTEM_MASTERS)
     });
     match of_version {

@@ -53,7 +53,7 @@ pub(super) fn missing(picture: &Picture) -> Vec<CheckNote> {
         .iter()
         .flat_map(|plan| &plan.certs);
     let planned = plan
-        .map(|spec| spec.name)
+        .map(|spec| spec.name())
         .filter(|name| name.is_kubeconfig() && *name != CertName::KubeletConf)
         .filter(|name| picture.status.certificate(*name).is_none())
         // super-admin.conf is needed by kubeadm init only, and should be removed afterwards.

@@ -90,7 +90,7 @@ pub(super) fn missing_certificate(picture: &Picture) -> Vec<CheckNote> {
         .iter()
         .flat_map(|plan| &plan.certs);
     let planned = planned
-        .map(|spec| spec.name)
+        .map(|spec| spec.name())
         .filter(|name| picture.status.certificate(*name).is_none())
         .filter(|name| !name.is_kubeconfig())
         .map(|name| {
@@ -225,7 +225,7 @@ pub(super) fn revoked(picture: &Picture) -> Vec<CheckNote> {
         .filter_map(|cert| {
             let why = cert.found.revoked.as_ref()?;
             Some(CheckNote::error(
-                format!("{}: {why}", cert.spec.name),
+                format!("{}: {why}", cert.spec.name()),
                 BOOTSTRAP_OR_RENEW,
             ))
         })
@@ -283,7 +283,7 @@ pub(super) fn not_as_configured(picture: &Picture) -> Vec<CheckNote> {
     const FIX: &str = "run `nodepki plan` to see what would change, then `nodepki bootstrap`";
     let mut notes = Vec::new();
     for cert in surveyed(picture).filter(|cert| cert.found.revoked.is_none()) {
-        let name = cert.spec.name;
+        let name = cert.spec.name();
         let Some(row) = picture.status.certificate(name).filter(|row| {
             matches!(
                 row.state,
