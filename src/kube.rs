@@ -3,6 +3,7 @@
 
 pub mod cluster_info;
 pub mod components;
+pub mod csr_object;
 pub mod jwks;
 pub mod kubeadm;
 pub mod kubeadm_certs;

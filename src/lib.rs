@@ -19,6 +19,7 @@
 //! | [`store`] | no | the only writer below the root: transactions, journal, locks, pending requests |
 //! | [`process`] | no | this process: confinement, signals, core dumps, faults of the machine, failpoints |
 //! | [`spec`] | yes | the desired state: certificate table, key policy, schedule, and its comparison with the observed state |
+//! | [`kubelets`] | yes | the rules for kubelets' certificate requests: approval, signature, the signer's answer |
 //! | [`kube`] | yes | formats of Kubernetes: names, kubeadm documents, kubeconfig, manifests, cluster-info, kubeadm-certs |
 //! | [`yaml`] | yes | YAML with positions, Go's durations, and the schema of settings |
 //! | [`x509`] | yes | keys, CSRs, certificates, chains, revocation lists, verification |
@@ -47,6 +48,7 @@ pub mod config;
 pub mod daemon;
 pub mod http;
 pub mod kube;
+pub mod kubelets;
 pub mod node;
 pub mod process;
 pub mod signer;

@@ -14,6 +14,7 @@ mod chain;
 mod constraints;
 mod crl;
 mod csr;
+mod csr_content;
 mod der;
 mod key;
 mod lifetime;
@@ -34,6 +35,7 @@ pub use chain::{
 };
 pub use crl::{AuthorityCrls, CrlError, RevocationList};
 pub use csr::{Csr, CsrError, UsageExtensions};
+pub use csr_content::{CsrContent, CsrContentError};
 pub use key::{JwkError, KeyAlgorithm, KeyError, KeyType, PrivateKey, PublicKey, UnknownAlgorithm};
 pub use lifetime::{LIFETIME_FACTOR, Lifetime, judge_lifetime};
 pub use lineage::{descends_from, is_same_authority};

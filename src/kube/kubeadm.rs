@@ -30,7 +30,7 @@ mod resolve;
 mod version;
 
 pub use address::{Host, HostPort, InvalidValue, IpNet, NodeName, San, ValueNote};
-pub(crate) use address::{is_dns_subdomain, join_host_port};
+pub(crate) use address::{is_dns_subdomain, is_global_unicast, join_host_port, parse_ip};
 pub use cluster::{ClusterConfig, Etcd};
 pub(crate) use documents::load_over;
 pub use documents::{Documents, load};

@@ -591,7 +591,7 @@ const NULL: &[u8] = &[5, 0];
 
 /// Verifies the content of a SubjectPublicKeyInfo. Returns the reason if its key cannot verify signatures. Go:
 /// `parsePublicKey`.
-fn public_key(content: &[u8]) -> Result<Option<&'static str>> {
+pub(super) fn public_key(content: &[u8]) -> Result<Option<&'static str>> {
     let wrong = |problem: &str| field("public key", problem);
     let mut reader = DerReader::new(content);
     let identifier = reader
@@ -745,6 +745,18 @@ fn all_extensions(mut explicit: DerReader<'_>) -> Result<Extensions> {
         extensions.add(oid, critical, value)?;
     }
     Ok(extensions)
+}
+
+/// Parses the value of the extension subjectAltName.
+///
+/// # Errors
+/// The problem, in words.
+pub(super) fn alternative_names(
+    value: DerReader<'_>,
+) -> std::result::Result<AlternativeNames, &'static str> {
+    let mut extensions = Extensions::default();
+    extensions.alternative_names(value)?;
+    Ok(extensions.names.unwrap_or_default())
 }
 
 /// Largest number of extensions in one certificate; usual certificates have about ten.

@@ -302,6 +302,21 @@ impl IpNet {
             .unwrap_or(u128::MAX)
     }
 
+    /// Returns true if the address is in the network.
+    pub(crate) fn contains(&self, ip: IpAddr) -> bool {
+        match (self.address, ip.to_canonical()) {
+            (IpAddr::V4(net), IpAddr::V4(ip)) => {
+                let differing = u32::from(net) ^ u32::from(ip);
+                differing.leading_zeros() >= u32::from(self.prefix)
+            }
+            (IpAddr::V6(net), IpAddr::V6(ip)) => {
+                let differing = u128::from(net) ^ u128::from(ip);
+                differing.leading_zeros() >= u32::from(self.prefix)
+            }
+            _ => false,
+        }
+    }
+
     /// Returns the address at an offset from the network address. Address 1 of a service network is the API server.
     pub fn nth(&self, index: u32) -> Option<IpAddr> {
         if u128::from(index) >= self.size() {

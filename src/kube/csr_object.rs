@@ -1,0 +1,371 @@
+//! CertificateSigningRequests of kubelets (`certificates.k8s.io/v1`) and Node objects, from JSON.
+//!
+//! Any client that may create a CertificateSigningRequest, which includes every kubelet and every bootstrap token,
+//! determines the content of one. Each list and text is therefore read up to a limit, and [`CsrObject::excess`] names the
+//! field that exceeds it. A Node's addresses, conditions and labels are read; nothing else of it is kept.
+
+use std::fmt;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use serde_json::Value;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+use super::kubeadm::Host;
+use super::kubeadm::parse_ip;
+use super::names::CertName;
+
+/// Group of CertificateSigningRequests.
+pub const CSR_GROUP: &str = "certificates.k8s.io";
+/// Largest PEM request in bytes. The largest that a kubelet makes, for an RSA key of 4096 bits, has less than 4 KiB.
+pub const MAX_CSR_PEM_BYTES: usize = 16 << 10;
+/// Largest number of usages, groups or conditions of a request.
+const MAX_CSR_LIST_ITEMS: usize = 32;
+/// Largest length of a name, user name, group or usage, in bytes. Kubernetes limits the name of an object to 253.
+const MAX_CSR_TEXT_BYTES: usize = 1024;
+/// Largest number of addresses of a Node that are read.
+const MAX_NODE_ADDRESSES: usize = 64;
+/// Label of control-plane nodes. The admission plug-in NodeRestriction does not let a kubelet set it
+/// (`plugin/pkg/admission/noderestriction/admission.go`, `isKubernetesLabel`).
+const CONTROL_PLANE_LABEL: &str = "node-role.kubernetes.io/control-plane";
+
+/// A certificate that a kubelet requests through the API, each with a signer name of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum KubeletCertificate {
+    /// The client certificate, by which the kubelet is `system:node:NAME`.
+    Client,
+    /// The certificate of the kubelet's own server, port 10250.
+    Serving,
+}
+
+impl KubeletCertificate {
+    /// Both.
+    pub const ALL: [KubeletCertificate; 2] =
+        [KubeletCertificate::Client, KubeletCertificate::Serving];
+
+    /// Returns the signer name, `spec.signerName`.
+    pub const fn signer_name(self) -> &'static str {
+        match self {
+            KubeletCertificate::Client => "kubernetes.io/kube-apiserver-client-kubelet",
+            KubeletCertificate::Serving => "kubernetes.io/kubelet-serving",
+        }
+    }
+
+    /// Returns the entry of nodepki's table with the same content, by which a signer selects role, profile or issuer.
+    pub const fn cert_name(self) -> CertName {
+        match self {
+            KubeletCertificate::Client => CertName::KubeletConf,
+            KubeletCertificate::Serving => CertName::KubeletServing,
+        }
+    }
+
+    /// Returns the word in messages and in labels of metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            KubeletCertificate::Client => "client",
+            KubeletCertificate::Serving => "serving",
+        }
+    }
+}
+
+impl fmt::Display for KubeletCertificate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// The reason why JSON is not a usable object. The API server never sends such an object.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{kind}: {field} is missing or not valid")]
+pub struct InvalidObject {
+    kind: &'static str,
+    field: &'static str,
+}
+
+/// A CertificateSigningRequest for one of a kubelet's certificates.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CsrObject {
+    /// Name of the object.
+    pub name: String,
+    /// Unique over all times, unlike the name.
+    pub uid: String,
+    /// Version of this state.
+    pub resource_version: String,
+    /// Creation, by the clock of the API server.
+    pub created: OffsetDateTime,
+    /// The signer name.
+    pub certificate: KubeletCertificate,
+    /// `spec.request`: text in PEM, as sent by the requester. Empty if [`CsrObject::excess`] names it.
+    pub request: Vec<u8>,
+    /// `spec.usages`.
+    pub usages: Vec<String>,
+    /// `spec.expirationSeconds`.
+    pub expiration: Option<Duration>,
+    /// The user that created the object, set by the API server (`pkg/registry/certificates/certificates/strategy.go`,
+    /// `PrepareForCreate`).
+    pub requester: CsrRequester,
+    /// The conditions `Approved`, `Denied` and `Failed`.
+    pub conditions: Vec<CsrCondition>,
+    /// True if `status.certificate` is set.
+    pub is_issued: bool,
+    /// The first field that exceeds its limit or is not valid; such a request is never signed.
+    pub excess: Option<&'static str>,
+}
+
+/// The user that created a CertificateSigningRequest.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CsrRequester {
+    /// `spec.username`.
+    pub username: String,
+    /// `spec.groups`.
+    pub groups: Vec<String>,
+}
+
+/// A condition of a CertificateSigningRequest. `Approved`, `Denied` and `Failed` exist only with status True
+/// (`pkg/apis/certificates/validation/validation.go`, `trueConditionTypes`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CsrCondition {
+    /// `Approved`, `Denied`, `Failed`, or another one.
+    pub kind: String,
+    /// A code.
+    pub reason: String,
+    /// A sentence.
+    pub message: String,
+}
+
+impl CsrObject {
+    /// Reads an object. Returns `None` if its signer name is not one of [`KubeletCertificate`].
+    ///
+    /// # Errors
+    /// An object without name, UID, version or creation time.
+    pub fn from_json(object: &Value) -> Result<Option<CsrObject>, InvalidObject> {
+        let spec = &object["spec"];
+        let signer_name = spec["signerName"].as_str().unwrap_or_default();
+        let mut all = KubeletCertificate::ALL.into_iter();
+        let Some(certificate) = all.find(|one| one.signer_name() == signer_name) else {
+            return Ok(None);
+        };
+        let metadata = Metadata::read("CertificateSigningRequest", object)?;
+        let mut limits = Limits { excess: None };
+        let read = CsrObject {
+            name: metadata.name,
+            uid: metadata.uid,
+            resource_version: metadata.resource_version,
+            created: metadata.created,
+            certificate,
+            request: limits.pem("spec.request", &spec["request"]),
+            usages: limits.texts("spec.usages", &spec["usages"]),
+            expiration: limits.seconds("spec.expirationSeconds", &spec["expirationSeconds"]),
+            requester: CsrRequester {
+                username: limits.text("spec.username", &spec["username"]),
+                groups: limits.texts("spec.groups", &spec["groups"]),
+            },
+            conditions: conditions(&object["status"]["conditions"]),
+            is_issued: object["status"]["certificate"]
+                .as_str()
+                .is_some_and(|pem| !pem.is_empty()),
+            excess: limits.excess,
+        };
+        Ok(Some(read))
+    }
+
+    /// Returns the condition of this type, if it is set.
+    pub fn condition(&self, kind: &str) -> Option<&CsrCondition> {
+        self.conditions
+            .iter()
+            .find(|condition| condition.kind == kind)
+    }
+}
+
+/// A Node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeObject {
+    /// Name of the object.
+    pub name: String,
+    /// Unique over all times, unlike the name.
+    pub uid: String,
+    /// Version of this state.
+    pub resource_version: String,
+    /// Creation, by the clock of the API server.
+    pub created: OffsetDateTime,
+    /// `status.addresses`, read as by the kubelet when it requests its serving certificate
+    /// (`pkg/kubelet/certificate/kubelet.go`, `addressesToHostnamesAndIPs`). Names are in lower case.
+    pub addresses: Vec<Host>,
+    /// True if it has the label of control-plane nodes, which a kubelet cannot set.
+    pub is_control_plane: bool,
+    /// True while it is being deleted.
+    pub is_deleting: bool,
+    /// The condition `Ready`, if it was ever set.
+    pub ready: Option<NodeReadiness>,
+}
+
+/// The condition `Ready` of a Node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeReadiness {
+    /// True if the kubelet reports that it is ready, and has done so recently.
+    pub is_true: bool,
+    /// A code: `KubeletReady`, `KubeletNotReady`, `NodeStatusUnknown`, `NodeStatusNeverUpdated`.
+    pub reason: String,
+    /// Last change of the status, by the clock of the kubelet or of kube-controller-manager.
+    pub since: Option<OffsetDateTime>,
+}
+
+impl NodeObject {
+    /// Reads an object.
+    ///
+    /// # Errors
+    /// An object without name, UID, version or creation time.
+    pub fn from_json(object: &Value) -> Result<NodeObject, InvalidObject> {
+        let metadata = Metadata::read("Node", object)?;
+        let status = &object["status"];
+        let addresses = status["addresses"].as_array().into_iter().flatten();
+        Ok(NodeObject {
+            name: metadata.name,
+            uid: metadata.uid,
+            resource_version: metadata.resource_version,
+            created: metadata.created,
+            addresses: addresses
+                .take(MAX_NODE_ADDRESSES)
+                .filter_map(node_address)
+                .collect(),
+            is_control_plane: object["metadata"]["labels"]
+                .get(CONTROL_PLANE_LABEL)
+                .is_some(),
+            is_deleting: !object["metadata"]["deletionTimestamp"].is_null(),
+            ready: readiness(&status["conditions"]),
+        })
+    }
+
+    /// Returns true if the node has this name or address.
+    pub fn has_address(&self, address: &Host) -> bool {
+        self.addresses.contains(address) || matches!(address, Host::Dns(name) if *name == self.name)
+    }
+}
+
+fn node_address(entry: &Value) -> Option<Host> {
+    let text = entry["address"]
+        .as_str()
+        .filter(|text| !text.is_empty() && text.len() <= MAX_CSR_TEXT_BYTES)?;
+    let ip = || parse_ip(text).map(|(ip, _)| Host::Ip(ip));
+    let name = || Host::Dns(text.to_ascii_lowercase());
+    match entry["type"].as_str()? {
+        "Hostname" => Some(ip().unwrap_or_else(name)),
+        "InternalIP" | "ExternalIP" => ip(),
+        "InternalDNS" | "ExternalDNS" => Some(name()),
+        _ => None,
+    }
+}
+
+fn readiness(conditions: &Value) -> Option<NodeReadiness> {
+    let conditions = conditions.as_array()?.iter();
+    let ready = conditions
+        .into_iter()
+        .find(|condition| condition["type"] == "Ready")?;
+    Some(NodeReadiness {
+        is_true: ready["status"] == "True",
+        reason: ready["reason"].as_str().unwrap_or_default().to_owned(),
+        since: time_of(&ready["lastTransitionTime"]),
+    })
+}
+
+struct Metadata {
+    name: String,
+    uid: String,
+    resource_version: String,
+    created: OffsetDateTime,
+}
+
+impl Metadata {
+    fn read(kind: &'static str, object: &Value) -> Result<Metadata, InvalidObject> {
+        let metadata = &object["metadata"];
+        let missing = |field| InvalidObject { kind, field };
+        let text = |field: &'static str, key: &str| {
+            let text = metadata[key].as_str();
+            let text = text.filter(|text| (1..=MAX_CSR_TEXT_BYTES).contains(&text.len()));
+            text.map(str::to_owned).ok_or_else(|| missing(field))
+        };
+        Ok(Metadata {
+            name: text("metadata.name", "name")?,
+            uid: text("metadata.uid", "uid")?,
+            resource_version: text("metadata.resourceVersion", "resourceVersion")?,
+            created: time_of(&metadata["creationTimestamp"])
+                .ok_or_else(|| missing("metadata.creationTimestamp"))?,
+        })
+    }
+}
+
+fn time_of(value: &Value) -> Option<OffsetDateTime> {
+    OffsetDateTime::parse(value.as_str()?, &Rfc3339).ok()
+}
+
+/// Reads fields up to their limits and keeps the name of the first that is refused.
+struct Limits {
+    excess: Option<&'static str>,
+}
+
+impl Limits {
+    fn refuse<T: Default>(&mut self, field: &'static str) -> T {
+        self.excess = self.excess.or(Some(field));
+        T::default()
+    }
+
+    fn pem(&mut self, field: &'static str, value: &Value) -> Vec<u8> {
+        let text = value.as_str().unwrap_or_default();
+        if text.len() > MAX_CSR_PEM_BYTES.div_ceil(3) * 4 {
+            return self.refuse(field);
+        }
+        match BASE64_STANDARD.decode(text) {
+            Ok(pem) if pem.len() <= MAX_CSR_PEM_BYTES => pem,
+            _ => self.refuse(field),
+        }
+    }
+
+    fn text(&mut self, field: &'static str, value: &Value) -> String {
+        match value.as_str() {
+            Some(text) if text.len() <= MAX_CSR_TEXT_BYTES => text.to_owned(),
+            // The API server omits empty fields.
+            None if value.is_null() => String::new(),
+            _ => self.refuse(field),
+        }
+    }
+
+    fn texts(&mut self, field: &'static str, value: &Value) -> Vec<String> {
+        match value.as_array() {
+            Some(items) if items.len() <= MAX_CSR_LIST_ITEMS => {
+                items.iter().map(|item| self.text(field, item)).collect()
+            }
+            None if value.is_null() => Vec::new(),
+            _ => self.refuse(field),
+        }
+    }
+
+    fn seconds(&mut self, field: &'static str, value: &Value) -> Option<Duration> {
+        match value.as_u64() {
+            Some(seconds) => Some(Duration::from_secs(seconds)),
+            None if value.is_null() => None,
+            None => self.refuse(field),
+        }
+    }
+}
+
+/// Types of the conditions that decide about a request.
+const DECIDING_CONDITIONS: [&str; 3] = ["Approved", "Denied", "Failed"];
+
+/// Reads the deciding conditions. Their texts come from users that may approve or sign, and are only shown.
+fn conditions(value: &Value) -> Vec<CsrCondition> {
+    let text = |condition: &Value, key: &str| {
+        let text = condition[key].as_str().unwrap_or_default().chars();
+        text.take(MAX_CSR_TEXT_BYTES).collect::<String>()
+    };
+    let all = value.as_array().into_iter().flatten();
+    all.map(|condition| CsrCondition {
+        kind: text(condition, "type"),
+        reason: text(condition, "reason"),
+        message: text(condition, "message"),
+    })
+    .filter(|condition| DECIDING_CONDITIONS.contains(&condition.kind.as_str()))
+    .take(MAX_CSR_LIST_ITEMS)
+    .collect()
+}

@@ -1,0 +1,273 @@
+//! The judgement of one request, from the state of its object to the decision.
+
+use std::time::Duration;
+
+use time::OffsetDateTime;
+
+use super::content::{RequestContent, content};
+use super::names::verify_names;
+use super::requester::{NodeRequester, requester};
+use super::{
+    APPROVED_BY_ADMINISTRATOR, KubeletDecision, KubeletPolicy, NODE_GRACE, RequestContext,
+    RequestReason, RuleFinding, SigningOrder,
+};
+use crate::kube::csr_object::{CsrObject, KubeletCertificate, NodeObject};
+use crate::x509::{
+    CertDifference, Chain, ExtendedUsage, Lifetime, Profile, Sans, Subject, Tolerance, TrustBundle,
+    judge_lifetime, satisfies,
+};
+
+/// Shortest lifetime that the API server lets a requester ask for (`pkg/apis/certificates/validation/validation.go`).
+const MIN_LIFETIME: Duration = Duration::from_secs(600);
+
+/// Reason of the condition `Ready` that kube-controller-manager sets if the kubelet never reported a status
+/// (`pkg/controller/nodelifecycle/node_lifecycle_controller.go`).
+const NEVER_UPDATED: &str = "NodeStatusNeverUpdated";
+/// The kubelet creates its Node with the condition `Ready`, whose time is the kubelet's
+/// (`pkg/kubelet/nodestatus/setters.go`, `ReadyCondition`). A change at a later time is the loss of readiness.
+const REGISTRATION_TIME: Duration = Duration::from_secs(10);
+
+/// A rule that a request does not satisfy.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Violation {
+    /// The request can never satisfy it.
+    Proven(RuleFinding),
+    /// The rule depends on the Node, which may change; proven after [`NODE_GRACE`].
+    Early(RuleFinding),
+    /// An administrator must decide.
+    Doubt(RuleFinding),
+}
+
+impl Violation {
+    pub(super) fn proven(reason: RequestReason, message: impl Into<String>) -> Violation {
+        Violation::Proven(RuleFinding::new(reason, message))
+    }
+
+    pub(super) fn early(reason: RequestReason, message: impl Into<String>) -> Violation {
+        Violation::Early(RuleFinding::new(reason, message))
+    }
+
+    pub(super) fn doubt(reason: RequestReason, message: impl Into<String>) -> Violation {
+        Violation::Doubt(RuleFinding::new(reason, message))
+    }
+}
+
+/// Decides about a request.
+pub fn judge(
+    request: &CsrObject,
+    context: RequestContext<'_>,
+    policy: &KubeletPolicy,
+    now: OffsetDateTime,
+) -> KubeletDecision {
+    let is_final = request.is_issued
+        || request.condition("Denied").is_some()
+        || request.condition("Failed").is_some();
+    if is_final || !policy.sign {
+        return KubeletDecision::Ignore;
+    }
+    let is_approved = request.condition("Approved").is_some();
+    let refuse = |finding| match is_approved {
+        true => KubeletDecision::Fail(finding),
+        false => KubeletDecision::Deny(finding),
+    };
+    match verify(request, context, policy) {
+        Ok(content) if is_approved => {
+            KubeletDecision::Sign(Box::new(order(request, content, policy)))
+        }
+        Ok(content) => approval(request, &content, policy),
+        Err(Violation::Proven(finding)) => refuse(finding),
+        Err(Violation::Early(finding)) => {
+            let until = request.created + NODE_GRACE;
+            match now < until {
+                true => KubeletDecision::Wait {
+                    finding,
+                    until: Some(until),
+                },
+                false => refuse(finding),
+            }
+        }
+        Err(Violation::Doubt(finding)) => KubeletDecision::Wait {
+            finding,
+            until: None,
+        },
+    }
+}
+
+/// Verifies every rule. The rules about the object and the CSR come first, as they need no Node.
+fn verify(
+    request: &CsrObject,
+    context: RequestContext<'_>,
+    policy: &KubeletPolicy,
+) -> Result<RequestContent, Violation> {
+    if let Some(field) = request.excess {
+        return Err(Violation::proven(
+            RequestReason::FieldOverLimit,
+            format!("{field} is too large or not valid"),
+        ));
+    }
+    let requester = requester(request, policy)?;
+    let content = content(request, policy)?;
+    match requester {
+        NodeRequester::Node(name) => {
+            if name != content.node {
+                return Err(Violation::proven(
+                    RequestReason::NameOfOtherNode,
+                    format!(
+                        "node {name} requests a certificate for node {}",
+                        content.node
+                    ),
+                ));
+            }
+            let node = context.nodes.get(&content.node).ok_or_else(|| {
+                Violation::early(
+                    RequestReason::NodeNotFound,
+                    format!("Node {} does not exist", content.node),
+                )
+            })?;
+            if request.certificate == KubeletCertificate::Serving {
+                verify_names(&content.sans, node, context, policy)?;
+            }
+        }
+        NodeRequester::Token => verify_new_node(request, &content.node, context)?,
+    }
+    Ok(content)
+}
+
+/// Verifies that a bootstrap token does not take over the identity of an existing node.
+///
+/// Kubernetes lets every token of the group request a certificate for every node name.
+fn verify_new_node(
+    request: &CsrObject,
+    name: &str,
+    context: RequestContext<'_>,
+) -> Result<(), Violation> {
+    let Some(node) = context.nodes.get(name) else {
+        return Ok(());
+    };
+    let is_ready = node.ready.as_ref().is_some_and(|ready| ready.is_true);
+    if is_ready {
+        return Err(Violation::proven(
+            RequestReason::NodeExists,
+            format!("Node {name} is ready, and a bootstrap token must not take over its identity"),
+        ));
+    }
+    let token = &request.requester.username;
+    let is_of_token = context
+        .issued
+        .iter()
+        .any(|issued| issued.node == name && issued.requester.username == *token);
+    let approval = request.condition("Approved");
+    let is_confirmed =
+        approval.is_some_and(|approval| approval.reason == APPROVED_BY_ADMINISTRATOR);
+    if (was_never_ready(node) && is_of_token) || is_confirmed {
+        return Ok(());
+    }
+    Err(Violation::doubt(
+        RequestReason::NodeExists,
+        format!(
+            "Node {name} exists and this token did not create it in the last hour, or it was ready before: delete the Node, or approve with `nodepki kubelets approve {}`",
+            request.name
+        ),
+    ))
+}
+
+/// Returns true if the condition `Ready` of a Node shows that it was never true.
+///
+/// Kubernetes keeps no history of a condition, only the time of its last change. A Node that was ready and no longer is
+/// has a change long after its creation.
+fn was_never_ready(node: &NodeObject) -> bool {
+    let Some(ready) = &node.ready else {
+        return true;
+    };
+    let changed_at_registration = ready
+        .since
+        .is_some_and(|since| (since - node.created).unsigned_abs() <= REGISTRATION_TIME);
+    !ready.is_true && (ready.reason == NEVER_UPDATED || changed_at_registration)
+}
+
+fn approval(
+    request: &CsrObject,
+    content: &RequestContent,
+    policy: &KubeletPolicy,
+) -> KubeletDecision {
+    let approves = match request.certificate {
+        KubeletCertificate::Client => policy.approve_client,
+        KubeletCertificate::Serving => policy.approve_serving,
+    };
+    if !approves {
+        let finding = RuleFinding::new(
+            RequestReason::ApprovalRequired,
+            format!(
+                "waits for approval: kubectl certificate approve {}",
+                request.name
+            ),
+        );
+        return KubeletDecision::Wait {
+            finding,
+            until: None,
+        };
+    }
+    let names = match content.sans.is_empty() {
+        true => String::new(),
+        false => format!(" with {}", content.sans),
+    };
+    KubeletDecision::Approve {
+        message: format!(
+            "nodepki approves the {} certificate of node {}{names}",
+            request.certificate, content.node
+        ),
+    }
+}
+
+fn order(request: &CsrObject, content: RequestContent, policy: &KubeletPolicy) -> SigningOrder {
+    let requested = request.expiration.unwrap_or(policy.lifetime);
+    let lifetime = requested.max(MIN_LIFETIME).min(policy.lifetime);
+    let usage = match request.certificate {
+        KubeletCertificate::Client => ExtendedUsage::ClientAuth,
+        KubeletCertificate::Serving => ExtendedUsage::ServerAuth,
+    };
+    SigningOrder {
+        certificate: request.certificate,
+        profile: Profile {
+            subject: Subject {
+                common_name: format!("system:node:{}", content.node),
+                organizations: vec!["system:nodes".to_owned()],
+            },
+            sans: Sans {
+                dns: content.sans.dns,
+                ips: content.sans.ips,
+            },
+            usages: vec![usage],
+            key: content.key,
+            lifetime,
+        },
+        node: content.node,
+        csr: content.csr,
+    }
+}
+
+/// Returns every difference between the signer's answer and what was ordered: subject, names, usages, validity, key, not
+/// a CA, a path to the cluster's authority. These are the rules of Kubernetes for the two signer names
+/// (`pkg/apis/certificates/helpers.go`), as far as a certificate shows them.
+///
+/// `tolerance` is that of authority `ca` in the configuration.
+pub fn certificate_differences(
+    order: &SigningOrder,
+    chain: &Chain,
+    tolerance: Tolerance,
+    trust: &TrustBundle,
+    now: OffsetDateTime,
+) -> Vec<CertDifference> {
+    let key = order.csr.public_key();
+    let mut found = satisfies(chain, &order.profile, tolerance, key, trust, now);
+    let lifetime = judge_lifetime(
+        chain.leaf(),
+        order.profile.lifetime,
+        tolerance.max_lifetime,
+        now,
+    );
+    if let Lifetime::Refused(difference) = lifetime {
+        found.push(difference);
+    }
+    found
+}

@@ -1,0 +1,94 @@
+//! The reasons of decisions: stable codes for conditions, events and metrics, each with a sentence.
+
+use std::fmt;
+
+/// Declares the reasons, with the sentence that documents each.
+macro_rules! reasons {
+    ($($meaning:literal $name:ident,)+) => {
+        /// The reason of a decision. The code is stable: it is written into conditions and events and is a label of
+        /// metrics.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum RequestReason {
+            $(#[doc = $meaning] $name,)+
+        }
+
+        impl RequestReason {
+            /// Every reason, in the order of the rules.
+            pub const ALL: [RequestReason; [$(RequestReason::$name),+].len()] = [$(RequestReason::$name),+];
+
+            /// Returns the code, in CamelCase.
+            pub const fn as_str(self) -> &'static str {
+                match self {
+                    $(RequestReason::$name => stringify!($name),)+
+                }
+            }
+
+            /// Returns what the code means, for the documentation.
+            pub const fn meaning(self) -> &'static str {
+                match self {
+                    $(RequestReason::$name => $meaning,)+
+                }
+            }
+        }
+    };
+}
+
+reasons! {
+    "A field of the object exceeds its limit or is not valid." FieldOverLimit,
+    "The requester is neither the node nor, for a client certificate, a bootstrap token." RequesterNotAllowed,
+    "The requester's groups are not exactly those of a node, or of a bootstrap token that may join nodes." GroupsNotAllowed,
+    "The usages are not exactly those of the signer name." UsagesNotAllowed,
+    "The request is not exactly one PEM block with one PKCS#10 request in DER." RequestUnreadable,
+    "The request's own signature does not verify." SignatureInvalid,
+    "The subject is not exactly O=system:nodes and CN=system:node:NAME." SubjectNotAllowed,
+    "The name in the subject is not a valid node name." NodeNameInvalid,
+    "The name in the subject is that of another node than the requester." NameOfOtherNode,
+    "The type or size of the key is not allowed." KeyNotAllowed,
+    "The request contains an attribute other than an extension request." AttributeNotAllowed,
+    "The request contains an extension other than subjectAltName." ExtensionNotAllowed,
+    "A serving certificate requires a DNS name or an IP address." SanRequired,
+    "A client certificate must not contain subject alternative names." SanNotAllowed,
+    "A subject alternative name is neither a DNS name nor an IP address, or is not valid." SanNotValid,
+    "A subject alternative name occurs twice." SanDuplicate,
+    "An address is loopback, link-local, multicast, unspecified or broadcast, or a name means this machine." SanSpecial,
+    "A name or an address belongs to a service or a pod." SanOfService,
+    "A name or an address belongs to the API server." SanOfApiServer,
+    "A name or an address belongs to another Node." SanOfOtherNode,
+    "A name or an address belongs to this Node and to another one." SanClaimedTwice,
+    "An address is not in one of the configured networks." SanOutsideNetworks,
+    "A name or an address is not one of the Node's addresses." SanNotOfNode,
+    "The Node does not exist." NodeNotFound,
+    "The Node exists and is or was ready, so a bootstrap token must not replace its identity." NodeExists,
+    "All rules are satisfied, but nodepki is not configured to approve such requests." ApprovalRequired,
+    "The signer's certificate differs from the request." CertificateNotAccepted,
+}
+
+impl fmt::Display for RequestReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// A reason, with one sentence about this request. The sentence is safe for a terminal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuleFinding {
+    /// The code.
+    pub reason: RequestReason,
+    /// One sentence, without a full stop.
+    pub message: String,
+}
+
+impl RuleFinding {
+    pub(super) fn new(reason: RequestReason, message: impl Into<String>) -> RuleFinding {
+        RuleFinding {
+            reason,
+            message: message.into(),
+        }
+    }
+}
+
+impl fmt::Display for RuleFinding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.reason, self.message)
+    }
+}
