@@ -20,6 +20,7 @@ mod call;
 mod error;
 mod resolve;
 mod served;
+mod stream;
 mod trust;
 
 use std::cell::Cell;
@@ -42,6 +43,7 @@ pub use call::{Call, HttpResponse, encode, printable};
 pub use error::{HttpError, HttpErrorKind};
 pub use reqwest::{Method, Url};
 pub use served::presented_certificate;
+pub use stream::{HttpStream, Line, Opened};
 
 use crate::yaml::schema::SecretFile;
 use trust::ConnectionLog;
@@ -328,6 +330,37 @@ impl Client {
         ))
     }
 
+    /// Sends a request whose response has no end, such as a watch. The time limit applies until the header of the
+    /// response arrives. Follows no redirect. A response that is not a success is returned complete.
+    ///
+    /// # Errors
+    /// See [`HttpErrorKind`].
+    pub async fn open(&self, call: Call<'_>) -> Result<Opened, HttpError> {
+        let deadline = Instant::now() + call.timeout.unwrap_or(self.endpoint.timeout);
+        let url = call
+            .url(&self.endpoint.url)
+            .map_err(|error| error.at(&self.origin()))?;
+        let log = Arc::new(ConnectionLog::new(origin(&url)));
+        let opened = async {
+            let answer = self.answer(&call, &url, &log).await?;
+            match answer.status().is_success() {
+                true => Ok(Opened::Stream(HttpStream::new(
+                    answer,
+                    Arc::clone(&log),
+                    self.route(&url),
+                ))),
+                false => self
+                    .receive(&call, &url, &log, answer)
+                    .await
+                    .map(Opened::Response),
+            }
+        };
+        match tokio::time::timeout_at(deadline, opened).await {
+            Ok(result) => result,
+            Err(_) => Err(error::timed_out(&log, &self.route(&url))),
+        }
+    }
+
     /// Returns `target` if the redirect may be followed.
     fn follow(&self, from: &Url, response: &HttpResponse, target: Url) -> Result<Url, HttpError> {
         let allowed = [&self.endpoint.url]
@@ -370,19 +403,27 @@ impl Client {
     ) -> Result<HttpResponse, HttpError> {
         let log = Arc::new(ConnectionLog::new(origin(url)));
         let sent = async {
-            let request = self
-                .request(call, url, &log)
-                .map_err(|error| error.at(log.origin()))?;
-            let answer = request
-                .send()
-                .await
-                .map_err(|cause| self.failed(url, &log, cause))?;
+            let answer = self.answer(call, url, &log).await?;
             self.receive(call, url, &log, answer).await
         };
         match tokio::time::timeout_at(deadline, sent).await {
             Ok(result) => result,
             Err(_) => Err(error::timed_out(&log, &self.route(url))),
         }
+    }
+
+    /// Sends one request and returns the response with its body unread.
+    async fn answer(
+        &self,
+        call: &Call<'_>,
+        url: &Url,
+        log: &Arc<ConnectionLog>,
+    ) -> Result<reqwest::Response, HttpError> {
+        let request = self
+            .request(call, url, log)
+            .map_err(|error| error.at(log.origin()))?;
+        let sent = request.send().await;
+        sent.map_err(|cause| self.failed(url, log, cause))
     }
 
     /// Builds the request. Reports every error that is known before a connection is made.
