@@ -1,8 +1,9 @@
-//! The running process: its confinement (Landlock, core dumps, signals), faults of the machine, and the failpoints of
-//! crash tests.
+//! The running process: its confinement (Landlock, core dumps, signals), faults of the machine, jitter, and the
+//! failpoints of crash tests.
 
 pub mod confine;
 pub mod failpoint;
 pub mod harden;
 pub mod interrupt;
+pub(crate) mod jitter;
 pub mod machine;

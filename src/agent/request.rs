@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use super::{Clock, Event, Failure, Progress, SignerOperation, event};
 use crate::process::failpoint;
+use crate::process::jitter::random_fraction;
 use crate::signer::{
     Answer, CurrentCertificate, NodeIdentity, Request, Signer, SignerError, SignerKind, Ticket,
 };
@@ -550,13 +551,4 @@ fn forbidden(desk: &Desk<'_>, asked: &Asked<'_>) -> SignerError {
             asked.spec.name()
         ),
     )
-}
-
-/// Uniform in [0, 1), to spread the retries of many nodes.
-fn random_fraction() -> f64 {
-    let mut bytes = [0; 4];
-    match getrandom::fill(&mut bytes) {
-        Ok(()) => f64::from(u32::from_ne_bytes(bytes)) / (f64::from(u32::MAX) + 1.0),
-        Err(_) => 1.0,
-    }
 }
