@@ -14,6 +14,7 @@ use super::{
     POLL_INTERVAL, Program, ReloadState, Run, busy_message, chain_of, names, of_unit, systemctl,
 };
 use crate::agent::{Event, Failure};
+use crate::cluster::lease::LeaseLock;
 use crate::config::reload::On;
 use crate::kube::components::{Component, ReplacedFile};
 use crate::kube::kubeconfig::Kubeconfig;
@@ -250,11 +251,14 @@ impl Run<'_> {
             return self.in_order(due, &Cell::new(false)).await;
         }
         let kubeconfig = &setup.reload.lease.kubeconfig;
-        let restart_lease = self.probe.api(kubeconfig).map(|api| RestartLease {
-            api,
-            node: setup.node.clone(),
-            duration: setup.reload.lease.duration,
-            clock: self.probe.clock,
+        let restart_lease = self.probe.api(kubeconfig).map(|api| {
+            RestartLease(LeaseLock::new(
+                api,
+                lease::LEASE_NAME,
+                &setup.node,
+                setup.reload.lease.duration,
+                self.probe.clock,
+            ))
         });
         let taken = match &restart_lease {
             Ok(lease) => lease.take(self.max_wait()).await,
