@@ -23,14 +23,17 @@ use serde_json::Value;
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
-use crate::http::{self, Call, Client, Endpoint, Files, HttpResponse, Method, encode, printable};
+use crate::http::{
+    self, Call, Client, Endpoint, Files, HttpResponse, HttpStream, Method, Opened, encode,
+    printable,
+};
 use crate::store;
 use crate::yaml::schema::{NO_CREDENTIALS, SecretFile};
 
 use context::KubeconfigContext;
 pub(crate) use context::is_of_node;
 
-const JSON: &str = "application/json";
+pub(super) const JSON: &str = "application/json";
 /// Maximum length in bytes of a server's message that is shown: any server may have sent it.
 const MAX_MESSAGE_LENGTH: usize = 2000;
 
@@ -72,7 +75,7 @@ impl Resource {
         }
     }
 
-    fn path(&self, namespace: Option<&str>, name: Option<&str>) -> String {
+    pub(super) fn path(&self, namespace: Option<&str>, name: Option<&str>) -> String {
         let mut path = match self.group {
             "" => format!("/api/{}", self.version),
             group => format!("/apis/{group}/{}", self.version),
@@ -209,6 +212,11 @@ impl ApiStatus {
     /// Returns true if an object of that name exists.
     pub(crate) fn is_already_exists(&self) -> bool {
         self.code == 409 && self.reason == "AlreadyExists"
+    }
+
+    /// Returns true if a resourceVersion or a `continue` token is too old: list again from the start.
+    pub(crate) fn is_expired(&self) -> bool {
+        self.code == 410
     }
 
     /// Returns true if the object was changed since it was read.
@@ -357,6 +365,21 @@ impl Api {
         self.send(resource, Call::put(path).json(object)).await
     }
 
+    /// As [`Api::replace`], for a subresource: `status`, or `approval` of a CertificateSigningRequest.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub async fn replace_subresource(
+        &self,
+        resource: &Resource,
+        name: &str,
+        subresource: &str,
+        object: &Value,
+    ) -> Result<Value, ApiError> {
+        let path = format!("{}/{subresource}", resource.path(None, Some(name)));
+        self.send(resource, Call::put(path).json(object)).await
+    }
+
     /// Deletes an object; returns false if it does not exist.
     ///
     /// # Errors
@@ -407,11 +430,8 @@ impl Api {
         }
     }
 
-    async fn exchange(&self, mut call: Call<'_>) -> Result<HttpResponse, ApiError> {
-        let (client, token) = self.connection()?;
-        if let Some(token) = token {
-            call = call.bearer(token);
-        }
+    pub(super) async fn exchange(&self, call: Call<'_>) -> Result<HttpResponse, ApiError> {
+        let (client, call) = self.prepare(call)?;
         let response = match self.provisional {
             true => client.provisional().send(call).await?,
             false => client.send(call).await?,
@@ -420,6 +440,23 @@ impl Api {
             true => Ok(response),
             false => Err(Box::new(ApiStatus::of(&response)).into()),
         }
+    }
+
+    /// Opens a response without an end.
+    pub(super) async fn open(&self, call: Call<'_>) -> Result<HttpStream, ApiError> {
+        let (client, call) = self.prepare(call)?;
+        match client.open(call).await? {
+            Opened::Stream(stream) => Ok(stream),
+            Opened::Response(response) => Err(Box::new(ApiStatus::of(&response)).into()),
+        }
+    }
+
+    fn prepare<'a>(&self, call: Call<'a>) -> Result<(Client, Call<'a>), ApiError> {
+        let (client, token) = self.connection()?;
+        Ok(match token {
+            Some(token) => (client, call.bearer(token)),
+            None => (client, call),
+        })
     }
 
     /// Returns the client and the token according to the present files.
