@@ -13,6 +13,7 @@
 
 mod keys;
 mod kubelet;
+mod kubelets;
 mod metrics;
 pub mod reload;
 mod rotation;
@@ -27,6 +28,7 @@ use serde_json::{Value, json};
 
 use crate::kube::kubeadm::{NodeName, San};
 use crate::kube::names::{self, Authority, CertName};
+use crate::kubelets::KubeletPolicy;
 use crate::signer;
 use crate::spec::KubeletClientSubject;
 use crate::spec::policy::KeyRules;
@@ -86,6 +88,8 @@ settings! {
         "certificates.omit" => pub omit: BTreeSet<CertName>;
         /// Certificates of the kubelet.
         "kubelet" => pub kubelet: KubeletSettings;
+        /// Signing of the kubelets' own requests, for control-plane nodes.
+        "kubelets" => pub kubelets: KubeletPolicy;
         /// How long a run waits for pending signatures before it ends with exit status 75.
         "wait" => pub wait: Duration = DEFAULT_WAIT;
         /// How long a run waits for a plausible clock.
@@ -426,6 +430,7 @@ impl Settings {
         }
         let signers = settings.read_signers(map);
         settings.read_authorities(map, &signers, faults);
+        settings.check_kubelets(map);
         map.finish();
         settings
     }
@@ -478,6 +483,43 @@ impl Settings {
             }
         }
         spots
+    }
+
+    /// Reports settings of `kubelets` that the signer of authority `ca` cannot implement, or that have no effect.
+    fn check_kubelets(&self, map: &Map<'_>) {
+        // The keys were read before; `finish` is not called again.
+        let Some(block) = map.get("kubelets").and_then(|field| field.map()) else {
+            return;
+        };
+        let signer = self.signer_of(Authority::Ca);
+        if let Some(field) = block.get("sign")
+            && self.kubelets.sign
+            && let Some((name, signer)) = signer
+            && let Some(obstacle) = signer.kubelet_obstacle()
+        {
+            field.error(
+                format!(
+                    "signer {name} of authority ca cannot sign for kubelets: {}",
+                    obstacle.reason
+                ),
+                obstacle.advice,
+            );
+        }
+        let approvals = [
+            ("approveServing", self.kubelets.approve_serving),
+            ("approveClient", self.kubelets.approve_client),
+        ];
+        for (key, approves) in approvals {
+            if let Some(field) = block.get(key)
+                && approves
+                && !self.kubelets.sign
+            {
+                field.warning(
+                    "has no effect, because kubelets.sign is not set",
+                    "add kubelets: {sign: true}, or remove it",
+                );
+            }
+        }
     }
 
     fn read_authorities(

@@ -175,11 +175,34 @@ pub trait Configured: SettingsBlock + Clone + PartialEq + fmt::Debug {
         None
     }
 
+    /// Returns why these settings cannot sign the requests of kubelets of other nodes; `None` if they can, as far as the
+    /// settings show. Subject, names and key of such a request are those of the other node, and there is no bound on the
+    /// number of nodes.
+    fn kubelet_obstacle(&self) -> Option<KubeletObstacle> {
+        (Self::ABOUT.caps.other_nodes == Carry::No).then(|| KubeletObstacle {
+            reason: format!("{} cannot certify other nodes", Self::ABOUT.name),
+            advice: OTHER_SIGNER.to_owned(),
+        })
+    }
+
     /// Creates the signer, without network I/O.
     ///
     /// # Errors
     /// A setting that is valid but cannot be used on this node.
     fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError>;
+}
+
+/// What to do if a signer cannot sign for kubelets whatever its settings.
+const OTHER_SIGNER: &str =
+    "configure another kind of signer for authority ca, or remove kubelets.sign";
+
+/// The reason why a signer as configured cannot sign for kubelets of other nodes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KubeletObstacle {
+    /// The problem.
+    pub reason: String,
+    /// What to do now.
+    pub advice: String,
 }
 
 /// A configured signer with the certificates that this node requests from it.
@@ -287,6 +310,14 @@ macro_rules! kinds {
                     $(Config::$kind(config) => config.shown_keys(),)+
                 };
                 json!({self.kind().as_str(): keys})
+            }
+
+            /// Returns why these settings cannot sign the requests of kubelets of other nodes; see
+            /// [`Configured::kubelet_obstacle`].
+            pub fn kubelet_obstacle(&self) -> Option<KubeletObstacle> {
+                match self {
+                    $(Config::$kind(config) => config.kubelet_obstacle(),)+
+                }
             }
 
             /// Creates the signer, without network I/O.
@@ -591,6 +622,8 @@ pub struct Caps {
     pub renewal: Renewal,
     /// Whether the signer publishes revocation lists.
     pub crl: Carry,
+    /// Requests of other nodes' kubelets, which this node submits for them.
+    pub other_nodes: Carry,
 }
 
 /// Whether a requested property reaches the certificate. Ordered from good to bad.
@@ -670,6 +703,7 @@ impl Caps {
             resubmit: Resubmit::Duplicates,
             renewal: Renewal::Submit,
             crl: Carry::No,
+            other_nodes: Carry::Yes,
         }
     }
 

@@ -11,7 +11,10 @@ mod rules;
 pub mod schedule;
 mod table;
 
-pub use choices::{CLUSTER_ADMINS, Choices, KubeletClientSubject, KubeletLayout, SYSTEM_MASTERS};
+pub use choices::{
+    CLUSTER_ADMINS, Choices, KUBELET_SIGNERS_GROUP, KubeletClientSubject, KubeletLayout,
+    SYSTEM_MASTERS,
+};
 pub use layout::{CERTIFICATES_DIR, Layout, crl_name, kubeconfig_path};
 pub use rules::{node_spec, usages};
 pub use table::{

@@ -663,6 +663,7 @@ pub(crate) fn choices(settings: &Settings) -> Choices {
         kubelet_layout: settings.kubelet.client_certificate,
         kubelet_serving: settings.kubelet.serving,
         kubelet_serving_sans: settings.extra_sans.kubelet_serving.clone(),
+        signs_for_kubelets: settings.kubelets.sign,
     }
 }
 

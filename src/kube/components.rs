@@ -194,6 +194,7 @@ kubelet.conf kubelet
 controller-manager.conf kube-controller-manager
 scheduler.conf kube-scheduler
 kubelet-serving kubelet
+nodepki.conf -
 ca kube-controller-manager kubelet
 front-proxy-ca -
 etcd-ca etcd kube-apiserver

@@ -103,12 +103,14 @@ pub enum CertName {
     SchedulerConf,
     #[serde(rename = "kubelet-serving")]
     KubeletServing,
+    #[serde(rename = "nodepki.conf")]
+    NodepkiConf,
 }
 
 impl CertName {
-    /// All names: those of kubeadm, and the kubelet's serving certificate. kubeadm has no name for the latter; this one is
-    /// that of Kubernetes' signer for it.
-    pub const ALL: [CertName; 13] = [
+    /// All names: those of kubeadm, the kubelet's serving certificate, and nodepki's own kubeconfig. kubeadm has no name for
+    /// the last two; that of the serving certificate is the name of Kubernetes' signer for it.
+    pub const ALL: [CertName; 14] = [
         CertName::Apiserver,
         CertName::ApiserverKubeletClient,
         CertName::FrontProxyClient,
@@ -122,6 +124,7 @@ impl CertName {
         CertName::ControllerManagerConf,
         CertName::SchedulerConf,
         CertName::KubeletServing,
+        CertName::NodepkiConf,
     ];
 
     /// kubeadm's names, in the order in which it creates the certificates.
@@ -156,6 +159,7 @@ impl CertName {
             CertName::ControllerManagerConf => "controller-manager.conf",
             CertName::SchedulerConf => "scheduler.conf",
             CertName::KubeletServing => "kubelet-serving",
+            CertName::NodepkiConf => "nodepki.conf",
         }
     }
 
@@ -212,6 +216,7 @@ impl CertName {
                 | CertName::KubeletConf
                 | CertName::ControllerManagerConf
                 | CertName::SchedulerConf
+                | CertName::NodepkiConf
         )
     }
 }

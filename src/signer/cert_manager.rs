@@ -28,8 +28,8 @@ use super::cluster::{
 };
 use super::per_certificate::PerCertificate;
 use super::{
-    About, Configured, NodeIdentity, Part, Request, RequestedCertificate, Signer, SignerError,
-    SignerKind, Site, wire,
+    About, Configured, KubeletObstacle, NodeIdentity, Part, Request, RequestedCertificate, Signer,
+    SignerError, SignerKind, Site, wire,
 };
 use crate::cluster::api::{ApiAccess, Resource};
 use crate::x509::TrustBundle;
@@ -124,6 +124,10 @@ impl Configured for Config {
             cluster::manifest(access, &objects, hint)
         });
         Some(manifests.collect())
+    }
+
+    fn kubelet_obstacle(&self) -> Option<KubeletObstacle> {
+        self.issuer_ref.name.for_this_node_only("issuerRef.name")
     }
 
     fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {

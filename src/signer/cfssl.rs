@@ -44,9 +44,9 @@ use zeroize::Zeroizing;
 use super::per_certificate::PerCertificate;
 use super::server::{SignerServer, signing};
 use super::{
-    About, Answer, Caps, Carry, Configured, FailureClass, NodeIdentity, Part, Rejection, Renewal,
-    Request, RequestLookup, RequestedCertificate, Resubmit, Signer, SignerError, SignerKind, Site,
-    endpoint,
+    About, Answer, Caps, Carry, Configured, FailureClass, KubeletObstacle, NodeIdentity, Part,
+    Rejection, Renewal, Request, RequestLookup, RequestedCertificate, Resubmit, Signer,
+    SignerError, SignerKind, Site, endpoint,
 };
 use crate::http::{Call, Endpoint};
 use crate::kube::names::{Authority, CertName};
@@ -97,6 +97,7 @@ const CAPS: Caps = Caps {
     resubmit: Resubmit::Duplicates,
     renewal: Renewal::Submit,
     crl: Carry::AsConfigured,
+    other_nodes: Carry::AsConfigured,
 };
 
 impl Configured for Config {
@@ -120,6 +121,11 @@ impl Configured for Config {
             );
         }
         config
+    }
+
+    fn kubelet_obstacle(&self) -> Option<KubeletObstacle> {
+        let of = |text: &Option<PerCertificate>, key| text.as_ref()?.for_this_node_only(key);
+        of(&self.label, "label").or_else(|| of(&self.profile, "profile"))
     }
 
     fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {

@@ -153,6 +153,7 @@ pub(super) const CAPS: Caps = Caps {
     organization: Carry::AsConfigured,
     colon_common_name: Carry::AsConfigured,
     ip_sans: Carry::AsConfigured,
+    other_nodes: Carry::AsConfigured,
     pends: true,
     lookup: RequestLookup::ByName,
     resubmit: Resubmit::Adopts,

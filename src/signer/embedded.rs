@@ -13,7 +13,8 @@ use serde_json::{Map as JsonMap, Value};
 use time::OffsetDateTime;
 
 use super::{
-    About, Answer, Caps, Configured, Request, Signer, SignerError, SignerKind, Site, local,
+    About, Answer, Caps, Carry, Configured, KubeletObstacle, OTHER_SIGNER, Request, Signer,
+    SignerError, SignerKind, Site, local,
 };
 use crate::kube::names::Authority;
 use crate::x509::{CertificateAuthority, KeyAlgorithm};
@@ -38,7 +39,10 @@ impl SettingsBlock for Config {
     fn show_keys(&self, _keys: &mut JsonMap<String, Value>) {}
 }
 
-const CAPS: Caps = Caps::everything();
+const CAPS: Caps = Caps {
+    other_nodes: Carry::No,
+    ..Caps::everything()
+};
 
 impl Configured for Config {
     const ABOUT: About = About {
@@ -48,6 +52,13 @@ impl Configured for Config {
         caps: CAPS,
         keys: Config::KEYS,
     };
+
+    fn kubelet_obstacle(&self) -> Option<KubeletObstacle> {
+        Some(KubeletObstacle {
+            reason: "its CA keys exist only in the memory of one process".to_owned(),
+            advice: OTHER_SIGNER.to_owned(),
+        })
+    }
 
     fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {
         Ok(Box::new(Embedded::new(site.authority_key, site.now)))

@@ -47,9 +47,9 @@ use async_trait::async_trait;
 use super::per_certificate::PerCertificate;
 use super::server::{MAX_QUOTED, SignerServer, signing};
 use super::{
-    About, Answer, Caps, Carry, Configured, CurrentCertificate, FailureClass, NodeIdentity,
-    Rejection, Renewal, Request, RequestLookup, RequestedCertificate, Resubmit, Signer,
-    SignerError, SignerKind, Site, Ticket, endpoint, printable,
+    About, Answer, Caps, Carry, Configured, CurrentCertificate, FailureClass, KubeletObstacle,
+    NodeIdentity, Rejection, Renewal, Request, RequestLookup, RequestedCertificate, Resubmit,
+    Signer, SignerError, SignerKind, Site, Ticket, endpoint, printable,
 };
 use crate::http::{Call, Endpoint, HttpResponse, encode};
 use crate::kube::names::{Authority, CertName};
@@ -143,6 +143,7 @@ const CAPS: Caps = Caps {
     resubmit: Resubmit::Duplicates,
     renewal: Renewal::Rekey,
     crl: Carry::No,
+    other_nodes: Carry::AsConfigured,
 };
 
 impl Configured for Config {
@@ -174,6 +175,10 @@ impl Configured for Config {
             );
         }
         config
+    }
+
+    fn kubelet_obstacle(&self) -> Option<KubeletObstacle> {
+        self.label.as_ref()?.for_this_node_only("label")
     }
 
     fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {

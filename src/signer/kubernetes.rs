@@ -53,10 +53,11 @@ use super::cluster::{
 };
 use super::per_certificate::PerCertificate;
 use super::{
-    About, Configured, NodeIdentity, Part, Request, RequestedCertificate, Signer, SignerError,
-    SignerKind, Site, wire,
+    About, Configured, KubeletObstacle, NodeIdentity, Part, Request, RequestedCertificate, Signer,
+    SignerError, SignerKind, Site, wire,
 };
 use crate::cluster::api::{ApiAccess, Resource};
+use crate::kube::csr_object::KubeletCertificate;
 use crate::yaml::settings::{SettingsBlock, settings};
 use crate::yaml::{Field, format_duration};
 
@@ -132,6 +133,36 @@ impl Configured for Config {
             manifest(access, &names, &identity.cluster)
         });
         Some(manifests.collect())
+    }
+
+    fn kubelet_obstacle(&self) -> Option<KubeletObstacle> {
+        // In its own cluster nodepki would find its requests there and submit them again.
+        let is_of_kubelets = |text: &&String| {
+            KubeletCertificate::ALL
+                .iter()
+                .any(|one| one.signer_name() == *text)
+        };
+        let texts = |name| {
+            self.signer_name
+                .named
+                .get(&name)
+                .or(self.signer_name.default.as_ref())
+        };
+        let names = KubeletCertificate::ALL.map(KubeletCertificate::cert_name);
+        let name = names
+            .into_iter()
+            .find(|name| texts(*name).as_ref().is_some_and(is_of_kubelets));
+        match name {
+            Some(name) => Some(KubeletObstacle {
+                reason: format!(
+                    "its signerName for {name} is that of the requests which nodepki is to sign"
+                ),
+                advice: format!(
+                    "set signerName to a map with an entry {name}, as in {{{name}: pki.example.com/kubelets}}"
+                ),
+            }),
+            None => self.signer_name.for_this_node_only("signerName"),
+        }
     }
 
     fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {

@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::{NodeIdentity, RequestedCertificate};
+use super::{KubeletObstacle, NodeIdentity, RequestedCertificate};
+use crate::kube::csr_object::KubeletCertificate;
 use crate::kube::names::{self, Authority, CertName, PLACEHOLDERS};
 use crate::yaml::schema::ValueForm;
 use crate::yaml::settings::Setting;
@@ -62,6 +63,22 @@ impl PerCertificate {
             }
         }
         Some(read)
+    }
+
+    /// Returns the obstacle to requests for kubelets of other nodes if the text for one of their certificates contains
+    /// this node's name; `key` is the setting.
+    pub(super) fn for_this_node_only(&self, key: &str) -> Option<KubeletObstacle> {
+        let text_of = |name: CertName| self.named.get(&name).or(self.default.as_ref());
+        let names = KubeletCertificate::ALL.map(KubeletCertificate::cert_name);
+        let name = names
+            .into_iter()
+            .find(|name| text_of(*name).is_some_and(|text| text.contains("{node}")))?;
+        Some(KubeletObstacle {
+            reason: format!("its {key} for {name} contains {{node}}, so it is for this node only"),
+            advice: format!(
+                "set {key} to a map with an entry {name} for all nodes, as in {{{name}: kubelets}}"
+            ),
+        })
     }
 
     /// Returns the text for a certificate with its placeholders replaced; `None` if there is no text for it.

@@ -40,9 +40,9 @@ use sha2::{Digest, Sha256};
 
 use super::server::{MAX_QUOTED, SignerServer, signing};
 use super::{
-    About, Answer, Caps, Carry, Configured, CurrentCertificate, FailureClass, NodeIdentity,
-    Rejection, Renewal, Request, RequestLookup, RequestedCertificate, Resubmit, Signer,
-    SignerError, SignerKind, Site, Ticket, certifies, endpoint, printable,
+    About, Answer, Caps, Carry, Configured, CurrentCertificate, FailureClass, KubeletObstacle,
+    NodeIdentity, OTHER_SIGNER, Rejection, Renewal, Request, RequestLookup, RequestedCertificate,
+    Resubmit, Signer, SignerError, SignerKind, Site, Ticket, certifies, endpoint, printable,
 };
 use crate::http::{Call, Endpoint, HttpResponse, encode};
 use crate::kube::names::Authority;
@@ -81,6 +81,7 @@ const CAPS: Caps = Caps {
     resubmit: Resubmit::Adopts,
     renewal: Renewal::SameKey,
     crl: Carry::Yes,
+    other_nodes: Carry::No,
 };
 
 impl Configured for Config {
@@ -121,6 +122,14 @@ impl Configured for Config {
             );
         }
         config
+    }
+
+    fn kubelet_obstacle(&self) -> Option<KubeletObstacle> {
+        Some(KubeletObstacle {
+            reason: "Puppet certifies neither an organization (O=system:nodes) nor a common name with a colon (CN=system:node:NAME)"
+                .to_owned(),
+            advice: OTHER_SIGNER.to_owned(),
+        })
     }
 
     fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {

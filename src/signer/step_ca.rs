@@ -44,9 +44,9 @@ use zeroize::Zeroizing;
 
 use super::server::{SignerServer, signing};
 use super::{
-    About, Answer, Caps, Carry, Configured, CurrentCertificate, FailureClass, Memory, NodeIdentity,
-    Part, Rejection, Renewal, Request, RequestedCertificate, Resubmit, Signer, SignerError,
-    SignerKind, Site, endpoint,
+    About, Answer, Caps, Carry, Configured, CurrentCertificate, FailureClass, KubeletObstacle,
+    Memory, NodeIdentity, Part, Rejection, Renewal, Request, RequestedCertificate, Resubmit,
+    Signer, SignerError, SignerKind, Site, endpoint,
 };
 use crate::http::{Call, Endpoint, HttpResponse, Url};
 use crate::kube::names::Authority;
@@ -100,6 +100,7 @@ const CAPS: Caps = Caps {
     own_name_san: true,
     renewal: Renewal::Rekey,
     crl: Carry::AsConfigured,
+    other_nodes: Carry::AsConfigured,
     ..Caps::everything()
 };
 
@@ -126,6 +127,13 @@ impl Configured for Config {
 
     fn setup(parts: &[Part<'_, Self>], identity: &NodeIdentity) -> Option<String> {
         Some(setup::print(parts, identity))
+    }
+
+    fn kubelet_obstacle(&self) -> Option<KubeletObstacle> {
+        matches!(self.auth, StepCaAuth::Token(_)).then(|| KubeletObstacle {
+            reason: "each request needs a one-time token that was created for its names".to_owned(),
+            advice: "configure auth.x5c or auth.jwk, or remove kubelets.sign".to_owned(),
+        })
     }
 
     fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {

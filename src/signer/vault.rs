@@ -46,9 +46,9 @@ use zeroize::Zeroizing;
 use super::per_certificate::{PerCertificate, of_authority, read_of_authority};
 use super::server::{SignerServer, signing};
 use super::{
-    About, Answer, Caps, Carry, Configured, FailureClass, NodeIdentity, Part, Rejection, Renewal,
-    Request, RequestLookup, RequestedCertificate, Resubmit, Signer, SignerError, SignerKind, Site,
-    endpoint, printable,
+    About, Answer, Caps, Carry, Configured, FailureClass, KubeletObstacle, NodeIdentity, Part,
+    Rejection, Renewal, Request, RequestLookup, RequestedCertificate, Resubmit, Signer,
+    SignerError, SignerKind, Site, endpoint, printable,
 };
 use crate::http::{Call, Endpoint, HttpResponse, Url, encode};
 use crate::kube::names::{Authority, CertName};
@@ -97,6 +97,7 @@ const CAPS: Caps = Caps {
     resubmit: Resubmit::Duplicates,
     renewal: Renewal::Submit,
     crl: Carry::Yes,
+    other_nodes: Carry::AsConfigured,
 };
 
 impl Configured for Config {
@@ -132,6 +133,10 @@ impl Configured for Config {
             config.role = Some(default_roles());
         }
         Some(config)
+    }
+
+    fn kubelet_obstacle(&self) -> Option<KubeletObstacle> {
+        self.role.as_ref()?.for_this_node_only("role")
     }
 
     fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {

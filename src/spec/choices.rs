@@ -11,6 +11,10 @@ pub const CLUSTER_ADMINS: &str = "kubeadm:cluster-admins";
 /// The group with all rights, which no RBAC rule can restrict.
 pub const SYSTEM_MASTERS: &str = "system:masters";
 
+/// The group of the daemons that approve and sign requests of kubelets. The roles that `nodepki config signer-setup
+/// kubelets` prints are bound to it.
+pub const KUBELET_SIGNERS_GROUP: &str = "nodepki:kubelet-signers";
+
 /// The location of the kubelet's client certificate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KubeletLayout {
@@ -97,4 +101,6 @@ pub struct Choices {
     pub kubelet_serving: bool,
     /// Names added to the kubelet's serving certificate.
     pub kubelet_serving_sans: Vec<San>,
+    /// True if nodepki signs requests of kubelets, for which it has a kubeconfig of its own.
+    pub signs_for_kubelets: bool,
 }

@@ -6,7 +6,9 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::choices::{CLUSTER_ADMINS, Choices, KubeletClientSubject, SYSTEM_MASTERS};
+use super::choices::{
+    CLUSTER_ADMINS, Choices, KUBELET_SIGNERS_GROUP, KubeletClientSubject, SYSTEM_MASTERS,
+};
 use super::layout::Layout;
 use super::policy::KeyPolicy;
 use super::table::{
@@ -111,6 +113,9 @@ impl RuleInputs<'_> {
         match (name, self.node.role) {
             (CertName::KubeletConf, _) => !self.choices.kubelet_bootstraps_itself,
             (CertName::KubeletServing, _) => self.choices.kubelet_serving,
+            (CertName::NodepkiConf, role) => {
+                role != KubeadmRole::Worker && self.choices.signs_for_kubelets
+            }
             (_, KubeadmRole::Worker) => false,
             // kubeadm creates it since 1.29, and never in `kubeadm join`.
             (CertName::SuperAdminConf, role) => role == KubeadmRole::Init && !self.before(1, 29),
@@ -234,6 +239,10 @@ impl RuleInputs<'_> {
             )],
             CertName::ControllerManagerConf => vec![one("system:kube-controller-manager", None)],
             CertName::SchedulerConf => vec![one("system:kube-scheduler", None)],
+            CertName::NodepkiConf => vec![one(
+                &format!("nodepki:{node_name}"),
+                Some(KUBELET_SIGNERS_GROUP),
+            )],
         }
     }
 
@@ -367,7 +376,9 @@ impl RuleInputs<'_> {
     /// Returns the URL of the API server for a kubeconfig.
     fn server(&self, name: CertName) -> String {
         let prefers_local = match name {
-            CertName::ControllerManagerConf | CertName::SchedulerConf => true,
+            CertName::ControllerManagerConf | CertName::SchedulerConf | CertName::NodepkiConf => {
+                true
+            }
             // The gate ControlPlaneKubeletLocalMode is on by default since 1.33. `kubeadm certs generate-csr` still writes
             // the shared endpoint; this follows `kubeadm init` and `kubeadm join`, which write the local one.
             CertName::KubeletConf => self.node.role != KubeadmRole::Worker && !self.before(1, 33),

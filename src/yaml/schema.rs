@@ -36,6 +36,8 @@ pub enum ValueForm {
     Pin,
     /// True or false.
     Flag,
+    /// A whole number that is not negative.
+    Number,
     /// A user name or number.
     User,
     /// A percentage.
@@ -171,6 +173,7 @@ impl fmt::Display for ValueForm {
             ValueForm::Duration => "duration",
             ValueForm::Pin => "SHA-256, 64 hex digits",
             ValueForm::Flag => "`true`, `false`",
+            ValueForm::Number => "whole number",
             ValueForm::User => "user name or number",
             ValueForm::Percent => "percentage",
             ValueForm::Block(_) | ValueForm::Map(_) => "map",
@@ -234,6 +237,7 @@ fn schema_of(form: ValueForm) -> Value {
             json!({"type": "string", "pattern": "^(sha256:)?([0-9a-fA-F]{2}:?){31}[0-9a-fA-F]{2}$"})
         }
         ValueForm::Flag => json!({"type": "boolean"}),
+        ValueForm::Number => json!({"type": "integer", "minimum": 0}),
         ValueForm::User => json!({"type": ["string", "integer"]}),
         ValueForm::Choice(choices) => json!({"enum": choices()}),
         ValueForm::PerCertificate => json!({

@@ -85,7 +85,7 @@ fn table(columns: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> Strin
 }
 
 /// The capabilities of a kind: name of each, and its value.
-fn capabilities(kind: SignerKind) -> [(&'static str, String); 9] {
+fn capabilities(kind: SignerKind) -> [(&'static str, String); 10] {
     let about = kind.about();
     let caps = &about.caps;
     [
@@ -101,6 +101,7 @@ fn capabilities(kind: SignerKind) -> [(&'static str, String); 9] {
         ),
         ("renewal", renewal(caps.renewal).to_owned()),
         ("CRL", carry(caps.crl).to_owned()),
+        ("kubelets", carry(caps.other_nodes).to_owned()),
     ]
 }
 

@@ -113,6 +113,7 @@ impl CertificateLabels {
                 CertName::KubeletConf | CertName::KubeletServing => "kubelet",
                 CertName::ControllerManagerConf => "kube-controller-manager",
                 CertName::SchedulerConf => "kube-scheduler",
+                CertName::NodepkiConf => "nodepki",
             },
         }
     }

@@ -77,7 +77,9 @@ pub fn collect(state: &NodeState, described: Option<NodeRole>, now: OffsetDateTi
             (_, CertName::KubeletConf) => true,
             (_, CertName::KubeletServing) => node.has_issued_serving(&authorities),
             (NodeRole::Worker, _) => false,
-            (NodeRole::ControlPlane, CertName::SuperAdminConf) => state.has_files_of(*name),
+            (NodeRole::ControlPlane, CertName::SuperAdminConf | CertName::NodepkiConf) => {
+                state.has_files_of(*name)
+            }
             (NodeRole::ControlPlane, name) => {
                 name.authority() != Authority::EtcdCa || local_etcd || state.has_files_of(*name)
             }

@@ -83,6 +83,7 @@ impl InfoResponse {
             renewal: ASSUMED.renewal,
             crl: carry(declared.crl),
             own_name_san: ASSUMED.own_name_san,
+            other_nodes: ASSUMED.other_nodes,
             organization: carry(declared.organization),
             colon_common_name: carry(declared.colon_common_name),
             ip_sans: carry(declared.ip_sans),

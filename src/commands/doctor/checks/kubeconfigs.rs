@@ -152,7 +152,7 @@ fn expected_server(picture: &Picture, name: CertName) -> Option<String> {
     }
     let local = matches!(
         name,
-        CertName::ControllerManagerConf | CertName::SchedulerConf
+        CertName::ControllerManagerConf | CertName::SchedulerConf | CertName::NodepkiConf
     );
     let endpoint = static_pods::advertised(picture)?;
     local.then(|| format!("https://{endpoint}"))

@@ -1,0 +1,167 @@
+//! The block `kubelets`: nodepki as the signer of the kubelets' CertificateSigningRequests.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::kube::kubeadm::{IpNet, is_dns_subdomain};
+use crate::kubelets::{KubeletPolicy, NodeNamePattern};
+use crate::x509::KeyAlgorithm;
+use crate::yaml::schema::ValueForm;
+use crate::yaml::settings::{Setting, choice_setting, settings, unless_empty};
+use crate::yaml::{Field, format_duration};
+
+/// Shortest lifetime: a kubelet may not ask for less (`expirationSeconds`).
+const MIN_LIFETIME: Duration = Duration::from_secs(600);
+const MAX_REQUESTS_PER_SECOND: u32 = 1000;
+/// Prefix of the groups that a bootstrap token may have (`cluster-bootstrap/token/api/types.go`,
+/// `BootstrapGroupPattern`).
+const TOKEN_GROUP_PREFIX: &str = "system:bootstrappers:";
+
+settings! {
+    for KubeletPolicy {
+        /// Sign the approved CertificateSigningRequests of kubelets with the signer of authority ca, on one control-plane
+        /// node at a time. nodepki.conf is then issued as well.
+        "sign" => sign: bool;
+        /// Approve requests for serving certificates that satisfy all rules.
+        "approveServing" => approve_serving: bool;
+        /// Approve requests for client certificates that satisfy all rules, in place of kube-controller-manager.
+        "approveClient" => approve_client: bool;
+        /// Longest lifetime of a kubelet's certificate; a kubelet may ask for less, down to 10m.
+        "lifetime" => lifetime: Duration, read lifetime;
+        /// Key type of which certificates are signed.
+        "keys" => keys: Vec<KeyAlgorithm>, read keys;
+        /// Further DNS name in a serving certificate, with {node}, as in {node}.nodes.example.com.
+        "names" => names: Vec<NodeNamePattern>, show unless_empty::<NodeNamePattern>;
+        /// Network that contains the addresses of kubelets, as in 192.0.2.0/24; by default any.
+        "networks" => networks: Vec<IpNet>, show unless_empty::<IpNet>;
+        /// Group of the bootstrap tokens that may join nodes.
+        "tokenGroups" => token_groups: Vec<String>, read token_groups;
+        /// Largest number of requests to the signer per second, from 1 to 1000.
+        "requestsPerSecond" => requests_per_second: u32, read requests_per_second;
+        /// Name of the Lease in kube-system that selects the node that signs.
+        "lease" => lease: String, read lease;
+    }
+}
+
+choice_setting!(KeyAlgorithm);
+
+impl Setting for NodeNamePattern {
+    const FORM: ValueForm = ValueForm::Text;
+
+    fn read(field: &Field<'_>) -> Option<Self> {
+        match NodeNamePattern::from_str(&field.string()?) {
+            Ok(pattern) => Some(pattern),
+            Err(refusal) => {
+                field.error(refusal.message, refusal.fix);
+                None
+            }
+        }
+    }
+
+    fn shown(&self) -> Option<Value> {
+        Some(json!(self.to_string()))
+    }
+}
+
+impl Setting for IpNet {
+    const FORM: ValueForm = ValueForm::Text;
+
+    fn read(field: &Field<'_>) -> Option<Self> {
+        match IpNet::parse(&field.string()?) {
+            Ok((network, note)) => {
+                if let Some(note) = note {
+                    field.warning(note.message, note.fix);
+                }
+                Some(network)
+            }
+            Err(refusal) => {
+                field.error(refusal.message, refusal.fix);
+                None
+            }
+        }
+    }
+
+    fn shown(&self) -> Option<Value> {
+        Some(json!(self.to_string()))
+    }
+}
+
+impl Setting for u32 {
+    const FORM: ValueForm = ValueForm::Number;
+
+    fn read(field: &Field<'_>) -> Option<Self> {
+        let number = field.integer()?;
+        let fits = u32::try_from(number).ok();
+        if fits.is_none() {
+            field.error(
+                format!("{number} is out of range"),
+                "write a smaller number that is not negative",
+            );
+        }
+        fits
+    }
+
+    fn shown(&self) -> Option<Value> {
+        Some(json!(self))
+    }
+}
+
+fn lifetime(field: &Field<'_>) -> Option<Duration> {
+    let lifetime = Duration::read(field)?;
+    if lifetime < MIN_LIFETIME {
+        field.error(
+            format!("{} is too short", format_duration(lifetime)),
+            "use at least 10m, the shortest lifetime that a kubelet may ask for",
+        );
+    }
+    Some(lifetime)
+}
+
+fn keys(field: &Field<'_>) -> Option<Vec<KeyAlgorithm>> {
+    let keys = <Vec<KeyAlgorithm>>::read(field)?;
+    if field.list()?.is_empty() {
+        field.error(
+            "names no key type, so every request would be denied",
+            "list at least one, or remove the key",
+        );
+    }
+    Some(keys)
+}
+
+fn token_groups(field: &Field<'_>) -> Option<Vec<String>> {
+    let read = |item: &Field<'_>| {
+        let group = item.string()?;
+        if !group.starts_with(TOKEN_GROUP_PREFIX) {
+            item.error(
+                format!("{group:?} is not a group of bootstrap tokens"),
+                format!("write a group that begins with {TOKEN_GROUP_PREFIX}"),
+            );
+        }
+        Some(group)
+    };
+    Some(field.list()?.iter().filter_map(read).collect())
+}
+
+fn requests_per_second(field: &Field<'_>) -> Option<u32> {
+    let number = u32::read(field)?;
+    if !(1..=MAX_REQUESTS_PER_SECOND).contains(&number) {
+        field.error(
+            format!("{number} is out of range"),
+            format!("use a number from 1 to {MAX_REQUESTS_PER_SECOND}"),
+        );
+    }
+    Some(number)
+}
+
+fn lease(field: &Field<'_>) -> Option<String> {
+    let name = field.string()?;
+    if !is_dns_subdomain(&name) {
+        field.error(
+            format!("{name:?} is not a valid name of a Lease"),
+            "use lower-case letters, digits, - and .",
+        );
+    }
+    Some(name)
+}
