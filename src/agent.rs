@@ -25,7 +25,7 @@ mod run;
 pub mod shared_certs;
 mod survey;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
@@ -44,7 +44,7 @@ use crate::x509::TrustBundle;
 
 pub use clock::{ClockPolicy, Floor, floor};
 pub use event::{Event, Progress, SignerOperation};
-pub use failure::{ExitCode, Failure};
+pub use failure::{ExitCode, Failure, FailureMessage};
 pub use offline::{export_requests, import_answers};
 pub use proof::{
     SignerAnswer, offered_certificates, rehearse, unverified, verify_signer,
@@ -350,10 +350,7 @@ async fn bootstrap_in(
     let mut survey = setup.survey(store.root(), clock())?;
     survey.notes.extend(notes);
     if !survey.refusals.is_empty() {
-        return Err(Failure {
-            code: ExitCode::Refused,
-            messages: survey.refusals,
-        });
+        return Err(Failure::with_messages(ExitCode::Refused, survey.refusals));
     }
     if survey.is_settled() {
         return Ok(report::settled(setup, survey));
@@ -374,7 +371,8 @@ async fn bootstrap_in(
 
 /// Verifies before any key is generated that every signer can sign what it would be sent.
 fn preflight(setup: &RunSetup, survey: &Survey) -> Result<(), Failure> {
-    let mut messages: Vec<String> = Vec::new();
+    let mut messages: Vec<FailureMessage> = Vec::new();
+    let mut unsigned: BTreeSet<Authority> = BTreeSet::new();
     let mut rejections: Vec<(Vec<&str>, Rejection)> = Vec::new();
     for cert in survey.to_issue() {
         let spec = &cert.spec;
@@ -385,10 +383,8 @@ fn preflight(setup: &RunSetup, survey: &Survey) -> Result<(), Failure> {
             },
             Err(failure) => {
                 // Reported once, not for every certificate of the authority.
-                for message in failure.messages {
-                    if !messages.contains(&message) {
-                        messages.push(message);
-                    }
+                if unsigned.insert(spec.authority()) {
+                    messages.extend(failure.messages);
                 }
                 continue;
             }
@@ -410,6 +406,7 @@ fn preflight(setup: &RunSetup, survey: &Survey) -> Result<(), Failure> {
             rejection.reason,
             rejection.advice
         )
+        .into()
     }));
     match messages.is_empty() {
         true => Ok(()),

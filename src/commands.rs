@@ -217,12 +217,9 @@ fn now() -> OffsetDateTime {
 
 fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     let failed = |error: std::io::Error| {
-        Failure::new(
-            ExitCode::Pending,
-            format!(
-                "the event loop cannot start: {error}; check the limits of this process (ulimit -a) and run again"
-            ),
-        )
+        Failure::new(ExitCode::Pending, "the event loop cannot start")
+            .caused_by(error)
+            .advise("check the limits of this process (ulimit -a) and run again")
     };
     machine::require_descriptors().map_err(failed)?;
     tokio::runtime::Builder::new_current_thread()

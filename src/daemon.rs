@@ -94,10 +94,9 @@ pub async fn run(
     progress: &dyn Progress,
 ) -> Result<(), Failure> {
     let system = System::new().map_err(|error| {
-        Failure::new(
-            ExitCode::Pending,
-            format!("cannot listen for signals and timers: {error}; run again"),
-        )
+        Failure::new(ExitCode::Pending, "cannot listen for signals and timers")
+            .caused_by(error)
+            .advise("run again")
     })?;
     let read = async || load::load_running(root, inputs, clock).await;
     let daemon = Daemon {
@@ -337,7 +336,7 @@ impl<S: Surroundings> Daemon<'_, S> {
                 for message in &failure.messages {
                     tracing::error!(exit = failure.code as u8, "{message}");
                 }
-                agenda.kept_configuration(&failure.messages.join("; "));
+                agenda.kept_configuration(&failure.one_line());
             }
         }
         self.surroundings.notify(Notification::Ready);

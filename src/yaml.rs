@@ -344,12 +344,13 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Node>, Faults> {
             Ok((event, span)) => builder.take(event, builder.place(&span.start)),
             Err(error) => {
                 let place = builder.place(error.marker());
-                Err((place, format!("not valid YAML: {}", error.info())))
+                Err((place, SyntaxError::Parser(error.info().to_owned())))
             }
         };
-        if let Err((mut place, message)) = result {
+        if let Err((mut place, error)) = result {
+            let names_tab = error.parser_names("tab");
             // A scalar that runs into a tab is reported at its beginning.
-            if message.contains("tab")
+            if names_tab
                 && let Some((line, _)) = text
                     .lines()
                     .enumerate()
@@ -361,22 +362,15 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Node>, Faults> {
                 place.column = 1;
             }
             let line = place.line.checked_sub(1).and_then(|n| text.lines().nth(n));
-            let fix = if message.contains("tab") || line.is_some_and(leading_tab) {
-                "indent with spaces, YAML does not allow tabs"
-            } else if message.contains("alias") {
-                "write the value out instead of using an alias"
-            } else if message.contains("a key has more") {
-                "shorten it"
-            } else if message.contains("nested") {
-                "flatten it"
-            } else {
-                "correct the syntax here or in the line above"
+            let fix = match names_tab || line.is_some_and(leading_tab) {
+                true => "indent with spaces, YAML does not allow tabs",
+                false => error.fix(),
             };
             let spot = FieldPosition {
                 place,
                 field: String::new(),
             };
-            return Err(spot.error(message, fix).into());
+            return Err(spot.error(error.to_string(), fix).into());
         }
     }
     Ok(builder.documents)
@@ -402,7 +396,49 @@ struct OpenCollection {
     key: Option<(String, Position)>,
 }
 
-type Broken = (Position, String);
+type Broken = (Position, SyntaxError);
+
+#[derive(Debug, thiserror::Error)]
+enum SyntaxError {
+    #[error("not valid YAML: {0}")]
+    Parser(String),
+    #[error("an alias refers to itself")]
+    CircularAlias,
+    #[error("an alias makes the document nested too deeply")]
+    DeepAlias,
+    #[error("aliases expand to more than {MAX_ALIAS_VALUES} values")]
+    LargeAlias,
+    #[error("nested more than {MAX_DEPTH} levels deep")]
+    TooDeep,
+    #[error("a key has more than {MAX_KEY_LENGTH} bytes")]
+    LongKey,
+    #[error("a key must be text, not a map or list")]
+    KeyNotText,
+    #[error("<< must name a map or a list of maps")]
+    MergedNotMap,
+}
+
+impl SyntaxError {
+    /// Returns whether the parser's message contains `word`; the parser has no error types.
+    fn parser_names(&self, word: &str) -> bool {
+        matches!(self, SyntaxError::Parser(why) if why.contains(word))
+    }
+
+    fn fix(&self) -> &'static str {
+        const NO_ALIAS: &str = "write the value out instead of using an alias";
+        match self {
+            SyntaxError::CircularAlias | SyntaxError::DeepAlias | SyntaxError::LargeAlias => {
+                NO_ALIAS
+            }
+            SyntaxError::Parser(_) if self.parser_names("alias") => NO_ALIAS,
+            SyntaxError::LongKey => "shorten it",
+            SyntaxError::TooDeep => "flatten it",
+            SyntaxError::Parser(_) | SyntaxError::KeyNotText | SyntaxError::MergedNotMap => {
+                "correct the syntax here or in the line above"
+            }
+        }
+    }
+}
 
 impl TreeBuilder {
     fn place(&self, marker: &saphyr_parser::Marker) -> Position {
@@ -440,21 +476,14 @@ impl TreeBuilder {
             },
             Event::Alias(anchor) => {
                 let Some(node) = self.anchors.get(&anchor) else {
-                    return Err((place, "an alias refers to itself".to_owned()));
+                    return Err((place, SyntaxError::CircularAlias));
                 };
                 if self.stack.len() + node.depth() > MAX_DEPTH {
-                    return Err((
-                        place,
-                        "an alias makes the document nested too deeply".to_owned(),
-                    ));
+                    return Err((place, SyntaxError::DeepAlias));
                 }
                 match self.alias_budget.checked_sub(node.size()) {
                     Some(left) => self.alias_budget = left,
-                    None => {
-                        let message =
-                            format!("aliases expand to more than {MAX_ALIAS_VALUES} values");
-                        return Err((place, message));
-                    }
+                    None => return Err((place, SyntaxError::LargeAlias)),
                 }
                 let node = node.clone();
                 self.finished(node, 0)
@@ -469,8 +498,7 @@ impl TreeBuilder {
 
     fn open(&mut self, kind: NodeKind, place: Position, anchor: usize) -> Result<(), Broken> {
         if self.stack.len() >= MAX_DEPTH {
-            let message = format!("nested more than {MAX_DEPTH} levels deep");
-            return Err((place, message));
+            return Err((place, SyntaxError::TooDeep));
         }
         self.stack.push(OpenCollection {
             anchor,
@@ -500,17 +528,13 @@ impl TreeBuilder {
                 }),
                 None => match &node.kind {
                     NodeKind::Scalar(scalar) if scalar.text.len() > MAX_KEY_LENGTH => {
-                        let message = format!("a key has more than {MAX_KEY_LENGTH} bytes");
-                        return Err((node.place, message));
+                        return Err((node.place, SyntaxError::LongKey));
                     }
                     NodeKind::Scalar(scalar) => {
                         open.key = Some((scalar.text.to_string(), node.place.clone()));
                     }
                     _ => {
-                        return Err((
-                            node.place,
-                            "a key must be text, not a map or list".to_owned(),
-                        ));
+                        return Err((node.place, SyntaxError::KeyNotText));
                     }
                 },
             },
@@ -542,10 +566,7 @@ fn merge_keys(node: &mut Node) -> Result<(), Broken> {
         };
         for source in sources {
             let NodeKind::Map(inherited) = source.kind else {
-                return Err((
-                    merge.place,
-                    "<< must name a map or a list of maps".to_owned(),
-                ));
+                return Err((merge.place, SyntaxError::MergedNotMap));
             };
             for entry in inherited {
                 if names.insert(entry.key.clone()) {

@@ -3,10 +3,11 @@
 //! Defines the exit statuses, and maps the errors of other modules to them.
 
 use std::cmp::Ordering;
+use std::error::Error;
 use std::fmt;
+use std::rc::Rc;
 
 use crate::cluster::{api, discovery};
-use crate::kube::names::Authority;
 use crate::process::machine;
 use crate::signer::{FailureClass, SignerError};
 use crate::{http, store};
@@ -76,38 +77,123 @@ pub struct Failure {
     /// Exit status.
     pub code: ExitCode,
     /// Messages, each with what failed, where, why, and what to do.
-    pub messages: Vec<String>,
+    pub messages: Vec<FailureMessage>,
+}
+
+/// One message of a failure: what failed, the error that caused it, and what to do.
+#[derive(Clone, Debug)]
+pub struct FailureMessage {
+    what: String,
+    cause: Option<Rc<dyn Error>>,
+    advice: Option<String>,
+}
+
+impl FailureMessage {
+    /// Adds the file, or another place, in which the failure occurred.
+    #[must_use]
+    pub fn at(mut self, place: impl fmt::Display) -> Self {
+        self.what = match self.what.is_empty() {
+            true => place.to_string(),
+            false => format!("{place}: {}", self.what),
+        };
+        self
+    }
+}
+
+impl<T: Into<String>> From<T> for FailureMessage {
+    fn from(what: T) -> Self {
+        FailureMessage {
+            what: what.into(),
+            cause: None,
+            advice: None,
+        }
+    }
+}
+
+impl fmt::Display for FailureMessage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.what)?;
+        if let Some(cause) = &self.cause {
+            let separator = if self.what.is_empty() { "" } else { ": " };
+            write!(f, "{separator}{}", sentence(cause.as_ref()))?;
+        }
+        match &self.advice {
+            Some(advice) => write!(f, "; {advice}"),
+            None => Ok(()),
+        }
+    }
 }
 
 impl Failure {
     /// Returns a failure with one message.
-    pub fn new(code: ExitCode, message: impl Into<String>) -> Self {
-        Failure::with_messages(code, vec![message.into()])
+    pub fn new(code: ExitCode, what: impl Into<FailureMessage>) -> Self {
+        Failure {
+            code,
+            messages: vec![what.into()],
+        }
     }
 
     /// Returns a failure with several messages.
-    pub fn with_messages(code: ExitCode, messages: Vec<String>) -> Self {
-        Failure { code, messages }
+    pub fn with_messages(
+        code: ExitCode,
+        messages: impl IntoIterator<Item = impl Into<FailureMessage>>,
+    ) -> Self {
+        Failure {
+            code,
+            messages: messages.into_iter().map(Into::into).collect(),
+        }
     }
 
     /// Returns a failure with the exit status that follows from its cause: pending for a fault of this machine, refused for
     /// a file that other users can access, `code` otherwise.
     pub fn caused(
         code: ExitCode,
-        message: impl Into<String>,
-        cause: &(dyn std::error::Error + 'static),
+        what: impl Into<FailureMessage>,
+        cause: impl Error + 'static,
     ) -> Self {
-        let code = match machine::is_fault(cause) {
+        let code = match machine::is_fault(&cause) {
             true => ExitCode::Pending,
-            false if store::is_access_refusal(cause) => ExitCode::Refused,
+            false if store::is_access_refusal(&cause) => ExitCode::Refused,
             false => code,
         };
-        Failure::new(code, message)
+        Failure::new(code, what).caused_by(cause)
+    }
+
+    /// Adds the cause of the last message. The message then ends with it, unless advice follows.
+    #[must_use]
+    pub fn caused_by(self, cause: impl Error + 'static) -> Self {
+        self.caused_by_shared(Rc::new(cause))
+    }
+
+    fn caused_by_shared(mut self, cause: Rc<dyn Error>) -> Self {
+        if let Some(message) = self.messages.last_mut() {
+            message.cause = Some(cause);
+        }
+        self
+    }
+
+    /// Adds what to do to the last message.
+    #[must_use]
+    pub fn advise(mut self, advice: impl Into<String>) -> Self {
+        if let Some(message) = self.messages.last_mut() {
+            message.advice = Some(advice.into());
+        }
+        self
+    }
+
+    /// Returns the messages as texts, for reports.
+    pub fn texts(&self) -> Vec<String> {
+        self.messages.iter().map(ToString::to_string).collect()
+    }
+
+    /// Returns the messages on one line.
+    pub fn one_line(&self) -> String {
+        self.texts().join("; ")
     }
 
     /// Returns the failure of a call of a cluster's API. `doing` describes the call: `reading the Secret …`.
-    pub fn of_cluster(doing: impl fmt::Display, error: &api::ApiError) -> Self {
-        let (code, advice) = match error {
+    pub fn of_cluster(doing: impl fmt::Display, error: api::ApiError) -> Self {
+        let (code, advice) = match &error {
             api::ApiError::Http(error) => {
                 let code = match error.kind() {
                     http::HttpErrorKind::Unreachable | http::HttpErrorKind::Lost => {
@@ -147,21 +233,24 @@ impl Failure {
             }
             api::ApiError::Local { advice, .. } => (ExitCode::Configuration, *advice),
         };
-        Failure::caused(
-            code,
-            format!("{doing}: {}; {advice}", sentence(error)),
-            error,
-        )
+        let advice = advice.to_owned();
+        Failure::caused(code, doing.to_string(), error).advise(advice)
     }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.messages.join("\n"))
+        f.write_str(&self.texts().join("\n"))
     }
 }
 
-impl std::error::Error for Failure {}
+impl Error for Failure {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.messages
+            .iter()
+            .find_map(|message| message.cause.as_deref())
+    }
+}
 
 impl From<store::StoreError> for Failure {
     fn from(error: store::StoreError) -> Self {
@@ -180,15 +269,19 @@ impl From<store::StoreError> for Failure {
             store::ErrorClass::Unsafe => ExitCode::Refused,
             store::ErrorClass::Path => ExitCode::Configuration,
         };
-        Failure::new(code, sentence(&error))
+        Failure::new(code, "").caused_by(error)
     }
 }
 
 impl From<discovery::DiscoveryError> for Failure {
     fn from(error: discovery::DiscoveryError) -> Self {
         use discovery::DiscoveryError as E;
-        let code = match &error {
+        let error = match error {
             E::Call { doing, source } => return Failure::of_cluster(doing, source),
+            error => error,
+        };
+        let code = match &error {
+            E::Call { .. } => ExitCode::Unreachable,
             E::Nothing | E::File { .. } | E::Unread { .. } | E::NoCredential { .. } => {
                 ExitCode::Configuration
             }
@@ -200,12 +293,12 @@ impl From<discovery::DiscoveryError> for Failure {
                 ExitCode::Refused
             }
         };
-        Failure::caused(code, sentence(&error), &error)
+        Failure::caused(code, "", error)
     }
 }
 
 /// Returns an error with its causes, on one line.
-pub(super) fn sentence(error: &dyn std::error::Error) -> String {
+pub(super) fn sentence(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
@@ -219,11 +312,13 @@ pub(super) fn sentence(error: &dyn std::error::Error) -> String {
     text
 }
 
-pub(super) fn signer_failure(error: &SignerError, authority: Authority) -> Failure {
-    Failure::new(
-        signer_code(error),
-        format!("signer of {authority}: {}", sentence(error)),
-    )
+/// Returns the failure of an exchange with a signer. `doing` names the signer, or what it was asked for.
+pub(super) fn signer_failure(
+    doing: impl Into<String>,
+    error: impl Into<Rc<SignerError>>,
+) -> Failure {
+    let error = error.into();
+    Failure::new(signer_code(&error), doing.into()).caused_by_shared(error)
 }
 
 /// Returns the exit status for a failed exchange: that of its class, unless this machine is at fault.

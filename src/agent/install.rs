@@ -295,7 +295,7 @@ impl CommitWork<'_> {
                 && !is_separate(&row.name)
             {
                 row.action = RowAction::Failed;
-                row.reasons.clone_from(&failure.messages);
+                row.reasons = failure.texts();
                 row.code = Some(failure.code);
             }
         }
@@ -584,7 +584,7 @@ impl CommitWork<'_> {
             (ServiceAccountAction::DerivePublic, _) => {
                 if let Some(private) = self.root.read(&spec.private)? {
                     let key = PrivateKey::from_pem(&private.bytes).map_err(|error| {
-                        Failure::new(ExitCode::Refused, format!("{}: {error}", spec.private))
+                        Failure::new(ExitCode::Refused, spec.private.to_string()).caused_by(error)
                     })?;
                     let public = key.public_key().to_pem().into_bytes();
                     self.commit.file(spec.public.clone(), public, Mode::Private);

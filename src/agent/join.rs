@@ -195,8 +195,9 @@ impl JoinedCluster {
         parsed.map_err(|error: CertificateKeyError| {
             Failure::new(
                 ExitCode::Configuration,
-                format!("controlPlane.certificateKey of the JoinConfiguration: {error}"),
+                "controlPlane.certificateKey of the JoinConfiguration",
             )
+            .caused_by(error)
         })
     }
 }
@@ -273,10 +274,10 @@ pub fn configuration_to_keep(
     let text = text.map_err(|error| {
         Failure::new(
             ExitCode::Configuration,
-            format!(
-                "the ClusterConfiguration of {from} cannot be rewritten as YAML: {error}; simplify it"
-            ),
+            format!("the ClusterConfiguration of {from} cannot be rewritten as YAML"),
         )
+        .caused_by(error)
+        .advise("simplify it")
     })?;
     Ok(Some(ProvidedFile {
         what: "cluster-configuration.yaml".to_owned(),
@@ -327,8 +328,10 @@ pub fn handover(
     let text = text.map_err(|error| {
         Failure::new(
             ExitCode::Configuration,
-            format!("the JoinConfiguration cannot be rewritten as YAML: {error}; simplify it"),
+            "the JoinConfiguration cannot be rewritten as YAML",
         )
+        .caused_by(error)
+        .advise("simplify it")
     })?;
     Ok(ProvidedFile {
         what: "kubeadm-join.yaml".to_owned(),

@@ -147,7 +147,7 @@ impl KubeletFiles<'_> {
         document
             .set_cluster(server, &self.trusted.roots_to_pem())
             .and_then(|()| document.set_client_file(&file.to_string_lossy()))
-            .map_err(|error| unrepairable(path, &error))?;
+            .map_err(|error| unrepairable(path, error))?;
         commit.file(
             path.clone(),
             document.to_yaml().as_bytes().to_vec(),
@@ -223,9 +223,8 @@ impl<'a> FreeNames<'a> {
 }
 
 /// A kubeconfig that cannot be changed without losing data.
-pub(super) fn unrepairable(path: &NodePath, error: &KubeconfigError) -> Failure {
-    Failure::new(
-        ExitCode::Refused,
-        format!("{path}: {error}; move it away and run again"),
-    )
+pub(super) fn unrepairable(path: &NodePath, error: KubeconfigError) -> Failure {
+    Failure::new(ExitCode::Refused, path.to_string())
+        .caused_by(error)
+        .advise("move it away and run again")
 }

@@ -223,7 +223,7 @@ impl KnownConfiguration {
                 self.documents = kubeadm::load(&self.sources);
                 self.unknown_cluster = Some(format!(
                     "the ClusterConfiguration is not known: this worker assumes clusterName kubernetes and encryptionAlgorithm RSA-2048 until a run can read the ConfigMap kube-system/kubeadm-config, or kubeadm.clusterConfiguration names a file with it: {}",
-                    failure.messages.join("; ")
+                    failure.one_line()
                 ));
                 false
             }
@@ -636,10 +636,8 @@ fn require_readable(root: &NodeRoot) -> Result<(), Failure> {
 }
 
 pub(crate) fn faulty(faults: Faults) -> Failure {
-    Failure {
-        code: ExitCode::Configuration,
-        messages: faults.iter().map(ToString::to_string).collect(),
-    }
+    let messages = faults.iter().map(ToString::to_string);
+    Failure::with_messages(ExitCode::Configuration, messages)
 }
 
 /// Makes a path absolute; relative paths start at the working directory.

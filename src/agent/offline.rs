@@ -44,10 +44,7 @@ pub async fn export_requests(
     let (store, _) = open_store(root, &setup, "csr export", clock)?;
     let mut survey = setup.survey(root, clock())?;
     if !survey.refusals.is_empty() {
-        return Err(Failure {
-            code: ExitCode::Refused,
-            messages: survey.refusals,
-        });
+        return Err(Failure::with_messages(ExitCode::Refused, survey.refusals));
     }
     room(&store, &setup, &survey)?;
     // The service-account pair is not signed: the import generates it, and a pair generated here would be discarded.
@@ -67,10 +64,9 @@ pub async fn export_requests(
         .collect();
     while let Some(super::keys::Made { slot, key, .. }) = run.keys.recv().await {
         let key = key.map_err(|error| {
-            Failure::new(
-                ExitCode::Pending,
-                format!("no key for {slot}: {error}; run again"),
-            )
+            Failure::new(ExitCode::Pending, format!("no key for {slot}"))
+                .caused_by(error)
+                .advise("run again")
         })?;
         if let Slot::Certificate(name) = slot {
             fresh.insert(name, Fresh::Key(key));
@@ -92,7 +88,7 @@ pub async fn export_requests(
             current: None,
         };
         let prepared: PreparedRequest = prepare(&desk, &asked, fresh)?
-            .map_err(|error| Failure::new(ExitCode::Configuration, error.to_string()))?;
+            .map_err(|error| Failure::new(ExitCode::Configuration, "").caused_by(error))?;
         requests.push(Request::new(
             asked.spec.requested.clone(),
             prepared.csr,
@@ -161,10 +157,7 @@ pub async fn import_answers(
                 "the import contains no certificate for any request of this node; put each signed certificate next to its CSR as .crt and run again, or export the requests (nodepki csr export DIR)".to_owned(),
             ];
         messages.extend(notes);
-        return Err(Failure {
-            code: ExitCode::Refused,
-            messages,
-        });
+        return Err(Failure::with_messages(ExitCode::Refused, messages));
     }
     let mut offline = Offline {
         authorities: collection
@@ -225,10 +218,7 @@ fn adopt(
     }
     let csr =
         Csr::create(&spec.requested.profile, key, UsageExtensions::Requested).map_err(|error| {
-            Failure::new(
-                ExitCode::Configuration,
-                format!("{}: {error}", candidate.name),
-            )
+            Failure::new(ExitCode::Configuration, candidate.name.as_str()).caused_by(error)
         })?;
     let request = Request::new(
         spec.requested.clone(),

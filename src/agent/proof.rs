@@ -11,9 +11,7 @@ use tokio::time::Instant;
 use super::clock::{self, SettledClock};
 use super::request::{self, Asked, Desk, Fresh, RequestOutcome, Resumed};
 use super::survey::{Survey, SurveyedCert};
-use super::{
-    Clock, ExitCode, Failure, Progress, RunSetup, keys, same_authority, sentence, signer_failure,
-};
+use super::{Clock, ExitCode, Failure, Progress, RunSetup, keys, same_authority, signer_failure};
 use crate::kube::names::Authority;
 use crate::signer::SignerKind;
 use crate::spec::assess::Action;
@@ -110,7 +108,12 @@ pub async fn verify_signer(
     };
     let offered = match asked.await {
         Ok(offered) => offered,
-        Err(error) => return Err(vec![signer_failure(&error, authority)]),
+        Err(error) => {
+            return Err(vec![signer_failure(
+                format!("signer of {authority}"),
+                error,
+            )]);
+        }
     };
     let specs = setup.plan.certs.iter();
     let mut failures: Vec<Failure> = specs
@@ -124,13 +127,17 @@ pub async fn verify_signer(
             SignerAnswer::SameAuthority
         }
         Some(Err(error)) => {
-            failures.push(Failure::new(
-                ExitCode::Refused,
-                format!(
-                    "the certificate of authority {authority} from {} is unusable: {error}; check which service has that address",
-                    signer.label()
-                ),
-            ));
+            failures.push(
+                Failure::new(
+                    ExitCode::Refused,
+                    format!(
+                        "the certificate of authority {authority} from {} is unusable",
+                        signer.label()
+                    ),
+                )
+                .caused_by(error)
+                .advise("check which service has that address"),
+            );
             SignerAnswer::Silent
         }
     };
@@ -156,7 +163,7 @@ pub async fn offered_certificates(
     };
     let answer = asked
         .await
-        .map_err(|error| signer_failure(&error, authority))?;
+        .map_err(|error| signer_failure(format!("signer of {authority}"), error))?;
     let label = signer.label();
     let Some(answer) = answer else {
         return Err(Failure::new(
@@ -169,10 +176,10 @@ pub async fn offered_certificates(
     certificates_of(&answer).map_err(|error| {
         Failure::new(
             ExitCode::Refused,
-            format!(
-                "the certificate of authority {authority} from {label} is unusable: {error}; check which service has that address"
-            ),
+            format!("the certificate of authority {authority} from {label} is unusable"),
         )
+        .caused_by(error)
+        .advise("check which service has that address")
     })
 }
 
@@ -248,10 +255,7 @@ pub async fn rehearse(
             ),
             "correct the signer's profile and run again",
         )),
-        RequestOutcome::Failed(error) => Err(Failure {
-            code: signer_failure(&error, authority).code,
-            messages: vec![format!("{doing}: {}", sentence(error.as_ref()))],
-        }),
+        RequestOutcome::Failed(error) => Err(signer_failure(doing, error)),
         RequestOutcome::Undone(failure) => Err(Failure {
             code: failure.code,
             messages: failure.messages.clone(),

@@ -130,7 +130,7 @@ impl ReportRow {
         ReportRow {
             name: name.to_owned(),
             action: RowAction::Failed,
-            reasons: failure.messages,
+            reasons: failure.texts(),
             code: Some(failure.code),
             ..ReportRow::default()
         }
@@ -401,9 +401,7 @@ pub(super) fn failed_row(
             vec![sentence(error.as_ref())],
             signer_code(error.as_ref()),
         ),
-        RequestOutcome::Undone(failure) => {
-            (RowAction::Failed, failure.messages.clone(), failure.code)
-        }
+        RequestOutcome::Undone(failure) => (RowAction::Failed, failure.texts(), failure.code),
         // Not reached: a signed certificate is installed or held back.
         RequestOutcome::Signed { .. } => (RowAction::HeldBack, Vec::new(), ExitCode::Pending),
     };

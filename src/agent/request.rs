@@ -20,8 +20,8 @@ use crate::signer::{
 use crate::spec::CertSpec;
 use crate::store::{self, Durability, PendingRequest, RequestPhase, Slot, Store};
 use crate::x509::{
-    Chain, Csr, Lifetime, PrivateKey, TrustBundle, UsageExtensions, along_path, judge_lifetime,
-    rfc3339, satisfies,
+    Chain, Csr, KeyType, Lifetime, PrivateKey, TrustBundle, UsageExtensions, along_path,
+    judge_lifetime, rfc3339, satisfies,
 };
 
 use next::{
@@ -128,7 +128,7 @@ impl Resumed {
         let same_wish = csr
             .as_ref()
             .is_none_or(|csr| csr.matches(&spec.requested.profile));
-        let same_algorithm = key.key_type().to_string() == spec.requested.profile.key.to_string();
+        let same_algorithm = *key.key_type() == KeyType::Known(spec.requested.profile.key);
         // After a wrong answer a new key makes a new request, so that no signer can repeat the old answer. For a signer
         // of files the CSR stays usable: an administrator only has to sign it correctly.
         let failed = pending.ticket.as_ref().is_some_and(|ticket| {

@@ -223,7 +223,10 @@ impl<'a> RequestRun<'a> {
                 .all(|authority| self.unreachable.contains_key(authority))
             && let Some((authority, error)) = self.unreachable.first_key_value()
         {
-            return Err(signer_failure(error, *authority));
+            return Err(signer_failure(
+                format!("signer of {authority}"),
+                Rc::clone(error),
+            ));
         }
         Ok(())
     }
@@ -266,17 +269,18 @@ impl<'a> RequestRun<'a> {
                 Failure::new(
                     ExitCode::Refused,
                     format!(
-                        "the certificate of authority {authority} from {} is unusable: {error}",
+                        "the certificate of authority {authority} from {} is unusable",
                         signer.label()
                     ),
                 )
+                .caused_by(error)
             })?),
             Ok(None) => None,
             Err(error) if error.class.passes() && self.trust.contains_key(&authority) => {
                 self.unreachable.insert(authority, error);
                 return Ok(());
             }
-            Err(error) => return Err(signer_failure(&error, authority)),
+            Err(error) => return Err(signer_failure(format!("signer of {authority}"), error)),
         };
         match (self.trust.get(&authority), offered) {
             (Some(trusted), Some(offered)) => {
@@ -376,8 +380,12 @@ impl<'a> RequestRun<'a> {
         offered.require_pins(&pins).map_err(|error: TrustError| {
             Failure::new(
                 ExitCode::Refused,
-                format!("the CA certificate that {} offers for authority {authority} is refused: {error}", signer.label()),
+                format!(
+                    "the CA certificate that {} offers for authority {authority} is refused",
+                    signer.label()
+                ),
             )
+            .caused_by(error)
         })?;
         Ok(offered)
     }
@@ -469,10 +477,9 @@ impl<'a> RequestRun<'a> {
                 continue;
             };
             let key = key.map_err(|error: KeyError| {
-                Failure::new(
-                    ExitCode::Pending,
-                    format!("no key for {slot}: {error}; run again"),
-                )
+                Failure::new(ExitCode::Pending, format!("no key for {slot}"))
+                    .caused_by(error)
+                    .advise("run again")
             })?;
             self.progress.event(Event::KeyMade {
                 slot,

@@ -91,11 +91,12 @@ pub async fn fetch(
         .await
         .map_err(|error| {
             let doing = format!("reading the Secret {NAMESPACE}/{SECRET_NAME}");
-            let mut failure = Failure::of_cluster(doing, &error);
-            if matches!(&error, api::ApiError::Refused(status) if status.code == 403) {
+            let is_forbidden = matches!(&error, api::ApiError::Refused(status) if status.code == 403);
+            let mut failure = Failure::of_cluster(doing, error);
+            if is_forbidden {
                 failure.messages.push(format!(
                     "joining nodes may read the Secret {NAMESPACE}/{SECRET_NAME} from the first upload on; upload on a control-plane node, and use the certificate key that this command prints: {UPLOAD_COMMAND}"
-                ));
+                ).into());
             }
             failure
         })?
@@ -107,10 +108,8 @@ pub async fn fetch(
                 ),
             )
         })?;
-    kubeadm_certs::open(&data(&secret)?, key, needed).map_err(|error| Failure {
-        code: ExitCode::Refused,
-        messages: error.messages(),
-    })
+    kubeadm_certs::open(&data(&secret)?, key, needed)
+        .map_err(|error| Failure::with_messages(ExitCode::Refused, error.messages()))
 }
 
 /// Decodes the values of a Secret. The API server encodes each in base64, and omits `data` of an empty Secret.
@@ -144,7 +143,7 @@ pub async fn configuration(api: &Api) -> Result<(String, String), Failure> {
     let object = api
         .read(&api::CONFIG_MAP, Some(NAMESPACE), "kubeadm-config")
         .await
-        .map_err(|error| Failure::of_cluster(DOING, &error))?;
+        .map_err(|error| Failure::of_cluster(DOING, error))?;
     let text = object
         .as_ref()
         .and_then(|object| object.pointer("/data/ClusterConfiguration"))
@@ -279,10 +278,7 @@ fn compare(
     }
     match differences.is_empty() {
         true => Ok(rows),
-        false => Err(Failure {
-            code: ExitCode::Refused,
-            messages: differences,
-        }),
+        false => Err(Failure::with_messages(ExitCode::Refused, differences)),
     }
 }
 
@@ -408,10 +404,7 @@ fn gather(
             )
         })),
     }
-    Err(Failure {
-        code: ExitCode::Refused,
-        messages,
-    })
+    Err(Failure::with_messages(ExitCode::Refused, messages))
 }
 
 /// Returns every name in kubeadm's Secret of this cluster.
@@ -459,7 +452,7 @@ async fn create_token(api: &Api, expiration: &str) -> Result<Token, Failure> {
         .create(&api::SECRET, Some(NAMESPACE), &object)
         .await
         .map_err(|error| {
-            Failure::of_cluster(format!("creating the Secret {NAMESPACE}/{name}"), &error)
+            Failure::of_cluster(format!("creating the Secret {NAMESPACE}/{name}"), error)
         })?;
     Ok(Token {
         uid: made.pointer("/metadata/uid").cloned().unwrap_or_default(),
@@ -487,10 +480,9 @@ fn random_text(length: usize) -> Result<Zeroizing<String>, Failure> {
 }
 
 fn unsealed(error: kubeadm_certs::SealError) -> Failure {
-    Failure::new(
-        ExitCode::Pending,
-        format!("nothing was uploaded: {error}; run again"),
-    )
+    Failure::new(ExitCode::Pending, "nothing was uploaded")
+        .caused_by(error)
+        .advise("run again")
 }
 
 /// Writes the Secret before the Role that permits reading it, as kubeadm does.
@@ -543,7 +535,7 @@ async fn send(api: &Api, data: &BTreeMap<String, Vec<u8>>, token: &Token) -> Res
         put(api, resource, name, &object).await.map_err(|error| {
             Failure::of_cluster(
                 format!("writing the {} {NAMESPACE}/{name}", resource.kind),
-                &error,
+                error,
             )
         })?;
     }

@@ -117,19 +117,16 @@ impl StepArgs {
 fn read_report(root: &NodeRoot, path: &Argument) -> Result<(String, NodeReport), Failure> {
     let shown = load::shown(root, path).display().to_string();
     let text = load::read_argument(root, path).map_err(|error| {
-        Failure::caused(
-            ExitCode::Usage,
-            format!("--peer-report {shown}: {error} (name the report of another node)"),
-            &error,
-        )
+        Failure::caused(ExitCode::Usage, format!("--peer-report {shown}"), error)
+            .advise("name the report of another node")
     })?;
     let report = serde_json::from_str(&text).map_err(|error| {
         Failure::new(
             ExitCode::Refused,
-            format!(
-                "--peer-report {shown} is not a valid report: {error} (write it with nodepki authority status -o json on that node)"
-            ),
+            format!("--peer-report {shown} is not a valid report"),
         )
+        .caused_by(error)
+        .advise("write it with nodepki authority status -o json on that node")
     })?;
     Ok((shown, report))
 }

@@ -257,8 +257,8 @@ fn read_manifest(root: &NodeRoot, file: &Argument) -> Result<Zeroizing<String>, 
     read.map(Zeroizing::new).map_err(|error| {
         Failure::caused(
             ExitCode::Configuration,
-            format!("{}: {error}", load::shown(root, file).display()),
-            &error,
+            load::shown(root, file).display().to_string(),
+            error,
         )
     })
 }

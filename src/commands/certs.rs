@@ -226,10 +226,9 @@ fn inputs(
 
 fn new_key() -> Result<CertificateKey, Failure> {
     CertificateKey::generate().map_err(|error: SealError| {
-        Failure::new(
-            ExitCode::Pending,
-            format!("no certificate key could be generated: {error}; run again"),
-        )
+        Failure::new(ExitCode::Pending, "no certificate key could be generated")
+            .caused_by(error)
+            .advise("run again")
     })
 }
 

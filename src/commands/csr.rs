@@ -179,7 +179,7 @@ fn with_alternative(error: store::StoreError) -> Failure {
     let mut failure = Failure::from(error);
     if is_untrusted {
         let alternative = "or name a directory that belongs to root, such as one below /root";
-        failure.messages.push(alternative.to_owned());
+        failure.messages.push(alternative.into());
     }
     failure
 }

@@ -75,12 +75,10 @@ fn prepare(dir: &Path, kubeadm_configs: Vec<Argument>) -> Result<(NodeRoot, Load
     std::fs::create_dir_all(dir).map_err(|error| {
         Failure::caused(
             ExitCode::NotPermitted,
-            format!(
-                "{} cannot be created: {error}; name another directory",
-                dir.display()
-            ),
-            &error,
+            format!("{} cannot be created", dir.display()),
+            error,
         )
+        .advise("name another directory")
     })?;
     let root = NodeRoot::open(dir)?;
     let example = Path::new(KUBEADM_DIR).join(KUBEADM_FILE);

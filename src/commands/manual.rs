@@ -13,8 +13,8 @@ pub(super) fn print_pages(program: clap::Command, dir: Option<&Path>) -> Result<
     let failed = |error: Error| {
         Failure::caused(
             ExitCode::NotPermitted,
-            format!("the manual pages could not be written: {error}"),
-            &error,
+            "the manual pages could not be written",
+            error,
         )
     };
     match dir {

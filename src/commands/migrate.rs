@@ -89,10 +89,10 @@ impl PassphraseArgs {
         Passphrase::from_file(&contents).map(Some).map_err(|error| {
             Failure::new(
                 ExitCode::Configuration,
-                format!(
-                    "{what} is not a valid passphrase: {error} (write one line, for example with `openssl rand -base64 24`)"
-                ),
+                format!("{what} is not a valid passphrase"),
             )
+            .caused_by(error)
+            .advise("write one line, for example with `openssl rand -base64 24`")
         })
     }
 }
@@ -146,8 +146,8 @@ impl MigrateCommand {
             }
         };
         global.print_either(&report, || text(&report))?;
-        for message in report.unproven.iter().flat_map(|failure| &failure.messages) {
-            print_message(message);
+        for message in report.unproven.iter().flat_map(Failure::texts) {
+            print_message(&message);
         }
         Ok(report.code())
     }

@@ -150,11 +150,7 @@ impl SourceOptions {
 impl GlobalOptions {
     pub(super) fn open_root(&self) -> Result<NodeRoot, Failure> {
         NodeRoot::open(&self.root).map_err(|error| {
-            Failure::caused(
-                ExitCode::Usage,
-                format!("--root: {error}; name an existing directory"),
-                &error,
-            )
+            Failure::caused(ExitCode::Usage, "--root", error).advise("name an existing directory")
         })
     }
 
@@ -176,9 +172,9 @@ impl GlobalOptions {
 }
 
 fn node_name(given: &str) -> Result<NodeName, Failure> {
-    given
-        .parse()
-        .map_err(|error| Failure::new(ExitCode::Usage, format!("--node-name {given:?}: {error}")))
+    given.parse().map_err(|error| {
+        Failure::new(ExitCode::Usage, format!("--node-name {given:?}")).caused_by(error)
+    })
 }
 
 /// Parses a duration on the command line.

@@ -15,7 +15,8 @@ pub(super) use screen::{print, print_exact, print_json, print_message, print_to_
 
 pub(super) fn print_failure(failure: &Failure) {
     for message in &failure.messages {
-        print_message(message);
+        let message = message.to_string();
+        print_message(&message);
         tracing::debug!(exit = failure.code as u8, "{message}");
     }
 }
@@ -24,6 +25,10 @@ pub(super) fn print_warnings(warnings: &[String]) {
     for warning in warnings {
         print_message(warning);
     }
+}
+
+fn unprintable(error: impl std::error::Error + 'static) -> Failure {
+    Failure::new(ExitCode::Pending, "the result cannot be printed").caused_by(error)
 }
 
 /// Prints what a run that failed in part has installed and what it has not.
@@ -64,21 +69,13 @@ impl GlobalOptions {
             true => default,
             false => self.output,
         };
-        let unprintable = |error: String| {
-            Failure::new(
-                ExitCode::Pending,
-                format!("the result cannot be printed: {error}"),
-            )
-        };
         match format {
             OutputFormat::Yaml => {
-                let text =
-                    yaml::to_string(value).map_err(|error| unprintable(error.to_string()))?;
+                let text = yaml::to_string(value).map_err(unprintable)?;
                 print_exact(&text)
             }
             _ => {
-                let text = serde_json::to_string_pretty(value)
-                    .map_err(|error| unprintable(error.to_string()))?;
+                let text = serde_json::to_string_pretty(value).map_err(unprintable)?;
                 print_json(&(text + "\n"))
             }
         }

@@ -570,7 +570,10 @@ fn reports_faulty_configuration_and_keeps_previous_one() {
         simulation.notified_at("config.yaml:3:1: unknown key"),
         [HOUR]
     );
-    assert!(simulation.asked(CertName::Apiserver) > 3, "renewals continue");
+    assert!(
+        simulation.asked(CertName::Apiserver) > 3,
+        "renewals continue"
+    );
 }
 
 #[test]

@@ -167,7 +167,7 @@ impl StepResult {
             next: None,
             ends: None,
             open: Some(OpenIssue::Trouble {
-                what: failure.messages.join("; "),
+                what: failure.one_line(),
                 person: needs_administrator(failure.code),
             }),
         }

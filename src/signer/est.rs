@@ -53,7 +53,7 @@ use super::{
 };
 use crate::http::{Call, Endpoint, HttpResponse, encode};
 use crate::kube::names::{Authority, CertName};
-use crate::x509::{Certificate, Chain, UsageExtensions, certificates_of, hex};
+use crate::x509::{Certificate, Chain, ExtendedUsage, UsageExtensions, certificates_of, hex};
 use crate::yaml::schema::SecretFile;
 use crate::yaml::settings::{Setting, SettingsBlock, settings};
 use crate::yaml::{Field, Map, format_duration};
@@ -546,12 +546,7 @@ fn not_exchangeable(request: &Request, current: &CurrentCertificate) -> Option<S
         Err(error) => return Some(format!("it is unreadable: {error}")),
     };
     let leaf = chain.leaf();
-    let for_clients = leaf.extended_usages().is_none_or(|usages| {
-        usages
-            .iter()
-            .any(|one| one == "client auth" || one == "any")
-    });
-    if !for_clients {
+    if !leaf.allows(ExtendedUsage::ClientAuth) {
         return Some(
             "it is for servers only, and a server does not accept it from a client".to_owned(),
         );

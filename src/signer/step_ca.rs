@@ -50,7 +50,7 @@ use super::{
 };
 use crate::http::{Call, Endpoint, HttpResponse, Url};
 use crate::kube::names::Authority;
-use crate::x509::{Certificate, Chain, ExtendedUsage, PrivateKey, TrustBundle, hex};
+use crate::x509::{Certificate, Chain, KeyPurpose, PrivateKey, TrustBundle, hex};
 use crate::yaml::schema::{SecretFile, ValueForm, sha256};
 use crate::yaml::settings::{Setting, SettingsBlock, settings};
 use crate::yaml::{Field, Map, format_duration};
@@ -716,19 +716,11 @@ impl Signer for StepCa {
 /// Returns whether a certificate can be renewed: TLS accepts client certificates only, and the new one has the same
 /// usages.
 fn renewable(current: &Certificate, wanted: &RequestedCertificate) -> bool {
-    let wanted: BTreeSet<String> = wanted
-        .profile
-        .usages
-        .iter()
-        .map(ToString::to_string)
-        .collect();
-    let found: BTreeSet<String> = current
-        .extended_usages()
-        .unwrap_or_default()
-        .iter()
-        .cloned()
-        .collect();
-    found == wanted && found.contains(&ExtendedUsage::ClientAuth.to_string())
+    let usages = wanted.profile.usages.iter().copied();
+    let wanted: BTreeSet<KeyPurpose> = usages.map(KeyPurpose::from).collect();
+    let found = current.purposes().unwrap_or_default();
+    let found: BTreeSet<KeyPurpose> = found.iter().cloned().collect();
+    found == wanted && found.contains(&KeyPurpose::ClientAuth)
 }
 
 /// Returns what step-ca's default template does to a certificate that the verification would refuse.

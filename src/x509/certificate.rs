@@ -231,7 +231,7 @@ impl Certificate {
     }
 
     /// The extended key usages; `None` without the extension.
-    pub(super) fn purposes(&self) -> Option<&[KeyPurpose]> {
+    pub(crate) fn purposes(&self) -> Option<&[KeyPurpose]> {
         self.extensions.extended_usages.as_deref()
     }
 

@@ -67,7 +67,7 @@ impl CertMaterial<'_> {
                     Some(mut document) => {
                         document
                             .set_credentials(&credentials)
-                            .map_err(|error| unrepairable(path, &error))?;
+                            .map_err(|error| unrepairable(path, error))?;
                         document
                     }
                     None => Kubeconfig::new(cluster, user, &credentials),
@@ -95,7 +95,7 @@ pub(super) fn add_cluster(
     if let CertFiles::Kubeconfig { path, server, .. } = &spec.output {
         document
             .set_cluster(server, &trusted.roots_to_pem())
-            .map_err(|error| unrepairable(path, &error))?;
+            .map_err(|error| unrepairable(path, error))?;
         let yaml = document.to_yaml().as_bytes().to_vec();
         commit.file(path.clone(), yaml, Mode::Private);
         commit.change(ReplacedFile::Certificate(spec.name()), path.clone(), now);

@@ -159,7 +159,7 @@ impl MissingFiles {
             failure.messages.push(format!(
                 "no signer is configured for {}, so that the CA's private key was looked for in {SHARED_CERTS_SECRET}: name one under authorities or with --signer if the key is elsewhere",
                 names.join(", ")
-            ));
+            ).into());
         }
         failure
     }
@@ -304,12 +304,11 @@ fn service_account(shared: &SharedCerts) -> Result<Option<ServiceAccount>, Failu
     }))
 }
 
-fn unusable(entry: SharedFile, error: impl std::fmt::Display) -> Failure {
+fn unusable(entry: SharedFile, error: impl std::error::Error + 'static) -> Failure {
     Failure::new(
         ExitCode::Refused,
-        format!(
-            "{} in {SHARED_CERTS_SECRET} is unusable: {error}; run `{UPLOAD_COMMAND}` on a control-plane node",
-            entry.as_str()
-        ),
+        format!("{} in {SHARED_CERTS_SECRET} is unusable", entry.as_str()),
     )
+    .caused_by(error)
+    .advise(format!("run `{UPLOAD_COMMAND}` on a control-plane node"))
 }

@@ -148,11 +148,10 @@ pub fn secret(
         Ok(bytes) => Ok((what, bytes)),
         Err(error) => Err(Failure::caused(
             ExitCode::Configuration,
-            format!(
-                "{what} cannot be read: {error}; name an existing file or an open file descriptor"
-            ),
-            &error,
-        )),
+            format!("{what} cannot be read"),
+            error,
+        )
+        .advise("name an existing file or an open file descriptor")),
     }
 }
 
@@ -194,21 +193,17 @@ pub fn configured_key(
 }
 
 fn key_in(what: &str, read: ReadResult) -> Result<CertificateKey, Failure> {
-    let unusable = |why: String| {
-        Failure::new(
-            ExitCode::Configuration,
-            format!(
-                "the certificate key in {what}: {why}; write the key that `{UPLOAD_COMMAND}` prints to it"
-            ),
-        )
-    };
+    let key = || format!("the certificate key in {what}");
+    let advice = format!("write the key that `{UPLOAD_COMMAND}` prints to it");
     let bytes = read.map_err(|error| {
-        let Failure { code, messages } = unusable(error.to_string());
-        Failure::caused(code, messages.join("; "), &error)
+        Failure::caused(ExitCode::Configuration, key(), error).advise(advice.as_str())
     })?;
     let text = std::str::from_utf8(&bytes).unwrap_or_default().trim();
-    text.parse()
-        .map_err(|error: CertificateKeyError| unusable(error.to_string()))
+    text.parse().map_err(|error: CertificateKeyError| {
+        Failure::new(ExitCode::Configuration, key())
+            .caused_by(error)
+            .advise(advice.as_str())
+    })
 }
 
 /// Returns the name of a secret's file for messages.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{KnownConfiguration, LoadInputs, cluster, shown};
 use crate::agent::join::{self, JoinedCluster};
-use crate::agent::{ExitCode, Failure, shared_certs};
+use crate::agent::{ExitCode, Failure, FailureMessage, shared_certs};
 use crate::config::{FromCluster, KubeadmFiles, Settings};
 use crate::kube::kubeadm;
 use crate::kube::names::Authority;
@@ -87,7 +87,7 @@ pub(super) async fn fetch_configuration(
     if settings.kubeadm.from_cluster == FromCluster::Never {
         failure
             .messages
-            .push("kubeadm.fromCluster is never, so that the cluster was not asked".to_owned());
+            .push("kubeadm.fromCluster is never, so that the cluster was not asked".into());
         return Err(failure);
     }
     let asked = fetch_with(root, &OWN_KUBECONFIGS, wait).await?;
@@ -111,14 +111,13 @@ pub(super) async fn fetch_with(
     wait: Duration,
 ) -> Result<Result<(String, String), Failure>, Failure> {
     let mut unreachable = false;
-    let mut messages = Vec::new();
+    let mut messages: Vec<FailureMessage> = Vec::new();
     let time = configuration_timeout(wait);
     for path in kubeconfigs.iter().copied() {
         let shown = root.node_path(path);
         if root.metadata(path)?.is_none() {
-            messages.push(format!(
-                "{shown} does not exist and cannot be used to query the cluster"
-            ));
+            let missing = "does not exist and cannot be used to query the cluster";
+            messages.push(format!("{shown} {missing}").into());
             continue;
         }
         let fetch = async { shared_certs::configuration(&cluster(root, Path::new(path))?).await };
@@ -128,7 +127,7 @@ pub(super) async fn fetch_with(
             Err(refused) => {
                 unreachable |= refused.code == ExitCode::Unreachable;
                 let refusals = refused.messages.into_iter();
-                messages.extend(refusals.map(|message| format!("{shown}: {message}")));
+                messages.extend(refusals.map(|message| message.at(&shown)));
             }
         }
     }

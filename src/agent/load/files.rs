@@ -41,7 +41,7 @@ pub fn read_settings(root: &NodeRoot, inputs: &LoadInputs) -> Result<(Settings, 
     };
     let only = inputs.config.as_ref().map(Argument::as_given);
     let fragments = config::collect(only, list, read, shown)
-        .map_err(|error| Failure::caused(unreadable_code(&error), error.to_string(), &error))?;
+        .map_err(|error| Failure::caused(unreadable_code(&error), "", error))?;
     let (settings, warnings) = Settings::from_fragments(&fragments).map_err(faulty)?;
     let origin = match &inputs.config {
         Some(named) => argument(root, named)?.origin(),
@@ -60,7 +60,7 @@ pub(super) fn existing_sources(
     for named in &settings.kubeadm.arguments {
         let shown = shown(root, named);
         let text = read_verified(root, named, Metadata::require_limited_writers)
-            .map_err(|error| unreadable(&shown, &error))?;
+            .map_err(|error| unreadable(&shown, error))?;
         sources.push((shown.display().to_string(), text));
     }
     for path in &settings.kubeadm.files {
@@ -71,7 +71,7 @@ pub(super) fn existing_sources(
         };
         if let Some(content) = found {
             let path = root.on_this_machine(path);
-            let text = text(&path, &content.bytes).map_err(|error| unreadable(&path, &error))?;
+            let text = text(&path, &content.bytes).map_err(|error| unreadable(&path, error))?;
             sources.push((path.display().to_string(), text));
         }
     }
@@ -79,9 +79,9 @@ pub(super) fn existing_sources(
         let shown = root.on_this_machine(path);
         let content = root.read_trusted(path)?.ok_or_else(|| {
             let message = "kubeadm.clusterConfiguration names this file, but it does not exist; put the cluster's ClusterConfiguration there (kubectl -n kube-system get cm kubeadm-config -o jsonpath='{.data.ClusterConfiguration}')";
-            unreadable(&shown, &io::Error::other(message))
+            unreadable(&shown, io::Error::other(message))
         })?;
-        let text = text(&shown, &content.bytes).map_err(|error| unreadable(&shown, &error))?;
+        let text = text(&shown, &content.bytes).map_err(|error| unreadable(&shown, error))?;
         sources.push((shown.display().to_string(), text));
     }
     let bytes: usize = sources.iter().map(|(_, text)| text.len()).sum();
@@ -97,11 +97,11 @@ pub(super) fn existing_sources(
     Ok(sources)
 }
 
-fn unreadable(path: &Path, error: &io::Error) -> Failure {
-    match unreadable_code(error) {
+fn unreadable(path: &Path, error: io::Error) -> Failure {
+    match unreadable_code(&error) {
         // The message already names the file.
-        ExitCode::Refused => Failure::new(ExitCode::Refused, error.to_string()),
-        code => Failure::caused(code, format!("{}: {error}", path.display()), error),
+        ExitCode::Refused => Failure::new(ExitCode::Refused, "").caused_by(error),
+        code => Failure::caused(code, path.display().to_string(), error),
     }
 }
 

@@ -195,10 +195,7 @@ impl Recorded {
             }
         }
         if !refusals.is_empty() {
-            return Err(Failure {
-                code: ExitCode::Refused,
-                messages: refusals,
-            });
+            return Err(Failure::with_messages(ExitCode::Refused, refusals));
         }
         let mut node = node.clone();
         node.join = None;

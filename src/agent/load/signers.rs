@@ -89,9 +89,9 @@ fn open_signer(
         drop_dir: &drop_dir,
         user: &user,
     };
-    config
-        .open(&site)
-        .map_err(|error| Failure::new(signer_code(&error), format!("signer {name}: {error}")))
+    config.open(&site).map_err(|error| {
+        Failure::new(signer_code(&error), format!("signer {name}")).caused_by(error)
+    })
 }
 
 /// Returns a client for the cluster of a kubeconfig.
@@ -108,7 +108,7 @@ pub fn cluster(root: &NodeRoot, kubeconfig: impl Into<KubeconfigFile>) -> Result
         timeout: CLUSTER_TIMEOUT,
     };
     Api::new(access, files, credentials, OffsetDateTime::now_utc)
-        .map_err(|error| Failure::of_cluster(kubeconfig.shown(root).display(), &error))
+        .map_err(|error| Failure::of_cluster(kubeconfig.shown(root).display(), error))
 }
 
 /// Returns the directory of the unit's systemd credentials; `None` for definitions that must not use them.

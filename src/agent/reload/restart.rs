@@ -251,24 +251,21 @@ impl Run<'_> {
             return self.in_order(due, &Cell::new(false)).await;
         }
         let kubeconfig = &setup.reload.lease.kubeconfig;
-        let restart_lease = self.probe.api(kubeconfig).map(|api| {
-            RestartLease(LeaseLock::new(
+        let restart_lease = match self.probe.api(kubeconfig) {
+            Ok(api) => RestartLease(LeaseLock::new(
                 api,
                 lease::LEASE_NAME,
                 &setup.node,
                 setup.reload.lease.duration,
                 self.probe.clock,
-            ))
-        });
-        let taken = match &restart_lease {
-            Ok(lease) => lease.take(self.max_wait()).await,
+            )),
             Err(error) => {
                 let reason = Failure::of_cluster(kubeconfig.display(), error).to_string();
                 return self.restart_without_lease(due, &reason).await;
             }
         };
-        match (taken, &restart_lease) {
-            (Ok(()), Ok(held)) => {
+        match restart_lease.take(self.max_wait()).await {
+            Ok(()) => {
                 let lost = Cell::new(false);
                 let done = {
                     let work = async {
@@ -278,16 +275,16 @@ impl Run<'_> {
                     tokio::pin!(work);
                     tokio::select! {
                         done = &mut work => done,
-                        () = held.keep(&lost) => Ok(()),
+                        () = restart_lease.keep(&lost) => Ok(()),
                     }
                 };
                 // A run of this node that holds the lock may rely on the Lease, which is the node's.
                 if self.store.is_some() {
-                    held.release().await;
+                    restart_lease.release().await;
                 }
                 done
             }
-            (Err(LeaseUnavailable::Held(holder)), _) => {
+            Err(LeaseUnavailable::Held(holder)) => {
                 let reason = format!(
                     "node {holder} holds the Lease {}/nodepki-reload; run `nodepki renew` again later",
                     lease::NAMESPACE
@@ -295,12 +292,11 @@ impl Run<'_> {
                 self.all_wait(&due, &reason);
                 Ok(())
             }
-            (Err(LeaseUnavailable::Unknown(error)), _) => {
+            Err(LeaseUnavailable::Unknown(error)) => {
                 let failure =
-                    Failure::of_cluster("taking the Lease kube-system/nodepki-reload", &error);
+                    Failure::of_cluster("taking the Lease kube-system/nodepki-reload", error);
                 self.restart_without_lease(due, &failure.to_string()).await
             }
-            (_, Err(_)) => Ok(()),
         }
     }
 

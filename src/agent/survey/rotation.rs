@@ -10,7 +10,7 @@ use crate::spec::assess::{
 };
 use crate::spec::schedule::{Rotation, due_at};
 use crate::store::{self, NodeRoot};
-use crate::x509::{TrustBundle, hex};
+use crate::x509::{KeyType, TrustBundle, hex};
 
 /// See [`Survey::rotating`].
 pub(in crate::agent) struct Rotating {
@@ -28,7 +28,7 @@ impl SurveyedCert {
             return false;
         };
         chain.leaf().public_key() == key.public_key()
-            && key.key_type().to_string() == self.spec.requested.profile.key.to_string()
+            && *key.key_type() == KeyType::Known(self.spec.requested.profile.key)
             && self.found.exposed.is_none()
             && self.found.revoked.is_none()
     }

@@ -453,9 +453,11 @@ fn read_certificates(root: &NodeRoot, path: &Argument) -> Result<Vec<Certificate
     };
     certificates_of(&content.bytes).map_err(|error| {
         refused(format!(
-            "--certificate {}: {error} (name a file with the new CA's certificate, PEM or DER)",
+            "--certificate {}",
             load::shown(root, path).display()
         ))
+        .caused_by(error)
+        .advise("name a file with the new CA's certificate, PEM or DER")
     })
 }
 

@@ -33,8 +33,7 @@ pub(super) async fn read(
     for purpose in purposes {
         let name = target.name(purpose);
         let object = api.read(&SECRET, Some(target.namespace()), &name).await;
-        let object =
-            object.map_err(|error| failed("reading", target.namespace(), &name, &error))?;
+        let object = object.map_err(|error| failed("reading", target.namespace(), &name, error))?;
         found.extend(object.map(|object| (purpose, Object(object))));
     }
     Ok(found)
@@ -81,7 +80,7 @@ pub(super) async fn apply(
                 let created = api.create(&SECRET, Some(namespace), &object.0).await;
                 created
                     .map(Object)
-                    .map_err(|error| failed("creating", namespace, &name, &error))?;
+                    .map_err(|error| failed("creating", namespace, &name, error))?;
                 (RowAction::Created, Vec::new())
             }
             SecretChange::Update { object, reasons } => {
@@ -90,7 +89,7 @@ pub(super) async fn apply(
                     .await;
                 updated
                     .map(Object)
-                    .map_err(|error| failed("replacing", namespace, &name, &error))?;
+                    .map_err(|error| failed("replacing", namespace, &name, error))?;
                 (RowAction::Replaced, reasons)
             }
         };
@@ -105,15 +104,15 @@ pub(super) async fn apply(
     Ok(rows)
 }
 
-fn failed(doing: &str, namespace: &str, name: &str, error: &api::ApiError) -> Failure {
+fn failed(doing: &str, namespace: &str, name: &str, error: api::ApiError) -> Failure {
     let doing = format!("{doing} the Secret {name} in {namespace}");
-    if let api::ApiError::Refused(status) = error
+    if let api::ApiError::Refused(status) = &error
         && (status.is_conflict() || status.is_already_exists())
     {
         let message = format!("{doing}: another client changed it at the same time; run again");
         return Failure::new(ExitCode::Pending, message);
     }
-    if let api::ApiError::Refused(status) = error
+    if let api::ApiError::Refused(status) = &error
         && status.is_not_found(namespace)
     {
         let message = format!(

@@ -14,7 +14,8 @@ use super::secrets::{ADOPTED_TYPE, ClusterTarget, Format, Object, Purpose};
 use crate::kube::kubeconfig::{CurrentContext, Kubeconfig};
 use crate::kube::names::Authority;
 use crate::x509::{
-    CertDifference, Certificate, Chain, PrivateKey, TrustBundle, path_differences, rfc3339,
+    CertDifference, Certificate, Chain, ExtendedUsage, PrivateKey, TrustBundle, path_differences,
+    rfc3339,
 };
 
 /// A `metav1.Condition` without `lastTransitionTime`, which only the controller that stores the condition knows.
@@ -266,12 +267,7 @@ impl SecretJudge<'_> {
             self.fault("the private key does not belong to the certificate");
         }
         self.validity(leaf);
-        let allows_clients = |usages: &[String]| {
-            usages
-                .iter()
-                .any(|usage| usage == "client auth" || usage == "any")
-        };
-        if !leaf.extended_usages().is_none_or(allows_clients) {
+        if !leaf.allows(ExtendedUsage::ClientAuth) {
             self.fault("extended key usage client auth is missing");
         }
         match trust {

@@ -80,9 +80,8 @@ pub(super) fn load(
     let mut sources = Vec::new();
     for path in &inputs.stand_ins.kubeadm_configs {
         let shown = load::shown(root, path).display().to_string();
-        let text = load::read_argument(root, path).map_err(|error| {
-            Failure::caused(ExitCode::Configuration, format!("{shown}: {error}"), &error)
-        })?;
+        let text = load::read_argument(root, path)
+            .map_err(|error| Failure::caused(ExitCode::Configuration, shown.as_str(), error))?;
         sources.push((shown, text));
     }
     let documents = kubeadm::load(&sources);
@@ -182,7 +181,7 @@ fn table(
     choices: &spec::Choices,
 ) -> Result<NodeSpec, Failure> {
     let name = NodeName::from_str(&identity.node)
-        .map_err(|error| Failure::new(ExitCode::Usage, error.to_string()))?;
+        .map_err(|error| Failure::new(ExitCode::Usage, "").caused_by(error))?;
     let node = NodeConfig {
         role: KubeadmRole::Init,
         name,
@@ -244,16 +243,12 @@ fn given_bundles(
         };
         let shown = load::shown_defined(root, origin, &path);
         let shown = shown.display().to_string();
-        let unusable = |why: String| {
-            Failure::new(
-                ExitCode::Configuration,
-                format!("certificate of authority {authority}: {shown}: {why}"),
-            )
-        };
+        let file = format!("certificate of authority {authority}: {shown}");
+        let unusable = |what: String| Failure::new(ExitCode::Configuration, what);
         let found = load::defined(root, origin, &path)?.read()?;
-        let found = found.ok_or_else(|| unusable("the file does not exist".to_owned()))?;
+        let found = found.ok_or_else(|| unusable(format!("{file}: the file does not exist")))?;
         let bundle =
-            TrustBundle::from_pem(&found.bytes).map_err(|error| unusable(error.to_string()))?;
+            TrustBundle::from_pem(&found.bytes).map_err(|error| unusable(file).caused_by(error))?;
         bundles.insert(authority, (shown, bundle));
     }
     Ok(bundles)
@@ -311,9 +306,12 @@ impl PreparedIssue {
 
     /// Adds the state directory to the messages, since not every message names it.
     fn with_location(&self, mut failure: Failure) -> Failure {
-        for message in &mut failure.messages {
-            *message = format!("below {}: {message}", self.state.path().display());
-        }
+        let place = format!("below {}", self.state.path().display());
+        let messages = std::mem::take(&mut failure.messages);
+        failure.messages = messages
+            .into_iter()
+            .map(|message| message.at(&place))
+            .collect();
         failure
     }
 

@@ -171,27 +171,23 @@ impl Backup {
             // An interrupted run or `cp` may have written the file without an fsync.
             return Ok(self.root.sync_around(&self.path)?);
         }
-        let failed = |why: String| {
-            Failure::new(
-                ExitCode::Pending,
-                format!(
-                    "the backup {} cannot be written: {why}; nothing was removed",
-                    self.shown().display()
-                ),
-            )
-        };
+        let unwritten = format!("the backup {} cannot be written", self.shown().display());
+        let failed =
+            |what: &str| Failure::new(ExitCode::Pending, what).advise("nothing was removed");
         let named = keys.iter().map(|(authority, ours)| (*authority, &ours.key));
         let text = text::seal(named, &setup.identity, now, &self.passphrase)
-            .map_err(|error| failed(error.to_string()))?;
-        let (directory, name) = self
-            .directory()?
-            .ok_or_else(|| failed("its directory does not exist any more".to_owned()))?;
+            .map_err(|error| failed(&unwritten).caused_by(error))?;
+        let (directory, name) = self.directory()?.ok_or_else(|| {
+            failed(&format!(
+                "{unwritten}: its directory does not exist any more"
+            ))
+        })?;
         directory.write_new(name, text.as_bytes())?;
         match self.holds(keys)? {
             true => Ok(()),
-            false => Err(failed(
-                "the file does not exist immediately after it was written".to_owned(),
-            )),
+            false => Err(failed(&format!(
+                "{unwritten}: the file does not exist immediately after it was written"
+            ))),
         }
     }
 }

@@ -92,7 +92,7 @@ impl Serialize for KeyAction {
 }
 
 fn messages<S: Serializer>(failures: &[Failure], to: S) -> Result<S::Ok, S::Error> {
-    to.collect_seq(failures.iter().flat_map(|failure| &failure.messages))
+    to.collect_seq(failures.iter().flat_map(Failure::texts))
 }
 
 impl MigrationReport {

@@ -111,8 +111,9 @@ fn write(text: &str) -> Result<ExitCode, Failure> {
     match written.and_then(|()| stdout.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::new(
             ExitCode::Pending,
-            format!("standard output cannot be written: {error}"),
-        )),
+            "standard output cannot be written",
+        )
+        .caused_by(error)),
         _ => Ok(ExitCode::Done),
     }
 }

@@ -39,8 +39,10 @@ pub async fn bind(listen: SocketAddr) -> Result<TcpListener, Failure> {
     TcpListener::bind(listen).await.map_err(|error| {
         Failure::new(
             ExitCode::Configuration,
-            format!("metrics.listen: cannot listen on {listen}: {error}; stop the process that does (ss -ltnp), or configure another address"),
+            format!("metrics.listen: cannot listen on {listen}"),
         )
+        .caused_by(error)
+        .advise("stop the process that does (ss -ltnp), or configure another address")
     })
 }
 

@@ -196,12 +196,7 @@ fn x5c(
         );
         return Err(unusable(key, why));
     }
-    let allows = |usages: &[String]| {
-        usages
-            .iter()
-            .any(|usage| usage == "client auth" || usage == "any")
-    };
-    if !leaf.extended_usages().is_none_or(allows) {
+    if !leaf.allows(ExtendedUsage::ClientAuth) {
         let why = format!("{} has no extended key usage client auth", leaf.subject());
         return Err(unusable(certificate, why));
     }

@@ -119,7 +119,7 @@ async fn read(
     let list = api
         .document("/api/v1/nodes")
         .await
-        .map_err(|error| Failure::of_cluster("listing the nodes", &error))?;
+        .map_err(|error| Failure::of_cluster("listing the nodes", error))?;
     let mut view = ClusterView {
         nodes: Nodes::Listed(users(&list, authority)),
         lacking: Vec::new(),

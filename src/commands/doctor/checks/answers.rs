@@ -27,7 +27,7 @@ impl Answers {
         match answer {
             Ok(answer) => Ok(Some(answer)),
             Err(failure) if failure.code == ExitCode::NotPermitted => {
-                self.refused.extend(failure.messages);
+                self.refused.extend(failure.texts());
                 Ok(None)
             }
             Err(failure) => Err(failure),

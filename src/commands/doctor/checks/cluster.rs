@@ -30,10 +30,10 @@ pub(super) async fn ask(root: &NodeRoot, kubeconfig: &Argument, picture: &Pictur
     match load::cluster(root, kubeconfig) {
         Ok(api) => {
             if let Err(failure) = ask_all(&api, picture, &mut answers).await {
-                answers.unreachable = failure.messages;
+                answers.unreachable = failure.texts();
             }
         }
-        Err(failure) => answers.unreachable = failure.messages,
+        Err(failure) => answers.unreachable = failure.texts(),
     }
     answers
 }
@@ -42,7 +42,7 @@ async fn ask_all(api: &Api, picture: &Picture, answers: &mut Answers) -> Result<
     if picture.service_account.present().is_some() {
         let answer = api.document(jwks::JWKS_PATH).await;
         let answer =
-            answer.map_err(|error| Failure::of_cluster("reading the service-account keys", &error));
+            answer.map_err(|error| Failure::of_cluster("reading the service-account keys", error));
         answers.jwks = answers.take(answer)?;
     }
     let nodes = json!({"verb": "get", "resource": "nodes", "subresource": "proxy"});
@@ -73,7 +73,7 @@ fn review(picture: &Picture, name: CertName, attributes: Value) -> Option<Value>
 
 async fn allowed(api: &Api, review: &Value, doing: &str) -> Result<bool, Failure> {
     let answer = api.create(&ACCESS_REVIEW, None, review).await;
-    let answer = answer.map_err(|error| Failure::of_cluster(doing, &error))?;
+    let answer = answer.map_err(|error| Failure::of_cluster(doing, error))?;
     Ok(answer.pointer("/status/allowed") == Some(&Value::Bool(true)))
 }
 

@@ -371,7 +371,7 @@ impl Configuration {
         let settings = match load::read_settings(root, sources) {
             Ok((settings, _)) => settings,
             Err(failure) => {
-                read.faults = failure.messages;
+                read.faults = failure.texts();
                 return read;
             }
         };
@@ -405,7 +405,7 @@ impl Configuration {
             // Before its first run, the cluster of a joining node may be unknown while everything else is in order.
             Err(failure) => match load::check(root, sources, now) {
                 Ok((loaded, None)) => read.node = Some(loaded.node),
-                _ => read.faults = failure.messages,
+                _ => read.faults = failure.texts(),
             },
         }
         read
