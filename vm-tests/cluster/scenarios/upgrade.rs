@@ -1,7 +1,7 @@
 //! `kubeadm upgrade` of a whole cluster, node by node, followed by section 7 of the runbook on each.
 
 use crate::cluster::node::Role;
-use crate::cluster::{Cluster, runbook, site};
+use crate::cluster::{Cluster, checks, runbook, site};
 use crate::machine::Machine;
 
 /// Upgrades from the previous minor release.
@@ -16,6 +16,8 @@ pub(crate) fn to_next_patch(cluster: &mut Cluster) {
 fn upgrade(cluster: &mut Cluster, version: &str) {
     cluster.site.make_images(version);
     for index in 0..cluster.nodes.len() {
+        // The components of the previous node may have restarted just now.
+        checks::ready(cluster);
         let site = cluster.site;
         let node = &mut cluster.nodes[index];
         let (name, role) = (node.name, node.role);
