@@ -152,7 +152,7 @@ impl RunSetup {
         })
     }
 
-    /// The job for a certificate: its signer, and the current certificate if the signer accepts it in exchange.
+    /// Returns the job for a certificate: its signer, and the current certificate if the signer accepts it in exchange.
     fn job<'a>(
         &self,
         cert: &'a SurveyedCert,
@@ -213,7 +213,7 @@ impl RunSetup {
         self.survey_of(&self.state(root), now)
     }
 
-    /// The files of the node at the paths of the plan, not read yet.
+    /// Returns the files of the node at the paths of the plan, not read yet.
     pub fn state(&self, root: &NodeRoot) -> NodeState {
         NodeState::new(root, self.plan.layout.clone())
     }
@@ -248,7 +248,7 @@ impl RunSetup {
     }
 }
 
-/// The directories in which an interrupted run can have left unfinished changes.
+/// Returns the directories in which an interrupted run can have left unfinished changes.
 pub(crate) fn known_directories<'a>(
     outputs: impl Iterator<Item = &'a CertFiles>,
     files: impl Iterator<Item = &'a Path>,
@@ -435,7 +435,7 @@ fn room(store: &Store, setup: &RunSetup, survey: &Survey) -> Result<(), Failure>
     room_for(store.root(), paths)
 }
 
-/// The files that are written for a certificate.
+/// Returns the files that are written for a certificate.
 fn written(cert: &SurveyedCert) -> impl Iterator<Item = NodePath> {
     let paths = cert.spec.output.paths().into_iter().cloned();
     let kubelet = cert.found.store.as_ref();

@@ -521,7 +521,7 @@ impl Request {
         }
     }
 
-    /// The slot.
+    /// Returns the slot.
     pub fn name(&self) -> CertName {
         self.wanted.name
     }
@@ -683,7 +683,7 @@ impl Carry {
     pub const fn as_str(self) -> &'static str {
         match self {
             Carry::Yes => "yes",
-            Carry::AsConfigured => "as its server says",
+            Carry::AsConfigured => "as the server decides",
             Carry::No => "no",
         }
     }
@@ -800,7 +800,7 @@ pub enum FailureClass {
 }
 
 impl FailureClass {
-    /// The name in records, events and metrics.
+    /// Returns the name in records, events and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
             FailureClass::Transient => "transient",

@@ -179,7 +179,7 @@ impl<'a> Cluster<'a> {
         }
     }
 
-    /// The number of certificates issued so far.
+    /// Returns the number of certificates issued so far.
     pub(crate) fn signed(&self) -> u64 {
         match &self.openbao {
             Some(openbao) => openbao.signed(),
@@ -307,7 +307,7 @@ impl<'a> Cluster<'a> {
         found.unwrap_or_else(|| panic!("the cluster has no node {name}"))
     }
 
-    /// The names of the nodes with a role.
+    /// Returns the names of the nodes with a role.
     pub(crate) fn names(&self, role: Role) -> Vec<&'static str> {
         let nodes = self.nodes.iter().filter(|node| node.role == role);
         nodes.map(|node| node.name).collect()
@@ -337,7 +337,7 @@ impl<'a> Cluster<'a> {
         command
     }
 
-    /// The admin.conf of the first node.
+    /// Returns the admin.conf of the first node.
     pub(crate) fn admin_conf(&self) -> PathBuf {
         self.nodes[0].machine.path("/etc/kubernetes/admin.conf")
     }

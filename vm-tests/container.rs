@@ -93,12 +93,12 @@ impl Container {
         self
     }
 
-    /// The folder that contains everything it writes.
+    /// Returns the folder that contains everything it writes.
     pub(crate) fn dir(&self) -> &Path {
         self.dir.as_ref().unwrap().path()
     }
 
-    /// The host's path of a file that the container wrote, also when it is off. Not with a disk of its own.
+    /// Returns the host's path of a file that the container wrote, also when it is off. Not with a disk of its own.
     pub(crate) fn path(&self, path: &str) -> PathBuf {
         self.dir()
             .join("disk/upper")
@@ -113,7 +113,7 @@ impl Container {
         fs::write(path, text).unwrap();
     }
 
-    /// The folder mounted at its /run/tests.
+    /// Returns the folder mounted at its /run/tests.
     pub(crate) fn shared(&self) -> PathBuf {
         self.dir().join("shared")
     }

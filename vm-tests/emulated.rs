@@ -35,7 +35,7 @@ impl Acceleration {
     }
 }
 
-/// The usable acceleration, determined once.
+/// Returns the usable acceleration, determined once.
 pub(crate) fn acceleration() -> Acceleration {
     static DECIDED: LazyLock<Acceleration> = LazyLock::new(|| {
         let hardware = ["kvm_intel", "kvm_amd"]

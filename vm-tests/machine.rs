@@ -26,7 +26,7 @@ pub(crate) trait Machine {
     /// Waits until the machine has powered off.
     fn wait_off(&mut self);
 
-    /// The shell of the running machine, connected at the first call: see [`connected`].
+    /// Returns the shell of the running machine, connected at the first call: see [`connected`].
     fn shell(&mut self) -> &mut Shell;
 
     /// Factor by which time limits for containers are multiplied.
@@ -205,7 +205,7 @@ impl Shell {
     }
 }
 
-/// The shell of a running machine, through a socket that the machine opens within `limit`.
+/// Returns the shell of a running machine, through a socket that the machine opens within `limit`.
 pub(crate) fn connected<'a>(
     shell: &'a mut Option<Shell>,
     running: Option<&mut Child>,

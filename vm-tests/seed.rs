@@ -26,7 +26,7 @@ pub(crate) struct Seed {
 }
 
 impl Seed {
-    /// The seed of the first control-plane node, with the additions of a scenario.
+    /// Returns the seed of the first control-plane node, with the additions of a scenario.
     pub(crate) fn of(system: &System, signer: Signer, more: &str) -> Self {
         let signer = match signer {
             Signer::Cfssl => CFSSL,
@@ -35,7 +35,7 @@ impl Seed {
         Seed::bare(&archive(&[FIRST, &filled_in(signer, system), more]))
     }
 
-    /// The seed of a machine that is not a node.
+    /// Returns the seed of a machine that is not a node.
     pub(crate) fn bare(user_data: &str) -> Self {
         Seed::of_instance(
             user_data.to_owned(),

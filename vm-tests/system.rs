@@ -28,7 +28,7 @@ impl System {
         System { image, installed }
     }
 
-    /// The lower directories of a machine's overlay, in the syntax of mount(8).
+    /// Returns the lower directories of a machine's overlay, in the syntax of mount(8).
     pub(crate) fn lower(&self) -> OsString {
         let mut lower = self.installed.path().join("changes").into_os_string();
         lower.push(":");
@@ -36,7 +36,7 @@ impl System {
         lower
     }
 
-    /// The same system as one ext4 file system.
+    /// Returns the same system as one ext4 file system.
     pub(crate) fn disk(&self) -> PathBuf {
         self.installed.path().join("disk")
     }
@@ -45,17 +45,17 @@ impl System {
         self.image.join("vmlinuz")
     }
 
-    /// The host's path of an installed file.
+    /// Returns the host's path of an installed file.
     pub(crate) fn installed(&self, path: &str) -> PathBuf {
         self.installed.path().join("changes").join(path)
     }
 
-    /// A file of the company's CA: `crt`, `key` or `pin` of `ca`, `etcd_ca` or `front_proxy_ca`.
+    /// Returns a file of the company's CA: `crt`, `key` or `pin` of `ca`, `etcd_ca` or `front_proxy_ca`.
     pub(crate) fn corp(&self, label: &str, extension: &str) -> String {
         fs::read_to_string(self.corp_file(&format!("{label}.{extension}"))).unwrap()
     }
 
-    /// The credential that the CA requires of its clients.
+    /// Returns the credential that the CA requires of its clients.
     pub(crate) fn credential(&self) -> PathBuf {
         self.corp_file("cfssl-key")
     }

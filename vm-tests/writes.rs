@@ -108,7 +108,7 @@ impl Recording {
         }
     }
 
-    /// The files after a step, in the format of `sha256sum`.
+    /// Returns the files after a step, in the format of `sha256sum`.
     pub(crate) fn sums(&self, step: usize) -> BTreeSet<String> {
         lines(&self.dir.path().join(format!("sums-{step}")))
     }

@@ -92,14 +92,14 @@ pub(super) async fn wait_for(
             rfc3339(floor.at)
         );
         if policy.allow_unsynced {
-            let note = format!("{behind}; went on all the same, as --allow-unsynced says");
+            let note = format!("{behind}; continued because of --allow-unsynced");
             return Ok(SettledClock::Behind(floor.at, note));
         }
         if began.elapsed() >= policy.max_wait {
             return Err(Failure::new(
                 ExitCode::Pending,
                 format!(
-                    "{behind}; waited {} s for time synchronization: start chrony or systemd-timesyncd (timedatectl status), or set the clock, and run again; --allow-unsynced goes on regardless",
+                    "{behind}; waited {} s for time synchronization: start chrony or systemd-timesyncd (timedatectl status), or set the clock, and run again; --allow-unsynced continues regardless",
                     began.elapsed().as_secs()
                 ),
             ));

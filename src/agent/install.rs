@@ -109,7 +109,7 @@ fn installed_bundles(bundles: &[SurveyedBundle]) -> BTreeSet<Authority> {
     installed.map(|bundle| bundle.spec.authority).collect()
 }
 
-/// The unsigned certificates of each authority whose certificates are installed together.
+/// Returns the unsigned certificates of each authority whose certificates are installed together.
 fn incomplete_authorities(
     outcomes: &Outcomes,
     separate: &BTreeSet<Authority>,
@@ -135,7 +135,7 @@ fn report_unsigned(setup: &RunSetup, outcomes: &Outcomes, progress: &dyn Progres
     }
 }
 
-/// The event for a request that did not end with a signature.
+/// Returns the event for a request that did not end with a signature.
 fn unsigned_event(name: CertName, signer: &str, outcome: &RequestOutcome) -> Option<Event> {
     let signer = signer.to_owned();
     Some(match outcome {
@@ -486,7 +486,7 @@ impl CommitWork<'_> {
         }
     }
 
-    /// Why a signed certificate of an incomplete authority is not installed.
+    /// Returns why a signed certificate of an incomplete authority is not installed.
     fn held_back_reason(&self, authority: Authority) -> String {
         let missing = self.incomplete.get(&authority).into_iter().flatten();
         let missing: Vec<&str> = missing.map(|name| name.as_str()).collect();
@@ -496,7 +496,7 @@ impl CommitWork<'_> {
         )
     }
 
-    /// The report's word for a new certificate, and the time when it is due for renewal.
+    /// Returns the report's word for a new certificate, and the time when it is due for renewal.
     fn action_and_due(
         &self,
         spec: &CertSpec,
@@ -625,7 +625,7 @@ impl CommitWork<'_> {
     }
 }
 
-/// The row of a certificate whose authority is not known.
+/// Returns the row of a certificate whose authority is not known.
 fn row_without_authority(cert: SurveyedCert, outcome: Option<RequestOutcome>) -> Option<ReportRow> {
     let chain = cert.found.chain.present();
     match (cert.action, outcome) {
@@ -635,11 +635,12 @@ fn row_without_authority(cert: SurveyedCert, outcome: Option<RequestOutcome>) ->
     }
 }
 
-/// A note on a replaced administrator kubeconfig: administrators keep copies, and the old certificate is not revoked.
+/// Returns a note on a replaced administrator kubeconfig: administrators keep copies, and the old certificate is not
+/// revoked.
 fn copies_note(spec: &CertSpec, old: &Chain) -> Option<String> {
     matches!(spec.name(), CertName::AdminConf | CertName::SuperAdminConf).then(|| {
         format!(
-            "copies of the old {} work until {}; hand out new ones by then",
+            "copies of the old {} work until {}; distribute new ones by then",
             spec.name(),
             rfc3339(old.leaf().not_after())
         )

@@ -357,8 +357,8 @@ fn object_at<'a>(document: &'a mut Value, key: &str) -> Option<&'a mut Map<Strin
     entry.as_object_mut()
 }
 
-/// Whether the cluster accepts tokens signed with this key; `None` if that is unknown. Administrators can read the
-/// cluster's keys; bootstrap tokens usually cannot.
+/// Returns whether the cluster accepts tokens signed with this key; `None` if that is unknown. Administrators can read
+/// the cluster's keys; bootstrap tokens usually cannot.
 async fn accepts_tokens_of(api: &Api, key: &PublicKey) -> Option<bool> {
     let asked = api
         .document(jwks::JWKS_PATH)

@@ -162,8 +162,8 @@ impl KubeletFiles<'_> {
     }
 }
 
-/// Whether a listed path is a dated file in the kubelet's directory. The list may come from another system, so no other
-/// path in it is removed.
+/// Returns whether a listed path is a dated file in the kubelet's directory. The list may come from another system, so
+/// no other path in it is removed.
 fn is_dated(directory: &Path, path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str());
     let is_dated = |name: &str| {
@@ -177,7 +177,7 @@ fn is_dated(directory: &Path, path: &Path) -> bool {
     path.parent() == Some(directory) && name.is_some_and(is_dated)
 }
 
-/// The kubelet's file format: the leaf, its intermediates, the key.
+/// Returns a pair in the kubelet's file format: the leaf, its intermediates, the key.
 fn pem(chain: &Chain, key: &PrivateKey) -> Zeroizing<Vec<u8>> {
     let (chain, key) = (chain.to_pem(), key.to_pem());
     let mut pem = Zeroizing::new(Vec::with_capacity(chain.len() + key.len()));
@@ -222,7 +222,7 @@ impl<'a> FreeNames<'a> {
     }
 }
 
-/// A kubeconfig that cannot be changed without losing data.
+/// Returns the failure for a kubeconfig that cannot be changed without losing data.
 pub(super) fn unrepairable(path: &NodePath, error: KubeconfigError) -> Failure {
     Failure::new(ExitCode::Refused, path.to_string())
         .caused_by(error)

@@ -176,7 +176,7 @@ impl KnownConfiguration {
         Ok(known)
     }
 
-    /// Whether the kubeadm files of a serving node describe the node but not its cluster.
+    /// Returns whether the kubeadm files of a serving node describe the node but not its cluster.
     fn leaves_cluster_open(&self) -> bool {
         let running = self.running.as_ref();
         running.is_some_and(|running| running.facts.settled)
@@ -185,7 +185,8 @@ impl KnownConfiguration {
             && !self.documents.faults().has_errors()
     }
 
-    /// Whether a ClusterConfiguration from elsewhere is needed: there is no kubeadm file, or the files leave it to the cluster.
+    /// Returns whether a ClusterConfiguration from another source is needed: no kubeadm file exists, or the files leave it
+    /// to the cluster.
     fn wants_configuration(&self) -> bool {
         self.sources.is_empty() || takes_from_cluster(&self.settings, &self.documents)
     }
@@ -406,7 +407,7 @@ pub fn described(
     Described { role, state }
 }
 
-/// The files of the node, at the paths in the documents.
+/// Returns the files of the node, at the paths in the documents.
 fn state_of(root: &NodeRoot, documents: &kubeadm::Documents) -> NodeState {
     let cluster = documents.cluster();
     NodeState::of_node(
@@ -629,7 +630,7 @@ fn require_readable(root: &NodeRoot) -> Result<(), Failure> {
     match root.machine_fault() {
         Some(fault) => Err(Failure::new(
             ExitCode::Pending,
-            format!("{fault}; nothing is concluded from the other files: run again"),
+            format!("{fault}; the other files alone do not show the state of the node: run again"),
         )),
         None => Ok(()),
     }
@@ -665,7 +666,7 @@ pub(crate) fn choices(settings: &Settings) -> Choices {
     }
 }
 
-/// Why kubeadm needs an omitted file during the setup of the node.
+/// Returns why kubeadm needs an omitted file during the setup of the node.
 fn needed_by_kubeadm(name: CertName, role: KubeadmRole) -> Option<String> {
     match (name, role) {
         (CertName::SuperAdminConf, KubeadmRole::Init) => Some(

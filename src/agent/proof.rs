@@ -223,7 +223,7 @@ pub async fn rehearse(
     let outcome = request::obtain(&desk, &job, fresh).await?;
     let label = signer.label();
     let doing = format!(
-        "{label} was asked for a certificate like {name}, to prove that it signs for {authority}"
+        "requesting a certificate like {name} from {label}, as proof that it signs for {authority}"
     );
     let refused = |why: String, advice: &str| {
         Failure::new(ExitCode::Refused, format!("{doing}: {why}; {advice}"))
@@ -241,7 +241,7 @@ pub async fn rehearse(
         RequestOutcome::Pending(note) => Err(Failure::new(
             ExitCode::Pending,
             format!(
-                "{doing}, and the answer is pending: {note}; run the same command again to continue with the same request"
+                "{doing}: the answer is pending: {note}; run the same command again to continue with the same request"
             ),
         )),
         RequestOutcome::Denied(reason) => Err(refused(

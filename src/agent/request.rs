@@ -99,7 +99,8 @@ impl Asked<'_> {
         Slot::Certificate(self.spec.name())
     }
 
-    /// A signer in this process loses its state with the process, so a pending request may be lost in a power failure.
+    /// Returns how durably a pending request is stored. A signer in this process loses its state with the process, so its
+    /// requests may be lost in a power failure.
     fn durability(&self) -> Durability {
         match self.signer.kind() {
             SignerKind::Embedded | SignerKind::Local => Durability::Cached,
@@ -456,7 +457,7 @@ pub(super) fn prepare(
     }))
 }
 
-/// Whether this signer accepts the usage extensions of a CSR that was made for another signer.
+/// Returns whether this signer accepts the usage extensions of a CSR that was made for another signer.
 fn fits(csr: &Csr, asked: &Asked<'_>) -> bool {
     let refused = asked.signer.caps().usage_extensions == UsageExtensions::Omitted;
     !(refused && csr.has_usage_extensions())
@@ -507,7 +508,7 @@ fn verified(
         && chain.leaf().not_after() <= old
     {
         differences.push(format!(
-            "it ends at {}, no later than the one in place: the signer gave its earlier answer again, or the lifetime that it gives has become shorter",
+            "it expires at {}, no later than the certificate in place: the signer returned an earlier certificate, or now issues a shorter lifetime",
             rfc3339(chain.leaf().not_after())
         ));
     }
@@ -546,7 +547,7 @@ fn forbidden(desk: &Desk<'_>, asked: &Asked<'_>) -> SignerError {
             asked.spec.name()
         ),
         format!(
-            "see with the signer what became of it, then remove {}/pending/{}",
+            "check the state of the request at the signer, then remove {}/pending/{}",
             desk.store.root().node_path(store::STATE_DIR),
             asked.spec.name()
         ),

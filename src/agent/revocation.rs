@@ -289,7 +289,7 @@ fn refusal(what: String, error: CrlError) -> SignerError {
         CrlError::Stale { .. } | CrlError::Future { .. } => FailureClass::Transient,
         _ => FailureClass::Permanent,
     };
-    let advice = "the answers are kept, and the next run asks for the list again; check with the administrator of the signer which list it publishes";
+    let advice = "the answers are kept, and the next run requests the list again; check with the administrator of the signer which list it publishes";
     SignerError::new(class, what, advice).caused_by(error)
 }
 

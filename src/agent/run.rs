@@ -158,7 +158,7 @@ impl<'a> RequestRun<'a> {
         Ok(())
     }
 
-    /// The time for the assessment of certificates.
+    /// Returns the time for the assessment of certificates.
     pub(super) fn now(&self) -> OffsetDateTime {
         let shown = (self.clock)();
         self.floor.map_or(shown, |floor| shown.max(floor))
@@ -537,7 +537,7 @@ pub(super) fn same_authority(
             "the embedded signer makes new authorities in every run and cannot sign for existing ones; use another signer, or start with an empty directory"
         }
         _ => {
-            "point the authority at the signer that holds its key, or bring the new CA certificate to every node first"
+            "configure the signer that has the key of the authority, or install the new CA certificate on every node first"
         }
     };
     Err(Failure::new(

@@ -92,7 +92,7 @@ impl SurveyedCert {
         }
     }
 
-    /// Whether the certificate on disk is valid and usable, so that a failure does not make the node worse.
+    /// Returns whether the certificate on disk is valid and usable, so that a failure does not make the node worse.
     pub fn still_serves(&self, trust: Option<&TrustBundle>, now: OffsetDateTime) -> bool {
         let (Some(chain), Some(key), Some(trust)) =
             (self.found.chain.present(), self.found.key.present(), trust)
@@ -104,7 +104,8 @@ impl SurveyedCert {
 }
 
 impl SurveyedCert {
-    /// The certificate on disk, if a signer may accept it in exchange: it is valid and has the desired subject and names.
+    /// Returns the certificate on disk, if a signer may accept it in exchange: it is valid and has the desired subject
+    /// and names.
     pub(super) fn exchangeable(
         &self,
         trust: &TrustBundle,
@@ -134,7 +135,7 @@ impl SurveyedCert {
             return;
         };
         self.found.revoked = Some(format!(
-            "{what} is revoked since {}, says {path}",
+            "{what} is revoked since {} according to {path}",
             rfc3339(since)
         ));
         if let Some(reason) = self.found.revoked.clone()
@@ -220,7 +221,7 @@ pub fn survey(
 }
 
 impl Survey {
-    /// The bundle of an authority, if it exists and is valid.
+    /// Returns the bundle of an authority, if it exists and is valid.
     pub fn trust(&self, authority: Authority) -> Option<&TrustBundle> {
         self.bundles
             .iter()
@@ -229,7 +230,7 @@ impl Survey {
             .present()
     }
 
-    /// The revocation lists of an authority, if they exist and are valid.
+    /// Returns the revocation lists of an authority, if they exist and are valid.
     pub fn revocations(&self, authority: Authority) -> Option<&AuthorityCrls> {
         self.bundles
             .iter()
@@ -238,7 +239,7 @@ impl Survey {
             .as_ref()
     }
 
-    /// Whether there is nothing to do.
+    /// Returns whether there is nothing to do.
     pub fn is_settled(&self) -> bool {
         self.certs
             .iter()
@@ -251,7 +252,7 @@ impl Survey {
             )
     }
 
-    /// Whether the cluster provided data that is not installed yet.
+    /// Returns whether the cluster provided data that is not installed yet.
     pub(super) fn has_to_take(&self, provided: &Provided) -> bool {
         let absent = |bundle: &SurveyedBundle| {
             !bundle.in_place && provided.bundles.contains_key(&bundle.spec.authority)
@@ -313,7 +314,7 @@ impl Survey {
             }
             (Observed::Present(trusted), Some((from, offered))) if !trusted.accepts(offered) => {
                 self.refusals.push(format!(
-                    "{} is not the {} of the cluster: it holds {trusted}, {from} has {offered}; find out which is right, move the file away if it is the cluster's, and run again",
+                    "{} is not the {} of the cluster: it contains {trusted}, {from} has {offered}; find out which one is right; if it is the cluster's, move the file away and run again",
                     spec.path,
                     spec.authority
                 ));
@@ -443,7 +444,7 @@ impl Survey {
             match state.file(&file.path).bytes()? {
                 Some(found) if same_text(found, &file.bytes) => {}
                 Some(found) if !found.is_empty() && !file.ours => self.refusals.push(format!(
-                    "{} ({}) differs from what {} has; find out which is right, move the file away if it is the cluster's, and run again",
+                    "{} ({}) differs from the one in {}; find out which one is right; if it is the cluster's, move the file away and run again",
                     file.path,
                     file.what,
                     file.from
@@ -536,14 +537,14 @@ impl Survey {
             .map(|bundle| &bundle.spec)
     }
 
-    /// The certificates that need a new key and a signature.
+    /// Returns the certificates that need a new key and a signature.
     pub fn to_issue(&self) -> impl Iterator<Item = &SurveyedCert> {
         self.certs
             .iter()
             .filter(|cert| matches!(cert.action, Action::Issue { .. }))
     }
 
-    /// One certificate.
+    /// Returns one certificate.
     pub fn cert(&self, name: CertName) -> Option<&SurveyedCert> {
         self.certs.iter().find(|cert| cert.spec.name() == name)
     }
@@ -632,7 +633,7 @@ fn read_kubeconfig(
     }))
 }
 
-/// Whether two PEM files are equal apart from line ends and blank lines.
+/// Returns whether two PEM files are equal apart from line ends and blank lines.
 fn same_text(one: &[u8], other: &[u8]) -> bool {
     fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
         let lines = text.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii);
@@ -641,7 +642,7 @@ fn same_text(one: &[u8], other: &[u8]) -> bool {
     lines(one).eq(lines(other))
 }
 
-/// The kubelet's client certificate in its own directory.
+/// Returns the kubelet's client certificate in its own directory.
 fn read_store(state: &NodeState, dir: &Path) -> Result<KubeletStoreContent, store::StoreError> {
     let KubeletStoreState { file, link } = state.kubelet_store(dir)?;
     let is_link = link.is_some();

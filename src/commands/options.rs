@@ -53,7 +53,7 @@ pub(super) enum OutputFormat {
 }
 
 impl OutputFormat {
-    /// Whether a command prints its own text instead of a JSON or YAML document.
+    /// Returns whether a command prints its own text instead of a JSON or YAML document.
     pub(super) fn is_text(self) -> bool {
         matches!(self, OutputFormat::Table | OutputFormat::Tree)
     }

@@ -603,6 +603,9 @@ fn renews_nothing_after_backward_clock_step() {
         false,
         false,
     );
-    assert_eq!(simulation.notified_at("the clock went back by 20h"), [at]);
+    assert_eq!(
+        simulation.notified_at("the clock was set back by 20h"),
+        [at]
+    );
     assert_eq!(simulation.asked(CertName::Apiserver), 1);
 }

@@ -417,7 +417,7 @@ impl Agenda {
         match &self.rollback {
             None if !is_trusted => {
                 self.status = format!(
-                    "the clock went back by {} to {}: nothing is renewed until it has caught up, for at most one hour; correct it (timedatectl status), or confirm it with systemctl reload nodepki",
+                    "the clock was set back by {} to {}: renewals are suspended until it has caught up, for at most one hour; correct it (timedatectl status), or confirm its time with systemctl reload nodepki",
                     format_duration(Duration::from_secs(back_by.as_secs())),
                     rfc3339(now)
                 );

@@ -176,7 +176,7 @@ fn lost(log: &ConnectionLog, route: &str, why: &str) -> HttpError {
     HttpError::new(
         HttpErrorKind::Lost,
         format!("a request was sent to {route} and the answer was lost: {why}{hint}"),
-        "the server may have executed the request: look at its log before repeating it by hand",
+        "the server may have executed the request: check its log before repeating the request manually",
     )
 }
 

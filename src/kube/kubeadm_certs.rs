@@ -149,7 +149,7 @@ pub enum SharedContent {
 }
 
 impl SharedContent {
-    /// The first certificate.
+    /// Returns the first certificate.
     pub fn certificate(&self) -> Option<&Certificate> {
         match self {
             SharedContent::Certificates(certificates) => certificates.first(),
@@ -157,7 +157,7 @@ impl SharedContent {
         }
     }
 
-    /// The first public key, or that of the first certificate.
+    /// Returns the first public key, or that of the first certificate.
     pub fn key(&self) -> Option<&PublicKey> {
         match self {
             SharedContent::Certificates(_) => self.certificate().map(Certificate::public_key),

@@ -67,7 +67,7 @@ impl StaticPod {
         })
     }
 
-    /// The value of an annotation.
+    /// Returns the value of an annotation.
     pub(crate) fn annotation(&self, name: &str) -> Option<&str> {
         self.annotations.get(name).map(String::as_str)
     }

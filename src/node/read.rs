@@ -62,7 +62,7 @@ pub struct KubeletStoreState {
 }
 
 impl NodeState {
-    /// The state of the node at `root` from now on.
+    /// Returns the state of the node at `root` from now on.
     pub fn new(root: &NodeRoot, layout: Layout) -> NodeState {
         NodeState {
             root: root.clone(),
@@ -71,8 +71,8 @@ impl NodeState {
         }
     }
 
-    /// The state of a node whose configuration names these directories, or none. The kubelet's is then the one that
-    /// kubeadm wrote for the kubelet.
+    /// Returns the state of a node whose configuration names these directories, or none. The kubelet's directory is then
+    /// the one that kubeadm wrote for the kubelet.
     pub fn of_node(
         root: &NodeRoot,
         certificates_dir: Option<PathBuf>,
@@ -83,7 +83,7 @@ impl NodeState {
         state.with_layout(Layout::new(certificates_dir, kubelet_cert_dir))
     }
 
-    /// The same files, with other paths for the certificates.
+    /// Returns the same files, with other paths for the certificates.
     #[must_use]
     pub fn with_layout(&self, layout: Layout) -> NodeState {
         NodeState {
@@ -92,12 +92,12 @@ impl NodeState {
         }
     }
 
-    /// The node's root.
+    /// Returns the node's root.
     pub fn root(&self) -> &NodeRoot {
         &self.root
     }
 
-    /// The paths of the node.
+    /// Returns the paths of the node.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
@@ -111,7 +111,7 @@ impl NodeState {
         Rc::clone(file)
     }
 
-    /// True if something exists at a path of the node, even if it cannot be examined.
+    /// Returns whether something exists at a path of the node, even if it cannot be examined.
     pub fn exists(&self, path: impl AsRef<Path>) -> bool {
         self.file(path).exists()
     }
@@ -172,13 +172,13 @@ impl NodeState {
         path.is_absolute().then_some(path)
     }
 
-    /// True if a file of this certificate exists.
+    /// Returns whether a file of this certificate exists.
     pub fn has_files_of(&self, name: CertName) -> bool {
         let files = self.layout.files(name);
         files.iter().any(|path| self.exists(path))
     }
 
-    /// True if the node runs, or ran, an API server: its manifest exists, or its certificate together with
+    /// Returns whether the node runs, or ran, an API server: its manifest exists, or its certificate together with
     /// controller-manager.conf. nodepki installs these two together with the service-account pair.
     pub fn has_served(&self) -> bool {
         let [certificate, _] = self.layout.pair(CertName::Apiserver);
@@ -188,7 +188,7 @@ impl NodeState {
         is_set_up || self.has_apiserver_manifest()
     }
 
-    /// True if kubeadm's manifest of kube-apiserver exists.
+    /// Returns whether kubeadm's manifest of kube-apiserver exists.
     pub fn has_apiserver_manifest(&self) -> bool {
         self.exists(Path::new(MANIFESTS).join("kube-apiserver.yaml"))
     }
@@ -204,7 +204,7 @@ impl NodeFile {
         }
     }
 
-    /// The path on the node.
+    /// Returns the path on the node.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -263,7 +263,7 @@ impl NodeFile {
         }
     }
 
-    /// True if something exists at the path, even if it cannot be examined.
+    /// Returns whether something exists at the path, even if it cannot be examined.
     pub fn exists(&self) -> bool {
         match self.content.get() {
             Some(Ok(Some(_))) => true,
@@ -271,7 +271,7 @@ impl NodeFile {
         }
     }
 
-    /// True for a file that is not empty, even if it cannot be read.
+    /// Returns true for a file that is not empty, even if it cannot be read.
     pub fn has_content(&self) -> bool {
         !matches!(
             self.found(|_| Ok::<_, String>(())),
@@ -279,7 +279,7 @@ impl NodeFile {
         )
     }
 
-    /// True for a symbolic link that does not lead to a file.
+    /// Returns true for a symbolic link that does not lead to a file.
     pub fn is_dangling(&self) -> bool {
         let is_link = |entry: &Metadata| entry.kind == FileKind::Symlink;
         matches!(self.bytes(), Ok(None))

@@ -463,7 +463,7 @@ impl Est {
         let advice = match response.status {
             401 => self.unauthorized(response, &said),
             404 => format!(
-                "check url and label with the server's owner: it does not know {}{place}",
+                "check url and label with the server's owner: the server has no {}{place}",
                 self.config.endpoint.url.path().trim_end_matches('/')
             ),
             _ => return error,

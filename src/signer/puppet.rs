@@ -63,7 +63,7 @@ settings! {
         /// SHA-256 of the CA's root certificate, of its public key, or of the CA bundle as the server sends it (Puppet's
         /// `ca_fingerprint`), in place of tls.caFile.
         "caSHA256" => pub ca_sha256: Vec<[u8; 32]>, show unless_empty::<[u8; 32]>;
-        /// Accept that every certificate of this Puppet CA gives access to what trusts the CA; must be true.
+        /// Accept that every certificate of this Puppet CA gives access to all services that trust the CA; must be true.
         "acceptSharedCA" => pub accept_shared_ca: bool;
         /// Send a deleted request again; otherwise a deletion is a denial.
         "resubmitAfterDelete" => pub resubmit_after_delete: bool;

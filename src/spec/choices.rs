@@ -31,7 +31,7 @@ impl KubeletLayout {
     /// All values.
     pub const ALL: [KubeletLayout; 2] = [KubeletLayout::Auto, KubeletLayout::File];
 
-    /// The value in the configuration.
+    /// Returns the value in the configuration.
     pub const fn as_str(self) -> &'static str {
         match self {
             KubeletLayout::Auto => "auto",
@@ -65,7 +65,7 @@ impl KubeletClientSubject {
         KubeletClientSubject::Masters,
     ];
 
-    /// The value in the configuration.
+    /// Returns the value in the configuration.
     pub const fn as_str(self) -> &'static str {
         match self {
             KubeletClientSubject::Auto => "auto",

@@ -39,7 +39,7 @@ impl Layout {
         &self.certificates_dir
     }
 
-    /// The directory of the kubelet's own certificates.
+    /// Returns the directory of the kubelet's own certificates.
     pub fn kubelet_pki(&self) -> &Path {
         &self.kubelet_pki
     }
@@ -49,7 +49,7 @@ impl Layout {
         self.below_certificates_dir(name.base_name())
     }
 
-    /// The revocation lists of an authority.
+    /// Returns the revocation lists of an authority.
     pub fn revocation_lists(&self, name: Authority) -> PathBuf {
         self.certificates_dir.join(crl_name(name))
     }
@@ -66,7 +66,7 @@ impl Layout {
         }
     }
 
-    /// The files of a certificate: certificate and key, or the kubeconfig.
+    /// Returns the files of a certificate: certificate and key, or the kubeconfig.
     pub fn files(&self, name: CertName) -> Vec<PathBuf> {
         match name.is_kubeconfig() {
             true => vec![kubeconfig_path(name)],
@@ -79,7 +79,7 @@ impl Layout {
         ["sa.key", "sa.pub"].map(|file| self.certificates_dir.join(file))
     }
 
-    /// The link to the kubelet's newest client certificate.
+    /// Returns the link to the kubelet's newest client certificate.
     pub fn kubelet_link(&self) -> PathBuf {
         self.kubelet_pki.join(KUBELET_CURRENT_LINK)
     }
@@ -90,12 +90,12 @@ impl Layout {
     }
 }
 
-/// The path of a kubeconfig.
+/// Returns the path of a kubeconfig.
 pub fn kubeconfig_path(name: CertName) -> PathBuf {
     Path::new(KUBECONFIG_DIR).join(name.base_name())
 }
 
-/// The file with an authority's revocation lists, below kubeadm's certificates directory: `etcd/crl.pem` beside
+/// Returns the file with an authority's revocation lists, below kubeadm's certificates directory: `etcd/crl.pem` beside
 /// `etcd/ca.crt`, `front-proxy-crl.pem` beside `front-proxy-ca.crt`.
 pub fn crl_name(authority: Authority) -> String {
     let base = authority.base_name();

@@ -171,22 +171,22 @@ impl KeyPolicy {
         faults.outcome(KeyPolicy::new(rules.unwrap_or_default(), kubeadm))
     }
 
-    /// The key of a leaf certificate.
+    /// Returns the key of a leaf certificate.
     pub(crate) fn key_for(&self, name: CertName) -> KeyAlgorithm {
         self.key_of(Leaf(name))
     }
 
-    /// The key of an authority.
+    /// Returns the key of an authority.
     pub(crate) fn key_for_authority(&self, authority: Authority) -> KeyAlgorithm {
         self.key_of(KeyOwner::Authority(authority))
     }
 
-    /// The key that signs service-account tokens.
+    /// Returns the key that signs service-account tokens.
     pub(crate) fn key_for_service_account(&self) -> KeyAlgorithm {
         self.key_of(KeyOwner::ServiceAccount)
     }
 
-    /// The key of any owner.
+    /// Returns the key of any owner.
     pub(crate) fn key_of(&self, owner: KeyOwner) -> KeyAlgorithm {
         self.rules
             .choice(owner)

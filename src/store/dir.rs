@@ -186,7 +186,7 @@ impl Dir {
     /// # Errors
     /// Errors of the system.
     pub(crate) fn is_volatile(&self) -> Result<bool, StoreError> {
-        let failed = |errno| StoreError::io("look at the file system of", &self.path, errno);
+        let failed = |errno| StoreError::io("examine the file system of", &self.path, errno);
         let found = fstatfs(&self.fd).map_err(failed)?;
         if found.filesystem_type() != OVERLAYFS_SUPER_MAGIC {
             return Ok(is_volatile(found.filesystem_type()));
@@ -207,7 +207,7 @@ impl Dir {
     /// # Errors
     /// Errors of the system.
     pub(crate) fn is_below(&self, others: &[(u64, u64)]) -> Result<bool, StoreError> {
-        let failed = |errno| StoreError::io("look at the directories above", &self.path, errno);
+        let failed = |errno| StoreError::io("examine the directories above", &self.path, errno);
         let mut fd = openat(&self.fd, ".", DIRECTORY, Mode::empty()).map_err(failed)?;
         let mut before = None;
         loop {

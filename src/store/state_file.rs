@@ -50,7 +50,7 @@ pub(super) struct Versioned<'a, T> {
 }
 
 impl StateFile {
-    /// A file that records unfinished work: the run that finishes the work removes it.
+    /// Returns a file that records unfinished work: the run that finishes the work removes it.
     pub(super) const fn of_work(name: &'static str, version: u64) -> StateFile {
         let newer = FINISH_WITH_NEWER;
         StateFile {
@@ -60,7 +60,7 @@ impl StateFile {
         }
     }
 
-    /// A file that stays. Without it a run knows less, but works.
+    /// Returns a file with permanent records. A run without it works, with less information.
     pub(crate) const fn of_knowledge(name: &'static str, version: u64) -> StateFile {
         let newer = REPLACE_NEWER;
         StateFile {

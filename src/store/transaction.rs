@@ -437,7 +437,7 @@ impl Transaction {
     }
 }
 
-/// The metadata that a staged file inherits from the target it replaces.
+/// Returns the metadata that a staged file inherits from the target it replaces.
 pub(super) fn inherited(found: Option<&ExistingTarget>, others_create: bool) -> Option<&Metadata> {
     found.and_then(|found| found.inherited_metadata(others_create))
 }

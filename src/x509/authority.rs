@@ -119,12 +119,12 @@ impl CertificateAuthority {
         Ok(Certificate::from_der(made.der())?)
     }
 
-    /// All certificates of the CA's file; the first is the CA's.
+    /// Returns all certificates of the CA's file; the first is the CA's.
     pub fn bundle(&self) -> &TrustBundle {
         &self.bundle
     }
 
-    /// The CA's public key.
+    /// Returns the CA's public key.
     pub fn public_key(&self) -> &PublicKey {
         self.key.public_key()
     }

@@ -50,7 +50,7 @@ impl Name {
         })
     }
 
-    /// The DER `Name`.
+    /// Returns the DER `Name`.
     pub(super) fn der(&self) -> &[u8] {
         &self.der
     }
@@ -158,7 +158,7 @@ impl Certificate {
         })
     }
 
-    /// The DER bytes.
+    /// Returns the DER bytes.
     pub fn der(&self) -> &[u8] {
         &self.der
     }
@@ -212,12 +212,12 @@ impl Certificate {
         self.extensions.names.as_ref()
     }
 
-    /// The other subject alternative names, in words.
+    /// Returns the other subject alternative names, in words.
     pub(crate) fn other_names(&self) -> &[String] {
         &self.other_names
     }
 
-    /// The extended key usages by name or object identifier; `None` without the extension.
+    /// Returns the extended key usages by name or object identifier; `None` without the extension.
     pub fn extended_usages(&self) -> Option<&[String]> {
         self.extended_usages.as_deref()
     }
@@ -230,7 +230,7 @@ impl Certificate {
             .is_none_or(|found| found.contains(&usage) || found.contains(&KeyPurpose::Any))
     }
 
-    /// The extended key usages; `None` without the extension.
+    /// Returns the extended key usages; `None` without the extension.
     pub(crate) fn purposes(&self) -> Option<&[KeyPurpose]> {
         self.extensions.extended_usages.as_deref()
     }
@@ -253,7 +253,7 @@ impl Certificate {
         self.version
     }
 
-    /// The signed part, DER.
+    /// Returns the signed part, DER.
     pub(super) fn tbs(&self) -> &[u8] {
         self.der.get(self.tbs.clone()).unwrap_or_default()
     }
@@ -263,12 +263,12 @@ impl Certificate {
         &self.signature_algorithm
     }
 
-    /// The signature over [`Self::tbs`].
+    /// Returns the signature over [`Self::tbs`].
     pub(super) fn signature(&self) -> &[u8] {
         &self.signature
     }
 
-    /// The reason why Go refuses every signature of this key, if it does.
+    /// Returns the reason why Go refuses every signature of this key, if it does.
     pub(super) fn unusable_key(&self) -> Option<&'static str> {
         self.unusable_key
     }
@@ -338,7 +338,7 @@ impl Certificate {
         found.map(|(_, name)| *name)
     }
 
-    /// The SHA-256 digest of the DER certificate.
+    /// Returns the SHA-256 digest of the DER certificate.
     pub fn fingerprint(&self) -> [u8; 32] {
         Sha256::digest(&self.der).into()
     }

@@ -168,17 +168,18 @@ impl Chain {
         std::iter::once(&self.leaf).chain(&self.intermediates)
     }
 
-    /// The leaf.
+    /// Returns the leaf.
     pub fn leaf(&self) -> &Certificate {
         &self.leaf
     }
 
-    /// The intermediates; the one nearest to the leaf is first.
+    /// Returns the intermediates; the one nearest to the leaf is first.
     pub fn intermediates(&self) -> &[Certificate] {
         &self.intermediates
     }
 
-    /// The problem of the first certificate in a response that could not be read, and that may be the missing issuer.
+    /// Returns the problem of the first certificate in a response that could not be read, and that may be the missing
+    /// issuer.
     pub(super) fn damaged(&self) -> Option<&str> {
         self.damaged.as_deref()
     }
@@ -318,12 +319,12 @@ impl TrustBundle {
         }
     }
 
-    /// All certificates, at least one.
+    /// Returns all certificates, at least one.
     pub fn certificates(&self) -> &[Certificate] {
         &self.certificates
     }
 
-    /// The first certificate, which kubeadm uses as the CA.
+    /// Returns the first certificate, which kubeadm uses as the CA.
     pub fn first(&self) -> &Certificate {
         // The constructor refuses an empty bundle.
         #[allow(clippy::indexing_slicing, reason = "never empty")]

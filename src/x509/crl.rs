@@ -158,22 +158,22 @@ impl RevocationList {
         })
     }
 
-    /// The issuer of the list and of its certificates.
+    /// Returns the issuer of the list and of its certificates.
     pub fn issuer(&self) -> &Name {
         &self.issuer
     }
 
-    /// The time of issue.
+    /// Returns the time of issue.
     pub(crate) fn this_update(&self) -> OffsetDateTime {
         self.this_update
     }
 
-    /// The time at which a newer list is due at the latest, if the list contains it.
+    /// Returns the time at which a newer list is due at the latest, if the list contains it.
     pub(crate) fn next_update(&self) -> Option<OffsetDateTime> {
         self.next_update
     }
 
-    /// The number of revoked certificates.
+    /// Returns the number of revoked certificates.
     pub fn len(&self) -> usize {
         self.revoked.len()
     }
@@ -188,7 +188,7 @@ impl RevocationList {
         encode_pem("X509 CRL", &self.der)
     }
 
-    /// The DER bytes.
+    /// Returns the DER bytes.
     pub fn der(&self) -> &[u8] {
         &self.der
     }
@@ -277,7 +277,7 @@ impl AuthorityCrls {
         Ok(AuthorityCrls(accepted))
     }
 
-    /// The lists.
+    /// Returns the lists.
     pub fn lists(&self) -> &[RevocationList] {
         &self.0
     }
@@ -348,7 +348,7 @@ impl AuthorityCrls {
         })
     }
 
-    /// The time at which a newer list is due at the latest.
+    /// Returns the time at which a newer list is due at the latest.
     pub(crate) fn next_update(&self) -> Option<OffsetDateTime> {
         self.0.iter().filter_map(RevocationList::next_update).min()
     }
@@ -358,7 +358,7 @@ impl AuthorityCrls {
         self.0.iter().map(RevocationList::to_pem).collect()
     }
 
-    /// The first list in DER.
+    /// Returns the first list in DER.
     pub(crate) fn first_der(&self) -> &[u8] {
         self.0.first().map_or(&[], RevocationList::der)
     }

@@ -115,7 +115,7 @@ impl Csr {
         })
     }
 
-    /// The DER bytes.
+    /// Returns the DER bytes.
     pub fn der(&self) -> &[u8] {
         &self.der
     }
@@ -125,7 +125,7 @@ impl Csr {
         encode_pem("CERTIFICATE REQUEST", &self.der)
     }
 
-    /// The public key to be certified.
+    /// Returns the public key to be certified.
     pub fn public_key(&self) -> &PublicKey {
         &self.public_key
     }

@@ -356,12 +356,12 @@ impl PrivateKey {
         Zeroizing::new(encode_pem(label, &self.der))
     }
 
-    /// The public half.
+    /// Returns the public half.
     pub fn public_key(&self) -> &PublicKey {
         &self.public
     }
 
-    /// The algorithm of the key.
+    /// Returns the algorithm of the key.
     pub fn key_type(&self) -> &KeyType {
         &self.public.key_type
     }
@@ -481,17 +481,17 @@ impl PublicKey {
         encode_pem("PUBLIC KEY", &self.spki)
     }
 
-    /// The DER `SubjectPublicKeyInfo`.
+    /// Returns the DER `SubjectPublicKeyInfo`.
     pub fn spki_der(&self) -> &[u8] {
         &self.spki
     }
 
-    /// The SHA-256 digest of the `SubjectPublicKeyInfo`: kubeadm's CA pin and the id of a service-account key.
+    /// Returns the SHA-256 digest of the `SubjectPublicKeyInfo`: kubeadm's CA pin and the id of a service-account key.
     pub fn sha256(&self) -> [u8; 32] {
         Sha256::digest(&self.spki).into()
     }
 
-    /// The algorithm of the key.
+    /// Returns the algorithm of the key.
     pub fn key_type(&self) -> &KeyType {
         &self.key_type
     }

@@ -1156,7 +1156,7 @@ pub(super) fn attribute_kind(oid: &[u8]) -> String {
     oid2abbrev(&known, oid_registry()).map_or_else(|_| oid_text(oid), str::to_owned)
 }
 
-/// A directoryName in words.
+/// Returns a directoryName in words.
 fn directory_name(content: &[u8]) -> std::result::Result<String, &'static str> {
     let attributes = attributes(content).map_err(|_| "a directoryName is not a valid name")?;
     let parts: Vec<_> = attributes

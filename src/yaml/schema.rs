@@ -73,7 +73,7 @@ pub struct MapKey {
 }
 
 impl MapKey {
-    /// A key without a default.
+    /// Returns a key without a default.
     pub const fn new(name: &'static str, form: ValueForm, meaning: &'static str) -> MapKey {
         MapKey {
             name,

@@ -24,7 +24,7 @@ fn set_mode(path: &Path, mode: u32) {
 
 // ---- Drop directory ----
 
-/// A node with an empty drop directory `srv/drop` outside its root.
+/// Returns a node with an empty drop directory `srv/drop` outside its root.
 fn node_with_drop() -> (Node, PathBuf) {
     let node = Node::new();
     let drop = node.outside("srv/drop");

@@ -88,7 +88,7 @@ fn clear_due_restarts(node: &Node) {
     let _ = fs::remove_file(node.path(RESTART_RECORD));
 }
 
-/// The components whose restart is recorded.
+/// Returns the components whose restart is recorded.
 fn due_restarts(node: &Node) -> BTreeSet<String> {
     let Ok(text) = fs::read_to_string(node.path(RESTART_RECORD)) else {
         return BTreeSet::new();
@@ -162,7 +162,7 @@ fn assert_nothing_to_do(node: &Node, findings: &BTreeSet<String>) {
     kubeadm::accepts_external_ca(&node.path("/etc/kubernetes"), INIT);
 }
 
-/// The findings of `doctor`, without the informational ones, by id.
+/// Returns the findings of `doctor`, without the informational ones, by id.
 fn doctor_findings(node: &Node) -> BTreeSet<String> {
     let ran = Ran::of(&mut node.with_local(&["-o", "json", "doctor"], &[]));
     let diagnosis: Value =
@@ -235,7 +235,7 @@ fn changes_each_authority_in_three_steps() {
 
         step(&node, "activate", authority, &["--all-nodes-staged"])
             .ended(65)
-            .says("`nodepki renew` on the node itself carries out what is due");
+            .says("`nodepki renew` on the node performs it");
         clear_due_restarts(&node);
         step(&node, "activate", authority, &[])
             .ended(65)
@@ -244,7 +244,7 @@ fn changes_each_authority_in_three_steps() {
         // The signer still has the old CA.
         step(&node, "activate", authority, &["--all-nodes-staged"])
             .ended(65)
-            .says("to prove that it signs for");
+            .says("as proof that it signs for");
         staged.unchanged(&node.etc());
         assert_eq!(phase(&node, authority), "staged");
 
@@ -842,7 +842,7 @@ mod on_a_cluster {
         caller.get(NAMESPACE).0
     }
 
-    /// Whether etcd accepts this client and serves a certificate that the client's CA file verifies.
+    /// Returns whether etcd accepts this client and serves a certificate that the client's CA file verifies.
     fn etcd_accepts(node: &ClusterNode, files: &str) -> bool {
         let of = |name: &str| format!("{files}/{name}");
         let curl = node.run(

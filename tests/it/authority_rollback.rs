@@ -103,7 +103,7 @@ impl Plane {
         self.node().nodepki(&["renew", "--clock-wait", "0s"])
     }
 
-    /// The authority's part of `authority status`.
+    /// Returns the authority's part of `authority status`.
     fn report(&self, authority: Authority) -> Value {
         let ran = self.step("status", authority, &["-o", "json"]);
         let report: Value = serde_json::from_str(&ran.stdout)

@@ -323,13 +323,13 @@ fn export(machine: &Machine, case: &Case, to: &Path) -> Output {
     machine.nodepki_with_umask(case.umask(), &arguments)
 }
 
-/// The requests of an export, by kubeadm's file names.
+/// Returns the requests of an export, by kubeadm's file names.
 fn csrs(exported: &Path) -> Tree {
     let tree = facts_of_tree(exported).into_iter();
     with_extensions_by_name(tree.filter(|(file, _)| file.ends_with(".csr")).collect())
 }
 
-/// The tree without its certificates.
+/// Returns the tree without its certificates.
 fn without_certificates(tree: Tree) -> Tree {
     let is_certificate = |file: &str| file.ends_with(".crt");
     let mut tree: Tree = tree
@@ -352,7 +352,7 @@ fn without_certificates(tree: Tree) -> Tree {
     tree
 }
 
-/// The extensions of the certificate that kubeadm would create for a request.
+/// Returns the extensions of the certificate that kubeadm would create for a request.
 fn wanted_extensions(made: &Tree, csr: &str) -> Value {
     let certificate = match csr.strip_suffix(".csr").unwrap() {
         conf if conf.ends_with(".conf") => {

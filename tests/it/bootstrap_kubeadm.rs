@@ -503,7 +503,7 @@ struct Leaf {
     purposes: &'static [Purpose],
 }
 
-/// All leaves; those of kubeconfigs are extracted below `scratch`.
+/// Returns all leaves; those of kubeconfigs are extracted below `scratch`.
 fn leaves(machine: &Machine, scratch: &TempDir) -> Vec<Leaf> {
     let here = LEAVES
         .iter()
@@ -535,7 +535,7 @@ fn leaves(machine: &Machine, scratch: &TempDir) -> Vec<Leaf> {
     .collect()
 }
 
-/// The decoded value of a `*-data` field of a kubeconfig.
+/// Returns the decoded value of a `*-data` field of a kubeconfig.
 fn conf_data(kubeconfig: &str, field: &str) -> String {
     let line = kubeconfig.lines().find_map(|line| {
         line.trim_start_matches([' ', '-'])

@@ -54,7 +54,7 @@ fn external() -> MutexGuard<'static, Cluster> {
     turn(&CLUSTER, Authorities::External)
 }
 
-/// A node that has only the administrator's kubeconfig and the certificate key.
+/// Returns a node that has only the administrator's kubeconfig and the certificate key.
 fn joining(cluster: &Cluster, name: &str, address: &str, key: &str) -> ClusterNode {
     let node = cluster.add_node(name, address);
     let admin = cluster.first().path("/etc/kubernetes/super-admin.conf");

@@ -260,7 +260,7 @@ fn nodepki_and_kubeadm_accept_written_files() {
             before == machine.content("etc"),
             "{name}: a second boot changes something"
         );
-        machine.keeps_its_secrets();
+        machine.assert_secrets_are_private();
         let says = if name.contains("first") {
             "cluster prod, 12 certificates"
         } else {

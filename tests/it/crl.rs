@@ -371,7 +371,7 @@ fn installs_nothing_under_stale_crl_if_none_is_published() {
     let before = node.etc();
     node.ask()
         .ended(69)
-        .row_says("etcd-peer", "publishes no revocation list any more");
+        .row_says("etcd-peer", "no longer publishes a revocation list");
     before.unchanged(&node.etc());
     publisher.publish(&[]);
     node.ask().done();

@@ -84,7 +84,7 @@ fn refusal(code: u16, reason: &str) -> Value {
            "message": reason, "details": {"name": "cluster-info", "kind": "configmaps"}})
 }
 
-/// A cluster with a valid cluster-info.
+/// Returns a cluster with a valid cluster-info.
 fn cluster() -> Gateway {
     let gateway = Gateway::to(None);
     let kubeconfig = kubeconfig(&gateway.url(), &gateway.ca_pem());

@@ -109,7 +109,7 @@ controlPlane:
     fn publish_signed(&self, kubeconfig: &str) {
         let before = self.cluster_info()["jws-kubeconfig-abcdef"].clone();
         self.publish(&json!({ "kubeconfig": kubeconfig }));
-        wait_until("cluster-info is signed anew", || {
+        wait_until("cluster-info is signed again", || {
             let now = self.cluster_info()["jws-kubeconfig-abcdef"].clone();
             now.is_string() && now != before
         });

@@ -117,7 +117,7 @@ impl KubeadmNode {
         Diagnosis::of(command.args(["doctor", "-o", "json"]))
     }
 
-    /// The findings at another time, from the library.
+    /// Returns the findings at another time, from the library.
     fn at(&self, time: OffsetDateTime) -> BTreeSet<String> {
         let root = NodeRoot::open(self.root()).unwrap();
         let diagnosis = signing::run(checks::diagnose(&root, &DiagnosisInputs::default(), time));
@@ -178,7 +178,7 @@ impl Diagnosis {
             .collect()
     }
 
-    /// The errors and warnings, as in `error expired`.
+    /// Returns the errors and warnings, as in `error expired`.
     fn errors_and_warnings(&self) -> BTreeSet<String> {
         let mut all = self.all();
         all.retain(|found| !found.starts_with("info "));
@@ -196,7 +196,7 @@ impl Diagnosis {
         );
     }
 
-    /// The evidence of a finding as one text.
+    /// Returns the evidence of a finding as one text.
     #[track_caller]
     fn evidence(&self, id: &str) -> String {
         let finding = self.findings().iter().find(|finding| finding["id"] == id);

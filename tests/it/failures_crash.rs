@@ -43,14 +43,14 @@ fn new_node() -> Node {
     node
 }
 
-/// A complete node, to be copied.
+/// Returns a complete node, to be copied.
 fn complete_node() -> Node {
     let node = new_node();
     node.ask().done();
     node
 }
 
-/// A copy whose API server names and kubeconfig endpoint differ from the configuration.
+/// Returns a copy whose API server names and kubeconfig endpoint differ from the configuration.
 fn drifted_copy(complete: &Node) -> Node {
     let node = complete.copied();
     node.settings(KUBELET_BOOTSTRAP);
@@ -186,7 +186,7 @@ fn crash_after(node: &Node, failpoint: &str, old: BTreeMap<CertName, String>) {
     }
 }
 
-/// The failpoints of a run without pending requests and without an earlier crash.
+/// Returns the failpoints of a run without pending requests and without an earlier crash.
 fn failpoints_of_every_run() -> Vec<&'static str> {
     failpoint::AGENT
         .iter()
@@ -439,7 +439,7 @@ fn import(node: &Node, dir: &std::path::Path, failpoint: &str) -> Ran {
     Ran::of(&mut command)
 }
 
-/// A node with a signed bundle of its own requests.
+/// Returns a node with a signed bundle of its own requests.
 fn with_signed_bundle() -> Node {
     let node = new_node();
     let bundle = node.outside("bundle");

@@ -18,7 +18,7 @@ fn renew(node: &Node) -> Command {
     node.with_local(&["renew", "--clock-wait", "0s"], &[])
 }
 
-/// A node on which every certificate must be reissued, since another key algorithm is configured.
+/// Returns a node on which every certificate must be reissued, since another key algorithm is configured.
 fn drifted() -> Node {
     let node = Node::bootstrapped();
     backdate(&node, &EVERYTHING, time::Duration::hours(2));
@@ -395,7 +395,7 @@ fn ends_its_plug_in_when_a_signal_ends_the_run() {
     }
 }
 
-/// The child processes of a process.
+/// Returns the child processes of a process.
 fn children(parent: u32) -> Vec<Pid> {
     let tasks = fs::read_dir(format!("/proc/{parent}/task")).unwrap();
     let lists = tasks

@@ -24,7 +24,7 @@ fn waits_when_the_clock_is_behind_the_ca() {
         .says(", which cannot be right: the CA certificate CN=kubernetes is not yet valid (")
         .says(
             "); waited 0 s for time synchronization: start chrony or systemd-timesyncd (timedatectl status), \
-             or set the clock, and run again; --allow-unsynced goes on regardless",
+             or set the clock, and run again; --allow-unsynced continues regardless",
         );
     before.unchanged(&node.etc());
     assert_eq!(
@@ -41,7 +41,7 @@ fn issues_with_ca_start_as_lower_bound_under_allow_unsynced() {
     let unsynced = || Ran::of(&mut node.with_local(&["bootstrap", "--allow-unsynced"], &[]));
     unsynced()
         .done()
-        .says("; went on all the same, as --allow-unsynced says");
+        .says("; continued because of --allow-unsynced");
     let (chain, _) = node.leaf(CertName::Apiserver).unwrap();
     assert!(
         chain.leaf().not_before() > now() + DAY,

@@ -290,7 +290,7 @@ fn sends_no_request_to_signer_with_another_ca() {
         .ended(65)
         .says("nodepki: exec:/bin/bash signs with another ca than the one on this node: it has CN=kubernetes (certificate sha256:")
         .says("), the node trusts CN=kubernetes (certificate sha256:")
-        .says("; point the authority at the signer that holds its key, or bring the new CA certificate to every node first");
+        .says("; configure the signer that has the key of the authority, or install the new CA certificate on every node first");
     before.unchanged(&node.etc());
     assert!(node.submissions().is_empty());
 }

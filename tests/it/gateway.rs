@@ -146,7 +146,7 @@ impl Upstream {
         self
     }
 
-    /// A TLS server with the CA and the name of its certificate.
+    /// Returns a TLS server with the CA and the name of its certificate.
     pub(crate) fn tls(addr: impl ToSocketAddrs, ca_pem: &[u8], server_name: &str) -> Self {
         Self::with_tls(addr, ca_pem, server_name, None)
     }

@@ -40,7 +40,7 @@ impl Case {
         }
     }
 
-    /// Every case of a group (`csr`, `init`, `state`), by name.
+    /// Returns every case of a group (`csr`, `init`, `state`), by name.
     pub(crate) fn group(group: &str) -> Vec<Self> {
         let entries = fs::read_dir(folder().join(group)).unwrap();
         let names: BTreeSet<_> = entries
@@ -52,7 +52,7 @@ impl Case {
             .collect()
     }
 
-    /// Whether kubeadm succeeded.
+    /// Returns whether kubeadm succeeded.
     pub(crate) fn succeeds(&self) -> bool {
         self.expected["rc"]
             .as_array()
@@ -61,12 +61,12 @@ impl Case {
             .all(|code| code == 0)
     }
 
-    /// The files that kubeadm left below `/etc/kubernetes`; empty if it refused. Not recorded for `state`.
+    /// Returns the files that kubeadm left below `/etc/kubernetes`; empty if it refused. Not recorded for `state`.
     pub(crate) fn files(&self) -> Tree {
         serde_json::from_value(self.expected.get("files").cloned().unwrap_or(json!({}))).unwrap()
     }
 
-    /// The umask kubeadm ran with.
+    /// Returns the umask kubeadm ran with.
     pub(crate) fn umask(&self) -> &str {
         self.expected
             .get("umask")
@@ -332,7 +332,7 @@ fn replay(group: &str, run: &(dyn Fn(&Case, &Path) -> Value + Sync)) {
     );
 }
 
-/// The content of `expected.json`: command, result and files. Empty parts are omitted.
+/// Returns the content of `expected.json`: command, result and files. Empty parts are omitted.
 fn recording(case: &Case, outputs: &[Output], after: Value) -> Value {
     let mut stderr: Vec<String> = Vec::new();
     for output in outputs {

@@ -884,7 +884,7 @@ fn reports_clock_difference_once() {
 
 // ---- proxies ----
 
-/// A proxy that supports CONNECT only, and the requests that it received.
+/// Returns a proxy that supports CONNECT only, and the requests that it received.
 fn proxy(answer: &'static str) -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -1136,7 +1136,7 @@ fn with_that_name_server() {
     );
 }
 
-/// A name server (RFC 1035) that knows only `signer.example.test`, as 127.0.0.1.
+/// Returns a name server (RFC 1035) that knows only `signer.example.test`, as 127.0.0.1.
 fn dns_answer(query: &[u8]) -> Vec<u8> {
     let mut end = 12;
     let mut name = String::new();

@@ -16,7 +16,7 @@ const KUBEADM_JOIN_FILE: &str = "/run/kubeadm/kubeadm-join-config.yaml";
 const IDENTITY_RECORD: &str = "/var/lib/nodepki/node.json";
 const PENDING: &str = "/var/lib/nodepki/pending";
 
-/// A node whose host name is not its node name, and whose signer defers every answer.
+/// Returns a node whose host name is not its node name, and whose signer defers every answer.
 fn deferred(config: &str, file: &str) -> Node {
     let node = Node::of(config);
     node.write("/etc/hostname", "debian\n");
@@ -380,7 +380,7 @@ fn completes_accepted_changes_without_options() {
     );
 }
 
-/// The state after a kubelet.conf was copied from another node.
+/// Returns the state after a kubelet.conf was copied from another node.
 fn with_foreign_kubelet_conf() -> (Node, Snapshot) {
     let other = Node::of(&INIT.replace("cp1", "cp2"));
     let node = running(INIT);

@@ -213,8 +213,8 @@ fn assert_kubeadm_accepts(cluster: &Cluster, node: &ClusterNode) {
     accepts_external_ca(copy.path(), &init_configuration(cluster, node));
 }
 
-/// The names for `ignorePreflightErrors` of the files that kubeadm does not expect. Checks of the machine itself are
-/// ignored until kubeadm reports none.
+/// Returns the names for `ignorePreflightErrors` of the files that kubeadm does not expect. Checks of the machine itself
+/// are ignored until kubeadm reports none.
 fn preflight_conflicts(node: &ClusterNode, config: &str) -> Vec<String> {
     let mut ignored = Vec::new();
     loop {
@@ -233,7 +233,7 @@ fn preflight_conflicts(node: &ClusterNode, config: &str) -> Vec<String> {
     }
 }
 
-/// The configuration with which `kubeadm join` proceeds.
+/// Returns the configuration with which `kubeadm join` proceeds.
 fn kubeadm_join_file(node: &ClusterNode) -> String {
     fs::read_to_string(node.path("/var/lib/nodepki/kubeadm-join.yaml")).unwrap()
 }

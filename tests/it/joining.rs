@@ -19,7 +19,7 @@ use crate::servers::cluster::{
 const JOIN_CONFIGURATION: &str = "/run/kubeadm/kubeadm-join-config.yaml";
 const KUBEADM_CERTS: &str = "/api/v1/namespaces/kube-system/secrets/kubeadm-certs";
 
-/// A JoinConfiguration for a control-plane node; `more` are lines of its `controlPlane`.
+/// Returns a JoinConfiguration for a control-plane node; `more` are lines of its `controlPlane`.
 fn join(cluster: &Cluster, node: &ClusterNode, more: &str) -> String {
     format!(
         "apiVersion: kubeadm.k8s.io/v1beta4\nkind: JoinConfiguration\n\
@@ -49,7 +49,7 @@ fn upload(cluster: &Cluster, key: &str) {
     cluster.first().kubeadm(&phase, Some(&config)).done();
 }
 
-/// The certificate key of all tests of the shared cluster: each upload invalidates the previous key.
+/// Returns the certificate key of all tests of the shared cluster: each upload invalidates the previous key.
 fn shared_key() -> &'static str {
     static KEY: std::sync::OnceLock<String> = std::sync::OnceLock::new();
     KEY.get_or_init(|| upload_with_new_key(cluster()))
@@ -65,7 +65,7 @@ fn write_configuration(cluster: &Cluster, node: &ClusterNode) {
     node.write(JOIN_CONFIGURATION, &config);
 }
 
-/// The files of a node below /etc and in the state directory.
+/// Returns the files of a node below /etc and in the state directory.
 fn snapshot(node: &ClusterNode) -> (Snapshot, Snapshot) {
     (
         Snapshot::of(&node.path("/etc")),
@@ -486,7 +486,7 @@ fn joins_worker_without_shared_control_plane_files() {
     bootstrap(&node).ended(78).says("has no signer");
 }
 
-/// A JoinConfiguration with `endpoint` for discovery, and the signer's option.
+/// Returns a JoinConfiguration with `endpoint` for discovery, and the signer's option.
 fn worker(cluster: &Cluster, node: &ClusterNode, endpoint: &str) -> (String, String) {
     let config = join(cluster, node, "").replace(ENDPOINT, endpoint);
     let (worker, _) = config.split_once("controlPlane:").unwrap();

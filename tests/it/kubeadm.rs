@@ -22,7 +22,7 @@ pub(crate) struct Node<'a> {
 }
 
 impl<'a> Node<'a> {
-    /// The node of the golden cases: host name `vm`, default-route address 192.0.2.2.
+    /// Returns the node of the golden cases: host name `vm`, default-route address 192.0.2.2.
     pub(crate) fn new(etc_kubernetes: &'a Path) -> Self {
         Self {
             etc_kubernetes,

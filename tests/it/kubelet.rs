@@ -28,7 +28,7 @@ const PKI: &str = "/var/lib/kubelet/pki";
 const LINK: &str = "/var/lib/kubelet/pki/kubelet-client-current.pem";
 const CLIENT_CERTIFICATE_IN_FILE: &str = "kubelet: {clientCertificate: file}\n";
 
-/// A complete first node with the kubelet's client certificate in a file.
+/// Returns a complete first node with the kubelet's client certificate in a file.
 fn complete_node() -> Node {
     let node = Node::new();
     node.settings(CLIENT_CERTIFICATE_IN_FILE);
@@ -46,7 +46,7 @@ fn dated_files(node: &Node) -> Vec<String> {
     names
 }
 
-/// A client certificate for ten days, issued `days_ago` days ago, with its key, as one file.
+/// Returns a client certificate for ten days, issued `days_ago` days ago, with its key, as one file.
 fn pair(node: &Node, days_ago: u32) -> String {
     pair_of(node, DAY * 10, days_ago)
 }
@@ -101,7 +101,7 @@ fn link_of(node: &Node) -> PathBuf {
     fs::read_link(node.path(LINK)).unwrap()
 }
 
-/// The file to which the link leads, wherever it is on the node.
+/// Returns the file to which the link leads, wherever it is on the node.
 fn current(node: &Node) -> String {
     node.read(Path::new(PKI).join(link_of(node).file_name().unwrap()))
 }
@@ -512,8 +512,8 @@ fn worker(cluster: &Cluster, name: &str, address: &str, kubelet: &str) -> Cluste
     node
 }
 
-/// The output of the real kubelet up to the line `last`. Its container runtime accepts a connection and never answers,
-/// so the kubelet waits there while another of its threads reads its certificate.
+/// Returns the output of the real kubelet up to the line `last`. Its container runtime accepts a connection and never
+/// answers, so the kubelet waits there while another of its threads reads its certificate.
 fn kubelet_output(node: &ClusterNode, last: &str) -> String {
     const RUNTIME: &str = "/run/cri.sock";
     node.write(

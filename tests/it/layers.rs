@@ -86,7 +86,7 @@ fn code(source: &str) -> String {
     code.collect::<Vec<_>>().join("\n")
 }
 
-/// The rooms that a file imports: `crate::room…` and the first names of `crate::{room…, room…}`.
+/// Returns the rooms that a file imports: `crate::room…` and the first names of `crate::{room…, room…}`.
 fn imported(code: &str) -> BTreeSet<String> {
     let identifier = |text: &str| -> String {
         let chars = text.chars();

@@ -562,7 +562,7 @@ fn case(
     }
 }
 
-/// Every mutation in every place.
+/// Returns every mutation in every place.
 fn mutated() -> Vec<Case> {
     let mut cases = Vec::new();
     for mutation in &mutations::all() {
@@ -578,7 +578,7 @@ fn mutated() -> Vec<Case> {
     cases
 }
 
-/// Every change to every element of the encoding.
+/// Returns every change to every element of the encoding.
 fn damaged() -> Vec<Case> {
     let mut cases = Vec::new();
     for (place, original) in [

@@ -142,7 +142,7 @@ impl Authorities {
         self.dir.path()
     }
 
-    /// The argument of `--signer`.
+    /// Returns the argument of `--signer`.
     pub(crate) fn signer(&self) -> String {
         format!("local:{}", self.dir().display())
     }

@@ -176,7 +176,7 @@ fn command_line(node: &Node, (words, with): (&[&str], With)) -> Command {
     }
 }
 
-/// The words of a text that are or contain an absolute path.
+/// Returns the words of a text that are or contain an absolute path.
 fn absolute_paths(text: &str) -> BTreeSet<&str> {
     let separates = |c: char| c.is_whitespace() || "\"'`()<>,;{}[]".contains(c);
     let tokens = text
@@ -196,7 +196,7 @@ fn absolute_paths(text: &str) -> BTreeSet<&str> {
         .collect()
 }
 
-/// The paths in a text that cannot be opened on this machine.
+/// Returns the paths in a text that cannot be opened on this machine.
 fn not_openable<'a>(text: &'a str, node: &Node) -> Vec<&'a str> {
     let beside = node.outside("");
     let beside = beside.to_str().unwrap();
@@ -231,7 +231,7 @@ fn check_paths(node: &Node, fault: &str, command: &Command, ran: &Ran, wrong: &m
     }
 }
 
-/// A node in use: certificates, manifests, kubeadm's files, and an administrator's copies.
+/// Returns a node in use: certificates, manifests, kubeadm's files, and an administrator's copies.
 fn prepared() -> Node {
     let node = Node::with_service_account();
     node.bootstrap().done();

@@ -24,7 +24,7 @@ const DIRECTORY: &str = "/var/lib/node_exporter/textfile_collector";
 const TEXTFILE: &str = "/var/lib/node_exporter/textfile_collector/nodepki.prom";
 const COUNTER_FILE: &str = "/var/lib/nodepki/metrics.json";
 
-/// A node whose settings name a textfile, with the directory of node_exporter's package.
+/// Returns a node whose settings name a textfile, with the directory of node_exporter's package.
 fn node() -> Node {
     let node = Node::new();
     fs::create_dir_all(node.path(DIRECTORY)).unwrap();
@@ -63,7 +63,7 @@ fn samples(page: &str) -> BTreeMap<String, f64> {
     samples
 }
 
-/// The sum of all samples of a family that have these labels.
+/// Returns the sum of all samples of a family that have these labels.
 fn sum(samples: &BTreeMap<String, f64>, family: &str, labels: &[&str]) -> f64 {
     let fits = |key: &str| {
         key.strip_prefix(family)

@@ -77,7 +77,7 @@ fn entry(mut datagram: &[u8]) -> Entry {
     entry
 }
 
-/// The id of a message on the documentation page, which a unit test compares with the code.
+/// Returns the id of a message on the documentation page, which a unit test compares with the code.
 fn id(name: &str) -> String {
     let page = include_str!("../../packaging/journald.md");
     let row = page

@@ -23,7 +23,7 @@ use crate::signing::{now, openssl, run_program, wanted, write_secret};
 const PKI: &str = "/etc/kubernetes/pki";
 const PASSPHRASE: &str = "correct horse battery staple";
 
-/// A first node as kubeadm creates it, with CA keys. The signer of [`Node::settings`] has the same keys.
+/// Returns a first node as kubeadm creates it, with CA keys. The signer of [`Node::settings`] has the same keys.
 fn kubeadm_node() -> Node {
     fill_by_kubeadm(Node::new())
 }
@@ -407,7 +407,7 @@ fn refuses_signer_that_reads_the_key_itself() {
                 .args(more),
         )
         .ended(65)
-        .says("which signs with a key that it reads itself");
+        .says("which reads the CA key itself");
     }
     before.unchanged(&node.etc());
 }
@@ -950,7 +950,7 @@ fn keeps_running_cluster_working_with_openbao() {
     );
 }
 
-/// A command that runs kube-controller-manager with the flags of a manifest for at most a minute.
+/// Returns a command that runs kube-controller-manager with the flags of a manifest for at most a minute.
 fn manager_command(manifest: &Path) -> String {
     let manifest = fs::read_to_string(manifest).unwrap();
     let flags: Vec<&str> = manifest

@@ -144,7 +144,7 @@ impl Node {
         self.outside("root")
     }
 
-    /// A path in the directory that contains the root.
+    /// Returns a path in the directory that contains the root.
     pub(crate) fn outside(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
@@ -187,7 +187,7 @@ impl Node {
         CertificateAuthority::from_pem(&read("crt"), &read("key")).unwrap()
     }
 
-    /// The path on this machine of a path on the node.
+    /// Returns the path on this machine of a path on the node.
     pub(crate) fn path(&self, on_node: impl AsRef<Path>) -> PathBuf {
         self.root()
             .join(on_node.as_ref().strip_prefix("/").unwrap())
@@ -226,7 +226,7 @@ impl Node {
         fs::remove_file(self.path(on_node)).unwrap();
     }
 
-    /// The command `nodepki --root ROOT` with further arguments.
+    /// Returns the command `nodepki --root ROOT` with further arguments.
     pub(crate) fn command<A: AsRef<OsStr>>(
         &self,
         arguments: impl IntoIterator<Item = A>,
@@ -245,7 +245,7 @@ impl Node {
         Ran::of(&mut self.command(arguments))
     }
 
-    /// A command with the settings and the kubeadm configuration.
+    /// Returns a command with the settings and the kubeadm configuration.
     pub(crate) fn configured<A: AsRef<OsStr>>(
         &self,
         arguments: impl IntoIterator<Item = A>,
@@ -280,7 +280,7 @@ impl Node {
         )
     }
 
-    /// A command with the kubeadm configuration and the local signer.
+    /// Returns a command with the kubeadm configuration and the local signer.
     pub(crate) fn with_local(&self, before: &[&str], after: &[&str]) -> Command {
         let mut command = self.command(before);
         command
@@ -356,7 +356,7 @@ impl Node {
         run.spawn().unwrap()
     }
 
-    /// The calls of the plug-in signer, in order: verb, slot, request.
+    /// Returns the calls of the plug-in signer, in order: verb, slot, request.
     pub(crate) fn exchanges(&self) -> Vec<(String, String, String)> {
         let log = fs::read_to_string(self.outside("log")).unwrap_or_default();
         let word = |line: &str, at: usize| line.split(' ').nth(at).unwrap_or_default().to_owned();
@@ -392,7 +392,7 @@ impl Node {
         keys
     }
 
-    /// The chain and key of a certificate, from its pair or its kubeconfig; `None` if a file is missing.
+    /// Returns the chain and key of a certificate, from its pair or its kubeconfig; `None` if a file is missing.
     pub(crate) fn leaf(&self, name: CertName) -> Option<(Chain, PrivateKey)> {
         let (chain, key) = if name.is_kubeconfig() {
             let text = fs::read_to_string(self.path(format!("/etc/kubernetes/{name}"))).ok()?;
@@ -417,7 +417,7 @@ impl Node {
         ))
     }
 
-    /// The subject of an installed certificate.
+    /// Returns the subject of an installed certificate.
     pub(crate) fn subject(&self, name: CertName) -> String {
         self.leaf(name).unwrap().0.leaf().subject().to_string()
     }
@@ -487,12 +487,12 @@ impl Node {
         before.unchanged(&self.etc());
     }
 
-    /// All files of the node.
+    /// Returns all files of the node.
     pub(crate) fn snapshot(&self) -> Snapshot {
         Snapshot::of(&self.root())
     }
 
-    /// The files below `/etc` of the node.
+    /// Returns the files below `/etc` of the node.
     pub(crate) fn etc(&self) -> Snapshot {
         Snapshot::of(&self.path("/etc"))
     }
@@ -606,7 +606,7 @@ impl Ran {
         self
     }
 
-    /// The row of a certificate in the table, with the indented lines that follow it.
+    /// Returns the row of a certificate in the table, with the indented lines that follow it.
     #[track_caller]
     pub(crate) fn row(&self, name: &str) -> String {
         let mut lines = self

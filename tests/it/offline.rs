@@ -71,7 +71,7 @@ fn signed_bundle(dir: &Path, requests: &[Request]) -> PathBuf {
     bundle
 }
 
-/// The request for a certificate.
+/// Returns the request for a certificate.
 fn requested(requests: &[Request], name: CertName) -> &Request {
     let mut requests = requests.iter();
     requests.find(|request| request.name() == name).unwrap()
@@ -254,8 +254,8 @@ fn sign(csr: &Path, authority: &Path) -> Vec<u8> {
     openssl(&arguments, b"")
 }
 
-/// The tree that kubeadm creates, after it was signed by hand: `.crt` files next to the keys, and for kubeconfigs
-/// embedded (`pasted`) or in `.crt` files too.
+/// Returns the requests of the tree that kubeadm creates, after it was signed by hand: `.crt` files next to the keys,
+/// and for kubeconfigs embedded (`pasted`) or in `.crt` files too.
 fn kubeadm_tree(dir: &Path, pasted: bool) -> Vec<Request> {
     let ca = dir.join("ca-dir");
     fs::create_dir_all(&ca).unwrap();

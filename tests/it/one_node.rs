@@ -34,7 +34,7 @@ fn doctor(node: &Node) -> Ran {
     node.run(&["doctor"])
 }
 
-/// A bootstrapped first node whose kubelet and certificates are in other directories than usual.
+/// Returns a bootstrapped first node whose kubelet and certificates are in other directories than usual.
 fn moved() -> Node {
     let config = INIT
         .replace(

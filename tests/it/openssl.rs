@@ -79,7 +79,7 @@ impl CertFacts {
         values_of(&self.extensions, "extendedKeyUsage")
     }
 
-    /// The CA flag; false also without basic constraints.
+    /// Returns the CA flag; false also without basic constraints.
     pub(crate) fn is_ca(&self) -> bool {
         values_of(&self.extensions, "basicConstraints")
             .iter()

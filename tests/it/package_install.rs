@@ -168,7 +168,7 @@ impl Root {
         assert!(links.is_empty(), "{links:?}");
     }
 
-    /// The links below /etc/systemd that lead to units of the package.
+    /// Returns the links below /etc/systemd that lead to units of the package.
     fn links(&self) -> Vec<String> {
         let found = self.run("find \"$root/etc/systemd\" -name 'nodepki*'");
         found.lines().map(str::to_owned).collect()

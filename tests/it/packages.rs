@@ -7,13 +7,13 @@ use std::sync::LazyLock;
 
 use tempfile::TempDir;
 
-/// The directory in which `packaging/build` has put them.
+/// Returns the directory in which `packaging/build` has put them.
 pub(crate) fn directory() -> PathBuf {
     let given = std::env::var_os("NODEPKI_TEST_PACKAGES").map(PathBuf::from);
     given.expect("NODEPKI_TEST_PACKAGES is not set: run tests/run package")
 }
 
-/// The only file there whose name ends with `suffix`.
+/// Returns the only file there whose name ends with `suffix`.
 pub(crate) fn file(suffix: &str) -> PathBuf {
     one_in(&directory(), suffix)
 }
@@ -28,7 +28,7 @@ pub(crate) fn one_in(directory: &Path, suffix: &str) -> PathBuf {
     found.remove(0)
 }
 
-/// The program, extracted from the .deb.
+/// Returns the program, extracted from the .deb.
 pub(crate) fn program() -> &'static Path {
     static UNPACKED: LazyLock<(TempDir, PathBuf)> = LazyLock::new(|| {
         let dir = tempfile::tempdir().unwrap();

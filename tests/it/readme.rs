@@ -84,7 +84,7 @@ fn table(columns: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> Strin
     text
 }
 
-/// The capabilities of a kind: name of each, and its value.
+/// Returns the capabilities of a kind: name of each, and its value.
 fn capabilities(kind: SignerKind) -> [(&'static str, String); 10] {
     let about = kind.about();
     let caps = &about.caps;

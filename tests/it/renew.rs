@@ -48,7 +48,7 @@ fn needs_renewal(node: &Node, more: &[&str]) -> Ran {
     Ran::of(&mut rotation_command(node, "needs-renewal", more))
 }
 
-/// A node whose certificates the logging plug-in signer issued two hours ago.
+/// Returns a node whose certificates the logging plug-in signer issued two hours ago.
 fn node() -> Node {
     let node = Node::new();
     node.ask().done();
@@ -76,7 +76,7 @@ fn serials(node: &Node) -> BTreeMap<CertName, String> {
         .collect()
 }
 
-/// The certificates in which two states differ.
+/// Returns the certificates in which two states differ.
 fn changed(before: &BTreeMap<CertName, String>, now: &BTreeMap<CertName, String>) -> Vec<CertName> {
     EVERYTHING
         .into_iter()
@@ -589,7 +589,7 @@ fn reports_needs_renewal_by_exit_status() {
     let node = Node::new();
     needs_renewal(&node, &[])
         .ended(2)
-        .says("nodepki bootstrap makes them");
+        .says("run nodepki bootstrap");
     node.settings("rotation: {renewAt: soon}\n");
     needs_renewal(&node, &[])
         .ended(255)

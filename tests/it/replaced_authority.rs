@@ -20,7 +20,7 @@ fn path(authority: Authority) -> String {
     format!("/etc/kubernetes/pki/{}.crt", authority.base_name())
 }
 
-/// A complete node, one of whose authorities was then replaced on disk and at the signer; with the old CA files.
+/// Returns a complete node of which one authority was then replaced on disk and at the signer, and the old CA files.
 fn replaced(authority: Authority) -> (Node, tempfile::TempDir) {
     let node = Node::bootstrapped();
     let old = tempfile::tempdir().unwrap();
@@ -33,7 +33,7 @@ fn run(node: &Node, command: &[&str], more: &[&str]) -> Ran {
     Ran::of(&mut node.with_local(command, more))
 }
 
-/// The errors and warnings of doctor, and its whole output.
+/// Returns the errors and warnings of doctor, and its whole output.
 fn doctor(node: &Node) -> (BTreeSet<String>, Ran) {
     let ran = run(node, &["-o", "json", "doctor"], &[]);
     let diagnosis: Value =

@@ -21,11 +21,11 @@ use crate::{
 
 /// A configured signer of one kind with its server.
 pub(crate) trait Rig {
-    /// The kind.
+    /// Returns the kind.
     fn kind(&self) -> SignerKind;
 
-    /// A `NodePKIConfiguration` for the three authorities. Signers of this kind serve each authority that the kind can
-    /// serve. Every file named in it exists.
+    /// Returns a `NodePKIConfiguration` for the three authorities. Signers of this kind serve each authority that the kind
+    /// can serve. Every file named in it exists.
     fn settings(&self) -> String;
 
     /// Directory that only this rig uses, kept from one [`Rig::open`] to the next.
@@ -36,7 +36,7 @@ pub(crate) trait Rig {
         self.scratch().to_owned()
     }
 
-    /// Whether this kind can sign a certificate. [`Rig::settings`] assigns the others to another kind.
+    /// Returns whether this kind can sign a certificate. [`Rig::settings`] assigns the others to another kind.
     fn carries(&self, _name: CertName) -> bool {
         true
     }
@@ -53,10 +53,10 @@ pub(crate) trait Rig {
         None
     }
 
-    /// One line for each request that the server has received, in any stable order. Reading it changes nothing.
+    /// Returns one line for each request that the server has received, in any stable order. Reading it changes nothing.
     fn sent(&self) -> Vec<String>;
 
-    /// The server of etcd-ca, as seen by a gateway in front of it; `None` for a kind without a server.
+    /// Returns the server of etcd-ca, as seen by a gateway in front of it; `None` for a kind without a server.
     fn front(&self) -> Option<Front> {
         None
     }

@@ -118,7 +118,7 @@ fn configure(node: &ClusterNode, kubeadm: &str) {
     node.write("/etc/nodepki/config.yaml", &settings(kubeadm));
 }
 
-/// The kubeadm configuration of the cluster. A killed controller is replaced within seconds.
+/// Returns the kubeadm configuration of the cluster. A killed controller is replaced within seconds.
 fn kubeadm_configuration() -> String {
     let leases = "{name: leader-elect-lease-duration, value: 6s}, {name: leader-elect-renew-deadline, value: 4s}, \
                   {name: leader-elect-retry-period, value: 1s}";
@@ -293,7 +293,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// Whether the scene can end: a daemon that is starting or waits for a component may send its request later.
+    /// Returns whether the scene can end: a daemon that is starting or waits for a component may send its request later.
     fn is_over(&self, signer: &RemoteSigner, watched: &Watched) -> bool {
         let now = Instant::now();
         let was_met = self.mode == Mode::Gone || met(signer, self.mode) > self.before;
@@ -308,7 +308,7 @@ impl Scene {
         is_seen && self.end <= now
     }
 
-    /// Whether the other certificates that were due were renewed while one could not be obtained.
+    /// Returns whether the other certificates that were due were renewed while one could not be obtained.
     fn others_were_renewed(&self, watched: &Watched) -> bool {
         if self.only.is_none() {
             return true;
@@ -653,7 +653,7 @@ fn assert_only_non_reloading_restarted(pods: &StaticPods) {
         let may = ["kube-controller-manager", "kube-scheduler"];
         assert!(may.contains(&&*start.component), "{start:?}");
         if start.why != Why::Changed {
-            println!("{}: started anew: {:?}", start.component, start.why);
+            println!("{}: restarted: {:?}", start.component, start.why);
         }
     }
 }

@@ -324,7 +324,7 @@ fn continues_with_clock_that_cannot_be_set() {
     let signer = format!("local:{}", node.ca().display());
     let run = |arguments: &[&str]| node.run(&[arguments, &["--signer", &signer]].concat());
     run(&["doctor"]).ended(65).says("clock-behind");
-    let hint = "--allow-unsynced goes on regardless";
+    let hint = "--allow-unsynced continues regardless";
     run(&["bootstrap", "--clock-wait", "0s"])
         .ended(75)
         .says(hint);

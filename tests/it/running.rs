@@ -17,7 +17,7 @@ const KUBEADM_FILE: &str = "/run/kubeadm/kubeadm.yaml";
 const RECORDED_CONFIGURATION: &str = "/var/lib/nodepki/cluster-configuration.yaml";
 const MANIFEST: &str = "/etc/kubernetes/manifests/kube-apiserver.yaml";
 
-/// The first node of a cluster, with parameters for the fields that vary in these tests.
+/// Returns the first node of a cluster, with parameters for the fields that vary in these tests.
 fn init(api: &str, address: &str, cluster: &str) -> String {
     format!(
         "apiVersion: kubeadm.k8s.io/{api}
@@ -61,7 +61,7 @@ fn remove_kubeadm_file(node: &Node) {
     fs::remove_dir_all(node.path("/run/kubeadm")).unwrap();
 }
 
-/// A node on which nodepki and kubeadm have run; its kubeadm file still exists.
+/// Returns a node on which nodepki and kubeadm have run; its kubeadm file still exists.
 fn set_up(config: &str) -> Node {
     let node = Node::of(config);
     node.write(KUBEADM_FILE, config);
@@ -77,7 +77,7 @@ pub(crate) fn running(config: &str) -> Node {
     node
 }
 
-/// The desired state of each certificate: subject, names, key, files and action.
+/// Returns the desired state of each certificate: subject, names, key, files and action.
 fn desired(ran: &Ran) -> BTreeMap<String, Value> {
     let report: Value = serde_json::from_str(&ran.stdout).unwrap();
     let rows = report["rows"].as_array().unwrap().iter();
@@ -582,7 +582,7 @@ fn renews_same_certificates_without_the_file_and_refuses_new_address() {
     let moved = INIT.replace("192.0.2.11", "192.0.2.99");
     node.write(KUBEADM_FILE, &moved);
     let etc = node.etc();
-    let words = "and it runs at 192.0.2.11:6443";
+    let words = "but it runs at 192.0.2.11:6443";
     run(&node, &["renew", "--all"]).ended(65).says(words);
     run(&node, &["needs-renewal"]).ended(255).says(words);
     etc.unchanged(&node.etc());
@@ -595,7 +595,7 @@ fn shows_new_address_in_a_dry_run() {
     let snapshot = node.snapshot();
     run(&node, &["renew", "--dry-run"])
         .done()
-        .says("and it runs at 192.0.2.11:6443")
+        .says("but it runs at 192.0.2.11:6443")
         .row_says("apiserver", "SAN IP:192.0.2.99 is missing");
     snapshot.unchanged(&node.snapshot());
 }

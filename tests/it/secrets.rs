@@ -52,7 +52,7 @@ const SIGNERS: &[(&str, &str)] = &[
 
 const SECRET: &str = "/etc/corp/secret";
 
-/// The content of the secret file: valid for every signer, so that only its mode is wrong.
+/// Returns the content of the secret file: valid for every signer, so that only its mode is wrong.
 fn content(setting: &str) -> String {
     match setting {
         "kubernetes.kubeconfig" => format!(
@@ -63,7 +63,7 @@ fn content(setting: &str) -> String {
     }
 }
 
-/// A node with a signer that reads [`SECRET`].
+/// Returns a node with a signer that reads [`SECRET`].
 fn node_with(setting: &str, signer: &str) -> Node {
     let node = Node::new();
     node.write(SECRET, content(setting));
@@ -298,7 +298,7 @@ fn reports_ca_keys_of_local_signer_on_the_node() {
 const FRONT_PROXY_RISK: &str = "with the common name front-proxy-client can act as any user";
 const ETCD_RISK: &str = "can read and change everything in etcd";
 
-/// The node whose authorities are all the one of `ca`.
+/// Returns the node whose authorities are all the one of `ca`.
 fn node_with_one_authority() -> Node {
     let node = Node::new();
     for authority in [Authority::EtcdCa, Authority::FrontProxyCa] {

@@ -124,7 +124,7 @@ impl Rig for CfsslRig {
         self.dir.path()
     }
 
-    /// The name_whitelist of the profile does not match the request.
+    /// Denies by a name_whitelist of the profile that does not match the request.
     fn deny(&self, _request: &Request) -> Option<Denial> {
         let lab = Lab::serving(json!({
             "default": {"expiry": "1h"},

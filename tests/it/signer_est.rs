@@ -268,7 +268,7 @@ fn obtained(signer: &dyn Signer, wanted: RequestedCertificate) -> CurrentCertifi
     current(&issued(run(signer.submit(&request))), &key)
 }
 
-/// A server of libest, and a gateway in front of it.
+/// Returns a server of libest, and a gateway in front of it.
 fn behind_gateway(options: &[&str]) -> (Est, Gateway) {
     let server = Est::libest(with_authority("est root"), options, &[]);
     let gateway = Gateway::to(Some(server.upstream()));

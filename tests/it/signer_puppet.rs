@@ -91,7 +91,7 @@ fn signer() -> Box<dyn Signer> {
     puppet(&keys_of(shared()))
 }
 
-/// A gateway in front of the shared server, and a signer that uses it.
+/// Returns a gateway in front of the shared server, and a signer that uses it.
 fn behind_gateway() -> (Gateway, Box<dyn Signer>) {
     let gateway = Gateway::to(Some(upstream(shared())));
     let signer = puppet(&keys(&gateway.url(), &gateway.trusted()));

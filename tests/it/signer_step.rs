@@ -628,7 +628,7 @@ fn names_likely_causes_of_401() {
         &[
             "this machine's clock is",
             "s ahead of the server's",
-            "does not exist there or knows another key",
+            "does not exist there or has another key",
         ],
     );
     let skew: i64 = said
@@ -713,7 +713,7 @@ fn reports_credential_that_does_not_fit_provisioner() {
         (
             ca("jwk", &jwk().replace("}}", ", kid: other}}")),
             FailureClass::Config,
-            &["by the id nodepki-1, configured is other"][..],
+            &["has the key id nodepki-1, but other is configured"][..],
         ),
         (
             ca(

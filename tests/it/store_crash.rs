@@ -244,7 +244,7 @@ fn assert_all_old_or_all_new(fixture: &Fixture, failpoint: &str) -> bool {
     new
 }
 
-/// The failpoints that `what` reaches, numbered by occurrence.
+/// Returns the failpoints that `what` reaches, numbered by occurrence.
 fn failpoints(what: &str, prepare: impl Fn() -> Fixture) -> Vec<String> {
     let mut failpoints = Vec::new();
     for name in failpoint::STORE {

@@ -27,7 +27,7 @@ fn unit(name: &str) -> String {
     fs::read_to_string(format!("{UNITS}/{name}")).unwrap()
 }
 
-/// Every value of a key, in order.
+/// Returns every value of a key, in order.
 fn values<'a>(unit: &'a str, key: &str) -> Vec<&'a str> {
     let lines = unit
         .lines()
@@ -139,7 +139,7 @@ fn units_are_within_the_exposure_limit() {
     assert!(!open.status.success(), "{}", text(&open));
 }
 
-/// The text from the first comment about writable paths to the end of the section.
+/// Returns the text from the first comment about writable paths to the end of the section.
 fn restrictions(name: &str) -> String {
     let unit = unit(name);
     let begin = unit.find("# What a run may write").unwrap();

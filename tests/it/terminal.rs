@@ -15,7 +15,7 @@ use crate::signing::openssl;
 const HOSTILE: &str =
     "x\u{1b}[2J\u{9b}2J\u{1b}]0;t\u{7}\u{1b}[8m\r\u{202e}\u{200b}\u{7f}y\nnodepki: all is well";
 
-/// Whether a character is invisible or changes the terminal's state.
+/// Returns whether a character is invisible or changes the terminal's state.
 fn is_hidden(c: char) -> bool {
     c.is_control() && c != '\n'
         || matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')

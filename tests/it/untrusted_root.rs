@@ -105,7 +105,7 @@ impl Image {
         Image { node }
     }
 
-    /// An image that is already bootstrapped.
+    /// Returns an image that is already bootstrapped.
     fn bootstrapped() -> Self {
         Self::of(Node::bootstrapped())
     }
@@ -122,12 +122,12 @@ impl Image {
         ));
     }
 
-    /// The path of a file of this machine that contains the secret.
+    /// Returns the path of a file of this machine that contains the secret.
     fn token(&self) -> PathBuf {
         self.node.outside("token")
     }
 
-    /// The files outside the image.
+    /// Returns the files outside the image.
     fn outside(&self) -> Snapshot {
         Snapshot::of(&self.node.outside("theirs"))
     }
@@ -545,7 +545,7 @@ fn digest(text: &str) -> String {
     hex(&Sha256::digest(text))
 }
 
-/// The journal of a hostile image, with one file to be written.
+/// Returns the journal of a hostile image, with one file to be written.
 fn journal(path: &str, mode: u32) -> String {
     json!({
         "version": 1,

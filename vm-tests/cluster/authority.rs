@@ -46,13 +46,13 @@ impl KeyKind {
         ["-newkey", kind, "-pkeyopt", &option].map(str::to_owned)
     }
 
-    /// The description of such a public key by `openssl x509 -text`.
+    /// Returns the description of such a public key by `openssl x509 -text`.
     pub(crate) fn public_key(self) -> String {
         let (_, size) = self.parts();
         format!("({} bit)", size.trim_start_matches('P'))
     }
 
-    /// Whether keys of this kind sign with an algorithm, given by its name in `openssl x509 -text`.
+    /// Returns whether keys of this kind sign with an algorithm, given by its name in `openssl x509 -text`.
     pub(crate) fn has_signed(self, algorithm: &str) -> bool {
         match self.parts() {
             ("RSA", _) => algorithm.ends_with("WithRSAEncryption"),
@@ -158,12 +158,12 @@ impl CertificateAuthorities {
         self.shared.sign_with_newest(authority);
     }
 
-    /// The certificate of the signing CA as PEM.
+    /// Returns the certificate of the signing CA as PEM.
     pub(crate) fn certificate(&self, authority: &str) -> String {
         fs::read_to_string(self.file(authority, "cert.pem")).unwrap()
     }
 
-    /// The certificates of all generations of an authority as PEM.
+    /// Returns the certificates of all generations of an authority as PEM.
     pub(crate) fn certificates(&self, authority: &str) -> Vec<String> {
         let generations = 1..=self.shared.generations(authority).newest;
         generations
@@ -173,7 +173,7 @@ impl CertificateAuthorities {
             .collect()
     }
 
-    /// The path of `cert.pem` or `key.pem` of the signing CA.
+    /// Returns the path of `cert.pem` or `key.pem` of the signing CA.
     pub(crate) fn file(&self, authority: &str, name: &str) -> PathBuf {
         let generation = self.shared.generations(authority).signing;
         self.shared.path(authority, generation, name)
@@ -189,7 +189,7 @@ impl CertificateAuthorities {
         printed.trim().to_owned()
     }
 
-    /// The private keys of all generations of all CAs.
+    /// Returns the private keys of all generations of all CAs.
     pub(crate) fn keys(&self) -> Vec<PathBuf> {
         let generations = self.shared.generations.lock().unwrap();
         let keys = generations.iter().flat_map(|(authority, generations)| {
@@ -199,7 +199,7 @@ impl CertificateAuthorities {
         keys.collect()
     }
 
-    /// The certificate that a request would have obtained two years ago for one year.
+    /// Returns the certificate that a request would have obtained two years ago for one year.
     pub(crate) fn expired(&self, authority: &str, request: &Path) -> String {
         let now = OffsetDateTime::now_utc();
         let (begin, end) = (now - 2 * YEAR, now - YEAR);

@@ -35,12 +35,12 @@ pub(crate) fn address(name: &str) -> String {
     format!("10.77.0.{}", octet(name))
 }
 
-/// A node's IPv6 address, if the kernel supports IPv6.
+/// Returns a node's IPv6 address, if the kernel supports IPv6.
 pub(crate) fn address_ipv6(name: &str) -> String {
     format!("fd77::{}", octet(name))
 }
 
-/// The IPv6 subnet of a node's pods.
+/// Returns the IPv6 subnet of a node's pods.
 pub(crate) fn pods_ipv6(name: &str) -> String {
     format!("fd44:0:0:{}::/64", octet(name))
 }

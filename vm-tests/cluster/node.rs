@@ -89,7 +89,7 @@ impl Node {
         }
     }
 
-    /// The host's path of the folder of its directory signer.
+    /// Returns the host's path of the folder of its directory signer.
     pub(crate) fn requests(&self) -> PathBuf {
         self.machine.dir().join("requests")
     }

@@ -83,12 +83,12 @@ impl OpenBao {
         bao
     }
 
-    /// The address that nodes use.
+    /// Returns the address that nodes use.
     pub(crate) fn url() -> String {
         format!("https://{}:8200", OPENBAO.1)
     }
 
-    /// The root of the server's certificate as PEM.
+    /// Returns the root of the server's certificate as PEM.
     pub(crate) fn root_certificate(&self) -> String {
         fs::read_to_string(self.dir.join("root.pem")).unwrap()
     }

@@ -30,7 +30,7 @@ const fn foundation(
     }
 }
 
-/// A scenario that runs with `all` only.
+/// Returns a scenario that runs with `all` only.
 const fn long(name: &'static str, shows: &'static str, run: fn(&mut Cluster<'_>)) -> Scenario {
     Scenario {
         name,

@@ -52,7 +52,7 @@ impl Site {
         site
     }
 
-    /// The path of a Kubernetes program in a version such as `v1.35.1`.
+    /// Returns the path of a Kubernetes program in a version such as `v1.35.1`.
     pub(crate) fn program(&self, name: &str, version: &str) -> PathBuf {
         let program = match version {
             CURRENT => self.servers.join(name),
@@ -70,7 +70,7 @@ impl Site {
         program
     }
 
-    /// The folder with the image archives, which each node sees as /images.
+    /// Returns the folder with the image archives, which each node sees as /images.
     pub(crate) fn images(&self) -> PathBuf {
         self.dir.path().join("images")
     }
@@ -88,7 +88,7 @@ impl Site {
         root
     }
 
-    /// The lower directories of a node's overlay with the programs of a version.
+    /// Returns the lower directories of a node's overlay with the programs of a version.
     pub(crate) fn lower(&self, version: &str) -> OsString {
         let mut made = self.made.lock().unwrap();
         let programs = made

@@ -34,14 +34,14 @@ pub(crate) struct Secrets {
     pub(crate) certificate_key: String,
 }
 
-/// The user data of the first control-plane node.
+/// Returns the user data of the first control-plane node.
 pub(crate) fn first(cluster: &Cluster, version: &str, name: &str) -> String {
     let text = first_flow(cluster, version, name);
     let kubeadm = written(&text, KUBEADM);
     with_signer(&text, cluster, name, &kubeadm)
 }
 
-/// The user data of a first node that kubeadm creates with its own CAs.
+/// Returns the user data of a first node that kubeadm creates with its own CAs.
 pub(crate) fn first_by_kubeadm(cluster: &Cluster, name: &str) -> String {
     let mut text = first_flow(cluster, cluster.spec.version, name);
     let init = "kubeadm init --config /etc/nodepki/kubeadm.yaml";
@@ -107,7 +107,7 @@ fn first_flow(cluster: &Cluster, version: &str, name: &str) -> String {
     text
 }
 
-/// The lines that follow the name in `nodeRegistration`.
+/// Returns the lines that follow the name in `nodeRegistration`.
 fn registration(cluster: &Cluster, addresses: &[impl AsRef<str>; 2]) -> String {
     let mut text = format!("\n      {IGNORED}");
     if cluster.is_dual_stack() {
@@ -119,8 +119,8 @@ fn registration(cluster: &Cluster, addresses: &[impl AsRef<str>; 2]) -> String {
     text
 }
 
-/// The dual-stack lines of the ClusterConfiguration. kubeadm adds only the first service address of the first family to
-/// apiserver.crt.
+/// Returns the dual-stack lines of the ClusterConfiguration. kubeadm adds only the first service address of the first
+/// family to apiserver.crt.
 fn dual_stack() -> String {
     format!(
         "    networking: {{podSubnet: \"{POD_SUBNETS}\", serviceSubnet: \"{SERVICE_SUBNETS}\"}}
@@ -132,7 +132,7 @@ fn dual_stack() -> String {
     )
 }
 
-/// The user data of a further node.
+/// Returns the user data of a further node.
 pub(crate) fn join(cluster: &Cluster, name: &str, role: Role, secrets: &Secrets) -> String {
     let text = join_flow(cluster, role, secrets);
     // `config signer-setup` runs outside the node, with the rendered template and the configuration of the cluster.
@@ -149,7 +149,7 @@ pub(crate) fn join(cluster: &Cluster, name: &str, role: Role, secrets: &Secrets)
     with_signer(&text, cluster, name, &kubeadm)
 }
 
-/// The user data of a node that kubeadm joins with the CA keys.
+/// Returns the user data of a node that kubeadm joins with the CA keys.
 pub(crate) fn join_by_kubeadm(cluster: &Cluster, role: Role, secrets: &Secrets) -> String {
     let mut text = join_flow(cluster, role, secrets);
     leave_to_kubeadm(
@@ -232,7 +232,7 @@ fn with_signer(text: &str, cluster: &Cluster, name: &str, kubeadm: &str) -> Stri
     format!("{text}{commands}")
 }
 
-/// The script that the part of a directory signer runs on the node at each boot.
+/// Returns the script that the part of a directory signer runs on the node at each boot.
 pub(crate) fn directory_script(cluster: &Cluster) -> String {
     let signer = directory(cluster);
     let (_, script) = signer.split_once("\nbootcmd:\n  - |\n").unwrap();
@@ -296,7 +296,7 @@ fn directory(cluster: &Cluster) -> String {
     signer
 }
 
-/// The text that `put` writes to a file.
+/// Returns the text that `put` writes to a file.
 fn written(text: &str, path: &str) -> String {
     let begin = format!("    put {path} <<'EOF'\n");
     let (_, rest) = text.split_once(&begin).unwrap();

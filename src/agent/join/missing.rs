@@ -215,7 +215,7 @@ impl MissingFiles {
         self.add_signer(shared, setup)
     }
 
-    /// The missing CA keys and files of an external etcd.
+    /// Returns the missing CA keys and files of an external etcd.
     fn files(&self, shared: &SharedCerts) -> impl Iterator<Item = ProvidedFile> {
         let ca_keys = self.ca_keys.iter().map(|(authority, path)| {
             let entry = SharedFile::AuthorityKey(*authority);
@@ -285,7 +285,7 @@ fn is_missing(root: &NodeRoot, path: &Path) -> Result<bool, Failure> {
     Ok(root.metadata(path)?.is_none_or(|found| found.size == 0))
 }
 
-/// The service-account pair of the Secret. An upload without `sa.pub` has the public key of `sa.key` only.
+/// Returns the service-account pair of the Secret. An upload without `sa.pub` has the public key of `sa.key` only.
 fn service_account(shared: &SharedCerts) -> Result<Option<ServiceAccount>, Failure> {
     let Some(pem) = shared.contents(SharedFile::ServiceAccountKey) else {
         return Ok(None);

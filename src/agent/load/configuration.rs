@@ -18,12 +18,13 @@ pub(super) const KUBELET_CONF: &str = "/etc/kubernetes/kubelet.conf";
 /// Time limit for one read of the ClusterConfiguration.
 const CONFIGURATION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Whether the ClusterConfiguration has to come from the cluster: a joining control-plane node cannot be set up without it.
+/// Returns whether the ClusterConfiguration must come from the cluster: a joining control-plane node cannot be set up
+/// without it.
 pub(super) fn asks_cluster(settings: &Settings, documents: &kubeadm::Documents) -> bool {
     documents.joins_control_plane() && takes_from_cluster(settings, documents)
 }
 
-/// Whether the documents of a joining node are completed with the ClusterConfiguration of its cluster.
+/// Returns whether the documents of a joining node are completed with the ClusterConfiguration of its cluster.
 pub(super) fn takes_from_cluster(settings: &Settings, documents: &kubeadm::Documents) -> bool {
     documents.join().is_some()
         && !documents.faults().has_errors()
@@ -151,7 +152,7 @@ fn no_answer(time: Duration) -> Failure {
     )
 }
 
-/// The failure without any kubeadm configuration, and the ways to provide one.
+/// Returns the failure without any kubeadm configuration, and the ways to provide one.
 pub(super) fn no_configuration(root: &NodeRoot, settings: &Settings, is_running: bool) -> Failure {
     let KubeadmFiles {
         arguments, files, ..
@@ -175,8 +176,8 @@ pub(super) fn no_configuration(root: &NodeRoot, settings: &Settings, is_running:
     Failure::new(ExitCode::Configuration, message)
 }
 
-/// Whether the node has the CA certificate of the cluster in the documents. A node after `kubeadm reset` does not, and may
-/// now join another cluster.
+/// Returns whether the node has the CA certificate of the cluster in the documents. After `kubeadm reset` it does not,
+/// and the node may join another cluster.
 pub(super) fn has_authority(
     root: &NodeRoot,
     documents: &kubeadm::Documents,
@@ -189,7 +190,8 @@ pub(super) fn has_authority(
     Ok(found.is_some_and(|found| found.size > 0))
 }
 
-/// Whether a joining worker has a CA of its cluster: a certificate at `caCertPath`, or a trusted one in the settings.
+/// Returns whether a joining worker has a CA of its cluster: a certificate at `caCertPath`, or a trusted one in the
+/// settings.
 fn has_authority_of_worker(
     root: &NodeRoot,
     settings: &Settings,

@@ -105,8 +105,8 @@ fn unreadable(path: &Path, error: io::Error) -> Failure {
     }
 }
 
-/// The exit status for an unusable configuration file. A file that another user can change is refused; other problems are
-/// faults of the configuration.
+/// Returns the exit status for an unusable configuration file. A file that another user can change is refused; other
+/// problems are faults of the configuration.
 fn unreadable_code(error: &io::Error) -> ExitCode {
     match store::is_access_refusal(error) {
         true => ExitCode::Refused,
@@ -145,7 +145,7 @@ fn read_verified(
     }
 }
 
-/// The names that are valid UTF-8.
+/// Returns the names that are valid UTF-8.
 fn texts(names: Option<Vec<OsString>>) -> Vec<String> {
     let names = names.unwrap_or_default().into_iter();
     names.filter_map(|name| name.into_string().ok()).collect()

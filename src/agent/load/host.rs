@@ -29,7 +29,7 @@ pub(super) fn host_facts(root: &NodeRoot) -> Result<HostFacts, Failure> {
     })
 }
 
-/// The addresses of this machine; none if the root is another machine's.
+/// Returns the addresses of this machine; none if the root is another machine's.
 pub(super) fn interfaces(root: &NodeRoot) -> Vec<IpAddr> {
     if !root.is_this_machine() {
         return Vec::new();

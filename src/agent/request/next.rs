@@ -35,12 +35,12 @@ impl SignerCall {
         }
     }
 
-    /// True if the request is sent.
+    /// Returns whether the request is sent.
     pub(super) fn is_submission(&self) -> bool {
         matches!(self, SignerCall::Submit | SignerCall::Renew)
     }
 
-    /// The operation in events and metrics.
+    /// Returns the operation in events and metrics.
     pub(super) fn operation(&self) -> SignerOperation {
         match self {
             SignerCall::Submit => SignerOperation::Submit,

@@ -117,7 +117,8 @@ impl Survey {
             .collect()
     }
 
-    /// Whether `present` is another CA than the one to which the certificates and kubeconfigs of this node belong.
+    /// Returns whether `present` is another CA than the one to which the certificates and kubeconfigs of this node
+    /// belong.
     pub(in crate::agent) fn replaced_by(
         &self,
         authority: Authority,

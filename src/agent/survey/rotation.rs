@@ -20,8 +20,8 @@ pub(in crate::agent) struct Rotating {
 }
 
 impl SurveyedCert {
-    /// Whether the key may be kept for a new certificate: it has the desired type, belongs to the certificate, and is neither
-    /// readable by other users nor revoked.
+    /// Returns whether the key may be kept for a new certificate: it has the desired type, belongs to the certificate, and
+    /// is neither readable by other users nor revoked.
     pub(in crate::agent) fn has_good_key(&self) -> bool {
         let (Some(chain), Some(key)) = (self.found.chain.present(), self.found.key.present())
         else {

@@ -66,7 +66,7 @@ impl Survey {
 }
 
 impl FoundPair<'_> {
-    /// Why the pair is not that of the cluster; `None` if it is, or if there is none.
+    /// Returns why the pair is not that of the cluster; `None` if it is, or if there is none.
     fn foreign(&self, provided: &ServiceAccount) -> Option<String> {
         let ServiceAccount { from, key, .. } = provided;
         let cluster = key.public_key();

@@ -129,7 +129,7 @@ pub(super) enum LogLineFormat {
 pub(super) struct LogWriter(pub(super) LogLineFormat);
 
 impl Write for LogWriter {
-    /// The subscriber writes one whole event at a time.
+    /// Writes an event. The subscriber passes one whole event at a time.
     fn write(&mut self, event: &[u8]) -> io::Result<usize> {
         let text = String::from_utf8_lossy(event);
         let line = text.strip_suffix('\n').unwrap_or(&text);

@@ -95,7 +95,7 @@ struct ProgressLine {
 }
 
 impl Terminal {
-    /// The progress line is shown if stderr is a terminal and no events are logged there.
+    /// Shows a progress line if stderr is a terminal and no events are logged there.
     pub(in super::super) fn new(verbose: u8) -> Self {
         Terminal {
             line: (stderr().is_terminal() && verbose == 0).then(RefCell::default),

@@ -280,22 +280,22 @@ impl IpNet {
         }
     }
 
-    /// The network address.
+    /// Returns the network address.
     pub fn network(&self) -> IpAddr {
         self.address
     }
 
-    /// The length of the prefix in bits.
+    /// Returns the length of the prefix in bits.
     pub(crate) fn prefix_len(&self) -> u8 {
         self.prefix
     }
 
-    /// The number of host bits.
+    /// Returns the number of host bits.
     pub(crate) fn host_bits(&self) -> u8 {
         (if self.address.is_ipv4() { 32 } else { 128 }) - self.prefix
     }
 
-    /// The number of addresses, at most `u128::MAX`.
+    /// Returns the number of addresses, at most `u128::MAX`.
     pub fn size(&self) -> u128 {
         1_u128
             .checked_shl(u32::from(self.host_bits()))
@@ -345,7 +345,7 @@ impl fmt::Display for IpNet {
 pub struct NodeName(String);
 
 impl NodeName {
-    /// The name as text.
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }

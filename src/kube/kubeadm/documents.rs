@@ -30,12 +30,12 @@ pub struct Documents {
 }
 
 impl Documents {
-    /// The OpenShift `PKI` documents among the others; `spec::policy` reads them.
+    /// Returns the OpenShift `PKI` documents among the others; `spec::policy` reads them.
     pub fn policies(&self) -> &[Node] {
         &self.policies
     }
 
-    /// The settings of the ClusterConfiguration; `None` without one.
+    /// Returns the settings of the ClusterConfiguration; `None` without one.
     pub fn cluster(&self) -> Option<&ClusterConfig> {
         self.cluster.as_ref().map(|input| &input.cluster)
     }
@@ -90,18 +90,18 @@ impl Documents {
         self.role() == Some(KubeadmRole::Join)
     }
 
-    /// The JoinConfiguration as written, including its secrets.
+    /// Returns the JoinConfiguration as written, including its secrets.
     pub(crate) fn join_document(&self) -> Option<serde_json::Value> {
         self.join_document.as_ref().map(yaml::to_json)
     }
 
-    /// The discovery part of the JoinConfiguration, as far as it could be read; `None` without one. Check
+    /// Returns the discovery part of the JoinConfiguration, as far as it could be read; `None` without one. Check
     /// [`Documents::faults`] before using it.
     pub fn join(&self) -> Option<&JoinDiscovery> {
         self.join.as_ref()?.join.as_ref()
     }
 
-    /// The faults of all documents.
+    /// Returns the faults of all documents.
     pub fn faults(&self) -> &Faults {
         &self.faults
     }

@@ -97,12 +97,12 @@ pub struct BootstrapToken {
 }
 
 impl BootstrapToken {
-    /// The public half; it is part of the names of the token's Secret and signature.
+    /// Returns the public half; it is part of the names of the token's Secret and signature.
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// The secret half.
+    /// Returns the secret half.
     pub fn secret(&self) -> &str {
         &self.secret
     }

@@ -239,8 +239,8 @@ impl Node<'_> {
         !external
     }
 
-    /// Whether the kubelet's serving certificate was issued by the cluster's CA. A self-signed one that the kubelet
-    /// generated is not part of the status.
+    /// Returns whether the kubelet's serving certificate was issued by the cluster's CA. A self-signed one that the
+    /// kubelet generated is not part of the status.
     fn has_issued_serving(&self, authorities: &[Bundle]) -> bool {
         let name = CertName::KubeletServing;
         let bundle = authorities

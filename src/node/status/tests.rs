@@ -30,7 +30,7 @@ fn golden(file: &str) -> String {
     fs::read_to_string(Path::new(GOLDEN).join(file)).unwrap()
 }
 
-/// A node with the tree of the recording.
+/// Returns a node with the tree of the recording.
 fn golden_node() -> TestNode {
     let node = TestNode::empty();
     copy(
@@ -965,7 +965,7 @@ impl TestNode {
         }
     }
 
-    /// A healthy control-plane node without CA keys and super-admin.conf.
+    /// Returns a healthy control-plane node without CA keys and super-admin.conf.
     fn control_plane() -> TestNode {
         let node = TestNode::empty();
         let (etcd, proxy) = (authority("etcd-ca"), authority("front-proxy-ca"));

@@ -228,7 +228,7 @@ impl Cfssl {
                 ),
             ),
             Meaning::Unspecified => SignerError::config(
-                what("it refused to sign, or does not know the label"),
+                what("it refused to sign, or the label is unknown"),
                 format!(
                     "check that CFSSL has a CA with the label {:?}; its log has details",
                     place.label

@@ -319,7 +319,7 @@ impl Requests {
             Existing::Foreign => {
                 tracing::warn!(
                     signer = self.label,
-                    "{} was replaced by another user, or has another content now; it is no longer used",
+                    "{} was replaced by another user, or its content was changed; it is no longer used",
                     self.object(name)
                 );
                 Ok(None)

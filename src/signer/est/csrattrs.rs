@@ -96,14 +96,14 @@ impl Attributes {
         let mut found = Vec::new();
         if self.channel_binding {
             found.push(
-                "the server wants requests bound to their TLS connection (challengePassword), which is not supported"
+                "the server requires requests to be bound to their TLS connection (challengePassword), which is not supported"
                     .to_owned(),
             );
         }
         if !self.keys.is_empty() && !self.keys.iter().any(|wanted| wanted.takes(key)) {
             let wanted: Vec<String> = self.keys.iter().map(RequestedKey::describe).collect();
             found.push(format!(
-                "the server wants {}, and {key} is planned",
+                "the server requires {}, but {key} is planned",
                 wanted.join(" or ")
             ));
         }
@@ -129,7 +129,7 @@ impl RequestedKey {
             RequestedKey::Ec => "an EC key".to_owned(),
             RequestedKey::Curve(Some(curve)) => format!("an EC key of {curve}"),
             RequestedKey::Curve(None) => {
-                "an EC key on a curve that Kubernetes does not know".to_owned()
+                "an EC key on a curve that Kubernetes does not support".to_owned()
             }
         }
     }

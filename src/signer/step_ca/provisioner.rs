@@ -125,7 +125,7 @@ pub(super) async fn look(
             {
                 return Err(SignerError::config(
                     format!(
-                        "{label}: the provisioner {name} knows its key by the id {}, configured is {ours}",
+                        "{label}: the provisioner {name} has the key id {}, but {ours} is configured",
                         printable(theirs, 128)
                     ),
                     "correct or remove auth.jwk.kid, or the kid in auth.jwk.keyFile",

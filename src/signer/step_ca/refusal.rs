@@ -78,7 +78,7 @@ pub(super) fn judge(
         }),
         403 if has(FORBIDDEN_PREFIX) => error(
             FailureClass::Permanent,
-            "see with the server's owner what its policy demands, then run again".to_owned(),
+            "ask the server's owner for the requirements of its policy, then run again".to_owned(),
         ),
         500 if has("certificate template") => error(
             FailureClass::Config,
@@ -115,7 +115,7 @@ fn causes(response: &HttpResponse, sent: &Sent<'_>) -> String {
     }
     if !sent.compared {
         causes.push(format!(
-            "the provisioner {} does not exist there or knows another key",
+            "the provisioner {} does not exist there or has another key",
             sent.provisioner
         ));
     }

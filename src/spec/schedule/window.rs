@@ -142,7 +142,7 @@ impl Window {
         self.opens.next(now)
     }
 
-    /// The time for which it is open.
+    /// Returns the time for which it is open.
     pub(super) fn length(&self) -> Span {
         self.length
     }

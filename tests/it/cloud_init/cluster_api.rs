@@ -1,5 +1,5 @@
-//! The KubeadmControlPlanes: a real API server takes them, Cluster API's own code makes user data of them, and the real
-//! cloud-init runs these.
+//! The KubeadmControlPlane examples: a real API server accepts them, Cluster API's own code generates user data from
+//! them, and the real cloud-init runs the user data.
 
 use std::fs;
 use std::process::Command;
@@ -19,7 +19,7 @@ const ENDPOINT: &str = "api.prod.example.com:6443";
 /// The file by which Cluster API recognizes the machine's success.
 const SENTINEL: &str = "run.last/cluster-api/bootstrap-success.complete";
 
-/// Has the API server know KubeadmControlPlane, with the field of the proposal.
+/// Defines KubeadmControlPlane at the API server, with the field of the proposal.
 fn definition() {
     static MADE: OnceLock<()> = OnceLock::new();
     MADE.get_or_init(|| {
@@ -31,7 +31,7 @@ fn definition() {
                 &mut version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"];
             assert!(
                 spec["externalCA"].is_null(),
-                "Cluster API has it now: no need to add it"
+                "Cluster API defines the field now: remove this addition"
             );
             spec["externalCA"] = json!({"type": "boolean"});
         }
@@ -42,14 +42,14 @@ fn definition() {
     });
 }
 
-/// Sends objects with every unknown or doubled field an error.
+/// Creates an object with strict validation: an unknown or duplicate field is an error.
 fn create_strictly(admin: &Person, path: &str, object: &Value) {
     let call = Call::post(format!("{path}?fieldValidation=Strict"));
     let (status, answer) = admin.send(call.json(object));
     assert_eq!(status, 201, "{answer}");
 }
 
-/// A management cluster with the objects of an example in it.
+/// Returns a management cluster with the objects of an example in it.
 fn plane(name: &str, secrets: &[&str]) -> Management {
     definition();
     let management = Management::new();
@@ -87,7 +87,7 @@ fn user_data(management: &Management, role: &str) -> String {
         .output()
         .unwrap();
     assert!(output.status.success(), "{output:?}");
-    // A machine in a directory has no route by which to know its address.
+    // A machine in a directory has no default route, which would determine its address.
     String::from_utf8(output.stdout).unwrap().replace(
         "localAPIEndpoint: {}",
         "localAPIEndpoint: {advertiseAddress: 192.0.2.11}",
@@ -100,9 +100,9 @@ fn machine(user_data: &str) -> Machine {
     machine
 }
 
-/// kubeadm is not run on half a PKI, and nothing tells of success.
+/// Asserts that a failed bootstrap fails the boot: kubeadm is not run, and the machine does not report success.
 #[track_caller]
-fn is_refused(user_data: &str) {
+fn assert_bootstrap_failure_is_reported(user_data: &str) {
     let refused = machine(user_data);
     refused.stands_in("nodepki", "exit 65");
     let boot = refused.boot();
@@ -116,10 +116,11 @@ fn is_refused(user_data: &str) {
     assert!(!refused.path(SENTINEL).exists());
 }
 
-/// Nor when systemd had no reason to start the unit, nor when kubeadm itself has failed.
+/// Asserts that the machine does not report success after a failed bootstrap, a unit that systemd skipped, or a failed
+/// kubeadm.
 #[track_caller]
-fn tells_the_truth(user_data: &str) {
-    is_refused(user_data);
+fn assert_failures_are_reported(user_data: &str) {
+    assert_bootstrap_failure_is_reported(user_data);
     let skipped = machine(user_data);
     skipped.stands_in("systemctl", "[ \"$1\" != is-active ] || exit 3");
     let boot = skipped.boot();
@@ -133,9 +134,9 @@ fn tells_the_truth(user_data: &str) {
     assert!(!failed.path(SENTINEL).exists());
 }
 
-/// Boots the machine with a signer that takes its time, and leaves `/run` for others to look at.
+/// Boots the machine with a signer that is pending at first, and keeps its `/run`.
 #[track_caller]
-fn is_patient(machine: &Machine) {
+fn boot_with_slow_signer(machine: &Machine) {
     machine.stands_in("nodepki", "[ $calls -gt 2 ] || exit $((63 + calls * 6))");
     let boot = machine.boot();
     boot.is("done");
@@ -159,37 +160,37 @@ fn is_patient(machine: &Machine) {
 }
 
 #[test]
-fn todays_control_plane() {
+fn boots_control_plane_of_current_cluster_api() {
     let management = plane("cluster-api.yaml", &["--placeholder-keys"]);
     assert!(!example("cluster-api.yaml").contains("externalCA"));
     let (init, join) = (
         user_data(&management, "init"),
         user_data(&management, "join"),
     );
-    tells_the_truth(&init);
-    is_refused(&join);
+    assert_failures_are_reported(&init);
+    assert_bootstrap_failure_is_reported(&join);
     let first = machine(&init);
-    is_patient(&first);
+    boot_with_slow_signer(&first);
     first
         .nodepki(&["config", "check"])
         .done()
         .says("node cp2, cluster prod, 12 certificates");
     kubeadm_takes(&first, "run/kubeadm/kubeadm.yaml");
     let joining = machine(&join);
-    is_patient(&joining);
+    boot_with_slow_signer(&joining);
     joining
         .nodepki(&["config", "check"])
         .done()
         .says("node cp2");
     kubeadm_takes(&joining, "run/kubeadm/kubeadm-join-config.yaml");
-    // Placeholders came with the user data and have gone; a key would have stayed.
+    // The placeholders in the user data were removed; a private key is kept.
     for text in [&init, &join] {
         assert!(text.contains("/etc/kubernetes/pki/ca.key") && !text.contains("PRIVATE KEY-----"));
     }
     for machine in [&first, &joining] {
-        let is_there = |name: &str| machine.path("etc/kubernetes/pki").join(name).exists();
-        assert!(is_there("ca.crt") && is_there("etcd/ca.crt") && !is_there("etcd/ca.key"));
-        assert!(!is_there("ca.key") && !is_there("front-proxy-ca.key"));
+        let exists = |name: &str| machine.path("etc/kubernetes/pki").join(name).exists();
+        assert!(exists("ca.crt") && exists("etcd/ca.crt") && !exists("etcd/ca.key"));
+        assert!(!exists("ca.key") && !exists("front-proxy-ca.key"));
     }
     let planted = machine(&init.replace(
         "runcmd:\n",
@@ -203,15 +204,15 @@ fn todays_control_plane() {
     );
 }
 
-/// As the proposal has it: no key of a CA anywhere, and the joining node has the ClusterConfiguration too. Cluster API's
-/// code of today reads the certificates from the Secrets of `--format both`.
+/// With the proposal, no CA key exists, and a joining node has the ClusterConfiguration too. The current code of Cluster
+/// API reads the certificates from the Secrets of `--format both`.
 #[test]
-fn the_control_plane_of_the_proposal() {
+fn boots_control_plane_of_proposal() {
     let management = plane("cluster-api-proposal.yaml", &["--format", "both"]);
     let init = user_data(&management, "init");
     assert!(!init.contains("ca.key"), "{init}");
     let first = machine(&init);
-    is_patient(&first);
+    boot_with_slow_signer(&first);
     first
         .nodepki(&["config", "check"])
         .done()
@@ -219,7 +220,7 @@ fn the_control_plane_of_the_proposal() {
 
     let join = user_data(&management, "join");
     let joining = machine(&with_file_of(&join, &init, "/run/kubeadm/kubeadm.yaml"));
-    is_patient(&joining);
+    boot_with_slow_signer(&joining);
     joining
         .nodepki(&["config", "check"])
         .done()
@@ -236,7 +237,7 @@ fn the_control_plane_of_the_proposal() {
     }
 }
 
-/// User data with a file that other user data write.
+/// Returns user data with the addition of a file that other user data write.
 fn with_file_of(user_data: &str, other: &str, path: &str) -> String {
     let data = |text: &str| parsed(&text.replace("## template: jinja\n", "")).remove(0);
     let mut merged = data(user_data);

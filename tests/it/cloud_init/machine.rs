@@ -1,7 +1,7 @@
-//! A machine in a directory that the real cloud-init boots, stage by stage, as often as one likes.
+//! A machine in a directory, which the real cloud-init boots stage by stage, any number of times.
 //!
-//! In place of systemd, kubeadm and, unless told otherwise, nodepki stand programs that write down what they were called
-//! with. Nothing of this machine can be written to.
+//! Stand-in programs replace systemd, kubeadm and, by default, nodepki, and record their arguments. The machine has no
+//! write access to the host.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -14,7 +14,7 @@ use crate::servers::bin;
 
 const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures");
 
-/// The modules that the user data here use, in Debian's order. Those that set up a machine's disks and users are left out.
+/// The cloud-init modules that the user data need, in Debian's order, without those that set up disks and users.
 const CLOUD_CFG: &str = "\
 datasource_list: [NoCloud]
 cloud_init_modules: [bootcmd, write-files]
@@ -24,11 +24,11 @@ network: {config: disabled}
 system_info: {distro: debian, paths: {cloud_dir: /var/lib/cloud/, templates_dir: /etc/cloud/templates/}}
 ";
 
-/// The one that Debian's cloud-init runs with, and has its modules in.
+/// The interpreter of Debian's cloud-init, which has its modules.
 const PYTHON: &str = "/usr/bin/python3";
 
-/// What systemd makes of the unit, and `nodepki bootstrap` of its exit status.
-const SYSTEMCTL: &str = r#"
+/// Stand-in for systemctl: runs the unit's program, and derives the unit's state from its exit status.
+const SYSTEMCTL_SCRIPT: &str = r#"
 case "$*" in
 'start nodepki-bootstrap.service')
     [ ! -e /run/active ] || exit 0
@@ -57,7 +57,7 @@ fn packages() -> PathBuf {
     cache.join("usr/lib/python3/dist-packages")
 }
 
-/// `cloud-init` on this machine, for what changes nothing: once for each of the argument lists.
+/// Runs `cloud-init` on the host once for each argument list, for commands that change nothing.
 pub(super) fn cloud_init(runs: &[String]) -> Ran {
     Ran::of(
         Command::new(PYTHON)
@@ -67,19 +67,19 @@ pub(super) fn cloud_init(runs: &[String]) -> Ran {
     )
 }
 
-/// See the module's page.
+/// A machine in a directory, as the module describes it.
 pub(super) struct Machine {
     dir: tempfile::TempDir,
     binds: Vec<PathBuf>,
 }
 
-/// How a boot ended.
+/// Result of a boot.
 pub(super) struct Boot {
     /// The output of `cloud-init status`: done, error.
     pub(super) status: String,
     /// The programs that were called, in order, with their arguments.
     pub(super) calls: Vec<String>,
-    /// Everything that was printed.
+    /// The output.
     pub(super) ran: Ran,
 }
 
@@ -90,7 +90,7 @@ impl Boot {
         self
     }
 
-    /// How often something was called with arguments that begin like this.
+    /// Returns the number of calls that begin with `call`.
     pub(super) fn count(&self, call: &str) -> usize {
         let begins = |line: &&String| line.starts_with(call);
         self.calls.iter().filter(begins).count()
@@ -108,7 +108,7 @@ impl Machine {
         machine.write("etc/group", "root:x:0:\n");
         machine.meta_data(&[]);
         machine.user_data("");
-        machine.stands_in("systemctl", SYSTEMCTL);
+        machine.stands_in("systemctl", SYSTEMCTL_SCRIPT);
         for name in ["kubeadm", "nodepki", "journalctl", "sleep"] {
             machine.stands_in(name, "");
         }
@@ -140,7 +140,7 @@ impl Machine {
         self.write("var/lib/cloud/seed/nocloud/vendor-data", text);
     }
 
-    /// In addition to instance id and host name `cp2`.
+    /// Writes the metadata: instance id, host name `cp2`, and `more`.
     pub(super) fn meta_data(&self, more: &[(&str, &str)]) {
         let mut text = "instance-id: i-1\nlocal-hostname: cp2\n".to_owned();
         for (key, value) in more {
@@ -149,7 +149,8 @@ impl Machine {
         self.write("var/lib/cloud/seed/nocloud/meta-data", &text);
     }
 
-    /// A program that writes down how it was called and does this, as a shell script; `$calls` is how often it was called.
+    /// Installs a stand-in program that records its arguments and runs `does`, a shell script in which `$calls` is the
+    /// number of calls so far.
     pub(super) fn stands_in(&self, name: &str, does: &str) {
         let head =
             format!("#!/bin/sh\necho {name} \"$@\" >>/calls\ncalls=$(grep -c '^{name} ' /calls)\n");
@@ -158,14 +159,14 @@ impl Machine {
         fs::set_permissions(self.path(&format!("programs/{name}")), mode).unwrap();
     }
 
-    /// The real nodepki in place of the one that stands in for it.
+    /// Replaces the stand-in for nodepki by the real program.
     pub(super) fn with_nodepki(mut self) -> Self {
         self.binds.push(NODEPKI.into());
         self.stands_in("nodepki", &format!("exec {NODEPKI} \"$@\""));
         self
     }
 
-    /// Runs a command inside.
+    /// Runs a command on the machine.
     pub(super) fn run<A: AsRef<OsStr>>(&self, command: impl IntoIterator<Item = A>) -> Ran {
         let mut unshare = Command::new("unshare");
         if !nix::unistd::geteuid().is_root() {
@@ -192,7 +193,7 @@ impl Machine {
         Ran::of(&mut unshare)
     }
 
-    /// From power-on to the end of cloud-init's last stage.
+    /// Boots the machine, up to the end of cloud-init's last stage.
     pub(super) fn boot(&self) -> Boot {
         let stages = [
             "init --local",
@@ -217,7 +218,7 @@ impl Machine {
         }
     }
 
-    /// The real nodepki, on what is there now.
+    /// Runs the real nodepki on the machine's files.
     pub(super) fn nodepki(&self, arguments: &[&str]) -> Ran {
         Ran::of(
             Command::new(NODEPKI)
@@ -227,8 +228,8 @@ impl Machine {
         )
     }
 
-    /// No file of nodepki's configuration is open to others.
-    pub(super) fn keeps_its_secrets(&self) {
+    /// Asserts that other users cannot read nodepki's configuration.
+    pub(super) fn assert_secrets_are_private(&self) {
         for entry in walk(&self.path("etc/nodepki")) {
             let mode = entry.metadata().unwrap().permissions().mode();
             assert!(
@@ -239,7 +240,7 @@ impl Machine {
         }
     }
 
-    /// Name and content of everything below a directory.
+    /// Returns path and content of every file below a directory.
     pub(super) fn content(&self, name: &str) -> Vec<(PathBuf, Vec<u8>)> {
         let mut found: Vec<_> = walk(&self.path(name))
             .into_iter()

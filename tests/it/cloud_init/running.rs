@@ -1,5 +1,5 @@
-//! The real cloud-init runs the texts, over several boots: in what order things happen, what a power cut leaves, and
-//! whether `cloud-init status` tells the truth.
+//! The real cloud-init runs the texts, over several boots: the order of programs, recovery from a power cut, and the
+//! result of `cloud-init status`.
 
 use std::fs;
 use std::process::Command;
@@ -11,7 +11,7 @@ use crate::servers::bin;
 fn first() -> Machine {
     let machine = Machine::new();
     machine.user_data(&composed("user-data-first.yaml", "vault"));
-    // As the real one does it.
+    // The real nodepki writes the key with this mode.
     machine.stands_in(
         "nodepki",
         "[ \"$1\" != certs ] || (umask 077; echo key >\"$4\")",
@@ -20,8 +20,8 @@ fn first() -> Machine {
     machine
 }
 
-/// What systemd's stand-in does not hide.
-const WORK: [&str; 6] = [
+/// Calls of a first boot in order, then the check of the unit.
+const FIRST_BOOT_CALLS: [&str; 6] = [
     "systemctl enable --now --no-block nodepki-bootstrap.service",
     "nodepki bootstrap",
     "kubeadm init --config /etc/nodepki/kubeadm.yaml",
@@ -31,7 +31,7 @@ const WORK: [&str; 6] = [
 ];
 
 #[test]
-fn the_first_node() {
+fn bootstraps_first_node_once() {
     let machine = first();
     let boot = machine.boot();
     boot.is("done");
@@ -39,17 +39,17 @@ fn the_first_node() {
         .calls
         .iter()
         .map(String::as_str)
-        .filter(|call| WORK.contains(call))
+        .filter(|call| FIRST_BOOT_CALLS.contains(call))
         .collect();
     order.retain(|call| !call.contains("is-active"));
-    assert_eq!(order, &WORK[..5]);
+    assert_eq!(order, &FIRST_BOOT_CALLS[..5]);
     machine
         .nodepki(&["config", "check"])
         .done()
         .says("node cp1, cluster prod, 12 certificates");
-    machine.keeps_its_secrets();
+    machine.assert_secrets_are_private();
 
-    // Every further boot: nothing is made again, and the PKI is looked after.
+    // A further boot verifies the PKI and repeats no other step.
     let boot = machine.boot();
     boot.is("done");
     assert_eq!(
@@ -62,9 +62,9 @@ fn the_first_node() {
     );
 }
 
-/// Two parts of one message: cloud-init's own way to put texts together.
+/// The texts are the parts of a MIME message, which is cloud-init's own way to combine them.
 #[test]
-fn two_parts_are_the_same_as_one_text() {
+fn runs_two_parts_like_one_text() {
     let output = Command::new(bin("cloud-init"))
         .args([
             "devel",
@@ -92,9 +92,10 @@ fn two_parts_are_the_same_as_one_text() {
     assert!(names(&one) == names(&two));
 }
 
-/// What passes by itself is waited for; kubeadm is not run on half a PKI, and the status says so until it is mended.
+/// Temporary failures are retried. After a permanent one kubeadm is not run, and the status is an error until the cause is
+/// corrected.
 #[test]
-fn the_status_tells_the_truth() {
+fn reports_failure_in_status_until_corrected() {
     let machine = first();
     machine.stands_in(
         "nodepki",
@@ -122,7 +123,7 @@ fn the_status_tells_the_truth() {
         boot.calls
     );
     assert_eq!(boot.count("journalctl"), 1, "the reason is shown");
-    // systemd found a condition of the unit unmet: no error to it, and no PKI.
+    // systemd skips the unit if a condition is not met, without an error and without a PKI.
     machine.stands_in("systemctl", "[ \"$1\" != is-active ] || exit 3");
     let boot = machine.boot();
     boot.is("error");
@@ -135,7 +136,7 @@ fn the_status_tells_the_truth() {
     assert_eq!((boot.count("kubeadm"), boot.count("nodepki certs")), (1, 0));
     machine.stands_in("kubeadm", "mkdir -p /etc/kubernetes");
     machine.boot().is("done");
-    // A disk that is full while the files are written.
+    // The disk is full while the files are written.
     let machine = first();
     machine.stands_in("sync", "exit 1");
     let boot = machine.boot();
@@ -143,9 +144,9 @@ fn the_status_tells_the_truth() {
     assert_eq!(boot.count("kubeadm"), 0, "{:?}", boot.calls);
 }
 
-/// The power goes while a file is written, while nodepki or kubeadm is at work, or between them.
+/// The power fails while a file is written, while nodepki or kubeadm runs, or between them.
 #[test]
-fn a_power_cut_is_made_good_by_the_next_boot() {
+fn completes_interrupted_boot_at_next_boot() {
     for (program, calls) in [("sync", 3), ("nodepki", 1), ("kubeadm", 1), ("nodepki", 2)] {
         let machine = first();
         let cut = "kill -9 -1";
@@ -180,9 +181,9 @@ fn a_power_cut_is_made_good_by_the_next_boot() {
     }
 }
 
-/// Name and address are those of the instance.
+/// Name and address come from the instance data.
 #[test]
-fn a_joining_node() {
+fn joins_node() {
     let machine = Machine::new();
     machine.meta_data(&[("local-ipv4", "192.0.2.12")]);
     machine.user_data(&composed("user-data-join.yaml", "vault-identity"));
@@ -210,15 +211,15 @@ fn a_joining_node() {
         (boot.count("nodepki bootstrap"), boot.count("kubeadm")),
         (1, 0)
     );
-    // The two are of one cluster.
+    // Both examples pin the same CA.
     let pin = "4f3c1c2a9d0b7e6f5a4b3c2d1e0f99887766554433221100ffeeddccbbaa9988";
     let rendered = rendered(&[example("user-data-join.yaml")], &instance(&[])).remove(0);
     assert!(rendered.contains(pin) && example("signers/vault.yaml").contains(pin));
 }
 
-/// Vendor data do it all, and the user's own data stay the user's.
+/// The vendor data set up the node, and the user data remain available to the user.
 #[test]
-fn vendor_data_give_a_node_its_pki() {
+fn sets_up_node_from_vendor_data() {
     let machine = Machine::new();
     machine.stands_in("kubeadm", "mkdir -p /etc/kubernetes");
     machine.vendor_data(&example("vendor-data.yaml"));
@@ -255,5 +256,5 @@ fn vendor_data_give_a_node_its_pki() {
         .says("node cp2");
     kubeadm_takes(&machine, "etc/nodepki/kubeadm.yaml");
     assert_eq!(machine.read("etc/nodepki/certificate-key").trim(), key.1);
-    machine.keeps_its_secrets();
+    machine.assert_secrets_are_private();
 }

@@ -19,7 +19,7 @@ fn credential(line: &str) -> Option<&'static str> {
     if line.contains("PRIVATE KEY-----") {
         return Some("private key");
     }
-    let says = |key: &str| {
+    let has_value = |key: &str| {
         let value = line
             .trim_start()
             .strip_prefix(key)
@@ -34,9 +34,9 @@ fn credential(line: &str) -> Option<&'static str> {
         "keyPassphrase",
     ]
     .into_iter()
-    .any(says)
+    .any(has_value)
     {
-        return Some("secret of its own");
+        return Some("other secret");
     }
     let words = line.split(|letter: char| letter.is_whitespace() || "\"',[]{}".contains(letter));
     words.filter(|word| !word.is_empty()).find_map(|word| {
@@ -64,7 +64,7 @@ fn credential(line: &str) -> Option<&'static str> {
     })
 }
 
-/// Everything below `cloud-init/`.
+/// Returns the names of all files below `cloud-init/`.
 fn every_file() -> Vec<String> {
     let mut names: Vec<String> = signers()
         .iter()
@@ -81,7 +81,7 @@ fn every_file() -> Vec<String> {
 }
 
 #[test]
-fn there_is_no_private_key_and_nothing_that_is_good_for_long() {
+fn contains_no_private_key_and_no_long_lived_credential() {
     let found: Vec<(String, Vec<&str>)> = every_file()
         .into_iter()
         .map(|name| (name.clone(), credentials(&example(&name))))
@@ -91,7 +91,7 @@ fn there_is_no_private_key_and_nothing_that_is_good_for_long() {
         .iter()
         .map(|(name, found)| (name.as_str(), &found[..]))
         .collect();
-    // A new one needs a word in README.md on how long it is good, and a place here.
+    // A new credential needs its lifetime in README.md, and an entry here.
     assert_eq!(
         found,
         [
@@ -109,13 +109,13 @@ fn there_is_no_private_key_and_nothing_that_is_good_for_long() {
 }
 
 #[test]
-fn what_is_secret_is_found() {
+fn detects_credentials_in_text() {
     let pem = "-----BEGIN EC PRIVATE KEY-----\nMHcCAQEE\n-----END EC PRIVATE KEY-----\n";
     for (text, what) in [
         (pem, "private key"),
         (&format!("content: {}", BASE64.encode(pem)), "private key"),
-        ("    client-key-data: LS0t", "secret of its own"),
-        ("  password: hunter2", "secret of its own"),
+        ("    client-key-data: LS0t", "other secret"),
+        ("  password: hunter2", "other secret"),
         ("token: abcdef.0123456789abcdef", "bootstrap token"),
         ("hvs.CAESIJ", "token of Vault"),
         ("apiserver eyJhbGciOiJFUzI1NiJ9.e30.x", "JSON Web Token"),

@@ -1,5 +1,5 @@
-//! Credentials that are good for one use, by a real OpenBao and the whole way: what its administrator runs, the user data,
-//! cloud-init, the node.
+//! Single-use credentials of a real OpenBao, from end to end: the administrator's commands, the user data, cloud-init,
+//! the node.
 
 use std::fs;
 use std::process::Command;
@@ -13,7 +13,7 @@ use crate::node::{NODEPKI, Ran};
 use crate::servers::vault::{Bao, text};
 use crate::signer_vault::commented;
 
-/// As the comment in the signer's part has people make a pin.
+/// Computes a pin, as the comment in the signer's part describes it.
 const PIN: &str =
     "openssl x509 -in \"$1\" -pubkey -noout | openssl pkey -pubin -outform DER | sha256sum";
 
@@ -23,7 +23,7 @@ fn shell(script: &str, argument: &str) -> Command {
     shell
 }
 
-/// A machine whose nodepki is the real one; there is no cluster for it to upload anything to.
+/// Returns a machine with the real nodepki, except for the upload, for which no cluster exists.
 fn machine(bao: &Bao, user_data: &str) -> Machine {
     let machine = Machine::new().with_nodepki();
     machine.stands_in(
@@ -41,12 +41,12 @@ fn machine(bao: &Bao, user_data: &str) -> Machine {
 }
 
 #[test]
-fn a_wrapped_secret_id_is_enough_for_the_life_of_a_node_and_for_nobody_else() {
+fn wrapped_secret_id_serves_one_node_permanently() {
     let bao = Bao::start();
     let mut user_data = composed("user-data-first.yaml", "vault")
         .replace("https://vault.example.com:8200", &bao.url());
 
-    // The server's administrator.
+    // Commands of the server's administrator.
     let bench = machine(&bao, "");
     bench.run(["sh", "-c", &bootcmd(&user_data)]).done();
     let setup = bench.nodepki(&["config", "signer-setup", "vault"]);
@@ -79,7 +79,7 @@ fn a_wrapped_secret_id_is_enough_for_the_life_of_a_node_and_for_nobody_else() {
         .replace("5b7a2f0e-7f7b-4ab9-9a43-9b5a4f3d5a11", &role_id)
         .replace("hvs.CAESIJexamplewrappingtoken", &wrapping);
 
-    // The node.
+    // Boot of the node.
     let node = machine(&bao, &user_data);
     let boot = node.boot();
     boot.is("done").ran.says_not(&role_id).says_not(&wrapping);
@@ -94,7 +94,7 @@ fn a_wrapped_secret_id_is_enough_for_the_life_of_a_node_and_for_nobody_else() {
             "{name}"
         );
     }
-    node.keeps_its_secrets();
+    node.assert_secrets_are_private();
 
     // A later reader of the user data cannot use its credential, and a machine that boots with it reports this.
     let (status, answer) = bao
@@ -106,14 +106,13 @@ fn a_wrapped_secret_id_is_enough_for_the_life_of_a_node_and_for_nobody_else() {
     boot.is("error").ran.says("SECURITY");
     assert_eq!(boot.count("kubeadm"), 0);
 
-    // The token that is used up is written at every boot, and stands in the way of nothing: neither of what is issued
-    // later …
+    // The used token is written again at every boot. It prevents neither a later issue …
     let leaf = "etc/kubernetes/pki/apiserver-etcd-client.crt";
     let before = node.read(leaf);
     fs::remove_file(node.path(leaf)).unwrap();
     node.boot().is("done");
     assert_ne!(before, node.read(leaf));
-    // … nor of a boot while the server is away.
+    // … nor a boot while the server is unreachable.
     drop(bao);
     let before = node.content("etc/kubernetes");
     let boot = node.boot();

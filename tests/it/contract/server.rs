@@ -73,7 +73,7 @@ impl<'a> Stage<'a> {
         codes.next().map(|(_, code, _)| *code)
     }
 
-    /// The rule for the exchange that carries a CSR.
+    /// Returns the rule for the exchange that carries a CSR.
     fn on_submit(&self) -> Rule {
         let (method, path) = self.front.submit;
         Rule::on(method, path)
@@ -95,7 +95,7 @@ impl<'a> Stage<'a> {
     }
 }
 
-/// The name of a failure, the server's behaviour, and the exit code of a run.
+/// Returns the name of a failure, the server's behaviour, and the exit code of a run.
 fn bad_responses() -> Vec<(&'static str, Action, i32)> {
     let status = |code| Action::body(code, "response of the gateway");
     let busy = vec![("Retry-After", "120".to_owned())];

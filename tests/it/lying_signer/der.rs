@@ -27,7 +27,7 @@ pub(crate) fn oid(content: &[u8]) -> Vec<u8> {
     der(6, &[content])
 }
 
-/// A name of one attribute.
+/// Returns a name of one attribute.
 pub(crate) fn name(attribute: u8, tag: u8, value: &[u8]) -> Vec<u8> {
     let attribute = sequence(&[&oid(&[0x55, 4, attribute]), &der(tag, &[value])]);
     sequence(&[&der(0x31, &[&attribute])])

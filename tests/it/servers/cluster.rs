@@ -673,7 +673,7 @@ fn done(command: &mut Command) {
 }
 
 #[test]
-fn a_cluster_serves_as_kubeadm_made_it() {
+fn serves_cluster_that_kubeadm_created() {
     let cluster = cluster();
     let admin = cluster.admin();
     let ready = admin.get("/readyz");

@@ -282,7 +282,7 @@ fn name_of(manifest: &str) -> Option<String> {
 }
 
 #[test]
-fn a_manifest_that_changes_restarts_its_component_and_no_other() {
+fn restarts_only_component_of_changed_manifest() {
     let cluster = Cluster::start(Authorities::External);
     let node = cluster.first();
     let pods = StaticPods::of(node);

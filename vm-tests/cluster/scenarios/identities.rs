@@ -59,7 +59,7 @@ pub(crate) fn as_kubeadm(cluster: &mut Cluster) {
     }
 }
 
-/// The folder of the certificates that the real kubeadm creates for a node with its own CAs.
+/// Returns the folder of the certificates that the real kubeadm creates for a node with its own CAs.
 fn created_by_kubeadm(cluster: &Cluster, name: &'static str) -> std::path::PathBuf {
     let dir = cluster
         .site

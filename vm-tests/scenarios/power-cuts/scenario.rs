@@ -62,7 +62,7 @@ pub(crate) fn bootstrap(bench: &Bench) {
     bench.say(&format!("{interrupted} of {cuts} cuts interrupted nodepki"));
 }
 
-/// Whether the bootstrap is complete. The shell is available before cloud-init runs.
+/// Returns whether the bootstrap is complete. The shell is available before cloud-init runs.
 fn is_complete(machine: &mut impl Machine) -> bool {
     machine.run(&format!("test -e {LAST_FILE}")).status == 0
 }

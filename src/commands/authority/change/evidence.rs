@@ -63,7 +63,7 @@ pub fn read(
         return Err(Failure::new(
             ExitCode::Refused,
             format!(
-                "{} {trouble}: without the CA certificate in place there is nothing to change; put it there and run again",
+                "{} {trouble}: a CA change requires the CA certificate in place; install it and run again",
                 shown(&spec.path)
             ),
         ));
@@ -123,10 +123,8 @@ fn unsettled(
         _ => false,
     };
     let how = match root.path() == Path::new("/") {
-        true => "`nodepki renew` carries out what is due",
-        false => {
-            "nothing is restarted below --root, and `nodepki renew` on the node itself carries out what is due"
-        }
+        true => "`nodepki renew` performs it",
+        false => "no component is restarted below --root; `nodepki renew` on the node performs it",
     };
     let Unsettled {
         restarts, changed, ..
@@ -215,7 +213,7 @@ fn read_trusting(
     }))
 }
 
-/// The CA certificates in the data of a kubeconfig.
+/// Returns the CA certificates in the data of a kubeconfig.
 pub fn certificates(data: &[u8]) -> Result<Vec<Certificate>, String> {
     certificates_of(data).map_err(|error| format!("its CA data is unreadable: {error}"))
 }
@@ -249,7 +247,7 @@ fn read_signing(state: &NodeState, bundle: &Path) -> Result<Vec<SigningFlag>, st
     Ok(signing)
 }
 
-/// The kubelet's certificates of this CA that nodepki does not manage.
+/// Returns the kubelet's certificates of this CA that nodepki does not manage.
 fn read_kubelet(
     state: &NodeState,
     survey: &Survey,

@@ -24,7 +24,8 @@ use crate::store::{self, Exposed, FileKind, NodeRoot, STATE_DIR};
 use crate::x509::{Certificate, Chain, PrivateKey, PublicKey, TrustBundle};
 use crate::yaml;
 
-const KUBELET: &str = "/var/lib/kubelet";
+/// Directory of the kubelet.
+const KUBELET_DIR: &str = "/var/lib/kubelet";
 /// Largest file that is searched for a private key, in bytes. Longer files, such as backups, are not keys.
 const MAX_KEY_FILE_BYTES: u64 = 64 * 1024;
 /// Largest directory depth that is searched; more than that of `/etc/kubernetes/tmp/kubeadm-backup-…/pki/etcd`.
@@ -32,7 +33,7 @@ const MAX_SEARCH_DEPTH: usize = 6;
 /// Number of directory entries that are examined below the directories of Kubernetes, and again for backups in them.
 const MAX_EXAMINED_ENTRIES: usize = 10_000;
 
-/// The state of a node.
+/// The state of a node, as read once for all checks.
 pub(super) struct Picture {
     pub(super) at: OffsetDateTime,
     root: PathBuf,
@@ -51,12 +52,12 @@ pub(super) struct Picture {
     pub(super) exposed: Vec<Exposed>,
     pub(super) apiserver: Option<StaticPod>,
     pub(super) controller_manager: Option<StaticPod>,
-    /// Manifests that cannot be understood, and why.
+    /// Manifests that cannot be parsed, each with the reason.
     pub(super) broken_manifests: Vec<String>,
     pub(super) kubelet: Kubelet,
     /// The node's name in each file that contains it.
     pub(super) names: Vec<NameSource>,
-    /// `/root/.kube/config`.
+    /// The certificate in `/root/.kube/config`.
     pub(super) own_copy: Option<Certificate>,
     /// Certificates of other files below `/etc/kubernetes`, such as backups and files of administrators.
     pub(super) copies: Vec<(PathBuf, Certificate)>,
@@ -68,21 +69,21 @@ pub(super) struct Picture {
 /// Desired state, as far as it can be determined offline.
 #[derive(Default)]
 pub(super) struct Configuration {
-    /// A configuration file exists, or was named on the command line.
+    /// Whether a configuration file exists, or was named on the command line.
     pub(super) exists: bool,
     pub(super) faults: Vec<String>,
     pub(super) node: Option<kubeadm::NodeConfig>,
     pub(super) plan: Option<NodeSpec>,
     pub(super) survey: Option<Survey>,
-    /// The files that the survey is about.
+    /// The files that the survey describes.
     state: Option<NodeState>,
-    /// The configured signers that keep the key somewhere else, by authority.
+    /// The configured signers that keep the CA key outside this node, by authority.
     pub(super) external: BTreeMap<Authority, String>,
     /// Secrets of the settings that other users can read or change.
     pub(super) exposed_secrets: Vec<String>,
     /// Signers of the settings whose CA keys are on the node.
     pub(super) local_ca_keys: Vec<String>,
-    /// SHA-256 of the public keys that an authority may have; none, any.
+    /// SHA-256 of the public keys that an authority may have; an empty list permits any.
     pub(super) pins: BTreeMap<Authority, Vec<[u8; 32]>>,
 }
 
@@ -107,15 +108,15 @@ pub(super) enum AuthorityKey {
 pub(super) struct FoundLeaf {
     pub(super) chain: Observed<Chain>,
     pub(super) key: Observed<PublicKey>,
-    /// Of a kubeconfig.
+    /// The kubeconfig; `None` for a pair.
     pub(super) kubeconfig: Option<Observed<KubeconfigPicture>>,
 }
 
 pub(super) struct KubeconfigPicture {
     pub(super) server: Option<String>,
-    /// Embedded, or in the file that it names.
+    /// CA certificates, embedded or in the file that the kubeconfig names.
     pub(super) authority: Observed<Chain>,
-    /// `client-certificate` and `client-key`.
+    /// The files `client-certificate` and `client-key`.
     pub(super) files: Vec<PathBuf>,
 }
 
@@ -131,7 +132,7 @@ pub(super) struct Trees {
 }
 
 impl Trees {
-    /// Number of examined entries, if the search stopped there.
+    /// Returns the limit of examined entries, if the search stopped there.
     pub(super) fn limit(&self) -> Option<usize> {
         (self.examined > MAX_EXAMINED_ENTRIES).then_some(MAX_EXAMINED_ENTRIES)
     }
@@ -178,11 +179,11 @@ pub(super) struct Kubelet {
     pub(super) link_path: PathBuf,
     /// State of the path of the link to the newest certificate.
     pub(super) link: Option<FileKind>,
-    /// `bootstrap-kubelet.conf`.
+    /// Whether `bootstrap-kubelet.conf` exists.
     pub(super) may_bootstrap: bool,
-    /// The kubelet is set up, by kubeadm or another tool.
+    /// Whether kubeadm or another tool has set up the kubelet.
     pub(super) is_set_up: bool,
-    /// Its configuration file, where that can be read.
+    /// The configuration file, if it can be read.
     pub(super) configuration: Option<Value>,
 }
 
@@ -254,7 +255,7 @@ impl Picture {
         }
     }
 
-    /// All problems of `status`.
+    /// Returns all problems of `status`.
     pub(super) fn problems(&self) -> Vec<Problem<'_>> {
         let status = &self.status;
         let authorities = status.authorities.iter();
@@ -268,8 +269,8 @@ impl Picture {
             .chain(leaves)
             .chain(pair)
             .flat_map(|(of, problems, troubles)| {
-                let told = problems.iter().zip(troubles);
-                told.map(move |(words, trouble)| Problem {
+                let pairs = problems.iter().zip(troubles);
+                pairs.map(move |(words, trouble)| Problem {
                     of,
                     words,
                     trouble: *trouble,
@@ -278,13 +279,13 @@ impl Picture {
             .collect()
     }
 
-    /// The kubeconfig itself can be used, so that what is amiss is with what it names or holds.
+    /// Returns whether a kubeconfig can be parsed, so that its faults are in its content or in the files that it names.
     pub(super) fn has_kubeconfig(&self, name: CertName) -> bool {
         let found = self.leaf(name).and_then(|leaf| leaf.kubeconfig.as_ref());
         found.is_some_and(|found| found.present().is_some())
     }
 
-    /// A usable kubeconfig that names no files for certificate and key.
+    /// Returns whether a kubeconfig can be parsed and names no files for certificate and key.
     pub(super) fn is_embedded(&self, name: CertName) -> bool {
         let found = self
             .leaf(name)
@@ -292,7 +293,7 @@ impl Picture {
         found.is_some_and(|found| found.files.is_empty())
     }
 
-    /// A path of the node as it is on this machine, for messages.
+    /// Returns the path on this machine of a path of the node, for messages.
     pub(super) fn here(&self, path: &Path) -> String {
         let below = path.strip_prefix("/").unwrap_or(path);
         self.root.join(below).display().to_string()
@@ -310,7 +311,7 @@ impl Picture {
         self.authority(name)?.bundle.present()
     }
 
-    /// By the rule of `status`; by the configuration alone on a node with nothing on it.
+    /// Returns whether this is a control-plane node, by the rule of `status`, or on an empty node by the configuration.
     pub(super) fn is_control_plane(&self) -> bool {
         match (self.status.role, &self.configuration.node) {
             (NodeRole::Empty, Some(node)) => node.role != kubeadm::KubeadmRole::Worker,
@@ -318,7 +319,7 @@ impl Picture {
         }
     }
 
-    /// By the plan, or else by the files.
+    /// Returns whether the node has etcd, by the plan, or without one by the files.
     pub(super) fn has_etcd(&self) -> bool {
         match &self.configuration.plan {
             Some(plan) => plan.cert(CertName::EtcdServer).is_some(),
@@ -349,7 +350,7 @@ fn exposed(state: &NodeState) -> Vec<Exposed> {
     found
 }
 
-/// The first document of a YAML file.
+/// Returns the first document of a YAML file.
 fn document(bytes: &[u8]) -> Result<Value, String> {
     let text = std::str::from_utf8(bytes).map_err(|error| error.to_string())?;
     let documents = yaml::parse("config.yaml", text).map_err(|faults| faults.to_string())?;
@@ -364,10 +365,10 @@ impl Configuration {
                 || sources.stand_ins.signer.is_some(),
             ..Configuration::default()
         };
-        let stands = |path: &Path| !matches!(root.metadata(path), Ok(None));
+        let exists = |path: &Path| !matches!(root.metadata(path), Ok(None));
         let has_entries =
             |path: &&str| matches!(root.list(path), Ok(Some(names)) if !names.is_empty());
-        read.exists |= stands(Path::new(MAIN_FILE)) || FRAGMENT_DIRECTORIES.iter().any(has_entries);
+        read.exists |= exists(Path::new(MAIN_FILE)) || FRAGMENT_DIRECTORIES.iter().any(has_entries);
         let settings = match load::read_settings(root, sources) {
             Ok((settings, _)) => settings,
             Err(failure) => {
@@ -385,10 +386,10 @@ impl Configuration {
             }
         }
         let named = settings.kubeadm.cluster_configuration.iter();
-        let keeps = stands(Path::new(join::CLUSTER_CONFIGURATION_COPY));
+        let has_copy = exists(Path::new(join::CLUSTER_CONFIGURATION_COPY));
         let mut files = settings.kubeadm.files.iter().chain(named);
-        let has_kubeadm = !settings.kubeadm.arguments.is_empty() || files.any(|path| stands(path));
-        if !has_kubeadm && !keeps {
+        let has_kubeadm = !settings.kubeadm.arguments.is_empty() || files.any(|path| exists(path));
+        if !has_kubeadm && !has_copy {
             return read;
         }
         read.exists = true;
@@ -511,7 +512,7 @@ impl Reader<'_> {
     fn manifest(&self, name: &str) -> Observed<StaticPod> {
         let file = self.state.file(Path::new(MANIFESTS).join(name));
         match file.bytes() {
-            // Another check reports it for every file.
+            // `not-permitted` reports this for every file.
             Err(error) if error.class() == store::ErrorClass::Denied => Observed::Absent,
             _ => self.state.manifest(name),
         }
@@ -520,7 +521,7 @@ impl Reader<'_> {
     fn signer(&self, manifest: &StaticPod) -> Option<SignerFiles> {
         let [certificate, key_path] = ["cluster-signing-cert-file", "cluster-signing-key-file"]
             .map(|flag| PathBuf::from(manifest.flag(flag).unwrap_or_default()));
-        // Elsewhere the path in the pod need not be that on the node.
+        // The path in the pod equals the path on the node only in the certificates directory.
         let is_known = |path: &PathBuf| path.starts_with(self.dir());
         (is_known(&certificate) && is_known(&key_path)).then(|| SignerFiles {
             chain: self.found(&certificate, Chain::from_pem),
@@ -531,7 +532,7 @@ impl Reader<'_> {
     }
 
     fn kubelet(&self) -> Kubelet {
-        let configuration = Path::new(KUBELET).join("config.yaml");
+        let configuration = Path::new(KUBELET_DIR).join("config.yaml");
         let link_path = self.state.layout().kubelet_link();
         let link = self.state.root().metadata(&link_path).ok().flatten();
         Kubelet {
@@ -549,7 +550,8 @@ impl Reader<'_> {
         self.state.layout().certificates_dir()
     }
 
-    /// Examines only directories without files in use: neither manifests nor the certificates directory itself.
+    /// Returns the certificates of files that are not in use: neither manifests, nor files of the certificates directory
+    /// itself.
     fn copies(&self, path: &Path, depth: usize) -> Vec<(PathBuf, Certificate)> {
         self.copies_below(path, depth, &mut 0)
     }
@@ -614,12 +616,12 @@ impl Reader<'_> {
             roots.push(self.dir().to_owned());
         }
         for path in roots {
-            self.look_below(&path, MAX_SEARCH_DEPTH, &places, &mut trees);
+            self.search_below(&path, MAX_SEARCH_DEPTH, &places, &mut trees);
         }
         trees
     }
 
-    fn look_below(&self, path: &Path, depth: usize, places: &[&Path], trees: &mut Trees) {
+    fn search_below(&self, path: &Path, depth: usize, places: &[&Path], trees: &mut Trees) {
         let denied = |error: &store::StoreError| error.class() == store::ErrorClass::Denied;
         let dir = match self.state.root().dir(path) {
             Ok(Some(dir)) => dir,
@@ -646,7 +648,7 @@ impl Reader<'_> {
             };
             match found.kind {
                 FileKind::Directory if depth > 0 => {
-                    self.look_below(&path, depth - 1, places, trees);
+                    self.search_below(&path, depth - 1, places, trees);
                 }
                 FileKind::File if path.extension().is_some_and(|extension| extension == "csr") => {
                     trees.requests.push(path);
@@ -683,7 +685,7 @@ fn public_half(pem: &[u8]) -> Result<PublicKey, crate::x509::KeyError> {
     PrivateKey::from_pem(pem).map(|key| key.public_key().clone())
 }
 
-/// As many as can be read.
+/// Returns the public halves of all keys that can be read.
 fn public_halves(pem: &[u8]) -> Vec<PublicKey> {
     match PrivateKey::all_from_pem(pem) {
         Ok(keys) => keys.iter().map(|key| key.public_key().clone()).collect(),
@@ -692,6 +694,8 @@ fn public_halves(pem: &[u8]) -> Vec<PublicKey> {
 }
 
 fn is_key(bytes: &[u8]) -> bool {
-    const MARK: &[u8] = b"PRIVATE KEY-----";
-    bytes.windows(MARK.len()).any(|window| window == MARK)
+    const KEY_MARKER: &[u8] = b"PRIVATE KEY-----";
+    bytes
+        .windows(KEY_MARKER.len())
+        .any(|window| window == KEY_MARKER)
 }

@@ -9,7 +9,7 @@ fn ip(text: &str) -> Option<IpAddr> {
     (!text.is_empty()).then(|| text.parse().unwrap())
 }
 
-/// An existing worker with a name and endpoints.
+/// Returns an existing worker with a name and endpoints.
 fn existing(settled: bool) -> Option<ExistingNode> {
     Some(ExistingNode {
         kubelet_cert_dir: None,

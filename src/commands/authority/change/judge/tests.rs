@@ -48,7 +48,7 @@ fn leaf(authority: &CertificateAuthority) -> Chain {
     Chain::from_pem(made.to_pem().as_bytes()).unwrap()
 }
 
-/// A node with one kubeconfig and one leaf under `issuer`, both trusting `bundle`.
+/// Returns a node with one kubeconfig and one leaf under `issuer`, both trusting `bundle`.
 fn evidence(bundle: &[&CertificateAuthority], issuer: &CertificateAuthority) -> Evidence {
     let bundle: Vec<Certificate> = bundle.iter().map(|one| certificate(one)).collect();
     Evidence {
