@@ -28,7 +28,7 @@ for _ in {1..100}; do
 done
 [[ -n ${mounted:-} ]]
 export SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1
-# The network is there before the container is, and systemd-networkd would wait for one of its own.
+# The network exists before the container starts, and systemd-networkd would wait for a network that it configures.
 exec systemd-nspawn --quiet --register=no --keep-unit --boot --console=read-only --link-journal=no \
     --machine="${dir##*/}" --directory="$dir/root" \
     --bind-ro="$dir/seed:/var/lib/cloud/seed/nocloud" --bind="$dir/shared:/run/tests" "$@" \

@@ -401,7 +401,7 @@ fn refuses_service_account_files_that_are_not_a_pair() {
     node.remove(format!("{PKI}/sa.pub"));
     node.set_mode(format!("{PKI}/sa.key"), 0o600);
     node.bootstrap().done().row_says("sa", "sa.pub derived");
-    // A key readable by everybody is made private and kept.
+    // A key readable by every user is made private and kept.
     node.set_mode(format!("{PKI}/sa.key"), 0o644);
     node.bootstrap()
         .done()

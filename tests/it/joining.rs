@@ -538,7 +538,7 @@ fn worker_learns_name_and_key_algorithm_of_its_cluster() {
         "{kept}"
     );
 
-    // Token and file are gone: the recorded values are used, and the cluster is not asked.
+    // Token and file were removed: the recorded values are used, and the cluster is not asked.
     fs::remove_file(node.path(JOIN_CONFIGURATION)).unwrap();
     let conf = node.path("/etc/kubernetes/kubelet.conf");
     let text = fs::read_to_string(&conf).unwrap();

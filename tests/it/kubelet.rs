@@ -305,7 +305,7 @@ fn replaces_valid_file_in_place_of_the_link() {
     assert_eq!(node.read(LINK), pem);
     assert_eq!(node.submissions(), before);
 
-    // A file that everybody can read is made private, not copied.
+    // A file that every user can read is made private, not copied.
     let target = format!("{PKI}/{}", link_of(&node).display());
     node.set_mode(&target, 0o644);
     let names = dated_files(&node);

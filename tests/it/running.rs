@@ -1,4 +1,4 @@
-//! A complete node whose kubeadm file is gone, as after its first boot: the desired state follows from the node's own
+//! A complete node whose kubeadm file was removed, as after its first boot: the desired state follows from the node's own
 //! files and stays the same. The manifests are those of the real kubeadm; a test that asks the cluster uses a real
 //! one.
 

@@ -1015,7 +1015,7 @@ fn names_wrong_setting_in_error_of_server() {
         FailureClass::Permanent,
         &["beyond the expiration of the CA", "leaf_not_after_behavior"],
     );
-    // The server signs all the same.
+    // The server signs nevertheless.
     lab.signs(signer.as_ref(), CertName::EtcdServer);
 }
 

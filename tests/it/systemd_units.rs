@@ -41,7 +41,7 @@ struct Machine(tempfile::TempDir);
 impl Machine {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        // A process in the chroot runs as root, but systemd-analyze requires files that everybody can read.
+        // A process in the chroot runs as root, but systemd-analyze requires files that every user can read.
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
         for name in SERVICES.into_iter().chain(TIMERS) {
             fs::write(dir.path().join(name), unit(name)).unwrap();

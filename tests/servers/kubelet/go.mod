@@ -1,5 +1,5 @@
 // Builds the real kubelet, which needs more modules than the commands in ../kubernetes; a module of its own, so that
-// those are not built again. To move to another version: as in ../kubernetes/go.mod.
+// those are not built anew. To move to another version: as in ../kubernetes/go.mod.
 module nodepki.io/tests/servers/kubelet
 
 go 1.26.0

@@ -1,7 +1,7 @@
 // Builds the real Kubernetes commands that the tests compare with; not part of nodepki itself.
 // To move to another version: change every v1.36.2 and v0.36.2 here, in ../kubelet, in ../coredns and in tests/it, then
 // `go mod tidy`, then move ../etcd, ../coredns and `pause` (in ../build) to the versions that cmd/kubeadm/app/constants
-// names, then record tests/golden again.
+// names, then record tests/golden anew.
 module nodepki.io/tests/servers/kubernetes
 
 go 1.26.0
