@@ -8,13 +8,14 @@
 //! satisfied now but may be soon, or if two Nodes claim one address, the request stays pending with an explanation.
 //!
 //! To add a rule, add a [`RequestReason`], verify the rule in `requester.rs`, `content.rs` or `names.rs`, and add cases to
-//! `tests/fixtures/hostile_requests.rs`, which the tests of this room and those against a real kube-apiserver share.
+//! `tests/fixtures/kubelet_requests.rs`, which the tests of this room and those against a real kube-apiserver share.
 
 mod content;
 mod judge;
 mod names;
 mod nodes;
 mod policy;
+pub mod rbac;
 mod reason;
 mod requester;
 
@@ -95,3 +96,6 @@ pub struct SigningOrder {
     /// The required content of the certificate.
     pub profile: Profile,
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,7 +9,9 @@ use crate::agent::load::{self, Loaded};
 use crate::agent::{ExitCode, Failure};
 use crate::config::Settings;
 use crate::kube::names::Authority;
+use crate::kubelets::rbac;
 use crate::signer::{self, NodeIdentity, Part, SignerKind};
+use crate::spec::KUBELET_SIGNERS_GROUP;
 use crate::yaml;
 
 #[derive(Debug, Subcommand)]
@@ -22,7 +24,7 @@ pub(super) enum ConfigCommand {
     Schema,
     /// Print the commands with which an administrator prepares the signers' server for this node's certificates
     SignerSetup {
-        /// Kind of signer, for example vault
+        /// Kind of signer, for example vault; or kubelets, for nodepki's rights as the signer of kubelets
         kind: String,
         /// Only the signer with this name
         #[arg(long, value_name = "SIGNER")]
@@ -52,6 +54,9 @@ impl ConfigCommand {
                 let inputs = sources.inputs(global)?;
                 let loaded = load::load(&global.open_root()?, &inputs, now())?;
                 print_warnings(&loaded.warnings);
+                if kind == KUBELETS {
+                    return print_exact(&kubelets_setup(&loaded, name.as_deref())?);
+                }
                 print_exact(&signer_setup(&loaded, &kind, name.as_deref())?)
             }
         }
@@ -71,6 +76,26 @@ fn check(sources: SourceOptions, global: &GlobalOptions) -> Result<ExitCode, Fai
             "the configuration on this node is valid: node {node}; bootstrap and plan read the ClusterConfiguration from the cluster\n"
         ),
     })
+}
+
+/// Not a kind of signer: the API server, for which nodepki itself is the signer.
+const KUBELETS: &str = "kubelets";
+
+/// Returns the objects that let nodepki sign for kubelets.
+fn kubelets_setup(loaded: &Loaded, name: Option<&str>) -> Result<String, Failure> {
+    if name.is_some() {
+        return Err(Failure::new(
+            ExitCode::Usage,
+            "--name selects a signer, and `signer-setup kubelets` is about the API server; remove it",
+        ));
+    }
+    let policy = &loaded.settings.kubelets;
+    if !policy.sign {
+        print_warnings(&[
+            "kubelets.sign is not set: nodepki does not use these rights before it is".to_owned(),
+        ]);
+    }
+    Ok(rbac::manifest(policy, KUBELET_SIGNERS_GROUP))
 }
 
 /// Returns the setup script for the signers of a kind that the configuration uses.

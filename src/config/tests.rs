@@ -1,4 +1,5 @@
 use super::*;
+use crate::kube::kubeadm::IpNet;
 use crate::kube::names::CertName;
 use crate::signer::{Config, SignerKind, directory, embedded, exec, local};
 use crate::spec::KubeletLayout;
@@ -62,6 +63,7 @@ extraSANs:
   kubelet-serving: [node.example.com, 192.0.2.99]
 certificates: {omit: [super-admin.conf, admin.conf]}
 kubelet: {identity: bootstrap, clientCertificate: file, serving: true}
+kubelets: {sign: true, approveServing: true, approveClient: true, lifetime: 24h, keys: [ECDSA-P256], names: ["{node}.example.com"], networks: [192.0.2.0/24], tokenGroups: ["system:bootstrappers:workers"], requestsPerSecond: 20, lease: kubelets}
 wait: 10m
 clock: {maxWait: 5m}
 rotation: {renewAt: 720h, jitter: 5%, minRemaining: 2h, window: ["Mon-Fri 22:00-04:00", {cron: "0 2 * * 0", duration: 3h}], rekey: false}
@@ -175,6 +177,21 @@ fn reads_every_key() {
         }
     );
     assert_eq!(settings.extra_sans.kubelet_serving.len(), 2);
+    assert_eq!(
+        settings.kubelets,
+        KubeletPolicy {
+            sign: true,
+            approve_serving: true,
+            approve_client: true,
+            lifetime: Duration::from_secs(24 * 3600),
+            keys: vec![KeyAlgorithm::EcdsaP256],
+            names: vec!["{node}.example.com".parse().unwrap()],
+            networks: vec![IpNet::parse("192.0.2.0/24").unwrap().0],
+            token_groups: vec!["system:bootstrappers:workers".to_owned()],
+            requests_per_second: 20,
+            lease: "kubelets".to_owned(),
+        }
+    );
     assert_eq!(settings.wait, Duration::from_secs(600));
     assert_eq!(settings.clock_max_wait, Duration::from_secs(300));
     assert_eq!(
@@ -513,6 +530,97 @@ fn refuses_to_omit_certificate_that_node_needs() {
     ] {
         let faults = faults(&format!("certificates: {{omit: [{name}]}}\n"));
         assert!(faults.contains(expected), "{faults}");
+    }
+}
+
+#[test]
+fn refuses_kubelets_with_signer_that_cannot_sign_for_other_nodes() {
+    let refused = |signer: &str| {
+        faults(&format!(
+            "kubelets: {{sign: true}}\nauthorities: {{ca: {{signer: x}}}}\nsigners: {{x: {signer}}}\n"
+        ))
+    };
+    for (signer, expected) in [
+        (
+            "{embedded: {}}",
+            "its CA keys exist only in the memory of one process",
+        ),
+        (
+            "{puppet: {url: \"https://puppet:8140\", tls: {caFile: /ca.pem}}}",
+            "Puppet certifies neither an organization",
+        ),
+        (
+            "{vault: {address: \"https://vault:8200\", mount: pki, auth: {tokenFile: /token}}}",
+            "its role for kubelet.conf contains {node}",
+        ),
+        (
+            "{kubernetes: {server: \"https://m:6443\", tokenFile: /token, tls: {caFile: /ca.pem}, signerName: kubernetes.io/kubelet-serving}}",
+            "its signerName for kubelet.conf is that of the requests which nodepki is to sign",
+        ),
+        (
+            "{kubernetes: {server: \"https://m:6443\", tokenFile: /token, tls: {caFile: /ca.pem}, signerName: \"pki.example.com/{node}\"}}",
+            "its signerName for kubelet.conf contains {node}",
+        ),
+        (
+            "{stepCA: {url: \"https://ca:9000\", provisioner: p, tls: {caFile: /ca.pem}, auth: {token: {file: \"/t/{certificate}\"}}}}",
+            "each request needs a one-time token",
+        ),
+    ] {
+        let text = refused(signer);
+        assert!(
+            text.contains(
+                "c.yaml:3:18: kubelets.sign: signer x of authority ca cannot sign for kubelets"
+            ) && text.contains(expected),
+            "{signer}: {text}"
+        );
+        assert_eq!(text.lines().count(), 1, "{text}");
+    }
+    let accepted = settings(
+        "kubelets: {sign: true, approveServing: true}\nsigners: {x: {local: {directory: /ca}}}\n",
+    );
+    assert!(accepted.kubelets.sign);
+}
+
+#[test]
+fn warns_of_approval_without_signature() {
+    let fragment = format!("{HEAD}kubelets: {{approveServing: true, approveClient: false}}\n");
+    let (_, warnings) = Settings::from_fragments(&[("c.yaml", fragment)]).unwrap();
+    let warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        warnings,
+        [
+            "c.yaml:3:28: kubelets.approveServing: has no effect, because kubelets.sign is not set (add kubelets: {sign: true}, or remove it)"
+        ]
+    );
+}
+
+#[test]
+fn reports_all_faults_of_kubelets() {
+    let text = faults(
+        r#"
+kubelets:
+  lifetime: 9m
+  keys: []
+  names: [node.example.com, "{node}_x"]
+  networks: [192.0.2.1]
+  tokenGroups: ["system:masters"]
+  requestsPerSecond: 0
+  lease: No Lease
+  sing: true
+"#,
+    );
+    for part in [
+        "kubelets.lifetime: 9m is too short",
+        "kubelets.keys: names no key type",
+        "does not contain {node} exactly once",
+        "does not become a DNS name",
+        "is not a network in CIDR notation",
+        "\"system:masters\" is not a group of bootstrap tokens",
+        "kubelets.requestsPerSecond: 0 is out of range",
+        "is not a valid name of a Lease",
+        "did you mean sign?",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
     }
 }
 

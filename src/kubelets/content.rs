@@ -79,6 +79,7 @@ fn unreadable(error: CsrContentError) -> Violation {
         CsrContentError::NotOneBlock | CsrContentError::Damaged(_) => {
             RequestReason::RequestUnreadable
         }
+        CsrContentError::Key(_) => RequestReason::KeyNotAllowed,
         CsrContentError::Attribute(_) => RequestReason::AttributeNotAllowed,
         CsrContentError::Extension(_) => RequestReason::ExtensionNotAllowed,
         CsrContentError::NameKind(_) => RequestReason::SanNotValid,

@@ -40,6 +40,8 @@ pub enum CsrContentError {
     NotOneBlock,
     #[error("the request is not valid DER: {0}")]
     Damaged(String),
+    #[error("the request's public key is not usable: {0}")]
+    Key(String),
     #[error("the request contains attribute {0}, which is not an extension request")]
     Attribute(String),
     #[error("the request asks for extension {0}, which is not subjectAltName")]
@@ -153,9 +155,9 @@ fn read_info(info: Element<'_>) -> Result<CsrContent, CsrContentError> {
     let subject = Name::from_der(subject.whole)
         .map_err(|problem| CsrContentError::Damaged(format!("subject: {problem}")))?;
     let unusable_key = strict::public_key(spki.content)
-        .map_err(|error| CsrContentError::Damaged(error.to_string()))?;
+        .map_err(|error| CsrContentError::Key(error.to_string()))?;
     let public_key = PublicKey::from_spki_der(spki.whole)
-        .map_err(|error| CsrContentError::Damaged(error.to_string()))?;
+        .map_err(|error| CsrContentError::Key(error.to_string()))?;
     Ok(CsrContent {
         der: Vec::new(),
         subject,

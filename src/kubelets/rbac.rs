@@ -1,0 +1,160 @@
+//! The rights of the daemon that approves and signs requests of kubelets, as objects for `kubectl apply`.
+//!
+//! The group of nodepki.conf may decide about exactly two signer names, and read what the rules need. It cannot read a
+//! Secret, create a CertificateSigningRequest, or change a Node. Kubernetes verifies the verbs `approve` and `sign` in the
+//! admission plug-ins CertificateApproval and CertificateSigning (`plugin/pkg/admission/certificates`).
+
+use serde_json::{Value, json};
+
+use super::KubeletPolicy;
+use crate::kube::csr_object::{CSR_GROUP, KubeletCertificate};
+use crate::yaml;
+
+const RBAC_GROUP: &str = "rbac.authorization.k8s.io";
+/// Name of each role and binding.
+const ROLE: &str = "nodepki:kubelet-signer";
+/// Namespace of the Lease.
+pub const LEASE_NAMESPACE: &str = "kube-system";
+/// Namespace of events about objects without a namespace (`client-go/tools/events/event_recorder.go`, `makeEvent`).
+pub const EVENT_NAMESPACE: &str = "default";
+
+const INTRODUCTION: &str = "\
+# The rights of nodepki as the signer of kubelets. As an administrator of the cluster:
+#   nodepki config signer-setup kubelets | kubectl apply -f -
+# They belong to the group of nodepki.conf, which nodepki issues on each control-plane node with kubelets.sign.
+";
+
+/// Returns the roles for a group and their bindings, as input of `kubectl apply -f -`.
+///
+/// The Lease is among them, so that nodepki needs no right to create others. A PUT creates it again if it is deleted
+/// (`pkg/registry/coordination/lease/strategy.go`, `AllowCreateOnUpdate`), which RBAC restricts to its name, unlike a POST.
+pub fn manifest(policy: &KubeletPolicy, group: &str) -> String {
+    let mut text = INTRODUCTION.to_owned();
+    for object in objects(policy, group) {
+        text.push_str("---\n");
+        // JSON is YAML.
+        text.push_str(&yaml::to_string(&object).unwrap_or_else(|_| object.to_string()));
+    }
+    text
+}
+
+fn objects(policy: &KubeletPolicy, group: &str) -> Vec<Value> {
+    let requests = "certificatesigningrequests";
+    let signers = KubeletCertificate::ALL.map(KubeletCertificate::signer_name);
+    let cluster_rules = json!([
+        {"apiGroups": [CSR_GROUP], "resources": [requests], "verbs": ["get", "list", "watch"]},
+        {
+            "apiGroups": [CSR_GROUP],
+            "resources": [format!("{requests}/approval"), format!("{requests}/status")],
+            "verbs": ["update"],
+        },
+        {
+            "apiGroups": [CSR_GROUP],
+            "resources": ["signers"],
+            "resourceNames": signers,
+            "verbs": ["approve", "sign"],
+        },
+        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]},
+    ]);
+    let lease_rules = json!([{
+        "apiGroups": ["coordination.k8s.io"],
+        "resources": ["leases"],
+        "resourceNames": [policy.lease],
+        "verbs": ["get", "create", "update"],
+    }]);
+    let event_rules = json!([
+        {"apiGroups": ["", "events.k8s.io"], "resources": ["events"], "verbs": ["create"]},
+    ]);
+    let mut objects = Vec::new();
+    for (namespace, rules) in [
+        (None, cluster_rules),
+        (Some(LEASE_NAMESPACE), lease_rules),
+        (Some(EVENT_NAMESPACE), event_rules),
+    ] {
+        let kind = match namespace {
+            Some(_) => "Role",
+            None => "ClusterRole",
+        };
+        let mut metadata = json!({"name": ROLE});
+        if let Some(namespace) = namespace {
+            metadata["namespace"] = json!(namespace);
+        }
+        objects.push(json!({
+            "apiVersion": format!("{RBAC_GROUP}/v1"),
+            "kind": kind,
+            "metadata": metadata,
+            "rules": rules,
+        }));
+        objects.push(json!({
+            "apiVersion": format!("{RBAC_GROUP}/v1"),
+            "kind": format!("{kind}Binding"),
+            "metadata": metadata,
+            "roleRef": {"apiGroup": RBAC_GROUP, "kind": kind, "name": ROLE},
+            "subjects": [{"apiGroup": RBAC_GROUP, "kind": "Group", "name": group}],
+        }));
+    }
+    objects.push(json!({
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"name": policy.lease, "namespace": LEASE_NAMESPACE},
+    }));
+    objects
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns each rule as `namespace: group/resource[names] verbs`.
+    fn rules() -> Vec<String> {
+        let words = |value: &Value| {
+            let items = value.as_array().into_iter().flatten();
+            let items: Vec<&str> = items.filter_map(Value::as_str).collect();
+            items.join(",")
+        };
+        objects(&KubeletPolicy::default(), "g")
+            .iter()
+            .flat_map(|object| {
+                let namespace = object["metadata"]["namespace"].as_str().unwrap_or("*");
+                let rules = object["rules"].as_array().cloned().unwrap_or_default();
+                rules.into_iter().map(move |rule| {
+                    format!(
+                        "{namespace}: {}/{}[{}] {}",
+                        words(&rule["apiGroups"]),
+                        words(&rule["resources"]),
+                        words(&rule["resourceNames"]),
+                        words(&rule["verbs"])
+                    )
+                })
+            })
+            .collect()
+    }
+
+    #[test]
+    fn grants_exactly_what_the_daemon_needs() {
+        assert_eq!(
+            rules(),
+            [
+                "*: certificates.k8s.io/certificatesigningrequests[] get,list,watch",
+                "*: certificates.k8s.io/certificatesigningrequests/approval,certificatesigningrequests/status[] update",
+                "*: certificates.k8s.io/signers[kubernetes.io/kube-apiserver-client-kubelet,kubernetes.io/kubelet-serving] approve,sign",
+                "*: /nodes[] get,list,watch",
+                "kube-system: coordination.k8s.io/leases[nodepki-kubelets] get,create,update",
+                "default: ,events.k8s.io/events[] create",
+            ]
+        );
+    }
+
+    #[test]
+    fn binds_every_role_to_the_group() {
+        let text = manifest(&KubeletPolicy::default(), "nodepki:kubelet-signers");
+        let documents = yaml::parse("manifest", &text).unwrap();
+        assert_eq!(documents.len(), 7);
+        assert_eq!(
+            text.matches("name: nodepki:kubelet-signers").count(),
+            3,
+            "{text}"
+        );
+        assert!(!text.contains("system:"), "{text}");
+    }
+}

@@ -1,0 +1,766 @@
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use serde_json::{Value, json};
+use time::OffsetDateTime;
+use time::macros::datetime;
+
+use super::*;
+use crate::kube::csr_object::{CsrObject, CsrRequester, NodeObject};
+use crate::kube::kubeadm::{ClusterConfig, Host, HostPort, IpNet};
+use crate::x509::{
+    CertificateAuthority, Chain, ExtendedUsage, KeyAlgorithm, PrivateKey, Sans, Tolerance,
+};
+
+#[path = "../../tests/fixtures/kubelet_requests.rs"]
+mod requests;
+
+use requests::{CLIENT, CsrParts, Outcome, SERVING, Sender, dns, ip, names_of_w1, node, token};
+
+const CREATED: OffsetDateTime = datetime!(2026-11-23 04:00:00 UTC);
+const LATER: OffsetDateTime = datetime!(2026-11-23 04:10:00 UTC);
+
+/// A cluster, its policy and the requests that were issued.
+struct Rig {
+    nodes: NodeIndex,
+    reserved: ReservedNames,
+    issued: Vec<IssuedRequest>,
+    policy: KubeletPolicy,
+}
+
+fn node_json(name: &str, addresses: &[(&str, &str)], ready: Value) -> Value {
+    let addresses: Vec<Value> = addresses
+        .iter()
+        .map(|(kind, address)| json!({"type": kind, "address": address}))
+        .collect();
+    json!({
+        "metadata": {
+            "name": name,
+            "uid": format!("uid-{name}"),
+            "resourceVersion": "1",
+            "creationTimestamp": "2026-11-20T00:00:00Z",
+        },
+        "status": {"addresses": addresses, "conditions": [{"type": "DiskPressure", "status": "False"}, ready]},
+    })
+}
+
+fn is_ready() -> Value {
+    json!({"type": "Ready", "status": "True", "reason": "KubeletReady", "lastTransitionTime": "2026-11-20T00:00:30Z"})
+}
+
+fn was_ready() -> Value {
+    json!({"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "lastTransitionTime": "2026-11-22T00:00:00Z"})
+}
+
+/// Not ready since its registration.
+fn never_ready() -> Value {
+    json!({"type": "Ready", "status": "False", "reason": "KubeletNotReady", "lastTransitionTime": "2026-11-19T23:59:59Z"})
+}
+
+impl Rig {
+    fn new() -> Rig {
+        let mut nodes = NodeIndex::default();
+        let mut cp1 = node_json(
+            "cp1",
+            &[("Hostname", "cp1"), ("InternalIP", "192.0.2.11")],
+            is_ready(),
+        );
+        cp1["metadata"]["labels"] = json!({"node-role.kubernetes.io/control-plane": ""});
+        for object in [
+            cp1,
+            node_json(
+                "w1",
+                &[
+                    ("Hostname", "w1"),
+                    ("InternalIP", "192.0.2.21"),
+                    ("InternalIP", "2001:db8::21"),
+                    ("InternalDNS", "w1.example.com"),
+                ],
+                is_ready(),
+            ),
+            node_json(
+                "w2",
+                &[("Hostname", "w2"), ("InternalIP", "192.0.2.22")],
+                is_ready(),
+            ),
+            node_json(
+                "tired",
+                &[("Hostname", "tired"), ("InternalIP", "192.0.2.23")],
+                was_ready(),
+            ),
+        ] {
+            assert!(nodes.insert(NodeObject::from_json(&object).unwrap()));
+        }
+        let cluster = ClusterConfig {
+            control_plane_endpoint: Some(HostPort::parse("api.example.com:6443").unwrap().0),
+            ..ClusterConfig::default()
+        };
+        let api_server = Sans {
+            dns: vec!["cp1".to_owned(), "kubernetes".to_owned()],
+            ips: ["10.96.0.1", "192.0.2.11", "192.0.2.10"]
+                .map(|ip| ip.parse().unwrap())
+                .to_vec(),
+        };
+        Rig {
+            nodes,
+            reserved: ReservedNames::new(&cluster, &api_server),
+            issued: Vec::new(),
+            policy: KubeletPolicy {
+                sign: true,
+                approve_serving: true,
+                approve_client: true,
+                ..KubeletPolicy::default()
+            },
+        }
+    }
+
+    fn insert(&mut self, object: &Value) -> bool {
+        self.nodes.insert(NodeObject::from_json(object).unwrap())
+    }
+
+    fn judge(&self, request: &CsrObject, now: OffsetDateTime) -> KubeletDecision {
+        let context = RequestContext {
+            nodes: &self.nodes,
+            reserved: &self.reserved,
+            issued: &self.issued,
+        };
+        judge(request, context, &self.policy, now)
+    }
+
+    /// Returns the decision about a request, in one word and the reason.
+    fn outcome(&self, request: &CsrObject, now: OffsetDateTime) -> String {
+        match self.judge(request, now) {
+            KubeletDecision::Ignore => "ignore".to_owned(),
+            KubeletDecision::Approve { .. } => "approve".to_owned(),
+            KubeletDecision::Sign(_) => "sign".to_owned(),
+            KubeletDecision::Deny(finding) => format!("deny {}", finding.reason),
+            KubeletDecision::Fail(finding) => format!("fail {}", finding.reason),
+            KubeletDecision::Wait { finding, until } => match until {
+                Some(_) => format!("wait-until {}", finding.reason),
+                None => format!("wait {}", finding.reason),
+            },
+        }
+    }
+}
+
+fn usages_of(signer_name: &str) -> Vec<&'static str> {
+    match signer_name {
+        CLIENT => vec!["digital signature", "client auth"],
+        _ => vec!["digital signature", "server auth"],
+    }
+}
+
+fn object(sender: &Sender, signer_name: &str, usages: &[&str], pem: &[u8]) -> Value {
+    json!({
+        "metadata": {
+            "name": "csr-1",
+            "uid": "uid-1",
+            "resourceVersion": "7",
+            "creationTimestamp": "2026-11-23T04:00:00Z",
+        },
+        "spec": {
+            "request": BASE64_STANDARD.encode(pem),
+            "signerName": signer_name,
+            "usages": usages,
+            "username": sender.user,
+            "groups": sender.groups,
+        },
+        "status": {},
+    })
+}
+
+fn read(object: &Value) -> CsrObject {
+    CsrObject::from_json(object).unwrap().unwrap()
+}
+
+fn request(sender: &Sender, signer_name: &str, csr: &CsrParts) -> CsrObject {
+    read(&object(
+        sender,
+        signer_name,
+        &usages_of(signer_name),
+        &csr.pem(),
+    ))
+}
+
+fn approved(request: &CsrObject, reason: &str) -> CsrObject {
+    let mut object = json!({
+        "metadata": {
+            "name": request.name,
+            "uid": request.uid,
+            "resourceVersion": "8",
+            "creationTimestamp": "2026-11-23T04:00:00Z",
+        },
+        "spec": {"signerName": request.certificate.signer_name()},
+    });
+    object["status"]["conditions"] =
+        json!([{"type": "Approved", "status": "True", "reason": reason, "message": "m"}]);
+    CsrObject {
+        conditions: read(&object).conditions,
+        ..request.clone()
+    }
+}
+
+#[test]
+fn refuses_every_hostile_request() {
+    let rig = Rig::new();
+    let cases = requests::all();
+    assert!(cases.len() >= 40, "{}", cases.len());
+    let names: BTreeSet<&str> = cases.iter().map(|case| case.name).collect();
+    assert_eq!(names.len(), cases.len(), "each case has a name of its own");
+    let mut wrong = Vec::new();
+    for case in cases {
+        let request = read(&object(
+            &case.sender,
+            case.signer_name,
+            &case.usages,
+            &case.pem,
+        ));
+        let reason = case.reason;
+        let (early, late, failed) = match case.outcome {
+            Outcome::Denied => (
+                format!("deny {reason}"),
+                format!("deny {reason}"),
+                format!("fail {reason}"),
+            ),
+            Outcome::DeniedLater => (
+                format!("wait-until {reason}"),
+                format!("deny {reason}"),
+                format!("fail {reason}"),
+            ),
+            Outcome::Waits => (
+                format!("wait {reason}"),
+                format!("wait {reason}"),
+                format!("wait {reason}"),
+            ),
+        };
+        let found = [
+            (rig.outcome(&request, CREATED), early),
+            (rig.outcome(&request, LATER), late),
+            // Approved by kube-controller-manager.
+            (
+                rig.outcome(&approved(&request, "AutoApproved"), LATER),
+                failed,
+            ),
+        ];
+        for (found, expected) in found {
+            if found != expected {
+                wrong.push(format!("{}: {found}, expected {expected}", case.name));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn messages_of_refusals_are_one_safe_line() {
+    let rig = Rig::new();
+    for case in requests::all() {
+        let request = read(&object(
+            &case.sender,
+            case.signer_name,
+            &case.usages,
+            &case.pem,
+        ));
+        let finding = match rig.judge(&request, LATER) {
+            KubeletDecision::Deny(finding) | KubeletDecision::Wait { finding, .. } => finding,
+            other => panic!("{}: {other:?}", case.name),
+        };
+        let message = &finding.message;
+        assert!(
+            !message.chars().any(char::is_control),
+            "{}: {message:?}",
+            case.name
+        );
+        assert!(message.len() < 700, "{}: {message}", case.name);
+        assert!(!message.ends_with('.'), "{}: {message}", case.name);
+    }
+}
+
+#[test]
+fn approves_and_signs_requests_of_kubelets() {
+    let rig = Rig::new();
+    for (sender, signer_name, csr) in [
+        (node("w1"), SERVING, CsrParts::serving("w1", &names_of_w1())),
+        (
+            node("w1"),
+            SERVING,
+            CsrParts::serving("w1", &[ip("192.0.2.21")]),
+        ),
+        (node("w1"), CLIENT, CsrParts::client("w1")),
+        (token(), CLIENT, CsrParts::client("new")),
+        // The API server's address is its own.
+        (
+            node("cp1"),
+            SERVING,
+            CsrParts::serving("cp1", &[dns("cp1"), ip("192.0.2.11")]),
+        ),
+    ] {
+        let request = request(&sender, signer_name, &csr);
+        assert_eq!(rig.outcome(&request, CREATED), "approve", "{sender:?}");
+        let request = approved(&request, APPROVED_BY_RULES);
+        let KubeletDecision::Sign(order) = rig.judge(&request, CREATED) else {
+            panic!("{sender:?}: {}", rig.outcome(&request, CREATED));
+        };
+        assert_eq!(order.csr.to_pem().into_bytes(), request.request);
+        assert!(
+            order.csr.matches(&order.profile),
+            "the profile is that of the request"
+        );
+        let usage = match signer_name {
+            CLIENT => ExtendedUsage::ClientAuth,
+            _ => ExtendedUsage::ServerAuth,
+        };
+        assert_eq!(order.profile.usages, [usage]);
+    }
+}
+
+#[test]
+fn accepts_rsa_key_and_key_encipherment() {
+    let rig = Rig::new();
+    let pem = include_bytes!("../../tests/fixtures/kubelet-requests/rsa-2048.csr");
+    for usages in [
+        &["digital signature", "key encipherment", "server auth"][..],
+        &["server auth", "digital signature"],
+    ] {
+        let request = read(&object(&node("w1"), SERVING, usages, pem));
+        assert_eq!(rig.outcome(&request, CREATED), "approve");
+    }
+    let mut rig = rig;
+    rig.policy.keys = vec![KeyAlgorithm::EcdsaP256];
+    let request = read(&object(&node("w1"), SERVING, &usages_of(SERVING), pem));
+    assert_eq!(rig.outcome(&request, CREATED), "deny KeyNotAllowed");
+}
+
+#[test]
+fn ignores_requests_that_are_decided_or_not_for_kubelets() {
+    let mut rig = Rig::new();
+    let fields = object(
+        &node("w1"),
+        SERVING,
+        &usages_of(SERVING),
+        &CsrParts::serving("w1", &names_of_w1()).pem(),
+    );
+    for status in [
+        json!({"certificate": "LS0tLS1CRUdJTg=="}),
+        json!({"conditions": [{"type": "Denied", "status": "True"}]}),
+        json!({"conditions": [{"type": "Approved", "status": "True"}, {"type": "Failed", "status": "True"}]}),
+        // Objects of old releases may have both.
+        json!({"conditions": [{"type": "Approved", "status": "True"}, {"type": "Denied", "status": "True"}]}),
+    ] {
+        let mut fields = fields.clone();
+        fields["status"] = status;
+        assert_eq!(rig.outcome(&read(&fields), LATER), "ignore");
+    }
+    rig.policy.sign = false;
+    assert_eq!(rig.outcome(&read(&fields), LATER), "ignore");
+    let mut fields = fields;
+    fields["spec"]["signerName"] = json!("kubernetes.io/kube-apiserver-client");
+    assert_eq!(CsrObject::from_json(&fields), Ok(None));
+}
+
+#[test]
+fn leaves_approval_to_others_by_default() {
+    let mut rig = Rig::new();
+    let serving = request(
+        &node("w1"),
+        SERVING,
+        &CsrParts::serving("w1", &names_of_w1()),
+    );
+    let client = request(&token(), CLIENT, &CsrParts::client("new"));
+    rig.policy.approve_client = false;
+    assert_eq!(rig.outcome(&serving, CREATED), "approve");
+    assert_eq!(rig.outcome(&client, CREATED), "wait ApprovalRequired");
+    rig.policy.approve_serving = false;
+    assert_eq!(rig.outcome(&serving, LATER), "wait ApprovalRequired");
+    for request in [serving, client] {
+        assert_eq!(
+            rig.outcome(&approved(&request, "KubectlApprove"), LATER),
+            "sign"
+        );
+    }
+}
+
+#[test]
+fn token_replaces_only_node_that_it_created_and_that_was_never_ready() {
+    let of = |username: &str| IssuedRequest {
+        node: "new".to_owned(),
+        requester: CsrRequester {
+            username: username.to_owned(),
+            groups: Vec::new(),
+        },
+    };
+    let own = || vec![of("system:bootstrap:abcdef")];
+    let never_updated = json!({"type": "Ready", "status": "Unknown", "reason": "NodeStatusNeverUpdated", "lastTransitionTime": "2026-11-20T00:01:00Z"});
+    let ready_for_a_while = json!({"type": "Ready", "status": "False", "reason": "KubeletNotReady", "lastTransitionTime": "2026-11-20T00:05:00Z"});
+    let no_time = json!({"type": "Ready", "status": "False", "reason": "KubeletNotReady"});
+    for (ready, issued, expected) in [
+        (never_ready(), own(), "approve"),
+        (never_updated, own(), "approve"),
+        (json!({"type": "Other", "status": "True"}), own(), "approve"),
+        (never_ready(), Vec::new(), "wait NodeExists"),
+        (
+            never_ready(),
+            vec![of("system:bootstrap:999999")],
+            "wait NodeExists",
+        ),
+        (ready_for_a_while, own(), "wait NodeExists"),
+        (no_time, own(), "wait NodeExists"),
+        (was_ready(), own(), "wait NodeExists"),
+        (is_ready(), own(), "deny NodeExists"),
+    ] {
+        let mut rig = Rig::new();
+        rig.insert(&node_json(
+            "new",
+            &[("InternalIP", "192.0.2.30")],
+            ready.clone(),
+        ));
+        rig.issued = issued;
+        let request = request(&token(), CLIENT, &CsrParts::client("new"));
+        assert_eq!(rig.outcome(&request, LATER), expected, "{ready}");
+    }
+}
+
+#[test]
+fn administrator_confirms_replacement_of_node_that_is_not_ready() {
+    let mut rig = Rig::new();
+    let request = request(&token(), CLIENT, &CsrParts::client("tired"));
+    for (reason, expected) in [
+        ("AutoApproved", "wait NodeExists"),
+        ("KubectlApprove", "wait NodeExists"),
+        (APPROVED_BY_RULES, "wait NodeExists"),
+        (APPROVED_BY_ADMINISTRATOR, "sign"),
+    ] {
+        assert_eq!(
+            rig.outcome(&approved(&request, reason), LATER),
+            expected,
+            "{reason}"
+        );
+    }
+    // A node that is ready again is alive, whatever was confirmed before.
+    rig.insert(&node_json(
+        "tired",
+        &[("InternalIP", "192.0.2.23")],
+        is_ready(),
+    ));
+    let request = approved(&request, APPROVED_BY_ADMINISTRATOR);
+    assert_eq!(rig.outcome(&request, LATER), "fail NodeExists");
+}
+
+#[test]
+fn waits_for_node_and_judges_again() {
+    let mut rig = Rig::new();
+    let names = [dns("w3"), ip("192.0.2.33")];
+    let request = request(&node("w3"), SERVING, &CsrParts::serving("w3", &names));
+    let KubeletDecision::Wait { until, .. } = rig.judge(&request, CREATED) else {
+        panic!("the Node may be created later");
+    };
+    assert_eq!(until, Some(CREATED + NODE_GRACE));
+    assert!(rig.insert(&node_json("w3", &[("Hostname", "w3")], is_ready())));
+    assert_eq!(rig.outcome(&request, CREATED), "wait-until SanNotOfNode");
+    let mut complete = node_json(
+        "w3",
+        &[("Hostname", "w3"), ("InternalIP", "192.0.2.33")],
+        is_ready(),
+    );
+    assert!(rig.insert(&complete));
+    assert_eq!(rig.outcome(&request, CREATED), "approve");
+    complete["metadata"]["resourceVersion"] = json!("2");
+    complete["status"]["conditions"][0]["lastHeartbeatTime"] = json!("2026-11-23T04:00:00Z");
+    assert!(!rig.insert(&complete), "a heartbeat changes nothing");
+    assert!(rig.nodes.remove("w3"));
+    assert!(!rig.nodes.remove("w3"));
+    assert_eq!(rig.outcome(&request, LATER), "deny NodeNotFound");
+}
+
+#[test]
+fn control_plane_node_waits_for_its_label() {
+    let mut rig = Rig::new();
+    let addresses = [("Hostname", "cp1"), ("InternalIP", "192.0.2.11")];
+    rig.insert(&node_json("cp1", &addresses, is_ready()));
+    let names = [dns("cp1"), ip("192.0.2.11")];
+    let request = request(&node("cp1"), SERVING, &CsrParts::serving("cp1", &names));
+    assert_eq!(rig.outcome(&request, CREATED), "wait-until SanOfApiServer");
+    assert_eq!(rig.outcome(&request, LATER), "deny SanOfApiServer");
+}
+
+#[test]
+fn node_that_claims_foreign_address_gets_no_certificate() {
+    let mut rig = Rig::new();
+    let claim = |kind: &str, address: &str| {
+        node_json("w1", &[("Hostname", "w1"), (kind, address)], is_ready())
+    };
+    for (kind, address, name, expected) in [
+        (
+            "InternalIP",
+            "192.0.2.22",
+            ip("192.0.2.22"),
+            "wait SanClaimedTwice",
+        ),
+        ("InternalDNS", "w2", dns("w2"), "deny SanOfOtherNode"),
+        (
+            "InternalIP",
+            "10.96.0.1",
+            ip("10.96.0.1"),
+            "deny SanOfService",
+        ),
+        (
+            "InternalDNS",
+            "kubernetes.default.svc",
+            dns("kubernetes.default.svc"),
+            "deny SanOfService",
+        ),
+        (
+            "ExternalDNS",
+            "api.example.com",
+            dns("api.example.com"),
+            "deny SanOfApiServer",
+        ),
+        (
+            "InternalIP",
+            "127.0.0.1",
+            ip("127.0.0.1"),
+            "deny SanSpecial",
+        ),
+        ("Hostname", "localhost", dns("localhost"), "deny SanSpecial"),
+    ] {
+        rig.insert(&claim(kind, address));
+        let request = request(&node("w1"), SERVING, &CsrParts::serving("w1", &[name]));
+        assert_eq!(rig.outcome(&request, LATER), expected, "{address}");
+    }
+    // The other node must not be denied its own address.
+    rig.insert(&claim("InternalIP", "192.0.2.22"));
+    let request = request(
+        &node("w2"),
+        SERVING,
+        &CsrParts::serving("w2", &[ip("192.0.2.22")]),
+    );
+    assert_eq!(rig.outcome(&request, LATER), "wait SanClaimedTwice");
+    rig.nodes.remove("w1");
+    assert_eq!(rig.outcome(&request, LATER), "approve");
+}
+
+#[test]
+fn configured_names_and_networks_bound_the_addresses() {
+    let mut rig = Rig::new();
+    rig.policy.names = vec!["{node}.nodes.example.com".parse().unwrap()];
+    rig.policy.networks = vec![IpNet::parse("192.0.2.0/24").unwrap().0];
+    let judge = |rig: &Rig, names: &[requests::GeneralName]| {
+        let request = request(&node("w1"), SERVING, &CsrParts::serving("w1", names));
+        rig.outcome(&request, LATER)
+    };
+    assert_eq!(
+        judge(&rig, &[dns("w1.nodes.example.com"), ip("192.0.2.21")]),
+        "approve"
+    );
+    assert_eq!(judge(&rig, &[dns("W1.nodes.example.com")]), "approve");
+    assert_eq!(
+        judge(&rig, &[dns("w2.nodes.example.com")]),
+        "deny SanNotOfNode"
+    );
+    assert_eq!(
+        judge(&rig, &[ip("2001:db8::21")]),
+        "deny SanOutsideNetworks"
+    );
+    // A pattern gives no node the name of another.
+    rig.policy.names = vec!["{node}2".parse().unwrap()];
+    rig.insert(&node_json("w12", &[("Hostname", "w12")], is_ready()));
+    assert_eq!(judge(&rig, &[dns("w12")]), "deny SanOfOtherNode");
+}
+
+#[test]
+fn limits_lifetime() {
+    let mut rig = Rig::new();
+    rig.policy.lifetime = Duration::from_secs(3600);
+    for (seconds, expected) in [
+        (json!(null), 3600),
+        (json!(600), 600),
+        (json!(1800), 1800),
+        (json!(31_536_000), 3600),
+        (json!(1), 600),
+        (json!(0), 600),
+    ] {
+        let pem = CsrParts::client("w1").pem();
+        let mut fields = object(&node("w1"), CLIENT, &usages_of(CLIENT), &pem);
+        fields["spec"]["expirationSeconds"] = seconds.clone();
+        fields["status"]["conditions"] = json!([{"type": "Approved", "status": "True"}]);
+        let KubeletDecision::Sign(order) = rig.judge(&read(&fields), CREATED) else {
+            panic!("{seconds}");
+        };
+        assert_eq!(order.profile.lifetime.as_secs(), expected, "{seconds}");
+    }
+    let pem = CsrParts::client("w1").pem();
+    let mut fields = object(&node("w1"), CLIENT, &usages_of(CLIENT), &pem);
+    fields["spec"]["expirationSeconds"] = json!(-1);
+    assert_eq!(rig.outcome(&read(&fields), CREATED), "deny FieldOverLimit");
+}
+
+#[test]
+fn reads_objects_within_limits() {
+    let pem = CsrParts::client("w1").pem();
+    let fields = object(&node("w1"), CLIENT, &usages_of(CLIENT), &pem);
+    assert_eq!(read(&fields).request, pem);
+    for (pointer, value, field) in [
+        ("/spec/request", json!("!"), "spec.request"),
+        ("/spec/request", json!("A".repeat(30_000)), "spec.request"),
+        ("/spec/usages", json!(vec!["any"; 33]), "spec.usages"),
+        ("/spec/usages", json!("any"), "spec.usages"),
+        ("/spec/usages", json!([1]), "spec.usages"),
+        ("/spec/groups", json!(["g".repeat(1025)]), "spec.groups"),
+        ("/spec/username", json!("u".repeat(1025)), "spec.username"),
+    ] {
+        let mut fields = fields.clone();
+        *fields.pointer_mut(pointer).unwrap() = value;
+        let request = read(&fields);
+        assert_eq!(request.excess, Some(field));
+        assert!(request.request.len() <= 16 << 10);
+        assert_eq!(Rig::new().outcome(&request, CREATED), "deny FieldOverLimit");
+    }
+    for key in ["name", "uid", "resourceVersion", "creationTimestamp"] {
+        let mut fields = fields.clone();
+        fields["metadata"].as_object_mut().unwrap().remove(key);
+        let refusal = CsrObject::from_json(&fields).unwrap_err().to_string();
+        assert!(refusal.contains(key), "{refusal}");
+    }
+}
+
+#[test]
+fn reads_addresses_as_the_kubelet_does() {
+    let addresses = [
+        ("Hostname", "W1"),
+        ("Hostname", "192.0.2.1"),
+        ("InternalIP", "2001:db8::1"),
+        ("ExternalIP", "not an address"),
+        ("InternalDNS", "w1.example.com"),
+        ("Other", "w1.example.net"),
+        ("ExternalDNS", ""),
+    ];
+    let node = NodeObject::from_json(&node_json("w1", &addresses, is_ready())).unwrap();
+    let dns = |name: &str| Host::Dns(name.to_owned());
+    let ip = |text: &str| Host::Ip(text.parse::<IpAddr>().unwrap());
+    assert_eq!(
+        node.addresses,
+        [
+            dns("w1"),
+            ip("192.0.2.1"),
+            ip("2001:db8::1"),
+            dns("w1.example.com")
+        ]
+    );
+    assert!(!node.is_control_plane && !node.is_deleting);
+}
+
+#[test]
+fn parses_only_patterns_with_the_node() {
+    for (text, expected) in [
+        ("{node}.nodes.example.com", Some("w1.nodes.example.com")),
+        ("storage-{node}", Some("storage-w1")),
+        ("node.example.com", None),
+        ("*.example.com", None),
+        ("{node}.{node}", None),
+        ("{Node}.example.com", None),
+        ("{node}_x", None),
+        ("{node}.Example.com", None),
+        ("", None),
+    ] {
+        let pattern = text.parse::<NodeNamePattern>().ok();
+        let name = pattern.map(|pattern| pattern.of("w1"));
+        assert_eq!(name.as_deref(), expected, "{text}");
+    }
+}
+
+#[test]
+fn codes_are_camel_case_and_have_a_sentence() {
+    for reason in RequestReason::ALL {
+        let code = reason.as_str();
+        assert!(code.starts_with(|c: char| c.is_ascii_uppercase()), "{code}");
+        assert!(code.chars().all(|c| c.is_ascii_alphanumeric()), "{code}");
+        assert!(reason.meaning().ends_with('.'), "{code}");
+    }
+}
+
+#[test]
+fn reports_every_difference_of_the_signers_answer() {
+    let rig = Rig::new();
+    let request = request(
+        &node("w1"),
+        SERVING,
+        &CsrParts::serving("w1", &names_of_w1()),
+    );
+    let KubeletDecision::Sign(order) = rig.judge(&approved(&request, "x"), CREATED) else {
+        panic!("the request is valid");
+    };
+    let key = || PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+    let ten_years = Duration::from_secs(10 * 365 * 24 * 3600);
+    let authority = |name: &str| {
+        CertificateAuthority::self_signed(name, key(), CREATED, 2 * ten_years).unwrap()
+    };
+    let (own, other) = (authority("kubernetes"), authority("other"));
+    let trust = own.bundle().clone();
+    let stranger = key();
+    let differences = |signer: &CertificateAuthority,
+                       own_key: bool,
+                       change: &dyn Fn(&mut Profile)| {
+        let mut profile = order.profile.clone();
+        change(&mut profile);
+        let public = match own_key {
+            true => order.csr.public_key(),
+            false => stranger.public_key(),
+        };
+        let leaf = signer.issue(public, &profile, CREATED).unwrap();
+        let chain = Chain::from_pem(leaf.to_pem().as_bytes()).unwrap();
+        let found = certificate_differences(&order, &chain, Tolerance::default(), &trust, CREATED);
+        found
+            .iter()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>()
+            .join("; ")
+    };
+    assert_eq!(differences(&own, true, &|_| {}), "");
+    let cases: [(&dyn Fn(&mut Profile), &str); 8] = [
+        (
+            &|p| p.subject.common_name = "system:node:w2".to_owned(),
+            "CN is \"system:node:w2\"",
+        ),
+        (
+            &|p| p.subject.organizations = vec!["system:masters".to_owned()],
+            "O \"system:masters\" is not wanted",
+        ),
+        (
+            &|p| p.subject.organizations.clear(),
+            "O \"system:nodes\" is missing",
+        ),
+        (
+            &|p| p.sans.dns.push("w2".to_owned()),
+            "SAN DNS:w2 is not wanted",
+        ),
+        (
+            &|p| p.sans.ips.truncate(1),
+            "SAN IP:2001:db8::21 is missing",
+        ),
+        (
+            &|p| p.usages = vec![ExtendedUsage::ClientAuth],
+            "server auth is missing",
+        ),
+        (
+            &|p| p.usages.push(ExtendedUsage::ClientAuth),
+            "client auth is not wanted",
+        ),
+        (&|p| p.lifetime = ten_years, "its lifetime is 3650d"),
+    ];
+    for (change, expected) in cases {
+        let found = differences(&own, true, change);
+        assert!(found.contains(expected), "{found:?}, expected {expected}");
+    }
+    assert!(differences(&own, false, &|_| {}).contains("another key"));
+    assert!(differences(&other, true, &|_| {}).contains("no path from it"));
+    let ca = Chain::from_pem(trust.first().to_pem().as_bytes()).unwrap();
+    let found = certificate_differences(&order, &ca, Tolerance::default(), &trust, CREATED);
+    assert!(
+        found
+            .iter()
+            .any(|one| one.to_string().contains("CA certificate")),
+        "{found:?}"
+    );
+}
