@@ -28,6 +28,7 @@ use serde_json::{Value, json};
 
 use crate::kube::kubeadm::{NodeName, San};
 use crate::kube::names::{self, Authority, CertName};
+use crate::kube::paths::{KUBEADM_FILE, KUBEADM_JOIN_FILE};
 use crate::kubelets::KubeletPolicy;
 use crate::signer;
 use crate::spec::KubeletClientSubject;
@@ -59,10 +60,7 @@ pub const API_VERSION: &str = "nodepki.io/v1alpha1";
 pub const KIND: &str = "NodePKIConfiguration";
 
 /// Paths at which cloud-init and Cluster API write the kubeadm configuration.
-const KUBEADM_FILES: [&str; 2] = [
-    "/run/kubeadm/kubeadm.yaml",
-    "/run/kubeadm/kubeadm-join-config.yaml",
-];
+const KUBEADM_FILES: [&str; 2] = [KUBEADM_FILE, KUBEADM_JOIN_FILE];
 const DEFAULT_WAIT: Duration = Duration::from_secs(30);
 const DEFAULT_CLOCK_WAIT: Duration = Duration::from_secs(120);
 /// Name of the signer given on the command line.

@@ -10,3 +10,4 @@ pub mod kubeadm_certs;
 pub mod kubeconfig;
 pub mod manifest;
 pub mod names;
+pub mod paths;

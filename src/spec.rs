@@ -15,21 +15,12 @@ pub use choices::{
     CLUSTER_ADMINS, Choices, KUBELET_SIGNERS_GROUP, KubeletClientSubject, KubeletLayout,
     SYSTEM_MASTERS,
 };
-pub use layout::{CERTIFICATES_DIR, Layout, crl_name, kubeconfig_path};
+pub use layout::{Layout, crl_name, kubeconfig_path};
 pub use rules::{node_spec, usages};
 pub use table::{
     BundleSpec, CertFiles, CertSpec, ExternalEtcd, KubeletStoreSpec, NodeSpec,
     RequestedCertificate, ServiceAccountSpec,
 };
-
-/// Directory of the kubeconfigs.
-pub const KUBECONFIG_DIR: &str = "/etc/kubernetes";
-
-/// Directory of the kubelet's certificates, unless it is started with `--cert-dir`.
-pub const KUBELET_PKI: &str = "/var/lib/kubelet/pki";
-
-/// File name of the link to the kubelet's newest client certificate, in that directory.
-pub const KUBELET_CURRENT_LINK: &str = "kubelet-client-current.pem";
 
 #[cfg(test)]
 mod tests;

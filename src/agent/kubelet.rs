@@ -16,6 +16,7 @@ use super::{ExitCode, Failure};
 use crate::kube::components::ReplacedFile;
 use crate::kube::kubeconfig::{Kubeconfig, KubeconfigError};
 use crate::kube::names::NodePath;
+use crate::kube::paths::KUBELET_CURRENT_LINK;
 use crate::spec::assess::{KubeletLink, ObservedKubeletStore};
 use crate::spec::{CertFiles, CertSpec};
 use crate::store::{Commit, Mode, NodeRoot, STATE_DIR};
@@ -143,7 +144,7 @@ impl KubeletFiles<'_> {
         let mut document = self
             .document
             .unwrap_or_else(|| Kubeconfig::without_credentials(cluster, user));
-        let file = self.store.dir.join(crate::spec::KUBELET_CURRENT_LINK);
+        let file = self.store.dir.join(KUBELET_CURRENT_LINK);
         document
             .set_cluster(server, &self.trusted.roots_to_pem())
             .and_then(|()| document.set_client_file(&file.to_string_lossy()))

@@ -42,6 +42,7 @@ use crate::config::{
 };
 use crate::kube::kubeadm::{self, ClusterConfig, HostFacts, KubeadmRole, Overrides, Resolved};
 use crate::kube::names::{Authority, CertName};
+use crate::kube::paths::KUBELET_CONF;
 use crate::node::NodeState;
 use crate::process::machine;
 use crate::signer::NodeIdentity;
@@ -346,7 +347,7 @@ pub async fn load_running(
         true => {
             let may_ask = known.settings.kubeadm.from_cluster != FromCluster::Never;
             lacks && may_ask && {
-                let given = fetch_with(root, &[configuration::KUBELET_CONF], wait).await?;
+                let given = fetch_with(root, &[KUBELET_CONF], wait).await?;
                 known.complete_worker(given)
             }
         }

@@ -15,14 +15,12 @@ use crate::agent::load::{self, KubeconfigFile, Loaded};
 use crate::agent::{ExitCode, Failure};
 use crate::config::Argument;
 use crate::kube::names::Authority;
+use crate::kube::paths::ADMIN_CONF;
 use crate::store::NodeRoot;
 use crate::x509::rfc3339;
 use change::cluster::ClusterView;
 use change::report::{AuthorityReport, NodeReport, Nodes, Peers};
 use change::{StepOrder, StepOutcome};
-
-/// The administrator's kubeconfig on a control-plane node.
-const ADMIN_KUBECONFIG: &str = "/etc/kubernetes/admin.conf";
 
 #[derive(Debug, Subcommand)]
 pub(super) enum AuthorityCommand {
@@ -101,8 +99,8 @@ impl StepArgs {
             .iter()
             .map(|path| read_report(root, path))
             .collect::<Result<_, _>>()?;
-        let has_admin = root.metadata(ADMIN_KUBECONFIG)?.is_some();
-        let admin = has_admin.then(|| KubeconfigFile::from(Path::new(ADMIN_KUBECONFIG)));
+        let has_admin = root.metadata(ADMIN_CONF)?.is_some();
+        let admin = has_admin.then(|| KubeconfigFile::from(Path::new(ADMIN_CONF)));
         let given = self.kubeconfig.as_ref().map(KubeconfigFile::from);
         Ok(StepOrder {
             authority: self.authority,

@@ -14,12 +14,11 @@ use crate::agent::shared_certs::{self, Download};
 use crate::agent::{ExitCode, Failure};
 use crate::config::{Argument, CommandLineSettings};
 use crate::kube::kubeadm_certs::{CertificateKey, SealError};
+use crate::kube::paths::ADMIN_CONF;
 use crate::store::{self, Dir, NodeRoot};
 
 /// Longest wait for another run to end; `--wait` can shorten it.
 const MAX_LOCK_WAIT: Duration = Duration::from_secs(60);
-/// Kubeconfig for uploads unless `--kubeconfig` names another one.
-const ADMIN_KUBECONFIG: &str = "/etc/kubernetes/admin.conf";
 
 #[derive(Debug, Subcommand)]
 pub(super) enum CertsCommand {
@@ -178,7 +177,7 @@ fn upload(global: &GlobalOptions, arguments: UploadArgs) -> Result<ExitCode, Fai
     let report = runtime()?.block_on(async {
         let kubeconfig = match &arguments.kubeconfig {
             Some(given) => KubeconfigFile::from(given),
-            None => KubeconfigFile::from(Path::new(ADMIN_KUBECONFIG)),
+            None => KubeconfigFile::from(Path::new(ADMIN_CONF)),
         };
         let sharing = load::certs::sharing(&root, &inputs, Some(&kubeconfig)).await?;
         print_warnings(&sharing.warnings);

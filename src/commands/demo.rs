@@ -14,12 +14,12 @@ use super::{now, runtime};
 use crate::agent::load::{self, LoadInputs};
 use crate::agent::{self, ExitCode, Failure};
 use crate::config::{Argument, CommandLineSettings};
+use crate::kube::paths::KUBEADM_RUN_DIR;
 use crate::node::status;
 use crate::signer;
 use crate::store::NodeRoot;
 
-/// Directory in which cloud-init and Cluster API put the file, so that the demo's root resembles that of a node.
-const KUBEADM_DIR: &str = "/run/kubeadm";
+/// File in the directory of cloud-init and Cluster API, so that the demo's root resembles that of a node.
 const KUBEADM_FILE: &str = "kubeadm.yaml";
 
 /// A first control-plane node with stacked etcd. The addresses are reserved for documentation (RFC 5737).
@@ -81,9 +81,9 @@ fn prepare(dir: &Path, kubeadm_configs: Vec<Argument>) -> Result<(NodeRoot, Load
         .advise("name another directory")
     })?;
     let root = NodeRoot::open(dir)?;
-    let example = Path::new(KUBEADM_DIR).join(KUBEADM_FILE);
+    let example = Path::new(KUBEADM_RUN_DIR).join(KUBEADM_FILE);
     if kubeadm_configs.is_empty() && root.metadata(&example)?.is_none() {
-        root.create_dir(KUBEADM_DIR, 0o755)?.write_atomic(
+        root.create_dir(KUBEADM_RUN_DIR, 0o755)?.write_atomic(
             KUBEADM_FILE,
             EXAMPLE_CONFIG.as_bytes(),
             0o644,

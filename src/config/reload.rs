@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde_json::{Map as JsonMap, Value, json};
 
 use crate::kube::components::{Component, ReplacedFile};
+use crate::kube::paths::ADMIN_CONF;
 use crate::yaml::schema::{ValueForm, required};
 use crate::yaml::settings::{Setting, choice_setting, settings, unless_empty};
 use crate::yaml::{self, Field, Map, format_duration};
@@ -43,7 +44,7 @@ settings! {
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct LeaseSettings: Default {
         /// Kubeconfig that may read, create and update the Lease kube-system/nodepki-reload.
-        "kubeconfig" => pub kubeconfig: PathBuf = "/etc/kubernetes/admin.conf".into();
+        "kubeconfig" => pub kubeconfig: PathBuf = ADMIN_CONF.into();
         /// How long the other nodes wait for a node that stopped responding, from 5s to 10m.
         "duration" => pub duration: Duration = DEFAULT_LEASE, read lease_duration;
     }

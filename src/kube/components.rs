@@ -22,6 +22,9 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::kube::names::{Authority, CertName, UnknownName};
+use crate::kube::paths::{
+    APISERVER_MANIFEST, CONTROLLER_MANAGER_MANIFEST, ETCD_MANIFEST, SCHEDULER_MANIFEST,
+};
 
 /// A component of Kubernetes that reads certificates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -59,12 +62,10 @@ impl Component {
     /// Returns the path of kubeadm's manifest; `None` if the component is not a static pod.
     pub const fn manifest(self) -> Option<&'static str> {
         match self {
-            Component::Etcd => Some("/etc/kubernetes/manifests/etcd.yaml"),
-            Component::KubeApiserver => Some("/etc/kubernetes/manifests/kube-apiserver.yaml"),
-            Component::KubeControllerManager => {
-                Some("/etc/kubernetes/manifests/kube-controller-manager.yaml")
-            }
-            Component::KubeScheduler => Some("/etc/kubernetes/manifests/kube-scheduler.yaml"),
+            Component::Etcd => Some(ETCD_MANIFEST),
+            Component::KubeApiserver => Some(APISERVER_MANIFEST),
+            Component::KubeControllerManager => Some(CONTROLLER_MANAGER_MANIFEST),
+            Component::KubeScheduler => Some(SCHEDULER_MANIFEST),
             Component::Kubelet => None,
         }
     }

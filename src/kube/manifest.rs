@@ -10,8 +10,6 @@ use serde_json::Value;
 
 use crate::yaml;
 
-/// Directory of the static pods.
-pub const MANIFESTS: &str = "/etc/kubernetes/manifests";
 /// The annotation with the API server's `address:port`.
 const ADVERTISED_ENDPOINT: &str = "kubeadm.kubernetes.io/kube-apiserver.advertise-address.endpoint";
 /// kube-apiserver's default of `--secure-port`.

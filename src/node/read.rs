@@ -11,14 +11,12 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use crate::kube::manifest::{MANIFESTS, StaticPod};
+use crate::kube::manifest::StaticPod;
 use crate::kube::names::CertName;
+use crate::kube::paths::{APISERVER_MANIFEST, KUBELET_CURRENT_LINK, KUBELET_FLAGS, MANIFESTS_DIR};
 use crate::spec::assess::{Observed, ObservedKubeconfig, ReadKubeconfig, read_kubeconfig};
-use crate::spec::{KUBELET_CURRENT_LINK, Layout, kubeconfig_path};
+use crate::spec::{Layout, kubeconfig_path};
 use crate::store::{self, FileContent, FileKind, Metadata, NodeRoot, PathObstacle};
-
-/// Flags that kubeadm gives the kubelet (`writeKubeletFlags`), such as `--hostname-override` and `--cert-dir`.
-const KUBELET_FLAGS: &str = "/var/lib/kubelet/kubeadm-flags.env";
 
 /// The files of one node at one moment. A clone shares them.
 #[derive(Clone)]
@@ -152,7 +150,7 @@ impl NodeState {
 
     /// Returns a static-pod manifest of kubeadm's by its file name.
     pub fn manifest(&self, name: &str) -> Observed<StaticPod> {
-        let path = Path::new(MANIFESTS).join(name);
+        let path = Path::new(MANIFESTS_DIR).join(name);
         self.file(&path)
             .found(|bytes| StaticPod::parse(path.clone(), bytes))
     }
@@ -190,7 +188,7 @@ impl NodeState {
 
     /// Returns whether kubeadm's manifest of kube-apiserver exists.
     pub fn has_apiserver_manifest(&self) -> bool {
-        self.exists(Path::new(MANIFESTS).join("kube-apiserver.yaml"))
+        self.exists(APISERVER_MANIFEST)
     }
 }
 

@@ -5,11 +5,8 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{KUBECONFIG_DIR, KUBELET_CURRENT_LINK, KUBELET_PKI};
 use crate::kube::names::{Authority, CertName};
-
-/// kubeadm's default `certificatesDir`.
-pub const CERTIFICATES_DIR: &str = "/etc/kubernetes/pki";
+use crate::kube::paths::{CERTIFICATES_DIR, KUBELET_CURRENT_LINK, KUBELET_PKI_DIR, KUBERNETES_DIR};
 
 /// The paths of one node, as the node itself has them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,7 +27,7 @@ impl Layout {
     pub fn new(certificates_dir: Option<PathBuf>, kubelet_cert_dir: Option<PathBuf>) -> Layout {
         Layout {
             certificates_dir: certificates_dir.unwrap_or_else(|| CERTIFICATES_DIR.into()),
-            kubelet_pki: kubelet_cert_dir.unwrap_or_else(|| KUBELET_PKI.into()),
+            kubelet_pki: kubelet_cert_dir.unwrap_or_else(|| KUBELET_PKI_DIR.into()),
         }
     }
 
@@ -92,7 +89,7 @@ impl Layout {
 
 /// Returns the path of a kubeconfig.
 pub fn kubeconfig_path(name: CertName) -> PathBuf {
-    Path::new(KUBECONFIG_DIR).join(name.base_name())
+    Path::new(KUBERNETES_DIR).join(name.base_name())
 }
 
 /// Returns the file with an authority's revocation lists, below kubeadm's certificates directory: `etcd/crl.pem` beside

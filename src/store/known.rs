@@ -11,9 +11,10 @@ use super::journal::{JOURNAL, Journal, JournalEntry};
 use super::lock::LOCK_FILE;
 use super::staging::STAGING;
 use super::{Dir, NodeRoot, STATE_DIR};
+use crate::kube::paths::{KUBELET_PKI_DIR, KUBERNETES_DIR};
 
 /// The directories of kubeadm, of the kubelet and of nodepki.
-const DIRECTORIES: [&str; 3] = ["/etc/kubernetes", "/var/lib/kubelet/pki", STATE_DIR];
+const DIRECTORIES: [&str; 3] = [KUBERNETES_DIR, KUBELET_PKI_DIR, STATE_DIR];
 /// Files in the state directory that no commit writes.
 const OWN_FILES: [&str; 3] = [JOURNAL.name, STAGING.name, LOCK_FILE];
 

@@ -9,12 +9,12 @@ use crate::agent::{ExitCode, Failure, FailureMessage, shared_certs};
 use crate::config::{FromCluster, KubeadmFiles, Settings};
 use crate::kube::kubeadm;
 use crate::kube::names::Authority;
+use crate::kube::paths::{ADMIN_CONF, KUBELET_CONF};
 use crate::store::NodeRoot;
 
-/// Kubeconfigs of a running node that can read its ClusterConfiguration, the least privileged first.
-const OWN_KUBECONFIGS: [&str; 2] = [KUBELET_CONF, "/etc/kubernetes/admin.conf"];
-/// Its client, in the group `system:nodes`, may read the ClusterConfiguration (kubeadm, Role `kubeadm:nodes-kubeadm-config`).
-pub(super) const KUBELET_CONF: &str = "/etc/kubernetes/kubelet.conf";
+/// Kubeconfigs of a running node that can read its ClusterConfiguration, the least privileged first. The kubelet's client,
+/// in the group `system:nodes`, may do so (kubeadm, Role `kubeadm:nodes-kubeadm-config`).
+const OWN_KUBECONFIGS: [&str; 2] = [KUBELET_CONF, ADMIN_CONF];
 /// Time limit for one read of the ClusterConfiguration.
 const CONFIGURATION_TIMEOUT: Duration = Duration::from_secs(10);
 

@@ -8,10 +8,11 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use super::running::{ETCD_MANIFEST, RunningNode, kubelet_name, manifest_name};
+use super::running::{RunningNode, kubelet_name, manifest_name};
 use crate::agent::{ExitCode, Failure};
 use crate::kube::kubeadm::{KubeadmRole, NodeName, Resolved};
 use crate::kube::names::CertName;
+use crate::kube::paths::ETCD_MANIFEST;
 use crate::node::NodeState;
 use crate::spec::kubeconfig_path;
 use crate::store::{IdentityPart, NodeRecord, NodeRoot, Slot, node_record_path};

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use super::{Loaded, places};
 use crate::agent::Failure;
-use crate::kube::manifest::MANIFESTS;
 use crate::kube::names::NodePath;
+use crate::kube::paths::MANIFESTS_DIR;
 use crate::process::confine::Rights;
 use crate::signer;
 use crate::spec::CertFiles;
@@ -37,7 +37,7 @@ impl Loaded {
         }
         reach.programs |= !self.settings.reload.hooks.is_empty();
         reach.writes.insert(STATE_DIR.into());
-        reach.writes.insert(MANIFESTS.into());
+        reach.writes.insert(MANIFESTS_DIR.into());
         let mut file = |path: &NodePath| reach.writes.extend(path.parent().map(Path::to_owned));
         let plan = &self.setup.plan;
         for spec in &plan.certs {

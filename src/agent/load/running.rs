@@ -8,8 +8,9 @@ use std::path::Path;
 
 use super::identity::etcd_name;
 use crate::kube::kubeadm::{self, ClusterConfig, Etcd, HostPort, KubeadmRole, NodeName, Resolved};
-use crate::kube::manifest::{MANIFESTS, StaticPod};
+use crate::kube::manifest::StaticPod;
 use crate::kube::names::CertName;
+use crate::kube::paths::{KUBELET_CONFIGURATION, MANIFESTS_DIR};
 use crate::node::role::role_of;
 use crate::node::{self, KubeconfigState, NodeState};
 use crate::spec::assess::{Observed, ObservedKubeconfig};
@@ -19,10 +20,6 @@ use crate::x509::Chain;
 
 /// Prefix of the node's name in the common name of kubelet.conf's certificate.
 const NODE_USER_PREFIX: &str = "system:node:";
-/// kubeadm's manifest of etcd.
-pub(super) const ETCD_MANIFEST: &str = "/etc/kubernetes/manifests/etcd.yaml";
-/// The kubelet's configuration, which `kubeadm init` and `join` write.
-const KUBELET_CONFIGURATION: &str = "/var/lib/kubelet/config.yaml";
 
 /// A node that was set up earlier.
 pub(super) struct RunningNode {
@@ -192,7 +189,7 @@ pub(super) fn unowned(address: IpAddr, interfaces: &[IpAddr]) -> Option<String> 
 fn unparsable_manifest(state: &NodeState, name: &str, why: &str) -> String {
     let path = state
         .root()
-        .on_this_machine(Path::new(MANIFESTS).join(name));
+        .on_this_machine(Path::new(MANIFESTS_DIR).join(name));
     format!("{} cannot be parsed: {why}", path.display())
 }
 

@@ -9,7 +9,7 @@ use zeroize::Zeroizing;
 use super::{ApiError, unread};
 use crate::http::{ClientIdentity, Endpoint, Files, Url};
 use crate::kube::kubeconfig::{CurrentContext, Kubeconfig, resolve_path};
-use crate::spec::KUBECONFIG_DIR;
+use crate::kube::paths::KUBERNETES_DIR;
 use crate::yaml::schema::SecretFile;
 
 const CREATE_KUBECONFIG: &str = "create it with `kubectl config view --raw --minify --flatten`";
@@ -165,5 +165,5 @@ fn invalid(shown: &str, why: String, advice: &'static str) -> ApiError {
 
 /// Returns true for the kubeconfig of a component of the node.
 pub(crate) fn is_of_node(kubeconfig: &Path) -> bool {
-    kubeconfig.parent() == Some(Path::new(KUBECONFIG_DIR))
+    kubeconfig.parent() == Some(Path::new(KUBERNETES_DIR))
 }

@@ -15,7 +15,8 @@ use crate::agent::load::{self, Location};
 use crate::agent::{ExitCode, Failure, RunSetup};
 use crate::config::Argument;
 use crate::kube::names::Authority;
-use crate::spec::{BundleSpec, KUBECONFIG_DIR};
+use crate::kube::paths::KUBERNETES_DIR;
+use crate::spec::BundleSpec;
 use crate::store::{Dir, NodeRoot, READ_LIMIT, STATE_DIR};
 use crate::x509::{KeyError, PrivateKey};
 
@@ -74,7 +75,7 @@ impl Backup {
         };
         let mut forbidden = vec![
             PathBuf::from(STATE_DIR),
-            PathBuf::from(KUBECONFIG_DIR),
+            PathBuf::from(KUBERNETES_DIR),
             PathBuf::from("/run"),
             PathBuf::from("/dev"),
         ];

@@ -17,11 +17,11 @@ use crate::agent::{
     self, Clock, ExitCode, Failure, Progress, RunSetup, ServiceAccountAction, SignerAnswer, Survey,
     SurveyedBundle, SurveyedCert,
 };
-use crate::kube::manifest::MANIFESTS;
 use crate::kube::names::{Authority, CertName};
+use crate::kube::paths::{KUBERNETES_DIR, MANIFESTS_DIR};
 use crate::process::failpoint;
+use crate::spec::BundleSpec;
 use crate::spec::assess::{Action, Observed};
-use crate::spec::{BundleSpec, KUBECONFIG_DIR};
 use crate::store::{self, Commit, FileKind, Metadata, Mode, NodeRoot, Store};
 use crate::x509::{PrivateKey, TrustBundle};
 
@@ -420,8 +420,8 @@ fn refuse_readers(
 ) -> Result<(), Failure> {
     let key = &spec.key_path;
     let written = Path::display(key).to_string();
-    for name in root.list(MANIFESTS)?.unwrap_or_default() {
-        let path = Path::new(MANIFESTS).join(&name);
+    for name in root.list(MANIFESTS_DIR)?.unwrap_or_default() {
+        let path = Path::new(MANIFESTS_DIR).join(&name);
         let found = root.metadata(&path)?.map(|found| found.kind);
         if name.to_string_lossy().starts_with('.') || found == Some(FileKind::Directory) {
             continue;
@@ -437,7 +437,7 @@ fn refuse_readers(
             continue;
         }
         let path = root.node_path(path);
-        let scratch = root.node_path(KUBECONFIG_DIR).join(&name);
+        let scratch = root.node_path(KUBERNETES_DIR).join(&name);
         report.refuse(match text.contains("--cluster-signing-key-file=") {
             true => format!(
                 "{path} names {key}, and kube-controller-manager does not start without the files of its signer; first remove the signer, as kubeadm does for an external CA: sed -E 's#(--cluster-signing-(cert|key)-file=).*#\\1#' {path} > {scratch} && mv {scratch} {path}"
@@ -463,7 +463,7 @@ fn note_absent_kubeconfigs(
     }
     for name in [CertName::SuperAdminConf, CertName::KubeletConf] {
         let planned = survey.cert(name).is_some_and(|cert| !is_left_out(cert));
-        let path = Path::new(KUBECONFIG_DIR).join(name.as_str());
+        let path = Path::new(KUBERNETES_DIR).join(name.as_str());
         if !planned && root.metadata(&path)?.is_none() {
             report.notes.push(format!(
                 "{} is absent: no component uses it, but kubeadm init and its phases refuse an external CA without it (nodepki bootstrap creates it)",
@@ -528,7 +528,7 @@ fn changes_without_keys(root: &NodeRoot, report: &MigrationReport) -> Vec<String
     }
     changes.push(format!(
         "the keys still exist on every other control-plane node (run this on each), in copies of their files (nodepki doctor finds those below {}), and in the Secret kubeadm-certs if it is younger than two hours",
-        root.node_path(KUBECONFIG_DIR)
+        root.node_path(KUBERNETES_DIR)
     ));
     changes.push("the disk blocks of a removed file keep its content until they are overwritten; store the backup and its passphrase separately, and both away from this node".to_owned());
     changes

@@ -9,8 +9,8 @@ use zeroize::Zeroizing;
 use super::backup::Backup;
 use super::report::{AuthorityRow, Direction, KeyAction, MigrationReport};
 use crate::agent::{self, Clock, Failure, RunSetup, SurveyedBundle};
-use crate::kube::manifest::MANIFESTS;
 use crate::kube::names::{Authority, NodePath};
+use crate::kube::paths::MANIFESTS_DIR;
 use crate::spec::assess::Observed;
 use crate::store::{Commit, Mode, NodeRoot};
 use crate::x509::{PrivateKey, hex};
@@ -179,7 +179,7 @@ fn compare_key(
 
 fn changes_with_key(root: &NodeRoot, bundle: &SurveyedBundle) -> Vec<String> {
     let spec = &bundle.spec;
-    let manifests = root.node_path(MANIFESTS);
+    let manifests = root.node_path(MANIFESTS_DIR);
     let mut changes = vec![format!(
         "kubeadm manages {} again: kubeadm certs renew replaces the certificates under it",
         spec.authority

@@ -8,6 +8,7 @@ use super::fields::{
     ApiVersion, UpperCase, absolute, endpoint, extra_args, filled, report, sans, warn,
 };
 use super::version::KubernetesVersion;
+use crate::kube::paths::CERTIFICATES_DIR;
 use crate::x509::KeyAlgorithm;
 use crate::yaml::schema::section;
 use crate::yaml::{Field, Map, Node, format_duration, parse_duration};
@@ -58,7 +59,7 @@ impl Default for ClusterConfig {
                 .into_iter()
                 .collect(),
             dns_domain: "cluster.local".to_owned(),
-            certificates_dir: PathBuf::from("/etc/kubernetes/pki"),
+            certificates_dir: PathBuf::from(CERTIFICATES_DIR),
             apiserver_cert_sans: Vec::new(),
             etcd: Etcd::default(),
             key_algorithm: KeyAlgorithm::Rsa2048,

@@ -11,6 +11,7 @@ use zeroize::Zeroizing;
 
 use super::address::HostPort;
 use super::fields::{ApiVersion, absolute, endpoint, filled};
+use crate::kube::paths::CA_CERTIFICATE;
 use crate::yaml::schema::section;
 use crate::yaml::{Field, Map};
 
@@ -157,7 +158,7 @@ pub(super) fn read(
         discovery: None,
         tls_bootstrap_token: None,
         certificate_key: control_plane.and_then(read_certificate_key),
-        ca_cert_path: PathBuf::from("/etc/kubernetes/pki/ca.crt"),
+        ca_cert_path: PathBuf::from(CA_CERTIFICATE),
     };
     if let Some((field, text)) = filled(map.get("caCertPath"))
         && let Some(path) = absolute(&field, &text)

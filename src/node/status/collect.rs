@@ -14,14 +14,14 @@ use super::{
     NodeStatus, PendingStatus, RowState, ServiceAccountStatus, Trouble, human_duration,
 };
 use crate::kube::kubeconfig::KubeconfigError;
-use crate::kube::manifest::MANIFESTS;
 use crate::kube::names::{Authority, CertName};
+use crate::kube::paths::{ETCD_MANIFEST, KUBERNETES_DIR};
 use crate::node::role::{files_of_control_plane, role_of};
 use crate::node::{KubeconfigState, NodeFile, NodeState};
 use crate::spec::assess::{
     self, COPY_SERVICE_ACCOUNT, CaEvidence, Observed, ObservedKubeconfig, ReplacedCa, trusted_by,
 };
-use crate::spec::{KUBECONFIG_DIR, kubeconfig_path};
+use crate::spec::kubeconfig_path;
 use crate::store::{self, FileKind, IssuedRecord, Metadata, RequestRecord, Slot};
 use crate::x509::{
     CertDifference, Certificate, Chain, PrivateKey, PublicKey, TrustBundle, hex, is_same_authority,
@@ -49,7 +49,7 @@ pub fn collect(state: &NodeState, described: Option<NodeRole>, now: OffsetDateTi
         notes.push(format!(
             "there is no certificate, key or kubeconfig in {} or {}",
             node.here(state.layout().certificates_dir()),
-            node.here(Path::new(KUBECONFIG_DIR))
+            node.here(Path::new(KUBERNETES_DIR))
         ));
     }
 
@@ -234,7 +234,7 @@ impl Node<'_> {
             ]
             .into_iter()
             .any(|name| state.has_files_of(name));
-        let has_etcd_manifest = || state.exists(Path::new(MANIFESTS).join("etcd.yaml"));
+        let has_etcd_manifest = || state.exists(ETCD_MANIFEST);
         let external = only_ca && state.has_apiserver_manifest() && !has_etcd_manifest();
         !external
     }

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use zeroize::Zeroizing;
 
 use crate::kube::names::NodePath;
-use crate::spec::{KUBELET_CURRENT_LINK, KubeletStoreSpec};
+use crate::kube::paths::KUBELET_CURRENT_LINK;
+use crate::spec::KubeletStoreSpec;
 use crate::x509::{Chain, PrivateKey};
 
 /// The form in which kubelet.conf contains its certificate.

@@ -6,13 +6,13 @@ use super::judge::{Evidence, RolledBack, SignedLeaf, SigningFlag, TrustingFile};
 use crate::agent::{ExitCode, Failure, RunSetup, Survey};
 use crate::kube::components::ReplacedFile;
 use crate::kube::names::{Authority, CertName};
+use crate::kube::paths::CONTROLLER_MANAGER_MANIFEST;
 use crate::node::{KubeconfigState, NodeState};
 use crate::spec::assess::Observed;
 use crate::spec::{BundleSpec, kubeconfig_path};
 use crate::store::{self, NodeRoot, RestartState, Unsettled};
 use crate::x509::{Certificate, Chain, certificates_of, rfc3339};
 
-const CONTROLLER_MANAGER: &str = "/etc/kubernetes/manifests/kube-controller-manager.yaml";
 /// Advice for a certificate that the kubelet requests itself.
 const KUBELET_CLIENT_ADVICE: &str = "the kubelet renews it automatically once its signer uses the new CA; to renew it immediately, remove the link kubelet-client-current.pem and give the kubelet a bootstrap kubeconfig, or issue kubelet.conf with nodepki bootstrap";
 /// Advice for a certificate that neither nodepki nor the kubelet requests.
@@ -220,7 +220,7 @@ pub fn certificates(data: &[u8]) -> Result<Vec<Certificate>, String> {
 
 fn read_signing(state: &NodeState, bundle: &Path) -> Result<Vec<SigningFlag>, store::StoreError> {
     let root = state.root();
-    let file = state.file(CONTROLLER_MANAGER);
+    let file = state.file(CONTROLLER_MANAGER_MANIFEST);
     let Some(manifest) = file.bytes()? else {
         return Ok(Vec::new());
     };
@@ -239,7 +239,7 @@ fn read_signing(state: &NodeState, bundle: &Path) -> Result<Vec<SigningFlag>, st
             flag: flag.to_owned(),
             file: root.node_path(file),
             is_bundle: Path::new(file) == bundle,
-            manifest: root.node_path(CONTROLLER_MANAGER),
+            manifest: root.node_path(CONTROLLER_MANAGER_MANIFEST),
             // kube-controller-manager cannot sign with an unreadable certificate.
             certificates: certificates.and_then(Result::ok).unwrap_or_default(),
         });

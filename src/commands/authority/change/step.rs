@@ -19,6 +19,7 @@ use crate::agent::{self, Clock, ExitCode, Failure, Progress, RunSetup, Survey};
 use crate::kube::components::{Component, ReplacedFile};
 use crate::kube::kubeconfig::Kubeconfig;
 use crate::kube::names::{Authority, CertName};
+use crate::kube::paths::ETCD_MANIFEST;
 use crate::process::failpoint;
 use crate::spec::BundleSpec;
 use crate::store::{
@@ -472,7 +473,6 @@ impl<'a> ChangeStep<'a> {
 
     /// Verifies that etcd's manifest does not name a revocation list, since etcd does not start without the file.
     fn require_unused_by_etcd(&self, list: &Path) -> Result<(), Failure> {
-        const ETCD_MANIFEST: &str = "/etc/kubernetes/manifests/etcd.yaml";
         let Some(manifest) = self.root.read(ETCD_MANIFEST)? else {
             return Ok(());
         };

@@ -11,6 +11,7 @@ use crate::cluster::api::{Api, Resource};
 use crate::config::Argument;
 use crate::kube::jwks;
 use crate::kube::names::CertName;
+use crate::kube::paths::SUPER_ADMIN_CONF;
 use crate::spec::SYSTEM_MASTERS;
 use crate::spec::assess::may_be_in_masters;
 use crate::store::NodeRoot;
@@ -222,7 +223,7 @@ fn rbac(
             format!("{who} (O: {group}) is not allowed to {what}"),
             format!(
                 "apply this with `kubectl --kubeconfig {} apply -f FILE`, or as another administrator:\n{}",
-                picture.here("/etc/kubernetes/super-admin.conf".as_ref()),
+                picture.here(SUPER_ADMIN_CONF.as_ref()),
                 binding.trim_end()
             ),
         )],

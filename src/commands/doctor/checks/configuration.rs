@@ -6,8 +6,8 @@ use super::finding::CheckNote;
 use super::picture::{AuthorityKey, Picture};
 use crate::agent;
 use crate::agent::load;
+use crate::kube::paths::KUBERNETES_DIR;
 use crate::node::status::{NodeRole, Trouble};
-use crate::spec::KUBECONFIG_DIR;
 use crate::store::STATE_DIR;
 use crate::x509::rfc3339;
 
@@ -173,7 +173,7 @@ pub(super) fn crowded(picture: &Picture) -> Vec<CheckNote> {
             CheckNote::warning(
                 format!(
                     "{}, {} and the certificates directory contain more than {limit} entries: the others were not examined",
-                    picture.here(Path::new(KUBECONFIG_DIR)),
+                    picture.here(Path::new(KUBERNETES_DIR)),
                     picture.here(Path::new(STATE_DIR))
                 ),
                 "remove files that do not belong there, then run `nodepki doctor` again",

@@ -7,6 +7,7 @@ use super::finding::CheckNote;
 use super::picture::{KubeconfigPicture, Picture};
 use super::static_pods;
 use crate::kube::names::{Authority, CertName};
+use crate::kube::paths::{ADMIN_CONF, SUPER_ADMIN_CONF};
 use crate::node::status::{CertStatus, Trouble};
 use crate::spec::CertFiles;
 use crate::spec::assess::Observed;
@@ -201,7 +202,7 @@ pub(super) fn stale_copy(picture: &Picture) -> Vec<CheckNote> {
                 ),
                 format!(
                     "replace it with a copy of {}, or remove it",
-                    picture.here("/etc/kubernetes/admin.conf".as_ref())
+                    picture.here(ADMIN_CONF.as_ref())
                 ),
             )
         })
@@ -241,9 +242,9 @@ pub(super) fn super_admin(picture: &Picture) -> Vec<CheckNote> {
     }
     let fix = format!(
         "once `kubectl --kubeconfig {} get nodes` works, move it to a safe place outside this node, and set `certificates: {{omit: [super-admin.conf]}}` in the settings, so that `renew --all` does not issue it again",
-        picture.here("/etc/kubernetes/admin.conf".as_ref())
+        picture.here(ADMIN_CONF.as_ref())
     );
-    let path = picture.here("/etc/kubernetes/super-admin.conf".as_ref());
+    let path = picture.here(SUPER_ADMIN_CONF.as_ref());
     // If the CA key is on the node, removing the file changes little: the key can issue another one.
     let was_used = picture.apiserver.is_some() && is_external(picture, Authority::Ca);
     vec![match was_used {

@@ -9,6 +9,7 @@ use super::picture::{KubeconfigPicture, Picture};
 use crate::agent::load::NameSource;
 use crate::kube::kubeadm;
 use crate::kube::names::CertName;
+use crate::kube::paths::{KUBELET_CONF, KUBELET_CONFIGURATION};
 use crate::node::status::NodeRole;
 use crate::spec::CertFiles;
 use crate::spec::assess::Observed;
@@ -26,7 +27,7 @@ pub(super) fn no_identity(picture: &Picture) -> Vec<CheckNote> {
     if !is_absent || picture.kubelet.may_bootstrap || !is_node {
         return Vec::new();
     }
-    let path = picture.here("/etc/kubernetes/kubelet.conf".as_ref());
+    let path = picture.here(KUBELET_CONF.as_ref());
     let evidence = format!("{path} and bootstrap-kubelet.conf are both missing");
     let joins = matches!(&picture.configuration.node, Some(node) if node.role != kubeadm::KubeadmRole::Init);
     let wanted = match &picture.configuration.plan {
@@ -82,7 +83,7 @@ pub(super) fn embedded(picture: &Picture) -> Vec<CheckNote> {
         Some(Observed::Present(found)) if found.files.is_empty() => {}
         _ => return Vec::new(),
     }
-    let path = picture.here("/etc/kubernetes/kubelet.conf".as_ref());
+    let path = picture.here(KUBELET_CONF.as_ref());
     let evidence = format!(
         "{path} contains a certificate, while the kubelet uses {}",
         picture.here(&picture.kubelet.link_path)
@@ -130,7 +131,7 @@ pub(super) fn serving_unused(picture: &Picture) -> Vec<CheckNote> {
     vec![CheckNote::warning(
         format!(
             "in {}: {}",
-            picture.here("/var/lib/kubelet/config.yaml".as_ref()),
+            picture.here(KUBELET_CONFIGURATION.as_ref()),
             evidence.join(", ")
         ),
         format!(

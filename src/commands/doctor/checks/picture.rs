@@ -13,19 +13,20 @@ use crate::agent::join;
 use crate::agent::load::{self, NameSource};
 use crate::config::{FRAGMENT_DIRECTORIES, MAIN_FILE};
 use crate::kube::kubeadm;
-use crate::kube::manifest::{MANIFESTS, StaticPod};
+use crate::kube::manifest::StaticPod;
 use crate::kube::names::{Authority, CertName};
+use crate::kube::paths::{
+    BOOTSTRAP_KUBELET_CONF, KUBELET_CONFIGURATION, KUBERNETES_DIR, MANIFESTS_DIR,
+};
 use crate::node::status::{self, NodeRole, NodeStatus, Trouble};
 use crate::node::{KubeconfigState, NodeState};
 use crate::signer::SignerKind;
 use crate::spec::assess::Observed;
-use crate::spec::{KUBECONFIG_DIR, Layout, NodeSpec, kubeconfig_path};
+use crate::spec::{Layout, NodeSpec, kubeconfig_path};
 use crate::store::{self, Exposed, FileKind, NodeRoot, STATE_DIR};
 use crate::x509::{Certificate, Chain, PrivateKey, PublicKey, TrustBundle};
 use crate::yaml;
 
-/// Directory of the kubelet.
-const KUBELET_DIR: &str = "/var/lib/kubelet";
 /// Largest file that is searched for a private key, in bytes. Longer files, such as backups, are not keys.
 const MAX_KEY_FILE_BYTES: u64 = 64 * 1024;
 /// Largest directory depth that is searched; more than that of `/etc/kubernetes/tmp/kubeadm-backup-…/pki/etcd`.
@@ -201,7 +202,7 @@ impl Picture {
             Observed::Present(manifest) => Some(manifest),
             Observed::Absent => None,
             other => {
-                let path = root.on_this_machine(Path::new(MANIFESTS).join(name));
+                let path = root.on_this_machine(Path::new(MANIFESTS_DIR).join(name));
                 let trouble = other.trouble().unwrap_or_default();
                 broken_manifests.push(format!("{} {trouble}", path.display()));
                 None
@@ -235,7 +236,7 @@ impl Picture {
             status,
             service_account: reader.key(&service_account),
             trees: reader.trees(&authorities),
-            copies: reader.copies(Path::new(KUBECONFIG_DIR), MAX_SEARCH_DEPTH),
+            copies: reader.copies(Path::new(KUBERNETES_DIR), MAX_SEARCH_DEPTH),
             activated: activated.map(|(name, change)| (name, change.new)).collect(),
             authorities,
             unfinished: root.has_unfinished().unwrap_or(false),
@@ -338,7 +339,7 @@ fn exposed(state: &NodeState) -> Vec<Exposed> {
     let mut found: Vec<Exposed> = Vec::new();
     let layout = state.layout();
     let etcd = layout.certificates_dir().join("etcd");
-    let written = [Path::new(KUBECONFIG_DIR), Path::new(STATE_DIR)];
+    let written = [Path::new(KUBERNETES_DIR), Path::new(STATE_DIR)];
     let varying = [layout.kubelet_pki(), layout.certificates_dir(), &etcd];
     for path in written.into_iter().chain(varying) {
         for exposed in state.root().exposed(path).unwrap_or_default() {
@@ -510,7 +511,7 @@ impl Reader<'_> {
     }
 
     fn manifest(&self, name: &str) -> Observed<StaticPod> {
-        let file = self.state.file(Path::new(MANIFESTS).join(name));
+        let file = self.state.file(Path::new(MANIFESTS_DIR).join(name));
         match file.bytes() {
             // `not-permitted` reports this for every file.
             Err(error) if error.class() == store::ErrorClass::Denied => Observed::Absent,
@@ -532,15 +533,13 @@ impl Reader<'_> {
     }
 
     fn kubelet(&self) -> Kubelet {
-        let configuration = Path::new(KUBELET_DIR).join("config.yaml");
+        let configuration = Path::new(KUBELET_CONFIGURATION);
         let link_path = self.state.layout().kubelet_link();
         let link = self.state.root().metadata(&link_path).ok().flatten();
         Kubelet {
             link: link.map(|found| found.kind),
             link_path,
-            may_bootstrap: self
-                .state
-                .exists(Path::new(KUBECONFIG_DIR).join("bootstrap-kubelet.conf")),
+            may_bootstrap: self.state.exists(BOOTSTRAP_KUBELET_CONF),
             is_set_up: self.state.exists(&configuration),
             configuration: self.found(&configuration, document).present().cloned(),
         }
@@ -563,7 +562,7 @@ impl Reader<'_> {
         examined: &mut usize,
     ) -> Vec<(PathBuf, Certificate)> {
         let etcd = self.dir().join("etcd");
-        let in_use = [Path::new(MANIFESTS), self.dir(), &etcd].contains(&path);
+        let in_use = [Path::new(MANIFESTS_DIR), self.dir(), &etcd].contains(&path);
         let in_place: Vec<PathBuf> = CertName::ALL
             .into_iter()
             .flat_map(|name| self.state.layout().files(name))
@@ -611,8 +610,8 @@ impl Reader<'_> {
             .map(|authority| authority.key_path.as_path())
             .collect();
         let mut trees = Trees::default();
-        let mut roots = vec![PathBuf::from(KUBECONFIG_DIR), PathBuf::from(STATE_DIR)];
-        if !self.dir().starts_with(KUBECONFIG_DIR) {
+        let mut roots = vec![PathBuf::from(KUBERNETES_DIR), PathBuf::from(STATE_DIR)];
+        if !self.dir().starts_with(KUBERNETES_DIR) {
             roots.push(self.dir().to_owned());
         }
         for path in roots {
