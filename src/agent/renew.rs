@@ -16,6 +16,7 @@ use super::{
 };
 use crate::kube::components::ReplacedFile;
 use crate::kube::names::{Authority, CertName};
+use crate::node::NodeState;
 use crate::process::machine;
 use crate::signer::Renewal;
 use crate::spec::assess::{Action, COPY_SERVICE_ACCOUNT, Observed, RenewalCause};
@@ -82,7 +83,8 @@ pub struct Renewed {
 
 /// Renews the certificates of `scope`, as far as the signers answer in time.
 ///
-/// If nothing is due, nothing is written, no lock is taken and no signer is contacted.
+/// If nothing is due, nothing is written, no lock is taken and no signer is contacted. Otherwise the files are read once
+/// more under the lock, and only the written ones after that.
 ///
 /// # Errors
 /// A failure of the whole run. The result of each certificate is in the report.
@@ -102,7 +104,8 @@ pub async fn renew(
         }
     }
     let (mut store, recovered) = open_store(root, setup, "renew", clock)?;
-    let mut survey = look(root, setup, scope, clock())?;
+    let state = setup.state(root);
+    let mut survey = look_at(&state, setup, scope, scope.demand(), clock())?;
     survey.notes.extend(recovered);
     if !has_work(&survey) {
         let next = next(root, &survey, setup, clock())?;
@@ -127,10 +130,13 @@ pub async fn renew(
         install::install(setup, &mut store, &trust, survey, outcomes, now, progress).await?;
     let is_unfinished = store.is_unfinished();
     drop(store);
-    let after = look(root, setup, &Scope::Due, now)?;
     let next = match is_unfinished {
         true => Some(now + RECOVERY_RETRY_INTERVAL),
-        false => next(root, &after, setup, now)?,
+        false => {
+            let state = state.after_commit(&report.written);
+            let after = look_at(&state, setup, &Scope::Due, RenewalCause::Due, now)?;
+            next(root, &after, setup, now)?
+        }
     };
     Ok(Renewed { report, next })
 }
@@ -145,18 +151,19 @@ pub fn look(
     scope: &Scope,
     now: OffsetDateTime,
 ) -> Result<Survey, Failure> {
-    look_for(root, setup, scope, scope.demand(), now)
+    look_at(&setup.state(root), setup, scope, scope.demand(), now)
 }
 
-fn look_for(
-    root: &NodeRoot,
+/// As [`look`], with the reason for a renewal, for files of which some may have been read.
+fn look_at(
+    state: &NodeState,
     setup: &RunSetup,
     scope: &Scope,
     demand: RenewalCause,
     now: OffsetDateTime,
 ) -> Result<Survey, Failure> {
-    steady(root, setup, now)?;
-    let mut survey = setup.survey(root, now)?;
+    steady(state.root(), setup, now)?;
+    let mut survey = setup.survey_of(state, now)?;
     restrict(&mut survey, scope);
     report_service_account(setup, scope, &mut survey);
     refuse_per_authority(&mut survey);
@@ -173,7 +180,7 @@ fn look_for(
     });
     survey.rotate(|authority| trust.get(&authority).cloned(), now);
     if demand == RenewalCause::Due {
-        hold(root, &mut survey, &trust, now)?;
+        hold(state.root(), &mut survey, &trust, now)?;
     }
     // A run that repeats an interrupted one finishes it. A run without any work must report the deferral.
     if has_work(&survey) {
@@ -449,7 +456,7 @@ pub fn needs_renewal(
     now: OffsetDateTime,
 ) -> Result<RenewalNeed, Failure> {
     // Certificates requested by name are assessed by their age as well.
-    let survey = look_for(root, setup, scope, RenewalCause::Due, now)?;
+    let survey = look_at(&setup.state(root), setup, scope, RenewalCause::Due, now)?;
     let next = next(root, &survey, setup, now)?;
     let need = |answer, reason| RenewalNeed {
         answer,

@@ -90,6 +90,16 @@ impl NodeState {
         }
     }
 
+    /// Returns the state after a commit that wrote these files: they are read again, and no others.
+    #[must_use]
+    pub fn after_commit(self, written: &[PathBuf]) -> NodeState {
+        let files = self.files.borrow();
+        let files = files.iter().filter(|(path, _)| !written.contains(path));
+        let files = files.map(|(path, file)| (path.clone(), Rc::clone(file)));
+        let files = Rc::new(RefCell::new(files.collect()));
+        NodeState { files, ..self }
+    }
+
     /// Returns the node's root.
     pub fn root(&self) -> &NodeRoot {
         &self.root
@@ -300,5 +310,40 @@ impl NodeFile {
 
     fn entry(&self) -> &Result<Option<Metadata>, store::StoreError> {
         self.entry.get_or_init(|| self.root.metadata(&self.path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_only_written_files_again_after_commit() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = NodeRoot::open(dir.path()).unwrap();
+        let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+        let names = ["written", "other", "created"];
+        write("written", "old");
+        write("other", "old");
+        let before = NodeState::new(&root, Layout::default());
+        let contents = |state: &NodeState| {
+            names.map(|name| {
+                let file = state.file(Path::new("/").join(name));
+                let text = file.bytes().unwrap().map(<[u8]>::to_vec);
+                text.map(|text| String::from_utf8(text).unwrap())
+            })
+        };
+        assert_eq!(
+            contents(&before),
+            [Some("old".to_owned()), Some("old".to_owned()), None]
+        );
+
+        // The content of `other` shows that the file is not read a second time.
+        for name in names {
+            write(name, "new");
+        }
+        let after = before.after_commit(&["/written".into(), "/created".into()]);
+        let new = || Some("new".to_owned());
+        assert_eq!(contents(&after), [new(), Some("old".to_owned()), new()]);
     }
 }
