@@ -18,7 +18,9 @@ use crate::kube::components::ReplacedFile;
 use crate::kube::names::{Authority, CertName};
 use crate::process::failpoint;
 use crate::signer::Request;
-use crate::spec::assess::{Action, Age, Observed, ObservedCert, beyond_authority};
+use crate::spec::assess::{
+    Action, Age, Observed, ObservedCert, ObservedKubeconfig, ObservedKubeletStore, beyond_authority,
+};
 use crate::spec::schedule::due_at;
 use crate::spec::{CertSpec, ServiceAccountSpec};
 use crate::store::{Commit, Committed, IssuedRecord, Mode, NodeRoot, Slot, Store};
@@ -419,21 +421,8 @@ impl CommitWork<'_> {
         let old = found.chain.present();
         let renewed = old.is_some();
         let (action, due) = self.action_and_due(spec, &chain, old, keep_key);
-        let document = found.kubeconfig.map(|kubeconfig| kubeconfig.document);
-        let material = CertMaterial {
-            spec,
-            trusted,
-            chain: &chain,
-            key: &key,
-        };
-        material.add_to(
-            &mut self.commit,
-            &self.root,
-            self.now,
-            true,
-            document,
-            found.store,
-        )?;
+        let (kubeconfig, store) = (found.kubeconfig, found.store);
+        self.add_files(spec, trusted, (&chain, &key), true, kubeconfig, store)?;
         let record = record(&chain, self.now);
         self.commit.issued(spec.name(), record.clone());
         self.commit.completes(Slot::Certificate(spec.name()));
@@ -464,26 +453,39 @@ impl CommitWork<'_> {
                 let document = kubeconfig.document;
                 output::add_cluster(spec, trusted, document, &mut self.commit, self.now)
             }
-            (Observed::Present(chain), Observed::Present(key), kubeconfig) => {
-                let document = kubeconfig.map(|kubeconfig| kubeconfig.document);
-                let material = CertMaterial {
-                    spec,
-                    trusted,
-                    chain: &chain,
-                    key: &key,
-                };
-                material.add_to(
-                    &mut self.commit,
-                    &self.root,
-                    self.now,
-                    false,
-                    document,
-                    found.store,
-                )
-            }
+            (Observed::Present(chain), Observed::Present(key), kubeconfig) => self.add_files(
+                spec,
+                trusted,
+                (&chain, &key),
+                false,
+                kubeconfig,
+                found.store,
+            ),
             // Only a complete certificate is ever rewritten.
             _ => Ok(()),
         }
+    }
+
+    /// Adds the files of a certificate to the commit: `is_new` if it was just issued. The kubeconfig and the kubelet's
+    /// directory are those observed.
+    fn add_files(
+        &mut self,
+        spec: &CertSpec,
+        trusted: &TrustBundle,
+        (chain, key): (&Chain, &PrivateKey),
+        is_new: bool,
+        kubeconfig: Option<ObservedKubeconfig>,
+        store: Option<ObservedKubeletStore>,
+    ) -> Result<(), Failure> {
+        let material = CertMaterial {
+            spec,
+            trusted,
+            chain,
+            key,
+            is_new,
+        };
+        let document = kubeconfig.map(|kubeconfig| kubeconfig.document);
+        material.add_to(&mut self.commit, &self.root, self.now, document, store)
     }
 
     /// Returns why a signed certificate of an incomplete authority is not installed.

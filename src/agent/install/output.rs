@@ -17,16 +17,17 @@ pub(super) struct CertMaterial<'a> {
     pub(super) trusted: &'a TrustBundle,
     pub(super) chain: &'a Chain,
     pub(super) key: &'a PrivateKey,
+    /// The pair was just issued.
+    pub(super) is_new: bool,
 }
 
 impl CertMaterial<'_> {
-    /// `is_new`: the pair was just issued. `document` and `store` are the kubeconfig and the kubelet's directory as found.
+    /// Adds the files to the commit. `document` and `store` are the kubeconfig and the kubelet's directory as found.
     pub(super) fn add_to(
         self,
         commit: &mut Commit,
         root: &NodeRoot,
         now: OffsetDateTime,
-        is_new: bool,
         document: Option<Kubeconfig>,
         store: Option<ObservedKubeletStore>,
     ) -> Result<(), Failure> {
@@ -36,7 +37,7 @@ impl CertMaterial<'_> {
                 trusted: self.trusted,
                 chain: self.chain,
                 key: self.key,
-                is_new,
+                is_new: self.is_new,
                 store,
                 document,
             };
