@@ -286,7 +286,9 @@ fn manual_commands_succeed_while_daemon_waits_for_lease_of_another_node() {
     plane.configure("  timeout: 10m\n");
     let mut daemon = Daemon::start(node);
     wait_until("the daemon waits for the Lease", || {
-        daemon.said().contains("waiting until it is released or expires")
+        daemon
+            .said()
+            .contains("waiting until it is released or expires")
     });
 
     let begin = Instant::now();
