@@ -512,7 +512,7 @@ fn does_not_overwrite_files_of_another_cluster() {
     let ran = download(&node, &[]);
     ran.ended(65)
         .says("/etc/kubernetes/pki/front-proxy-ca.crt is not the front-proxy-ca.crt that the cluster shares: it contains certificate sha256:")
-        .says("(CN=etcd-ca), the Secret kube-system/kubeadm-certs has certificate sha256:")
+        .says("(CN=etcd-ca), the Secret kube-system/kubeadm-certs contains certificate sha256:")
         .says("/etc/kubernetes/pki/sa.key is not the sa.key that the cluster shares: it contains public key sha256:")
         .says("/etc/kubernetes/pki/sa.pub is not the sa.pub that the cluster shares: it contains neither a key nor a certificate")
         .says("run again with --replace")

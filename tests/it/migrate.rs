@@ -434,7 +434,7 @@ fn requires_issuing_ca_first_in_bundle() {
         &[
             "front-proxy-client needs the key of front-proxy-ca to be repaired: it verifies under",
             "but kubeadm uses only the first certificate of the bundle",
-            "put the issuing root first, and run this again",
+            "put the issuing root first, then run this command again",
             "@/etc/kubernetes/pki/front-proxy-ca.key is not the key of @/etc/kubernetes/pki/front-proxy-ca.crt",
         ],
     );

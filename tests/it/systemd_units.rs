@@ -142,7 +142,7 @@ fn units_are_within_the_exposure_limit() {
 /// Returns the text from the first comment about writable paths to the end of the section.
 fn restrictions(name: &str) -> String {
     let unit = unit(name);
-    let begin = unit.find("# What a run may write").unwrap();
+    let begin = unit.find("# Paths that a run may write").unwrap();
     let rest = &unit[begin..];
     rest.split("\n[Install]").next().unwrap().trim().to_owned()
 }
