@@ -6,6 +6,7 @@
 
 mod clock;
 mod event;
+mod examine;
 mod failure;
 mod install;
 pub mod join;
@@ -44,6 +45,7 @@ use crate::x509::TrustBundle;
 
 pub use clock::{ClockPolicy, Floor, floor};
 pub use event::{Event, Progress, SignerOperation};
+pub use examine::{AuthorityExamination, Examination, SignerExamination, Verdict, examine_signers};
 pub use failure::{ExitCode, Failure, FailureMessage};
 pub use offline::{export_requests, import_answers};
 pub use proof::{
@@ -356,7 +358,7 @@ async fn bootstrap_in(
         return Ok(report::settled(setup, survey));
     }
     preflight(setup, &survey)?;
-    room(store, setup, &survey)?;
+    require_room(store.root(), setup, &survey)?;
 
     let mut run = RequestRun::new(setup, store, clock, progress, &mut survey)?;
     run.settle_clock(&mut survey).await?;
@@ -373,7 +375,7 @@ async fn bootstrap_in(
 fn preflight(setup: &RunSetup, survey: &Survey) -> Result<(), Failure> {
     let mut messages: Vec<FailureMessage> = Vec::new();
     let mut unsigned: BTreeSet<Authority> = BTreeSet::new();
-    let mut rejections: Vec<(Vec<&str>, Rejection)> = Vec::new();
+    let mut rejections: Vec<Rejection> = Vec::new();
     for cert in survey.to_issue() {
         let spec = &cert.spec;
         let rejection = match setup.signer(spec.authority()) {
@@ -389,16 +391,10 @@ fn preflight(setup: &RunSetup, survey: &Survey) -> Result<(), Failure> {
                 continue;
             }
         };
-        let same = rejections.iter_mut().find(|(_, known)| {
-            (&known.signer, &known.reason, &known.advice)
-                == (&rejection.signer, &rejection.reason, &rejection.advice)
-        });
-        match same {
-            Some((names, _)) => names.push(spec.name().as_str()),
-            None => rejections.push((vec![spec.name().as_str()], rejection)),
-        }
+        rejections.push(rejection);
     }
-    messages.extend(rejections.into_iter().map(|(names, rejection)| {
+    let rejections = examine::by_reason(rejections).into_iter();
+    messages.extend(rejections.map(|(names, rejection)| {
         format!(
             "{} cannot sign {}: {}; {}",
             rejection.signer,
@@ -418,7 +414,10 @@ fn preflight(setup: &RunSetup, survey: &Survey) -> Result<(), Failure> {
 }
 
 /// Verifies before any request is sent that there is space and permission for the results.
-fn room(store: &Store, setup: &RunSetup, survey: &Survey) -> Result<(), Failure> {
+///
+/// # Errors
+/// All obstacles.
+pub fn require_room(root: &NodeRoot, setup: &RunSetup, survey: &Survey) -> Result<(), Failure> {
     let certs = survey.certs.iter();
     let certs = certs.filter(|cert| !matches!(cert.action, Action::Keep { .. }));
     let bundles = survey.bundles.iter().filter(|bundle| !bundle.in_place);
@@ -432,7 +431,7 @@ fn room(store: &Store, setup: &RunSetup, survey: &Survey) -> Result<(), Failure>
         .flat_map(written)
         .chain(bundles.map(|bundle| bundle.spec.path.clone()))
         .chain(service_account.map(|spec| spec.public.clone()));
-    room_for(store.root(), paths)
+    room_for(root, paths)
 }
 
 /// Returns the files that are written for a certificate.

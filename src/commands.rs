@@ -19,6 +19,7 @@ mod manual;
 mod migrate;
 mod options;
 mod output;
+mod preflight;
 mod renew;
 mod status;
 
@@ -68,6 +69,14 @@ enum Command {
     ///
     /// If a joining node lacks files, its cluster is read, as bootstrap does.
     Plan(SourceOptions),
+    /// Check everything that bootstrap needs: configuration, signers, CAs, pins, secrets, clock, names, space
+    ///
+    /// Logs in to every signer and asks what it may sign for this node. Requests no certificate and writes nothing. One
+    /// line for each check, with the fix if it fails.
+    ///
+    /// Exit status: 0 without an error, even with warnings; otherwise that of the gravest check: 65 refused; 69 a signer is
+    /// unreachable; 75 this machine, such as its clock or disk; 77 a signer does not accept this node; 78 configuration.
+    Preflight(preflight::PreflightArgs),
     /// Renew certificates that are due or have drifted, each independently
     ///
     /// A failed renewal never affects the certificate in use. Exit status: 0 also if a renewal failed that is not urgent
@@ -180,6 +189,7 @@ impl Cli {
             Command::NeedsRenewal(arguments) => return Ok(arguments.run(&global)),
             Command::Bootstrap(options) => bootstrap::bootstrap(&options, &global),
             Command::Plan(sources) => bootstrap::plan(sources, &global),
+            Command::Preflight(arguments) => arguments.run(&global),
             Command::Renew(arguments) => arguments.run(&global),
             Command::Daemon(arguments) => arguments.run(&global),
             Command::Status(arguments) => arguments.run(&global),

@@ -42,6 +42,7 @@ use zeroize::Zeroizing;
 pub use call::{Call, HttpResponse, encode, printable};
 pub use error::{HttpError, HttpErrorKind};
 pub use reqwest::{Method, Url};
+pub use resolve::addresses;
 pub use served::presented_certificate;
 pub use stream::{HttpStream, Line, Opened};
 

@@ -59,6 +59,7 @@ use crate::yaml::{Field, Map};
 pub use crate::http::printable;
 pub use crate::spec::RequestedCertificate;
 pub use flag::BadFlag;
+pub(crate) use shell::quoted;
 
 /// A source of certificates.
 #[async_trait(?Send)]
@@ -81,6 +82,17 @@ pub trait Signer {
     /// Checks whether the signer is usable, and may update its capabilities. Creates no request. Called once per run,
     /// before [`Signer::preflight`].
     async fn probe(&self) -> Result<(), SignerError> {
+        Ok(())
+    }
+
+    /// Returns why [`Signer::probe`] would use up a one-time credential of this node; `None` if it can be repeated.
+    fn probe_uses_up(&self) -> Option<String> {
+        None
+    }
+
+    /// Ends what [`Signer::probe`] began at the server, such as a session. Called instead of [`Signer::settled`] if no
+    /// request follows. Does not affect what earlier runs have left for later ones.
+    async fn leave(&self) -> Result<(), SignerError> {
         Ok(())
     }
 

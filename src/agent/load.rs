@@ -23,6 +23,7 @@ mod identity;
 mod places;
 mod reach;
 mod running;
+mod scratch;
 mod secrets;
 mod signers;
 
@@ -56,9 +57,8 @@ use configuration::{
     asks_cluster, fetch_configuration, fetch_with, has_authority, learn_as_worker,
     no_configuration, takes_from_cluster,
 };
-use files::existing_sources;
 pub(crate) use files::read_argument;
-pub use files::read_settings;
+pub use files::{existing_sources, read_settings};
 use host::{host_facts, interfaces};
 pub use identity::{IdentityChange, NameSource, computed_name, name_sources};
 use identity::{Recorded, WantedIdentity};
@@ -66,6 +66,7 @@ use places::DefinedFiles;
 pub use places::KubeconfigFile;
 pub(crate) use places::{Location, argument, defined, shown, shown_defined};
 use running::RunningNode;
+pub use scratch::SignerState;
 pub use secrets::{LOCAL_CA_KEYS_ADVICE, exposed_secrets, local_ca_keys};
 pub use signers::cluster;
 use signers::credentials;
@@ -96,6 +97,8 @@ pub struct LoadInputs {
     pub allow_unsynced: bool,
     /// `--accept-name-change` and its siblings.
     pub identity_change: IdentityChange,
+    /// Where signers store what they keep between runs.
+    pub signer_state: SignerState,
 }
 
 /// The loaded inputs, and warnings about them.
@@ -510,6 +513,7 @@ impl KnownConfiguration {
                 &settings,
                 &identity,
                 policy.key_for_authority(Authority::Ca),
+                inputs.signer_state,
                 now,
             )?,
             identity,

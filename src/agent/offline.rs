@@ -12,7 +12,7 @@ use zeroize::Zeroizing;
 use super::request::{Asked, Desk, Fresh, PreparedRequest, prepare};
 use super::{
     Clock, ExitCode, Failure, Progress, RequestRun, RunReport, RunSetup, bootstrap_in, open_store,
-    room,
+    require_room,
 };
 use crate::kube::names::{Authority, CertName};
 use crate::signer::bundle::{self, Candidate, Outstanding};
@@ -46,7 +46,7 @@ pub async fn export_requests(
     if !survey.refusals.is_empty() {
         return Err(Failure::with_messages(ExitCode::Refused, survey.refusals));
     }
-    room(&store, &setup, &survey)?;
+    require_room(store.root(), &setup, &survey)?;
     // The service-account pair is not signed: the import generates it, and a pair generated here would be discarded.
     survey.service_account = None;
     let mut run = RequestRun::new(&setup, &store, clock, progress, &mut survey)?;

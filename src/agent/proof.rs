@@ -9,6 +9,7 @@ use time::OffsetDateTime;
 use tokio::time::Instant;
 
 use super::clock::{self, SettledClock};
+use super::examine::{self, OfferError};
 use super::request::{self, Asked, Desk, Fresh, RequestOutcome, Resumed};
 use super::survey::{Survey, SurveyedCert};
 use super::{Clock, ExitCode, Failure, Progress, RunSetup, keys, same_authority, signer_failure};
@@ -95,49 +96,32 @@ pub async fn verify_signer(
         )]);
     }
     let deadline = Instant::now() + setup.wait;
-    let asked = async {
-        request::patiently(deadline, || signer.probe()).await?;
-        match request::patiently(deadline, || signer.trust(authority)).await {
-            // Signers that cannot report their CA may still sign.
-            Err(error) if !error.class.passes() => {
-                tracing::info!(authority = authority.as_str(), "{error}");
-                Ok(None)
-            }
-            other => other,
-        }
-    };
-    let offered = match asked.await {
-        Ok(offered) => offered,
-        Err(error) => {
-            return Err(vec![signer_failure(
-                format!("signer of {authority}"),
-                error,
-            )]);
-        }
-    };
+    if let Err(error) = request::patiently(deadline, || signer.probe()).await {
+        return Err(vec![signer_failure(
+            format!("signer of {authority}"),
+            error,
+        )]);
+    }
+    let offered = examine::offered(signer.as_ref(), authority, deadline).await;
     let specs = setup.plan.certs.iter();
     let mut failures: Vec<Failure> = specs
         .filter(|spec| spec.authority() == authority)
         .filter_map(|spec| setup.preflight(spec).err())
         .collect();
-    let answered = match offered.map(|pem| TrustBundle::from_response(&pem)) {
-        None => SignerAnswer::Silent,
-        Some(Ok(offered)) => {
+    let answered = match offered {
+        Ok(None) => SignerAnswer::Silent,
+        Ok(Some(offered)) => {
             failures.extend(same_authority(authority, signer.as_ref(), trust, &offered).err());
             SignerAnswer::SameAuthority
         }
-        Some(Err(error)) => {
-            failures.push(
-                Failure::new(
-                    ExitCode::Refused,
-                    format!(
-                        "the certificate of authority {authority} from {} is unusable",
-                        signer.label()
-                    ),
-                )
-                .caused_by(error)
-                .advise("check which service has that address"),
-            );
+        Err(OfferError::Unanswered(error)) => {
+            return Err(vec![signer_failure(
+                format!("signer of {authority}"),
+                error,
+            )]);
+        }
+        Err(OfferError::Unusable(failure)) => {
+            failures.push(failure);
             SignerAnswer::Silent
         }
     };

@@ -288,7 +288,7 @@ impl<'a> RequestRun<'a> {
             }
             (Some(_), None) => {}
             (None, Some(offered)) => {
-                let bundle = self.admit(authority, signer.as_ref(), offered)?;
+                let bundle = Self::admit(self.setup, authority, signer.as_ref(), offered)?;
                 self.trust.insert(authority, bundle);
             }
             (None, None) => return Err(no_authority(self.setup, authority)),
@@ -360,13 +360,13 @@ impl<'a> RequestRun<'a> {
     }
 
     /// Accepts a CA certificate from a signer if it is pinned, or if the signer runs in this process.
-    fn admit(
-        &self,
+    pub(super) fn admit(
+        setup: &RunSetup,
         authority: Authority,
         signer: &dyn Signer,
         offered: TrustBundle,
     ) -> Result<TrustBundle, Failure> {
-        let pins = self.setup.trust_source(authority).pins;
+        let pins = setup.trust_source(authority).pins;
         if pins.is_empty() && !matches!(signer.kind(), SignerKind::Embedded | SignerKind::Local) {
             return Err(Failure::new(
                 ExitCode::Configuration,
@@ -549,7 +549,7 @@ pub(super) fn same_authority(
     ))
 }
 
-fn no_authority(setup: &RunSetup, authority: Authority) -> Failure {
+pub(super) fn no_authority(setup: &RunSetup, authority: Authority) -> Failure {
     let path = setup
         .plan
         .bundle(authority)

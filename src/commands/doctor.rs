@@ -8,6 +8,7 @@ use clap::Args;
 
 use super::options::{GlobalOptions, SourceOptions};
 use super::{now, or_machine_fault, runtime};
+use crate::agent::load::{LoadInputs, SignerState};
 use crate::agent::{ExitCode, Failure};
 use crate::config::Argument;
 use checks::{CHECKS, DiagnosisInputs};
@@ -20,6 +21,9 @@ pub(super) struct DoctorArgs {
     /// Certificates directory, instead of the configured one or kubeadm's default
     #[arg(long, value_name = "DIR")]
     cert_dir: Option<PathBuf>,
+    /// Log in to every signer, and check its CA and what it may sign for this node; requests no certificate
+    #[arg(long)]
+    online: bool,
     /// Print all checks and their meaning
     #[arg(long)]
     list: bool,
@@ -33,7 +37,11 @@ impl DoctorArgs {
             return global.print_either(&CHECKS, checks::list);
         }
         let inputs = DiagnosisInputs {
-            sources: self.sources.inputs(global)?,
+            online: self.online,
+            sources: LoadInputs {
+                signer_state: SignerState::Discarded,
+                ..self.sources.inputs(global)?
+            },
             certificates_dir: self.cert_dir,
             kubeconfig: self.kubeconfig,
         };

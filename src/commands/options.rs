@@ -1,13 +1,13 @@
 //! Options that several commands share, and the inputs and nodes that they lead to.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
 use super::output::terminal::LogFormat;
 use super::{now, print_warnings, runtime};
-use crate::agent::load::{self, IdentityChange, LoadInputs, Loaded};
+use crate::agent::load::{self, IdentityChange, LoadInputs, Loaded, SignerState};
 use crate::agent::{ExitCode, Failure};
 use crate::config::{Argument, CommandLineSettings};
 use crate::kube::kubeadm::NodeName;
@@ -137,11 +137,37 @@ impl RunOptions {
             clock_wait: self.clock_wait,
             allow_unsynced: self.allow_unsynced,
             identity_change: IdentityChange::Accept(accepted),
+            signer_state: SignerState::Kept,
         })
     }
 }
 
 impl SourceOptions {
+    /// Returns a command with these options, as an administrator types it. A signer that has no such form is left out.
+    pub(super) fn command(&self, global: &GlobalOptions, command: &str) -> String {
+        let mut words = vec!["nodepki".to_owned()];
+        let mut option = |name: &str, value: &str| {
+            words.extend([name.to_owned(), signer::quoted(value)]);
+        };
+        if global.root != Path::new("/") {
+            option("--root", &global.root.display().to_string());
+        }
+        if let Some(file) = &global.config {
+            option("--config", &file.display().to_string());
+        }
+        for file in &self.kubeadm_config {
+            option("--kubeadm-config", &file.display().to_string());
+        }
+        if let Some(signer) = self.signer.as_ref().and_then(signer::Config::as_flag) {
+            option("--signer", &signer);
+        }
+        if let Some(name) = &self.node_name {
+            option("--node-name", name);
+        }
+        words.insert(1, command.to_owned());
+        words.join(" ")
+    }
+
     pub(super) fn inputs(self, global: &GlobalOptions) -> Result<LoadInputs, Failure> {
         RunOptions::from(self).inputs(global)
     }

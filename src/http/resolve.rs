@@ -90,6 +90,14 @@ impl Resolve for Resolver {
     }
 }
 
+/// Returns the addresses of a host name.
+///
+/// # Errors
+/// Why the name has none.
+pub async fn addresses(name: &str) -> Result<Vec<IpAddr>, String> {
+    lookup(name, &ConnectionLog::new(name.to_owned())).await
+}
+
 async fn lookup(name: &str, log: &ConnectionLog) -> Result<Vec<IpAddr>, String> {
     let bare = name.trim_start_matches('[').trim_end_matches(']');
     if let Ok(address) = bare.parse() {

@@ -50,6 +50,20 @@ impl FromStr for Config {
     }
 }
 
+impl Config {
+    /// Returns the text that [`Config::from_str`] reads as this configuration; `None` if there is none.
+    pub fn as_flag(&self) -> Option<String> {
+        let text = match self {
+            Config::Embedded(_) => "embedded".to_owned(),
+            Config::Local(local) => format!("local:{}", local.directory.display()),
+            Config::Directory(drop) => format!("directory:{}", drop.path.display()),
+            Config::Exec(exec) => format!("exec:{}", exec.command.display()),
+            _ => return None,
+        };
+        (text.parse::<Config>().as_ref() == Ok(self)).then_some(text)
+    }
+}
+
 /// Error for an unusable `--signer`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadFlag {

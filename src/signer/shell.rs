@@ -48,7 +48,7 @@ pub(super) fn script(template: &str, values: &[(&str, &str)]) -> String {
 }
 
 /// Quotes a text as one word of a shell.
-pub(super) fn quoted(text: &str) -> String {
+pub(crate) fn quoted(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:@%+,".contains(&byte);
     if !text.is_empty() && text.bytes().all(plain) {
         return text.to_owned();

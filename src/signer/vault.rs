@@ -539,6 +539,16 @@ impl Signer for Vault {
         self.learn().await
     }
 
+    fn probe_uses_up(&self) -> Option<String> {
+        self.session.wrapped_credential().map(|file| {
+            format!("the wrapping token in {file} can be used once, and the first login unwraps it")
+        })
+    }
+
+    async fn leave(&self) -> Result<(), SignerError> {
+        self.session.leave().await
+    }
+
     fn preflight(&self, wanted: &RequestedCertificate) -> Result<(), Rejection> {
         CAPS.carries(self.api.label(), wanted)?;
         let reject = |reason: String, advice: String| {

@@ -60,6 +60,7 @@ macro_rules! clauses {
     (lasting $kind:ident) => {
         clauses! { $kind node:
             bootstraps_control_plane_once
+            passes_preflight_without_request_or_change
             refuses_each_secret_that_other_users_can_read
             keeps_secrets_out_of_verbose_output
             #[cfg(feature = "failpoints")]
@@ -72,6 +73,7 @@ macro_rules! clauses {
         clauses! { $kind server:
             reports_unreachable_and_untrusted_server
             reports_bad_responses_from_the_start
+            reports_bad_responses_in_preflight
             reports_bad_responses_to_submit
             recovers_after_lost_response
             reports_lost_response_as_ambiguous

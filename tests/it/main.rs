@@ -58,6 +58,7 @@ mod package_install;
 mod package_program;
 mod packages;
 mod packaging;
+mod preflight;
 mod readme;
 #[cfg(feature = "failpoints")]
 mod reload;

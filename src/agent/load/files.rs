@@ -52,7 +52,10 @@ pub fn read_settings(root: &NodeRoot, inputs: &LoadInputs) -> Result<(Settings, 
 }
 
 /// Reads the existing kubeadm files: `(file, text)`.
-pub(super) fn existing_sources(
+///
+/// # Errors
+/// A file that cannot be read, or that another user can change.
+pub fn existing_sources(
     root: &NodeRoot,
     settings: &Settings,
 ) -> Result<Vec<(String, String)>, Failure> {

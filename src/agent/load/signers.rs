@@ -10,6 +10,7 @@ use zeroize::Zeroizing;
 
 use super::CLUSTER_TIMEOUT;
 use super::places::{self, DefinedFiles, KubeconfigFile};
+use super::scratch::{ScratchMemory, SignerState};
 use crate::agent::{Failure, signer_code};
 use crate::cluster::api::{Api, ApiAccess};
 use crate::config::{Origin, Settings};
@@ -28,6 +29,7 @@ pub(crate) fn open_signers(
     settings: &Settings,
     identity: &NodeIdentity,
     authority_key: KeyAlgorithm,
+    state: SignerState,
     now: OffsetDateTime,
 ) -> Result<Signers, Failure> {
     let mut opened: BTreeMap<String, Rc<dyn Signer>> = BTreeMap::new();
@@ -40,8 +42,25 @@ pub(crate) fn open_signers(
             Some(signer) => Rc::clone(signer),
             None => {
                 let origin = settings.signer_origin;
-                let signer: Rc<dyn Signer> =
-                    open_signer(root, origin, name, config, identity, authority_key, now)?.into();
+                let memory = RootedMemory {
+                    root: root.clone(),
+                    directory: Path::new(store::STATE_DIR).join("signers").join(name),
+                };
+                let memory: Rc<dyn Memory> = match state {
+                    SignerState::Kept => Rc::new(memory),
+                    SignerState::Discarded => Rc::new(ScratchMemory::over(memory)),
+                };
+                let signer: Rc<dyn Signer> = open_signer(
+                    root,
+                    origin,
+                    name,
+                    config,
+                    identity,
+                    authority_key,
+                    memory,
+                    now,
+                )?
+                .into();
                 opened.insert(name.to_owned(), Rc::clone(&signer));
                 signer
             }
@@ -51,6 +70,10 @@ pub(crate) fn open_signers(
     Ok(signers)
 }
 
+#[allow(
+    clippy::too_many_arguments,
+    reason = "the parts of a Site, each from another place"
+)]
 fn open_signer(
     root: &NodeRoot,
     origin: Origin,
@@ -58,6 +81,7 @@ fn open_signer(
     config: &signer::Config,
     identity: &NodeIdentity,
     authority_key: KeyAlgorithm,
+    memory: Rc<dyn Memory>,
     now: OffsetDateTime,
 ) -> Result<Box<dyn Signer>, Failure> {
     let drop_dir = |path: &Path, owners: &[u32]| -> io::Result<Box<dyn DropDir>> {
@@ -82,10 +106,7 @@ fn open_signer(
                 below: root.path().to_owned(),
             },
         },
-        memory: Rc::new(RootedMemory {
-            root: root.clone(),
-            directory: Path::new(store::STATE_DIR).join("signers").join(name),
-        }),
+        memory,
         drop_dir: &drop_dir,
         user: &user,
     };

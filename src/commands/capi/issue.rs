@@ -13,7 +13,7 @@ use std::str::FromStr;
 
 use time::OffsetDateTime;
 
-use crate::agent::load::{self, LoadInputs};
+use crate::agent::load::{self, LoadInputs, SignerState};
 use crate::agent::{
     self, Clock, ClockPolicy, ExitCode, Failure, Progress, Provided, RunReport, RunSetup,
     SurveyedCert, TrustSource,
@@ -117,6 +117,7 @@ pub(super) fn load(
             &settings,
             &identity,
             policy.key_for_authority(Authority::Ca),
+            SignerState::Kept,
             now,
         )?,
         kubeadm_follows: false,

@@ -21,6 +21,7 @@ mod kubeconfigs;
 mod kubelet;
 mod leaves;
 mod picture;
+mod signers;
 mod static_pods;
 mod text;
 
@@ -42,16 +43,43 @@ pub async fn diagnose(root: &NodeRoot, inputs: &DiagnosisInputs, now: OffsetDate
     if let Some(kubeconfig) = &inputs.kubeconfig {
         picture.answers = Some(cluster::ask(root, kubeconfig, &picture).await);
     }
+    if inputs.online {
+        picture.signers = signers::examine(root, inputs, now).await;
+    }
     Diagnosis {
         at: now,
         root: root.path().display().to_string(),
         findings: findings(&picture)
             .into_iter()
-            .map(|finding| Finding {
-                fix: with_root(&finding.fix, root),
-                ..finding
-            })
+            .map(|finding| rooted(finding, root))
             .collect(),
+    }
+}
+
+/// Makes only the checks with these ids, offline. Returns each check with its findings, in the order of the checks.
+pub fn examine(
+    root: &NodeRoot,
+    inputs: &DiagnosisInputs,
+    ids: &[&str],
+    now: OffsetDateTime,
+) -> Vec<(&'static Check, Vec<Finding>)> {
+    let picture = Picture::read(root, inputs, now);
+    let checks = CHECKS.iter().filter(|check| ids.contains(&check.id));
+    checks
+        .map(|check| (check, findings_of(check, &picture)))
+        .map(|(check, findings)| {
+            (
+                check,
+                findings.into_iter().map(|one| rooted(one, root)).collect(),
+            )
+        })
+        .collect()
+}
+
+fn rooted(finding: Finding, root: &NodeRoot) -> Finding {
+    Finding {
+        fix: with_root(&finding.fix, root),
+        ..finding
     }
 }
 
@@ -67,26 +95,31 @@ fn with_root(fix: &str, root: &NodeRoot) -> String {
 }
 
 fn findings(picture: &Picture) -> Vec<Finding> {
+    let checks = CHECKS.iter();
+    let mut findings: Vec<Finding> = checks
+        .flat_map(|check| findings_of(check, picture))
+        .collect();
+    findings.sort_by_key(|finding| finding.severity);
+    findings
+}
+
+/// Makes one check. Notes with the same severity and fix become one finding.
+fn findings_of(check: &Check, picture: &Picture) -> Vec<Finding> {
     let mut findings: Vec<Finding> = Vec::new();
-    for check in CHECKS {
-        for note in (check.run)(picture) {
-            let same = findings.iter_mut().find(|finding| {
-                finding.id == check.id
-                    && finding.severity == note.severity
-                    && finding.fix == note.fix
-            });
-            match same {
-                Some(finding) => finding.evidence.push(note.evidence),
-                None => findings.push(Finding {
-                    id: check.id,
-                    severity: note.severity,
-                    evidence: vec![note.evidence],
-                    fix: note.fix,
-                }),
-            }
+    for note in (check.run)(picture) {
+        let same = findings
+            .iter_mut()
+            .find(|finding| finding.severity == note.severity && finding.fix == note.fix);
+        match same {
+            Some(finding) => finding.evidence.push(note.evidence),
+            None => findings.push(Finding {
+                id: check.id,
+                severity: note.severity,
+                evidence: vec![note.evidence],
+                fix: note.fix,
+            }),
         }
     }
-    findings.sort_by_key(|finding| finding.severity);
     findings
 }
 

@@ -4,6 +4,7 @@
 //! certificates are not all issued, continues with it, because a `secret_id` of one use allows no second login. A
 //! wrapped `secret_id` is unwrapped once and stored before it is used.
 
+use std::cell::Cell;
 use std::fmt;
 use std::rc::Rc;
 
@@ -35,6 +36,8 @@ pub(super) struct Session {
     clock: fn() -> OffsetDateTime,
     /// Locked during a login, so that concurrent requests cause only one.
     token: Mutex<Option<Token>>,
+    /// Whether this process has logged in; otherwise the token is that of an earlier run.
+    has_logged_in: Cell<bool>,
 }
 
 /// A token from a login.
@@ -109,6 +112,7 @@ impl Session {
             memory,
             clock,
             token: Mutex::new(None),
+            has_logged_in: Cell::new(false),
         }
     }
 
@@ -164,15 +168,52 @@ impl Session {
         let Some(token) = token else {
             return forgotten.map_err(|error| self.memory_failure("its token", &error));
         };
+        self.revoke(token).await?;
+        forgotten.map_err(|error| self.memory_failure("its token", &error))
+    }
+
+    /// Revokes the token of a login of this process. The token of an earlier run is kept for the next one.
+    pub(super) async fn leave(&self) -> Result<(), SignerError> {
+        let mut held = self.token.lock().await;
+        match held.take() {
+            Some(token) if self.has_logged_in.replace(false) => self.revoke(token).await,
+            _ => Ok(()),
+        }
+    }
+
+    async fn revoke(&self, token: Token) -> Result<(), SignerError> {
         let doing = "revoking its own token";
         let call = Call::post("/v1/auth/token/revoke-self");
         let response = self.api.exchange(doing, call, Some(token.token.0)).await?;
         match response.status {
             // 403: it is invalid already. 400: batch tokens expire without revocation.
-            200 | 204 | 400 | 403 => {}
-            _ => return Err(self.api.refusal(doing, &response)),
+            200 | 204 | 400 | 403 => Ok(()),
+            _ => Err(self.api.refusal(doing, &response)),
         }
-        forgotten.map_err(|error| self.memory_failure("its token", &error))
+    }
+
+    /// Returns the file of a wrapped `secret_id` that was not unwrapped yet, for messages.
+    pub(super) fn wrapped_credential(&self) -> Option<String> {
+        let VaultAuth::AppRole(app) = &self.auth else {
+            return None;
+        };
+        if !app.wrapped || self.remembered().is_some() {
+            return None;
+        }
+        // Without the file a login fails before it uses anything up.
+        let given = self.api.server.secret(&app.secret_id_file).ok()?;
+        let wrapping = hex(&Sha256::digest(given.as_bytes()));
+        let is_unwrapped = self.unwrapped(&wrapping).ok().flatten().is_some();
+        (!is_unwrapped).then(|| self.api.server.shown_secret(&app.secret_id_file))
+    }
+
+    /// Returns the recorded state of a wrapping token with this SHA-256.
+    fn unwrapped(&self, wrapping: &str) -> Result<Option<Unwrapped>, SignerError> {
+        let recorded = self.memory.recall(SECRET_ID_FILE);
+        let recorded = recorded.map_err(|error| self.memory_failure("its secret_id", &error))?;
+        Ok(recorded
+            .and_then(|bytes| serde_json::from_slice(&bytes).ok())
+            .filter(|unwrapped: &Unwrapped| unwrapped.wrapping == wrapping))
     }
 
     /// Returns the capabilities of a token, path by path, in the order of `paths`.
@@ -282,6 +323,7 @@ impl Session {
             .map_err(|error| self.memory_failure("its token", &error))?;
         let value = token.token.0.clone();
         *held = Some(token);
+        self.has_logged_in.set(true);
         Ok(value)
     }
 
@@ -347,13 +389,7 @@ impl Session {
             return Ok(given);
         }
         let wrapping = hex(&Sha256::digest(given.as_bytes()));
-        let before: Option<Unwrapped> = self
-            .memory
-            .recall(SECRET_ID_FILE)
-            .map_err(|error| self.memory_failure("its secret_id", &error))?
-            .and_then(|bytes| serde_json::from_slice(&bytes).ok())
-            .filter(|unwrapped: &Unwrapped| unwrapped.wrapping == wrapping);
-        let interrupted = match before {
+        let interrupted = match self.unwrapped(&wrapping)? {
             Some(Unwrapped {
                 secret_id: Some(secret_id),
                 ..

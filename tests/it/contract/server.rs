@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use nodepki::kube::names::{Authority, CertName};
-use nodepki::signer::{FailureClass, RequestLookup};
+use nodepki::signer::{FailureClass, RequestLookup, SignerKind};
 
 use super::node::assert_nothing_sent_twice;
 use crate::gateway::{Action, Answer, Gateway, Rule};
@@ -143,6 +143,28 @@ pub(super) fn reports_bad_responses_from_the_start(rig: &dyn Rig) {
         stage.fails(failure, code, &["etcd"]);
     }
     stage.recovers();
+}
+
+/// Ends as bootstrap does, names the signer, and changes nothing.
+pub(super) fn reports_bad_responses_in_preflight(rig: &dyn Rig) {
+    let stage = Stage::new(rig);
+    let before = stage.node.snapshot();
+    for (failure, action, code) in bad_responses() {
+        stage.gateway.only(Rule::on("*", "/").then(action));
+        let ran = Ran::of(&mut stage.node.configured(["preflight", "--wait", "0s"]));
+        // An API server that refuses the reviews of rights may still accept the request.
+        let is_cluster = matches!(rig.kind(), SignerKind::Kubernetes | SignerKind::CertManager);
+        if is_cluster && matches!(failure, "403" | "404") {
+            ran.done();
+            continue;
+        }
+        let code = stage.exception(failure).unwrap_or(code);
+        assert_eq!(ran.code, Some(code), "{failure}:\n{}", ran.said());
+        contains(&ran.said(), &[rig.kind().as_str(), "error", "skipped"]);
+        before.unchanged(&stage.node.snapshot());
+    }
+    stage.gateway.behave();
+    Ran::of(&mut stage.node.configured(["preflight", "--wait", "0s"])).done();
 }
 
 pub(super) fn reports_bad_responses_to_submit(rig: &dyn Rig) {

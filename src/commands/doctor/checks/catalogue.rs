@@ -5,7 +5,7 @@ use serde::{Serialize, Serializer};
 use super::finding::{CheckNote, FindingSeverity};
 use super::picture::Picture;
 use super::{
-    access, authorities, cluster, configuration, external, kubeconfigs, kubelet, leaves,
+    access, authorities, cluster, configuration, external, kubeconfigs, kubelet, leaves, signers,
     static_pods,
 };
 
@@ -175,6 +175,14 @@ checks! {
         "kubeadm init would refuse the files on disk, since the CA's key is not on this node";
     "kubeadm-renewal", W, external::renewal,
         "kubeadm certs check-expiration and renew would fail, although kubeadm init would not";
+    "signer-missing", E, signers::missing,
+        "no signer is configured for an authority whose certificates this node needs (needs --online)";
+    "signer-login", EW, signers::login,
+        "a signer is unreachable, or does not accept this node (needs --online)";
+    "signer-authority", EI, signers::authority,
+        "a signer has another CA than this node, or one that no pin confirms (needs --online)";
+    "signer-profile", EI, signers::profile,
+        "a signer, as configured, cannot issue a certificate that this node needs (needs --online)";
     "cluster-unreachable", E, cluster::unreachable,
         "the cluster of --kubeconfig is unreachable";
     "cluster-refused", W, cluster::refused,

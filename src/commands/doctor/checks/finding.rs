@@ -74,6 +74,8 @@ pub struct DiagnosisInputs {
     pub certificates_dir: Option<PathBuf>,
     /// Kubeconfig for checks that need the cluster.
     pub kubeconfig: Option<Argument>,
+    /// Whether the signers are asked.
+    pub online: bool,
 }
 
 /// One result of a check. Notes with the same severity and fix become one finding.

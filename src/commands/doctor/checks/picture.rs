@@ -8,9 +8,9 @@ use time::OffsetDateTime;
 
 use super::DiagnosisInputs;
 use super::cluster::Answers;
-use crate::agent::Survey;
 use crate::agent::join;
 use crate::agent::load::{self, NameSource};
+use crate::agent::{Examination, Survey};
 use crate::config::{FRAGMENT_DIRECTORIES, MAIN_FILE};
 use crate::kube::kubeadm;
 use crate::kube::manifest::StaticPod;
@@ -65,6 +65,8 @@ pub(super) struct Picture {
     /// Files of the certificates directory that the manifests name.
     pub(super) signer: Option<SignerFiles>,
     pub(super) answers: Option<Answers>,
+    /// State of the signers, if they were asked.
+    pub(super) signers: Option<Examination>,
 }
 
 /// Desired state, as far as it can be determined offline.
@@ -251,6 +253,7 @@ impl Picture {
             names: load::name_sources(&state),
             own_copy: own_copy.present().map(|chain| chain.leaf().clone()),
             answers: None,
+            signers: None,
             configuration,
             layout: state.layout().clone(),
         }

@@ -1,0 +1,312 @@
+//! Examines the signers of a node: login, CA, and what each may sign. Requests no certificate and stores nothing.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use tokio::time::Instant;
+
+use super::request;
+use super::run::{RequestRun, same_authority};
+use super::{ExitCode, Failure, RunSetup, Survey, signer_code, wanted};
+use crate::kube::names::Authority;
+use crate::signer::{Rejection, Signer, SignerError};
+use crate::x509::TrustBundle;
+
+/// State of all signers of a node.
+pub struct Examination {
+    /// Each signer that the certificates of this node need.
+    pub signers: Vec<SignerExamination>,
+    /// Authorities without a signer.
+    pub without_signer: Vec<(Authority, Failure)>,
+}
+
+/// State of one signer.
+pub struct SignerExamination {
+    /// Name in the configuration.
+    pub name: String,
+    /// Kind and location.
+    pub label: String,
+    /// Result of the login.
+    pub login: Verdict,
+    /// The authorities that it signs for.
+    pub authorities: Vec<AuthorityExamination>,
+}
+
+/// What a signer has and may sign for one authority.
+pub struct AuthorityExamination {
+    /// The authority.
+    pub authority: Authority,
+    /// Comparison of its CA with the files of the node and the pins.
+    pub ca: Verdict,
+    /// The CA certificates that the signer reports. Not verified.
+    pub offered: Option<TrustBundle>,
+    /// Result for the certificates; several if they are rejected for different reasons.
+    pub certificates: Vec<Verdict>,
+}
+
+/// Result of one examination.
+pub enum Verdict {
+    /// Nothing stands against a request; what was found.
+    Passed(String),
+    /// Not examined, and why.
+    Open(String),
+    /// A request would fail.
+    Failed {
+        /// Exit status that a run would end with.
+        code: ExitCode,
+        /// What is wrong.
+        problem: String,
+        /// What to do, if `problem` does not state it.
+        fix: Option<String>,
+    },
+}
+
+impl Verdict {
+    fn failed(failure: Failure) -> Verdict {
+        Verdict::Failed {
+            code: failure.code,
+            problem: failure.messages.join("; "),
+            fix: None,
+        }
+    }
+
+    fn refused_by(error: &SignerError) -> Verdict {
+        let mut problem = error.detail.clone();
+        let mut source = std::error::Error::source(error);
+        while let Some(cause) = source {
+            let text = cause.to_string();
+            if !problem.contains(&text) {
+                problem.push_str(&format!(": {text}"));
+            }
+            source = cause.source();
+        }
+        Verdict::Failed {
+            code: signer_code(error),
+            problem,
+            fix: Some(error.advice.clone()),
+        }
+    }
+}
+
+/// Why a signer's CA is unknown.
+pub(super) enum OfferError {
+    /// The signer did not answer.
+    Unanswered(SignerError),
+    /// The answer is not a CA certificate.
+    Unusable(Failure),
+}
+
+/// Returns the CA that a signer reports; `None` for one that does not report it.
+pub(super) async fn offered(
+    signer: &dyn Signer,
+    authority: Authority,
+    deadline: Instant,
+) -> Result<Option<TrustBundle>, OfferError> {
+    let answer = match request::patiently(deadline, || signer.trust(authority)).await {
+        Ok(Some(answer)) => answer,
+        Ok(None) => return Ok(None),
+        // Signers that cannot report their CA may still sign.
+        Err(error) if !error.class.passes() => {
+            tracing::info!(authority = authority.as_str(), "{error}");
+            return Ok(None);
+        }
+        Err(error) => return Err(OfferError::Unanswered(error)),
+    };
+    let offered = TrustBundle::from_response(&answer).map_err(|error| {
+        OfferError::Unusable(
+            Failure::new(
+                ExitCode::Refused,
+                format!(
+                    "the certificate of authority {authority} from {} is unusable",
+                    signer.label()
+                ),
+            )
+            .caused_by(error)
+            .advise("check which service has that address"),
+        )
+    })?;
+    Ok(Some(offered))
+}
+
+/// Examines every signer that the certificates of this node need, and compares each with the CAs in the survey.
+pub async fn examine_signers(setup: &RunSetup, survey: &Survey) -> Examination {
+    let trusted = |authority| {
+        let mut bundles = survey.bundles.iter();
+        let bundle = bundles.find(|bundle| bundle.spec.authority() == authority)?;
+        bundle.found.present().cloned()
+    };
+    let mut without_signer = Vec::new();
+    let mut needed: BTreeMap<&str, (Rc<dyn Signer>, Vec<Authority>)> = BTreeMap::new();
+    for authority in Authority::ALL {
+        if !setup
+            .plan
+            .certs
+            .iter()
+            .any(|spec| spec.authority() == authority)
+        {
+            continue;
+        }
+        match setup.signer(authority) {
+            Ok((name, signer)) => {
+                let entry = needed.entry(name);
+                let (_, authorities) = entry.or_insert_with(|| (Rc::clone(signer), Vec::new()));
+                authorities.push(authority);
+            }
+            Err(failure) => without_signer.push((authority, failure)),
+        }
+    }
+    let mut signers = Vec::new();
+    for (name, (signer, authorities)) in needed {
+        signers.push(examine(setup, name, signer.as_ref(), authorities, &trusted).await);
+    }
+    Examination {
+        signers,
+        without_signer,
+    }
+}
+
+async fn examine(
+    setup: &RunSetup,
+    name: &str,
+    signer: &dyn Signer,
+    authorities: Vec<Authority>,
+    trusted: &impl Fn(Authority) -> Option<TrustBundle>,
+) -> SignerExamination {
+    let deadline = Instant::now() + setup.wait;
+    let login = match signer.probe_uses_up() {
+        Some(why) => Verdict::Open(format!("no login was tried: {why}")),
+        None => match request::patiently(deadline, || signer.probe()).await {
+            Ok(()) => Verdict::Passed(format!("{} answers and refuses nothing", signer.label())),
+            Err(error) => Verdict::refused_by(&error),
+        },
+    };
+    let mut examined = Vec::new();
+    for authority in authorities {
+        examined.push(match &login {
+            Verdict::Failed { .. } => AuthorityExamination {
+                authority,
+                ca: Verdict::Open(format!("signer {name} must work first")),
+                offered: None,
+                certificates: vec![Verdict::Open(format!("signer {name} must work first"))],
+            },
+            login => {
+                let is_known = matches!(login, Verdict::Passed(_));
+                let (ca, offered) =
+                    examine_ca(setup, signer, authority, trusted(authority), deadline).await;
+                AuthorityExamination {
+                    authority,
+                    ca,
+                    offered,
+                    certificates: examine_certificates(setup, signer, authority, is_known),
+                }
+            }
+        });
+    }
+    if let Err(error) = signer.leave().await {
+        tracing::info!(signer = name, "{error}");
+    }
+    SignerExamination {
+        name: name.to_owned(),
+        label: signer.label(),
+        login,
+        authorities: examined,
+    }
+}
+
+/// Compares the CA of a signer with that of the node, or with the pins.
+async fn examine_ca(
+    setup: &RunSetup,
+    signer: &dyn Signer,
+    authority: Authority,
+    trusted: Option<TrustBundle>,
+    deadline: Instant,
+) -> (Verdict, Option<TrustBundle>) {
+    let offered = match offered(signer, authority, deadline).await {
+        Ok(offered) => offered,
+        Err(OfferError::Unanswered(error)) => return (Verdict::refused_by(&error), None),
+        Err(OfferError::Unusable(failure)) => return (Verdict::failed(failure), None),
+    };
+    let label = signer.label();
+    let verdict = match (trusted, &offered) {
+        (Some(trusted), Some(offered)) => {
+            match same_authority(authority, signer, &trusted, offered) {
+                Ok(()) => Verdict::Passed(format!("{label} has the CA of this node")),
+                Err(failure) => Verdict::failed(failure),
+            }
+        }
+        (Some(_), None) => Verdict::Open(format!(
+            "{label} does not report its CA; each certificate is verified under the CA of this node"
+        )),
+        (None, Some(offered)) => {
+            match RequestRun::admit(setup, authority, signer, offered.clone()) {
+                Ok(offered) => Verdict::Passed(format!(
+                    "the CA is not on this node yet; {label} offers {offered}, which is accepted"
+                )),
+                Err(failure) => Verdict::failed(failure),
+            }
+        }
+        (None, None) => Verdict::failed(super::run::no_authority(setup, authority)),
+    };
+    (verdict, offered)
+}
+
+/// Asks for each certificate whether the signer, as configured, can issue it.
+fn examine_certificates(
+    setup: &RunSetup,
+    signer: &dyn Signer,
+    authority: Authority,
+    is_known: bool,
+) -> Vec<Verdict> {
+    let specs = setup.plan.certs.iter();
+    let specs: Vec<_> = specs.filter(|spec| spec.authority() == authority).collect();
+    let rejections = specs
+        .iter()
+        .filter_map(|spec| signer.preflight(&spec.requested).err());
+    let rejected = by_reason(rejections.collect());
+    if !rejected.is_empty() {
+        let failed = |(names, rejection): (Vec<&str>, Rejection)| {
+            let of_group = specs
+                .iter()
+                .filter(|spec| names.contains(&spec.name().as_str()));
+            let omissions = of_group.filter_map(|spec| super::report::omission(spec));
+            let fix: Vec<String> = std::iter::once(rejection.advice).chain(omissions).collect();
+            Verdict::Failed {
+                code: ExitCode::Configuration,
+                problem: format!(
+                    "{} cannot sign {}: {}",
+                    rejection.signer,
+                    names.join(", "),
+                    rejection.reason
+                ),
+                fix: Some(fix.join("; ")),
+            }
+        };
+        return rejected.into_iter().map(failed).collect();
+    }
+    let count = match specs.len() {
+        1 => "1 certificate".to_owned(),
+        count => format!("{count} certificates"),
+    };
+    vec![match is_known {
+        true => Verdict::Passed(format!("{count}: no obstacle found")),
+        false => Verdict::Open(format!(
+            "{count}: what the signer allows is known only after a login"
+        )),
+    }]
+}
+
+/// Groups rejections with the same signer, reason and advice.
+pub(super) fn by_reason(rejections: Vec<Rejection>) -> Vec<(Vec<&'static str>, Rejection)> {
+    let mut grouped: Vec<(Vec<&'static str>, Rejection)> = Vec::new();
+    for rejection in rejections {
+        let same = grouped.iter_mut().find(|(_, known)| {
+            (&known.signer, &known.reason, &known.advice)
+                == (&rejection.signer, &rejection.reason, &rejection.advice)
+        });
+        match same {
+            Some((names, _)) => names.push(rejection.name.as_str()),
+            None => grouped.push((vec![rejection.name.as_str()], rejection)),
+        }
+    }
+    grouped
+}

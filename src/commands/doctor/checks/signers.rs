@@ -1,0 +1,85 @@
+//! Checks of the signers, by the same examination as `nodepki preflight`.
+
+use time::OffsetDateTime;
+
+use super::finding::{CheckNote, DiagnosisInputs, FindingSeverity};
+use super::picture::Picture;
+use crate::agent::{self, Examination, SignerExamination, Verdict, load};
+use crate::store::NodeRoot;
+
+/// Fix of a failure whose evidence contains it.
+const AS_STATED: &str = "correct what the message names, and verify it with `nodepki preflight`";
+
+/// Examines the signers of the configuration. Returns `None` if it is unusable, which other checks report.
+pub(super) async fn examine(
+    root: &NodeRoot,
+    inputs: &DiagnosisInputs,
+    now: OffsetDateTime,
+) -> Option<Examination> {
+    let loaded = load::load(root, &inputs.sources, now).ok()?;
+    let survey = loaded.setup.survey_of(&loaded.state, now).ok()?;
+    Some(agent::examine_signers(&loaded.setup, &survey).await)
+}
+
+pub(super) fn missing(picture: &Picture) -> Vec<CheckNote> {
+    let missing = picture.signers.iter();
+    missing
+        .flat_map(|examined| &examined.without_signer)
+        .map(|(_, failure)| CheckNote::error(failure.to_string(), AS_STATED))
+        .collect()
+}
+
+pub(super) fn login(picture: &Picture) -> Vec<CheckNote> {
+    signers(picture)
+        .filter_map(|signer| note(&signer.name, &signer.login, FindingSeverity::Warning))
+        .collect()
+}
+
+pub(super) fn authority(picture: &Picture) -> Vec<CheckNote> {
+    signers(picture)
+        .filter(|signer| !matches!(signer.login, Verdict::Failed { .. }))
+        .flat_map(|signer| &signer.authorities)
+        .filter_map(|examined| {
+            note(
+                examined.authority.as_str(),
+                &examined.ca,
+                FindingSeverity::Info,
+            )
+        })
+        .collect()
+}
+
+pub(super) fn profile(picture: &Picture) -> Vec<CheckNote> {
+    signers(picture)
+        .filter(|signer| !matches!(signer.login, Verdict::Failed { .. }))
+        .flat_map(|signer| &signer.authorities)
+        .flat_map(|examined| {
+            let name = examined.authority.as_str();
+            let verdicts = examined.certificates.iter();
+            verdicts.filter_map(move |verdict| note(name, verdict, FindingSeverity::Info))
+        })
+        .collect()
+}
+
+fn signers(picture: &Picture) -> impl Iterator<Item = &SignerExamination> {
+    picture
+        .signers
+        .iter()
+        .flat_map(|examined| &examined.signers)
+}
+
+/// Returns the note on a verdict; `open` is the severity of one that could not be reached.
+fn note(subject: &str, verdict: &Verdict, open: FindingSeverity) -> Option<CheckNote> {
+    match verdict {
+        Verdict::Passed(_) => None,
+        Verdict::Open(why) => Some(CheckNote::new(
+            open,
+            format!("{subject}: {why}"),
+            "nothing; the next run that requests a certificate verifies it",
+        )),
+        Verdict::Failed { problem, fix, .. } => Some(CheckNote::error(
+            format!("{subject}: {problem}"),
+            fix.as_deref().unwrap_or(AS_STATED),
+        )),
+    }
+}

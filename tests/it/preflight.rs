@@ -1,0 +1,256 @@
+//! `nodepki preflight` and `nodepki doctor --online`: the table, the exit status, the fixes, and that nothing is written.
+//!
+//! `contract::*::passes_preflight_without_request_or_change` and `contract::*::reports_bad_responses_in_preflight` run it
+//! against the server of every kind.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+
+use nodepki::kube::names::Authority;
+use nodepki::signer::SignerKind;
+use nodepki::x509::hex;
+use serde_json::{Value, json};
+
+use crate::kubeadm;
+use crate::node::{INIT, Node, Ran};
+use crate::rig::{node, rig};
+use crate::servers::vault::{Bao, put};
+use crate::signing::{HEAD, now};
+
+fn preflight(node: &Node) -> Ran {
+    Ran::of(&mut node.configured(["preflight", "--wait", "0s"]))
+}
+
+/// The check of a JSON report with this id and subject.
+#[track_caller]
+fn check<'r>(report: &'r Value, id: &str, subject: Option<&str>) -> &'r Value {
+    let checks = report["checks"].as_array().unwrap();
+    let found = checks
+        .iter()
+        .find(|check| check["id"] == id && check["subject"].as_str() == subject);
+    found.unwrap_or_else(|| panic!("no {id} {subject:?} in {report:#}"))
+}
+
+#[test]
+fn prints_one_line_for_each_check_and_next_command() {
+    let node = Node::new();
+    let ran = preflight(&node);
+    ran.done();
+    let lines: Vec<&str> = ran.stdout.lines().collect();
+    assert!(lines[0].starts_with("RESULT"), "{}", ran.said());
+    let next = lines.last().unwrap();
+    let (_, command) = next.split_once("next: ").unwrap();
+    let (_, arguments) = command.split_once("nodepki ").unwrap();
+    // The command works as printed.
+    let arguments: Vec<&str> = arguments.split(' ').collect();
+    let mut command = std::process::Command::new(crate::node::NODEPKI);
+    Ran::of(command.args(arguments)).done();
+    preflight(&node)
+        .done()
+        .says("nothing, this node has all its files");
+}
+
+#[test]
+fn prints_json_with_version_and_kind() {
+    let node = Node::new();
+    let ran = Ran::of(&mut node.configured(["preflight", "-o", "json"]));
+    ran.done();
+    let report: Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!(report["apiVersion"], "nodepki.io/v1alpha1");
+    assert_eq!(report["kind"], "PreflightReport");
+    assert_eq!(check(&report, "signer", Some("s"))["result"], "ok");
+    assert_eq!(check(&report, "authority", Some("etcd-ca"))["exitCode"], 0);
+}
+
+#[test]
+fn passes_with_local_and_embedded_signer() {
+    let node = Node::new();
+    Ran::of(&mut node.with_local(&["preflight"], &[]))
+        .done()
+        .says("local-signer");
+    let empty = Node::new();
+    fs::remove_dir_all(empty.path("/etc/kubernetes/pki")).unwrap();
+    let mut command = empty.command(["preflight", "--signer", "embedded", "--kubeadm-config"]);
+    Ran::of(command.arg(empty.outside("kubeadm.yaml"))).done();
+    // An embedded authority cannot sign for the CA of another one.
+    let mut command = node.command(["preflight", "--signer", "embedded", "--kubeadm-config"]);
+    Ran::of(command.arg(node.outside("kubeadm.yaml")))
+        .ended(65)
+        .says("signs with another ca");
+}
+
+#[test]
+fn reports_every_fault_of_configuration() {
+    let node = Node::new();
+    node.edit_settings("signer: s", "signer: other");
+    node.configure(&INIT.replace("ECDSA-P256", "ECDSA-P257"));
+    preflight(&node)
+        .ended(78)
+        .says("other")
+        .says("ECDSA-P257")
+        .says("skipped");
+}
+
+#[test]
+fn ends_with_78_without_signer() {
+    let node = Node::new();
+    node.write_settings(HEAD);
+    preflight(&node)
+        .ended(78)
+        .says("authority ca has no signer");
+}
+
+#[test]
+fn reports_exposed_secret_and_wrong_pin() {
+    let bao = Bao::shared();
+    let node = Node::new();
+    let token = node.outside("token");
+    fs::write(&token, "whatever").unwrap();
+    let pin = "00".repeat(32);
+    node.write_settings(&format!(
+        "{HEAD}authorities: {{ca: {{trust: {{sha256: [\"{pin}\"]}}}}}}\n\
+         signers: {{v: {{vault: {{address: \"{}\", mount: pki, auth: {{tokenFile: {}}}, tls: {{caFile: {}}}}}}}}}\n",
+        bao.url(),
+        token.display(),
+        bao.ca_file().display()
+    ));
+    preflight(&node)
+        .ended(65)
+        .says(&format!("chmod 600 {}", token.display()))
+        .says("does not match the pins of authority ca")
+        .says("correct authorities.ca.trust.sha256 or the file");
+}
+
+#[test]
+fn reports_sealed_server_as_unreachable() {
+    let bao = Bao::start();
+    bao.root().engine("pki");
+    let node = Node::new();
+    let token = put(node.ca().parent().unwrap(), "token", "whatever");
+    node.write_settings(&format!(
+        "{HEAD}signers: {{v: {{vault: {{address: \"{}\", mount: pki, auth: {{tokenFile: {}}}, tls: {{caFile: {}}}}}}}}}\n",
+        bao.url(),
+        token.display(),
+        bao.ca_file().display()
+    ));
+    bao.root().write("sys/seal", json!({}));
+    let ran = preflight(&node);
+    ran.ended(69)
+        .says("is sealed")
+        .says("fix: ask the server's operators to unseal it");
+    let doctor = Ran::of(&mut node.configured(["doctor", "--online"]));
+    doctor.ended(65).says("signer-login").says("is sealed");
+}
+
+#[test]
+fn reports_other_authority_and_missing_role() {
+    let rig = rig(SignerKind::Vault);
+    let node = node(&*rig);
+    node.replace_authority(
+        Authority::EtcdCa,
+        now(),
+        std::time::Duration::from_secs(3600),
+    );
+    let before = node.snapshot();
+    let ran = Ran::of(&mut node.configured(["preflight", "--wait", "0s", "-o", "json"]));
+    ran.ended(65);
+    let report: Value = serde_json::from_str(&ran.stdout).unwrap();
+    let etcd = check(&report, "authority", Some("etcd-ca"));
+    assert_eq!(etcd["exitCode"], 65, "{report:#}");
+    assert_eq!(check(&report, "authority", Some("ca"))["result"], "ok");
+    let doctor = Ran::of(&mut node.configured(["doctor", "--online"]));
+    doctor.ended(65).says("signer-authority");
+    // Without --online no signer is asked.
+    Ran::of(&mut node.configured(["doctor"])).says_not("signer-");
+    before.unchanged(&node.snapshot());
+
+    let node = crate::rig::node(&*rig);
+    node.edit_settings("mount:", "role: unknown, mount:");
+    let ran = preflight(&node);
+    ran.ended(78)
+        .says("cannot sign apiserver, ")
+        .says("fix: set the server up as printed by `nodepki config signer-setup vault`");
+    assert_eq!(
+        ran.stdout.matches("cannot sign").count(),
+        3,
+        "{}",
+        ran.said()
+    );
+}
+
+#[test]
+fn revokes_its_token_and_keeps_one_time_credential() {
+    let rig = rig(SignerKind::Vault);
+    let node = node(&*rig);
+    preflight(&node).done();
+    assert!(!node.path("/var/lib/nodepki").exists());
+    // A wrapped secret_id is left to the run that stores it.
+    node.edit_settings("secretIDFile:", "wrapped: true, secretIDFile:");
+    preflight(&node)
+        .done()
+        .says("no login was tried: the wrapping token in ")
+        .says("is known only after a login");
+    assert!(!node.path("/var/lib/nodepki").exists());
+}
+
+#[test]
+fn names_ca_that_no_file_and_no_pin_confirms() {
+    let rig = rig(SignerKind::StepCa);
+    let node = node(&*rig);
+    node.remove("/etc/kubernetes/pki/ca.crt");
+    let ran = preflight(&node);
+    ran.ended(78)
+        .says("no file or pin confirms that it is the right one");
+    let (_, pin) = ran.stdout.split_once("or pin sha256:").unwrap();
+    let pin = &pin[..64];
+    node.edit_settings(
+        "ca: {signer: k}",
+        &format!("ca: {{signer: k, trust: {{sha256: [\"{pin}\"]}}}}"),
+    );
+    preflight(&node)
+        .done()
+        .says("the CA is not on this node yet");
+    node.edit_settings(pin, &hex(&[7; 32]));
+    preflight(&node).ended(65).says("is refused");
+}
+
+#[test]
+fn reports_one_ca_in_several_places_and_clock() {
+    let node = Node::new();
+    let ca = node.read("/etc/kubernetes/pki/ca.crt");
+    node.write("/etc/kubernetes/pki/front-proxy-ca.crt", ca);
+    preflight(&node)
+        .ended(65)
+        .says("warning  shared-authority")
+        .says("fix: create a separate CA for front-proxy-ca");
+
+    let node = Node::new();
+    let tomorrow = now() + std::time::Duration::from_secs(86400);
+    node.replace_authority(
+        Authority::Ca,
+        tomorrow,
+        std::time::Duration::from_secs(86400),
+    );
+    preflight(&node).says("clock-behind").says("chrony");
+}
+
+#[test]
+fn has_kubeadm_validate_its_file() {
+    let node = Node::new();
+    let programs = node.outside("bin");
+    fs::create_dir(&programs).unwrap();
+    symlink(kubeadm::binary(), programs.join("kubeadm")).unwrap();
+    let run = || {
+        let mut command = node.configured(["preflight", "--wait", "0s"]);
+        Ran::of(command.env("PATH", format!("{}:/usr/bin:/bin", programs.display())))
+    };
+    run().done().says("kubeadm config validate accepts it");
+    // Valid for nodepki, which does not read the networking of pods.
+    node.configure(&format!(
+        "{INIT}apiServer: {{timeoutForControlPlane: 4m}}\n"
+    ));
+    run()
+        .ended(78)
+        .says("kubeadm config validate refuses it")
+        .says("timeoutForControlPlane");
+}
