@@ -15,6 +15,7 @@ mod csr;
 mod daemon;
 mod demo;
 pub mod doctor;
+mod init;
 mod manual;
 mod migrate;
 mod options;
@@ -60,6 +61,12 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Write the settings for a signer, and the script for the administrator of its server
+    ///
+    /// KIND is vault, cfssl, stepCA, est, kubernetes, certManager, puppet or directory. Values that are not given are asked
+    /// for on a terminal; otherwise the file has the text of the example, and the output lists what to replace. Existing
+    /// files are never overwritten.
+    Init(init::InitArgs),
     /// Create everything that the node lacks: keys, certificates, kubeconfigs
     ///
     /// Idempotent: a second run changes nothing. If a run is interrupted, or its signer has not answered yet, the next
@@ -187,6 +194,7 @@ impl Cli {
         let code = match command {
             // Its exit status is an answer, for failures too.
             Command::NeedsRenewal(arguments) => return Ok(arguments.run(&global)),
+            Command::Init(arguments) => arguments.run(&global),
             Command::Bootstrap(options) => bootstrap::bootstrap(&options, &global),
             Command::Plan(sources) => bootstrap::plan(sources, &global),
             Command::Preflight(arguments) => arguments.run(&global),

@@ -273,6 +273,21 @@ pub fn load(root: &NodeRoot, inputs: &LoadInputs, now: OffsetDateTime) -> Result
     known.assemble(root, inputs, &IdentityChange::Show, now)
 }
 
+/// As [`load`], with these settings instead of the files'.
+///
+/// # Errors
+/// As of [`load`].
+pub fn load_with(
+    root: &NodeRoot,
+    settings: Settings,
+    inputs: &LoadInputs,
+    now: OffsetDateTime,
+) -> Result<Loaded, Failure> {
+    let known = KnownConfiguration::with_settings(root, (settings, Faults::default()))?;
+    known.require_configuration(root)?;
+    known.assemble(root, inputs, &IdentityChange::Show, now)
+}
+
 /// As [`load`], but fetches the data that a joining node lacks from its cluster. The cluster is only read.
 ///
 /// # Errors

@@ -2,12 +2,12 @@
 
 use clap::Subcommand;
 
-use super::now;
 use super::options::{GlobalOptions, OutputFormat, SourceOptions};
-use super::output::{print, print_exact, print_warnings};
+use super::output::{print, print_exact, print_message, print_warnings};
+use super::{init, now};
 use crate::agent::load::{self, Loaded};
 use crate::agent::{ExitCode, Failure};
-use crate::config::Settings;
+use crate::config::{MAIN_FILE, Settings};
 use crate::kube::names::Authority;
 use crate::kubelets::rbac;
 use crate::signer::{self, NodeIdentity, Part, SignerKind};
@@ -23,6 +23,8 @@ pub(super) enum ConfigCommand {
     /// Print the JSON Schema of the settings
     Schema,
     /// Print the commands with which an administrator prepares the signers' server for this node's certificates
+    ///
+    /// If no settings define a signer, prints a skeleton of them instead.
     SignerSetup {
         /// Kind of signer, for example vault; or kubelets, for nodepki's rights as the signer of kubelets
         kind: String,
@@ -52,12 +54,26 @@ impl ConfigCommand {
                 sources,
             } => {
                 let inputs = sources.inputs(global)?;
-                let loaded = load::load(&global.open_root()?, &inputs, now())?;
-                print_warnings(&loaded.warnings);
+                let root = global.open_root()?;
                 if kind == KUBELETS {
+                    let loaded = load::load(&root, &inputs, now())?;
+                    print_warnings(&loaded.warnings);
                     return print_exact(&kubelets_setup(&loaded, name.as_deref())?);
                 }
-                print_exact(&signer_setup(&loaded, &kind, name.as_deref())?)
+                let kind = parse_kind(&kind)?;
+                let (settings, _) = load::read_settings(&root, &inputs)?;
+                if settings.signers.is_empty()
+                    && let Some(skeleton) = init::example(kind)
+                {
+                    print_message(&format!(
+                        "no settings define a signer; this is a skeleton for {} (`nodepki init {kind}` writes it)",
+                        root.node_path(MAIN_FILE)
+                    ));
+                    return print_exact(&skeleton);
+                }
+                let loaded = load::load(&root, &inputs, now())?;
+                print_warnings(&loaded.warnings);
+                print_exact(&signer_setup(&loaded, kind, name.as_deref())?)
             }
         }
     }
@@ -99,8 +115,11 @@ fn kubelets_setup(loaded: &Loaded, name: Option<&str>) -> Result<String, Failure
 }
 
 /// Returns the setup script for the signers of a kind that the configuration uses.
-fn signer_setup(loaded: &Loaded, kind: &str, only: Option<&str>) -> Result<String, Failure> {
-    let kind = parse_kind(kind)?;
+pub(super) fn signer_setup(
+    loaded: &Loaded,
+    kind: SignerKind,
+    only: Option<&str>,
+) -> Result<String, Failure> {
     let mut parts: Vec<Part<'_, signer::Config>> = Vec::new();
     for authority in Authority::ALL {
         let Some((name, config)) = loaded.settings.signer_of(authority) else {
@@ -136,7 +155,7 @@ fn signer_setup(loaded: &Loaded, kind: &str, only: Option<&str>) -> Result<Strin
     })
 }
 
-fn parse_kind(text: &str) -> Result<SignerKind, Failure> {
+pub(super) fn parse_kind(text: &str) -> Result<SignerKind, Failure> {
     let kinds = || SignerKind::ALL.into_iter().map(SignerKind::as_str);
     let kind = SignerKind::ALL
         .into_iter()

@@ -197,7 +197,7 @@ impl GlobalOptions {
     }
 }
 
-fn node_name(given: &str) -> Result<NodeName, Failure> {
+pub(super) fn node_name(given: &str) -> Result<NodeName, Failure> {
     given.parse().map_err(|error| {
         Failure::new(ExitCode::Usage, format!("--node-name {given:?}")).caused_by(error)
     })

@@ -37,6 +37,7 @@ mod golden;
 mod http;
 mod http_dns;
 mod identity;
+mod init;
 mod join_control_plane;
 mod joining;
 mod kubeadm;

@@ -1,0 +1,399 @@
+//! `nodepki init`: writes settings for one kind of signer, and the script for the administrator of its server.
+
+mod skeleton;
+
+use std::fs::OpenOptions;
+use std::io::{self, BufRead, IsTerminal, Write, stderr, stdin};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde::Serialize;
+
+use super::config::{parse_kind, signer_setup};
+use super::now;
+use super::options::{GlobalOptions, node_name};
+use super::output::print_to_stderr;
+use crate::agent::load::{self, LoadInputs};
+use crate::agent::{ExitCode, Failure};
+use crate::config::{API_VERSION, Argument, CommandLineSettings, MAIN_FILE, Settings};
+use crate::signer::SignerKind;
+use crate::store::NodeRoot;
+use skeleton::{Filled, Placeholder, SKELETONS, Skeleton, Unset};
+
+/// The fragment for a signer if `config.yaml` exists, as the packages install it.
+const FRAGMENT: &str = "/etc/nodepki/config.d/signer.yaml";
+
+#[derive(Debug, Args)]
+pub(super) struct InitArgs {
+    /// Kind of signer: vault, cfssl, stepCA, est, kubernetes, certManager, puppet or directory
+    kind: String,
+    /// Address of the server, for example https://vault.example.com:8200; the same as --set server=URL
+    #[arg(long, value_name = "URL")]
+    server: Option<String>,
+    /// Another value of the settings; may be repeated
+    #[arg(long, value_name = "NAME=VALUE", value_parser = value)]
+    set: Vec<(String, String)>,
+    /// Print the names for --set, and write nothing
+    #[arg(long)]
+    list: bool,
+    /// File for the settings, instead of /etc/nodepki/config.yaml, or config.d/signer.yaml if that exists
+    #[arg(long, value_name = "FILE")]
+    to: Option<PathBuf>,
+    /// Do not ask for missing values on a terminal
+    #[arg(long)]
+    no_input: bool,
+    /// kubeadm configuration file, which the script for the administrator needs; may be repeated
+    #[arg(long, value_name = "FILE")]
+    kubeadm_config: Vec<Argument>,
+    /// Node name, instead of nodeRegistration.name or the host name
+    #[arg(long, value_name = "NAME")]
+    node_name: Option<String>,
+}
+
+/// What was written, and what to do next.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct InitReport {
+    api_version: &'static str,
+    kind: &'static str,
+    /// The settings on this machine.
+    settings: PathBuf,
+    /// The script or manifest for the administrator of the server.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    script: Option<PathBuf>,
+    /// Texts of the example that must be replaced.
+    replace: Vec<Replacement>,
+    /// What to do next.
+    next: String,
+}
+
+#[derive(Serialize)]
+struct Replacement {
+    line: usize,
+    name: &'static str,
+    text: &'static str,
+    meaning: &'static str,
+}
+
+/// Where a file is written.
+enum Target {
+    /// Below the root.
+    Node(PathBuf),
+    /// On this machine.
+    Machine(PathBuf),
+}
+
+fn value(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once('=').ok_or("write NAME=VALUE")?;
+    Ok((name.to_owned(), value.to_owned()))
+}
+
+impl InitArgs {
+    pub(super) fn run(self, global: &GlobalOptions) -> Result<ExitCode, Failure> {
+        let kind = parse_kind(&self.kind)?;
+        let skeleton = skeleton::of(kind).ok_or_else(|| no_skeleton(kind))?;
+        if self.list {
+            return global.print_either(&listed(skeleton), || list(skeleton));
+        }
+        let root = global.open_root()?;
+        let target = self.target(&root)?;
+        let mut values = self.set.clone();
+        values.extend(
+            self.server
+                .iter()
+                .map(|url| ("server".to_owned(), url.clone())),
+        );
+        let unusable = |error: skeleton::BadValue| Failure::new(ExitCode::Usage, error.to_string());
+        skeleton.verify(&values).map_err(unusable)?;
+        if !self.no_input && stdin().is_terminal() && stderr().is_terminal() {
+            ask(skeleton, &mut values).map_err(|error| {
+                Failure::new(
+                    ExitCode::Usage,
+                    format!("standard input cannot be read: {error} (use --set and --no-input)"),
+                )
+            })?;
+        }
+        let filled = skeleton.fill(&values).map_err(unusable)?;
+        let script = self.script(&root, kind, &filled)?;
+        let script = script.map(|text| (target.script(kind, &text), text));
+        if let Some((path, _)) = &script {
+            path.require_absent(&root)?;
+        }
+        target.write(&root, filled.text.as_bytes(), 0o644)?;
+        if let Some((path, text)) = &script {
+            path.write(&root, text.as_bytes(), 0o755)?;
+        }
+        let script = script.map(|(path, _)| path.shown(&root));
+        let next = self.next(kind, &filled, script.as_deref(), global);
+        let report = InitReport {
+            api_version: API_VERSION,
+            kind: "InitReport",
+            settings: target.shown(&root),
+            script,
+            replace: filled.open.iter().map(replacement).collect(),
+            next,
+        };
+        global.print_either(&report, || report.text())
+    }
+
+    /// Returns where the settings are written. An existing file is never overwritten, and signers are not configured a
+    /// second time.
+    fn target(&self, root: &NodeRoot) -> Result<Target, Failure> {
+        if let Some(file) = &self.to {
+            let target = Target::Machine(file.clone());
+            target.require_absent(root)?;
+            return Ok(target);
+        }
+        let (settings, _) = load::read_settings(root, &LoadInputs::default())?;
+        if let Some(name) = settings.signers.keys().next() {
+            return Err(Failure::new(
+                ExitCode::Refused,
+                format!(
+                    "the settings below {} already have the signer {name} (edit them, or write another file with --to FILE)",
+                    root.node_path("/etc/nodepki")
+                ),
+            ));
+        }
+        let target = Target::Node(match root.metadata(MAIN_FILE)? {
+            None => MAIN_FILE.into(),
+            Some(_) => FRAGMENT.into(),
+        });
+        target.require_absent(root)?;
+        Ok(target)
+    }
+
+    /// Returns the script for the administrator; `None` if the settings are incomplete, the kind needs none, or there is no
+    /// kubeadm configuration yet.
+    fn script(
+        &self,
+        root: &NodeRoot,
+        kind: SignerKind,
+        filled: &Filled,
+    ) -> Result<Option<String>, Failure> {
+        if !filled.open.is_empty() || !has_setup(kind) {
+            return Ok(None);
+        }
+        let faulty =
+            |faults: crate::yaml::Faults| Failure::new(ExitCode::Usage, faults.to_string());
+        let fragments = [("the new settings", filled.text.as_str())];
+        let (settings, _) = Settings::from_fragments(&fragments).map_err(faulty)?;
+        let inputs = LoadInputs {
+            stand_ins: CommandLineSettings {
+                kubeadm_configs: self.kubeadm_config.clone(),
+                signer: None,
+                node_name: self.node_name.as_deref().map(node_name).transpose()?,
+            },
+            ..LoadInputs::default()
+        };
+        let settings = settings.with(inputs.stand_ins.clone());
+        if load::existing_sources(root, &settings)?.is_empty() {
+            return Ok(None);
+        }
+        let loaded = load::load_with(root, settings, &inputs, now())?;
+        signer_setup(&loaded, kind, None).map(Some)
+    }
+
+    fn next(
+        &self,
+        kind: SignerKind,
+        filled: &Filled,
+        script: Option<&Path>,
+        global: &GlobalOptions,
+    ) -> String {
+        let mut options = String::new();
+        if global.root != Path::new("/") {
+            options.push_str(&option("--root", &global.root));
+        }
+        if let Some(file) = &self.to {
+            options.push_str(&option("--config", file));
+        }
+        let kubeadm = self.kubeadm_config.iter();
+        let kubeadm: String = kubeadm
+            .map(|file| option("--kubeadm-config", file.as_given()))
+            .collect();
+        let setup = format!("nodepki config signer-setup {kind}{options}{kubeadm}");
+        let preflight = format!("nodepki preflight{options}{kubeadm}");
+        match (filled.open.is_empty(), script) {
+            (false, _) if has_setup(kind) => format!("replace the texts above, then {setup}"),
+            (false, _) => format!("replace the texts above, then {preflight}"),
+            (true, Some(script)) => format!(
+                "an administrator of the server runs {}; then {preflight}",
+                script.display()
+            ),
+            (true, None) if has_setup(kind) => {
+                format!("{setup} --kubeadm-config FILE, which an administrator of the server runs")
+            }
+            (true, None) => preflight,
+        }
+    }
+}
+
+fn option(name: &str, file: &Path) -> String {
+    format!(
+        " {name} {}",
+        crate::signer::quoted(&file.display().to_string())
+    )
+}
+
+/// Whether `config signer-setup` prints anything for this kind.
+const fn has_setup(kind: SignerKind) -> bool {
+    !matches!(
+        kind,
+        SignerKind::Est | SignerKind::Puppet | SignerKind::Directory
+    )
+}
+
+/// The text of a skeleton without values, for an administrator who edits it.
+pub(super) fn example(kind: SignerKind) -> Option<String> {
+    let filled = skeleton::of(kind)?.fill(&[]).ok()?;
+    Some(filled.text)
+}
+
+fn no_skeleton(kind: SignerKind) -> Failure {
+    let kinds: Vec<&str> = SKELETONS.iter().map(|one| one.kind.as_str()).collect();
+    Failure::new(
+        ExitCode::Usage,
+        format!(
+            "signers of kind {kind} need no settings (use --signer, as in `nodepki bootstrap --help`, or one of {})",
+            kinds.join(", ")
+        ),
+    )
+}
+
+/// Asks for each missing value. An empty line keeps the text of the example.
+fn ask(skeleton: &Skeleton, values: &mut Vec<(String, String)>) -> io::Result<()> {
+    for placeholder in skeleton.placeholders {
+        let is_known = values.iter().any(|(name, _)| name == placeholder.name);
+        if is_known || placeholder.unset != Unset::Replace {
+            continue;
+        }
+        print_to_stderr(&format!("{}: ", placeholder.meaning));
+        stderr().flush()?;
+        let mut line = String::new();
+        stdin().lock().read_line(&mut line)?;
+        match line.trim() {
+            "" => {}
+            given => values.push((placeholder.name.to_owned(), given.to_owned())),
+        }
+    }
+    Ok(())
+}
+
+fn replacement((line, placeholder): &(usize, Placeholder)) -> Replacement {
+    Replacement {
+        line: *line,
+        name: placeholder.name,
+        text: placeholder.example,
+        meaning: placeholder.meaning,
+    }
+}
+
+fn listed(skeleton: &Skeleton) -> Vec<Replacement> {
+    let placeholders = skeleton.placeholders.iter();
+    placeholders
+        .map(|placeholder| replacement(&(0, *placeholder)))
+        .collect()
+}
+
+fn list(skeleton: &Skeleton) -> String {
+    let rows = skeleton.placeholders.iter().map(|placeholder| {
+        let default = match placeholder.unset {
+            Unset::Keep => placeholder.example,
+            Unset::Replace => "(required)",
+            Unset::Remove => "(none)",
+        };
+        let cells = [placeholder.name, default, placeholder.meaning];
+        (cells.map(str::to_owned).to_vec(), Vec::new())
+    });
+    super::output::table::aligned(&["NAME", "DEFAULT", "MEANING"], rows.collect())
+}
+
+impl InitReport {
+    fn text(&self) -> String {
+        let mut text = format!("{} was written\n", self.settings.display());
+        if let Some(script) = &self.script {
+            text.push_str(&format!("{} was written\n", script.display()));
+        }
+        for one in &self.replace {
+            text.push_str(&format!(
+                "{}:{}: replace {} by the {} (or --set {}=…)\n",
+                self.settings.display(),
+                one.line,
+                one.text,
+                one.meaning,
+                one.name
+            ));
+        }
+        text.push_str(&format!("next: {}\n", self.next));
+        text
+    }
+}
+
+impl Target {
+    fn path(&self) -> &Path {
+        match self {
+            Target::Node(path) | Target::Machine(path) => path,
+        }
+    }
+
+    fn shown(&self, root: &NodeRoot) -> PathBuf {
+        match self {
+            Target::Node(path) => root.on_this_machine(path),
+            Target::Machine(path) => path.clone(),
+        }
+    }
+
+    /// Returns the target of the script, in the same directory.
+    fn script(&self, kind: SignerKind, text: &str) -> Target {
+        let extension = if text.starts_with("#!") { "sh" } else { "yaml" };
+        let name = format!("signer-setup-{kind}.{extension}");
+        match self {
+            // Every file in config.d is read as settings.
+            Target::Node(_) => Target::Node(Path::new(MAIN_FILE).with_file_name(name)),
+            Target::Machine(path) => Target::Machine(path.with_file_name(name)),
+        }
+    }
+
+    fn require_absent(&self, root: &NodeRoot) -> Result<(), Failure> {
+        let exists = match self {
+            Target::Node(path) => root.metadata(path)?.is_some(),
+            Target::Machine(path) => path.symlink_metadata().is_ok(),
+        };
+        match exists {
+            false => Ok(()),
+            true => Err(Failure::new(
+                ExitCode::Refused,
+                format!(
+                    "{}: the file exists and is not overwritten (remove it, or write another file with --to FILE)",
+                    self.shown(root).display()
+                ),
+            )),
+        }
+    }
+
+    fn write(&self, root: &NodeRoot, bytes: &[u8], mode: u32) -> Result<(), Failure> {
+        let path = self.path();
+        match self {
+            Target::Node(_) => {
+                let name = path.file_name().unwrap_or_default();
+                let directory = path.parent().unwrap_or(Path::new("/"));
+                root.create_dir(directory, 0o755)?
+                    .write_atomic(name, bytes, mode)?;
+                Ok(())
+            }
+            Target::Machine(_) => {
+                let mut options = OpenOptions::new();
+                let file = options.write(true).create_new(true).mode(mode).open(path);
+                file.and_then(|mut file| file.write_all(bytes))
+                    .map_err(|error| {
+                        Failure::caused(
+                            ExitCode::NotPermitted,
+                            format!("{}: the file cannot be written: {error}", path.display()),
+                            &error,
+                        )
+                    })
+            }
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! `nodepki init` and the skeleton of `config signer-setup`, for every kind that they name.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::node::{NODEPKI, Node, Ran};
+
+/// Every kind, with the values that make its settings complete.
+const KINDS: [(&str, &[&str]); 8] = [
+    ("vault", &["server=https://pki.test:8200"]),
+    ("cfssl", &["server=https://pki.test:8888"]),
+    (
+        "stepCA",
+        &[
+            "server=https://ca.pki.test:9000",
+            "root=abababababababababababababababababababababababababababababababab",
+            "etcd-server=https://etcd.pki.test:9000",
+            "etcd-root=cdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcd",
+            "front-proxy-server=https://proxy.pki.test:9000",
+            "front-proxy-root=efefefefefefefefefefefefefefefefefefefefefefefefefefefefefefefef",
+        ],
+    ),
+    ("est", &["server=https://pki.test:8443", "user=cp7"]),
+    (
+        "kubernetes",
+        &[
+            "server=https://api.pki.test:6443",
+            "signer-name=pki.test/{authority}",
+        ],
+    ),
+    (
+        "certManager",
+        &[
+            "server=https://api.pki.test:6443",
+            "namespace=pki",
+            "issuer-kind=ClusterIssuer",
+            "issuer-group=cert-manager.io",
+        ],
+    ),
+    (
+        "puppet",
+        &["server=https://pki.test:8140", "command=/bin/true"],
+    ),
+    ("directory", &[]),
+];
+
+/// A node without settings.
+fn bare() -> Node {
+    let node = Node::new();
+    fs::remove_file(node.outside("config.yaml")).unwrap();
+    node
+}
+
+fn init(node: &Node, kind: &str, values: &[&str], more: &[&str]) -> Ran {
+    let mut command = node.command(["init", kind]);
+    for value in values {
+        command.args(["--set", value]);
+    }
+    Ran::of(command.args(more))
+}
+
+/// `config check` of the settings below the root.
+fn check(node: &Node) -> Ran {
+    let mut command = node.command(["config", "check", "--kubeadm-config"]);
+    Ran::of(command.arg(node.outside("kubeadm.yaml")))
+}
+
+#[test]
+fn settings_of_every_kind_pass_config_check() {
+    for (kind, values) in KINDS {
+        let node = bare();
+        let kubeadm = node.outside("kubeadm.yaml");
+        let ran = init(
+            &node,
+            kind,
+            values,
+            &["--kubeadm-config", kubeadm.to_str().unwrap()],
+        );
+        ran.done()
+            .says("/etc/nodepki/config.yaml was written")
+            .says("next: ");
+        ran.says_not("replace");
+        check(&node).done();
+        let scripts: Vec<String> = fs::read_dir(node.path("/etc/nodepki"))
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .filter(|name| name.starts_with("signer-setup-"))
+            .collect();
+        let expected = match kind {
+            "vault" | "cfssl" | "stepCA" => vec![format!("signer-setup-{kind}.sh")],
+            "kubernetes" | "certManager" => vec![format!("signer-setup-{kind}.yaml")],
+            _ => Vec::new(),
+        };
+        assert_eq!(scripts, expected, "{kind}");
+        for script in scripts {
+            let text = node.read(format!("/etc/nodepki/{script}"));
+            assert!(!text.contains("example.com:"), "{text}");
+            if script.ends_with(".sh") {
+                let file = node.path(format!("/etc/nodepki/{script}"));
+                assert!(
+                    Command::new("sh")
+                        .arg("-n")
+                        .arg(file)
+                        .status()
+                        .unwrap()
+                        .success()
+                );
+            }
+        }
+    }
+}
+
+/// Follows each "replace" line literally.
+#[test]
+fn replaced_texts_of_every_kind_pass_config_check() {
+    for (kind, values) in KINDS {
+        let node = bare();
+        let ran = init(&node, kind, &[], &["-o", "json"]);
+        ran.done();
+        let report: Value = serde_json::from_str(&ran.stdout).unwrap();
+        assert_eq!(report["kind"], "InitReport");
+        let file = Path::new(report["settings"].as_str().unwrap());
+        let text = fs::read_to_string(file).unwrap();
+        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        let replacements = report["replace"].as_array().unwrap();
+        assert_eq!(replacements.len(), values.len(), "{kind}");
+        for one in replacements {
+            let line = &mut lines[one["line"].as_u64().unwrap() as usize - 1];
+            let text = one["text"].as_str().unwrap();
+            assert!(line.contains(text), "{line}");
+            let name = one["name"].as_str().unwrap();
+            let value = values
+                .iter()
+                .find_map(|value| value.strip_prefix(name)?.strip_prefix('='));
+            *line = line.replace(text, value.unwrap());
+        }
+        fs::write(file, lines.join("\n")).unwrap();
+        check(&node).done();
+    }
+}
+
+#[test]
+fn never_overwrites_files() {
+    let node = bare();
+    init(&node, "vault", &[], &[])
+        .done()
+        .says("replace https://vault-1.example.com:8200");
+    let before = node.etc();
+    init(&node, "vault", &[], &[])
+        .ended(65)
+        .says("already have the signer vault");
+    before.unchanged(&node.etc());
+    // The packages install a file that defines no signer.
+    let node = bare();
+    let packaged = include_str!("../../packaging/config.yaml");
+    node.write("/etc/nodepki/config.yaml", packaged);
+    init(&node, "directory", &[], &[])
+        .done()
+        .says("config.d/signer.yaml was written");
+    check(&node).done();
+    // A file of this machine.
+    let file = node.outside("mine.yaml");
+    let to = ["--to", file.to_str().unwrap()];
+    init(&node, "est", &[], &to).done();
+    init(&node, "est", &[], &to)
+        .ended(65)
+        .says("is not overwritten");
+}
+
+#[test]
+fn rejects_unknown_kinds_values_and_addresses() {
+    let node = bare();
+    init(&node, "valt", &[], &[])
+        .ended(64)
+        .says("did you mean vault?");
+    init(&node, "embedded", &[], &[])
+        .ended(64)
+        .says("vault, cfssl, stepCA, est");
+    init(&node, "vault", &["sever=x"], &[])
+        .ended(64)
+        .says("did you mean server?");
+    init(&node, "vault", &["server=http//x"], &[])
+        .ended(64)
+        .says("address");
+    assert!(!node.path("/etc/nodepki").exists());
+    init(&node, "vault", &[], &["--list"])
+        .done()
+        .says("secret-id-file")
+        .says("(required)");
+    assert!(!node.path("/etc/nodepki").exists());
+}
+
+#[test]
+fn signer_setup_without_settings_prints_skeleton() {
+    let node = bare();
+    for (kind, _) in KINDS {
+        let ran = node.run(&["config", "signer-setup", kind]);
+        ran.done()
+            .says("nodepki init")
+            .says("kind: NodePKIConfiguration");
+    }
+    let help = Ran::of(Command::new(NODEPKI).args(["init", "--help"]));
+    for (kind, _) in KINDS {
+        help.says(kind);
+    }
+}
