@@ -1,5 +1,7 @@
 //! Hand-built certificates that each violate one rule of Go's parser.
 
+use super::extensions::network;
+use super::public_key::{OID_EC, OID_ED25519, OID_P256, OID_RSA};
 use super::*;
 use crate::x509::Certificate;
 
