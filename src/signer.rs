@@ -14,6 +14,7 @@
 //! To add a signer, follow `CONTRIBUTING.md`.
 
 pub mod bundle;
+mod caps;
 pub mod cert_manager;
 pub mod cfssl;
 mod cluster;
@@ -23,6 +24,7 @@ mod endpoint;
 pub mod est;
 pub mod exec;
 mod flag;
+mod kinds;
 pub mod kubernetes;
 pub mod local;
 pub mod per_certificate;
@@ -42,7 +44,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
@@ -51,14 +52,13 @@ use crate::http::Files;
 use crate::kube::names::{Authority, CertName, NodePath};
 use crate::process::machine;
 use crate::store::{self, STATE_DIR};
-use crate::x509::{Chain, ChainError, Csr, KeyAlgorithm, PublicKey, UsageExtensions, hex};
-use crate::yaml::schema::{self, MapKey};
-use crate::yaml::settings::SettingsBlock;
-use crate::yaml::{Field, Map};
+use crate::x509::{Chain, ChainError, Csr, KeyAlgorithm, PublicKey, hex};
 
 pub use crate::http::printable;
 pub use crate::spec::RequestedCertificate;
+pub use caps::{Caps, Carry, Rejection, Renewal, RequestLookup, Resubmit};
 pub use flag::BadFlag;
+pub use kinds::{About, Config, Configured, KubeletObstacle, Part, SignerKind};
 pub(crate) use shell::quoted;
 
 /// A source of certificates.
@@ -168,219 +168,6 @@ pub enum Answer {
     },
     /// The ticket is unknown to the signer: the same request must be submitted again.
     Gone,
-}
-
-/// Configuration of one kind of signer: everything that its file provides besides a [`Signer`].
-pub trait Configured: SettingsBlock + Clone + PartialEq + fmt::Debug {
-    /// The kind's row in the table of signers.
-    const ABOUT: About;
-
-    /// Reads the map under the kind's name, and checks settings that depend on each other. Returns `None` if a fault
-    /// makes it unusable; the fault is then reported.
-    fn read(map: &Map<'_>) -> Option<Self> {
-        Self::read_keys(map)
-    }
-
-    /// Returns one script for an administrator of the servers, which lets these signers issue this node's certificates;
-    /// `None` for a kind whose servers need no preparation.
-    fn setup(_parts: &[Part<'_, Self>], _identity: &NodeIdentity) -> Option<String> {
-        None
-    }
-
-    /// Returns why these settings cannot sign the requests of kubelets of other nodes; `None` if they can, as far as the
-    /// settings show. Subject, names and key of such a request are those of the other node, and there is no bound on the
-    /// number of nodes.
-    fn kubelet_obstacle(&self) -> Option<KubeletObstacle> {
-        (Self::ABOUT.caps.other_nodes == Carry::No).then(|| KubeletObstacle {
-            reason: format!("{} cannot certify other nodes", Self::ABOUT.name),
-            advice: OTHER_SIGNER.to_owned(),
-        })
-    }
-
-    /// Creates the signer, without network I/O.
-    ///
-    /// # Errors
-    /// A setting that is valid but cannot be used on this node.
-    fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError>;
-}
-
-/// What to do if a signer cannot sign for kubelets whatever its settings.
-const OTHER_SIGNER: &str =
-    "configure another kind of signer for authority ca, or remove kubelets.sign";
-
-/// The reason why a signer as configured cannot sign for kubelets of other nodes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KubeletObstacle {
-    /// The problem.
-    pub reason: String,
-    /// What to do now.
-    pub advice: String,
-}
-
-/// A configured signer with the certificates that this node requests from it.
-pub struct Part<'a, C> {
-    /// Name of the signer in the configuration.
-    pub name: &'a str,
-    /// Its settings.
-    pub config: &'a C,
-    /// The certificates that it signs.
-    pub wanted: Vec<&'a RequestedCertificate>,
-}
-
-/// Summary of a kind. The table of signers in the documentation consists of these.
-pub struct About {
-    /// Name of the kind in the configuration.
-    pub name: &'static str,
-    /// The signing service, in a few words.
-    pub signs_with: &'static str,
-    /// How this node authenticates, in a few words.
-    pub authentication: &'static str,
-    /// Capabilities, as assumed before the first probe.
-    pub caps: Caps,
-    /// Its settings.
-    pub keys: &'static [MapKey],
-}
-
-macro_rules! kinds {
-    ($($(#[$doc:meta])+ $kind:ident($module:ident),)+) => {
-        /// The kinds of signer.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub enum SignerKind {
-            $($(#[$doc])+ $kind,)+
-        }
-
-        impl SignerKind {
-            /// Every kind.
-            pub const ALL: [SignerKind; [$(SignerKind::$kind),+].len()] = [$(SignerKind::$kind),+];
-
-            /// Returns the kind's row in the table of signers.
-            pub const fn about(self) -> &'static About {
-                match self {
-                    $(SignerKind::$kind => const { &<$module::Config as Configured>::ABOUT },)+
-                }
-            }
-
-            /// Returns the table of the kind's settings as Markdown; empty for a kind without settings.
-            pub fn documentation(self) -> String {
-                let rows = schema::rows("", self.about().keys);
-                match rows.is_empty() {
-                    true => String::new(),
-                    false => schema::markdown(&rows),
-                }
-            }
-
-            /// Returns the script for an administrator of the servers behind these signers, ignoring signers of other
-            /// kinds; `None` for a kind whose servers need no preparation.
-            pub fn setup(self, parts: &[Part<'_, Config>], identity: &NodeIdentity) -> Option<String> {
-                match self {
-                    $(SignerKind::$kind => {
-                        let parts: Vec<_> = parts
-                            .iter()
-                            .filter_map(|part| match part.config {
-                                Config::$kind(config) => Some(Part {
-                                    name: part.name,
-                                    config,
-                                    wanted: part.wanted.clone(),
-                                }),
-                                _ => None,
-                            })
-                            .collect();
-                        <$module::Config as Configured>::setup(&parts, identity)
-                    })+
-                }
-            }
-
-            /// Reads the value under the kind's name; faults are reported to the field's walk.
-            pub fn read(self, field: &Field<'_>) -> Option<Config> {
-                let map = field.map()?;
-                let config = match self {
-                    $(SignerKind::$kind => $module::Config::read(&map).map(Config::$kind),)+
-                };
-                map.finish();
-                config
-            }
-        }
-
-        /// A signer as configured, before it is opened.
-        #[derive(Clone, Debug, PartialEq)]
-        #[allow(clippy::large_enum_variant, reason = "a handful of them, made once a run")]
-        pub enum Config {
-            $($(#[$doc])+ $kind($module::Config),)+
-        }
-
-        impl Config {
-            /// Returns the kind.
-            pub const fn kind(&self) -> SignerKind {
-                match self {
-                    $(Config::$kind(_) => SignerKind::$kind,)+
-                }
-            }
-
-            /// Returns the configuration in the shape of its file, without secrets.
-            pub fn redacted(&self) -> Value {
-                let keys = match self {
-                    $(Config::$kind(config) => config.shown_keys(),)+
-                };
-                json!({self.kind().as_str(): keys})
-            }
-
-            /// Returns why these settings cannot sign the requests of kubelets of other nodes; see
-            /// [`Configured::kubelet_obstacle`].
-            pub fn kubelet_obstacle(&self) -> Option<KubeletObstacle> {
-                match self {
-                    $(Config::$kind(config) => config.kubelet_obstacle(),)+
-                }
-            }
-
-            /// Creates the signer, without network I/O.
-            ///
-            /// # Errors
-            /// A setting that is valid but cannot be used on this node.
-            pub fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {
-                match self {
-                    $(Config::$kind(config) => config.open(site),)+
-                }
-            }
-        }
-    };
-}
-
-kinds! {
-    /// CertificateSigningRequests of a Kubernetes API server.
-    Kubernetes(kubernetes),
-    /// cert-manager's CertificateRequests.
-    CertManager(cert_manager),
-    /// HashiCorp Vault and OpenBao.
-    Vault(vault),
-    /// Enrollment over Secure Transport.
-    Est(est),
-    /// smallstep's step-ca.
-    StepCa(step_ca),
-    /// Cloudflare's CFSSL.
-    Cfssl(cfssl),
-    /// The certificate authority of a Puppet server.
-    Puppet(puppet),
-    /// A program that speaks the plug-in contract.
-    Exec(exec),
-    /// Files in a directory, signed by an external process or an administrator.
-    Directory(directory),
-    /// CA keys in a directory.
-    Local(local),
-    /// Temporary authorities in memory.
-    Embedded(embedded),
-}
-
-impl SignerKind {
-    /// Returns the kind's name in the configuration.
-    pub const fn as_str(self) -> &'static str {
-        self.about().name
-    }
-}
-
-impl fmt::Display for SignerKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
 }
 
 /// Context for opening a signer: the clock, this node's names and its files.
@@ -605,193 +392,6 @@ impl TryFrom<String> for Ticket {
 impl From<Ticket> for String {
     fn from(ticket: Ticket) -> String {
         ticket.0
-    }
-}
-
-/// Capabilities of a signer: the certificates that it can issue, and its handling of a repeated request.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Caps {
-    /// Organizations in the subject.
-    pub organization: Carry,
-    /// Common names with a colon in them (`system:node:cp1`).
-    pub colon_common_name: Carry,
-    /// IP addresses among the subject alternative names.
-    pub ip_sans: Carry,
-    /// The signer adds the common name to the alternative names, as a DNS name, without being asked. The verification
-    /// accepts this name, because it repeats the subject.
-    pub own_name_san: bool,
-    /// The usage extensions of the CSR.
-    #[serde(skip)]
-    pub usage_extensions: UsageExtensions,
-    /// A response may take long: a person, a queue.
-    pub pends: bool,
-    /// How an earlier request is found.
-    pub lookup: RequestLookup,
-    /// Effect of sending a request twice.
-    pub resubmit: Resubmit,
-    /// Whether a certificate can be obtained in exchange for the one that it replaces.
-    pub renewal: Renewal,
-    /// Whether the signer publishes revocation lists.
-    pub crl: Carry,
-    /// Requests of other nodes' kubelets, which this node submits for them.
-    pub other_nodes: Carry,
-}
-
-/// Whether a requested property reaches the certificate. Ordered from good to bad.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub enum Carry {
-    /// As requested.
-    Yes,
-    /// Depends on the server's configuration; the verification decides.
-    AsConfigured,
-    /// Never.
-    No,
-}
-
-/// How a signer finds an earlier request of this node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub enum RequestLookup {
-    /// By a name derived from the request.
-    ByName,
-    /// By the ticket only: a request whose response was lost cannot be found.
-    ByTicket,
-    /// Sending the request again is the look-up.
-    ByResubmit,
-    /// Not at all.
-    None,
-}
-
-/// A signer's reaction to a request that it already has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub enum Resubmit {
-    /// Recognizes it as the same request.
-    Adopts,
-    /// Issues a second certificate for the same key: harmless, but it consumes quota.
-    Duplicates,
-    /// Requires a new credential first.
-    FreshCredential,
-    /// Must not receive the request twice; an administrator must check.
-    Forbidden,
-}
-
-/// How a certificate is replaced by a newer one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub enum Renewal {
-    /// Like a first certificate.
-    Submit,
-    /// In exchange for the current certificate, for the same key only.
-    SameKey,
-    /// In exchange for the current certificate, also for a new key.
-    Rekey,
-}
-
-impl Carry {
-    /// Returns the text for the documentation.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Carry::Yes => "yes",
-            Carry::AsConfigured => "as the server decides",
-            Carry::No => "no",
-        }
-    }
-}
-
-impl Caps {
-    /// Capabilities of a signer that certifies everything and responds immediately.
-    pub const fn everything() -> Self {
-        Caps {
-            organization: Carry::Yes,
-            colon_common_name: Carry::Yes,
-            ip_sans: Carry::Yes,
-            own_name_san: false,
-            usage_extensions: UsageExtensions::Requested,
-            pends: false,
-            lookup: RequestLookup::None,
-            resubmit: Resubmit::Duplicates,
-            renewal: Renewal::Submit,
-            crl: Carry::No,
-            other_nodes: Carry::Yes,
-        }
-    }
-
-    /// Returns the worst of the capabilities that a certificate needs.
-    pub fn carry(&self, wanted: &RequestedCertificate) -> Carry {
-        let subject = &wanted.profile.subject;
-        let needed = [
-            (self.organization, !subject.organizations.is_empty()),
-            (self.colon_common_name, subject.common_name.contains(':')),
-            (self.ip_sans, !wanted.profile.sans.ips.is_empty()),
-        ];
-        let needed = needed.into_iter().filter(|(_, needed)| *needed);
-        needed.map(|(carry, _)| carry).max().unwrap_or(Carry::Yes)
-    }
-
-    /// Performs the part of [`Signer::preflight`] that follows from the capabilities alone. Reports every obstacle.
-    pub fn carries(&self, label: &str, wanted: &RequestedCertificate) -> Result<(), Rejection> {
-        let profile = &wanted.profile;
-        let mut obstacles = Vec::new();
-        if self.organization == Carry::No && !profile.subject.organizations.is_empty() {
-            obstacles.push(format!(
-                "it cannot put an organization (O={}) into a certificate",
-                profile.subject.organizations.join(", O=")
-            ));
-        }
-        if self.colon_common_name == Carry::No && profile.subject.common_name.contains(':') {
-            obstacles.push(format!(
-                "it cannot certify a common name with a colon (CN={})",
-                profile.subject.common_name
-            ));
-        }
-        if self.ip_sans == Carry::No && !profile.sans.ips.is_empty() {
-            let ips: Vec<_> = profile.sans.ips.iter().map(ToString::to_string).collect();
-            obstacles.push(format!(
-                "it cannot certify IP addresses ({})",
-                ips.join(", ")
-            ));
-        }
-        if obstacles.is_empty() {
-            return Ok(());
-        }
-        let advice = format!(
-            "configure a signer that can for authority {}, in `authorities`",
-            wanted.authority
-        );
-        Err(Rejection::new(label, wanted, obstacles.join("; "), advice))
-    }
-}
-
-/// Error for a certificate that a signer, as configured, cannot issue.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{signer} cannot sign {name}: {reason}; {advice}")]
-pub struct Rejection {
-    /// The signer's label.
-    pub signer: String,
-    /// The certificate.
-    pub name: CertName,
-    /// Reason.
-    pub reason: String,
-    /// Required action.
-    pub advice: String,
-}
-
-impl Rejection {
-    pub(crate) fn new(
-        signer: &str,
-        wanted: &RequestedCertificate,
-        reason: impl Into<String>,
-        advice: impl Into<String>,
-    ) -> Self {
-        Rejection {
-            signer: signer.to_owned(),
-            name: wanted.name,
-            reason: reason.into(),
-            advice: advice.into(),
-        }
     }
 }
 

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::request;
 use super::run::{RequestRun, same_authority};
-use super::{ExitCode, Failure, RunSetup, Survey, signer_code, wanted};
+use super::{ExitCode, Failure, RunSetup, Survey, signer_code};
 use crate::kube::names::Authority;
 use crate::signer::{Rejection, Signer, SignerError};
 use crate::x509::TrustBundle;
@@ -65,7 +65,7 @@ impl Verdict {
     fn failed(failure: Failure) -> Verdict {
         Verdict::Failed {
             code: failure.code,
-            problem: failure.messages.join("; "),
+            problem: failure.texts().join("; "),
             fix: None,
         }
     }
@@ -132,7 +132,7 @@ pub(super) async fn offered(
 pub async fn examine_signers(setup: &RunSetup, survey: &Survey) -> Examination {
     let trusted = |authority| {
         let mut bundles = survey.bundles.iter();
-        let bundle = bundles.find(|bundle| bundle.spec.authority() == authority)?;
+        let bundle = bundles.find(|bundle| bundle.spec.authority == authority)?;
         bundle.found.present().cloned()
     };
     let mut without_signer = Vec::new();

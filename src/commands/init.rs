@@ -389,8 +389,8 @@ impl Target {
                     .map_err(|error| {
                         Failure::caused(
                             ExitCode::NotPermitted,
-                            format!("{}: the file cannot be written: {error}", path.display()),
-                            &error,
+                            format!("{}: the file cannot be written", path.display()),
+                            error,
                         )
                     })
             }

@@ -78,7 +78,7 @@ async fn examine(root: &NodeRoot, inputs: LoadInputs, bootstrap: String) -> Pref
         Err(failure) => {
             // A full validation also reports the faults of the second file.
             let failure = load::check(root, &inputs, now()).err().unwrap_or(failure);
-            let faults = failure.messages.into_iter();
+            let faults = failure.texts().into_iter();
             report.extend(faults.map(|fault| {
                 PreflightCheck::failed("configuration", "", failure.code, fault, None)
             }));
@@ -117,7 +117,7 @@ async fn configured(root: &NodeRoot, loaded: &Loaded) -> Vec<PreflightCheck> {
     checks.push(match agent::require_room(root, &loaded.setup, &survey) {
         Ok(()) => PreflightCheck::passed("space", "", "every file can be written"),
         Err(failure) => {
-            let message = failure.messages.join("; ");
+            let message = failure.texts().join("; ");
             PreflightCheck::failed("space", "", failure.code, message, None)
         }
     });
@@ -209,7 +209,7 @@ fn refusals(survey: &Survey) -> Vec<PreflightCheck> {
 
 fn signers(examined: &Examination) -> Vec<PreflightCheck> {
     let missing = examined.without_signer.iter().map(|(authority, failure)| {
-        let message = failure.messages.join("; ");
+        let message = failure.texts().join("; ");
         PreflightCheck::failed("signer", authority.as_str(), failure.code, message, None)
     });
     let examined = examined.signers.iter().flat_map(signer);

@@ -1,0 +1,226 @@
+//! The table of the kinds of signer, and what each kind declares.
+
+use std::fmt;
+
+use serde_json::{Value, json};
+
+use super::{
+    Caps, Carry, NodeIdentity, RequestedCertificate, Signer, SignerError, Site, cert_manager,
+    cfssl, directory, embedded, est, exec, kubernetes, local, puppet, step_ca, vault,
+};
+use crate::yaml::schema::{self, MapKey};
+use crate::yaml::settings::SettingsBlock;
+use crate::yaml::{Field, Map};
+
+/// Configuration of one kind of signer: everything that its file provides besides a [`Signer`].
+pub trait Configured: SettingsBlock + Clone + PartialEq + fmt::Debug {
+    /// The kind's row in the table of signers.
+    const ABOUT: About;
+
+    /// Reads the map under the kind's name, and checks settings that depend on each other. Returns `None` if a fault
+    /// makes it unusable; the fault is then reported.
+    fn read(map: &Map<'_>) -> Option<Self> {
+        Self::read_keys(map)
+    }
+
+    /// Returns one script for an administrator of the servers, which lets these signers issue this node's certificates;
+    /// `None` for a kind whose servers need no preparation.
+    fn setup(_parts: &[Part<'_, Self>], _identity: &NodeIdentity) -> Option<String> {
+        None
+    }
+
+    /// Returns why these settings cannot sign the requests of kubelets of other nodes; `None` if they can, as far as the
+    /// settings show. Subject, names and key of such a request are those of the other node, and there is no bound on the
+    /// number of nodes.
+    fn kubelet_obstacle(&self) -> Option<KubeletObstacle> {
+        (Self::ABOUT.caps.other_nodes == Carry::No).then(|| KubeletObstacle {
+            reason: format!("{} cannot certify other nodes", Self::ABOUT.name),
+            advice: OTHER_SIGNER.to_owned(),
+        })
+    }
+
+    /// Creates the signer, without network I/O.
+    ///
+    /// # Errors
+    /// A setting that is valid but cannot be used on this node.
+    fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError>;
+}
+
+/// What to do if a signer cannot sign for kubelets whatever its settings.
+const OTHER_SIGNER: &str =
+    "configure another kind of signer for authority ca, or remove kubelets.sign";
+
+/// The reason why a signer as configured cannot sign for kubelets of other nodes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KubeletObstacle {
+    /// The problem.
+    pub reason: String,
+    /// What to do now.
+    pub advice: String,
+}
+
+/// A configured signer with the certificates that this node requests from it.
+pub struct Part<'a, C> {
+    /// Name of the signer in the configuration.
+    pub name: &'a str,
+    /// Its settings.
+    pub config: &'a C,
+    /// The certificates that it signs.
+    pub wanted: Vec<&'a RequestedCertificate>,
+}
+
+/// Summary of a kind. The table of signers in the documentation consists of these.
+pub struct About {
+    /// Name of the kind in the configuration.
+    pub name: &'static str,
+    /// The signing service, in a few words.
+    pub signs_with: &'static str,
+    /// How this node authenticates, in a few words.
+    pub authentication: &'static str,
+    /// Capabilities, as assumed before the first probe.
+    pub caps: Caps,
+    /// Its settings.
+    pub keys: &'static [MapKey],
+}
+
+macro_rules! kinds {
+    ($($(#[$doc:meta])+ $kind:ident($module:ident),)+) => {
+        /// The kinds of signer.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum SignerKind {
+            $($(#[$doc])+ $kind,)+
+        }
+
+        impl SignerKind {
+            /// Every kind.
+            pub const ALL: [SignerKind; [$(SignerKind::$kind),+].len()] = [$(SignerKind::$kind),+];
+
+            /// Returns the kind's row in the table of signers.
+            pub const fn about(self) -> &'static About {
+                match self {
+                    $(SignerKind::$kind => const { &<$module::Config as Configured>::ABOUT },)+
+                }
+            }
+
+            /// Returns the table of the kind's settings as Markdown; empty for a kind without settings.
+            pub fn documentation(self) -> String {
+                let rows = schema::rows("", self.about().keys);
+                match rows.is_empty() {
+                    true => String::new(),
+                    false => schema::markdown(&rows),
+                }
+            }
+
+            /// Returns the script for an administrator of the servers behind these signers, ignoring signers of other
+            /// kinds; `None` for a kind whose servers need no preparation.
+            pub fn setup(self, parts: &[Part<'_, Config>], identity: &NodeIdentity) -> Option<String> {
+                match self {
+                    $(SignerKind::$kind => {
+                        let parts: Vec<_> = parts
+                            .iter()
+                            .filter_map(|part| match part.config {
+                                Config::$kind(config) => Some(Part {
+                                    name: part.name,
+                                    config,
+                                    wanted: part.wanted.clone(),
+                                }),
+                                _ => None,
+                            })
+                            .collect();
+                        <$module::Config as Configured>::setup(&parts, identity)
+                    })+
+                }
+            }
+
+            /// Reads the value under the kind's name; faults are reported to the field's walk.
+            pub fn read(self, field: &Field<'_>) -> Option<Config> {
+                let map = field.map()?;
+                let config = match self {
+                    $(SignerKind::$kind => $module::Config::read(&map).map(Config::$kind),)+
+                };
+                map.finish();
+                config
+            }
+        }
+
+        /// A signer as configured, before it is opened.
+        #[derive(Clone, Debug, PartialEq)]
+        #[allow(clippy::large_enum_variant, reason = "a handful of them, made once a run")]
+        pub enum Config {
+            $($(#[$doc])+ $kind($module::Config),)+
+        }
+
+        impl Config {
+            /// Returns the kind.
+            pub const fn kind(&self) -> SignerKind {
+                match self {
+                    $(Config::$kind(_) => SignerKind::$kind,)+
+                }
+            }
+
+            /// Returns why these settings cannot sign the requests of kubelets of other nodes; see
+            /// [`Configured::kubelet_obstacle`].
+            pub fn kubelet_obstacle(&self) -> Option<KubeletObstacle> {
+                match self {
+                    $(Config::$kind(config) => config.kubelet_obstacle(),)+
+                }
+            }
+
+            /// Returns the configuration in the shape of its file, without secrets.
+            pub fn redacted(&self) -> Value {
+                let keys = match self {
+                    $(Config::$kind(config) => config.shown_keys(),)+
+                };
+                json!({self.kind().as_str(): keys})
+            }
+
+            /// Creates the signer, without network I/O.
+            ///
+            /// # Errors
+            /// A setting that is valid but cannot be used on this node.
+            pub fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {
+                match self {
+                    $(Config::$kind(config) => config.open(site),)+
+                }
+            }
+        }
+    };
+}
+
+kinds! {
+    /// CertificateSigningRequests of a Kubernetes API server.
+    Kubernetes(kubernetes),
+    /// cert-manager's CertificateRequests.
+    CertManager(cert_manager),
+    /// HashiCorp Vault and OpenBao.
+    Vault(vault),
+    /// Enrollment over Secure Transport.
+    Est(est),
+    /// smallstep's step-ca.
+    StepCa(step_ca),
+    /// Cloudflare's CFSSL.
+    Cfssl(cfssl),
+    /// The certificate authority of a Puppet server.
+    Puppet(puppet),
+    /// A program that speaks the plug-in contract.
+    Exec(exec),
+    /// Files in a directory, signed by an external process or an administrator.
+    Directory(directory),
+    /// CA keys in a directory.
+    Local(local),
+    /// Temporary authorities in memory.
+    Embedded(embedded),
+}
+
+impl SignerKind {
+    /// Returns the kind's name in the configuration.
+    pub const fn as_str(self) -> &'static str {
+        self.about().name
+    }
+}
+
+impl fmt::Display for SignerKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
