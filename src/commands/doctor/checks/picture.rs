@@ -543,8 +543,8 @@ impl Reader<'_> {
             link: link.map(|found| found.kind),
             link_path,
             may_bootstrap: self.state.exists(BOOTSTRAP_KUBELET_CONF),
-            is_set_up: self.state.exists(&configuration),
-            configuration: self.found(&configuration, document).present().cloned(),
+            is_set_up: self.state.exists(configuration),
+            configuration: self.found(configuration, document).present().cloned(),
         }
     }
 
