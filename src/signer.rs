@@ -58,6 +58,7 @@ pub use crate::http::printable;
 pub use crate::spec::RequestedCertificate;
 pub use caps::{Caps, Carry, Rejection, Renewal, RequestLookup, Resubmit};
 pub use flag::BadFlag;
+use kinds::OTHER_SIGNER;
 pub use kinds::{About, Config, Configured, KubeletObstacle, Part, SignerKind};
 pub(crate) use shell::quoted;
 

@@ -47,7 +47,7 @@ pub trait Configured: SettingsBlock + Clone + PartialEq + fmt::Debug {
 }
 
 /// What to do if a signer cannot sign for kubelets whatever its settings.
-const OTHER_SIGNER: &str =
+pub(super) const OTHER_SIGNER: &str =
     "configure another kind of signer for authority ca, or remove kubelets.sign";
 
 /// The reason why a signer as configured cannot sign for kubelets of other nodes.
