@@ -28,7 +28,7 @@ pub(crate) const NAMESPACE: &str = "kube-system";
 /// Access to one Lease for one holder.
 pub struct LeaseLock {
     api: Api,
-    name: &'static str,
+    name: String,
     holder: String,
     duration: Duration,
     clock: fn() -> OffsetDateTime,
@@ -55,14 +55,14 @@ impl LeaseLock {
     /// renewal after which other holders may take it.
     pub fn new(
         api: Api,
-        name: &'static str,
+        name: impl Into<String>,
         holder: impl Into<String>,
         duration: Duration,
         clock: fn() -> OffsetDateTime,
     ) -> Self {
         LeaseLock {
             api,
-            name,
+            name: name.into(),
             holder: holder.into(),
             duration,
             clock,
@@ -86,7 +86,7 @@ impl LeaseLock {
             let seen = &mut self.seen.borrow_mut().take();
             let step = decide(
                 found.as_ref(),
-                self.name,
+                &self.name,
                 &self.holder,
                 self.duration,
                 seen,
@@ -142,14 +142,20 @@ impl LeaseLock {
     }
 
     async fn read(&self) -> Result<Option<Value>, ApiError> {
-        self.api.read(&LEASE, Some(NAMESPACE), self.name).await
+        self.api.read(&LEASE, Some(NAMESPACE), &self.name).await
     }
 
     async fn write(&self, lease: &Value, exists: bool) -> Result<(), ApiError> {
-        let (api, name) = (&self.api, self.name);
+        let (api, name) = (&self.api, self.name.as_str());
+        let replace = async || api.replace(&LEASE, Some(NAMESPACE), name, lease).await;
         let written = match exists {
-            true => api.replace(&LEASE, Some(NAMESPACE), name, lease).await,
-            false => api.create(&LEASE, Some(NAMESPACE), lease).await,
+            true => replace().await,
+            false => match api.create(&LEASE, Some(NAMESPACE), lease).await {
+                // RBAC compares the name of an object for a PUT only, and a PUT creates a Lease too
+                // (`pkg/registry/coordination/lease/strategy.go`, `AllowCreateOnUpdate`).
+                Err(ApiError::Refused(status)) if status.is_unauthorized_user() => replace().await,
+                created => created,
+            },
         };
         written.map(drop)
     }
