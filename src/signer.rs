@@ -260,6 +260,9 @@ pub struct Request {
     pub wanted: RequestedCertificate,
     /// The certificate signing request.
     pub csr: Csr,
+    /// UID of the CertificateSigningRequest of another node's kubelet; `None` for a certificate of this node. It
+    /// distinguishes requests for the same slot.
+    pub object: Option<String>,
     /// SHA-256 of the subject public key info.
     pub spki_sha256: [u8; 32],
     /// The requesting node.
@@ -285,6 +288,7 @@ impl Request {
             spki_sha256: csr.public_key().sha256(),
             wanted,
             csr,
+            object: None,
             identity,
             attempt: 1,
             now,
@@ -298,10 +302,17 @@ impl Request {
     #[must_use]
     pub fn replacing(mut self, replaced: Option<&[u8; 32]>) -> Self {
         if let Some(replaced) = replaced {
-            let mut digest = Sha256::new_with_prefix(self.id.as_str());
-            digest.update(replaced);
-            self.id = RequestId(hex(&digest.finalize()));
+            self.id = self.id.extended(replaced);
         }
+        self
+    }
+
+    /// Returns the request of a kubelet for the CertificateSigningRequest with this UID. The id depends on it: a kubelet
+    /// that repeats a CSR gets a certificate of its own. Every node derives the same id.
+    #[must_use]
+    pub fn for_object(mut self, uid: &str) -> Self {
+        self.id = self.id.extended(uid.as_bytes());
+        self.object = Some(uid.to_owned());
         self
     }
 
@@ -325,6 +336,14 @@ impl Request {
     pub fn name(&self) -> CertName {
         self.wanted.name
     }
+
+    /// Returns the name that distinguishes simultaneous requests: the slot, with the UID of a kubelet's object.
+    pub fn key(&self) -> String {
+        match &self.object {
+            Some(uid) => format!("{}.{uid}", self.wanted.name),
+            None => self.wanted.name.to_string(),
+        }
+    }
 }
 
 /// SHA-256 over slot, profile and CSR, in hexadecimal. It is stable for a repeated request and changes with the
@@ -344,6 +363,12 @@ impl RequestId {
             digest.update((part.len() as u64).to_be_bytes());
             digest.update(part);
         }
+        RequestId(hex(&digest.finalize()))
+    }
+
+    fn extended(&self, part: &[u8]) -> Self {
+        let mut digest = Sha256::new_with_prefix(self.as_str());
+        digest.update(part);
         RequestId(hex(&digest.finalize()))
     }
 

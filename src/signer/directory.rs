@@ -7,7 +7,8 @@
 //! | `inbox/SLOT.crt` | the signer | leaf and intermediates, PEM, DER or PKCS#7 |
 //! | `inbox/SLOT.denied` | the signer | instead of the former: the reason for a denial, text |
 //!
-//! SLOT is the certificate's name (`etcd-server`, `admin.conf`). An answer is accepted if it is a regular file owned
+//! SLOT is the certificate's name (`etcd-server`, `admin.conf`), and for another node's kubelet the certificate's name with
+//! the UID of its CertificateSigningRequest (`kubelet-serving.6f1c…`). An answer is accepted if it is a regular file owned
 //! by root, the running user or a configured user, not writable by others, without further hard links, at most 256
 //! KiB, complete, and for this request's key. Any other file is left in place and reported once per version: an
 //! unfinished copy looks like a damaged file. Writing the same request again changes no byte. A new request removes
@@ -261,14 +262,14 @@ impl Directory {
     }
 
     /// Returns the CSR in the outbox of a slot, if it is complete.
-    fn outstanding(&self, name: CertName) -> Result<Option<Csr>, SignerError> {
+    fn outstanding(&self, name: &str) -> Result<Option<Csr>, SignerError> {
         let file = self.read(&outbox(name, "csr"))?;
         Ok(file.and_then(|file| Csr::from_pem(&file.bytes).ok()))
     }
 
     fn is_laid_out(&self, request: &Request) -> Result<bool, SignerError> {
         Ok(self
-            .outstanding(request.name())?
+            .outstanding(&request.key())?
             .is_some_and(|csr| csr.der() == request.csr.der()))
     }
 
@@ -293,8 +294,8 @@ impl Directory {
 
     /// Returns the state of a request from its files in the inbox.
     fn look(&self, request: &Request) -> Result<Answer, SignerError> {
-        let name = request.name();
-        let (crt, denied) = (inbox(name, "crt"), inbox(name, "denied"));
+        let name = request.key();
+        let (crt, denied) = (inbox(&name, "crt"), inbox(&name, "denied"));
         let mut refusals = Vec::new();
         if let Some(file) = self.read(&crt)? {
             let taken = self
@@ -381,10 +382,10 @@ impl Directory {
         match Chain::from_response(bytes, request.csr.public_key()) {
             // An answer in the wrong order is still for this key; the verification refuses it.
             Ok(_) | Err(ChainError::LeafNotFirst { .. }) => Ok(()),
-            Err(ChainError::OtherKey { .. }) => Err(match self.whose(request.name(), bytes) {
+            Err(ChainError::OtherKey { .. }) => Err(match self.whose(&request.key(), bytes) {
                 Some(owner) => format!(
                     "it is {owner}'s certificate; rename it to {}",
-                    inbox(owner, "crt")
+                    inbox(owner.as_str(), "crt")
                 ),
                 None => "it is for another key, perhaps that of an earlier request; sign the CSR that is in the outbox now".to_owned(),
             }),
@@ -393,11 +394,11 @@ impl Directory {
     }
 
     /// Returns the other pending request that these bytes answer.
-    fn whose(&self, but: CertName, bytes: &[u8]) -> Option<CertName> {
+    fn whose(&self, but: &str, bytes: &[u8]) -> Option<CertName> {
         CertName::ALL
             .into_iter()
-            .filter(|name| *name != but)
-            .find(|name| match self.outstanding(*name) {
+            .filter(|name| name.as_str() != but)
+            .find(|name| match self.outstanding(name.as_str()) {
                 Ok(Some(csr)) => certifies(bytes, csr.public_key()),
                 _ => false,
             })
@@ -405,7 +406,7 @@ impl Directory {
 
     /// Finds this request's certificate under another name.
     fn under_another_name(&self, request: &Request) -> Result<Option<String>, SignerError> {
-        let own = inbox(request.name(), "crt");
+        let own = inbox(&request.key(), "crt");
         let listed = self
             .files
             .list(INBOX, MAX_INBOX_NAMES)
@@ -417,7 +418,7 @@ impl Directory {
                 self.path(INBOX)
             );
             let expected = CertName::ALL.into_iter();
-            expected.map(|name| inbox(name, "crt")).collect()
+            expected.map(|name| inbox(name.as_str(), "crt")).collect()
         } else {
             listed
                 .iter()
@@ -492,7 +493,7 @@ impl Signer for Directory {
     }
 
     async fn submit(&self, request: &Request) -> Result<Answer, SignerError> {
-        let name = request.name();
+        let name = &request.key();
         for dir in [OUTBOX, INBOX] {
             self.files
                 .make_dir(dir, 0o755)
@@ -521,7 +522,7 @@ impl Signer for Directory {
     }
 
     async fn settled(&self, request: &Request) -> Result<(), SignerError> {
-        let name = request.name();
+        let name = &request.key();
         // Answers are removed first: an outbox without its answer is a pending request, an answer without its outbox
         // is ambiguous.
         for extension in ["crt", "denied"] {
@@ -534,11 +535,11 @@ impl Signer for Directory {
     }
 }
 
-fn outbox(name: CertName, extension: &str) -> String {
+fn outbox(name: &str, extension: &str) -> String {
     format!("{OUTBOX}/{name}.{extension}")
 }
 
-fn inbox(name: CertName, extension: &str) -> String {
+fn inbox(name: &str, extension: &str) -> String {
     format!("{INBOX}/{name}.{extension}")
 }
 

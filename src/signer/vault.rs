@@ -47,7 +47,7 @@ use super::per_certificate::{PerCertificate, of_authority, read_of_authority};
 use super::server::{SignerServer, signing};
 use super::{
     About, Answer, Caps, Carry, Configured, FailureClass, KubeletObstacle, NodeIdentity, Part,
-    Rejection, Renewal, Request, RequestLookup, RequestedCertificate, Resubmit, Signer,
+    Rejection, Renewal, Request, RequestId, RequestLookup, RequestedCertificate, Resubmit, Signer,
     SignerError, SignerKind, Site, endpoint, printable,
 };
 use crate::http::{Call, Endpoint, HttpResponse, Url, encode};
@@ -205,7 +205,7 @@ pub struct Vault {
     /// The server's report about the roles, by certificate.
     learned: RefCell<BTreeMap<CertName, RoleState>>,
     /// Certificates that were requested and are not installed yet: the token is needed for them.
-    open: RefCell<BTreeSet<CertName>>,
+    open: RefCell<BTreeSet<RequestId>>,
 }
 
 /// API paths for one certificate.
@@ -615,13 +615,13 @@ impl Signer for Vault {
     }
 
     async fn submit(&self, request: &Request) -> Result<Answer, SignerError> {
-        self.open.borrow_mut().insert(request.name());
+        self.open.borrow_mut().insert(request.id.clone());
         self.sign(request).await
     }
 
     /// Ends the session with the last certificate of the run. An unsigned one keeps it for the next run.
     async fn settled(&self, request: &Request) -> Result<(), SignerError> {
-        self.open.borrow_mut().remove(&request.name());
+        self.open.borrow_mut().remove(&request.id);
         if !self.open.borrow().is_empty() {
             return Ok(());
         }
