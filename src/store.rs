@@ -3,8 +3,8 @@
 //! [`NodeRoot`] reads. Every path is a path on the node and is resolved inside the root. A mount of this machine that is bound
 //! into the root (`/proc`, `/run`) is not part of it, for reading and for writing (`mounts`). [`NodeRoot::lock`] followed by
 //! [`Locked::recover`] returns the [`Store`], which writes: writing requires the lock, and that the commit of an
-//! interrupted run is finished. The exception is [`Dir`], a directory of a file-drop signer: single files that other
-//! programs read, each of them written atomically.
+//! interrupted run is finished. The exceptions are [`Dir`], a directory of a file-drop signer: single files that other
+//! programs read, each of them written atomically; and the records of kubelets' requests, which no commit contains.
 //!
 //! # The commit protocol
 //!
@@ -37,6 +37,7 @@
 //! - `journal.json` (0600): the commit that is not finished;
 //! - `staging.json`: the directories with temporary files;
 //! - `pending/SLOT/`: key, CSR, ticket and answer of a request;
+//! - `kubelets/UID.json` (0600): a kubelet's request that was sent to the signer (`kubelet_requests`);
 //! - `aside/`: what was set aside, for 30 days and at most 50 entries;
 //! - `issued.json`: when each certificate was issued;
 //! - `authorities.json`: CA changes under way;
@@ -61,6 +62,7 @@ mod finish;
 mod issued;
 mod journal;
 mod known;
+mod kubelet_requests;
 mod lock;
 mod mounts;
 mod node;
@@ -92,6 +94,7 @@ pub(crate) use error::is_access_refusal;
 pub use error::{Damage, ErrorClass, PathObstacle, StoreError, StoreNote};
 pub use issued::IssuedRecord;
 pub use known::KnownDirectories;
+pub use kubelet_requests::KubeletRequestRecord;
 pub use lock::Locked;
 pub(crate) use node::node_record_path;
 pub use node::{IdentityPart, NodeRecord};
