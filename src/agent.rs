@@ -12,6 +12,7 @@ mod install;
 pub mod join;
 mod keys;
 mod kubelet;
+pub mod kubelet_requests;
 pub mod load;
 mod offline;
 mod proof;

@@ -111,6 +111,8 @@ pub struct Loaded {
     pub node: kubeadm::NodeConfig,
     /// The settings in force.
     pub settings: Settings,
+    /// The cluster according to its ClusterConfiguration, or kubeadm's defaults.
+    pub cluster: ClusterConfig,
     /// Whether a ClusterConfiguration names the cluster. Without one, a worker's identity has kubeadm's default cluster name.
     pub knows_cluster: bool,
     /// Problems that do not stop a run.
@@ -555,6 +557,7 @@ impl KnownConfiguration {
             state,
             node: resolved.node,
             settings,
+            cluster,
             knows_cluster,
             warnings,
         })
@@ -699,7 +702,7 @@ fn needed_by_kubeadm(name: CertName, role: KubeadmRole) -> Option<String> {
     }
 }
 
-fn tolerance(settings: &Settings, authority: Authority) -> Tolerance {
+pub(crate) fn tolerance(settings: &Settings, authority: Authority) -> Tolerance {
     let signer = settings.signer_of(authority);
     Tolerance {
         extra_usages: settings

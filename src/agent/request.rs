@@ -3,7 +3,7 @@
 //! Every step is recorded on disk before it is taken, so that it survives a crash: key and CSR before the signer is
 //! contacted, `submitting` before the request, the ticket before the first poll, the answer before the commit.
 
-mod next;
+pub(super) mod next;
 
 use std::rc::Rc;
 use std::time::Duration;

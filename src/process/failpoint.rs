@@ -66,8 +66,11 @@ pub const AUTHORITY: &[&str] = &[
     "authority:ordered",
 ];
 
+/// The failpoints of the signer of kubelets' requests.
+pub const KUBELETS: &[&str] = &["kubelets:submitting", "kubelets:answered"];
+
 /// All failpoints.
-pub const ALL: &[&[&str]] = &[STORE, AGENT, MIGRATE, AUTHORITY];
+pub const ALL: &[&[&str]] = &[STORE, AGENT, MIGRATE, AUTHORITY, KUBELETS];
 
 /// Ends the process or fails if `NODEPKI_FAILPOINT` arms this failpoint; without the feature it does nothing.
 ///

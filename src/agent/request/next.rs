@@ -12,7 +12,7 @@ use crate::store::{self, LastError, RequestPhase};
 
 /// The call to the signer that is due.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum SignerCall {
+pub(in crate::agent) enum SignerCall {
     /// Sends the request.
     Submit,
     /// Sends the request in exchange for the certificate in place.
@@ -26,7 +26,7 @@ pub(super) enum SignerCall {
 impl SignerCall {
     /// Returns the first call for a request with this record, with the exchange for a certificate in place preferred if
     /// `can_exchange`.
-    pub(super) fn first(record: &store::RequestRecord, can_exchange: bool) -> SignerCall {
+    pub(in crate::agent) fn first(record: &store::RequestRecord, can_exchange: bool) -> SignerCall {
         match (record.phase, record.handle.clone().map(Ticket::try_from)) {
             (RequestPhase::Ready, _) if can_exchange => SignerCall::Renew,
             (RequestPhase::Ready, _) => SignerCall::Submit,
@@ -36,12 +36,12 @@ impl SignerCall {
     }
 
     /// Returns whether the request is sent.
-    pub(super) fn is_submission(&self) -> bool {
+    pub(in crate::agent) fn is_submission(&self) -> bool {
         matches!(self, SignerCall::Submit | SignerCall::Renew)
     }
 
     /// Returns the operation in events and metrics.
-    pub(super) fn operation(&self) -> SignerOperation {
+    pub(in crate::agent) fn operation(&self) -> SignerOperation {
         match self {
             SignerCall::Submit => SignerOperation::Submit,
             SignerCall::Renew => SignerOperation::Renew,
@@ -53,7 +53,7 @@ impl SignerCall {
 
 /// A signer's response, its certificate verified. `C` is the verified chain.
 #[derive(Debug)]
-pub(super) enum SignerResponse<C> {
+pub(in crate::agent) enum SignerResponse<C> {
     /// The certificate satisfies the spec.
     Accepted(C),
     /// The certificate does not satisfy the spec; the differences.
@@ -73,28 +73,28 @@ pub(super) enum SignerResponse<C> {
 }
 
 /// The inputs of the decision besides record and response.
-pub(super) struct Circumstances {
-    pub(super) now: OffsetDateTime,
+pub(in crate::agent) struct Circumstances {
+    pub(in crate::agent) now: OffsetDateTime,
     /// Until the deadline of the run.
-    pub(super) time_left: Duration,
+    pub(in crate::agent) time_left: Duration,
     /// Whether the signer accepts a second submission for the same key.
-    pub(super) resubmit: Resubmit,
+    pub(in crate::agent) resubmit: Resubmit,
     /// A certificate in place can be exchanged; false once the signer refused that.
-    pub(super) can_exchange: bool,
+    pub(in crate::agent) can_exchange: bool,
     /// Uniform in [0, 1), to spread the retries of many nodes.
-    pub(super) random: f64,
+    pub(in crate::agent) random: f64,
 }
 
 /// How often calls failed and polls were answered, in this run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Attempts {
-    pub(super) failures: u32,
-    pub(super) polls: u32,
+pub(in crate::agent) struct Attempts {
+    pub(in crate::agent) failures: u32,
+    pub(in crate::agent) polls: u32,
 }
 
 /// The next step of a request.
 #[derive(Debug)]
-pub(super) enum NextStep<C> {
+pub(in crate::agent) enum NextStep<C> {
     /// The certificate can be installed.
     Install(C),
     /// Another call, after a wait.
@@ -114,7 +114,7 @@ pub(super) enum NextStep<C> {
 }
 
 /// Decides what follows `response` to `call`, and changes the record accordingly.
-pub(super) fn next<C>(
+pub(in crate::agent) fn next<C>(
     record: &mut store::RequestRecord,
     attempts: &mut Attempts,
     call: SignerCall,
@@ -215,7 +215,7 @@ pub(super) fn next<C>(
 
 /// Returns how long to wait after `failures` failures in a row; `None` if another call is pointless or the time does not
 /// suffice.
-pub(super) fn wait_before_retry(
+pub(in crate::agent) fn wait_before_retry(
     error: &SignerError,
     failures: u32,
     time_left: Duration,

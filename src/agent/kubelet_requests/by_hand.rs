@@ -1,0 +1,272 @@
+//! The decisions of an administrator: list the requests, approve one, deny one.
+
+use serde_json::Value;
+use time::OffsetDateTime;
+
+use super::object;
+use super::reserved_names;
+use super::view::NodeParts;
+use crate::agent::load::Loaded;
+use crate::agent::{Clock, ExitCode, Failure};
+use crate::cluster::api::{Api, ApiError};
+use crate::cluster::watch::{Change, Watch};
+use crate::kube::csr_object::{CsrObject, KubeletCertificate};
+use crate::kubelets::{
+    APPROVED_BY_ADMINISTRATOR, KubeletDecision, KubeletPolicy, RequestContext, ReservedNames,
+    RuleFinding, judge,
+};
+
+use super::view::View;
+
+/// Reason of the condition `Denied` that an administrator sets.
+const DENIED_BY_ADMINISTRATOR: &str = "DeniedByAdministrator";
+/// How often an object is read again after a conflict.
+const MAX_CONFLICTS: usize = 5;
+
+/// The requests of a cluster, for an administrator.
+pub struct RequestDesk {
+    api: Api,
+    policy: KubeletPolicy,
+    reserved: ReservedNames,
+    clock: Clock,
+}
+
+/// A request in a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedRequest {
+    /// Name of the object.
+    pub name: String,
+    /// Its UID.
+    pub uid: String,
+    /// Which certificate.
+    pub certificate: KubeletCertificate,
+    /// User that created it.
+    pub requester: String,
+    /// Creation, by the clock of the API server.
+    pub created: OffsetDateTime,
+    /// `pending`, `approved`, `issued`, `denied` or `failed`.
+    pub state: &'static str,
+    /// Reason code and sentence: of the condition, or of the rule that is not satisfied.
+    pub finding: Option<(String, String)>,
+}
+
+/// What an administrator decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HandDecision<'a> {
+    /// Approve, if every rule is satisfied that an administrator cannot replace.
+    Approve,
+    /// Deny, with the reason for the requester.
+    Deny(&'a str),
+}
+
+impl RequestDesk {
+    /// Returns a desk, which judges with the configured policy as if signing and both approvals were on. Sends nothing.
+    ///
+    /// # Errors
+    /// A node that is not a control-plane node: the names of the API server are unknown.
+    pub fn new(api: Api, loaded: &Loaded, clock: Clock) -> Result<Self, Failure> {
+        let Some(reserved) = reserved_names(loaded) else {
+            return Err(Failure::new(
+                ExitCode::Configuration,
+                "this node is not a control-plane node: the names of the API server are not known here (run this on a control-plane node)",
+            ));
+        };
+        let policy = KubeletPolicy {
+            sign: true,
+            approve_client: true,
+            approve_serving: true,
+            ..loaded.settings.kubelets.clone()
+        };
+        Ok(RequestDesk {
+            api,
+            policy,
+            reserved,
+            clock,
+        })
+    }
+
+    /// Returns the requests of kubelets, oldest first.
+    ///
+    /// # Errors
+    /// If the API server cannot be read.
+    pub async fn list(&self) -> Result<Vec<ListedRequest>, Failure> {
+        let mut view = View::default();
+        let mut requests = Vec::new();
+        let of_cluster =
+            |doing: &'static str| move |error: ApiError| Failure::of_cluster(doing, &error);
+        self.read_nodes(&mut view)
+            .await
+            .map_err(of_cluster("listing the Nodes"))?;
+        for certificate in KubeletCertificate::ALL {
+            let watch = Watch {
+                resource: &object::CSR,
+                field_selector: Some(format!("spec.signerName={}", certificate.signer_name())),
+            };
+            let first = requests.len();
+            let mut sink = |change: Change<Value>| match change {
+                Change::Listing => requests.truncate(first),
+                Change::Present(value) => {
+                    if let Ok(Some(request)) = CsrObject::from_json(&value) {
+                        view.remember_issued(&request, &value);
+                        requests.push(request);
+                    }
+                }
+                Change::Listed | Change::Deleted(_) => {}
+            };
+            self.api
+                .list(&watch, &mut sink)
+                .await
+                .map_err(of_cluster("listing the CertificateSigningRequests"))?;
+        }
+        requests.sort_by(|one, other| (one.created, &one.name).cmp(&(other.created, &other.name)));
+        let requests = requests.iter();
+        Ok(requests
+            .map(|request| self.listed(request, &view))
+            .collect())
+    }
+
+    /// Approves or denies a request; returns its state before the decision.
+    ///
+    /// # Errors
+    /// A request that does not exist, that is decided, or that an administrator must not approve; and failures of the
+    /// API server.
+    pub async fn decide(
+        &self,
+        name: &str,
+        decision: HandDecision<'_>,
+    ) -> Result<ListedRequest, Failure> {
+        let doing = format!("reading the CertificateSigningRequest {name}");
+        for _ in 0..MAX_CONFLICTS {
+            let found = self.api.read(&object::CSR, None, name).await;
+            let found = found.map_err(|error| Failure::of_cluster(&doing, &error))?;
+            let request = match &found {
+                Some(object) => CsrObject::from_json(object).ok().flatten(),
+                None => None,
+            };
+            let (Some(found), Some(request)) = (found, request) else {
+                return Err(refused(format!(
+                    "{name}: no request of a kubelet has this name (see nodepki kubelets list)"
+                )));
+            };
+            let mut view = View::default();
+            let nodes = self.read_nodes(&mut view).await;
+            nodes.map_err(|error| Failure::of_cluster("listing the Nodes", &error))?;
+            let listed = self.listed(&request, &view);
+            let update = self.decided(&found, &request, &listed, &view, decision)?;
+            let written = self
+                .api
+                .replace_subresource(&object::CSR, name, "approval", &update)
+                .await;
+            match written {
+                Ok(_) => return Ok(listed),
+                Err(ApiError::Refused(status)) if status.is_conflict() => {}
+                Err(error) => {
+                    let doing = format!("deciding about the CertificateSigningRequest {name}");
+                    return Err(Failure::of_cluster(doing, &error));
+                }
+            }
+        }
+        Err(Failure::new(
+            ExitCode::Pending,
+            format!("{name}: other clients change the request at the same time (run again)"),
+        ))
+    }
+
+    /// Returns the object with the decision.
+    fn decided(
+        &self,
+        object: &Value,
+        request: &CsrObject,
+        listed: &ListedRequest,
+        view: &View,
+        decision: HandDecision<'_>,
+    ) -> Result<Value, Failure> {
+        let name = &request.name;
+        if listed.state != "pending" {
+            return Err(refused(format!(
+                "{name}: the request is already {} (a decision cannot be changed; the kubelet makes a new request)",
+                listed.state
+            )));
+        }
+        let now = (self.clock)();
+        let HandDecision::Deny(why) = decision else {
+            let message = "approved with nodepki kubelets approve";
+            let reason = APPROVED_BY_ADMINISTRATOR;
+            let approved = object::with_condition(object, "Approved", reason, message, now);
+            let judged = CsrObject::from_json(&approved).ok().flatten();
+            let judged = judged.map(|judged| self.judge(&judged, view));
+            return match judged {
+                Some(KubeletDecision::Sign(_)) => Ok(approved),
+                Some(
+                    KubeletDecision::Fail(finding)
+                    | KubeletDecision::Deny(finding)
+                    | KubeletDecision::Wait { finding, .. },
+                ) => Err(refused(format!(
+                    "{name}: nodepki would not sign it: {finding} (an approval cannot replace this rule)"
+                ))),
+                _ => Err(refused(format!("{name}: the request cannot be read"))),
+            };
+        };
+        let reason = DENIED_BY_ADMINISTRATOR;
+        Ok(object::with_condition(object, "Denied", reason, why, now))
+    }
+
+    async fn read_nodes(&self, view: &mut View) -> Result<(), ApiError> {
+        let watch = Watch {
+            resource: &object::NODE,
+            field_selector: None,
+        };
+        let mut sink = |change: Change<NodeParts>| view.node(change);
+        self.api.list(&watch, &mut sink).await.map(drop)
+    }
+
+    fn judge(&self, request: &CsrObject, view: &View) -> KubeletDecision {
+        let context = RequestContext {
+            nodes: &view.nodes,
+            reserved: &self.reserved,
+            issued: &view.issued,
+        };
+        judge(request, context, &self.policy, (self.clock)())
+    }
+
+    fn listed(&self, request: &CsrObject, view: &View) -> ListedRequest {
+        let of_condition = |kind: &str| {
+            let condition = request.condition(kind)?;
+            Some((condition.reason.clone(), condition.message.clone()))
+        };
+        let of_rule = || match self.judge(request, view) {
+            KubeletDecision::Deny(finding)
+            | KubeletDecision::Fail(finding)
+            | KubeletDecision::Wait { finding, .. } => Some(of_finding(&finding)),
+            _ => None,
+        };
+        let (state, finding) = if request.is_issued {
+            ("issued", None)
+        } else if let Some(denied) = of_condition("Denied") {
+            ("denied", Some(denied))
+        } else if let Some(failed) = of_condition("Failed") {
+            ("failed", Some(failed))
+        } else if request.condition("Approved").is_some() {
+            ("approved", of_rule())
+        } else {
+            ("pending", of_rule())
+        };
+        ListedRequest {
+            name: request.name.clone(),
+            uid: request.uid.clone(),
+            certificate: request.certificate,
+            requester: request.requester.username.clone(),
+            created: request.created,
+            state,
+            finding,
+        }
+    }
+}
+
+fn of_finding(finding: &RuleFinding) -> (String, String) {
+    (finding.reason.as_str().to_owned(), finding.message.clone())
+}
+
+fn refused(message: String) -> Failure {
+    Failure::new(ExitCode::Refused, message)
+}

@@ -1,0 +1,147 @@
+//! The objects that are written: conditions and certificate of a CertificateSigningRequest, and Events.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use serde_json::{Value, json};
+use time::OffsetDateTime;
+
+use crate::cluster::api::Resource;
+use crate::x509::rfc3339;
+
+/// CertificateSigningRequests.
+pub(super) const CSR: Resource = Resource {
+    group: "certificates.k8s.io",
+    version: "v1",
+    plural: "certificatesigningrequests",
+    kind: "CertificateSigningRequest",
+};
+/// Nodes.
+pub(super) const NODE: Resource = Resource {
+    group: "",
+    version: "v1",
+    plural: "nodes",
+    kind: "Node",
+};
+/// Events of the core group.
+pub(super) const EVENT: Resource = Resource {
+    group: "",
+    version: "v1",
+    plural: "events",
+    kind: "Event",
+};
+/// Namespace of the Events about objects without a namespace (`client-go/tools/record/event.go`, `makeEvent`).
+pub(super) const EVENT_NAMESPACE: &str = "default";
+/// Largest length of an Event's message in bytes (`pkg/apis/core/validation/events.go`, `NoteLengthLimit`), and the limit
+/// for a condition's message here.
+const MAX_MESSAGE_BYTES: usize = 1000;
+
+/// Returns the object with one more condition. The API server refuses it if the object has changed since.
+pub(super) fn with_condition(
+    object: &Value,
+    kind: &str,
+    reason: &str,
+    message: &str,
+    now: OffsetDateTime,
+) -> Value {
+    let mut object = object.clone();
+    let condition = json!({
+        "type": kind,
+        "status": "True",
+        "reason": reason,
+        "message": limited(message),
+        "lastUpdateTime": rfc3339(now),
+    });
+    match object.pointer_mut("/status/conditions") {
+        Some(Value::Array(conditions)) => conditions.push(condition),
+        _ => set_status(&mut object, "conditions", json!([condition])),
+    }
+    object
+}
+
+/// Returns the object with the certificate in its status.
+pub(super) fn with_certificate(object: &Value, chain_pem: &str) -> Value {
+    let mut object = object.clone();
+    set_status(&mut object, "certificate", json!(BASE64.encode(chain_pem)));
+    object
+}
+
+fn set_status(object: &mut Value, field: &str, value: Value) {
+    let Some(object) = object.as_object_mut() else {
+        return;
+    };
+    let status = object
+        .entry("status")
+        .and_modify(|status| {
+            if !status.is_object() {
+                *status = json!({});
+            }
+        })
+        .or_insert_with(|| json!({}));
+    if let Some(status) = status.as_object_mut() {
+        status.insert(field.to_owned(), value);
+    }
+}
+
+/// Returns a warning Event about a request.
+pub(super) fn event(
+    name: &str,
+    uid: &str,
+    reason: &str,
+    message: &str,
+    now: OffsetDateTime,
+) -> Value {
+    let time = rfc3339(now);
+    json!({
+        "apiVersion": EVENT.api_version(),
+        "kind": EVENT.kind,
+        "metadata": {"generateName": "nodepki-kubelets-", "namespace": EVENT_NAMESPACE},
+        "involvedObject": {
+            "apiVersion": CSR.api_version(),
+            "kind": CSR.kind,
+            "name": name,
+            "uid": uid,
+        },
+        "reason": reason,
+        "message": limited(message),
+        "type": "Warning",
+        "source": {"component": "nodepki"},
+        "firstTimestamp": time,
+        "lastTimestamp": time,
+        "count": 1,
+    })
+}
+
+fn limited(message: &str) -> String {
+    crate::http::printable(message, MAX_MESSAGE_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use time::macros::datetime;
+
+    use super::*;
+
+    const NOW: OffsetDateTime = datetime!(2026-06-01 12:00:00.25 UTC);
+
+    #[test]
+    fn adds_condition_and_keeps_the_others() {
+        let object = json!({"metadata": {"name": "a", "resourceVersion": "7"}, "status": {}});
+        let first = with_condition(&object, "Approved", "ByRules", "yes", NOW);
+        let both = with_condition(&first, "Failed", "Wrong", &"x".repeat(2000), NOW);
+        assert_eq!(both["metadata"], object["metadata"]);
+        let conditions = both["status"]["conditions"].as_array().unwrap();
+        let kinds: Vec<_> = conditions.iter().map(|one| &one["type"]).collect();
+        assert_eq!(kinds, ["Approved", "Failed"]);
+        assert_eq!(conditions[0]["status"], "True");
+        assert!(conditions[1]["message"].as_str().unwrap().len() < 1100);
+    }
+
+    #[test]
+    fn sets_certificate_without_changing_conditions() {
+        for status in [json!(null), json!({}), json!({"conditions": [1]})] {
+            let object = with_certificate(&json!({"status": status}), "PEM");
+            assert_eq!(object["status"]["certificate"], "UEVN");
+            assert_eq!(object["status"].get("conditions"), status.get("conditions"));
+        }
+    }
+}

@@ -1,0 +1,396 @@
+//! The requests that are not finished, and when each is processed next. Decides without I/O; the time is an argument.
+//!
+//! An entry contains no content of the object, which is read again before it is judged: memory depends on the number of
+//! unfinished requests only, whatever their size is.
+
+use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::agent::request::next::Attempts;
+use crate::kube::csr_object::{CsrObject, KubeletCertificate};
+
+/// How long a finished request is remembered: an event about its former state may still arrive.
+const FINISHED_MEMORY: Duration = Duration::from_secs(60);
+
+/// The unfinished requests, by name of the object.
+#[derive(Default)]
+pub(super) struct RequestQueue {
+    entries: BTreeMap<String, Entry>,
+    /// Names to be processed, oldest first. An entry may have left the state `Ready` meanwhile.
+    ready: VecDeque<String>,
+    finished: VecDeque<(Instant, String)>,
+    finished_uids: HashSet<String>,
+}
+
+struct Entry {
+    uid: String,
+    version: String,
+    certificate: KubeletCertificate,
+    attempts: Attempts,
+    state: EntryState,
+    /// The last reason for a wait that was reported.
+    reported: Option<&'static str>,
+    /// Whether the list under way contains it.
+    is_listed: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum EntryState {
+    Ready,
+    /// Being processed; `again` if it changed meanwhile.
+    Running {
+        again: bool,
+    },
+    Waiting(Wait),
+}
+
+/// What ends a wait; a change of the object always does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Wait {
+    /// This time.
+    pub(super) until: Option<Instant>,
+    /// A change of any Node.
+    pub(super) for_nodes: bool,
+}
+
+/// A request to be processed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Work {
+    pub(super) name: String,
+    pub(super) uid: String,
+    pub(super) certificate: KubeletCertificate,
+    /// Failed calls and polls so far.
+    pub(super) attempts: Attempts,
+}
+
+/// The result of processing a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WorkResult {
+    /// Nothing remains to be done for this object.
+    Finished,
+    /// Process it again.
+    Wait { wait: Wait, attempts: Attempts },
+}
+
+impl RequestQueue {
+    /// A list of the requests for this certificate begins.
+    pub(super) fn listing(&mut self, certificate: KubeletCertificate) {
+        let entries = self.entries.values_mut();
+        entries
+            .filter(|entry| entry.certificate == certificate)
+            .for_each(|entry| entry.is_listed = false);
+    }
+
+    /// The list is complete: requests that it did not contain were deleted.
+    pub(super) fn listed(&mut self, certificate: KubeletCertificate) {
+        self.entries
+            .retain(|_, entry| entry.certificate != certificate || entry.is_listed);
+    }
+
+    /// Takes in the present state of an object.
+    pub(super) fn observe(&mut self, object: &CsrObject, now: Instant) {
+        self.forget_finished(now);
+        let is_final = object.is_issued
+            || object.condition("Denied").is_some()
+            || object.condition("Failed").is_some();
+        if is_final || self.finished_uids.contains(&object.uid) {
+            self.deleted(object);
+            return;
+        }
+        let known = self.entries.get_mut(&object.name);
+        let Some(entry) = known.filter(|entry| entry.uid == object.uid) else {
+            self.ready.push_back(object.name.clone());
+            self.entries.insert(
+                object.name.clone(),
+                Entry {
+                    uid: object.uid.clone(),
+                    version: object.resource_version.clone(),
+                    certificate: object.certificate,
+                    attempts: Attempts::default(),
+                    state: EntryState::Ready,
+                    reported: None,
+                    is_listed: true,
+                },
+            );
+            return;
+        };
+        entry.is_listed = true;
+        if entry.version == object.resource_version {
+            return;
+        }
+        entry.version.clone_from(&object.resource_version);
+        match &mut entry.state {
+            EntryState::Ready => {}
+            EntryState::Running { again } => *again = true,
+            EntryState::Waiting(_) => {
+                entry.state = EntryState::Ready;
+                self.ready.push_back(object.name.clone());
+            }
+        }
+    }
+
+    /// Removes an object that was deleted.
+    pub(super) fn deleted(&mut self, object: &CsrObject) {
+        let known = self.entries.get(&object.name);
+        if known.is_some_and(|entry| entry.uid == object.uid) {
+            self.entries.remove(&object.name);
+        }
+    }
+
+    /// Processes the requests that wait for a Node.
+    pub(super) fn nodes_changed(&mut self) {
+        for (name, entry) in &mut self.entries {
+            if let EntryState::Waiting(wait) = entry.state
+                && wait.for_nodes
+            {
+                entry.state = EntryState::Ready;
+                self.ready.push_back(name.clone());
+            }
+        }
+    }
+
+    /// Returns the next request to be processed.
+    pub(super) fn take(&mut self, now: Instant) -> Option<Work> {
+        self.wake(now);
+        while let Some(name) = self.ready.pop_front() {
+            let Some(entry) = self.entries.get_mut(&name) else {
+                continue;
+            };
+            if entry.state != EntryState::Ready {
+                continue;
+            }
+            entry.state = EntryState::Running { again: false };
+            return Some(Work {
+                name,
+                uid: entry.uid.clone(),
+                certificate: entry.certificate,
+                attempts: entry.attempts,
+            });
+        }
+        None
+    }
+
+    /// Records the result of processing a request.
+    pub(super) fn ended(&mut self, work: &Work, result: WorkResult, now: Instant) {
+        if result == WorkResult::Finished {
+            self.finished.push_back((now, work.uid.clone()));
+            self.finished_uids.insert(work.uid.clone());
+        }
+        let known = self.entries.get_mut(&work.name);
+        let Some(entry) = known.filter(|entry| entry.uid == work.uid) else {
+            return;
+        };
+        match (result, entry.state) {
+            (WorkResult::Finished, _) => {
+                self.entries.remove(&work.name);
+            }
+            (WorkResult::Wait { attempts, .. }, EntryState::Running { again: true }) => {
+                entry.attempts = attempts;
+                entry.state = EntryState::Ready;
+                self.ready.push_back(work.name.clone());
+            }
+            (WorkResult::Wait { wait, attempts }, _) => {
+                entry.attempts = attempts;
+                entry.state = EntryState::Waiting(wait);
+            }
+        }
+    }
+
+    /// Returns true if another reason than this was reported last for a request, and remembers this one.
+    pub(super) fn is_news(&mut self, work: &Work, reason: &'static str) -> bool {
+        match self.entries.get_mut(&work.name) {
+            Some(entry) => entry.reported.replace(reason) != Some(reason),
+            None => false,
+        }
+    }
+
+    /// Returns true for the UID of an unfinished request.
+    pub(super) fn contains(&self, uid: &str) -> bool {
+        self.entries.values().any(|entry| entry.uid == uid)
+    }
+
+    /// Returns when the next wait ends.
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        let due = self.entries.values().filter_map(|entry| match entry.state {
+            EntryState::Waiting(wait) => wait.until,
+            _ => None,
+        });
+        due.min()
+    }
+
+    /// Returns the number of unfinished requests for a certificate.
+    pub(super) fn unfinished(&self, certificate: KubeletCertificate) -> usize {
+        let entries = self.entries.values();
+        entries
+            .filter(|entry| entry.certificate == certificate)
+            .count()
+    }
+
+    fn wake(&mut self, now: Instant) {
+        for (name, entry) in &mut self.entries {
+            if let EntryState::Waiting(Wait {
+                until: Some(until), ..
+            }) = entry.state
+                && until <= now
+            {
+                entry.state = EntryState::Ready;
+                self.ready.push_back(name.clone());
+            }
+        }
+    }
+
+    fn forget_finished(&mut self, now: Instant) {
+        while let Some((at, _)) = self.finished.front()
+            && now.saturating_duration_since(*at) > FINISHED_MEMORY
+            && let Some((_, uid)) = self.finished.pop_front()
+        {
+            self.finished_uids.remove(&uid);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use time::macros::datetime;
+
+    use super::*;
+    use crate::kube::csr_object::{CsrCondition, CsrRequester};
+
+    const SERVING: KubeletCertificate = KubeletCertificate::Serving;
+
+    fn object(name: &str, version: &str) -> CsrObject {
+        CsrObject {
+            name: name.to_owned(),
+            uid: format!("uid-{name}"),
+            resource_version: version.to_owned(),
+            created: datetime!(2026-06-01 12:00 UTC),
+            certificate: SERVING,
+            request: Vec::new(),
+            usages: Vec::new(),
+            expiration: None,
+            requester: CsrRequester::default(),
+            conditions: Vec::new(),
+            is_issued: false,
+            excess: None,
+        }
+    }
+
+    fn waits(until: Option<Instant>, for_nodes: bool) -> WorkResult {
+        WorkResult::Wait {
+            wait: Wait { until, for_nodes },
+            attempts: Attempts {
+                failures: 1,
+                polls: 0,
+            },
+        }
+    }
+
+    fn names(queue: &mut RequestQueue, now: Instant) -> Vec<String> {
+        std::iter::from_fn(|| queue.take(now))
+            .map(|work| work.name)
+            .collect()
+    }
+
+    #[test]
+    fn processes_in_order_of_arrival_and_each_once() {
+        let (mut queue, now) = (RequestQueue::default(), Instant::now());
+        for name in ["b", "a", "b"] {
+            queue.observe(&object(name, "1"), now);
+        }
+        assert_eq!(names(&mut queue, now), ["b", "a"]);
+        assert_eq!(queue.unfinished(SERVING), 2);
+    }
+
+    #[test]
+    fn ignores_late_event_about_finished_request() {
+        let (mut queue, now) = (RequestQueue::default(), Instant::now());
+        queue.observe(&object("a", "1"), now);
+        let work = queue.take(now).unwrap();
+        queue.ended(&work, WorkResult::Finished, now);
+        queue.observe(&object("a", "2"), now);
+        assert_eq!(queue.take(now), None);
+        // A new object of the same name is another request.
+        let mut second = object("a", "3");
+        second.uid = "second".to_owned();
+        queue.observe(&second, now);
+        assert_eq!(queue.take(now).unwrap().uid, "second");
+        let later = now + FINISHED_MEMORY * 2;
+        queue.observe(&object("b", "4"), later);
+        assert!(queue.finished_uids.is_empty());
+    }
+
+    #[test]
+    fn keeps_no_issued_denied_or_failed_request() {
+        let (mut queue, now) = (RequestQueue::default(), Instant::now());
+        for kind in ["Denied", "Failed", "issued"] {
+            let mut done = object(kind, "1");
+            queue.observe(&done, now);
+            match kind {
+                "issued" => done.is_issued = true,
+                kind => done.conditions.push(CsrCondition {
+                    kind: kind.to_owned(),
+                    reason: String::new(),
+                    message: String::new(),
+                }),
+            }
+            queue.observe(&done, now);
+        }
+        assert_eq!(queue.unfinished(SERVING), 0);
+        assert_eq!(queue.take(now), None);
+    }
+
+    #[test]
+    fn wait_ends_by_time_node_or_change() {
+        let (mut queue, now) = (RequestQueue::default(), Instant::now());
+        let later = now + Duration::from_secs(5);
+        for (name, result) in [
+            ("time", waits(Some(later), false)),
+            ("node", waits(None, true)),
+            ("change", waits(None, false)),
+        ] {
+            queue.observe(&object(name, "1"), now);
+            let work = queue.take(now).unwrap();
+            queue.ended(&work, result, now);
+        }
+        assert_eq!(names(&mut queue, now), Vec::<String>::new());
+        assert_eq!(queue.next_due(), Some(later));
+        queue.nodes_changed();
+        assert_eq!(names(&mut queue, now), ["node"]);
+        // A list that repeats the same version is not a change.
+        queue.observe(&object("change", "1"), now);
+        assert_eq!(names(&mut queue, now), Vec::<String>::new());
+        queue.observe(&object("change", "2"), now);
+        assert_eq!(names(&mut queue, now), ["change"]);
+        let work = queue.take(later).unwrap();
+        assert_eq!((work.name.as_str(), work.attempts.failures), ("time", 1));
+    }
+
+    #[test]
+    fn processes_again_what_changed_while_it_was_processed() {
+        let (mut queue, now) = (RequestQueue::default(), Instant::now());
+        queue.observe(&object("a", "1"), now);
+        let work = queue.take(now).unwrap();
+        queue.observe(&object("a", "2"), now);
+        assert_eq!(queue.take(now), None);
+        queue.ended(&work, waits(None, false), now);
+        assert_eq!(names(&mut queue, now), ["a"]);
+    }
+
+    #[test]
+    fn list_removes_what_it_does_not_contain() {
+        let (mut queue, now) = (RequestQueue::default(), Instant::now());
+        let mut client = object("client", "1");
+        client.certificate = KubeletCertificate::Client;
+        queue.observe(&client, now);
+        for name in ["a", "b"] {
+            queue.observe(&object(name, "1"), now);
+        }
+        queue.listing(SERVING);
+        queue.observe(&object("b", "1"), now);
+        queue.listed(SERVING);
+        assert_eq!(names(&mut queue, now), ["client", "b"]);
+        assert_eq!(queue.unfinished(KubeletCertificate::Client), 1);
+    }
+}
