@@ -8,6 +8,7 @@
 //! next start continues with the same keys and the same tickets.
 
 mod alarm;
+mod kubelets;
 pub mod metrics;
 mod notify;
 mod system;
@@ -29,6 +30,7 @@ use crate::signer::Carry;
 use crate::spec::CertFiles;
 use crate::store::{self, NodeRoot};
 
+use kubelets::KubeletService;
 use metrics::Metrics;
 use system::System;
 use wake::{Agenda, ListRefresh, NextAction, StepResult};
@@ -136,10 +138,15 @@ impl<S: Surroundings> Daemon<'_, S> {
                 None => std::future::pending().await,
             }
         };
-        tokio::select! {
-            ended = self.rotate(loaded, &reach, read, &metrics) => ended,
+        let kubelets = KubeletService::default();
+        kubelets.put_in_force(self.root, &loaded, &metrics, clock)?;
+        let ended = tokio::select! {
+            ended = self.rotate(loaded, &reach, read, &metrics, &kubelets) => ended,
             never = serve => match never {},
-        }
+            never = kubelets.run() => match never {},
+        };
+        kubelets.release().await;
+        ended
     }
 
     async fn rotate(
@@ -148,6 +155,7 @@ impl<S: Surroundings> Daemon<'_, S> {
         reach: &Rights,
         read: impl AsyncFn() -> Result<Loaded, Failure>,
         metrics: &Metrics,
+        kubelets: &KubeletService,
     ) -> Result<(), Failure> {
         let watched = self.watched(&loaded)?;
         self.put_in_force(&mut loaded, watched);
@@ -196,6 +204,11 @@ impl<S: Surroundings> Daemon<'_, S> {
                             let stops = self.reload(&mut loaded, reach, &mut agenda, &read);
                             if stops.await.is_break() {
                                 break;
+                            }
+                            let used =
+                                kubelets.put_in_force(self.root, &loaded, metrics, self.clock);
+                            if let Err(failure) = used {
+                                tracing::error!(exit = failure.code as u8, "{failure}");
                             }
                         }
                     }

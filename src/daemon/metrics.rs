@@ -12,6 +12,7 @@ mod counts;
 mod exposition;
 mod families;
 mod gauges;
+mod kubelets;
 mod serve;
 
 use std::cell::RefCell;
@@ -39,7 +40,9 @@ use families::{
     NEXT_RUN, RESTARTS, SIGNER_DURATION, SIGNER_ERRORS,
 };
 use gauges::{CertificateLabels, KeyLabels};
+use kubelets::KubeletGauges;
 
+pub use kubelets::KubeletRecorder;
 pub use serve::{bind, serve};
 
 /// Maximum age of the values on a page that are read from disk.
@@ -85,6 +88,7 @@ struct MetricsState {
     /// The samples that depend on the configuration, after the last step.
     assessed: MetricsPage,
     snapshot: Option<Snapshot>,
+    kubelets: KubeletGauges,
     /// Whether a fault of this machine prevented saving the counters.
     machine_fault: bool,
 }
@@ -253,6 +257,7 @@ impl Metrics {
             .unwrap_or_default();
         page.append(&state.assessed);
         counts.show(&mut page);
+        state.kubelets.show(&mut page);
         for (command, run) in &counts.runs {
             let labels = labels(&[("command", command)]);
             page.sample(&LAST_RUN, &labels, run.ended as f64);

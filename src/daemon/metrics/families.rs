@@ -58,6 +58,14 @@ families! {
         "Duration of a request to a signer, failed ones included.";
     SIGNER_ERRORS: "signer_errors_total", Counter,
         "Failed requests to a signer.";
+    KUBELET_REQUESTS: "kubelet_requests_total", Counter,
+        "Certificate requests of kubelets: approved or denied by the rules, failed by a rule after another approval, refused by the signer or with a wrong answer, issued.";
+    KUBELET_REFUSED: "kubelet_requests_refused_total", Counter,
+        "Certificate requests of kubelets that a rule denied or failed, by rule.";
+    KUBELET_DURATION: "kubelet_request_duration_seconds", Histogram(&[0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0]),
+        "Time from the creation of a kubelet's request to its certificate.";
+    KUBELET_PENDING: "kubelet_requests_pending", Gauge,
+        "Unfinished certificate requests of kubelets. Only on the node that signs them.";
     RESTARTS_PENDING: "component_restart_pending_since_timestamp_seconds", Gauge,
         "Since when a component has not loaded the files on disk.";
     ROLLED_BACK: "component_rolled_back", Gauge,
