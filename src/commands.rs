@@ -16,6 +16,7 @@ mod daemon;
 mod demo;
 pub mod doctor;
 mod init;
+mod kubelets;
 mod manual;
 mod migrate;
 mod options;
@@ -119,6 +120,9 @@ enum Command {
     /// Share files between control-plane nodes: kubeadm's certificate key, upload and download
     #[command(subcommand)]
     Certs(certs::CertsCommand),
+    /// List, approve and deny the CertificateSigningRequests of kubelets
+    #[command(subcommand)]
+    Kubelets(kubelets::KubeletsCommand),
     /// Check and show the configuration
     #[command(subcommand)]
     Config(config::ConfigCommand),
@@ -207,6 +211,7 @@ impl Cli {
             Command::Migrate(command) => command.run(&global),
             Command::Authority(command) => command.run(&global),
             Command::Certs(command) => command.run(&global),
+            Command::Kubelets(command) => command.run(&global),
             Command::Config(command) => command.run(&global),
             Command::Capi(command) => command.run(&global),
             Command::Demo(arguments) => arguments.run(&global),
