@@ -42,6 +42,7 @@ mod join_control_plane;
 mod joining;
 mod kubeadm;
 mod kubelet;
+mod kubelets;
 mod layers;
 mod log;
 mod lying_signer;
