@@ -193,6 +193,12 @@ impl Node {
                             },
                             message: format!("is given twice, first in line {line}"),
                             fix: match severity {
+                                // As in Kubernetes, each document begins with these keys.
+                                _ if path.len() == 1
+                                    && matches!(entry.key.as_str(), "apiVersion" | "kind") =>
+                                {
+                                    "if another document begins here, write a line with --- before it; otherwise keep one of them".to_owned()
+                                }
                                 FaultSeverity::Error => "keep one of them".to_owned(),
                                 FaultSeverity::Warning => {
                                     "the last one counts; keep one of them".to_owned()

@@ -15,6 +15,7 @@
 //! For a file on the command line the directories above are not verified: the administrator is responsible for them, and
 //! kubeadm does not verify them either. Below `--root` the numeric owners in the image count.
 
+mod audit;
 pub mod certs;
 mod configuration;
 mod files;
@@ -53,6 +54,7 @@ use crate::store::NodeRoot;
 use crate::x509::{KeyAlgorithm, Tolerance};
 use crate::yaml::Faults;
 
+pub use audit::ConfigurationAudit;
 use configuration::{
     asks_cluster, fetch_configuration, fetch_with, has_authority, learn_as_worker,
     no_configuration, takes_from_cluster,
@@ -606,7 +608,11 @@ pub fn check(
             if later {
                 known.documents = kubeadm::load_over(PLACEHOLDER_CLUSTER, &known.sources);
             }
+            let strict = kubeadm::load_strictly(&known.sources);
             let loaded = known.assemble(root, inputs, &IdentityChange::Show, now)?;
+            if strict.faults().has_errors() {
+                return Err(faulty(strict.faults().clone()));
+            }
             let certificates = loaded.setup.plan.certs.len();
             return Ok((loaded, (!later).then_some(certificates)));
         }

@@ -17,7 +17,15 @@ use crate::yaml;
 #[derive(Debug, Subcommand)]
 pub(super) enum ConfigCommand {
     /// Validate settings and kubeadm configuration; report all faults at once, with line and column
-    Check(SourceOptions),
+    ///
+    /// Exit status: 0 if the configuration is usable, even with warnings; 78 with an error; 65 if a file must not be used.
+    Check {
+        /// End with 78 if there is a warning, for pipelines
+        #[arg(long)]
+        strict: bool,
+        #[command(flatten)]
+        sources: SourceOptions,
+    },
     /// Print the effective settings without secrets
     Show(SourceOptions),
     /// Print the JSON Schema of the settings
@@ -39,7 +47,7 @@ pub(super) enum ConfigCommand {
 impl ConfigCommand {
     pub(super) fn run(self, global: &GlobalOptions) -> Result<ExitCode, Failure> {
         match self {
-            ConfigCommand::Check(sources) => check(sources, global),
+            ConfigCommand::Check { strict, sources } => check(sources, strict, global),
             ConfigCommand::Show(sources) => {
                 let (settings, faults) =
                     load::read_settings(&global.open_root()?, &sources.inputs(global)?)?;
@@ -79,19 +87,51 @@ impl ConfigCommand {
     }
 }
 
-fn check(sources: SourceOptions, global: &GlobalOptions) -> Result<ExitCode, Failure> {
+fn check(
+    sources: SourceOptions,
+    strict: bool,
+    global: &GlobalOptions,
+) -> Result<ExitCode, Failure> {
     let inputs = sources.inputs(global)?;
-    let (loaded, certificates) = load::check(&global.open_root()?, &inputs, now())?;
-    print_warnings(&loaded.warnings);
+    let root = global.open_root()?;
+    let (loaded, certificates) = load::check(&root, &inputs, now())?;
+    let mut warnings = loaded.warnings.clone();
+    // Without the ClusterConfiguration the files of the node are at unknown paths.
+    if certificates.is_some() {
+        let audit = loaded.audit(&root, now())?;
+        warnings.extend(audit.warnings.iter().cloned());
+        print_labelled_warnings(&warnings);
+        audit.require_usable()?;
+    } else {
+        print_labelled_warnings(&warnings);
+    }
+    let state = match warnings.len() {
+        0 => "valid".to_owned(),
+        1 => "usable, 1 warning".to_owned(),
+        count => format!("usable, {count} warnings"),
+    };
     let NodeIdentity { node, cluster } = &loaded.setup.identity;
     print(&match certificates {
         Some(count) => format!(
-            "the configuration is valid: node {node}, cluster {cluster}, {count} certificates\n"
+            "the configuration is {state}: node {node}, cluster {cluster}, {count} certificates\n"
         ),
         None => format!(
-            "the configuration on this node is valid: node {node}; bootstrap and plan read the ClusterConfiguration from the cluster\n"
+            "the configuration on this node is {state}: node {node}; bootstrap and plan read the ClusterConfiguration from the cluster\n"
         ),
-    })
+    })?;
+    match strict && !warnings.is_empty() {
+        true => Err(Failure::new(
+            ExitCode::Configuration,
+            "--strict: a warning counts as an error (correct what it names, or omit --strict)",
+        )),
+        false => Ok(ExitCode::Done),
+    }
+}
+
+fn print_labelled_warnings(warnings: &[String]) {
+    for warning in warnings {
+        print_message(&format!("warning: {warning}"));
+    }
 }
 
 /// Not a kind of signer: the API server, for which nodepki itself is the signer.

@@ -147,6 +147,11 @@ fn configuration(root: &NodeRoot, loaded: &Loaded) -> Vec<PreflightCheck> {
     let warnings: Vec<PreflightCheck> = warnings
         .map(|warning| PreflightCheck::warning("configuration", "", warning.clone(), None))
         .collect();
+    let mut warnings = warnings;
+    // A pin that does not match is reported with the files of the node.
+    let audit = loaded.audit(root, now()).unwrap_or_default();
+    let more = audit.warnings.into_iter();
+    warnings.extend(more.map(|one| PreflightCheck::warning("configuration", "", one, None)));
     if !warnings.is_empty() {
         return warnings;
     }

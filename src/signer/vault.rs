@@ -228,6 +228,16 @@ impl Config {
         Some(of_authority(issuer, authority, identity))
     }
 
+    /// Returns the mount and the issuer of an authority, which together determine its CA.
+    pub(crate) fn issuer_place(
+        &self,
+        authority: Authority,
+        identity: &NodeIdentity,
+    ) -> (String, Option<String>) {
+        let issuer = self.issuer_of(authority, identity);
+        (self.mount_of(authority, identity), issuer)
+    }
+
     /// Returns `None` if `role` has no entry for the certificate.
     fn place(&self, name: CertName, identity: &NodeIdentity) -> Option<SignPaths> {
         let mount = self.mount_of(name.authority(), identity);

@@ -116,6 +116,24 @@ impl Default for Rotation {
     }
 }
 
+impl Rotation {
+    /// Returns why `renewAt` has no effect for a certificate with this lifetime: nothing is renewed before half of it.
+    pub fn without_effect(&self, lifetime: Duration) -> Option<String> {
+        let half = lifetime.mul_f64(EARLIEST_SHARE);
+        let is_early = match self.renew_at {
+            RenewAt::Share(percent) => percent.share() < EARLIEST_SHARE,
+            RenewAt::Before(before) => before > half,
+        };
+        is_early.then(|| {
+            format!(
+                "rotation.renewAt: {} has no effect: no certificate is renewed before half of its lifetime (use 50% or more, or at most {})",
+                self.renew_at,
+                format_duration(half)
+            )
+        })
+    }
+}
+
 /// The lifetime of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CertLife {

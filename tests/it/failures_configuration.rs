@@ -89,9 +89,13 @@ fn names_arguments_in_the_form_of_another_api_version() {
         &node,
         &["scheduler.extraArgs: is a list, but kubeadm.k8s.io/v1beta3 requires a map"],
     );
-    // An unknown field is only a warning.
+    // kubeadm config validate refuses an unknown field; kubeadm init warns of it.
     let node = Node::of(&format!("{INIT}certSANs: [a.example.com]\n"));
-    assert_accepted(&node, &["kubeadm.yaml:11:1: ", "certSANs"]);
+    let words = "kubeadm.yaml:11:1: certSANs: unknown";
+    Ran::of(&mut node.with_local(&["config", "check"], &[]))
+        .ended(78)
+        .says(words);
+    node.bootstrap().done().says(words);
 }
 
 #[test]

@@ -51,6 +51,7 @@ mod message_paths;
 mod metrics;
 mod metrics_events;
 mod migrate;
+mod mistakes;
 mod node;
 mod offline;
 mod one_node;

@@ -78,6 +78,49 @@ fn kubeadm_secret(text: &str) -> Option<&'static str> {
         .find_map(|document| find(&yaml::to_json(document)))
 }
 
+/// Returns each file that the settings of a signer, or `join.certificateKey`, name and that does not exist. Files with a
+/// placeholder in their path are left out.
+pub(super) fn absent_files(root: &NodeRoot, settings: &Settings) -> Vec<String> {
+    let named = named_files(settings).into_iter().map(|named| {
+        let purpose = match named.is_kubeconfig {
+            true => "put the kubeconfig there, mode 0600",
+            false => "put the credential there, mode 0600",
+        };
+        (named.setting, named.origin, named.path, purpose)
+    });
+    let trusted = trusted_files(settings).into_iter().map(|(setting, path)| {
+        let purpose = "put the certificate of the server's CA there";
+        (setting, settings.signer_origin, path, purpose)
+    });
+    let files = named.chain(trusted);
+    files
+        .filter(|(_, _, path, _)| !path.to_string_lossy().contains('{'))
+        .filter_map(|(setting, origin, path, purpose)| {
+            let found = defined(root, origin, &path).ok()?;
+            let is_absent = matches!(found.root.metadata(&found.path), Ok(None));
+            is_absent.then(|| {
+                format!(
+                    "{setting}: {} does not exist ({purpose})",
+                    found.on_this_machine().display()
+                )
+            })
+        })
+        .collect()
+}
+
+/// The CA files of the signers' servers, with their settings.
+fn trusted_files(settings: &Settings) -> Vec<(String, PathBuf)> {
+    let signers = settings.signers.iter();
+    signers
+        .filter_map(|(name, config)| {
+            let kind = config.kind().as_str();
+            let shown = config.redacted();
+            let path = shown.pointer(&format!("/{kind}/tls/caFile"))?.as_str()?;
+            Some((format!("signers.{name}.{kind}.tls.caFile"), path.into()))
+        })
+        .collect()
+}
+
 fn exposed_files(root: &NodeRoot, settings: &Settings) -> Vec<String> {
     let named = named_files(settings).into_iter();
     named

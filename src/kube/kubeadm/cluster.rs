@@ -155,15 +155,44 @@ pub(super) fn read_cluster(map: &Map<'_>, api: ApiVersion) -> ClusterConfig {
     cluster
 }
 
+/// Reports networks that kubeadm refuses (`ValidateIPNetFromString`), and another order of IP families than that of the
+/// services. The networks themselves are in no certificate.
+fn check_pod_subnet(field: &Field<'_>, text: &str, services: &[IpNet]) {
+    let mut families = Vec::new();
+    for part in text.split(',') {
+        match IpNet::parse(part) {
+            Ok((network, _)) => families.push(network.network().is_ipv4()),
+            Err(error) => return field.error(error.message, error.fix),
+        }
+    }
+    let services: Vec<bool> = services.iter().map(|one| one.network().is_ipv4()).collect();
+    if families != services {
+        let named = |families: &[bool]| {
+            let names = families.iter().map(|v4| if *v4 { "IPv4" } else { "IPv6" });
+            names.collect::<Vec<_>>().join(",")
+        };
+        field.warning(
+            format!(
+                "is {}, but networking.serviceSubnet is {}: pods and services must have the same IP families in the same order",
+                named(&families),
+                named(&services)
+            ),
+            "change one of both, before the cluster is created",
+        );
+    }
+}
+
 fn read_networking(map: &Map<'_>, cluster: &mut ClusterConfig) {
     let Some(networking) = section(map, "networking") else {
         return;
     };
-    networking.ignore(&["podSubnet"]);
     if let Some((field, text)) = filled(networking.get("serviceSubnet"))
         && let Some(subnets) = service_subnets(&field, &text)
     {
         cluster.service_subnets = subnets;
+    }
+    if let Some((field, text)) = filled(networking.get("podSubnet")) {
+        check_pod_subnet(&field, &text, &cluster.service_subnets);
     }
     if let Some((field, text)) = filled(networking.get("dnsDomain")) {
         if is_dns_subdomain(&text) {

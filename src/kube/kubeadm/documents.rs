@@ -14,6 +14,8 @@ use crate::yaml::{self, Fault, FaultSeverity, Faults, Field, FieldPosition, Node
 /// The content of the documents, each field checked.
 #[derive(Debug, Default)]
 pub struct Documents {
+    /// Whether unknown and repeated fields are errors.
+    is_strict: bool,
     pub(super) cluster: Option<ClusterDocument>,
     pub(super) init: Option<NodeDocument>,
     pub(super) join: Option<NodeDocument>,
@@ -139,6 +141,19 @@ impl fmt::Display for DocumentKind {
 /// The result contains the faults; [`resolve`](super::resolve) returns them together with its own.
 pub fn load<N: AsRef<str>, T: AsRef<str>>(sources: &[(N, T)]) -> Documents {
     let mut loaded = Documents::default();
+    for (file, text) in sources {
+        loaded.read_text(file.as_ref(), text.as_ref());
+    }
+    loaded
+}
+
+/// As [`load`], but unknown and repeated fields are errors, as for `kubeadm config validate`. `kubeadm init` and
+/// `kubeadm join` only warn of them.
+pub(crate) fn load_strictly<N: AsRef<str>, T: AsRef<str>>(sources: &[(N, T)]) -> Documents {
+    let mut loaded = Documents {
+        is_strict: true,
+        ..Documents::default()
+    };
     for (file, text) in sources {
         loaded.read_text(file.as_ref(), text.as_ref());
     }
@@ -292,7 +307,11 @@ impl Documents {
                 .push(spot.error(message, "keep one of the two documents"));
             return;
         }
-        document.duplicates(FaultSeverity::Warning, &mut self.faults);
+        let severity = match self.is_strict {
+            true => FaultSeverity::Error,
+            false => FaultSeverity::Warning,
+        };
+        document.duplicates(severity, &mut self.faults);
         let merged = match self.base.take_if(|_| kind == DocumentKind::Cluster) {
             Some(base) => self.merge(base, document, &spot),
             None => None,
@@ -307,7 +326,7 @@ impl Documents {
         api: ApiVersion,
         kind: DocumentKind,
     ) {
-        let walk = Walk::new(false);
+        let walk = Walk::new(self.is_strict);
         if let Some(map) = Field::root(&walk, document).map() {
             map.ignore(&["apiVersion", "kind"]);
             match kind {

@@ -119,6 +119,7 @@ pub fn resolve(
             Some(loaded.cluster().cloned().unwrap_or_default())
         }
     };
+    inputs.check_families(advertise_address, cluster.as_ref(), &mut faults);
     let (node, warnings) = faults.outcome(node)?;
     match node {
         Some(node) => Ok(Resolved {
@@ -211,6 +212,35 @@ impl<'a> ResolveInputs<'a> {
                 format!("{message}; the node joins, and the InitConfiguration is ignored");
             join.document.warning(message, fix)
         });
+    }
+
+    /// Warns if the API server would not start: its address must have the family of the first service network
+    /// (`validatePublicIPServiceClusterIPRangeIPFamilies` of kube-apiserver).
+    fn check_families(
+        &self,
+        advertise_address: Option<IpAddr>,
+        cluster: Option<&ClusterConfig>,
+        faults: &mut Faults,
+    ) {
+        let (Some(address), Some(cluster)) = (advertise_address, cluster) else {
+            return;
+        };
+        let Some(services) = cluster.service_subnets.first() else {
+            return;
+        };
+        if services.network().is_ipv4() == address.is_ipv4() {
+            return;
+        }
+        let spot = match &self.loaded.cluster {
+            Some(document) => document.document.clone(),
+            None => FieldPosition::whole("kubeadm configuration"),
+        };
+        faults.push(spot.warning(
+            format!(
+                "the API server's address {address} and the first network of the services, {services}, have different IP families: kube-apiserver does not start"
+            ),
+            "set localAPIEndpoint.advertiseAddress and networking.serviceSubnet to one family; for two families, write the one of the address first",
+        ));
     }
 
     /// Returns the role from the documents, or else that of the settled node, or else that of a first node.

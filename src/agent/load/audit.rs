@@ -1,0 +1,149 @@
+//! Findings on a usable configuration, for `config check` and `preflight`: settings without effect, files that are still
+//! missing, pins that do not match. A run reports each of them when it matters; here they are known before.
+
+use time::OffsetDateTime;
+
+use super::{Loaded, secrets};
+use crate::agent::{ExitCode, Failure, Survey};
+use crate::kube::kubeadm::KubeadmRole;
+use crate::kube::names::Authority;
+use crate::signer::{self, SignerKind};
+use crate::store::NodeRoot;
+
+/// What an audit finds.
+#[derive(Debug, Default)]
+pub struct ConfigurationAudit {
+    /// Faults that a run would refuse.
+    pub errors: Vec<String>,
+    /// Accepted, but probably not intended or not complete.
+    pub warnings: Vec<String>,
+}
+
+impl ConfigurationAudit {
+    /// Returns the errors as a failure.
+    ///
+    /// # Errors
+    /// If there is an error.
+    pub fn require_usable(&self) -> Result<(), Failure> {
+        match self.errors.is_empty() {
+            true => Ok(()),
+            false => Err(Failure::with_messages(
+                ExitCode::Refused,
+                self.errors.clone(),
+            )),
+        }
+    }
+}
+
+impl Loaded {
+    /// Audits the configuration against the files of the node. Reads only.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn audit(
+        &self,
+        root: &NodeRoot,
+        now: OffsetDateTime,
+    ) -> Result<ConfigurationAudit, Failure> {
+        let survey = self.setup.survey_of(&self.state, now)?;
+        let mut audit = ConfigurationAudit {
+            errors: self.mismatched_pins(&survey),
+            warnings: secrets::absent_files(root, &self.settings),
+        };
+        audit.warnings.extend(self.missing_authorities(&survey));
+        audit.warnings.extend(self.renewals_without_effect());
+        audit.warnings.extend(self.shared_mounts());
+        Ok(audit)
+    }
+
+    fn mismatched_pins(&self, survey: &Survey) -> Vec<String> {
+        let bundles = survey.bundles.iter();
+        bundles
+            .filter_map(|bundle| {
+                let authority = bundle.spec.authority;
+                let pins = &self.settings.authorities.get(&authority)?.trust_sha256;
+                let error = bundle.found.present()?.require_pins(pins).err()?;
+                Some(format!(
+                    "authorities.{authority}.trust.sha256 does not match {}: {error} (correct the pin or the file)",
+                    bundle.spec.path
+                ))
+            })
+            .collect()
+    }
+
+    /// CA certificates that neither a file nor a pin provides. A joining node can take them from its cluster.
+    fn missing_authorities(&self, survey: &Survey) -> Vec<String> {
+        if self.node.role != KubeadmRole::Init {
+            return Vec::new();
+        }
+        let absent = survey
+            .bundles
+            .iter()
+            .filter(|bundle| bundle.found.present().is_none());
+        absent
+            .filter_map(|bundle| {
+                let authority = bundle.spec.authority;
+                let (_, config) = self.settings.signer_of(authority)?;
+                if matches!(config.kind(), SignerKind::Local | SignerKind::Embedded) {
+                    return None;
+                }
+                let settings = self.settings.authorities.get(&authority)?;
+                let path = &bundle.spec.path;
+                match (&settings.trust_file, settings.trust_sha256.is_empty()) {
+                    (Some(file), _) => Some(format!(
+                        "authorities.{authority}.trust.file: {} does not contain a CA certificate (put it there, or into {path})",
+                        file.display()
+                    )),
+                    (None, true) => Some(format!(
+                        "{path} does not exist, and no pin confirms the CA of the signer (put the CA certificate there, or its pin under authorities.{authority}.trust.sha256)"
+                    )),
+                    (None, false) => None,
+                }
+            })
+            .collect()
+    }
+
+    fn renewals_without_effect(&self) -> Option<String> {
+        let lifetimes = self
+            .setup
+            .plan
+            .certs
+            .iter()
+            .map(|spec| spec.profile.lifetime);
+        self.settings.rotation.without_effect(lifetimes.min()?)
+    }
+
+    /// Signers that get every authority's certificates from one CA.
+    fn shared_mounts(&self) -> Vec<String> {
+        let signers = self.settings.signers.iter();
+        signers
+            .filter_map(|(name, config)| {
+                let signer::Config::Vault(vault) = config else {
+                    return None;
+                };
+                let served: Vec<Authority> = Authority::ALL
+                    .into_iter()
+                    .filter(|authority| !self.setup.wanted(*authority).is_empty())
+                    .filter(|authority| {
+                        let signer = self.settings.signer_of(*authority);
+                        signer.is_some_and(|(signer, _)| signer == name)
+                    })
+                    .collect();
+                let identity = &self.setup.identity;
+                let mut issuers: Vec<_> =
+                    served.iter().map(|one| vault.issuer_place(*one, identity)).collect();
+                issuers.sort();
+                issuers.dedup();
+                if issuers.len() == served.len() {
+                    return None;
+                }
+                let names: Vec<&str> = served.iter().map(|one| one.as_str()).collect();
+                Some(format!(
+                    "signers.{name}.vault.mount: {} signs for {} with one CA, whose client certificates then pass for those of the others (write {{authority}} in mount or issuer, as in pki/{{authority}})",
+                    vault.mount,
+                    names.join(", ")
+                ))
+            })
+            .collect()
+    }
+}
