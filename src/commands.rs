@@ -37,7 +37,7 @@ use crate::process::{interrupt, machine};
 use crate::store::NodeRoot;
 
 use options::{GlobalOptions, OutputFormat, RunOptions, SourceOptions};
-use output::{print_failure, print_message, print_to_stderr, print_warnings, terminal};
+use output::{print_failure, print_message, print_to_stderr, print_warnings, set_colour, terminal};
 
 /// Gives a Kubernetes control-plane node its PKI without a CA private key ever being on the node.
 ///
@@ -75,7 +75,8 @@ enum Command {
     Bootstrap(RunOptions),
     /// Show what bootstrap would do, and why; writes nothing and contacts no signer
     ///
-    /// If a joining node lacks files, its cluster is read, as bootstrap does.
+    /// If a joining node lacks files, its cluster is read, as bootstrap does. Exit status: as for bootstrap, 78 if
+    /// certificates are to be issued and no signer is configured.
     Plan(SourceOptions),
     /// Check everything that bootstrap needs: configuration, signers, CAs, pins, secrets, clock, names, space
     ///
@@ -149,6 +150,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Ok(cli) => cli,
         Err(error) => return print_clap_error(&error) as u8,
     };
+    set_colour(cli.global.color);
     terminal::subscribe(cli.global.log, cli.global.verbose);
     match cli.run() {
         Ok(code) => code,

@@ -2,7 +2,7 @@
 
 use super::options::{GlobalOptions, RunOptions, SourceOptions};
 use super::output::terminal::Terminal;
-use super::output::{print_message, print_remainder, print_warnings};
+use super::output::{print_message, print_remainder, print_unfinished, print_warnings};
 use super::{now, runtime};
 use crate::agent::load::{self, IdentityChange, LoadInputs, Loaded};
 use crate::agent::{self, ExitCode, Failure, join, rotation};
@@ -54,9 +54,14 @@ pub(super) fn plan(sources: SourceOptions, global: &GlobalOptions) -> Result<Exi
         ..sources.inputs(global)?
     };
     let loaded = global.load_joining(&inputs)?;
-    let survey = loaded.setup.survey(&global.open_root()?, now())?;
+    let root = global.open_root()?;
+    print_unfinished(&root);
+    let survey = loaded.setup.survey(&root, now())?;
     let code = global.finish(&agent::report::planned(&loaded.setup, &survey))?;
+    let is_signed_by_none = loaded.setup.signers.is_empty() && survey.to_issue().next().is_some();
     match survey.refusals.is_empty() {
+        // The report names the authorities.
+        true if is_signed_by_none => Ok(code.max(ExitCode::Configuration)),
         true => Ok(code),
         false => Err(Failure::with_messages(ExitCode::Refused, survey.refusals)),
     }

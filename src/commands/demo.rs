@@ -2,14 +2,14 @@
 //!
 //! Prepares the directory and the inputs; the rest is the ordinary path through [`load`] and [`agent`].
 
-use std::io::{IsTerminal, stdout};
+use std::io::stdout;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 
 use super::options::GlobalOptions;
 use super::output::terminal::Terminal;
-use super::output::{print, print_warnings};
+use super::output::{has_colour, print, print_warnings};
 use super::{now, runtime};
 use crate::agent::load::{self, LoadInputs};
 use crate::agent::{self, ExitCode, Failure};
@@ -59,7 +59,7 @@ impl DemoArgs {
         let report = report?;
         let role = Some(loaded.node.role.into());
         let status = status::collect(&loaded.setup.state(&root), role, now());
-        print(&status::tree(&status, stdout().is_terminal()))?;
+        print(&status::tree(&status, has_colour(&stdout())))?;
         let pki = root.on_this_machine(loaded.setup.plan.layout.certificates_dir());
         print(&format!(
             "\nNo CA private key was written. To verify:\n  openssl verify -CAfile {pki}/ca.crt {pki}/apiserver.crt\n  nodepki --root {dir} status\n",

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
+use super::output::ColourChoice;
 use super::output::terminal::LogFormat;
 use super::{now, print_warnings, runtime};
 use crate::agent::load::{self, IdentityChange, LoadInputs, Loaded, SignerState};
@@ -32,6 +33,9 @@ pub(super) struct GlobalOptions {
     /// Print more; twice for debug output
     #[arg(help_heading = GLOBAL_HEADING, short, long, global = true, action = clap::ArgAction::Count)]
     pub(super) verbose: u8,
+    /// When to colour the output; auto obeys NO_COLOR
+    #[arg(help_heading = GLOBAL_HEADING, long, global = true, value_enum, default_value_t = ColourChoice::Auto, value_name = "WHEN")]
+    pub(super) color: ColourChoice,
     /// Destination and format of log events
     #[arg(help_heading = GLOBAL_HEADING, long, global = true, value_enum, default_value_t = LogFormat::Auto, value_name = "FORMAT")]
     pub(super) log: LogFormat,

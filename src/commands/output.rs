@@ -9,9 +9,13 @@ use serde::Serialize;
 
 use super::options::{GlobalOptions, OutputFormat};
 use crate::agent::{ExitCode, Failure, RunReport};
+use crate::store::{NodeRoot, STATE_DIR};
 use crate::yaml;
 
-pub(super) use screen::{print, print_exact, print_json, print_message, print_to_stderr};
+pub(super) use screen::{
+    ColourChoice, has_colour, print, print_exact, print_json, print_message, print_to_stderr,
+    set_colour,
+};
 
 pub(super) fn print_failure(failure: &Failure) {
     for message in &failure.messages {
@@ -29,6 +33,17 @@ pub(super) fn print_warnings(warnings: &[String]) {
 
 fn unprintable(error: impl std::error::Error + 'static) -> Failure {
     Failure::new(ExitCode::Pending, "the result cannot be printed").caused_by(error)
+}
+
+/// Reports a commit that an earlier run has not finished. A state directory that cannot be read is reported by the command
+/// itself.
+pub(super) fn print_unfinished(root: &NodeRoot) {
+    if root.has_unfinished().unwrap_or(false) {
+        print_message(&format!(
+            "a run was interrupted while it installed files, or is in progress: {} contains its record (nodepki bootstrap completes it)",
+            root.node_path(STATE_DIR)
+        ));
+    }
 }
 
 /// Prints what a run that failed in part has installed and what it has not.

@@ -1,12 +1,12 @@
 //! `nodepki status`.
 
-use std::io::{IsTerminal, stdout};
+use std::io::stdout;
 use std::path::PathBuf;
 
 use clap::Args;
 
 use super::options::{GlobalOptions, OutputFormat};
-use super::output::{print, print_exact, print_json, print_message};
+use super::output::{has_colour, print, print_exact, print_json, print_message, print_unfinished};
 use super::{now, or_machine_fault};
 use crate::agent::load::{self, LoadInputs};
 use crate::agent::{ExitCode, Failure};
@@ -33,7 +33,8 @@ impl StatusArgs {
         let described = load::described(&root, &inputs, self.cert_dir.clone());
         let role = described.role.map(status::NodeRole::from);
         let status = status::collect(&described.state, role, now());
-        let colour = stdout().is_terminal();
+        let colour = has_colour(&stdout());
+        print_unfinished(&root);
         let printed = match (global.output, self.kubeadm) {
             (OutputFormat::Prometheus, _) => print_exact(&metrics::of_status(&root, &status)),
             (format, true) => {

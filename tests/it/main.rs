@@ -61,6 +61,7 @@ mod package_install;
 mod package_program;
 mod packages;
 mod packaging;
+mod plan_status;
 mod preflight;
 mod readme;
 #[cfg(feature = "failpoints")]

@@ -239,7 +239,7 @@ fn renews_expired_node_offline_without_signer() {
     follow(
         &node,
         2,
-        &[(0, &["no signer is configured", "nodepki csr export DIR"])],
+        &[(78, &["no signer is configured", "nodepki csr export DIR"])],
     );
     follow(
         &node,

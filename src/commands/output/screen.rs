@@ -7,12 +7,47 @@
 
 use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write, stderr, stdout};
+use std::sync::OnceLock;
 
 use crate::agent::{ExitCode, Failure};
 use crate::x509::is_hidden;
 
 /// Parameters of SGR sequences that change only weight or colour and cannot hide text.
 const HARMLESS_SGR: [std::ops::RangeInclusive<u16>; 3] = [0..=4, 30..=37, 90..=97];
+
+/// When output is coloured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(in super::super) enum ColourChoice {
+    /// On a terminal, unless NO_COLOR is set
+    Auto,
+    /// Always
+    Always,
+    /// Never
+    Never,
+}
+
+static COLOUR: OnceLock<ColourChoice> = OnceLock::new();
+
+/// Sets the choice of the command line. The first call counts.
+pub(in super::super) fn set_colour(choice: ColourChoice) {
+    let _ = COLOUR.set(choice);
+}
+
+/// Returns whether output to this stream is coloured.
+pub(in super::super) fn has_colour(stream: &impl IsTerminal) -> bool {
+    let choice = COLOUR.get().copied().unwrap_or(ColourChoice::Auto);
+    // https://no-color.org: any value except an empty one.
+    let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    is_coloured(choice, no_color, stream.is_terminal())
+}
+
+const fn is_coloured(choice: ColourChoice, no_color: bool, is_terminal: bool) -> bool {
+    match choice {
+        ColourChoice::Always => true,
+        ColourChoice::Never => false,
+        ColourChoice::Auto => is_terminal && !no_color,
+    }
+}
 
 /// Returns the text with hidden characters escaped. With `colour`, harmless SGR sequences are kept.
 pub(super) fn visible(text: &str, colour: bool) -> Cow<'_, str> {
@@ -82,13 +117,13 @@ pub(in super::super) fn print_message(message: &str) {
 
 /// Writes text for people to stderr.
 pub(in super::super) fn print_to_stderr(text: &str) {
-    let shown = visible(text, stderr().is_terminal());
+    let shown = visible(text, has_colour(&stderr()));
     let _ = stderr().write_all(shown.as_bytes());
 }
 
 /// Writes text for people to stdout.
 pub(in super::super) fn print(text: &str) -> Result<ExitCode, Failure> {
-    write(&visible(text, stdout().is_terminal()))
+    write(&visible(text, has_colour(&stdout())))
 }
 
 /// Writes a JSON document to stdout.
@@ -134,7 +169,7 @@ impl Write for LogWriter {
         let text = String::from_utf8_lossy(event);
         let line = text.strip_suffix('\n').unwrap_or(&text);
         let shown = match self.0 {
-            LogLineFormat::Text => visible(line, stderr().is_terminal()).replace('\n', "\n    "),
+            LogLineFormat::Text => visible(line, has_colour(&stderr())).replace('\n', "\n    "),
             LogLineFormat::Json => visible_json(line).into_owned(),
         };
         stderr().write_all(format!("{shown}\n").as_bytes())?;
@@ -177,6 +212,24 @@ mod tests {
             assert_eq!(visible(text, colour), shown, "{text:?}");
         }
         assert_eq!(visible_line("a\nb\tc\u{1b}"), "a\\nb c\\u{1b}");
+    }
+
+    #[test]
+    fn colours_terminals_unless_told_otherwise() {
+        use ColourChoice::{Always, Auto, Never};
+        for (choice, no_color, is_terminal, expected) in [
+            (Auto, false, true, true),
+            (Auto, false, false, false),
+            (Auto, true, true, false),
+            (Always, true, false, true),
+            (Never, false, true, false),
+        ] {
+            assert_eq!(
+                is_coloured(choice, no_color, is_terminal),
+                expected,
+                "{choice:?}"
+            );
+        }
     }
 
     #[test]

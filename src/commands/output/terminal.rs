@@ -8,7 +8,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::prelude::*;
 
 use super::journal;
-use super::screen::{LogLineFormat, LogWriter, visible_line};
+use super::screen::{LogLineFormat, LogWriter, has_colour, visible_line};
 use crate::agent::{Event, Progress};
 use crate::kube::names::CertName;
 use crate::x509::rfc3339;
@@ -59,7 +59,7 @@ pub(in super::super) fn subscribe(format: LogFormat, verbose: u8) {
         let layer = tracing_subscriber::fmt::layer()
             .log_internal_errors(false)
             .with_writer(|| LogWriter(LogLineFormat::Text))
-            .with_ansi(stderr().is_terminal())
+            .with_ansi(has_colour(&stderr()))
             .with_target(false)
             .without_time();
         registry.with(layer).init();
