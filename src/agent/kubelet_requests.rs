@@ -312,7 +312,7 @@ impl Signing {
 /// Returns the names that no kubelet may have; `None` on a worker, where those of the API server are unknown.
 fn reserved_names(loaded: &Loaded) -> Option<ReservedNames> {
     let apiserver = loaded.setup.plan.cert(CertName::Apiserver)?;
-    let names = &apiserver.profile.sans;
+    let names = &apiserver.requested.profile.sans;
     Some(ReservedNames::new(&loaded.cluster, names))
 }
 

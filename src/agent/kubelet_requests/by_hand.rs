@@ -93,7 +93,7 @@ impl RequestDesk {
         let mut view = View::default();
         let mut requests = Vec::new();
         let of_cluster =
-            |doing: &'static str| move |error: ApiError| Failure::of_cluster(doing, &error);
+            |doing: &'static str| move |error: ApiError| Failure::of_cluster(doing, error);
         self.read_nodes(&mut view)
             .await
             .map_err(of_cluster("listing the Nodes"))?;
@@ -138,7 +138,7 @@ impl RequestDesk {
         let doing = format!("reading the CertificateSigningRequest {name}");
         for _ in 0..MAX_CONFLICTS {
             let found = self.api.read(&object::CSR, None, name).await;
-            let found = found.map_err(|error| Failure::of_cluster(&doing, &error))?;
+            let found = found.map_err(|error| Failure::of_cluster(&doing, error))?;
             let request = match &found {
                 Some(object) => CsrObject::from_json(object).ok().flatten(),
                 None => None,
@@ -150,7 +150,7 @@ impl RequestDesk {
             };
             let mut view = View::default();
             let nodes = self.read_nodes(&mut view).await;
-            nodes.map_err(|error| Failure::of_cluster("listing the Nodes", &error))?;
+            nodes.map_err(|error| Failure::of_cluster("listing the Nodes", error))?;
             let listed = self.listed(&request, &view);
             let update = self.decided(&found, &request, &listed, &view, decision)?;
             let written = self
@@ -162,7 +162,7 @@ impl RequestDesk {
                 Err(ApiError::Refused(status)) if status.is_conflict() => {}
                 Err(error) => {
                     let doing = format!("deciding about the CertificateSigningRequest {name}");
-                    return Err(Failure::of_cluster(doing, &error));
+                    return Err(Failure::of_cluster(doing, error));
                 }
             }
         }

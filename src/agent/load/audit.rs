@@ -109,7 +109,7 @@ impl Loaded {
             .plan
             .certs
             .iter()
-            .map(|spec| spec.profile.lifetime);
+            .map(|spec| spec.requested.profile.lifetime);
         self.settings.rotation.without_effect(lifetimes.min()?)
     }
 
@@ -123,7 +123,7 @@ impl Loaded {
                 };
                 let served: Vec<Authority> = Authority::ALL
                     .into_iter()
-                    .filter(|authority| !self.setup.wanted(*authority).is_empty())
+                    .filter(|authority| self.setup.requested(*authority).next().is_some())
                     .filter(|authority| {
                         let signer = self.settings.signer_of(*authority);
                         signer.is_some_and(|(signer, _)| signer == name)
