@@ -32,10 +32,15 @@ impl KubeletService {
         metrics: &Metrics,
         clock: Clock,
     ) -> Result<(), Failure> {
-        let name = loaded.setup.signers.get(&Authority::Ca);
-        let name = name.map_or("", |(name, _)| name);
-        let observer = Rc::new(metrics.kubelet_recorder(name));
-        let signer = KubeletSigner::new(root, loaded, clock, observer)?;
+        let signer = match loaded.settings.kubelets.sign {
+            true => {
+                let name = loaded.setup.signers.get(&Authority::Ca);
+                let name = name.map_or("", |(name, _)| name);
+                let observer = Rc::new(metrics.kubelet_recorder(name));
+                KubeletSigner::new(root, loaded, clock, observer)?
+            }
+            false => None,
+        };
         let former = self.signer.replace(signer.map(Rc::new));
         if former.is_some() || self.signer.borrow().is_some() {
             self.replaced.notify_one();
