@@ -18,6 +18,7 @@ use nodepki::x509::{
 use serde_json::{Value, json};
 
 use crate::join_control_plane::{prepare, start_components};
+use crate::node::NODEPKI;
 use crate::rotation_cluster::Daemon;
 use crate::servers::bin;
 use crate::servers::cluster::{
@@ -435,4 +436,72 @@ fn follower_takes_over_and_signer_has_one_request() {
         daemon.stop();
     }
     assert_eq!(holder(), "");
+}
+
+/// Returns the largest resident size of a running daemon in KiB.
+fn daemon_memory() -> u64 {
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let sizes = processes.filter_map(|process| {
+        let arguments = fs::read(process.path().join("cmdline")).ok()?;
+        let is_daemon =
+            arguments.starts_with(NODEPKI.as_bytes()) && arguments.ends_with(b"\0daemon\0");
+        let status = fs::read_to_string(process.path().join("status")).ok()?;
+        let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
+        is_daemon.then(|| line.split_whitespace().nth(1)?.parse().ok())?
+    });
+    sizes.max().unwrap()
+}
+
+#[test]
+fn serves_burst_of_joining_nodes() {
+    const NODES: usize = 240;
+    const THREADS: usize = 4;
+    let cluster = &Cluster::start(Authorities::External);
+    let node = cluster.first();
+    give_keys(cluster, node);
+    configure(node, "corp", "");
+    node.write("/run/kubeadm/kubeadm.yaml", INIT);
+    grant(cluster);
+    let daemon = &Daemon::start(node);
+    let (name, _, _) = Wanted::client("first").create(&token(cluster));
+    decided(cluster, &name, daemon);
+    let before = daemon_memory();
+
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            scope.spawn(move || {
+                let user = token(cluster);
+                for number in (thread..NODES).step_by(THREADS) {
+                    Wanted::client(&format!("w{number}")).create(&user);
+                }
+            });
+        }
+    });
+    let created = began.elapsed();
+    let page = || {
+        let page = node.run("curl", &["--silent", "http://127.0.0.1:9465/metrics"]);
+        page.stdout
+    };
+    let issued = format!(
+        "nodepki_kubelet_request_duration_seconds_count{{certificate=\"client\"}} {}\n",
+        NODES + 1
+    );
+    wait_until("all requests are issued", || page().contains(&issued));
+    let served = began.elapsed();
+    let page = page();
+    let buckets = page
+        .lines()
+        .filter(|line| line.contains("duration_seconds_bucket{certificate=\"client\""));
+    let buckets: Vec<&str> = buckets.collect();
+    let memory = daemon_memory();
+    println!(
+        "{NODES} requests created in {created:.1?}, all issued after {served:.1?}; peak memory {before} KiB before, {memory} KiB after\n{}",
+        buckets.join("\n")
+    );
+    assert!(memory < 64 << 10, "{memory} KiB");
+    assert!(
+        page.contains("nodepki_kubelet_requests_pending{certificate=\"client\"} 0"),
+        "{page}"
+    );
 }
