@@ -15,7 +15,7 @@ const RBAC_GROUP: &str = "rbac.authorization.k8s.io";
 const ROLE: &str = "nodepki:kubelet-signer";
 /// Namespace of the Lease.
 pub const LEASE_NAMESPACE: &str = "kube-system";
-/// Namespace of events about objects without a namespace (`client-go/tools/events/event_recorder.go`, `makeEvent`).
+/// Namespace of events about objects without a namespace (`client-go/tools/record/event.go`, `makeEvent`).
 pub const EVENT_NAMESPACE: &str = "default";
 
 const INTRODUCTION: &str = "\
@@ -63,7 +63,7 @@ fn objects(policy: &KubeletPolicy, group: &str) -> Vec<Value> {
         "verbs": ["get", "create", "update"],
     }]);
     let event_rules = json!([
-        {"apiGroups": ["", "events.k8s.io"], "resources": ["events"], "verbs": ["create"]},
+        {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
     ]);
     let mut objects = Vec::new();
     for (namespace, rules) in [
@@ -140,7 +140,7 @@ mod tests {
                 "*: certificates.k8s.io/signers[kubernetes.io/kube-apiserver-client-kubelet,kubernetes.io/kubelet-serving] approve,sign",
                 "*: /nodes[] get,list,watch",
                 "kube-system: coordination.k8s.io/leases[nodepki-kubelets] get,create,update",
-                "default: ,events.k8s.io/events[] create",
+                "default: /events[] create",
             ]
         );
     }

@@ -299,3 +299,39 @@ fn accepts_only_configured_common_name() {
         assert!(note.contains(part), "{note}");
     }
 }
+
+#[test]
+fn plans_own_kubeconfig_where_nodepki_signs_for_kubelets() {
+    let choices = Choices {
+        signs_for_kubelets: true,
+        ..Choices::default()
+    };
+    let endpoint = cluster("controlPlaneEndpoint: api.example\n");
+    for (node, name, server) in [
+        (INIT, "nodepki:cp1", "https://192.0.2.11:6443"),
+        (JOIN, "nodepki:cp2", "https://[2001:db8::12]:7443"),
+    ] {
+        let plan = planned(node, &endpoint, &choices);
+        let spec = plan.cert(CertName::NodepkiConf).unwrap();
+        assert_eq!(spec.profile.subject.common_name, name);
+        assert_eq!(spec.profile.subject.organizations, [KUBELET_SIGNERS_GROUP]);
+        assert_eq!(
+            spec.profile.usages,
+            [crate::x509::ExtendedUsage::ClientAuth]
+        );
+        let CertFiles::Kubeconfig {
+            path, server: url, ..
+        } = &spec.output
+        else {
+            panic!("it is a kubeconfig");
+        };
+        assert_eq!(path.display().to_string(), "/etc/kubernetes/nodepki.conf");
+        assert_eq!(url, server);
+        assert!(!KUBELET_SIGNERS_GROUP.starts_with("system:"));
+    }
+    let plan = planned(INIT, &endpoint, &Choices::default());
+    assert!(plan.cert(CertName::NodepkiConf).is_none());
+    let worker = JOIN.replace("controlPlane:", "ignored:");
+    let plan = planned(&worker, &endpoint, &choices);
+    assert!(plan.cert(CertName::NodepkiConf).is_none());
+}

@@ -42,6 +42,7 @@ mod join_control_plane;
 mod joining;
 mod kubeadm;
 mod kubelet;
+mod kubelet_rules;
 mod kubelets;
 mod layers;
 mod log;

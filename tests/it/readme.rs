@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use nodepki::config::Settings;
+use nodepki::kubelets::RequestReason;
 use nodepki::signer::{Carry, Renewal, RequestLookup, Resubmit, SignerKind};
 
 use crate::node::NODEPKI;
@@ -128,6 +129,15 @@ fn comparison() -> String {
     table(&[&["kind"], &names[..]].concat(), rows)
 }
 
+fn reasons() -> String {
+    table(
+        &["reason", "meaning"],
+        RequestReason::ALL
+            .into_iter()
+            .map(|reason| vec![format!("`{reason}`"), reason.meaning().to_owned()]),
+    )
+}
+
 fn signer_page(kind: SignerKind) -> String {
     let example = read(format!("packaging/examples/signers/{kind}.yaml"));
     let rows = capabilities(kind).map(|(name, value)| vec![name.to_owned(), value]);
@@ -151,6 +161,7 @@ fn generated() -> Vec<(String, String)> {
     let mut pages = vec![
         ("README.md".to_owned(), signers_of_readme()),
         ("docs/signers/README.md".to_owned(), comparison()),
+        ("docs/kubelet-signing.md".to_owned(), reasons()),
         (
             "docs/configuration.md".to_owned(),
             Settings::documentation(),
