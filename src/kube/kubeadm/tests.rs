@@ -619,6 +619,37 @@ fn reads_advertise_addresses() {
 }
 
 #[test]
+fn warns_of_different_ip_families() {
+    let of = |networking: &str| warnings(&format!("networking: {{{networking}}}\n"));
+    for fine in [
+        "serviceSubnet: 10.96.0.0/16, podSubnet: 10.244.0.0/16",
+        "podSubnet: 10.244.0.0/16",
+        "serviceSubnet: '10.96.0.0/16,fd00::/112', podSubnet: '10.244.0.0/16,fd01::/56'",
+    ] {
+        assert_eq!(of(fine), [""; 0], "{fine}");
+    }
+    let [api] = &of("serviceSubnet: 'fd00::/112,10.96.0.0/16'")[..] else {
+        panic!("one warning expected")
+    };
+    assert!(
+        api.contains("192.0.2.11 and the first network of the services, fd00::/112"),
+        "{api}"
+    );
+    let [pods] = &of("serviceSubnet: 10.96.0.0/16, podSubnet: 'fd01::/56'")[..] else {
+        panic!("one warning expected")
+    };
+    assert!(
+        pods.contains("networking.podSubnet: is IPv6, but networking.serviceSubnet is IPv4"),
+        "{pods}"
+    );
+    let refused = errors("networking: {podSubnet: 10.244.0.0}\n");
+    assert!(
+        refused.contains("is not a network in CIDR notation"),
+        "{refused}"
+    );
+}
+
+#[test]
 fn reads_service_networks() {
     let subnets = |text: &str| -> String {
         let cluster = without_warnings(&format!("networking:\n  serviceSubnet: {text}\n"));
@@ -631,8 +662,8 @@ fn reads_service_networks() {
     };
     assert_eq!(subnets("10.96.7.9/16"), "10.96.0.0/16");
     assert_eq!(
-        subnets("fd00:10:96::/112,10.96.0.0/16"),
-        "fd00:10:96::/112,10.96.0.0/16"
+        subnets("10.96.0.0/16,fd00:10:96::/112"),
+        "10.96.0.0/16,fd00:10:96::/112"
     );
     assert_eq!(subnets("10.96.0.0/28"), "10.96.0.0/28");
     for (text, want) in [

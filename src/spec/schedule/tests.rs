@@ -27,6 +27,28 @@ fn life(length: Span) -> CertLife {
 }
 
 #[test]
+fn reports_renew_at_before_half_of_lifetime() {
+    let year = Duration::from_secs(8760 * 3600);
+    let at = |renew_at| Rotation {
+        renew_at,
+        ..rotation()
+    };
+    let before = |hours: u64| RenewAt::Before(Duration::from_secs(hours * 3600));
+    for (renew_at, has_effect) in [
+        (RenewAt::Share(Percent(50)), true),
+        (RenewAt::Share(Percent(49)), false),
+        (before(4380), true),
+        (before(4381), false),
+    ] {
+        assert_eq!(
+            at(renew_at).without_effect(year).is_none(),
+            has_effect,
+            "{renew_at}"
+        );
+    }
+}
+
+#[test]
 fn computes_due_time_by_each_rule() {
     let hours = |hours: u64| Duration::from_secs(hours * 3600);
     let before = |hours_before| Rotation {
