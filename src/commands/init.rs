@@ -28,7 +28,7 @@ const FRAGMENT: &str = "/etc/nodepki/config.d/signer.yaml";
 pub(super) struct InitArgs {
     /// Kind of signer: vault, cfssl, stepCA, est, kubernetes, certManager, puppet or directory
     kind: String,
-    /// Address of the server, for example https://vault.example.com:8200; the same as --set server=URL
+    /// URL of the server, with its port; the same as --set server=URL
     #[arg(long, value_name = "URL")]
     server: Option<String>,
     /// Another value of the settings; may be repeated

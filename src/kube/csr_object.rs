@@ -141,7 +141,7 @@ impl CsrObject {
     /// # Errors
     /// An object without name, UID, version or creation time.
     pub fn from_json(object: &Value) -> Result<Option<CsrObject>, InvalidObject> {
-        let spec = &object["spec"];
+        let (spec, status) = (&object["spec"], &object["status"]);
         let signer_name = spec["signerName"].as_str().unwrap_or_default();
         let mut all = KubeletCertificate::ALL.into_iter();
         let Some(certificate) = all.find(|one| one.signer_name() == signer_name) else {
@@ -162,8 +162,8 @@ impl CsrObject {
                 username: limits.text("spec.username", &spec["username"]),
                 groups: limits.texts("spec.groups", &spec["groups"]),
             },
-            conditions: conditions(&object["status"]["conditions"]),
-            is_issued: object["status"]["certificate"]
+            conditions: conditions(&status["conditions"]),
+            is_issued: status["certificate"]
                 .as_str()
                 .is_some_and(|pem| !pem.is_empty()),
             excess: limits.excess,
@@ -219,7 +219,7 @@ impl NodeObject {
     /// An object without name, UID, version or creation time.
     pub fn from_json(object: &Value) -> Result<NodeObject, InvalidObject> {
         let metadata = Metadata::read("Node", object)?;
-        let status = &object["status"];
+        let (meta, status) = (&object["metadata"], &object["status"]);
         let addresses = status["addresses"].as_array().into_iter().flatten();
         Ok(NodeObject {
             name: metadata.name,
@@ -230,10 +230,8 @@ impl NodeObject {
                 .take(MAX_NODE_ADDRESSES)
                 .filter_map(node_address)
                 .collect(),
-            is_control_plane: object["metadata"]["labels"]
-                .get(CONTROL_PLANE_LABEL)
-                .is_some(),
-            is_deleting: !object["metadata"]["deletionTimestamp"].is_null(),
+            is_control_plane: meta["labels"].get(CONTROL_PLANE_LABEL).is_some(),
+            is_deleting: !meta["deletionTimestamp"].is_null(),
             ready: readiness(&status["conditions"]),
         })
     }

@@ -75,10 +75,10 @@ fn objects(policy: &KubeletPolicy, group: &str) -> Vec<Value> {
             Some(_) => "Role",
             None => "ClusterRole",
         };
-        let mut metadata = json!({"name": ROLE});
-        if let Some(namespace) = namespace {
-            metadata["namespace"] = json!(namespace);
-        }
+        let metadata = match namespace {
+            Some(namespace) => json!({"name": ROLE, "namespace": namespace}),
+            None => json!({"name": ROLE}),
+        };
         objects.push(json!({
             "apiVersion": format!("{RBAC_GROUP}/v1"),
             "kind": kind,

@@ -718,7 +718,8 @@ fn reports_every_difference_of_the_signers_answer() {
             .join("; ")
     };
     assert_eq!(differences(&own, true, &|_| {}), "");
-    let cases: [(&dyn Fn(&mut Profile), &str); 8] = [
+    type Change<'a> = &'a dyn Fn(&mut Profile);
+    let cases: [(Change<'_>, &str); 8] = [
         (
             &|p| p.subject.common_name = "system:node:w2".to_owned(),
             "CN is \"system:node:w2\"",

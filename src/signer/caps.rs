@@ -129,7 +129,7 @@ impl Caps {
         needed.map(|(carry, _)| carry).max().unwrap_or(Carry::Yes)
     }
 
-    /// Performs the part of [`Signer::preflight`] that follows from the capabilities alone. Reports every obstacle.
+    /// Performs the part of [`Signer::preflight`](super::Signer::preflight) that follows from the capabilities alone. Reports every obstacle.
     pub fn carries(&self, label: &str, wanted: &RequestedCertificate) -> Result<(), Rejection> {
         let profile = &wanted.profile;
         let mut obstacles = Vec::new();

@@ -314,7 +314,10 @@ fn plans_own_kubeconfig_where_nodepki_signs_for_kubelets() {
         let plan = planned(node, &endpoint, &choices);
         let spec = plan.cert(CertName::NodepkiConf).unwrap();
         assert_eq!(spec.requested.profile.subject.common_name, name);
-        assert_eq!(spec.requested.profile.subject.organizations, [KUBELET_SIGNERS_GROUP]);
+        assert_eq!(
+            spec.requested.profile.subject.organizations,
+            [KUBELET_SIGNERS_GROUP]
+        );
         assert_eq!(
             spec.requested.profile.usages,
             [crate::x509::ExtendedUsage::ClientAuth]

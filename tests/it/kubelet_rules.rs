@@ -110,6 +110,10 @@ fn openssl_verifies_hostile_requests() {
         if case.refused_by_api_server && case.name != "ECDSA on secp256k1" {
             continue;
         }
+        // To OpenSSL, PEM headers mean that the block is encrypted.
+        if case.name == "PEM headers" {
+            continue;
+        }
         let text = openssl(&["req", "-noout", "-verify", "-text"], &case.pem);
         assert!(
             String::from_utf8_lossy(&text).contains("Certificate Request:"),
