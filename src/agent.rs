@@ -46,7 +46,9 @@ use crate::x509::TrustBundle;
 
 pub use clock::{ClockPolicy, Floor, floor};
 pub use event::{Event, Progress, SignerOperation};
-pub use examine::{AuthorityExamination, Examination, SignerExamination, Verdict, examine_signers};
+pub use examine::{
+    AuthorityExamination, Examination, ExaminationVerdict, SignerExamination, examine_signers,
+};
 pub use failure::{ExitCode, Failure, FailureMessage};
 pub use offline::{export_requests, import_answers};
 pub use proof::{

@@ -27,7 +27,7 @@ pub struct SignerExamination {
     /// Kind and location.
     pub label: String,
     /// Result of the login.
-    pub login: Verdict,
+    pub login: ExaminationVerdict,
     /// The authorities that it signs for.
     pub authorities: Vec<AuthorityExamination>,
 }
@@ -37,15 +37,15 @@ pub struct AuthorityExamination {
     /// The authority.
     pub authority: Authority,
     /// Comparison of its CA with the files of the node and the pins.
-    pub ca: Verdict,
+    pub ca: ExaminationVerdict,
     /// The CA certificates that the signer reports. Not verified.
     pub offered: Option<TrustBundle>,
     /// Result for the certificates; several if they are rejected for different reasons.
-    pub certificates: Vec<Verdict>,
+    pub certificates: Vec<ExaminationVerdict>,
 }
 
 /// Result of one examination.
-pub enum Verdict {
+pub enum ExaminationVerdict {
     /// Nothing stands against a request; what was found.
     Passed(String),
     /// Not examined, and why.
@@ -61,16 +61,16 @@ pub enum Verdict {
     },
 }
 
-impl Verdict {
-    fn failed(failure: Failure) -> Verdict {
-        Verdict::Failed {
+impl ExaminationVerdict {
+    fn failed(failure: Failure) -> ExaminationVerdict {
+        ExaminationVerdict::Failed {
             code: failure.code,
             problem: failure.texts().join("; "),
             fix: None,
         }
     }
 
-    fn refused_by(error: &SignerError) -> Verdict {
+    fn refused_by(error: &SignerError) -> ExaminationVerdict {
         let mut problem = error.detail.clone();
         let mut source = std::error::Error::source(error);
         while let Some(cause) = source {
@@ -80,7 +80,7 @@ impl Verdict {
             }
             source = cause.source();
         }
-        Verdict::Failed {
+        ExaminationVerdict::Failed {
             code: signer_code(error),
             problem,
             fix: Some(error.advice.clone()),
@@ -174,23 +174,28 @@ async fn examine(
 ) -> SignerExamination {
     let deadline = Instant::now() + setup.wait;
     let login = match signer.probe_uses_up() {
-        Some(why) => Verdict::Open(format!("no login was tried: {why}")),
+        Some(why) => ExaminationVerdict::Open(format!("no login was tried: {why}")),
         None => match request::patiently(deadline, || signer.probe()).await {
-            Ok(()) => Verdict::Passed(format!("{} answers and refuses nothing", signer.label())),
-            Err(error) => Verdict::refused_by(&error),
+            Ok(()) => ExaminationVerdict::Passed(format!(
+                "{} answers and refuses nothing",
+                signer.label()
+            )),
+            Err(error) => ExaminationVerdict::refused_by(&error),
         },
     };
     let mut examined = Vec::new();
     for authority in authorities {
         examined.push(match &login {
-            Verdict::Failed { .. } => AuthorityExamination {
+            ExaminationVerdict::Failed { .. } => AuthorityExamination {
                 authority,
-                ca: Verdict::Open(format!("signer {name} must work first")),
+                ca: ExaminationVerdict::Open(format!("signer {name} must work first")),
                 offered: None,
-                certificates: vec![Verdict::Open(format!("signer {name} must work first"))],
+                certificates: vec![ExaminationVerdict::Open(format!(
+                    "signer {name} must work first"
+                ))],
             },
             login => {
-                let is_known = matches!(login, Verdict::Passed(_));
+                let is_known = matches!(login, ExaminationVerdict::Passed(_));
                 let (ca, offered) =
                     examine_ca(setup, signer, authority, trusted(authority), deadline).await;
                 AuthorityExamination {
@@ -220,32 +225,34 @@ async fn examine_ca(
     authority: Authority,
     trusted: Option<TrustBundle>,
     deadline: Instant,
-) -> (Verdict, Option<TrustBundle>) {
+) -> (ExaminationVerdict, Option<TrustBundle>) {
     let offered = match offered(signer, authority, deadline).await {
         Ok(offered) => offered,
-        Err(OfferError::Unanswered(error)) => return (Verdict::refused_by(&error), None),
-        Err(OfferError::Unusable(failure)) => return (Verdict::failed(failure), None),
+        Err(OfferError::Unanswered(error)) => {
+            return (ExaminationVerdict::refused_by(&error), None);
+        }
+        Err(OfferError::Unusable(failure)) => return (ExaminationVerdict::failed(failure), None),
     };
     let label = signer.label();
     let verdict = match (trusted, &offered) {
         (Some(trusted), Some(offered)) => {
             match same_authority(authority, signer, &trusted, offered) {
-                Ok(()) => Verdict::Passed(format!("{label} has the CA of this node")),
-                Err(failure) => Verdict::failed(failure),
+                Ok(()) => ExaminationVerdict::Passed(format!("{label} has the CA of this node")),
+                Err(failure) => ExaminationVerdict::failed(failure),
             }
         }
-        (Some(_), None) => Verdict::Open(format!(
+        (Some(_), None) => ExaminationVerdict::Open(format!(
             "{label} does not report its CA; each certificate is verified under the CA of this node"
         )),
         (None, Some(offered)) => {
             match RequestRun::admit(setup, authority, signer, offered.clone()) {
-                Ok(offered) => Verdict::Passed(format!(
+                Ok(offered) => ExaminationVerdict::Passed(format!(
                     "the CA is not on this node yet; {label} offers {offered}, which is accepted"
                 )),
-                Err(failure) => Verdict::failed(failure),
+                Err(failure) => ExaminationVerdict::failed(failure),
             }
         }
-        (None, None) => Verdict::failed(super::run::no_authority(setup, authority)),
+        (None, None) => ExaminationVerdict::failed(super::run::no_authority(setup, authority)),
     };
     (verdict, offered)
 }
@@ -256,7 +263,7 @@ fn examine_certificates(
     signer: &dyn Signer,
     authority: Authority,
     is_known: bool,
-) -> Vec<Verdict> {
+) -> Vec<ExaminationVerdict> {
     let specs = setup.plan.certs.iter();
     let specs: Vec<_> = specs.filter(|spec| spec.authority() == authority).collect();
     let rejections = specs
@@ -270,7 +277,7 @@ fn examine_certificates(
                 .filter(|spec| names.contains(&spec.name().as_str()));
             let omissions = of_group.filter_map(|spec| super::report::omission(spec));
             let fix: Vec<String> = std::iter::once(rejection.advice).chain(omissions).collect();
-            Verdict::Failed {
+            ExaminationVerdict::Failed {
                 code: ExitCode::Configuration,
                 problem: format!(
                     "{} cannot sign {}: {}",
@@ -288,8 +295,8 @@ fn examine_certificates(
         count => format!("{count} certificates"),
     };
     vec![match is_known {
-        true => Verdict::Passed(format!("{count}: no obstacle found")),
-        false => Verdict::Open(format!(
+        true => ExaminationVerdict::Passed(format!("{count}: no obstacle found")),
+        false => ExaminationVerdict::Open(format!(
             "{count}: what the signer allows is known only after a login"
         )),
     }]

@@ -43,7 +43,7 @@ pub struct Watch {
 
 /// A change that a watch reports.
 #[derive(Debug)]
-pub enum Change<T> {
+pub enum WatchChange<T> {
     /// A list begins: every object that exists is passed next.
     Listing,
     /// An object of the list, or one that was created or changed.
@@ -94,10 +94,10 @@ impl Api {
     pub(crate) async fn list<T: DeserializeOwned>(
         &self,
         watch: &Watch,
-        sink: &mut impl FnMut(Change<T>),
+        sink: &mut impl FnMut(WatchChange<T>),
     ) -> Result<String, ApiError> {
         'list: loop {
-            sink(Change::Listing);
+            sink(WatchChange::Listing);
             let (mut next, mut objects) = (String::new(), PAGE_OBJECTS);
             loop {
                 let page = match self.page::<T>(watch, objects, &next).await {
@@ -115,10 +115,10 @@ impl Api {
                 };
                 page.items
                     .into_iter()
-                    .for_each(|item| sink(Change::Present(item)));
+                    .for_each(|item| sink(WatchChange::Present(item)));
                 next = page.metadata.next;
                 if next.is_empty() {
-                    sink(Change::Listed);
+                    sink(WatchChange::Listed);
                     return Ok(page.metadata.resource_version);
                 }
             }
@@ -171,7 +171,7 @@ impl Watch {
     pub async fn run<T: DeserializeOwned>(
         &self,
         api: &Api,
-        mut sink: impl FnMut(Change<T>),
+        mut sink: impl FnMut(WatchChange<T>),
     ) -> Infallible {
         let mut failures = Failures::default();
         loop {
@@ -208,7 +208,7 @@ impl Watch {
         &self,
         api: &Api,
         version: &mut String,
-        sink: &mut impl FnMut(Change<T>),
+        sink: &mut impl FnMut(WatchChange<T>),
     ) -> Ended {
         let seconds = WATCH_DURATION
             .mul_f64(1.0 + random_fraction() / 2.0)
@@ -303,7 +303,7 @@ fn delay(failures: u32, requested: Option<Duration>, random: f64) -> Duration {
 enum WatchEvent<T> {
     /// A change, and the version with it. An object that cannot be read must not stop the watch.
     Change {
-        change: Result<Change<T>, String>,
+        change: Result<WatchChange<T>, String>,
         at: String,
     },
     /// A newer version, without a change.
@@ -344,8 +344,8 @@ fn read_event<T: DeserializeOwned>(line: &[u8]) -> Result<WatchEvent<T>, String>
     let body = || serde_json::from_slice::<Body<T>>(line).map(|body| body.object);
     let at = object.metadata.resource_version;
     let change = match kind.as_str() {
-        "ADDED" | "MODIFIED" => body().map(Change::Present),
-        "DELETED" => body().map(Change::Deleted),
+        "ADDED" | "MODIFIED" => body().map(WatchChange::Present),
+        "DELETED" => body().map(WatchChange::Deleted),
         "BOOKMARK" => return Ok(WatchEvent::Bookmark(at)),
         "ERROR" => {
             return Ok(WatchEvent::Failed(ApiStatus {
@@ -384,8 +384,12 @@ mod tests {
     fn show(line: &str) -> String {
         match read_event::<Named>(line.as_bytes()) {
             Ok(WatchEvent::Change { change, at }) => match change {
-                Ok(Change::Present(object)) => format!("present {} at {at}", object.metadata.name),
-                Ok(Change::Deleted(object)) => format!("deleted {} at {at}", object.metadata.name),
+                Ok(WatchChange::Present(object)) => {
+                    format!("present {} at {at}", object.metadata.name)
+                }
+                Ok(WatchChange::Deleted(object)) => {
+                    format!("deleted {} at {at}", object.metadata.name)
+                }
                 Ok(other) => format!("{other:?}"),
                 Err(_) => format!("ignored at {at}"),
             },

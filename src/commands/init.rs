@@ -63,13 +63,13 @@ struct InitReport {
     #[serde(skip_serializing_if = "Option::is_none")]
     script: Option<PathBuf>,
     /// Texts of the example that must be replaced.
-    replace: Vec<Replacement>,
+    replace: Vec<PlaceholderReport>,
     /// What to do next.
     next: String,
 }
 
 #[derive(Serialize)]
-struct Replacement {
+struct PlaceholderReport {
     line: usize,
     name: &'static str,
     text: &'static str,
@@ -77,7 +77,7 @@ struct Replacement {
 }
 
 /// Where a file is written.
-enum Target {
+enum OutputTarget {
     /// Below the root.
     Node(PathBuf),
     /// On this machine.
@@ -139,9 +139,9 @@ impl InitArgs {
 
     /// Returns where the settings are written. An existing file is never overwritten, and signers are not configured a
     /// second time.
-    fn target(&self, root: &NodeRoot) -> Result<Target, Failure> {
+    fn target(&self, root: &NodeRoot) -> Result<OutputTarget, Failure> {
         if let Some(file) = &self.to {
-            let target = Target::Machine(file.clone());
+            let target = OutputTarget::Machine(file.clone());
             target.require_absent(root)?;
             return Ok(target);
         }
@@ -155,7 +155,7 @@ impl InitArgs {
                 ),
             ));
         }
-        let target = Target::Node(match root.metadata(MAIN_FILE)? {
+        let target = OutputTarget::Node(match root.metadata(MAIN_FILE)? {
             None => MAIN_FILE.into(),
             Some(_) => FRAGMENT.into(),
         });
@@ -280,8 +280,8 @@ fn ask(skeleton: &Skeleton, values: &mut Vec<(String, String)>) -> io::Result<()
     Ok(())
 }
 
-fn replacement((line, placeholder): &(usize, Placeholder)) -> Replacement {
-    Replacement {
+fn replacement((line, placeholder): &(usize, Placeholder)) -> PlaceholderReport {
+    PlaceholderReport {
         line: *line,
         name: placeholder.name,
         text: placeholder.example,
@@ -289,7 +289,7 @@ fn replacement((line, placeholder): &(usize, Placeholder)) -> Replacement {
     }
 }
 
-fn listed(skeleton: &Skeleton) -> Vec<Replacement> {
+fn listed(skeleton: &Skeleton) -> Vec<PlaceholderReport> {
     let placeholders = skeleton.placeholders.iter();
     placeholders
         .map(|placeholder| replacement(&(0, *placeholder)))
@@ -330,35 +330,35 @@ impl InitReport {
     }
 }
 
-impl Target {
+impl OutputTarget {
     fn path(&self) -> &Path {
         match self {
-            Target::Node(path) | Target::Machine(path) => path,
+            OutputTarget::Node(path) | OutputTarget::Machine(path) => path,
         }
     }
 
     fn shown(&self, root: &NodeRoot) -> PathBuf {
         match self {
-            Target::Node(path) => root.on_this_machine(path),
-            Target::Machine(path) => path.clone(),
+            OutputTarget::Node(path) => root.on_this_machine(path),
+            OutputTarget::Machine(path) => path.clone(),
         }
     }
 
     /// Returns the target of the script, in the same directory.
-    fn script(&self, kind: SignerKind, text: &str) -> Target {
+    fn script(&self, kind: SignerKind, text: &str) -> OutputTarget {
         let extension = if text.starts_with("#!") { "sh" } else { "yaml" };
         let name = format!("signer-setup-{kind}.{extension}");
         match self {
             // Every file in config.d is read as settings.
-            Target::Node(_) => Target::Node(Path::new(MAIN_FILE).with_file_name(name)),
-            Target::Machine(path) => Target::Machine(path.with_file_name(name)),
+            OutputTarget::Node(_) => OutputTarget::Node(Path::new(MAIN_FILE).with_file_name(name)),
+            OutputTarget::Machine(path) => OutputTarget::Machine(path.with_file_name(name)),
         }
     }
 
     fn require_absent(&self, root: &NodeRoot) -> Result<(), Failure> {
         let exists = match self {
-            Target::Node(path) => root.metadata(path)?.is_some(),
-            Target::Machine(path) => path.symlink_metadata().is_ok(),
+            OutputTarget::Node(path) => root.metadata(path)?.is_some(),
+            OutputTarget::Machine(path) => path.symlink_metadata().is_ok(),
         };
         match exists {
             false => Ok(()),
@@ -375,14 +375,14 @@ impl Target {
     fn write(&self, root: &NodeRoot, bytes: &[u8], mode: u32) -> Result<(), Failure> {
         let path = self.path();
         match self {
-            Target::Node(_) => {
+            OutputTarget::Node(_) => {
                 let name = path.file_name().unwrap_or_default();
                 let directory = path.parent().unwrap_or(Path::new("/"));
                 root.create_dir(directory, 0o755)?
                     .write_atomic(name, bytes, mode)?;
                 Ok(())
             }
-            Target::Machine(_) => {
+            OutputTarget::Machine(_) => {
                 let mut options = OpenOptions::new();
                 let file = options.write(true).create_new(true).mode(mode).open(path);
                 file.and_then(|mut file| file.write_all(bytes))

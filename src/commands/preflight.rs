@@ -15,7 +15,9 @@ use super::doctor::checks::{self, DiagnosisInputs, FindingSeverity};
 use super::options::{GlobalOptions, SourceOptions, duration};
 use super::{now, or_machine_fault, runtime};
 use crate::agent::load::{self, IdentityChange, LoadInputs, Loaded, SignerState};
-use crate::agent::{self, Examination, ExitCode, Failure, SignerExamination, Survey, Verdict};
+use crate::agent::{
+    self, Examination, ExaminationVerdict, ExitCode, Failure, SignerExamination, Survey,
+};
 use crate::kube::names::Authority;
 use crate::spec::assess::shared_authorities;
 use crate::store::NodeRoot;
@@ -223,11 +225,11 @@ fn signers(examined: &Examination) -> Vec<PreflightCheck> {
 
 fn signer(signer: &SignerExamination) -> Vec<PreflightCheck> {
     let mut checks = vec![verdict("signer", &signer.name, &signer.login)];
-    let is_down = matches!(signer.login, Verdict::Failed { .. });
+    let is_down = matches!(signer.login, ExaminationVerdict::Failed { .. });
     for examined in &signer.authorities {
         let name = examined.authority.as_str();
         match (is_down, &examined.ca) {
-            (true, Verdict::Open(why)) => {
+            (true, ExaminationVerdict::Open(why)) => {
                 checks.push(PreflightCheck::skipped("authority", name, why.clone()));
                 checks.push(PreflightCheck::skipped("certificates", name, why.clone()));
             }
@@ -241,11 +243,11 @@ fn signer(signer: &SignerExamination) -> Vec<PreflightCheck> {
     checks
 }
 
-fn verdict(id: &'static str, subject: &str, verdict: &Verdict) -> PreflightCheck {
+fn verdict(id: &'static str, subject: &str, verdict: &ExaminationVerdict) -> PreflightCheck {
     match verdict {
-        Verdict::Passed(found) => PreflightCheck::passed(id, subject, found.clone()),
-        Verdict::Open(why) => PreflightCheck::warning(id, subject, why.clone(), None),
-        Verdict::Failed { code, problem, fix } => {
+        ExaminationVerdict::Passed(found) => PreflightCheck::passed(id, subject, found.clone()),
+        ExaminationVerdict::Open(why) => PreflightCheck::warning(id, subject, why.clone(), None),
+        ExaminationVerdict::Failed { code, problem, fix } => {
             PreflightCheck::failed(id, subject, *code, problem.clone(), fix.clone())
         }
     }

@@ -147,7 +147,7 @@ impl CsrObject {
         let Some(certificate) = all.find(|one| one.signer_name() == signer_name) else {
             return Ok(None);
         };
-        let metadata = Metadata::read("CertificateSigningRequest", object)?;
+        let metadata = ObjectMetadata::read("CertificateSigningRequest", object)?;
         let mut limits = Limits { excess: None };
         let read = CsrObject {
             name: metadata.name,
@@ -218,7 +218,7 @@ impl NodeObject {
     /// # Errors
     /// An object without name, UID, version or creation time.
     pub fn from_json(object: &Value) -> Result<NodeObject, InvalidObject> {
-        let metadata = Metadata::read("Node", object)?;
+        let metadata = ObjectMetadata::read("Node", object)?;
         let (meta, status) = (&object["metadata"], &object["status"]);
         let addresses = status["addresses"].as_array().into_iter().flatten();
         Ok(NodeObject {
@@ -268,15 +268,15 @@ fn readiness(conditions: &Value) -> Option<NodeReadiness> {
     })
 }
 
-struct Metadata {
+struct ObjectMetadata {
     name: String,
     uid: String,
     resource_version: String,
     created: OffsetDateTime,
 }
 
-impl Metadata {
-    fn read(kind: &'static str, object: &Value) -> Result<Metadata, InvalidObject> {
+impl ObjectMetadata {
+    fn read(kind: &'static str, object: &Value) -> Result<ObjectMetadata, InvalidObject> {
         let metadata = &object["metadata"];
         let missing = |field| InvalidObject { kind, field };
         let text = |field: &'static str, key: &str| {
@@ -284,7 +284,7 @@ impl Metadata {
             let text = text.filter(|text| (1..=MAX_CSR_TEXT_BYTES).contains(&text.len()));
             text.map(str::to_owned).ok_or_else(|| missing(field))
         };
-        Ok(Metadata {
+        Ok(ObjectMetadata {
             name: text("metadata.name", "name")?,
             uid: text("metadata.uid", "uid")?,
             resource_version: text("metadata.resourceVersion", "resourceVersion")?,

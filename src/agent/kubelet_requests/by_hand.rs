@@ -9,7 +9,7 @@ use super::view::NodeParts;
 use crate::agent::load::Loaded;
 use crate::agent::{Clock, ExitCode, Failure};
 use crate::cluster::api::{Api, ApiError};
-use crate::cluster::watch::{Change, Watch};
+use crate::cluster::watch::{Watch, WatchChange};
 use crate::kube::csr_object::{CsrObject, KubeletCertificate};
 use crate::kubelets::{
     APPROVED_BY_ADMINISTRATOR, KubeletDecision, KubeletPolicy, RequestContext, ReservedNames,
@@ -103,15 +103,15 @@ impl RequestDesk {
                 field_selector: Some(format!("spec.signerName={}", certificate.signer_name())),
             };
             let first = requests.len();
-            let mut sink = |change: Change<Value>| match change {
-                Change::Listing => requests.truncate(first),
-                Change::Present(value) => {
+            let mut sink = |change: WatchChange<Value>| match change {
+                WatchChange::Listing => requests.truncate(first),
+                WatchChange::Present(value) => {
                     if let Ok(Some(request)) = CsrObject::from_json(&value) {
                         view.remember_issued(&request, &value);
                         requests.push(request);
                     }
                 }
-                Change::Listed | Change::Deleted(_) => {}
+                WatchChange::Listed | WatchChange::Deleted(_) => {}
             };
             self.api
                 .list(&watch, &mut sink)
@@ -216,7 +216,7 @@ impl RequestDesk {
             resource: &object::NODE,
             field_selector: None,
         };
-        let mut sink = |change: Change<NodeParts>| view.node(change);
+        let mut sink = |change: WatchChange<NodeParts>| view.node(change);
         self.api.list(&watch, &mut sink).await.map(drop)
     }
 

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::election::Tenure;
 use super::exchange::{self, Exchanged};
-use super::queue::{Wait, Work, WorkResult};
+use super::queue::{RequestWait, Work, WorkResult};
 use super::{KubeletResult, Signing, object};
 use crate::cluster::api::ApiError;
 use crate::kube::csr_object::{CsrObject, NodeObject};
@@ -32,7 +32,7 @@ const SIGNING_FAILED: &str = "SigningFailed";
 const SIGNER_UNAVAILABLE: &str = "SignerUnavailable";
 
 /// What follows a write.
-enum Written {
+enum WriteResult {
     /// The object, as the API server stored it.
     Stored(Value),
     /// Another client has changed the object: read and judge again.
@@ -84,7 +84,7 @@ impl Signing {
                     let written = self
                         .add_condition(&object, &request, "Approved", APPROVED_BY_RULES, &message)
                         .await?;
-                    if let Written::Stored(_) = &written {
+                    if let WriteResult::Stored(_) = &written {
                         self.audit(&request, "approved", APPROVED_BY_RULES, &message);
                         let result = KubeletResult::Approved;
                         self.observer.decided(request.certificate, result);
@@ -104,7 +104,7 @@ impl Signing {
                     }
                 }
             };
-            if let Written::Stored(object) = written {
+            if let WriteResult::Stored(object) = written {
                 let is_final = CsrObject::from_json(&object).is_ok_and(|request| {
                     request.is_none_or(|request| {
                         request.is_issued
@@ -182,7 +182,7 @@ impl Signing {
         let until = until.map(|at| at - self.now());
         let until = until.map(|wait| Duration::try_from(wait).unwrap_or_default());
         WorkResult::Wait {
-            wait: Wait {
+            wait: RequestWait {
                 until: until.and_then(exchange::after),
                 for_nodes: finding.reason != RequestReason::ApprovalRequired,
             },
@@ -219,12 +219,12 @@ impl Signing {
         request: &CsrObject,
         kind: &'static str,
         finding: &RuleFinding,
-    ) -> Result<Written, ApiError> {
+    ) -> Result<WriteResult, ApiError> {
         let (reason, message) = (finding.reason.as_str(), &finding.message);
         let written = self
             .add_condition(object, request, kind, reason, message)
             .await?;
-        if let Written::Stored(_) = &written {
+        if let WriteResult::Stored(_) = &written {
             let (decision, result) = match kind {
                 "Denied" => ("denied", KubeletResult::Denied(finding.reason)),
                 _ => ("failed", KubeletResult::Failed(finding.reason)),
@@ -244,7 +244,7 @@ impl Signing {
         request: &CsrObject,
         order: &SigningOrder,
         tenure: &Tenure,
-    ) -> Result<Result<Written, WorkResult>, ApiError> {
+    ) -> Result<Result<WriteResult, WorkResult>, ApiError> {
         let trust = match self.trust() {
             Ok(trust) => trust,
             Err(why) => {
@@ -271,7 +271,7 @@ impl Signing {
                 let written = self
                     .write_certificate(object, request, order, &chain)
                     .await?;
-                if let Written::Stored(_) = &written {
+                if let WriteResult::Stored(_) = &written {
                     self.settle(&sent, &work.uid).await;
                 }
                 return Ok(Ok(written));
@@ -286,7 +286,7 @@ impl Signing {
                     self.report(work, SIGNER_UNAVAILABLE, &why).await;
                 }
                 return Ok(Err(WorkResult::Wait {
-                    wait: Wait {
+                    wait: RequestWait {
                         until: exchange::after(wait),
                         for_nodes: false,
                     },
@@ -306,7 +306,7 @@ impl Signing {
         let written = self
             .add_condition(object, request, "Failed", reason, &message)
             .await?;
-        if let Written::Stored(_) = &written {
+        if let WriteResult::Stored(_) = &written {
             self.audit(request, "failed", reason, &message);
             self.observer
                 .decided(request.certificate, KubeletResult::Refused);
@@ -321,10 +321,10 @@ impl Signing {
         request: &CsrObject,
         order: &SigningOrder,
         chain: &str,
-    ) -> Result<Written, ApiError> {
+    ) -> Result<WriteResult, ApiError> {
         let update = object::with_certificate(object, chain);
         let written = self.update(request, "status", &update).await?;
-        if let Written::Stored(_) = &written {
+        if let WriteResult::Stored(_) = &written {
             let message = format!(
                 "certificate for node {} by signer {}",
                 order.node, self.signer_name
@@ -344,7 +344,7 @@ impl Signing {
         kind: &str,
         reason: &str,
         message: &str,
-    ) -> Result<Written, ApiError> {
+    ) -> Result<WriteResult, ApiError> {
         let update = object::with_condition(object, kind, reason, message, self.now());
         // `Failed` is a condition of the signer, the other two of the approver.
         let subresource = match kind {
@@ -359,16 +359,16 @@ impl Signing {
         request: &CsrObject,
         subresource: &str,
         update: &Value,
-    ) -> Result<Written, ApiError> {
+    ) -> Result<WriteResult, ApiError> {
         let replaced =
             self.api
                 .replace_subresource(&object::CSR, &request.name, subresource, update);
         match replaced.await {
-            Ok(object) => Ok(Written::Stored(object)),
+            Ok(object) => Ok(WriteResult::Stored(object)),
             Err(ApiError::Refused(status))
                 if status.is_conflict() || status.is_not_found(&request.name) =>
             {
-                Ok(Written::Conflict)
+                Ok(WriteResult::Conflict)
             }
             Err(error) => Err(error),
         }
@@ -411,7 +411,7 @@ impl Signing {
 
 fn later(work: &Work, wait: Duration) -> WorkResult {
     WorkResult::Wait {
-        wait: Wait {
+        wait: RequestWait {
             until: exchange::after(wait),
             for_nodes: false,
         },

@@ -29,7 +29,7 @@ struct Entry {
     version: String,
     certificate: KubeletCertificate,
     attempts: Attempts,
-    state: EntryState,
+    state: QueueState,
     /// The last reason for a wait that was reported.
     reported: Option<&'static str>,
     /// Whether the list under way contains it.
@@ -37,18 +37,18 @@ struct Entry {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum EntryState {
+enum QueueState {
     Ready,
     /// Being processed; `again` if it changed meanwhile.
     Running {
         again: bool,
     },
-    Waiting(Wait),
+    Waiting(RequestWait),
 }
 
 /// What ends a wait; a change of the object always does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Wait {
+pub(super) struct RequestWait {
     /// This time.
     pub(super) until: Option<Instant>,
     /// A change of any Node.
@@ -71,7 +71,10 @@ pub(super) enum WorkResult {
     /// Nothing remains to be done for this object.
     Finished,
     /// Process it again.
-    Wait { wait: Wait, attempts: Attempts },
+    Wait {
+        wait: RequestWait,
+        attempts: Attempts,
+    },
 }
 
 impl RequestQueue {
@@ -109,7 +112,7 @@ impl RequestQueue {
                     version: object.resource_version.clone(),
                     certificate: object.certificate,
                     attempts: Attempts::default(),
-                    state: EntryState::Ready,
+                    state: QueueState::Ready,
                     reported: None,
                     is_listed: true,
                 },
@@ -122,10 +125,10 @@ impl RequestQueue {
         }
         entry.version.clone_from(&object.resource_version);
         match &mut entry.state {
-            EntryState::Ready => {}
-            EntryState::Running { again } => *again = true,
-            EntryState::Waiting(_) => {
-                entry.state = EntryState::Ready;
+            QueueState::Ready => {}
+            QueueState::Running { again } => *again = true,
+            QueueState::Waiting(_) => {
+                entry.state = QueueState::Ready;
                 self.ready.push_back(object.name.clone());
             }
         }
@@ -142,10 +145,10 @@ impl RequestQueue {
     /// Processes the requests that wait for a Node.
     pub(super) fn nodes_changed(&mut self) {
         for (name, entry) in &mut self.entries {
-            if let EntryState::Waiting(wait) = entry.state
+            if let QueueState::Waiting(wait) = entry.state
                 && wait.for_nodes
             {
-                entry.state = EntryState::Ready;
+                entry.state = QueueState::Ready;
                 self.ready.push_back(name.clone());
             }
         }
@@ -158,10 +161,10 @@ impl RequestQueue {
             let Some(entry) = self.entries.get_mut(&name) else {
                 continue;
             };
-            if entry.state != EntryState::Ready {
+            if entry.state != QueueState::Ready {
                 continue;
             }
-            entry.state = EntryState::Running { again: false };
+            entry.state = QueueState::Running { again: false };
             return Some(Work {
                 name,
                 uid: entry.uid.clone(),
@@ -186,14 +189,14 @@ impl RequestQueue {
             (WorkResult::Finished, _) => {
                 self.entries.remove(&work.name);
             }
-            (WorkResult::Wait { attempts, .. }, EntryState::Running { again: true }) => {
+            (WorkResult::Wait { attempts, .. }, QueueState::Running { again: true }) => {
                 entry.attempts = attempts;
-                entry.state = EntryState::Ready;
+                entry.state = QueueState::Ready;
                 self.ready.push_back(work.name.clone());
             }
             (WorkResult::Wait { wait, attempts }, _) => {
                 entry.attempts = attempts;
-                entry.state = EntryState::Waiting(wait);
+                entry.state = QueueState::Waiting(wait);
             }
         }
     }
@@ -214,7 +217,7 @@ impl RequestQueue {
     /// Returns when the next wait ends.
     pub(super) fn next_due(&self) -> Option<Instant> {
         let due = self.entries.values().filter_map(|entry| match entry.state {
-            EntryState::Waiting(wait) => wait.until,
+            QueueState::Waiting(wait) => wait.until,
             _ => None,
         });
         due.min()
@@ -230,12 +233,12 @@ impl RequestQueue {
 
     fn wake(&mut self, now: Instant) {
         for (name, entry) in &mut self.entries {
-            if let EntryState::Waiting(Wait {
+            if let QueueState::Waiting(RequestWait {
                 until: Some(until), ..
             }) = entry.state
                 && until <= now
             {
-                entry.state = EntryState::Ready;
+                entry.state = QueueState::Ready;
                 self.ready.push_back(name.clone());
             }
         }
@@ -279,7 +282,7 @@ mod tests {
 
     fn waits(until: Option<Instant>, for_nodes: bool) -> WorkResult {
         WorkResult::Wait {
-            wait: Wait { until, for_nodes },
+            wait: RequestWait { until, for_nodes },
             attempts: Attempts {
                 failures: 1,
                 polls: 0,

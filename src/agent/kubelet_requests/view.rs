@@ -7,7 +7,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use super::queue::{RequestQueue, Work};
-use crate::cluster::watch::Change;
+use crate::cluster::watch::WatchChange;
 use crate::kube::csr_object::{CsrObject, KubeletCertificate, NodeObject};
 use crate::kubelets::{IssuedRequest, NodeIndex};
 use crate::x509::Chain;
@@ -35,14 +35,14 @@ pub(super) struct View {
 /// The parts of a Node that are read. A Node has some 20 KiB, most of them names of images.
 #[derive(Debug, Deserialize, Serialize)]
 pub(super) struct NodeParts {
-    metadata: NodeMetadata,
+    metadata: NodeMetadataParts,
     #[serde(default)]
-    status: NodeStatus,
+    status: NodeStatusParts,
 }
 
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct NodeMetadata {
+struct NodeMetadataParts {
     name: String,
     uid: String,
     resource_version: String,
@@ -55,7 +55,7 @@ struct NodeMetadata {
 
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
-struct NodeStatus {
+struct NodeStatusParts {
     addresses: Value,
     conditions: Value,
 }
@@ -69,23 +69,23 @@ impl NodeParts {
 
 impl View {
     /// Takes in a change of the Nodes.
-    pub(super) fn node(&mut self, change: Change<NodeParts>) {
+    pub(super) fn node(&mut self, change: WatchChange<NodeParts>) {
         match change {
-            Change::Listing => self.listed_nodes.clear(),
-            Change::Present(node) => {
+            WatchChange::Listing => self.listed_nodes.clear(),
+            WatchChange::Present(node) => {
                 if let Some(node) = node.object() {
                     self.listed_nodes.insert(node.name.clone());
                     self.put_node(node);
                 }
             }
-            Change::Listed => {
+            WatchChange::Listed => {
                 let listed = std::mem::take(&mut self.listed_nodes);
                 let names = self.nodes.names().map(str::to_owned);
                 let gone: Vec<String> = names.filter(|name| !listed.contains(name)).collect();
                 gone.iter().for_each(|name| self.remove_node(name));
                 self.has_nodes = true;
             }
-            Change::Deleted(node) => {
+            WatchChange::Deleted(node) => {
                 let known = self.nodes.get(&node.metadata.name);
                 if known.is_some_and(|known| known.uid == node.metadata.uid) {
                     self.remove_node(&node.metadata.name);
@@ -112,28 +112,28 @@ impl View {
     pub(super) fn request(
         &mut self,
         certificate: KubeletCertificate,
-        change: Change<Value>,
+        change: WatchChange<Value>,
         now: Instant,
     ) {
         match change {
-            Change::Listing => {
+            WatchChange::Listing => {
                 self.queue.listing(certificate);
                 if certificate == KubeletCertificate::Client {
                     self.issued.clear();
                     self.issued_uids.clear();
                 }
             }
-            Change::Listed => {
+            WatchChange::Listed => {
                 self.queue.listed(certificate);
                 self.listed.insert(certificate);
             }
-            Change::Present(object) => {
+            WatchChange::Present(object) => {
                 if let Ok(Some(request)) = CsrObject::from_json(&object) {
                     self.remember_issued(&request, &object);
                     self.queue.observe(&request, now);
                 }
             }
-            Change::Deleted(object) => {
+            WatchChange::Deleted(object) => {
                 if let Ok(Some(request)) = CsrObject::from_json(&object) {
                     self.forget_issued(&request.uid);
                     self.queue.deleted(&request);

@@ -4,7 +4,7 @@ use time::OffsetDateTime;
 
 use super::finding::{CheckNote, DiagnosisInputs, FindingSeverity};
 use super::picture::Picture;
-use crate::agent::{self, Examination, SignerExamination, Verdict, load};
+use crate::agent::{self, Examination, ExaminationVerdict, SignerExamination, load};
 use crate::store::NodeRoot;
 
 /// Fix of a failure whose evidence contains it.
@@ -37,7 +37,7 @@ pub(super) fn login(picture: &Picture) -> Vec<CheckNote> {
 
 pub(super) fn authority(picture: &Picture) -> Vec<CheckNote> {
     signers(picture)
-        .filter(|signer| !matches!(signer.login, Verdict::Failed { .. }))
+        .filter(|signer| !matches!(signer.login, ExaminationVerdict::Failed { .. }))
         .flat_map(|signer| &signer.authorities)
         .filter_map(|examined| {
             note(
@@ -51,7 +51,7 @@ pub(super) fn authority(picture: &Picture) -> Vec<CheckNote> {
 
 pub(super) fn profile(picture: &Picture) -> Vec<CheckNote> {
     signers(picture)
-        .filter(|signer| !matches!(signer.login, Verdict::Failed { .. }))
+        .filter(|signer| !matches!(signer.login, ExaminationVerdict::Failed { .. }))
         .flat_map(|signer| &signer.authorities)
         .flat_map(|examined| {
             let name = examined.authority.as_str();
@@ -69,15 +69,15 @@ fn signers(picture: &Picture) -> impl Iterator<Item = &SignerExamination> {
 }
 
 /// Returns the note on a verdict; `open` is the severity of one that could not be reached.
-fn note(subject: &str, verdict: &Verdict, open: FindingSeverity) -> Option<CheckNote> {
+fn note(subject: &str, verdict: &ExaminationVerdict, open: FindingSeverity) -> Option<CheckNote> {
     match verdict {
-        Verdict::Passed(_) => None,
-        Verdict::Open(why) => Some(CheckNote::new(
+        ExaminationVerdict::Passed(_) => None,
+        ExaminationVerdict::Open(why) => Some(CheckNote::new(
             open,
             format!("{subject}: {why}"),
             "nothing; the next run that requests a certificate verifies it",
         )),
-        Verdict::Failed { problem, fix, .. } => Some(CheckNote::error(
+        ExaminationVerdict::Failed { problem, fix, .. } => Some(CheckNote::error(
             format!("{subject}: {problem}"),
             fix.as_deref().unwrap_or(AS_STATED),
         )),
