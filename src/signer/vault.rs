@@ -47,7 +47,7 @@ use super::per_certificate::{PerCertificate, of_authority, read_of_authority};
 use super::server::{SignerServer, signing};
 use super::{
     About, Answer, Caps, Carry, Configured, FailureClass, KubeletObstacle, NodeIdentity, Part,
-    Rejection, Renewal, Request, RequestId, RequestLookup, RequestedCertificate, Resubmit, Signer,
+    Rejection, Renewal, Request, RequestLookup, RequestedCertificate, Resubmit, Signer,
     SignerError, SignerKind, Site, endpoint, printable,
 };
 use crate::http::{Call, Endpoint, HttpResponse, Url, encode};
@@ -204,8 +204,8 @@ pub struct Vault {
     session: Session,
     /// The server's report about the roles, by certificate.
     learned: RefCell<BTreeMap<CertName, RoleState>>,
-    /// Certificates that were requested and are not installed yet: the token is needed for them.
-    open: RefCell<BTreeSet<RequestId>>,
+    /// The keys of requests whose certificates are not installed yet: the token is needed for them.
+    open: RefCell<BTreeSet<String>>,
 }
 
 /// API paths for one certificate.
@@ -625,13 +625,13 @@ impl Signer for Vault {
     }
 
     async fn submit(&self, request: &Request) -> Result<Answer, SignerError> {
-        self.open.borrow_mut().insert(request.id.clone());
+        self.open.borrow_mut().insert(request.key());
         self.sign(request).await
     }
 
     /// Ends the session with the last certificate of the run. An unsigned one keeps it for the next run.
     async fn settled(&self, request: &Request) -> Result<(), SignerError> {
-        self.open.borrow_mut().remove(&request.id);
+        self.open.borrow_mut().remove(&request.key());
         if !self.open.borrow().is_empty() {
             return Ok(());
         }
