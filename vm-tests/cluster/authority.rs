@@ -206,7 +206,13 @@ impl CertificateAuthorities {
         let signed = request.with_extension("expired");
         let generation = self.shared.generations(authority).signing;
         self.shared
-            .certify(authority, generation, request, &signed, (begin, end))
+            .certify(
+                (authority, generation),
+                request,
+                &signed,
+                (begin, end),
+                None,
+            )
             .unwrap();
         fs::read_to_string(signed).unwrap()
     }
@@ -322,7 +328,19 @@ impl Shared {
         let signed = self
             .path(authority, generation, "")
             .join(format!("signed-{slot}"));
-        if let Err(error) = self.certify(authority, generation, &csr, &signed, dates) {
+        let extensions = self
+            .path(authority, generation, "")
+            .join(format!("extensions-{slot}"));
+        let text = extensions_of(&request).ok_or("an unknown usage")?;
+        fs::write(&extensions, text).map_err(|error| error.to_string())?;
+        let certified = self.certify(
+            (authority, generation),
+            &csr,
+            &signed,
+            dates,
+            Some(&extensions),
+        );
+        if let Err(error) = certified {
             return match csr.exists() {
                 true => Err(error),
                 false => Ok(()),
@@ -337,20 +355,21 @@ impl Shared {
         Ok(())
     }
 
-    /// Has OpenSSL issue the certificate for a request.
+    /// Has OpenSSL issue the certificate for a request: with the usages in a file, or those of the CSR.
     fn certify(
         &self,
-        authority: &str,
-        generation: u32,
+        (authority, generation): (&str, u32),
         csr: &Path,
         certificate: &Path,
         (begin, end): (OffsetDateTime, OffsetDateTime),
+        extensions: Option<&Path>,
     ) -> Result<(), String> {
         let date = |date: OffsetDateTime| -> OsString {
             let format = format_description!("[year][month][day][hour][minute][second]Z");
             date.format(&format).unwrap().into()
         };
-        let output = Command::new("openssl")
+        let mut command = Command::new("openssl");
+        command
             .current_dir(self.path(authority, generation, ""))
             .args(["ca", "-batch", "-notext", "-config", "ca.cnf", "-in"])
             .arg(csr)
@@ -359,14 +378,35 @@ impl Shared {
             .arg("-startdate")
             .arg(date(begin))
             .arg("-enddate")
-            .arg(date(end))
-            .output()
-            .map_err(|error| error.to_string())?;
+            .arg(date(end));
+        if let Some(file) = extensions {
+            command.arg("-extfile").arg(file);
+        }
+        let output = command.output().map_err(|error| error.to_string())?;
         match output.status.success() {
             true => Ok(()),
             false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
         }
     }
+}
+
+/// The extensions of a certificate for a request, for OpenSSL. Names are those of the CSR. The CSR of a kubelet contains no
+/// usages: the request's document does.
+fn extensions_of(request: &Value) -> Option<String> {
+    let (mut key, mut extended) = (String::new(), Vec::new());
+    for usage in request["usages"].as_array()? {
+        match usage.as_str()? {
+            "digital signature" => key.push_str(", digitalSignature"),
+            "key encipherment" => key.push_str(", keyEncipherment"),
+            "server auth" => extended.push("serverAuth"),
+            "client auth" => extended.push("clientAuth"),
+            _ => return None,
+        }
+    }
+    Some(format!(
+        "basicConstraints = critical, CA:FALSE\nauthorityKeyIdentifier = keyid\nkeyUsage = critical{key}\nextendedKeyUsage = {}\n",
+        extended.join(", ")
+    ))
 }
 
 const CONFIGURATION: &str = "\
