@@ -3,6 +3,7 @@
 mod authorities;
 mod foundation;
 mod identities;
+mod kubelets;
 mod machines;
 mod migration;
 mod rotation;
@@ -79,6 +80,7 @@ pub(crate) const ALL: &[Spec] = &[
             foundation("join", "two further control-plane nodes by user-data-join.yaml; a power cut in the middle of each", foundation::join),
             WORKER,
             Scenario { when: When::Always, ..RENEWAL },
+            long("kubelets", "a worker joins by kubeadm without nodepki; the control-plane nodes sign for its kubelet", kubelets::plain_worker),
             long("versions", "kubeadm and kubelet of 1.31 to 1.36 accept the files of nodepki", versions::all),
             long("cut-in-lease", "a power cut on the node that holds the Lease; the others proceed", rotation::cut_in_lease),
             long("reset", "kubeadm reset, and the machine joins again", machines::reset),

@@ -188,6 +188,22 @@ fn leave_to_kubeadm(text: &mut String, command: &str, instead: &str) {
     *text = text.replace(KUBEADM, "/root/kubeadm.yaml");
 }
 
+/// The user data of a worker without nodepki, which joins by the command that `kubeadm token create` prints.
+pub(crate) fn plain_worker(cluster: &Cluster, token: &str) -> String {
+    format!(
+        "#cloud-config
+bootcmd:
+  - [cloud-init-per, instance, purge, dpkg, --purge, nodepki]
+runcmd:
+  - |
+    kubeadm join {}:6443 --token {token} --discovery-token-ca-cert-hash sha256:{} \\
+      --ignore-preflight-errors SystemVerification,HTTPProxyCIDR && touch /root/joined
+",
+        ENDPOINT.1,
+        cluster.authorities.pin("ca")
+    )
+}
+
 fn join_flow(cluster: &Cluster, role: Role, secrets: &Secrets) -> String {
     let mut text = JOIN.to_owned();
     replace(&mut text, "abcdef.0123456789abcdef", &secrets.token);
