@@ -10,6 +10,12 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize, Serializer};
 
+/// Prefix of the user names of nodes (`pkg/auth/nodeidentifier/default.go`) and of the common names of kubelets.
+pub(crate) const NODE_USER_PREFIX: &str = "system:node:";
+/// Prefix of the user names of bootstrap tokens, followed by the token's ID
+/// (`plugin/pkg/auth/authenticator/token/bootstrap/bootstrap.go`).
+pub(crate) const TOKEN_USER_PREFIX: &str = "system:bootstrap:";
+
 /// One of the three certificate authorities of a kubeadm cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Authority {

@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 
 use super::judge::Violation;
-use super::requester::{NODE_USER_PREFIX, NODES_GROUP, quoted};
+use super::requester::{NODES_GROUP, quoted};
 use super::{KubeletPolicy, RequestReason};
 use crate::kube::csr_object::{CsrObject, KubeletCertificate};
 use crate::kube::kubeadm::is_dns_subdomain;
+use crate::kube::names::NODE_USER_PREFIX;
 use crate::x509::{Csr, CsrContent, CsrContentError, KeyAlgorithm, KeyType, Name, Sans};
 
 /// What a valid request asks for.

@@ -5,17 +5,13 @@ use std::collections::BTreeSet;
 use super::judge::Violation;
 use super::{KubeletPolicy, RequestReason};
 use crate::kube::csr_object::{CsrObject, KubeletCertificate};
+use crate::kube::names::{NODE_USER_PREFIX, TOKEN_USER_PREFIX};
 use crate::x509::is_hidden;
 
-/// Prefix of the user names of nodes (`pkg/auth/nodeidentifier/default.go`) and of the common names of kubelets.
-pub(super) const NODE_USER_PREFIX: &str = "system:node:";
 /// Group of all nodes, and the organization of kubelets.
 pub(super) const NODES_GROUP: &str = "system:nodes";
 const AUTHENTICATED: &str = "system:authenticated";
 
-/// Prefix of the user names of bootstrap tokens, followed by the token's ID
-/// (`plugin/pkg/auth/authenticator/token/bootstrap/bootstrap.go`).
-const TOKEN_USER_PREFIX: &str = "system:bootstrap:";
 /// Group of all bootstrap tokens; their other groups have it as a prefix.
 const BOOTSTRAPPERS: &str = "system:bootstrappers";
 

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use time::OffsetDateTime;
 
 use crate::cluster::api::Resource;
+pub(super) use crate::kubelets::rbac::EVENT_NAMESPACE;
 use crate::x509::rfc3339;
 
 /// CertificateSigningRequests.
@@ -29,8 +30,6 @@ pub(super) const EVENT: Resource = Resource {
     plural: "events",
     kind: "Event",
 };
-/// Namespace of the Events about objects without a namespace (`client-go/tools/record/event.go`, `makeEvent`).
-pub(super) const EVENT_NAMESPACE: &str = "default";
 /// Largest length of an Event's message in bytes (`pkg/apis/core/validation/events.go`, `NoteLengthLimit`), and the limit
 /// for a condition's message here.
 const MAX_MESSAGE_BYTES: usize = 1000;

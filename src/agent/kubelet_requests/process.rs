@@ -10,6 +10,7 @@ use super::queue::{RequestWait, Work, WorkResult};
 use super::{KubeletResult, Signing, object};
 use crate::cluster::api::ApiError;
 use crate::kube::csr_object::{CsrObject, NodeObject};
+use crate::kube::names::NODE_USER_PREFIX;
 use crate::kubelets::{
     APPROVED_BY_RULES, KubeletDecision, RequestContext, RequestReason, RuleFinding, SigningOrder,
     judge,
@@ -22,8 +23,6 @@ const MAX_CONFLICTS: usize = 5;
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// Wait if this node cannot use its own files.
 const LOCAL_RETRY_INTERVAL: Duration = Duration::from_secs(60);
-/// Start of the user name of a node.
-const NODE_USER: &str = "system:node:";
 /// Reason of the condition `Failed` after a denial by the signer.
 const DENIED_BY_SIGNER: &str = "DeniedBySigner";
 /// Reason of the condition `Failed` if the signer can never sign the request.
@@ -124,7 +123,7 @@ impl Signing {
     /// Judges a request with its Node as it is now. A serving certificate depends on the addresses of the Node, and that
     /// of a bootstrap token on its absence.
     async fn decide(&self, request: &CsrObject) -> Result<KubeletDecision, ApiError> {
-        let own = request.requester.username.strip_prefix(NODE_USER);
+        let own = request.requester.username.strip_prefix(NODE_USER_PREFIX);
         if let Some(node) = own {
             self.refresh_node(node).await?;
         }

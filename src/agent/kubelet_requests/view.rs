@@ -9,13 +9,9 @@ use tokio::time::Instant;
 use super::queue::{RequestQueue, Work};
 use crate::cluster::watch::WatchChange;
 use crate::kube::csr_object::{CsrObject, KubeletCertificate, NodeObject};
+use crate::kube::names::{NODE_USER_PREFIX, TOKEN_USER_PREFIX};
 use crate::kubelets::{IssuedRequest, NodeIndex};
 use crate::x509::Chain;
-
-/// Start of the user names of bootstrap tokens (`cluster-bootstrap/token/api/types.go`, `BootstrapUserPrefix`).
-const TOKEN_USER: &str = "system:bootstrap:";
-/// Start of the common name of a kubelet's client certificate.
-const NODE_USER: &str = "system:node:";
 
 /// The state of the cluster.
 #[derive(Default)]
@@ -161,7 +157,7 @@ impl View {
     }
 
     pub(super) fn remember_issued(&mut self, request: &CsrObject, object: &Value) {
-        let is_of_token = request.requester.username.starts_with(TOKEN_USER);
+        let is_of_token = request.requester.username.starts_with(TOKEN_USER_PREFIX);
         if !request.is_issued || !is_of_token || self.issued_uids.contains(&request.uid) {
             return;
         }
@@ -191,5 +187,5 @@ fn node_in_certificate(object: &Value) -> Option<String> {
         .ok()?;
     let chain = Chain::from_pem(&pem).ok()?;
     let name = chain.leaf().subject().values("CN").next()?;
-    name.strip_prefix(NODE_USER).map(str::to_owned)
+    name.strip_prefix(NODE_USER_PREFIX).map(str::to_owned)
 }

@@ -10,6 +10,7 @@ use super::identity::etcd_name;
 use crate::kube::kubeadm::{self, ClusterConfig, Etcd, HostPort, KubeadmRole, NodeName, Resolved};
 use crate::kube::manifest::StaticPod;
 use crate::kube::names::CertName;
+use crate::kube::names::NODE_USER_PREFIX;
 use crate::kube::paths::{KUBELET_CONFIGURATION, MANIFESTS_DIR};
 use crate::node::role::role_of;
 use crate::node::{self, KubeconfigState, NodeState};
@@ -17,9 +18,6 @@ use crate::spec::assess::{Observed, ObservedKubeconfig};
 use crate::spec::kubeconfig_path;
 use crate::store::NodeRoot;
 use crate::x509::Chain;
-
-/// Prefix of the node's name in the common name of kubelet.conf's certificate.
-const NODE_USER_PREFIX: &str = "system:node:";
 
 /// A node that was set up earlier.
 pub(super) struct RunningNode {

@@ -9,13 +9,12 @@ use super::picture::{KubeconfigPicture, Picture};
 use crate::agent::load::NameSource;
 use crate::kube::kubeadm;
 use crate::kube::names::CertName;
+use crate::kube::names::NODE_USER_PREFIX;
 use crate::kube::paths::{KUBELET_CONF, KUBELET_CONFIGURATION};
 use crate::node::status::NodeRole;
 use crate::spec::CertFiles;
 use crate::spec::assess::Observed;
 use crate::store::FileKind;
-
-const USER_PREFIX: &str = "system:node:";
 
 fn kubeconfig(picture: &Picture) -> Option<&Observed<KubeconfigPicture>> {
     picture.leaf(CertName::KubeletConf)?.kubeconfig.as_ref()
@@ -175,7 +174,7 @@ pub(super) fn other_node(picture: &Picture) -> Vec<CheckNote> {
     }
     let fix = "find out which name the Node object has; then correct nodeRegistration.name, or move kubelet.conf away and run `nodepki bootstrap`";
     if let Some(node) = &picture.configuration.node {
-        let expected = format!("{USER_PREFIX}{}", node.name.as_str());
+        let expected = format!("{NODE_USER_PREFIX}{}", node.name.as_str());
         return (*found != expected)
             .then(|| {
                 CheckNote::error(
@@ -192,7 +191,7 @@ pub(super) fn other_node(picture: &Picture) -> Vec<CheckNote> {
     let Some(names) = etcd.map(|chain| chain.leaf().dns_names()) else {
         return Vec::new();
     };
-    let is_node = |name: &str| *found == format!("{USER_PREFIX}{name}");
+    let is_node = |name: &str| *found == format!("{NODE_USER_PREFIX}{name}");
     if names.iter().any(|name| is_node(name)) {
         return Vec::new();
     }
