@@ -235,6 +235,18 @@ fn cgroup_hierarchies(wanted: Cgroups) -> Vec<PathBuf> {
 }
 
 fn made_cgroup(hierarchy: &Path, name: &str) -> PathBuf {
+    // cgroups(7): a group of version 2 has the controllers that its parent has in `cgroup.subtree_control`; systemd writes
+    // there only those that its units use. With all controllers on version 1 the list is empty.
+    for controller in fs::read_to_string(hierarchy.join("cgroup.controllers"))
+        .unwrap_or_default()
+        .split_whitespace()
+    {
+        fs::write(
+            hierarchy.join("cgroup.subtree_control"),
+            format!("+{controller}"),
+        )
+        .unwrap();
+    }
     let own = hierarchy.join(name);
     fs::create_dir_all(&own).unwrap();
     // cpuset(7): a new group of version 1 accepts no process before it has processors and memory nodes.

@@ -54,7 +54,7 @@ pub enum ExaminationVerdict {
     Failed {
         /// Exit status that a run would end with.
         code: ExitCode,
-        /// What is wrong.
+        /// Description of the fault.
         problem: String,
         /// What to do, if `problem` does not state it.
         fix: Option<String>,

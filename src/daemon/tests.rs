@@ -132,7 +132,7 @@ impl Signer for Scripted {
             })),
             Behaviour::Unreachable => Err(SignerError::new(
                 FailureClass::Transient,
-                "nobody answers",
+                "the server does not answer",
                 "wait",
             )),
             _ => Ok(None),
@@ -145,7 +145,7 @@ impl Signer for Scripted {
         match self.behaviour(name) {
             Behaviour::Unreachable => Err(SignerError::new(
                 FailureClass::Transient,
-                "nobody answers",
+                "the server does not answer",
                 "wait",
             )),
             Behaviour::Stalls => {
@@ -466,7 +466,7 @@ fn keeps_certificates_valid_for_two_weeks_of_signer_faults() {
     let sleeps = simulation.notified.borrow().len();
     assert!(sleeps < 1500, "{sleeps}");
     for words in [
-        "nobody answers",
+        "the server does not answer",
         "no answer came",
         "not on a Friday",
         "an officer must approve",

@@ -76,7 +76,7 @@ impl NodeSpec {
 /// One leaf certificate and its location.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertSpec {
-    /// What is requested from its signer.
+    /// The certificate that its signer is asked for.
     pub requested: RequestedCertificate,
     /// Subjects that other kubeadm versions give this certificate. A certificate on disk with one of them is kept, as
     /// the cluster may depend on it; one from a signer is refused.

@@ -147,10 +147,10 @@ fn restore_keys(
         ),
         Err(error) => Failure::new(
             ExitCode::Refused,
-            format!(
-                "{lost}; the keys could not be restored: {error} (copy them from another control-plane node)"
-            ),
-        ),
+            format!("{lost}; the keys could not be restored"),
+        )
+        .caused_by(error)
+        .advise("copy them from another control-plane node"),
     }
 }
 
