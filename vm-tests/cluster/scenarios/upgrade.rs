@@ -15,6 +15,10 @@ pub(crate) fn to_next_patch(cluster: &mut Cluster) {
 
 fn upgrade(cluster: &mut Cluster, version: &str) {
     cluster.site.make_images(version);
+    // kube-proxy changes on all nodes with the first one.
+    for node in &mut cluster.nodes {
+        node.done("/usr/local/sbin/load-images");
+    }
     for index in 0..cluster.nodes.len() {
         // The components of the previous node may have restarted just now.
         checks::ready(cluster);
@@ -25,7 +29,7 @@ fn upgrade(cluster: &mut Cluster, version: &str) {
             let to = node.machine.shared().join(program);
             std::fs::copy(site.program(program, version), to).unwrap();
         }
-        node.done("/usr/local/sbin/load-images && install /run/tests/kubeadm /usr/bin/kubeadm");
+        node.done("install /run/tests/kubeadm /usr/bin/kubeadm");
         // If the user data contain a ClusterConfiguration, section 7 requires changing it.
         node.done(&format!(
             "sed -i 's/^kubernetesVersion: .*/kubernetesVersion: {version}/' /etc/nodepki/kubeadm.yaml"
