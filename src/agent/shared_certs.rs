@@ -1,8 +1,11 @@
 //! Shared certificates: the files that kubeadm copies between control-plane nodes in the Secret `kubeadm-certs`.
 //!
-//! [`download`] writes them from the cluster to the node, [`upload`] from the node to the cluster; [`kubeadm_certs`] has
-//! the format. The objects in the cluster equal kubeadm's in every field (its `phases/copycerts`), so that each program
+//! [`download`] writes them from the cluster to the node, [`upload()`] from the node to the cluster, and [`expire()`]
+//! removes them from the cluster; [`kubeadm_certs`] has the format. The objects in the cluster equal kubeadm's in every field (its `phases/copycerts`), so that each program
 //! can read the upload of the other.
+
+mod expire;
+mod upload;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -10,39 +13,19 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use serde_json::{Value, json};
-use zeroize::Zeroizing;
+use serde_json::Value;
+
+pub use expire::{Expiry, expire};
+pub use upload::{MAX_SECRET_LIFETIME, Upload, upload};
 
 use crate::agent::{Clock, ExitCode, Failure, ReportRow, RowAction, RunReport, recovery_notes};
-use crate::cluster::api::{self, Api, Resource};
+use crate::cluster::api::{self, Api};
 use crate::kube::kubeadm::{ClusterConfig, Etcd};
 use crate::kube::kubeadm_certs::{
     self, CertificateKey, NAMESPACE, SECRET_NAME, SharedCerts, SharedFile, UPLOAD_COMMAND,
 };
 use crate::kube::names::{Authority, NodePath};
 use crate::store::{Commit, KnownDirectories, Mode, NodeRoot};
-use crate::x509::rfc3339;
-
-/// Lifetime of the uploaded Secret: kubeadm's `DefaultCertTokenDuration`.
-const SECRET_LIFETIME: Duration = Duration::from_secs(2 * 60 * 60);
-/// Name of Role and RoleBinding: kubeadm's `KubeadmCertsClusterRoleName`.
-const ROLE_NAME: &str = "kubeadm:kubeadm-certs";
-/// The group of joining nodes: kubeadm's `NodeBootstrapTokenAuthGroup`.
-const JOINING_NODES_GROUP: &str = "system:bootstrappers:kubeadm:default-node-token";
-const RBAC_GROUP: &str = "rbac.authorization.k8s.io";
-
-const ROLES: Resource = Resource {
-    group: RBAC_GROUP,
-    version: "v1",
-    plural: "roles",
-    kind: "Role",
-};
-const ROLE_BINDINGS: Resource = Resource {
-    group: RBAC_GROUP,
-    version: "v1",
-    plural: "rolebindings",
-    kind: "RoleBinding",
-};
 
 /// Returns the files that a joining control-plane node of this cluster needs, with or without the CA private keys.
 pub fn needed(cluster: &ClusterConfig, with_ca_keys: bool) -> BTreeSet<SharedFile> {
@@ -104,7 +87,7 @@ pub async fn fetch(
             Failure::new(
                 ExitCode::Refused,
                 format!(
-                    "the Secret {NAMESPACE}/{SECRET_NAME} does not exist: no upload was made, or it has expired two hours after the last upload; upload again on a control-plane node, and use the certificate key that this command prints: {UPLOAD_COMMAND}"
+                    "the Secret {NAMESPACE}/{SECRET_NAME} does not exist: no upload was made, or it has expired, by default two hours after the last upload; upload again on a control-plane node, and use the certificate key that this command prints: {UPLOAD_COMMAND}"
                 ),
             )
         })?;
@@ -310,103 +293,6 @@ fn row(entry: SharedFile, action: RowAction, path: NodePath, bytes: &[u8]) -> Re
     }
 }
 
-/// Uploads the node's files, as `kubeadm init phase upload-certs` does, but also without CA keys.
-///
-/// # Errors
-/// All files that are missing or have unexpected content, before a request is sent. The token of a failed upload is
-/// removed.
-pub async fn upload(
-    root: &NodeRoot,
-    api: &Api,
-    key: &CertificateKey,
-    cluster: &ClusterConfig,
-    with_ca_keys: bool,
-    clock: Clock,
-) -> Result<RunReport, Failure> {
-    let names = shared(cluster);
-    let (certs, rows) = gather(root, cluster, &names, with_ca_keys)?;
-    let data = kubeadm_certs::seal(&certs, &names, key).map_err(unsealed)?;
-
-    let expires = clock() + SECRET_LIFETIME;
-    let token = create_token(api, &rfc3339(expires)).await?;
-    let sent = send(api, &data, &token).await;
-    if sent.is_err() {
-        // The token owns the Secret, so that both are removed. If this fails too, both expire after two hours.
-        let removed = api.delete(&api::SECRET, Some(NAMESPACE), &token.name).await;
-        tracing::debug!(
-            token = token.name,
-            removed = removed.is_ok(),
-            "the upload failed"
-        );
-    }
-    sent?;
-    let mut notes = vec![format!(
-        "the Secret {NAMESPACE}/{SECRET_NAME} is removed by the cluster after {}",
-        rfc3339(expires)
-    )];
-    let empty = rows.iter().filter(|row| row.action == RowAction::LeftEmpty);
-    let empty: Vec<_> = empty.map(|row| row.name.as_str()).collect();
-    if !empty.is_empty() {
-        notes.push(format!(
-            "uploaded without content, as kubeadm does for files that do not exist: {}",
-            empty.join(", ")
-        ));
-    }
-    Ok(RunReport {
-        rows,
-        notes,
-        ..RunReport::default()
-    })
-}
-
-/// Reads the files to be shared. Returns them with a row for each name.
-fn gather(
-    root: &NodeRoot,
-    cluster: &ClusterConfig,
-    names: &BTreeSet<SharedFile>,
-    with_ca_keys: bool,
-) -> Result<(SharedCerts, Vec<ReportRow>), Failure> {
-    let needed = needed(cluster, false);
-    let mut rows = Vec::new();
-    let mut contents = BTreeMap::new();
-    let mut messages = Vec::new();
-    for entry in names {
-        let path = path(cluster, *entry);
-        let found = match &path {
-            Some(path) if with_ca_keys || !entry.is_authority_key() => root.read(path)?,
-            _ => None,
-        };
-        match (path, found.filter(|found| !found.bytes.is_empty())) {
-            (Some(path), Some(found)) => {
-                let path = root.node_path(path);
-                rows.push(row(*entry, RowAction::Uploaded, path, &found.bytes));
-                contents.insert(*entry, found.bytes);
-            }
-            (Some(path), None) if needed.contains(entry) => messages.push(format!(
-                "{} is missing or empty, and every control-plane node needs it; run this on a node that has the file, or copy it from such a node",
-                root.on_this_machine(&path).display()
-            )),
-            (path, _) => rows.push(ReportRow {
-                name: entry.to_string(),
-                action: RowAction::LeftEmpty,
-                paths: path.into_iter().map(|path| root.node_path(path)).collect(),
-                ..ReportRow::default()
-            }),
-        }
-    }
-    match SharedCerts::new(contents) {
-        Ok(certs) if messages.is_empty() => return Ok((certs, rows)),
-        Ok(_) => {}
-        Err(wrong) => messages.extend(wrong.into_iter().map(|(entry, why)| {
-            format!(
-                "{} does not match its name: {why}; correct the file, or run this on a node that has the correct one",
-                root.on_this_machine(path(cluster, entry).unwrap_or_default()).display()
-            )
-        })),
-    }
-    Err(Failure::with_messages(ExitCode::Refused, messages))
-}
-
 /// Returns every name in kubeadm's Secret of this cluster.
 fn shared(cluster: &ClusterConfig) -> BTreeSet<SharedFile> {
     let mut names = needed(cluster, true);
@@ -418,144 +304,6 @@ fn shared(cluster: &ClusterConfig) -> BTreeSet<SharedFile> {
         ]);
     }
     names
-}
-
-/// The bootstrap token that owns the Secret, so that both expire together. It permits neither signing nor authentication.
-struct Token {
-    name: String,
-    uid: Value,
-}
-
-async fn create_token(api: &Api, expiration: &str) -> Result<Token, Failure> {
-    let (id, secret) = (random_text(6)?, random_text(16)?);
-    let name = format!("bootstrap-token-{}", *id);
-    let data: serde_json::Map<String, Value> = [
-        ("token-id", id.as_str()),
-        ("token-secret", secret.as_str()),
-        (
-            "description",
-            "Proxy for managing TTL for the kubeadm-certs secret",
-        ),
-        ("expiration", expiration),
-    ]
-    .into_iter()
-    .map(|(name, value)| (name.to_owned(), json!(BASE64_STANDARD.encode(value))))
-    .collect();
-    let object = json!({
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {"name": name, "namespace": NAMESPACE},
-        "type": "bootstrap.kubernetes.io/token",
-        "data": data,
-    });
-    let made = api
-        .create(&api::SECRET, Some(NAMESPACE), &object)
-        .await
-        .map_err(|error| {
-            Failure::of_cluster(format!("creating the Secret {NAMESPACE}/{name}"), error)
-        })?;
-    Ok(Token {
-        uid: made.pointer("/metadata/uid").cloned().unwrap_or_default(),
-        name,
-    })
-}
-
-/// Returns random lower-case letters and digits.
-fn random_text(length: usize) -> Result<Zeroizing<String>, Failure> {
-    const LETTERS: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
-    let mut text = Zeroizing::new(String::with_capacity(length));
-    let mut byte = [0];
-    while text.len() < length {
-        getrandom::fill(&mut byte)
-            .map_err(|error| unsealed(kubeadm_certs::SealError::Random(error)))?;
-        // 252 is the largest multiple of 36 in a byte, so that all characters are equally likely.
-        let letter = byte.first().filter(|byte| **byte < 252);
-        text.extend(
-            letter
-                .and_then(|byte| LETTERS.get(usize::from(byte % 36)))
-                .map(|letter| char::from(*letter)),
-        );
-    }
-    Ok(text)
-}
-
-fn unsealed(error: kubeadm_certs::SealError) -> Failure {
-    Failure::new(ExitCode::Pending, "nothing was uploaded")
-        .caused_by(error)
-        .advise("run again")
-}
-
-/// Writes the Secret before the Role that permits reading it, as kubeadm does.
-async fn send(api: &Api, data: &BTreeMap<String, Vec<u8>>, token: &Token) -> Result<(), Failure> {
-    let data: BTreeMap<_, _> = data
-        .iter()
-        .map(|(name, value)| (name, BASE64_STANDARD.encode(value)))
-        .collect();
-    let secret = json!({
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {
-            "name": SECRET_NAME,
-            "namespace": NAMESPACE,
-            "ownerReferences": [{
-                "apiVersion": "v1",
-                "kind": "Secret",
-                "name": token.name,
-                "uid": token.uid,
-                "controller": true,
-                "blockOwnerDeletion": true,
-            }],
-        },
-        "type": "Opaque",
-        "data": data,
-    });
-    let role = json!({
-        "apiVersion": ROLES.api_version(),
-        "kind": "Role",
-        "metadata": {"name": ROLE_NAME, "namespace": NAMESPACE},
-        "rules": [{
-            "apiGroups": [""],
-            "resources": ["secrets"],
-            "resourceNames": [SECRET_NAME],
-            "verbs": ["get"],
-        }],
-    });
-    let binding = json!({
-        "apiVersion": ROLE_BINDINGS.api_version(),
-        "kind": "RoleBinding",
-        "metadata": {"name": ROLE_NAME, "namespace": NAMESPACE},
-        "roleRef": {"apiGroup": RBAC_GROUP, "kind": "Role", "name": ROLE_NAME},
-        "subjects": [{"apiGroup": RBAC_GROUP, "kind": "Group", "name": JOINING_NODES_GROUP}],
-    });
-    for (resource, name, object) in [
-        (&api::SECRET, SECRET_NAME, secret),
-        (&ROLES, ROLE_NAME, role),
-        (&ROLE_BINDINGS, ROLE_NAME, binding),
-    ] {
-        put(api, resource, name, &object).await.map_err(|error| {
-            Failure::of_cluster(
-                format!("writing the {} {NAMESPACE}/{name}", resource.kind),
-                error,
-            )
-        })?;
-    }
-    Ok(())
-}
-
-/// Creates the object, or replaces an existing one of that name.
-async fn put(
-    api: &Api,
-    resource: &Resource,
-    name: &str,
-    object: &Value,
-) -> Result<(), api::ApiError> {
-    match api.create(resource, Some(NAMESPACE), object).await {
-        Err(api::ApiError::Refused(status)) if status.is_already_exists() => api
-            .replace(resource, Some(NAMESPACE), name, object)
-            .await
-            .map(drop),
-        other => other.map(drop),
-    }
 }
 
 #[cfg(test)]

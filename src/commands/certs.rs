@@ -10,7 +10,7 @@ use super::options::{GlobalOptions, duration};
 use super::output::{print, print_exact, print_warnings};
 use super::{now, runtime};
 use crate::agent::load::{self, KubeconfigFile, LoadInputs, Location, certs::KeySource};
-use crate::agent::shared_certs::{self, Download};
+use crate::agent::shared_certs::{self, Download, MAX_SECRET_LIFETIME, Upload};
 use crate::agent::{ExitCode, Failure};
 use crate::config::{Argument, CommandLineSettings};
 use crate::kube::kubeadm_certs::{CertificateKey, SealError};
@@ -36,8 +36,22 @@ pub(super) enum CertsCommand {
     /// Share this node's files with joining nodes for two hours, as `kubeadm init phase upload-certs` does
     ///
     /// Also works without CA private keys, while kubeadm requires them. A new certificate key is generated and printed,
-    /// unless one is given.
+    /// unless one is given, here or as certificateKey of the InitConfiguration.
     Upload(UploadArgs),
+    /// Remove the Secret kube-system/kubeadm-certs and its token from the cluster
+    ///
+    /// kube-controller-manager removes both when they expire, unless its --controllers does not name tokencleaner.
+    Expire(ExpireArgs),
+}
+
+#[derive(Debug, Args)]
+pub(super) struct ExpireArgs {
+    /// Remove the Secret only if its token has expired, for a timer
+    #[arg(long)]
+    if_expired: bool,
+    /// Access the cluster with this kubeconfig, instead of the node's /etc/kubernetes/admin.conf
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<Argument>,
 }
 
 #[derive(Debug, Args)]
@@ -77,6 +91,9 @@ pub(super) struct UploadArgs {
     /// Leave out the CA private keys
     #[arg(long)]
     without_ca_keys: bool,
+    /// Lifetime of the Secret, at most 168h
+    #[arg(long, value_name = "DURATION", default_value = "2h", value_parser = lifetime)]
+    ttl: Duration,
 }
 
 #[derive(Debug, Args)]
@@ -114,6 +131,7 @@ impl CertsCommand {
             }
             CertsCommand::Download(arguments) => download(global, arguments),
             CertsCommand::Upload(arguments) => upload(global, arguments),
+            CertsCommand::Expire(arguments) => expire(global, &arguments),
         }
     }
 }
@@ -155,43 +173,46 @@ fn download(global: &GlobalOptions, arguments: DownloadArgs) -> Result<ExitCode,
 
 fn upload(global: &GlobalOptions, arguments: UploadArgs) -> Result<ExitCode, Failure> {
     let root = global.open_root()?;
-    let given = arguments.key.read(&root)?;
-    let is_new = given.is_none();
+    let inputs = inputs(global, arguments.kubeadm_config, None);
     let is_text = global.output.is_text();
+    let given = match arguments.key.read(&root)? {
+        Some(key) => Some((key, None)),
+        // --certificate-key-out is for a new key, whatever the InitConfiguration contains.
+        None if arguments.certificate_key_out.is_some() => None,
+        None => load::certs::upload_key(&root, &inputs)?.map(|(key, place)| (key, Some(place))),
+    };
+    let is_new = given.is_none();
     if is_new && arguments.certificate_key_out.is_none() && !is_text {
         return Err(Failure::new(
             ExitCode::Usage,
             "a JSON or YAML report does not contain the new certificate key: name a file for the key with --certificate-key-out FILE",
         ));
     }
-    let key = match given {
-        Some(key) => key,
-        None => new_key()?,
+    let (key, place) = match given {
+        Some(given) => given,
+        None => (new_key()?, None),
     };
-    let inputs = inputs(global, arguments.kubeadm_config, None);
     // Before the upload, since the Secret is unusable if the key cannot be written afterwards.
     let file = arguments
         .certificate_key_out
         .map(|out| KeyFile::prepare(&root, &out))
         .transpose()?;
-    let report = runtime()?.block_on(async {
-        let kubeconfig = match &arguments.kubeconfig {
-            Some(given) => KubeconfigFile::from(given),
-            None => KubeconfigFile::from(Path::new(ADMIN_CONF)),
-        };
+    let mut report = runtime()?.block_on(async {
+        let kubeconfig = admin_kubeconfig(arguments.kubeconfig.as_ref());
         let sharing = load::certs::sharing(&root, &inputs, Some(&kubeconfig)).await?;
         print_warnings(&sharing.warnings);
-        let with_ca_keys = !arguments.without_ca_keys;
-        shared_certs::upload(
-            &root,
-            &sharing.api,
-            &key,
-            &sharing.cluster,
-            with_ca_keys,
-            now,
-        )
-        .await
+        let what = Upload {
+            cluster: &sharing.cluster,
+            with_ca_keys: !arguments.without_ca_keys,
+            lifetime: arguments.ttl,
+        };
+        shared_certs::upload(&root, &sharing.api, &key, what, now).await
     })?;
+    if let Some(place) = place {
+        report
+            .notes
+            .push(format!("encrypted with the certificate key of {place}"));
+    }
     // After the upload, so that an existing file proves that the Secret was uploaded. If the run is killed in between,
     // there is no file, and the next run uploads with another key.
     if let Some(file) = &file {
@@ -205,6 +226,31 @@ fn upload(global: &GlobalOptions, arguments: UploadArgs) -> Result<ExitCode, Fai
         None => print(&format!("certificate key:\n{}", *text(&key))),
     };
     printed.map(|_| code)
+}
+
+fn expire(global: &GlobalOptions, arguments: &ExpireArgs) -> Result<ExitCode, Failure> {
+    let root = global.open_root()?;
+    let kubeconfig = admin_kubeconfig(arguments.kubeconfig.as_ref());
+    let api = load::cluster(&root, &kubeconfig)?;
+    let expiry = runtime()?.block_on(shared_certs::expire(&api, arguments.if_expired, now()))?;
+    print(&format!("{expiry}\n"))
+}
+
+fn admin_kubeconfig(given: Option<&Argument>) -> KubeconfigFile {
+    given.map_or_else(
+        || KubeconfigFile::from(Path::new(ADMIN_CONF)),
+        KubeconfigFile::from,
+    )
+}
+
+fn lifetime(text: &str) -> Result<Duration, String> {
+    let lifetime = duration(text)?;
+    if lifetime.is_zero() || lifetime > MAX_SECRET_LIFETIME {
+        return Err(
+            "the Secret contains keys of the cluster: use a lifetime from 1s to 168h".to_owned(),
+        );
+    }
+    Ok(lifetime)
 }
 
 fn inputs(

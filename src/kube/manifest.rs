@@ -12,6 +12,8 @@ use crate::yaml;
 
 /// The annotation with the API server's `address:port`.
 const ADVERTISED_ENDPOINT: &str = "kubeadm.kubernetes.io/kube-apiserver.advertise-address.endpoint";
+/// Names of kube-controller-manager's controller that removes expired bootstrap tokens; the first is kubeadm's.
+const TOKEN_CLEANER: [&str; 2] = ["tokencleaner", "token-cleaner-controller"];
 /// kube-apiserver's default of `--secure-port`.
 const DEFAULT_SECURE_PORT: &str = "6443";
 
@@ -65,6 +67,27 @@ impl StaticPod {
         })
     }
 
+    /// Returns whether kube-controller-manager removes expired bootstrap tokens.
+    ///
+    /// `*` does not enable this controller (`ControllersDisabledByDefault`); of several entries with its name the first
+    /// one counts (`IsControllerEnabled` in k8s.io/controller-manager), and a repeated `--controllers` adds entries.
+    pub fn removes_expired_tokens(&self) -> bool {
+        let listed = self
+            .arguments
+            .iter()
+            .filter_map(|argument| argument.strip_prefix("--controllers="))
+            .flat_map(|entries| entries.split(','))
+            .map(str::trim);
+        let names_cleaner = |entry: &str| TOKEN_CLEANER.contains(&entry);
+        listed
+            .filter_map(|entry| match entry.strip_prefix('-') {
+                Some(disabled) => names_cleaner(disabled).then_some(false),
+                None => names_cleaner(entry).then_some(true),
+            })
+            .next()
+            .unwrap_or(false)
+    }
+
     /// Returns the value of an annotation.
     pub(crate) fn annotation(&self, name: &str) -> Option<&str> {
         self.annotations.get(name).map(String::as_str)
@@ -89,6 +112,22 @@ impl StaticPod {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn reads_whether_expired_tokens_are_removed() {
+        for (arguments, wanted) in [
+            ("", false),
+            (", '--controllers=*'", false),
+            (", '--controllers=*,bootstrapsigner,tokencleaner'", true),
+            (", '--controllers=*, token-cleaner-controller'", true),
+            (", '--controllers=*,-tokencleaner,tokencleaner'", false),
+            (", '--controllers=*', --controllers=tokencleaner", true),
+        ] {
+            let text = format!("spec: {{containers: [{{command: [manager{arguments}]}}]}}\n");
+            let manifest = StaticPod::parse(PathBuf::from("/m.yaml"), text.as_bytes()).unwrap();
+            assert_eq!(manifest.removes_expired_tokens(), wanted, "{arguments}");
+        }
+    }
 
     fn endpoint(annotations: &str, arguments: &str) -> Option<String> {
         let text = format!(

@@ -425,6 +425,143 @@ fn uploads_secret_that_expires_with_its_token() {
     before.unchanged(&Snapshot::of(node.dir()));
 }
 
+/// The expiration of the token that owns the uploaded Secret.
+fn expiration(cluster: &Cluster) -> OffsetDateTime {
+    let [_, token, ..] = objects(cluster);
+    let text = String::from_utf8(decoded(&token["data"]["expiration"])).unwrap();
+    OffsetDateTime::parse(&text, &Rfc3339).unwrap()
+}
+
+#[test]
+fn limits_lifetime_of_upload() {
+    let cluster = internal();
+    let first = cluster.first();
+    for (ttl, message) in [
+        ("0s", "use a lifetime from 1s to 168h"),
+        ("169h", "use a lifetime from 1s to 168h"),
+        ("2", "unit"),
+    ] {
+        let ran = first.nodepki(&["certs", "upload", "--ttl", ttl]);
+        ran.ended(64).says(message);
+    }
+    let before = OffsetDateTime::now_utc();
+    first
+        .nodepki(&["certs", "upload", "--ttl", "30h"])
+        .done()
+        .says("is removed by the cluster after ")
+        .says("can be decrypted with the certificate key at any time");
+    let lifetime = expiration(&cluster) - before;
+    assert!(
+        (lifetime.whole_seconds() - 30 * 60 * 60).abs() < 60,
+        "{lifetime}"
+    );
+}
+
+#[test]
+fn uploads_with_key_of_init_configuration() {
+    let cluster = internal();
+    let key = "0123456789abcdef".repeat(4);
+    let first = cluster.first();
+    first.write_secret(
+        "/etc/init.yaml",
+        &format!(
+            "apiVersion: kubeadm.k8s.io/v1beta4\nkind: InitConfiguration\ncertificateKey: {key}\n"
+        ),
+    );
+    let kubeadm_config = ["--kubeadm-config", "/etc/init.yaml"];
+    let upload = ["certs", "upload"];
+    first
+        .nodepki(&[upload.as_slice(), &kubeadm_config].concat())
+        .done()
+        .says("encrypted with the certificate key of ")
+        .says("init.yaml:3:17: certificateKey")
+        .says_not(&key);
+    let node = joining(&cluster, "preset", "192.0.2.41", &key);
+    download(&node, &["--with-ca-keys"]).done();
+    has_the_files_of(&cluster, &node, &everything());
+
+    // The key of the command line and a new key have precedence.
+    first.write_secret("/etc/other-key", &"f".repeat(64));
+    let given = ["--certificate-key-file", "/etc/other-key"];
+    first
+        .nodepki(&[upload.as_slice(), &kubeadm_config, &given].concat())
+        .done()
+        .says_not("certificate key of ");
+    let node = joining(&cluster, "given", "192.0.2.42", &"f".repeat(64));
+    download(&node, &[]).done();
+    let new = ["--certificate-key-out", "/etc/new-key"];
+    first
+        .nodepki(&[upload.as_slice(), &kubeadm_config, &new].concat())
+        .done();
+    let new = fs::read_to_string(first.path("/etc/new-key")).unwrap();
+    assert_ne!(new.trim(), key);
+
+    first.write_secret(
+        "/etc/init.yaml",
+        "apiVersion: kubeadm.k8s.io/v1beta4\nkind: InitConfiguration\ncertificateKey: abc\n",
+    );
+    first
+        .nodepki(&["config", "check", "--kubeadm-config", "/etc/init.yaml"])
+        .says("certificateKey: a certificate key must have 64 hexadecimal digits")
+        .says("nodepki certs key");
+}
+
+#[test]
+fn removes_upload_on_request() {
+    let cluster = internal();
+    let (first, admin) = (cluster.first(), cluster.admin());
+    first.nodepki(&["certs", "upload"]).done();
+    let [_, token, ..] = objects(&cluster);
+    let token = token["metadata"]["name"].as_str().unwrap().to_owned();
+    first
+        .nodepki(&["certs", "expire", "--if-expired"])
+        .done()
+        .says("the Secret kube-system/kubeadm-certs remains until ");
+    assert_eq!(admin.get(SHARED).0, 200);
+
+    first.nodepki(&["certs", "expire"]).done().says(&format!(
+        "removed the Secret kube-system/kubeadm-certs and its token {token}"
+    ));
+    assert_eq!(admin.get(SHARED).0, 404);
+    assert_eq!(admin.get(&format!("{SECRETS}/{token}")).0, 404);
+    first
+        .nodepki(&["certs", "expire"])
+        .done()
+        .says("the Secret kube-system/kubeadm-certs does not exist");
+}
+
+#[test]
+fn reports_upload_that_no_controller_removes() {
+    const MANIFEST: &str = "/etc/kubernetes/manifests/kube-controller-manager.yaml";
+    let cluster = internal();
+    let first = cluster.first();
+    let manifest = |controllers: &str| {
+        format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: kube-controller-manager}}\nspec:\n  containers:\n  - command: [kube-controller-manager, '--controllers={controllers}']\n"
+        )
+    };
+    let kept = fs::read(first.path(MANIFEST)).ok();
+    first.write(MANIFEST, &manifest("*,bootstrapsigner"));
+    first
+        .nodepki(&["certs", "upload"])
+        .done()
+        .says("is not removed after ")
+        .says("does not name tokencleaner; run `nodepki certs expire`");
+    let found = first.nodepki(&["doctor"]);
+    found.says("controller-manager-token-cleaner");
+    first.write(MANIFEST, &manifest("*,bootstrapsigner,tokencleaner"));
+    first
+        .nodepki(&["certs", "upload"])
+        .done()
+        .says("is removed by the cluster after ");
+    let found = first.nodepki(&["doctor"]);
+    found.says_not("controller-manager-token-cleaner");
+    match kept {
+        Some(bytes) => fs::write(first.path(MANIFEST), bytes).unwrap(),
+        None => fs::remove_file(first.path(MANIFEST)).unwrap(),
+    }
+}
+
 #[test]
 fn changes_nothing_for_faulty_upload() {
     let cluster = internal();

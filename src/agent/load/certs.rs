@@ -94,6 +94,24 @@ pub async fn sharing(
     })
 }
 
+/// Returns `certificateKey` of the node's InitConfiguration, and its position, as in `kubeadm.yaml:7: certificateKey`.
+///
+/// # Errors
+/// All faults of the kubeadm configuration at once.
+pub fn upload_key(
+    root: &NodeRoot,
+    inputs: &LoadInputs,
+) -> Result<Option<(CertificateKey, String)>, Failure> {
+    let (settings, _) = read_settings(root, inputs)?;
+    let documents = kubeadm::load(&existing_sources(root, &settings)?);
+    if documents.faults().has_errors() {
+        return Err(faulty(documents.faults().clone()));
+    }
+    Ok(documents
+        .upload_key()
+        .map(|(key, spot)| (key.clone(), format!("{}: {}", spot.place, spot.field))))
+}
+
 async fn kept_cluster(api: &Api) -> Result<ClusterConfig, Failure> {
     let (name, text) = shared_certs::configuration(api).await?;
     let kept = kubeadm::load(&[(&name, &text)]);

@@ -9,6 +9,7 @@ use super::cluster::{ClusterConfig, read_cluster};
 use super::fields::ApiVersion;
 use super::join::JoinDiscovery;
 use super::node::{KubeadmRole, NodeDocument, read_init, read_join};
+use crate::kube::kubeadm_certs::CertificateKey;
 use crate::yaml::{self, Fault, FaultSeverity, Faults, Field, FieldPosition, Node, Walk};
 
 /// The content of the documents, each field checked.
@@ -101,6 +102,12 @@ impl Documents {
     /// [`Documents::faults`] before using it.
     pub fn join(&self) -> Option<&JoinDiscovery> {
         self.join.as_ref()?.join.as_ref()
+    }
+
+    /// Returns `certificateKey` of the InitConfiguration, and its position.
+    pub fn upload_key(&self) -> Option<(&CertificateKey, &FieldPosition)> {
+        let (key, spot) = self.init.as_ref()?.upload_key.as_ref()?;
+        Some((key, spot))
     }
 
     /// Returns the faults of all documents.

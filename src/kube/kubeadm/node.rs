@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use super::address::{HostPort, NodeName, is_global_unicast, parse_ip};
 use super::fields::{ApiVersion, extra_args, filled, warn};
 use super::join::{self, JoinDiscovery};
+use crate::kube::kubeadm_certs::{CertificateKey, CertificateKeyError};
 use crate::yaml::schema::section;
 use crate::yaml::{FieldPosition, Map};
 
@@ -59,6 +60,8 @@ pub(super) struct NodeDocument {
     pub(super) kubelet: KubeletArguments,
     pub(super) join_endpoint: Option<HostPort>,
     pub(super) join: Option<JoinDiscovery>,
+    /// `certificateKey` of an InitConfiguration, with its position.
+    pub(super) upload_key: Option<(CertificateKey, FieldPosition)>,
 }
 
 /// The arguments in `nodeRegistration.kubeletExtraArgs` that nodepki uses; the last of several with one name counts.
@@ -83,11 +86,12 @@ type LocatedText = Option<(String, FieldPosition)>;
 
 /// Reads an InitConfiguration.
 pub(super) fn read_init(map: &Map<'_>, api: ApiVersion, document: FieldPosition) -> NodeDocument {
-    map.ignore(&["bootstrapTokens", "certificateKey", "skipPhases", "patches"]);
+    map.ignore(&["bootstrapTokens", "skipPhases", "patches"]);
     if api == ApiVersion::V1beta4 {
         map.ignore(&["dryRun", "timeouts"]);
     }
     let (name, kubelet) = read_registration(map, api);
+    let upload_key = read_upload_key(map);
     NodeDocument {
         document,
         name,
@@ -95,6 +99,24 @@ pub(super) fn read_init(map: &Map<'_>, api: ApiVersion, document: FieldPosition)
         kubelet,
         join_endpoint: None,
         join: None,
+        upload_key,
+    }
+}
+
+/// Reads `certificateKey`. kubeadm examines it only when it uploads, so that an invalid key is a warning.
+fn read_upload_key(map: &Map<'_>) -> Option<(CertificateKey, FieldPosition)> {
+    let field = map.get("certificateKey")?;
+    let text = field.secret().filter(|text| !text.is_empty())?;
+    match text.parse() {
+        Ok(key) => Some((key, field.spot())),
+        Err(error) => {
+            let error: CertificateKeyError = error;
+            field.warning(
+                error.to_string(),
+                "write the 64 hexadecimal digits that `nodepki certs key` prints, or remove the field",
+            );
+            None
+        }
     }
 }
 
@@ -119,6 +141,7 @@ pub(super) fn read_join(map: &Map<'_>, api: ApiVersion, document: FieldPosition)
         kubelet,
         join_endpoint,
         join: Some(join),
+        upload_key: None,
     }
 }
 

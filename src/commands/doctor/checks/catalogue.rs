@@ -159,6 +159,8 @@ checks! {
         "the manifest of a static pod is not a valid Pod, so that the kubelet does not run it";
     "controller-manager-no-signer", I, static_pods::no_signer,
         "kube-controller-manager signs nothing, as configured by kubeadm for an external CA: CSRs of kubelets need another signer";
+    "controller-manager-token-cleaner", W, static_pods::no_token_cleaner,
+        "no controller removes expired bootstrap tokens, so that the Secret kubeadm-certs never expires";
     "controller-manager-signer-files", E, static_pods::signer_files,
         "the signing files of kube-controller-manager do not exist or do not belong together";
     "controller-manager-signer-bundle", E, static_pods::signer_bundle,

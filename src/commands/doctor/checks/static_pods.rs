@@ -47,6 +47,22 @@ pub(super) fn no_signer(picture: &Picture) -> Vec<CheckNote> {
         .collect()
 }
 
+pub(super) fn no_token_cleaner(picture: &Picture) -> Vec<CheckNote> {
+    let manifests = picture.controller_manager.iter();
+    manifests
+        .filter(|manifest| !manifest.removes_expired_tokens())
+        .map(|manifest| {
+            CheckNote::warning(
+                format!(
+                    "--controllers in {} does not name tokencleaner: expired bootstrap tokens and the Secret kubeadm-certs remain in the cluster",
+                    picture.here(&manifest.path)
+                ),
+                "write --controllers=*,bootstrapsigner,tokencleaner, as kubeadm does, or run nodepki certs expire after each upload",
+            )
+        })
+        .collect()
+}
+
 pub(super) fn signer_files(picture: &Picture) -> Vec<CheckNote> {
     const FIX: &str = "with an external CA, both flags must be empty (as kubeadm init phase control-plane controller-manager writes them); otherwise restore the files: kube-controller-manager does not start without them";
     let Some(signer) = &picture.signer else {

@@ -1,0 +1,106 @@
+//! The removal of the shared certificates from the cluster, for clusters whose tokens no controller removes.
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use serde_json::Value;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+use crate::agent::Failure;
+use crate::cluster::api::{self, Api};
+use crate::kube::kubeadm_certs::{NAMESPACE, SECRET_NAME};
+use crate::x509::rfc3339;
+
+/// Result of [`expire`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Expiry {
+    /// The cluster contains no shared certificates.
+    Absent,
+    /// The Secret was removed, and these tokens that owned it.
+    Removed {
+        /// Names of the tokens' Secrets.
+        tokens: Vec<String>,
+    },
+    /// The Secret remains until this time.
+    Remains {
+        /// Expiration of its token.
+        until: OffsetDateTime,
+    },
+}
+
+/// Removes the Secret with the shared certificates and the tokens that own it. With `only_expired`, the Secret remains
+/// as long as one of its tokens is valid.
+///
+/// # Errors
+/// An object cannot be read or removed.
+pub async fn expire(api: &Api, only_expired: bool, now: OffsetDateTime) -> Result<Expiry, Failure> {
+    let Some(secret) = read(api, SECRET_NAME).await? else {
+        return Ok(Expiry::Absent);
+    };
+    let mut tokens = Vec::new();
+    for name in owners(&secret) {
+        let Some(token) = read(api, &name).await? else {
+            continue;
+        };
+        match expiration(&token) {
+            Some(until) if only_expired && now < until => return Ok(Expiry::Remains { until }),
+            _ => tokens.push(name),
+        }
+    }
+    // The Secret first: if the run ends in between, an expired token remains, which is harmless.
+    for name in std::iter::once(SECRET_NAME).chain(tokens.iter().map(String::as_str)) {
+        api.delete(&api::SECRET, Some(NAMESPACE), name)
+            .await
+            .map_err(|error| {
+                Failure::of_cluster(format!("removing the Secret {NAMESPACE}/{name}"), error)
+            })?;
+    }
+    Ok(Expiry::Removed { tokens })
+}
+
+impl std::fmt::Display for Expiry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Expiry::Absent => write!(f, "the Secret {NAMESPACE}/{SECRET_NAME} does not exist"),
+            Expiry::Removed { tokens } if tokens.is_empty() => {
+                write!(f, "removed the Secret {NAMESPACE}/{SECRET_NAME}")
+            }
+            Expiry::Removed { tokens } => write!(
+                f,
+                "removed the Secret {NAMESPACE}/{SECRET_NAME} and its token {}",
+                tokens.join(", ")
+            ),
+            Expiry::Remains { until } => write!(
+                f,
+                "the Secret {NAMESPACE}/{SECRET_NAME} remains until {} (without --if-expired it is removed now)",
+                rfc3339(*until)
+            ),
+        }
+    }
+}
+
+async fn read(api: &Api, name: &str) -> Result<Option<Value>, Failure> {
+    api.read(&api::SECRET, Some(NAMESPACE), name)
+        .await
+        .map_err(|error| {
+            Failure::of_cluster(format!("reading the Secret {NAMESPACE}/{name}"), error)
+        })
+}
+
+/// Returns the names of the Secrets that own a Secret.
+fn owners(secret: &Value) -> Vec<String> {
+    let owners = secret.pointer("/metadata/ownerReferences");
+    let owners = owners.and_then(Value::as_array).into_iter().flatten();
+    owners
+        .filter(|owner| owner.get("kind").and_then(Value::as_str) == Some("Secret"))
+        .filter_map(|owner| Some(owner.get("name")?.as_str()?.to_owned()))
+        .collect()
+}
+
+/// Returns the expiration of a bootstrap token. A token without one, or with one that is not a time, never expires for
+/// kube-controller-manager; here it counts as expired, since kubeadm always writes the time.
+fn expiration(token: &Value) -> Option<OffsetDateTime> {
+    let encoded = token.pointer("/data/expiration")?.as_str()?;
+    let text = String::from_utf8(BASE64_STANDARD.decode(encoded).ok()?).ok()?;
+    OffsetDateTime::parse(&text, &Rfc3339).ok()
+}
