@@ -57,7 +57,8 @@ fn upgrade(cluster: &mut Cluster, version: &str) {
         if role == Role::ControlPlane {
             let flags = node.done(&runbook::block(7, 2));
             assert!(!flags.contains(".key"), "{name}: {flags}");
-            node.done(&runbook::block(7, 3));
+            // A component of the control plane may restart in the middle of it.
+            node.machine.until(&runbook::block(7, 3), 60);
         }
         cluster.say(&format!("{name} is upgraded to {version}"));
     }
