@@ -21,6 +21,7 @@ mod manual;
 mod migrate;
 mod options;
 mod output;
+mod policy;
 mod preflight;
 mod renew;
 mod status;
@@ -107,6 +108,9 @@ enum Command {
     /// Needs no configuration and no cluster. Exit status: 0 without a finding of severity error, even with warnings; 65
     /// with one.
     Doctor(doctor::DoctorArgs),
+    /// Compare the keys of this node with the key policy
+    #[command(subcommand)]
+    Policy(policy::PolicyCommand),
     /// Fetch the revocation lists that signers publish, verify them, and install them
     Crl(RunOptions),
     /// Have certificates signed offline
@@ -208,6 +212,7 @@ impl Cli {
             Command::Daemon(arguments) => arguments.run(&global),
             Command::Status(arguments) => arguments.run(&global),
             Command::Doctor(arguments) => arguments.run(&global),
+            Command::Policy(command) => command.run(&global),
             Command::Crl(options) => crl::run(&options, &global),
             Command::Csr(command) => command.run(&global),
             Command::Migrate(command) => command.run(&global),

@@ -5,6 +5,7 @@
 
 pub mod assess;
 mod choices;
+pub mod compliance;
 mod layout;
 pub mod policy;
 mod rules;

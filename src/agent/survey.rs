@@ -18,10 +18,13 @@ use crate::spec::assess::{
     self, Action, Age, KubeletConfForm, KubeletLink, KubeletStoreContent, Observed, ObservedCert,
     assess, assess_bundle,
 };
+use crate::spec::compliance::{FoundKey, KeyUse};
+use crate::spec::policy::KeyOwner;
 use crate::spec::{self, BundleSpec, CertFiles, CertSpec, NodeSpec};
 use crate::store::{self, IssuedRecord};
 use crate::x509::{
-    AuthorityCrls, Chain, PrivateKey, RevocationList, TrustBundle, hex, is_for_names, rfc3339,
+    AuthorityCrls, Certificate, Chain, KeyType, PrivateKey, RevocationList, TrustBundle, hex,
+    is_for_names, rfc3339,
 };
 
 pub(super) use rotation::Rotating;
@@ -35,6 +38,8 @@ pub struct Survey {
     pub bundles: Vec<SurveyedBundle>,
     /// The service-account pair.
     pub service_account: Option<ServiceAccountAction>,
+    /// The key of the service-account pair.
+    service_account_key: Option<KeyUse>,
     /// Why the service-account pair is unusable and is not changed; also part of `refusals`.
     pub(super) service_account_refused: Option<String>,
     /// Indices of the files provided by the cluster that are missing on the node.
@@ -173,6 +178,15 @@ pub struct TrustSource {
     pub pins: Vec<[u8; 32]>,
 }
 
+/// Returns the key in a file.
+fn found_key<T>(found: &Observed<T>, key: impl FnOnce(&T) -> &KeyType) -> FoundKey {
+    match found {
+        Observed::Present(value) => FoundKey::Key(key(value).clone()),
+        Observed::Absent | Observed::Empty => FoundKey::Absent,
+        Observed::Unreadable(_) => FoundKey::Unreadable,
+    }
+}
+
 /// Judges the state of the node against the plan.
 ///
 /// # Errors
@@ -188,6 +202,7 @@ pub fn survey(
         certs: Vec::new(),
         bundles: Vec::new(),
         service_account: None,
+        service_account_key: None,
         service_account_refused: None,
         missing_files: Vec::new(),
         external_etcd: Vec::new(),
@@ -221,6 +236,39 @@ pub fn survey(
 }
 
 impl Survey {
+    /// Returns every key of the node with the algorithm that the policy requires, authorities first. Of a bundle the first
+    /// certificate counts, under which new certificates are issued.
+    pub fn key_uses(&self) -> Vec<KeyUse> {
+        let bundles = self.bundles.iter().map(|bundle| {
+            let first = bundle.found.present().map(TrustBundle::first);
+            KeyUse {
+                owner: KeyOwner::Authority(bundle.spec.authority),
+                required: bundle.spec.required_key,
+                found: found_key(&bundle.found, |trust| trust.first().public_key().key_type()),
+                not_after: first.map(Certificate::not_after),
+            }
+        });
+        let certs = self.certs.iter().map(|cert| {
+            let chain = cert.found.chain.present();
+            let found = found_key(&cert.found.chain, |chain| {
+                chain.leaf().public_key().key_type()
+            });
+            KeyUse {
+                owner: KeyOwner::Leaf(cert.spec.name()),
+                required: Some(cert.spec.requested.profile.key),
+                found: match found {
+                    FoundKey::Key(key) if cert.found.is_of_kubelet() => FoundKey::OfKubelet(key),
+                    found => found,
+                },
+                not_after: chain.map(|chain| chain.leaf().not_after()),
+            }
+        });
+        bundles
+            .chain(certs)
+            .chain(self.service_account_key.clone())
+            .collect()
+    }
+
     /// Returns the bundle of an authority, if it exists and is valid.
     pub fn trust(&self, authority: Authority) -> Option<&TrustBundle> {
         self.bundles

@@ -68,7 +68,16 @@ impl KeyOwner {
             .chain([KeyOwner::ServiceAccount])
     }
 
-    fn category(self) -> Option<Category> {
+    /// Returns the authority that signs the owner's certificate; `None` for an authority and for the pair.
+    pub(super) fn authority(self) -> Option<Authority> {
+        match self {
+            Leaf(name) => Some(name.authority()),
+            KeyOwner::Authority(_) | KeyOwner::ServiceAccount => None,
+        }
+    }
+
+    /// Returns the category; `None` for the service-account pair.
+    pub fn category(self) -> Option<Category> {
         match self {
             KeyOwner::Authority(_) => Some(Category::Signer),
             Leaf(name) => Some(Category::of(name)),
@@ -191,6 +200,12 @@ impl KeyPolicy {
         self.rules
             .choice(owner)
             .map_or(self.kubeadm, |choice| choice.key)
+    }
+
+    /// Returns the key that the rules require of an owner. kubeadm's algorithm requires nothing of a key that exists, such
+    /// as that of an external CA: kubeadm only creates keys by it.
+    pub(crate) fn required_of(&self, owner: KeyOwner) -> Option<KeyAlgorithm> {
+        self.rules.choice(owner).map(|choice| choice.key)
     }
 
     /// Returns warnings about keys that kubeadm cannot create or that some software cannot use. Those about kubeadm's own

@@ -10,7 +10,7 @@ use super::choices::{
     CLUSTER_ADMINS, Choices, KUBELET_SIGNERS_GROUP, KubeletClientSubject, SYSTEM_MASTERS,
 };
 use super::layout::Layout;
-use super::policy::KeyPolicy;
+use super::policy::{KeyOwner, KeyPolicy};
 use super::table::{
     BundleSpec, CertFiles, CertSpec, ExternalEtcd, KubeletStoreSpec, NodeSpec,
     RequestedCertificate, ServiceAccountSpec,
@@ -422,6 +422,7 @@ impl RuleInputs<'_> {
                     key_path,
                     crl_path: layout.revocation_lists(authority).into(),
                     key: self.policy.key_for_authority(authority),
+                    required_key: self.policy.required_of(KeyOwner::Authority(authority)),
                     lifetime: self.cluster.ca_validity,
                 }
             })
@@ -434,6 +435,7 @@ impl RuleInputs<'_> {
             private,
             public,
             key: self.policy.key_for_service_account(),
+            required_key: self.policy.required_of(KeyOwner::ServiceAccount),
             may_make: self.node.role == KubeadmRole::Init,
         })
     }

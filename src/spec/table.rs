@@ -173,6 +173,8 @@ pub struct BundleSpec {
     pub crl_path: NodePath,
     /// Key algorithm of a CA certificate that a demonstration authority creates.
     pub key: KeyAlgorithm,
+    /// Key algorithm that a policy requires of any CA certificate.
+    pub required_key: Option<KeyAlgorithm>,
     /// Lifetime of such a CA certificate.
     pub lifetime: Duration,
 }
@@ -186,6 +188,8 @@ pub struct ServiceAccountSpec {
     pub public: NodePath,
     /// Algorithm for a new pair.
     pub key: KeyAlgorithm,
+    /// Algorithm that a policy requires of any pair.
+    pub required_key: Option<KeyAlgorithm>,
     /// True on the first node only: with two different pairs, half of all tokens fail.
     pub may_make: bool,
 }

@@ -63,6 +63,7 @@ mod package_program;
 mod packages;
 mod packaging;
 mod plan_status;
+mod policy;
 mod preflight;
 mod readme;
 #[cfg(feature = "failpoints")]

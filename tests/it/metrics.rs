@@ -116,6 +116,11 @@ fn writes_textfile_and_keeps_counters_across_runs() {
         ),
         1.0
     );
+    let compliant = "nodepki_certificate_compliant";
+    assert_eq!(
+        sum(&first, compliant, &["certificate_name=\"apiserver\""]),
+        1.0
+    );
     assert!(
         !first
             .keys()

@@ -1,10 +1,12 @@
 //! Judges the service-account pair of the node.
 
-use super::Survey;
+use super::{Survey, found_key};
 use crate::agent::{Provided, ServiceAccount};
 use crate::node::NodeState;
 use crate::spec::ServiceAccountSpec;
 use crate::spec::assess::{COPY_SERVICE_ACCOUNT, Observed};
+use crate::spec::compliance::KeyUse;
+use crate::spec::policy::KeyOwner;
 use crate::store;
 use crate::x509::{KeyType, PrivateKey, PublicKey};
 
@@ -49,6 +51,12 @@ impl Survey {
             is_exposed: file.mode_if_exposed().is_some(),
             has_served: state.has_served(),
         };
+        self.service_account_key = Some(KeyUse {
+            owner: KeyOwner::ServiceAccount,
+            required: spec.required_key,
+            found: found_key(&pair.private, |key| key.public_key().key_type()),
+            not_after: None,
+        });
         let provided = provided.service_account.as_ref();
         let action = match provided.and_then(|provided| pair.foreign(provided)) {
             Some(refusal) => Err(refusal),

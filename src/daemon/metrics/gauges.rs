@@ -8,13 +8,14 @@ use time::OffsetDateTime;
 
 use super::exposition::{MetricsPage, labels};
 use super::families::{
-    BUILD_INFO, CERTIFICATE_INFO, CRL_NEXT_UPDATE, CRL_THIS_UPDATE, MetricFamily, NOT_AFTER,
-    NOT_BEFORE, PENDING, RENEWAL, RESTARTS_PENDING, ROLLED_BACK, STATE,
+    BUILD_INFO, CERTIFICATE_INFO, COMPLIANT, CRL_NEXT_UPDATE, CRL_THIS_UPDATE, MetricFamily,
+    NOT_AFTER, NOT_BEFORE, PENDING, RENEWAL, RESTARTS_PENDING, ROLLED_BACK, STATE,
 };
 use crate::agent::Survey;
 use crate::kube::names::{Authority, CertName};
 use crate::node::status::{Facts, NodeStatus, RowState};
-use crate::spec::policy::Category;
+use crate::spec::compliance::{self, KeyVerdict};
+use crate::spec::policy::{Category, KeyOwner};
 use crate::store::{NodeRoot, RestartState, Slot};
 
 /// Returns the gauges of a status.
@@ -54,6 +55,19 @@ pub(super) fn assessed(survey: &Survey) -> MetricsPage {
             let labels = CertificateLabels::leaf(cert.spec.name()).labels();
             page.sample(&RENEWAL, &labels, seconds(due));
         }
+    }
+    for key in survey.key_uses() {
+        let labels = match key.owner {
+            KeyOwner::Authority(name) => CertificateLabels::authority(name),
+            KeyOwner::Leaf(name) => CertificateLabels::leaf(name),
+            KeyOwner::ServiceAccount => continue,
+        };
+        let compliant = match compliance::judge(&key) {
+            KeyVerdict::Compliant | KeyVerdict::ChosenByKubelet => 1.0,
+            KeyVerdict::NotCompliant => 0.0,
+            KeyVerdict::NotRequired | KeyVerdict::Absent | KeyVerdict::Unreadable => continue,
+        };
+        page.sample(&COMPLIANT, &labels.labels(), compliant);
     }
     for bundle in &survey.bundles {
         let lists = bundle.revocations.iter().flat_map(|all| all.lists());

@@ -214,6 +214,7 @@ fn refuses_expired_authority() {
         key_path: "/etc/kubernetes/pki/ca.key".into(),
         crl_path: "/etc/kubernetes/pki/crl.pem".into(),
         key: KeyAlgorithm::EcdsaP256,
+        required_key: None,
         lifetime: YEAR,
     };
     let bundle = Observed::Present(authority.bundle().clone());

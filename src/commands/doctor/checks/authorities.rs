@@ -2,10 +2,13 @@
 
 use super::finding::CheckNote;
 use super::picture::{AuthorityKey, Of, Picture};
+use crate::agent::Survey;
 use crate::kube::kubeadm;
 use crate::kube::names::Authority;
 use crate::node::status::{FileStatus, Trouble};
 use crate::spec::assess::{COPY_SERVICE_ACCOUNT, ReplacedCa, shared_authorities};
+use crate::spec::compliance::{self, FoundKey, KeyUse, KeyVerdict};
+use crate::spec::policy::KeyOwner;
 use crate::x509::hex;
 
 pub(super) fn key_on_disk(picture: &Picture) -> Vec<CheckNote> {
@@ -205,4 +208,36 @@ pub(super) fn is_external(picture: &Picture, name: Authority) -> bool {
     picture
         .authority(name)
         .is_some_and(|authority| matches!(authority.key, AuthorityKey::Absent))
+}
+
+/// Keys of certificates are part of `not-as-configured`.
+pub(super) fn key_policy(picture: &Picture) -> Vec<CheckNote> {
+    let keys = picture
+        .configuration
+        .survey
+        .iter()
+        .flat_map(Survey::key_uses);
+    keys.filter(|key| !matches!(key.owner, KeyOwner::Leaf(_)))
+        .filter(|key| compliance::judge(key) == KeyVerdict::NotCompliant)
+        .filter_map(|key| {
+            let KeyUse {
+                owner,
+                required: Some(required),
+                found: FoundKey::Key(found),
+                ..
+            } = key
+            else {
+                return None;
+            };
+            Some(CheckNote::warning(
+                format!("the key of {owner} is {found}, and the policy requires {required}"),
+                match owner {
+                    KeyOwner::Authority(authority) => {
+                        format!("create a CA with that key at the signer, then follow nodepki authority stage {authority}; or change the policy")
+                    }
+                    _ => "a new pair invalidates all tokens of service accounts: replace it on all nodes together in a maintenance window, or add an override for sa to the policy".to_owned(),
+                },
+            ))
+        })
+        .collect()
 }

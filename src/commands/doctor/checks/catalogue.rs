@@ -109,6 +109,8 @@ checks! {
         "a certificate verifies under the bundle, but not under the first certificate of the bundle, which kubeadm uses";
     "misplaced-certificate", E, leaves::misplaced,
         "subject, names or usages of a certificate do not match its file";
+    "key-policy", W, authorities::key_policy,
+        "the key of an authority or of the service-account pair does not have the algorithm of the policy";
     "not-as-configured", EW, leaves::not_as_configured,
         "a certificate verifies, but subject, names, usages or key differ from the configuration; an error if something is missing or too much is allowed";
     "mode-too-open", EW, leaves::modes,
