@@ -25,7 +25,8 @@ use crate::x509::{
 };
 
 use next::{
-    Attempts, Circumstances, NextStep, SignerCall, SignerResponse, next, wait_before_retry,
+    Attempts, Circumstances, ExchangeEnd, NextStep, SignerCall, SignerResponse, next,
+    wait_before_retry,
 };
 
 /// Result of a request in this run.
@@ -99,6 +100,16 @@ impl Asked<'_> {
         Slot::Certificate(self.spec.name())
     }
 
+    fn request(&self, desk: &Desk<'_>, csr: Csr) -> Request {
+        let (wanted, identity) = (self.spec.requested.clone(), desk.identity.clone());
+        Request::new(wanted, csr, identity, desk.now()).replacing(self.replaces.as_ref())
+    }
+
+    /// Returns whether the record is about this request to this signer.
+    fn is_recorded(&self, record: &store::RequestRecord, request: &Request) -> bool {
+        record.request_id == request.id.as_str() && record.signer_config == self.signer.configured()
+    }
+
     /// Returns how durably a pending request is stored. A signer in this process loses its state with the process, so its
     /// requests may be lost in a power failure.
     fn durability(&self) -> Durability {
@@ -155,169 +166,199 @@ pub(super) async fn obtain(
     fresh: Fresh,
 ) -> Result<RequestOutcome, store::StoreError> {
     let asked = &job.asked;
-    let PreparedRequest {
-        key,
-        csr,
-        mut record,
-        answer,
-    } = match prepare(desk, asked, fresh)? {
+    let prepared = match prepare(desk, asked, fresh)? {
         Ok(prepared) => prepared,
         Err(error) => return Ok(RequestOutcome::Failed(Rc::new(error))),
     };
-    let mut request = Request::new(
-        asked.spec.requested.clone(),
-        csr,
-        desk.identity.clone(),
-        desk.now(),
-    )
-    .replacing(asked.replaces.as_ref());
-    if record.request_id != request.id.as_str() || record.signer_config != asked.signer.configured()
-    {
-        // The spec or the signer has changed, and the signer does not know this request.
-        record = new_record(asked, request.id.as_str());
-    }
-    let signed = |chain, key, request| RequestOutcome::Signed {
-        chain,
-        key,
-        request: Box::new(request),
-    };
+    let PreparedRequest { key, answer, .. } = prepared;
+    let request = asked.request(desk, prepared.csr);
     if let Some(answer) = answer
         && let Ok(chain) = verified(&answer, desk, job, &key)
     {
         return Ok(signed(chain, key, request));
     }
-    let keep = |record: &store::RequestRecord| {
-        desk.store
-            .update_ticket(asked.slot(), record, asked.durability())
+    let record = match prepared.record {
+        record if asked.is_recorded(&record, &request) => record,
+        // The spec or the signer has changed, and the signer does not know this request.
+        _ => new_record(asked, request.id.as_str()),
     };
-    let mut exchangeable = asked.current.as_ref();
-    let mut call = SignerCall::first(&record, exchangeable.is_some());
-    let mut attempts = Attempts::default();
-    loop {
-        record.attempt += 1;
-        request = request.again(record.attempt, desk.now(), deadline_at(desk));
-        if call.is_submission() {
-            record.phase = RequestPhase::Submitting;
-            record.first_submitted.get_or_insert(desk.now());
-            keep(&record)?;
-            failpoint::reached("request:submitting");
-            desk.progress.event(Event::Submitted(asked.spec.name()));
-        }
-        let exchange = perform(asked, &call, exchangeable, &request, &record);
-        let answer = event::asked(
-            desk.progress,
-            &asked.signer_name,
-            call.operation(),
-            exchange,
-        );
-        let answer = answer.await;
-        failpoint::reached("request:answered");
+    let exchangeable = asked.current.as_ref();
+    let mut exchange = CertificateExchange {
+        desk,
+        asked,
+        call: SignerCall::first(&record, exchangeable.is_some()),
+        attempts: Attempts::default(),
+        request,
+        record,
+        exchangeable,
+    };
+    let end = loop {
+        let answer = exchange.call_signer().await?;
         let response = judge(desk, job, &key, answer)?;
-        let waiting = match &response {
-            SignerResponse::Pending { note, .. } => Some(note.clone()),
-            _ => None,
-        };
-        let failure = match &response {
-            SignerResponse::Failed(error) => Some(error.to_string()),
-            _ => None,
-        };
-        let circumstances = Circumstances {
-            now: desk.now(),
-            time_left: desk.deadline.saturating_duration_since(Instant::now()),
-            resubmit: asked.signer.caps().resubmit,
-            can_exchange: exchangeable.is_some(),
-            random: random_fraction(),
-        };
-        let before = record.clone();
-        let next = next(&mut record, &mut attempts, call, response, &circumstances);
-        if record != before {
-            keep(&record)?;
+        match exchange.follow(response)? {
+            NextStep::Call { call, wait } => {
+                exchange.call = call;
+                tokio::time::sleep(wait).await;
+            }
+            NextStep::End(end) => break end,
         }
-        if let Some(note) = waiting {
-            failpoint::reached("request:pending");
-            desk.progress.event(Event::Waiting(asked.spec.name(), note));
+    };
+    Ok(match end {
+        ExchangeEnd::Install(chain) => {
+            failpoint::reached("request:verified");
+            desk.progress.event(Event::Signed(asked.spec.name()));
+            signed(chain, key, exchange.request)
         }
-        let wait = match next {
-            NextStep::Install(chain) => {
-                failpoint::reached("request:verified");
-                desk.progress.event(Event::Signed(asked.spec.name()));
-                return Ok(signed(chain, key, request));
-            }
-            NextStep::Call { call: next, wait } => {
-                if let Some(failure) = failure {
-                    let (name, operation) = (asked.spec.name(), next.operation().as_str());
-                    tracing::info!(certificate = %name, "{failure}; next: {operation} in {wait:.0?}");
-                }
-                if next == SignerCall::Submit {
-                    exchangeable = None;
-                }
-                call = next;
-                wait
-            }
-            NextStep::Wait(note) => return Ok(RequestOutcome::Pending(note)),
-            NextStep::Denied(reason) => return Ok(RequestOutcome::Denied(reason)),
-            NextStep::Refused(differences) => return Ok(RequestOutcome::Refused(differences)),
-            NextStep::Failed(error) => return Ok(RequestOutcome::Failed(Rc::new(error))),
-            NextStep::Lost => {
-                return Ok(RequestOutcome::Failed(Rc::new(forgotten(asked))));
-            }
-            NextStep::MustNotResubmit => {
-                return Ok(RequestOutcome::Failed(Rc::new(forbidden(desk, asked))));
-            }
-        };
-        tokio::time::sleep(wait).await;
+        ExchangeEnd::Wait(note) => RequestOutcome::Pending(note),
+        ExchangeEnd::Denied(reason) => RequestOutcome::Denied(reason),
+        ExchangeEnd::Refused(differences) => RequestOutcome::Refused(differences),
+        ExchangeEnd::Failed(error) => RequestOutcome::Failed(Rc::new(error)),
+        ExchangeEnd::Lost => RequestOutcome::Failed(Rc::new(forgotten(asked))),
+        ExchangeEnd::MustNotResubmit => RequestOutcome::Failed(Rc::new(forbidden(desk, asked))),
+    })
+}
+
+fn signed(chain: Chain, key: PrivateKey, request: Request) -> RequestOutcome {
+    RequestOutcome::Signed {
+        chain,
+        key,
+        request: Box::new(request),
     }
 }
 
-/// Verifies a signer's answer. A certificate that satisfies the spec is recorded on disk and returned.
+/// An exchange under way.
+struct CertificateExchange<'a> {
+    desk: &'a Desk<'a>,
+    asked: &'a Asked<'a>,
+    request: Request,
+    record: store::RequestRecord,
+    /// The call that is due.
+    call: SignerCall,
+    attempts: Attempts,
+    /// The certificate to exchange; `None` once the request is submitted without it.
+    exchangeable: Option<&'a CurrentCertificate>,
+}
+
+impl CertificateExchange<'_> {
+    /// Makes the call that is due. A submission is recorded before.
+    async fn call_signer(&mut self) -> Result<Result<Answer, SignerError>, store::StoreError> {
+        let (desk, asked) = (self.desk, self.asked);
+        self.record.attempt += 1;
+        self.request = self
+            .request
+            .again(self.record.attempt, desk.now(), deadline_at(desk));
+        if self.call.is_submission() {
+            self.record.phase = RequestPhase::Submitting;
+            self.record.first_submitted.get_or_insert(desk.now());
+            self.keep()?;
+            failpoint::reached("request:submitting");
+            desk.progress.event(Event::Submitted(asked.spec.name()));
+        }
+        let call = perform(
+            &*asked.signer,
+            &self.call,
+            self.exchangeable,
+            &self.request,
+            &self.record,
+        );
+        let operation = self.call.operation();
+        let answer = event::asked(desk.progress, &asked.signer_name, operation, call).await;
+        failpoint::reached("request:answered");
+        Ok(answer)
+    }
+
+    /// Decides what follows the response, and records and reports it.
+    fn follow(
+        &mut self,
+        response: SignerResponse<Chain>,
+    ) -> Result<NextStep<Chain>, store::StoreError> {
+        let (desk, name) = (self.desk, self.asked.spec.name());
+        let (mut waiting, mut failure) = (None, None);
+        match &response {
+            SignerResponse::Pending { note, .. } => waiting = Some(note.clone()),
+            SignerResponse::Failed(error) => failure = Some(error.to_string()),
+            _ => {}
+        }
+        let circumstances = Circumstances {
+            now: desk.now(),
+            time_left: desk.deadline.saturating_duration_since(Instant::now()),
+            resubmit: self.asked.signer.caps().resubmit,
+            can_exchange: self.exchangeable.is_some(),
+            random: random_fraction(),
+        };
+        let before = self.record.clone();
+        let step = next(
+            &mut self.record,
+            &mut self.attempts,
+            self.call.clone(),
+            response,
+            &circumstances,
+        );
+        if self.record != before {
+            self.keep()?;
+        }
+        if let Some(note) = waiting {
+            failpoint::reached("request:pending");
+            desk.progress.event(Event::Waiting(name, note));
+        }
+        if let NextStep::Call { call, wait } = &step {
+            if let Some(failure) = failure {
+                let operation = call.operation().as_str();
+                tracing::info!(certificate = %name, "{failure}; next: {operation} in {wait:.0?}");
+            }
+            if *call == SignerCall::Submit {
+                self.exchangeable = None;
+            }
+        }
+        Ok(step)
+    }
+
+    fn keep(&self) -> Result<(), store::StoreError> {
+        let (slot, durability) = (self.asked.slot(), self.asked.durability());
+        self.desk
+            .store
+            .update_ticket(slot, &self.record, durability)
+    }
+}
+
+/// Verifies a signer's answer. A certificate that satisfies the spec is recorded on disk.
 fn judge(
     desk: &Desk<'_>,
     job: &Job<'_>,
     key: &PrivateKey,
     answer: Result<Answer, SignerError>,
 ) -> Result<SignerResponse<Chain>, store::StoreError> {
-    Ok(match answer {
-        Ok(Answer::Issued(answer)) => match verified(&answer, desk, job, key) {
-            Ok(chain) => {
-                let (slot, durability) = (job.asked.slot(), job.asked.durability());
-                desk.store.save_answer(slot, &answer, durability)?;
-                SignerResponse::Accepted(chain)
-            }
-            Err(differences) => SignerResponse::Mismatch(differences),
-        },
-        Ok(Answer::Pending {
-            ticket,
-            after,
-            note,
-        }) => SignerResponse::Pending {
-            ticket,
-            after,
-            note,
-        },
-        Ok(Answer::Denied { reason }) => SignerResponse::Denied(reason),
-        Ok(Answer::Gone) => SignerResponse::Unknown,
-        Err(error) => SignerResponse::Failed(error),
-    })
+    let mut accepted = None;
+    let response = SignerResponse::of(answer, |answer| {
+        let chain = verified(&answer, desk, job, key)?;
+        accepted = Some(answer);
+        Ok(chain)
+    });
+    if let Some(answer) = accepted {
+        let (slot, durability) = (job.asked.slot(), job.asked.durability());
+        desk.store.save_answer(slot, &answer, durability)?;
+    }
+    Ok(response)
 }
 
 /// Calls the signer once.
-async fn perform(
-    asked: &Asked<'_>,
+pub(super) async fn perform(
+    signer: &dyn Signer,
     call: &SignerCall,
     exchangeable: Option<&CurrentCertificate>,
     request: &Request,
     record: &store::RequestRecord,
 ) -> Result<Answer, SignerError> {
     match (call, exchangeable) {
-        (SignerCall::Renew, Some(current)) => asked.signer.renew(request, current).await,
-        (SignerCall::Submit | SignerCall::Renew, _) => asked.signer.submit(request).await,
+        (SignerCall::Renew, Some(current)) => signer.renew(request, current).await,
+        (SignerCall::Submit | SignerCall::Renew, _) => signer.submit(request).await,
         (SignerCall::Recover, _) => {
             let handle = record.handle.clone();
             let ticket = handle.and_then(|handle| Ticket::try_from(handle).ok());
-            let answer = asked.signer.recover(request, ticket.as_ref()).await?;
+            let answer = signer.recover(request, ticket.as_ref()).await?;
             Ok(answer.unwrap_or(Answer::Gone))
         }
-        (SignerCall::Poll(ticket), _) => asked.signer.poll(request, ticket).await,
+        (SignerCall::Poll(ticket), _) => signer.poll(request, ticket).await,
     }
 }
 
@@ -419,13 +460,7 @@ pub(super) fn prepare(
             }
         },
     };
-    let request = Request::new(
-        asked.spec.requested.clone(),
-        csr.clone(),
-        desk.identity.clone(),
-        desk.now(),
-    )
-    .replacing(asked.replaces.as_ref());
+    let request = asked.request(desk, csr.clone());
     // Without the ticket the state of the request is unknown: recover before submitting again.
     let record = ticket.unwrap_or_else(|| {
         let mut record = new_record(asked, request.id.as_str());

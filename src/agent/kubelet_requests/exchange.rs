@@ -5,7 +5,6 @@
 //! signer is contacted. A node without a record, because it has just become the leader, first asks the signer whether it
 //! has the request; every node derives the same id.
 
-use std::rc::Rc;
 use std::time::Duration;
 
 use time::OffsetDateTime;
@@ -15,15 +14,16 @@ use super::Signing;
 use super::queue::Work;
 use crate::agent::event;
 use crate::agent::request::next::{
-    Attempts, Circumstances, NextStep, SignerCall, SignerResponse, next,
+    Attempts, Circumstances, ExchangeEnd, NextStep, SignerCall, SignerResponse, next,
 };
+use crate::agent::request::perform;
 use crate::kube::names::Authority;
 use crate::kubelets::{SigningOrder, certificate_differences};
 use crate::process::failpoint;
 use crate::process::jitter::random_fraction;
 use crate::signer::{
     Answer, FailureClass, NodeIdentity, Request, RequestedCertificate, SignerError, SignerKind,
-    Ticket, retry,
+    retry,
 };
 use crate::store::{self, KubeletRequestRecord, RequestPhase, RequestRecord};
 use crate::x509::{Chain, TrustBundle, along_path};
@@ -74,8 +74,7 @@ pub(super) async fn exchange(
     work: &Work,
     trust: &TrustBundle,
 ) -> Result<Exchanged, store::StoreError> {
-    let signer = &signing.signer;
-    if let Err(rejection) = signer.preflight(&request.wanted) {
+    if let Err(rejection) = signing.signer.preflight(&request.wanted) {
         return Ok(Exchanged::Later {
             wait: retry::delay(FailureClass::Config, 1, None, random_fraction())
                 .unwrap_or_default(),
@@ -84,84 +83,117 @@ pub(super) async fn exchange(
             why: rejection.to_string(),
         });
     }
-    let mut record = recorded(signing, &request, work)?;
+    let record = recorded(signing, &request, work)?;
     if let Some(pem) = &record.chain
         && let Ok(chain) = verified(signing, order, trust, pem.as_bytes())
     {
         return Ok(Exchanged::Issued(chain.to_pem()));
     }
-    let mut request = request;
-    let mut attempts = work.attempts;
-    let mut call = SignerCall::first(&record.exchange, false);
+    let mut exchange = KubeletExchange {
+        signing,
+        uid: &work.uid,
+        call: SignerCall::first(&record.exchange, false),
+        attempts: work.attempts,
+        request,
+        record,
+    };
     loop {
-        let exchanged = &mut record.exchange;
-        exchanged.attempt += 1;
+        let answer = exchange.call_signer().await?;
+        let response =
+            SignerResponse::of(answer, |answer| verified(signing, order, trust, &answer));
+        match exchange.follow(response)? {
+            NextStep::Call { call, .. } => exchange.call = call,
+            NextStep::End(end) => return Ok(exchange.exchanged(end)),
+        }
+    }
+}
+
+/// An exchange under way.
+struct KubeletExchange<'a> {
+    signing: &'a Signing,
+    uid: &'a str,
+    request: Request,
+    record: KubeletRequestRecord,
+    /// The call that is due.
+    call: SignerCall,
+    attempts: Attempts,
+}
+
+impl KubeletExchange<'_> {
+    /// Makes the call that is due. A submission is recorded before.
+    async fn call_signer(&mut self) -> Result<Result<Answer, SignerError>, store::StoreError> {
+        let (signing, exchange) = (self.signing, &mut self.record.exchange);
+        exchange.attempt += 1;
         let deadline = signing.now() + signing.signer_wait;
-        request = request.again(exchanged.attempt, signing.now(), Some(deadline));
-        if call.is_submission() {
-            exchanged.phase = RequestPhase::Submitting;
-            exchanged.first_submitted.get_or_insert(signing.now());
-            keep(signing, &work.uid, &record)?;
+        self.request = self
+            .request
+            .again(exchange.attempt, signing.now(), Some(deadline));
+        if self.call.is_submission() {
+            exchange.phase = RequestPhase::Submitting;
+            exchange.first_submitted.get_or_insert(signing.now());
+            keep(signing, self.uid, &self.record)?;
             failpoint::reached("kubelets:submitting");
         }
         signing.pace.turn().await;
-        let operation = call.operation();
-        let asked = perform(signing, &call, &request, &record.exchange);
-        let progress = &*signing.observer;
-        let answer = event::asked(progress, &signing.signer_name, operation, asked).await;
+        let exchange = &self.record.exchange;
+        let call = perform(&*signing.signer, &self.call, None, &self.request, exchange);
+        let (progress, operation) = (&*signing.observer, self.call.operation());
+        let answer = event::asked(progress, &signing.signer_name, operation, call).await;
         failpoint::reached("kubelets:answered");
-        let response = respond(signing, order, trust, answer);
-        let waits_for = match &response {
-            SignerResponse::Failed(error) => Some((Some(error.class), error.to_string())),
-            SignerResponse::Pending { note, .. } => Some((None, note.clone())),
-            _ => None,
-        };
+        Ok(answer)
+    }
+
+    /// Decides what follows the response, and records it.
+    fn follow(
+        &mut self,
+        response: SignerResponse<Chain>,
+    ) -> Result<NextStep<Chain>, store::StoreError> {
         let circumstances = Circumstances {
-            now: signing.now(),
+            now: self.signing.now(),
             time_left: Duration::ZERO,
-            resubmit: signer.caps().resubmit,
+            resubmit: self.signing.signer.caps().resubmit,
             can_exchange: false,
             random: random_fraction(),
         };
-        let before = record.exchange.clone();
+        let before = self.record.exchange.clone();
         let step = next(
-            &mut record.exchange,
-            &mut attempts,
-            call,
+            &mut self.record.exchange,
+            &mut self.attempts,
+            self.call.clone(),
             response,
             &circumstances,
         );
-        if let NextStep::Install(chain) = &step {
-            record.chain = Some(chain.to_pem());
+        if let NextStep::End(ExchangeEnd::Install(chain)) = &step {
+            self.record.chain = Some(chain.to_pem());
         }
-        if record.exchange != before {
-            keep(signing, &work.uid, &record)?;
+        if self.record.exchange != before {
+            keep(self.signing, self.uid, &self.record)?;
         }
-        let (failure, why) = waits_for.unwrap_or_default();
-        return Ok(match step {
-            NextStep::Install(chain) => Exchanged::Issued(chain.to_pem()),
-            NextStep::Call { call: next, .. } => {
-                call = next;
-                continue;
-            }
-            NextStep::Wait(_) => Exchanged::Later {
-                wait: until_poll(&record.exchange, signing.now()),
-                attempts,
-                failure,
-                why,
+        Ok(step)
+    }
+
+    fn exchanged(&self, end: ExchangeEnd<Chain>) -> Exchanged {
+        let label = || self.signing.signer.label();
+        match end {
+            ExchangeEnd::Install(chain) => Exchanged::Issued(chain.to_pem()),
+            ExchangeEnd::Wait(note) => Exchanged::Later {
+                wait: until_poll(&self.record.exchange, self.signing.now()),
+                attempts: self.attempts,
+                failure: None,
+                why: note,
             },
-            NextStep::Denied(reason) => Exchanged::Denied(reason),
-            NextStep::Refused(differences) => Exchanged::Mismatch(differences),
-            NextStep::Failed(error) => failed(&error, attempts),
-            NextStep::Lost => Exchanged::Impossible(format!(
+            ExchangeEnd::Denied(reason) => Exchanged::Denied(reason),
+            ExchangeEnd::Refused(differences) => Exchanged::Mismatch(differences),
+            ExchangeEnd::Failed(error) => failed(&error, self.attempts),
+            ExchangeEnd::Lost => Exchanged::Impossible(format!(
                 "{} accepted the request and does not know it any more",
-                signer.label()
+                label()
             )),
-            NextStep::MustNotResubmit => Exchanged::Impossible(format!(
+            ExchangeEnd::MustNotResubmit => Exchanged::Impossible(format!(
                 "{} lost the request and must not receive it twice",
-                signer.label()
+                label()
             )),
-        });
+        }
     }
 }
 
@@ -238,52 +270,6 @@ fn keep(
     match signing.signer.kind() {
         SignerKind::Embedded | SignerKind::Local => Ok(()),
         _ => signing.root.keep_kubelet_request(uid, record),
-    }
-}
-
-/// Calls the signer once.
-async fn perform(
-    signing: &Signing,
-    call: &SignerCall,
-    request: &Request,
-    record: &RequestRecord,
-) -> Result<Answer, SignerError> {
-    let signer = Rc::clone(&signing.signer);
-    match call {
-        SignerCall::Submit | SignerCall::Renew => signer.submit(request).await,
-        SignerCall::Recover => {
-            let ticket = record.handle.clone();
-            let ticket = ticket.and_then(|ticket| Ticket::try_from(ticket).ok());
-            let answer = signer.recover(request, ticket.as_ref()).await?;
-            Ok(answer.unwrap_or(Answer::Gone))
-        }
-        SignerCall::Poll(ticket) => signer.poll(request, ticket).await,
-    }
-}
-
-fn respond(
-    signing: &Signing,
-    order: &SigningOrder,
-    trust: &TrustBundle,
-    answer: Result<Answer, SignerError>,
-) -> SignerResponse<Chain> {
-    match answer {
-        Ok(Answer::Issued(answer)) => match verified(signing, order, trust, &answer) {
-            Ok(chain) => SignerResponse::Accepted(chain),
-            Err(differences) => SignerResponse::Mismatch(differences),
-        },
-        Ok(Answer::Pending {
-            ticket,
-            after,
-            note,
-        }) => SignerResponse::Pending {
-            ticket,
-            after,
-            note,
-        },
-        Ok(Answer::Denied { reason }) => SignerResponse::Denied(reason),
-        Ok(Answer::Gone) => SignerResponse::Unknown,
-        Err(error) => SignerResponse::Failed(error),
     }
 }
 

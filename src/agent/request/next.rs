@@ -1,13 +1,14 @@
 //! The step that follows a signer's response: a pure decision over the record of the request.
 //!
-//! [`next`] changes the record and returns what to do; `request::obtain` calls the signer, writes the record and waits.
+//! [`next`] changes the record and returns what to do. `request::obtain` and `kubelet_requests::exchange` call the signer,
+//! write the record and wait.
 
 use std::time::Duration;
 
 use time::OffsetDateTime;
 
 use crate::agent::SignerOperation;
-use crate::signer::{FailureClass, Resubmit, SignerError, Ticket, retry};
+use crate::signer::{Answer, FailureClass, Resubmit, SignerError, Ticket, retry};
 use crate::store::{self, LastError, RequestPhase};
 
 /// The call to the signer that is due.
@@ -72,6 +73,33 @@ pub(in crate::agent) enum SignerResponse<C> {
     Failed(SignerError),
 }
 
+impl<C> SignerResponse<C> {
+    /// Returns the response that `answer` is, its certificate verified by `verify`.
+    pub(in crate::agent) fn of(
+        answer: Result<Answer, SignerError>,
+        verify: impl FnOnce(Vec<u8>) -> Result<C, Vec<String>>,
+    ) -> SignerResponse<C> {
+        match answer {
+            Ok(Answer::Issued(answer)) => match verify(answer) {
+                Ok(chain) => SignerResponse::Accepted(chain),
+                Err(differences) => SignerResponse::Mismatch(differences),
+            },
+            Ok(Answer::Pending {
+                ticket,
+                after,
+                note,
+            }) => SignerResponse::Pending {
+                ticket,
+                after,
+                note,
+            },
+            Ok(Answer::Denied { reason }) => SignerResponse::Denied(reason),
+            Ok(Answer::Gone) => SignerResponse::Unknown,
+            Err(error) => SignerResponse::Failed(error),
+        }
+    }
+}
+
 /// The inputs of the decision besides record and response.
 pub(in crate::agent) struct Circumstances {
     pub(in crate::agent) now: OffsetDateTime,
@@ -95,10 +123,17 @@ pub(in crate::agent) struct Attempts {
 /// The next step of a request.
 #[derive(Debug)]
 pub(in crate::agent) enum NextStep<C> {
-    /// The certificate can be installed.
-    Install(C),
     /// Another call, after a wait.
     Call { call: SignerCall, wait: Duration },
+    /// No further call in this run.
+    End(ExchangeEnd<C>),
+}
+
+/// The end of an exchange with the signer, for this run.
+#[derive(Debug)]
+pub(in crate::agent) enum ExchangeEnd<C> {
+    /// The certificate can be installed.
+    Install(C),
     /// The signer's decision is left to a later run.
     Wait(String),
     /// The request was denied.
@@ -121,11 +156,14 @@ pub(in crate::agent) fn next<C>(
     response: SignerResponse<C>,
     circumstances: &Circumstances,
 ) -> NextStep<C> {
-    let now = circumstances.now;
-    match response {
+    let submit_again = |call| NextStep::Call {
+        call,
+        wait: Duration::ZERO,
+    };
+    NextStep::End(match response {
         SignerResponse::Accepted(chain) => {
             record.phase = RequestPhase::Answered;
-            NextStep::Install(chain)
+            ExchangeEnd::Install(chain)
         }
         SignerResponse::Mismatch(differences) => {
             record.phase = RequestPhase::Failed;
@@ -133,9 +171,9 @@ pub(in crate::agent) fn next<C>(
                 class: "refused".to_owned(),
                 code: "verification".to_owned(),
                 detail: differences.join("; "),
-                at: now,
+                at: circumstances.now,
             });
-            NextStep::Refused(differences)
+            ExchangeEnd::Refused(differences)
         }
         SignerResponse::Pending {
             ticket,
@@ -143,73 +181,81 @@ pub(in crate::agent) fn next<C>(
             note,
         } => {
             let wait = retry::poll_delay(attempts.polls, after);
-            record.phase = RequestPhase::Requested;
-            record.handle = Some(ticket.as_str().to_owned());
-            record.next_poll = Some(now + wait);
             attempts.polls += 1;
-            match wait > circumstances.time_left {
-                true => NextStep::Wait(note),
-                false => NextStep::Call {
-                    call: SignerCall::Poll(ticket),
-                    wait,
-                },
+            record_ticket(record, &ticket, circumstances.now + wait);
+            if wait <= circumstances.time_left {
+                let call = SignerCall::Poll(ticket);
+                return NextStep::Call { call, wait };
             }
+            ExchangeEnd::Wait(note)
         }
         SignerResponse::Denied(reason) => {
             record.phase = RequestPhase::Denied;
-            NextStep::Denied(reason)
+            ExchangeEnd::Denied(reason)
         }
         // Sending it again would never end.
-        SignerResponse::Unknown if call.is_submission() => NextStep::Lost,
+        SignerResponse::Unknown if call.is_submission() => ExchangeEnd::Lost,
         SignerResponse::Unknown
             if record.first_submitted.is_some()
                 && circumstances.resubmit == Resubmit::Forbidden =>
         {
-            NextStep::MustNotResubmit
+            ExchangeEnd::MustNotResubmit
         }
         SignerResponse::Unknown => {
             record.handle = None;
-            NextStep::Call {
-                call: match circumstances.can_exchange {
-                    true => SignerCall::Renew,
-                    false => SignerCall::Submit,
-                },
-                wait: Duration::ZERO,
-            }
+            return submit_again(match circumstances.can_exchange {
+                true => SignerCall::Renew,
+                false => SignerCall::Submit,
+            });
         }
         // The exchange was refused, not the certificate.
         SignerResponse::Failed(error) if call == SignerCall::Renew && !error.class.passes() => {
-            NextStep::Call {
-                call: SignerCall::Submit,
-                wait: Duration::ZERO,
-            }
+            return submit_again(SignerCall::Submit);
         }
         SignerResponse::Failed(error) => {
-            attempts.failures += 1;
-            record.last_error = Some(LastError {
-                class: error.class.as_str().to_owned(),
-                code: "exchange".to_owned(),
-                detail: error.to_string(),
-                at: now,
-            });
-            let wait = wait_before_retry(
-                &error,
-                attempts.failures,
-                circumstances.time_left,
-                circumstances.random,
-            );
-            match wait {
-                None => NextStep::Failed(error),
-                Some(wait) => NextStep::Call {
-                    call: match error.class {
-                        // The request may have reached the signer.
-                        FailureClass::Ambiguous => SignerCall::Recover,
-                        _ => call,
-                    },
-                    wait,
-                },
-            }
+            return after_failure(record, attempts, call, error, circumstances);
         }
+    })
+}
+
+/// Records that the signer has not decided, and when it is polled next.
+fn record_ticket(record: &mut store::RequestRecord, ticket: &Ticket, next_poll: OffsetDateTime) {
+    record.phase = RequestPhase::Requested;
+    record.handle = Some(ticket.as_str().to_owned());
+    record.next_poll = Some(next_poll);
+}
+
+/// Decides whether a failed call is repeated, and records the failure.
+fn after_failure<C>(
+    record: &mut store::RequestRecord,
+    attempts: &mut Attempts,
+    call: SignerCall,
+    error: SignerError,
+    circumstances: &Circumstances,
+) -> NextStep<C> {
+    attempts.failures += 1;
+    record.last_error = Some(LastError {
+        class: error.class.as_str().to_owned(),
+        code: "exchange".to_owned(),
+        detail: error.to_string(),
+        at: circumstances.now,
+    });
+    let wait = wait_before_retry(
+        &error,
+        attempts.failures,
+        circumstances.time_left,
+        circumstances.random,
+    );
+    match wait {
+        None => NextStep::End(ExchangeEnd::Failed(error)),
+        Some(wait) => NextStep::Call {
+            call: match error.class {
+                // The request may have reached the signer.
+                FailureClass::Ambiguous => SignerCall::Recover,
+                _ => call,
+            },
+            wait,
+        },
     }
 }
 
@@ -258,17 +304,20 @@ mod tests {
     }
 
     fn show(next: &NextStep<()>) -> String {
-        match next {
-            NextStep::Install(()) => "install".to_owned(),
+        let end = match next {
             NextStep::Call { call, wait } => {
-                format!("{} in {}s", call.operation().as_str(), wait.as_secs())
+                return format!("{} in {}s", call.operation().as_str(), wait.as_secs());
             }
-            NextStep::Wait(note) => format!("leave: {note}"),
-            NextStep::Denied(reason) => format!("denied: {reason}"),
-            NextStep::Refused(differences) => format!("refused: {}", differences.join("; ")),
-            NextStep::Lost => "lost".to_owned(),
-            NextStep::MustNotResubmit => "must not resubmit".to_owned(),
-            NextStep::Failed(error) => format!("failed: {}", error.class.as_str()),
+            NextStep::End(end) => end,
+        };
+        match end {
+            ExchangeEnd::Install(()) => "install".to_owned(),
+            ExchangeEnd::Wait(note) => format!("leave: {note}"),
+            ExchangeEnd::Denied(reason) => format!("denied: {reason}"),
+            ExchangeEnd::Refused(differences) => format!("refused: {}", differences.join("; ")),
+            ExchangeEnd::Lost => "lost".to_owned(),
+            ExchangeEnd::MustNotResubmit => "must not resubmit".to_owned(),
+            ExchangeEnd::Failed(error) => format!("failed: {}", error.class.as_str()),
         }
     }
 
