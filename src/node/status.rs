@@ -26,9 +26,15 @@
 //! A new fact is a field of one of the structs here, filled in by `collect`; JSON and YAML include it automatically. A
 //! new output format is a function from `&NodeStatus` to text in a module of this one.
 
+mod authority;
 mod collect;
 mod duration;
+mod files;
+mod findings;
 mod kubeadm;
+mod leaf;
+mod rows;
+mod service_account;
 mod tabwriter;
 mod text;
 
@@ -40,6 +46,7 @@ use time::OffsetDateTime;
 use crate::kube::names::{Authority, CertName};
 use crate::spec::assess::ReplacedCa;
 use crate::store::{LastError, RequestPhase};
+use crate::x509::{Certificate, hex};
 use crate::yaml;
 
 pub use super::role::NodeRole;
@@ -338,6 +345,32 @@ pub struct Facts {
     /// Number of intermediate certificates that follow a leaf in its file.
     #[serde(skip_serializing_if = "is_zero")]
     pub intermediates: usize,
+}
+
+impl Facts {
+    /// Returns the properties of a certificate that this many intermediate certificates follow in its file.
+    fn of(certificate: &Certificate, intermediates: usize, now: OffsetDateTime) -> Facts {
+        let dns = certificate.dns_names().iter();
+        let ips = certificate.ip_addresses().iter();
+        Facts {
+            subject: certificate.subject().to_string(),
+            issuer: certificate.issuer().to_string(),
+            serial: certificate.serial().to_owned(),
+            sans: dns
+                .map(|name| format!("DNS:{name}"))
+                .chain(ips.map(|ip| format!("IP:{ip}")))
+                .chain(certificate.other_names().iter().cloned())
+                .collect(),
+            usages: certificate.extended_usages().unwrap_or_default().to_vec(),
+            key: certificate.public_key().key_type().to_string(),
+            not_before: certificate.not_before(),
+            not_after: certificate.not_after(),
+            residual_seconds: (certificate.not_after() - now).whole_seconds(),
+            pin: format!("sha256:{}", hex(&certificate.public_key().sha256())),
+            fingerprint: hex(&certificate.fingerprint()),
+            intermediates,
+        }
+    }
 }
 
 /// The service-account pair.

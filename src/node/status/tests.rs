@@ -221,10 +221,7 @@ fn reports_healthy_node_as_ok() {
     assert!(!ca.has_key);
     assert_eq!(
         ca.certificates[0].pin,
-        format!(
-            "sha256:{}",
-            crate::x509::hex(&node.ca.public_key().sha256())
-        )
+        format!("sha256:{}", hex(&node.ca.public_key().sha256()))
     );
     let pair = status.service_account.as_ref().unwrap();
     assert_eq!(pair.key_id.as_ref().unwrap().len(), 43);
