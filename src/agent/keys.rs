@@ -1,25 +1,82 @@
 //! Generates keys on one thread per core, so that the event loop is never blocked by the search for primes.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
+use std::future::poll_fn;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
+use super::{ExitCode, Failure};
 use crate::store::Slot;
 use crate::x509::{KeyAlgorithm, KeyError, PrivateKey};
 
-/// A generated key.
-pub(super) struct Made {
+/// A key that was generated, or the failure to generate it.
+pub(super) struct GeneratedKey {
     pub(super) slot: Slot,
     pub(super) algorithm: KeyAlgorithm,
     pub(super) took: Duration,
     pub(super) key: Result<PrivateKey, KeyError>,
 }
 
+impl GeneratedKey {
+    pub(super) fn require(self) -> Result<PrivateKey, Failure> {
+        self.key.map_err(|error| {
+            Failure::new(ExitCode::Pending, format!("no key for {}", self.slot))
+                .caused_by(error)
+                .advise("run again")
+        })
+    }
+}
+
+/// The keys of a run: each slot keeps the key that it has, or gets one new key.
+#[derive(Default)]
+pub(super) struct RunKeys {
+    /// Keys being generated.
+    batches: Vec<UnboundedReceiver<GeneratedKey>>,
+    /// Slots that have a key, or get one.
+    slots: BTreeSet<Slot>,
+}
+
+impl RunKeys {
+    /// Starts to generate a key for every slot that has none.
+    pub(super) fn start(&mut self, jobs: impl IntoIterator<Item = (Slot, KeyAlgorithm)>) {
+        let jobs = jobs.into_iter();
+        let jobs: Vec<_> = jobs.filter(|(slot, _)| self.slots.insert(*slot)).collect();
+        if !jobs.is_empty() {
+            self.batches.push(start(jobs));
+        }
+    }
+
+    /// Records that a slot has a key.
+    pub(super) fn keep(&mut self, slot: Slot) {
+        self.slots.insert(slot);
+    }
+
+    /// Waits for the next generated key; `None` after the last.
+    pub(super) async fn next(&mut self) -> Option<GeneratedKey> {
+        poll_fn(|context| {
+            let mut is_pending = false;
+            for batch in &mut self.batches {
+                match batch.poll_recv(context) {
+                    Poll::Ready(Some(made)) => return Poll::Ready(Some(made)),
+                    Poll::Ready(None) => {}
+                    Poll::Pending => is_pending = true,
+                }
+            }
+            match is_pending {
+                true => Poll::Pending,
+                false => Poll::Ready(None),
+            }
+        })
+        .await
+    }
+}
+
 /// Starts to generate one key for each job. The keys arrive in order of completion; the channel is closed after the last.
-pub(super) fn start(jobs: Vec<(Slot, KeyAlgorithm)>) -> UnboundedReceiver<Made> {
+fn start(jobs: Vec<(Slot, KeyAlgorithm)>) -> UnboundedReceiver<GeneratedKey> {
     let (sender, receiver) = unbounded_channel();
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let threads = cores.min(jobs.len());
@@ -28,7 +85,7 @@ pub(super) fn start(jobs: Vec<(Slot, KeyAlgorithm)>) -> UnboundedReceiver<Made> 
         while let Some((slot, algorithm)) = next(&queue) {
             let began = Instant::now();
             let key = PrivateKey::generate(algorithm);
-            let made = Made {
+            let made = GeneratedKey {
                 slot,
                 algorithm,
                 took: began.elapsed(),

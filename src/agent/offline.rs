@@ -10,12 +10,13 @@ use tokio::time::Instant;
 use zeroize::Zeroizing;
 
 use super::request::{Asked, Desk, Fresh, PreparedRequest, prepare};
+use super::survey::Survey;
 use super::{
     Clock, ExitCode, Failure, Progress, RequestRun, RunReport, RunSetup, bootstrap_in, open_store,
     require_room,
 };
 use crate::kube::names::{Authority, CertName};
-use crate::signer::bundle::{self, Candidate, Outstanding};
+use crate::signer::bundle::{self, Candidate, Outstanding, Remark};
 use crate::signer::{
     Answer, Caps, Rejection, Request, RequestLookup, RequestedCertificate, Resubmit, Signer,
     SignerError, SignerKind, Ticket,
@@ -62,12 +63,9 @@ pub async fn export_requests(
         .into_iter()
         .map(|(name, resumed)| (name, Fresh::Resumed(Box::new(resumed))))
         .collect();
-    while let Some(super::keys::Made { slot, key, .. }) = run.keys.recv().await {
-        let key = key.map_err(|error| {
-            Failure::new(ExitCode::Pending, format!("no key for {slot}"))
-                .caused_by(error)
-                .advise("run again")
-        })?;
+    while let Some(made) = run.keys.next().await {
+        let slot = made.slot;
+        let key = made.require()?;
         if let Slot::Certificate(name) = slot {
             fresh.insert(name, Fresh::Key(key));
         }
@@ -89,12 +87,7 @@ pub async fn export_requests(
         };
         let prepared: PreparedRequest = prepare(&desk, &asked, fresh)?
             .map_err(|error| Failure::new(ExitCode::Configuration, "").caused_by(error))?;
-        requests.push(Request::new(
-            asked.spec.requested.clone(),
-            prepared.csr,
-            setup.identity.clone(),
-            clock(),
-        ));
+        requests.push(asked.request(&desk, prepared.csr));
     }
     Ok(requests)
 }
@@ -112,44 +105,11 @@ pub async fn import_answers(
     progress: &dyn Progress,
 ) -> Result<RunReport, Failure> {
     let (mut store, mut notes) = open_store(root, &setup, "csr import", clock)?;
-    let outstanding: Vec<Outstanding> = store
-        .pending(clock())?
-        .slots
-        .iter()
-        .filter_map(|pending| match pending.slot {
-            Slot::Certificate(name) => {
-                let key = PrivateKey::from_pem(&pending.key_pem)
-                    .ok()?
-                    .public_key()
-                    .clone();
-                Some(Outstanding { name, key })
-            }
-            Slot::ServiceAccount => None,
-        })
-        .collect();
+    let outstanding = outstanding(&store, clock)?;
     let survey = setup.survey(store.root(), clock())?;
     let is_settled = survey.refusals.is_empty() && survey.is_settled();
-    let wanted: Vec<CertName> = survey.to_issue().map(|cert| cert.spec.name()).collect();
-    let kept = survey.certs.iter();
-    let kept = kept.filter(|cert| !wanted.contains(&cert.spec.name()));
-    let installed: Vec<Outstanding> = kept
-        .filter_map(|cert| {
-            let chain = cert.found.chain.present()?;
-            Some(Outstanding {
-                name: cert.spec.name(),
-                key: chain.leaf().public_key().clone(),
-            })
-        })
-        .collect();
-    let collection = bundle::collect(files, &outstanding, &installed);
-    let remarks = collection.remarks.iter().take(MAX_REMARKS);
-    notes.extend(remarks.map(ToString::to_string));
-    if collection.remarks.len() > MAX_REMARKS {
-        notes.push(format!(
-            "… and {} more files are not used; at most {MAX_REMARKS} are listed",
-            collection.remarks.len() - MAX_REMARKS
-        ));
-    }
+    let collection = bundle::collect(files, &outstanding, &installed(&survey));
+    notes.extend(listed(&collection.remarks));
     // A repeated import finds the certificates in place, or only those of pending requests.
     if collection.candidates.is_empty() && collection.installed.is_empty() && !is_settled {
         let mut messages =
@@ -172,7 +132,7 @@ pub async fn import_answers(
         record.keep(&store, &setup)?;
     }
     for candidate in collection.candidates {
-        if candidate.key.is_some() && !wanted.contains(&candidate.name) {
+        if candidate.key.is_some() && !is_due(&survey, candidate.name) {
             notes.push(format!(
                 "{} is not used: the certificate of {} on this node needs no replacement",
                 candidate.path.display(),
@@ -188,6 +148,51 @@ pub async fn import_answers(
     answer_from_files(&mut setup, offline);
     setup.wait = Duration::ZERO;
     bootstrap_in(&mut store, notes, &setup, clock, progress).await
+}
+
+/// Returns the certificates that pending requests wait for.
+fn outstanding(store: &Store, clock: Clock) -> Result<Vec<Outstanding>, Failure> {
+    let pending = store.pending(clock())?.slots;
+    let outstanding = pending.iter().filter_map(|pending| {
+        let Slot::Certificate(name) = pending.slot else {
+            return None;
+        };
+        let key = PrivateKey::from_pem(&pending.key_pem).ok()?;
+        let key = key.public_key().clone();
+        Some(Outstanding { name, key })
+    });
+    Ok(outstanding.collect())
+}
+
+fn is_due(survey: &Survey, name: CertName) -> bool {
+    survey.to_issue().any(|cert| cert.spec.name() == name)
+}
+
+/// Returns the certificates in place that are not to be issued.
+fn installed(survey: &Survey) -> Vec<Outstanding> {
+    let kept = survey.certs.iter();
+    let kept = kept.filter(|cert| !is_due(survey, cert.spec.name()));
+    let installed = kept.filter_map(|cert| {
+        let chain = cert.found.chain.present()?;
+        Some(Outstanding {
+            name: cert.spec.name(),
+            key: chain.leaf().public_key().clone(),
+        })
+    });
+    installed.collect()
+}
+
+/// Returns the remarks as notes, a limited number of them.
+fn listed(remarks: &[Remark]) -> Vec<String> {
+    let listed = remarks.iter().take(MAX_REMARKS);
+    let mut notes: Vec<String> = listed.map(ToString::to_string).collect();
+    if remarks.len() > MAX_REMARKS {
+        notes.push(format!(
+            "… and {} more files are not used; at most {MAX_REMARKS} are listed",
+            remarks.len() - MAX_REMARKS
+        ));
+    }
+    notes
 }
 
 /// Returns the key of a candidate. A key that was imported with it becomes the slot's pending key, and the pending request

@@ -10,9 +10,10 @@ use tokio::time::Instant;
 
 use super::clock::{self, SettledClock};
 use super::examine::{self, OfferError};
+use super::keys::RunKeys;
 use super::request::{self, Asked, Desk, Fresh, RequestOutcome, Resumed};
 use super::survey::{Survey, SurveyedCert};
-use super::{Clock, ExitCode, Failure, Progress, RunSetup, keys, same_authority, signer_failure};
+use super::{Clock, ExitCode, Failure, Progress, RunSetup, same_authority, signer_failure};
 use crate::kube::names::Authority;
 use crate::signer::SignerKind;
 use crate::spec::assess::Action;
@@ -197,9 +198,10 @@ pub async fn rehearse(
         Some(resumed) => Fresh::Resumed(Box::new(resumed)),
         None => {
             let algorithm = cert.spec.requested.profile.key;
-            let mut made = keys::start(vec![(Slot::Certificate(name), algorithm)]);
-            let key = made.recv().await.map(|made| made.key);
-            Fresh::Key(key.transpose().ok().flatten().ok_or_else(|| {
+            let mut keys = RunKeys::default();
+            keys.start([(Slot::Certificate(name), algorithm)]);
+            let key = keys.next().await.and_then(|made| made.key.ok());
+            Fresh::Key(key.ok_or_else(|| {
                 Failure::new(ExitCode::Pending, format!("no key for {name}; run again"))
             })?)
         }

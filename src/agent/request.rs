@@ -100,7 +100,7 @@ impl Asked<'_> {
         Slot::Certificate(self.spec.name())
     }
 
-    fn request(&self, desk: &Desk<'_>, csr: Csr) -> Request {
+    pub(super) fn request(&self, desk: &Desk<'_>, csr: Csr) -> Request {
         let (wanted, identity) = (self.spec.requested.clone(), desk.identity.clone());
         Request::new(wanted, csr, identity, desk.now()).replacing(self.replaces.as_ref())
     }

@@ -8,21 +8,20 @@ use std::rc::Rc;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use time::OffsetDateTime;
-use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Instant;
 
 use super::clock::{self, SettledClock, floor};
 use super::failure::signer_failure;
+use super::keys::RunKeys;
 use super::request::{self, Desk, Enquiry, Fresh, Job, RequestOutcome, Resumed};
 use super::survey::{ServiceAccountAction, Survey, SurveyedCert};
-use super::{
-    Clock, Event, ExitCode, Failure, Progress, RunSetup, SignerOperation, keys, preflight,
-};
+use super::{Clock, Event, ExitCode, Failure, Progress, RunSetup, SignerOperation, preflight};
 use crate::kube::names::{Authority, CertName};
 use crate::signer::{Signer, SignerError, SignerKind};
+use crate::spec::CertSpec;
 use crate::spec::assess::RenewalCause;
 use crate::store::{Slot, Store};
-use crate::x509::{KeyAlgorithm, KeyError, PrivateKey, TrustBundle, TrustError, hex};
+use crate::x509::{KeyAlgorithm, PrivateKey, TrustBundle, TrustError, hex};
 
 /// The requests of one run.
 pub(super) struct RequestRun<'a> {
@@ -32,10 +31,7 @@ pub(super) struct RequestRun<'a> {
     progress: &'a dyn Progress,
     /// Pending requests of earlier runs that still match the plan.
     pub(super) resumed: BTreeMap<CertName, Resumed>,
-    /// Keys being generated.
-    pub(super) keys: UnboundedReceiver<keys::Made>,
-    /// Slots whose keys are being generated.
-    awaited: Vec<Slot>,
+    pub(super) keys: RunKeys,
     /// Trust bundle of each authority, from disk or from the signer.
     pub(super) trust: BTreeMap<Authority, TrustBundle>,
     /// Authorities whose signer cannot be reached, and why.
@@ -63,48 +59,11 @@ impl<'a> RequestRun<'a> {
         progress: &'a dyn Progress,
         survey: &mut Survey,
     ) -> Result<Self, Failure> {
-        let resumable = store.pending(clock())?;
-        survey
-            .notes
-            .extend(resumable.notes.iter().map(ToString::to_string));
-        let mut resumed = BTreeMap::new();
-        let rotating = survey.rotating.as_ref();
-        let is_forced = rotating.is_some_and(|rotating| rotating.demand == RenewalCause::Forced);
-        for pending in resumable.slots {
-            let Slot::Certificate(name) = pending.slot else {
-                continue;
-            };
-            let Some(cert) = survey.cert(name) else {
-                continue;
-            };
-            let own = cert.found.key.present().filter(|_| cert.keep_key);
-            let resumable = Resumed::from_pending(&pending, &cert.spec);
-            let known = cert.found.key.present().filter(|_| is_forced);
-            let resumable = resumable.filter(|earlier| {
-                let key = earlier.key.public_key();
-                own.is_none_or(|own| own.public_key() == key)
-                    && known.is_none_or(|known| known.public_key() != key)
-            });
-            match resumable {
-                Some(earlier) => {
-                    resumed.insert(name, earlier);
-                }
-                None => {
-                    let why = "it does not match the plan any more, or its answer was refused";
-                    let note = store.set_slot_aside(pending.slot, why, clock())?;
-                    tracing::info!("{note}");
-                }
-            }
-        }
+        let resumed = resume(store, clock, survey)?;
         let mut jobs: Vec<(Slot, KeyAlgorithm)> = survey
             .to_issue()
             .filter(|cert| !resumed.contains_key(&cert.spec.name()) && !cert.keep_key)
-            .map(|cert| {
-                (
-                    Slot::Certificate(cert.spec.name()),
-                    cert.spec.requested.profile.key,
-                )
-            })
+            .map(|cert| key_job(&cert.spec))
             .collect();
         let wanted = jobs.len();
         if survey.rotating.is_some() {
@@ -116,11 +75,12 @@ impl<'a> RequestRun<'a> {
         {
             jobs.push((Slot::ServiceAccount, spec.key));
         }
-        let awaited = jobs.iter().map(|(slot, _)| *slot).collect();
         progress.event(Event::Started {
             keys: jobs.len().max(wanted),
             certificates: survey.to_issue().count(),
         });
+        let mut keys = RunKeys::default();
+        keys.start(jobs);
         let trust = survey
             .bundles
             .iter()
@@ -132,8 +92,7 @@ impl<'a> RequestRun<'a> {
             clock,
             progress,
             resumed,
-            keys: keys::start(jobs),
-            awaited,
+            keys,
             trust,
             unreachable: BTreeMap::new(),
             unasked: BTreeMap::new(),
@@ -210,11 +169,20 @@ impl<'a> RequestRun<'a> {
         let now = self.now();
         survey.note_shared_authorities(|authority| trust.get(&authority));
         survey.reassess(|authority| trust.get(&authority).cloned(), now);
-        // Without a reachable signer a run fails if a certificate is missing. Otherwise it continues: a signer must not
-        // delay a node with valid certificates, and the cluster may offer its data for a limited time only.
+        self.require_signer(survey, &needed, now)
+    }
+
+    /// Fails if a certificate is missing and no signer can be reached. Otherwise the run continues: a signer must not
+    /// delay a node with valid certificates, and the cluster may offer its data for a limited time only.
+    fn require_signer(
+        &self,
+        survey: &Survey,
+        needed: &[Authority],
+        now: OffsetDateTime,
+    ) -> Result<(), Failure> {
         let missing = survey
             .to_issue()
-            .any(|cert| !cert.still_serves(trust.get(&cert.spec.authority()), now));
+            .any(|cert| !cert.still_serves(self.trust.get(&cert.spec.authority()), now));
         if missing
             && survey.rotating.is_none()
             && !survey.has_to_take(&self.setup.provided)
@@ -392,96 +360,43 @@ impl<'a> RequestRun<'a> {
 
     /// Sends every request as soon as its key is generated, and waits for all answers concurrently.
     pub(super) async fn request_all(&mut self, survey: &Survey) -> Result<Outcomes, Failure> {
+        let mut keys = std::mem::take(&mut self.keys);
+        let resumed = std::mem::take(&mut self.resumed);
+        let run = &*self;
         let desk = Desk {
-            store: self.store,
-            identity: self.setup.identity.clone(),
-            clock: self.clock,
-            floor: self.floor,
-            deadline: self.deadline,
-            progress: self.progress,
+            store: run.store,
+            identity: run.setup.identity.clone(),
+            clock: run.clock,
+            floor: run.floor,
+            deadline: run.deadline,
+            progress: run.progress,
         };
-        let (unreachable, unasked) = (&self.unreachable, &self.unasked);
-        let now = self.now();
-        let jobs: BTreeMap<CertName, Job<'_>> = survey
-            .to_issue()
-            .filter(|cert| !unreachable.contains_key(&cert.spec.authority()))
-            .filter(|cert| !unasked.contains_key(&cert.spec.name()))
-            .map(|cert| {
-                let authority = cert.spec.authority();
-                let trust = self
-                    .trust
-                    .get(&authority)
-                    .ok_or_else(|| no_authority(self.setup, authority))?;
-                let job = self.setup.job(cert, trust, now)?;
-                Ok((cert.spec.name(), job))
-            })
-            .collect::<Result<_, Failure>>()?;
-
-        let mut requests = FuturesUnordered::new();
-        for cert in survey.to_issue().filter(|cert| cert.keep_key) {
-            let name = cert.spec.name();
-            let own = cert.found.key.present().map(PrivateKey::to_pem);
-            let own = own.and_then(|pem| PrivateKey::from_pem(pem.as_bytes()).ok());
-            if let (Some(job), Some(key), false) =
-                (jobs.get(&name), own, self.resumed.contains_key(&name))
-            {
-                requests.push(named(name, request::obtain(&desk, job, Fresh::Key(key))));
-                self.awaited.push(Slot::Certificate(name));
-            }
-        }
-        let mut late = late_keys(&jobs, &self.resumed, &self.awaited);
-        for (name, resumed) in std::mem::take(&mut self.resumed) {
-            if let Some(job) = jobs.get(&name) {
-                requests.push(named(
-                    name,
-                    request::obtain(&desk, job, Fresh::Resumed(Box::new(resumed))),
-                ));
-            }
-        }
-        let failed = survey.to_issue().filter_map(|cert| {
-            let outcome = match unasked.get(&cert.spec.name()) {
-                Some(failure) => RequestOutcome::Undone(Rc::clone(failure)),
-                None => RequestOutcome::Failed(Rc::clone(unreachable.get(&cert.spec.authority())?)),
-            };
-            Some((cert.spec.name(), outcome))
-        });
+        let jobs = run.jobs(survey)?;
         let mut outcomes = Outcomes {
-            certs: failed.collect(),
+            certs: run.without_request(survey),
             service_account: None,
         };
-        let mut keys_left = true;
-        let mut late_left = true;
+        let mut requests = FuturesUnordered::new();
+        for (name, fresh) in existing_keys(survey, resumed) {
+            if let Some(job) = jobs.get(&name) {
+                keys.keep(Slot::Certificate(name));
+                requests.push(named(name, request::obtain(&desk, job, fresh)));
+            }
+        }
+        // The keys that became necessary only later: the clock was behind, or an authority became known.
+        keys.start(jobs.values().map(|job| key_job(job.asked.spec)));
         loop {
             let made = tokio::select! {
-                made = self.keys.recv(), if keys_left => {
-                    keys_left = made.is_some();
-                    made
-                }
-                made = late.recv(), if late_left => {
-                    late_left = made.is_some();
-                    made
-                }
-                Some((name, outcome)) = requests.next(), if !requests.is_empty() => {
+                Some(made) = keys.next() => made,
+                Some((name, outcome)) = requests.next() => {
                     outcomes.certs.insert(name, outcome?);
                     continue;
                 }
                 else => break,
             };
-            let Some(keys::Made {
-                slot,
-                algorithm,
-                took,
-                key,
-            }) = made
-            else {
-                continue;
-            };
-            let key = key.map_err(|error: KeyError| {
-                Failure::new(ExitCode::Pending, format!("no key for {slot}"))
-                    .caused_by(error)
-                    .advise("run again")
-            })?;
-            self.progress.event(Event::KeyMade {
+            let (slot, algorithm, took) = (made.slot, made.algorithm, made.took);
+            let key = made.require()?;
+            run.progress.event(Event::KeyMade {
                 slot,
                 algorithm,
                 took,
@@ -497,25 +412,106 @@ impl<'a> RequestRun<'a> {
         }
         Ok(outcomes)
     }
+
+    /// Returns the certificates to be requested.
+    fn jobs<'s>(&'s self, survey: &'s Survey) -> Result<BTreeMap<CertName, Job<'s>>, Failure> {
+        let now = self.now();
+        survey
+            .to_issue()
+            .filter(|cert| !self.unreachable.contains_key(&cert.spec.authority()))
+            .filter(|cert| !self.unasked.contains_key(&cert.spec.name()))
+            .map(|cert| {
+                let authority = cert.spec.authority();
+                let trust = self
+                    .trust
+                    .get(&authority)
+                    .ok_or_else(|| no_authority(self.setup, authority))?;
+                let job = self.setup.job(cert, trust, now)?;
+                Ok((cert.spec.name(), job))
+            })
+            .collect()
+    }
+
+    /// Returns the outcomes of certificates that are due and not requested.
+    fn without_request(&self, survey: &Survey) -> BTreeMap<CertName, RequestOutcome> {
+        let failed = survey.to_issue().filter_map(|cert| {
+            let outcome = match self.unasked.get(&cert.spec.name()) {
+                Some(failure) => RequestOutcome::Undone(Rc::clone(failure)),
+                None => {
+                    let error = self.unreachable.get(&cert.spec.authority())?;
+                    RequestOutcome::Failed(Rc::clone(error))
+                }
+            };
+            Some((cert.spec.name(), outcome))
+        });
+        failed.collect()
+    }
 }
 
-/// Generates the keys that became necessary only later: the clock was behind, or an authority became known.
-fn late_keys(
-    jobs: &BTreeMap<CertName, Job<'_>>,
-    resumed: &BTreeMap<CertName, Resumed>,
-    awaited: &[Slot],
-) -> UnboundedReceiver<keys::Made> {
-    let missing = jobs
-        .values()
-        .map(|job| {
-            (
-                Slot::Certificate(job.asked.spec.name()),
-                job.asked.spec.requested.profile.key,
-            )
-        })
-        .filter(|(slot, _)| !awaited.contains(slot))
-        .filter(|(slot, _)| !matches!(slot, Slot::Certificate(name) if resumed.contains_key(name)));
-    keys::start(missing.collect())
+/// Returns the pending requests of earlier runs that still match the plan, and sets the others aside.
+fn resume(
+    store: &Store,
+    clock: Clock,
+    survey: &mut Survey,
+) -> Result<BTreeMap<CertName, Resumed>, Failure> {
+    let resumable = store.pending(clock())?;
+    survey
+        .notes
+        .extend(resumable.notes.iter().map(ToString::to_string));
+    let mut resumed = BTreeMap::new();
+    let rotating = survey.rotating.as_ref();
+    let is_forced = rotating.is_some_and(|rotating| rotating.demand == RenewalCause::Forced);
+    for pending in resumable.slots {
+        let Slot::Certificate(name) = pending.slot else {
+            continue;
+        };
+        let Some(cert) = survey.cert(name) else {
+            continue;
+        };
+        let own = cert.found.key.present().filter(|_| cert.keep_key);
+        let known = cert.found.key.present().filter(|_| is_forced);
+        let earlier = Resumed::from_pending(&pending, &cert.spec).filter(|earlier| {
+            let key = earlier.key.public_key();
+            own.is_none_or(|own| own.public_key() == key)
+                && known.is_none_or(|known| known.public_key() != key)
+        });
+        match earlier {
+            Some(earlier) => {
+                resumed.insert(name, earlier);
+            }
+            None => {
+                let why = "it does not match the plan any more, or its answer was refused";
+                let note = store.set_slot_aside(pending.slot, why, clock())?;
+                tracing::info!("{note}");
+            }
+        }
+    }
+    Ok(resumed)
+}
+
+/// Returns what exists to start requests with: pending requests of earlier runs, and keys that a renewal keeps.
+fn existing_keys(
+    survey: &Survey,
+    mut resumed: BTreeMap<CertName, Resumed>,
+) -> Vec<(CertName, Fresh)> {
+    let mut found = Vec::new();
+    for cert in survey.to_issue() {
+        let name = cert.spec.name();
+        let own = cert.found.key.present().filter(|_| cert.keep_key);
+        let own = own.map(PrivateKey::to_pem);
+        let own = own.and_then(|pem| PrivateKey::from_pem(pem.as_bytes()).ok());
+        let fresh = match resumed.remove(&name) {
+            Some(resumed) => Some(Fresh::Resumed(Box::new(resumed))),
+            None => own.map(Fresh::Key),
+        };
+        found.extend(fresh.map(|fresh| (name, fresh)));
+    }
+    found
+}
+
+/// Returns the key that a new request needs.
+fn key_job(spec: &CertSpec) -> (Slot, KeyAlgorithm) {
+    (Slot::Certificate(spec.name()), spec.requested.profile.key)
 }
 
 async fn named<T>(name: CertName, request: impl Future<Output = T>) -> (CertName, T) {
