@@ -1,7 +1,7 @@
 //! Loads the inputs of a run into a [`RunSetup`]: settings, kubeadm configuration, host facts, signers.
 //!
 //! `places` decides which paths are below the root and which are on this machine; `configuration` where the
-//! ClusterConfiguration comes from.
+//! ClusterConfiguration comes from; `known` assembles the setup.
 //!
 //! The configuration selects the signers and the names, and programs in it run as root. A configuration file that another
 //! user can change is refused with exit status 65 and a message with its owner and mode:
@@ -21,6 +21,7 @@ mod configuration;
 mod files;
 mod host;
 mod identity;
+mod known;
 mod places;
 mod reach;
 mod running;
@@ -28,7 +29,6 @@ mod scratch;
 mod secrets;
 mod signers;
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -36,20 +36,16 @@ use std::time::Duration;
 use time::OffsetDateTime;
 
 use crate::agent::join::{self, JoinedCluster};
-use crate::agent::{
-    Clock, ClockPolicy, ExitCode, Failure, Provided, Record, RunSetup, TrustSource,
-};
+use crate::agent::{Clock, ExitCode, Failure, RunSetup};
 use crate::config::{
     Argument, CommandLineSettings, FromCluster, JoinSettings, KubeletIdentity, Origin, Settings,
 };
 use crate::kube::kubeadm::{self, ClusterConfig, HostFacts, KubeadmRole, Overrides, Resolved};
-use crate::kube::names::{Authority, CertName};
+use crate::kube::names::Authority;
 use crate::kube::paths::KUBELET_CONF;
 use crate::node::NodeState;
-use crate::process::machine;
-use crate::signer::NodeIdentity;
 use crate::spec::policy::KeyPolicy;
-use crate::spec::{self, Choices, Layout, NodeSpec};
+use crate::spec::{Choices, Layout};
 use crate::store::NodeRoot;
 use crate::x509::{KeyAlgorithm, Tolerance};
 use crate::yaml::Faults;
@@ -57,17 +53,16 @@ use crate::yaml::Faults;
 pub use audit::ConfigurationAudit;
 use configuration::{
     asks_cluster, fetch_configuration, fetch_with, has_authority, learn_as_worker,
-    no_configuration, takes_from_cluster,
+    takes_from_cluster,
 };
 pub(crate) use files::read_argument;
 pub use files::{existing_sources, read_settings};
 use host::{host_facts, interfaces};
 pub use identity::{IdentityChange, NameSource, computed_name, name_sources};
-use identity::{Recorded, WantedIdentity};
+use known::KnownConfiguration;
 use places::DefinedFiles;
 pub use places::KubeconfigFile;
 pub(crate) use places::{Location, argument, defined, shown, shown_defined};
-use running::RunningNode;
 pub use scratch::SignerState;
 pub use secrets::{LOCAL_CA_KEYS_ADVICE, exposed_secrets, local_ca_keys};
 pub use signers::cluster;
@@ -119,152 +114,6 @@ pub struct Loaded {
     pub knows_cluster: bool,
     /// Problems that do not stop a run.
     pub warnings: Vec<String>,
-}
-
-/// The configuration of the node, as far as its own files contain it.
-struct KnownConfiguration {
-    settings: Settings,
-    warnings: Faults,
-    /// The existing kubeadm files: `(file, text)`.
-    sources: Vec<(String, String)>,
-    /// The documents of `sources`, completed with the kept ClusterConfiguration if they contain none.
-    documents: kubeadm::Documents,
-    /// The ClusterConfiguration that an earlier run kept: `(file, text)`.
-    kept: Option<(String, String)>,
-    running: Option<RunningNode>,
-    /// The files of the node read so far.
-    state: NodeState,
-    recorded: Recorded,
-    /// Warning that a worker's ClusterConfiguration is unknown.
-    unknown_cluster: Option<String>,
-}
-
-impl KnownConfiguration {
-    fn read(root: &NodeRoot, inputs: &LoadInputs) -> Result<KnownConfiguration, Failure> {
-        Self::with_settings(root, read_settings(root, inputs)?)
-    }
-
-    fn with_settings(
-        root: &NodeRoot,
-        (settings, warnings): (Settings, Faults),
-    ) -> Result<KnownConfiguration, Failure> {
-        root.forget_machine_fault();
-        let sources = existing_sources(root, &settings)?;
-        let kept = join::kept_configuration(root)?;
-        let documents = kubeadm::load(&sources);
-        let state = state_of(root, &documents);
-        let running = RunningNode::read(&state, !sources.is_empty(), documents.role());
-        require_readable(root)?;
-        let mut known = KnownConfiguration {
-            settings,
-            warnings,
-            sources,
-            documents,
-            kept,
-            running,
-            state,
-            recorded: Recorded::read(root)?,
-            unknown_cluster: None,
-        };
-        if (known.wants_configuration() || known.leaves_cluster_open())
-            && let Some(kept) = &known.kept
-        {
-            known.documents = known.over(kept);
-            // kubeadm's defaults would give a running node the names and addresses of another cluster.
-            if known.documents.cluster().is_none() && !known.documents.faults().has_errors() {
-                return Err(Failure::new(
-                    ExitCode::Configuration,
-                    format!(
-                        "{} does not contain a ClusterConfiguration; put the cluster's there (kubectl -n kube-system get cm kubeadm-config -o jsonpath='{{.data.ClusterConfiguration}}'), or remove the file, and nodepki fetches it from the cluster",
-                        root.node_path(join::CLUSTER_CONFIGURATION_COPY)
-                    ),
-                ));
-            }
-        }
-        Ok(known)
-    }
-
-    /// Returns whether the kubeadm files of a serving node describe the node but not its cluster.
-    fn leaves_cluster_open(&self) -> bool {
-        let running = self.running.as_ref();
-        running.is_some_and(|running| running.facts.settled)
-            && self.documents.describes_node()
-            && self.documents.cluster().is_none()
-            && !self.documents.faults().has_errors()
-    }
-
-    /// Returns whether a ClusterConfiguration from another source is needed: no kubeadm file exists, or the files leave it
-    /// to the cluster.
-    fn wants_configuration(&self) -> bool {
-        self.sources.is_empty() || takes_from_cluster(&self.settings, &self.documents)
-    }
-
-    /// Returns the documents of the kubeadm files, completed with a ClusterConfiguration.
-    fn over(&self, (name, text): &(String, String)) -> kubeadm::Documents {
-        kubeadm::load_over((name, text), &self.sources)
-    }
-
-    fn is_worker(&self) -> bool {
-        match (self.documents.role(), &self.running) {
-            (Some(role), _) => role == KubeadmRole::Worker,
-            (None, Some(running)) => running.facts.role == KubeadmRole::Worker,
-            (None, None) => self.recorded.is_worker(),
-        }
-    }
-
-    /// Completes a worker's documents with its cluster's ClusterConfiguration. A worker can run without one, so a missing or
-    /// unusable one is only a warning. Returns whether the documents are complete.
-    fn complete_worker(&mut self, given: Result<(String, String), Failure>) -> bool {
-        let completed = given.and_then(|(from, text)| {
-            let text = join::configuration_of_worker(&from, &text)?;
-            let documents = self.over(&(from, text));
-            match documents.faults().has_errors() {
-                true => Err(faulty(documents.faults().clone())),
-                false => Ok(documents),
-            }
-        });
-        match completed {
-            Ok(documents) => {
-                self.documents = documents;
-                true
-            }
-            Err(failure) => {
-                self.documents = kubeadm::load(&self.sources);
-                self.unknown_cluster = Some(format!(
-                    "the ClusterConfiguration is not known: this worker assumes clusterName kubernetes and encryptionAlgorithm RSA-2048 until a run can read the ConfigMap kube-system/kubeadm-config, or kubeadm.clusterConfiguration names a file with it: {}",
-                    failure.one_line()
-                ));
-                false
-            }
-        }
-    }
-
-    /// Fails without any kubeadm configuration. A worker needs none: its own files are sufficient.
-    fn require_configuration(&self, root: &NodeRoot) -> Result<(), Failure> {
-        let is_known = !self.sources.is_empty() || self.kept.is_some() || self.is_worker();
-        match is_known {
-            true => Ok(()),
-            false => Err(no_configuration(
-                root,
-                &self.settings,
-                self.running.is_some(),
-            )),
-        }
-    }
-
-    /// Assembles the setup for a command that may write. The ClusterConfiguration is kept for runs after its file is removed.
-    fn assemble_to_keep(
-        self,
-        root: &NodeRoot,
-        inputs: &LoadInputs,
-        fetched: bool,
-        now: OffsetDateTime,
-    ) -> Result<Loaded, Failure> {
-        let keep = join::configuration_to_keep(root, &self.documents, fetched)?;
-        let mut loaded = self.assemble(root, inputs, &inputs.identity_change, now)?;
-        loaded.setup.provided.files.extend(keep);
-        Ok(loaded)
-    }
 }
 
 /// Loads the inputs of a run at `now` from this node, without any request to the cluster.
@@ -455,139 +304,6 @@ impl Loaded {
     }
 }
 
-impl KnownConfiguration {
-    fn assemble(
-        self,
-        root: &NodeRoot,
-        inputs: &LoadInputs,
-        change: &IdentityChange,
-        now: OffsetDateTime,
-    ) -> Result<Loaded, Failure> {
-        let KnownConfiguration {
-            settings,
-            mut warnings,
-            documents,
-            running,
-            state,
-            recorded,
-            sources,
-            unknown_cluster,
-            ..
-        } = self;
-        let knows_cluster = documents.cluster_document().is_some();
-        let is_blank = running.is_none() && sources.is_empty();
-        if running.is_none() && !documents.describes_node() && *change != IdentityChange::Show {
-            recorded.require_record(root)?;
-        }
-        let host = HostFacts {
-            running: running.as_ref().map(|running| running.facts.clone()),
-            kept: recorded.continued(is_blank).map(|kept| kept.node.clone()),
-            ..host_facts(root)?
-        };
-        let (resolved, policy) = resolve(&settings, &documents, &host)?;
-        let wanted = WantedIdentity {
-            resolved: &resolved,
-            names_node: settings.node_name.is_some() || documents.names_node(),
-            is_described: documents.describes_node(),
-            hostname: &host.hostname,
-        };
-        let cluster = resolved.cluster.clone().unwrap_or_default();
-        let state = state.with_layout(Layout::new(
-            Some(cluster.certificates_dir.clone()),
-            resolved.node.kubelet_cert_dir.clone(),
-        ));
-        let (mut notes, kept) = recorded.compare(&state, running.as_ref(), &wanted, change)?;
-        if let Some(running) = &running {
-            notes.extend(running.notes(root, &resolved));
-        }
-        warnings.extend(resolved.warnings);
-        warnings.extend(policy.warnings(cluster.kubernetes_version.as_ref()));
-        let identity = NodeIdentity {
-            node: resolved.node.name.as_str().to_owned(),
-            cluster: cluster.cluster_name.clone(),
-        };
-        let plan = spec::node_spec(&cluster, &resolved.node, &policy, &choices(&settings));
-        let mut plan = plan.shown_below(root.path());
-        plan.notes.extend(notes);
-        mark_activated(root, &mut plan)?;
-        let is_settled = running
-            .as_ref()
-            .is_some_and(|running| running.facts.settled);
-        let kubeadm_follows = !running.as_ref().is_some_and(RunningNode::is_set_up);
-        let needed = plan.omitted.iter().filter(|_| kubeadm_follows);
-        let needed = needed.filter_map(|name| needed_by_kubeadm(*name, resolved.node.role));
-        plan.notes.extend(needed);
-        if is_settled && !documents.describes_node() {
-            // kubeadm does not run again, and a running cluster has its service-account keys.
-            plan.ignore_preflight_errors.clear();
-            if let Some(spec) = &mut plan.service_account {
-                spec.may_make = false;
-            }
-        }
-        let setup = RunSetup {
-            plan,
-            kubeadm_follows,
-            signers: open_signers(
-                root,
-                &settings,
-                &identity,
-                policy.key_for_authority(Authority::Ca),
-                inputs.signer_state,
-                now,
-            )?,
-            identity,
-            trust: trust_sources(&settings),
-            provided: Provided::default(),
-            record: Some(Record {
-                before: recorded.kept,
-                node: kept,
-            }),
-            rotation: settings.rotation.clone(),
-            wait: inputs.wait.unwrap_or(settings.wait),
-            lock_wait: inputs.wait.map_or(LOCK_WAIT, |wait| wait.min(LOCK_WAIT)),
-            clock: ClockPolicy {
-                max_wait: inputs.clock_wait.unwrap_or(settings.clock_max_wait),
-                allow_unsynced: inputs.allow_unsynced,
-            },
-        };
-        require_readable(root)?;
-        let mut warnings: Vec<String> = warnings.warnings().map(ToString::to_string).collect();
-        warnings.extend(unknown_cluster);
-        warnings.extend(secret_warnings(root, &settings));
-        Ok(Loaded {
-            setup,
-            state,
-            node: resolved.node,
-            settings,
-            cluster,
-            knows_cluster,
-            warnings,
-        })
-    }
-}
-
-/// Marks the certificates of authorities whose new CA is already activated.
-fn mark_activated(root: &NodeRoot, plan: &mut NodeSpec) -> Result<(), Failure> {
-    let changes = match root.authority_changes() {
-        Err(error) if machine::is_fault(&error) => return Err(error.into()),
-        // `authority` reports a damaged record; rotation continues without it.
-        changes => changes.unwrap_or_default(),
-    };
-    for spec in &mut plan.certs {
-        let change = changes.get(&spec.authority());
-        spec.under_first = change.is_some_and(|change| change.activated.is_some());
-    }
-    Ok(())
-}
-
-/// Warnings on secrets that other users can read and on local CA keys.
-fn secret_warnings(root: &NodeRoot, settings: &Settings) -> Vec<String> {
-    let mut warnings: Vec<String> = exposed_secrets(root, settings).into_iter().collect();
-    let local = local_ca_keys(root, settings).into_iter();
-    warnings.extend(local.map(|found| format!("{found}: {LOCAL_CA_KEYS_ADVICE}")));
-    warnings
-}
-
 /// As [`load`], but also reports the faults of the kubeadm configuration if the settings are faulty. Returns the number of
 /// certificates too; `None` if a joining node does not have its cluster's configuration yet, and the setup has kubeadm's
 /// defaults.
@@ -654,17 +370,6 @@ fn resolve(
     Ok((resolved, policy))
 }
 
-/// Fails if this machine could not read a file below the root, because conclusions from the other files may be wrong.
-fn require_readable(root: &NodeRoot) -> Result<(), Failure> {
-    match root.machine_fault() {
-        Some(fault) => Err(Failure::new(
-            ExitCode::Pending,
-            format!("{fault}; the other files alone do not show the state of the node: run again"),
-        )),
-        None => Ok(()),
-    }
-}
-
 pub(crate) fn faulty(faults: Faults) -> Failure {
     let messages = faults.iter().map(ToString::to_string);
     Failure::with_messages(ExitCode::Configuration, messages)
@@ -695,19 +400,6 @@ pub(crate) fn choices(settings: &Settings) -> Choices {
     }
 }
 
-/// Returns why kubeadm needs an omitted file during the setup of the node.
-fn needed_by_kubeadm(name: CertName, role: KubeadmRole) -> Option<String> {
-    match (name, role) {
-        (CertName::SuperAdminConf, KubeadmRole::Init) => Some(
-            "super-admin.conf is omitted (certificates.omit): kubeadm init refuses an external CA without that file (ValidateKubeconfigsForExternalCA) and creates the ClusterRoleBinding kubeadm:cluster-admins with it; put one there for kubeadm init, unless the cluster was initialized before".to_owned(),
-        ),
-        (CertName::AdminConf, KubeadmRole::Join) => Some(
-            "admin.conf is omitted (certificates.omit): kubeadm join talks to the cluster with that file; put the kubeconfig of an administrator there for kubeadm join, and remove it afterwards".to_owned(),
-        ),
-        _ => None,
-    }
-}
-
 pub(crate) fn tolerance(settings: &Settings, authority: Authority) -> Tolerance {
     let signer = settings.signer_of(authority);
     Tolerance {
@@ -722,18 +414,4 @@ pub(crate) fn tolerance(settings: &Settings, authority: Authority) -> Tolerance 
         common_name_as_dns: signer
             .is_some_and(|(_, signer)| signer.kind().about().caps.own_name_san),
     }
-}
-
-fn trust_sources(settings: &Settings) -> BTreeMap<Authority, TrustSource> {
-    settings
-        .authorities
-        .iter()
-        .map(|(authority, settings)| {
-            let source = TrustSource {
-                file: settings.trust_file.clone(),
-                pins: settings.trust_sha256.clone(),
-            };
-            (*authority, source)
-        })
-        .collect()
 }

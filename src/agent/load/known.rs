@@ -1,0 +1,366 @@
+//! The configuration of a node as far as its own files contain it, and the setup of a run made from it.
+//!
+//! [`KnownConfiguration::read`] collects settings, kubeadm documents, the files of a running node and the record of
+//! earlier runs. The callers in `load` complete the documents with data of the cluster where they are allowed to ask it,
+//! and [`KnownConfiguration::assemble`] then resolves everything into a plan and the signers.
+
+use std::collections::BTreeMap;
+
+use time::OffsetDateTime;
+
+use super::configuration::{no_configuration, takes_from_cluster};
+use super::host::host_facts;
+use super::identity::{IdentityChange, Recorded, WantedIdentity};
+use super::running::RunningNode;
+use super::{
+    LOCAL_CA_KEYS_ADVICE, LOCK_WAIT, LoadInputs, Loaded, choices, existing_sources,
+    exposed_secrets, faulty, local_ca_keys, open_signers, read_settings, resolve, state_of,
+};
+use crate::agent::{ClockPolicy, ExitCode, Failure, Provided, Record, RunSetup, TrustSource, join};
+use crate::config::Settings;
+use crate::kube::kubeadm::{self, ClusterConfig, HostFacts, KubeadmRole};
+use crate::kube::names::{Authority, CertName};
+use crate::node::NodeState;
+use crate::process::machine;
+use crate::signer::NodeIdentity;
+use crate::spec::policy::KeyPolicy;
+use crate::spec::{self, Layout, NodeSpec};
+use crate::store::NodeRoot;
+use crate::yaml::Faults;
+
+/// The configuration of the node, as far as its own files contain it.
+pub(super) struct KnownConfiguration {
+    pub(super) settings: Settings,
+    warnings: Faults,
+    /// The existing kubeadm files: `(file, text)`.
+    pub(super) sources: Vec<(String, String)>,
+    /// The documents of `sources`, completed with the kept ClusterConfiguration if they contain none.
+    pub(super) documents: kubeadm::Documents,
+    /// The ClusterConfiguration that an earlier run kept: `(file, text)`.
+    pub(super) kept: Option<(String, String)>,
+    pub(super) running: Option<RunningNode>,
+    /// The files of the node read so far.
+    state: NodeState,
+    recorded: Recorded,
+    /// Warning that a worker's ClusterConfiguration is unknown.
+    unknown_cluster: Option<String>,
+}
+
+impl KnownConfiguration {
+    pub(super) fn read(
+        root: &NodeRoot,
+        inputs: &LoadInputs,
+    ) -> Result<KnownConfiguration, Failure> {
+        Self::with_settings(root, read_settings(root, inputs)?)
+    }
+
+    pub(super) fn with_settings(
+        root: &NodeRoot,
+        (settings, warnings): (Settings, Faults),
+    ) -> Result<KnownConfiguration, Failure> {
+        root.forget_machine_fault();
+        let sources = existing_sources(root, &settings)?;
+        let kept = join::kept_configuration(root)?;
+        let documents = kubeadm::load(&sources);
+        let state = state_of(root, &documents);
+        let running = RunningNode::read(&state, !sources.is_empty(), documents.role());
+        require_readable(root)?;
+        let mut known = KnownConfiguration {
+            settings,
+            warnings,
+            sources,
+            documents,
+            kept,
+            running,
+            state,
+            recorded: Recorded::read(root)?,
+            unknown_cluster: None,
+        };
+        if (known.wants_configuration() || known.leaves_cluster_open())
+            && let Some(kept) = &known.kept
+        {
+            known.documents = known.over(kept);
+            // kubeadm's defaults would give a running node the names and addresses of another cluster.
+            if known.documents.cluster().is_none() && !known.documents.faults().has_errors() {
+                return Err(Failure::new(
+                    ExitCode::Configuration,
+                    format!(
+                        "{} does not contain a ClusterConfiguration; put the cluster's there (kubectl -n kube-system get cm kubeadm-config -o jsonpath='{{.data.ClusterConfiguration}}'), or remove the file, and nodepki fetches it from the cluster",
+                        root.node_path(join::CLUSTER_CONFIGURATION_COPY)
+                    ),
+                ));
+            }
+        }
+        Ok(known)
+    }
+
+    /// Returns whether the kubeadm files of a serving node describe the node but not its cluster.
+    pub(super) fn leaves_cluster_open(&self) -> bool {
+        let running = self.running.as_ref();
+        running.is_some_and(|running| running.facts.settled)
+            && self.documents.describes_node()
+            && self.documents.cluster().is_none()
+            && !self.documents.faults().has_errors()
+    }
+
+    /// Returns whether a ClusterConfiguration from another source is needed: no kubeadm file exists, or the files leave it
+    /// to the cluster.
+    pub(super) fn wants_configuration(&self) -> bool {
+        self.sources.is_empty() || takes_from_cluster(&self.settings, &self.documents)
+    }
+
+    /// Returns the documents of the kubeadm files, completed with a ClusterConfiguration.
+    pub(super) fn over(&self, (name, text): &(String, String)) -> kubeadm::Documents {
+        kubeadm::load_over((name, text), &self.sources)
+    }
+
+    pub(super) fn is_worker(&self) -> bool {
+        match (self.documents.role(), &self.running) {
+            (Some(role), _) => role == KubeadmRole::Worker,
+            (None, Some(running)) => running.facts.role == KubeadmRole::Worker,
+            (None, None) => self.recorded.is_worker(),
+        }
+    }
+
+    /// Completes a worker's documents with its cluster's ClusterConfiguration. A worker can run without one, so a missing or
+    /// unusable one is only a warning. Returns whether the documents are complete.
+    pub(super) fn complete_worker(&mut self, given: Result<(String, String), Failure>) -> bool {
+        let completed = given.and_then(|(from, text)| {
+            let text = join::configuration_of_worker(&from, &text)?;
+            let documents = self.over(&(from, text));
+            match documents.faults().has_errors() {
+                true => Err(faulty(documents.faults().clone())),
+                false => Ok(documents),
+            }
+        });
+        match completed {
+            Ok(documents) => {
+                self.documents = documents;
+                true
+            }
+            Err(failure) => {
+                self.documents = kubeadm::load(&self.sources);
+                self.unknown_cluster = Some(format!(
+                    "the ClusterConfiguration is not known: this worker assumes clusterName kubernetes and encryptionAlgorithm RSA-2048 until a run can read the ConfigMap kube-system/kubeadm-config, or kubeadm.clusterConfiguration names a file with it: {}",
+                    failure.one_line()
+                ));
+                false
+            }
+        }
+    }
+
+    /// Fails without any kubeadm configuration. A worker needs none: its own files are sufficient.
+    pub(super) fn require_configuration(&self, root: &NodeRoot) -> Result<(), Failure> {
+        let is_known = !self.sources.is_empty() || self.kept.is_some() || self.is_worker();
+        match is_known {
+            true => Ok(()),
+            false => Err(no_configuration(
+                root,
+                &self.settings,
+                self.running.is_some(),
+            )),
+        }
+    }
+
+    /// Assembles the setup for a command that may write. The ClusterConfiguration is kept for runs after its file is removed.
+    pub(super) fn assemble_to_keep(
+        self,
+        root: &NodeRoot,
+        inputs: &LoadInputs,
+        fetched: bool,
+        now: OffsetDateTime,
+    ) -> Result<Loaded, Failure> {
+        let keep = join::configuration_to_keep(root, &self.documents, fetched)?;
+        let mut loaded = self.assemble(root, inputs, &inputs.identity_change, now)?;
+        loaded.setup.provided.files.extend(keep);
+        Ok(loaded)
+    }
+
+    /// Assembles the setup of a run from what is known.
+    pub(super) fn assemble(
+        self,
+        root: &NodeRoot,
+        inputs: &LoadInputs,
+        change: &IdentityChange,
+        now: OffsetDateTime,
+    ) -> Result<Loaded, Failure> {
+        let host = self.host(root, change)?;
+        let (resolved, policy) = resolve(&self.settings, &self.documents, &host)?;
+        let cluster = resolved.cluster.clone().unwrap_or_default();
+        let state = self.state.with_layout(Layout::new(
+            Some(cluster.certificates_dir.clone()),
+            resolved.node.kubelet_cert_dir.clone(),
+        ));
+        let wanted = WantedIdentity {
+            resolved: &resolved,
+            names_node: self.settings.node_name.is_some() || self.documents.names_node(),
+            is_described: self.documents.describes_node(),
+            hostname: &host.hostname,
+        };
+        let running = self.running.as_ref();
+        let (mut notes, node_record) = self.recorded.compare(&state, running, &wanted, change)?;
+        if let Some(running) = running {
+            notes.extend(running.notes(root, &resolved));
+        }
+        let plan = self.plan(root, &cluster, &resolved.node, &policy, notes)?;
+        let identity = NodeIdentity {
+            node: resolved.node.name.as_str().to_owned(),
+            cluster: cluster.cluster_name.clone(),
+        };
+        let settings = &self.settings;
+        let setup = RunSetup {
+            plan,
+            kubeadm_follows: self.kubeadm_follows(),
+            signers: open_signers(
+                root,
+                settings,
+                &identity,
+                policy.key_for_authority(Authority::Ca),
+                inputs.signer_state,
+                now,
+            )?,
+            identity,
+            trust: trust_sources(settings),
+            provided: Provided::default(),
+            record: Some(Record {
+                before: self.recorded.kept.clone(),
+                node: node_record,
+            }),
+            rotation: settings.rotation.clone(),
+            wait: inputs.wait.unwrap_or(settings.wait),
+            lock_wait: inputs.wait.map_or(LOCK_WAIT, |wait| wait.min(LOCK_WAIT)),
+            clock: ClockPolicy {
+                max_wait: inputs.clock_wait.unwrap_or(settings.clock_max_wait),
+                allow_unsynced: inputs.allow_unsynced,
+            },
+        };
+        require_readable(root)?;
+        let version = cluster.kubernetes_version.as_ref();
+        let warnings = self.warnings(root, resolved.warnings, policy.warnings(version));
+        Ok(Loaded {
+            setup,
+            state,
+            node: resolved.node,
+            knows_cluster: self.documents.cluster_document().is_some(),
+            settings: self.settings,
+            cluster,
+            warnings,
+        })
+    }
+
+    /// Returns the facts of this machine, of the running node, and of an earlier run that this one continues.
+    fn host(&self, root: &NodeRoot, change: &IdentityChange) -> Result<HostFacts, Failure> {
+        let running = self.running.as_ref();
+        if running.is_none() && !self.documents.describes_node() && *change != IdentityChange::Show
+        {
+            self.recorded.require_record(root)?;
+        }
+        let is_blank = running.is_none() && self.sources.is_empty();
+        let kept = self.recorded.continued(is_blank);
+        Ok(HostFacts {
+            running: running.map(|running| running.facts.clone()),
+            kept: kept.map(|kept| kept.node.clone()),
+            ..host_facts(root)?
+        })
+    }
+
+    /// Returns whether kubeadm has yet to set up the node.
+    fn kubeadm_follows(&self) -> bool {
+        !self.running.as_ref().is_some_and(RunningNode::is_set_up)
+    }
+
+    /// Returns the desired state. `notes` are those on the identity of the node.
+    fn plan(
+        &self,
+        root: &NodeRoot,
+        cluster: &ClusterConfig,
+        node: &kubeadm::NodeConfig,
+        policy: &KeyPolicy,
+        notes: Vec<String>,
+    ) -> Result<NodeSpec, Failure> {
+        let plan = spec::node_spec(cluster, node, policy, &choices(&self.settings));
+        let mut plan = plan.shown_below(root.path());
+        plan.notes.extend(notes);
+        mark_activated(root, &mut plan)?;
+        if self.kubeadm_follows() {
+            let needed = plan.omitted.iter();
+            let needed = needed.filter_map(|name| needed_by_kubeadm(*name, node.role));
+            plan.notes.extend(needed);
+        }
+        let running = self.running.as_ref();
+        let is_settled = running.is_some_and(|running| running.facts.settled);
+        if is_settled && !self.documents.describes_node() {
+            // kubeadm does not run again, and a running cluster has its service-account keys.
+            plan.ignore_preflight_errors.clear();
+            if let Some(spec) = &mut plan.service_account {
+                spec.may_make = false;
+            }
+        }
+        Ok(plan)
+    }
+
+    /// Returns the warnings about the configuration, about secrets that other users can read, and about local CA keys.
+    fn warnings(&self, root: &NodeRoot, resolved: Faults, policy: Faults) -> Vec<String> {
+        let mut faults = self.warnings.clone();
+        faults.extend(resolved);
+        faults.extend(policy);
+        let mut warnings: Vec<String> = faults.warnings().map(ToString::to_string).collect();
+        warnings.extend(self.unknown_cluster.clone());
+        warnings.extend(exposed_secrets(root, &self.settings));
+        let local = local_ca_keys(root, &self.settings).into_iter();
+        warnings.extend(local.map(|found| format!("{found}: {LOCAL_CA_KEYS_ADVICE}")));
+        warnings
+    }
+}
+
+/// Marks the certificates of authorities whose new CA is already activated.
+fn mark_activated(root: &NodeRoot, plan: &mut NodeSpec) -> Result<(), Failure> {
+    let changes = match root.authority_changes() {
+        Err(error) if machine::is_fault(&error) => return Err(error.into()),
+        // `authority` reports a damaged record; rotation continues without it.
+        changes => changes.unwrap_or_default(),
+    };
+    for spec in &mut plan.certs {
+        let change = changes.get(&spec.authority());
+        spec.under_first = change.is_some_and(|change| change.activated.is_some());
+    }
+    Ok(())
+}
+
+/// Fails if this machine could not read a file below the root, because conclusions from the other files may be wrong.
+fn require_readable(root: &NodeRoot) -> Result<(), Failure> {
+    match root.machine_fault() {
+        Some(fault) => Err(Failure::new(
+            ExitCode::Pending,
+            format!("{fault}; the other files alone do not show the state of the node: run again"),
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Returns why kubeadm needs an omitted file during the setup of the node.
+fn needed_by_kubeadm(name: CertName, role: KubeadmRole) -> Option<String> {
+    match (name, role) {
+        (CertName::SuperAdminConf, KubeadmRole::Init) => Some(
+            "super-admin.conf is omitted (certificates.omit): kubeadm init refuses an external CA without that file (ValidateKubeconfigsForExternalCA) and creates the ClusterRoleBinding kubeadm:cluster-admins with it; put one there for kubeadm init, unless the cluster was initialized before".to_owned(),
+        ),
+        (CertName::AdminConf, KubeadmRole::Join) => Some(
+            "admin.conf is omitted (certificates.omit): kubeadm join talks to the cluster with that file; put the kubeconfig of an administrator there for kubeadm join, and remove it afterwards".to_owned(),
+        ),
+        _ => None,
+    }
+}
+
+fn trust_sources(settings: &Settings) -> BTreeMap<Authority, TrustSource> {
+    settings
+        .authorities
+        .iter()
+        .map(|(authority, settings)| {
+            let source = TrustSource {
+                file: settings.trust_file.clone(),
+                pins: settings.trust_sha256.clone(),
+            };
+            (*authority, source)
+        })
+        .collect()
+}
