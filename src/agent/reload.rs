@@ -26,6 +26,8 @@ mod lease;
 mod pod;
 mod probe;
 mod restart;
+mod restarted;
+mod rollback;
 mod trust;
 
 use std::collections::BTreeMap;

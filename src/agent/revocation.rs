@@ -12,10 +12,10 @@ use super::{
     Clock, ExitCode, Failure, Outcomes, Progress, ReportRow, RowAction, RunReport, RunSetup,
     SignerOperation, Survey, open_store, sentence, signer_code,
 };
-use crate::kube::names::Authority;
+use crate::kube::names::{Authority, CertName};
 use crate::signer::{Carry, FailureClass, Signer, SignerError};
 use crate::spec::{BundleSpec, crl_name};
-use crate::store::{Commit, Mode, NodeRoot, READ_LIMIT, Store};
+use crate::store::{Commit, Mode, NodeRoot, READ_LIMIT, Slot, Store};
 use crate::x509::{AuthorityCrls, Chain, CrlError, RevocationList, TrustBundle, rfc3339};
 
 /// Fetches the revocation list of every authority whose signer publishes one, and writes the lists that have changed.
@@ -30,125 +30,28 @@ pub async fn update_revocations(
 ) -> Result<RunReport, Failure> {
     let now = clock();
     let survey = setup.survey(root, now)?;
-    let enquiry = Enquiry {
-        deadline: Instant::now() + setup.wait,
-        progress,
+    let mut update = CrlUpdate {
+        setup,
+        survey: &survey,
+        enquiry: Enquiry {
+            deadline: Instant::now() + setup.wait,
+            progress,
+        },
+        now,
+        probed: BTreeMap::new(),
+        commit: Commit::new(),
+        report: RunReport {
+            notes: survey.notes.clone(),
+            ..RunReport::default()
+        },
     };
-    let mut report = RunReport {
-        notes: survey.notes.clone(),
-        ..RunReport::default()
-    };
-    let mut commit = Commit::new();
-    let mut probed: BTreeMap<String, Result<(), Rc<SignerError>>> = BTreeMap::new();
     for bundle in &setup.plan.bundles {
-        let authority = bundle.authority;
-        let Some((name, signer)) = setup.signers.get(&authority) else {
-            continue;
-        };
-        let Some(trust) = survey.trust(authority) else {
-            report.rows.push(row(
-                bundle,
-                RowAction::Failed,
-                "its CA certificate is not on this node yet; run nodepki bootstrap".to_owned(),
-                Some(ExitCode::Pending),
-            ));
-            continue;
-        };
-        // The owner of a different bundle could also sign revocation lists under it.
-        if let Err(error) = trust.require_pins(&setup.trust_source(authority).pins) {
-            report.rows.push(row(
-                bundle,
-                RowAction::Refused,
-                format!(
-                    "{} does not match the pin: {error}; install the pinned CA certificate, or correct authorities.{authority}.trust.sha256",
-                    bundle.path
-                ),
-                Some(ExitCode::Refused),
-            ));
-            continue;
-        }
-        let chains = chains(&survey, authority);
-        let ready = match probed.get(name) {
-            Some(before) => before.clone(),
-            None => enquiry
-                .ask(name, SignerOperation::Probe, || signer.probe())
-                .await
-                .map_err(Rc::new),
-        };
-        probed.insert(name.clone(), ready.clone());
-        let fetched = match ready {
-            Ok(()) => fetch(name, signer.as_ref(), authority, &enquiry)
-                .await
-                .map_err(Rc::new),
-            Err(error) => Err(error),
-        };
-        let fetched = match fetched {
-            Ok(Some(lists)) => lists,
-            Ok(None) => continue,
-            Err(error) => {
-                let code = signer_code(&error);
-                report.rows.push(row(
-                    bundle,
-                    RowAction::Failed,
-                    sentence(error.as_ref()),
-                    Some(code),
-                ));
-                continue;
-            }
-        };
-        let in_place = survey.revocations(authority);
-        report.rows.push(
-            match parse_and_verify(&fetched, trust, &chains, in_place, now).and_then(|lists| {
-                // During a CA change, a signer publishes lists for certificates under one of both CAs only.
-                let gap = match covers_any(&lists, &chains) {
-                    true => None,
-                    false => chains.iter().find_map(|chain| lists.gap(chain)),
-                };
-                gap.or_else(|| unreadable(&lists)).map_or(Ok(lists), Err)
-            }) {
-                Ok(lists) => {
-                    let same = in_place == Some(&lists);
-                    if !same {
-                        commit.file(
-                            bundle.crl_path.clone(),
-                            lists.to_pem().into_bytes(),
-                            Mode::Public,
-                        );
-                        commit.file(
-                            bundle.crl_path.with_extension("der"),
-                            lists.first_der().to_vec(),
-                            Mode::Public,
-                        );
-                    }
-                    report
-                        .notes
-                        .extend(revoked_in_place(&survey, authority, &lists));
-                    ReportRow {
-                        not_after: lists.next_update(),
-                        ..row(
-                            bundle,
-                            if same {
-                                RowAction::Kept
-                            } else {
-                                RowAction::Written
-                            },
-                            words(&lists),
-                            None,
-                        )
-                    }
-                }
-                Err(error) => row(
-                    bundle,
-                    RowAction::Refused,
-                    format!(
-                        "{error}; the list in place is kept: check the list that {} publishes",
-                        signer.label()
-                    ),
-                    Some(ExitCode::Refused),
-                ),
-            },
-        );
+        let row = update.row(bundle).await;
+        update.report.rows.extend(row);
     }
+    let CrlUpdate {
+        commit, mut report, ..
+    } = update;
     if !commit.is_empty() {
         let (mut store, notes) = open_store(root, setup, "crl", clock)?;
         report.notes.extend(notes);
@@ -159,6 +62,141 @@ pub async fn update_revocations(
         report.written = committed.written;
     }
     Ok(report)
+}
+
+/// An update of the lists of all authorities.
+struct CrlUpdate<'a> {
+    setup: &'a RunSetup,
+    survey: &'a Survey,
+    enquiry: Enquiry<'a>,
+    now: OffsetDateTime,
+    /// Result of probing each signer, by its name.
+    probed: BTreeMap<String, Result<(), Rc<SignerError>>>,
+    /// The lists that have changed.
+    commit: Commit,
+    report: RunReport,
+}
+
+impl<'a> CrlUpdate<'a> {
+    /// Updates the list of one authority. Returns `None` if its signer does not publish one.
+    async fn row(&mut self, bundle: &BundleSpec) -> Option<ReportRow> {
+        let authority = bundle.authority;
+        let (name, signer) = self.setup.signers.get(&authority)?;
+        let trust = match self.trust(bundle) {
+            Ok(trust) => trust,
+            Err(row) => return Some(row),
+        };
+        let published = match self.published(name, signer.as_ref(), authority).await {
+            Ok(published) => published?,
+            Err(error) => {
+                return Some(row(
+                    bundle,
+                    RowAction::Failed,
+                    sentence(error.as_ref()),
+                    Some(signer_code(&error)),
+                ));
+            }
+        };
+        Some(match self.verified(authority, &published, trust) {
+            Ok(lists) => self.stage(bundle, &lists),
+            Err(error) => row(
+                bundle,
+                RowAction::Refused,
+                format!(
+                    "{error}; the list in place is kept: check the list that {} publishes",
+                    signer.label()
+                ),
+                Some(ExitCode::Refused),
+            ),
+        })
+    }
+
+    /// Returns the bundle that verifies the list, or the row that says why there is none.
+    fn trust(&self, bundle: &BundleSpec) -> Result<&'a TrustBundle, ReportRow> {
+        let authority = bundle.authority;
+        let Some(trust) = self.survey.trust(authority) else {
+            return Err(row(
+                bundle,
+                RowAction::Failed,
+                "its CA certificate is not on this node yet; run nodepki bootstrap".to_owned(),
+                Some(ExitCode::Pending),
+            ));
+        };
+        // The owner of a different bundle could also sign revocation lists under it.
+        let pins = self.setup.trust_source(authority).pins;
+        trust.require_pins(&pins).map_err(|error| {
+            row(
+                bundle,
+                RowAction::Refused,
+                format!(
+                    "{} does not match the pin: {error}; install the pinned CA certificate, or correct authorities.{authority}.trust.sha256",
+                    bundle.path
+                ),
+                Some(ExitCode::Refused),
+            )
+        })?;
+        Ok(trust)
+    }
+
+    async fn published(
+        &mut self,
+        name: &str,
+        signer: &dyn Signer,
+        authority: Authority,
+    ) -> Result<Option<Vec<u8>>, Rc<SignerError>> {
+        let ready = match self.probed.get(name) {
+            Some(before) => before.clone(),
+            None => {
+                let probe = || signer.probe();
+                let asked = self.enquiry.ask(name, SignerOperation::Probe, probe);
+                let ready = asked.await.map_err(Rc::new);
+                self.probed.insert(name.to_owned(), ready.clone());
+                ready
+            }
+        };
+        ready?;
+        fetch(name, signer, authority, &self.enquiry)
+            .await
+            .map_err(Rc::new)
+    }
+
+    fn verified(
+        &self,
+        authority: Authority,
+        published: &[u8],
+        trust: &TrustBundle,
+    ) -> Result<AuthorityCrls, CrlError> {
+        let chains = chains(self.survey, authority);
+        let in_place = self.survey.revocations(authority);
+        let lists = parse_and_verify(published, trust, &chains, in_place, self.now)?;
+        // During a CA change, a signer publishes lists for certificates under one of both CAs only.
+        let gap = match covers_any(&lists, &chains) {
+            true => None,
+            false => chains.iter().find_map(|chain| lists.gap(chain)),
+        };
+        gap.or_else(|| unreadable(&lists)).map_or(Ok(lists), Err)
+    }
+
+    /// Adds verified lists to the commit, if they have changed.
+    fn stage(&mut self, bundle: &BundleSpec, lists: &AuthorityCrls) -> ReportRow {
+        let authority = bundle.authority;
+        let action = match self.survey.revocations(authority) == Some(lists) {
+            true => RowAction::Kept,
+            false => {
+                let (pem, der) = (lists.to_pem().into_bytes(), lists.first_der().to_vec());
+                let der_path = bundle.crl_path.with_extension("der");
+                self.commit.file(bundle.crl_path.clone(), pem, Mode::Public);
+                self.commit.file(der_path, der, Mode::Public);
+                RowAction::Written
+            }
+        };
+        let revoked = revoked_in_place(self.survey, authority, lists);
+        self.report.notes.extend(revoked);
+        ReportRow {
+            not_after: lists.next_update(),
+            ..row(bundle, action, words(lists), None)
+        }
+    }
 }
 
 /// Replaces the outcomes of revoked certificates, so that a run does not install them.
@@ -172,86 +210,82 @@ pub(super) async fn refuse_revoked(
     now: OffsetDateTime,
 ) -> Result<(), Failure> {
     for authority in Authority::ALL {
-        let signed: Vec<_> = outcomes
-            .certs
-            .iter()
-            .filter(|(name, outcome)| {
-                name.authority() == authority && matches!(outcome, RequestOutcome::Signed { .. })
-            })
-            .map(|(name, _)| *name)
-            .collect();
+        let signed = outcomes.certs.iter().filter_map(|(name, outcome)| {
+            let RequestOutcome::Signed { chain, .. } = outcome else {
+                return None;
+            };
+            (name.authority() == authority).then_some((*name, chain))
+        });
+        let signed: Vec<(CertName, &Chain)> = signed.collect();
         let (Some(trust), false) = (trust.get(&authority), signed.is_empty()) else {
             continue;
         };
         let (name, signer) = setup.signer(authority)?;
-        let published = match fetch(name, signer.as_ref(), authority, enquiry).await {
-            Ok(None) => None,
-            Ok(Some(bytes)) => {
-                let chains: Vec<&Chain> = signed
-                    .iter()
-                    .filter_map(|name| match outcomes.certs.get(name) {
-                        Some(RequestOutcome::Signed { chain, .. }) => Some(chain),
-                        _ => None,
-                    })
-                    .collect();
-                let in_place = survey.revocations(authority);
-                let lists = parse_and_verify(&bytes, trust, &chains, in_place, now);
-                let lists = lists.and_then(|lists| {
-                    let gap = chains.iter().find_map(|chain| lists.gap(chain));
-                    gap.map_or(Ok(lists), Err)
-                });
-                Some(lists.map_err(|error| {
-                    let what = format!("the revocation list from {} is refused", signer.label());
-                    refusal(what, error)
-                }))
+        let in_place = survey.revocations(authority);
+        let published = fetch(name, signer.as_ref(), authority, enquiry).await;
+        let published = published.and_then(|bytes| {
+            let chains: Vec<&Chain> = signed.iter().map(|(_, chain)| *chain).collect();
+            current(&signer.label(), bytes, trust, &chains, in_place, now)
+        });
+        let mut replaced: Vec<(CertName, RequestOutcome)> = Vec::new();
+        match published {
+            Ok(published) => {
+                for (name, chain) in signed {
+                    let mut lists = published.iter().chain(in_place);
+                    let Some((what, since)) = lists.find_map(|lists| lists.revokes(chain)) else {
+                        continue;
+                    };
+                    let why = format!(
+                        "{what} is revoked since {} by the list that {} publishes: ask the administrator of the signer for the reason; if the signer returns the same certificate again, it must be removed there",
+                        rfc3339(since),
+                        signer.label()
+                    );
+                    // A new key leads to a new request, so that the same certificate cannot be returned.
+                    store.set_slot_aside(Slot::Certificate(name), &why, now)?;
+                    replaced.push((name, RequestOutcome::Refused(vec![why])));
+                }
             }
-            Err(error) => Some(Err(error)),
-        };
-        // If the signer has stopped publishing, the last list still becomes stale.
-        let kept = survey
-            .revocations(authority)
-            .filter(|_| published.is_none());
-        let published = match kept.and_then(|kept| kept.reason_not_to_install(None, now)) {
-            Some(obstacle) => {
-                let what = format!("{} no longer publishes a revocation list", signer.label());
-                Some(Err(refusal(what, obstacle)))
-            }
-            None => published,
-        };
-        let published = match published.transpose() {
-            Ok(published) => published,
             // The answers are kept: the next run fetches only the list again.
             Err(error) => {
                 let error = Rc::new(error);
-                for name in signed {
-                    let failed = RequestOutcome::Failed(Rc::clone(&error));
-                    outcomes.certs.insert(name, failed);
-                }
-                continue;
+                let failed = |(name, _)| (name, RequestOutcome::Failed(Rc::clone(&error)));
+                replaced.extend(signed.into_iter().map(failed));
             }
-        };
-        for name in signed {
-            let Some(RequestOutcome::Signed { chain, .. }) = outcomes.certs.get(&name) else {
-                continue;
-            };
-            let lists = published.iter().chain(survey.revocations(authority));
-            let Some((what, since)) = lists.into_iter().find_map(|lists| lists.revokes(chain))
-            else {
-                continue;
-            };
-            let why = format!(
-                "{what} is revoked since {} by the list that {} publishes: ask the administrator of the signer for the reason; if the signer returns the same certificate again, it must be removed there",
-                rfc3339(since),
-                signer.label()
-            );
-            // A new key leads to a new request, so that the same certificate cannot be returned.
-            store.set_slot_aside(crate::store::Slot::Certificate(name), &why, now)?;
-            outcomes
-                .certs
-                .insert(name, RequestOutcome::Refused(vec![why]));
         }
+        outcomes.certs.extend(replaced);
     }
     Ok(())
+}
+
+/// Returns the lists that a signer publishes, if they may be installed; `None` if it publishes none and the last ones
+/// are still current.
+fn current(
+    signer: &str,
+    published: Option<Vec<u8>>,
+    trust: &TrustBundle,
+    chains: &[&Chain],
+    in_place: Option<&AuthorityCrls>,
+    now: OffsetDateTime,
+) -> Result<Option<AuthorityCrls>, SignerError> {
+    let Some(bytes) = published else {
+        // If the signer has stopped publishing, the last list still becomes stale.
+        return match in_place.and_then(|kept| kept.reason_not_to_install(None, now)) {
+            Some(obstacle) => {
+                let what = format!("{signer} no longer publishes a revocation list");
+                Err(refusal(what, obstacle))
+            }
+            None => Ok(None),
+        };
+    };
+    let lists = parse_and_verify(&bytes, trust, chains, in_place, now);
+    let lists = lists.and_then(|lists| {
+        let gap = chains.iter().find_map(|chain| lists.gap(chain));
+        gap.map_or(Ok(lists), Err)
+    });
+    lists.map(Some).map_err(|error| {
+        let what = format!("the revocation list from {signer} is refused");
+        refusal(what, error)
+    })
 }
 
 async fn fetch(

@@ -4,6 +4,7 @@
 //! field of a manifest changes, the kubelet treats it as a different pod: it stops the old one and starts the new one.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ops::Range;
 use std::path::PathBuf;
 
 use serde_json::{Map, Value};
@@ -119,90 +120,118 @@ fn reachable(address: IpAddr) -> IpAddr {
 
 /// Edits a manifest in block style, as kubeadm and administrators write it. The caller verifies the result.
 fn annotate(text: &str, value: &str) -> Result<String, String> {
-    let lines: Vec<&str> = text.split_inclusive('\n').collect();
-    let end = match lines.iter().any(|line| line.ends_with("\r\n")) {
-        true => "\r\n",
-        false => "\n",
-    };
-    let top = |line: &&str| {
-        let behind = line.strip_prefix("metadata:").map(str::trim);
-        behind.is_some_and(|behind| behind.is_empty() || behind.starts_with('#'))
-    };
-    let metadata = lines
-        .iter()
-        .position(top)
-        .ok_or("it has no line with `metadata:` alone")?;
-    let indent = |line: &str| line.len() - line.trim_start_matches(' ').len();
-    let has_content = |line: &&&str| {
-        let line = line.trim();
-        !line.is_empty() && !line.starts_with('#')
-    };
-    let below = |at: usize, least: usize| {
-        let rest = lines.iter().skip(at + 1);
-        rest.clone()
-            .position(|line| has_content(&line) && indent(line) < least)
-            .map_or(lines.len(), |count| at + 1 + count)
-    };
-    let inside = metadata + 1..below(metadata, 1);
-    let child = lines
-        .get(inside.clone())
-        .unwrap_or_default()
-        .iter()
-        .find(has_content)
-        .map_or(2, |line| indent(line));
+    let manifest = ManifestLines::of(text);
     let entry = format!("{ANNOTATION}: \"{value}\"");
-    let is_annotations =
-        |line: &str| indent(line) == child && line.trim_start().starts_with("annotations:");
-    let mut edited: Vec<String> = lines.iter().map(|line| (*line).to_owned()).collect();
-    let found = inside
-        .clone()
-        .find(|at| lines.get(*at).is_some_and(|line| is_annotations(line)));
-    let Some(at) = found else {
+    let metadata = manifest
+        .metadata()
+        .ok_or("it has no line with `metadata:` alone")?;
+    let mut inside = manifest.block(metadata, 1);
+    let child = manifest.indent_in(inside.clone()).unwrap_or(2);
+    let annotations = inside.find(|at| {
+        let line = manifest.line(*at);
+        indent(line) == child && line.trim_start().starts_with("annotations:")
+    });
+    let end = manifest.line_end;
+    let Some(at) = annotations else {
         let pad = " ".repeat(child);
         let new = format!("{pad}annotations:{end}{pad}  {entry}{end}");
-        edited.insert(metadata + 1, new);
-        return Ok(edited.concat());
+        return Ok(manifest.with_inserted(metadata + 1, new));
     };
-    let line = lines.get(at).copied().unwrap_or_default();
-    let behind = line.trim().trim_start_matches("annotations:").trim();
-    let set_before = behind.split_once(&format!("{ANNOTATION}: \""));
-    if let Some((_, before)) = set_before
-        && let Some((before, _)) = before.split_once('"')
-        && let Some(slot) = edited.get_mut(at)
-    {
-        *slot = line.replacen(&format!("{ANNOTATION}: \"{before}\""), &entry, 1);
-        return Ok(edited.concat());
+    if let Some(line) = set_in_line(manifest.line(at), &entry, end) {
+        return Ok(manifest.with_replaced(at, line));
     }
-    if let Some(flow) = behind.strip_prefix('{') {
-        let (head, _) = line.split_once('{').unwrap_or((line, ""));
-        let rest = flow.trim_start();
-        let comma = if rest.starts_with('}') { "" } else { ", " };
-        let line_end = line.strip_prefix(line.trim_end()).unwrap_or(end);
-        if let Some(slot) = edited.get_mut(at) {
-            *slot = format!("{head}{{{entry}{comma}{rest}{line_end}");
-        }
-        return Ok(edited.concat());
-    }
-    let entries = at + 1..below(at, child + 1);
-    let deeper = lines
-        .get(entries.clone())
-        .unwrap_or_default()
-        .iter()
-        .find(has_content)
-        .map_or(child + 2, |line| indent(line));
-    let pad = " ".repeat(deeper);
-    let new = format!("{pad}{entry}{end}");
-    let known = entries.clone().find(|at| {
-        lines.get(*at).is_some_and(|line| {
-            let key = line.split(':').next().unwrap_or_default().trim();
-            indent(line) == deeper && key.trim_matches(['"', '\'']) == ANNOTATION
-        })
+    let mut entries = manifest.block(at, child + 1);
+    let deeper = manifest.indent_in(entries.clone()).unwrap_or(child + 2);
+    let known = entries.find(|at| {
+        let line = manifest.line(*at);
+        let key = line.split(':').next().unwrap_or_default().trim();
+        indent(line) == deeper && key.trim_matches(['"', '\'']) == ANNOTATION
     });
-    match known.and_then(|known| edited.get_mut(known)) {
-        Some(slot) => *slot = new,
-        None => edited.insert(at + 1, new),
+    let new = format!("{}{entry}{end}", " ".repeat(deeper));
+    Ok(match known {
+        Some(known) => manifest.with_replaced(known, new),
+        None => manifest.with_inserted(at + 1, new),
+    })
+}
+
+/// Returns the line `annotations:` with the entry, if its mapping is on that line.
+fn set_in_line(line: &str, entry: &str, end: &str) -> Option<String> {
+    let mapping = line.trim().trim_start_matches("annotations:").trim();
+    let key = format!("{ANNOTATION}: \"");
+    if let Some((_, before)) = mapping.split_once(&key)
+        && let Some((before, _)) = before.split_once('"')
+    {
+        return Some(line.replacen(&format!("{key}{before}\""), entry, 1));
     }
-    Ok(edited.concat())
+    let rest = mapping.strip_prefix('{')?.trim_start();
+    let (head, _) = line.split_once('{')?;
+    let comma = if rest.starts_with('}') { "" } else { ", " };
+    let line_end = line.strip_prefix(line.trim_end()).unwrap_or(end);
+    Some(format!("{head}{{{entry}{comma}{rest}{line_end}"))
+}
+
+/// The lines of a manifest, each with its line end.
+struct ManifestLines<'a> {
+    lines: Vec<&'a str>,
+    /// Line end of new lines.
+    line_end: &'static str,
+}
+
+impl<'a> ManifestLines<'a> {
+    fn of(text: &'a str) -> ManifestLines<'a> {
+        let lines: Vec<&str> = text.split_inclusive('\n').collect();
+        let line_end = match lines.iter().any(|line| line.ends_with("\r\n")) {
+            true => "\r\n",
+            false => "\n",
+        };
+        ManifestLines { lines, line_end }
+    }
+
+    fn line(&self, at: usize) -> &'a str {
+        self.lines.get(at).copied().unwrap_or_default()
+    }
+
+    /// Returns the line with the key `metadata` of the document, if its mapping is on the following lines.
+    fn metadata(&self) -> Option<usize> {
+        self.lines.iter().position(|line| {
+            let behind = line.strip_prefix("metadata:").map(str::trim);
+            behind.is_some_and(|behind| behind.is_empty() || behind.starts_with('#'))
+        })
+    }
+
+    /// Returns the lines that follow line `at`, up to the first one that is indented by less than `least`.
+    fn block(&self, at: usize, least: usize) -> Range<usize> {
+        let mut rest = at + 1..self.lines.len();
+        let end = rest.find(|at| self.has_content(*at) && indent(self.line(*at)) < least);
+        at + 1..end.unwrap_or(self.lines.len())
+    }
+
+    /// Returns the indentation of the first entry in a block.
+    fn indent_in(&self, mut block: Range<usize>) -> Option<usize> {
+        let first = block.find(|at| self.has_content(*at))?;
+        Some(indent(self.line(first)))
+    }
+
+    fn has_content(&self, at: usize) -> bool {
+        let line = self.line(at).trim();
+        !line.is_empty() && !line.starts_with('#')
+    }
+
+    fn with_replaced(mut self, at: usize, new: String) -> String {
+        if let Some(line) = self.lines.get_mut(at) {
+            *line = "";
+        }
+        self.with_inserted(at, new)
+    }
+
+    fn with_inserted(&self, at: usize, new: String) -> String {
+        let (before, after) = self.lines.split_at(at.min(self.lines.len()));
+        before.concat() + &new + &after.concat()
+    }
+}
+
+fn indent(line: &str) -> usize {
+    line.len() - line.trim_start_matches(' ').len()
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Restarts components: when, in which order, by which means, and how they are rolled back.
+//! Restarts components: when, in which order and by which means.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -9,18 +9,17 @@ use tokio::time::{Instant, sleep};
 
 use super::lease::{self, LeaseUnavailable, RestartLease};
 use super::pod::Pod;
-use super::probe::{HostPathVolumes, generates_certificate};
-use super::{
-    POLL_INTERVAL, Program, ReloadState, Run, busy_message, chain_of, names, of_unit, systemctl,
-};
+use super::probe::HostPathVolumes;
+use super::rollback::rollback_detail;
+use super::{Program, ReloadState, Run, busy_message, chain_of, names, of_unit, systemctl};
 use crate::agent::{Event, Failure};
 use crate::cluster::lease::LeaseLock;
 use crate::config::reload::On;
-use crate::kube::components::{Component, ReplacedFile};
+use crate::kube::components::Component;
 use crate::kube::kubeconfig::Kubeconfig;
 use crate::kube::names::CertName;
 use crate::spec::CertFiles;
-use crate::store::{Commit, FormerContents, Mode, Restart, RestartState};
+use crate::store::{Commit, Mode, Restart, RestartState};
 use crate::x509::rfc3339;
 
 /// A credential is about to expire if less than this, or less than a tenth of its lifetime, is left.
@@ -43,21 +42,20 @@ pub(super) enum Means {
     Manual,
 }
 
-/// State of a component before its restart.
-struct StateBefore {
-    /// Fingerprint of the served certificate.
-    served: Option<[u8; 32]>,
-    healthy: bool,
-    /// Identity of the leader, if it is a process of this host.
-    leader: Option<String>,
-    /// Time at which the kubelet renewed its Lease.
-    lease: Option<OffsetDateTime>,
-}
-
 /// A component to be restarted.
 pub(super) type DueRestart = (Restart, Option<Pod>, Means);
 
+/// What a recorded restart needs.
+enum RestartVerdict {
+    Due(Box<DueRestart>),
+    /// No restart any more; the report, if one is needed.
+    Over(Option<(ReloadState, String)>),
+    /// It stays recorded, and is not done now.
+    Remains(ReloadState, String),
+}
+
 impl Run<'_> {
+    /// Restarts the components whose restart is recorded.
     pub(super) async fn restarts(&mut self) -> Result<(), Failure> {
         if self.probe.root.unsettled()?.restarts.is_empty() {
             return Ok(());
@@ -74,69 +72,76 @@ impl Run<'_> {
         let mut over = Commit::new();
         for restart in restarts {
             let component = restart.component;
-            if let RestartState::RolledBack { why } = &restart.state {
-                self.report(
-                    component,
-                    ReloadState::RolledBack,
-                    rollback_detail(&restart, why),
-                );
-                continue;
-            }
-            let pod = match self.probe.pod(component) {
-                Ok(pod) => pod,
-                Err(why) => {
-                    self.report(component, ReloadState::Failed, unreadable(&why));
+            let report = match self.verdict(restart).await {
+                RestartVerdict::Due(restart) => {
+                    due.push(*restart);
                     continue;
                 }
-            };
-            match self.means(component, pod.as_ref()) {
-                // The component does not run here, as far as can be determined.
-                Means::Manual if pod.is_none() => {
+                RestartVerdict::Over(report) => {
                     over.restarted(component);
-                    if component == Component::Kubelet {
-                        let detail = format!(
-                            "is not run by systemd here: restart it for {}, if it runs",
-                            names(&restart.causes)
-                        );
-                        self.report(component, ReloadState::NotHere, detail);
-                    }
+                    report
                 }
-                means => {
-                    if let Some(pod) = &pod
-                        && self
-                            .probe
-                            .started_after(component, pod, restart.since)
-                            .await
-                    {
-                        over.restarted(component);
-                        self.report(
-                            component,
-                            ReloadState::Done,
-                            "was already restarted by another process",
-                        );
-                    } else if let Means::Manual = means {
-                        let detail = format!(
-                            "must be restarted for {}, but neither reload.staticPods nor a unit or hook on {component} permits nodepki to do so: restart it manually",
-                            names(&restart.causes)
-                        );
-                        self.report(component, ReloadState::Waits, detail);
-                    } else if let (Means::Pod, Some(pod)) = (&means, &pod)
-                        && let Err(why) = pod.annotated("")
-                    {
-                        let detail = format!(
-                            "must be restarted for {}, but its manifest cannot be annotated: {why}; restart it manually, or name a unit or hook on {component} under reload",
-                            names(&restart.causes)
-                        );
-                        self.report(component, ReloadState::Waits, detail);
-                    } else {
-                        due.push((restart, pod, means));
-                    }
-                }
+                RestartVerdict::Remains(state, detail) => Some((state, detail)),
+            };
+            if let Some((state, detail)) = report {
+                self.report(component, state, detail);
             }
         }
         if !over.is_empty() {
             self.commit(over).await?;
         }
+        self.restart_all(due).await
+    }
+
+    /// Decides about a recorded restart.
+    async fn verdict(&self, restart: Restart) -> RestartVerdict {
+        let component = restart.component;
+        let causes = names(&restart.causes);
+        if let RestartState::RolledBack { why } = &restart.state {
+            let detail = rollback_detail(&restart, why);
+            return RestartVerdict::Remains(ReloadState::RolledBack, detail);
+        }
+        let pod = match self.probe.pod(component) {
+            Ok(pod) => pod,
+            Err(why) => return RestartVerdict::Remains(ReloadState::Failed, unreadable(&why)),
+        };
+        let means = self.means(component, pod.as_ref());
+        if let (Means::Manual, None) = (&means, &pod) {
+            // The component does not run here, as far as can be determined.
+            return RestartVerdict::Over((component == Component::Kubelet).then(|| {
+                let detail =
+                    format!("is not run by systemd here: restart it for {causes}, if it runs");
+                (ReloadState::NotHere, detail)
+            }));
+        }
+        if let Some(pod) = &pod
+            && self
+                .probe
+                .started_after(component, pod, restart.since)
+                .await
+        {
+            let detail = "was already restarted by another process".to_owned();
+            return RestartVerdict::Over(Some((ReloadState::Done, detail)));
+        }
+        if let Means::Manual = means {
+            let detail = format!(
+                "must be restarted for {causes}, but neither reload.staticPods nor a unit or hook on {component} permits nodepki to do so: restart it manually"
+            );
+            return RestartVerdict::Remains(ReloadState::Waits, detail);
+        }
+        if let (Means::Pod, Some(pod)) = (&means, &pod)
+            && let Err(why) = pod.annotated("")
+        {
+            let detail = format!(
+                "must be restarted for {causes}, but its manifest cannot be annotated: {why}; restart it manually, or name a unit or hook on {component} under reload"
+            );
+            return RestartVerdict::Remains(ReloadState::Waits, detail);
+        }
+        RestartVerdict::Due(Box::new((restart, pod, means)))
+    }
+
+    /// Restarts the components in their order, the static pods with the Lease. The lock is held at the start.
+    async fn restart_all(&mut self, due: Vec<DueRestart>) -> Result<(), Failure> {
         let (mut kubelet, pods): (Vec<_>, Vec<_>) = due
             .into_iter()
             .partition(|(restart, ..)| restart.component == Component::Kubelet);
@@ -398,89 +403,8 @@ impl Run<'_> {
         }
     }
 
-    async fn roll_back(
-        &mut self,
-        restart: &Restart,
-        pod: Option<&Pod>,
-        means: &Means,
-        why: String,
-    ) -> Result<(), Failure> {
-        let component = restart.component;
-        let mut commit = Commit::new();
-        let old = restart.previous.iter();
-        let old: Vec<&FormerContents> = old.filter(|file| !file.contents.is_empty()).collect();
-        let step = self.trust_step_of(component)?;
-        for file in &old {
-            if let Some(unusable) = self.probe.is_unusable(file).await {
-                let detail = format!(
-                    "did not become ready with the new {}: {why}; the new files are kept, since {unusable}; find the cause (log of the component, `crictl ps -a`), then run `nodepki renew` again",
-                    names(&restart.causes)
-                );
-                self.report(component, ReloadState::Failed, detail);
-                return Ok(());
-            }
-        }
-        for file in &old {
-            // An existing file keeps its own mode.
-            commit.file(file.path.clone(), file.contents.clone(), Mode::Other(0o600));
-        }
-        let mut recorded = Restart {
-            previous: Vec::new(),
-            state: RestartState::RolledBack { why: why.clone() },
-            ..restart.clone()
-        };
-        let mut again = Vec::new();
-        if let Some(step) = &step {
-            let cause = ReplacedFile::Bundle(step.former.authority);
-            if !recorded.causes.contains(&cause) {
-                recorded.causes.push(cause);
-            }
-            again = self.roll_back_step(step, component, &old, &mut commit)?;
-        }
-        commit.restart(recorded.clone());
-        let restored = if old.is_empty() && step.is_none() {
-            self.commit(commit).await?;
-            "there are no former files to restore".to_owned()
-        } else {
-            let before = self.observe(component, pod).await;
-            // The manifest already has an annotation, so that it is read again.
-            let fresh = self.probe.pod(component).ok().flatten();
-            let ended = match self
-                .commit_and_restart(component, fresh.as_ref(), means, commit, restart)
-                .await?
-            {
-                Ok(()) => self.proof(component, pod, &before).await,
-                Err(why) => Err(why),
-            };
-            match ended {
-                Ok(proven) => format!("with the old files it is ready: {proven}"),
-                Err(why) => format!("with the old files it is not ready either: {why}"),
-            }
-        };
-        let why = format!("{why}; {restored}");
-        recorded.state = RestartState::RolledBack { why: why.clone() };
-        let mut commit = Commit::new();
-        commit.restart(recorded.clone());
-        self.commit(commit).await?;
-        let detail = rollback_detail(&recorded, &why);
-        let component_name = component.as_str();
-        self.progress.event(Event::RolledBack {
-            component: component_name,
-            why,
-        });
-        self.report(component, ReloadState::RolledBack, detail);
-        for component in again {
-            let detail = format!(
-                "uses files that were rolled back, since {} did not become ready; run `nodepki renew`, which restarts it",
-                restart.component
-            );
-            self.report(component, ReloadState::Waits, detail);
-        }
-        Ok(())
-    }
-
     /// Commits, and restarts the component: by the manifest in the same commit, or by programs afterwards.
-    async fn commit_and_restart(
+    pub(super) async fn commit_and_restart(
         &mut self,
         component: Component,
         pod: Option<&Pod>,
@@ -540,134 +464,10 @@ impl Run<'_> {
         }
     }
 
-    // ---- observations ----
-
     /// Returns whether systemd manages this machine (sd_booted(3)).
     fn has_systemd(&self) -> bool {
         let found = self.probe.root.metadata("/run/systemd/system");
         found.is_ok_and(|found| found.is_some())
-    }
-
-    async fn is_healthy(&self, all_members: bool) -> Result<(), String> {
-        self.probe.livez().await?;
-        self.probe.etcd(all_members).await
-    }
-
-    async fn observe(&self, component: Component, pod: Option<&Pod>) -> StateBefore {
-        let mut before = StateBefore {
-            served: None,
-            healthy: true,
-            leader: None,
-            lease: None,
-        };
-        if component == Component::Kubelet {
-            before.healthy = self.probe.kubelet().await.is_ok();
-            before.lease = self.probe.node_lease().await.ok().flatten();
-        } else if let Some(address) = pod.and_then(|pod| pod.addresses(component).first().copied())
-        {
-            let served = self.probe.served(component, address).await;
-            before.served = served.ok().map(|shown| shown.fingerprint());
-        }
-        if let Some(pod) = pod {
-            let host = nix::unistd::gethostname().unwrap_or_default();
-            let ours = format!("{}_", host.to_string_lossy());
-            let leader = self.probe.leader(component, pod).await;
-            before.leader = leader.filter(|leader| leader.starts_with(&ours));
-        }
-        before
-    }
-
-    /// Waits until a component was restarted, is healthy and works, and returns the proof.
-    async fn proof(
-        &self,
-        component: Component,
-        pod: Option<&Pod>,
-        before: &StateBefore,
-    ) -> Result<String, String> {
-        let timeout = self.probe.setup.reload.timeout;
-        let give_up = Instant::now() + timeout;
-        let mut has_stopped = before.served.is_none();
-        loop {
-            let why = match self
-                .verify_restarted(component, pod, before, &mut has_stopped)
-                .await
-            {
-                Ok(proven) => return Ok(proven),
-                Err(why) => why,
-            };
-            if Instant::now() >= give_up {
-                let seconds = timeout.as_secs_f32();
-                return Err(format!("{seconds} s after its restart {why}"));
-            }
-            sleep(POLL_INTERVAL).await;
-        }
-    }
-
-    /// Verifies that the kubelet is healthy and has used its new credential: it has renewed its Lease. Its `/healthz`
-    /// needs no access to the API server.
-    async fn verify_kubelet(&self, before: &StateBefore) -> Result<String, String> {
-        match self.probe.kubelet().await {
-            Ok(()) => {}
-            // The health endpoint may be disabled.
-            Err(_) if !before.healthy => return Ok("its health is unknown, as before".to_owned()),
-            Err(why) => return Err(format!("it is not healthy: {why}")),
-        }
-        match self.probe.node_lease().await {
-            Ok(Some(renewed)) if before.lease != Some(renewed) => {
-                Ok("it is healthy and has renewed its Lease".to_owned())
-            }
-            Ok(Some(_)) => Err("it has not renewed its Lease in kube-node-lease".to_owned()),
-            Ok(None) => Ok("it is healthy".to_owned()),
-            Err(error) => Ok(format!(
-                "it is healthy; whether it has renewed its Lease is unknown: {error}"
-            )),
-        }
-    }
-
-    async fn verify_restarted(
-        &self,
-        component: Component,
-        pod: Option<&Pod>,
-        before: &StateBefore,
-        has_stopped: &mut bool,
-    ) -> Result<String, String> {
-        if component == Component::Kubelet {
-            return self.verify_kubelet(before).await;
-        }
-        let Some(pod) = pod else {
-            self.is_healthy(false).await?;
-            return Ok("its programs succeeded".to_owned());
-        };
-        let Some(address) = pod.addresses(component).first().copied() else {
-            self.is_healthy(false).await?;
-            return Ok("it serves no port, so that its process was not examined".to_owned());
-        };
-        let shown = match self.probe.served(component, address).await {
-            Ok(shown) => shown,
-            Err(why) => {
-                *has_stopped = true;
-                return Err(why);
-            }
-        };
-        let renewed =
-            generates_certificate(component, pod) && before.served != Some(shown.fingerprint());
-        if !renewed && !*has_stopped {
-            return Err(format!("{address} is still served by the old process"));
-        }
-        if matches!(component, Component::KubeApiserver | Component::Etcd) {
-            self.is_healthy(component == Component::Etcd).await?;
-        } else {
-            self.probe.healthz(address).await?;
-            // The old process remains leader until its Lease expires; only a working process acquires it.
-            match self.probe.leader(component, pod).await {
-                Some(leader) if leader.is_empty() || before.leader.as_ref() == Some(&leader) => {
-                    return Err("no process has acquired the leadership of the old one".to_owned());
-                }
-                _ => {}
-            }
-            self.is_healthy(false).await?;
-        }
-        Ok(format!("a new process serves at {address} and is healthy"))
     }
 }
 
@@ -705,29 +505,4 @@ fn cannot_wait(restart: &Restart, now: OffsetDateTime) -> Option<String> {
             )
         })
     })
-}
-
-/// Returns the detail of a rolled-back restart, with the command that requests another attempt.
-fn rollback_detail(restart: &Restart, why: &str) -> String {
-    let certificates: Vec<_> = restart
-        .causes
-        .iter()
-        .filter(|cause| matches!(cause, ReplacedFile::Certificate(_)))
-        .map(|cause| cause.as_str())
-        .collect();
-    let authority = restart.causes.iter().find_map(|cause| match cause {
-        ReplacedFile::Bundle(authority) => Some(authority),
-        _ => None,
-    });
-    let again = match (authority, certificates.as_slice()) {
-        (Some(authority), _) => {
-            format!("repeat the step that `nodepki authority status {authority}` names")
-        }
-        (None, []) => "change it again".to_owned(),
-        (None, names) => format!("run `nodepki renew --name {}`", names.join(",")),
-    };
-    format!(
-        "did not become ready with the new {}: {why}; it is not retried automatically: find the cause (log of the component, `crictl ps -a`), then {again}",
-        names(&restart.causes)
-    )
 }

@@ -1,0 +1,144 @@
+//! The proof that a component was restarted and works: its state before the restart, compared with that afterwards.
+
+use time::OffsetDateTime;
+use tokio::time::{Instant, sleep};
+
+use super::pod::Pod;
+use super::probe::generates_certificate;
+use super::{POLL_INTERVAL, Run};
+use crate::kube::components::Component;
+
+/// State of a component before its restart.
+pub(super) struct StateBefore {
+    /// Fingerprint of the served certificate.
+    served: Option<[u8; 32]>,
+    healthy: bool,
+    /// Identity of the leader, if it is a process of this host.
+    leader: Option<String>,
+    /// Time at which the kubelet renewed its Lease.
+    lease: Option<OffsetDateTime>,
+}
+
+impl Run<'_> {
+    pub(super) async fn is_healthy(&self, all_members: bool) -> Result<(), String> {
+        self.probe.livez().await?;
+        self.probe.etcd(all_members).await
+    }
+
+    pub(super) async fn observe(&self, component: Component, pod: Option<&Pod>) -> StateBefore {
+        let mut before = StateBefore {
+            served: None,
+            healthy: true,
+            leader: None,
+            lease: None,
+        };
+        if component == Component::Kubelet {
+            before.healthy = self.probe.kubelet().await.is_ok();
+            before.lease = self.probe.node_lease().await.ok().flatten();
+        } else if let Some(address) = pod.and_then(|pod| pod.addresses(component).first().copied())
+        {
+            let served = self.probe.served(component, address).await;
+            before.served = served.ok().map(|shown| shown.fingerprint());
+        }
+        if let Some(pod) = pod {
+            let host = nix::unistd::gethostname().unwrap_or_default();
+            let ours = format!("{}_", host.to_string_lossy());
+            let leader = self.probe.leader(component, pod).await;
+            before.leader = leader.filter(|leader| leader.starts_with(&ours));
+        }
+        before
+    }
+
+    /// Waits until a component was restarted, is healthy and works, and returns the proof.
+    pub(super) async fn proof(
+        &self,
+        component: Component,
+        pod: Option<&Pod>,
+        before: &StateBefore,
+    ) -> Result<String, String> {
+        let timeout = self.probe.setup.reload.timeout;
+        let give_up = Instant::now() + timeout;
+        let mut has_stopped = before.served.is_none();
+        loop {
+            let why = match self
+                .verify_restarted(component, pod, before, &mut has_stopped)
+                .await
+            {
+                Ok(proven) => return Ok(proven),
+                Err(why) => why,
+            };
+            if Instant::now() >= give_up {
+                let seconds = timeout.as_secs_f32();
+                return Err(format!("{seconds} s after its restart {why}"));
+            }
+            sleep(POLL_INTERVAL).await;
+        }
+    }
+
+    /// Verifies that the kubelet is healthy and has used its new credential: it has renewed its Lease. Its `/healthz`
+    /// needs no access to the API server.
+    async fn verify_kubelet(&self, before: &StateBefore) -> Result<String, String> {
+        match self.probe.kubelet().await {
+            Ok(()) => {}
+            // The health endpoint may be disabled.
+            Err(_) if !before.healthy => return Ok("its health is unknown, as before".to_owned()),
+            Err(why) => return Err(format!("it is not healthy: {why}")),
+        }
+        match self.probe.node_lease().await {
+            Ok(Some(renewed)) if before.lease != Some(renewed) => {
+                Ok("it is healthy and has renewed its Lease".to_owned())
+            }
+            Ok(Some(_)) => Err("it has not renewed its Lease in kube-node-lease".to_owned()),
+            Ok(None) => Ok("it is healthy".to_owned()),
+            Err(error) => Ok(format!(
+                "it is healthy; whether it has renewed its Lease is unknown: {error}"
+            )),
+        }
+    }
+
+    async fn verify_restarted(
+        &self,
+        component: Component,
+        pod: Option<&Pod>,
+        before: &StateBefore,
+        has_stopped: &mut bool,
+    ) -> Result<String, String> {
+        if component == Component::Kubelet {
+            return self.verify_kubelet(before).await;
+        }
+        let Some(pod) = pod else {
+            self.is_healthy(false).await?;
+            return Ok("its programs succeeded".to_owned());
+        };
+        let Some(address) = pod.addresses(component).first().copied() else {
+            self.is_healthy(false).await?;
+            return Ok("it serves no port, so that its process was not examined".to_owned());
+        };
+        let shown = match self.probe.served(component, address).await {
+            Ok(shown) => shown,
+            Err(why) => {
+                *has_stopped = true;
+                return Err(why);
+            }
+        };
+        let renewed =
+            generates_certificate(component, pod) && before.served != Some(shown.fingerprint());
+        if !renewed && !*has_stopped {
+            return Err(format!("{address} is still served by the old process"));
+        }
+        if matches!(component, Component::KubeApiserver | Component::Etcd) {
+            self.is_healthy(component == Component::Etcd).await?;
+        } else {
+            self.probe.healthz(address).await?;
+            // The old process remains leader until its Lease expires; only a working process acquires it.
+            match self.probe.leader(component, pod).await {
+                Some(leader) if leader.is_empty() || before.leader.as_ref() == Some(&leader) => {
+                    return Err("no process has acquired the leadership of the old one".to_owned());
+                }
+                _ => {}
+            }
+            self.is_healthy(false).await?;
+        }
+        Ok(format!("a new process serves at {address} and is healthy"))
+    }
+}
