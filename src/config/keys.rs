@@ -63,7 +63,7 @@ pub(super) fn markdown() -> String {
     schema::markdown(&schema::rows("", FRAGMENT))
 }
 
-/// Returns the `$defs` of the key policy, in all three forms that are read.
+/// Returns the `$defs` of the key policy, in all four forms that are read.
 fn policy_definitions() -> Value {
     let certificate = json!({"$ref": "#/$defs/certificate"});
     json!({
@@ -72,6 +72,9 @@ fn policy_definitions() -> Value {
             "additionalProperties": false,
             "properties": {
                 "defaults": certificate,
+                "signerCertificates": certificate,
+                "servingCertificates": certificate,
+                "clientCertificates": certificate,
                 "categories": {"type": "array", "items": {
                     "type": "object",
                     "additionalProperties": false,

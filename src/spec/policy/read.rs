@@ -1,7 +1,8 @@
 //! Reads a policy from the `pki` block of the settings, or from a `PKI` document of `config.openshift.io`.
 //!
-//! A policy has one of three forms: that of the enhancement (`defaults`, `categories`, `overrides`), or one of the API's two
-//! forms of `certificateManagement.custom`.
+//! A policy has one of four forms: that of the enhancement (`defaults`, `categories`, `overrides`), that of the installer's
+//! `install-config.yaml` (`signerCertificates` and the like in place of `categories`), or one of the API's two forms of
+//! `certificateManagement.custom`.
 //!
 //! To map one more OpenShift name, add a row to `OPENSHIFT_NAMES`.
 
@@ -50,6 +51,16 @@ pub(super) const OPENSHIFT_NAMES: &[(&str, &[KeyOwner])] = &[
     ("journal-gatewayd-client",               &[]),
 ];
 
+/// Name of the only object of OpenShift's resource `PKI`.
+const SINGLETON: &str = "cluster";
+
+/// Keys for the categories in the installer's form and in `certificateManagement.custom`.
+const CATEGORY_KEYS: [(&str, Category); 3] = [
+    ("signerCertificates", Category::Signer),
+    ("servingCertificates", Category::Serving),
+    ("clientCertificates", Category::Client),
+];
+
 impl KeyRules {
     /// Reads the `pki` block of the settings. Its faults are added to `faults` and to the walk of the field.
     pub fn read(field: &Field<'_>, faults: &mut Faults) -> KeyRules {
@@ -70,7 +81,19 @@ impl KeyRules {
         let walk = Walk::new(true);
         let mut rules = KeyRules::default();
         if let Some(map) = Field::root(&walk, document).map() {
-            map.ignore(&["kind", "metadata", "status"]);
+            map.ignore(&["kind", "status"]);
+            if let Some(metadata) = map.get("metadata")
+                && let Some(name) = metadata.map().and_then(|metadata| metadata.get("name"))
+                && let Some(text) = name.string()
+                && text != SINGLETON
+            {
+                name.error(
+                    format!(
+                        "{text:?} is not the cluster's policy: the PKI resource is a singleton"
+                    ),
+                    "use the name cluster, or remove the document",
+                );
+            }
             if let Some(field) = map.get("apiVersion")
                 && let Some(version) = field.string()
                 && !matches!(
@@ -99,10 +122,11 @@ impl KeyRules {
         faults.outcome(rules)
     }
 
-    /// Reads either the enhancement's three lists or the API's `certificateManagement`.
+    /// Reads the enhancement's three lists, the installer's keys, or the API's `certificateManagement`.
     fn read_spec(&mut self, map: &Map<'_>, faults: &mut Faults) {
         if let Some(management) = map.get("certificateManagement") {
-            for key in ["defaults", "categories", "overrides"] {
+            let flat = CATEGORY_KEYS.map(|(key, _)| key);
+            for key in ["defaults", "categories", "overrides"].iter().chain(&flat) {
                 if let Some(other) = map.get(key) {
                     other.error(
                         "is given together with certificateManagement, which is another form of the same policy",
@@ -115,6 +139,7 @@ impl KeyRules {
             }
         } else {
             self.defaults = map.get("defaults").and_then(|field| read_choice(&field));
+            self.read_category_keys(map);
             for item in items(map, "categories") {
                 let choice = read_required_choice(&item);
                 match item.get("category") {
@@ -172,17 +197,7 @@ impl KeyRules {
                 "add defaults: {key: {algorithm: RSA, rsa: {keySize: 2048}}}",
             ),
         }
-        for (key, category) in [
-            ("signerCertificates", Category::Signer),
-            ("servingCertificates", Category::Serving),
-            ("clientCertificates", Category::Client),
-        ] {
-            if let Some(field) = map.get(key)
-                && let Some(choice) = read_choice(&field)
-            {
-                self.categories.insert(category, choice);
-            }
-        }
+        self.read_category_keys(map);
         for item in items(map, "overrides") {
             match item.get("type") {
                 Some(kind) => {
@@ -211,6 +226,16 @@ impl KeyRules {
                 None => item.field().error("has no category", CATEGORY_FIX),
             }
             item.finish();
+        }
+    }
+
+    fn read_category_keys(&mut self, map: &Map<'_>) {
+        for (key, category) in CATEGORY_KEYS {
+            if let Some(field) = map.get(key)
+                && let Some(choice) = read_choice(&field)
+            {
+                self.categories.insert(category, choice);
+            }
         }
     }
 

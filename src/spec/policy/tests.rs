@@ -261,3 +261,38 @@ fn refuses_second_policy() {
     let (policy, _) = KeyPolicy::assemble(None, &document, KeyAlgorithm::EcdsaP256).unwrap();
     assert_eq!(policy.key_for(CertName::Apiserver), KeyAlgorithm::EcdsaP256);
 }
+
+/// `install-config.yaml` of the enhancement has one key for each category.
+#[test]
+fn reads_form_of_installer() {
+    let policy = policy(
+        "signerCertificates: {key: {algorithm: RSA, rsa: {keySize: 4096}}}\n\
+         overrides: [{certificateName: etcd-ca, certificate: {key: {algorithm: RSA, rsa: {keySize: 3072}}}}]",
+    );
+    assert_eq!(
+        policy.key_for_authority(Authority::Ca),
+        KeyAlgorithm::Rsa4096
+    );
+    assert_eq!(
+        policy.key_for_authority(Authority::EtcdCa),
+        KeyAlgorithm::Rsa3072
+    );
+    assert_eq!(policy.key_for(CertName::Apiserver), KeyAlgorithm::Rsa2048);
+    let both = faults(
+        "signerCertificates: {key: {algorithm: RSA, rsa: {keySize: 4096}}}\n\
+         categories: [{category: SignerCertificate, certificate: {key: {algorithm: RSA, rsa: {keySize: 3072}}}}]",
+    );
+    assert!(both.contains("SignerCertificate is given twice"), "{both}");
+}
+
+#[test]
+fn refuses_policy_with_other_name() {
+    let text = "apiVersion: config.openshift.io/v1\nkind: PKI\nmetadata: {name: other}\nspec: {}\n";
+    let faults = KeyRules::from_document(&yaml::parse("pki.yaml", text).unwrap()[0])
+        .unwrap_err()
+        .to_string();
+    assert!(
+        faults.contains("pki.yaml:3:18: metadata.name: \"other\" is not the cluster's policy"),
+        "{faults}"
+    );
+}
