@@ -49,7 +49,6 @@ pub(super) async fn install(
     };
     report_unsigned(setup, &outcomes, progress);
     let mut work = CommitWork {
-        trust,
         incomplete: incomplete_authorities(&outcomes, &separate),
         refused: outcomes.certs.values().any(|outcome| {
             matches!(
@@ -57,15 +56,8 @@ pub(super) async fn install(
                 RequestOutcome::Refused(_) | RequestOutcome::Denied(_)
             )
         }),
-        now,
-        root: store.root().clone(),
         rotating: rotating.as_ref(),
-        commit: Commit::new(),
-        rows: Vec::new(),
-        installed: Vec::new(),
-        committed: Committed::default(),
-        expiring: Vec::new(),
-        separate: BTreeSet::new(),
+        ..CommitWork::new(trust, store.root().clone(), now)
     };
     for bundle in &survey.bundles {
         let provided = setup.provided.bundles.contains_key(&bundle.spec.authority);
@@ -207,7 +199,29 @@ struct Signed {
     request: Box<Request>,
 }
 
-impl CommitWork<'_> {
+impl<'a> CommitWork<'a> {
+    /// Returns a commit without changes, for a bootstrap in which every request is signed.
+    fn new(
+        trust: &'a BTreeMap<Authority, TrustBundle>,
+        root: NodeRoot,
+        now: OffsetDateTime,
+    ) -> CommitWork<'a> {
+        CommitWork {
+            trust,
+            incomplete: BTreeMap::new(),
+            refused: false,
+            now,
+            root,
+            rotating: None,
+            commit: Commit::new(),
+            rows: Vec::new(),
+            installed: Vec::new(),
+            expiring: Vec::new(),
+            committed: Committed::default(),
+            separate: BTreeSet::new(),
+        }
+    }
+
     fn commit(&mut self, store: &mut Store) -> Result<(), Failure> {
         failpoint::reached("run:before-commit");
         let committed = store.commit(std::mem::take(&mut self.commit))?;
@@ -387,12 +401,10 @@ impl CommitWork<'_> {
                     }
                     None => report::waiting_row(&spec, reasons.join("; "), still_serves, chain),
                 };
-                if let Some(not_after) = row.not_after {
-                    self.expiring.push(Event::Expiring {
-                        name: spec.name(),
-                        not_after,
-                    });
-                }
+                let name = spec.name();
+                let expiring = row.not_after;
+                let expiring = expiring.map(|not_after| Event::Expiring { name, not_after });
+                self.expiring.extend(expiring);
                 row
             }
             (Action::Rewrite { reasons }, _) => {
@@ -557,44 +569,24 @@ impl CommitWork<'_> {
             | (ServiceAccountAction::Make | ServiceAccountAction::Install, None) => RowAction::Kept,
             _ if is_held => RowAction::HeldBack,
             (ServiceAccountAction::Make, Some(key)) => {
-                let public = key.public_key().to_pem().into_bytes();
-                self.commit.file_if_absent(
-                    spec.private.clone(),
-                    key.to_pem().as_bytes().to_vec(),
-                    Mode::Private,
-                );
-                self.commit
-                    .file_if_absent(spec.public.clone(), public, Mode::Private);
+                let public = key.public_key().to_pem();
+                self.service_account_private(spec, key);
+                self.service_account_public(spec, public, Mode::Private);
                 RowAction::Made
             }
             (ServiceAccountAction::Install, Some(key)) => {
-                let public: String = provided.iter().map(PublicKey::to_pem).collect();
-                let private = key.to_pem().as_bytes().to_vec();
-                self.commit
-                    .file_if_absent(spec.private.clone(), private, Mode::Private);
-                // Mode of `kubeadm join`. An existing sa.pub already contains the key; it may contain others.
+                self.service_account_private(spec, key);
+                // An existing sa.pub already contains the key; it may contain others.
                 let found = self.root.read(&spec.public)?;
                 if found.is_none_or(|found| found.bytes.is_empty()) {
-                    self.commit.file_if_absent(
-                        spec.public.clone(),
-                        public.into_bytes(),
-                        Mode::Public,
-                    );
+                    // Mode of `kubeadm join`.
+                    let public = provided.iter().map(PublicKey::to_pem).collect();
+                    self.service_account_public(spec, public, Mode::Public);
                 }
                 RowAction::Written
             }
             (ServiceAccountAction::DerivePublic, _) => {
-                if let Some(private) = self.root.read(&spec.private)? {
-                    let key = PrivateKey::from_pem(&private.bytes).map_err(|error| {
-                        Failure::new(ExitCode::Refused, spec.private.to_string()).caused_by(error)
-                    })?;
-                    let public = key.public_key().to_pem().into_bytes();
-                    self.commit.file(spec.public.clone(), public, Mode::Private);
-                    if private.metadata.mode & 0o007 != 0 {
-                        self.commit
-                            .file(spec.private.clone(), private.bytes, Mode::Private);
-                    }
-                }
+                self.derive_public(spec)?;
                 RowAction::PublicDerived
             }
             (ServiceAccountAction::Tighten, _) => {
@@ -606,6 +598,34 @@ impl CommitWork<'_> {
             }
         };
         self.rows.push(report::service_account_row(spec, done));
+        Ok(())
+    }
+
+    fn service_account_private(&mut self, spec: &ServiceAccountSpec, key: &PrivateKey) {
+        let private = key.to_pem().as_bytes().to_vec();
+        self.commit
+            .file_if_absent(spec.private.clone(), private, Mode::Private);
+    }
+
+    fn service_account_public(&mut self, spec: &ServiceAccountSpec, public: String, mode: Mode) {
+        self.commit
+            .file_if_absent(spec.public.clone(), public.into_bytes(), mode);
+    }
+
+    /// Writes sa.pub again from sa.key, and closes sa.key to other users.
+    fn derive_public(&mut self, spec: &ServiceAccountSpec) -> Result<(), Failure> {
+        let Some(private) = self.root.read(&spec.private)? else {
+            return Ok(());
+        };
+        let key = PrivateKey::from_pem(&private.bytes).map_err(|error| {
+            Failure::new(ExitCode::Refused, spec.private.to_string()).caused_by(error)
+        })?;
+        let public = key.public_key().to_pem().into_bytes();
+        self.commit.file(spec.public.clone(), public, Mode::Private);
+        if private.metadata.mode & 0o007 != 0 {
+            self.commit
+                .file(spec.private.clone(), private.bytes, Mode::Private);
+        }
         Ok(())
     }
 

@@ -430,59 +430,49 @@ pub(super) fn prepare(
     asked: &Asked<'_>,
     fresh: Fresh,
 ) -> Result<Result<PreparedRequest, SignerError>, store::StoreError> {
-    let (key, csr, ticket, answer, new) = match fresh {
-        Fresh::Key(key) => (key, None, None, None, true),
-        Fresh::Resumed(resumed) => (
-            resumed.key,
-            resumed.csr.filter(|csr| fits(csr, asked)),
-            resumed.ticket,
-            resumed.answer,
-            false,
-        ),
+    let (earlier, is_new) = match fresh {
+        Fresh::Resumed(resumed) => (*resumed, false),
+        Fresh::Key(key) => {
+            let resumed = Resumed {
+                key,
+                csr: None,
+                ticket: None,
+                answer: None,
+            };
+            (resumed, true)
+        }
     };
-    let made = csr.is_none();
-    let csr = match csr {
-        Some(csr) => csr,
-        None => match Csr::create(
-            &asked.spec.requested.profile,
-            &key,
-            asked.signer.caps().usage_extensions,
-        ) {
-            Ok(csr) => csr,
-            Err(error) => {
-                return Ok(Err(SignerError::permanent(
-                    format!(
-                        "no request could be made for {}: {error}",
-                        asked.spec.name()
-                    ),
-                    "correct the configuration that this name comes from",
-                )));
-            }
-        },
+    let (key, answer) = (earlier.key, earlier.answer);
+    let kept = earlier.csr.filter(|csr| fits(csr, asked));
+    let is_kept = kept.is_some();
+    let csr = match kept.map_or_else(|| new_csr(asked, &key), Ok) {
+        Ok(csr) => csr,
+        Err(error) => return Ok(Err(error)),
     };
-    let request = asked.request(desk, csr.clone());
-    // Without the ticket the state of the request is unknown: recover before submitting again.
-    let record = ticket.unwrap_or_else(|| {
+    let record = earlier.ticket.unwrap_or_else(|| {
+        let request = asked.request(desk, csr.clone());
         let mut record = new_record(asked, request.id.as_str());
-        if !new {
+        if !is_new {
+            // Without the ticket the state of the request is unknown: recover before submitting again.
             record.phase = RequestPhase::Submitting;
             record.first_submitted = Some(desk.now());
         }
         record
     });
-    if new {
-        let pem = key.to_pem();
+    let (slot, durability) = (asked.slot(), asked.durability());
+    let csr_pem = csr.to_pem();
+    if is_new {
+        let key_pem = key.to_pem();
         desk.store.create_pending(
-            asked.slot(),
-            pem.as_bytes(),
-            csr.to_pem().as_bytes(),
+            slot,
+            key_pem.as_bytes(),
+            csr_pem.as_bytes(),
             &record,
-            asked.durability(),
+            durability,
         )?;
         failpoint::reached("request:key-kept");
-    } else if made {
-        desk.store
-            .save_csr(asked.slot(), csr.to_pem().as_bytes(), asked.durability())?;
+    } else if !is_kept {
+        desk.store.save_csr(slot, csr_pem.as_bytes(), durability)?;
     }
     Ok(Ok(PreparedRequest {
         key,
@@ -490,6 +480,19 @@ pub(super) fn prepare(
         record,
         answer,
     }))
+}
+
+fn new_csr(asked: &Asked<'_>, key: &PrivateKey) -> Result<Csr, SignerError> {
+    let extensions = asked.signer.caps().usage_extensions;
+    Csr::create(&asked.spec.requested.profile, key, extensions).map_err(|error| {
+        SignerError::permanent(
+            format!(
+                "no request could be made for {}: {error}",
+                asked.spec.name()
+            ),
+            "correct the configuration that this name comes from",
+        )
+    })
 }
 
 /// Returns whether this signer accepts the usage extensions of a CSR that was made for another signer.
