@@ -141,6 +141,7 @@ impl Refused {
 }
 
 impl Cfssl {
+    /// Returns the error that a refusal is.
     pub(super) fn judge(&self, doing: &str, refused: &Refused, place: &CaProfile) -> SignerError {
         let what = |why: &str| {
             let said = refused.said();
@@ -155,7 +156,6 @@ impl Cfssl {
                 ),
             }
         };
-        let key_file = self.config.key_file();
         let error = match refused.meaning() {
             Meaning::UnknownLabel => SignerError::config(
                 what(&format!("there is no CA with the label {:?}", place.label)),
@@ -184,7 +184,7 @@ impl Cfssl {
                 )),
                 format!(
                     "put that key into {}; during a key change the server can accept the old one as prev_auth_key",
-                    key_file.map_or_else(
+                    self.config.key_file().map_or_else(
                         || "the file under auth.keyFile".to_owned(),
                         |file| self.server.shown_secret(file)
                     )
@@ -234,26 +234,30 @@ impl Cfssl {
                     place.label
                 ),
             ),
-            Meaning::Foreign if refused.status() == 404 => {
-                let (path, why) = match key_file {
-                    Some(_) => (
-                        "authsign",
-                        "cfssl serve has it only where a profile has an auth_key",
-                    ),
-                    None => (
-                        "sign",
-                        "multirootca never has it, cfssl serve not where every profile has an auth_key; then name the key's file under `auth.keyFile`",
-                    ),
-                };
-                let mut error = self.server.refusal(doing, &refused.response, &refused.said);
-                error.advice = format!(
-                    "check that the address is CFSSL's, and that `info` and `{path}` are not disabled there: {why}"
-                );
-                error
-            }
-            Meaning::Foreign => self.server.refusal(doing, &refused.response, &refused.said),
+            Meaning::Foreign => self.foreign(doing, refused),
         };
         error.retry_after(refused.response.retry_after)
+    }
+
+    /// Returns the error for a response that is not CFSSL's, or that of a disabled endpoint.
+    fn foreign(&self, doing: &str, refused: &Refused) -> SignerError {
+        let mut error = self.server.refusal(doing, &refused.response, &refused.said);
+        if refused.status() == 404 {
+            let (path, why) = match self.config.key_file() {
+                Some(_) => (
+                    "authsign",
+                    "cfssl serve has it only where a profile has an auth_key",
+                ),
+                None => (
+                    "sign",
+                    "multirootca never has it, cfssl serve not where every profile has an auth_key; then name the key's file under `auth.keyFile`",
+                ),
+            };
+            error.advice = format!(
+                "check that the address is CFSSL's, and that `info` and `{path}` are not disabled there: {why}"
+            );
+        }
+        error
     }
 
     fn knows(&self, place: &CaProfile) -> bool {

@@ -12,7 +12,7 @@ use super::super::server::SignerServer;
 use super::super::{SignerError, printable};
 use super::token::{Credential, StepCaAuth};
 use crate::http::encode;
-use crate::x509::{TrustBundle, verifies};
+use crate::x509::{Chain, PrivateKey, TrustBundle, verifies};
 use crate::yaml::parse_duration;
 
 /// Maximum number of pages of a hundred. A server has a few; one with more pages is not a step-ca.
@@ -40,6 +40,7 @@ struct Page {
 
 #[derive(Deserialize)]
 struct Listed {
+    name: String,
     #[serde(rename = "type")]
     kind: String,
     key: Option<Value>,
@@ -71,6 +72,86 @@ struct X509 {
     template_file: String,
 }
 
+impl Listed {
+    fn kid(&self) -> Option<&str> {
+        self.key.as_ref()?.get("kid")?.as_str()
+    }
+
+    /// Returns the problem and its solution if `auth` needs another type.
+    fn type_mismatch(&self, auth: &StepCaAuth) -> Option<(String, &'static str)> {
+        let (fits, wanted) = match auth {
+            StepCaAuth::X5c(_) => (self.kind == "X5C", "auth.x5c needs one of type X5C"),
+            StepCaAuth::Jwk(_) => (self.kind == "JWK", "auth.jwk needs one of type JWK"),
+            StepCaAuth::Token(_) => return None,
+        };
+        (!fits).then(|| {
+            let kind = printable(&self.kind, 64);
+            (
+                format!(
+                    "the provisioner {} is of type {kind}, and {wanted}",
+                    self.name
+                ),
+                "name another provisioner, or configure the authentication of its type",
+            )
+        })
+    }
+
+    /// Returns the problem and its solution if this provisioner does not accept the credential.
+    fn credential_mismatch(
+        &self,
+        credential: &Credential,
+        now: OffsetDateTime,
+    ) -> Option<(String, &'static str)> {
+        match credential {
+            Credential::Jwk { key, kid } => self.key_mismatch(key, kid.as_deref()),
+            Credential::X5c { chain, .. } => self.roots_mismatch(chain, now),
+        }
+    }
+
+    fn key_mismatch(&self, key: &PrivateKey, ours: Option<&str>) -> Option<(String, &'static str)> {
+        let name = &self.name;
+        let listed = |member: &str| self.key.as_ref()?.get(member)?.as_str();
+        let members = key.public_key().jwk_members().unwrap_or_default();
+        let is_same = members
+            .iter()
+            .all(|(name, value)| listed(name) == Some(value));
+        if !is_same {
+            let kid = printable(self.kid().unwrap_or("unknown"), 128);
+            return Some((
+                format!(
+                    "the key in auth.jwk.keyFile is not the one of the provisioner {name} (kid {kid})"
+                ),
+                "put that provisioner's private key there, or name the provisioner that the key belongs to",
+            ));
+        }
+        let (ours, theirs) = (ours?, self.kid()?);
+        (ours != theirs).then(|| {
+            let theirs = printable(theirs, 128);
+            (
+                format!("the provisioner {name} has the key id {theirs}, but {ours} is configured"),
+                "correct or remove auth.jwk.kid, or the kid in auth.jwk.keyFile",
+            )
+        })
+    }
+
+    fn roots_mismatch(&self, chain: &Chain, now: OffsetDateTime) -> Option<(String, &'static str)> {
+        // Unreadable roots are left to the server.
+        let pem = STANDARD.decode(self.roots.as_ref()?).ok()?;
+        let roots = TrustBundle::from_pem(&pem).ok()?;
+        (!verifies(chain, &roots, now)).then(|| {
+            (
+                format!(
+                    "the certificate in auth.x5c ({}, issued by {}) does not lead to the roots of the provisioner {} ({roots})",
+                    chain.leaf().subject(),
+                    chain.leaf().issuer(),
+                    self.name
+                ),
+                "use a certificate that they issued, with its intermediates in the same file",
+            )
+        })
+    }
+}
+
 /// Finds the provisioner and compares it with the configuration. Creates nothing.
 pub(super) async fn look(
     server: &SignerServer,
@@ -80,80 +161,14 @@ pub(super) async fn look(
     now: OffsetDateTime,
 ) -> Result<ProvisionerInfo, SignerError> {
     let listed = find(server, name).await?;
-    let label = server.label();
-    let fits = match auth {
-        StepCaAuth::X5c(_) => listed.kind == "X5C",
-        StepCaAuth::Jwk(_) => listed.kind == "JWK",
-        StepCaAuth::Token(_) => true,
-    };
-    if !fits {
-        let wanted = match auth {
-            StepCaAuth::X5c(_) => "auth.x5c needs one of type X5C",
-            _ => "auth.jwk needs one of type JWK",
-        };
-        return Err(SignerError::config(
-            format!(
-                "{label}: the provisioner {name} is of type {}, and {wanted}",
-                printable(&listed.kind, 64)
-            ),
-            "name another provisioner, or configure the authentication of its type",
-        ));
+    let mismatch = listed
+        .type_mismatch(auth)
+        .or_else(|| listed.credential_mismatch(credential?, now));
+    if let Some((problem, advice)) = mismatch {
+        let what = format!("{}: {problem}", server.label());
+        return Err(SignerError::config(what, advice));
     }
-    let kid = listed
-        .key
-        .as_ref()
-        .and_then(|key| key.get("kid")?.as_str())
-        .map(str::to_owned);
-    match credential {
-        Some(Credential::Jwk { key, kid: ours }) => {
-            let listed_key = listed.key.unwrap_or_default();
-            let members = key.public_key().jwk_members().unwrap_or_default();
-            let same = members
-                .iter()
-                .all(|(name, value)| listed_key.get(name).and_then(Value::as_str) == Some(value));
-            if !same {
-                return Err(SignerError::config(
-                    format!(
-                        "{label}: the key in auth.jwk.keyFile is not the one of the provisioner {name} (kid {})",
-                        printable(kid.as_deref().unwrap_or("unknown"), 128)
-                    ),
-                    "put that provisioner's private key there, or name the provisioner that the key belongs to",
-                ));
-            }
-            if let (Some(ours), Some(theirs)) = (ours, &kid)
-                && ours != theirs
-            {
-                return Err(SignerError::config(
-                    format!(
-                        "{label}: the provisioner {name} has the key id {}, but {ours} is configured",
-                        printable(theirs, 128)
-                    ),
-                    "correct or remove auth.jwk.kid, or the kid in auth.jwk.keyFile",
-                ));
-            }
-        }
-        Some(Credential::X5c { chain, .. }) => {
-            let roots = listed
-                .roots
-                .and_then(|text| STANDARD.decode(text).ok())
-                .and_then(|pem| TrustBundle::from_pem(&pem).ok());
-            // Unreadable roots are left to the server.
-            if let Some(roots) = roots
-                && !verifies(chain, &roots, now)
-            {
-                return Err(SignerError::config(
-                    format!(
-                        "{label}: the certificate in auth.x5c ({}, issued by {}) does not lead to the roots of the \
-                         provisioner {name} ({roots})",
-                        chain.leaf().subject(),
-                        chain.leaf().issuer()
-                    ),
-                    "use a certificate that they issued, with its intermediates in the same file",
-                ));
-            }
-        }
-        None => {}
-    }
+    let kid = listed.kid().map(str::to_owned);
     let claims = listed.claims.unwrap_or_default();
     let template = listed.options.and_then(|options| options.x509);
     Ok(ProvisionerInfo {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::signer::RequestedCertificate;
-use crate::x509::{ExtendedUsage, KeyAlgorithm};
+use crate::x509::{ExtendedUsage, KeyAlgorithm, Profile};
 
 /// The fields of a role that affect the content of certificates. Every field with a permissive default is written
 /// out, since writing a role resets omitted fields.
@@ -140,7 +140,15 @@ impl VaultRole {
 
     /// Returns why the role certainly cannot issue the certificate; empty if that is not certain.
     pub(super) fn obstacles(&self, wanted: &RequestedCertificate) -> Vec<String> {
-        let profile = &wanted.profile;
+        let mut found = self.subject_obstacles(&wanted.profile);
+        found.extend(self.usage_obstacles(wanted));
+        found.extend(self.request_obstacles(&wanted.profile));
+        found.extend(self.name_obstacle(&wanted.profile));
+        found
+    }
+
+    /// Returns the differences between the subject that the role writes and the requested one.
+    fn subject_obstacles(&self, profile: &Profile) -> Vec<String> {
         let mut found = Vec::new();
         let set = |values: &[String]| values.iter().cloned().collect::<BTreeSet<String>>();
         if set(&self.organization) != set(&profile.subject.organizations) {
@@ -163,6 +171,12 @@ impl VaultRole {
                 ));
             }
         }
+        found
+    }
+
+    /// Returns the usages that the role adds or leaves out.
+    fn usage_obstacles(&self, wanted: &RequestedCertificate) -> Vec<String> {
+        let mut found = Vec::new();
         for (usage, flag, sets, listed) in [
             (
                 ExtendedUsage::ServerAuth,
@@ -181,14 +195,20 @@ impl VaultRole {
                 .ext_key_usage
                 .iter()
                 .any(|one| one.to_lowercase().trim_start_matches("extkeyusage") == listed);
-            let (sets, wants) = (sets || listed, profile.usages.contains(&usage));
-            match (sets, wants) {
+            let wants = wanted.profile.usages.contains(&usage);
+            match (sets || listed, wants) {
                 (true, false) if wanted.tolerance.extra_usages => {}
                 (true, false) => found.push(format!("it adds the usage {usage} ({flag})")),
                 (false, true) => found.push(format!("it leaves out the usage {usage} ({flag})")),
                 _ => {}
             }
         }
+        found
+    }
+
+    /// Returns the parts of a request that the role does not accept or ignores.
+    fn request_obstacles(&self, profile: &Profile) -> Vec<String> {
+        let mut found = Vec::new();
         let kind = match profile.key {
             KeyAlgorithm::Rsa2048 | KeyAlgorithm::Rsa3072 | KeyAlgorithm::Rsa4096 => "rsa",
             KeyAlgorithm::EcdsaP256 | KeyAlgorithm::EcdsaP384 | KeyAlgorithm::EcdsaP521 => "ec",
@@ -208,26 +228,29 @@ impl VaultRole {
         if !self.allow_ip_sans && !profile.sans.ips.is_empty() {
             found.push("it certifies no IP addresses (allow_ip_sans)".to_owned());
         }
+        found
+    }
+
+    /// Returns the names that the role does not allow.
+    fn name_obstacle(&self, profile: &Profile) -> Option<String> {
         let name = &profile.subject.common_name;
         let cn_is_free = self.cn_validations == ["disabled"];
         if self.enforce_hostnames && !cn_is_free && name.contains(':') {
-            found.push(format!("it does not accept CN={name} (enforce_hostnames)"));
-        } else {
-            let cn = (!cn_is_free).then_some(name);
-            let refused: Vec<&str> = cn
-                .into_iter()
-                .chain(&profile.sans.dns)
-                .filter(|name| self.certainly_refuses(name))
-                .map(String::as_str)
-                .collect();
-            if !refused.is_empty() {
-                found.push(format!(
-                    "it does not allow the names {} (allowed_domains, allow_bare_domains)",
-                    refused.join(", ")
-                ));
-            }
+            return Some(format!("it does not accept CN={name} (enforce_hostnames)"));
         }
-        found
+        let cn = (!cn_is_free).then_some(name);
+        let refused: Vec<&str> = cn
+            .into_iter()
+            .chain(&profile.sans.dns)
+            .filter(|name| self.certainly_refuses(name))
+            .map(String::as_str)
+            .collect();
+        (!refused.is_empty()).then(|| {
+            format!(
+                "it does not allow the names {} (allowed_domains, allow_bare_domains)",
+                refused.join(", ")
+            )
+        })
     }
 
     fn certainly_refuses(&self, name: &str) -> bool {
