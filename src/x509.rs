@@ -16,6 +16,9 @@ mod crl;
 mod csr;
 mod csr_content;
 mod der;
+#[cfg(test)]
+#[path = "../tests/fixtures/der.rs"]
+pub(crate) mod der_encoding;
 mod key;
 mod lifetime;
 mod lineage;

@@ -10,6 +10,7 @@ use time::macros::datetime;
 use super::*;
 use crate::kube::csr_object::{CsrObject, CsrRequester, NodeObject};
 use crate::kube::kubeadm::{ClusterConfig, Host, HostPort, IpNet};
+use crate::x509::der_encoding;
 use crate::x509::{
     CertificateAuthority, Chain, ExtendedUsage, KeyAlgorithm, PrivateKey, Sans, Tolerance,
 };

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
+use crate::der_encoding;
 use crate::node::{EVERYTHING, INIT, Node, Ran};
 use crate::signer_setup::print_setup;
 use crate::signing::{HEAD, openssl};

@@ -21,6 +21,8 @@ mod confine;
 mod contract;
 mod crl;
 mod daemon;
+#[path = "../fixtures/der.rs"]
+mod der_encoding;
 mod discovery;
 mod discovery_cluster;
 mod doctor;

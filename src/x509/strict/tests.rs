@@ -4,22 +4,7 @@ use super::extensions::network;
 use super::public_key::{OID_EC, OID_ED25519, OID_P256, OID_RSA};
 use super::*;
 use crate::x509::Certificate;
-
-fn der(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
-    let content = parts.concat();
-    let mut out = vec![tag];
-    match content.len() {
-        short @ 0..=0x7f => out.push(short as u8),
-        long => {
-            let bytes = (long as u32).to_be_bytes();
-            let bytes = &bytes[bytes.iter().position(|byte| *byte != 0).unwrap()..];
-            out.push(0x80 | bytes.len() as u8);
-            out.extend(bytes);
-        }
-    }
-    out.extend(content);
-    out
-}
+use crate::x509::der_encoding::der;
 
 fn extension(oid: &[u8], value: &[u8]) -> Vec<u8> {
     der(0x30, &[&der(6, &[oid]), &der(4, &[value])])

@@ -2,26 +2,7 @@
 
 use rcgen::SigningKey;
 
-/// Encodes one element; `parts` are its content.
-pub(crate) fn der(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
-    let content = parts.concat();
-    let mut out = vec![tag];
-    match content.len() {
-        short @ 0..=0x7f => out.push(short as u8),
-        long => {
-            let bytes = (long as u32).to_be_bytes();
-            let bytes = &bytes[bytes.iter().position(|byte| *byte != 0).unwrap()..];
-            out.push(0x80 | bytes.len() as u8);
-            out.extend(bytes);
-        }
-    }
-    out.extend(content);
-    out
-}
-
-pub(crate) fn sequence(parts: &[&[u8]]) -> Vec<u8> {
-    der(0x30, parts)
-}
+pub(crate) use crate::der_encoding::{der, sequence};
 
 pub(crate) fn oid(content: &[u8]) -> Vec<u8> {
     der(6, &[content])
