@@ -142,8 +142,9 @@ pub trait Signer {
         Ok(Answer::Gone)
     }
 
-    /// Removes what was created for this request. Called when the certificate is installed and the commit is durable.
-    async fn settled(&self, _request: &Request) -> Result<(), SignerError> {
+    /// Removes what was created for the request with this [`Request::key`]. Called when the certificate is installed and
+    /// the commit is durable, and when a kubelet's request is finished or was deleted; possibly more than once.
+    async fn settled(&self, _key: &str) -> Result<(), SignerError> {
         Ok(())
     }
 }
@@ -340,9 +341,14 @@ impl Request {
     /// Returns the name that distinguishes simultaneous requests: the slot, with the UID of a kubelet's object.
     pub fn key(&self) -> String {
         match &self.object {
-            Some(uid) => format!("{}.{uid}", self.wanted.name),
+            Some(uid) => Request::key_for_object(self.wanted.name, uid),
             None => self.wanted.name.to_string(),
         }
+    }
+
+    /// Returns the key of a kubelet's request, [`Request::for_object`].
+    pub fn key_for_object(name: CertName, uid: &str) -> String {
+        format!("{name}.{uid}")
     }
 }
 

@@ -251,7 +251,7 @@ impl<'a> CommitWork<'a> {
                 not_after: installed.record.not_after,
                 renewed: installed.renewed,
             });
-            if let Err(error) = signer.settled(&installed.request).await {
+            if let Err(error) = signer.settled(&installed.request.key()).await {
                 notes.push(error.to_string());
             }
         }

@@ -258,11 +258,11 @@ impl Signing {
     /// Processes requests in the order of their arrival, several at the same time.
     async fn process_all(&self, tenure: &Tenure) -> Infallible {
         let mut running = FuturesUnordered::new();
-        let mut has_pruned = false;
+        let mut has_resumed = false;
         loop {
-            if !has_pruned && self.view.borrow().is_complete() {
-                self.prune_records();
-                has_pruned = true;
+            if !has_resumed && self.view.borrow().is_complete() {
+                self.resume_records();
+                has_resumed = true;
             }
             while running.len() < MAX_CONCURRENT
                 && let Some(work) = self.view.borrow_mut().take(Instant::now())
@@ -288,15 +288,27 @@ impl Signing {
         }
     }
 
-    /// Removes the records of requests that ended while this node was not the leader.
-    fn prune_records(&self) {
+    /// Processes the requests of which only a record exists: they ended while this node was not the leader.
+    fn resume_records(&self) {
         let uids = match self.root.kubelet_requests() {
             Ok(uids) => uids,
             Err(error) => return tracing::warn!("{error}"),
         };
         for uid in uids {
-            if !self.view.borrow().queue.contains(&uid) {
-                self.forget(&uid);
+            if self.view.borrow().queue.contains(&uid) {
+                continue;
+            }
+            let record = self.root.kubelet_request(&uid).ok().flatten();
+            let certificate = |name| {
+                let mut all = KubeletCertificate::ALL.into_iter();
+                all.find(|one| one.cert_name() == name)
+            };
+            match record.and_then(|record| Some((certificate(record.name)?, record.object))) {
+                Some((certificate, name)) => {
+                    let queue = &mut self.view.borrow_mut().queue;
+                    queue.insert(&uid, &name, certificate);
+                }
+                None => self.forget(&uid),
             }
         }
     }

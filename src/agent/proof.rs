@@ -219,7 +219,7 @@ pub async fn rehearse(
             let mut commit = Commit::new();
             commit.completes(Slot::Certificate(name));
             store.commit(commit)?;
-            if let Err(error) = signer.settled(&request).await {
+            if let Err(error) = signer.settled(&request.key()).await {
                 tracing::info!(certificate = %name, "{error}");
             }
             Ok(())

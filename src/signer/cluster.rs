@@ -353,8 +353,8 @@ impl<D: Dialect> Signer for ClusterSigner<D> {
         }
     }
 
-    async fn settled(&self, request: &Request) -> Result<(), SignerError> {
-        self.requests.forget(request);
+    async fn settled(&self, key: &str) -> Result<(), SignerError> {
+        self.requests.forget(key);
         Ok(())
     }
 }

@@ -521,8 +521,7 @@ impl Signer for Directory {
         }
     }
 
-    async fn settled(&self, request: &Request) -> Result<(), SignerError> {
-        let name = &request.key();
+    async fn settled(&self, name: &str) -> Result<(), SignerError> {
         // Answers are removed first: an outbox without its answer is a pending request, an answer without its outbox
         // is ambiguous.
         for extension in ["crt", "denied"] {

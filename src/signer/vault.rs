@@ -630,8 +630,8 @@ impl Signer for Vault {
     }
 
     /// Ends the session with the last certificate of the run. An unsigned one keeps it for the next run.
-    async fn settled(&self, request: &Request) -> Result<(), SignerError> {
-        self.open.borrow_mut().remove(&request.key());
+    async fn settled(&self, key: &str) -> Result<(), SignerError> {
+        self.open.borrow_mut().remove(key);
         if !self.open.borrow().is_empty() {
             return Ok(());
         }

@@ -12,6 +12,7 @@ use super::error::StoreError;
 use super::pending::RequestRecord;
 use super::state_file::StateFile;
 use super::{NodeRoot, READ_LIMIT, STATE_DIR};
+use crate::kube::names::CertName;
 
 /// The directory below the state directory.
 const KUBELETS: &str = "kubelets";
@@ -24,6 +25,8 @@ const MAX_UID_LENGTH: usize = 64;
 pub struct KubeletRequestRecord {
     /// Name of the CertificateSigningRequest.
     pub object: String,
+    /// The entry of the certificate table by which the signer received the request.
+    pub name: CertName,
     /// State of the exchange with the signer.
     pub exchange: RequestRecord,
     /// The verified chain in PEM, until it is in the status of the object.
@@ -121,6 +124,7 @@ mod tests {
     fn record(object: &str) -> KubeletRequestRecord {
         KubeletRequestRecord {
             object: object.to_owned(),
+            name: CertName::KubeletServing,
             exchange: RequestRecord::ready("id", "corp", "directory", "directory:/drop"),
             chain: Some("PEM".to_owned()),
         }

@@ -364,7 +364,7 @@ fn clears_only_own_files_when_settled() {
     drop.submit(&one);
     drop.submit(&two);
     drop.sign(&one);
-    run(drop.signer.settled(&one)).unwrap();
+    run(drop.signer.settled(&one.key())).unwrap();
     let left: Vec<_> = tree(&drop.path(""))
         .into_iter()
         .map(|(path, _)| path.strip_prefix(drop.path("")).unwrap().to_owned())

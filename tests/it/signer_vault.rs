@@ -1136,7 +1136,7 @@ fn sends_namespace_always_and_token_only_where_needed() {
         run(signer.trust(Authority::EtcdCa)).unwrap();
         run(signer.crl(Authority::EtcdCa)).unwrap();
         lab.signs(signer.as_ref(), CertName::EtcdServer);
-        run(signer.settled(&etcd_server())).unwrap();
+        run(signer.settled(&etcd_server().key())).unwrap();
     });
     for request in gateway.requests() {
         assert_eq!(request.header("x-vault-request"), Some("true"));
@@ -1221,9 +1221,9 @@ fn logs_in_once_and_revokes_token_after_last_certificate() {
     assert_eq!(count(&gateway, "/login"), 1);
     let stored: Value = serde_json::from_str(&lab.stored("token").unwrap()).unwrap();
     let token = text(&stored["token"]);
-    run(signer.settled(&server)).unwrap();
+    run(signer.settled(&server.key())).unwrap();
     assert!(lab.space.is_alive(&token));
-    run(signer.settled(&peer)).unwrap();
+    run(signer.settled(&peer.key())).unwrap();
     assert!(!lab.space.is_alive(&token));
     assert_eq!(lab.stored("token"), None);
     assert_eq!(count(&gateway, "revoke-self"), 1);
@@ -1244,13 +1244,13 @@ fn keeps_session_until_every_certificate_is_signed() {
         FailureClass::Config,
         &["unknown role"],
     );
-    run(signer.settled(&server)).unwrap();
+    run(signer.settled(&server.key())).unwrap();
     assert!(lab.stored("token").is_some());
     // In another process, when the secret_id is used up.
     let signer = lab.signer("role: any", &auth);
     run(signer.probe()).unwrap();
     run(signer.submit(&peer)).unwrap();
-    run(signer.settled(&peer)).unwrap();
+    run(signer.settled(&peer.key())).unwrap();
     assert_eq!(lab.stored("token"), None);
     fails(
         run(lab.signer("role: any", &auth).submit(&peer)),
@@ -1361,7 +1361,7 @@ fn unwraps_secret_id_once_and_stores_it_before_login() {
     for _ in 0..2 {
         let signer = lab.through(&gateway, "role: any", &auth);
         lab.signs(signer.as_ref(), CertName::EtcdServer);
-        run(signer.settled(&etcd_server())).unwrap();
+        run(signer.settled(&etcd_server().key())).unwrap();
     }
     assert_eq!(count(&gateway, "wrapping/lookup"), 1);
     assert_eq!(count(&gateway, "wrapping/unwrap"), 1);
@@ -1383,7 +1383,7 @@ fn removes_stored_credentials_of_another_login_method() {
     run(lab.signer("role: any", &auth).submit(&etcd_server())).unwrap();
     assert!(lab.stored("token").is_some() && lab.stored("secret-id").is_some());
     run(signer.submit(&etcd_server())).unwrap();
-    run(signer.settled(&etcd_server())).unwrap();
+    run(signer.settled(&etcd_server().key())).unwrap();
     assert_eq!(lab.stored("token"), None);
     assert_eq!(lab.stored("secret-id"), None);
 }
@@ -1521,7 +1521,7 @@ fn logs_in_with_tls_certificate() {
         let signer = lab.signer(&tls(&file), auth);
         run(signer.probe()).unwrap();
         lab.signs(signer.as_ref(), CertName::EtcdServer);
-        run(signer.settled(&etcd_server())).unwrap();
+        run(signer.settled(&etcd_server().key())).unwrap();
     }
     let stranger = Issuer::new("stranger").client("cp1.fleet.example.com");
     fs::write(
@@ -1581,7 +1581,7 @@ fn logs_in_with_service_account_token() {
         std::thread::sleep(Duration::from_millis(50));
     }
     lab.signs(signer.as_ref(), CertName::EtcdServer);
-    run(signer.settled(&etcd_server())).unwrap();
+    run(signer.settled(&etcd_server().key())).unwrap();
     put(lab.dir.path(), "service-account", &reviewer_token);
     fails(
         run(signer.submit(&etcd_server())),
@@ -1644,7 +1644,7 @@ fn logs_in_with_json_web_token() {
             );
             let signer = lab.signer("role: any", &auth);
             lab.signs(signer.as_ref(), CertName::EtcdServer);
-            run(signer.settled(&etcd_server())).unwrap();
+            run(signer.settled(&etcd_server().key())).unwrap();
         }
         put(lab.dir.path(), "jwt", &jwt("mallory"));
         let signer = lab.signer(

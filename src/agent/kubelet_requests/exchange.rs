@@ -256,6 +256,7 @@ fn recorded(
     exchange.phase = RequestPhase::Submitting;
     Ok(KubeletRequestRecord {
         object: work.name.clone(),
+        name: work.certificate.cert_name(),
         exchange,
         chain: None,
     })

@@ -9,13 +9,14 @@ use super::exchange::{self, Exchanged};
 use super::queue::{RequestWait, Work, WorkResult};
 use super::{KubeletResult, Signing, object};
 use crate::cluster::api::ApiError;
-use crate::kube::csr_object::{CsrObject, NodeObject};
+use crate::kube::csr_object::{CsrObject, KubeletCertificate, NodeObject};
 use crate::kube::names::NODE_USER_PREFIX;
 use crate::kubelets::{
     APPROVED_BY_RULES, KubeletDecision, RequestContext, RequestReason, RuleFinding, SigningOrder,
     judge,
 };
 use crate::process::jitter::random_fraction;
+use crate::signer::Request;
 
 /// How often a request is judged in a row if other clients change it at the same time.
 const MAX_CONFLICTS: usize = 5;
@@ -58,14 +59,14 @@ impl Signing {
                 Some(object) => object,
                 None => match self.api.read(&object::CSR, None, &work.name).await? {
                     Some(object) => object,
-                    None => return Ok(self.vanished(work)),
+                    None => return Ok(self.vanished(work).await),
                 },
             };
             let Ok(Some(request)) = CsrObject::from_json(&object) else {
                 return Ok(WorkResult::Finished);
             };
             if request.uid != work.uid {
-                return Ok(self.vanished(work));
+                return Ok(self.vanished(work).await);
             }
             let decision = self.decide(&request).await?;
             if !tenure.lasts() {
@@ -73,7 +74,7 @@ impl Signing {
             }
             let written = match decision {
                 KubeletDecision::Ignore => {
-                    self.forget(&work.uid);
+                    self.settle(&request).await;
                     return Ok(WorkResult::Finished);
                 }
                 KubeletDecision::Wait { finding, until } => {
@@ -230,7 +231,7 @@ impl Signing {
             };
             self.audit(request, decision, reason, message);
             self.observer.decided(request.certificate, result);
-            self.forget(&request.uid);
+            self.settle(request).await;
         }
         Ok(written)
     }
@@ -252,7 +253,7 @@ impl Signing {
             }
         };
         let sent = exchange::request_of(self, order, &work.uid);
-        let exchanged = exchange::exchange(self, order, sent.clone(), work, &trust).await;
+        let exchanged = exchange::exchange(self, order, sent, work, &trust).await;
         let exchanged = match exchanged {
             Ok(exchanged) => exchanged,
             Err(error) => {
@@ -271,7 +272,7 @@ impl Signing {
                     .write_certificate(object, request, order, &chain)
                     .await?;
                 if let WriteResult::Stored(_) = &written {
-                    self.settle(&sent, &work.uid).await;
+                    self.settle(request).await;
                 }
                 return Ok(Ok(written));
             }
@@ -309,7 +310,7 @@ impl Signing {
             self.audit(request, "failed", reason, &message);
             self.observer
                 .decided(request.certificate, KubeletResult::Refused);
-            self.settle(&sent, &work.uid).await;
+            self.settle(request).await;
         }
         Ok(Ok(written))
     }
@@ -373,17 +374,26 @@ impl Signing {
         }
     }
 
-    /// Tells the signer that the request is finished, and removes its record.
-    async fn settle(&self, sent: &crate::signer::Request, uid: &str) {
-        if let Err(error) = self.signer.settled(sent).await {
+    /// Has the signer remove what it keeps about a finished request, and removes the record. A request that was never
+    /// approved was never sent.
+    async fn settle(&self, request: &CsrObject) {
+        match request.condition("Approved") {
+            Some(_) => self.settle_key(request.certificate, &request.uid).await,
+            None => self.forget(&request.uid),
+        }
+    }
+
+    async fn settle_key(&self, certificate: KubeletCertificate, uid: &str) {
+        let key = Request::key_for_object(certificate.cert_name(), uid);
+        if let Err(error) = self.signer.settled(&key).await {
             tracing::debug!("{}: {error}", self.signer_name);
         }
         self.forget(uid);
     }
 
-    /// The object was deleted, or replaced by another one of its name.
-    fn vanished(&self, work: &Work) -> WorkResult {
-        self.forget(&work.uid);
+    /// Ends a request whose object was deleted, or replaced by another one of its name.
+    async fn vanished(&self, work: &Work) -> WorkResult {
+        self.settle_key(work.certificate, &work.uid).await;
         WorkResult::Finished
     }
 

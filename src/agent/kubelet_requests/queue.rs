@@ -2,6 +2,9 @@
 //!
 //! An entry contains no content of the object, which is read again before it is judged: memory depends on the number of
 //! unfinished requests only, whatever their size is.
+//!
+//! A request whose object is deleted or decided by another user is processed once more:
+//! what the signer and this node keep about it must be removed.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::time::Duration;
@@ -14,18 +17,18 @@ use crate::kube::csr_object::{CsrObject, KubeletCertificate};
 /// How long a finished request is remembered: an event about its former state may still arrive.
 const FINISHED_MEMORY: Duration = Duration::from_secs(60);
 
-/// The unfinished requests, by name of the object.
+/// The unfinished requests, by UID: an object may be replaced by another one of its name.
 #[derive(Default)]
 pub(super) struct RequestQueue {
     entries: BTreeMap<String, Entry>,
-    /// Names to be processed, oldest first. An entry may have left the state `Ready` meanwhile.
+    /// UIDs to be processed, oldest first. An entry may have left the state `Ready` meanwhile.
     ready: VecDeque<String>,
     finished: VecDeque<(Instant, String)>,
     finished_uids: HashSet<String>,
 }
 
 struct Entry {
-    uid: String,
+    name: String,
     version: String,
     certificate: KubeletCertificate,
     attempts: Attempts,
@@ -34,6 +37,20 @@ struct Entry {
     reported: Option<&'static str>,
     /// Whether the list under way contains it.
     is_listed: bool,
+}
+
+impl Entry {
+    /// Ends a wait; a request that is being processed is processed again.
+    fn wake(&mut self, uid: &str, ready: &mut VecDeque<String>) {
+        match &mut self.state {
+            QueueState::Ready => {}
+            QueueState::Running { again } => *again = true,
+            QueueState::Waiting(_) => {
+                self.state = QueueState::Ready;
+                ready.push_back(uid.to_owned());
+            }
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,8 +105,11 @@ impl RequestQueue {
 
     /// The list is complete: requests that it did not contain were deleted.
     pub(super) fn listed(&mut self, certificate: KubeletCertificate) {
-        self.entries
-            .retain(|_, entry| entry.certificate != certificate || entry.is_listed);
+        for (uid, entry) in &mut self.entries {
+            if entry.certificate == certificate && !entry.is_listed {
+                entry.wake(uid, &mut self.ready);
+            }
+        }
     }
 
     /// Takes in the present state of an object.
@@ -102,54 +122,50 @@ impl RequestQueue {
             self.deleted(object);
             return;
         }
-        let known = self.entries.get_mut(&object.name);
-        let Some(entry) = known.filter(|entry| entry.uid == object.uid) else {
-            self.ready.push_back(object.name.clone());
-            self.entries.insert(
-                object.name.clone(),
-                Entry {
-                    uid: object.uid.clone(),
-                    version: object.resource_version.clone(),
-                    certificate: object.certificate,
-                    attempts: Attempts::default(),
-                    state: QueueState::Ready,
-                    reported: None,
-                    is_listed: true,
-                },
-            );
+        let Some(entry) = self.entries.get_mut(&object.uid) else {
+            self.insert(&object.uid, &object.name, object.certificate);
+            if let Some(entry) = self.entries.get_mut(&object.uid) {
+                entry.version.clone_from(&object.resource_version);
+            }
             return;
         };
         entry.is_listed = true;
-        if entry.version == object.resource_version {
-            return;
-        }
-        entry.version.clone_from(&object.resource_version);
-        match &mut entry.state {
-            QueueState::Ready => {}
-            QueueState::Running { again } => *again = true,
-            QueueState::Waiting(_) => {
-                entry.state = QueueState::Ready;
-                self.ready.push_back(object.name.clone());
-            }
+        if entry.version != object.resource_version {
+            entry.version.clone_from(&object.resource_version);
+            entry.wake(&object.uid, &mut self.ready);
         }
     }
 
-    /// Removes an object that was deleted.
+    /// Adds a request of which only a record exists: its object ended while another node was the leader.
+    pub(super) fn insert(&mut self, uid: &str, name: &str, certificate: KubeletCertificate) {
+        self.ready.push_back(uid.to_owned());
+        let entry = Entry {
+            name: name.to_owned(),
+            version: String::new(),
+            certificate,
+            attempts: Attempts::default(),
+            state: QueueState::Ready,
+            reported: None,
+            is_listed: true,
+        };
+        self.entries.insert(uid.to_owned(), entry);
+    }
+
+    /// Processes an object that was deleted or decided by another user.
     pub(super) fn deleted(&mut self, object: &CsrObject) {
-        let known = self.entries.get(&object.name);
-        if known.is_some_and(|entry| entry.uid == object.uid) {
-            self.entries.remove(&object.name);
+        if let Some(entry) = self.entries.get_mut(&object.uid) {
+            entry.is_listed = true;
+            entry.wake(&object.uid, &mut self.ready);
         }
     }
 
     /// Processes the requests that wait for a Node.
     pub(super) fn nodes_changed(&mut self) {
-        for (name, entry) in &mut self.entries {
+        for (uid, entry) in &mut self.entries {
             if let QueueState::Waiting(wait) = entry.state
                 && wait.for_nodes
             {
-                entry.state = QueueState::Ready;
-                self.ready.push_back(name.clone());
+                entry.wake(uid, &mut self.ready);
             }
         }
     }
@@ -157,8 +173,8 @@ impl RequestQueue {
     /// Returns the next request to be processed.
     pub(super) fn take(&mut self, now: Instant) -> Option<Work> {
         self.wake(now);
-        while let Some(name) = self.ready.pop_front() {
-            let Some(entry) = self.entries.get_mut(&name) else {
+        while let Some(uid) = self.ready.pop_front() {
+            let Some(entry) = self.entries.get_mut(&uid) else {
                 continue;
             };
             if entry.state != QueueState::Ready {
@@ -166,8 +182,8 @@ impl RequestQueue {
             }
             entry.state = QueueState::Running { again: false };
             return Some(Work {
-                name,
-                uid: entry.uid.clone(),
+                name: entry.name.clone(),
+                uid,
                 certificate: entry.certificate,
                 attempts: entry.attempts,
             });
@@ -181,18 +197,17 @@ impl RequestQueue {
             self.finished.push_back((now, work.uid.clone()));
             self.finished_uids.insert(work.uid.clone());
         }
-        let known = self.entries.get_mut(&work.name);
-        let Some(entry) = known.filter(|entry| entry.uid == work.uid) else {
+        let Some(entry) = self.entries.get_mut(&work.uid) else {
             return;
         };
         match (result, entry.state) {
             (WorkResult::Finished, _) => {
-                self.entries.remove(&work.name);
+                self.entries.remove(&work.uid);
             }
             (WorkResult::Wait { attempts, .. }, QueueState::Running { again: true }) => {
                 entry.attempts = attempts;
                 entry.state = QueueState::Ready;
-                self.ready.push_back(work.name.clone());
+                self.ready.push_back(work.uid.clone());
             }
             (WorkResult::Wait { wait, attempts }, _) => {
                 entry.attempts = attempts;
@@ -203,7 +218,7 @@ impl RequestQueue {
 
     /// Returns true if another reason than this was reported last for a request, and remembers this one.
     pub(super) fn is_news(&mut self, work: &Work, reason: &'static str) -> bool {
-        match self.entries.get_mut(&work.name) {
+        match self.entries.get_mut(&work.uid) {
             Some(entry) => entry.reported.replace(reason) != Some(reason),
             None => false,
         }
@@ -211,7 +226,7 @@ impl RequestQueue {
 
     /// Returns true for the UID of an unfinished request.
     pub(super) fn contains(&self, uid: &str) -> bool {
-        self.entries.values().any(|entry| entry.uid == uid)
+        self.entries.contains_key(uid)
     }
 
     /// Returns when the next wait ends.
@@ -232,14 +247,13 @@ impl RequestQueue {
     }
 
     fn wake(&mut self, now: Instant) {
-        for (name, entry) in &mut self.entries {
+        for (uid, entry) in &mut self.entries {
             if let QueueState::Waiting(RequestWait {
                 until: Some(until), ..
             }) = entry.state
                 && until <= now
             {
-                entry.state = QueueState::Ready;
-                self.ready.push_back(name.clone());
+                entry.wake(uid, &mut self.ready);
             }
         }
     }
@@ -325,11 +339,13 @@ mod tests {
     }
 
     #[test]
-    fn keeps_no_issued_denied_or_failed_request() {
+    fn processes_request_once_more_that_another_user_decided() {
         let (mut queue, now) = (RequestQueue::default(), Instant::now());
         for kind in ["Denied", "Failed", "issued"] {
             let mut done = object(kind, "1");
             queue.observe(&done, now);
+            let work = queue.take(now).unwrap();
+            queue.ended(&work, waits(None, false), now);
             match kind {
                 "issued" => done.is_issued = true,
                 kind => done.conditions.push(CsrCondition {
@@ -339,9 +355,48 @@ mod tests {
                 }),
             }
             queue.observe(&done, now);
+            let work = queue.take(now).unwrap();
+            queue.ended(&work, WorkResult::Finished, now);
+            // A list that contains it does not add it.
+            queue.observe(&done, now);
         }
         assert_eq!(queue.unfinished(SERVING), 0);
         assert_eq!(queue.take(now), None);
+    }
+
+    #[test]
+    fn processes_deleted_request_once_more() {
+        let (mut queue, now) = (RequestQueue::default(), Instant::now());
+        let waiting = object("waiting", "1");
+        queue.observe(&waiting, now);
+        let work = queue.take(now).unwrap();
+        queue.ended(&work, waits(None, false), now);
+        queue.deleted(&waiting);
+        let work = queue.take(now).unwrap();
+        assert_eq!(work.uid, waiting.uid);
+        // Deleted while it is processed.
+        queue.deleted(&waiting);
+        queue.ended(&work, waits(None, false), now);
+        let work = queue.take(now).unwrap();
+        queue.ended(&work, WorkResult::Finished, now);
+        assert_eq!((queue.take(now), queue.unfinished(SERVING)), (None, 0));
+        queue.deleted(&waiting);
+        assert_eq!((queue.take(now), queue.unfinished(SERVING)), (None, 0));
+    }
+
+    #[test]
+    fn processes_replaced_object_and_its_successor() {
+        let (mut queue, now) = (RequestQueue::default(), Instant::now());
+        let first = object("a", "1");
+        queue.observe(&first, now);
+        let work = queue.take(now).unwrap();
+        queue.ended(&work, waits(None, false), now);
+        let mut second = object("a", "2");
+        second.uid = "second".to_owned();
+        queue.deleted(&first);
+        queue.observe(&second, now);
+        let uids = std::iter::from_fn(|| queue.take(now)).map(|work| work.uid);
+        assert_eq!(uids.collect::<Vec<_>>(), ["uid-a", "second"]);
     }
 
     #[test]
@@ -382,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn list_removes_what_it_does_not_contain() {
+    fn list_wakes_what_it_does_not_contain() {
         let (mut queue, now) = (RequestQueue::default(), Instant::now());
         let mut client = object("client", "1");
         client.certificate = KubeletCertificate::Client;
@@ -390,10 +445,13 @@ mod tests {
         for name in ["a", "b"] {
             queue.observe(&object(name, "1"), now);
         }
+        while let Some(work) = queue.take(now) {
+            queue.ended(&work, waits(None, false), now);
+        }
         queue.listing(SERVING);
         queue.observe(&object("b", "1"), now);
         queue.listed(SERVING);
-        assert_eq!(names(&mut queue, now), ["client", "b"]);
+        assert_eq!(names(&mut queue, now), ["a"]);
         assert_eq!(queue.unfinished(KubeletCertificate::Client), 1);
     }
 }

@@ -404,7 +404,7 @@ impl Requests {
         };
         let kept = serde_json::to_vec(&verdict)
             .map_err(io::Error::other)
-            .and_then(|bytes| self.memory.keep(&denial_file(request), &bytes));
+            .and_then(|bytes| self.memory.keep(&denial_file(&request.key()), &bytes));
         if let Err(error) = kept {
             tracing::warn!(signer = self.label, "a denial cannot be stored: {error}");
         }
@@ -418,7 +418,7 @@ impl Requests {
         draft: &Draft,
     ) -> Result<Option<Answer>, SignerError> {
         let doing = server::signing(request);
-        let Some(bytes) = self.recall(&doing, &denial_file(request))? else {
+        let Some(bytes) = self.recall(&doing, &denial_file(&request.key()))? else {
             return Ok(None);
         };
         let verdict: Option<RememberedDenial> = serde_json::from_slice(&bytes).ok();
@@ -430,9 +430,9 @@ impl Requests {
             }))
     }
 
-    /// Removes what is stored about a request whose certificate is installed.
-    pub(super) fn forget(&self, request: &Request) {
-        for name in [denial_file(request), seen_file(request)] {
+    /// Removes what is stored about the finished request with this [`Request::key`].
+    pub(super) fn forget(&self, key: &str) {
+        for name in [denial_file(key), seen_file(key)] {
             if let Err(error) = self.memory.forget(&name) {
                 tracing::debug!(
                     signer = self.label,
@@ -457,14 +457,14 @@ impl Requests {
         }
         let kept = serde_json::to_vec(&seen)
             .map_err(io::Error::other)
-            .and_then(|bytes| self.memory.keep(&seen_file(request), &bytes));
+            .and_then(|bytes| self.memory.keep(&seen_file(&request.key()), &bytes));
         if let Err(error) = kept {
             tracing::debug!(signer = self.label, "a UID cannot be stored: {error}");
         }
     }
 
     fn seen(&self, doing: &str, request: &Request) -> Result<Option<Seen>, SignerError> {
-        let bytes = self.recall(doing, &seen_file(request))?;
+        let bytes = self.recall(doing, &seen_file(&request.key()))?;
         Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
     }
 
@@ -603,13 +603,15 @@ fn uid(object: &Value) -> Option<String> {
 }
 
 /// Returns the file name for the [`Seen`] of a certificate.
-fn seen_file(request: &Request) -> String {
-    format!("seen-{}", request.name())
+/// Returns the file name for the UID of the object of a request: one for each key, so that kubelets' requests that wait
+/// at the same time do not replace each other's, and the number of files is bounded.
+fn seen_file(key: &str) -> String {
+    format!("seen-{key}")
 }
 
-/// Returns the file name for the denial of a certificate: one each, so that their number is bounded.
-fn denial_file(request: &Request) -> String {
-    format!("denied-{}", request.name())
+/// Returns the file name for the denial of a request: one for each key, as above.
+fn denial_file(key: &str) -> String {
+    format!("denied-{key}")
 }
 
 fn advice_for(error: &ApiError) -> String {

@@ -71,8 +71,8 @@ pub(super) fn issues_requested_certificate(rig: &dyn Rig) {
         signer.preflight(&request.wanted).unwrap();
         let bytes = finish(rig, signer.as_ref(), &request).unwrap();
         assert_verified(rig, &request, &bytes);
-        run(signer.settled(&request)).unwrap();
-        run(signer.settled(&request)).unwrap();
+        run(signer.settled(&request.key())).unwrap();
+        run(signer.settled(&request.key())).unwrap();
     }
 }
 
