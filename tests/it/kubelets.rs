@@ -1,5 +1,20 @@
 //! The signer of kubelets' requests, against the real kube-apiserver, with the users of Kubernetes: a bootstrap token, and
 //! nodes with the client certificates that they were issued.
+//!
+//! | file | what happens |
+//! | --- | --- |
+//! | `hostile` | requests that must not be signed, and thousands of them at once |
+//! | `rights` | the identity of the daemon tries what it may and may not do |
+//! | `writers` | other writers, a compacted history, nothing to do |
+//! | `answers` | a signer that is wrong, slow or down; decisions by hand |
+//! | `crash` | the daemon is killed between request and answer |
+
+mod answers;
+#[cfg(feature = "failpoints")]
+mod crash;
+mod hostile;
+mod rights;
+mod writers;
 
 use std::fs;
 use std::net::IpAddr;
@@ -18,7 +33,6 @@ use nodepki::x509::{
 use serde_json::{Value, json};
 
 use crate::join_control_plane::{prepare, start_components};
-use crate::node::NODEPKI;
 use crate::rotation_cluster::Daemon;
 use crate::servers::bin;
 use crate::servers::cluster::{
@@ -77,6 +91,18 @@ fn grant(cluster: &Cluster) {
         "/var/tmp/setup.yaml",
     ];
     node.run(kubectl.to_str().unwrap(), &arguments).done();
+}
+
+/// Starts a cluster with kubeadm's configuration `init`, whose first node has the rights and the settings to sign with this
+/// signer for authority `ca`. No daemon runs.
+fn prepared(init: &str, ca: &str, signers: &str) -> Cluster {
+    let cluster = Cluster::made_of(init, Authorities::External);
+    let node = cluster.first();
+    give_keys(&cluster, node);
+    configure(node, ca, signers);
+    node.write("/run/kubeadm/kubeadm.yaml", init);
+    grant(&cluster);
+    cluster
 }
 
 /// A request of a kubelet.
@@ -244,12 +270,8 @@ fn serving<'a>(node: &'a str, dns: &'a [&'a str], ips: &'a [&'a str]) -> Wanted<
 
 #[test]
 fn daemon_signs_for_kubelets_of_a_cluster_without_ca_keys() {
-    let cluster = &Cluster::start(Authorities::External);
+    let cluster = &prepared(INIT, "corp", "");
     let node = cluster.first();
-    give_keys(cluster, node);
-    configure(node, "corp", "");
-    node.write("/run/kubeadm/kubeadm.yaml", INIT);
-    grant(cluster);
     let daemon = &Daemon::start(node);
 
     // A bootstrap token requests the identity of a new node.
@@ -438,34 +460,97 @@ fn follower_takes_over_and_signer_has_one_request() {
     assert_eq!(holder(), "");
 }
 
-/// Returns the largest resident size of a running daemon in KiB.
-fn daemon_memory() -> u64 {
-    let processes = fs::read_dir("/proc").unwrap().flatten();
-    let sizes = processes.filter_map(|process| {
-        let arguments = fs::read(process.path().join("cmdline")).ok()?;
-        let is_daemon =
-            arguments.starts_with(NODEPKI.as_bytes()) && arguments.ends_with(b"\0daemon\0");
-        let status = fs::read_to_string(process.path().join("status")).ok()?;
-        let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
-        is_daemon.then(|| line.split_whitespace().nth(1)?.parse().ok())?
-    });
-    sizes.max().unwrap()
+/// Returns the largest resident size of a daemon in KiB.
+fn memory(daemon: &Daemon<'_>) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", daemon.id())).unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmHWM:"));
+    line.unwrap()
+        .split_whitespace()
+        .nth(1)
+        .unwrap()
+        .parse()
+        .unwrap()
+}
+
+/// Returns all CertificateSigningRequests.
+fn all_requests(cluster: &Cluster) -> Vec<Value> {
+    let (status, list) = cluster.admin().get(CSRS);
+    assert_eq!(status, 200, "{list}");
+    list["items"].as_array().cloned().unwrap_or_default()
+}
+
+/// Returns the reason of a condition of an object, if it is set.
+fn reason_of<'a>(object: &'a Value, kind: &str) -> Option<&'a str> {
+    let mut conditions = object["status"]["conditions"].as_array()?.iter();
+    conditions.find(|one| one["type"] == kind)?["reason"].as_str()
+}
+
+/// Returns the reasons of the Events about an object.
+fn events_about(cluster: &Cluster, name: &str) -> Vec<String> {
+    let path =
+        format!("/api/v1/namespaces/default/events?fieldSelector=involvedObject.name={name}");
+    let (status, list) = cluster.admin().get(&path);
+    assert_eq!(status, 200, "{list}");
+    let events = list["items"].as_array().into_iter().flatten();
+    events
+        .map(|event| event["reason"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+/// Approves a request as `kubectl certificate approve` does.
+fn approve(cluster: &Cluster, object: &Value) {
+    let mut object = object.clone();
+    object["status"] = json!({"conditions": [{"type": "Approved", "status": "True",
+        "reason": "KubectlApprove", "message": "approved by a person"}]});
+    let name = object["metadata"]["name"].as_str().unwrap().to_owned();
+    let path = format!("{CSRS}/{name}/approval");
+    let (status, body) = cluster.admin().put(&path, &object);
+    assert_eq!(status, 200, "{body}");
+}
+
+/// Creates a Node, or sets addresses and readiness of an existing one. It was ready since the beginning of the year, or
+/// until then.
+fn put_node(cluster: &Cluster, name: &str, addresses: &[(&str, &str)], is_ready: bool) {
+    let admin = cluster.admin();
+    let object = json!({"kind": "Node", "apiVersion": "v1", "metadata": {"name": name}});
+    let (status, body) = admin.post("/api/v1/nodes", &object);
+    assert!(status == 201 || status == 409, "{body}");
+    let addresses: Vec<Value> = addresses
+        .iter()
+        .map(|(kind, address)| json!({"type": kind, "address": address}))
+        .collect();
+    let ready = if is_ready { "True" } else { "False" };
+    let status = json!({"status": {
+        "addresses": addresses,
+        "conditions": [{"type": "Ready", "status": ready, "reason": "KubeletReady",
+                        "lastTransitionTime": "2026-01-01T00:00:00Z"}]}});
+    let (code, body) = admin.patch(&format!("/api/v1/nodes/{name}/status"), &status);
+    assert_eq!(code, 200, "{body}");
+}
+
+/// Returns the user of a node, with a client certificate that the cluster's authority issues here.
+fn kubelet_of<'a>(cluster: &'a Cluster, name: &str) -> Caller<'a> {
+    let node = cluster.first();
+    let read = |file: &str| fs::read(cluster.authorities().join(file)).unwrap();
+    let authority = CertificateAuthority::from_pem(&read("ca.crt"), &read("ca.key")).unwrap();
+    let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+    let profile = Wanted::client(name).profile();
+    let issued = authority.issue(key.public_key(), &profile, now()).unwrap();
+    let path = format!("/var/tmp/{name}.conf");
+    write_kubeconfig(node, &path, name, issued.to_pem().as_bytes(), &key);
+    node.caller(&path)
 }
 
 #[test]
 fn serves_burst_of_joining_nodes() {
     const NODES: usize = 240;
     const THREADS: usize = 4;
-    let cluster = &Cluster::start(Authorities::External);
+    let cluster = &prepared(INIT, "corp", "");
     let node = cluster.first();
-    give_keys(cluster, node);
-    configure(node, "corp", "");
-    node.write("/run/kubeadm/kubeadm.yaml", INIT);
-    grant(cluster);
     let daemon = &Daemon::start(node);
     let (name, _, _) = Wanted::client("first").create(&token(cluster));
     decided(cluster, &name, daemon);
-    let before = daemon_memory();
+    let before = memory(daemon);
 
     let began = Instant::now();
     std::thread::scope(|scope| {
@@ -494,7 +579,7 @@ fn serves_burst_of_joining_nodes() {
         .lines()
         .filter(|line| line.contains("duration_seconds_bucket{certificate=\"client\""));
     let buckets: Vec<&str> = buckets.collect();
-    let memory = daemon_memory();
+    let memory = memory(daemon);
     println!(
         "{NODES} requests created in {created:.1?}, all issued after {served:.1?}; peak memory {before} KiB before, {memory} KiB after\n{}",
         buckets.join("\n")

@@ -332,25 +332,51 @@ pub(crate) struct Daemon<'a> {
 
 impl<'a> Daemon<'a> {
     pub(crate) fn start(node: &'a ClusterNode) -> Self {
+        Self::start_with(node, &[])
+    }
+
+    /// Starts the daemon with these variables in its environment.
+    pub(crate) fn start_with(node: &'a ClusterNode, variables: &[(&str, &str)]) -> Self {
         Daemon {
             node,
-            process: Self::run(node, 1),
+            process: Self::run(node, 1, variables),
             starts: 1,
         }
     }
 
-    fn run(node: &ClusterNode, start: usize) -> Server {
+    fn run(node: &ClusterNode, start: usize, variables: &[(&str, &str)]) -> Server {
         let mut command = node.command(NODEPKI);
         command.args(["--root", "/", "--verbose", "daemon"]);
+        command.envs(variables.iter().copied());
         Server::start(command, &node.dir().join(format!("nodepki-{start}.log")))
     }
 
     /// Kills the daemon with SIGKILL, and starts it again.
     fn kill(&mut self) {
         self.process.signal(Signal::SIGKILL);
+        self.replace();
+    }
+
+    /// Waits until the daemon is dead.
+    pub(crate) fn wait_for_end(&mut self) {
         wait_until("the daemon is dead", || self.process.ended().is_some());
+    }
+
+    /// Waits until the daemon is dead, and starts another one.
+    pub(crate) fn replace(&mut self) {
+        self.wait_for_end();
         self.starts += 1;
-        self.process = Self::run(self.node, self.starts);
+        self.process = Self::run(self.node, self.starts, &[]);
+    }
+
+    /// Returns the process ID.
+    pub(crate) fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Sends a signal.
+    pub(crate) fn signal(&mut self, signal: Signal) {
+        self.process.signal(signal);
     }
 
     pub(crate) fn is_running(&mut self) {

@@ -562,6 +562,22 @@ impl Caller<'_> {
         (status.parse().unwrap(), body)
     }
 
+    /// Creates the same object `count` times in one process, 32 at a time. Each must be created.
+    pub(crate) fn flood(&self, path: &str, object: &Value, count: usize) {
+        let mut curl = self.node.command("curl");
+        curl.args(["--silent", "--show-error", "--fail", "--max-time", "600"])
+            .args(["--parallel", "--parallel-max", "32"])
+            .args(["--request", "POST", "--data-binary", "@-"])
+            .args(["--header", "Content-Type: application/json"])
+            .args(&self.arguments)
+            // A fragment is not sent: curl expands the range to as many equal requests.
+            .args(["--output", "/dev/null"])
+            .arg(format!("{}{path}#[1-{count}]", self.server));
+        let output = fed(curl, &object.to_string());
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}");
+    }
+
     pub(crate) fn get(&self, path: &str) -> (u16, Value) {
         self.send("GET", path, None)
     }

@@ -35,6 +35,8 @@ pub(crate) enum Mode {
     Fails,
     /// Accepts connections and does not respond.
     Stalls,
+    /// Accepts connections, and signs once another mode is set.
+    Waits,
     /// Returns a certificate that is wrong as in this mode of `bad-signer.sh`.
     Lies(&'static str),
     /// Does not listen.
@@ -110,6 +112,11 @@ impl RemoteSigner {
     pub(crate) fn met(&self) -> BTreeMap<Mode, usize> {
         self.shared.log.lock().unwrap().met.clone()
     }
+
+    /// Returns the number of requests with different ids that were signed.
+    pub(crate) fn signed(&self) -> usize {
+        self.shared.log.lock().unwrap().answers.len()
+    }
 }
 
 impl Drop for RemoteSigner {
@@ -154,16 +161,24 @@ fn exchange(shared: &Shared, mut stream: UnixStream) -> std::io::Result<()> {
     let request = serde_json::from_slice::<SignRequest>(&body).ok();
     let mode = shared.mode_for(request.as_ref());
     *shared.log.lock().unwrap().met.entry(mode).or_default() += 1;
+    let wait_for_other = || {
+        while shared.mode_for(request.as_ref()) == mode {
+            thread::sleep(MODE_CHECK_INTERVAL);
+        }
+    };
     let (status, answer) = match mode {
-        Mode::Signs => match &request {
-            Some(request) => (200, shared.sign(request, &body)),
-            None => (200, shared.answer("good", &verb, &body)),
-        },
+        Mode::Signs | Mode::Waits => {
+            if mode == Mode::Waits {
+                wait_for_other();
+            }
+            match &request {
+                Some(request) => (200, shared.sign(request, &body)),
+                None => (200, shared.answer("good", &verb, &body)),
+            }
+        }
         Mode::Fails | Mode::Gone => (500, Vec::new()),
         Mode::Stalls => {
-            while shared.mode_for(request.as_ref()) == Mode::Stalls {
-                thread::sleep(MODE_CHECK_INTERVAL);
-            }
+            wait_for_other();
             return Ok(());
         }
         Mode::Lies(how) => (200, shared.answer(how, &verb, &body)),
