@@ -169,12 +169,18 @@ pub(super) fn signer_setup(
             continue;
         }
         let wanted = loaded.setup.requested(authority);
+        let policy = &loaded.settings.kubelets;
+        let kubelets = (authority == Authority::Ca && policy.sign).then_some(policy);
         match parts.iter_mut().find(|part| part.name == name) {
-            Some(part) => part.wanted.extend(wanted),
+            Some(part) => {
+                part.wanted.extend(wanted);
+                part.kubelets = part.kubelets.or(kubelets);
+            }
             None => parts.push(Part {
                 name,
                 config,
                 wanted: wanted.collect(),
+                kubelets,
             }),
         }
     }

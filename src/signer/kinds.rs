@@ -8,6 +8,7 @@ use super::{
     Caps, Carry, NodeIdentity, RequestedCertificate, Signer, SignerError, Site, cert_manager,
     cfssl, directory, embedded, est, exec, kubernetes, local, puppet, step_ca, vault,
 };
+use crate::kubelets::KubeletPolicy;
 use crate::yaml::schema::{self, MapKey};
 use crate::yaml::settings::SettingsBlock;
 use crate::yaml::{Field, Map};
@@ -67,6 +68,8 @@ pub struct Part<'a, C> {
     pub config: &'a C,
     /// The certificates that it signs.
     pub wanted: Vec<&'a RequestedCertificate>,
+    /// The policy for other nodes' kubelets, if nodepki has their certificates signed by this signer.
+    pub kubelets: Option<&'a KubeletPolicy>,
 }
 
 /// Summary of a kind. The table of signers in the documentation consists of these.
@@ -123,6 +126,7 @@ macro_rules! kinds {
                                     name: part.name,
                                     config,
                                     wanted: part.wanted.clone(),
+                                    kubelets: part.kubelets,
                                 }),
                                 _ => None,
                             })

@@ -8,11 +8,13 @@
 //! | `writers` | other writers, a compacted history, nothing to do |
 //! | `answers` | a signer that is wrong, slow or down; decisions by hand |
 //! | `crash` | the daemon is killed between request and answer |
+//! | `kinds` | the real servers of other kinds of signers |
 
 mod answers;
 #[cfg(feature = "failpoints")]
 mod crash;
 mod hostile;
+mod kinds;
 mod rights;
 mod writers;
 
@@ -145,8 +147,8 @@ impl Wanted<'_> {
         }
     }
 
-    /// Creates the object as this user, and returns its name, its UID and the key.
-    fn create(&self, user: &Caller<'_>) -> (String, String, PrivateKey) {
+    /// Returns the object with a request for a new key, and the key.
+    fn object(&self) -> (Value, PrivateKey) {
         let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
         let csr = Csr::create(&self.profile(), &key, UsageExtensions::Omitted).unwrap();
         let usual = match self.certificate {
@@ -157,6 +159,12 @@ impl Wanted<'_> {
             "metadata": {"generateName": "csr-"},
             "spec": {"signerName": self.certificate.signer_name(), "request": BASE64.encode(csr.to_pem()),
                      "usages": self.usages.unwrap_or(&usual), "expirationSeconds": 3600}});
+        (object, key)
+    }
+
+    /// Creates the object as this user, and returns its name, its UID and the key.
+    fn create(&self, user: &Caller<'_>) -> (String, String, PrivateKey) {
+        let (object, key) = self.object();
         let (status, made) = user.post(CSRS, &object);
         assert_eq!(status, 201, "{made}");
         let text = |field: &str| made["metadata"][field].as_str().unwrap().to_owned();

@@ -8,8 +8,17 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::kube::csr_object::KubeletCertificate;
+use crate::kubelets::KubeletPolicy;
 use crate::signer::RequestedCertificate;
 use crate::x509::{ExtendedUsage, KeyAlgorithm, Profile};
+
+/// Pattern of the common names of kubelets.
+const ANY_NODE: &str = "system:node:*";
+/// Pattern of the DNS names in serving certificates. The names of nodes follow no rule that nodepki knows.
+pub(super) const ANY_NAME: &str = "*";
+/// Organization of kubelets.
+const NODES_GROUP: &str = "system:nodes";
 
 /// The fields of a role that affect the content of certificates. Every field with a permissive default is written
 /// out, since writing a role resets omitted fields.
@@ -78,30 +87,63 @@ impl VaultRole {
     /// Returns the narrowest role for a certificate.
     pub(super) fn of(wanted: &RequestedCertificate, issuer: &str) -> Self {
         let profile = &wanted.profile;
-        let has = |usage| profile.usages.contains(&usage);
         let names: BTreeSet<&String> = [&profile.subject.common_name]
             .into_iter()
             .chain(&profile.sans.dns)
             .collect();
+        VaultRole {
+            organization: profile.subject.organizations.clone(),
+            // With bare domains and without host name rules these are the names, `system:…` and `localhost` included.
+            allowed_domains: names.into_iter().cloned().collect(),
+            allow_ip_sans: !profile.sans.ips.is_empty(),
+            // Without requested names those of the CSR are ignored.
+            use_csr_sans: !profile.sans.is_empty(),
+            ..VaultRole::without_names(&profile.usages, profile.lifetime, issuer)
+        }
+    }
+
+    /// Returns the role for this certificate of every kubelet. The common name is one of the patterns in any case: without
+    /// validation of the common name (`disabled`) the server would accept every name in it.
+    pub(super) fn of_kubelets(
+        certificate: KubeletCertificate,
+        policy: &KubeletPolicy,
+        issuer: &str,
+    ) -> Self {
+        let (usage, domains) = match certificate {
+            KubeletCertificate::Client => (ExtendedUsage::ClientAuth, vec![ANY_NODE]),
+            KubeletCertificate::Serving => (ExtendedUsage::ServerAuth, vec![ANY_NODE, ANY_NAME]),
+        };
+        let is_serving = certificate == KubeletCertificate::Serving;
+        VaultRole {
+            organization: vec![NODES_GROUP.to_owned()],
+            allowed_domains: domains.into_iter().map(str::to_owned).collect(),
+            allow_glob_domains: true,
+            allow_ip_sans: is_serving,
+            use_csr_sans: is_serving,
+            ..VaultRole::without_names(&[usage], policy.lifetime, issuer)
+        }
+    }
+
+    /// Returns a role that certifies no name.
+    fn without_names(usages: &[ExtendedUsage], lifetime: Duration, issuer: &str) -> Self {
         let words =
             |words: &[&str]| -> Vec<String> { words.iter().map(ToString::to_string).collect() };
         VaultRole {
             issuer_ref: issuer.to_owned(),
             key_type: "any".to_owned(),
-            organization: profile.subject.organizations.clone(),
+            organization: Vec::new(),
             ou: Vec::new(),
             country: Vec::new(),
             locality: Vec::new(),
             province: Vec::new(),
-            server_flag: has(ExtendedUsage::ServerAuth),
-            client_flag: has(ExtendedUsage::ClientAuth),
+            server_flag: usages.contains(&ExtendedUsage::ServerAuth),
+            client_flag: usages.contains(&ExtendedUsage::ClientAuth),
             code_signing_flag: false,
             email_protection_flag: false,
             key_usage: words(&["DigitalSignature", "KeyEncipherment"]),
             ext_key_usage: Vec::new(),
             ext_key_usage_oids: Vec::new(),
-            // With bare domains and without host name rules these are the names, `system:…` and `localhost` included.
-            allowed_domains: names.into_iter().cloned().collect(),
+            allowed_domains: Vec::new(),
             allow_bare_domains: true,
             allow_subdomains: false,
             allow_glob_domains: false,
@@ -114,17 +156,16 @@ impl VaultRole {
             enforce_hostnames: false,
             // Not "email", which would accept someone@NAME for NAME.
             cn_validations: words(&["hostname"]),
-            allow_ip_sans: !profile.sans.ips.is_empty(),
+            allow_ip_sans: false,
             allowed_uri_sans: Vec::new(),
             allowed_other_sans: Vec::new(),
             allowed_serial_numbers: Vec::new(),
             allowed_user_ids: Vec::new(),
             use_csr_common_name: true,
-            // Without requested names those of the CSR are ignored.
-            use_csr_sans: !profile.sans.is_empty(),
+            use_csr_sans: false,
             require_cn: true,
-            ttl: profile.lifetime.as_secs(),
-            max_ttl: profile.lifetime.as_secs(),
+            ttl: lifetime.as_secs(),
+            max_ttl: lifetime.as_secs(),
             // A certificate that is not stored cannot be revoked by its serial number.
             no_store: false,
             generate_lease: false,

@@ -9,9 +9,11 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::role::VaultRole;
+use super::role::{ANY_NAME, VaultRole};
 use super::{AppRole, Config, VaultAuth};
+use crate::kube::csr_object::KubeletCertificate;
 use crate::kube::names::{Authority, CertName};
+use crate::kubelets::KubeletPolicy;
 use crate::signer::shell::{self, one_line, quoted};
 use crate::signer::{NodeIdentity, Part, RequestedCertificate};
 use crate::yaml::format_duration;
@@ -120,8 +122,10 @@ impl Script {
                     .iter()
                     .copied()
                     .filter(|wanted| wanted.authority == authority)
+                    .filter(|wanted| part.kubelets.is_none() || !is_of_kubelets(wanted.name))
                     .collect();
-                if wanted.is_empty() {
+                let kubelets = part.kubelets.filter(|_| authority == Authority::Ca);
+                if wanted.is_empty() && kubelets.is_none() {
                     continue;
                 }
                 let mount = part.config.mount_of(authority, identity);
@@ -137,6 +141,9 @@ impl Script {
                     identity,
                     &mut paths,
                 );
+                if let Some(policy) = kubelets {
+                    self.roles_of_kubelets(part, policy, identity, &mut paths);
+                }
             }
             if !part.config.verbatim {
                 maps.push((part.name, names(part, identity)));
@@ -243,8 +250,42 @@ impl Script {
                 rules.push_str("# No rule of the cluster binds system:masters: take this out when the node has its super-admin.conf.\n");
             }
             rules.push_str(&rule(&sign, false));
-            let read = format!("path {} {{\n  capabilities = [\"read\"]\n}}\n", hcl(&path));
-            paths.insert(sign, rules + &read);
+            paths.insert(sign, rules + &rule_to_read(&path));
+        }
+    }
+
+    /// Writes the roles for the kubelets of all nodes, which this node's own kubelet shares.
+    fn roles_of_kubelets(
+        &mut self,
+        part: &Part<'_, Config>,
+        policy: &KubeletPolicy,
+        identity: &NodeIdentity,
+        paths: &mut BTreeMap<String, String>,
+    ) {
+        for certificate in KubeletCertificate::ALL {
+            let Some(place) = part.config.place(certificate.cert_name(), identity) else {
+                continue;
+            };
+            let Some(path) = place.role.filter(|_| !part.config.verbatim) else {
+                paths.insert(place.policy.clone(), rule(&place.policy, true));
+                continue;
+            };
+            let issuer = part.config.issuer_of(Authority::Ca, identity);
+            let issuer = issuer.as_deref().unwrap_or("default");
+            let role = VaultRole::of_kubelets(certificate, policy, issuer);
+            self.line("");
+            self.comment(&format!(
+                "{certificate} certificates of the kubelets of all nodes: O=system:nodes, CN=system:node:NAME, at most {}",
+                format_duration(role.lifetime())
+            ));
+            if certificate == KubeletCertificate::Serving {
+                self.comment(&format!(
+                    "Replace {ANY_NAME:?} in allowed_domains by patterns of the nodes' names, as in \"*.nodes.example.com\" or \"worker-*\"."
+                ));
+            }
+            self.write(&path, &json!(role));
+            let rules = rule(&place.policy, false) + &rule_to_read(&path);
+            paths.insert(place.policy, rules);
         }
     }
 
@@ -346,6 +387,17 @@ impl Script {
     }
 }
 
+/// Returns whether requests of kubelets use the role of this certificate.
+fn is_of_kubelets(name: CertName) -> bool {
+    KubeletCertificate::ALL
+        .iter()
+        .any(|certificate| certificate.cert_name() == name)
+}
+
+fn rule_to_read(path: &str) -> String {
+    format!("path {} {{\n  capabilities = [\"read\"]\n}}\n", hcl(path))
+}
+
 fn rule(path: &str, verbatim: bool) -> String {
     let mut rule = format!(
         "path {} {{\n  capabilities = [\"update\"]\n  allowed_parameters = {{\n",
@@ -402,10 +454,18 @@ fn names(part: &Part<'_, Config>, identity: &NodeIdentity) -> BTreeMap<CertName,
         }
         name
     };
-    part.wanted
-        .iter()
-        .map(|wanted| (wanted.name, name(wanted)))
-        .collect()
+    let own = part.wanted.iter();
+    let mut names: BTreeMap<CertName, String> =
+        own.map(|wanted| (wanted.name, name(wanted))).collect();
+    if part.kubelets.is_some() {
+        let of_kubelets = KubeletCertificate::ALL.map(KubeletCertificate::cert_name);
+        names.extend(
+            of_kubelets
+                .into_iter()
+                .filter_map(|name| Some((name, role.of_name(name, identity)?))),
+        );
+    }
+    names
 }
 
 /// Quotes a text for a policy.

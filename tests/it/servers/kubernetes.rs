@@ -43,12 +43,24 @@ pub(crate) struct Kubernetes {
 /// Returns the cluster of this process.
 pub(crate) fn kubernetes() -> &'static Kubernetes {
     static SHARED: OnceLock<Kubernetes> = OnceLock::new();
-    SHARED.get_or_init(Kubernetes::start)
+    SHARED.get_or_init(|| {
+        let mut cluster = Kubernetes::start("kubernetes");
+        let manager =
+            cluster.start_manager("csrsigning,csrapproving,csrcleaner,namespace", "manager");
+        cluster._processes.push(manager);
+        cluster
+    })
+}
+
+/// Returns a cluster of this process in which no component approves or signs.
+pub(crate) fn kubernetes_without_signer() -> &'static Kubernetes {
+    static SHARED: OnceLock<Kubernetes> = OnceLock::new();
+    SHARED.get_or_init(|| Kubernetes::start("kubernetes-without-signer"))
 }
 
 impl Kubernetes {
-    fn start() -> Self {
-        let dir = own_dir("kubernetes");
+    fn start(name: &str) -> Self {
+        let dir = own_dir(name);
         write_authorities(&dir.join("cluster"));
         write_authorities(&dir.join("authorities"));
         fs::rename(dir.join("cluster/ca.crt"), dir.join("ca.crt")).unwrap();
@@ -69,9 +81,6 @@ impl Kubernetes {
         let api = cluster.start_api(&etcd.1);
         cluster._processes.extend([etcd.0, api]);
         cluster.furnish();
-        let manager =
-            cluster.start_manager("csrsigning,csrapproving,csrcleaner,namespace", "manager");
-        cluster._processes.push(manager);
         cluster
     }
 

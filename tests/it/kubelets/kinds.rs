@@ -1,0 +1,197 @@
+//! The certificates of a kubelet from the real servers of other kinds of signers, prepared as `config signer-setup` prints.
+//!
+//! The servers and this API server listen on this machine, outside of the namespaces of a [`Cluster`]
+//! (`crate::servers::cluster`), so that the library's [`KubeletSigner`] runs in this process.
+
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Mutex;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nodepki::agent::kubelet_requests::{KubeletObserver, KubeletResult, KubeletSigner};
+use nodepki::agent::load::{LoadInputs, load};
+use nodepki::agent::{Event, Progress};
+use nodepki::http::{Call, Method};
+use nodepki::kube::csr_object::KubeletCertificate;
+use nodepki::store::NodeRoot;
+use nodepki::x509::{
+    Chain, Csr, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Tolerance, TrustBundle,
+    UsageExtensions, satisfies,
+};
+use serde_json::json;
+
+use super::{CSRS, Wanted, certificate, reason_of, serving};
+use crate::node::{INIT, Node};
+use crate::servers::kubernetes::{Person, kubernetes_without_signer};
+use crate::servers::vault::Bao;
+use crate::signer_setup::print_setup;
+use crate::signing::{HEAD, now, run, write_authorities, write_secret};
+
+const TIME_LIMIT: Duration = Duration::from_secs(60);
+
+struct Quiet;
+
+impl Progress for Quiet {
+    fn event(&self, _event: Event) {}
+}
+
+impl KubeletObserver for Quiet {
+    fn decided(&self, _certificate: KubeletCertificate, _result: KubeletResult) {}
+
+    fn unfinished(&self, _certificate: KubeletCertificate, _count: Option<usize>) {}
+}
+
+/// Has the certificates of a new worker signed with this configuration, and verifies them against `authority`, the
+/// certificate of authority `ca`.
+fn serve_worker(worker: &'static str, settings: &str, authority: &[u8]) {
+    // Each signer serves all requests of the API server.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _guard = ONE_AT_A_TIME.lock().unwrap();
+    let cluster = kubernetes_without_signer();
+    let node = Node::new();
+    node.write("/etc/kubernetes/pki/ca.crt", authority);
+    let conf = cluster.kubeconfig_of("nodepki:cp1", &["system:masters"]);
+    node.write_secret("/etc/kubernetes/nodepki.conf", conf);
+    node.write_secret("/run/kubeadm/kubeadm.yaml", INIT);
+    node.write_settings(settings);
+    let inputs = LoadInputs {
+        config: Some(node.outside("config.yaml").into()),
+        ..LoadInputs::default()
+    };
+    let root = NodeRoot::open(node.root()).unwrap();
+    let loaded = load(&root, &inputs, now()).unwrap();
+    let signer = KubeletSigner::new(&root, &loaded, now, Rc::new(Quiet));
+    let signer = signer.unwrap().unwrap();
+    let kubelet = thread::spawn(move || request_both(worker));
+    run(async {
+        let kubelet_ends = async {
+            while !kubelet.is_finished() {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        tokio::select! {
+            never = signer.run() => match never {},
+            () = kubelet_ends => {}
+        }
+        signer.release().await;
+    });
+    let trust = TrustBundle::from_pem(authority).unwrap();
+    for (chain, profile, key) in kubelet.join().unwrap() {
+        let tolerance = Tolerance::default();
+        let differences = satisfies(&chain, &profile, tolerance, key.public_key(), &trust, now());
+        assert!(differences.is_empty(), "{differences:?}");
+    }
+}
+
+/// Requests the two certificates of a worker as its kubelet does.
+fn request_both(worker: &str) -> Vec<(Chain, Profile, PrivateKey)> {
+    let cluster = kubernetes_without_signer();
+    let admin = cluster.admin();
+    let group = "system:bootstrappers:kubeadm:default-node-token";
+    let id = format!("{worker:0>6}");
+    let token = cluster.new_bootstrap_token(&id, "0123456789abcdef", group);
+    let client = Wanted::client(worker);
+    let mut issued = vec![request_one(&client, &cluster.bearer(&token), &admin)];
+    let object = json!({"kind": "Node", "apiVersion": "v1", "metadata": {"name": worker},
+        "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.21"},
+                                 {"type": "Hostname", "address": worker}]}});
+    admin.create("/api/v1/nodes", &object);
+    let names = [worker];
+    let own = serving(worker, &names, &["192.0.2.21"]);
+    let kubelet = cluster.person(&format!("system:node:{worker}"), &["system:nodes"]);
+    issued.push(request_one(&own, &kubelet, &admin));
+    let (status, body) = admin.send(Call::new(
+        Method::DELETE,
+        &format!("/api/v1/nodes/{worker}"),
+    ));
+    assert_eq!(status, 200, "{body}");
+    issued
+}
+
+fn request_one(wanted: &Wanted<'_>, user: &Person, admin: &Person) -> (Chain, Profile, PrivateKey) {
+    let (object, key) = wanted.object();
+    let made = user.create(CSRS, &object);
+    let path = format!("{CSRS}/{}", made["metadata"]["name"].as_str().unwrap());
+    let begin = Instant::now();
+    loop {
+        let (_, object) = admin.get(&path);
+        if object["status"]["certificate"].is_string() {
+            let issued = certificate(&object);
+            let chain = Chain::from_response(&issued, key.public_key()).unwrap();
+            let mut profile = wanted.profile();
+            if wanted.certificate == KubeletCertificate::Serving {
+                profile.usages = vec![ExtendedUsage::ServerAuth];
+            }
+            return (chain, profile, key);
+        }
+        let is_over = begin.elapsed() > TIME_LIMIT || reason_of(&object, "Failed").is_some();
+        assert!(!is_over, "{object}");
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Settings with this signer for authority `ca`.
+fn settings_with(signer: &str, local: &Path) -> String {
+    format!(
+        "{HEAD}authorities: {{ca: {{signer: s}}, etcd-ca: {{signer: l}}, front-proxy-ca: {{signer: l}}}}\n\
+         signers: {{s: {signer}, l: {{local: {{directory: {}}}}}}}\n\
+         kubelets: {{sign: true, approveServing: true, approveClient: true, lifetime: 2h}}\n",
+        local.display()
+    )
+}
+
+#[test]
+fn openbao_signs_for_kubelets_with_roles_of_printed_script() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path().display();
+    write_authorities(&dir.path().join("local"));
+    let space = Bao::shared().space();
+    let signer = format!(
+        "{{vault: {{address: \"{}\", namespace: {}, mount: \"pki/{{authority}}\", \
+         role: {{default: \"{{certificate}}\", kubelet.conf: kubelets-client, kubelet-serving: kubelets-serving}}, \
+         auth: {{appRole: {{roleIDFile: {at}/role-id, secretIDFile: {at}/secret-id}}}}, tls: {{caFile: {}}}}}}}",
+        space.bao.url(),
+        space.namespace,
+        space.bao.ca_file().display()
+    );
+    let settings = settings_with(&signer, &dir.path().join("local"));
+    for name in ["role-id", "secret-id"] {
+        write_secret(dir.path().join(name), "not yet delivered");
+    }
+    let printed = print_setup(dir.path(), &settings, INIT, &["vault"]);
+    printed
+        .done()
+        .says("kubelet.conf: kubelets-client")
+        .says("kubelet-serving: kubelets-serving")
+        .says("system:node:*");
+    space.apply(&printed.stdout);
+    let authority = space.root_ca("pki/ca", "kubernetes");
+    let app = "auth/approle/role/nodepki-kubernetes-cp1";
+    let role_id = space.read(&format!("{app}/role-id"));
+    let secret_id = space.write(&format!("{app}/secret-id"), json!({}));
+    for (file, value) in [
+        ("role-id", &role_id["data"]["role_id"]),
+        ("secret-id", &secret_id["data"]["secret_id"]),
+    ] {
+        write_secret(dir.path().join(file), value.as_str().unwrap());
+    }
+    serve_worker("bao", &settings, authority.as_bytes());
+
+    // The role does not certify a user that is not a node.
+    let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+    let mut profile = Wanted::client("bao").profile();
+    profile.subject.common_name = "kubernetes-admin".to_owned();
+    let csr = Csr::create(&profile, &key, UsageExtensions::Omitted).unwrap();
+    let request = json!({"csr": csr.to_pem(), "ttl": "1h"});
+    let (status, body) = space.as_token(
+        space.bao.root_token(),
+        "pki/ca/sign/kubelets-client",
+        request,
+    );
+    assert_eq!(status, 400, "{body}");
+    assert!(
+        body.to_string().contains("not allowed by this role"),
+        "{body}"
+    );
+}
