@@ -71,21 +71,21 @@ impl StepRig {
     }
 }
 
-fn stanza(url: &str, provisioner: &str, trust: &str, auth: &str) -> String {
+pub(crate) fn stanza(url: &str, provisioner: &str, trust: &str, auth: &str) -> String {
     format!("{{stepCA: {{url: '{url}', provisioner: {provisioner}, {trust}, auth: {auth}}}}}")
 }
 
-fn by_fingerprint(ca: &StepCa) -> String {
+pub(crate) fn by_fingerprint(ca: &StepCa) -> String {
     format!("rootSHA256: '{}'", hex(&ca.fingerprint))
 }
 
 /// Returns the `auth` keys with the X5C certificate of this name.
-fn x5c(name: &str) -> String {
+pub(crate) fn x5c(name: &str) -> String {
     let dir = StepCas::shared().dir().display();
     format!("{{x5c: {{certificate: {dir}/{name}.crt, key: {dir}/{name}.key}}}}")
 }
 
-fn jwk() -> String {
+pub(crate) fn jwk() -> String {
     let file = StepCas::shared().jwk_file();
     format!("{{jwk: {{keyFile: {}}}}}", file.display())
 }

@@ -3,17 +3,22 @@
 //! The servers and this API server listen on this machine, outside of the namespaces of a [`Cluster`]
 //! (`crate::servers::cluster`), so that the library's [`KubeletSigner`] runs in this process.
 
+use std::fs;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use nodepki::agent::kubelet_requests::{KubeletObserver, KubeletResult, KubeletSigner};
 use nodepki::agent::load::{LoadInputs, load};
 use nodepki::agent::{Event, Progress};
 use nodepki::http::{Call, Method};
 use nodepki::kube::csr_object::KubeletCertificate;
+use nodepki::kube::names::Authority;
 use nodepki::store::NodeRoot;
 use nodepki::x509::{
     Chain, Csr, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Tolerance, TrustBundle,
@@ -23,9 +28,11 @@ use serde_json::json;
 
 use super::{CSRS, Wanted, certificate, reason_of, serving};
 use crate::node::{INIT, Node};
-use crate::servers::kubernetes::{Person, kubernetes_without_signer};
+use crate::servers::kubernetes::{Person, condition, kubernetes, kubernetes_without_signer, sign};
+use crate::servers::step_ca::StepCas;
 use crate::servers::vault::Bao;
 use crate::signer_setup::print_setup;
+use crate::signer_step;
 use crate::signing::{HEAD, now, run, write_authorities, write_secret};
 
 const TIME_LIMIT: Duration = Duration::from_secs(60);
@@ -89,7 +96,7 @@ fn request_both(worker: &str) -> Vec<(Chain, Profile, PrivateKey)> {
     let cluster = kubernetes_without_signer();
     let admin = cluster.admin();
     let group = "system:bootstrappers:kubeadm:default-node-token";
-    let id = format!("{worker:0>6}");
+    let id = format!("{:0>6}", worker.replace('-', ""));
     let token = cluster.new_bootstrap_token(&id, "0123456789abcdef", group);
     let client = Wanted::client(worker);
     let mut issued = vec![request_one(&client, &cluster.bearer(&token), &admin)];
@@ -194,4 +201,79 @@ fn openbao_signs_for_kubelets_with_roles_of_printed_script() {
         body.to_string().contains("not allowed by this role"),
         "{body}"
     );
+}
+
+#[test]
+fn step_ca_signs_for_kubelets_with_template_of_printed_script() {
+    let dir = tempfile::tempdir().unwrap();
+    write_authorities(&dir.path().join("local"));
+    let ca = StepCas::shared().of(Authority::Ca);
+    for (worker, provisioner, auth) in [
+        ("step-j", "jwk", signer_step::jwk()),
+        ("step-x", "x5c", signer_step::x5c("node")),
+    ] {
+        let trust = signer_step::by_fingerprint(ca);
+        let signer = signer_step::stanza(&ca.url(), provisioner, &trust, &auth);
+        let settings = settings_with(&signer, &dir.path().join("local"));
+        serve_worker(worker, &settings, &ca.root_pem());
+    }
+}
+
+#[test]
+fn management_cluster_signs_for_kubelets() {
+    const SIGNER_NAME: &str = "pki.example.com/kubelets";
+    let cluster = kubernetes();
+    let dir = tempfile::tempdir().unwrap();
+    write_authorities(&dir.path().join("local"));
+    let token = dir.path().join("token");
+    write_secret(&token, "abcdef.0123456789abcdef");
+    let signer = format!(
+        "{{kubernetes: {{server: \"{}\", tls: {{caFile: {}}}, tokenFile: {}, signerName: {SIGNER_NAME}}}}}",
+        cluster.url(),
+        cluster.ca_file().display(),
+        token.display()
+    );
+    let settings = settings_with(&signer, &dir.path().join("local"));
+    let authority = fs::read(cluster.authorities().join("ca.crt")).unwrap();
+    let is_over = &AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            while !is_over.load(Ordering::SeqCst) {
+                sign_all(SIGNER_NAME);
+                thread::sleep(Duration::from_millis(200));
+            }
+        });
+        let served = std::panic::catch_unwind(|| serve_worker("kube-a", &settings, &authority));
+        is_over.store(true, Ordering::SeqCst);
+        served.unwrap();
+    });
+}
+
+/// Approves and signs every waiting request with this signer name, as the administrator of the management cluster.
+fn sign_all(signer_name: &str) {
+    let cluster = kubernetes();
+    let waiting = cluster.admin().list(CSRS).into_iter().filter(|object| {
+        object["spec"]["signerName"] == signer_name && object["status"]["certificate"].is_null()
+    });
+    for object in waiting {
+        let name = object["metadata"]["name"].as_str().unwrap();
+        if reason_of(&object, "Approved").is_none() {
+            let yes = condition("Approved", "Reviewed", "looks good");
+            cluster.person("approver", &[]).decide(name, yes);
+        }
+        let spec = &object["spec"];
+        let lifetime = spec["expirationSeconds"].as_u64().unwrap();
+        let pem = sign(
+            &cluster.authorities(),
+            Authority::Ca,
+            spec["request"].as_str().unwrap(),
+            &spec["usages"],
+            Duration::from_secs(lifetime),
+            false,
+        );
+        let signer = cluster.person("signer", &[]);
+        signer.answer(&format!("{CSRS}/{name}"), |object| {
+            object["status"]["certificate"] = json!(BASE64.encode(&pem));
+        });
+    }
 }
