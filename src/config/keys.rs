@@ -93,34 +93,35 @@ fn policy_definitions() -> Value {
                     "required": ["mode"],
                     "properties": {
                         "mode": {"enum": ["Unmanaged", "Default", "Custom"]},
-                        "custom": {
-                            "type": "object",
-                            "additionalProperties": false,
-                            "required": ["defaults"],
-                            "properties": {
-                                "defaults": certificate,
-                                "signerCertificates": certificate,
-                                "servingCertificates": certificate,
-                                "clientCertificates": certificate,
-                                "overrides": {"type": "array", "items": {
-                                    "type": "object",
-                                    "additionalProperties": false,
-                                    "required": ["type", "category", "certificate"],
-                                    "properties": {
-                                        "type": {"const": "Category"},
-                                        "category": {
-                                            "type": "object",
-                                            "additionalProperties": false,
-                                            "required": ["name"],
-                                            "properties": {"name": {"$ref": "#/$defs/category"}}
-                                        },
-                                        "certificate": certificate
-                                    }
-                                }}
-                            }
-                        }
+                        "custom": {"$ref": "#/$defs/customPolicy"}
                     }
                 }
+            }
+        },
+        "customPolicy": {
+            "type": "object",
+            "additionalProperties": false,
+            "required": ["defaults"],
+            "properties": {
+                "defaults": certificate,
+                "signerCertificates": certificate,
+                "servingCertificates": certificate,
+                "clientCertificates": certificate,
+                "overrides": {"type": "array", "items": {
+                    "type": "object",
+                    "additionalProperties": false,
+                    "required": ["type", "category", "certificate"],
+                    "properties": {
+                        "type": {"const": "Category"},
+                        "category": {
+                            "type": "object",
+                            "additionalProperties": false,
+                            "required": ["name"],
+                            "properties": {"name": {"$ref": "#/$defs/category"}}
+                        },
+                        "certificate": certificate
+                    }
+                }}
             }
         },
         "category": {"enum": [
