@@ -38,7 +38,10 @@ use crate::process::{interrupt, machine};
 use crate::store::NodeRoot;
 
 use options::{GlobalOptions, OutputFormat, RunOptions, SourceOptions};
-use output::{print_failure, print_message, print_to_stderr, print_warnings, set_colour, terminal};
+use output::{
+    print_failure, print_message, print_to_stderr, print_warnings, release_log, set_colour,
+    terminal,
+};
 
 /// Gives a Kubernetes control-plane node its PKI without a CA private key ever being on the node.
 ///
@@ -156,13 +159,15 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     };
     set_colour(cli.global.color);
     terminal::subscribe(cli.global.log, cli.global.verbose);
-    match cli.run() {
+    let code = match cli.run() {
         Ok(code) => code,
         Err(failure) => {
             print_failure(&failure);
             failure.code as u8
         }
-    }
+    };
+    release_log();
+    code
 }
 
 /// Prints what clap returns instead of a command line: a usage error, or the requested help or version.

@@ -64,7 +64,7 @@ const KUBEADM_FILES: [&str; 2] = [KUBEADM_FILE, KUBEADM_JOIN_FILE];
 const DEFAULT_WAIT: Duration = Duration::from_secs(30);
 const DEFAULT_CLOCK_WAIT: Duration = Duration::from_secs(120);
 /// Name of the signer given on the command line.
-const COMMAND_LINE_SIGNER: &str = "command-line";
+pub const COMMAND_LINE_SIGNER: &str = "command-line";
 
 settings! {
     /// The effective configuration.

@@ -22,6 +22,7 @@
 //! | [`kubelets`] | yes | the rules for kubelets' certificate requests: approval, signature, the signer's answer |
 //! | [`kube`] | yes | formats of Kubernetes: names, kubeadm documents, kubeconfig, manifests, cluster-info, kubeadm-certs |
 //! | [`yaml`] | yes | YAML with positions, Go's durations, and the schema of settings |
+//! | [`table`] | yes | text tables for people: aligned columns that fit a terminal |
 //! | [`x509`] | yes | keys, CSRs, certificates, chains, revocation lists, verification |
 //!
 //! # Invariants
@@ -54,5 +55,6 @@ pub mod process;
 pub mod signer;
 pub mod spec;
 pub mod store;
+pub mod table;
 pub mod x509;
 pub mod yaml;

@@ -52,8 +52,22 @@ pub enum Event {
     },
     /// A request was submitted.
     Submitted(CertName),
-    /// The signer has not decided yet; with its note.
-    Waiting(CertName, String),
+    /// The signer has not decided yet.
+    Waiting {
+        /// Name of the certificate.
+        name: CertName,
+        /// Name of the signer in the configuration.
+        signer: String,
+        /// The signer's note.
+        note: String,
+    },
+    /// An exchange failed and is repeated after a delay.
+    Retrying {
+        /// Name of the signer in the configuration.
+        signer: String,
+        /// The error.
+        why: String,
+    },
     /// A certificate was received and verified.
     Signed(CertName),
     /// A new certificate was committed durably.

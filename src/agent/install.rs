@@ -255,12 +255,13 @@ impl<'a> CommitWork<'a> {
                 notes.push(error.to_string());
             }
         }
-        Ok(RunReport {
+        let report = RunReport {
             rows: self.rows,
             notes,
             written: self.committed.written,
             ignore_preflight_errors: setup.ignore_preflight_errors(),
-        })
+        };
+        Ok(report.with_signers(setup))
     }
 
     /// Installs one certificate in a commit of its own, so that a path that cannot be written fails this certificate only.
@@ -423,7 +424,7 @@ impl<'a> CommitWork<'a> {
         found: ObservedCert,
         signed: Signed,
         keep_key: bool,
-        mut reasons: Vec<String>,
+        reasons: Vec<String>,
     ) -> Result<ReportRow, Failure> {
         let Signed {
             chain,
@@ -433,6 +434,7 @@ impl<'a> CommitWork<'a> {
         let old = found.chain.present();
         let renewed = old.is_some();
         let (action, due) = self.action_and_due(spec, &chain, old, keep_key);
+        let mut reasons = report::taken(reasons);
         let (kubeconfig, store) = (found.kubeconfig, found.store);
         self.add_files(spec, trusted, (&chain, &key), true, kubeconfig, store)?;
         let record = record(&chain, self.now);

@@ -29,6 +29,7 @@ mod scratch;
 mod secrets;
 mod signers;
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -112,6 +113,8 @@ pub struct Loaded {
     pub cluster: ClusterConfig,
     /// Whether a ClusterConfiguration names the cluster. Without one, a worker's identity has kubeadm's default cluster name.
     pub knows_cluster: bool,
+    /// The kubeadm configuration file that describes the node, on this machine.
+    pub kubeadm_file: Option<String>,
     /// Problems that do not stop a run.
     pub warnings: Vec<String>,
 }
@@ -245,6 +248,8 @@ pub struct Described {
     pub role: Option<KubeadmRole>,
     /// The files of the node, at the paths in the configuration.
     pub state: NodeState,
+    /// Names of the configured signers.
+    pub signers: BTreeMap<Authority, String>,
 }
 
 /// Describes the node by its kubeadm configuration; an unreadable configuration is ignored. `certificates_dir` is the option
@@ -276,7 +281,15 @@ pub fn described(
         }
         None => state,
     };
-    Described { role, state }
+    let authorities = settings.authorities.iter();
+    let signers = authorities
+        .filter_map(|(authority, of)| Some((*authority, of.signer.as_ref()?.to_string())))
+        .collect();
+    Described {
+        role,
+        state,
+        signers,
+    }
 }
 
 /// Returns the files of the node, at the paths in the documents.

@@ -18,10 +18,12 @@ use crate::kube::names::{Authority, NodePath};
 use crate::signer::Carry;
 use crate::spec::assess::{Action, Observed};
 use crate::spec::{BundleSpec, CertFiles, CertSpec, ServiceAccountSpec};
-use crate::store::STATE_DIR;
 use crate::x509::{Chain, TrustBundle};
 
 pub use action::RowAction;
+
+/// The reason for a certificate that does not exist, as `spec::assess` states it.
+const ABSENT: &str = "absent";
 
 /// The result of a run, or of a dry run.
 #[derive(Debug, Default, Serialize)]
@@ -39,7 +41,7 @@ pub struct RunReport {
 }
 
 /// One object of the node.
-#[derive(Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ReportRow {
     /// kubeadm's name.
@@ -54,9 +56,12 @@ pub struct ReportRow {
     /// Subject of the certificate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub subject: Option<String>,
-    /// Subject alternative names; `None` for a certificate without any.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub sans: Option<String>,
+    /// Subject alternative names, `DNS:…` and `IP:…`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub sans: Vec<String>,
+    /// Extended key usages.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub usages: Vec<String>,
     /// Key algorithm.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
@@ -74,9 +79,12 @@ pub struct ReportRow {
     pub not_after: Option<OffsetDateTime>,
     /// Files of the object.
     pub paths: Vec<NodePath>,
-    /// Kind and address of the signer (`plan` only).
+    /// Name of the signer in the configuration.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub signer: Option<String>,
+    /// Kind and address of the signer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub signer_address: Option<String>,
     /// Whether the signer, as configured, can issue the certificate (`plan` only). Determined without I/O.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub carries: Option<Carry>,
@@ -95,32 +103,28 @@ impl RunReport {
             .unwrap_or(ExitCode::Done)
     }
 
-    /// Returns a sentence with what was installed and what was not, if the run failed in part. `None` if the run is done
-    /// or only pending.
-    pub fn remainder(&self) -> Option<String> {
-        if matches!(self.code(), ExitCode::Done | ExitCode::Pending) {
-            return None;
+    /// Returns how many rows have each action, in the order of [`RowAction::ALL`].
+    pub fn counts(&self) -> Vec<(RowAction, usize)> {
+        let count = |action| self.rows.iter().filter(|row| row.action == action).count();
+        let counts = RowAction::ALL
+            .into_iter()
+            .map(|action| (action, count(action)));
+        counts.filter(|(_, count)| *count > 0).collect()
+    }
+
+    /// Adds the signer to the rows of certificates.
+    pub(super) fn with_signers(mut self, setup: &RunSetup) -> RunReport {
+        for (authority, (name, signer)) in &setup.signers {
+            let is_signed = |row: &&mut ReportRow| {
+                row.authority.as_deref() == Some(authority.as_str())
+                    || row.action == RowAction::Fetch && row.name == authority.as_str()
+            };
+            for row in self.rows.iter_mut().filter(is_signed) {
+                row.signer = Some(name.clone());
+                row.signer_address = Some(signer.label());
+            }
         }
-        // Rows of restarts have no files, and files of the state directory are not part of the PKI.
-        let is_file = |row: &&ReportRow| row.paths.iter().any(|path| !path.starts_with(STATE_DIR));
-        let rows = || self.rows.iter().filter(is_file);
-        let installed: Vec<&str> = rows()
-            .filter(|row| row.action.is_installed())
-            .map(|row| row.name.as_str())
-            .collect();
-        let left: Vec<String> = rows()
-            .filter(|row| row.code.is_some() || row.is_overdue())
-            .map(|row| format!("{} ({})", row.name, row.action))
-            .collect();
-        let left = left.join(", ");
-        match (installed.is_empty(), left.is_empty()) {
-            (_, true) => None,
-            (true, false) => Some(format!("nothing was installed; not installed: {left}")),
-            (false, false) => Some(format!(
-                "installed: {}; not installed: {left}",
-                installed.join(", ")
-            )),
-        }
+        self
     }
 }
 
@@ -203,14 +207,13 @@ pub(super) fn settled(setup: &RunSetup, survey: Survey) -> RunReport {
         written: Vec::new(),
         ignore_preflight_errors: setup.ignore_preflight_errors(),
     }
+    .with_signers(setup)
 }
 
 /// Returns the report of a dry run.
 pub fn planned(setup: &RunSetup, survey: &Survey) -> RunReport {
     let bundles = survey.bundles.iter();
-    let mut rows: Vec<ReportRow> = bundles
-        .map(|bundle| planned_bundle(setup, bundle))
-        .collect();
+    let mut rows: Vec<ReportRow> = bundles.map(planned_bundle).collect();
     let certs = survey.certs.iter();
     rows.extend(certs.map(|cert| planned_cert(setup, cert, survey.rotating.is_some())));
     if let (Some(spec), Some(action)) = (&setup.plan.service_account, &survey.service_account) {
@@ -241,19 +244,19 @@ pub fn planned(setup: &RunSetup, survey: &Survey) -> RunReport {
         written: Vec::new(),
         ignore_preflight_errors: setup.ignore_preflight_errors(),
     }
+    .with_signers(setup)
 }
 
-fn planned_bundle(setup: &RunSetup, bundle: &SurveyedBundle) -> ReportRow {
+fn planned_bundle(bundle: &SurveyedBundle) -> ReportRow {
     match &bundle.found {
         Observed::Present(found) => bundle_row(&bundle.spec, RowAction::Keep, found),
-        other => {
-            let signer = setup.signers.get(&bundle.spec.authority);
-            ReportRow {
-                reasons: other.trouble().into_iter().collect(),
-                signer: signer.map(|(_, signer)| signer.label()),
-                ..absent_bundle_row(&bundle.spec, RowAction::Fetch)
-            }
-        }
+        other => ReportRow {
+            reasons: match other {
+                Observed::Absent => vec![ABSENT.to_owned()],
+                other => other.trouble().into_iter().collect(),
+            },
+            ..absent_bundle_row(&bundle.spec, RowAction::Fetch)
+        },
     }
 }
 
@@ -276,7 +279,6 @@ fn planned_cert(setup: &RunSetup, cert: &SurveyedCert, rotating: bool) -> Report
     let mut row = cert_row(&cert.spec, action, reasons, chain);
     row.due = cert.due;
     if let Some((_, signer)) = setup.signers.get(&cert.spec.authority()) {
-        row.signer = Some(signer.label());
         let wanted = &cert.spec.requested;
         row.carries = Some(match signer.preflight(wanted) {
             Ok(()) => signer.caps().carry(wanted),
@@ -315,6 +317,17 @@ fn missing_signers(setup: &RunSetup, survey: &Survey) -> Option<String> {
     })
 }
 
+/// Returns the reasons for an action that was taken.
+pub(super) fn taken(reasons: Vec<String>) -> Vec<String> {
+    let reasons = reasons.into_iter();
+    reasons
+        .map(|reason| match reason.as_str() {
+            ABSENT => format!("was {ABSENT}"),
+            _ => reason,
+        })
+        .collect()
+}
+
 pub(super) fn cert_row(
     spec: &CertSpec,
     action: RowAction,
@@ -327,8 +340,14 @@ pub(super) fn cert_row(
         action,
         reasons,
         subject: Some(spec.requested.profile.subject.to_string()),
-        sans: (!spec.requested.profile.sans.is_empty())
-            .then(|| spec.requested.profile.sans.to_string()),
+        sans: spec.requested.profile.sans.to_strings(),
+        usages: spec
+            .requested
+            .profile
+            .usages
+            .iter()
+            .map(ToString::to_string)
+            .collect(),
         key: Some(spec.requested.profile.key.to_string()),
         not_after: chain.map(|chain| chain.leaf().not_after()),
         paths: match &spec.output {

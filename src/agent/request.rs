@@ -299,12 +299,20 @@ impl CertificateExchange<'_> {
         }
         if let Some(note) = waiting {
             failpoint::reached("request:pending");
-            desk.progress.event(Event::Waiting(name, note));
+            desk.progress.event(Event::Waiting {
+                name,
+                signer: self.asked.signer_name.clone(),
+                note,
+            });
         }
         if let NextStep::Call { call, wait } = &step {
             if let Some(failure) = failure {
                 let operation = call.operation().as_str();
                 tracing::info!(certificate = %name, "{failure}; next: {operation} in {wait:.0?}");
+                desk.progress.event(Event::Retrying {
+                    signer: self.asked.signer_name.clone(),
+                    why: failure,
+                });
             }
             if *call == SignerCall::Submit {
                 self.exchangeable = None;
@@ -403,8 +411,22 @@ impl Enquiry<'_> {
         operation: SignerOperation,
         ask: impl AsyncFn() -> Result<T, SignerError>,
     ) -> Result<T, SignerError> {
-        let ask = async || event::asked(self.progress, signer, operation, ask()).await;
-        patiently(self.deadline, ask).await
+        let mut failures = 0;
+        loop {
+            let error = match event::asked(self.progress, signer, operation, ask()).await {
+                Ok(answer) => return Ok(answer),
+                Err(error) => error,
+            };
+            failures += 1;
+            let Some(wait) = next_try(&error, failures, self.deadline) else {
+                return Err(error);
+            };
+            self.progress.event(Event::Retrying {
+                signer: signer.to_owned(),
+                why: error.to_string(),
+            });
+            tokio::time::sleep(wait).await;
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use clap::{Args, Subcommand};
 
 use super::options::{GlobalOptions, RunOptions, SourceOptions};
 use super::output::terminal::Terminal;
-use super::output::{print_to_stderr, table};
+use super::output::{Closing, DocumentKind, print_to_stderr, table};
 use super::{now, runtime};
 use crate::agent::load::{self, KubeconfigFile, Loaded};
 use crate::agent::{ExitCode, Failure};
@@ -170,7 +170,7 @@ impl AuthorityCommand {
                 let loaded = load(&step)?;
                 let order = step.order(&root, all_nodes_staged)?;
                 let step = change::activate(&root, &loaded.setup, &order, now, &terminal);
-                let outcome = runtime.block_on(step);
+                let outcome = runtime.block_on(terminal.during(step));
                 (loaded, order, outcome)
             }
             AuthorityCommand::Retire {
@@ -187,10 +187,14 @@ impl AuthorityCommand {
         let mut outcome = outcome?;
         if !order.dry_run {
             let settle = change::settle(&root, &loaded, outcome, now, &terminal);
-            outcome = runtime.block_on(settle)?;
+            outcome = runtime.block_on(terminal.during(settle))?;
         }
         drop(terminal);
-        global.print_either(&outcome, || text(global, &outcome))?;
+        let closing = Closing::default();
+        let kind = DocumentKind::AuthorityStep;
+        global.print_body(kind, outcome.code(), &closing, &outcome, || {
+            text(global, &outcome)
+        })?;
         Ok(outcome.code())
     }
 }
@@ -207,9 +211,14 @@ fn status(
         true => ExitCode::Pending,
         false => ExitCode::Done,
     };
-    global.print_either(&report, || {
-        report.authorities.iter().map(row_text).collect()
-    })?;
+    let closing = Closing::default();
+    global.print_body(
+        DocumentKind::AuthorityStatus,
+        code,
+        &closing,
+        &report,
+        || report.authorities.iter().map(row_text).collect(),
+    )?;
     for row in &report.authorities {
         if let Some(kubeconfig) = kubeconfig {
             let setup = &loaded.setup;
@@ -274,7 +283,7 @@ fn text(global: &GlobalOptions, outcome: &StepOutcome) -> String {
         text.push_str(&format!("{action}\n"));
     }
     if let Some(issued) = &outcome.issued {
-        text.push_str(&table::render(issued, global.verbose > 0, &global.root));
+        text.push_str(&table::render(issued, global.row_detail()));
     }
     for row in &outcome.reloads {
         let reasons = row.reasons.join("; ");

@@ -1,11 +1,12 @@
 //! `nodepki bootstrap` and `nodepki plan`.
 
 use super::options::{GlobalOptions, RunOptions, SourceOptions};
-use super::output::terminal::Terminal;
-use super::output::{print_message, print_remainder, print_unfinished, print_warnings};
+use super::output::next::{self, NodeFacts};
+use super::output::terminal::{Terminal, log_rows};
+use super::output::{DocumentKind, print_unfinished, print_warnings};
 use super::{now, runtime};
 use crate::agent::load::{self, IdentityChange, LoadInputs, Loaded};
-use crate::agent::{self, ExitCode, Failure, join, rotation};
+use crate::agent::{self, ExitCode, Failure, join};
 use crate::daemon::metrics::Metrics;
 use crate::kube::kubeadm::KubeadmRole;
 use crate::kube::names::CertName;
@@ -13,24 +14,26 @@ use crate::process::confine::confine;
 use crate::spec;
 
 pub(super) fn bootstrap(options: &RunOptions, global: &GlobalOptions) -> Result<ExitCode, Failure> {
+    let command = options.command(global, "bootstrap");
+    run(options, global, &command).map_err(|failure| next::closed(failure, &command))
+}
+
+fn run(options: &RunOptions, global: &GlobalOptions, command: &str) -> Result<ExitCode, Failure> {
     let loaded = global.load_joining(&options.inputs(global)?)?;
     let terminal = Terminal::new(global.verbose);
     let root = global.open_root()?;
     confine(&loaded.reach(&root)?);
     let metrics = Metrics::new(&root, &loaded.settings.metrics, &loaded.setup, "bootstrap");
     let recorder = metrics.recorder(&loaded.setup, &terminal, now());
-    let report = runtime()?.block_on(agent::bootstrap(&root, &loaded.setup, now, &recorder));
+    let bootstrap = agent::bootstrap(&root, &loaded.setup, now, &recorder);
+    let report = runtime()?.block_on(terminal.during(bootstrap));
     drop(terminal);
     print_warnings(&metrics.ended(&loaded.setup, ExitCode::of(report.as_ref()), None, now()));
     let report = report?;
-    rotation::log(&report);
-    let code = global.finish(&report)?.max(metrics.code());
-    print_remainder(&report);
-    if report.code() == ExitCode::Pending {
-        print_message(
-            "some signatures are pending; run the same command again to continue with the same keys",
-        );
-    }
+    log_rows(&report);
+    let code = report.code().max(metrics.code());
+    let next = next::after_run(global, &NodeFacts::of(&loaded), &report, code, command);
+    let code = global.finish(DocumentKind::Bootstrap, &report, code, next)?;
     if loaded.node.role == KubeadmRole::Join && !report.written.is_empty() {
         // The node has a client certificate only now.
         compare_service_account(&loaded, global)?;
@@ -49,6 +52,16 @@ fn compare_service_account(loaded: &Loaded, global: &GlobalOptions) -> Result<()
 }
 
 pub(super) fn plan(sources: SourceOptions, global: &GlobalOptions) -> Result<ExitCode, Failure> {
+    let command = sources.command(global, "plan");
+    let bootstrap = sources.command(global, "bootstrap");
+    show_plan(sources, global, bootstrap).map_err(|failure| next::closed(failure, &command))
+}
+
+fn show_plan(
+    sources: SourceOptions,
+    global: &GlobalOptions,
+    bootstrap: String,
+) -> Result<ExitCode, Failure> {
     let inputs = LoadInputs {
         identity_change: IdentityChange::Show,
         ..sources.inputs(global)?
@@ -57,11 +70,27 @@ pub(super) fn plan(sources: SourceOptions, global: &GlobalOptions) -> Result<Exi
     let root = global.open_root()?;
     print_unfinished(&root);
     let survey = loaded.setup.survey(&root, now())?;
-    let code = global.finish(&agent::report::planned(&loaded.setup, &survey))?;
+    let report = agent::report::planned(&loaded.setup, &survey);
     let is_signed_by_none = loaded.setup.signers.is_empty() && survey.to_issue().next().is_some();
-    match survey.refusals.is_empty() {
+    let code = match (survey.refusals.is_empty(), is_signed_by_none) {
+        (false, _) => report.code().max(ExitCode::Refused),
         // The report names the authorities.
-        true if is_signed_by_none => Ok(code.max(ExitCode::Configuration)),
+        (true, true) => report.code().max(ExitCode::Configuration),
+        (true, false) => report.code(),
+    };
+    let next = match code {
+        ExitCode::Done if survey.is_settled() => next::after_success(
+            global,
+            &NodeFacts::of(&loaded),
+            &report.ignore_preflight_errors,
+        ),
+        ExitCode::Done => Some(bootstrap),
+        // The refusals follow, and a line of their own after them.
+        _ if !survey.refusals.is_empty() => None,
+        _ => Some(format!("correct this, then run {bootstrap}")),
+    };
+    let code = global.finish(DocumentKind::Plan, &report, code, next)?;
+    match survey.refusals.is_empty() {
         true => Ok(code),
         false => Err(Failure::with_messages(ExitCode::Refused, survey.refusals)),
     }

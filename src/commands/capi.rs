@@ -17,7 +17,10 @@ use zeroize::Zeroizing;
 
 use super::options::{GlobalOptions, RunOptions};
 use super::output::terminal::Terminal;
-use super::output::{print, print_exact, print_message, print_to_stderr, print_warnings, table};
+use super::output::{
+    Closing, DocumentKind, print, print_exact, print_message, print_to_stderr, print_warnings,
+    table,
+};
 use super::{now, runtime};
 use crate::agent::load::{self, Location};
 use crate::agent::{ExitCode, Failure};
@@ -154,12 +157,12 @@ impl SecretsArgs {
         print_warnings(&prepared.warnings);
         let terminal = Terminal::new(global.verbose);
         let runtime = runtime()?;
-        let issued = runtime.block_on(prepared.issue(now, &terminal));
+        let issued = runtime.block_on(terminal.during(prepared.issue(now, &terminal)));
         drop(terminal);
         let (mut report, material) = issued?;
         let Some(material) = material else {
             // Standard output is for the manifest only.
-            print_to_stderr(&table::render(&report, global.verbose > 0, &global.root));
+            print_to_stderr(&table::render(&report, global.row_detail()));
             print_message(
                 "no Secret was created; run the same command again to continue with the same keys",
             );
@@ -171,7 +174,7 @@ impl SecretsArgs {
             let authorities = &material.authorities;
             let applied = apply::apply(&api, &secrets, authorities, self.replace, now());
             report.rows.extend(runtime.block_on(applied)?);
-            return global.finish(&report);
+            return global.finish(DocumentKind::CapiSecrets, &report, report.code(), None);
         }
         print_warnings(&report.notes);
         match &self.out {
@@ -237,14 +240,22 @@ impl CheckArgs {
                 ));
             }
         };
-        global.print_either(&findings, || render(&findings))?;
-        Ok(if findings.any(SecretState::Invalid) {
+        let code = if findings.any(SecretState::Invalid) {
             ExitCode::Refused
         } else if findings.any(SecretState::Missing) {
             ExitCode::Pending
         } else {
             ExitCode::Done
-        })
+        };
+        let closing = Closing::default();
+        global.print_body(
+            DocumentKind::CapiConditions,
+            code,
+            &closing,
+            &findings,
+            || render(&findings),
+        )?;
+        Ok(code)
     }
 }
 

@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use zeroize::Zeroizing;
 
 use super::options::{GlobalOptions, duration};
-use super::output::{print, print_exact, print_warnings};
+use super::output::{DocumentKind, print, print_exact, print_warnings};
 use super::{now, runtime};
 use crate::agent::load::{self, KubeconfigFile, LoadInputs, Location, certs::KeySource};
 use crate::agent::shared_certs::{self, Download, MAX_SECRET_LIFETIME, Upload};
@@ -168,7 +168,7 @@ fn download(global: &GlobalOptions, arguments: DownloadArgs) -> Result<ExitCode,
         };
         shared_certs::download(&root, &sharing.api, &key, what, now).await
     })?;
-    global.finish(&report)
+    global.finish(DocumentKind::CertsDownload, &report, report.code(), None)
 }
 
 fn upload(global: &GlobalOptions, arguments: UploadArgs) -> Result<ExitCode, Failure> {
@@ -218,7 +218,7 @@ fn upload(global: &GlobalOptions, arguments: UploadArgs) -> Result<ExitCode, Fai
     if let Some(file) = &file {
         file.write(&key)?;
     }
-    let code = global.finish(&report)?;
+    let code = global.finish(DocumentKind::CertsUpload, &report, report.code(), None)?;
     let printed = match file {
         _ if !is_new => return Ok(code),
         Some(file) if is_text => print(&format!("certificate key written to {}\n", file.shown())),

@@ -8,16 +8,19 @@
 use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
+use serde::Serialize;
 use zeroize::Zeroizing;
 
 use super::options::{GlobalOptions, RunOptions};
+use super::output::next::{self, NodeFacts};
 use super::output::terminal::Terminal;
-use super::output::{print, print_remainder};
+use super::output::{Closing, DocumentKind};
 use super::{now, runtime};
 use crate::agent::load::{self, Loaded, Location};
 use crate::agent::{self, ExitCode, Failure};
 use crate::config::Argument;
-use crate::signer::bundle;
+use crate::kube::names::CertName;
+use crate::signer::{self, bundle};
 use crate::store::{self, Dir, DirectoryTrust, FileKind};
 
 /// Depth of directories that an import reads; deeper ones are ignored.
@@ -54,25 +57,68 @@ pub(super) enum CsrCommand {
 
 impl CsrCommand {
     pub(super) fn run(self, global: &GlobalOptions) -> Result<ExitCode, Failure> {
-        let (CsrCommand::Export { run, .. } | CsrCommand::Import { run, .. }) = &self;
-        let loaded = global.load_running(&run.inputs(global)?)?;
-        match self {
-            CsrCommand::Export { dir, .. } => export(global, loaded, &dir),
-            CsrCommand::Import { dir, .. } => import(global, loaded, &dir),
-        }
+        let (verb, run, dir) = match &self {
+            CsrCommand::Export { run, dir } => ("csr export", run, dir),
+            CsrCommand::Import { run, dir } => ("csr import", run, dir),
+        };
+        let command = |verb: &str| {
+            let dir = load::shown(&global.open_root()?, dir);
+            let dir = signer::quoted(&dir.display().to_string());
+            Ok::<_, Failure>(run.command(global, &format!("{verb} {dir}")))
+        };
+        let own = command(verb)?;
+        let done = || {
+            let loaded = global.load_running(&run.inputs(global)?)?;
+            match &self {
+                CsrCommand::Export { .. } => export(global, loaded, dir, command("csr import")?),
+                CsrCommand::Import { .. } => import(global, loaded, dir, &own),
+            }
+        };
+        done().map_err(|failure| next::closed(failure, &own))
     }
 }
 
-fn export(global: &GlobalOptions, loaded: Loaded, dir: &Argument) -> Result<ExitCode, Failure> {
+/// The body of the document of an export.
+#[derive(Serialize)]
+struct ExportBody {
+    /// Names of the requested certificates.
+    requests: Vec<CertName>,
+    /// The directory with the requests, on this machine.
+    directory: String,
+}
+
+/// Writes the requests. `import` is the command that reads the certificates.
+fn export(
+    global: &GlobalOptions,
+    loaded: Loaded,
+    dir: &Argument,
+    import: String,
+) -> Result<ExitCode, Failure> {
     let root = global.open_root()?;
     let terminal = Terminal::new(global.verbose);
     let export = agent::export_requests(&root, loaded.setup, now, &terminal);
-    let requests = runtime()?.block_on(export)?;
+    let requests = runtime()?.block_on(terminal.during(export))?;
     drop(terminal);
-    if requests.is_empty() {
-        return print("nothing to sign: all certificates are in place\n");
-    }
     let Location { root, path, .. } = load::argument(&root, dir)?;
+    let shown = root.on_this_machine(&path).display().to_string();
+    let body = ExportBody {
+        requests: requests.iter().map(|request| request.wanted.name).collect(),
+        directory: shown.clone(),
+    };
+    let closing = Closing::default().count(
+        requests.len(),
+        "written",
+        format!("requests written to {shown}"),
+    );
+    let print = |closing: &Closing, text: &str| {
+        let code = ExitCode::Done;
+        global.print_document(DocumentKind::CsrExport, code, closing, &body, || {
+            text.to_owned()
+        })
+    };
+    if requests.is_empty() {
+        return print(&closing, "nothing to sign: all certificates are in place\n");
+    }
     for file in bundle::export(&requests) {
         let mut directory = root
             .create_trusted_dir(&path, 0o755)
@@ -84,20 +130,18 @@ fn export(global: &GlobalOptions, loaded: Loaded, dir: &Argument) -> Result<Exit
             directory.write_atomic(name, &file.bytes, file.mode)?;
         }
     }
-    let shown = root.on_this_machine(&path);
-    print(&format!(
-        "{} requests written to {}; have them signed, store each certificate next to its CSR as .crt, then run: nodepki {}csr import {}\n",
-        requests.len(),
-        shown.display(),
-        match global.root.as_path() == Path::new("/") {
-            true => String::new(),
-            false => format!("--root {} ", global.root.display()),
-        },
-        shown.display()
-    ))
+    let next = format!(
+        "have them signed, store each certificate next to its CSR as .crt, then run {import}"
+    );
+    print(&closing.then(Some(next)), "")
 }
 
-fn import(global: &GlobalOptions, loaded: Loaded, dir: &Argument) -> Result<ExitCode, Failure> {
+fn import(
+    global: &GlobalOptions,
+    loaded: Loaded,
+    dir: &Argument,
+    command: &str,
+) -> Result<ExitCode, Failure> {
     let root = global.open_root()?;
     let terminal = Terminal::new(global.verbose);
     let found = load::argument(&root, dir)?;
@@ -115,12 +159,13 @@ fn import(global: &GlobalOptions, loaded: Loaded, dir: &Argument) -> Result<Exit
             ),
         ));
     }
+    let node = NodeFacts::of(&loaded);
     let import = agent::import_answers(&root, loaded.setup, &tree.files, now, &terminal);
-    let report = runtime()?.block_on(import)?;
+    let report = runtime()?.block_on(terminal.during(import))?;
     drop(terminal);
-    let code = global.finish(&report)?;
-    print_remainder(&report);
-    Ok(code)
+    let code = report.code();
+    let next = next::after_run(global, &node, &report, code, command);
+    global.finish(DocumentKind::CsrImport, &report, code, next)
 }
 
 /// Files of a directory tree that may contain certificates, keys or CSRs, with paths relative to its top.

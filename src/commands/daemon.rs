@@ -18,7 +18,7 @@ impl DaemonArgs {
     pub(super) fn run(self, global: &GlobalOptions) -> Result<ExitCode, Failure> {
         let root = global.open_root()?;
         let inputs = self.sources.inputs(global)?;
-        let terminal = Terminal::new(global.verbose);
+        let terminal = Terminal::log_only();
         runtime()?.block_on(daemon::run(&root, &inputs, now, &terminal))?;
         Ok(ExitCode::Done)
     }

@@ -2,14 +2,13 @@
 //!
 //! Prepares the directory and the inputs; the rest is the ordinary path through [`load`] and [`agent`].
 
-use std::io::stdout;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 
 use super::options::GlobalOptions;
 use super::output::terminal::Terminal;
-use super::output::{has_colour, print, print_warnings};
+use super::output::{print, print_warnings, text_style};
 use super::{now, runtime};
 use crate::agent::load::{self, LoadInputs};
 use crate::agent::{self, ExitCode, Failure};
@@ -54,12 +53,15 @@ impl DemoArgs {
         let loaded = load::load(&root, &inputs, now())?;
         print_warnings(&loaded.warnings);
         let terminal = Terminal::new(global.verbose);
-        let report = runtime()?.block_on(agent::bootstrap(&root, &loaded.setup, now, &terminal));
+        let report = {
+            let bootstrap = agent::bootstrap(&root, &loaded.setup, now, &terminal);
+            runtime()?.block_on(terminal.during(bootstrap))
+        };
         drop(terminal);
         let report = report?;
         let role = Some(loaded.node.role.into());
         let status = status::collect(&loaded.setup.state(&root), role, now());
-        print(&status::tree(&status, has_colour(&stdout())))?;
+        print(&status::tree(&status, text_style()))?;
         let pki = root.on_this_machine(loaded.setup.plan.layout.certificates_dir());
         print(&format!(
             "\nNo CA private key was written. To verify:\n  openssl verify -CAfile {pki}/ca.crt {pki}/apiserver.crt\n  nodepki --root {dir} status\n",

@@ -7,11 +7,12 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::options::{GlobalOptions, SourceOptions};
+use super::output::{Closing, DocumentKind, ListBody, plural};
 use super::{now, or_machine_fault, runtime};
 use crate::agent::load::{LoadInputs, SignerState};
 use crate::agent::{ExitCode, Failure};
 use crate::config::Argument;
-use checks::{CHECKS, DiagnosisInputs};
+use checks::{CHECKS, Diagnosis, DiagnosisInputs, FindingSeverity};
 
 #[derive(Debug, Args)]
 pub(super) struct DoctorArgs {
@@ -34,8 +35,12 @@ pub(super) struct DoctorArgs {
 impl DoctorArgs {
     pub(super) fn run(self, global: &GlobalOptions) -> Result<ExitCode, Failure> {
         if self.list {
-            return global.print_either(&CHECKS, checks::list);
+            let list = ListBody { items: CHECKS };
+            let closing = Closing::default();
+            let (kind, code) = (DocumentKind::DoctorChecks, ExitCode::Done);
+            return global.print_body(kind, code, &closing, &list, checks::list);
         }
+        let command = self.sources.command(global, "doctor");
         let inputs = DiagnosisInputs {
             online: self.online,
             sources: LoadInputs {
@@ -47,11 +52,40 @@ impl DoctorArgs {
         };
         let root = global.open_root()?;
         let diagnosis = runtime()?.block_on(checks::diagnose(&root, &inputs, now()));
-        global.print_either(&diagnosis, || checks::table(&diagnosis))?;
-        let code = match diagnosis.has_errors() {
-            true => ExitCode::Refused,
-            false => ExitCode::Done,
+        let code = match (diagnosis.has_errors(), root.machine_fault()) {
+            (_, Some(_)) => ExitCode::Pending,
+            (true, None) => ExitCode::Refused,
+            (false, None) => ExitCode::Done,
         };
+        let closing = closing(&diagnosis, &command);
+        global.print_document(DocumentKind::Doctor, code, &closing, &diagnosis, || {
+            checks::table(&diagnosis)
+        })?;
         Ok(or_machine_fault(&root, code))
     }
+}
+
+/// Returns the number of findings of each severity, and what to do.
+fn closing(diagnosis: &Diagnosis, command: &str) -> Closing {
+    let count = |severity| {
+        let findings = diagnosis.findings.iter();
+        findings
+            .filter(|finding| finding.severity == severity)
+            .count()
+    };
+    let (errors, warnings) = (
+        count(FindingSeverity::Error),
+        count(FindingSeverity::Warning),
+    );
+    let next = match (errors, warnings) {
+        (0, 0) => None,
+        (0, _) => Some("read the warnings".to_owned()),
+        _ => Some(format!("apply the fixes from the top, then run {command}")),
+    };
+    Closing::default()
+        .or_nothing("no findings")
+        .count(errors, "error", plural(errors, "error"))
+        .count(warnings, "warning", plural(warnings, "warning"))
+        .count(count(FindingSeverity::Info), "info", "info")
+        .then(next)
 }

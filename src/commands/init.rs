@@ -13,10 +13,10 @@ use serde::Serialize;
 use super::config::{parse_kind, signer_setup};
 use super::now;
 use super::options::{GlobalOptions, node_name};
-use super::output::print_to_stderr;
+use super::output::{Closing, DocumentKind, ListBody, print_to_stderr};
 use crate::agent::load::{self, LoadInputs};
 use crate::agent::{ExitCode, Failure};
-use crate::config::{API_VERSION, Argument, CommandLineSettings, MAIN_FILE, Settings};
+use crate::config::{Argument, CommandLineSettings, MAIN_FILE, Settings};
 use crate::signer::SignerKind;
 use crate::store::NodeRoot;
 use skeleton::{Filled, Placeholder, SKELETONS, Skeleton, Unset};
@@ -55,8 +55,6 @@ pub(super) struct InitArgs {
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct InitReport {
-    api_version: &'static str,
-    kind: &'static str,
     /// The settings on this machine.
     settings: PathBuf,
     /// The script or manifest for the administrator of the server.
@@ -65,6 +63,7 @@ struct InitReport {
     /// Texts of the example that must be replaced.
     replace: Vec<PlaceholderReport>,
     /// What to do next.
+    #[serde(skip)]
     next: String,
 }
 
@@ -94,7 +93,10 @@ impl InitArgs {
         let kind = parse_kind(&self.kind)?;
         let skeleton = skeleton::of(kind).ok_or_else(|| no_skeleton(kind))?;
         if self.list {
-            return global.print_either(&listed(skeleton), || list(skeleton));
+            let values = listed(skeleton);
+            let body = ListBody { items: &values };
+            let (kind, code) = (DocumentKind::InitValues, ExitCode::Done);
+            return global.print_body(kind, code, &Closing::default(), &body, || list(skeleton));
         }
         let root = global.open_root()?;
         let target = self.target(&root)?;
@@ -127,14 +129,14 @@ impl InitArgs {
         let script = script.map(|(path, _)| path.shown(&root));
         let next = self.next(kind, &filled, script.as_deref(), global);
         let report = InitReport {
-            api_version: API_VERSION,
-            kind: "InitReport",
             settings: target.shown(&root),
             script,
             replace: filled.open.iter().map(replacement).collect(),
             next,
         };
-        global.print_either(&report, || report.text())
+        let closing = Closing::default().then(Some(report.next.clone()));
+        let (kind, code) = (DocumentKind::Init, ExitCode::Done);
+        global.print_body(kind, code, &closing, &report, || report.text())
     }
 
     /// Returns where the settings are written. An existing file is never overwritten, and signers are not configured a

@@ -11,8 +11,8 @@ mod to_internal;
 use clap::{Args, Subcommand};
 
 use super::options::{GlobalOptions, RunOptions, SourceOptions};
-use super::output::print_message;
 use super::output::terminal::Terminal;
+use super::output::{Closing, DocumentKind, print_message};
 use super::{now, runtime};
 use crate::agent::load::{self, certs::KeySource};
 use crate::agent::{ExitCode, Failure};
@@ -121,7 +121,7 @@ impl MigrateCommand {
                 };
                 let terminal = Terminal::new(global.verbose);
                 let done = to_external::to_external(&root, &loaded.setup, &wish, now, &terminal);
-                runtime()?.block_on(done)?
+                runtime()?.block_on(terminal.during(done))?
             }
             MigrateCommand::ToInternal {
                 sources,
@@ -145,7 +145,9 @@ impl MigrateCommand {
                 to_internal::to_internal(&root, &loaded.setup, &wish, now)?
             }
         };
-        global.print_either(&report, || text(&report))?;
+        let closing = Closing::default();
+        let kind = DocumentKind::Migration;
+        global.print_body(kind, report.code(), &closing, &report, || text(&report))?;
         for message in report.unproven.iter().flat_map(Failure::texts) {
             print_message(&message);
         }

@@ -116,6 +116,11 @@ impl From<SourceOptions> for RunOptions {
 }
 
 impl RunOptions {
+    /// Returns a command with the sources of these options, as an administrator types it.
+    pub(super) fn command(&self, global: &GlobalOptions, command: &str) -> String {
+        self.sources.command(global, command)
+    }
+
     pub(super) fn inputs(&self, global: &GlobalOptions) -> Result<LoadInputs, Failure> {
         let node_name = self
             .sources

@@ -1,21 +1,38 @@
 //! Output of the commands: results on stdout; messages, log events and progress on stderr or in the journal.
 
+mod closing;
+mod document;
 mod journal;
+pub(super) mod next;
+mod progress;
 mod screen;
 pub(super) mod table;
 pub(super) mod terminal;
 
 use serde::Serialize;
 
+use super::now;
 use super::options::{GlobalOptions, OutputFormat};
 use crate::agent::{ExitCode, Failure, RunReport};
 use crate::store::{NodeRoot, STATE_DIR};
 use crate::yaml;
+use document::{Document, RunBody};
+use table::RowDetail;
 
+pub(super) use closing::Closing;
+pub(super) use document::{DocumentKind, ListBody};
 pub(super) use screen::{
-    ColourChoice, has_colour, print, print_exact, print_json, print_message, print_to_stderr,
-    set_colour,
+    ColourChoice, print, print_exact, print_json, print_message, print_to_stderr, release_log,
+    set_colour, text_style,
 };
+
+/// Returns a word for this number of objects.
+pub(super) fn plural(count: usize, one: &str) -> String {
+    match count {
+        1 => one.to_owned(),
+        _ => format!("{one}s"),
+    }
+}
 
 pub(super) fn print_failure(failure: &Failure) {
     for message in &failure.messages {
@@ -46,18 +63,30 @@ pub(super) fn print_unfinished(root: &NodeRoot) {
     }
 }
 
-/// Prints what a run that failed in part has installed and what it has not.
-pub(super) fn print_remainder(report: &RunReport) {
-    if let Some(remainder) = report.remainder() {
-        print_message(&remainder);
-    }
-}
-
 impl GlobalOptions {
-    /// Prints a report and returns the gravest code of its rows. A failure to print never hides a graver code.
-    pub(super) fn finish(&self, report: &RunReport) -> Result<ExitCode, Failure> {
-        let code = report.code();
-        match self.print_report(report) {
+    /// Prints a report with its closing line, and returns `code`, the exit status of the run. A failure to print never
+    /// hides a graver code.
+    pub(super) fn finish(
+        &self,
+        kind: DocumentKind,
+        report: &RunReport,
+        code: ExitCode,
+        next: Option<String>,
+    ) -> Result<ExitCode, Failure> {
+        let closing = Closing::of_run(report, next);
+        let detail = match kind {
+            DocumentKind::Plan => self.row_detail().max(RowDetail::Requested),
+            _ => self.row_detail(),
+        };
+        let body = RunBody {
+            at: now(),
+            root: self.root.display().to_string(),
+            report,
+        };
+        let printed = self.print_document(kind, code, &closing, &body, || {
+            table::rows_text(report, detail, &closing, text_style())
+        });
+        match printed {
             Err(failure) if failure.code > code => Err(failure),
             Err(failure) => {
                 print_failure(&failure);
@@ -67,11 +96,39 @@ impl GlobalOptions {
         }
     }
 
-    fn print_report(&self, report: &RunReport) -> Result<ExitCode, Failure> {
-        match self.output.is_text() {
-            true => print(&table::render(report, self.verbose > 0, &self.root)),
-            false => self.print_value(report, self.output),
+    /// Returns what a table shows of each row.
+    pub(super) fn row_detail(&self) -> RowDetail {
+        match self.verbose {
+            0 => RowDetail::Brief,
+            _ => RowDetail::Full,
         }
+    }
+
+    /// Prints `text` and the closing line for people, or the document for programs.
+    pub(super) fn print_document(
+        &self,
+        kind: DocumentKind,
+        code: ExitCode,
+        closing: &Closing,
+        body: &impl Serialize,
+        text: impl FnOnce() -> String,
+    ) -> Result<ExitCode, Failure> {
+        match self.output.is_text() {
+            true => print(&format!("{}{closing}\n", text())),
+            false => self.print_body(kind, code, closing, body, String::new),
+        }
+    }
+
+    /// As [`GlobalOptions::print_document`], without the closing line in the text.
+    pub(super) fn print_body(
+        &self,
+        kind: DocumentKind,
+        code: ExitCode,
+        closing: &Closing,
+        body: &impl Serialize,
+        text: impl FnOnce() -> String,
+    ) -> Result<ExitCode, Failure> {
+        self.print_either(&Document::new(kind, code, closing, body), text)
     }
 
     /// Prints a value in the format of `-o`, or in `default` if that is a text format.

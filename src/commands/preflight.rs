@@ -13,6 +13,7 @@ use clap::Args;
 
 use super::doctor::checks::{self, DiagnosisInputs, FindingSeverity};
 use super::options::{GlobalOptions, SourceOptions, duration};
+use super::output::{DocumentKind, text_style};
 use super::{now, or_machine_fault, runtime};
 use crate::agent::load::{self, IdentityChange, LoadInputs, Loaded, SignerState};
 use crate::agent::{
@@ -60,9 +61,17 @@ impl PreflightArgs {
             ..self.sources.clone().inputs(global)?
         };
         let bootstrap = self.sources.command(global, "bootstrap");
+        let again = self.sources.command(global, "preflight");
         let report = runtime()?.block_on(examine(&root, inputs, bootstrap));
-        global.print_either(&report, || report.table())?;
-        Ok(or_machine_fault(&root, report.exit_code()))
+        let code = match root.machine_fault() {
+            Some(_) => ExitCode::Pending,
+            None => report.exit_code(),
+        };
+        let closing = report.closing(&again);
+        global.print_document(DocumentKind::Preflight, code, &closing, &report, || {
+            report.table(text_style())
+        })?;
+        Ok(or_machine_fault(&root, code))
     }
 }
 
@@ -130,7 +139,7 @@ async fn configured(root: &NodeRoot, loaded: &Loaded) -> Vec<PreflightCheck> {
 fn next(root: &NodeRoot, loaded: &Loaded, bootstrap: &str) -> Option<String> {
     let survey = loaded.setup.survey(root, now()).ok()?;
     Some(match survey.is_settled() {
-        true => "nothing, this node has all its files".to_owned(),
+        true => return None,
         false => bootstrap.to_owned(),
     })
 }

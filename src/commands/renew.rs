@@ -5,15 +5,17 @@ use std::collections::BTreeSet;
 use clap::Args;
 
 use super::options::{GlobalOptions, RunOptions};
-use super::output::terminal::Terminal;
-use super::output::{print_failure, print_message, print_remainder, print_warnings};
+use super::output::next::{self, NodeFacts};
+use super::output::terminal::{Terminal, log_rows};
+use super::output::{Closing, DocumentKind, print, print_failure, print_message, print_warnings};
 use super::{now, runtime};
 use crate::agent::load::{IdentityChange, Loaded};
 use crate::agent::rotation;
-use crate::agent::{self, ExitCode, Failure, RenewalVerdict, Scope};
+use crate::agent::{self, ExitCode, Failure, RenewalVerdict, Scope, Survey};
 use crate::daemon::metrics::Metrics;
 use crate::kube::names::CertName;
 use crate::process::confine::confine;
+use crate::signer;
 use crate::yaml;
 
 /// Exit status of `needs-renewal` if the answer is unknown. `ExecCondition=` treats 255 as a failure of the unit. With any
@@ -119,7 +121,28 @@ impl RenewArgs {
         })
     }
 
+    /// Returns the command with these options, as an administrator types it.
+    fn command(&self, global: &GlobalOptions) -> String {
+        let mut command = self.run.command(global, "renew");
+        if !self.names.name.is_empty() {
+            let names = signer::quoted(&self.names.name.join(","));
+            command.push_str(&format!(" --name {names}"));
+        }
+        for (option, is_given) in [("--all", self.all), ("--force", self.force)] {
+            if is_given {
+                command.push_str(&format!(" {option}"));
+            }
+        }
+        command
+    }
+
     pub(super) fn run(self, global: &GlobalOptions) -> Result<ExitCode, Failure> {
+        let command = self.command(global);
+        self.renew(global, &command)
+            .map_err(|failure| next::closed(failure, &command))
+    }
+
+    fn renew(self, global: &GlobalOptions, command: &str) -> Result<ExitCode, Failure> {
         let names = self.names.parse()?;
         let mut inputs = self.run.inputs(global)?;
         if self.dry_run {
@@ -129,26 +152,45 @@ impl RenewArgs {
         let scope = self.scope(names, &loaded)?;
         let root = global.open_root()?;
         if self.dry_run {
-            let survey = agent::look(&root, &loaded.setup, &scope, now())?;
-            let report = agent::report::planned(&loaded.setup, &survey);
-            return global.finish(&report);
+            return dry_run(
+                global,
+                &loaded,
+                &agent::look(&root, &loaded.setup, &scope, now())?,
+                command,
+            );
         }
         confine(&loaded.reach(&root)?);
         let terminal = Terminal::new(global.verbose);
         let metrics = Metrics::new(&root, &loaded.settings.metrics, &loaded.setup, "renew");
         let recorder = metrics.recorder(&loaded.setup, &terminal, now());
         let renew = rotation::step(&root, &loaded, &scope, now, &recorder);
-        let renewed = runtime()?.block_on(renew);
+        let renewed = runtime()?.block_on(terminal.during(renew));
         drop(terminal);
         let code = ExitCode::of(renewed.as_ref().map(|renewed| &renewed.report));
-        let next = renewed.as_ref().ok().and_then(|renewed| renewed.next);
-        print_warnings(&metrics.ended(&loaded.setup, code, next, now()));
+        let due = renewed.as_ref().ok().and_then(|renewed| renewed.next);
+        print_warnings(&metrics.ended(&loaded.setup, code, due, now()));
         let report = renewed?.report;
-        rotation::log(&report);
-        let code = global.finish(&report)?;
-        print_remainder(&report);
-        Ok(code.max(metrics.code()))
+        log_rows(&report);
+        let code = code.max(metrics.code());
+        let next = next::after_run(global, &NodeFacts::of(&loaded), &report, code, command);
+        global.finish(DocumentKind::Renewal, &report, code, next)
     }
+}
+
+fn dry_run(
+    global: &GlobalOptions,
+    loaded: &Loaded,
+    survey: &Survey,
+    command: &str,
+) -> Result<ExitCode, Failure> {
+    let report = agent::report::planned(&loaded.setup, survey);
+    let code = report.code();
+    let next = match code {
+        ExitCode::Done if survey.is_settled() => None,
+        ExitCode::Done => Some(command.to_owned()),
+        code => Some(next::again(code, command)),
+    };
+    global.finish(DocumentKind::Plan, &report, code, next)
 }
 
 impl NeedsRenewalArgs {
@@ -180,7 +222,20 @@ impl NeedsRenewalArgs {
         if need.answer == RenewalVerdict::Unknown {
             print_message(&need.reason);
         }
-        global.print_either(&need, || format!("{}\n", need.reason))?;
+        match global.output.is_text() {
+            true => print(&format!("{}\n", need.reason)),
+            false => {
+                let closing = Closing::default();
+                let code = ExitCode::Done;
+                global.print_document(
+                    DocumentKind::RenewalNeed,
+                    code,
+                    &closing,
+                    &need,
+                    String::new,
+                )
+            }
+        }?;
         Ok(need.answer)
     }
 }

@@ -1,17 +1,22 @@
 //! `nodepki status`.
 
-use std::io::stdout;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use clap::Args;
+use serde::Serialize;
 
 use super::options::{GlobalOptions, OutputFormat};
-use super::output::{has_colour, print, print_exact, print_json, print_message, print_unfinished};
+use super::output::{
+    Closing, DocumentKind, next, print, print_exact, print_json, print_message, print_unfinished,
+    text_style,
+};
 use super::{now, or_machine_fault};
 use crate::agent::load::{self, LoadInputs};
 use crate::agent::{ExitCode, Failure};
 use crate::daemon::metrics;
-use crate::node::status;
+use crate::kube::names::Authority;
+use crate::node::status::{self, NodeRole, NodeStatus, RowState};
 
 #[derive(Debug, Args)]
 pub(super) struct StatusArgs {
@@ -31,9 +36,8 @@ impl StatusArgs {
             ..LoadInputs::default()
         };
         let described = load::described(&root, &inputs, self.cert_dir.clone());
-        let role = described.role.map(status::NodeRole::from);
+        let role = described.role.map(NodeRole::from);
         let status = status::collect(&described.state, role, now());
-        let colour = has_colour(&stdout());
         print_unfinished(&root);
         let printed = match (global.output, self.kubeadm) {
             (OutputFormat::Prometheus, _) => print_exact(&metrics::of_status(&root, &status)),
@@ -47,11 +51,60 @@ impl StatusArgs {
                     _ => print(&status::kubeadm_table(&status)),
                 }
             }
-            (OutputFormat::Tree, false) => print(&status::tree(&status, colour)),
-            (OutputFormat::Json, false) => print_json(&status::json(&status)),
-            (OutputFormat::Yaml, false) => print_exact(&status::yaml(&status)),
-            (OutputFormat::Table, false) => print(&status::table(&status, colour)),
+            (format, false) => {
+                let signers = described.signers;
+                let code = match root.machine_fault() {
+                    Some(_) => ExitCode::Pending,
+                    None => ExitCode::Done,
+                };
+                let closing = closing(global, &status);
+                let text = || match format {
+                    OutputFormat::Tree => status::tree(&status, text_style()),
+                    _ => status::table(&status, &signers, text_style()),
+                };
+                let body = StatusBody {
+                    status: &status,
+                    signers: &signers,
+                };
+                let text = || match text() {
+                    text if text.is_empty() => text,
+                    text => text + "\n",
+                };
+                global.print_document(DocumentKind::Status, code, &closing, &body, text)
+            }
         };
         printed.map(|_| or_machine_fault(&root, ExitCode::Done))
     }
+}
+
+/// The body of the document.
+#[derive(Serialize)]
+struct StatusBody<'a> {
+    #[serde(flatten)]
+    status: &'a NodeStatus,
+    /// The configured signer of each authority.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    signers: &'a BTreeMap<Authority, String>,
+}
+
+/// Returns the number of objects in each state, and the command that explains or repairs the gravest one.
+fn closing(global: &GlobalOptions, status: &NodeStatus) -> Closing {
+    let mut closing = Closing::default().or_nothing("no certificates");
+    for state in RowState::ALL.into_iter().rev() {
+        let certificates = status.certificates.iter().map(|row| row.state);
+        let authorities = status.authorities.iter().map(|row| row.state);
+        let pair = status.service_account.iter().map(|row| row.state);
+        let all = certificates.chain(authorities).chain(pair);
+        let count = all.filter(|found| *found == state).count();
+        closing = closing.count(count, state.as_str(), state.as_str());
+    }
+    let command = match status.worst() {
+        RowState::Ok => None,
+        _ if status.role == NodeRole::Empty => Some("plan"),
+        RowState::Missing if !status.pending.is_empty() => Some("bootstrap"),
+        RowState::Missing if !status.has_served => Some("plan"),
+        RowState::Expiring => Some("renew"),
+        _ => Some("doctor"),
+    };
+    closing.then(command.map(|command| next::nodepki(global, command)))
 }

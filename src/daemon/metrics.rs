@@ -425,7 +425,8 @@ impl Progress for Recorder<'_> {
             }
             Event::Started { .. }
             | Event::Submitted(_)
-            | Event::Waiting(..)
+            | Event::Waiting { .. }
+            | Event::Retrying { .. }
             | Event::Signed(_)
             | Event::Pending { .. }
             | Event::Expiring { .. }

@@ -280,7 +280,7 @@ struct Listener {
 
 impl Progress for Listener {
     fn event(&self, event: Event) {
-        if let Event::Waiting(..) = event {
+        if let Event::Waiting { .. } = event {
             self.pending.set(self.pending.get() + 1);
             self.stirred.notify_one();
         }

@@ -137,6 +137,12 @@ fn ignored() -> u64 {
         .unwrap_or_default()
 }
 
+/// Ends the programs that this process has started, and then this process, with exit code 75.
+pub(crate) fn exit_with_programs() -> ! {
+    end_programs();
+    std::process::exit(EXIT_TRY_AGAIN)
+}
+
 fn end_programs() {
     // Never unlocked: no further program is started.
     let groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);

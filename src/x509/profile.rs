@@ -60,11 +60,18 @@ pub struct Tolerance {
     pub max_lifetime: Option<Duration>,
 }
 
-impl fmt::Display for Sans {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Sans {
+    /// Returns the names as `DNS:…` and `IP:…`.
+    pub fn to_strings(&self) -> Vec<String> {
         let dns = self.dns.iter().map(|name| format!("DNS:{name}"));
         let ips = self.ips.iter().map(|ip| format!("IP:{ip}"));
-        f.write_str(&dns.chain(ips).collect::<Vec<_>>().join(", "))
+        dns.chain(ips).collect()
+    }
+}
+
+impl fmt::Display for Sans {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.to_strings().join(", "))
     }
 }
 

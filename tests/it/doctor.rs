@@ -330,7 +330,7 @@ fn reports_empty_node_as_info() {
             .arg(empty.root())
             .arg("doctor"),
     );
-    table.done().says("0 errors, 0 warnings, 2 info");
+    assert_eq!(table.done().closing(), "2 info");
 }
 
 #[test]
@@ -348,7 +348,8 @@ fn prints_the_table_of_checks() {
     }
     let json = Ran::of(Command::new(NODEPKI).args(["doctor", "--list", "-o", "json"]));
     let json: Value = serde_json::from_str(&json.done().stdout).unwrap();
-    assert_eq!(json.as_array().unwrap().len(), CHECKS.len());
+    assert_eq!(json["kind"], "DoctorChecks");
+    assert_eq!(json["items"].as_array().unwrap().len(), CHECKS.len());
 }
 
 // ---- Damaged nodes ----

@@ -20,7 +20,13 @@ fn assert_refused(node: &Node, words: &[&str]) -> Ran {
             assert!(line.starts_with("nodepki: "), "{line}");
         }
     }
-    assert_eq!(checked.stderr, ran.stderr);
+    // A run with several faults ends with their number.
+    let messages = |ran: &Ran| -> Vec<String> {
+        let lines = ran.stderr.lines();
+        let lines = lines.filter(|line| !line.contains(" faults; next: "));
+        lines.map(str::to_owned).collect()
+    };
+    assert_eq!(messages(&checked), messages(&ran));
     before.unchanged(&node.snapshot());
     ran
 }

@@ -327,7 +327,7 @@ fn resumes_pending_request_with_its_key() {
     ran.ended(75)
         .row_says("apiserver", "pending")
         .row_says("apiserver", "an officer must approve")
-        .says("nodepki: some signatures are pending; run the same command again to continue with the same keys");
+        .says(", which continues with the same keys");
     before.unchanged(&node.etc());
     node.ask().ended(75);
     let requested = node.keys_seen();
@@ -422,10 +422,9 @@ fn ends_0_in_an_outage_while_certificates_are_valid() {
             "the certificate in place is kept and still valid",
         );
         assert!(
-            ran.stderr
-                .contains("the certificate in place is kept and still valid"),
+            ran.closing().contains("; next: nodepki bootstrap --root "),
             "{}",
-            ran.stderr
+            ran.said()
         );
         before.unchanged(&node.etc());
         node.signer_behaves();
@@ -436,7 +435,8 @@ fn ends_0_in_an_outage_while_certificates_are_valid() {
     let ran = node.ask();
     ran.ended(69)
         .says("nodepki: signer of ca: exec:/bin/bash asks for a retry (exit code 75)");
-    assert_eq!(ran.stderr.lines().count(), 1, "repeated: {}", ran.stderr);
+    // The cause, and the next command.
+    assert_eq!(ran.stderr.lines().count(), 2, "repeated: {}", ran.stderr);
     node.assert_completes();
 }
 
@@ -468,11 +468,8 @@ fn installs_certificates_of_one_authority_together() {
                 "etcd-server",
                 "signed; it is installed together with the other certificates of etcd-ca (missing: etcd-peer, etcd-healthcheck-client)",
             );
-        let closing = "; not installed: etcd-server (held back), etcd-peer (denied), etcd-healthcheck-client (denied)";
-        match how {
-            "denied" => ran.says(closing).says("nodepki: installed: apiserver, "),
-            _ => ran.says_not("not installed:"),
-        };
+        let closing = format!("2 {words}, 2 held back, 8 issued, ");
+        assert!(ran.closing().starts_with(&closing), "{}", ran.said());
         let etcd: Vec<CertName> = EVERYTHING
             .into_iter()
             .filter(|name| name.authority() == Authority::EtcdCa)
@@ -667,7 +664,7 @@ fn imports_signed_bundle_of_its_own_requests() {
     let node = Node::new();
     let bundle = node.outside("stick");
     let before = node.etc();
-    node.csr("export", &bundle).done().says(&format!("12 requests written to {0}; have them signed, store each certificate next to its CSR as .crt, then run: nodepki --root {1} csr import {0}", bundle.display(), node.root().display()));
+    node.csr("export", &bundle).done().says(&format!("12 requests written to {0}; next: have them signed, store each certificate next to its CSR as .crt, then run nodepki csr import {0} --root {1}", bundle.display(), node.root().display()));
     before.unchanged(&node.etc());
     for (path, bytes) in crate::signing::tree(&bundle) {
         assert!(
@@ -875,42 +872,35 @@ fn names_setting_for_wrong_answer_and_for_signer_that_cannot_carry_it() {
         .row_says(
             "super-admin.conf",
             "`certificates: {omit: [super-admin.conf]}`",
-        )
-        .says("not installed: ");
+        );
 }
 
-/// The exit status and the closing message agree with the files on the disk.
+/// The exit status and the rows agree with the files on the disk.
 #[test]
 fn reports_what_one_authority_installed_before_refusal() {
     let node = Node::new();
     node.signer_does("apiserver", "bad wrong-key");
     let ran = node.ask();
-    ran.ended(65)
-        .says_not("nothing was changed")
-        .says_not("nothing was installed");
-    let closing = ran
-        .stderr
-        .lines()
-        .find(|line| line.contains("; not installed: "))
-        .unwrap();
-    let (installed, left) = closing.split_once("; not installed: ").unwrap();
+    ran.ended(65);
     for name in EVERYTHING {
-        let is_there = node.leaf(name).is_some();
-        let says = |part: &str| part.split([' ', ',']).any(|word| word == name.as_str());
-        assert_eq!(
-            (says(installed), says(left)),
-            (is_there, !is_there),
-            "{name}: {closing}"
-        );
+        let action = match (node.leaf(name).is_some(), name) {
+            (true, _) => "issued",
+            (false, CertName::Apiserver) => "refused",
+            (false, _) => "held back",
+        };
+        ran.row_says(name.as_str(), action);
     }
-    assert!(left.contains("apiserver (refused)"), "{closing}");
+    assert!(ran.closing().starts_with("1 refused, "), "{}", ran.said());
     // The case in which nothing was installed.
     let node = Node::new();
     let before = node.etc();
     node.signer_does("all", "bad wrong-key");
-    node.ask()
-        .ended(65)
-        .says("nodepki: nothing was installed; not installed: ");
+    let ran = node.ask();
+    assert!(
+        ran.ended(65).closing().starts_with("12 refused, "),
+        "{}",
+        ran.said()
+    );
     before.unchanged(&node.etc());
 }
 

@@ -59,6 +59,7 @@ mod node;
 mod offline;
 mod one_node;
 mod openssl;
+mod output;
 mod package_budget;
 mod package_install;
 mod package_program;
@@ -67,6 +68,7 @@ mod packaging;
 mod plan_status;
 mod policy;
 mod preflight;
+mod pty;
 mod readme;
 #[cfg(feature = "failpoints")]
 mod reload;

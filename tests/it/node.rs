@@ -606,21 +606,42 @@ impl Ran {
         self
     }
 
-    /// Returns the row of a certificate in the table, with the indented lines that follow it.
+    /// Returns the row of a certificate in the table with the indented lines that follow it, the reasons that it shares
+    /// with other rows, and the cause in the closing line if the row is unfinished.
     #[track_caller]
     pub(crate) fn row(&self, name: &str) -> String {
-        let mut lines = self
-            .stdout
-            .lines()
-            .skip_while(|line| line.split_whitespace().next() != Some(name));
-        let first = lines
-            .next()
+        let lines: Vec<&str> = self.stdout.lines().collect();
+        let is_below = |line: &&&str| line.starts_with("    ");
+        let at = lines
+            .iter()
+            .position(|line| line.split_whitespace().next() == Some(name))
             .unwrap_or_else(|| panic!("no row {name} in:\n{}", self.said()));
-        let beneath = lines.take_while(|line| line.starts_with("    "));
-        std::iter::once(first)
-            .chain(beneath)
-            .collect::<Vec<_>>()
-            .join("\n")
+        let mut row = vec![lines[at]];
+        row.extend(lines[at + 1..].iter().take_while(is_below));
+        for (heading, names) in lines.iter().zip(&lines[1..]) {
+            let mut names = names
+                .strip_prefix("    ")
+                .into_iter()
+                .flat_map(|names| names.split(", "));
+            if heading.contains(": ") && names.any(|one| one == name) {
+                row.push(heading);
+            }
+        }
+        let state = lines[at].split_whitespace().nth(1).unwrap_or_default();
+        let problems = ["refused", "denied", "failed", "pending", "rolled", "waits"];
+        if let Some((counts, cause)) = self.closing().split_once(": ") {
+            let has_problem = problems.iter().any(|problem| counts.contains(problem));
+            // The cause of rows that are held back is stated only if there is no other problem.
+            if problems.contains(&state) || state == "held" && !has_problem {
+                row.push(cause);
+            }
+        }
+        row.join("\n")
+    }
+
+    /// Returns the last line on stdout.
+    pub(crate) fn closing(&self) -> &str {
+        self.stdout.lines().last().unwrap_or_default()
     }
 
     /// Asserts that a certificate's row of the table contains `words`.

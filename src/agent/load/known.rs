@@ -242,6 +242,7 @@ impl KnownConfiguration {
             state,
             node: resolved.node,
             knows_cluster: self.documents.cluster_document().is_some(),
+            kubeadm_file: self.documents.node_file().map(str::to_owned),
             settings: self.settings,
             cluster,
             warnings,

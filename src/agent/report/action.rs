@@ -13,6 +13,9 @@ macro_rules! actions {
         }
 
         impl RowAction {
+            /// All actions, in the order in which a summary counts them.
+            pub const ALL: [RowAction; [$($text),+].len()] = [$(RowAction::$name),+];
+
             /// Returns the text in tables, JSON and journal fields.
             pub const fn as_str(self) -> &'static str {
                 match self {
@@ -24,36 +27,23 @@ macro_rules! actions {
 }
 
 actions! {
-    // Planned.
-    /// The object stays as it is.
-    Keep: "keep",
-    /// The CA certificate is fetched from the signer.
-    Fetch: "fetch",
-    /// A certificate is issued for the first time, or outside a rotation.
-    Issue: "issue",
-    /// A certificate is replaced by one with the same key.
-    Renew: "renew",
-    /// A certificate is replaced by one with a new key.
-    Rekey: "rekey",
-    /// The file is written again with the same certificate.
-    Rewrite: "rewrite",
-    /// Manual action is needed first.
-    Refuse: "refuse",
+    // Done, and in need of attention.
+    /// The answer of the signer, or the state of the node, is not acceptable.
+    Refused: "refused",
+    /// The signer denied the request.
+    Denied: "denied",
+    /// An error occurred.
+    Failed: "failed",
+    /// The component was rolled back to its former files.
+    RolledBack: "rolled back",
+    /// The signer has not answered yet.
+    Pending: "pending",
+    /// A later run continues.
+    Waits: "waits",
     /// The certificate is installed later, with others.
-    HoldBack: "hold back",
-    /// A key pair is generated.
-    Make: "make",
-    /// A provided file is written.
-    Write: "write",
-    /// `sa.pub` is derived from `sa.key`.
-    DerivePublic: "derive sa.pub",
-    /// File permissions are restricted.
-    Tighten: "tighten",
+    HeldBack: "held back",
 
     // Done.
-    /// The object stayed as it was.
-    #[default]
-    Kept: "kept",
     /// A new certificate was installed.
     Issued: "issued",
     /// A new certificate for the same key was installed.
@@ -70,16 +60,6 @@ actions! {
     PublicDerived: "sa.pub derived",
     /// File permissions were restricted.
     Tightened: "tightened",
-    /// The certificate is installed later, with others.
-    HeldBack: "held back",
-    /// The signer has not answered yet.
-    Pending: "pending",
-    /// The signer denied the request.
-    Denied: "denied",
-    /// The answer of the signer, or the state of the node, is not acceptable.
-    Refused: "refused",
-    /// An error occurred.
-    Failed: "failed",
 
     // Done to Secrets and shared files.
     /// A Secret was created.
@@ -96,25 +76,70 @@ actions! {
     InEffect: "in effect",
     /// The component does not run below this root.
     NotHere: "not here",
-    /// A later run continues.
-    Waits: "waits",
-    /// The component was rolled back to its former files.
-    RolledBack: "rolled back",
+
+    /// The object stayed as it was.
+    #[default]
+    Kept: "kept",
+
+    // Planned.
+    /// Manual action is needed first.
+    Refuse: "refuse",
+    /// The CA certificate is fetched from the signer.
+    Fetch: "fetch",
+    /// A certificate is issued for the first time, or outside a rotation.
+    Issue: "issue",
+    /// A certificate is replaced by one with the same key.
+    Renew: "renew",
+    /// A certificate is replaced by one with a new key.
+    Rekey: "rekey",
+    /// The file is written again with the same certificate.
+    Rewrite: "rewrite",
+    /// A key pair is generated.
+    Make: "make",
+    /// A provided file is written.
+    Write: "write",
+    /// `sa.pub` is derived from `sa.key`.
+    DerivePublic: "derive sa.pub",
+    /// File permissions are restricted.
+    Tighten: "tighten",
+    /// The certificate is installed later, with others.
+    HoldBack: "hold back",
+    /// The object stays as it is.
+    Keep: "keep",
 }
 
 impl RowAction {
-    /// Returns whether a file was written.
-    pub(super) const fn is_installed(self) -> bool {
+    /// Returns whether the action is planned, not taken.
+    pub const fn is_planned(self) -> bool {
         matches!(
             self,
-            RowAction::Issued
-                | RowAction::Renewed
-                | RowAction::Rekeyed
-                | RowAction::Rewritten
-                | RowAction::Written
-                | RowAction::Made
-                | RowAction::Tightened
-                | RowAction::PublicDerived
+            RowAction::Refuse
+                | RowAction::Fetch
+                | RowAction::Issue
+                | RowAction::Renew
+                | RowAction::Rekey
+                | RowAction::Rewrite
+                | RowAction::Make
+                | RowAction::Write
+                | RowAction::DerivePublic
+                | RowAction::Tighten
+                | RowAction::HoldBack
+                | RowAction::Keep
+        )
+    }
+
+    /// Returns whether the action succeeded only in part, or not.
+    pub const fn is_unfinished(self) -> bool {
+        matches!(
+            self,
+            RowAction::Refused
+                | RowAction::Denied
+                | RowAction::Failed
+                | RowAction::RolledBack
+                | RowAction::Pending
+                | RowAction::Waits
+                | RowAction::HeldBack
+                | RowAction::Refuse
         )
     }
 }

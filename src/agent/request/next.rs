@@ -11,6 +11,9 @@ use crate::agent::SignerOperation;
 use crate::signer::{Answer, FailureClass, Resubmit, SignerError, Ticket, retry};
 use crate::store::{self, LastError, RequestPhase};
 
+/// A shorter wait before the deadline is not worth another call.
+const MIN_LAST_WAIT: Duration = Duration::from_secs(1);
+
 /// The call to the signer that is due.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::agent) enum SignerCall {
@@ -183,8 +186,10 @@ pub(in crate::agent) fn next<C>(
             let wait = retry::poll_delay(attempts.polls, after);
             attempts.polls += 1;
             record_ticket(record, &ticket, circumstances.now + wait);
-            if wait <= circumstances.time_left {
+            let left = circumstances.time_left;
+            if wait <= left || left >= MIN_LAST_WAIT {
                 let call = SignerCall::Poll(ticket);
+                let wait = wait.min(left);
                 return NextStep::Call { call, wait };
             }
             ExchangeEnd::Wait(note)
@@ -260,7 +265,7 @@ fn after_failure<C>(
 }
 
 /// Returns how long to wait after `failures` failures in a row; `None` if another call is pointless or the time does not
-/// suffice.
+/// suffice. The last call is at the deadline, so that a run lasts as long as it was told to.
 pub(in crate::agent) fn wait_before_retry(
     error: &SignerError,
     failures: u32,
@@ -268,7 +273,10 @@ pub(in crate::agent) fn wait_before_retry(
     random: f64,
 ) -> Option<Duration> {
     let wait = retry::delay(error.class, failures, error.retry_after, random)?;
-    (error.class.passes() && wait < time_left).then_some(wait)
+    // An earlier call than the signer permits is pointless.
+    let is_too_early = error.retry_after.is_some_and(|after| after > time_left);
+    let is_over = wait >= time_left && (time_left < MIN_LAST_WAIT || is_too_early);
+    (error.class.passes() && !is_over).then_some(wait.min(time_left))
 }
 
 #[cfg(test)]
@@ -342,7 +350,7 @@ mod tests {
                 Failed,
             ),
             (sent, Submit, pending(20), "poll in 20s", Requested),
-            (sent, Submit, pending(90), "leave: waits", Requested),
+            (sent, Submit, pending(90), "poll in 60s", Requested),
             (
                 Requested,
                 Poll(ticket()),
@@ -446,11 +454,42 @@ mod tests {
     }
 
     #[test]
-    fn gives_up_when_time_does_not_suffice_for_another_call() {
+    fn makes_last_call_at_deadline() {
         let error = SignerError::new(FailureClass::Transient, "no route", "look");
-        let wait = |left| wait_before_retry(&error, 4, Duration::from_secs(left), 1.0);
-        assert_eq!(wait(8), None);
-        assert_eq!(wait(9), Some(Duration::from_secs(8)));
+        let second = Duration::from_secs;
+        let wait = |error, left| wait_before_retry(error, 4, left, 1.0);
+        assert_eq!(wait(&error, second(9)), Some(second(8)));
+        assert_eq!(wait(&error, second(3)), Some(second(3)));
+        assert_eq!(wait(&error, Duration::from_millis(900)), None);
+        let busy = SignerError {
+            retry_after: Some(second(60)),
+            ..SignerError::new(FailureClass::Transient, "busy", "wait")
+        };
+        assert_eq!(wait(&busy, second(59)), None);
+        let polls = |left| {
+            let mut record = record(RequestPhase::Submitting);
+            let circumstances = Circumstances {
+                now: NOW,
+                time_left: left,
+                resubmit: Resubmit::Adopts,
+                can_exchange: false,
+                random: 0.5,
+            };
+            let mut attempts = Attempts::default();
+            let call = SignerCall::Submit;
+            let step = next(
+                &mut record,
+                &mut attempts,
+                call,
+                pending(90),
+                &circumstances,
+            );
+            // The next run keeps the signer's time.
+            assert_eq!(record.next_poll, Some(NOW + second(90)));
+            show(&step)
+        };
+        assert_eq!(polls(second(30)), "poll in 30s");
+        assert_eq!(polls(Duration::from_millis(900)), "leave: waits");
     }
 
     #[test]

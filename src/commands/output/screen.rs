@@ -7,9 +7,11 @@
 
 use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write, stderr, stdout};
-use std::sync::OnceLock;
+use std::os::fd::AsFd;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::agent::{ExitCode, Failure};
+use crate::table::TextStyle;
 use crate::x509::is_hidden;
 
 /// Parameters of SGR sequences that change only weight or colour and cannot hide text.
@@ -39,6 +41,28 @@ pub(in super::super) fn has_colour(stream: &impl IsTerminal) -> bool {
     // https://no-color.org: any value except an empty one.
     let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     is_coloured(choice, no_color, stream.is_terminal())
+}
+
+/// Returns how text for people is laid out on stdout.
+pub(in super::super) fn text_style() -> TextStyle {
+    TextStyle {
+        colour: has_colour(&stdout()),
+        width: width(&stdout()),
+    }
+}
+
+/// Returns the columns of a terminal: those of COLUMNS, or its own. `None` if the stream is not a terminal.
+pub(super) fn width(stream: &(impl IsTerminal + AsFd)) -> Option<usize> {
+    if !stream.is_terminal() {
+        return None;
+    }
+    let given = std::env::var("COLUMNS").ok();
+    let given = given.and_then(|columns| columns.trim().parse::<u16>().ok());
+    let own = || rustix::termios::tcgetwinsize(stream).ok();
+    let columns = given.filter(|columns| *columns > 0);
+    let columns = columns.or_else(|| own().map(|size| size.ws_col));
+    // A serial console reports no columns.
+    columns.filter(|columns| *columns > 0).map(usize::from)
 }
 
 const fn is_coloured(choice: ColourChoice, no_color: bool, is_terminal: bool) -> bool {
@@ -83,11 +107,6 @@ fn sgr_length(text: &str) -> Option<usize> {
     };
     let all = parameters.split(';').all(is_harmless);
     all.then_some("\u{1b}[".len() + parameters.len() + 1)
-}
-
-/// Returns the text on one line, with hidden characters escaped.
-pub(super) fn visible_line(text: &str) -> String {
-    visible(text, false).replace('\n', "\\n").replace('\t', " ")
 }
 
 /// Returns JSON with the hidden characters in its strings escaped (RFC 8259, section 7).
@@ -153,6 +172,23 @@ fn write(text: &str) -> Result<ExitCode, Failure> {
     }
 }
 
+/// Log lines that are kept back while a progress line is shown; `None` if they are written immediately.
+static HELD_LOG: Mutex<Option<String>> = Mutex::new(None);
+
+/// Keeps log lines back until [`release_log`], so that they follow the results of the command.
+pub(super) fn hold_log() {
+    let mut held = HELD_LOG.lock().unwrap_or_else(PoisonError::into_inner);
+    held.get_or_insert_default();
+}
+
+/// Writes the log lines that were kept back.
+pub(in super::super) fn release_log() {
+    let mut held = HELD_LOG.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(lines) = held.take() {
+        let _ = stderr().write_all(lines.as_bytes());
+    }
+}
+
 /// Format of log lines on stderr, which determines how they are escaped.
 #[derive(Clone, Copy)]
 pub(super) enum LogLineFormat {
@@ -172,7 +208,14 @@ impl Write for LogWriter {
             LogLineFormat::Text => visible(line, has_colour(&stderr())).replace('\n', "\n    "),
             LogLineFormat::Json => visible_json(line).into_owned(),
         };
-        stderr().write_all(format!("{shown}\n").as_bytes())?;
+        let mut held = HELD_LOG.lock().unwrap_or_else(PoisonError::into_inner);
+        match held.as_mut() {
+            Some(lines) => {
+                lines.push_str(&shown);
+                lines.push('\n');
+            }
+            None => stderr().write_all(format!("{shown}\n").as_bytes())?,
+        }
         Ok(event.len())
     }
 
@@ -211,7 +254,6 @@ mod tests {
         ] {
             assert_eq!(visible(text, colour), shown, "{text:?}");
         }
-        assert_eq!(visible_line("a\nb\tc\u{1b}"), "a\\nb c\\u{1b}");
     }
 
     #[test]

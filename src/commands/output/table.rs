@@ -1,118 +1,206 @@
-//! Tables for people: aligned columns, with indented lines below a row.
+//! The table of a run: one row for each object, the reasons that several rows share once below it, and the closing line.
 
-use std::path::Path;
+use time::{OffsetDateTime, UtcOffset};
 
-use time::OffsetDateTime;
+use super::closing::{Closing, RowGroup, groups, is_common, sole_group};
+use super::screen::text_style;
+use crate::agent::{ReportRow, RowAction, RunReport};
+use crate::config::COMMAND_LINE_SIGNER;
+use crate::table::{Cell, Emphasis, Table, TextStyle, list, visible_line};
 
-use super::screen::visible_line;
-use crate::agent::{ExitCode, ReportRow, RunReport, join};
-use crate::kube::names::NodePath;
+/// Blanks before a continuation line below a row.
+const DETAIL_INDENT: usize = 6;
 
-/// Returns a report as a table, for a node with this root directory; `verbose` adds subject, names, signer and files.
-pub(in super::super) fn render(report: &RunReport, verbose: bool, root: &Path) -> String {
-    let mut header = vec!["NAME", "ACTION", "KEY", "AUTHORITY", "NOT AFTER"];
-    let mut cells: Vec<Vec<String>> = report.rows.iter().map(cells).collect();
-    if report.rows.iter().any(|row| row.due.is_some()) {
-        header.push("DUE");
-        for (row, cells) in report.rows.iter().zip(&mut cells) {
-            cells.push(or_dash(row.due.map(minute)));
-        }
+/// What a table shows of each row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(in super::super) enum RowDetail {
+    /// Name, action, validity, signer and key.
+    Brief,
+    /// Also names and usages, which a reader compares with the desired state.
+    Requested,
+    /// Also subject and files.
+    Full,
+}
+
+/// Returns a report as a table that fits the terminal.
+pub(in super::super) fn render(report: &RunReport, detail: RowDetail) -> String {
+    let closing = Closing::of_run(report, None);
+    rows_text(report, detail, &closing, text_style())
+}
+
+/// Returns the rows and notes of a report. A cause that the closing line names is left out.
+pub(super) fn rows_text(
+    report: &RunReport,
+    detail: RowDetail,
+    closing: &Closing,
+    style: TextStyle,
+) -> String {
+    let sole = sole_group(report).filter(|_| closing.cause().is_some());
+    let shared: Vec<RowGroup<'_>> = groups(report)
+        .into_iter()
+        .filter(|group| group.rows.len() > 1 && !group.reasons.is_empty())
+        .collect();
+    let is_said_elsewhere = |row: &ReportRow, reason: &str| {
+        let mut groups = shared.iter().chain(&sole);
+        groups.any(|group| {
+            group.rows.iter().any(|one| std::ptr::eq(*one, row)) && is_common(reason, row, group)
+        })
+    };
+    let signers = signers(report);
+    let mut table = Table::new(&[
+        "NAME",
+        "ACTION",
+        "VALID UNTIL (UTC)",
+        "RENEWAL DUE (UTC)",
+        "SIGNER",
+        "USAGES",
+        "KEY",
+        "AUTHORITY",
+    ]);
+    for row in &report.rows {
+        let mut details: Vec<String> = row.reasons.clone();
+        details.retain(|reason| !is_said_elsewhere(row, reason));
+        details.extend(more(row, detail, style));
+        // The line below the table is sufficient for a single signer.
+        let signer = row.signer.as_deref().filter(|_| signers.len() > 1);
+        table.push(cells(row, detail, signer), details);
     }
-    // Present in plans only.
-    if report.rows.iter().any(|row| row.carries.is_some()) {
-        header.push("SIGNER CARRIES IT");
-        for (row, cells) in report.rows.iter().zip(&mut cells) {
-            cells.push(or_dash(
-                row.carries.map(|carries| carries.as_str().to_owned()),
+    let mut text = match report.rows.is_empty() {
+        true => String::new(),
+        false => table.render(style),
+    };
+    for group in &shared {
+        let is_sole = sole
+            .as_ref()
+            .is_some_and(|sole| std::ptr::eq(first(sole), first(group)));
+        if !is_sole {
+            let names = group.rows.iter().map(|row| &row.name);
+            text.push_str(&format!(
+                "{}: {}\n{}\n",
+                group.action,
+                group.reasons.join("; ").replace('\n', "\n    "),
+                list(names, 4, style)
             ));
         }
     }
-    let details = report.rows.iter().map(|row| details(row, verbose));
-    let mut text = aligned(&header, cells.into_iter().zip(details).collect());
+    text.push_str(&signer_lines(&signers));
     for note in &report.notes {
         text.push_str(&format!("note: {}\n", note.replace('\n', "\n      ")));
     }
-    if report.code() == ExitCode::Done && !report.ignore_preflight_errors.is_empty() {
-        text.push_str(&format!(
-            "next: kubeadm join --config {}, or with --ignore-preflight-errors={}\n",
-            NodePath::from(join::HANDOVER).below(root),
-            report.ignore_preflight_errors.join(",")
-        ));
-    }
     text
 }
 
-/// Returns the indented lines below a row.
-fn details(row: &ReportRow, verbose: bool) -> Vec<String> {
-    let mut details = row.reasons.clone();
-    if verbose {
-        for (what, value) in [
-            ("subject", &row.subject),
-            ("SAN", &row.sans),
-            ("signer", &row.signer),
-        ] {
-            details.extend(value.as_ref().map(|value| format!("{what} {value}")));
-        }
-        details.extend(row.paths.iter().map(ToString::to_string));
+fn first<'a>(group: &RowGroup<'a>) -> *const ReportRow {
+    group
+        .rows
+        .first()
+        .map_or(std::ptr::null(), |row| std::ptr::from_ref(*row))
+}
+
+/// Returns the indented lines below a row, apart from its reasons.
+fn more(row: &ReportRow, detail: RowDetail, style: TextStyle) -> Vec<String> {
+    let mut lines = Vec::new();
+    if detail != RowDetail::Brief && !row.sans.is_empty() {
+        let below = TextStyle {
+            width: style.width.map(|width| width.saturating_sub(DETAIL_INDENT)),
+            ..style
+        };
+        lines.push(list(&row.sans, 0, below));
     }
-    details
+    if detail == RowDetail::Full {
+        let subject = row.subject.as_ref();
+        lines.extend(subject.map(|subject| format!("subject {subject}")));
+        lines.extend(row.paths.iter().map(ToString::to_string));
+    }
+    lines
+}
+
+/// A signer of a report, and the authorities that it signs for.
+struct ReportSigner<'a> {
+    name: &'a str,
+    address: &'a str,
+    authorities: Vec<&'a str>,
+}
+
+fn signers(report: &RunReport) -> Vec<ReportSigner<'_>> {
+    let mut signers: Vec<ReportSigner<'_>> = Vec::new();
+    for row in &report.rows {
+        let (Some(name), Some(address)) = (&row.signer, &row.signer_address) else {
+            continue;
+        };
+        let authority = row.authority.as_deref().unwrap_or(&row.name);
+        match signers.iter_mut().find(|known| known.name == name) {
+            Some(known) if !known.authorities.contains(&authority) => {
+                known.authorities.push(authority);
+            }
+            Some(_) => {}
+            None => signers.push(ReportSigner {
+                name,
+                address,
+                authorities: vec![authority],
+            }),
+        }
+    }
+    signers
+}
+
+/// Returns one line for each signer with its kind and address.
+fn signer_lines(signers: &[ReportSigner<'_>]) -> String {
+    let lines = signers.iter().map(|signer| {
+        let name = match signer.name {
+            COMMAND_LINE_SIGNER => String::new(),
+            name => format!(" {}", visible_line(name)),
+        };
+        let authorities = signer.authorities.join(", ");
+        format!(
+            "signer{name} of {authorities}: {}\n",
+            visible_line(signer.address)
+        )
+    });
+    lines.collect()
 }
 
 /// Returns aligned columns with their titles; each row has its cells, and the lines below it.
-pub(in super::super) fn aligned(
-    header: &[&str],
-    mut rows: Vec<(Vec<String>, Vec<String>)>,
-) -> String {
-    for cell in rows.iter_mut().flat_map(|(cells, _)| cells) {
-        *cell = visible_line(cell);
-    }
-    let widths: Vec<usize> = header
-        .iter()
-        .enumerate()
-        .map(|(column, title)| {
-            let longest = rows
-                .iter()
-                .filter_map(|(cells, _)| cells.get(column))
-                .map(|cell| cell.chars().count())
-                .max();
-            longest.unwrap_or(0).max(title.len())
-        })
-        .collect();
-    let header: Vec<String> = header.iter().map(ToString::to_string).collect();
-    let mut text = line(&header, &widths);
+pub(in super::super) fn aligned(header: &[&str], rows: Vec<(Vec<String>, Vec<String>)>) -> String {
+    let mut table = Table::new(header);
     for (cells, details) in rows {
-        text.push_str(&line(&cells, &widths));
-        for detail in details {
-            text.push_str(&format!("    {}\n", detail.replace('\n', "\n      ")));
-        }
+        table.push(cells.iter().map(Cell::new).collect(), details);
     }
-    text
+    table.render(text_style())
 }
 
-fn or_dash(text: Option<String>) -> String {
-    text.unwrap_or_else(|| "-".to_owned())
-}
-
-fn cells(row: &ReportRow) -> Vec<String> {
+fn cells(row: &ReportRow, detail: RowDetail, signer: Option<&str>) -> Vec<Cell> {
+    let usages = match detail {
+        RowDetail::Brief => String::new(),
+        RowDetail::Requested | RowDetail::Full => row.usages.join(", "),
+    };
     vec![
-        row.name.clone(),
-        row.action.to_string(),
-        or_dash(row.key.clone()),
-        or_dash(row.authority.clone()),
-        or_dash(row.not_after.map(minute)),
+        Cell::new(&row.name),
+        Cell::state(row.action.as_str(), emphasis(row)),
+        Cell::optional(row.not_after.map(minute)),
+        Cell::optional(row.due.map(minute)),
+        Cell::optional(signer),
+        Cell::optional(Some(usages)),
+        Cell::optional(row.key.as_deref()),
+        Cell::optional(row.authority.as_deref()),
     ]
 }
 
-fn minute(time: OffsetDateTime) -> String {
-    let (date, hour, minute) = (time.date(), time.hour(), time.minute());
-    format!("{date} {hour:02}:{minute:02} UTC")
+fn emphasis(row: &ReportRow) -> Emphasis {
+    match row.action {
+        RowAction::Refused
+        | RowAction::Refuse
+        | RowAction::Denied
+        | RowAction::Failed
+        | RowAction::RolledBack => Emphasis::Error,
+        action if action.is_unfinished() => Emphasis::Warning,
+        _ => Emphasis::Plain,
+    }
 }
 
-fn line(cells: &[String], widths: &[usize]) -> String {
-    let padded: Vec<String> = cells
-        .iter()
-        .zip(widths)
-        .map(|(cell, width)| format!("{cell:<width$}"))
-        .collect();
-    format!("{}\n", padded.join("  ").trim_end())
+/// Returns a time in UTC, to the minute.
+fn minute(time: OffsetDateTime) -> String {
+    let time = time.to_offset(UtcOffset::UTC);
+    let (date, hour, minute) = (time.date(), time.hour(), time.minute());
+    format!("{date} {hour:02}:{minute:02}")
 }

@@ -1,17 +1,28 @@
-//! Log events, and the progress line on a terminal.
+//! Log events, and the progress of a run on stderr.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write, stderr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::prelude::*;
 
-use super::journal;
-use super::screen::{LogLineFormat, LogWriter, has_colour, visible_line};
-use crate::agent::{Event, Progress};
-use crate::kube::names::CertName;
+use super::progress::ProgressState;
+use super::screen::{self, LogLineFormat, LogWriter, has_colour};
+use super::{journal, print_message};
+use crate::agent::rotation;
+use crate::agent::{Event, Progress, RunReport};
+use crate::process::interrupt;
+use crate::table::visible_line;
 use crate::x509::rfc3339;
+
+/// Interval at which the progress line is rewritten.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Whether log events have a stream or a format of their own, or were requested with `-v`.
+static HAS_OWN_LOG: AtomicBool = AtomicBool::new(false);
 
 /// Destination and format of log events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -35,6 +46,9 @@ pub(in super::super) fn subscribe(format: LogFormat, verbose: u8) {
     };
     let under_systemd = format == LogFormat::Auto && stderr_is_journal();
     let journal = (format == LogFormat::Journal || under_systemd).then(journal::layers);
+    let is_text = format == LogFormat::Text || format == LogFormat::Auto;
+    let has_own_log = !is_text || matches!(journal, Some(Ok(_))) || verbose > 0;
+    HAS_OWN_LOG.store(has_own_log, Ordering::Relaxed);
     if let Some(Ok(journal)) = journal {
         // The journal always gets the events that are needed for a later analysis; -v is for terminals.
         let level = if verbose == 0 { "info" } else { level };
@@ -66,6 +80,17 @@ pub(in super::super) fn subscribe(format: LogFormat, verbose: u8) {
     }
 }
 
+fn has_own_log() -> bool {
+    HAS_OWN_LOG.load(Ordering::Relaxed)
+}
+
+/// Logs the rows of a report, unless a person reads them in the table next to it.
+pub(in super::super) fn log_rows(report: &RunReport) {
+    if has_own_log() {
+        rotation::log(report);
+    }
+}
+
 /// Returns whether stderr is the stream that systemd connected to the journal: `JOURNAL_STREAM` contains its device and
 /// inode (systemd.exec(5)). They differ if stderr was redirected.
 fn stderr_is_journal() -> bool {
@@ -78,77 +103,138 @@ fn stderr_is_journal() -> bool {
     stream == format!("{}:{}", found.st_dev, found.st_ino)
 }
 
-/// Logs the events of a run, and shows a progress line on a terminal.
-#[derive(Default)]
+/// Logs the events of a run, and shows its progress.
 pub(in super::super) struct Terminal {
-    line: Option<RefCell<ProgressLine>>,
+    display: ProgressDisplay,
+    began: Instant,
+    state: RefCell<ProgressState>,
+    /// The present line on the terminal.
+    shown: RefCell<String>,
 }
 
-#[derive(Default)]
-struct ProgressLine {
-    keys: usize,
-    keys_made: usize,
-    certificates: usize,
-    signed: usize,
-    /// The reason for the wait, by certificate.
-    waiting: BTreeMap<CertName, String>,
+/// Where progress is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ProgressDisplay {
+    /// One line on the terminal that is rewritten.
+    Line,
+    /// Messages on stderr.
+    Messages,
+    /// Log events only.
+    Log,
 }
 
 impl Terminal {
-    /// Shows a progress line if stderr is a terminal and no events are logged there.
+    /// Shows the progress on stderr: a line that is rewritten on a terminal, messages elsewhere, and nothing if events are
+    /// logged there.
     pub(in super::super) fn new(verbose: u8) -> Self {
+        let display = match (has_own_log(), stderr().is_terminal()) {
+            (true, _) => ProgressDisplay::Log,
+            (false, true) if verbose == 0 => ProgressDisplay::Line,
+            (false, true) => ProgressDisplay::Log,
+            (false, false) => ProgressDisplay::Messages,
+        };
+        if display == ProgressDisplay::Line {
+            screen::hold_log();
+        }
+        Self::with(display)
+    }
+
+    /// Logs events and shows no progress, for the daemon.
+    pub(in super::super) fn log_only() -> Self {
+        Self::with(ProgressDisplay::Log)
+    }
+
+    fn with(display: ProgressDisplay) -> Self {
         Terminal {
-            line: (stderr().is_terminal() && verbose == 0).then(RefCell::default),
+            display,
+            began: Instant::now(),
+            state: RefCell::default(),
+            shown: RefCell::default(),
+        }
+    }
+
+    /// Runs `run` and shows its progress every second. Once it waits, SIGINT ends it with an explanation.
+    pub(in super::super) async fn during<T>(&self, run: impl Future<Output = T>) -> T {
+        let mut run = std::pin::pin!(run);
+        let mut ticks = tokio::time::interval(PROGRESS_INTERVAL);
+        let mut interrupt: Option<Signal> = None;
+        loop {
+            let interrupted = async {
+                match &mut interrupt {
+                    Some(signal) => signal.recv().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                result = &mut run => return result,
+                Some(()) = interrupted => self.leave(),
+                _ = ticks.tick() => {
+                    self.tick();
+                    // Not earlier: a run that waits for the lock of another one blocks this thread.
+                    if interrupt.is_none() && self.shows_line() && self.state.borrow().is_waiting() {
+                        interrupt = signal(SignalKind::interrupt()).ok();
+                    }
+                }
+            }
+        }
+    }
+
+    fn shows_line(&self) -> bool {
+        self.display == ProgressDisplay::Line
+    }
+
+    /// Ends the process after SIGINT. For the store this is a crash: requests stay resumable.
+    fn leave(&self) -> ! {
+        self.clear();
+        screen::release_log();
+        print_message(
+            "interrupted while waiting; keys and requests are kept, and the next run continues with them",
+        );
+        interrupt::exit_with_programs()
+    }
+
+    fn tick(&self) {
+        match self.display {
+            ProgressDisplay::Line => self.redraw(),
+            ProgressDisplay::Messages => {
+                let line = self.state.borrow_mut().due_line(self.began.elapsed());
+                if let Some(line) = line {
+                    print_message(&line);
+                }
+            }
+            ProgressDisplay::Log => {}
         }
     }
 
     fn redraw(&self) {
-        let Some(line) = &self.line else { return };
-        let line = line.borrow();
-        let mut text = format!(
-            "keys {}/{}  signed {}/{}",
-            line.keys_made, line.keys, line.signed, line.certificates
-        );
-        if let Some((name, note)) = line.waiting.first_key_value() {
-            text.push_str(&format!(
-                "  waiting for {}: {name}: {note}",
-                line.waiting.len()
-            ));
+        let width = screen::width(&stderr()).unwrap_or(80).saturating_sub(1);
+        let line = self.state.borrow().line(self.began.elapsed(), width);
+        let line: String = visible_line(&line).chars().take(width).collect();
+        if *self.shown.borrow() != line {
+            // A closed terminal does not stop the run.
+            let _ = write!(stderr(), "\r\x1b[K{line}");
+            self.shown.replace(line);
         }
-        let text: String = visible_line(&text).chars().take(100).collect();
-        // A closed terminal does not stop the run.
-        let _ = write!(stderr(), "\r\x1b[K{text}");
     }
 
-    /// Counts an event in the progress line.
-    fn show(&self, event: Event) {
-        let Some(line) = &self.line else { return };
-        let mut line = line.borrow_mut();
-        match event {
-            Event::Started { keys, certificates } => {
-                line.keys = keys;
-                line.certificates = certificates;
-            }
-            Event::KeyMade { .. } => line.keys_made += 1,
-            Event::Waiting(name, note) => {
-                line.waiting.insert(name, note);
-            }
-            Event::Signed(name) => {
-                line.waiting.remove(&name);
-                line.signed += 1;
-            }
-            _ => return,
+    fn clear(&self) {
+        if self.shows_line() {
+            let _ = write!(stderr(), "\r\x1b[K");
         }
-        drop(line);
-        self.redraw();
+    }
+
+    fn show(&self, event: &Event) {
+        let is_changed = self.state.borrow_mut().count(event);
+        if is_changed && self.shows_line() {
+            self.redraw();
+        }
     }
 }
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        if self.line.is_some() {
-            let _ = write!(stderr(), "\r\x1b[K");
-        }
+        self.clear();
     }
 }
 
@@ -176,12 +262,16 @@ impl Progress for Terminal {
             Event::Submitted(name) => {
                 tracing::info!(certificate = name.as_str(), "{name}: request submitted");
             }
-            Event::Waiting(name, note) => {
+            Event::Waiting { name, signer, note } => {
                 tracing::info!(
                     certificate = name.as_str(),
+                    signer,
                     note,
-                    "{name}: waiting for the signer: {note}"
+                    "{name}: waiting for {signer}: {note}"
                 )
+            }
+            Event::Retrying { signer, why } => {
+                tracing::info!(signer, "{why}; trying again");
             }
             Event::Signed(name) => {
                 tracing::info!(certificate = name.as_str(), "{name}: signed and verified")
@@ -228,6 +318,6 @@ impl Progress for Terminal {
                 tracing::warn!(name: journal::CLOCK_DOUBTED, "{why}; waiting for time synchronization")
             }
         }
-        self.show(event);
+        self.show(&event);
     }
 }

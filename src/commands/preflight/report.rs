@@ -4,16 +4,14 @@ use serde::{Serialize, Serializer};
 use time::OffsetDateTime;
 
 use crate::agent::ExitCode;
-use crate::commands::output::table;
-use crate::config::API_VERSION;
+use crate::commands::output::{Closing, plural};
 use crate::store::NodeRoot;
+use crate::table::{Cell, Emphasis, Table, TextStyle};
 
 /// All checks of a run.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct PreflightReport {
-    api_version: &'static str,
-    kind: &'static str,
     #[serde(with = "time::serde::rfc3339")]
     at: OffsetDateTime,
     /// The root on this machine.
@@ -119,8 +117,6 @@ impl PreflightCheck {
 impl PreflightReport {
     pub(super) fn new(root: &NodeRoot, at: OffsetDateTime) -> Self {
         PreflightReport {
-            api_version: API_VERSION,
-            kind: "PreflightReport",
             at,
             root: root.path().display().to_string(),
             checks: Vec::new(),
@@ -138,46 +134,45 @@ impl PreflightReport {
         codes.max().unwrap_or(ExitCode::Done)
     }
 
-    /// Returns one line for each check, with its fix below it, and a last line with the numbers and the next command.
-    pub(super) fn table(&self) -> String {
-        let rows = self.checks.iter().map(|check| {
+    /// Returns one line for each check, with its fix below it.
+    pub(super) fn table(&self, style: TextStyle) -> String {
+        let headings = ["RESULT", "CHECK", "SUBJECT", "DETAIL"];
+        let mut table = Table::new(&headings).wrapping_last();
+        for check in &self.checks {
+            let emphasis = match check.result {
+                CheckResult::Error => Emphasis::Error,
+                CheckResult::Warning => Emphasis::Warning,
+                CheckResult::Ok | CheckResult::Skipped => Emphasis::Plain,
+            };
             let cells = vec![
-                check.result.as_str().to_owned(),
-                check.id.to_owned(),
-                match check.subject.as_str() {
-                    "" => "-".to_owned(),
-                    subject => subject.to_owned(),
-                },
-                check.detail.clone(),
+                Cell::state(check.result.as_str(), emphasis),
+                Cell::new(check.id),
+                Cell::optional(Some(&check.subject)),
+                Cell::new(&check.detail),
             ];
             let fix = check.fix.iter().map(|fix| format!("fix: {fix}"));
-            (cells, fix.collect())
-        });
-        let mut text = table::aligned(&["RESULT", "CHECK", "SUBJECT", "DETAIL"], rows.collect());
-        text.push_str(&self.closing());
-        text
+            table.push(cells, fix.collect());
+        }
+        table.render(style)
     }
 
-    fn closing(&self) -> String {
+    /// Returns the number of checks with each result, and the next command; `again` is this one.
+    pub(super) fn closing(&self, again: &str) -> Closing {
         let count = |result| {
             let checks = self.checks.iter();
             checks.filter(|check| check.result == result).count()
         };
-        let plural = |count: usize, one: &str| match count {
-            1 => format!("1 {one}"),
-            _ => format!("{count} {one}s"),
+        let (errors, warnings) = (count(CheckResult::Error), count(CheckResult::Warning));
+        let next = match self.exit_code() {
+            ExitCode::Done => self.next.clone(),
+            _ => Some(format!("correct the errors, then run {again}")),
         };
-        let sum = format!(
-            "{}, {}, {} ok, {} skipped",
-            plural(count(CheckResult::Error), "error"),
-            plural(count(CheckResult::Warning), "warning"),
-            count(CheckResult::Ok),
-            count(CheckResult::Skipped)
-        );
-        match (&self.next, self.exit_code()) {
-            (Some(next), ExitCode::Done) => format!("{sum}; next: {next}\n"),
-            _ => format!("{sum}; next: correct the errors and run nodepki preflight again\n"),
-        }
+        Closing::default()
+            .count(errors, "error", plural(errors, "error"))
+            .count(warnings, "warning", plural(warnings, "warning"))
+            .count(count(CheckResult::Ok), "ok", "ok")
+            .count(count(CheckResult::Skipped), "skipped", "skipped")
+            .then(next)
     }
 }
 
@@ -195,11 +190,8 @@ mod tests {
             PreflightCheck::warning("names", "api.example.com", "no address", None),
         ]);
         assert_eq!(report.exit_code(), ExitCode::Done);
-        assert!(
-            report
-                .table()
-                .ends_with("0 errors, 1 warning, 1 ok, 0 skipped; next: nodepki bootstrap\n")
-        );
+        let closing = report.closing("nodepki preflight").to_string();
+        assert_eq!(closing, "1 warning, 1 ok; next: nodepki bootstrap");
         let fix = Some("unseal it".to_owned());
         report.extend([
             PreflightCheck::failed("authority", "ca", ExitCode::Refused, "another CA", None),
@@ -207,14 +199,14 @@ mod tests {
             PreflightCheck::skipped("certificates", "ca", "signer v must work first"),
         ]);
         assert_eq!(report.exit_code(), ExitCode::Refused);
-        let text = report.table();
+        let text = report.table(TextStyle::default());
         assert!(
             text.contains("it is sealed\n    fix: unseal it\n"),
             "{text}"
         );
-        assert!(
-            text.contains("2 errors, 1 warning, 1 ok, 1 skipped; next: correct"),
-            "{text}"
+        assert_eq!(
+            report.closing("nodepki preflight").to_string(),
+            "2 errors, 1 warning, 1 ok, 1 skipped; next: correct the errors, then run nodepki preflight"
         );
     }
 }

@@ -104,6 +104,16 @@ impl Documents {
         self.join.as_ref()?.join.as_ref()
     }
 
+    /// Returns the file that describes the node: that of the JoinConfiguration or InitConfiguration, or else of the
+    /// ClusterConfiguration.
+    pub fn node_file(&self) -> Option<&str> {
+        let described = self.join.as_ref().or(self.init.as_ref());
+        let position = described
+            .map(|node| &node.document)
+            .or(self.cluster.as_ref().map(|input| &input.document))?;
+        Some(&position.place.file)
+    }
+
     /// Returns `certificateKey` of the InitConfiguration, and its position.
     pub fn upload_key(&self) -> Option<(&CertificateKey, &FieldPosition)> {
         let (key, spot) = self.init.as_ref()?.upload_key.as_ref()?;

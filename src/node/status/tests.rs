@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -12,12 +13,30 @@ use crate::kube::kubeconfig::{Credentials, Kubeconfig};
 use crate::node::NodeState;
 use crate::spec::Layout;
 use crate::store::{Durability, NodeRoot, RequestRecord};
+use crate::table::TextStyle;
 use crate::x509::{
     Certificate, CertificateAuthority, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans,
     Subject,
 };
 
 const NOW: OffsetDateTime = datetime!(2026-11-20 09:57:29 UTC);
+
+const fn style(colour: bool) -> TextStyle {
+    TextStyle {
+        colour,
+        width: None,
+    }
+}
+
+/// The table of a node without configured signers.
+fn table(status: &NodeStatus, colour: bool) -> String {
+    super::table(status, &BTreeMap::new(), style(colour))
+}
+
+fn tree(status: &NodeStatus, colour: bool) -> String {
+    super::tree(status, style(colour))
+}
+
 const PKI: &str = "/etc/kubernetes/pki";
 const DAYS: u64 = 24 * 60 * 60;
 
@@ -229,7 +248,7 @@ fn reports_healthy_node_as_ok() {
     let table = table(&status, false);
     assert!(
         table.contains(
-            "apiserver                  ok      2027-11-20 09:57 UTC   365d       ECDSA-P256   ca\n"
+            "apiserver                 ok     2027-11-20 09:57  365d       server auth               ECDSA-P256  ca\n    DNS:"
         ),
         "{table}"
     );
@@ -237,7 +256,7 @@ fn reports_healthy_node_as_ok() {
     let tree = tree(&status, false);
     assert!(
         tree.contains(
-            "├── apiserver                  ECDSA-P256   until 2027-11-20 09:57 UTC (365d)   ok\n"
+            "├── apiserver                 ok  ECDSA-P256  until 2027-11-20 09:57 UTC (365d)\n"
         ),
         "{tree}"
     );
@@ -273,11 +292,11 @@ fn reports_further_faults_of_expired_certificate() {
     assert_eq!(server.verified, Some(true));
     let table = table(&status, false);
     assert!(
-        table.contains(" expired   2027-11-20 09:57 UTC   -3d "),
+        table.contains(" expired  2027-11-20 09:57  -3d "),
         "{table}"
     );
     assert!(
-        table.contains("\napiserver: expired: it expired at "),
+        table.contains("\nexpired: it expired at 2027-11-20 09:57 UTC, 3d ago\n    apiserver, "),
         "{table}"
     );
 
@@ -554,7 +573,7 @@ fn reports_keys_readable_by_every_user() {
     assert!(ca.has_key);
     assert_eq!(ca.state, RowState::Unsafe);
     assert!(ca.problems[0].contains(words), "{:?}", ca.problems);
-    assert!(table(&status, false).contains("ECDSA-P256   on this node\n"));
+    assert!(table(&status, false).contains("ECDSA-P256  on this node\n"));
 }
 
 #[test]
@@ -908,7 +927,7 @@ fn shows_pending_requests_and_issue_times() {
     let table = table(&status, false);
     assert!(
         table.contains(
-            "apiserver   corp     2026-11-20 09:57 UTC   requested   no answer yet (2026-11-20 09:57 UTC)\n"
+            "apiserver  requested  corp    2026-11-20 09:57  no answer yet (2026-11-20 09:57 UTC)\n"
         ),
         "{table}"
     );

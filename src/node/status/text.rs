@@ -1,52 +1,92 @@
-//! The table and the tree for terminals. [`safe`] escapes every text that comes from a file.
+//! The table and the tree for terminals.
+
+use std::collections::BTreeMap;
 
 use time::OffsetDateTime;
 use time::UtcOffset;
 use time::macros::format_description;
 
 use super::{
-    AuthorityStatus, CertStatus, Facts, NodeStatus, PendingStatus, RowState, human_duration,
+    AuthorityStatus, CertStatus, Facts, NodeStatus, PendingStatus, RowState, Trouble,
+    human_duration,
 };
 use crate::kube::names::Authority;
 use crate::store::RequestPhase;
-use crate::x509::is_hidden;
+use crate::table::{Cell, Emphasis, Table, TextStyle, list, visible_line, without_word};
 
-/// Returns a table with one row for each certificate, authority, key pair and pending request, followed by one line for
-/// each problem and remark.
-pub fn table(status: &NodeStatus, colour: bool) -> String {
+/// Blanks before a continuation line below a row.
+const DETAIL_INDENT: usize = 6;
+
+/// Returns a table with one row for each certificate, authority, key pair and pending request, followed by the problems
+/// and remarks. `signers` has the names of the configured signers.
+pub fn table(
+    status: &NodeStatus,
+    signers: &BTreeMap<Authority, String>,
+    style: TextStyle,
+) -> String {
     let mut sections = Vec::new();
     if !status.certificates.is_empty() {
-        let head = ["NAME", "STATE", "EXPIRES", "RESIDUAL", "KEY", "AUTHORITY"];
-        let rows = status.certificates.iter().map(cert_row);
-        sections.push(columns(&with_head(&head, rows), colour));
+        let mut table = Table::new(&[
+            "NAME",
+            "STATE",
+            "EXPIRES (UTC)",
+            "TIME LEFT",
+            "USAGES",
+            "SIGNER",
+            "KEY",
+            "AUTHORITY",
+        ]);
+        for row in &status.certificates {
+            let signer = signers.get(&row.authority).map(String::as_str);
+            table.push(cert_row(row, signer), names(row, style));
+        }
+        sections.push(table.render(style));
     }
     if !status.authorities.is_empty() {
-        let head = ["AUTHORITY", "STATE", "EXPIRES", "RESIDUAL", "KEY", "CA KEY"];
-        let rows = status.authorities.iter().flat_map(authority_rows);
-        sections.push(columns(&with_head(&head, rows), colour));
+        let mut table = Table::new(&[
+            "AUTHORITY",
+            "STATE",
+            "EXPIRES (UTC)",
+            "TIME LEFT",
+            "KEY",
+            "CA KEY",
+        ]);
+        for row in status.authorities.iter().flat_map(authority_rows) {
+            table.push(row, Vec::new());
+        }
+        sections.push(table.render(style));
     }
     if let Some(pair) = &status.service_account {
         let row = vec![
-            Cell::text("sa"),
-            Cell::state(pair.state),
+            Cell::new("sa"),
+            state_cell(pair.state),
             Cell::optional(pair.key.as_deref()),
             Cell::optional(pair.key_id.as_deref()),
         ];
-        let head = ["KEY PAIR", "STATE", "KEY", "KEY ID"];
-        sections.push(columns(&with_head(&head, [row].into_iter()), colour));
+        let mut table = Table::new(&["KEY PAIR", "STATE", "KEY", "KEY ID"]);
+        table.push(row, Vec::new());
+        sections.push(table.render(style));
     }
     if !status.pending.is_empty() {
-        let head = ["PENDING", "SIGNER", "SINCE", "PHASE", "LAST ERROR"];
-        let rows = status.pending.iter().map(pending_row);
-        sections.push(columns(&with_head(&head, rows), colour));
+        let headings = ["PENDING", "PHASE", "SIGNER", "SINCE (UTC)", "LAST ERROR"];
+        let mut table = Table::new(&headings).wrapping_last();
+        for row in &status.pending {
+            table.push(pending_row(row), Vec::new());
+        }
+        sections.push(table.render(style));
     }
-    sections.extend(remarks(status));
+    sections.extend(remarks(status, style));
     sections.join("\n")
 }
 
 /// Returns the leaves under the authority that signs them.
-pub fn tree(status: &NodeStatus, colour: bool) -> String {
-    let mut lines = Vec::new();
+pub fn tree(status: &NodeStatus, style: TextStyle) -> String {
+    let mut table = Table::untitled();
+    let mut is_empty = true;
+    let mut push = |cells: Vec<Cell>| {
+        is_empty = false;
+        table.push(cells, Vec::new());
+    };
     for name in Authority::ALL {
         let leaves: Vec<&CertStatus> = status
             .certificates
@@ -54,11 +94,11 @@ pub fn tree(status: &NodeStatus, colour: bool) -> String {
             .filter(|row| row.authority == name)
             .collect();
         match status.authority(name) {
-            Some(authority) => lines.push(authority_line(authority)),
+            Some(authority) => push(authority_line(authority)),
             None if leaves.is_empty() => continue,
-            None => lines.push(vec![
-                Cell::text(name.as_str()),
-                Cell::text("(not on this node)"),
+            None => push(vec![
+                Cell::new(name.as_str()),
+                Cell::new("(not on this node)"),
             ]),
         }
         for (index, leaf) in leaves.iter().enumerate() {
@@ -67,38 +107,53 @@ pub fn tree(status: &NodeStatus, colour: bool) -> String {
             } else {
                 "├── "
             };
-            let mut cells = vec![Cell::text(&format!("{branch}{}", leaf.name))];
+            let mut cells = vec![
+                Cell::new(format!("{branch}{}", leaf.name)),
+                state_cell(leaf.state),
+            ];
             cells.extend(facts_cells(leaf.certificate.as_ref()));
-            cells.push(Cell::state(leaf.state));
-            lines.push(cells);
+            push(cells);
         }
     }
     if let Some(pair) = &status.service_account {
-        lines.push(vec![
-            Cell::text("sa"),
+        push(vec![
+            Cell::new("sa"),
+            state_cell(pair.state),
             Cell::optional(pair.key.as_deref()),
-            Cell::text("never expires"),
-            Cell::state(pair.state),
-            Cell::text("key pair"),
+            Cell::new("never expires"),
+            Cell::new("key pair"),
         ]);
     }
     let mut sections = Vec::new();
-    if !lines.is_empty() {
-        sections.push(columns(&lines, colour));
+    if !is_empty {
+        sections.push(table.render(style));
     }
-    sections.extend(remarks(status));
+    sections.extend(remarks(status, style));
     sections.join("\n")
 }
 
-fn cert_row(row: &CertStatus) -> Vec<Cell> {
+/// Returns the subject alternative names, as lines below a row.
+fn names(row: &CertStatus, style: TextStyle) -> Vec<String> {
+    let below = TextStyle {
+        width: style.width.map(|width| width.saturating_sub(DETAIL_INDENT)),
+        ..style
+    };
+    let facts = row.certificate.iter();
+    let facts = facts.filter(|facts| !facts.sans.is_empty());
+    facts.map(|facts| list(&facts.sans, 0, below)).collect()
+}
+
+fn cert_row(row: &CertStatus, signer: Option<&str>) -> Vec<Cell> {
     let facts = row.certificate.as_ref();
     vec![
-        Cell::text(row.name.as_str()),
-        Cell::state(row.state),
-        Cell::optional(facts.map(|facts| minute(facts.not_after)).as_deref()),
-        Cell::optional(facts.map(residual).as_deref()),
+        Cell::new(row.name.as_str()),
+        state_cell(row.state),
+        Cell::optional(facts.map(|facts| minute_in_utc(facts.not_after))),
+        Cell::optional(facts.map(residual)),
+        Cell::optional(facts.map(|facts| facts.usages.join(", "))),
+        Cell::optional(signer),
         Cell::optional(facts.map(|facts| facts.key.as_str())),
-        Cell::text(row.authority.as_str()),
+        Cell::new(row.authority.as_str()),
     ]
 }
 
@@ -106,51 +161,53 @@ fn cert_row(row: &CertStatus) -> Vec<Cell> {
 fn authority_rows(row: &AuthorityStatus) -> Vec<Vec<Cell>> {
     let facts = row.certificates.first();
     let first = vec![
-        Cell::text(row.name.as_str()),
-        Cell::state(row.state),
-        Cell::optional(facts.map(|facts| minute(facts.not_after)).as_deref()),
-        Cell::optional(facts.map(residual).as_deref()),
+        Cell::new(row.name.as_str()),
+        state_cell(row.state),
+        Cell::optional(facts.map(|facts| minute_in_utc(facts.not_after))),
+        Cell::optional(facts.map(residual)),
         Cell::optional(facts.map(|facts| facts.key.as_str())),
-        Cell::text(if row.has_key { "on this node" } else { "-" }),
+        Cell::new(if row.has_key {
+            "on this node"
+        } else {
+            "not on this node"
+        }),
     ];
     let others = row.certificates.iter().enumerate().skip(1);
     let others = others.map(|(index, facts)| {
         vec![
-            Cell::text(&format!("{} [{}]", row.name, index + 1)),
-            Cell::text("also trusted"),
-            Cell::text(&minute(facts.not_after)),
-            Cell::text(&residual(facts)),
-            Cell::text(&facts.key),
-            Cell::text("-"),
+            Cell::new(format!("{} [{}]", row.name, index + 1)),
+            Cell::new("also trusted"),
+            Cell::new(minute_in_utc(facts.not_after)),
+            Cell::new(residual(facts)),
+            Cell::new(&facts.key),
+            Cell::new("-"),
         ]
     });
     std::iter::once(first).chain(others).collect()
 }
 
 fn authority_line(row: &AuthorityStatus) -> Vec<Cell> {
-    let mut cells = vec![Cell::text(row.name.as_str())];
+    let mut cells = vec![Cell::new(row.name.as_str()), state_cell(row.state)];
     cells.extend(facts_cells(row.certificates.first()));
-    cells.push(Cell::state(row.state));
-    let key = if row.has_key {
+    cells.push(Cell::new(if row.has_key {
         "CA key on this node"
     } else {
         "CA key not on this node"
-    };
-    cells.push(Cell::text(key));
+    }));
     cells
 }
 
 fn facts_cells(facts: Option<&Facts>) -> [Cell; 2] {
     match facts {
         Some(facts) => [
-            Cell::text(&facts.key),
-            Cell::text(&format!(
+            Cell::new(&facts.key),
+            Cell::new(format!(
                 "until {} ({})",
                 minute(facts.not_after),
                 residual(facts)
             )),
         ],
-        None => [Cell::text("-"), Cell::text("-")],
+        None => [Cell::new("-"), Cell::new("-")],
     }
 }
 
@@ -168,32 +225,148 @@ fn pending_row(row: &PendingStatus) -> Vec<Cell> {
         .as_ref()
         .map(|error| format!("{} ({})", error.detail, minute(error.at)));
     vec![
-        Cell::text(&row.name),
+        Cell::new(&row.name),
+        Cell::new(phase),
         Cell::optional(row.signer.as_deref()),
-        Cell::optional(row.since.map(minute).as_deref()),
-        Cell::text(phase),
-        Cell::optional(error.as_deref()),
+        Cell::optional(row.since.map(minute_in_utc)),
+        Cell::optional(error),
     ]
 }
 
-/// Returns `name: state: why` for each problem, `name: remark` for each remark, then the notes.
-fn remarks(status: &NodeStatus) -> Option<String> {
-    let mut lines = Vec::new();
-    let mut add = |name: &str, state: RowState, problems: &[String], remarks: &[String]| {
-        lines.extend(problems.iter().map(|why| format!("{name}: {state}: {why}")));
-        lines.extend(remarks.iter().map(|remark| format!("{name}: {remark}")));
-    };
-    for row in &status.certificates {
-        add(row.name.as_str(), row.state, &row.problems, &row.remarks);
+/// A problem or remark, and the rows that have it.
+struct Remark<'a> {
+    /// The state of the rows, for a problem.
+    state: Option<RowState>,
+    /// In the words of the first row.
+    text: String,
+    names: Vec<&'a str>,
+    /// All rows have the same words.
+    is_literal: bool,
+}
+
+/// The remarks of all rows. Remarks that differ only in the name of the row are one.
+#[derive(Default)]
+struct Remarks<'a> {
+    remarks: Vec<Remark<'a>>,
+}
+
+impl<'a> Remarks<'a> {
+    fn add(&mut self, name: &'a str, state: Option<RowState>, text: &str) {
+        let general = without_word(text, name);
+        let known = self.remarks.iter_mut().find(|known| {
+            let first = known.names.first().copied().unwrap_or_default();
+            known.state == state && without_word(&known.text, first) == general
+        });
+        match known {
+            Some(known) => {
+                known.is_literal &= known.text == text;
+                if known.names.last() != Some(&name) {
+                    known.names.push(name);
+                }
+            }
+            None => self.remarks.push(Remark {
+                state,
+                text: text.to_owned(),
+                names: vec![name],
+                is_literal: true,
+            }),
+        }
     }
-    for row in &status.authorities {
-        add(row.name.as_str(), row.state, &row.problems, &row.remarks);
+
+    fn add_row(&mut self, row: &RowFindings<'a>, names_files: bool) {
+        match row.is_absent() && !names_files {
+            true => self.add(row.name, Some(row.state), "the files do not exist"),
+            false => {
+                for problem in row.problems {
+                    self.add(row.name, Some(row.state), problem);
+                }
+            }
+        }
+        for remark in row.remarks {
+            self.add(row.name, None, remark);
+        }
     }
-    if let Some(row) = &status.service_account {
-        add("sa", row.state, &row.problems, &row.remarks);
+}
+
+/// The findings of one row.
+struct RowFindings<'a> {
+    name: &'a str,
+    state: RowState,
+    problems: &'a [String],
+    troubles: &'a [Trouble],
+    remarks: &'a [String],
+    files: usize,
+}
+
+impl RowFindings<'_> {
+    /// Returns whether none of the files exists.
+    fn is_absent(&self) -> bool {
+        let mut troubles = self.troubles.iter();
+        self.files > 0
+            && self.troubles.len() == self.files
+            && troubles.all(|trouble| *trouble == Trouble::Absent)
     }
-    lines.extend(status.notes.iter().cloned());
-    let text: String = lines.iter().map(|line| safe(line) + "\n").collect();
+}
+
+/// Returns the findings of all rows, in the order of the table.
+fn findings(status: &NodeStatus) -> Vec<RowFindings<'_>> {
+    let certificates = status.certificates.iter().map(|row| RowFindings {
+        name: row.name.as_str(),
+        state: row.state,
+        problems: &row.problems,
+        troubles: &row.troubles,
+        remarks: &row.remarks,
+        files: row.files.len(),
+    });
+    let authorities = status.authorities.iter().map(|row| RowFindings {
+        name: row.name.as_str(),
+        state: row.state,
+        problems: &row.problems,
+        troubles: &row.troubles,
+        remarks: &row.remarks,
+        files: row.files.len(),
+    });
+    let pair = status.service_account.iter().map(|row| RowFindings {
+        name: "sa",
+        state: row.state,
+        problems: &row.problems,
+        troubles: &row.troubles,
+        remarks: &row.remarks,
+        files: row.files.len(),
+    });
+    certificates.chain(authorities).chain(pair).collect()
+}
+
+/// Returns `name: state: why` for each problem, `name: remark` for each remark, then the notes. A text of several rows is
+/// followed by their names.
+fn remarks(status: &NodeStatus, style: TextStyle) -> Option<String> {
+    let mut all = Remarks::default();
+    let findings = findings(status);
+    // The names determine the paths, which are stated for a single absent object only.
+    let names_files = findings.iter().filter(|row| row.is_absent()).count() < 2;
+    for row in &findings {
+        all.add_row(row, names_files);
+    }
+    let mut text = String::new();
+    for remark in &all.remarks {
+        let state = remark.state.map(|state| format!("{state}: "));
+        let state = state.unwrap_or_default();
+        let words = visible_line(&remark.text);
+        match remark.names.as_slice() {
+            [name] => text.push_str(&format!("{}: {state}{words}\n", visible_line(name))),
+            names => {
+                let likewise = match remark.is_literal {
+                    true => "",
+                    false => ", and likewise for the others",
+                };
+                let names = list(names, 4, style);
+                text.push_str(&format!("{state}{words}{likewise}\n{names}\n"));
+            }
+        }
+    }
+    for note in &status.notes {
+        text.push_str(&format!("{}\n", visible_line(note)));
+    }
     (!text.is_empty()).then_some(text)
 }
 
@@ -206,88 +379,22 @@ fn residual(facts: &Facts) -> String {
 }
 
 pub(super) fn minute(time: OffsetDateTime) -> String {
+    format!("{} UTC", minute_in_utc(time))
+}
+
+/// Returns the time below a heading that names UTC.
+fn minute_in_utc(time: OffsetDateTime) -> String {
     time.to_offset(UtcOffset::UTC)
-        .format(format_description!(
-            "[year]-[month]-[day] [hour]:[minute] UTC"
-        ))
+        .format(format_description!("[year]-[month]-[day] [hour]:[minute]"))
         .unwrap_or_default()
 }
 
-struct Cell {
-    text: String,
-    state: Option<RowState>,
-}
-
-impl Cell {
-    fn text(text: &str) -> Cell {
-        Cell {
-            text: safe(text),
-            state: None,
-        }
-    }
-
-    fn optional(text: Option<&str>) -> Cell {
-        Cell::text(text.unwrap_or("-"))
-    }
-
-    fn state(state: RowState) -> Cell {
-        Cell {
-            text: state.to_string(),
-            state: Some(state),
-        }
-    }
-
-    fn width(&self) -> usize {
-        self.text.chars().count()
-    }
-
-    /// Returns the text; states other than ok are coloured.
-    fn painted(&self, colour: bool) -> String {
-        match self.state {
-            Some(RowState::Expiring) if colour => format!("\u{1b}[33m{}\u{1b}[0m", self.text),
-            Some(state) if colour && state > RowState::Expiring => {
-                format!("\u{1b}[31m{}\u{1b}[0m", self.text)
-            }
-            _ => self.text.clone(),
-        }
-    }
-}
-
-fn with_head(head: &[&str], rows: impl Iterator<Item = Vec<Cell>>) -> Vec<Vec<Cell>> {
-    let head = head.iter().map(|text| Cell::text(text)).collect();
-    std::iter::once(head).chain(rows).collect()
-}
-
-/// Returns aligned columns, separated by three blanks, without blanks at the end of a line.
-fn columns(rows: &[Vec<Cell>], colour: bool) -> String {
-    let mut widths: Vec<usize> = Vec::new();
-    for row in rows {
-        widths.resize(widths.len().max(row.len()), 0);
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = cell.width().max(*width);
-        }
-    }
-    let mut text = String::new();
-    for row in rows {
-        let mut gap = 0;
-        for (width, cell) in widths.iter().zip(row) {
-            text.extend(std::iter::repeat_n(' ', gap));
-            text.push_str(&cell.painted(colour));
-            gap = width - cell.width() + 3;
-        }
-        text.push('\n');
-    }
-    text
-}
-
-/// Escapes control and invisible characters, so that a terminal does not interpret them and columns stay aligned.
-fn safe(text: &str) -> String {
-    let mut safe = String::with_capacity(text.len());
-    for c in text.chars() {
-        match is_hidden(c) {
-            true => safe.extend(c.escape_default()),
-            false => safe.push(c),
-        }
-    }
-    safe
+/// Returns a state; others than ok are coloured.
+fn state_cell(state: RowState) -> Cell {
+    let emphasis = match state {
+        RowState::Ok => Emphasis::Plain,
+        RowState::Expiring => Emphasis::Warning,
+        _ => Emphasis::Error,
+    };
+    Cell::state(state.as_str(), emphasis)
 }

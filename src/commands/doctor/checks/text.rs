@@ -1,10 +1,10 @@
 //! Text output of a diagnosis.
 
 use super::catalogue::CHECKS;
-use super::finding::{Diagnosis, FindingSeverity};
+use super::finding::Diagnosis;
 use crate::x509::is_hidden;
 
-/// Returns the findings by descending severity, and a last line with their number.
+/// Returns the findings by descending severity.
 pub fn table(diagnosis: &Diagnosis) -> String {
     let mut text = String::new();
     for finding in &diagnosis.findings {
@@ -18,28 +18,6 @@ pub fn table(diagnosis: &Diagnosis) -> String {
         }
         text.push_str(&format!("    fix: {}\n", indented(&finding.fix)));
     }
-    let count = |severity| {
-        let findings = diagnosis.findings.iter();
-        findings
-            .filter(|finding| finding.severity == severity)
-            .count()
-    };
-    let sum: Vec<String> = [
-        FindingSeverity::Error,
-        FindingSeverity::Warning,
-        FindingSeverity::Info,
-    ]
-    .into_iter()
-    .map(|severity| {
-        let name = severity.as_str();
-        match (count(severity), severity) {
-            (count, FindingSeverity::Info) => format!("{count} {name}"),
-            (1, _) => format!("1 {name}"),
-            (count, _) => format!("{count} {name}s"),
-        }
-    })
-    .collect();
-    text.push_str(&format!("{}\n", sum.join(", ")));
     text
 }
 

@@ -1,0 +1,273 @@
+//! The last line of a command: counts by outcome, the one cause if there is only one, and what to run next.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::agent::{ReportRow, RowAction, RunReport};
+use crate::table::without_word;
+
+/// The last line of a command, also part of its JSON document.
+#[derive(Clone, Debug, Default)]
+pub(in super::super) struct Closing {
+    /// Number, key in JSON, and text for people, in the order of the line.
+    counts: Vec<(usize, &'static str, String)>,
+    /// Shown instead of the counts if there are none.
+    nothing: Option<&'static str>,
+    cause: Option<String>,
+    next: Option<String>,
+}
+
+impl Closing {
+    /// Returns the closing line of a report.
+    pub(in super::super) fn of_run(report: &RunReport, next: Option<String>) -> Closing {
+        let mut closing = Closing::default().then(next);
+        for (action, count) in report.counts() {
+            let shown = match action.is_planned() {
+                true => format!("to {action}"),
+                false => action.to_string(),
+            };
+            closing = closing.count(count, action.as_str(), shown);
+        }
+        closing.cause = sole_cause(report);
+        closing
+    }
+
+    /// Adds the number of objects with one outcome; zero is not shown.
+    #[must_use]
+    pub(in super::super) fn count(
+        mut self,
+        count: usize,
+        key: &'static str,
+        shown: impl Into<String>,
+    ) -> Closing {
+        if count > 0 {
+            self.counts.push((count, key, shown.into()));
+        }
+        self
+    }
+
+    /// Sets what is shown if nothing was counted.
+    #[must_use]
+    pub(in super::super) fn or_nothing(mut self, nothing: &'static str) -> Closing {
+        self.nothing = Some(nothing);
+        self
+    }
+
+    /// Sets what to run next.
+    #[must_use]
+    pub(in super::super) fn then(mut self, next: Option<String>) -> Closing {
+        self.next = next;
+        self
+    }
+
+    /// Returns the counts by key.
+    pub(super) fn counts(&self) -> BTreeMap<&'static str, usize> {
+        let counts = self.counts.iter();
+        counts.map(|(count, key, _)| (*key, *count)).collect()
+    }
+
+    pub(super) fn cause(&self) -> Option<&str> {
+        self.cause.as_deref()
+    }
+
+    pub(super) fn next(&self) -> Option<&str> {
+        self.next.as_deref()
+    }
+}
+
+impl fmt::Display for Closing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let counts = self.counts.iter();
+        let counts: Vec<String> = counts
+            .map(|(count, _, shown)| format!("{count} {shown}"))
+            .collect();
+        match counts.is_empty() {
+            true => f.write_str(self.nothing.unwrap_or("nothing to do"))?,
+            false => f.write_str(&counts.join(", "))?,
+        }
+        if let Some(cause) = &self.cause {
+            write!(f, ": {}", cause.replace('\n', " "))?;
+        }
+        if let Some(next) = &self.next {
+            write!(f, "; next: {next}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Rows with the same action for the same reason.
+pub(super) struct RowGroup<'a> {
+    pub(super) action: RowAction,
+    /// The reasons that all rows have, in the words of the first row.
+    pub(super) reasons: Vec<String>,
+    pub(super) rows: Vec<&'a ReportRow>,
+}
+
+/// Groups the rows that have reasons. Reasons that differ only in the name of the row are the same.
+pub(super) fn groups(report: &RunReport) -> Vec<RowGroup<'_>> {
+    let mut groups: Vec<(RowAction, String, Vec<&ReportRow>)> = Vec::new();
+    for row in &report.rows {
+        let Some(first) = row.reasons.first() else {
+            continue;
+        };
+        let first = without_word(first, &row.name);
+        let known = groups
+            .iter_mut()
+            .find(|(action, reason, _)| *action == row.action && *reason == first);
+        match known {
+            Some((.., rows)) => rows.push(row),
+            None => groups.push((row.action, first, vec![row])),
+        }
+    }
+    let groups = groups.into_iter();
+    groups
+        .map(|(action, _, rows)| RowGroup {
+            action,
+            reasons: common_reasons(&rows),
+            rows,
+        })
+        .collect()
+}
+
+/// Returns the reasons of the first row that every row has.
+fn common_reasons(rows: &[&ReportRow]) -> Vec<String> {
+    let Some((first, others)) = rows.split_first() else {
+        return Vec::new();
+    };
+    let reasons = first.reasons.iter();
+    reasons
+        .filter_map(|reason| {
+            let general = without_word(reason, &first.name);
+            let has = |row: &&ReportRow| {
+                let mut reasons = row.reasons.iter();
+                reasons.any(|other| without_word(other, &row.name) == general)
+            };
+            let is_literal = others.iter().all(|row| row.reasons.contains(reason));
+            match others.iter().all(has) {
+                true if is_literal => Some(reason.clone()),
+                true => Some(format!("{reason}, and likewise for the others")),
+                false => None,
+            }
+        })
+        .collect()
+}
+
+/// Returns whether a reason of a row is one of these common reasons.
+pub(super) fn is_common(reason: &str, row: &ReportRow, group: &RowGroup<'_>) -> bool {
+    let Some(first) = group.rows.first() else {
+        return false;
+    };
+    let general = without_word(reason, &row.name);
+    let mut common = group.reasons.iter();
+    common.any(|text| {
+        let text = text
+            .strip_suffix(", and likewise for the others")
+            .unwrap_or(text);
+        without_word(text, &first.name) == general
+    })
+}
+
+/// Returns the cause of all unfinished rows, if it is the same for all. A row that is held back waits for others: its
+/// reason counts only if there is no other unfinished row.
+pub(super) fn sole_cause(report: &RunReport) -> Option<String> {
+    let group = sole_group(report)?;
+    Some(group.reasons.join("; "))
+}
+
+/// Returns the rows with the cause of [`sole_cause`].
+pub(super) fn sole_group(report: &RunReport) -> Option<RowGroup<'_>> {
+    let is_problem = |action: RowAction| action.is_unfinished() && action != RowAction::HeldBack;
+    let rows = || report.rows.iter();
+    let has_problem = rows().any(|row| is_problem(row.action));
+    let counts = |action: RowAction| match has_problem {
+        true => is_problem(action),
+        false => action == RowAction::HeldBack,
+    };
+    let groups = groups(report).into_iter();
+    let mut groups = groups.filter(|group| counts(group.action));
+    let group = groups.next().filter(|group| !group.reasons.is_empty())?;
+    let is_only = groups.next().is_none();
+    let covers_all = rows().filter(|row| counts(row.action)).count() == group.rows.len();
+    (is_only && covers_all).then_some(group)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(name: &str, action: RowAction, reason: &str) -> ReportRow {
+        ReportRow {
+            name: name.to_owned(),
+            action,
+            reasons: match reason {
+                "" => Vec::new(),
+                reason => vec![reason.to_owned()],
+            },
+            ..ReportRow::default()
+        }
+    }
+
+    fn closing(rows: Vec<ReportRow>) -> String {
+        let report = RunReport {
+            rows,
+            ..RunReport::default()
+        };
+        Closing::of_run(&report, Some("nodepki bootstrap".to_owned())).to_string()
+    }
+
+    #[test]
+    fn names_sole_cause_once() {
+        let pending = |name: &str| {
+            row(
+                name,
+                RowAction::Pending,
+                &format!("waits for /i/{name}.crt"),
+            )
+        };
+        let mut rows = vec![
+            pending("apiserver"),
+            pending("etcd-peer"),
+            row("sa", RowAction::HeldBack, "with the others"),
+            row("ca", RowAction::Kept, ""),
+        ];
+        assert_eq!(
+            closing(rows.clone()),
+            "2 pending, 1 held back, 1 kept: waits for /i/apiserver.crt, and likewise for the others; next: nodepki bootstrap"
+        );
+        rows.push(row("admin.conf", RowAction::Denied, "no"));
+        assert_eq!(
+            closing(rows),
+            "1 denied, 2 pending, 1 held back, 1 kept; next: nodepki bootstrap"
+        );
+    }
+
+    #[test]
+    fn counts_planned_actions() {
+        let rows = vec![
+            row("ca", RowAction::Fetch, "absent"),
+            row("apiserver", RowAction::Issue, "absent"),
+            row("etcd-peer", RowAction::Issue, "absent"),
+        ];
+        assert_eq!(
+            closing(rows),
+            "1 to fetch, 2 to issue; next: nodepki bootstrap"
+        );
+        assert_eq!(closing(vec![]), "nothing to do; next: nodepki bootstrap");
+    }
+
+    #[test]
+    fn keeps_reasons_of_single_rows() {
+        let mut first = row("a", RowAction::Failed, "signer is down");
+        let second = row("b", RowAction::Failed, "signer is down");
+        first.reasons.push("a can be omitted".to_owned());
+        let report = RunReport {
+            rows: vec![first.clone(), second],
+            ..RunReport::default()
+        };
+        let groups = groups(&report);
+        assert_eq!(groups.len(), 1);
+        assert_eq!(groups[0].reasons, ["signer is down"]);
+        assert!(is_common("signer is down", &first, &groups[0]));
+        assert!(!is_common("a can be omitted", &first, &groups[0]));
+    }
+}

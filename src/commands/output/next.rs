@@ -1,0 +1,121 @@
+//! The next command after a run.
+
+use std::path::Path;
+
+use crate::agent::load::Loaded;
+use crate::agent::{ExitCode, Failure, ReportRow, RunReport, join};
+use crate::commands::options::GlobalOptions;
+use crate::kube::kubeadm::KubeadmRole;
+use crate::kube::names::NodePath;
+use crate::store::NodeRoot;
+
+/// What the next command depends on.
+pub(in super::super) struct NodeFacts {
+    /// Whether kubeadm is still to run.
+    kubeadm_follows: bool,
+    role: KubeadmRole,
+    /// The kubeadm configuration file that describes the node.
+    kubeadm_file: Option<String>,
+}
+
+impl NodeFacts {
+    pub(in super::super) fn of(loaded: &Loaded) -> NodeFacts {
+        NodeFacts {
+            kubeadm_follows: loaded.setup.kubeadm_follows,
+            role: loaded.node.role,
+            kubeadm_file: loaded.kubeadm_file.clone(),
+        }
+    }
+}
+
+/// Returns what to do after a run of `command` with this result.
+pub(in super::super) fn after_run(
+    global: &GlobalOptions,
+    node: &NodeFacts,
+    report: &RunReport,
+    code: ExitCode,
+    command: &str,
+) -> Option<String> {
+    let is_unfinished = |row: &ReportRow| row.code.is_some() || row.is_overdue();
+    match code {
+        // A failure that leaves valid certificates in place does not fail the run.
+        ExitCode::Done if report.rows.iter().any(is_unfinished) => {
+            Some(again(ExitCode::Pending, command))
+        }
+        ExitCode::Done => after_success(global, node, &report.ignore_preflight_errors),
+        code => Some(again(code, command)),
+    }
+}
+
+/// Returns the command that uses the files of a complete node: kubeadm's if it has not run yet, or `nodepki renew` if
+/// components still work with former files.
+pub(in super::super) fn after_success(
+    global: &GlobalOptions,
+    node: &NodeFacts,
+    ignored_errors: &[String],
+) -> Option<String> {
+    let root = NodeRoot::open(&global.root).ok()?;
+    if !node.kubeadm_follows {
+        let has_restarts = root.restarts().is_ok_and(|restarts| !restarts.is_empty());
+        return has_restarts.then(|| {
+            format!(
+                "{}, which restarts the components that use replaced files",
+                nodepki(global, "renew")
+            )
+        });
+    }
+    let verb = match node.role {
+        KubeadmRole::Init => "init",
+        KubeadmRole::Join | KubeadmRole::Worker => "join",
+    };
+    let has_handover = verb == "join" && root.metadata(join::HANDOVER).ok().flatten().is_some();
+    let file = match has_handover {
+        true => NodePath::from(join::HANDOVER)
+            .below(&global.root)
+            .to_string(),
+        false => node.kubeadm_file.clone()?,
+    };
+    let mut command = format!("kubeadm {verb} --config {file}");
+    if !ignored_errors.is_empty() {
+        // The configuration that nodepki writes already contains them.
+        let separator = if has_handover { ", or with" } else { "" };
+        command.push_str(&format!(
+            "{separator} --ignore-preflight-errors={}",
+            ignored_errors.join(",")
+        ));
+    }
+    Some(command)
+}
+
+/// Returns what to do after a run that was not completed.
+pub(in super::super) fn again(code: ExitCode, command: &str) -> String {
+    match code {
+        ExitCode::Done | ExitCode::Pending => {
+            format!("{command}, which continues with the same keys")
+        }
+        ExitCode::Unreachable => format!("{command}, once the signer answers"),
+        _ => format!("correct this, then run {command}"),
+    }
+}
+
+/// Adds a closing line to a failure that ended the whole run. A single message that ends with its fix is one.
+pub(in super::super) fn closed(mut failure: Failure, command: &str) -> Failure {
+    let count = failure.messages.len();
+    let closing = match failure.code {
+        ExitCode::Usage => return failure,
+        ExitCode::Unreachable => format!("next: {command}, once the server answers"),
+        ExitCode::Done | ExitCode::Pending => format!("next: {command}"),
+        _ if count < 2 => return failure,
+        _ => format!("{count} faults; next: correct them, then run {command}"),
+    };
+    failure.messages.push(closing.into());
+    failure
+}
+
+/// Returns a nodepki command with the options that name the node.
+pub(in super::super) fn nodepki(global: &GlobalOptions, command: &str) -> String {
+    match global.root == Path::new("/") {
+        true => format!("nodepki {command}"),
+        false => format!("nodepki --root {} {command}", global.root.display()),
+    }
+}
