@@ -31,7 +31,7 @@ mod text;
 mod verify;
 
 pub use authority::{AuthorityError, CertificateAuthority};
-pub use certificate::{Certificate, Name, presented_certificate};
+pub use certificate::{Certificate, DistinguishedName, presented_certificate};
 pub use chain::{
     Chain, ChainError, MAX_BUNDLE_CERTIFICATES, MAX_BUNDLE_SUBJECT_BYTES, MAX_CHAIN_BYTES,
     MAX_RESPONSE_BYTES, MAX_RESPONSE_CERTIFICATES, TrustBundle, TrustError, certificates_of,

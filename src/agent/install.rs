@@ -193,7 +193,7 @@ struct Installed {
 }
 
 /// A request for a certificate of which nothing is installed yet.
-struct Signed {
+struct SignedCertificate {
     chain: Chain,
     key: PrivateKey,
     request: Box<Request>,
@@ -379,7 +379,7 @@ impl<'a> CommitWork<'a> {
                 if still_serves && let Some(old) = found.chain.present() {
                     reasons.extend(self.rotating.and(copies_note(&spec, old)));
                 }
-                let signed = Signed {
+                let signed = SignedCertificate {
                     chain,
                     key,
                     request,
@@ -422,11 +422,11 @@ impl<'a> CommitWork<'a> {
         spec: &CertSpec,
         trusted: &TrustBundle,
         found: ObservedCert,
-        signed: Signed,
+        signed: SignedCertificate,
         keep_key: bool,
         reasons: Vec<String>,
     ) -> Result<ReportRow, Failure> {
-        let Signed {
+        let SignedCertificate {
             chain,
             key,
             request,

@@ -136,13 +136,13 @@ async fn lookup(name: &str, log: &ConnectionLog) -> Result<Vec<IpAddr>, String> 
 }
 
 /// One name server.
-struct Server {
+struct NameServer {
     label: String,
     resolver: TokioResolver,
 }
 
 /// Returns a resolver for each server, since the order of the queries is decided here.
-fn servers(config: &ResolverConfig, options: &ResolverOpts) -> Result<Vec<Server>, String> {
+fn servers(config: &ResolverConfig, options: &ResolverOpts) -> Result<Vec<NameServer>, String> {
     let mut options = options.clone();
     options.use_hosts_file = ResolveHosts::Never;
     options.timeout = options.timeout.min(RETRANSMIT_INTERVAL);
@@ -157,7 +157,7 @@ fn servers(config: &ResolverConfig, options: &ResolverOpts) -> Result<Vec<Server
             let builder = TokioResolver::builder_with_config(config, provider);
             let resolver = builder.with_options(options.clone()).build();
             let resolver = resolver.map_err(|error| format!("name server {label}: {error}"))?;
-            Ok(Server { label, resolver })
+            Ok(NameServer { label, resolver })
         })
         .collect()
 }
@@ -192,7 +192,7 @@ fn candidates(name: &str, config: &ResolverConfig, ndots: usize) -> Result<Vec<D
 /// if no name has an address.
 async fn in_dns(
     names: Vec<DnsName>,
-    servers: &[Server],
+    servers: &[NameServer],
 ) -> Result<(Vec<IpAddr>, Option<String>), Option<String>> {
     let deadline = Instant::now() + RESOLVE_TIMEOUT;
     let mut failed = None;
@@ -261,7 +261,7 @@ impl fmt::Display for DnsAnswer<'_> {
 }
 
 /// Queries both families. Once one has an address, the other one gets the same time again, within limits.
-async fn both_families(name: &DnsName, servers: &[Server], deadline: Instant) -> Families {
+async fn both_families(name: &DnsName, servers: &[NameServer], deadline: Instant) -> Families {
     let started = Instant::now();
     let mut v4 = pin!(query_servers(AddressFamily::V4, name, servers, deadline));
     let mut v6 = pin!(query_servers(AddressFamily::V6, name, servers, deadline));
@@ -288,7 +288,7 @@ async fn both_families(name: &DnsName, servers: &[Server], deadline: Instant) ->
 async fn query_servers(
     family: AddressFamily,
     name: &DnsName,
-    servers: &[Server],
+    servers: &[NameServer],
     deadline: Instant,
 ) -> Result<Vec<IpAddr>, Vec<String>> {
     let mut waiting = servers.iter();
@@ -320,7 +320,7 @@ async fn query_servers(
 async fn query<'a>(
     family: AddressFamily,
     name: &DnsName,
-    server: &'a Server,
+    server: &'a NameServer,
 ) -> (&'a str, Result<Vec<IpAddr>, String>) {
     let found = server.resolver.lookup(name.clone(), family.record_type());
     let why = match found.await {

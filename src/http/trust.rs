@@ -50,7 +50,7 @@ pub(super) struct ConnectionLog {
     connected: AtomicBool,
     requested_certificate: AtomicBool,
     client_certificate: OnceLock<String>,
-    verdict: OnceLock<Verdict>,
+    verdict: OnceLock<DistrustReason>,
     /// The message for a timeout of the name resolution under way.
     resolving: Mutex<Option<String>>,
     /// The incomplete part of a name resolution.
@@ -58,7 +58,7 @@ pub(super) struct ConnectionLog {
 }
 
 /// Why a server is not trusted.
-pub(super) struct Verdict {
+pub(super) struct DistrustReason {
     pub(super) detail: String,
     pub(super) advice: &'static str,
 }
@@ -117,7 +117,7 @@ impl ConnectionLog {
         self.client_certificate.get().map(String::as_str)
     }
 
-    pub(super) fn verdict(&self) -> Option<&Verdict> {
+    pub(super) fn verdict(&self) -> Option<&DistrustReason> {
         self.verdict.get()
     }
 }
@@ -445,7 +445,7 @@ impl ConfiguredTrust {
         name: &ServerName<'_>,
         now: UnixTime,
         origin: &str,
-    ) -> Verdict {
+    ) -> DistrustReason {
         let certificate = Certificate::from_der(leaf).ok();
         let subject = certificate.as_ref().map_or_else(
             || "unreadable".to_owned(),
@@ -476,7 +476,7 @@ impl ConfiguredTrust {
                 (error.to_string(), "have the server's certificate reissued")
             }
         };
-        Verdict {
+        DistrustReason {
             detail: format!("the certificate of {origin} ({subject}) is not trusted: {why}"),
             advice,
         }

@@ -8,7 +8,9 @@ use super::{KubeletPolicy, RequestReason};
 use crate::kube::csr_object::{CsrObject, KubeletCertificate};
 use crate::kube::kubeadm::is_dns_subdomain;
 use crate::kube::names::NODE_USER_PREFIX;
-use crate::x509::{Csr, CsrContent, CsrContentError, KeyAlgorithm, KeyType, Name, Sans};
+use crate::x509::{
+    Csr, CsrContent, CsrContentError, DistinguishedName, KeyAlgorithm, KeyType, Sans,
+};
 
 /// What a valid request asks for.
 #[derive(Debug)]
@@ -89,7 +91,7 @@ fn unreadable(error: CsrContentError) -> Violation {
 }
 
 /// Returns the node's name in a subject with exactly one organization and one common name.
-fn node_of(subject: &Name) -> Result<String, Violation> {
+fn node_of(subject: &DistinguishedName) -> Result<String, Violation> {
     let attributes: BTreeSet<&str> = subject.attributes().map(|(kind, _)| kind).collect();
     let count = subject.attributes().count();
     let common_name = subject.values("CN").next().unwrap_or_default();

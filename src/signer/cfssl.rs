@@ -224,7 +224,7 @@ pub struct Cfssl {
 
 /// The response to `info`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-struct Info {
+struct InfoResponse {
     certificate: String,
     /// `null` for a profile without usages.
     usages: Option<Vec<String>>,
@@ -250,7 +250,7 @@ impl<T> Description<T> {
     }
 }
 
-impl Info {
+impl InfoResponse {
     fn usages(&self) -> &[String] {
         self.usages.as_deref().unwrap_or_default()
     }
@@ -274,14 +274,14 @@ enum Trial {
 }
 
 struct ProfileFacts {
-    info: Info,
+    info: InfoResponse,
     trial: Trial,
     /// The profile is the default one as configured, or differs from an unknown one.
     exists: bool,
 }
 
 #[derive(Deserialize)]
-struct Signed {
+struct CfsslSignResponse {
     certificate: String,
 }
 
@@ -327,7 +327,7 @@ impl Cfssl {
         }
     }
 
-    async fn describe(&self, place: &CaProfile) -> Result<Description<Info>, SignerError> {
+    async fn describe(&self, place: &CaProfile) -> Result<Description<InfoResponse>, SignerError> {
         let doing = format!("asking about {place}");
         let call = Call::post(format!("{API_PATH}/info")).json(&place.fields());
         match self.ask(&doing, call).await.map_err(as_transient)? {
@@ -460,7 +460,7 @@ impl Cfssl {
     }
 
     /// Logs a lifetime that differs from the requested one. The profile determines it.
-    fn compare_lifetime(&self, request: &Request, info: &Info) {
+    fn compare_lifetime(&self, request: &Request, info: &InfoResponse) {
         let (name, wanted) = (request.name(), request.wanted.profile.lifetime);
         let Ok(given) = parse_duration(&info.expiry) else {
             return;
@@ -579,7 +579,7 @@ impl Signer for Cfssl {
         let place = self.place(request.name());
         let doing = signing(request);
         let call = self.order(&place, &request.csr.to_pem(), "")?;
-        let signed = match self.ask::<Signed>(&doing, call).await? {
+        let signed = match self.ask::<CfsslSignResponse>(&doing, call).await? {
             Ok(signed) => signed,
             Err(refused) if refused.meaning() == Meaning::NotOnWhitelist => {
                 return Ok(Answer::Denied {
@@ -611,7 +611,7 @@ fn places_to_describe(places: &BTreeSet<CaProfile>) -> BTreeSet<CaProfile> {
 /// Returns whether the server describes a named profile exactly like an unknown one.
 fn resembles_fallback(
     place: &CaProfile,
-    descriptions: &BTreeMap<CaProfile, Description<Info>>,
+    descriptions: &BTreeMap<CaProfile, Description<InfoResponse>>,
 ) -> bool {
     let info = |place: &CaProfile| descriptions.get(place).and_then(Description::known);
     place.profile.is_some() && info(place).is_some() && info(place) == info(&place.fallback())
@@ -621,7 +621,7 @@ fn resembles_fallback(
 /// resemble it.
 fn places_to_try(
     places: &BTreeSet<CaProfile>,
-    descriptions: &BTreeMap<CaProfile, Description<Info>>,
+    descriptions: &BTreeMap<CaProfile, Description<InfoResponse>>,
 ) -> BTreeSet<CaProfile> {
     let described = |place: &&CaProfile| {
         descriptions
@@ -643,10 +643,10 @@ fn places_to_try(
 /// unknown one, or treats requests for it differently.
 fn conclude(
     places: &BTreeSet<CaProfile>,
-    descriptions: &BTreeMap<CaProfile, Description<Info>>,
+    descriptions: &BTreeMap<CaProfile, Description<InfoResponse>>,
     trials: &BTreeMap<CaProfile, Trial>,
 ) -> BTreeMap<CaProfile, Description<ProfileFacts>> {
-    let facts = |place: &CaProfile, info: &Info| {
+    let facts = |place: &CaProfile, info: &InfoResponse| {
         let trial = trials.get(place).copied().unwrap_or(Trial::Unclear);
         ProfileFacts {
             info: info.clone(),
@@ -717,7 +717,7 @@ const KEY_USAGES: [&str; 10] = [
 fn usage_obstacles(
     wanted: &RequestedCertificate,
     place: &CaProfile,
-    info: &Info,
+    info: &InfoResponse,
 ) -> Option<(String, String)> {
     let known = |names: &'static [&str]| {
         info.usages()
@@ -801,8 +801,8 @@ fn unhex(text: &str) -> Option<Zeroizing<Vec<u8>>> {
 mod tests {
     use super::*;
 
-    fn info(expiry: &str) -> Description<Info> {
-        Description::As(Info {
+    fn info(expiry: &str) -> Description<InfoResponse> {
+        Description::As(InfoResponse {
             certificate: "ca".to_owned(),
             usages: None,
             expiry: expiry.to_owned(),

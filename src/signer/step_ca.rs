@@ -203,7 +203,7 @@ struct SignBody<'a> {
 }
 
 #[derive(Deserialize)]
-struct Signed {
+struct StepCaSignResponse {
     #[serde(default)]
     crt: String,
     #[serde(default)]
@@ -456,7 +456,7 @@ impl StepCa {
         doing: &str,
         response: &HttpResponse,
     ) -> Result<Answer, SignerError> {
-        let signed: Signed = response
+        let signed: StepCaSignResponse = response
             .json()
             .map_err(|error| server.invalid_response(doing, response, &error.to_string()))?;
         let pem = match signed.chain.as_slice() {

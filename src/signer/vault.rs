@@ -398,7 +398,7 @@ impl Vault {
         response: &HttpResponse,
     ) -> Result<Answer, SignerError> {
         #[derive(Deserialize)]
-        struct Signed {
+        struct VaultSignResponse {
             #[serde(default)]
             certificate: String,
             #[serde(default)]
@@ -414,7 +414,7 @@ impl Vault {
                 "it does not contain a certificate",
             ));
         }
-        let answer: VaultEnvelope<Signed> = self.api.read(doing, response)?;
+        let answer: VaultEnvelope<VaultSignResponse> = self.api.read(doing, response)?;
         for warning in answer.warnings.iter().flatten() {
             tracing::warn!(
                 signer = self.api.label(),
@@ -587,7 +587,7 @@ impl Signer for Vault {
 
     async fn trust(&self, authority: Authority) -> Result<Option<Vec<u8>>, SignerError> {
         #[derive(Deserialize)]
-        struct Issuer {
+        struct VaultIssuer {
             #[serde(default)]
             certificate: String,
             #[serde(default)]
@@ -596,7 +596,7 @@ impl Signer for Vault {
         let doing = format!("reading the certificate of authority {authority}");
         let path = format!("{}/json", self.issuer_path(authority));
         let response = self.public(&doing, &path).await?;
-        let answer: VaultEnvelope<Issuer> = self.api.read(&doing, &response)?;
+        let answer: VaultEnvelope<VaultIssuer> = self.api.read(&doing, &response)?;
         let Some(issuer) = answer.data else {
             return Err(self.api.invalid_response(
                 &doing,

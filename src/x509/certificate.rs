@@ -21,20 +21,20 @@ use super::text::{encode_pem, hex, printable};
 
 /// A distinguished name. Equality is that of the DER, as in the comparison of issuers.
 #[derive(Clone)]
-pub struct Name {
+pub struct DistinguishedName {
     der: Vec<u8>,
     attributes: Vec<(String, String)>,
 }
 
-impl PartialEq for Name {
+impl PartialEq for DistinguishedName {
     fn eq(&self, other: &Self) -> bool {
         self.der == other.der
     }
 }
 
-impl Eq for Name {}
+impl Eq for DistinguishedName {}
 
-impl Name {
+impl DistinguishedName {
     /// Parses a DER `Name`.
     ///
     /// # Errors
@@ -44,7 +44,7 @@ impl Name {
             .into_iter()
             .map(|attribute| (attribute_kind(attribute.oid), attribute.value))
             .collect();
-        Ok(Name {
+        Ok(DistinguishedName {
             der: der.to_vec(),
             attributes,
         })
@@ -70,7 +70,7 @@ impl Name {
     }
 }
 
-impl fmt::Display for Name {
+impl fmt::Display for DistinguishedName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.attributes.is_empty() {
             return f.write_str("(empty subject)");
@@ -83,7 +83,7 @@ impl fmt::Display for Name {
     }
 }
 
-impl fmt::Debug for Name {
+impl fmt::Debug for DistinguishedName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
@@ -99,8 +99,8 @@ pub struct Certificate {
     signature_algorithm: Vec<u8>,
     signature: Vec<u8>,
     version: u8,
-    subject: Name,
-    issuer: Name,
+    subject: DistinguishedName,
+    issuer: DistinguishedName,
     serial: String,
     not_before: OffsetDateTime,
     not_after: OffsetDateTime,
@@ -127,7 +127,8 @@ impl Certificate {
     pub fn from_der(der: &[u8]) -> Result<Self, CertificateError> {
         let parsed = strict::parse(der)?;
         let name = |field, der| {
-            Name::from_der(der).map_err(|problem| CertificateError::Field { field, problem })
+            DistinguishedName::from_der(der)
+                .map_err(|problem| CertificateError::Field { field, problem })
         };
         let purposes = parsed.extensions.extended_usages.as_deref();
         let names = parsed.extensions.names.as_ref();
@@ -169,12 +170,12 @@ impl Certificate {
     }
 
     /// Subject.
-    pub fn subject(&self) -> &Name {
+    pub fn subject(&self) -> &DistinguishedName {
         &self.subject
     }
 
     /// Issuer.
-    pub fn issuer(&self) -> &Name {
+    pub fn issuer(&self) -> &DistinguishedName {
         &self.issuer
     }
 

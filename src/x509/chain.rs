@@ -434,10 +434,10 @@ pub fn certificates_of(answer: &[u8]) -> Result<Vec<Certificate>, ChainError> {
     Ok(certificates.into_iter().collect::<Result<_, _>>()?)
 }
 
-type Parsed = Result<Certificate, CertificateError>;
+type ParsedCertificate = Result<Certificate, CertificateError>;
 
 /// Returns all certificates of a response, and true if their order is significant.
-fn certificates_in(answer: &[u8]) -> Result<(Vec<Parsed>, bool), ChainError> {
+fn certificates_in(answer: &[u8]) -> Result<(Vec<ParsedCertificate>, bool), ChainError> {
     if answer.len() > MAX_RESPONSE_BYTES {
         return Err(ChainError::TooLarge {
             bytes: answer.len(),
@@ -471,7 +471,7 @@ fn certificates_in(answer: &[u8]) -> Result<(Vec<Parsed>, bool), ChainError> {
     Ok((parse_all(&ders)?, true))
 }
 
-fn parse_all(ders: &[&[u8]]) -> Result<Vec<Parsed>, ChainError> {
+fn parse_all(ders: &[&[u8]]) -> Result<Vec<ParsedCertificate>, ChainError> {
     check_count(ders.len())?;
     Ok(ders.iter().map(|der| Certificate::from_der(der)).collect())
 }

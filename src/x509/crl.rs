@@ -13,7 +13,7 @@ use x509_parser::oid_registry::{
 use x509_parser::prelude::FromDer;
 use x509_parser::revocation_list::CertificateRevocationList;
 
-use super::certificate::{Certificate, Name};
+use super::certificate::{Certificate, DistinguishedName};
 use super::chain::{Chain, TrustBundle};
 use super::signature::{MAX_SIGNATURE_CHECKS, signature_is_valid};
 use super::strict;
@@ -71,7 +71,7 @@ const PEM_BEGIN: &[u8] = b"-----BEGIN X509 CRL-----";
 #[derive(Clone, PartialEq, Eq)]
 pub struct RevocationList {
     der: Vec<u8>,
-    issuer: Name,
+    issuer: DistinguishedName,
     this_update: OffsetDateTime,
     next_update: Option<OffsetDateTime>,
     /// The names in its issuing distribution point. The list does not cover certificates that name other distribution
@@ -127,7 +127,8 @@ impl RevocationList {
         if !rest.is_empty() {
             return Err(damaged(&"bytes follow it"));
         }
-        let issuer = Name::from_der(parsed.issuer().as_raw()).map_err(|error| damaged(&error))?;
+        let issuer = DistinguishedName::from_der(parsed.issuer().as_raw())
+            .map_err(|error| damaged(&error))?;
         let distribution_points = read_scope(&parsed, &issuer)?;
         let instant = |time: x509_parser::time::ASN1Time| {
             OffsetDateTime::from_unix_timestamp(time.timestamp()).map_err(|error| damaged(&error))
@@ -159,7 +160,7 @@ impl RevocationList {
     }
 
     /// Returns the issuer of the list and of its certificates.
-    pub fn issuer(&self) -> &Name {
+    pub fn issuer(&self) -> &DistinguishedName {
         &self.issuer
     }
 
@@ -370,7 +371,7 @@ impl AuthorityCrls {
 /// A list that does not cover all leaves of its issuer, apart from its distribution point.
 fn read_scope(
     parsed: &CertificateRevocationList<'_>,
-    issuer: &Name,
+    issuer: &DistinguishedName,
 ) -> Result<Vec<String>, CrlError> {
     let is_delta = |one: &X509Extension<'_>| one.oid == OID_X509_EXT_DELTA_CRL_INDICATOR;
     // RFC 5280, 5.2.4, requires it to be critical; the check does not depend on that.

@@ -5,7 +5,7 @@
 //! instead of DER, unknown attributes, extensions other than subjectAltName.
 
 use super::blocks;
-use super::certificate::Name;
+use super::certificate::DistinguishedName;
 use super::csr::{Csr, CsrError};
 use super::der::{DerReader, Element, oid_text, tag};
 use super::key::PublicKey;
@@ -25,7 +25,7 @@ const SUBJECT_ALT_NAME: &[u8] = &[0x55, 0x1d, 17];
 #[derive(Clone, Debug)]
 pub struct CsrContent {
     der: Vec<u8>,
-    subject: Name,
+    subject: DistinguishedName,
     public_key: PublicKey,
     unusable_key: Option<&'static str>,
     sans: Option<Sans>,
@@ -70,7 +70,7 @@ impl CsrContent {
     }
 
     /// Returns the subject.
-    pub fn subject(&self) -> &Name {
+    pub fn subject(&self) -> &DistinguishedName {
         &self.subject
     }
 
@@ -152,7 +152,7 @@ fn read_info(info: Element<'_>) -> Result<CsrContent, CsrContentError> {
     })();
     let (subject, spki, attributes) = parts
         .ok_or_else(|| damaged("it does not consist of version 0, subject, key and attributes"))?;
-    let subject = Name::from_der(subject.whole)
+    let subject = DistinguishedName::from_der(subject.whole)
         .map_err(|problem| CsrContentError::Damaged(format!("subject: {problem}")))?;
     let unusable_key = strict::public_key(spki.content)
         .map_err(|error| CsrContentError::Key(error.to_string()))?;

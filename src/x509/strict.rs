@@ -45,7 +45,7 @@ pub enum CertificateError {
 }
 
 /// The fields of a certificate; byte strings are DER.
-pub(super) struct Parsed<'a> {
+pub(super) struct CertificateFields<'a> {
     /// `tbsCertificate`, the signed bytes.
     pub(super) tbs: &'a [u8],
     /// Content of the AlgorithmIdentifier.
@@ -187,7 +187,7 @@ const NOT_DER: &str = "it is not DER";
 ///
 /// # Errors
 /// A certificate that Go refuses, or that two verifiers could read differently.
-pub(super) fn parse(der: &[u8]) -> Result<Parsed<'_>> {
+pub(super) fn parse(der: &[u8]) -> Result<CertificateFields<'_>> {
     let SignedParts {
         tbs,
         algorithm: outer_algorithm,
@@ -236,7 +236,7 @@ pub(super) fn parse(der: &[u8]) -> Result<Parsed<'_>> {
     }
     body.end()
         .ok_or_else(|| damaged("unknown fields follow the known ones of its version"))?;
-    Ok(Parsed {
+    Ok(CertificateFields {
         tbs: tbs.whole,
         signature_algorithm,
         signature,

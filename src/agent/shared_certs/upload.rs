@@ -186,12 +186,12 @@ fn no_token_cleaner(root: &NodeRoot) -> String {
 }
 
 /// The bootstrap token that owns the Secret, so that both expire together. It permits neither signing nor authentication.
-struct Token {
+struct OwnerToken {
     name: String,
     uid: Value,
 }
 
-async fn create_token(api: &Api, expiration: &str) -> Result<Token, Failure> {
+async fn create_token(api: &Api, expiration: &str) -> Result<OwnerToken, Failure> {
     let (id, secret) = (random_text(6)?, random_text(16)?);
     let name = format!("bootstrap-token-{}", *id);
     let data: serde_json::Map<String, Value> = [
@@ -219,7 +219,7 @@ async fn create_token(api: &Api, expiration: &str) -> Result<Token, Failure> {
         .map_err(|error| {
             Failure::of_cluster(format!("creating the Secret {NAMESPACE}/{name}"), error)
         })?;
-    Ok(Token {
+    Ok(OwnerToken {
         uid: made.pointer("/metadata/uid").cloned().unwrap_or_default(),
         name,
     })
@@ -251,7 +251,11 @@ fn unsealed(error: kubeadm_certs::SealError) -> Failure {
 }
 
 /// Writes the Secret before the Role that permits reading it, as kubeadm does.
-async fn send(api: &Api, data: &BTreeMap<String, Vec<u8>>, token: &Token) -> Result<(), Failure> {
+async fn send(
+    api: &Api,
+    data: &BTreeMap<String, Vec<u8>>,
+    token: &OwnerToken,
+) -> Result<(), Failure> {
     let data: BTreeMap<_, _> = data
         .iter()
         .map(|(name, value)| (name, BASE64_STANDARD.encode(value)))

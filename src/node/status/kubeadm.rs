@@ -15,7 +15,7 @@ use crate::kube::names::{Authority, CertName};
 
 /// Returns the table.
 pub fn kubeadm_table(status: &NodeStatus) -> String {
-    let info = Info::of(status);
+    let info = ExpirationReport::of(status);
     let mut lines = vec![cells([
         "CERTIFICATE",
         "EXPIRES",
@@ -58,7 +58,7 @@ pub fn kubeadm_table(status: &NodeStatus) -> String {
 
 /// Returns `CertificateExpirationInfo` as JSON: indented by four blanks, fields in Go's order.
 pub fn kubeadm_json(status: &NodeStatus) -> String {
-    let info = Info::of(status);
+    let info = ExpirationReport::of(status);
     let rows = |rows: &[Row]| -> Value { rows.iter().map(Row::json).collect() };
     let document = json!({
         "kind": KIND,
@@ -78,7 +78,7 @@ pub fn kubeadm_json(status: &NodeStatus) -> String {
 
 /// Returns `CertificateExpirationInfo` as YAML: fields in alphabetical order.
 pub fn kubeadm_yaml(status: &NodeStatus) -> String {
-    let info = Info::of(status);
+    let info = ExpirationReport::of(status);
     format!(
         "apiVersion: {API_VERSION}\ncertificateAuthorities:\n{}certificates:\n{}kind: {KIND}\n",
         info.authorities.iter().map(Row::yaml).collect::<String>(),
@@ -117,7 +117,7 @@ const KIND: &str = "CertificateExpirationInfo";
 const API_VERSION: &str = "output.kubeadm.k8s.io/v1alpha3";
 
 /// The content of kubeadm's report, sorted by name.
-struct Info {
+struct ExpirationReport {
     certificates: Vec<Row>,
     authorities: Vec<Row>,
 }
@@ -131,8 +131,8 @@ struct Row {
     authority: Option<Authority>,
 }
 
-impl Info {
-    fn of(status: &NodeStatus) -> Info {
+impl ExpirationReport {
+    fn of(status: &NodeStatus) -> ExpirationReport {
         let keyless = |authority| {
             status
                 .authority(authority)
@@ -170,7 +170,7 @@ impl Info {
                     authority: None,
                 }
             });
-        let mut info = Info {
+        let mut info = ExpirationReport {
             certificates: certificates.collect(),
             authorities: authorities.collect(),
         };

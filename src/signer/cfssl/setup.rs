@@ -17,7 +17,7 @@ use crate::yaml::format_duration;
 
 /// Returns the script for these signers.
 pub(super) fn print(parts: &[Part<'_, Config>], identity: &NodeIdentity) -> String {
-    let mut script = Script(String::new());
+    let mut script = CfsslScript(String::new());
     script.fill(include_str!("setup/begin.sh"), &[("NODE", &identity.node)]);
     let mut urls: Vec<&str> = Vec::new();
     for part in parts {
@@ -36,9 +36,9 @@ pub(super) fn print(parts: &[Part<'_, Config>], identity: &NodeIdentity) -> Stri
     script.0
 }
 
-struct Script(String);
+struct CfsslScript(String);
 
-impl Script {
+impl CfsslScript {
     fn line(&mut self, line: &str) {
         self.0.push_str(line);
         self.0.push('\n');

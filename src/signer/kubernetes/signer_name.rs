@@ -28,12 +28,12 @@ pub(super) struct NameFault {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::signer) struct SignerName {
     text: String,
-    server: Server,
+    server: SigningController,
 }
 
 /// The controller that serves a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Server {
+enum SigningController {
     /// kube-controller-manager, for API clients.
     ApiserverClient,
     /// kube-controller-manager, for the kubelet as an API client.
@@ -89,9 +89,9 @@ impl SignerName {
             );
         }
         let server = match (domain, path) {
-            (BUILT_IN, "kube-apiserver-client") => Server::ApiserverClient,
-            (BUILT_IN, "kube-apiserver-client-kubelet") => Server::KubeletClient,
-            (BUILT_IN, "kubelet-serving") => Server::KubeletServing,
+            (BUILT_IN, "kube-apiserver-client") => SigningController::ApiserverClient,
+            (BUILT_IN, "kube-apiserver-client-kubelet") => SigningController::KubeletClient,
+            (BUILT_IN, "kubelet-serving") => SigningController::KubeletServing,
             (BUILT_IN, "legacy-unknown") => {
                 return fault(
                     "is refused by certificates.k8s.io/v1",
@@ -105,12 +105,12 @@ impl SignerName {
                      kubernetes.io/kubelet-serving, or a domain of your own",
                 );
             }
-            (CLUSTER_ISSUERS, issuer) => Server::CertManager {
+            (CLUSTER_ISSUERS, issuer) => SigningController::CertManager {
                 namespace: None,
                 issuer: issuer.to_owned(),
             },
             (ISSUERS, path) => match path.split_once('.') {
-                Some((namespace, issuer)) => Server::CertManager {
+                Some((namespace, issuer)) => SigningController::CertManager {
                     namespace: Some(namespace.to_owned()),
                     issuer: issuer.to_owned(),
                 },
@@ -133,7 +133,7 @@ impl SignerName {
                     ),
                 );
             }
-            _ => Server::Other,
+            _ => SigningController::Other,
         };
         Ok(SignerName {
             text: text.to_owned(),
@@ -147,13 +147,13 @@ impl SignerName {
 
     /// Returns whether cert-manager serves the name.
     pub(super) fn is_cert_manager(&self) -> bool {
-        matches!(self.server, Server::CertManager { .. })
+        matches!(self.server, SigningController::CertManager { .. })
     }
 
     /// Returns namespace and name of the Issuer that the requester must be allowed to `reference`.
     pub(super) fn referenced(&self) -> Option<(&str, &str)> {
         match &self.server {
-            Server::CertManager {
+            SigningController::CertManager {
                 namespace: Some(namespace),
                 issuer,
             } => Some((namespace, issuer)),
@@ -183,7 +183,7 @@ impl SignerName {
             })
         };
         let found = match self.server {
-            Server::ApiserverClient => {
+            SigningController::ApiserverClient => {
                 let masters = profile
                     .subject
                     .organizations
@@ -194,17 +194,17 @@ impl SignerName {
                 });
                 vec![usages(ExtendedUsage::ClientAuth), masters]
             }
-            Server::KubeletClient => {
+            SigningController::KubeletClient => {
                 let names = (!profile.sans.is_empty())
                     .then(|| format!("it allows no subject alternative names ({})", profile.sans));
                 vec![usages(ExtendedUsage::ClientAuth), nodes(), names]
             }
-            Server::KubeletServing => {
+            SigningController::KubeletServing => {
                 let none = profile.sans.is_empty();
                 let none = none.then(|| "it requires a subject alternative name".to_owned());
                 vec![usages(ExtendedUsage::ServerAuth), nodes(), none]
             }
-            Server::CertManager { .. } | Server::Other => return Vec::new(),
+            SigningController::CertManager { .. } | SigningController::Other => return Vec::new(),
         };
         let authority = (wanted.authority != Authority::Ca).then(|| {
             format!(
@@ -219,7 +219,7 @@ impl SignerName {
     /// controller serves.
     pub(super) fn missing(&self) -> String {
         match &self.server {
-            Server::CertManager { namespace, issuer } => {
+            SigningController::CertManager { namespace, issuer } => {
                 let issuer = match namespace {
                     Some(namespace) => format!("Issuer {namespace}/{issuer}"),
                     None => format!("ClusterIssuer {issuer}"),
@@ -229,7 +229,7 @@ impl SignerName {
                      --feature-gates=ExperimentalCertificateSigningRequestControllers=true"
                 )
             }
-            Server::Other => format!(
+            SigningController::Other => format!(
                 "for the signer {}: check that its controller runs and may update certificatesigningrequests/status \
                  and `sign` for that name",
                 self.text
@@ -245,8 +245,10 @@ impl SignerName {
     /// Returns who approves.
     pub(super) fn approver(&self) -> &'static str {
         match &self.server {
-            Server::CertManager { .. } => ", which cert-manager does not do automatically",
-            Server::KubeletClient => {
+            SigningController::CertManager { .. } => {
+                ", which cert-manager does not do automatically"
+            }
+            SigningController::KubeletClient => {
                 ", which kube-controller-manager does for requesters with create on \
                  certificatesigningrequests/nodeclient or /selfnodeclient"
             }

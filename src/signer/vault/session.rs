@@ -35,14 +35,14 @@ pub(super) struct Session {
     memory: Rc<dyn Memory>,
     clock: fn() -> OffsetDateTime,
     /// Locked during a login, so that concurrent requests cause only one.
-    token: Mutex<Option<Token>>,
+    token: Mutex<Option<VaultToken>>,
     /// Whether this process has logged in; otherwise the token is that of an earlier run.
     has_logged_in: Cell<bool>,
 }
 
 /// A token from a login.
 #[derive(Clone, Serialize, Deserialize)]
-struct Token {
+struct VaultToken {
     origin: String,
     token: Secret,
     /// Unix time.
@@ -181,7 +181,7 @@ impl Session {
         }
     }
 
-    async fn revoke(&self, token: Token) -> Result<(), SignerError> {
+    async fn revoke(&self, token: VaultToken) -> Result<(), SignerError> {
         let doing = "revoking its own token";
         let call = Call::post("/v1/auth/token/revoke-self");
         let response = self.api.exchange(doing, call, Some(token.token.0)).await?;
@@ -258,16 +258,16 @@ impl Session {
         })
     }
 
-    fn remembered(&self) -> Option<Token> {
+    fn remembered(&self) -> Option<VaultToken> {
         let bytes = self.memory.recall(TOKEN_FILE).ok()??;
-        let token: Token = serde_json::from_slice(&bytes).ok()?;
+        let token: VaultToken = serde_json::from_slice(&bytes).ok()?;
         (token.origin == self.origin).then_some(token)
     }
 
     async fn log_in(
         &self,
         doing: &str,
-        held: &mut Option<Token>,
+        held: &mut Option<VaultToken>,
     ) -> Result<Zeroizing<String>, SignerError> {
         *held = None;
         let doing = format!("logging in for {doing}");
@@ -275,7 +275,7 @@ impl Session {
             VaultAuth::TokenFile(file) => return self.api.server.secret(file),
             VaultAuth::AppRole(app) => {
                 #[derive(Serialize)]
-                struct Login<'a> {
+                struct AppRoleBody<'a> {
                     role_id: &'a str,
                     secret_id: &'a str,
                 }
@@ -284,7 +284,7 @@ impl Session {
                     (text, None) => Zeroizing::new(text.clone().unwrap_or_default()),
                 };
                 let secret_id = self.secret_id(&doing, app).await?;
-                let body = Login {
+                let body = AppRoleBody {
                     role_id: &role_id,
                     secret_id: &secret_id,
                 };
@@ -292,11 +292,11 @@ impl Session {
             }
             VaultAuth::Certificate(CertificateLogin { mount, role }) => {
                 #[derive(Serialize)]
-                struct Login<'a> {
+                struct CertificateBody<'a> {
                     #[serde(skip_serializing_if = "Option::is_none")]
                     name: Option<&'a str>,
                 }
-                let body = Login {
+                let body = CertificateBody {
                     name: role.as_deref(),
                 };
                 self.post_login(&doing, mount, &body).await?
@@ -304,13 +304,13 @@ impl Session {
             VaultAuth::Jwt(JwtLogin { mount, role, file })
             | VaultAuth::Kubernetes(KubernetesLogin { mount, role, file }) => {
                 #[derive(Serialize)]
-                struct Login<'a> {
+                struct TokenBody<'a> {
                     #[serde(skip_serializing_if = "Option::is_none")]
                     role: Option<&'a str>,
                     jwt: &'a str,
                 }
                 let jwt = self.api.server.secret(file)?;
-                let body = Login {
+                let body = TokenBody {
                     role: role.as_deref(),
                     jwt: &jwt,
                 };
@@ -337,7 +337,7 @@ impl Session {
         self.api.exchange(doing, call, None).await
     }
 
-    fn logged_in(&self, doing: &str, response: HttpResponse) -> Result<Token, SignerError> {
+    fn logged_in(&self, doing: &str, response: HttpResponse) -> Result<VaultToken, SignerError> {
         #[derive(Deserialize)]
         struct LoginAnswer {
             auth: Option<Granted>,
@@ -372,7 +372,7 @@ impl Session {
                 .unix_timestamp()
                 .saturating_add(granted.lease_duration)
         });
-        Ok(Token {
+        Ok(VaultToken {
             origin: self.origin.clone(),
             token: granted.client_token,
             until,
@@ -424,7 +424,7 @@ impl Session {
             token: &'a str,
         }
         #[derive(Deserialize)]
-        struct Info {
+        struct WrappingInfo {
             creation_path: String,
         }
         let call = Call::post("/v1/sys/wrapping/lookup").json(&Lookup { token: given });
@@ -432,7 +432,7 @@ impl Session {
         if matches!(response.status, 400 | 403) {
             return Err(self.used_up(doing, app, &response, interrupted));
         }
-        let info: super::api::VaultEnvelope<Info> = self.api.read(doing, &response)?;
+        let info: super::api::VaultEnvelope<WrappingInfo> = self.api.read(doing, &response)?;
         let path = info.data.map(|info| info.creation_path).unwrap_or_default();
         if app.made(&path) {
             return Ok(());

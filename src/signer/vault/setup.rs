@@ -32,7 +32,7 @@ pub(super) fn parameters(verbatim: bool) -> &'static [&'static str] {
 /// Returns the script for all signers of this kind together: they share a policy, because they share a node.
 pub(super) fn print(parts: &[Part<'_, Config>], identity: &NodeIdentity) -> String {
     let names: Vec<&str> = parts.iter().map(|part| part.name).collect();
-    let mut script = Script::default();
+    let mut script = VaultScript::default();
     script.fill(
         include_str!("setup/begin.sh"),
         &[
@@ -68,9 +68,9 @@ fn server(config: &Config) -> (&str, Option<&str>) {
 }
 
 #[derive(Default)]
-struct Script(String);
+struct VaultScript(String);
 
-impl Script {
+impl VaultScript {
     fn line(&mut self, line: &str) {
         self.0.push_str(line);
         self.0.push('\n');

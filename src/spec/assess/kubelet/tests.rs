@@ -16,12 +16,12 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const DATED: &str = "kubelet-client-2026-03-01-00-00-00.pem";
 const LINK: &str = "/var/lib/kubelet/pki/kubelet-client-current.pem";
 
-struct Issuer {
+struct TestIssuer {
     authority: CertificateAuthority,
 }
 
-impl Issuer {
-    fn new() -> Issuer {
+impl TestIssuer {
+    fn new() -> TestIssuer {
         let authority = CertificateAuthority::self_signed(
             "kubernetes",
             PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap(),
@@ -29,7 +29,7 @@ impl Issuer {
             DAY * 100,
         )
         .unwrap();
-        Issuer { authority }
+        TestIssuer { authority }
     }
 
     /// Returns certificate and key of a pair that was issued `days_ago`, for ten days.
@@ -107,7 +107,7 @@ fn leaf_of(found: &ObservedCert) -> Option<String> {
 
 #[test]
 fn returns_certificate_that_kubelet_uses() {
-    let issuer = Issuer::new();
+    let issuer = TestIssuer::new();
     let (old, fresh, expired) = (issuer.pair(5), issuer.pair(1), issuer.pair(20));
     let weighed =
         |layout, (found, form): (ObservedCert, KubeletConfForm), disk: KubeletStoreContent| {
@@ -236,7 +236,7 @@ fn returns_certificate_that_kubelet_uses() {
 
 #[test]
 fn uses_store_if_named_usable_or_only_one() {
-    let issuer = Issuer::new();
+    let issuer = TestIssuer::new();
     let (fresh, expired) = (issuer.pair(1), issuer.pair(20));
     let torn = (expired.0.clone(), fresh.1.clone());
     for (case, (found, form), disk, expected) in [
