@@ -24,8 +24,10 @@
 //!   exists only if `serve` has a database. Requests are never pending and cannot be looked up: a certificate that
 //!   was signed and lost is signed again.
 
+mod profiles;
 mod refusal;
 mod setup;
+mod usages;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -50,12 +52,16 @@ use super::{
 };
 use crate::http::{Call, Endpoint};
 use crate::kube::names::{Authority, CertName};
-use crate::x509::{ExtendedUsage, KeyType, TrustBundle, UsageExtensions, rfc3339};
+use crate::x509::{TrustBundle, UsageExtensions, rfc3339};
 use crate::yaml::schema::SecretFile;
 use crate::yaml::settings::{SettingsBlock, settings};
 use crate::yaml::{Map, format_duration, parse_duration};
 
+use profiles::{
+    Description, InfoResponse, ProfileFacts, Trial, conclude, places_to_describe, places_to_try,
+};
 use refusal::{CfsslEnvelope, Meaning, Refused};
+use usages::usage_obstacles;
 
 const API_PATH: &str = "/api/v1/cfssl";
 
@@ -220,64 +226,6 @@ pub struct Cfssl {
     identity: NodeIdentity,
     /// The server's description of each place.
     learned: RefCell<BTreeMap<CaProfile, Description<ProfileFacts>>>,
-}
-
-/// The response to `info`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-struct InfoResponse {
-    certificate: String,
-    /// `null` for a profile without usages.
-    usages: Option<Vec<String>>,
-    #[serde(default)]
-    expiry: String,
-}
-
-/// A server's description of a place.
-enum Description<T> {
-    As(T),
-    /// A `multirootca` without that section.
-    NoLabel,
-    /// A `multirootca` or a `serve` with remote signers; other servers do not report this.
-    NoProfile,
-}
-
-impl<T> Description<T> {
-    fn known(&self) -> Option<&T> {
-        match self {
-            Description::As(known) => Some(known),
-            Description::NoLabel | Description::NoProfile => None,
-        }
-    }
-}
-
-impl InfoResponse {
-    fn usages(&self) -> &[String] {
-        self.usages.as_deref().unwrap_or_default()
-    }
-}
-
-/// Result of a request that cannot be signed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Trial {
-    /// It would have been signed, except for the missing CSR.
-    Signs,
-    /// The profile does not exist.
-    NoProfile,
-    /// The profile has a key, and the request was not signed with it.
-    WantsKey,
-    /// The request was signed, and the profile has no key.
-    HasNoKey,
-    /// This key or this address is not accepted.
-    KeptOut,
-    /// Another response.
-    Unclear,
-}
-
-struct ProfileFacts {
-    info: InfoResponse,
-    trial: Trial,
-    /// The profile is the default one as configured, or differs from an unknown one.
-    exists: bool,
 }
 
 #[derive(Deserialize)]
@@ -601,73 +549,6 @@ impl Signer for Cfssl {
     }
 }
 
-/// Returns the places to ask about: each place, and for each named profile an unknown profile of the same CA.
-fn places_to_describe(places: &BTreeSet<CaProfile>) -> BTreeSet<CaProfile> {
-    let named = places.iter().filter(|place| place.profile.is_some());
-    let fallbacks = named.map(CaProfile::fallback);
-    fallbacks.chain(places.iter().cloned()).collect()
-}
-
-/// Returns whether the server describes a named profile exactly like an unknown one.
-fn resembles_fallback(
-    place: &CaProfile,
-    descriptions: &BTreeMap<CaProfile, Description<InfoResponse>>,
-) -> bool {
-    let info = |place: &CaProfile| descriptions.get(place).and_then(Description::known);
-    place.profile.is_some() && info(place).is_some() && info(place) == info(&place.fallback())
-}
-
-/// Returns the places to try: those that the server describes, and as a comparison the unknown profile of those that
-/// resemble it.
-fn places_to_try(
-    places: &BTreeSet<CaProfile>,
-    descriptions: &BTreeMap<CaProfile, Description<InfoResponse>>,
-) -> BTreeSet<CaProfile> {
-    let described = |place: &&CaProfile| {
-        descriptions
-            .get(place)
-            .and_then(Description::known)
-            .is_some()
-    };
-    places
-        .iter()
-        .filter(described)
-        .flat_map(|place| {
-            let comparison = resembles_fallback(place, descriptions).then(|| place.fallback());
-            [Some(place.clone()), comparison].into_iter().flatten()
-        })
-        .collect()
-}
-
-/// Determines what is known about each place. A named profile exists if the server describes it differently from an
-/// unknown one, or treats requests for it differently.
-fn conclude(
-    places: &BTreeSet<CaProfile>,
-    descriptions: &BTreeMap<CaProfile, Description<InfoResponse>>,
-    trials: &BTreeMap<CaProfile, Trial>,
-) -> BTreeMap<CaProfile, Description<ProfileFacts>> {
-    let facts = |place: &CaProfile, info: &InfoResponse| {
-        let trial = trials.get(place).copied().unwrap_or(Trial::Unclear);
-        ProfileFacts {
-            info: info.clone(),
-            trial,
-            exists: !resembles_fallback(place, descriptions)
-                || trials.get(&place.fallback()) != Some(&trial),
-        }
-    };
-    places
-        .iter()
-        .filter_map(|place| {
-            let known = match descriptions.get(place)? {
-                Description::As(info) => Description::As(facts(place, info)),
-                Description::NoLabel => Description::NoLabel,
-                Description::NoProfile => Description::NoProfile,
-            };
-            Some((place.clone(), known))
-        })
-        .collect()
-}
-
 /// Returns a certificate of an authority, which represents the authority.
 fn name_under(authority: Authority) -> Option<CertName> {
     let mut names = CertName::ALL.into_iter();
@@ -680,103 +561,6 @@ fn as_transient(mut error: SignerError) -> SignerError {
         error.class = FailureClass::Transient;
     }
     error
-}
-
-/// The extended key usages, by CFSSL's names.
-const EXTENDED_USAGES: [&str; 13] = [
-    "any",
-    "server auth",
-    "client auth",
-    "code signing",
-    "email protection",
-    "s/mime",
-    "ipsec end system",
-    "ipsec tunnel",
-    "ipsec user",
-    "timestamping",
-    "ocsp signing",
-    "microsoft sgc",
-    "netscape sgc",
-];
-
-/// The key usages, by CFSSL's names.
-const KEY_USAGES: [&str; 10] = [
-    "signing",
-    "digital signature",
-    "content commitment",
-    "key encipherment",
-    "key agreement",
-    "data encipherment",
-    "cert sign",
-    "crl sign",
-    "encipher only",
-    "decipher only",
-];
-
-/// Returns what the verification would refuse in a certificate of this profile.
-fn usage_obstacles(
-    wanted: &RequestedCertificate,
-    place: &CaProfile,
-    info: &InfoResponse,
-) -> Option<(String, String)> {
-    let known = |names: &'static [&str]| {
-        info.usages()
-            .iter()
-            .map(String::as_str)
-            .filter(move |usage| names.contains(usage))
-            .collect::<Vec<_>>()
-    };
-    let (extended, plain) = (known(&EXTENDED_USAGES), known(&KEY_USAGES));
-    let has = |names: &[&str]| plain.iter().any(|usage| names.contains(usage));
-    let mut wrong = Vec::new();
-    if extended.is_empty() && plain.is_empty() {
-        wrong.push("has no usages, without which CFSSL does not sign".to_owned());
-    } else {
-        let profile = &wanted.profile;
-        for usage in &profile.usages {
-            if !extended.contains(&usage.to_string().as_str()) {
-                wrong.push(format!("does not give {usage}"));
-            }
-        }
-        for usage in &extended {
-            let is = |one: &ExtendedUsage| one.to_string() == *usage;
-            let tolerated = wanted.tolerance.extra_usages
-                && [ExtendedUsage::ServerAuth, ExtendedUsage::ClientAuth]
-                    .iter()
-                    .any(is);
-            if !profile.usages.iter().any(is) && !tolerated {
-                wrong.push(format!("gives {usage}, which is not requested"));
-            }
-        }
-        if !plain.is_empty() {
-            if !has(&["signing", "digital signature"]) {
-                wrong.push("does not give digital signature".to_owned());
-            }
-            if !has(&["key encipherment"]) && KeyType::Known(profile.key).is_rsa() {
-                wrong.push("does not give key encipherment, which an RSA key needs".to_owned());
-            }
-            if has(&["cert sign"]) {
-                wrong.push("gives cert sign, which is for CA certificates".to_owned());
-            }
-        }
-    }
-    if wrong.is_empty() {
-        return None;
-    }
-    let usages: Vec<String> = wanted
-        .profile
-        .usages
-        .iter()
-        .map(ToString::to_string)
-        .collect();
-    let needed = usages.join(", ");
-    Some((
-        format!("{place} {}", wrong.join(", ")),
-        format!(
-            "name a profile under `profile.{}` that has the usages digital signature, key encipherment, {needed}",
-            wanted.name
-        ),
-    ))
 }
 
 fn listed(usages: &[String]) -> String {
@@ -795,67 +579,4 @@ fn unhex(text: &str) -> Option<Zeroizing<Vec<u8>>> {
         bytes.push(u8::from_str_radix(text.get(at..at + 2)?, 16).ok()?);
     }
     Some(bytes)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn info(expiry: &str) -> Description<InfoResponse> {
-        Description::As(InfoResponse {
-            certificate: "ca".to_owned(),
-            usages: None,
-            expiry: expiry.to_owned(),
-        })
-    }
-
-    #[test]
-    fn named_profile_exists_if_description_or_trial_differs_from_unknown_one() {
-        use Trial::{NoProfile, Signs, WantsKey};
-        let place = |profile: Option<&str>| CaProfile {
-            label: "ca".to_owned(),
-            profile: profile.map(str::to_owned),
-        };
-        for (profile, own, fallback, trial, fallback_trial, tried, exists) in [
-            (Some("node"), "1h", "1h", Signs, Some(Signs), 2, false),
-            (Some("node"), "1h", "2h", Signs, None, 1, true),
-            (Some("node"), "1h", "1h", WantsKey, Some(Signs), 2, true),
-            (
-                Some("node"),
-                "1h",
-                "1h",
-                NoProfile,
-                Some(NoProfile),
-                2,
-                false,
-            ),
-            (None, "1h", "1h", Signs, None, 1, true),
-        ] {
-            let place = place(profile);
-            let places = BTreeSet::from([place.clone()]);
-            let descriptions = BTreeMap::from([
-                (place.fallback(), info(fallback)),
-                (place.clone(), info(own)),
-            ]);
-            assert_eq!(places_to_try(&places, &descriptions).len(), tried);
-            let trials = fallback_trial.map(|trial| (place.fallback(), trial));
-            let trials = trials.into_iter().chain([(place.clone(), trial)]).collect();
-            let concluded = conclude(&places, &descriptions, &trials);
-            let facts = concluded[&place].known().unwrap();
-            assert_eq!((facts.trial, facts.exists), (trial, exists), "{profile:?}");
-        }
-    }
-
-    #[test]
-    fn tries_no_place_that_server_does_not_have() {
-        let place = CaProfile {
-            label: "etcd_ca".to_owned(),
-            profile: None,
-        };
-        let places = BTreeSet::from([place.clone()]);
-        let descriptions = BTreeMap::from([(place.clone(), Description::NoLabel)]);
-        assert!(places_to_try(&places, &descriptions).is_empty());
-        let concluded = conclude(&places, &descriptions, &BTreeMap::new());
-        assert!(matches!(concluded[&place], Description::NoLabel));
-    }
 }

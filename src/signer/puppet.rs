@@ -33,24 +33,28 @@
 //! A component that trusts a CA accepts every certificate of it: every Puppet agent becomes a client of etcd. This is
 //! refused until `acceptSharedCA` confirms that the CA is this cluster's own, or that the access is intended.
 
+mod certname;
+mod refusal;
+
 use std::cell::RefCell;
 
 use async_trait::async_trait;
 use sha2::{Digest, Sha256};
 
-use super::server::{MAX_QUOTED, SignerServer, signing};
+use super::server::{SignerServer, signing};
 use super::{
     About, Answer, Caps, Carry, Configured, CurrentCertificate, FailureClass, KubeletObstacle,
     NodeIdentity, OTHER_SIGNER, Rejection, Renewal, Request, RequestLookup, RequestedCertificate,
-    Resubmit, Signer, SignerError, SignerKind, Site, Ticket, certifies, endpoint, printable,
+    Resubmit, Signer, SignerError, SignerKind, Site, Ticket, certifies, endpoint,
 };
-use crate::http::{Call, Endpoint, HttpResponse, encode};
+use crate::http::{Call, Endpoint, encode};
 use crate::kube::names::Authority;
-use crate::x509::{
-    Chain, Csr, ExtendedUsage, RevocationList, TrustBundle, TrustError, UsageExtensions,
-};
+use crate::x509::{Chain, Csr, RevocationList, TrustBundle, TrustError, UsageExtensions};
 use crate::yaml::Map;
 use crate::yaml::settings::{SettingsBlock, settings, unless_empty};
+
+use certname::certname;
+use refusal::{answered, is_absent, is_unreadable_csr};
 
 const BASE_PATH: &str = "/puppet-ca/v1";
 
@@ -349,72 +353,6 @@ impl Puppet {
             ),
         }
     }
-
-    fn foreign(&self, what: &str, request: &Request, doing: &str) -> SignerError {
-        let certname = certname(&request.wanted);
-        SignerError::permanent(
-            format!(
-                "{}: {doing} failed: the CA has a {what} of another key under the certname {certname}",
-                self.label()
-            ),
-            format!(
-                "if it is this node's earlier one, remove it there (puppetserver ca clean --certname {certname}, which revokes it) and run again; if it belongs to another node, choose another name: commonNames.{}",
-                request.name()
-            ),
-        )
-    }
-
-    /// Returns the error for a refused PUT. Some of these requests stay on the server.
-    async fn refused_put(
-        &self,
-        server: &SignerServer,
-        request: &Request,
-        doing: &str,
-        response: &HttpResponse,
-    ) -> SignerError {
-        let certname = certname(&request.wanted);
-        let said = answered(response);
-        let kept = matches!(
-            self.held(server, request, doing).await,
-            Ok(HeldCertificate::Request)
-        );
-        let mut detail = format!(
-            "{}: {doing} failed: the CA refuses the request for {certname}: {said}",
-            self.label()
-        );
-        let advice = match (kept, said.contains("allow-subject-alt-names")) {
-            (true, true) => format!(
-                "set allow-subject-alt-names: true in its ca.conf, restart it, then sign the queued request (puppetserver ca sign --certname {certname}) and run again"
-            ),
-            (true, false) => format!(
-                "correct what it names, then sign the queued request (puppetserver ca sign --certname {certname}) or remove it (puppetserver ca clean --certname {certname}), and run again"
-            ),
-            (false, _) => {
-                "correct what it names, there or in the configuration, and run again".to_owned()
-            }
-        };
-        if kept {
-            detail.push_str("; the request stays queued there");
-        }
-        SignerError::permanent(detail, advice)
-    }
-
-    /// Returns the error for a response that is not one of Puppet's usual ones.
-    fn refusal(&self, doing: &str, response: &HttpResponse) -> SignerError {
-        let mut error = self.server.refusal(doing, response, &response.text());
-        match response.status {
-            403 => {
-                error.advice =
-                    "allow it in the server's auth.conf (rules \"puppetlabs csr\" and \"puppetlabs certificate\")"
-                        .to_owned();
-            }
-            404 => {
-                error.advice = "check that the address is that of the Puppet CA itself: other Puppet servers and proxies do not have it".to_owned();
-            }
-            _ => {}
-        }
-        error
-    }
 }
 
 #[async_trait(?Send)]
@@ -626,104 +564,6 @@ impl Signer for Puppet {
     }
 }
 
-impl Puppet {
-    /// Returns what prevents this CA, as configured, from issuing the certificate, each with the required action.
-    fn obstacles(&self, wanted: &RequestedCertificate) -> Vec<(String, String)> {
-        let mut obstacles = Vec::new();
-        let (name, authority, certname) = (wanted.name, wanted.authority, certname(wanted));
-        let another_name = match name.has_free_common_name() {
-            true => format!("add commonNames: {{{name}: \"{name}.{{node}}\"}}"),
-            false => {
-                format!("configure another signer for authority {authority}, in `authorities`")
-            }
-        };
-        let node = &self.identity.node;
-        if let Some(why) = not_a_certname(certname) {
-            obstacles.push((
-                format!("CN={certname} is not a valid certname: {why}"),
-                another_name,
-            ));
-        } else if certname == node {
-            obstacles.push((
-                format!(
-                    "CN={certname} is the node's own name: etcd-server, etcd-peer and the node's Puppet agent would share one certname, and a Puppet CA has one certificate per certname"
-                ),
-                another_name,
-            ));
-        } else if !names_node(certname, node) {
-            obstacles.push((
-                format!(
-                    "CN={certname} is the same on every node, and a Puppet CA has one certificate per certname"
-                ),
-                another_name,
-            ));
-        }
-        let both = [ExtendedUsage::ServerAuth, ExtendedUsage::ClientAuth];
-        let extra: Vec<_> = both
-            .iter()
-            .filter(|usage| !wanted.profile.usages.contains(usage))
-            .map(ToString::to_string)
-            .collect();
-        if !extra.is_empty() && !wanted.tolerance.extra_usages {
-            obstacles.push((
-                format!("a Puppet CA certifies {} as well", extra.join(" and ")),
-                format!("to accept this, add authorities.{authority}.allowExtraUsages: true"),
-            ));
-        }
-        if !self.config.accept_shared_ca {
-            let reach = match authority {
-                Authority::EtcdCa => "could read and write all of etcd",
-                Authority::FrontProxyCa => "with the right name could impersonate any user",
-                Authority::Ca => "would be a client of kube-apiserver",
-            };
-            obstacles.push((
-                format!("every other certificate of that Puppet CA, each agent's included, {reach}"),
-                format!(
-                    "use a Puppet CA for this cluster alone, and confirm it with signers.{}.puppet.acceptSharedCA: true",
-                    self.name
-                ),
-            ));
-        }
-        obstacles
-    }
-}
-
-fn certname(wanted: &RequestedCertificate) -> &str {
-    &wanted.profile.subject.common_name
-}
-
-/// Returns why a text is not a valid certname, by the rules of Puppet Server 8.
-fn not_a_certname(text: &str) -> Option<&'static str> {
-    let word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
-    let good = |part: &str| {
-        let bytes = part.as_bytes();
-        bytes.iter().all(|byte| word(*byte) || *byte == b'-')
-            && bytes.last().is_some_and(|byte| word(*byte))
-    };
-    if text == "ca" {
-        Some("it is the name of the CA")
-    } else if text.bytes().any(|byte| byte.is_ascii_uppercase()) {
-        Some("certnames are lower-case")
-    } else if !text.bytes().next().is_some_and(word) || !text.split('.').all(good) {
-        Some("use letters, digits, _ and - in parts separated by dots, none of them ending with -")
-    } else {
-        None
-    }
-}
-
-/// Returns whether `certname` contains the node's name as a separate word.
-fn names_node(certname: &str, node: &str) -> bool {
-    certname.match_indices(node).any(|(at, found)| {
-        let before = certname.get(..at).and_then(|text| text.chars().next_back());
-        let after = certname
-            .get(at + found.len()..)
-            .and_then(|text| text.chars().next());
-        [before, after]
-            .iter()
-            .all(|neighbour| neighbour.is_none_or(|one| !one.is_alphanumeric()))
-    })
-}
-
 /// Succeeds if the bundle is the pinned one, or every certificate in it is pinned or issued by a pinned one.
 fn require(body: &[u8], bundle: &TrustBundle, pins: &[[u8; 32]]) -> Result<(), TrustError> {
     let whole: [u8; 32] = Sha256::digest(body).into();
@@ -748,24 +588,6 @@ fn in_english(call: Call<'_>) -> Call<'_> {
     call.header("Accept-Language", "en")
 }
 
-/// Returns whether the CA reports that the object does not exist. Any other 404 comes from another program.
-fn is_absent(response: &HttpResponse) -> bool {
-    response.status == 404 && response.text().starts_with("Could not find certificate")
-}
-
-fn answered(response: &HttpResponse) -> String {
-    let said = printable(&response.text(), MAX_QUOTED);
-    format!("HTTP {} {said}", response.status)
-        .trim_end()
-        .to_owned()
-}
-
-/// Returns whether the parser refused the request; nothing of it is stored then.
-fn is_unreadable_csr(response: &HttpResponse) -> bool {
-    let text = response.text();
-    text.contains("org.bouncycastle") || text.contains("IndexOutOfBoundsException")
-}
-
 /// Creates a ticket, which records that the request was in the queue.
 fn ticket(request: &Request) -> Result<Ticket, SignerError> {
     Ticket::try_from(ticket_text(request)).map_err(|error| {
@@ -782,48 +604,4 @@ fn is_ticket_of(ticket: &Ticket, request: &Request) -> bool {
 
 fn ticket_text(request: &Request) -> String {
     format!("queued:{}", certname(&request.wanted))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn accepts_same_certnames_as_puppet_server() {
-        for (text, good) in [
-            ("etcd-peer.cp1", true),
-            ("kube_apiserver.cp1.example.com", true),
-            ("_x", true),
-            ("1", true),
-            ("ca", false),
-            ("", false),
-            ("Etcd.cp1", false),
-            ("-etcd.cp1", false),
-            ("etcd-.cp1", false),
-            ("etcd.cp1-", false),
-            ("etcd..cp1", false),
-            ("etcd.cp1.", false),
-            ("*.cp1", false),
-            ("system:node:cp1", false),
-            ("etcd cp1", false),
-            ("etcd/cp1", false),
-            ("étcd.cp1", false),
-        ] {
-            assert_eq!(not_a_certname(text).is_none(), good, "{text}");
-        }
-    }
-
-    #[test]
-    fn finds_node_name_only_as_separate_word() {
-        for (certname, named) in [
-            ("etcd-peer.cp1", true),
-            ("cp1.etcd", true),
-            ("etcd-cp1-peer", true),
-            ("etcd-peer.cp11", false),
-            ("etcd-peer.xcp1", false),
-            ("etcd-peer", false),
-        ] {
-            assert_eq!(names_node(certname, "cp1"), named, "{certname}");
-        }
-    }
 }

@@ -27,6 +27,7 @@
 mod provisioner;
 mod refusal;
 mod setup;
+mod submission;
 mod token;
 
 use std::cell::RefCell;
@@ -38,9 +39,7 @@ use async_trait::async_trait;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 use time::OffsetDateTime;
-use zeroize::Zeroizing;
 
 use super::server::{SignerServer, signing};
 use super::{
@@ -51,13 +50,13 @@ use super::{
 use crate::http::{Call, Endpoint, HttpResponse, Url};
 use crate::kube::names::Authority;
 use crate::x509::{Certificate, Chain, KeyPurpose, PrivateKey, TrustBundle, hex};
-use crate::yaml::schema::{SecretFile, ValueForm, sha256};
+use crate::yaml::schema::{ValueForm, sha256};
 use crate::yaml::settings::{Setting, SettingsBlock, settings};
 use crate::yaml::{Field, Map, format_duration};
 
 use provisioner::ProvisionerInfo;
+use token::Credential;
 pub use token::StepCaAuth;
-use token::{Credential, Terms};
 
 settings! {
     /// A step-ca.
@@ -222,15 +221,6 @@ struct Roots {
     crts: Vec<String>,
 }
 
-/// A token to be sent.
-struct SubmissionToken {
-    text: Zeroizing<String>,
-    /// Its file, if it was not created here.
-    file: Option<SecretFile>,
-    /// Latest end of a certificate that it authorizes.
-    until: Option<OffsetDateTime>,
-}
-
 impl StepCa {
     /// Returns the verified server; with a fingerprint, the root is fetched first.
     async fn server(&self) -> Result<SignerServer, SignerError> {
@@ -289,144 +279,6 @@ impl StepCa {
             ));
         }
         Ok(chain.leaf().to_pem().into_bytes())
-    }
-
-    /// Returns a token for one submission of this request.
-    fn token(
-        &self,
-        server: &SignerServer,
-        request: &Request,
-    ) -> Result<SubmissionToken, SignerError> {
-        let Some(credential) = Credential::read(server, &self.config.auth, request.now)? else {
-            return self.token_from_file(server, request);
-        };
-        let known = self.known.borrow();
-        let terms = Terms {
-            provisioner: &self.config.provisioner,
-            audience: &self.audience,
-            kid: known.as_ref().and_then(|known| known.kid.as_deref()),
-            root_sha256: self.config.root_sha256,
-        };
-        Ok(SubmissionToken {
-            text: token::mint(&credential, &terms, request)?,
-            file: None,
-            until: credential.not_after(),
-        })
-    }
-
-    /// Returns the token from this certificate's file, and records it as sent.
-    fn token_from_file(
-        &self,
-        server: &SignerServer,
-        request: &Request,
-    ) -> Result<SubmissionToken, SignerError> {
-        let doing = signing(request);
-        let auth = &self.config.auth;
-        let Some(file) = auth.token_file(&request.wanted, &self.identity) else {
-            return Err(SignerError::config(
-                format!(
-                    "{}: {doing} failed: auth.token.file has no file for it",
-                    server.label()
-                ),
-                format!("add {}: FILE to it", request.name()),
-            ));
-        };
-        let needed = |why: String| {
-            SignerError::new(
-                FailureClass::Auth,
-                format!("{}: {doing} failed: {why}", server.label()),
-                self.new_token_advice(&file, &request.wanted),
-            )
-        };
-        let shown = server.shown_secret(&file);
-        let text = server.secret(&file).map_err(|error| {
-            needed(format!(
-                "there is no one-time token for it: {}",
-                error.detail
-            ))
-        })?;
-        let mark = hex(&Sha256::digest(text.as_bytes()));
-        let place = mark_name(request);
-        let kept = self
-            .memory
-            .recall(&place)
-            .map_err(|error| self.memory_failure(&error))?;
-        if kept.is_some_and(|kept| kept.as_slice() == mark.as_bytes()) {
-            return Err(needed(format!(
-                "the one-time token in {shown} was sent before, and a token is accepted only once"
-            )));
-        }
-        if let Some(why) = token::obstacle(
-            &text,
-            &self.config.provisioner,
-            &request.wanted,
-            request.now,
-        ) {
-            return Err(needed(format!(
-                "the one-time token in {shown} is unusable: {why}"
-            )));
-        }
-        self.memory
-            .keep(&place, mark.as_bytes())
-            .map_err(|error| self.memory_failure(&error))?;
-        Ok(SubmissionToken {
-            text,
-            file: Some(file),
-            until: None,
-        })
-    }
-
-    fn memory_failure(&self, error: &std::io::Error) -> SignerError {
-        SignerError::config(
-            format!(
-                "{}: sent one-time tokens cannot be recorded: {error}",
-                self.server.label()
-            ),
-            "make the state directory writable",
-        )
-        .marked_by(error)
-    }
-
-    fn new_token_advice(&self, file: &SecretFile, wanted: &RequestedCertificate) -> String {
-        format!(
-            "put a new one-time token for {} into {} and run again; create it with: {}",
-            wanted.name,
-            self.server.shown_secret(file),
-            token::command(&self.config.provisioner, wanted)
-        )
-    }
-
-    /// Completes an error with its consequence for a token from a file.
-    fn with_token_state(
-        &self,
-        request: &Request,
-        ready: &SubmissionToken,
-        mut error: SignerError,
-        sent: bool,
-    ) -> SignerError {
-        let Some(file) = &ready.file else {
-            return error;
-        };
-        if !sent {
-            // The token stays valid. A mark that cannot be removed only costs a token.
-            if let Err(why) = self.memory.forget(&mark_name(request)) {
-                tracing::debug!(error = %why, "a token that was not sent counts as sent");
-            }
-            return error;
-        }
-        error.detail.push_str("; the one-time token in ");
-        error.detail.push_str(&file.to_string());
-        error.detail.push_str(" is used up");
-        let new = self.new_token_advice(file, &request.wanted);
-        if error.class.passes() || error.class == FailureClass::Auth {
-            // The node cannot recover automatically, and the certificate cannot be looked up.
-            error.class = FailureClass::Auth;
-            error.retry_after = None;
-            error.advice = new;
-        } else {
-            error.advice = format!("{}, and {new}", error.advice);
-        }
-        error
     }
 
     /// Returns the lifetime to request: limited by the configuration and by the certificate that authorizes the
@@ -488,10 +340,6 @@ async fn fetch<T: DeserializeOwned>(
         Ok(document) => Ok((document, response)),
         Err(error) => Err(server.invalid_response(doing, &response, &error.to_string())),
     }
-}
-
-fn mark_name(request: &Request) -> String {
-    format!("token-{}", request.name())
 }
 
 /// Returns whether a status comes from a proxy or load balancer in front of step-ca, which has not seen the token.

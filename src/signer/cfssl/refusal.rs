@@ -6,7 +6,8 @@ use std::fmt;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{CaProfile, Cfssl, Description};
+use super::profiles::Description;
+use super::{CaProfile, Cfssl};
 use crate::http::HttpResponse;
 use crate::signer::{FailureClass, SignerError, printable};
 
