@@ -3,19 +3,17 @@
 //! The `rsa` crate generates RSA keys, aws-lc-rs generates EC keys and all signatures. A private key is stored as DER that
 //! is wiped on drop, and `Debug` omits it.
 
+mod algorithm;
+mod curve;
 mod encrypted;
 mod jwk;
 
 use std::fmt;
-use std::str::FromStr;
 use std::sync::OnceLock;
 
 use aws_lc_rs::encoding::{AsBigEndian, EcPrivateKeyBin};
 use aws_lc_rs::rand::SystemRandom;
-use aws_lc_rs::signature::{
-    self, ECDSA_P256_SHA256_ASN1_SIGNING, ECDSA_P384_SHA384_ASN1_SIGNING,
-    ECDSA_P521_SHA512_ASN1_SIGNING, EcdsaKeyPair, EcdsaSigningAlgorithm, KeyPair, RsaKeyPair,
-};
+use aws_lc_rs::signature::{self, EcdsaKeyPair, KeyPair, RsaKeyPair};
 use p256::elliptic_curve::bigint::{CheckedSub, ConcatenatingMul};
 use pkcs8::der::asn1::{ObjectIdentifier, UintRef};
 use pkcs8::der::{Decode, Encode};
@@ -24,120 +22,15 @@ use rsa::BoxedUint;
 use rsa::pkcs1::{EncodeRsaPrivateKey, RsaPrivateKeyRef};
 use rsa::rand_core::UnwrapErr;
 use sec1::{EcParameters, EcPrivateKey};
-use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use zeroize::Zeroizing;
 
 use super::text::{encode_pem, hex, pem_blocks};
 
+use algorithm::rsa_type_of;
+pub use algorithm::{KeyAlgorithm, KeyType, UnknownAlgorithm};
+use curve::Curve;
 pub use jwk::JwkError;
-
-/// The key algorithms that nodepki generates.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the serialized name is the documentation")]
-pub enum KeyAlgorithm {
-    #[serde(rename = "RSA-2048")]
-    Rsa2048,
-    #[serde(rename = "RSA-3072")]
-    Rsa3072,
-    #[serde(rename = "RSA-4096")]
-    Rsa4096,
-    #[serde(rename = "ECDSA-P256")]
-    EcdsaP256,
-    #[serde(rename = "ECDSA-P384")]
-    EcdsaP384,
-    #[serde(rename = "ECDSA-P521")]
-    EcdsaP521,
-}
-
-impl KeyAlgorithm {
-    /// All algorithms; within a family, the weakest is first.
-    pub const ALL: [KeyAlgorithm; 6] = [
-        KeyAlgorithm::Rsa2048,
-        KeyAlgorithm::Rsa3072,
-        KeyAlgorithm::Rsa4096,
-        KeyAlgorithm::EcdsaP256,
-        KeyAlgorithm::EcdsaP384,
-        KeyAlgorithm::EcdsaP521,
-    ];
-
-    /// Returns the name in kubeadm's `encryptionAlgorithm`. kubeadm does not offer P-521; its name is formed by analogy.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            KeyAlgorithm::Rsa2048 => "RSA-2048",
-            KeyAlgorithm::Rsa3072 => "RSA-3072",
-            KeyAlgorithm::Rsa4096 => "RSA-4096",
-            KeyAlgorithm::EcdsaP256 => "ECDSA-P256",
-            KeyAlgorithm::EcdsaP384 => "ECDSA-P384",
-            KeyAlgorithm::EcdsaP521 => "ECDSA-P521",
-        }
-    }
-
-    const fn rsa_bits(self) -> Option<usize> {
-        match self {
-            KeyAlgorithm::Rsa2048 => Some(2048),
-            KeyAlgorithm::Rsa3072 => Some(3072),
-            KeyAlgorithm::Rsa4096 => Some(4096),
-            _ => None,
-        }
-    }
-}
-
-impl fmt::Display for KeyAlgorithm {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
-
-impl FromStr for KeyAlgorithm {
-    type Err = UnknownAlgorithm;
-
-    fn from_str(name: &str) -> Result<Self, UnknownAlgorithm> {
-        KeyAlgorithm::ALL
-            .into_iter()
-            .find(|known| known.as_str() == name)
-            .ok_or_else(|| UnknownAlgorithm(name.to_owned()))
-    }
-}
-
-/// The name of an unsupported key algorithm.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "unknown key algorithm {0:?}; use RSA-2048, RSA-3072, RSA-4096, ECDSA-P256, ECDSA-P384 or ECDSA-P521 (case-sensitive)"
-)]
-pub struct UnknownAlgorithm(String);
-
-/// The algorithm of an existing key, supported or not.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum KeyType {
-    /// An algorithm that nodepki generates.
-    Known(KeyAlgorithm),
-    /// RSA with another modulus length in bits.
-    Rsa(usize),
-    /// Any other algorithm, by name or object identifier.
-    Other(String),
-}
-
-impl KeyType {
-    /// Returns true for RSA of any length.
-    pub(crate) fn is_rsa(&self) -> bool {
-        match self {
-            KeyType::Known(known) => known.rsa_bits().is_some(),
-            KeyType::Rsa(_) => true,
-            KeyType::Other(_) => false,
-        }
-    }
-}
-
-impl fmt::Display for KeyType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            KeyType::Known(known) => known.fmt(f),
-            KeyType::Rsa(bits) => write!(f, "RSA-{bits}"),
-            KeyType::Other(name) => f.write_str(name),
-        }
-    }
-}
 
 /// The reason why a key could not be read, generated or used. It never contains key material.
 #[derive(Debug, thiserror::Error)]
@@ -597,86 +490,9 @@ fn bit_length(bytes: &[u8]) -> usize {
     (bytes.len() * 8).saturating_sub(leading)
 }
 
-fn rsa_type_of(bits: usize) -> KeyType {
-    KeyAlgorithm::ALL
-        .into_iter()
-        .find(|known| known.rsa_bits() == Some(bits))
-        .map_or(KeyType::Rsa(bits), KeyType::Known)
-}
-
 pub(super) const OID_RSA: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.113549.1.1.1");
 const OID_EC: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.10045.2.1");
 const OID_ED25519: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.101.112");
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Curve {
-    P256,
-    P384,
-    P521,
-}
-
-impl Curve {
-    const ALL: [Curve; 3] = [Curve::P256, Curve::P384, Curve::P521];
-
-    fn of(algorithm: KeyAlgorithm) -> Option<Self> {
-        Curve::ALL
-            .into_iter()
-            .find(|curve| curve.algorithm() == algorithm)
-    }
-
-    fn from_oid(oid: ObjectIdentifier) -> Option<Self> {
-        Curve::ALL.into_iter().find(|curve| curve.oid() == oid)
-    }
-
-    const fn algorithm(self) -> KeyAlgorithm {
-        match self {
-            Curve::P256 => KeyAlgorithm::EcdsaP256,
-            Curve::P384 => KeyAlgorithm::EcdsaP384,
-            Curve::P521 => KeyAlgorithm::EcdsaP521,
-        }
-    }
-
-    // RFC 5480, 2.1.1.1
-    const fn oid(self) -> ObjectIdentifier {
-        match self {
-            Curve::P256 => ObjectIdentifier::new_unwrap("1.2.840.10045.3.1.7"),
-            Curve::P384 => ObjectIdentifier::new_unwrap("1.3.132.0.34"),
-            Curve::P521 => ObjectIdentifier::new_unwrap("1.3.132.0.35"),
-        }
-    }
-
-    fn signing(self) -> &'static EcdsaSigningAlgorithm {
-        match self {
-            Curve::P256 => &ECDSA_P256_SHA256_ASN1_SIGNING,
-            Curve::P384 => &ECDSA_P384_SHA384_ASN1_SIGNING,
-            Curve::P521 => &ECDSA_P521_SHA512_ASN1_SIGNING,
-        }
-    }
-
-    /// Pads a scalar on the left to the length of the field (RFC 5915, 3), as some writers drop leading zeros.
-    fn pad(self, scalar: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
-        let length = match self {
-            Curve::P256 => 32,
-            Curve::P384 => 48,
-            Curve::P521 => 66,
-        };
-        let missing = usize::checked_sub(length, scalar.len())?;
-        let mut padded = Zeroizing::new(vec![0; missing]);
-        padded.extend_from_slice(scalar);
-        Some(padded)
-    }
-
-    fn public_of(self, scalar: &[u8]) -> Option<Vec<u8>> {
-        use aws_lc_rs::agreement::{ECDH_P256, ECDH_P384, ECDH_P521, PrivateKey};
-        let algorithm = match self {
-            Curve::P256 => &ECDH_P256,
-            Curve::P384 => &ECDH_P384,
-            Curve::P521 => &ECDH_P521,
-        };
-        let key = PrivateKey::from_private_key(algorithm, scalar).ok()?;
-        Some(key.compute_public_key().ok()?.as_ref().to_vec())
-    }
-}
 
 #[cfg(test)]
 mod tests {

@@ -1,0 +1,120 @@
+//! The names of key algorithms.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// The key algorithms that nodepki generates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the serialized name is the documentation")]
+pub enum KeyAlgorithm {
+    #[serde(rename = "RSA-2048")]
+    Rsa2048,
+    #[serde(rename = "RSA-3072")]
+    Rsa3072,
+    #[serde(rename = "RSA-4096")]
+    Rsa4096,
+    #[serde(rename = "ECDSA-P256")]
+    EcdsaP256,
+    #[serde(rename = "ECDSA-P384")]
+    EcdsaP384,
+    #[serde(rename = "ECDSA-P521")]
+    EcdsaP521,
+}
+
+impl KeyAlgorithm {
+    /// All algorithms; within a family, the weakest is first.
+    pub const ALL: [KeyAlgorithm; 6] = [
+        KeyAlgorithm::Rsa2048,
+        KeyAlgorithm::Rsa3072,
+        KeyAlgorithm::Rsa4096,
+        KeyAlgorithm::EcdsaP256,
+        KeyAlgorithm::EcdsaP384,
+        KeyAlgorithm::EcdsaP521,
+    ];
+
+    /// Returns the name in kubeadm's `encryptionAlgorithm`. kubeadm does not offer P-521; its name is formed by analogy.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            KeyAlgorithm::Rsa2048 => "RSA-2048",
+            KeyAlgorithm::Rsa3072 => "RSA-3072",
+            KeyAlgorithm::Rsa4096 => "RSA-4096",
+            KeyAlgorithm::EcdsaP256 => "ECDSA-P256",
+            KeyAlgorithm::EcdsaP384 => "ECDSA-P384",
+            KeyAlgorithm::EcdsaP521 => "ECDSA-P521",
+        }
+    }
+
+    pub(super) const fn rsa_bits(self) -> Option<usize> {
+        match self {
+            KeyAlgorithm::Rsa2048 => Some(2048),
+            KeyAlgorithm::Rsa3072 => Some(3072),
+            KeyAlgorithm::Rsa4096 => Some(4096),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for KeyAlgorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl FromStr for KeyAlgorithm {
+    type Err = UnknownAlgorithm;
+
+    fn from_str(name: &str) -> Result<Self, UnknownAlgorithm> {
+        KeyAlgorithm::ALL
+            .into_iter()
+            .find(|known| known.as_str() == name)
+            .ok_or_else(|| UnknownAlgorithm(name.to_owned()))
+    }
+}
+
+/// The name of an unsupported key algorithm.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "unknown key algorithm {0:?}; use RSA-2048, RSA-3072, RSA-4096, ECDSA-P256, ECDSA-P384 or ECDSA-P521 (case-sensitive)"
+)]
+pub struct UnknownAlgorithm(String);
+
+/// The algorithm of an existing key, supported or not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KeyType {
+    /// An algorithm that nodepki generates.
+    Known(KeyAlgorithm),
+    /// RSA with another modulus length in bits.
+    Rsa(usize),
+    /// Any other algorithm, by name or object identifier.
+    Other(String),
+}
+
+impl KeyType {
+    /// Returns true for RSA of any length.
+    pub(crate) fn is_rsa(&self) -> bool {
+        match self {
+            KeyType::Known(known) => known.rsa_bits().is_some(),
+            KeyType::Rsa(_) => true,
+            KeyType::Other(_) => false,
+        }
+    }
+}
+
+impl fmt::Display for KeyType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            KeyType::Known(known) => known.fmt(f),
+            KeyType::Rsa(bits) => write!(f, "RSA-{bits}"),
+            KeyType::Other(name) => f.write_str(name),
+        }
+    }
+}
+
+pub(super) fn rsa_type_of(bits: usize) -> KeyType {
+    KeyAlgorithm::ALL
+        .into_iter()
+        .find(|known| known.rsa_bits() == Some(bits))
+        .map_or(KeyType::Rsa(bits), KeyType::Known)
+}
