@@ -1,7 +1,9 @@
 //! An open directory. Every name in it is a single component, and symbolic links are not followed.
 //!
-//! Both the store and the file-drop signer write through [`Dir`]. The metadata of a file comes from one statx(2), which
-//! also returns the immutable attribute.
+//! Both the store and the file-drop signer write through [`Dir`].
+
+mod file_system;
+mod metadata;
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -16,17 +18,18 @@ use nix::fcntl::{
     renameat,
 };
 use nix::sys::stat::{Mode, fchmod, mkdirat};
-use nix::sys::statfs::{
-    CGROUP_SUPER_MAGIC, CGROUP2_SUPER_MAGIC, FsType, OVERLAYFS_SUPER_MAGIC, PROC_SUPER_MAGIC,
-    SYSFS_MAGIC, TMPFS_MAGIC, TRACEFS_MAGIC, fstatfs, statfs,
-};
+use nix::sys::statfs::{OVERLAYFS_SUPER_MAGIC, fstatfs, statfs};
 use nix::unistd::{UnlinkatFlags, fsync, symlinkat, unlinkat};
-use rustix::fs::{AtFlags, RenameFlags, StatxAttributes, StatxFlags, renameat_with, statx};
-use time::OffsetDateTime;
+use rustix::fs::{RenameFlags, renameat_with};
 use zeroize::Zeroizing;
 
 use super::error::{PathObstacle, StoreError};
 use crate::kube::names::NodePath;
+
+use file_system::{is_volatile, upper_layer};
+use metadata::stat;
+pub use metadata::{FileKind, Metadata};
+pub(super) use metadata::{errno_from, errno_of, is_same, obstacle_of_kind, stat_open};
 
 /// Prefix of temporary names.
 ///
@@ -36,48 +39,6 @@ use crate::kube::names::NodePath;
 const TEMPORARY_PREFIX: &str = ".nodepki-new.";
 /// Suffix of temporary names: node_exporter reads every file whose name ends with .prom, hidden ones too.
 const TEMPORARY_SUFFIX: &str = "~";
-
-/// The type of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FileKind {
-    /// A regular file.
-    File,
-    /// A directory.
-    Directory,
-    /// A symbolic link.
-    Symlink,
-    /// A named pipe.
-    Fifo,
-    /// A socket.
-    Socket,
-    /// A character or block device.
-    Device,
-}
-
-/// Metadata of a file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Metadata {
-    /// Its type.
-    pub kind: FileKind,
-    /// Permission bits, at most `0o7777`.
-    pub mode: u32,
-    /// User id of the owner.
-    pub uid: u32,
-    /// Group id.
-    pub gid: u32,
-    /// Length in bytes.
-    pub size: u64,
-    /// Time of the last change of the contents.
-    pub modified: OffsetDateTime,
-    /// Number of hard links.
-    pub links: u64,
-    /// The device. Device and inode together identify a file.
-    pub device: u64,
-    /// The inode. A replaced file has a new one.
-    pub inode: u64,
-    /// True after `chattr +i` or `chattr +a`.
-    pub immutable: bool,
-}
 
 /// Contents and metadata of a file.
 pub struct FileContent {
@@ -630,52 +591,6 @@ pub(super) fn read_open(fd: OwnedFd, path: &Path, limit: u64) -> Result<FileCont
     Ok(FileContent { bytes, metadata })
 }
 
-pub(super) fn stat_open(fd: impl AsFd) -> Result<Metadata, Errno> {
-    stat_at(fd.as_fd(), OsStr::new(""), AtFlags::EMPTY_PATH)
-}
-
-pub(super) fn errno_of(error: &std::io::Error) -> Errno {
-    error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
-}
-
-pub(super) fn errno_from(errno: rustix::io::Errno) -> Errno {
-    Errno::from_raw(errno.raw_os_error())
-}
-
-fn is_volatile(kind: FsType) -> bool {
-    // From linux/magic.h; nix lacks these.
-    const RAMFS: u32 = 0x8584_58f6;
-    const HUGETLBFS: u32 = 0x9584_58f6;
-    const DEVPTS: u32 = 0x1cd1;
-    const DEBUGFS: u32 = 0x6462_6720;
-    const CONFIGFS: u32 = 0x6265_6570;
-    let number = kind.0 as u32;
-    [
-        TMPFS_MAGIC,
-        PROC_SUPER_MAGIC,
-        SYSFS_MAGIC,
-        CGROUP_SUPER_MAGIC,
-        CGROUP2_SUPER_MAGIC,
-        TRACEFS_MAGIC,
-    ]
-    .contains(&kind)
-        || [RAMFS, HUGETLBFS, DEVPTS, DEBUGFS, CONFIGFS].contains(&number)
-}
-
-/// Returns the writable layer of the overlay with this device number, from proc(5), `mountinfo`.
-fn upper_layer(mounts: &str, (major, minor): (u64, u64)) -> Option<String> {
-    let device = format!("{major}:{minor}");
-    let mount = mounts
-        .lines()
-        .find(|line| line.split(' ').nth(2) == Some(&device))?;
-    let options = mount.split(" - ").nth(1)?.split(' ').nth(2)?;
-    let upper = options
-        .split(',')
-        .find_map(|option| option.strip_prefix("upperdir="))?;
-    // Spaces and the like are octal escapes, which do not occur in paths of container runtimes.
-    Some(upper.to_owned())
-}
-
 /// Refuses a name that is not exactly one component, such as `..` or `a/b`.
 pub(super) fn single(name: &OsStr) -> Result<&OsStr, StoreError> {
     let mut components = Path::new(name).components();
@@ -685,57 +600,5 @@ pub(super) fn single(name: &OsStr) -> Result<&OsStr, StoreError> {
             path: PathBuf::from(name),
             what: "the name of one file",
         }),
-    }
-}
-
-fn stat(dir: impl AsFd, name: &OsStr) -> Result<Metadata, Errno> {
-    stat_at(dir.as_fd(), name, AtFlags::SYMLINK_NOFOLLOW)
-}
-
-fn stat_at(dir: BorrowedFd<'_>, name: &OsStr, flags: AtFlags) -> Result<Metadata, Errno> {
-    let found = statx(dir, name, flags, StatxFlags::BASIC_STATS).map_err(errno_from)?;
-    let kind = match rustix::fs::FileType::from_raw_mode(found.stx_mode.into()) {
-        rustix::fs::FileType::RegularFile => FileKind::File,
-        rustix::fs::FileType::Directory => FileKind::Directory,
-        rustix::fs::FileType::Symlink => FileKind::Symlink,
-        rustix::fs::FileType::Fifo => FileKind::Fifo,
-        rustix::fs::FileType::Socket => FileKind::Socket,
-        _ => FileKind::Device,
-    };
-    let immutable = StatxAttributes::IMMUTABLE | StatxAttributes::APPEND;
-    Ok(Metadata {
-        kind,
-        mode: u32::from(found.stx_mode) & 0o7777,
-        uid: found.stx_uid,
-        gid: found.stx_gid,
-        size: found.stx_size,
-        modified: OffsetDateTime::from_unix_timestamp_nanos(
-            i128::from(found.stx_mtime.tv_sec) * 1_000_000_000
-                + i128::from(found.stx_mtime.tv_nsec),
-        )
-        .unwrap_or(OffsetDateTime::UNIX_EPOCH),
-        links: found.stx_nlink.into(),
-        device: u64::from(found.stx_dev_major) << 32 | u64::from(found.stx_dev_minor),
-        inode: found.stx_ino,
-        immutable: found.stx_attributes.intersects(immutable),
-    })
-}
-
-/// Returns true if both describe the same file.
-pub(super) fn is_same(metadata: &Metadata, found: &std::fs::Metadata) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    let device = rustix::fs::major(found.dev()) as u64;
-    let device = device << 32 | u64::from(rustix::fs::minor(found.dev()));
-    (metadata.device, metadata.inode) == (device, found.ino())
-}
-
-pub(super) fn obstacle_of_kind(kind: FileKind) -> Option<PathObstacle> {
-    match kind {
-        FileKind::File => None,
-        FileKind::Directory => Some(PathObstacle::Directory),
-        FileKind::Symlink => Some(PathObstacle::Symlink(PathBuf::from("?"))),
-        FileKind::Fifo => Some(PathObstacle::Fifo),
-        FileKind::Socket => Some(PathObstacle::Socket),
-        FileKind::Device => Some(PathObstacle::Device),
     }
 }
