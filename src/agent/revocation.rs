@@ -84,7 +84,7 @@ impl<'a> CrlUpdate<'a> {
         let (name, signer) = self.setup.signers.get(&authority)?;
         let trust = match self.trust(bundle) {
             Ok(trust) => trust,
-            Err(row) => return Some(row),
+            Err(row) => return Some(*row),
         };
         let published = match self.published(name, signer.as_ref(), authority).await {
             Ok(published) => published?,
@@ -112,20 +112,20 @@ impl<'a> CrlUpdate<'a> {
     }
 
     /// Returns the bundle that verifies the list, or the row that says why there is none.
-    fn trust(&self, bundle: &BundleSpec) -> Result<&'a TrustBundle, ReportRow> {
+    fn trust(&self, bundle: &BundleSpec) -> Result<&'a TrustBundle, Box<ReportRow>> {
         let authority = bundle.authority;
         let Some(trust) = self.survey.trust(authority) else {
-            return Err(row(
+            return Err(Box::new(row(
                 bundle,
                 RowAction::Failed,
                 "its CA certificate is not on this node yet; run nodepki bootstrap".to_owned(),
                 Some(ExitCode::Pending),
-            ));
+            )));
         };
         // The owner of a different bundle could also sign revocation lists under it.
         let pins = self.setup.trust_source(authority).pins;
         trust.require_pins(&pins).map_err(|error| {
-            row(
+            Box::new(row(
                 bundle,
                 RowAction::Refused,
                 format!(
@@ -133,7 +133,7 @@ impl<'a> CrlUpdate<'a> {
                     bundle.path
                 ),
                 Some(ExitCode::Refused),
-            )
+            ))
         })?;
         Ok(trust)
     }
