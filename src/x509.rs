@@ -12,6 +12,7 @@ mod blocks;
 mod certificate;
 mod chain;
 mod constraints;
+mod content;
 mod crl;
 mod csr;
 mod csr_content;
@@ -36,6 +37,7 @@ pub use chain::{
     Chain, ChainError, MAX_BUNDLE_CERTIFICATES, MAX_BUNDLE_SUBJECT_BYTES, MAX_CHAIN_BYTES,
     MAX_RESPONSE_BYTES, MAX_RESPONSE_CERTIFICATES, TrustBundle, TrustError, certificates_of,
 };
+pub use content::content_instead_of_pem;
 pub use crl::{AuthorityCrls, CrlError, RevocationList};
 pub use csr::{Csr, CsrError, UsageExtensions};
 pub use csr_content::{CsrContent, CsrContentError};

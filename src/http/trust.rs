@@ -33,7 +33,7 @@ use zeroize::Zeroizing;
 
 use super::{Files, HttpError, HttpErrorKind, Tls};
 use crate::store;
-use crate::x509::{Certificate, hex, presented_certificate, rfc3339};
+use crate::x509::{Certificate, content_instead_of_pem, hex, presented_certificate, rfc3339};
 
 /// CA files of Debian, Fedora (both with their derivatives) and SUSE.
 const SYSTEM_CA_FILES: [&str; 3] = [
@@ -673,7 +673,11 @@ fn certificates(pem: &[u8], what: &str) -> Result<Vec<Anchor>, HttpError> {
         .collect::<Result<_, _>>()
         .map_err(|error| wrong(error.to_string()))?;
     if certificates.is_empty() {
-        return Err(wrong("it does not contain a certificate".to_owned()));
+        let found = content_instead_of_pem(pem);
+        return Err(wrong(found.map_or_else(
+            || "it does not contain a certificate".to_owned(),
+            |found| format!("it contains {found}"),
+        )));
     }
     Ok(certificates)
 }

@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::blocks;
 use super::certificate::Certificate;
+use super::content::content_instead_of_pem;
 use super::der::{DerReader, tag};
 use super::key::PublicKey;
 use super::signature::MAX_SIGNATURE_CHECKS;
@@ -44,6 +45,8 @@ pub struct Chain {
 pub enum ChainError {
     #[error("it does not contain a certificate (neither PEM, DER nor PKCS#7)")]
     NoCertificate,
+    #[error("it contains {0}")]
+    OtherContent(&'static str),
     #[error("its size of {bytes} bytes exceeds the limit of {limit}")]
     TooLarge { bytes: usize, limit: usize },
     #[error("it contains {count} certificates, more than the limit of {limit}")]
@@ -75,7 +78,7 @@ impl Chain {
     /// all that a server presents.
     pub fn from_pem(text: &[u8]) -> Result<Self, ChainError> {
         let mut certificates = pem_certificates(text)?.into_iter();
-        let leaf = certificates.next().ok_or(ChainError::NoCertificate)?;
+        let leaf = certificates.next().ok_or_else(|| no_certificate(text))?;
         Ok(Chain {
             leaf,
             intermediates: certificates.collect(),
@@ -224,7 +227,13 @@ pub enum TrustError {
 impl TrustBundle {
     /// Reads a `ca.crt`: PEM with one or more certificates. Text between the blocks is ignored.
     pub fn from_pem(text: &[u8]) -> Result<Self, TrustError> {
-        Self::from_certificates(pem_certificates(text)?)
+        let certificates = pem_certificates(text)?;
+        if certificates.is_empty()
+            && let Some(found) = content_instead_of_pem(text)
+        {
+            return Err(ChainError::OtherContent(found).into());
+        }
+        Self::from_certificates(certificates)
     }
 
     /// Reads a signer's response in any form that a chain may have.
@@ -466,9 +475,14 @@ fn certificates_in(answer: &[u8]) -> Result<(Vec<ParsedCertificate>, bool), Chai
         .map(pem::Pem::contents)
         .collect();
     if ders.is_empty() {
-        return Err(ChainError::NoCertificate);
+        return Err(no_certificate(answer));
     }
     Ok((parse_all(&ders)?, true))
+}
+
+/// Returns the error for a text without certificates.
+fn no_certificate(text: &[u8]) -> ChainError {
+    content_instead_of_pem(text).map_or(ChainError::NoCertificate, ChainError::OtherContent)
 }
 
 fn parse_all(ders: &[&[u8]]) -> Result<Vec<ParsedCertificate>, ChainError> {

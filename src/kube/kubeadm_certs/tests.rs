@@ -247,11 +247,7 @@ fn refuses_entry_with_wrong_content() {
             external.file(SharedFile::ExternalEtcdCertificate),
             "is not a CA certificate",
         ),
-        (
-            ca,
-            external.file(ca_key),
-            "it does not contain a certificate",
-        ),
+        (ca, external.file(ca_key), "it contains a private key"),
         (ca_key, rsa.file(ca_key), "it does not belong to ca.crt"),
         (
             ca_key,
@@ -276,7 +272,7 @@ fn refuses_entry_with_wrong_content() {
         (
             SharedFile::ExternalEtcdCertificate,
             external.file(SharedFile::ExternalEtcdKey),
-            "it does not contain a certificate",
+            "it contains a private key",
         ),
     ] {
         let mut golden = golden("external-etcd");
