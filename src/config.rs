@@ -599,8 +599,16 @@ fn is_fragment(document: &Node, faults: &mut Faults) -> bool {
                 Some(found) => format!("is {found:?}, this program reads {want}"),
                 None => "is missing".to_owned(),
             };
-            faults.push(spot(key).error(message, format!("write {key}: {want}")));
+            let is_kubeadm = found.is_some_and(|found| found.starts_with("kubeadm.k8s.io/"));
+            let fix = match is_kubeadm {
+                true => "this is a file for kubeadm: name it with --kubeadm-config FILE or under kubeadm.files".to_owned(),
+                false => format!("write {key}: {want}"),
+            };
+            faults.push(spot(key).error(message, fix));
             fine = false;
+            if is_kubeadm {
+                break;
+            }
         }
     }
     fine
@@ -822,10 +830,7 @@ pub fn collect(
                 fragments.push((shown(&path).display().to_string(), text));
             }
             None if only.is_some() => {
-                let message = format!(
-                    "configuration file {} does not exist",
-                    shown(&path).display()
-                );
+                let message = format!("{}: does not exist", shown(&path).display());
                 return Err(io::Error::new(io::ErrorKind::NotFound, message));
             }
             None => {}

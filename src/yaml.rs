@@ -15,6 +15,7 @@ mod duration;
 mod fault;
 pub mod schema;
 pub mod settings;
+mod syntax;
 mod walk;
 
 use std::collections::{HashMap, HashSet};
@@ -26,7 +27,7 @@ use serde::Serialize;
 use serde_json::Value as Json;
 use zeroize::Zeroizing;
 
-pub use duration::{format_duration, parse_duration};
+pub use duration::{format_duration, parse_duration, suggest_duration};
 pub use fault::{Fault, FaultSeverity, Faults, FieldPosition, MAX_LISTED_FAULTS, Position};
 pub use walk::{Field, Map, Walk, did_you_mean};
 
@@ -354,7 +355,7 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Node>, Faults> {
             }
         };
         if let Err((mut place, error)) = result {
-            let names_tab = error.parser_names("tab");
+            let names_tab = error.parser_names("tab") && !error.parser_names("unprintable");
             // A scalar that runs into a tab is reported at its beginning.
             if names_tab
                 && let Some((line, _)) = text
@@ -368,9 +369,15 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Node>, Faults> {
                 place.column = 1;
             }
             let line = place.line.checked_sub(1).and_then(|n| text.lines().nth(n));
+            let correction = match &error {
+                SyntaxError::Parser(problem) if !error.parser_names("alias") => {
+                    syntax::correction(text, place.line, problem)
+                }
+                _ => None,
+            };
             let fix = match names_tab || line.is_some_and(leading_tab) {
-                true => "indent with spaces, YAML does not allow tabs",
-                false => error.fix(),
+                true => "indent with spaces, YAML does not allow tabs".to_owned(),
+                false => correction.unwrap_or_else(|| error.fix().to_owned()),
             };
             let spot = FieldPosition {
                 place,

@@ -7,7 +7,7 @@ use serde_json::{Map as JsonMap, Value, json};
 use crate::spec::schedule::{Percent, RenewAt, Rotation, Window, WindowError};
 use crate::yaml::schema::{DURATION_PATTERN, PERCENT_PATTERN, ValueForm, duration, required};
 use crate::yaml::settings::{Setting, settings, unless_empty};
-use crate::yaml::{Field, format_duration, parse_duration};
+use crate::yaml::{Field, format_duration, parse_duration, suggest_duration};
 
 settings! {
     for Rotation {
@@ -26,6 +26,23 @@ settings! {
     }
 }
 
+/// Returns the correction of a text that is not a time of renewal.
+fn intended(text: &str) -> String {
+    const FORMS: &str =
+        "write 66% for the elapsed share of the lifetime, or 720h for a duration before its end";
+    let number = text.trim_end_matches('%').parse::<f64>().ok();
+    match (number, suggest_duration(text)) {
+        (Some(share), _) if share > 0.0 && share < 1.0 && !text.ends_with('%') => {
+            format!("write {:.0}% for this share of the lifetime", share * 100.0)
+        }
+        (Some(share), _) if (50.0..=100.0).contains(&share) => {
+            format!("write {share:.0}% for this share of the lifetime")
+        }
+        (None, Some(near)) => format!("write {near}; units are h, m and s"),
+        _ => FORMS.to_owned(),
+    }
+}
+
 impl Setting for RenewAt {
     const FORM: ValueForm = ValueForm::Defined("renewAt", "percentage or duration");
 
@@ -36,7 +53,7 @@ impl Setting for RenewAt {
         if at.is_none() {
             field.error(
                 format!("{text:?} is neither a share nor a duration"),
-                "write 66% for the elapsed share of the lifetime, or 720h for a duration before its end",
+                intended(&text),
             );
         }
         at

@@ -69,6 +69,22 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     Ok(Duration::new(seconds, nanos))
 }
 
+/// Returns what a text most likely means that [`parse_duration`] refuses: `30`, `30sec`, `30d`, `1 year`.
+pub fn suggest_duration(text: &str) -> Option<String> {
+    let (number, unit) = digits(text.trim());
+    let number: u64 = number.parse().ok()?;
+    let hours = |hours: u64| number.checked_mul(hours).map(|hours| format!("{hours}h"));
+    match unit.trim().to_lowercase().as_str() {
+        "" | "sec" | "secs" | "second" | "seconds" => Some(format!("{number}s")),
+        "min" | "mins" | "minute" | "minutes" => Some(format!("{number}m")),
+        "hr" | "hrs" | "hour" | "hours" => Some(format!("{number}h")),
+        "d" | "day" | "days" => hours(24),
+        "w" | "week" | "weeks" => hours(7 * 24),
+        "y" | "year" | "years" => hours(365 * 24),
+        _ => None,
+    }
+}
+
 /// Returns the shortest text that [`parse_duration`] reads back, to the millisecond: `8760h`, `1m30s`, `250ms`.
 pub fn format_duration(duration: Duration) -> String {
     let seconds = duration.as_secs();
@@ -100,6 +116,22 @@ fn digits(text: &str) -> (&str, &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn suggests_units_of_go() {
+        for (text, suggested) in [
+            ("30", Some("30s")),
+            ("30sec", Some("30s")),
+            ("5 min", Some("5m")),
+            ("30d", Some("720h")),
+            ("1year", Some("8760h")),
+            ("x", None),
+            ("1fortnight", None),
+            ("99999999999999999999d", None),
+        ] {
+            assert_eq!(suggest_duration(text).as_deref(), suggested, "{text}");
+        }
+    }
 
     #[test]
     fn parses_same_durations_as_go() {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::{Map as JsonMap, Value, json};
 
-use crate::yaml::{Field, Map, parse_duration};
+use crate::yaml::{Field, Map, did_you_mean, parse_duration, suggest_duration};
 
 /// The form of a value.
 #[derive(Clone, Copy)]
@@ -309,7 +309,7 @@ impl SecretFile {
             // The text may be the secret itself.
             None => Err((
                 "is neither an absolute path nor credential:NAME".to_owned(),
-                "put the secret into a file of mode 0600 and name that file",
+                "write the path of a file of mode 0600 with the secret, beginning with /",
             )),
         }
     }
@@ -345,22 +345,32 @@ pub fn absolute(field: &Field<'_>) -> Option<PathBuf> {
     if text.starts_with('/') {
         return Some(PathBuf::from(text));
     }
-    field.error(
-        format!("{text:?} is not an absolute path"),
-        "begin it with /",
-    );
+    let fix = match text.starts_with(['$', '~']) {
+        true => "write the path itself, beginning with /: variables and ~ are not replaced",
+        false => "begin it with /",
+    };
+    field.error(format!("{text:?} is not an absolute path"), fix);
     None
 }
 
 /// Reads a duration in Go's notation.
 pub fn duration(field: Option<Field<'_>>) -> Option<(Field<'_>, Duration)> {
     let field = field?;
-    match parse_duration(&field.written()?) {
+    let text = field.written()?;
+    match parse_duration(&text) {
         Ok(duration) => Some((field, duration)),
         Err(message) => {
-            field.error(message, "use hours, minutes and seconds, as in 1m30s");
+            field.error(message, duration_fix(&text, "1m30s"));
             None
         }
+    }
+}
+
+/// Returns the correction of a text that is not a duration.
+pub(crate) fn duration_fix(text: &str, example: &str) -> String {
+    match suggest_duration(text) {
+        Some(near) => format!("write {near}; units are h, m and s"),
+        None => format!("use hours, minutes and seconds, as in {example}"),
     }
 }
 
@@ -375,10 +385,11 @@ pub fn choice<T: Copy, const N: usize>(
     let found = all.into_iter().find(|one| name(*one) == text);
     if found.is_none() {
         let names: Vec<&str> = all.into_iter().map(name).collect();
-        field.error(
-            format!("{text:?} is not possible here"),
-            format!("use {}", names.join(", ")),
-        );
+        let fix = match did_you_mean(&text, names.iter().copied()) {
+            Some(near) => format!("did you mean {near}?"),
+            None => format!("use {}", names.join(", ")),
+        };
+        field.error(format!("{text:?} is not possible here"), fix);
     }
     found
 }

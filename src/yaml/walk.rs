@@ -88,6 +88,14 @@ impl<'a> Field<'a> {
         self.walk.push(self.spot().warning(message, fix));
     }
 
+    /// Reports what a strict validation refuses: an error in a strict walk, a warning in a lenient one.
+    pub fn refused_by_validation(&self, message: impl Into<String>, fix: impl Into<String>) {
+        match self.walk.strict {
+            true => self.error(message, fix),
+            false => self.warning(message, fix),
+        }
+    }
+
     fn wrong_kind(&self, wanted: &str, fix: &str) {
         self.error(
             format!("is {}, must be {wanted}", self.node.kind_name()),
@@ -102,6 +110,7 @@ impl<'a> Field<'a> {
                 field: self.clone(),
                 entries,
                 known: RefCell::default(),
+                misplaced: RefCell::default(),
             }),
             _ => {
                 self.wrong_kind("a map", "write `key: value` lines below it");
@@ -208,6 +217,7 @@ pub struct Map<'a> {
     field: Field<'a>,
     entries: &'a [MapEntry],
     known: RefCell<Vec<String>>,
+    misplaced: RefCell<Vec<(&'static str, &'static str)>>,
 }
 
 impl<'a> Map<'a> {
@@ -256,6 +266,11 @@ impl<'a> Map<'a> {
         known.extend(keys.iter().map(|key| (*key).to_owned()));
     }
 
+    /// Defines the corrections for keys that belong elsewhere; they stay unknown here.
+    pub fn belong_elsewhere(&self, keys: &[(&'static str, &'static str)]) {
+        self.misplaced.borrow_mut().extend_from_slice(keys);
+    }
+
     /// Returns the map as a field, for faults.
     pub fn field(&self) -> &Field<'a> {
         &self.field
@@ -286,16 +301,21 @@ impl<'a> Map<'a> {
                 continue;
             }
             let near = did_you_mean(&entry.key, known.iter().map(String::as_str));
-            let fix = match (&near, self.field.walk.strict) {
-                (Some(near), _) => format!("did you mean {near}?"),
-                (None, true) if known.is_empty() => "remove it".to_owned(),
-                (None, true) => {
+            let place = self.misplaced.borrow();
+            let place = place.iter().find(|(key, _)| *key == entry.key);
+            let place = place.map(|(_, fix)| (*fix).to_owned());
+            let special = place.or_else(|| missing_colon(&entry.key, &names));
+            let fix = match (special, &near, self.field.walk.strict) {
+                (Some(special), ..) => special,
+                (None, Some(near), _) => format!("did you mean {near}?"),
+                (None, None, true) if known.is_empty() => "remove it".to_owned(),
+                (None, None, true) => {
                     let mut names: Vec<&str> = known.iter().map(String::as_str).collect();
                     names.sort_unstable();
                     names.dedup();
                     format!("known here: {}", names.join(", "))
                 }
-                (None, false) => "it has no effect; remove it".to_owned(),
+                (None, None, false) => "it has no effect; remove it".to_owned(),
             };
             let spot = FieldPosition {
                 place: entry.place.clone(),
@@ -308,6 +328,19 @@ impl<'a> Map<'a> {
             });
         }
     }
+}
+
+/// Returns the correction for a key such as `signer:corp` or `rotation {renewAt`, which YAML reads as one word.
+fn missing_colon(key: &str, known: &HashSet<&str>) -> Option<String> {
+    if let Some((name, _)) = key.split_once(':')
+        && known.contains(name)
+    {
+        return Some(format!("write a space after {name}:"));
+    }
+    let (name, _) = key.split_once(' ')?;
+    known
+        .contains(name)
+        .then(|| format!("write {name}: with a colon"))
 }
 
 pub(super) fn join(path: &str, key: &str) -> String {
