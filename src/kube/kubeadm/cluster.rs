@@ -10,8 +10,8 @@ use super::fields::{
 use super::version::KubernetesVersion;
 use crate::kube::paths::CERTIFICATES_DIR;
 use crate::x509::KeyAlgorithm;
-use crate::yaml::schema::section;
-use crate::yaml::{Field, Map, Node, format_duration, parse_duration};
+use crate::yaml::schema::{duration_fix, section};
+use crate::yaml::{self, Field, Map, Node, format_duration, parse_duration};
 
 const HOUR: u64 = 3600;
 const YEAR: Duration = Duration::from_secs(8760 * HOUR);
@@ -20,6 +20,31 @@ const TEN_YEARS: Duration = Duration::from_secs(87600 * HOUR);
 const MIN_SERVICE_ADDRESSES: u128 = 10;
 /// Host bits of the largest service network that kubeadm and kube-apiserver accept: a /12 for IPv4, a /108 for IPv6.
 const MAX_SERVICE_HOST_BITS: u8 = 20;
+
+/// Keys that are often written at the top of a ClusterConfiguration, and where they belong.
+const MISPLACED_IN_CLUSTER: &[(&str, &str)] = &[
+    ("certSANs", "move it below apiServer: apiServer.certSANs"),
+    (
+        "podSubnet",
+        "move it below networking: networking.podSubnet",
+    ),
+    (
+        "serviceSubnet",
+        "move it below networking: networking.serviceSubnet",
+    ),
+    (
+        "dnsDomain",
+        "move it below networking: networking.dnsDomain",
+    ),
+    ("localAPIEndpoint", "move it to the InitConfiguration"),
+    ("nodeRegistration", "move it to the InitConfiguration"),
+    ("certificateKey", "move it to the InitConfiguration"),
+    ("bootstrapTokens", "move it to the InitConfiguration"),
+    (
+        "name",
+        "write clusterName for the name of the cluster; that of the node is nodeRegistration.name in the InitConfiguration",
+    ),
+];
 
 /// The settings that all nodes of a cluster share.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,6 +130,7 @@ impl Default for Etcd {
 pub(super) fn read_cluster(map: &Map<'_>, api: ApiVersion) -> ClusterConfig {
     let mut cluster = ClusterConfig::default();
     map.ignore(&["dns", "imageRepository"]);
+    map.belong_elsewhere(MISPLACED_IN_CLUSTER);
 
     if let Some(field) = map.get("kubernetesVersion")
         && let Some(text) = field.string()
@@ -155,13 +181,23 @@ pub(super) fn read_cluster(map: &Map<'_>, api: ApiVersion) -> ClusterConfig {
     cluster
 }
 
-/// Reports networks that kubeadm refuses (`ValidateIPNetFromString`), and another order of IP families than that of the
+/// Reports networks that kubeadm refuses (`ValidateIPNetFromString`, `ValidatePodSubnetNodeMask`), and another order of IP families than that of the
 /// services. The networks themselves are in no certificate.
-fn check_pod_subnet(field: &Field<'_>, text: &str, services: &[IpNet]) {
+fn check_pod_subnet(field: &Field<'_>, text: &str, services: &[IpNet], sets_node_mask: bool) {
     let mut families = Vec::new();
     for part in text.split(',') {
         match IpNet::parse(part) {
-            Ok((network, _)) => families.push(network.network().is_ipv4()),
+            Ok((network, _)) => {
+                let is_ipv4 = network.network().is_ipv4();
+                families.push(is_ipv4);
+                let node_prefix = if is_ipv4 { 24 } else { 64 };
+                if network.prefix_len() > node_prefix && !sets_node_mask {
+                    return field.refused_by_validation(
+                        format!("{part} is smaller than the network of one node, a /{node_prefix}"),
+                        format!("use a network with a prefix of at most /{node_prefix}"),
+                    );
+                }
+            }
             Err(error) => return field.error(error.message, error.fix),
         }
     }
@@ -192,7 +228,11 @@ fn read_networking(map: &Map<'_>, cluster: &mut ClusterConfig) {
         cluster.service_subnets = subnets;
     }
     if let Some((field, text)) = filled(networking.get("podSubnet")) {
-        check_pod_subnet(&field, &text, &cluster.service_subnets);
+        let sets_node_mask = map.get("controllerManager").is_some_and(|component| {
+            let arguments = component.node().get("extraArgs").map(yaml::to_json);
+            arguments.is_some_and(|arguments| arguments.to_string().contains("node-cidr-mask-size"))
+        });
+        check_pod_subnet(&field, &text, &cluster.service_subnets, sets_node_mask);
     }
     if let Some((field, text)) = filled(networking.get("dnsDomain")) {
         if is_dns_subdomain(&text) {
@@ -327,13 +367,8 @@ fn validity_period<'a>(
             Some((field, period))
         }
         Err(message) => {
-            field.error(
-                message,
-                format!(
-                    "use hours, minutes and seconds, as in {}",
-                    format_duration(kubeadm_default)
-                ),
-            );
+            let example = format_duration(kubeadm_default);
+            field.error(message, duration_fix(&text, &example));
             None
         }
     }

@@ -27,6 +27,8 @@ pub struct Documents {
     cluster_document: Option<Node>,
     /// The JoinConfiguration as written.
     join_document: Option<Node>,
+    /// The first file without any document.
+    pub(super) empty_file: Option<String>,
     /// True if a document could not be read: anything that seems to be missing may be in that document.
     pub(super) incomplete: bool,
     pub(super) faults: Faults,
@@ -216,6 +218,13 @@ pub(crate) fn load_over<N: AsRef<str>, T: AsRef<str>>(
     loaded
 }
 
+fn is_kubeadm_kind(kind: &str) -> bool {
+    matches!(
+        kind,
+        "ClusterConfiguration" | "InitConfiguration" | "JoinConfiguration"
+    )
+}
+
 fn kind_of(document: &Node) -> Option<&str> {
     document.get("kind").and_then(Node::text)
 }
@@ -224,6 +233,9 @@ impl Documents {
     fn read_text(&mut self, file: &str, text: &str) {
         match yaml::parse(file, text) {
             Ok(documents) => {
+                if documents.is_empty() && self.empty_file.is_none() {
+                    self.empty_file = Some(file.to_owned());
+                }
                 for document in &documents {
                     self.read_document(document);
                 }
@@ -257,6 +269,10 @@ impl Documents {
             | ("kubeproxy.config.k8s.io", "KubeProxyConfiguration") => {}
             ("config.openshift.io", "PKI") => self.policies.push(document.clone()),
             ("", "ConfigMap") => self.read_config_map(document, spot),
+            _ if is_kubeadm_kind(kind) => self.refuse(spot.error(
+                format!("{kind} has the apiVersion {api_version}"),
+                "write apiVersion: kubeadm.k8s.io/v1beta4",
+            )),
             _ => self.refuse(spot.error(
                 format!("{api_version} {kind} is not a kubeadm configuration document"),
                 "move it to another file; kubeadm refuses it as well",
@@ -303,12 +319,7 @@ impl Documents {
             // These belong to other kubeadm commands.
             "ResetConfiguration" | "UpgradeConfiguration" => return,
             other => {
-                self.faults.push(spot.warning(
-                    format!(
-                        "kubeadm.k8s.io/{version} {other} is not a kind of kubeadm and is ignored"
-                    ),
-                    "use ClusterConfiguration, InitConfiguration or JoinConfiguration",
-                ));
+                self.take_unknown_kind(&spot, version, other);
                 return;
             }
         };
@@ -329,11 +340,46 @@ impl Documents {
             false => FaultSeverity::Warning,
         };
         document.duplicates(severity, &mut self.faults);
+        if self.is_strict && Self::is_two_documents(document) {
+            // Its other faults, such as fields of the other kind, follow from this one.
+            self.incomplete = true;
+            return;
+        }
         let merged = match self.base.take_if(|_| kind == DocumentKind::Cluster) {
             Some(base) => self.merge(base, document, &spot),
             None => None,
         };
         self.read_fields(merged.as_ref().unwrap_or(document), spot, api, kind);
+    }
+
+    /// Reports a kind that kubeadm does not have; `kubeadm config validate` refuses it.
+    fn take_unknown_kind(&mut self, spot: &FieldPosition, version: &str, kind: &str) {
+        let kinds = [
+            DocumentKind::Cluster,
+            DocumentKind::Init,
+            DocumentKind::Join,
+        ]
+        .map(|kind| kind.to_string());
+        let fix = match yaml::did_you_mean(kind, kinds.iter().map(String::as_str)) {
+            Some(near) => format!("did you mean {near}?"),
+            None => "use ClusterConfiguration, InitConfiguration or JoinConfiguration".to_owned(),
+        };
+        let message =
+            format!("kubeadm.k8s.io/{version} {kind} is not a kind of kubeadm and is ignored");
+        match self.is_strict {
+            true => self.refuse(spot.error(message, fix)),
+            false => self.faults.push(spot.warning(message, fix)),
+        }
+    }
+
+    /// Returns whether the document contains `apiVersion` or `kind` twice: two documents without a separator.
+    fn is_two_documents(document: &Node) -> bool {
+        let yaml::NodeKind::Map(entries) = &document.kind else {
+            return false;
+        };
+        ["apiVersion", "kind"]
+            .iter()
+            .any(|key| entries.iter().filter(|entry| entry.key == *key).count() > 1)
     }
 
     fn read_fields(

@@ -172,6 +172,12 @@ pub(super) fn read(
         join.ca_cert_path = path;
     }
     let Some(discovery) = section(map, "discovery") else {
+        if map.get("discovery").is_none() {
+            map.field().refused_by_validation(
+                "has no discovery, with which kubeadm finds the cluster",
+                "add discovery.bootstrapToken or discovery.file, as `kubeadm config print join-defaults` shows",
+            );
+        }
         return (join, None);
     };
     if api == ApiVersion::V1beta3 {
@@ -236,9 +242,9 @@ fn read_api_server_endpoint(map: &Map<'_>) -> Option<HostPort> {
     };
     let endpoint = endpoint(&field, &text);
     if endpoint.as_ref().is_some_and(|it| it.port.is_none()) {
-        field.warning(
+        field.refused_by_validation(
             "has no port; nodepki uses 6443, but kubeadm refuses the file",
-            "write the port, as in api.example.com:6443",
+            format!("write {text}:6443, or the port in use"),
         );
     }
     endpoint
@@ -254,7 +260,7 @@ fn read_pins(map: &Map<'_>, may_be_empty: bool) -> Vec<[u8; 32]> {
     if is_empty && !may_be_empty {
         map.field().error(
             "no caCertHashes are set, so a holder of the token could impersonate the cluster",
-            "set it to the value of --discovery-token-ca-cert-hash that `kubeadm token create --print-join-command` prints on a \
+            "set caCertHashes to the value of --discovery-token-ca-cert-hash that `kubeadm token create --print-join-command` prints on a \
              control-plane node, or set unsafeSkipCAVerification: true",
         );
     }
@@ -334,7 +340,23 @@ fn read_token(field: Option<Field<'_>>) -> Option<Result<BootstrapToken, Invalid
     Some(token)
 }
 
-fn read_certificate_key(map: &Map<'_>) -> Option<Zeroizing<String>> {
+/// Reports `bootstrapTokens` of an InitConfiguration that kubeadm refuses. nodepki does not use them.
+pub(super) fn check_bootstrap_tokens(map: &Map<'_>) {
+    for item in map
+        .get("bootstrapTokens")
+        .and_then(|field| field.list())
+        .unwrap_or_default()
+    {
+        if let Some(token) = item.map() {
+            token.ignore(&["description", "ttl", "expires", "usages", "groups"]);
+            read_token(token.get("token"));
+            token.finish();
+        }
+    }
+}
+
+/// Reads `certificateKey` of an InitConfiguration, or of `controlPlane` of a JoinConfiguration.
+pub(super) fn read_certificate_key(map: &Map<'_>) -> Option<Zeroizing<String>> {
     let field = map.get("certificateKey")?;
     let text = field.secret().filter(|text| !text.is_empty())?;
     if text.len() != CERTIFICATE_KEY_DIGITS || !text.bytes().all(|b| b.is_ascii_hexdigit()) {

@@ -6,13 +6,72 @@ use std::path::PathBuf;
 use super::address::{HostPort, NodeName, is_global_unicast, parse_ip};
 use super::fields::{ApiVersion, extra_args, filled, warn};
 use super::join::{self, JoinDiscovery};
-use crate::kube::kubeadm_certs::{CertificateKey, CertificateKeyError};
+use crate::kube::kubeadm_certs::CertificateKey;
 use crate::yaml::schema::section;
 use crate::yaml::{FieldPosition, Map};
 
 pub(super) const DEFAULT_BIND_PORT: u16 = 6443;
 const ADDRESS_FIX: &str =
     "write the node's own address, or remove the field to use that of the default route";
+
+/// Keys of the ClusterConfiguration and of maps that are often written at the top of an InitConfiguration or
+/// JoinConfiguration, and where they belong.
+const MISPLACED_IN_NODE: &[(&str, &str)] = &[
+    (
+        "name",
+        "move it below nodeRegistration: nodeRegistration.name",
+    ),
+    (
+        "criSocket",
+        "move it below nodeRegistration: nodeRegistration.criSocket",
+    ),
+    (
+        "taints",
+        "move it below nodeRegistration: nodeRegistration.taints",
+    ),
+    (
+        "kubeletExtraArgs",
+        "move it below nodeRegistration: nodeRegistration.kubeletExtraArgs",
+    ),
+    (
+        "advertiseAddress",
+        "move it below localAPIEndpoint: localAPIEndpoint.advertiseAddress",
+    ),
+    (
+        "bindPort",
+        "move it below localAPIEndpoint: localAPIEndpoint.bindPort",
+    ),
+    ("apiServer", "move it to the ClusterConfiguration"),
+    ("certificatesDir", "move it to the ClusterConfiguration"),
+    ("clusterName", "move it to the ClusterConfiguration"),
+    (
+        "controlPlaneEndpoint",
+        "move it to the ClusterConfiguration",
+    ),
+    ("encryptionAlgorithm", "move it to the ClusterConfiguration"),
+    ("etcd", "move it to the ClusterConfiguration"),
+    ("kubernetesVersion", "move it to the ClusterConfiguration"),
+    ("networking", "move it to the ClusterConfiguration"),
+];
+/// As [`MISPLACED_IN_NODE`], for a JoinConfiguration only.
+const MISPLACED_IN_JOIN: &[(&str, &str)] = &[
+    (
+        "localAPIEndpoint",
+        "move it below controlPlane: controlPlane.localAPIEndpoint",
+    ),
+    (
+        "certificateKey",
+        "move it below controlPlane: controlPlane.certificateKey",
+    ),
+    (
+        "token",
+        "move it below discovery.bootstrapToken: discovery.bootstrapToken.token",
+    ),
+    (
+        "bootstrapToken",
+        "move it below discovery: discovery.bootstrapToken",
+    ),
+];
 
 /// The part of a node in its cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,12 +145,15 @@ type LocatedText = Option<(String, FieldPosition)>;
 
 /// Reads an InitConfiguration.
 pub(super) fn read_init(map: &Map<'_>, api: ApiVersion, document: FieldPosition) -> NodeDocument {
-    map.ignore(&["bootstrapTokens", "skipPhases", "patches"]);
+    map.ignore(&["skipPhases", "patches"]);
+    map.belong_elsewhere(MISPLACED_IN_NODE);
+    join::check_bootstrap_tokens(map);
     if api == ApiVersion::V1beta4 {
         map.ignore(&["dryRun", "timeouts"]);
     }
     let (name, kubelet) = read_registration(map, api);
-    let upload_key = read_upload_key(map);
+    let upload_key = join::read_certificate_key(map)
+        .and_then(|text| Some((text.parse().ok()?, map.get("certificateKey")?.spot())));
     NodeDocument {
         document,
         name,
@@ -103,26 +165,11 @@ pub(super) fn read_init(map: &Map<'_>, api: ApiVersion, document: FieldPosition)
     }
 }
 
-/// Reads `certificateKey`. kubeadm examines it only when it uploads, so that an invalid key is a warning.
-fn read_upload_key(map: &Map<'_>) -> Option<(CertificateKey, FieldPosition)> {
-    let field = map.get("certificateKey")?;
-    let text = field.secret().filter(|text| !text.is_empty())?;
-    match text.parse() {
-        Ok(key) => Some((key, field.spot())),
-        Err(error) => {
-            let error: CertificateKeyError = error;
-            field.warning(
-                error.to_string(),
-                "write the 64 hexadecimal digits that `nodepki certs key` prints, or remove the field",
-            );
-            None
-        }
-    }
-}
-
 /// Reads a JoinConfiguration.
 pub(super) fn read_join(map: &Map<'_>, api: ApiVersion, document: FieldPosition) -> NodeDocument {
     map.ignore(&["skipPhases", "patches"]);
+    map.belong_elsewhere(MISPLACED_IN_JOIN);
+    map.belong_elsewhere(MISPLACED_IN_NODE);
     if api == ApiVersion::V1beta4 {
         map.ignore(&["dryRun", "timeouts"]);
     }

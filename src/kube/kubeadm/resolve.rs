@@ -252,8 +252,12 @@ impl<'a> ResolveInputs<'a> {
             return running.role;
         }
         if self.loaded.cluster().is_none() && !self.loaded.incomplete {
-            faults.push(FieldPosition::whole("kubeadm configuration").error(
-                "no InitConfiguration, ClusterConfiguration or JoinConfiguration was found",
+            let (source, empty) = match &self.loaded.empty_file {
+                Some(file) => (file.as_str(), "the file is empty: "),
+                None => ("kubeadm configuration", ""),
+            };
+            faults.push(FieldPosition::whole(source).error(
+                format!("{empty}no InitConfiguration, ClusterConfiguration or JoinConfiguration was found"),
                 NAME_KUBEADM_FILE,
             ));
         }

@@ -324,7 +324,7 @@ fn refuses_conflicting_documents() {
         ),
         (
             String::from("---\n# nothing\n"),
-            "kubeadm configuration: no InitConfiguration, ClusterConfiguration or JoinConfiguration was found \
+            "k.yaml: the file is empty: no InitConfiguration, ClusterConfiguration or JoinConfiguration was found \
              (name the file given to kubeadm under kubeadm.files or with --kubeadm-config FILE)",
         ),
         (
@@ -367,7 +367,7 @@ fn ignores_documents_of_other_tools() {
     assert_eq!(
         texts(&run(&text).unwrap().warnings),
         [
-            "k.yaml:5:1: kubeadm.k8s.io/v1beta4 ClusterConfig is not a kind of kubeadm and is ignored (use ClusterConfiguration, InitConfiguration or JoinConfiguration)"
+            "k.yaml:5:1: kubeadm.k8s.io/v1beta4 ClusterConfig is not a kind of kubeadm and is ignored (did you mean ClusterConfiguration?)"
         ]
     );
 }
@@ -867,7 +867,7 @@ fn reads_validity_periods() {
     assert_eq!(cluster.ca_validity, Duration::from_secs(43800 * 3600));
     assert_eq!(
         errors("certificateValidityPeriod: 90d\ncaCertificateValidityPeriod: 0s\n"),
-        "k.yaml:11:28: certificateValidityPeriod: \"90d\" has the unknown unit \"d\" (use hours, minutes and seconds, as in 8760h)\n\
+        "k.yaml:11:28: certificateValidityPeriod: \"90d\" has the unknown unit \"d\" (write 2160h; units are h, m and s)\n\
          k.yaml:12:30: caCertificateValidityPeriod: must be longer than zero (use a period such as 87600h)"
     );
     assert_eq!(
