@@ -84,7 +84,9 @@ impl FromStr for Component {
         Component::ALL
             .into_iter()
             .find(|component| component.as_str() == name)
-            .ok_or_else(|| UnknownName::new("component", name))
+            .ok_or_else(|| {
+                UnknownName::new("a component", name, &Component::ALL.map(Component::as_str))
+            })
     }
 }
 
@@ -136,7 +138,10 @@ impl FromStr for ReplacedFile {
     fn from_str(name: &str) -> Result<Self, UnknownName> {
         ReplacedFile::all()
             .find(|change| change.as_str() == name)
-            .ok_or_else(|| UnknownName::new("change", name))
+            .ok_or_else(|| {
+                let known: Vec<_> = ReplacedFile::all().map(ReplacedFile::as_str).collect();
+                UnknownName::new("a change", name, &known)
+            })
     }
 }
 

@@ -10,6 +10,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize, Serializer};
 
+use crate::yaml::did_you_mean;
+
 /// Prefix of the user names of nodes (`pkg/auth/nodeidentifier/default.go`) and of the common names of kubelets.
 pub(crate) const NODE_USER_PREFIX: &str = "system:node:";
 /// Prefix of the user names of bootstrap tokens, followed by the token's ID
@@ -75,7 +77,9 @@ impl FromStr for Authority {
         Authority::ALL
             .into_iter()
             .find(|authority| authority.as_str() == name)
-            .ok_or_else(|| UnknownName::new("authority", name))
+            .ok_or_else(|| {
+                UnknownName::new("an authority", name, &Authority::ALL.map(Authority::as_str))
+            })
     }
 }
 
@@ -240,7 +244,9 @@ impl FromStr for CertName {
         CertName::ALL
             .into_iter()
             .find(|known| known.as_str() == name)
-            .ok_or_else(|| UnknownName::new("certificate", name))
+            .ok_or_else(|| {
+                UnknownName::new("a certificate", name, &CertName::ALL.map(CertName::as_str))
+            })
     }
 }
 
@@ -393,15 +399,21 @@ pub(crate) fn unknown_placeholder(text: &str) -> bool {
 
 /// An unknown name.
 #[derive(Debug, thiserror::Error)]
-#[error("unknown {what} name {name:?}")]
+#[error("{name:?} is not the name of {what} ({fix})")]
 pub struct UnknownName {
     what: &'static str,
     name: String,
+    fix: String,
 }
 
 impl UnknownName {
-    pub(crate) fn new(what: &'static str, name: &str) -> Self {
+    /// `what` has an article; `known` are the possible names.
+    pub(crate) fn new(what: &'static str, name: &str, known: &[&'static str]) -> Self {
         UnknownName {
+            fix: match did_you_mean(name, known.iter().copied()) {
+                Some(near) => format!("did you mean {near}?"),
+                None => format!("use one of {}", known.join(", ")),
+            },
             what,
             name: name.to_owned(),
         }
