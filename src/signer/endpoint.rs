@@ -141,12 +141,30 @@ fn show_tls(tls: &Tls) -> Option<Value> {
     (keys != json!({})).then_some(keys)
 }
 
+/// Returns the correction of a text that is not an `http` or `https` address. The text may contain a password.
+fn intended(text: &str) -> String {
+    let is_host = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | ':' | '[' | ']');
+    if text.starts_with('$') {
+        return "write the address itself: variables are not replaced".to_owned();
+    }
+    match !text.is_empty() && text.chars().all(is_host) && !text.ends_with(':') {
+        true => format!("write https://{text}"),
+        false => "write it as https://HOST[:PORT][/PATH]".to_owned(),
+    }
+}
+
 /// An `http` or `https` address without user and password.
 impl Setting for Url {
     const FORM: ValueForm = ValueForm::Url;
 
     fn read(field: &Field<'_>) -> Option<Self> {
-        match Url::parse(&field.string()?) {
+        let text = field.string()?;
+        match Url::parse(&text) {
+            // `vault.test:8200` has the scheme `vault.test`.
+            Ok(url) if !matches!(url.scheme(), "http" | "https") => {
+                field.error("does not begin with https://", intended(&text));
+                None
+            }
             // Addresses are shown, in messages and by `config show`.
             Ok(url) if !url.username().is_empty() || url.password().is_some() => {
                 field.error(
@@ -157,7 +175,7 @@ impl Setting for Url {
             }
             Ok(url) => Some(url),
             Err(why) => {
-                field.error(why.to_string(), "write it as https://HOST[:PORT][/PATH]");
+                field.error(why.to_string(), intended(&text));
                 None
             }
         }

@@ -4,6 +4,13 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use super::{Config, SignerKind, directory, embedded, exec, local};
+use crate::yaml::did_you_mean;
+
+/// The kinds that `--signer` names without a path.
+const FLAG_KINDS: [&str; 4] = ["embedded", "local", "directory", "exec"];
+
+/// The forms of `--signer`.
+const FLAG_FORMS: &str = "embedded, local:DIR, directory:DIR or exec:PATH";
 
 impl FromStr for Config {
     type Err = BadFlag;
@@ -45,7 +52,13 @@ impl FromStr for Config {
             {
                 Err(BadFlag::NeedsFile(other.to_owned()))
             }
-            other => Err(BadFlag::Unknown(other.to_owned())),
+            other => Err(BadFlag::Unknown {
+                fix: match did_you_mean(other, FLAG_KINDS.into_iter()) {
+                    Some(near) => format!("did you mean {near}? ({FLAG_FORMS})"),
+                    None => format!("use {FLAG_FORMS}"),
+                },
+                kind: other.to_owned(),
+            }),
         }
     }
 }
@@ -87,6 +100,11 @@ pub enum BadFlag {
     )]
     NeedsFile(String),
     /// The kind does not exist.
-    #[error("{0:?} is not a kind of signer: use embedded, local:DIR, directory:DIR or exec:PATH")]
-    Unknown(String),
+    #[error("{kind:?} is not a kind of signer: {fix}")]
+    Unknown {
+        /// Kind as given.
+        kind: String,
+        /// The correction.
+        fix: String,
+    },
 }

@@ -58,6 +58,7 @@ use crate::yaml::settings::{SettingsBlock, settings, unless_empty};
 use crate::yaml::{Field, Map};
 
 use api::{VaultApi, VaultEnvelope, segments};
+pub(crate) use auth::is_plain_secret_id;
 pub use auth::{AppRole, VaultAuth};
 use auth::{CertificateLogin, JwtLogin, KubernetesLogin};
 use role::VaultRole;

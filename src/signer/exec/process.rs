@@ -38,9 +38,16 @@ pub(super) fn trusted_program(command: &Path) -> Result<PathBuf, SignerError> {
     {
         return Err(refuse("there is a `..` in its path".to_owned()));
     }
-    let real = command
-        .canonicalize()
-        .map_err(|error| refuse(error.to_string()).marked_by(&error))?;
+    let real = command.canonicalize().map_err(|error| {
+        let refused = match error.kind() {
+            std::io::ErrorKind::NotFound => SignerError::config(
+                format!("the command {shown} does not exist"),
+                "install it there, or correct the path",
+            ),
+            _ => refuse(error.to_string()),
+        };
+        refused.marked_by(&error)
+    })?;
     let ours = geteuid().as_raw();
     for path in [command, &real] {
         for ancestor in path.ancestors() {

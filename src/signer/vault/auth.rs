@@ -107,6 +107,13 @@ impl VaultAuth {
     }
 }
 
+/// Returns whether a credential is a `secret_id`, which is a UUID, and not the token that wraps one.
+pub(crate) fn is_plain_secret_id(text: &str) -> bool {
+    let groups: Vec<&str> = text.trim().split('-').collect();
+    let is_hex = |group: &&str| group.bytes().all(|byte| byte.is_ascii_hexdigit());
+    groups.iter().map(|group| group.len()).eq([8, 4, 4, 4, 12]) && groups.iter().all(is_hex)
+}
+
 impl AppRole {
     /// Returns the path at which a `secret_id` of this AppRole is created, for messages.
     pub(super) fn expected(&self) -> String {
@@ -125,5 +132,18 @@ impl AppRole {
         };
         let known = self.role.as_deref().is_none_or(|known| known == role);
         known && !role.contains('/') && matches!(last, "secret-id" | "custom-secret-id")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tells_secret_id_from_wrapping_token() {
+        assert!(is_plain_secret_id("6a4dcc5f-1b2c-4d3e-8f90-0123456789ab\n"));
+        for token in ["hvs.CAESIJ3Z", "s.4dcc5f1b2c4d3e8f90", "6a4dcc5f-1b2c", ""] {
+            assert!(!is_plain_secret_id(token), "{token}");
+        }
     }
 }

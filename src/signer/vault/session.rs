@@ -397,6 +397,17 @@ impl Session {
             Some(_) => true,
             None => false,
         };
+        if super::is_plain_secret_id(&given) {
+            // The secret is not sent: the answer would look as if another process had unwrapped it.
+            return Err(SignerError::permanent(
+                format!(
+                    "{}: {doing} failed: {} contains a plain secret_id, and auth.appRole.wrapped is true",
+                    self.api.label(),
+                    self.api.server.shown_secret(&app.secret_id_file)
+                ),
+                "remove wrapped: true, or deliver a wrapped secret_id",
+            ));
+        }
         self.inspect(doing, app, &given, interrupted).await?;
         let mut unwrapped = Unwrapped {
             wrapping,
