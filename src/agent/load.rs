@@ -18,6 +18,7 @@
 mod audit;
 pub mod certs;
 mod configuration;
+mod contents;
 mod files;
 mod host;
 mod identity;
@@ -338,10 +339,17 @@ pub fn check(
                 known.documents = kubeadm::load_over(PLACEHOLDER_CLUSTER, &known.sources);
             }
             let strict = kubeadm::load_strictly(&known.sources);
-            let loaded = known.assemble(root, inputs, &IdentityChange::Show, now)?;
             if strict.faults().has_errors() {
-                return Err(faulty(strict.faults().clone()));
+                // The faults of the files, and with all documents also those between them.
+                let resolved = match later {
+                    true => Ok(()),
+                    false => resolve(&known.settings, &strict, &host_facts(root)?).map(drop),
+                };
+                return Err(resolved
+                    .err()
+                    .unwrap_or_else(|| faulty(strict.faults().clone())));
             }
+            let loaded = known.assemble(root, inputs, &IdentityChange::Show, now)?;
             let certificates = loaded.setup.plan.certs.len();
             return Ok((loaded, (!later).then_some(certificates)));
         }

@@ -113,7 +113,8 @@ fn check(
     let NodeIdentity { node, cluster } = &loaded.setup.identity;
     print(&match certificates {
         Some(count) => format!(
-            "the configuration is {state}: node {node}, cluster {cluster}, {count} certificates\n"
+            "the configuration is {state}: node {node}, cluster {cluster}, {count} certificate{}\n",
+            if count == 1 { "" } else { "s" }
         ),
         None => format!(
             "the configuration on this node is {state}: node {node}; bootstrap and plan read the ClusterConfiguration from the cluster\n"

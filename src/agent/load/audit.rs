@@ -3,7 +3,7 @@
 
 use time::OffsetDateTime;
 
-use super::{Loaded, secrets};
+use super::{Loaded, contents, secrets};
 use crate::agent::{ExitCode, Failure, Survey};
 use crate::kube::kubeadm::KubeadmRole;
 use crate::kube::names::Authority;
@@ -15,6 +15,8 @@ use crate::store::NodeRoot;
 pub struct ConfigurationAudit {
     /// Faults that a run would refuse.
     pub errors: Vec<String>,
+    /// Files whose content cannot serve their setting.
+    pub unusable: Vec<String>,
     /// Accepted, but probably not intended or not complete.
     pub warnings: Vec<String>,
 }
@@ -25,13 +27,13 @@ impl ConfigurationAudit {
     /// # Errors
     /// If there is an error.
     pub fn require_usable(&self) -> Result<(), Failure> {
-        match self.errors.is_empty() {
-            true => Ok(()),
-            false => Err(Failure::with_messages(
-                ExitCode::Refused,
-                self.errors.clone(),
-            )),
-        }
+        let code = match (self.errors.is_empty(), self.unusable.is_empty()) {
+            (true, true) => return Ok(()),
+            (true, false) => ExitCode::Configuration,
+            (false, _) => ExitCode::Refused,
+        };
+        let messages: Vec<String> = self.errors.iter().chain(&self.unusable).cloned().collect();
+        Err(Failure::with_messages(code, messages))
     }
 }
 
@@ -48,12 +50,33 @@ impl Loaded {
         let survey = self.setup.survey_of(&self.state, now)?;
         let mut audit = ConfigurationAudit {
             errors: self.mismatched_pins(&survey),
+            unusable: contents::unusable_files(root, &self.settings, now),
             warnings: secrets::absent_files(root, &self.settings),
         };
         audit.warnings.extend(self.missing_authorities(&survey));
         audit.warnings.extend(self.renewals_without_effect());
         audit.warnings.extend(self.shared_mounts());
+        audit.warnings.extend(self.unsigned_authorities());
         Ok(audit)
+    }
+
+    /// Authorities without a signer, although others have one.
+    fn unsigned_authorities(&self) -> Vec<String> {
+        let settings = &self.settings;
+        let Some(name) = settings.signers.keys().next() else {
+            return Vec::new();
+        };
+        let unsigned = Authority::ALL.into_iter().filter(|authority| {
+            settings.signer_of(*authority).is_none()
+                && self.setup.requested(*authority).next().is_some()
+        });
+        unsigned
+            .map(|authority| {
+                format!(
+                    "authorities.{authority}.signer is not set, and several signers are defined: its certificates are signed with `nodepki csr export` only (add authorities: {{{authority}: {{signer: {name}}}}}, or the name of another signer)"
+                )
+            })
+            .collect()
     }
 
     fn mismatched_pins(&self, survey: &Survey) -> Vec<String> {

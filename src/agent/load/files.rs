@@ -27,13 +27,16 @@ pub fn read_settings(root: &NodeRoot, inputs: &LoadInputs) -> Result<(Settings, 
     };
     let read = |path: &Path| match &inputs.config {
         Some(named) if named.as_given() == path => {
-            read_verified(root, named, Metadata::require_trust).map(Some)
+            read_verified(root, named, Metadata::require_trust)
+                .map(Some)
+                .map_err(|error| with_path(&shown(root, named), error))
         }
         _ => root
             .read_trusted(path)
             .map_err(io::Error::other)?
-            .map(|content| text(&root.on_this_machine(path), &content.bytes))
-            .transpose(),
+            .map(|content| text(&content.bytes))
+            .transpose()
+            .map_err(|error| with_path(&root.on_this_machine(path), error)),
     };
     let shown = |path: &Path| match &inputs.config {
         Some(named) => shown(root, named),
@@ -74,7 +77,7 @@ pub fn existing_sources(
         };
         if let Some(content) = found {
             let path = root.on_this_machine(path);
-            let text = text(&path, &content.bytes).map_err(|error| unreadable(&path, error))?;
+            let text = text(&content.bytes).map_err(|error| unreadable(&path, error))?;
             sources.push((path.display().to_string(), text));
         }
     }
@@ -84,7 +87,7 @@ pub fn existing_sources(
             let message = "kubeadm.clusterConfiguration names this file, but it does not exist; put the cluster's ClusterConfiguration there (kubectl -n kube-system get cm kubeadm-config -o jsonpath='{.data.ClusterConfiguration}')";
             unreadable(&shown, io::Error::other(message))
         })?;
-        let text = text(&shown, &content.bytes).map_err(|error| unreadable(&shown, error))?;
+        let text = text(&content.bytes).map_err(|error| unreadable(&shown, error))?;
         sources.push((shown.display().to_string(), text));
     }
     let bytes: usize = sources.iter().map(|(_, text)| text.len()).sum();
@@ -101,10 +104,15 @@ pub fn existing_sources(
 }
 
 fn unreadable(path: &Path, error: io::Error) -> Failure {
-    match unreadable_code(&error) {
-        // The message already names the file.
-        ExitCode::Refused => Failure::new(ExitCode::Refused, "").caused_by(error),
-        code => Failure::caused(code, path.display().to_string(), error),
+    Failure::new(unreadable_code(&error), "").caused_by(with_path(path, error))
+}
+
+/// Adds the path to an error that does not name it.
+fn with_path(path: &Path, error: io::Error) -> io::Error {
+    let path = path.display().to_string();
+    match store::is_access_refusal(&error) || error.to_string().contains(&path) {
+        true => error,
+        false => io::Error::new(error.kind(), format!("{path}: {error}")),
     }
 }
 
@@ -117,9 +125,16 @@ fn unreadable_code(error: &io::Error) -> ExitCode {
     }
 }
 
-fn text(path: &Path, bytes: &[u8]) -> io::Result<String> {
-    String::from_utf8(bytes.to_vec())
-        .map_err(|_| io::Error::other(format!("{} is not UTF-8 text", path.display())))
+fn text(bytes: &[u8]) -> io::Result<String> {
+    String::from_utf8(bytes.to_vec()).map_err(|_| {
+        let from = match bytes.starts_with(b"\xff\xfe") || bytes.starts_with(b"\xfe\xff") {
+            true => "UTF-16",
+            false => "LATIN1",
+        };
+        io::Error::other(format!(
+            "is not UTF-8 text (convert it: iconv -f {from} -t UTF-8 OLD > NEW)"
+        ))
+    })
 }
 
 /// Reads a file given on the command line.
@@ -138,13 +153,16 @@ fn read_verified(
         Some(content) => {
             let path = found.on_this_machine();
             verify(&content.metadata, &path).map_err(io::Error::other)?;
-            text(&shown(root, named), &content.bytes)
+            text(&content.bytes)
         }
         None if root.is_this_machine() => Err(nix::errno::Errno::ENOENT.into()),
-        None => Err(io::Error::other(format!(
-            "does not exist, neither below {} nor on this machine",
-            root.path().display()
-        ))),
+        None => Err(io::Error::new(
+            io::ErrorKind::NotFound,
+            format!(
+                "does not exist, neither below {} nor on this machine",
+                root.path().display()
+            ),
+        )),
     }
 }
 

@@ -109,7 +109,7 @@ pub(super) fn absent_files(root: &NodeRoot, settings: &Settings) -> Vec<String> 
 }
 
 /// The CA files of the signers' servers, with their settings.
-fn trusted_files(settings: &Settings) -> Vec<(String, PathBuf)> {
+pub(super) fn trusted_files(settings: &Settings) -> Vec<(String, PathBuf)> {
     let signers = settings.signers.iter();
     signers
         .filter_map(|(name, config)| {
@@ -177,15 +177,15 @@ fn is_on_node(root: &NodeRoot, origin: Origin, path: &Path) -> bool {
 }
 
 /// A file that a setting names.
-struct NamedFile {
-    setting: String,
+pub(super) struct NamedFile {
+    pub(super) setting: String,
     is_kubeconfig: bool,
-    origin: Origin,
-    path: PathBuf,
+    pub(super) origin: Origin,
+    pub(super) path: PathBuf,
 }
 
 /// Returns the files with secrets that the settings name. Credentials of systemd are private and omitted.
-fn named_files(settings: &Settings) -> Vec<NamedFile> {
+pub(super) fn named_files(settings: &Settings) -> Vec<NamedFile> {
     let mut named = Vec::new();
     for (name, config) in &settings.signers {
         let about = config.kind().about();

@@ -1,0 +1,199 @@
+//! Content of the files that the settings name: CA files without a certificate, client certificates that do not match
+//! their key or have expired, and credentials that cannot be one.
+//!
+//! A run reports each of these when it opens a connection; here they are known without one. Missing files and files that
+//! other users can read are reported by [`secrets`](super::secrets).
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use time::OffsetDateTime;
+
+use super::places::DefinedFiles;
+use super::secrets::{named_files, trusted_files};
+use crate::config::{Origin, Settings};
+use crate::http::Files;
+use crate::signer;
+use crate::signer::vault::{VaultAuth, is_plain_secret_id};
+use crate::store::NodeRoot;
+use crate::x509::{Chain, PrivateKey, TrustBundle, content_instead_of_pem, rfc3339};
+use crate::yaml::schema::SecretFile;
+
+/// Settings whose file contains one line of text.
+const ONE_LINE_SECRETS: [&str; 5] = [
+    "tokenFile",
+    "secretIDFile",
+    "passwordFile",
+    "jwt.file",
+    "kubernetes.file",
+];
+
+/// Returns each file whose content cannot serve its setting.
+pub(super) fn unusable_files(
+    root: &NodeRoot,
+    settings: &Settings,
+    now: OffsetDateTime,
+) -> Vec<String> {
+    let mut found = Vec::new();
+    for (setting, path) in trusted_files(settings) {
+        let files = DefinedFiles::new(root, settings.signer_origin);
+        if let Ok(bytes) = files.read(&path) {
+            found.extend(ca_fault(&bytes).map(|why| fault(&setting, &files, &path, &why)));
+        }
+    }
+    for (authority, its) in &settings.authorities {
+        let files = DefinedFiles::new(root, settings.origin);
+        if let Some(path) = &its.trust_file
+            && let Ok(bytes) = files.read(path)
+            && let Err(error) = TrustBundle::from_pem(&bytes)
+        {
+            let setting = format!("authorities.{authority}.trust.file");
+            let why = format!("{error} (put the certificate of the CA there)");
+            found.push(fault(&setting, &files, path, &why));
+        }
+    }
+    for named in named_files(settings) {
+        let files = DefinedFiles::new(root, named.origin);
+        if let Ok(bytes) = files.read_secret(&named.path) {
+            let why = credential_fault(&named.setting, &bytes);
+            found.extend(why.map(|why| fault(&named.setting, &files, &named.path, why)));
+        }
+    }
+    found.extend(client_pairs(root, settings, now));
+    found.extend(unwrapped_secrets(root, settings));
+    found
+}
+
+/// Returns each AppRole whose `secret_id` is not wrapped, although the settings say so.
+fn unwrapped_secrets(root: &NodeRoot, settings: &Settings) -> Vec<String> {
+    let roles = settings.signers.iter().filter_map(|(name, config)| {
+        let signer::Config::Vault(vault) = config else {
+            return None;
+        };
+        let VaultAuth::AppRole(app) = &vault.auth else {
+            return None;
+        };
+        match (&app.secret_id_file, app.wrapped) {
+            (SecretFile::Path(path), true) => Some((name, path)),
+            _ => None,
+        }
+    });
+    roles
+        .filter_map(|(name, path)| {
+            let files = DefinedFiles::new(root, settings.signer_origin);
+            let bytes = files.read_secret(path).ok()?;
+            let is_plain = std::str::from_utf8(&bytes).is_ok_and(is_plain_secret_id);
+            is_plain.then(|| {
+                format!(
+                    "signers.{name}.vault.auth.appRole.wrapped: {} contains a plain secret_id, not a wrapping token (remove wrapped: true, or deliver a wrapped secret_id)",
+                    files.shown(path).display()
+                )
+            })
+        })
+        .collect()
+}
+
+fn fault(setting: &str, files: &DefinedFiles, path: &Path, why: &str) -> String {
+    format!("{setting}: {}: {why}", files.shown(path).display())
+}
+
+/// Returns why a file is not the CA of a server. A file with several certificates need not begin with a CA.
+fn ca_fault(bytes: &[u8]) -> Option<String> {
+    const FIX: &str = "(put the certificate of the server's CA there, in PEM)";
+    let text = String::from_utf8_lossy(bytes);
+    if text.contains("PRIVATE KEY-----") {
+        return Some(format!(
+            "it contains a private key, which no server may have but its own {FIX}"
+        ));
+    }
+    match Chain::from_pem(bytes) {
+        Ok(_) => None,
+        Err(error) => Some(match content_instead_of_pem(bytes) {
+            Some(content) => format!("it contains {content} {FIX}"),
+            None => format!("{error} {FIX}"),
+        }),
+    }
+}
+
+/// Returns why a credential cannot be one. No message quotes it.
+fn credential_fault(setting: &str, bytes: &[u8]) -> Option<&'static str> {
+    if bytes.trim_ascii().is_empty() {
+        return Some("the file is empty (write the credential there)");
+    }
+    let is_one_line = ONE_LINE_SECRETS.iter().any(|end| setting.ends_with(end));
+    let text = bytes.trim_ascii();
+    if is_one_line && text.contains(&b'\n') {
+        return Some("the file has several lines (write only the credential, in one line)");
+    }
+    if is_one_line && text.starts_with(b"\"") {
+        return Some("the credential is in quotation marks (remove them)");
+    }
+    None
+}
+
+/// Returns each client certificate that does not belong to its key or is not valid now.
+fn client_pairs(root: &NodeRoot, settings: &Settings, now: OffsetDateTime) -> Vec<String> {
+    let mut found = Vec::new();
+    for (name, config) in &settings.signers {
+        let kind = config.kind().as_str();
+        let shown = config.redacted();
+        for place in ["tls", "auth/x5c"] {
+            let path = |key: &str| {
+                let text = shown.pointer(&format!("/{kind}/{place}/{key}"));
+                text.and_then(Value::as_str).map(PathBuf::from)
+            };
+            let (Some(certificate), Some(key)) = (path("certificate"), path("key")) else {
+                continue;
+            };
+            let setting = format!(
+                "signers.{name}.{kind}.{}.certificate",
+                place.replace('/', ".")
+            );
+            let why = client_fault(root, settings.signer_origin, &certificate, &key, now);
+            found.extend(why.map(|why| format!("{setting}: {why}")));
+        }
+    }
+    found
+}
+
+fn client_fault(
+    root: &NodeRoot,
+    origin: Origin,
+    certificate: &Path,
+    key: &Path,
+    now: OffsetDateTime,
+) -> Option<String> {
+    let files = DefinedFiles::new(root, origin);
+    let bytes = files.read(certificate).ok()?;
+    let shown = files.shown(certificate);
+    let shown = shown.display();
+    let chain = match Chain::from_pem(&bytes) {
+        Ok(chain) => chain,
+        Err(error) => {
+            return Some(format!(
+                "{shown}: {error} (put the client certificate there, in PEM)"
+            ));
+        }
+    };
+    let leaf = chain.leaf();
+    if leaf.not_after() < now {
+        return Some(format!(
+            "{shown}: the certificate expired at {} (issue a new one)",
+            rfc3339(leaf.not_after())
+        ));
+    }
+    let key_bytes = files.read_secret(key).ok()?;
+    let key_shown = files.shown(key);
+    let Ok(private) = PrivateKey::from_pem(&key_bytes) else {
+        return Some(format!(
+            "{}: the file does not contain a private key without a passphrase (write a PKCS#8, PKCS#1 or SEC1 key in PEM)",
+            key_shown.display()
+        ));
+    };
+    (private.public_key() != leaf.public_key()).then(|| {
+        format!(
+            "{shown} does not belong to the key in {} (put a certificate and its key there)",
+            key_shown.display()
+        )
+    })
+}
