@@ -17,11 +17,12 @@ use super::output::terminal::Terminal;
 use super::output::{Closing, DocumentKind};
 use super::{now, runtime};
 use crate::agent::load::{self, Loaded, Location};
-use crate::agent::{self, ExitCode, Failure};
+use crate::agent::{self, ExitCode, Failure, Scope};
 use crate::config::Argument;
 use crate::kube::names::CertName;
-use crate::signer::{self, bundle};
-use crate::store::{self, Dir, DirectoryTrust, FileKind};
+use crate::signer;
+use crate::signer::bundle::{self, BundleHeading};
+use crate::store::{self, Dir, DirectoryTrust, FileKind, NodeRoot};
 
 /// Depth of directories that an import reads; deeper ones are ignored.
 const MAX_IMPORT_DEPTH: usize = 6;
@@ -95,6 +96,7 @@ fn export(
     import: String,
 ) -> Result<ExitCode, Failure> {
     let root = global.open_root()?;
+    let heading = heading(&root, &loaded)?;
     let terminal = Terminal::new(global.verbose);
     let export = agent::export_requests(&root, loaded.setup, now, &terminal);
     let requests = runtime()?.block_on(terminal.during(export))?;
@@ -119,7 +121,7 @@ fn export(
     if requests.is_empty() {
         return print(&closing, "nothing to sign: all certificates are in place\n");
     }
-    for file in bundle::export(&requests) {
+    for file in bundle::export(&requests, &heading) {
         let mut directory = root
             .create_trusted_dir(&path, 0o755)
             .map_err(with_alternative)?;
@@ -131,9 +133,35 @@ fn export(
         }
     }
     let next = format!(
-        "have them signed, store each certificate next to its CSR as .crt, then run {import}"
+        "have them signed (the README is a script for OpenSSL), store each certificate next to its CSR as .crt, then run {import}"
     );
     print(&closing.then(Some(next)), "")
+}
+
+/// Returns the node, the cluster and the known CA certificates, with which a signer verifies that the bundle is for it.
+fn heading(root: &NodeRoot, loaded: &Loaded) -> Result<BundleHeading, Failure> {
+    let survey = agent::look(root, &loaded.setup, &Scope::Due, now())?;
+    let known = survey.bundles.iter().filter_map(|bundle| {
+        let authority = bundle.spec.authority;
+        let keys: Vec<[u8; 32]> = match bundle.found.present() {
+            Some(found) => {
+                let certificates = found.certificates().iter();
+                certificates.map(|one| one.public_key().sha256()).collect()
+            }
+            None => loaded
+                .settings
+                .authorities
+                .get(&authority)?
+                .trust_sha256
+                .clone(),
+        };
+        (!keys.is_empty()).then_some((authority, keys))
+    });
+    Ok(BundleHeading {
+        node: loaded.setup.identity.node.clone(),
+        cluster: loaded.setup.identity.cluster.clone(),
+        authorities: known.collect(),
+    })
 }
 
 fn import(
@@ -147,16 +175,26 @@ fn import(
     let found = load::argument(&root, dir)?;
     let directory = found.root.trusted_dir(&found.path);
     let mut tree = ImportTree::default();
-    if let Some(directory) = directory.map_err(with_alternative)? {
+    let directory = directory.map_err(with_alternative)?;
+    let exists = directory.is_some();
+    if let Some(directory) = directory {
         tree.read(&directory, Path::new(""), 0)?;
     }
     if tree.files.is_empty() {
+        let problem = match (exists, tree.ignored.as_slice()) {
+            (false, _) => {
+                "does not exist (name the directory with the signed certificates)".to_owned()
+            }
+            (true, []) => "is empty (name the directory with the signed certificates)".to_owned(),
+            (true, [first, ..]) => format!(
+                "contains no certificate; {} is not read (name each certificate as its CSR, with .crt instead of .csr)",
+                first.display()
+            ),
+        };
+        let shown = load::shown(&root, dir);
         return Err(Failure::new(
             ExitCode::Configuration,
-            format!(
-                "{} does not exist or is empty; name the directory with the signed certificates",
-                load::shown(&root, dir).display()
-            ),
+            format!("{}: {problem}", shown.display()),
         ));
     }
     let node = NodeFacts::of(&loaded);
@@ -172,6 +210,8 @@ fn import(
 #[derive(Default)]
 struct ImportTree {
     files: Vec<(PathBuf, Zeroizing<Vec<u8>>)>,
+    /// The files whose names are not those of certificates.
+    ignored: Vec<PathBuf>,
     bytes: usize,
 }
 
@@ -211,6 +251,7 @@ impl ImportTree {
                     }
                     self.files.push((path, content.bytes));
                 }
+                Some(FileKind::File) => self.ignored.push(path),
                 _ => {}
             }
         }

@@ -15,6 +15,7 @@ use crate::kube::kubeadm::NodeName;
 use crate::signer;
 use crate::store::{IdentityPart, NodeRoot};
 use crate::yaml::parse_duration;
+use crate::yaml::schema::duration_fix;
 
 /// Heading that separates these options from a command's own ones in its help.
 const GLOBAL_HEADING: &str = "Global options";
@@ -22,22 +23,22 @@ const GLOBAL_HEADING: &str = "Global options";
 #[derive(Debug, Args)]
 pub(super) struct GlobalOptions {
     /// Configuration file, instead of /etc/nodepki/config.yaml and its fragments
-    #[arg(help_heading = GLOBAL_HEADING, long, global = true, value_name = "FILE")]
+    #[arg(help_heading = GLOBAL_HEADING, hide_short_help = true, long, global = true, value_name = "FILE")]
     pub(super) config: Option<Argument>,
     /// Work on the system below DIR: all paths, the state directory and the host name are taken from there
-    #[arg(help_heading = GLOBAL_HEADING, long, global = true, value_name = "DIR", default_value = "/")]
+    #[arg(help_heading = GLOBAL_HEADING, hide_short_help = true, long, global = true, value_name = "DIR", default_value = "/")]
     pub(super) root: PathBuf,
     /// Output format
-    #[arg(help_heading = GLOBAL_HEADING, short, long, global = true, value_enum, default_value_t = OutputFormat::Table)]
+    #[arg(help_heading = GLOBAL_HEADING, hide_short_help = true, short, long, global = true, value_enum, default_value_t = OutputFormat::Table)]
     pub(super) output: OutputFormat,
     /// Print more; twice for debug output
-    #[arg(help_heading = GLOBAL_HEADING, short, long, global = true, action = clap::ArgAction::Count)]
+    #[arg(help_heading = GLOBAL_HEADING, hide_short_help = true, short, long, global = true, action = clap::ArgAction::Count)]
     pub(super) verbose: u8,
     /// When to colour the output; auto obeys NO_COLOR
-    #[arg(help_heading = GLOBAL_HEADING, long, global = true, value_enum, default_value_t = ColourChoice::Auto, value_name = "WHEN")]
+    #[arg(help_heading = GLOBAL_HEADING, long, global = true, hide_short_help = true, value_enum, default_value_t = ColourChoice::Auto, value_name = "WHEN")]
     pub(super) color: ColourChoice,
     /// Destination and format of log events
-    #[arg(help_heading = GLOBAL_HEADING, long, global = true, value_enum, default_value_t = LogFormat::Auto, value_name = "FORMAT")]
+    #[arg(help_heading = GLOBAL_HEADING, long, global = true, hide_short_help = true, value_enum, default_value_t = LogFormat::Auto, value_name = "FORMAT")]
     pub(super) log: LogFormat,
 }
 
@@ -70,10 +71,10 @@ pub(super) struct SourceOptions {
     #[arg(long, value_name = "FILE")]
     kubeadm_config: Vec<Argument>,
     /// Signer for all authorities: embedded, local:DIR, directory:DIR or exec:PATH
-    #[arg(long, value_name = "SIGNER")]
+    #[arg(long, value_name = "SIGNER", hide_short_help = true)]
     signer: Option<signer::Config>,
     /// Node name, instead of nodeRegistration.name or the host name
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", hide_short_help = true)]
     node_name: Option<String>,
 }
 
@@ -85,19 +86,19 @@ pub(super) struct RunOptions {
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     wait: Option<Duration>,
     /// How long to wait for time synchronization if the clock shows an impossible time
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    #[arg(long, hide_short_help = true, value_name = "DURATION", value_parser = duration)]
     clock_wait: Option<Duration>,
     /// Continue although the clock shows an impossible time
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     allow_unsynced: bool,
     /// Continue although the configured address differs from that of the node's API server or pending requests
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     accept_address_change: bool,
     /// Continue although the configured node name differs from that of the node or its pending requests
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     accept_name_change: bool,
     /// Continue although the pending requests were made for another role: first, joining or worker node
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     accept_role_change: bool,
 }
 
@@ -184,6 +185,14 @@ impl SourceOptions {
 
 impl GlobalOptions {
     pub(super) fn open_root(&self) -> Result<NodeRoot, Failure> {
+        let is_file = self.root.metadata().is_ok_and(|found| !found.is_dir());
+        if is_file {
+            let message = format!(
+                "--root: {} is not a directory (name the directory that contains the system)",
+                self.root.display()
+            );
+            return Err(Failure::new(ExitCode::Usage, message));
+        }
         NodeRoot::open(&self.root).map_err(|error| {
             Failure::caused(ExitCode::Usage, "--root", error).advise("name an existing directory")
         })
@@ -214,5 +223,5 @@ pub(super) fn node_name(given: &str) -> Result<NodeName, Failure> {
 
 /// Parses a duration on the command line.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
-    parse_duration(text)
+    parse_duration(text).map_err(|error| format!("{error} ({})", duration_fix(text, "90s or 10m")))
 }

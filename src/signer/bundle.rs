@@ -15,7 +15,7 @@
 //! (`pki/*.key`, `client-key-data`): keys that have a certificate in the tree are returned with it, and the caller's
 //! policy decides whether a key that was not generated here may be installed.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -28,8 +28,9 @@ use zeroize::Zeroizing;
 
 use crate::kube::names::{Authority, CertName};
 use crate::signer::Request;
+use crate::signer::shell::{one_line, quoted};
 use crate::signer::wire::{API_VERSION, SignRequest, csr_sha256, profile_line};
-use crate::x509::{Certificate, Csr, PrivateKey, Profile, PublicKey, certificates_of};
+use crate::x509::{Certificate, Csr, PrivateKey, Profile, PublicKey, certificates_of, hex};
 
 /// A file to be written below the bundle's directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,11 +43,60 @@ pub struct BundleFile {
     pub mode: u32,
 }
 
+/// What a bundle is for. Its script verifies this before it signs.
+#[derive(Clone, Debug, Default)]
+pub struct BundleHeading {
+    /// Name of the node.
+    pub node: String,
+    /// Name of its cluster.
+    pub cluster: String,
+    /// SHA-256 of the public keys of each authority that the node knows.
+    pub authorities: BTreeMap<Authority, Vec<[u8; 32]>>,
+}
+
+impl BundleHeading {
+    /// Returns the first lines of the README.
+    fn title(&self) -> String {
+        format!(
+            "# Certificate signing requests of node {} of cluster {}, by nodepki. These files contain no secrets.\n",
+            one_line(&self.node),
+            one_line(&self.cluster)
+        )
+    }
+
+    /// Returns the commands that end the script unless the bundle is for this node, and its CAs are those in `$CA`.
+    fn checks(&self, requests: &[Request]) -> String {
+        let mut text = String::new();
+        for (variable, what, value) in [
+            ("NODE", "node", &self.node),
+            ("CLUSTER", "cluster", &self.cluster),
+        ] {
+            let value = quoted(&one_line(value));
+            let _ = writeln!(
+                text,
+                "[ \"${{{variable}-}}\" = '' ] || [ \"${variable}\" = {value} ] || refuse \"this bundle is for {what} \"{value}"
+            );
+        }
+        for authority in Authority::ALL {
+            let is_used = requests.iter().any(|one| one.wanted.authority == authority);
+            if let Some(keys) = self.authorities.get(&authority).filter(|_| is_used) {
+                let keys: Vec<String> = keys.iter().map(|key| hex(key)).collect();
+                let _ = writeln!(text, "is_ca {} '{}'", authority.base_name(), keys.join(" "));
+            }
+        }
+        for request in requests {
+            let csr = format!("{}.csr", bundle_base(request.name()));
+            let _ = writeln!(text, "is_request {csr} {}", csr_sha256(&request.csr));
+        }
+        text
+    }
+}
+
 /// Returns the bundle for these requests; the same requests give the same bytes.
-pub fn export(requests: &[Request]) -> Vec<BundleFile> {
+pub fn export(requests: &[Request], heading: &BundleHeading) -> Vec<BundleFile> {
     let mut files = Vec::new();
     let mut items = Vec::new();
-    let mut commands = String::new();
+    let mut commands = heading.checks(requests);
     for request in requests {
         let name = request.name();
         let profile = &request.wanted.profile;
@@ -86,7 +136,8 @@ pub fn export(requests: &[Request]) -> Vec<BundleFile> {
     let mut json = serde_json::to_vec_pretty(&manifest).unwrap_or_default();
     json.push(b'\n');
     files.push(public("request.json", json));
-    files.push(public("README", format!("{README}{commands}").into_bytes()));
+    let readme = format!("{}{README}{commands}", heading.title());
+    files.push(public("README", readme.into_bytes()));
     files
 }
 

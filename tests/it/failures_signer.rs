@@ -664,7 +664,7 @@ fn imports_signed_bundle_of_its_own_requests() {
     let node = Node::new();
     let bundle = node.outside("stick");
     let before = node.etc();
-    node.csr("export", &bundle).done().says(&format!("12 requests written to {0}; next: have them signed, store each certificate next to its CSR as .crt, then run nodepki csr import {0} --root {1}", bundle.display(), node.root().display()));
+    node.csr("export", &bundle).done().says(&format!("12 requests written to {0}; next: have them signed (the README is a script for OpenSSL), store each certificate next to its CSR as .crt, then run nodepki csr import {0} --root {1}", bundle.display(), node.root().display()));
     before.unchanged(&node.etc());
     for (path, bytes) in crate::signing::tree(&bundle) {
         assert!(
@@ -694,7 +694,7 @@ fn imports_signed_bundle_of_its_own_requests() {
         .says("the import contains no certificate for any request of this node");
     node.csr("import", &node.outside("nowhere"))
         .ended(78)
-        .says("does not exist or is empty; name the directory with the signed certificates");
+        .says("(name the directory with the signed certificates)");
     let script = format!(
         "set -e; cd {}; CA={}; . ./README",
         bundle.display(),

@@ -8,7 +8,7 @@ use base64::engine::general_purpose::STANDARD;
 use nodepki::kube::names::{Authority, CertName};
 use nodepki::signer::Request;
 use nodepki::signer::bundle::{
-    Collection, Outstanding, Remark, collect, export, openssl_extensions,
+    BundleHeading, Collection, Outstanding, Remark, collect, export, openssl_extensions,
 };
 use zeroize::Zeroizing;
 
@@ -36,8 +36,17 @@ fn outstanding(requests: &[Request]) -> Vec<Outstanding> {
         .collect()
 }
 
+/// The node of [`request`]; its authorities are not known.
+fn heading() -> BundleHeading {
+    BundleHeading {
+        node: "cp1".to_owned(),
+        cluster: "kubernetes".to_owned(),
+        ..BundleHeading::default()
+    }
+}
+
 fn write_bundle(dir: &Path, requests: &[Request]) {
-    for file in export(requests) {
+    for file in export(requests, &heading()) {
         let path = dir.join(&file.path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, file.bytes).unwrap();
@@ -117,8 +126,8 @@ fn writes_same_bytes_for_the_same_requests() {
         let now = crate::signing::now();
         request.again(9, now, Some(now))
     });
-    assert_eq!(export(&requests), export(&later));
-    let files = export(&requests);
+    assert_eq!(export(&requests, &heading()), export(&later, &heading()));
+    let files = export(&requests, &heading());
     let manifest = files
         .iter()
         .find(|file| file.path == Path::new("request.json"))

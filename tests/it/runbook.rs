@@ -250,7 +250,7 @@ fn renews_expired_node_offline_without_signer() {
         )],
     );
     snapshot.unchanged(&node.etc());
-    let next = "nodepki --root /mnt csr import /media/usb/cp1";
+    let next = "nodepki csr import --root /mnt /media/usb/cp1";
     follow(
         &node,
         4,
