@@ -15,6 +15,7 @@ mod csr;
 mod daemon;
 mod demo;
 pub mod doctor;
+mod examples;
 mod init;
 mod kubelets;
 mod manual;
@@ -30,7 +31,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use time::OffsetDateTime;
 
 use crate::agent::{ExitCode, Failure};
@@ -66,22 +67,34 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Show what bootstrap would do, and why; writes nothing and contacts no signer
+    ///
+    /// If a joining node lacks files, its cluster is read, as bootstrap does. Exit status: as for bootstrap, 78 if
+    /// certificates are to be issued and no signer is configured.
+    Plan(SourceOptions),
+    /// Create everything that the node lacks: keys, certificates, kubeconfigs
+    ///
+    /// Idempotent: a second run changes nothing. If a run is interrupted, or its signer has not answered yet, the next
+    /// run continues with the same keys.
+    Bootstrap(RunOptions),
+    /// Show the PKI files on disk; never fails on a broken or expired certificate
+    Status(status::StatusArgs),
+    /// Renew certificates that are due or have drifted, each independently
+    ///
+    /// A failed renewal never affects the certificate in use. Exit status: 0 also if a renewal failed that is not urgent
+    /// yet, which is reported; otherwise as for bootstrap.
+    Renew(renew::RenewArgs),
+    /// Find everything that is wrong with this node, with evidence and a fix for each finding
+    ///
+    /// Needs no configuration and no cluster. Exit status: 0 without a finding of severity error, even with warnings; 65
+    /// with one.
+    Doctor(doctor::DoctorArgs),
     /// Write the settings for a signer, and the script for the administrator of its server
     ///
     /// KIND is vault, cfssl, stepCA, est, kubernetes, certManager, puppet or directory. Values that are not given are asked
     /// for on a terminal; otherwise the file has the text of the example, and the output lists what to replace. Existing
     /// files are never overwritten.
     Init(init::InitArgs),
-    /// Create everything that the node lacks: keys, certificates, kubeconfigs
-    ///
-    /// Idempotent: a second run changes nothing. If a run is interrupted, or its signer has not answered yet, the next
-    /// run continues with the same keys.
-    Bootstrap(RunOptions),
-    /// Show what bootstrap would do, and why; writes nothing and contacts no signer
-    ///
-    /// If a joining node lacks files, its cluster is read, as bootstrap does. Exit status: as for bootstrap, 78 if
-    /// certificates are to be issued and no signer is configured.
-    Plan(SourceOptions),
     /// Check everything that bootstrap needs: configuration, signers, CAs, pins, secrets, clock, names, space
     ///
     /// Logs in to every signer and asks what it may sign for this node. Requests no certificate and writes nothing. One
@@ -90,11 +103,9 @@ enum Command {
     /// Exit status: 0 without an error, even with warnings; otherwise that of the gravest check: 65 refused; 69 a signer is
     /// unreachable; 75 this machine, such as its clock or disk; 77 a signer does not accept this node; 78 configuration.
     Preflight(preflight::PreflightArgs),
-    /// Renew certificates that are due or have drifted, each independently
-    ///
-    /// A failed renewal never affects the certificate in use. Exit status: 0 also if a renewal failed that is not urgent
-    /// yet, which is reported; otherwise as for bootstrap.
-    Renew(renew::RenewArgs),
+    /// Check and show the configuration
+    #[command(subcommand)]
+    Config(config::ConfigCommand),
     /// Report whether renew has anything to do, for ExecCondition= of a unit
     ///
     /// Exit status: 0 yes; 1 no; 2 there are no certificates; 255 unknown.
@@ -104,13 +115,6 @@ enum Command {
     /// Sleeps while nothing is due. SIGHUP reloads the configuration, SIGTERM stops the daemon. Implements sd_notify(3),
     /// so that a unit can have Type=notify-reload and WatchdogSec=.
     Daemon(daemon::DaemonArgs),
-    /// Show the PKI files on disk; never fails on a broken or expired certificate
-    Status(status::StatusArgs),
-    /// Find everything that is wrong with this node, with evidence and a fix for each finding
-    ///
-    /// Needs no configuration and no cluster. Exit status: 0 without a finding of severity error, even with warnings; 65
-    /// with one.
-    Doctor(doctor::DoctorArgs),
     /// Compare the keys of this node with the key policy
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
@@ -131,9 +135,6 @@ enum Command {
     /// List, approve and deny the CertificateSigningRequests of kubelets
     #[command(subcommand)]
     Kubelets(kubelets::KubeletsCommand),
-    /// Check and show the configuration
-    #[command(subcommand)]
-    Config(config::ConfigCommand),
     /// Create and check the Secrets that Cluster API's external-CA flow needs in the management cluster
     #[command(subcommand)]
     Capi(capi::CapiCommand),
@@ -153,7 +154,10 @@ enum Command {
 
 /// Runs the command line and returns the process's exit status.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
-    let cli = match Cli::try_parse_from(arguments) {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let program = manual::with_help(Cli::command(), &arguments);
+    let parsed = program.try_get_matches_from(arguments);
+    let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => return print_clap_error(&error) as u8,
     };

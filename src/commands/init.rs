@@ -389,11 +389,16 @@ impl OutputTarget {
                 let file = options.write(true).create_new(true).mode(mode).open(path);
                 file.and_then(|mut file| file.write_all(bytes))
                     .map_err(|error| {
-                        Failure::caused(
-                            ExitCode::NotPermitted,
-                            format!("{}: the file cannot be written", path.display()),
-                            error,
-                        )
+                        let is_missing = error.kind() == io::ErrorKind::NotFound;
+                        let message = format!("{}: the file cannot be written", path.display());
+                        let failure = Failure::caused(ExitCode::NotPermitted, message, error);
+                        let parent = path.parent().unwrap_or(Path::new("."));
+                        match is_missing {
+                            true => {
+                                failure.advise(format!("create the directory {}", parent.display()))
+                            }
+                            false => failure,
+                        }
                     })
             }
         }

@@ -1,37 +1,182 @@
-//! `nodepki man` and `nodepki completions`.
+//! `nodepki man` and `nodepki completions`, and the help texts that clap does not generate.
 
-use std::io::{Error, Write, stdout};
+use std::ffi::OsString;
+use std::io::Error;
 use std::path::Path;
 
+use clap::builder::PossibleValuesParser;
+use clap::{Arg, Command, ValueHint};
 use clap_complete::Shell;
 
+use super::examples;
 use super::output::print_exact;
 use crate::agent::{ExitCode, Failure};
+use crate::kube::names::{Authority, CertName};
+use crate::signer::SignerKind;
+
+/// What `nodepki -h` prints: at most 24 lines of 80 columns. `nodepki --help` prints all commands and options.
+const SHORT_HELP: &str = "\
+Gives a Kubernetes control-plane node its PKI without a CA private key on the
+node.
+
+Usage: nodepki [OPTIONS] <COMMAND>
+
+Daily use:
+  plan       Show what bootstrap would do, and why
+  bootstrap  Create everything that the node lacks
+  status     Show the PKI files on disk
+  renew      Renew certificates that are due or have drifted
+  doctor     Find everything that is wrong with this node
+
+More commands: init, preflight, config, needs-renewal, daemon, crl, csr,
+  migrate, authority, certs, kubelets, capi, demo, completions, man
+
+Options:
+      --config <FILE>    Configuration file, instead of /etc/nodepki/config.yaml
+      --root <DIR>       Work on the system below DIR
+  -o, --output <FORMAT>  table, tree, json, yaml; prometheus for status
+  -v, --verbose          Print more; twice for debug output
+  -h, --help             This help; with --help all commands and options
+  -V, --version          Print version
+";
+
+/// The end of `-h` of each command, in place of the global options.
+const GLOBAL_OPTIONS: &str =
+    "--help also prints: --config, --root, --output and other options, and examples";
+
+/// Returns the program with the examples of each command in `--help`. `-h` prints [`SHORT_HELP`].
+pub(super) fn with_help(program: Command, arguments: &[OsString]) -> Command {
+    let is_long = arguments
+        .iter()
+        .skip(1)
+        .any(|argument| argument == "--help" || argument == "help");
+    let program = with_examples(program, "");
+    match is_long {
+        true => program,
+        false => program.override_help(SHORT_HELP),
+    }
+}
+
+fn with_examples(command: Command, path: &str) -> Command {
+    let mut command = command;
+    if !path.is_empty() {
+        command = command.after_help(GLOBAL_OPTIONS);
+    }
+    if let Some(examples) = examples::of(path) {
+        let lines: Vec<String> = examples
+            .lines
+            .iter()
+            .map(|(line, meaning)| format!("  {line}\n      {meaning}"))
+            .collect();
+        command = command.after_long_help(format!("Examples:\n{}", lines.join("\n")));
+    }
+    command.mut_subcommands(|subcommand| {
+        let path = format!("{path} {}", subcommand.get_name());
+        with_examples(subcommand, path.trim_start())
+    })
+}
 
 /// Prints the manual page of `program`, or writes a page for each command into `dir`.
-pub(super) fn print_pages(program: clap::Command, dir: Option<&Path>) -> Result<ExitCode, Failure> {
-    let failed = |error: Error| {
-        Failure::caused(
-            ExitCode::NotPermitted,
-            "the manual pages could not be written",
-            error,
-        )
+pub(super) fn print_pages(program: Command, dir: Option<&Path>) -> Result<ExitCode, Failure> {
+    let Some(dir) = dir else {
+        let page = page(program, "").map_err(|error| unwritten(Path::new("-"), error))?;
+        return print_exact(&page);
     };
-    match dir {
-        Some(dir) => clap_mangen::generate_to(program, dir).map_err(failed)?,
-        None => clap_mangen::Man::new(program)
-            .render(&mut stdout())
-            .and_then(|()| stdout().flush())
-            .map_err(failed)?,
+    if !dir.is_dir() {
+        let message = format!(
+            "{}: is not an existing directory (create it, or name another one)",
+            dir.display()
+        );
+        return Err(Failure::new(ExitCode::Usage, message));
     }
+    let mut program = program.disable_help_subcommand(true);
+    program.build();
+    write_pages(program, "", dir)?;
     Ok(ExitCode::Done)
 }
 
-pub(super) fn print_completions(
-    mut program: clap::Command,
-    shell: Shell,
-) -> Result<ExitCode, Failure> {
+/// Writes the pages of a command and of those below it.
+fn write_pages(command: Command, path: &str, dir: &Path) -> Result<(), Failure> {
+    for subcommand in command.get_subcommands().cloned() {
+        let path = format!("{path} {}", subcommand.get_name());
+        write_pages(subcommand, path.trim_start(), dir)?;
+    }
+    let name = clap_mangen::Man::new(command.clone()).get_filename();
+    let file = dir.join(name);
+    page(command, path)
+        .and_then(|page| std::fs::write(&file, page))
+        .map_err(|error| unwritten(&file, error))
+}
+
+fn unwritten(file: &Path, error: Error) -> Failure {
+    let message = format!("{}: the manual page cannot be written", file.display());
+    Failure::caused(ExitCode::NotPermitted, message, error)
+}
+
+/// Returns the page of one command, with its examples before the version.
+fn page(command: Command, path: &str) -> Result<String, Error> {
+    let mut bytes = Vec::new();
+    clap_mangen::Man::new(command).render(&mut bytes)?;
+    let mut page = String::from_utf8_lossy(&bytes).into_owned();
+    let Some(examples) = examples::of(path) else {
+        return Ok(page);
+    };
+    let mut section = ".SH EXAMPLES\n".to_owned();
+    for (line, meaning) in examples.lines {
+        section.push_str(&format!(".TP\n\\fB{}\\fR\n{}\n", roff(line), roff(meaning)));
+    }
+    let at = page.find("\n.SH VERSION\n").map_or(page.len(), |at| at + 1);
+    page.insert_str(at, &section);
+    Ok(page)
+}
+
+/// Escapes text for roff. No line of an example begins with a control character.
+fn roff(text: &str) -> String {
+    text.replace('\\', "\\\\")
+        .replace('-', "\\-")
+        .replace('\'', "\\(aq")
+}
+
+pub(super) fn print_completions(program: Command, shell: Shell) -> Result<ExitCode, Failure> {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut program, "nodepki", &mut script);
+    clap_complete::generate(shell, &mut completed(program), "nodepki", &mut script);
     print_exact(&String::from_utf8_lossy(&script))
+}
+
+/// Returns the program with the values that a shell can complete. Only completions use it: the commands themselves parse
+/// these values, with their own messages.
+fn completed(program: Command) -> Command {
+    program
+        .mut_args(completed_argument)
+        .mut_subcommands(completed)
+}
+
+/// Excludes the name of a CertificateSigningRequest, a positional argument.
+fn is_option_or_list(argument: &Arg) -> bool {
+    argument.get_long().is_some() || argument.get_id() == "certificates"
+}
+
+fn completed_argument(argument: Arg) -> Arg {
+    let value = argument
+        .get_value_names()
+        .and_then(|names| names.first())
+        .map(ToString::to_string);
+    let values = |names: Vec<&'static str>| PossibleValuesParser::new(names);
+    match (argument.get_id().as_str(), value.as_deref()) {
+        ("certificates", _) | ("name", Some("NAME")) if is_option_or_list(&argument) => {
+            let names = CertName::ALL.into_iter().map(CertName::as_str).collect();
+            argument.value_parser(values(names))
+        }
+        ("authority" | "authorities", _) => {
+            let names = Authority::ALL.into_iter().map(Authority::as_str).collect();
+            argument.value_parser(values(names))
+        }
+        ("kind", _) => {
+            let kinds = SignerKind::ALL.into_iter().map(SignerKind::as_str);
+            argument.value_parser(values(kinds.chain(["kubelets"]).collect()))
+        }
+        (_, Some("FILE" | "MANIFEST")) => argument.value_hint(ValueHint::FilePath),
+        (_, Some("DIR")) => argument.value_hint(ValueHint::DirPath),
+        _ => argument,
+    }
 }

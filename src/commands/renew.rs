@@ -27,7 +27,7 @@ pub(super) struct RenewArgs {
     #[command(flatten)]
     names: NameArgs,
     /// Renew every certificate, due or not
-    #[arg(long, conflicts_with = "name")]
+    #[arg(long, conflicts_with_all = ["name", "certificates"])]
     all: bool,
     /// Include certificates renewed within the last hour, and use new keys regardless of rotation.rekey: for keys that
     /// may be compromised
@@ -51,8 +51,16 @@ pub(super) struct NeedsRenewalArgs {
 #[derive(Debug, Args)]
 struct NameArgs {
     /// Only these certificates, by kubeadm's names, as in apiserver,admin.conf; may be repeated
-    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    #[arg(
+        long,
+        value_name = "NAME",
+        value_delimiter = ',',
+        hide_short_help = true
+    )]
     name: Vec<String>,
+    /// Only these certificates, by kubeadm's names, as in apiserver
+    #[arg(value_name = "CERTIFICATE", value_delimiter = ',')]
+    certificates: Vec<String>,
 }
 
 impl NameArgs {
@@ -61,6 +69,7 @@ impl NameArgs {
         let names: BTreeSet<CertName> = self
             .name
             .iter()
+            .chain(&self.certificates)
             .map(|name| name.parse().map_err(|_| unknown_name(name)))
             .collect::<Result<_, Failure>>()?;
         Ok((!names.is_empty()).then_some(names))
@@ -75,7 +84,7 @@ fn unknown_name(name: &str) -> Failure {
     };
     Failure::new(
         ExitCode::Usage,
-        format!("--name {name:?} is not a certificate name; {fix}"),
+        format!("{name:?} is not the name of a certificate ({fix})"),
     )
 }
 
@@ -89,7 +98,7 @@ fn require_planned(names: &BTreeSet<CertName>, loaded: &Loaded) -> Result<(), Fa
             Err(Failure::new(
                 ExitCode::Usage,
                 format!(
-                    "--name {name}: this node does not have such a certificate by its configuration; use one of {}",
+                    "{name}: this node does not have such a certificate by its configuration (use one of {})",
                     planned.join(", ")
                 ),
             ))
@@ -115,7 +124,7 @@ impl RenewArgs {
             (None, false, true) => {
                 return Err(Failure::new(
                     ExitCode::Usage,
-                    "--force needs the certificates to renew (add --name NAME or --all)",
+                    "--force needs the certificates to renew (add their names, or --all)",
                 ));
             }
         })

@@ -50,6 +50,7 @@ mod layers;
 mod log;
 mod lying_signer;
 mod machine;
+mod manual;
 mod message_paths;
 mod metrics;
 mod metrics_events;

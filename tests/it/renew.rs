@@ -230,7 +230,7 @@ fn renews_named_certificates_and_all_of_them() {
         EVERYTHING.len() - 3
     );
     let now = node.keys_in_place();
-    for arguments in [&["--all"][..], &["--name", "apiserver"]] {
+    for arguments in [&["--all"][..], &["--name", "apiserver"], &["apiserver"]] {
         renew(&node, arguments)
             .ended(75)
             .row_says("apiserver", "held back")
@@ -242,7 +242,7 @@ fn renews_named_certificates_and_all_of_them() {
     assert_eq!(changed(&now, &node.keys_in_place()), []);
     renew(&node, &["--force"])
         .ended(64)
-        .says("add --name NAME or --all");
+        .says("add their names, or --all");
     renew(&node, &["--force", "--name", "apiserver"])
         .done()
         .row_says("apiserver", "rekeyed")
@@ -258,14 +258,14 @@ fn renews_named_certificates_and_all_of_them() {
             &["--name", "apisever"],
         ))
         .ended(status)
-        .says("--name \"apisever\" is not a certificate name; did you mean apiserver?");
+        .says("\"apisever\" is not the name of a certificate (did you mean apiserver?)");
     }
     node.configure(&format!(
         "{INIT}etcd: {{external: {{endpoints: ['http://192.0.2.50:2379']}}}}\n"
     ));
     renew(&node, &["--name", "etcd-peer"])
         .ended(64)
-        .says("--name etcd-peer: this node does not have such a certificate by its configuration; use one of apiserver, ");
+        .says("etcd-peer: this node does not have such a certificate by its configuration (use one of apiserver, ");
 }
 
 #[test]

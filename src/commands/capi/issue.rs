@@ -247,7 +247,11 @@ fn given_bundles(
         let file = format!("certificate of authority {authority}: {shown}");
         let unusable = |what: String| Failure::new(ExitCode::Configuration, what);
         let found = load::defined(root, origin, &path)?.read()?;
-        let found = found.ok_or_else(|| unusable(format!("{file}: the file does not exist")))?;
+        let found = found.ok_or_else(|| {
+            unusable(format!(
+                "{file}: the file does not exist (put it there, or name another directory with --ca-dir)"
+            ))
+        })?;
         let bundle =
             TrustBundle::from_pem(&found.bytes).map_err(|error| unusable(file).caused_by(error))?;
         bundles.insert(authority, (shown, bundle));

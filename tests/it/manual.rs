@@ -1,0 +1,254 @@
+//! Help texts, manual pages and shell completions.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::process::Command;
+
+use nodepki::kube::names::{Authority, CertName};
+use nodepki::signer::SignerKind;
+
+use crate::node::{NODEPKI, Ran};
+
+/// Commands of daily use, which `nodepki -h` names first.
+const DAILY_COMMANDS: [&str; 5] = ["plan", "bootstrap", "status", "renew", "doctor"];
+/// Lines and columns of a terminal.
+const SCREEN: (usize, usize) = (24, 80);
+
+fn help(words: &[&str]) -> String {
+    help_with_width(words, SCREEN.1)
+}
+
+fn help_with_width(words: &[&str], columns: usize) -> String {
+    let mut command = Command::new(NODEPKI);
+    let ran = Ran::of(command.args(words).env("COLUMNS", columns.to_string()));
+    ran.done();
+    ran.stdout
+}
+
+/// Returns all commands with their own arguments, from their `--help`.
+fn commands() -> Vec<Vec<String>> {
+    let mut all: Vec<Vec<String>> = vec![Vec::new()];
+    let mut at = 0;
+    while let Some(command) = all.get(at).cloned() {
+        at += 1;
+        let mut words: Vec<&str> = command.iter().map(String::as_str).collect();
+        words.push("--help");
+        let text = help(&words);
+        let Some((_, list)) = text.split_once("\nCommands:\n") else {
+            continue;
+        };
+        let (list, _) = list.split_once("\n\n").unwrap();
+        let names = list.lines().filter_map(|line| {
+            let name = line.strip_prefix("  ")?.split(' ').next()?;
+            (!name.is_empty() && name != "help").then_some(name)
+        });
+        all.extend(names.map(|name| [command.clone(), vec![name.to_owned()]].concat()));
+    }
+    all
+}
+
+#[test]
+fn short_help_fits_on_one_screen() {
+    let daily = DAILY_COMMANDS.iter().map(|command| vec![*command, "-h"]);
+    for words in std::iter::once(vec!["-h"]).chain(daily) {
+        let text = help(&words);
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(
+            lines.len() <= SCREEN.0,
+            "{words:?}: {} lines\n{text}",
+            lines.len()
+        );
+        let longest = lines.iter().map(|line| line.chars().count()).max();
+        assert!(longest <= Some(SCREEN.1), "{words:?}\n{text}");
+    }
+}
+
+#[test]
+fn short_help_begins_with_daily_commands_and_names_all() {
+    let text = help(&["-h"]);
+    let first: Vec<&str> = text
+        .lines()
+        .skip_while(|line| *line != "Daily use:")
+        .skip(1)
+        .map_while(|line| line.strip_prefix("  ")?.split(' ').next())
+        .collect();
+    assert_eq!(first, DAILY_COMMANDS);
+    let long = help(&["--help"]);
+    let (_, list) = long.split_once("\nCommands:\n").unwrap();
+    let long_first: Vec<&str> = list
+        .lines()
+        .filter_map(|line| line.strip_prefix("  ")?.split(' ').next())
+        .filter(|name| !name.is_empty())
+        .take(5)
+        .collect();
+    assert_eq!(long_first, DAILY_COMMANDS);
+    let words: BTreeSet<&str> = text
+        .split(|c: char| c.is_whitespace() || c == ',')
+        .collect();
+    for command in commands().iter().filter(|command| command.len() == 1) {
+        assert!(
+            words.contains(command[0].as_str()),
+            "{command:?} in\n{text}"
+        );
+    }
+    for option in text
+        .split(|c: char| c.is_whitespace() || c == ',')
+        .filter(|word| word.starts_with("--"))
+    {
+        assert!(long.contains(option), "{option}");
+    }
+    assert_eq!(help(&["help"]), long);
+}
+
+/// Returns the examples in the help of each command that has no commands of its own: the command and its lines.
+fn examples() -> Vec<(Vec<String>, Vec<String>)> {
+    let all = commands();
+    let is_leaf = |command: &Vec<String>| {
+        !all.iter()
+            .any(|other| other.len() > command.len() && other.starts_with(command))
+    };
+    all.iter()
+        .filter(|command| is_leaf(command))
+        .map(|command| {
+            let mut words: Vec<&str> = command.iter().map(String::as_str).collect();
+            words.push("--help");
+            // No line of an example is broken.
+            let text = help_with_width(&words, 400);
+            let (_, lines) = text
+                .split_once("\nExamples:\n")
+                .unwrap_or_else(|| panic!("{command:?} has no examples:\n{text}"));
+            let lines = lines.lines().filter_map(|line| line.strip_prefix("  "));
+            let lines = lines.filter(|line| line.starts_with("nodepki"));
+            (command.clone(), lines.map(str::to_owned).collect())
+        })
+        .collect()
+}
+
+#[test]
+fn manual_pages_contain_examples() {
+    let dir = tempfile::tempdir().unwrap();
+    Ran::of(Command::new(NODEPKI).arg("man").arg(dir.path())).done();
+    for (command, lines) in examples() {
+        let name = format!("nodepki-{}.1", command.join("-"));
+        let page = fs::read_to_string(dir.path().join(&name)).unwrap();
+        let (_, section) = page.split_once("\n.SH EXAMPLES\n").unwrap();
+        assert!(!lines.is_empty(), "{command:?}");
+        for line in lines {
+            let escaped = line.replace('-', "\\-").replace('\'', "\\(aq");
+            assert!(
+                section.contains(&format!("\\fB{escaped}\\fR")),
+                "{line}:\n{section}"
+            );
+        }
+    }
+}
+
+/// Returns what bash offers for the last of these words.
+fn completed_by_bash(words: &[&str], dir: &std::path::Path) -> Vec<String> {
+    let script = format!(
+        "source <(\"$0\" completions bash); COMP_WORDS=({}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); \
+         COMP_LINE=\"${{COMP_WORDS[*]}}\"; COMP_POINT=${{#COMP_LINE}}; \
+         _nodepki nodepki \"${{COMP_WORDS[COMP_CWORD]}}\" \"${{COMP_WORDS[COMP_CWORD-1]}}\"; printf '%s\\n' \"${{COMPREPLY[@]}}\"",
+        words
+            .iter()
+            .map(|word| format!("'{word}'"))
+            .collect::<Vec<_>>()
+            .join(" ")
+    );
+    let ran = Ran::of(
+        Command::new("bash")
+            .args(["-c", &script, NODEPKI])
+            .current_dir(dir),
+    );
+    ran.done();
+    let words = ran.stdout.lines().map(str::trim);
+    words
+        .filter(|word| !word.is_empty())
+        .map(str::to_owned)
+        .collect()
+}
+
+#[test]
+fn bash_completes_names_and_files() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("kubeadm.yaml"), "").unwrap();
+    fs::create_dir(dir.path().join("requests")).unwrap();
+    let complete = |words: &[&str]| completed_by_bash(words, dir.path());
+    assert!(complete(&["nodepki", "boot"]).contains(&"bootstrap".to_owned()));
+    for words in [
+        &["nodepki", "renew", "--name", ""][..],
+        &["nodepki", "renew", ""],
+        &["nodepki", "needs-renewal", "--name", ""],
+    ] {
+        let offered = complete(words);
+        for name in CertName::ALL {
+            assert!(
+                offered.contains(&name.to_string()),
+                "{words:?}: {offered:?}"
+            );
+        }
+    }
+    for words in [
+        &["nodepki", "authority", "stage", ""][..],
+        &["nodepki", "migrate", "to-external", "--authority", ""],
+    ] {
+        let offered = complete(words);
+        for authority in Authority::ALL {
+            assert!(
+                offered.contains(&authority.to_string()),
+                "{words:?}: {offered:?}"
+            );
+        }
+    }
+    for words in [
+        &["nodepki", "init", ""][..],
+        &["nodepki", "config", "signer-setup", ""],
+    ] {
+        let offered = complete(words);
+        for kind in SignerKind::ALL {
+            assert!(
+                offered.contains(&kind.to_string()),
+                "{words:?}: {offered:?}"
+            );
+        }
+    }
+    assert_eq!(
+        complete(&["nodepki", "renew", "--name", "etcd-h"]),
+        ["etcd-healthcheck-client"]
+    );
+    let offered = complete(&["nodepki", "bootstrap", "--kubeadm-config", "kube"]);
+    assert_eq!(offered, ["kubeadm.yaml"]);
+    // `compopt` adds directories, which works in an interactive shell only.
+    Ran::of(Command::new(NODEPKI).args(["completions", "bash"])).says("compopt -o plusdirs");
+    // A certificate is no answer to the name of a request.
+    let offered = complete(&["nodepki", "kubelets", "approve", ""]);
+    assert!(!offered.contains(&"apiserver".to_owned()), "{offered:?}");
+}
+
+/// Scripts of the other shells contain the same names; their syntax is checked by the shell if this machine has it.
+#[test]
+fn scripts_of_other_shells_contain_names() {
+    // clap_complete completes options only for fish.
+    const OPTIONS: &[&str] = &["etcd-healthcheck-client", "front-proxy-ca"];
+    const ARGUMENTS: &[&str] = &["etcd-healthcheck-client", "front-proxy-ca", "certManager"];
+    for (shell, syntax, names) in [("zsh", "-n", ARGUMENTS), ("fish", "--no-execute", OPTIONS)] {
+        let ran = Ran::of(Command::new(NODEPKI).args(["completions", shell]));
+        ran.done();
+        for name in names {
+            assert!(ran.stdout.contains(name), "{shell}: {name}");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("script");
+        fs::write(&file, &ran.stdout).unwrap();
+        if let Ok(status) = Command::new(shell).arg(syntax).arg(&file).status() {
+            assert!(status.success(), "{shell} {syntax}");
+        }
+        let first = match shell {
+            "zsh" => "#compdef nodepki\n",
+            _ => {
+                "# Print an optspec for argparse to handle cmd's options that are independent of any subcommand.\n"
+            }
+        };
+        assert!(ran.stdout.starts_with(first), "{shell}");
+    }
+}
