@@ -1,8 +1,9 @@
 //! `nodepki init` and the skeleton of `config signer-setup`, for every kind that they name.
 
 use std::fs;
+use std::io::Write;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
@@ -206,4 +207,65 @@ fn signer_setup_without_settings_prints_skeleton() {
     for (kind, _) in KINDS {
         help.says(kind);
     }
+}
+
+/// Runs `init` on a pseudo-terminal, with these lines typed.
+fn init_on_terminal(node: &Node, words: &str, typed: &str) -> Ran {
+    let line = format!("{NODEPKI} --root {} init {words}", node.root().display());
+    let mut script = Command::new("script");
+    script.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
+    script.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = script.spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(typed.as_bytes()).unwrap();
+    drop(input);
+    child.wait_with_output().unwrap().into()
+}
+
+#[test]
+fn asks_for_missing_values_on_a_terminal() {
+    let node = bare();
+    let typed = "https://est.pki.test:8443\ncp7\n";
+    let ran = init_on_terminal(&node, "est", typed);
+    ran.done()
+        .says("https:// address of the EST server, without /.well-known/est: ")
+        .says("user name of this node: ")
+        .says("config.yaml was written");
+    ran.says_not("replace ");
+    let text = node.read("/etc/nodepki/config.yaml");
+    assert!(text.contains("https://est.pki.test:8443"), "{text}");
+    assert!(text.contains("cp7"), "{text}");
+    check(&node).done();
+}
+
+#[test]
+fn keeps_texts_of_example_after_empty_answers() {
+    let node = bare();
+    let ran = init_on_terminal(&node, "est", "\ncp7\n");
+    ran.done()
+        .says("replace https://est.example.com:8443 by the https:// address of the EST server");
+    ran.says_not("replace cp1");
+    // The end of the input is an empty answer too.
+    let node = bare();
+    init_on_terminal(&node, "est", "https://est.pki.test:8443\n\u{4}")
+        .done()
+        .says("replace cp1 by the user name of this node");
+}
+
+#[test]
+fn asks_only_for_values_that_are_not_given() {
+    let node = bare();
+    let ran = init_on_terminal(&node, "est --server https://est.pki.test:8443", "cp7\n");
+    ran.done().says("user name of this node: ");
+    ran.says_not("address of the EST server");
+    let node = bare();
+    let ran = init_on_terminal(&node, "est --no-input", "");
+    ran.done().says("replace cp1");
+    ran.says_not("user name of this node: ");
+    // An answer that is not an address is refused, and no file is written.
+    let node = bare();
+    init_on_terminal(&node, "est", "est.pki.test\ncp7\n")
+        .ended(64)
+        .says("(write https://est.pki.test)");
+    assert!(!node.path("/etc/nodepki").exists());
 }
