@@ -1,11 +1,22 @@
 //! Typical mistakes: the input, the message, the fix followed literally, and the result.
 //!
-//! A row of [`MISTAKES`] is one mistake. `broken` replaces a text of a correct input; the command must then say `message`
-//! and end with `code`. `fix` follows the message literally, and the same command must then end with 0.
+//! Two forms. A [`Mistake`] is a wrong text in a correct input: `broken` replaces a text of the settings or of the kubeadm
+//! configuration, the command must say `message` and end with `code`, `fix` follows the message literally, and the same
+//! command must then end with 0. A [`Situation`] is everything else, as commands of a shell: what is wrong, the command
+//! that must fail, the fix, and the command again.
+
+mod files;
+mod imports;
+mod kubeadm_files;
+mod node_state;
+mod settings;
+mod usage;
 
 use std::fs;
+use std::path::Path;
+use std::process::Command;
 
-use crate::node::{INIT, Node, Ran};
+use crate::node::{INIT, NODEPKI, Node, Ran};
 use crate::signing::HEAD;
 
 /// The input that contains the mistake.
@@ -27,6 +38,41 @@ struct Mistake {
     fix: (&'static str, &'static str),
 }
 
+impl Mistake {
+    /// An error of `config check`.
+    const fn refused(
+        input: Input,
+        name: &'static str,
+        broken: (&'static str, &'static str),
+        message: &'static str,
+        fix: (&'static str, &'static str),
+    ) -> Mistake {
+        Mistake {
+            name,
+            input,
+            broken,
+            command: CHECK,
+            code: 78,
+            message,
+            fix,
+        }
+    }
+
+    /// A warning of `config check`, which `--strict` refuses.
+    const fn warned(
+        input: Input,
+        name: &'static str,
+        broken: (&'static str, &'static str),
+        message: &'static str,
+        fix: (&'static str, &'static str),
+    ) -> Mistake {
+        Mistake {
+            command: STRICT,
+            ..Mistake::refused(input, name, broken, message, fix)
+        }
+    }
+}
+
 const CHECK: &[&str] = &["config", "check"];
 const STRICT: &[&str] = &["config", "check", "--strict"];
 const SETTINGS: &str = "\
@@ -44,168 +90,12 @@ signers:
 rotation: {renewAt: 66%}
 ";
 
-const MISTAKES: &[Mistake] = &[
-    Mistake {
-        name: "name of a signer misspelt",
-        input: Input::Settings,
-        broken: ("  ca: {signer: corp}", "  ca: {signer: crop}"),
-        command: CHECK,
-        code: 78,
-        message: "did you mean corp?",
-        fix: ("signer: crop", "signer: corp"),
-    },
-    Mistake {
-        name: "field of the settings misspelt",
-        input: Input::Settings,
-        broken: ("rotation:", "rotaton:"),
-        command: CHECK,
-        code: 78,
-        message: "did you mean rotation?",
-        fix: ("rotaton:", "rotation:"),
-    },
-    Mistake {
-        name: "kind of a signer misspelt",
-        input: Input::Settings,
-        broken: ("    vault:", "    valt:"),
-        command: CHECK,
-        code: 78,
-        message: "did you mean vault?",
-        fix: ("    valt:", "    vault:"),
-    },
-    Mistake {
-        name: "one mount for three authorities",
-        input: Input::Settings,
-        broken: ("pki/{authority}", "pki"),
-        command: STRICT,
-        code: 78,
-        message: "warning: signers.corp.vault.mount: pki signs for ca, front-proxy-ca, etcd-ca with one CA",
-        fix: ("mount: pki", "mount: pki/{authority}"),
-    },
-    Mistake {
-        name: "credential file absent",
-        input: Input::Settings,
-        broken: ("TOKEN", "TOKEN-of-another-node"),
-        command: STRICT,
-        code: 78,
-        message: "TOKEN-of-another-node does not exist (put the credential there, mode 0600)",
-        fix: ("TOKEN-of-another-node", "TOKEN"),
-    },
-    Mistake {
-        name: "CA file of the server absent",
-        input: Input::Settings,
-        broken: ("caFile: CA", "caFile: CA-absent"),
-        command: STRICT,
-        code: 78,
-        message: "CA-absent does not exist (put the certificate of the server's CA there)",
-        fix: ("caFile: CA-absent", "caFile: CA"),
-    },
-    Mistake {
-        name: "renewAt below what takes effect",
-        input: Input::Settings,
-        broken: ("renewAt: 66%", "renewAt: 30%"),
-        command: STRICT,
-        code: 78,
-        message: "rotation.renewAt: 30% has no effect: no certificate is renewed before half of its lifetime (use 50% or more",
-        fix: ("renewAt: 30%", "renewAt: 50%"),
-    },
-    Mistake {
-        name: "renewAt longer than half of the lifetime",
-        input: Input::Settings,
-        broken: ("renewAt: 66%", "renewAt: 8000h"),
-        command: STRICT,
-        code: 78,
-        message: "or at most 4380h",
-        fix: ("renewAt: 8000h", "renewAt: 4380h"),
-    },
-    Mistake {
-        name: "pin of another CA",
-        input: Input::Settings,
-        broken: (
-            "  ca: {signer: corp}",
-            "  ca: {signer: corp, trust: {sha256: [\"0000000000000000000000000000000000000000000000000000000000000000\"]}}",
-        ),
-        command: CHECK,
-        code: 65,
-        message: "authorities.ca.trust.sha256 does not match ",
-        // The pin in the message.
-        fix: (
-            "0000000000000000000000000000000000000000000000000000000000000000",
-            "PIN",
-        ),
-    },
-    Mistake {
-        name: "name beside nodeRegistration",
-        input: Input::Kubeadm,
-        broken: (
-            "nodeRegistration: {name: cp1}",
-            "nodeRegistration: {}\nname: cp1",
-        ),
-        command: CHECK,
-        code: 78,
-        message: "nodeRegistration.name",
-        fix: (
-            "nodeRegistration: {}\nname: cp1",
-            "nodeRegistration: {name: cp1}",
-        ),
-    },
-    Mistake {
-        name: "separator of documents missing",
-        input: Input::Kubeadm,
-        broken: ("---\n", ""),
-        command: CHECK,
-        code: 78,
-        message: "---",
-        fix: (
-            "nodeRegistration: {name: cp1}\n",
-            "nodeRegistration: {name: cp1}\n---\n",
-        ),
-    },
-    Mistake {
-        name: "field of kubeadm misspelt",
-        input: Input::Kubeadm,
-        broken: ("controlPlaneEndpoint:", "controlPlaneEndpint:"),
-        command: CHECK,
-        code: 78,
-        message: "did you mean controlPlaneEndpoint?",
-        fix: ("controlPlaneEndpint:", "controlPlaneEndpoint:"),
-    },
-    Mistake {
-        name: "address and services of different families",
-        input: Input::Kubeadm,
-        broken: (
-            "advertiseAddress: 192.0.2.11",
-            "advertiseAddress: '2001:db8::11'",
-        ),
-        command: STRICT,
-        code: 78,
-        message: "have different IP families: kube-apiserver does not start",
-        fix: ("'2001:db8::11'", "192.0.2.11"),
-    },
-    Mistake {
-        name: "pods and services of different families",
-        input: Input::Kubeadm,
-        broken: (
-            "kubernetesVersion:",
-            "networking: {serviceSubnet: 10.96.0.0/16, podSubnet: 'fd00:10:244::/56'}\nkubernetesVersion:",
-        ),
-        command: STRICT,
-        code: 78,
-        message: "is IPv6, but networking.serviceSubnet is IPv4",
-        fix: ("'fd00:10:244::/56'", "10.244.0.0/16"),
-    },
-    Mistake {
-        name: "network of the pods without prefix",
-        input: Input::Kubeadm,
-        broken: (
-            "kubernetesVersion:",
-            "networking: {podSubnet: 10.244.0.0}\nkubernetesVersion:",
-        ),
-        command: CHECK,
-        code: 78,
-        message: "is not a network in CIDR notation (write ADDRESS/PREFIX",
-        fix: ("10.244.0.0}", "10.244.0.0/16}"),
-    },
-];
+/// Creates a node with the credential of [`SETTINGS`].
+fn node() -> Node {
+    let node = Node::new();
+    crate::signing::write_secret(node.outside("token"), "a token\n");
+    node
+}
 
 /// Writes the inputs and runs the command.
 fn run(node: &Node, command: &[&str], settings: &str, kubeadm: &str) -> Ran {
@@ -226,27 +116,28 @@ fn replaced(text: &str, (from, to): (&str, &str), name: &str) -> String {
     text.replacen(from, to, 1)
 }
 
-#[test]
-fn message_and_fix_of_every_mistake() {
-    let node = Node::new();
-    crate::signing::write_secret(node.outside("token"), "a token\n");
+/// Returns settings and kubeadm configuration after these edits of one of them.
+fn edited(mistake: &Mistake, edits: &[(&str, &str)]) -> (String, String) {
+    let mut both = (SETTINGS.to_owned(), INIT.to_owned());
+    for edit in edits {
+        let text = match mistake.input {
+            Input::Settings => &mut both.0,
+            Input::Kubeadm => &mut both.1,
+        };
+        *text = replaced(text, *edit, mistake.name);
+    }
+    both
+}
+
+/// Makes each mistake, compares the message, follows it and runs the command again.
+fn follow_messages(mistakes: &[Mistake]) {
+    let node = node();
     run(&node, CHECK, SETTINGS, INIT)
         .done()
         .says("the configuration is valid");
-    for mistake in MISTAKES {
-        let Mistake { name, input, .. } = *mistake;
-        let texts = |edits: &[(&str, &str)]| {
-            let mut both = (SETTINGS.to_owned(), INIT.to_owned());
-            for edit in edits {
-                let text = match input {
-                    Input::Settings => &mut both.0,
-                    Input::Kubeadm => &mut both.1,
-                };
-                *text = replaced(text, *edit, name);
-            }
-            both
-        };
-        let (settings, kubeadm) = texts(&[mistake.broken]);
+    for mistake in mistakes {
+        let name = mistake.name;
+        let (settings, kubeadm) = edited(mistake, &[mistake.broken]);
         let ran = run(&node, mistake.command, &settings, &kubeadm);
         assert_eq!(ran.code, Some(mistake.code), "{name}:\n{}", ran.said());
         let token = node.outside("token").display().to_string();
@@ -273,16 +164,107 @@ fn message_and_fix_of_every_mistake() {
                 mistake.fix.1
             },
         );
-        let (settings, kubeadm) = texts(&[mistake.broken, fix]);
+        let (settings, kubeadm) = edited(mistake, &[mistake.broken, fix]);
         let ran = run(&node, mistake.command, &settings, &kubeadm);
+        assert_eq!(ran.code, Some(0), "{name}, corrected:\n{}", ran.said());
+    }
+}
+
+/// A mistake outside of the two inputs. Every field is a script for bash, which runs in the directory of the fixture:
+/// `root` is the node, `ca` the authorities, `kubeadm.yaml` its configuration, and `$N` the options that name them.
+struct Situation {
+    name: &'static str,
+    /// What is wrong.
+    mistake: &'static str,
+    /// The command that fails.
+    command: &'static str,
+    code: i32,
+    /// Part of the output; `@` is the directory of the fixture.
+    message: &'static str,
+    /// What the message says to do.
+    fix: &'static str,
+    /// The command that must then succeed; empty for the same one.
+    corrected: &'static str,
+}
+
+/// The functions of the scripts: settings of a signer with these files, a client certificate, and the signature of one
+/// request by OpenSSL.
+const PRELUDE: &str = r#"
+set -euo pipefail
+D=$PWD
+N="--root $D/root --kubeadm-config $D/kubeadm.yaml"
+L="--signer local:$D/ca"
+sign() { # REQUEST OUTPUT
+  case $1 in *front-proxy*) a=front-proxy-ca ;; *etcd/* | *apiserver-etcd*) a=etcd/ca ;; *) a=ca ;; esac
+  openssl x509 -req -in "bundle/$1.csr" -extfile "bundle/$1.ext" -days 365 \
+    -CA "ca/$a.crt" -CAkey "ca/$a.key" -CAcreateserial -out "$2" 2>/dev/null
+}
+vault() { # AUTH TLS [TRUST]
+  printf '%s\n' 'apiVersion: nodepki.io/v1alpha1' 'kind: NodePKIConfiguration' \
+    "authorities: {ca: {signer: corp${3-}}, etcd-ca: {signer: corp}, front-proxy-ca: {signer: corp}}" \
+    'signers: {corp: {vault: {address: "https://vault.test:8200", mount: "pki/{authority}",' \
+    "  auth: $1," "  tls: {$2}}}}" > config.yaml
+}
+client() { # [DAYS]
+  openssl ecparam -name prime256v1 -genkey -noout -out client.key
+  chmod 600 client.key
+  openssl req -new -key client.key -subj /CN=cp1 -out client.csr
+  openssl x509 -req -in client.csr -days "${1-9}" -CA ca/ca.crt -CAkey ca/ca.key -CAcreateserial \
+    -out client.crt 2>/dev/null
+}
+"#;
+
+/// Runs a script as its user types it.
+fn shell(dir: &Path, script: &str) -> Ran {
+    let mut path = vec![Path::new(NODEPKI).parent().unwrap().to_owned()];
+    path.extend(std::env::split_paths(&std::env::var_os("PATH").unwrap()));
+    Ran::of(
+        Command::new("bash")
+            .arg("-c")
+            .arg(format!("{PRELUDE}{script}"))
+            .current_dir(dir)
+            .env("PATH", std::env::join_paths(path).unwrap())
+            .env_remove("JOURNAL_STREAM"),
+    )
+}
+
+/// Makes each mistake on a copy of the node, compares the message, follows it and runs the command again.
+fn follow_scripts(node: &Node, situations: &[Situation]) {
+    follow_scripts_after(node, "", situations);
+}
+
+/// As [`follow_scripts`], after a script that runs in each copy before the mistake.
+fn follow_scripts_after(node: &Node, setup: &str, situations: &[Situation]) {
+    for situation in situations {
+        let name = situation.name;
+        let dir = tempfile::tempdir_in(node.outside("").parent().unwrap()).unwrap();
+        crate::kubeadm::copy_tree(&node.outside(""), dir.path());
+        let made = shell(dir.path(), &format!("{setup}\n{}", situation.mistake));
+        assert_eq!(made.code, Some(0), "{name}: {}", made.said());
+        let ran = shell(dir.path(), situation.command);
+        assert_eq!(ran.code, Some(situation.code), "{name}:\n{}", ran.said());
+        let message = situation
+            .message
+            .replace('@', &dir.path().display().to_string());
+        assert!(
+            ran.said().contains(&message),
+            "{name}: {message:?} is not in:\n{}",
+            ran.said()
+        );
+        let fixed = shell(dir.path(), situation.fix);
+        assert_eq!(fixed.code, Some(0), "{name}, fix:\n{}", fixed.said());
+        let corrected = match situation.corrected {
+            "" => situation.command,
+            other => other,
+        };
+        let ran = shell(dir.path(), corrected);
         assert_eq!(ran.code, Some(0), "{name}, corrected:\n{}", ran.said());
     }
 }
 
 #[test]
 fn counts_warnings_and_accepts_them_without_strict() {
-    let node = Node::new();
-    crate::signing::write_secret(node.outside("token"), "a token\n");
+    let node = node();
     let settings = replaced(SETTINGS, ("pki/{authority}", "pki"), "mount");
     let settings = replaced(&settings, ("66%", "30%"), "renewAt");
     run(&node, CHECK, &settings, INIT)
