@@ -67,6 +67,10 @@ pub(super) const EXAMPLES: &[CommandExamples] = &[
         ("nodepki daemon", "Keeps the certificates valid until it is stopped."),
         ("nodepki daemon -v --log json", "Logs JSON with more details."),
     ]),
+    examples("policy check", &[
+        ("nodepki policy check", "Compares every key of this node with the policy."),
+        ("nodepki policy check -o json", "Prints the comparison for a program."),
+    ]),
     examples("crl", &[
         ("nodepki crl", "Fetches and installs the revocation lists of all signers."),
         ("nodepki crl --wait 2m", "Waits up to two minutes for a signer that is not reachable."),
@@ -111,6 +115,11 @@ pub(super) const EXAMPLES: &[CommandExamples] = &[
     examples("certs upload", &[
         ("nodepki certs upload --certificate-key-file /root/certificate-key", "Shares the files of this node under this key."),
         ("nodepki certs upload --without-ca-keys", "Leaves out the CA keys, and prints a new key."),
+        ("nodepki certs upload --ttl 24h", "Keeps the Secret for a day instead of two hours."),
+    ]),
+    examples("certs expire", &[
+        ("nodepki certs expire", "Removes the shared certificates from the cluster now."),
+        ("nodepki certs expire --if-expired", "Removes them if their time is over, as a timer does."),
     ]),
     examples("certs download", &[
         ("nodepki certs download --certificate-key-file /root/certificate-key", "Installs the shared files on a joining node."),
