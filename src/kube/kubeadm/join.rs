@@ -340,8 +340,13 @@ fn read_token(field: Option<Field<'_>>) -> Option<Result<BootstrapToken, Invalid
     Some(token)
 }
 
-/// Reports `bootstrapTokens` of an InitConfiguration that kubeadm refuses. nodepki does not use them.
+/// Reports `bootstrapTokens` of an InitConfiguration that kubeadm refuses. nodepki does not use them, so only a strict
+/// walk reports them: a node with such a file works.
 pub(super) fn check_bootstrap_tokens(map: &Map<'_>) {
+    if !map.field().walk().is_strict() {
+        map.ignore(&["bootstrapTokens"]);
+        return;
+    }
     for item in map
         .get("bootstrapTokens")
         .and_then(|field| field.list())
