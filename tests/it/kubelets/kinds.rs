@@ -108,10 +108,7 @@ fn request_both(worker: &str) -> Vec<(Chain, Profile, PrivateKey)> {
     let own = serving(worker, &names, &["192.0.2.21"]);
     let kubelet = cluster.person(&format!("system:node:{worker}"), &["system:nodes"]);
     issued.push(request_one(&own, &kubelet, &admin));
-    let (status, body) = admin.send(Call::new(
-        Method::DELETE,
-        &format!("/api/v1/nodes/{worker}"),
-    ));
+    let (status, body) = admin.send(Call::new(Method::DELETE, format!("/api/v1/nodes/{worker}")));
     assert_eq!(status, 200, "{body}");
     issued
 }
