@@ -14,6 +14,7 @@ use time::{OffsetDateTime, UtcOffset};
 use tokio::time::Instant;
 
 use super::api::{Api, ApiError, Resource};
+pub(crate) use crate::kube::names::LEASE_NAMESPACE as NAMESPACE;
 
 /// Leases.
 pub(crate) const LEASE: Resource = Resource {
@@ -22,8 +23,6 @@ pub(crate) const LEASE: Resource = Resource {
     plural: "leases",
     kind: "Lease",
 };
-/// The namespace of the Leases.
-pub(crate) const NAMESPACE: &str = "kube-system";
 
 /// Access to one Lease for one holder.
 pub struct LeaseLock {

@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use crate::yaml::did_you_mean;
 
+/// Namespace of the Leases that nodepki takes.
+pub(crate) const LEASE_NAMESPACE: &str = "kube-system";
 /// Prefix of the user names of nodes (`pkg/auth/nodeidentifier/default.go`) and of the common names of kubelets.
 pub(crate) const NODE_USER_PREFIX: &str = "system:node:";
 /// Prefix of the user names of bootstrap tokens, followed by the token's ID
