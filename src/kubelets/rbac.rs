@@ -8,13 +8,12 @@ use serde_json::{Value, json};
 
 use super::KubeletPolicy;
 use crate::kube::csr_object::{CSR_GROUP, KubeletCertificate};
+use crate::kube::names::LEASE_NAMESPACE;
 use crate::yaml;
 
 const RBAC_GROUP: &str = "rbac.authorization.k8s.io";
 /// Name of each role and binding.
 const ROLE: &str = "nodepki:kubelet-signer";
-/// Namespace of the Lease.
-pub const LEASE_NAMESPACE: &str = "kube-system";
 /// Namespace of events about objects without a namespace (`client-go/tools/record/event.go`, `makeEvent`).
 pub const EVENT_NAMESPACE: &str = "default";
 
@@ -36,6 +35,54 @@ pub fn manifest(policy: &KubeletPolicy, group: &str) -> String {
         text.push_str(&yaml::to_string(&object).unwrap_or_else(|_| object.to_string()));
     }
     text
+}
+
+/// Returns every single right that [`manifest`] grants: a phrase, and the `resourceAttributes` of an access review.
+pub fn rights(policy: &KubeletPolicy) -> Vec<(String, Value)> {
+    let mut rights = Vec::new();
+    for object in objects(policy, "") {
+        let namespace = object.pointer("/metadata/namespace");
+        let namespace = namespace.and_then(Value::as_str).unwrap_or_default();
+        let rules = object.get("rules").and_then(Value::as_array);
+        for rule in rules.into_iter().flatten() {
+            rights.extend(rights_of(rule, namespace));
+        }
+    }
+    rights
+}
+
+fn rights_of(rule: &Value, namespace: &str) -> Vec<(String, Value)> {
+    let of = |field| rule.get(field).map(texts).unwrap_or_default();
+    let mut names = of("resourceNames");
+    if names.is_empty() {
+        names.push("");
+    }
+    let mut rights = Vec::new();
+    for group in of("apiGroups") {
+        for resource in of("resources") {
+            let (kind, part) = resource.split_once('/').unwrap_or((resource, ""));
+            for verb in of("verbs") {
+                for name in &names {
+                    let attributes = json!({
+                        "verb": verb,
+                        "group": group,
+                        "resource": kind,
+                        "subresource": part,
+                        "name": name,
+                        "namespace": namespace,
+                    });
+                    let phrase = format!("{verb} {resource} {name}");
+                    rights.push((phrase.trim_end().to_owned(), attributes));
+                }
+            }
+        }
+    }
+    rights
+}
+
+fn texts(list: &Value) -> Vec<&str> {
+    let items = list.as_array().into_iter().flatten();
+    items.filter_map(Value::as_str).collect()
 }
 
 fn objects(policy: &KubeletPolicy, group: &str) -> Vec<Value> {
@@ -107,11 +154,7 @@ mod tests {
 
     /// Returns each rule as `namespace: group/resource[names] verbs`.
     fn rules() -> Vec<String> {
-        let words = |value: &Value| {
-            let items = value.as_array().into_iter().flatten();
-            let items: Vec<&str> = items.filter_map(Value::as_str).collect();
-            items.join(",")
-        };
+        let words = |value: &Value| texts(value).join(",");
         objects(&KubeletPolicy::default(), "g")
             .iter()
             .flat_map(|object| {
@@ -142,6 +185,30 @@ mod tests {
                 "kube-system: coordination.k8s.io/leases[nodepki-kubelets] get,create,update",
                 "default: /events[] create",
             ]
+        );
+    }
+
+    #[test]
+    fn names_every_right_of_the_rules() {
+        let rights = rights(&KubeletPolicy::default());
+        let phrases: Vec<&str> = rights.iter().map(|(phrase, _)| phrase.as_str()).collect();
+        assert_eq!(phrases.len(), 16, "{phrases:#?}");
+        for phrase in [
+            "update certificatesigningrequests/status",
+            "sign signers kubernetes.io/kubelet-serving",
+            "update leases nodepki-kubelets",
+        ] {
+            assert!(phrases.contains(&phrase), "{phrases:#?}");
+        }
+        let lease = rights
+            .iter()
+            .find(|(phrase, _)| phrase.starts_with("get leases"));
+        assert_eq!(
+            lease.map(|(_, attributes)| attributes.clone()),
+            Some(json!({
+                "verb": "get", "group": "coordination.k8s.io", "resource": "leases", "subresource": "",
+                "name": "nodepki-kubelets", "namespace": "kube-system",
+            }))
         );
     }
 

@@ -102,6 +102,21 @@ fn config_check_refuses_signer_that_cannot_sign_for_kubelets() {
         .says("configure another kind of signer for authority ca");
 }
 
+#[test]
+fn every_command_names_kind_that_cannot_sign_for_kubelets() {
+    let node = Node::new();
+    let text = format!(
+        "{HEAD}{SIGN}authorities: {{ca: {{signer: p}}, etcd-ca: {{signer: l}}, front-proxy-ca: {{signer: l}}}}\n\
+         signers: {{p: {{puppet: {{url: \"https://puppet:8140\", tls: {{caFile: /ca.pem}}}}}}, l: {{local: {{directory: /srv/ca}}}}}}\n"
+    );
+    node.write_settings(&text);
+    for command in [&["config", "check"][..], &["plan"], &["doctor"]] {
+        Ran::of(&mut node.configured(command.iter().copied()))
+            .says("kubelets.sign: signer p of authority ca cannot sign for kubelets")
+            .says("Puppet certifies neither an organization");
+    }
+}
+
 /// A request that is refused because nobody can read it would prove nothing about the rules.
 #[test]
 fn openssl_verifies_hostile_requests() {

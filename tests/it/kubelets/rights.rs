@@ -9,7 +9,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Value, json};
 
 use super::{CSRS, Wanted, prepared, token};
-use crate::servers::cluster::{Caller, Cluster, INIT};
+use crate::servers::cluster::{Caller, Cluster, INIT, wait_until};
 
 const REVIEWS: &str = "/apis/authorization.k8s.io/v1";
 const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1";
@@ -170,6 +170,42 @@ fn identity_of_daemon_has_only_the_rights_that_are_granted() {
     for action in FORBIDDEN {
         assert!(!may(daemon, action), "{action}");
     }
+    assert_doctor_reviews_rights(cluster);
+}
+
+/// Verifies that `doctor` finds a missing right, and a second signer.
+fn assert_doctor_reviews_rights(cluster: &Cluster) {
+    let node = cluster.first();
+    let doctor = || {
+        let kubeconfig = "/etc/kubernetes/super-admin.conf";
+        node.nodepki(&["doctor", "--kubeconfig", kubeconfig]).stdout
+    };
+    let found = doctor();
+    for finding in [
+        "kubelet-signer-rbac",
+        "kubelets-two-signers",
+        "controller-manager-no-signer",
+    ] {
+        assert!(!found.contains(finding), "{found}");
+    }
+    let path = format!("{RBAC}/clusterrolebindings/{ROLE}");
+    let (status, body) = cluster.admin().delete(&path);
+    assert_eq!(status, 200, "{body}");
+    let missing = "nodepki.conf is not allowed to sign signers kubernetes.io/kubelet-serving";
+    wait_until("doctor names the missing right", || {
+        let found = doctor();
+        found.contains("kubelet-signer-rbac") && found.contains(missing)
+    });
+    let manifest = "/etc/kubernetes/manifests/kube-controller-manager.yaml";
+    let text = fs::read_to_string(node.path(manifest)).unwrap();
+    let unset = "--cluster-signing-cert-file=";
+    assert!(text.contains(unset), "{text}");
+    node.write(
+        manifest,
+        &text.replace(unset, &format!("{unset}/etc/kubernetes/pki/ca.crt")),
+    );
+    let found = doctor();
+    assert!(found.contains("kubelets-two-signers"), "{found}");
 }
 
 #[test]

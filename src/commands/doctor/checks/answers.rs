@@ -14,6 +14,8 @@ pub(super) struct Answers {
     pub(super) jwks: Option<Value>,
     /// Whether the subject of apiserver-kubelet-client is allowed to access kubelets.
     pub(super) kubelet_client: Option<bool>,
+    /// The rights for kubelets' requests that the subject of nodepki.conf lacks, as `verb resource name`.
+    pub(super) missing_for_kubelets: Vec<String>,
     /// Whether the subject of admin.conf is allowed to do everything.
     pub(super) admin: Option<bool>,
 }

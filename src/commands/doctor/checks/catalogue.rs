@@ -163,6 +163,8 @@ checks! {
         "kube-controller-manager signs nothing, as configured by kubeadm for an external CA: CSRs of kubelets need another signer";
     "controller-manager-token-cleaner", W, static_pods::no_token_cleaner,
         "no controller removes expired bootstrap tokens, so that the Secret kubeadm-certs never expires";
+    "kubelets-two-signers", E, static_pods::two_signers,
+        "kubelets.sign is set, and kube-controller-manager signs the requests of kubelets as well: by other rules, and after a change of CA with another key";
     "controller-manager-signer-files", E, static_pods::signer_files,
         "the signing files of kube-controller-manager do not exist or do not belong together";
     "controller-manager-signer-bundle", E, static_pods::signer_bundle,
@@ -171,6 +173,8 @@ checks! {
         "the address that kube-apiserver advertises is missing in its certificate, or differs from the configuration";
     "kubelet-client-rbac", EI, cluster::kubelet_client,
         "kube-apiserver is not allowed to access kubelets with its certificate: logs, exec and top fail (proven only with --kubeconfig)";
+    "kubelet-signer-rbac", E, cluster::kubelet_signer,
+        "kubelets.sign is set, and nodepki.conf lacks rights that the daemon needs for it (needs --kubeconfig)";
     "admin-rbac", EI, cluster::admin,
         "admin.conf has no rights (proven only with --kubeconfig)";
     "system-masters", EWI, cluster::masters,

@@ -12,6 +12,7 @@ use crate::config::Argument;
 use crate::kube::jwks;
 use crate::kube::names::CertName;
 use crate::kube::paths::SUPER_ADMIN_CONF;
+use crate::kubelets::{KubeletPolicy, rbac};
 use crate::spec::SYSTEM_MASTERS;
 use crate::spec::assess::may_be_in_masters;
 use crate::store::NodeRoot;
@@ -51,10 +52,34 @@ async fn ask_all(api: &Api, picture: &Picture, answers: &mut Answers) -> Result<
         let doing = "reviewing the permissions of apiserver-kubelet-client";
         answers.kubelet_client = answers.take(allowed(api, &review, doing).await)?;
     }
+    if let Some(policy) = &picture.configuration.kubelets {
+        ask_for_kubelet_signer(api, picture, policy, answers).await?;
+    }
     let everything = json!({"verb": "*", "group": "*", "resource": "*"});
     if let Some(review) = review(picture, CertName::AdminConf, everything) {
         let doing = "reviewing the permissions of admin.conf";
         answers.admin = answers.take(allowed(api, &review, doing).await)?;
+    }
+    Ok(())
+}
+
+/// Reviews every right that `config signer-setup kubelets` grants.
+async fn ask_for_kubelet_signer(
+    api: &Api,
+    picture: &Picture,
+    policy: &KubeletPolicy,
+    answers: &mut Answers,
+) -> Result<(), Failure> {
+    for (right, attributes) in rbac::rights(policy) {
+        let Some(review) = review(picture, CertName::NodepkiConf, attributes) else {
+            return Ok(());
+        };
+        let doing = "reviewing the permissions of nodepki.conf";
+        match answers.take(allowed(api, &review, doing).await)? {
+            Some(true) => {}
+            Some(false) => answers.missing_for_kubelets.push(right),
+            None => return Ok(()),
+        }
     }
     Ok(())
 }
@@ -145,6 +170,19 @@ pub(super) fn kubelet_client(picture: &Picture) -> Vec<CheckNote> {
         &groups,
         binding,
     )
+}
+
+pub(super) fn kubelet_signer(picture: &Picture) -> Vec<CheckNote> {
+    let answers = picture.answers.iter();
+    answers
+        .flat_map(|answers| &answers.missing_for_kubelets)
+        .map(|right| {
+            CheckNote::error(
+                format!("nodepki.conf is not allowed to {right}"),
+                "run `nodepki config signer-setup kubelets` and apply its output with kubectl",
+            )
+        })
+        .collect()
 }
 
 pub(super) fn admin(picture: &Picture) -> Vec<CheckNote> {

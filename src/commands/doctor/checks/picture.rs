@@ -18,6 +18,7 @@ use crate::kube::names::{Authority, CertName};
 use crate::kube::paths::{
     BOOTSTRAP_KUBELET_CONF, KUBELET_CONFIGURATION, KUBERNETES_DIR, MANIFESTS_DIR,
 };
+use crate::kubelets::KubeletPolicy;
 use crate::node::status::{self, NodeRole, NodeStatus, Trouble};
 use crate::node::{KubeconfigState, NodeState};
 use crate::signer::SignerKind;
@@ -88,6 +89,8 @@ pub(super) struct Configuration {
     pub(super) local_ca_keys: Vec<String>,
     /// SHA-256 of the public keys that an authority may have; an empty list permits any.
     pub(super) pins: BTreeMap<Authority, Vec<[u8; 32]>>,
+    /// The policy for requests of kubelets, if nodepki signs them.
+    pub(super) kubelets: Option<KubeletPolicy>,
 }
 
 pub(super) struct FoundAuthority {
@@ -382,6 +385,7 @@ impl Configuration {
         };
         read.exposed_secrets = load::exposed_secrets(root, &settings);
         read.local_ca_keys = load::local_ca_keys(root, &settings);
+        read.kubelets = settings.kubelets.sign.then(|| settings.kubelets.clone());
         for authority in Authority::ALL {
             if let Some((name, signer)) = settings.signer_of(authority)
                 && !matches!(signer.kind(), SignerKind::Local | SignerKind::Embedded)

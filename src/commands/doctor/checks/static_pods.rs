@@ -5,11 +5,16 @@ use std::net::{IpAddr, SocketAddr};
 use super::authorities::replaced_authority;
 use super::finding::CheckNote;
 use super::picture::{AuthorityKey, Picture, SignerFiles};
+use crate::kube::manifest::StaticPod;
 use crate::kube::names::{Authority, CertName};
 use crate::spec::assess::Observed;
 
-/// Flag with which kube-controller-manager signs for kubelets even if its general signer is disabled.
-const KUBELET_SIGNER_FLAG: &str = "cluster-signing-kubelet-client-cert-file";
+/// Flags with each of which kube-controller-manager signs requests of kubelets (`pkg/controller/certificates/signer`).
+const SIGNER_FLAGS: [&str; 3] = [
+    "cluster-signing-cert-file",
+    "cluster-signing-kubelet-client-cert-file",
+    "cluster-signing-kubelet-serving-cert-file",
+];
 
 /// Returns the `address:port` that kubeadm recorded when it wrote the manifest.
 pub(super) fn advertised(picture: &Picture) -> Option<&str> {
@@ -31,10 +36,8 @@ pub(super) fn unreadable(picture: &Picture) -> Vec<CheckNote> {
 pub(super) fn no_signer(picture: &Picture) -> Vec<CheckNote> {
     let manifests = picture.controller_manager.iter();
     manifests
-        .filter(|manifest| {
-            let unset = |flag| manifest.flag(flag).is_none_or(str::is_empty);
-            unset("cluster-signing-cert-file") && unset(KUBELET_SIGNER_FLAG)
-        })
+        .filter(|_| picture.configuration.kubelets.is_none())
+        .filter(|manifest| signer_flags(manifest).next().is_none())
         .map(|manifest| {
             CheckNote::info(
                 format!(
@@ -58,6 +61,28 @@ pub(super) fn no_token_cleaner(picture: &Picture) -> Vec<CheckNote> {
                     picture.here(&manifest.path)
                 ),
                 "write --controllers=*,bootstrapsigner,tokencleaner, as kubeadm does, or run nodepki certs expire after each upload",
+            )
+        })
+        .collect()
+}
+
+/// Returns the flags with which kube-controller-manager signs requests of kubelets.
+fn signer_flags(manifest: &StaticPod) -> impl Iterator<Item = (&'static str, &str)> {
+    let flags = SIGNER_FLAGS.into_iter();
+    flags.filter_map(|flag| Some((flag, manifest.flag(flag).filter(|file| !file.is_empty())?)))
+}
+
+pub(super) fn two_signers(picture: &Picture) -> Vec<CheckNote> {
+    if picture.configuration.kubelets.is_none() {
+        return Vec::new();
+    }
+    let manifests = picture.controller_manager.iter();
+    manifests
+        .flat_map(|manifest| signer_flags(manifest).map(move |flag| (manifest, flag)))
+        .map(|(manifest, (flag, file))| {
+            CheckNote::error(
+                format!("{} has --{flag}={file}", picture.here(&manifest.path)),
+                "set this flag and its --cluster-signing-…key-file to an empty value on every control-plane node, as kubeadm writes them with an external CA; or remove kubelets.sign",
             )
         })
         .collect()

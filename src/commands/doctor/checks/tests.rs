@@ -5,7 +5,9 @@ use serde_json::json;
 use super::answers::Answers;
 use super::*;
 use crate::kube::jwks;
+use crate::kube::manifest::StaticPod;
 use crate::kube::names::CertName;
+use crate::kubelets::KubeletPolicy;
 use crate::spec::assess::Observed;
 use crate::x509::{CertificateAuthority, Chain, KeyAlgorithm, PrivateKey, Profile, Sans, Subject};
 
@@ -84,6 +86,39 @@ fn reports_missing_role_binding_by_group_and_answer() {
         found.retain(|one| !known.contains(one));
         let case = format!("{name} {organization:?} {answer:?}");
         assert_eq!(found, Vec::from_iter(expected.map(str::to_owned)), "{case}");
+    }
+}
+
+#[test]
+fn reports_second_signer_for_kubelets() {
+    let manifest = |flags: &[&str]| {
+        let arguments: Vec<String> = flags.iter().map(|flag| format!("--{flag}")).collect();
+        let pod = json!({"spec": {"containers": [{"command": arguments}]}});
+        StaticPod::parse("/m.yaml".into(), pod.to_string().as_bytes()).unwrap()
+    };
+    let external = ["cluster-signing-cert-file=", "cluster-signing-key-file="];
+    let own = ["cluster-signing-kubelet-serving-cert-file=/ca.crt"];
+    for (flags, signs, expected) in [
+        (&external[..], true, None),
+        (&own[..], true, Some("error kubelets-two-signers")),
+        (&own[..], false, None),
+        (
+            &external[..],
+            false,
+            Some("info controller-manager-no-signer"),
+        ),
+    ] {
+        let mut picture = blank();
+        picture.configuration.kubelets = signs.then(KubeletPolicy::default);
+        picture.controller_manager = Some(manifest(flags));
+        let known = found(&blank());
+        let mut found = found(&picture);
+        found.retain(|one| !known.contains(one));
+        assert_eq!(
+            found,
+            Vec::from_iter(expected.map(str::to_owned)),
+            "{flags:?}"
+        );
     }
 }
 
