@@ -63,6 +63,11 @@ const LEASE_DURATION: Duration = Duration::from_secs(10);
 /// Time limit for releasing the Lease when the process stops.
 const MAX_RELEASE_TIME: Duration = Duration::from_secs(3);
 
+/// Name of the log event for each decision about a request.
+pub const DECIDED: &str = "kubelet-request-decided";
+/// Name of the log event for a request that waits.
+pub const WAITS: &str = "kubelet-request-waits";
+
 /// The result of processing a request, for metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KubeletResult {

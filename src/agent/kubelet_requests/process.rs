@@ -196,10 +196,10 @@ impl Signing {
             return;
         }
         tracing::warn!(
+            name: super::WAITS,
             csr = work.name,
             uid = work.uid,
             certificate = work.certificate.as_str(),
-            decision = "waits",
             reason,
             "kubelet request {} waits: {message}",
             work.name
@@ -407,6 +407,7 @@ impl Signing {
     fn audit(&self, request: &CsrObject, decision: &'static str, reason: &str, message: &str) {
         let name = &request.name;
         tracing::info!(
+            name: super::DECIDED,
             csr = name,
             uid = request.uid,
             certificate = request.certificate.as_str(),

@@ -13,11 +13,13 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::registry::LookupSpan;
 
+use crate::agent::kubelet_requests;
+
 macro_rules! catalogue {
-    ($($name:ident: $text:literal, $id:literal;)+) => {
+    ($($name:ident: $text:literal, $id:literal;)+ @agent { $($of_agent:path, $agent_id:literal;)+ }) => {
         $(pub(super) const $name: &str = $text;)+
         /// Names of events with their ids.
-        const CATALOGUE: &[(&str, &str)] = &[$(($text, $id)),+];
+        const CATALOGUE: &[(&str, &str)] = &[$(($text, $id),)+ $(($of_agent, $agent_id)),+];
     };
 }
 
@@ -31,6 +33,11 @@ catalogue! {
     RESTARTED: "component-restarted", "9a0a55b9132940368abe46c5d4d2bdf6";
     ROLLED_BACK: "component-rolled-back", "72b5947491a0497c9db4af9ef36ca91a";
     CLOCK_DOUBTED: "clock-doubted", "00d20d44e2b84a3e9fe51bf6572216f0";
+    // Events that the agent logs itself.
+    @agent {
+        kubelet_requests::DECIDED, "8796509fb10c440ab213b3882c5e8e89";
+        kubelet_requests::WAITS, "570bc14fa5e246599355ed397298e5a1";
+    }
 }
 
 /// Returns the layers that send every event to the journal. A custom field has the same value in all entries of a layer,

@@ -11,6 +11,7 @@ use super::{CLASSES, Metrics, error_labels};
 use crate::agent::kubelet_requests::{KubeletObserver, KubeletResult};
 use crate::agent::{Event, Progress};
 use crate::kube::csr_object::KubeletCertificate;
+use crate::kubelets::RequestReason;
 
 /// Values of the label `result`.
 const RESULTS: [&str; 5] = ["approved", "denied", "failed", "refused", "issued"];
@@ -47,12 +48,22 @@ impl Metrics {
             for result in RESULTS {
                 counts.count(&KUBELET_REQUESTS, recorder.labels(certificate, result), 0);
             }
+            for reason in RequestReason::ALL {
+                counts.count(&KUBELET_REFUSED, refusal_labels(certificate, reason), 0);
+            }
         }
         for class in CLASSES {
             counts.count(&SIGNER_ERRORS, error_labels(signer, class), 0);
         }
         recorder
     }
+}
+
+fn refusal_labels(certificate: KubeletCertificate, reason: RequestReason) -> String {
+    labels(&[
+        ("certificate", certificate.as_str()),
+        ("reason", reason.as_str()),
+    ])
 }
 
 impl KubeletRecorder {
@@ -101,11 +112,7 @@ impl KubeletObserver for KubeletRecorder {
         };
         counts.count(&KUBELET_REQUESTS, self.labels(certificate, label), 1);
         if let Some(reason) = reason {
-            let labels = labels(&[
-                ("certificate", certificate.as_str()),
-                ("reason", reason.as_str()),
-            ]);
-            counts.count(&KUBELET_REFUSED, labels, 1);
+            counts.count(&KUBELET_REFUSED, refusal_labels(certificate, reason), 1);
         }
     }
 
