@@ -9,8 +9,10 @@
 //! | `answers` | a signer that is wrong, slow or down; decisions by hand |
 //! | `crash` | the daemon is killed between request and answer |
 //! | `kinds` | the real servers of other kinds of signers |
+//! | `bench` | a thousand nodes join within a minute, ten thousand hostile requests; `tests/run bench kubelets` |
 
 mod answers;
+mod bench;
 #[cfg(feature = "failpoints")]
 mod crash;
 mod hostile;

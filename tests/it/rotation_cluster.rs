@@ -345,7 +345,9 @@ impl<'a> Daemon<'a> {
     }
 
     fn run(node: &ClusterNode, start: usize, variables: &[(&str, &str)]) -> Server {
-        let mut command = node.command(NODEPKI);
+        // A benchmark runs the program of a release.
+        let program = std::env::var("NODEPKI_BENCH_PROGRAM");
+        let mut command = node.command(program.as_deref().unwrap_or(NODEPKI));
         command.args(["--root", "/", "--verbose", "daemon"]);
         command.envs(variables.iter().copied());
         Server::start(command, &node.dir().join(format!("nodepki-{start}.log")))

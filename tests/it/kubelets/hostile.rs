@@ -77,7 +77,7 @@ impl<'a> Users<'a> {
     }
 }
 
-fn object_of(case: &HostileRequest, prefix: &str) -> Value {
+pub(super) fn object_of(case: &HostileRequest, prefix: &str) -> Value {
     json!({"kind": "CertificateSigningRequest", "apiVersion": "certificates.k8s.io/v1",
         "metadata": {"generateName": prefix},
         "spec": {"signerName": case.signer_name, "request": BASE64.encode(&case.pem),
