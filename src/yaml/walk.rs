@@ -34,6 +34,11 @@ impl Walk {
         self.faults.borrow_mut().push(fault);
     }
 
+    /// Returns whether unknown keys are errors.
+    pub fn is_strict(&self) -> bool {
+        self.strict
+    }
+
     /// Returns every field that was read, with `*` for free names and `[]` for list items.
     pub fn asked(&self) -> Vec<String> {
         self.asked.borrow().iter().cloned().collect()

@@ -502,7 +502,7 @@ fn uploads_with_key_of_init_configuration() {
     );
     first
         .nodepki(&["config", "check", "--kubeadm-config", "/etc/init.yaml"])
-        .says("certificateKey: a certificate key must have 64 hexadecimal digits")
+        .says("certificateKey: is not a certificate key (write the 64 hexadecimal digits")
         .says("nodepki certs key");
 }
 

@@ -511,7 +511,7 @@ fn names_missing_files_and_signers() {
         "exec:/nowhere/sign",
     ])
     .ended(78)
-    .says("the command /nowhere/sign is not run");
+    .says("the command /nowhere/sign does not exist");
     node.run(&[
         "bootstrap",
         "--kubeadm-config",

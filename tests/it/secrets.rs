@@ -67,7 +67,8 @@ fn content(setting: &str) -> String {
 fn node_with(setting: &str, signer: &str) -> Node {
     let node = Node::new();
     node.write(SECRET, content(setting));
-    node.write("/etc/corp/client.crt", "not read");
+    let certificate = fs::read(node.ca().join("ca.crt")).unwrap();
+    node.write("/etc/corp/client.crt", certificate);
     let signer = signer
         .replace("CLOSED", CLOSED_PORT)
         .replace("PIN", PIN)

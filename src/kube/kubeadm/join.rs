@@ -360,8 +360,7 @@ pub(super) fn check_bootstrap_tokens(map: &Map<'_>) {
     }
 }
 
-/// Reads `certificateKey` of an InitConfiguration, or of `controlPlane` of a JoinConfiguration.
-pub(super) fn read_certificate_key(map: &Map<'_>) -> Option<Zeroizing<String>> {
+fn read_certificate_key(map: &Map<'_>) -> Option<Zeroizing<String>> {
     let field = map.get("certificateKey")?;
     let text = field.secret().filter(|text| !text.is_empty())?;
     if text.len() != CERTIFICATE_KEY_DIGITS || !text.bytes().all(|b| b.is_ascii_hexdigit()) {

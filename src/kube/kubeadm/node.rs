@@ -152,8 +152,7 @@ pub(super) fn read_init(map: &Map<'_>, api: ApiVersion, document: FieldPosition)
         map.ignore(&["dryRun", "timeouts"]);
     }
     let (name, kubelet) = read_registration(map, api);
-    let upload_key = join::read_certificate_key(map)
-        .and_then(|text| Some((text.parse().ok()?, map.get("certificateKey")?.spot())));
+    let upload_key = read_upload_key(map);
     NodeDocument {
         document,
         name,
@@ -163,6 +162,20 @@ pub(super) fn read_init(map: &Map<'_>, api: ApiVersion, document: FieldPosition)
         join: None,
         upload_key,
     }
+}
+
+/// Reads `certificateKey`. kubeadm validates it, and only an upload needs it.
+fn read_upload_key(map: &Map<'_>) -> Option<(CertificateKey, FieldPosition)> {
+    let field = map.get("certificateKey")?;
+    let text = field.secret().filter(|text| !text.is_empty())?;
+    let key = text.parse().ok();
+    if key.is_none() {
+        field.refused_by_validation(
+            "is not a certificate key",
+            "write the 64 hexadecimal digits that `nodepki certs key` prints, or remove the field",
+        );
+    }
+    Some((key?, field.spot()))
 }
 
 /// Reads a JoinConfiguration.
