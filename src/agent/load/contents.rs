@@ -103,7 +103,7 @@ fn ca_fault(bytes: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(bytes);
     if text.contains("PRIVATE KEY-----") {
         return Some(format!(
-            "it contains a private key, which no server may have but its own {FIX}"
+            "it contains a private key, which does not belong into this file {FIX}"
         ));
     }
     match Chain::from_pem(bytes) {

@@ -29,7 +29,7 @@ const TOKEN: &str = "vault \"{tokenFile: $D/token}\" \"caFile: $D/server-ca.pem\
 const CA_FILES: &[Situation] = &[
     file("private key",
         "cp ca/ca.key server-ca.pem; chmod 644 server-ca.pem",
-        "signers.corp.vault.tls.caFile: @/server-ca.pem: it contains a private key, which no server may have but its own (put the certificate of the server's CA there, in PEM)",
+        "signers.corp.vault.tls.caFile: @/server-ca.pem: it contains a private key, which does not belong into this file (put the certificate of the server's CA there, in PEM)",
         "cp ca/ca.crt server-ca.pem"),
     file("certificate with its private key",
         "cat ca/ca.crt ca/ca.key > server-ca.pem",
