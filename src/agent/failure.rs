@@ -58,6 +58,12 @@ impl ExitCode {
     }
 }
 
+impl From<ExitCode> for u8 {
+    fn from(code: ExitCode) -> u8 {
+        code as u8
+    }
+}
+
 impl PartialOrd for ExitCode {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))

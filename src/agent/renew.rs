@@ -408,6 +408,7 @@ pub struct RenewalNeed {
     pub reason: String,
     /// When the next renewal is due, if known.
     #[serde(
+        rename = "due",
         with = "time::serde::rfc3339::option",
         skip_serializing_if = "Option::is_none"
     )]

@@ -108,7 +108,7 @@ impl GlobalOptions {
     pub(super) fn print_document(
         &self,
         kind: DocumentKind,
-        code: ExitCode,
+        code: impl Into<u8>,
         closing: &Closing,
         body: &impl Serialize,
         text: impl FnOnce() -> String,
@@ -123,12 +123,12 @@ impl GlobalOptions {
     pub(super) fn print_body(
         &self,
         kind: DocumentKind,
-        code: ExitCode,
+        code: impl Into<u8>,
         closing: &Closing,
         body: &impl Serialize,
         text: impl FnOnce() -> String,
     ) -> Result<ExitCode, Failure> {
-        self.print_either(&Document::new(kind, code, closing, body), text)
+        self.print_either(&Document::new(kind, code.into(), closing, body), text)
     }
 
     /// Prints a value in the format of `-o`, or in `default` if that is a text format.

@@ -202,14 +202,21 @@ fn dry_run(
     global.finish(DocumentKind::Plan, &report, code, next)
 }
 
+/// Returns the exit status for an answer.
+const fn status_of(answer: RenewalVerdict) -> u8 {
+    match answer {
+        RenewalVerdict::Yes => 0,
+        RenewalVerdict::No => 1,
+        RenewalVerdict::Nothing => 2,
+        RenewalVerdict::Unknown => UNKNOWN_STATUS,
+    }
+}
+
 impl NeedsRenewalArgs {
     /// Returns the exit status; a failure is an answer too.
     pub(super) fn run(self, global: &GlobalOptions) -> u8 {
         match self.answer(global) {
-            Ok(RenewalVerdict::Yes) => 0,
-            Ok(RenewalVerdict::No) => 1,
-            Ok(RenewalVerdict::Nothing) => 2,
-            Ok(RenewalVerdict::Unknown) => UNKNOWN_STATUS,
+            Ok(answer) => status_of(answer),
             Err(failure) => {
                 print_failure(&failure);
                 UNKNOWN_STATUS
@@ -235,14 +242,8 @@ impl NeedsRenewalArgs {
             true => print(&format!("{}\n", need.reason)),
             false => {
                 let closing = Closing::default();
-                let code = ExitCode::Done;
-                global.print_document(
-                    DocumentKind::RenewalNeed,
-                    code,
-                    &closing,
-                    &need,
-                    String::new,
-                )
+                let kind = DocumentKind::RenewalNeed;
+                global.print_body(kind, status_of(need.answer), &closing, &need, String::new)
             }
         }?;
         Ok(need.answer)

@@ -122,7 +122,7 @@ fn replaced_texts_of_every_kind_pass_config_check() {
         let ran = init(&node, kind, &[], &["-o", "json"]);
         ran.done();
         let report: Value = serde_json::from_str(&ran.stdout).unwrap();
-        assert_eq!(report["kind"], "InitReport");
+        assert_eq!(report["kind"], "Init");
         let file = Path::new(report["settings"].as_str().unwrap());
         let text = fs::read_to_string(file).unwrap();
         let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();

@@ -26,6 +26,7 @@ mod der_encoding;
 mod discovery;
 mod discovery_cluster;
 mod doctor;
+mod documents;
 mod failures_configuration;
 #[cfg(feature = "failpoints")]
 mod failures_crash;

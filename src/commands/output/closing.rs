@@ -95,74 +95,80 @@ impl fmt::Display for Closing {
     }
 }
 
-/// Rows with the same action for the same reason.
+/// Rows with the same action for the same reasons.
 pub(super) struct RowGroup<'a> {
     pub(super) action: RowAction,
-    /// The reasons that all rows have, in the words of the first row.
+    /// The reasons, in the words of the first row.
     pub(super) reasons: Vec<String>,
     pub(super) rows: Vec<&'a ReportRow>,
 }
 
-/// Groups the rows that have reasons. Reasons that differ only in the name of the row are the same.
+/// What follows a reason that differs in the other rows only by their names.
+const LIKEWISE: &str = ", and likewise for the others";
+
+/// Groups the rows by their reasons. Reasons that differ only in the name of the row are the same; reasons of the same
+/// rows are one group.
 pub(super) fn groups(report: &RunReport) -> Vec<RowGroup<'_>> {
-    let mut groups: Vec<(RowAction, String, Vec<&ReportRow>)> = Vec::new();
+    let mut by_reason: Vec<(RowAction, String, Vec<&ReportRow>)> = Vec::new();
     for row in &report.rows {
-        let Some(first) = row.reasons.first() else {
-            continue;
-        };
-        let first = without_word(first, &row.name);
-        let known = groups
-            .iter_mut()
-            .find(|(action, reason, _)| *action == row.action && *reason == first);
-        match known {
-            Some((.., rows)) => rows.push(row),
-            None => groups.push((row.action, first, vec![row])),
+        for reason in &row.reasons {
+            let general = without_word(reason, &row.name);
+            let known = by_reason
+                .iter_mut()
+                .find(|(action, known, _)| *action == row.action && *known == general);
+            match known {
+                Some((.., rows)) => rows.push(row),
+                None => by_reason.push((row.action, general, vec![row])),
+            }
         }
     }
-    let groups = groups.into_iter();
+    let mut groups: Vec<RowGroup<'_>> = Vec::new();
+    for (action, general, rows) in by_reason {
+        let Some(reason) = in_words_of_first(&general, &rows) else {
+            continue;
+        };
+        let known = groups
+            .iter_mut()
+            .find(|group| group.action == action && has_same_rows(&group.rows, &rows));
+        match known {
+            Some(group) => group.reasons.push(reason),
+            None => groups.push(RowGroup {
+                action,
+                reasons: vec![reason],
+                rows,
+            }),
+        }
+    }
     groups
-        .map(|(action, _, rows)| RowGroup {
-            action,
-            reasons: common_reasons(&rows),
-            rows,
-        })
-        .collect()
 }
 
-/// Returns the reasons of the first row that every row has.
-fn common_reasons(rows: &[&ReportRow]) -> Vec<String> {
-    let Some((first, others)) = rows.split_first() else {
-        return Vec::new();
-    };
-    let reasons = first.reasons.iter();
-    reasons
-        .filter_map(|reason| {
-            let general = without_word(reason, &first.name);
-            let has = |row: &&ReportRow| {
-                let mut reasons = row.reasons.iter();
-                reasons.any(|other| without_word(other, &row.name) == general)
-            };
-            let is_literal = others.iter().all(|row| row.reasons.contains(reason));
-            match others.iter().all(has) {
-                true if is_literal => Some(reason.clone()),
-                true => Some(format!("{reason}, and likewise for the others")),
-                false => None,
-            }
-        })
-        .collect()
+fn in_words_of_first(general: &str, rows: &[&ReportRow]) -> Option<String> {
+    let first = rows.first()?;
+    let mut reasons = first.reasons.iter();
+    let reason = reasons.find(|reason| without_word(reason, &first.name) == general)?;
+    Some(match rows.iter().all(|row| row.reasons.contains(reason)) {
+        true => reason.clone(),
+        false => format!("{reason}{LIKEWISE}"),
+    })
+}
+
+fn has_same_rows(one: &[&ReportRow], other: &[&ReportRow]) -> bool {
+    let mut pairs = one.iter().zip(other);
+    one.len() == other.len() && pairs.all(|(one, other)| std::ptr::eq(*one, *other))
 }
 
 /// Returns whether a reason of a row is one of these common reasons.
 pub(super) fn is_common(reason: &str, row: &ReportRow, group: &RowGroup<'_>) -> bool {
+    is_common_general(&without_word(reason, &row.name), group)
+}
+
+fn is_common_general(general: &str, group: &RowGroup<'_>) -> bool {
     let Some(first) = group.rows.first() else {
         return false;
     };
-    let general = without_word(reason, &row.name);
     let mut common = group.reasons.iter();
     common.any(|text| {
-        let text = text
-            .strip_suffix(", and likewise for the others")
-            .unwrap_or(text);
+        let text = text.strip_suffix(LIKEWISE).unwrap_or(text);
         without_word(text, &first.name) == general
     })
 }
@@ -183,12 +189,12 @@ pub(super) fn sole_group(report: &RunReport) -> Option<RowGroup<'_>> {
         true => is_problem(action),
         false => action == RowAction::HeldBack,
     };
-    let groups = groups(report).into_iter();
-    let mut groups = groups.filter(|group| counts(group.action));
-    let group = groups.next().filter(|group| !group.reasons.is_empty())?;
-    let is_only = groups.next().is_none();
-    let covers_all = rows().filter(|row| counts(row.action)).count() == group.rows.len();
-    (is_only && covers_all).then_some(group)
+    let all: Vec<&ReportRow> = rows().filter(|row| counts(row.action)).collect();
+    let first = all.first()?;
+    let first_reason = without_word(first.reasons.first()?, &first.name);
+    groups(report)
+        .into_iter()
+        .find(|group| has_same_rows(&group.rows, &all) && is_common_general(&first_reason, group))
 }
 
 #[cfg(test)]
@@ -255,6 +261,24 @@ mod tests {
         assert_eq!(closing(vec![]), "nothing to do; next: nodepki bootstrap");
     }
 
+    /// A note that all rows have is not the cause of their failures.
+    #[test]
+    fn names_no_cause_for_failures_with_different_causes() {
+        let failed = |name: &str, reason: &str| ReportRow {
+            reasons: vec![reason.to_owned(), "the old one is valid".to_owned()],
+            ..row(name, RowAction::Failed, "")
+        };
+        let report = RunReport {
+            rows: vec![failed("a", "no route"), failed("b", "bad request")],
+            ..RunReport::default()
+        };
+        assert_eq!(sole_cause(&report), None);
+        let shared = groups(&report)
+            .into_iter()
+            .find(|group| group.rows.len() == 2);
+        assert_eq!(shared.unwrap().reasons, ["the old one is valid"]);
+    }
+
     #[test]
     fn keeps_reasons_of_single_rows() {
         let mut first = row("a", RowAction::Failed, "signer is down");
@@ -265,8 +289,10 @@ mod tests {
             ..RunReport::default()
         };
         let groups = groups(&report);
-        assert_eq!(groups.len(), 1);
         assert_eq!(groups[0].reasons, ["signer is down"]);
+        assert_eq!(groups[0].rows.len(), 2);
+        assert_eq!(groups[1].reasons, ["a can be omitted"]);
+        assert_eq!(sole_cause(&report).as_deref(), Some("signer is down"));
         assert!(is_common("signer is down", &first, &groups[0]));
         assert!(!is_common("a can be omitted", &first, &groups[0]));
     }

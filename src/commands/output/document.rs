@@ -9,7 +9,7 @@ use serde::Serialize;
 use time::OffsetDateTime;
 
 use super::closing::Closing;
-use crate::agent::{ExitCode, RunReport};
+use crate::agent::RunReport;
 use crate::config::API_VERSION;
 
 /// What a document describes.
@@ -76,14 +76,14 @@ pub(super) struct Document<'a, T> {
 impl<'a, T: Serialize> Document<'a, T> {
     pub(super) fn new(
         kind: DocumentKind,
-        code: ExitCode,
+        exit_code: u8,
         closing: &'a Closing,
         body: &'a T,
     ) -> Document<'a, T> {
         Document {
             api_version: API_VERSION,
             kind,
-            exit_code: code as u8,
+            exit_code,
             counts: closing.counts(),
             cause: closing.cause(),
             next: closing.next(),

@@ -11,8 +11,9 @@ use crate::kube::names::CertName;
 const FIRST_LINES: [Duration; 3] = [
     Duration::from_secs(10),
     Duration::from_secs(30),
-    Duration::from_secs(60),
+    LAST_FIRST_LINE,
 ];
+const LAST_FIRST_LINE: Duration = Duration::from_secs(60);
 const LINE_INTERVAL: Duration = Duration::from_secs(5 * 60);
 
 /// How to leave, and what follows.
@@ -100,8 +101,8 @@ impl ProgressState {
     pub(super) fn due_line(&mut self, elapsed: Duration) -> Option<String> {
         let place = usize::try_from(self.lines).unwrap_or(usize::MAX);
         let due = FIRST_LINES.get(place).copied().unwrap_or_else(|| {
-            let more = self.lines.saturating_sub(FIRST_LINES.len() as u32 - 1);
-            FIRST_LINES[FIRST_LINES.len() - 1] + LINE_INTERVAL * more
+            let more = self.lines.saturating_sub(FIRST_LINES.len() as u32);
+            LAST_FIRST_LINE + LINE_INTERVAL * (more + 1)
         });
         if elapsed < due {
             return None;

@@ -72,7 +72,7 @@ pub(super) fn rows_text(
     for group in &shared {
         let is_sole = sole
             .as_ref()
-            .is_some_and(|sole| std::ptr::eq(first(sole), first(group)));
+            .is_some_and(|sole| sole.reasons == group.reasons);
         if !is_sole {
             let names = group.rows.iter().map(|row| &row.name);
             text.push_str(&format!(
@@ -88,13 +88,6 @@ pub(super) fn rows_text(
         text.push_str(&format!("note: {}\n", note.replace('\n', "\n      ")));
     }
     text
-}
-
-fn first<'a>(group: &RowGroup<'a>) -> *const ReportRow {
-    group
-        .rows
-        .first()
-        .map_or(std::ptr::null(), |row| std::ptr::from_ref(*row))
 }
 
 /// Returns the indented lines below a row, apart from its reasons.
