@@ -83,6 +83,7 @@ mod runbook;
 mod running;
 mod secrets;
 mod servers;
+mod sessions;
 mod signer_bad;
 mod signer_cert_manager;
 mod signer_cfssl;
