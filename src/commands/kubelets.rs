@@ -1,5 +1,6 @@
 //! `nodepki kubelets`.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use clap::{Args, Subcommand};
@@ -7,7 +8,7 @@ use serde::Serialize;
 use time::OffsetDateTime;
 
 use super::options::{GlobalOptions, SourceOptions};
-use super::output::{print, table};
+use super::output::{Closing, DocumentKind, ListBody, table};
 use super::{now, runtime};
 use crate::agent::kubelet_requests::{HandDecision, ListedRequest, RequestDesk};
 use crate::agent::load::{self, KubeconfigFile};
@@ -99,8 +100,7 @@ impl KubeletsCommand {
                     let desk = access.desk(global)?;
                     desk.list().await
                 })?;
-                let shown: Vec<ShownRequest<'_>> = requests.iter().map(Into::into).collect();
-                global.print_either(&shown, || as_table(&requests, now()))
+                print_requests(global, &requests, || as_table(&requests, now()))
             }
             KubeletsCommand::Approve { name, access } => {
                 access.decide(global, &name, HandDecision::Approve)
@@ -140,24 +140,39 @@ impl AccessOptions {
             HandDecision::Approve => "approved",
             HandDecision::Deny(_) => "denied",
         };
-        match global.output.is_text() {
-            true => print(&format!("{name}: {done} ({})\n", decided.requester)),
-            false => {
-                let after = ListedRequest {
-                    state: done,
-                    finding: None,
-                    ..decided
-                };
-                global.print_value(&ShownRequest::from(&after), global.output)
-            }
-        }
+        let text = format!("{name}: {done} ({})\n", decided.requester);
+        let after = ListedRequest {
+            state: done,
+            finding: None,
+            ..decided
+        };
+        print_requests(global, &[after], || text)
     }
+}
+
+/// Prints `text` and the number of requests in each state, or the document.
+fn print_requests(
+    global: &GlobalOptions,
+    requests: &[ListedRequest],
+    text: impl FnOnce() -> String,
+) -> Result<ExitCode, Failure> {
+    let mut states: BTreeMap<&'static str, usize> = BTreeMap::new();
+    for request in requests {
+        *states.entry(request.state).or_default() += 1;
+    }
+    let closing = states.into_iter().fold(
+        Closing::default().or_nothing("no kubelet has requested a certificate"),
+        |closing, (state, count)| closing.count(count, state, state),
+    );
+    let shown: Vec<ShownRequest<'_>> = requests.iter().map(Into::into).collect();
+    let (kind, body) = (DocumentKind::KubeletRequests, ListBody { items: &shown });
+    global.print_document(kind, ExitCode::Done, &closing, &body, text)
 }
 
 /// Returns the requests as a table, with the finding below its row.
 fn as_table(requests: &[ListedRequest], now: OffsetDateTime) -> String {
     if requests.is_empty() {
-        return "no kubelet has requested a certificate\n".to_owned();
+        return String::new();
     }
     let rows = requests.iter().map(|request| {
         let cells = vec![

@@ -5,10 +5,10 @@ use serde::Serialize;
 
 use super::now;
 use super::options::{GlobalOptions, SourceOptions};
-use super::output::{print_warnings, table};
+use super::output::{Closing, DocumentKind, print_warnings, text_style};
 use crate::agent::{ExitCode, Failure};
-use crate::config::API_VERSION;
 use crate::spec::compliance::{self, FoundKey, KeyUse, KeyVerdict};
+use crate::table::{Cell, Emphasis, Table};
 
 #[derive(Debug, Subcommand)]
 pub(super) enum PolicyCommand {
@@ -26,11 +26,9 @@ pub(super) struct CheckArgs {
     sources: SourceOptions,
 }
 
+/// The body of the document.
 #[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct PolicyReport {
-    api_version: &'static str,
-    kind: &'static str,
+struct PolicyBody {
     keys: Vec<PolicyRow>,
     warnings: Vec<String>,
 }
@@ -56,17 +54,29 @@ impl PolicyCommand {
         let loaded = global.load_running(&arguments.sources.inputs(global)?)?;
         print_warnings(&loaded.warnings);
         let keys = loaded.setup.survey_of(&loaded.state, now())?.key_uses();
-        let report = PolicyReport {
-            api_version: API_VERSION,
-            kind: "PolicyReport",
+        let body = PolicyBody {
             keys: keys.iter().map(row).collect(),
             warnings: compliance::warnings(&keys),
         };
-        global.print_either(&report, || text(&report))?;
-        match report.keys.iter().any(|row| row.verdict.is_violation()) {
-            true => Ok(ExitCode::Refused),
-            false => Ok(ExitCode::Done),
-        }
+        let count = |wanted: fn(KeyVerdict) -> bool| {
+            let verdicts = body.keys.iter().map(|row| row.verdict);
+            verdicts.filter(|verdict| wanted(*verdict)).count()
+        };
+        let violations = count(KeyVerdict::is_violation);
+        let complying = count(|verdict| verdict == KeyVerdict::Compliant);
+        let next =
+            "nodepki plan shows what a renewal changes; a CA is replaced with nodepki authority";
+        let closing = Closing::default()
+            .or_nothing("no keys")
+            .count(violations, "notCompliant", "not compliant")
+            .count(complying, "compliant", "compliant")
+            .then((violations > 0).then(|| next.to_owned()));
+        let code = match violations {
+            0 => ExitCode::Done,
+            _ => ExitCode::Refused,
+        };
+        global.print_document(DocumentKind::Policy, code, &closing, &body, || text(&body))?;
+        Ok(code)
     }
 }
 
@@ -83,40 +93,26 @@ fn row(key: &KeyUse) -> PolicyRow {
     }
 }
 
-fn text(report: &PolicyReport) -> String {
-    let cells = report.keys.iter().map(|row| {
+fn text(body: &PolicyBody) -> String {
+    let headings = ["NAME", "CATEGORY", "REQUIRED KEY", "KEY", "VERDICT"];
+    let mut table = Table::new(&headings);
+    for row in &body.keys {
+        let emphasis = match row.verdict.is_violation() {
+            true => Emphasis::Error,
+            false => Emphasis::Plain,
+        };
         let cells = vec![
-            row.name.clone(),
-            or_dash(row.category),
-            or_dash(row.required.as_deref()),
-            or_dash(row.found.as_deref()),
-            row.verdict.to_string(),
+            Cell::new(&row.name),
+            Cell::optional(row.category),
+            Cell::optional(row.required.as_deref()),
+            Cell::optional(row.found.as_deref()),
+            Cell::state(row.verdict.as_str(), emphasis),
         ];
-        (cells, Vec::new())
-    });
-    let header = ["NAME", "CATEGORY", "REQUIRED KEY", "KEY", "VERDICT"];
-    let mut text = table::aligned(&header, cells.collect());
-    for warning in &report.warnings {
+        table.push(cells, Vec::new());
+    }
+    let mut text = table.render(text_style());
+    for warning in &body.warnings {
         text.push_str(&format!("warning: {warning}\n"));
     }
-    let violations: Vec<&str> = report
-        .keys
-        .iter()
-        .filter(|row| row.verdict.is_violation())
-        .map(|row| row.name.as_str())
-        .collect();
-    text.push_str(&match violations.is_empty() {
-        true => "every key complies with the policy\n".to_owned(),
-        false => format!(
-            "{} of {} keys do not comply: {}; next: nodepki plan (certificates are renewed with the required key, a CA is replaced with nodepki authority)\n",
-            violations.len(),
-            report.keys.len(),
-            violations.join(", ")
-        ),
-    });
     text
-}
-
-fn or_dash(text: Option<&str>) -> String {
-    text.unwrap_or("-").to_owned()
 }

@@ -134,7 +134,7 @@ fn without_scratch(text: &str) -> String {
 
 /// Verifies one document, and compares it with the recorded one.
 #[track_caller]
-fn verify(name: &str, ran: &Ran) -> Value {
+pub(crate) fn verify(name: &str, ran: &Ran) -> Value {
     let document: Value = serde_json::from_str(&ran.stdout)
         .unwrap_or_else(|error| panic!("{name}: {error}\n{}", ran.said()));
     assert_eq!(document["apiVersion"], "nodepki.io/v1alpha1");
@@ -224,6 +224,7 @@ fn documents_of_a_node_from_plan_to_renewal() {
     );
     verify("renewal", &renewed);
     verify("doctor", &json(&node, &["doctor"]));
+    verify("policy", &json(&node, &["policy", "check"]));
     verify("doctor-checks", &json(&node, &["doctor", "--list"]));
     node.signer_does("all", "denied");
     let denied = json(

@@ -342,8 +342,8 @@ fn daemon_signs_for_kubelets_of_a_cluster_without_ca_keys() {
     verify(node, &issued, &names);
 
     let listed = node.nodepki(&["kubelets", "list", "-o", "json"]);
-    let listed: Value = serde_json::from_str(&listed.done().stdout).unwrap();
-    let states: Vec<&str> = listed
+    let listed = crate::documents::verify("kubelet-requests", listed.done());
+    let states: Vec<&str> = listed["items"]
         .as_array()
         .unwrap()
         .iter()

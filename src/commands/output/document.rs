@@ -31,6 +31,8 @@ pub(in super::super) enum DocumentKind {
     DoctorChecks,
     /// `preflight`.
     Preflight,
+    /// `policy check`.
+    Policy,
     /// `crl`.
     RevocationLists,
     /// `csr export`.
@@ -41,6 +43,8 @@ pub(in super::super) enum DocumentKind {
     CertsDownload,
     /// `certs upload`.
     CertsUpload,
+    /// `kubelets list`, `approve` and `deny`.
+    KubeletRequests,
     /// `authority stage`, `activate` and `retire`.
     AuthorityStep,
     /// `authority status`.

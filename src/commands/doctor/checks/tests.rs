@@ -92,7 +92,8 @@ fn reports_missing_role_binding_by_group_and_answer() {
 #[test]
 fn reports_second_signer_for_kubelets() {
     let manifest = |flags: &[&str]| {
-        let arguments: Vec<String> = flags.iter().map(|flag| format!("--{flag}")).collect();
+        let flags = flags.iter().chain(&["controllers=*,tokencleaner"]);
+        let arguments: Vec<String> = flags.map(|flag| format!("--{flag}")).collect();
         let pod = json!({"spec": {"containers": [{"command": arguments}]}});
         StaticPod::parse("/m.yaml".into(), pod.to_string().as_bytes()).unwrap()
     };
