@@ -13,9 +13,7 @@ fn check(node: &Node, settings: &str) -> Ran {
 #[test]
 fn compares_every_key_with_policy() {
     let node = Node::bootstrapped();
-    check(&node, "")
-        .done()
-        .says("12 compliant");
+    check(&node, "").done().says("12 compliant");
 
     // The CAs and the keys of this node are ECDSA-P256.
     let ran = check(
