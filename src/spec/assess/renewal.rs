@@ -194,7 +194,7 @@ fn held_back(
             _ => "",
         };
         let why = format!(
-            "renewed {} ago, tried again after {}{now_instead}",
+            "renewed {} ago, not renewed again before {}{now_instead}",
             length_in_words(now - life.issued_at),
             rfc3339(cools_until)
         );
