@@ -138,10 +138,7 @@ async fn configured(root: &NodeRoot, loaded: &Loaded) -> Vec<PreflightCheck> {
 /// Returns what to do after successful checks.
 fn next(root: &NodeRoot, loaded: &Loaded, bootstrap: &str) -> Option<String> {
     let survey = loaded.setup.survey(root, now()).ok()?;
-    Some(match survey.is_settled() {
-        true => return None,
-        false => bootstrap.to_owned(),
-    })
+    (!survey.is_settled()).then(|| bootstrap.to_owned())
 }
 
 fn configuration(root: &NodeRoot, loaded: &Loaded) -> Vec<PreflightCheck> {

@@ -170,6 +170,14 @@ impl<'a> Field<'a> {
         }
     }
 
+    /// Returns the value of a scalar as it is written, whatever its type, as text that no message may repeat.
+    pub fn scalar_secret(&self) -> Option<Zeroizing<String>> {
+        match &self.node.kind {
+            NodeKind::Scalar(scalar) => Some(scalar.text.clone()),
+            _ => None,
+        }
+    }
+
     /// Returns the value as text that no message may repeat, or reports a fault.
     pub fn secret(&self) -> Option<Zeroizing<String>> {
         let NodeKind::Scalar(scalar) = &self.node.kind else {

@@ -24,8 +24,8 @@ pub(in super::super) enum RowDetail {
 
 /// Returns a report as a table that fits the terminal.
 pub(in super::super) fn render(report: &RunReport, detail: RowDetail) -> String {
-    let closing = Closing::of_run(report, None);
-    rows_text(report, detail, &closing, text_style())
+    // Without a closing line, every cause is part of its row.
+    rows_text(report, detail, &Closing::default(), text_style())
 }
 
 /// Returns the rows and notes of a report. A cause that the closing line names is left out.

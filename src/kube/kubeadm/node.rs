@@ -164,11 +164,14 @@ pub(super) fn read_init(map: &Map<'_>, api: ApiVersion, document: FieldPosition)
     }
 }
 
-/// Reads `certificateKey`. kubeadm validates it, and only an upload needs it.
+/// Reads `certificateKey`. kubeadm validates it; a run that does not upload works with any value.
 fn read_upload_key(map: &Map<'_>) -> Option<(CertificateKey, FieldPosition)> {
     let field = map.get("certificateKey")?;
-    let text = field.secret().filter(|text| !text.is_empty())?;
-    let key = text.parse().ok();
+    let text = field.scalar_secret();
+    if text.as_ref().is_some_and(|text| text.is_empty()) {
+        return None;
+    }
+    let key = text.and_then(|text| text.parse().ok());
     if key.is_none() {
         field.refused_by_validation(
             "is not a certificate key",

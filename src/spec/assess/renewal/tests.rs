@@ -125,7 +125,9 @@ fn decides_by_action_age_and_demand() {
             &always,
             RenewalCause::Due,
             ISSUED + time::Duration::minutes(12),
-            kept("SAN DNS:b is missing; renewed 12m ago, not renewed again before 2026-01-01T01:00:00Z"),
+            kept(
+                "SAN DNS:b is missing; renewed 12m ago, not renewed again before 2026-01-01T01:00:00Z",
+            ),
             Some(datetime!(2026-01-01 01:00 UTC)),
         ),
         (
