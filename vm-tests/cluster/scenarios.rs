@@ -81,6 +81,7 @@ pub(crate) const ALL: &[Spec] = &[
             WORKER,
             Scenario { when: When::Always, ..RENEWAL },
             long("kubelets", "a worker joins by kubeadm without nodepki; the control-plane nodes sign for its kubelet", kubelets::plain_worker),
+            long("kubelet-rotation", "the kubelet of such a worker renews both certificates; the signer is away at first", kubelets::rotation_by_kubelet),
             long("versions", "kubeadm and kubelet of 1.31 to 1.36 accept the files of nodepki", versions::all),
             long("cut-in-lease", "a power cut on the node that holds the Lease; the others proceed", rotation::cut_in_lease),
             long("reset", "kubeadm reset, and the machine joins again", machines::reset),

@@ -1,6 +1,7 @@
 //! Workers that join by `kubeadm join` without nodepki, while nodepki on the control-plane nodes signs the requests of
 //! their kubelets.
 
+use std::thread::sleep;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -14,6 +15,12 @@ const WORKER: &str = "w2";
 const SETTINGS: &str = "/etc/nodepki/config.d/50-kubelets.yaml";
 const SERVING: &str = "kubernetes.io/kubelet-serving";
 const CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
+/// Kubernetes' shortest lifetime of a requested certificate (`spec.expirationSeconds`).
+const SHORT_LIFETIME: &str = "10m";
+/// Seconds within which a kubelet renews such a certificate: at 70 to 90 % of its lifetime.
+const ROTATION: u64 = 600;
+/// Time for which the signer is away when the kubelet requests a certificate.
+const OUTAGE: Duration = Duration::from_secs(40);
 /// Time within which a follower must sign for a leader that has vanished.
 const TAKEOVER: Duration = Duration::from_secs(15);
 
@@ -22,14 +29,7 @@ pub(crate) fn plain_worker(cluster: &mut Cluster) {
     start_signing(cluster, &servers, "");
     request_serving_certificates(cluster);
 
-    let secrets = cluster.secrets();
-    let user_data = user_data::plain_worker(cluster, &secrets.token);
-    let version = cluster.spec.version;
-    cluster.boot_with(version, WORKER, Role::Worker, user_data);
-    let node = cluster.node(WORKER);
-    node.machine.until("test -e /root/joined", 120);
-    node.done("! command -v nodepki");
-    checks::ready(cluster);
+    join_worker(cluster);
     for signer_name in [CLIENT, SERVING] {
         let requests = requests_of_worker(cluster, signer_name);
         let [request] = requests.as_slice() else {
@@ -46,12 +46,84 @@ pub(crate) fn plain_worker(cluster: &mut Cluster) {
     verify_kubelet_by_api_server(cluster, servers[0]);
     rotate(cluster, &servers);
     lose_leader(cluster, &servers);
+    remove_worker(cluster, &servers);
+}
 
+/// A kubelet renews both certificates near the end of their lifetime, also if the signer is away when it requests them.
+pub(crate) fn rotation_by_kubelet(cluster: &mut Cluster) {
+    let servers = cluster.names(Role::ControlPlane);
+    start_signing(cluster, &servers, &format!(", lifetime: {SHORT_LIFETIME}"));
+    request_serving_certificates(cluster);
+    join_worker(cluster);
+    let before = certificates_of_worker(cluster);
+    let requests = |cluster: &Cluster| {
+        requests_of_worker(cluster, CLIENT).len() + requests_of_worker(cluster, SERVING).len()
+    };
+    let first = requests(cluster);
+    cluster.authorities.set_away(true);
+    cluster.until(
+        "the kubelet requests a new certificate",
+        ROTATION,
+        |cluster| match requests(cluster) > first {
+            true => Ok(()),
+            false => Err(format!("{first} requests")),
+        },
+    );
+    sleep(OUTAGE);
+    let during = certificates_of_worker(cluster);
+    assert_eq!(during, before, "without the signer nothing changes");
+    cluster.authorities.set_away(false);
+    cluster.until(
+        "the kubelet uses two new certificates",
+        ROTATION,
+        |cluster| {
+            let now = certificates_of_worker(cluster);
+            match now[0] != before[0] && now[1] != before[1] {
+                true => Ok(()),
+                false => Err(format!("{now:?}")),
+            }
+        },
+    );
+    verify_identity(cluster);
+    checks::ready(cluster);
+    cluster.say(&format!(
+        "the kubelet of {WORKER} has renewed both certificates"
+    ));
+    remove_worker(cluster, &servers);
+}
+
+/// Boots a worker without nodepki, which joins.
+fn join_worker(cluster: &mut Cluster) {
+    let secrets = cluster.secrets();
+    let user_data = user_data::plain_worker(cluster, &secrets.token);
+    let version = cluster.spec.version;
+    cluster.boot_with(version, WORKER, Role::Worker, user_data);
+    let node = cluster.node(WORKER);
+    node.machine.until("test -e /root/joined", 120);
+    node.done("! command -v nodepki");
+    checks::ready(cluster);
+}
+
+fn remove_worker(cluster: &mut Cluster, servers: &[&str]) {
     cluster
         .kubectl(servers[0], &format!("delete node {WORKER}"))
         .unwrap();
     cluster.switch_off(WORKER);
-    stop_signing(cluster, &servers);
+    stop_signing(cluster, servers);
+}
+
+/// SHA-256 of the worker's client certificate on disk, and of the serving certificate that it presents.
+fn certificates_of_worker(cluster: &mut Cluster) -> [String; 2] {
+    let address = address(WORKER);
+    let presented = format!("openssl s_client -connect {address}:10250 </dev/null 2>/dev/null");
+    let digest = "openssl x509 -noout -fingerprint -sha256";
+    let node = cluster.node(WORKER);
+    [
+        node.done(&format!(
+            "{digest} -in /var/lib/kubelet/pki/kubelet-client-current.pem"
+        )),
+        node.done(&format!("{presented} | {digest}")),
+    ]
 }
 
 /// Configures the control-plane nodes to sign, grants the rights, and replaces the timer by the daemon.
@@ -88,6 +160,7 @@ fn stop_signing(cluster: &mut Cluster, servers: &[&str]) {
 fn request_serving_certificates(cluster: &mut Cluster) {
     cluster.node("cp1").done(
         "export KUBECONFIG=/etc/kubernetes/admin.conf
+         kubectl --namespace kube-system get configmap kubelet-config -o yaml | grep -q serverTLSBootstrap ||
          kubectl --namespace kube-system get configmap kubelet-config -o yaml |
            sed 's/^\\( *\\)rotateCertificates: true/&\\n\\1serverTLSBootstrap: true/' | kubectl apply -f - 2>/dev/null
          kubectl --namespace kube-system get configmap kubelet-config -o yaml | grep -q serverTLSBootstrap",
@@ -182,9 +255,9 @@ fn verify_kubelet_by_api_server(cluster: &mut Cluster, server: &'static str) {
     ));
 }
 
-/// Certificates with a short lifetime: the kubelet renews both, and uses the new ones.
+/// A certificate with a short lifetime, which the kubelet requests as soon as it finds none.
 fn rotate(cluster: &mut Cluster, servers: &[&'static str]) {
-    start_signing(cluster, servers, ", lifetime: 10m");
+    start_signing(cluster, servers, &format!(", lifetime: {SHORT_LIFETIME}"));
     let before = (
         requests_of_worker(cluster, CLIENT).len(),
         requests_of_worker(cluster, SERVING).len(),
