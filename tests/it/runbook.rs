@@ -251,7 +251,7 @@ fn renews_expired_node_offline_without_signer() {
         )],
     );
     snapshot.unchanged(&node.etc());
-    let next = "nodepki csr import --root /mnt /media/usb/cp1";
+    let next = "nodepki csr import /media/usb/cp1 --root /mnt";
     follow(
         &node,
         4,

@@ -912,7 +912,10 @@ fn waits_over_runs_until_request_is_denied() {
     let certname = format!("etcd-peer.cp1.{}", rig.tag);
     ran.ended(75)
         .row_says("etcd-peer", "Requesting")
-        .says(&format!("puppetserver ca sign --certname {certname}"));
+        .says(&format!(
+            "puppetserver ca sign --certname front-proxy-client.cp1.{}, and likewise for the others",
+            rig.tag
+        ));
     assert_eq!(rig.sent().len(), 5);
     node.ask().ended(75);
     node.ask().ended(75);
@@ -987,7 +990,10 @@ fn waits_for_removal_of_certificate_of_another_key() {
     node.ask().done();
     let before = node.key_in_place(CertName::EtcdPeer);
     node.configure(&INIT.replace("ECDSA-P256", "ECDSA-P384"));
-    let clean = format!("puppetserver ca clean --certname etcd-peer.cp1.{}", rig.tag);
+    let clean = format!(
+        "puppetserver ca clean --certname etcd-server.cp1.{}",
+        rig.tag
+    );
     for _ in 0..2 {
         node.ask()
             .ended(65)

@@ -3,8 +3,10 @@
 //! An entry contains no content of the object, which is read again before it is judged: memory depends on the number of
 //! unfinished requests only, whatever their size is.
 //!
-//! A request whose object is deleted or decided by another user is processed once more:
-//! what the signer and this node keep about it must be removed.
+//! Users take turns, so that thousands of requests of one node do not delay those of the others.
+//!
+//! A request whose object is deleted or decided by another user is processed once more: what the signer and this node keep
+//! about it must be removed.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::time::Duration;
@@ -21,14 +23,47 @@ const FINISHED_MEMORY: Duration = Duration::from_secs(60);
 #[derive(Default)]
 pub(super) struct RequestQueue {
     entries: BTreeMap<String, Entry>,
-    /// UIDs to be processed, oldest first. An entry may have left the state `Ready` meanwhile.
-    ready: VecDeque<String>,
+    /// UIDs to be processed. An entry may have left the state `Ready` meanwhile.
+    ready: ReadyQueue,
     finished: VecDeque<(Instant, String)>,
     finished_uids: HashSet<String>,
 }
 
+/// UIDs by the user that sent the request: each user's oldest first, one of each user in turn.
+#[derive(Default)]
+struct ReadyQueue {
+    by_user: BTreeMap<String, VecDeque<String>>,
+    /// The users with a UID, in the order of their turns.
+    turns: VecDeque<String>,
+}
+
+impl ReadyQueue {
+    fn push(&mut self, user: &str, uid: &str) {
+        if let Some(uids) = self.by_user.get_mut(user) {
+            uids.push_back(uid.to_owned());
+            return;
+        }
+        let uids = VecDeque::from([uid.to_owned()]);
+        self.by_user.insert(user.to_owned(), uids);
+        self.turns.push_back(user.to_owned());
+    }
+
+    fn pop(&mut self) -> Option<String> {
+        let user = self.turns.pop_front()?;
+        let uids = self.by_user.get_mut(&user)?;
+        let uid = uids.pop_front();
+        match uids.is_empty() {
+            true => drop(self.by_user.remove(&user)),
+            false => self.turns.push_back(user),
+        }
+        uid
+    }
+}
+
 struct Entry {
     name: String,
+    /// The user that sent the request; empty if only a record exists.
+    user: String,
     version: String,
     certificate: KubeletCertificate,
     attempts: Attempts,
@@ -40,14 +75,27 @@ struct Entry {
 }
 
 impl Entry {
+    fn new(name: &str, certificate: KubeletCertificate) -> Entry {
+        Entry {
+            name: name.to_owned(),
+            user: String::new(),
+            version: String::new(),
+            certificate,
+            attempts: Attempts::default(),
+            state: QueueState::Ready,
+            reported: None,
+            is_listed: true,
+        }
+    }
+
     /// Ends a wait; a request that is being processed is processed again.
-    fn wake(&mut self, uid: &str, ready: &mut VecDeque<String>) {
+    fn wake(&mut self, uid: &str, ready: &mut ReadyQueue) {
         match &mut self.state {
             QueueState::Ready => {}
             QueueState::Running { again } => *again = true,
             QueueState::Waiting(_) => {
                 self.state = QueueState::Ready;
-                ready.push_back(uid.to_owned());
+                ready.push(&self.user, uid);
             }
         }
     }
@@ -123,10 +171,14 @@ impl RequestQueue {
             return;
         }
         let Some(entry) = self.entries.get_mut(&object.uid) else {
-            self.insert(&object.uid, &object.name, object.certificate);
-            if let Some(entry) = self.entries.get_mut(&object.uid) {
-                entry.version.clone_from(&object.resource_version);
-            }
+            self.add(
+                object.uid.clone(),
+                Entry {
+                    user: object.requester.username.clone(),
+                    version: object.resource_version.clone(),
+                    ..Entry::new(&object.name, object.certificate)
+                },
+            );
             return;
         };
         entry.is_listed = true;
@@ -138,17 +190,12 @@ impl RequestQueue {
 
     /// Adds a request of which only a record exists: its object ended while another node was the leader.
     pub(super) fn insert(&mut self, uid: &str, name: &str, certificate: KubeletCertificate) {
-        self.ready.push_back(uid.to_owned());
-        let entry = Entry {
-            name: name.to_owned(),
-            version: String::new(),
-            certificate,
-            attempts: Attempts::default(),
-            state: QueueState::Ready,
-            reported: None,
-            is_listed: true,
-        };
-        self.entries.insert(uid.to_owned(), entry);
+        self.add(uid.to_owned(), Entry::new(name, certificate));
+    }
+
+    fn add(&mut self, uid: String, entry: Entry) {
+        self.ready.push(&entry.user, &uid);
+        self.entries.insert(uid, entry);
     }
 
     /// Processes an object that was deleted or decided by another user.
@@ -173,7 +220,7 @@ impl RequestQueue {
     /// Returns the next request to be processed.
     pub(super) fn take(&mut self, now: Instant) -> Option<Work> {
         self.wake(now);
-        while let Some(uid) = self.ready.pop_front() {
+        while let Some(uid) = self.ready.pop() {
             let Some(entry) = self.entries.get_mut(&uid) else {
                 continue;
             };
@@ -207,7 +254,7 @@ impl RequestQueue {
             (WorkResult::Wait { attempts, .. }, QueueState::Running { again: true }) => {
                 entry.attempts = attempts;
                 entry.state = QueueState::Ready;
-                self.ready.push_back(work.uid.clone());
+                self.ready.push(&entry.user, &work.uid);
             }
             (WorkResult::Wait { wait, attempts }, _) => {
                 entry.attempts = attempts;
@@ -318,6 +365,26 @@ mod tests {
         }
         assert_eq!(names(&mut queue, now), ["b", "a"]);
         assert_eq!(queue.unfinished(SERVING), 2);
+    }
+
+    #[test]
+    fn serves_users_in_turn() {
+        let (mut queue, now) = (RequestQueue::default(), Instant::now());
+        let of = |user: &str, name: &str| {
+            let mut object = object(name, "1");
+            object.requester.username = user.to_owned();
+            object
+        };
+        for name in ["a1", "a2", "a3", "a4"] {
+            queue.observe(&of("a", name), now);
+        }
+        assert_eq!(queue.take(now).unwrap().name, "a1");
+        for (user, name) in [("b", "b1"), ("c", "c1"), ("b", "b2")] {
+            queue.observe(&of(user, name), now);
+        }
+        assert_eq!(names(&mut queue, now), ["a2", "b1", "c1", "a3", "b2", "a4"]);
+        queue.observe(&of("a", "a5"), now);
+        assert_eq!(names(&mut queue, now), ["a5"]);
     }
 
     #[test]
