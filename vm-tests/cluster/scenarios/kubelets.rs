@@ -101,6 +101,14 @@ fn join_worker(cluster: &mut Cluster) {
     let node = cluster.node(WORKER);
     node.machine.until("test -e /root/joined", 120);
     node.done("! command -v nodepki");
+    // A node is ready before its kubelet has a serving certificate.
+    node.machine.until(
+        &format!(
+            "openssl s_client -connect {}:10250 </dev/null",
+            address(WORKER)
+        ),
+        60,
+    );
     checks::ready(cluster);
 }
 
