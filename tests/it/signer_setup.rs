@@ -177,7 +177,7 @@ fn names_roles_of_node_whose_name_is_part_of_another_word() {
     let settings = settings(&format!("  a: {vault}\n  b: {vault}\n"));
     let kubeadm = INIT.replace("name: cp1", "name: api");
     let ran = print_setup(dir.path(), &settings, &kubeadm, &["vault"]);
-    ran.done().says("write pki/ca/roles/apiserver-api -");
+    ran.done().says("put pki/ca/roles/apiserver-api -");
 }
 
 #[test]

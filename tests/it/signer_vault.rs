@@ -664,8 +664,8 @@ fn prints_role_for_each_certificate_and_node() {
     contains(
         &script,
         &[
-            "write pki/roles/control-plane-apiserver-cp1 -",
-            "write pki/roles/control-plane-scheduler-conf -",
+            "put pki/roles/control-plane-apiserver-cp1 -",
+            "put pki/roles/control-plane-scheduler-conf -",
             "#         kubelet.conf: control-plane-kubelet-conf-cp1",
             "path \"pki/issuer/kubernetes/sign/control-plane-scheduler-conf\" {",
             "\"issuer_ref\": \"kubernetes\"",

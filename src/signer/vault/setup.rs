@@ -378,7 +378,7 @@ impl VaultScript {
     }
 
     fn write(&mut self, path: &str, value: &Value) {
-        self.line(&format!("\"$VAULT\" write {} - <<'EOF'", quoted(path)));
+        self.line(&format!("put {} - <<'EOF'", quoted(path)));
         let pairs = value.as_object().into_iter().flatten();
         let lines: Vec<String> = pairs
             .map(|(key, value)| format!("  {}: {value}", json!(key)))

@@ -372,10 +372,10 @@ impl Space<'_> {
                 path.unwrap().trim_matches('\'').to_owned()
             };
             match words.as_slice() {
-                ["\"$VAULT\"", "write", path, "-", "<<'EOF" | "<<'EOF'"] => {
+                ["put", path, "-", "<<'EOF" | "<<'EOF'"] => {
                     self.write(path, serde_json::from_str(&document()).unwrap());
                 }
-                ["\"$VAULT\"", "write", path, pairs @ ..] => {
+                ["put", path, pairs @ ..] => {
                     let body: serde_json::Map<String, Value> = pairs
                         .iter()
                         .map(|pair| pair.split_once('=').unwrap())

@@ -4,3 +4,9 @@
 # VAULT is the program: vault, or bao.
 set -eu
 VAULT=${VAULT:-vault}
+
+# Writes an object and prints one line.
+put() {
+    "$VAULT" write "$@" >/dev/null
+    echo "written: $1"
+}

@@ -7,4 +7,4 @@
 #   "$VAULT" write @MOUNT_WORD@/issuers/import/bundle pem_bundle=@ca-and-key.pem
 # A new revocation list every 15 minutes, valid for three days. Without auto_rebuild it expires three days after the last
 # revocation; with the default grace period a revocation is published days later.
-"$VAULT" write @MOUNT@/config/crl expiry=72h auto_rebuild=true auto_rebuild_grace_period=71h45m
+put @MOUNT@/config/crl expiry=72h auto_rebuild=true auto_rebuild_grace_period=71h45m
