@@ -35,7 +35,7 @@ pub enum FoundKey {
     Key(KeyType),
     /// A key that the kubelet generated for a request to the cluster. client-go offers one algorithm, ECDSA-P256.
     OfKubelet(KeyType),
-    /// There is no key or certificate.
+    /// The files do not exist.
     Absent,
     /// The file cannot be read; other commands report the cause.
     Unreadable,
@@ -61,7 +61,7 @@ pub enum KeyVerdict {
     ChosenByKubelet,
     /// The key has another algorithm.
     NotCompliant,
-    /// There is no key.
+    /// The files do not exist.
     Absent,
     /// The key cannot be read.
     Unreadable,

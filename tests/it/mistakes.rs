@@ -174,7 +174,7 @@ fn follow_messages(mistakes: &[Mistake]) {
 /// `root` is the node, `ca` the authorities, `kubeadm.yaml` its configuration, and `$N` the options that name them.
 struct Situation {
     name: &'static str,
-    /// What is wrong.
+    /// Makes the mistake.
     mistake: &'static str,
     /// The command that fails.
     command: &'static str,

@@ -1,4 +1,4 @@
-//! What is known about the profiles of a server, from its descriptions and from trials. Pure.
+//! The known properties of the profiles of a server, from its descriptions and from trials. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -18,7 +18,7 @@ use crate::servers::cluster::{Cluster, ClusterNode, INIT, wait_until};
 use crate::servers::remote_signer::Mode;
 
 /// User of `nodepki.conf`.
-const USER: &str = "nodepki:cp1";
+const DAEMON_USER: &str = "nodepki:cp1";
 const AUDIT_LOG: &str = "/var/tmp/audit.log";
 /// How long nothing happens.
 const IDLE: Duration = Duration::from_secs(25);
@@ -26,7 +26,7 @@ const IDLE: Duration = Duration::from_secs(25);
 /// Starts the API server again with an audit log of the daemon's requests and these flags.
 fn audit(node: &ClusterNode, flags: &[&str]) {
     let policy = format!(
-        "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n- {{level: Metadata, users: ['{USER}']}}\n- {{level: None}}\n"
+        "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n- {{level: Metadata, users: ['{DAEMON_USER}']}}\n- {{level: None}}\n"
     );
     node.write("/var/tmp/audit.yaml", &policy);
     let log = format!("--audit-log-path={AUDIT_LOG}");
