@@ -6,6 +6,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use nodepki::http::{Call, Client, Endpoint, Tls, Url};
@@ -187,8 +188,23 @@ impl Rig for PuppetRig {
         })
     }
 
+    /// The server writes a request to its log after the response, so this waits for all that it has accepted.
     fn sent(&self) -> Vec<String> {
-        shared().sent(&self.tag)
+        let held = shared().holds(&self.tag);
+        let is_logged = |certname: &str, sent: &[String]| {
+            let end = format!("/{certname} ");
+            sent.iter().any(|request| request.contains(&end))
+        };
+        let until = Instant::now() + Duration::from_secs(20);
+        loop {
+            let sent = shared().sent(&self.tag);
+            let missing = held.iter().find(|(name, _)| !is_logged(name, &sent));
+            let Some((name, _)) = missing else {
+                return sent;
+            };
+            assert!(Instant::now() < until, "{name} is held, and not logged");
+            thread::sleep(Duration::from_millis(20));
+        }
     }
 
     fn front(&self) -> Option<Front> {
