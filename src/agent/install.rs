@@ -353,6 +353,7 @@ impl<'a> CommitWork<'a> {
         let is_whole = !self.incomplete.contains_key(&cert.spec.authority());
         let still_serves = cert.still_serves(Some(trusted), self.now);
         let urgent = cert.urgent && self.rotating.is_some();
+        let remarks = cert.remarks();
         let SurveyedCert {
             spec,
             found,
@@ -363,9 +364,9 @@ impl<'a> CommitWork<'a> {
         } = cert;
         let chain = found.chain.present();
         let row = match (action, outcome) {
-            (Action::Keep { notes }, _) => ReportRow {
+            (Action::Keep { .. }, _) => ReportRow {
                 due: due.filter(|_| self.rotating.is_some()),
-                ..report::cert_row(&spec, RowAction::Kept, notes, chain)
+                ..report::cert_row(&spec, RowAction::Kept, remarks, chain)
             },
             (Action::Refuse { reason }, _) => report::refused_row(&spec, reason, chain),
             (

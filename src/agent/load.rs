@@ -418,6 +418,7 @@ pub(crate) fn choices(settings: &Settings) -> Choices {
         kubelet_serving: settings.kubelet.serving,
         kubelet_serving_sans: settings.extra_sans.kubelet_serving.clone(),
         signs_for_kubelets: settings.kubelets.sign,
+        on_policy_change: settings.rotation.on_policy_change,
     }
 }
 

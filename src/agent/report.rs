@@ -173,17 +173,18 @@ pub(super) fn settled(setup: &RunSetup, survey: Survey) -> RunReport {
         .collect();
     let rotating = survey.rotating.is_some();
     for cert in survey.certs {
+        let remarks = cert.remarks();
         let chain = cert.found.chain.present();
         let due = cert.due.filter(|_| rotating);
         rows.push(match cert.action {
-            Action::Keep { notes } if cert.deferred => ReportRow {
+            Action::Keep { .. } if cert.deferred => ReportRow {
                 due,
                 code: Some(ExitCode::Pending),
-                ..cert_row(&cert.spec, RowAction::HeldBack, notes, chain)
+                ..cert_row(&cert.spec, RowAction::HeldBack, remarks, chain)
             },
-            Action::Keep { notes } => ReportRow {
+            Action::Keep { .. } => ReportRow {
                 due,
-                ..cert_row(&cert.spec, RowAction::Kept, notes, chain)
+                ..cert_row(&cert.spec, RowAction::Kept, remarks, chain)
             },
             Action::Refuse { reason } => refused_row(&cert.spec, reason, chain),
             Action::Issue { .. } | Action::Rewrite { .. } => {
@@ -263,8 +264,8 @@ fn planned_bundle(bundle: &SurveyedBundle) -> ReportRow {
 fn planned_cert(setup: &RunSetup, cert: &SurveyedCert, rotating: bool) -> ReportRow {
     let chain = cert.found.chain.present();
     let (action, reasons) = match &cert.action {
-        Action::Keep { notes } if cert.deferred => (RowAction::HoldBack, notes.clone()),
-        Action::Keep { notes } => (RowAction::Keep, notes.clone()),
+        Action::Keep { .. } if cert.deferred => (RowAction::HoldBack, cert.remarks()),
+        Action::Keep { .. } => (RowAction::Keep, cert.remarks()),
         Action::Rewrite { reasons } => (RowAction::Rewrite, reasons.clone()),
         Action::Issue { reasons } => {
             let action = match chain {

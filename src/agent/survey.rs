@@ -109,6 +109,26 @@ impl SurveyedCert {
 }
 
 impl SurveyedCert {
+    /// Returns whether the next renewal replaces the key by one of another algorithm.
+    fn waits_for_renewal(&self) -> bool {
+        matches!(&self.action, Action::Keep { at_renewal, .. } if !at_renewal.is_empty())
+    }
+
+    /// Returns the remarks about a certificate that is kept: notes of the assessment, and changes of the policy that wait
+    /// for the next renewal.
+    pub(super) fn remarks(&self) -> Vec<String> {
+        let Action::Keep { notes, at_renewal } = &self.action else {
+            return Vec::new();
+        };
+        let at = self.due.map_or_else(String::new, |due| {
+            format!(", which is due at {}", rfc3339(due))
+        });
+        let waiting = at_renewal
+            .iter()
+            .map(|change| format!("{change}: takes effect at the next renewal{at}"));
+        notes.iter().cloned().chain(waiting).collect()
+    }
+
     /// Returns the certificate on disk, if a signer may accept it in exchange: it is valid and has the desired subject
     /// and names.
     pub(super) fn exchangeable(
@@ -246,6 +266,7 @@ impl Survey {
                 required: bundle.spec.required_key,
                 found: found_key(&bundle.found, |trust| trust.first().public_key().key_type()),
                 not_after: first.map(Certificate::not_after),
+                replaced_at: None,
             }
         });
         let certs = self.certs.iter().map(|cert| {
@@ -261,6 +282,7 @@ impl Survey {
                     found => found,
                 },
                 not_after: chain.map(|chain| chain.leaf().not_after()),
+                replaced_at: cert.due.filter(|_| cert.waits_for_renewal()),
             }
         });
         bundles

@@ -2,9 +2,11 @@
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
+use time::OffsetDateTime;
 
 use super::now;
 use super::options::{GlobalOptions, SourceOptions};
+use super::output::table::minute;
 use super::output::{Closing, DocumentKind, print_warnings, text_style};
 use crate::agent::{ExitCode, Failure};
 use crate::spec::compliance::{self, FoundKey, KeyUse, KeyVerdict};
@@ -46,6 +48,12 @@ struct PolicyRow {
     #[serde(skip_serializing_if = "Option::is_none")]
     found: Option<String>,
     verdict: KeyVerdict,
+    /// When a renewal replaces the key, if it waits for that.
+    #[serde(
+        with = "time::serde::rfc3339::option",
+        skip_serializing_if = "Option::is_none"
+    )]
+    replaced_at: Option<OffsetDateTime>,
 }
 
 impl PolicyCommand {
@@ -90,11 +98,19 @@ fn row(key: &KeyUse) -> PolicyRow {
             FoundKey::Absent | FoundKey::Unreadable => None,
         },
         verdict: compliance::judge(key),
+        replaced_at: key.replaced_at,
     }
 }
 
 fn text(body: &PolicyBody) -> String {
-    let headings = ["NAME", "CATEGORY", "REQUIRED KEY", "KEY", "VERDICT"];
+    let headings = [
+        "NAME",
+        "CATEGORY",
+        "REQUIRED KEY",
+        "KEY",
+        "VERDICT",
+        "REPLACED AT (UTC)",
+    ];
     let mut table = Table::new(&headings);
     for row in &body.keys {
         let emphasis = match row.verdict.is_violation() {
@@ -107,6 +123,7 @@ fn text(body: &PolicyBody) -> String {
             Cell::optional(row.required.as_deref()),
             Cell::optional(row.found.as_deref()),
             Cell::state(row.verdict.as_str(), emphasis),
+            Cell::optional(row.replaced_at.map(minute)),
         ];
         table.push(cells, Vec::new());
     }

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use serde_json::{Map as JsonMap, Value, json};
 
-use crate::spec::schedule::{Percent, RenewAt, Rotation, Window, WindowError};
+use crate::spec::schedule::{OnPolicyChange, Percent, RenewAt, Rotation, Window, WindowError};
 use crate::yaml::schema::{DURATION_PATTERN, PERCENT_PATTERN, ValueForm, duration, required};
-use crate::yaml::settings::{Setting, settings, unless_empty};
+use crate::yaml::settings::{Setting, choice_setting, settings, unless_empty};
 use crate::yaml::{Field, format_duration, parse_duration, suggest_duration};
 
 settings! {
@@ -23,8 +23,13 @@ settings! {
             form ValueForm::Defined("window", "window, or list of windows"), show unless_empty::<Window>;
         /// Generate a new key for every renewal.
         "rekey" => rekey: bool;
+        /// When a changed key algorithm takes effect: `nextRenewal`, when a certificate is renewed for another reason, or
+        /// `now`, at the next run. A changed lifetime always takes effect at the next renewal.
+        "onPolicyChange" => on_policy_change: OnPolicyChange;
     }
 }
+
+choice_setting!(OnPolicyChange);
 
 /// Returns the correction of a text that is not a time of renewal.
 fn intended(text: &str) -> String {

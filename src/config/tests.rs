@@ -4,7 +4,7 @@ use crate::kube::names::CertName;
 use crate::signer::{Config, SignerKind, directory, embedded, exec, local};
 use crate::spec::KubeletLayout;
 use crate::spec::policy::KeyPolicy;
-use crate::spec::schedule::{Percent, RenewAt, Window};
+use crate::spec::schedule::{OnPolicyChange, Percent, RenewAt, Window};
 use crate::x509::KeyAlgorithm;
 use crate::yaml::schema;
 
@@ -66,7 +66,7 @@ kubelet: {identity: bootstrap, clientCertificate: file, serving: true}
 kubelets: {sign: true, approveServing: true, approveClient: true, lifetime: 24h, keys: [ECDSA-P256], names: ["{node}.example.com"], networks: [192.0.2.0/24], tokenGroups: ["system:bootstrappers:workers"], requestsPerSecond: 20, lease: kubelets}
 wait: 10m
 clock: {maxWait: 5m}
-rotation: {renewAt: 720h, jitter: 5%, minRemaining: 2h, window: ["Mon-Fri 22:00-04:00", {cron: "0 2 * * 0", duration: 3h}], rekey: false}
+rotation: {renewAt: 720h, jitter: 5%, minRemaining: 2h, window: ["Mon-Fri 22:00-04:00", {cron: "0 2 * * 0", duration: 3h}], rekey: false, onPolicyChange: now}
 reload:
   staticPods: false
   coordinateWithLease: false
@@ -205,6 +205,7 @@ fn reads_every_key() {
                 Window::cron("0 2 * * 0", Duration::from_secs(10800)).unwrap(),
             ],
             rekey: false,
+            on_policy_change: OnPolicyChange::Now,
         }
     );
 }

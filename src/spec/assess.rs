@@ -12,6 +12,7 @@ mod shared;
 
 use time::OffsetDateTime;
 
+use crate::spec::schedule::OnPolicyChange;
 use crate::spec::{BundleSpec, CertFiles, CertSpec};
 use crate::x509::{CertDifference, Chain, PublicKey, TrustBundle, rfc3339, satisfies};
 
@@ -35,10 +36,12 @@ pub const COPY_SERVICE_ACCOUNT: &str =
 /// The planned action for one certificate.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Action {
-    /// No change. The notes are remarks for the administrator.
+    /// No change now.
     Keep {
-        /// In words.
+        /// Remarks for the administrator.
         notes: Vec<String>,
+        /// Differences, in words, that the next renewal corrects.
+        at_renewal: Vec<String>,
     },
     /// Write the same certificate and key again, since their files have the wrong form.
     Rewrite {
@@ -92,7 +95,14 @@ pub fn assess(
         };
     };
     let (differences, mut notes) = differences(spec, found, chain, key.public_key(), trust, now);
+    let waits = spec.on_policy_change == OnPolicyChange::NextRenewal
+        && found.revoked.is_none()
+        && differences.iter().all(is_of_policy);
     let mut reasons: Vec<String> = differences.iter().map(ToString::to_string).collect();
+    let at_renewal = match waits {
+        true => std::mem::take(&mut reasons),
+        false => Vec::new(),
+    };
     reasons.extend(found.revoked.clone());
     if !reasons.is_empty() {
         return Action::Issue { reasons };
@@ -102,9 +112,14 @@ pub fn assess(
     }
     let reasons = form_differences(spec, found, trust);
     match reasons.is_empty() {
-        true => Action::Keep { notes },
+        true => Action::Keep { notes, at_renewal },
         false => Action::Rewrite { reasons },
     }
+}
+
+/// Returns whether a difference is one of key parameters only. Names, usages and identities are never postponed.
+pub fn is_of_policy(difference: &CertDifference) -> bool {
+    matches!(difference, CertDifference::KeyAlgorithm { .. })
 }
 
 /// Returns true if a chain belongs to its key and verifies now, whatever its content.

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::schedule::OnPolicyChange;
 use crate::kube::kubeadm::San;
 use crate::kube::names::{Authority, CertName};
 use crate::x509::Tolerance;
@@ -103,4 +104,6 @@ pub struct Choices {
     pub kubelet_serving_sans: Vec<San>,
     /// True if nodepki signs requests of kubelets, for which it has a kubeconfig of its own.
     pub signs_for_kubelets: bool,
+    /// When a changed key algorithm takes effect.
+    pub on_policy_change: OnPolicyChange,
 }

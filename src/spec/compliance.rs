@@ -26,6 +26,8 @@ pub struct KeyUse {
     pub found: FoundKey,
     /// End of validity of its certificate.
     pub not_after: Option<OffsetDateTime>,
+    /// When a renewal replaces the key by one of the required algorithm, if it waits for that.
+    pub replaced_at: Option<OffsetDateTime>,
 }
 
 /// A key on disk.
@@ -211,6 +213,7 @@ mod tests {
             required: Some(required),
             found: FoundKey::Key(KeyType::Known(found)),
             not_after: Some(datetime!(2028-01-01 0:00 UTC)),
+            replaced_at: None,
         }
     }
 
@@ -260,6 +263,7 @@ mod tests {
                 required: Some(required),
                 found,
                 not_after: None,
+                replaced_at: None,
             };
             assert_eq!(judge(&key), wanted, "{key:?}");
         }

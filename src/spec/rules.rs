@@ -182,6 +182,7 @@ impl RuleInputs<'_> {
             },
             other_subjects: subjects.collect(),
             under_first: false,
+            on_policy_change: self.choices.on_policy_change,
             is_omittable: self.is_omittable(name),
         }
     }

@@ -89,6 +89,30 @@ impl std::fmt::Display for RenewAt {
     }
 }
 
+/// When a changed key policy takes effect for a certificate that is usable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnPolicyChange {
+    /// At the next run.
+    Now,
+    /// When the certificate is renewed for another reason. OpenShift's proposal for a PKI policy excludes an automatic
+    /// rotation for the sake of new parameters, as each renewal of a kubeconfig restarts a component.
+    #[default]
+    NextRenewal,
+}
+
+impl OnPolicyChange {
+    /// All values.
+    pub const ALL: [OnPolicyChange; 2] = [OnPolicyChange::Now, OnPolicyChange::NextRenewal];
+
+    /// Returns the value in the configuration.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            OnPolicyChange::Now => "now",
+            OnPolicyChange::NextRenewal => "nextRenewal",
+        }
+    }
+}
+
 /// The configured rules of rotation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rotation {
@@ -102,6 +126,8 @@ pub struct Rotation {
     pub windows: Vec<Window>,
     /// True to generate a new key for each renewal.
     pub rekey: bool,
+    /// When a changed key algorithm takes effect.
+    pub on_policy_change: OnPolicyChange,
 }
 
 impl Default for Rotation {
@@ -112,6 +138,7 @@ impl Default for Rotation {
             min_remaining: Duration::from_secs(3600),
             windows: Vec::new(),
             rekey: true,
+            on_policy_change: OnPolicyChange::NextRenewal,
         }
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::choices::KubeletLayout;
 use super::layout::Layout;
+use super::schedule::OnPolicyChange;
 use crate::kube::names::{Authority, CertName, NodePath};
 use crate::x509::{KeyAlgorithm, Profile, Subject, Tolerance};
 
@@ -84,6 +85,8 @@ pub struct CertSpec {
     /// True while the authority is being changed: a certificate that was not issued under the first certificate of the
     /// bundle is then issued again instead of kept with a note.
     pub under_first: bool,
+    /// When a usable certificate is replaced because its key has another algorithm.
+    pub on_policy_change: OnPolicyChange,
     /// True if [`Choices::omit`](super::Choices::omit) may contain it on this node.
     pub is_omittable: bool,
     /// Its files.

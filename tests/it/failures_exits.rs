@@ -10,7 +10,7 @@ use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use nodepki::kube::names::CertName;
 
-use crate::node::{EVERYTHING, INIT, Node, Ran, wait_until, with_mounts};
+use crate::node::{EVERYTHING, Node, Ran, wait_until, with_mounts};
 use crate::renew::backdate;
 
 /// `renew` with the local signer.
@@ -22,7 +22,7 @@ fn renew(node: &Node) -> Command {
 fn drifted() -> Node {
     let node = Node::bootstrapped();
     backdate(&node, &EVERYTHING, time::Duration::hours(2));
-    node.configure(&INIT.replace("ECDSA-P256", "ECDSA-P384"));
+    node.change_keys_of_local_signer();
     node
 }
 

@@ -702,7 +702,7 @@ fn reissues_leaves_with_weak_signature_or_key() {
         ],
     );
     // A key of another algorithm than configured.
-    node.configure(&INIT.replace("ECDSA-P256", "ECDSA-P384"));
+    node.change_keys_of_local_signer();
     node.bootstrap()
         .done()
         .row_says("front-proxy-client", "key is ECDSA-P256, wanted ECDSA-P384");

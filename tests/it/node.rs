@@ -132,6 +132,22 @@ impl Node {
         fs::write(self.outside("config.yaml"), text).unwrap();
     }
 
+    /// Configures the key algorithm ECDSA-P384, which takes effect at the next run.
+    pub(crate) fn change_keys(&self) {
+        self.configure(&INIT.replace("ECDSA-P256", "ECDSA-P384"));
+        let text = fs::read_to_string(self.outside("config.yaml")).unwrap();
+        self.write_settings(&format!("{text}\nrotation: {{onPolicyChange: now}}\n"));
+    }
+
+    /// As [`Node::change_keys`], for commands with `--signer` in place of `--config`.
+    pub(crate) fn change_keys_of_local_signer(&self) {
+        self.configure(&INIT.replace("ECDSA-P256", "ECDSA-P384"));
+        self.write(
+            "/etc/nodepki/config.yaml",
+            "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\nrotation: {onPolicyChange: now}\n",
+        );
+    }
+
     /// Replaces the first occurrence of `from` in the settings.
     #[track_caller]
     pub(crate) fn edit_settings(&self, from: &str, to: &str) {

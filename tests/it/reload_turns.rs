@@ -26,6 +26,7 @@ kind: NodePKIConfiguration
 authorities: {{ca: {{signer: remote}}, etcd-ca: {{signer: remote}}, front-proxy-ca: {{signer: remote}}}}
 signers: {{remote: {{exec: {{command: /bin/bash, args: ['{PLUGIN}', {SOCKET}], timeout: 30s}}}}}}
 pki: {{defaults: {{key: {{algorithm: ECDSA, ecdsa: {{curve: {curve}}}}}}}}}
+rotation: {{onPolicyChange: now}}
 reload: {{hooks: [{{on: [kubelet], command: [/bin/true]}}]}}
 "
     );

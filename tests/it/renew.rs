@@ -269,6 +269,65 @@ fn renews_named_certificates_and_all_of_them() {
 }
 
 #[test]
+fn changes_key_algorithm_at_next_renewal() {
+    const WAITS: &str = "key is ECDSA-P256, wanted ECDSA-P384: takes effect at the next renewal";
+    let node = node();
+    let old = node.keys_in_place();
+    node.configure(&INIT.replace("ECDSA-P256", "ECDSA-P384"));
+    renew(&node, &[])
+        .done()
+        .row_says("apiserver", "kept")
+        .row_says("apiserver", WAITS);
+    needs_renewal(&node, &[]).ended(1);
+    node.ask().done().row_says("scheduler.conf", WAITS);
+    assert_eq!(changed(&old, &node.keys_in_place()), []);
+    let due = "which is due at 20";
+    for command in [&["plan"][..], &["renew", "--dry-run"]] {
+        Ran::of(&mut node.configured(command))
+            .done()
+            .row_says("apiserver", &format!("{WAITS}, {due}"));
+    }
+    Ran::of(&mut node.configured(["doctor"])).says(
+        "apiserver: key is ECDSA-P256, wanted ECDSA-P384; the next renewal, which is due at 20",
+    );
+    let check = Ran::of(&mut node.configured(["policy", "check", "-o", "json"]));
+    let policy: Value = serde_json::from_str(&check.ended(65).stdout).unwrap();
+    let keys = policy["keys"].as_array().unwrap();
+    let key = |name: &str| keys.iter().find(|row| row["name"] == name).unwrap();
+    assert!(key("apiserver")["replacedAt"].is_string());
+    assert!(key("ca")["replacedAt"].is_null());
+    // A name that drifts is corrected immediately, and the new certificate has the new key.
+    node.configure(&format!(
+        "{}apiServer: {{certSANs: [new.example.com]}}\n",
+        INIT.replace("ECDSA-P256", "ECDSA-P384")
+    ));
+    renew(&node, &[])
+        .done()
+        .row_says("apiserver", "SAN DNS:new.example.com is missing")
+        .row_says("etcd-peer", "kept");
+    // A natural and a forced renewal change the key.
+    backdate(&node, &[CertName::EtcdPeer], DUE);
+    renew(&node, &[]).done().row_says("etcd-peer", "due since ");
+    renew(&node, &["--force", "--name", "scheduler.conf"]).done();
+    let changed_keys = [
+        CertName::Apiserver,
+        CertName::EtcdPeer,
+        CertName::SchedulerConf,
+    ];
+    let now = node.keys_in_place();
+    let mut found = changed(&old, &now);
+    found.sort_unstable();
+    assert_eq!(found, changed_keys);
+    for name in changed_keys {
+        let (chain, _) = node.leaf(name).unwrap();
+        assert_eq!(
+            chain.leaf().public_key().key_type().to_string(),
+            "ECDSA-P384"
+        );
+    }
+}
+
+#[test]
 fn renews_each_drifted_certificate_and_names_the_reason() {
     let kubeadm = |from: &str, to: &str| INIT.replace(from, to);
     let drifts: [(&str, String, &str, &str, &str); 5] = [
@@ -289,7 +348,7 @@ fn renews_each_drifted_certificate_and_names_the_reason() {
         (
             "key algorithm",
             kubeadm("ECDSA-P256", "ECDSA-P384"),
-            "",
+            "rotation: {onPolicyChange: now}\n",
             "scheduler.conf",
             "key is ECDSA-P256, wanted ECDSA-P384",
         ),

@@ -20,7 +20,7 @@ use tempfile::TempDir;
 
 use crate::contract::Recording;
 use crate::gateway::{Action, Gateway, Rule, Upstream};
-use crate::node::{INIT, Node, Ran};
+use crate::node::{Node, Ran};
 use crate::rig::{Denial, Front, Rig};
 use crate::servers::puppet::{AUTO, Puppet, shared, strict};
 use crate::signer_bad::verdict;
@@ -1005,7 +1005,7 @@ fn waits_for_removal_of_certificate_of_another_key() {
     rig.approve();
     node.ask().done();
     let before = node.key_in_place(CertName::EtcdPeer);
-    node.configure(&INIT.replace("ECDSA-P256", "ECDSA-P384"));
+    node.change_keys();
     let clean = format!(
         "puppetserver ca clean --certname etcd-server.cp1.{}",
         rig.tag

@@ -5,4 +5,5 @@ cat >/etc/nodepki/config.d/90-keys.yaml <<'END'
 apiVersion: nodepki.io/v1alpha1
 kind: NodePKIConfiguration
 pki: {defaults: {key: {algorithm: ECDSA, ecdsa: {curve: P384}}}}
+rotation: {onPolicyChange: now}
 END

@@ -104,7 +104,13 @@ impl Survey {
                 demand: rotating.demand,
                 authority_ends: authorities.map(|authority| authority.not_after()).max(),
             };
-            let action = std::mem::replace(&mut cert.action, Action::Keep { notes: Vec::new() });
+            let action = std::mem::replace(
+                &mut cert.action,
+                Action::Keep {
+                    notes: Vec::new(),
+                    at_renewal: Vec::new(),
+                },
+            );
             let rotated = schedule_action(action, serving.as_ref(), rules, now);
             cert.action = rotated.action;
             cert.next = rotated.next;

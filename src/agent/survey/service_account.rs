@@ -56,6 +56,7 @@ impl Survey {
             required: spec.required_key,
             found: found_key(&pair.private, |key| key.public_key().key_type()),
             not_after: None,
+            replaced_at: None,
         });
         let provided = provided.service_account.as_ref();
         let action = match provided.and_then(|provided| pair.foreign(provided)) {

@@ -192,7 +192,7 @@ fn emphasis(row: &ReportRow) -> Emphasis {
 }
 
 /// Returns a time in UTC, to the minute.
-fn minute(time: OffsetDateTime) -> String {
+pub(in super::super) fn minute(time: OffsetDateTime) -> String {
     let time = time.to_offset(UtcOffset::UTC);
     let (date, hour, minute) = (time.date(), time.hour(), time.minute());
     format!("{date} {hour:02}:{minute:02}")

@@ -124,10 +124,11 @@ pub fn schedule_action(
         return rotated(action, None, true);
     };
     let urgent = life.is_urgent(rules.rotation, now);
-    let drift = match &action {
+    let (drift, at_renewal) = match &action {
         Action::Refuse { .. } => return rotated(action, None, urgent),
-        Action::Issue { reasons } => reasons.clone(),
-        Action::Keep { .. } | Action::Rewrite { .. } => Vec::new(),
+        Action::Issue { reasons } => (reasons.clone(), Vec::new()),
+        Action::Keep { at_renewal, .. } => (Vec::new(), at_renewal.clone()),
+        Action::Rewrite { .. } => (Vec::new(), Vec::new()),
     };
     let due = schedule::due(life, rules.rotation, rules.node, now);
     let authority_expiry = rules
@@ -149,7 +150,7 @@ pub fn schedule_action(
             Some(reason.clone())
         }
     };
-    let for_age = drift.is_empty();
+    let for_age = drift.is_empty() && at_renewal.is_empty();
     let mut reasons = drift;
     reasons.extend(age.or_else(|| rules.demand.reason()));
     if reasons.is_empty() {
@@ -166,6 +167,7 @@ pub fn schedule_action(
             ..rotated(with_note(action, note), Some(until), urgent)
         };
     }
+    reasons.extend(at_renewal);
     let wait = schedule::in_window(life, rules.rotation, rules.node, now);
     if let (RenewalCause::Due, Wait::No(Some(no_window))) = (rules.demand, wait) {
         reasons.push(no_window);
@@ -216,11 +218,17 @@ fn with_note(action: Action, note: String) -> Action {
             reasons.push(note);
             Action::Rewrite { reasons }
         }
-        Action::Keep { mut notes } => {
+        Action::Keep {
+            mut notes,
+            at_renewal,
+        } => {
             notes.push(note);
-            Action::Keep { notes }
+            Action::Keep { notes, at_renewal }
         }
-        Action::Issue { .. } => Action::Keep { notes: vec![note] },
+        Action::Issue { .. } => Action::Keep {
+            notes: vec![note],
+            at_renewal: Vec::new(),
+        },
         refuse @ Action::Refuse { .. } => refuse,
     }
 }

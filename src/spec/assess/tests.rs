@@ -42,6 +42,7 @@ fn spec() -> CertSpec {
         },
         other_subjects: vec![subject(Some("kubeadm:cluster-admins"))],
         under_first: false,
+        on_policy_change: OnPolicyChange::NextRenewal,
         is_omittable: false,
         output: CertFiles::Pair {
             certificate: "/c".into(),
@@ -88,7 +89,41 @@ fn keeps_certificate_that_matches_spec() {
         Some(authority.bundle()),
         NOW,
     );
-    assert_eq!(action, Action::Keep { notes: Vec::new() });
+    assert_eq!(
+        action,
+        Action::Keep {
+            notes: Vec::new(),
+            at_renewal: Vec::new()
+        }
+    );
+}
+
+#[test]
+fn postpones_changed_key_algorithm_unless_content_drifted() {
+    let authority = authority();
+    let trust = Some(authority.bundle());
+    let found = issued(&authority, &spec().requested.profile);
+    let mut changed = spec();
+    changed.requested.profile.key = KeyAlgorithm::EcdsaP384;
+    let wanted = "key is ECDSA-P256, wanted ECDSA-P384";
+    assert_eq!(
+        assess(&changed, &found, trust, NOW),
+        Action::Keep {
+            notes: Vec::new(),
+            at_renewal: vec![wanted.to_owned()],
+        }
+    );
+    changed.on_policy_change = OnPolicyChange::Now;
+    assert_eq!(reasons(assess(&changed, &found, trust, NOW)), [wanted]);
+    changed.on_policy_change = OnPolicyChange::NextRenewal;
+    changed.requested.profile.sans.dns = vec!["b".to_owned()];
+    assert_eq!(
+        reasons(assess(&changed, &found, trust, NOW)),
+        [wanted, "SAN DNS:b is missing"]
+    );
+    changed.requested.profile.sans.dns.clear();
+    let late = NOW + time::Duration::days(366);
+    assert_eq!(reasons(assess(&changed, &found, trust, late)).len(), 2);
 }
 
 #[test]
@@ -105,7 +140,10 @@ fn keeps_tolerated_difference_until_it_is_not_tolerated() {
     tolerant.requested.tolerance.extra_usages = true;
     assert_eq!(
         assess(&tolerant, &found, Some(authority.bundle()), NOW),
-        Action::Keep { notes: Vec::new() }
+        Action::Keep {
+            notes: Vec::new(),
+            at_renewal: Vec::new()
+        }
     );
 }
 
@@ -148,7 +186,7 @@ fn keeps_subject_of_other_kubeadm_version_with_note() {
         Some(authority.bundle()),
         NOW,
     ) {
-        Action::Keep { notes } => {
+        Action::Keep { notes, .. } => {
             assert!(notes[0].contains("of another kubeadm version"), "{notes:?}")
         }
         other => panic!("{other:?}"),

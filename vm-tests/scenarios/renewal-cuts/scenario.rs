@@ -73,7 +73,8 @@ pub(crate) fn renew_and_cut(
 fn configure_curve(machine: &mut impl Machine, curve: &str) {
     let settings = format!(
         "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n\
-         pki: {{defaults: {{key: {{algorithm: ECDSA, ecdsa: {{curve: {curve}}}}}}}}}"
+         pki: {{defaults: {{key: {{algorithm: ECDSA, ecdsa: {{curve: {curve}}}}}}}}}\n\
+         rotation: {{onPolicyChange: now}}"
     );
     machine.done(&format!(
         "echo '{settings}' >/etc/nodepki/config.d/90-keys.yaml"

@@ -8,7 +8,7 @@ use crate::kube::names::{Authority, CertName};
 use crate::node::status::{CertStatus, FileStatus, RowState, Trouble};
 use crate::spec::SYSTEM_MASTERS;
 use crate::spec::assess::{Action, COPY_SERVICE_ACCOUNT, differences_from_spec};
-use crate::x509::{CertDifference, path_differences};
+use crate::x509::{CertDifference, path_differences, rfc3339};
 
 const BOOTSTRAP_OR_RENEW: &str = "run `nodepki bootstrap`, which issues a new one (if no signer is reachable, `nodepki csr export DIR`); with the CA key on this node also kubeadm certs renew";
 
@@ -309,7 +309,28 @@ pub(super) fn not_as_configured(picture: &Picture) -> Vec<CheckNote> {
         notes.extend(evidence(errors).map(|evidence| CheckNote::error(evidence, FIX)));
         notes.extend(evidence(warnings).map(|evidence| CheckNote::warning(evidence, FIX)));
     }
+    notes.extend(surveyed(picture).filter_map(waiting_for_renewal));
     notes
+}
+
+/// Returns a warning if the next renewal changes the key parameters of a certificate.
+fn waiting_for_renewal(cert: &SurveyedCert) -> Option<CheckNote> {
+    let Action::Keep { at_renewal, .. } = &cert.action else {
+        return None;
+    };
+    let name = cert.spec.name();
+    let at = cert.due.map_or_else(String::new, |due| {
+        format!(", which is due at {}", rfc3339(due))
+    });
+    (!at_renewal.is_empty()).then(|| {
+        CheckNote::warning(
+            format!(
+                "{name}: {}; the next renewal{at} corrects this",
+                at_renewal.join("; ")
+            ),
+            format!("wait, or run `nodepki renew --name {name}`; rotation.onPolicyChange: now does not wait"),
+        )
+    })
 }
 
 /// Returns whether the certificate lacks something that is needed, or grants its holder too much. Other differences are

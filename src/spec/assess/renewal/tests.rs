@@ -38,7 +38,10 @@ fn rules(rotation: &Rotation, demand: RenewalCause) -> RenewalRules<'_> {
 }
 
 fn keep() -> Action {
-    Action::Keep { notes: Vec::new() }
+    Action::Keep {
+        notes: Vec::new(),
+        at_renewal: Vec::new(),
+    }
 }
 
 fn drift() -> Action {
@@ -50,6 +53,7 @@ fn drift() -> Action {
 fn kept(note: &str) -> Action {
     Action::Keep {
         notes: vec![note.to_owned()],
+        at_renewal: Vec::new(),
     }
 }
 
@@ -220,6 +224,29 @@ fn decides_by_action_age_and_demand() {
         let rotated = schedule_action(action, Some(&year), rules(rotation, demand), now);
         assert_eq!((&rotated.action, rotated.next), (&wanted, next), "{what}");
     }
+}
+
+#[test]
+fn changes_key_parameters_with_next_renewal() {
+    let year = age(time::Duration::days(365));
+    let always = rotation(Vec::new());
+    let waiting = || Action::Keep {
+        notes: Vec::new(),
+        at_renewal: vec!["key".to_owned()],
+    };
+    let decide = |demand, days| {
+        let now = ISSUED + time::Duration::days(days);
+        schedule_action(waiting(), Some(&year), rules(&always, demand), now)
+    };
+    let young = decide(RenewalCause::Due, 100);
+    assert_eq!(young.action, waiting());
+    assert_eq!(young.next, Some(datetime!(2026-08-29 21:36 UTC)));
+    let due = "due since 2026-08-29T21:36:00Z: 66 % of its life of 8760h is over";
+    assert_eq!(decide(RenewalCause::Due, 241).action, issue(&[due, "key"]));
+    assert_eq!(
+        decide(RenewalCause::Requested, 100).action,
+        issue(&["requested", "key"])
+    );
 }
 
 #[test]
