@@ -190,8 +190,12 @@ pub fn openssl_extensions(profile: &Profile) -> String {
         })
         .collect();
     let mut text = format!(
-        "# {}\nbasicConstraints = critical, CA:FALSE\nkeyUsage = critical, digitalSignature, keyEncipherment\nextendedKeyUsage = {}\nauthorityKeyIdentifier = keyid\n",
+        "# {}\nbasicConstraints = critical, CA:FALSE\nkeyUsage = critical, digitalSignature{}\nextendedKeyUsage = {}\nauthorityKeyIdentifier = keyid\n",
         profile_line(profile),
+        match profile.key.is_rsa() {
+            true => ", keyEncipherment",
+            false => "",
+        },
         usages.join(", ")
     );
     if !profile.sans.is_empty() {

@@ -349,10 +349,14 @@ impl Vault {
                     ExtendedUsage::ClientAuth => "ClientAuth",
                 })
                 .collect();
+            let key_usages: &[&str] = match profile.key.is_rsa() {
+                true => &["DigitalSignature", "KeyEncipherment"],
+                false => &["DigitalSignature"],
+            };
             json!({
                 "csr": csr,
                 "ttl": ttl,
-                "key_usage": ["DigitalSignature", "KeyEncipherment"],
+                "key_usage": key_usages,
                 "ext_key_usage": usages,
             })
         } else {

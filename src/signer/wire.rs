@@ -15,9 +15,6 @@ use crate::x509::{Csr, Profile, Subject, hex};
 /// Version of the contract.
 pub const API_VERSION: &str = "signer.nodepki.dev/v1";
 
-/// Kubernetes' names for the key usages of every leaf certificate that kubeadm creates, for every type of key.
-const KEY_USAGES: [&str; 2] = ["digital signature", "key encipherment"];
-
 /// A request in its external form.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -162,9 +159,11 @@ pub fn profile_line(profile: &Profile) -> String {
 /// Returns key usages and extended key usages by Kubernetes' names, in the order of the CSR.
 pub(super) fn usages(profile: &Profile) -> Vec<String> {
     let extended = profile.usages.iter().map(ToString::to_string);
-    KEY_USAGES
-        .iter()
-        .map(|usage| (*usage).to_owned())
+    let encipherment = profile.key.is_rsa().then_some("key encipherment");
+    ["digital signature"]
+        .into_iter()
+        .chain(encipherment)
+        .map(str::to_owned)
         .chain(extended)
         .collect()
 }

@@ -10,7 +10,7 @@ use time::OffsetDateTime;
 
 use super::certificate::Certificate;
 use super::chain::{ChainError, TrustBundle, TrustError};
-use super::csr::{CsrError, distinguished_name, leaf_params};
+use super::csr::{CsrError, distinguished_name, key_usages, leaf_params};
 use super::key::{KeyAlgorithm, KeyError, PrivateKey, PublicKey};
 use super::profile::{Profile, Subject};
 use super::strict::CertificateError;
@@ -86,11 +86,8 @@ impl CertificateAuthority {
                 .map_err(|_| CsrError::DnsName(common_name.to_owned()))?,
         )];
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.key_usages = vec![
-            KeyUsagePurpose::DigitalSignature,
-            KeyUsagePurpose::KeyEncipherment,
-            KeyUsagePurpose::KeyCertSign,
-        ];
+        params.key_usages = key_usages(key.key_type());
+        params.key_usages.push(KeyUsagePurpose::KeyCertSign);
         set_validity(&mut params, now, lifetime);
         params.serial_number = Some(random_serial()?);
         let made = params
@@ -107,7 +104,7 @@ impl CertificateAuthority {
         profile: &Profile,
         now: OffsetDateTime,
     ) -> Result<Certificate, AuthorityError> {
-        let mut params = leaf_params(profile)?;
+        let mut params = leaf_params(profile, public_key.key_type())?;
         params.is_ca = IsCa::ExplicitNoCa;
         params.use_authority_key_identifier_extension = true;
         set_validity(&mut params, now, profile.lifetime);

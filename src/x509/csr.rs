@@ -15,7 +15,7 @@ use x509_parser::oid_registry::{
 use x509_parser::prelude::FromDer;
 
 use super::certificate::Certificate;
-use super::key::{KeyError, PrivateKey, PublicKey};
+use super::key::{KeyError, KeyType, PrivateKey, PublicKey};
 use super::profile::{ExtendedUsage, Profile, Sans, Subject};
 use super::signature::signature_is_valid;
 use super::strict::address;
@@ -66,7 +66,7 @@ impl Csr {
         key: &PrivateKey,
         usages: UsageExtensions,
     ) -> Result<Self, CsrError> {
-        let mut params = leaf_params(profile)?;
+        let mut params = leaf_params(profile, key.key_type())?;
         if usages == UsageExtensions::Omitted {
             params.key_usages.clear();
             params.extended_key_usages.clear();
@@ -224,8 +224,8 @@ fn parse(der: &[u8]) -> Result<X509CertificationRequest<'_>, CsrError> {
     }
 }
 
-/// Converts a profile for rcgen. The issuer sets validity, serial and basic constraints.
-pub(super) fn leaf_params(profile: &Profile) -> Result<CertificateParams, CsrError> {
+/// Converts a profile for rcgen, for a key of this type. The issuer sets validity, serial and basic constraints.
+pub(super) fn leaf_params(profile: &Profile, key: &KeyType) -> Result<CertificateParams, CsrError> {
     let mut params = CertificateParams::default();
     params.distinguished_name = distinguished_name(&profile.subject)?;
     for name in &profile.sans.dns {
@@ -236,11 +236,7 @@ pub(super) fn leaf_params(profile: &Profile) -> Result<CertificateParams, CsrErr
     params
         .subject_alt_names
         .extend(profile.sans.ips.iter().copied().map(SanType::IpAddress));
-    // For ECDSA too: kubeadm requests keyEncipherment for any key.
-    params.key_usages = vec![
-        KeyUsagePurpose::DigitalSignature,
-        KeyUsagePurpose::KeyEncipherment,
-    ];
+    params.key_usages = key_usages(key);
     params.extended_key_usages = profile
         .usages
         .iter()
@@ -250,6 +246,16 @@ pub(super) fn leaf_params(profile: &Profile) -> Result<CertificateParams, CsrErr
         })
         .collect();
     Ok(params)
+}
+
+/// Returns the key usages of a TLS key. Key encipherment is the key exchange by RSA encryption: RFC 8813 forbids it for EC
+/// keys. kubeadm sets it for keys of any type (kubernetes PR 142037 changes that).
+pub(super) fn key_usages(key: &KeyType) -> Vec<KeyUsagePurpose> {
+    let mut usages = vec![KeyUsagePurpose::DigitalSignature];
+    if key.is_rsa() {
+        usages.push(KeyUsagePurpose::KeyEncipherment);
+    }
+    usages
 }
 
 pub(super) fn distinguished_name(subject: &Subject) -> Result<DistinguishedName, CsrError> {

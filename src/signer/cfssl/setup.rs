@@ -207,6 +207,7 @@ fn profile(
     key: &str,
 ) -> JsonMap<String, Value> {
     let longest = wanted.iter().map(|(one, _)| one.profile.lifetime).max();
+    // For keys of any type: RSA keys need both, and the policy of the cluster can change.
     let mut usages = vec![
         "digital signature".to_owned(),
         "key encipherment".to_owned(),

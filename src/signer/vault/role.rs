@@ -140,6 +140,7 @@ impl VaultRole {
             client_flag: usages.contains(&ExtendedUsage::ClientAuth),
             code_signing_flag: false,
             email_protection_flag: false,
+            // For keys of any type: RSA keys need both, and the policy of the cluster can change.
             key_usage: words(&["DigitalSignature", "KeyEncipherment"]),
             ext_key_usage: Vec::new(),
             ext_key_usage_oids: Vec::new(),

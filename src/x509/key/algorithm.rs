@@ -46,6 +46,11 @@ impl KeyAlgorithm {
         }
     }
 
+    /// Returns true for RSA of any length.
+    pub(crate) const fn is_rsa(self) -> bool {
+        self.rsa_bits().is_some()
+    }
+
     pub(super) const fn rsa_bits(self) -> Option<usize> {
         match self {
             KeyAlgorithm::Rsa2048 => Some(2048),
@@ -95,7 +100,7 @@ impl KeyType {
     /// Returns true for RSA of any length.
     pub(crate) fn is_rsa(&self) -> bool {
         match self {
-            KeyType::Known(known) => known.rsa_bits().is_some(),
+            KeyType::Known(known) => known.is_rsa(),
             KeyType::Rsa(_) => true,
             KeyType::Other(_) => false,
         }
