@@ -50,6 +50,7 @@ pub use examine::{
     AuthorityExamination, Examination, ExaminationVerdict, SignerExamination, examine_signers,
 };
 pub use failure::{ExitCode, Failure, FailureMessage};
+pub(crate) use keys::require_self_test;
 pub use offline::{export_requests, import_answers};
 pub use proof::{
     SignerAnswer, offered_certificates, rehearse, unverified, verify_signer,

@@ -95,6 +95,7 @@ pub async fn run(
     clock: Clock,
     progress: &dyn Progress,
 ) -> Result<(), Failure> {
+    agent::require_self_test()?;
     let system = System::new().map_err(|error| {
         Failure::new(ExitCode::Pending, "cannot listen for signals and timers")
             .caused_by(error)

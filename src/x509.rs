@@ -26,6 +26,7 @@ mod lineage;
 mod path;
 mod policies;
 mod profile;
+mod self_test;
 mod signature;
 mod strict;
 mod text;
@@ -45,6 +46,7 @@ pub use key::{JwkError, KeyAlgorithm, KeyError, KeyType, PrivateKey, PublicKey, 
 pub use lifetime::{LIFETIME_FACTOR, Lifetime, judge_lifetime};
 pub use lineage::{descends_from, is_same_authority};
 pub use profile::{ExtendedUsage, Profile, Sans, Subject, Tolerance};
+pub use self_test::{SelfTestError, self_test};
 pub use strict::{CertificateError, KeyPurpose};
 pub(crate) use text::is_hidden;
 pub use text::{hex, rfc3339};

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 use std::thread;
@@ -11,7 +12,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::{ExitCode, Failure};
 use crate::store::Slot;
-use crate::x509::{KeyAlgorithm, KeyError, PrivateKey};
+use crate::x509::{KeyAlgorithm, KeyError, PrivateKey, self_test};
 
 /// A key that was generated, or the failure to generate it.
 pub(super) struct GeneratedKey {
@@ -42,12 +43,20 @@ pub(super) struct RunKeys {
 
 impl RunKeys {
     /// Starts to generate a key for every slot that has none.
-    pub(super) fn start(&mut self, jobs: impl IntoIterator<Item = (Slot, KeyAlgorithm)>) {
+    ///
+    /// # Errors
+    /// The self-test failed.
+    pub(super) fn start(
+        &mut self,
+        jobs: impl IntoIterator<Item = (Slot, KeyAlgorithm)>,
+    ) -> Result<(), Failure> {
         let jobs = jobs.into_iter();
         let jobs: Vec<_> = jobs.filter(|(slot, _)| self.slots.insert(*slot)).collect();
         if !jobs.is_empty() {
+            require_self_test()?;
             self.batches.push(start(jobs));
         }
+        Ok(())
     }
 
     /// Records that a slot has a key.
@@ -73,6 +82,31 @@ impl RunKeys {
         })
         .await
     }
+}
+
+/// Tests random source, key generation and signatures, once in a process.
+///
+/// # Errors
+/// The part that fails.
+pub(crate) fn require_self_test() -> Result<(), Failure> {
+    static PASSED: AtomicBool = AtomicBool::new(false);
+    if PASSED.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    let began = Instant::now();
+    self_test().map_err(|error| {
+        Failure::new(ExitCode::Pending, "the cryptographic self-test failed")
+            .caused_by(error)
+            .advise("keys of this machine cannot be trusted: examine its random source (journalctl -k) and processor")
+    })?;
+    if !PASSED.swap(true, Ordering::Relaxed) {
+        let took = format!("{:.1?}", began.elapsed());
+        tracing::info!(
+            took,
+            "self-test passed: random source, key generation, signature"
+        );
+    }
+    Ok(())
 }
 
 /// Starts to generate one key for each job. The keys arrive in order of completion; the channel is closed after the last.

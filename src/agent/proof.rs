@@ -199,7 +199,7 @@ pub async fn rehearse(
         None => {
             let algorithm = cert.spec.requested.profile.key;
             let mut keys = RunKeys::default();
-            keys.start([(Slot::Certificate(name), algorithm)]);
+            keys.start([(Slot::Certificate(name), algorithm)])?;
             let key = keys.next().await.and_then(|made| made.key.ok());
             Fresh::Key(key.ok_or_else(|| {
                 Failure::new(ExitCode::Pending, format!("no key for {name}; run again"))

@@ -80,7 +80,7 @@ impl<'a> RequestRun<'a> {
             certificates: survey.to_issue().count(),
         });
         let mut keys = RunKeys::default();
-        keys.start(jobs);
+        keys.start(jobs)?;
         let trust = survey
             .bundles
             .iter()
@@ -384,7 +384,7 @@ impl<'a> RequestRun<'a> {
             }
         }
         // The keys that became necessary only later: the clock was behind, or an authority became known.
-        keys.start(jobs.values().map(|job| key_job(job.asked.spec)));
+        keys.start(jobs.values().map(|job| key_job(job.asked.spec)))?;
         loop {
             let made = tokio::select! {
                 Some(made) = keys.next() => made,
