@@ -37,7 +37,13 @@ impl StatusArgs {
         };
         let described = load::described(&root, &inputs, self.cert_dir.clone());
         let role = described.role.map(NodeRole::from);
-        let status = status::collect(&described.state, role, now());
+        let mut status = status::collect(&described.state, role, now());
+        // Without a usable configuration no key policy is known.
+        if let Ok(loaded) = load::load(&root, &inputs, now())
+            && let Ok(survey) = loaded.setup.survey_of(&described.state, now())
+        {
+            status.judge_keys(&survey.key_uses());
+        }
         print_unfinished(&root);
         let printed = match (global.output, self.kubeadm) {
             (OutputFormat::Prometheus, _) => print_exact(&metrics::of_status(&root, &status)),

@@ -33,6 +33,7 @@ mod files;
 mod findings;
 mod kubeadm;
 mod leaf;
+mod policy;
 mod rows;
 mod service_account;
 mod tabwriter;
@@ -45,6 +46,7 @@ use time::OffsetDateTime;
 
 use crate::kube::names::{Authority, CertName};
 use crate::spec::assess::ReplacedCa;
+use crate::spec::compliance::KeyVerdict;
 use crate::store::{LastError, RequestPhase};
 use crate::x509::{Certificate, hex};
 use crate::yaml;
@@ -266,6 +268,9 @@ pub struct CertStatus {
     /// The content of a kubeconfig other than its certificate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kubeconfig: Option<KubeconfigStatus>,
+    /// The key compared with the key policy; `None` if no configuration is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key_policy: Option<KeyVerdict>,
     /// The files of the certificate or kubeconfig.
     pub files: Vec<FileStatus>,
 }
@@ -310,6 +315,9 @@ pub struct AuthorityStatus {
     pub valid_copy: Option<String>,
     /// Whether the private key of the authority is on this node.
     pub has_key: bool,
+    /// The key compared with the key policy; `None` if no configuration is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key_policy: Option<KeyVerdict>,
     /// Certificate and key file.
     pub files: Vec<FileStatus>,
 }
@@ -392,6 +400,9 @@ pub struct ServiceAccountStatus {
     /// `kid` of the tokens: the SHA-256 of the public key in unpadded base64url, as kube-apiserver computes it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key_id: Option<String>,
+    /// The key compared with the key policy; `None` if no configuration is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key_policy: Option<KeyVerdict>,
     /// Certificate and key file.
     pub files: Vec<FileStatus>,
 }

@@ -51,6 +51,7 @@ pub(super) fn judge(
         replaced: replaced(found, all, &evidence),
         valid_copy,
         has_key: found.has_key,
+        key_policy: None,
         files: found.files.iter().map(|file| file.status.clone()).collect(),
     };
     if let Some(replaced) = &status.replaced {

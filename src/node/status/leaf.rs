@@ -60,6 +60,7 @@ pub(super) fn judge(
         verified,
         issued,
         kubeconfig,
+        key_policy: None,
         files: found.files.iter().map(|file| file.status.clone()).collect(),
     }
 }

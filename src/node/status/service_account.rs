@@ -53,6 +53,7 @@ pub(super) fn judge(found: ServiceAccountFiles) -> ServiceAccountStatus {
         remarks: summary.remarks,
         key: key.as_ref().map(|key| key.key_type().to_string()),
         key_id: key.map(|key| URL_SAFE_NO_PAD.encode(key.sha256())),
+        key_policy: None,
         files: found.files.into_iter().map(|file| file.status).collect(),
     }
 }

@@ -11,6 +11,7 @@ use super::{
     human_duration,
 };
 use crate::kube::names::Authority;
+use crate::spec::compliance::KeyVerdict;
 use crate::store::RequestPhase;
 use crate::table::{Cell, Emphasis, Table, TextStyle, list, visible_line, without_word};
 
@@ -25,8 +26,9 @@ pub fn table(
     style: TextStyle,
 ) -> String {
     let mut sections = Vec::new();
+    let key_policy = status.has_key_verdicts().then_some("KEY POLICY");
     if !status.certificates.is_empty() {
-        let mut table = Table::new(&[
+        let mut headings = vec![
             "NAME",
             "STATE",
             "EXPIRES (UTC)",
@@ -35,35 +37,49 @@ pub fn table(
             "SIGNER",
             "KEY",
             "AUTHORITY",
-        ]);
+        ];
+        headings.extend(key_policy);
+        let mut table = Table::new(&headings);
         for row in &status.certificates {
             let signer = signers.get(&row.authority).map(String::as_str);
-            table.push(cert_row(row, signer), names(row, style));
+            let mut cells = cert_row(row, signer);
+            cells.extend(key_policy.map(|_| verdict_cell(row.key_policy)));
+            table.push(cells, names(row, style));
         }
         sections.push(table.render(style));
     }
     if !status.authorities.is_empty() {
-        let mut table = Table::new(&[
+        let mut headings = vec![
             "AUTHORITY",
             "STATE",
             "EXPIRES (UTC)",
             "TIME LEFT",
             "KEY",
             "CA KEY",
-        ]);
-        for row in status.authorities.iter().flat_map(authority_rows) {
-            table.push(row, Vec::new());
+        ];
+        headings.extend(key_policy);
+        let mut table = Table::new(&headings);
+        for row in &status.authorities {
+            for (index, mut cells) in authority_rows(row).into_iter().enumerate() {
+                // The policy is for the first certificate, under which new certificates are issued.
+                let verdict = row.key_policy.filter(|_| index == 0);
+                cells.extend(key_policy.map(|_| verdict_cell(verdict)));
+                table.push(cells, Vec::new());
+            }
         }
         sections.push(table.render(style));
     }
     if let Some(pair) = &status.service_account {
-        let row = vec![
+        let mut row = vec![
             Cell::new("sa"),
             state_cell(pair.state),
             Cell::optional(pair.key.as_deref()),
             Cell::optional(pair.key_id.as_deref()),
         ];
-        let mut table = Table::new(&["KEY PAIR", "STATE", "KEY", "KEY ID"]);
+        row.extend(key_policy.map(|_| verdict_cell(pair.key_policy)));
+        let mut headings = vec!["KEY PAIR", "STATE", "KEY", "KEY ID"];
+        headings.extend(key_policy);
+        let mut table = Table::new(&headings);
         table.push(row, Vec::new());
         sections.push(table.render(style));
     }
@@ -387,6 +403,15 @@ fn minute_in_utc(time: OffsetDateTime) -> String {
     time.to_offset(UtcOffset::UTC)
         .format(format_description!("[year]-[month]-[day] [hour]:[minute]"))
         .unwrap_or_default()
+}
+
+fn verdict_cell(verdict: Option<KeyVerdict>) -> Cell {
+    match verdict {
+        Some(verdict @ KeyVerdict::NotCompliant) => {
+            Cell::state(verdict.as_str(), Emphasis::Warning)
+        }
+        other => Cell::optional(other.map(KeyVerdict::as_str)),
+    }
 }
 
 /// Returns a state; others than ok are coloured.
