@@ -265,6 +265,7 @@ impl Survey {
                 owner: KeyOwner::Authority(bundle.spec.authority),
                 required: bundle.spec.required_key,
                 found: found_key(&bundle.found, |trust| trust.first().public_key().key_type()),
+                lifetime: None,
                 not_after: first.map(Certificate::not_after),
                 replaced_at: None,
             }
@@ -281,6 +282,7 @@ impl Survey {
                     FoundKey::Key(key) if cert.found.is_of_kubelet() => FoundKey::OfKubelet(key),
                     found => found,
                 },
+                lifetime: Some(cert.spec.requested.profile.lifetime),
                 not_after: chain.map(|chain| chain.leaf().not_after()),
                 replaced_at: cert.due.filter(|_| cert.waits_for_renewal()),
             }

@@ -20,7 +20,7 @@ pub(super) const FRAGMENT: &[MapKey] = &[
     MapKey::new("authorities.ca", AUTHORITY, "Authority of Kubernetes."),
     MapKey::new("authorities.etcd-ca", AUTHORITY, "Authority of etcd."),
     MapKey::new("authorities.front-proxy-ca", AUTHORITY, "Authority of the front proxy."),
-    MapKey::new("pki", ValueForm::Defined("policy", "key policy"), "Key parameters in the form of OpenShift's PKI policy."),
+    MapKey::new("pki", ValueForm::Defined("policy", "key policy"), "Key parameters and lifetimes in the form of OpenShift's PKI policy."),
 ];
 
 /// Returns the JSON Schema of a fragment.
@@ -130,8 +130,8 @@ fn policy_definitions() -> Value {
         "certificate": {
             "type": "object",
             "additionalProperties": false,
-            "required": ["key"],
-            "properties": {"key": {"oneOf": [
+            "minProperties": 1,
+            "properties": {"lifetime": {"type": "string", "pattern": schema::DURATION_PATTERN}, "key": {"oneOf": [
                 {
                     "type": "object",
                     "additionalProperties": false,

@@ -31,6 +31,7 @@ mod version;
 
 pub use address::{Host, HostPort, InvalidValue, IpNet, NodeName, San, ValueNote};
 pub(crate) use address::{is_dns_subdomain, is_global_unicast, join_host_port, parse_ip};
+pub(crate) use cluster::YEAR;
 pub use cluster::{ClusterConfig, Etcd};
 pub use documents::{Documents, load};
 pub(crate) use documents::{load_over, load_strictly};

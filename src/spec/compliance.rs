@@ -4,6 +4,7 @@
 //! and with their lifetimes. A deviation is only reported: when a key is replaced is decided by [`schedule`](super::schedule).
 
 use std::fmt;
+use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 use time::{Date, Month, OffsetDateTime};
@@ -12,6 +13,8 @@ use super::policy::{Category, KeyOwner};
 use crate::kube::names::Authority;
 use crate::x509::{KeyAlgorithm, KeyType};
 
+/// Longest lifetime of a short-lived certificate: OpenShift's serving and client certificates live for at most 30 days.
+const SHORT_LIFETIME: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 /// The security strength of RSA-2048, in bits (NIST SP 800-57 Part 1, table 2).
 const LEGACY_STRENGTH: u16 = 112;
 
@@ -24,6 +27,8 @@ pub struct KeyUse {
     pub required: Option<KeyAlgorithm>,
     /// The key on disk.
     pub found: FoundKey,
+    /// Lifetime that is requested for its certificate; `None` for a key that no renewal replaces.
+    pub lifetime: Option<Duration>,
     /// End of validity of its certificate.
     pub not_after: Option<OffsetDateTime>,
     /// When a renewal replaces the key by one of the required algorithm, if it waits for that.
@@ -116,13 +121,43 @@ pub fn judge(key: &KeyUse) -> KeyVerdict {
     }
 }
 
-/// Returns what a policy of algorithms alone does not show: certificates whose key is stronger than that of their CA, and
-/// keys of 112 bits whose certificates are valid after 2030.
+/// Returns what a policy of algorithms alone does not show: certificates whose key is stronger than that of their CA, keys
+/// of 112 bits whose certificates are valid after 2030, and large RSA keys of short-lived certificates.
 pub fn warnings(keys: &[KeyUse]) -> Vec<String> {
     weaker_authorities(keys)
         .into_iter()
         .chain(legacy_after_2030(keys))
+        .chain(large_keys_of_short_lived(keys))
         .collect()
+}
+
+/// A large RSA key is generated anew for each renewal, within seconds, and slows down each handshake.
+fn large_keys_of_short_lived(keys: &[KeyUse]) -> Option<String> {
+    let is_large = |key: &&KeyUse| {
+        let found = key.found.key_type();
+        matches!(
+            found,
+            Some(KeyType::Known(
+                KeyAlgorithm::Rsa3072 | KeyAlgorithm::Rsa4096
+            ))
+        )
+    };
+    let found: Vec<String> = keys
+        .iter()
+        .filter(|key| {
+            key.lifetime
+                .is_some_and(|lifetime| lifetime <= SHORT_LIFETIME)
+        })
+        .filter(is_large)
+        .map(|key| key.owner.to_string())
+        .collect();
+    (!found.is_empty()).then(|| {
+        format!(
+            "large RSA keys for certificates of at most {} days, which are generated again for each renewal (use ECDSA P256 or P384): {}",
+            SHORT_LIFETIME.as_secs() / (24 * 60 * 60),
+            found.join(", ")
+        )
+    })
 }
 
 /// A chain is as strong as its weakest key.
@@ -212,6 +247,7 @@ mod tests {
             owner,
             required: Some(required),
             found: FoundKey::Key(KeyType::Known(found)),
+            lifetime: None,
             not_after: Some(datetime!(2028-01-01 0:00 UTC)),
             replaced_at: None,
         }
@@ -262,6 +298,7 @@ mod tests {
                 owner: APISERVER,
                 required: Some(required),
                 found,
+                lifetime: None,
                 not_after: None,
                 replaced_at: None,
             };
@@ -285,6 +322,23 @@ mod tests {
             ["the RSA-2048 key of ca is weaker than those of apiserver, and limits their strength"]
         );
         assert!(warnings(&keys[1..]).is_empty());
+    }
+
+    #[test]
+    fn warns_of_large_rsa_key_of_short_lived_certificate() {
+        use KeyAlgorithm::{EcdsaP384, Rsa2048, Rsa4096};
+        for (lifetime, algorithm, expected) in [
+            (Some(SHORT_LIFETIME), Rsa4096, 1),
+            (Some(SHORT_LIFETIME * 2), Rsa4096, 0),
+            (None, Rsa4096, 0),
+            (Some(SHORT_LIFETIME), Rsa2048, 0),
+            (Some(SHORT_LIFETIME), EcdsaP384, 0),
+        ] {
+            let mut key = key(APISERVER, algorithm, algorithm);
+            key.lifetime = lifetime;
+            let found = warnings(&[key]);
+            assert_eq!(found.len(), expected, "{lifetime:?} {algorithm}: {found:?}");
+        }
     }
 
     #[test]

@@ -1,18 +1,21 @@
-//! The key algorithm of each certificate, each authority and the service-account pair.
+//! The key algorithm of each certificate, each authority and the service-account pair, and the lifetime of certificates.
 //!
 //! Form and precedence are those of OpenShift's PKI policy: an override for one name precedes its category, the category
-//! precedes the defaults, and the defaults precede kubeadm's `encryptionAlgorithm`. Pure.
+//! precedes the defaults, and the defaults precede kubeadm's `encryptionAlgorithm` and validity periods. An entry without
+//! a key or without a lifetime leaves that one to the next entry. `lifetime` is a field of nodepki, for which OpenShift's
+//! proposal reserves the name. Pure.
 
 mod read;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::time::Duration;
 
 use self::KeyOwner::Leaf;
-use crate::kube::kubeadm::KubernetesVersion;
+use crate::kube::kubeadm::{self, KubernetesVersion};
 use crate::kube::names::{Authority, CertName};
 use crate::x509::KeyAlgorithm;
-use crate::yaml::{Faults, FieldPosition, Node};
+use crate::yaml::{Faults, FieldPosition, Node, format_duration};
 
 /// OpenShift's groups of certificates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -100,10 +103,17 @@ impl fmt::Display for KeyOwner {
     }
 }
 
-/// A key algorithm and the place where it is configured.
+/// The parameters of one entry of a policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Choice {
-    key: KeyAlgorithm,
+    key: Option<ChosenValue<KeyAlgorithm>>,
+    lifetime: Option<ChosenValue<Duration>>,
+}
+
+/// A configured value, and its place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct ChosenValue<T> {
+    value: T,
     spot: FieldPosition,
 }
 
@@ -116,24 +126,32 @@ pub struct KeyRules {
 }
 
 impl KeyRules {
-    /// Returns true if no key is chosen, as in a policy of mode `Unmanaged`.
+    /// Returns true if nothing is chosen, as in a policy of mode `Unmanaged`.
     pub fn is_empty(&self) -> bool {
         self.defaults.is_none() && self.categories.is_empty() && self.overrides.is_empty()
     }
 
-    fn choice(&self, owner: KeyOwner) -> Option<&Choice> {
-        self.overrides
-            .get(&owner)
-            .or_else(|| {
-                owner
-                    .category()
-                    .and_then(|category| self.categories.get(&category))
-            })
-            .or(self.defaults.as_ref())
+    /// Returns the entries for the name and the category of an owner, in the order of precedence.
+    fn specific(&self, owner: KeyOwner) -> impl Iterator<Item = &Choice> {
+        let category = owner.category();
+        let category = category.and_then(|category| self.categories.get(&category));
+        self.overrides.get(&owner).into_iter().chain(category)
+    }
+
+    fn key(&self, owner: KeyOwner) -> Option<&ChosenValue<KeyAlgorithm>> {
+        self.specific(owner)
+            .chain(&self.defaults)
+            .find_map(|choice| choice.key.as_ref())
+    }
+
+    fn lifetime(&self, name: CertName) -> Option<&ChosenValue<Duration>> {
+        self.specific(Leaf(name))
+            .chain(&self.defaults)
+            .find_map(|choice| choice.lifetime.as_ref())
     }
 }
 
-/// The key algorithm of every key owner.
+/// The key algorithm of every key owner, and the lifetimes that precede those of kubeadm.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyPolicy {
     rules: KeyRules,
@@ -197,23 +215,26 @@ impl KeyPolicy {
 
     /// Returns the key of any owner.
     pub(crate) fn key_of(&self, owner: KeyOwner) -> KeyAlgorithm {
-        self.rules
-            .choice(owner)
-            .map_or(self.kubeadm, |choice| choice.key)
+        self.required_of(owner).unwrap_or(self.kubeadm)
     }
 
     /// Returns the key that the rules require of an owner. kubeadm's algorithm requires nothing of a key that exists, such
     /// as that of an external CA: kubeadm only creates keys by it.
     pub(crate) fn required_of(&self, owner: KeyOwner) -> Option<KeyAlgorithm> {
-        self.rules.choice(owner).map(|choice| choice.key)
+        self.rules.key(owner).map(|chosen| chosen.value)
     }
 
-    /// Returns warnings about keys that kubeadm cannot create or that some software cannot use. Those about kubeadm's own
+    /// Returns the lifetime of a leaf certificate; `None` if kubeadm's validity period applies.
+    pub(crate) fn lifetime_of(&self, name: CertName) -> Option<Duration> {
+        self.rules.lifetime(name).map(|chosen| chosen.value)
+    }
+
+    /// Returns warnings about lifetimes, and about keys that kubeadm cannot create or that some software cannot use. Those about kubeadm's own
     /// `encryptionAlgorithm` are added when it is read.
     pub fn warnings(&self, kubernetes: Option<&KubernetesVersion>) -> Faults {
-        let mut faults = Faults::default();
+        let mut faults = self.lifetime_warnings();
         for (choice, owners) in self.owners_by_choice() {
-            match choice.key {
+            match choice.value {
                 KeyAlgorithm::EcdsaP521 => warn_of_p521(choice, &owners, &mut faults),
                 KeyAlgorithm::EcdsaP384 => {
                     if let Some(version) = kubernetes
@@ -234,11 +255,29 @@ impl KeyPolicy {
         faults
     }
 
-    /// Returns each choice with the owners to which it applies.
-    fn owners_by_choice(&self) -> Vec<(&Choice, Vec<KeyOwner>)> {
-        let mut groups: Vec<(&Choice, Vec<KeyOwner>)> = Vec::new();
+    /// Returns warnings about lifetimes of more than a year, of which kubeadm warns too.
+    fn lifetime_warnings(&self) -> Faults {
+        let chosen = CertName::ALL
+            .into_iter()
+            .filter_map(|name| self.rules.lifetime(name))
+            .filter(|chosen| chosen.value > kubeadm::YEAR);
+        let mut warned: Vec<&FieldPosition> = Vec::new();
+        let mut faults = Faults::default();
+        for ChosenValue { value, spot } in chosen {
+            if !warned.contains(&spot) {
+                warned.push(spot);
+                let message = format!("{} is longer than a year", format_duration(*value));
+                faults.push(spot.warning(message, "shorten it"));
+            }
+        }
+        faults
+    }
+
+    /// Returns each chosen key with the owners to which it applies.
+    fn owners_by_choice(&self) -> Vec<(&ChosenValue<KeyAlgorithm>, Vec<KeyOwner>)> {
+        let mut groups: Vec<(&ChosenValue<KeyAlgorithm>, Vec<KeyOwner>)> = Vec::new();
         for owner in KeyOwner::all() {
-            let Some(choice) = self.rules.choice(owner) else {
+            let Some(choice) = self.rules.key(owner) else {
                 continue;
             };
             match groups.iter_mut().find(|(known, _)| *known == choice) {
@@ -253,7 +292,7 @@ impl KeyPolicy {
 const RENEW_WITH_NODEPKI: &str =
     "kubeadm certs renew would create other keys; renew with nodepki only";
 
-fn warn_of_p521(choice: &Choice, owners: &[KeyOwner], faults: &mut Faults) {
+fn warn_of_p521(choice: &ChosenValue<KeyAlgorithm>, owners: &[KeyOwner], faults: &mut Faults) {
     let with_certificate: Vec<String> = owners
         .iter()
         .filter(|owner| **owner != KeyOwner::ServiceAccount)

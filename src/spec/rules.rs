@@ -171,7 +171,10 @@ impl RuleInputs<'_> {
                     sans: self.sans(name),
                     usages: usages(name),
                     key: self.policy.key_for(name),
-                    lifetime: self.cluster.certificate_validity,
+                    lifetime: self
+                        .policy
+                        .lifetime_of(name)
+                        .unwrap_or(self.cluster.certificate_validity),
                 },
                 tolerance: self
                     .choices

@@ -1,6 +1,9 @@
 //! Findings on a usable configuration, for `config check` and `preflight`: settings without effect, files that are still
 //! missing, pins that do not match. A run reports each of them when it matters; here they are known before.
 
+use std::collections::BTreeMap;
+use std::time::Duration;
+
 use time::OffsetDateTime;
 
 use super::{Loaded, contents, secrets};
@@ -126,14 +129,26 @@ impl Loaded {
             .collect()
     }
 
-    fn renewals_without_effect(&self) -> Option<String> {
-        let lifetimes = self
-            .setup
-            .plan
-            .certs
-            .iter()
-            .map(|spec| spec.requested.profile.lifetime);
-        self.settings.rotation.without_effect(lifetimes.min()?)
+    /// One warning for each lifetime, with the certificates that have it.
+    fn renewals_without_effect(&self) -> Vec<String> {
+        let mut names: BTreeMap<Duration, Vec<&str>> = BTreeMap::new();
+        for spec in &self.setup.plan.certs {
+            let lifetime = spec.requested.profile.lifetime;
+            names
+                .entry(lifetime)
+                .or_default()
+                .push(spec.name().as_str());
+        }
+        let is_only = names.len() == 1;
+        let rotation = &self.settings.rotation;
+        let warnings = names.into_iter().filter_map(|(lifetime, names)| {
+            let warning = rotation.without_effect(lifetime)?;
+            Some(match is_only {
+                true => warning,
+                false => format!("{}: {warning}", names.join(", ")),
+            })
+        });
+        warnings.collect()
     }
 
     /// Signers that get every authority's certificates from one CA.

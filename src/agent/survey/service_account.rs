@@ -55,6 +55,7 @@ impl Survey {
             owner: KeyOwner::ServiceAccount,
             required: spec.required_key,
             found: found_key(&pair.private, |key| key.public_key().key_type()),
+            lifetime: None,
             not_after: None,
             replaced_at: None,
         });

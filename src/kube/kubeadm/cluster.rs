@@ -14,7 +14,8 @@ use crate::yaml::schema::{duration_fix, section};
 use crate::yaml::{self, Field, Map, Node, format_duration, parse_duration};
 
 const HOUR: u64 = 3600;
-const YEAR: Duration = Duration::from_secs(8760 * HOUR);
+/// kubeadm's default validity of leaf certificates, and the longest without a warning.
+pub(crate) const YEAR: Duration = Duration::from_secs(8760 * HOUR);
 const TEN_YEARS: Duration = Duration::from_secs(87600 * HOUR);
 /// kubeadm's `MinimumAddressesInServiceSubnet`.
 const MIN_SERVICE_ADDRESSES: u128 = 10;

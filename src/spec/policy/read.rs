@@ -4,13 +4,18 @@
 //! `install-config.yaml` (`signerCertificates` and the like in place of `categories`), or one of the API's two forms of
 //! `certificateManagement.custom`.
 //!
+//! To each certificate nodepki adds `lifetime`, in all forms.
+//!
 //! To map one more OpenShift name, add a row to `OPENSHIFT_NAMES`.
 
+use std::time::Duration;
+
 use super::KeyOwner::{Authority as Ca, Leaf};
-use super::{Category, Choice, KeyOwner, KeyRules};
+use super::{Category, Choice, ChosenValue, KeyOwner, KeyRules};
 use crate::kube::names::{Authority, CertName};
 use crate::x509::KeyAlgorithm;
-use crate::yaml::{FaultSeverity, Faults, Field, Map, Node, Walk, did_you_mean};
+use crate::yaml::schema::duration;
+use crate::yaml::{FaultSeverity, Faults, Field, Map, Node, Walk, did_you_mean, format_duration};
 
 /// OpenShift's well-known names and their counterparts in a kubeadm cluster; an empty list means none.
 ///
@@ -139,7 +144,7 @@ impl KeyRules {
             }
         } else {
             self.defaults = map.get("defaults").and_then(|field| read_choice(&field));
-            self.read_category_keys(map);
+            self.read_category_keys(map, faults);
             for item in items(map, "categories") {
                 let choice = read_required_choice(&item);
                 match item.get("category") {
@@ -197,7 +202,7 @@ impl KeyRules {
                 "add defaults: {key: {algorithm: RSA, rsa: {keySize: 2048}}}",
             ),
         }
-        self.read_category_keys(map);
+        self.read_category_keys(map, faults);
         for item in items(map, "overrides") {
             match item.get("type") {
                 Some(kind) => {
@@ -229,11 +234,14 @@ impl KeyRules {
         }
     }
 
-    fn read_category_keys(&mut self, map: &Map<'_>) {
+    fn read_category_keys(&mut self, map: &Map<'_>, faults: &mut Faults) {
         for (key, category) in CATEGORY_KEYS {
             if let Some(field) = map.get(key)
                 && let Some(choice) = read_choice(&field)
             {
+                if category == Category::Signer {
+                    choice.forbid_lifetime(faults);
+                }
                 self.categories.insert(category, choice);
             }
         }
@@ -249,10 +257,13 @@ impl KeyRules {
             return;
         };
         let Some(choice) = choice else { return };
+        if category == Category::Signer {
+            choice.forbid_lifetime(faults);
+        }
         if let Some(earlier) = self.categories.get(&category) {
             let message = format!(
                 "category {text} is given twice, first in line {}",
-                earlier.spot.place.line
+                earlier.line()
             );
             faults.push(field.spot().error(message, "keep one of them"));
             return;
@@ -304,22 +315,63 @@ impl KeyRules {
         let Some(choice) = choice else { return };
         for owner in owners {
             match self.overrides.get(&owner) {
-                Some(earlier) if earlier.key != choice.key => {
-                    let message = format!(
-                        "{name} requests {} for {owner}, but line {} requests {}",
-                        choice.key, earlier.spot.place.line, earlier.key
-                    );
-                    faults.push(field.spot().error(
-                        message,
-                        "make both the same, as a kubeadm cluster has one key for both",
-                    ));
+                Some(earlier) => {
+                    if let Some((first, second)) = earlier.conflict(&choice) {
+                        let message = format!(
+                            "{name} requests {second} for {owner}, but line {} requests {first}",
+                            earlier.line()
+                        );
+                        faults.push(field.spot().error(
+                            message,
+                            "make both the same, as a kubeadm cluster has one key for both",
+                        ));
+                    }
                 }
-                Some(_) => {}
                 None => {
+                    if !matches!(owner, Leaf(_)) {
+                        choice.forbid_lifetime(faults);
+                    }
                     self.overrides.insert(owner, choice.clone());
                 }
             }
         }
+    }
+}
+
+impl Choice {
+    /// nodepki creates no CA certificate, and the pair `sa` has none.
+    fn forbid_lifetime(&self, faults: &mut Faults) {
+        if let Some(lifetime) = &self.lifetime {
+            faults.push(lifetime.spot.error(
+                "is for leaf certificates only: the owner of a CA decides on the lifetime of its certificate, and the pair sa has no certificate",
+                "remove it",
+            ));
+        }
+    }
+
+    /// Returns the line of the key, or else of the lifetime.
+    fn line(&self) -> usize {
+        let key = self.key.as_ref().map(|key| &key.spot);
+        let lifetime = self.lifetime.as_ref().map(|lifetime| &lifetime.spot);
+        key.or(lifetime).map_or(0, |spot| spot.place.line)
+    }
+
+    /// Returns the first value that differs from that of a later choice for the same owner, in words, and the later one.
+    fn conflict(&self, later: &Choice) -> Option<(String, String)> {
+        let key = |choice: &Choice| {
+            let key = choice.key.as_ref();
+            key.map_or_else(|| "no key".to_owned(), |key| key.value.to_string())
+        };
+        let lifetime = |choice: &Choice| {
+            let lifetime = choice.lifetime.as_ref();
+            lifetime.map_or_else(
+                || "no lifetime".to_owned(),
+                |lifetime| format_duration(lifetime.value),
+            )
+        };
+        [(key(self), key(later)), (lifetime(self), lifetime(later))]
+            .into_iter()
+            .find(|(earlier, later)| earlier != later)
     }
 }
 
@@ -347,22 +399,43 @@ fn read_required_choice(item: &Map<'_>) -> Option<Choice> {
     }
 }
 
-/// Reads `{key: {algorithm, rsa | ecdsa}}`.
+/// Reads `{key: {algorithm, rsa | ecdsa}, lifetime}`, of which one may be missing.
 fn read_choice(field: &Field<'_>) -> Option<Choice> {
     let map = field.map()?;
     let key = map.get("key");
+    let lifetime = map.get("lifetime");
     map.finish();
-    let Some(key) = key else {
+    if key.is_none() && lifetime.is_none() {
         field.error(
             "has no key",
             "add key: {algorithm: RSA, rsa: {keySize: 2048}}",
         );
         return None;
+    }
+    let key = match key {
+        Some(key) => Some(ChosenValue {
+            value: read_algorithm(&key)?,
+            spot: key.spot(),
+        }),
+        None => None,
     };
-    let algorithm = read_algorithm(&key)?;
-    Some(Choice {
-        key: algorithm,
-        spot: key.spot(),
+    let lifetime = match lifetime {
+        Some(lifetime) => Some(read_lifetime(lifetime)?),
+        None => None,
+    };
+    Some(Choice { key, lifetime })
+}
+
+/// Like kubeadm's validity periods, a lifetime is positive.
+fn read_lifetime(field: Field<'_>) -> Option<ChosenValue<Duration>> {
+    let (field, lifetime) = duration(Some(field))?;
+    if lifetime.is_zero() {
+        field.error("must be longer than zero", "use a period such as 720h");
+        return None;
+    }
+    Some(ChosenValue {
+        value: lifetime,
+        spot: field.spot(),
     })
 }
 

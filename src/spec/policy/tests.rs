@@ -102,6 +102,78 @@ fn reads_both_forms_of_api() {
 }
 
 #[test]
+fn resolves_key_and_lifetime_separately() {
+    let policy = policy(
+        "defaults: {key: {algorithm: ECDSA, ecdsa: {curve: P384}}, lifetime: 4320h}\n\
+         categories: [{category: Client, certificate: {lifetime: 720h}}]\n\
+         overrides:\n\
+         - {certificateName: etcd-peer, certificate: {lifetime: 48h}}\n\
+         - {certificateName: admin.conf, certificate: {key: {algorithm: RSA, rsa: {keySize: 4096}}}}",
+    );
+    let hours = |name| policy.lifetime_of(name).unwrap().as_secs() / 3600;
+    for (name, key, lifetime) in [
+        (CertName::Apiserver, KeyAlgorithm::EcdsaP384, 4320),
+        (CertName::EtcdPeer, KeyAlgorithm::EcdsaP384, 48),
+        (CertName::SchedulerConf, KeyAlgorithm::EcdsaP384, 720),
+        (CertName::AdminConf, KeyAlgorithm::Rsa4096, 720),
+    ] {
+        assert_eq!(policy.key_for(name), key, "{name}");
+        assert_eq!(hours(name), lifetime, "{name}");
+    }
+    let without = KeyPolicy::new(KeyRules::default(), KeyAlgorithm::Rsa2048);
+    assert_eq!(without.lifetime_of(CertName::Apiserver), None);
+}
+
+#[test]
+fn refuses_lifetime_that_is_not_positive_or_not_of_leaf_certificate() {
+    assert_eq!(
+        faults(
+            "defaults: {lifetime: 30d}\n\
+             categories:\n\
+             - {category: Client, certificate: {lifetime: 0s}}\n\
+             - {category: Signer, certificate: {lifetime: 87600h}}\n\
+             overrides:\n\
+             - {certificateName: sa, certificate: {lifetime: 720h}}\n\
+             - {certificateName: etcd-ca, certificate: {lifetime: 720h}}"
+        )
+        .lines()
+        .map(|line| line.rsplit_once(" (").unwrap().0)
+        .collect::<Vec<_>>(),
+        [
+            "pki.yaml:5:24: spec.defaults.lifetime: \"30d\" has the unknown unit \"d\"",
+            "pki.yaml:7:48: spec.categories[0].certificate.lifetime: must be longer than zero",
+            "pki.yaml:8:48: spec.categories[1].certificate.lifetime: is for leaf certificates only: the owner of a CA decides on the lifetime of its certificate, and the pair sa has no certificate",
+            "pki.yaml:10:51: spec.overrides[0].certificate.lifetime: is for leaf certificates only: the owner of a CA decides on the lifetime of its certificate, and the pair sa has no certificate",
+            "pki.yaml:11:56: spec.overrides[1].certificate.lifetime: is for leaf certificates only: the owner of a CA decides on the lifetime of its certificate, and the pair sa has no certificate",
+        ]
+    );
+}
+
+#[test]
+fn warns_of_lifetime_of_more_than_a_year_once() {
+    let policy = policy("defaults: {lifetime: 8761h}");
+    let warnings = policy.warnings(None);
+    let texts: Vec<String> = warnings.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        texts,
+        ["pki.yaml:5:24: spec.defaults.lifetime: 8761h is longer than a year (shorten it)"]
+    );
+}
+
+#[test]
+fn refuses_different_lifetimes_for_one_key() {
+    let conflict = faults(
+        "overrides:\n\
+         - {certificateName: etcd-peer, certificate: {lifetime: 48h}}\n\
+         - {certificateName: etcd-peer-server, certificate: {lifetime: 24h}}",
+    );
+    assert!(
+        conflict.contains("etcd-peer-server requests 24h for etcd-peer, but line 6 requests 48h"),
+        "{conflict}"
+    );
+}
+
+#[test]
 fn reports_all_faults() {
     assert_eq!(
         faults(
