@@ -26,7 +26,8 @@ use crate::kube::names::{Authority, CertName};
 use crate::signer::NodeIdentity;
 use crate::spec::assess::Observed;
 use crate::spec::policy::KeyPolicy;
-use crate::spec::{self, NodeSpec};
+use crate::spec::schedule::OnPolicyChange;
+use crate::spec::{self, Choices, NodeSpec};
 use crate::store::{NodeRoot, STATE_DIR};
 use crate::x509::TrustBundle;
 
@@ -110,8 +111,13 @@ pub(super) fn load(
         node: name,
         cluster: order.target.cluster().to_owned(),
     };
+    // No component of this machine restarts for a Secret, and nothing else renews it before it expires.
+    let choices = Choices {
+        on_policy_change: OnPolicyChange::Now,
+        ..load::choices(&settings)
+    };
     let mut setup = RunSetup {
-        plan: table(&cluster, &identity, &policy, &load::choices(&settings))?,
+        plan: table(&cluster, &identity, &policy, &choices)?,
         signers: load::open_signers(
             root,
             &settings,
@@ -179,7 +185,7 @@ fn table(
     cluster: &ClusterConfig,
     identity: &NodeIdentity,
     policy: &KeyPolicy,
-    choices: &spec::Choices,
+    choices: &Choices,
 ) -> Result<NodeSpec, Failure> {
     let name = NodeName::from_str(&identity.node)
         .map_err(|error| Failure::new(ExitCode::Usage, "").caused_by(error))?;
