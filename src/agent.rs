@@ -5,6 +5,7 @@
 //! process with a signer that answers from files.
 
 mod clock;
+pub(crate) mod cluster_policy;
 mod event;
 mod examine;
 mod failure;

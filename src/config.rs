@@ -11,6 +11,7 @@
 //! run the tests with `NODEPKI_BLESS=1`, which writes `docs/configuration.md`, and explain the setting in
 //! `packaging/config.yaml`; a test fails if it is missing there. The settings of a signer are declared in its own file.
 
+mod cluster_policy;
 mod keys;
 mod kubelet;
 mod kubelets;
@@ -40,6 +41,7 @@ use crate::yaml::settings::{
 };
 use crate::yaml::{self, FaultSeverity, Faults, Field, FieldPosition, Map, Node, Walk};
 
+pub use cluster_policy::ClusterPolicySettings;
 pub use kubelet::{KubeletIdentity, KubeletSettings};
 pub use metrics::MetricsSettings;
 use reload::Reload;
@@ -88,6 +90,8 @@ settings! {
         "kubelet" => pub kubelet: KubeletSettings;
         /// Signing of the kubelets' own requests, for control-plane nodes.
         "kubelets" => pub kubelets: KubeletPolicy;
+        /// The key policy in the cluster.
+        "clusterPolicy" => pub cluster_policy: ClusterPolicySettings;
         /// How long a run waits for pending signatures before it ends with exit status 75.
         "wait" => pub wait: Duration = DEFAULT_WAIT;
         /// How long a run waits for a plausible clock.

@@ -8,6 +8,7 @@
 //! next start continues with the same keys and the same tickets.
 
 mod alarm;
+mod cluster_policy;
 mod kubelets;
 pub mod metrics;
 mod notify;
@@ -28,8 +29,9 @@ use crate::config::{Argument, FRAGMENT_DIRECTORIES, MAIN_FILE};
 use crate::process::confine::Rights;
 use crate::signer::Carry;
 use crate::spec::CertFiles;
-use crate::store::{self, NodeRoot};
+use crate::store::{self, CLUSTER_POLICY, NodeRoot};
 
+use cluster_policy::PolicyService;
 use kubelets::KubeletService;
 use metrics::Metrics;
 use system::System;
@@ -141,10 +143,13 @@ impl<S: Surroundings> Daemon<'_, S> {
         };
         let kubelets = KubeletService::default();
         kubelets.put_in_force(self.root, &loaded, &metrics, clock)?;
+        let policy = PolicyService::default();
+        policy.put_in_force(self.root, &loaded.settings.cluster_policy)?;
         let ended = tokio::select! {
-            ended = self.rotate(loaded, &reach, read, &metrics, &kubelets) => ended,
+            ended = self.rotate(loaded, &reach, read, &metrics, (&kubelets, &policy)) => ended,
             never = serve => match never {},
             never = kubelets.run() => match never {},
+            never = policy.run() => match never {},
         };
         kubelets.release().await;
         ended
@@ -156,7 +161,7 @@ impl<S: Surroundings> Daemon<'_, S> {
         reach: &Rights,
         read: impl AsyncFn() -> Result<Loaded, Failure>,
         metrics: &Metrics,
-        kubelets: &KubeletService,
+        (kubelets, policy): (&KubeletService, &PolicyService),
     ) -> Result<(), Failure> {
         let watched = self.watched(&loaded)?;
         self.put_in_force(&mut loaded, watched);
@@ -208,7 +213,9 @@ impl<S: Surroundings> Daemon<'_, S> {
                             }
                             let used =
                                 kubelets.put_in_force(self.root, &loaded, metrics, self.clock);
-                            if let Err(failure) = used {
+                            let settings = &loaded.settings.cluster_policy;
+                            let followed = policy.put_in_force(self.root, settings);
+                            for failure in [used, followed].into_iter().filter_map(Result::err) {
                                 tracing::error!(exit = failure.code as u8, "{failure}");
                             }
                         }
@@ -389,6 +396,9 @@ impl<S: Surroundings> Daemon<'_, S> {
         }
         for file in kubeadm.files.iter().chain(&kubeadm.cluster_configuration) {
             watched.file(FileRole::Configuration, self.root, file);
+        }
+        if loaded.settings.cluster_policy.enabled {
+            watched.file(FileRole::Configuration, self.root, CLUSTER_POLICY.as_ref());
         }
         let plan = &loaded.setup.plan;
         for spec in &plan.certs {

@@ -39,6 +39,7 @@
 //! - `pending/SLOT/`: key, CSR, ticket and answer of a request;
 //! - `kubelets/UID.json` (0600): a kubelet's request that was sent to the signer (`kubelet_requests`);
 //! - `aside/`: what was set aside, for 30 days and at most 50 entries;
+//! - `cluster-policy.json` (0600): the key policy of the cluster (`cluster_policy`);
 //! - `issued.json`: when each certificate was issued;
 //! - `authorities.json`: CA changes under way;
 //! - `restarts.json` (0600): replaced files that have not taken effect yet;
@@ -54,6 +55,7 @@
 
 mod amendment;
 mod changes;
+mod cluster_policy;
 mod commit;
 mod desired;
 mod dir;
@@ -87,6 +89,7 @@ use time::OffsetDateTime;
 use time::macros::format_description;
 
 pub use changes::AuthorityChange;
+pub use cluster_policy::{CLUSTER_POLICY, ClusterPolicyRecord};
 pub use commit::Commit;
 pub use desired::Mode;
 pub use dir::{Dir, FileContent, FileKind, Metadata};

@@ -16,8 +16,8 @@ use crate::table::{Cell, Emphasis, Table};
 pub(super) enum PolicyCommand {
     /// Compare the key algorithm of each certificate, authority and the service-account pair with the policy
     ///
-    /// The policy is the pki block of the settings or an OpenShift PKI document; for certificates of this node otherwise
-    /// kubeadm's encryptionAlgorithm. Reads only.
+    /// The policy is that of the cluster (clusterPolicy), the pki block of the settings or an OpenShift PKI document; for
+    /// certificates of this node otherwise kubeadm's encryptionAlgorithm. Reads only.
     /// Exit status: 0 if every key that exists complies; 65 otherwise.
     Check(CheckArgs),
 }

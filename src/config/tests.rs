@@ -66,6 +66,7 @@ kubelet: {identity: bootstrap, clientCertificate: file, serving: true}
 kubelets: {sign: true, approveServing: true, approveClient: true, lifetime: 24h, keys: [ECDSA-P256], names: ["{node}.example.com"], networks: [192.0.2.0/24], tokenGroups: ["system:bootstrappers:workers"], requestsPerSecond: 20, lease: kubelets}
 wait: 10m
 clock: {maxWait: 5m}
+clusterPolicy: {enabled: true, kubeconfig: /etc/nodepki/policy.conf}
 rotation: {renewAt: 720h, jitter: 5%, minRemaining: 2h, window: ["Mon-Fri 22:00-04:00", {cron: "0 2 * * 0", duration: 3h}], rekey: false, onPolicyChange: now}
 reload:
   staticPods: false
@@ -190,6 +191,13 @@ fn reads_every_key() {
             token_groups: vec!["system:bootstrappers:workers".to_owned()],
             requests_per_second: 20,
             lease: "kubelets".to_owned(),
+        }
+    );
+    assert_eq!(
+        settings.cluster_policy,
+        ClusterPolicySettings {
+            enabled: true,
+            kubeconfig: "/etc/nodepki/policy.conf".into(),
         }
     );
     assert_eq!(settings.wait, Duration::from_secs(600));

@@ -164,6 +164,15 @@ impl KeyPolicy {
         KeyPolicy { rules, kubeadm }
     }
 
+    /// Returns the policy with the rules of the cluster, if it has any, in place of the node's own.
+    #[must_use]
+    pub(crate) fn replaced_by(self, cluster: Option<KeyRules>) -> KeyPolicy {
+        KeyPolicy {
+            rules: cluster.unwrap_or(self.rules),
+            ..self
+        }
+    }
+
     /// Combines the rules of the settings with the `PKI` documents among the kubeadm documents.
     ///
     /// # Errors

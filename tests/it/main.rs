@@ -17,6 +17,7 @@ mod bootstrap_kubeadm;
 mod capi;
 mod certs;
 mod cloud_init;
+mod cluster_policy;
 mod confine;
 mod contract;
 mod crl;

@@ -87,8 +87,7 @@ fn requests_lifetime_of_override_then_category_then_default_then_kubeadm() {
     ran.done().row_says("apiserver", "kept");
     assert_eq!(hours(CertName::Apiserver), 8760);
     let renewed = Ran::of(
-        &mut node
-            .with_local(&["renew", "--force", "--name", "apiserver"], &["--config"])
+        node.with_local(&["renew", "--force", "--name", "apiserver"], &["--config"])
             .arg(node.outside("config.yaml")),
     );
     renewed.done();
@@ -152,7 +151,7 @@ fn requests_key_encipherment_for_rsa_keys_only() {
     let pki = "pki:\n  overrides: [{certificateName: apiserver, certificate: {key: {algorithm: RSA, rsa: {keySize: 2048}}}}]\n";
     bootstrap(&node, pki).done();
     let usages = |file: &str| {
-        let facts = facts_of_cert(&node.path(&format!("/etc/kubernetes/pki/{file}.crt")));
+        let facts = facts_of_cert(&node.path(format!("/etc/kubernetes/pki/{file}.crt")));
         facts.key_usage().to_vec()
     };
     assert_eq!(usages("apiserver"), ["digitalSignature", "keyEncipherment"]);

@@ -16,6 +16,7 @@ use super::{
     LOCAL_CA_KEYS_ADVICE, LOCK_WAIT, LoadInputs, Loaded, choices, existing_sources,
     exposed_secrets, faulty, local_ca_keys, open_signers, read_settings, resolve, state_of,
 };
+use crate::agent::cluster_policy::ClusterPolicy;
 use crate::agent::{ClockPolicy, ExitCode, Failure, Provided, Record, RunSetup, TrustSource, join};
 use crate::config::Settings;
 use crate::kube::kubeadm::{self, ClusterConfig, HostFacts, KubeadmRole};
@@ -42,6 +43,7 @@ pub(super) struct KnownConfiguration {
     /// The files of the node read so far.
     state: NodeState,
     recorded: Recorded,
+    cluster_policy: ClusterPolicy,
     /// Warning that a worker's ClusterConfiguration is unknown.
     unknown_cluster: Option<String>,
 }
@@ -64,8 +66,10 @@ impl KnownConfiguration {
         let documents = kubeadm::load(&sources);
         let state = state_of(root, &documents);
         let running = RunningNode::read(&state, !sources.is_empty(), documents.role());
+        let cluster_policy = ClusterPolicy::read(root, &settings.cluster_policy);
         require_readable(root)?;
         let mut known = KnownConfiguration {
+            cluster_policy,
             settings,
             warnings,
             sources,
@@ -186,6 +190,7 @@ impl KnownConfiguration {
     ) -> Result<Loaded, Failure> {
         let host = self.host(root, change)?;
         let (resolved, policy) = resolve(&self.settings, &self.documents, &host)?;
+        let policy = policy.replaced_by(self.cluster_policy.rules.clone());
         let cluster = resolved.cluster.clone().unwrap_or_default();
         let state = self.state.with_layout(Layout::new(
             Some(cluster.certificates_dir.clone()),
@@ -307,6 +312,7 @@ impl KnownConfiguration {
         faults.extend(policy);
         let mut warnings: Vec<String> = faults.warnings().map(ToString::to_string).collect();
         warnings.extend(self.unknown_cluster.clone());
+        warnings.extend(self.cluster_policy.warning.clone());
         warnings.extend(exposed_secrets(root, &self.settings));
         let local = local_ca_keys(root, &self.settings).into_iter();
         warnings.extend(local.map(|found| format!("{found}: {LOCAL_CA_KEYS_ADVICE}")));

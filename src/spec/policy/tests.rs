@@ -125,6 +125,23 @@ fn resolves_key_and_lifetime_separately() {
 }
 
 #[test]
+fn policy_of_cluster_replaces_that_of_node_as_a_whole() {
+    let node = policy("defaults: {key: {algorithm: RSA, rsa: {keySize: 3072}}, lifetime: 720h}");
+    let (cluster, _) = rules(
+        "categories: [{category: Client, certificate: {key: {algorithm: ECDSA, ecdsa: {curve: P384}}}}]",
+    )
+    .unwrap();
+    assert_eq!(node.clone().replaced_by(None), node);
+    let replaced = node.replaced_by(Some(cluster));
+    assert_eq!(
+        replaced.key_for(CertName::AdminConf),
+        KeyAlgorithm::EcdsaP384
+    );
+    assert_eq!(replaced.key_for(CertName::Apiserver), KeyAlgorithm::Rsa2048);
+    assert_eq!(replaced.lifetime_of(CertName::Apiserver), None);
+}
+
+#[test]
 fn refuses_lifetime_that_is_not_positive_or_not_of_leaf_certificate() {
     assert_eq!(
         faults(

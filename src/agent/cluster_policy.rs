@@ -1,0 +1,264 @@
+//! The key policy in the cluster: OpenShift's object `pkis.config.openshift.io/cluster`.
+//!
+//! [`ClusterPolicyWatch`] follows the object within the daemon and keeps the last valid document in the state directory;
+//! [`ClusterPolicy::read`] reads it there, without the cluster, for every command. A faulty document is reported and does
+//! not replace the last valid one. Without the object, and without its definition, the policy of the node's own
+//! configuration applies.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+use super::{Failure, load};
+use crate::cluster::api::{Api, Resource};
+use crate::cluster::watch::{Watch, WatchChange};
+use crate::config::ClusterPolicySettings;
+use crate::spec::policy::KeyRules;
+use crate::store::{ClusterPolicyRecord, NodeRoot, StoreError};
+use crate::yaml;
+
+const GROUP: &str = "config.openshift.io";
+/// The object, for messages.
+const OBJECT: &str = "pkis.config.openshift.io/cluster";
+/// The name of the singleton.
+const NAME: &str = "cluster";
+/// The versions of the resource that are read, in the order of preference.
+static VERSIONS: [Resource; 2] = [version("v1"), version("v1alpha1")];
+/// Time after which the API server is asked again for the versions of the resource.
+const DISCOVERY_INTERVAL: Duration = Duration::from_secs(30);
+
+const fn version(version: &'static str) -> Resource {
+    Resource {
+        group: GROUP,
+        version,
+        plural: "pkis",
+        kind: "PKI",
+    }
+}
+
+/// The key policy of the cluster as it was last read.
+#[derive(Default)]
+pub(super) struct ClusterPolicy {
+    /// Rules of the last valid document; `None` without one.
+    pub(super) rules: Option<KeyRules>,
+    /// Why the policy in the cluster is not used.
+    pub(super) warning: Option<String>,
+}
+
+impl ClusterPolicy {
+    /// Reads the state directory. A damaged file is a warning: the daemon writes it again.
+    pub(super) fn read(root: &NodeRoot, settings: &ClusterPolicySettings) -> ClusterPolicy {
+        if !settings.enabled {
+            return ClusterPolicy::default();
+        }
+        let record = match root.cluster_policy() {
+            Ok(record) => record,
+            Err(error) => {
+                return ClusterPolicy {
+                    rules: None,
+                    warning: Some(format!(
+                        "the key policy of the cluster is ignored until the daemon has read it again: {error}"
+                    )),
+                };
+            }
+        };
+        let Some(ClusterPolicyRecord { document, refused }) = record else {
+            return ClusterPolicy {
+                rules: None,
+                warning: Some(format!(
+                    "clusterPolicy.enabled: {OBJECT} was not read yet (start nodepki daemon, which reads it)"
+                )),
+            };
+        };
+        let in_force = match document {
+            Some(_) => "the last valid one is used",
+            None => "the key policy of this node is used",
+        };
+        let mut warning = refused.map(|why| format!("{OBJECT} is not valid: {why}; {in_force}"));
+        let rules = document.and_then(|document| match rules_of(&document) {
+            Ok(rules) => Some(rules),
+            Err(why) => {
+                warning = Some(format!("{OBJECT} is not valid for this version: {why}"));
+                None
+            }
+        });
+        ClusterPolicy { rules, warning }
+    }
+}
+
+/// Reads a document; the error contains every fault.
+fn rules_of(document: &Value) -> Result<KeyRules, String> {
+    let nodes = yaml::parse(OBJECT, &document.to_string()).map_err(|faults| faults.to_string())?;
+    let Some(node) = nodes.first() else {
+        return Err("it is empty".to_owned());
+    };
+    match KeyRules::from_document(node) {
+        Ok((rules, _)) => Ok(rules),
+        Err(faults) => Err(faults.to_string().replace('\n', "; ")),
+    }
+}
+
+/// Follows the object.
+pub(crate) struct ClusterPolicyWatch {
+    root: NodeRoot,
+    api: Api,
+}
+
+impl ClusterPolicyWatch {
+    /// Returns `None` if the setting is off. Sends nothing.
+    ///
+    /// # Errors
+    /// A kubeconfig that cannot be used.
+    pub(crate) fn new(
+        root: &NodeRoot,
+        settings: &ClusterPolicySettings,
+    ) -> Result<Option<ClusterPolicyWatch>, Failure> {
+        if !settings.enabled {
+            return Ok(None);
+        }
+        Ok(Some(ClusterPolicyWatch {
+            root: root.clone(),
+            api: load::cluster(root, settings.kubeconfig.as_path())?,
+        }))
+    }
+
+    /// Keeps each valid document, until it is dropped. Failures are logged and retried.
+    pub(crate) async fn run(&self) -> Infallible {
+        let resource = self.served_version().await;
+        let watch = Watch {
+            resource,
+            field_selector: Some(format!("metadata.name={NAME}")),
+        };
+        let mut is_listed = false;
+        watch
+            .run(&self.api, |change: WatchChange<Value>| match change {
+                WatchChange::Listing => is_listed = false,
+                WatchChange::Present(object) => {
+                    is_listed = true;
+                    self.keep(|former| accept(former, &object, resource));
+                }
+                WatchChange::Listed if !is_listed => self.keep(|_| ClusterPolicyRecord::default()),
+                WatchChange::Listed => {}
+                WatchChange::Deleted(_) => self.keep(|_| ClusterPolicyRecord::default()),
+            })
+            .await
+    }
+
+    /// Waits until the API server has a known version of the resource.
+    async fn served_version(&self) -> &'static Resource {
+        let mut reported = None;
+        loop {
+            let why = match self.api.document(&format!("/apis/{GROUP}")).await {
+                Ok(group) => match known_version(&group) {
+                    Some(resource) => return resource,
+                    None => format!("no known version of {GROUP} is served"),
+                },
+                Err(error) => error.to_string(),
+            };
+            if reported.as_ref() != Some(&why) {
+                tracing::warn!("{OBJECT} cannot be read: {why}; trying again");
+                reported = Some(why);
+            }
+            sleep(DISCOVERY_INTERVAL).await;
+        }
+    }
+
+    /// Replaces the record. The daemon watches the file, and reads its configuration again after a change.
+    fn keep(&self, change: impl FnOnce(ClusterPolicyRecord) -> ClusterPolicyRecord) {
+        let former = match self.root.cluster_policy() {
+            // A damaged file is written again; that of a newer nodepki is not.
+            Err(StoreError::Damaged { .. }) => None,
+            Err(error) => return tracing::error!("{error}"),
+            Ok(former) => former,
+        };
+        let record = change(former.clone().unwrap_or_default());
+        if former.as_ref() == Some(&record) {
+            return;
+        }
+        match (&record.refused, &record.document) {
+            (Some(why), _) => tracing::error!(
+                "{OBJECT} is not valid and is not used: {why} (correct it with kubectl edit pki cluster)"
+            ),
+            (None, Some(_)) => tracing::info!("{OBJECT} was read"),
+            (None, None) => tracing::info!("{OBJECT} does not exist"),
+        }
+        if let Err(error) = self.root.keep_cluster_policy(&record) {
+            tracing::error!("the key policy of the cluster cannot be kept: {error}");
+        }
+    }
+}
+
+/// Returns the preferred one of the known versions in a document of `/apis/GROUP`.
+fn known_version(group: &Value) -> Option<&'static Resource> {
+    let served = group.get("versions")?.as_array()?;
+    VERSIONS.iter().find(|known| {
+        served
+            .iter()
+            .any(|one| one.get("version").and_then(Value::as_str) == Some(known.version))
+    })
+}
+
+/// Returns the record after the object was read. Items of a list lack `apiVersion` and `kind`; `metadata` and `status`
+/// change without a change of the policy.
+fn accept(former: ClusterPolicyRecord, object: &Value, resource: &Resource) -> ClusterPolicyRecord {
+    let mut document = json!({
+        "apiVersion": resource.api_version(),
+        "kind": resource.kind,
+        "metadata": {"name": NAME},
+    });
+    if let (Some(spec), Some(fields)) = (object.get("spec"), document.as_object_mut()) {
+        fields.insert("spec".to_owned(), spec.clone());
+    }
+    match rules_of(&document) {
+        Ok(_) => ClusterPolicyRecord {
+            document: Some(document),
+            refused: None,
+        },
+        Err(why) => ClusterPolicyRecord {
+            refused: Some(why),
+            ..former
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn object(spec: Value) -> Value {
+        json!({"metadata": {"name": "cluster", "resourceVersion": "7"}, "spec": spec})
+    }
+
+    #[test]
+    fn faulty_document_does_not_replace_last_valid_one() {
+        let curve = |curve: &str| json!({"defaults": {"key": {"algorithm": "ECDSA", "ecdsa": {"curve": curve}}}});
+        let [v1, v1alpha1] = &VERSIONS;
+        let valid = accept(ClusterPolicyRecord::default(), &object(curve("P384")), v1);
+        assert_eq!(valid.refused, None);
+        let document = valid.document.clone().unwrap();
+        assert_eq!(document["apiVersion"], "config.openshift.io/v1");
+        assert_eq!(document["metadata"], json!({"name": "cluster"}));
+        let refused = accept(valid.clone(), &object(curve("P-384")), v1);
+        assert_eq!(refused.document, valid.document);
+        let why = refused.refused.clone().unwrap();
+        assert!(why.contains("spec.defaults.key.ecdsa.curve"), "{why}");
+        let corrected = accept(refused, &object(json!({})), v1alpha1);
+        assert_eq!(corrected.refused, None);
+        assert_ne!(corrected.document, valid.document);
+    }
+
+    #[test]
+    fn prefers_v1_of_the_served_versions() {
+        let group = |versions: &[&str]| {
+            let versions: Vec<Value> = versions.iter().map(|one| json!({"version": one})).collect();
+            json!({"versions": versions})
+        };
+        let version = |versions: &[&str]| known_version(&group(versions)).map(|one| one.version);
+        assert_eq!(version(&["v1alpha1", "v1"]), Some("v1"));
+        assert_eq!(version(&["v1alpha1"]), Some("v1alpha1"));
+        assert_eq!(version(&["v2"]), None);
+        assert_eq!(known_version(&json!({})).map(|one| one.version), None);
+    }
+}

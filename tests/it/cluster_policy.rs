@@ -1,0 +1,158 @@
+//! The key policy of the cluster, `pkis.config.openshift.io/cluster`, read by the daemon from the real kube-apiserver.
+
+use serde_json::{Value, json};
+
+use crate::rotation_cluster::Daemon;
+use crate::servers::cluster::{Authorities, Caller, Cluster, ClusterNode, INIT, wait_until};
+
+const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+const READER: &str = "/etc/nodepki/policy-reader.conf";
+
+/// Writes settings that follow the cluster's policy. The certificates of the node stay as they are.
+fn configure(node: &ClusterNode, more: &str) {
+    let settings = format!(
+        "\
+apiVersion: nodepki.io/v1alpha1
+kind: NodePKIConfiguration
+authorities: {{ca: {{signer: s}}, etcd-ca: {{signer: s}}, front-proxy-ca: {{signer: s}}}}
+signers: {{s: {{exec: {{command: /bin/false}}}}}}
+reload: {{hooks: [{{on: [kubelet], command: [/bin/true]}}]}}
+clusterPolicy: {{enabled: true{more}}}
+"
+    );
+    node.write("/etc/nodepki/config.yaml", &settings);
+    node.write("/run/kubeadm/kubeadm.yaml", INIT);
+}
+
+/// Creates the definition of the resource, as OpenShift's for what nodepki reads, with this version.
+fn define(admin: &Caller<'_>, version: &str) {
+    let schema = json!({"openAPIV3Schema": {
+        "type": "object",
+        "properties": {"spec": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}
+    }});
+    let definition = json!({
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": "pkis.config.openshift.io"},
+        "spec": {
+            "group": "config.openshift.io",
+            "names": {"plural": "pkis", "singular": "pki", "kind": "PKI", "listKind": "PKIList"},
+            "scope": "Cluster",
+            "versions": [{"name": version, "served": true, "storage": true, "schema": schema}],
+        },
+    });
+    let (status, answer) = admin.post(CRDS, &definition);
+    assert_eq!(status, 201, "{answer}");
+}
+
+fn policy(version: &str, curve: &str) -> Value {
+    json!({
+        "apiVersion": format!("config.openshift.io/{version}"),
+        "kind": "PKI",
+        "metadata": {"name": "cluster"},
+        "spec": {"categories": [
+            {"category": "ServingCertificate", "certificate": {"key": {"algorithm": "ECDSA", "ecdsa": {"curve": curve}}}},
+        ]},
+    })
+}
+
+/// Returns the key algorithm that the plan has for a certificate.
+fn planned_key(node: &ClusterNode, name: &str) -> String {
+    let ran = node.nodepki(&["plan", "-o", "json"]);
+    let plan: Value =
+        serde_json::from_str(&ran.stdout).unwrap_or_else(|error| panic!("{error}: {}", ran.said()));
+    let rows = plan["rows"].as_array().unwrap();
+    let row = rows.iter().find(|row| row["name"] == name).unwrap();
+    row["key"].as_str().unwrap().to_owned()
+}
+
+fn wait_for_key(node: &ClusterNode, algorithm: &str) {
+    wait_until(&format!("apiserver is planned with {algorithm}"), || {
+        planned_key(node, "apiserver") == algorithm
+    });
+}
+
+#[test]
+fn daemon_follows_policy_of_the_cluster_and_keeps_last_valid_one() {
+    let cluster = Cluster::start(Authorities::External);
+    let node = cluster.first();
+    configure(node, "");
+    assert_eq!(planned_key(node, "apiserver"), "ECDSA-P256");
+    node.nodepki(&["plan"])
+        .says("pkis.config.openshift.io/cluster was not read yet");
+    let admin = cluster.admin();
+    define(&admin, "v1alpha1");
+    let objects = "/apis/config.openshift.io/v1alpha1/pkis";
+    wait_until("the resource is served", || admin.get(objects).0 == 200);
+    let mut daemon = Daemon::start(node);
+
+    // A created, a changed and a faulty policy.
+    assert_eq!(admin.post(objects, &policy("v1alpha1", "P384")).0, 201);
+    wait_for_key(node, "ECDSA-P384");
+    assert_eq!(planned_key(node, "scheduler.conf"), "ECDSA-P256");
+    let object = format!("{objects}/cluster");
+    let change = |curve: &str| json!({"spec": policy("v1alpha1", curve)["spec"]});
+    assert_eq!(admin.patch(&object, &change("P521")).0, 200);
+    wait_for_key(node, "ECDSA-P521");
+    assert_eq!(admin.patch(&object, &change("P-521")).0, 200);
+    wait_until("the fault is reported", || {
+        let ran = node.nodepki(&["plan"]);
+        ran.said().contains(
+            "\"P-521\" is not a curve (use P256, P384 or P521); the last valid one is used",
+        )
+    });
+    assert_eq!(planned_key(node, "apiserver"), "ECDSA-P521");
+    assert!(
+        daemon
+            .said()
+            .contains("pkis.config.openshift.io/cluster is not valid and is not used")
+    );
+
+    // The last valid policy survives the daemon, and a restarted daemon learns what has changed.
+    daemon.stop();
+    assert_eq!(admin.delete(&object).0, 200);
+    assert_eq!(planned_key(node, "apiserver"), "ECDSA-P521");
+    let mut daemon = Daemon::start(node);
+    wait_for_key(node, "ECDSA-P256");
+    daemon.is_running();
+    daemon.stop();
+}
+
+#[test]
+fn documented_role_is_sufficient_to_read_the_policy() {
+    let cluster = Cluster::start(Authorities::External);
+    let node = cluster.first();
+    let admin = cluster.admin();
+    define(&admin, "v1");
+    let objects = "/apis/config.openshift.io/v1/pkis";
+    wait_until("the resource is served", || admin.get(objects).0 == 200);
+    assert_eq!(admin.post(objects, &policy("v1", "P384")).0, 201);
+
+    // kubelet.conf may read nothing of the group without the role.
+    node.write(
+        READER,
+        &std::fs::read_to_string(node.path("/etc/kubernetes/kubelet.conf")).unwrap(),
+    );
+    let object = format!("{objects}/cluster");
+    assert_eq!(node.caller(READER).get(&object).0, 403);
+    let document = include_str!("../../docs/configuration.md");
+    let (_, role) = document
+        .split_once("# The right to read the key policy")
+        .unwrap();
+    let (role, _) = role.split_once("```").unwrap();
+    node.write("/var/tmp/role.yaml", &format!("#{role}"));
+    let kubectl = crate::servers::bin("kubectl");
+    let arguments = [
+        "--kubeconfig=/etc/kubernetes/super-admin.conf",
+        "--cache-dir=/var/tmp/kubectl",
+        "apply",
+        "-f",
+        "/var/tmp/role.yaml",
+    ];
+    node.run(kubectl.to_str().unwrap(), &arguments).done();
+    configure(node, ", kubeconfig: /etc/kubernetes/kubelet.conf");
+    let mut daemon = Daemon::start(node);
+    wait_for_key(node, "ECDSA-P384");
+    assert_eq!(node.caller(READER).delete(&object).0, 403);
+    daemon.stop();
+}
