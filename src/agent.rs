@@ -4,6 +4,7 @@
 //! observed one, the signer signs, `x509::satisfies` verifies the answer, and `store` writes. Offline signing is the same
 //! process with a signer that answers from files.
 
+pub(crate) mod audit;
 mod clock;
 pub(crate) mod cluster_policy;
 mod event;

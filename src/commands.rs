@@ -5,6 +5,7 @@
 //!
 //! To add a command: a module here with a clap type and its `run`, and a variant of `Command`.
 
+mod audit;
 pub mod authority;
 mod bootstrap;
 mod capi;
@@ -120,6 +121,9 @@ enum Command {
     Policy(policy::PolicyCommand),
     /// Fetch the revocation lists that signers publish, verify them, and install them
     Crl(RunOptions),
+    /// Show and verify the issuance log: what was requested, issued, installed and put into use
+    #[command(subcommand)]
+    Audit(audit::AuditCommand),
     /// Have certificates signed offline
     #[command(subcommand)]
     Csr(csr::CsrCommand),
@@ -223,6 +227,7 @@ impl Cli {
             Command::Doctor(arguments) => arguments.run(&global),
             Command::Policy(command) => command.run(&global),
             Command::Crl(options) => crl::run(&options, &global),
+            Command::Audit(command) => command.run(&global),
             Command::Csr(command) => command.run(&global),
             Command::Migrate(command) => command.run(&global),
             Command::Authority(command) => command.run(&global),

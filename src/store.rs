@@ -4,7 +4,8 @@
 //! into the root (`/proc`, `/run`) is not part of it, for reading and for writing (`mounts`). [`NodeRoot::lock`] followed by
 //! [`Locked::recover`] returns the [`Store`], which writes: writing requires the lock, and that the commit of an
 //! interrupted run is finished. The exceptions are [`Dir`], a directory of a file-drop signer: single files that other
-//! programs read, each of them written atomically; and the records of kubelets' requests, which no commit contains.
+//! programs read, each of them written atomically; the records of kubelets' requests, which no commit contains; and the
+//! issuance log, to which lines are appended.
 //!
 //! # The commit protocol
 //!
@@ -38,6 +39,7 @@
 //! - `staging.json`: the directories with temporary files;
 //! - `pending/SLOT/`: key, CSR, ticket and answer of a request;
 //! - `kubelets/UID.json` (0600): a kubelet's request that was sent to the signer (`kubelet_requests`);
+//! - `audit.jsonl`, `audit-SEQ.jsonl` (0600): the issuance log (`audit_log`);
 //! - `aside/`: what was set aside, for 30 days and at most 50 entries;
 //! - `cluster-policy.json` (0600): the key policy of the cluster (`cluster_policy`);
 //! - `issued.json`: when each certificate was issued;
@@ -54,6 +56,7 @@
 //! journal's version if an older nodepki would do the wrong thing with the entry.
 
 mod amendment;
+mod audit_log;
 mod changes;
 mod cluster_policy;
 mod commit;
@@ -88,6 +91,9 @@ use std::path::Path;
 use time::OffsetDateTime;
 use time::macros::format_description;
 
+pub use audit_log::{
+    AuditDifference, AuditEntry, AuditEvent, AuditHead, AuditRecord, AuditVerification,
+};
 pub use changes::AuthorityChange;
 pub use cluster_policy::{CLUSTER_POLICY, ClusterPolicyRecord};
 pub use commit::Commit;

@@ -12,7 +12,7 @@ use super::request::{RequestOutcome, life_of};
 use super::survey::Rotating;
 use super::{
     Event, ExitCode, Failure, Outcomes, Progress, ProvidedFile, ReportRow, RowAction, RunReport,
-    RunSetup, ServiceAccountAction, Survey, SurveyedBundle, SurveyedCert, report, sentence,
+    RunSetup, ServiceAccountAction, Survey, SurveyedBundle, SurveyedCert, audit, report, sentence,
 };
 use crate::kube::components::ReplacedFile;
 use crate::kube::names::{Authority, CertName};
@@ -23,7 +23,9 @@ use crate::spec::assess::{
 };
 use crate::spec::schedule::due_at;
 use crate::spec::{CertSpec, ServiceAccountSpec};
-use crate::store::{Commit, Committed, IssuedRecord, Mode, NodeRoot, Slot, Store};
+use crate::store::{
+    AuditEvent, AuditRecord, Commit, Committed, IssuedRecord, Mode, NodeRoot, Slot, Store,
+};
 use crate::x509::{Chain, Lifetime, PrivateKey, PublicKey, TrustBundle, hex, rfc3339};
 
 use output::CertMaterial;
@@ -187,6 +189,7 @@ struct CommitWork<'a> {
 /// A new certificate of this commit.
 struct Installed {
     request: Box<Request>,
+    audit: AuditRecord,
     record: IssuedRecord,
     /// It replaces another certificate.
     renewed: bool,
@@ -242,6 +245,12 @@ impl<'a> CommitWork<'a> {
         for expiring in self.expiring {
             progress.event(expiring);
         }
+        let audited: Vec<AuditRecord> = self
+            .installed
+            .iter()
+            .map(|installed| installed.audit.clone())
+            .collect();
+        audit::append(&self.root, self.now, &audited);
         for installed in self.installed {
             let (signer_name, signer) = setup.signer(installed.request.wanted.authority)?;
             progress.event(Event::Installed {
@@ -441,8 +450,10 @@ impl<'a> CommitWork<'a> {
         let record = record(&chain, self.now);
         self.commit.issued(spec.name(), record.clone());
         self.commit.completes(Slot::Certificate(spec.name()));
+        let audit = audit::of_request(AuditEvent::Installed, &request);
         self.installed.push(Installed {
             request,
+            audit: audit::with_leaf(audit, chain.leaf()),
             record,
             renewed,
         });

@@ -38,13 +38,15 @@ use std::time::Duration;
 use time::OffsetDateTime;
 use tokio::time::{Instant, sleep};
 
-use crate::agent::{self, Clock, ExitCode, Failure, Progress, ReportRow, RowAction};
+use crate::agent::{self, Clock, ExitCode, Failure, Progress, ReportRow, RowAction, audit};
 use crate::config::reload::{On, Reload, Unit};
 use crate::kube::components::{Component, ReplacedFile};
 use crate::kube::names::{Authority, CertName, NodePath};
 use crate::signer::exec;
 use crate::spec::CertFiles;
-use crate::store::{self, Commit, Committed, NodeRoot, Store, Unsettled, UnverifiedChange};
+use crate::store::{
+    self, AuditEvent, AuditRecord, Commit, Committed, NodeRoot, Store, Unsettled, UnverifiedChange,
+};
 use crate::x509::Chain;
 
 use probe::Probe;
@@ -312,16 +314,18 @@ impl Run<'_> {
         }
         // Another run may have run their programs meanwhile.
         let recorded = self.probe.root.unsettled()?.changed;
-        let mut seen = Vec::new();
+        let (mut seen, mut in_use) = (Vec::new(), Vec::new());
         for (changed, detail) in proven {
             if !recorded.contains(&changed) {
                 continue;
             }
             if let Some(detail) = detail {
+                in_use.extend(self.in_use(changed.change, &detail));
                 self.report(changed.change, ReloadState::Done, detail);
             }
             seen.push(changed);
         }
+        audit::append(self.probe.root, (self.probe.clock)(), &in_use);
         let failed = self.programs_of(&seen).await;
         let mut commit = Commit::new();
         for changed in seen {
@@ -334,6 +338,21 @@ impl Run<'_> {
         }
         self.release_lock();
         Ok(())
+    }
+
+    /// Returns the record of the proof that a certificate is in use, for the issuance log.
+    pub(super) fn in_use(&self, change: ReplacedFile, proof: &str) -> Option<AuditRecord> {
+        let ReplacedFile::Certificate(name) = change else {
+            return None;
+        };
+        let mut record = audit::of_certificate(AuditEvent::InUse, name, name.authority());
+        if let Some(CertFiles::Pair { certificate, .. }) = self.probe.setup.outputs.get(&name)
+            && let Ok(leaf) = self.probe.on_disk(certificate)
+        {
+            record = audit::with_leaf(record, &leaf);
+        }
+        record.reason = Some(proof.to_owned());
+        Some(record)
     }
 
     /// Waits until a component serves the certificate on disk, and returns the proof.

@@ -3,6 +3,7 @@
 //! Every step is recorded on disk before it is taken, so that it survives a crash: key and CSR before the signer is
 //! contacted, `submitting` before the request, the ticket before the first poll, the answer before the commit.
 
+mod entries;
 pub(super) mod next;
 
 use std::rc::Rc;
@@ -24,6 +25,7 @@ use crate::x509::{
     judge_lifetime, rfc3339, satisfies,
 };
 
+use entries::EarlierOutcome;
 use next::{
     Attempts, Circumstances, ExchangeEnd, NextStep, SignerCall, SignerResponse, next,
     wait_before_retry,
@@ -182,6 +184,7 @@ pub(super) async fn obtain(
         // The spec or the signer has changed, and the signer does not know this request.
         _ => new_record(asked, request.id.as_str()),
     };
+    let earlier = EarlierOutcome::of(&record);
     let exchangeable = asked.current.as_ref();
     let mut exchange = CertificateExchange {
         desk,
@@ -191,6 +194,7 @@ pub(super) async fn obtain(
         request,
         record,
         exchangeable,
+        audited: None,
     };
     let end = loop {
         let answer = exchange.call_signer().await?;
@@ -203,6 +207,7 @@ pub(super) async fn obtain(
             NextStep::End(end) => break end,
         }
     };
+    exchange.audit_end(&end, &earlier);
     Ok(match end {
         ExchangeEnd::Install(chain) => {
             failpoint::reached("request:verified");
@@ -237,6 +242,8 @@ struct CertificateExchange<'a> {
     attempts: Attempts,
     /// The certificate to exchange; `None` once the request is submitted without it.
     exchangeable: Option<&'a CurrentCertificate>,
+    /// The submission that is in the issuance log. It is repeated there only if the signer has lost the request.
+    audited: Option<SignerOperation>,
 }
 
 impl CertificateExchange<'_> {
@@ -251,6 +258,7 @@ impl CertificateExchange<'_> {
             self.record.phase = RequestPhase::Submitting;
             self.record.first_submitted.get_or_insert(desk.now());
             self.keep()?;
+            self.audit_submission();
             failpoint::reached("request:submitting");
             desk.progress.event(Event::Submitted(asked.spec.name()));
         }
@@ -274,6 +282,9 @@ impl CertificateExchange<'_> {
     ) -> Result<NextStep<Chain>, store::StoreError> {
         let (desk, name) = (self.desk, self.asked.spec.name());
         let (mut waiting, mut failure) = (None, None);
+        if matches!(response, SignerResponse::Unknown) {
+            self.audited = None;
+        }
         match &response {
             SignerResponse::Pending { note, .. } => waiting = Some(note.clone()),
             SignerResponse::Failed(error) => failure = Some(error.to_string()),

@@ -71,6 +71,14 @@ pub(super) const EXAMPLES: &[CommandExamples] = &[
         ("nodepki policy check", "Compares every key of this node with the policy."),
         ("nodepki policy check -o json", "Prints the comparison for a program."),
     ]),
+    examples("audit verify", &[
+        ("nodepki audit verify", "Verifies the chain of the issuance log."),
+        ("nodepki audit verify --head 2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae", "Verifies that the log still has the entry with this digest, from the journal."),
+    ]),
+    examples("audit show", &[
+        ("nodepki audit show --certificate apiserver", "Prints the requests and certificates of the API server."),
+        ("nodepki audit show --serial 3a1f -o json", "Prints what led to the certificate with this serial number."),
+    ]),
     examples("crl", &[
         ("nodepki crl", "Fetches and installs the revocation lists of all signers."),
         ("nodepki crl --wait 2m", "Waits up to two minutes for a signer that is not reachable."),

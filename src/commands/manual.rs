@@ -28,8 +28,8 @@ Daily use:
   renew      Renew certificates that are due or have drifted
   doctor     Find everything that is wrong with this node
 
-More commands: init, preflight, config, policy, needs-renewal, daemon, crl,
-  csr, migrate, authority, certs, kubelets, capi, demo, completions, man
+More commands: init, preflight, config, policy, audit, needs-renewal, daemon,
+  crl, csr, migrate, authority, certs, kubelets, capi, demo, completions, man
 
 Options:
       --config <FILE>    Configuration file, instead of /etc/nodepki/config.yaml

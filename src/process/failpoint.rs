@@ -69,8 +69,11 @@ pub const AUTHORITY: &[&str] = &[
 /// The failpoints of the signer of kubelets' requests.
 pub const KUBELETS: &[&str] = &["kubelets:submitting", "kubelets:answered"];
 
+/// The failpoints of the issuance log.
+pub const AUDIT: &[&str] = &["audit:write", "audit:written", "audit:renamed"];
+
 /// All failpoints.
-pub const ALL: &[&[&str]] = &[STORE, AGENT, MIGRATE, AUTHORITY, KUBELETS];
+pub const ALL: &[&[&str]] = &[STORE, AGENT, MIGRATE, AUTHORITY, KUBELETS, AUDIT];
 
 /// Ends the process or fails if `NODEPKI_FAILPOINT` arms this failpoint; without the feature it does nothing.
 ///

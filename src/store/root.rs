@@ -6,6 +6,7 @@
 use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::errno::Errno;
@@ -39,6 +40,8 @@ struct Inner {
     path: PathBuf,
     /// See [`NodeRoot::machine_fault`].
     machine_fault: Mutex<Option<String>>,
+    /// Entries of the issuance log that could not be written since the last one that could.
+    lost_audit_entries: AtomicU64,
 }
 
 impl NodeRoot {
@@ -61,6 +64,7 @@ impl NodeRoot {
             fd,
             path: path.to_owned(),
             machine_fault: Mutex::default(),
+            lost_audit_entries: AtomicU64::new(0),
         }));
         match root.resolve(Path::new("/"), OFlag::O_PATH | OFlag::O_CLOEXEC) {
             Ok(_) => Ok(root),
@@ -83,6 +87,7 @@ impl NodeRoot {
                 fd,
                 path: self.on_this_machine(path),
                 machine_fault: Mutex::default(),
+                lost_audit_entries: AtomicU64::new(0),
             })))),
             Err(Errno::ENOENT) => Ok(None),
             Err(errno) => Err(self.error("open", path, errno)),
@@ -102,6 +107,10 @@ impl NodeRoot {
     pub(crate) fn forget_machine_fault(&self) {
         let fault = self.0.machine_fault.lock();
         *fault.unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    pub(super) fn lost_audit_entries(&self) -> &AtomicU64 {
+        &self.0.lost_audit_entries
     }
 
     /// Records a fault of this machine for [`NodeRoot::machine_fault`].

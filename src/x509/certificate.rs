@@ -159,6 +159,11 @@ impl Certificate {
         })
     }
 
+    /// Returns the authority key identifier; empty if the certificate has none.
+    pub fn authority_key_id(&self) -> &[u8] {
+        &self.extensions.authority_key_id
+    }
+
     /// Returns the DER bytes.
     pub fn der(&self) -> &[u8] {
         &self.der

@@ -5,6 +5,7 @@ use rcgen::{
     CertificateParams, DistinguishedName, DnType, DnValue, ExtendedKeyUsagePurpose,
     KeyUsagePurpose, SanType,
 };
+use sha2::{Digest, Sha256};
 use x509_parser::certificate::X509Certificate;
 use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::cri_attributes::ParsedCriAttribute;
@@ -118,6 +119,11 @@ impl Csr {
     /// Returns the DER bytes.
     pub fn der(&self) -> &[u8] {
         &self.der
+    }
+
+    /// Returns the SHA-256 of the DER bytes.
+    pub fn sha256(&self) -> [u8; 32] {
+        Sha256::digest(&self.der).into()
     }
 
     /// Returns a `CERTIFICATE REQUEST` PEM block.

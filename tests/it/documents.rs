@@ -223,6 +223,11 @@ fn documents_of_a_node_from_plan_to_renewal() {
         &[&["renew", "--all", "--force"], &NO_WAIT[..]].concat(),
     );
     verify("renewal", &renewed);
+    verify(
+        "audit-verify",
+        &node.run(&["audit", "verify", "-o", "json"]),
+    );
+    verify("audit-show", &node.run(&["audit", "show", "-o", "json"]));
     verify("doctor", &json(&node, &["doctor"]));
     verify("policy", &json(&node, &["policy", "check"]));
     verify("doctor-checks", &json(&node, &["doctor", "--list"]));

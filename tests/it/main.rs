@@ -9,6 +9,7 @@
 )]
 
 mod access;
+mod audit;
 mod authority;
 #[cfg(feature = "failpoints")]
 mod authority_rollback;

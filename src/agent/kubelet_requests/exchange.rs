@@ -12,11 +12,11 @@ use tokio::time::Instant;
 
 use super::Signing;
 use super::queue::Work;
-use crate::agent::event;
 use crate::agent::request::next::{
     Attempts, Circumstances, ExchangeEnd, NextStep, SignerCall, SignerResponse, next,
 };
 use crate::agent::request::perform;
+use crate::agent::{audit, event};
 use crate::kube::names::Authority;
 use crate::kubelets::{SigningOrder, certificate_differences};
 use crate::process::failpoint;
@@ -25,7 +25,9 @@ use crate::signer::{
     Answer, FailureClass, NodeIdentity, Request, RequestedCertificate, SignerError, SignerKind,
     retry,
 };
-use crate::store::{self, KubeletRequestRecord, RequestPhase, RequestRecord};
+use crate::store::{
+    self, AuditEvent, AuditRecord, KubeletRequestRecord, RequestPhase, RequestRecord,
+};
 use crate::x509::{Chain, TrustBundle, along_path};
 
 /// The state of a request after an exchange.
@@ -61,6 +63,15 @@ pub(super) fn request_of(signing: &Signing, order: &SigningOrder, uid: &str) -> 
         cluster: signing.cluster.clone(),
     };
     Request::new(wanted, order.csr.clone(), identity, signing.now()).for_object(uid)
+}
+
+/// Returns the record of an event of a request, for the issuance log.
+pub(super) fn audit_record(signing: &Signing, event: AuditEvent, request: &Request) -> AuditRecord {
+    AuditRecord {
+        signer: Some(signing.signer_name.clone()),
+        signer_kind: Some(signing.signer.kind().as_str().to_owned()),
+        ..audit::of_request(event, request)
+    }
 }
 
 /// Drives one request as far as possible without waiting.
@@ -130,7 +141,12 @@ impl KubeletExchange<'_> {
             .again(exchange.attempt, signing.now(), Some(deadline));
         if self.call.is_submission() {
             exchange.phase = RequestPhase::Submitting;
+            let is_first = exchange.first_submitted.is_none();
             exchange.first_submitted.get_or_insert(signing.now());
+            if is_first {
+                let record = audit_record(signing, AuditEvent::Requested, &self.request);
+                signing.append_audit(record);
+            }
             keep(signing, self.uid, &self.record)?;
             failpoint::reached("kubelets:submitting");
         }

@@ -8,6 +8,7 @@ use super::election::Tenure;
 use super::exchange::{self, Exchanged};
 use super::queue::{RequestWait, Work, WorkResult};
 use super::{KubeletResult, Signing, object};
+use crate::agent::audit;
 use crate::cluster::api::ApiError;
 use crate::kube::csr_object::{CsrObject, KubeletCertificate, NodeObject};
 use crate::kube::names::NODE_USER_PREFIX;
@@ -17,6 +18,8 @@ use crate::kubelets::{
 };
 use crate::process::jitter::random_fraction;
 use crate::signer::Request;
+use crate::store::{AuditEvent, AuditRecord, Durability};
+use crate::x509::Chain;
 
 /// How often a request is judged in a row if other clients change it at the same time.
 const MAX_CONFLICTS: usize = 5;
@@ -30,6 +33,9 @@ const DENIED_BY_SIGNER: &str = "DeniedBySigner";
 const SIGNING_FAILED: &str = "SigningFailed";
 /// Reason of an Event while the signer cannot be used.
 const SIGNER_UNAVAILABLE: &str = "SignerUnavailable";
+
+/// Maximum length in bytes of a reason in the issuance log.
+const MAX_AUDITED_REASON: usize = 2000;
 
 /// What follows a write.
 enum WriteResult {
@@ -253,6 +259,11 @@ impl Signing {
             }
         };
         let sent = exchange::request_of(self, order, &work.uid);
+        let facts = AuditRecord {
+            object: Some(work.name.clone()),
+            requester: Some(request.requester.username.clone()),
+            ..exchange::audit_record(self, AuditEvent::KubeletRequest, &sent)
+        };
         let exchanged = exchange::exchange(self, order, sent, work, &trust).await;
         let exchanged = match exchanged {
             Ok(exchanged) => exchanged,
@@ -269,7 +280,7 @@ impl Signing {
         let (reason, message) = match exchanged {
             Exchanged::Issued(chain) => {
                 let written = self
-                    .write_certificate(object, request, order, &chain)
+                    .write_certificate(object, request, order, &chain, facts)
                     .await?;
                 if let WriteResult::Stored(_) = &written {
                     self.settle(request).await;
@@ -308,6 +319,11 @@ impl Signing {
             .await?;
         if let WriteResult::Stored(_) = &written {
             self.audit(request, "failed", reason, &message);
+            self.append_audit(AuditRecord {
+                action: Some("failed".to_owned()),
+                reason: Some(crate::http::printable(&message, MAX_AUDITED_REASON)),
+                ..facts
+            });
             self.observer
                 .decided(request.certificate, KubeletResult::Refused);
             self.settle(request).await;
@@ -321,6 +337,7 @@ impl Signing {
         request: &CsrObject,
         order: &SigningOrder,
         chain: &str,
+        facts: AuditRecord,
     ) -> Result<WriteResult, ApiError> {
         let update = object::with_certificate(object, chain);
         let written = self.update(request, "status", &update).await?;
@@ -330,6 +347,14 @@ impl Signing {
                 order.node, self.signer_name
             );
             self.audit(request, "issued", "Issued", &message);
+            let facts = AuditRecord {
+                action: Some("issued".to_owned()),
+                ..facts
+            };
+            self.append_audit(match Chain::from_pem(chain.as_bytes()) {
+                Ok(chain) => audit::with_leaf(facts, chain.leaf()),
+                Err(_) => facts,
+            });
             let waited = (self.now() - request.created).max(time::Duration::ZERO);
             let result = KubeletResult::Issued(waited.unsigned_abs());
             self.observer.decided(request.certificate, result);
@@ -401,6 +426,12 @@ impl Signing {
         if let Err(error) = self.root.forget_kubelet_request(uid) {
             tracing::warn!("{error}");
         }
+    }
+
+    /// Appends an entry to the issuance log. Denials are in the journal only: a user that may create requests could fill
+    /// the log with them. The entry reaches the disk with the next one that is synced: the signer has its own record.
+    pub(super) fn append_audit(&self, record: AuditRecord) {
+        audit::append_with(&self.root, self.now(), &[record], Durability::Cached);
     }
 
     /// Writes one line for each decision.

@@ -12,14 +12,14 @@ use super::pod::Pod;
 use super::probe::HostPathVolumes;
 use super::rollback::rollback_detail;
 use super::{Program, ReloadState, Run, busy_message, chain_of, names, of_unit, systemctl};
-use crate::agent::{Event, Failure};
+use crate::agent::{Event, Failure, audit};
 use crate::cluster::lease::LeaseLock;
 use crate::config::reload::On;
 use crate::kube::components::Component;
 use crate::kube::kubeconfig::Kubeconfig;
 use crate::kube::names::CertName;
 use crate::spec::CertFiles;
-use crate::store::{Commit, Mode, Restart, RestartState};
+use crate::store::{AuditRecord, Commit, Mode, Restart, RestartState};
 use crate::x509::rfc3339;
 
 /// A credential is about to expire if less than this, or less than a tenth of its lifetime, is left.
@@ -391,6 +391,15 @@ impl Run<'_> {
                 commit.restarted(component);
                 self.commit(commit).await?;
                 let name = component.as_str();
+                let causes = restart.causes.iter();
+                let in_use: Vec<_> = causes
+                    .filter_map(|cause| self.in_use(*cause, &proven))
+                    .map(|record| AuditRecord {
+                        component: Some(name.to_owned()),
+                        ..record
+                    })
+                    .collect();
+                audit::append(self.probe.root, (self.probe.clock)(), &in_use);
                 self.progress.event(Event::Restarted { component: name });
                 let detail = format!("was restarted for {}: {proven}", names(&restart.causes));
                 self.report(component, ReloadState::Done, detail);

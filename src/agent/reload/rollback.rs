@@ -3,9 +3,9 @@
 use super::pod::Pod;
 use super::restart::Means;
 use super::{ReloadState, Run, names};
-use crate::agent::{Event, Failure};
+use crate::agent::{Event, Failure, audit};
 use crate::kube::components::ReplacedFile;
-use crate::store::{Commit, FormerContents, Mode, Restart, RestartState};
+use crate::store::{AuditEvent, AuditRecord, Commit, FormerContents, Mode, Restart, RestartState};
 
 impl Run<'_> {
     /// Restores the former files of a component that did not become ready, unless they are unusable by now.
@@ -100,6 +100,14 @@ impl Run<'_> {
         self.commit(commit).await?;
         let detail = rollback_detail(&recorded, &why);
         let component = recorded.component.as_str();
+        let names = recorded.causes.iter().map(|cause| cause.as_str());
+        let rolled_back = AuditRecord {
+            component: Some(component.to_owned()),
+            certificate: Some(names.collect::<Vec<_>>().join(",")),
+            reason: Some(why.clone()),
+            ..AuditRecord::of(AuditEvent::RolledBack)
+        };
+        audit::append(self.probe.root, (self.probe.clock)(), &[rolled_back]);
         self.progress.event(Event::RolledBack { component, why });
         self.report(recorded.component, ReloadState::RolledBack, detail);
         Ok(())

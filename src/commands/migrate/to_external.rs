@@ -15,14 +15,16 @@ use super::backup::{Backup, CaKey};
 use super::report::{AuthorityRow, Direction, KeyAction, MigrationReport};
 use crate::agent::{
     self, Clock, ExitCode, Failure, Progress, RunSetup, ServiceAccountAction, SignerAnswer, Survey,
-    SurveyedBundle, SurveyedCert,
+    SurveyedBundle, SurveyedCert, audit,
 };
 use crate::kube::names::{Authority, CertName};
 use crate::kube::paths::{KUBERNETES_DIR, MANIFESTS_DIR};
 use crate::process::failpoint;
 use crate::spec::BundleSpec;
 use crate::spec::assess::{Action, Observed};
-use crate::store::{self, Commit, FileKind, Metadata, Mode, NodeRoot, Store};
+use crate::store::{
+    self, AuditEvent, AuditRecord, Commit, FileKind, Metadata, Mode, NodeRoot, Store,
+};
 use crate::x509::{PrivateKey, TrustBundle};
 
 #[derive(Debug, Default)]
@@ -109,6 +111,11 @@ pub(super) async fn to_external(
     if let Some(why) = fault {
         return Err(restore_keys(&mut store, setup, &keys, backup, &why));
     }
+    audit::append(
+        store.root(),
+        now,
+        &keys_records(keys.keys(), "keys removed"),
+    );
     report.applied = true;
     report.backup = Some(backup.shown());
     report.removed = committed.removed;
@@ -117,6 +124,19 @@ pub(super) async fn to_external(
         .extend(committed.notes.iter().map(ToString::to_string));
     report.replace_action(KeyAction::ToBeRemoved, KeyAction::Removed);
     Ok(report)
+}
+
+/// Returns the records of a migration for the issuance log.
+pub(super) fn keys_records<'a>(
+    authorities: impl Iterator<Item = &'a Authority>,
+    action: &str,
+) -> Vec<AuditRecord> {
+    let records = authorities.map(|authority| AuditRecord {
+        authority: Some(authority.to_string()),
+        action: Some(action.to_owned()),
+        ..AuditRecord::of(AuditEvent::Migration)
+    });
+    records.collect()
 }
 
 /// Restores the removed keys after their backup was lost, and returns the failure to report.

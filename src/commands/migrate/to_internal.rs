@@ -8,7 +8,8 @@ use zeroize::Zeroizing;
 
 use super::backup::Backup;
 use super::report::{AuthorityRow, Direction, KeyAction, MigrationReport};
-use crate::agent::{self, Clock, Failure, RunSetup, SurveyedBundle};
+use super::to_external::keys_records;
+use crate::agent::{self, Clock, Failure, RunSetup, SurveyedBundle, audit};
 use crate::kube::names::{Authority, NodePath};
 use crate::kube::paths::MANIFESTS_DIR;
 use crate::spec::assess::Observed;
@@ -58,6 +59,10 @@ pub(super) fn to_internal(
             row.action = KeyAction::Written;
         }
     }
+    let rows = report.authorities.iter();
+    let written = rows.filter(|row| row.action == KeyAction::Written);
+    let records = keys_records(written.map(|row| &row.authority), "keys restored");
+    audit::append(root, clock(), &records);
     report.written = committed.written;
     report.notes.extend(notes);
     report

@@ -33,6 +33,10 @@ pub(in super::super) enum DocumentKind {
     Preflight,
     /// `policy check`.
     Policy,
+    /// `audit verify`.
+    AuditVerification,
+    /// `audit show`.
+    AuditEntries,
     /// `crl`.
     RevocationLists,
     /// `csr export`.

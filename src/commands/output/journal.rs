@@ -13,7 +13,7 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::agent::kubelet_requests;
+use crate::agent::{audit, kubelet_requests};
 
 macro_rules! catalogue {
     ($($name:ident: $text:literal, $id:literal;)+ @agent { $($of_agent:path, $agent_id:literal;)+ }) => {
@@ -37,6 +37,8 @@ catalogue! {
     @agent {
         kubelet_requests::DECIDED, "8796509fb10c440ab213b3882c5e8e89";
         kubelet_requests::WAITS, "570bc14fa5e246599355ed397298e5a1";
+        audit::RECORDED, "918eb6e681e7403e9c64d12b0330da70";
+        audit::NOT_RECORDED, "83ccdc42873245b286523d2a99d765fe";
     }
 }
 

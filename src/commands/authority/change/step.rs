@@ -15,7 +15,7 @@ use super::judge::{ChangeTarget, Evidence, named};
 use super::report::{AuthorityReport, PeerRequirement};
 use super::{StepOrder, StepOutcome, all_refused, refused};
 use crate::agent::load;
-use crate::agent::{self, Clock, ExitCode, Failure, Progress, RunSetup, Survey};
+use crate::agent::{self, Clock, ExitCode, Failure, Progress, RunSetup, Survey, audit};
 use crate::kube::components::{Component, ReplacedFile};
 use crate::kube::kubeconfig::Kubeconfig;
 use crate::kube::names::{Authority, CertName};
@@ -23,7 +23,8 @@ use crate::kube::paths::ETCD_MANIFEST;
 use crate::process::failpoint;
 use crate::spec::BundleSpec;
 use crate::store::{
-    AuthorityChange, Commit, FormerContents, FormerTrust, Mode, NodeRoot, Restart, RestartState,
+    AuditEvent, AuditRecord, AuthorityChange, Commit, FormerContents, FormerTrust, Mode, NodeRoot,
+    Restart, RestartState,
 };
 use crate::x509::{AuthorityCrls, Certificate, Chain, RevocationList, TrustBundle};
 
@@ -253,6 +254,14 @@ impl<'a> ChangeStep<'a> {
         let (commit, _) = self.commit(target, trust_changes, now)?;
         let committed = store.commit(commit)?;
         failpoint::reached("authority:committed");
+        let authority = self.order.authority;
+        let audited = AuditRecord {
+            authority: Some(authority.to_string()),
+            action: Some(self.name.to_owned()),
+            reason: Some(self.done.join("; ")),
+            ..AuditRecord::of(AuditEvent::AuthorityStep)
+        };
+        audit::append(self.root, now, &[audited]);
         self.applied = true;
         self.written.extend(committed.written);
         self.removed.extend(committed.removed);

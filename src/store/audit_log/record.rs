@@ -1,0 +1,310 @@
+//! The lines of the issuance log: their fields, and the digest that chains them.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use time::OffsetDateTime;
+
+use crate::store::sha256;
+
+/// `previous` of the first line.
+pub(super) const NO_PREVIOUS: &str =
+    "0000000000000000000000000000000000000000000000000000000000000000";
+/// Maximum length in bytes of a line. The longest record of [`AuditRecord::limited`] is below it.
+pub(super) const MAX_LINE_BYTES: usize = 32 * 1024;
+/// Maximum length in bytes of `reason`.
+const MAX_REASON_BYTES: usize = 2048;
+/// Maximum length in bytes of any other text.
+const MAX_TEXT_BYTES: usize = 256;
+
+/// What a line records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum AuditEvent {
+    /// A request is about to be sent to a signer.
+    #[serde(rename = "requested")]
+    Requested,
+    /// A signer returned a certificate, and nodepki has verified it.
+    #[serde(rename = "issued")]
+    Issued,
+    /// The signer denied the request.
+    #[serde(rename = "denied")]
+    Denied,
+    /// nodepki refused the certificate of the signer.
+    #[serde(rename = "refused")]
+    Refused,
+    /// The exchange with the signer failed.
+    #[serde(rename = "failed")]
+    Failed,
+    /// The certificate is on disk, in place of the former one.
+    #[serde(rename = "installed")]
+    Installed,
+    /// A component uses the new files.
+    #[serde(rename = "in-use")]
+    InUse,
+    /// A component did not become ready with the new files.
+    #[serde(rename = "rolled-back")]
+    RolledBack,
+    /// A kubelet's CertificateSigningRequest was approved, denied, failed or issued.
+    #[serde(rename = "kubelet-request")]
+    KubeletRequest,
+    /// A step of a CA change.
+    #[serde(rename = "authority-step")]
+    AuthorityStep,
+    /// CA keys were removed from the node, or restored.
+    #[serde(rename = "migration")]
+    Migration,
+    /// The end of the log was incomplete, because of a power failure or a killed process.
+    #[serde(rename = "torn")]
+    Torn,
+    /// The oldest file of the log was removed.
+    #[serde(rename = "pruned")]
+    Pruned,
+}
+
+impl AuditEvent {
+    /// Returns the name in the log.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            AuditEvent::Requested => "requested",
+            AuditEvent::Issued => "issued",
+            AuditEvent::Denied => "denied",
+            AuditEvent::Refused => "refused",
+            AuditEvent::Failed => "failed",
+            AuditEvent::Installed => "installed",
+            AuditEvent::InUse => "in-use",
+            AuditEvent::RolledBack => "rolled-back",
+            AuditEvent::KubeletRequest => "kubelet-request",
+            AuditEvent::AuthorityStep => "authority-step",
+            AuditEvent::Migration => "migration",
+            AuditEvent::Torn => "torn",
+            AuditEvent::Pruned => "pruned",
+        }
+    }
+}
+
+/// One entry, without the fields that chain it. Contains no secret. Texts from outside are cut when they are written.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AuditRecord {
+    /// What happened.
+    pub event: AuditEvent,
+    /// kubeadm's name of the certificate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<String>,
+    /// The authority.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub authority: Option<String>,
+    /// Name of the signer in the configuration.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub signer: Option<String>,
+    /// Kind of the signer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub signer_kind: Option<String>,
+    /// The node that the certificate is for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+    /// Name of a kubelet's CertificateSigningRequest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub object: Option<String>,
+    /// UID of a kubelet's CertificateSigningRequest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uid: Option<String>,
+    /// The user that created a kubelet's CertificateSigningRequest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub requester: Option<String>,
+    /// The id by which the signer knows the request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub request_id: Option<String>,
+    /// SHA-256 of the CSR in DER, in hexadecimal.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub csr_sha256: Option<String>,
+    /// Serial number, in hexadecimal.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub serial: Option<String>,
+    /// End of validity.
+    #[serde(
+        with = "time::serde::rfc3339::option",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub not_after: Option<OffsetDateTime>,
+    /// SHA-256 of the certificate in DER, in hexadecimal.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sha256: Option<String>,
+    /// Authority key identifier of the certificate, in hexadecimal.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub issuer_key_id: Option<String>,
+    /// A component, for example `kube-apiserver`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub component: Option<String>,
+    /// The step of a CA change, the decision about a kubelet's request, or the direction of a migration.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub action: Option<String>,
+    /// The reason, the proof, or the differences.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Number of bytes of a torn end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub torn_bytes: Option<usize>,
+    /// SHA-256 of a torn end, in hexadecimal.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub torn_sha256: Option<String>,
+    /// `seq` of the last entry that was removed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub removed_through: Option<u64>,
+    /// Digest of the last line that was removed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub removed_head: Option<String>,
+}
+
+impl AuditRecord {
+    /// Returns a record of this event without further fields.
+    pub fn of(event: AuditEvent) -> AuditRecord {
+        AuditRecord {
+            event,
+            certificate: None,
+            authority: None,
+            signer: None,
+            signer_kind: None,
+            node: None,
+            object: None,
+            uid: None,
+            requester: None,
+            request_id: None,
+            csr_sha256: None,
+            serial: None,
+            not_after: None,
+            sha256: None,
+            issuer_key_id: None,
+            component: None,
+            action: None,
+            reason: None,
+            torn_bytes: None,
+            torn_sha256: None,
+            removed_through: None,
+            removed_head: None,
+        }
+    }
+
+    /// Cuts the texts whose length a signer or an object decides.
+    pub(super) fn limited(mut self) -> AuditRecord {
+        let texts = [
+            &mut self.signer,
+            &mut self.node,
+            &mut self.object,
+            &mut self.uid,
+            &mut self.requester,
+            &mut self.serial,
+            &mut self.issuer_key_id,
+        ];
+        for text in texts.into_iter().flatten() {
+            cut(text, MAX_TEXT_BYTES);
+        }
+        if let Some(reason) = &mut self.reason {
+            cut(reason, MAX_REASON_BYTES);
+        }
+        self
+    }
+}
+
+/// Shortens a text to at most `limit` bytes and an ellipsis.
+fn cut(text: &mut String, limit: usize) {
+    if text.len() > limit {
+        let end = (0..=limit).rev().find(|at| text.is_char_boundary(*at));
+        text.truncate(end.unwrap_or_default());
+        text.push('…');
+    }
+}
+
+/// Fields that identify the process that writes.
+#[derive(Clone, Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Writer {
+    /// `_SYSTEMD_INVOCATION_ID` of the process's messages in the journal.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) invocation: Option<String>,
+    /// The user that logged in, whatever user the process runs as.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) login_uid: Option<u32>,
+    pub(super) pid: u32,
+}
+
+/// A line as it is written.
+#[derive(Serialize)]
+pub(super) struct NewLine<'a> {
+    pub(super) seq: u64,
+    #[serde(with = "time::serde::rfc3339")]
+    pub(super) time: OffsetDateTime,
+    pub(super) previous: &'a str,
+    /// Number of entries before this one that the same process could not write.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub(super) lost: u64,
+    #[serde(flatten)]
+    pub(super) writer: &'a Writer,
+    #[serde(flatten)]
+    pub(super) record: &'a AuditRecord,
+}
+
+#[allow(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+/// A line as it is read. An entry of a newer nodepki has the same first fields.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AuditEntry {
+    /// Number of the entry, from 1.
+    pub seq: u64,
+    /// When it was written.
+    #[serde(with = "time::serde::rfc3339")]
+    pub time: OffsetDateTime,
+    /// Digest of the line before.
+    pub previous: String,
+    /// What happened, by the name in the log.
+    pub event: String,
+    /// The further fields.
+    #[serde(flatten)]
+    pub fields: Map<String, Value>,
+}
+
+impl AuditEntry {
+    /// Parses a line without its newline; `None` if it is not an entry.
+    pub(super) fn parse(line: &[u8]) -> Option<AuditEntry> {
+        serde_json::from_slice(line).ok()
+    }
+
+    /// Returns the text of a field.
+    pub fn text(&self, field: &str) -> Option<&str> {
+        self.fields.get(field)?.as_str()
+    }
+
+    /// Returns the number in a field.
+    pub fn number(&self, field: &str) -> Option<u64> {
+        self.fields.get(field)?.as_u64()
+    }
+}
+
+/// The last entry of a log, which the next one continues.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AuditHead {
+    /// Its number; 0 for an empty log.
+    pub seq: u64,
+    /// Digest of its line, in hexadecimal.
+    pub sha256: String,
+}
+
+impl AuditHead {
+    /// Returns the head of an empty log.
+    pub(super) fn empty() -> AuditHead {
+        AuditHead {
+            seq: 0,
+            sha256: NO_PREVIOUS.to_owned(),
+        }
+    }
+}
+
+/// Returns the digest of a line, by which the next line names it.
+pub(super) fn digest(line: &[u8]) -> String {
+    sha256(line)
+}
