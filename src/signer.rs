@@ -57,6 +57,7 @@ use crate::x509::{Chain, ChainError, Csr, KeyAlgorithm, PublicKey, hex};
 pub use crate::http::printable;
 pub use crate::spec::RequestedCertificate;
 pub use caps::{Caps, Carry, Rejection, Renewal, RequestLookup, Resubmit};
+pub use cluster::MetadataTexts;
 pub use flag::BadFlag;
 use kinds::OTHER_SIGNER;
 pub use kinds::{About, Config, Configured, KubeletObstacle, Part, SignerKind};

@@ -399,6 +399,26 @@ pub(crate) fn unknown_placeholder(text: &str) -> bool {
     rest.contains(['{', '}'])
 }
 
+/// Replaces the placeholders of a text by a letter, to examine the rest of it.
+pub(crate) fn without_placeholders(text: &str) -> String {
+    let known = PLACEHOLDERS.into_iter();
+    known.fold(text.to_owned(), |text, one| text.replace(one, "x"))
+}
+
+/// Returns the first word in braces that is not a placeholder, in a text that may contain braces, such as JSON.
+pub(crate) fn misspelt_placeholder(text: &str) -> Option<&str> {
+    let starts = text.match_indices('{').map(|(at, _)| at);
+    let words = starts.filter_map(|at| {
+        let rest = text.get(at..)?;
+        rest.get(..=rest.find('}')?)
+    });
+    let mut words = words.filter(|word| !PLACEHOLDERS.contains(word));
+    words.find(|word| {
+        let inner = word.trim_matches(['{', '}']);
+        !inner.is_empty() && inner.bytes().all(|byte| byte.is_ascii_alphabetic())
+    })
+}
+
 /// An unknown name.
 #[derive(Debug, thiserror::Error)]
 #[error("{name:?} is not the name of {what} ({fix})")]

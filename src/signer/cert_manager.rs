@@ -23,8 +23,8 @@ use std::time::Duration;
 use serde_json::{Map as JsonMap, json};
 
 use super::cluster::{
-    self, Advice, ClusterObstacle, ClusterSigner, Dialect, Draft, Filed, ObjectState, Requests,
-    no_issuer,
+    self, Advice, ClusterObstacle, ClusterSigner, Dialect, Draft, Filed, MetadataTexts,
+    ObjectState, Requests, no_issuer,
 };
 use super::per_certificate::PerCertificate;
 use super::{
@@ -64,6 +64,10 @@ settings! {
         "issuerRef" => pub issuer_ref: IssuerRef, required "{name: …, kind: Issuer, group: cert-manager.io}";
         /// Request the configured lifetime (duration).
         "requestLifetime" => pub request_lifetime: bool = true;
+        /// Annotations of the requests: custom fields, templates or profiles of the issuer.
+        "annotations" => pub annotations: MetadataTexts = MetadataTexts::default(), read cluster::read_annotations;
+        /// Labels of the requests.
+        "labels" => pub labels: MetadataTexts = MetadataTexts::default(), read cluster::read_labels;
     }
 }
 
@@ -182,6 +186,14 @@ impl Dialect for Config {
         }
     }
 
+    fn annotations(&self) -> &MetadataTexts {
+        &self.annotations
+    }
+
+    fn labels(&self) -> &MetadataTexts {
+        &self.labels
+    }
+
     fn draft(&self, request: &Request, issuer: &String) -> Draft {
         let profile = &request.wanted.profile;
         let mut spec = JsonMap::new();
@@ -201,6 +213,7 @@ impl Dialect for Config {
         spec.insert("usages".to_owned(), json!(wire::usages(profile)));
         Draft {
             annotations: JsonMap::new(),
+            labels: JsonMap::new(),
             spec,
             identifying_fields: &["request", "issuerRef", "usages"],
         }

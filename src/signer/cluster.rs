@@ -6,6 +6,7 @@
 //! that name, a salt that only this node knows makes a second, unpredictable name. Objects are created and read, and
 //! never changed: the node needs no right to update, and cannot approve or sign.
 
+mod metadata;
 mod object;
 mod requests;
 
@@ -22,6 +23,8 @@ use crate::yaml::schema::{MapKey, SecretFile, ValueForm};
 use crate::yaml::settings::{Setting, insert};
 use crate::yaml::{self, Field, Map};
 
+pub use metadata::MetadataTexts;
+pub(super) use metadata::{DURATION_ANNOTATION, read_annotations, read_labels};
 pub(super) use object::{Draft, Filed, pem_in_base64};
 pub(super) use requests::{Advice, Requests};
 
@@ -204,7 +207,13 @@ pub(super) trait Dialect {
         None
     }
 
-    /// Returns the content of the object.
+    /// Returns the annotations of the settings.
+    fn annotations(&self) -> &MetadataTexts;
+
+    /// Returns the labels of the settings.
+    fn labels(&self) -> &MetadataTexts;
+
+    /// Returns the content of the object, without annotations and labels of the settings.
     fn draft(&self, request: &Request, issuer: &Self::Issuer) -> Draft;
 
     /// Interprets the conditions of the object.
@@ -263,7 +272,12 @@ impl<D: Dialect> ClusterSigner<D> {
         let issuer = self.issuer(&request.wanted).map_err(|rejection| {
             SignerError::config(rejection.to_string(), "run `nodepki plan`")
         })?;
-        Ok((self.dialect.draft(request, &issuer), issuer))
+        let mut draft = self.dialect.draft(request, &issuer);
+        let (wanted, identity) = (&request.wanted, &request.identity);
+        let annotations = self.dialect.annotations().of(wanted, identity);
+        draft.annotations.extend(annotations);
+        draft.labels = self.dialect.labels().of(wanted, identity);
+        Ok((draft, issuer))
     }
 
     fn judge(
@@ -312,7 +326,9 @@ impl<D: Dialect> Signer for ClusterSigner<D> {
     fn preflight(&self, wanted: &RequestedCertificate) -> Result<(), Rejection> {
         CAPS.carries(self.requests.label(), wanted)?;
         let issuer = self.issuer(wanted)?;
-        match self.dialect.obstacle(wanted, &issuer) {
+        let labels = self.dialect.labels();
+        let obstacle = self.dialect.obstacle(wanted, &issuer);
+        match obstacle.or_else(|| labels.label_obstacle(wanted, &self.identity)) {
             Some(obstacle) => Err(self.rejection(wanted, obstacle)),
             None => Ok(()),
         }

@@ -48,8 +48,8 @@ use std::time::Duration;
 use serde_json::{Map as JsonMap, json};
 
 use super::cluster::{
-    self, Advice, ClusterObstacle, ClusterSigner, Dialect, Draft, Filed, ObjectState, Requests,
-    no_issuer,
+    self, Advice, ClusterObstacle, ClusterSigner, Dialect, Draft, Filed, MetadataTexts,
+    ObjectState, Requests, no_issuer,
 };
 use super::per_certificate::PerCertificate;
 use super::{
@@ -66,7 +66,6 @@ use signer_name::SignerName;
 /// Limits of `expirationSeconds`.
 const MIN_LIFETIME: Duration = Duration::from_secs(600);
 const MAX_EXPIRATION_SECONDS: u64 = i32::MAX as u64;
-const DURATION_ANNOTATION: &str = "experimental.cert-manager.io/request-duration";
 
 const REQUESTS: Resource = Resource {
     group: "certificates.k8s.io",
@@ -92,6 +91,10 @@ settings! {
             required "as in pki.example.com/{authority}", read read_signer_name;
         /// Request the configured lifetime (expirationSeconds).
         "requestLifetime" => pub request_lifetime: bool = true;
+        /// Annotations of the requests: custom fields, templates or profiles of the issuer.
+        "annotations" => pub annotations: MetadataTexts = MetadataTexts::default(), read cluster::read_annotations;
+        /// Labels of the requests.
+        "labels" => pub labels: MetadataTexts = MetadataTexts::default(), read cluster::read_labels;
     }
 }
 
@@ -294,6 +297,14 @@ impl Dialect for Config {
         })
     }
 
+    fn annotations(&self) -> &MetadataTexts {
+        &self.annotations
+    }
+
+    fn labels(&self) -> &MetadataTexts {
+        &self.labels
+    }
+
     fn draft(&self, request: &Request, signer: &SignerName) -> Draft {
         let profile = &request.wanted.profile;
         let mut annotations = JsonMap::new();
@@ -306,12 +317,13 @@ impl Dialect for Config {
             spec.insert("expirationSeconds".to_owned(), json!(expiration));
             if signer.is_cert_manager() {
                 let duration = format_duration(Duration::from_secs(seconds));
-                annotations.insert(DURATION_ANNOTATION.to_owned(), json!(duration));
+                annotations.insert(cluster::DURATION_ANNOTATION.to_owned(), json!(duration));
             }
         }
         spec.insert("usages".to_owned(), json!(wire::usages(profile)));
         Draft {
             annotations,
+            labels: JsonMap::new(),
             spec,
             identifying_fields: &["request", "signerName", "usages"],
         }

@@ -35,6 +35,27 @@ impl PerCertificate {
 
     /// Reads either form.
     pub fn read(field: &Field<'_>) -> Option<Self> {
+        Self::read_with(field, &|field, text| check(field, text))
+    }
+
+    /// As [`PerCertificate::read`], for texts that may be empty and may contain braces, such as JSON. `check` verifies
+    /// each text.
+    pub(super) fn read_free_text(
+        field: &Field<'_>,
+        check: &dyn Fn(&Field<'_>, &str),
+    ) -> Option<Self> {
+        Self::read_with(field, &|field, text| {
+            if let Some(word) = names::misspelt_placeholder(text) {
+                field.error(
+                    format!("{word} is not a placeholder"),
+                    format!("use {}", PLACEHOLDERS.join(", ")),
+                );
+            }
+            check(field, text);
+        })
+    }
+
+    fn read_with(field: &Field<'_>, check: &dyn Fn(&Field<'_>, &str)) -> Option<Self> {
         if field.node().text().is_some() {
             let text = field.string()?;
             check(field, &text);

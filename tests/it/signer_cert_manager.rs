@@ -265,6 +265,27 @@ fn describes_desired_certificate_in_request() {
 }
 
 #[test]
+fn adds_configured_annotations_and_labels() {
+    let mut rig = CertManagerRig::new();
+    let field = "[{\"name\": \"cost center\", \"value\": \"{cluster}\"}]";
+    rig.access = format!(
+        "{}, annotations: {{venafi.cert-manager.io/custom-fields: '{field}'}}, labels: {{team: platform}}",
+        rig.access
+    );
+    let request = request(CertName::EtcdServer);
+    let (ticket, _) = pending(run(rig.signer().submit(&request)));
+    let metadata = &rig.only()["metadata"];
+    assert_eq!(
+        metadata["annotations"]["venafi.cert-manager.io/custom-fields"],
+        field.replace("{cluster}", "kubernetes")
+    );
+    assert_eq!(metadata["labels"]["team"], "platform");
+    rig.issue();
+    let bytes = issued(run(rig.signer().poll(&request, &ticket)));
+    assert_eq!(verdict(&request, &bytes, &rig.authorities()), "");
+}
+
+#[test]
 fn repeats_deleted_request_with_same_key() {
     let rig = CertManagerRig::new();
     let request = request(CertName::Apiserver);
@@ -429,6 +450,12 @@ fn obtains_certificates_from_cert_manager() {
             "{object}"
         );
     }
+    // An installed certificate does not depend on annotations.
+    node.edit_settings("namespace:", "annotations: {team: platform}, namespace:");
+    let before = node.etc();
+    node.ask().done();
+    before.unchanged(&node.etc());
+    assert_eq!(rig.objects().len(), CertName::KUBEADM.len());
     rig.issuer = "name: missing".to_owned();
     let request = request(CertName::Apiserver);
     let (ticket, _) = pending(run(rig.signer().submit(&request)));

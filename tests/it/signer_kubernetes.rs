@@ -120,6 +120,12 @@ impl KubernetesRig {
         only(self.objects())
     }
 
+    /// Sends a request, and returns its object.
+    fn only_after(&self, request: &Request) -> Value {
+        pending(run(self.signer().submit(request)));
+        self.only()
+    }
+
     fn delete(&self, object: &Value) {
         self.cluster.admin().delete(&path_of(object));
     }
@@ -807,6 +813,53 @@ fn builds_chain_from_leaf_and_intermediate() {
             dir.path().join("chain.pem").to_str().unwrap(),
         ],
         b"",
+    );
+}
+
+#[test]
+fn adds_configured_annotations_and_labels() {
+    let rig = KubernetesRig::new();
+    let plain = rig.only_after(&request(CertName::EtcdServer));
+    let metadata = "annotations: {venafi.experimental.cert-manager.io/custom-fields: '[{\"name\": \"{node}\"}]', \
+                    ejbca.example.com/profile: {etcd-server: servers, admin.conf: people}}, \
+                    labels: {team: platform, kind: \"{certificate}\"}";
+    let access = format!("{}, {metadata}", rig.access);
+    let rig = KubernetesRig::new().reached(access);
+    let signed = request(CertName::EtcdServer);
+    let (ticket, _) = pending(run(rig.signer().submit(&signed)));
+    let object = rig.only();
+    let annotations = &object["metadata"]["annotations"];
+    assert_eq!(
+        annotations["venafi.experimental.cert-manager.io/custom-fields"],
+        "[{\"name\": \"cp1\"}]"
+    );
+    assert_eq!(annotations["ejbca.example.com/profile"], "servers");
+    assert_eq!(annotations["nodepki.io/certificate"], "etcd-server");
+    let labels = json!({"app.kubernetes.io/managed-by": "nodepki", "team": "platform", "kind": "etcd-server"});
+    assert_eq!(object["metadata"]["labels"], labels);
+    assert_ne!(name_of(&object), name_of(&plain));
+    rig.approve();
+    let bytes = issued(run(rig.signer().poll(&signed, &ticket)));
+    assert_eq!(verdict(&signed, &bytes, &rig.authorities()), "");
+
+    // A key without a text for a certificate is left out.
+    let rig = KubernetesRig::new().reached(rig.access.clone());
+    let object = rig.only_after(&request(CertName::Apiserver));
+    let profile = &object["metadata"]["annotations"]["ejbca.example.com/profile"];
+    assert!(profile.is_null(), "{profile}");
+}
+
+#[test]
+fn refuses_label_that_the_name_of_this_node_makes_invalid() {
+    let rig = KubernetesRig::new();
+    let label = "x".repeat(60);
+    let access = format!("{}, labels: {{node: \"{label}-{{node}}\"}}", rig.access);
+    let rig = rig.reached(access);
+    let rejected = rig.signer().preflight(&request(CertName::Apiserver).wanted);
+    let message = rejected.unwrap_err().to_string();
+    contains(
+        &message,
+        &["its label node is", "set labels.node to at most 63"],
     );
 }
 

@@ -19,6 +19,8 @@ const DIGEST_DIGITS: usize = 12;
 pub(in crate::signer) struct Draft {
     /// Annotations of the object.
     pub(in crate::signer) annotations: JsonMap<String, Value>,
+    /// Labels of the object.
+    pub(in crate::signer) labels: JsonMap<String, Value>,
     /// `spec` of the object.
     pub(in crate::signer) spec: JsonMap<String, Value>,
     /// Fields of `spec` that identify the request: an object with other values is another request.
@@ -34,7 +36,10 @@ impl Draft {
         salt: Option<&str>,
     ) -> String {
         let mut digest = Sha256::new();
-        let asked = json!([self.annotations, self.spec, salt]);
+        let asked = match self.labels.is_empty() {
+            true => json!([self.annotations, self.spec, salt]),
+            false => json!([self.annotations, self.labels, self.spec, salt]),
+        };
         digest.update(asked.to_string());
         let tail: String = hex(&digest.finalize())
             .chars()
@@ -154,6 +159,7 @@ mod tests {
         spec.insert("signerName".to_owned(), json!(signer));
         Draft {
             annotations: JsonMap::new(),
+            labels: JsonMap::new(),
             spec,
             identifying_fields: &["signerName"],
         }

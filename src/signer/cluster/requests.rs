@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 
+use super::metadata::MANAGED_BY;
 use super::object::{Draft, Filed};
 use crate::cluster::api::{Api, ApiAccess, ApiError, ApiStatus, Resource, unread_advice};
 use crate::http::Method;
@@ -215,9 +216,11 @@ impl Requests {
         ] {
             annotations.insert(format!("nodepki.io/{key}"), json!(value));
         }
+        let mut labels = draft.labels.clone();
+        labels.insert(MANAGED_BY.to_owned(), json!("nodepki"));
         let mut metadata = json!({
             "name": name,
-            "labels": {"app.kubernetes.io/managed-by": "nodepki"},
+            "labels": labels,
             "annotations": annotations,
         });
         if let (Some(namespace), Some(metadata)) = (&self.namespace, metadata.as_object_mut()) {
