@@ -33,6 +33,7 @@ mod files;
 mod findings;
 mod kubeadm;
 mod leaf;
+mod phase;
 mod policy;
 mod rows;
 mod service_account;
@@ -55,6 +56,7 @@ pub use super::role::NodeRole;
 pub use collect::collect;
 pub use duration::human_duration;
 pub use kubeadm::{kubeadm_json, kubeadm_notes, kubeadm_table, kubeadm_yaml};
+pub use phase::CertPhase;
 pub use text::{table, tree};
 
 /// The status of a node.
@@ -246,6 +248,8 @@ pub struct CertStatus {
     pub authority: Authority,
     /// State of the row.
     pub state: RowState,
+    /// Phase of the certificate over its life.
+    pub phase: CertPhase,
     /// Reasons for the state; empty if it is ok.
     pub problems: Vec<String>,
     /// The kind of each problem, in the same order.

@@ -174,6 +174,12 @@ fn status(node: &Node) -> Ran {
     Ran::of(command.arg(node.outside("config.yaml")))
 }
 
+fn phase_of<'a>(status: &'a Value, name: &str) -> &'a str {
+    let rows = status["certificates"].as_array().unwrap();
+    let row = rows.iter().find(|row| row["name"] == name).unwrap();
+    row["phase"].as_str().unwrap()
+}
+
 const NO_WAIT: [&str; 4] = ["--wait", "0s", "--clock-wait", "0s"];
 
 #[test]
@@ -195,13 +201,21 @@ fn documents_of_a_node_from_plan_to_renewal() {
     );
     assert_eq!(waiting["counts"]["pending"], 12);
     assert_eq!(waiting["cause"], "an officer must approve");
-    verify("status-pending", &status(&node));
+    let pending = verify("status-pending", &status(&node));
+    assert_eq!(phase_of(&pending, "apiserver"), "waiting-for-signer");
     node.signer_behaves();
     let done = verify(
         "bootstrap",
         &json(&node, &[&["bootstrap"], &NO_WAIT[..]].concat()),
     );
-    let status = verify("status", &status(&node));
+    let manifest = "/etc/kubernetes/manifests/kube-apiserver.yaml";
+    let installed = verify("status", &status(&node));
+    assert_eq!(phase_of(&installed, "apiserver"), "installed");
+    node.write(manifest, "kind: Pod\n");
+    let running: Value = serde_json::from_str(&status(&node).done().stdout).unwrap();
+    assert_eq!(phase_of(&running, "apiserver"), "in-use");
+    node.remove(manifest);
+    let status = installed;
     // The same facts have the same names and types.
     let row = |document: &Value, list: &str| {
         let rows = document[list].as_array().unwrap().iter();

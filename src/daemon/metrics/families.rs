@@ -48,6 +48,8 @@ families! {
         "When the certificate is due for renewal.";
     STATE: "certificate_state", Gauge,
         "1 for the present state of the certificate, else 0.";
+    PHASE: "certificate_phase", Gauge,
+        "1 for the present phase of the certificate over its life, else 0.";
     COMPLIANT: "certificate_compliant", Gauge,
         "1 if the key of the certificate has the algorithm of the key policy, else 0. A key that the kubelet chose is compliant.";
     PENDING: "certificate_pending_since_timestamp_seconds", Gauge,

@@ -9,11 +9,11 @@ use time::OffsetDateTime;
 use super::exposition::{MetricsPage, labels};
 use super::families::{
     BUILD_INFO, CERTIFICATE_INFO, COMPLIANT, CRL_NEXT_UPDATE, CRL_THIS_UPDATE, MetricFamily,
-    NOT_AFTER, NOT_BEFORE, PENDING, RENEWAL, RESTARTS_PENDING, ROLLED_BACK, STATE,
+    NOT_AFTER, NOT_BEFORE, PENDING, PHASE, RENEWAL, RESTARTS_PENDING, ROLLED_BACK, STATE,
 };
 use crate::agent::Survey;
 use crate::kube::names::{Authority, CertName};
-use crate::node::status::{Facts, NodeStatus, RowState};
+use crate::node::status::{CertPhase, Facts, NodeStatus, RowState};
 use crate::spec::compliance::{self, KeyVerdict};
 use crate::spec::policy::{Category, KeyOwner};
 use crate::store::{NodeRoot, RestartState, Slot};
@@ -26,6 +26,7 @@ pub(super) fn found(status: &NodeStatus) -> MetricsPage {
     for cert in &status.certificates {
         let certificate = CertificateLabels::leaf(cert.name);
         certificate.sample_state(&mut page, cert.state);
+        certificate.sample_phase(&mut page, cert.phase);
         if let Some(facts) = &cert.certificate {
             certificate.sample_validity(&mut page, facts);
         }
@@ -179,6 +180,14 @@ impl CertificateLabels {
                 labels(&[("state", &one.as_str().replace(' ', "-"))])
             );
             page.sample(&STATE, &labels, f64::from(u8::from(one == state)));
+        }
+    }
+
+    fn sample_phase(&self, page: &mut MetricsPage, phase: CertPhase) {
+        for one in CertPhase::ALL {
+            let phase_label = labels(&[("phase", one.as_str())]);
+            let labels = format!("{},{phase_label}", self.labels());
+            page.sample(&PHASE, &labels, f64::from(u8::from(one == phase)));
         }
     }
 

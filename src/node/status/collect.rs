@@ -10,14 +10,16 @@
 //! A leaf is judged with the bundle of its authority, and an authority with the leaves that it should have issued, so all
 //! files are read before any is judged. Nothing here fails: a fault becomes a problem of a row.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use time::OffsetDateTime;
 
 use super::files::{LeafFiles, RowReader};
+use super::phase::{CertProgress, Effect, PendingPhase};
 use super::{NodeStatus, PendingStatus, authority, leaf, rows, service_account};
 use crate::kube::names::{Authority, CertName};
-use crate::kube::paths::KUBERNETES_DIR;
+use crate::kube::paths::{KUBELET_CONFIGURATION, KUBERNETES_DIR};
 use crate::node::NodeState;
 use crate::node::role::{NodeRole, role_of};
 use crate::store::{RequestRecord, Slot};
@@ -51,6 +53,19 @@ pub fn collect(state: &NodeState, described: Option<NodeRole>, now: OffsetDateTi
         .map(|name| reader.leaf(name))
         .filter(|leaf| rows::has_row(leaf, &authorities))
         .collect();
+    // The run reports a record that cannot be read.
+    let unsettled = root.unsettled().unwrap_or_default();
+    let runs = match role {
+        NodeRole::ControlPlane => state.has_apiserver_manifest(),
+        NodeRole::Worker | NodeRole::Empty => state.exists(KUBELET_CONFIGURATION),
+    };
+    let requests: BTreeMap<CertName, PendingPhase> = pending
+        .iter()
+        .filter_map(|(slot, ticket)| match slot {
+            Slot::Certificate(name) => Some((*name, ticket.as_ref().map(|ticket| ticket.phase))),
+            Slot::ServiceAccount => None,
+        })
+        .collect();
     let bundle = |name: Authority| authorities.iter().find(|found| found.name == name);
     let server = leaf::local_server(&leaves);
     NodeStatus {
@@ -63,7 +78,11 @@ pub fn collect(state: &NodeState, described: Option<NodeRole>, now: OffsetDateTi
             .iter()
             .map(|leaf| {
                 let server = server.filter(|_| leaf.name == CertName::Apiserver);
-                leaf::judge(leaf, bundle(leaf.name.authority()), server, now)
+                let progress = CertProgress {
+                    request: requests.get(&leaf.name).copied(),
+                    effect: Effect::of(leaf.name, &unsettled, runs),
+                };
+                leaf::judge(leaf, bundle(leaf.name.authority()), server, progress, now)
             })
             .collect(),
         authorities: authorities

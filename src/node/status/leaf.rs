@@ -4,6 +4,7 @@ use time::OffsetDateTime;
 
 use super::files::{AuthorityFiles, LeafFiles};
 use super::findings::RowFindings;
+use super::phase::{CertProgress, phase};
 use super::text::minute;
 use super::{CertStatus, Facts, KubeconfigStatus, Trouble};
 use crate::kube::names::CertName;
@@ -17,6 +18,7 @@ pub(super) fn judge(
     found: &LeafFiles,
     authority: Option<&AuthorityFiles>,
     server: Option<&str>,
+    progress: CertProgress,
     now: OffsetDateTime,
 ) -> CertStatus {
     let mut findings = RowFindings::default();
@@ -53,6 +55,7 @@ pub(super) fn judge(
         name: found.name,
         authority: found.name.authority(),
         state: summary.state,
+        phase: phase(summary.state, progress.request, progress.effect),
         problems: summary.problems,
         troubles: summary.troubles,
         remarks: summary.remarks,

@@ -248,7 +248,7 @@ fn reports_healthy_node_as_ok() {
     let table = table(&status, false);
     assert!(
         table.contains(
-            "apiserver                 ok     2027-11-20 09:57  365d       server auth               ECDSA-P256  ca\n    DNS:"
+            "apiserver                 ok     installed  2027-11-20 09:57  365d       server auth               ECDSA-P256  ca\n    DNS:"
         ),
         "{table}"
     );

@@ -31,6 +31,7 @@ pub fn table(
         let mut headings = vec![
             "NAME",
             "STATE",
+            "PHASE",
             "EXPIRES (UTC)",
             "TIME LEFT",
             "USAGES",
@@ -164,6 +165,7 @@ fn cert_row(row: &CertStatus, signer: Option<&str>) -> Vec<Cell> {
     vec![
         Cell::new(row.name.as_str()),
         state_cell(row.state),
+        Cell::new(row.phase.as_str()),
         Cell::optional(facts.map(|facts| minute_in_utc(facts.not_after))),
         Cell::optional(facts.map(residual)),
         Cell::optional(facts.map(|facts| facts.usages.join(", "))),
