@@ -797,7 +797,7 @@ fn fetches_all_crls_and_only_if_newer() {
     assert!(!revoked(&before));
     assert!(revoked(&after));
     // A CRL issued within the current second may be sent twice.
-    std::thread::sleep(Duration::from_millis(1100));
+    thread::sleep(Duration::from_millis(1100));
     let again = run(signer.crl(Authority::EtcdCa)).unwrap().unwrap();
     assert!(revoked(&again));
     let once_more = run(signer.crl(Authority::EtcdCa)).unwrap().unwrap();
@@ -902,7 +902,7 @@ fn renews_with_same_key_by_exchange() {
     let refused = loop {
         match run(signer.renew(&request, &current(&new, &key))) {
             Ok(_) if begin.elapsed() < Duration::from_secs(60) => {
-                std::thread::sleep(Duration::from_millis(500));
+                thread::sleep(Duration::from_millis(500));
             }
             other => break other,
         }
