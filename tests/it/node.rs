@@ -132,14 +132,14 @@ impl Node {
         fs::write(self.outside("config.yaml"), text).unwrap();
     }
 
-    /// Configures the key algorithm ECDSA-P384, which takes effect at the next run.
-    pub(crate) fn change_keys(&self) {
-        self.configure(&INIT.replace("ECDSA-P256", "ECDSA-P384"));
+    /// Configures another key algorithm, which takes effect at the next run.
+    pub(crate) fn change_keys(&self, algorithm: &str) {
+        self.configure(&INIT.replace("ECDSA-P256", algorithm));
         let text = fs::read_to_string(self.outside("config.yaml")).unwrap();
         self.write_settings(&format!("{text}\nrotation: {{onPolicyChange: now}}\n"));
     }
 
-    /// As [`Node::change_keys`], for commands with `--signer` in place of `--config`.
+    /// As [`Node::change_keys`] with ECDSA-P384, for commands with `--signer` in place of `--config`.
     pub(crate) fn change_keys_of_local_signer(&self) {
         self.configure(&INIT.replace("ECDSA-P256", "ECDSA-P384"));
         self.write(

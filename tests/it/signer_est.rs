@@ -1081,7 +1081,7 @@ fn bootstraps_and_renews_with_strict_server() {
     );
     node.ask().done();
     assert_eq!(rig.sent(), sent);
-    node.change_keys();
+    node.change_keys("ECDSA-P384");
     complete(&node, &rig);
     node.assert_sound(&CertName::KUBEADM);
     let renewed = rig.sent();
@@ -1116,7 +1116,7 @@ fn renews_node_by_exchange_where_possible() {
     let rig = EstRig::new();
     let node = node(&rig);
     complete(&node, &rig);
-    node.change_keys();
+    node.change_keys("ECDSA-P384");
     complete(&node, &rig);
     node.assert_sound(&CertName::KUBEADM);
     let sent = rig.sent();
@@ -1141,7 +1141,7 @@ fn sends_nothing_after_refused_poll() {
     let gateway = Gateway::to(Some(rig.etcd().upstream()));
     let node = rig.node_behind(&gateway);
     complete(&node, &rig);
-    node.change_keys();
+    node.change_keys("ECDSA-P384");
     let refused = |status| Action::status(status);
     let waiting = Action::Status(202, vec![("Retry-After", "3600".to_owned())], Vec::new());
     gateway.rule(Rule::on("POST", "/simplereenroll").then(refused(403)));

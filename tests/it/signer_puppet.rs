@@ -1005,7 +1005,7 @@ fn waits_for_removal_of_certificate_of_another_key() {
     rig.approve();
     node.ask().done();
     let before = node.key_in_place(CertName::EtcdPeer);
-    node.change_keys();
+    node.change_keys("ECDSA-P384");
     let clean = format!(
         "puppetserver ca clean --certname etcd-server.cp1.{}",
         rig.tag

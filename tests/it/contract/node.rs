@@ -14,7 +14,7 @@ use nodepki::{
     signer::{RequestLookup, Resubmit},
 };
 
-use crate::node::{INIT, Ran};
+use crate::node::Ran;
 use crate::rig::{Rig, complete, node};
 
 /// The kinds whose settings do not name a secret of their own.
@@ -161,7 +161,7 @@ pub(super) fn assert_nothing_sent_twice(rig: &dyn Rig) {
 pub(super) fn replaces_everything_for_another_key_algorithm(rig: &dyn Rig) {
     let node = node(rig);
     complete(&node, rig);
-    node.configure(&INIT.replace("ECDSA-P256", "RSA-2048"));
+    node.change_keys("RSA-2048");
     rig.make_room();
     complete(&node, rig);
     node.assert_sound(&CertName::KUBEADM);
