@@ -9,6 +9,7 @@
 )]
 
 mod access;
+mod algorithms;
 mod audit;
 mod authority;
 #[cfg(feature = "failpoints")]
