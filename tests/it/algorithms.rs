@@ -4,9 +4,6 @@
 //! `tests/run unit` runs some pairs, in which CA and leaf differ. `tests/run bench algorithms` runs all 36 pairs, and
 //! measures generation and handshakes; it prints the table of `docs/algorithms.md`.
 
-#[path = "../bench/authorities.rs"]
-mod authorities;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,9 +15,9 @@ use nodepki::x509::{KeyAlgorithm, KeyType, PrivateKey, TrustBundle};
 use serde_json::Value;
 
 use crate::node::{INIT, Node, Ran};
+use crate::package_budget::daemon::authorities::make_authorities;
 use crate::servers::{Server, bin, free_port};
 use crate::signing::write_secret;
-use authorities::make_authorities;
 
 const ALGORITHMS: [KeyAlgorithm; 6] = [
     KeyAlgorithm::Rsa2048,

@@ -291,6 +291,7 @@ fn daemon_signs_for_kubelets_of_a_cluster_without_ca_keys() {
     let chain = Chain::from_response(&issued, key.public_key()).unwrap();
     let lifetime = chain.leaf().not_after() - now();
     assert!(lifetime <= time::Duration::HOUR, "{lifetime}");
+    let (first_object, first_serial) = (name.clone(), chain.leaf().serial().to_owned());
     let path = "/var/tmp/w1.conf";
     write_kubeconfig(node, path, "w1", &issued, &key);
     let w1 = &node.caller(path);
@@ -360,6 +361,18 @@ fn daemon_signs_for_kubelets_of_a_cluster_without_ca_keys() {
     ] {
         assert!(page.stdout.contains(sample), "{sample}:\n{}", page.stdout);
     }
+    let shown = node.nodepki(&["audit", "show", "-o", "json"]);
+    let log: Value = serde_json::from_str(&shown.done().stdout).unwrap();
+    let entries = log["items"].as_array().unwrap().iter();
+    let issued_entries: Vec<&Value> = entries
+        .filter(|entry| entry["event"] == "kubelet-request" && entry["action"] == "issued")
+        .collect();
+    assert_eq!(issued_entries.len(), 3, "{log}");
+    assert_eq!(issued_entries[0]["object"], first_object);
+    assert_eq!(issued_entries[0]["node"], "w1");
+    assert_eq!(issued_entries[0]["requester"], "system:bootstrap:abcdef");
+    assert_eq!(issued_entries[0]["serial"], first_serial);
+    node.nodepki(&["audit", "verify"]).done();
     let said = daemon.said();
     let audit = said
         .lines()

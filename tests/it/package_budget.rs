@@ -2,7 +2,7 @@
 
 #[path = "../bench/daemon.rs"]
 #[allow(dead_code, reason = "the benchmark uses the rest")]
-mod daemon;
+pub(crate) mod daemon;
 
 use std::collections::BTreeMap;
 use std::fs;

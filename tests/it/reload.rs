@@ -1,6 +1,7 @@
 //! Renewed certificates take effect on a real control plane: the two components that do not reload their kubeconfigs
 //! are restarted once each, and the result is verified. Restarts are postponed or rolled back when required.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::time::{Duration, Instant};
 
@@ -126,6 +127,21 @@ fn restarts_non_reloading_components_once_and_only_when_safe() {
     assert_eq!(plane.restarts(), [1, 1, 0, 0]);
     assert_eq!(plane.pods.crashes(), []);
     assert!(!plane.node().path(RESTART_RECORD).exists());
+    let shown = plane.node().nodepki(&["audit", "show", "-o", "json"]);
+    let log: Value = serde_json::from_str(&shown.done().stdout).unwrap();
+    let entries = log["items"].as_array().unwrap().iter();
+    let in_use: BTreeSet<&str> = entries
+        .filter(|entry| entry["event"] == "in-use")
+        .map(|entry| entry["certificate"].as_str().unwrap())
+        .collect();
+    let proven = [
+        "apiserver",
+        "controller-manager.conf",
+        "etcd-peer",
+        "etcd-server",
+        "scheduler.conf",
+    ];
+    assert_eq!(in_use, BTreeSet::from(proven));
     assert_eq!(plane.lease()["spec"]["holderIdentity"], "");
     plane.renew(&[]).done();
     assert_eq!(plane.pods.starts().len(), 2);
