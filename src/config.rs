@@ -65,6 +65,10 @@ pub const KIND: &str = "NodePKIConfiguration";
 const KUBEADM_FILES: [&str; 2] = [KUBEADM_FILE, KUBEADM_JOIN_FILE];
 const DEFAULT_WAIT: Duration = Duration::from_secs(30);
 const DEFAULT_CLOCK_WAIT: Duration = Duration::from_secs(120);
+const DEFAULT_CRL_REFRESH: Duration = Duration::from_secs(5 * 60);
+const MIN_CRL_REFRESH: Duration = Duration::from_secs(60);
+/// A revocation takes effect at the next fetch, so that a longer interval would leave the lists without purpose.
+const MAX_CRL_REFRESH: Duration = Duration::from_secs(24 * 60 * 60);
 /// Name of the signer given on the command line.
 pub const COMMAND_LINE_SIGNER: &str = "command-line";
 
@@ -96,6 +100,8 @@ settings! {
         "wait" => pub wait: Duration = DEFAULT_WAIT;
         /// How long a run waits for a plausible clock.
         "clock.maxWait" => pub clock_max_wait: Duration = DEFAULT_CLOCK_WAIT;
+        /// How often the daemon fetches the revocation lists of the signers, from 1m to 24h.
+        "crlRefreshInterval" => pub crl_refresh_interval: Duration = DEFAULT_CRL_REFRESH, read crl_refresh_interval;
         /// When certificates are renewed.
         "rotation" => pub rotation: Rotation;
         /// How new certificates take effect.
@@ -186,6 +192,10 @@ settings! {
             pub arguments: Vec<Argument> = Vec::new(),
         }
     }
+}
+
+fn crl_refresh_interval(field: &Field<'_>) -> Option<Duration> {
+    reload::within(field, MIN_CRL_REFRESH, MAX_CRL_REFRESH)
 }
 
 fn kubeadm_files(field: &Field<'_>) -> Option<Vec<PathBuf>> {

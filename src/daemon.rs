@@ -167,7 +167,7 @@ impl<S: Surroundings> Daemon<'_, S> {
         self.put_in_force(&mut loaded, watched);
         let mut agenda = Agenda::new(
             &loaded.setup.identity.node,
-            publishes_lists(&loaded),
+            lists_interval(&loaded),
             self.now(),
             self.surroundings.uptime(),
         );
@@ -350,7 +350,7 @@ impl<S: Surroundings> Daemon<'_, S> {
                 self.put_in_force(loaded, watched);
                 let (now, uptime) = (self.now(), self.surroundings.uptime());
                 let node = &loaded.setup.identity.node;
-                agenda.reloaded(node, publishes_lists(loaded), now, uptime);
+                agenda.reloaded(node, lists_interval(loaded), now, uptime);
                 tracing::info!("the configuration was read again");
             }
             Err(failure) => {
@@ -430,9 +430,11 @@ impl<S: Surroundings> Daemon<'_, S> {
     }
 }
 
-fn publishes_lists(loaded: &Loaded) -> bool {
+/// Returns the interval between two fetches of the revocation lists; `None` if no signer publishes any.
+fn lists_interval(loaded: &Loaded) -> Option<Duration> {
     let mut signers = loaded.setup.signers.values();
-    signers.any(|(_, signer)| signer.caps().crl != Carry::No)
+    let publishes = signers.any(|(_, signer)| signer.caps().crl != Carry::No);
+    publishes.then_some(loaded.settings.crl_refresh_interval)
 }
 
 #[cfg(test)]

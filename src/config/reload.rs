@@ -133,7 +133,8 @@ fn lease_duration(field: &Field<'_>) -> Option<Duration> {
     within(field, MIN_LEASE, MAX_TIMEOUT)
 }
 
-fn within(field: &Field<'_>, least: Duration, most: Duration) -> Option<Duration> {
+/// Reads a duration between these bounds.
+pub(super) fn within(field: &Field<'_>, least: Duration, most: Duration) -> Option<Duration> {
     let duration = Duration::read(field)?;
     if (least..=most).contains(&duration) {
         return Some(duration);

@@ -68,6 +68,7 @@ wait: 10m
 clock: {maxWait: 5m}
 clusterPolicy: {enabled: true, kubeconfig: /etc/nodepki/policy.conf}
 rotation: {renewAt: 720h, jitter: 5%, minRemaining: 2h, window: ["Mon-Fri 22:00-04:00", {cron: "0 2 * * 0", duration: 3h}], rekey: false, onPolicyChange: now}
+crlRefreshInterval: 1h
 reload:
   staticPods: false
   coordinateWithLease: false
@@ -202,6 +203,7 @@ fn reads_every_key() {
     );
     assert_eq!(settings.wait, Duration::from_secs(600));
     assert_eq!(settings.clock_max_wait, Duration::from_secs(300));
+    assert_eq!(settings.crl_refresh_interval, Duration::from_secs(3600));
     assert_eq!(
         settings.rotation,
         Rotation {
@@ -384,6 +386,14 @@ fn reports_fault_with_position_and_fix() {
         (
             "rotation: {window: []}\n",
             "c.yaml:3:20: rotation.window: names no window (list at least one, or remove the key)",
+        ),
+        (
+            "crlRefreshInterval: 30s\n",
+            "c.yaml:3:21: crlRefreshInterval: 30s is out of bounds (write one from 1m to 24h)",
+        ),
+        (
+            "crlRefreshInterval: 48h\n",
+            "c.yaml:3:21: crlRefreshInterval: 48h is out of bounds (write one from 1m to 24h)",
         ),
         (
             "rotation: {rekeys: true}\n",

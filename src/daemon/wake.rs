@@ -29,9 +29,7 @@ const MIN_STEP_INTERVAL: Duration = Duration::from_secs(1);
 const LOCK_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// Edits by another process within this window back off exponentially.
 const EXTERNAL_EDIT_WINDOW: Duration = Duration::from_secs(10 * 60);
-/// Default interval between CRL fetches. Each node adds or subtracts up to [`CRL_REFRESH_JITTER`].
-const CRL_REFRESH_INTERVAL: Duration = Duration::from_secs(5 * 60);
-/// As a part of [`CRL_REFRESH_INTERVAL`].
+/// Share of the interval between two CRL fetches by which each node fetches earlier or later.
 const CRL_REFRESH_JITTER: f64 = 0.1;
 
 /// The reason for a rotation step.
@@ -197,6 +195,8 @@ pub struct Agenda {
     node: String,
     step: Option<(OffsetDateTime, StepReason)>,
     lists: Option<OffsetDateTime>,
+    /// Interval between two fetches of the revocation lists; `None` if no signer publishes any.
+    lists_interval: Option<Duration>,
     /// Number of consecutive steps with [`OpenIssue::Trouble`].
     failures: u32,
     /// See [`StepResult::ends`]; kept across steps that failed as a whole.
@@ -221,12 +221,18 @@ struct ClockRollback {
 
 impl Agenda {
     /// Returns the schedule of a starting daemon: the first step is due immediately, and so are the revocation lists if
-    /// `lists` says that a signer may publish some.
-    pub fn new(node: &str, lists: bool, now: OffsetDateTime, uptime: Duration) -> Self {
+    /// they have an interval, which means that a signer may publish some.
+    pub fn new(
+        node: &str,
+        lists_interval: Option<Duration>,
+        now: OffsetDateTime,
+        uptime: Duration,
+    ) -> Self {
         Agenda {
             node: node.to_owned(),
             step: Some((now, StepReason::Start)),
-            lists: lists.then_some(now),
+            lists: lists_interval.map(|_| now),
+            lists_interval,
             failures: 0,
             ends: None,
             last_time: (now, uptime),
@@ -322,8 +328,8 @@ impl Agenda {
     /// Plans the next fetch of the revocation lists after one has ended.
     pub(crate) fn lists_refreshed(&mut self, refresh: ListRefresh, now: OffsetDateTime) {
         let jitter = CRL_REFRESH_JITTER * (2.0 * self.fraction(0) - 1.0);
-        let interval = CRL_REFRESH_INTERVAL.mul_f64(1.0 + jitter);
-        self.lists = refresh.exist.then(|| now + interval);
+        let interval = self.lists_interval.filter(|_| refresh.exist);
+        self.lists = interval.map(|interval| now + interval.mul_f64(1.0 + jitter));
         if refresh.changed {
             self.step_by(now, StepReason::Lists);
         }
@@ -350,7 +356,7 @@ impl Agenda {
     pub(crate) fn reloaded(
         &mut self,
         node: &str,
-        lists: bool,
+        lists_interval: Option<Duration>,
         now: OffsetDateTime,
         uptime: Duration,
     ) {
@@ -358,7 +364,8 @@ impl Agenda {
         self.failures = 0;
         self.rollback = None;
         self.last_time = (now, uptime);
-        self.lists = lists.then_some(now);
+        self.lists = lists_interval.map(|_| now);
+        self.lists_interval = lists_interval;
         self.step = Some((now, StepReason::Reload));
     }
 

@@ -182,7 +182,7 @@ impl Fleet {
         let now = START + BOOT_PERIOD * number / NODES;
         Node {
             life: self.life(now),
-            agenda: Agenda::new(&name, false, now, ran(now)),
+            agenda: Agenda::new(&name, None, now, ran(now)),
             name,
         }
     }

@@ -6,11 +6,12 @@ use super::*;
 use crate::agent::RowAction;
 
 const START: OffsetDateTime = datetime!(2027-01-01 00:00 UTC);
+const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
 fn agenda() -> Agenda {
-    Agenda::new("cp1", false, START, Duration::ZERO)
+    Agenda::new("cp1", None, START, Duration::ZERO)
 }
 
 /// Returns the next action `after` the start, with a correct clock.
@@ -108,7 +109,7 @@ fn retries_by_remaining_lifetime_of_valid_certificates() {
 fn backs_off_exponentially_without_valid_certificate() {
     for failures in 1..=12 {
         let waits = (0..400).map(|node| {
-            let mut agenda = Agenda::new(&format!("cp{node}"), false, START, Duration::ZERO);
+            let mut agenda = Agenda::new(&format!("cp{node}"), None, START, Duration::ZERO);
             for _ in 0..failures {
                 agenda.stepped(trouble(Some(START), None, false), START);
             }
@@ -271,7 +272,7 @@ fn trusts_clock_after_reload() {
     agenda.stepped(settled(Some(START + DAY)), START);
     agenda.next(START - HOUR, Duration::ZERO);
     assert!(agenda.distrusts_clock());
-    agenda.reloaded("cp1", false, START - HOUR, Duration::ZERO);
+    agenda.reloaded("cp1", None, START - HOUR, Duration::ZERO);
     assert_eq!(
         agenda.next(START - HOUR, Duration::ZERO),
         NextAction::Step(StepReason::Reload)
@@ -309,8 +310,8 @@ fn accepts_small_backward_and_all_forward_clock_steps() {
 }
 
 #[test]
-fn fetches_lists_every_five_minutes_if_any_exist() {
-    let mut agenda = Agenda::new("cp1", true, START, Duration::ZERO);
+fn fetches_lists_at_interval_if_any_exist() {
+    let mut agenda = Agenda::new("cp1", Some(5 * MINUTE), START, Duration::ZERO);
     assert_eq!(
         next_at(&mut agenda, Duration::ZERO),
         NextAction::Step(StepReason::Start)
@@ -320,6 +321,13 @@ fn fetches_lists_every_five_minutes_if_any_exist() {
     agenda.lists_refreshed(refresh(true, false), START);
     let wait = planned(&mut agenda, Duration::ZERO).as_secs();
     assert!((270..=330).contains(&wait), "{wait}");
+    // A reload puts a changed interval in force.
+    agenda.reloaded("cp1", Some(HOUR), START, Duration::ZERO);
+    agenda.stepped(settled(Some(START + DAY)), START);
+    assert_eq!(next_at(&mut agenda, Duration::ZERO), NextAction::Lists);
+    agenda.lists_refreshed(refresh(true, false), START);
+    let wait = planned(&mut agenda, Duration::ZERO).as_secs();
+    assert!((3240..=3960).contains(&wait), "{wait}");
     agenda.lists_refreshed(refresh(true, true), START);
     assert_eq!(
         next_at(&mut agenda, Duration::ZERO),
@@ -411,7 +419,7 @@ fn reports_installed_certificates_that_are_not_in_effect() {
         ..RunReport::default()
     };
     let soon = START + HOUR / 60;
-    let mut agenda = Agenda::new("cp-1", false, START, Duration::ZERO);
+    let mut agenda = Agenda::new("cp-1", None, START, Duration::ZERO);
     agenda.stepped(StepResult::of(&report, Some(soon)), START);
     assert_eq!(
         agenda.status(),
