@@ -240,10 +240,7 @@ fn option(name: &str, file: &Path) -> String {
 
 /// Whether `config signer-setup` prints anything for this kind.
 const fn has_setup(kind: SignerKind) -> bool {
-    !matches!(
-        kind,
-        SignerKind::Est | SignerKind::Puppet | SignerKind::Directory
-    )
+    !matches!(kind, SignerKind::Directory)
 }
 
 /// The text of a skeleton without values, for an administrator who edits it.

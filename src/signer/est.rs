@@ -10,6 +10,8 @@
 //! (`tls.certificate` and `tls.key`), or both.
 //!
 //! # Preparation of the server
+//! `nodepki config signer-setup est` prints the names and usages of each certificate, and profiles for libest.
+//!
 //! - The profile must copy subject and alternative names from the request: organizations (`system:masters` and others
 //!   determine the rights of a client), common names with colons, DNS names and IP addresses.
 //! - The CA must issue the requested usages, or have a profile (and thus a label) for each of server, client, and
@@ -35,6 +37,7 @@
 //! - EST has no revocation lists.
 
 mod csrattrs;
+mod setup;
 mod wire;
 
 use std::cell::RefCell;
@@ -48,7 +51,7 @@ use super::per_certificate::PerCertificate;
 use super::server::{MAX_QUOTED, SignerServer, signing};
 use super::{
     About, Answer, Caps, Carry, Configured, CurrentCertificate, FailureClass, KubeletObstacle,
-    NodeIdentity, Rejection, Renewal, Request, RequestLookup, RequestedCertificate, Resubmit,
+    NodeIdentity, Part, Rejection, Renewal, Request, RequestLookup, RequestedCertificate, Resubmit,
     Signer, SignerError, SignerKind, Site, Ticket, endpoint, printable,
 };
 use crate::http::{Call, Endpoint, HttpResponse, encode};
@@ -175,6 +178,10 @@ impl Configured for Config {
             );
         }
         config
+    }
+
+    fn setup(parts: &[Part<'_, Self>], identity: &NodeIdentity) -> Option<String> {
+        Some(setup::print(parts, identity))
     }
 
     fn kubelet_obstacle(&self) -> Option<KubeletObstacle> {

@@ -25,6 +25,8 @@
 //!   not enough.
 //!
 //! # Preparation of the server
+//! `nodepki config signer-setup puppet` prints a script that does the following.
+//!
 //! In `ca.conf` (`/etc/puppetlabs/puppetserver/conf.d/`): `allow-subject-alt-names: true`, without which
 //! `etcd-server` and `etcd-peer` are refused, and `allow-auto-renewal: true` for renewals. Autosigning must not match
 //! these certnames: the first client to request one would get it. With `enable-infra-crl` the published list omits
@@ -35,6 +37,7 @@
 
 mod certname;
 mod refusal;
+mod setup;
 
 use std::cell::RefCell;
 
@@ -44,8 +47,9 @@ use sha2::{Digest, Sha256};
 use super::server::{SignerServer, signing};
 use super::{
     About, Answer, Caps, Carry, Configured, CurrentCertificate, FailureClass, KubeletObstacle,
-    NodeIdentity, OTHER_SIGNER, Rejection, Renewal, Request, RequestLookup, RequestedCertificate,
-    Resubmit, Signer, SignerError, SignerKind, Site, Ticket, certifies, endpoint,
+    NodeIdentity, OTHER_SIGNER, Part, Rejection, Renewal, Request, RequestLookup,
+    RequestedCertificate, Resubmit, Signer, SignerError, SignerKind, Site, Ticket, certifies,
+    endpoint,
 };
 use crate::http::{Call, Endpoint, encode};
 use crate::kube::names::Authority;
@@ -126,6 +130,10 @@ impl Configured for Config {
             );
         }
         config
+    }
+
+    fn setup(parts: &[Part<'_, Self>], identity: &NodeIdentity) -> Option<String> {
+        Some(setup::print(parts, identity))
     }
 
     fn kubelet_obstacle(&self) -> Option<KubeletObstacle> {

@@ -91,7 +91,9 @@ fn settings_of_every_kind_pass_config_check() {
             .filter(|name| name.starts_with("signer-setup-"))
             .collect();
         let expected = match kind {
-            "vault" | "cfssl" | "stepCA" => vec![format!("signer-setup-{kind}.sh")],
+            "vault" | "cfssl" | "stepCA" | "est" | "puppet" => {
+                vec![format!("signer-setup-{kind}.sh")]
+            }
             "kubernetes" | "certManager" => vec![format!("signer-setup-{kind}.yaml")],
             _ => Vec::new(),
         };

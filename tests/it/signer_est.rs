@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -18,9 +19,11 @@ use tempfile::TempDir;
 
 use crate::gateway::{Action, Answer as Passed, Gateway, Options, Rule};
 use crate::log::logged;
-use crate::node::{Node, Ran};
+use crate::node::{INIT, Node, Ran};
 use crate::rig::{Denial, Front, Rig, complete, node};
 use crate::servers::est::{Est, PASSWORD, USER, like, with_authority};
+use crate::signer_bad::verdict;
+use crate::signer_setup::print_setup;
 use crate::signing::{
     HEAD, contains, current, denied, issued, openssl, rejects, request, request_for, run, settings,
     wanted, write_authorities, write_secret, x509_text,
@@ -280,6 +283,67 @@ fn called(name: CertName, common_name: &str) -> RequestedCertificate {
     let mut wanted = wanted(name);
     wanted.profile.subject.common_name = common_name.to_owned();
     wanted
+}
+
+// ---- config signer-setup ----
+
+#[test]
+fn issues_with_profiles_of_signer_setup() {
+    let dir = tempfile::tempdir().unwrap();
+    write_authorities(dir.path());
+    let signer = "est: {url: 'https://est.test', label: 'k8s-{authority}', tls: {systemRoots: true}, \
+                  auth: {basic: {user: cp1, passwordFile: /p}}}";
+    let settings = settings_of(&[signer, signer, signer].map(str::to_owned));
+    let printed = print_setup(dir.path(), &settings, INIT, &["est"]);
+    printed
+        .done()
+        .says("label k8s-etcd-ca (user cp1)")
+        .says("admin.conf: O=kubeadm:cluster-admins, CN=kubernetes-admin; no alternative names; client auth;");
+    for (authority, label, names) in [
+        // Certificates with different usages, which are copied from the request.
+        (
+            Authority::Ca,
+            "est-ca-k8s-ca",
+            &[CertName::Apiserver, CertName::KubeletConf][..],
+        ),
+        (
+            Authority::FrontProxyCa,
+            "est-proxy-k8s-front-proxy-ca",
+            &[CertName::FrontProxyClient],
+        ),
+    ] {
+        let server = like(&dir.path().join(authority.base_name()));
+        let script = server.path().join("setup.sh");
+        fs::write(&script, &printed.stdout).unwrap();
+        let apply = || {
+            let mut command = Command::new("sh");
+            Ran::of(command.arg(&script).current_dir(server.path()))
+        };
+        apply().done();
+        let place = server.path().join(label);
+        for file in ["ca.pem", "ca.key"] {
+            fs::copy(server.path().join(file), place.join(file)).unwrap();
+        }
+        let profile = place.join("ca.cnf");
+        let text = fs::read_to_string(&profile).unwrap();
+        let is_fixed = text.contains("\nextendedKeyUsage = clientAuth\n");
+        assert_eq!(is_fixed, authority == Authority::FrontProxyCa, "{text}");
+        // A second run keeps a file that an administrator has changed.
+        let changed = text.clone() + "# changed\n";
+        fs::write(&profile, &changed).unwrap();
+        apply().done().says("ca.cnf exists");
+        assert_eq!(fs::read_to_string(&profile).unwrap(), changed);
+        let variables = [("EST_OPENSSL_CACONFIG", profile.to_str().unwrap())];
+        let server = Est::libest(server, &[], &variables);
+        let signer = open(&direct(&server));
+        for name in names {
+            let request = request(*name);
+            let bytes = issued(run(signer.submit(&request)));
+            assert_eq!(verdict(&request, &bytes, dir.path()), "", "{name}");
+        }
+        let record = fs::read_to_string(place.join("index.txt")).unwrap();
+        assert_eq!(record.lines().count(), names.len(), "{record}");
+    }
 }
 
 // ---- trust in the server ----

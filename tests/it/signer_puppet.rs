@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -20,10 +21,11 @@ use tempfile::TempDir;
 
 use crate::contract::Recording;
 use crate::gateway::{Action, Gateway, Rule, Upstream};
-use crate::node::{Node, Ran};
+use crate::node::{INIT, Node, Ran};
 use crate::rig::{Denial, Front, Rig};
-use crate::servers::puppet::{AUTO, Puppet, shared, strict};
+use crate::servers::puppet::{AUTO, Puppet, packaged, shared, strict};
 use crate::signer_bad::verdict;
+use crate::signer_setup::print_setup;
 use crate::signing::{
     HEAD, PlainFiles, contains, crl_text, current, denied, fails, issued, now, openssl, parsed,
     pending, recovered, request_for, run, wanted, write_authorities, x509_text,
@@ -916,6 +918,126 @@ fn renews_with_same_key_by_exchange() {
             "refuses our client certificate",
         ],
     );
+}
+
+// ---- config signer-setup ----
+
+/// Runs the printed script on the files in `conf`, and returns its exit status and output.
+fn prepare(script: &Path, conf: &Path, variables: &[(&str, &str)]) -> Ran {
+    let mut command = Command::new("sh");
+    command.arg(script).env("CONF", conf);
+    Ran::of(command.envs(variables.iter().copied()))
+}
+
+#[test]
+fn prepares_packaged_server_by_signer_setup() {
+    let (tag, authorities) = (tag(), authorities());
+    let dir = tempfile::tempdir().unwrap();
+    let keys = keys("https://puppet.test:8140", "{systemRoots: true}");
+    let settings = settings(Path::new("/nowhere"), &keys, &keys, &tag);
+    let printed = print_setup(dir.path(), &settings, INIT, &["puppet"]);
+    let certname = format!("etcd-peer.cp1.{tag}");
+    printed
+        .done()
+        .says("https://puppet.test:8140")
+        .says(&format!("\n{certname}\n"));
+    let script = dir.path().join("setup.sh");
+    fs::write(&script, &printed.stdout).unwrap();
+    let patterns = |name: &str, text: String| {
+        let file = dir.path().join(name);
+        fs::write(&file, text).unwrap();
+        file.to_str().unwrap().to_owned()
+    };
+    let (other, own) = (
+        patterns("other", format!("*.{AUTO}\n")),
+        patterns("own", format!("web.test\n*.{tag}")),
+    );
+    let server = packaged(|conf| {
+        // As in an auth.conf from before Puppet Server 8.1.
+        let auth = conf.join("auth.conf");
+        let text = fs::read_to_string(&auth).unwrap();
+        let renewal = "/puppet-ca/v1/certificate_renewal";
+        assert!(text.contains(renewal));
+        fs::write(&auth, text.replace(renewal, "/none")).unwrap();
+        let ca = fs::read_to_string(conf.join("ca.conf")).unwrap();
+        for (autosign, said) in [("true", "autosign = true"), (&*own, "the pattern *.")] {
+            prepare(&script, conf, &[("AUTOSIGN", autosign)])
+                .ended(65)
+                .says(said);
+        }
+        assert_eq!(fs::read_to_string(conf.join("ca.conf")).unwrap(), ca);
+        prepare(&script, conf, &[("AUTOSIGN", &other)])
+            .done()
+            .says("restart");
+        let read = || ["ca.conf", "auth.conf"].map(|file| fs::read(conf.join(file)).unwrap());
+        let once = read();
+        prepare(&script, conf, &[("AUTOSIGN", &other)]).done();
+        assert_eq!(read(), once, "a second run changes nothing");
+        let kept = fs::read_to_string(conf.join("ca.conf.before-nodepki")).unwrap();
+        assert_eq!(kept, ca);
+    });
+    let signer = puppet(&keys_of(&server));
+    let (request, key) = asking(CertName::EtcdPeer, &certname);
+    let (ticket, _) = pending(run(signer.submit(&request)));
+    server.sign(&certname);
+    let old = issued(run(signer.poll(&request, &ticket)));
+    assert_eq!(verdict(&request, &old, authorities.path()), "");
+    let new = issued(run(signer.renew(&request, &current(&old, &key))));
+    assert_eq!(verdict(&request, &new, authorities.path()), "");
+}
+
+#[test]
+fn lists_certnames_in_inventory_by_signer_setup() {
+    let (tag, dir) = (tag(), tempfile::tempdir().unwrap());
+    let keys = keys("https://puppet.test:8140", "{systemRoots: true}");
+    let settings = settings(Path::new("/nowhere"), &keys, &keys, &tag);
+    let printed = print_setup(dir.path(), &settings, INIT, &["puppet"]);
+    let script = dir.path().join("setup.sh");
+    fs::write(&script, &printed.done().stdout).unwrap();
+    let ca = dir.path().join("ca.conf");
+    fs::write(
+        &ca,
+        "certificate-authority: { allow-auto-renewal: false, enable-infra-crl: true }\n",
+    )
+    .unwrap();
+    let paths = [
+        "certificate/",
+        "certificate_request\"",
+        "certificate_revocation_list/ca",
+    ];
+    let rules = paths.map(|path| format!("  {{path: \"/puppet-ca/v1/{path}\"}}\n"));
+    let auth = dir.path().join("auth.conf");
+    let inventory = dir.path().join("inventory");
+    let variables = [
+        ("AUTOSIGN", "false"),
+        ("INVENTORY", inventory.to_str().unwrap()),
+    ];
+    fs::write(&auth, "authorization: {\n rules: [\n ]\n}\n").unwrap();
+    prepare(&script, dir.path(), &variables)
+        .ended(65)
+        .says("has no rule for /puppet-ca/v1/certificate ");
+    fs::write(
+        &auth,
+        format!("authorization: {{\n rules: [\n{} ]\n}}\n", rules.concat()),
+    )
+    .unwrap();
+    for _ in 0..2 {
+        prepare(&script, dir.path(), &variables).done();
+        let lines = fs::read_to_string(&inventory).unwrap();
+        let certname = format!("etcd-server.cp1.{tag}");
+        assert_eq!(
+            lines.lines().filter(|line| *line == certname).count(),
+            1,
+            "{lines}"
+        );
+        let text = fs::read_to_string(&ca).unwrap();
+        assert!(text.contains("allow-auto-renewal: true"), "{text}");
+        assert_eq!(
+            text.matches("allow-subject-alt-names: true").count(),
+            1,
+            "{text}"
+        );
+    }
 }
 
 // ---- whole runs ----

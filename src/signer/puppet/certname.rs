@@ -72,7 +72,7 @@ pub(super) fn certname(wanted: &RequestedCertificate) -> &str {
 }
 
 /// Returns why a text is not a valid certname, by the rules of Puppet Server 8.
-fn not_a_certname(text: &str) -> Option<&'static str> {
+pub(super) fn not_a_certname(text: &str) -> Option<&'static str> {
     let word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     let good = |part: &str| {
         let bytes = part.as_bytes();

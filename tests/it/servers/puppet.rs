@@ -26,13 +26,15 @@ pub(crate) struct Puppet {
     _server: Server,
 }
 
-/// The shared CA, and a copy of it made before it issued anything.
-static SHARED: LazyLock<(Puppet, PathBuf)> = LazyLock::new(|| {
+/// The shared CA, and two copies of it made before it issued anything.
+static SHARED: LazyLock<(Puppet, [PathBuf; 2])> = LazyLock::new(|| {
     let puppet = Puppet::start(directory());
-    let copy = directory();
-    let (from, to) = (puppet.dir.join("."), copy.to_str().unwrap());
-    run_program("cp", &["--archive", from.to_str().unwrap(), to], b"");
-    (puppet, copy)
+    let copies = [directory(), directory()];
+    for copy in &copies {
+        let (from, to) = (puppet.dir.join("."), copy.to_str().unwrap());
+        run_program("cp", &["--archive", from.to_str().unwrap(), to], b"");
+    }
+    (puppet, copies)
 });
 
 /// Returns the CA that all tests share. Every test has certnames of its own.
@@ -44,13 +46,30 @@ pub(crate) fn shared() -> &'static Puppet {
 /// other one.
 pub(crate) fn strict() -> &'static Puppet {
     static STRICT: LazyLock<Puppet> = LazyLock::new(|| {
-        let dir = SHARED.1.clone();
+        let dir = SHARED.1[0].clone();
         let conf = dir.join("etc/puppetserver/conf.d/ca.conf");
         assert!(fs::read_to_string(&conf).unwrap().contains("allow-"));
         fs::write(conf, "certificate-authority: {}\n").unwrap();
         Puppet::start(dir)
     });
     &STRICT
+}
+
+/// Starts the same CA with the configuration of the package, after `prepare` has changed the files in its `conf.d`. Only one
+/// test may do so.
+pub(crate) fn packaged(prepare: impl FnOnce(&Path)) -> Puppet {
+    let dir = SHARED.1[1].clone();
+    let conf = dir.join("etc/puppetserver/conf.d");
+    let package = bin("puppetserver")
+        .canonicalize()
+        .unwrap()
+        .with_file_name("");
+    for file in ["ca.conf", "auth.conf"] {
+        let original = package.join("../trixie/etc/puppet/puppetserver/conf.d");
+        fs::copy(original.join(file), conf.join(file)).unwrap();
+    }
+    prepare(&conf);
+    Puppet::start(dir)
 }
 
 impl Puppet {
