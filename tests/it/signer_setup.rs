@@ -120,6 +120,20 @@ fn quotes_names_in_scripts() {
                  auth: {keyFile: \"/k\\ntouch owned\\n\"}}}";
     let signers = format!("  a: {cfssl}\n  b: {cfssl}\n");
     logged_calls(dir.path(), "cfssl", &signers, ODD, &[]);
+
+    let est = "{est: {url: \"https://e/\", label: \"{authority};touch owned;{cluster}\", tls: {systemRoots: true}, \
+               auth: {basic: {user: \"u\\ntouch owned\\n\", passwordFile: /p}}}}";
+    let signers = format!("  a: {est}\n  b: {est}\n");
+    logged_calls(dir.path(), "est", &signers, ODD, &[]);
+
+    let puppet = "{puppet: {url: \"https://p/$(touch owned)\", tls: {systemRoots: true}, acceptSharedCA: true}}";
+    let settings = settings(&format!("  a: {puppet}\n  b: {puppet}\n"))
+        + "commonNames: {etcd-peer: \"etcd.{node}.{cluster}\"}\n";
+    let kubeadm = format!("{INIT}clusterName: {ODD}\n");
+    let ran = print_setup(dir.path(), &settings, &kubeadm, &["puppet"]);
+    ran.done();
+    let owned = |line: &&str| line.contains("touch owned") && !line.starts_with('#');
+    assert_eq!(ran.stdout.lines().find(owned), None);
 }
 
 #[test]
