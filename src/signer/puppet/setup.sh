@@ -1,7 +1,8 @@
 #!/bin/sh
 # Prepares a Puppet or OpenVox CA for node @NODE@ of cluster @CLUSTER@. Run it as root on the CA server:
 @SERVERS@
-# It changes ca.conf and auth.conf, keeps a copy of each as FILE.before-nodepki, and may be run again.
+# It changes ca.conf and auth.conf, of which it keeps copies as FILE.before-nodepki, and with enable-infra-crl it adds the
+# certnames to infra_inventory.txt. It may be run again.
 #
 # Requests are not authenticated. An administrator compares the fingerprint of the request with that of the node before
 # signing, and requests must not be signed automatically:
