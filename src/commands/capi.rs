@@ -1,11 +1,12 @@
 //! `nodepki capi secrets` and `nodepki capi check`: the Secrets of Cluster API's external-CA flow.
 //!
 //! [`issue`] has the certificates signed, [`secrets`] defines the Secrets, [`apply`] writes them to the management
-//! cluster, [`check`] and [`conditions`] judge them.
+//! cluster, [`check`] and [`conditions`] judge them. [`etcd_clients`] is the CA of the controllers' etcd clients.
 
 mod apply;
 mod check;
 mod conditions;
+mod etcd_clients;
 mod issue;
 mod secrets;
 
@@ -88,6 +89,10 @@ pub(super) struct SecretsArgs {
     /// Add a placeholder tls.key to CLUSTER-ca and CLUSTER-proxy: today's Cluster API lets no node join without one
     #[arg(long)]
     placeholder_keys: bool,
+    /// Create a CA for the controllers' etcd clients, with its key in CLUSTER-etcd: today's Cluster API lets no further
+    /// node with stacked etcd join without a key there. Later runs keep it. See docs/cluster-api.md
+    #[arg(long, conflicts_with = "external_etcd")]
+    etcd_client_ca: bool,
     /// Write the manifest to FILE, mode 0600
     #[arg(long, value_name = "FILE", conflicts_with = "apply")]
     out: Option<Argument>,
@@ -168,7 +173,11 @@ impl SecretsArgs {
             );
             return Ok(report.code());
         };
-        let secrets = material.secrets(&order.target, self.target.format, self.placeholder_keys);
+        let mut secrets =
+            material.secrets(&order.target, self.target.format, self.placeholder_keys);
+        if let Some(authority) = etcd_clients::load(prepared.state(), self.etcd_client_ca, now())? {
+            authority.add_to(&mut secrets);
+        }
         if let Some(kubeconfig) = &self.kubeconfig {
             let api = load::cluster(&root, kubeconfig)?;
             let authorities = &material.authorities;

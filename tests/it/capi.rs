@@ -1,5 +1,8 @@
 //! `nodepki capi` against a real API server as the management cluster, judged by Cluster API's own code.
 
+mod control_plane;
+mod stacked;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -31,7 +34,10 @@ pub(crate) struct Management {
 
 impl Management {
     pub(crate) fn new() -> Self {
-        let cluster = kubernetes();
+        Self::in_cluster(kubernetes())
+    }
+
+    fn in_cluster(cluster: &'static Kubernetes) -> Self {
         let namespace = format!("capi-{}", cluster.corner());
         let object =
             json!({"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": namespace}});

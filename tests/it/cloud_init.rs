@@ -3,7 +3,7 @@
 //! the KubeadmControlPlanes.
 
 mod cluster_api;
-mod machine;
+pub(crate) mod machine;
 mod running;
 mod secrets;
 mod wrapped;
@@ -24,7 +24,7 @@ const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/cloud-init");
 const COMPOSE: &str =
     "{ cat user-data-first.yaml; sed '1,/^bootcmd:/d' signers/vault.yaml; } >user-data";
 
-fn example(name: &str) -> String {
+pub(crate) fn example(name: &str) -> String {
     fs::read_to_string(format!("{EXAMPLES}/{name}")).unwrap()
 }
 
@@ -113,7 +113,7 @@ fn composed(flow: &str, signer: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-fn parsed(text: &str) -> Vec<Value> {
+pub(crate) fn parsed(text: &str) -> Vec<Value> {
     let documents =
         yaml::parse("example", text).unwrap_or_else(|faults| panic!("{faults}\n{text}"));
     documents.iter().map(yaml::to_json).collect()

@@ -5,6 +5,7 @@
 
 pub(crate) mod cfssl;
 pub(crate) mod cluster;
+pub(crate) mod cluster_api;
 pub(crate) mod est;
 pub(crate) mod kubernetes;
 pub(crate) mod puppet;

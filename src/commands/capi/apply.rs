@@ -11,6 +11,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Map, Value};
 use time::OffsetDateTime;
 
+use super::etcd_clients::{client_authority, without_client_authority};
 use super::secrets::{
     CLUSTER_LABEL, ClusterTarget, MANAGED_BY_LABEL, MANAGED_BY_NODEPKI, Object, Purpose, SecretSpec,
 };
@@ -61,8 +62,8 @@ pub(super) async fn apply(
         let trusted = trust.get(&secret.purpose.authority());
         match decide(secret, found.remove(&secret.purpose), trusted, replace, now) {
             Ok(change) => changes.push((secret, change)),
-            Err(why) => refusals.push(format!(
-                "Secret {} in {}: {why} (find out what uses it; --replace replaces it)",
+            Err(Refusal { why, remedy }) => refusals.push(format!(
+                "Secret {} in {}: {why} ({remedy})",
                 secret.name(),
                 secret.target.namespace()
             )),
@@ -135,6 +136,21 @@ enum SecretChange {
     },
 }
 
+/// The reason why a Secret must not be written, and what to do.
+struct Refusal {
+    why: String,
+    remedy: &'static str,
+}
+
+impl From<String> for Refusal {
+    fn from(why: String) -> Self {
+        Refusal {
+            why,
+            remedy: "find out what uses it; --replace replaces it",
+        }
+    }
+}
+
 /// Decides what to write for one Secret; the error is the reason why it must not be replaced.
 fn decide(
     secret: &SecretSpec,
@@ -142,13 +158,13 @@ fn decide(
     trust: Option<&TrustBundle>,
     replace: bool,
     now: OffsetDateTime,
-) -> Result<SecretChange, String> {
+) -> Result<SecretChange, Refusal> {
     let Some(mut found) = found else {
         return Ok(SecretChange::Create(secret.object()));
     };
     let differing = secret.data.iter().filter(|(key, bytes)| {
         let present = found.data(key);
-        // A placeholder never replaces an existing entry.
+        // A placeholder never replaces an existing entry; another private key is refused below.
         let stays = secret.purpose.is_authority() && **key == "tls.key" && present.is_some();
         !stays && present.as_ref() != Some(*bytes)
     });
@@ -172,6 +188,7 @@ fn decide(
     if reasons.is_empty() {
         return Ok(SecretChange::None { notes });
     }
+    require_same_key(secret, &found)?;
     if !replace {
         require_replaceable(secret.purpose, &found, trust, now)?;
     }
@@ -190,6 +207,33 @@ fn decide(
     Ok(SecretChange::Update {
         object: found,
         reasons,
+    })
+}
+
+/// Verifies that the certificate and the key of CLUSTER-etcd are changed together or not at all: an existing `tls.key` is
+/// never replaced, since it may be the only copy of a CA's key, and the controllers sign with it under the first
+/// certificate.
+fn require_same_key(secret: &SecretSpec, found: &Object) -> Result<(), Refusal> {
+    let (Purpose::Etcd, Some(present)) = (secret.purpose, found.data("tls.key")) else {
+        return Ok(());
+    };
+    let why = match secret.data.get("tls.key") {
+        Some(wanted) if *wanted == present => return Ok(()),
+        Some(_) => "its tls.key is not the key of the etcd client CA in the state directory",
+        None => {
+            let certificates = found.data("tls.crt");
+            let bundle = certificates.and_then(|pem| TrustBundle::from_pem(&pem).ok());
+            match bundle.as_ref().and_then(client_authority) {
+                Some(_) => {
+                    "it contains an etcd client CA that the state directory does not contain"
+                }
+                None => return Ok(()),
+            }
+        }
+    };
+    Err(Refusal {
+        why: why.to_owned(),
+        remedy: "restore etcd-client-ca.pem in the state directory, or store the key elsewhere and remove the entry tls.key from the Secret",
     })
 }
 
@@ -222,6 +266,7 @@ fn require_replaceable(
             .and_then(|pem| {
                 TrustBundle::from_pem(&pem).map_err(|_| "its certificate is unreadable")
             })?;
+        let present = without_client_authority(present);
         return match trust.accepts(&present) {
             true => Ok(()),
             false => Err(format!("it contains another CA, {present}, not {trust}")),
@@ -249,7 +294,10 @@ fn require_replaceable(
 }
 
 /// Returns the map at a path, and creates it if it does not exist.
-fn map_at<'a>(value: &'a mut Value, path: &[&str]) -> Option<&'a mut Map<String, Value>> {
+pub(super) fn map_at<'a>(
+    value: &'a mut Value,
+    path: &[&str],
+) -> Option<&'a mut Map<String, Value>> {
     if !value.is_object() {
         *value = Value::Object(Map::new());
     }

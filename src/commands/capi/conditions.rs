@@ -10,6 +10,7 @@ use std::fmt;
 use serde::Serialize;
 use time::OffsetDateTime;
 
+use super::etcd_clients;
 use super::secrets::{ADOPTED_TYPE, ClusterTarget, Format, Object, Purpose};
 use crate::kube::kubeconfig::{CurrentContext, Kubeconfig};
 use crate::kube::names::Authority;
@@ -121,6 +122,7 @@ pub(super) fn judge(
             match purpose.is_authority() {
                 true => {
                     if let Some(bundle) = judge.authority(object) {
+                        let bundle = etcd_clients::without_client_authority(bundle);
                         trusted.insert(purpose.authority(), bundle);
                     }
                 }
@@ -229,6 +231,11 @@ impl SecretJudge<'_> {
                 continue;
             };
             match PrivateKey::from_pem(&bytes) {
+                Ok(private) if etcd_clients::is_client_authority_key(&bundle, private.public_key()) => {
+                    self.notes.push(format!(
+                        "{key} is the private key of the etcd client CA, with which the controllers sign their etcd client certificates"
+                    ))
+                }
                 Ok(private) if private.public_key() == first.public_key() => self.notes.push(format!(
                     "{key} is the private key of the authority, so that every reader of the Secret can sign for it (remove the entry once the key is stored elsewhere)"
                 )),

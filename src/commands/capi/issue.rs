@@ -291,6 +291,11 @@ fn state(root: &NodeRoot, order: &Order) -> Result<NodeRoot, Failure> {
 }
 
 impl PreparedIssue {
+    /// Returns the cluster's state directory.
+    pub(super) fn state(&self) -> &NodeRoot {
+        &self.state
+    }
+
     /// Issues what is missing, and returns the material of the Secrets once it is complete.
     ///
     /// # Errors

@@ -58,7 +58,7 @@ fn packages() -> PathBuf {
 }
 
 /// Runs `cloud-init` on the host once for each argument list, for commands that change nothing.
-pub(super) fn cloud_init(runs: &[String]) -> Ran {
+pub(crate) fn cloud_init(runs: &[String]) -> Ran {
     Ran::of(
         Command::new(PYTHON)
             .arg(format!("{FIXTURES}/cloud_init.py"))
@@ -68,37 +68,37 @@ pub(super) fn cloud_init(runs: &[String]) -> Ran {
 }
 
 /// A machine in a directory, as the module describes it.
-pub(super) struct Machine {
+pub(crate) struct Machine {
     dir: tempfile::TempDir,
     binds: Vec<PathBuf>,
 }
 
 /// Result of a boot.
-pub(super) struct Boot {
+pub(crate) struct Boot {
     /// The output of `cloud-init status`: done, error.
-    pub(super) status: String,
+    pub(crate) status: String,
     /// The programs that were called, in order, with their arguments.
-    pub(super) calls: Vec<String>,
+    pub(crate) calls: Vec<String>,
     /// The output.
-    pub(super) ran: Ran,
+    pub(crate) ran: Ran,
 }
 
 impl Boot {
     #[track_caller]
-    pub(super) fn is(&self, status: &str) -> &Self {
+    pub(crate) fn is(&self, status: &str) -> &Self {
         assert_eq!(self.status, status, "{:?}\n{}", self.calls, self.ran.said());
         self
     }
 
     /// Returns the number of calls that begin with `call`.
-    pub(super) fn count(&self, call: &str) -> usize {
+    pub(crate) fn count(&self, call: &str) -> usize {
         let begins = |line: &&String| line.starts_with(call);
         self.calls.iter().filter(begins).count()
     }
 }
 
 impl Machine {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let machine = Machine {
             dir: tempfile::tempdir().unwrap(),
             binds: vec![packages(), FIXTURES.into()],
@@ -115,33 +115,33 @@ impl Machine {
         machine
     }
 
-    pub(super) fn root(&self) -> &Path {
+    pub(crate) fn root(&self) -> &Path {
         self.dir.path()
     }
 
-    pub(super) fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.root().join(name)
     }
 
-    pub(super) fn write(&self, name: &str, text: &str) {
+    pub(crate) fn write(&self, name: &str, text: &str) {
         fs::create_dir_all(self.path(name).parent().unwrap()).unwrap();
         fs::write(self.path(name), text).unwrap();
     }
 
-    pub(super) fn read(&self, name: &str) -> String {
+    pub(crate) fn read(&self, name: &str) -> String {
         fs::read_to_string(self.path(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
     }
 
-    pub(super) fn user_data(&self, text: &str) {
+    pub(crate) fn user_data(&self, text: &str) {
         self.write("var/lib/cloud/seed/nocloud/user-data", text);
     }
 
-    pub(super) fn vendor_data(&self, text: &str) {
+    pub(crate) fn vendor_data(&self, text: &str) {
         self.write("var/lib/cloud/seed/nocloud/vendor-data", text);
     }
 
     /// Writes the metadata: instance id, host name `cp2`, and `more`.
-    pub(super) fn meta_data(&self, more: &[(&str, &str)]) {
+    pub(crate) fn meta_data(&self, more: &[(&str, &str)]) {
         let mut text = "instance-id: i-1\nlocal-hostname: cp2\n".to_owned();
         for (key, value) in more {
             text.push_str(&format!("{key}: \"{value}\"\n"));
@@ -151,7 +151,7 @@ impl Machine {
 
     /// Installs a stand-in program that records its arguments and runs `does`, a shell script in which `$calls` is the
     /// number of calls so far.
-    pub(super) fn stands_in(&self, name: &str, does: &str) {
+    pub(crate) fn stands_in(&self, name: &str, does: &str) {
         let head =
             format!("#!/bin/sh\necho {name} \"$@\" >>/calls\ncalls=$(grep -c '^{name} ' /calls)\n");
         self.write(&format!("programs/{name}"), &format!("{head}{does}\n"));
@@ -160,14 +160,14 @@ impl Machine {
     }
 
     /// Replaces the stand-in for nodepki by the real program.
-    pub(super) fn with_nodepki(mut self) -> Self {
+    pub(crate) fn with_nodepki(mut self) -> Self {
         self.binds.push(NODEPKI.into());
         self.stands_in("nodepki", &format!("exec {NODEPKI} \"$@\""));
         self
     }
 
     /// Runs a command on the machine.
-    pub(super) fn run<A: AsRef<OsStr>>(&self, command: impl IntoIterator<Item = A>) -> Ran {
+    pub(crate) fn run<A: AsRef<OsStr>>(&self, command: impl IntoIterator<Item = A>) -> Ran {
         let mut unshare = Command::new("unshare");
         if !nix::unistd::geteuid().is_root() {
             unshare.arg("--map-root-user");
@@ -194,7 +194,7 @@ impl Machine {
     }
 
     /// Boots the machine, up to the end of cloud-init's last stage.
-    pub(super) fn boot(&self) -> Boot {
+    pub(crate) fn boot(&self) -> Boot {
         let stages = [
             "init --local",
             "init",
@@ -219,7 +219,7 @@ impl Machine {
     }
 
     /// Runs the real nodepki on the machine's files.
-    pub(super) fn nodepki(&self, arguments: &[&str]) -> Ran {
+    pub(crate) fn nodepki(&self, arguments: &[&str]) -> Ran {
         Ran::of(
             Command::new(NODEPKI)
                 .arg("--root")
@@ -229,7 +229,7 @@ impl Machine {
     }
 
     /// Asserts that other users cannot read nodepki's configuration.
-    pub(super) fn assert_secrets_are_private(&self) {
+    pub(crate) fn assert_secrets_are_private(&self) {
         for entry in walk(&self.path("etc/nodepki")) {
             let mode = entry.metadata().unwrap().permissions().mode();
             assert!(
@@ -241,7 +241,7 @@ impl Machine {
     }
 
     /// Returns path and content of every file below a directory.
-    pub(super) fn content(&self, name: &str) -> Vec<(PathBuf, Vec<u8>)> {
+    pub(crate) fn content(&self, name: &str) -> Vec<(PathBuf, Vec<u8>)> {
         let mut found: Vec<_> = walk(&self.path(name))
             .into_iter()
             .filter(|path| path.is_file())

@@ -58,6 +58,14 @@ pub(crate) fn kubernetes_without_signer() -> &'static Kubernetes {
     SHARED.get_or_init(|| Kubernetes::start("kubernetes-without-signer"))
 }
 
+/// Starts a cluster for one control plane of Cluster API, whose controllers read all nodes, and defines Cluster API's
+/// objects. It runs until this process ends, as the shared clusters do.
+pub(crate) fn kubernetes_with_cluster_api(name: &str) -> &'static Kubernetes {
+    let cluster = Kubernetes::start(&format!("cluster-api-{name}"));
+    super::cluster_api::define(&cluster.admin());
+    Box::leak(Box::new(cluster))
+}
+
 impl Kubernetes {
     fn start(name: &str) -> Self {
         let dir = own_dir(name);
