@@ -1,7 +1,9 @@
-//! `nodepki capi secrets` and `nodepki capi check`: the Secrets of Cluster API's external-CA flow.
+//! `nodepki capi secrets` and `nodepki capi check`: the Secrets of Cluster API's external-CA flow. `nodepki capi sync`: the
+//! expiry of each machine's certificates.
 //!
 //! [`issue`] has the certificates signed, [`secrets`] defines the Secrets, [`apply`] writes them to the management
-//! cluster, [`check`] and [`conditions`] judge them. [`etcd_clients`] is the CA of the controllers' etcd clients.
+//! cluster, [`check`] and [`conditions`] judge them. [`etcd_clients`] is the CA of the controllers' etcd clients. [`sync`] is
+//! independent of the others.
 
 mod apply;
 mod check;
@@ -9,6 +11,7 @@ mod conditions;
 mod etcd_clients;
 mod issue;
 mod secrets;
+mod sync;
 
 use std::io::{IsTerminal, stdin, stdout};
 use std::path::Path;
@@ -47,6 +50,15 @@ pub(super) enum CapiCommand {
     ///
     /// Exit status: 0 if both are true; 65 if a Secret exists and cannot be used; 75 if a Secret is missing.
     Check(CheckArgs),
+    /// Report to Cluster API when the certificates of each control-plane machine expire
+    ///
+    /// Reads the certificate that kube-apiserver presents at each Machine's address, and writes its expiry to the annotation
+    /// machine.cluster.x-k8s.io/certificates-expiry of the Machine. Cluster API reads the expiry only once, so that
+    /// rollout.before.certificatesExpiryDays would replace machines whose certificates were renewed. Run it from a timer.
+    ///
+    /// Exit status: 0 if all annotations are correct; 65 if a certificate is not one of the cluster; 69 if a machine does not
+    /// answer.
+    Sync(SyncArgs),
 }
 
 #[derive(Debug, Args)]
@@ -132,11 +144,31 @@ struct SecretSource {
     from_file: Option<Argument>,
 }
 
+#[derive(Debug, Args)]
+pub(super) struct SyncArgs {
+    /// Name of the Cluster object
+    #[arg(value_name = "CLUSTER")]
+    cluster: String,
+    /// Namespace of the Cluster object
+    #[arg(long, value_name = "NS", default_value = "default")]
+    namespace: String,
+    /// Kubeconfig of the management cluster
+    #[arg(long, value_name = "FILE", required_unless_present = "rights")]
+    kubeconfig: Option<Argument>,
+    /// Port of kube-apiserver on the machines
+    #[arg(long, value_name = "PORT", default_value_t = 6443)]
+    api_port: u16,
+    /// Print a ServiceAccount with the rights that this command needs, for `kubectl apply -f -`
+    #[arg(long, conflicts_with = "kubeconfig")]
+    rights: bool,
+}
+
 impl CapiCommand {
     pub(super) fn run(self, global: &GlobalOptions) -> Result<ExitCode, Failure> {
         match self {
             CapiCommand::Secrets(arguments) => arguments.run(global),
             CapiCommand::Check(arguments) => arguments.run(global),
+            CapiCommand::Sync(arguments) => arguments.run(global),
         }
     }
 }
@@ -266,6 +298,41 @@ impl CheckArgs {
         )?;
         Ok(code)
     }
+}
+
+impl SyncArgs {
+    fn run(&self, global: &GlobalOptions) -> Result<ExitCode, Failure> {
+        let target = ClusterTarget::new(&self.cluster, &self.namespace)
+            .map_err(|error| Failure::new(ExitCode::Usage, error))?;
+        let Some(kubeconfig) = &self.kubeconfig else {
+            // clap requires --rights then.
+            return print(&sync::rights(&target));
+        };
+        let api = load::cluster(&global.open_root()?, kubeconfig)?;
+        let expiries = runtime()?.block_on(sync::sync(&api, &target, self.api_port, now))?;
+        let code = expiries.code();
+        global.print_body(
+            DocumentKind::CapiSync,
+            code,
+            &Closing::default(),
+            &expiries,
+            || render_expiries(&expiries),
+        )?;
+        Ok(code)
+    }
+}
+
+fn render_expiries(expiries: &sync::Expiries) -> String {
+    let rows = expiries.machines.iter().map(|machine| {
+        let end = machine.not_after.map_or_else(|| "-".to_owned(), rfc3339);
+        let cells = vec![
+            machine.machine.clone(),
+            machine.action.as_str().to_owned(),
+            end,
+        ];
+        (cells, machine.reasons.clone())
+    });
+    table::aligned(&["MACHINE", "ANNOTATION", "NOT AFTER"], rows.collect())
 }
 
 /// Reads a manifest from a file, or from standard input, which keeps its private keys off the disk.

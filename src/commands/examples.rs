@@ -167,6 +167,10 @@ pub(super) const EXAMPLES: &[CommandExamples] = &[
         ("nodepki capi check prod --kubeconfig management.conf", "Checks the Secrets in the management cluster."),
         ("nodepki capi check prod --from-file prod.yaml", "Checks a manifest."),
     ]),
+    examples("capi sync", &[
+        ("nodepki capi sync prod --rights | kubectl apply -f -", "Creates a ServiceAccount with the necessary rights."),
+        ("nodepki capi sync prod --kubeconfig management.conf", "Corrects the expiry annotation of each control-plane Machine."),
+    ]),
     examples("demo", &[
         ("nodepki demo /tmp/node", "Creates all files of a node below this directory."),
         ("nodepki demo --kubeadm-config kubeadm.yaml /tmp/node", "The same for this kubeadm configuration."),

@@ -2,6 +2,7 @@
 
 mod control_plane;
 mod stacked;
+mod sync;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -16,11 +16,12 @@ use crate::node::{Node, Ran};
 const SCHEMA: &str = include_str!("../../docs/output.schema.json");
 const RECORDED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/output");
 /// Kinds whose documents need a cluster. The first three are runs, as `Bootstrap` is.
-const OF_CLUSTERS: [&str; 4] = [
+const OF_CLUSTERS: [&str; 5] = [
     "CertsDownload",
     "CertsUpload",
     "CapiSecrets",
     "CapiConditions",
+    "CapiSync",
 ];
 
 fn schema() -> Value {

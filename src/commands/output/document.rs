@@ -63,6 +63,8 @@ pub(in super::super) enum DocumentKind {
     CapiSecrets,
     /// `capi check`.
     CapiConditions,
+    /// `capi sync`.
+    CapiSync,
 }
 
 /// The envelope, followed by the fields of the body.

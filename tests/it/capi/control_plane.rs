@@ -15,6 +15,9 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use nodepki::http::Call;
 use nodepki::kube::names::Authority;
+use nodepki::x509::{
+    CertificateAuthority, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans, Subject,
+};
 use serde_json::{Value, json};
 
 use super::Management;
@@ -24,6 +27,7 @@ use crate::node::{NODEPKI, Ran, copy_authorities};
 use crate::servers::cluster_api::{Controllers, INFRASTRUCTURE};
 use crate::servers::kubernetes::kubernetes_with_cluster_api;
 use crate::servers::{Server, bin, free_port};
+use crate::signing::now;
 
 const CORE: &str = "/apis/cluster.x-k8s.io/v1beta2";
 const BOOTSTRAP: &str = "/apis/bootstrap.cluster.x-k8s.io/v1beta2";
@@ -42,15 +46,17 @@ pub(super) struct ControlPlane {
     machines: BTreeMap<String, ControlPlaneMachine>,
     /// The ClusterConfiguration that Cluster API gives to the first machine.
     cluster_configuration: String,
+    /// Lifetime of the certificate that a new machine presents instead of `apiserver`.
+    pub(super) first_lifetime: Option<Duration>,
 }
 
 pub(super) struct ControlPlaneMachine {
     machine: Machine,
-    etcd: Server,
+    _etcd: Server,
     etcd_port: u16,
     peer_url: String,
-    api_server: Server,
-    api_server_port: u16,
+    api_server: Option<Server>,
+    pub(super) api_server_port: u16,
 }
 
 impl ControlPlane {
@@ -86,6 +92,7 @@ impl ControlPlane {
             management,
             machines: BTreeMap::new(),
             cluster_configuration: String::new(),
+            first_lifetime: None,
         };
         plane.apply_secrets(secrets).done();
         plane.create_objects(replicas, change);
@@ -304,14 +311,22 @@ impl ControlPlane {
         let peer_url = format!("https://127.0.0.1:{}", free_port());
         let mut etcd = self.start_etcd(name, &machine, etcd_port, &peer_url);
         etcd.wait_for_port(etcd_port);
-        ControlPlaneMachine {
-            api_server: serve_certificate(&machine, api_server_port),
+        let mut booted = ControlPlaneMachine {
+            api_server: None,
             machine,
-            etcd,
+            _etcd: etcd,
             etcd_port,
             peer_url,
             api_server_port,
+        };
+        match self.first_lifetime {
+            Some(lifetime) => {
+                let authority = self.management.node.authority(Authority::Ca);
+                booted.present_new(&authority, "kube-apiserver", lifetime);
+            }
+            None => booted.present_own(),
         }
+        booted
     }
 
     /// Starts a member with the flags of kubeadm's manifest (`getEtcdCommand` in `cmd/kubeadm/app/phases/etcd`), and the
@@ -429,6 +444,16 @@ impl ControlPlane {
         &self.machines[name]
     }
 
+    pub(super) fn machine_mut(&mut self, name: &str) -> &mut ControlPlaneMachine {
+        self.machines.get_mut(name).unwrap()
+    }
+
+    /// Changes a Machine.
+    pub(super) fn edit_machine(&self, name: &str, change: impl Fn(&mut Value)) {
+        let path = self.objects(CORE, "machines");
+        self.update(&format!("{path}/{name}"), change);
+    }
+
     pub(super) fn machine_names(&self) -> Vec<String> {
         self.machines.keys().cloned().collect()
     }
@@ -461,18 +486,53 @@ impl ControlPlaneMachine {
         ran.done();
         ran.stdout
     }
-}
 
-/// Presents the machine's `apiserver` certificate, as kube-apiserver does.
-fn serve_certificate(machine: &Machine, port: u16) -> Server {
-    let pki = |file: &str| machine.path("etc/kubernetes/pki").join(file);
-    let mut command = Command::new("openssl");
-    command
-        .args(["s_server", "-quiet", "-accept", &port.to_string(), "-cert"])
-        .arg(pki("apiserver.crt"))
-        .arg("-key")
-        .arg(pki("apiserver.key"));
-    let mut server = Server::start(command, &machine.path("s_server.log"));
-    server.wait_for_port(port);
-    server
+    /// Presents the machine's `apiserver` certificate, as kube-apiserver does.
+    pub(super) fn present_own(&mut self) {
+        self.present("etc/kubernetes/pki/apiserver");
+    }
+
+    /// Presents a new certificate.
+    pub(super) fn present_new(
+        &mut self,
+        authority: &CertificateAuthority,
+        common_name: &str,
+        lifetime: Duration,
+    ) {
+        let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+        let profile = Profile {
+            subject: Subject {
+                common_name: common_name.to_owned(),
+                organizations: Vec::new(),
+            },
+            sans: Sans::default(),
+            usages: vec![ExtendedUsage::ServerAuth],
+            key: KeyAlgorithm::EcdsaP256,
+            lifetime,
+        };
+        let leaf = authority.issue(key.public_key(), &profile, now()).unwrap();
+        self.machine.write("presented.crt", &leaf.to_pem());
+        self.machine.write("presented.key", &key.to_pem());
+        self.present("presented");
+    }
+
+    fn present(&mut self, pair: &str) {
+        self.stop_api_server();
+        let mut command = Command::new("openssl");
+        command
+            .args(["s_server", "-quiet", "-accept"])
+            .arg(self.api_server_port.to_string())
+            .arg("-cert")
+            .arg(self.machine.path(&format!("{pair}.crt")))
+            .arg("-key")
+            .arg(self.machine.path(&format!("{pair}.key")));
+        let mut server = Server::start(command, &self.machine.path("s_server.log"));
+        server.wait_for_port(self.api_server_port);
+        self.api_server = Some(server);
+    }
+
+    /// Stops presenting a certificate.
+    pub(super) fn stop_api_server(&mut self) {
+        self.api_server = None;
+    }
 }

@@ -1,0 +1,326 @@
+//! Reports the expiry of each control-plane machine's certificates to Cluster API.
+//!
+//! KubeadmControlPlane reads the expiry of kube-apiserver's certificate once for each machine, writes it to the annotation
+//! `machine.cluster.x-k8s.io/certificates-expiry` of the KubeadmConfig, and skips machines that have it
+//! (`reconcileCertificateExpiries` in `controlplane/kubeadm/reconcilers/kubeadmcontrolplane`). After a renewal on the node
+//! the annotation is out of date, and `rollout.before.certificatesExpiryDays` replaces healthy machines. The same
+//! annotation on the Machine takes precedence (`reconcileCertificateExpiry` in `core/reconcilers/machine`), and no
+//! controller writes it there: this module does.
+//!
+//! The source is the certificate that kube-apiserver presents at the machine's address, as for Cluster API: it is what
+//! clients see, and needs no credential for the workload cluster.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use serde::Serialize;
+use serde_json::{Value, json};
+use time::OffsetDateTime;
+
+use super::apply::{self, map_at};
+use super::secrets::{CLUSTER_LABEL, ClusterTarget, Purpose};
+use crate::agent::{ExitCode, Failure};
+use crate::cluster::api::{Api, ApiError, Resource};
+use crate::http;
+use crate::x509::{CertDifference, Certificate, Chain, TrustBundle, path_differences, rfc3339};
+use crate::yaml;
+
+/// Annotation of a Machine with the end of validity of its certificates, RFC 3339.
+const EXPIRY_ANNOTATION: &str = "machine.cluster.x-k8s.io/certificates-expiry";
+const CONTROL_PLANE_LABEL: &str = "cluster.x-k8s.io/control-plane";
+/// Common name of kubeadm's `apiserver` certificate, by which Cluster API finds it (`kubeadmAPIServerCertCommonName`).
+const API_SERVER_NAME: &str = "kube-apiserver";
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Name of the ServiceAccount, the Role and the RoleBinding that [`rights`] prints.
+const ROLE: &str = "nodepki-capi-sync";
+
+const MACHINE: Resource = Resource {
+    group: "cluster.x-k8s.io",
+    version: "v1beta2",
+    plural: "machines",
+    kind: "Machine",
+};
+
+/// What was done with a Machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum ExpiryAction {
+    /// The annotation was correct.
+    Kept,
+    Written,
+    /// The machine has no Node yet, or is being deleted.
+    Skipped,
+    /// No address answers; the annotation is unchanged.
+    Unreachable,
+    /// The certificate is not that of the cluster's kube-apiserver; the annotation is unchanged.
+    Refused,
+}
+
+impl ExpiryAction {
+    pub(super) const fn as_str(self) -> &'static str {
+        match self {
+            ExpiryAction::Kept => "kept",
+            ExpiryAction::Written => "written",
+            ExpiryAction::Skipped => "skipped",
+            ExpiryAction::Unreachable => "unreachable",
+            ExpiryAction::Refused => "refused",
+        }
+    }
+}
+
+/// The result for one Machine.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct MachineExpiry {
+    pub(super) machine: String,
+    pub(super) action: ExpiryAction,
+    /// End of validity of the certificate that kube-apiserver presents.
+    #[serde(
+        with = "time::serde::rfc3339::option",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub(super) not_after: Option<OffsetDateTime>,
+    /// The former annotation, or the reason why the annotation was not written.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) reasons: Vec<String>,
+}
+
+/// The results for all control-plane Machines of a cluster.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Expiries {
+    pub(super) machines: Vec<MachineExpiry>,
+}
+
+impl Expiries {
+    /// Returns 65 if a certificate was refused, else 69 if a machine was unreachable.
+    pub(super) fn code(&self) -> ExitCode {
+        let any = |action| self.machines.iter().any(|machine| machine.action == action);
+        if any(ExpiryAction::Refused) {
+            ExitCode::Refused
+        } else if any(ExpiryAction::Unreachable) {
+            ExitCode::Unreachable
+        } else {
+            ExitCode::Done
+        }
+    }
+}
+
+/// Reads the certificate of each control-plane machine and corrects the annotations.
+///
+/// # Errors
+/// CLUSTER-ca is missing or unusable; errors of the management cluster's API server.
+pub(super) async fn sync(
+    api: &Api,
+    target: &ClusterTarget,
+    port: u16,
+    clock: fn() -> OffsetDateTime,
+) -> Result<Expiries, Failure> {
+    let trust = authority(api, target).await?;
+    let mut machines = Vec::new();
+    for machine in list(api, target).await? {
+        machines.push(sync_machine(api, target, machine, &trust, port, clock).await?);
+    }
+    Ok(Expiries { machines })
+}
+
+async fn authority(api: &Api, target: &ClusterTarget) -> Result<TrustBundle, Failure> {
+    let name = target.name(Purpose::Ca);
+    let unusable = |problem: String| {
+        let message = format!(
+            "Secret {name} in {}: {problem} (create it with nodepki capi secrets)",
+            target.namespace()
+        );
+        Failure::new(ExitCode::Refused, message)
+    };
+    let found = apply::read(api, target, std::iter::once(Purpose::Ca)).await?;
+    let Some(secret) = found.get(&Purpose::Ca) else {
+        return Err(unusable("it does not exist".to_owned()));
+    };
+    let pem = secret.data("tls.crt").or_else(|| secret.data("ca.crt"));
+    let pem = pem.ok_or_else(|| unusable("it does not contain a certificate".to_owned()))?;
+    TrustBundle::from_pem(&pem).map_err(|error| unusable(error.to_string()))
+}
+
+async fn list(api: &Api, target: &ClusterTarget) -> Result<Vec<Value>, Failure> {
+    // Both names are verified, and need no escaping.
+    let path = format!(
+        "/apis/{}/namespaces/{}/{}?labelSelector={CLUSTER_LABEL}%3D{},{CONTROL_PLANE_LABEL}",
+        MACHINE.api_version(),
+        target.namespace(),
+        MACHINE.plural,
+        target.cluster(),
+    );
+    let list = api.document(&path).await.map_err(|error| {
+        let doing = format!("listing the Machines of {}", target.cluster());
+        Failure::of_cluster(doing, error)
+    })?;
+    let items = list.get("items").and_then(Value::as_array);
+    Ok(items.cloned().unwrap_or_default())
+}
+
+async fn sync_machine(
+    api: &Api,
+    target: &ClusterTarget,
+    mut machine: Value,
+    trust: &TrustBundle,
+    port: u16,
+    clock: fn() -> OffsetDateTime,
+) -> Result<MachineExpiry, Failure> {
+    let text = |path: &str| machine.pointer(path).and_then(Value::as_str);
+    let name = text("/metadata/name").unwrap_or_default().to_owned();
+    let result = |action, not_after, reasons| MachineExpiry {
+        machine: name.clone(),
+        action,
+        not_after,
+        reasons,
+    };
+    let skipped = |why: &str| Ok(result(ExpiryAction::Skipped, None, vec![why.to_owned()]));
+    if text("/metadata/deletionTimestamp").is_some() {
+        return skipped("the Machine is being deleted");
+    }
+    if text("/status/nodeRef/name").is_none() {
+        return skipped("the Machine has no Node yet");
+    }
+    let certificate = match presented(&addresses(&machine), port, clock).await {
+        Ok(certificate) => certificate,
+        Err(reasons) => return Ok(result(ExpiryAction::Unreachable, None, reasons)),
+    };
+    if let Err(problem) = require_api_server(&certificate, trust, clock()) {
+        return Ok(result(ExpiryAction::Refused, None, vec![problem]));
+    }
+    let not_after = certificate.not_after();
+    let wanted = rfc3339(not_after);
+    let present = annotation(&machine).map(str::to_owned);
+    if present.as_deref() == Some(wanted.as_str()) {
+        return Ok(result(ExpiryAction::Kept, Some(not_after), Vec::new()));
+    }
+    annotate(&mut machine, &wanted);
+    let replaced = api.replace(&MACHINE, Some(target.namespace()), &name, &machine);
+    match replaced.await {
+        Ok(_) => {}
+        // A controller updates the status often. The next run reads the Machine again.
+        Err(ApiError::Refused(status)) if status.is_conflict() => {
+            let message =
+                format!("Machine {name}: another client changed it at the same time; run again");
+            return Err(Failure::new(ExitCode::Pending, message));
+        }
+        Err(error) => {
+            return Err(Failure::of_cluster(
+                format!("changing the Machine {name}"),
+                error,
+            ));
+        }
+    }
+    let former = present.map(|present| format!("the annotation was {present}"));
+    Ok(result(
+        ExpiryAction::Written,
+        Some(not_after),
+        former.into_iter().collect(),
+    ))
+}
+
+/// Returns the IP addresses of a Machine, internal ones first, as Cluster API's providers report them.
+fn addresses(machine: &Value) -> Vec<IpAddr> {
+    let reported = machine
+        .pointer("/status/addresses")
+        .and_then(Value::as_array);
+    let of_kind = |kind: &str| -> Vec<IpAddr> {
+        let addresses = reported.into_iter().flatten();
+        let addresses =
+            addresses.filter(|address| address.get("type").and_then(Value::as_str) == Some(kind));
+        addresses
+            .filter_map(|address| address.get("address")?.as_str()?.parse().ok())
+            .collect()
+    };
+    [of_kind("InternalIP"), of_kind("ExternalIP")].concat()
+}
+
+/// Returns the certificate of the first address that answers; the error is the problem of each.
+async fn presented(
+    addresses: &[IpAddr],
+    port: u16,
+    clock: fn() -> OffsetDateTime,
+) -> Result<Certificate, Vec<String>> {
+    if addresses.is_empty() {
+        return Err(vec![
+            "the Machine reports no IP address in status.addresses".to_owned(),
+        ]);
+    }
+    let mut problems = Vec::new();
+    for address in addresses {
+        let address = SocketAddr::new(*address, port);
+        match http::presented_certificate(address, None, clock, HANDSHAKE_TIMEOUT).await {
+            Ok(certificate) => return Ok(certificate),
+            Err(error) => problems.push(error.to_string()),
+        }
+    }
+    Err(problems)
+}
+
+/// Verifies that the cluster CA has signed the certificate for kube-apiserver. An expired certificate is accepted: its
+/// expiry is what Cluster API has to know.
+fn require_api_server(
+    certificate: &Certificate,
+    trust: &TrustBundle,
+    now: OffsetDateTime,
+) -> Result<(), String> {
+    let subject = certificate.subject();
+    if !subject.values("CN").any(|name| name == API_SERVER_NAME) {
+        return Err(format!(
+            "the certificate that is presented at its address is that of {subject}, not of {API_SERVER_NAME}"
+        ));
+    }
+    let chain = Chain::from_pem(certificate.to_pem().as_bytes()).map_err(|e| e.to_string())?;
+    let mut differences = path_differences(&chain, trust, now).into_iter();
+    match differences
+        .find(|difference| matches!(difference, CertDifference::UntrustedIssuer { .. }))
+    {
+        None => Ok(()),
+        Some(difference) => Err(format!(
+            "the certificate that is presented at its address is not one of this cluster: {difference}"
+        )),
+    }
+}
+
+fn annotation(machine: &Value) -> Option<&str> {
+    let annotations = machine.pointer("/metadata/annotations")?;
+    annotations.get(EXPIRY_ANNOTATION)?.as_str()
+}
+
+fn annotate(machine: &mut Value, expiry: &str) {
+    if let Some(object) = map_at(machine, &[]) {
+        // Items of a list have neither.
+        object.insert("apiVersion".to_owned(), json!(MACHINE.api_version()));
+        object.insert("kind".to_owned(), json!(MACHINE.kind));
+    }
+    if let Some(annotations) = map_at(machine, &["metadata", "annotations"]) {
+        annotations.insert(EXPIRY_ANNOTATION.to_owned(), json!(expiry));
+    }
+}
+
+/// Returns a ServiceAccount with exactly the rights that [`sync`] needs, as input of `kubectl apply -f -`.
+pub(super) fn rights(target: &ClusterTarget) -> String {
+    let rbac = "rbac.authorization.k8s.io";
+    let metadata = json!({"name": ROLE, "namespace": target.namespace()});
+    let objects = [
+        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}),
+        json!({"apiVersion": format!("{rbac}/v1"), "kind": "Role", "metadata": metadata, "rules": [
+            {"apiGroups": [MACHINE.group], "resources": [MACHINE.plural], "verbs": ["list", "update"]},
+            {"apiGroups": [""], "resources": ["secrets"], "resourceNames": [target.name(Purpose::Ca)], "verbs": ["get"]},
+        ]}),
+        json!({"apiVersion": format!("{rbac}/v1"), "kind": "RoleBinding", "metadata": metadata,
+            "subjects": [{"kind": "ServiceAccount", "name": ROLE, "namespace": target.namespace()}],
+            "roleRef": {"apiGroup": rbac, "kind": "Role", "name": ROLE}}),
+    ];
+    let mut text = format!(
+        "# The rights of nodepki capi sync. As an administrator of the management cluster:\n#   nodepki capi sync {} --namespace {} --rights | kubectl apply -f -\n",
+        target.cluster(),
+        target.namespace()
+    );
+    for object in objects {
+        text.push_str("---\n");
+        // JSON is YAML.
+        text.push_str(&yaml::to_string(&object).unwrap_or_else(|_| object.to_string()));
+    }
+    text
+}
