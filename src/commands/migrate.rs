@@ -3,10 +3,12 @@
 //! Neither changes a certificate or a manifest, and both only report without `--apply`. To add a requirement, add an entry
 //! to [`MigrationReport::unproven`]; all entries are reported together.
 
-mod backup;
-mod report;
-mod to_external;
+pub(super) mod backup;
+pub(super) mod report;
+pub(super) mod to_external;
 mod to_internal;
+
+use std::fmt::Display;
 
 use clap::{Args, Subcommand};
 
@@ -80,7 +82,7 @@ pub(super) struct PassphraseArgs {
 }
 
 impl PassphraseArgs {
-    fn read(&self, root: &NodeRoot) -> Result<Option<Passphrase>, Failure> {
+    pub(super) fn read(&self, root: &NodeRoot) -> Result<Option<Passphrase>, Failure> {
         let file = self.passphrase_file.clone().map(KeySource::File);
         let Some(source) = file.or(self.passphrase_fd.map(KeySource::Descriptor)) else {
             return Ok(None);
@@ -147,7 +149,9 @@ impl MigrateCommand {
         };
         let closing = Closing::default();
         let kind = DocumentKind::Migration;
-        global.print_body(kind, report.code(), &closing, &report, || text(&report))?;
+        global.print_body(kind, report.code(), &closing, &report, || {
+            text(&report, "this node")
+        })?;
         for message in report.unproven.iter().flat_map(Failure::texts) {
             print_message(&message);
         }
@@ -155,14 +159,13 @@ impl MigrateCommand {
     }
 }
 
-fn text(report: &MigrationReport) -> String {
+/// Returns a report as text. `holder` is the place from which keys are removed.
+pub(super) fn text<K: Display>(report: &MigrationReport<K>, holder: &str) -> String {
     let mut text = String::new();
     for row in &report.authorities {
         text.push_str(&format!(
             "{:<15} {:<15} {}\n",
-            row.authority,
-            row.action,
-            row.key.display()
+            row.authority, row.action, row.key
         ));
         for proven in &row.proven {
             text.push_str(&format!("    {proven}\n"));
@@ -173,14 +176,14 @@ fn text(report: &MigrationReport) -> String {
         Direction::ToExternal => report
             .authorities
             .is_empty()
-            .then_some("nothing to do: this node has no CA private key to remove\n"),
+            .then(|| format!("nothing to do: {holder} has no CA private key to remove\n")),
         Direction::ToInternal => report
             .authorities
             .iter()
             .all(|row| row.action == KeyAction::InPlace)
-            .then_some("nothing to do: the keys are in place\n"),
+            .then(|| "nothing to do: the keys are in place\n".to_owned()),
     };
-    text.push_str(nothing.unwrap_or_default());
+    text.push_str(nothing.as_deref().unwrap_or_default());
     if let (true, Some(backup)) = (report.applied, &report.backup) {
         text.push_str(&format!("backup: {}\n", backup.display()));
     }

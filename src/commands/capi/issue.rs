@@ -77,6 +77,26 @@ pub(super) fn load(
     order: &Order,
     now: OffsetDateTime,
 ) -> Result<PreparedIssue, Failure> {
+    let (mut setup, warnings) = setup(root, inputs, order, now)?;
+    let state = state(root, order)?;
+    setup.plan = setup.plan.shown_below(state.path());
+    Ok(PreparedIssue {
+        setup,
+        state,
+        warnings,
+    })
+}
+
+/// Loads the inputs of a run at `now`, with warnings. Creates nothing.
+///
+/// # Errors
+/// All faults of all files.
+pub(super) fn setup(
+    root: &NodeRoot,
+    inputs: &LoadInputs,
+    order: &Order,
+    now: OffsetDateTime,
+) -> Result<(RunSetup, Vec<String>), Failure> {
     let (settings, mut warnings) = load::read_settings(root, inputs)?;
     let mut sources = Vec::new();
     for path in &inputs.stand_ins.kubeadm_configs {
@@ -116,7 +136,7 @@ pub(super) fn load(
         on_policy_change: OnPolicyChange::Now,
         ..load::choices(&settings)
     };
-    let mut setup = RunSetup {
+    let setup = RunSetup {
         plan: table(&cluster, &identity, &policy, &choices)?,
         signers: load::open_signers(
             root,
@@ -144,13 +164,8 @@ pub(super) fn load(
             allow_unsynced: inputs.allow_unsynced,
         },
     };
-    let state = state(root, order)?;
-    setup.plan = setup.plan.shown_below(state.path());
-    Ok(PreparedIssue {
-        setup,
-        state,
-        warnings: warnings.warnings().map(ToString::to_string).collect(),
-    })
+    let warnings = warnings.warnings().map(ToString::to_string).collect();
+    Ok((setup, warnings))
 }
 
 /// Adapts the ClusterConfiguration to the order.
@@ -266,7 +281,7 @@ fn given_bundles(
 }
 
 /// Opens the cluster's state directory, and creates it if it does not exist.
-fn state(root: &NodeRoot, order: &Order) -> Result<NodeRoot, Failure> {
+pub(super) fn state(root: &NodeRoot, order: &Order) -> Result<NodeRoot, Failure> {
     let (place, path) = match &order.state {
         Some(path) => {
             let found = load::argument(root, path)?;

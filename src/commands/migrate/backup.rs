@@ -20,11 +20,11 @@ use crate::spec::BundleSpec;
 use crate::store::{Dir, NodeRoot, READ_LIMIT, STATE_DIR};
 use crate::x509::{KeyError, PrivateKey};
 
-pub(super) use text::Passphrase;
+pub(in crate::commands) use text::{BackupOrigin, Passphrase};
 
 /// A backup file and its passphrase.
 #[derive(Debug)]
-pub(super) struct Backup {
+pub(in crate::commands) struct Backup {
     root: NodeRoot,
     path: PathBuf,
     passphrase: Passphrase,
@@ -35,7 +35,7 @@ impl Backup {
     ///
     /// # Errors
     /// The directory does not exist.
-    pub(super) fn new(
+    pub(in crate::commands) fn new(
         root: &NodeRoot,
         path: &Argument,
         passphrase: Passphrase,
@@ -59,32 +59,55 @@ impl Backup {
         })
     }
 
-    pub(super) fn shown(&self) -> PathBuf {
+    pub(in crate::commands) fn shown(&self) -> PathBuf {
         self.root.on_this_machine(&self.path)
     }
 
     /// Returns why the backup must not be in this place, if so: nodepki writes or removes files there, or the files are
     /// lost when the machine stops.
-    pub(super) fn misplaced(
+    pub(in crate::commands) fn misplaced(
         &self,
         root: &NodeRoot,
         setup: &RunSetup,
     ) -> Result<Option<String>, Failure> {
-        let Some((directory, name)) = self.directory()? else {
-            return Ok(Some("its path does not name a file".to_owned()));
-        };
-        let mut forbidden = vec![
-            PathBuf::from(STATE_DIR),
-            PathBuf::from(KUBERNETES_DIR),
-            PathBuf::from("/run"),
-            PathBuf::from("/dev"),
-        ];
+        let mut forbidden = Vec::new();
         let bundles = setup.plan.bundles.iter();
         forbidden.extend(bundles.filter_map(|bundle| bundle.key_path.parent().map(Path::to_owned)));
         let certs = setup.plan.certs.iter();
         let written = certs.flat_map(|cert| cert.output.paths());
         forbidden.extend(written.filter_map(|path| path.parent().map(Path::to_owned)));
-        for path in forbidden {
+        if let Some(why) = self.misplaced_below(root, forbidden)? {
+            return Ok(Some(why));
+        }
+        // If the keys themselves are in memory, a backup in memory lasts as long as they do.
+        let is_volatile = |bundle: &BundleSpec| {
+            let directory = bundle.key_path.parent().map(|path| root.dir(path));
+            let directory = directory.transpose()?.flatten();
+            directory
+                .map(|directory| directory.is_volatile())
+                .transpose()
+        };
+        for bundle in &setup.plan.bundles {
+            if is_volatile(bundle)? == Some(false)
+                && let Some(why) = self.is_lost_at_shutdown()?
+            {
+                return Ok(Some(why));
+            }
+        }
+        Ok(None)
+    }
+
+    /// As [`Backup::misplaced`] for these directories and nodepki's own, whichever file system the backup is on.
+    pub(in crate::commands) fn misplaced_below(
+        &self,
+        root: &NodeRoot,
+        directories: impl IntoIterator<Item = PathBuf>,
+    ) -> Result<Option<String>, Failure> {
+        let Some((directory, name)) = self.directory()? else {
+            return Ok(Some("its path does not name a file".to_owned()));
+        };
+        let always = [STATE_DIR, KUBERNETES_DIR, "/run", "/dev"].map(PathBuf::from);
+        for path in always.into_iter().chain(directories) {
             let Some(found) = root.dir(&path)? else {
                 continue;
             };
@@ -98,22 +121,17 @@ impl Backup {
         if directory.is_mount_point(name)? {
             return Ok(Some("it is a mount point".to_owned()));
         }
-        // If the keys themselves are in memory, a backup in memory lasts as long as they do.
-        let is_volatile = |bundle: &BundleSpec| {
-            let directory = bundle.key_path.parent().map(|path| root.dir(path));
-            let directory = directory.transpose()?.flatten();
-            directory
-                .map(|directory| directory.is_volatile())
-                .transpose()
-        };
-        for bundle in &setup.plan.bundles {
-            if is_volatile(bundle)? == Some(false) && directory.is_volatile()? {
-                return Ok(Some(
-                    "its file system is in memory and is lost when the machine stops".to_owned(),
-                ));
-            }
-        }
         Ok(None)
+    }
+
+    /// Returns why the backup would not survive a shutdown of this machine, if so.
+    pub(in crate::commands) fn is_lost_at_shutdown(&self) -> Result<Option<String>, Failure> {
+        let volatile = match self.directory()? {
+            Some((directory, _)) => directory.is_volatile()?,
+            None => false,
+        };
+        Ok(volatile
+            .then(|| "its file system is in memory and is lost when the machine stops".to_owned()))
     }
 
     /// Returns the directory of the backup, and its name there.
@@ -125,7 +143,9 @@ impl Backup {
     }
 
     /// Reads the keys, bypassing the page cache; `None` if the file does not exist.
-    pub(super) fn read(&self) -> Result<Option<Result<Vec<PrivateKey>, KeyError>>, Failure> {
+    pub(in crate::commands) fn read(
+        &self,
+    ) -> Result<Option<Result<Vec<PrivateKey>, KeyError>>, Failure> {
         let content = match self.directory()? {
             Some((directory, name)) => directory.read_uncached(name, READ_LIMIT)?,
             None => None,
@@ -137,7 +157,10 @@ impl Backup {
     ///
     /// # Errors
     /// The file exists and lacks one of the keys, so that the backup cannot be written there.
-    pub(super) fn holds(&self, keys: &BTreeMap<Authority, CaKey>) -> Result<bool, Failure> {
+    pub(in crate::commands) fn holds(
+        &self,
+        keys: &BTreeMap<Authority, CaKey>,
+    ) -> Result<bool, Failure> {
         let Some(found) = self.read()? else {
             return Ok(false);
         };
@@ -162,9 +185,9 @@ impl Backup {
     }
 
     /// Writes the backup, reads it back and compares the keys.
-    pub(super) fn write(
+    pub(in crate::commands) fn write(
         &self,
-        setup: &RunSetup,
+        origin: &BackupOrigin<'_>,
         keys: &BTreeMap<Authority, CaKey>,
         now: OffsetDateTime,
     ) -> Result<(), Failure> {
@@ -176,7 +199,7 @@ impl Backup {
         let failed =
             |what: &str| Failure::new(ExitCode::Pending, what).advise("nothing was removed");
         let named = keys.iter().map(|(authority, ours)| (*authority, &ours.key));
-        let text = text::seal(named, &setup.identity, now, &self.passphrase)
+        let text = text::seal(named, origin, now, &self.passphrase)
             .map_err(|error| failed(&unwritten).caused_by(error))?;
         let (directory, name) = self.directory()?.ok_or_else(|| {
             failed(&format!(
@@ -193,9 +216,9 @@ impl Backup {
     }
 }
 
-/// A CA key on the node.
-pub(super) struct CaKey {
-    pub(super) key: PrivateKey,
-    /// Content of the file.
-    pub(super) bytes: Zeroizing<Vec<u8>>,
+/// A CA key on the node or in a Secret.
+pub(in crate::commands) struct CaKey {
+    pub(in crate::commands) key: PrivateKey,
+    /// Content of the file or of the Secret's entry.
+    pub(in crate::commands) bytes: Zeroizing<Vec<u8>>,
 }

@@ -1,4 +1,4 @@
-//! The report of `migrate to-external` and `migrate to-internal`.
+//! The report of `migrate` and `capi migrate`, in both directions.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,41 +9,43 @@ use crate::agent::{ExitCode, Failure};
 use crate::kube::names::{Authority, NodePath};
 
 /// Observations and actions of a migration, taken or planned.
+///
+/// `K` is the location of a key: a path on a node, or an entry of a Secret.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct MigrationReport {
-    pub(super) direction: Direction,
+pub(in crate::commands) struct MigrationReport<K = NodePath> {
+    pub(in crate::commands) direction: Direction,
     /// False without `--apply`, if nothing was due, and if something is unproven.
-    pub(super) applied: bool,
-    /// One row for each authority whose key is on the node, or in a backup.
-    pub(super) authorities: Vec<AuthorityRow>,
+    pub(in crate::commands) applied: bool,
+    /// One row for each authority whose key is on the node or in a Secret, or in a backup.
+    pub(in crate::commands) authorities: Vec<AuthorityRow<K>>,
     /// All reasons why nothing is applied.
     #[serde(serialize_with = "messages")]
-    pub(super) unproven: Vec<Failure>,
+    pub(in crate::commands) unproven: Vec<Failure>,
     /// The backup with the keys.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) backup: Option<PathBuf>,
-    pub(super) written: Vec<PathBuf>,
-    pub(super) removed: Vec<PathBuf>,
+    pub(in crate::commands) backup: Option<PathBuf>,
+    pub(in crate::commands) written: Vec<PathBuf>,
+    pub(in crate::commands) removed: Vec<PathBuf>,
     /// Consequences for the cluster, and what to do about each.
-    pub(super) changes: Vec<String>,
-    pub(super) notes: Vec<String>,
+    pub(in crate::commands) changes: Vec<String>,
+    pub(in crate::commands) notes: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct AuthorityRow {
-    pub(super) authority: Authority,
-    /// Path of the private key on the node.
-    pub(super) key: NodePath,
-    pub(super) action: KeyAction,
+pub(in crate::commands) struct AuthorityRow<K = NodePath> {
+    pub(in crate::commands) authority: Authority,
+    /// Location of the private key.
+    pub(in crate::commands) key: K,
+    pub(in crate::commands) action: KeyAction,
     /// The proofs, in sentences.
-    pub(super) proven: Vec<String>,
+    pub(in crate::commands) proven: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) enum Direction {
+pub(in crate::commands) enum Direction {
     /// CA keys are removed from the node.
     ToExternal,
     /// CA keys are restored from backups.
@@ -52,7 +54,7 @@ pub(super) enum Direction {
 
 /// The action for the key of an authority, planned or taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum KeyAction {
+pub(in crate::commands) enum KeyAction {
     ToBeRemoved,
     Removed,
     ToBeWritten,
@@ -95,8 +97,8 @@ fn messages<S: Serializer>(failures: &[Failure], to: S) -> Result<S::Ok, S::Erro
     to.collect_seq(failures.iter().flat_map(Failure::texts))
 }
 
-impl MigrationReport {
-    pub(super) fn new(direction: Direction) -> Self {
+impl<K> MigrationReport<K> {
+    pub(in crate::commands) fn new(direction: Direction) -> Self {
         MigrationReport {
             direction,
             applied: false,
@@ -111,18 +113,18 @@ impl MigrationReport {
     }
 
     /// Returns the gravest code of what is unproven.
-    pub(super) fn code(&self) -> ExitCode {
+    pub(in crate::commands) fn code(&self) -> ExitCode {
         let codes = self.unproven.iter().map(|failure| failure.code);
         codes.max().unwrap_or(ExitCode::Done)
     }
 
     /// Adds a reason why nothing is applied.
-    pub(super) fn refuse(&mut self, message: impl Into<String>) {
+    pub(in crate::commands) fn refuse(&mut self, message: impl Into<String>) {
         self.unproven.push(Failure::new(ExitCode::Refused, message));
     }
 
     /// Replaces the action of rows that have `planned`.
-    pub(super) fn replace_action(&mut self, planned: KeyAction, action: KeyAction) {
+    pub(in crate::commands) fn replace_action(&mut self, planned: KeyAction, action: KeyAction) {
         for row in &mut self.authorities {
             if row.action == planned {
                 row.action = action;

@@ -11,7 +11,7 @@ use std::path::Path;
 
 use time::OffsetDateTime;
 
-use super::backup::{Backup, CaKey};
+use super::backup::{Backup, BackupOrigin, CaKey};
 use super::report::{AuthorityRow, Direction, KeyAction, MigrationReport};
 use crate::agent::{
     self, Clock, ExitCode, Failure, Progress, RunSetup, ServiceAccountAction, SignerAnswer, Survey,
@@ -93,7 +93,7 @@ pub(super) async fn to_external(
         }
     }
     failpoint::reached("migrate:proven");
-    backup.write(setup, &keys, now)?;
+    backup.write(&BackupOrigin::Node(&setup.identity), &keys, now)?;
     failpoint::reached("migrate:backed-up");
     let mut commit = Commit::new();
     for (authority, ours) in &keys {
@@ -127,7 +127,7 @@ pub(super) async fn to_external(
 }
 
 /// Returns the records of a migration for the issuance log.
-pub(super) fn keys_records<'a>(
+pub(in crate::commands) fn keys_records<'a>(
     authorities: impl Iterator<Item = &'a Authority>,
     action: &str,
 ) -> Vec<AuditRecord> {

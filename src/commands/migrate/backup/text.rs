@@ -19,7 +19,7 @@ const MAX_BYTES: usize = 1000;
 
 /// Passphrase that encrypts the keys.
 #[derive(Clone)]
-pub(in super::super) struct Passphrase(Zeroizing<Vec<u8>>);
+pub(in crate::commands) struct Passphrase(Zeroizing<Vec<u8>>);
 
 impl fmt::Debug for Passphrase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -29,7 +29,7 @@ impl fmt::Debug for Passphrase {
 
 /// Why a text is not a passphrase. Never contains the text.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(in super::super) enum BadPassphrase {
+pub(in crate::commands) enum BadPassphrase {
     #[error("it contains more than one line")]
     Lines,
     #[error("it contains a NUL character")]
@@ -42,7 +42,7 @@ pub(in super::super) enum BadPassphrase {
 
 impl Passphrase {
     /// Reads a passphrase as `openssl -passin file:` does: the first line without its end.
-    pub(in super::super) fn from_file(contents: &[u8]) -> Result<Self, BadPassphrase> {
+    pub(in crate::commands) fn from_file(contents: &[u8]) -> Result<Self, BadPassphrase> {
         let line = contents.strip_suffix(b"\n").unwrap_or(contents);
         if line.contains(&b'\n') || line.contains(&b'\r') {
             return Err(BadPassphrase::Lines);
@@ -59,23 +59,59 @@ impl Passphrase {
     }
 }
 
+/// Place from which the keys of a backup were removed.
+pub(in crate::commands) enum BackupOrigin<'a> {
+    /// A node's disk.
+    Node(&'a NodeIdentity),
+    /// The Secrets of a workload cluster in a management cluster.
+    Secrets {
+        cluster: &'a str,
+        namespace: &'a str,
+    },
+}
+
+impl BackupOrigin<'_> {
+    const fn cluster(&self) -> &str {
+        match self {
+            BackupOrigin::Node(identity) => identity.cluster.as_str(),
+            BackupOrigin::Secrets { cluster, .. } => cluster,
+        }
+    }
+
+    /// Returns the place, and the command that restores the keys there.
+    fn place_and_restore(&self) -> (String, String) {
+        match self {
+            BackupOrigin::Node(identity) => (
+                format!("node {}", identity.node),
+                "nodepki migrate to-internal".to_owned(),
+            ),
+            BackupOrigin::Secrets { cluster, namespace } => (
+                format!("the Secrets in namespace {namespace} of the management cluster"),
+                format!(
+                    "nodepki capi migrate to-internal {cluster} --namespace {namespace} --kubeconfig FILE"
+                ),
+            ),
+        }
+    }
+}
+
 /// Returns the text of a backup.
 ///
 /// # Errors
 /// The random number generator or the encryption failed.
 pub(super) fn seal<'a>(
     keys: impl IntoIterator<Item = (Authority, &'a PrivateKey)>,
-    origin: &NodeIdentity,
+    origin: &BackupOrigin<'_>,
     now: OffsetDateTime,
     passphrase: &Passphrase,
 ) -> Result<String, KeyError> {
+    let (place, restore) = origin.place_and_restore();
     let mut text = format!(
-        "CA private keys of cluster {}, removed from node {} by nodepki at {}.\n\
+        "CA private keys of cluster {}, removed from {place} by nodepki at {}.\n\
          Each is PKCS#8, encrypted under one passphrase with PBES2: PBKDF2-HMAC-SHA256, AES-256-CBC.\n\
-         To restore them:  nodepki migrate to-internal --backup THIS --passphrase-file FILE --apply\n\
+         To restore them:  {restore} --backup THIS --passphrase-file FILE --apply\n\
          Without nodepki:  sed -n '/^authority ca$/,/^--*END/p' THIS | openssl pkey -passin file:FILE -out ca.key\n",
-        origin.cluster,
-        origin.node,
+        origin.cluster(),
         rfc3339(now)
     );
     for (authority, key) in keys {
@@ -118,7 +154,7 @@ mod tests {
         let named = [Authority::Ca, Authority::EtcdCa].into_iter().zip(&keys);
         let text = seal(
             named,
-            &origin,
+            &BackupOrigin::Node(&origin),
             datetime!(2026-03-04 05:06:07 UTC),
             &passphrase,
         )
