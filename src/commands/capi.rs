@@ -2,14 +2,15 @@
 //! expiry of each machine's certificates.
 //!
 //! [`issue`] has the certificates signed, [`secrets`] defines the Secrets, [`apply`] writes them to the management
-//! cluster, [`check`] and [`conditions`] judge them. [`etcd_clients`] is the CA of the controllers' etcd clients. [`sync`] is
-//! independent of the others.
+//! cluster, [`check`] and [`conditions`] judge them. [`etcd_clients`] is the CA of the controllers' etcd clients. [`migrate`]
+//! removes the CA keys from the Secrets and restores them. [`sync`] is independent of the others.
 
 mod apply;
 mod check;
 mod conditions;
 mod etcd_clients;
 mod issue;
+mod migrate;
 mod secrets;
 mod sync;
 
@@ -59,6 +60,9 @@ pub(super) enum CapiCommand {
     /// Exit status: 0 if all annotations are correct; 65 if a certificate is not one of the cluster; 69 if a machine does not
     /// answer.
     Sync(SyncArgs),
+    /// Remove the CA keys from the Secrets, or restore them from a backup
+    #[command(subcommand)]
+    Migrate(migrate::CapiMigrateCommand),
 }
 
 #[derive(Debug, Args)]
@@ -169,6 +173,7 @@ impl CapiCommand {
             CapiCommand::Secrets(arguments) => arguments.run(global),
             CapiCommand::Check(arguments) => arguments.run(global),
             CapiCommand::Sync(arguments) => arguments.run(global),
+            CapiCommand::Migrate(command) => command.run(global),
         }
     }
 }

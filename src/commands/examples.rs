@@ -171,6 +171,13 @@ pub(super) const EXAMPLES: &[CommandExamples] = &[
         ("nodepki capi sync prod --rights | kubectl apply -f -", "Creates a ServiceAccount with the necessary rights."),
         ("nodepki capi sync prod --kubeconfig management.conf", "Corrects the expiry annotation of each control-plane Machine."),
     ]),
+    examples("capi migrate to-external", &[
+        ("nodepki capi migrate to-external prod --kubeconfig management.conf", "Reports whether the management cluster still needs the CA keys."),
+        ("nodepki capi migrate to-external prod --kubeconfig management.conf --apply --backup /mnt/usb/ca-keys --passphrase-file passphrase", "Backs the keys up and removes them from the Secrets."),
+    ]),
+    examples("capi migrate to-internal", &[
+        ("nodepki capi migrate to-internal prod --kubeconfig management.conf --apply --backup /mnt/usb/ca-keys --passphrase-file passphrase", "Restores the keys from the backup."),
+    ]),
     examples("demo", &[
         ("nodepki demo /tmp/node", "Creates all files of a node below this directory."),
         ("nodepki demo --kubeadm-config kubeadm.yaml /tmp/node", "The same for this kubeadm configuration."),

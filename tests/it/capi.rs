@@ -86,7 +86,7 @@ impl Management {
         Ran::of(command.arg(self.kubeconfig()).args(more))
     }
 
-    fn check(&self, more: &[&str]) -> Ran {
+    pub(crate) fn check(&self, more: &[&str]) -> Ran {
         let mut command = self.command("check", &["--kubeconfig"]);
         Ran::of(command.arg(self.kubeconfig()).args(more))
     }
@@ -113,7 +113,7 @@ impl Management {
         self.there().into_iter().map(|(name, _)| name).collect()
     }
 
-    fn secret(&self, purpose: &str) -> Value {
+    pub(crate) fn secret(&self, purpose: &str) -> Value {
         let (status, secret) = self
             .cluster
             .admin()
@@ -122,7 +122,7 @@ impl Management {
         secret
     }
 
-    fn data(&self, purpose: &str, key: &str) -> Vec<u8> {
+    pub(crate) fn data(&self, purpose: &str, key: &str) -> Vec<u8> {
         let secret = self.secret(purpose);
         let text = secret["data"][key].as_str();
         BASE64
@@ -131,7 +131,7 @@ impl Management {
     }
 
     /// Returns the resource version of each Secret by name.
-    fn versions(&self) -> Vec<(String, String)> {
+    pub(crate) fn versions(&self) -> Vec<(String, String)> {
         let version = |secret: Value| secret["metadata"]["resourceVersion"].to_string();
         self.there()
             .into_iter()
@@ -140,21 +140,26 @@ impl Management {
     }
 
     /// Creates a Secret without nodepki.
-    fn make(&self, purpose: &str, data: Value, metadata: Value) {
+    pub(crate) fn make(&self, purpose: &str, data: Value, metadata: Value) {
         let mut object =
             json!({"kind": "Secret", "apiVersion": "v1", "metadata": metadata, "stringData": data});
         object["metadata"]["name"] = json!(format!("prod-{purpose}"));
-        self.cluster.admin().create(&self.path(), &object);
+        self.create(&object);
     }
 
-    fn remove(&self, purpose: &str) {
+    /// Creates an object among the Secrets.
+    pub(crate) fn create(&self, object: &Value) {
+        self.cluster.admin().create(&self.path(), object);
+    }
+
+    pub(crate) fn remove(&self, purpose: &str) {
         self.cluster
             .admin()
             .delete(&format!("{}/prod-{purpose}", self.path()));
     }
 
     /// Returns what Cluster API's own code reads from the Secrets, one line for each use.
-    fn cluster_api_says(&self) -> Vec<String> {
+    pub(crate) fn cluster_api_says(&self) -> Vec<String> {
         let output = Command::new(bin("cluster-api"))
             .arg("secrets")
             .arg(self.kubeconfig())

@@ -17,6 +17,7 @@ mod authority_rollback;
 mod bootstrap_golden;
 mod bootstrap_kubeadm;
 mod capi;
+mod capi_migrate;
 mod certs;
 mod cloud_init;
 mod cluster_policy;

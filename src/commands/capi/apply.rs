@@ -105,7 +105,8 @@ pub(super) async fn apply(
     Ok(rows)
 }
 
-fn failed(doing: &str, namespace: &str, name: &str, error: api::ApiError) -> Failure {
+/// Returns the failure of a request for a Secret.
+pub(super) fn failed(doing: &str, namespace: &str, name: &str, error: api::ApiError) -> Failure {
     let doing = format!("{doing} the Secret {name} in {namespace}");
     if let api::ApiError::Refused(status) = &error
         && (status.is_conflict() || status.is_already_exists())

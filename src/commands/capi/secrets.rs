@@ -29,7 +29,7 @@ pub(super) const ADOPTED_TYPE: &str = "cluster.x-k8s.io/secret";
 const OPAQUE_TYPE: &str = "Opaque";
 
 /// Content of `tls.key` if Cluster API requires the entry and the key is not available.
-const KEY_PLACEHOLDER: &[u8] =
+pub(super) const KEY_PLACEHOLDER: &[u8] =
     b"The private key of this authority is held by an external signer.\n";
 
 /// Maximum length of a name, in bytes, since names are also label values.

@@ -57,7 +57,7 @@ pub(in super::super) enum DocumentKind {
     Init,
     /// `init --list`.
     InitValues,
-    /// `migrate`.
+    /// `migrate` and `capi migrate`.
     Migration,
     /// `capi secrets --apply`.
     CapiSecrets,

@@ -1,0 +1,288 @@
+//! `nodepki capi migrate`: removes the CA keys from the Secrets of a workload cluster, and restores them.
+//!
+//! Both directions only report without `--apply`. Each Secret is replaced with the `resourceVersion` with which it was
+//! read, so that a change by another client is never overwritten. A run that was interrupted is completed by the next one:
+//! the backup is written before the first key is removed, and is accepted again if it contains the remaining keys.
+
+mod to_external;
+mod to_internal;
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use clap::{Args, Subcommand};
+use serde::{Serialize, Serializer};
+use serde_json::Value;
+
+use super::super::migrate::backup::Backup;
+use super::super::migrate::report::MigrationReport;
+use super::super::migrate::{PassphraseArgs, text};
+use super::apply;
+use super::secrets::{ClusterTarget, KEY_PLACEHOLDER, Object, Purpose};
+use super::{TargetArgs, issue};
+use crate::agent::load;
+use crate::agent::{ExitCode, Failure};
+use crate::cluster::api::{Api, SECRET};
+use crate::commands::options::{GlobalOptions, RunOptions};
+use crate::commands::output::terminal::Terminal;
+use crate::commands::output::{Closing, DocumentKind, print_message, print_warnings};
+use crate::commands::{now, runtime};
+use crate::config::Argument;
+use crate::kube::names::Authority;
+use crate::store::NodeRoot;
+use crate::x509::{PrivateKey, TrustBundle};
+use to_external::ToExternal;
+
+/// Entries of an authority's Secret that can contain its private key.
+const KEY_ENTRIES: [&str; 2] = ["tls.key", "ca.key"];
+
+#[derive(Debug, Subcommand)]
+pub(in crate::commands) enum CapiMigrateCommand {
+    /// Prove that the management cluster does not need the CA keys; with --apply, back them up and remove them
+    ///
+    /// All Secrets must be valid, no controller may renew the kubeconfig with the CA key, and the external signer of each
+    /// authority must respond and have the same CA. All missing proofs are reported together, and nothing is removed
+    /// then (65). Keys on nodes and in the bootstrap data of existing Machines are not removed.
+    ToExternal(Box<ToExternalArgs>),
+    /// Check that CA keys from a backup belong to the certificates in the Secrets; with --apply, restore them
+    ToInternal(ToInternalArgs),
+}
+
+#[derive(Debug, Args)]
+struct MigrationArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+    /// Kubeconfig of the management cluster
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Argument,
+    /// Only this authority: ca, front-proxy-ca or etcd-ca; may be repeated
+    #[arg(long, value_name = "NAME")]
+    authority: Vec<Authority>,
+    /// Apply the change; without this, only report
+    #[arg(long)]
+    apply: bool,
+}
+
+impl MigrationArgs {
+    /// Returns the selected authorities.
+    fn authorities(&self) -> Result<BTreeSet<Authority>, Failure> {
+        let external_etcd = self.target.external_etcd;
+        if external_etcd && self.authority.contains(&Authority::EtcdCa) {
+            return Err(Failure::new(
+                ExitCode::Usage,
+                "--authority etcd-ca contradicts --external-etcd (omit one of them)",
+            ));
+        }
+        let selected = Authority::ALL.into_iter().filter(|authority| {
+            let is_named = self.authority.is_empty() || self.authority.contains(authority);
+            is_named && !(external_etcd && *authority == Authority::EtcdCa)
+        });
+        Ok(selected.collect())
+    }
+}
+
+#[derive(Debug, Args)]
+pub(in crate::commands) struct ToExternalArgs {
+    #[command(flatten)]
+    what: MigrationArgs,
+    #[command(flatten)]
+    run: RunOptions,
+    /// File for the encrypted keys; created, never overwritten
+    #[arg(long, value_name = "FILE", requires = "passphrase")]
+    backup: Option<Argument>,
+    #[command(flatten)]
+    passphrase: PassphraseArgs,
+    /// Replace the keys in CLUSTER-ca and CLUSTER-proxy by a placeholder: today's Cluster API lets no node join without one
+    #[arg(long)]
+    placeholder_keys: bool,
+}
+
+#[derive(Debug, Args)]
+pub(in crate::commands) struct ToInternalArgs {
+    #[command(flatten)]
+    what: MigrationArgs,
+    /// File with encrypted keys; may be repeated
+    #[arg(long, value_name = "FILE", required = true, requires = "passphrase")]
+    backup: Vec<Argument>,
+    #[command(flatten)]
+    passphrase: PassphraseArgs,
+}
+
+impl CapiMigrateCommand {
+    pub(super) fn run(&self, global: &GlobalOptions) -> Result<ExitCode, Failure> {
+        let root = global.open_root()?;
+        let report = match self {
+            CapiMigrateCommand::ToExternal(arguments) => arguments.run(global, &root)?,
+            CapiMigrateCommand::ToInternal(arguments) => arguments.run(&root)?,
+        };
+        let closing = Closing::default();
+        let kind = DocumentKind::Migration;
+        global.print_body(kind, report.code(), &closing, &report, || {
+            text(&report, "the management cluster")
+        })?;
+        for message in report.unproven.iter().flat_map(Failure::texts) {
+            print_message(&message);
+        }
+        Ok(report.code())
+    }
+}
+
+impl ToExternalArgs {
+    fn run(&self, global: &GlobalOptions, root: &NodeRoot) -> Result<SecretsReport, Failure> {
+        let what = &self.what;
+        let target = what.target.target()?;
+        let backup = match (&self.backup, self.passphrase.read(root)?) {
+            (Some(path), Some(passphrase)) => Some(Backup::new(root, path, passphrase)?),
+            _ => None,
+        };
+        if what.apply && backup.is_none() {
+            return Err(Failure::new(
+                ExitCode::Usage,
+                "--apply removes CA keys and needs a backup (add --backup FILE and --passphrase-file FILE)",
+            ));
+        }
+        let api = load::cluster(root, &what.kubeconfig)?;
+        let inputs = self.run.inputs(global)?;
+        let wish = ToExternal {
+            root,
+            api: &api,
+            format: what.target.format,
+            external_etcd: what.target.external_etcd,
+            authorities: what.authorities()?,
+            apply: what.apply,
+            backup,
+            placeholders: self.placeholder_keys,
+            target,
+        };
+        let load_setup = |order: &issue::Order| {
+            let (setup, warnings) = issue::setup(root, &inputs, order, now())?;
+            print_warnings(&warnings);
+            Ok(setup)
+        };
+        let terminal = Terminal::new(global.verbose);
+        let done = to_external::to_external(&wish, &load_setup, now);
+        runtime()?.block_on(terminal.during(done))
+    }
+}
+
+impl ToInternalArgs {
+    fn run(&self, root: &NodeRoot) -> Result<SecretsReport, Failure> {
+        let target = self.what.target.target()?;
+        // Read once, since a pipe can be read only once. clap requires a passphrase.
+        let passphrase = self.passphrase.read(root)?;
+        let backups: Vec<Backup> = passphrase
+            .iter()
+            .flat_map(|passphrase| self.backup.iter().map(|path| (path, passphrase.clone())))
+            .map(|(path, passphrase)| Backup::new(root, path, passphrase))
+            .collect::<Result<_, _>>()?;
+        let api = load::cluster(root, &self.what.kubeconfig)?;
+        let wish = to_internal::ToInternal {
+            root,
+            api: &api,
+            authorities: self.what.authorities()?,
+            is_selective: !self.what.authority.is_empty(),
+            apply: self.what.apply,
+            backups,
+            target,
+        };
+        runtime()?.block_on(to_internal::to_internal(&wish, now))
+    }
+}
+
+/// The report of a migration of Secrets.
+type SecretsReport = MigrationReport<SecretEntry>;
+
+/// An entry of a Secret, shown as `NAMESPACE/SECRET/ENTRY`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct SecretEntry(String);
+
+impl SecretEntry {
+    fn new(target: &ClusterTarget, purpose: Purpose, entry: &str) -> Self {
+        SecretEntry(format!(
+            "{}/{}/{entry}",
+            target.namespace(),
+            target.name(purpose)
+        ))
+    }
+}
+
+impl fmt::Display for SecretEntry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}
+
+impl Serialize for SecretEntry {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
+    }
+}
+
+/// Content of an entry for a private key.
+enum KeyEntry {
+    /// The entry is absent or empty, or contains nodepki's placeholder.
+    Free,
+    Key(PrivateKey),
+    /// The reason why the entry is neither.
+    Other(String),
+}
+
+impl KeyEntry {
+    fn read(object: &Object, entry: &str) -> Self {
+        let Some(bytes) = object.data(entry) else {
+            return KeyEntry::Free;
+        };
+        if bytes.trim_ascii().is_empty() || bytes.as_slice() == KEY_PLACEHOLDER {
+            return KeyEntry::Free;
+        }
+        let mut keys = match PrivateKey::all_from_pem(&bytes) {
+            Ok(keys) => keys,
+            Err(error) => return KeyEntry::Other(error.to_string()),
+        };
+        match (keys.pop(), keys.is_empty()) {
+            (Some(key), true) => KeyEntry::Key(key),
+            (None, _) => KeyEntry::Other("it does not contain a private key".to_owned()),
+            (Some(_), false) => KeyEntry::Other("it contains several private keys".to_owned()),
+        }
+    }
+}
+
+/// Returns the CA certificates of an authority's Secret.
+///
+/// # Errors
+/// The reason why there are none.
+fn certificates(object: &Object) -> Result<TrustBundle, String> {
+    let pem = object.data("tls.crt").or_else(|| object.data("ca.crt"));
+    let pem = pem.ok_or("it contains neither tls.crt nor ca.crt")?;
+    TrustBundle::from_pem(&pem).map_err(|error| format!("its certificate is unusable: {error}"))
+}
+
+/// Returns why a Secret cannot be replaced, if so.
+fn unwritable(object: &Object) -> Option<&'static str> {
+    if object.0.get("immutable") == Some(&Value::Bool(true)) {
+        return Some(
+            "it is immutable, so that no entry can be changed (delete the Secret and create it again without immutable: true)",
+        );
+    }
+    let version = object.0.pointer("/metadata/resourceVersion");
+    match version.and_then(Value::as_str) {
+        Some(version) if !version.is_empty() => None,
+        _ => Some("the API server returned it without a resourceVersion"),
+    }
+}
+
+/// Replaces a Secret unless another client has changed it since it was read.
+async fn replace(
+    api: &Api,
+    target: &ClusterTarget,
+    purpose: Purpose,
+    object: &Object,
+) -> Result<Object, Failure> {
+    let (namespace, name) = (target.namespace(), target.name(purpose));
+    let replaced = api
+        .replace(&SECRET, Some(namespace), &name, &object.0)
+        .await;
+    replaced
+        .map(Object)
+        .map_err(|error| apply::failed("replacing", namespace, &name, error))
+}
