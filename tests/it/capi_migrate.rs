@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 
+use nodepki::kube::kubeconfig::Kubeconfig;
 use nodepki::kube::names::Authority;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -344,4 +345,46 @@ fn completes_removal_of_ca_keys_after_crash() {
     assert_eq!(migrated.with_key(), [""; 0]);
     migrated.to_internal(&["--apply"]).done();
     assert_eq!(migrated.with_key(), ["ca", "etcd", "proxy"]);
+}
+
+/// The steps of `authority stage`, `activate` and `retire` reach the Secrets through the CA files of a node.
+#[test]
+fn follows_change_of_ca_in_secrets() {
+    let management = Management::new();
+    management.apply(&[]).done();
+    let ca = management.node.ca();
+    let file = ca.join("ca.crt");
+    let old = management.node.authority(Authority::Ca).bundle().to_pem();
+    management
+        .node
+        .replace_authority(Authority::Ca, crate::signing::now(), crate::node::DAY * 365);
+    let new = management.node.authority(Authority::Ca).bundle().to_pem();
+    assert_ne!(old, new);
+    let secret = || String::from_utf8(management.data("ca", "tls.crt")).unwrap();
+    let kubeconfig = || {
+        let text = String::from_utf8(management.data("kubeconfig", "value")).unwrap();
+        Kubeconfig::parse(&text).unwrap().current().unwrap()
+    };
+    let first = kubeconfig().certificate.unwrap();
+    // Without the intermediate step, the old CA remains in the Secrets.
+    management.apply(&[]).ended(65);
+    assert_eq!(secret(), old);
+    for (step, bundle) in [
+        ("stage", format!("{old}{new}")),
+        ("activate", format!("{new}{old}")),
+        ("retire", new.clone()),
+    ] {
+        std::fs::write(&file, &bundle).unwrap();
+        let ran = management.apply(&[]);
+        ran.done().row_says("prod-ca", "replaced");
+        assert_eq!(secret(), bundle, "{step}");
+        // The controllers trust what the nodes trust.
+        let current = kubeconfig();
+        let trusted = String::from_utf8(current.authority.unwrap()).unwrap();
+        assert_eq!(trusted, bundle, "{step}");
+        let is_first = current.certificate.unwrap() == first;
+        assert_eq!(is_first, step == "stage", "{step}");
+        management.check(&[]).done();
+        management.apply(&[]).done().row_says("prod-ca", "kept");
+    }
 }

@@ -27,9 +27,9 @@ use crate::signer::NodeIdentity;
 use crate::spec::assess::Observed;
 use crate::spec::policy::KeyPolicy;
 use crate::spec::schedule::OnPolicyChange;
-use crate::spec::{self, Choices, NodeSpec};
-use crate::store::{NodeRoot, STATE_DIR};
-use crate::x509::TrustBundle;
+use crate::spec::{self, BundleSpec, Choices, NodeSpec};
+use crate::store::{Commit, Mode, NodeRoot, STATE_DIR};
+use crate::x509::{CertDifference, TrustBundle, path_differences};
 
 use super::secrets::{ClusterTarget, SecretMaterial};
 
@@ -320,8 +320,12 @@ impl PreparedIssue {
         clock: Clock,
         progress: &dyn Progress,
     ) -> Result<(RunReport, Option<SecretMaterial>), Failure> {
+        let changes = self
+            .follow_ca_change(clock)
+            .map_err(|failure| self.with_location(failure))?;
         let report = agent::bootstrap(&self.state, &self.setup, clock, progress).await;
         let mut report = report.map_err(|failure| self.with_location(failure))?;
+        report.notes.extend(changes);
         for path in report.rows.iter_mut().flat_map(|row| &mut row.paths) {
             *path = self.state.on_this_machine(&path).into();
         }
@@ -333,6 +337,90 @@ impl PreparedIssue {
             _ => None,
         };
         Ok((report, material))
+    }
+
+    /// Replaces the CA certificates in the state directory by those of the configured files if both have a certificate in
+    /// common, as after each step of `nodepki authority`; returns a note for each. Other CAs are left
+    /// to [`agent::bootstrap`], which refuses them.
+    fn follow_ca_change(&self, clock: Clock) -> Result<Vec<String>, Failure> {
+        if self.changed_bundles(clock())?.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (mut store, mut notes) =
+            agent::open_store(&self.state, &self.setup, "capi secrets", clock)?;
+        let mut commit = Commit::new();
+        // Read again under the lock.
+        for (spec, (file, given)) in self.changed_bundles(clock())? {
+            notes.push(format!(
+                "{}: the CA certificates changed to those of {file}: {given}",
+                spec.authority
+            ));
+            self.follow_in_certificates(spec.authority, given, &mut commit, clock())?;
+            commit.file(spec.path.clone(), given.to_pem().into_bytes(), Mode::Public);
+        }
+        store.commit(commit)?;
+        Ok(notes)
+    }
+
+    /// Removes the client certificates of an authority that are not under the first certificate of its new bundle, so that
+    /// they are issued again, and replaces the CA certificates in its other kubeconfigs.
+    fn follow_in_certificates(
+        &self,
+        authority: Authority,
+        given: &TrustBundle,
+        commit: &mut Commit,
+        now: OffsetDateTime,
+    ) -> Result<(), Failure> {
+        let survey = self.setup.survey(&self.state, now)?;
+        for mut cert in survey.certs {
+            let Some(chain) = cert.found.chain.present() else {
+                continue;
+            };
+            if cert.spec.authority() != authority {
+                continue;
+            }
+            let differences = path_differences(chain, given, now);
+            let is_outside = differences.iter().any(|difference| {
+                matches!(
+                    difference,
+                    CertDifference::NotUnderFirst { .. } | CertDifference::UntrustedIssuer { .. }
+                )
+            });
+            for path in cert.spec.output.paths() {
+                let Some(content) = self.state.read(path)? else {
+                    continue;
+                };
+                let path = path.to_path_buf();
+                if is_outside {
+                    commit.remove(path, &content.bytes);
+                } else if let Some(kubeconfig) = &mut cert.found.kubeconfig
+                    && kubeconfig.document.set_authority(&given.to_pem()).is_ok()
+                {
+                    let yaml = kubeconfig.document.to_yaml().as_bytes().to_vec();
+                    commit.file(path, yaml, Mode::Private);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the bundles that differ from the configured file and have a certificate in common with it.
+    fn changed_bundles(
+        &self,
+        now: OffsetDateTime,
+    ) -> Result<Vec<(BundleSpec, &(String, TrustBundle))>, Failure> {
+        let survey = self.setup.survey(&self.state, now)?;
+        let changed = survey.bundles.into_iter().filter_map(|bundle| {
+            let given = self.setup.provided.bundles.get(&bundle.spec.authority)?;
+            let (present, wanted) = (bundle.found.present()?, &given.1);
+            let certificates = wanted.certificates();
+            let shares = present
+                .certificates()
+                .iter()
+                .any(|one| certificates.contains(one));
+            (present != wanted && shares).then(|| (bundle.spec.clone(), given))
+        });
+        Ok(changed.collect())
     }
 
     /// Adds the state directory to the messages, since not every message names it.
