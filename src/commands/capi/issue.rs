@@ -239,12 +239,15 @@ fn pins(settings: &Settings) -> BTreeMap<Authority, TrustSource> {
         .collect()
 }
 
+/// The CA certificates of a configured file, with its name for messages.
+type GivenBundle = (String, TrustBundle);
+
 /// Returns the CA certificates of the authorities for which a file is configured.
 fn given_bundles(
     root: &NodeRoot,
     settings: &Settings,
     order: &Order,
-) -> Result<BTreeMap<Authority, (String, TrustBundle)>, Failure> {
+) -> Result<BTreeMap<Authority, GivenBundle>, Failure> {
     let mut bundles = BTreeMap::new();
     for authority in Authority::ALL {
         let of_settings = settings.authorities.get(&authority);
@@ -408,7 +411,7 @@ impl PreparedIssue {
     fn changed_bundles(
         &self,
         now: OffsetDateTime,
-    ) -> Result<Vec<(BundleSpec, &(String, TrustBundle))>, Failure> {
+    ) -> Result<Vec<(BundleSpec, &GivenBundle)>, Failure> {
         let survey = self.setup.survey(&self.state, now)?;
         let changed = survey.bundles.into_iter().filter_map(|bundle| {
             let given = self.setup.provided.bundles.get(&bundle.spec.authority)?;
