@@ -168,7 +168,7 @@ pub(super) const EXAMPLES: &[CommandExamples] = &[
         ("nodepki capi check prod --from-file prod.yaml", "Checks a manifest."),
     ]),
     examples("capi sync", &[
-        ("nodepki capi sync prod --rights | kubectl apply -f -", "Creates a ServiceAccount with the necessary rights."),
+        ("nodepki capi sync prod --rights", "Prints a ServiceAccount with the necessary rights, for kubectl apply."),
         ("nodepki capi sync prod --kubeconfig management.conf", "Corrects the expiry annotation of each control-plane Machine."),
     ]),
     examples("capi migrate to-external", &[
