@@ -170,7 +170,7 @@ fn describes_request_completely_in_outbox() {
     assert_eq!(json["subject"]["commonName"], "kube-apiserver");
     assert_eq!(json["dnsNames"][1], "kubernetes");
     assert_eq!(json["ipAddresses"][1], "fd00::1");
-    assert_eq!(json["usages"][2], "server auth");
+    assert_eq!(json["usages"][1], "server auth");
     assert_eq!(json["durationSeconds"], 31_536_000);
     for name in ["apiserver.csr", "apiserver.json"] {
         let meta = fs::metadata(drop.path("outbox").join(name)).unwrap();

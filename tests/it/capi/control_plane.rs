@@ -239,7 +239,7 @@ impl ControlPlane {
                 return;
             }
             assert!(
-                begin.elapsed() < Duration::from_secs(120),
+                begin.elapsed() < Duration::from_secs(600),
                 "{what} did not happen:\n{:#}\n{}",
                 self.object()["status"],
                 self.controllers.said()

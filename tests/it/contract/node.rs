@@ -84,17 +84,20 @@ fn secrets(settings: &str) -> Vec<PathBuf> {
     secrets
 }
 
+/// A copy of the secret is readable: other tests use the secret itself.
 pub(super) fn refuses_each_secret_that_other_users_can_read(rig: &dyn Rig) {
     let secrets = secrets(&rig.settings());
     assert_eq!(secrets.is_empty(), WITHOUT_SECRETS.contains(&rig.kind()));
     for secret in secrets {
         let node = node(rig);
-        let set = |mode| fs::set_permissions(&secret, Permissions::from_mode(mode)).unwrap();
-        set(0o644);
-        let ran = node.ask();
-        set(0o600);
-        let fix = format!("chmod 600 {}", secret.display());
-        ran.ended(65).says("mode 0644").says(&fix);
+        let copy = node.outside("readable-secret");
+        fs::copy(&secret, &copy).unwrap();
+        fs::set_permissions(&copy, Permissions::from_mode(0o644)).unwrap();
+        let [of_secret, of_copy] = [&secret, &copy].map(|path| path.to_str().unwrap());
+        let settings = rig.settings().replace(of_secret, of_copy);
+        fs::write(node.outside("config.yaml"), settings).unwrap();
+        let fix = format!("chmod 600 {of_copy}");
+        node.ask().ended(65).says("mode 0644").says(&fix);
     }
 }
 
