@@ -38,8 +38,9 @@ impl StatusArgs {
         let described = load::described(&root, &inputs, self.cert_dir.clone());
         let role = described.role.map(NodeRole::from);
         let mut status = status::collect(&described.state, role, now());
-        // Without a usable configuration no key policy is known.
-        if let Ok(loaded) = load::load(&root, &inputs, now())
+        // Without a usable configuration no key policy is known, and an empty node has no keys.
+        if status.role != NodeRole::Empty
+            && let Ok(loaded) = load::load(&root, &inputs, now())
             && let Ok(survey) = loaded.setup.survey_of(&described.state, now())
         {
             status.judge_keys(&survey.key_uses());
