@@ -31,7 +31,7 @@ pub enum CertPhase {
     InUse,
     /// As `in-use`, with little time left.
     Expiring,
-    /// The validity has ended, and there is no request.
+    /// The certificate has expired, and no request is pending.
     Expired,
     /// The request was denied or its certificate refused, a component did not become ready with the new files, or the
     /// files in place are unusable.
@@ -77,7 +77,7 @@ impl fmt::Display for CertPhase {
 /// A pending request; `None` as its phase if its ticket is unreadable.
 pub(super) type PendingPhase = Option<RequestPhase>;
 
-/// What is recorded about a certificate besides its files.
+/// The recorded progress of a certificate: its request, and whether its files have taken effect.
 #[derive(Clone, Copy)]
 pub(super) struct CertProgress {
     pub(super) request: Option<PendingPhase>,
