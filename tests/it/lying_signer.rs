@@ -6,17 +6,12 @@
 //!
 //! `tests/servers/oracle` is the oracle.
 
-mod der;
 mod mutations;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Write;
-use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use base64::Engine;
-use base64::prelude::BASE64_STANDARD;
 use nodepki::kube::names::{Authority, CertName};
 use nodepki::x509::{
     Chain, Csr, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, PublicKey, Sans, Subject,
@@ -28,11 +23,11 @@ use time::macros::datetime;
 use x509_parser::certificate::X509Certificate;
 use x509_parser::prelude::FromDer;
 
-use self::der::{
-    Template, changed, common_name, critical, der, extension, oid, sequence, validity,
+use crate::certificate_template::{
+    ECDSA_SHA256, Extension, Template, changed, common_name, critical, der, extension, oid, pem, pem_of,
+    sequence, validity,
 };
 use crate::node::{Node, Ran};
-use crate::servers::bin;
 
 const NOW: OffsetDateTime = datetime!(2026-06-01 12:00 UTC);
 
@@ -187,7 +182,7 @@ fn template(subject: &str, issuer: &str, key: &PrivateKey) -> Template {
     Template {
         version: vec![0xa0, 3, 2, 1, 2],
         serial: vec![2, 2, 0x12, 0x34],
-        algorithm: sequence(&[&oid(der::ECDSA_SHA256)]),
+        algorithm: sequence(&[&oid(ECDSA_SHA256)]),
         outer_algorithm: None,
         issuer: common_name(issuer),
         validity: validity("260101000000Z", "300101000000Z"),
@@ -224,7 +219,7 @@ fn intermediate() -> Template {
             extension(35, sequence(&[&[0x80, 4, 1, 1, 1, 1]])),
             extension(31, sequence(&[&sequence(&[&point])])),
             extension(32, sequence(&[&sequence(&[&oid(&[0x2a, 3])])])),
-            der::Extension {
+            Extension {
                 oid: vec![0x2b, 6, 1, 5, 5, 7, 1, 1],
                 critical: Vec::new(),
                 value: sequence(&[&sequence(&[&ocsp, &uri(b"http://ocsp.example")])]),
@@ -262,23 +257,6 @@ impl Template {
         self.key = key.public_key().spki_der().to_vec();
         self
     }
-}
-
-fn pem(der: &[u8]) -> String {
-    let text = BASE64_STANDARD.encode(der);
-    let lines: Vec<&str> = text
-        .as_bytes()
-        .chunks(64)
-        .map(|line| std::str::from_utf8(line).unwrap())
-        .collect();
-    format!(
-        "-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n",
-        lines.join("\n")
-    )
-}
-
-fn pem_of(all: &[&[u8]]) -> String {
-    all.iter().map(|der| pem(der)).collect()
 }
 
 /// Returns a degenerate SignedData with these certificates in this order.
@@ -354,41 +332,18 @@ type Question<'a> = (&'a str, &'a str, bool);
 /// Asks the oracle. Each answer maps the parts that Go refuses to the error.
 fn oracle(questions: &[Question<'_>]) -> Vec<BTreeMap<String, String>> {
     let key = KEYS.leaf.to_pem();
-    let lines: String = questions
+    let cases: Vec<Value> = questions
         .iter()
         .enumerate()
         .map(|(id, (certificate, authority, handshake))| {
-            let line = json!({
+            json!({
                 "id": id.to_string(), "certificate": certificate, "key": key.as_str(), "ca": authority,
                 "usages": ["server auth", "client auth"], "names": ["cp1", "localhost", "192.0.2.11"],
                 "time": NOW.unix_timestamp(), "handshake": handshake,
-            });
-            format!("{line}\n")
+            })
         })
         .collect();
-    let mut child = Command::new(bin("oracle"))
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut input = child.stdin.take().unwrap();
-    let writer = std::thread::spawn(move || input.write_all(lines.as_bytes()).unwrap());
-    let output = child.wait_with_output().unwrap();
-    writer.join().unwrap();
-    assert!(output.status.success());
-    let verdicts: Vec<_> = String::from_utf8(output.stdout)
-        .unwrap()
-        .lines()
-        .map(|line| {
-            let verdict: BTreeMap<String, String> = serde_json::from_str(line).unwrap();
-            let faults = verdict.into_iter();
-            faults
-                .filter(|(part, error)| part != "id" && !error.is_empty())
-                .collect::<BTreeMap<_, _>>()
-        })
-        .collect();
-    assert_eq!(verdicts.len(), questions.len());
-    verdicts
+    crate::oracle::ask(&cases)
 }
 
 /// The judgement of nodepki on a case.

@@ -1,6 +1,6 @@
 //! Changes that make a certificate wrong or unusual.
 
-use super::der::{
+use crate::certificate_template::{
     CE, ECDSA_SHA256, Extension, Template, common_name, critical, der, extension, name, oid,
     sequence,
 };

@@ -10,6 +10,9 @@
 //	verify      the path to ca.crt for each usage, with each name
 //	handshake   on request, TLS between two Go programs: as a server under the first name, and as a client of a server
 //	            that demands a certificate
+//
+// A case without a key consists of the files of a path only: there is no pair and no handshake, and without usages the
+// path may be used for any.
 package main
 
 import (
@@ -101,6 +104,14 @@ func judge(one request) verdict {
 	}
 	chain, err := parse([]byte(one.Certificate))
 	result.Chain = text(err)
+	if one.Key == "" {
+		if len(chain) == 0 {
+			result.Verify = "no certificate"
+			return result
+		}
+		result.Verify = text(verify(one, chain, pool, at))
+		return result
+	}
 	pair, err := tls.X509KeyPair([]byte(one.Certificate), []byte(one.Key))
 	result.Pair = text(err)
 	if err != nil || len(chain) == 0 {
@@ -155,11 +166,18 @@ func verify(one request, chain []*x509.Certificate, roots *x509.CertPool, at tim
 	for _, certificate := range chain[1:] {
 		intermediates.AddCert(certificate)
 	}
-	for _, usage := range one.Usages {
+	usages := one.Usages
+	if len(usages) == 0 {
+		usages = []string{"any"}
+	}
+	for _, usage := range usages {
 		options := x509.VerifyOptions{Roots: roots, Intermediates: intermediates, CurrentTime: at}
-		if usage == "server auth" {
+		switch usage {
+		case "any":
+			options.KeyUsages = []x509.ExtKeyUsage{x509.ExtKeyUsageAny}
+		case "server auth":
 			options.KeyUsages = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
-		} else {
+		default:
 			options.KeyUsages = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
 		}
 		if _, err := chain[0].Verify(options); err != nil {

@@ -1,5 +1,7 @@
 //! DER for certificates that no library makes: a template of a certificate, and changes to any element of its encoding.
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use rcgen::SigningKey;
 
 pub(crate) use crate::der_encoding::{der, sequence};
@@ -107,7 +109,11 @@ impl Template {
 
     /// Returns the certificate around another `tbsCertificate`.
     pub(crate) fn around(&self, tbs: &[u8], key: &impl SigningKey) -> Vec<u8> {
-        let mut signature = key.sign(tbs).unwrap();
+        self.assemble(tbs, key.sign(tbs).unwrap())
+    }
+
+    /// Returns the certificate of a `tbsCertificate` and its signature.
+    pub(crate) fn assemble(&self, tbs: &[u8], mut signature: Vec<u8>) -> Vec<u8> {
         if let Some(last) = signature.last_mut() {
             *last &= 0xff << self.unused_bits;
         }
@@ -119,6 +125,23 @@ impl Template {
         ]);
         [certificate, self.trailing.1.clone()].concat()
     }
+}
+
+pub(crate) fn pem(der: &[u8]) -> String {
+    let text = BASE64_STANDARD.encode(der);
+    let lines: Vec<&str> = text
+        .as_bytes()
+        .chunks(64)
+        .map(|line| std::str::from_utf8(line).unwrap())
+        .collect();
+    format!(
+        "-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n",
+        lines.join("\n")
+    )
+}
+
+pub(crate) fn pem_of<Der: AsRef<[u8]>>(all: &[Der]) -> String {
+    all.iter().map(|der| pem(der.as_ref())).collect()
 }
 
 /// A change to one element of an encoding.

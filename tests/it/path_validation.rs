@@ -1,0 +1,11 @@
+//! Paths of certificates, judged by nodepki, Go's `crypto/x509`, OpenSSL and rustls-webpki side by side.
+//!
+//! Rules:
+//! - nodepki accepts nothing that Go or webpki refuses.
+//! - What nodepki refuses and Go accepts, and what OpenSSL judges differently, has a row with the reason.
+//!
+//! `pkits` judges the paths of NIST's suite, `kubeadm` those that a kubeadm cluster can meet.
+
+mod judges;
+mod kubeadm;
+mod pkits;
