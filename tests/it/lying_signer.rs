@@ -24,8 +24,8 @@ use x509_parser::certificate::X509Certificate;
 use x509_parser::prelude::FromDer;
 
 use crate::certificate_template::{
-    ECDSA_SHA256, Extension, Template, changed, common_name, critical, der, extension, oid, pem, pem_of,
-    sequence, validity,
+    ECDSA_SHA256, Extension, Template, changed, common_name, critical, der, extension, oid, pem,
+    pem_of, sequence, validity,
 };
 use crate::node::{Node, Ran};
 

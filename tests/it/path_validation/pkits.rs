@@ -60,7 +60,10 @@ fn certificates() -> BTreeMap<&'static str, Vec<u8>> {
 /// Returns a name in a form in which names are equal that RFC 5280, 7.1, takes for equal.
 fn folded(name: &X509Name<'_>) -> String {
     let text = name.to_string().to_lowercase();
-    let words: Vec<&str> = text.split([' ', ',']).filter(|word| !word.is_empty()).collect();
+    let words: Vec<&str> = text
+        .split([' ', ','])
+        .filter(|word| !word.is_empty())
+        .collect();
     words.join(" ")
 }
 
@@ -102,10 +105,7 @@ fn judges_paths_of_nist_like_go() {
 }
 
 /// Returns every CA certificate that may lead from a leaf to the root, by its name.
-fn issuers_of<'a>(
-    leaf: &str,
-    names: &BTreeMap<&'a str, (String, String)>,
-) -> Vec<&'a str> {
+fn issuers_of<'a>(leaf: &str, names: &BTreeMap<&'a str, (String, String)>) -> Vec<&'a str> {
     let mut wanted = vec![&names[leaf].1];
     let mut found = Vec::new();
     while let Some(issuer) = wanted.pop() {
