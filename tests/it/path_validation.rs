@@ -4,8 +4,10 @@
 //! - nodepki accepts nothing that Go or webpki refuses.
 //! - What nodepki refuses and Go accepts, and what OpenSSL judges differently, has a row with the reason.
 //!
-//! `pkits` judges the paths of NIST's suite, `kubeadm` those that a kubeadm cluster can meet.
+//! `pkits` judges the paths of NIST's suite, `kubeadm` those that a kubeadm cluster can meet, `public_keys` leaves with the
+//! keys of Wycheproof.
 
 mod judges;
 mod kubeadm;
 mod pkits;
+mod public_keys;

