@@ -2,7 +2,8 @@
 
 use pkcs8::der::asn1::{AnyRef, OctetStringRef};
 use pkcs8::der::{Decode, Encode};
-use pkcs8::pkcs5::{self, pbes2::Parameters};
+use pkcs8::pkcs5;
+use pkcs8::pkcs5::pbes2::{Kdf, Parameters};
 use pkcs8::{AlgorithmIdentifierRef, EncryptedPrivateKeyInfoRef, PrivateKeyInfoRef};
 use zeroize::Zeroizing;
 
@@ -13,6 +14,10 @@ const LABEL: &str = "ENCRYPTED PRIVATE KEY";
 /// Iterations of PBKDF2, which take half a second of CPU time. scrypt is more resistant to guessing, but less widely
 /// supported.
 const PBKDF2_ITERATIONS: u32 = 600_000;
+/// Most work that a key from outside may demand: iterations of PBKDF2 (about ten seconds of CPU time), and bytes that scrypt
+/// mixes, all of which it may hold in memory. OpenSSL writes 2048 iterations, and 16 MiB.
+const MAX_PBKDF2_ITERATIONS: u32 = 10_000_000;
+const MAX_SCRYPT_BYTES: u64 = 256 << 20;
 /// Block length of AES in bytes; padding adds at most one block.
 const AES_BLOCK_BYTES: usize = 16;
 
@@ -58,6 +63,9 @@ impl PrivateKey {
     fn from_encrypted_der(der: &[u8], passphrase: &[u8]) -> Result<Self, KeyError> {
         let info = EncryptedPrivateKeyInfoRef::from_der(der)
             .map_err(|_| KeyError::Damaged("not a PKCS#8 EncryptedPrivateKeyInfo in PBES2"))?;
+        if let Some(scheme) = info.encryption_algorithm.pbes2() {
+            limit_work(&scheme.kdf)?;
+        }
         let mut buffer = Zeroizing::new(info.encrypted_data.as_bytes().to_vec());
         let plain = info
             .encryption_algorithm
@@ -93,10 +101,74 @@ impl PrivateKey {
     }
 }
 
+/// Refuses a key derivation that would take minutes, or more memory than a node has.
+fn limit_work(kdf: &Kdf) -> Result<(), KeyError> {
+    let excess = match kdf {
+        Kdf::Pbkdf2(pbkdf2) if pbkdf2.iteration_count > MAX_PBKDF2_ITERATIONS => format!(
+            "{} iterations of PBKDF2, at most {MAX_PBKDF2_ITERATIONS} are allowed",
+            pbkdf2.iteration_count
+        ),
+        Kdf::Scrypt(scrypt) => {
+            // RFC 7914, 5 and 6: N blocks of 128 r bytes, p times.
+            let mixed = [
+                scrypt.cost_parameter,
+                128,
+                scrypt.block_size.into(),
+                scrypt.parallelization.into(),
+            ];
+            let bytes = mixed.into_iter().try_fold(1, u64::checked_mul);
+            match bytes {
+                Some(1..=MAX_SCRYPT_BYTES) => return Ok(()),
+                // The decoder panics at a cost of zero.
+                Some(0) => "scrypt over nothing".to_owned(),
+                _ => format!("scrypt over more than {MAX_SCRYPT_BYTES} bytes"),
+            }
+        }
+        _ => return Ok(()),
+    };
+    Err(KeyError::Scheme(format!(
+        "its key derivation demands {excess}"
+    )))
+}
+
 #[cfg(test)]
 mod tests {
+    use pkcs8::pkcs5::pbes2::{Pbkdf2Params, ScryptParams};
+
     use super::*;
     use crate::x509::KeyAlgorithm;
+
+    /// Returns a key whose derivation has these parameters, without a valid ciphertext.
+    fn demanding(kdf: Kdf) -> String {
+        let scheme = Parameters::generate_pbkdf2_sha256_aes256cbc(1, &[0; 16], [0; 16]).unwrap();
+        let scheme = Parameters { kdf, ..scheme };
+        let info = EncryptedPrivateKeyInfoRef {
+            encryption_algorithm: scheme.into(),
+            encrypted_data: OctetStringRef::new(&[0; 32]).unwrap(),
+        };
+        encode_pem(LABEL, &info.to_der().unwrap())
+    }
+
+    #[test]
+    fn refuses_key_derivation_that_takes_too_much_time_or_memory() {
+        let mut pbkdf2 = Pbkdf2Params::hmac_sha256(1, &[0; 16]).unwrap();
+        pbkdf2.iteration_count = u32::MAX;
+        let usual = pkcs5::scrypt::Params::new(14, 8, 1).unwrap();
+        let scrypt = |cost_parameter| {
+            Kdf::Scrypt(ScryptParams {
+                cost_parameter,
+                ..ScryptParams::from_params_and_salt(usual, &[0; 16]).unwrap()
+            })
+        };
+        for kdf in [Kdf::Pbkdf2(pbkdf2), scrypt(1 << 40), scrypt(0)] {
+            let text = demanding(kdf);
+            let error = PrivateKey::all_from_encrypted_pem(text.as_bytes(), b"x").unwrap_err();
+            assert!(
+                error.to_string().contains("its key derivation demands"),
+                "{error}"
+            );
+        }
+    }
 
     #[test]
     fn decrypts_each_algorithm_and_reports_wrong_passphrase() {
