@@ -10,6 +10,8 @@ pub(crate) mod cluster_policy;
 mod event;
 mod examine;
 mod failure;
+#[cfg(feature = "fuzzing")]
+pub mod fuzz;
 mod install;
 pub mod join;
 mod keys;

@@ -12,6 +12,8 @@
 //! `packaging/config.yaml`; a test fails if it is missing there. The settings of a signer are declared in its own file.
 
 mod cluster_policy;
+#[cfg(feature = "fuzzing")]
+pub mod fuzz;
 mod keys;
 mod kubelet;
 mod kubelets;

@@ -4,6 +4,8 @@
 pub mod cluster_info;
 pub mod components;
 pub mod csr_object;
+#[cfg(feature = "fuzzing")]
+pub mod fuzz;
 pub mod jwks;
 pub mod kubeadm;
 pub mod kubeadm_certs;

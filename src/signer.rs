@@ -24,6 +24,8 @@ mod endpoint;
 pub mod est;
 pub mod exec;
 mod flag;
+#[cfg(feature = "fuzzing")]
+pub mod fuzz;
 mod kinds;
 pub mod kubernetes;
 pub mod local;

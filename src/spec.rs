@@ -6,6 +6,8 @@
 pub mod assess;
 mod choices;
 pub mod compliance;
+#[cfg(feature = "fuzzing")]
+pub mod fuzz;
 mod layout;
 pub mod policy;
 mod rules;

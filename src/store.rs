@@ -64,6 +64,8 @@ mod desired;
 mod dir;
 mod error;
 mod finish;
+#[cfg(feature = "fuzzing")]
+pub mod fuzz;
 mod issued;
 mod journal;
 mod known;

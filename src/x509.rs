@@ -20,6 +20,8 @@ mod der;
 #[cfg(test)]
 #[path = "../tests/fixtures/der.rs"]
 pub(crate) mod der_encoding;
+#[cfg(feature = "fuzzing")]
+pub mod fuzz;
 mod key;
 mod lifetime;
 mod lineage;

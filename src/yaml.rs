@@ -13,6 +13,8 @@
 
 mod duration;
 mod fault;
+#[cfg(feature = "fuzzing")]
+pub mod fuzz;
 pub mod schema;
 pub mod settings;
 mod syntax;

@@ -30,6 +30,9 @@ mod restarted;
 mod rollback;
 mod trust;
 
+#[cfg(feature = "fuzzing")]
+pub(crate) use pod::fuzz_annotation;
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::Path;

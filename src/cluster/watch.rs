@@ -367,6 +367,12 @@ fn read_event<T: DeserializeOwned>(line: &[u8]) -> Result<WatchEvent<T>, String>
     })
 }
 
+#[cfg(feature = "fuzzing")]
+/// Fuzz target: an event of a watch.
+pub fn fuzz_event(bytes: &[u8]) {
+    let _ = read_event::<serde_json::Value>(bytes).map(drop);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

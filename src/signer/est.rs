@@ -695,3 +695,10 @@ impl Signer for Est {
         self.enroll(request, Submission::Again).await
     }
 }
+
+#[cfg(feature = "fuzzing")]
+pub(super) fn fuzz_body(bytes: &[u8]) {
+    if let Ok(der) = wire::decode(bytes) {
+        let _ = Attributes::from_der(&der);
+    }
+}

@@ -624,3 +624,12 @@ enum CallError {
     /// The program ran, and its effect is unknown.
     Unclean(String),
 }
+
+#[cfg(feature = "fuzzing")]
+pub(super) fn fuzz_response(bytes: &[u8], request: &Request) {
+    let _ = parse::<InfoResponse>(bytes);
+    let _ = parse::<TrustResponse>(bytes);
+    for verb in [Verb::Sign, Verb::Poll] {
+        let _ = understand(bytes, verb, request, None);
+    }
+}

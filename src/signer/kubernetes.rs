@@ -376,3 +376,10 @@ impl Dialect for Config {
         })
     }
 }
+
+#[cfg(feature = "fuzzing")]
+pub(super) fn fuzz_signer_name(bytes: &[u8]) {
+    if let Ok(text) = std::str::from_utf8(bytes) {
+        let _ = SignerName::parse(text);
+    }
+}

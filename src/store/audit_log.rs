@@ -14,6 +14,13 @@
 mod chain;
 mod record;
 
+#[cfg(feature = "fuzzing")]
+pub(super) fn fuzz_entry(bytes: &[u8]) {
+    if let Some(entry) = AuditEntry::parse(bytes) {
+        let _ = (entry.text("certificate"), entry.number("sequence"));
+    }
+}
+
 #[cfg(test)]
 mod tests;
 

@@ -234,6 +234,15 @@ fn indent(line: &str) -> usize {
     line.len() - line.trim_start_matches(' ').len()
 }
 
+#[cfg(feature = "fuzzing")]
+pub(crate) fn fuzz_annotation(bytes: &[u8]) {
+    if let Ok(text) = std::str::from_utf8(bytes)
+        && let Ok(pod) = Pod::read(text)
+    {
+        let _ = pod.annotated("2026-06-01T12:00:00Z");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,0 +1,9 @@
+//! Fuzz targets: the manifests that are annotated, and the events of watches.
+
+use crate::cluster::watch;
+
+/// Name and function of each target.
+pub const TARGETS: &[(&str, fn(&[u8]))] = &[
+    ("pod-annotation", super::reload::fuzz_annotation),
+    ("watch-event", watch::fuzz_event),
+];

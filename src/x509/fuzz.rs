@@ -1,0 +1,160 @@
+//! Fuzz targets: the readers of keys, requests, certificates and revocation lists.
+
+use std::sync::OnceLock;
+
+use time::OffsetDateTime;
+use time::macros::datetime;
+
+use super::*;
+
+/// Name and function of each target.
+pub const TARGETS: &[(&str, fn(&[u8]))] = &[
+    ("certificate", certificate),
+    ("chain-file", chain_file),
+    ("signer-response", signer_response),
+    ("trust-bundle", trust_bundle),
+    ("revocation-list", revocation_list),
+    ("request", request),
+    ("kubelet-request", kubelet_request),
+    ("private-key", private_key),
+    ("encrypted-key", encrypted_key),
+    ("public-key", public_key),
+    ("json-web-key", json_web_key),
+];
+
+const NOW: OffsetDateTime = datetime!(2026-06-01 12:00 UTC);
+
+/// A key as no input has it: the verification sees the rest of the certificate first.
+fn own_key() -> &'static PublicKey {
+    static KEY: OnceLock<Option<PublicKey>> = OnceLock::new();
+    KEY.get_or_init(|| {
+        let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).ok()?;
+        Some(key.public_key().clone())
+    })
+    .as_ref()
+    .expect("a key can be generated")
+}
+
+fn certificate(bytes: &[u8]) {
+    if let Ok(found) = Certificate::from_der(bytes) {
+        assert_eq!(found.der(), bytes, "a certificate keeps its bytes");
+        let _ = (found.subject().to_string(), found.issuer().to_string());
+        let _ = (found.dns_names(), found.ip_addresses(), found.is_ca());
+    }
+}
+
+fn chain_file(bytes: &[u8]) {
+    if let Ok(chain) = Chain::from_pem(bytes) {
+        let again = Chain::from_pem(chain.to_pem().as_bytes()).expect("a chain is read again");
+        assert_eq!(again.to_pem(), chain.to_pem());
+        judge(&chain);
+    }
+}
+
+fn signer_response(bytes: &[u8]) {
+    // The key of the first certificate leads past the search for the leaf.
+    let keys = certificates_of(bytes).ok().and_then(|all| {
+        let first = all.first()?;
+        Some(first.public_key().clone())
+    });
+    for key in keys.iter().chain([own_key()]) {
+        if let Ok(chain) = Chain::from_response(bytes, key) {
+            assert_eq!(chain.leaf().public_key(), key);
+            judge(&chain);
+        }
+    }
+}
+
+/// Verifies a chain under its own last certificate.
+fn judge(chain: &Chain) {
+    let last = chain.intermediates().last().unwrap_or(chain.leaf());
+    let Ok(trust) = TrustBundle::from_certificates(vec![last.clone()]) else {
+        return;
+    };
+    let profile = Profile {
+        subject: Subject {
+            common_name: "kube-apiserver".to_owned(),
+            organizations: Vec::new(),
+        },
+        sans: Sans::default(),
+        usages: vec![ExtendedUsage::ServerAuth],
+        key: KeyAlgorithm::EcdsaP256,
+        lifetime: std::time::Duration::from_secs(86400),
+    };
+    let (key, tolerance) = (own_key(), Tolerance::default());
+    for difference in satisfies(chain, &profile, tolerance, key, &trust, NOW) {
+        let _ = difference.to_string();
+    }
+    let _ = along_path(chain.clone(), &trust, NOW);
+}
+
+fn trust_bundle(bytes: &[u8]) {
+    if let Ok(found) = TrustBundle::from_pem(bytes) {
+        let again = TrustBundle::from_pem(found.to_pem().as_bytes());
+        assert!(again.expect("a bundle is read again").accepts(&found));
+    }
+    let _ = TrustBundle::from_response(bytes).map_err(|error| error.to_string());
+}
+
+fn revocation_list(bytes: &[u8]) {
+    for list in RevocationList::read_all(bytes).into_iter().flatten() {
+        let again = RevocationList::read_all(list.to_pem().as_bytes());
+        assert_eq!(again.expect("a list is read again").len(), 1);
+        let _ = (list.issuer().to_string(), list.len(), list.next_update());
+    }
+}
+
+fn request(bytes: &[u8]) {
+    for found in [Csr::from_der(bytes), Csr::from_pem(bytes)] {
+        if let Ok(csr) = found {
+            let again = Csr::from_pem(csr.to_pem().as_bytes()).expect("a request is read again");
+            assert_eq!(again.sha256(), csr.sha256());
+        }
+    }
+}
+
+fn kubelet_request(bytes: &[u8]) {
+    if let Ok(content) = CsrContent::from_pem(bytes) {
+        let _ = (
+            content.subject().to_string(),
+            content.sans(),
+            content.unusable_key(),
+        );
+        let is_signed = content.is_signed();
+        assert!(content.into_csr().is_err() || is_signed);
+    }
+}
+
+fn private_key(bytes: &[u8]) {
+    if let Ok(key) = PrivateKey::from_pem(bytes) {
+        let again = PrivateKey::from_pem(key.to_pem().as_bytes()).expect("a key is read again");
+        assert_eq!(again.public_key(), key.public_key());
+    }
+}
+
+fn encrypted_key(bytes: &[u8]) {
+    let _ = PrivateKey::all_from_encrypted_pem(bytes, b"correct horse");
+}
+
+fn public_key(bytes: &[u8]) {
+    for key in [PublicKey::from_pem(bytes), PublicKey::from_spki_der(bytes)] {
+        if let Ok(key) = key {
+            let again = PublicKey::from_pem(key.to_pem().as_bytes());
+            assert_eq!(again.expect("a key is read again"), key);
+        }
+    }
+}
+
+fn json_web_key(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else {
+        return;
+    };
+    if let Ok((key, _)) = PrivateKey::from_jwk_or_pem(text) {
+        let public = key.public_key();
+        let _ = (
+            key.jws_algorithm(),
+            public.jwk_members(),
+            public.jwk_thumbprint(),
+        );
+    }
+}
