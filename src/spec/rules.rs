@@ -427,7 +427,6 @@ impl RuleInputs<'_> {
                     crl_path: layout.revocation_lists(authority).into(),
                     key: self.policy.key_for_authority(authority),
                     required_key: self.policy.required_of(KeyOwner::Authority(authority)),
-                    lifetime: self.cluster.ca_validity,
                 }
             })
             .collect()

@@ -1,7 +1,6 @@
 //! The table that describes a node's desired state: its certificates, trust bundles and key pairs, and their files.
 
 use std::path::Path;
-use std::time::Duration;
 
 use super::choices::KubeletLayout;
 use super::layout::Layout;
@@ -178,8 +177,6 @@ pub struct BundleSpec {
     pub key: KeyAlgorithm,
     /// Key algorithm that a policy requires of any CA certificate.
     pub required_key: Option<KeyAlgorithm>,
-    /// Lifetime of such a CA certificate.
-    pub lifetime: Duration,
 }
 
 /// The key pair that signs service-account tokens.
