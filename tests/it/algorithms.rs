@@ -19,15 +19,6 @@ use crate::package_budget::daemon::authorities::make_authorities;
 use crate::servers::{Server, bin, free_port};
 use crate::signing::write_secret;
 
-const ALGORITHMS: [KeyAlgorithm; 6] = [
-    KeyAlgorithm::Rsa2048,
-    KeyAlgorithm::Rsa3072,
-    KeyAlgorithm::Rsa4096,
-    KeyAlgorithm::EcdsaP256,
-    KeyAlgorithm::EcdsaP384,
-    KeyAlgorithm::EcdsaP521,
-];
-
 const PKI: &str = "/etc/kubernetes/pki";
 
 /// A control plane whose certificates nodepki has issued.
@@ -298,9 +289,9 @@ mod bench {
 
     #[test]
     fn control_plane_serves_with_every_pair() {
-        for ca in ALGORITHMS {
+        for ca in KeyAlgorithm::ALL {
             let authorities = authorities_of(ca);
-            for leaf in ALGORITHMS {
+            for leaf in KeyAlgorithm::ALL {
                 let begin = Instant::now();
                 assert_serves(authorities.path(), ca, leaf);
                 println!("{leaf} under {ca}: served after {:.1?}", begin.elapsed());
@@ -324,7 +315,7 @@ mod bench {
     #[test]
     fn generation_and_handshakes_are_measured() {
         let authorities = authorities_of(KeyAlgorithm::EcdsaP256);
-        let costs = ALGORITHMS.map(|algorithm| cost(algorithm, authorities.path()));
+        let costs = KeyAlgorithm::ALL.map(|algorithm| cost(algorithm, authorities.path()));
         let reference = costs
             .iter()
             .find(|cost| cost.algorithm == KeyAlgorithm::EcdsaP256)

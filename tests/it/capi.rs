@@ -26,6 +26,14 @@ use crate::signing::{now, openssl, write_secret};
 const ENDPOINT: &str = "api.prod.example.com:6443";
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// Result of [`Management::cluster_api_says`] without CA keys: only the first node joins the present Cluster API.
+pub(crate) const WITHOUT_CA_KEYS: [&str; 4] = [
+    "init ok",
+    "join for certificate: ca: missing key data",
+    "kubeconfig ok",
+    "etcd ok",
+];
+
 /// A namespace of the management cluster, and a machine with a signer.
 pub(crate) struct Management {
     pub(crate) node: Node,
@@ -260,16 +268,7 @@ fn creates_secrets_that_cluster_api_accepts() {
         &current.certificate.unwrap(),
         &current.key.unwrap(),
     );
-    // The present Cluster API: without a CA key only the first node joins.
-    assert_eq!(
-        management.cluster_api_says(),
-        [
-            "init ok",
-            "join for certificate: ca: missing key data",
-            "kubeconfig ok",
-            "etcd ok"
-        ]
-    );
+    assert_eq!(management.cluster_api_says(), WITHOUT_CA_KEYS);
     management
         .check(&[])
         .done()
