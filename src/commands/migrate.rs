@@ -8,13 +8,10 @@ pub(super) mod report;
 pub(super) mod to_external;
 mod to_internal;
 
-use std::fmt::Display;
-
 use clap::{Args, Subcommand};
 
 use super::options::{GlobalOptions, RunOptions, SourceOptions};
 use super::output::terminal::Terminal;
-use super::output::{Closing, DocumentKind, print_message};
 use super::{now, runtime};
 use crate::agent::load::{self, certs::KeySource};
 use crate::agent::{ExitCode, Failure};
@@ -22,7 +19,6 @@ use crate::config::Argument;
 use crate::kube::names::Authority;
 use crate::store::NodeRoot;
 use backup::{Backup, Passphrase};
-use report::{Direction, KeyAction, MigrationReport};
 use to_external::ToExternal;
 use to_internal::ToInternal;
 
@@ -82,7 +78,23 @@ pub(super) struct PassphraseArgs {
 }
 
 impl PassphraseArgs {
-    pub(super) fn read(&self, root: &NodeRoot) -> Result<Option<Passphrase>, Failure> {
+    /// Returns the backups at these paths, which all have the same passphrase; none without a passphrase, which clap
+    /// requires for a backup.
+    pub(super) fn backups(
+        &self,
+        root: &NodeRoot,
+        paths: &[Argument],
+    ) -> Result<Vec<Backup>, Failure> {
+        // Read once, since a pipe can be read only once.
+        let passphrase = self.read(root)?;
+        let passphrases = passphrase.iter().cycle().cloned();
+        let backups = paths.iter().zip(passphrases);
+        backups
+            .map(|(path, passphrase)| Backup::new(root, path, passphrase))
+            .collect()
+    }
+
+    fn read(&self, root: &NodeRoot) -> Result<Option<Passphrase>, Failure> {
         let file = self.passphrase_file.clone().map(KeySource::File);
         let Some(source) = file.or(self.passphrase_fd.map(KeySource::Descriptor)) else {
             return Ok(None);
@@ -110,10 +122,7 @@ impl MigrateCommand {
                 passphrase,
                 skip_signing_proof,
             } => {
-                let backup = match (&backup, passphrase.read(&root)?) {
-                    (Some(path), Some(passphrase)) => Some(Backup::new(&root, path, passphrase)?),
-                    _ => None,
-                };
+                let backup = passphrase.backups(&root, backup.as_slice())?.pop();
                 let loaded = global.load_running(&run.inputs(global)?)?;
                 let wish = ToExternal {
                     authorities: what.authority.into_iter().collect(),
@@ -131,13 +140,7 @@ impl MigrateCommand {
                 backup,
                 passphrase,
             } => {
-                // Read once, since a pipe can be read only once. clap requires a passphrase.
-                let passphrase = passphrase.read(&root)?;
-                let backups = passphrase
-                    .iter()
-                    .flat_map(|passphrase| backup.iter().map(|path| (path, passphrase.clone())))
-                    .map(|(path, passphrase)| Backup::new(&root, path, passphrase))
-                    .collect::<Result<_, _>>()?;
+                let backups = passphrase.backups(&root, &backup)?;
                 let loaded = global.load_running(&sources.inputs(global)?)?;
                 let wish = ToInternal {
                     authorities: what.authority.into_iter().collect(),
@@ -147,65 +150,6 @@ impl MigrateCommand {
                 to_internal::to_internal(&root, &loaded.setup, &wish, now)?
             }
         };
-        let closing = Closing::default();
-        let kind = DocumentKind::Migration;
-        global.print_body(kind, report.code(), &closing, &report, || {
-            text(&report, "this node")
-        })?;
-        for message in report.unproven.iter().flat_map(Failure::texts) {
-            print_message(&message);
-        }
-        Ok(report.code())
+        report.print(global, "this node")
     }
-}
-
-/// Returns a report as text. `holder` is the place from which keys are removed.
-pub(super) fn text<K: Display>(report: &MigrationReport<K>, holder: &str) -> String {
-    let mut text = String::new();
-    for row in &report.authorities {
-        text.push_str(&format!(
-            "{:<15} {:<15} {}\n",
-            row.authority, row.action, row.key
-        ));
-        for proven in &row.proven {
-            text.push_str(&format!("    {proven}\n"));
-        }
-    }
-    let nothing = match report.direction {
-        _ if !report.unproven.is_empty() => None,
-        Direction::ToExternal => report
-            .authorities
-            .is_empty()
-            .then(|| format!("nothing to do: {holder} has no CA private key to remove\n")),
-        Direction::ToInternal => report
-            .authorities
-            .iter()
-            .all(|row| row.action == KeyAction::InPlace)
-            .then(|| "nothing to do: the keys are in place\n".to_owned()),
-    };
-    text.push_str(nothing.as_deref().unwrap_or_default());
-    if let (true, Some(backup)) = (report.applied, &report.backup) {
-        text.push_str(&format!("backup: {}\n", backup.display()));
-    }
-    if report.unproven.is_empty() && !report.changes.is_empty() {
-        text.push_str(match report.applied {
-            true => "consequences:\n",
-            false => "consequences of --apply:\n",
-        });
-        for change in &report.changes {
-            text.push_str(&format!("    {change}\n"));
-        }
-    }
-    for note in &report.notes {
-        text.push_str(&format!("note: {note}\n"));
-    }
-    text.push_str(match (report.unproven.is_empty(), report.direction) {
-        (false, _) => "not everything is proven; nothing was changed\n",
-        _ if report.applied || nothing.is_some() => "",
-        (_, Direction::ToExternal) => {
-            "nothing was changed (to remove the keys, after each signer has signed a certificate as proof, add --apply --backup FILE --passphrase-file FILE)\n"
-        }
-        (_, Direction::ToInternal) => "nothing was changed (to restore the keys, add --apply)\n",
-    });
-    text
 }

@@ -14,9 +14,9 @@ use clap::{Args, Subcommand};
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
+use super::super::migrate::PassphraseArgs;
 use super::super::migrate::backup::Backup;
 use super::super::migrate::report::MigrationReport;
-use super::super::migrate::{PassphraseArgs, text};
 use super::apply;
 use super::secrets::{ClusterTarget, KEY_PLACEHOLDER, Object, Purpose};
 use super::{TargetArgs, issue};
@@ -24,8 +24,8 @@ use crate::agent::load;
 use crate::agent::{ExitCode, Failure};
 use crate::cluster::api::{Api, SECRET};
 use crate::commands::options::{GlobalOptions, RunOptions};
+use crate::commands::output::print_warnings;
 use crate::commands::output::terminal::Terminal;
-use crate::commands::output::{Closing, DocumentKind, print_message, print_warnings};
 use crate::commands::{now, runtime};
 use crate::config::Argument;
 use crate::kube::names::Authority;
@@ -115,15 +115,7 @@ impl CapiMigrateCommand {
             CapiMigrateCommand::ToExternal(arguments) => arguments.run(global, &root)?,
             CapiMigrateCommand::ToInternal(arguments) => arguments.run(&root)?,
         };
-        let closing = Closing::default();
-        let kind = DocumentKind::Migration;
-        global.print_body(kind, report.code(), &closing, &report, || {
-            text(&report, "the management cluster")
-        })?;
-        for message in report.unproven.iter().flat_map(Failure::texts) {
-            print_message(&message);
-        }
-        Ok(report.code())
+        report.print(global, "the management cluster")
     }
 }
 
@@ -131,15 +123,9 @@ impl ToExternalArgs {
     fn run(&self, global: &GlobalOptions, root: &NodeRoot) -> Result<SecretsReport, Failure> {
         let what = &self.what;
         let target = what.target.target()?;
-        let backup = match (&self.backup, self.passphrase.read(root)?) {
-            (Some(path), Some(passphrase)) => Some(Backup::new(root, path, passphrase)?),
-            _ => None,
-        };
+        let backup = self.passphrase.backups(root, self.backup.as_slice())?.pop();
         if what.apply && backup.is_none() {
-            return Err(Failure::new(
-                ExitCode::Usage,
-                "--apply removes CA keys and needs a backup (add --backup FILE and --passphrase-file FILE)",
-            ));
+            return Err(Backup::required());
         }
         let api = load::cluster(root, &what.kubeconfig)?;
         let inputs = self.run.inputs(global)?;
@@ -168,13 +154,7 @@ impl ToExternalArgs {
 impl ToInternalArgs {
     fn run(&self, root: &NodeRoot) -> Result<SecretsReport, Failure> {
         let target = self.what.target.target()?;
-        // Read once, since a pipe can be read only once. clap requires a passphrase.
-        let passphrase = self.passphrase.read(root)?;
-        let backups: Vec<Backup> = passphrase
-            .iter()
-            .flat_map(|passphrase| self.backup.iter().map(|path| (path, passphrase.clone())))
-            .map(|(path, passphrase)| Backup::new(root, path, passphrase))
-            .collect::<Result<_, _>>()?;
+        let backups = self.passphrase.backups(root, &self.backup)?;
         let api = load::cluster(root, &self.what.kubeconfig)?;
         let wish = to_internal::ToInternal {
             root,

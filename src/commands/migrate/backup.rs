@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
+use super::report::MigrationReport;
 use crate::agent::load::{self, Location};
 use crate::agent::{ExitCode, Failure, RunSetup};
 use crate::config::Argument;
@@ -143,9 +144,7 @@ impl Backup {
     }
 
     /// Reads the keys, bypassing the page cache; `None` if the file does not exist.
-    pub(in crate::commands) fn read(
-        &self,
-    ) -> Result<Option<Result<Vec<PrivateKey>, KeyError>>, Failure> {
+    fn read(&self) -> Result<Option<Result<Vec<PrivateKey>, KeyError>>, Failure> {
         let content = match self.directory()? {
             Some((directory, name)) => directory.read_uncached(name, READ_LIMIT)?,
             None => None,
@@ -182,6 +181,68 @@ impl Backup {
                 self.shown().display()
             ),
         ))
+    }
+
+    /// Reads the keys, and reports a backup that cannot be opened.
+    pub(in crate::commands) fn open<K>(
+        &self,
+        report: &mut MigrationReport<K>,
+    ) -> Result<Vec<PrivateKey>, Failure> {
+        let shown = self.shown();
+        match self.read()? {
+            Some(Ok(keys)) => return Ok(keys),
+            Some(Err(error)) => report.refuse(format!(
+                "{} cannot be opened: {error} (name the backup and the passphrase that belong together)",
+                shown.display()
+            )),
+            None => report.refuse(format!(
+                "{} does not exist (name the backup)",
+                shown.display()
+            )),
+        }
+        Ok(Vec::new())
+    }
+
+    /// Reports whether the keys can be written to this file. `misplaced` is the reason why it must not be in its place.
+    pub(in crate::commands) fn prove<K>(
+        &self,
+        misplaced: Option<String>,
+        keys: &BTreeMap<Authority, CaKey>,
+        report: &mut MigrationReport<K>,
+    ) {
+        let shown = self.shown();
+        if let Some(why) = misplaced {
+            report.refuse(format!(
+                "{} cannot be the backup of the CA keys: {why} (name a file on another disk or another machine with --backup)",
+                shown.display()
+            ));
+        }
+        match self.holds(keys) {
+            Ok(false) => {}
+            Ok(true) => report.notes.push(format!(
+                "{} is already the backup of these keys",
+                shown.display()
+            )),
+            Err(failure) => report.unproven.push(failure),
+        }
+        report.backup = Some(shown);
+    }
+
+    /// Returns why the keys cannot be read back, if so.
+    pub(in crate::commands) fn lost(&self, keys: &BTreeMap<Authority, CaKey>) -> Option<String> {
+        match self.holds(keys) {
+            Ok(true) => None,
+            Ok(false) => Some("the file does not exist".to_owned()),
+            Err(failure) => Some(failure.to_string()),
+        }
+    }
+
+    /// Returns the failure of `--apply` without a backup.
+    pub(in crate::commands) fn required() -> Failure {
+        Failure::new(
+            ExitCode::Usage,
+            "--apply removes CA keys and needs a backup (add --backup FILE and --passphrase-file FILE)",
+        )
     }
 
     /// Writes the backup, reads it back and compares the keys.

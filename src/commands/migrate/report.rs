@@ -1,11 +1,13 @@
 //! The report of `migrate` and `capi migrate`, in both directions.
 
-use std::fmt;
+use std::fmt::{self, Display};
 use std::path::PathBuf;
 
 use serde::{Serialize, Serializer};
 
 use crate::agent::{ExitCode, Failure};
+use crate::commands::options::GlobalOptions;
+use crate::commands::output::{Closing, DocumentKind, print_message};
 use crate::kube::names::{Authority, NodePath};
 
 /// Observations and actions of a migration, taken or planned.
@@ -81,7 +83,7 @@ impl KeyAction {
     }
 }
 
-impl fmt::Display for KeyAction {
+impl Display for KeyAction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.as_str())
     }
@@ -130,5 +132,91 @@ impl<K> MigrationReport<K> {
                 row.action = action;
             }
         }
+    }
+
+    /// Refuses for each of these authorities without a row. `describe` names the key that no backup contains.
+    pub(in crate::commands) fn require_keys<'a>(
+        &mut self,
+        authorities: impl IntoIterator<Item = &'a Authority>,
+        describe: impl Fn(Authority) -> String,
+    ) {
+        for authority in authorities {
+            if self
+                .authorities
+                .iter()
+                .all(|row| row.authority != *authority)
+            {
+                self.refuse(format!(
+                    "no backup contains the key of {} (name the one that does with --backup)",
+                    describe(*authority)
+                ));
+            }
+        }
+    }
+}
+
+impl<K: Display + Serialize> MigrationReport<K> {
+    /// Prints the report, then what is unproven. `holder` is the place from which keys are removed.
+    pub(in crate::commands) fn print(
+        &self,
+        global: &GlobalOptions,
+        holder: &str,
+    ) -> Result<ExitCode, Failure> {
+        let (kind, code) = (DocumentKind::Migration, self.code());
+        global.print_body(kind, code, &Closing::default(), self, || self.text(holder))?;
+        for message in self.unproven.iter().flat_map(Failure::texts) {
+            print_message(&message);
+        }
+        Ok(code)
+    }
+
+    fn text(&self, holder: &str) -> String {
+        let mut text = String::new();
+        for row in &self.authorities {
+            text.push_str(&format!(
+                "{:<15} {:<15} {}\n",
+                row.authority, row.action, row.key
+            ));
+            for proven in &row.proven {
+                text.push_str(&format!("    {proven}\n"));
+            }
+        }
+        let nothing = match self.direction {
+            _ if !self.unproven.is_empty() => None,
+            Direction::ToExternal => self
+                .authorities
+                .is_empty()
+                .then(|| format!("nothing to do: {holder} has no CA private key to remove\n")),
+            Direction::ToInternal => self
+                .authorities
+                .iter()
+                .all(|row| row.action == KeyAction::InPlace)
+                .then(|| "nothing to do: the keys are in place\n".to_owned()),
+        };
+        text.push_str(nothing.as_deref().unwrap_or_default());
+        if let (true, Some(backup)) = (self.applied, &self.backup) {
+            text.push_str(&format!("backup: {}\n", backup.display()));
+        }
+        if self.unproven.is_empty() && !self.changes.is_empty() {
+            text.push_str(match self.applied {
+                true => "consequences:\n",
+                false => "consequences of --apply:\n",
+            });
+            for change in &self.changes {
+                text.push_str(&format!("    {change}\n"));
+            }
+        }
+        for note in &self.notes {
+            text.push_str(&format!("note: {note}\n"));
+        }
+        text.push_str(match (self.unproven.is_empty(), self.direction) {
+            (false, _) => "not everything is proven; nothing was changed\n",
+            _ if self.applied || nothing.is_some() => "",
+            (_, Direction::ToExternal) => {
+                "nothing was changed (to remove the keys, after each signer has signed a certificate as proof, add --apply --backup FILE --passphrase-file FILE)\n"
+            }
+            (_, Direction::ToInternal) => "nothing was changed (to restore the keys, add --apply)\n",
+        });
+        text
     }
 }

@@ -65,10 +65,7 @@ pub(super) async fn to_external(
         return Ok(report);
     }
     let Some(backup) = &wish.backup else {
-        return Err(Failure::new(
-            ExitCode::Usage,
-            "--apply removes CA keys and needs a backup (add --backup FILE and --passphrase-file FILE)",
-        ));
+        return Err(Backup::required());
     };
     let (mut store, notes) = agent::open_store(root, setup, "migrate to-external", clock)?;
     let work = examine(root, setup, wish, clock())?;
@@ -103,12 +100,7 @@ pub(super) async fn to_external(
     }
     let committed = store.commit(commit)?;
     failpoint::reached("migrate:committed");
-    let fault = match backup.holds(&keys) {
-        Ok(true) => None,
-        Ok(false) => Some("the file does not exist".to_owned()),
-        Err(failure) => Some(failure.to_string()),
-    };
-    if let Some(why) = fault {
+    if let Some(why) = backup.lost(&keys) {
         return Err(restore_keys(&mut store, setup, &keys, backup, &why));
     }
     audit::append(
@@ -256,7 +248,8 @@ async fn prove(
         });
     }
     if let Some(backup) = wish.backup.as_ref().filter(|_| !keys.is_empty()) {
-        prove_backup(root, setup, backup, &keys, &mut report)?;
+        let misplaced = backup.misplaced(root, setup)?;
+        backup.prove(misplaced, &keys, &mut report);
     }
     note_absent_kubeconfigs(root, setup, &survey, &keys, &mut report)?;
     report.changes = changes_without_keys(root, &report);
@@ -322,32 +315,6 @@ async fn prove_signer(
             proven.push(format!("{label} answers, but does not report its CA"));
         }
     }
-}
-
-fn prove_backup(
-    root: &NodeRoot,
-    setup: &RunSetup,
-    backup: &Backup,
-    keys: &BTreeMap<Authority, CaKey>,
-    report: &mut MigrationReport,
-) -> Result<(), Failure> {
-    let shown = backup.shown();
-    if let Some(why) = backup.misplaced(root, setup)? {
-        report.refuse(format!(
-            "{} cannot be the backup of the CA keys: {why} (name a file on another disk or another machine with --backup)",
-            shown.display()
-        ));
-    }
-    match backup.holds(keys) {
-        Ok(false) => {}
-        Ok(true) => report.notes.push(format!(
-            "{} is already the backup of these keys",
-            shown.display()
-        )),
-        Err(failure) => report.unproven.push(failure),
-    }
-    report.backup = Some(shown);
-    Ok(())
 }
 
 fn read_key(

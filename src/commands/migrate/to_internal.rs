@@ -86,24 +86,7 @@ fn compare(
     let survey = setup.survey(root, now)?;
     for backup in &wish.backups {
         let shown = backup.shown();
-        let keys = match backup.read()? {
-            Some(Ok(keys)) => keys,
-            Some(Err(error)) => {
-                report.refuse(format!(
-                    "{} cannot be opened: {error} (name the backup and the passphrase that belong together)",
-                    shown.display()
-                ));
-                continue;
-            }
-            None => {
-                report.refuse(format!(
-                    "{} does not exist (name the backup)",
-                    shown.display()
-                ));
-                continue;
-            }
-        };
-        for key in keys {
+        for key in backup.open(&mut report)? {
             // Several authorities may share a key.
             let bundles = survey.bundles.iter().filter(|bundle| {
                 let trust = bundle.found.present();
@@ -127,17 +110,7 @@ fn compare(
             }
         }
     }
-    for authority in &wish.authorities {
-        if report
-            .authorities
-            .iter()
-            .all(|row| row.authority != *authority)
-        {
-            report.refuse(format!(
-                "no backup contains the key of {authority} (name the one that does with --backup)"
-            ));
-        }
-    }
+    report.require_keys(&wish.authorities, |authority| authority.to_string());
     if !report.unproven.is_empty() {
         report.replace_action(KeyAction::ToBeWritten, KeyAction::LeftOut);
     }

@@ -91,7 +91,11 @@ pub(super) async fn to_external(
         }
     }
     if let Some(backup) = &wish.backup {
-        prove_backup(wish.root, backup, &keys, &mut report)?;
+        let misplaced = match backup.misplaced_below(wish.root, [])? {
+            Some(why) => Some(why),
+            None => backup.is_lost_at_shutdown()?,
+        };
+        backup.prove(misplaced, &keys, &mut report);
     }
     report.changes = changes_without_keys(wish, &keys);
     let Some(backup) = wish.backup.as_ref().filter(|_| wish.apply) else {
@@ -111,12 +115,7 @@ pub(super) async fn to_external(
     backup.write(&origin, &keys, clock())?;
     failpoint::reached("migrate:backed-up");
     remove_keys(wish, &entries, found, &mut report).await?;
-    let fault = match backup.holds(&keys) {
-        Ok(true) => None,
-        Ok(false) => Some("the file does not exist".to_owned()),
-        Err(failure) => Some(failure.to_string()),
-    };
-    if let Some(why) = fault {
+    if let Some(why) = backup.lost(&keys) {
         return Err(restore_keys(wish, FoundKeys { keys, entries }, backup, &why).await);
     }
     audit::append(&state, clock(), &keys_records(keys.keys(), "keys removed"));
@@ -294,35 +293,6 @@ async fn prove_authority(
             row.proven.extend(proven.iter().cloned());
         }
     }
-}
-
-fn prove_backup(
-    root: &NodeRoot,
-    backup: &Backup,
-    keys: &BTreeMap<Authority, CaKey>,
-    report: &mut SecretsReport,
-) -> Result<(), Failure> {
-    let shown = backup.shown();
-    let misplaced = match backup.misplaced_below(root, [])? {
-        Some(why) => Some(why),
-        None => backup.is_lost_at_shutdown()?,
-    };
-    if let Some(why) = misplaced {
-        report.refuse(format!(
-            "{} cannot be the backup of the CA keys: {why} (name a file on another disk or another machine with --backup)",
-            shown.display()
-        ));
-    }
-    match backup.holds(keys) {
-        Ok(false) => {}
-        Ok(true) => report.notes.push(format!(
-            "{} is already the backup of these keys",
-            shown.display()
-        )),
-        Err(failure) => report.unproven.push(failure),
-    }
-    report.backup = Some(shown);
-    Ok(())
 }
 
 /// Removes the keys, one Secret after the other.

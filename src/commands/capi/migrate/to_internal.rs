@@ -53,18 +53,10 @@ pub(super) async fn to_internal(
         compare(wish, &found, Rc::new(key), &mut report, &mut missing);
     }
     if wish.is_selective {
-        for authority in &wish.authorities {
-            if report
-                .authorities
-                .iter()
-                .all(|row| row.authority != *authority)
-            {
-                report.refuse(format!(
-                    "no backup contains the key of the certificate in Secret {} (name the one that does with --backup)",
-                    wish.target.name(Purpose::of(*authority))
-                ));
-            }
-        }
+        report.require_keys(&wish.authorities, |authority| {
+            let name = wish.target.name(Purpose::of(authority));
+            format!("the certificate in Secret {name}")
+        });
     }
     if !report.unproven.is_empty() {
         report.replace_action(KeyAction::ToBeWritten, KeyAction::LeftOut);
@@ -115,18 +107,7 @@ fn backup_keys(
 ) -> Result<Vec<PrivateKey>, Failure> {
     let mut keys = Vec::new();
     for backup in &wish.backups {
-        let shown = backup.shown();
-        match backup.read()? {
-            Some(Ok(found)) => keys.extend(found),
-            Some(Err(error)) => report.refuse(format!(
-                "{} cannot be opened: {error} (name the backup and the passphrase that belong together)",
-                shown.display()
-            )),
-            None => report.refuse(format!(
-                "{} does not exist (name the backup)",
-                shown.display()
-            )),
-        }
+        keys.extend(backup.open(report)?);
     }
     Ok(keys)
 }
