@@ -127,10 +127,7 @@ impl ClusterPolicyWatch {
     /// Keeps each valid document, until it is dropped. Failures are logged and retried.
     pub(crate) async fn run(&self) -> Infallible {
         let resource = self.served_version().await;
-        let watch = Watch {
-            resource,
-            field_selector: Some(format!("metadata.name={NAME}")),
-        };
+        let watch = Watch::of_object(resource, None, NAME);
         let mut is_listed = false;
         watch
             .run(&self.api, |change: WatchChange<Value>| match change {

@@ -233,6 +233,7 @@ impl Signing {
         let [client, serving] = KubeletCertificate::ALL;
         let nodes = Watch {
             resource: &object::NODE,
+            namespace: None,
             field_selector: None,
         };
         tokio::select! {
@@ -250,6 +251,7 @@ impl Signing {
     async fn follow(&self, certificate: KubeletCertificate) -> Infallible {
         let watch = Watch {
             resource: &object::CSR,
+            namespace: None,
             field_selector: Some(format!("spec.signerName={}", certificate.signer_name())),
         };
         let sink = |change| {

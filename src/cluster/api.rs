@@ -209,6 +209,11 @@ impl ApiStatus {
         self.code == 404 && self.reason == "NotFound" && self.name == name
     }
 
+    /// Returns true if the API server does not serve that kind of object.
+    pub(crate) fn is_unknown_kind(&self) -> bool {
+        self.code == 404 && self.name.is_empty()
+    }
+
     /// Returns true if an object of that name exists.
     pub(crate) fn is_already_exists(&self) -> bool {
         self.code == 409 && self.reason == "AlreadyExists"
@@ -372,11 +377,12 @@ impl Api {
     pub async fn replace_subresource(
         &self,
         resource: &Resource,
+        namespace: Option<&str>,
         name: &str,
         subresource: &str,
         object: &Value,
     ) -> Result<Value, ApiError> {
-        let path = format!("{}/{subresource}", resource.path(None, Some(name)));
+        let path = format!("{}/{subresource}", resource.path(namespace, Some(name)));
         self.send(resource, Call::put(path).json(object)).await
     }
 

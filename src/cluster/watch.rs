@@ -1,4 +1,4 @@
-//! Lists and watches of objects without a namespace: every change of a kind of object, in order, with bounded memory.
+//! Lists and watches of objects: every change of a kind of object, in order, with bounded memory.
 //!
 //! [`Watch::run`] follows client-go's reflector: it lists in pages, watches from the resourceVersion of the list, and
 //! continues after a disconnection from the last one that it has seen, which bookmarks keep recent. If the API server no
@@ -37,6 +37,8 @@ const MAX_DELAY: Duration = Duration::from_secs(30);
 pub struct Watch {
     /// Their kind.
     pub resource: &'static Resource,
+    /// Their namespace; `None` for objects without one, and for those of all namespaces.
+    pub namespace: Option<String>,
     /// A field selector, `spec.signerName=kubernetes.io/kubelet-serving`; the API server must support it.
     pub field_selector: Option<String>,
 }
@@ -154,9 +156,18 @@ enum Ended {
 }
 
 impl Watch {
+    /// Returns the watch of one object. RBAC permits it with `resourceNames`.
+    pub fn of_object(resource: &'static Resource, namespace: Option<&str>, name: &str) -> Self {
+        Watch {
+            resource,
+            namespace: namespace.map(str::to_owned),
+            field_selector: Some(format!("metadata.name={name}")),
+        }
+    }
+
     /// Returns the path of the list.
     fn path(&self) -> String {
-        self.resource.path(None, None)
+        self.resource.path(self.namespace.as_deref(), None)
     }
 
     /// Returns the query parameter with the selector.
@@ -290,7 +301,7 @@ fn requested(error: Option<&ApiError>) -> Option<Duration> {
 }
 
 /// Returns the delay after `failures` earlier failures in a row. `random` is uniform in [0, 1).
-fn delay(failures: u32, requested: Option<Duration>, random: f64) -> Duration {
+pub(crate) fn delay(failures: u32, requested: Option<Duration>, random: f64) -> Duration {
     let doubled = MIN_DELAY.saturating_mul(2u32.saturating_pow(failures.min(10)));
     let jittered = doubled.min(MAX_DELAY).mul_f64(0.5 + random / 2.0);
     match requested {

@@ -100,6 +100,7 @@ impl RequestDesk {
         for certificate in KubeletCertificate::ALL {
             let watch = Watch {
                 resource: &object::CSR,
+                namespace: None,
                 field_selector: Some(format!("spec.signerName={}", certificate.signer_name())),
             };
             let first = requests.len();
@@ -155,7 +156,7 @@ impl RequestDesk {
             let update = self.decided(&found, &request, &listed, &view, decision)?;
             let written = self
                 .api
-                .replace_subresource(&object::CSR, name, "approval", &update)
+                .replace_subresource(&object::CSR, None, name, "approval", &update)
                 .await;
             match written {
                 Ok(_) => return Ok(listed),
@@ -214,6 +215,7 @@ impl RequestDesk {
     async fn read_nodes(&self, view: &mut View) -> Result<(), ApiError> {
         let watch = Watch {
             resource: &object::NODE,
+            namespace: None,
             field_selector: None,
         };
         let mut sink = |change: WatchChange<NodeParts>| view.node(change);

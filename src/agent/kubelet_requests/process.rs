@@ -387,7 +387,7 @@ impl Signing {
     ) -> Result<WriteResult, ApiError> {
         let replaced =
             self.api
-                .replace_subresource(&object::CSR, &request.name, subresource, update);
+                .replace_subresource(&object::CSR, None, &request.name, subresource, update);
         match replaced.await {
             Ok(object) => Ok(WriteResult::Stored(object)),
             Err(ApiError::Refused(status))
