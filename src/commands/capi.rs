@@ -2,23 +2,25 @@
 //! expiry of each machine's certificates.
 //!
 //! [`issue`] has the certificates signed, [`secrets`] defines the Secrets, [`apply`] writes them to the management
-//! cluster, [`check`] and [`conditions`] judge them. [`etcd_clients`] is the CA of the controllers' etcd clients. [`migrate`]
-//! removes the CA keys from the Secrets and restores them. [`sync`] is independent of the others.
+//! cluster, [`check`] and [`conditions`] judge them, [`status`] stores the conditions, and [`follow`] does so for every
+//! change. [`etcd_clients`] is the CA of the controllers' etcd clients. [`migrate`] removes the CA keys from the Secrets
+//! and restores them. [`sync`] is independent of the others. [`rights`] prints the rights that a command needs.
 
 mod apply;
 mod check;
 mod conditions;
 mod etcd_clients;
+mod follow;
 mod issue;
 mod migrate;
+mod rights;
 mod secrets;
+mod status;
 mod sync;
 
-use std::io::{IsTerminal, stdin, stdout};
-use std::path::Path;
+use std::io::{IsTerminal, stdout};
 
 use clap::{Args, Subcommand};
-use zeroize::Zeroizing;
 
 use super::options::{GlobalOptions, RunOptions};
 use super::output::terminal::Terminal;
@@ -29,12 +31,22 @@ use super::output::{
 use super::{now, runtime};
 use crate::agent::load::{self, Location};
 use crate::agent::{ExitCode, Failure};
+use crate::cluster::api::Resource;
 use crate::config::Argument;
 use crate::store::NodeRoot;
 use crate::x509::rfc3339;
-use conditions::{Findings, SecretState};
 use issue::Order;
 use secrets::{ClusterTarget, Format, SecretSpec};
+
+/// Returns a kind of Cluster API's core group, in the version of Cluster API v1.11 and newer.
+const fn cluster_api(plural: &'static str, kind: &'static str) -> Resource {
+    Resource {
+        group: "cluster.x-k8s.io",
+        version: "v1beta2",
+        plural,
+        kind,
+    }
+}
 
 #[derive(Debug, Subcommand)]
 pub(super) enum CapiCommand {
@@ -49,8 +61,12 @@ pub(super) enum CapiCommand {
     Secrets(Box<SecretsArgs>),
     /// Judge the Secrets by the conditions ExternalCAsReady and ExternalClientCertificatesReady
     ///
-    /// Exit status: 0 if both are true; 65 if a Secret exists and cannot be used; 75 if a Secret is missing.
-    Check(CheckArgs),
+    /// With --write, the conditions are stored in the status of the ControlPlanePKI of the same name, for
+    /// `kubectl wait --for=condition=ExternalCAsReady controlplanepki/CLUSTER`. Its definition is printed by --crd.
+    ///
+    /// Exit status: 0 if both are true; 65 if a Secret exists and cannot be used; 75 if a Secret is missing. With --watch:
+    /// 0 after SIGTERM or SIGINT.
+    Check(check::CheckArgs),
     /// Report to Cluster API when the certificates of each control-plane machine expire
     ///
     /// Reads the certificate that kube-apiserver presents at each Machine's address, and writes its expiry to the annotation
@@ -126,26 +142,6 @@ pub(super) struct SecretsArgs {
     show_secrets: bool,
     #[command(flatten)]
     run: RunOptions,
-}
-
-#[derive(Debug, Args)]
-pub(super) struct CheckArgs {
-    #[command(flatten)]
-    target: TargetArgs,
-    #[command(flatten)]
-    source: SecretSource,
-}
-
-/// Source of the Secrets.
-#[derive(Debug, Args)]
-#[group(required = true, multiple = false)]
-struct SecretSource {
-    /// Kubeconfig of the management cluster
-    #[arg(long, value_name = "FILE")]
-    kubeconfig: Option<Argument>,
-    /// Manifest with the Secrets, or the output of `kubectl get secrets -o yaml`; - for standard input
-    #[arg(long, value_name = "MANIFEST")]
-    from_file: Option<Argument>,
 }
 
 #[derive(Debug, Args)]
@@ -262,49 +258,6 @@ fn write_manifest(
     ))
 }
 
-impl CheckArgs {
-    fn run(&self, global: &GlobalOptions) -> Result<ExitCode, Failure> {
-        let root = global.open_root()?;
-        let target = self.target.target()?;
-        let (format, external) = (self.target.format, self.target.external_etcd);
-        let findings = match (&self.source.from_file, &self.source.kubeconfig) {
-            (Some(file), _) => {
-                let text = read_manifest(&root, file)?;
-                let file = load::shown(&root, file).display().to_string();
-                check::check_manifest(&file, &text, &target, format, external, now())?
-            }
-            (None, Some(kubeconfig)) => {
-                let api = load::cluster(&root, kubeconfig)?;
-                let check = check::check_cluster(&api, &target, format, external, now());
-                runtime()?.block_on(check)?
-            }
-            // clap requires one of them.
-            (None, None) => {
-                return Err(Failure::new(
-                    ExitCode::Usage,
-                    "name a management cluster with --kubeconfig FILE, or a manifest with --from-file MANIFEST",
-                ));
-            }
-        };
-        let code = if findings.any(SecretState::Invalid) {
-            ExitCode::Refused
-        } else if findings.any(SecretState::Missing) {
-            ExitCode::Pending
-        } else {
-            ExitCode::Done
-        };
-        let closing = Closing::default();
-        global.print_body(
-            DocumentKind::CapiConditions,
-            code,
-            &closing,
-            &findings,
-            || render(&findings),
-        )?;
-        Ok(code)
-    }
-}
-
 impl SyncArgs {
     fn run(&self, global: &GlobalOptions) -> Result<ExitCode, Failure> {
         let target = ClusterTarget::new(&self.cluster, &self.namespace)
@@ -338,41 +291,4 @@ fn render_expiries(expiries: &sync::Expiries) -> String {
         (cells, machine.reasons.clone())
     });
     table::aligned(&["MACHINE", "ANNOTATION", "NOT AFTER"], rows.collect())
-}
-
-/// Reads a manifest from a file, or from standard input, which keeps its private keys off the disk.
-fn read_manifest(root: &NodeRoot, file: &Argument) -> Result<Zeroizing<String>, Failure> {
-    let read = match file.as_given() == Path::new("-") {
-        true => std::io::read_to_string(stdin()),
-        false => load::read_argument(root, file),
-    };
-    read.map(Zeroizing::new).map_err(|error| {
-        Failure::caused(
-            ExitCode::Configuration,
-            load::shown(root, file).display().to_string(),
-            error,
-        )
-    })
-}
-
-fn render(findings: &Findings) -> String {
-    let conditions = findings.conditions.iter().map(|condition| {
-        let cells = [condition.kind, condition.status, condition.reason];
-        let message = (!condition.message.is_empty()).then(|| condition.message.clone());
-        (
-            cells.map(str::to_owned).to_vec(),
-            message.into_iter().collect(),
-        )
-    });
-    let evidence = findings.evidence.iter().map(|evidence| {
-        let end = evidence.not_after.map_or_else(|| "-".to_owned(), rfc3339);
-        let notes = evidence.notes.iter().map(|note| format!("note: {note}"));
-        (
-            vec![evidence.secret.clone(), evidence.state.to_string(), end],
-            evidence.faults.iter().cloned().chain(notes).collect(),
-        )
-    });
-    let conditions = table::aligned(&["CONDITION", "STATUS", "REASON"], conditions.collect());
-    let evidence = table::aligned(&["SECRET", "STATE", "NOT AFTER"], evidence.collect());
-    format!("{conditions}\n{evidence}")
 }

@@ -166,6 +166,9 @@ pub(super) const EXAMPLES: &[CommandExamples] = &[
     examples("capi check", &[
         ("nodepki capi check prod --kubeconfig management.conf", "Checks the Secrets in the management cluster."),
         ("nodepki capi check prod --from-file prod.yaml", "Checks a manifest."),
+        ("nodepki capi check prod --crd", "Prints the definition of ControlPlanePKI, for kubectl apply."),
+        ("nodepki capi check prod --write --watch --rights", "Prints a ServiceAccount with the rights of the next command."),
+        ("nodepki capi check prod --write --watch --kubeconfig management.conf", "Stores the conditions after every change, until SIGTERM."),
     ]),
     examples("capi sync", &[
         ("nodepki capi sync prod --rights", "Prints a ServiceAccount with the necessary rights, for kubectl apply."),

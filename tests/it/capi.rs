@@ -1,5 +1,6 @@
 //! `nodepki capi` against a real API server as the management cluster, judged by Cluster API's own code.
 
+mod conditions;
 mod control_plane;
 mod stacked;
 mod sync;
@@ -18,12 +19,14 @@ use nodepki::x509::{
 };
 use serde_json::{Value, json};
 
+use crate::cloud_init::parsed;
 use crate::node::{NODEPKI, Node, Ran, Snapshot};
 use crate::servers::bin;
 use crate::servers::kubernetes::{Kubernetes, kubernetes};
 use crate::signing::{now, openssl, write_secret};
 
 const ENDPOINT: &str = "api.prod.example.com:6443";
+const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1";
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Result of [`Management::cluster_api_says`] without CA keys: only the first node joins the present Cluster API.
@@ -74,6 +77,26 @@ impl Management {
         let mut command = self.node.command(["capi", verb, "prod", "--namespace"]);
         command.arg(&self.namespace).args(more);
         command
+    }
+
+    /// Creates the objects that `--rights` prints, and a kubeconfig `ACCOUNT.conf` with the identity of the ServiceAccount.
+    fn grant(&self, mut rights: Command, account: &str) -> Vec<Value> {
+        let namespace = &self.namespace;
+        let objects = parsed(&Ran::of(&mut rights).done().stdout);
+        let admin = self.cluster.admin();
+        for object in &objects {
+            let kind = object["kind"].as_str().unwrap();
+            let path = match kind {
+                "ServiceAccount" => format!("/api/v1/namespaces/{namespace}/serviceaccounts"),
+                _ => format!("{RBAC}/namespaces/{namespace}/{}s", kind.to_lowercase()),
+            };
+            admin.create(&path, object);
+        }
+        // RBAC binds the ServiceAccount by the name of its user.
+        let user = format!("system:serviceaccount:{namespace}:{account}");
+        let kubeconfig = self.cluster.kubeconfig_of(&user, &[]);
+        write_secret(self.node.outside(&format!("{account}.conf")), kubeconfig);
+        objects
     }
 
     /// Returns `capi secrets` with the logging signer and the authorities' certificates.

@@ -114,15 +114,25 @@ pub(super) fn failed(doing: &str, namespace: &str, name: &str, error: api::ApiEr
         let message = format!("{doing}: another client changed it at the same time; run again");
         return Failure::new(ExitCode::Pending, message);
     }
-    if let api::ApiError::Refused(status) = &error
-        && status.is_not_found(namespace)
-    {
+    namespace_missing(&doing, namespace, &error)
+        .unwrap_or_else(|| Failure::of_cluster(doing, error))
+}
+
+/// Returns the failure if the namespace of an object does not exist.
+pub(super) fn namespace_missing(
+    doing: &str,
+    namespace: &str,
+    error: &api::ApiError,
+) -> Option<Failure> {
+    let api::ApiError::Refused(status) = error else {
+        return None;
+    };
+    status.is_not_found(namespace).then(|| {
         let message = format!(
             "{doing}: the namespace does not exist (create it with kubectl create namespace {namespace}, or correct --namespace)"
         );
-        return Failure::new(ExitCode::Refused, message);
-    }
-    Failure::of_cluster(doing, error)
+        Failure::new(ExitCode::Refused, message)
+    })
 }
 
 /// The change for one Secret.

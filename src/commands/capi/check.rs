@@ -1,37 +1,184 @@
-//! Reads the Secrets of a workload cluster, from a management cluster or from a manifest, and judges them.
+//! `capi check`: reads the Secrets of a workload cluster, from a management cluster or from a manifest, judges them, and
+//! prints or stores the conditions.
 
 use std::collections::BTreeMap;
+use std::io::stdin;
+use std::path::Path;
 
+use clap::{Args, ValueEnum};
 use serde_json::Value;
 use time::OffsetDateTime;
+use zeroize::Zeroizing;
 
-use super::apply;
-use super::conditions::{self, Findings};
+use super::conditions::{self, Findings, SecretState};
+use super::follow::{self, Interval};
 use super::secrets::{ClusterTarget, Format, Object, Purpose};
-use crate::agent::{Failure, load};
+use super::status::{self, StatusChange};
+use super::{TargetArgs, apply, rights};
+use crate::agent::{ExitCode, Failure, load};
 use crate::cluster::api::Api;
+use crate::commands::options::GlobalOptions;
+use crate::commands::output::{Closing, DocumentKind, print, table};
+use crate::commands::{now, runtime};
+use crate::config::Argument;
+use crate::store::NodeRoot;
+use crate::x509::rfc3339;
 use crate::yaml;
 
-/// Judges the Secrets in a management cluster.
-///
-/// # Errors
-/// Errors of the API server, except for a Secret that does not exist.
-pub(super) async fn check_cluster(
-    api: &Api,
-    target: &ClusterTarget,
-    format: Format,
-    external_etcd: bool,
-    now: OffsetDateTime,
-) -> Result<Findings, Failure> {
-    let purposes = conditions::judged(format, external_etcd);
-    let found = apply::read(api, target, purposes).await?;
-    Ok(conditions::judge(
-        target,
-        format,
-        external_etcd,
-        &found,
-        now,
-    ))
+#[derive(Debug, Args)]
+pub(in crate::commands) struct CheckArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    source: SecretSource,
+    /// Store the conditions in the status of the ControlPlanePKI of the same name
+    #[arg(long, conflicts_with_all = ["from_file", "crd"])]
+    write: bool,
+    /// Continue until SIGTERM, and store the conditions after every change
+    #[arg(long, requires = "write")]
+    watch: bool,
+    /// Maximum time between two checks with --watch, from 10s to 24h
+    #[arg(
+        long,
+        value_name = "DURATION",
+        requires = "watch",
+        default_value = "10m"
+    )]
+    interval: Interval,
+}
+
+/// Source of the Secrets, or a manifest to print instead.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+struct SecretSource {
+    /// Kubeconfig of the management cluster
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<Argument>,
+    /// Manifest with the Secrets, or the output of `kubectl get secrets -o yaml`; - for standard input
+    #[arg(long, value_name = "MANIFEST")]
+    from_file: Option<Argument>,
+    /// Print a ServiceAccount with the rights that the other options need, for `kubectl apply -f -`
+    #[arg(long)]
+    rights: bool,
+    /// Print the definition of ControlPlanePKI, for `kubectl apply -f -`
+    #[arg(long)]
+    crd: bool,
+}
+
+/// The Secrets to judge.
+pub(super) struct JudgedSecrets {
+    pub(super) target: ClusterTarget,
+    pub(super) format: Format,
+    pub(super) external_etcd: bool,
+}
+
+impl JudgedSecrets {
+    /// Returns their names.
+    pub(super) fn names(&self) -> Vec<String> {
+        let purposes = conditions::judged(self.format, self.external_etcd);
+        purposes.map(|purpose| self.target.name(purpose)).collect()
+    }
+
+    /// Reads and judges the Secrets in a management cluster.
+    ///
+    /// # Errors
+    /// Errors of the API server, except for a Secret that does not exist.
+    async fn check(&self, api: &Api, now: OffsetDateTime) -> Result<Findings, Failure> {
+        let purposes = conditions::judged(self.format, self.external_etcd);
+        let found = apply::read(api, &self.target, purposes).await?;
+        Ok(self.judge(&found, now))
+    }
+
+    /// As [`JudgedSecrets::check`], and stores the conditions.
+    ///
+    /// # Errors
+    /// See [`status::write`].
+    pub(super) async fn store(
+        &self,
+        api: &Api,
+        now: OffsetDateTime,
+    ) -> Result<(Findings, StatusChange), Failure> {
+        let mut findings = self.check(api, now).await?;
+        let change = status::write(api, &self.target, &mut findings, now).await?;
+        Ok((findings, change))
+    }
+
+    fn judge(&self, found: &BTreeMap<Purpose, Object>, now: OffsetDateTime) -> Findings {
+        conditions::judge(&self.target, self.format, self.external_etcd, found, now)
+    }
+}
+
+impl CheckArgs {
+    pub(super) fn run(&self, global: &GlobalOptions) -> Result<ExitCode, Failure> {
+        let judged = JudgedSecrets {
+            target: self.target.target()?,
+            format: self.target.format,
+            external_etcd: self.target.external_etcd,
+        };
+        if self.source.crd {
+            return print(&status::definition(&judged.target));
+        }
+        if let Some(file) = &self.source.from_file {
+            let root = global.open_root()?;
+            let text = read_manifest(&root, file)?;
+            let file = load::shown(&root, file).display().to_string();
+            return print_findings(global, &check_manifest(&file, &text, &judged, now())?);
+        }
+        let Some(kubeconfig) = &self.source.kubeconfig else {
+            // clap requires --rights then.
+            return print(&self.rights(&judged));
+        };
+        let api = load::cluster(&global.open_root()?, kubeconfig)?;
+        let runtime = runtime()?;
+        if self.watch {
+            runtime.block_on(follow::follow(&api, &judged, self.interval, now))?;
+            return Ok(ExitCode::Done);
+        }
+        let findings = match self.write {
+            true => runtime.block_on(judged.store(&api, now()))?.0,
+            false => runtime.block_on(judged.check(&api, now()))?,
+        };
+        print_findings(global, &findings)
+    }
+
+    /// Returns a ServiceAccount with exactly the rights that the command needs with these options.
+    fn rights(&self, judged: &JudgedSecrets) -> String {
+        let target = &judged.target;
+        let verbs: &[&str] = match self.watch {
+            true => &["get", "list", "watch"],
+            false => &["get"],
+        };
+        let mut rules = vec![rights::secrets(&judged.names(), verbs)];
+        let mut options = String::new();
+        let format = judged.format.to_possible_value();
+        if let (Format::Proposal | Format::Both, Some(format)) = (judged.format, format) {
+            options.push_str(&format!(" --format {}", format.get_name()));
+        }
+        if judged.external_etcd {
+            options.push_str(" --external-etcd");
+        }
+        if self.write {
+            rules.extend(status::rules(target, verbs));
+            options.push_str(" --write");
+        }
+        if self.watch {
+            options.push_str(" --watch");
+        }
+        rights::manifest(target, "check", &options, &rules)
+    }
+}
+
+fn print_findings(global: &GlobalOptions, findings: &Findings) -> Result<ExitCode, Failure> {
+    let code = if findings.any(SecretState::Invalid) {
+        ExitCode::Refused
+    } else if findings.any(SecretState::Missing) {
+        ExitCode::Pending
+    } else {
+        ExitCode::Done
+    };
+    let (kind, closing) = (DocumentKind::CapiConditions, Closing::default());
+    global.print_body(kind, code, &closing, findings, || render(findings))?;
+    Ok(code)
 }
 
 /// Judges the Secrets of a manifest: YAML documents, or the List that `kubectl get -o yaml` prints. A Secret without a
@@ -39,12 +186,10 @@ pub(super) async fn check_cluster(
 ///
 /// # Errors
 /// The text is not valid YAML.
-pub(super) fn check_manifest(
+fn check_manifest(
     file: &str,
     text: &str,
-    target: &ClusterTarget,
-    format: Format,
-    external_etcd: bool,
+    judged: &JudgedSecrets,
     now: OffsetDateTime,
 ) -> Result<Findings, Failure> {
     let documents = yaml::parse(file, text).map_err(load::faulty)?;
@@ -60,19 +205,52 @@ pub(super) fn check_manifest(
             let is_candidate = object.0.get("kind").and_then(Value::as_str) == Some("Secret")
                 && object
                     .namespace()
-                    .is_none_or(|namespace| namespace == target.namespace());
+                    .is_none_or(|namespace| namespace == judged.target.namespace());
             let name = object.name().map(str::to_owned);
             let mut purposes = Purpose::ALL.into_iter().filter(|_| is_candidate);
-            if let Some(purpose) = purposes.find(|purpose| Some(target.name(*purpose)) == name) {
+            if let Some(purpose) =
+                purposes.find(|purpose| Some(judged.target.name(*purpose)) == name)
+            {
                 found.insert(purpose, object);
             }
         }
     }
-    Ok(conditions::judge(
-        target,
-        format,
-        external_etcd,
-        &found,
-        now,
-    ))
+    Ok(judged.judge(&found, now))
+}
+
+/// Reads a manifest from a file, or from standard input, which keeps its private keys off the disk.
+fn read_manifest(root: &NodeRoot, file: &Argument) -> Result<Zeroizing<String>, Failure> {
+    let read = match file.as_given() == Path::new("-") {
+        true => std::io::read_to_string(stdin()),
+        false => load::read_argument(root, file),
+    };
+    read.map(Zeroizing::new).map_err(|error| {
+        Failure::caused(
+            ExitCode::Configuration,
+            load::shown(root, file).display().to_string(),
+            error,
+        )
+    })
+}
+
+fn render(findings: &Findings) -> String {
+    let conditions = findings.conditions.iter().map(|condition| {
+        let cells = [condition.kind, condition.status, condition.reason];
+        let message = (!condition.message.is_empty()).then(|| condition.message.clone());
+        (
+            cells.map(str::to_owned).to_vec(),
+            message.into_iter().collect(),
+        )
+    });
+    let evidence = findings.evidence.iter().map(|evidence| {
+        let end = evidence.not_after.map_or_else(|| "-".to_owned(), rfc3339);
+        let notes = evidence.notes.iter().map(|note| format!("note: {note}"));
+        (
+            vec![evidence.secret.clone(), evidence.state.to_string(), end],
+            evidence.faults.iter().cloned().chain(notes).collect(),
+        )
+    });
+    let conditions = table::aligned(&["CONDITION", "STATUS", "REASON"], conditions.collect());
+    let evidence = table::aligned(&["SECRET", "STATE", "NOT AFTER"], evidence.collect());
+    format!("{conditions}\n{evidence}")
 }

@@ -10,7 +10,7 @@ use std::fmt;
 use serde::Serialize;
 use time::OffsetDateTime;
 
-use super::etcd_clients;
+use super::etcd_clients::{is_client_authority_key, without_client_authority};
 use super::secrets::{ADOPTED_TYPE, ClusterTarget, Format, Object, Purpose};
 use crate::kube::kubeconfig::{CurrentContext, Kubeconfig};
 use crate::kube::names::Authority;
@@ -19,7 +19,7 @@ use crate::x509::{
     rfc3339,
 };
 
-/// A `metav1.Condition` without `lastTransitionTime`, which only the controller that stores the condition knows.
+/// A `metav1.Condition`.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(super) struct SecretCondition {
     /// `ExternalCAsReady` or `ExternalClientCertificatesReady`.
@@ -31,6 +31,9 @@ pub(super) struct SecretCondition {
     pub(super) reason: &'static str,
     /// The proposal's message; empty if the status is `True`.
     pub(super) message: String,
+    /// Time of the last change of the status, RFC 3339; `None` for a condition that is not stored.
+    #[serde(rename = "lastTransitionTime", skip_serializing_if = "Option::is_none")]
+    pub(super) last_transition_time: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -77,7 +80,7 @@ pub(super) struct SecretEvidence {
 /// Both conditions and their evidence.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Findings {
-    /// Conditions for the status of the KubeadmControlPlane.
+    /// `ExternalCAsReady` and `ExternalClientCertificatesReady`.
     pub(super) conditions: [SecretCondition; 2],
     /// One element for each Secret.
     pub(super) evidence: Vec<SecretEvidence>,
@@ -121,9 +124,8 @@ pub(super) fn judge(
         if let Some(object) = object {
             match purpose.is_authority() {
                 true => {
-                    if let Some(bundle) = judge.authority(object) {
-                        let bundle = etcd_clients::without_client_authority(bundle);
-                        trusted.insert(purpose.authority(), bundle);
+                    if let Some(anchors) = judge.authority(object) {
+                        trusted.insert(purpose.authority(), anchors);
                     }
                 }
                 false => judge.client(purpose, object, trusted.get(&purpose.authority())),
@@ -194,6 +196,7 @@ fn condition<'a>(
         status,
         reason,
         message,
+        last_transition_time: None,
     }
 }
 
@@ -212,7 +215,7 @@ impl SecretJudge<'_> {
         self.faults.push(fault.into());
     }
 
-    /// Judges an authority's Secret, and returns its certificates if they are valid.
+    /// Judges an authority's Secret, and returns its certificates without the etcd client CA if they are valid.
     fn authority(&mut self, object: &Object) -> Option<TrustBundle> {
         let mut bundles: Vec<TrustBundle> = Vec::new();
         for key in self.format.authority_keys() {
@@ -231,7 +234,7 @@ impl SecretJudge<'_> {
                 continue;
             };
             match PrivateKey::from_pem(&bytes) {
-                Ok(private) if etcd_clients::is_client_authority_key(&bundle, private.public_key()) => {
+                Ok(private) if is_client_authority_key(&bundle, private.public_key()) => {
                     self.notes.push(format!(
                         "{key} is the private key of the etcd client CA, with which the controllers sign their etcd client certificates"
                     ))
@@ -243,7 +246,13 @@ impl SecretJudge<'_> {
                 Err(_) => self.notes.push(format!("{key} does not contain a private key")),
             }
         }
-        self.faults.is_empty().then_some(bundle)
+        let anchors = without_client_authority(bundle.clone());
+        if let count @ 2.. = anchors.certificates().len() {
+            self.notes.push(format!(
+                "it contains {count} CA certificates, as during a change of the CA (see nodepki authority status on a node; after the last step, run nodepki capi secrets --apply)"
+            ));
+        }
+        self.faults.is_empty().then_some(anchors)
     }
 
     /// Adds a fault if the certificate is not valid now.
@@ -334,12 +343,18 @@ impl SecretJudge<'_> {
             authority.as_deref(),
             TrustBundle::from_pem,
         );
-        if let (Some(bundle), Some(trust)) = (&bundle, trust)
-            && !trust.accepts(bundle)
-        {
-            self.fault(format!(
-                "the kubeconfig trusts {bundle}, the cluster's CA is {trust}"
-            ));
+        if let (Some(bundle), Some(trust)) = (&bundle, trust) {
+            let contains = |one: &Certificate| bundle.certificates().contains(one);
+            if !trust.accepts(bundle) {
+                self.fault(format!(
+                    "the kubeconfig trusts {bundle}, the cluster's CA is {trust}"
+                ));
+            } else if !trust.certificates().iter().all(contains) {
+                self.notes.push(format!(
+                    "the kubeconfig trusts {bundle}, and {} contains {trust} (run nodepki capi secrets --apply after each step of a change of the CA)",
+                    self.target.name(Purpose::Ca)
+                ));
+            }
         }
         (
             self.parse(

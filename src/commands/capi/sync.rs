@@ -18,12 +18,13 @@ use serde_json::{Value, json};
 use time::OffsetDateTime;
 
 use super::apply::{self, map_at};
+use super::cluster_api;
+use super::rights;
 use super::secrets::{CLUSTER_LABEL, ClusterTarget, Purpose};
 use crate::agent::{ExitCode, Failure};
 use crate::cluster::api::{Api, ApiError, Resource};
 use crate::http;
 use crate::x509::{CertDifference, Certificate, Chain, TrustBundle, path_differences, rfc3339};
-use crate::yaml;
 
 /// Annotation of a Machine with the end of validity of its certificates, RFC 3339.
 const EXPIRY_ANNOTATION: &str = "machine.cluster.x-k8s.io/certificates-expiry";
@@ -31,15 +32,8 @@ const CONTROL_PLANE_LABEL: &str = "cluster.x-k8s.io/control-plane";
 /// Common name of kubeadm's `apiserver` certificate, by which Cluster API finds it (`kubeadmAPIServerCertCommonName`).
 const API_SERVER_NAME: &str = "kube-apiserver";
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Name of the ServiceAccount, the Role and the RoleBinding that [`rights`] prints.
-const ROLE: &str = "nodepki-capi-sync";
 
-const MACHINE: Resource = Resource {
-    group: "cluster.x-k8s.io",
-    version: "v1beta2",
-    plural: "machines",
-    kind: "Machine",
-};
+const MACHINE: Resource = cluster_api("machines", "Machine");
 
 /// What was done with a Machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -300,27 +294,9 @@ fn annotate(machine: &mut Value, expiry: &str) {
 
 /// Returns a ServiceAccount with exactly the rights that [`sync`] needs, as input of `kubectl apply -f -`.
 pub(super) fn rights(target: &ClusterTarget) -> String {
-    let rbac = "rbac.authorization.k8s.io";
-    let metadata = json!({"name": ROLE, "namespace": target.namespace()});
-    let objects = [
-        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}),
-        json!({"apiVersion": format!("{rbac}/v1"), "kind": "Role", "metadata": metadata, "rules": [
-            {"apiGroups": [MACHINE.group], "resources": [MACHINE.plural], "verbs": ["list", "update"]},
-            {"apiGroups": [""], "resources": ["secrets"], "resourceNames": [target.name(Purpose::Ca)], "verbs": ["get"]},
-        ]}),
-        json!({"apiVersion": format!("{rbac}/v1"), "kind": "RoleBinding", "metadata": metadata,
-            "subjects": [{"kind": "ServiceAccount", "name": ROLE, "namespace": target.namespace()}],
-            "roleRef": {"apiGroup": rbac, "kind": "Role", "name": ROLE}}),
+    let rules = [
+        rights::rule(&MACHINE, "", &[], &["list", "update"]),
+        rights::secrets(&[target.name(Purpose::Ca)], &["get"]),
     ];
-    let mut text = format!(
-        "# The rights of nodepki capi sync. As an administrator of the management cluster:\n#   nodepki capi sync {} --namespace {} --rights | kubectl apply -f -\n",
-        target.cluster(),
-        target.namespace()
-    );
-    for object in objects {
-        text.push_str("---\n");
-        // JSON is YAML.
-        text.push_str(&yaml::to_string(&object).unwrap_or_else(|_| object.to_string()));
-    }
-    text
+    rights::manifest(target, "sync", "", &rules)
 }

@@ -7,9 +7,7 @@ use serde_json::{Value, json};
 
 use super::DAY;
 use super::control_plane::ControlPlane;
-use crate::cloud_init::parsed;
 use crate::node::{Node, Ran};
-use crate::signing::write_secret;
 
 const ANNOTATION: &str = "machine.cluster.x-k8s.io/certificates-expiry";
 /// Two periods of the controllers' synchronization.
@@ -20,35 +18,12 @@ fn annotation(object: &Value) -> Option<String> {
     annotation.map(str::to_owned)
 }
 
-/// Creates the ServiceAccount of `capi sync --rights`, and writes a kubeconfig with its identity.
-fn grant_rights(plane: &ControlPlane) {
-    let namespace = &plane.management.namespace;
-    let printed = plane.management.command("sync", &["--rights"]);
-    let printed = Ran::of(&mut { printed });
-    let admin = plane.management.cluster.admin();
-    for object in parsed(&printed.done().stdout) {
-        let kind = object["kind"].as_str().unwrap();
-        let path = match kind {
-            "ServiceAccount" => format!("/api/v1/namespaces/{namespace}/serviceaccounts"),
-            _ => format!(
-                "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/{}s",
-                kind.to_lowercase()
-            ),
-        };
-        admin.create(&path, &object);
-    }
-    // RBAC binds the ServiceAccount by the name of its user.
-    let user = format!("system:serviceaccount:{namespace}:nodepki-capi-sync");
-    let kubeconfig = plane.management.cluster.kubeconfig_of(&user, &[]);
-    write_secret(plane.management.node.outside("sync.conf"), kubeconfig);
-}
-
 fn sync(plane: &ControlPlane, name: &str) -> Ran {
     let port = plane.machine(name).api_server_port.to_string();
     let mut command = plane
         .management
         .command("sync", &["--api-port", &port, "--kubeconfig"]);
-    Ran::of(command.arg(plane.management.node.outside("sync.conf")))
+    Ran::of(command.arg(plane.management.node.outside("nodepki-capi-sync-prod.conf")))
 }
 
 #[test]
@@ -75,7 +50,8 @@ fn keeps_machine_that_was_renewed_in_place() {
     assert_eq!(annotation(&plane.kubeadm_configs()[0]), old);
     assert_eq!(expiry(&plane), old);
 
-    grant_rights(&plane);
+    let rights = plane.management.command("sync", &["--rights"]);
+    plane.management.grant(rights, "nodepki-capi-sync-prod");
     sync(&plane, &name).done().row_says(&name, "written");
     let new = annotation(&plane.machines()[0]);
     assert!(new > old, "{new:?}");

@@ -186,6 +186,11 @@ impl Kubernetes {
         Server::start(command, &self.dir.join(format!("{name}.log")))
     }
 
+    /// Starts kube-controller-manager's garbage collector, which deletes objects with their owners.
+    pub(crate) fn start_garbage_collector(&self) -> Server {
+        self.start_manager("garbagecollector", "garbage-collector")
+    }
+
     /// Starts cert-manager's controllers in a namespace, and waits for an Issuer `k8s-AUTHORITY.SUFFIX` of each authority.
     pub(crate) fn start_cert_manager(&self, namespace: &str, suffix: &str) -> Server {
         let admin = self.admin();

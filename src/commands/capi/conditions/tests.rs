@@ -394,3 +394,38 @@ fn skips_secrets_of_external_etcd() {
         ]
     );
 }
+
+#[test]
+fn notes_change_of_ca_that_is_not_complete() {
+    let mut cluster = Cluster::new(Format::Current);
+    let new = authority("kubernetes");
+    let both = format!("{}{}", cluster.ca.bundle().to_pem(), new.bundle().to_pem());
+    cluster.put(Purpose::Ca, "tls.crt", both.clone());
+    let notes = |cluster: &Cluster| {
+        let findings = cluster.judged();
+        assert_eq!(conditions(&findings), [READY, READY], "{findings:?}");
+        [0, 4].map(|at: usize| findings.evidence[at].notes.join("\n"))
+    };
+    let [ca, kubeconfig_notes] = notes(&cluster);
+    assert!(ca.contains("it contains 2 CA certificates"), "{ca}");
+    assert!(
+        kubeconfig_notes.starts_with("the kubeconfig trusts CN=kubernetes"),
+        "{kubeconfig_notes}"
+    );
+    let admin = client(&cluster.ca, ExtendedUsage::ClientAuth);
+    let staged = TrustBundle::from_pem(both.as_bytes()).unwrap();
+    let staged = kubeconfig("https://api.example.com:6443", &staged, &admin);
+    cluster.put(Purpose::Kubeconfig, "value", staged.to_vec());
+    let [_, kubeconfig_notes] = notes(&cluster);
+    assert_eq!(kubeconfig_notes, "");
+    // The etcd client CA is not a part of a change.
+    let mut cluster = Cluster::new(Format::Current);
+    let clients = authority("nodepki-etcd-client-ca");
+    let both = format!(
+        "{}{}",
+        clients.bundle().to_pem(),
+        cluster.etcd.bundle().to_pem()
+    );
+    cluster.put(Purpose::Etcd, "tls.crt", both);
+    assert_eq!(cluster.judged().evidence[1].notes, [""; 0]);
+}

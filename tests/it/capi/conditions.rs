@@ -1,0 +1,324 @@
+//! `capi check --write`: the conditions in the status of a ControlPlanePKI, in an API server with Cluster API's definitions.
+
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+
+use super::{Management, RBAC};
+use crate::node::Ran;
+use crate::servers::bin;
+use crate::servers::kubernetes::{Kubernetes, kubernetes_with_cluster_api};
+
+const ACCOUNT: &str = "nodepki-capi-check-prod";
+/// Precision of `lastTransitionTime`.
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Returns the cluster of these tests, with the definition of ControlPlanePKI.
+fn cluster() -> &'static Kubernetes {
+    static SHARED: OnceLock<&Kubernetes> = OnceLock::new();
+    SHARED.get_or_init(|| {
+        let cluster = kubernetes_with_cluster_api("status");
+        let management = Management::in_cluster(cluster);
+        let definition = Ran::of(&mut management.command("check", &["--crd"]));
+        let file = management.node.outside("crd.yaml");
+        std::fs::write(&file, &definition.done().stdout).unwrap();
+        let file = file.to_str().unwrap();
+        management.kubectl(&["apply", "--server-side", "-f", file]);
+        let name = "crd/controlplanepkis.nodepki.io";
+        management.kubectl(&["wait", "--for=condition=Established", "--timeout=60s", name]);
+        cluster
+    })
+}
+
+impl Management {
+    /// Returns a namespace with the Secrets of the Cluster `prod`.
+    fn with_cluster() -> Self {
+        let management = Management::in_cluster(cluster());
+        management.apply(&[]).done();
+        management.create_cluster();
+        management
+    }
+
+    fn create_cluster(&self) {
+        let object = json!({"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Cluster", "metadata": {"name": "prod"},
+            "spec": {"controlPlaneRef": {"apiGroup": "controlplane.cluster.x-k8s.io", "kind": "KubeadmControlPlane", "name": "prod"}}});
+        self.cluster.admin().create(&self.clusters(), &object);
+    }
+
+    fn clusters(&self) -> String {
+        let namespace = &self.namespace;
+        format!("/apis/cluster.x-k8s.io/v1beta2/namespaces/{namespace}/clusters")
+    }
+
+    fn pki_path(&self) -> String {
+        let namespace = &self.namespace;
+        format!("/apis/nodepki.io/v1alpha1/namespaces/{namespace}/controlplanepkis/prod")
+    }
+
+    fn pki(&self) -> Value {
+        let (status, object) = self.cluster.admin().get(&self.pki_path());
+        assert_eq!(status, 200, "{object}");
+        object
+    }
+
+    /// Returns status, reason and `lastTransitionTime` of a condition.
+    fn stored(&self, kind: &str) -> [String; 3] {
+        let object = self.pki();
+        let conditions = object["status"]["conditions"].as_array().unwrap();
+        let found = conditions.iter().find(|one| one["type"] == kind).unwrap();
+        ["status", "reason", "lastTransitionTime"]
+            .map(|name| found[name].as_str().unwrap().to_owned())
+    }
+
+    fn write(&self) -> Ran {
+        self.check(&["--write"])
+    }
+
+    fn kubectl(&self, arguments: &[&str]) {
+        let mut command = Command::new(bin("kubectl"));
+        command
+            .arg(format!("--kubeconfig={}", self.kubeconfig().display()))
+            .arg(format!(
+                "--cache-dir={}",
+                self.node.outside("kubectl").display()
+            ))
+            .args(["-n", &self.namespace])
+            .args(arguments);
+        Ran::of(&mut command).done();
+    }
+
+    /// Returns `capi check` with the identity of the ServiceAccount.
+    fn as_account(&self, more: &[&str]) -> Command {
+        let mut command = self.command("check", more);
+        let kubeconfig = self.node.outside(&format!("{ACCOUNT}.conf"));
+        command.arg("--kubeconfig").arg(kubeconfig);
+        command
+    }
+}
+
+#[test]
+fn stores_conditions_that_kubectl_waits_for() {
+    let management = Management::with_cluster();
+    management.write().done();
+    let object = management.pki();
+    let owner = &object["metadata"]["ownerReferences"][0];
+    assert_eq!(
+        (&owner["kind"], &owner["name"]),
+        (&json!("Cluster"), &json!("prod"))
+    );
+    let label = &object["metadata"]["labels"]["cluster.x-k8s.io/cluster-name"];
+    assert_eq!(label, "prod");
+    let secrets = object["status"]["secrets"].as_array().unwrap();
+    assert_eq!(secrets.len(), 5);
+    assert!(
+        secrets
+            .iter()
+            .all(|one| one["state"] == "ready" && one["notAfter"].is_string())
+    );
+    let wait = |condition: &str| {
+        let condition = format!("--for=condition={condition}");
+        management.kubectl(&["wait", &condition, "--timeout=10s", "controlplanepki/prod"]);
+    };
+    wait("ExternalCAsReady");
+    wait("ExternalClientCertificatesReady");
+
+    // Nothing is written without a change.
+    sleep(SECOND);
+    let printed = management.check(&["--write", "-o", "json"]);
+    let printed: Value = serde_json::from_str(&printed.done().stdout).unwrap();
+    assert_eq!(printed["conditions"], object["status"]["conditions"]);
+    assert_eq!(management.pki(), object);
+
+    let [_, _, authorities] = management.stored("ExternalCAsReady");
+    let [_, _, clients] = management.stored("ExternalClientCertificatesReady");
+    management.remove("etcd");
+    sleep(SECOND);
+    management.write().ended(75).says("prod-etcd");
+    let [status, reason, changed] = management.stored("ExternalCAsReady");
+    assert_eq!((&*status, &*reason), ("False", "MissingSecret"));
+    assert!(changed > authorities, "{changed} {authorities}");
+    assert_eq!(
+        management.stored("ExternalClientCertificatesReady")[2],
+        clients
+    );
+    wait("ExternalCAsReady=false");
+    // Another message and another reason, with the same status.
+    sleep(SECOND);
+    management.apply(&[]).done();
+    management.remove("ca");
+    management.make("ca", json!({"tls.crt": "unreadable"}), json!({}));
+    management.write().ended(65);
+    let [_, reason, time] = management.stored("ExternalCAsReady");
+    assert_eq!((&*reason, &time), ("InvalidCertificate", &changed));
+}
+
+/// A running `capi check --watch`.
+struct Watcher(Child);
+
+impl Watcher {
+    fn start(management: &Management) -> Self {
+        let mut command = management.as_account(&["--write", "--watch"]);
+        Watcher(command.stderr(Stdio::piped()).spawn().unwrap())
+    }
+
+    /// Ends the process as systemd does, and returns its log.
+    fn end(self) -> String {
+        let id = i32::try_from(self.0.id()).unwrap();
+        kill(Pid::from_raw(id), Signal::SIGTERM).unwrap();
+        let output = self.0.wait_with_output().unwrap();
+        let log = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(0), "{log}");
+        log
+    }
+}
+
+#[track_caller]
+fn eventually(what: &str, seconds: u64, done: impl Fn() -> bool) {
+    let begin = Instant::now();
+    while !done() {
+        assert!(begin.elapsed() < Duration::from_secs(seconds), "{what}");
+        sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn follows_changes_with_the_printed_rights() {
+    let management = Management::with_cluster();
+    let rights = management.command("check", &["--write", "--watch", "--rights"]);
+    management.grant(rights, ACCOUNT);
+    let admin = management.cluster.admin();
+    let exists = || admin.get(&management.pki_path()).0 == 200;
+    let is = |status: &str| {
+        let object = management.pki();
+        object["status"]["conditions"][0]["status"] == status
+    };
+    let watcher = Watcher::start(&management);
+    eventually("the first conditions", 30, || exists() && is("True"));
+    // The interval is ten minutes: only the watches cause a check.
+    for _ in 0..2 {
+        management.remove("etcd");
+        eventually("the missing Secret in the status", 15, || is("False"));
+        management.apply(&[]).done();
+        eventually("the new Secret in the status", 15, || is("True"));
+    }
+    let log = watcher.end();
+    assert!(
+        log.contains("ExternalCAsReady is False (MissingSecret)"),
+        "{log}"
+    );
+    assert!(!log.contains("cannot be watched"), "{log}");
+}
+
+#[test]
+fn needs_each_of_the_printed_rights() {
+    let management = Management::with_cluster();
+    let rights = management.command("check", &["--write", "--rights"]);
+    let objects = management.grant(rights, ACCOUNT);
+    let role = objects
+        .iter()
+        .find(|object| object["kind"] == "Role")
+        .unwrap();
+    let rules = role["rules"].as_array().unwrap();
+    assert!(
+        rules
+            .iter()
+            .all(|rule| rule["verbs"].as_array().unwrap().len() == 1)
+    );
+    let path = format!("{RBAC}/namespaces/{}/roles/{ACCOUNT}", management.namespace);
+    let admin = management.cluster.admin();
+    let run = || Ran::of(&mut management.as_account(&["--write"]));
+    // The API server reads a Role some time after it was written.
+    let ends = |code: i32| eventually("the changed Role", 20, || run().code == Some(code));
+    ends(0);
+    for left_out in 0..rules.len() {
+        let mut less = role.clone();
+        less["rules"].as_array_mut().unwrap().remove(left_out);
+        assert_eq!(admin.put(&path, &less).0, 200);
+        // Each right is used only by a run that creates the object.
+        let run = || {
+            let (status, _) = admin.send(nodepki::http::Call::new(
+                nodepki::http::Method::DELETE,
+                management.pki_path(),
+            ));
+            assert!(matches!(status, 200 | 404));
+            run().code == Some(77)
+        };
+        eventually(&format!("a run without {}", rules[left_out]), 20, run);
+    }
+    // Other Secrets of the namespace cannot be read.
+    let secret = &rules[0];
+    assert_eq!(secret["resources"], json!(["secrets"]));
+    assert_eq!(secret["resourceNames"].as_array().unwrap().len(), 5);
+}
+
+#[test]
+fn names_command_that_prints_the_missing_definition() {
+    let management = Management::new();
+    management
+        .write()
+        .ended(78)
+        .says("nodepki capi check prod --crd | kubectl apply -f -");
+    management.check(&["--write", "--watch"]).ended(78);
+}
+
+#[test]
+fn waits_for_the_cluster_object() {
+    let management = Management::in_cluster(cluster());
+    management.apply(&[]).done();
+    management
+        .write()
+        .ended(75)
+        .says("the Cluster prod")
+        .says("does not exist");
+    assert_eq!(
+        management.cluster.admin().get(&management.pki_path()).0,
+        404
+    );
+    let rights = management.command("check", &["--write", "--watch", "--rights"]);
+    management.grant(rights, ACCOUNT);
+    let watcher = Watcher::start(&management);
+    sleep(SECOND);
+    management.create_cluster();
+    let admin = management.cluster.admin();
+    eventually("the object", 30, || {
+        admin.get(&management.pki_path()).0 == 200
+    });
+    watcher.end();
+}
+
+#[test]
+fn concurrent_runs_store_the_same_conditions() {
+    let management = Management::with_cluster();
+    let start = || {
+        let mut command = management.command("check", &["--write", "--kubeconfig"]);
+        command.arg(management.kubeconfig()).stdout(Stdio::null());
+        command.spawn().unwrap()
+    };
+    let runs: Vec<Child> = (0..6).map(|_| start()).collect();
+    for mut run in runs {
+        assert_eq!(run.wait().unwrap().code(), Some(0));
+    }
+    let object = management.pki();
+    assert_eq!(object["status"]["conditions"].as_array().unwrap().len(), 2);
+    management.write().done();
+    assert_eq!(management.pki(), object);
+}
+
+#[test]
+fn object_is_deleted_with_its_cluster() {
+    let management = Management::with_cluster();
+    management.write().done();
+    let _collector = management.cluster.start_garbage_collector();
+    let admin = management.cluster.admin();
+    admin.delete(&format!("{}/prod", management.clusters()));
+    eventually("the deletion", 120, || {
+        admin.get(&management.pki_path()).0 == 404
+    });
+    management.write().ended(75);
+    assert_eq!(admin.get(&management.pki_path()).0, 404);
+}
