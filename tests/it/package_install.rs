@@ -20,11 +20,16 @@ const COMMENTED_CONFIG: &str =
     "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n# By hand.\n";
 /// The line that the next revision adds to the default configuration.
 const ADDED_LINE: &str = "# More of the next revision.\n";
-const UNITS: [&str; 6] = [
+const UNITS: [&str; 11] = [
     "nodepki-bootstrap.service",
     "nodepki-renew.service",
     "nodepki-crl.service",
     "nodepki-crl.timer",
+    "nodepki-capi-check@.service",
+    "nodepki-capi-secrets@.service",
+    "nodepki-capi-secrets@.timer",
+    "nodepki-capi-sync@.service",
+    "nodepki-capi-sync@.timer",
     "nodepki-renew.timer",
     "nodepki.service",
 ];
@@ -123,7 +128,7 @@ impl Root {
 
     fn put_in_use(&self) {
         self.run(
-            "chroot \"$root\" systemctl enable nodepki-bootstrap.service nodepki-renew.timer 2>&1",
+            "chroot \"$root\" systemctl enable nodepki-bootstrap.service nodepki-renew.timer nodepki-capi-check@prod.service 2>&1",
         );
         assert!(self.has("etc/systemd/system/multi-user.target.wants/nodepki-bootstrap.service"));
         for file in KEPT_FILES {
@@ -246,7 +251,7 @@ fn installs_and_removes_deb_without_touching_other_files() {
         root.read("etc/nodepki/config.yaml.dpkg-dist")
             .ends_with(ADDED_LINE)
     );
-    assert_eq!(root.links().len(), 2, "{:?}", root.links());
+    assert_eq!(root.links().len(), 3, "{:?}", root.links());
     let version = root.run("chroot \"$root\" dpkg-query -W -f '${Version}' nodepki");
     assert!(version.ends_with("-2"), "{version}");
     root.assert_installed();
@@ -299,7 +304,7 @@ fn installs_and_removes_rpm_without_touching_other_files() {
         root.read("etc/nodepki/config.yaml.rpmnew")
             .ends_with(ADDED_LINE)
     );
-    assert_eq!(root.links().len(), 2, "{:?}", root.links());
+    assert_eq!(root.links().len(), 3, "{:?}", root.links());
     assert_eq!(root.rpm("--query nodepki --queryformat '%{RELEASE}'"), "2");
     root.assert_installed();
 

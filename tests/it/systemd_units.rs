@@ -20,11 +20,29 @@ const SERVICES: [&str; 4] = [
     "nodepki.service",
 ];
 const TIMERS: [&str; 2] = ["nodepki-crl.timer", "nodepki-renew.timer"];
+/// Templates, whose instances have the names of clusters.
+const CLUSTER_SERVICES: [&str; 3] = [
+    "nodepki-capi-check@.service",
+    "nodepki-capi-secrets@.service",
+    "nodepki-capi-sync@.service",
+];
+const CLUSTER_TIMERS: [&str; 2] = ["nodepki-capi-secrets@.timer", "nodepki-capi-sync@.timer"];
 /// Upper limit of the exposure level, in tenths of the value that systemd-analyze prints.
 const EXPOSURE_THRESHOLD: &str = "--threshold=25";
 
 fn unit(name: &str) -> String {
     fs::read_to_string(format!("{UNITS}/{name}")).unwrap()
+}
+
+/// Returns the name of an instance of a template, and that of any other unit.
+fn instance(name: &str) -> String {
+    name.replace('@', "@prod.eu-1")
+}
+
+/// Returns the names of all units.
+fn units() -> impl Iterator<Item = &'static str> {
+    let of_node = SERVICES.into_iter().chain(TIMERS);
+    of_node.chain(CLUSTER_SERVICES).chain(CLUSTER_TIMERS)
 }
 
 /// Returns every value of a key, in order.
@@ -43,7 +61,7 @@ impl Machine {
         let dir = tempfile::tempdir().unwrap();
         // A process in the chroot runs as root, but systemd-analyze requires files that every user can read.
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        for name in SERVICES.into_iter().chain(TIMERS) {
+        for name in units() {
             fs::write(dir.path().join(name), unit(name)).unwrap();
         }
         Machine(dir)
@@ -88,8 +106,8 @@ fn assert_passes(output: &Output) {
 #[test]
 fn units_pass_systemd_analyze_without_warnings() {
     let machine = Machine::new();
-    for name in SERVICES.into_iter().chain(TIMERS) {
-        let output = machine.verify(name);
+    for name in units() {
+        let output = machine.verify(&instance(name));
         assert_passes(&output);
         assert_eq!(text(&output).trim(), "", "{name}");
     }
@@ -114,8 +132,8 @@ fn drop_ins_pass_systemd_analyze_without_warnings() {
         count += 1;
     }
     assert!(count >= 3);
-    for name in SERVICES {
-        let output = machine.verify(name);
+    for name in SERVICES.into_iter().chain(CLUSTER_SERVICES) {
+        let output = machine.verify(&instance(name));
         assert_passes(&output);
         assert_eq!(text(&output).trim(), "", "{name}");
     }
@@ -124,8 +142,8 @@ fn drop_ins_pass_systemd_analyze_without_warnings() {
 #[test]
 fn units_are_within_the_exposure_limit() {
     let machine = Machine::new();
-    for name in SERVICES {
-        let output = machine.security(name);
+    for name in SERVICES.into_iter().chain(CLUSTER_SERVICES) {
+        let output = machine.security(&instance(name));
         assert_passes(&output);
         let told = text(&output);
         let overall = told.lines().find(|line| line.contains("Overall exposure"));
@@ -157,6 +175,37 @@ fn all_services_have_the_same_restrictions() {
 }
 
 #[test]
+fn units_of_clusters_have_no_other_restrictions_or_fewer() {
+    /// What only files of a node require.
+    const OF_NODES: [&str; 5] = [
+        "ReadWritePaths=",
+        "StateDirectory",
+        "CapabilityBoundingSet=",
+        "SystemCallFilter=@chown",
+        "SystemCallFilter=landlock",
+    ];
+    let lines = |text: &str| -> Vec<String> {
+        let lines = text.lines().filter(|line| {
+            let is_of_node = OF_NODES.iter().any(|begin| line.starts_with(begin));
+            !is_of_node && !line.starts_with('#') && !line.is_empty()
+        });
+        lines.map(str::to_owned).collect()
+    };
+    let common = lines(&restrictions(SERVICES[0]));
+    assert!(common.len() > 25);
+    for name in CLUSTER_SERVICES {
+        let unit = unit(name);
+        let begin = unit.find("ProtectSystem=").unwrap();
+        let rest = unit[begin..].split("\n[Install]").next().unwrap();
+        assert_eq!(lines(rest), common, "{name}");
+        let capabilities = values(&unit, "CapabilityBoundingSet");
+        let writes = name.contains("secrets");
+        assert_eq!(capabilities == [""], !writes, "{name}");
+        assert_eq!(values(&unit, "StateDirectory").len(), usize::from(writes));
+    }
+}
+
+#[test]
 fn units_do_not_retry_lasting_failures() {
     let lasting = [
         ExitCode::Usage,
@@ -165,14 +214,23 @@ fn units_do_not_retry_lasting_failures() {
         ExitCode::Configuration,
     ];
     let lasting = lasting.map(|code| (code as u8).to_string()).join(" ");
-    for name in ["nodepki-bootstrap.service", "nodepki.service"] {
+    for name in [
+        "nodepki-bootstrap.service",
+        "nodepki.service",
+        "nodepki-capi-check@.service",
+    ] {
         let unit = unit(name);
         assert_eq!(values(&unit, "RestartPreventExitStatus"), [&lasting]);
         assert_eq!(values(&unit, "Restart"), ["on-failure"]);
         assert_eq!(values(&unit, "StartLimitIntervalSec"), ["0"]);
     }
     // Their timers retry.
-    for name in ["nodepki-crl.service", "nodepki-renew.service"] {
+    for name in [
+        "nodepki-crl.service",
+        "nodepki-renew.service",
+        "nodepki-capi-secrets@.service",
+        "nodepki-capi-sync@.service",
+    ] {
         assert!(values(&unit(name), "Restart").is_empty());
     }
 }
@@ -205,10 +263,12 @@ fn bootstrap_unit_waits_for_the_files_of_the_settings() {
 
 #[test]
 fn units_run_existing_commands() {
-    for name in SERVICES {
-        let unit = unit(name);
+    for name in SERVICES.into_iter().chain(CLUSTER_SERVICES) {
+        let unit = unit(name).replace("%i", "prod");
         for key in ["ExecStart", "ExecCondition"] {
             for command in values(&unit, key) {
+                // Variables of the file of the cluster.
+                let command = command.split(" $").next().unwrap();
                 let mut words = command.split(' ');
                 assert_eq!(words.next(), Some("/usr/bin/nodepki"), "{command}");
                 Ran::of(Command::new(NODEPKI).args(words).arg("--help")).done();
