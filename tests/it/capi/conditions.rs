@@ -1,5 +1,7 @@
 //! `capi check --write`: the conditions in the status of a ControlPlanePKI, in an API server with Cluster API's definitions.
 
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::thread::sleep;
@@ -10,9 +12,11 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use super::{Management, RBAC};
+use crate::cloud_init::parsed;
 use crate::node::Ran;
 use crate::servers::bin;
 use crate::servers::kubernetes::{Kubernetes, kubernetes_with_cluster_api};
+use crate::signing::write_secret;
 
 const ACCOUNT: &str = "nodepki-capi-check-prod";
 /// Precision of `lastTransitionTime`.
@@ -23,14 +27,7 @@ fn cluster() -> &'static Kubernetes {
     static SHARED: OnceLock<&Kubernetes> = OnceLock::new();
     SHARED.get_or_init(|| {
         let cluster = kubernetes_with_cluster_api("status");
-        let management = Management::in_cluster(cluster);
-        let definition = Ran::of(&mut management.command("check", &["--crd"]));
-        let file = management.node.outside("crd.yaml");
-        std::fs::write(&file, &definition.done().stdout).unwrap();
-        let file = file.to_str().unwrap();
-        management.kubectl(&["apply", "--server-side", "-f", file]);
-        let name = "crd/controlplanepkis.nodepki.io";
-        management.kubectl(&["wait", "--for=condition=Established", "--timeout=60s", name]);
+        Management::in_cluster(cluster).define_control_plane_pki();
         cluster
     })
 }
@@ -42,6 +39,17 @@ impl Management {
         management.apply(&[]).done();
         management.create_cluster();
         management
+    }
+
+    /// Creates the definition that `--crd` prints.
+    pub(super) fn define_control_plane_pki(&self) {
+        let definition = Ran::of(&mut self.command("check", &["--crd"]));
+        let file = self.node.outside("crd.yaml");
+        fs::write(&file, &definition.done().stdout).unwrap();
+        let file = file.to_str().unwrap();
+        self.kubectl(&["apply", "--server-side", "-f", file]);
+        let name = "crd/controlplanepkis.nodepki.io";
+        self.kubectl(&["wait", "--for=condition=Established", "--timeout=60s", name]);
     }
 
     fn create_cluster(&self) {
@@ -60,7 +68,7 @@ impl Management {
         format!("/apis/nodepki.io/v1alpha1/namespaces/{namespace}/controlplanepkis/prod")
     }
 
-    fn pki(&self) -> Value {
+    pub(super) fn pki(&self) -> Value {
         let (status, object) = self.cluster.admin().get(&self.pki_path());
         assert_eq!(status, 200, "{object}");
         object
@@ -75,7 +83,7 @@ impl Management {
             .map(|name| found[name].as_str().unwrap().to_owned())
     }
 
-    fn write(&self) -> Ran {
+    pub(super) fn write(&self) -> Ran {
         self.check(&["--write"])
     }
 
@@ -235,7 +243,7 @@ fn needs_each_of_the_printed_rights() {
     // The API server reads a Role some time after it was written.
     let ends = |code: i32| eventually("the changed Role", 20, || run().code == Some(code));
     ends(0);
-    for left_out in 0..rules.len() {
+    for (left_out, rule) in rules.iter().enumerate() {
         let mut less = role.clone();
         less["rules"].as_array_mut().unwrap().remove(left_out);
         assert_eq!(admin.put(&path, &less).0, 200);
@@ -248,7 +256,7 @@ fn needs_each_of_the_printed_rights() {
             assert!(matches!(status, 200 | 404));
             run().code == Some(77)
         };
-        eventually(&format!("a run without {}", rules[left_out]), 20, run);
+        eventually(&format!("a run without {rule}"), 20, run);
     }
     // Other Secrets of the namespace cannot be read.
     let secret = &rules[0];
@@ -321,4 +329,81 @@ fn object_is_deleted_with_its_cluster() {
     });
     management.write().ended(75);
     assert_eq!(admin.get(&management.pki_path()).0, 404);
+}
+
+/// Returns the ConfigMap and the Deployment of the page.
+fn example_of_deployment() -> [Value; 2] {
+    let page = include_str!("../../../docs/cluster-api.md");
+    let mut blocks = page.split("```yaml\n");
+    let block = blocks
+        .find(|block| block.contains("kind: Deployment"))
+        .unwrap();
+    let objects = parsed(block.split("```").next().unwrap());
+    objects.try_into().unwrap()
+}
+
+/// The kubelet writes the files of a pod through links, and the token for the user of the pod alone.
+#[test]
+fn example_of_deployment_works_with_the_token_of_a_pod() {
+    let management = Management::with_cluster();
+    let admin = management.cluster.admin();
+    let [config_map, deployment] = example_of_deployment();
+    let path = |path: &str| format!("{path}?dryRun=All&fieldValidation=Strict");
+    admin.create(&path("/api/v1/namespaces/default/configmaps"), &config_map);
+    admin.create(
+        &path("/apis/apps/v1/namespaces/default/deployments"),
+        &deployment,
+    );
+
+    let account = &deployment["spec"]["template"]["spec"]["serviceAccountName"];
+    assert_eq!(account, ACCOUNT);
+    let rights = management.command("check", &["--write", "--rights"]);
+    management.grant(rights, ACCOUNT);
+    let namespace = &management.namespace;
+    let request =
+        json!({"kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1", "spec": {}});
+    let accounts = format!("/api/v1/namespaces/{namespace}/serviceaccounts");
+    let made = admin.create(&format!("{accounts}/{ACCOUNT}/token"), &request);
+    let mount = management.node.outside("serviceaccount");
+    let content = mount.join("..2026_11_23");
+    fs::create_dir_all(&content).unwrap();
+    write_secret(
+        content.join("token"),
+        made["status"]["token"].as_str().unwrap(),
+    );
+    fs::copy(management.cluster.ca_file(), content.join("ca.crt")).unwrap();
+    symlink("..2026_11_23", mount.join("..data")).unwrap();
+    for name in ["token", "ca.crt"] {
+        symlink(format!("..data/{name}"), mount.join(name)).unwrap();
+    }
+    fs::set_permissions(&mount, fs::Permissions::from_mode(0o1777)).unwrap();
+    let kubeconfig = config_map["data"]["kubeconfig"].as_str().unwrap();
+    let kubeconfig = kubeconfig
+        .replace("https://kubernetes.default.svc", &management.cluster.url())
+        .replace(
+            "/var/run/secrets/kubernetes.io/serviceaccount",
+            mount.to_str().unwrap(),
+        );
+    let file = management.node.outside("kubeconfig");
+    fs::write(&file, kubeconfig).unwrap();
+
+    let container = &deployment["spec"]["template"]["spec"]["containers"][0];
+    let arguments = container["args"].as_array().unwrap().iter();
+    let arguments = arguments.map(|argument| match argument.as_str().unwrap() {
+        "/etc/nodepki-capi/kubeconfig" => file.to_str().unwrap(),
+        "default" => namespace,
+        other => other,
+    });
+    let arguments: Vec<&str> = arguments
+        .filter(|argument| *argument != "--watch")
+        .collect();
+    let run = || Ran::of(&mut management.node.command(&arguments));
+    eventually("the rights of the ServiceAccount", 20, || {
+        run().code == Some(0)
+    });
+    assert_eq!(management.stored("ExternalCAsReady")[0], "True");
+    fs::set_permissions(content.join("token"), fs::Permissions::from_mode(0o644)).unwrap();
+    run()
+        .ended(65)
+        .says("lets other users read or change the secret");
 }

@@ -74,6 +74,11 @@ fn keeps_machine_that_was_renewed_in_place() {
     sync(&plane, &name).ended(69).row_says(&name, "unreachable");
     assert_eq!(annotation(&plane.machines()[0]), new);
 
+    // They know nothing of the object with the conditions, whose owner is their Cluster.
+    plane.management.define_control_plane_pki();
+    plane.management.write().done();
+    let stored = plane.management.pki();
+
     // The controllers keep the machine, and replace it if nothing reports the renewal.
     plane.machine_mut(&name).present_own();
     plane.edit(|object| {
@@ -82,6 +87,8 @@ fn keeps_machine_that_was_renewed_in_place() {
     std::thread::sleep(TWO_PERIODS);
     assert_eq!(plane.machines().len(), 1);
     assert_eq!(plane.condition("RollingOut"), "False");
+    plane.management.write().done();
+    assert_eq!(plane.management.pki(), stored);
     plane.edit_machine(&name, |machine| {
         let annotations = machine["metadata"]["annotations"].as_object_mut().unwrap();
         annotations.remove(ANNOTATION).unwrap();
