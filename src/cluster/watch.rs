@@ -6,7 +6,7 @@
 //! one connection: while nothing changes, only the API server's bookmark of each minute wakes the process.
 
 use std::convert::Infallible;
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -155,6 +155,16 @@ enum Ended {
     Expired,
 }
 
+impl fmt::Display for Watch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.resource.plural)?;
+        match &self.field_selector {
+            Some(selector) => write!(f, " with {selector}"),
+            None => Ok(()),
+        }
+    }
+}
+
 impl Watch {
     /// Returns the watch of one object. RBAC permits it with `resourceNames`.
     pub fn of_object(resource: &'static Resource, namespace: Option<&str>, name: &str) -> Self {
@@ -280,12 +290,11 @@ impl Failures {
         let wait = delay(self.0, requested(error.as_ref()), random_fraction());
         self.0 += 1;
         if let Some(error) = error {
-            let what = watch.resource.plural;
             match self.0 {
                 // An API server that restarts is usual.
-                1 | 2 => tracing::debug!("the watch of {what} ended: {error}"),
-                3 => tracing::warn!("{what} cannot be watched: {error}; retrying"),
-                _ => tracing::debug!("{what} cannot be watched: {error}; retrying in {wait:.0?}"),
+                1 | 2 => tracing::debug!("the watch of {watch} ended: {error}"),
+                3 => tracing::warn!("{watch} cannot be watched: {error}; retrying"),
+                _ => tracing::debug!("{watch} cannot be watched: {error}; retrying in {wait:.0?}"),
             }
         }
         sleep(wait).await;

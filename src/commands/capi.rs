@@ -3,8 +3,9 @@
 //!
 //! [`issue`] has the certificates signed, [`secrets`] defines the Secrets, [`apply`] writes them to the management
 //! cluster, [`check`] and [`conditions`] judge them, [`status`] stores the conditions, and [`follow`] does so for every
-//! change. [`etcd_clients`] is the CA of the controllers' etcd clients. [`migrate`] removes the CA keys from the Secrets
-//! and restores them. [`sync`] is independent of the others. [`rights`] prints the rights that a command needs.
+//! change. [`workload`] compares the CAs with those of the workload cluster. [`etcd_clients`] is the CA of the controllers'
+//! etcd clients. [`migrate`] removes the CA keys from the Secrets and restores them. [`sync`] is independent of the others.
+//! [`rights`] prints the rights that a command needs.
 
 mod apply;
 mod check;
@@ -17,6 +18,7 @@ mod rights;
 mod secrets;
 mod status;
 mod sync;
+mod workload;
 
 use std::io::{IsTerminal, stdout};
 

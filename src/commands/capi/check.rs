@@ -1,7 +1,7 @@
 //! `capi check`: reads the Secrets of a workload cluster, from a management cluster or from a manifest, judges them, and
 //! prints or stores the conditions.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::stdin;
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use super::conditions::{self, Findings, SecretState};
 use super::follow::{self, Interval};
 use super::secrets::{ClusterTarget, Format, Object, Purpose};
 use super::status::{self, StatusChange};
-use super::{TargetArgs, apply, rights};
+use super::{TargetArgs, apply, rights, workload};
 use crate::agent::{ExitCode, Failure, load};
 use crate::cluster::api::Api;
 use crate::commands::options::GlobalOptions;
@@ -31,6 +31,9 @@ pub(in crate::commands) struct CheckArgs {
     target: TargetArgs,
     #[command(flatten)]
     source: SecretSource,
+    /// Note differences from the CAs that the workload cluster trusts, read with CLUSTER-kubeconfig
+    #[arg(long, conflicts_with_all = ["from_file", "crd"])]
+    workload: bool,
     /// Store the conditions in the status of the ControlPlanePKI of the same name
     #[arg(long, conflicts_with_all = ["from_file", "crd"])]
     write: bool,
@@ -70,12 +73,21 @@ pub(super) struct JudgedSecrets {
     pub(super) target: ClusterTarget,
     pub(super) format: Format,
     pub(super) external_etcd: bool,
+    /// Compare them with the workload cluster.
+    workload: bool,
 }
 
 impl JudgedSecrets {
+    /// Returns the Secrets to read.
+    fn purposes(&self) -> BTreeSet<Purpose> {
+        let access = self.workload.then_some(Purpose::Kubeconfig);
+        let judged = conditions::judged(self.format, self.external_etcd);
+        judged.chain(access).collect()
+    }
+
     /// Returns their names.
     pub(super) fn names(&self) -> Vec<String> {
-        let purposes = conditions::judged(self.format, self.external_etcd);
+        let purposes = self.purposes().into_iter();
         purposes.map(|purpose| self.target.name(purpose)).collect()
     }
 
@@ -84,9 +96,12 @@ impl JudgedSecrets {
     /// # Errors
     /// Errors of the API server, except for a Secret that does not exist.
     async fn check(&self, api: &Api, now: OffsetDateTime) -> Result<Findings, Failure> {
-        let purposes = conditions::judged(self.format, self.external_etcd);
-        let found = apply::read(api, &self.target, purposes).await?;
-        Ok(self.judge(&found, now))
+        let found = apply::read(api, &self.target, self.purposes().into_iter()).await?;
+        let mut findings = self.judge(&found, now);
+        if self.workload {
+            workload::compare(&self.target, &found, &mut findings).await;
+        }
+        Ok(findings)
     }
 
     /// As [`JudgedSecrets::check`], and stores the conditions.
@@ -114,6 +129,7 @@ impl CheckArgs {
             target: self.target.target()?,
             format: self.target.format,
             external_etcd: self.target.external_etcd,
+            workload: self.workload,
         };
         if self.source.crd {
             return print(&status::definition(&judged.target));
@@ -156,6 +172,9 @@ impl CheckArgs {
         }
         if judged.external_etcd {
             options.push_str(" --external-etcd");
+        }
+        if self.workload {
+            options.push_str(" --workload");
         }
         if self.write {
             rules.extend(status::rules(target, verbs));

@@ -91,6 +91,14 @@ impl Findings {
     pub(super) fn any(&self, state: SecretState) -> bool {
         self.evidence.iter().any(|evidence| evidence.state == state)
     }
+
+    /// Adds a note to the evidence of a Secret.
+    pub(super) fn note(&mut self, secret: &str, note: String) {
+        let mut evidence = self.evidence.iter_mut();
+        if let Some(evidence) = evidence.find(|evidence| evidence.secret == secret) {
+            evidence.notes.push(note);
+        }
+    }
 }
 
 /// Returns the Secrets on which the conditions are based. In the proposal's format, the administrator's certificate is

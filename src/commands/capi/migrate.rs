@@ -231,7 +231,7 @@ impl KeyEntry {
 ///
 /// # Errors
 /// The reason why there are none.
-fn certificates(object: &Object) -> Result<TrustBundle, String> {
+pub(super) fn certificates(object: &Object) -> Result<TrustBundle, String> {
     let pem = object.data("tls.crt").or_else(|| object.data("ca.crt"));
     let pem = pem.ok_or("it contains neither tls.crt nor ca.crt")?;
     TrustBundle::from_pem(&pem).map_err(|error| format!("its certificate is unusable: {error}"))

@@ -247,8 +247,12 @@ fn needs_each_of_the_printed_rights() {
     let watcher = Watcher::start(&management);
     sleep(5 * SECOND);
     let log = watcher.end();
-    for kind in ["secrets", "clusters"] {
-        assert!(log.contains(&format!("{kind} cannot be watched")), "{log}");
+    for object in [
+        "secrets with metadata.name=prod-ca",
+        "clusters with metadata.name=prod",
+    ] {
+        let message = format!("{object} cannot be watched");
+        assert!(log.contains(&message), "{log}");
     }
     for (left_out, rule) in rules.iter().enumerate() {
         let mut less = role.clone();
@@ -410,4 +414,79 @@ fn example_of_deployment_works_with_the_token_of_a_pod() {
     run()
         .ended(65)
         .says("lets other users read or change the secret");
+}
+
+/// Writes the `ca.crt` that kube-controller-manager publishes. It does not run here.
+fn publish(management: &Management, authority: &str) {
+    let admin = management.cluster.admin();
+    let path = "/api/v1/namespaces/kube-system/configmaps";
+    let object = json!({"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": "kube-root-ca.crt"},
+        "data": {"ca.crt": authority}});
+    match admin.put(&format!("{path}/kube-root-ca.crt"), &object) {
+        (200 | 201, _) => {}
+        (404, _) => drop(admin.create(path, &object)),
+        (status, body) => panic!("{status} {body}"),
+    }
+}
+
+#[test]
+fn notes_differences_from_the_workload_cluster() {
+    let cluster = cluster();
+    let management = Management::in_cluster(cluster);
+    // The management cluster is also the workload cluster.
+    let endpoint = cluster.url();
+    let endpoint = endpoint.strip_prefix("https://").unwrap();
+    let ca = management.node.ca();
+    for extension in ["crt", "key"] {
+        let own = cluster.ca_file().with_extension(extension);
+        fs::copy(own, ca.join("ca").with_extension(extension)).unwrap();
+    }
+    let apply = |more: &[&str]| {
+        let mut command =
+            management.command("secrets", &["--clock-wait", "0s", "--endpoint", endpoint]);
+        let signer = format!("local:{}", ca.display());
+        command.args(["--signer", &signer, "--apply", "--kubeconfig"]);
+        Ran::of(command.arg(management.kubeconfig()).args(more));
+    };
+    apply(&[]);
+    let check = |more: &[&str]| {
+        let ran = management.check(&[&["--workload"], more].concat());
+        ran.done();
+        ran
+    };
+    // The rights of the administrator's group are not furnished here.
+    management
+        .check(&["--workload"])
+        .done()
+        .says("it was not compared")
+        .says("cannot get resource");
+    let binding = json!({"kind": "ClusterRoleBinding", "apiVersion": "rbac.authorization.k8s.io/v1",
+        "metadata": {"name": format!("cluster-admins-{}", management.namespace)},
+        "subjects": [{"kind": "Group", "name": "kubeadm:cluster-admins", "apiGroup": "rbac.authorization.k8s.io"}],
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"}});
+    cluster
+        .admin()
+        .create(&format!("{RBAC}/clusterrolebindings"), &binding);
+
+    let old = fs::read_to_string(cluster.ca_file()).unwrap();
+    let new = management.authority(nodepki::kube::names::Authority::EtcdCa);
+    publish(&management, &old);
+    eventually("the comparison", 20, || {
+        !check(&[]).said().contains("it was not compared")
+    });
+    check(&[]).says_not("it lacks").says_not("it contains");
+    // Staged on the nodes.
+    publish(&management, &format!("{old}{new}"));
+    check(&[]).says("prod-ca").says("it lacks CN=");
+    publish(&management, &new);
+    check(&[])
+        .says("it lacks CN=")
+        .says("which is not in ca.crt of kube-controller-manager");
+    // The kubeconfig cannot name files of this machine.
+    management.remove("kubeconfig");
+    management.make("kubeconfig", json!({"value": "apiVersion: v1\nkind: Config\ncurrent-context: a\ncontexts: [{name: a, context: {cluster: a, user: a}}]\nclusters: [{name: a, cluster: {server: 'https://127.0.0.1:1', certificate-authority: /etc/hostname}}]\nusers: [{name: a, user: {tokenFile: /etc/shadow}}]\n"}), json!({}));
+    management
+        .check(&["--workload"])
+        .ended(65)
+        .says("must contain its certificates and keys");
 }
