@@ -87,11 +87,12 @@ async fn check_repeatedly(
     changed: &Notify,
 ) -> Failure {
     let mut failures = 0;
+    let mut reported = None;
     let mut is_stored = false;
     loop {
         let wait = match judged.store(api, clock()).await {
             Ok((findings, change)) => {
-                if failures > 0 {
+                if reported.take().is_some() {
                     tracing::info!("the conditions can be stored again");
                 }
                 if change == StatusChange::Written || !is_stored {
@@ -104,9 +105,12 @@ async fn check_repeatedly(
             Err(failure) if !is_stored && is_lasting(failure.code) => return failure,
             Err(failure) => {
                 let wait = watch::delay(failures, None, random_fraction());
-                match failures {
-                    0 => tracing::warn!("{failure}; trying again"),
-                    _ => tracing::debug!("{failure}; trying again in {wait:.0?}"),
+                let text = failure.to_string();
+                if reported.as_ref() == Some(&text) {
+                    tracing::debug!("{text}; trying again in {wait:.0?}");
+                } else {
+                    tracing::warn!("{text}; trying again");
+                    reported = Some(text);
                 }
                 failures += 1;
                 wait
