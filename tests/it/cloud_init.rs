@@ -3,6 +3,7 @@
 //! the KubeadmControlPlanes.
 
 mod cluster_api;
+mod ignition;
 pub(crate) mod machine;
 mod running;
 mod secrets;

@@ -15,9 +15,9 @@ use crate::capi::Management;
 use crate::servers::bin;
 use crate::servers::kubernetes::{Person, kubernetes};
 
-const ENDPOINT: &str = "api.prod.example.com:6443";
+pub(super) const ENDPOINT: &str = "api.prod.example.com:6443";
 /// The file by which Cluster API recognizes the machine's success.
-const SENTINEL: &str = "run.last/cluster-api/bootstrap-success.complete";
+pub(super) const SENTINEL: &str = "run.last/cluster-api/bootstrap-success.complete";
 
 /// Defines KubeadmControlPlane at the API server, with the field of the proposal.
 fn definition() {
@@ -50,7 +50,7 @@ fn create_strictly(admin: &Person, path: &str, object: &Value) {
 }
 
 /// Returns a management cluster with the objects of an example in it.
-fn plane(name: &str, secrets: &[&str]) -> Management {
+pub(super) fn plane(name: &str, secrets: &[&str]) -> Management {
     definition();
     let management = Management::new();
     management.apply(secrets).done();

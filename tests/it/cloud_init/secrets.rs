@@ -8,7 +8,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use super::{EXAMPLES, example, signers};
 
 /// Returns the kinds of credential that the text contains.
-fn credentials(text: &str) -> Vec<&'static str> {
+pub(super) fn credentials(text: &str) -> Vec<&'static str> {
     let mut found: Vec<_> = text.lines().filter_map(credential).collect();
     found.sort_unstable();
     found.dedup();
@@ -70,10 +70,13 @@ fn every_file() -> Vec<String> {
         .iter()
         .map(|name| format!("signers/{name}.yaml"))
         .collect();
-    for entry in fs::read_dir(EXAMPLES).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_file() {
-            names.push(path.file_name().unwrap().to_str().unwrap().to_owned());
+    for folder in ["", "ignition/"] {
+        for entry in fs::read_dir(format!("{EXAMPLES}/{folder}")).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_file() {
+                let name = path.file_name().unwrap().to_str().unwrap();
+                names.push(format!("{folder}{name}"));
+            }
         }
     }
     names.sort();
@@ -95,7 +98,11 @@ fn contains_no_private_key_and_no_long_lived_credential() {
     assert_eq!(
         found,
         [
-            ("signers/certManager.yaml", &["bootstrap token"][..]),
+            (
+                "ignition/join.bu",
+                &["bootstrap token", "key of kubeadm-certs"][..]
+            ),
+            ("signers/certManager.yaml", &["bootstrap token"]),
             ("signers/kubernetes.yaml", &["bootstrap token"]),
             ("signers/stepCA.yaml", &["JSON Web Token"]),
             ("signers/vault.yaml", &["token of Vault"]),
