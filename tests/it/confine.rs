@@ -15,7 +15,7 @@ use tempfile::TempDir;
 
 use crate::log::logged;
 use crate::node::{INIT, NODEPKI, Node, Ran, SIGNER};
-use crate::signing::write_authorities;
+use crate::signing::{run_program, write_authorities};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -167,7 +167,10 @@ impl Machine {
             "etc/nodepki/config.yaml",
             b"apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\nsigners: {here: {local: {directory: /srv/ca}}}\nmetrics: {textfile: /srv/late/nodepki.prom}\n",
         );
-        fs::copy(NODEPKI, machine.path("nodepki")).unwrap();
+        // With cp(1): a program that another test starts at this moment would inherit the open file of this process, and
+        // execve(2) refuses a file that is open for writing (ETXTBSY).
+        let copy = machine.path("nodepki");
+        run_program("cp", &[NODEPKI, copy.to_str().unwrap()], b"");
         machine
     }
 
