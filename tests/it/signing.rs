@@ -176,6 +176,8 @@ pub(crate) fn openssl(args: &[&str], input: &[u8]) -> Vec<u8> {
 pub(crate) fn run_program(program: &str, args: &[&str], input: &[u8]) -> Vec<u8> {
     let mut child = Command::new(program)
         .args(args)
+        // `openssl x509 -req` would read all CA certificates of this machine first.
+        .env("SSL_CERT_FILE", "/dev/null")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
