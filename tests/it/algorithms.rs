@@ -289,6 +289,7 @@ mod bench {
 
     #[test]
     fn control_plane_serves_with_every_pair() {
+        bin("kube-apiserver");
         for ca in KeyAlgorithm::ALL {
             let authorities = authorities_of(ca);
             for leaf in KeyAlgorithm::ALL {
@@ -314,6 +315,7 @@ mod bench {
 
     #[test]
     fn generation_and_handshakes_are_measured() {
+        bin("kube-apiserver");
         let authorities = authorities_of(KeyAlgorithm::EcdsaP256);
         let costs = KeyAlgorithm::ALL.map(|algorithm| cost(algorithm, authorities.path()));
         let reference = costs

@@ -95,6 +95,7 @@ fn kubeadm_accepts_shared_endpoint() {
 }
 
 fn assert_kubeadm_accepts(case: &str, authorities: &Authorities, servers: Servers) {
+    kubeadm::binary();
     let config = Case::load(case).config;
     let machine = bootstrapped(&config, &authorities.signer());
     assert_phases_succeed(&machine, &config, servers);
@@ -104,6 +105,7 @@ fn assert_kubeadm_accepts(case: &str, authorities: &Authorities, servers: Server
 /// also contains the previous root.
 #[test]
 fn kubeadm_accepts_intermediates_and_bundle() {
+    kubeadm::binary();
     let config = Case::load("init/v1beta4-alg-ECDSA-P256").config;
     let roots = Authorities::new("ECDSA-P256");
     let earlier = Authorities::new("ECDSA-P256");
@@ -388,6 +390,7 @@ fn generates_sound_keys_of_every_algorithm() {
 /// the lifetime then comes too late.
 #[test]
 fn starts_certificates_at_issue_time_and_not_with_their_ca() {
+    kubeadm::binary();
     let config = Case::load("init/v1beta4-alg-ECDSA-P256").config;
     let [theirs, authorities] = [(); 2].map(|()| tempfile::tempdir().unwrap());
     golden::copy_check_expiration_tree(authorities.path());

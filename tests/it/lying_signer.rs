@@ -28,6 +28,7 @@ use crate::certificate_template::{
     pem_of, sequence, validity,
 };
 use crate::node::{Node, Ran};
+use crate::servers::bin;
 
 const NOW: OffsetDateTime = datetime!(2026-06-01 12:00 UTC);
 
@@ -558,6 +559,7 @@ fn damaged() -> Vec<Case> {
 
 #[test]
 fn installs_nothing_that_go_refuses() {
+    bin("oracle");
     let mut cases = mutated();
     cases.extend(damaged());
     let (answers, expected): (Vec<_>, Vec<_>) = answers().into_iter().unzip();

@@ -788,6 +788,7 @@ fn prints_end_and_due_date_of_each_certificate() {
 
 #[test]
 fn writes_files_that_kubeadm_reads() {
+    kubeadm::binary();
     let node = node();
     backdate(&node, &EVERYTHING, DUE);
     std::thread::sleep(Duration::from_millis(1100));

@@ -194,6 +194,7 @@ fn recognises_joined_node_without_its_file() {
 
 #[test]
 fn reads_other_certificates_directory_from_record_and_compares_it_with_the_manifest() {
+    kubeadm::binary();
     let config = init(
         "v1beta4",
         "192.0.2.11",

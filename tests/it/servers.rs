@@ -30,7 +30,7 @@ use nix::unistd::Pid;
 ///
 /// # Panics
 /// If the program is missing: a test that needs a server never passes without it. `tests/run quick` recognizes such tests by
-/// the message.
+/// the message; a test that first works for a long time also calls this function at its start.
 pub(crate) fn bin(name: &str) -> PathBuf {
     let path = bin_dir().join(name);
     assert!(

@@ -80,6 +80,7 @@ impl StepCas {
     }
 
     fn start() -> Self {
+        bin("step-ca");
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         openssl(
