@@ -61,7 +61,7 @@ pub(crate) use files::read_argument;
 pub use files::{existing_sources, read_settings};
 use host::{host_facts, interfaces};
 pub use identity::{IdentityChange, NameSource, computed_name, name_sources};
-use known::KnownConfiguration;
+use known::{ConfigurationFiles, KnownConfiguration};
 use places::DefinedFiles;
 pub use places::KubeconfigFile;
 pub(crate) use places::{Location, argument, defined, shown, shown_defined};
@@ -125,7 +125,15 @@ pub struct Loaded {
 /// # Errors
 /// All faults of all files together.
 pub fn load(root: &NodeRoot, inputs: &LoadInputs, now: OffsetDateTime) -> Result<Loaded, Failure> {
-    let known = KnownConfiguration::read(root, inputs)?;
+    load_known(root, KnownConfiguration::read(root, inputs)?, inputs, now)
+}
+
+fn load_known(
+    root: &NodeRoot,
+    known: KnownConfiguration,
+    inputs: &LoadInputs,
+    now: OffsetDateTime,
+) -> Result<Loaded, Failure> {
     known.require_configuration(root)?;
     known.assemble(root, inputs, &IdentityChange::Show, now)
 }
@@ -141,8 +149,7 @@ pub fn load_with(
     now: OffsetDateTime,
 ) -> Result<Loaded, Failure> {
     let known = KnownConfiguration::with_settings(root, (settings, Faults::default()))?;
-    known.require_configuration(root)?;
-    known.assemble(root, inputs, &IdentityChange::Show, now)
+    load_known(root, known, inputs, now)
 }
 
 /// As [`load`], but fetches the data that a joining node lacks from its cluster. The cluster is only read.
@@ -251,6 +258,22 @@ pub struct Described {
     pub state: NodeState,
     /// Names of the configured signers.
     pub signers: BTreeMap<Authority, String>,
+    files: ConfigurationFiles,
+}
+
+impl Described {
+    /// As [`load`], from the configuration files that the description was read from.
+    ///
+    /// # Errors
+    /// As of [`load`].
+    pub fn load(
+        self,
+        root: &NodeRoot,
+        inputs: &LoadInputs,
+        now: OffsetDateTime,
+    ) -> Result<Loaded, Failure> {
+        load_known(root, KnownConfiguration::of(root, self.files)?, inputs, now)
+    }
 }
 
 /// Describes the node by its kubeadm configuration; an unreadable configuration is ignored. `certificates_dir` is the option
@@ -260,21 +283,15 @@ pub fn described(
     inputs: &LoadInputs,
     certificates_dir: Option<PathBuf>,
 ) -> Described {
-    let settings = read_settings(root, inputs).map(|(settings, _)| settings);
-    let settings = settings.unwrap_or_else(|_| Settings::default().with(inputs.stand_ins.clone()));
-    let sources = existing_sources(root, &settings).unwrap_or_default();
-    let mut documents = kubeadm::load(&sources);
-    if documents.cluster().is_none()
-        && let Ok(Some((name, text))) = join::kept_configuration(root)
-    {
-        documents = kubeadm::load_over((&name, &text), &sources);
-    }
+    let files = ConfigurationFiles::read(root, inputs);
+    let completed = files.completed_documents();
+    let documents = completed.as_ref().unwrap_or(&files.documents);
     let role = documents.role().or_else(|| {
         let content = root.read(join::HANDOVER).ok().flatten()?;
         let text = std::str::from_utf8(&content.bytes).ok()?;
         kubeadm::load(&[(join::HANDOVER, text)]).role()
     });
-    let state = state_of(root, &documents);
+    let state = state_of(&files.state, documents);
     let state = match certificates_dir {
         Some(dir) => {
             let kubelet_pki = state.layout().kubelet_pki().to_owned();
@@ -282,7 +299,7 @@ pub fn described(
         }
         None => state,
     };
-    let authorities = settings.authorities.iter();
+    let authorities = files.settings.authorities.iter();
     let signers = authorities
         .filter_map(|(authority, of)| Some((*authority, of.signer.as_ref()?.to_string())))
         .collect();
@@ -290,14 +307,14 @@ pub fn described(
         role,
         state,
         signers,
+        files,
     }
 }
 
-/// Returns the files of the node, at the paths in the documents.
-fn state_of(root: &NodeRoot, documents: &kubeadm::Documents) -> NodeState {
+/// Returns the same files of the node, at the paths in the documents.
+fn state_of(state: &NodeState, documents: &kubeadm::Documents) -> NodeState {
     let cluster = documents.cluster();
-    NodeState::of_node(
-        root,
+    state.with_directories(
         cluster.map(|cluster| cluster.certificates_dir.clone()),
         documents.kubelet_cert_dir().map(Path::to_owned),
     )

@@ -37,11 +37,12 @@ impl StatusArgs {
         };
         let described = load::described(&root, &inputs, self.cert_dir.clone());
         let role = described.role.map(NodeRole::from);
-        let mut status = status::collect(&described.state, role, now());
+        let (state, signers) = (described.state.clone(), described.signers.clone());
+        let mut status = status::collect(&state, role, now());
         // Without a usable configuration no key policy is known, and an empty node has no keys.
         if status.role != NodeRole::Empty
-            && let Ok(loaded) = load::load(&root, &inputs, now())
-            && let Ok(survey) = loaded.setup.survey_of(&described.state, now())
+            && let Ok(loaded) = described.load(&root, &inputs, now())
+            && let Ok(survey) = loaded.setup.survey_of(&state, now())
         {
             status.judge_keys(&survey.key_uses());
         }
@@ -59,7 +60,6 @@ impl StatusArgs {
                 }
             }
             (format, false) => {
-                let signers = described.signers;
                 let code = match root.machine_fault() {
                     Some(_) => ExitCode::Pending,
                     None => ExitCode::Done,

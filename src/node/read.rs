@@ -69,16 +69,16 @@ impl NodeState {
         }
     }
 
-    /// Returns the state of a node whose configuration names these directories, or none. The kubelet's directory is then
+    /// Returns the same files, for a configuration that names these directories, or none. The kubelet's directory is then
     /// the one that kubeadm wrote for the kubelet.
-    pub fn of_node(
-        root: &NodeRoot,
+    #[must_use]
+    pub fn with_directories(
+        &self,
         certificates_dir: Option<PathBuf>,
         kubelet_cert_dir: Option<PathBuf>,
     ) -> NodeState {
-        let state = NodeState::new(root, Layout::default());
-        let kubelet_cert_dir = kubelet_cert_dir.or_else(|| state.kubelet_cert_dir());
-        state.with_layout(Layout::new(certificates_dir, kubelet_cert_dir))
+        let kubelet_cert_dir = kubelet_cert_dir.or_else(|| self.kubelet_cert_dir());
+        self.with_layout(Layout::new(certificates_dir, kubelet_cert_dir))
     }
 
     /// Returns the same files, with other paths for the certificates.

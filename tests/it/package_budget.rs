@@ -50,6 +50,7 @@ fn measurements() -> BTreeMap<&'static str, f64> {
         ("rpm", size(&file(".rpm"))),
         ("version_calls", system_calls(&version)),
         ("status_calls", system_calls(&status)),
+        ("status_node_calls", status_node_calls()),
         ("version_cpu", version_cpu),
         ("status_cpu", status_cpu),
         ("status_resident", status_resident),
@@ -71,6 +72,14 @@ fn system_calls(arguments: &[&str]) -> f64 {
     );
     let log = fs::read_to_string(log).unwrap();
     log.lines().filter(|line| line.contains('(')).count() as f64
+}
+
+/// System calls of `status` on a control-plane node with all its certificates.
+fn status_node_calls() -> f64 {
+    let dir = TempDir::new().unwrap();
+    let root = dir.path().display().to_string();
+    said(Command::new(program()).args(["demo", &root]));
+    system_calls(&["--root", &root, "status"])
 }
 
 /// Mean milliseconds of CPU of a run, and the largest resident KiB.

@@ -48,23 +48,110 @@ pub(super) struct KnownConfiguration {
     unknown_cluster: Option<String>,
 }
 
+/// The configuration files of a node, each read once.
+pub(super) struct ConfigurationFiles {
+    pub(super) settings: Settings,
+    warnings: Faults,
+    /// The existing kubeadm files: `(file, text)`.
+    sources: Vec<(String, String)>,
+    /// The ClusterConfiguration that an earlier run kept: `(file, text)`.
+    kept: Option<(String, String)>,
+    /// The documents of `sources`.
+    pub(super) documents: kubeadm::Documents,
+    /// The files of the node, at the paths in the documents.
+    pub(super) state: NodeState,
+    /// Why the first of the files is unusable. The other fields then contain what is known without it.
+    fault: Option<Failure>,
+}
+
+impl ConfigurationFiles {
+    pub(super) fn read(root: &NodeRoot, inputs: &LoadInputs) -> ConfigurationFiles {
+        let settings = read_settings(root, inputs);
+        let default = || {
+            let settings = Settings::default().with(inputs.stand_ins.clone());
+            (settings, Faults::default())
+        };
+        Self::with_settings(root, settings, default)
+    }
+
+    /// As [`ConfigurationFiles::read`], with settings that were read before; `default` replaces unusable ones.
+    fn with_settings(
+        root: &NodeRoot,
+        settings: Result<(Settings, Faults), Failure>,
+        default: impl FnOnce() -> (Settings, Faults),
+    ) -> ConfigurationFiles {
+        root.forget_machine_fault();
+        let mut fault = None;
+        let (settings, warnings) = usable(settings, &mut fault).unwrap_or_else(default);
+        let sources = usable(existing_sources(root, &settings), &mut fault).unwrap_or_default();
+        let kept = usable(join::kept_configuration(root), &mut fault).flatten();
+        let documents = kubeadm::load(&sources);
+        ConfigurationFiles {
+            settings,
+            warnings,
+            state: state_of(&NodeState::new(root, Layout::default()), &documents),
+            documents,
+            sources,
+            kept,
+            fault,
+        }
+    }
+
+    /// Returns the documents completed with the kept ClusterConfiguration, if they contain none.
+    pub(super) fn completed_documents(&self) -> Option<kubeadm::Documents> {
+        let (name, text) = self.kept.as_ref()?;
+        let lacks_cluster = self.documents.cluster().is_none();
+        lacks_cluster.then(|| kubeadm::load_over((name, text), &self.sources))
+    }
+}
+
+/// Returns the value of a result; keeps the first failure in `fault`.
+fn usable<T>(result: Result<T, Failure>, fault: &mut Option<Failure>) -> Option<T> {
+    match result {
+        Ok(value) => Some(value),
+        Err(failure) => {
+            fault.get_or_insert(failure);
+            None
+        }
+    }
+}
+
 impl KnownConfiguration {
     pub(super) fn read(
         root: &NodeRoot,
         inputs: &LoadInputs,
     ) -> Result<KnownConfiguration, Failure> {
-        Self::with_settings(root, read_settings(root, inputs)?)
+        Self::of(root, ConfigurationFiles::read(root, inputs))
     }
 
     pub(super) fn with_settings(
         root: &NodeRoot,
-        (settings, warnings): (Settings, Faults),
+        settings: (Settings, Faults),
     ) -> Result<KnownConfiguration, Failure> {
-        root.forget_machine_fault();
-        let sources = existing_sources(root, &settings)?;
-        let kept = join::kept_configuration(root)?;
-        let documents = kubeadm::load(&sources);
-        let state = state_of(root, &documents);
+        let files = ConfigurationFiles::with_settings(root, Ok(settings), Default::default);
+        Self::of(root, files)
+    }
+
+    /// Completes the configuration files with the state of the node.
+    ///
+    /// # Errors
+    /// The fault of the files, a file of the node that this machine cannot read, an unusable kept ClusterConfiguration.
+    pub(super) fn of(
+        root: &NodeRoot,
+        files: ConfigurationFiles,
+    ) -> Result<KnownConfiguration, Failure> {
+        let ConfigurationFiles {
+            settings,
+            warnings,
+            sources,
+            kept,
+            documents,
+            state,
+            fault,
+        } = files;
+        if let Some(fault) = fault {
+            return Err(fault);
+        }
         let running = RunningNode::read(&state, !sources.is_empty(), documents.role());
         let cluster_policy = ClusterPolicy::read(root, &settings.cluster_policy);
         require_readable(root)?;
