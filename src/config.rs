@@ -29,7 +29,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::kube::kubeadm::{NodeName, San};
+use crate::kube::kubeadm::{KubeadmRole, NodeName, San};
 use crate::kube::names::{self, Authority, CertName};
 use crate::kube::paths::{KUBEADM_FILE, KUBEADM_JOIN_FILE};
 use crate::kubelets::KubeletPolicy;
@@ -84,6 +84,9 @@ settings! {
         "join" => pub join: JoinSettings;
         /// Node name; by default kubeadm's nodeRegistration.name, or else the host name.
         "nodeName" => pub node_name: Option<NodeName>;
+        /// Role of the node: `auto`, by the kubeadm configuration and the files of the node, or `etcd`, a member of an
+        /// external etcd.
+        "role" => pub role: RoleSetting;
         /// Organization of apiserver-kubelet-client.
         "subjects.apiserver-kubelet-client" => pub kubelet_client_subject: KubeletClientSubject;
         /// Common names in place of kubeadm's; {node}, {cluster} and {certificate} are replaced.
@@ -254,6 +257,36 @@ impl FromCluster {
     }
 }
 
+/// Role of the node, as far as no document of kubeadm states it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RoleSetting {
+    /// By the kubeadm configuration and the files of the node.
+    #[default]
+    Auto,
+    /// A member of an external etcd: the InitConfiguration is that of `kubeadm init phase etcd local`.
+    Etcd,
+}
+
+impl RoleSetting {
+    const ALL: [RoleSetting; 2] = [RoleSetting::Auto, RoleSetting::Etcd];
+
+    /// Returns the value as written in the configuration.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            RoleSetting::Auto => "auto",
+            RoleSetting::Etcd => "etcd",
+        }
+    }
+
+    /// Returns the role that replaces that of the documents.
+    pub const fn chosen(self) -> Option<KubeadmRole> {
+        match self {
+            RoleSetting::Auto => None,
+            RoleSetting::Etcd => Some(KubeadmRole::Etcd),
+        }
+    }
+}
+
 settings! {
     /// Data that a joining control-plane node takes from the Secret `kube-system/kubeadm-certs`.
     #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -299,7 +332,7 @@ settings! {
     }
 }
 
-choice_setting!(FromCluster, KubeletClientSubject);
+choice_setting!(FromCluster, KubeletClientSubject, RoleSetting);
 
 /// Command-line options that replace settings.
 #[derive(Clone, Debug, Default)]

@@ -189,7 +189,7 @@ pub async fn load_joining(
     let mut loaded = known.assemble_to_keep(root, inputs, fetched, clock())?;
     // A worker does not get the keys that control-plane nodes share.
     let wanted = match loaded.node.role {
-        KubeadmRole::Worker => JoinSettings::default(),
+        KubeadmRole::Worker | KubeadmRole::Etcd => JoinSettings::default(),
         _ => loaded.settings.join.clone(),
     };
     let origin = loaded.settings.origin;
@@ -252,7 +252,7 @@ pub async fn load_running(
 
 /// The node according to its kubeadm configuration, for commands that do not require one.
 pub struct Described {
-    /// The role in the kubeadm files, or in the JoinConfiguration that an earlier `bootstrap` left for `kubeadm join`.
+    /// The role in the settings, in the kubeadm files, or in the JoinConfiguration that an earlier `bootstrap` left for `kubeadm join`.
     pub role: Option<KubeadmRole>,
     /// The files of the node, at the paths in the configuration.
     pub state: NodeState,
@@ -286,7 +286,8 @@ pub fn described(
     let files = ConfigurationFiles::read(root, inputs);
     let completed = files.completed_documents();
     let documents = completed.as_ref().unwrap_or(&files.documents);
-    let role = documents.role().or_else(|| {
+    let role = files.settings.role.chosen().or_else(|| documents.role());
+    let role = role.or_else(|| {
         let content = root.read(join::HANDOVER).ok().flatten()?;
         let text = std::str::from_utf8(&content.bytes).ok()?;
         kubeadm::load(&[(join::HANDOVER, text)]).role()
@@ -393,6 +394,7 @@ fn resolve(
 ) -> Result<(Resolved, KeyPolicy), Failure> {
     let overrides = Overrides {
         node_name: settings.node_name.clone(),
+        role: settings.role.chosen(),
     };
     let mut resolved = kubeadm::resolve(documents, host, &overrides).map_err(faulty)?;
     let algorithm = resolved

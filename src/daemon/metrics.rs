@@ -330,10 +330,12 @@ const CLASSES: [FailureClass; 5] = [
     FailureClass::Permanent,
 ];
 
-/// Returns the role that the plan is for: every control-plane node has a service-account pair, and no worker has.
+/// Returns the role that the plan is for: only a control-plane node has a service-account pair, and of the others only an
+/// etcd member has etcd's certificates.
 fn role(setup: &RunSetup) -> status::NodeRole {
     match &setup.plan.service_account {
         Some(_) => status::NodeRole::ControlPlane,
+        None if setup.plan.cert(CertName::EtcdServer).is_some() => status::NodeRole::Etcd,
         None => status::NodeRole::Worker,
     }
 }

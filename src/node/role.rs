@@ -1,4 +1,4 @@
-//! Whether a node is a control-plane node or a worker.
+//! Whether a node is a control-plane node, a worker or an etcd member.
 
 use std::path::PathBuf;
 
@@ -17,6 +17,8 @@ pub enum NodeRole {
     ControlPlane,
     /// A node without a control plane.
     Worker,
+    /// A member of an external etcd, without a control plane.
+    Etcd,
     /// No file of kubeadm's PKI exists, and no request is pending.
     Empty,
 }
@@ -25,6 +27,7 @@ impl From<kubeadm::KubeadmRole> for NodeRole {
     fn from(described: kubeadm::KubeadmRole) -> NodeRole {
         match described {
             kubeadm::KubeadmRole::Worker => NodeRole::Worker,
+            kubeadm::KubeadmRole::Etcd => NodeRole::Etcd,
             kubeadm::KubeadmRole::Init | kubeadm::KubeadmRole::Join => NodeRole::ControlPlane,
         }
     }
@@ -34,10 +37,11 @@ impl From<kubeadm::KubeadmRole> for NodeRole {
 ///
 /// 1. No file of kubeadm's and no pending request: empty.
 /// 2. A manifest of kube-apiserver: a control-plane node.
-/// 3. The kubeadm configuration of the node, as `described`: a JoinConfiguration without `controlPlane` makes it a
-///    worker, one with it and an InitConfiguration a control-plane node. Without one, the role that the last run of
-///    nodepki recorded.
-/// 4. A file that only a control-plane node has, or a pending request for one: a control-plane node. Otherwise a worker.
+/// 3. The configuration of the node, as `described`: the setting `role`, or else a JoinConfiguration without `controlPlane`
+///    makes it a worker, one with it and an InitConfiguration a control-plane node. Without one, the role that the last run
+///    of nodepki recorded.
+/// 4. The certificates of an etcd member, and no other file of a control plane: an etcd member.
+/// 5. A file that only a control-plane node has, or a pending request for one: a control-plane node. Otherwise a worker.
 pub fn role_of(
     state: &NodeState,
     pending: &[(Slot, Option<RequestRecord>)],
@@ -63,9 +67,25 @@ pub fn role_of(
     match (is_empty, described.or_else(recorded)) {
         (true, _) => NodeRole::Empty,
         (false, Some(described)) => described,
+        (false, None) if is_etcd_member(state, pending) => NodeRole::Etcd,
         (false, None) if of_control_plane => NodeRole::ControlPlane,
         (false, None) => NodeRole::Worker,
     }
+}
+
+/// Returns whether the node has certificates of an etcd member, and neither another certificate of a control plane nor a
+/// kubeconfig of the kubelet. In kubeadm's guide to an external etcd, the first member also has the client certificate for
+/// kube-apiserver and the CA key, to hand them over.
+fn is_etcd_member(state: &NodeState, pending: &[(Slot, Option<RequestRecord>)]) -> bool {
+    let is_etcd = |name: CertName| name.authority() == Authority::EtcdCa;
+    let mut others = CertName::KUBEADM.into_iter().filter(|name| !is_etcd(*name));
+    let requests_others = pending
+        .iter()
+        .any(|(slot, _)| !matches!(slot, Slot::Certificate(name) if is_etcd(*name)));
+    state.has_files_of(CertName::EtcdServer)
+        && state.has_files_of(CertName::EtcdPeer)
+        && !requests_others
+        && !others.any(|name| state.has_files_of(name))
 }
 
 /// Returns the existing files that only a control-plane node has. CA certificates are not among them: a network plug-in

@@ -8,7 +8,8 @@
 //! # Expected certificates
 //!
 //! The node's [`NodeRole`] decides which rows exist. An empty node has no rows, and [`NodeStatus::worst`] is
-//! [`RowState::Missing`]. A worker has rows for `ca.crt` and for the files of `kubelet.conf`. A control-plane node has a
+//! [`RowState::Missing`]. A worker has rows for `ca.crt` and for the files of `kubelet.conf`. An etcd member has rows for
+//! the CA and the three certificates of etcd, and for `apiserver-etcd-client` if its files exist. A control-plane node has a
 //! row for every file that kubeadm creates, missing or not, with two exceptions:
 //!
 //! - An absent `super-admin.conf` has no row: kubeadm writes it on the first node only.
@@ -95,7 +96,7 @@ impl NodeStatus {
     pub fn worst(&self) -> RowState {
         let nothing = match self.role {
             NodeRole::Empty => RowState::Missing,
-            NodeRole::ControlPlane | NodeRole::Worker => RowState::Ok,
+            NodeRole::ControlPlane | NodeRole::Worker | NodeRole::Etcd => RowState::Ok,
         };
         let certificates = self.certificates.iter().map(|row| row.state);
         let authorities = self.authorities.iter().map(|row| row.state);

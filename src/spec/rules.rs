@@ -51,6 +51,13 @@ pub fn node_spec(
     }
 }
 
+/// The certificates of an etcd member without a control plane (kubeadm's guide "Set up a High Availability etcd Cluster").
+const ETCD_MEMBER: [CertName; 3] = [
+    CertName::EtcdServer,
+    CertName::EtcdPeer,
+    CertName::EtcdHealthcheckClient,
+];
+
 struct RuleInputs<'a> {
     cluster: &'a ClusterConfig,
     node: &'a NodeConfig,
@@ -92,7 +99,7 @@ impl RuleInputs<'_> {
         let san = San::Ip(address);
         let is_named = self.choices.apiserver_sans.contains(&san)
             || self.cluster.apiserver_cert_sans.contains(&san);
-        (self.node.role != KubeadmRole::Worker && !is_named).then_some(address)
+        (self.node.role.has_control_plane() && !is_named).then_some(address)
     }
 
     fn omits(&self, name: CertName) -> bool {
@@ -111,6 +118,8 @@ impl RuleInputs<'_> {
     /// Returns true if the certificate belongs on this node, whether or not it is omitted.
     fn is_applicable(&self, name: CertName) -> bool {
         match (name, self.node.role) {
+            // The kubelet of an etcd member runs its static pod without an API server.
+            (name, KubeadmRole::Etcd) => ETCD_MEMBER.contains(&name),
             (CertName::KubeletConf, _) => !self.choices.kubelet_bootstraps_itself,
             (CertName::KubeletServing, _) => self.choices.kubelet_serving,
             (CertName::NodepkiConf, role) => {
@@ -125,7 +134,7 @@ impl RuleInputs<'_> {
     }
 
     fn ignore_preflight_errors(&self, certs: &[CertSpec]) -> Vec<String> {
-        if self.node.role == KubeadmRole::Init {
+        if matches!(self.node.role, KubeadmRole::Init | KubeadmRole::Etcd) {
             return Vec::new();
         }
         let kubelet = certs
@@ -385,7 +394,7 @@ impl RuleInputs<'_> {
             }
             // The gate ControlPlaneKubeletLocalMode is on by default since 1.33. `kubeadm certs generate-csr` still writes
             // the shared endpoint; this follows `kubeadm init` and `kubeadm join`, which write the local one.
-            CertName::KubeletConf => self.node.role != KubeadmRole::Worker && !self.before(1, 33),
+            CertName::KubeletConf => self.node.role.has_control_plane() && !self.before(1, 33),
             _ => false,
         };
         let local_endpoint = self
@@ -412,8 +421,8 @@ impl RuleInputs<'_> {
         Authority::ALL
             .into_iter()
             .filter(|authority| match authority {
-                Authority::Ca => true,
-                Authority::FrontProxyCa => self.node.role != KubeadmRole::Worker,
+                Authority::Ca => self.node.role != KubeadmRole::Etcd,
+                Authority::FrontProxyCa => self.node.role.has_control_plane(),
                 Authority::EtcdCa => {
                     self.node.role != KubeadmRole::Worker && self.etcd_is_stacked()
                 }
@@ -434,13 +443,16 @@ impl RuleInputs<'_> {
 
     fn service_account(&self) -> Option<ServiceAccountSpec> {
         let [private, public] = self.layout().service_account().map(NodePath::from);
-        (self.node.role != KubeadmRole::Worker).then(|| ServiceAccountSpec {
-            private,
-            public,
-            key: self.policy.key_for_service_account(),
-            required_key: self.policy.required_of(KeyOwner::ServiceAccount),
-            may_make: self.node.role == KubeadmRole::Init,
-        })
+        self.node
+            .role
+            .has_control_plane()
+            .then(|| ServiceAccountSpec {
+                private,
+                public,
+                key: self.policy.key_for_service_account(),
+                required_key: self.policy.required_of(KeyOwner::ServiceAccount),
+                may_make: self.node.role == KubeadmRole::Init,
+            })
     }
 
     fn external_etcd(&self) -> Option<ExternalEtcd> {
@@ -450,7 +462,7 @@ impl RuleInputs<'_> {
                 cert_file,
                 key_file,
                 ..
-            } if self.node.role != KubeadmRole::Worker => Some(ExternalEtcd {
+            } if self.node.role.has_control_plane() => Some(ExternalEtcd {
                 authority: ca_file.clone().map(NodePath::from),
                 certificate: cert_file.clone().map(NodePath::from),
                 key: key_file.clone().map(NodePath::from),

@@ -27,7 +27,7 @@ pub enum IdentityPart {
     /// Address and port of the API server.
     #[serde(rename = "address")]
     Address,
-    /// First control-plane node, further control-plane node, or worker.
+    /// First control-plane node, further control-plane node, worker, or etcd member.
     #[serde(rename = "role")]
     Role,
 }
@@ -50,6 +50,8 @@ enum RecordedRole {
     Join,
     #[serde(rename = "worker")]
     Worker,
+    #[serde(rename = "etcd")]
+    Etcd,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -82,6 +84,7 @@ impl NodeFile {
                 KubeadmRole::Init => RecordedRole::Init,
                 KubeadmRole::Join => RecordedRole::Join,
                 KubeadmRole::Worker => RecordedRole::Worker,
+                KubeadmRole::Etcd => RecordedRole::Etcd,
             },
             advertise_address: node.advertise_address,
             bind_port: node.bind_port,
@@ -113,6 +116,7 @@ impl NodeFile {
                 RecordedRole::Init => KubeadmRole::Init,
                 RecordedRole::Join => KubeadmRole::Join,
                 RecordedRole::Worker => KubeadmRole::Worker,
+                RecordedRole::Etcd => KubeadmRole::Etcd,
             },
             name: self.name.parse().map_err(invalid("name"))?,
             advertise_address: self.advertise_address,

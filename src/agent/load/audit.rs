@@ -99,7 +99,7 @@ impl Loaded {
 
     /// CA certificates that neither a file nor a pin provides. A joining node can take them from its cluster.
     fn missing_authorities(&self, survey: &Survey) -> Vec<String> {
-        if self.node.role != KubeadmRole::Init {
+        if !matches!(self.node.role, KubeadmRole::Init | KubeadmRole::Etcd) {
             return Vec::new();
         }
         let absent = survey

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{KnownConfiguration, LoadInputs, cluster, shown};
 use crate::agent::join::{self, JoinedCluster};
 use crate::agent::{ExitCode, Failure, FailureMessage, shared_certs};
-use crate::config::{FromCluster, KubeadmFiles, Settings};
+use crate::config::{FromCluster, KubeadmFiles, RoleSetting, Settings};
 use crate::kube::kubeadm;
 use crate::kube::names::Authority;
 use crate::kube::paths::{ADMIN_CONF, KUBELET_CONF};
@@ -27,6 +27,7 @@ pub(super) fn asks_cluster(settings: &Settings, documents: &kubeadm::Documents) 
 /// Returns whether the documents of a joining node are completed with the ClusterConfiguration of its cluster.
 pub(super) fn takes_from_cluster(settings: &Settings, documents: &kubeadm::Documents) -> bool {
     documents.join().is_some()
+        && settings.role == RoleSetting::Auto
         && !documents.faults().has_errors()
         && match settings.kubeadm.from_cluster {
             FromCluster::IfMissing => documents.cluster().is_none(),

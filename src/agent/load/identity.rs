@@ -336,6 +336,20 @@ impl Recorded {
     }
 
     fn role_difference(&self, root: &NodeRoot, wanted: KubeadmRole) -> Option<IdentityDifference> {
+        let is_etcd = |role: KubeadmRole| role == KubeadmRole::Etcd;
+        let recorded = self.kept.as_ref()?.node.role;
+        // Without pending requests, the role of an etcd member is the only one that no file of kubeadm's states.
+        if self.pending.is_empty() && is_etcd(recorded) && !is_etcd(wanted) {
+            return Some(IdentityDifference {
+                part: IdentityPart::Role,
+                words: format!(
+                    "this node is an etcd member (recorded in {}), and this run is for {}: set role: etcd, or run again with --accept-role-change",
+                    root.on_this_machine(node_record_path()).display(),
+                    role_in_words(wanted),
+                ),
+                is_acceptable: true,
+            });
+        }
         let own = self.pending()?.node.role;
         (own != wanted).then(|| IdentityDifference {
             part: IdentityPart::Role,
@@ -358,6 +372,7 @@ fn role_in_words(role: KubeadmRole) -> &'static str {
         KubeadmRole::Init => "the first control-plane node",
         KubeadmRole::Join => "a joining control-plane node",
         KubeadmRole::Worker => "a worker",
+        KubeadmRole::Etcd => "an etcd member",
     }
 }
 

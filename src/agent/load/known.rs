@@ -18,9 +18,10 @@ use super::{
 };
 use crate::agent::cluster_policy::ClusterPolicy;
 use crate::agent::{ClockPolicy, ExitCode, Failure, Provided, Record, RunSetup, TrustSource, join};
-use crate::config::Settings;
+use crate::config::{RoleSetting, Settings};
 use crate::kube::kubeadm::{self, ClusterConfig, HostFacts, KubeadmRole};
 use crate::kube::names::{Authority, CertName};
+use crate::kube::paths::APISERVER_MANIFEST;
 use crate::node::NodeState;
 use crate::process::machine;
 use crate::signer::NodeIdentity;
@@ -152,7 +153,8 @@ impl KnownConfiguration {
         if let Some(fault) = fault {
             return Err(fault);
         }
-        let running = RunningNode::read(&state, !sources.is_empty(), documents.role());
+        let role = settings.role.chosen().or_else(|| documents.role());
+        let running = RunningNode::read(&state, !sources.is_empty(), role);
         let cluster_policy = ClusterPolicy::read(root, &settings.cluster_policy);
         require_readable(root)?;
         let mut known = KnownConfiguration {
@@ -206,7 +208,8 @@ impl KnownConfiguration {
     }
 
     pub(super) fn is_worker(&self) -> bool {
-        match (self.documents.role(), &self.running) {
+        let role = self.settings.role.chosen();
+        match (role.or_else(|| self.documents.role()), &self.running) {
             (Some(role), _) => role == KubeadmRole::Worker,
             (None, Some(running)) => running.facts.role == KubeadmRole::Worker,
             (None, None) => self.recorded.is_worker(),
@@ -276,6 +279,7 @@ impl KnownConfiguration {
         now: OffsetDateTime,
     ) -> Result<Loaded, Failure> {
         let host = self.host(root, change)?;
+        self.require_role_of_files(root)?;
         let (resolved, policy) = resolve(&self.settings, &self.documents, &host)?;
         let policy = policy.replaced_by(self.cluster_policy.rules.clone());
         let cluster = resolved.cluster.clone().unwrap_or_default();
@@ -339,6 +343,20 @@ impl KnownConfiguration {
             cluster,
             warnings,
         })
+    }
+
+    /// Refuses to treat a control-plane node as an etcd member.
+    fn require_role_of_files(&self, root: &NodeRoot) -> Result<(), Failure> {
+        if self.settings.role != RoleSetting::Etcd || !self.state.has_apiserver_manifest() {
+            return Ok(());
+        }
+        Err(Failure::new(
+            ExitCode::Refused,
+            format!(
+                "role is etcd, but {} runs kube-apiserver on this node (remove the setting: a control-plane node with its own etcd needs none)",
+                root.node_path(APISERVER_MANIFEST)
+            ),
+        ))
     }
 
     /// Returns the facts of this machine, of the running node, and of an earlier run that this one continues.

@@ -11,7 +11,7 @@ use crate::kube::kubeadm::{self, ClusterConfig, Etcd, HostPort, KubeadmRole, Nod
 use crate::kube::manifest::StaticPod;
 use crate::kube::names::CertName;
 use crate::kube::names::NODE_USER_PREFIX;
-use crate::kube::paths::{KUBELET_CONFIGURATION, MANIFESTS_DIR};
+use crate::kube::paths::{ETCD_MANIFEST, KUBELET_CONFIGURATION, MANIFESTS_DIR};
 use crate::node::role::role_of;
 use crate::node::{self, KubeconfigState, NodeState};
 use crate::spec::assess::{Observed, ObservedKubeconfig};
@@ -57,11 +57,13 @@ impl RunningNode {
         let has_manifest = state.has_apiserver_manifest();
         let kubelet = usable(state, CertName::KubeletConf);
         let controller_manager = usable(state, CertName::ControllerManagerConf);
-        if !has_manifest && kubelet.is_none() && controller_manager.is_none() {
+        let is_member = described == Some(KubeadmRole::Etcd) && state.exists(ETCD_MANIFEST);
+        if !has_manifest && kubelet.is_none() && controller_manager.is_none() && !is_member {
             return None;
         }
         let role = match role_of(state, &[], described.map(node::role::NodeRole::from)) {
             node::role::NodeRole::Worker | node::role::NodeRole::Empty => KubeadmRole::Worker,
+            node::role::NodeRole::Etcd => KubeadmRole::Etcd,
             // kubeadm writes super-admin.conf on the first node only.
             node::role::NodeRole::ControlPlane
                 if state.exists(kubeconfig_path(CertName::SuperAdminConf)) =>
@@ -79,7 +81,8 @@ impl RunningNode {
         let endpoint = apiserver
             .as_ref()
             .and_then(StaticPod::endpoint)
-            .or_else(|| own_endpoint(controller_manager.as_ref()?.server.as_deref()?));
+            .or_else(|| own_endpoint(controller_manager.as_ref()?.server.as_deref()?))
+            .or_else(|| etcd_endpoint(etcd.as_ref().filter(|_| is_member)?));
         Some(RunningNode {
             facts: kubeadm::ExistingNode {
                 role,
@@ -89,9 +92,9 @@ impl RunningNode {
                     .as_ref()
                     .and_then(|kubelet| server(kubelet.server.as_deref()?)),
                 kubelet_cert_dir: state.kubelet_cert_dir(),
-                settled: has_manifest || !is_described,
+                settled: has_manifest || is_member || !is_described,
             },
-            is_set_up: has_manifest || state.exists(KUBELET_CONFIGURATION),
+            is_set_up: has_manifest || is_member || state.exists(KUBELET_CONFIGURATION),
             apiserver,
             etcd,
             notes,
@@ -239,6 +242,12 @@ fn own_endpoint(url: &str) -> Option<SocketAddr> {
         return None;
     };
     Some(SocketAddr::new(ip, port))
+}
+
+/// Returns the address of an etcd member, which kubeadm takes from `localAPIEndpoint`. The port has no meaning here.
+fn etcd_endpoint(manifest: &StaticPod) -> Option<SocketAddr> {
+    let urls = manifest.flag("initial-advertise-peer-urls")?;
+    own_endpoint(urls.split(',').next()?)
 }
 
 #[cfg(test)]

@@ -66,6 +66,7 @@ pub(in super::super) fn after_success(
     }
     let verb = match node.role {
         KubeadmRole::Init => "init",
+        KubeadmRole::Etcd => "init phase etcd local",
         KubeadmRole::Join | KubeadmRole::Worker => "join",
     };
     let has_handover = verb == "join" && root.metadata(join::HANDOVER).ok().flatten().is_some();

@@ -82,6 +82,16 @@ pub enum KubeadmRole {
     Join,
     /// A node without a control plane.
     Worker,
+    /// A member of an external etcd, without a control plane and without a kubelet in the cluster. No document of kubeadm
+    /// says so: [`Overrides::role`](super::Overrides::role) does.
+    Etcd,
+}
+
+impl KubeadmRole {
+    /// Returns true for a node with a kube-apiserver.
+    pub const fn has_control_plane(self) -> bool {
+        matches!(self, KubeadmRole::Init | KubeadmRole::Join)
+    }
 }
 
 /// The settings of one node.

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use super::address::{HostPort, NodeName, is_global_unicast};
-use super::cluster::ClusterConfig;
+use super::cluster::{ClusterConfig, Etcd};
 use super::documents::Documents;
 use super::node::{DEFAULT_BIND_PORT, KubeadmRole, KubeletArguments, NodeConfig, NodeDocument};
 use crate::yaml::{Faults, FieldPosition};
@@ -56,6 +56,8 @@ pub struct ExistingNode {
 pub struct Overrides {
     /// Node name, instead of `nodeRegistration.name`.
     pub node_name: Option<NodeName>,
+    /// Role, instead of that of the documents.
+    pub role: Option<KubeadmRole>,
 }
 
 /// The outcome of [`resolve`].
@@ -87,6 +89,7 @@ pub fn resolve(
     inputs.check_single_node_document(&mut faults);
     let role = inputs.role(&mut faults);
     inputs.check_joinable_cluster(role, &mut faults);
+    inputs.check_etcd_member(role, &mut faults);
     let name = inputs.name(&mut faults);
     if let Some((name, spot)) = &name {
         warn_of_long_name(role, name, spot, &mut faults);
@@ -115,7 +118,7 @@ pub fn resolve(
     });
     let cluster = match role {
         KubeadmRole::Worker => loaded.cluster().cloned(),
-        KubeadmRole::Init | KubeadmRole::Join => {
+        KubeadmRole::Init | KubeadmRole::Join | KubeadmRole::Etcd => {
             Some(loaded.cluster().cloned().unwrap_or_default())
         }
     };
@@ -243,9 +246,9 @@ impl<'a> ResolveInputs<'a> {
         ));
     }
 
-    /// Returns the role from the documents, or else that of the settled node, or else that of a first node.
+    /// Returns the role of the override, or else from the documents, or else that of the settled node, or else that of a first node.
     fn role(&self, faults: &mut Faults) -> KubeadmRole {
-        if let Some(role) = self.loaded.role() {
+        if let Some(role) = self.overrides.role.or_else(|| self.loaded.role()) {
             return role;
         }
         if let Some(running) = self.settled {
@@ -285,6 +288,28 @@ impl<'a> ResolveInputs<'a> {
                 ));
             }
             Some(_) => {}
+        }
+    }
+
+    /// Verifies that the documents of an etcd member are those of `kubeadm init phase etcd local`: an InitConfiguration and a
+    /// ClusterConfiguration with a local etcd.
+    fn check_etcd_member(&self, role: KubeadmRole, faults: &mut Faults) {
+        if role != KubeadmRole::Etcd {
+            return;
+        }
+        if let Some(join) = &self.loaded.join {
+            faults.push(join.document.error(
+                "the role of this node is etcd, but a JoinConfiguration describes a node that joins a cluster",
+                "give the InitConfiguration of the etcd member, or remove the setting role",
+            ));
+        }
+        if let Some(input) = &self.loaded.cluster
+            && matches!(input.cluster.etcd, Etcd::External { .. })
+        {
+            faults.push(input.document.error(
+                "the role of this node is etcd, but etcd.external describes the etcd of a control-plane node",
+                "write etcd.local, as for kubeadm init phase etcd local, or remove the setting role",
+            ));
         }
     }
 
@@ -367,7 +392,7 @@ impl<'a> ResolveInputs<'a> {
                 "no advertiseAddress is set (0.0.0.0 and :: do not count), and the node has no default route to take one from",
                 match role {
                     KubeadmRole::Join => "set controlPlane.localAPIEndpoint.advertiseAddress to the node's own address",
-                    KubeadmRole::Init | KubeadmRole::Worker => "set localAPIEndpoint.advertiseAddress in an InitConfiguration to the node's own address",
+                    KubeadmRole::Init | KubeadmRole::Worker | KubeadmRole::Etcd => "set localAPIEndpoint.advertiseAddress in an InitConfiguration to the node's own address",
                 },
             ));
         }
@@ -426,6 +451,15 @@ fn warn_of_long_name(
     spot: &FieldPosition,
     faults: &mut Faults,
 ) {
+    if role == KubeadmRole::Etcd {
+        if name.as_str().len() > MAX_COMMON_NAME_BYTES {
+            faults.push(spot.warning(
+                format!("the common name in etcd-server and etcd-peer is longer than the {MAX_COMMON_NAME_BYTES} bytes that X.520 allows; many signers refuse it"),
+                "use a shorter node name",
+            ));
+        }
+        return;
+    }
     let kubelet_name_bytes = format!("system:node:{name}").len();
     if kubelet_name_bytes <= MAX_COMMON_NAME_BYTES {
         return;

@@ -19,7 +19,7 @@ use super::files::{LeafFiles, RowReader};
 use super::phase::{CertProgress, Effect, PendingPhase};
 use super::{NodeStatus, PendingStatus, authority, leaf, rows, service_account};
 use crate::kube::names::{Authority, CertName};
-use crate::kube::paths::{KUBELET_CONFIGURATION, KUBERNETES_DIR};
+use crate::kube::paths::{ETCD_MANIFEST, KUBELET_CONFIGURATION, KUBERNETES_DIR};
 use crate::node::NodeState;
 use crate::node::role::{NodeRole, role_of};
 use crate::store::{RequestRecord, Slot};
@@ -34,7 +34,11 @@ pub fn collect(state: &NodeState, described: Option<NodeRole>, now: OffsetDateTi
         Vec::new()
     });
     let role = role_of(state, &pending, described);
-    let local_etcd = role == NodeRole::ControlPlane && rows::runs_etcd(state);
+    let local_etcd = match role {
+        NodeRole::ControlPlane => rows::runs_etcd(state),
+        NodeRole::Etcd => true,
+        NodeRole::Worker | NodeRole::Empty => false,
+    };
     let reader = RowReader::new(state);
     match role {
         NodeRole::Empty => notes.push(format!(
@@ -43,7 +47,7 @@ pub fn collect(state: &NodeState, described: Option<NodeRole>, now: OffsetDateTi
             reader.here(Path::new(KUBERNETES_DIR))
         )),
         NodeRole::Worker => notes.extend(rows::unused_on_worker(state)),
-        NodeRole::ControlPlane => {}
+        NodeRole::ControlPlane | NodeRole::Etcd => {}
     }
 
     let authorities: Vec<_> = rows::authorities(state, role, local_etcd)
@@ -57,6 +61,7 @@ pub fn collect(state: &NodeState, described: Option<NodeRole>, now: OffsetDateTi
     let unsettled = root.unsettled().unwrap_or_default();
     let runs = match role {
         NodeRole::ControlPlane => state.has_apiserver_manifest(),
+        NodeRole::Etcd => state.exists(ETCD_MANIFEST),
         NodeRole::Worker | NodeRole::Empty => state.exists(KUBELET_CONFIGURATION),
     };
     let requests: BTreeMap<CertName, PendingPhase> = pending

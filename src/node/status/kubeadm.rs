@@ -108,6 +108,10 @@ pub fn kubeadm_notes(status: &NodeStatus) -> Vec<String> {
         NodeRole::Worker => {
             notes.push("this is a worker: kubeadm manages no certificate on it".to_owned())
         }
+        NodeRole::Etcd => notes.push(
+            "this is an etcd member: kubeadm reports the certificates of a control plane as missing"
+                .to_owned(),
+        ),
         NodeRole::Empty => notes.extend(status.notes.iter().cloned()),
     }
     notes

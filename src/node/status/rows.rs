@@ -16,6 +16,7 @@ pub(super) fn authorities(
         .into_iter()
         .filter(move |name| match (role, name) {
             (NodeRole::Empty, _) => false,
+            (NodeRole::Etcd, name) => *name == Authority::EtcdCa,
             (_, Authority::Ca) => true,
             (NodeRole::Worker, _) => false,
             (NodeRole::ControlPlane, Authority::FrontProxyCa) => true,
@@ -35,6 +36,8 @@ pub(super) fn leaves(
         .into_iter()
         .filter(move |name| match (role, name) {
             (NodeRole::Empty, _) => false,
+            (NodeRole::Etcd, CertName::ApiserverEtcdClient) => state.has_files_of(*name),
+            (NodeRole::Etcd, name) => name.authority() == Authority::EtcdCa,
             (_, CertName::KubeletConf | CertName::KubeletServing) => true,
             (NodeRole::Worker, _) => false,
             (NodeRole::ControlPlane, CertName::SuperAdminConf | CertName::NodepkiConf) => {

@@ -23,7 +23,12 @@ fn kubeconfig(picture: &Picture) -> Option<&Observed<KubeconfigPicture>> {
 pub(super) fn no_identity(picture: &Picture) -> Vec<CheckNote> {
     let is_absent = matches!(kubeconfig(picture), Some(Observed::Absent));
     let is_node = picture.status.role != NodeRole::Empty || picture.configuration.node.is_some();
-    if !is_absent || picture.kubelet.may_bootstrap || !is_node {
+    // The kubelet of an etcd member has no API server.
+    let is_standalone = match (&picture.configuration.node, picture.status.role) {
+        (Some(node), NodeRole::Empty) => node.role == kubeadm::KubeadmRole::Etcd,
+        (_, role) => role == NodeRole::Etcd,
+    };
+    if !is_absent || picture.kubelet.may_bootstrap || !is_node || is_standalone {
         return Vec::new();
     }
     let path = picture.here(KUBELET_CONF.as_ref());

@@ -321,7 +321,7 @@ impl Picture {
     /// Returns whether this is a control-plane node, by the rule of `status`, or on an empty node by the configuration.
     pub(super) fn is_control_plane(&self) -> bool {
         match (self.status.role, &self.configuration.node) {
-            (NodeRole::Empty, Some(node)) => node.role != kubeadm::KubeadmRole::Worker,
+            (NodeRole::Empty, Some(node)) => node.role.has_control_plane(),
             (role, _) => role == NodeRole::ControlPlane,
         }
     }
