@@ -95,6 +95,9 @@ settings! {
         "extraSANs" => pub extra_sans: ExtraSans;
         /// Certificate that is not requested: super-admin.conf, or admin.conf on a joining node.
         "certificates.omit" => pub omit: BTreeSet<CertName>;
+        /// Issue the client certificate of an external etcd, apiserver-etcd-client, to `etcd.external.certFile` and
+        /// `keyFile`.
+        "certificates.externalEtcdClient" => pub external_etcd_client: bool;
         /// Certificates of the kubelet.
         "kubelet" => pub kubelet: KubeletSettings;
         /// Signing of the kubelets' own requests, for control-plane nodes.

@@ -293,6 +293,12 @@ pub fn described(
         kubeadm::load(&[(join::HANDOVER, text)]).role()
     });
     let state = state_of(&files.state, documents);
+    let state = match documents.cluster() {
+        Some(cluster) if files.settings.external_etcd_client => {
+            state.with_layout(state.layout().clone().with_external_etcd(&cluster.etcd))
+        }
+        _ => state,
+    };
     let state = match certificates_dir {
         Some(dir) => {
             let kubelet_pki = state.layout().kubelet_pki().to_owned();
@@ -432,6 +438,7 @@ pub(crate) fn choices(settings: &Settings) -> Choices {
         etcd_server_sans: settings.extra_sans.etcd_server.clone(),
         etcd_peer_sans: settings.extra_sans.etcd_peer.clone(),
         omit: settings.omit.clone(),
+        external_etcd_client: settings.external_etcd_client,
         kubelet_bootstraps_itself: settings.kubelet.identity == KubeletIdentity::Bootstrap,
         kubelet_layout: settings.kubelet.client_certificate,
         kubelet_serving: settings.kubelet.serving,

@@ -102,6 +102,12 @@ impl ReloadSetup {
             until,
         }
     }
+
+    /// Returns whether the node is an etcd member without a control plane.
+    fn is_etcd_member(&self) -> bool {
+        self.outputs.contains_key(&CertName::EtcdServer)
+            && !self.outputs.contains_key(&CertName::Apiserver)
+    }
 }
 
 /// Result for one object.

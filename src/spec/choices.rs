@@ -94,6 +94,8 @@ pub struct Choices {
     pub etcd_peer_sans: Vec<San>,
     /// Certificates that are not requested, if kubeadm's rules allow it.
     pub omit: BTreeSet<CertName>,
+    /// True to issue the client certificate of an external etcd.
+    pub external_etcd_client: bool,
     /// True to leave kubelet.conf to the kubelet's own TLS bootstrap.
     pub kubelet_bootstraps_itself: bool,
     /// The location of the kubelet's client certificate.

@@ -1,10 +1,12 @@
 //! The paths of the files of a node's PKI.
 //!
 //! The only place that builds a path from the name of a certificate or authority. Two directories vary: kubeadm's
-//! `certificatesDir` and the kubelet's `--cert-dir`.
+//! `certificatesDir` and the kubelet's `--cert-dir`. The files of an external etcd are where the ClusterConfiguration names
+//! them, if nodepki issues the client certificate.
 
 use std::path::{Path, PathBuf};
 
+use crate::kube::kubeadm::Etcd;
 use crate::kube::names::{Authority, CertName};
 use crate::kube::paths::{CERTIFICATES_DIR, KUBELET_CURRENT_LINK, KUBELET_PKI_DIR, KUBERNETES_DIR};
 
@@ -13,6 +15,14 @@ use crate::kube::paths::{CERTIFICATES_DIR, KUBELET_CURRENT_LINK, KUBELET_PKI_DIR
 pub struct Layout {
     certificates_dir: PathBuf,
     kubelet_pki: PathBuf,
+    external_etcd: Option<ExternalEtcdFiles>,
+}
+
+/// The files of an external etcd that kube-apiserver reads: `caFile`, `certFile` and `keyFile` of `etcd.external`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct ExternalEtcdFiles {
+    authority: PathBuf,
+    client: [PathBuf; 2],
 }
 
 impl Default for Layout {
@@ -28,7 +38,32 @@ impl Layout {
         Layout {
             certificates_dir: certificates_dir.unwrap_or_else(|| CERTIFICATES_DIR.into()),
             kubelet_pki: kubelet_cert_dir.unwrap_or_else(|| KUBELET_PKI_DIR.into()),
+            external_etcd: None,
         }
+    }
+
+    /// Returns the layout of a node that issues its own client certificate for an external etcd. It is unchanged for a local
+    /// etcd, and for an external one without TLS.
+    #[must_use]
+    pub fn with_external_etcd(mut self, etcd: &Etcd) -> Layout {
+        if let Etcd::External {
+            ca_file: Some(authority),
+            cert_file: Some(certificate),
+            key_file: Some(key),
+            ..
+        } = etcd
+        {
+            self.external_etcd = Some(ExternalEtcdFiles {
+                authority: authority.clone(),
+                client: [certificate.clone(), key.clone()],
+            });
+        }
+        self
+    }
+
+    /// Returns whether the node issues its own client certificate for an external etcd.
+    pub fn has_external_etcd(&self) -> bool {
+        self.external_etcd.is_some()
     }
 
     /// kubeadm's `certificatesDir`.
@@ -43,7 +78,11 @@ impl Layout {
 
     /// Certificate and private key of an authority.
     pub fn authority(&self, name: Authority) -> [PathBuf; 2] {
-        self.below_certificates_dir(name.base_name())
+        let [certificate, key] = self.below_certificates_dir(name.base_name());
+        match &self.external_etcd {
+            Some(external) if name == Authority::EtcdCa => [external.authority.clone(), key],
+            _ => [certificate, key],
+        }
     }
 
     /// Returns the revocation lists of an authority.
@@ -53,13 +92,14 @@ impl Layout {
 
     /// Certificate and private key. A kubeconfig contains both, so that both are its path.
     pub fn pair(&self, name: CertName) -> [PathBuf; 2] {
-        match name {
+        match (name, &self.external_etcd) {
+            (CertName::ApiserverEtcdClient, Some(external)) => external.client.clone(),
             // The kubelet reads these files if its configuration names no others (`InitializeTLS`).
-            CertName::KubeletServing => {
+            (CertName::KubeletServing, _) => {
                 ["kubelet.crt", "kubelet.key"].map(|file| self.kubelet_pki.join(file))
             }
-            name if name.is_kubeconfig() => [kubeconfig_path(name), kubeconfig_path(name)],
-            name => self.below_certificates_dir(name.base_name()),
+            (name, _) if name.is_kubeconfig() => [kubeconfig_path(name), kubeconfig_path(name)],
+            (name, _) => self.below_certificates_dir(name.base_name()),
         }
     }
 

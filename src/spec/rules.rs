@@ -73,6 +73,12 @@ impl RuleInputs<'_> {
                 "apiserver contains only the service address of the first IP family, as with kubeadm; add {address} to extraSANs.apiserver if clients use the second"
             ));
         }
+        if self.choices.external_etcd_client
+            && self.node.role.has_control_plane()
+            && !self.issues_etcd_client()
+        {
+            notes.push("certificates.externalEtcdClient has no effect: the ClusterConfiguration has no etcd.external with caFile, certFile and keyFile".to_owned());
+        }
         let cert = |name| certs.iter().find(|spec| spec.name() == name);
         if let Some(spec) = cert(CertName::FrontProxyClient)
             && self.common_name(spec.name()).is_some()
@@ -128,6 +134,9 @@ impl RuleInputs<'_> {
             (_, KubeadmRole::Worker) => false,
             // kubeadm creates it since 1.29, and never in `kubeadm join`.
             (CertName::SuperAdminConf, role) => role == KubeadmRole::Init && !self.before(1, 29),
+            (CertName::ApiserverEtcdClient, _) => {
+                self.etcd_is_stacked() || self.issues_etcd_client()
+            }
             (name, _) if name.authority() == Authority::EtcdCa => self.etcd_is_stacked(),
             _ => true,
         }
@@ -380,10 +389,14 @@ impl RuleInputs<'_> {
     }
 
     fn layout(&self) -> Layout {
-        Layout::new(
+        let layout = Layout::new(
             Some(self.cluster.certificates_dir.clone()),
             self.node.kubelet_cert_dir.clone(),
-        )
+        );
+        match self.choices.external_etcd_client && self.node.role.has_control_plane() {
+            true => layout.with_external_etcd(&self.cluster.etcd),
+            false => layout,
+        }
     }
 
     /// Returns the URL of the API server for a kubeconfig.
@@ -424,7 +437,8 @@ impl RuleInputs<'_> {
                 Authority::Ca => self.node.role != KubeadmRole::Etcd,
                 Authority::FrontProxyCa => self.node.role.has_control_plane(),
                 Authority::EtcdCa => {
-                    self.node.role != KubeadmRole::Worker && self.etcd_is_stacked()
+                    self.node.role != KubeadmRole::Worker
+                        && (self.etcd_is_stacked() || self.issues_etcd_client())
                 }
             })
             .map(|authority| {
@@ -462,13 +476,20 @@ impl RuleInputs<'_> {
                 cert_file,
                 key_file,
                 ..
-            } if self.node.role.has_control_plane() => Some(ExternalEtcd {
-                authority: ca_file.clone().map(NodePath::from),
-                certificate: cert_file.clone().map(NodePath::from),
-                key: key_file.clone().map(NodePath::from),
-            }),
+            } if self.node.role.has_control_plane() && !self.issues_etcd_client() => {
+                Some(ExternalEtcd {
+                    authority: ca_file.clone().map(NodePath::from),
+                    certificate: cert_file.clone().map(NodePath::from),
+                    key: key_file.clone().map(NodePath::from),
+                })
+            }
             _ => None,
         }
+    }
+
+    /// Returns whether the node issues its own client certificate for an external etcd.
+    fn issues_etcd_client(&self) -> bool {
+        self.layout().has_external_etcd()
     }
 
     fn etcd_is_stacked(&self) -> bool {

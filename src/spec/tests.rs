@@ -1,6 +1,6 @@
 use super::policy::{KeyPolicy, KeyRules};
 use super::*;
-use crate::kube::kubeadm::{HostFacts, Overrides, San, load, resolve};
+use crate::kube::kubeadm::{HostFacts, KubeadmRole, Overrides, San, load, resolve};
 use crate::kube::names::{Authority, CertName};
 
 const INIT: &str = "\
@@ -28,6 +28,18 @@ fn planned(node: &str, cluster: &str, choices: &Choices) -> NodeSpec {
     let cluster = resolved.cluster.unwrap_or_default();
     let policy = KeyPolicy::new(KeyRules::default(), cluster.key_algorithm);
     node_spec(&cluster, &resolved.node, &policy, choices)
+}
+
+fn planned_as(role: KubeadmRole, cluster: &str) -> NodeSpec {
+    let loaded = load(&[("node.yaml", INIT), ("cluster.yaml", cluster)]);
+    let overrides = Overrides {
+        role: Some(role),
+        ..Overrides::default()
+    };
+    let resolved = resolve(&loaded, &HostFacts::default(), &overrides).unwrap();
+    let cluster = resolved.cluster.unwrap_or_default();
+    let policy = KeyPolicy::new(KeyRules::default(), cluster.key_algorithm);
+    node_spec(&cluster, &resolved.node, &policy, &Choices::default())
 }
 
 fn names(plan: &NodeSpec) -> Vec<&'static str> {
@@ -153,6 +165,42 @@ fn plans_no_certificates_for_external_etcd() {
     );
     assert!(plan.bundle(Authority::EtcdCa).is_none());
     assert_eq!(plan.external_etcd.unwrap().key, Some("/e/c.key".into()));
+}
+
+#[test]
+fn plans_client_certificate_of_external_etcd_at_its_paths() {
+    let choices = Choices {
+        external_etcd_client: true,
+        ..Choices::default()
+    };
+    let fields = "etcd: {external: {endpoints: ['https://etcd:2379'], caFile: /e/ca.crt, certFile: /e/c.crt, keyFile: /e/c.key}}\n";
+    let plan = planned(INIT, &cluster(fields), &choices);
+    let client = plan.cert(CertName::ApiserverEtcdClient).unwrap();
+    let paths: Vec<_> = client.output.paths().into_iter().cloned().collect();
+    assert_eq!(paths, ["/e/c.key".into(), "/e/c.crt".into()]);
+    let bundle = plan.bundle(Authority::EtcdCa).unwrap();
+    assert_eq!(bundle.path, "/e/ca.crt".into());
+    assert!(plan.cert(CertName::EtcdServer).is_none());
+    assert_eq!(plan.external_etcd, None);
+    assert_eq!(plan.notes, [""; 0]);
+
+    let fields = "etcd: {external: {endpoints: ['http://etcd:2379']}}\n";
+    let plan = planned(INIT, &cluster(fields), &choices);
+    assert!(plan.cert(CertName::ApiserverEtcdClient).is_none());
+    assert!(plan.notes[0].starts_with("certificates.externalEtcdClient has no effect"));
+}
+
+#[test]
+fn plans_only_certificates_of_etcd_for_etcd_member() {
+    let plan = planned_as(KubeadmRole::Etcd, &cluster(""));
+    assert_eq!(
+        names(&plan),
+        ["etcd-server", "etcd-peer", "etcd-healthcheck-client"]
+    );
+    let bundles: Vec<_> = plan.bundles.iter().map(|spec| spec.authority).collect();
+    assert_eq!(bundles, [Authority::EtcdCa]);
+    assert_eq!((plan.service_account, plan.external_etcd), (None, None));
+    assert_eq!(plan.ignore_preflight_errors, [""; 0]);
 }
 
 #[test]

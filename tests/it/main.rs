@@ -32,6 +32,7 @@ mod discovery;
 mod discovery_cluster;
 mod doctor;
 mod documents;
+mod etcd_members;
 mod failures_configuration;
 #[cfg(feature = "failpoints")]
 mod failures_crash;

@@ -65,7 +65,7 @@ impl MissingFiles {
             let bundles = plan.bundles.iter();
             missing
                 .entries
-                .extend(bundles.map(|bundle| SharedFile::Authority(bundle.authority)));
+                .extend(bundles.map(|bundle| authority_entry(setup, bundle.authority)));
             if plan.service_account.is_some() {
                 let pair = [
                     SharedFile::ServiceAccountKey,
@@ -86,12 +86,10 @@ impl MissingFiles {
         write_ca_keys: bool,
     ) -> Result<(), Failure> {
         let authority = bundle.spec.authority;
-        let pair = [
-            SharedFile::Authority(authority),
-            SharedFile::AuthorityKey(authority),
-        ];
+        let entry = authority_entry(setup, authority);
+        let pair = [entry, SharedFile::AuthorityKey(authority)];
         if bundle.found.present().is_none() {
-            self.entries.insert(SharedFile::Authority(authority));
+            self.entries.insert(entry);
             if authority == Authority::Ca {
                 let trust = setup.trust.get(&authority);
                 self.pinned = trust.is_some_and(|trust| !trust.pins.is_empty());
@@ -199,15 +197,16 @@ impl MissingFiles {
         shared: &SharedCerts,
         setup: &mut RunSetup,
     ) -> Result<Vec<String>, Failure> {
-        let provided = &mut setup.provided;
         for authority in Authority::ALL {
-            let entry = SharedFile::Authority(authority);
+            let entry = authority_entry(setup, authority);
             if let Some(pem) = shared.contents(entry) {
                 let bundle = TrustBundle::from_pem(pem).map_err(|error| unusable(entry, error))?;
                 let from = SHARED_CERTS_SECRET.to_owned();
-                provided.bundles.insert(authority, (from, bundle));
+                let bundles = &mut setup.provided.bundles;
+                bundles.insert(authority, (from, bundle));
             }
         }
+        let provided = &mut setup.provided;
         if let Some(pair) = service_account(shared)? {
             provided.service_account = Some(pair);
         }
@@ -278,6 +277,16 @@ impl MissingFiles {
             setup.signers.insert(*authority, signer);
         }
         Ok(vec![note])
+    }
+}
+
+/// Returns the entry with the certificate of an authority. That of an external etcd has a name of its own.
+fn authority_entry(setup: &RunSetup, authority: Authority) -> SharedFile {
+    match authority {
+        Authority::EtcdCa if setup.plan.layout.has_external_etcd() => {
+            SharedFile::ExternalEtcdAuthority
+        }
+        authority => SharedFile::Authority(authority),
     }
 }
 

@@ -334,8 +334,8 @@ impl KnownConfiguration {
         let version = cluster.kubernetes_version.as_ref();
         let warnings = self.warnings(root, resolved.warnings, policy.warnings(version));
         Ok(Loaded {
+            state: state.with_layout(setup.plan.layout.clone()),
             setup,
-            state,
             node: resolved.node,
             knows_cluster: self.documents.cluster_document().is_some(),
             kubeadm_file: self.documents.node_file().map(str::to_owned),

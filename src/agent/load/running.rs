@@ -57,11 +57,12 @@ impl RunningNode {
         let has_manifest = state.has_apiserver_manifest();
         let kubelet = usable(state, CertName::KubeletConf);
         let controller_manager = usable(state, CertName::ControllerManagerConf);
-        let is_member = described == Some(KubeadmRole::Etcd) && state.exists(ETCD_MANIFEST);
+        let role = role_of(state, &[], described.map(node::role::NodeRole::from));
+        let is_member = role == node::role::NodeRole::Etcd && state.exists(ETCD_MANIFEST);
         if !has_manifest && kubelet.is_none() && controller_manager.is_none() && !is_member {
             return None;
         }
-        let role = match role_of(state, &[], described.map(node::role::NodeRole::from)) {
+        let role = match role {
             node::role::NodeRole::Worker | node::role::NodeRole::Empty => KubeadmRole::Worker,
             node::role::NodeRole::Etcd => KubeadmRole::Etcd,
             // kubeadm writes super-admin.conf on the first node only.

@@ -24,6 +24,8 @@ use crate::x509::rfc3339;
 
 /// A credential is about to expire if less than this, or less than a tenth of its lifetime, is left.
 const EXPIRY_MARGIN: time::Duration = time::Duration::HOUR;
+/// Why an etcd member restarts nothing while restarts are coordinated.
+const NO_LEASE_OF_MEMBER: &str = "an etcd member has no API server whose Lease the members could take in turn; set reload.coordinateWithLease: false, then run `nodepki renew` on one member after the other";
 const KUBELET_UNIT: &str = "kubelet.service";
 /// How long the kubelet waits for the volumes of a pod (`podAttachAndMountTimeout` in
 /// `pkg/kubelet/volumemanager/volume_manager.go`).
@@ -254,6 +256,10 @@ impl Run<'_> {
         if !setup.reload.coordinate {
             let due = self.still_due(due).await?;
             return self.in_order(due, &Cell::new(false)).await;
+        }
+        if setup.is_etcd_member() {
+            self.all_wait(&due, NO_LEASE_OF_MEMBER);
+            return Ok(());
         }
         let kubeconfig = &setup.reload.lease.kubeconfig;
         let restart_lease = match self.probe.api(kubeconfig) {

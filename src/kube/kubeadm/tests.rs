@@ -498,6 +498,7 @@ fn takes_node_name_from_override_configuration_or_host() {
     );
     let overrides = Overrides {
         node_name: Some("n9".parse().unwrap()),
+        ..Overrides::default()
     };
     let resolved = resolve(&load(&[("k.yaml", INIT)]), &host, &overrides).unwrap();
     assert_eq!(resolved.node.name.as_str(), "n9");

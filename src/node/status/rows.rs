@@ -66,6 +66,9 @@ pub(super) fn has_row(leaf: &LeafFiles, authorities: &[AuthorityFiles]) -> bool 
 
 /// Returns whether etcd of a control-plane node runs on it.
 pub(super) fn runs_etcd(state: &NodeState) -> bool {
+    if state.layout().has_external_etcd() {
+        return false;
+    }
     let [ca, ca_key] = state.layout().authority(Authority::EtcdCa);
     if !ca.parent().is_some_and(|etcd| state.exists(etcd)) {
         return false;

@@ -842,6 +842,44 @@ fn takes_role_from_kubeadm_configuration_before_files() {
 }
 
 #[test]
+fn recognizes_etcd_member_by_its_files() {
+    let node = TestNode::control_plane();
+    let pki = node.path("/etc/kubernetes/pki");
+    for entry in fs::read_dir(&pki).unwrap() {
+        let entry = entry.unwrap();
+        if entry.file_type().unwrap().is_file() {
+            fs::remove_file(entry.path()).unwrap();
+        }
+    }
+    for entry in fs::read_dir(node.path("/etc/kubernetes")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|suffix| suffix == "conf") {
+            fs::remove_file(path).unwrap();
+        }
+    }
+    let status = node.status();
+    assert_eq!(status.role, NodeRole::Etcd);
+    let names: Vec<_> = status.certificates.iter().map(|row| row.name).collect();
+    assert_eq!(
+        names,
+        [
+            CertName::EtcdServer,
+            CertName::EtcdPeer,
+            CertName::EtcdHealthcheckClient
+        ]
+    );
+    assert_eq!(status.authorities[0].name, Authority::EtcdCa);
+    assert_eq!(
+        (status.authorities.len(), status.worst()),
+        (1, RowState::Ok)
+    );
+    assert!(kubeadm_notes(&status)[0].contains("etcd member"));
+    // A kubeconfig of the kubelet belongs to a node of a cluster.
+    node.kubeconfig(&node.ca, "kubelet.conf", &node.ca);
+    assert_eq!(node.status().role, NodeRole::ControlPlane);
+}
+
+#[test]
 fn takes_worker_with_ca_of_etcd_for_a_worker() {
     let node = TestNode::empty();
     node.write("pki/ca.crt", &node.ca.bundle().to_pem());
