@@ -5,6 +5,7 @@
 
 mod read;
 pub mod role;
+pub mod static_pods;
 pub mod status;
 
 pub use read::{KubeconfigState, KubeletStoreState, NodeFile, NodeState};

@@ -2,8 +2,9 @@
 //!
 //! [`settle`] processes the records of `store` (`NodeRoot::unsettled`), in this order.
 //!
-//! 1. *Components that reload files*: wait until the served certificate is the one on disk. Then run the hooks and units
-//!    that are configured for that certificate.
+//! 1. *Components that reload files*: wait until the served certificate is the one on disk. Then restart the static pods
+//!    that kubeadm did not write and that mount the file (`mounted`), and run the hooks and units that are configured for
+//!    that certificate.
 //! 2. *Components that must be restarted* (`components`): only while the API server and etcd are healthy, only while this
 //!    node holds the Lease (`lease`), one component after the other. A static pod is restarted by an annotation in its
 //!    manifest, any other component by a unit or a hook. The kubelet is last, since it restarts no pod reliably while it
@@ -23,6 +24,7 @@
 //! component, add a case to `Means` in `restart`.
 
 mod lease;
+mod mounted;
 mod pod;
 mod probe;
 mod restart;
@@ -46,7 +48,7 @@ use crate::config::reload::{On, Reload, Unit};
 use crate::kube::components::{Component, ReplacedFile};
 use crate::kube::names::{Authority, CertName, NodePath};
 use crate::signer::exec;
-use crate::spec::CertFiles;
+use crate::spec::{CertFiles, Layout};
 use crate::store::{
     self, AuditEvent, AuditRecord, Commit, Committed, NodeRoot, Store, Unsettled, UnverifiedChange,
 };
@@ -73,6 +75,8 @@ pub struct ReloadSetup {
     pub outputs: BTreeMap<CertName, CertFiles>,
     /// Paths of each authority's bundle.
     pub bundles: BTreeMap<Authority, NodePath>,
+    /// Directories of the PKI.
+    pub layout: Layout,
     /// Longest wait for another run to end.
     pub lock_wait: Duration,
     /// Time at which other work is due: from then on, no restart is begun and nothing is waited for. A restart that has
@@ -98,8 +102,21 @@ impl ReloadSetup {
             bundles: bundles
                 .map(|spec| (spec.authority, spec.path.clone()))
                 .collect(),
+            layout: agent.plan.layout.clone(),
             lock_wait: agent.lock_wait,
             until,
+        }
+    }
+
+    /// Returns the paths of the files that a change replaces, as far as nodepki writes them.
+    fn paths_of(&self, change: ReplacedFile) -> Vec<&NodePath> {
+        match change {
+            ReplacedFile::Certificate(name) => self
+                .outputs
+                .get(&name)
+                .map_or_else(Vec::new, CertFiles::paths),
+            ReplacedFile::Bundle(authority) => self.bundles.get(&authority).into_iter().collect(),
+            ReplacedFile::ServiceAccount | ReplacedFile::KubeletConfiguration => Vec::new(),
         }
     }
 
@@ -312,6 +329,7 @@ impl Run<'_> {
                 ),
             }
         }
+        let proven = self.restart_mounting_pods(proven).await?;
         if proven.is_empty() {
             return Ok(());
         }

@@ -10,6 +10,7 @@ use crate::agent::{self, ExitCode, Failure, join};
 use crate::daemon::metrics::Metrics;
 use crate::kube::kubeadm::KubeadmRole;
 use crate::kube::names::CertName;
+use crate::node::static_pods;
 use crate::process::confine::confine;
 use crate::spec;
 
@@ -69,7 +70,8 @@ fn show_plan(
     let loaded = global.load_joining(&inputs)?;
     let root = global.open_root()?;
     print_unfinished(&root);
-    let survey = loaded.setup.survey(&root, now())?;
+    let mut survey = loaded.setup.survey(&root, now())?;
+    survey.notes.extend(static_pods::notes(&loaded.state));
     let report = agent::report::planned(&loaded.setup, &survey);
     let is_signed_by_none = loaded.setup.signers.is_empty() && survey.to_issue().next().is_some();
     let code = match (survey.refusals.is_empty(), is_signed_by_none) {

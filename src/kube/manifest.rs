@@ -1,10 +1,11 @@
-//! The manifest of a static pod: the arguments and annotations of a component.
+//! The manifest of a static pod: its name, its annotations, the arguments of its first container, and the paths of the node
+//! that its containers mount.
 //!
 //! Pure: the caller reads the file. nodepki never writes manifests.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
@@ -16,12 +17,19 @@ const ADVERTISED_ENDPOINT: &str = "kubeadm.kubernetes.io/kube-apiserver.advertis
 const TOKEN_CLEANER: [&str; 2] = ["tokencleaner", "token-cleaner-controller"];
 /// kube-apiserver's default of `--secure-port`.
 const DEFAULT_SECURE_PORT: &str = "6443";
+/// Annotation by which an administrator states that the pod reads replaced files itself, with the value `never`.
+pub const RESTART_ANNOTATION: &str = "nodepki.io/restart";
 
 /// A static pod.
 #[derive(Clone, Debug)]
 pub struct StaticPod {
     /// Path of the file on the node.
     pub path: PathBuf,
+    /// `metadata.name`; empty if absent.
+    pub name: String,
+    /// `metadata.namespace`, by default `default`.
+    pub namespace: String,
+    mounts: Vec<PathBuf>,
     arguments: Vec<String>,
     annotations: BTreeMap<String, String>,
 }
@@ -48,8 +56,12 @@ impl StaticPod {
             .pointer("/metadata/annotations")
             .and_then(Value::as_object);
         let annotations = annotations.into_iter().flatten();
+        let text = |pointer: &str| pod.pointer(pointer).and_then(Value::as_str);
         Ok(StaticPod {
             path,
+            name: text("/metadata/name").unwrap_or_default().to_owned(),
+            namespace: text("/metadata/namespace").unwrap_or("default").to_owned(),
+            mounts: host_mounts(&pod),
             arguments,
             annotations: annotations
                 .filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned())))
@@ -88,6 +100,20 @@ impl StaticPod {
             .unwrap_or(false)
     }
 
+    /// Returns whether a container mounts this file, or a directory above it that is `below` one of these directories.
+    /// Broader mounts, such as the whole root of an exporter of metrics, say nothing about the file.
+    pub fn mounts(&self, file: &Path, below: &[&Path]) -> bool {
+        self.mounts.iter().any(|mount| {
+            let is_near = below.iter().any(|directory| mount.starts_with(directory));
+            mount == file || (is_near && file.starts_with(mount))
+        })
+    }
+
+    /// Returns whether the pod is restarted for a replaced file that it mounts.
+    pub fn is_restarted_for_files(&self) -> bool {
+        self.annotation(RESTART_ANNOTATION) != Some("never")
+    }
+
     /// Returns the value of an annotation.
     pub(crate) fn annotation(&self, name: &str) -> Option<&str> {
         self.annotations.get(name).map(String::as_str)
@@ -109,9 +135,61 @@ impl StaticPod {
     }
 }
 
+/// Returns the paths of hostPath volumes that a container mounts.
+fn host_mounts(pod: &Value) -> Vec<PathBuf> {
+    let list = |pointer: &str| pod.pointer(pointer).and_then(Value::as_array);
+    let containers = ["/spec/containers", "/spec/initContainers"].map(list);
+    let containers = containers.into_iter().flatten().flatten();
+    let mounted: Vec<&str> = containers
+        .filter_map(|container| container.get("volumeMounts")?.as_array())
+        .flatten()
+        .filter_map(|mount| mount.get("name")?.as_str())
+        .collect();
+    let volumes = list("/spec/volumes").into_iter().flatten();
+    volumes
+        .filter(|volume| {
+            let name = volume.get("name").and_then(Value::as_str);
+            name.is_some_and(|name| mounted.contains(&name))
+        })
+        .filter_map(|volume| Some(PathBuf::from(volume.pointer("/hostPath/path")?.as_str()?)))
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn finds_files_that_containers_mount() {
+        let text = "\
+metadata: {name: x, namespace: kube-system}
+spec:
+  containers:
+  - name: a
+    volumeMounts: [{name: conf, mountPath: /c}, {name: pki, mountPath: /p}, {name: root, mountPath: /r}]
+  volumes:
+  - {name: conf, hostPath: {path: /etc/kubernetes/admin.conf}}
+  - {name: pki, hostPath: {path: /etc/kubernetes/pki/}}
+  - {name: root, hostPath: {path: /}}
+  - {name: unused, hostPath: {path: /etc/kubernetes/scheduler.conf}}
+  - {name: empty, emptyDir: {}}
+";
+        let pod = StaticPod::parse(PathBuf::from("/m.yaml"), text.as_bytes()).unwrap();
+        let near = [Path::new("/etc/kubernetes")];
+        let mounts = |file: &str| pod.mounts(Path::new(file), &near);
+        assert!(mounts("/etc/kubernetes/admin.conf"));
+        assert!(mounts("/etc/kubernetes/pki/etcd/ca.crt"));
+        assert!(!mounts("/etc/kubernetes/scheduler.conf"));
+        assert!(!mounts("/etc/kubernetes/admin.conf.old"));
+        assert_eq!((&*pod.name, &*pod.namespace), ("x", "kube-system"));
+        assert!(pod.is_restarted_for_files());
+        let text = text.replace(
+            "{name: x,",
+            "{annotations: {nodepki.io/restart: never}, name: x,",
+        );
+        let pod = StaticPod::parse(PathBuf::from("/m.yaml"), text.as_bytes()).unwrap();
+        assert!(!pod.is_restarted_for_files());
+    }
 
     #[test]
     fn reads_whether_expired_tokens_are_removed() {

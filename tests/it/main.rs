@@ -106,6 +106,7 @@ mod signer_setup;
 mod signer_step;
 mod signer_vault;
 mod signing;
+mod static_pod_mounts;
 mod store;
 #[cfg(feature = "failpoints")]
 mod store_crash;

@@ -25,7 +25,7 @@ use crate::x509::rfc3339;
 /// A credential is about to expire if less than this, or less than a tenth of its lifetime, is left.
 const EXPIRY_MARGIN: time::Duration = time::Duration::HOUR;
 /// Why an etcd member restarts nothing while restarts are coordinated.
-const NO_LEASE_OF_MEMBER: &str = "an etcd member has no API server whose Lease the members could take in turn; set reload.coordinateWithLease: false, then run `nodepki renew` on one member after the other";
+pub(super) const NO_LEASE_OF_MEMBER: &str = "an etcd member has no API server whose Lease the members could take in turn; set reload.coordinateWithLease: false, then run `nodepki renew` on one member after the other";
 const KUBELET_UNIT: &str = "kubelet.service";
 /// How long the kubelet waits for the volumes of a pod (`podAttachAndMountTimeout` in
 /// `pkg/kubelet/volumemanager/volume_manager.go`).

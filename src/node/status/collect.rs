@@ -18,10 +18,12 @@ use time::OffsetDateTime;
 use super::files::{LeafFiles, RowReader};
 use super::phase::{CertProgress, Effect, PendingPhase};
 use super::{NodeStatus, PendingStatus, authority, leaf, rows, service_account};
+use crate::kube::components::ReplacedFile;
 use crate::kube::names::{Authority, CertName};
 use crate::kube::paths::{ETCD_MANIFEST, KUBELET_CONFIGURATION, KUBERNETES_DIR};
 use crate::node::NodeState;
 use crate::node::role::{NodeRole, role_of};
+use crate::node::static_pods::{mounted_files, other_static_pods};
 use crate::store::{RequestRecord, Slot};
 
 /// Returns the status of every file of kubeadm's PKI. `described` is the node's role by its kubeadm configuration. Never
@@ -73,7 +75,7 @@ pub fn collect(state: &NodeState, described: Option<NodeRole>, now: OffsetDateTi
         .collect();
     let bundle = |name: Authority| authorities.iter().find(|found| found.name == name);
     let server = leaf::local_server(&leaves);
-    NodeStatus {
+    let mut status = NodeStatus {
         at: now,
         root: root.path().display().to_string(),
         certificates_dir: state.layout().certificates_dir().display().to_string(),
@@ -99,6 +101,43 @@ pub fn collect(state: &NodeState, described: Option<NodeRole>, now: OffsetDateTi
             .then(|| service_account::judge(reader.service_account())),
         pending: pending.into_iter().map(pending_status).collect(),
         notes,
+    };
+    if matches!(role, NodeRole::ControlPlane | NodeRole::Etcd) {
+        name_mounting_pods(&mut status, state);
+    }
+    status
+}
+
+/// Adds a remark to each row whose files a static pod mounts that kubeadm did not write.
+fn name_mounting_pods(status: &mut NodeStatus, state: &NodeState) {
+    for pod in other_static_pods(state) {
+        let remark = format!(
+            "static pod {} mounts it, and is {}restarted after it is replaced",
+            pod.name,
+            if pod.is_restarted_for_files() {
+                ""
+            } else {
+                "not "
+            }
+        );
+        for file in mounted_files(&pod, state.layout()) {
+            let remarks = match file {
+                ReplacedFile::Certificate(name) => {
+                    let mut rows = status.certificates.iter_mut();
+                    rows.find(|row| row.name == name)
+                        .map(|row| &mut row.remarks)
+                }
+                ReplacedFile::Bundle(name) => {
+                    let mut rows = status.authorities.iter_mut();
+                    rows.find(|row| row.name == name)
+                        .map(|row| &mut row.remarks)
+                }
+                _ => None,
+            };
+            if let Some(remarks) = remarks {
+                remarks.push(remark.clone());
+            }
+        }
     }
 }
 

@@ -113,6 +113,8 @@ checks! {
         "the key of an authority or of the service-account pair does not have the algorithm of the policy";
     "not-as-configured", EW, leaves::not_as_configured,
         "a certificate verifies, but subject, names, usages or key differ from the configuration; an error if something is missing or too much is allowed";
+    "static-pod-mounts", WI, static_pods::mounts,
+        "a static pod that kubeadm did not write mounts files that nodepki replaces; a warning if it mounts super-admin.conf";
     "mode-too-open", EW, leaves::modes,
         "other users can read a private key, or change a trusted file";
     "directory-exposed", EW, access::directories,

@@ -12,6 +12,7 @@ use crate::agent::join;
 use crate::agent::load::{self, NameSource};
 use crate::agent::{Examination, Survey};
 use crate::config::{FRAGMENT_DIRECTORIES, MAIN_FILE};
+use crate::kube::components::ReplacedFile;
 use crate::kube::kubeadm;
 use crate::kube::manifest::StaticPod;
 use crate::kube::names::{Authority, CertName};
@@ -19,6 +20,7 @@ use crate::kube::paths::{
     BOOTSTRAP_KUBELET_CONF, KUBELET_CONFIGURATION, KUBERNETES_DIR, MANIFESTS_DIR,
 };
 use crate::kubelets::KubeletPolicy;
+use crate::node::static_pods::{mounted_files, other_static_pods};
 use crate::node::status::{self, NodeRole, NodeStatus, Trouble};
 use crate::node::{KubeconfigState, NodeState};
 use crate::signer::SignerKind;
@@ -56,6 +58,8 @@ pub(super) struct Picture {
     pub(super) controller_manager: Option<StaticPod>,
     /// Manifests that cannot be parsed, each with the reason.
     pub(super) broken_manifests: Vec<String>,
+    /// Static pods that kubeadm did not write, with the files of the PKI that they mount.
+    pub(super) mounting_pods: Vec<(StaticPod, Vec<ReplacedFile>)>,
     pub(super) kubelet: Kubelet,
     /// The node's name in each file that contains it.
     pub(super) names: Vec<NameSource>,
@@ -252,6 +256,7 @@ impl Picture {
                 .and_then(|manifest| reader.signer(manifest)),
             controller_manager,
             broken_manifests,
+            mounting_pods: mounting_pods(&state),
             kubelet: reader.kubelet(),
             names: load::name_sources(&state),
             own_copy: own_copy.present().map(|chain| chain.leaf().clone()),
@@ -338,6 +343,17 @@ impl Picture {
     pub(super) fn files(&self, name: CertName) -> Vec<PathBuf> {
         self.layout.files(name)
     }
+}
+
+/// Returns the static pods that kubeadm did not write, with the files of the PKI that they mount.
+fn mounting_pods(state: &NodeState) -> Vec<(StaticPod, Vec<ReplacedFile>)> {
+    let pods = other_static_pods(state).into_iter();
+    pods.map(|pod| {
+        let files = mounted_files(&pod, state.layout());
+        (pod, files)
+    })
+    .filter(|(_, files)| !files.is_empty())
+    .collect()
 }
 
 /// Returns every exposed directory once. Other checks report a directory that cannot be examined.

@@ -5,7 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use super::authorities::replaced_authority;
 use super::finding::CheckNote;
 use super::picture::{AuthorityKey, Picture, SignerFiles};
-use crate::kube::manifest::StaticPod;
+use crate::kube::components::ReplacedFile;
+use crate::kube::manifest::{RESTART_ANNOTATION, StaticPod};
 use crate::kube::names::{Authority, CertName};
 use crate::spec::assess::Observed;
 
@@ -64,6 +65,30 @@ pub(super) fn no_token_cleaner(picture: &Picture) -> Vec<CheckNote> {
             )
         })
         .collect()
+}
+
+/// Names the static pods that mount files of the PKI. kube-vip needs super-admin.conf on the first node until `kubeadm init`
+/// has created the role binding of admin.conf (kube-vip#684), and not afterwards.
+pub(super) fn mounts(picture: &Picture) -> Vec<CheckNote> {
+    let pods = picture.mounting_pods.iter();
+    pods.map(|(pod, files)| {
+        let path = picture.here(&pod.path);
+        let names: Vec<&str> = files.iter().map(|file| file.as_str()).collect();
+        let evidence = format!("{path} mounts {}", names.join(", "));
+        let super_admin = ReplacedFile::Certificate(CertName::SuperAdminConf);
+        if files.contains(&super_admin) && picture.apiserver.is_some() {
+            return CheckNote::warning(
+                evidence,
+                format!("once kubeadm init has ended, name admin.conf in its place: sed -i 's#/super-admin.conf#/admin.conf#' {path}"),
+            );
+        }
+        let fix = match pod.is_restarted_for_files() {
+            true => format!("nothing; it is restarted after they are replaced, unless it has the annotation {RESTART_ANNOTATION}: never"),
+            false => format!("nothing if it reads replaced files itself; otherwise remove its annotation {RESTART_ANNOTATION}"),
+        };
+        CheckNote::info(evidence, fix)
+    })
+    .collect()
 }
 
 /// Returns the flags with which kube-controller-manager signs requests of kubelets.
