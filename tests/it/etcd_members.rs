@@ -10,8 +10,10 @@ use serde_json::Value;
 
 use crate::join_control_plane::post_to_etcd;
 use crate::node::Ran;
+use crate::rotation_cluster::Daemon;
 use crate::servers::Server;
 use crate::servers::cluster::{ClusterNode, cluster, wait_until};
+use crate::servers::remote_signer::{PLUGIN, RemoteSigner};
 use crate::signer_directory::sign_by_hand;
 use crate::signing::openssl;
 
@@ -27,34 +29,31 @@ const MEMBERS: [(&str, &str); 3] = [
 ];
 const LEAVES: [&str; 3] = ["etcd/server", "etcd/peer", "etcd/healthcheck-client"];
 
-/// The configuration of a member, as in kubeadm's guide.
+const PAGE: &str = include_str!("../../docs/external-etcd.md");
+
+/// Returns the blocks of the page in a language.
+fn blocks(language: &str) -> Vec<&'static str> {
+    let begin = format!("\n```{language}\n");
+    let blocks = PAGE.split(&begin).skip(1);
+    blocks
+        .map(|block| block.split("```").next().unwrap())
+        .collect()
+}
+
+/// The configuration of the page for the first member, or the same for another one.
 fn member_configuration(node: &ClusterNode) -> String {
-    let (name, address) = (node.name(), node.address());
-    let peers = MEMBERS.map(|(name, address)| format!("{name}=https://{address}:2380"));
-    format!(
-        "apiVersion: kubeadm.k8s.io/v1beta4
-kind: InitConfiguration
-nodeRegistration: {{name: {name}}}
-localAPIEndpoint: {{advertiseAddress: {address}}}
----
-apiVersion: kubeadm.k8s.io/v1beta4
-kind: ClusterConfiguration
-kubernetesVersion: v1.36.2
-etcd:
-  local:
-    serverCertSANs: ['{address}', {name}.example.com]
-    peerCertSANs: ['{address}']
-    extraArgs:
-    - {{name: initial-cluster, value: '{}'}}
-    - {{name: initial-cluster-state, value: new}}
-    - {{name: name, value: {name}}}
-    - {{name: listen-peer-urls, value: 'https://{address}:2380'}}
-    - {{name: listen-client-urls, value: 'https://127.0.0.1:2379,https://{address}:2379'}}
-    - {{name: advertise-client-urls, value: 'https://{address}:2379'}}
-    - {{name: initial-advertise-peer-urls, value: 'https://{address}:2380'}}
-",
-        peers.join(",")
-    )
+    let [(name, address), ..] = MEMBERS;
+    let lines = blocks("yaml")[0].lines().map(|line| {
+        let own = line.replace(name, node.name());
+        let own = own.replace(address, &node.address().to_string());
+        match line {
+            line if line.contains("name: initial-cluster,") => line.to_owned(),
+            // Without a version, kubeadm looks for the latest one.
+            "kind: ClusterConfiguration" => format!("{line}\nkubernetesVersion: v1.36.2"),
+            _ => own,
+        }
+    });
+    lines.map(|line| line + "\n").collect()
 }
 
 /// The configuration of a control-plane node; the files of etcd are not at kubeadm's own paths.
@@ -188,12 +187,16 @@ fn bootstrap_member(node: &ClusterNode, authorities: &Path) {
         node,
         "/etc/kubernetes/pki/etcd/ca.crt",
     );
+    let commands: Vec<&str> = blocks("sh")[0].lines().collect();
+    let [first, second, etcd] = commands[..] else {
+        panic!("{commands:?}");
+    };
+    assert_eq!((first, second), ("nodepki preflight", "nodepki bootstrap"));
     node.nodepki(&["preflight"])
         .done()
         .says(&format!("node {}", node.name()))
         .says("3 certificates");
-    signed(node, &["bootstrap", "--wait", "0s"], authorities)
-        .says("kubeadm init phase etcd local --config /run/kubeadm/kubeadm.yaml");
+    signed(node, &["bootstrap", "--wait", "0s"], authorities).says(etcd);
     let files = fs::read_dir(node.path("/etc/kubernetes")).unwrap();
     let files: Vec<_> = files.map(|file| file.unwrap().file_name()).collect();
     assert_eq!(files, ["pki"], "kubeconfigs");
@@ -229,7 +232,7 @@ fn findings(node: &ClusterNode) -> Vec<String> {
 fn serves_kube_apiserver_from_etcd_members_with_own_certificates() {
     let cluster = cluster();
     let members = MEMBERS.map(|(name, address)| cluster.add_node(name, address));
-    let [first, second, _] = &members;
+    let [first, second, third] = &members;
     let authorities = make_authorities(first);
 
     for node in &members {
@@ -257,6 +260,7 @@ fn serves_kube_apiserver_from_etcd_members_with_own_certificates() {
     assert_renews(first, &authorities);
     assert_known_without_configuration(second, &authorities);
     assert_role_is_kept(second);
+    assert_daemon_renews(third, &authorities);
 
     let node = cluster.add_node("cpe", "192.0.2.64");
     assert_control_plane_uses_etcd(&node, &authorities);
@@ -314,10 +318,43 @@ fn assert_role_is_kept(node: &ClusterNode) {
         .says("set role: etcd");
 }
 
+/// The daemon replaces all certificates of a member for a new key algorithm, and verifies that etcd serves them.
+fn assert_daemon_renews(node: &ClusterNode, authorities: &Path) {
+    let socket = "/run/signer.sock";
+    let _signer = RemoteSigner::start(&node.path(socket), authorities);
+    let settings = format!(
+        "apiVersion: nodepki.io/v1alpha1
+kind: NodePKIConfiguration
+role: etcd
+signers: {{remote: {{exec: {{command: /bin/bash, args: ['{PLUGIN}', {socket}]}}}}}}
+pki: {{defaults: {{key: {{algorithm: ECDSA, ecdsa: {{curve: P384}}}}}}}}
+rotation: {{onPolicyChange: now}}
+"
+    );
+    node.write("/etc/nodepki/config.yaml", &settings);
+    fs::remove_file(node.path("/var/lib/nodepki/issued.json")).unwrap();
+    let files = LEAVES.map(|leaf| node.pki(&format!("{leaf}.crt")));
+    let before = files.each_ref().map(|file| serial(file));
+    let mut daemon = Daemon::start(node);
+    wait_until("the daemon has renewed everything", || {
+        let is_new = |(file, before): (&PathBuf, &String)| serial(file) != *before;
+        files.iter().zip(&before).all(is_new)
+            && !node.path("/var/lib/nodepki/restarts.json").exists()
+    });
+    daemon.stop();
+    let status = node.nodepki(&["status"]);
+    for name in ["etcd-server", "etcd-peer", "etcd-healthcheck-client"] {
+        status
+            .done()
+            .row_says(name, "in-use")
+            .row_says(name, "P384");
+    }
+}
+
 fn assert_control_plane_uses_etcd(node: &ClusterNode, authorities: &Path) {
     let config = control_plane_configuration(node);
     node.write("/run/kubeadm/kubeadm.yaml", &config);
-    let settings = format!("{SETTINGS}certificates: {{externalEtcdClient: true}}\n");
+    let settings = format!("{SETTINGS}{}", blocks("yaml")[2]);
     node.write("/etc/nodepki/config.yaml", &settings);
     for (authority, to) in [
         (Authority::Ca, "/etc/kubernetes/pki/ca.crt"),

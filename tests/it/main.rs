@@ -114,3 +114,4 @@ mod store_system;
 mod systemd_units;
 mod terminal;
 mod untrusted_root;
+mod workers;
