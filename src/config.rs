@@ -11,6 +11,7 @@
 //! run the tests with `NODEPKI_BLESS=1`, which writes `docs/configuration.md`, and explain the setting in
 //! `packaging/config.yaml`; a test fails if it is missing there. The settings of a signer are declared in its own file.
 
+mod certificates;
 mod cluster_policy;
 mod keys;
 mod kubelet;
@@ -41,6 +42,7 @@ use crate::yaml::settings::{
 };
 use crate::yaml::{self, FaultSeverity, Faults, Field, FieldPosition, Map, Node, Walk};
 
+pub use certificates::Registrations;
 pub use cluster_policy::ClusterPolicySettings;
 pub use kubelet::{KubeletIdentity, KubeletSettings};
 pub use metrics::MetricsSettings;
@@ -90,6 +92,8 @@ settings! {
         "extraSANs" => pub extra_sans: ExtraSans;
         /// Certificate that is not requested: super-admin.conf, or admin.conf on a joining node.
         "certificates.omit" => pub omit: BTreeSet<CertName>;
+        /// Certificates in addition to kubeadm's, by name.
+        "certificates.registered" => pub registered: Registrations;
         /// Certificates of the kubelet.
         "kubelet" => pub kubelet: KubeletSettings;
         /// Signing of the kubelets' own requests, for control-plane nodes.

@@ -8,6 +8,7 @@ mod choices;
 pub mod compliance;
 mod layout;
 pub mod policy;
+pub mod registered;
 mod rules;
 pub mod schedule;
 mod table;

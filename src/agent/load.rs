@@ -274,11 +274,12 @@ pub fn described(
         let text = std::str::from_utf8(&content.bytes).ok()?;
         kubeadm::load(&[(join::HANDOVER, text)]).role()
     });
-    let state = state_of(root, &documents);
+    let state = state_of(root, &documents, &settings);
     let state = match certificates_dir {
         Some(dir) => {
             let kubelet_pki = state.layout().kubelet_pki().to_owned();
-            state.with_layout(Layout::new(Some(dir), Some(kubelet_pki)))
+            let layout = Layout::new(Some(dir), Some(kubelet_pki));
+            state.with_layout(layout.with_registered(&settings.registered.certificates()))
         }
         None => state,
     };
@@ -293,14 +294,16 @@ pub fn described(
     }
 }
 
-/// Returns the files of the node, at the paths in the documents.
-fn state_of(root: &NodeRoot, documents: &kubeadm::Documents) -> NodeState {
+/// Returns the files of the node, at the paths in the documents and in the settings.
+fn state_of(root: &NodeRoot, documents: &kubeadm::Documents, settings: &Settings) -> NodeState {
     let cluster = documents.cluster();
-    NodeState::of_node(
+    let state = NodeState::of_node(
         root,
         cluster.map(|cluster| cluster.certificates_dir.clone()),
         documents.kubelet_cert_dir().map(Path::to_owned),
-    )
+    );
+    let layout = state.layout().clone();
+    state.with_layout(layout.with_registered(&settings.registered.certificates()))
 }
 
 impl Loaded {
@@ -419,6 +422,7 @@ pub(crate) fn choices(settings: &Settings) -> Choices {
         kubelet_serving_sans: settings.extra_sans.kubelet_serving.clone(),
         signs_for_kubelets: settings.kubelets.sign,
         on_policy_change: settings.rotation.on_policy_change,
+        registered: settings.registered.certificates(),
     }
 }
 

@@ -1,10 +1,11 @@
 //! The paths of the files of a node's PKI.
 //!
 //! The only place that builds a path from the name of a certificate or authority. Two directories vary: kubeadm's
-//! `certificatesDir` and the kubelet's `--cert-dir`.
+//! `certificatesDir` and the kubelet's `--cert-dir`. The configuration may name the files of registered certificates.
 
 use std::path::{Path, PathBuf};
 
+use super::registered::{RegisteredCertificate, RegisteredNodes};
 use crate::kube::names::{Authority, CertName};
 use crate::kube::paths::{CERTIFICATES_DIR, KUBELET_CURRENT_LINK, KUBELET_PKI_DIR, KUBERNETES_DIR};
 
@@ -13,6 +14,15 @@ use crate::kube::paths::{CERTIFICATES_DIR, KUBELET_CURRENT_LINK, KUBELET_PKI_DIR
 pub struct Layout {
     certificates_dir: PathBuf,
     kubelet_pki: PathBuf,
+    registered: Vec<RegisteredFiles>,
+}
+
+/// The files of a registered certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct RegisteredFiles {
+    name: CertName,
+    nodes: RegisteredNodes,
+    pair: [PathBuf; 2],
 }
 
 impl Default for Layout {
@@ -28,7 +38,34 @@ impl Layout {
         Layout {
             certificates_dir: certificates_dir.unwrap_or_else(|| CERTIFICATES_DIR.into()),
             kubelet_pki: kubelet_cert_dir.unwrap_or_else(|| KUBELET_PKI_DIR.into()),
+            registered: Vec::new(),
         }
+    }
+
+    /// Adds the files of registered certificates.
+    #[must_use]
+    pub fn with_registered(mut self, registered: &[RegisteredCertificate]) -> Layout {
+        let files = registered.iter().map(|one| RegisteredFiles {
+            name: CertName::Registered(one.name),
+            nodes: one.nodes,
+            pair: one.pair(&self.certificates_dir),
+        });
+        self.registered = files.collect();
+        self
+    }
+
+    /// Returns the names of all certificates that a node may hold: those that are always defined, then the registered ones.
+    pub fn certificates(&self) -> impl Iterator<Item = CertName> {
+        let registered = self.registered.iter().map(|one| one.name);
+        CertName::ALL.into_iter().chain(registered)
+    }
+
+    /// Returns the registered certificates that a node of this kind holds.
+    pub fn registered_on(&self, is_worker: bool) -> impl Iterator<Item = CertName> {
+        let registered = self.registered.iter();
+        registered
+            .filter(move |one| one.nodes.contain(is_worker))
+            .map(|one| one.name)
     }
 
     /// kubeadm's `certificatesDir`.
@@ -53,6 +90,9 @@ impl Layout {
 
     /// Certificate and private key. A kubeconfig contains both, so that both are its path.
     pub fn pair(&self, name: CertName) -> [PathBuf; 2] {
+        if let Some(files) = self.registered.iter().find(|one| one.name == name) {
+            return files.pair.clone();
+        }
         match name {
             // The kubelet reads these files if its configuration names no others (`InitializeTLS`).
             CertName::KubeletServing => {

@@ -1,3 +1,5 @@
+use std::net::IpAddr;
+
 use super::policy::{KeyPolicy, KeyRules};
 use super::*;
 use crate::kube::kubeadm::{HostFacts, Overrides, San, load, resolve};
@@ -337,4 +339,56 @@ fn plans_own_kubeconfig_where_nodepki_signs_for_kubelets() {
     let worker = JOIN.replace("controlPlane:", "ignored:");
     let plan = planned(&worker, &endpoint, &choices);
     assert!(plan.cert(CertName::NodepkiConf).is_none());
+}
+
+#[test]
+fn plans_registered_certificates_on_their_nodes() {
+    let registered = |name: &str, nodes| registered::RegisteredCertificate {
+        name: name.parse().unwrap(),
+        description: String::new(),
+        nodes,
+        common_name: "{certificate}.{node}".to_owned(),
+        organizations: vec!["backup".to_owned()],
+        sans: vec![
+            registered::RegisteredSan::OfNode("{node}.example".to_owned()),
+            registered::RegisteredSan::Addresses,
+        ],
+        usages: vec![crate::x509::ExtendedUsage::ServerAuth],
+        certificate: None,
+        key: Some("/etc/kubernetes/hook.key".into()),
+    };
+    let choices = Choices {
+        registered: vec![
+            registered("etcd-hook", registered::RegisteredNodes::ControlPlane),
+            registered("hook", registered::RegisteredNodes::All),
+            registered("worker-hook", registered::RegisteredNodes::Worker),
+        ],
+        ..Choices::default()
+    };
+    let first = planned(INIT, &cluster(""), &choices);
+    assert_eq!(names(&first)[12..], ["etcd-hook", "hook"]);
+    let name = CertName::Registered("etcd-hook".parse().unwrap());
+    let spec = first.cert(name).unwrap();
+    assert_eq!(spec.authority(), Authority::EtcdCa);
+    let profile = &spec.requested.profile;
+    assert_eq!(profile.subject.common_name, "etcd-hook.cp1");
+    assert_eq!(profile.subject.organizations, ["backup"]);
+    assert_eq!(profile.sans.dns, ["cp1.example"]);
+    assert_eq!(profile.sans.ips, ["192.0.2.11".parse::<IpAddr>().unwrap()]);
+    let paths: Vec<_> = spec
+        .output
+        .paths()
+        .into_iter()
+        .map(|path| path.to_path_buf())
+        .collect();
+    let expected = [
+        "/etc/kubernetes/hook.key",
+        "/etc/kubernetes/pki/etcd-hook.crt",
+    ];
+    assert_eq!(paths, expected.map(std::path::PathBuf::from));
+    let worker = JOIN
+        .lines()
+        .filter(|line| !line.starts_with("controlPlane"));
+    let worker = planned(&worker.collect::<Vec<_>>().join("\n"), "", &choices);
+    assert_eq!(names(&worker), ["kubelet.conf", "hook", "worker-hook"]);
 }

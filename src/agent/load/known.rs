@@ -25,7 +25,7 @@ use crate::node::NodeState;
 use crate::process::machine;
 use crate::signer::NodeIdentity;
 use crate::spec::policy::KeyPolicy;
-use crate::spec::{self, Layout, NodeSpec};
+use crate::spec::{self, Layout, NodeSpec, registered};
 use crate::store::NodeRoot;
 use crate::yaml::Faults;
 
@@ -64,7 +64,7 @@ impl KnownConfiguration {
         let sources = existing_sources(root, &settings)?;
         let kept = join::kept_configuration(root)?;
         let documents = kubeadm::load(&sources);
-        let state = state_of(root, &documents);
+        let state = state_of(root, &documents, &settings);
         let running = RunningNode::read(&state, !sources.is_empty(), documents.role());
         let cluster_policy = ClusterPolicy::read(root, &settings.cluster_policy);
         require_readable(root)?;
@@ -192,10 +192,12 @@ impl KnownConfiguration {
         let (resolved, policy) = resolve(&self.settings, &self.documents, &host)?;
         let policy = policy.replaced_by(self.cluster_policy.rules.clone());
         let cluster = resolved.cluster.clone().unwrap_or_default();
-        let state = self.state.with_layout(Layout::new(
+        let layout = Layout::new(
             Some(cluster.certificates_dir.clone()),
             resolved.node.kubelet_cert_dir.clone(),
-        ));
+        );
+        let layout = layout.with_registered(&self.settings.registered.certificates());
+        let state = self.state.with_layout(layout);
         let wanted = WantedIdentity {
             resolved: &resolved,
             names_node: self.settings.node_name.is_some() || self.documents.names_node(),
@@ -284,7 +286,12 @@ impl KnownConfiguration {
         policy: &KeyPolicy,
         notes: Vec<String>,
     ) -> Result<NodeSpec, Failure> {
-        let plan = spec::node_spec(cluster, node, policy, &choices(&self.settings));
+        let choices = choices(&self.settings);
+        let plan = spec::node_spec(cluster, node, policy, &choices);
+        let conflicts = registered::path_conflicts(&choices.registered, &plan.layout);
+        if !conflicts.is_empty() {
+            return Err(Failure::with_messages(ExitCode::Configuration, conflicts));
+        }
         let mut plan = plan.shown_below(root.path());
         plan.notes.extend(notes);
         mark_activated(root, &mut plan)?;

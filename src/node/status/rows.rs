@@ -31,6 +31,8 @@ pub(super) fn leaves(
     role: NodeRole,
     local_etcd: bool,
 ) -> impl Iterator<Item = CertName> {
+    let registered = state.layout().registered_on(role == NodeRole::Worker);
+    let registered = registered.filter(move |_| role != NodeRole::Empty);
     CertName::ALL
         .into_iter()
         .filter(move |name| match (role, name) {
@@ -44,6 +46,7 @@ pub(super) fn leaves(
                 name.authority() != Authority::EtcdCa || local_etcd || state.has_files_of(*name)
             }
         })
+        .chain(registered)
 }
 
 /// Returns whether a certificate has a row. The kubelet's serving certificate has one if the cluster's CA issued it: a

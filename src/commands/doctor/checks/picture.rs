@@ -230,8 +230,9 @@ impl Picture {
         Picture {
             at: now,
             root: root.path().to_owned(),
-            leaves: CertName::ALL
-                .into_iter()
+            leaves: state
+                .layout()
+                .certificates()
                 // The kubelet manages its self-signed certificate.
                 .filter(|name| {
                     *name != CertName::KubeletServing || status.certificate(*name).is_some()
@@ -570,8 +571,9 @@ impl Reader<'_> {
     ) -> Vec<(PathBuf, Certificate)> {
         let etcd = self.dir().join("etcd");
         let in_use = [Path::new(MANIFESTS_DIR), self.dir(), &etcd].contains(&path);
-        let in_place: Vec<PathBuf> = CertName::ALL
-            .into_iter()
+        let layout = self.state.layout();
+        let in_place: Vec<PathBuf> = layout
+            .certificates()
             .flat_map(|name| self.state.layout().files(name))
             .collect();
         let names = self
