@@ -145,6 +145,16 @@ impl Setting for PerCertificate {
     }
 }
 
+/// Returns the names that are always defined, and those of registered certificates with a text of their own.
+pub(super) fn names_with<'a>(
+    settings: impl IntoIterator<Item = &'a Option<PerCertificate>>,
+) -> Vec<CertName> {
+    let settings = settings.into_iter().flatten();
+    let own = settings.flat_map(|setting| setting.named.keys().copied());
+    let registered = own.filter(|name| matches!(name, CertName::Registered(_)));
+    CertName::ALL.into_iter().chain(registered).collect()
+}
+
 /// Replaces the placeholders of a text that may differ between authorities only.
 pub(super) fn of_authority(text: &str, authority: Authority, identity: &NodeIdentity) -> String {
     text.replace("{authority}", authority.as_str())

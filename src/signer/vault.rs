@@ -43,7 +43,7 @@ use serde::Deserialize;
 use serde_json::json;
 use zeroize::Zeroizing;
 
-use super::per_certificate::{PerCertificate, of_authority, read_of_authority};
+use super::per_certificate::{PerCertificate, names_with, of_authority, read_of_authority};
 use super::server::{SignerServer, signing};
 use super::{
     About, Answer, Caps, Carry, Configured, FailureClass, KubeletObstacle, NodeIdentity, Part,
@@ -446,7 +446,7 @@ impl Vault {
     /// Learns what the server allows this node, and the content of its roles.
     async fn learn(&self) -> Result<(), SignerError> {
         let doing = "reading its roles";
-        let places: Vec<(CertName, SignPaths)> = CertName::ALL
+        let places: Vec<(CertName, SignPaths)> = names_with([&self.config.role])
             .into_iter()
             .filter_map(|name| Some((name, self.config.place(name, &self.identity)?)))
             .collect();
