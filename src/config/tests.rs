@@ -731,10 +731,10 @@ fn packaged_configuration_states_declared_defaults() {
     let mut compared = 0;
     for row in schema::rows("", keys::FRAGMENT) {
         if row.key.default_text().is_some() {
-            let stated = row.path.trim_end_matches("[]").split('.');
-            let stated = stated.fold(Some(&written), |at, step| match step {
-                "*" => at?.as_object()?.values().next(),
-                name => at?.get(name),
+            let mut stated = row.path.trim_end_matches("[]").split('.');
+            let stated = stated.try_fold(&written, |at, step| match step {
+                "*" => at.as_object()?.values().next(),
+                name => at.get(name),
             });
             assert_eq!(stated.cloned(), (row.key.default)(), "{}", row.path);
             compared += 1;
