@@ -658,8 +658,11 @@ impl Reader<'_> {
                 FileKind::Directory if depth > 0 => {
                     self.search_below(&path, depth - 1, places, trees);
                 }
+                // The requests below the state directory are nodepki's own, which `pending-request` reports.
                 FileKind::File if path.extension().is_some_and(|extension| extension == "csr") => {
-                    trees.requests.push(path);
+                    if !path.starts_with(STATE_DIR) {
+                        trees.requests.push(path);
+                    }
                 }
                 FileKind::File
                     if found.size <= MAX_KEY_FILE_BYTES && !places.contains(&path.as_path()) =>
