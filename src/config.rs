@@ -42,7 +42,7 @@ use crate::yaml::settings::{
 };
 use crate::yaml::{self, FaultSeverity, Faults, Field, FieldPosition, Map, Node, Walk};
 
-pub use certificates::Registrations;
+pub use certificates::{PodRestart, Registrations};
 pub use cluster_policy::ClusterPolicySettings;
 pub use kubelet::{KubeletIdentity, KubeletSettings};
 pub use metrics::MetricsSettings;

@@ -20,7 +20,7 @@ pub use choices::{
 pub use layout::{Layout, crl_name, kubeconfig_path};
 pub use rules::{node_spec, usages};
 pub use table::{
-    BundleSpec, CertFiles, CertSpec, ExternalEtcd, KubeletStoreSpec, NodeSpec,
+    BundleCopy, BundleSpec, CertFiles, CertSpec, ExternalEtcd, KubeletStoreSpec, NodeSpec,
     RequestedCertificate, ServiceAccountSpec,
 };
 

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::reload::{On, Unit, UnitAction, unit_name};
 use super::{Settings, reload::Reload};
-use crate::kube::components::ReplacedFile;
+use crate::kube::components::{Component, ReplacedFile};
 use crate::kube::kubeadm::San;
 use crate::kube::names::{self, Authority, CertName, RegisteredName};
 use crate::spec::policy::Category;
@@ -52,10 +52,20 @@ settings! {
         "certificate" => certificate: Option<PathBuf>;
         /// File of the private key, by default NAME.key in kubeadm's certificates directory.
         "key" => key: Option<PathBuf>;
+        /// Numeric ID of a group that may read the key, for a component that does not run as root.
+        "group" => group: Option<u32>;
+        /// File with a copy of the CA certificates of ca.
+        "caFiles.ca" => ca_file: Option<PathBuf>;
+        /// File with a copy of the CA certificates of etcd-ca.
+        "caFiles.etcd-ca" => etcd_ca_file: Option<PathBuf>;
+        /// File with a copy of the CA certificates of front-proxy-ca.
+        "caFiles.front-proxy-ca" => front_proxy_ca_file: Option<PathBuf>;
         /// systemd unit that uses the certificate.
         "reload.unit" => unit: Option<String>, read optional_unit;
-        /// What is done to the unit after the certificate was replaced.
+        /// What is done to the unit after the certificate, or the CA certificates of its authority, were replaced.
         "reload.action" => action: Option<UnitAction>;
+        /// Static pod to restart in the same cases, by the name of its manifest without .yaml.
+        "reload.pod" => pod: Option<String>, read optional_pod;
     }
 }
 
@@ -73,14 +83,42 @@ impl Registrations {
     /// Returns the units of all registrations.
     fn units(&self) -> impl Iterator<Item = Unit> {
         self.0.iter().filter_map(|(name, one)| {
-            let change = ReplacedFile::Certificate(CertName::Registered(*name));
             Some(Unit {
-                on: vec![On::Change(change)],
+                on: triggers(*name).map(On::Change).into(),
                 unit: one.unit.clone()?,
                 action: one.action.unwrap_or_default(),
             })
         })
     }
+
+    /// Returns the static pods of all registrations.
+    pub fn pods(&self) -> Vec<PodRestart> {
+        let pods = self.0.iter().filter_map(|(name, one)| {
+            Some(PodRestart {
+                on: triggers(*name).into(),
+                pod: one.pod.clone()?,
+            })
+        });
+        pods.collect()
+    }
+}
+
+/// Returns the changes after which the component of a registered certificate is reloaded. A copy of other CA certificates
+/// counts as a change of the certificate.
+fn triggers(name: RegisteredName) -> [ReplacedFile; 2] {
+    [
+        ReplacedFile::Certificate(CertName::Registered(name)),
+        ReplacedFile::Bundle(name.authority()),
+    ]
+}
+
+/// A static pod to restart after a change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodRestart {
+    /// Triggers.
+    pub on: Vec<ReplacedFile>,
+    /// Name of the manifest without `.yaml`.
+    pub pod: String,
 }
 
 impl Settings {
@@ -242,7 +280,7 @@ impl Registration {
         let also_client = self.client_auth && !name.is_client();
         RegisteredCertificate {
             name,
-            description: self.description.clone().unwrap_or_default(),
+            description: self.description.clone(),
             nodes: self.nodes,
             common_name: self
                 .common_name
@@ -256,12 +294,46 @@ impl Registration {
                 .collect(),
             certificate: self.certificate.clone(),
             key: self.key.clone(),
+            group: self.group,
+            ca_files: [
+                (Authority::Ca, &self.ca_file),
+                (Authority::EtcdCa, &self.etcd_ca_file),
+                (Authority::FrontProxyCa, &self.front_proxy_ca_file),
+            ]
+            .into_iter()
+            .filter_map(|(authority, path)| Some((authority, path.clone()?)))
+            .collect(),
         }
     }
 }
 
 fn optional_unit(field: &Field<'_>) -> Option<Option<String>> {
     unit_name(field).map(Some)
+}
+
+/// Reads the name of a static pod. Pods of kubeadm have settings of their own.
+fn optional_pod(field: &Field<'_>) -> Option<Option<String>> {
+    let name = field.string()?;
+    let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(c);
+    let is_plain = name.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && name.chars().all(fits)
+        && !name.ends_with(".yaml");
+    if !is_plain {
+        field.error(
+            format!("{name:?} is not the name of a static pod"),
+            "write the name of its manifest without .yaml, as in konnectivity-server",
+        );
+        return None;
+    }
+    let mut components = Component::ALL.into_iter();
+    if components.any(|component| component.as_str() == name) {
+        field.error(
+            format!("{name} is a component of Kubernetes, which is restarted only if it needs to be and with the Lease"),
+            "remove it, or name a static pod of the registered component",
+        );
+        return None;
+    }
+    Some(Some(name))
 }
 
 fn is_printable(text: &str) -> bool {

@@ -75,7 +75,9 @@ certificates:
       clientAuth: true
       certificate: /etc/kubernetes/konnectivity/server.crt
       key: /etc/kubernetes/konnectivity/server.key
-      reload: {unit: konnectivity.service, action: reload}
+      group: 65532
+      caFiles: {ca: /etc/kubernetes/konnectivity/ca.crt, etcd-ca: /etc/kubernetes/konnectivity/etcd-ca.crt, front-proxy-ca: /etc/kubernetes/konnectivity/front-proxy-ca.crt}
+      reload: {unit: konnectivity.service, action: reload, pod: konnectivity-server}
 kubelet: {identity: bootstrap, clientCertificate: file, serving: true}
 kubelets: {sign: true, approveServing: true, approveClient: true, lifetime: 24h, keys: [ECDSA-P256], names: ["{node}.example.com"], networks: [192.0.2.0/24], tokenGroups: ["system:bootstrappers:workers"], requestsPerSecond: 20, lease: kubelets}
 wait: 10m

@@ -21,6 +21,7 @@ pub struct Layout {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct RegisteredFiles {
     name: CertName,
+    description: Option<String>,
     nodes: RegisteredNodes,
     pair: [PathBuf; 2],
 }
@@ -47,6 +48,7 @@ impl Layout {
     pub fn with_registered(mut self, registered: &[RegisteredCertificate]) -> Layout {
         let files = registered.iter().map(|one| RegisteredFiles {
             name: CertName::Registered(one.name),
+            description: one.description.clone(),
             nodes: one.nodes,
             pair: one.pair(&self.certificates_dir),
         });
@@ -66,6 +68,13 @@ impl Layout {
         registered
             .filter(move |one| one.nodes.contain(is_worker))
             .map(|one| one.name)
+    }
+
+    /// Returns the configured purpose of a registered certificate.
+    pub fn description(&self, name: CertName) -> Option<&str> {
+        let mut registered = self.registered.iter();
+        let found = registered.find(|one| one.name == name)?;
+        found.description.as_deref()
     }
 
     /// kubeadm's `certificatesDir`.

@@ -39,7 +39,7 @@ pub struct RegisteredCertificate {
     /// Its name, which contains authority and category.
     pub name: RegisteredName,
     /// Purpose, for administrators.
-    pub description: String,
+    pub description: Option<String>,
     /// The nodes that hold it.
     pub nodes: RegisteredNodes,
     /// Common name, with placeholders.
@@ -54,6 +54,10 @@ pub struct RegisteredCertificate {
     pub certificate: Option<PathBuf>,
     /// File of the key; by default in the certificates directory.
     pub key: Option<PathBuf>,
+    /// Numeric ID of a group that may read the key.
+    pub group: Option<u32>,
+    /// Copies of trust bundles that the component reads.
+    pub ca_files: BTreeMap<Authority, PathBuf>,
 }
 
 /// The nodes that hold a registered certificate.
@@ -159,8 +163,14 @@ pub fn path_conflicts(registered: &[RegisteredCertificate], layout: &Layout) -> 
     let mut owners = owners_of_kubeadm(layout);
     let mut conflicts = Vec::new();
     for one in registered {
-        let pair = one.pair(layout.certificates_dir());
-        for (field, path) in ["certificate", "key"].into_iter().zip(pair) {
+        let [certificate, key] = one.pair(layout.certificates_dir());
+        let pair = [
+            ("certificate".to_owned(), certificate),
+            ("key".to_owned(), key),
+        ];
+        let copies = one.ca_files.iter();
+        let copies = copies.map(|(authority, path)| (format!("caFiles.{authority}"), path.clone()));
+        for (field, path) in pair.into_iter().chain(copies) {
             let at = format!("certificates.registered.{}.{field}", one.name);
             if let Some(owner) = owners.get(&path) {
                 conflicts.push(format!(
@@ -223,7 +233,7 @@ mod tests {
         let [certificate, key] = files.map(|file| file.map(PathBuf::from));
         RegisteredCertificate {
             name: name.parse().unwrap(),
-            description: String::new(),
+            description: None,
             nodes: RegisteredNodes::ControlPlane,
             common_name: name.to_owned(),
             organizations: Vec::new(),
@@ -231,6 +241,8 @@ mod tests {
             usages: Vec::new(),
             certificate,
             key,
+            group: None,
+            ca_files: BTreeMap::new(),
         }
     }
 

@@ -13,7 +13,7 @@ use super::layout::Layout;
 use super::policy::{KeyOwner, KeyPolicy};
 use super::registered::{NODE_PLACEHOLDER, RegisteredCertificate, RegisteredSan};
 use super::table::{
-    BundleSpec, CertFiles, CertSpec, ExternalEtcd, KubeletStoreSpec, NodeSpec,
+    BundleCopy, BundleSpec, CertFiles, CertSpec, ExternalEtcd, KubeletStoreSpec, NodeSpec,
     RequestedCertificate, ServiceAccountSpec,
 };
 use crate::kube::kubeadm::{
@@ -46,12 +46,15 @@ pub fn node_spec(
         .map(|name| inputs.cert(name))
         .chain(registered.map(|one| inputs.registered(one)))
         .collect();
+    let bundles = inputs.bundles();
+    let mut notes = inputs.notes(&certs);
+    notes.extend(inputs.notes_on_copies(&bundles));
     NodeSpec {
         layout: inputs.layout(),
         ignore_preflight_errors: inputs.ignore_preflight_errors(&certs),
-        notes: inputs.notes(&certs),
+        notes,
         certs,
-        bundles: inputs.bundles(),
+        bundles,
         omitted,
         service_account: inputs.service_account(),
         external_etcd: inputs.external_etcd(),
@@ -175,6 +178,7 @@ impl RuleInputs<'_> {
             under_first: false,
             on_policy_change: self.choices.on_policy_change,
             is_omittable: self.is_omittable(name),
+            description: None,
         }
     }
 
@@ -205,6 +209,7 @@ impl RuleInputs<'_> {
             under_first: false,
             on_policy_change: self.choices.on_policy_change,
             is_omittable: false,
+            description: one.description.clone(),
         }
     }
 
@@ -400,7 +405,13 @@ impl RuleInputs<'_> {
         let layout = self.layout();
         let [certificate, key] = layout.pair(name).map(NodePath::from);
         if !name.is_kubeconfig() {
-            return CertFiles::Pair { certificate, key };
+            let mut registered = self.choices.registered.iter();
+            let registered = registered.find(|one| CertName::Registered(one.name) == name);
+            return CertFiles::Pair {
+                certificate,
+                key,
+                group: registered.and_then(|one| one.group),
+            };
         }
         CertFiles::Kubeconfig {
             path: certificate,
@@ -470,10 +481,41 @@ impl RuleInputs<'_> {
                     path,
                     key_path,
                     crl_path: layout.revocation_lists(authority).into(),
+                    copies: self.bundle_copies(authority),
                     key: self.policy.key_for_authority(authority),
                     required_key: self.policy.required_of(KeyOwner::Authority(authority)),
                     lifetime: self.cluster.ca_validity,
                 }
+            })
+            .collect()
+    }
+
+    /// Returns the copies of a bundle that the registered certificates of this node require.
+    fn bundle_copies(&self, authority: Authority) -> Vec<BundleCopy> {
+        let registered = self.choices.registered.iter();
+        registered
+            .filter(|one| one.is_on(self.node.role))
+            .filter_map(|one| {
+                let path = one.ca_files.get(&authority)?.as_path().into();
+                let of = CertName::Registered(one.name);
+                Some(BundleCopy { of, path })
+            })
+            .collect()
+    }
+
+    /// Returns a note for each copy of a bundle that this node does not have.
+    fn notes_on_copies(&self, bundles: &[BundleSpec]) -> Vec<String> {
+        let registered = self.choices.registered.iter();
+        let registered = registered.filter(|one| one.is_on(self.node.role));
+        let copies = registered.flat_map(|one| one.ca_files.iter().map(move |copy| (one, copy)));
+        copies
+            .filter(|(_, (authority, _))| bundles.iter().all(|known| known.authority != **authority))
+            .map(|(one, (authority, path))| {
+                format!(
+                    "certificates.registered.{}.caFiles.{authority}: this node has no CA certificate of {authority}, so that {} is not written (remove the entry, or write the file with the tool that provides that CA)",
+                    one.name,
+                    path.display()
+                )
             })
             .collect()
     }

@@ -345,7 +345,7 @@ fn plans_own_kubeconfig_where_nodepki_signs_for_kubelets() {
 fn plans_registered_certificates_on_their_nodes() {
     let registered = |name: &str, nodes| registered::RegisteredCertificate {
         name: name.parse().unwrap(),
-        description: String::new(),
+        description: Some("Backup of etcd.".to_owned()),
         nodes,
         common_name: "{certificate}.{node}".to_owned(),
         organizations: vec!["backup".to_owned()],
@@ -356,6 +356,15 @@ fn plans_registered_certificates_on_their_nodes() {
         usages: vec![crate::x509::ExtendedUsage::ServerAuth],
         certificate: None,
         key: Some("/etc/kubernetes/hook.key".into()),
+        group: Some(65532),
+        ca_files: [Authority::Ca, Authority::FrontProxyCa]
+            .map(|authority| {
+                (
+                    authority,
+                    format!("/etc/kubernetes/{name}-{authority}.crt").into(),
+                )
+            })
+            .into(),
     };
     let choices = Choices {
         registered: vec![
@@ -386,9 +395,35 @@ fn plans_registered_certificates_on_their_nodes() {
         "/etc/kubernetes/pki/etcd-hook.crt",
     ];
     assert_eq!(paths, expected.map(std::path::PathBuf::from));
+    let copies = |plan: &NodeSpec, authority| -> Vec<String> {
+        let copies = plan.bundle(authority).unwrap().copies.iter();
+        copies
+            .map(|copy| format!("{} {}", copy.of, copy.path))
+            .collect()
+    };
+    let expected = [
+        "etcd-hook /etc/kubernetes/etcd-hook-front-proxy-ca.crt",
+        "hook /etc/kubernetes/hook-front-proxy-ca.crt",
+    ];
+    assert_eq!(copies(&first, Authority::FrontProxyCa), expected);
+    assert_eq!(spec.description.as_deref(), Some("Backup of etcd."));
+    let CertFiles::Pair { group, .. } = spec.output else {
+        panic!("{:?}", spec.output);
+    };
+    assert_eq!(group, Some(65532));
     let worker = JOIN
         .lines()
         .filter(|line| !line.starts_with("controlPlane"));
     let worker = planned(&worker.collect::<Vec<_>>().join("\n"), "", &choices);
     assert_eq!(names(&worker), ["kubelet.conf", "hook", "worker-hook"]);
+    let expected = [
+        "hook /etc/kubernetes/hook-ca.crt",
+        "worker-hook /etc/kubernetes/worker-hook-ca.crt",
+    ];
+    assert_eq!(copies(&worker, Authority::Ca), expected);
+    let notes = worker.notes.join("\n");
+    assert!(
+        notes.contains("certificates.registered.hook.caFiles.front-proxy-ca: this node has no CA certificate of front-proxy-ca"),
+        "{notes}"
+    );
 }

@@ -46,7 +46,7 @@ etcd-backup-client: {authority: etcd-ca, category: ClientCertificate, nodes: all
 
 #[test]
 fn shown_settings_read_back_as_the_same() {
-    let entries = "webhook: {description: Admission., authority: ca, category: ServingCertificate, sans: ['{node}'], reload: {unit: webhook.service, action: reload}}";
+    let entries = "webhook: {description: Admission., authority: ca, category: ServingCertificate, sans: ['{node}'], group: 65532, caFiles: {front-proxy-ca: /etc/kubernetes/webhook/front-proxy-ca.crt}, reload: {unit: webhook.service, action: reload, pod: webhook}}";
     let (settings, _) = registered(entries).unwrap();
     let shown = json!({"certificates": {"registered": settings.registered.shown().unwrap()}});
     let (again, _) = read(&crate::yaml::to_string(&shown).unwrap()).unwrap();
@@ -175,6 +175,31 @@ fn refuses_faulty_registrations() {
         ),
         (
             "webhook",
+            format!("{SERVING}, sans: ['{{node}}'], reload: {{pod: webhook.yaml}}"),
+            "\"webhook.yaml\" is not the name of a static pod",
+        ),
+        (
+            "webhook",
+            format!("{SERVING}, sans: ['{{node}}'], reload: {{pod: ../webhook}}"),
+            "is not the name of a static pod",
+        ),
+        (
+            "webhook",
+            format!("{SERVING}, sans: ['{{node}}'], reload: {{pod: kube-apiserver}}"),
+            "is a component of Kubernetes",
+        ),
+        (
+            "webhook",
+            format!("{SERVING}, sans: ['{{node}}'], group: nobody"),
+            "certificates.registered.webhook.group",
+        ),
+        (
+            "webhook",
+            format!("{SERVING}, sans: ['{{node}}'], caFiles: {{ca: ca.crt}}"),
+            "certificates.registered.webhook.caFiles.ca",
+        ),
+        (
+            "webhook",
             format!("{SERVING}, sans: ['{{node}}'], port: 1"),
             "certificates.registered.webhook.port",
         ),
@@ -222,12 +247,15 @@ fn other_settings_accept_registered_names_only() {
 }
 
 #[test]
-fn restarts_unit_of_registration_for_its_certificate_only() {
+fn restarts_unit_of_registration_for_its_certificate_and_authority() {
     let entries = "webhook: {authority: ca, category: ServingCertificate, sans: ['{node}'], reload: {unit: webhook.service, action: reload-or-restart}}";
     let (settings, _) = registered(entries).unwrap();
     let name = CertName::Registered("webhook".parse().unwrap());
     let unit = Unit {
-        on: vec![On::Change(ReplacedFile::Certificate(name))],
+        on: vec![
+            On::Change(ReplacedFile::Certificate(name)),
+            On::Change(ReplacedFile::Bundle(Authority::Ca)),
+        ],
         unit: "webhook.service".to_owned(),
         action: UnitAction::ReloadOrRestart,
     };
