@@ -279,7 +279,10 @@ pub(crate) fn known_directories<'a>(
 impl RunSetup {
     fn known_directories(&self) -> KnownDirectories {
         let plan = &self.plan;
-        let bundles = plan.bundles.iter().map(|bundle| bundle.path.as_ref());
+        let bundles = plan.bundles.iter().flat_map(|bundle| {
+            let copies = bundle.copies.iter().map(|copy| copy.path.as_ref());
+            copies.chain([bundle.path.as_ref()])
+        });
         let pair = plan
             .service_account
             .iter()

@@ -11,6 +11,7 @@
 //! run the tests with `NODEPKI_BLESS=1`, which writes `docs/configuration.md`, and explain the setting in
 //! `packaging/config.yaml`; a test fails if it is missing there. The settings of a signer are declared in its own file.
 
+mod certificates;
 mod cluster_policy;
 #[cfg(feature = "fuzzing")]
 pub mod fuzz;
@@ -43,6 +44,7 @@ use crate::yaml::settings::{
 };
 use crate::yaml::{self, FaultSeverity, Faults, Field, FieldPosition, Map, Node, Walk};
 
+pub use certificates::{PodRestart, Registrations};
 pub use cluster_policy::ClusterPolicySettings;
 pub use kubelet::{KubeletIdentity, KubeletSettings};
 pub use metrics::MetricsSettings;
@@ -98,6 +100,8 @@ settings! {
         /// Issue the client certificate of an external etcd, apiserver-etcd-client, to `etcd.external.certFile` and
         /// `keyFile`.
         "certificates.externalEtcdClient" => pub external_etcd_client: bool;
+        /// Certificates in addition to kubeadm's, by name.
+        "certificates.registered" => pub registered: Registrations;
         /// Certificates of the kubelet.
         "kubelet" => pub kubelet: KubeletSettings;
         /// Signing of the kubelets' own requests, for control-plane nodes.

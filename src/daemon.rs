@@ -409,6 +409,9 @@ impl<S: Surroundings> Daemon<'_, S> {
         }
         for bundle in &plan.bundles {
             self.watch_pki(&mut watched, &bundle.path);
+            for copy in &bundle.copies {
+                watched.file(FileRole::Pki, self.root, &copy.path);
+            }
         }
         if let Some(pair) = &plan.service_account {
             self.watch_pki(&mut watched, &pair.private);

@@ -10,6 +10,7 @@ pub mod compliance;
 pub mod fuzz;
 mod layout;
 pub mod policy;
+pub mod registered;
 mod rules;
 pub mod schedule;
 mod table;
@@ -21,7 +22,7 @@ pub use choices::{
 pub use layout::{Layout, crl_name, kubeconfig_path};
 pub use rules::{node_spec, usages};
 pub use table::{
-    BundleSpec, CertFiles, CertSpec, ExternalEtcd, KubeletStoreSpec, NodeSpec,
+    BundleCopy, BundleSpec, CertFiles, CertSpec, ExternalEtcd, KubeletStoreSpec, NodeSpec,
     RequestedCertificate, ServiceAccountSpec,
 };
 

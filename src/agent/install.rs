@@ -22,7 +22,7 @@ use crate::spec::assess::{
     Action, Age, Observed, ObservedCert, ObservedKubeconfig, ObservedKubeletStore, beyond_authority,
 };
 use crate::spec::schedule::due_at;
-use crate::spec::{CertSpec, ServiceAccountSpec};
+use crate::spec::{BundleCopy, CertSpec, ServiceAccountSpec};
 use crate::store::{
     AuditEvent, AuditRecord, Commit, Committed, IssuedRecord, Mode, NodeRoot, Slot, Store,
 };
@@ -336,7 +336,13 @@ impl<'a> CommitWork<'a> {
         let Some(trusted) = self.trust.get(&authority) else {
             return;
         };
-        if bundle.in_place {
+        if bundle.in_place && bundle.refused.is_none() && !bundle.is_settled() {
+            self.copies(&bundle.outdated_copies, trusted);
+            self.rows.push(ReportRow {
+                reasons: report::copy_reasons(&bundle.outdated_copies),
+                ..report::bundle_row(&bundle.spec, RowAction::Rewritten, trusted)
+            });
+        } else if bundle.in_place {
             self.rows
                 .push(report::bundle_row(&bundle.spec, RowAction::Kept, trusted));
         } else if !self.incomplete.contains_key(&authority) || (provided && !self.refused) {
@@ -346,11 +352,23 @@ impl<'a> CommitWork<'a> {
             let change = ReplacedFile::Bundle(authority);
             self.commit
                 .change(change, bundle.spec.path.clone(), self.now);
+            self.copies(&bundle.spec.copies, trusted);
             self.rows.push(report::bundle_row(
                 &bundle.spec,
                 RowAction::Written,
                 trusted,
             ));
+        }
+    }
+
+    /// Writes copies of a trust bundle. A replaced copy counts as a change of the registered certificate whose component
+    /// reads it.
+    fn copies(&mut self, copies: &[BundleCopy], trusted: &TrustBundle) {
+        for BundleCopy { of, path } in copies {
+            let pem = trusted.to_pem().into_bytes();
+            self.commit.file(path.clone(), pem, Mode::Public);
+            let change = ReplacedFile::Certificate(*of);
+            self.commit.change(change, path.clone(), self.now);
         }
     }
 

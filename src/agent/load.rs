@@ -292,19 +292,20 @@ pub fn described(
         let text = std::str::from_utf8(&content.bytes).ok()?;
         kubeadm::load(&[(join::HANDOVER, text)]).role()
     });
-    let state = state_of(&files.state, documents);
+    let state = state_of(&files.state, documents, &files.settings);
+    let state = match certificates_dir {
+        Some(dir) => {
+            let kubelet_pki = state.layout().kubelet_pki().to_owned();
+            let layout = Layout::new(Some(dir), Some(kubelet_pki));
+            state.with_layout(layout.with_registered(&files.settings.registered.certificates()))
+        }
+        None => state,
+    };
     let state = match documents.cluster() {
         Some(cluster) if files.settings.external_etcd_client => {
             state.with_layout(state.layout().clone().with_external_etcd(&cluster.etcd))
         }
         _ => state,
-    };
-    let state = match certificates_dir {
-        Some(dir) => {
-            let kubelet_pki = state.layout().kubelet_pki().to_owned();
-            state.with_layout(Layout::new(Some(dir), Some(kubelet_pki)))
-        }
-        None => state,
     };
     let authorities = files.settings.authorities.iter();
     let signers = authorities
@@ -318,13 +319,15 @@ pub fn described(
     }
 }
 
-/// Returns the same files of the node, at the paths in the documents.
-fn state_of(state: &NodeState, documents: &kubeadm::Documents) -> NodeState {
+/// Returns the same files of the node, at the paths in the documents and in the settings.
+fn state_of(state: &NodeState, documents: &kubeadm::Documents, settings: &Settings) -> NodeState {
     let cluster = documents.cluster();
-    state.with_directories(
+    let state = state.with_directories(
         cluster.map(|cluster| cluster.certificates_dir.clone()),
         documents.kubelet_cert_dir().map(Path::to_owned),
-    )
+    );
+    let layout = state.layout().clone();
+    state.with_layout(layout.with_registered(&settings.registered.certificates()))
 }
 
 impl Loaded {
@@ -445,6 +448,7 @@ pub(crate) fn choices(settings: &Settings) -> Choices {
         kubelet_serving_sans: settings.extra_sans.kubelet_serving.clone(),
         signs_for_kubelets: settings.kubelets.sign,
         on_policy_change: settings.rotation.on_policy_change,
+        registered: settings.registered.certificates(),
     }
 }
 

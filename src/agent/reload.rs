@@ -27,6 +27,7 @@ mod lease;
 mod mounted;
 mod pod;
 mod probe;
+mod programs;
 mod restart;
 mod restarted;
 mod rollback;
@@ -44,10 +45,10 @@ use time::OffsetDateTime;
 use tokio::time::{Instant, sleep};
 
 use crate::agent::{self, Clock, ExitCode, Failure, Progress, ReportRow, RowAction, audit};
-use crate::config::reload::{On, Reload, Unit};
+use crate::config::reload::Reload;
+use crate::config::{PodRestart, Settings};
 use crate::kube::components::{Component, ReplacedFile};
 use crate::kube::names::{Authority, CertName, NodePath};
-use crate::signer::exec;
 use crate::spec::{CertFiles, Layout};
 use crate::store::{
     self, AuditEvent, AuditRecord, Commit, Committed, NodeRoot, Store, Unsettled, UnverifiedChange,
@@ -58,10 +59,6 @@ use probe::Probe;
 
 /// Interval between two checks of a component that starts, and between two attempts to take the lock.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// Starts and reloads units.
-const SYSTEMCTL: &str = "/usr/bin/systemctl";
-/// Timeout of one systemctl command.
-const UNIT_TIMEOUT: Duration = Duration::from_secs(90);
 /// Shortest wait for a component, even if certificates are due meanwhile.
 const MIN_WAIT: Duration = Duration::from_secs(5);
 
@@ -69,8 +66,10 @@ const MIN_WAIT: Duration = Duration::from_secs(5);
 pub struct ReloadSetup {
     /// This node's name.
     pub node: String,
-    /// Settings.
+    /// Settings, with the units of registered certificates.
     pub reload: Reload,
+    /// Static pods of registered certificates.
+    pub pods: Vec<PodRestart>,
     /// Paths of each certificate.
     pub outputs: BTreeMap<CertName, CertFiles>,
     /// Paths of each authority's bundle.
@@ -88,14 +87,15 @@ impl ReloadSetup {
     /// Returns the inputs for the node of `agent`.
     pub fn of(
         agent: &agent::RunSetup,
-        reload: &Reload,
+        settings: &Settings,
         until: Option<OffsetDateTime>,
     ) -> ReloadSetup {
         let certs = agent.plan.certs.iter();
         let bundles = agent.plan.bundles.iter();
         ReloadSetup {
             node: agent.identity.node.clone(),
-            reload: reload.clone(),
+            reload: settings.effective_reload(),
+            pods: settings.registered.pods(),
             outputs: certs
                 .map(|spec| (spec.name(), spec.output.clone()))
                 .collect(),
@@ -250,12 +250,6 @@ struct Run<'a> {
     spared: Vec<Component>,
 }
 
-/// One program to run.
-struct Program {
-    command: Vec<String>,
-    limit: Duration,
-}
-
 impl Run<'_> {
     fn report(&mut self, what: impl ToString, state: ReloadState, detail: impl Into<String>) {
         self.outcomes.push(ReloadOutcome {
@@ -353,7 +347,7 @@ impl Run<'_> {
             seen.push(changed);
         }
         audit::append(self.probe.root, (self.probe.clock)(), &in_use);
-        let failed = self.programs_of(&seen).await;
+        let failed = self.programs_of(&seen).await?;
         let mut commit = Commit::new();
         for changed in seen {
             if !failed.contains(&changed.change) {
@@ -444,72 +438,6 @@ impl Run<'_> {
             }
             sleep(POLL_INTERVAL).await;
         }
-    }
-
-    /// Runs the hooks and units that are configured for these changes, and returns the changes whose programs failed.
-    async fn programs_of(&mut self, seen: &[UnverifiedChange]) -> Vec<ReplacedFile> {
-        let mut failed = Vec::new();
-        let reload = &self.probe.setup.reload;
-        let causes = |on: &[On]| -> Vec<ReplacedFile> {
-            let changes = seen.iter().map(|changed| changed.change);
-            changes
-                .filter(|change| on.contains(&On::Change(*change)))
-                .collect()
-        };
-        let hooks = reload.hooks.iter().map(|hook| {
-            let program = Program {
-                command: hook.command.clone(),
-                limit: hook.timeout,
-            };
-            (causes(&hook.on), program)
-        });
-        let units = reload
-            .units
-            .iter()
-            .map(|unit| (causes(&unit.on), of_unit(unit)));
-        let due: Vec<_> = hooks
-            .chain(units)
-            .filter(|(causes, _)| !causes.is_empty())
-            .collect();
-        for (causes, program) in due {
-            let shown = program.command.join(" ");
-            match program.run(&causes).await {
-                Ok(()) => self.report(
-                    shown,
-                    ReloadState::Done,
-                    format!("was run for {}", names(&causes)),
-                ),
-                Err(why) => {
-                    let detail = format!(
-                        "{why}; correct the cause, then run `nodepki renew`, which runs it again for {}",
-                        names(&causes)
-                    );
-                    self.report(shown, ReloadState::Failed, detail);
-                    failed.extend(causes);
-                }
-            }
-        }
-        failed
-    }
-}
-
-impl Program {
-    async fn run(&self, causes: &[ReplacedFile]) -> Result<(), String> {
-        let changed: Vec<_> = causes.iter().map(|change| change.as_str()).collect();
-        let env = [("NODEPKI_CHANGED", changed.join(","))];
-        exec::run(&self.command, &env, self.limit).await
-    }
-}
-
-fn of_unit(unit: &Unit) -> Program {
-    systemctl(unit.action.as_str(), &unit.unit)
-}
-
-fn systemctl(verb: &str, unit: &str) -> Program {
-    let words = [SYSTEMCTL, verb, "--", unit];
-    Program {
-        command: words.map(str::to_owned).to_vec(),
-        limit: UNIT_TIMEOUT,
     }
 }
 

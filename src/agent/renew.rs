@@ -368,7 +368,7 @@ fn has_work(survey: &Survey) -> bool {
     let bundles = survey
         .bundles
         .iter()
-        .any(|bundle| !bundle.in_place && bundle.refused.is_none());
+        .any(|bundle| !bundle.is_settled() && bundle.refused.is_none());
     certs || bundles || !survey.missing_files.is_empty()
 }
 

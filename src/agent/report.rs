@@ -17,7 +17,7 @@ use super::{
 use crate::kube::names::{Authority, NodePath};
 use crate::signer::Carry;
 use crate::spec::assess::{Action, Observed};
-use crate::spec::{BundleSpec, CertFiles, CertSpec, ServiceAccountSpec};
+use crate::spec::{BundleCopy, BundleSpec, CertFiles, CertSpec, ServiceAccountSpec};
 use crate::x509::{Chain, TrustBundle};
 
 pub use action::RowAction;
@@ -49,6 +49,9 @@ pub struct ReportRow {
     /// The authority that signs the certificate; `None` for a bundle.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub authority: Option<String>,
+    /// Purpose of a registered certificate, as configured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub description: Option<String>,
     /// Action that is planned, or was taken.
     pub action: RowAction,
     /// Reasons for the action, and notes, in sentences.
@@ -250,6 +253,10 @@ pub fn planned(setup: &RunSetup, survey: &Survey) -> RunReport {
 
 fn planned_bundle(bundle: &SurveyedBundle) -> ReportRow {
     match &bundle.found {
+        Observed::Present(found) if bundle.in_place && !bundle.is_settled() => ReportRow {
+            reasons: copy_reasons(&bundle.outdated_copies),
+            ..bundle_row(&bundle.spec, RowAction::Rewrite, found)
+        },
         Observed::Present(found) => bundle_row(&bundle.spec, RowAction::Keep, found),
         other => ReportRow {
             reasons: match other {
@@ -338,6 +345,7 @@ pub(super) fn cert_row(
     ReportRow {
         name: spec.name().to_string(),
         authority: Some(spec.authority().to_string()),
+        description: spec.description.clone(),
         action,
         reasons,
         subject: Some(spec.requested.profile.subject.to_string()),
@@ -352,7 +360,9 @@ pub(super) fn cert_row(
         key: Some(spec.requested.profile.key.to_string()),
         not_after: chain.map(|chain| chain.leaf().not_after()),
         paths: match &spec.output {
-            CertFiles::Pair { certificate, key } => vec![certificate.clone(), key.clone()],
+            CertFiles::Pair {
+                certificate, key, ..
+            } => vec![certificate.clone(), key.clone()],
             CertFiles::Kubeconfig { path, .. } => vec![path.clone()],
         },
         ..ReportRow::default()
@@ -461,11 +471,26 @@ pub(super) fn bundle_row(spec: &BundleSpec, action: RowAction, bundle: &TrustBun
     }
 }
 
+/// Returns the reasons for which copies of a bundle are written.
+pub(super) fn copy_reasons(copies: &[BundleCopy]) -> Vec<String> {
+    let reason = |copy: &BundleCopy| {
+        format!(
+            "{} is not a copy of the CA certificates, which {} needs",
+            copy.path, copy.of
+        )
+    };
+    copies.iter().map(reason).collect()
+}
+
 fn absent_bundle_row(spec: &BundleSpec, action: RowAction) -> ReportRow {
     ReportRow {
         name: spec.authority.to_string(),
         action,
-        paths: vec![spec.path.clone()],
+        paths: [&spec.path]
+            .into_iter()
+            .chain(spec.copies.iter().map(|copy| &copy.path))
+            .cloned()
+            .collect(),
         ..ReportRow::default()
     }
 }

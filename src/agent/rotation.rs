@@ -61,7 +61,7 @@ pub async fn settle(
     clock: Clock,
     progress: &dyn Progress,
 ) -> SettledRestarts {
-    let setup = reload::ReloadSetup::of(&loaded.setup, &loaded.settings.reload, next);
+    let setup = reload::ReloadSetup::of(&loaded.setup, &loaded.settings, next);
     match reload::settle(root, &setup, clock, progress).await {
         Ok(reloads) => SettledRestarts {
             is_unfinished: reloads.iter().any(|outcome| outcome.state.is_unfinished()),

@@ -20,7 +20,7 @@ use crate::spec::assess::{
 };
 use crate::spec::compliance::{FoundKey, KeyUse};
 use crate::spec::policy::KeyOwner;
-use crate::spec::{self, BundleSpec, CertFiles, CertSpec, NodeSpec};
+use crate::spec::{self, BundleCopy, BundleSpec, CertFiles, CertSpec, NodeSpec};
 use crate::store::{self, IssuedRecord};
 use crate::x509::{
     AuthorityCrls, Certificate, Chain, KeyType, PrivateKey, RevocationList, TrustBundle, hex,
@@ -181,12 +181,21 @@ pub struct SurveyedBundle {
     pub found: Observed<TrustBundle>,
     /// The bundle is at its path in the plan; otherwise it comes from the configured file, or is still unknown.
     pub in_place: bool,
+    /// Copies of the bundle that are absent or contain other certificates.
+    pub outdated_copies: Vec<BundleCopy>,
     /// The CA's private key is on this node.
     pub has_key: bool,
     /// The verified revocation lists on disk.
     pub revocations: Option<AuthorityCrls>,
     /// Why nothing is issued under it; also part of the survey's refusals.
     pub(super) refused: Option<String>,
+}
+
+impl SurveyedBundle {
+    /// Returns whether the bundle and its copies are in place.
+    pub(super) fn is_settled(&self) -> bool {
+        self.in_place && self.outdated_copies.is_empty()
+    }
 }
 
 /// Configured trust for one authority, in addition to the bundle at its path.
@@ -316,7 +325,7 @@ impl Survey {
         self.certs
             .iter()
             .all(|cert| matches!(cert.action, Action::Keep { .. }))
-            && self.bundles.iter().all(|bundle| bundle.in_place)
+            && self.bundles.iter().all(SurveyedBundle::is_settled)
             && self.missing_files.is_empty()
             && matches!(
                 self.service_account,
@@ -411,11 +420,20 @@ impl Survey {
                 ));
             }
         }
+        let mut outdated_copies = Vec::new();
+        for copy in &spec.copies {
+            let copied = state.file(&copy.path).parse(TrustBundle::from_pem)?;
+            let copied = copied.present().map(TrustBundle::certificates);
+            if copied != found.present().map(TrustBundle::certificates) {
+                outdated_copies.push(copy.clone());
+            }
+        }
         let has_key = state.root().metadata(&spec.key_path)?.is_some();
         self.bundles.push(SurveyedBundle {
             spec: spec.clone(),
             found,
             in_place,
+            outdated_copies,
             has_key,
             revocations: None,
             refused: self
@@ -434,7 +452,9 @@ impl Survey {
         now: OffsetDateTime,
     ) -> Result<(), store::StoreError> {
         let found = match &spec.output {
-            CertFiles::Pair { certificate, key } => Ok(read_pair(state, certificate, key)?),
+            CertFiles::Pair {
+                certificate, key, ..
+            } => Ok(read_pair(state, certificate, key)?),
             CertFiles::Kubeconfig { path, store, .. } => {
                 read_kubeconfig(state, path, store.as_ref(), now)?
             }

@@ -70,17 +70,19 @@ impl NameArgs {
             .name
             .iter()
             .chain(&self.certificates)
-            .map(|name| name.parse().map_err(|_| unknown_name(name)))
+            .map(|name| name.parse().map_err(|_| unknown_name(name, &[])))
             .collect::<Result<_, Failure>>()?;
         Ok((!names.is_empty()).then_some(names))
     }
 }
 
-fn unknown_name(name: &str) -> Failure {
-    let known = || CertName::ALL.into_iter().map(CertName::as_str);
-    let fix = match yaml::did_you_mean(name, known()) {
+/// Reports a name that is neither always defined nor among `registered`.
+fn unknown_name(name: &str, registered: &[&str]) -> Failure {
+    let known: [&[&str]; 2] = [&CertName::ALL.map(CertName::as_str), registered];
+    let known = known.concat();
+    let fix = match yaml::did_you_mean(name, known.iter().copied()) {
         Some(near) => format!("did you mean {near}?"),
-        None => format!("use one of {}", known().collect::<Vec<_>>().join(", ")),
+        None => format!("use one of {}", known.join(", ")),
     };
     Failure::new(
         ExitCode::Usage,
@@ -91,19 +93,24 @@ fn unknown_name(name: &str) -> Failure {
 /// Verifies that the node has all these certificates by its configuration.
 fn require_planned(names: &BTreeSet<CertName>, loaded: &Loaded) -> Result<(), Failure> {
     let plan = &loaded.setup.plan;
-    match names.iter().find(|name| plan.cert(**name).is_none()) {
-        None => Ok(()),
-        Some(name) => {
-            let planned: Vec<_> = plan.certs.iter().map(|spec| spec.name().as_str()).collect();
-            Err(Failure::new(
-                ExitCode::Usage,
-                format!(
-                    "{name}: this node does not have such a certificate by its configuration (use one of {})",
-                    planned.join(", ")
-                ),
-            ))
-        }
+    let Some(name) = names.iter().find(|name| plan.cert(**name).is_none()) else {
+        return Ok(());
+    };
+    let registered = loaded.settings.registered.certificates();
+    let registered: Vec<&str> = registered.iter().map(|one| one.name.as_str()).collect();
+    if let CertName::Registered(name) = name
+        && !registered.contains(&name.as_str())
+    {
+        return Err(unknown_name(name.as_str(), &registered));
     }
+    let planned: Vec<_> = plan.certs.iter().map(|spec| spec.name().as_str()).collect();
+    Err(Failure::new(
+        ExitCode::Usage,
+        format!(
+            "{name}: this node does not have such a certificate by its configuration (use one of {})",
+            planned.join(", ")
+        ),
+    ))
 }
 
 impl RenewArgs {

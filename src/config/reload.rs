@@ -220,7 +220,7 @@ impl Setting for Unit {
     }
 }
 
-fn unit_name(field: &Field<'_>) -> Option<String> {
+pub(super) fn unit_name(field: &Field<'_>) -> Option<String> {
     let name = field.string()?;
     let fits = |c: char| c.is_ascii_alphanumeric() || "@:-_.\\".contains(c);
     if name.contains('.') && !name.starts_with(['-', '.']) && name.chars().all(fits) {
@@ -249,12 +249,17 @@ fn on(map: &Map<'_>) -> Option<Vec<On>> {
     }
     let known = |item: &Field<'_>| {
         let name = item.string()?;
-        let found = On::all().find(|on| on.as_str() == name);
+        let registered = || {
+            let name = item.walk().declared(&name)?.parse().ok()?;
+            Some(On::Change(ReplacedFile::Certificate(name)))
+        };
+        let found = On::all().find(|on| on.as_str() == name).or_else(registered);
         if found.is_none() {
-            let names: Vec<_> = On::all().map(On::as_str).collect();
+            let mut names: Vec<_> = On::all().map(|on| on.as_str().to_owned()).collect();
+            names.extend(item.walk().all_declared());
             item.error(
                 format!("{name:?} is neither a certificate nor a component"),
-                match yaml::did_you_mean(&name, names.iter().copied()) {
+                match yaml::did_you_mean(&name, names.iter().map(String::as_str)) {
                     Some(near) => format!("did you mean {near}?"),
                     None => format!("use one of {}", names.join(", ")),
                 },
@@ -272,7 +277,11 @@ pub(super) fn definitions() -> JsonMap<String, Value> {
     let on = json!({
         "type": "array",
         "minItems": 1,
-        "items": {"enum": On::all().map(On::as_str).collect::<Vec<_>>()}
+        "items": {"anyOf": [
+            {"enum": On::all().map(On::as_str).collect::<Vec<_>>()},
+            // A registered certificate.
+            {"type": "string", "pattern": "^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"},
+        ]}
     });
     let list = |required: [&str; 2], properties: Value| {
         json!({"type": "array", "items": {

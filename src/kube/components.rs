@@ -104,7 +104,7 @@ pub enum ReplacedFile {
 }
 
 impl ReplacedFile {
-    /// Returns all changes.
+    /// Returns all changes, except those of registered certificates.
     pub fn all() -> impl Iterator<Item = ReplacedFile> {
         let certificates = CertName::ALL.into_iter().map(ReplacedFile::Certificate);
         certificates
@@ -136,8 +136,10 @@ impl FromStr for ReplacedFile {
     type Err = UnknownName;
 
     fn from_str(name: &str) -> Result<Self, UnknownName> {
+        let registered = || name.parse().ok().map(CertName::Registered);
         ReplacedFile::all()
             .find(|change| change.as_str() == name)
+            .or_else(|| registered().map(ReplacedFile::Certificate))
             .ok_or_else(|| {
                 let known: Vec<_> = ReplacedFile::all().map(ReplacedFile::as_str).collect();
                 UnknownName::new("a change", name, &known)
@@ -233,6 +235,10 @@ kubelet-configuration kubelet
             let json = serde_json::to_value(component).unwrap();
             assert_eq!(json, component.as_str());
         }
+        let registered = "konnectivity-server".parse().unwrap();
+        let change = ReplacedFile::Certificate(CertName::Registered(registered));
+        assert_eq!(change.as_str().parse::<ReplacedFile>().unwrap(), change);
+        assert!("kube-apiserver".parse::<ReplacedFile>().is_err());
         assert!("kube-proxy".parse::<Component>().is_err());
         assert!("ca.crt".parse::<ReplacedFile>().is_err());
     }

@@ -1,6 +1,9 @@
-//! kubeadm's names of certificates and authorities as closed sets, and [`NodePath`], the path of a file on the node.
+//! Names of certificates and authorities, and [`NodePath`], the path of a file on the node.
 //!
-//! All other modules use these types. A string from outside is parsed into one of them where it is read.
+//! kubeadm's names are closed sets; [`RegisteredName`] names a certificate that nodepki's configuration adds. All other
+//! modules use these types. A string from outside is parsed into one of them where it is read.
+
+mod registered;
 
 use std::fmt;
 use std::ops::Deref;
@@ -8,9 +11,11 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::yaml::did_you_mean;
+
+pub use registered::{InvalidName, RegisteredName};
 
 /// Namespace of the Leases that nodepki takes.
 pub(crate) const LEASE_NAMESPACE: &str = "kube-system";
@@ -86,42 +91,30 @@ impl FromStr for Authority {
 }
 
 /// A certificate of a node: a pair of files, or embedded in a kubeconfig.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the serialized name is the documentation")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[allow(missing_docs, reason = "the name is the documentation")]
 pub enum CertName {
-    #[serde(rename = "apiserver")]
     Apiserver,
-    #[serde(rename = "apiserver-kubelet-client")]
     ApiserverKubeletClient,
-    #[serde(rename = "front-proxy-client")]
     FrontProxyClient,
-    #[serde(rename = "etcd-server")]
     EtcdServer,
-    #[serde(rename = "etcd-peer")]
     EtcdPeer,
-    #[serde(rename = "etcd-healthcheck-client")]
     EtcdHealthcheckClient,
-    #[serde(rename = "apiserver-etcd-client")]
     ApiserverEtcdClient,
-    #[serde(rename = "admin.conf")]
     AdminConf,
-    #[serde(rename = "super-admin.conf")]
     SuperAdminConf,
-    #[serde(rename = "kubelet.conf")]
     KubeletConf,
-    #[serde(rename = "controller-manager.conf")]
     ControllerManagerConf,
-    #[serde(rename = "scheduler.conf")]
     SchedulerConf,
-    #[serde(rename = "kubelet-serving")]
     KubeletServing,
-    #[serde(rename = "nodepki.conf")]
     NodepkiConf,
+    /// A certificate that the configuration registers.
+    Registered(RegisteredName),
 }
 
 impl CertName {
-    /// All names: those of kubeadm, the kubelet's serving certificate, and nodepki's own kubeconfig. kubeadm has no name for
-    /// the last two; that of the serving certificate is the name of Kubernetes' signer for it.
+    /// All names that are always defined: those of kubeadm, the kubelet's serving certificate, and nodepki's own kubeconfig.
+    /// kubeadm has no name for the last two; that of the serving certificate is the name of Kubernetes' signer for it.
     pub const ALL: [CertName; 14] = [
         CertName::Apiserver,
         CertName::ApiserverKubeletClient,
@@ -172,6 +165,7 @@ impl CertName {
             CertName::SchedulerConf => "scheduler.conf",
             CertName::KubeletServing => "kubelet-serving",
             CertName::NodepkiConf => "nodepki.conf",
+            CertName::Registered(name) => name.as_str(),
         }
     }
 
@@ -186,13 +180,14 @@ impl CertName {
     }
 
     /// Returns the authority that signs this certificate.
-    pub const fn authority(self) -> Authority {
+    pub fn authority(self) -> Authority {
         match self {
             CertName::EtcdServer
             | CertName::EtcdPeer
             | CertName::EtcdHealthcheckClient
             | CertName::ApiserverEtcdClient => Authority::EtcdCa,
             CertName::FrontProxyClient => Authority::FrontProxyCa,
+            CertName::Registered(name) => name.authority(),
             _ => Authority::Ca,
         }
     }
@@ -214,6 +209,11 @@ impl CertName {
     /// Returns true for the kubelet's two certificates, which exist on every node, outside of the certificates directory.
     pub(crate) const fn is_of_kubelet(self) -> bool {
         matches!(self, CertName::KubeletConf | CertName::KubeletServing)
+    }
+
+    /// Returns true for certificates that a worker may have as well.
+    pub(crate) const fn is_of_every_node(self) -> bool {
+        self.is_of_kubelet() || matches!(self, CertName::Registered(_))
     }
 
     /// The certificates of administrators, which `certificates.omit` may name. No component of a node reads them.
@@ -239,16 +239,33 @@ impl fmt::Display for CertName {
     }
 }
 
+/// Accepts a name that is always defined, and any [`RegisteredName`], whether or not the configuration registers it: state
+/// files outlive a registration.
 impl FromStr for CertName {
     type Err = UnknownName;
 
     fn from_str(name: &str) -> Result<Self, UnknownName> {
-        CertName::ALL
-            .into_iter()
+        let mut known = CertName::ALL.into_iter();
+        known
             .find(|known| known.as_str() == name)
+            .or_else(|| name.parse().ok().map(CertName::Registered))
             .ok_or_else(|| {
                 UnknownName::new("a certificate", name, &CertName::ALL.map(CertName::as_str))
             })
+    }
+}
+
+impl Serialize for CertName {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
+impl<'de> Deserialize<'de> for CertName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?
+            .parse()
+            .map_err(serde::de::Error::custom)
     }
 }
 

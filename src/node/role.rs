@@ -52,7 +52,7 @@ pub fn role_of(
     }
     let waits_for_control_plane = pending
         .iter()
-        .any(|(slot, _)| !matches!(slot, Slot::Certificate(name) if name.is_of_kubelet()));
+        .any(|(slot, _)| !matches!(slot, Slot::Certificate(name) if name.is_of_every_node()));
     let of_control_plane = waits_for_control_plane || !files_of_control_plane(state).is_empty();
     let [ca, _] = state.layout().authority(Authority::Ca);
     let is_empty = !of_control_plane

@@ -50,7 +50,7 @@ use crate::kube::names::{Authority, CertName};
 use crate::spec::assess::ReplacedCa;
 use crate::spec::compliance::KeyVerdict;
 use crate::store::{LastError, RequestPhase};
-use crate::x509::{Certificate, hex};
+use crate::x509::{Certificate, hex, rfc3339};
 use crate::yaml;
 
 pub use super::role::NodeRole;
@@ -87,6 +87,9 @@ pub struct NodeStatus {
     pub service_account: Option<ServiceAccountStatus>,
     /// Requests that wait for their signer.
     pub pending: Vec<PendingStatus>,
+    /// Valid certificates of this node that the configuration no longer registers; also part of `notes`.
+    #[serde(skip)]
+    pub unregistered: Vec<UnregisteredCertificate>,
     /// Files and facts that could not be examined.
     pub notes: Vec<String>,
 }
@@ -247,6 +250,9 @@ pub struct CertStatus {
     pub name: CertName,
     /// The authority that should have signed it.
     pub authority: Authority,
+    /// Purpose of a registered certificate, as configured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub description: Option<String>,
     /// State of the row.
     pub state: RowState,
     /// Phase of the certificate over its life.
@@ -433,6 +439,39 @@ pub struct PendingStatus {
     /// The last error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_error: Option<LastError>,
+}
+
+/// A valid certificate that nodepki issued and that the configuration does not register.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnregisteredCertificate {
+    /// Its name.
+    pub name: CertName,
+    /// End of its validity.
+    pub not_after: OffsetDateTime,
+    /// Its files in the certificates directory, on this machine. Files in other places are unknown.
+    pub files: Vec<String>,
+}
+
+impl UnregisteredCertificate {
+    /// How to resolve it.
+    pub const FIX: &str = "register it again under certificates.registered, or remove its files and /var/lib/nodepki/pending/NAME once no component uses them";
+
+    /// Returns the fact and its consequence.
+    pub fn fact(&self) -> String {
+        let files = match self.files.is_empty() {
+            true => "its files".to_owned(),
+            false => self.files.join(" and "),
+        };
+        format!(
+            "{} is not registered in the configuration: {files} stay in place and are not renewed; the certificate expires at {}",
+            self.name,
+            rfc3339(self.not_after)
+        )
+    }
+
+    fn sentence(&self) -> String {
+        format!("{} ({})", self.fact(), Self::FIX)
+    }
 }
 
 /// One file.

@@ -43,7 +43,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map as JsonMap, Value, json};
 use zeroize::Zeroizing;
 
-use super::per_certificate::PerCertificate;
+use super::per_certificate::{PerCertificate, names_with};
 use super::server::{SignerServer, signing};
 use super::{
     About, Answer, Caps, Carry, Configured, FailureClass, KubeletObstacle, NodeIdentity, Part,
@@ -452,7 +452,8 @@ impl Signer for Cfssl {
     }
 
     async fn probe(&self) -> Result<(), SignerError> {
-        let places: BTreeSet<CaProfile> = CertName::ALL.map(|name| self.place(name)).into();
+        let names = names_with([&self.config.label, &self.config.profile]).into_iter();
+        let places: BTreeSet<CaProfile> = names.map(|name| self.place(name)).collect();
         let described = places_to_describe(&places);
         let descriptions = described.iter().map(|place| self.describe(place));
         let descriptions = try_join_all(descriptions).await?;

@@ -47,7 +47,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::per_certificate::PerCertificate;
+use super::per_certificate::{PerCertificate, names_with};
 use super::server::{MAX_QUOTED, SignerServer, signing};
 use super::{
     About, Answer, Caps, Carry, Configured, CurrentCertificate, FailureClass, KubeletObstacle,
@@ -586,7 +586,8 @@ impl Signer for Est {
     async fn probe(&self) -> Result<(), SignerError> {
         self.learned.borrow_mut().clear();
         *self.bootstrapped.borrow_mut() = None;
-        let mut places: Vec<LabelPath> = CertName::ALL.map(|name| self.place(name)).into();
+        let names = names_with([&self.config.label]).into_iter();
+        let mut places: Vec<LabelPath> = names.map(|name| self.place(name)).collect();
         places.sort();
         places.dedup();
         match places.as_slice() {
@@ -615,7 +616,7 @@ impl Signer for Est {
 
     /// Returns the roots, the pinned one first; without a root, the CA certificates.
     async fn trust(&self, authority: Authority) -> Result<Option<Vec<u8>>, SignerError> {
-        let mut places: Vec<LabelPath> = CertName::ALL
+        let mut places: Vec<LabelPath> = names_with([&self.config.label])
             .into_iter()
             .filter(|name| name.authority() == authority)
             .map(|name| self.place(name))

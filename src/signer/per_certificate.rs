@@ -69,13 +69,18 @@ impl PerCertificate {
                 read.default = Some(text);
                 continue;
             }
-            match CertName::ALL.into_iter().find(|one| one.as_str() == name) {
+            let registered = || field.walk().declared(&name)?.parse().ok();
+            let mut known = CertName::ALL.into_iter();
+            match known.find(|one| one.as_str() == name).or_else(registered) {
                 Some(name) => {
                     read.named.insert(name, text);
                 }
                 None => {
-                    let names = CertName::ALL.into_iter().map(CertName::as_str);
-                    let fix = match yaml::did_you_mean(&name, names.chain(["default"])) {
+                    let registered = field.walk().all_declared();
+                    let mut names: Vec<&str> = registered.iter().map(String::as_str).collect();
+                    names.extend(CertName::ALL.map(CertName::as_str));
+                    names.push("default");
+                    let fix = match yaml::did_you_mean(&name, names.into_iter()) {
                         Some(near) => format!("did you mean {near}?"),
                         None => "use a name from `nodepki plan`, or default".to_owned(),
                     };
@@ -138,6 +143,16 @@ impl Setting for PerCertificate {
             }
         })
     }
+}
+
+/// Returns the names that are always defined, and those of registered certificates with a text of their own.
+pub(super) fn names_with<'a>(
+    settings: impl IntoIterator<Item = &'a Option<PerCertificate>>,
+) -> Vec<CertName> {
+    let settings = settings.into_iter().flatten();
+    let own = settings.flat_map(|setting| setting.named.keys().copied());
+    let registered = own.filter(|name| matches!(name, CertName::Registered(_)));
+    CertName::ALL.into_iter().chain(registered).collect()
 }
 
 /// Replaces the placeholders of a text that may differ between authorities only.

@@ -43,7 +43,7 @@ use serde::Deserialize;
 use serde_json::json;
 use zeroize::Zeroizing;
 
-use super::per_certificate::{PerCertificate, of_authority, read_of_authority};
+use super::per_certificate::{PerCertificate, names_with, of_authority, read_of_authority};
 use super::server::{SignerServer, signing};
 use super::{
     About, Answer, Caps, Carry, Configured, FailureClass, KubeletObstacle, NodeIdentity, Part,
@@ -78,7 +78,7 @@ settings! {
         "mount" => pub mount: String, required "with the path of a PKI engine", read path_of_authority;
         /// Name or id of an issuer in the mount, with the same placeholders; by default the role's.
         "issuer" => pub issuer: Option<String>, read read_issuer;
-        /// Role that signs; by default {certificate}, and {certificate}-{node} for certificates that name the node.
+        /// Role that signs; by default {certificate}, and {certificate}-{node} for certificates that name the node and for registered ones.
         "role" => pub role: Option<PerCertificate>;
         /// Sign with sign-verbatim, which lets this node certify anything.
         "verbatim" => pub verbatim: bool;
@@ -131,7 +131,7 @@ impl Configured for Config {
         }
         config.endpoint.also.clone_from(&config.also);
         if config.role.is_none() && !config.verbatim {
-            config.role = Some(default_roles());
+            config.role = Some(default_roles(&map.field().walk().all_declared()));
         }
         Some(config)
     }
@@ -149,8 +149,9 @@ impl Configured for Config {
     }
 }
 
-/// Returns the default roles: certificates that contain the node's name have a role for each node.
-fn default_roles() -> PerCertificate {
+/// Returns the default roles: certificates that contain the node's name have a role for each node, and so have those with
+/// the names `registered`.
+fn default_roles(registered: &[String]) -> PerCertificate {
     let own = [
         CertName::Apiserver,
         CertName::EtcdServer,
@@ -162,6 +163,7 @@ fn default_roles() -> PerCertificate {
         default: Some("{certificate}".to_owned()),
         named: own
             .into_iter()
+            .chain(registered.iter().filter_map(|name| name.parse().ok()))
             .map(|name| (name, "{certificate}-{node}".to_owned()))
             .collect(),
     }
@@ -446,7 +448,7 @@ impl Vault {
     /// Learns what the server allows this node, and the content of its roles.
     async fn learn(&self) -> Result<(), SignerError> {
         let doing = "reading its roles";
-        let places: Vec<(CertName, SignPaths)> = CertName::ALL
+        let places: Vec<(CertName, SignPaths)> = names_with([&self.config.role])
             .into_iter()
             .filter_map(|name| Some((name, self.config.place(name, &self.identity)?)))
             .collect();

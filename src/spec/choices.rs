@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::registered::RegisteredCertificate;
 use super::schedule::OnPolicyChange;
 use crate::kube::kubeadm::San;
 use crate::kube::names::{Authority, CertName};
@@ -108,4 +109,6 @@ pub struct Choices {
     pub signs_for_kubelets: bool,
     /// When a changed key algorithm takes effect.
     pub on_policy_change: OnPolicyChange,
+    /// Certificates in addition to kubeadm's.
+    pub registered: Vec<RegisteredCertificate>,
 }

@@ -2,10 +2,11 @@
 //!
 //! The only place that builds a path from the name of a certificate or authority. Two directories vary: kubeadm's
 //! `certificatesDir` and the kubelet's `--cert-dir`. The files of an external etcd are where the ClusterConfiguration names
-//! them, if nodepki issues the client certificate.
+//! them, if nodepki issues the client certificate. The configuration may name the files of registered certificates.
 
 use std::path::{Path, PathBuf};
 
+use super::registered::{RegisteredCertificate, RegisteredNodes};
 use crate::kube::kubeadm::Etcd;
 use crate::kube::names::{Authority, CertName};
 use crate::kube::paths::{CERTIFICATES_DIR, KUBELET_CURRENT_LINK, KUBELET_PKI_DIR, KUBERNETES_DIR};
@@ -16,6 +17,7 @@ pub struct Layout {
     certificates_dir: PathBuf,
     kubelet_pki: PathBuf,
     external_etcd: Option<ExternalEtcdFiles>,
+    registered: Vec<RegisteredFiles>,
 }
 
 /// The files of an external etcd that kube-apiserver reads: `caFile`, `certFile` and `keyFile` of `etcd.external`.
@@ -23,6 +25,15 @@ pub struct Layout {
 struct ExternalEtcdFiles {
     authority: PathBuf,
     client: [PathBuf; 2],
+}
+
+/// The files of a registered certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct RegisteredFiles {
+    name: CertName,
+    description: Option<String>,
+    nodes: RegisteredNodes,
+    pair: [PathBuf; 2],
 }
 
 impl Default for Layout {
@@ -39,6 +50,7 @@ impl Layout {
             certificates_dir: certificates_dir.unwrap_or_else(|| CERTIFICATES_DIR.into()),
             kubelet_pki: kubelet_cert_dir.unwrap_or_else(|| KUBELET_PKI_DIR.into()),
             external_etcd: None,
+            registered: Vec::new(),
         }
     }
 
@@ -64,6 +76,40 @@ impl Layout {
     /// Returns whether the node issues its own client certificate for an external etcd.
     pub fn has_external_etcd(&self) -> bool {
         self.external_etcd.is_some()
+    }
+
+    /// Adds the files of registered certificates.
+    #[must_use]
+    pub fn with_registered(mut self, registered: &[RegisteredCertificate]) -> Layout {
+        let files = registered.iter().map(|one| RegisteredFiles {
+            name: CertName::Registered(one.name),
+            description: one.description.clone(),
+            nodes: one.nodes,
+            pair: one.pair(&self.certificates_dir),
+        });
+        self.registered = files.collect();
+        self
+    }
+
+    /// Returns the names of all certificates that a node may hold: those that are always defined, then the registered ones.
+    pub fn certificates(&self) -> impl Iterator<Item = CertName> {
+        let registered = self.registered.iter().map(|one| one.name);
+        CertName::ALL.into_iter().chain(registered)
+    }
+
+    /// Returns the registered certificates that a node of this kind holds.
+    pub fn registered_on(&self, is_worker: bool) -> impl Iterator<Item = CertName> {
+        let registered = self.registered.iter();
+        registered
+            .filter(move |one| one.nodes.contain(is_worker))
+            .map(|one| one.name)
+    }
+
+    /// Returns the configured purpose of a registered certificate.
+    pub fn description(&self, name: CertName) -> Option<&str> {
+        let mut registered = self.registered.iter();
+        let found = registered.find(|one| one.name == name)?;
+        found.description.as_deref()
     }
 
     /// kubeadm's `certificatesDir`.
@@ -92,6 +138,9 @@ impl Layout {
 
     /// Certificate and private key. A kubeconfig contains both, so that both are its path.
     pub fn pair(&self, name: CertName) -> [PathBuf; 2] {
+        if let Some(files) = self.registered.iter().find(|one| one.name == name) {
+            return files.pair.clone();
+        }
         match (name, &self.external_etcd) {
             (CertName::ApiserverEtcdClient, Some(external)) => external.client.clone(),
             // The kubelet reads these files if its configuration names no others (`InitializeTLS`).

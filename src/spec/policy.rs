@@ -30,12 +30,13 @@ pub enum Category {
 
 impl Category {
     /// Returns the category of a leaf certificate.
-    pub const fn of(name: CertName) -> Category {
+    pub fn of(name: CertName) -> Category {
         match name {
             CertName::Apiserver
             | CertName::EtcdServer
             | CertName::EtcdPeer
             | CertName::KubeletServing => Category::Serving,
+            CertName::Registered(name) if !name.is_client() => Category::Serving,
             _ => Category::Client,
         }
     }

@@ -11,8 +11,9 @@ use super::choices::{
 };
 use super::layout::Layout;
 use super::policy::{KeyOwner, KeyPolicy};
+use super::registered::{NODE_PLACEHOLDER, RegisteredCertificate, RegisteredSan};
 use super::table::{
-    BundleSpec, CertFiles, CertSpec, ExternalEtcd, KubeletStoreSpec, NodeSpec,
+    BundleCopy, BundleSpec, CertFiles, CertSpec, ExternalEtcd, KubeletStoreSpec, NodeSpec,
     RequestedCertificate, ServiceAccountSpec,
 };
 use crate::kube::kubeadm::{
@@ -38,13 +39,22 @@ pub fn node_spec(
         .into_iter()
         .filter(|name| inputs.is_applicable(*name))
         .partition(|name| inputs.omits(*name));
-    let certs: Vec<CertSpec> = held.into_iter().map(|name| inputs.cert(name)).collect();
+    let registered = choices.registered.iter();
+    let registered = registered.filter(|one| one.is_on(node.role));
+    let certs: Vec<CertSpec> = held
+        .into_iter()
+        .map(|name| inputs.cert(name))
+        .chain(registered.map(|one| inputs.registered(one)))
+        .collect();
+    let bundles = inputs.bundles();
+    let mut notes = inputs.notes(&certs);
+    notes.extend(inputs.notes_on_copies(&bundles));
     NodeSpec {
         layout: inputs.layout(),
         ignore_preflight_errors: inputs.ignore_preflight_errors(&certs),
-        notes: inputs.notes(&certs),
+        notes,
         certs,
-        bundles: inputs.bundles(),
+        bundles,
         omitted,
         service_account: inputs.service_account(),
         external_etcd: inputs.external_etcd(),
@@ -181,30 +191,69 @@ impl RuleInputs<'_> {
         });
         CertSpec {
             output: self.output(name, &subject.common_name),
-            requested: RequestedCertificate {
-                name,
-                authority: name.authority(),
-                profile: Profile {
-                    subject,
-                    sans: self.sans(name),
-                    usages: usages(name),
-                    key: self.policy.key_for(name),
-                    lifetime: self
-                        .policy
-                        .lifetime_of(name)
-                        .unwrap_or(self.cluster.certificate_validity),
-                },
-                tolerance: self
-                    .choices
-                    .tolerances
-                    .get(&name.authority())
-                    .copied()
-                    .unwrap_or_default(),
-            },
+            requested: self.requested(name, subject, self.sans(name), usages(name)),
             other_subjects: subjects.collect(),
             under_first: false,
             on_policy_change: self.choices.on_policy_change,
             is_omittable: self.is_omittable(name),
+            description: None,
+        }
+    }
+
+    /// Returns the spec of a registered certificate.
+    fn registered(&self, one: &RegisteredCertificate) -> CertSpec {
+        let name = CertName::Registered(one.name);
+        let subject = Subject {
+            common_name: self.filled(&one.common_name, name),
+            organizations: one.organizations.clone(),
+        };
+        let mut sans = SanList::default();
+        for san in &one.sans {
+            match san {
+                RegisteredSan::Addresses => sans.ips(match self.node.advertise_address {
+                    Some(address) => vec![address],
+                    None => self.node.kubelet_addresses.clone(),
+                }),
+                RegisteredSan::OfNode(template) => {
+                    sans.dns(&template.replace(NODE_PLACEHOLDER, self.node.name.as_str()));
+                }
+                RegisteredSan::Fixed(san) => sans.extend(std::slice::from_ref(san)),
+            }
+        }
+        CertSpec {
+            output: self.output(name, &subject.common_name),
+            requested: self.requested(name, subject, sans.finish(), one.usages.clone()),
+            other_subjects: Vec::new(),
+            under_first: false,
+            on_policy_change: self.choices.on_policy_change,
+            is_omittable: false,
+            description: one.description.clone(),
+        }
+    }
+
+    fn requested(
+        &self,
+        name: CertName,
+        subject: Subject,
+        sans: Sans,
+        usages: Vec<ExtendedUsage>,
+    ) -> RequestedCertificate {
+        let authority = name.authority();
+        let tolerance = self.choices.tolerances.get(&authority);
+        RequestedCertificate {
+            name,
+            authority,
+            profile: Profile {
+                subject,
+                sans,
+                usages,
+                key: self.policy.key_for(name),
+                lifetime: self
+                    .policy
+                    .lifetime_of(name)
+                    .unwrap_or(self.cluster.certificate_validity),
+            },
+            tolerance: tolerance.copied().unwrap_or_default(),
         }
     }
 
@@ -265,20 +314,20 @@ impl RuleInputs<'_> {
                 &format!("nodepki:{node_name}"),
                 Some(KUBELET_SIGNERS_GROUP),
             )],
+            CertName::Registered(name) => vec![one(name.as_str(), None)],
         }
     }
 
     /// Returns the configured common name, if kubeadm's may be replaced.
     fn common_name(&self, name: CertName) -> Option<String> {
         let chosen = self.choices.common_names.get(&name)?;
-        name.has_free_common_name().then(|| {
-            names::fill_placeholders(
-                chosen,
-                name,
-                self.node.name.as_str(),
-                &self.cluster.cluster_name,
-            )
-        })
+        name.has_free_common_name()
+            .then(|| self.filled(chosen, name))
+    }
+
+    fn filled(&self, text: &str, name: CertName) -> String {
+        let node = self.node.name.as_str();
+        names::fill_placeholders(text, name, node, &self.cluster.cluster_name)
     }
 
     fn kubelet_client_organization(&self) -> Option<&'static str> {
@@ -374,7 +423,13 @@ impl RuleInputs<'_> {
         let layout = self.layout();
         let [certificate, key] = layout.pair(name).map(NodePath::from);
         if !name.is_kubeconfig() {
-            return CertFiles::Pair { certificate, key };
+            let mut registered = self.choices.registered.iter();
+            let registered = registered.find(|one| CertName::Registered(one.name) == name);
+            return CertFiles::Pair {
+                certificate,
+                key,
+                group: registered.and_then(|one| one.group),
+            };
         }
         CertFiles::Kubeconfig {
             path: certificate,
@@ -392,7 +447,8 @@ impl RuleInputs<'_> {
         let layout = Layout::new(
             Some(self.cluster.certificates_dir.clone()),
             self.node.kubelet_cert_dir.clone(),
-        );
+        )
+        .with_registered(&self.choices.registered);
         match self.choices.external_etcd_client && self.node.role.has_control_plane() {
             true => layout.with_external_etcd(&self.cluster.etcd),
             false => layout,
@@ -448,9 +504,40 @@ impl RuleInputs<'_> {
                     path,
                     key_path,
                     crl_path: layout.revocation_lists(authority).into(),
+                    copies: self.bundle_copies(authority),
                     key: self.policy.key_for_authority(authority),
                     required_key: self.policy.required_of(KeyOwner::Authority(authority)),
                 }
+            })
+            .collect()
+    }
+
+    /// Returns the copies of a bundle that the registered certificates of this node require.
+    fn bundle_copies(&self, authority: Authority) -> Vec<BundleCopy> {
+        let registered = self.choices.registered.iter();
+        registered
+            .filter(|one| one.is_on(self.node.role))
+            .filter_map(|one| {
+                let path = one.ca_files.get(&authority)?.as_path().into();
+                let of = CertName::Registered(one.name);
+                Some(BundleCopy { of, path })
+            })
+            .collect()
+    }
+
+    /// Returns a note for each copy of a bundle that this node does not have.
+    fn notes_on_copies(&self, bundles: &[BundleSpec]) -> Vec<String> {
+        let registered = self.choices.registered.iter();
+        let registered = registered.filter(|one| one.is_on(self.node.role));
+        let copies = registered.flat_map(|one| one.ca_files.iter().map(move |copy| (one, copy)));
+        copies
+            .filter(|(_, (authority, _))| bundles.iter().all(|known| known.authority != **authority))
+            .map(|(one, (authority, path))| {
+                format!(
+                    "certificates.registered.{}.caFiles.{authority}: this node has no CA certificate of {authority}, so that {} is not written (remove the entry, or write the file with the tool that provides that CA)",
+                    one.name,
+                    path.display()
+                )
             })
             .collect()
     }
@@ -516,7 +603,7 @@ fn creates_kubelet_client_binding(version: &KubernetesVersion) -> bool {
     }
 }
 
-/// Returns the extended key usages of a certificate, by kubeadm's table.
+/// Returns the extended key usages of a certificate, by kubeadm's table. A registered certificate may have more.
 pub fn usages(name: CertName) -> Vec<ExtendedUsage> {
     match name {
         CertName::Apiserver | CertName::KubeletServing => vec![ExtendedUsage::ServerAuth],
@@ -524,6 +611,7 @@ pub fn usages(name: CertName) -> Vec<ExtendedUsage> {
         CertName::EtcdServer | CertName::EtcdPeer => {
             vec![ExtendedUsage::ServerAuth, ExtendedUsage::ClientAuth]
         }
+        CertName::Registered(name) if !name.is_client() => vec![ExtendedUsage::ServerAuth],
         _ => vec![ExtendedUsage::ClientAuth],
     }
 }

@@ -46,15 +46,19 @@ impl NodeSpec {
     pub(crate) fn shown_below(mut self, root: &Path) -> NodeSpec {
         let certs = self.certs.iter_mut();
         let outputs = certs.flat_map(|spec| match &mut spec.output {
-            CertFiles::Pair { certificate, key } => vec![certificate, key],
+            CertFiles::Pair {
+                certificate, key, ..
+            } => vec![certificate, key],
             CertFiles::Kubeconfig { path, store, .. } => {
                 let store = store.iter_mut().map(|store| &mut store.dir);
                 store.chain([path]).collect()
             }
         });
         let bundles = self.bundles.iter_mut();
-        let bundles =
-            bundles.flat_map(|spec| [&mut spec.path, &mut spec.key_path, &mut spec.crl_path]);
+        let bundles = bundles.flat_map(|spec| {
+            let copies = spec.copies.iter_mut().map(|copy| &mut copy.path);
+            copies.chain([&mut spec.path, &mut spec.key_path, &mut spec.crl_path])
+        });
         let pair = self.service_account.iter_mut();
         let pair = pair.flat_map(|spec| [&mut spec.private, &mut spec.public]);
         let external = self.external_etcd.iter_mut();
@@ -88,6 +92,8 @@ pub struct CertSpec {
     pub on_policy_change: OnPolicyChange,
     /// True if [`Choices::omit`](super::Choices::omit) may contain it on this node.
     pub is_omittable: bool,
+    /// Purpose of a registered certificate, as configured.
+    pub description: Option<String>,
     /// Its files.
     pub output: CertFiles,
 }
@@ -126,6 +132,8 @@ pub enum CertFiles {
         certificate: NodePath,
         /// PEM, PKCS#1 or SEC1.
         key: NodePath,
+        /// Numeric ID of a group that may read the key (0640).
+        group: Option<u32>,
     },
     /// Both embedded in a kubeconfig (0600).
     Kubeconfig {
@@ -155,7 +163,9 @@ impl CertFiles {
     /// Returns the files of this output; a pair's key first.
     pub fn paths(&self) -> Vec<&NodePath> {
         match self {
-            CertFiles::Pair { certificate, key } => vec![key, certificate],
+            CertFiles::Pair {
+                certificate, key, ..
+            } => vec![key, certificate],
             CertFiles::Kubeconfig { path, .. } => vec![path],
         }
     }
@@ -173,10 +183,21 @@ pub struct BundleSpec {
     /// `crl.pem`, 0644: the revocation lists, if the signer publishes any. `crl.der` in the same directory contains only
     /// the list for the authority's leaves, which is the form that etcd 3.6 reads; etcd 3.5 reads either.
     pub crl_path: NodePath,
+    /// Copies of `path` for components of registered certificates.
+    pub copies: Vec<BundleCopy>,
     /// Key algorithm of a CA certificate that a demonstration authority creates.
     pub key: KeyAlgorithm,
     /// Key algorithm that a policy requires of any CA certificate.
     pub required_key: Option<KeyAlgorithm>,
+}
+
+/// A copy of a trust bundle for the component of a registered certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BundleCopy {
+    /// The registered certificate.
+    pub of: CertName,
+    /// The copy, 0644.
+    pub path: NodePath,
 }
 
 /// The key pair that signs service-account tokens.

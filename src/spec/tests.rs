@@ -1,3 +1,5 @@
+use std::net::IpAddr;
+
 use super::policy::{KeyPolicy, KeyRules};
 use super::*;
 use crate::kube::kubeadm::{HostFacts, KubeadmRole, Overrides, San, load, resolve};
@@ -385,4 +387,91 @@ fn plans_own_kubeconfig_where_nodepki_signs_for_kubelets() {
     let worker = JOIN.replace("controlPlane:", "ignored:");
     let plan = planned(&worker, &endpoint, &choices);
     assert!(plan.cert(CertName::NodepkiConf).is_none());
+}
+
+#[test]
+fn plans_registered_certificates_on_their_nodes() {
+    let registered = |name: &str, nodes| registered::RegisteredCertificate {
+        name: name.parse().unwrap(),
+        description: Some("Backup of etcd.".to_owned()),
+        nodes,
+        common_name: "{certificate}.{node}".to_owned(),
+        organizations: vec!["backup".to_owned()],
+        sans: vec![
+            registered::RegisteredSan::OfNode("{node}.example".to_owned()),
+            registered::RegisteredSan::Addresses,
+        ],
+        usages: vec![crate::x509::ExtendedUsage::ServerAuth],
+        certificate: None,
+        key: Some("/etc/kubernetes/hook.key".into()),
+        group: Some(65532),
+        ca_files: [Authority::Ca, Authority::FrontProxyCa]
+            .map(|authority| {
+                (
+                    authority,
+                    format!("/etc/kubernetes/{name}-{authority}.crt").into(),
+                )
+            })
+            .into(),
+    };
+    let choices = Choices {
+        registered: vec![
+            registered("etcd-hook", registered::RegisteredNodes::ControlPlane),
+            registered("hook", registered::RegisteredNodes::All),
+            registered("worker-hook", registered::RegisteredNodes::Worker),
+        ],
+        ..Choices::default()
+    };
+    let first = planned(INIT, &cluster(""), &choices);
+    assert_eq!(names(&first)[12..], ["etcd-hook", "hook"]);
+    let name = CertName::Registered("etcd-hook".parse().unwrap());
+    let spec = first.cert(name).unwrap();
+    assert_eq!(spec.authority(), Authority::EtcdCa);
+    let profile = &spec.requested.profile;
+    assert_eq!(profile.subject.common_name, "etcd-hook.cp1");
+    assert_eq!(profile.subject.organizations, ["backup"]);
+    assert_eq!(profile.sans.dns, ["cp1.example"]);
+    assert_eq!(profile.sans.ips, ["192.0.2.11".parse::<IpAddr>().unwrap()]);
+    let paths: Vec<_> = spec
+        .output
+        .paths()
+        .into_iter()
+        .map(|path| path.to_path_buf())
+        .collect();
+    let expected = [
+        "/etc/kubernetes/hook.key",
+        "/etc/kubernetes/pki/etcd-hook.crt",
+    ];
+    assert_eq!(paths, expected.map(std::path::PathBuf::from));
+    let copies = |plan: &NodeSpec, authority| -> Vec<String> {
+        let copies = plan.bundle(authority).unwrap().copies.iter();
+        copies
+            .map(|copy| format!("{} {}", copy.of, copy.path))
+            .collect()
+    };
+    let expected = [
+        "etcd-hook /etc/kubernetes/etcd-hook-front-proxy-ca.crt",
+        "hook /etc/kubernetes/hook-front-proxy-ca.crt",
+    ];
+    assert_eq!(copies(&first, Authority::FrontProxyCa), expected);
+    assert_eq!(spec.description.as_deref(), Some("Backup of etcd."));
+    let CertFiles::Pair { group, .. } = spec.output else {
+        panic!("{:?}", spec.output);
+    };
+    assert_eq!(group, Some(65532));
+    let worker = JOIN
+        .lines()
+        .filter(|line| !line.starts_with("controlPlane"));
+    let worker = planned(&worker.collect::<Vec<_>>().join("\n"), "", &choices);
+    assert_eq!(names(&worker), ["kubelet.conf", "hook", "worker-hook"]);
+    let expected = [
+        "hook /etc/kubernetes/hook-ca.crt",
+        "worker-hook /etc/kubernetes/worker-hook-ca.crt",
+    ];
+    assert_eq!(copies(&worker, Authority::Ca), expected);
+    let notes = worker.notes.join("\n");
+    assert!(
+        notes.contains("certificates.registered.hook.caFiles.front-proxy-ca: this node has no CA certificate of front-proxy-ca"),
+        "{notes}"
+    );
 }

@@ -18,7 +18,7 @@ use super::pending::Slot;
 use super::restarts::{self, FormerTrust, RESTARTS, Restart, Unsettled, UnverifiedChange};
 use super::staging::{STAGING, StagingRecord, inherit, is_gone};
 use super::target::ExistingTarget;
-use super::transaction::{Committed, FileChange, Replacement, Transaction, inherited};
+use super::transaction::{Committed, FileChange, Replacement, StagedFile, Transaction, inherited};
 use super::{STATE_DIR, Store, failpoint, sha256};
 use crate::kube::components::{Component, ReplacedFile};
 use crate::kube::names::{Authority, CertName};
@@ -28,6 +28,7 @@ use crate::process::machine;
 #[derive(Default)]
 pub struct Commit {
     files: Vec<DesiredFile>,
+    pairs: Vec<[PathBuf; 2]>,
     issued: BTreeMap<CertName, IssuedRecord>,
     slots: Vec<Slot>,
     amendment: Amendment,
@@ -65,6 +66,13 @@ impl Commit {
         mode: Mode,
     ) -> &mut Self {
         self.write(path.into(), bytes.into(), mode, false)
+    }
+
+    /// Puts the files `one` and `other` of this commit into one group: neither is put in place without the other. Files
+    /// whose names differ only in the extension are a group already.
+    pub fn together(&mut self, one: impl Into<PathBuf>, other: impl Into<PathBuf>) -> &mut Self {
+        self.pairs.push([one.into(), other.into()]);
+        self
     }
 
     /// Removes a file. The commit is refused if the file contains anything other than `contents` by then; a missing file
@@ -241,6 +249,7 @@ impl Store {
     fn examine(&self, commit: Commit, transaction: &mut Transaction) -> Result<(), StoreError> {
         let Commit {
             mut files,
+            pairs,
             issued,
             slots,
             amendment,
@@ -252,6 +261,7 @@ impl Store {
             files.push(record);
         }
         transaction.slots = slots;
+        transaction.pairs = pairs;
         for desired in files {
             transaction.add(&self.root, desired)?;
         }
@@ -308,6 +318,7 @@ impl Store {
             path: path.clone(),
             group,
             mode: 0,
+            owner_group: None,
             old: found.as_ref().map(ExistingTarget::identity),
             new: None,
             content: None,
@@ -322,12 +333,13 @@ impl Store {
         failpoint("commit:staged-one", &target_path)?;
         let temporary = temporary_name(&name.name);
         match new {
-            Replacement::File(bytes, mode) => {
+            Replacement::File(StagedFile { bytes, mode, group }) => {
                 let file = dir.create(&temporary, &bytes)?;
                 let metadata = inherited(found.as_ref(), others_create);
-                inherit(dir, &name.name, &file, metadata, mode)?;
+                inherit(dir, &name.name, &file, metadata, (mode, group))?;
                 transaction.staged.push((target_path, file));
                 entry.mode = mode;
+                entry.owner_group = group;
                 entry.new = Some(sha256(&bytes));
                 entry.content = Some(SecretBytes(bytes));
             }

@@ -16,6 +16,8 @@ pub(super) const PLAIN_BITS: u32 = 0o666;
 pub enum Mode {
     /// 0600: keys and kubeconfigs. A world-readable file is tightened.
     Private,
+    /// 0640 with this group, which also a file that is replaced gets: keys of components that do not run as root.
+    GroupPrivate(u32),
     /// 0644: certificates.
     Public,
     /// Other permission bits.
@@ -26,8 +28,22 @@ impl Mode {
     pub(super) const fn bits(self) -> u32 {
         match self {
             Mode::Private => 0o600,
+            Mode::GroupPrivate(_) => 0o640,
             Mode::Public => 0o644,
             Mode::Other(bits) => bits,
+        }
+    }
+
+    /// Returns true for files that contain keys.
+    pub(super) const fn is_private(self) -> bool {
+        matches!(self, Mode::Private | Mode::GroupPrivate(_))
+    }
+
+    /// Returns the group that the file must have; `None` for that of the replaced file, or of the process.
+    pub(super) const fn group(self) -> Option<u32> {
+        match self {
+            Mode::GroupPrivate(group) => Some(group),
+            Mode::Private | Mode::Public | Mode::Other(_) => None,
         }
     }
 
@@ -42,6 +58,7 @@ impl Mode {
             return self.bits();
         }
         match (self, found.mode & 0o007, found.gid) {
+            (Mode::GroupPrivate(_), ..) => found.mode & 0o700 | 0o040,
             (Mode::Private, 1.., 0) => found.mode & 0o700,
             // With RootlessControlPlane a static pod reads the key through a group of its own.
             (Mode::Private, 1.., _) => found.mode & 0o770,

@@ -41,6 +41,10 @@ pub(super) struct JournalEntry {
     pub(super) path: PathBuf,
     pub(super) group: usize,
     pub(super) mode: u32,
+    /// Group of the new file; `None` for that of the former file, or of the process. Versions that do not know the field
+    /// restore a file that only its owner can read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) owner_group: Option<u32>,
     /// SHA-256 of the former file, [`identity_of_link`] for a link, `None` for a missing file.
     pub(super) old: Option<String>,
     /// Likewise for the new file.

@@ -268,7 +268,8 @@ impl Store {
         failpoint("recover:staged-one", &path)?;
         let file = stage_again(dir, &name.name, &content.0)?;
         let metadata = inherited(target.as_ref(), others_create);
-        inherit(dir, &name.name, &file, metadata, entry.mode)?;
+        let access = (entry.mode, entry.owner_group);
+        inherit(dir, &name.name, &file, metadata, access)?;
         transaction.staged.push((path, file));
         Ok(())
     }

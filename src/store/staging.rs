@@ -73,7 +73,8 @@ pub(super) fn stage_again(dir: &Dir, name: &OsStr, bytes: &[u8]) -> Result<File,
         .map_err(|errno| dir.error("open", &temporary, errno))
 }
 
-/// Gives a staged file the mode, and the owner, group and extended attributes of the file `found` that it replaces.
+/// Gives a staged file the mode, and the owner, group and extended attributes of the file `found` that it replaces. A
+/// `group` takes precedence over that of `found`.
 ///
 /// The mode is set last and explicitly: chown(2) clears bits, an ACL among the attributes sets some, and the umask must
 /// not apply.
@@ -82,7 +83,7 @@ pub(super) fn inherit(
     name: &OsStr,
     file: &File,
     found: Option<&Metadata>,
-    mode: u32,
+    (mode, group): (u32, Option<u32>),
 ) -> Result<(), StoreError> {
     if let Some(found) = found {
         let staged = stat_open(file).map_err(|errno| dir.error("look at", name, errno))?;
@@ -100,6 +101,10 @@ pub(super) fn inherit(
                 errno,
             )
         })?;
+    }
+    if let Some(group) = group {
+        fchown(file, None, Some(Gid::from_raw(group)))
+            .map_err(|errno| dir.error("set the group of", name, errno))?;
     }
     fchmod(file, Mode::from_bits_truncate(mode))
         .map_err(|errno| dir.error("set the mode of", name, errno))

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use zeroize::Zeroizing;
 
-use super::desired::{DesiredContents, DesiredFile, DesiredState, Mode};
+use super::desired::{DesiredContents, DesiredFile, DesiredState};
 use super::dir::{Dir, Metadata, single};
 use super::error::{PathObstacle, StoreError, StoreNote};
 use super::journal::{KeptFile, identity_of_link};
@@ -39,6 +39,8 @@ pub(super) struct Transaction {
     located: Vec<TargetName>,
     /// Paths without extension; the index is the number of the group.
     groups: Vec<PathBuf>,
+    /// Files in one group in spite of different names: the first member and another one.
+    pub(super) pairs: Vec<[PathBuf; 2]>,
     pub(super) changes: Vec<FileChange>,
     /// Files in the desired state.
     pub(super) kept: Vec<KeptFile>,
@@ -87,8 +89,7 @@ pub(super) struct FileChange {
 
 /// The object at a path after the commit.
 pub(super) enum Replacement {
-    /// Contents and mode.
-    File(Zeroizing<Vec<u8>>, u32),
+    File(StagedFile),
     /// Target of a symbolic link.
     Link(String),
     Nothing,
@@ -98,6 +99,15 @@ impl Replacement {
     fn is_nothing(&self) -> bool {
         matches!(self, Replacement::Nothing)
     }
+}
+
+/// A file that replaces another one or is created.
+pub(super) struct StagedFile {
+    pub(super) bytes: Zeroizing<Vec<u8>>,
+    /// Permission bits.
+    pub(super) mode: u32,
+    /// Group; `None` for that of the replaced file, or of the process.
+    pub(super) group: Option<u32>,
 }
 
 /// A rename or an unlink, done after the point of commit.
@@ -144,14 +154,18 @@ impl Transaction {
             overwrite,
         } = desired;
         let group = self.group(&path);
-        let private = mode == Mode::Private;
+        let private = mode.is_private();
         let Some(found) = self.inspect(&name)? else {
             self.changes.push(FileChange {
                 path,
                 name,
                 group,
                 private,
-                new: Replacement::File(bytes, mode.bits()),
+                new: Replacement::File(StagedFile {
+                    bytes,
+                    mode: mode.bits(),
+                    group: mode.group(),
+                }),
                 found: None,
             });
             return Ok(());
@@ -162,14 +176,16 @@ impl Transaction {
         }
         let bits = mode.replacing(&found.metadata);
         let same_mode = bits == found.metadata.mode;
-        if !same_mode && found.metadata.size > 0 {
+        let is_tightened = found.metadata.mode & !bits != 0;
+        if is_tightened && found.metadata.size > 0 {
             self.outcome.notes.push(StoreNote::Tightened {
                 path: found.path.clone(),
                 from: found.metadata.mode,
                 to: bits,
             });
         }
-        if same_contents && same_mode {
+        let same_group = mode.group().is_none_or(|group| group == found.metadata.gid);
+        if same_contents && same_mode && same_group {
             self.kept.push(KeptFile {
                 sha256: sha256(&found.bytes),
                 path,
@@ -183,7 +199,11 @@ impl Transaction {
             name,
             group,
             private,
-            new: Replacement::File(bytes, bits),
+            new: Replacement::File(StagedFile {
+                bytes,
+                mode: bits,
+                group: mode.group(),
+            }),
             found: Some(found),
         });
         Ok(())
@@ -428,7 +448,8 @@ impl Transaction {
 
     /// Returns the number of the group that a path belongs to.
     fn group(&mut self, path: &Path) -> usize {
-        let stem = path.with_extension("");
+        let pair = self.pairs.iter().find(|[_, other]| other == path);
+        let stem = pair.map_or(path, |[first, _]| first).with_extension("");
         if let Some(known) = self.groups.iter().position(|group| *group == stem) {
             return known;
         }
@@ -440,4 +461,49 @@ impl Transaction {
 /// Returns the metadata that a staged file inherits from the target it replaces.
 pub(super) fn inherited(found: Option<&ExistingTarget>, others_create: bool) -> Option<&Metadata> {
     found.and_then(|found| found.inherited_metadata(others_create))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::desired::Mode;
+    use super::*;
+
+    fn file(path: &str, mode: Mode) -> DesiredFile {
+        let contents = DesiredContents {
+            bytes: Zeroizing::new(b"new".to_vec()),
+            mode,
+            overwrite: true,
+        };
+        DesiredFile {
+            path: path.into(),
+            state: DesiredState::File(contents),
+        }
+    }
+
+    #[test]
+    fn replaces_key_before_certificate_of_another_name_in_one_group() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = NodeRoot::open(dir.path()).unwrap();
+        let [certificate, key] = ["/etc/kubernetes/a/tls.crt", "/etc/kubernetes/b/key.pem"];
+        let mut transaction = Transaction {
+            pairs: vec![[certificate.into(), key.into()]],
+            ..Transaction::default()
+        };
+        for desired in [
+            file(certificate, Mode::Public),
+            file("/etc/kubernetes/b/ca.crt", Mode::Public),
+            file(key, Mode::GroupPrivate(1)),
+        ] {
+            transaction.add(&root, desired).unwrap();
+        }
+        transaction.order();
+        let changes = transaction.changes.iter();
+        let found: Vec<_> = changes
+            .map(|change| (change.group, change.path.to_str().unwrap()))
+            .collect();
+        assert_eq!(
+            found,
+            [(0, key), (0, certificate), (1, "/etc/kubernetes/b/ca.crt")]
+        );
+    }
 }

@@ -12,6 +12,7 @@ pub struct Walk {
     strict: bool,
     faults: RefCell<Faults>,
     asked: RefCell<BTreeSet<String>>,
+    declared: RefCell<BTreeSet<String>>,
 }
 
 impl Walk {
@@ -21,7 +22,23 @@ impl Walk {
             strict,
             faults: RefCell::default(),
             asked: RefCell::default(),
+            declared: RefCell::default(),
         }
+    }
+
+    /// Records a name that the document defines, so that fields that are read later can refer to it.
+    pub fn declare(&self, name: &str) {
+        self.declared.borrow_mut().insert(name.to_owned());
+    }
+
+    /// Returns a name if the document defines it.
+    pub fn declared<'n>(&self, name: &'n str) -> Option<&'n str> {
+        self.declared.borrow().contains(name).then_some(name)
+    }
+
+    /// Returns all names that the document defines.
+    pub fn all_declared(&self) -> Vec<String> {
+        self.declared.borrow().iter().cloned().collect()
     }
 
     /// Ends the pass and returns the faults.

@@ -80,6 +80,8 @@ mod policy;
 mod preflight;
 mod pty;
 mod readme;
+mod registered;
+mod registered_webhook;
 #[cfg(feature = "failpoints")]
 mod reload;
 mod reload_turns;

@@ -36,6 +36,11 @@ pub(crate) struct VaultRig {
 
 impl VaultRig {
     pub(crate) fn new() -> Self {
+        Self::set_up_for(str::to_owned)
+    }
+
+    /// Sets the server up by the output for changed settings.
+    fn set_up_for(change: impl Fn(&str) -> String) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let rig = VaultRig {
             dir,
@@ -45,7 +50,7 @@ impl VaultRig {
         for name in ["role-id", "secret-id"] {
             put(rig.dir.path(), name, "not yet delivered");
         }
-        space.apply(&printed(rig.dir.path(), &rig.settings()));
+        space.apply(&printed(rig.dir.path(), &change(&rig.settings())));
         fs::create_dir(rig.dir.path().join("etcd")).unwrap();
         for authority in Authority::ALL {
             let mount = format!("pki/{authority}");
@@ -647,6 +652,51 @@ fn fetches_authorities_and_crls_from_server() {
         crl().done();
         let serial = chain.leaf().serial().to_uppercase();
         assert!(shown(&list).contains(&serial), "{}", shown(&list));
+    }
+}
+
+#[test]
+fn signs_registered_certificates_by_roles_of_printed_setup() {
+    let mapped = "role: {default: \"{certificate}-{node}\", policy-webhook: \"webhooks-{node}\"}, ";
+    for (role, name_of_role) in [("", "policy-webhook-cp1"), (mapped, "webhooks-cp1")] {
+        let registered = |settings: &str| {
+            let settings = settings.replace("mount: ", &format!("{role}mount: "));
+            format!("{settings}{}", crate::registered::registrations())
+        };
+        let rig = VaultRig::set_up_for(registered);
+        let settings = registered(&rig.settings());
+        let node = Node::new();
+        for authority in Authority::ALL {
+            let file = format!("{}.crt", authority.base_name());
+            let pem = fs::read(rig.dir.path().join(&file)).unwrap();
+            node.write(format!("/etc/kubernetes/pki/{file}"), pem);
+        }
+        node.write_settings(&settings);
+        let ran = node.ask();
+        ran.done();
+        for name in [
+            "aggregated-apiserver",
+            "kms-plugin-client",
+            "konnectivity-server",
+            "policy-webhook",
+        ] {
+            ran.row_says(name, "issued");
+        }
+        node.assert_bootstrap_changes_nothing();
+        let role = rig.space.read(&format!("pki/ca/roles/{name_of_role}"));
+        let names = role["data"]["allowed_domains"].to_string();
+        assert!(names.contains("policy-webhook.policy.svc"), "{role}");
+
+        // The role of another certificate does not sign this one.
+        let wrong = "{default: \"{certificate}-{node}\", policy-webhook: konnectivity-server-cp1}";
+        let settings = settings.replace(mapped, "");
+        node.write_settings(&settings.replace("mount: ", &format!("role: {wrong}, mount: ")));
+        node.remove("/etc/kubernetes/policy-webhook/tls.crt");
+        let before = node.etc();
+        let ran = node.ask();
+        assert_ne!(ran.code, Some(0), "{}", ran.said());
+        ran.says("policy-webhook").says("konnectivity-server-cp1");
+        before.unchanged(&node.etc());
     }
 }
 

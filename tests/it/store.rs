@@ -297,6 +297,33 @@ fn keeps_owner_group_mode_and_attributes_of_replaced_file() {
 }
 
 #[test]
+fn gives_key_to_configured_group() {
+    let fixture = Fixture::new();
+    let [new, same, old] = ["new", "same", "old"].map(|name| format!("{PKI}/{name}.key"));
+    fixture.write(&same, "same", 0o600);
+    fixture.write(&old, "old", 0o444);
+    std::os::unix::fs::chown(fixture.path(&old), Some(1234), None).unwrap();
+    let files = [(&*new, "new"), (&*same, "same"), (&*old, "new")];
+    let files = files.map(|(path, text)| (path, text, Mode::GroupPrivate(4321)));
+    let done = commit(&mut fixture.store(), &files).unwrap();
+    for (path, owner, mode) in [(&new, 0, 0o640), (&same, 0, 0o640), (&old, 1234, 0o440)] {
+        let found = fs::metadata(fixture.path(path)).unwrap();
+        let found = (found.uid(), found.gid(), found.mode() & 0o7777);
+        assert_eq!(found, (owner, 4321, mode), "{path}");
+    }
+    let notes: Vec<String> = done.notes.iter().map(ToString::to_string).collect();
+    assert_eq!(notes.len(), 1, "{notes:?}");
+    assert!(
+        notes[0].ends_with("old.key had mode 0444, now 0440"),
+        "{notes:?}"
+    );
+    assert_eq!(
+        commit(&mut fixture.store(), &files).unwrap().written,
+        [""; 0].map(PathBuf::from)
+    );
+}
+
+#[test]
 fn tightens_private_file_that_everybody_can_read() {
     let fixture = Fixture::new();
     let key = "/etc/kubernetes/pki/apiserver.key";

@@ -44,11 +44,20 @@ impl CertMaterial<'_> {
             return files.add_to(commit, root, now);
         }
         let changed = match &self.spec.output {
-            CertFiles::Pair { certificate, key } => {
+            CertFiles::Pair {
+                certificate,
+                key,
+                group,
+            } => {
                 let private = self.key.to_pem().as_bytes().to_vec();
-                commit.file(key.clone(), private, Mode::Private);
+                commit.file(
+                    key.clone(),
+                    private,
+                    group.map_or(Mode::Private, Mode::GroupPrivate),
+                );
                 let public = self.chain.to_pem().into_bytes();
                 commit.file(certificate.clone(), public, Mode::Public);
+                commit.together(certificate.clone(), key.clone());
                 certificate
             }
             CertFiles::Kubeconfig {

@@ -26,7 +26,7 @@ use crate::node::NodeState;
 use crate::process::machine;
 use crate::signer::NodeIdentity;
 use crate::spec::policy::KeyPolicy;
-use crate::spec::{self, Layout, NodeSpec};
+use crate::spec::{self, Layout, NodeSpec, registered};
 use crate::store::NodeRoot;
 use crate::yaml::Faults;
 
@@ -87,10 +87,11 @@ impl ConfigurationFiles {
         let sources = usable(existing_sources(root, &settings), &mut fault).unwrap_or_default();
         let kept = usable(join::kept_configuration(root), &mut fault).flatten();
         let documents = kubeadm::load(&sources);
+        let state = NodeState::new(root, Layout::default());
         ConfigurationFiles {
+            state: state_of(&state, &documents, &settings),
             settings,
             warnings,
-            state: state_of(&NodeState::new(root, Layout::default()), &documents),
             documents,
             sources,
             kept,
@@ -283,10 +284,12 @@ impl KnownConfiguration {
         let (resolved, policy) = resolve(&self.settings, &self.documents, &host)?;
         let policy = policy.replaced_by(self.cluster_policy.rules.clone());
         let cluster = resolved.cluster.clone().unwrap_or_default();
-        let state = self.state.with_layout(Layout::new(
+        let layout = Layout::new(
             Some(cluster.certificates_dir.clone()),
             resolved.node.kubelet_cert_dir.clone(),
-        ));
+        );
+        let layout = layout.with_registered(&self.settings.registered.certificates());
+        let state = self.state.with_layout(layout);
         let wanted = WantedIdentity {
             resolved: &resolved,
             names_node: self.settings.node_name.is_some() || self.documents.names_node(),
@@ -389,7 +392,12 @@ impl KnownConfiguration {
         policy: &KeyPolicy,
         notes: Vec<String>,
     ) -> Result<NodeSpec, Failure> {
-        let plan = spec::node_spec(cluster, node, policy, &choices(&self.settings));
+        let choices = choices(&self.settings);
+        let plan = spec::node_spec(cluster, node, policy, &choices);
+        let conflicts = registered::path_conflicts(&choices.registered, &plan.layout);
+        if !conflicts.is_empty() {
+            return Err(Failure::with_messages(ExitCode::Configuration, conflicts));
+        }
         let mut plan = plan.shown_below(root.path());
         plan.notes.extend(notes);
         mark_activated(root, &mut plan)?;

@@ -197,7 +197,9 @@ impl Probe<'_> {
 
     fn pair(&self, name: CertName) -> Option<(NodePath, NodePath)> {
         match self.setup.outputs.get(&name)? {
-            CertFiles::Pair { certificate, key } => Some((certificate.clone(), key.clone())),
+            CertFiles::Pair {
+                certificate, key, ..
+            } => Some((certificate.clone(), key.clone())),
             _ => None,
         }
     }

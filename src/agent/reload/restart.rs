@@ -10,8 +10,9 @@ use tokio::time::{Instant, sleep};
 use super::lease::{self, LeaseUnavailable, RestartLease};
 use super::pod::Pod;
 use super::probe::HostPathVolumes;
+use super::programs::{Program, of_unit, systemctl};
 use super::rollback::rollback_detail;
-use super::{Program, ReloadState, Run, busy_message, chain_of, names, of_unit, systemctl};
+use super::{ReloadState, Run, busy_message, chain_of, names};
 use crate::agent::{Event, Failure, audit};
 use crate::cluster::lease::LeaseLock;
 use crate::config::reload::On;
@@ -176,7 +177,7 @@ impl Run<'_> {
     /// changes before they are mounted, they are never mounted, since the old pod is no longer desired, and its container
     /// continues to run until the worker times out after [`VOLUME_TIMEOUT`]. `/healthz` does not show this state, the
     /// kubelet's metrics do.
-    async fn settle_kubelet(&self) -> Result<(), String> {
+    pub(super) async fn settle_kubelet(&self) -> Result<(), String> {
         let give_up = Instant::now() + VOLUME_TIMEOUT + SETTLED_FOR;
         let mut since: Option<(HostPathVolumes, Instant)> = None;
         loop {

@@ -84,8 +84,11 @@ impl Run<'_> {
         let waiting = hooks
             .chain(reload.units.iter().map(|unit| &unit.on))
             .flatten();
+        let pods = setup.pods.iter();
         for change in &step.changes {
-            if waiting.clone().any(|on| *on == On::Change(*change)) {
+            if waiting.clone().any(|on| *on == On::Change(*change))
+                || pods.clone().any(|pod| pod.on.contains(change))
+            {
                 commit.restored(UnverifiedChange {
                     change: *change,
                     at: now,

@@ -107,7 +107,7 @@ pub(super) struct CertificateLabels {
 }
 
 impl CertificateLabels {
-    pub(super) const fn leaf(name: CertName) -> CertificateLabels {
+    pub(super) fn leaf(name: CertName) -> CertificateLabels {
         CertificateLabels {
             name: name.as_str(),
             authority: name.authority(),
@@ -129,6 +129,7 @@ impl CertificateLabels {
                 CertName::ControllerManagerConf => "kube-controller-manager",
                 CertName::SchedulerConf => "kube-scheduler",
                 CertName::NodepkiConf => "nodepki",
+                CertName::Registered(_) => "registered",
             },
         }
     }

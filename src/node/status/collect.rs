@@ -17,7 +17,10 @@ use time::OffsetDateTime;
 
 use super::files::{LeafFiles, RowReader};
 use super::phase::{CertProgress, Effect, PendingPhase};
-use super::{NodeStatus, PendingStatus, authority, leaf, rows, service_account};
+use super::{
+    CertStatus, NodeStatus, PendingStatus, UnregisteredCertificate, authority, leaf, rows,
+    service_account,
+};
 use crate::kube::components::ReplacedFile;
 use crate::kube::names::{Authority, CertName};
 use crate::kube::paths::{ETCD_MANIFEST, KUBELET_CONFIGURATION, KUBERNETES_DIR};
@@ -51,6 +54,9 @@ pub fn collect(state: &NodeState, described: Option<NodeRole>, now: OffsetDateTi
         NodeRole::Worker => notes.extend(rows::unused_on_worker(state)),
         NodeRole::ControlPlane | NodeRole::Etcd => {}
     }
+
+    let unregistered = rows::unregistered(state, now);
+    notes.extend(unregistered.iter().map(UnregisteredCertificate::sentence));
 
     let authorities: Vec<_> = rows::authorities(state, role, local_etcd)
         .map(|name| reader.authority(name))
@@ -89,7 +95,11 @@ pub fn collect(state: &NodeState, described: Option<NodeRole>, now: OffsetDateTi
                     request: requests.get(&leaf.name).copied(),
                     effect: Effect::of(leaf.name, &unsettled, runs),
                 };
-                leaf::judge(leaf, bundle(leaf.name.authority()), server, progress, now)
+                let description = state.layout().description(leaf.name);
+                CertStatus {
+                    description: description.map(str::to_owned),
+                    ..leaf::judge(leaf, bundle(leaf.name.authority()), server, progress, now)
+                }
             })
             .collect(),
         authorities: authorities
@@ -100,6 +110,7 @@ pub fn collect(state: &NodeState, described: Option<NodeRole>, now: OffsetDateTi
         service_account: (role == NodeRole::ControlPlane)
             .then(|| service_account::judge(reader.service_account())),
         pending: pending.into_iter().map(pending_status).collect(),
+        unregistered,
         notes,
     };
     if matches!(role, NodeRole::ControlPlane | NodeRole::Etcd) {

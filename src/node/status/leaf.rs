@@ -54,6 +54,7 @@ pub(super) fn judge(
     CertStatus {
         name: found.name,
         authority: found.name.authority(),
+        description: None,
         state: summary.state,
         phase: phase(summary.state, progress.request, progress.effect),
         problems: summary.problems,

@@ -1,5 +1,8 @@
 //! The rows that a node has, by its role and its files. The header of `status` has the rules.
 
+use time::OffsetDateTime;
+
+use super::UnregisteredCertificate;
 use super::files::{AuthorityFiles, LeafFiles};
 use crate::kube::names::{Authority, CertName};
 use crate::kube::paths::ETCD_MANIFEST;
@@ -32,6 +35,8 @@ pub(super) fn leaves(
     role: NodeRole,
     local_etcd: bool,
 ) -> impl Iterator<Item = CertName> {
+    let registered = state.layout().registered_on(role == NodeRole::Worker);
+    let registered = registered.filter(move |_| role != NodeRole::Empty);
     CertName::ALL
         .into_iter()
         .filter(move |name| match (role, name) {
@@ -47,6 +52,7 @@ pub(super) fn leaves(
                 name.authority() != Authority::EtcdCa || local_etcd || state.has_files_of(*name)
             }
         })
+        .chain(registered)
 }
 
 /// Returns whether a certificate has a row. The kubelet's serving certificate has one if the cluster's CA issued it: a
@@ -85,6 +91,27 @@ pub(super) fn runs_etcd(state: &NodeState) -> bool {
     let has_etcd_manifest = || state.exists(ETCD_MANIFEST);
     let external = only_ca && state.has_apiserver_manifest() && !has_etcd_manifest();
     !external
+}
+
+/// Returns the certificates that nodepki has issued and that the configuration no longer registers, until they expire.
+pub(super) fn unregistered(state: &NodeState, now: OffsetDateTime) -> Vec<UnregisteredCertificate> {
+    let known: Vec<CertName> = state.layout().certificates().collect();
+    // The survey reports a damaged record.
+    let issued = state.root().issued().unwrap_or_default().into_iter();
+    issued
+        .filter(|(name, record)| !known.contains(name) && now <= record.not_after)
+        .map(|(name, record)| {
+            let files = state.layout().pair(name).into_iter();
+            let files = files.filter(|path| state.exists(path));
+            UnregisteredCertificate {
+                name,
+                not_after: record.not_after,
+                files: files
+                    .map(|path| state.root().on_this_machine(path).display().to_string())
+                    .collect(),
+            }
+        })
+        .collect()
 }
 
 /// Returns a note on the files of a control plane on a worker.

@@ -44,9 +44,11 @@ fn spec() -> CertSpec {
         under_first: false,
         on_policy_change: OnPolicyChange::NextRenewal,
         is_omittable: false,
+        description: None,
         output: CertFiles::Pair {
             certificate: "/c".into(),
             key: "/k".into(),
+            group: None,
         },
     }
 }
@@ -251,6 +253,7 @@ fn refuses_expired_authority() {
         path: "/etc/kubernetes/pki/ca.crt".into(),
         key_path: "/etc/kubernetes/pki/ca.key".into(),
         crl_path: "/etc/kubernetes/pki/crl.pem".into(),
+        copies: Vec::new(),
         key: KeyAlgorithm::EcdsaP256,
         required_key: None,
     };

@@ -282,7 +282,8 @@ impl KeyRules {
         };
         let Some(name) = field.string() else { return };
         let openshift = OPENSHIFT_NAMES.iter().find(|(known, _)| *known == name);
-        let owners = match (KeyOwner::parse(&name), openshift) {
+        let registered = || Some(Leaf(field.walk().declared(&name)?.parse().ok()?));
+        let owners = match (KeyOwner::parse(&name).or_else(registered), openshift) {
             (Some(owner), _) => vec![owner],
             (None, Some((_, []))) => {
                 field.warning(
@@ -293,7 +294,9 @@ impl KeyRules {
             }
             (None, Some((_, owners))) => owners.to_vec(),
             (None, None) => {
-                let names: Vec<String> = KeyOwner::all().map(|owner| owner.to_string()).collect();
+                let mut names: Vec<String> =
+                    KeyOwner::all().map(|owner| owner.to_string()).collect();
+                names.extend(field.walk().all_declared());
                 let known = names.iter().map(String::as_str);
                 let suggestion = did_you_mean(
                     &name,

@@ -69,7 +69,7 @@ pub fn read(
         ));
     };
     let bundle = bundle.certificates().to_vec();
-    let mut trusting = Vec::new();
+    let mut trusting = read_copies(state, spec)?;
     let mut signing = Vec::new();
     if authority == Authority::Ca {
         for (_, path) in kubeconfigs() {
@@ -211,6 +211,25 @@ fn read_trusting(
         certificates,
         elsewhere,
     }))
+}
+
+/// Returns the copies of the bundle for components of registered certificates.
+fn read_copies(
+    state: &NodeState,
+    spec: &BundleSpec,
+) -> Result<Vec<TrustingFile>, store::StoreError> {
+    let mut copies = Vec::new();
+    for copy in &spec.copies {
+        copies.push(TrustingFile {
+            file: copy.path.to_string(),
+            certificates: match state.file(&copy.path).bytes()? {
+                Some(bytes) => certificates(bytes),
+                None => Err("it is absent; run nodepki bootstrap, which writes it".to_owned()),
+            },
+            elsewhere: None,
+        });
+    }
+    Ok(copies)
 }
 
 /// Returns the CA certificates in the data of a kubeconfig.

@@ -49,7 +49,7 @@ pub struct Evidence {
     pub file: String,
     /// Certificates in `ca.crt`, in order.
     pub bundle: Vec<Certificate>,
-    /// Kubeconfigs that trust the authority.
+    /// Kubeconfigs that trust the authority, and copies of its bundle.
     pub kubeconfigs: Vec<TrustingFile>,
     /// Certificates on this node that the authority has signed.
     pub leaves: Vec<SignedLeaf>,
@@ -71,11 +71,11 @@ pub struct RolledBack {
     pub why: String,
 }
 
-/// A kubeconfig that trusts the authority.
+/// A kubeconfig that trusts the authority, or a copy of its bundle.
 pub struct TrustingFile {
-    /// The kubeconfig's path.
+    /// Path.
     pub file: String,
-    /// The kubeconfig's CA certificates, or why they are unreadable.
+    /// The CA certificates in it, or why they are unreadable.
     pub certificates: Result<Vec<Certificate>, String>,
     /// File that contains the CA certificates, if they are not embedded. nodepki does not write it.
     pub elsewhere: Option<String>,

@@ -21,12 +21,14 @@ use crate::kube::kubeconfig::Kubeconfig;
 use crate::kube::names::{Authority, CertName};
 use crate::kube::paths::ETCD_MANIFEST;
 use crate::process::failpoint;
-use crate::spec::BundleSpec;
+use crate::spec::{BundleCopy, BundleSpec};
 use crate::store::{
     AuditEvent, AuditRecord, AuthorityChange, Commit, FormerContents, FormerTrust, Mode, NodeRoot,
     Restart, RestartState,
 };
-use crate::x509::{AuthorityCrls, Certificate, Chain, RevocationList, TrustBundle};
+use crate::x509::{
+    AuthorityCrls, Certificate, Chain, RevocationList, TrustBundle, certificates_of,
+};
 
 /// A step in execution.
 pub(super) struct ChangeStep<'a> {
@@ -343,6 +345,20 @@ impl<'a> ChangeStep<'a> {
                 self.evidence.file,
                 names.join(", then ")
             ));
+        }
+        for BundleCopy { of, path } in &self.spec.copies {
+            let found = self.former_file(path)?;
+            let contained = found.as_ref().map(|file| certificates_of(&file.contents));
+            if matches!(contained, Some(Ok(found)) if found == target.bundle) {
+                continue;
+            }
+            former.files.extend(found);
+            let pem: String = target.bundle.iter().map(Certificate::to_pem).collect();
+            commit.file(path.clone(), pem.into_bytes(), Mode::Public);
+            if trust_changes {
+                commit.change(ReplacedFile::Certificate(*of), path.clone(), now);
+            }
+            actions.push(format!("{path} contains the same certificates"));
         }
         if authority == Authority::Ca {
             for (name, path) in evidence::kubeconfigs() {

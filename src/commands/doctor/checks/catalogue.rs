@@ -65,6 +65,8 @@ checks! {
         "a run was interrupted while it installed files; the next run completes it";
     "stray-files", WI, configuration::strays,
         "temporary files of a crash or an unfinished procedure exist";
+    "unregistered-certificate", I, configuration::unregistered,
+        "a certificate that nodepki issued is not registered in the configuration: it stays in place and is not renewed";
     "too-many-files", W, configuration::crowded,
         "the directories of Kubernetes contain so many files that not all of them were examined";
     "pending-request", WI, configuration::pending,

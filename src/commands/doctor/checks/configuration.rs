@@ -7,7 +7,7 @@ use super::picture::{AuthorityKey, Picture};
 use crate::agent;
 use crate::agent::load;
 use crate::kube::paths::KUBERNETES_DIR;
-use crate::node::status::{NodeRole, Trouble};
+use crate::node::status::{NodeRole, Trouble, UnregisteredCertificate};
 use crate::store::STATE_DIR;
 use crate::x509::rfc3339;
 
@@ -164,6 +164,13 @@ pub(super) fn strays(picture: &Picture) -> Vec<CheckNote> {
         )
     });
     unfinished.chain(requests).collect()
+}
+
+pub(super) fn unregistered(picture: &Picture) -> Vec<CheckNote> {
+    let found = picture.status.unregistered.iter();
+    found
+        .map(|one| CheckNote::info(one.fact(), UnregisteredCertificate::FIX))
+        .collect()
 }
 
 pub(super) fn crowded(picture: &Picture) -> Vec<CheckNote> {

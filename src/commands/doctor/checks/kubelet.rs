@@ -108,7 +108,9 @@ pub(super) fn embedded(picture: &Picture) -> Vec<CheckNote> {
 /// no other pair and does not enable serverTLSBootstrap (`InitializeTLS`).
 pub(super) fn serving_unused(picture: &Picture) -> Vec<CheckNote> {
     let wanted = picture.configuration.plan.as_ref();
-    let Some(CertFiles::Pair { certificate, key }) = wanted
+    let Some(CertFiles::Pair {
+        certificate, key, ..
+    }) = wanted
         .and_then(|plan| plan.cert(CertName::KubeletServing))
         .map(|spec| &spec.output)
     else {

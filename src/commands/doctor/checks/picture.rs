@@ -234,8 +234,9 @@ impl Picture {
         Picture {
             at: now,
             root: root.path().to_owned(),
-            leaves: CertName::ALL
-                .into_iter()
+            leaves: state
+                .layout()
+                .certificates()
                 // The kubelet manages its self-signed certificate.
                 .filter(|name| {
                     *name != CertName::KubeletServing || status.certificate(*name).is_some()
@@ -586,8 +587,9 @@ impl Reader<'_> {
     ) -> Vec<(PathBuf, Certificate)> {
         let etcd = self.dir().join("etcd");
         let in_use = [Path::new(MANIFESTS_DIR), self.dir(), &etcd].contains(&path);
-        let in_place: Vec<PathBuf> = CertName::ALL
-            .into_iter()
+        let layout = self.state.layout();
+        let in_place: Vec<PathBuf> = layout
+            .certificates()
             .flat_map(|name| self.state.layout().files(name))
             .collect();
         let names = self
@@ -672,8 +674,11 @@ impl Reader<'_> {
                 FileKind::Directory if depth > 0 => {
                     self.search_below(&path, depth - 1, places, trees);
                 }
+                // The requests below the state directory are nodepki's own, which `pending-request` reports.
                 FileKind::File if path.extension().is_some_and(|extension| extension == "csr") => {
-                    trees.requests.push(path);
+                    if !path.starts_with(STATE_DIR) {
+                        trees.requests.push(path);
+                    }
                 }
                 FileKind::File
                     if found.size <= MAX_KEY_FILE_BYTES && !places.contains(&path.as_path()) =>

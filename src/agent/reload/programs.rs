@@ -1,0 +1,144 @@
+//! Runs hooks, units and restarts of static pods that are configured for replaced files.
+
+use std::time::Duration;
+
+use time::format_description::well_known::Rfc3339;
+
+use super::pod::Pod;
+use super::{ReloadState, Run, names};
+use crate::agent::Failure;
+use crate::config::reload::{On, Unit};
+use crate::kube::components::ReplacedFile;
+use crate::kube::paths::MANIFESTS_DIR;
+use crate::signer::exec;
+use crate::store::{Commit, Mode, UnverifiedChange};
+
+/// Starts and reloads units.
+const SYSTEMCTL: &str = "/usr/bin/systemctl";
+/// Timeout of one systemctl command.
+const UNIT_TIMEOUT: Duration = Duration::from_secs(90);
+
+/// One program to run.
+pub(super) struct Program {
+    pub(super) command: Vec<String>,
+    pub(super) limit: Duration,
+}
+
+impl Run<'_> {
+    /// Runs the hooks and units that are configured for these changes, and restarts the static pods of registered
+    /// certificates. Returns the changes for which one of them failed.
+    pub(super) async fn programs_of(
+        &mut self,
+        seen: &[UnverifiedChange],
+    ) -> Result<Vec<ReplacedFile>, Failure> {
+        let mut failed = Vec::new();
+        let setup = self.probe.setup;
+        let causes = |is_trigger: &dyn Fn(ReplacedFile) -> bool| -> Vec<ReplacedFile> {
+            let changes = seen.iter().map(|changed| changed.change);
+            changes.filter(|change| is_trigger(*change)).collect()
+        };
+        let of = |on: &[On]| causes(&|change| on.contains(&On::Change(change)));
+        let hooks = setup.reload.hooks.iter().map(|hook| {
+            let program = Program {
+                command: hook.command.clone(),
+                limit: hook.timeout,
+            };
+            (of(&hook.on), program)
+        });
+        let units = setup.reload.units.iter();
+        let units = units.map(|unit| (of(&unit.on), of_unit(unit)));
+        let due = |causes: &[ReplacedFile]| !causes.is_empty();
+        for (causes, program) in hooks.chain(units).filter(|(causes, _)| due(causes)) {
+            let shown = program.command.join(" ");
+            match program.run(&causes).await {
+                Ok(()) => self.report(
+                    shown,
+                    ReloadState::Done,
+                    format!("was run for {}", names(&causes)),
+                ),
+                Err(why) => {
+                    let detail = format!(
+                        "{why}; correct the cause, then run `nodepki renew`, which runs it again for {}",
+                        names(&causes)
+                    );
+                    self.report(shown, ReloadState::Failed, detail);
+                    failed.extend(causes);
+                }
+            }
+        }
+        let pods = setup.pods.iter();
+        let pods = pods.map(|one| (causes(&|change| one.on.contains(&change)), &one.pod));
+        for (causes, pod) in pods.filter(|(causes, _)| due(causes)) {
+            let (state, detail) = match self.restart_pod(pod, &causes).await? {
+                Ok(outcome) => outcome,
+                Err(why) => {
+                    failed.extend(causes.iter().copied());
+                    let detail = format!(
+                        "was not restarted for {}: {why}; correct the cause, then run `nodepki renew`, which tries again",
+                        names(&causes)
+                    );
+                    (ReloadState::Failed, detail)
+                }
+            };
+            self.report(format!("static pod {pod}"), state, detail);
+        }
+        Ok(failed)
+    }
+
+    /// Restarts a static pod by the annotation in its manifest. The kubelet then stops and starts it; whether its component
+    /// becomes ready is not verified.
+    async fn restart_pod(
+        &mut self,
+        name: &str,
+        causes: &[ReplacedFile],
+    ) -> Result<Result<(ReloadState, String), String>, Failure> {
+        let path = format!("{MANIFESTS_DIR}/{name}.yaml");
+        let found = match self.probe.root.read(&path) {
+            Ok(Some(found)) => found,
+            Ok(None) => {
+                let detail = format!("does not run here: {path} does not exist");
+                return Ok(Ok((ReloadState::NotHere, detail)));
+            }
+            Err(error) => return Ok(Err(error.to_string())),
+        };
+        if let Err(why) = self.settle_kubelet().await {
+            return Ok(Err(why));
+        }
+        let now = (self.probe.clock)();
+        let now = now
+            .format(&Rfc3339)
+            .unwrap_or_else(|_| now.unix_timestamp().to_string());
+        let annotated = std::str::from_utf8(&found.bytes)
+            .map_err(|_| "it is not UTF-8 text".to_owned())
+            .and_then(|text| Pod::read(text)?.annotated(&now));
+        let text = match annotated {
+            Ok(text) => text,
+            Err(why) => return Ok(Err(format!("{path}: {why}"))),
+        };
+        let mut commit = Commit::new();
+        commit.file(path, text.into_bytes(), Mode::Private);
+        self.commit(commit).await?;
+        let detail = format!("is restarted by the kubelet for {}", names(causes));
+        Ok(Ok((ReloadState::Done, detail)))
+    }
+}
+
+impl Program {
+    pub(super) async fn run(&self, causes: &[ReplacedFile]) -> Result<(), String> {
+        let changed: Vec<_> = causes.iter().map(|change| change.as_str()).collect();
+        let env = [("NODEPKI_CHANGED", changed.join(","))];
+        exec::run(&self.command, &env, self.limit).await
+    }
+}
+
+pub(super) fn of_unit(unit: &Unit) -> Program {
+    systemctl(unit.action.as_str(), &unit.unit)
+}
+
+pub(super) fn systemctl(verb: &str, unit: &str) -> Program {
+    let words = [SYSTEMCTL, verb, "--", unit];
+    Program {
+        command: words.map(str::to_owned).to_vec(),
+        limit: UNIT_TIMEOUT,
+    }
+}
