@@ -12,6 +12,7 @@ use nodepki::kube::names::CertName;
 
 use crate::node::{EVERYTHING, Node, Ran, wait_until, with_mounts};
 use crate::renew::backdate;
+use crate::sample::sampled;
 
 /// `renew` with the local signer.
 fn renew(node: &Node) -> Command {
@@ -98,9 +99,10 @@ fn refuses_bind_mounted_target_before_renaming_anything() {
 #[test]
 #[cfg(feature = "failpoints")]
 fn never_ends_0_over_a_pair_that_is_half_renamed() {
-    for error in ["EIO", "EROFS", "EACCES", "ENOSPC"] {
+    for (first, error) in ["EIO", "EROFS", "EACCES", "ENOSPC"].into_iter().enumerate() {
         // The second rename is the one of a certificate whose key is already installed.
-        for place in ["finish:rename-one:2", "finish:renamed", "finish:durable"] {
+        let places = ["finish:rename-one:2", "finish:renamed", "finish:durable"];
+        for place in sampled(first % places.len(), places) {
             let node = drifted();
             let armed = format!("{place}={error}");
             let ran = Ran::of(renew(&node).env("NODEPKI_FAILPOINT", &armed));
@@ -138,41 +140,43 @@ fn ends_0_under_injected_errors_only_if_everything_was_renewed() {
     let old = prepared.keys_in_place();
     let counts = calls_of(&renew(&prepared.copied()), FILE_CALLS);
     let all = std::env::var("NODEPKI_SWEEP").is_ok_and(|value| value == "all");
-    for (call, count) in counts {
+    let errors = counts.iter().flat_map(|(call, count)| {
         let step = match all {
             true => 1,
             false => count.div_ceil(6),
         };
-        for (turn, when) in (1..=count).step_by(step).enumerate() {
-            let error = match call.as_str() {
-                "openat" | "openat2" => ["EMFILE", "EIO", "ENOMEM", "ENFILE"][turn % 4],
-                "write" | "mkdirat" => ["ENOSPC", "EIO", "EDQUOT"][turn % 3],
-                "renameat" | "renameat2" | "unlinkat" => ["EIO", "EBUSY", "ENOSPC"][turn % 3],
-                _ => ["EIO", "ENOMEM"][turn % 2],
-            };
-            let node = prepared.copied();
-            let how = format!("error={error}:when={when}");
-            let ran = with_failing_calls(&renew(&node), &call, &how);
-            let what = format!("{call}:{how}: {:?}\n{}", ran.code, ran.said());
-            assert!(ran.signal.is_none() && ran.code != Some(101), "{what}");
-            if ran.code == Some(0) {
-                for (name, key) in &old {
-                    assert!(
-                        is_pair(&node, *name),
-                        "{name}: certificate and key differ: {what}"
-                    );
-                    assert_ne!(
-                        node.key_in_place(*name),
-                        *key,
-                        "{name} was not renewed: {what}"
-                    );
-                }
-                assert!(!ran.said().contains("still valid"), "{what}");
+        let places = (1..=*count).step_by(step).enumerate();
+        places.map(move |(turn, when)| (call, turn, when))
+    });
+    for (call, turn, when) in sampled(1, errors) {
+        let error = match call.as_str() {
+            "openat" | "openat2" => ["EMFILE", "EIO", "ENOMEM", "ENFILE"][turn % 4],
+            "write" | "mkdirat" => ["ENOSPC", "EIO", "EDQUOT"][turn % 3],
+            "renameat" | "renameat2" | "unlinkat" => ["EIO", "EBUSY", "ENOSPC"][turn % 3],
+            _ => ["EIO", "ENOMEM"][turn % 2],
+        };
+        let node = prepared.copied();
+        let how = format!("error={error}:when={when}");
+        let ran = with_failing_calls(&renew(&node), call, &how);
+        let what = format!("{call}:{how}: {:?}\n{}", ran.code, ran.said());
+        assert!(ran.signal.is_none() && ran.code != Some(101), "{what}");
+        if ran.code == Some(0) {
+            for (name, key) in &old {
+                assert!(
+                    is_pair(&node, *name),
+                    "{name}: certificate and key differ: {what}"
+                );
+                assert_ne!(
+                    node.key_in_place(*name),
+                    *key,
+                    "{name} was not renewed: {what}"
+                );
             }
-            let again = Ran::of(&mut renew(&node));
-            assert_eq!(again.code, Some(0), "{what}\nthen {}", again.said());
-            node.assert_sound(&EVERYTHING);
+            assert!(!ran.said().contains("still valid"), "{what}");
         }
+        let again = Ran::of(&mut renew(&node));
+        assert_eq!(again.code, Some(0), "{what}\nthen {}", again.said());
+        node.assert_sound(&EVERYTHING);
     }
 }
 
@@ -256,7 +260,7 @@ fn assert_done_or_temporary(ran: &Ran, what: &str) {
 
 #[test]
 fn ends_75_without_panic_when_descriptors_run_out() {
-    for limit in (3..=40).step_by(3) {
+    for limit in sampled(0, (3..=40).step_by(3)) {
         let node = drifted();
         for command in commands(&node) {
             let ran = with_limit(&command, &format!("--nofile={limit}:{limit}"));
@@ -285,16 +289,17 @@ fn ends_75_when_a_configuration_file_cannot_be_read() {
     // The loop reads settings, the kubeadm file, the signer's files and the node's own.
     for command in commands(&node) {
         let counts = calls_of(&command, "openat2,openat,read,statx");
-        for (call, count) in counts {
+        let errors = counts.iter().flat_map(|(call, count)| {
             // Before the first openat2(2) only the loader and the runtime read files.
             let first = if call == "openat2" { 1 } else { 12 };
-            for (turn, when) in (first..=count).step_by(count.div_ceil(8)).enumerate() {
-                let error = ["EIO", "EMFILE", "ENOMEM"][turn % 3];
-                let ran =
-                    with_failing_calls(&command, &call, &format!("error={error}:when={when}"));
-                let words: Vec<_> = command.get_args().skip(2).take(2).collect();
-                assert_done_or_temporary(&ran, &format!("{words:?} {call} {when} {error}"));
-            }
+            let places = (first..=*count).step_by(count.div_ceil(8)).enumerate();
+            places.map(move |(turn, when)| (call, turn, when))
+        });
+        for (call, turn, when) in sampled(1, errors) {
+            let error = ["EIO", "EMFILE", "ENOMEM"][turn % 3];
+            let ran = with_failing_calls(&command, call, &format!("error={error}:when={when}"));
+            let words: Vec<_> = command.get_args().skip(2).take(2).collect();
+            assert_done_or_temporary(&ran, &format!("{words:?} {call} {when} {error}"));
         }
     }
 }

@@ -91,6 +91,7 @@ mod rig;
 mod rotation_cluster;
 mod runbook;
 mod running;
+mod sample;
 mod secrets;
 mod servers;
 mod sessions;
