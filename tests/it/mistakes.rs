@@ -194,6 +194,8 @@ set -euo pipefail
 D=$PWD
 N="--root $D/root --kubeadm-config $D/kubeadm.yaml"
 L="--signer local:$D/ca"
+# `openssl x509 -req` would read all CA certificates of this machine first.
+openssl() { SSL_CERT_FILE=/dev/null command openssl "$@"; }
 sign() { # REQUEST OUTPUT
   case $1 in *front-proxy*) a=front-proxy-ca ;; *etcd/* | *apiserver-etcd*) a=etcd/ca ;; *) a=ca ;; esac
   openssl x509 -req -in "bundle/$1.csr" -extfile "bundle/$1.ext" -days 365 \
