@@ -10,10 +10,12 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use nodepki::http::{Call, Method};
+use nodepki::kube::kubeconfig::{Credentials, Kubeconfig};
 use serde_json::{Value, json};
 
 use super::{Management, RBAC};
 use crate::cloud_init::parsed;
+use crate::gateway::{Action, Gateway, Rule, Upstream};
 use crate::node::Ran;
 use crate::servers::bin;
 use crate::servers::kubernetes::{Kubernetes, kubernetes_with_cluster_api};
@@ -337,6 +339,92 @@ fn object_is_deleted_with_its_cluster() {
     });
     management.write().ended(75);
     assert_eq!(admin.get(&management.pki_path()).0, 404);
+}
+
+impl Management {
+    /// Starts a gateway in front of the API server, and writes a kubeconfig `gateway.conf` for it.
+    fn gateway(&self) -> Gateway {
+        let (chain, key) = self.cluster.pair("gateway", &["system:masters"], false);
+        let ca = fs::read(self.cluster.ca_file()).unwrap();
+        let address = ("127.0.0.1", self.cluster.port());
+        let (chain_pem, key_pem) = (chain.as_bytes(), key.as_bytes());
+        let upstream = Upstream::mutual_tls(address, &ca, "localhost", chain_pem, key_pem);
+        let gateway = Gateway::to(Some(upstream));
+        let authority = String::from_utf8(gateway.ca_pem()).unwrap();
+        let credentials = Credentials {
+            server: &gateway.url(),
+            authority: &authority,
+            certificate: &chain,
+            key: &key,
+        };
+        let kubeconfig = Kubeconfig::new("kubernetes", "gateway", &credentials).to_yaml();
+        write_secret(self.node.outside("gateway.conf"), &*kubeconfig);
+        gateway
+    }
+
+    fn through_gateway(&self, more: &[&str]) -> Command {
+        let mut command = self.command("check", more);
+        command
+            .arg("--kubeconfig")
+            .arg(self.node.outside("gateway.conf"));
+        command
+    }
+}
+
+#[test]
+fn writes_again_after_a_conflict() {
+    let management = Management::with_cluster();
+    management.write().done();
+    management.remove("etcd");
+    let gateway = management.gateway();
+    // The API server refuses a change of an old version.
+    let read_old = || {
+        Rule::on("GET", "/controlplanepkis/prod").then(Action::change_json(|object| {
+            object["metadata"]["resourceVersion"] = json!("1");
+        }))
+    };
+    let writes = || {
+        let requests = gateway.requests();
+        requests
+            .iter()
+            .filter(|request| request.method == "PUT")
+            .count()
+    };
+    gateway.rule(read_old());
+    let run = || Ran::of(&mut management.through_gateway(&["--write"]));
+    run()
+        .ended(75)
+        .says("other clients changed it at the same time; run again");
+    assert!(writes() > 1);
+    assert_eq!(management.stored("ExternalCAsReady")[0], "True");
+    let before = writes();
+    gateway.only(read_old().times(1));
+    run()
+        .ended(75)
+        .says("MissingSecret")
+        .says_not("other clients");
+    assert_eq!(writes() - before, 2);
+    assert_eq!(management.stored("ExternalCAsReady")[0], "False");
+}
+
+#[test]
+fn watch_survives_an_outage_of_the_api_server() {
+    let management = Management::with_cluster();
+    let gateway = management.gateway();
+    gateway.rule(Rule::on("*", "").then(Action::status(503)));
+    let mut command = management.through_gateway(&["-v", "--write", "--watch"]);
+    let watcher = Watcher(command.stderr(Stdio::piped()).spawn().unwrap());
+    eventually("several attempts", 30, || gateway.requests().len() > 15);
+    let admin = management.cluster.admin();
+    assert_eq!(admin.get(&management.pki_path()).0, 404);
+    gateway.behave();
+    eventually("the conditions", 60, || {
+        admin.get(&management.pki_path()).1["status"].is_object()
+    });
+    sleep(SECOND);
+    let log = watcher.end();
+    assert_eq!(log.matches("; trying again").count(), 1, "{log}");
+    assert!(log.contains("the conditions can be stored again"), "{log}");
 }
 
 /// Returns the ConfigMap and the Deployment of the page.
