@@ -67,9 +67,9 @@ pub use places::KubeconfigFile;
 pub(crate) use places::{Location, argument, defined, shown, shown_defined};
 pub use scratch::SignerState;
 pub use secrets::{LOCAL_CA_KEYS_ADVICE, exposed_secrets, local_ca_keys};
-pub use signers::cluster;
 use signers::credentials;
 pub(crate) use signers::open_signers;
+pub use signers::{cluster, with_resolved_signers};
 
 /// How long a run waits for another one to end, unless `--wait` is shorter.
 pub(crate) const LOCK_WAIT: Duration = Duration::from_secs(60);

@@ -49,9 +49,12 @@ impl ConfigCommand {
         match self {
             ConfigCommand::Check { strict, sources } => check(sources, strict, global),
             ConfigCommand::Show(sources) => {
-                let (settings, faults) =
-                    load::read_settings(&global.open_root()?, &sources.inputs(global)?)?;
-                let warnings: Vec<String> = faults.warnings().map(ToString::to_string).collect();
+                let root = global.open_root()?;
+                let (settings, faults) = load::read_settings(&root, &sources.inputs(global)?)?;
+                let mut warnings: Vec<String> =
+                    faults.warnings().map(ToString::to_string).collect();
+                let (settings, unresolved) = load::with_resolved_signers(&root, settings);
+                warnings.extend(unresolved);
                 print_warnings(&warnings);
                 global.print_value(&settings.redacted(), OutputFormat::Yaml)
             }

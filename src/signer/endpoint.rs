@@ -31,13 +31,28 @@ settings! {
 }
 
 settings! {
-    struct Connection {
+    /// The settings without the address.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct Connection {
         /// TLS settings.
-        "tls" => tls: Tls, read read_tls, show show_tls;
+        "tls" => pub(super) tls: Tls, read read_tls, show show_tls;
         /// HTTP proxy; the proxy of the environment is never used.
         "proxy" => proxy: Option<Url>;
         /// Longest exchange with the server, up to 10m.
         "timeout" => timeout: Duration = DEFAULT_TIMEOUT, read read_timeout;
+    }
+}
+
+impl Connection {
+    /// Returns the endpoint with this address.
+    pub(super) fn to(self, url: Url) -> Endpoint {
+        Endpoint {
+            url,
+            tls: self.tls,
+            proxy: self.proxy,
+            timeout: self.timeout,
+            also: Vec::new(),
+        }
     }
 }
 
@@ -49,24 +64,13 @@ pub(super) fn read(map: &Map<'_>, url: Option<Field<'_>>) -> Option<Endpoint> {
     let connection = Connection::read_keys(map)?;
     let field = url?;
     let url = Url::read(&field)?;
-    let Connection {
-        tls,
-        proxy,
-        timeout,
-    } = connection;
-    if url.scheme() == "http" && (tls != Tls::default() || proxy.is_some()) {
+    if url.scheme() == "http" && (connection.tls != Tls::default() || connection.proxy.is_some()) {
         field.error(
             "is http://, which uses neither tls nor proxy",
             "write https://, or remove tls and proxy",
         );
     }
-    Some(Endpoint {
-        url,
-        tls,
-        proxy,
-        timeout,
-        also: Vec::new(),
-    })
+    Some(connection.to(url))
 }
 
 /// Adds the settings to `keys`, with the address under `key`.
@@ -96,9 +100,9 @@ pub(super) fn require_trust(endpoint: &Endpoint, map: &Map<'_>, is_pinned: bool,
 }
 
 /// Reports an error if the key `pin` is set together with other roots.
-pub(super) fn refuse_second_trust(endpoint: &Endpoint, map: &Map<'_>, pin: &str) {
+pub(super) fn refuse_second_trust(tls: &Tls, map: &Map<'_>, pin: &str) {
     if let Some(field) = map.get(pin)
-        && (endpoint.tls.ca_file.is_some() || endpoint.tls.system_roots)
+        && (tls.ca_file.is_some() || tls.system_roots)
     {
         field.error(
             "has no effect together with tls.caFile or tls.systemRoots",

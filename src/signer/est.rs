@@ -169,7 +169,7 @@ impl Configured for Config {
             );
         }
         if let Some(Config { endpoint, .. }) = &config {
-            endpoint::refuse_second_trust(endpoint, map, "rootSHA256");
+            endpoint::refuse_second_trust(&endpoint.tls, map, "rootSHA256");
             endpoint::require_trust(
                 endpoint,
                 map,

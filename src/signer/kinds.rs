@@ -8,6 +8,7 @@ use super::{
     Caps, Carry, NodeIdentity, RequestedCertificate, Signer, SignerError, Site, cert_manager,
     cfssl, directory, embedded, est, exec, kubernetes, local, puppet, step_ca, vault,
 };
+use crate::http::Files;
 use crate::kubelets::KubeletPolicy;
 use crate::yaml::schema::{self, MapKey};
 use crate::yaml::settings::SettingsBlock;
@@ -38,6 +39,14 @@ pub trait Configured: SettingsBlock + Clone + PartialEq + fmt::Debug {
             reason: format!("{} cannot certify other nodes", Self::ABOUT.name),
             advice: OTHER_SIGNER.to_owned(),
         })
+    }
+
+    /// Returns the settings with the values that are read from other files of the node. `name` is that of the signer.
+    ///
+    /// # Errors
+    /// A file that cannot be used.
+    fn resolved(&self, _name: &str, _files: &dyn Files) -> Result<Self, SignerError> {
+        Ok(self.clone())
     }
 
     /// Creates the signer, without network I/O.
@@ -176,6 +185,17 @@ macro_rules! kinds {
                     $(Config::$kind(config) => config.shown_keys(),)+
                 };
                 json!({self.kind().as_str(): keys})
+            }
+
+            /// Returns the settings with the values that are read from other files of the node; see
+            /// [`Configured::resolved`].
+            ///
+            /// # Errors
+            /// A file that cannot be used.
+            pub fn resolved(&self, name: &str, files: &dyn Files) -> Result<Config, SignerError> {
+                match self {
+                    $(Config::$kind(config) => config.resolved(name, files).map(Config::$kind),)+
+                }
             }
 
             /// Creates the signer, without network I/O.

@@ -24,6 +24,9 @@
 //! - The server's TLS chain lacks the intermediate that the CA bundle contains, so a root alone in `tls.caFile` is
 //!   not enough.
 //!
+//! # Address
+//! On a node with a Puppet agent, `url` may be left out: opening the signer reads the agent's `puppet.conf` (`agent.rs`).
+//!
 //! # Preparation of the server
 //! `nodepki config signer-setup puppet` prints a script that does the following.
 //!
@@ -35,11 +38,14 @@
 //! A component that trusts a CA accepts every certificate of it: every Puppet agent becomes a client of etcd. This is
 //! refused until `acceptSharedCA` confirms that the CA is this cluster's own, or that the access is intended.
 
+mod agent;
 mod certname;
 mod refusal;
+mod server_address;
 mod setup;
 
 use std::cell::RefCell;
+use std::path::PathBuf;
 
 use async_trait::async_trait;
 use sha2::{Digest, Sha256};
@@ -51,7 +57,7 @@ use super::{
     RequestedCertificate, Resubmit, Signer, SignerError, SignerKind, Site, Ticket, certifies,
     endpoint,
 };
-use crate::http::{Call, Endpoint, encode};
+use crate::http::{Call, Files, encode};
 use crate::kube::names::Authority;
 use crate::x509::{Chain, Csr, RevocationList, TrustBundle, TrustError, UsageExtensions};
 use crate::yaml::Map;
@@ -59,6 +65,7 @@ use crate::yaml::settings::{SettingsBlock, settings, unless_empty};
 
 use certname::certname;
 use refusal::{answered, is_absent, is_unreadable_csr};
+pub use server_address::CaServer;
 
 const BASE_PATH: &str = "/puppet-ca/v1";
 
@@ -66,8 +73,10 @@ settings! {
     /// A Puppet CA.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct Config {
-        /// Address of the CA server, `https://HOST:8140`.
-        "url" => pub endpoint: Endpoint, required "https://puppet.example.com:8140", flat endpoint;
+        /// Address of the CA server, `https://HOST:8140`; by default that of the node's Puppet agent.
+        "url" => pub server: CaServer, flat server_address;
+        /// Settings of the node's Puppet agent, read if url is not set; by default `/etc/puppetlabs/puppet/puppet.conf`.
+        "puppetConf" => pub puppet_conf: Option<PathBuf>;
         /// SHA-256 of the CA's root certificate, of its public key, or of the CA bundle as the server sends it (Puppet's
         /// `ca_fingerprint`), in place of tls.caFile.
         "caSHA256" => pub ca_sha256: Vec<[u8; 32]>, show unless_empty::<[u8; 32]>;
@@ -113,21 +122,27 @@ impl Configured for Config {
                 format!("leave out {BASE_PATH}"),
             );
         }
+        if let (Some(_), Some(field)) = (map.get("url"), map.get("puppetConf")) {
+            field.error("has no effect together with url", "remove one of them");
+        }
         if let Some(Config {
-            endpoint,
+            server,
             ca_sha256: pins,
             ..
         }) = &config
         {
             if !pins.is_empty() {
-                endpoint::refuse_second_trust(endpoint, map, "caSHA256");
+                endpoint::refuse_second_trust(server.tls(), map, "caSHA256");
             }
-            endpoint::require_trust(
-                endpoint,
-                map,
-                !pins.is_empty(),
-                "add tls: {caFile: /etc/puppetlabs/puppet/ssl/certs/ca.pem}, or caSHA256 with: openssl x509 -in ca.pem -noout -fingerprint -sha256",
-            );
+            // Without url, the agent's CA certificates are the default.
+            if let CaServer::Configured(endpoint) = server {
+                endpoint::require_trust(
+                    endpoint,
+                    map,
+                    !pins.is_empty(),
+                    "add tls: {caFile: /etc/puppetlabs/puppet/ssl/certs/ca.pem}, or caSHA256 with: openssl x509 -in ca.pem -noout -fingerprint -sha256",
+                );
+            }
         }
         config
     }
@@ -144,14 +159,19 @@ impl Configured for Config {
         })
     }
 
+    fn resolved(&self, name: &str, files: &dyn Files) -> Result<Self, SignerError> {
+        Ok(Config {
+            server: CaServer::Configured(self.endpoint(name, files)?),
+            puppet_conf: None,
+            ..self.clone()
+        })
+    }
+
     fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {
-        let label = format!("puppet:{}", self.endpoint.url);
+        let endpoint = self.endpoint(site.name, site.files.as_ref())?;
+        let label = format!("puppet:{}", endpoint.url);
         Ok(Box::new(Puppet {
-            server: SignerServer::new(
-                label.trim_end_matches('/').to_owned(),
-                self.endpoint.clone(),
-                site,
-            )?,
+            server: SignerServer::new(label.trim_end_matches('/').to_owned(), endpoint, site)?,
             config: self.clone(),
             name: site.name.to_owned(),
             identity: site.identity.clone(),

@@ -114,7 +114,7 @@ impl Configured for Config {
 
     fn read(map: &Map<'_>) -> Option<Self> {
         let config = Self::read_keys(map)?;
-        endpoint::refuse_second_trust(&config.endpoint, map, "rootSHA256");
+        endpoint::refuse_second_trust(&config.endpoint.tls, map, "rootSHA256");
         endpoint::require_trust(
             &config.endpoint,
             map,

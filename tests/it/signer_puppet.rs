@@ -697,6 +697,93 @@ fn rejects_unsupported_certificates_before_making_key() {
     assert_eq!(shared().sent(&tag), [""; 0]);
 }
 
+// ---- the settings of the node's Puppet agent ----
+
+/// Returns the puppet.conf of an agent of the shared server.
+fn agent_conf(server: &str) -> String {
+    let (host, port) = shared().address();
+    format!(
+        "# Managed by Puppet\n[main]\nserver = puppet.example.com\nserverport = {port}\n\
+         [agent]\nca_server = {server}\nlocalcacert = {}\n[server]\nca_server = {host}.invalid\n",
+        shared().ca_file().display()
+    )
+}
+
+/// Neither address nor trust is configured.
+#[test]
+fn uses_server_and_ca_certificates_of_puppet_agent() {
+    let dir = tempfile::tempdir().unwrap();
+    let conf = dir.path().join("puppet.conf");
+    fs::write(&conf, agent_conf("localhost")).unwrap();
+    let keys = format!("puppetConf: {}, acceptSharedCA: true", conf.display());
+    let (tag, signer, authorities) = (tag(), puppet(&keys), authorities());
+    assert_eq!(signer.label(), format!("puppet:{}", shared().url()));
+    let (request, _) = asking(CertName::EtcdPeer, &format!("etcd-peer.cp1.{tag}.{AUTO}"));
+    let answer = issued(run(signer.submit(&request)));
+    assert_eq!(verdict(&request, &answer, authorities.path()), "");
+
+    // A fingerprint takes the place of the agent's CA certificates.
+    let pin = hex(&Sha256::digest(shared().ca_pem()));
+    fs::write(
+        &conf,
+        agent_conf("localhost").replace("localcacert", "certname"),
+    )
+    .unwrap();
+    run(puppet(&format!("{keys}, caSHA256: [\"{pin}\"]")).probe()).unwrap();
+    fails(
+        run(puppet(&keys).probe()),
+        FailureClass::Config,
+        &["puppet:https://localhost", "ssl/certs/ca.pem"],
+    );
+}
+
+/// The commands name the address, and the file if it cannot be used.
+#[test]
+fn commands_show_address_of_puppet_agent() {
+    let (node, tag) = (Node::new(), tag());
+    for file in ["etcd/ca.crt", "front-proxy-ca.crt"] {
+        node.write(format!("/etc/kubernetes/pki/{file}"), shared().ca_pem());
+    }
+    let conf = node.outside("puppet.conf");
+    let keys = format!("puppetConf: {}, acceptSharedCA: true", conf.display());
+    node.write_settings(&settings(&node.ca(), &keys, &keys, &tag));
+    let config = node.outside("config.yaml");
+    let config = config.to_str().unwrap();
+    let show = ["config", "show", "--config", config];
+
+    let missing = node.run(&show);
+    missing
+        .done()
+        .says("signers.etcd.puppet has no url")
+        .says("puppet.conf: ")
+        .says("set signers.etcd.puppet.url, or signers.etcd.puppet.puppetConf");
+    let configured = |arguments: &[&str]| Ran::of(&mut node.configured(arguments));
+    configured(&["plan"])
+        .says("front.puppet has no url")
+        .ended(78);
+
+    fs::write(&conf, agent_conf("local/host")).unwrap();
+    let broken = configured(&["plan"]);
+    broken
+        .ended(78)
+        .says(&format!(
+            "{}: ca_server: \"local/host\" is not the name of a host",
+            conf.display()
+        ))
+        .says("correct the file, or set url");
+
+    fs::write(&conf, agent_conf("localhost")).unwrap();
+    let label = format!("puppet:{}", shared().url());
+    let shown = node.run(&show);
+    shown
+        .done()
+        .says(&format!("url: {}", shared().url()))
+        .says(&format!("caFile: {}", shared().ca_file().display()))
+        .says_not("puppetConf");
+    configured(&["preflight"]).says(&label);
+    configured(&["plan", "-o", "json"]).done().says(&label);
+}
+
 // ---- trust, CRLs, renewal ----
 
 #[test]

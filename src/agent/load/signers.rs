@@ -115,6 +115,20 @@ fn open_signer(
     })
 }
 
+/// Returns the settings with the values that signers read from other files of the node, and a message for each signer
+/// for which that fails; its settings are unchanged.
+pub fn with_resolved_signers(root: &NodeRoot, mut settings: Settings) -> (Settings, Vec<String>) {
+    let files = DefinedFiles::new(root, settings.signer_origin);
+    let mut failures = Vec::new();
+    for (name, config) in &mut settings.signers {
+        match config.resolved(name, files.as_ref()) {
+            Ok(resolved) => *config = resolved,
+            Err(error) => failures.push(format!("{error} ({})", error.advice)),
+        }
+    }
+    (settings, failures)
+}
+
 /// Returns a client for the cluster of a kubeconfig.
 ///
 /// # Errors

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use super::Config;
 use super::certname::{certname, not_a_certname};
+use super::{CaServer, Config};
 use crate::signer::shell::{filled, one_line};
 use crate::signer::{NodeIdentity, Part};
 
@@ -11,7 +11,11 @@ use crate::signer::{NodeIdentity, Part};
 pub(super) fn print(parts: &[Part<'_, Config>], identity: &NodeIdentity) -> String {
     let servers: BTreeSet<String> = parts
         .iter()
-        .map(|part| format!("#   {}", one_line(part.config.endpoint.url.as_str())))
+        .map(|part| match &part.config.server {
+            CaServer::Configured(endpoint) => endpoint.url.to_string(),
+            CaServer::OfAgent(_) => "the CA server of this node's Puppet agent".to_owned(),
+        })
+        .map(|server| format!("#   {}", one_line(&server)))
         .collect();
     let certnames: BTreeSet<&str> = parts
         .iter()
