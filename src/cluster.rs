@@ -1,6 +1,7 @@
-//! A running cluster: the API client, watches, Leases, and discovery by bootstrap token or kubeconfig.
+//! A running cluster: the API client, watches, Leases, Events, and discovery by bootstrap token or kubeconfig.
 
 pub mod api;
 pub mod discovery;
+pub(crate) mod event;
 pub mod lease;
 pub mod watch;

@@ -1,22 +1,27 @@
 //! The key policy in the cluster: OpenShift's object `pkis.config.openshift.io/cluster`.
 //!
 //! [`ClusterPolicyWatch`] follows the object within the daemon and keeps the last valid document in the state directory;
-//! [`ClusterPolicy::read`] reads it there, without the cluster, for every command. A faulty document is reported and does
-//! not replace the last valid one. Without the object, and without its definition, the policy of the node's own
-//! configuration applies.
+//! [`ClusterPolicy::read`] reads it there, without the cluster, for every command. A faulty document is reported, also by an
+//! Event about the object, and does not replace the last valid one. Without the object, and without its definition, the
+//! policy of the node's own configuration applies.
 
 use std::convert::Infallible;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use time::OffsetDateTime;
+use tokio::sync::mpsc;
 use tokio::time::sleep;
 
 use super::{Failure, load};
-use crate::cluster::api::{Api, Resource};
+use crate::cluster::api::{Api, ApiError, Resource};
+use crate::cluster::event::{self, EVENT, EVENT_NAMESPACE, EventName};
 use crate::cluster::watch::{Watch, WatchChange};
 use crate::config::ClusterPolicySettings;
 use crate::spec::policy::KeyRules;
 use crate::store::{ClusterPolicyRecord, NodeRoot, StoreError};
+use crate::x509::hex;
 use crate::yaml;
 
 const GROUP: &str = "config.openshift.io";
@@ -28,6 +33,8 @@ const NAME: &str = "cluster";
 static VERSIONS: [Resource; 2] = [version("v1"), version("v1alpha1")];
 /// Time after which the API server is asked again for the versions of the resource.
 const DISCOVERY_INTERVAL: Duration = Duration::from_secs(30);
+/// Reason of the Event about a faulty document.
+const INVALID: &str = "KeyPolicyInvalid";
 
 const fn version(version: &'static str) -> Resource {
     Resource {
@@ -129,18 +136,42 @@ impl ClusterPolicyWatch {
         let resource = self.served_version().await;
         let watch = Watch::of_object(resource, None, NAME);
         let mut is_listed = false;
-        watch
-            .run(&self.api, |change: WatchChange<Value>| match change {
-                WatchChange::Listing => is_listed = false,
-                WatchChange::Present(object) => {
-                    is_listed = true;
-                    self.keep(|former| accept(former, &object, resource));
+        let (refused, events) = mpsc::unbounded_channel();
+        let following = watch.run(&self.api, |change: WatchChange<Value>| match change {
+            WatchChange::Listing => is_listed = false,
+            WatchChange::Present(object) => {
+                is_listed = true;
+                if let Some(why) = self.keep(|former| accept(former, &object, resource)) {
+                    // Fails only if the receiver is gone, which ends with this function.
+                    let _ =
+                        refused.send(invalid(&object, resource, &why, OffsetDateTime::now_utc()));
                 }
-                WatchChange::Listed if !is_listed => self.keep(|_| ClusterPolicyRecord::default()),
-                WatchChange::Listed => {}
-                WatchChange::Deleted(_) => self.keep(|_| ClusterPolicyRecord::default()),
-            })
-            .await
+            }
+            WatchChange::Listed if !is_listed => {
+                self.keep(|_| ClusterPolicyRecord::default());
+            }
+            WatchChange::Listed => {}
+            WatchChange::Deleted(_) => {
+                self.keep(|_| ClusterPolicyRecord::default());
+            }
+        });
+        tokio::select! {
+            never = following => never,
+            never = self.write(events) => never,
+        }
+    }
+
+    /// Creates the Events. A failure is not retried: the log and the commands report the same.
+    async fn write(&self, mut events: mpsc::UnboundedReceiver<Value>) -> Infallible {
+        while let Some(event) = events.recv().await {
+            match self.api.create(&EVENT, Some(EVENT_NAMESPACE), &event).await {
+                Ok(_) => {}
+                // By another node.
+                Err(ApiError::Refused(status)) if status.is_already_exists() => {}
+                Err(error) => tracing::info!("no Event about {OBJECT} was written: {error}"),
+            }
+        }
+        std::future::pending().await
     }
 
     /// Waits until the API server has a known version of the resource.
@@ -162,17 +193,24 @@ impl ClusterPolicyWatch {
         }
     }
 
-    /// Replaces the record. The daemon watches the file, and reads its configuration again after a change.
-    fn keep(&self, change: impl FnOnce(ClusterPolicyRecord) -> ClusterPolicyRecord) {
+    /// Replaces the record, and returns why a document is refused, if that is new. The daemon watches the file, and reads its
+    /// configuration again after a change.
+    fn keep(
+        &self,
+        change: impl FnOnce(ClusterPolicyRecord) -> ClusterPolicyRecord,
+    ) -> Option<String> {
         let former = match self.root.cluster_policy() {
             // A damaged file is written again; that of a newer nodepki is not.
             Err(StoreError::Damaged { .. }) => None,
-            Err(error) => return tracing::error!("{error}"),
+            Err(error) => {
+                tracing::error!("{error}");
+                return None;
+            }
             Ok(former) => former,
         };
         let record = change(former.clone().unwrap_or_default());
         if former.as_ref() == Some(&record) {
-            return;
+            return None;
         }
         match (&record.refused, &record.document) {
             (Some(why), _) => tracing::error!(
@@ -184,6 +222,7 @@ impl ClusterPolicyWatch {
         if let Err(error) = self.root.keep_cluster_policy(&record) {
             tracing::error!("the key policy of the cluster cannot be kept: {error}");
         }
+        record.refused
     }
 }
 
@@ -218,6 +257,25 @@ fn accept(former: ClusterPolicyRecord, object: &Value, resource: &Resource) -> C
             ..former
         },
     }
+}
+
+/// Returns the Event about a faulty object. Every node derives the same name for the same revision.
+fn invalid(object: &Value, resource: &Resource, why: &str, now: OffsetDateTime) -> Value {
+    let field = |name: &str| object.pointer(&format!("/metadata/{name}"));
+    let uid = field("uid").and_then(Value::as_str).unwrap_or_default();
+    let revision = field("generation").or_else(|| field("resourceVersion"));
+    let revision = revision.map(Value::to_string).unwrap_or_default();
+    let digest = hex(&Sha256::digest(format!("{uid}/{revision}")));
+    let name = format!("nodepki-policy-{}", digest.get(..16).unwrap_or(&digest));
+    let message = format!("this version of the key policy is not used: {why}");
+    event::warning(
+        &EventName::Exact(&name),
+        resource,
+        (NAME, uid),
+        INVALID,
+        &message,
+        now,
+    )
 }
 
 #[cfg(test)]
@@ -257,5 +315,28 @@ mod tests {
         assert_eq!(version(&["v1alpha1"]), Some("v1alpha1"));
         assert_eq!(version(&["v2"]), None);
         assert_eq!(known_version(&json!({})).map(|one| one.version), None);
+    }
+
+    #[test]
+    fn nodes_create_one_event_for_each_faulty_revision() {
+        let [v1, _] = &VERSIONS;
+        let now = OffsetDateTime::UNIX_EPOCH;
+        let event = |generation: u64, status: &str| {
+            let object = json!({"metadata": {
+                "name": "cluster", "uid": "u-1", "generation": generation, "resourceVersion": status,
+            }});
+            invalid(&object, v1, "spec.defaults\u{1b}: wrong", now)
+        };
+        let first = event(1, "7");
+        assert_eq!(first["metadata"], event(1, "8")["metadata"]);
+        assert_ne!(first["metadata"]["name"], event(2, "8")["metadata"]["name"]);
+        assert_eq!(first["reason"], "KeyPolicyInvalid");
+        let about = json!({"apiVersion": "config.openshift.io/v1", "kind": "PKI", "name": "cluster", "uid": "u-1"});
+        assert_eq!(first["involvedObject"], about);
+        let message = first["message"].as_str().unwrap();
+        assert!(
+            message.contains("spec.defaults") && !message.contains('\u{1b}'),
+            "{message}"
+        );
     }
 }

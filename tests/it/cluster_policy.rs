@@ -107,6 +107,19 @@ fn daemon_follows_policy_of_the_cluster_and_keeps_last_valid_one() {
             .said()
             .contains("pkis.config.openshift.io/cluster is not valid and is not used")
     );
+    // Events of a type that `kubectl describe pki cluster` prints.
+    let events = "/api/v1/namespaces/default/events?fieldSelector=reason%3DKeyPolicyInvalid";
+    wait_until("an Event is written", || {
+        let (_, list) = admin.get(events);
+        list["items"]
+            .as_array()
+            .is_some_and(|items| items.len() == 1)
+    });
+    let event = admin.get(events).1["items"][0].clone();
+    assert_eq!(event["involvedObject"]["kind"], "PKI");
+    assert_eq!(event["type"], "Warning");
+    let message = event["message"].as_str().unwrap();
+    assert!(message.contains("\"P-521\" is not a curve"), "{message}");
 
     // The last valid policy survives the daemon, and a restarted daemon learns what has changed.
     daemon.stop();

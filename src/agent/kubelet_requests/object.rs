@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 use time::OffsetDateTime;
 
 use crate::cluster::api::Resource;
-pub(super) use crate::kubelets::rbac::EVENT_NAMESPACE;
+use crate::cluster::event::{self, EventName, limited};
+pub(super) use crate::cluster::event::{EVENT, EVENT_NAMESPACE};
 use crate::x509::rfc3339;
 
 /// CertificateSigningRequests.
@@ -23,16 +24,6 @@ pub(super) const NODE: Resource = Resource {
     plural: "nodes",
     kind: "Node",
 };
-/// Events of the core group.
-pub(super) const EVENT: Resource = Resource {
-    group: "",
-    version: "v1",
-    plural: "events",
-    kind: "Event",
-};
-/// Largest length of an Event's message in bytes (`pkg/apis/core/validation/events.go`, `NoteLengthLimit`), and the limit
-/// for a condition's message here.
-const MAX_MESSAGE_BYTES: usize = 1000;
 
 /// Returns the object with one more condition. The API server refuses it if the object has changed since.
 pub(super) fn with_condition(
@@ -89,29 +80,8 @@ pub(super) fn event(
     message: &str,
     now: OffsetDateTime,
 ) -> Value {
-    let time = rfc3339(now);
-    json!({
-        "apiVersion": EVENT.api_version(),
-        "kind": EVENT.kind,
-        "metadata": {"generateName": "nodepki-kubelets-", "namespace": EVENT_NAMESPACE},
-        "involvedObject": {
-            "apiVersion": CSR.api_version(),
-            "kind": CSR.kind,
-            "name": name,
-            "uid": uid,
-        },
-        "reason": reason,
-        "message": limited(message),
-        "type": "Warning",
-        "source": {"component": "nodepki"},
-        "firstTimestamp": time,
-        "lastTimestamp": time,
-        "count": 1,
-    })
-}
-
-fn limited(message: &str) -> String {
-    crate::http::printable(message, MAX_MESSAGE_BYTES)
+    let prefix = EventName::Prefix("nodepki-kubelets-");
+    event::warning(&prefix, &CSR, (name, uid), reason, message, now)
 }
 
 #[cfg(test)]
