@@ -7,15 +7,18 @@ use std::time::Duration;
 
 use nodepki::kube::names::{Authority, CertName};
 use serde_json::Value;
+use tempfile::TempDir;
 
 use crate::join_control_plane::post_to_etcd;
-use crate::node::Ran;
+use crate::node::{INIT, Ran};
 use crate::rotation_cluster::Daemon;
+use crate::running::running;
 use crate::servers::Server;
 use crate::servers::cluster::{ClusterNode, cluster, wait_until};
 use crate::servers::remote_signer::{PLUGIN, RemoteSigner};
+use crate::servers::static_pods::StaticPods;
 use crate::signer_directory::sign_by_hand;
-use crate::signing::openssl;
+use crate::signing::{openssl, write_authorities};
 
 const SETTINGS: &str = "\
 apiVersion: nodepki.io/v1alpha1
@@ -264,6 +267,88 @@ fn serves_kube_apiserver_from_etcd_members_with_own_certificates() {
 
     let node = cluster.add_node("cpe", "192.0.2.64");
     assert_control_plane_uses_etcd(&node, &authorities);
+}
+
+#[test]
+fn refuses_role_of_member_on_control_plane_node() {
+    let node = running(INIT);
+    node.settings("role: etcd\n");
+    for command in ["plan", "renew"] {
+        let mut run = node.command([command]);
+        Ran::of(run.arg("--config").arg(node.outside("config.yaml")))
+            .ended(65)
+            .says("role is etcd, but ")
+            .says("kube-apiserver.yaml runs kube-apiserver on this node (remove the setting");
+    }
+}
+
+#[test]
+fn restarts_etcd_of_member_for_new_ca_without_lease_only_on_request() {
+    let cluster = cluster();
+    let node = cluster.add_node("etcd9", "192.0.2.69");
+    let (authorities, new) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    write_authorities(authorities.path());
+    write_authorities(new.path());
+    let socket = "/run/signer.sock";
+    let _signer = RemoteSigner::start(&node.path(socket), authorities.path());
+    let settings = format!(
+        "apiVersion: nodepki.io/v1alpha1
+kind: NodePKIConfiguration
+role: etcd
+signers: {{remote: {{exec: {{command: /bin/bash, args: ['{PLUGIN}', {socket}]}}}}}}
+"
+    );
+    node.write("/etc/nodepki/config.yaml", &settings);
+    let config = member_configuration(&node);
+    let others = MEMBERS.map(|(name, address)| format!("{name}=https://{address}:2380"));
+    let config = config.replace(&others.join(","), "etcd9=https://192.0.2.69:2380");
+    node.write("/run/kubeadm/kubeadm.yaml", &config);
+    copy_certificate(
+        authorities.path(),
+        Authority::EtcdCa,
+        &node,
+        "/etc/kubernetes/pki/etcd/ca.crt",
+    );
+    node.nodepki(&["bootstrap"]).done();
+    node.kubeadm(&["init", "phase", "etcd", "local"], Some(&config))
+        .done();
+    node.start("etcd");
+    let pods = StaticPods::of(&node);
+    let is_served = || {
+        let url = "https://192.0.2.69:2379/v3/cluster/member/list";
+        post_to_etcd(&node, url, "{}").done();
+    };
+    is_served();
+
+    let file = "/var/tmp/new-ca.crt";
+    copy_certificate(new.path(), Authority::EtcdCa, &node, file);
+    let step =
+        |step: &str, more: &[&str]| node.nodepki(&[&["authority", step, "etcd-ca"], more].concat());
+    node.nodepki(&["authority", "stage", "ca", "--certificate", file])
+        .ended(78);
+    step("stage", &["--certificate", file])
+        .ended(75)
+        .row_says("etcd", "set reload.coordinateWithLease: false");
+    assert_eq!(pods.restarts("etcd"), 0);
+    let alone = format!("{settings}reload: {{coordinateWithLease: false}}\n");
+    node.write("/etc/nodepki/config.yaml", &alone);
+    node.nodepki(&["renew", "--clock-wait", "0s"])
+        .done()
+        .row_says(
+            "etcd",
+            "a new process serves at 127.0.0.1:2379 and is healthy",
+        );
+    assert_eq!(pods.restarts("etcd"), 1);
+    for suffix in ["crt", "key"] {
+        let name = format!("etcd/ca.{suffix}");
+        fs::copy(new.path().join(&name), authorities.path().join(&name)).unwrap();
+    }
+    step("activate", &["--all-nodes-staged"]).done();
+    is_served();
+    step("retire", &["--all-nodes-activated"]).done();
+    assert_eq!(pods.restarts("etcd"), 2);
+    is_served();
+    assert_eq!(findings(&node), [""; 0]);
 }
 
 /// Renews all certificates of a member; its etcd serves them without a restart.

@@ -752,6 +752,32 @@ fn warns_of_many_names() {
 }
 
 #[test]
+fn refuses_documents_that_do_not_describe_an_etcd_member() {
+    let overrides = Overrides {
+        role: Some(KubeadmRole::Etcd),
+        ..Overrides::default()
+    };
+    let member = |text: &str| resolve(&load(&[("k.yaml", text)]), &host(), &overrides);
+    let resolved = member(INIT).unwrap();
+    assert_eq!(resolved.node.role, KubeadmRole::Etcd);
+    assert!(resolved.node.advertise_address.is_some());
+    let external = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\netcd: {external: {endpoints: ['https://192.0.2.21:2379']}}\n";
+    for (text, words) in [
+        (
+            format!("{INIT}---\n{external}"),
+            "but etcd.external describes the etcd of a control-plane node (write etcd.local",
+        ),
+        (
+            WORKER.to_owned(),
+            "but a JoinConfiguration describes a node that joins a cluster (give the InitConfiguration",
+        ),
+    ] {
+        let faults = member(&text).unwrap_err().to_string();
+        assert!(faults.contains(words), "{faults}");
+    }
+}
+
+#[test]
 fn reads_external_etcd() {
     let cluster = without_warnings(
         "etcd:\n  external:\n    endpoints: ['https://192.0.2.21:2379']\n    caFile: /ca.crt\n    certFile: /c.crt\n    keyFile: /c.key\n",

@@ -27,7 +27,7 @@ pub fn spec(setup: &RunSetup, authority: Authority) -> Result<&BundleSpec, Failu
         Failure::new(
             ExitCode::Configuration,
             format!(
-                "this node has no {authority}: it is a worker, or its etcd is external; run the command on a node that has it"
+                "this node has no {authority}: a worker has only ca, an etcd member only etcd-ca, and a control-plane node with an external etcd may have no etcd-ca (run the command on a node that has it)"
             ),
         )
     })
