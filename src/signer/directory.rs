@@ -393,9 +393,18 @@ impl Directory {
         }
     }
 
+    /// Returns the names that are always defined, and those of other requests in the outbox. Only advice depends on them.
+    fn known_names(&self) -> Vec<CertName> {
+        let listed = self.files.list(OUTBOX, MAX_INBOX_NAMES).unwrap_or_default();
+        let requested = listed.iter().filter_map(|name| name.strip_suffix(".csr"));
+        let requested = requested.filter_map(|name| name.parse().ok());
+        let registered = requested.filter(|name| matches!(name, CertName::Registered(_)));
+        CertName::ALL.into_iter().chain(registered).collect()
+    }
+
     /// Returns the other pending request that these bytes answer.
     fn whose(&self, but: &str, bytes: &[u8]) -> Option<CertName> {
-        CertName::ALL
+        self.known_names()
             .into_iter()
             .filter(|name| name.as_str() != but)
             .find(|name| match self.outstanding(name.as_str()) {
@@ -417,7 +426,7 @@ impl Directory {
                 "{} has more than {MAX_INBOX_NAMES} files: only the names of certificates are read",
                 self.path(INBOX)
             );
-            let expected = CertName::ALL.into_iter();
+            let expected = self.known_names().into_iter();
             expected.map(|name| inbox(name.as_str(), "crt")).collect()
         } else {
             listed

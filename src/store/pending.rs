@@ -241,6 +241,10 @@ impl NodeRoot {
         for name in pending.list()? {
             // `Store::pending` reports anything else.
             let Some(slot) = slot_of(&name) else { continue };
+            // Many names of files are valid names of registered certificates.
+            if !is_directory(&pending, &name)? {
+                continue;
+            }
             let Some(dir) = pending.open_dir(&name)? else {
                 continue;
             };

@@ -292,6 +292,24 @@ fn moves_keys_of_kubeadm_node_to_backup_and_back() {
 }
 
 #[test]
+fn keeps_and_renews_registered_certificates_without_ca_key() {
+    let node = kubeadm_node();
+    node.settings(&crate::registered::registrations());
+    node.ask().done().row_says("policy-webhook", "issued");
+    let path = "/etc/kubernetes/policy-webhook/tls.crt";
+    let before = node.read(path);
+    apply(&node, "backup").done();
+    assert!(keys(&node).is_empty());
+    assert_eq!(node.read(path), before);
+    node.remove("/var/lib/nodepki/issued.json");
+    let mut renew = node.configured(["renew", "--clock-wait", "0s", "--name", "policy-webhook"]);
+    Ran::of(&mut renew).done();
+    assert_ne!(node.read(path), before);
+    restore(&node, &[], &["backup"]).done();
+    node.assert_bootstrap_changes_nothing();
+}
+
+#[test]
 fn prints_report_as_json() {
     let node = kubeadm_node();
     node.remove(format!("{PKI}/sa.pub"));

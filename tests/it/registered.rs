@@ -9,7 +9,7 @@ use nodepki::x509::{Chain, PrivateKey, certificates_of};
 use serde_json::{Value, json};
 
 use crate::node::{Node, Ran};
-use crate::signing::{openssl, run_program};
+use crate::signing::{HEAD, openssl, run_program};
 
 /// The settings of the four components.
 const EXAMPLES: &str = include_str!("../../packaging/examples/registered-certificates.yaml");
@@ -452,6 +452,30 @@ fn exports_registered_requests_and_imports_their_certificates() {
             .dns_names()
             .contains(&"policy-webhook.policy.svc".to_owned())
     );
+}
+
+#[test]
+fn recognizes_answer_for_another_registered_request() {
+    let node = Node::new();
+    let drop = node.outside("drop");
+    node.write_settings(&format!(
+        "{HEAD}signers: {{d: {{directory: {{path: {}}}}}}}\n{}",
+        drop.display(),
+        registrations()
+    ));
+    node.ask().ended(75).row_says("policy-webhook", "pending");
+    let [csr, ca, key] = [
+        drop.join("outbox/policy-webhook.csr"),
+        node.ca().join("ca.crt"),
+        node.ca().join("ca.key"),
+    ]
+    .map(|path| path.to_str().unwrap().to_owned());
+    let sign = ["x509", "-req", "-in", &csr, "-CA", &ca, "-CAkey", &key];
+    let pem = openssl(&[&sign[..], &["-copy_extensions", "copyall"]].concat(), b"");
+    fs::create_dir_all(drop.join("inbox")).unwrap();
+    fs::write(drop.join("inbox/konnectivity-server.crt"), pem).unwrap();
+    node.ask()
+        .says("it is policy-webhook's certificate; rename it to inbox/policy-webhook.crt");
 }
 
 #[cfg(feature = "failpoints")]

@@ -7,6 +7,8 @@ use std::time::Duration;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use nix::sys::signal::Signal;
+use nodepki::kube::names::Authority;
+use nodepki::x509::certificates_of;
 use serde_json::{Value, json};
 
 use crate::rotation_cluster::Daemon;
@@ -63,7 +65,7 @@ fn configure(node: &ClusterNode, sans: &str, more: &str) {
         "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n\
          signers: {{own: {{local: {{directory: /etc/kubernetes/pki}}}}}}\n\
          certificates:\n  registered:\n    policy-webhook:\n      authority: ca\n      category: ServingCertificate\n      \
-         sans: [{sans}]\n      certificate: {DIR}/tls.crt\n      key: {DIR}/tls.key\n      caFiles: {{ca: {DIR}/ca.crt}}\n{more}"
+         sans: [{sans}]\n      certificate: {DIR}/tls.crt\n      key: {DIR}/tls.key\n      caFiles: {{ca: {DIR}/ca.crt, front-proxy-ca: {DIR}/front-proxy-ca.crt}}\n{more}"
     );
     node.write("/etc/nodepki/config.yaml", &text);
 }
@@ -91,6 +93,11 @@ fn served(node: &ClusterNode) -> String {
 fn on_disk(node: &ClusterNode) -> String {
     let text = fs::read_to_string(node.path(&format!("{DIR}/tls.crt"))).unwrap();
     text.trim().to_owned()
+}
+
+/// Removes the record by which a recent certificate is not issued again.
+fn end_cool_down(node: &ClusterNode) {
+    fs::remove_file(node.path("/var/lib/nodepki/issued.json")).unwrap();
 }
 
 fn configuration(node: &ClusterNode) -> Value {
@@ -168,7 +175,7 @@ fn apiserver_calls_webhook_with_registered_certificate_before_and_after_renewal(
 
     // The kubelet restarts the static pod once its manifest has changed.
     let before = on_disk(node);
-    fs::remove_file(node.path("/var/lib/nodepki/issued.json")).unwrap();
+    end_cool_down(node);
     let renew = ["renew", "--clock-wait", "0s", "--name", "policy-webhook"];
     node.nodepki(&renew)
         .done()
@@ -182,9 +189,44 @@ fn apiserver_calls_webhook_with_registered_certificate_before_and_after_renewal(
     let webhook = start_webhook(node);
     assert_eq!(served(node), on_disk(node));
     assert_calls_webhook(&cluster, "restarted");
+    // A manifest that cannot be annotated is reported until the pod is restarted.
+    node.write(MANIFEST, "apiVersion: v1\nkind: Pod\nmetadata: {name: policy-webhook}\nspec:\n  containers:\n  - command: [policy-webhook]\n");
+    end_cool_down(node);
+    node.nodepki(&renew)
+        .ended(75)
+        .says("was not restarted for policy-webhook");
+    node.nodepki(&["renew"]).ended(75);
+    node.write(MANIFEST, &manifest);
+    node.nodepki(&["renew"])
+        .done()
+        .says("is restarted by the kubelet");
+    assert_ne!(fs::read_to_string(node.path(MANIFEST)).unwrap(), manifest);
+    node.nodepki(&["renew"]).done().says_not("static pod");
+
+    // A change of the CA that the webhook has a copy of restarts it too.
+    let before = fs::read_to_string(node.path(MANIFEST)).unwrap();
+    let authority = Authority::FrontProxyCa;
+    let new = crate::authority::self_signed(authority, crate::authority::new_key());
+    node.write("/etc/nodepki/new.crt", &new.bundle().to_pem());
+    let stage = [
+        "authority",
+        "stage",
+        "front-proxy-ca",
+        "--certificate",
+        "/etc/nodepki/new.crt",
+    ];
+    node.nodepki(&stage)
+        .done()
+        .says("front-proxy-ca.crt contains the same certificates");
+    let copy = fs::read(node.path(&format!("{DIR}/front-proxy-ca.crt"))).unwrap();
+    assert_eq!(certificates_of(&copy).unwrap().len(), 2);
+    let after = fs::read_to_string(node.path(MANIFEST)).unwrap();
+    assert_ne!(after, before);
+    assert!(after.contains("nodepki.io/restarted-at"), "{after}");
+
     // A node without the pod has nothing to restart.
     fs::remove_file(node.path(MANIFEST)).unwrap();
-    fs::remove_file(node.path("/var/lib/nodepki/issued.json")).unwrap();
+    end_cool_down(node);
     node.nodepki(&renew).done().says("does not run here");
 
     // The daemon issues a certificate with a new name, and a hook makes the running process read it.
@@ -197,7 +239,7 @@ fn apiserver_calls_webhook_with_registered_certificate_before_and_after_renewal(
         hook,
     );
     let before = on_disk(node);
-    fs::remove_file(node.path("/var/lib/nodepki/issued.json")).unwrap();
+    end_cool_down(node);
     let mut daemon = Daemon::start(node);
     wait_until("the webhook serves the new certificate", || {
         on_disk(node) != before && served(node) == on_disk(node)

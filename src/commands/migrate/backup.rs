@@ -76,6 +76,9 @@ impl Backup {
         forbidden.extend(bundles.filter_map(|bundle| bundle.key_path.parent().map(Path::to_owned)));
         let certs = setup.plan.certs.iter();
         let written = certs.flat_map(|cert| cert.output.paths());
+        let bundles = setup.plan.bundles.iter();
+        let copies = bundles.flat_map(|bundle| bundle.copies.iter().map(|copy| &copy.path));
+        let written = written.chain(copies);
         forbidden.extend(written.filter_map(|path| path.parent().map(Path::to_owned)));
         if let Some(why) = self.misplaced_below(root, forbidden)? {
             return Ok(Some(why));

@@ -158,7 +158,7 @@ pub(super) fn expired(picture: &Picture) -> Vec<CheckNote> {
         .map(|problem| {
             match problem.of {
                 Of::Authority(name) => CheckNote::error(
-                    format!("{}; {}{}", problem.sentence(), affected(name), valid_copy(picture, name)),
+                    format!("{}; {}{}", problem.sentence(), affected(picture, name), valid_copy(picture, name)),
                     "every certificate under it is rejected, including new ones: have the owner of the CA sign a new CA certificate for the same key and subject, which keeps all certificates under it valid, and install it on every node; with a different key, replace the authority first, then every leaf, kubeconfig and kubelet certificate",
                 ),
                 _ => CheckNote::error(problem.sentence(), BOOTSTRAP_OR_RENEW),
@@ -174,9 +174,12 @@ fn valid_copy(picture: &Picture, name: Authority) -> String {
 }
 
 /// Returns a sentence with everything that fails together with an authority.
-fn affected(authority: Authority) -> String {
+fn affected(picture: &Picture, authority: Authority) -> String {
+    let registered = picture.leaves.keys().copied();
+    let registered = registered.filter(|name| matches!(name, CertName::Registered(_)));
     let leaves: Vec<&str> = CertName::ALL
         .into_iter()
+        .chain(registered)
         .filter(|name| name.authority() == authority)
         .map(CertName::as_str)
         .collect();

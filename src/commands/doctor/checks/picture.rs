@@ -675,11 +675,8 @@ impl Reader<'_> {
                     self.search_below(&path, depth - 1, places, trees);
                 }
                 // The requests below the state directory are nodepki's own, which `pending-request` reports.
-                FileKind::File if path.extension().is_some_and(|extension| extension == "csr") => {
-                    if !path.starts_with(STATE_DIR) {
-                        trees.requests.push(path);
-                    }
-                }
+                FileKind::File if is_request(&path) && path.starts_with(STATE_DIR) => {}
+                FileKind::File if is_request(&path) => trees.requests.push(path),
                 FileKind::File
                     if found.size <= MAX_KEY_FILE_BYTES && !places.contains(&path.as_path()) =>
                 {
@@ -698,6 +695,10 @@ impl Reader<'_> {
             }
         }
     }
+}
+
+fn is_request(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "csr")
 }
 
 fn no_kubeconfig(chain: Observed<Chain>, kubeconfig: Observed<KubeconfigPicture>) -> FoundLeaf {
