@@ -248,7 +248,7 @@ impl Run<'_> {
 
     /// Waits until a pod whose manifest was annotated runs again, and reports it. Returns whether it does.
     async fn verify_pod(&mut self, found: &MountingPod) -> bool {
-        let timeout = self.max_wait();
+        let timeout = self.probe.setup.reload.timeout;
         let give_up = Instant::now() + timeout;
         let ended = loop {
             match self.runs_since(found).await {
