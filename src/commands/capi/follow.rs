@@ -4,7 +4,6 @@
 //! include every private key in it. A watch passes no content on; a change only causes a check, which reads the Secrets
 //! again. Certificates expire without a change, so that a check also runs at the earliest expiry.
 
-use std::cell::RefCell;
 use std::convert::Infallible;
 use std::io;
 use std::str::FromStr;
@@ -180,7 +179,7 @@ struct ClusterMeta {
 /// Notifies `changed` of every change.
 async fn watch_objects(api: &Api, judged: &JudgedSecrets, changed: &Notify) -> Infallible {
     let namespace = Some(judged.target.namespace());
-    let secrets: FuturesUnordered<_> = judged
+    let mut secrets: FuturesUnordered<_> = judged
         .names()
         .iter()
         .map(|name| {
@@ -199,19 +198,18 @@ async fn watch_objects(api: &Api, judged: &JudgedSecrets, changed: &Notify) -> I
         .collect();
     let cluster = Watch::of_object(&CLUSTER, namespace, judged.target.cluster());
     // The controllers change the status of the Cluster often.
-    let known = RefCell::new(None);
+    let mut known = None;
     let cluster = cluster.run(api, |change: WatchChange<ClusterParts>| {
         let found = match change {
             WatchChange::Present(found) => Some(found),
             WatchChange::Deleted(_) => None,
             WatchChange::Listing | WatchChange::Listed => return,
         };
-        if *known.borrow() != found {
-            known.replace(found);
+        if known != found {
+            known = found;
             changed.notify_one();
         }
     });
-    let mut secrets = secrets;
     tokio::select! {
         never = cluster => never,
         Some(never) = secrets.next() => never,

@@ -218,40 +218,6 @@ fn failed(doing: &str, target: &ClusterTarget, error: ApiError) -> Failure {
 
 /// Returns the definition of the object, as input of `kubectl apply -f -`.
 pub(super) fn definition(target: &ClusterTarget) -> String {
-    let string = json!({"type": "string"});
-    let strings = json!({"type": "array", "items": string});
-    let time = json!({"type": "string", "format": "date-time"});
-    let condition = json!({
-        "type": "object",
-        "required": ["type", "status", "lastTransitionTime", "reason", "message"],
-        "properties": {
-            "type": string,
-            "status": {"type": "string", "enum": ["True", "False", "Unknown"]},
-            "observedGeneration": {"type": "integer", "format": "int64", "minimum": 0},
-            "lastTransitionTime": time,
-            "reason": {"type": "string", "minLength": 1},
-            "message": string,
-        },
-    });
-    let secret = json!({
-        "type": "object",
-        "required": ["secret", "state"],
-        "properties": {
-            "secret": {"type": "string", "description": "Name of the Secret."},
-            "state": {"type": "string", "description": "ready, missing or invalid."},
-            "notAfter": {"type": "string", "format": "date-time", "description": "End of validity of the certificate in the Secret."},
-            "faults": strings,
-            "notes": strings,
-        },
-    });
-    let schema = json!({
-        "type": "object",
-        "description": "The PKI of the Cluster of the same name, as nodepki capi check --write judges it.",
-        "properties": {"status": {"type": "object", "properties": {
-            "conditions": {"type": "array", "items": condition, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
-            "secrets": {"type": "array", "items": secret, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["secret"]},
-        }}},
-    });
     let column = |name: &str, condition: &str| {
         json!({"name": name, "type": "string",
             "jsonPath": format!(".status.conditions[?(@.type==\"{condition}\")].status")})
@@ -281,12 +247,50 @@ pub(super) fn definition(target: &ClusterTarget) -> String {
                     column("Clients ready", "ExternalClientCertificatesReady"),
                     {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
                 ],
-                "schema": {"openAPIV3Schema": schema},
+                "schema": {"openAPIV3Schema": schema()},
             }],
         },
     });
     let arguments = format!("check {} --crd", target.cluster());
     rights::documents(&format!("The definition of {kind}"), &arguments, &[object])
+}
+
+/// Returns the schema of the object. The status has the fields of `-o json`.
+fn schema() -> Value {
+    let string = json!({"type": "string"});
+    let strings = json!({"type": "array", "items": string});
+    let time = json!({"type": "string", "format": "date-time"});
+    let condition = json!({
+        "type": "object",
+        "required": ["type", "status", "lastTransitionTime", "reason", "message"],
+        "properties": {
+            "type": string,
+            "status": {"type": "string", "enum": ["True", "False", "Unknown"]},
+            "observedGeneration": {"type": "integer", "format": "int64", "minimum": 0},
+            "lastTransitionTime": time,
+            "reason": {"type": "string", "minLength": 1},
+            "message": string,
+        },
+    });
+    let secret = json!({
+        "type": "object",
+        "required": ["secret", "state"],
+        "properties": {
+            "secret": {"type": "string", "description": "Name of the Secret."},
+            "state": {"type": "string", "description": "ready, missing or invalid."},
+            "notAfter": {"type": "string", "format": "date-time", "description": "End of validity of the certificate in the Secret."},
+            "faults": strings,
+            "notes": strings,
+        },
+    });
+    json!({
+        "type": "object",
+        "description": "The PKI of the Cluster of the same name, as nodepki capi check --write judges it.",
+        "properties": {"status": {"type": "object", "properties": {
+            "conditions": {"type": "array", "items": condition, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+            "secrets": {"type": "array", "items": secret, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["secret"]},
+        }}},
+    })
 }
 
 /// Returns the rights that [`write`] needs. `verbs` are those for the Cluster.
