@@ -111,7 +111,7 @@ fn restarts_static_pod_that_mounts_renewed_kubeconfig() {
         .says("admin.conf was replaced and has not taken effect");
     vip.settle().ended(75).row_says("kube-vip", "still the one");
     assert_eq!(vip.manifest(), annotated);
-    vip.report_start(OffsetDateTime::now_utc() + time::Duration::SECOND);
+    vip.report_start(OffsetDateTime::now_utc());
     vip.settle().done();
     assert_eq!(vip.manifest(), annotated);
     assert!(!vip.node().path("/var/lib/nodepki/restarts.json").exists());
@@ -148,7 +148,7 @@ fn leaves_static_pod_that_must_not_be_restarted() {
         .ended(75)
         .row_says("kube-vip", "restart it manually");
     assert_eq!(vip.manifest(), KUBE_VIP);
-    vip.report_start(OffsetDateTime::now_utc() + time::Duration::SECOND);
+    vip.report_start(OffsetDateTime::now_utc());
     vip.settle().done();
 
     let never = KUBE_VIP.replacen(
