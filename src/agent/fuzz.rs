@@ -1,4 +1,5 @@
 //! Fuzz targets: the manifests that are annotated, and the events of watches.
+#![allow(clippy::type_complexity, reason = "a fuzz target ends at a fault")]
 
 use crate::cluster::watch;
 

@@ -1,4 +1,5 @@
 //! Fuzz targets: nodepki's settings.
+#![allow(clippy::type_complexity, reason = "a fuzz target ends at a fault")]
 
 use super::Settings;
 

@@ -1,4 +1,10 @@
 //! Fuzz targets: the formats of Kubernetes.
+#![allow(
+    clippy::indexing_slicing,
+    clippy::expect_used,
+    clippy::type_complexity,
+    reason = "a fuzz target ends at a fault"
+)]
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,4 +1,10 @@
 //! Fuzz targets: the responses of signers, and bundles of requests and certificates.
+#![allow(
+    clippy::indexing_slicing,
+    clippy::expect_used,
+    clippy::type_complexity,
+    reason = "a fuzz target ends at a fault"
+)]
 
 use std::path::PathBuf;
 use std::sync::OnceLock;

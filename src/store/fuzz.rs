@@ -1,4 +1,9 @@
 //! Fuzz targets: the files below `/var/lib/nodepki`.
+#![allow(
+    clippy::expect_used,
+    clippy::type_complexity,
+    reason = "a fuzz target ends at a fault"
+)]
 
 use std::path::PathBuf;
 

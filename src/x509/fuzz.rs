@@ -1,11 +1,20 @@
 //! Fuzz targets: the readers of keys, requests, certificates and revocation lists.
+#![allow(
+    clippy::expect_used,
+    clippy::type_complexity,
+    reason = "a fuzz target ends at a fault"
+)]
 
 use std::sync::OnceLock;
 
 use time::OffsetDateTime;
 use time::macros::datetime;
 
-use super::*;
+use super::{
+    Certificate, Chain, Csr, CsrContent, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile,
+    PublicKey, RevocationList, Sans, Subject, Tolerance, TrustBundle, along_path, certificates_of,
+    satisfies,
+};
 
 /// Name and function of each target.
 pub const TARGETS: &[(&str, fn(&[u8]))] = &[
@@ -105,11 +114,10 @@ fn revocation_list(bytes: &[u8]) {
 }
 
 fn request(bytes: &[u8]) {
-    for found in [Csr::from_der(bytes), Csr::from_pem(bytes)] {
-        if let Ok(csr) = found {
-            let again = Csr::from_pem(csr.to_pem().as_bytes()).expect("a request is read again");
-            assert_eq!(again.sha256(), csr.sha256());
-        }
+    let found = [Csr::from_der(bytes), Csr::from_pem(bytes)];
+    for csr in found.into_iter().flatten() {
+        let again = Csr::from_pem(csr.to_pem().as_bytes()).expect("a request is read again");
+        assert_eq!(again.sha256(), csr.sha256());
     }
 }
 
@@ -137,11 +145,10 @@ fn encrypted_key(bytes: &[u8]) {
 }
 
 fn public_key(bytes: &[u8]) {
-    for key in [PublicKey::from_pem(bytes), PublicKey::from_spki_der(bytes)] {
-        if let Ok(key) = key {
-            let again = PublicKey::from_pem(key.to_pem().as_bytes());
-            assert_eq!(again.expect("a key is read again"), key);
-        }
+    let found = [PublicKey::from_pem(bytes), PublicKey::from_spki_der(bytes)];
+    for key in found.into_iter().flatten() {
+        let again = PublicKey::from_pem(key.to_pem().as_bytes());
+        assert_eq!(again.expect("a key is read again"), key);
     }
 }
 
