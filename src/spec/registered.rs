@@ -104,7 +104,7 @@ impl RegisteredNodes {
 pub enum RegisteredSan {
     /// The addresses of the node: that of its API server, or of a worker's kubelet.
     Addresses,
-    /// A name with [`NODE_PLACEHOLDER`].
+    /// A name with `{node}` in it.
     OfNode(String),
     /// The same on every node.
     Fixed(San),
