@@ -8,17 +8,13 @@
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
-use std::time::Duration;
 
 use time::macros::datetime;
 use zeroize::Zeroizing;
 
 use super::{NodeIdentity, Request, RequestedCertificate, bundle, est, exec, kubernetes};
 use crate::kube::names::{Authority, CertName};
-use crate::x509::{
-    Csr, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans, Subject, Tolerance,
-    UsageExtensions,
-};
+use crate::x509::{self, Csr, PrivateKey, Tolerance, UsageExtensions};
 
 /// Name and function of each target.
 pub const TARGETS: &[(&str, fn(&[u8]))] = &[
@@ -32,16 +28,7 @@ pub const TARGETS: &[(&str, fn(&[u8]))] = &[
 fn request() -> &'static Request {
     static REQUEST: OnceLock<Request> = OnceLock::new();
     REQUEST.get_or_init(|| {
-        let profile = Profile {
-            subject: Subject {
-                common_name: "kube-apiserver".to_owned(),
-                organizations: Vec::new(),
-            },
-            sans: Sans::default(),
-            usages: vec![ExtendedUsage::ServerAuth],
-            key: KeyAlgorithm::EcdsaP256,
-            lifetime: Duration::from_secs(86400),
-        };
+        let profile = x509::fuzz::profile();
         let key = PrivateKey::generate(profile.key).expect("a key can be generated");
         let csr = Csr::create(&profile, &key, UsageExtensions::Requested);
         let wanted = RequestedCertificate {

@@ -74,13 +74,9 @@ fn signer_response(bytes: &[u8]) {
     }
 }
 
-/// Verifies a chain under its own last certificate.
-fn judge(chain: &Chain) {
-    let last = chain.intermediates().last().unwrap_or(chain.leaf());
-    let Ok(trust) = TrustBundle::from_certificates(vec![last.clone()]) else {
-        return;
-    };
-    let profile = Profile {
+/// Returns what a server's certificate must contain.
+pub(crate) fn profile() -> Profile {
+    Profile {
         subject: Subject {
             common_name: "kube-apiserver".to_owned(),
             organizations: Vec::new(),
@@ -89,7 +85,16 @@ fn judge(chain: &Chain) {
         usages: vec![ExtendedUsage::ServerAuth],
         key: KeyAlgorithm::EcdsaP256,
         lifetime: std::time::Duration::from_secs(86400),
+    }
+}
+
+/// Verifies a chain under its own last certificate.
+fn judge(chain: &Chain) {
+    let last = chain.intermediates().last().unwrap_or(chain.leaf());
+    let Ok(trust) = TrustBundle::from_certificates(vec![last.clone()]) else {
+        return;
     };
+    let profile = profile();
     let (key, tolerance) = (own_key(), Tolerance::default());
     for difference in satisfies(chain, &profile, tolerance, key, &trust, NOW) {
         let _ = difference.to_string();

@@ -2,6 +2,7 @@
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
+use nodepki::x509::PublicKey;
 use rcgen::SigningKey;
 
 pub(crate) use crate::der_encoding::{der, sequence};
@@ -78,6 +79,25 @@ pub(crate) struct Template {
 pub(crate) const ECDSA_SHA256: &[u8] = &[0x2a, 0x86, 0x48, 0xce, 0x3d, 4, 3, 2];
 
 impl Template {
+    /// Returns a certificate with the fields that all have, for an ECDSA issuer.
+    pub(crate) fn new(subject: &str, issuer: &str, key: &PublicKey) -> Self {
+        Template {
+            version: vec![0xa0, 3, 2, 1, 2],
+            serial: vec![2, 2, 0x12, 0x34],
+            algorithm: sequence(&[&oid(ECDSA_SHA256)]),
+            outer_algorithm: None,
+            issuer: common_name(issuer),
+            validity: validity("260101000000Z", "300101000000Z"),
+            subject: common_name(subject),
+            key: key.spki_der().to_vec(),
+            unique: Vec::new(),
+            extensions: Vec::new(),
+            more: Vec::new(),
+            unused_bits: 0,
+            trailing: (Vec::new(), Vec::new()),
+        }
+    }
+
     pub(crate) fn tbs(&self) -> Vec<u8> {
         let extensions: Vec<Vec<u8>> = self
             .extensions

@@ -24,8 +24,8 @@ use x509_parser::certificate::X509Certificate;
 use x509_parser::prelude::FromDer;
 
 use crate::certificate_template::{
-    ECDSA_SHA256, Extension, Template, changed, common_name, critical, der, extension, oid, pem,
-    pem_of, sequence, validity,
+    Extension, Template, changed, common_name, critical, der, extension, oid, pem, pem_of,
+    sequence, validity,
 };
 use crate::node::{Node, Ran};
 use crate::servers::bin;
@@ -178,25 +178,6 @@ fn profile() -> Profile {
     }
 }
 
-/// Returns a template with the fields that all certificates have.
-fn template(subject: &str, issuer: &str, key: &PrivateKey) -> Template {
-    Template {
-        version: vec![0xa0, 3, 2, 1, 2],
-        serial: vec![2, 2, 0x12, 0x34],
-        algorithm: sequence(&[&oid(ECDSA_SHA256)]),
-        outer_algorithm: None,
-        issuer: common_name(issuer),
-        validity: validity("260101000000Z", "300101000000Z"),
-        subject: common_name(subject),
-        key: key.public_key().spki_der().to_vec(),
-        unique: Vec::new(),
-        extensions: Vec::new(),
-        more: Vec::new(),
-        unused_bits: 0,
-        trailing: (Vec::new(), Vec::new()),
-    }
-}
-
 fn root() -> Template {
     Template {
         extensions: vec![
@@ -204,7 +185,7 @@ fn root() -> Template {
             critical(19, vec![0x30, 3, 1, 1, 0xff]),
             extension(14, vec![4, 4, 1, 1, 1, 1]),
         ],
-        ..template("root", "root", &KEYS.root)
+        ..Template::new("root", "root", KEYS.root.public_key())
     }
 }
 
@@ -226,7 +207,7 @@ fn intermediate() -> Template {
                 value: sequence(&[&sequence(&[&ocsp, &uri(b"http://ocsp.example")])]),
             },
         ],
-        ..template("intermediate", "root", &KEYS.root)
+        ..Template::new("intermediate", "root", KEYS.root.public_key())
     }
     .for_key(&KEYS.intermediate)
 }
@@ -249,7 +230,7 @@ fn leaf() -> Template {
             extension(32, sequence(&[&sequence(&[&oid(&[0x2a, 3])])])),
             extension(17, sequence(&[&names[0], &names[1], &names[2]])),
         ],
-        ..template("cp1", "intermediate", &KEYS.leaf)
+        ..Template::new("cp1", "intermediate", KEYS.leaf.public_key())
     }
 }
 
@@ -996,7 +977,7 @@ fn follows_pinned_authority_through_long_chain() {
         let issuer = format!("ca {}", at.max(1) - 1);
         let mut template = Template {
             extensions: root().extensions,
-            ..template(&format!("ca {at}"), &issuer, &key)
+            ..Template::new(&format!("ca {at}"), &issuer, key.public_key())
         };
         template.serial = vec![2, 1, at];
         chain.push(pem(&template.signed_by(keys.last().unwrap_or(&key))));

@@ -10,7 +10,7 @@ use time::macros::datetime;
 
 use super::judges::{Case, Reason, compare, stricter};
 use crate::certificate_template::{
-    ECDSA_SHA256, Template, common_name, critical, der, extension, name, oid, sequence, validity,
+    Template, common_name, critical, der, extension, name, oid, sequence, validity,
 };
 
 const NOW: OffsetDateTime = datetime!(2026-06-01 12:00 UTC);
@@ -100,24 +100,6 @@ fn signature_with_sha1(key: &PrivateKey, message: &[u8]) -> Vec<u8> {
     output.stdout
 }
 
-fn template(subject: &str, issuer: &str, key: &PrivateKey) -> Template {
-    Template {
-        version: vec![0xa0, 3, 2, 1, 2],
-        serial: vec![2, 2, 0x12, 0x34],
-        algorithm: sequence(&[&oid(ECDSA_SHA256)]),
-        outer_algorithm: None,
-        issuer: common_name(issuer),
-        validity: validity("260101000000Z", "360101000000Z"),
-        subject: common_name(subject),
-        key: key.public_key().spki_der().to_vec(),
-        unique: Vec::new(),
-        extensions: Vec::new(),
-        more: Vec::new(),
-        unused_bits: 0,
-        trailing: (Vec::new(), Vec::new()),
-    }
-}
-
 // Extensions, by the last number of 2.5.29.
 const SUBJECT_KEY_ID: u8 = 14;
 const KEY_USAGE: u8 = 15;
@@ -186,19 +168,19 @@ const IP: u8 = 0x87;
 impl Path {
     /// A path without faults.
     pub(super) fn new() -> Self {
-        let mut root = template("kubernetes", "kubernetes", &KEYS.root);
+        let mut root = Template::new("kubernetes", "kubernetes", KEYS.root.public_key());
         root.set(KEY_USAGE, true, vec![3, 2, 2, 0xa4]);
         root.is_ca(None);
         root.set(SUBJECT_KEY_ID, false, vec![4, 4, 1, 1, 1, 1]);
         root.has_names(&[(DNS, b"kubernetes")]);
 
-        let mut middle = template("issuing", "kubernetes", &KEYS.middle);
+        let mut middle = Template::new("issuing", "kubernetes", KEYS.middle.public_key());
         middle.set(KEY_USAGE, true, vec![3, 2, 1, 0x06]);
         middle.is_ca(Some(0));
         middle.set(SUBJECT_KEY_ID, false, vec![4, 4, 2, 2, 2, 2]);
         middle.set(AUTHORITY_KEY_ID, false, sequence(&[&[0x80, 4, 1, 1, 1, 1]]));
 
-        let mut leaf = template("kube-apiserver", "issuing", &KEYS.leaf);
+        let mut leaf = Template::new("kube-apiserver", "issuing", KEYS.leaf.public_key());
         leaf.validity = validity("260101000000Z", "270101000000Z");
         leaf.set(KEY_USAGE, true, vec![3, 2, 7, 0x80]);
         leaf.may_be_used_for(&[SERVER, CLIENT]);
