@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::thread;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use time::OffsetDateTime;
@@ -36,7 +37,7 @@ impl Vip {
         let (status, made) = cluster.admin().post(PODS, &pod);
         assert_eq!(status, 201, "{made}");
         let vip = Vip { cluster };
-        vip.report_start(OffsetDateTime::now_utc());
+        vip.report_start();
         vip.configure("timeout: 3s");
         vip
     }
@@ -56,9 +57,15 @@ impl Vip {
         fs::read_to_string(self.node().path(MANIFEST)).unwrap()
     }
 
-    /// Reports, as the kubelet, that the container was started.
-    fn report_start(&self, at: OffsetDateTime) {
-        let at = at.replace_nanosecond(0).unwrap().format(&Rfc3339).unwrap();
+    /// Reports, as the kubelet, that the container was started. The time has whole seconds, and is later than all that the
+    /// test did before.
+    fn report_start(&self) {
+        let now = OffsetDateTime::now_utc();
+        thread::sleep(Duration::from_nanos(
+            1_000_000_000 - u64::from(now.nanosecond()),
+        ));
+        let at = OffsetDateTime::now_utc().replace_nanosecond(0).unwrap();
+        let at = at.format(&Rfc3339).unwrap();
         let path = format!("{PODS}/kube-vip-cp1");
         let (_, mut pod) = self.cluster.admin().get(&path);
         pod["status"] = json!({"phase": "Running", "containerStatuses": [{
@@ -111,7 +118,7 @@ fn restarts_static_pod_that_mounts_renewed_kubeconfig() {
         .says("admin.conf was replaced and has not taken effect");
     vip.settle().ended(75).row_says("kube-vip", "still the one");
     assert_eq!(vip.manifest(), annotated);
-    vip.report_start(OffsetDateTime::now_utc());
+    vip.report_start();
     vip.settle().done();
     assert_eq!(vip.manifest(), annotated);
     assert!(!vip.node().path("/var/lib/nodepki/restarts.json").exists());
@@ -125,8 +132,7 @@ fn restarts_static_pod_that_mounts_renewed_kubeconfig() {
     thread::scope(|scope| {
         scope.spawn(|| {
             wait_until("the manifest is annotated", || vip.manifest() != annotated);
-            thread::sleep(std::time::Duration::from_secs(1));
-            vip.report_start(OffsetDateTime::now_utc());
+            vip.report_start();
         });
         vip.renew("admin.conf")
             .done()
@@ -148,7 +154,7 @@ fn leaves_static_pod_that_must_not_be_restarted() {
         .ended(75)
         .row_says("kube-vip", "restart it manually");
     assert_eq!(vip.manifest(), KUBE_VIP);
-    vip.report_start(OffsetDateTime::now_utc());
+    vip.report_start();
     vip.settle().done();
 
     let never = KUBE_VIP.replacen(

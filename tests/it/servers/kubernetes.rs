@@ -498,7 +498,15 @@ impl Person {
     }
 
     pub(crate) fn list(&self, path: &str) -> Vec<Value> {
-        let (status, body) = self.get(path);
+        let (mut status, mut body) = self.get(path);
+        for _ in 0..30 {
+            // While the API server applies a change of a CustomResourceDefinition.
+            if status != 429 {
+                break;
+            }
+            thread::sleep(Duration::from_secs(1));
+            (status, body) = self.get(path);
+        }
         assert_eq!(status, 200, "{path}: {body}");
         body["items"].as_array().unwrap().clone()
     }
