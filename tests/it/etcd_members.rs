@@ -26,9 +26,9 @@ kind: NodePKIConfiguration
 signers: {offline: {directory: {path: /var/lib/offline}}}
 ";
 const MEMBERS: [(&str, &str); 3] = [
-    ("etcd1", "192.0.2.81"),
-    ("etcd2", "192.0.2.82"),
-    ("etcd3", "192.0.2.83"),
+    ("etcd1", "192.0.2.61"),
+    ("etcd2", "192.0.2.62"),
+    ("etcd3", "192.0.2.63"),
 ];
 const LEAVES: [&str; 3] = ["etcd/server", "etcd/peer", "etcd/healthcheck-client"];
 
@@ -265,7 +265,7 @@ fn serves_kube_apiserver_from_etcd_members_with_own_certificates() {
     assert_role_is_kept(second);
     assert_daemon_renews(third, &authorities);
 
-    let node = cluster.add_node("cpe", "192.0.2.84");
+    let node = cluster.add_node("cpe", "192.0.2.64");
     assert_control_plane_uses_etcd(&node, &authorities);
 }
 
@@ -285,7 +285,7 @@ fn refuses_role_of_member_on_control_plane_node() {
 #[test]
 fn restarts_etcd_of_member_for_new_ca_without_lease_only_on_request() {
     let cluster = cluster();
-    let node = cluster.add_node("etcd9", "192.0.2.89");
+    let node = cluster.add_node("etcd9", "192.0.2.69");
     let (authorities, new) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     write_authorities(authorities.path());
     write_authorities(new.path());
@@ -301,7 +301,7 @@ signers: {{remote: {{exec: {{command: /bin/bash, args: ['{PLUGIN}', {socket}]}}}
     node.write("/etc/nodepki/config.yaml", &settings);
     let config = member_configuration(&node);
     let others = MEMBERS.map(|(name, address)| format!("{name}=https://{address}:2380"));
-    let config = config.replace(&others.join(","), "etcd9=https://192.0.2.89:2380");
+    let config = config.replace(&others.join(","), "etcd9=https://192.0.2.69:2380");
     node.write("/run/kubeadm/kubeadm.yaml", &config);
     copy_certificate(
         authorities.path(),
@@ -315,7 +315,7 @@ signers: {{remote: {{exec: {{command: /bin/bash, args: ['{PLUGIN}', {socket}]}}}
     node.start("etcd");
     let pods = StaticPods::of(&node);
     let is_served = || {
-        let url = "https://192.0.2.89:2379/v3/cluster/member/list";
+        let url = "https://192.0.2.69:2379/v3/cluster/member/list";
         post_to_etcd(&node, url, "{}").done();
     };
     is_served();

@@ -552,7 +552,7 @@ fn real_kubelet_uses_and_keeps_the_files() {
     let node = worker(
         cluster,
         "k1",
-        "192.0.2.61",
+        "192.0.2.91",
         "{clientCertificate: file, serving: true}",
     );
     let serving = fs::read(node.path(PKI).join("kubelet.crt")).unwrap();
@@ -576,8 +576,8 @@ fn real_kubelet_uses_and_keeps_the_files() {
     // From kubelet.conf it copies the certificate and requests another one from the cluster at once, with an ECDSA key.
     // Whether its rotation is interrupted or succeeds, nodepki keeps the pair and names its file in kubelet.conf.
     let waits = [
-        ("k2", "192.0.2.62", "Rotating certificates"),
-        ("k3", "192.0.2.63", CONTENT),
+        ("k2", "192.0.2.92", "Rotating certificates"),
+        ("k3", "192.0.2.93", CONTENT),
     ];
     for (name, address, last) in waits {
         // The settings override the cluster's own algorithm, ECDSA-P256.
