@@ -62,7 +62,7 @@ settings! {
         "caFiles.front-proxy-ca" => front_proxy_ca_file: Option<PathBuf>;
         /// systemd unit that uses the certificate.
         "reload.unit" => unit: Option<String>, read optional_unit;
-        /// What is done to the unit after the certificate, or the CA certificates of its authority, were replaced.
+        /// Action on the unit after the certificate or the CA certificates of its authority are replaced.
         "reload.action" => action: Option<UnitAction>;
         /// Static pod to restart in the same cases, by the name of its manifest without .yaml.
         "reload.pod" => pod: Option<String>, read optional_pod;

@@ -326,10 +326,10 @@ const ROWS: &[Row] = &[
     ("constraint of directory names", "Go refuses critical constraints that it does not know", false, |path| path.middle.constrains(EXCLUDES, 0xa4, &common_name("other"))),
 
     // Policies and other extensions.
-    ("critical extension that nobody knows", "RFC 5280, 4.2", false, |path| path.leaf.extensions.push(critical(99, vec![5, 0]))),
-    ("intermediate with such an extension", "RFC 5280, 4.2", false, |path| path.middle.extensions.push(critical(99, vec![5, 0]))),
-    ("root with such an extension", "Go checks the extensions of roots", false, |path| path.root.extensions.push(critical(99, vec![5, 0]))),
-    ("extension that nobody knows", "RFC 5280, 4.2", true, |path| path.leaf.extensions.push(extension(99, vec![5, 0]))),
+    ("unknown critical extension", "RFC 5280, 4.2", false, |path| path.leaf.extensions.push(critical(99, vec![5, 0]))),
+    ("intermediate with unknown critical extension", "RFC 5280, 4.2", false, |path| path.middle.extensions.push(critical(99, vec![5, 0]))),
+    ("root with unknown critical extension", "Go checks the extensions of roots", false, |path| path.root.extensions.push(critical(99, vec![5, 0]))),
+    ("unknown extension", "RFC 5280, 4.2", true, |path| path.leaf.extensions.push(extension(99, vec![5, 0]))),
     ("two extensions of one kind", "RFC 5280, 4.2", false, |path| { let one = path.leaf.extensions[0].clone(); path.leaf.extensions.push(one); }),
     ("a policy is required, and there is none", "RFC 5280, 4.2.1.11", false, |path| path.middle.set(POLICY_CONSTRAINTS, false, sequence(&[&[0x80, 1, 0]]))),
     ("a policy is required, and there is one", "RFC 5280, 4.2.1.11", true, |path| {

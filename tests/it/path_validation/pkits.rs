@@ -8,7 +8,8 @@ use x509_parser::prelude::{FromDer, X509Certificate, X509Name};
 
 use super::judges::{Case, Reason, compare, stricter};
 
-const FILE: &str = include_str!("../../fixtures/pkits.pem");
+/// Certificates in PEM, each after a line with its name.
+const PKITS_CERTIFICATES: &str = include_str!("../../fixtures/pkits.pem");
 
 const ROOT: &str = "TrustAnchorRootCertificate";
 
@@ -47,7 +48,9 @@ const REASONS: &[Reason] = &[
 
 /// Returns every certificate by name, as DER.
 fn certificates() -> BTreeMap<&'static str, Vec<u8>> {
-    let entries = FILE.split("\n# ").filter(|entry| entry.contains("BEGIN"));
+    let entries = PKITS_CERTIFICATES
+        .split("\n# ")
+        .filter(|entry| entry.contains("BEGIN"));
     entries
         .map(|entry| {
             let (name, _) = entry.split_once('\n').unwrap();
