@@ -46,8 +46,8 @@ use crate::kube::kubeadm::{self, ClusterConfig, HostFacts, KubeadmRole, Override
 use crate::kube::names::Authority;
 use crate::kube::paths::KUBELET_CONF;
 use crate::node::NodeState;
+use crate::spec::Choices;
 use crate::spec::policy::KeyPolicy;
-use crate::spec::{Choices, Layout};
 use crate::store::NodeRoot;
 use crate::x509::{KeyAlgorithm, Tolerance};
 use crate::yaml::Faults;
@@ -292,15 +292,7 @@ pub fn described(
         let text = std::str::from_utf8(&content.bytes).ok()?;
         kubeadm::load(&[(join::HANDOVER, text)]).role()
     });
-    let state = state_of(&files.state, documents, &files.settings);
-    let state = match certificates_dir {
-        Some(dir) => {
-            let kubelet_pki = state.layout().kubelet_pki().to_owned();
-            let layout = Layout::new(Some(dir), Some(kubelet_pki));
-            state.with_layout(layout.with_registered(&files.settings.registered.certificates()))
-        }
-        None => state,
-    };
+    let state = state_of(&files.state, documents, &files.settings, certificates_dir);
     let state = match documents.cluster() {
         Some(cluster) if files.settings.external_etcd_client => {
             state.with_layout(state.layout().clone().with_external_etcd(&cluster.etcd))
@@ -319,11 +311,17 @@ pub fn described(
     }
 }
 
-/// Returns the same files of the node, at the paths in the documents and in the settings.
-fn state_of(state: &NodeState, documents: &kubeadm::Documents, settings: &Settings) -> NodeState {
+/// Returns the same files of the node, at the paths in the documents and in the settings. `certificates_dir` replaces the
+/// directory in the documents.
+fn state_of(
+    state: &NodeState,
+    documents: &kubeadm::Documents,
+    settings: &Settings,
+    certificates_dir: Option<PathBuf>,
+) -> NodeState {
     let cluster = documents.cluster();
     let state = state.with_directories(
-        cluster.map(|cluster| cluster.certificates_dir.clone()),
+        certificates_dir.or_else(|| cluster.map(|cluster| cluster.certificates_dir.clone())),
         documents.kubelet_cert_dir().map(Path::to_owned),
     );
     let layout = state.layout().clone();

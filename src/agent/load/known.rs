@@ -89,7 +89,7 @@ impl ConfigurationFiles {
         let documents = kubeadm::load(&sources);
         let state = NodeState::new(root, Layout::default());
         ConfigurationFiles {
-            state: state_of(&state, &documents, &settings),
+            state: state_of(&state, &documents, &settings, None),
             settings,
             warnings,
             documents,
