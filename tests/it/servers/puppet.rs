@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::rc::Rc;
 use std::sync::LazyLock;
-use std::time::Duration;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use nodepki::http::{Call, Client, Endpoint, HttpResponse, Method, Tls, Url};
 use serde_json::{Value, json};
@@ -127,20 +128,20 @@ impl Puppet {
     /// Sets the status of a certificate, as an administrator of the CA, and returns the response.
     pub(crate) fn status(&self, certname: &str, desired: &str) -> HttpResponse {
         let path = format!("/puppet-ca/v1/certificate_status/{certname}");
-        self.ask(Call::put(path).json(&json!({"desired_state": desired})))
+        self.ask(|| Call::put(path.clone()).json(&json!({"desired_state": desired})))
     }
 
     /// Removes certificate and request, as `puppetserver ca clean` does after revoking.
     pub(crate) fn remove(&self, certname: &str) {
         let path = format!("/puppet-ca/v1/certificate_status/{certname}");
-        let response = self.ask(Call::new(Method::DELETE, path));
+        let response = self.ask(|| Call::new(Method::DELETE, path.clone()));
         assert_eq!(response.status, 204, "{certname}: {}", response.text());
     }
 
     /// Returns names and states of everything that the CA holds below a name.
     pub(crate) fn holds(&self, below: &str) -> Vec<(String, String)> {
         let path = "/puppet-ca/v1/certificate_statuses/any";
-        let ask = || self.ask(Call::get(path).accept("application/json").limit(16 << 20));
+        let ask = || self.ask(|| Call::get(path).accept("application/json").limit(16 << 20));
         let mut response = ask();
         // It fails on a file that another test removes while it reads all of them.
         for _ in 0..20 {
@@ -177,8 +178,17 @@ impl Puppet {
             .collect()
     }
 
-    fn ask(&self, call: Call<'_>) -> HttpResponse {
-        run(client(&self.dir, self.port, true).send(call)).unwrap()
+    /// Asks as an administrator of the CA. A handshake fails while the server reads its changed revocation list.
+    fn ask<'a>(&self, call: impl Fn() -> Call<'a>) -> HttpResponse {
+        let client = client(&self.dir, self.port, true);
+        let end = Instant::now() + Duration::from_secs(30);
+        loop {
+            match run(client.send(call())) {
+                Ok(response) => return response,
+                Err(error) => assert!(Instant::now() < end, "{error:?}"),
+            }
+            sleep(Duration::from_millis(100));
+        }
     }
 }
 
