@@ -13,6 +13,8 @@
 //
 // A case without a key consists of the files of a path only: there is no pair and no handshake, and without usages the
 // path may be used for any.
+//
+// With the argument `read` it reports what Go reads in one object per line, and answers each line at once; see read.go.
 package main
 
 import (
@@ -59,6 +61,10 @@ type verdict struct {
 func main() {
 	lines := bufio.NewScanner(os.Stdin)
 	lines.Buffer(nil, 64<<20)
+	if len(os.Args) > 1 && os.Args[1] == "read" {
+		answerEach(lines)
+		return
+	}
 	var requests []request
 	for lines.Scan() {
 		var one request
