@@ -3,5 +3,7 @@
 pub mod api;
 pub mod discovery;
 pub(crate) mod event;
+#[cfg(feature = "fuzzing")]
+pub mod fuzz;
 pub mod lease;
 pub mod watch;

@@ -18,6 +18,8 @@
 
 mod call;
 mod error;
+#[cfg(feature = "fuzzing")]
+pub mod fuzz;
 mod resolve;
 mod served;
 mod stream;
@@ -420,6 +422,10 @@ impl Client {
         url: &Url,
         log: &Arc<ConnectionLog>,
     ) -> Result<reqwest::Response, HttpError> {
+        #[cfg(feature = "fuzzing")]
+        if let Some(response) = fuzz::response(self, call, url) {
+            return response;
+        }
         let request = self
             .request(call, url, log)
             .map_err(|error| error.at(log.origin()))?;

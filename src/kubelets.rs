@@ -11,6 +11,8 @@
 //! `tests/fixtures/kubelet_requests.rs`, which the tests of this room and those against a real kube-apiserver share.
 
 mod content;
+#[cfg(feature = "fuzzing")]
+pub mod fuzz;
 mod judge;
 mod names;
 mod nodes;

@@ -107,6 +107,13 @@ fn rules_of(document: &Value) -> Result<KeyRules, String> {
     }
 }
 
+#[cfg(feature = "fuzzing")]
+pub(super) fn fuzz_document(bytes: &[u8]) {
+    if let Ok(document) = serde_json::from_slice(bytes) {
+        let _ = rules_of(&document);
+    }
+}
+
 /// Follows the object.
 pub(crate) struct ClusterPolicyWatch {
     root: NodeRoot,

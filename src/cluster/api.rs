@@ -35,7 +35,7 @@ pub(crate) use context::is_of_node;
 
 pub(super) const JSON: &str = "application/json";
 /// Maximum length in bytes of a server's message that is shown: any server may have sent it.
-const MAX_MESSAGE_LENGTH: usize = 2000;
+pub(super) const MAX_MESSAGE_LENGTH: usize = 2000;
 
 /// A kind of object and its path in the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

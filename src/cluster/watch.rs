@@ -13,8 +13,8 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::time::sleep;
 
-use super::api::{Api, ApiError, ApiStatus, JSON, Resource};
-use crate::http::{Call, HttpErrorKind, Line, encode};
+use super::api::{Api, ApiError, ApiStatus, JSON, MAX_MESSAGE_LENGTH, Resource};
+use crate::http::{Call, HttpErrorKind, Line, encode, printable};
 use crate::process::jitter::random_fraction;
 
 /// Number of objects in a page of a list.
@@ -370,8 +370,8 @@ fn read_event<T: DeserializeOwned>(line: &[u8]) -> Result<WatchEvent<T>, String>
         "ERROR" => {
             return Ok(WatchEvent::Failed(ApiStatus {
                 code: object.code,
-                reason: object.reason,
-                message: crate::http::printable(&object.message, 2000),
+                reason: printable(&object.reason, MAX_MESSAGE_LENGTH),
+                message: printable(&object.message, MAX_MESSAGE_LENGTH),
                 ..ApiStatus::default()
             }));
         }
@@ -390,7 +390,15 @@ fn read_event<T: DeserializeOwned>(line: &[u8]) -> Result<WatchEvent<T>, String>
 #[cfg(feature = "fuzzing")]
 /// Fuzz target: an event of a watch.
 pub fn fuzz_event(bytes: &[u8]) {
-    let _ = read_event::<serde_json::Value>(bytes).map(drop);
+    let message = match read_event::<serde_json::Value>(bytes) {
+        Ok(WatchEvent::Failed(status)) => status.to_string(),
+        Ok(WatchEvent::Change {
+            change: Err(why), ..
+        })
+        | Err(why) => why,
+        Ok(_) => return,
+    };
+    assert!(!message.chars().any(crate::x509::is_hidden), "{message:?}");
 }
 
 #[cfg(test)]

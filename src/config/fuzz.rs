@@ -11,7 +11,13 @@ fn settings(bytes: &[u8]) {
         return;
     };
     match Settings::from_fragments(&[("fuzz.yaml", text)]) {
-        Ok((settings, warnings)) => _ = (settings.redacted().to_string(), warnings.to_string()),
+        Ok((settings, warnings)) => {
+            // `nodepki config show` prints settings that mean the same.
+            let (shown, _) = (settings.redacted(), warnings.to_string());
+            let again = Settings::from_fragments(&[("shown.yaml", shown.to_string())]);
+            let (again, _) = again.unwrap_or_else(|faults| panic!("{faults}\n{shown}"));
+            assert_eq!(again.redacted(), shown);
+        }
         Err(faults) => _ = faults.to_string(),
     }
 }

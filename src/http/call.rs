@@ -202,6 +202,12 @@ impl<'a> Call<'a> {
         Ok(request)
     }
 
+    /// Returns the body if it is JSON.
+    #[cfg(feature = "fuzzing")]
+    pub(super) fn object(&self) -> Option<serde_json::Value> {
+        serde_json::from_slice(self.body.as_deref()?).ok()
+    }
+
     fn parsed(&self, name: &str, value: &str) -> Result<(HeaderName, HeaderValue), HttpError> {
         let parsed_name = HeaderName::from_bytes(name.as_bytes());
         let parsed_value = HeaderValue::from_str(value);

@@ -349,7 +349,7 @@ async fn query<'a>(
 }
 
 /// Finds a name in the format of hosts(5): an address, then names, up to a `#`.
-fn in_hosts(hosts: &str, name: &str) -> Vec<IpAddr> {
+pub(super) fn in_hosts(hosts: &str, name: &str) -> Vec<IpAddr> {
     let wanted = name.trim_end_matches('.');
     hosts
         .lines()

@@ -70,7 +70,7 @@ impl HttpStream {
 }
 
 /// Removes the first complete line from `buffer`; `None` if it has none.
-fn take_line(buffer: &mut Vec<u8>, skips: &mut bool, limit: usize) -> Option<Line> {
+pub(super) fn take_line(buffer: &mut Vec<u8>, skips: &mut bool, limit: usize) -> Option<Line> {
     let Some(end) = buffer.iter().position(|byte| *byte == b'\n') else {
         if buffer.len() > limit {
             *skips = true;

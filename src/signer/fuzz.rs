@@ -9,41 +9,68 @@
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
+use time::OffsetDateTime;
 use time::macros::datetime;
 use zeroize::Zeroizing;
 
-use super::{NodeIdentity, Request, RequestedCertificate, bundle, est, exec, kubernetes};
+use super::{
+    NodeIdentity, Request, RequestedCertificate, bundle, est, exec, kubernetes, puppet, step_ca,
+};
 use crate::kube::names::{Authority, CertName};
-use crate::x509::{self, Csr, PrivateKey, Tolerance, UsageExtensions};
+use crate::x509::{self, Csr, Sans, Tolerance};
 
-/// Name and function of each target.
-pub const TARGETS: &[(&str, fn(&[u8]))] = &[
+mod exchange;
+
+const LEAF_CRT: &str = include_str!("../../tests/fuzz/material/leaf.crt");
+const LEAF_CSR: &str = include_str!("../../tests/fuzz/material/leaf.csr");
+const LEAF_KEY: &str = include_str!("../../tests/fuzz/material/leaf.key");
+const NOW: OffsetDateTime = datetime!(2026-06-01 12:00 UTC);
+
+/// Name and function of each target of this file.
+const READERS: &[(&str, fn(&[u8]))] = &[
     ("plug-in-response", plug_in_response),
     ("est-body", est::fuzz_body),
     ("bundle", signed_bundle),
     ("signer-name", kubernetes::fuzz_signer_name),
+    ("puppet-conf", puppet::fuzz_conf),
+    ("one-time-token", one_time_token),
 ];
 
-/// Returns a request, the same for every input.
+/// Returns name and function of each target.
+pub fn targets() -> Vec<(&'static str, fn(&[u8]))> {
+    [READERS, exchange::TARGETS].concat()
+}
+
+/// Returns a request, the same for every input and in every run.
 fn request() -> &'static Request {
     static REQUEST: OnceLock<Request> = OnceLock::new();
     REQUEST.get_or_init(|| {
-        let profile = x509::fuzz::profile();
-        let key = PrivateKey::generate(profile.key).expect("a key can be generated");
-        let csr = Csr::create(&profile, &key, UsageExtensions::Requested);
+        let sans = Sans {
+            dns: vec!["cp1".to_owned()],
+            ips: vec![[10, 96, 0, 1].into()],
+        };
         let wanted = RequestedCertificate {
             name: CertName::Apiserver,
             authority: Authority::Ca,
-            profile,
+            profile: x509::Profile {
+                sans,
+                ..x509::fuzz::profile()
+            },
             tolerance: Tolerance::default(),
         };
         let identity = NodeIdentity {
             node: "cp1".to_owned(),
             cluster: "prod".to_owned(),
         };
-        let csr = csr.expect("a request can be created");
-        Request::new(wanted, csr, identity, datetime!(2026-06-01 12:00 UTC))
+        let csr = Csr::from_pem(LEAF_CSR.as_bytes()).expect("the request can be read");
+        Request::new(wanted, csr, identity, NOW)
     })
+}
+
+fn one_time_token(bytes: &[u8]) {
+    if let Some(obstacle) = step_ca::token_obstacle(bytes, &request().wanted, NOW) {
+        exchange::examine_text(&obstacle);
+    }
 }
 
 fn plug_in_response(bytes: &[u8]) {
@@ -69,7 +96,7 @@ fn signed_bundle(bytes: &[u8]) {
         }];
         let found = bundle::collect(&files, &outstanding, &[]);
         for remark in &found.remarks {
-            let _ = remark.to_string();
+            exchange::examine_text(&remark.to_string());
         }
     }
 }

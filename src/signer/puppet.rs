@@ -633,3 +633,10 @@ fn is_ticket_of(ticket: &Ticket, request: &Request) -> bool {
 fn ticket_text(request: &Request) -> String {
     format!("queued:{}", certname(&request.wanted))
 }
+
+#[cfg(feature = "fuzzing")]
+pub(super) fn fuzz_conf(bytes: &[u8]) {
+    if let Ok(conf) = agent::AgentConf::parse(std::path::Path::new("/etc/puppet.conf"), bytes) {
+        let _ = (conf.url().is_ok(), conf.ca_file().is_ok());
+    }
+}

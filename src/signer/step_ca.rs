@@ -592,3 +592,12 @@ fn without_template(wanted: &RequestedCertificate) -> Vec<String> {
     }
     obstacles
 }
+
+#[cfg(feature = "fuzzing")]
+pub(super) fn token_obstacle(
+    bytes: &[u8],
+    wanted: &RequestedCertificate,
+    now: OffsetDateTime,
+) -> Option<String> {
+    token::obstacle(std::str::from_utf8(bytes).ok()?, "p", wanted, now)
+}

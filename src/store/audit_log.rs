@@ -14,6 +14,16 @@
 mod chain;
 mod record;
 
+/// Verifies a log of one file.
+#[cfg(feature = "fuzzing")]
+pub(super) fn fuzz_log(bytes: &[u8]) {
+    let mut verifier = ChainVerifier::new(None);
+    let mut entries = 0;
+    verifier.file("audit.log", bytes, &mut |_, _| entries += 1);
+    let result = verifier.finish();
+    assert!(result.entries == entries && result.head.is_some() == (entries > 0));
+}
+
 #[cfg(feature = "fuzzing")]
 pub(super) fn fuzz_entry(bytes: &[u8]) {
     if let Some(entry) = AuditEntry::parse(bytes) {

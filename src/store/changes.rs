@@ -37,7 +37,7 @@ pub struct AuthorityChange {
 }
 
 #[derive(Serialize, Deserialize)]
-struct AuthorityChangesFile {
+pub(super) struct AuthorityChangesFile {
     changes: BTreeMap<Authority, AuthorityChange>,
 }
 

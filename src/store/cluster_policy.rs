@@ -14,7 +14,7 @@ use super::{NodeRoot, STATE_DIR};
 
 /// The path of the file.
 pub const CLUSTER_POLICY: &str = "/var/lib/nodepki/cluster-policy.json";
-const RECORD: StateFile = StateFile::of_knowledge("cluster-policy.json", 1);
+pub(super) const RECORD: StateFile = StateFile::of_knowledge("cluster-policy.json", 1);
 
 /// The key policy of the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -32,7 +32,7 @@ pub struct IssuedRecord {
 }
 
 #[derive(Serialize, Deserialize)]
-struct IssuedFile {
+pub(super) struct IssuedFile {
     certificates: BTreeMap<CertName, IssuedRecord>,
 }
 

@@ -16,7 +16,7 @@ use crate::kube::names::CertName;
 
 /// The directory below the state directory.
 const KUBELETS: &str = "kubelets";
-const RECORD: StateFile = StateFile::of_work("kubelets/UID.json", 1);
+pub(super) const RECORD: StateFile = StateFile::of_work("kubelets/UID.json", 1);
 /// Longest UID that is accepted. Kubernetes' UIDs have 36 characters.
 const MAX_UID_LENGTH: usize = 64;
 

@@ -56,7 +56,7 @@ enum RecordedRole {
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct NodeFile {
+pub(super) struct NodeFile {
     name: String,
     role: RecordedRole,
     #[serde(default, skip_serializing_if = "Option::is_none")]

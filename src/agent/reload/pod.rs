@@ -239,7 +239,10 @@ pub(crate) fn fuzz_annotation(bytes: &[u8]) {
     if let Ok(text) = std::str::from_utf8(bytes)
         && let Ok(pod) = Pod::read(text)
     {
-        let _ = pod.annotated("2026-06-01T12:00:00Z");
+        if let Ok(annotated) = pod.annotated("2026-06-01T12:00:00Z") {
+            let again = Pod::read(&annotated);
+            assert!(again.is_ok_and(|pod| pod.annotated("2026-06-01T12:00:00Z").is_ok()));
+        }
     }
 }
 

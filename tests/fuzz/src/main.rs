@@ -3,6 +3,9 @@
 
 #![no_main]
 
+mod differential;
+mod oracle;
+
 use std::sync::OnceLock;
 
 use libfuzzer_sys::{fuzz_target, Corpus};
@@ -14,11 +17,15 @@ fn targets() -> Vec<Target> {
         nodepki::x509::fuzz::TARGETS,
         nodepki::yaml::fuzz::TARGETS,
         nodepki::kube::fuzz::TARGETS,
-        nodepki::config::fuzz::TARGETS,
+        nodepki::kubelets::fuzz::TARGETS,
         nodepki::spec::fuzz::TARGETS,
         nodepki::store::fuzz::TARGETS,
-        nodepki::signer::fuzz::TARGETS,
+        nodepki::http::fuzz::TARGETS,
+        nodepki::cluster::fuzz::TARGETS,
+        &nodepki::signer::fuzz::targets(),
+        nodepki::config::fuzz::TARGETS,
         nodepki::agent::fuzz::TARGETS,
+        differential::TARGETS,
     ]
     .concat()
 }
