@@ -121,6 +121,7 @@ pub async fn renew(
     run.settle_clock(&mut survey).await?;
     run.establish_trust(&mut survey).await?;
     setup.keep_record(&store, &survey)?;
+    let attempted: BTreeSet<CertName> = to_write(&survey).collect();
     let mut outcomes = run.request_all(&survey).await?;
     let (now, enquiry) = (run.now(), run.enquiry());
     let trust = run.trust;
@@ -135,7 +136,12 @@ pub async fn renew(
         false => {
             let state = state.after_commit(&report.written);
             let after = look_at(&state, setup, &Scope::Due, RenewalCause::Due, now)?;
-            next(root, &after, setup, now)?
+            // No attempt has failed for a certificate that became due while the signers answered.
+            let is_new = |name| !attempted.contains(&name);
+            match *scope == Scope::Due && to_write(&after).any(is_new) {
+                true => Some(now),
+                false => next(root, &after, setup, now)?,
+            }
         }
     };
     Ok(Renewed { report, next })
@@ -360,11 +366,16 @@ fn steady(root: &NodeRoot, setup: &RunSetup, now: OffsetDateTime) -> Result<(), 
     }
 }
 
+/// Returns the certificates whose files are to be written.
+fn to_write(survey: &Survey) -> impl Iterator<Item = CertName> {
+    let certs = survey.certs.iter();
+    certs
+        .filter(|cert| matches!(cert.action, Action::Issue { .. } | Action::Rewrite { .. }))
+        .map(|cert| cert.spec.name())
+}
+
 fn has_work(survey: &Survey) -> bool {
-    let certs = survey
-        .certs
-        .iter()
-        .any(|cert| matches!(cert.action, Action::Issue { .. } | Action::Rewrite { .. }));
+    let certs = to_write(survey).next().is_some();
     let bundles = survey
         .bundles
         .iter()

@@ -51,6 +51,8 @@ fn clock() -> OffsetDateTime {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Behaviour {
     Signs,
+    /// Signs after eight seconds, also what is spared.
+    SignsSlowly,
     Unreachable,
     /// Returns an error after half a minute.
     Stalls,
@@ -76,6 +78,7 @@ impl Scripted {
         let script = self.script.borrow();
         let past = script.iter().rev().find(|(from, _)| *from <= now);
         match past {
+            Some((_, Behaviour::SignsSlowly)) => Behaviour::SignsSlowly,
             Some((_, behaviour)) if !self.spared.contains(&name) => *behaviour,
             _ => Behaviour::Signs,
         }
@@ -164,6 +167,10 @@ impl Signer for Scripted {
                 after: None,
                 note: "an officer must approve".to_owned(),
             }),
+            Behaviour::SignsSlowly => {
+                tokio::time::sleep(Duration::from_secs(8)).await;
+                Ok(self.issued(request, Behaviour::Signs))
+            }
             behaviour => Ok(self.issued(request, behaviour)),
         }
     }
@@ -502,6 +509,33 @@ fn renews_other_certificates_when_one_fails() {
     assert!(peer.leaf().not_after() <= START + DAY + HOUR);
     assert!(server.leaf().not_after() > START + DAY + 10 * HOUR);
     assert!(!simulation.notified_at("etcd-peer failed").is_empty());
+}
+
+#[test]
+fn requests_certificate_immediately_that_became_due_during_a_step() {
+    let late = CertName::EtcdPeer;
+    let script = [
+        (Duration::ZERO, Behaviour::Unreachable),
+        (Duration::from_secs(3), Behaviour::Signs),
+        (10 * HOUR, Behaviour::SignsSlowly),
+    ];
+    let others = CertName::ALL.into_iter().filter(|name| *name != late);
+    let simulation = Simulation::new(&script, &others.collect::<Vec<_>>());
+    simulation.run(vec![(20 * HOUR, TestEvent::Stop)], true, false);
+    let asked = simulation.signer.asked.borrow();
+    let renewed = |name| {
+        let mut times = asked
+            .iter()
+            .filter(|(at, asked)| *asked == name && *at > 10 * HOUR);
+        times.next().unwrap().0
+    };
+    let (first, second) = (renewed(CertName::EtcdServer), renewed(late));
+    // It is due while the first step waits for the signer.
+    assert!(
+        second >= first + Duration::from_secs(8),
+        "{first:?} {second:?}"
+    );
+    assert!(second < first + MINUTE / 2, "{first:?} {second:?}");
 }
 
 #[test]
