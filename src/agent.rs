@@ -442,7 +442,7 @@ pub fn require_room(root: &NodeRoot, setup: &RunSetup, survey: &Survey) -> Resul
         .flat_map(written)
         .chain(bundles.map(|bundle| bundle.spec.path.clone()))
         .chain(service_account.map(|spec| spec.public.clone()));
-    room_for(root, paths)
+    room_for(root, paths, survey.to_issue().count())
 }
 
 /// Returns the files that are written for a certificate.
@@ -452,12 +452,16 @@ fn written(cert: &SurveyedCert) -> impl Iterator<Item = NodePath> {
     paths.chain(kubelet.map(|store| store.dir.join("kubelet-client.pem")))
 }
 
-fn room_for(root: &NodeRoot, paths: impl Iterator<Item = NodePath>) -> Result<(), Failure> {
+fn room_for(
+    root: &NodeRoot,
+    paths: impl Iterator<Item = NodePath>,
+    requests: usize,
+) -> Result<(), Failure> {
     // RSA-4096 chain with two intermediates, in a kubeconfig.
     const MAX_FILE_BYTES: u64 = 24 * 1024;
     let paths: Vec<NodePath> = paths.collect();
     let files = paths.iter().map(|path| (path.as_ref(), MAX_FILE_BYTES));
-    root.preflight(files).map_err(|errors| {
+    root.preflight(files, requests).map_err(|errors| {
         let failures: Vec<Failure> = errors.into_iter().map(Failure::from).collect();
         Failure {
             code: failures

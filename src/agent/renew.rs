@@ -113,8 +113,8 @@ pub async fn renew(
         return Ok(Renewed { report, next });
     }
     let mut run = RequestRun::new(setup, &store, clock, progress, &mut survey)?;
-    for cert in survey.to_issue() {
-        if let Err(failure) = room_for(store.root(), written(cert)) {
+    for (earlier, cert) in survey.to_issue().enumerate() {
+        if let Err(failure) = room_for(store.root(), written(cert), earlier + 1) {
             run.leave_out([cert], failure);
         }
     }

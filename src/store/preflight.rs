@@ -17,20 +17,24 @@ use super::{NodeRoot, STATE_DIR};
 
 /// Bytes of metadata for one entry of the journal, in addition to the contents.
 const JOURNAL_ENTRY_SIZE: u64 = 1024;
-/// Blocks for directory entries, tickets and the record of issue times.
+/// Blocks for directory entries and the record of issue times.
 const SPARE_BLOCKS: u64 = 8;
-/// Files in addition to those that are written: tickets and state files.
+/// Files in addition to those that are written, such as state files.
 const SPARE_FILES: u64 = 4;
+/// Files of a pending request: its directory, key, CSR, ticket and answer. None is larger than a block.
+const FILES_OF_REQUEST: u64 = 5;
 
 impl NodeRoot {
-    /// Verifies that files of these sizes could be written now: permissions, read-only and immutable directories, space,
-    /// and what exists at the paths. The state directory is always included. Changes nothing.
+    /// Verifies that files of these sizes could be written now, and so many new requests be recorded: permissions,
+    /// read-only and immutable directories, space, and what exists at the paths. The state directory is always included.
+    /// Changes nothing.
     ///
     /// # Errors
     /// All obstacles, not only the first.
     pub fn preflight<'a>(
         &self,
         files: impl IntoIterator<Item = (&'a Path, u64)>,
+        requests: usize,
     ) -> Result<(), Vec<StoreError>> {
         let mut preflight = Preflight::new(self);
         let mut journal_size = 0;
@@ -40,6 +44,7 @@ impl NodeRoot {
             journal_size += bytes.div_ceil(3) * 4 + JOURNAL_ENTRY_SIZE;
         }
         preflight.add(&Path::new(STATE_DIR).join(JOURNAL.name), journal_size);
+        preflight.add_state_files(requests as u64 * FILES_OF_REQUEST);
         preflight.result()
     }
 }
@@ -84,6 +89,19 @@ impl<'a> Preflight<'a> {
         }
         self.errors
             .extend(self.root.require_replaceable(parent, name).err());
+    }
+
+    /// Adds files of one block in the state directory, whose file system is known by now.
+    fn add_state_files(&mut self, files: u64) {
+        let state = self
+            .directories
+            .get(Path::new(STATE_DIR))
+            .copied()
+            .flatten();
+        if let Some(need) = state.and_then(|index| self.needs.get_mut(index)) {
+            need.bytes += files * need.block;
+            need.files += files;
+        }
     }
 
     fn result(self) -> Result<(), Vec<StoreError>> {

@@ -488,7 +488,7 @@ fn refuses_to_replace_anything_but_regular_files() {
         assert_eq!(leftovers(fixture.dir.path()), before, "{name}");
         let errors = fixture
             .root()
-            .preflight([(Path::new(&path), 100)])
+            .preflight([(Path::new(&path), 100)], 0)
             .unwrap_err();
         assert_eq!(
             refusal(&errors[0]),
@@ -646,7 +646,10 @@ fn names_immutable_file_or_directory() {
                 "{error}"
             );
             assert!(error.to_string().contains("chattr -i"), "{error}");
-            let errors = fixture.root().preflight([(Path::new(key), 3)]).unwrap_err();
+            let errors = fixture
+                .root()
+                .preflight([(Path::new(key), 3)], 0)
+                .unwrap_err();
             assert_eq!(refusal(&errors[0]), &PathObstacle::Immutable);
             drop(guard);
             assert_eq!(fixture.text(key), "old");
@@ -1132,18 +1135,21 @@ fn reports_every_obstacle_in_preflight() {
     let fixture = Fixture::new();
     let root = fixture.root();
     let files = [(Path::new("/etc/kubernetes/pki/etcd/server.key"), 1000)];
-    root.preflight(files).unwrap();
+    root.preflight(files, 0).unwrap();
     assert_eq!(leftovers(fixture.dir.path()), Vec::<PathBuf>::new());
     assert!(!fixture.path("/etc").exists(), "preflight changes nothing");
     fs::create_dir_all(fixture.path("/etc/kubernetes/admin.conf")).unwrap();
     symlink("x", fixture.path("/etc/kubernetes/link.conf")).unwrap();
     let errors = root
-        .preflight([
-            (Path::new("/etc/kubernetes/admin.conf"), 1),
-            (Path::new("/etc/kubernetes/link.conf"), 1),
-            (Path::new("/etc/kubernetes/huge.conf"), u64::MAX / 4),
-            (Path::new("relative"), 1),
-        ])
+        .preflight(
+            [
+                (Path::new("/etc/kubernetes/admin.conf"), 1),
+                (Path::new("/etc/kubernetes/link.conf"), 1),
+                (Path::new("/etc/kubernetes/huge.conf"), u64::MAX / 4),
+                (Path::new("relative"), 1),
+            ],
+            0,
+        )
         .unwrap_err();
     let classes: Vec<ErrorClass> = errors.iter().map(StoreError::class).collect();
     assert_eq!(

@@ -167,7 +167,7 @@ fn full(root: &Path, fill: impl Fn(u64)) {
         let result = store.commit(wanted("new "));
         let preflight = store
             .root()
-            .preflight(names.map(path).iter().map(|path| (Path::new(path), 400)));
+            .preflight(names.map(path).iter().map(|path| (Path::new(path), 400)), 0);
         let _ = fs::remove_dir_all(root.join("filler"));
         match result {
             Ok(done) => {
@@ -247,7 +247,10 @@ fn changes_nothing_in_a_read_only_directory() {
 fn read_only_pki(root: &Path) {
     let (mut store, _) = open(&NodeRoot::open(root).unwrap()).unwrap();
     let path = format!("{PKI}/apiserver.key");
-    let errors = store.root().preflight([(Path::new(&path), 3)]).unwrap_err();
+    let errors = store
+        .root()
+        .preflight([(Path::new(&path), 3)], 0)
+        .unwrap_err();
     assert_eq!(errors[0].class(), ErrorClass::ReadOnly, "{errors:?}");
     let mut commit = Commit::new();
     commit
@@ -288,6 +291,6 @@ fn read_only_root(root: &Path) {
     assert!(root.tickets().unwrap().is_empty());
     let error = open(&root).unwrap_err();
     assert_eq!(error.class(), ErrorClass::ReadOnly, "{error}");
-    let errors = root.preflight([]).unwrap_err();
+    let errors = root.preflight([], 0).unwrap_err();
     assert_eq!(errors[0].class(), ErrorClass::ReadOnly);
 }
