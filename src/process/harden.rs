@@ -1,5 +1,5 @@
 //! Hardens the process at its start: no keys in core dumps, an error instead of SIGXFSZ, and exit code 75 with a message
-//! in place of a panic.
+//! in place of a panic or of an end by the kernel for lack of memory.
 
 use std::io::Write;
 use std::panic;
@@ -7,6 +7,8 @@ use std::panic;
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
+
+use super::limits;
 
 /// Exit code of a run that failed because of a fault of this machine.
 const EXIT_TRY_AGAIN: i32 = 75;
@@ -30,4 +32,8 @@ pub fn harden() {
         );
         std::process::exit(EXIT_TRY_AGAIN);
     }));
+    if let Some(problem) = limits::too_low() {
+        let _ = writeln!(std::io::stderr(), "nodepki: {problem}");
+        std::process::exit(EXIT_TRY_AGAIN);
+    }
 }
