@@ -85,6 +85,11 @@ const MAX_LINGER_TIME: Duration = Duration::from_secs(1);
 const MIN_CALL_TIME: Duration = Duration::from_secs(10);
 /// Exit code EX_TEMPFAIL of sysexits(3).
 const EXIT_RETRY: i32 = 75;
+/// Advice for a program that could not be started.
+const CHECK_PROGRAM: &str = "check that it is executable here, and its interpreter";
+/// Advice for a program that could not be started because of a limit of this machine.
+const CHECK_LIMITS: &str =
+    "check the limits of processes, memory and descriptors (ulimit -a, TasksMax= of the unit)";
 const SAFE_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 settings! {
@@ -325,10 +330,10 @@ impl Exec {
         }
         confine::spawn(command).map_err(|error| {
             let busy = error.kind() == io::ErrorKind::ExecutableFileBusy;
-            let class = if busy || machine::is_fault(&error) {
-                FailureClass::Transient
-            } else {
-                FailureClass::Config
+            let (class, advice) = match machine::is_fault(&error) {
+                true => (FailureClass::Transient, CHECK_LIMITS),
+                false if busy => (FailureClass::Transient, CHECK_PROGRAM),
+                false => (FailureClass::Config, CHECK_PROGRAM),
             };
             CallError::NotStarted(
                 SignerError::new(
@@ -337,7 +342,7 @@ impl Exec {
                         "the signer command {} could not be started",
                         self.plugin.command.display()
                     ),
-                    "check that it is executable here, and its interpreter",
+                    advice,
                 )
                 .caused_by(error),
             )
