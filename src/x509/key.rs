@@ -449,7 +449,9 @@ fn rsa_key_type(pkcs1: &[u8]) -> Result<KeyType, KeyError> {
     Ok(rsa_type_of(bit_length(key.modulus.as_bytes())))
 }
 
-/// Verifies RFC 8017, 3.2: n = p·q, and d inverts e modulo p-1 and q-1. `None` if a number is out of range.
+/// Verifies RFC 8017, 3.2: n = p·q, d inverts e modulo p-1 and q-1, and the values of the Chinese remainder theorem belong
+/// to them. Go verifies all of these (`checkPrivateKey` in crypto/internal/fips140/rsa), so a component would not start with
+/// another key. `None` if a number is out of range.
 fn is_consistent(key: &RsaPrivateKeyRef<'_>) -> Option<bool> {
     let max_bytes = key.modulus.as_bytes().len();
     let read = |part: &UintRef<'_>| {
@@ -470,17 +472,30 @@ fn is_consistent(key: &RsaPrivateKeyRef<'_>) -> Option<bool> {
     let (p, q) = (read(&key.prime1)?, read(&key.prime2)?);
     let one = BoxedUint::one();
     let product = Zeroizing::new(e.concatenating_mul(&*d));
-    let inverts = |prime: &BoxedUint| {
+    // Whether d inverts e modulo the order of this prime, and is this exponent there.
+    let inverts = |prime: &BoxedUint, exponent: &UintRef<'_>| {
+        let exponent = read(exponent)?;
         let order = Zeroizing::new(prime.checked_sub(&one).into_option()?);
         let order = order.to_nz().into_option()?;
-        Some(
-            Zeroizing::new(product.rem_vartime(&order))
-                .cmp_vartime(&one)
-                .is_eq(),
-        )
+        let is_inverse = Zeroizing::new(product.rem_vartime(&order))
+            .cmp_vartime(&one)
+            .is_eq();
+        let reduced = Zeroizing::new(d.rem_vartime(&order));
+        Some(is_inverse && reduced.cmp_vartime(&exponent).is_eq())
     };
+    let coefficient = read(&key.coefficient)?;
+    let inverse = Zeroizing::new(coefficient.concatenating_mul(&*q));
+    let prime = p.to_nz().into_option()?;
+    let has_coefficient = Zeroizing::new(inverse.rem_vartime(&prime))
+        .cmp_vartime(&one)
+        .is_eq();
     let modulus = Zeroizing::new(p.concatenating_mul(&*q));
-    Some(modulus.cmp_vartime(&n).is_eq() && inverts(&p)? && inverts(&q)?)
+    Some(
+        modulus.cmp_vartime(&n).is_eq()
+            && inverts(&p, &key.exponent1)?
+            && inverts(&q, &key.exponent2)?
+            && has_coefficient,
+    )
 }
 
 fn bit_length(bytes: &[u8]) -> usize {
@@ -529,8 +544,8 @@ mod tests {
     fn rejects_rsa_key_with_inconsistent_numbers() {
         let key = PrivateKey::generate(KeyAlgorithm::Rsa2048).unwrap();
         let (mut bad, mut refused) = (0, 0);
-        // Every 97th byte of n, e, d, p and q; the numbers after them are derived.
-        for position in (40..800).step_by(97) {
+        // Every 97th byte. Go refuses a key with wrong values of the Chinese remainder theorem, the last three numbers.
+        for position in (40..key.der.len()).step_by(97) {
             let mut der = key.der.clone();
             der[position] ^= 0x10;
             bad += 1;
