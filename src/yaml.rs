@@ -265,6 +265,17 @@ impl Scalar {
             Value::Str(&self.text)
         }
     }
+
+    /// Returns whether a tag `!!kind` may stand before the scalar. Go's YAML library refuses the others, or decodes their
+    /// text (`!!binary`).
+    fn is_of(&self, kind: &str) -> bool {
+        match self.resolve() {
+            Value::Null => kind == "null",
+            Value::Bool(_) => kind == "bool",
+            Value::Int(_) | Value::Float(_) => matches!(kind, "int" | "float"),
+            Value::Str(_) => false,
+        }
+    }
 }
 
 fn resolve_plain(text: &str) -> Value<'_> {
@@ -388,7 +399,29 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Node>, Faults> {
             return Err(spot.error(error.to_string(), fix).into());
         }
     }
+    // The parser does not look into comments.
+    if let Some(place) = unprintable(text, &builder.file) {
+        let error = SyntaxError::Unprintable;
+        let spot = FieldPosition {
+            place,
+            field: String::new(),
+        };
+        return Err(spot.error(error.to_string(), error.fix()).into());
+    }
     Ok(builder.documents)
+}
+
+/// Returns the position of the first character that YAML does not allow anywhere (1.1, section 5.1).
+fn unprintable(text: &str, file: &Arc<str>) -> Option<Position> {
+    let is_allowed = |c: char| matches!(c, '\t' | '\n' | '\r' | ' '..='~' | '\u{85}' | '\u{a0}'..='\u{fffd}' | '\u{10000}'..);
+    text.lines().enumerate().find_map(|(line, content)| {
+        let column = content.chars().position(|c| !is_allowed(c))?;
+        Some(Position {
+            file: Arc::clone(file),
+            line: line + 1,
+            column: column + 1,
+        })
+    })
 }
 
 fn leading_tab(line: &str) -> bool {
@@ -431,6 +464,10 @@ enum SyntaxError {
     KeyNotText,
     #[error("<< must name a map or a list of maps")]
     MergedNotMap,
+    #[error("a value is not of the type that its tag names")]
+    TagNotOfValue,
+    #[error("not valid YAML: a control character")]
+    Unprintable,
 }
 
 impl SyntaxError {
@@ -447,6 +484,8 @@ impl SyntaxError {
             }
             SyntaxError::Parser(_) if self.parser_names("alias") => NO_ALIAS,
             SyntaxError::LongKey => "shorten it",
+            SyntaxError::Unprintable => "remove the control character",
+            SyntaxError::TagNotOfValue => "remove the tag, which begins with !",
             SyntaxError::TooDeep => "flatten it",
             SyntaxError::Parser(_) | SyntaxError::KeyNotText | SyntaxError::MergedNotMap => {
                 "correct the syntax here or in the line above"
@@ -467,12 +506,19 @@ impl TreeBuilder {
     fn take(&mut self, event: Event<'_>, place: Position) -> Result<(), Broken> {
         match event {
             Event::Scalar(text, style, anchor, tag) => {
-                // `!!str 5` and `! 5` are text whatever their content.
-                let text_tag = tag.is_some_and(|tag| tag.suffix == "str" || tag.suffix.is_empty());
+                let tag = tag.as_ref();
+                let tag = tag.map(|tag| (tag.handle.as_str(), tag.suffix.as_str()));
+                // `!!str 5`, `! 5` and `!own 5` are text whatever their content.
+                let text_tag = matches!(tag, Some(("!", _) | (_, "str" | "")));
                 let scalar = Scalar {
                     text: Zeroizing::new(text.into_owned()),
                     plain: style == ScalarStyle::Plain && !text_tag,
                 };
+                if let Some((_, kind)) = tag.filter(|_| !text_tag)
+                    && !scalar.is_of(kind)
+                {
+                    return Err((place, SyntaxError::TagNotOfValue));
+                }
                 let node = Node {
                     place,
                     kind: NodeKind::Scalar(scalar),

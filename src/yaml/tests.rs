@@ -416,3 +416,31 @@ fn escapes_hidden_characters_of_text() {
         assert_eq!(to_json(&read[0]), value, "{yaml:?}");
     }
 }
+
+#[test]
+fn refuses_tag_of_another_type_like_go_yaml() {
+    for text in ["a: !!int 5", "a: !!bool yes", "a: !!null", "a: !!float 1.5"] {
+        assert!(parse("t.yaml", text).is_ok(), "{text}");
+    }
+    for text in ["!own 5", "!!str 5", "! 5"] {
+        let node = one(&format!("a: {text}"));
+        assert_eq!(to_json(&node), serde_json::json!({"a": "5"}), "{text}");
+    }
+    for text in ["!!null S0VZ", "!!int x", "!!bool 5", "!!binary S0VZ"] {
+        let found = fault(&format!("a: {text}"));
+        assert!(
+            found.contains("the type that its tag names"),
+            "{text}: {found}"
+        );
+    }
+}
+
+#[test]
+fn refuses_control_characters_in_comments_like_go_yaml() {
+    for character in ['\u{13}', '\u{7f}', '\u{9b}', '\u{ffff}'] {
+        let found = fault(&format!("a: b\n# c {character}\n"));
+        assert!(found.starts_with("t.yaml:2:5: "), "{found}");
+        assert!(found.contains("remove the control character"), "{found}");
+    }
+    assert!(parse("t.yaml", "a: b # \u{85}\u{a0}\u{e000}\u{1f600}\n").is_ok());
+}
