@@ -451,6 +451,9 @@ mod tests {
         }
         let gone = r#"{"type":"ERROR","object":{"kind":"Status","code":410,"reason":"Expired","message":"too old"}}"#;
         assert_eq!(show(gone), "HTTP 410 Expired: too old");
+        let hostile =
+            r#"{"type":"ERROR","object":{"code":500,"reason":"a\u001b[2J","message":"b"}}"#;
+        assert_eq!(show(hostile), "HTTP 500 a\\u{1b}[2J: b");
     }
 
     #[test]
