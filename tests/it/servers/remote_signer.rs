@@ -15,9 +15,13 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use nodepki::kube::names::CertName;
-use nodepki::signer::wire::SignRequest;
+use nodepki::signer::wire::{API_VERSION, SignRequest};
+use nodepki::x509::{
+    CertificateAuthority, Csr, ExtendedUsage, KeyAlgorithm, Profile, Sans, Subject,
+};
+use serde_json::json;
 
-use crate::signing::BAD_SIGNER;
+use crate::signing::{BAD_SIGNER, now};
 
 /// The plug-in on the node. Its first argument is the path of the socket there.
 pub(crate) const PLUGIN: &str = concat!(
@@ -54,8 +58,12 @@ struct Shared {
     socket: PathBuf,
     authorities: PathBuf,
     behaviour: Mutex<Behaviour>,
+    lifetimes: Mutex<Option<Lifetimes>>,
     log: Mutex<Log>,
 }
+
+/// Lifetime by certificate.
+type Lifetimes = Box<dyn Fn(CertName) -> Duration + Send>;
 
 struct Behaviour {
     all: Mode,
@@ -80,6 +88,7 @@ impl RemoteSigner {
                 all: Mode::Signs,
                 one: None,
             }),
+            lifetimes: Mutex::default(),
             log: Mutex::default(),
         });
         let stop = Arc::new(AtomicBool::new(false));
@@ -106,6 +115,12 @@ impl RemoteSigner {
             all: Mode::Signs,
             one: Some((name, mode)),
         };
+    }
+
+    /// Signs with these lifetimes instead of the requested ones, and without OpenSSL: thousands of certificates would take
+    /// more time than their components.
+    pub(crate) fn grant(&self, lifetimes: impl Fn(CertName) -> Duration + Send + 'static) {
+        *self.shared.lifetimes.lock().unwrap() = Some(Box::new(lifetimes));
     }
 
     /// Returns the number of requests by mode, without those in the mode [`Mode::Gone`].
@@ -226,10 +241,48 @@ impl Shared {
         if let Some(answer) = self.log.lock().unwrap().answers.get(id) {
             return answer.clone();
         }
-        let answer = self.answer("good", "sign", body);
+        let lifetimes = self.lifetimes.lock().unwrap();
+        let lifetime = lifetimes.as_ref().map(|of| of(request.slot));
+        drop(lifetimes);
+        let answer = match lifetime {
+            Some(lifetime) => self.issue(request, lifetime),
+            None => self.answer("good", "sign", body),
+        };
         let mut log = self.log.lock().unwrap();
         log.answers.insert(id.clone(), answer.clone());
         answer
+    }
+
+    fn issue(&self, request: &SignRequest, lifetime: Duration) -> Vec<u8> {
+        let base = self.authorities.join(request.ca.base_name());
+        let read = |extension| std::fs::read(base.with_extension(extension)).unwrap();
+        let authority = CertificateAuthority::from_pem(&read("crt"), &read("key")).unwrap();
+        let csr = Csr::from_pem(request.csr_pem.as_bytes()).unwrap();
+        let usages = [ExtendedUsage::ServerAuth, ExtendedUsage::ClientAuth];
+        let profile = Profile {
+            subject: Subject {
+                common_name: request.subject.common_name.clone(),
+                organizations: request.subject.organization.clone(),
+            },
+            sans: Sans {
+                dns: request.dns_names.clone(),
+                ips: request
+                    .ip_addresses
+                    .iter()
+                    .map(|ip| ip.parse().unwrap())
+                    .collect(),
+            },
+            usages: usages
+                .into_iter()
+                .filter(|usage| request.usages.contains(&usage.to_string()))
+                .collect(),
+            key: KeyAlgorithm::EcdsaP256,
+            lifetime,
+        };
+        let made = authority.issue(csr.public_key(), &profile, now()).unwrap();
+        let answer = json!({"apiVersion": API_VERSION, "kind": "SignResponse", "requestId": request.request_id,
+            "result": "issued", "certificatePem": made.to_pem()});
+        answer.to_string().into_bytes()
     }
 
     fn answer(&self, how: &str, verb: &str, body: &[u8]) -> Vec<u8> {
