@@ -341,6 +341,8 @@ pub(crate) enum Action {
     DropBefore,
     /// Sends nothing for a time, then closes the connection.
     Hang(Duration),
+    /// Sends these bytes, and then one `0` in each tenth of a second without end.
+    Trickle(Vec<u8>),
     /// Changes the upstream's response.
     Replace(Box<dyn Fn(Answer) -> Answer + Send + Sync>),
     /// Sends these bytes and closes the connection, with `close_notify` or without.
@@ -788,6 +790,15 @@ fn converse<S: Read + Write>(
         Some(Action::DropBefore) => return Ok(()),
         Some(Action::DropAfterForward) => {
             forwarded();
+            return Ok(());
+        }
+        Some(Action::Trickle(bytes)) => {
+            stream.write_all(bytes)?;
+            while !shared.stop.load(Ordering::SeqCst) {
+                stream.write_all(b"0")?;
+                stream.flush()?;
+                thread::sleep(Duration::from_millis(100));
+            }
             return Ok(());
         }
         Some(Action::Hang(duration)) => {

@@ -802,6 +802,26 @@ fn times_out_if_server_is_silent() {
     );
 }
 
+/// Each byte is in time, and the response is not.
+#[test]
+fn times_out_if_server_sends_byte_by_byte() {
+    let chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+    for start in [
+        "HTTP/1.1 200 ",
+        "HTTP/1.1 200 OK\r\nX-A: ",
+        "HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n",
+        chunked,
+    ] {
+        let gateway = Gateway::to(None);
+        gateway.rule(Rule::on("*", "/").then(Action::Trickle(start.into())));
+        let started = Instant::now();
+        let call = Call::get("/x").timeout(Duration::from_secs(1));
+        let result = run(client(endpoint(&gateway)).send(call));
+        assert!(started.elapsed() < Duration::from_secs(10), "{start}");
+        assert_fails(result, &HttpErrorKind::Lost, &["within the time allowed"]);
+    }
+}
+
 /// The status of a failing proxy is reported even if its page is large.
 #[test]
 fn truncates_large_error_page() {
