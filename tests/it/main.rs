@@ -22,6 +22,8 @@ mod certificate_template;
 mod certs;
 mod cloud_init;
 mod cluster_policy;
+#[cfg(feature = "failpoints")]
+mod concurrency;
 mod confine;
 mod contract;
 mod crl;
@@ -54,6 +56,7 @@ mod kubelet;
 mod kubelet_rules;
 mod kubelets;
 mod layers;
+mod limits;
 mod log;
 mod lying_signer;
 mod machine;
