@@ -146,3 +146,6 @@ fn random_serial() -> Result<SerialNumber, AuthorityError> {
     let serial = (u64::from_be_bytes(bytes) >> 1).max(1);
     Ok(SerialNumber::from(serial))
 }
+
+#[cfg(test)]
+mod tests;

@@ -392,7 +392,48 @@ pub fn presented_certificate(der: &[u8]) -> Option<(PublicKey, RangeInclusive<i6
 
 #[cfg(test)]
 mod tests {
-    use crate::x509::TrustBundle;
+    use std::time::Duration;
+
+    use time::macros::datetime;
+
+    use super::*;
+    use crate::x509::{
+        CertificateAuthority, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans, Subject,
+        TrustBundle,
+    };
+
+    #[test]
+    fn compares_names_and_reads_extensions_of_leaf_and_root() {
+        let now = datetime!(2026-06-01 12:00 UTC);
+        let year = Duration::from_secs(365 * 86_400);
+        let key = || PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+        let authority = |name| CertificateAuthority::self_signed(name, key(), now, year).unwrap();
+        let (one, other) = (authority("one"), authority("other"));
+        let profile = Profile {
+            subject: Subject {
+                common_name: "node".to_owned(),
+                organizations: Vec::new(),
+            },
+            sans: Sans::default(),
+            usages: vec![ExtendedUsage::ClientAuth],
+            key: KeyAlgorithm::EcdsaP256,
+            lifetime: year,
+        };
+        let leaf = one.issue(key().public_key(), &profile, now).unwrap();
+        let root = one.bundle().first();
+        assert!(root.is_self_issued() && !leaf.is_self_issued());
+        assert!(leaf.issuer() == root.subject() && leaf.subject() != root.subject());
+        assert!(leaf.issuer() != other.bundle().first().subject());
+        assert_eq!(format!("{:?}", leaf.issuer()), "CN=one");
+        assert_eq!(
+            format!("{leaf:?}"),
+            format!("Certificate(CN=node, serial {})", leaf.serial())
+        );
+        assert_eq!(leaf.authority_key_id().len(), 20);
+        assert!(root.authority_key_id().is_empty());
+        assert_eq!(leaf.extended_usages().unwrap(), ["client auth"]);
+        assert!(root.extended_usages().is_none());
+    }
 
     #[test]
     fn escapes_control_characters_of_damaged_pem() {

@@ -513,3 +513,6 @@ fn pkcs7_certificates(der: &[u8]) -> Option<Vec<&[u8]>> {
     }
     Some(found)
 }
+
+#[cfg(test)]
+mod tests;

@@ -107,6 +107,7 @@ fn contains(base: &[u8], mask: &[u8], address: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::strict::Subtrees;
     use super::*;
 
     #[test]
@@ -143,5 +144,101 @@ mod tests {
         assert!(allows(&constraints, &names));
         constraints.excluded.ips = vec![(vec![10, 1, 9, 9], vec![255, 255, 0, 0])];
         assert!(!allows(&constraints, &names));
+    }
+
+    /// Names of one kind, and the constraints of this kind.
+    fn check(
+        names: &AlternativeNames,
+        permitted: &[&str],
+        excluded: &[&str],
+        of: fn(&mut Subtrees) -> &mut Vec<String>,
+    ) -> bool {
+        let mut constraints = NameConstraints::default();
+        *of(&mut constraints.permitted) = permitted.iter().map(ToString::to_string).collect();
+        *of(&mut constraints.excluded) = excluded.iter().map(ToString::to_string).collect();
+        allows(&constraints, names)
+    }
+
+    #[test]
+    fn applies_permitted_and_excluded_domains_to_each_kind_of_name() {
+        let cases: [(&[&str], &[&str], bool); 7] = [
+            (&[], &[], true),
+            (&["b.example"], &[], true),
+            (&["other", "example"], &[], true),
+            (&["other"], &[], false),
+            (&[], &["example"], false),
+            (&["example"], &["b.example"], false),
+            (&["example"], &["other"], true),
+        ];
+        let dns = AlternativeNames {
+            dns: vec!["a.b.example".to_owned()],
+            ..AlternativeNames::default()
+        };
+        let uri = AlternativeNames {
+            uris: vec![(
+                "https://a.b.example/".to_owned(),
+                Some("a.b.example".to_owned()),
+            )],
+            ..AlternativeNames::default()
+        };
+        let email = AlternativeNames {
+            emails: vec!["x@b.example".to_owned()],
+            ..AlternativeNames::default()
+        };
+        for (permitted, excluded, allowed) in cases {
+            let what = format!("{permitted:?} {excluded:?}");
+            assert_eq!(
+                check(&dns, permitted, excluded, |all| &mut all.dns),
+                allowed,
+                "{what}"
+            );
+            assert_eq!(
+                check(&uri, permitted, excluded, |all| &mut all.uris),
+                allowed,
+                "{what}"
+            );
+            assert_eq!(
+                check(&email, permitted, excluded, |all| &mut all.emails),
+                allowed,
+                "{what}"
+            );
+        }
+        assert!(check(&email, &["x@B.example"], &[], |all| &mut all.emails));
+        assert!(!check(&email, &["y@b.example"], &[], |all| &mut all.emails));
+        assert!(!check(&email, &["x@example"], &[], |all| &mut all.emails));
+    }
+
+    #[test]
+    fn refuses_names_that_go_cannot_compare() {
+        let none = |all: &AlternativeNames| check(all, &[], &[], |all| &mut all.dns);
+        for host in [None, Some("[::1]"), Some("192.0.2.1")] {
+            let names = AlternativeNames {
+                uris: vec![("uri".to_owned(), host.map(str::to_owned))],
+                ..AlternativeNames::default()
+            };
+            assert!(!none(&names), "{host:?}");
+        }
+        let names = AlternativeNames {
+            emails: vec!["no mailbox".to_owned()],
+            ..AlternativeNames::default()
+        };
+        assert!(!none(&names));
+        let wildcard = AlternativeNames {
+            dns: vec!["*.b.example".to_owned()],
+            ..AlternativeNames::default()
+        };
+        assert!(!check(&wildcard, &[], &["a.b.example"], |all| &mut all.dns));
+        assert!(check(&wildcard, &[], &["a.c.example"], |all| &mut all.dns));
+        assert!(!wildcard_covers("a.b", "c.b"));
+        assert!(!wildcard_covers("*", "a"));
+    }
+
+    #[test]
+    fn compares_addresses_of_one_family() {
+        assert!(contains(&[10, 0, 0, 0], &[255, 0, 0, 0], &[10, 1, 2, 3]));
+        assert!(!contains(&[10, 0, 0, 0], &[255, 0, 0, 0], &[11, 1, 2, 3]));
+        assert!(!contains(&[0; 4], &[0; 4], &[0; 16]));
+        assert_eq!(octets("10.1.2.3".parse().unwrap()), [10, 1, 2, 3]);
+        assert_eq!(octets("::1".parse().unwrap()).len(), 16);
     }
 }

@@ -453,3 +453,6 @@ fn issuers<'a>(trust: &'a TrustBundle, chains: &[&'a Chain]) -> Vec<&'a Certific
     }
     known
 }
+
+#[cfg(test)]
+mod tests;

@@ -282,3 +282,6 @@ fn directory_string(value: &str) -> DnValue {
         Err(_) => DnValue::Utf8String(value.to_owned()),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -224,3 +224,6 @@ fn read_names(value: DerReader<'_>) -> Result<Sans, CsrContentError> {
         ips: names.ips,
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -561,6 +561,19 @@ mod tests {
     }
 
     #[test]
+    fn measures_modulus_in_bits() {
+        for (bytes, bits) in [
+            (&[][..], 0),
+            (&[1], 1),
+            (&[0x80], 8),
+            (&[0x80, 0], 16),
+            (&[1, 0], 9),
+        ] {
+            assert_eq!(bit_length(bytes), bits, "{bytes:?}");
+        }
+    }
+
+    #[test]
     fn reports_damaged_input_without_panic() {
         let key = PrivateKey::generate(KeyAlgorithm::EcdsaP384)
             .unwrap()
@@ -568,6 +581,13 @@ mod tests {
         for cut in 0..key.len() {
             let _ = PrivateKey::from_pem(key.as_bytes().get(..cut).unwrap());
         }
+        let cut = encode_pem("EC PRIVATE KEY", &[0x30, 0]);
+        assert_eq!(
+            PrivateKey::from_pem(cut.as_bytes())
+                .unwrap_err()
+                .to_string(),
+            "the private key is damaged: not a SEC1 ECPrivateKey"
+        );
         assert!(matches!(
             PrivateKey::from_pem(b"hello"),
             Err(KeyError::NoKey)

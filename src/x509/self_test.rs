@@ -81,18 +81,18 @@ mod tests {
 
     #[test]
     fn detects_repeated_bytes_and_wrong_signature() {
-        assert!(matches!(
-            distinct(&[[7; RANDOM_BYTES]; 2]),
-            Err(SelfTestError::RepeatedBytes)
-        ));
+        assert_eq!(
+            distinct(&[[7; RANDOM_BYTES]; 2]).unwrap_err().to_string(),
+            "the random source returned the same 32 bytes twice"
+        );
         let [key, other] =
             [(), ()].map(|()| PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap());
         let signature = other.sign(MESSAGE).unwrap();
         assert!(require_signature(&other, &signature).is_ok());
-        assert!(matches!(
-            require_signature(&key, &signature),
-            Err(SelfTestError::Signature)
-        ));
+        assert_eq!(
+            require_signature(&key, &signature).unwrap_err().to_string(),
+            "the signature of a message does not verify, or verifies another message too"
+        );
         assert!(require_signature(&key, &[]).is_err());
     }
 }

@@ -18,6 +18,8 @@ use super::text::printable;
 use extensions::{MAX_EXTENSIONS, all_extensions};
 
 pub use extensions::KeyPurpose;
+#[cfg(test)]
+pub(super) use extensions::Subtrees;
 pub(super) use extensions::{
     AlternativeNames, Extensions, KeyUsages, NameConstraints, alternative_names,
 };

@@ -123,3 +123,37 @@ pub(super) fn rsa_type_of(bits: usize) -> KeyType {
         .find(|known| known.rsa_bits() == Some(bits))
         .map_or(KeyType::Rsa(bits), KeyType::Known)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_names_exactly() {
+        for algorithm in KeyAlgorithm::ALL {
+            assert_eq!(
+                algorithm.as_str().parse::<KeyAlgorithm>().unwrap(),
+                algorithm
+            );
+        }
+        let error = "rsa-2048".parse::<KeyAlgorithm>().unwrap_err().to_string();
+        assert!(
+            error.starts_with("unknown key algorithm \"rsa-2048\"; use RSA-2048, RSA-3072"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn displays_every_type_by_name() {
+        assert_eq!(rsa_type_of(3072).to_string(), "RSA-3072");
+        assert_eq!(rsa_type_of(1024), KeyType::Rsa(1024));
+        assert_eq!(rsa_type_of(1024).to_string(), "RSA-1024");
+        assert_eq!(KeyType::Other("Ed25519".to_owned()).to_string(), "Ed25519");
+        assert!(rsa_type_of(2048).is_rsa() && rsa_type_of(1024).is_rsa());
+        let others = [
+            KeyType::Known(KeyAlgorithm::EcdsaP256),
+            KeyType::Other("Ed25519".to_owned()),
+        ];
+        assert!(others.iter().all(|other| !other.is_rsa()));
+    }
+}

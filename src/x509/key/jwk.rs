@@ -328,18 +328,33 @@ mod tests {
     fn reports_text_that_is_not_a_private_key() {
         let jwe = "eyJhbGciOiJQQkVTMi1IUzI1NitBMTI4S1cifQ.a.b.c.d";
         for (text, words) in [
-            (jwe, "encrypted"),
-            (r#"{"protected":"x","ciphertext":"y"}"#, "encrypted"),
+            (
+                jwe,
+                "it is an encrypted key (a JWE), which nodepki cannot decrypt",
+            ),
+            (
+                r#"{"protected":"x","ciphertext":"y"}"#,
+                "it is an encrypted key (a JWE)",
+            ),
             (
                 r#"{"kty":"EC","crv":"P-256","x":"AA","y":"AA"}"#,
-                "public key",
+                "it is a public key; the private one is needed",
             ),
-            (r#"{"kty":"OKP","crv":"Ed25519","d":"AA"}"#, "type OKP"),
+            (
+                r#"{"kty":"OKP","crv":"Ed25519","d":"AA"}"#,
+                "a JSON Web Key of type OKP is not supported",
+            ),
             (r#"{"kty":"EC","crv":"secp256k1","d":"AA"}"#, "EC secp256k1"),
-            (r#"{"kty":"EC","crv":"P-256","d":"!"}"#, "base64url"),
+            (
+                r#"{"kty":"EC","crv":"P-256","d":"!"}"#,
+                "the JSON Web Key is damaged: a part of it is not base64url",
+            ),
             (r#"{"kty":"EC","crv":"P-256","d":"AA"}"#, "out of range"),
             (r#"{"kty":"RSA","d":"AA"}"#, "missing"),
-            ("secret text", "neither"),
+            (
+                "secret text",
+                "it is neither a JSON Web Key nor a PEM private key",
+            ),
         ] {
             let error = PrivateKey::from_jwk_or_pem(text).err().unwrap().to_string();
             assert!(error.contains(words), "{text}: {error}");

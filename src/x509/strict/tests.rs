@@ -310,7 +310,7 @@ fn rejects_malformed_extensions() {
     .refused("a policy occurs twice");
     let aia = &[0x2b, 6, 1, 5, 5, 7, 1, 1];
     Template::with(&[extension(aia, &[0x30, 2, 0x30, 0])])
-        .refused("extension authorityInfoAccess is not valid");
+        .refused("the certificate's extension authorityInfoAccess is not valid");
     for oid in [&[0x55, 0x1d, 14][..], &[0x55, 0x1d, 35], aia] {
         Template::with(&[critical(oid, &[0x30, 0])]).refused("marked critical");
     }

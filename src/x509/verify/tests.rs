@@ -1,8 +1,10 @@
 use std::time::Duration;
 
+use rcgen::{CertificateParams, DnType, Issuer, KeyUsagePurpose};
 use time::macros::datetime;
 
 use super::*;
+use crate::x509::csr::leaf_params;
 use crate::x509::{CertificateAuthority, Csr, PrivateKey, Sans, Subject, UsageExtensions};
 
 const NOW: OffsetDateTime = datetime!(2026-06-01 12:00 UTC);
@@ -297,4 +299,160 @@ fn accepts_only_pinned_certificates_and_cas_below_them() {
         ),
         "{error}"
     );
+}
+
+/// Issues a certificate that no [`CertificateAuthority`] would issue, for `key` with the key of `issuer`.
+fn issued_by(
+    (issuer, issuer_key): (&Certificate, &PrivateKey),
+    key: &PrivateKey,
+    change: impl FnOnce(&mut CertificateParams),
+) -> Certificate {
+    let mut params = leaf_params(&etcd_server(), key.key_type()).unwrap();
+    params.not_before = NOW - YEAR;
+    params.not_after = NOW + YEAR;
+    change(&mut params);
+    let issuer = Issuer::from_ca_cert_der(&issuer.der().into(), issuer_key).unwrap();
+    let made = params.signed_by(key.public_key(), &issuer).unwrap();
+    Certificate::from_der(made.der()).unwrap()
+}
+
+/// An authority whose key the test has.
+fn root() -> (TrustBundle, PrivateKey) {
+    let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+    let own = PrivateKey::from_pem(key.to_pem().as_bytes()).unwrap();
+    let root = CertificateAuthority::self_signed("etcd-ca", key, NOW - YEAR, 10 * YEAR).unwrap();
+    (root.bundle().clone(), own)
+}
+
+fn texts(differences: &[CertDifference]) -> Vec<String> {
+    differences.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn reports_subject_attribute_that_kubeadm_does_not_set() {
+    let (trust, root_key) = root();
+    let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+    let leaf = issued_by((trust.first(), &root_key), &key, |params| {
+        params
+            .distinguished_name
+            .push(DnType::OrganizationalUnitName, "infra");
+    });
+    let chain = Chain::from_response(leaf.der(), key.public_key()).unwrap();
+    let wanted = etcd_server();
+    let differences = satisfies(
+        &chain,
+        &wanted,
+        Tolerance::default(),
+        key.public_key(),
+        &trust,
+        NOW,
+    );
+    assert_eq!(
+        texts(&differences),
+        ["subject attribute OU=infra is not wanted"]
+    );
+    assert!(!is_for_names(&chain, &wanted, Tolerance::default()));
+}
+
+#[test]
+fn reports_issuer_that_is_not_a_ca_or_is_damaged() {
+    let (trust, root_key) = root();
+    let [middle_key, key] =
+        [(), ()].map(|()| PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap());
+    let named = |name: &'static str| {
+        move |params: &mut CertificateParams| {
+            params.distinguished_name = rcgen::DistinguishedName::new();
+            params.distinguished_name.push(DnType::CommonName, name);
+        }
+    };
+    let middle = issued_by((trust.first(), &root_key), &middle_key, named("middle"));
+    let leaf = issued_by((&middle, &middle_key), &key, |_| ());
+    let read = |middle: &str| {
+        let text = leaf.to_pem() + middle;
+        let chain = Chain::from_response(text.as_bytes(), key.public_key()).unwrap();
+        assert!(!verifies(&chain, &trust, NOW));
+        texts(&path_differences(&chain, &trust, NOW))
+    };
+    assert_eq!(
+        read(&middle.to_pem()),
+        [
+            "the chain to its authority does not verify: an issuer in it is not a CA certificate: CN=middle"
+        ]
+    );
+    assert_eq!(
+        read(""),
+        ["no path from it to the trusted CN=etcd-ca: its issuer is CN=middle"]
+    );
+    let damaged = read("-----BEGIN CERTIFICATE-----\nBQA=\n-----END CERTIFICATE-----\n");
+    assert!(
+        damaged.len() == 1
+            && damaged[0].starts_with(
+                "no path from it to the authority, and another certificate of its chain is damaged: "
+            ),
+        "{damaged:?}"
+    );
+}
+
+#[test]
+fn accepts_certificate_until_the_last_second_of_every_validity() {
+    let (trust, root_key) = root();
+    let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+    let leaf = issued_by((trust.first(), &root_key), &key, |_| ());
+    let chain = Chain::from_response(leaf.der(), key.public_key()).unwrap();
+    let second = Duration::from_secs(1);
+    let is_valid = |now| {
+        let wanted = etcd_server();
+        let found = satisfies(
+            &chain,
+            &wanted,
+            Tolerance::default(),
+            key.public_key(),
+            &trust,
+            now,
+        );
+        assert_eq!(verifies(&chain, &trust, now), found.is_empty(), "{found:?}");
+        found.is_empty()
+    };
+    assert!(is_valid(leaf.not_before()) && is_valid(leaf.not_after()));
+    assert!(!is_valid(leaf.not_before() - second) && !is_valid(leaf.not_after() + second));
+    let (root, issuer) = (trust.first(), |now| {
+        issuer_validity("its", trust.first(), now)
+    });
+    assert!(issuer(root.not_before()).is_none() && issuer(root.not_after()).is_none());
+    assert!(issuer(root.not_before() - second).is_some());
+    assert!(issuer(root.not_after() + second).is_some());
+}
+
+#[test]
+fn compares_key_usage_of_present_extension_only() {
+    let (trust, root_key) = root();
+    for (algorithm, usages, expected) in [
+        (KeyAlgorithm::EcdsaP256, &[][..], &[][..]),
+        (
+            KeyAlgorithm::EcdsaP256,
+            &[KeyUsagePurpose::DigitalSignature],
+            &[],
+        ),
+        (
+            KeyAlgorithm::EcdsaP256,
+            &[KeyUsagePurpose::KeyEncipherment],
+            &["key usage digital signature is missing"],
+        ),
+        (
+            KeyAlgorithm::Rsa2048,
+            &[KeyUsagePurpose::DigitalSignature],
+            &["key usage key encipherment is missing"],
+        ),
+    ] {
+        let key = PrivateKey::generate(algorithm).unwrap();
+        let leaf = issued_by((trust.first(), &root_key), &key, |params| {
+            params.key_usages = usages.to_vec();
+        });
+        let both = [ExtendedUsage::ServerAuth, ExtendedUsage::ClientAuth];
+        assert_eq!(
+            texts(&usage_differences(&leaf, &both)),
+            expected,
+            "{usages:?}"
+        );
+    }
 }
