@@ -321,6 +321,38 @@ mod tests {
     }
 
     #[test]
+    fn cuts_only_what_exceeds_the_width() {
+        let mut table = Table::untitled();
+        table.push(cells(&["ca", "ok", "123456"]), vec![]);
+        let at = |width| {
+            table.render(TextStyle {
+                width: Some(width),
+                ..NARROW
+            })
+        };
+        assert_eq!(at(14), "ca  ok  123456\n");
+        assert_eq!(at(13), "ca  ok  1234…\n");
+        assert_eq!(at(10), "ca  ok  1…\n");
+        assert_eq!(at(9), "ca  ok\n");
+    }
+
+    #[test]
+    fn shows_name_and_state_even_without_values() {
+        let mut table = Table::new(&["NAME", "STATE", "A", "B"]);
+        table.push(
+            vec![
+                Cell::new("ca"),
+                Cell::optional(None::<&str>),
+                Cell::optional(Some("")),
+                Cell::optional(Some("-")),
+            ],
+            vec![],
+        );
+        assert_eq!(table.render(TextStyle::default()), "NAME  STATE\nca    -\n");
+        assert_eq!(Cell::optional(Some("text")).text, "text");
+    }
+
+    #[test]
     fn wraps_last_column_of_sentences() {
         let mut table = Table::new(&["ID", "RESULT", "DETAIL"]).wrapping_last();
         table.push(
@@ -337,6 +369,11 @@ mod tests {
              space  ok      every file can be written,\n               and more\n"
         );
         assert!(table.render(TextStyle::default()).contains("and more\n"));
+        let narrow = table.render(NARROW);
+        assert!(
+            narrow.contains("every file can be written, and more\n"),
+            "{narrow}"
+        );
     }
 
     #[test]
@@ -378,6 +415,19 @@ mod tests {
     }
 
     #[test]
+    fn counts_comma_at_end_of_line() {
+        let at = |width| {
+            let style = TextStyle {
+                width: Some(width),
+                ..NARROW
+            };
+            list(["aa", "bb", "cc"], 0, style)
+        };
+        assert_eq!(at(7), "aa, bb,\ncc");
+        assert_eq!(at(6), "aa,\nbb,\ncc");
+    }
+
+    #[test]
     fn replaces_names_only_as_words() {
         for (text, name, general) in [
             ("for apiserver: no", "apiserver", "for \u{0}: no"),
@@ -397,5 +447,6 @@ mod tests {
     #[test]
     fn escapes_hidden_characters() {
         assert_eq!(visible_line("a\nb\tc\u{1b}"), "a\\nb c\\u{1b}");
+        assert_eq!(visible_line("é … \\"), "é … \\");
     }
 }
