@@ -118,6 +118,11 @@ TpMWFd9ksfgjo3aPcbrbYLdi1u4+CMnygh7fJwSFY2j0WeQaohtyLOxtUQ==
             assert_eq!(contains_key(&jwks, &key(RSA)), Ok(known), "{jwks}");
             assert_eq!(contains_key(&jwks, &key(EC)), Ok(false), "{jwks}");
         }
+        let not_an_object = contains_key(&json!({"keys": [own, 1]}), &key(EC)).unwrap_err();
+        assert_eq!(
+            not_an_object.to_string(),
+            "key 2 of the set is not a JSON object"
+        );
         assert_eq!(key_id(&key(RSA)), RSA_ID);
         let jwks = json!({"keys": [other, {}, own]});
         assert_eq!(key_ids(&jwks), Ok(vec!["other", RSA_ID]));

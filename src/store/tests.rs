@@ -5,6 +5,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use nix::errno::Errno;
 use tempfile::TempDir;
 use time::macros::datetime;
 
@@ -273,4 +274,29 @@ fn keeps_cause_of_damage() {
     };
     assert!(matches!(source, Damage::Json(json) if json.is_eof()));
     assert!(error.to_string().contains("EOF while parsing"), "{error}");
+}
+
+#[test]
+fn names_action_file_and_fix_of_each_error_of_the_system() {
+    for (errno, message) in [
+        (
+            Errno::ENOSPC,
+            "cannot write /x: ENOSPC: No space left on device; free some space (see `df -h` and `df -i`) and run again",
+        ),
+        (
+            Errno::EROFS,
+            "cannot write /x: the file system is read-only; mount it read-write (`mount -o remount,rw ...`), or add the \
+             directory to ReadWritePaths= of the systemd unit that runs nodepki, and run again",
+        ),
+        (
+            Errno::EACCES,
+            "cannot write /x: EACCES: Permission denied; run as root; if nodepki runs as root, examine the security policy \
+             (SELinux, AppArmor)",
+        ),
+        (Errno::EIO, "cannot write /x: EIO: I/O error"),
+    ] {
+        assert_eq!(StoreError::io("write", "/x", errno).to_string(), message);
+    }
+    let quota = StoreError::io("write", "/x", Errno::EDQUOT);
+    assert!(matches!(quota, StoreError::NoSpace { .. }), "{quota}");
 }

@@ -100,6 +100,33 @@ fn limits_expansion_of_aliases() {
         "{text}"
     );
     assert!(fault("a: &a [*a]\n").contains("an alias refers to itself"));
+    let nested = |depth: usize, inner: &str| "[".repeat(depth) + inner + &"]".repeat(depth);
+    let alias = |depth| {
+        let anchored = nested(40, "");
+        format!("- &a {anchored}\n- {}\n", nested(depth, "*a"))
+    };
+    one(&alias(20));
+    let text = fault(&alias(30));
+    assert!(
+        text.contains("an alias makes the document nested too deeply"),
+        "{text}"
+    );
+}
+
+#[test]
+fn refuses_keys_and_merges_of_other_kinds() {
+    let text = fault("[a, b]: 1\n");
+    assert!(
+        text.contains("a key must be text, not a map or list"),
+        "{text}"
+    );
+    for merged in ["1", "[1]", "[{x: 1}, y]"] {
+        let text = fault(&format!("<<: {merged}\n"));
+        assert!(
+            text.contains("<< must name a map or a list of maps"),
+            "{merged}: {text}"
+        );
+    }
 }
 
 #[test]

@@ -149,7 +149,7 @@ fn reports_each_fault_of_kubeconfig() {
         ),
         (
             kubeconfig.replace("server:", "serve:"),
-            "does not contain server",
+            "it is signed, but its kubeconfig does not contain server; correct it in the cluster",
         ),
         (
             kubeconfig.replace("certificate-authority-data: ", "certificate-authority: "),

@@ -50,6 +50,12 @@ fn errors(cluster: &str) -> String {
 }
 
 #[test]
+fn omits_text_that_is_not_a_bootstrap_token_from_error() {
+    let error = "ABCDEF.0123456789abcdef".parse::<BootstrapToken>();
+    assert_eq!(error.unwrap_err().to_string(), "not a bootstrap token");
+}
+
+#[test]
 fn accepts_configurations_that_kubeadm_accepts() {
     let v1beta3 = |text: &str| text.replace("v1beta4", "v1beta3");
     let cases = [
