@@ -253,7 +253,7 @@ fn names_each_fault_of_cluster_info() {
             config_map(&genuine, Some(&jws_of(&genuine)[..60])),
             &[
                 "its signature for token abcdef is damaged",
-                "jws-kubeconfig-abcdef",
+                "; delete the key jws-kubeconfig-abcdef from it, so that kube-controller-manager signs it again",
             ],
         ),
         (
@@ -266,7 +266,9 @@ fn names_each_fault_of_cluster_info() {
         ),
         (
             signed(&no_ca),
-            &["does not contain certificate-authority-data"],
+            &[
+                "it is signed, but its kubeconfig does not contain certificate-authority-data; correct it in the cluster",
+            ],
         ),
         (
             signed(&other),
@@ -297,18 +299,19 @@ fn names_each_fault_of_cluster_info() {
         ),
         (
             json!({"kind": "Pod"}),
-            &["is unusable: it is not a ConfigMap"],
+            &["the answer (HTTP 200, 14 bytes) is unusable: it is not a ConfigMap"],
         ),
         (json!("half of"), &["is unusable"]),
     ] {
         let gateway = Gateway::to(None);
         answers(&gateway, 200, &content);
-        refused(
-            &gateway,
-            &by_token(&gateway, &[pin]),
-            ExitCode::Refused,
-            words,
-        );
+        let join = by_token(&gateway, &[pin]);
+        refused(&gateway, &join, ExitCode::Refused, words);
+        if words[0].starts_with("it is signed") {
+            let server = gateway.url();
+            let refusal = format!("cluster-info of {server} is refused: it is signed, ");
+            refused(&gateway, &join, ExitCode::Refused, &[&refusal]);
+        }
     }
 }
 
@@ -665,15 +668,31 @@ fn rejects_unusable_discovery_file() {
         let said = failure.to_string();
         assert!(said.contains(words), "{words}: {said}");
         assert_eq!(failure.code, code, "{said}");
+        if words == "names no server" {
+            assert!(
+                said.starts_with("the discovery file /d.conf names no server; "),
+                "{said}"
+            );
+        }
     }
     let absent = read(&format!("{{file: {{kubeConfigPath: /d.conf}}{held}}}"));
     let failure = found_with(&absent, Rc::new(Shelf(Vec::new()))).unwrap_err();
     assert!(
         failure
             .to_string()
-            .contains("correct discovery.file.kubeConfigPath"),
+            .contains("the discovery file /d.conf cannot be used, since /d.conf cannot be read: "),
+        "{failure}"
+    );
+    assert!(
+        failure
+            .to_string()
+            .contains("; create it, or correct discovery.file.kubeConfigPath"),
         "{failure}"
     );
     let nothing = found(&read("{}")).unwrap_err();
+    assert_eq!(
+        nothing.to_string(),
+        "the JoinConfiguration has no discovery method; set discovery.bootstrapToken or discovery.file in it"
+    );
     assert_eq!(nothing.code, ExitCode::Configuration, "{nothing}");
 }

@@ -190,7 +190,9 @@ fn assigns_misnamed_certificates_by_their_key() {
     );
     let message = collection.remarks[1].to_string();
     assert!(
-        message.contains("pki/etcd/server.crt has the key of etcd-peer"),
+        message.ends_with(
+            "pki/etcd/server.crt has the key of etcd-peer, and is used as its certificate"
+        ),
         "{message}"
     );
 }
@@ -238,14 +240,12 @@ fn explains_stray_files() {
     )
     .unwrap();
     let collection = collect(&read_tree(&bundle), &known, &[]);
+    let duplicate = "is already front-proxy-client's certificate; remove one of the two";
     assert!(
-        collection.remarks.iter().any(|remark| matches!(
-            remark,
-            Remark::Duplicate {
-                name: CertName::FrontProxyClient,
-                ..
-            }
-        )),
+        collection
+            .remarks
+            .iter()
+            .any(|remark| remark.to_string().ends_with(duplicate)),
         "{:?}",
         collection.remarks
     );

@@ -453,8 +453,16 @@ fn refuses_to_replace_anything_but_regular_files() {
             PathObstacle::Directory,
             "remove it with rmdir and run again",
         ),
-        ("pipe.key", PathObstacle::Fifo, "is a named pipe"),
-        ("socket.key", PathObstacle::Socket, "is a socket"),
+        (
+            "pipe.key",
+            PathObstacle::Fifo,
+            "is a named pipe, not a file; remove it and run again",
+        ),
+        (
+            "socket.key",
+            PathObstacle::Socket,
+            "is a socket, not a file; remove it and run again",
+        ),
         ("device.key", PathObstacle::Device, "is a device node"),
         (
             "file.key/x.key",
@@ -517,7 +525,7 @@ fn refuses_to_read_anything_but_regular_files() {
         ("/etc/loop", "too many symbolic links"),
         (
             "/etc/large",
-            "has 1048577 bytes, more than the limit of 1048576",
+            "has 1048577 bytes, more than the limit of 1048576; put the right file in its place",
         ),
         ("/etc/file/below", "/etc/file is not a directory"),
     ] {
@@ -525,6 +533,11 @@ fn refuses_to_read_anything_but_regular_files() {
         assert_eq!(error.class(), ErrorClass::Unsafe, "{error}");
         assert!(error.to_string().contains(words), "{error}");
     }
+    let relative = root.preflight([(Path::new("etc/file"), 1)]).unwrap_err();
+    assert_eq!(
+        relative[0].to_string(),
+        "\"etc/file\" cannot be used as the absolute path of a file"
+    );
     assert!(root.read("/etc/nothing/there").unwrap().is_none());
     assert!(root.metadata("/etc/nothing/there").unwrap().is_none());
     assert!(root.list("/etc/nothing").unwrap().is_none());
@@ -700,6 +713,11 @@ fn keeps_contents_of_hard_link_and_mentions_it() {
         "{:?}",
         done.notes
     );
+    let note = done.notes[0].to_string();
+    assert!(
+        note.ends_with("apiserver.key had 2 hard links; the other names keep the old contents"),
+        "{note}"
+    );
     assert_eq!(
         (fixture.text(key), fixture.text("/backup.key")),
         ("new".to_owned(), "old".to_owned())
@@ -844,7 +862,9 @@ fn closes_state_directory_and_refuses_one_of_another_user() {
     std::os::unix::fs::chown(&state, Some(1234), None).unwrap();
     let error = open(&fixture.root()).unwrap_err();
     assert!(
-        error.to_string().contains("belongs to user 1234"),
+        error.to_string().ends_with(
+            "belongs to user 1234, not to user 0; change the owner with chown and run again"
+        ),
         "{error}"
     );
 }
@@ -878,6 +898,11 @@ fn merges_issue_times_and_ignores_damaged_record() {
     );
     let done = record(CertName::EtcdPeer, "04");
     assert!(matches!(done.notes[..], [StoreNote::Rebuilt { .. }]));
+    let note = done.notes[0].to_string();
+    assert!(
+        note.contains("issued.json is damaged (") && note.ends_with(") and is created again"),
+        "{note}"
+    );
     assert_eq!(fixture.root().issued().unwrap().len(), 1);
 }
 
@@ -924,7 +949,7 @@ fn restores_pending_request_as_it_was_saved() {
     assert!(
         again
             .to_string()
-            .contains("pending/etcd-server exists already"),
+            .ends_with("pending/etcd-server exists already: a request is pending; resume that request or set it aside"),
         "{again}"
     );
     let later = RequestRecord {
@@ -993,14 +1018,18 @@ fn reports_damaged_slot_and_never_deletes_it() {
     let expected = [
         "admin.conf/request.csr is damaged (missing or torn)",
         "apiserver/ticket.json is damaged (EOF while parsing",
-        "aside/etcd-peer-20260304T050607Z: its key is torn",
+        "pending/etcd-peer was set aside as ",
         "aside/etcd-server-20260304T050607Z: its key is torn",
-        "lost+found does not belong to nodepki",
+        "lost+found does not belong to nodepki and is not touched",
     ];
     assert_eq!(notes.len(), expected.len(), "{notes:#?}");
     for (note, words) in notes.iter().zip(expected) {
         assert!(note.contains(words), "{words}: {notes:#?}");
     }
+    assert!(
+        notes[2].ends_with("aside/etcd-peer-20260304T050607Z: its key is torn"),
+        "{notes:#?}"
+    );
     let [conf, apiserver] = &found.slots[..] else {
         panic!()
     };
@@ -1236,6 +1265,27 @@ fn removes_set_aside_keys_older_than_30_days_or_beyond_50() {
     );
     assert!(!left.contains(&"apiserver-20260303T050600Z".to_owned()));
     assert!(left.contains(&"apiserver-20260303T050659Z".to_owned()));
+}
+
+#[test]
+fn names_set_aside_key_that_cannot_be_removed() {
+    let fixture = Fixture::new();
+    drop(fixture.store());
+    let old = "/var/lib/nodepki/aside/etcd-server-20260101T000000Z/key.pem";
+    fixture.write(old, "a key", 0o600);
+    let guard = Immutable::set(&fixture.path(old));
+    let (_, recovery) = fixture.recover();
+    drop(guard);
+    assert_eq!(fixture.text(old), "a key");
+    let [note] = &recovery.notes[..] else {
+        panic!("{:?}", recovery.notes);
+    };
+    let note = note.to_string();
+    assert!(
+        note.contains("etcd-server-20260101T000000Z is no longer needed and cannot be removed (")
+            && note.ends_with("); it may contain a private key: remove it"),
+        "{note}"
+    );
 }
 
 #[test]
