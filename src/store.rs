@@ -57,6 +57,7 @@
 
 mod amendment;
 mod audit_log;
+mod calls;
 mod changes;
 mod cluster_policy;
 mod commit;

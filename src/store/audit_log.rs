@@ -41,12 +41,14 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use nix::fcntl::{OFlag, openat};
+use nix::fcntl::OFlag;
 use nix::sys::stat::Mode;
 use time::OffsetDateTime;
 
+use super::calls::openat;
 use super::dir::{Dir, errno_of, stat_open};
 use super::error::StoreError;
+use super::lock::is_interruption;
 use super::pending::Durability;
 use super::{NodeRoot, STATE_DIR, failpoint};
 
@@ -212,6 +214,7 @@ impl<'a> LockedLog<'a> {
                         holder: "a process that appends to the issuance log".to_owned(),
                     });
                 }
+                Err(TryLockError::Error(source)) if is_interruption(&source) => continue,
                 Err(TryLockError::Error(source)) => {
                     return Err(state.error("lock", OsStr::new(AUDIT_LOG), errno_of(&source)));
                 }

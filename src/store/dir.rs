@@ -13,16 +13,16 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 
 use nix::errno::Errno;
-use nix::fcntl::{
-    OFlag, OpenHow, PosixFadviseAdvice, ResolveFlag, openat, openat2, posix_fadvise, readlinkat,
-    renameat,
-};
-use nix::sys::stat::{Mode, fchmod, mkdirat};
+use nix::fcntl::{OFlag, OpenHow, PosixFadviseAdvice, ResolveFlag, posix_fadvise, readlinkat};
+use nix::sys::stat::Mode;
 use nix::sys::statfs::{OVERLAYFS_SUPER_MAGIC, fstatfs, statfs};
-use nix::unistd::{UnlinkatFlags, fsync, symlinkat, unlinkat};
+use nix::unistd::UnlinkatFlags;
 use rustix::fs::{RenameFlags, renameat_with};
 use zeroize::Zeroizing;
 
+use super::calls::{
+    fchmod, fsync, linkat, mkdirat, openat, openat2, renameat, symlinkat, uninterrupted, unlinkat,
+};
 use super::error::{PathObstacle, StoreError};
 use crate::kube::names::NodePath;
 
@@ -268,9 +268,11 @@ impl Dir {
         let written = (|| {
             let file = self.create(&temp, bytes)?;
             fsync(&file).map_err(|errno| self.error("write", &temp, errno))?;
-            match renameat_with(&self.fd, &temp, &self.fd, name, RenameFlags::NOREPLACE)
-                .map_err(errno_from)
-            {
+            let create = || {
+                renameat_with(&self.fd, &temp, &self.fd, name, RenameFlags::NOREPLACE)
+                    .map_err(errno_from)
+            };
+            match uninterrupted(create) {
                 Ok(()) => Ok(()),
                 Err(Errno::EEXIST) => Err(StoreError::obstacle(
                     self.path.join(name),
@@ -435,8 +437,7 @@ impl Dir {
 
     /// Gives a file a second name, so that its contents survive the first.
     pub(super) fn link(&self, from: &OsStr, to: &OsStr) -> Result<(), StoreError> {
-        nix::unistd::linkat(&self.fd, from, &self.fd, to, nix::fcntl::AtFlags::empty())
-            .map_err(|errno| self.error("keep a copy as", to, errno))
+        linkat(&self.fd, from, to).map_err(|errno| self.error("keep a copy as", to, errno))
     }
 
     pub(super) fn unlink(&self, name: &OsStr) -> Result<bool, StoreError> {

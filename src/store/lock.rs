@@ -10,9 +10,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
-use nix::fcntl::{OFlag, openat};
+use nix::fcntl::OFlag;
 use nix::sys::stat::Mode;
 
+use super::calls::openat;
 use super::dir::{Dir, Metadata, errno_of};
 use super::error::{PathObstacle, StoreError, StoreNote};
 use super::{NodeRoot, STATE_DIR};
@@ -68,6 +69,7 @@ impl NodeRoot {
                         holder: read_holder(&lock),
                     });
                 }
+                Err(fs::TryLockError::Error(source)) if is_interruption(&source) => {}
                 Err(fs::TryLockError::Error(source)) => {
                     return Err(state.error("lock", OsStr::new(LOCK_FILE), errno_of(&source)));
                 }
@@ -118,6 +120,11 @@ impl NodeRoot {
         }
         Ok(state)
     }
+}
+
+/// Returns true if a signal interrupted the call, as flock(2) on NFS allows: it is repeated.
+pub(super) fn is_interruption(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::Interrupted
 }
 
 fn open_lock_file(state: &Dir) -> Result<File, StoreError> {

@@ -5,10 +5,11 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, openat};
+use nix::fcntl::OFlag;
 use nix::sys::stat::Mode;
-use nix::unistd::{UnlinkatFlags, unlinkat};
+use nix::unistd::UnlinkatFlags;
 
+use super::calls::{openat, unlinkat};
 use super::dir::{errno_from, temporary_name};
 use super::error::{PathObstacle, StoreError};
 use super::journal::JOURNAL;

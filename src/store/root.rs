@@ -10,10 +10,11 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat, openat2};
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag};
 use nix::sys::stat::Mode;
 
 use super::READ_LIMIT;
+use super::calls::{openat, openat2};
 use super::dir::{self, DIRECTORY, Dir, FileContent, Metadata, READ};
 use super::error::{PathObstacle, StoreError};
 use super::mounts;

@@ -6,13 +6,14 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, openat};
-use nix::sys::stat::{Mode, fchmod};
-use nix::unistd::{Gid, Uid, fchown};
+use nix::fcntl::OFlag;
+use nix::sys::stat::Mode;
+use nix::unistd::{Gid, Uid};
 use rustix::fs::{XattrFlags, fgetxattr, flistxattr, fsetxattr};
 use serde::{Deserialize, Serialize};
 
 use super::READ_LIMIT;
+use super::calls::{fchmod, fchown, openat, uninterrupted};
 use super::dir::{Dir, Metadata, READ, errno_from, stat_open, temporary_name};
 use super::error::{StoreError, StoreNote};
 use super::state_file::{self, StateFile};
@@ -136,7 +137,8 @@ fn copy_attributes(old: impl AsFd, new: impl AsFd) -> Result<(), Errno> {
         if read_sized(|buffer| fgetxattr(&new, name, buffer)).is_ok_and(|found| found == value) {
             continue;
         }
-        match fsetxattr(&new, name, &value, XattrFlags::empty()).map_err(errno_from) {
+        let set = || fsetxattr(&new, name, &value, XattrFlags::empty()).map_err(errno_from);
+        match uninterrupted(set) {
             Ok(()) | Err(Errno::EOPNOTSUPP) => {}
             Err(errno) => return Err(errno),
         }

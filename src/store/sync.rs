@@ -4,7 +4,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use nix::errno::Errno;
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
-use nix::unistd::fsync;
+
+use super::calls::fsync;
 
 /// Calls fsync(2) on every file. On failure returns the index of the file, with the errno.
 pub(super) fn all(files: &[BorrowedFd<'_>]) -> Result<(), (usize, Errno)> {
