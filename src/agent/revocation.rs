@@ -28,8 +28,14 @@ pub async fn update_revocations(
     clock: Clock,
     progress: &dyn Progress,
 ) -> Result<RunReport, Failure> {
+    let mut notes = Vec::new();
+    // Otherwise the lists of an interrupted run could count as installed while one of their two forms is missing.
+    if root.has_unfinished()? {
+        notes = open_store(root, setup, "crl", clock)?.1;
+    }
     let now = clock();
     let survey = setup.survey(root, now)?;
+    notes.extend(survey.notes.iter().cloned());
     let mut update = CrlUpdate {
         setup,
         survey: &survey,
@@ -41,7 +47,7 @@ pub async fn update_revocations(
         probed: BTreeMap::new(),
         commit: Commit::new(),
         report: RunReport {
-            notes: survey.notes.clone(),
+            notes,
             ..RunReport::default()
         },
     };

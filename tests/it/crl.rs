@@ -136,6 +136,21 @@ fn installs_crl_as_pem_and_der_once() {
 }
 
 #[test]
+#[cfg(feature = "failpoints")]
+fn finishes_interrupted_run_when_lists_are_current() {
+    let publisher = Publisher::new();
+    let node = &publisher.0;
+    let mut command = node.configured(["crl", "--wait", "0s"]);
+    // PEM is in place, DER is not.
+    let killed = Ran::of(command.env("NODEPKI_FAILPOINT", "finish:rename-one:2"));
+    assert_eq!(killed.signal, Some(9), "{}", killed.said());
+    assert_ne!(node.path(PEM).exists(), node.path(DER).exists());
+    publisher.crl().done().says("was completed");
+    assert!(node.path(PEM).exists() && node.path(DER).exists());
+    assert!(crate::store::leftovers(&node.root()).is_empty());
+}
+
+#[test]
 fn refuses_crl_of_version_1() {
     let publisher = Publisher::new();
     let authority = publisher.0.ca().join("etcd/ca");
