@@ -119,13 +119,14 @@ impl InitArgs {
         let filled = skeleton.fill(&values).map_err(unusable)?;
         let script = self.script(&root, kind, &filled)?;
         let script = script.map(|text| (target.script(kind, &text), text));
-        if let Some((path, _)) = &script {
+        // The settings are written last: without them, the next run completes one that was interrupted.
+        if let Some((path, text)) = &script
+            && !path.has(&root, text.as_bytes())?
+        {
             path.require_absent(&root)?;
-        }
-        target.write(&root, filled.text.as_bytes(), 0o644)?;
-        if let Some((path, text)) = &script {
             path.write(&root, text.as_bytes(), 0o755)?;
         }
+        target.write(&root, filled.text.as_bytes(), 0o644)?;
         let script = script.map(|(path, _)| path.shown(&root));
         let next = self.next(kind, &filled, script.as_deref(), global);
         let report = InitReport {
@@ -352,6 +353,17 @@ impl OutputTarget {
             OutputTarget::Node(_) => OutputTarget::Node(Path::new(MAIN_FILE).with_file_name(name)),
             OutputTarget::Machine(path) => OutputTarget::Machine(path.with_file_name(name)),
         }
+    }
+
+    /// Returns true if the file has this content, which an interrupted run may have written.
+    fn has(&self, root: &NodeRoot, bytes: &[u8]) -> Result<bool, Failure> {
+        Ok(match self {
+            OutputTarget::Node(path) => {
+                let found = root.metadata(path)?.map(|_| root.read(path)).transpose()?;
+                found.flatten().is_some_and(|found| *found.bytes == bytes)
+            }
+            OutputTarget::Machine(path) => std::fs::read(path).is_ok_and(|found| found == bytes),
+        })
     }
 
     fn require_absent(&self, root: &NodeRoot) -> Result<(), Failure> {

@@ -271,3 +271,27 @@ fn asks_only_for_values_that_are_not_given() {
         .says("(write https://est.pki.test)");
     assert!(!node.path("/etc/nodepki").exists());
 }
+
+#[test]
+fn completes_run_that_was_interrupted_after_the_script() {
+    let node = bare();
+    let kubeadm = node.outside("kubeadm.yaml");
+    let more = ["--kubeadm-config", kubeadm.to_str().unwrap()];
+    let values = ["server=https://pki.test:8200"];
+    init(&node, "vault", &values, &more).done();
+    let (settings, script) = (
+        "/etc/nodepki/config.yaml",
+        "/etc/nodepki/signer-setup-vault.sh",
+    );
+    let written = [node.read(settings), node.read(script)];
+    node.remove(settings);
+    init(&node, "vault", &values, &more).done();
+    assert_eq!([node.read(settings), node.read(script)], written);
+    // A script of the administrator is kept.
+    node.remove(settings);
+    node.write(script, "#!/bin/sh\n");
+    init(&node, "vault", &values, &more)
+        .ended(65)
+        .says("is not overwritten");
+    assert!(!node.path(settings).exists());
+}
