@@ -40,7 +40,7 @@ pub(crate) fn new_key() -> PrivateKey {
 }
 
 /// Creates a CA in `new/` outside the node's root, in kubeadm's layout, and returns the path of its certificate.
-fn new_authority(node: &Node, authority: Authority, key: PrivateKey) -> PathBuf {
+pub(crate) fn new_authority(node: &Node, authority: Authority, key: PrivateKey) -> PathBuf {
     let pem = key.to_pem();
     let base = node.outside("new").join(authority.base_name());
     fs::create_dir_all(base.parent().unwrap()).unwrap();

@@ -26,6 +26,7 @@ mod cluster_policy;
 mod concurrency;
 mod confine;
 mod contract;
+mod crash;
 mod crl;
 mod daemon;
 #[path = "../fixtures/der.rs"]

@@ -104,6 +104,11 @@ impl Node {
         node
     }
 
+    /// Returns the node in a directory with the entries of [`Node`].
+    pub(crate) fn in_directory(dir: TempDir) -> Self {
+        Node { dir }
+    }
+
     /// Copies the whole directory; the settings of the copy still use the signer of the original.
     #[cfg(feature = "failpoints")]
     pub(crate) fn copied(&self) -> Self {

@@ -1,0 +1,270 @@
+//! Interrupts every command that changes files: kills it before each of its system calls, fails each of them, and cuts
+//! the power. The next run must complete the work.
+//!
+//! | file | what it holds |
+//! | --- | --- |
+//! | `scenarios` | the commands, each on a prepared node |
+//! | `sweep` | the cases, and their run on every processor |
+//! | `recording` | system calls that strace(1) recorded, as operations on files |
+//! | `disk` | the model of a disk that loses its power |
+//! | `judge` | what must hold after the interruption, and after the next run |
+//! | `tree` | files in memory |
+//!
+//! `tests/run unit` runs a sample of all cases, `tests/run crash` all of them. `NODEPKI_TEST_CRASH` limits the scenarios
+//! to those whose names contain it.
+
+mod disk;
+mod judge;
+mod recording;
+mod scenarios;
+mod sweep;
+mod tree;
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use crate::node::{Node, Ran};
+use crate::sample::sampled;
+use recording::Operation;
+use scenarios::{SCENARIOS, Scenario};
+use sweep::{Case, Outcome, Prepared, run_all};
+
+/// Number of killed and failed runs in the sample of `tests/run unit`.
+const SAMPLED_POINTS: usize = 500;
+/// Number of states after a power cut in the sample of `tests/run unit`.
+const SAMPLED_STATES: usize = 250;
+/// Number of states of each scenario in the long form.
+const STATES: usize = 400;
+/// Seed of the random states.
+const SEED: u64 = 1;
+/// Number of failures that a test prints.
+const MAX_SHOWN_FAILURES: usize = 40;
+
+/// Every command, with the scenario that interrupts it or the reason why none does.
+const COMMANDS: &[(&str, Placement)] = &[
+    ("audit-show", ReadsOnly),
+    ("audit-verify", ReadsOnly),
+    ("authority-activate", Interrupted("authority activate")),
+    ("authority-retire", Interrupted("authority retire")),
+    ("authority-stage", Interrupted("authority stage")),
+    ("authority-status", ReadsOnly),
+    ("bootstrap", Interrupted("bootstrap, signer local")),
+    (
+        "capi-check",
+        Elsewhere("writes to an API server only, each object in one request"),
+    ),
+    (
+        "capi-migrate-to-external",
+        Elsewhere("capi_migrate kills it at each step"),
+    ),
+    (
+        "capi-migrate-to-internal",
+        Elsewhere("capi_migrate kills it at each step"),
+    ),
+    ("capi-secrets", Interrupted("capi secrets")),
+    (
+        "capi-sync",
+        Elsewhere("writes to an API server only, each object in one request"),
+    ),
+    (
+        "certs-download",
+        Elsewhere("installs with the commit that csr import and bootstrap use"),
+    ),
+    ("certs-expire", Elsewhere("writes to an API server only")),
+    ("certs-key", Interrupted("certs key")),
+    (
+        "certs-upload",
+        Elsewhere("writes the certificate key as certs key does"),
+    ),
+    ("completions", ReadsOnly),
+    ("config-check", ReadsOnly),
+    ("config-schema", ReadsOnly),
+    ("config-show", ReadsOnly),
+    ("config-signer-setup", ReadsOnly),
+    ("crl", Interrupted("crl")),
+    ("csr-export", Interrupted("csr export")),
+    ("csr-import", Interrupted("csr import")),
+    ("daemon", Elsewhere("its steps are those of renew")),
+    ("demo", Interrupted("demo")),
+    ("doctor", ReadsOnly),
+    ("init", Interrupted("init")),
+    (
+        "kubelets-approve",
+        Elsewhere("writes to an API server only"),
+    ),
+    ("kubelets-deny", Elsewhere("writes to an API server only")),
+    ("kubelets-list", ReadsOnly),
+    ("man", Interrupted("man")),
+    ("migrate-to-external", Interrupted("migrate to-external")),
+    ("migrate-to-internal", Interrupted("migrate to-internal")),
+    ("needs-renewal", ReadsOnly),
+    ("plan", ReadsOnly),
+    ("policy-check", ReadsOnly),
+    ("preflight", ReadsOnly),
+    ("renew", Interrupted("renew, signer local")),
+    ("status", ReadsOnly),
+];
+
+/// Where a command is interrupted.
+enum Placement {
+    /// By the scenario with this name.
+    Interrupted(&'static str),
+    /// Writes nothing but its output.
+    ReadsOnly,
+    /// For this reason by no scenario.
+    Elsewhere(&'static str),
+}
+use Placement::{Elsewhere, Interrupted, ReadsOnly};
+
+fn selected() -> Vec<&'static Scenario> {
+    let filter = std::env::var("NODEPKI_TEST_CRASH").unwrap_or_default();
+    let scenarios = SCENARIOS.iter();
+    scenarios
+        .filter(|scenario| scenario.name.contains(&filter))
+        .collect()
+}
+
+/// Returns at most `count` cases, evenly chosen.
+fn evenly<T>(cases: Vec<T>, count: usize) -> Vec<T> {
+    let length = cases.len();
+    let chosen: BTreeSet<usize> = (0..count.min(length))
+        .map(|index| index * length / count.min(length))
+        .collect();
+    let cases = cases.into_iter().enumerate();
+    cases
+        .filter(|(index, _)| chosen.contains(index))
+        .map(|(_, case)| case)
+        .collect()
+}
+
+#[track_caller]
+fn assert_no_failure(outcomes: &[Outcome]) {
+    let failures: Vec<&String> = outcomes
+        .iter()
+        .flat_map(|outcome| &outcome.failures)
+        .collect();
+    for failure in failures.iter().take(MAX_SHOWN_FAILURES) {
+        println!("---- {failure}\n");
+    }
+    assert!(failures.is_empty(), "{} cases failed", failures.len());
+}
+
+/// Runs a share of the cases of every scenario.
+#[track_caller]
+fn run_sample(count: usize, cases: impl Fn(&Prepared) -> Vec<Case>) {
+    let share = count.div_ceil(SCENARIOS.len());
+    let outcomes: Vec<Outcome> = selected()
+        .into_iter()
+        .map(|scenario| {
+            let prepared = Prepared::new(scenario);
+            let cases = sampled(0, evenly(cases(&prepared), share));
+            run_all(&prepared, &cases)
+        })
+        .collect();
+    assert_no_failure(&outcomes);
+}
+
+#[test]
+fn completes_after_sampled_kills_and_errors() {
+    run_sample(SAMPLED_POINTS, Prepared::point_cases);
+}
+
+#[test]
+fn completes_after_sampled_power_cuts() {
+    run_sample(SAMPLED_STATES, |prepared| prepared.power_cuts(SEED));
+}
+
+#[test]
+fn finds_file_that_is_not_synced() {
+    let is_sync = |operation: &Operation| matches!(operation, Operation::Sync { .. });
+    let name = "migrate to-external";
+    let scenario = SCENARIOS.iter().find(|scenario| scenario.name == name);
+    let prepared = Prepared::new(scenario.unwrap());
+    let cases = evenly(
+        prepared.power_cuts_of(SEED, |operation| !is_sync(operation)),
+        40,
+    );
+    let failures = run_all(&prepared, &cases).failures;
+    assert!(
+        failures
+            .iter()
+            .any(|failure| failure.contains("neither on the node nor in the backup")),
+        "{failures:?}"
+    );
+}
+
+#[test]
+fn places_every_command() {
+    let node = Node::new();
+    let pages = node.outside("man");
+    std::fs::create_dir(&pages).unwrap();
+    Ran::of(node.command(["man"]).arg(&pages)).done();
+    let names: BTreeSet<String> = std::fs::read_dir(pages)
+        .unwrap()
+        .map(|page| page.unwrap().file_name().into_string().unwrap())
+        .filter_map(|page| {
+            Some(
+                page.strip_prefix("nodepki-")?
+                    .strip_suffix(".1")?
+                    .to_owned(),
+            )
+        })
+        .collect();
+    // A command with commands of its own does nothing without one.
+    let has_commands = |name: &String| {
+        let prefix = format!("{name}-");
+        names.iter().any(|other| other.starts_with(&prefix))
+    };
+    let commands: BTreeSet<&str> = names
+        .iter()
+        .filter(|name| !has_commands(name))
+        .map(String::as_str)
+        .collect();
+    let placed: BTreeSet<&str> = COMMANDS.iter().map(|(name, _)| *name).collect();
+    assert_eq!(commands, placed);
+    for (command, placement) in COMMANDS {
+        match placement {
+            Interrupted(name) => {
+                let is_there = SCENARIOS.iter().any(|scenario| scenario.name == *name);
+                assert!(is_there, "{command}: there is no scenario {name}");
+            }
+            Elsewhere(reason) => assert!(!reason.is_empty(), "{command}"),
+            ReadsOnly => {}
+        }
+    }
+}
+
+/// All cases; `tests/run crash` runs it.
+mod all {
+    use super::*;
+
+    #[test]
+    fn completes_after_every_kill_error_and_power_cut() {
+        let mut outcomes = Vec::new();
+        println!(
+            "{:<40} {:>7} {:>7} {:>8}",
+            "command", "points", "states", "time"
+        );
+        for scenario in selected() {
+            let begin = Instant::now();
+            let prepared = Prepared::new(scenario);
+            let points = prepared.point_cases();
+            let states = evenly(prepared.power_cuts(SEED), STATES);
+            for cases in [&points, &states] {
+                let outcome = run_all(&prepared, cases);
+                for failure in &outcome.failures {
+                    println!("---- {failure}\n");
+                }
+                outcomes.push(outcome);
+            }
+            println!(
+                "{:<40} {:>7} {:>7} {:>6} s",
+                scenario.name,
+                points.len(),
+                states.len(),
+                begin.elapsed().as_secs()
+            );
+        }
+        assert_no_failure(&outcomes);
+    }
+}
