@@ -214,9 +214,9 @@ fn reads_alike(text: &str) -> bool {
     // Go reads the first document of several, which may be empty.
     let is_marker = |line: &str| line.starts_with("---") || line.starts_with("...");
     // In a flow collection, `a:}` is the key `a` in 1.2 and `a:` in 1.1, and `?a` is `?a` in 1.2 and `a` in 1.1. The names
-    // of anchors and tags end at other characters.
+    // of anchors and tags end at other characters. U+0085, U+2028 and U+2029 end a line in 1.1 only.
     let is_ambiguous = [":}", ":]", ":,"].iter().any(|part| text.contains(part))
-        || text.contains(['?', '&', '*', '!', '%']);
+        || text.contains(['?', '&', '*', '!', '%', '\u{85}', '\u{2028}', '\u{2029}']);
     !is_ambiguous && !text.lines().any(is_marker)
 }
 
