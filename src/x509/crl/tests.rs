@@ -1,11 +1,12 @@
 use rcgen::{
-    CertificateParams, CertificateRevocationListParams, DistinguishedName, DnType, DnValue, Issuer,
-    KeyIdMethod, RevocationReason, RevokedCertParams, SerialNumber,
+    CertificateParams, CertificateRevocationListParams, CrlDistributionPoint,
+    CrlIssuingDistributionPoint, DistinguishedName, DnType, DnValue, Issuer, KeyIdMethod,
+    RevocationReason, RevokedCertParams, SerialNumber,
 };
 use time::macros::datetime;
 
 use super::{
-    AuthorityCrls, Duration, MAX_CLOCK_LEAD, OffsetDateTime, PEM_BEGIN, RevocationList,
+    AuthorityCrls, Chain, Duration, MAX_CLOCK_LEAD, OffsetDateTime, PEM_BEGIN, RevocationList,
     TrustBundle, encode_pem,
 };
 use crate::x509::{CertificateAuthority, KeyAlgorithm, PrivateKey};
@@ -58,6 +59,11 @@ impl Root {
 
     /// Returns a list that is issued at this time, is due to be replaced an hour later, and revokes these serial numbers.
     fn list(&self, issued: OffsetDateTime, serials: &[u64]) -> RevocationList {
+        self.part(issued, serials, None)
+    }
+
+    /// Returns a list for the certificates that name a distribution point.
+    fn part(&self, issued: OffsetDateTime, serials: &[u64], point: Option<&str>) -> RevocationList {
         let revoked = serials.iter().map(|serial| RevokedCertParams {
             serial_number: SerialNumber::from(*serial),
             revocation_time: issued,
@@ -68,11 +74,23 @@ impl Root {
             this_update: issued,
             next_update: issued + Duration::HOUR,
             crl_number: SerialNumber::from(1),
-            issuing_distribution_point: None,
+            issuing_distribution_point: point.map(|uri| CrlIssuingDistributionPoint {
+                distribution_point: CrlDistributionPoint {
+                    uris: vec![uri.to_owned()],
+                },
+                scope: None,
+            }),
             revoked_certs: revoked.collect(),
             key_identifier_method: KeyIdMethod::Sha256,
         };
-        // kubeadm's CA certificates lack cRLSign, which rcgen requires.
+        let made = params
+            .signed_by(&Issuer::from_params(&self.params(), &self.key))
+            .unwrap();
+        RevocationList::from_der(made.der()).unwrap()
+    }
+
+    /// Returns the issuer's name without its key usages: kubeadm's CA certificates lack cRLSign, which rcgen requires.
+    fn params(&self) -> CertificateParams {
         let mut issuer = CertificateParams::default();
         issuer.distinguished_name = DistinguishedName::new();
         let name = self.trust.first().subject().to_string();
@@ -81,10 +99,28 @@ impl Root {
             DnType::CommonName,
             DnValue::PrintableString(name.try_into().unwrap()),
         );
-        let made = params
-            .signed_by(&Issuer::from_params(&issuer, &self.key))
-            .unwrap();
-        RevocationList::from_der(made.der()).unwrap()
+        issuer
+    }
+
+    /// Returns a leaf with the serial number 7, which names a distribution point.
+    fn leaf(&self, point: Option<&str>) -> Chain {
+        let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        params
+            .distinguished_name
+            .push(DnType::CommonName, DnValue::Utf8String("leaf".to_owned()));
+        params.serial_number = Some(SerialNumber::from(7));
+        params.crl_distribution_points = point
+            .into_iter()
+            .map(|uri| CrlDistributionPoint {
+                uris: vec![uri.to_owned()],
+            })
+            .collect();
+        let issuer = self.params();
+        let issuer = Issuer::from_params(&issuer, &self.key);
+        let made = params.signed_by(key.public_key(), &issuer).unwrap();
+        Chain::from_response(made.der(), key.public_key()).unwrap()
     }
 
     fn verified(&self, lists: Vec<RevocationList>) -> Result<AuthorityCrls, String> {
@@ -164,4 +200,47 @@ fn refuses_list_that_is_older_early_or_late() {
     );
     let older = at(NOW - Duration::SECOND);
     assert_eq!(reason(Some(&older), NOW), "");
+}
+
+#[test]
+fn finds_revoked_leaf_by_issuer_and_serial() {
+    let (root, other) = (Root::new("etcd-ca"), Root::new("ca"));
+    let leaf = root.leaf(None);
+    let revoked_by = |lists: Vec<RevocationList>| root.verified(lists).unwrap().revokes(&leaf);
+    let (what, since) = revoked_by(vec![root.list(NOW, &[6, 7])]).unwrap();
+    assert_eq!((what.as_str(), since), ("CN=leaf (serial 07)", NOW));
+    assert!(revoked_by(vec![root.list(NOW, &[6])]).is_none());
+    // The serial number of another authority.
+    let foreign = other.list(NOW, &[7]);
+    assert!(foreign.revokes(leaf.leaf()).is_none());
+    assert!(foreign.revokes(other.leaf(None).leaf()).is_some());
+}
+
+#[test]
+fn part_of_a_list_covers_certificates_that_name_its_point_or_none() {
+    let root = Root::new("etcd-ca");
+    let (one, two) = ("http://ca/1.crl", "http://ca/2.crl");
+    let gap = |part: Option<&str>, of_leaf: Option<&str>| {
+        let lists = root.verified(vec![root.part(NOW, &[], part)]).unwrap();
+        lists
+            .gap(&root.leaf(of_leaf))
+            .map(|error| error.to_string())
+    };
+    for (part, of_leaf) in [
+        (None, None),
+        (None, Some(two)),
+        (Some(one), None),
+        (Some(one), Some(one)),
+    ] {
+        assert_eq!(gap(part, of_leaf), None, "{part:?} {of_leaf:?}");
+    }
+    assert_eq!(
+        gap(Some(one), Some(two)).unwrap(),
+        "the list of CN=etcd-ca is one of several parts, and none of those given covers CN=leaf"
+    );
+    let lists = root.verified(vec![root.list(NOW, &[])]).unwrap();
+    assert_eq!(
+        lists.gap(&Root::new("ca").leaf(None)).unwrap().to_string(),
+        "no list is from CN=ca, which issued CN=leaf"
+    );
 }

@@ -133,3 +133,19 @@ fn requests_key_encipherment_only_for_rsa_keys() {
     let ec = KeyType::Known(KeyAlgorithm::EcdsaP256);
     assert_eq!(key_usages(&ec), [KeyUsagePurpose::DigitalSignature]);
 }
+
+#[test]
+fn compares_request_with_names_of_certificate() {
+    let authority = key();
+    let now = time::macros::datetime!(2026-06-01 12:00 UTC);
+    let lifetime = Duration::from_secs(86_400);
+    let authority =
+        crate::x509::CertificateAuthority::self_signed("ca", authority, now, lifetime).unwrap();
+    let csr = create(&profile("node")).unwrap();
+    let issued = |profile: &Profile| authority.issue(key().public_key(), profile, now).unwrap();
+    assert!(csr.has_names_of(&issued(&profile("node"))));
+    assert!(!csr.has_names_of(&issued(&profile("other"))));
+    let mut renamed = profile("node");
+    renamed.subject.common_name.push('2');
+    assert!(!csr.has_names_of(&issued(&renamed)));
+}
