@@ -474,6 +474,8 @@ fn waits_for_node_and_judges_again() {
     complete["metadata"]["resourceVersion"] = json!("2");
     complete["status"]["conditions"][0]["lastHeartbeatTime"] = json!("2026-11-23T04:00:00Z");
     assert!(!rig.insert(&complete), "a heartbeat changes nothing");
+    let names: BTreeSet<&str> = rig.nodes.names().collect();
+    assert_eq!(names, BTreeSet::from(["cp1", "tired", "w1", "w2", "w3"]));
     assert!(rig.nodes.remove("w3"));
     assert!(!rig.nodes.remove("w3"));
     assert_eq!(rig.outcome(&request, LATER), "deny NodeNotFound");
