@@ -66,6 +66,15 @@ fn calls_of(command: &Command, calls: &str) -> BTreeMap<String, usize> {
     counts
 }
 
+#[test]
+fn names_needed_kernel_if_openat2_is_refused() {
+    let node = Node::bootstrapped();
+    let ran = with_failing_calls(&node.command(["status"]), "openat2", "error=ENOSYS");
+    ran.says(
+        "this kernel or container refuses openat2(2), which is needed to resolve paths inside ",
+    );
+}
+
 fn is_pair(node: &Node, name: CertName) -> bool {
     node.leaf(name)
         .is_some_and(|(chain, key)| chain.leaf().public_key() == key.public_key())

@@ -63,6 +63,7 @@ mod lying_signer;
 mod machine;
 mod manual;
 mod message_paths;
+mod messages;
 mod metrics;
 mod metrics_events;
 mod migrate;
