@@ -193,8 +193,10 @@ impl GlobalOptions {
             );
             return Err(Failure::new(ExitCode::Usage, message));
         }
-        NodeRoot::open(&self.root).map_err(|error| {
-            Failure::caused(ExitCode::Usage, "--root", error).advise("name an existing directory")
+        NodeRoot::open(&self.root).map_err(|error| match self.root.try_exists() {
+            Ok(false) => Failure::caused(ExitCode::Usage, "--root", error)
+                .advise("name an existing directory"),
+            _ => Failure::from(error),
         })
     }
 
