@@ -36,6 +36,8 @@ mod discovery_cluster;
 mod doctor;
 mod documents;
 mod etcd_members;
+#[cfg(feature = "failpoints")]
+mod exit_codes;
 mod failures_configuration;
 #[cfg(feature = "failpoints")]
 mod failures_crash;

@@ -100,8 +100,8 @@ fn short_help_begins_with_daily_commands_and_names_all() {
     assert_eq!(help(&["help"]), long);
 }
 
-/// Returns the examples in the help of each command that has no commands of its own: the command and its lines.
-fn examples() -> Vec<(Vec<String>, Vec<String>)> {
+/// Returns the commands that have no commands of their own, in words.
+pub(crate) fn leaves() -> Vec<Vec<String>> {
     let all = commands();
     let is_leaf = |command: &Vec<String>| {
         !all.iter()
@@ -109,6 +109,14 @@ fn examples() -> Vec<(Vec<String>, Vec<String>)> {
     };
     all.iter()
         .filter(|command| is_leaf(command))
+        .cloned()
+        .collect()
+}
+
+/// Returns the examples in the help of each of the [`leaves`]: the command and its lines.
+fn examples() -> Vec<(Vec<String>, Vec<String>)> {
+    leaves()
+        .iter()
         .map(|command| {
             let mut words: Vec<&str> = command.iter().map(String::as_str).collect();
             words.push("--help");
