@@ -73,6 +73,8 @@ use run::{Outcomes, RequestRun, same_authority};
 
 /// Source of the current time.
 pub type Clock = fn() -> OffsetDateTime;
+/// Source of numbers that are uniform in [0, 1), which spread the retries of many nodes.
+pub type Jitter = fn() -> f64;
 
 /// The inputs of a run.
 pub struct RunSetup {
@@ -98,6 +100,8 @@ pub struct RunSetup {
     pub lock_wait: Duration,
     /// Handling of a clock that may be wrong.
     pub clock: ClockPolicy,
+    /// Random part of the wait between two attempts at a signer.
+    pub jitter: Jitter,
 }
 
 /// The node's identity for later runs, which may have no other description of the node.

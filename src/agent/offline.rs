@@ -57,6 +57,7 @@ pub async fn export_requests(
         clock,
         floor: None,
         deadline: Instant::now(),
+        jitter: setup.jitter,
         progress,
     };
     let mut fresh: BTreeMap<_, Fresh> = std::mem::take(&mut run.resumed)

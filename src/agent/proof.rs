@@ -191,6 +191,7 @@ pub async fn rehearse(
         clock,
         floor: None,
         deadline: Instant::now() + setup.wait,
+        jitter: setup.jitter,
         progress,
     };
     let job = setup.job(cert, trust, now)?;

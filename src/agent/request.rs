@@ -12,7 +12,7 @@ use std::time::Duration;
 use time::OffsetDateTime;
 use tokio::time::Instant;
 
-use super::{Clock, Event, Failure, Progress, SignerOperation, event};
+use super::{Clock, Event, Failure, Jitter, Progress, SignerOperation, event};
 use crate::process::failpoint;
 use crate::process::jitter::random_fraction;
 use crate::signer::{
@@ -67,6 +67,7 @@ pub(super) struct Desk<'a> {
     /// See `RequestRun::floor`.
     pub(super) floor: Option<OffsetDateTime>,
     pub(super) deadline: Instant,
+    pub(super) jitter: Jitter,
     pub(super) progress: &'a dyn Progress,
 }
 
@@ -295,7 +296,7 @@ impl CertificateExchange<'_> {
             time_left: desk.deadline.saturating_duration_since(Instant::now()),
             resubmit: self.asked.signer.caps().resubmit,
             can_exchange: self.exchangeable.is_some(),
-            random: random_fraction(),
+            random: (desk.jitter)(),
         };
         let before = self.record.clone();
         let step = next(
@@ -381,9 +382,14 @@ pub(super) async fn perform(
     }
 }
 
-fn next_try(error: &SignerError, failures: u32, deadline: Instant) -> Option<Duration> {
+fn next_try(
+    error: &SignerError,
+    failures: u32,
+    deadline: Instant,
+    jitter: Jitter,
+) -> Option<Duration> {
     let time_left = deadline.saturating_duration_since(Instant::now());
-    wait_before_retry(error, failures, time_left, random_fraction())
+    wait_before_retry(error, failures, time_left, jitter())
 }
 
 /// Retries after a transient failure until the deadline.
@@ -398,7 +404,7 @@ pub(super) async fn patiently<T>(
             Err(error) => error,
         };
         failures += 1;
-        match next_try(&error, failures, deadline) {
+        match next_try(&error, failures, deadline, random_fraction) {
             Some(wait) => {
                 tracing::info!("{error}; trying again in {wait:.0?}");
                 tokio::time::sleep(wait).await;
@@ -411,6 +417,7 @@ pub(super) async fn patiently<T>(
 /// Calls to signers that belong to no request.
 pub(super) struct Enquiry<'a> {
     pub(super) deadline: Instant,
+    pub(super) jitter: Jitter,
     pub(super) progress: &'a dyn Progress,
 }
 
@@ -429,7 +436,7 @@ impl Enquiry<'_> {
                 Err(error) => error,
             };
             failures += 1;
-            let Some(wait) = next_try(&error, failures, self.deadline) else {
+            let Some(wait) = next_try(&error, failures, self.deadline, self.jitter) else {
                 return Err(error);
             };
             self.progress.event(Event::Retrying {

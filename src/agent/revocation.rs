@@ -41,6 +41,7 @@ pub async fn update_revocations(
         survey: &survey,
         enquiry: Enquiry {
             deadline: Instant::now() + setup.wait,
+            jitter: setup.jitter,
             progress,
         },
         now,

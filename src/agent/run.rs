@@ -323,6 +323,7 @@ impl<'a> RequestRun<'a> {
     pub(super) fn enquiry(&self) -> Enquiry<'a> {
         Enquiry {
             deadline: self.deadline,
+            jitter: self.setup.jitter,
             progress: self.progress,
         }
     }
@@ -369,6 +370,7 @@ impl<'a> RequestRun<'a> {
             clock: run.clock,
             floor: run.floor,
             deadline: run.deadline,
+            jitter: run.setup.jitter,
             progress: run.progress,
         };
         let jobs = run.jobs(survey)?;
@@ -387,6 +389,7 @@ impl<'a> RequestRun<'a> {
         keys.start(jobs.values().map(|job| key_job(job.asked.spec)))?;
         loop {
             let made = tokio::select! {
+                biased;
                 Some(made) = keys.next() => made,
                 Some((name, outcome)) = requests.next() => {
                     outcomes.certs.insert(name, outcome?);

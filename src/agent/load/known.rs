@@ -23,6 +23,7 @@ use crate::kube::kubeadm::{self, ClusterConfig, HostFacts, KubeadmRole};
 use crate::kube::names::{Authority, CertName};
 use crate::kube::paths::APISERVER_MANIFEST;
 use crate::node::NodeState;
+use crate::process::jitter::random_fraction;
 use crate::process::machine;
 use crate::signer::NodeIdentity;
 use crate::spec::policy::KeyPolicy;
@@ -332,6 +333,7 @@ impl KnownConfiguration {
                 max_wait: inputs.clock_wait.unwrap_or(settings.clock_max_wait),
                 allow_unsynced: inputs.allow_unsynced,
             },
+            jitter: random_fraction,
         };
         require_readable(root)?;
         let version = cluster.kubernetes_version.as_ref();

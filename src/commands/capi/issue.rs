@@ -23,6 +23,7 @@ use crate::kube::kubeadm::{
     self, ClusterConfig, Etcd, HostPort, KubeadmRole, NodeConfig, NodeName,
 };
 use crate::kube::names::{Authority, CertName};
+use crate::process::jitter::random_fraction;
 use crate::signer::NodeIdentity;
 use crate::spec::assess::Observed;
 use crate::spec::policy::KeyPolicy;
@@ -163,6 +164,7 @@ pub(super) fn setup(
             max_wait: inputs.clock_wait.unwrap_or(settings.clock_max_wait),
             allow_unsynced: inputs.allow_unsynced,
         },
+        jitter: random_fraction,
     };
     let warnings = warnings.warnings().map(ToString::to_string).collect();
     Ok((setup, warnings))
