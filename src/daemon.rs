@@ -36,7 +36,8 @@ use kubelets::KubeletService;
 use metrics::Metrics;
 use system::System;
 use wake::{Agenda, ListRefresh, NextAction, StepResult};
-use watch::{FileRole, WatchedFiles};
+
+pub use watch::{FileRole, WatchedFiles};
 
 /// Maximum time that one step waits for a signer. The step holds the lock for that time; the next step polls again, and
 /// another run can take the lock between the two.
@@ -44,7 +45,7 @@ const MAX_SIGNER_WAIT: Duration = Duration::from_secs(10);
 
 /// The event that ends a sleep.
 #[derive(Debug)]
-enum Wake {
+pub enum Wake {
     /// The requested time was reached, or the clock was set.
     Time,
     /// The configuration must be read again (SIGHUP).
@@ -56,16 +57,26 @@ enum Wake {
 }
 
 /// A notification to the service manager.
-enum Notification<'a> {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notification<'a> {
+    /// The daemon has started, or has read its configuration again.
     Ready,
+    /// The state of the daemon, as a sentence.
     Status(&'a str),
+    /// The configuration is being read again.
     Reloading,
+    /// The daemon is about to end.
     Stopping,
+    /// The daemon is alive.
     Watchdog,
 }
 
-/// The events around the loop. Tests replace them.
-trait Surroundings {
+/// The events around the loop. Tests replace them, so that the loop runs in virtual time.
+#[allow(
+    async_fn_in_trait,
+    reason = "the loop runs on one thread, so that no future has to be Send"
+)]
+pub trait Surroundings {
     /// Replaces the set of watched files. Changes from now on wake the loop.
     fn watch(&mut self, watched: WatchedFiles);
 
@@ -81,6 +92,7 @@ trait Surroundings {
     /// Returns the time since boot, including suspend.
     fn uptime(&self) -> Duration;
 
+    /// Notifies the service manager.
     fn notify(&self, what: Notification<'_>);
 
     /// Permanently restricts this process to `reach`.
@@ -104,12 +116,28 @@ pub async fn run(
             .advise("run again")
     })?;
     let read = async || load::load_running(root, inputs, clock).await;
+    run_in(system, root, inputs.config.as_ref(), clock, progress, read).await
+}
+
+/// As [`run`], in these surroundings, with the configuration that `read` returns. `config` is the configuration file of the
+/// command line, if there is one.
+///
+/// # Errors
+/// As of [`run`].
+pub async fn run_in(
+    surroundings: impl Surroundings,
+    root: &NodeRoot,
+    config: Option<&Argument>,
+    clock: Clock,
+    progress: &dyn Progress,
+    read: impl AsyncFn() -> Result<Loaded, Failure>,
+) -> Result<(), Failure> {
     let daemon = Daemon {
         root,
-        config: inputs.config.as_ref(),
+        config,
         clock,
         progress,
-        surroundings: system,
+        surroundings,
     };
     daemon.run(read).await
 }

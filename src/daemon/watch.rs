@@ -29,7 +29,7 @@ const MAX_FILES_IN_DIRECTORY: usize = 1000;
 
 /// The use of a watched file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum FileRole {
+pub enum FileRole {
     /// A file that the daemon renews.
     Pki,
     /// A file that the daemon reads its configuration from.
@@ -38,7 +38,7 @@ pub(super) enum FileRole {
 
 /// The watched files, and the directories in which every file is watched.
 #[derive(Clone, Debug, Default)]
-pub(super) struct WatchedFiles {
+pub struct WatchedFiles {
     files: Vec<(FileRole, NodeRoot, PathBuf)>,
     directories: Vec<(FileRole, NodeRoot, PathBuf)>,
 }
