@@ -509,7 +509,7 @@ impl TreeBuilder {
                 let tag = tag.as_ref();
                 let tag = tag.map(|tag| (tag.handle.as_str(), tag.suffix.as_str()));
                 // `!!str 5`, `! 5` and `!own 5` are text whatever their content.
-                let text_tag = matches!(tag, Some(("!", _) | (_, "str" | "")));
+                let text_tag = matches!(tag, Some(("!", _) | ("", "!") | (_, "str" | "")));
                 let scalar = Scalar {
                     text: Zeroizing::new(text.into_owned()),
                     plain: style == ScalarStyle::Plain && !text_tag,
