@@ -23,8 +23,9 @@ use rsa::pkcs1::{EncodeRsaPrivateKey, RsaPrivateKeyRef};
 use rsa::rand_core::UnwrapErr;
 use sec1::{EcParameters, EcPrivateKey};
 use sha2::{Digest, Sha256};
-use zeroize::Zeroizing;
+use zeroize::{Zeroize, Zeroizing};
 
+use super::blocks;
 use super::text::{encode_pem, hex, pem_blocks};
 
 use algorithm::rsa_type_of;
@@ -111,9 +112,21 @@ impl PrivateKey {
     }
 
     /// Reads PKCS#1, SEC1 or PKCS#8 PEM. Like kubeadm, it uses the first private key and ignores other blocks, such as
-    /// `EC PARAMETERS`, and text between the blocks.
+    /// `EC PARAMETERS`, and text between the blocks. Go must find the same key first: `encoding/pem` ignores a block that it
+    /// cannot decode, for example one that begins within a line.
     pub fn from_pem(text: &[u8]) -> Result<Self, KeyError> {
         let blocks = pem_blocks(text).map_err(KeyError::Pem)?;
+        let first = blocks.iter().find(|block| is_private_key(block.tag()));
+        let mut go = blocks::decode_all(text);
+        let found_by_go = go.iter().find(|block| is_private_key(&block.label));
+        let is_same =
+            first.map(pem::Pem::contents) == found_by_go.map(|block| block.content.as_slice());
+        go.iter_mut().for_each(|block| block.content.zeroize());
+        if !is_same {
+            return Err(KeyError::Damaged(
+                "Go's PEM reader does not find it: BEGIN and END must be at the start of a line",
+            ));
+        }
         let mut keys = blocks.into_iter().filter_map(Self::from_block);
         keys.next().unwrap_or(Err(KeyError::NoKey))
     }
@@ -449,6 +462,17 @@ fn rsa_key_type(pkcs1: &[u8]) -> Result<KeyType, KeyError> {
     Ok(rsa_type_of(bit_length(key.modulus.as_bytes())))
 }
 
+fn is_private_key(label: &str) -> bool {
+    matches!(
+        label,
+        "RSA PRIVATE KEY"
+            | "EC PRIVATE KEY"
+            | "PRIVATE KEY"
+            | "ENCRYPTED PRIVATE KEY"
+            | "DSA PRIVATE KEY"
+    )
+}
+
 /// Verifies RFC 8017, 3.2: n = p·q, d inverts e modulo p-1 and q-1, and the values of the Chinese remainder theorem belong
 /// to them. Go verifies all of these (`checkPrivateKey` in crypto/internal/fips140/rsa), so a component would not start with
 /// another key. `None` if a number is out of range.
@@ -552,6 +576,21 @@ mod tests {
             refused += usize::from(PrivateKey::from_rsa_der(der).is_err());
         }
         assert_eq!(refused, bad);
+    }
+
+    #[test]
+    fn rejects_key_that_begins_within_a_line() {
+        let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+        let pem = key.to_pem();
+        for prefix in ["", "text\n", "text\r\n"] {
+            let text = format!("{prefix}{}", *pem);
+            assert!(PrivateKey::from_pem(text.as_bytes()).is_ok(), "{prefix:?}");
+        }
+        let text = format!("text {}", *pem);
+        assert!(matches!(
+            PrivateKey::from_pem(text.as_bytes()),
+            Err(KeyError::Damaged(_))
+        ));
     }
 
     #[test]
