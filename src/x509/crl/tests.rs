@@ -1,6 +1,6 @@
 use rcgen::{
-    CertificateParams, CertificateRevocationListParams, CrlDistributionPoint,
-    CrlIssuingDistributionPoint, DistinguishedName, DnType, DnValue, Issuer, KeyIdMethod,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, CrlDistributionPoint,
+    CrlIssuingDistributionPoint, DistinguishedName, DnType, DnValue, IsCa, Issuer, KeyIdMethod,
     RevocationReason, RevokedCertParams, SerialNumber,
 };
 use time::macros::datetime;
@@ -243,4 +243,35 @@ fn part_of_a_list_covers_certificates_that_name_its_point_or_none() {
         lists.gap(&Root::new("ca").leaf(None)).unwrap().to_string(),
         "no list is from CN=ca, which issued CN=leaf"
     );
+}
+
+#[test]
+fn accepts_lists_of_intermediates_only_if_they_are_cas() {
+    let root = Root::new("etcd-ca");
+    let leaf_key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+    for (is_ca, accepted) in [
+        (IsCa::Ca(BasicConstraints::Unconstrained), true),
+        (IsCa::ExplicitNoCa, false),
+    ] {
+        let middle = Root::new("middle");
+        let mut params = middle.params();
+        params.is_ca = is_ca;
+        let issuer = root.params();
+        let issuer = Issuer::from_params(&issuer, &root.key);
+        let made = params.signed_by(middle.key.public_key(), &issuer).unwrap();
+        let certificate = encode_pem("CERTIFICATE", made.der());
+        // A leaf of the intermediate.
+        let issuer = middle.params();
+        let issuer = Issuer::from_params(&issuer, &middle.key);
+        let leaf = CertificateParams::default();
+        let leaf = leaf.signed_by(leaf_key.public_key(), &issuer).unwrap();
+        let text = encode_pem("CERTIFICATE", leaf.der()) + &certificate;
+        let chain = Chain::from_response(text.as_bytes(), leaf_key.public_key()).unwrap();
+        assert_eq!(chain.intermediates().len(), 1);
+        let list = Root::new("middle").list(NOW, &[]);
+        assert!(AuthorityCrls::verified(vec![list], &root.trust, &[&chain]).is_err());
+        let list = middle.list(NOW, &[]);
+        let verified = AuthorityCrls::verified(vec![list], &root.trust, &[&chain]);
+        assert_eq!(verified.is_ok(), accepted, "{verified:?}");
+    }
 }
