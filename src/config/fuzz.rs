@@ -1,5 +1,9 @@
 //! Fuzz targets: nodepki's settings.
-#![allow(clippy::type_complexity, reason = "a fuzz target ends at a fault")]
+#![allow(
+    clippy::panic,
+    clippy::type_complexity,
+    reason = "a fuzz target ends at a fault"
+)]
 
 use super::Settings;
 

@@ -2,6 +2,7 @@
 #![allow(
     clippy::indexing_slicing,
     clippy::expect_used,
+    clippy::panic,
     clippy::type_complexity,
     reason = "a fuzz target ends at a fault"
 )]

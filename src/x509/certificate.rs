@@ -396,7 +396,6 @@ mod tests {
 
     use time::macros::datetime;
 
-    use super::*;
     use crate::x509::{
         CertificateAuthority, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans, Subject,
         TrustBundle,

@@ -533,7 +533,7 @@ fn refuses_to_read_anything_but_regular_files() {
         assert_eq!(error.class(), ErrorClass::Unsafe, "{error}");
         assert!(error.to_string().contains(words), "{error}");
     }
-    let relative = root.preflight([(Path::new("etc/file"), 1)]).unwrap_err();
+    let relative = root.preflight([(Path::new("etc/file"), 1)], 0).unwrap_err();
     assert_eq!(
         relative[0].to_string(),
         "\"etc/file\" cannot be used as the absolute path of a file"
