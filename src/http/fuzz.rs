@@ -1,6 +1,6 @@
 //! Responses from a script in place of a server, for fuzz targets.
 //!
-//! While a [`Script`] is running, [`Client`](super::Client) sends nothing and receives the responses of the script, one for
+//! While a script is running, [`super::Client`] sends nothing and receives the responses of the script, one for
 //! each exchange; after the last one the server is unreachable. The rest of the client is the real one: redirects, limits,
 //! headers, and the division of the body into chunks.
 //!

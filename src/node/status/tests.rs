@@ -441,7 +441,7 @@ fn reports_empty_files_directories_and_garbage() {
         RowState::Unreadable,
         "front-proxy-client.key is unreadable: ",
     );
-    node.write("admin.conf", "current-context: gone\u{7}\n");
+    node.write("admin.conf", "current-context: \"gone\\a\"\n");
     node.expect(
         CertName::AdminConf,
         RowState::Unreadable,
