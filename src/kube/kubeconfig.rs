@@ -3,6 +3,8 @@
 //! Pure. Only the cluster and the user of the current context are ever changed; all other fields, known or not, keep their
 //! value and order. A document contains secrets, so it is wiped on drop and has no derived `Debug`.
 
+mod shape;
+
 use std::path::{Path, PathBuf};
 
 use base64::Engine;
@@ -42,8 +44,11 @@ pub enum KubeconfigError {
     NoCurrentContext,
     #[error("current-context names {0}, which it does not contain")]
     Dangling(String),
-    #[error("{field} is not valid base64")]
-    Base64 { field: &'static str },
+    #[error("{field} is not {expected}")]
+    WrongType {
+        field: String,
+        expected: &'static str,
+    },
 }
 
 /// The cluster and the user of a kubeconfig's current context.
@@ -136,7 +141,12 @@ impl Kubeconfig {
             KubeconfigError::NotYaml(first.unwrap_or_default())
         })?;
         match documents.first().map(yaml::to_json) {
-            Some(document @ Value::Object(_)) => Ok(Kubeconfig { document }),
+            Some(document @ Value::Object(_)) => {
+                // First, so that the document is wiped if it is refused.
+                let kubeconfig = Kubeconfig { document };
+                shape::verify(&kubeconfig.document)?;
+                Ok(kubeconfig)
+            }
             _ => Err(KubeconfigError::NotAMapping),
         }
     }
@@ -173,7 +183,7 @@ impl Kubeconfig {
         Ok(CurrentContext {
             cluster: name,
             server: string(entry, "server"),
-            authority: data(entry, "certificate-authority-data")?.map(|bytes| bytes.to_vec()),
+            authority: data(entry, "certificate-authority-data").map(|bytes| bytes.to_vec()),
             authority_file: string(entry, "certificate-authority"),
             server_name: string(entry, "tls-server-name"),
             proxy: string(entry, "proxy-url"),
@@ -186,8 +196,8 @@ impl Kubeconfig {
         let entry = entry(&self.document, "users", "user", &name)
             .ok_or_else(|| KubeconfigError::Dangling(format!("user {name:?}")))?;
         current.user = name;
-        current.certificate = data(entry, "client-certificate-data")?.map(|bytes| bytes.to_vec());
-        current.key = data(entry, "client-key-data")?;
+        current.certificate = data(entry, "client-certificate-data").map(|bytes| bytes.to_vec());
+        current.key = data(entry, "client-key-data");
         current.certificate_file = string(entry, "client-certificate");
         current.key_file = string(entry, "client-key");
         current.token = string(entry, "token").map(Zeroizing::new);
@@ -353,21 +363,9 @@ fn set_in<'a>(
         .filter(move |field| entry.get(*field).is_some_and(is_set))
 }
 
-fn data(
-    entry: &Map<String, Value>,
-    field: &'static str,
-) -> Result<Option<Zeroizing<Vec<u8>>>, KubeconfigError> {
-    match entry.get(field).and_then(Value::as_str) {
-        None | Some("") => Ok(None),
-        Some(text) => {
-            let compact: Zeroizing<String> =
-                Zeroizing::new(text.split_ascii_whitespace().collect());
-            let bytes = BASE64
-                .decode(compact.as_bytes())
-                .map_err(|_| KubeconfigError::Base64 { field })?;
-            Ok(Some(Zeroizing::new(bytes)))
-        }
-    }
+fn data(entry: &Map<String, Value>, field: &str) -> Option<Zeroizing<Vec<u8>>> {
+    let text = entry.get(field).and_then(Value::as_str);
+    shape::decoded(text?).filter(|bytes| !bytes.is_empty())
 }
 
 fn set(entry: &mut Map<String, Value>, field: &str, text: String) {
@@ -501,6 +499,47 @@ contexts: [{name: c, context: {cluster: b}}]
             of(&contextless).unwrap_err().to_string(),
             "current-context is empty"
         );
+    }
+
+    #[test]
+    fn refuses_values_that_client_go_refuses() {
+        let config = "current-context: a\ncontexts: [{name: a, context: {cluster: c, user: u}}]\n";
+        for (text, expected) in [
+            ("users: {name: u}", "users is not a list"),
+            (
+                "users: [{name: u, user: [x]}]",
+                "users[0].user is not a mapping",
+            ),
+            (
+                "clusters: [null, {name: 5}]",
+                "clusters[1].name is not text",
+            ),
+            (
+                "clusters: [{name: c, cluster: {insecure-skip-tls-verify: 'true'}}]",
+                "clusters[0].cluster.insecure-skip-tls-verify is not true or false",
+            ),
+            (
+                "users: [{name: other, user: {client-key-data: 'S0 VZ'}}]",
+                "users[0].user.client-key-data is not valid base64",
+            ),
+            (
+                "users: [{name: u, user: {as-user-extra: {\"a\\n\": [1]}}}]",
+                "users[0].user.as-user-extra.\"a\\n\"[0] is not text",
+            ),
+        ] {
+            let error = Kubeconfig::parse(&format!("{config}{text}\n"));
+            assert_eq!(
+                error.err().map(|error| error.to_string()).as_deref(),
+                Some(expected)
+            );
+        }
+        let accepted =
+            "users: [{name: u, user: {client-key-data: \"S0\\nVZ\", token: null, own: 1}}]\n";
+        let read = Kubeconfig::parse(&format!(
+            "{config}clusters: [{{name: c, cluster: {{}}}}]\n{accepted}"
+        ));
+        let current = read.unwrap().current().unwrap();
+        assert_eq!(current.key.unwrap().as_slice(), b"KEY");
     }
 
     #[test]

@@ -460,7 +460,7 @@ fn refuses_kubeconfig_that_cannot_be_repaired() {
         (
             "    client-certificate-data: ",
             "    client-certificate-data: '*' # ",
-            "client-certificate-data is not valid base64",
+            "users[0].user.client-certificate-data is not valid base64",
         ),
     ] {
         let node = Node::bootstrapped();

@@ -139,7 +139,7 @@ fn reports_each_fault_of_kubeconfig() {
     for (text, expected) in [
         (
             kubeconfig[..kubeconfig.len() / 2].to_owned(),
-            "its kubeconfig cannot be used: current-context is empty",
+            "its kubeconfig cannot be used: ",
         ),
         ("\t: {".to_owned(), "it is not YAML"),
         ("[]".to_owned(), "it is not a kubeconfig"),
