@@ -186,10 +186,9 @@ fn escapes_arguments_that_are_wrong() {
 fn keeps_values_in_machine_readable_output() {
     let node = Node::new();
     let name = "s\u{202e}x\u{9b}2J";
-    node.settings(&format!(
-        "reload: {{hooks: [{{on: [apiserver], command: [/bin/true, {}]}}]}}\n",
-        serde_json::to_string(name).unwrap()
-    ));
+    node.settings(
+        "reload: {hooks: [{on: [apiserver], command: [/bin/true, \"s\\u202ex\\u009b2J\"]}]}\n",
+    );
     let shown = run_in_all_formats(&node, &["config", "show"], "config show");
     for ran in [&shown[3], &shown[4]] {
         ran.done();
