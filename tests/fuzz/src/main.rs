@@ -1,5 +1,5 @@
-//! One program for all fuzz targets: the variable NODEPKI_FUZZ_TARGET selects one, the arguments are libFuzzer's. With the
-//! target `list` it prints the names.
+//! One program for all fuzz targets: the variable NODEPKI_FUZZ_TARGET selects one, or all targets of a room, which then read
+//! the same input one after the other. The arguments are libFuzzer's. With `list` it prints each target and its room.
 
 #![no_main]
 
@@ -12,48 +12,55 @@ use libfuzzer_sys::{fuzz_target, Corpus};
 
 type Target = (&'static str, fn(&[u8]));
 
-fn targets() -> Vec<Target> {
+/// Returns the targets of every room, and those that compare nodepki with Go.
+fn rooms() -> [(&'static str, Vec<Target>); 12] {
     [
-        nodepki::x509::fuzz::TARGETS,
-        nodepki::yaml::fuzz::TARGETS,
-        nodepki::kube::fuzz::TARGETS,
-        nodepki::kubelets::fuzz::TARGETS,
-        nodepki::spec::fuzz::TARGETS,
-        nodepki::store::fuzz::TARGETS,
-        nodepki::http::fuzz::TARGETS,
-        nodepki::cluster::fuzz::TARGETS,
-        &nodepki::signer::fuzz::targets(),
-        nodepki::config::fuzz::TARGETS,
-        nodepki::agent::fuzz::TARGETS,
-        differential::TARGETS,
+        ("x509", nodepki::x509::fuzz::TARGETS.to_vec()),
+        ("yaml", nodepki::yaml::fuzz::TARGETS.to_vec()),
+        ("kube", nodepki::kube::fuzz::TARGETS.to_vec()),
+        ("kubelets", nodepki::kubelets::fuzz::TARGETS.to_vec()),
+        ("spec", nodepki::spec::fuzz::TARGETS.to_vec()),
+        ("store", nodepki::store::fuzz::TARGETS.to_vec()),
+        ("http", nodepki::http::fuzz::TARGETS.to_vec()),
+        ("cluster", nodepki::cluster::fuzz::TARGETS.to_vec()),
+        ("signer", nodepki::signer::fuzz::targets()),
+        ("config", nodepki::config::fuzz::TARGETS.to_vec()),
+        ("agent", nodepki::agent::fuzz::TARGETS.to_vec()),
+        ("go", differential::TARGETS.to_vec()),
     ]
-    .concat()
 }
 
-fn selected() -> fn(&[u8]) {
-    static SELECTED: OnceLock<fn(&[u8])> = OnceLock::new();
-    *SELECTED.get_or_init(|| {
-        let name = std::env::var("NODEPKI_FUZZ_TARGET").unwrap_or_default();
-        if name == "list" {
-            for (name, _) in targets() {
-                println!("{name}");
+fn selected() -> &'static [Target] {
+    static SELECTED: OnceLock<Vec<Target>> = OnceLock::new();
+    SELECTED.get_or_init(|| {
+        let wanted = std::env::var("NODEPKI_FUZZ_TARGET").unwrap_or_default();
+        let mut found = Vec::new();
+        for (room, targets) in rooms() {
+            for (name, read) in targets {
+                if wanted == "list" {
+                    println!("{name} {room}");
+                } else if wanted == room || wanted == name {
+                    found.push((name, read));
+                }
             }
+        }
+        if wanted == "list" {
             std::process::exit(0);
         }
-        match targets().into_iter().find(|(target, _)| *target == name) {
-            Some((_, read)) => read,
-            None => {
-                eprintln!("NODEPKI_FUZZ_TARGET: {name:?} is not a target (see NODEPKI_FUZZ_TARGET=list)");
-                std::process::exit(64);
-            }
+        if found.is_empty() {
+            eprintln!("NODEPKI_FUZZ_TARGET: {wanted:?} is not a target (see NODEPKI_FUZZ_TARGET=list)");
+            std::process::exit(64);
         }
+        found
     })
 }
 
 fuzz_target!(
     init: { selected(); },
     |bytes: &[u8]| -> Corpus {
-        selected()(bytes);
+        for (_, read) in selected() {
+            read(bytes);
+        }
         Corpus::Keep
     }
 );
