@@ -38,8 +38,6 @@ use world::simulate;
 
 /// Seeds in the ordinary tests.
 const FEW_SEEDS: u64 = 4;
-/// Seeds that found defects, with what they found.
-const REGRESSIONS: [(u64, &str); 0] = [];
 /// Interval of the lines of progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -100,15 +98,6 @@ fn seeds_violate_no_invariant() {
 }
 
 #[test]
-fn former_defects_do_not_return() {
-    for (seed, defect) in REGRESSIONS {
-        if let Err(violation) = simulate(seed, Scale::of(seed), None) {
-            panic!("{defect}: {violation}");
-        }
-    }
-}
-
-#[test]
 fn repeats_a_seed_exactly() {
     let scale = Scale {
         nodes: 5,
@@ -126,13 +115,18 @@ fn judge_notices_every_sabotage() {
         nodes: 3,
         length: DAY * 3 * 365,
     };
-    // The first seed whose first cluster has several nodes and a CA change.
+    // The first seed whose first cluster has several nodes and a CA change. Renewals after 60 days keep it short.
     let is_suitable = |seed: &u64| {
         let cluster = &Plan::of(*seed, scale).clusters[0];
-        cluster.nodes.len() == 3 && cluster.change.is_some()
+        cluster.nodes.len() == 3 && cluster.change.is_some() && cluster.lifetime == DAY * 90
     };
     let seed = (1..1000).find(is_suitable).unwrap();
     for (sabotage, words) in Sabotage::ALL {
+        let scale = match sabotage {
+            // Only in a large fleet are requests in the same minute a violation.
+            Sabotage::CoincidingRequests => Scale { nodes: 20, ..scale },
+            _ => scale,
+        };
         match simulate(seed, scale, Some(sabotage)) {
             Ok(_) => panic!("{sabotage:?} was not noticed with seed {seed}"),
             Err(violation) => {

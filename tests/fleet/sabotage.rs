@@ -34,6 +34,8 @@ pub(crate) enum Sabotage {
     NoRenewal,
     /// A daemon without a wait between two attempts.
     RequestStorm,
+    /// Every node of the fleet renews in the same minute.
+    CoincidingRequests,
     /// The keys of pending requests are removed.
     LostKey,
     LostFile,
@@ -41,7 +43,7 @@ pub(crate) enum Sabotage {
 
 impl Sabotage {
     /// All, each with words of the violation that the judge must report.
-    pub(crate) const ALL: [(Sabotage, &str); 9] = [
+    pub(crate) const ALL: [(Sabotage, &str); 10] = [
         (Sabotage::MixedPair, "the certificate is not for the key"),
         (Sabotage::IncompleteFile, "absent or incomplete"),
         (Sabotage::WrongCertificate, "the certificate was issued for"),
@@ -52,6 +54,10 @@ impl Sabotage {
         (Sabotage::DistrustedPeer, "of the peer is from"),
         (Sabotage::NoRenewal, "although it could be renewed"),
         (Sabotage::RequestStorm, "times within an hour"),
+        (
+            Sabotage::CoincidingRequests,
+            "nodes sent requests in the same minute",
+        ),
         (Sabotage::LostKey, "the key of a pending request is lost"),
         (Sabotage::LostFile, "the file of a person"),
     ];
@@ -84,6 +90,12 @@ impl Sabotage {
             Sabotage::RequestStorm => {
                 let service = world.service(&node);
                 for _ in 0..200 {
+                    service.record_submission(node.index, CertName::Apiserver);
+                }
+            }
+            Sabotage::CoincidingRequests => {
+                for node in &world.nodes {
+                    let service = world.service(node);
                     service.record_submission(node.index, CertName::Apiserver);
                 }
             }

@@ -265,8 +265,8 @@ impl SigningService {
     }
 
     pub(crate) fn record_submission(&self, node: usize, name: CertName) {
-        Statistics::add(&self.statistics.requests, 1);
         let now = elapsed();
+        self.statistics.submission(node, now);
         let mut recent = self.recent.borrow_mut();
         let times = recent.entry((node, name)).or_default();
         times.push_back(now);

@@ -36,6 +36,11 @@ const URGENT_SHARE: f64 = 0.1;
 const MAX_REQUESTS: usize = 120;
 /// The same while a certificate is in place that is valid for a day.
 const MAX_REQUESTS_WITH_VALID: usize = 30;
+/// Number of nodes from which a fleet is large enough for [`MAX_NODES_AT_ONCE_SHARE`].
+const LARGE_FLEET: usize = 20;
+/// Largest share of the nodes of a fleet that submit requests in the same minute. A cluster of seven nodes may, when an
+/// administrator changes its CA.
+const MAX_NODES_AT_ONCE_SHARE: f64 = 0.3;
 
 pub(crate) struct World {
     seed: u64,
@@ -93,7 +98,8 @@ pub(crate) fn simulate(
         return Err(violation);
     }
     let mut totals = world.statistics.total();
-    totals.node_years = world.nodes.len() as f64 * scale.length.as_secs_f64() / (365.0 * 86_400.0);
+    totals.hours = scale.length.as_secs_f64() / HOUR.as_secs_f64();
+    totals.node_years = world.nodes.len() as f64 * totals.hours / (365.0 * 24.0);
     let digests: Vec<u64> = world.nodes.iter().map(|node| node.digest.get()).collect();
     let digest = Chance::new(seed).of(digests).below(u64::MAX);
     Ok(Simulated { totals, digest })
@@ -209,6 +215,7 @@ impl World {
             self.violation(node, "the file of a person was changed or removed");
         }
         self.examine_queue(node, &service);
+        self.examine_fleet(node);
         let is_new = node.view.borrow().on_disk != on_disk;
         if is_new {
             let mut view = node.view.borrow_mut();
@@ -361,6 +368,17 @@ impl World {
             self.violation(
                 node,
                 format_args!("{} was requested {count} times within an hour", issued.name),
+            );
+        }
+    }
+
+    /// Verifies that the requests of a large fleet do not coincide.
+    fn examine_fleet(&self, node: &SimulatedNode) {
+        let (count, at_once) = (self.nodes.len(), self.statistics.most_nodes_at_once.get());
+        if count >= LARGE_FLEET && at_once as f64 > MAX_NODES_AT_ONCE_SHARE * count as f64 {
+            self.violation(
+                node,
+                format_args!("{at_once} of {count} nodes sent requests in the same minute"),
             );
         }
     }
