@@ -592,18 +592,18 @@ async fn report(
 /// Waits until the components of every node of a cluster were restarted, and both CAs are trusted.
 async fn wait_until_settled(world: &Rc<World>, number: usize, authority: Authority) {
     let nodes = world.plan.clusters[number].nodes.clone();
-    loop {
-        let mut is_settled = true;
-        for index in nodes.clone() {
-            let report = report(world, &world.nodes[index], authority).await;
-            is_settled &= report.is_ok_and(|report| {
+    for index in nodes {
+        let node = &world.nodes[index];
+        loop {
+            let report = report(world, node, authority).await;
+            let is_settled = report.is_ok_and(|report| {
                 let mut rows = report.authorities.iter();
                 rows.all(|row| row.missing.is_empty())
             });
+            if is_settled {
+                break;
+            }
+            sleep(HOUR * 6).await;
         }
-        if is_settled {
-            return;
-        }
-        sleep(HOUR).await;
     }
 }
