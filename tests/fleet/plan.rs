@@ -257,7 +257,8 @@ fn cluster(
             Lie::WithoutIntermediate,
             Lie::Damaged,
         ]);
-        let hours = 1 + chance.below(72);
+        // A node polls a queued request every few minutes, which is most of the cost of a seed.
+        let hours = between(chance, HOUR, HOUR * 48).as_secs() / 3600;
         let fault = chance.choose(&[
             SignerFault::Down,
             SignerFault::Down,
