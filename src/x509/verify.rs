@@ -13,7 +13,7 @@ use super::key::{KeyAlgorithm, KeyType, PublicKey};
 use super::path::{self, Path, PathRefusal};
 use super::profile::{ExtendedUsage, Profile, Tolerance};
 use super::strict::KeyPurpose;
-use super::text::{hex, rfc3339};
+use super::text::{hex, printable, rfc3339};
 
 /// One difference between a certificate and its requirements.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -220,7 +220,10 @@ fn compare_subject(leaf: &Certificate, profile: &Profile, found: &mut Vec<CertDi
             "CN" => {}
             "O" if wanted.iter().any(|organization| organization == value) => {}
             "O" => found.push(CertDifference::OrganizationExtra(value.to_owned())),
-            _ => found.push(CertDifference::SubjectAttribute(format!("{kind}={value}"))),
+            _ => {
+                let attribute = format!("{kind}={}", printable(value));
+                found.push(CertDifference::SubjectAttribute(attribute));
+            }
         }
     }
 }
@@ -246,7 +249,7 @@ fn compare_sans(
         .dns_names()
         .iter()
         .filter(|name| !wanted_dns.contains(name) && !own_name(name));
-    found.extend(extra_dns.cloned().map(CertDifference::DnsExtra));
+    found.extend(extra_dns.map(|name| CertDifference::DnsExtra(printable(name))));
     let extra_ips = leaf
         .ip_addresses()
         .iter()

@@ -335,7 +335,7 @@ fn reports_subject_attribute_that_kubeadm_does_not_set() {
     let leaf = issued_by((trust.first(), &root_key), &key, |params| {
         params
             .distinguished_name
-            .push(DnType::OrganizationalUnitName, "infra");
+            .push(DnType::OrganizationalUnitName, "infra\u{1b}[2J");
     });
     let chain = Chain::from_response(leaf.der(), key.public_key()).unwrap();
     let wanted = etcd_server();
@@ -349,7 +349,7 @@ fn reports_subject_attribute_that_kubeadm_does_not_set() {
     );
     assert_eq!(
         texts(&differences),
-        ["subject attribute OU=infra is not wanted"]
+        ["subject attribute OU=infra\\u{1b}[2J is not wanted"]
     );
     assert!(!is_for_names(&chain, &wanted, Tolerance::default()));
 }
