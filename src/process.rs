@@ -1,5 +1,5 @@
-//! The running process: its confinement (Landlock, core dumps, signals), faults of the machine, resource limits, jitter, and the
-//! failpoints of crash tests.
+//! The running process: its confinement (Landlock, core dumps, signals), faults of the machine, resource limits,
+//! jitter, and the failpoints of crash tests.
 
 pub mod confine;
 pub mod failpoint;

@@ -1,7 +1,7 @@
 //! Responses from a script in place of a server, for fuzz targets.
 //!
-//! While a script is running, [`super::Client`] sends nothing and receives the responses of the script, one for
-//! each exchange; after the last one the server is unreachable. The rest of the client is the real one: redirects, limits,
+//! While a script is running, [`super::Client`] sends nothing and receives the responses of the script, one for each
+//! exchange; after the last one the server is unreachable. The rest of the client is the real one: redirects, limits,
 //! headers, and the division of the body into chunks.
 //!
 //! The responses in a script are separated by lines with `%%`. Each is the form of a recorded response: a line with the

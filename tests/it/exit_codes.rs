@@ -87,7 +87,7 @@ const NEW_CLUSTER: &[&str] = &[
     "0s",
 ];
 
-/// What is wrong, by the heading of its column.
+/// A node or command line with a fault, and the heading of its column.
 struct Situation {
     heading: &'static str,
     damage: fn(&Node),

@@ -131,8 +131,7 @@ fn finds_lack_of_files_before_sending_requests() {
 /// Runs the command twice on a file system of its own: with a little free space, which may end it with 75, and with
 /// enough.
 const FULL_DISK: &str = r#"
-dir="$1/$2" free=$3
-shift 3
+shift
 cp -a "$dir" "$dir.disk"
 mount -t tmpfs -o size=4m,mode=700 tmpfs "$dir"
 cp -a "$dir.disk/." "$dir"
@@ -149,6 +148,7 @@ cp -a "$dir" "$dir.disk"
 umount "$dir"
 rm -r "$dir"
 mv "$dir.disk" "$dir"
+exit
 "#;
 
 #[test]
@@ -157,27 +157,8 @@ fn completes_after_full_disk_of_every_size() {
     for (turn, kib) in sampled(0, (4..=900).step_by(64).enumerate()) {
         let node = drifted();
         let dir = ["etc/kubernetes", "var/lib/nodepki"][turn % 2];
-        let renew = renew(&node);
-        let mut command = Command::new("unshare");
-        command.arg("--mount");
-        if !nix::unistd::geteuid().is_root() {
-            command.arg("--map-root-user");
-        }
-        command
-            .args([
-                "--propagation",
-                "private",
-                "bash",
-                "-euc",
-                FULL_DISK,
-                "bash",
-            ])
-            .arg(node.root())
-            .args([dir, &kib.to_string()])
-            .arg(renew.get_program())
-            .args(renew.get_args())
-            .env_remove("JOURNAL_STREAM");
-        let ran = Ran::of(&mut command);
+        let script = format!("dir=\"$1/{dir}\" free={kib}\n{FULL_DISK}");
+        let ran = with_mounts(&node, &renew(&node), &script);
         ran.done();
         match ran.stderr.contains("first: 75") {
             true => ended_75 += 1,

@@ -25,7 +25,7 @@ use Shape::{Any, Bytes, Fields, Flag, List, MapOf, Text};
 
 const EXTENSIONS: Shape = List(&Fields(&[("name", Text), ("extension", Any)]));
 
-const CONFIG: Shape = Fields(&[
+const CONFIG_FIELDS: Shape = Fields(&[
     ("kind", Text),
     ("apiVersion", Text),
     (
@@ -34,18 +34,21 @@ const CONFIG: Shape = Fields(&[
     ),
     (
         "clusters",
-        List(&Fields(&[("name", Text), ("cluster", CLUSTER)])),
+        List(&Fields(&[("name", Text), ("cluster", CLUSTER_FIELDS)])),
     ),
-    ("users", List(&Fields(&[("name", Text), ("user", USER)]))),
+    (
+        "users",
+        List(&Fields(&[("name", Text), ("user", USER_FIELDS)])),
+    ),
     (
         "contexts",
-        List(&Fields(&[("name", Text), ("context", CONTEXT)])),
+        List(&Fields(&[("name", Text), ("context", CONTEXT_FIELDS)])),
     ),
     ("current-context", Text),
     ("extensions", EXTENSIONS),
 ]);
 
-const CLUSTER: Shape = Fields(&[
+const CLUSTER_FIELDS: Shape = Fields(&[
     ("server", Text),
     ("tls-server-name", Text),
     ("insecure-skip-tls-verify", Flag),
@@ -56,7 +59,7 @@ const CLUSTER: Shape = Fields(&[
     ("extensions", EXTENSIONS),
 ]);
 
-const USER: Shape = Fields(&[
+const USER_FIELDS: Shape = Fields(&[
     ("client-certificate", Text),
     ("client-certificate-data", Bytes),
     ("client-key", Text),
@@ -88,7 +91,7 @@ const USER: Shape = Fields(&[
     ("extensions", EXTENSIONS),
 ]);
 
-const CONTEXT: Shape = Fields(&[
+const CONTEXT_FIELDS: Shape = Fields(&[
     ("cluster", Text),
     ("user", Text),
     ("namespace", Text),
@@ -97,7 +100,7 @@ const CONTEXT: Shape = Fields(&[
 
 /// Verifies that every field of a kubeconfig has its type.
 pub(super) fn verify(document: &Value) -> Result<(), KubeconfigError> {
-    verify_field(document, &CONFIG, "")
+    verify_field(document, &CONFIG_FIELDS, "")
 }
 
 fn verify_field(value: &Value, shape: &Shape, field: &str) -> Result<(), KubeconfigError> {
