@@ -16,7 +16,7 @@ use tokio::time::sleep;
 
 use super::{Failure, load};
 use crate::cluster::api::{Api, ApiError, Resource};
-use crate::cluster::event::{self, EVENT, EVENT_NAMESPACE, EventName};
+use crate::cluster::event::{self, EVENT, EVENT_NAMESPACE};
 use crate::cluster::watch::{Watch, WatchChange};
 use crate::config::ClusterPolicySettings;
 use crate::spec::policy::KeyRules;
@@ -275,14 +275,7 @@ fn invalid(object: &Value, resource: &Resource, why: &str, now: OffsetDateTime) 
     let digest = hex(&Sha256::digest(format!("{uid}/{revision}")));
     let name = format!("nodepki-policy-{}", digest.get(..16).unwrap_or(&digest));
     let message = format!("this version of the key policy is not used: {why}");
-    event::warning(
-        &EventName::Exact(&name),
-        resource,
-        (NAME, uid),
-        INVALID,
-        &message,
-        now,
-    )
+    event::warning(&name, resource, (NAME, uid), INVALID, &message, now)
 }
 
 #[cfg(test)]

@@ -19,33 +19,22 @@ pub(crate) const EVENT: Resource = Resource {
 /// Largest length of an Event's message in bytes (`pkg/apis/core/validation/events.go`, `NoteLengthLimit`).
 const MAX_MESSAGE_BYTES: usize = 1000;
 
-/// The name of an Event.
-pub(crate) enum EventName<'a> {
-    /// A new name with this prefix for each Event.
-    Prefix(&'a str),
-    /// This name, so that there is one Event, however many nodes create it.
-    Exact(&'a str),
-}
-
-/// Returns a warning about an object without a namespace.
+/// Returns a warning about an object without a namespace. The name is that of the Event: there is one, however many nodes
+/// create it.
 pub(crate) fn warning(
-    name: &EventName<'_>,
+    name: &str,
     about: &Resource,
     object: (&str, &str),
     reason: &str,
     message: &str,
     now: OffsetDateTime,
 ) -> Value {
-    let (key, text) = match name {
-        EventName::Prefix(prefix) => ("generateName", prefix),
-        EventName::Exact(name) => ("name", name),
-    };
     let (object, uid) = object;
     let time = rfc3339(now);
     json!({
         "apiVersion": EVENT.api_version(),
         "kind": EVENT.kind,
-        "metadata": {key: text, "namespace": EVENT_NAMESPACE},
+        "metadata": {"name": name, "namespace": EVENT_NAMESPACE},
         "involvedObject": {
             "apiVersion": about.api_version(),
             "kind": about.kind,

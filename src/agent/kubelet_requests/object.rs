@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use time::OffsetDateTime;
 
 use crate::cluster::api::Resource;
-use crate::cluster::event::{self, EventName, limited};
+use crate::cluster::event::{self, limited};
 pub(super) use crate::cluster::event::{EVENT, EVENT_NAMESPACE};
 use crate::x509::rfc3339;
 
@@ -72,7 +72,7 @@ fn set_status(object: &mut Value, field: &str, value: Value) {
     }
 }
 
-/// Returns a warning Event about a request.
+/// Returns a warning Event about a request. Every leader derives the same name.
 pub(super) fn event(
     name: &str,
     uid: &str,
@@ -80,8 +80,8 @@ pub(super) fn event(
     message: &str,
     now: OffsetDateTime,
 ) -> Value {
-    let prefix = EventName::Prefix("nodepki-kubelets-");
-    event::warning(&prefix, &CSR, (name, uid), reason, message, now)
+    let event_name = format!("nodepki-kubelets-{uid}-{}", reason.to_ascii_lowercase());
+    event::warning(&event_name, &CSR, (name, uid), reason, message, now)
 }
 
 #[cfg(test)]

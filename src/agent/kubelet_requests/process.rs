@@ -182,8 +182,10 @@ impl Signing {
     ) -> WorkResult {
         let reason = finding.reason.as_str();
         // Waiting for an administrator is the usual state and visible in the request itself.
-        if finding.reason != RequestReason::ApprovalRequired {
-            self.report(work, reason, &finding.message).await;
+        if finding.reason != RequestReason::ApprovalRequired
+            && !self.report(work, reason, &finding.message).await
+        {
+            return later(work, RETRY_INTERVAL);
         }
         let until = until.map(|at| at - self.now());
         let until = until.map(|wait| Duration::try_from(wait).unwrap_or_default());
@@ -196,10 +198,11 @@ impl Signing {
         }
     }
 
-    /// Writes an Event and a line in the log, unless the last one for this request had the same reason.
-    async fn report(&self, work: &Work, reason: &'static str, message: &str) {
+    /// Writes an Event and a line in the log, unless the last one for this request had the same reason. Returns false if the
+    /// API server did not accept the Event yet: the next call reports again.
+    async fn report(&self, work: &Work, reason: &'static str, message: &str) -> bool {
         if !self.view.borrow_mut().queue.is_news(work, reason) {
-            return;
+            return true;
         }
         tracing::warn!(
             name: super::WAITS,
@@ -213,9 +216,19 @@ impl Signing {
         let event = object::event(&work.name, &work.uid, reason, message, self.now());
         let namespace = Some(object::EVENT_NAMESPACE);
         let created = self.api.create(&object::EVENT, namespace, &event).await;
+        let is_final = match &created {
+            Ok(_) => true,
+            // Also if it exists: a former leader has created it.
+            Err(ApiError::Refused(status)) => status.code < 500 && status.code != 429,
+            Err(_) => false,
+        };
         if let Err(error) = created {
             tracing::debug!(csr = work.name, "no Event was written: {error}");
         }
+        if !is_final {
+            self.view.borrow_mut().queue.forget_report(work);
+        }
+        is_final
     }
 
     /// Denies a request, or marks an approved one as failed.

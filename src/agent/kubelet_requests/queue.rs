@@ -271,6 +271,13 @@ impl RequestQueue {
         }
     }
 
+    /// Forgets the reason that was reported last for a request.
+    pub(super) fn forget_report(&mut self, work: &Work) {
+        if let Some(entry) = self.entries.get_mut(&work.uid) {
+            entry.reported = None;
+        }
+    }
+
     /// Returns true for the UID of an unfinished request.
     pub(super) fn contains(&self, uid: &str) -> bool {
         self.entries.contains_key(uid)
