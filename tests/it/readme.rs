@@ -200,7 +200,7 @@ fn first_screen_has_two_commands_and_links_to_runbook() {
     let readme = read("README.md");
     let (first_screen, _) = readme.split_once("\n## ").unwrap();
     assert_eq!(first_screen.matches("```sh\n").count(), 2);
-    assert!(first_screen.contains("cargo run --release -- demo"));
+    assert!(first_screen.contains("cargo run -- demo"));
     assert!(first_screen.contains("\ntests/run\n"));
     assert!(first_screen.contains("](docs/runbook.md)"));
 }
