@@ -109,6 +109,7 @@ mod signer_directory;
 mod signer_est;
 mod signer_exec;
 mod signer_faults;
+mod signer_globalsign;
 mod signer_kubernetes;
 mod signer_local;
 mod signer_puppet;

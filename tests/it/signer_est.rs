@@ -1,4 +1,5 @@
-//! `est` against the servers of libest and of GlobalSign, with a gateway for what neither of them does on demand.
+//! `est` against the server of libest, with a gateway for what it does not do on demand. `signer_globalsign` has the other
+//! server.
 
 use std::cell::RefCell;
 use std::fs;
@@ -14,7 +15,7 @@ use nodepki::signer::{
     Answer, CurrentCertificate, FailureClass, Request, RequestedCertificate, Signer, SignerError,
     SignerKind, Ticket,
 };
-use nodepki::x509::{Chain, KeyAlgorithm, UsageExtensions, certificates_of, hex};
+use nodepki::x509::{Chain, UsageExtensions, certificates_of, hex};
 use tempfile::TempDir;
 
 use crate::gateway::{Action, Answer as Passed, Gateway, Options, Rule};
@@ -158,52 +159,8 @@ impl Rig for EstRig {
     }
 }
 
-/// A server of GlobalSign for each authority, with a label. It adds both extended usages to each certificate.
-struct StrictRig {
-    dir: TempDir,
-    servers: [Est; 3],
-}
-
-impl StrictRig {
-    fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        write_authorities(dir.path());
-        let servers = [Authority::Ca, Authority::EtcdCa, Authority::FrontProxyCa]
-            .map(|authority| Est::globalsign(like(&dir.path().join(authority.base_name()))));
-        StrictRig { dir, servers }
-    }
-}
-
-impl Rig for StrictRig {
-    fn kind(&self) -> SignerKind {
-        SignerKind::Est
-    }
-
-    fn settings(&self) -> String {
-        let signers = self.servers.each_ref().map(|server| {
-            format!(
-                "est: {{url: '{}', label: 'k8s-{{authority}}', tls: {{caFile: {}}}}}",
-                server.url(),
-                server.ca_file().display()
-            )
-        });
-        settings_of(&signers)
-            .replace("signer: ca", "allowExtraUsages: true, signer: ca")
-            .replace("signer: etcd", "allowExtraUsages: true, signer: etcd")
-            .replace("signer: proxy", "allowExtraUsages: true, signer: proxy")
-    }
-
-    fn scratch(&self) -> &Path {
-        self.dir.path()
-    }
-
-    fn sent(&self) -> Vec<String> {
-        self.servers.iter().flat_map(Est::posts).collect()
-    }
-}
-
 /// Returns a configuration with a signer for each authority.
-fn settings_of([ca, etcd, proxy]: &[String; 3]) -> String {
+pub(crate) fn settings_of([ca, etcd, proxy]: &[String; 3]) -> String {
     format!(
         "{HEAD}authorities:\n  ca: {{signer: ca}}\n  etcd-ca: {{signer: etcd}}\n  front-proxy-ca: {{signer: proxy}}\n\
          signers:\n  ca: {{{ca}}}\n  etcd: {{{etcd}}}\n  proxy: {{{proxy}}}\n"
@@ -223,7 +180,7 @@ fn fingerprint(pem_file: &Path) -> String {
 }
 
 /// Returns the keys for a server.
-fn direct(server: &Est) -> String {
+pub(crate) fn direct(server: &Est) -> String {
     format!(
         "url: '{}', tls: {{caFile: {}}}, {}",
         server.url(),
@@ -233,7 +190,7 @@ fn direct(server: &Est) -> String {
 }
 
 /// Returns the keys for a server behind a gateway.
-fn through(gateway: &Gateway, server: &Est) -> String {
+pub(crate) fn through(gateway: &Gateway, server: &Est) -> String {
     format!(
         "url: '{}', tls: {{caFile: {}}}, {}",
         gateway.url(),
@@ -243,7 +200,7 @@ fn through(gateway: &Gateway, server: &Est) -> String {
 }
 
 /// Opens a signer with these keys and no state.
-fn open(keys: &str) -> Rc<dyn Signer> {
+pub(crate) fn open(keys: &str) -> Rc<dyn Signer> {
     let memory = tempfile::tempdir().unwrap().keep();
     let settings = settings(&format!("est: {{{keys}}}"));
     crate::signing::open(&settings, Authority::Ca, &memory)
@@ -251,7 +208,7 @@ fn open(keys: &str) -> Rc<dyn Signer> {
 
 /// Returns the ticket of a pending answer and the time to wait.
 #[track_caller]
-fn pending(answer: Result<Answer, SignerError>) -> (Ticket, Option<Duration>) {
+pub(crate) fn pending(answer: Result<Answer, SignerError>) -> (Ticket, Option<Duration>) {
     match answer {
         Ok(Answer::Pending { ticket, after, .. }) => (ticket, after),
         other => panic!("{other:?}"),
@@ -260,13 +217,17 @@ fn pending(answer: Result<Answer, SignerError>) -> (Ticket, Option<Duration>) {
 
 /// As `signing::fails`, and the message does not contain the password.
 #[track_caller]
-fn fails<T: std::fmt::Debug>(result: Result<T, SignerError>, class: FailureClass, parts: &[&str]) {
+pub(crate) fn fails<T: std::fmt::Debug>(
+    result: Result<T, SignerError>,
+    class: FailureClass,
+    parts: &[&str],
+) {
     let message = crate::signing::fails(result, class, parts);
     assert!(!message.contains(PASSWORD), "{message}");
 }
 
 /// Obtains a certificate to exchange in a renewal.
-fn obtained(signer: &dyn Signer, wanted: RequestedCertificate) -> CurrentCertificate {
+pub(crate) fn obtained(signer: &dyn Signer, wanted: RequestedCertificate) -> CurrentCertificate {
     let (request, key) = request_for(wanted, UsageExtensions::Requested);
     current(&issued(run(signer.submit(&request))), &key)
 }
@@ -279,7 +240,7 @@ fn behind_gateway(options: &[&str]) -> (Est, Gateway) {
 }
 
 /// Returns a desired certificate with another common name.
-fn called(name: CertName, common_name: &str) -> RequestedCertificate {
+pub(crate) fn called(name: CertName, common_name: &str) -> RequestedCertificate {
     let mut wanted = wanted(name);
     wanted.profile.subject.common_name = common_name.to_owned();
     wanted
@@ -559,61 +520,6 @@ fn rejects_channel_binding_before_making_key() {
 }
 
 #[test]
-fn rejects_key_algorithm_that_server_does_not_want() {
-    let server = Est::globalsign(with_authority("est root"));
-    // Different labels are asked when the authority is known.
-    let label = "label: {default: other, etcd-server: servers}";
-    let signer = open(&format!("{}, {label}", direct(&server)));
-    run(signer.probe()).unwrap();
-    run(signer.trust(Authority::EtcdCa)).unwrap().unwrap();
-    signer.preflight(&wanted(CertName::EtcdServer)).unwrap();
-    assert!(server.said().contains("/est/servers/csrattrs"));
-
-    let gateway = Gateway::to(Some(server.upstream()));
-    // A SET OF key sizes whose smallest is 3072, and id-ecPublicKey with secp384r1.
-    let rsa = "MBwwGgYJKoZIhvcNAQEBMQ0CAgwAAgIQAAIDAQAB";
-    let p384 = "MBQwEgYHKoZIzj0CATEHBgUrgQQAIg==";
-    for (body, planned, parts) in [
-        (
-            rsa,
-            KeyAlgorithm::EcdsaP256,
-            Some("an RSA key of 3072 bits"),
-        ),
-        (rsa, KeyAlgorithm::Rsa4096, None),
-        (p384, KeyAlgorithm::EcdsaP256, Some("ECDSA-P384")),
-        (p384, KeyAlgorithm::EcdsaP384, None),
-        (p384, KeyAlgorithm::Rsa2048, Some("RSA-2048 is planned")),
-        ("MAA=", KeyAlgorithm::Rsa2048, None),
-        ("", KeyAlgorithm::Rsa2048, None),
-    ] {
-        gateway.only(Rule::on("GET", "/csrattrs").then(Action::body(200, body)));
-        let signer = open(&through(&gateway, &server));
-        run(signer.probe()).unwrap();
-        let mut wanted = wanted(CertName::Apiserver);
-        wanted.profile.key = planned;
-        match parts {
-            None => signer.preflight(&wanted).unwrap(),
-            Some(part) => drop(rejects(signer.as_ref(), &wanted, &[part])),
-        }
-    }
-}
-
-/// The example in RFC 7030, section 4.5.2, asks for two things that nodepki does not do.
-#[test]
-fn rejects_requirements_of_rfc_example() {
-    let server = Est::globalsign(with_authority("est root"));
-    let gateway = Gateway::to(Some(server.upstream()));
-    // The server has the example under a label that nodepki rejects, so the gateway copies the response.
-    let example = run_get(&server, "/.well-known/est/csrattrs/csrattrs");
-    gateway.rule(Rule::on("GET", "/csrattrs").then(Action::body(200, example)));
-    let signer = open(&through(&gateway, &server));
-    run(signer.probe()).unwrap();
-    let apiserver = wanted(CertName::Apiserver);
-    let parts = ["challengePassword", "ECDSA-P384"];
-    rejects(signer.as_ref(), &apiserver, &parts);
-}
-
-#[test]
 fn accepts_server_without_readable_csrattrs() {
     let (server, gateway) = behind_gateway(&[]);
     let csrattrs = |action| gateway.only(Rule::on("GET", "/csrattrs").then(action));
@@ -655,24 +561,6 @@ fn names_unknown_label() {
         fails(result, FailureClass::Config, &parts);
     }
     assert!(server.posts().is_empty());
-}
-
-#[test]
-fn sends_each_certificate_to_its_label() {
-    let server = Est::globalsign(with_authority("est root"));
-    let signer = open(&format!(
-        "{}, label: {{default: 'clients of {{authority}}', apiserver: 'servers/{{node}}'}}",
-        direct(&server)
-    ));
-    issued(run(signer.submit(&request(CertName::AdminConf))));
-    let said = server.posts().join("\n");
-    contains(&said, &["/.well-known/est/clients%20of%20ca/simpleenroll"]);
-    // Two segments are more than this server knows.
-    fails(
-        run(signer.submit(&request(CertName::Apiserver))),
-        FailureClass::Config,
-        &["/.well-known/est/servers/cp1"],
-    );
 }
 
 // ---- chains ----
@@ -781,7 +669,7 @@ fn intermediate(root: &Path) -> TempDir {
     dir
 }
 
-fn squeezed(body: &[u8]) -> Vec<u8> {
+pub(crate) fn squeezed(body: &[u8]) -> Vec<u8> {
     body.iter()
         .copied()
         .filter(|byte| !byte.is_ascii_whitespace())
@@ -898,46 +786,6 @@ fn polls_with_same_bytes_and_limits_wait() {
 }
 
 #[test]
-fn classifies_responses_of_globalsign_test_label() {
-    let server = Est::globalsign(with_authority("est root"));
-    let gateway = Gateway::to(Some(server.upstream()));
-    // The test label fails in the other operations too.
-    for path in ["/cacerts", "/csrattrs"] {
-        let body = run_get(&server, &format!("/.well-known/est{path}"));
-        gateway.rule(Rule::on("GET", path).then(Action::body(200, body)));
-    }
-    let label = "label: triggererrors";
-    let signer = open(&format!("{}, {label}", through(&gateway, &server)));
-    run(signer.probe()).unwrap();
-    let submit = |common_name: &str| {
-        let wanted = called(CertName::FrontProxyClient, common_name);
-        run(signer.submit(&request_for(wanted, UsageExtensions::Requested).0))
-    };
-    let (ticket, after) = pending(submit("Trigger Error Deferred"));
-    assert_eq!(ticket.as_str(), "simpleenroll");
-    assert_eq!(after, Some(Duration::from_secs(600)));
-    let parts = [
-        "triggered forbidden response",
-        "front-proxy-client",
-        "front-proxy-ca",
-    ];
-    fails(
-        submit("Trigger Error Forbidden"),
-        FailureClass::Auth,
-        &parts,
-    );
-    let parts = ["HTTP 500", "internal server error"];
-    fails(
-        submit("Trigger Error Unknown"),
-        FailureClass::Transient,
-        &parts,
-    );
-    let direct = open(&format!("{}, {label}", direct(&server)));
-    let parts = ["HTTP 500", "CA certificates"];
-    fails(run(direct.probe()), FailureClass::Transient, &parts);
-}
-
-#[test]
 fn treats_refusal_after_wait_as_denial() {
     let (server, gateway) = behind_gateway(&["-m", "3"]);
     let signer = open(&through(&gateway, &server));
@@ -971,87 +819,6 @@ fn treats_refusal_after_wait_as_denial() {
 }
 
 // ---- renewal ----
-
-#[test]
-fn renews_by_exchange_if_names_are_unchanged() {
-    let server = Est::globalsign(with_authority("est root"));
-    let signer = open(&format!(
-        "url: '{}', tls: {{caFile: {}}}",
-        server.url(),
-        server.ca_file().display()
-    ));
-    for name in [
-        CertName::EtcdServer,
-        CertName::KubeletConf,
-        CertName::Apiserver,
-    ] {
-        let current = obtained(signer.as_ref(), wanted(name));
-        let next = request(name);
-        let answer = issued(run(signer.renew(&next, &current)));
-        assert!(Chain::from_response(&answer, next.csr.public_key()).is_ok());
-        let said = server.posts().pop().unwrap();
-        assert!(
-            said.contains("/simplereenroll") && said.contains("\"200\""),
-            "{said}"
-        );
-        let before = server.posts().len();
-        // The desired names have changed, or their order.
-        let mut other = wanted(name);
-        match other.profile.sans.dns.is_empty() {
-            true => other.profile.subject.common_name.push('x'),
-            false => other.profile.sans.dns.reverse(),
-        }
-        let other = request_for(other, UsageExtensions::Requested).0;
-        fails(
-            run(signer.renew(&other, &current)),
-            FailureClass::Permanent,
-            &[
-                name.as_str(),
-                "cannot be exchanged",
-                "RFC 7030",
-                "first certificate",
-            ],
-        );
-        assert_eq!(server.posts().len(), before);
-    }
-}
-
-/// Compares the server's rule with nodepki's, which refuses without asking the server.
-#[test]
-fn compares_names_like_globalsign() {
-    let server = Est::globalsign(with_authority("est root"));
-    let keys = format!(
-        "url: '{}', tls: {{caFile: {}}}",
-        server.url(),
-        server.ca_file().display()
-    );
-    let current = obtained(open(&keys).as_ref(), wanted(CertName::EtcdServer));
-    let file = server.ca_file().with_file_name("current.pem");
-    fs::write(
-        &file,
-        [current.chain_pem.as_slice(), &current.key_pem].concat(),
-    )
-    .unwrap();
-    let ask = |request: &Request| {
-        let body = STANDARD.encode(request.csr.der());
-        let url = format!("{}/.well-known/est/simplereenroll", server.url());
-        curl(
-            &server,
-            &["--cert", file.to_str().unwrap(), &url],
-            Some(body.as_bytes()),
-        )
-    };
-    let mut reversed = wanted(CertName::EtcdServer);
-    reversed.profile.sans.dns.reverse();
-    let reversed = request_for(reversed, UsageExtensions::Requested).0;
-    let said = String::from_utf8(ask(&reversed)).unwrap();
-    assert!(said.contains("must be identical"), "{said}");
-    let chain = Chain::from_pem(&current.chain_pem).unwrap();
-    assert!(!reversed.csr.has_names_of(chain.leaf()));
-    let same = request(CertName::EtcdServer);
-    assert!(same.csr.has_names_of(chain.leaf()));
-    assert!(certificates_of(&STANDARD.decode(squeezed(&ask(&same))).unwrap()).is_ok());
-}
 
 #[test]
 fn does_not_exchange_certificate_without_client_auth() {
@@ -1130,49 +897,6 @@ fn continues_waiting_renewal_as_renewal() {
 }
 
 // ---- the whole node ----
-
-#[test]
-fn bootstraps_and_renews_with_strict_server() {
-    let rig = StrictRig::new();
-    let node = node(&rig);
-    complete(&node, &rig);
-    node.assert_sound(&CertName::KUBEADM);
-    let sent = rig.sent();
-    assert_eq!(sent.len(), CertName::KUBEADM.len());
-    assert!(
-        sent.iter()
-            .any(|line| line.contains("/est/k8s-etcd-ca/simpleenroll"))
-    );
-    node.ask().done();
-    assert_eq!(rig.sent(), sent);
-    node.change_keys("ECDSA-P384");
-    complete(&node, &rig);
-    node.assert_sound(&CertName::KUBEADM);
-    let renewed = rig.sent();
-    let exchanged = |line: &&String| line.contains("/simplereenroll") && line.contains("\"200\"");
-    assert_eq!(
-        renewed.iter().filter(exchanged).count(),
-        CertName::KUBEADM.len()
-    );
-    for name in CertName::KUBEADM {
-        let (chain, _) = node.leaf(name).unwrap();
-        assert_eq!(
-            chain.leaf().public_key().key_type().to_string(),
-            "ECDSA-P384"
-        );
-    }
-}
-
-#[test]
-fn refuses_extra_usages_unless_allowed() {
-    let rig = StrictRig::new();
-    let node = node(&rig);
-    let strict = rig.settings().replace("allowExtraUsages: true, ", "");
-    fs::write(node.outside("config.yaml"), strict).unwrap();
-    let ran = Ran::of(&mut node.ask_command("1s"));
-    ran.ended(65).says("apiserver");
-    assert!(node.leaf(CertName::Apiserver).is_none());
-}
 
 /// libest exchanges every certificate that has the usage client auth.
 #[test]
@@ -1258,7 +982,7 @@ fn refuses_certificate_of_another_key_after_wait() {
 
 // ---- curl, independent of nodepki ----
 
-fn run_get(server: &Est, path: &str) -> Vec<u8> {
+pub(crate) fn run_get(server: &Est, path: &str) -> Vec<u8> {
     curl(server, &[&format!("{}{path}", server.url())], None)
 }
 
@@ -1278,7 +1002,7 @@ fn run_post(server: &Est, request: &Request) -> Vec<u8> {
     )
 }
 
-fn curl(server: &Est, arguments: &[&str], body: Option<&[u8]>) -> Vec<u8> {
+pub(crate) fn curl(server: &Est, arguments: &[&str], body: Option<&[u8]>) -> Vec<u8> {
     let ca = server.ca_file();
     let mut all = vec!["--silent", "--show-error", "--cacert", ca.to_str().unwrap()];
     if body.is_some() {
