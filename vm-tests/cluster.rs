@@ -342,13 +342,15 @@ impl<'a> Cluster<'a> {
         self.nodes[0].machine.path("/etc/kubernetes/admin.conf")
     }
 
-    /// Waits until a condition holds; its error says what is missing.
+    /// Waits until a condition holds; its error says what is missing. `seconds` are those of a machine whose processors do
+    /// nothing else: four times as long is allowed.
     pub(crate) fn until(
         &mut self,
         what: &str,
         seconds: u64,
         mut condition: impl FnMut(&mut Self) -> Result<(), String>,
     ) {
+        let seconds = 4 * seconds;
         let end = Instant::now() + Duration::from_secs(seconds);
         loop {
             match condition(self) {

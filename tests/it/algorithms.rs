@@ -68,7 +68,7 @@ impl ControlPlane {
 
     fn wait_until_ready(&mut self) {
         let words = curl(&self.node, &self.url("/readyz"), &[]);
-        self.api.wait_until(Duration::from_secs(120), || {
+        self.api.wait_until(|| {
             let output = Command::new(&words[0]).args(&words[1..]).output().unwrap();
             output.status.success() && output.stdout == b"ok"
         });

@@ -15,9 +15,8 @@ use tempfile::TempDir;
 
 use crate::log::logged;
 use crate::node::{INIT, NODEPKI, Node, Ran, SIGNER};
+use crate::servers::PATIENCE;
 use crate::signing::{run_program, write_authorities};
-
-const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn no_new_privs(status: &str) -> bool {
     let status = fs::read_to_string(status).unwrap();
@@ -218,7 +217,7 @@ impl Daemon<'_> {
     /// Waits until the daemon has logged `words`.
     #[track_caller]
     fn wait_for_log(&self, words: &str) -> String {
-        let give_up = Instant::now() + TIMEOUT;
+        let give_up = Instant::now() + PATIENCE;
         loop {
             let log = fs::read_to_string(self.machine.path("log")).unwrap();
             if log.contains(words) {

@@ -13,10 +13,9 @@ use nodepki::x509::{CertificateAuthority, KeyAlgorithm, PrivateKey};
 use serde_json::Value;
 
 use crate::node::{EVERYTHING, INIT, Node, Ran, wait_until};
+use crate::servers::PATIENCE;
 use crate::signing::now;
 
-/// Longer than every reaction of the daemon on a busy machine.
-const TIMEOUT: Duration = Duration::from_secs(60);
 /// Longer than the daemon takes to react to a relevant file change.
 const REACTION_TIME: Duration = Duration::from_secs(3);
 
@@ -69,7 +68,7 @@ impl Daemon {
     /// Reads notifications until one contains `words`, and returns it.
     #[track_caller]
     fn wait_for_notification(&mut self, words: &str) -> String {
-        let end = Instant::now() + TIMEOUT;
+        let end = Instant::now() + PATIENCE;
         let mut buffer = [0; 4096];
         while Instant::now() < end {
             while let Some(text) = self.notifications.get(self.consumed) {
@@ -120,7 +119,7 @@ impl Daemon {
                 break status;
             }
             assert!(
-                begin.elapsed() < Duration::from_secs(5),
+                begin.elapsed() < Duration::from_secs(30),
                 "the daemon does not stop\n{}",
                 self.log()
             );
@@ -164,7 +163,7 @@ fn notifies_abstract_socket() {
     let name = format!("nodepki-test-{}", std::process::id());
     let address = std::os::unix::net::SocketAddr::from_abstract_name(&name).unwrap();
     let socket = UnixDatagram::bind_addr(&address).unwrap();
-    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut child = node
         .with_local(&["daemon"], &[])
         .env("NOTIFY_SOCKET", format!("@{name}"))
@@ -366,7 +365,6 @@ fn manual_command_succeeds_while_daemon_waits_for_a_signer() {
     let new = CertificateAuthority::self_signed("front-proxy-ca", key, now(), lifetime).unwrap();
     let file = node.outside("new.crt");
     fs::write(&file, new.bundle().to_pem()).unwrap();
-    let begin = Instant::now();
     let ran = Ran::of(&mut node.with_local(
         &["-o", "json", "authority", "stage", "front-proxy-ca"],
         &["--certificate", file.to_str().unwrap()],
@@ -375,7 +373,6 @@ fn manual_command_succeeds_while_daemon_waits_for_a_signer() {
     ran.ended(75);
     let outcome: Value = serde_json::from_str(&ran.stdout).unwrap();
     assert_eq!(outcome["applied"], true, "{}", ran.said());
-    assert!(begin.elapsed() < Duration::from_secs(40), "{}", ran.said());
     // The daemon continues with the same request.
     node.signer_behaves();
     daemon.wait_for_notification("STATUS=everything is in place");

@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use nodepki::kube::names::{Authority, CertName};
 use serde_json::Value;
@@ -244,7 +243,7 @@ fn serves_kube_apiserver_from_etcd_members_with_own_certificates() {
     }
     let mut servers: Vec<Server> = members.iter().map(launch_etcd).collect();
     for (node, server) in members.iter().zip(&mut servers) {
-        server.wait_until(Duration::from_secs(120), || node.is_ready("etcd"));
+        server.wait_until(|| node.is_ready("etcd"));
     }
     let url = format!("https://{}:2379/v3/cluster/member/list", second.address());
     let list = post_to_etcd(first, &url, "{}");

@@ -7,6 +7,7 @@ mod simulation;
 fn spreads_requests_of_a_fleet_over_time() {
     let cases = simulation::cases();
     assert_eq!(cases.len(), 7);
+    let mut missed = Vec::new();
     for case in cases {
         let (load, ratio) = (&case.load, case.load.ratio());
         let summary = format!(
@@ -15,6 +16,9 @@ fn spreads_requests_of_a_fleet_over_time() {
         );
         println!("{summary}");
         assert!(load.requests > 2000, "too few requests to judge: {summary}");
-        assert!(case.goal.is_none_or(|goal| ratio <= goal), "{summary}");
+        if case.goal.is_some_and(|goal| ratio > goal) {
+            missed.push(summary);
+        }
     }
+    assert!(missed.is_empty(), "{missed:#?}");
 }

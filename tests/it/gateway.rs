@@ -189,6 +189,7 @@ impl Upstream {
 
     fn ask(&self, request: &Recorded) -> io::Result<Answer> {
         let stream = TcpStream::connect_timeout(&self.addr, EXCHANGE_TIMEOUT)?;
+        stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(EXCHANGE_TIMEOUT))?;
         stream.set_write_timeout(Some(EXCHANGE_TIMEOUT))?;
         let host = match &self.tls {
@@ -674,6 +675,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
 }
 
 fn serve(stream: TcpStream, shared: &Shared) -> io::Result<()> {
+    stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(EXCHANGE_TIMEOUT))?;
     stream.set_write_timeout(Some(EXCHANGE_TIMEOUT))?;
     let socket = stream.try_clone()?;

@@ -20,6 +20,7 @@ use zeroize::Zeroizing;
 
 use crate::gateway::{Action, Gateway, Issuer, Options, Pair, Rule};
 use crate::log::logged;
+use crate::servers::PATIENCE;
 use crate::signing::{PlainFiles, now, run};
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -478,7 +479,7 @@ fn recognises_client_certificate_refused_by_openssl() {
         .unwrap();
     let start = Instant::now();
     while TcpStream::connect(("127.0.0.1", port)).is_err() {
-        assert!(start.elapsed() < Duration::from_secs(10), "no s_server");
+        assert!(start.elapsed() < PATIENCE, "no s_server");
         thread::sleep(Duration::from_millis(20));
     }
     let mine = tempfile::tempdir().unwrap();
@@ -707,10 +708,8 @@ fn reports_unreached_server_as_not_sent() {
     let mut unreachable = |address: &str, parts: &[&str]| {
         endpoint.url = url(address);
         let call = Call::get("/x").timeout(Duration::from_secs(2));
-        let started = Instant::now();
         let result = run(client(endpoint.clone()).send(call));
         assert_fails(result, &HttpErrorKind::Unreachable, parts);
-        assert!(started.elapsed() < Duration::from_secs(4));
     };
     unreachable(&format!("https://{closed}"), &["onnection refused"]);
     // A server that does not respond to the handshake, and one that does not speak TLS.
@@ -785,11 +784,12 @@ fn reads_http_1_0_response_until_connection_closes() {
 #[test]
 fn times_out_if_server_is_silent() {
     let gateway = Gateway::to(None);
-    gateway.rule(Rule::on("*", "/").then(Action::Hang(Duration::from_secs(60))));
+    let hang = Duration::from_secs(120);
+    gateway.rule(Rule::on("*", "/").then(Action::Hang(hang)));
     let started = Instant::now();
     let call = Call::get("/x").timeout(Duration::from_millis(500));
     let result = run(client(endpoint(&gateway)).send(call));
-    assert!(started.elapsed() < Duration::from_secs(5));
+    assert!(started.elapsed() < hang);
     assert_fails(result, &HttpErrorKind::Lost, &["within the time allowed"]);
     let endpoint = Endpoint {
         timeout: Duration::from_millis(500),
@@ -814,10 +814,8 @@ fn times_out_if_server_sends_byte_by_byte() {
     ] {
         let gateway = Gateway::to(None);
         gateway.rule(Rule::on("*", "/").then(Action::Trickle(start.into())));
-        let started = Instant::now();
         let call = Call::get("/x").timeout(Duration::from_secs(1));
         let result = run(client(endpoint(&gateway)).send(call));
-        assert!(started.elapsed() < Duration::from_secs(10), "{start}");
         assert_fails(result, &HttpErrorKind::Lost, &["within the time allowed"]);
     }
 }
@@ -1109,14 +1107,12 @@ fn with_those_hosts() {
     assert!(get(endpoint.clone()).unwrap().is_success());
     endpoint.url = url("https://other.invalid");
     let call = Call::get("/x").timeout(Duration::from_secs(1));
-    let started = Instant::now();
     let result = run(client(endpoint).send(call));
     assert_fails(
         result,
         &HttpErrorKind::Unreachable,
         &["https://other.invalid"],
     );
-    assert!(started.elapsed() < Duration::from_secs(4));
 }
 
 #[test]

@@ -145,7 +145,7 @@ pub(crate) fn copy_tree(from: &Path, to: &Path) {
 /// Returns the path of the real kubeadm.
 ///
 /// # Panics
-/// If it is missing. `tests/run quick` recognizes the message, as that of `servers::bin`.
+/// If it is missing.
 pub(crate) fn binary() -> PathBuf {
     let path = std::env::var_os("NODEPKI_TEST_KUBEADM").map_or_else(
         || {

@@ -537,7 +537,7 @@ fn kubelet_output(node: &ClusterNode, last: &str) -> String {
     let log = node.dir().join("kubelet.log");
     let mut kubelet = Server::start(kubelet, &log);
     let mut said = String::new();
-    kubelet.wait_until(Duration::from_secs(60), || {
+    kubelet.wait_until(|| {
         said = fs::read_to_string(&log).unwrap();
         said.contains(last)
     });

@@ -38,7 +38,10 @@ fn with_limit(command: &Command, limit: &str) -> Ran {
 fn assert_limit_is_named_until_it_suffices(option: &str, bytes: &[u64], words: &str) {
     let node = drifted();
     let (mut was_named, mut is_enough) = (0, false);
-    for bytes in sampled(0, bytes.iter().copied()) {
+    let mut sizes = sampled(0, bytes.iter().copied());
+    sizes.extend(bytes.last());
+    sizes.dedup();
+    for bytes in sizes {
         let ran = with_limit(&renew(&node), &format!("--{option}={bytes}:{bytes}"));
         let what = format!(
             "{option} {bytes}: {:?}\n{}",

@@ -14,9 +14,9 @@ use tempfile::TempDir;
 
 use crate::kubeadm::{self, copy_tree};
 use crate::node::{DAY, INIT, NODEPKI, Node, Ran, copy_authorities};
-use crate::servers::bin;
 use crate::servers::cluster::{self, AUTHORITY_KEYS, Authorities, Cluster};
 use crate::servers::vault::{Bao, Space, put};
+use crate::servers::{PATIENCE, bin};
 use crate::signer_vault::print_setup;
 use crate::signing::{now, openssl, run_program, wanted, write_secret};
 
@@ -106,7 +106,7 @@ fn restores_keys_if_backup_cannot_be_read_after_the_commit() {
         .unwrap();
     let began = std::time::Instant::now();
     while !(keys(&node).is_empty() && backup.exists()) {
-        assert!(began.elapsed() < Duration::from_secs(60), "no commit");
+        assert!(began.elapsed() < PATIENCE, "no commit");
         std::thread::sleep(Duration::from_millis(5));
     }
     fs::remove_file(&backup).unwrap();

@@ -19,6 +19,7 @@ use nodepki::x509::{CertificateAuthority, Chain, Csr, KeyAlgorithm, PrivateKey, 
 use tempfile::TempDir;
 use time::OffsetDateTime;
 
+use crate::servers::PATIENCE;
 use crate::signing::{openssl, write_authorities, write_secret};
 
 pub(crate) const NODEPKI: &str = env!("CARGO_BIN_EXE_nodepki");
@@ -553,12 +554,9 @@ pub(crate) fn copy_authorities(
 }
 
 /// Waits until the condition holds.
-///
-/// # Panics
-/// After a minute, which is longer than every reaction of nodepki on a busy machine.
 #[track_caller]
 pub(crate) fn wait_until(condition: impl Fn() -> bool) {
-    let end = Instant::now() + Duration::from_secs(60);
+    let end = Instant::now() + PATIENCE;
     while !condition() {
         assert!(Instant::now() < end, "the condition was not met in time");
         std::thread::sleep(Duration::from_millis(10));

@@ -2,7 +2,6 @@
 //! renewed: the static pod is restarted, or a hook makes the running process read the new pair.
 
 use std::fs;
-use std::time::Duration;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -76,9 +75,7 @@ fn start_webhook(node: &ClusterNode) -> Server {
     python.args(["-c", WEBHOOK, DIR, "/run/policy-webhook.pid"]);
     let mut server = Server::start(python, &node.dir().join("policy-webhook.log"));
     let probe = "exec 3<>/dev/tcp/192.0.2.11/9443";
-    server.wait_until(Duration::from_secs(60), || {
-        node.run("bash", &["-c", probe]).code == Some(0)
-    });
+    server.wait_until(|| node.run("bash", &["-c", probe]).code == Some(0));
     server
 }
 

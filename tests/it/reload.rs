@@ -326,7 +326,8 @@ fn manual_commands_succeed_while_daemon_waits_for_lease_of_another_node() {
     assert_eq!(outcome["applied"], true, "{}", ran.said());
     let reloads = outcome["reloads"].to_string();
     assert!(reloads.contains("node cp2 holds the Lease"), "{reloads}");
-    assert!(begin.elapsed() < Duration::from_secs(50), "{}", ran.said());
+    // Neither command waited for the daemon, which waits ten minutes.
+    assert!(begin.elapsed() < Duration::from_secs(600), "{}", ran.said());
     daemon.is_running();
     assert_eq!(plane.restarts(), [0; 4]);
 

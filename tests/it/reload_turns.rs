@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::join_control_plane::{prepare, start_components};
 use crate::rotation_cluster::Daemon;
+use crate::servers::PATIENCE;
 use crate::servers::cluster::{Authorities, Cluster, ClusterNode, INIT};
 use crate::servers::remote_signer::{PLUGIN, RemoteSigner};
 use crate::servers::static_pods::{StaticPods, Why};
@@ -15,7 +16,6 @@ const ISSUE_RECORD: &str = "/var/lib/nodepki/issued.json";
 const RESTART_RECORD: &str = "/var/lib/nodepki/restarts.json";
 /// The components that a renewal restarts.
 const RESTARTED: [&str; 2] = ["kube-controller-manager", "kube-scheduler"];
-const TIME_LIMIT: Duration = Duration::from_secs(120);
 
 /// Writes settings without a kubelet.
 fn configure(node: &ClusterNode, curve: &str) {
@@ -56,10 +56,14 @@ fn daemons_of_two_nodes_restart_components_in_turn() {
     wait_until_restarted(&mut daemons, &nodes, &pods, 2);
     daemons.iter_mut().for_each(Daemon::stop);
 
-    let [first, second] = pods.map(|pods| pods.starts());
+    let [first, second] = pods.map(|pods| {
+        let mut starts = pods.starts();
+        starts.retain(|start| start.why == Why::Changed);
+        starts
+    });
     for one in &first {
         for other in &second {
-            let apart = one.ready.unwrap() < other.at || other.ready.unwrap() < one.at;
+            let apart = one.not_ready < other.at || other.not_ready < one.at;
             assert!(apart, "at the same time: {one:?}, {other:?}");
         }
     }
@@ -81,7 +85,7 @@ fn wait_until_restarted(
             break;
         }
         assert!(
-            begin.elapsed() < TIME_LIMIT,
+            begin.elapsed() < PATIENCE,
             "{}",
             daemons.each_ref().map(Daemon::said).join("\n")
         );
@@ -89,11 +93,12 @@ fn wait_until_restarted(
         thread::sleep(Duration::from_millis(100));
     }
     for pods in pods {
+        // On a busy machine a component may lose its lease, and ends.
         let starts = pods.starts();
         assert!(
             starts
                 .iter()
-                .all(|start| start.why == Why::Changed && RESTARTED.contains(&&*start.component)),
+                .all(|start| start.why != Why::New && RESTARTED.contains(&&*start.component)),
             "{starts:?}"
         );
         assert_eq!(RESTARTED.map(|name| pods.restarts(name)), [times; 2]);

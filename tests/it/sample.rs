@@ -1,7 +1,7 @@
 //! Sweeps: one assertion over many cases, such as every failpoint.
 //!
-//! Each sweep takes its cases from [`sampled`], so that `tests/run quick` can run a part of them. `tests/run unit` runs
-//! all of them.
+//! Each sweep takes its cases from [`sampled`], so that `tests/run` can run a part of them. `tests/run unit` runs all
+//! of them.
 
 /// Returns the cases that this process runs: all, or with `NODEPKI_TEST_SAMPLE=N` every N-th one.
 ///

@@ -18,6 +18,7 @@ use std::fs::{self, File};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{LazyLock, Mutex};
 use std::thread;
@@ -26,16 +27,16 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// Returns the path of a server's program, as `tests/run unit` built or unpacked it.
+/// Returns the path of a server's program, as `tests/run` built or unpacked it.
 ///
 /// # Panics
-/// If the program is missing: a test that needs a server never passes without it. `tests/run quick` recognizes such tests by
-/// the message; a test that first works for a long time also calls this function at its start.
+/// If the program is missing: a test that needs a server never passes without it.
 pub(crate) fn bin(name: &str) -> PathBuf {
     let path = bin_dir().join(name);
     assert!(
         path.exists(),
-        "{} is missing: run `tests/run unit`, which builds it, or set NODEPKI_TEST_SERVERS to the directory that has it",
+        "{} is missing: run `tests/run unit` with the name of this test, which builds it, or set NODEPKI_TEST_SERVERS to \
+         the directory that has it. If `tests/run` says so, add the test to a group in tests/groups",
         path.display()
     );
     path
@@ -68,10 +69,24 @@ pub(crate) fn own_dir(kind: &str) -> PathBuf {
     dir
 }
 
-/// Returns a loopback port that was free at the time of the call.
+/// Upper bound of a wait for something that takes seconds on an idle machine: many servers share the processors and the
+/// disk with it.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
+
+/// Ports that the kernel gives to no connection (`net.ipv4.ip_local_port_range` begins at 32768).
+const PORTS: std::ops::Range<u32> = 20_000..32_000;
+
+/// Returns a loopback port that is free, and that no other call of this process returns. Two tests that asked the kernel for
+/// one sometimes got the same.
 pub(crate) fn free_port() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    listener.local_addr().unwrap().port()
+    static NEXT: LazyLock<AtomicU32> =
+        LazyLock::new(|| AtomicU32::new(std::process::id().wrapping_mul(97)));
+    let ports = PORTS.end - PORTS.start;
+    let next = || PORTS.start + NEXT.fetch_add(1, Ordering::Relaxed) % ports;
+    let mut ports = (0..ports).map(|_| u16::try_from(next()).unwrap());
+    ports
+        .find(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok())
+        .expect("no free port")
 }
 
 /// A running server. It is killed when dropped, and by the kernel when this process ends.
@@ -133,17 +148,17 @@ impl Server {
     /// Waits until `ready` returns true.
     ///
     /// # Panics
-    /// With the end of the server's output if it ends first or takes longer than `limit`.
-    pub(crate) fn wait_until(&mut self, limit: Duration, mut ready: impl FnMut() -> bool) {
+    /// With the end of the server's output if it ends first or takes longer than [`PATIENCE`].
+    pub(crate) fn wait_until(&mut self, mut ready: impl FnMut() -> bool) {
         let begin = Instant::now();
         while !ready() {
             let ended = self.child.try_wait().unwrap();
             assert!(
-                ended.is_none() && begin.elapsed() < limit,
+                ended.is_none() && begin.elapsed() < PATIENCE,
                 "{} {}:\n{}",
                 self.name,
                 ended.map_or_else(
-                    || format!("is not ready after {limit:?}"),
+                    || format!("is not ready after {PATIENCE:?}"),
                     |status| format!("ended with {status}")
                 ),
                 self.said()
@@ -155,7 +170,7 @@ impl Server {
     /// Waits until a loopback port accepts connections.
     pub(crate) fn wait_for_port(&mut self, port: u16) {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        self.wait_until(Duration::from_secs(60), || {
+        self.wait_until(|| {
             TcpStream::connect_timeout(&address, Duration::from_millis(200)).is_ok()
         });
     }

@@ -16,6 +16,7 @@ use tempfile::TempDir;
 use crate::gateway::{Action, Rule};
 use crate::node::Ran;
 use crate::rig::{Denial, Front, Rig, node};
+use crate::servers::PATIENCE;
 use crate::servers::kubernetes::{Kubernetes, add_condition, condition, kubernetes, sign};
 use crate::signer_bad::verdict;
 use crate::signer_kubernetes::{
@@ -468,7 +469,7 @@ fn obtains_certificates_from_cert_manager() {
         {
             break;
         }
-        assert!(begin.elapsed() < Duration::from_secs(30), "{note}");
+        assert!(begin.elapsed() < PATIENCE, "{note}");
     }
 }
 
@@ -484,7 +485,7 @@ fn grants_what_is_needed_by_signer_setup() {
     rig.use_kubeconfig_of("n", "system:bootstrappers:nodepki");
     let begin = Instant::now();
     while let Err(error) = run(rig.signer().probe()) {
-        assert!(begin.elapsed() < Duration::from_secs(30), "{error}");
+        assert!(begin.elapsed() < PATIENCE, "{error}");
     }
     let request = request(CertName::EtcdServer);
     let (ticket, _) = pending(run(rig.signer().submit(&request)));

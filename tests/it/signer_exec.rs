@@ -14,6 +14,7 @@ use nodepki::x509::UsageExtensions;
 use tempfile::TempDir;
 
 use crate::log::logged;
+use crate::node::wait_until;
 use crate::rig::{Denial, Rig};
 use crate::signer_bad::bad_plugin;
 use crate::signing::{
@@ -182,22 +183,23 @@ fn keeps_ticket_if_poll_returns_none() {
     }
 }
 
+/// Longer than a program takes to write its process ID, on a busy machine too.
+const ODD_TIMEOUT: Duration = Duration::from_secs(3);
+
 #[test]
 fn terminates_hanging_program_with_its_children() {
     let dir = tempfile::tempdir().unwrap();
     let scratch = dir.path().join("pid");
     let plugin = exec::Config {
-        timeout: Duration::from_millis(300),
+        timeout: ODD_TIMEOUT,
         ..odd_plugin("hang", &scratch)
     };
     let signer = Exec::new(plugin, None).unwrap();
-    let begun = Instant::now();
     fails(
         run(signer.submit(&request(CertName::Apiserver))),
         FailureClass::Ambiguous,
-        &["did not finish within 0.3 s"],
+        &["did not finish within 3 s"],
     );
-    assert!(begun.elapsed() < Duration::from_secs(4));
     assert_gone(&scratch);
 }
 
@@ -206,7 +208,7 @@ fn kills_program_that_ignores_sigterm() {
     let dir = tempfile::tempdir().unwrap();
     let scratch = dir.path().join("pid");
     let plugin = exec::Config {
-        timeout: Duration::from_millis(300),
+        timeout: ODD_TIMEOUT,
         ..odd_plugin("deaf", &scratch)
     };
     let begun = Instant::now();
@@ -216,10 +218,7 @@ fn kills_program_that_ignores_sigterm() {
     .unwrap_err();
     assert_eq!(error.class, FailureClass::Ambiguous);
     let took = begun.elapsed();
-    assert!(
-        took > Duration::from_secs(5) && took < Duration::from_secs(9),
-        "{took:?}"
-    );
+    assert!(took > ODD_TIMEOUT + Duration::from_secs(5), "{took:?}");
     assert_gone(&scratch);
 }
 
@@ -228,10 +227,8 @@ fn kills_child_that_holds_stdout_and_accepts_answer() {
     let dir = tempfile::tempdir().unwrap();
     let scratch = dir.path().join("pid");
     let signer = Exec::new(odd_plugin("hold-stdout", &scratch), None).unwrap();
-    let begun = Instant::now();
     let reason = denied(run(signer.submit(&request(CertName::Apiserver))));
     assert_eq!(reason, "held");
-    assert!(begun.elapsed() < Duration::from_secs(4));
     assert_gone(&scratch);
 
     let signer = Exec::new(odd_plugin("hold-stdout-silent", &scratch), None).unwrap();
@@ -250,9 +247,15 @@ fn terminates_program_when_call_is_dropped() {
     let signer = Exec::new(odd_plugin("deaf", &scratch), None).unwrap();
     run(async {
         let request = request(CertName::Apiserver);
-        let call = signer.submit(&request);
-        let cut = tokio::time::timeout(Duration::from_millis(500), call).await;
-        assert!(cut.is_err());
+        let started = async {
+            while !fs::read_to_string(&scratch).is_ok_and(|pid| pid.ends_with('\n')) {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::select! {
+            answer = signer.submit(&request) => panic!("{answer:?}"),
+            () = started => {}
+        }
     });
     assert_gone(&scratch);
 }
@@ -261,13 +264,7 @@ fn terminates_program_when_call_is_dropped() {
 fn assert_gone(scratch: &Path) {
     let pid: u32 = fs::read_to_string(scratch).unwrap().trim().parse().unwrap();
     let stat = PathBuf::from(format!("/proc/{pid}/stat"));
-    for _ in 0..50 {
-        match fs::read_to_string(&stat) {
-            Ok(stat) if !stat.contains(") Z ") => std::thread::sleep(Duration::from_millis(20)),
-            _ => return,
-        }
-    }
-    panic!("process {pid} is still running");
+    wait_until(|| fs::read_to_string(&stat).map_or(true, |stat| stat.contains(") Z ")));
 }
 
 #[test]

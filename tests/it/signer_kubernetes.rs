@@ -19,6 +19,7 @@ use tempfile::TempDir;
 use crate::gateway::{Action, Gateway, Rule, Upstream};
 use crate::node::{INIT, Ran};
 use crate::rig::{Denial, Front, Rig, node};
+use crate::servers::PATIENCE;
 use crate::servers::kubernetes::{
     CSRS, Kubernetes, NODES, add_condition, condition, kubernetes, sign,
 };
@@ -341,7 +342,7 @@ fn settled_answer(
     loop {
         match run(signer.poll(request, ticket)) {
             Ok(Answer::Pending { note, .. }) => {
-                assert!(begin.elapsed() < Duration::from_secs(30), "{note}");
+                assert!(begin.elapsed() < PATIENCE, "{note}");
                 std::thread::sleep(Duration::from_millis(20));
             }
             other => return other,
@@ -632,7 +633,7 @@ fn grants_exactly_what_is_needed_by_signer_setup() {
     let rig = rig.with_kubeconfig(node);
     let begin = Instant::now();
     while run(rig.signer().probe()).is_err() {
-        assert!(begin.elapsed() < Duration::from_secs(30));
+        assert!(begin.elapsed() < PATIENCE);
     }
     let request = request(CertName::EtcdServer);
     let (ticket, _) = pending(run(rig.signer().submit(&request)));
@@ -641,7 +642,7 @@ fn grants_exactly_what_is_needed_by_signer_setup() {
         cluster.person("setup-signer", &[]),
     );
     while approver.get(CSRS).0 != 200 || signer.get(CSRS).0 != 200 {
-        assert!(begin.elapsed() < Duration::from_secs(30));
+        assert!(begin.elapsed() < PATIENCE);
     }
     let yes = condition("Approved", "Reviewed", "");
     // The approver cannot sign, and the signer cannot approve.
@@ -966,7 +967,7 @@ fn obtains_certificates_from_cert_manager() {
     )["status"]["allowed"]
         != true
     {
-        assert!(begin.elapsed() < Duration::from_secs(30));
+        assert!(begin.elapsed() < PATIENCE);
     }
     let short = request_of(short_lived(CertName::EtcdServer, Duration::from_secs(7200)));
     let (ticket, _) = pending(run(signer.submit(&short)));
@@ -1300,7 +1301,7 @@ fn handles_requests_that_csrcleaner_removed() {
     rig.sign_approved();
     assert_eq!(rig.objects().len(), 3);
     let mut cleaner = rig.cluster.start_cleaner();
-    cleaner.wait_until(Duration::from_secs(60), || rig.objects().len() == 1);
+    cleaner.wait_until(|| rig.objects().len() == 1);
     // The certificate was never fetched; the second request is still pending; the third was denied.
     assert_eq!(
         run(rig.signer().poll(&old, &old_ticket)).unwrap(),

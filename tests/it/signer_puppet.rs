@@ -23,6 +23,7 @@ use crate::contract::Recording;
 use crate::gateway::{Action, Gateway, Rule, Upstream};
 use crate::node::{INIT, Node, Ran};
 use crate::rig::{Denial, Front, Rig};
+use crate::servers::PATIENCE;
 use crate::servers::puppet::{AUTO, Puppet, packaged, shared, strict};
 use crate::signer_bad::verdict;
 use crate::signer_setup::print_setup;
@@ -990,7 +991,7 @@ fn renews_with_same_key_by_exchange() {
     let begin = Instant::now();
     let refused = loop {
         match run(signer.renew(&request, &current(&new, &key))) {
-            Ok(_) if begin.elapsed() < Duration::from_secs(60) => {
+            Ok(_) if begin.elapsed() < PATIENCE => {
                 thread::sleep(Duration::from_millis(500));
             }
             other => break other,

@@ -19,6 +19,7 @@ use crate::gateway::{Action, Gateway, Issuer, Rule};
 use crate::log::logged;
 use crate::node::{INIT, Node, Ran};
 use crate::rig::{Front, Rig};
+use crate::servers::PATIENCE;
 use crate::servers::kubernetes::kubernetes;
 use crate::servers::vault::{Bao, Space, put, text};
 use crate::signer_bad::verdict;
@@ -1627,7 +1628,7 @@ fn logs_in_with_service_account_token() {
     let signer = lab.signer("role: any", &auth);
     let begin = Instant::now();
     // Until the API server has read the binding of the reviewer.
-    while run(signer.probe()).is_err() && begin.elapsed() < Duration::from_secs(30) {
+    while run(signer.probe()).is_err() && begin.elapsed() < PATIENCE {
         std::thread::sleep(Duration::from_millis(50));
     }
     lab.signs(signer.as_ref(), CertName::EtcdServer);

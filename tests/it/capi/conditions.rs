@@ -17,8 +17,8 @@ use super::{Management, RBAC};
 use crate::cloud_init::parsed;
 use crate::gateway::{Action, Gateway, Rule, Upstream};
 use crate::node::Ran;
-use crate::servers::bin;
 use crate::servers::kubernetes::{Kubernetes, kubernetes_with_cluster_api};
+use crate::servers::{PATIENCE, bin};
 use crate::signing::write_secret;
 
 const ACCOUNT: &str = "nodepki-capi-check-prod";
@@ -189,10 +189,10 @@ impl Watcher {
 }
 
 #[track_caller]
-fn eventually(what: &str, seconds: u64, done: impl Fn() -> bool) {
+fn eventually(what: &str, done: impl Fn() -> bool) {
     let begin = Instant::now();
     while !done() {
-        assert!(begin.elapsed() < Duration::from_secs(seconds), "{what}");
+        assert!(begin.elapsed() < PATIENCE, "{what}");
         sleep(Duration::from_millis(100));
     }
 }
@@ -209,13 +209,13 @@ fn follows_changes_with_the_printed_rights() {
         object["status"]["conditions"][0]["status"] == status
     };
     let watcher = Watcher::start(&management);
-    eventually("the first conditions", 30, || exists() && is("True"));
+    eventually("the first conditions", || exists() && is("True"));
     // The interval is ten minutes: only the watches cause a check.
     for _ in 0..2 {
         management.remove("etcd");
-        eventually("the missing Secret in the status", 15, || is("False"));
+        eventually("the missing Secret in the status", || is("False"));
         management.apply(&[]).done();
-        eventually("the new Secret in the status", 15, || is("True"));
+        eventually("the new Secret in the status", || is("True"));
     }
     let log = watcher.end();
     assert!(
@@ -244,7 +244,7 @@ fn needs_each_of_the_printed_rights() {
     let admin = management.cluster.admin();
     let run = || Ran::of(&mut management.as_account(&["--write"]));
     // The API server reads a Role some time after it was written.
-    eventually("the new Role", 20, || run().code == Some(0));
+    eventually("the new Role", || run().code == Some(0));
     // `--watch` needs more verbs.
     let watcher = Watcher::start(&management);
     sleep(5 * SECOND);
@@ -266,7 +266,7 @@ fn needs_each_of_the_printed_rights() {
             assert!(matches!(status, 200 | 404));
             run().code == Some(77)
         };
-        eventually(&format!("a run without {rule}"), 20, run);
+        eventually(&format!("a run without {rule}"), run);
     }
     // Other Secrets of the namespace cannot be read.
     let secret = &rules[0];
@@ -303,9 +303,7 @@ fn waits_for_the_cluster_object() {
     sleep(SECOND);
     management.create_cluster();
     let admin = management.cluster.admin();
-    eventually("the object", 30, || {
-        admin.get(&management.pki_path()).0 == 200
-    });
+    eventually("the object", || admin.get(&management.pki_path()).0 == 200);
     watcher.end();
 }
 
@@ -334,7 +332,7 @@ fn object_is_deleted_with_its_cluster() {
     let _collector = management.cluster.start_garbage_collector();
     let admin = management.cluster.admin();
     admin.delete(&format!("{}/prod", management.clusters()));
-    eventually("the deletion", 120, || {
+    eventually("the deletion", || {
         admin.get(&management.pki_path()).0 == 404
     });
     management.write().ended(75);
@@ -414,11 +412,11 @@ fn watch_survives_an_outage_of_the_api_server() {
     gateway.rule(Rule::on("*", "").then(Action::status(503)));
     let mut command = management.through_gateway(&["-v", "--write", "--watch"]);
     let watcher = Watcher(command.stderr(Stdio::piped()).spawn().unwrap());
-    eventually("several attempts", 30, || gateway.requests().len() > 15);
+    eventually("several attempts", || gateway.requests().len() > 15);
     let admin = management.cluster.admin();
     assert_eq!(admin.get(&management.pki_path()).0, 404);
     gateway.behave();
-    eventually("the conditions", 60, || {
+    eventually("the conditions", || {
         admin.get(&management.pki_path()).1["status"].is_object()
     });
     sleep(SECOND);
@@ -494,9 +492,7 @@ fn example_of_deployment_works_with_the_token_of_a_pod() {
         .filter(|argument| *argument != "--watch")
         .collect();
     let run = || Ran::of(&mut management.node.command(&arguments));
-    eventually("the rights of the ServiceAccount", 20, || {
-        run().code == Some(0)
-    });
+    eventually("the rights of the ServiceAccount", || run().code == Some(0));
     assert_eq!(management.stored("ExternalCAsReady")[0], "True");
     fs::set_permissions(content.join("token"), fs::Permissions::from_mode(0o644)).unwrap();
     run()
@@ -559,7 +555,7 @@ fn notes_differences_from_the_workload_cluster() {
     let old = fs::read_to_string(cluster.ca_file()).unwrap();
     let new = management.authority(nodepki::kube::names::Authority::EtcdCa);
     publish(&management, &old);
-    eventually("the comparison", 20, || {
+    eventually("the comparison", || {
         !check(&[]).said().contains("it was not compared")
     });
     check(&[]).says_not("it lacks").says_not("it contains");

@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use super::machine::Machine;
 use super::{example, kubeadm_takes, parsed};
 use crate::capi::Management;
-use crate::servers::bin;
 use crate::servers::kubernetes::{Person, kubernetes};
+use crate::servers::{PATIENCE, bin};
 
 pub(super) const ENDPOINT: &str = "api.prod.example.com:6443";
 /// The file by which Cluster API recognizes the machine's success.
@@ -63,7 +63,7 @@ pub(super) fn plane(name: &str, secrets: &[&str]) -> Management {
     let begin = Instant::now();
     while admin.get(&planes).0 != 200 {
         assert!(
-            begin.elapsed() < Duration::from_secs(30),
+            begin.elapsed() < PATIENCE,
             "the API server does not serve {planes}"
         );
         std::thread::sleep(Duration::from_millis(50));

@@ -28,14 +28,13 @@ use serde_json::json;
 
 use super::{CSRS, Wanted, certificate, reason_of, serving};
 use crate::node::{INIT, Node};
+use crate::servers::PATIENCE;
 use crate::servers::kubernetes::{Person, condition, kubernetes, kubernetes_without_signer, sign};
 use crate::servers::step_ca::StepCas;
 use crate::servers::vault::Bao;
 use crate::signer_setup::print_setup;
 use crate::signer_step;
 use crate::signing::{HEAD, now, run, write_authorities, write_secret};
-
-const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 struct Quiet;
 
@@ -129,7 +128,7 @@ fn request_one(wanted: &Wanted<'_>, user: &Person, admin: &Person) -> (Chain, Pr
             }
             return (chain, profile, key);
         }
-        let is_over = begin.elapsed() > TIME_LIMIT || reason_of(&object, "Failed").is_some();
+        let is_over = begin.elapsed() > PATIENCE || reason_of(&object, "Failed").is_some();
         assert!(!is_over, "{object}");
         thread::sleep(Duration::from_millis(100));
     }

@@ -27,7 +27,7 @@ use nodepki::kube::kubeconfig::Kubeconfig;
 use nodepki::x509::{TrustBundle, hex};
 use serde_json::{Value, json};
 
-use super::{Server, bin, own_dir};
+use super::{PATIENCE, Server, bin, own_dir};
 use crate::node::{NODEPKI, Ran};
 
 /// Name and port of the cluster.
@@ -324,7 +324,7 @@ impl ClusterNode {
         let manifest = format!("/etc/kubernetes/manifests/{component}.yaml");
         let manifest = fs::read_to_string(self.path(&manifest)).unwrap();
         let mut server = self.launch(component, &manifest, flags);
-        server.wait_until(Duration::from_secs(180), || self.is_ready(component));
+        server.wait_until(|| self.is_ready(component));
         self.components
             .lock()
             .unwrap()
@@ -359,7 +359,7 @@ impl ClusterNode {
             "--fail",
             "--insecure",
             "--max-time",
-            "2",
+            "10",
             &health,
         ]);
         curl.output().unwrap().status.success()
@@ -383,9 +383,7 @@ impl ClusterNode {
         python.args(["-c", TELLS_WHO_CAME, port]).args(files);
         let mut server = Server::start(python, &self.dir.join(format!("{port}.log")));
         let probe = format!("exec 3<>/dev/tcp/127.0.0.1/{port}");
-        server.wait_until(Duration::from_secs(60), || {
-            self.run("bash", &["-c", &probe]).code == Some(0)
-        });
+        server.wait_until(|| self.run("bash", &["-c", &probe]).code == Some(0));
         server
     }
 
@@ -566,7 +564,7 @@ impl Caller<'_> {
     pub(crate) fn flood(&self, path: &str, object: &Value, count: usize) {
         let mut curl = self.node.command("curl");
         curl.args(["--silent", "--show-error", "--fail", "--max-time", "600"])
-            .args(["--parallel", "--parallel-max", "32"])
+            .args(["--parallel", "--parallel-max", "32", "--retry", "5"])
             .args(["--request", "POST", "--data-binary", "@-"])
             .args(["--header", "Content-Type: application/json"])
             .args(&self.arguments)
@@ -632,15 +630,12 @@ impl Caller<'_> {
     }
 }
 
-/// Waits for a condition, at most five minutes: other tests use the processors too.
+/// Waits until `ready` returns true.
 pub(crate) fn wait_until(what: &str, mut ready: impl FnMut() -> bool) {
     let begin = std::time::Instant::now();
     while !ready() {
-        assert!(
-            begin.elapsed() < Duration::from_secs(300),
-            "{what}: not after five minutes"
-        );
-        std::thread::sleep(Duration::from_millis(100));
+        assert!(begin.elapsed() < PATIENCE, "{what}: not after {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(250));
     }
 }
 
@@ -687,9 +682,7 @@ fn keep(dir: &Path, name: &str, script: &str) -> Server {
         ))
         .arg(&ready);
     let mut keeper = Server::start(unshare, &dir.join(format!("{name}.log")));
-    keeper.wait_until(Duration::from_secs(30), || {
-        fs::read(&ready).is_ok_and(|said| !said.is_empty())
-    });
+    keeper.wait_until(|| fs::read(&ready).is_ok_and(|said| !said.is_empty()));
     keeper
 }
 

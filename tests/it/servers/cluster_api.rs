@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::kubernetes::Person;
-use super::{Server, bin, free_port};
+use super::{PATIENCE, Server, bin, free_port};
 use crate::cloud_init::parsed;
 
 /// API path of the infrastructure provider's objects.
@@ -66,7 +66,7 @@ pub(super) fn define(admin: &Person) {
     };
     while !admin.list(DEFINITIONS).iter().all(established) {
         assert!(
-            begin.elapsed() < Duration::from_secs(60),
+            begin.elapsed() < PATIENCE,
             "the API server does not serve Cluster API's objects"
         );
         thread::sleep(Duration::from_millis(100));

@@ -24,7 +24,7 @@ use nodepki::x509::{
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 
-use super::{Server, bin, free_port, own_dir};
+use super::{PATIENCE, Server, bin, free_port, own_dir};
 use crate::signing::{PlainFiles, now, run, write_authorities, write_secret};
 
 pub(crate) const CSRS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
@@ -143,10 +143,8 @@ impl Kubernetes {
             ]);
         let mut api = Server::start(command, &self.dir.join("api.log"));
         let admin = self.admin();
-        api.wait_until(Duration::from_secs(120), || {
-            admin.reaches("/readyz?exclude=poststarthook/rbac/bootstrap-roles")
-        });
-        api.wait_until(Duration::from_secs(60), || admin.reaches("/readyz"));
+        api.wait_until(|| admin.reaches("/readyz?exclude=poststarthook/rbac/bootstrap-roles"));
+        api.wait_until(|| admin.reaches("/readyz"));
         api
     }
 
@@ -214,7 +212,7 @@ impl Kubernetes {
         let mut command = Command::new(bin("cert-manager-controllers"));
         command.arg(kubeconfig).arg(namespace);
         let mut started = Server::start(command, &self.dir.join(format!("{namespace}.log")));
-        started.wait_until(Duration::from_secs(60), || {
+        started.wait_until(|| {
             names.iter().all(|name| {
                 let (_, issuer) = admin.get(&format!("{issuers}/{name}"));
                 issuer["status"]["conditions"][0]["status"] == "True"
@@ -297,10 +295,7 @@ impl Kubernetes {
             || self.person("approver", &[]).get(CSRS).0 != 200
             || self.person("issuer", &[]).get(CERTIFICATE_REQUESTS).0 != 200
         {
-            assert!(
-                begin.elapsed() < Duration::from_secs(30),
-                "the cluster is not furnished"
-            );
+            assert!(begin.elapsed() < PATIENCE, "the cluster is not furnished");
             thread::sleep(Duration::from_millis(50));
         }
     }
@@ -322,10 +317,7 @@ impl Kubernetes {
         let begin = Instant::now();
         // 403 until the API server has read the binding.
         while node.get(&path).0 != 404 {
-            assert!(
-                begin.elapsed() < Duration::from_secs(30),
-                "{name} is not furnished"
-            );
+            assert!(begin.elapsed() < PATIENCE, "{name} is not furnished");
             thread::sleep(Duration::from_millis(20));
         }
     }

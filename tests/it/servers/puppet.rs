@@ -86,9 +86,7 @@ impl Puppet {
             .arg("--autosign")
             .arg(&autosign);
         let mut server = Server::start(command, &dir.join("said"));
-        server.wait_until(Duration::from_secs(300), || {
-            dir.join("ca.pem").exists() && is_running(&client(&dir, port, false))
-        });
+        server.wait_until(|| dir.join("ca.pem").exists() && is_running(&client(&dir, port, false)));
         Puppet {
             dir,
             port,

@@ -24,6 +24,8 @@ use super::cluster::{Authorities, Cluster, ClusterNode, wait_until};
 const TERMINATION_GRACE_PERIOD: Duration = Duration::from_secs(30);
 /// Interval between two readings of the manifests.
 const MANIFEST_CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// Shortest time between two probes of a component that starts; each probe is a process.
+const PROBE_INTERVAL: Duration = Duration::from_millis(500);
 /// Delay of the second restart after a component has ended.
 const INITIAL_RESTART_DELAY: Duration = Duration::from_secs(1);
 /// Upper bound of the delay, which doubles with each restart.
@@ -40,11 +42,11 @@ pub(crate) struct StaticPods {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Start {
     pub(crate) component: String,
-    /// Time of the start, or of the termination of the previous process.
+    /// Time of the start, or at which the previous process was asked to end.
     pub(crate) at: Instant,
     pub(crate) why: Why,
-    /// Time at which the component became ready.
-    pub(crate) ready: Option<Instant>,
+    /// Last time at which the component was found not to be ready.
+    pub(crate) not_ready: Instant,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -202,13 +204,14 @@ impl Kubelet {
         let changed = wanted.as_ref() != Some(&pod.manifest);
         match pod.state {
             State::Runs(mut process) if changed => {
+                let asked = Instant::now();
                 process.signal(Signal::SIGTERM);
-                pod.state = State::Ends(process, now + TERMINATION_GRACE_PERIOD);
+                pod.state = State::Ends(process, asked + TERMINATION_GRACE_PERIOD);
             }
             State::Runs(mut process) => {
                 pod.state = match process.ended() {
                     None => {
-                        self.note_ready(component, &mut pod.starts);
+                        self.probe(component, &mut pod.starts);
                         State::Runs(process)
                     }
                     Some(status) => {
@@ -246,13 +249,14 @@ impl Kubelet {
         why: Why,
         at: Instant,
     ) -> Pod {
+        let launched = Instant::now();
         let process = self.node.launch(component, &manifest, &[]);
         let mut history = self.history.lock().unwrap();
         history.push(Start {
             component: component.to_owned(),
             at,
             why,
-            ready: None,
+            not_ready: launched,
         });
         Pod {
             manifest,
@@ -262,12 +266,16 @@ impl Kubelet {
         }
     }
 
-    fn note_ready(&self, component: &str, starts: &mut Option<usize>) {
-        if let Some(start) = *starts
-            && self.node.is_ready(component)
-        {
-            self.history.lock().unwrap()[start].ready = Some(Instant::now());
+    fn probe(&self, component: &str, starts: &mut Option<usize>) {
+        let Some(start) = *starts else { return };
+        let asked = Instant::now();
+        if asked - self.history.lock().unwrap()[start].not_ready < PROBE_INTERVAL {
+            return;
+        }
+        if self.node.is_ready(component) {
             *starts = None;
+        } else {
+            self.history.lock().unwrap()[start].not_ready = asked;
         }
     }
 }

@@ -8,13 +8,13 @@ use std::process::Command;
 use std::rc::Rc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nodepki::http::{Call, Client, Endpoint, Method, Url};
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
-use super::{Server, bin, free_port};
+use super::{PATIENCE, Server, bin, free_port};
 use crate::gateway::{Issuer, Upstream};
 use crate::signing::{PlainFiles, now, run, write_secret};
 
@@ -55,18 +55,12 @@ impl Bao {
             port,
             root_token: ROOT.to_owned(),
         };
-        while bao
-            .space_named("")
-            .send(Method::GET, "sys/health", None, None, &[])
-            .0
-            != 200
-        {
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        bao.reaches(200);
         bao
     }
 
-    /// Starts the active node and a standby of a cluster.
+    /// Starts the active node and a standby of a cluster. The standby does not vote, so that on a busy machine the active
+    /// node remains active.
     pub(crate) fn cluster() -> (Bao, Bao) {
         let issuer = Issuer::new("cluster");
         let (mut active, mut standby) = (Bao::node(&issuer), Bao::node(&issuer));
@@ -84,11 +78,16 @@ impl Bao {
         let join = json!({
             "leader_api_addr": active.url(),
             "leader_ca_cert": String::from_utf8(issuer.pem()).unwrap(),
+            "non_voter": true,
         });
         put(&standby, "sys/storage/raft/join", join);
         put(&standby, "sys/unseal", unseal);
         standby.root_token.clone_from(&active.root_token);
         standby.reaches(429);
+        standby.waits_until("it knows the active node", |space| {
+            let (_, leader) = space.send(Method::GET, "sys/leader", None, None, &[]);
+            leader["leader_address"] == active.url()
+        });
         (active, standby)
     }
 
@@ -125,27 +124,38 @@ impl Bao {
             .env("HOME", &dir);
         let mut server = Server::start(command, &dir.join("log"));
         server.wait_for_port(port);
-        Bao {
+        let bao = Bao {
             server,
             dir,
             port,
             root_token: String::new(),
-        }
+        };
+        // It listens before it has loaded its certificate, and ends handshakes with an alert until then.
+        bao.waits_until("it answers", |space| {
+            space
+                .send(Method::GET, "sys/seal-status", None, None, &[])
+                .0
+                == 200
+        });
+        bao
     }
 
-    fn reaches(&mut self, health: u16) {
-        let space = Space {
-            bao: self,
-            namespace: String::new(),
-        };
-        let ready = || space.send(Method::GET, "sys/health", None, None, &[]).0 == health;
-        for _ in 0..600 {
-            if ready() {
-                return;
-            }
+    fn reaches(&self, health: u16) {
+        self.waits_until(&format!("sys/health is {health}"), |space| {
+            space.send(Method::GET, "sys/health", None, None, &[]).0 == health
+        });
+    }
+
+    fn waits_until(&self, what: &str, ready: impl Fn(&Space) -> bool) {
+        let begin = Instant::now();
+        while !ready(&self.root()) {
+            assert!(
+                begin.elapsed() < PATIENCE,
+                "{what}: never; {}",
+                self.server.said()
+            );
             std::thread::sleep(Duration::from_millis(50));
         }
-        panic!("{}", self.server.said());
     }
 
     pub(crate) fn url(&self) -> String {
