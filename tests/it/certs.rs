@@ -6,7 +6,7 @@ use std::fs;
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -15,6 +15,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use crate::node::{Node, Ran, Snapshot};
+use crate::servers::SharedServer;
 use crate::servers::cluster::{
     AUTHORITY_KEYS, Authorities, Cluster, ClusterNode, ENDPOINT, INIT, TOKEN, wait_until,
 };
@@ -35,22 +36,22 @@ const PUBLIC: [(&str, u32); 5] = [
 ];
 
 fn turn(
-    cluster: &'static OnceLock<Mutex<Cluster>>,
+    cluster: &'static SharedServer<Mutex<Cluster>>,
     authorities: Authorities,
 ) -> MutexGuard<'static, Cluster> {
     cluster
-        .get_or_init(|| Mutex::new(Cluster::start(authorities)))
+        .get(|| Mutex::new(Cluster::start(authorities)))
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
 }
 
 fn internal() -> MutexGuard<'static, Cluster> {
-    static CLUSTER: OnceLock<Mutex<Cluster>> = OnceLock::new();
+    static CLUSTER: SharedServer<Mutex<Cluster>> = SharedServer::new();
     turn(&CLUSTER, Authorities::Internal)
 }
 
 fn external() -> MutexGuard<'static, Cluster> {
-    static CLUSTER: OnceLock<Mutex<Cluster>> = OnceLock::new();
+    static CLUSTER: SharedServer<Mutex<Cluster>> = SharedServer::new();
     turn(&CLUSTER, Authorities::External)
 }
 

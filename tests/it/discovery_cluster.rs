@@ -4,7 +4,7 @@
 //! A cluster has one `cluster-info`, so that these tests share a cluster of their own and run one after another.
 
 use std::fs;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use crate::gateway::Issuer;
 use crate::node::{Ran, Snapshot};
+use crate::servers::SharedServer;
 use crate::servers::cluster::{
     Authorities, Cluster, ClusterNode, ENDPOINT, INIT, TOKEN, wait_until,
 };
@@ -27,7 +28,7 @@ struct Shared {
 }
 
 fn shared() -> MutexGuard<'static, Shared> {
-    static SHARED: OnceLock<Mutex<Shared>> = OnceLock::new();
+    static SHARED: SharedServer<Mutex<Shared>> = SharedServer::new();
     let start = || {
         let cluster = Cluster::start(Authorities::Internal);
         let upload = ["init", "phase", "upload-certs", "--upload-certs"];
@@ -37,7 +38,7 @@ fn shared() -> MutexGuard<'static, Shared> {
         Mutex::new(Shared { cluster, key })
     };
     SHARED
-        .get_or_init(start)
+        .get(start)
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
 }

@@ -16,11 +16,12 @@ pub(crate) mod vault;
 
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{self, Sender};
-use std::sync::{LazyLock, Mutex};
+use std::sync::{LazyLock, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -87,6 +88,37 @@ pub(crate) fn free_port() -> u16 {
     ports
         .find(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok())
         .expect("no free port")
+}
+
+/// A server that the tests of this process share, started by the first of them. If it does not start, it is started once
+/// more; then every test that uses it fails with the same message, and none waits again.
+pub(crate) struct SharedServer<T>(OnceLock<Result<T, String>>);
+
+impl<T> SharedServer<T> {
+    pub(crate) const fn new() -> Self {
+        SharedServer(OnceLock::new())
+    }
+
+    pub(crate) fn get(&self, start: impl Fn() -> T) -> &T {
+        let try_to_start = || catch_unwind(AssertUnwindSafe(&start));
+        let started = self.0.get_or_init(|| {
+            let started = try_to_start().or_else(|_| try_to_start());
+            started.map_err(|panic| {
+                let message = panic.downcast_ref::<String>().cloned();
+                message.unwrap_or_else(|| "see the panic of the first test that uses it".to_owned())
+            })
+        });
+        match started {
+            Ok(server) => server,
+            Err(message) => panic!("a server that several tests share did not start: {message}"),
+        }
+    }
+}
+
+/// Returns a path that no other request of this process has, by which its line is found in a server's log.
+pub(crate) fn marker() -> String {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    format!("/marker/{}/", COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
 /// A running server. It is killed when dropped, and by the kernel when this process ends.

@@ -3,7 +3,6 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -18,7 +17,7 @@ use crate::cloud_init::parsed;
 use crate::gateway::{Action, Gateway, Rule, Upstream};
 use crate::node::Ran;
 use crate::servers::kubernetes::{Kubernetes, kubernetes_with_cluster_api};
-use crate::servers::{PATIENCE, bin};
+use crate::servers::{PATIENCE, SharedServer, bin};
 use crate::signing::write_secret;
 
 const ACCOUNT: &str = "nodepki-capi-check-prod";
@@ -27,8 +26,8 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// Returns the cluster of these tests, with the definition of ControlPlanePKI.
 fn cluster() -> &'static Kubernetes {
-    static SHARED: OnceLock<&Kubernetes> = OnceLock::new();
-    SHARED.get_or_init(|| {
+    static SHARED: SharedServer<&Kubernetes> = SharedServer::new();
+    SHARED.get(|| {
         let cluster = kubernetes_with_cluster_api("status");
         Management::in_cluster(cluster).define_control_plane_pki();
         cluster

@@ -20,14 +20,14 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use nodepki::kube::kubeconfig::Kubeconfig;
 use nodepki::x509::{TrustBundle, hex};
 use serde_json::{Value, json};
 
-use super::{PATIENCE, Server, bin, own_dir};
+use super::{PATIENCE, Server, SharedServer, bin, own_dir};
 use crate::node::{NODEPKI, Ran};
 
 /// Name and port of the cluster.
@@ -59,8 +59,8 @@ pub(crate) const AUTHORITY_KEYS: [&str; 3] = ["ca.key", "etcd/ca.key", "front-pr
 
 /// Returns the shared cluster, with CA keys on its node as kubeadm makes them.
 pub(crate) fn cluster() -> &'static Cluster {
-    static SHARED: OnceLock<Cluster> = OnceLock::new();
-    SHARED.get_or_init(|| Cluster::start(Authorities::Internal))
+    static SHARED: SharedServer<Cluster> = SharedServer::new();
+    SHARED.get(|| Cluster::start(Authorities::Internal))
 }
 
 /// Location of the private keys of the authorities.

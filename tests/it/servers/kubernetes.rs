@@ -7,7 +7,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::rc::Rc;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -24,7 +23,7 @@ use nodepki::x509::{
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 
-use super::{PATIENCE, Server, bin, free_port, own_dir};
+use super::{PATIENCE, Server, SharedServer, bin, free_port, own_dir};
 use crate::signing::{PlainFiles, now, run, write_authorities, write_secret};
 
 pub(crate) const CSRS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
@@ -42,8 +41,8 @@ pub(crate) struct Kubernetes {
 
 /// Returns the cluster of this process.
 pub(crate) fn kubernetes() -> &'static Kubernetes {
-    static SHARED: OnceLock<Kubernetes> = OnceLock::new();
-    SHARED.get_or_init(|| {
+    static SHARED: SharedServer<Kubernetes> = SharedServer::new();
+    SHARED.get(|| {
         let mut cluster = Kubernetes::start("kubernetes");
         let manager =
             cluster.start_manager("csrsigning,csrapproving,csrcleaner,namespace", "manager");
@@ -54,8 +53,8 @@ pub(crate) fn kubernetes() -> &'static Kubernetes {
 
 /// Returns a cluster of this process in which no component approves or signs.
 pub(crate) fn kubernetes_without_signer() -> &'static Kubernetes {
-    static SHARED: OnceLock<Kubernetes> = OnceLock::new();
-    SHARED.get_or_init(|| Kubernetes::start("kubernetes-without-signer"))
+    static SHARED: SharedServer<Kubernetes> = SharedServer::new();
+    SHARED.get(|| Kubernetes::start("kubernetes-without-signer"))
 }
 
 /// Starts a cluster for one control plane of Cluster API, whose controllers read all nodes, and defines Cluster API's

@@ -6,7 +6,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::rc::Rc;
-use std::sync::LazyLock;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -14,7 +13,8 @@ use nodepki::http::{Call, Client, Endpoint, HttpResponse, Method, Tls, Url};
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 
-use super::{Server, bin, free_port};
+use super::{Server, SharedServer, bin, free_port, marker};
+use crate::node::wait_until;
 use crate::signing::{PlainFiles, run, run_program};
 
 /// Suffix of certnames that are signed immediately.
@@ -28,38 +28,43 @@ pub(crate) struct Puppet {
 }
 
 /// The shared CA, and two copies of it made before it issued anything.
-static SHARED: LazyLock<(Puppet, [PathBuf; 2])> = LazyLock::new(|| {
-    let puppet = Puppet::start(directory());
-    let copies = [directory(), directory()];
-    for copy in &copies {
-        let (from, to) = (puppet.dir.join("."), copy.to_str().unwrap());
-        run_program("cp", &["--archive", from.to_str().unwrap(), to], b"");
-    }
-    (puppet, copies)
-});
+fn shared_and_copies() -> &'static (Puppet, [PathBuf; 2]) {
+    static SHARED: SharedServer<(Puppet, [PathBuf; 2])> = SharedServer::new();
+    SHARED.get(|| {
+        let puppet = Puppet::start(directory());
+        let copies = [directory(), directory()];
+        for copy in &copies {
+            let (from, to) = (puppet.dir.join("."), copy.to_str().unwrap());
+            run_program("cp", &["--archive", from.to_str().unwrap(), to], b"");
+        }
+        (puppet, copies)
+    })
+}
 
 /// Returns the CA that all tests share. Every test has certnames of its own.
 pub(crate) fn shared() -> &'static Puppet {
-    &SHARED.0
+    &shared_and_copies().0
 }
 
 /// Returns the same CA with default settings: no alternative names, no renewals. It does not know the certificates of the
 /// other one.
 pub(crate) fn strict() -> &'static Puppet {
-    static STRICT: LazyLock<Puppet> = LazyLock::new(|| {
-        let dir = SHARED.1[0].clone();
+    static STRICT: SharedServer<Puppet> = SharedServer::new();
+    STRICT.get(|| {
+        let dir = shared_and_copies().1[0].clone();
         let conf = dir.join("etc/puppetserver/conf.d/ca.conf");
-        assert!(fs::read_to_string(&conf).unwrap().contains("allow-"));
-        fs::write(conf, "certificate-authority: {}\n").unwrap();
+        const DEFAULTS: &str = "certificate-authority: {}\n";
+        let configured = fs::read_to_string(&conf).unwrap();
+        assert!(configured.contains("allow-") || configured == DEFAULTS);
+        fs::write(conf, DEFAULTS).unwrap();
         Puppet::start(dir)
-    });
-    &STRICT
+    })
 }
 
 /// Starts the same CA with the configuration of the package, after `prepare` has changed the files in its `conf.d`. Only one
 /// test may do so.
 pub(crate) fn packaged(prepare: impl FnOnce(&Path)) -> Puppet {
-    let dir = SHARED.1[1].clone();
+    let dir = shared_and_copies().1[1].clone();
     let conf = dir.join("etc/puppetserver/conf.d");
     let package = bin("puppetserver")
         .canonicalize()
@@ -165,10 +170,15 @@ impl Puppet {
         held
     }
 
-    /// Returns every queued or refused request for a certname below a name, from the server's access log.
+    /// Returns every queued or refused request for a certname below a name, from the server's access log. The server writes
+    /// a line after its response, so this waits for the line of a request that it sends last.
     pub(crate) fn sent(&self, below: &str) -> Vec<String> {
-        let log = fs::read_to_string(self.dir.join("log/puppetserver-access.log")).unwrap();
-        log.lines()
+        let read = || fs::read_to_string(self.dir.join("log/puppetserver-access.log")).unwrap();
+        let marker = marker();
+        self.ask(|| Call::get(marker.clone()));
+        wait_until(|| read().contains(&marker));
+        read()
+            .lines()
             .filter_map(|line| line.split('"').nth(1))
             .filter(|request| request.starts_with("PUT /puppet-ca/v1/certificate_request/"))
             .filter(|request| request.contains(&format!(".{below} ")))

@@ -9,22 +9,22 @@ use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::rc::Rc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
-use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use nodepki::http::{Call, Client, Endpoint, Url};
 use nodepki::kube::names::Authority;
 use nodepki::x509::{Chain, KeyAlgorithm, PrivateKey};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::{Server, bin, free_port};
+use super::{Server, SharedServer, bin, free_port, marker};
 use crate::gateway::Upstream;
-use crate::node::{INIT, NODEPKI};
-use crate::signing::{run_program, write_secret};
+use crate::node::{INIT, NODEPKI, wait_until};
+use crate::signing::{PlainFiles, now, run, run_program, write_secret};
 
 /// Number of twins of each provisioner.
 const TWINS: usize = 100;
@@ -59,12 +59,18 @@ impl StepCa {
         Upstream::tls(("127.0.0.1", self.port), &self.root_pem(), "localhost")
     }
 
-    /// Returns the log lines of requests that create something, for one provisioner.
+    /// Returns the log lines of requests that create something, for one provisioner. The server writes a line after its
+    /// response, so this waits for the line of a request that it sends last.
     pub(crate) fn sent(&self, provisioner: &str) -> Vec<String> {
-        // The line is written after the response.
-        thread::sleep(Duration::from_millis(200));
-        let log = fs::read_to_string(self.dir.join("log")).unwrap();
-        log.lines()
+        let read = || fs::read_to_string(self.dir.join("log")).unwrap();
+        let marker = marker();
+        let mut endpoint = Endpoint::new(Url::parse(&self.url()).unwrap());
+        endpoint.tls.ca_file = Some(self.dir.join("root.crt"));
+        let client = Client::new(endpoint, Rc::new(PlainFiles), now).unwrap();
+        run(client.send(Call::get(marker.clone()))).unwrap();
+        wait_until(|| read().contains(&marker));
+        read()
+            .lines()
             .filter_map(|line| serde_json::from_str::<Value>(line).ok())
             .filter(|line| line["method"] == "POST" && by(line) == provisioner)
             .map(|line| format!("{} {} {}", line["path"], line["status"], line["request-id"]))
@@ -75,8 +81,8 @@ impl StepCa {
 impl StepCas {
     /// Returns the step-cas that all tests of this process share.
     pub(crate) fn shared() -> &'static StepCas {
-        static SHARED: OnceLock<StepCas> = OnceLock::new();
-        SHARED.get_or_init(Self::start)
+        static SHARED: SharedServer<StepCas> = SharedServer::new();
+        SHARED.get(Self::start)
     }
 
     fn start() -> Self {

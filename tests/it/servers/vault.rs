@@ -6,7 +6,6 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::rc::Rc;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -14,7 +13,7 @@ use nodepki::http::{Call, Client, Endpoint, Method, Url};
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
-use super::{PATIENCE, Server, bin, free_port};
+use super::{PATIENCE, Server, SharedServer, bin, free_port};
 use crate::gateway::{Issuer, Upstream};
 use crate::signing::{PlainFiles, now, run, write_secret};
 
@@ -31,8 +30,8 @@ pub(crate) struct Bao {
 impl Bao {
     /// Returns the server of this process.
     pub(crate) fn shared() -> &'static Bao {
-        static SHARED: OnceLock<Bao> = OnceLock::new();
-        SHARED.get_or_init(Bao::start)
+        static SHARED: SharedServer<Bao> = SharedServer::new();
+        SHARED.get(Bao::start)
     }
 
     pub(crate) fn start() -> Bao {
