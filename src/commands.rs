@@ -159,9 +159,7 @@ enum Command {
 /// Runs the command line and returns the process's exit status.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
-    let program = manual::with_help(Cli::command(), &arguments);
-    let parsed = program.try_get_matches_from(arguments);
-    let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
+    let cli = match parse(&arguments) {
         Ok(cli) => cli,
         Err(error) => return print_clap_error(&error) as u8,
     };
@@ -178,6 +176,24 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     code
 }
 
+/// Parses the command line. The texts of the help are added only if it is requested.
+fn parse(arguments: &[OsString]) -> Result<Cli, clap::Error> {
+    let matches = match Cli::command().try_get_matches_from(arguments) {
+        Err(error) if is_help(&error) => {
+            manual::with_help(Cli::command(), arguments).try_get_matches_from(arguments)
+        }
+        other => other,
+    };
+    Cli::from_arg_matches(&matches?)
+}
+
+fn is_help(error: &clap::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::DisplayHelp | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+    )
+}
+
 /// Prints what clap returns instead of a command line: a usage error, or the requested help or version.
 fn print_clap_error(error: &clap::Error) -> ExitCode {
     let code = match error.use_stderr() {
@@ -185,13 +201,7 @@ fn print_clap_error(error: &clap::Error) -> ExitCode {
         false => ExitCode::Done,
     };
     // Any other text may quote the arguments, which are escaped for the terminal.
-    let has_no_arguments = matches!(
-        error.kind(),
-        ErrorKind::DisplayHelp
-            | ErrorKind::DisplayVersion
-            | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
-    );
-    if !has_no_arguments {
+    if !is_help(error) && error.kind() != ErrorKind::DisplayVersion {
         print_to_stderr(&error.render().to_string());
         return code;
     }

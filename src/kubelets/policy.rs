@@ -5,11 +5,9 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::kube::kubeadm::{InvalidValue, IpNet, is_dns_subdomain};
+use crate::kube::names::JOINING_NODES_GROUP;
 use crate::x509::KeyAlgorithm;
 
-/// Group of the bootstrap tokens with which kubeadm joins nodes (`cmd/kubeadm/app/constants/constants.go`,
-/// `NodeBootstrapTokenAuthGroup`).
-const KUBEADM_TOKEN_GROUP: &str = "system:bootstrappers:kubeadm:default-node-token";
 const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// What nodepki does with requests of kubelets.
@@ -47,7 +45,7 @@ impl Default for KubeletPolicy {
             keys: KeyAlgorithm::ALL.to_vec(),
             names: Vec::new(),
             networks: Vec::new(),
-            token_groups: vec![KUBEADM_TOKEN_GROUP.to_owned()],
+            token_groups: vec![JOINING_NODES_GROUP.to_owned()],
             requests_per_second: 50,
             lease: "nodepki-kubelets".to_owned(),
         }
