@@ -163,18 +163,13 @@ fn get(gateway: &Gateway, host: &str) -> (Result<u16, HttpError>, Duration) {
 /// machine may delay one of them.
 #[track_caller]
 fn reaches(gateway: &Gateway, host: &str) {
-    let took = [(); 5].map(|()| {
+    let is_fast = (0..5).any(|_| {
         let (result, took) = get(gateway, host);
-        assert_eq!(
-            result.unwrap_or_else(|error| panic!("{host}: {error}")),
-            200
-        );
-        took
+        let status = result.unwrap_or_else(|error| panic!("{host}: {error}"));
+        assert_eq!(status, 200);
+        took < Duration::from_secs(4)
     });
-    assert!(
-        took.iter().any(|took| *took < Duration::from_secs(4)),
-        "{host} took {took:?}"
-    );
+    assert!(is_fast, "{host} took 4 s five times");
 }
 
 #[track_caller]

@@ -97,6 +97,7 @@ mod replaced_authority;
 mod rig;
 mod rotation_cluster;
 mod runbook;
+mod runner;
 mod running;
 mod sample;
 mod secrets;
@@ -124,5 +125,7 @@ mod store_crash;
 mod store_system;
 mod systemd_units;
 mod terminal;
+#[path = "../fixtures/time.rs"]
+mod time;
 mod untrusted_root;
 mod workers;

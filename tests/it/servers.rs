@@ -14,6 +14,7 @@ pub(crate) mod static_pods;
 pub(crate) mod step_ca;
 pub(crate) mod vault;
 
+use std::cell::RefCell;
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,11 +22,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{self, Sender};
-use std::sync::{LazyLock, Mutex, OnceLock};
+use std::sync::{Arc, LazyLock, Mutex, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 
 /// Returns the path of a server's program, as `tests/run` built or unpacked it.
@@ -90,28 +92,81 @@ pub(crate) fn free_port() -> u16 {
         .expect("no free port")
 }
 
-/// A server that the tests of this process share, started by the first of them. If it does not start, it is started once
-/// more; then every test that uses it fails with the same message, and none waits again.
-pub(crate) struct SharedServer<T>(OnceLock<Result<T, String>>);
+/// A server that the tests of this process share, started by the first of them. If it does not start, or has died, it is
+/// started again, at most twice; then every test that uses it fails with the same message, and none waits again.
+pub(crate) struct SharedServer<T: 'static>(Mutex<Shared<T>>);
+
+struct Shared<T: 'static> {
+    started: Result<&'static T, String>,
+    processes: Vec<Weak<Process>>,
+    starts: u8,
+}
+
+const MAX_STARTS: u8 = 3;
+
+thread_local! {
+    /// The servers that this thread has started since a [`SharedServer`] last asked.
+    static STARTED: RefCell<Vec<Weak<Process>>> = const { RefCell::new(Vec::new()) };
+}
 
 impl<T> SharedServer<T> {
     pub(crate) const fn new() -> Self {
-        SharedServer(OnceLock::new())
+        SharedServer(Mutex::new(Shared {
+            started: Err(String::new()),
+            processes: Vec::new(),
+            starts: 0,
+        }))
     }
 
-    pub(crate) fn get(&self, start: impl Fn() -> T) -> &T {
-        let try_to_start = || catch_unwind(AssertUnwindSafe(&start));
-        let started = self.0.get_or_init(|| {
-            let started = try_to_start().or_else(|_| try_to_start());
-            started.map_err(|panic| {
-                let message = panic.downcast_ref::<String>().cloned();
-                message.unwrap_or_else(|| "see the panic of the first test that uses it".to_owned())
-            })
-        });
+    /// Returns the running server. What it replaces stays in memory, since other tests may still refer to it.
+    pub(crate) fn get(&self, start: impl Fn() -> T) -> &'static T {
+        let mut shared = self.0.lock().unwrap();
+        while shared.must_start() && shared.starts < MAX_STARTS {
+            shared.starts += 1;
+            STARTED.take();
+            let started = catch_unwind(AssertUnwindSafe(&start));
+            shared.processes = STARTED.take();
+            shared.started = match started {
+                Ok(server) => Ok(Box::leak(Box::new(server))),
+                Err(panic) => Err(panic
+                    .downcast_ref::<String>()
+                    .cloned()
+                    .unwrap_or_else(|| "see the panic of the first test that uses it".to_owned())),
+            };
+        }
+        let is_dead = shared.must_start();
+        let started = shared.started.clone();
+        // A panic below must not poison the lock.
+        drop(shared);
         match started {
+            Ok(_) if is_dead => {
+                panic!("a server that several tests share has died {MAX_STARTS} times")
+            }
             Ok(server) => server,
             Err(message) => panic!("a server that several tests share did not start: {message}"),
         }
+    }
+}
+
+impl<T> Shared<T> {
+    fn must_start(&self) -> bool {
+        self.started.is_err()
+            || self
+                .processes
+                .iter()
+                .filter_map(Weak::upgrade)
+                .any(|process| process.has_ended())
+    }
+}
+
+/// The process of a [`Server`], for as long as that exists.
+struct Process(Pid);
+
+impl Process {
+    /// Whether the process has ended, whether or not it was waited for.
+    fn has_ended(&self) -> bool {
+        let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+        waitid(Id::Pid(self.0), flags) != Ok(WaitStatus::StillAlive)
     }
 }
 
@@ -124,13 +179,14 @@ pub(crate) fn marker() -> String {
 /// A running server. It is killed when dropped, and by the kernel when this process ends.
 pub(crate) struct Server {
     child: Child,
+    _process: Arc<Process>,
     name: String,
     log: PathBuf,
 }
 
 impl Server {
     /// Starts `command` with its output written to `log`.
-    pub(crate) fn start(mut command: Command, log: &Path) -> Self {
+    pub(crate) fn start(command: Command, log: &Path) -> Self {
         let output = File::create(log).unwrap();
         let name = command.get_program().to_string_lossy().into_owned();
         // The kernel sends the signal when the *thread* that started the program ends, so `spawn` uses a permanent one.
@@ -150,9 +206,12 @@ impl Server {
         if let Some(dir) = command.get_current_dir() {
             kept.current_dir(dir);
         }
-        command.stdin(Stdio::null());
+        let child = spawn(kept);
+        let process = Arc::new(Process(Pid::from_raw(child.id().try_into().unwrap())));
+        STARTED.with_borrow_mut(|started| started.push(Arc::downgrade(&process)));
         Server {
-            child: spawn(kept),
+            child,
+            _process: process,
             name,
             log: log.to_owned(),
         }
