@@ -40,7 +40,7 @@ pub use chain::{
     Chain, ChainError, MAX_BUNDLE_CERTIFICATES, MAX_BUNDLE_SUBJECT_BYTES, MAX_CHAIN_BYTES,
     MAX_RESPONSE_BYTES, MAX_RESPONSE_CERTIFICATES, TrustBundle, TrustError, certificates_of,
 };
-pub use content::content_instead_of_pem;
+pub use content::{contains_private_key, content_instead_of_pem, wide_encoding};
 pub use crl::{AuthorityCrls, CrlError, RevocationList};
 pub use csr::{Csr, CsrError, UsageExtensions};
 pub use csr_content::{CsrContent, CsrContentError};

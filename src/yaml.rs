@@ -18,6 +18,7 @@ pub mod fuzz;
 pub mod schema;
 pub mod settings;
 mod syntax;
+mod template;
 mod walk;
 
 use std::collections::{HashMap, HashSet};
@@ -31,6 +32,7 @@ use zeroize::Zeroizing;
 
 pub use duration::{format_duration, parse_duration, suggest_duration};
 pub use fault::{Fault, FaultSeverity, Faults, FieldPosition, MAX_LISTED_FAULTS, Position};
+pub use template::unrendered;
 pub use walk::{Field, Map, Walk, did_you_mean};
 
 use crate::x509::is_hidden;
@@ -42,6 +44,7 @@ const MAX_DEPTH: usize = 64;
 const MAX_ALIAS_VALUES: usize = 10_000;
 /// Maximum length of a key in bytes, as YAML limits keys without `?` (1.2.2, 7.4.2 and 7.4.3).
 const MAX_KEY_LENGTH: usize = 1024;
+const NO_TABS: &str = "indent with spaces, YAML does not allow tabs";
 
 /// A value with its position.
 #[derive(Clone)]
@@ -388,9 +391,11 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Node>, Faults> {
                 }
                 _ => None,
             };
-            let fix = match names_tab || line.is_some_and(leading_tab) {
-                true => "indent with spaces, YAML does not allow tabs".to_owned(),
-                false => correction.unwrap_or_else(|| error.fix().to_owned()),
+            let fix = match (line.and_then(unrendered), line.is_some_and(leading_tab)) {
+                _ if names_tab => NO_TABS.to_owned(),
+                (Some(fix), _) => fix.to_owned(),
+                (None, true) => NO_TABS.to_owned(),
+                (None, false) => correction.unwrap_or_else(|| error.fix().to_owned()),
             };
             let spot = FieldPosition {
                 place,

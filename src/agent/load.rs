@@ -59,7 +59,7 @@ use configuration::{
 };
 pub(crate) use files::read_argument;
 pub use files::{existing_sources, read_settings};
-use host::{host_facts, interfaces};
+use host::host_facts;
 pub use identity::{IdentityChange, NameSource, computed_name, name_sources};
 use known::{ConfigurationFiles, KnownConfiguration};
 use places::DefinedFiles;
@@ -241,13 +241,7 @@ pub async fn load_running(
         known.kept = Some(given);
     }
     known.require_configuration(root)?;
-    let mut loaded = known.assemble_to_keep(root, inputs, fetches, clock())?;
-    if let Some(address) = loaded.node.advertise_address {
-        loaded
-            .warnings
-            .extend(running::unowned(address, &interfaces(root)));
-    }
-    Ok(loaded)
+    known.assemble_to_keep(root, inputs, fetches, clock())
 }
 
 /// The node according to its kubeadm configuration, for commands that do not require one.
@@ -374,7 +368,12 @@ pub fn check(
                     .err()
                     .unwrap_or_else(|| faulty(strict.faults().clone())));
             }
-            let loaded = known.assemble(root, inputs, &IdentityChange::Show, now)?;
+            let mut loaded = known.assemble(root, inputs, &IdentityChange::Show, now)?;
+            for warning in strict.faults().warnings().map(ToString::to_string) {
+                if !loaded.warnings.contains(&warning) {
+                    loaded.warnings.push(warning);
+                }
+            }
             let certificates = loaded.setup.plan.certs.len();
             return Ok((loaded, (!later).then_some(certificates)));
         }

@@ -11,7 +11,7 @@ use zeroize::Zeroizing;
 
 use super::Provided;
 use crate::kube::names::{Authority, CertName, NodePath};
-use crate::node::{KubeconfigState, KubeletStoreState, NodeState};
+use crate::node::{KubeconfigState, KubeletStoreState, NodeFile, NodeState};
 use crate::process::machine;
 use crate::signer::CurrentCertificate;
 use crate::spec::assess::{
@@ -420,9 +420,12 @@ impl Survey {
                 ));
             }
         }
+        self.note_key(state, spec, &file, found.present())?;
         let mut outdated_copies = Vec::new();
         for copy in &spec.copies {
-            let copied = state.file(&copy.path).parse(TrustBundle::from_pem)?;
+            let file = state.file(&copy.path);
+            self.note_key(state, spec, &file, found.present())?;
+            let copied = file.parse(TrustBundle::from_pem)?;
             let copied = copied.present().map(TrustBundle::certificates);
             if copied != found.present().map(TrustBundle::certificates) {
                 outdated_copies.push(copy.clone());
@@ -441,6 +444,26 @@ impl Survey {
                 .get(refused_before..)
                 .and_then(|of_this| (!of_this.is_empty()).then(|| of_this.join("; "))),
         });
+        Ok(())
+    }
+
+    /// Notes a private key among the CA certificates of a file.
+    fn note_key(
+        &mut self,
+        state: &NodeState,
+        spec: &BundleSpec,
+        file: &NodeFile,
+        bundle: Option<&TrustBundle>,
+    ) -> Result<(), store::StoreError> {
+        let path = state.root().on_this_machine(file.path());
+        let content = file.bytes()?.unwrap_or_default();
+        let note = assess::key_among_certificates(
+            &path.display().to_string(),
+            spec.authority,
+            content,
+            bundle,
+        );
+        self.notes.extend(note);
         Ok(())
     }
 
@@ -581,6 +604,13 @@ impl Survey {
                 Observed::Empty => report("caFile", path, "is empty"),
                 Observed::Unreadable(why) => report("caFile", path, &why),
             }
+            let content = read(path)?.unwrap_or_default();
+            self.notes.extend(assess::key_among_certificates(
+                &path.to_string(),
+                Authority::EtcdCa,
+                &content,
+                bundle.as_ref(),
+            ));
         }
         let (Some(certificate), Some(key)) = (&external.certificate, &external.key) else {
             return Ok(());

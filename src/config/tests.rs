@@ -311,7 +311,7 @@ fn reports_all_faults_of_all_fragments() {
     let mut sorted = kinds;
     sorted.sort_unstable();
     let expected = "a.yaml:3:19: kubeadm.files[0]: \"kubeadm.yaml\" is not an absolute path (begin it with /)\n\
-         a.yaml:3:33: kubeadm.files[1]: unquoted 5 is a number, must be text (write \"5\" in quotes)\n\
+         a.yaml:3:33: kubeadm.files[1]: unquoted 5 is a number, must be text (begin it with /)\n\
          a.yaml:3:37: kubeadm.clusterConfig: unknown key (did you mean clusterConfiguration?)\n\
          a.yaml:4:11: nodeName: \"bad_name\" is not a valid node name: only lower-case letters, digits, - and . are allowed, beginning and ending with a letter or digit (use a DNS name, or remove nodeName to take kubeadm's)\n\
          a.yaml:5:1: wiat: unknown key (did you mean wait?)\n\

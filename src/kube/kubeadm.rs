@@ -9,11 +9,15 @@
 //! - a `JoinConfiguration` is used (kubeadm's certificate commands ignore it and use the host's name and address);
 //! - upper-case letters in etcd SANs and `controlPlaneEndpoint`, and `[v6]` without a port, are accepted with a warning;
 //! - a missing `advertiseAddress` without a default route is an error; kubeadm falls back to `0.0.0.0`;
-//! - the ConfigMap `kubeadm-config` is read as the ClusterConfiguration in it;
+//! - the ConfigMap `kubeadm-config` is read as the ClusterConfiguration in it, and a document `PKI` of OpenShift as the policy
+//!   of keys, with a warning if the file contains documents for kubeadm too;
 //! - a `JoinConfiguration` without `discovery` is accepted, as a node with all inputs on disk needs no discovery;
 //! - an `apiServerEndpoint` without a port is accepted with a warning;
 //! - a relative `kubeConfigPath`, and a URL with a password, are refused;
-//! - old and future `kubernetesVersion`s are accepted, as the release of kubeadm on the node is unknown.
+//! - old and future `kubernetesVersion`s are accepted, as the release of kubeadm on the node is unknown; a strict reading warns of
+//!   one that none of these releases deploys;
+//! - what kubeadm refuses only in the form of the file, a part without a document, is an error of a strict reading, and else a
+//!   warning.
 //!
 //! The token and the certificate key of a JoinConfiguration are read into [`JoinDiscovery`], whose `Debug` output omits them.
 //! Those of an InitConfiguration are not read.
@@ -27,6 +31,8 @@ mod fields;
 mod join;
 mod node;
 mod resolve;
+mod separators;
+mod shapes;
 mod version;
 
 pub use address::{Host, HostPort, InvalidValue, IpNet, NodeName, San, ValueNote};

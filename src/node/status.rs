@@ -326,6 +326,9 @@ pub struct AuthorityStatus {
     pub valid_copy: Option<String>,
     /// Whether the private key of the authority is on this node.
     pub has_key: bool,
+    /// Whether it is in the file in which kubeadm looks for it.
+    #[serde(skip)]
+    pub has_key_file: bool,
     /// The key compared with the key policy; `None` if no configuration is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key_policy: Option<KeyVerdict>,

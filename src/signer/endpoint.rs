@@ -8,7 +8,7 @@ use serde_json::{Map as JsonMap, Value, json};
 use crate::http::{Endpoint, Tls, Url};
 use crate::yaml::schema::{MapKey, ValueForm};
 use crate::yaml::settings::{Setting, SettingsBlock, if_set, insert, settings, unless_empty};
-use crate::yaml::{Field, Map, format_duration};
+use crate::yaml::{Field, Map, format_duration, unrendered};
 
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 const MAX_TIMEOUT: Duration = Duration::from_secs(600);
@@ -64,6 +64,10 @@ pub(super) fn read(map: &Map<'_>, url: Option<Field<'_>>) -> Option<Endpoint> {
     let connection = Connection::read_keys(map)?;
     let field = url?;
     let url = Url::read(&field)?;
+    // Such a host name is a valid one for the parser of URLs.
+    if let Some(fix) = field.node().text().and_then(unrendered) {
+        field.error("contains a placeholder that was not replaced", fix);
+    }
     if url.scheme() == "http" && (connection.tls != Tls::default() || connection.proxy.is_some()) {
         field.error(
             "is http://, which uses neither tls nor proxy",
@@ -148,9 +152,6 @@ fn show_tls(tls: &Tls) -> Option<Value> {
 /// Returns the correction of a text that is not an `http` or `https` address. The text may contain a password.
 fn intended(text: &str) -> String {
     let is_host = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | ':' | '[' | ']');
-    if text.starts_with('$') {
-        return "write the address itself: variables are not replaced".to_owned();
-    }
     match !text.is_empty() && text.chars().all(is_host) && !text.ends_with(':') {
         true => format!("write https://{text}"),
         false => "write it as https://HOST[:PORT][/PATH]".to_owned(),

@@ -12,9 +12,13 @@ mod shared;
 
 use time::OffsetDateTime;
 
+use crate::kube::names::Authority;
 use crate::spec::schedule::OnPolicyChange;
 use crate::spec::{BundleSpec, CertFiles, CertSpec};
-use crate::x509::{CertDifference, Chain, PublicKey, TrustBundle, rfc3339, satisfies};
+use crate::x509::{
+    CertDifference, Chain, PrivateKey, PublicKey, TrustBundle, contains_private_key, rfc3339,
+    satisfies,
+};
 
 pub use found::{
     Observed, ObservedCert, ObservedKubeconfig, ReadKubeconfig, is_our_form, read_kubeconfig,
@@ -280,6 +284,32 @@ pub fn assess_bundle(
         ));
     }
     Ok(())
+}
+
+/// Returns a note if a file of CA certificates also contains a private key, even one that cannot be read. `path` is that on
+/// this machine.
+pub fn key_among_certificates(
+    path: &str,
+    authority: Authority,
+    content: &[u8],
+    bundle: Option<&TrustBundle>,
+) -> Option<String> {
+    if !contains_private_key(content) {
+        return None;
+    }
+    let keys = PrivateKey::all_from_pem(content).unwrap_or_default();
+    let certificates = bundle.map_or(&[][..], TrustBundle::certificates);
+    let is_of_authority = certificates.iter().any(|certificate| {
+        let mut keys = keys.iter();
+        keys.any(|key| key.public_key() == certificate.public_key())
+    });
+    let key = match is_of_authority {
+        true => format!("the private key of {authority}"),
+        false => "a private key".to_owned(),
+    };
+    Some(format!(
+        "{path} contains {key}, and every reader of the CA certificate has it: leave the key with its CA, and only certificates in the file (openssl crl2pkcs7 -nocrl -certfile FILE | openssl pkcs7 -print_certs -out NEW)"
+    ))
 }
 
 #[cfg(test)]

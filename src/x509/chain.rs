@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::blocks;
 use super::certificate::Certificate;
-use super::content::content_instead_of_pem;
+use super::content::{content_instead_of_pem, wide_encoding};
 use super::der::{DerReader, tag};
 use super::key::PublicKey;
 use super::signature::MAX_SIGNATURE_CHECKS;
@@ -27,6 +27,12 @@ pub const MAX_BUNDLE_SUBJECT_BYTES: usize = 32 * 1024;
 /// Largest chain that is installed, in bytes of DER: a quarter of Go's limit in a handshake. As PEM in a kubeconfig it is far
 /// below the largest file that nodepki reads.
 pub const MAX_CHAIN_BYTES: usize = 64 * 1024;
+
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+const REMOVE_BYTE_ORDER_MARK: &str =
+    r"remove the byte order mark: sed -i '1s/^\xEF\xBB\xBF//' FILE";
+/// `openssl x509` would write one certificate only, and OpenSSL does not find those that begin within a line.
+const REWRITE_CERTIFICATES: &str = r"rewrite the file: sed 's/^[[:space:]]*//; /-----/!{/^[A-Za-z-]*: /d}; s/\(.\)-----BEGIN/\1\n-----BEGIN/g' FILE | openssl crl2pkcs7 -nocrl -certfile /dev/stdin | openssl pkcs7 -print_certs -out NEW";
 
 /// A leaf and certificates that may lead to its authority, without the root. Only [`super::along_path`] reduces them to
 /// the verified path.
@@ -52,9 +58,13 @@ pub enum ChainError {
     #[error("it contains {count} certificates, more than the limit of {limit}")]
     TooMany { count: usize, limit: usize },
     #[error(
-        "Kubernetes components read only {read} of its {count} certificates: each must be labelled CERTIFICATE, start at the beginning of a line and have no headers (rewrite the file: openssl x509 -in FILE)"
+        "Kubernetes components read only {read} of its {count} certificates: each must be labelled CERTIFICATE, start at the beginning of a line and have no headers ({fix})"
     )]
-    NotReadByGo { read: usize, count: usize },
+    NotReadByGo {
+        read: usize,
+        count: usize,
+        fix: &'static str,
+    },
     #[error("a certificate in it is damaged: {0}")]
     Damaged(#[from] CertificateError),
     #[error("the PEM text is damaged: {0}")]
@@ -410,6 +420,7 @@ fn check_count(count: usize) -> Result<(), ChainError> {
 /// Reads the certificates of a file. Go must find all of them as well: `ParseCertsPEM` in `k8s.io/client-go/util/cert`
 /// ignores blocks with headers or other labels.
 fn pem_certificates(text: &[u8]) -> Result<Vec<Certificate>, ChainError> {
+    require_narrow(text)?;
     let found = pem_blocks(text).map_err(ChainError::Pem)?;
     let all: Vec<_> = found
         .iter()
@@ -427,6 +438,10 @@ fn pem_certificates(text: &[u8]) -> Result<Vec<Certificate>, ChainError> {
         return Err(ChainError::NotReadByGo {
             read: go.len(),
             count: all.len(),
+            fix: match text.starts_with(BYTE_ORDER_MARK) {
+                true => REMOVE_BYTE_ORDER_MARK,
+                false => REWRITE_CERTIFICATES,
+            },
         });
     }
     all.into_iter()
@@ -453,7 +468,8 @@ fn certificates_in(answer: &[u8]) -> Result<(Vec<ParsedCertificate>, bool), Chai
             limit: MAX_RESPONSE_BYTES,
         });
     }
-    let answer = answer.strip_prefix(b"\xef\xbb\xbf").unwrap_or(answer);
+    require_narrow(answer)?;
+    let answer = answer.strip_prefix(BYTE_ORDER_MARK).unwrap_or(answer);
     // A DER certificate and a DER ContentInfo both begin with SEQUENCE; text does not.
     if answer.first() == Some(&0x30) {
         return match pkcs7_certificates(answer) {
@@ -480,6 +496,14 @@ fn certificates_in(answer: &[u8]) -> Result<(Vec<ParsedCertificate>, bool), Chai
     Ok((parse_all(&ders)?, true))
 }
 
+/// Refuses UTF-16, in which no PEM is found.
+fn require_narrow(text: &[u8]) -> Result<(), ChainError> {
+    match wide_encoding(text) {
+        Some(_) => Err(no_certificate(text)),
+        None => Ok(()),
+    }
+}
+
 /// Returns the error for a text without certificates.
 fn no_certificate(text: &[u8]) -> ChainError {
     content_instead_of_pem(text).map_or(ChainError::NoCertificate, ChainError::OtherContent)
@@ -491,7 +515,7 @@ fn parse_all(ders: &[&[u8]]) -> Result<Vec<ParsedCertificate>, ChainError> {
 }
 
 /// Returns the certificates of a SignedData (RFC 5652, 5.1), duplicates included; `None` for any other content.
-fn pkcs7_certificates(der: &[u8]) -> Option<Vec<&[u8]>> {
+pub(super) fn pkcs7_certificates(der: &[u8]) -> Option<Vec<&[u8]>> {
     /// id-signedData, 1.2.840.113549.1.7.2.
     const SIGNED_DATA: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 7, 2];
     let mut info = DerReader::new(der).read(tag::SEQUENCE)?;

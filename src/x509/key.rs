@@ -40,8 +40,12 @@ pub use jwk::JwkError;
 pub enum KeyError {
     #[error("it does not contain a PEM private key")]
     NoKey,
+    #[error("it does not contain a PEM public key")]
+    NoPublicKey,
+    #[error("it contains {0}")]
+    OtherContent(&'static str),
     #[error(
-        "the private key is encrypted; Kubernetes components cannot read it, decrypt it first (openssl pkey -in KEY -out KEY)"
+        "the private key is encrypted; Kubernetes components cannot read it, decrypt it first (openssl pkey -in KEY -out NEW)"
     )]
     Encrypted,
     #[error(
@@ -128,7 +132,7 @@ impl PrivateKey {
             ));
         }
         let mut keys = blocks.into_iter().filter_map(Self::from_block);
-        keys.next().unwrap_or(Err(KeyError::NoKey))
+        keys.next().unwrap_or_else(|| Err(no_private_key(text)))
     }
 
     /// Reads all private keys of a text.
@@ -330,6 +334,30 @@ impl fmt::Debug for PublicKey {
     }
 }
 
+/// Returns the error for a text without a private key.
+fn no_private_key(text: &[u8]) -> KeyError {
+    match text.first() {
+        Some(0x30) => KeyError::OtherContent(
+            "a key in DER, not in PEM (openssl pkey -inform der -in FILE -out NEW converts it)",
+        ),
+        _ => KeyError::NoKey,
+    }
+}
+
+/// Returns the error for a text without a `PUBLIC KEY` block, the only one in which client-go looks for an RSA key.
+fn no_public_key(text: &[u8], blocks: &[pem::Pem]) -> KeyError {
+    let has = |label: &str| blocks.iter().any(|block| block.tag() == label);
+    match text.first() {
+        Some(0x30) => KeyError::OtherContent(
+            "a public key in DER, not in PEM (openssl pkey -pubin -inform der -in FILE -out NEW converts it)",
+        ),
+        _ if has("RSA PUBLIC KEY") => KeyError::OtherContent(
+            "a public key in PKCS#1, which Kubernetes components cannot read (openssl rsa -RSAPublicKey_in -in FILE -pubout -out NEW converts it)",
+        ),
+        _ => KeyError::NoPublicKey,
+    }
+}
+
 impl PublicKey {
     /// Parses a DER `SubjectPublicKeyInfo` (RFC 5280, 4.1.2.7). Unknown algorithms are accepted.
     pub(crate) fn from_spki_der(der: &[u8]) -> Result<Self, KeyError> {
@@ -361,7 +389,7 @@ impl PublicKey {
         let block = blocks
             .iter()
             .find(|block| block.tag() == "PUBLIC KEY")
-            .ok_or(KeyError::NoKey)?;
+            .ok_or_else(|| no_public_key(text, &blocks))?;
         Self::from_spki_der(block.contents())
     }
 
@@ -377,7 +405,7 @@ impl PublicKey {
             .map(|block| Self::from_spki_der(block.contents()))
             .collect::<Result<_, _>>()?;
         match keys.is_empty() {
-            true => Err(KeyError::NoKey),
+            true => Err(no_public_key(text, &blocks)),
             false => Ok(keys),
         }
     }
@@ -609,6 +637,17 @@ mod tests {
             (&[1, 0], 9),
         ] {
             assert_eq!(bit_length(bytes), bits, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn names_what_is_not_a_public_key() {
+        for text in [
+            &b"text"[..],
+            b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n",
+        ] {
+            let error = PublicKey::from_pem(text).unwrap_err();
+            assert_eq!(error.to_string(), "it does not contain a PEM public key");
         }
     }
 

@@ -2,6 +2,8 @@
 
 use time::OffsetDateTime;
 
+use super::content::wide_encoding;
+
 /// Returns true for a character that is invisible or changes how a terminal displays others: controls, direction marks,
 /// zero-width characters, annotations and tags.
 pub(crate) fn is_hidden(c: char) -> bool {
@@ -25,6 +27,11 @@ pub(super) fn printable(text: &str) -> String {
 
 /// Returns the blocks of PEM text. The error quotes labels of the text.
 pub(super) fn pem_blocks(text: &[u8]) -> Result<Vec<pem::Pem>, String> {
+    if let Some(encoding) = wide_encoding(text) {
+        return Err(format!(
+            "it is in {encoding} (iconv -f {encoding} -t UTF-8 FILE > NEW converts it)"
+        ));
+    }
     pem::parse_many(text).map_err(|error| printable(&error.to_string()))
 }
 

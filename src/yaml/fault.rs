@@ -135,6 +135,14 @@ impl Faults {
         }
     }
 
+    /// Replaces the fix of the last listed fault at this position.
+    pub(super) fn correct_fix(&mut self, place: &Position, fix: String) {
+        let mut listed = self.listed.iter_mut().rev();
+        if let Some(fault) = listed.find(|fault| fault.place == *place) {
+            fault.fix = fix;
+        }
+    }
+
     /// Adds all faults of another collection.
     pub fn extend(&mut self, other: Faults) {
         for fault in other.listed {

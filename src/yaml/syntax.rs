@@ -10,12 +10,6 @@ pub(super) fn correction(text: &str, line: usize, problem: &str) -> Option<Strin
             .copied()
     };
     let here = at(line)?;
-    if here.contains("${") || here.contains(": $") {
-        return Some(
-            "write the value itself: environment variables are not replaced in this file"
-                .to_owned(),
-        );
-    }
     if problem.contains("unprintable") {
         return Some("remove the control character".to_owned());
     }

@@ -193,10 +193,20 @@ fn refuses_text_that_looks_like_number_or_boolean() {
         let node = one(text);
         let walk = Walk::new(false);
         let field = Field::root(&walk, &node).map().unwrap().get("a").unwrap();
-        assert_eq!(field.string(), None);
+        assert_eq!(field.string().as_deref(), text.strip_prefix("a: "));
         assert_eq!(field.written().as_deref(), text.strip_prefix("a: "));
         assert_eq!(walk.into_faults().to_string(), want);
     }
+    // What the caller refuses in quotes too needs another correction.
+    let node = one("a: 1.36");
+    let walk = Walk::new(false);
+    let field = Field::root(&walk, &node).map().unwrap().get("a").unwrap();
+    field.string();
+    field.error("is not a version", "write all three numbers");
+    assert_eq!(
+        walk.into_faults().to_string(),
+        "t.yaml:1:4: a: unquoted 1.36 is a number, must be text (write all three numbers)"
+    );
     let node = one("a: '007'");
     let walk = Walk::new(true);
     let field = Field::root(&walk, &node).map().unwrap().get("a").unwrap();

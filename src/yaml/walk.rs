@@ -5,7 +5,10 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use zeroize::Zeroizing;
 
-use super::{Fault, FaultSeverity, Faults, FieldPosition, MapEntry, Node, NodeKind, Value};
+use super::{
+    Fault, FaultSeverity, Faults, FieldPosition, MapEntry, Node, NodeKind, Position, Value,
+    unrendered,
+};
 
 /// One pass over one or several documents of a schema, which collects the faults.
 pub struct Walk {
@@ -13,6 +16,8 @@ pub struct Walk {
     faults: RefCell<Faults>,
     asked: RefCell<BTreeSet<String>>,
     declared: RefCell<BTreeSet<String>>,
+    /// The last value that must be in quotes.
+    unquoted: RefCell<Option<Position>>,
 }
 
 impl Walk {
@@ -23,6 +28,7 @@ impl Walk {
             faults: RefCell::default(),
             asked: RefCell::default(),
             declared: RefCell::default(),
+            unquoted: RefCell::default(),
         }
     }
 
@@ -46,9 +52,15 @@ impl Walk {
         self.faults.into_inner()
     }
 
-    /// Adds a fault.
+    /// Adds a fault. An error of a value that must be in quotes, but would be wrong in quotes too, only corrects the fix of
+    /// the first one.
     pub fn push(&self, fault: Fault) {
-        self.faults.borrow_mut().push(fault);
+        let mut faults = self.faults.borrow_mut();
+        let is_unquoted = self.unquoted.borrow().as_ref() == Some(&fault.place);
+        match is_unquoted && fault.severity == FaultSeverity::Error {
+            true => faults.correct_fix(&fault.place, fault.fix),
+            false => faults.push(fault),
+        }
     }
 
     /// Returns whether unknown keys are errors.
@@ -102,12 +114,22 @@ impl<'a> Field<'a> {
 
     /// Reports an error here.
     pub fn error(&self, message: impl Into<String>, fix: impl Into<String>) {
+        let fix = self.fix_of_value(fix.into());
         self.walk.push(self.spot().error(message, fix));
     }
 
     /// Reports a warning here.
     pub fn warning(&self, message: impl Into<String>, fix: impl Into<String>) {
+        let fix = self.fix_of_value(fix.into());
         self.walk.push(self.spot().warning(message, fix));
+    }
+
+    /// Returns the fix of a fault of the value: whatever the fault is, a placeholder that was not replaced is its cause.
+    fn fix_of_value(&self, fix: String) -> String {
+        match &self.node.kind {
+            NodeKind::Scalar(scalar) => unrendered(&scalar.text).map_or(fix, str::to_owned),
+            _ => fix,
+        }
     }
 
     /// Reports what a strict validation refuses: an error in a strict walk, a warning in a lenient one.
@@ -119,10 +141,14 @@ impl<'a> Field<'a> {
     }
 
     fn wrong_kind(&self, wanted: &str, fix: &str) {
-        self.error(
-            format!("is {}, must be {wanted}", self.node.kind_name()),
-            fix,
-        );
+        let message = format!("is {}, must be {wanted}", self.node.kind_name());
+        self.walk.push(self.spot().error(message, fix));
+    }
+
+    /// Reports a value that is text only in quotes.
+    fn unquoted(&self, message: String, fix: String) {
+        self.walk.push(self.spot().error(message, fix));
+        *self.walk.unquoted.borrow_mut() = Some(self.node.place.clone());
     }
 
     /// Returns the value as a map, or reports a fault.
@@ -163,7 +189,8 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// Returns the value as text, or reports a fault. Like for kubeadm, unquoted numbers and booleans are not text.
+    /// Returns the value as text, or reports a fault. Like for kubeadm, unquoted numbers and booleans are not text; they are
+    /// reported and returned as written, so that the caller reports a value that would be wrong in quotes too.
     pub fn string(&self) -> Option<String> {
         let NodeKind::Scalar(scalar) = &self.node.kind else {
             self.wrong_kind("text", "write the text after the colon");
@@ -175,14 +202,12 @@ impl<'a> Field<'a> {
             Value::Null => Some(String::new()),
             Value::Bool(_) | Value::Int(_) | Value::Float(_) => {
                 let written: &str = &scalar.text;
-                self.error(
-                    format!(
-                        "unquoted {written} is {}, must be text",
-                        self.node.kind_name()
-                    ),
+                let kind = self.node.kind_name();
+                self.unquoted(
+                    format!("unquoted {written} is {kind}, must be text"),
                     format!("write \"{written}\" in quotes"),
                 );
-                None
+                Some(written.to_owned())
             }
         }
     }
@@ -195,7 +220,7 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// Returns the value as text that no message may repeat, or reports a fault.
+    /// Returns the value as text that no message may repeat, or reports a fault, as [`Field::string`] does.
     pub fn secret(&self) -> Option<Zeroizing<String>> {
         let NodeKind::Scalar(scalar) = &self.node.kind else {
             self.wrong_kind("text", "write the text after the colon");
@@ -205,8 +230,9 @@ impl<'a> Field<'a> {
             Value::Str(_) => Some(scalar.text.clone()),
             Value::Null => Some(Zeroizing::default()),
             Value::Bool(_) | Value::Int(_) | Value::Float(_) => {
-                self.wrong_kind("text", "write it in quotes");
-                None
+                let message = format!("is {}, must be text", self.node.kind_name());
+                self.unquoted(message, "write it in quotes".to_owned());
+                Some(scalar.text.clone())
             }
         }
     }

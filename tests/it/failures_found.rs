@@ -288,6 +288,40 @@ fn notes_ca_key_on_node_with_external_ca() {
 }
 
 #[test]
+fn notes_ca_key_inside_ca_certificate() {
+    let node = Node::new();
+    node.ask().done();
+    for (authority, file) in [
+        ("ca", "ca.crt"),
+        ("front-proxy-ca", "front-proxy-ca.crt"),
+        ("etcd-ca", "etcd/ca.crt"),
+    ] {
+        let path = node.path(format!("{PKI}/{file}"));
+        let certificate = fs::read_to_string(&path).unwrap();
+        let key = node.ca().join(file).with_extension("key");
+        let both = certificate.clone() + &fs::read_to_string(key).unwrap();
+        fs::write(&path, both).unwrap();
+        let words = node.here(&format!(
+            "@/etc/kubernetes/pki/{file} contains the private key of {authority}, and every reader of the CA certificate has it: leave the key with its CA, and only certificates in the file (openssl crl2pkcs7 -nocrl -certfile FILE | openssl pkcs7 -print_certs -out NEW)"
+        ));
+        node.ask().done().says(&format!("note: {words}"));
+        node.run(&["status"]).says(&words).says("on this node");
+        let advice = format!(
+            "cd {} && openssl crl2pkcs7 -nocrl -certfile {file} | openssl pkcs7 -print_certs -out NEW && mv NEW {file}",
+            node.path(PKI).display()
+        );
+        let status = std::process::Command::new("bash")
+            .args(["-c", &advice])
+            .status();
+        assert!(status.unwrap().success());
+        let ran = node.ask();
+        ran.done();
+        assert!(!ran.said().contains("the private key of"), "{}", ran.said());
+        assert!(!fs::read_to_string(&path).unwrap().contains("PRIVATE"));
+    }
+}
+
+#[test]
 fn never_generates_service_account_key_on_joining_node() {
     let node = Node::of(JOIN);
     let words = "nodepki: @/etc/kubernetes/pki/sa.key is absent and this node belongs to a cluster: a new pair would differ from that of the other control-plane nodes and service-account tokens would fail; have it fetched from kubeadm-certs (join.certificateKey, or controlPlane.certificateKey of the JoinConfiguration), or copy sa.key and sa.pub from a control-plane node to @/etc/kubernetes/pki, and run again";
@@ -527,7 +561,7 @@ fn replaces_leaf_keys_that_no_component_reads() {
         CertName::Apiserver,
         &[
             "issued",
-            "key is unreadable: the private key is encrypted; Kubernetes components cannot read it, decrypt it first (openssl pkey -in KEY -out KEY)",
+            "key is unreadable: the private key is encrypted; Kubernetes components cannot read it, decrypt it first (openssl pkey -in KEY -out NEW)",
         ],
     );
     convert(&node, &path, &["genpkey", "-algorithm", "ed25519"]);

@@ -5,6 +5,7 @@
 //! command must then end with 0. A [`Situation`] is everything else, as commands of a shell: what is wrong, the command
 //! that must fail, the fix, and the command again.
 
+mod advice;
 mod files;
 mod imports;
 mod kubeadm_files;

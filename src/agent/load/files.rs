@@ -8,6 +8,7 @@ use super::{LoadInputs, argument, faulty, shown};
 use crate::agent::{ExitCode, Failure};
 use crate::config::{self, Argument, Origin, Settings};
 use crate::store::{self, Metadata, NodeRoot};
+use crate::x509::wide_encoding;
 use crate::yaml::Faults;
 
 /// Largest total size of the kubeadm files, in bytes.
@@ -126,15 +127,17 @@ fn unreadable_code(error: &io::Error) -> ExitCode {
 }
 
 fn text(bytes: &[u8]) -> io::Result<String> {
-    String::from_utf8(bytes.to_vec()).map_err(|_| {
-        let from = match bytes.starts_with(b"\xff\xfe") || bytes.starts_with(b"\xfe\xff") {
-            true => "UTF-16",
-            false => "LATIN1",
-        };
-        io::Error::other(format!(
-            "is not UTF-8 text (convert it: iconv -f {from} -t UTF-8 OLD > NEW)"
-        ))
-    })
+    let wide = wide_encoding(bytes);
+    match String::from_utf8(bytes.to_vec()) {
+        // UTF-16 of ASCII without a byte order mark is UTF-8 with zero bytes.
+        Ok(text) if wide.is_none() => Ok(text),
+        _ => {
+            let from = wide.unwrap_or("LATIN1");
+            Err(io::Error::other(format!(
+                "is not UTF-8 text (convert it: iconv -f {from} -t UTF-8 OLD > NEW)"
+            )))
+        }
+    }
 }
 
 /// Reads a file given on the command line.

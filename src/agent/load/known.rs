@@ -9,9 +9,9 @@ use std::collections::BTreeMap;
 use time::OffsetDateTime;
 
 use super::configuration::{no_configuration, takes_from_cluster};
-use super::host::host_facts;
+use super::host::{host_facts, interfaces};
 use super::identity::{IdentityChange, Recorded, WantedIdentity};
-use super::running::RunningNode;
+use super::running::{self, RunningNode};
 use super::{
     LOCAL_CA_KEYS_ADVICE, LOCK_WAIT, LoadInputs, Loaded, choices, existing_sources,
     exposed_secrets, faulty, local_ca_keys, open_signers, read_settings, resolve, state_of,
@@ -337,7 +337,11 @@ impl KnownConfiguration {
         };
         require_readable(root)?;
         let version = cluster.kubernetes_version.as_ref();
-        let warnings = self.warnings(root, resolved.warnings, policy.warnings(version));
+        let mut warnings = self.warnings(root, resolved.warnings, policy.warnings(version));
+        if let Some(address) = resolved.node.advertise_address {
+            let is_settled = running.is_some_and(|running| running.facts.settled);
+            warnings.extend(running::unowned(address, &interfaces(root), is_settled));
+        }
         Ok(Loaded {
             state: state.with_layout(setup.plan.layout.clone()),
             setup,

@@ -177,12 +177,17 @@ impl RunningNode {
     }
 }
 
-/// Returns a note if no interface of this machine has the address of its API server.
-pub(super) fn unowned(address: IpAddr, interfaces: &[IpAddr]) -> Option<String> {
+/// Returns a note if no interface of this machine has the address of its API server. `is_settled` is true for a node whose
+/// API server has certificates for the address.
+pub(super) fn unowned(address: IpAddr, interfaces: &[IpAddr], is_settled: bool) -> Option<String> {
     (!interfaces.is_empty() && !interfaces.contains(&address)).then(|| {
         let found: Vec<String> = interfaces.iter().map(ToString::to_string).collect();
+        let fix = match is_settled {
+            true => "if the address of the node has changed, set localAPIEndpoint.advertiseAddress to the new address and run with --accept-address-change",
+            false => "set localAPIEndpoint.advertiseAddress to the one at which other nodes reach it, unless this is the configuration of another machine",
+        };
         format!(
-            "no interface of this machine has {address}, the address of its API server: its addresses are {}; if the address of the node has changed, set localAPIEndpoint.advertiseAddress to the new address and run with --accept-address-change",
+            "no interface of this machine has {address}, the address of its API server: its addresses are {}; {fix}",
             found.join(", ")
         )
     })
@@ -259,9 +264,11 @@ mod tests {
     fn reports_address_that_no_interface_has() {
         let ip = |text: &str| text.parse::<IpAddr>().unwrap();
         let interfaces = [ip("192.0.2.11"), ip("fd00::11")];
-        assert_eq!(unowned(ip("fd00::11"), &interfaces), None);
-        assert_eq!(unowned(ip("192.0.2.99"), &[]), None, "below --root");
-        let words = unowned(ip("192.0.2.99"), &interfaces).unwrap();
+        assert_eq!(unowned(ip("fd00::11"), &interfaces, false), None);
+        assert_eq!(unowned(ip("192.0.2.99"), &[], false), None, "below --root");
+        let words = unowned(ip("192.0.2.99"), &interfaces, false).unwrap();
+        assert!(!words.contains("--accept-address-change"), "{words}");
+        let words = unowned(ip("192.0.2.99"), &interfaces, true).unwrap();
         for part in [
             "192.0.2.99",
             "192.0.2.11, fd00::11",

@@ -9,6 +9,8 @@ use std::str::FromStr;
 
 use serde::Serialize;
 
+use crate::yaml::unrendered;
+
 /// A warning about a value that was accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ValueNote {
@@ -81,27 +83,39 @@ fn san_fix(text: &str) -> String {
     if text.is_empty() {
         return "remove the empty entry".to_owned();
     }
-    if let Some((_, rest)) = text.split_once("://") {
-        let host = rest.split(['/', ':']).next().unwrap_or_default();
-        return format!("write only the host of the URL: {host}");
+    if let Some(fix) = unrendered(text) {
+        return fix.to_owned();
     }
-    if text.starts_with('[') {
-        return "write the IPv6 address without brackets and port".to_owned();
-    }
-    if text.contains('%') {
-        return "remove the zone; a link-local address does not belong in a certificate".to_owned();
-    }
-    if text.contains('/') {
+    if IpNet::parse(text).is_ok() {
         return "a certificate cannot contain a network; list each address".to_owned();
     }
-    if let Some((host, port)) = text.rsplit_once(':')
-        && !host.contains(':')
-        && port.chars().all(|c| c.is_ascii_digit())
-    {
-        return format!("remove the port: {host}");
+    if is_list(text) {
+        return "write each name as an entry of its own".to_owned();
     }
-    if !text.is_ascii() {
-        return "write the ASCII form, which begins with xn--".to_owned();
+    if let Some(host) = host_in(text) {
+        let before = text.trim().trim_end_matches('.');
+        return match () {
+            () if text.contains("://") => format!("write only the host of the URL: {host}"),
+            () if text.starts_with('[') => {
+                format!("write the IPv6 address without brackets and port: {host}")
+            }
+            () if text.contains('%') => format!(
+                "remove the zone: {host}; a link-local address does not belong in a certificate"
+            ),
+            () if text.contains('/') => format!("write only the host: {host}"),
+            () if before.contains(':') => format!("remove the port: {host}"),
+            () if text.ends_with('.') => format!("remove the dot at the end: {host}"),
+            () => format!("write {host}"),
+        };
+    }
+    if let Some(character) = text.chars().find(|c| !c.is_ascii()) {
+        return match character.is_alphanumeric() {
+            true => "write the ASCII form, which begins with xn--".to_owned(),
+            false => format!(
+                "remove or replace the character U+{:04X}, which is not ASCII",
+                u32::from(character)
+            ),
+        };
     }
     if text.contains('_') {
         return "kubeadm refuses underscores; use a name with - instead".to_owned();
@@ -109,11 +123,44 @@ fn san_fix(text: &str) -> String {
     if text.contains('*') {
         return "use * only as the whole first label, as in *.example.com".to_owned();
     }
-    if let Some(name) = text.strip_suffix('.') {
-        return format!("remove the dot at the end: {name}");
+    if text.len() > MAX_DNS_NAME_BYTES {
+        return format!("use a name of at most {MAX_DNS_NAME_BYTES} characters");
     }
     "use lower-case letters, digits, - and ., beginning and ending with a letter or digit"
         .to_owned()
+}
+
+/// Returns whether the text seems to be several names or endpoints.
+fn is_list(text: &str) -> bool {
+    let text = text.trim();
+    text.contains([',', ';']) || text.contains(char::is_whitespace)
+}
+
+/// Returns host and port of a URL, or of a text with a path, as written.
+fn authority_in(text: &str) -> &str {
+    let text = text.trim();
+    let rest = match text.split_once("://") {
+        Some((_, rest)) => rest,
+        None => text.strip_prefix("//").unwrap_or(text),
+    };
+    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    let authority = rest.get(..end).unwrap_or_default();
+    authority
+        .rsplit_once('@')
+        .map_or(authority, |(_, host)| host)
+}
+
+/// Returns the name for a certificate that a text contains, as in a URL or with a port.
+fn host_in(text: &str) -> Option<San> {
+    let authority = authority_in(text);
+    let (host, _) = split_host_port(authority)?;
+    let (host, _zone) = host.split_once('%').unwrap_or((host, ""));
+    let host = host.strip_suffix('.').unwrap_or(host);
+    // Without this condition, a text that is refused would be parsed again and again.
+    (host != text)
+        .then(|| San::parse(host).ok())
+        .flatten()
+        .map(|(san, _)| san)
 }
 
 impl fmt::Display for San {
@@ -150,16 +197,7 @@ impl HostPort {
     /// # Errors
     /// URLs, ports out of range and hosts that are neither a name nor an address.
     pub fn parse(text: &str) -> Result<(HostPort, Vec<ValueNote>), InvalidValue> {
-        let mut notes = Vec::new();
-        let (host, port) = split_host_port(text).ok_or_else(|| HostPort::refusal(text))?;
-        if text.starts_with('[') && text.ends_with(']') {
-            notes.push(ValueNote {
-                message: format!(
-                    "{text:?} has no port; nodepki accepts this, but kubeadm refuses it"
-                ),
-                fix: format!("write {host} or {text}:6443"),
-            });
-        }
+        let (host_text, port) = split_host_port(text).ok_or_else(|| HostPort::refusal(text))?;
         let port = match port {
             "" => None,
             digits if digits.bytes().all(|b| b.is_ascii_digit()) => match digits.parse::<u16>() {
@@ -173,34 +211,50 @@ impl HostPort {
             },
             _ => return Err(HostPort::refusal(text)),
         };
-        if let Some((ip, note)) = parse_ip(host) {
-            notes.extend(note);
-            let host = Host::Ip(ip);
-            return Ok((HostPort { host, port }, notes));
-        }
-        let name = host.to_ascii_lowercase();
-        if !is_dns_subdomain(&name) {
-            return Err(HostPort::refusal(text));
-        }
-        if name != host {
+        let (host, read_as) = match parse_ip(host_text) {
+            Some((ip, note)) => (Host::Ip(ip), note.map(|note| note.message)),
+            None => {
+                let name = host_text.to_ascii_lowercase();
+                if !is_dns_subdomain(&name) {
+                    return Err(HostPort::refusal(text));
+                }
+                let note = (name != host_text).then(|| {
+                    format!(
+                        "{host_text:?} is read as {name:?}; kubeadm refuses upper-case letters here"
+                    )
+                });
+                (Host::Dns(name), note)
+            }
+        };
+        let endpoint = HostPort { host, port };
+        let mut notes = Vec::new();
+        if text.starts_with('[') && text.ends_with(']') {
             notes.push(ValueNote {
                 message: format!(
-                    "{host:?} is read as {name:?}; kubeadm refuses upper-case letters here"
+                    "{text:?} has no port; nodepki accepts this, but kubeadm refuses it"
                 ),
-                fix: "write it in lower case".to_owned(),
+                fix: format!("write {} or {}", endpoint.host, endpoint.authority(6443)),
             });
         }
-        let host = Host::Dns(name);
-        Ok((HostPort { host, port }, notes))
+        notes.extend(read_as.map(|message| ValueNote {
+            message,
+            fix: format!("write {}", endpoint.written()),
+        }));
+        Ok((endpoint, notes))
     }
 
     fn refusal(text: &str) -> InvalidValue {
         InvalidValue {
             message: format!("{text:?} is not a host name or IP address with an optional port"),
-            fix: match text.contains("://") {
-                true => san_fix(text),
-                false => "write host or host:port, as in api.example.com:6443".to_owned(),
-            },
+            fix: endpoint_fix(text),
+        }
+    }
+
+    /// Returns the endpoint in the form that kubeadm accepts.
+    fn written(&self) -> String {
+        match self.port {
+            Some(port) => join_host_port(&self.host, port),
+            None => self.host.to_string(),
         }
     }
 
@@ -208,6 +262,56 @@ impl HostPort {
     pub fn authority(&self, default_port: u16) -> String {
         join_host_port(&self.host, self.port.unwrap_or(default_port))
     }
+}
+
+/// Returns what to write instead of a text that is not an endpoint.
+fn endpoint_fix(text: &str) -> String {
+    if let Some(fix) = unrendered(text) {
+        return fix.to_owned();
+    }
+    if is_list(text) {
+        return "write one host, that of the load balancer for all API servers".to_owned();
+    }
+    let Some(endpoint) = endpoint_in(text) else {
+        return "write host or host:port, as in api.example.com:6443".to_owned();
+    };
+    let written = endpoint.written();
+    let scheme = text.trim().split_once("://").map(|(scheme, _)| scheme);
+    match (scheme, endpoint.port) {
+        (Some(_), Some(_)) => format!("write only host and port of the URL: {written}"),
+        // kubeadm's default is 6443, that of a URL another one.
+        (Some(scheme), None) => {
+            let port = match scheme.to_ascii_lowercase().as_str() {
+                "https" => 443,
+                "http" => 80,
+                _ => 6443,
+            };
+            format!(
+                "write host and port: {}, or the port in use",
+                endpoint.authority(port)
+            )
+        }
+        (None, _) => format!("write {written}"),
+    }
+}
+
+/// Returns the endpoint that a text contains, as in a URL; `None` if kubeadm refuses it in any form.
+fn endpoint_in(text: &str) -> Option<HostPort> {
+    let authority = authority_in(text);
+    let (host, port) = match authority.rsplit_once(':') {
+        // An IPv6 address with a port, without brackets.
+        Some((host, port)) if host.parse::<Ipv6Addr>().is_ok() => (host, port),
+        _ => split_host_port(authority)?,
+    };
+    let host = host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase();
+    let candidate = match (host.contains(':'), port) {
+        (_, "") => host,
+        (true, port) => format!("[{host}]:{port}"),
+        (false, port) => format!("{host}:{port}"),
+    };
+    // Without this condition, a text that is refused would be parsed again and again.
+    let parsed = (candidate != text).then(|| HostPort::parse(&candidate).ok());
+    parsed.flatten().map(|(endpoint, _)| endpoint)
 }
 
 /// Splits an endpoint into host and port; without a port, the latter is empty. `None` if a bracket is not closed or the
@@ -252,7 +356,11 @@ impl IpNet {
         let refused = || {
             refuse(
                 format!("{text:?} is not a network in CIDR notation"),
-                "write ADDRESS/PREFIX, as in 10.96.0.0/12",
+                match (unrendered(text), text.contains(char::is_whitespace)) {
+                    (Some(fix), _) => fix,
+                    (None, true) => "remove the space",
+                    (None, false) => "write ADDRESS/PREFIX, as in 10.96.0.0/12",
+                },
             )
         };
         let Some((address, prefix)) = text.split_once('/') else {
@@ -373,10 +481,8 @@ impl FromStr for NodeName {
                 "{name:?} is not a valid node name: only lower-case letters, digits, - and . are allowed, beginning and ending with a letter or digit"
             )
         };
-        refuse(
-            message,
-            "set nodeRegistration.name in the kubeadm configuration to a valid name",
-        )
+        let fix = "set nodeRegistration.name in the kubeadm configuration to a valid name";
+        refuse(message, unrendered(text).unwrap_or(fix))
     }
 }
 
@@ -539,12 +645,12 @@ mod tests {
             ),
             (
                 "fe80::1%eth0",
-                "remove the zone; a link-local address does not belong in a certificate",
+                "remove the zone: fe80::1; a link-local address does not belong in a certificate",
             ),
             ("10.0.0.1:6443", "remove the port: 10.0.0.1"),
             (
                 "[2001:db8::1]",
-                "write the IPv6 address without brackets and port",
+                "write the IPv6 address without brackets and port: 2001:db8::1",
             ),
             (
                 "https://x.example",
@@ -615,7 +721,7 @@ mod tests {
             (
                 "https://api.example.com:6443",
                 "\"https://api.example.com:6443\" is not a host name or IP address with an optional port \
-                 (write only the host of the URL: api.example.com)",
+                 (write only host and port of the URL: api.example.com:6443)",
             ),
             (
                 "a_b",

@@ -6,7 +6,9 @@ use std::time::Duration;
 use super::address::{HostPort, IpNet, San, is_dns_subdomain};
 use super::fields::{
     ApiVersion, UpperCase, absolute, endpoint, extra_args, filled, report, sans, warn,
+    warn_of_placeholder,
 };
+use super::shapes::{self, Shape, unused};
 use super::version::KubernetesVersion;
 use crate::kube::paths::CERTIFICATES_DIR;
 use crate::x509::KeyAlgorithm;
@@ -21,6 +23,13 @@ const TEN_YEARS: Duration = Duration::from_secs(87600 * HOUR);
 const MIN_SERVICE_ADDRESSES: u128 = 10;
 /// Host bits of the largest service network that kubeadm and kube-apiserver accept: a /12 for IPv4, a /108 for IPv6.
 const MAX_SERVICE_HOST_BITS: u8 = 20;
+
+/// The feature gates of kubeadm 1.36 (`InitFeatureGates`). Earlier releases have others too.
+const FEATURE_GATES: [&str; 3] = [
+    "NodeLocalCRISocket",
+    "PublicKeysECDSA",
+    "RootlessControlPlane",
+];
 
 /// Keys that are often written at the top of a ClusterConfiguration, and where they belong.
 const MISPLACED_IN_CLUSTER: &[(&str, &str)] = &[
@@ -130,7 +139,10 @@ impl Default for Etcd {
 /// Reads a ClusterConfiguration.
 pub(super) fn read_cluster(map: &Map<'_>, api: ApiVersion) -> ClusterConfig {
     let mut cluster = ClusterConfig::default();
-    map.ignore(&["dns", "imageRepository"]);
+    unused(
+        map,
+        &[("dns", shapes::DNS), ("imageRepository", Shape::Text)],
+    );
     map.belong_elsewhere(MISPLACED_IN_CLUSTER);
 
     if let Some(field) = map.get("kubernetesVersion")
@@ -138,8 +150,9 @@ pub(super) fn read_cluster(map: &Map<'_>, api: ApiVersion) -> ClusterConfig {
     {
         cluster.kubernetes_version = read_version(&field, &text);
     }
-    if let Some(name) = filled(map.get("clusterName")) {
-        cluster.cluster_name = name.1;
+    if let Some((field, text)) = filled(map.get("clusterName")) {
+        warn_of_placeholder(&field, &text);
+        cluster.cluster_name = text;
     }
     if let Some((field, text)) = filled(map.get("controlPlaneEndpoint")) {
         cluster.control_plane_endpoint = endpoint(&field, &text);
@@ -151,18 +164,19 @@ pub(super) fn read_cluster(map: &Map<'_>, api: ApiVersion) -> ClusterConfig {
     }
     read_networking(map, &mut cluster);
     if let Some(apiserver) = section(map, "apiServer") {
-        apiserver.ignore(&["extraVolumes"]);
-        apiserver.ignore(match api {
-            ApiVersion::V1beta3 => &["timeoutForControlPlane"],
-            ApiVersion::V1beta4 => &["extraEnvs"],
-        });
+        unused(&apiserver, &[("extraVolumes", shapes::VOLUMES)]);
+        let other = match api {
+            ApiVersion::V1beta3 => ("timeoutForControlPlane", Shape::Duration),
+            ApiVersion::V1beta4 => ("extraEnvs", Shape::Any),
+        };
+        unused(&apiserver, &[other]);
         cluster.apiserver_cert_sans = sans(apiserver.get("certSANs"), UpperCase::Accepted);
         extra_args(apiserver.get("extraArgs"), api);
         apiserver.finish();
     }
     for component in ["controllerManager", "scheduler"] {
         if let Some(component) = section(map, component) {
-            component.ignore(&["extraVolumes"]);
+            unused(&component, &[("extraVolumes", shapes::VOLUMES)]);
             if api == ApiVersion::V1beta4 {
                 component.ignore(&["extraEnvs"]);
             }
@@ -176,7 +190,7 @@ pub(super) fn read_cluster(map: &Map<'_>, api: ApiVersion) -> ClusterConfig {
     }
     read_algorithm(map, api, &mut cluster);
     if api == ApiVersion::V1beta4 {
-        map.ignore(&["proxy"]);
+        unused(map, &[("proxy", shapes::PROXY)]);
         read_validity_periods(map, &mut cluster);
     }
     cluster
@@ -201,6 +215,12 @@ fn check_pod_subnet(field: &Field<'_>, text: &str, services: &[IpNet], sets_node
             }
             Err(error) => return field.error(error.message, error.fix),
         }
+    }
+    if !matches!(families[..], [_] | [true, false] | [false, true]) {
+        return field.refused_by_validation(
+            "kubeadm accepts one network, or one of each IP family",
+            "set one IPv4 and one IPv6 network, or only one",
+        );
     }
     let services: Vec<bool> = services.iter().map(|one| one.network().is_ipv4()).collect();
     if families != services {
@@ -258,7 +278,18 @@ fn read_version(field: &Field<'_>, text: &str) -> Option<KubernetesVersion> {
     if text.is_empty() || is_version_label(bare) {
         return None;
     }
-    bare.parse().map_err(|refusal| report(field, refusal)).ok()
+    let version = bare.parse().map_err(|refusal| report(field, refusal)).ok();
+    if field.walk().is_strict()
+        && let Some(old) = version
+            .as_ref()
+            .filter(|it: &&KubernetesVersion| !it.at_least(1, 30))
+    {
+        field.warning(
+            format!("kubeadm 1.31 and later refuse to deploy Kubernetes {old}"),
+            "write the version of the cluster, such as v1.36.2, or remove it",
+        );
+    }
+    version
 }
 
 /// Returns true for `stable`, `stable-1`, `latest-1.36` and the like.
@@ -294,6 +325,12 @@ fn read_algorithm(map: &Map<'_>, api: ApiVersion, cluster: &mut ClusterConfig) {
     }
     if let Some(gates) = section(map, "featureGates") {
         for (name, field) in gates.named() {
+            if field.walk().is_strict() && !FEATURE_GATES.contains(&name.as_str()) {
+                field.warning(
+                    "kubeadm 1.36 does not have this feature gate, and a kubeadm without it refuses the file",
+                    "remove it, unless `kubeadm init --help` on the node lists it",
+                );
+            }
             let Some(enabled) = field.boolean() else {
                 continue;
             };
@@ -368,8 +405,12 @@ fn validity_period<'a>(
             Some((field, period))
         }
         Err(message) => {
-            let example = format_duration(kubeadm_default);
-            field.error(message, duration_fix(&text, &example));
+            let fix = match text.bytes().all(|b| b.is_ascii_digit()) {
+                // A number of seconds, as elsewhere, would end a certificate within hours.
+                true => format!("write {text}h for hours; units are h, m and s"),
+                false => duration_fix(&text, &format_duration(kubeadm_default)),
+            };
+            field.error(message, fix);
             None
         }
     }
@@ -388,7 +429,14 @@ fn read_etcd(map: &Map<'_>, api: ApiVersion) -> Etcd {
     }
     let mut etcd = Etcd::default();
     if let Some(local) = local.and_then(|field| field.map()) {
-        local.ignore(&["dataDir", "imageRepository", "imageTag"]);
+        unused(
+            &local,
+            &[
+                ("dataDir", Shape::Path),
+                ("imageRepository", Shape::Text),
+                ("imageTag", Shape::Text),
+            ],
+        );
         if api == ApiVersion::V1beta4 {
             local.ignore(&["extraEnvs"]);
         }
@@ -433,7 +481,7 @@ fn read_external_etcd(map: &Map<'_>) -> Etcd {
         Some(field) => read_etcd_endpoints(&field, allows_http),
         None => {
             map.field()
-                .warning("no endpoints are set", "list the URLs of the etcd members");
+                .refused_by_validation("no endpoints are set", "list the URLs of the etcd members");
             Vec::new()
         }
     };
@@ -447,7 +495,11 @@ fn read_external_etcd(map: &Map<'_>) -> Etcd {
 
 fn read_etcd_endpoints(field: &Field<'_>, allows_http: bool) -> Vec<String> {
     let mut endpoints = Vec::new();
-    for item in field.list().unwrap_or_default() {
+    let items = field.list();
+    if items.as_ref().is_some_and(Vec::is_empty) {
+        field.refused_by_validation("is empty", "list the URLs of the etcd members");
+    }
+    for item in items.unwrap_or_default() {
         let Some(text) = item.string() else { continue };
         let rest = match text.split_once("://") {
             Some(("https", rest)) => Some(rest),
@@ -461,9 +513,15 @@ fn read_etcd_endpoints(field: &Field<'_>, allows_http: bool) -> Vec<String> {
                 true => "http or https",
                 false => "https",
             };
+            let rest = text
+                .split_once("://")
+                .map_or(text.as_str(), |(_, rest)| rest);
             item.error(
                 format!("{text:?} is not an {schemes} URL"),
-                "write it as https://HOST:2379",
+                match rest.is_empty() || rest.starts_with('/') {
+                    true => "write it as https://HOST:2379".to_owned(),
+                    false => format!("write https://{rest}"),
+                },
             );
         }
     }

@@ -9,8 +9,12 @@ use super::cluster::{ClusterConfig, read_cluster};
 use super::fields::ApiVersion;
 use super::join::JoinDiscovery;
 use super::node::{KubeadmRole, NodeDocument, read_init, read_join};
+use super::separators;
 use crate::kube::kubeadm_certs::CertificateKey;
 use crate::yaml::{self, Fault, FaultSeverity, Faults, Field, FieldPosition, Node, Walk};
+
+/// The API group of kubeadm's configuration.
+const KUBEADM_GROUP: &str = "kubeadm.k8s.io";
 
 /// The content of the documents, each field checked.
 #[derive(Debug, Default)]
@@ -226,7 +230,51 @@ fn is_kubeadm_kind(kind: &str) -> bool {
 }
 
 fn kind_of(document: &Node) -> Option<&str> {
-    document.get("kind").and_then(Node::text)
+    let kind = document.get("kind").and_then(Node::text);
+    kind.filter(|kind| !kind.is_empty())
+}
+
+fn api_version_of(document: &Node) -> Option<&str> {
+    let api_version = document.get("apiVersion").and_then(Node::text);
+    api_version.filter(|api_version| !api_version.is_empty())
+}
+
+/// Splits an apiVersion into group and version; the group of the core API is empty.
+fn split_api_version(api_version: &str) -> (&str, &str) {
+    api_version.split_once('/').unwrap_or(("", api_version))
+}
+
+fn group_of(document: &Node) -> Option<&str> {
+    Some(split_api_version(api_version_of(document)?).0)
+}
+
+/// Returns true for a document that makes its file one that is given to kubeadm.
+fn is_for_kubeadm(document: &Node) -> bool {
+    group_of(document) == Some(KUBEADM_GROUP)
+}
+
+fn spot_of(document: &Node) -> FieldPosition {
+    FieldPosition {
+        place: document.place.clone(),
+        field: String::new(),
+    }
+}
+
+/// Returns what to do with a document that does not say what it is.
+fn unidentified_fix(document: &Node) -> &'static str {
+    match (&document.kind, api_version_of(document), kind_of(document)) {
+        (yaml::NodeKind::Map(_), Some(_), None) => {
+            "add kind: ClusterConfiguration, InitConfiguration or JoinConfiguration, or remove the document"
+        }
+        (yaml::NodeKind::Map(_), None, Some(_)) => {
+            "add apiVersion: kubeadm.k8s.io/v1beta4, or remove the document"
+        }
+        (yaml::NodeKind::Map(_), ..) => {
+            "begin it with apiVersion: kubeadm.k8s.io/v1beta4 and kind: ClusterConfiguration, InitConfiguration or JoinConfiguration, or move its \
+             fields to the document to which they belong"
+        }
+        _ => "remove it: kubeadm refuses the file",
+    }
 }
 
 impl Documents {
@@ -239,6 +287,9 @@ impl Documents {
                 for document in &documents {
                     self.read_document(document);
                 }
+                if documents.iter().any(is_for_kubeadm) {
+                    self.check_form(file, text, &documents);
+                }
             }
             Err(faults) => {
                 self.incomplete = true;
@@ -247,24 +298,44 @@ impl Documents {
         }
     }
 
+    /// Reports what kubeadm refuses or ignores in a file with documents for it, whatever their fields are.
+    fn check_form(&mut self, file: &str, text: &str, documents: &[Node]) {
+        for fault in separators::faults(file, text, documents) {
+            self.faults.push(match self.is_strict {
+                true => fault.spot.error(fault.message, fault.fix),
+                false => fault.spot.warning(fault.message, fault.fix),
+            });
+        }
+        if !self.is_strict {
+            return;
+        }
+        for document in documents {
+            let message = match (group_of(document), kind_of(document)) {
+                (Some("config.openshift.io"), Some("PKI")) => {
+                    "kubeadm config validate refuses the file because of this document, which kubeadm init and join ignore with a warning"
+                }
+                (Some(""), Some("ConfigMap")) => {
+                    "kubeadm refuses the file because of this document, which only nodepki reads"
+                }
+                _ => continue,
+            };
+            let fix = "move it to a file of its own, and name that file too";
+            self.faults.push(spot_of(document).warning(message, fix));
+        }
+    }
+
     fn read_document(&mut self, document: &Node) {
-        let spot = FieldPosition {
-            place: document.place.clone(),
-            field: String::new(),
-        };
-        let (Some(api_version), Some(kind)) = (
-            document.get("apiVersion").and_then(Node::text),
-            kind_of(document),
-        ) else {
+        let spot = spot_of(document);
+        let (Some(api_version), Some(kind)) = (api_version_of(document), kind_of(document)) else {
             self.refuse(spot.error(
                 "the document does not contain apiVersion and kind",
-                "begin it with apiVersion: kubeadm.k8s.io/v1beta4 and kind: ClusterConfiguration, InitConfiguration or JoinConfiguration",
+                unidentified_fix(document),
             ));
             return;
         };
-        let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+        let (group, version) = split_api_version(api_version);
         match (group, kind) {
-            ("kubeadm.k8s.io", _) => self.read_kubeadm(document, spot, version, kind),
+            (KUBEADM_GROUP, _) => self.read_kubeadm(document, spot, version, kind),
             ("kubelet.config.k8s.io", "KubeletConfiguration")
             | ("kubeproxy.config.k8s.io", "KubeProxyConfiguration") => {}
             ("config.openshift.io", "PKI") => self.policies.push(document.clone()),
@@ -273,9 +344,25 @@ impl Documents {
                 format!("{kind} has the apiVersion {api_version}"),
                 "write apiVersion: kubeadm.k8s.io/v1beta4",
             )),
-            _ => self.refuse(spot.error(
+            ("", _) => self.refuse(spot.error(
                 format!("{api_version} {kind} is not a kubeadm configuration document"),
                 "move it to another file; kubeadm refuses it as well",
+            )),
+            _ => self.take_foreign(&spot, api_version, kind),
+        }
+    }
+
+    /// Reports a document of another API: `kubeadm config validate` refuses it, `kubeadm init` and `join` ignore it.
+    fn take_foreign(&mut self, spot: &FieldPosition, api_version: &str, kind: &str) {
+        let message = format!("{api_version} {kind} is not a kubeadm configuration document");
+        match self.is_strict {
+            true => self.refuse(spot.error(
+                message,
+                "move it to another file; kubeadm config validate refuses it, and kubeadm init and join ignore it with a warning",
+            )),
+            false => self.faults.push(spot.warning(
+                format!("{message} and is ignored, as kubeadm does"),
+                "move it to another file",
             )),
         }
     }

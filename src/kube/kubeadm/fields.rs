@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::address::{HostPort, InvalidValue, San, ValueNote};
-use crate::yaml::{self, Field, FieldPosition};
+use crate::yaml::{self, Field, FieldPosition, unrendered};
 
 /// Above this number of names in one certificate; many signers refuse the request.
 const MANY_SANS: usize = 100;
@@ -129,6 +129,7 @@ pub(super) fn endpoint(field: &Field<'_>, text: &str) -> Option<HostPort> {
 /// Returns the path if it is absolute; otherwise reports it.
 pub(super) fn absolute(field: &Field<'_>, text: &str) -> Option<PathBuf> {
     if text.starts_with('/') {
+        warn_of_placeholder(field, text);
         return Some(PathBuf::from(text));
     }
     field.error(
@@ -136,6 +137,13 @@ pub(super) fn absolute(field: &Field<'_>, text: &str) -> Option<PathBuf> {
         "begin it with /",
     );
     None
+}
+
+/// Warns of a placeholder that was not replaced in a value that kubeadm accepts as it is.
+pub(super) fn warn_of_placeholder(field: &Field<'_>, text: &str) {
+    if let Some(fix) = unrendered(text) {
+        field.warning("contains a placeholder that was not replaced", fix);
+    }
 }
 
 /// Adds a refusal as an error of the field.

@@ -11,6 +11,7 @@ use zeroize::Zeroizing;
 
 use super::address::HostPort;
 use super::fields::{ApiVersion, absolute, endpoint, filled};
+use super::shapes::{self, Shape, unused};
 use crate::kube::paths::CA_CERTIFICATE;
 use crate::yaml::schema::section;
 use crate::yaml::{Field, Map};
@@ -18,6 +19,7 @@ use crate::yaml::{Field, Map};
 const TOKEN_FIX: &str = "write the token as `kubeadm token create` prints it, 6 characters, a dot and 16 characters of a-z and 0-9";
 const PIN_FIX: &str = "write it as sha256:<64 hexadecimal digits>, as `kubeadm token create --print-join-command` prints it \
      on a control-plane node after --discovery-token-ca-cert-hash";
+const TOKEN_GROUP_PREFIX: &str = "system:bootstrappers:";
 const CERTIFICATE_KEY_DIGITS: usize = 64;
 
 /// The discovery part of a JoinConfiguration.
@@ -241,10 +243,10 @@ fn read_api_server_endpoint(map: &Map<'_>) -> Option<HostPort> {
         return None;
     };
     let endpoint = endpoint(&field, &text);
-    if endpoint.as_ref().is_some_and(|it| it.port.is_none()) {
+    if let Some(endpoint) = endpoint.as_ref().filter(|it| it.port.is_none()) {
         field.refused_by_validation(
             "has no port; nodepki uses 6443, but kubeadm refuses the file",
-            format!("write {text}:6443, or the port in use"),
+            format!("write {}, or the port in use", endpoint.authority(6443)),
         );
     }
     endpoint
@@ -353,9 +355,35 @@ pub(super) fn check_bootstrap_tokens(map: &Map<'_>) {
         .unwrap_or_default()
     {
         if let Some(token) = item.map() {
-            token.ignore(&["description", "ttl", "expires", "usages", "groups"]);
+            unused(
+                &token,
+                &[
+                    ("description", Shape::Text),
+                    ("ttl", Shape::Duration),
+                    ("expires", Shape::Text),
+                    ("usages", shapes::TOKEN_USAGES),
+                ],
+            );
+            check_groups(token.get("groups"));
             read_token(token.get("token"));
             token.finish();
+        }
+    }
+}
+
+/// Reports groups that a bootstrap token must not give (`ValidateBootstrapGroupName`).
+fn check_groups(field: Option<Field<'_>>) {
+    let groups = field.and_then(|field| field.list()).unwrap_or_default();
+    for group in groups {
+        let Some(text) = group.string() else { continue };
+        let is_allowed = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b":-".contains(&b);
+        let suffix = text.strip_prefix(TOKEN_GROUP_PREFIX).unwrap_or_default();
+        let ends_well = suffix.ends_with(|c: char| c.is_ascii_alphanumeric());
+        if !(suffix.bytes().all(is_allowed) && ends_well) {
+            group.error(
+                format!("{text:?} is not a group of bootstrap tokens"),
+                "write system:bootstrappers:NAME, as in system:bootstrappers:kubeadm:default-node-token",
+            );
         }
     }
 }

@@ -4,8 +4,9 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use super::address::{HostPort, NodeName, is_global_unicast, parse_ip};
-use super::fields::{ApiVersion, extra_args, filled, warn};
+use super::fields::{ApiVersion, extra_args, filled, report, warn};
 use super::join::{self, JoinDiscovery};
+use super::shapes::{self, Shape, unused};
 use crate::kube::kubeadm_certs::CertificateKey;
 use crate::yaml::schema::section;
 use crate::yaml::{FieldPosition, Map};
@@ -155,12 +156,9 @@ type LocatedText = Option<(String, FieldPosition)>;
 
 /// Reads an InitConfiguration.
 pub(super) fn read_init(map: &Map<'_>, api: ApiVersion, document: FieldPosition) -> NodeDocument {
-    map.ignore(&["skipPhases", "patches"]);
+    mark_unused(map, api);
     map.belong_elsewhere(MISPLACED_IN_NODE);
     join::check_bootstrap_tokens(map);
-    if api == ApiVersion::V1beta4 {
-        map.ignore(&["dryRun", "timeouts"]);
-    }
     let (name, kubelet) = read_registration(map, api);
     let upload_key = read_upload_key(map);
     NodeDocument {
@@ -171,6 +169,20 @@ pub(super) fn read_init(map: &Map<'_>, api: ApiVersion, document: FieldPosition)
         join_endpoint: None,
         join: None,
         upload_key,
+    }
+}
+
+/// Marks the fields of both documents that nodepki does not use.
+fn mark_unused(map: &Map<'_>, api: ApiVersion) {
+    unused(
+        map,
+        &[("skipPhases", shapes::TEXTS), ("patches", shapes::PATCHES)],
+    );
+    if api == ApiVersion::V1beta4 {
+        unused(
+            map,
+            &[("dryRun", Shape::Boolean), ("timeouts", shapes::TIMEOUTS)],
+        );
     }
 }
 
@@ -193,12 +205,9 @@ fn read_upload_key(map: &Map<'_>) -> Option<(CertificateKey, FieldPosition)> {
 
 /// Reads a JoinConfiguration.
 pub(super) fn read_join(map: &Map<'_>, api: ApiVersion, document: FieldPosition) -> NodeDocument {
-    map.ignore(&["skipPhases", "patches"]);
+    mark_unused(map, api);
     map.belong_elsewhere(MISPLACED_IN_JOIN);
     map.belong_elsewhere(MISPLACED_IN_NODE);
-    if api == ApiVersion::V1beta4 {
-        map.ignore(&["dryRun", "timeouts"]);
-    }
     let (name, kubelet) = read_registration(map, api);
     let control_plane = section(map, "controlPlane");
     let (join, join_endpoint) = join::read(map, control_plane.as_ref(), api);
@@ -224,16 +233,28 @@ fn read_registration(map: &Map<'_>, api: ApiVersion) -> (LocatedText, KubeletArg
     let Some(registration) = section(map, "nodeRegistration") else {
         return (None, kubelet);
     };
-    registration.ignore(&[
-        "criSocket",
-        "taints",
-        "ignorePreflightErrors",
-        "imagePullPolicy",
-    ]);
+    unused(
+        &registration,
+        &[
+            ("criSocket", Shape::Text),
+            ("taints", Shape::List(&Shape::Any)),
+            ("ignorePreflightErrors", shapes::TEXTS),
+            ("imagePullPolicy", shapes::PULL_POLICY),
+        ],
+    );
     if api == ApiVersion::V1beta4 {
-        registration.ignore(&["imagePullSerial"]);
+        unused(&registration, &[("imagePullSerial", Shape::Boolean)]);
     }
-    let name = filled(registration.get("name")).map(|(field, text)| (text, field.spot()));
+    let name = filled(registration.get("name")).and_then(|(field, text)| {
+        // A number that is not a name in quotes either.
+        if field.node().kind_name() != "text"
+            && let Err(refusal) = text.parse::<NodeName>()
+        {
+            report(&field, refusal);
+            return None;
+        }
+        Some((text, field.spot()))
+    });
     for (name, value, spot) in extra_args(registration.get("kubeletExtraArgs"), api) {
         match name.as_str() {
             "hostname-override" => kubelet.hostname_override = Some((value, spot)),

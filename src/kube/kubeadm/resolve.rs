@@ -93,6 +93,7 @@ pub fn resolve(
     let name = inputs.name(&mut faults);
     if let Some((name, spot)) = &name {
         warn_of_long_name(role, name, spot, &mut faults);
+        warn_of_local_name(name, spot, &mut faults);
     }
     let name = name.map(|(name, _)| name);
     let hostname_override = inputs.hostname_override(name.as_ref(), &mut faults);
@@ -440,6 +441,19 @@ impl<'a> ResolveInputs<'a> {
             ));
         }
         endpoint
+    }
+}
+
+/// Warns of a name that every machine has: two nodes with it would share an identity, and no other machine can reach it.
+fn warn_of_local_name(name: &NodeName, spot: &FieldPosition, faults: &mut Faults) {
+    let first = name.as_str().split('.').next().unwrap_or_default();
+    let is_local = first.trim_end_matches(|c: char| c.is_ascii_digit()) == "localhost"
+        || name.as_str().ends_with(".localhost");
+    if is_local {
+        faults.push(spot.warning(
+            format!("the node name \"{name}\" is the name of every machine for itself: each node needs a name of its own"),
+            "set nodeRegistration.name, or the host name (hostnamectl set-hostname NAME), before the node joins the cluster",
+        ));
     }
 }
 

@@ -339,13 +339,13 @@ fn refuses_conflicting_documents() {
              (only the ConfigMap kubeadm-config with data.ClusterConfiguration is read; move this one to another file)",
         ),
         (
-            format!("{CLUSTER}---\napiVersion: apps/v1\nkind: Deployment\n"),
-            "k.yaml:5:1: apps/v1 Deployment is not a kubeadm configuration document (move it to another file; kubeadm refuses it as well)",
+            format!("{CLUSTER}---\napiVersion: v1\nkind: Secret\n"),
+            "k.yaml:5:1: v1 Secret is not a kubeadm configuration document (move it to another file; kubeadm refuses it as well)",
         ),
         (
             String::from("clusterName: x\n"),
             "k.yaml:1:1: the document does not contain apiVersion and kind (begin it with apiVersion: kubeadm.k8s.io/v1beta4 and kind: \
-             ClusterConfiguration, InitConfiguration or JoinConfiguration)",
+             ClusterConfiguration, InitConfiguration or JoinConfiguration, or move its fields to the document to which they belong)",
         ),
     ];
     for (text, want) in cases {
@@ -368,6 +368,13 @@ fn ignores_documents_of_other_tools() {
             .unwrap()
             .warnings
             .is_empty()
+    );
+    let text = format!("{CLUSTER}---\napiVersion: apps/v1\nkind: Deployment\n");
+    assert_eq!(
+        texts(&run(&text).unwrap().warnings),
+        [
+            "k.yaml:5:1: apps/v1 Deployment is not a kubeadm configuration document and is ignored, as kubeadm does (move it to another file)"
+        ]
     );
     let text = format!("{CLUSTER}---\napiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfig\n");
     assert_eq!(
@@ -723,7 +730,7 @@ fn reads_names_and_directories() {
         ),
         "k.yaml:11:18: certificatesDir: \"pki\" is not an absolute path (begin it with /)\n\
          k.yaml:12:25: networking.dnsDomain: \"Cluster.local\" is not a DNS domain (use lower-case letters, digits, - and ., as in cluster.local)\n\
-         k.yaml:13:23: controlPlaneEndpoint: \"https://api:6443\" is not a host name or IP address with an optional port (write only the host of the URL: api)"
+         k.yaml:13:23: controlPlaneEndpoint: \"https://api:6443\" is not a host name or IP address with an optional port (write only host and port of the URL: api:6443)"
     );
 }
 
@@ -734,7 +741,7 @@ fn warns_of_upper_case_that_kubeadm_refuses() {
             "controlPlaneEndpoint: API.Prod.example.com:8443\netcd:\n  local:\n    serverCertSANs: [ETCD.example.com]\napiServer: {certSANs: [Fine.example.com]}\n"
         ),
         [
-            "k.yaml:11:23: controlPlaneEndpoint: \"API.Prod.example.com\" is read as \"api.prod.example.com\"; kubeadm refuses upper-case letters here (write it in lower case)",
+            "k.yaml:11:23: controlPlaneEndpoint: \"API.Prod.example.com\" is read as \"api.prod.example.com\"; kubeadm refuses upper-case letters here (write api.prod.example.com:8443)",
             "k.yaml:14:22: etcd.local.serverCertSANs[0]: \"ETCD.example.com\" is read as \"etcd.example.com\"; kubeadm refuses upper-case letters here (write it in lower case)",
         ]
     );
@@ -812,11 +819,11 @@ fn reads_external_etcd() {
         ),
         (
             "endpoints: ['http://x:1'], caFile: /ca",
-            "k.yaml:11:31: etcd.external.endpoints[0]: \"http://x:1\" is not an https URL (write it as https://HOST:2379)",
+            "k.yaml:11:31: etcd.external.endpoints[0]: \"http://x:1\" is not an https URL (write https://x:1)",
         ),
         (
             "endpoints: ['x:1']",
-            "k.yaml:11:31: etcd.external.endpoints[0]: \"x:1\" is not an http or https URL (write it as https://HOST:2379)",
+            "k.yaml:11:31: etcd.external.endpoints[0]: \"x:1\" is not an http or https URL (write https://x:1)",
         ),
         (
             "endpoints: ['https://x:1'], caFile: ca",

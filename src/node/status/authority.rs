@@ -31,6 +31,9 @@ pub(super) fn judge(
     }
     findings.faults(found.trust.as_ref().err().cloned());
     findings.exposure(&found.files);
+    if let Some(note) = &found.key_note {
+        findings.remark(note.clone());
+    }
     let evidence = evidence(found, leaves);
     let valid_copy = valid_copy(found, &evidence, now);
     if let Some(copy) = &valid_copy {
@@ -50,7 +53,8 @@ pub(super) fn judge(
             .map_or_else(Vec::new, |chain| facts(chain, now)),
         replaced: replaced(found, all, &evidence),
         valid_copy,
-        has_key: found.has_key,
+        has_key: found.has_key || found.key_note.is_some(),
+        has_key_file: found.has_key,
         key_policy: None,
         files: found.files.iter().map(|file| file.status.clone()).collect(),
     };

@@ -83,6 +83,8 @@ pub(super) struct AuthorityFiles {
     /// The anchors that verify the leaves.
     pub(super) trust: Result<TrustBundle, FileFault>,
     pub(super) has_key: bool,
+    /// A note on a private key among the certificates.
+    pub(super) key_note: Option<String>,
     pub(super) files: Vec<RowFile>,
 }
 
@@ -248,7 +250,10 @@ impl RowReader<'_> {
             metadata.is_some_and(|found| found.kind == FileKind::Symlink)
                 && matches!(self.state.root().dir(&key_path), Ok(None))
         };
+        let content = certificate.bytes().ok().flatten().unwrap_or_default();
+        let bundle = trust.as_ref().ok();
         AuthorityFiles {
+            key_note: assess::key_among_certificates(&here, name, content, bundle),
             name,
             certificates,
             trust,

@@ -140,7 +140,7 @@ impl ExpirationReport {
         let keyless = |authority| {
             status
                 .authority(authority)
-                .is_some_and(|found| !found.has_key)
+                .is_some_and(|found| !found.has_key_file)
         };
         let certificates = CertName::KUBEADM
             .into_iter()

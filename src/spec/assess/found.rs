@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::kubelet_store::ObservedKubeletStore;
 use crate::kube::kubeconfig::{CurrentContext, Kubeconfig, KubeconfigError, resolve_path};
-use crate::x509::{Chain, KeyAlgorithm, KeyType, PrivateKey, PublicKey};
+use crate::x509::{Chain, KeyAlgorithm, KeyType, PrivateKey, PublicKey, wide_encoding};
 
 /// A file as it was found.
 #[derive(Debug)]
@@ -152,8 +152,8 @@ pub fn read_kubeconfig(path: &Path, text: Option<&[u8]>) -> ReadKubeconfig {
     if text.iter().all(u8::is_ascii_whitespace) {
         return blank(Observed::Empty, Observed::Empty);
     }
-    let parsed = std::str::from_utf8(text)
-        .map_err(|_| KubeconfigError::NotYaml("it is not UTF-8 text".to_owned()))
+    let parsed = utf_8(text)
+        .map_err(KubeconfigError::NotYaml)
         .and_then(Kubeconfig::parse)
         .and_then(|document| document.current().map(|current| (document, current)));
     let (document, current) = match parsed {
@@ -193,6 +193,16 @@ pub fn read_kubeconfig(path: &Path, text: Option<&[u8]>) -> ReadKubeconfig {
             kubeconfig: Some(kubeconfig),
             store: None,
         })),
+    }
+}
+
+/// Returns the text of a kubeconfig, or why it is none.
+fn utf_8(bytes: &[u8]) -> Result<&str, String> {
+    match (wide_encoding(bytes), std::str::from_utf8(bytes)) {
+        (Some(encoding), _) => Err(format!(
+            "it is not UTF-8 text (iconv -f {encoding} -t UTF-8 OLD > NEW converts it)"
+        )),
+        (None, text) => text.map_err(|_| "it is not UTF-8 text".to_owned()),
     }
 }
 

@@ -75,7 +75,7 @@ const YAML: &[Mistake] = &[
         ("caFile: ~/ca.crt", "caFile: CA")),
     refused("address from the environment",
         ("https://vault.test:8200", "$VAULT_ADDR"),
-        "signers.corp.vault.address: relative URL without a base (write the address itself: variables are not replaced)",
+        "signers.corp.vault.address: relative URL without a base (write the value itself: environment variables are not replaced in this file",
         ("$VAULT_ADDR", "https://vault.test:8200")),
 ];
 
