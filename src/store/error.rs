@@ -374,6 +374,18 @@ pub enum PathObstacle {
     },
 }
 
+/// Returns the paths in one line.
+fn listed(paths: &[PathBuf]) -> String {
+    let paths: Vec<String> = paths
+        .iter()
+        .map(|path| path.display().to_string())
+        .collect();
+    match paths.is_empty() {
+        true => "none".to_owned(),
+        false => paths.join(", "),
+    }
+}
+
 /// A remark about a run that the store completed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -419,6 +431,30 @@ pub enum StoreNote {
         to: PathBuf,
         /// Why.
         why: String,
+    },
+    /// An interrupted removal of CA keys is not completed.
+    #[error("{} is lost, the backup of a removal of CA keys that was interrupted: {why}; keys that are kept: {} (to remove them, run nodepki migrate to-external with a new --backup)", backup.display(), listed(keys))]
+    BackupLost {
+        /// The backup.
+        backup: PathBuf,
+        /// Why it is not the backup any more.
+        why: String,
+        /// The CA keys that still exist.
+        keys: Vec<PathBuf>,
+    },
+    /// CA keys were removed by a run that was interrupted before it had removed all of them.
+    #[error("an interrupted run had already removed {}, after it had written them to {}", listed(keys), backup.display())]
+    RemovedBefore {
+        /// The keys.
+        keys: Vec<PathBuf>,
+        /// The backup.
+        backup: PathBuf,
+    },
+    /// An interrupted removal of CA keys was completed.
+    #[error("{} contains the removed CA keys: it has not changed since it was verified; its passphrase was not tried again", backup.display())]
+    BackupUnchanged {
+        /// The backup.
+        backup: PathBuf,
     },
     /// A state file that can be created again.
     #[error("{path} is damaged ({why}) and is created again", path = path.display())]

@@ -9,6 +9,7 @@ use crate::kube::manifest::StaticPod;
 use crate::kube::names::CertName;
 use crate::kubelets::KubeletPolicy;
 use crate::spec::assess::Observed;
+use crate::store::UnfinishedWork;
 use crate::x509::{CertificateAuthority, Chain, KeyAlgorithm, PrivateKey, Profile, Sans, Subject};
 
 fn now() -> OffsetDateTime {
@@ -172,7 +173,7 @@ fn compares_service_account_key_with_key_set_of_cluster() {
 fn merges_notes_with_same_fix_and_sorts_by_severity() {
     let mut picture = blank();
     picture.configuration.faults = vec!["one".to_owned(), "two".to_owned()];
-    picture.unfinished = true;
+    picture.unfinished = Some(UnfinishedWork::Files);
     picture.trees.unfinished = vec!["/etc/kubernetes/.nodepki-new.x".into()];
     let findings = findings(&picture);
     let ids: Vec<&str> = findings.iter().map(|finding| finding.id).collect();
