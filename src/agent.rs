@@ -64,7 +64,9 @@ pub use provided::{Provided, ProvidedFile, ServiceAccount};
 pub use renew::{RenewalNeed, RenewalVerdict, Renewed, Scope, look, needs_renewal, renew};
 pub use report::{ReportRow, RowAction, RunReport};
 pub use revocation::update_revocations;
-pub use survey::{ServiceAccountAction, Survey, SurveyedBundle, SurveyedCert, TrustSource, survey};
+pub use survey::{
+    ServiceAccountAction, Survey, SurveyedBundle, SurveyedCert, TrustFile, TrustSource, survey,
+};
 
 pub(crate) use failure::signer_code;
 use failure::{sentence, signer_failure};

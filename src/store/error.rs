@@ -109,6 +109,14 @@ pub enum StoreError {
         /// The directory of the slot.
         path: PathBuf,
     },
+    /// A path on the command line that could mean two files.
+    #[error("{path} could also mean {below}: a path on the command line is one of this machine (write {below} for the file of the node, or a path relative to the working directory for that of this machine)", path = path.display(), below = below.display())]
+    Ambiguous {
+        /// The path, on this machine.
+        path: PathBuf,
+        /// The same path below the root.
+        below: PathBuf,
+    },
     /// The journal of an interrupted run cannot be read.
     #[error("the journal of an interrupted run is damaged: {path} ({source}); nothing was changed, and the files of that run may be old or new: \
              run `nodepki plan` to see whether each key matches its certificate, then move the journal away and run again", path = path.display())]
@@ -217,6 +225,7 @@ impl StoreError {
             | StoreError::NewerFormat { .. }
             | StoreError::Damaged { .. } => ErrorClass::Unsafe,
             StoreError::BadPath { .. } => ErrorClass::Path,
+            StoreError::Ambiguous { .. } => ErrorClass::Argument,
             StoreError::NoOpenat2 { .. }
             | StoreError::RecoverFirst { .. }
             | StoreError::Io { .. } => ErrorClass::Io,
@@ -295,6 +304,8 @@ pub enum ErrorClass {
     Unsafe,
     /// A path from the configuration or the command line that cannot be used (78).
     Path,
+    /// A path of the command line that could mean two files (64).
+    Argument,
     /// Input or output failed: a fault of the machine, which may pass (75).
     Io,
 }

@@ -138,7 +138,7 @@ fn prove_earlier_backup(
     });
     let certificates: Vec<_> = certificates.collect();
     let certificates = certificates.iter().map(|(name, trust)| (*name, trust));
-    backup.prove_earlier(certificates, &wish.target.cluster().to_string(), report)
+    backup.prove_earlier(certificates, "the management cluster", report)
 }
 
 fn keep_if_unproven(report: &mut SecretsReport) {
