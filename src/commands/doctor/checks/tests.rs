@@ -145,8 +145,17 @@ fn proposes_role_binding_for_subject_of_certificate() {
 fn compares_service_account_key_with_key_set_of_cluster() {
     let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
     let id = jwks::key_id(key.public_key());
+    let members = key.public_key().jwk_members().unwrap();
+    let own: serde_json::Map<String, serde_json::Value> = members
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value.into()))
+        .collect();
     for (set, words) in [
-        (Some(json!({"keys": [{"kid": id}]})), None),
+        (Some(json!({"keys": [own]})), None),
+        (
+            Some(json!({"keys": [{"kid": id}]})),
+            Some("under which the cluster publishes another key"),
+        ),
         (
             Some(json!({"keys": [{"kid": "another"}]})),
             Some("the cluster has another"),
