@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::dir::FileKind;
 use super::error::StoreError;
 use super::journal::JOURNAL;
 use super::{NodeRoot, STATE_DIR, sha256};
@@ -47,15 +48,27 @@ impl KeyBackup {
     /// Returns why the file is not the verified backup any more, if so.
     pub(crate) fn loss(&self, root: &NodeRoot) -> Option<String> {
         let found = match self.on_node {
-            true => root.read(&self.path),
-            false => NodeRoot::open("/").and_then(|machine| machine.read(&self.path)),
+            true => self.find_loss(root),
+            false => NodeRoot::open("/").and_then(|machine| self.find_loss(&machine)),
         };
-        match found {
-            Ok(Some(found)) if sha256(&found.bytes) == self.sha256 => None,
-            Ok(Some(_)) => Some("it was changed after it had been verified".to_owned()),
-            Ok(None) => Some("it does not exist any more".to_owned()),
-            Err(error) => Some(error.to_string()),
+        found.unwrap_or_else(|error| Some(error.to_string()))
+    }
+
+    /// As [`KeyBackup::loss`], in the root that has the file.
+    ///
+    /// The journal may be that of an untrusted system, which could name any file of this machine: only the digest is
+    /// compared, and files of the kernel, which can block and have the size 0, are not opened.
+    fn find_loss(&self, root: &NodeRoot) -> Result<Option<String>, StoreError> {
+        const CHANGED: &str = "it was changed after it had been verified";
+        let Some(found) = root.metadata(&self.path)? else {
+            return Ok(Some("it does not exist any more".to_owned()));
+        };
+        if found.kind == FileKind::Symlink || (found.kind == FileKind::File && found.size == 0) {
+            return Ok(Some(CHANGED.to_owned()));
         }
+        let content = root.read(&self.path)?;
+        let is_same = content.is_some_and(|found| sha256(&found.bytes) == self.sha256);
+        Ok((!is_same).then(|| CHANGED.to_owned()))
     }
 }
 

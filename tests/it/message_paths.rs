@@ -134,11 +134,11 @@ const COMMANDS: [(&[&str], With); 34] = [
     (&["renew", "--wait", "0s"], With::Configuration),
     (&["renew", "--wait", "0s"], With::Node),
     (
-        &["csr", "export", "/requests", "--wait", "0s"],
+        &["csr", "export", "root/requests", "--wait", "0s"],
         With::Configuration,
     ),
     (
-        &["csr", "import", "/requests", "--wait", "0s"],
+        &["csr", "import", "root/requests", "--wait", "0s"],
         With::Configuration,
     ),
     (
