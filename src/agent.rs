@@ -45,7 +45,7 @@ use crate::signer::{NodeIdentity, Rejection, Renewal, RequestedCertificate, Sign
 use crate::spec::assess::Action;
 use crate::spec::schedule::Rotation;
 use crate::spec::{CertFiles, CertSpec, NodeSpec};
-use crate::store::{self, KnownDirectories, NodeRecord, NodeRoot, Store};
+use crate::store::{self, KeyRemoval, KnownDirectories, NodeRecord, NodeRoot, Store};
 use crate::x509::TrustBundle;
 
 pub use clock::{ClockPolicy, Floor, floor};
@@ -64,7 +64,9 @@ pub use provided::{Provided, ProvidedFile, ServiceAccount};
 pub use renew::{RenewalNeed, RenewalVerdict, Renewed, Scope, look, needs_renewal, renew};
 pub use report::{ReportRow, RowAction, RunReport};
 pub use revocation::update_revocations;
-pub use survey::{ServiceAccountAction, Survey, SurveyedBundle, SurveyedCert, TrustSource, survey};
+pub use survey::{
+    ServiceAccountAction, Survey, SurveyedBundle, SurveyedCert, TrustFile, TrustSource, survey,
+};
 
 pub(crate) use failure::signer_code;
 use failure::{sentence, signer_failure};
@@ -327,8 +329,19 @@ pub(crate) fn open_store(
     command: &str,
     clock: Clock,
 ) -> Result<(Store, Vec<String>), Failure> {
+    open_store_with(root, setup, command, KeyRemoval::IfBackedUp, clock)
+}
+
+/// As [`open_store`], for a command that may decide anew about the CA keys that an interrupted run had begun to remove.
+pub(crate) fn open_store_with(
+    root: &NodeRoot,
+    setup: &RunSetup,
+    command: &str,
+    removal: KeyRemoval,
+    clock: Clock,
+) -> Result<(Store, Vec<String>), Failure> {
     let locked = root.lock(setup.lock_wait, command)?;
-    let (store, recovery) = locked.recover_in(&setup.known_directories(), clock())?;
+    let (store, recovery) = locked.recover_in(&setup.known_directories(), removal, clock())?;
     Ok((store, recovery_notes(root, &recovery)))
 }
 

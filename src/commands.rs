@@ -29,14 +29,17 @@ mod renew;
 mod status;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::error::ErrorKind;
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use time::OffsetDateTime;
 
+use crate::agent::load;
 use crate::agent::{ExitCode, Failure};
+use crate::config::Argument;
 use crate::process::{interrupt, machine};
+use crate::signer;
 use crate::store::NodeRoot;
 
 use options::{GlobalOptions, OutputFormat, RunOptions, SourceOptions};
@@ -161,13 +164,17 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     let program = manual::with_help(Cli::command(), &arguments);
     let parsed = program.try_get_matches_from(arguments);
-    let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
-        Ok(cli) => cli,
+    let parsed = parsed.and_then(|matches| {
+        let paths = given_paths(&matches);
+        Cli::from_arg_matches(&matches).map(|cli| (cli, paths))
+    });
+    let (cli, paths) = match parsed {
+        Ok(parsed) => parsed,
         Err(error) => return print_clap_error(&error) as u8,
     };
     set_colour(cli.global.color);
     terminal::subscribe(cli.global.log, cli.global.verbose);
-    let code = match cli.run() {
+    let code = match cli.run(&paths) {
         Ok(code) => code,
         Err(failure) => {
             print_failure(&failure);
@@ -176,6 +183,30 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     };
     release_log();
     code
+}
+
+/// Returns the paths in the arguments of a command line.
+fn given_paths(matches: &ArgMatches) -> Vec<Argument> {
+    let mut found = Vec::new();
+    for id in matches.ids().map(clap::Id::as_str) {
+        if let Ok(Some(paths)) = matches.try_get_many::<Argument>(id) {
+            found.extend(paths.cloned());
+        }
+        if let Ok(Some(signers)) = matches.try_get_many::<signer::Config>(id) {
+            found.extend(signers.filter_map(options::signer_directory));
+        }
+        // These may also name a credential of systemd.
+        if ["passphrase_file", "certificate_key_file"].contains(&id)
+            && let Ok(Some(texts)) = matches.try_get_many::<String>(id)
+        {
+            found.extend(texts.map(|text| Argument::from(text.as_str())));
+        }
+    }
+    let below = matches
+        .subcommand()
+        .map(|(_, matches)| given_paths(matches));
+    found.extend(below.unwrap_or_default());
+    found
 }
 
 /// Prints what clap returns instead of a command line: a usage error, or the requested help or version.
@@ -203,13 +234,18 @@ fn print_clap_error(error: &clap::Error) -> ExitCode {
 }
 
 impl Cli {
-    fn run(self) -> Result<u8, Failure> {
+    /// `paths` are the paths in the arguments.
+    fn run(self, paths: &[Argument]) -> Result<u8, Failure> {
         let Cli { global, command } = self;
         if global.output == OutputFormat::Prometheus && !matches!(command, Command::Status(_)) {
             return Err(Failure::new(
                 ExitCode::Usage,
                 "only status prints metrics; use -o table, json or yaml",
             ));
+        }
+        // For needs-renewal, the failure is an answer too.
+        if global.root != Path::new("/") && !matches!(command, Command::NeedsRenewal(_)) {
+            load::verify_arguments(&global.open_root()?, paths)?;
         }
         if !matches!(command, Command::Daemon(_)) {
             interrupt::end_programs_too();

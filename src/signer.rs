@@ -54,7 +54,7 @@ use crate::http::Files;
 use crate::kube::names::{Authority, CertName, NodePath};
 use crate::process::machine;
 use crate::store::{self, STATE_DIR};
-use crate::x509::{Chain, ChainError, Csr, KeyAlgorithm, PublicKey, hex};
+use crate::x509::{Chain, ChainError, Csr, KeyAlgorithm, ListScope, PublicKey, hex};
 
 pub use crate::http::printable;
 pub use crate::spec::RequestedCertificate;
@@ -115,6 +115,11 @@ pub trait Signer {
     /// result is not verified.
     async fn crl(&self, _authority: Authority) -> Result<Option<Vec<u8>>, SignerError> {
         Ok(None)
+    }
+
+    /// Returns what is known of the lists that [`Signer::crl`] returns, besides their content.
+    fn crl_scope(&self) -> ListScope {
+        ListScope::AsStated
     }
 
     /// Finds an earlier request of this node. Creates nothing. Returns `None` if the signer has no such request or

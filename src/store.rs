@@ -27,7 +27,8 @@
 //! Rolling forward decides by group, so that a pair that another process has replaced after the crash is left unchanged
 //! as a whole. Within a group the private key is renamed first, in kubeadm's order, so that a process watching the
 //! certificate always finds the matching key. The journal contains a removed file by its digest only, never by its bytes,
-//! which may be a key; a file to be removed that has changed after the crash stays. A symbolic link belongs to the group
+//! which may be a key; a file to be removed that has changed after the crash stays. If the removed files are CA keys, the
+//! journal names their backup with its digest, and those that still exist stay unless the backup is unchanged. A symbolic link belongs to the group
 //! of its target in the same directory, is renamed after the target, and is in the journal by the name of the target.
 //!
 //! # The state directory
@@ -69,6 +70,7 @@ mod finish;
 pub mod fuzz;
 mod issued;
 mod journal;
+mod key_backup;
 mod known;
 mod kubelet_requests;
 mod lock;
@@ -105,6 +107,7 @@ pub use dir::{Dir, FileContent, FileKind, Metadata};
 pub(crate) use error::is_access_refusal;
 pub use error::{Damage, ErrorClass, PathObstacle, StoreError, StoreNote};
 pub use issued::IssuedRecord;
+pub(crate) use key_backup::{KeyBackup, UnfinishedWork};
 pub use known::KnownDirectories;
 pub use kubelet_requests::KubeletRequestRecord;
 pub use lock::Locked;
@@ -113,6 +116,7 @@ pub use node::{IdentityPart, NodeRecord};
 pub use pending::{
     Durability, LastError, PendingRequest, PendingRequests, RequestPhase, RequestRecord, Slot,
 };
+pub(crate) use recover::KeyRemoval;
 pub use recover::Recovery;
 pub use restarts::{
     FormerContents, FormerTrust, Restart, RestartState, TrustStep, Unsettled, UnverifiedChange,

@@ -41,7 +41,7 @@ pub use chain::{
     MAX_RESPONSE_BYTES, MAX_RESPONSE_CERTIFICATES, TrustBundle, TrustError, certificates_of,
 };
 pub use content::{contains_private_key, content_instead_of_pem, wide_encoding};
-pub use crl::{AuthorityCrls, CrlError, RevocationList};
+pub use crl::{AuthorityCrls, CrlError, ListScope, RevocationList};
 pub use csr::{Csr, CsrError, UsageExtensions};
 pub use csr_content::{CsrContent, CsrContentError};
 pub use key::{JwkError, KeyAlgorithm, KeyError, KeyType, PrivateKey, PublicKey, UnknownAlgorithm};

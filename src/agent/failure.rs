@@ -274,6 +274,7 @@ impl From<store::StoreError> for Failure {
             store::ErrorClass::ReadOnly | store::ErrorClass::Denied => ExitCode::NotPermitted,
             store::ErrorClass::Unsafe => ExitCode::Refused,
             store::ErrorClass::Path => ExitCode::Configuration,
+            store::ErrorClass::Argument => ExitCode::Usage,
         };
         Failure::new(code, "").caused_by(error)
     }

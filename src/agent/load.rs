@@ -64,7 +64,7 @@ pub use identity::{IdentityChange, NameSource, computed_name, name_sources};
 use known::{ConfigurationFiles, KnownConfiguration};
 use places::DefinedFiles;
 pub use places::KubeconfigFile;
-pub(crate) use places::{Location, argument, defined, shown, shown_defined};
+pub(crate) use places::{Location, argument, defined, shown, shown_defined, verify_arguments};
 pub use scratch::SignerState;
 pub use secrets::{LOCAL_CA_KEYS_ADVICE, exposed_secrets, local_ca_keys};
 use signers::credentials;

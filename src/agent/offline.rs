@@ -42,7 +42,10 @@ pub async fn export_requests(
     progress: &dyn Progress,
 ) -> Result<Vec<Request>, Failure> {
     answer_from_files(&mut setup, Offline::default());
-    let (store, _) = open_store(root, &setup, "csr export", clock)?;
+    let (store, notes) = open_store(root, &setup, "csr export", clock)?;
+    for note in notes {
+        tracing::warn!("{note}");
+    }
     let mut survey = setup.survey(root, clock())?;
     if !survey.refusals.is_empty() {
         return Err(Failure::with_messages(ExitCode::Refused, survey.refusals));

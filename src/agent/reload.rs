@@ -51,7 +51,8 @@ use crate::kube::components::{Component, ReplacedFile};
 use crate::kube::names::{Authority, CertName, NodePath};
 use crate::spec::{CertFiles, Layout};
 use crate::store::{
-    self, AuditEvent, AuditRecord, Commit, Committed, NodeRoot, Store, Unsettled, UnverifiedChange,
+    self, AuditEvent, AuditRecord, Commit, Committed, KeyRemoval, NodeRoot, Store, Unsettled,
+    UnverifiedChange,
 };
 use crate::x509::Chain;
 
@@ -288,7 +289,10 @@ impl Run<'_> {
             setup.outputs.values(),
             setup.bundles.values().map(AsRef::as_ref),
         );
-        let (store, _) = locked.recover_in(&known, clock())?;
+        let (store, recovery) = locked.recover_in(&known, KeyRemoval::IfBackedUp, clock())?;
+        for note in agent::recovery_notes(root, &recovery) {
+            tracing::warn!("{note}");
+        }
         self.store = Some(store);
         Ok(None)
     }

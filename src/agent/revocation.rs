@@ -16,7 +16,9 @@ use crate::kube::names::{Authority, CertName};
 use crate::signer::{Carry, FailureClass, Signer, SignerError};
 use crate::spec::{BundleSpec, crl_name};
 use crate::store::{Commit, Mode, NodeRoot, READ_LIMIT, Slot, Store};
-use crate::x509::{AuthorityCrls, Chain, CrlError, RevocationList, TrustBundle, rfc3339};
+use crate::x509::{
+    AuthorityCrls, Chain, CrlError, ListScope, RevocationList, TrustBundle, rfc3339,
+};
 
 /// Fetches the revocation list of every authority whose signer publishes one, and writes the lists that have changed.
 ///
@@ -104,7 +106,8 @@ impl<'a> CrlUpdate<'a> {
                 ));
             }
         };
-        Some(match self.verified(authority, &published, trust) {
+        let scope = signer.crl_scope();
+        Some(match self.verified(authority, &published, scope, trust) {
             Ok(lists) => self.stage(bundle, &lists),
             Err(error) => row(
                 bundle,
@@ -171,15 +174,16 @@ impl<'a> CrlUpdate<'a> {
         &self,
         authority: Authority,
         published: &[u8],
+        scope: ListScope,
         trust: &TrustBundle,
     ) -> Result<AuthorityCrls, CrlError> {
         let chains = chains(self.survey, authority);
         let in_place = self.survey.revocations(authority);
         let lists = parse_and_verify(published, trust, &chains, in_place, self.now)?;
         // During a CA change, a signer publishes lists for certificates under one of both CAs only.
-        let gap = match covers_any(&lists, &chains) {
+        let gap = match covers_any(&lists, scope, &chains) {
             true => None,
-            false => chains.iter().find_map(|chain| lists.gap(chain)),
+            false => chains.iter().find_map(|chain| lists.gap_in(scope, chain)),
         };
         gap.or_else(|| unreadable(&lists)).map_or(Ok(lists), Err)
     }
@@ -232,7 +236,7 @@ pub(super) async fn refuse_revoked(
         let published = fetch(name, signer.as_ref(), authority, enquiry).await;
         let published = published.and_then(|bytes| {
             let chains: Vec<&Chain> = signed.iter().map(|(_, chain)| *chain).collect();
-            current(&signer.label(), bytes, trust, &chains, in_place, now)
+            current(signer.as_ref(), bytes, trust, &chains, in_place, now)
         });
         let mut replaced: Vec<(CertName, RequestOutcome)> = Vec::new();
         match published {
@@ -267,7 +271,7 @@ pub(super) async fn refuse_revoked(
 /// Returns the lists that a signer publishes, if they may be installed; `None` if it publishes none and the last ones
 /// are still current.
 fn current(
-    signer: &str,
+    signer: &dyn Signer,
     published: Option<Vec<u8>>,
     trust: &TrustBundle,
     chains: &[&Chain],
@@ -278,7 +282,7 @@ fn current(
         // If the signer has stopped publishing, the last list still becomes stale.
         return match in_place.and_then(|kept| kept.reason_not_to_install(None, now)) {
             Some(obstacle) => {
-                let what = format!("{signer} no longer publishes a revocation list");
+                let what = format!("{} no longer publishes a revocation list", signer.label());
                 Err(refusal(what, obstacle))
             }
             None => Ok(None),
@@ -286,11 +290,12 @@ fn current(
     };
     let lists = parse_and_verify(&bytes, trust, chains, in_place, now);
     let lists = lists.and_then(|lists| {
-        let gap = chains.iter().find_map(|chain| lists.gap(chain));
+        let scope = signer.crl_scope();
+        let gap = chains.iter().find_map(|chain| lists.gap_in(scope, chain));
         gap.map_or(Ok(lists), Err)
     });
     lists.map(Some).map_err(|error| {
-        let what = format!("the revocation list from {signer} is refused");
+        let what = format!("the revocation list from {} is refused", signer.label());
         refusal(what, error)
     })
 }
@@ -334,8 +339,9 @@ fn refusal(what: String, error: CrlError) -> SignerError {
     SignerError::new(class, what, advice).caused_by(error)
 }
 
-fn covers_any(lists: &AuthorityCrls, chains: &[&Chain]) -> bool {
-    chains.is_empty() || chains.iter().any(|chain| lists.gap(chain).is_none())
+fn covers_any(lists: &AuthorityCrls, scope: ListScope, chains: &[&Chain]) -> bool {
+    let is_covered = |chain: &&Chain| lists.gap_in(scope, chain).is_none();
+    chains.is_empty() || chains.iter().any(is_covered)
 }
 
 /// Returns the error for lists that exceed the read limit as PEM, so that no later run could read them.

@@ -25,7 +25,7 @@ use crate::kube::kubeadm_certs::{
     self, CertificateKey, NAMESPACE, SECRET_NAME, SharedCerts, SharedFile, UPLOAD_COMMAND,
 };
 use crate::kube::names::{Authority, NodePath};
-use crate::store::{Commit, KnownDirectories, Mode, NodeRoot};
+use crate::store::{Commit, KeyRemoval, KnownDirectories, Mode, NodeRoot};
 
 /// Returns the files that a joining control-plane node of this cluster needs, with or without the CA private keys.
 pub fn needed(cluster: &ClusterConfig, with_ca_keys: bool) -> BTreeSet<SharedFile> {
@@ -208,7 +208,7 @@ pub async fn download(
         .filter_map(|entry| path(what.cluster, entry))
         .collect();
     let known = KnownDirectories::default().with_files(paths.iter().map(PathBuf::as_path));
-    let (mut store, recovery) = locked.recover_in(&known, clock())?;
+    let (mut store, recovery) = locked.recover_in(&known, KeyRemoval::IfBackedUp, clock())?;
     notes.extend(recovery_notes(root, &recovery));
     let rows = compare(store.root(), &certs, what)?;
     let mut commit = Commit::new();

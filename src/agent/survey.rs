@@ -5,6 +5,7 @@ mod rotation;
 mod service_account;
 
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
@@ -21,7 +22,7 @@ use crate::spec::assess::{
 use crate::spec::compliance::{FoundKey, KeyUse};
 use crate::spec::policy::KeyOwner;
 use crate::spec::{self, BundleCopy, BundleSpec, CertFiles, CertSpec, NodeSpec};
-use crate::store::{self, IssuedRecord};
+use crate::store::{self, IssuedRecord, NodeRoot};
 use crate::x509::{
     AuthorityCrls, Certificate, Chain, KeyType, PrivateKey, RevocationList, TrustBundle, hex,
     is_for_names, rfc3339,
@@ -199,12 +200,39 @@ impl SurveyedBundle {
 }
 
 /// Configured trust for one authority, in addition to the bundle at its path.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct TrustSource {
     /// File to read the bundle from if none exists at its path.
-    pub file: Option<PathBuf>,
+    pub file: Option<TrustFile>,
     /// SHA-256 digests of the accepted public keys.
     pub pins: Vec<[u8; 32]>,
+}
+
+/// A file with CA certificates that the settings name.
+#[derive(Clone, Debug)]
+pub struct TrustFile {
+    /// The node's root, or `/` of this machine for settings of this machine.
+    pub root: NodeRoot,
+    /// The absolute path inside `root`.
+    pub path: PathBuf,
+    /// Whether `root` is the node's.
+    pub on_node: bool,
+}
+
+impl TrustFile {
+    /// Returns the path on this machine, for messages.
+    fn shown(&self) -> PathBuf {
+        self.root.on_this_machine(&self.path)
+    }
+
+    /// Returns the file, unless it is the one at `path` on the node.
+    fn other_than(&self, state: &NodeState, path: &Path) -> Option<Rc<NodeFile>> {
+        match self.on_node {
+            true if self.path == path => None,
+            true => Some(state.file(&self.path)),
+            false => Some(Rc::new(NodeFile::new(&self.root, &self.path))),
+        }
+    }
 }
 
 /// Returns the key in a file.
@@ -377,13 +405,13 @@ impl Survey {
         let in_place = file.bytes()?.is_some_and(|bytes| !bytes.is_empty());
         if !in_place
             && let Some(configured) = &source.file
-            && **configured != *spec.path
+            && let Some(other) = configured.other_than(state, &spec.path)
         {
-            file = state.file(configured);
+            file = other;
             if file.bytes()?.is_none() {
                 self.refusals.push(format!(
                     "{} is absent, but authorities.{}.trust.file names it as the CA certificate: put the certificate there or correct the setting",
-                    state.root().on_this_machine(configured).display(),
+                    configured.shown().display(),
                     spec.authority
                 ));
             }

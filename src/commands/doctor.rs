@@ -2,11 +2,9 @@
 
 pub mod checks;
 
-use std::path::PathBuf;
-
 use clap::Args;
 
-use super::options::{GlobalOptions, SourceOptions};
+use super::options::{GlobalOptions, SourceOptions, node_directory};
 use super::output::{Closing, DocumentKind, ListBody, plural};
 use super::{now, or_machine_fault, runtime};
 use crate::agent::load::{LoadInputs, SignerState};
@@ -21,7 +19,7 @@ pub(super) struct DoctorArgs {
     kubeconfig: Option<Argument>,
     /// Certificates directory, instead of the configured one or kubeadm's default
     #[arg(long, value_name = "DIR")]
-    cert_dir: Option<PathBuf>,
+    cert_dir: Option<Argument>,
     /// Log in to every signer, and check its CA and what it may sign for this node; requests no certificate
     #[arg(long)]
     online: bool,
@@ -41,16 +39,16 @@ impl DoctorArgs {
             return global.print_body(kind, code, &closing, &list, checks::list);
         }
         let command = self.sources.command(global, "doctor");
+        let root = global.open_root()?;
         let inputs = DiagnosisInputs {
             online: self.online,
             sources: LoadInputs {
                 signer_state: SignerState::Discarded,
                 ..self.sources.inputs(global)?
             },
-            certificates_dir: self.cert_dir,
+            certificates_dir: node_directory(&root, "--cert-dir", self.cert_dir.as_ref())?,
             kubeconfig: self.kubeconfig,
         };
-        let root = global.open_root()?;
         let diagnosis = runtime()?.block_on(checks::diagnose(&root, &inputs, now()));
         let code = match (diagnosis.has_errors(), root.machine_fault()) {
             (_, Some(_)) => ExitCode::Pending,

@@ -39,7 +39,7 @@ pub(super) struct InitArgs {
     list: bool,
     /// File for the settings, instead of /etc/nodepki/config.yaml, or config.d/signer.yaml if that exists
     #[arg(long, value_name = "FILE")]
-    to: Option<PathBuf>,
+    to: Option<Argument>,
     /// Do not ask for missing values on a terminal
     #[arg(long)]
     no_input: bool,
@@ -144,7 +144,11 @@ impl InitArgs {
     /// second time.
     fn target(&self, root: &NodeRoot) -> Result<OutputTarget, Failure> {
         if let Some(file) = &self.to {
-            let target = OutputTarget::Machine(file.clone());
+            let found = load::argument(root, file)?;
+            let target = match found.on_node && !root.is_this_machine() {
+                true => OutputTarget::Node(found.path),
+                false => OutputTarget::Machine(file.as_given().to_owned()),
+            };
             target.require_absent(root)?;
             return Ok(target);
         }
@@ -209,7 +213,7 @@ impl InitArgs {
             options.push_str(&option("--root", &global.root));
         }
         if let Some(file) = &self.to {
-            options.push_str(&option("--config", file));
+            options.push_str(&option("--config", file.as_given()));
         }
         let kubeadm = self.kubeadm_config.iter();
         let kubeadm: String = kubeadm
@@ -350,7 +354,10 @@ impl OutputTarget {
         let name = format!("signer-setup-{kind}.{extension}");
         match self {
             // Every file in config.d is read as settings.
-            OutputTarget::Node(_) => OutputTarget::Node(Path::new(MAIN_FILE).with_file_name(name)),
+            OutputTarget::Node(path) if path == Path::new(FRAGMENT) => {
+                OutputTarget::Node(Path::new(MAIN_FILE).with_file_name(name))
+            }
+            OutputTarget::Node(path) => OutputTarget::Node(path.with_file_name(name)),
             OutputTarget::Machine(path) => OutputTarget::Machine(path.with_file_name(name)),
         }
     }

@@ -22,10 +22,10 @@ const GLOBAL_HEADING: &str = "Global options";
 
 #[derive(Debug, Args)]
 pub(super) struct GlobalOptions {
-    /// Configuration file, instead of /etc/nodepki/config.yaml and its fragments
+    /// Configuration file of this machine, instead of /etc/nodepki/config.yaml and its fragments
     #[arg(help_heading = GLOBAL_HEADING, hide_short_help = true, long, global = true, value_name = "FILE")]
     pub(super) config: Option<Argument>,
-    /// Work on the system below DIR: all paths, the state directory and the host name are taken from there
+    /// Work on the system below DIR. Paths in arguments are those of this machine: write DIR before a path of that system
     #[arg(help_heading = GLOBAL_HEADING, hide_short_help = true, long, global = true, value_name = "DIR", default_value = "/")]
     pub(super) root: PathBuf,
     /// Output format
@@ -123,6 +123,7 @@ impl RunOptions {
     }
 
     pub(super) fn inputs(&self, global: &GlobalOptions) -> Result<LoadInputs, Failure> {
+        self.sources.verify_paths(&global.open_root()?)?;
         let node_name = self
             .sources
             .node_name
@@ -153,6 +154,13 @@ impl RunOptions {
 }
 
 impl SourceOptions {
+    /// Refuses files and directories that could also mean those of the node. A program is always one of this machine.
+    fn verify_paths(&self, root: &NodeRoot) -> Result<(), Failure> {
+        let directory = self.signer.as_ref().and_then(signer_directory);
+        let given = self.kubeadm_config.iter().chain(&directory);
+        Ok(load::verify_arguments(root, given)?)
+    }
+
     /// Returns a command with these options, as an administrator types it. A signer that has no such form is left out.
     pub(super) fn command(&self, global: &GlobalOptions, command: &str) -> String {
         let mut words = vec!["nodepki".to_owned()];
@@ -193,11 +201,13 @@ impl GlobalOptions {
             );
             return Err(Failure::new(ExitCode::Usage, message));
         }
-        NodeRoot::open(&self.root).map_err(|error| match self.root.try_exists() {
+        let root = NodeRoot::open(&self.root).map_err(|error| match self.root.try_exists() {
             Ok(false) => Failure::caused(ExitCode::Usage, "--root", error)
                 .advise("name an existing directory"),
             _ => Failure::from(error),
-        })
+        })?;
+        load::verify_arguments(&root, &self.config)?;
+        Ok(root)
     }
 
     /// Loads the inputs of a node that may be about to join, and what it needs from its cluster.
@@ -214,6 +224,39 @@ impl GlobalOptions {
         let loaded = runtime()?.block_on(load::load_running(&root, inputs, now))?;
         print_warnings(&loaded.warnings);
         Ok(loaded)
+    }
+}
+
+/// Returns the directory that `--signer` names.
+pub(super) fn signer_directory(signer: &signer::Config) -> Option<Argument> {
+    match signer {
+        signer::Config::Local(local) => Some(local.directory.clone().into()),
+        signer::Config::Directory(drop) => Some(drop.path.clone().into()),
+        _ => None,
+    }
+}
+
+/// Returns the directory of the node that an option names by its path on this machine.
+pub(super) fn node_directory(
+    root: &NodeRoot,
+    option: &str,
+    given: Option<&Argument>,
+) -> Result<Option<PathBuf>, Failure> {
+    let Some(given) = given else {
+        return Ok(None);
+    };
+    let found = load::argument(root, given)?;
+    match found.on_node {
+        true => Ok(Some(found.path)),
+        false => Err(Failure::new(
+            ExitCode::Usage,
+            format!(
+                "{option}: {} is not below {} (write {} for the directory of the node)",
+                given.display(),
+                root.path().display(),
+                root.on_this_machine(&found.path).display()
+            ),
+        )),
     }
 }
 

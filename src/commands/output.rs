@@ -14,7 +14,7 @@ use serde::Serialize;
 use super::now;
 use super::options::{GlobalOptions, OutputFormat};
 use crate::agent::{ExitCode, Failure, RunReport};
-use crate::store::{NodeRoot, STATE_DIR};
+use crate::store::{NodeRoot, STATE_DIR, UnfinishedWork};
 use crate::yaml;
 use document::{Document, RunBody};
 use table::RowDetail;
@@ -55,12 +55,21 @@ fn unprintable(error: impl std::error::Error + 'static) -> Failure {
 /// Reports a commit that an earlier run has not finished. A state directory that cannot be read is reported by the command
 /// itself.
 pub(super) fn print_unfinished(root: &NodeRoot) {
-    if root.has_unfinished().unwrap_or(false) {
-        print_message(&format!(
-            "a run was interrupted while it installed files, or is in progress: {} contains its record (nodepki bootstrap completes it)",
-            root.node_path(STATE_DIR)
-        ));
-    }
+    let Ok(Some(work)) = root.unfinished_work() else {
+        return;
+    };
+    let advice = match &work {
+        UnfinishedWork::Files => "nodepki bootstrap completes it".to_owned(),
+        UnfinishedWork::KeyRemoval { backup, .. } => format!(
+            "nodepki bootstrap completes it if the backup {} is unchanged, and keeps the keys otherwise",
+            backup.shown(root).display()
+        ),
+    };
+    print_message(&format!(
+        "a run was interrupted while it {}, or is in progress: {} contains its record ({advice})",
+        work.doing(),
+        root.node_path(STATE_DIR)
+    ));
 }
 
 impl GlobalOptions {

@@ -1,12 +1,11 @@
 //! `nodepki status`.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
 
-use super::options::{GlobalOptions, OutputFormat};
+use super::options::{GlobalOptions, OutputFormat, node_directory};
 use super::output::{
     Closing, DocumentKind, next, print, print_exact, print_json, print_message, print_unfinished,
     text_style,
@@ -14,6 +13,7 @@ use super::output::{
 use super::{now, or_machine_fault};
 use crate::agent::load::{self, LoadInputs};
 use crate::agent::{ExitCode, Failure};
+use crate::config::Argument;
 use crate::daemon::metrics;
 use crate::kube::names::Authority;
 use crate::node::status::{self, NodeRole, NodeStatus, RowState};
@@ -25,7 +25,7 @@ pub(super) struct StatusArgs {
     kubeadm: bool,
     /// Certificates directory [default: that of the configuration, or /etc/kubernetes/pki]
     #[arg(long, value_name = "DIR")]
-    cert_dir: Option<PathBuf>,
+    cert_dir: Option<Argument>,
 }
 
 impl StatusArgs {
@@ -35,7 +35,8 @@ impl StatusArgs {
             config: global.config.clone(),
             ..LoadInputs::default()
         };
-        let described = load::described(&root, &inputs, self.cert_dir.clone());
+        let certificates = node_directory(&root, "--cert-dir", self.cert_dir.as_ref())?;
+        let described = load::described(&root, &inputs, certificates);
         let role = described.role.map(NodeRole::from);
         let (state, signers) = (described.state.clone(), described.signers.clone());
         let mut status = status::collect(&state, role, now());

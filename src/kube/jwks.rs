@@ -27,22 +27,20 @@ pub(crate) fn key_id(key: &PublicKey) -> String {
     URL_SAFE_NO_PAD.encode(key.sha256())
 }
 
-/// Returns true if the set contains this key, by kube-apiserver's id or by its parameters: a set that another server
-/// publishes for the cluster (`--service-account-jwks-uri`) may use other ids.
+/// Returns true if the set contains this key, by its parameters. An id alone proves nothing, and a set that another server
+/// publishes for the cluster (`--service-account-jwks-uri`) may use other ids than kube-apiserver.
 ///
 /// # Errors
 /// A document that is not a key set.
 pub fn contains_key(jwks: &Value, key: &PublicKey) -> Result<bool, JwksError> {
-    let id = key_id(key);
     let members = key.jwk_members();
     let mut known = false;
     for (place, entry) in entries(jwks)?.iter().enumerate() {
         let entry = entry.as_object().ok_or(JwksError::NotAKey(place + 1))?;
         let has = |name: &str, value: &str| entry.get(name).and_then(Value::as_str) == Some(value);
-        known |= has("kid", &id)
-            || members
-                .as_ref()
-                .is_some_and(|members| members.iter().all(|(name, value)| has(name, value)));
+        known |= members
+            .as_ref()
+            .is_some_and(|members| members.iter().all(|(name, value)| has(name, value)));
     }
     Ok(known)
 }
@@ -100,14 +98,16 @@ TpMWFd9ksfgjo3aPcbrbYLdi1u4+CMnygh7fJwSFY2j0WeQaohtyLOxtUQ==
     }
 
     #[test]
-    fn finds_key_by_id_or_by_parameters() {
+    fn finds_key_by_parameters_and_not_by_id() {
         let rsa = |id: &str, modulus: &str| json!({"use": "sig", "kty": "RSA", "kid": id, "alg": "RS256", "n": modulus, "e": "AQAB"});
         let (own, other) = (rsa(RSA_ID, RSA_MODULUS), rsa("other", "AQAB"));
         for (keys, known) in [
             (json!([own]), true),
             (json!([other, own]), true),
             (json!([own, other]), true),
-            (json!([rsa(RSA_ID, "not looked at")]), true),
+            (json!([rsa(RSA_ID, "AQAB")]), false),
+            (json!([{"kid": RSA_ID}]), false),
+            (json!([{"kid": RSA_ID}, own]), true),
             (json!([rsa("of another server", RSA_MODULUS)]), true),
             (json!([{"kty": "RSA", "n": RSA_MODULUS, "e": "Aw"}]), false),
             (json!([other]), false),

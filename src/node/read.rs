@@ -203,7 +203,8 @@ impl NodeState {
 }
 
 impl NodeFile {
-    fn new(root: &NodeRoot, path: &Path) -> NodeFile {
+    /// Returns the file at a path inside a root, which is read when its content is asked for.
+    pub(crate) fn new(root: &NodeRoot, path: &Path) -> NodeFile {
         NodeFile {
             root: root.clone(),
             path: path.to_owned(),

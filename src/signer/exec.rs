@@ -65,8 +65,8 @@ use crate::yaml::settings::{Setting, SettingsBlock, settings};
 use crate::yaml::{Field, format_duration};
 
 use documents::{InfoResponse, Inquiry, PluginResponse, TrustResponse, parse, understand};
-pub(crate) use process::run;
 use process::{End, drive, log_text, prepared, trusted_program};
+pub(crate) use process::{judge, run};
 
 /// Consecutive unclean responses after which a request fails permanently.
 pub const UNCLEAN_LIMIT: u32 = 5;

@@ -49,7 +49,7 @@ use super::{
 };
 use crate::http::{Call, Endpoint, HttpResponse, Url};
 use crate::kube::names::Authority;
-use crate::x509::{Certificate, Chain, KeyPurpose, PrivateKey, TrustBundle, hex};
+use crate::x509::{Certificate, Chain, KeyPurpose, ListScope, PrivateKey, TrustBundle, hex};
 use crate::yaml::schema::{ValueForm, sha256};
 use crate::yaml::settings::{Setting, SettingsBlock, settings};
 use crate::yaml::{Field, Map, format_duration};
@@ -456,6 +456,12 @@ impl Signer for StepCa {
             .map(|root| root.to_pem())
             .collect();
         Ok(Some(pem.into_bytes()))
+    }
+
+    /// A CA of step-ca has one list, in which it can name a distribution point (`crl.idpURL`); by default its certificates
+    /// name none.
+    fn crl_scope(&self) -> ListScope {
+        ListScope::AllOfIssuer
     }
 
     async fn crl(&self, _authority: Authority) -> Result<Option<Vec<u8>>, SignerError> {

@@ -14,6 +14,7 @@ use super::dir::temporary_name;
 use super::error::{StoreError, StoreNote};
 use super::issued::{self, ISSUED, IssuedRecord};
 use super::journal::{JOURNAL, Journal, JournalEntry, SecretBytes, identity_of_link};
+use super::key_backup::KeyBackup;
 use super::pending::Slot;
 use super::restarts::{self, FormerTrust, RESTARTS, Restart, Unsettled, UnverifiedChange};
 use super::staging::{STAGING, StagingRecord, inherit, is_gone};
@@ -32,6 +33,7 @@ pub struct Commit {
     issued: BTreeMap<CertName, IssuedRecord>,
     slots: Vec<Slot>,
     amendment: Amendment,
+    backup: Option<KeyBackup>,
 }
 
 impl Commit {
@@ -84,6 +86,13 @@ impl Commit {
     pub fn remove(&mut self, path: impl Into<PathBuf>, contents: &[u8]) -> &mut Self {
         let sha256 = sha256(contents);
         self.want(path.into(), DesiredState::Absent { sha256 })
+    }
+
+    /// Names the backup of the removed files, which are CA keys. If this commit is interrupted, recovery removes them only
+    /// if the backup is unchanged.
+    pub(crate) fn backed_up_in(&mut self, backup: KeyBackup) -> &mut Self {
+        self.backup = Some(backup);
+        self
     }
 
     /// Creates a symbolic link to `target`, a name in the same directory. It replaces another link, whatever its target
@@ -253,6 +262,7 @@ impl Store {
             issued,
             slots,
             amendment,
+            backup,
         } = commit;
         if !issued.is_empty() {
             files.push(self.issued_file(issued, transaction)?);
@@ -261,6 +271,7 @@ impl Store {
             files.push(record);
         }
         transaction.slots = slots;
+        transaction.backup = backup;
         transaction.pairs = pairs;
         for desired in files {
             transaction.add(&self.root, desired)?;
@@ -273,7 +284,7 @@ impl Store {
     fn write_journal(&self, transaction: &mut Transaction) -> Result<Journal, StoreError> {
         if transaction.changes.is_empty() {
             let slots = transaction.slots.clone();
-            return Ok(Journal::new(Vec::new(), Vec::new(), slots));
+            return Ok(Journal::new(Vec::new(), Vec::new(), slots, None));
         }
         transaction.recorded_staging = true;
         let record = staging_record(&transaction.changes).write(&self.state)?;
@@ -289,7 +300,12 @@ impl Store {
         failpoint("commit:staged", self.state.path())?;
 
         let kept = std::mem::take(&mut transaction.kept);
-        let journal = Journal::new(entries, kept, transaction.slots.clone());
+        let journal = Journal::new(
+            entries,
+            kept,
+            transaction.slots.clone(),
+            transaction.backup.take(),
+        );
         let path = self.state.path().join(JOURNAL.name);
         transaction.staged.push((path, journal.write(&self.state)?));
         transaction.sync_staged(&self.root)?;

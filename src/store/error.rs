@@ -109,6 +109,14 @@ pub enum StoreError {
         /// The directory of the slot.
         path: PathBuf,
     },
+    /// A path on the command line that could mean two files.
+    #[error("{path} could also mean {below}: a path on the command line is one of this machine (write {below} for the file of the node, or a path relative to the working directory for that of this machine)", path = path.display(), below = below.display())]
+    Ambiguous {
+        /// The path, on this machine.
+        path: PathBuf,
+        /// The same path below the root.
+        below: PathBuf,
+    },
     /// The journal of an interrupted run cannot be read.
     #[error("the journal of an interrupted run is damaged: {path} ({source}); nothing was changed, and the files of that run may be old or new: \
              run `nodepki plan` to see whether each key matches its certificate, then move the journal away and run again", path = path.display())]
@@ -217,6 +225,7 @@ impl StoreError {
             | StoreError::NewerFormat { .. }
             | StoreError::Damaged { .. } => ErrorClass::Unsafe,
             StoreError::BadPath { .. } => ErrorClass::Path,
+            StoreError::Ambiguous { .. } => ErrorClass::Argument,
             StoreError::NoOpenat2 { .. }
             | StoreError::RecoverFirst { .. }
             | StoreError::Io { .. } => ErrorClass::Io,
@@ -295,6 +304,8 @@ pub enum ErrorClass {
     Unsafe,
     /// A path from the configuration or the command line that cannot be used (78).
     Path,
+    /// A path of the command line that could mean two files (64).
+    Argument,
     /// Input or output failed: a fault of the machine, which may pass (75).
     Io,
 }
@@ -374,6 +385,18 @@ pub enum PathObstacle {
     },
 }
 
+/// Returns the paths in one line.
+fn listed(paths: &[PathBuf]) -> String {
+    let paths: Vec<String> = paths
+        .iter()
+        .map(|path| path.display().to_string())
+        .collect();
+    match paths.is_empty() {
+        true => "none".to_owned(),
+        false => paths.join(", "),
+    }
+}
+
 /// A remark about a run that the store completed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -419,6 +442,30 @@ pub enum StoreNote {
         to: PathBuf,
         /// Why.
         why: String,
+    },
+    /// An interrupted removal of CA keys is not completed.
+    #[error("{} is lost, the backup of a removal of CA keys that was interrupted: {why}; keys that are kept: {} (to remove them, run nodepki migrate to-external with a new --backup)", backup.display(), listed(keys))]
+    BackupLost {
+        /// The backup.
+        backup: PathBuf,
+        /// Why it is not the backup any more.
+        why: String,
+        /// The CA keys that still exist.
+        keys: Vec<PathBuf>,
+    },
+    /// CA keys were removed by a run that was interrupted before it had removed all of them.
+    #[error("an interrupted run had already removed {}, after it had written them to {}", listed(keys), backup.display())]
+    RemovedBefore {
+        /// The keys.
+        keys: Vec<PathBuf>,
+        /// The backup.
+        backup: PathBuf,
+    },
+    /// An interrupted removal of CA keys was completed.
+    #[error("{} contains the removed CA keys: it has not changed since it was verified; its passphrase was not tried again", backup.display())]
+    BackupUnchanged {
+        /// The backup.
+        backup: PathBuf,
     },
     /// A state file that can be created again.
     #[error("{path} is damaged ({why}) and is created again", path = path.display())]

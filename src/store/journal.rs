@@ -11,16 +11,19 @@ use zeroize::Zeroizing;
 
 use super::dir::{Dir, single, temporary_name};
 use super::error::{Damage, StoreError};
+use super::key_backup::KeyBackup;
 use super::pending::Slot;
 use super::state_file::{self, StateFile, Versioned};
 use super::{NodeRoot, sha256};
 
-pub(super) const JOURNAL: StateFile = StateFile::of_work("journal.json", VERSION_WITH_LINK);
-/// An older nodepki would take an entry of an unknown kind for damage and continue without the journal. A journal with a
-/// removal and one with a link therefore have versions of their own; all others stay readable for it.
+pub(super) const JOURNAL: StateFile = StateFile::of_work("journal.json", VERSION_WITH_BACKUP);
+/// An older nodepki would take an entry of an unknown kind for damage and continue without the journal, and would remove
+/// CA keys without looking at their backup. A journal with a removal, one with a link and one with a backup therefore have
+/// versions of their own; all others stay readable for it.
 const VERSION_PLAIN: u64 = 1;
 const VERSION_WITH_REMOVAL: u64 = 2;
 const VERSION_WITH_LINK: u64 = 3;
+const VERSION_WITH_BACKUP: u64 = 4;
 /// Size limit in bytes: some hundred files of the size of a bundle, far above any commit.
 const MAX_JOURNAL_SIZE: u64 = 64 * 1024 * 1024;
 
@@ -32,6 +35,9 @@ pub(super) struct Journal {
     pub(super) kept: Vec<KeptFile>,
     /// Slots that are complete once all entries are.
     pub(super) slots: Vec<Slot>,
+    /// Backup of the files that are removed. Without it, recovery keeps those that still exist.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) backup: Option<KeyBackup>,
 }
 
 /// One file or link to be replaced or removed.
@@ -105,11 +111,13 @@ impl Journal {
         entries: Vec<JournalEntry>,
         kept: Vec<KeptFile>,
         slots: Vec<Slot>,
+        backup: Option<KeyBackup>,
     ) -> Journal {
         Journal {
             entries,
             kept,
             slots,
+            backup,
         }
     }
 
@@ -118,6 +126,7 @@ impl Journal {
         let links = self.entries.iter().any(|entry| entry.link().is_some())
             || self.kept.iter().any(KeptFile::is_link);
         match (links, self.entries.iter().any(JournalEntry::removes)) {
+            _ if self.backup.is_some() => VERSION_WITH_BACKUP,
             (true, _) => VERSION_WITH_LINK,
             (false, true) => VERSION_WITH_REMOVAL,
             (false, false) => VERSION_PLAIN,

@@ -30,6 +30,15 @@ pub struct Recovery {
     pub notes: Vec<StoreNote>,
 }
 
+/// What recovery does with CA keys that an interrupted commit had decided to remove.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KeyRemoval {
+    /// Removes those that still exist if their backup is unchanged.
+    IfBackedUp,
+    /// Keeps those that still exist: the command decides anew.
+    Abandon,
+}
+
 impl NodeRoot {
     /// Returns true if [`Locked::recover`] has an interrupted commit to finish or to clean up. Reads only.
     ///
@@ -65,16 +74,18 @@ impl Locked {
     /// [`StoreError::Unfinished`] if something prevents it again; [`StoreError::JournalDamaged`], [`StoreError::Implausible`] and
     /// [`StoreError::NewerFormat`] if the interrupted run cannot be finished: then nothing was changed.
     pub fn recover(self, now: OffsetDateTime) -> Result<(Store, Recovery), StoreError> {
-        self.recover_in(&KnownDirectories::default(), now)
+        self.recover_in(&KnownDirectories::default(), KeyRemoval::IfBackedUp, now)
     }
 
-    /// As [`Locked::recover`], for a configuration that names further directories.
+    /// As [`Locked::recover`], for a configuration that names further directories, and for a command that may decide anew
+    /// about CA keys.
     ///
     /// # Errors
     /// As [`Locked::recover`].
     pub(crate) fn recover_in(
         self,
         known: &KnownDirectories,
+        removal: KeyRemoval,
         now: OffsetDateTime,
     ) -> Result<(Store, Recovery), StoreError> {
         let Locked {
@@ -104,7 +115,7 @@ impl Locked {
         if let Some(journal) = journal {
             failpoint("recover:journal-read", store.state.path())?;
             store
-                .roll_forward(&journal, now, &mut recovery)
+                .roll_forward(&journal, removal, now, &mut recovery)
                 .map_err(|error| StoreError::Unfinished(Box::new(error)))?;
         }
         store.sweep(staging, &mut recovery)?;
@@ -147,11 +158,13 @@ impl Store {
     fn roll_forward(
         &self,
         journal: &Journal,
+        removal: KeyRemoval,
         now: OffsetDateTime,
         recovery: &mut Recovery,
     ) -> Result<(), StoreError> {
         let mut transaction = Transaction::default();
         let found = self.inspect_entries(journal, &mut transaction)?;
+        let keeps_keys = self.keeps_keys(journal, removal, &found, &mut recovery.notes);
         let superseded = self.superseded_groups(journal, &found, &mut transaction)?;
         for (entry, found) in journal.entries.iter().zip(found) {
             // A removal or a link that is left out breaks no pair, so a foreign file in its place stays.
@@ -160,7 +173,7 @@ impl Store {
                 recovery.superseded.push(entry.path.clone());
                 continue;
             }
-            if found.state == EntryState::New {
+            if found.state == EntryState::New || (keeps_keys && entry.removes()) {
                 continue;
             }
             self.stage_entry(entry, &found, now, &mut transaction, &mut recovery.notes)?;
@@ -177,6 +190,48 @@ impl Store {
         transaction.sync_staged(&self.root)?;
         failpoint("recover:staged", self.state.path())?;
         self.finish(&transaction, journal)
+    }
+
+    /// Returns whether the CA keys of the journal that still exist stay, and notes what is known of their backup.
+    fn keeps_keys(
+        &self,
+        journal: &Journal,
+        removal: KeyRemoval,
+        found: &[FoundEntry],
+        notes: &mut Vec<StoreNote>,
+    ) -> bool {
+        let Some(backup) = &journal.backup else {
+            return false;
+        };
+        let removals = journal.entries.iter().zip(found);
+        let (gone, left): (Vec<_>, Vec<_>) = removals
+            .filter(|(entry, _)| entry.removes())
+            .partition(|(_, found)| found.state == EntryState::New);
+        let shown = |of: Vec<(&JournalEntry, &FoundEntry)>| -> Vec<PathBuf> {
+            of.into_iter()
+                .map(|(entry, _)| self.root.on_this_machine(&entry.path))
+                .collect()
+        };
+        let (gone, left) = (shown(gone), shown(left));
+        let loss = backup.loss(&self.root);
+        let keeps = loss.is_some() || removal == KeyRemoval::Abandon;
+        let path = backup.shown(&self.root);
+        if keeps && !gone.is_empty() {
+            notes.push(StoreNote::RemovedBefore {
+                keys: gone,
+                backup: path.clone(),
+            });
+        }
+        match loss {
+            Some(why) => notes.push(StoreNote::BackupLost {
+                backup: path,
+                why,
+                keys: left,
+            }),
+            None if keeps || left.is_empty() => {}
+            None => notes.push(StoreNote::BackupUnchanged { backup: path }),
+        }
+        keeps
     }
 
     /// Compares every entry of the journal with what its path contains now.

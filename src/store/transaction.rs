@@ -14,6 +14,7 @@ use super::desired::{DesiredContents, DesiredFile, DesiredState};
 use super::dir::{Dir, Metadata, single};
 use super::error::{PathObstacle, StoreError, StoreNote};
 use super::journal::{KeptFile, identity_of_link};
+use super::key_backup::KeyBackup;
 use super::pending::Slot;
 use super::target::ExistingTarget;
 use super::trust::lets_others_create;
@@ -45,6 +46,8 @@ pub(super) struct Transaction {
     /// Files in the desired state.
     pub(super) kept: Vec<KeptFile>,
     pub(super) slots: Vec<Slot>,
+    /// Backup of the removed files.
+    pub(super) backup: Option<KeyBackup>,
     /// Whether the record of staged files may exist.
     pub(super) recorded_staging: bool,
     /// Directories that were created, the outermost first.

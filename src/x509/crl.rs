@@ -74,8 +74,7 @@ pub struct RevocationList {
     issuer: DistinguishedName,
     this_update: OffsetDateTime,
     next_update: Option<OffsetDateTime>,
-    /// The names in its issuing distribution point. The list does not cover certificates that name other distribution
-    /// points.
+    /// The names in its issuing distribution point. The list does not cover certificates that do not name one of them.
     distribution_points: Vec<String>,
     /// Serial numbers in the form of [`Certificate::serial`], with their revocation times.
     revoked: BTreeMap<String, OffsetDateTime>,
@@ -201,15 +200,12 @@ impl RevocationList {
             .flatten()
     }
 
-    /// Returns true if the list covers a certificate of its issuer. One of several parts covers the certificates that name
-    /// its distribution point (RFC 5280, 6.3.3 b 2 i); a certificate without a distribution point is covered by every part.
+    /// Returns true if the list covers a certificate of its issuer. A list with a distribution point can be one of several
+    /// parts, and covers the certificates that name this point (RFC 5280, 6.3.3 b 2 i).
     fn covers(&self, certificate: &Certificate) -> bool {
-        if self.distribution_points.is_empty() {
-            return true;
-        }
-        let named = distribution_points_of(certificate);
         let is_own = |name: &String| self.distribution_points.contains(name);
-        named.is_empty() || named.iter().any(is_own)
+        self.distribution_points.is_empty()
+            || distribution_points_of(certificate).iter().any(is_own)
     }
 
     /// Verifies that one of `issuers` signed the list. Their key usage need not include cRLSign, which kubeadm's CA
@@ -238,6 +234,17 @@ impl RevocationList {
             false => Err(CrlError::Signature { issuer: issuer() }),
         }
     }
+}
+
+/// What is known of the lists of a publisher, besides their content.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ListScope {
+    /// Nothing: a list with a distribution point can be one of several parts.
+    #[default]
+    AsStated,
+    /// The publisher has one list for each issuer. It covers certificates without a distribution point too, whatever
+    /// distribution point it names.
+    AllOfIssuer,
 }
 
 /// The lists of one authority, each signed by one of its certificates.
@@ -302,6 +309,11 @@ impl AuthorityCrls {
 
     /// Returns the reason why these lists do not cover the leaf of `chain`, if they do not.
     pub fn gap(&self, chain: &Chain) -> Option<CrlError> {
+        self.gap_in(ListScope::AsStated, chain)
+    }
+
+    /// As [`AuthorityCrls::gap`], for lists whose publisher may have only one for each issuer.
+    pub fn gap_in(&self, scope: ListScope, chain: &Chain) -> Option<CrlError> {
         let leaf = chain.leaf();
         let mut of_issuer = self
             .0
@@ -312,7 +324,10 @@ impl AuthorityCrls {
         if of_issuer.peek().is_none() {
             return Some(CrlError::NotAbout { issuer, subject });
         }
-        let covered = of_issuer.any(|list| list.covers(leaf));
+        let covered = of_issuer.any(|list| match scope {
+            ListScope::AsStated => list.covers(leaf),
+            ListScope::AllOfIssuer => list.covers(leaf) || distribution_points_of(leaf).is_empty(),
+        });
         (!covered).then_some(CrlError::OtherPart { issuer, subject })
     }
 
@@ -386,6 +401,9 @@ fn read_scope(
                 || point.only_some_reasons.is_some()
                 || point.indirect_crl
                 || point.only_contains_attribute_certs
+                // A name relative to the issuer, or none: which certificates the list covers is not known.
+                || point.distribution_point.is_some()
+                    && full_names(point.distribution_point.as_ref()).is_empty()
         }
         // A damaged one may restrict the list in any way.
         _ => extension.critical || extension.oid == OID_X509_EXT_ISSUER_DISTRIBUTION_POINT,

@@ -846,14 +846,14 @@ fn keeps_certificate_key_out_of_output() {
     assert_eq!(made.stdout, format!("{key}\n"));
     assert_ne!(key, key_in(&node.run(&["certs", "key"])));
 
-    node.run(&["certs", "key", "--out", "/etc/nodepki/key"])
+    node.run(&["certs", "key", "--out", "@/etc/nodepki/key"])
         .done()
         .says("certificate key written to ");
     assert_eq!(node.mode("/etc/nodepki/key"), 0o600);
     let written = node.read("/etc/nodepki/key");
     assert_eq!(written.trim().len(), 64);
     let before = node.snapshot();
-    node.run(&["certs", "key", "--out", "/etc/nodepki/key"])
+    node.run(&["certs", "key", "--out", "@/etc/nodepki/key"])
         .ended(65)
         .says("exists, and its content may be in use")
         .says_not(written.trim());
@@ -876,7 +876,7 @@ fn keeps_certificate_key_out_of_output() {
     with(&["--certificate-key-file", "credential:key"])
         .ended(78)
         .says("systemd gave this run no credentials");
-    with(&["--certificate-key-file", "/etc/short"])
+    with(&["--certificate-key-file", "@/etc/short"])
         .ended(78)
         .says("this one has 6 characters")
         .says_not("abcdef");

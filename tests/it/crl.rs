@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use nodepki::kube::names::{Authority, CertName};
-use nodepki::x509::{AuthorityCrls, Chain, CrlError, RevocationList, TrustBundle};
+use nodepki::x509::{AuthorityCrls, Chain, CrlError, ListScope, RevocationList, TrustBundle};
 use time::macros::datetime;
 
 use crate::node::{Node, Ran};
@@ -443,9 +443,16 @@ fn tells_partial_crls_apart() {
     );
     assert!(lists(place(2)).gap(&second).is_none());
     assert!(lists([place(1), place(2)].concat()).gap(&second).is_none());
-    // step-ca names a distribution point in its CRL and none in its certificates.
+    // A certificate without a distribution point is covered by a CRL for all, and by none of several parts.
     let nowhere = leaf("basicConstraints = CA:FALSE\n");
-    assert!(lists(place(1)).gap(&nowhere).is_none());
+    let parts = lists([place(1), place(2)].concat());
+    assert!(parts.gap(&nowhere).is_some());
+    let whole = RevocationList::read_all(&publisher.make("etcd/ca", &[], DAY)).unwrap();
+    assert!(lists(whole).gap(&nowhere).is_none());
+    // step-ca has one CRL, which names a distribution point that its certificates do not name.
+    let only = lists(place(1));
+    assert!(only.gap_in(ListScope::AllOfIssuer, &nowhere).is_none());
+    assert!(only.gap_in(ListScope::AllOfIssuer, &second).is_some());
     // A CRL issued by another certificate of the authority does not cover it.
     let other = publisher.0.ca().join("ca.crt");
     let other = TrustBundle::from_pem(&fs::read(other).unwrap()).unwrap();

@@ -37,26 +37,26 @@ const LINES: [(&str, &[&str]); 40] = [
     ("crl", NO_WAIT),
     ("audit verify", &[]),
     ("audit show", &[]),
-    ("csr export", &["/requests"]),
-    ("csr import", &["/requests"]),
+    ("csr export", &["@/requests"]),
+    ("csr import", &["@/requests"]),
     ("migrate to-external", &[]),
     (
         "migrate to-internal",
-        &["--backup", "/backup", "--passphrase-file", "/passphrase"],
+        &["--backup", "@/backup", "--passphrase-file", "@/passphrase"],
     ),
-    ("authority stage", &["ca", "--certificate", "/ca/ca.crt"]),
+    ("authority stage", &["ca", "--certificate", "@/ca/ca.crt"]),
     ("authority activate", &["ca", "--all-nodes-staged"]),
     ("authority retire", &["ca"]),
     ("authority status", &[]),
     ("certs key", &[]),
-    ("certs download", &["--certificate-key-file", "/key"]),
+    ("certs download", &["--certificate-key-file", "@/key"]),
     ("certs upload", &[]),
     ("certs expire", &[]),
     ("kubelets list", &[]),
     ("kubelets approve", &["csr-abc"]),
     ("kubelets deny", &["csr-abc"]),
     ("capi secrets", NEW_CLUSTER),
-    ("capi check", &["prod", "--from-file", "/absent.yaml"]),
+    ("capi check", &["prod", "--from-file", "@/absent.yaml"]),
     ("capi sync", MANAGEMENT_CLUSTER),
     ("capi migrate to-external", MANAGEMENT_CLUSTER),
     (
@@ -64,11 +64,11 @@ const LINES: [(&str, &[&str]); 40] = [
         &[
             "prod",
             "--kubeconfig",
-            "/etc/kubernetes/admin.conf",
+            "@/etc/kubernetes/admin.conf",
             "--backup",
-            "/backup",
+            "@/backup",
             "--passphrase-file",
-            "/passphrase",
+            "@/passphrase",
         ],
     ),
     ("demo", &["/demo"]),
@@ -76,13 +76,13 @@ const LINES: [(&str, &[&str]); 40] = [
     ("man", &[]),
 ];
 const NO_WAIT: &[&str] = &["--wait", "0s", "--clock-wait", "0s"];
-const MANAGEMENT_CLUSTER: &[&str] = &["prod", "--kubeconfig", "/etc/kubernetes/admin.conf"];
+const MANAGEMENT_CLUSTER: &[&str] = &["prod", "--kubeconfig", "@/etc/kubernetes/admin.conf"];
 const NEW_CLUSTER: &[&str] = &[
     "prod",
     "--endpoint",
     "api.example.com:6443",
     "--ca-dir",
-    "/ca",
+    "@/ca",
     "--wait",
     "0s",
 ];
@@ -205,7 +205,7 @@ fn exit_code(prepared: &Node, (name, arguments): (&str, &[&str]), situation: &Si
         .args([NODEPKI, "--root"])
         .arg(node.root())
         .args(name.split(' '))
-        .args(arguments)
+        .args(arguments.iter().map(|argument| node.here(argument)))
         .args(situation.after)
         .env_remove("JOURNAL_STREAM");
     let ran = Ran::of(&mut command);

@@ -204,7 +204,7 @@ fn writes_certificate_key_file_only_after_upload() {
             "certs",
             "upload",
             "--certificate-key-out",
-            "/etc/nodepki/certificate-key",
+            "@/etc/nodepki/certificate-key",
             "--kubeadm-config",
         ]);
         command.arg(node.outside("kubeadm.yaml"));

@@ -80,7 +80,7 @@ fn keeps_identity_of_pending_requests_without_kubeadm_file() {
         &["plan"][..],
         &["bootstrap"],
         &["renew"],
-        &["csr", "export", "/requests"],
+        &["csr", "export", "@/requests"],
     ] {
         let ran = run(&node, command);
         // Renewal fails without sa.key, which a pending first node does not have yet.
@@ -140,16 +140,19 @@ fn keeps_identity_while_one_authority_is_pending() {
 #[test]
 fn keeps_identity_of_offline_requests() {
     let node = deferred(INIT, KUBEADM_FILE);
-    run(&node, &["csr", "export", "/requests"]).done();
+    run(&node, &["csr", "export", "@/requests"]).done();
     let before = requests(&node);
     reboot(&node);
-    run(&node, &["csr", "export", "/requests"]).done();
+    run(&node, &["csr", "export", "@/requests"]).done();
     assert_eq!(before, requests(&node));
     assert_nothing_set_aside(&node);
-    run(&node, &["csr", "export", "/requests", "--node-name", "cp7"])
-        .ended(65)
-        .says("made for cp1")
-        .says("this run is for cp7");
+    run(
+        &node,
+        &["csr", "export", "@/requests", "--node-name", "cp7"],
+    )
+    .ended(65)
+    .says("made for cp1")
+    .says("this run is for cp7");
 }
 
 #[cfg(feature = "failpoints")]
@@ -268,7 +271,7 @@ fn refuses_other_identity_while_requests_are_pending() {
         for command in [
             &["bootstrap"][..],
             &["renew"],
-            &["csr", "export", "/requests"],
+            &["csr", "export", "@/requests"],
         ] {
             run(&node, command)
                 .ended(65)
@@ -406,7 +409,7 @@ fn refuses_kubelet_conf_of_another_node() {
         &["renew"][..],
         &["renew", "--all", "--accept-name-change"],
         &["bootstrap"],
-        &["csr", "export", "/requests"],
+        &["csr", "export", "@/requests"],
     ] {
         let ran = run(&node, command);
         ran.ended(65)

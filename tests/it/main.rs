@@ -10,6 +10,7 @@
 
 mod access;
 mod algorithms;
+mod argument_paths;
 mod audit;
 mod authority;
 #[cfg(feature = "failpoints")]

@@ -14,7 +14,7 @@ const DAILY_COMMANDS: [&str; 5] = ["plan", "bootstrap", "status", "renew", "doct
 /// Lines and columns of a terminal.
 const SCREEN: (usize, usize) = (24, 80);
 
-fn help(words: &[&str]) -> String {
+pub(crate) fn help(words: &[&str]) -> String {
     help_with_width(words, SCREEN.1)
 }
 

@@ -62,7 +62,13 @@ const COMMANDS: [(&[&str], With); 34] = [
     (&["doctor"], With::Configuration),
     (&["authority", "status"], With::Configuration),
     (
-        &["authority", "stage", "ca", "--certificate", "/new-ca.crt"],
+        &[
+            "authority",
+            "stage",
+            "ca",
+            "--certificate",
+            "root/new-ca.crt",
+        ],
         With::Configuration,
     ),
     (&["authority", "stage", "ca", "--undo"], With::Configuration),
@@ -72,16 +78,27 @@ const COMMANDS: [(&[&str], With); 34] = [
     ),
     (&["authority", "retire", "ca"], With::Configuration),
     (
-        &["authority", "retire", "ca", "--peer-report", "/absent.json"],
+        &[
+            "authority",
+            "retire",
+            "ca",
+            "--peer-report",
+            "root/absent.json",
+        ],
         With::Configuration,
     ),
     (&["certs", "upload"], With::Nothing),
     (
-        &["certs", "upload", "--kubeconfig", "/absent.conf"],
+        &["certs", "upload", "--kubeconfig", "root/absent.conf"],
         With::Nothing,
     ),
     (
-        &["certs", "download", "--certificate-key-file", "/absent.key"],
+        &[
+            "certs",
+            "download",
+            "--certificate-key-file",
+            "root/absent.key",
+        ],
         With::Nothing,
     ),
     (&["migrate", "to-external"], With::Configuration),
@@ -117,11 +134,11 @@ const COMMANDS: [(&[&str], With); 34] = [
     (&["renew", "--wait", "0s"], With::Configuration),
     (&["renew", "--wait", "0s"], With::Node),
     (
-        &["csr", "export", "/requests", "--wait", "0s"],
+        &["csr", "export", "root/requests", "--wait", "0s"],
         With::Configuration,
     ),
     (
-        &["csr", "import", "/requests", "--wait", "0s"],
+        &["csr", "import", "root/requests", "--wait", "0s"],
         With::Configuration,
     ),
     (

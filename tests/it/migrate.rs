@@ -155,6 +155,15 @@ fn keys(node: &Node) -> Vec<PathBuf> {
     keys.filter(|key| key.exists()).collect()
 }
 
+/// Writes the key of another cluster to the backup `foreign`, under the passphrase of the node's own.
+fn write_foreign_backup(node: &Node) {
+    let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+    let passphrase = format!("file:{}", node.outside("passphrase").display());
+    let arguments = ["pkcs8", "-topk8", "-passout", &passphrase];
+    let foreign = openssl(&arguments, key.to_pem().as_bytes());
+    fs::write(node.outside("foreign"), foreign).unwrap();
+}
+
 /// Extracts the key of an authority from a backup with the command written in it.
 fn extract_key(dir: &Path, backup: &Path, passphrase: &Path, authority: Authority) -> String {
     let text = fs::read_to_string(backup).unwrap();
@@ -682,23 +691,7 @@ fn moves_single_authorities_and_restores_from_several_backups() {
         .ended(65)
         .says("no backup contains the key of etcd-ca");
     // A key of another cluster.
-    let stranger = kubeadm_node();
-    let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
-    fs::write(stranger.outside("key"), key.to_pem().as_bytes()).unwrap();
-    let [key, pass] =
-        ["key", "passphrase"].map(|name| stranger.outside(name).display().to_string());
-    let foreign = openssl(
-        &[
-            "pkcs8",
-            "-topk8",
-            "-in",
-            &key,
-            "-passout",
-            &format!("file:{pass}"),
-        ],
-        b"",
-    );
-    fs::write(node.outside("foreign"), foreign).unwrap();
+    write_foreign_backup(&node);
     restore(&node, &["--apply"], &["etcd", "foreign", "absent"])
         .ended(65)
         .says("foreign contains a key (public key sha256:")
@@ -846,6 +839,179 @@ fn loses_no_key_in_a_crash() {
             assert_eq!(fs::read_to_string(key).unwrap(), text, "{failpoint}");
         }
     }
+}
+
+/// Kills `to-external` at a failpoint of its commit, with the backup in `backup`.
+#[cfg(feature = "failpoints")]
+fn interrupted_removal(failpoint: &str) -> Node {
+    let node = kubeadm_node();
+    let mut run = apply_command(&node, "backup");
+    run.arg("--skip-signing-proof");
+    let ran = Ran::of(run.env("NODEPKI_FAILPOINT", failpoint));
+    assert_eq!(ran.signal, Some(9), "{failpoint}: {}", ran.said());
+    node
+}
+
+#[cfg(feature = "failpoints")]
+fn renew(node: &Node) -> Ran {
+    Ran::of(&mut node.configured(["renew", "--clock-wait", "0s", "--wait", "0s"]))
+}
+
+#[cfg(feature = "failpoints")]
+#[test]
+fn keeps_ca_keys_of_interrupted_removal_without_its_backup() {
+    type Loss = fn(&Path);
+    let losses: [(&str, Loss, &str); 4] = [
+        (
+            "removed",
+            |backup| fs::remove_file(backup).unwrap(),
+            "it does not exist any more",
+        ),
+        (
+            "truncated",
+            |backup| fs::write(backup, "").unwrap(),
+            "it was changed after it had been verified",
+        ),
+        (
+            "another backup",
+            |backup| {
+                let text = fs::read_to_string(backup).unwrap();
+                fs::write(backup, text.replace("CA", "ca")).unwrap();
+            },
+            "it was changed after it had been verified",
+        ),
+        (
+            "a directory",
+            |backup| {
+                fs::remove_file(backup).unwrap();
+                fs::create_dir(backup).unwrap();
+            },
+            "is a directory",
+        ),
+    ];
+    for (failpoint, left) in [
+        ("commit:journalled", 3),
+        ("finish:remove-one", 3),
+        ("finish:remove-one:2", 2),
+        ("finish:renamed", 0),
+    ] {
+        for (loss, lose, words) in losses {
+            let node = interrupted_removal(failpoint);
+            let case = format!("{failpoint}, {loss}");
+            let before = keys(&node);
+            assert_eq!(before.len(), left, "{case}");
+            lose(&node.outside("backup"));
+            let ran = renew(&node);
+            ran.done()
+                .says("backup is lost, the backup of a removal of CA keys that was interrupted: ")
+                .says(words)
+                .says("keys that are kept: ");
+            for key in &before {
+                ran.says(&key.display().to_string());
+            }
+            if left == 2 {
+                ran.says("an interrupted run had already removed");
+            }
+            assert_eq!(keys(&node), before, "{case}");
+            node.run(&["status"]).done().says_not("was interrupted");
+        }
+    }
+}
+
+#[cfg(feature = "failpoints")]
+#[test]
+fn completes_interrupted_removal_with_unchanged_backup() {
+    let node = interrupted_removal("finish:remove-one:2");
+    let words = "a run was interrupted while it removed CA keys, or is in progress";
+    node.run(&["status"])
+        .done()
+        .says(words)
+        .says("if the backup ")
+        .says_not("installed files");
+    Ran::of(&mut node.configured(["doctor"])).says("interrupted while it removed CA keys");
+    report(&node).says("interrupted while it removed CA keys");
+    renew(&node)
+        .done()
+        .says("contains the removed CA keys: it has not changed since it was verified; its passphrase was not tried again");
+    assert!(keys(&node).is_empty());
+    restore(&node, &["--apply"], &["backup"]).done();
+    assert_eq!(keys(&node).len(), 3);
+}
+
+#[cfg(feature = "failpoints")]
+#[test]
+fn writes_second_backup_after_interrupted_removal_or_refuses() {
+    let forget = |node: &Node| write_secret(node.outside("passphrase"), "another that is long");
+    // No key is removed yet: the second backup contains all of them.
+    let node = interrupted_removal("finish:remove-one");
+    forget(&node);
+    apply(&node, "backup")
+        .ended(65)
+        .says("the private key was encrypted with another passphrase");
+    assert_eq!(keys(&node).len(), 3);
+    let node = interrupted_removal("finish:remove-one");
+    forget(&node);
+    apply(&node, "second").done();
+    assert!(keys(&node).is_empty());
+    restore(&node, &["--apply"], &["second"]).done();
+    assert_eq!(keys(&node).len(), 3);
+
+    // One is removed: a second backup would lack it.
+    let node = interrupted_removal("finish:remove-one:2");
+    let gone: Vec<_> = AUTHORITY_KEYS
+        .iter()
+        .map(|key| node.path(PKI).join(key))
+        .filter(|key| !key.exists())
+        .collect();
+    forget(&node);
+    apply(&node, "second")
+        .ended(65)
+        .says(&gone[0].display().to_string())
+        .says("second would lack these keys")
+        .says("nodepki migrate to-internal --backup ");
+    assert_eq!(keys(&node).len(), 2);
+    assert!(!node.outside("second").exists());
+    fs::remove_file(node.outside("backup")).unwrap();
+    apply(&node, "second")
+        .done()
+        .says("an interrupted run had already removed")
+        .says("backup is lost");
+    assert!(keys(&node).is_empty());
+
+    // All are removed.
+    let node = interrupted_removal("finish:renamed");
+    apply(&node, "second").ended(65);
+    forget(&node);
+    apply(&node, "backup")
+        .ended(65)
+        .says("no backup is written")
+        .says("backup cannot be opened: the private key was encrypted with another passphrase");
+}
+
+#[test]
+fn refuses_backup_of_node_without_ca_keys() {
+    let node = kubeadm_node();
+    apply(&node, "backup").done();
+    let settled = node.snapshot();
+    apply(&node, "backup")
+        .done()
+        .says("backup is the backup of the keys of ca, front-proxy-ca, etcd-ca")
+        .says("nothing to do: this node has no CA private key to remove");
+    apply(&node, "second")
+        .ended(65)
+        .says("this node has no CA private key, so that no backup is written")
+        .says("second does not exist");
+    write_foreign_backup(&node);
+    apply(&node, "foreign")
+        .ended(65)
+        .says("foreign contains no key of its CA certificates");
+    write_secret(node.outside("passphrase"), "another that is long");
+    apply(&node, "backup")
+        .ended(65)
+        .says("backup cannot be opened: the private key was encrypted with another passphrase");
+    report(&node).done();
+    assert!(!node.outside("second").exists());
+    settled.unchanged(&node.snapshot());
 }
 
 /// A running cluster, and OpenBao with its CA keys.

@@ -4,7 +4,7 @@
 //! [`Node::signer_does`] makes the plug-in signer fail.
 
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
@@ -249,6 +249,7 @@ impl Node {
     }
 
     /// Returns the command `nodepki --root ROOT` with further arguments.
+    /// Returns a command for the root. An argument that begins with `@/` is a path below it.
     pub(crate) fn command<A: AsRef<OsStr>>(
         &self,
         arguments: impl IntoIterator<Item = A>,
@@ -257,10 +258,18 @@ impl Node {
         command
             .arg("--root")
             .arg(self.root())
-            .args(arguments)
+            .args(arguments.into_iter().map(|one| self.argument(one)))
             .env_remove("NODEPKI_FAILPOINT")
             .env_remove("JOURNAL_STREAM");
         command
+    }
+
+    fn argument(&self, given: impl AsRef<OsStr>) -> OsString {
+        let given = given.as_ref();
+        match given.to_str().and_then(|text| text.strip_prefix("@/")) {
+            Some(on_node) => self.root().join(on_node).into(),
+            None => given.to_owned(),
+        }
     }
 
     pub(crate) fn run(&self, arguments: &[&str]) -> Ran {

@@ -4,7 +4,8 @@
 //! against the server of every kind.
 
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
 
 use nodepki::kube::names::Authority;
 use nodepki::signer::SignerKind;
@@ -251,4 +252,41 @@ fn has_kubeadm_validate_its_file() {
         .ended(78)
         .says("kubeadm config validate refuses it")
         .says("timeoutForControlPlane");
+}
+
+#[test]
+fn runs_no_kubeadm_of_another_user_or_of_the_image() {
+    let node = Node::new();
+    let ran = node.outside("ran");
+    let script = format!("#!/bin/sh\ntouch {}\n", ran.display());
+    let preflight = |programs: &Path| {
+        let mut command = node.configured(["preflight", "--wait", "0s"]);
+        Ran::of(command.env("PATH", format!("{}:/usr/bin:/bin", programs.display())))
+    };
+    let install = |programs: &Path| {
+        fs::create_dir_all(programs).unwrap();
+        let program = programs.join("kubeadm");
+        fs::write(&program, &script).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    };
+    let writable = node.outside("bin");
+    install(&writable);
+    fs::set_permissions(&writable, fs::Permissions::from_mode(0o777)).unwrap();
+    preflight(&writable)
+        .says("kubeadm is not run: ")
+        .says("is writable by others (mode 0777)");
+    // A link of this machine leads into the image as well.
+    let image = node.path("/usr/bin");
+    install(&image);
+    let link = node.outside("link");
+    fs::create_dir(&link).unwrap();
+    symlink(image.join("kubeadm"), link.join("kubeadm")).unwrap();
+    for programs in [&image, &link] {
+        preflight(programs).says("whose programs are not run");
+    }
+    assert!(!ran.exists());
+    // The same program runs from a directory of this user only.
+    fs::set_permissions(&writable, fs::Permissions::from_mode(0o755)).unwrap();
+    preflight(&writable).says("kubeadm config validate accepts it");
+    assert!(ran.exists());
 }

@@ -322,7 +322,7 @@ fn names_three_ways_out_without_recorded_configuration() {
     for command in [
         &["plan"][..],
         &["bootstrap"],
-        &["csr", "export", "/requests"],
+        &["csr", "export", "@/requests"],
     ] {
         run(&node, command)
             .ended(78)
@@ -370,7 +370,7 @@ fn refuses_new_address_until_it_is_accepted() {
     refused
         .says("--initial-advertise-peer-urls=https://192.0.2.11:2380")
         .says("etcdctl member update");
-    run(&node, &["csr", "export", "/requests"])
+    run(&node, &["csr", "export", "@/requests"])
         .ended(65)
         .says(words);
     snapshot.unchanged(&node.snapshot());

@@ -718,7 +718,7 @@ fn refuses_journal_of_a_newer_version() {
     let (fixture, recovery) = recover_after(NOTHING_RENAMED, |fixture| {
         fs::write(
             fixture.path("/var/lib/nodepki/journal.json"),
-            "{\"version\":4}",
+            "{\"version\":5}",
         )
         .unwrap();
     });
@@ -727,8 +727,8 @@ fn refuses_journal_of_a_newer_version() {
         matches!(
             error,
             StoreError::NewerFormat {
-                version: 4,
-                known: 3,
+                version: 5,
+                known: 4,
                 ..
             }
         ),

@@ -171,7 +171,7 @@ const LOADING_COMMANDS: &[&[&str]] = &[
     &["crl", "--wait", "1s"],
     &["bootstrap", "--wait", "1s", "--clock-wait", "0s"],
     &["config", "check"],
-    &["csr", "export", "/root/requests"],
+    &["csr", "export", "@/root/requests"],
 ];
 
 fn kubeconfig(server: &str, user: &str) -> String {
@@ -200,7 +200,7 @@ fn keeps_host_token_from_kubeconfig_of_the_image() {
     let kubeconfig = image.path("/etc/kubernetes/kubelet.conf");
     let kubeconfig = kubeconfig.to_str().unwrap();
     let mut commands = LOADING_COMMANDS.to_vec();
-    let by_path = ["doctor", "--kubeconfig", "/etc/kubernetes/kubelet.conf"];
+    let by_path = ["doctor", "--kubeconfig", "@/etc/kubernetes/kubelet.conf"];
     let by_host_path = ["doctor", "--kubeconfig", kubeconfig];
     let upload = ["certs", "upload", "--kubeconfig", kubeconfig];
     commands.extend([
@@ -284,6 +284,109 @@ fn reads_host_token_for_kubeconfig_of_this_machine() {
     assert!(!server.text().contains("not-this-one"));
 }
 
+/// What settings of this machine name is on this machine or missing: no file of the image takes its place.
+#[test]
+fn takes_no_trust_or_credential_for_machine_settings_from_the_image() {
+    let server = Recorder::start();
+    let image = Image::new();
+    let named = image.node.outside("theirs").join("named");
+    let shadow = image.path(named.to_str().unwrap());
+    fs::create_dir_all(shadow.parent().unwrap()).unwrap();
+    fs::copy(image.node.ca().join("ca.crt"), &shadow).unwrap();
+    fs::set_permissions(&shadow, fs::Permissions::from_mode(0o600)).unwrap();
+    let mine = image.node.outside("mine.yaml");
+    let theirs = image.node.outside("theirs").display().to_string();
+    let (token, named) = (image.token(), named.display().to_string());
+    let token = token.display();
+    let vault = |scheme: &str, token: &str, more: &str| {
+        let address = &server.address;
+        format!(
+            "signers: {{s: {{vault: {{address: '{scheme}://{address}', mount: p, role: r, auth: {{tokenFile: {token}}}{more}}}}}}}\n"
+        )
+    };
+    let own = token.to_string();
+    let trust = ALL_AUTHORITIES.replacen(
+        "ca: {signer: s}",
+        "ca: {signer: s, trust: {file: NAMED}}",
+        1,
+    );
+    for (setting, settings) in [
+        (
+            "tls.caFile",
+            ALL_AUTHORITIES.to_owned() + &vault("https", &own, ", tls: {caFile: NAMED}"),
+        ),
+        (
+            "tokenFile",
+            ALL_AUTHORITIES.to_owned() + &vault("http", "NAMED", ""),
+        ),
+        (
+            "tls.certificate",
+            ALL_AUTHORITIES.to_owned()
+                + &vault(
+                    "https",
+                    &own,
+                    ", tls: {systemRoots: true, certificate: NAMED, key: NAMED}",
+                ),
+        ),
+        (
+            "trust.file",
+            trust + &format!("signers: {{s: {{directory: {{path: {theirs}}}}}}}\n"),
+        ),
+        (
+            "local",
+            ALL_AUTHORITIES.to_owned() + "signers: {s: {local: {directory: NAMED}}}\n",
+        ),
+    ] {
+        let head = "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n";
+        write_secret(
+            &mine,
+            format!("{head}{}", settings.replace("NAMED", &named)),
+        );
+        let mine = mine.to_str().unwrap();
+        let ran = image.node.run(&[
+            "bootstrap",
+            "--config",
+            mine,
+            "--wait",
+            "0s",
+            "--clock-wait",
+            "0s",
+        ]);
+        assert_ne!(ran.code, Some(0), "{setting}");
+        ran.says(&named).says_not(&shadow.display().to_string());
+        assert!(!image.path("/etc/kubernetes/pki/apiserver.crt").exists());
+        server.assert_no_secret();
+    }
+}
+
+#[test]
+fn takes_no_system_roots_for_machine_settings_from_the_image() {
+    let server = Recorder::start();
+    let image = Image::new();
+    for file in [
+        "/etc/ssl/certs/ca-certificates.crt",
+        "/etc/pki/tls/certs/ca-bundle.crt",
+    ] {
+        let pem = fs::read(image.node.ca().join("ca.crt")).unwrap();
+        image.node.write(file, pem);
+    }
+    let mine = image.node.outside("mine.yaml");
+    let settings = format!(
+        "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n{ALL_AUTHORITIES}\
+         signers: {{s: {{vault: {{address: 'https://{}', mount: p, role: r, auth: {{tokenFile: {}}}, tls: {{systemRoots: true}}}}}}}}\n",
+        server.address,
+        image.token().display()
+    );
+    write_secret(&mine, settings);
+    let mut command = image
+        .node
+        .command(["bootstrap", "--wait", "0s", "--clock-wait", "0s"]);
+    command.arg("--config").arg(&mine);
+    let script = "mount -t tmpfs none /etc/ssl; [ ! -d /etc/pki ] || mount -t tmpfs none /etc/pki";
+    with_mounts(&image.node, &command, script).says("the system has no CA file");
+    server.assert_no_secret();
+}
+
 #[test]
 fn gives_kubeconfig_of_the_image_no_host_file_with_the_same_path() {
     let server = Recorder::start();
@@ -355,8 +458,10 @@ fn runs_no_program_that_the_image_names() {
         .says("--signer exec:/bin/sh")
         .says("--config FILE");
     // A file of the image named with --config belongs to the image, whatever the form of its path.
+    let link = image.node.outside("into");
+    symlink(image.path("/etc"), &link).unwrap();
     for config in [
-        SETTINGS.to_owned(),
+        link.join("nodepki/config.yaml").display().to_string(),
         image.path(SETTINGS).display().to_string(),
     ] {
         image
@@ -430,12 +535,12 @@ fn refuses_kubeconfig_of_the_image_that_runs_a_program() {
         kubeconfig(&server.url(), &user),
     );
     let ran = image.run_without_outside_changes(&[
-        &["doctor", "--kubeconfig", "/etc/kubernetes/kubelet.conf"],
+        &["doctor", "--kubeconfig", "@/etc/kubernetes/kubelet.conf"],
         &[
             "certs",
             "upload",
             "--kubeconfig",
-            "/etc/kubernetes/kubelet.conf",
+            "@/etc/kubernetes/kubelet.conf",
         ],
     ]);
     ran[1]
@@ -578,7 +683,7 @@ impl Image {
         let kept = (read("journal.json"), read("staging.json"));
         for arguments in [
             &["renew", "--all", "--clock-wait", "0s"][..],
-            &["csr", "export", "/root/requests"],
+            &["csr", "export", "@/root/requests"],
         ] {
             self.node
                 .run(arguments)
@@ -744,7 +849,7 @@ fn writes_lock_to_no_device_and_no_second_name_of_a_file() {
     )
     .unwrap();
     fs::hard_link(&precious, &lock).unwrap();
-    let export = ["csr", "export", "/root/requests"];
+    let export = ["csr", "export", "@/root/requests"];
     image
         .node
         .run(&export)
@@ -814,7 +919,7 @@ fn reads_and_writes_nothing_on_mounts_of_this_machine() {
         with_mounts(&image.node, &image.node.command(arguments), script)
     };
     mounted(
-        &["doctor", "--kubeconfig", "/etc/kubernetes/evil.conf"],
+        &["doctor", "--kubeconfig", "@/etc/kubernetes/evil.conf"],
         &script,
     )
     .says("belongs to this machine, not to the system below the root");

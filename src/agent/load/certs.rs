@@ -2,15 +2,15 @@
 
 use std::fs::File;
 use std::io::{self, Read as _};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::rc::Rc;
 
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
 use super::{
-    DefinedFiles, KubeconfigFile, LoadInputs, absolute, cluster, credentials, existing_sources,
-    faulty, read_settings,
+    DefinedFiles, KubeconfigFile, LoadInputs, cluster, credentials, existing_sources, faulty,
+    read_settings,
 };
 use crate::agent::shared_certs;
 use crate::agent::{ExitCode, Failure};
@@ -183,7 +183,7 @@ fn open(root: &NodeRoot, source: &KeySource) -> Result<(String, ReadResult), Fai
                 true => SecretFile::parse(text).map_err(|(what, fix)| {
                     Failure::new(ExitCode::Usage, format!("{text} {what}; {fix}"))
                 })?,
-                false => SecretFile::Path(absolute(Path::new(text))),
+                false => SecretFile::Path(text.into()),
             };
             let read = read_file(root, Origin::CommandLine, &file);
             Ok((shown_secret(root, Origin::CommandLine, &file), read))

@@ -18,6 +18,10 @@ const MAX_KUBEADM_BYTES: usize = 4 << 20;
 /// # Errors
 /// All faults of all fragments together.
 pub fn read_settings(root: &NodeRoot, inputs: &LoadInputs) -> Result<(Settings, Faults), Failure> {
+    let origin = match &inputs.config {
+        Some(named) => argument(root, named)?.origin(),
+        None => Origin::Node,
+    };
     let list = |directory: &Path| {
         let listed = root.trusted_dir(directory);
         match listed.and_then(|found| found.map(|directory| directory.list()).transpose()) {
@@ -47,10 +51,6 @@ pub fn read_settings(root: &NodeRoot, inputs: &LoadInputs) -> Result<(Settings, 
     let fragments = config::collect(only, list, read, shown)
         .map_err(|error| Failure::caused(unreadable_code(&error), "", error))?;
     let (settings, warnings) = Settings::from_fragments(&fragments).map_err(faulty)?;
-    let origin = match &inputs.config {
-        Some(named) => argument(root, named)?.origin(),
-        None => Origin::Node,
-    };
     let settings = settings.found_at(origin);
     Ok((settings.with(inputs.stand_ins.clone()), warnings))
 }

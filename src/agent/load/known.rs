@@ -13,11 +13,13 @@ use super::host::{host_facts, interfaces};
 use super::identity::{IdentityChange, Recorded, WantedIdentity};
 use super::running::{self, RunningNode};
 use super::{
-    LOCAL_CA_KEYS_ADVICE, LOCK_WAIT, LoadInputs, Loaded, choices, existing_sources,
+    LOCAL_CA_KEYS_ADVICE, LOCK_WAIT, LoadInputs, Loaded, choices, defined, existing_sources,
     exposed_secrets, faulty, local_ca_keys, open_signers, read_settings, resolve, state_of,
 };
 use crate::agent::cluster_policy::ClusterPolicy;
-use crate::agent::{ClockPolicy, ExitCode, Failure, Provided, Record, RunSetup, TrustSource, join};
+use crate::agent::{
+    ClockPolicy, ExitCode, Failure, Provided, Record, RunSetup, TrustFile, TrustSource, join,
+};
 use crate::config::{RoleSetting, Settings};
 use crate::kube::kubeadm::{self, ClusterConfig, HostFacts, KubeadmRole};
 use crate::kube::names::{Authority, CertName};
@@ -320,7 +322,7 @@ impl KnownConfiguration {
                 now,
             )?,
             identity,
-            trust: trust_sources(settings),
+            trust: trust_sources(root, settings)?,
             provided: Provided::default(),
             record: Some(Record {
                 before: self.recorded.kept.clone(),
@@ -477,16 +479,20 @@ fn needed_by_kubeadm(name: CertName, role: KubeadmRole) -> Option<String> {
     }
 }
 
-fn trust_sources(settings: &Settings) -> BTreeMap<Authority, TrustSource> {
-    settings
-        .authorities
-        .iter()
-        .map(|(authority, settings)| {
-            let source = TrustSource {
-                file: settings.trust_file.clone(),
-                pins: settings.trust_sha256.clone(),
-            };
-            (*authority, source)
-        })
-        .collect()
+fn trust_sources(
+    root: &NodeRoot,
+    settings: &Settings,
+) -> Result<BTreeMap<Authority, TrustSource>, Failure> {
+    let sources = settings.authorities.iter().map(|(authority, trust)| {
+        let file = trust.trust_file.as_deref();
+        let file = file.map(|path| defined(root, settings.origin, path));
+        let file = file.transpose()?.map(|found| TrustFile {
+            root: found.root,
+            path: found.path,
+            on_node: found.on_node,
+        });
+        let pins = trust.trust_sha256.clone();
+        Ok((*authority, TrustSource { file, pins }))
+    });
+    sources.collect()
 }

@@ -4,10 +4,12 @@
 //!
 //! - A path in a document of the node (settings, kubeadm files, kubeconfigs, state files) is resolved below DIR only.
 //!   Such a document starts no program, and no systemd credential of this machine is read for it.
-//! - A path on the command line ([`Argument`]) is resolved below DIR, and if nothing exists there, on this machine.
+//! - A path on the command line ([`Argument`]) is a path of this machine; a file of the node is written with DIR before
+//!   it. An absolute path that could mean either is refused ([`StoreError::Ambiguous`]): it exists below DIR too, or its
+//!   directory exists there and not on this machine.
 //! - A settings file or kubeconfig of this machine that the command line names (`--config`, `--kubeconfig`) is the
-//!   operator's own: its signers, its certificate key and its credentials are files of this machine, and its programs
-//!   run. A path of such a settings file that does not exist on this machine is resolved below DIR.
+//!   operator's own: the CAs, credentials, directories and programs that it names are those of this machine, or errors.
+//!   `kubeadm.files` and `kubeadm.clusterConfiguration` describe the node and are below DIR.
 //! - A path of this machine that leads into DIR is resolved below DIR, so that no link of DIR leads out of it.
 //!
 //! With `--root /` all of these are the same. A message names a file by the path on this machine to which these rules
@@ -58,31 +60,43 @@ impl Location {
     }
 }
 
-/// The systems that are searched for a path, in order.
+/// The system that a path belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Search {
+enum PathRule {
     Node,
     Machine,
-    NodeThenMachine,
-    MachineThenNode,
+    /// This machine, unless the path could mean a file of the node.
+    UnambiguousMachine,
 }
 
-impl From<Origin> for Search {
+impl From<Origin> for PathRule {
     fn from(origin: Origin) -> Self {
         match origin {
-            Origin::Node => Search::Node,
-            Origin::Machine => Search::MachineThenNode,
-            Origin::CommandLine => Search::NodeThenMachine,
+            Origin::Node => PathRule::Node,
+            Origin::Machine => PathRule::Machine,
+            Origin::CommandLine => PathRule::UnambiguousMachine,
         }
     }
 }
 
-/// Resolves a path of the command line. A path that does not exist yet is resolved to the root that has its directory.
+/// Resolves a path of the command line.
 ///
 /// # Errors
-/// The operating system's error for the path below the root.
+/// [`StoreError::Ambiguous`] for a path that could also mean a file of the node.
 pub(crate) fn argument(root: &NodeRoot, argument: &Argument) -> Result<Location, StoreError> {
     locate(root, Origin::CommandLine.into(), argument.as_given())
+}
+
+/// Refuses paths of the command line that could also mean files of the node.
+///
+/// # Errors
+/// As of [`argument`].
+pub(crate) fn verify_arguments<'a>(
+    root: &NodeRoot,
+    given: impl IntoIterator<Item = &'a Argument>,
+) -> Result<(), StoreError> {
+    let mut given = given.into_iter();
+    given.try_for_each(|path| argument(root, path).map(drop))
 }
 
 /// Returns the path of an argument for messages: as given, unless it is resolved below `--root DIR`.
@@ -95,12 +109,12 @@ pub(crate) fn shown_defined(root: &NodeRoot, origin: Origin, path: &Path) -> Pat
     shown_as(root, origin.into(), path)
 }
 
-fn shown_as(root: &NodeRoot, search: Search, path: &Path) -> PathBuf {
-    match locate(root, search, path) {
+fn shown_as(root: &NodeRoot, rule: PathRule, path: &Path) -> PathBuf {
+    match locate(root, rule, path) {
         _ if root.is_this_machine() => path.to_owned(),
         Ok(found) if !found.on_node => path.to_owned(),
         Ok(found) => found.on_this_machine(),
-        Err(_) => root.on_this_machine(path),
+        Err(_) => path.to_owned(),
     }
 }
 
@@ -130,44 +144,46 @@ pub(crate) fn is_trusted(root: &NodeRoot, origin: Origin) -> bool {
     origin != Origin::Node || root.is_this_machine()
 }
 
-fn locate(root: &NodeRoot, search: Search, path: &Path) -> Result<Location, StoreError> {
-    let path = super::absolute(path);
+fn locate(root: &NodeRoot, rule: PathRule, given: &Path) -> Result<Location, StoreError> {
+    let path = super::absolute(given);
     let on_node = |path| Location {
         root: root.clone(),
         path,
         on_node: true,
     };
-    if search == Search::Node || root.is_this_machine() {
+    if rule == PathRule::Node || root.is_this_machine() {
         return Ok(on_node(path));
     }
     if let Some(inside) = root.inside(&path) {
         return Ok(on_node(inside));
     }
-    let here = Location {
-        root: NodeRoot::open("/")?,
-        path: path.clone(),
-        on_node: false,
-    };
-    let (first, second) = match search {
-        Search::Node => return Ok(on_node(path)),
-        Search::Machine => return Ok(here),
-        Search::NodeThenMachine => (on_node(path.clone()), here),
-        Search::MachineThenNode => (here, on_node(path.clone())),
-    };
-    for ancestor in path.ancestors().take(2) {
-        for place in [&first, &second] {
-            if place.root.metadata(ancestor)?.is_some() {
-                return Ok(place.clone());
-            }
-        }
+    // A relative path begins in the working directory, which is one of this machine.
+    if rule == PathRule::UnambiguousMachine && given.is_absolute() && is_ambiguous(root, &path) {
+        return Err(StoreError::Ambiguous {
+            below: root.on_this_machine(&path),
+            path,
+        });
     }
-    Ok(on_node(path))
+    Ok(Location {
+        root: NodeRoot::open("/")?,
+        path,
+        on_node: false,
+    })
+}
+
+/// Returns whether a path outside the root could mean a file of the node: it exists there, or only there it could be
+/// created.
+fn is_ambiguous(root: &NodeRoot, path: &Path) -> bool {
+    // Mounts of this machine below the root do not belong to the node.
+    let is_on_node = |path: &Path| matches!(root.metadata(path), Ok(Some(_)));
+    let creatable = |path: &Path| is_on_node(path) && path.symlink_metadata().is_err();
+    is_on_node(path) || path.parent().is_some_and(creatable)
 }
 
 /// Access to the files that a definition names, resolved by the origin of the definition.
 pub(crate) struct DefinedFiles {
     root: NodeRoot,
-    search: Search,
+    rule: PathRule,
 }
 
 impl DefinedFiles {
@@ -175,7 +191,7 @@ impl DefinedFiles {
     pub(crate) fn new(root: &NodeRoot, origin: Origin) -> Rc<Self> {
         Rc::new(DefinedFiles {
             root: root.clone(),
-            search: origin.into(),
+            rule: origin.into(),
         })
     }
 
@@ -183,9 +199,9 @@ impl DefinedFiles {
     pub(crate) fn of(root: &NodeRoot, location: &Location) -> Rc<Self> {
         Rc::new(DefinedFiles {
             root: root.clone(),
-            search: match location.on_node {
-                true => Search::Node,
-                false => Search::Machine,
+            rule: match location.on_node {
+                true => PathRule::Node,
+                false => PathRule::Machine,
             },
         })
     }
@@ -193,7 +209,7 @@ impl DefinedFiles {
 
 impl DefinedFiles {
     fn open(&self, path: &Path) -> io::Result<(Location, FileContent)> {
-        let location = locate(&self.root, self.search, path).map_err(io::Error::other)?;
+        let location = locate(&self.root, self.rule, path).map_err(io::Error::other)?;
         match location.read().map_err(io::Error::other)? {
             Some(content) => Ok((location, content)),
             None => Err(io::Error::new(io::ErrorKind::NotFound, "does not exist")),
@@ -218,11 +234,11 @@ impl Files for DefinedFiles {
     }
 
     fn shown(&self, path: &Path) -> PathBuf {
-        shown_as(&self.root, self.search, path)
+        shown_as(&self.root, self.rule, path)
     }
 
     fn named_in(&self, document: &Path) -> io::Result<Option<Rc<dyn Files>>> {
-        let location = locate(&self.root, self.search, document).map_err(io::Error::other)?;
+        let location = locate(&self.root, self.rule, document).map_err(io::Error::other)?;
         Ok(Some(DefinedFiles::of(&self.root, &location)))
     }
 }

@@ -59,7 +59,7 @@ impl Survey {
                 continue;
             }
             let shown = match (&source.file, bundle.in_place) {
-                (Some(file), false) => root.on_this_machine(file).display().to_string(),
+                (Some(file), false) => file.shown().display().to_string(),
                 _ => bundle.spec.path.to_string(),
             };
             if let Some(replaced) = self.replaced_by(authority, present) {

@@ -18,17 +18,22 @@ use crate::config::Argument;
 use crate::kube::names::Authority;
 use crate::kube::paths::KUBERNETES_DIR;
 use crate::spec::BundleSpec;
-use crate::store::{Dir, NodeRoot, READ_LIMIT, STATE_DIR};
-use crate::x509::{KeyError, PrivateKey};
+use crate::store::{Dir, KeyBackup, NodeRoot, READ_LIMIT, STATE_DIR};
+use crate::x509::{KeyError, PrivateKey, TrustBundle};
 
 pub(in crate::commands) use text::{BackupOrigin, Passphrase};
 
 /// A backup file and its passphrase.
 #[derive(Debug)]
 pub(in crate::commands) struct Backup {
-    root: NodeRoot,
-    path: PathBuf,
+    location: Location,
     passphrase: Passphrase,
+}
+
+/// A backup file as it was read.
+struct ReadBackup {
+    keys: Result<Vec<PrivateKey>, KeyError>,
+    record: KeyBackup,
 }
 
 impl Backup {
@@ -41,27 +46,32 @@ impl Backup {
         path: &Argument,
         passphrase: Passphrase,
     ) -> Result<Self, Failure> {
-        let Location { root, path, .. } = load::argument(root, path)?;
+        let location = load::argument(root, path)?;
+        let Location { root, path, .. } = &location;
         let directory = path.parent().unwrap_or(Path::new("/"));
         if root.dir(directory)?.is_none() {
             return Err(Failure::new(
                 ExitCode::Usage,
                 format!(
                     "--backup {}: directory {} does not exist (create or mount it)",
-                    root.on_this_machine(&path).display(),
+                    root.on_this_machine(path).display(),
                     root.on_this_machine(directory).display()
                 ),
             ));
         }
         Ok(Backup {
-            root,
-            path,
+            location,
             passphrase,
         })
     }
 
     pub(in crate::commands) fn shown(&self) -> PathBuf {
-        self.root.on_this_machine(&self.path)
+        self.location.on_this_machine()
+    }
+
+    /// Returns whether an interrupted run wrote this file as its backup.
+    pub(in crate::commands) fn is_of(&self, earlier: &KeyBackup) -> bool {
+        earlier.is_at(&self.location.path, self.location.on_node)
     }
 
     /// Returns why the backup must not be in this place, if so: nodepki writes or removes files there, or the files are
@@ -140,39 +150,44 @@ impl Backup {
 
     /// Returns the directory of the backup, and its name there.
     fn directory(&self) -> Result<Option<(Dir, &OsStr)>, Failure> {
-        let (Some(parent), Some(name)) = (self.path.parent(), self.path.file_name()) else {
+        let Location { root, path, .. } = &self.location;
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return Ok(None);
         };
-        Ok(self.root.dir(parent)?.map(|directory| (directory, name)))
+        Ok(root.dir(parent)?.map(|directory| (directory, name)))
     }
 
     /// Reads the keys, bypassing the page cache; `None` if the file does not exist.
-    fn read(&self) -> Result<Option<Result<Vec<PrivateKey>, KeyError>>, Failure> {
+    fn read(&self) -> Result<Option<ReadBackup>, Failure> {
         let content = match self.directory()? {
             Some((directory, name)) => directory.read_uncached(name, READ_LIMIT)?,
             None => None,
         };
-        Ok(content.map(|content| text::open(&content.bytes, &self.passphrase)))
+        let Location { path, on_node, .. } = &self.location;
+        Ok(content.map(|content| ReadBackup {
+            keys: text::open(&content.bytes, &self.passphrase),
+            record: KeyBackup::new(path, *on_node, &content.bytes),
+        }))
     }
 
-    /// Returns whether the file exists and contains all of these keys.
+    /// Returns the description of the file if it exists and contains all of these keys.
     ///
     /// # Errors
     /// The file exists and lacks one of the keys, so that the backup cannot be written there.
     pub(in crate::commands) fn holds(
         &self,
         keys: &BTreeMap<Authority, CaKey>,
-    ) -> Result<bool, Failure> {
+    ) -> Result<Option<KeyBackup>, Failure> {
         let Some(found) = self.read()? else {
-            return Ok(false);
+            return Ok(None);
         };
-        let why = match &found {
+        let why = match &found.keys {
             Err(error) => error.to_string(),
-            Ok(found) => {
+            Ok(read) => {
                 let is_found =
-                    |ours: &CaKey| found.iter().any(|key| key.to_pem() == ours.key.to_pem());
+                    |ours: &CaKey| read.iter().any(|key| key.to_pem() == ours.key.to_pem());
                 match keys.iter().find(|(_, ours)| !is_found(ours)) {
-                    None => return Ok(true),
+                    None => return Ok(Some(found.record)),
                     Some((authority, _)) => format!("it lacks the key of {authority}"),
                 }
             }
@@ -192,7 +207,7 @@ impl Backup {
         report: &mut MigrationReport<K>,
     ) -> Result<Vec<PrivateKey>, Failure> {
         let shown = self.shown();
-        match self.read()? {
+        match self.read()?.map(|found| found.keys) {
             Some(Ok(keys)) => return Ok(keys),
             Some(Err(error)) => report.refuse(format!(
                 "{} cannot be opened: {error} (name the backup and the passphrase that belong together)",
@@ -221,8 +236,8 @@ impl Backup {
             ));
         }
         match self.holds(keys) {
-            Ok(false) => {}
-            Ok(true) => report.notes.push(format!(
+            Ok(None) => {}
+            Ok(Some(_)) => report.notes.push(format!(
                 "{} is already the backup of these keys",
                 shown.display()
             )),
@@ -234,10 +249,53 @@ impl Backup {
     /// Returns why the keys cannot be read back, if so.
     pub(in crate::commands) fn lost(&self, keys: &BTreeMap<Authority, CaKey>) -> Option<String> {
         match self.holds(keys) {
-            Ok(true) => None,
-            Ok(false) => Some("the file does not exist".to_owned()),
+            Ok(Some(_)) => None,
+            Ok(None) => Some("the file does not exist".to_owned()),
             Err(failure) => Some(failure.to_string()),
         }
+    }
+
+    /// Reports whether this file is the backup of keys that an earlier run removed from `holder`, which has none any more:
+    /// nothing can be written to it. `certificates` are the CA certificates of the selected authorities.
+    pub(in crate::commands) fn prove_earlier<'a, K>(
+        &self,
+        certificates: impl IntoIterator<Item = (Authority, &'a TrustBundle)>,
+        holder: &str,
+        report: &mut MigrationReport<K>,
+    ) -> Result<(), Failure> {
+        let shown = self.shown();
+        let keys = match self.read()?.map(|found| found.keys) {
+            Some(Ok(keys)) => keys,
+            found => {
+                let why = match found {
+                    Some(Err(error)) => format!("cannot be opened: {error}"),
+                    _ => "does not exist".to_owned(),
+                };
+                report.refuse(format!(
+                    "{holder} has no CA private key, so that no backup is written, and {} {why} (name the backup of the run that removed the keys, with its passphrase, or omit --backup)",
+                    shown.display()
+                ));
+                return Ok(());
+            }
+        };
+        let is_own = |trust: &TrustBundle| {
+            keys.iter()
+                .any(|key| key.public_key() == trust.first().public_key())
+        };
+        let own = certificates.into_iter().filter(|(_, trust)| is_own(trust));
+        let own: Vec<String> = own.map(|(authority, _)| authority.to_string()).collect();
+        match own.is_empty() {
+            true => report.refuse(format!(
+                "{holder} has no CA private key, so that no backup is written, and {} contains no key of its CA certificates (name the backup of the run that removed the keys, or omit --backup)",
+                shown.display()
+            )),
+            false => report.notes.push(format!(
+                "{} is the backup of the keys of {}",
+                shown.display(),
+                own.join(", ")
+            )),
+        }
+        Ok(())
     }
 
     /// Returns the failure of `--apply` without a backup.
@@ -248,16 +306,18 @@ impl Backup {
         )
     }
 
-    /// Writes the backup, reads it back and compares the keys.
+    /// Writes the backup, reads it back and compares the keys. Returns the description of the file.
     pub(in crate::commands) fn write(
         &self,
         origin: &BackupOrigin<'_>,
         keys: &BTreeMap<Authority, CaKey>,
         now: OffsetDateTime,
-    ) -> Result<(), Failure> {
-        if self.holds(keys)? {
+    ) -> Result<KeyBackup, Failure> {
+        if let Some(record) = self.holds(keys)? {
             // An interrupted run or `cp` may have written the file without an fsync.
-            return Ok(self.root.sync_around(&self.path)?);
+            let Location { root, path, .. } = &self.location;
+            root.sync_around(path)?;
+            return Ok(record);
         }
         let unwritten = format!("the backup {} cannot be written", self.shown().display());
         let failed =
@@ -271,12 +331,11 @@ impl Backup {
             ))
         })?;
         directory.write_new(name, text.as_bytes())?;
-        match self.holds(keys)? {
-            true => Ok(()),
-            false => Err(failed(&format!(
+        self.holds(keys)?.ok_or_else(|| {
+            failed(&format!(
                 "{unwritten}: the file does not exist immediately after it was written"
-            ))),
-        }
+            ))
+        })
     }
 }
 

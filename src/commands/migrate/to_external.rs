@@ -23,7 +23,8 @@ use crate::process::failpoint;
 use crate::spec::BundleSpec;
 use crate::spec::assess::{Action, Observed};
 use crate::store::{
-    self, AuditEvent, AuditRecord, Commit, FileKind, Metadata, Mode, NodeRoot, Store,
+    self, AuditEvent, AuditRecord, Commit, FileKind, KeyRemoval, Metadata, Mode, NodeRoot, Store,
+    UnfinishedWork,
 };
 use crate::x509::{PrivateKey, TrustBundle};
 
@@ -49,25 +50,30 @@ pub(super) async fn to_external(
     clock: Clock,
     progress: &dyn Progress,
 ) -> Result<MigrationReport, Failure> {
-    let unfinished = root.has_unfinished()?;
+    let unfinished = root.unfinished_work()?;
     // If nothing is due, nothing is touched, including the lock.
     let work = examine(root, setup, wish, clock())?;
-    if !wish.apply || (work.keys_here.is_empty() && !unfinished) {
+    if !wish.apply || (work.keys_here.is_empty() && unfinished.is_none()) {
         let mut report = prove(root, setup, wish, work, clock, progress)
             .await?
             .report;
-        if unfinished {
-            report.notes.push(
-                "an earlier run was interrupted; the next run that writes completes it first"
-                    .to_owned(),
-            );
-        }
+        report.notes.extend(unfinished.map(|work| format!(
+            "an earlier run was interrupted while it {}; the next run that writes completes or reverts that first",
+            work.doing()
+        )));
         return Ok(report);
     }
     let Some(backup) = &wish.backup else {
         return Err(Backup::required());
     };
-    let (mut store, notes) = agent::open_store(root, setup, "migrate to-external", clock)?;
+    refuse_second_backup(root, backup, unfinished)?;
+    let (mut store, notes) = agent::open_store_with(
+        root,
+        setup,
+        "migrate to-external",
+        KeyRemoval::Abandon,
+        clock,
+    )?;
     let work = examine(root, setup, wish, clock())?;
     let Proven {
         mut report,
@@ -90,9 +96,10 @@ pub(super) async fn to_external(
         }
     }
     failpoint::reached("migrate:proven");
-    backup.write(&BackupOrigin::Node(&setup.identity), &keys, now)?;
+    let written = backup.write(&BackupOrigin::Node(&setup.identity), &keys, now)?;
     failpoint::reached("migrate:backed-up");
     let mut commit = Commit::new();
+    commit.backed_up_in(written);
     for (authority, ours) in &keys {
         if let Some(spec) = setup.plan.bundle(*authority) {
             commit.remove(spec.key_path.clone(), &ours.bytes);
@@ -116,6 +123,43 @@ pub(super) async fn to_external(
         .extend(committed.notes.iter().map(ToString::to_string));
     report.replace_action(KeyAction::ToBeRemoved, KeyAction::Removed);
     Ok(report)
+}
+
+/// Refuses another backup than that of an interrupted run which has removed a part of the keys: neither file would contain
+/// all of them.
+fn refuse_second_backup(
+    root: &NodeRoot,
+    backup: &Backup,
+    unfinished: Option<UnfinishedWork>,
+) -> Result<(), Failure> {
+    let Some(UnfinishedWork::KeyRemoval {
+        backup: earlier,
+        gone,
+    }) = unfinished
+    else {
+        return Ok(());
+    };
+    if gone.is_empty() || backup.is_of(&earlier) || earlier.loss(root).is_some() {
+        return Ok(());
+    }
+    let gone = gone
+        .iter()
+        .map(|path| root.node_path(path.as_path()).to_string());
+    let gone: Vec<String> = gone.collect();
+    let earlier = earlier.shown(root);
+    Err(Failure::new(
+        ExitCode::Refused,
+        format!(
+            "an interrupted run has removed {} and written its backup to {}, so that {} would lack these keys",
+            gone.join(", "),
+            earlier.display(),
+            backup.shown().display()
+        ),
+    )
+    .advise(format!(
+        "run again with --backup {0} and its passphrase; for another backup, first restore the keys: nodepki migrate to-internal --backup {0} --passphrase-file FILE --apply",
+        earlier.display()
+    )))
 }
 
 /// Returns the records of a migration for the issuance log.
@@ -213,6 +257,15 @@ async fn prove(
     let mut report = MigrationReport::new(Direction::ToExternal);
     let mut keys = BTreeMap::new();
     if keys_here.is_empty() {
+        if let Some(backup) = &wish.backup {
+            let selected = survey.bundles.iter().filter(|bundle| {
+                let authority = bundle.spec.authority;
+                wish.authorities.is_empty() || wish.authorities.contains(&authority)
+            });
+            let certificates =
+                selected.filter_map(|one| Some((one.spec.authority, one.found.present()?)));
+            backup.prove_earlier(certificates, "this node", &mut report)?;
+        }
         return Ok(Proven {
             report,
             survey,

@@ -1,19 +1,15 @@
 //! Checks of the machine: host names, and kubeadm's own validation of its configuration.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
-use std::process::Stdio;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
-
-use tokio::io::AsyncWriteExt;
-use tokio::process::Command;
 
 use super::report::PreflightCheck;
 use crate::agent::ExitCode;
 use crate::agent::load::{self, LoadInputs};
 use crate::http;
 use crate::kube::kubeadm::{Host, NodeConfig};
-use crate::process::interrupt;
+use crate::signer::exec;
 use crate::spec::{CertFiles, NodeSpec};
 use crate::store::NodeRoot;
 
@@ -71,11 +67,15 @@ pub(super) async fn kubeadm(root: &NodeRoot, inputs: &LoadInputs) -> Vec<Preflig
         let why = "kubeadm is not installed here";
         return vec![PreflightCheck::skipped("kubeadm", "", why)];
     };
+    if let Some(why) = below_root(root, &program) {
+        return vec![PreflightCheck::skipped("kubeadm", "", why)];
+    }
+    let words = ["config", "validate", "--config", "/dev/stdin"].map(str::to_owned);
+    let command = [&[program.display().to_string()], words.as_slice()].concat();
     let mut checks = Vec::new();
     for (file, text) in sources {
-        let why = "kubeadm did not answer in time".to_owned();
-        let validated = tokio::time::timeout(KUBEADM_TIMEOUT, validate(&program, &text)).await;
-        checks.push(match validated.unwrap_or(Err(why)) {
+        let judged = exec::judge(&command, text.as_bytes(), KUBEADM_TIMEOUT).await;
+        checks.push(match judged {
             Ok(None) => {
                 PreflightCheck::passed("kubeadm", &file, "kubeadm config validate accepts it")
             }
@@ -83,7 +83,7 @@ pub(super) async fn kubeadm(root: &NodeRoot, inputs: &LoadInputs) -> Vec<Preflig
                 "kubeadm",
                 &file,
                 ExitCode::Configuration,
-                format!("kubeadm config validate refuses it: {said}"),
+                format!("kubeadm config validate refuses it: {}", one_line(&said)),
                 Some(format!("correct {file} as kubeadm states")),
             ),
             Err(why) => PreflightCheck::warning("kubeadm", &file, why, None),
@@ -92,38 +92,23 @@ pub(super) async fn kubeadm(root: &NodeRoot, inputs: &LoadInputs) -> Vec<Preflig
     checks
 }
 
-/// Runs `kubeadm config validate`. Returns what kubeadm refuses, or `None`.
-async fn validate(program: &PathBuf, text: &str) -> Result<Option<String>, String> {
-    let unusable = |error: std::io::Error| format!("{} cannot be run: {error}", program.display());
-    let mut command = Command::new(program);
-    command
-        .args(["config", "validate", "--config", "/dev/stdin"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .process_group(0)
-        .kill_on_drop(true);
-    let mut child = interrupt::spawning(|| command.spawn()).map_err(unusable)?;
-    if let Some(mut stdin) = child.stdin.take() {
-        // A program that does not read its input fails, and says why.
-        let _ = stdin.write_all(text.as_bytes()).await;
-    }
-    let group = interrupt::group_of(&child);
-    let output = child.wait_with_output().await.map_err(unusable);
-    if let Some(group) = group {
-        interrupt::group_ended(group);
-    }
-    let output = output?;
-    if output.status.success() {
-        return Ok(None);
-    }
-    let said = String::from_utf8_lossy(&output.stderr);
-    let lines: Vec<&str> = said
-        .lines()
-        .map(str::trim)
-        .filter(|line| !line.is_empty())
-        .collect();
-    Ok(Some(crate::signer::printable(&lines.join("; "), 2000)))
+/// Returns why a program is not run, if it belongs to the system below the root: `$PATH` may lead there.
+fn below_root(root: &NodeRoot, program: &Path) -> Option<String> {
+    let real = program.canonicalize().ok()?;
+    let is_inside = |path: &Path| !root.is_this_machine() && root.inside(path).is_some();
+    (is_inside(program) || is_inside(&real)).then(|| {
+        format!(
+            "the kubeadm in $PATH, {}, belongs to the system below {}, whose programs are not run",
+            program.display(),
+            root.path().display()
+        )
+    })
+}
+
+/// Returns the lines of a message joined by semicolons.
+fn one_line(text: &str) -> String {
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    lines.collect::<Vec<_>>().join("; ")
 }
 
 /// Returns the path of an installed program.

@@ -91,6 +91,41 @@ pub(crate) async fn run(
     env: &[(&str, String)],
     limit: Duration,
 ) -> Result<(), String> {
+    let name = command.first().map_or("", String::as_str);
+    let Ended { status, said } = finish(command, &[], env, limit).await?;
+    let said = match said.is_empty() {
+        true => said,
+        false => format!(", and said: {said}"),
+    };
+    match status.success() {
+        true => Ok(()),
+        false => Err(format!("{name} ended with {status}{said}")),
+    }
+}
+
+/// As [`run`], with `input` on stdin, for a program whose exit status is a verdict on it. Returns what it refuses, or
+/// `None`. `Err` states why it gave no verdict.
+pub(crate) async fn judge(
+    command: &[String],
+    input: &[u8],
+    limit: Duration,
+) -> Result<Option<String>, String> {
+    let Ended { status, said } = finish(command, input, &[], limit).await?;
+    Ok((!status.success()).then_some(said))
+}
+
+/// The exit status of a program, and the end of its stderr.
+struct Ended {
+    status: ExitStatus,
+    said: String,
+}
+
+async fn finish(
+    command: &[String],
+    input: &[u8],
+    env: &[(&str, String)],
+    limit: Duration,
+) -> Result<Ended, String> {
     let (name, args) = command.split_first().ok_or("there is no command")?;
     let program = trusted_program(Path::new(name)).map_err(|error| error.to_string())?;
     let mut prepared = prepared(&program, Path::new(name));
@@ -99,7 +134,7 @@ pub(crate) async fn run(
     prepared.envs(env.iter().map(|(key, value)| (key, value)));
     let child = confine::spawn(prepared)
         .map_err(|error| format!("{name} could not be started: {error}"))?;
-    let finished = drive(child, &[], limit)
+    let finished = drive(child, input, limit)
         .await
         .map_err(|error| match error {
             CallError::Unclean(why) => why,
@@ -107,17 +142,18 @@ pub(crate) async fn run(
             CallError::TryAgain => format!("{name} asks to be tried again"),
         })?;
     let said = log_text(&finished.stderr);
-    let said = match said.is_empty() {
-        true => said,
-        false => format!(", and said: {said}"),
-    };
     match finished.end {
-        End::Exited(status) if status.success() => Ok(()),
-        End::Exited(status) => Err(format!("{name} ended with {status}{said}")),
-        End::TimedOut => Err(format!(
-            "{name} did not finish within {} s{said}",
-            limit.as_secs_f32()
-        )),
+        End::Exited(status) => Ok(Ended { status, said }),
+        End::TimedOut => {
+            let said = match said.is_empty() {
+                true => said,
+                false => format!(", and said: {said}"),
+            };
+            Err(format!(
+                "{name} did not finish within {} s{said}",
+                limit.as_secs_f32()
+            ))
+        }
         End::TooMuch => Err(format!(
             "{name} wrote more than {STDOUT_LIMIT} bytes to stdout"
         )),

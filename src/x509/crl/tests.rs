@@ -9,7 +9,7 @@ use super::{
     AuthorityCrls, Chain, Duration, MAX_CLOCK_LEAD, OffsetDateTime, PEM_BEGIN, RevocationList,
     TrustBundle, encode_pem,
 };
-use crate::x509::{CertificateAuthority, KeyAlgorithm, PrivateKey};
+use crate::x509::{CertificateAuthority, KeyAlgorithm, ListScope, PrivateKey};
 
 fn refused(bytes: &[u8]) -> String {
     RevocationList::read_all(bytes).unwrap_err().to_string()
@@ -215,7 +215,7 @@ fn finds_revoked_leaf_by_issuer_and_serial() {
 }
 
 #[test]
-fn part_of_a_list_covers_certificates_that_name_its_point_or_none() {
+fn part_of_a_list_covers_certificates_that_name_its_point() {
     let root = Root::new("etcd-ca");
     let (one, two) = ("http://ca/1.crl", "http://ca/2.crl");
     let gap = |part: Option<&str>, of_leaf: Option<&str>| {
@@ -224,18 +224,20 @@ fn part_of_a_list_covers_certificates_that_name_its_point_or_none() {
             .gap(&root.leaf(of_leaf))
             .map(|error| error.to_string())
     };
-    for (part, of_leaf) in [
-        (None, None),
-        (None, Some(two)),
-        (Some(one), None),
-        (Some(one), Some(one)),
-    ] {
+    for (part, of_leaf) in [(None, None), (None, Some(two)), (Some(one), Some(one))] {
         assert_eq!(gap(part, of_leaf), None, "{part:?} {of_leaf:?}");
     }
-    assert_eq!(
-        gap(Some(one), Some(two)).unwrap(),
-        "the list of CN=etcd-ca is one of several parts, and none of those given covers CN=leaf"
-    );
+    for of_leaf in [Some(two), None] {
+        assert_eq!(
+            gap(Some(one), of_leaf).unwrap(),
+            "the list of CN=etcd-ca is one of several parts, and none of those given covers CN=leaf"
+        );
+    }
+    // The only list of a publisher covers a certificate without a point, and no certificate with another one.
+    let lists = root.verified(vec![root.part(NOW, &[], Some(one))]).unwrap();
+    let gap = |of_leaf| lists.gap_in(ListScope::AllOfIssuer, &root.leaf(of_leaf));
+    assert!(gap(None).is_none());
+    assert!(gap(Some(two)).is_some());
     let lists = root.verified(vec![root.list(NOW, &[])]).unwrap();
     assert_eq!(
         lists.gap(&Root::new("ca").leaf(None)).unwrap().to_string(),

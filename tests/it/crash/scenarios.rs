@@ -249,7 +249,7 @@ fn bootstrap_drop(node: &Node) -> Command {
         .arg("--kubeadm-config")
         .arg(node.outside("kubeadm.yaml"))
         .arg("--signer")
-        .arg(format!("directory:{DROP}"));
+        .arg(format!("directory:{}", node.path(DROP).display()));
     command
 }
 
@@ -423,7 +423,7 @@ fn migrate(node: &Node, direction: &str) -> Command {
     let mut command = node.configured(["migrate", direction, "--apply"]);
     command
         .arg("--backup")
-        .arg(BACKUP)
+        .arg(node.path(BACKUP))
         .arg("--passphrase-file")
         .arg(node.outside("passphrase"));
     command
@@ -472,7 +472,7 @@ fn has_ca_keys_in_backup(node: &Node, _: &Reference) -> Result<(), String> {
 
 fn bundle_command(node: &Node, verb: &str) -> Command {
     let mut command = node.configured(["csr", verb]);
-    command.arg(BUNDLE);
+    command.arg(node.path(BUNDLE));
     command
 }
 
@@ -567,7 +567,12 @@ fn complete_init(node: &Node) -> Result<(), String> {
 const CERTIFICATE_KEY: &str = "/etc/nodepki/certificate-key";
 
 fn certificate_key(node: &Node) -> Command {
-    node.command(["certs", "key", "--out", CERTIFICATE_KEY])
+    node.command([
+        "certs".into(),
+        "key".into(),
+        "--out".into(),
+        node.path(CERTIFICATE_KEY),
+    ])
 }
 
 /// Runs the command again; an existing key is complete, and is never overwritten.

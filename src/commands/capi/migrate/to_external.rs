@@ -74,6 +74,9 @@ pub(super) async fn to_external(
     let found = apply::read(wish.api, &wish.target, purposes).await?;
     let FoundKeys { keys, entries } = find_keys(wish, &found, &mut report);
     if keys.is_empty() {
+        if let Some(backup) = &wish.backup {
+            prove_earlier_backup(wish, backup, &found, &mut report)?;
+        }
         return Ok(report);
     }
     prove_secrets(wish, &found, clock, &mut report);
@@ -121,6 +124,21 @@ pub(super) async fn to_external(
     audit::append(&state, clock(), &keys_records(keys.keys(), "keys removed"));
     report.applied = true;
     Ok(report)
+}
+
+fn prove_earlier_backup(
+    wish: &ToExternal<'_>,
+    backup: &Backup,
+    found: &BTreeMap<Purpose, Object>,
+    report: &mut SecretsReport,
+) -> Result<(), Failure> {
+    let certificates = wish.authorities.iter().filter_map(|authority| {
+        let object = found.get(&Purpose::of(*authority))?;
+        Some((*authority, certificates(object).ok()?))
+    });
+    let certificates: Vec<_> = certificates.collect();
+    let certificates = certificates.iter().map(|(name, trust)| (*name, trust));
+    backup.prove_earlier(certificates, "the management cluster", report)
 }
 
 fn keep_if_unproven(report: &mut SecretsReport) {

@@ -62,7 +62,7 @@ checks! {
     "not-permitted", W, configuration::not_permitted,
         "a file could not be examined with the permissions of this user";
     "unfinished-commit", E, configuration::unfinished,
-        "a run was interrupted while it installed files; the next run completes it";
+        "a run was interrupted while it installed files or removed CA keys; the next run completes or reverts that";
     "stray-files", WI, configuration::strays,
         "temporary files of a crash or an unfinished procedure exist";
     "unregistered-certificate", I, configuration::unregistered,

@@ -137,11 +137,18 @@ pub(super) fn service_account(picture: &Picture) -> Vec<CheckNote> {
     };
     let evidence = match jwks::contains_key(jwks, key) {
         Ok(true) => return Vec::new(),
-        Ok(false) => format!(
-            "sa.key has the key id {}, but the cluster has {}",
-            jwks::key_id(key),
-            jwks::key_ids(jwks).unwrap_or_default().join(", ")
-        ),
+        Ok(false) => {
+            let (id, ids) = (jwks::key_id(key), jwks::key_ids(jwks).unwrap_or_default());
+            match ids.contains(&id.as_str()) {
+                true => format!(
+                    "sa.key has the key id {id}, under which the cluster publishes another key"
+                ),
+                false => format!(
+                    "sa.key has the key id {id}, but the cluster has {}",
+                    ids.join(", ")
+                ),
+            }
+        }
         Err(error) => format!(
             "the response of the cluster for {} cannot be used: {error}",
             jwks::JWKS_PATH

@@ -8,7 +8,7 @@ use crate::agent;
 use crate::agent::load;
 use crate::kube::paths::KUBERNETES_DIR;
 use crate::node::status::{NodeRole, Trouble, UnregisteredCertificate};
-use crate::store::STATE_DIR;
+use crate::store::{STATE_DIR, UnfinishedWork};
 use crate::x509::rfc3339;
 
 pub(super) fn unusable(picture: &Picture) -> Vec<CheckNote> {
@@ -138,16 +138,17 @@ pub(super) fn not_permitted(picture: &Picture) -> Vec<CheckNote> {
 }
 
 pub(super) fn unfinished(picture: &Picture) -> Vec<CheckNote> {
-    let note = || {
+    let note = |work: &UnfinishedWork| {
         CheckNote::error(
             format!(
-                "{} contains the record of a run that was interrupted or is in progress",
-                picture.here(STATE_DIR.as_ref())
+                "{} contains the record of a run that was interrupted while it {}, or is in progress",
+                picture.here(STATE_DIR.as_ref()),
+                work.doing()
             ),
             "run `nodepki bootstrap`, which first completes or reverts the interrupted run",
         )
     };
-    picture.unfinished.then(note).into_iter().collect()
+    picture.unfinished.iter().map(note).collect()
 }
 
 pub(super) fn strays(picture: &Picture) -> Vec<CheckNote> {

@@ -26,7 +26,7 @@ use crate::node::{KubeconfigState, NodeState};
 use crate::signer::SignerKind;
 use crate::spec::assess::Observed;
 use crate::spec::{Layout, NodeSpec, kubeconfig_path};
-use crate::store::{self, Exposed, FileKind, NodeRoot, STATE_DIR};
+use crate::store::{self, Exposed, FileKind, NodeRoot, STATE_DIR, UnfinishedWork};
 use crate::x509::{Certificate, Chain, PrivateKey, PublicKey, TrustBundle};
 use crate::yaml;
 
@@ -51,7 +51,7 @@ pub(super) struct Picture {
     /// The public half of `sa.key`.
     pub(super) service_account: Observed<PublicKey>,
     pub(super) trees: Trees,
-    pub(super) unfinished: bool,
+    pub(super) unfinished: Option<UnfinishedWork>,
     /// Directories that other users can change, of those that nodepki writes to and those above them.
     pub(super) exposed: Vec<Exposed>,
     pub(super) apiserver: Option<StaticPod>,
@@ -249,7 +249,7 @@ impl Picture {
             copies: reader.copies(Path::new(KUBERNETES_DIR), MAX_SEARCH_DEPTH),
             activated: activated.map(|(name, change)| (name, change.new)).collect(),
             authorities,
-            unfinished: root.has_unfinished().unwrap_or(false),
+            unfinished: root.unfinished_work().ok().flatten(),
             exposed: exposed(&state),
             apiserver,
             signer: controller_manager

@@ -9,6 +9,7 @@ use crate::kube::manifest::StaticPod;
 use crate::kube::names::CertName;
 use crate::kubelets::KubeletPolicy;
 use crate::spec::assess::Observed;
+use crate::store::UnfinishedWork;
 use crate::x509::{CertificateAuthority, Chain, KeyAlgorithm, PrivateKey, Profile, Sans, Subject};
 
 fn now() -> OffsetDateTime {
@@ -144,8 +145,17 @@ fn proposes_role_binding_for_subject_of_certificate() {
 fn compares_service_account_key_with_key_set_of_cluster() {
     let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
     let id = jwks::key_id(key.public_key());
+    let members = key.public_key().jwk_members().unwrap();
+    let own: serde_json::Map<String, serde_json::Value> = members
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value.into()))
+        .collect();
     for (set, words) in [
-        (Some(json!({"keys": [{"kid": id}]})), None),
+        (Some(json!({"keys": [own]})), None),
+        (
+            Some(json!({"keys": [{"kid": id}]})),
+            Some("under which the cluster publishes another key"),
+        ),
         (
             Some(json!({"keys": [{"kid": "another"}]})),
             Some("the cluster has another"),
@@ -172,7 +182,7 @@ fn compares_service_account_key_with_key_set_of_cluster() {
 fn merges_notes_with_same_fix_and_sorts_by_severity() {
     let mut picture = blank();
     picture.configuration.faults = vec!["one".to_owned(), "two".to_owned()];
-    picture.unfinished = true;
+    picture.unfinished = Some(UnfinishedWork::Files);
     picture.trees.unfinished = vec!["/etc/kubernetes/.nodepki-new.x".into()];
     let findings = findings(&picture);
     let ids: Vec<&str> = findings.iter().map(|finding| finding.id).collect();
