@@ -48,7 +48,7 @@ use output::{
     terminal,
 };
 
-/// Gives a Kubernetes control-plane node its PKI without a CA private key ever being on the node.
+/// Gives a Kubernetes control-plane node its PKI without a private key of its CAs on the node.
 ///
 /// Reads the kubeadm configuration, generates keys and certificate signing requests on the node, has them signed by an
 /// external signer, verifies the answers and writes /etc/kubernetes.

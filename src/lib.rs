@@ -1,4 +1,4 @@
-//! nodepki gives a Kubernetes control-plane node its PKI without a CA private key ever being on the node.
+//! nodepki gives a Kubernetes control-plane node its PKI without a private key of its CAs on the node.
 //!
 //! This page lists the rooms of the source. `docs/architecture.md` has the data flow of a bootstrap and of a renewal, and
 //! the invariants.

@@ -23,7 +23,7 @@ pub use layout::{Layout, crl_name, kubeconfig_path};
 pub use rules::{node_spec, usages};
 pub use table::{
     BundleCopy, BundleSpec, CertFiles, CertSpec, ExternalEtcd, KubeletStoreSpec, NodeSpec,
-    RequestedCertificate, ServiceAccountSpec,
+    PolicyDoubts, RequestedCertificate, ServiceAccountSpec,
 };
 
 #[cfg(test)]

@@ -93,13 +93,14 @@ pub(super) fn of_certificate(
 }
 
 /// Adds the facts of a certificate to a record.
-pub(super) fn with_leaf(record: AuditRecord, leaf: &Certificate) -> AuditRecord {
+pub(crate) fn with_leaf(record: AuditRecord, leaf: &Certificate) -> AuditRecord {
     let issuer = leaf.authority_key_id();
     AuditRecord {
         serial: Some(leaf.serial().to_owned()),
         not_after: Some(leaf.not_after()),
         sha256: Some(hex(&leaf.fingerprint())),
         issuer_key_id: (!issuer.is_empty()).then(|| hex(issuer)),
+        key: Some(leaf.public_key().key_type().to_string()),
         ..record
     }
 }

@@ -1,5 +1,6 @@
 //! Compares the files of the node with the plan. Reads only, takes no lock, needs no state directory.
 
+mod keys;
 mod replaced;
 mod rotation;
 mod service_account;
@@ -19,13 +20,12 @@ use crate::spec::assess::{
     self, Action, Age, KubeletConfForm, KubeletLink, KubeletStoreContent, Observed, ObservedCert,
     assess, assess_bundle,
 };
-use crate::spec::compliance::{FoundKey, KeyUse};
-use crate::spec::policy::KeyOwner;
-use crate::spec::{self, BundleCopy, BundleSpec, CertFiles, CertSpec, NodeSpec};
+use crate::spec::compliance::KeyUse;
+use crate::spec::policy::KeyPolicy;
+use crate::spec::{self, BundleCopy, BundleSpec, CertFiles, CertSpec, NodeSpec, PolicyDoubts};
 use crate::store::{self, IssuedRecord, NodeRoot};
 use crate::x509::{
-    AuthorityCrls, Certificate, Chain, KeyType, PrivateKey, RevocationList, TrustBundle, hex,
-    is_for_names, rfc3339,
+    AuthorityCrls, Chain, PrivateKey, RevocationList, TrustBundle, hex, is_for_names, rfc3339,
 };
 
 pub(super) use rotation::Rotating;
@@ -41,6 +41,12 @@ pub struct Survey {
     pub service_account: Option<ServiceAccountAction>,
     /// The key of the service-account pair.
     service_account_key: Option<KeyUse>,
+    /// The keys that nodepki does not manage and to which the key policy applies.
+    unmanaged_keys: Vec<KeyUse>,
+    policy: KeyPolicy,
+    policy_doubts: PolicyDoubts,
+    /// Whether this node signs the certificates of kubelets.
+    signs_for_kubelets: bool,
     /// Why the service-account pair is unusable and is not changed; also part of `refusals`.
     pub(super) service_account_refused: Option<String>,
     /// Indices of the files provided by the cluster that are missing on the node.
@@ -235,15 +241,6 @@ impl TrustFile {
     }
 }
 
-/// Returns the key in a file.
-fn found_key<T>(found: &Observed<T>, key: impl FnOnce(&T) -> &KeyType) -> FoundKey {
-    match found {
-        Observed::Present(value) => FoundKey::Key(key(value).clone()),
-        Observed::Absent | Observed::Empty => FoundKey::Absent,
-        Observed::Unreadable(_) => FoundKey::Unreadable,
-    }
-}
-
 /// Judges the state of the node against the plan.
 ///
 /// # Errors
@@ -260,6 +257,10 @@ pub fn survey(
         bundles: Vec::new(),
         service_account: None,
         service_account_key: None,
+        unmanaged_keys: Vec::new(),
+        policy: plan.policy.clone(),
+        policy_doubts: plan.policy_doubts.clone(),
+        signs_for_kubelets: plan.cert(CertName::NodepkiConf).is_some(),
         service_account_refused: None,
         missing_files: Vec::new(),
         external_etcd: Vec::new(),
@@ -284,6 +285,7 @@ pub fn survey(
         survey.read_service_account(state, spec, provided)?;
         survey.service_account_refused = survey.refusals.get(before).cloned();
     }
+    survey.read_unmanaged_keys(state, plan, now);
     survey.read_provided_files(state, provided)?;
     if let Some(external) = &plan.external_etcd {
         survey.check_external_etcd(state, external, provided, now)?;
@@ -293,43 +295,6 @@ pub fn survey(
 }
 
 impl Survey {
-    /// Returns every key of the node with the algorithm that the policy requires, authorities first. Of a bundle the first
-    /// certificate counts, under which new certificates are issued.
-    pub fn key_uses(&self) -> Vec<KeyUse> {
-        let bundles = self.bundles.iter().map(|bundle| {
-            let first = bundle.found.present().map(TrustBundle::first);
-            KeyUse {
-                owner: KeyOwner::Authority(bundle.spec.authority),
-                required: bundle.spec.required_key,
-                found: found_key(&bundle.found, |trust| trust.first().public_key().key_type()),
-                lifetime: None,
-                not_after: first.map(Certificate::not_after),
-                replaced_at: None,
-            }
-        });
-        let certs = self.certs.iter().map(|cert| {
-            let chain = cert.found.chain.present();
-            let found = found_key(&cert.found.chain, |chain| {
-                chain.leaf().public_key().key_type()
-            });
-            KeyUse {
-                owner: KeyOwner::Leaf(cert.spec.name()),
-                required: Some(cert.spec.requested.profile.key),
-                found: match found {
-                    FoundKey::Key(key) if cert.found.is_of_kubelet() => FoundKey::OfKubelet(key),
-                    found => found,
-                },
-                lifetime: Some(cert.spec.requested.profile.lifetime),
-                not_after: chain.map(|chain| chain.leaf().not_after()),
-                replaced_at: cert.due.filter(|_| cert.waits_for_renewal()),
-            }
-        });
-        bundles
-            .chain(certs)
-            .chain(self.service_account_key.clone())
-            .collect()
-    }
-
     /// Returns the bundle of an authority, if it exists and is valid.
     pub fn trust(&self, authority: Authority) -> Option<&TrustBundle> {
         self.bundles

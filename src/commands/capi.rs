@@ -54,9 +54,10 @@ const fn cluster_api(plural: &'static str, kind: &'static str) -> Resource {
 pub(super) enum CapiCommand {
     /// Create the Secrets that the controllers wait for, signed by the external signer
     ///
-    /// CLUSTER-ca, CLUSTER-etcd and CLUSTER-proxy (certificates only), CLUSTER-apiserver-etcd-client and
-    /// CLUSTER-kubeconfig, and CLUSTER-admin for the external-CA proposal. Cluster API creates CLUSTER-sa itself. Prints a
-    /// manifest for `kubectl apply -f -`, writes it to a file with --out, or applies it to the cluster with --apply.
+    /// CLUSTER-ca, CLUSTER-etcd and CLUSTER-proxy (certificates only, unless --etcd-client-ca),
+    /// CLUSTER-apiserver-etcd-client and CLUSTER-kubeconfig, and CLUSTER-admin for the external-CA proposal. Cluster API
+    /// creates CLUSTER-sa itself. Prints a manifest for `kubectl apply -f -`, writes it to a file with --out, or applies it
+    /// to the cluster with --apply.
     ///
     /// Keys are generated here and stay in the cluster's state directory (0700). A repeated run prints the same Secrets;
     /// certificates that have expired or differ from the desired state are issued again.
@@ -123,8 +124,9 @@ pub(super) struct SecretsArgs {
     /// Add a placeholder tls.key to CLUSTER-ca and CLUSTER-proxy: today's Cluster API lets no node join without one
     #[arg(long)]
     placeholder_keys: bool,
-    /// Create a CA for the controllers' etcd clients, with its key in CLUSTER-etcd: today's Cluster API lets no further
-    /// node with stacked etcd join without a key there. Later runs keep it. See docs/cluster-api.md
+    /// Create a CA for the controllers' etcd clients, with its private key in CLUSTER-etcd and in user data: today's Cluster
+    /// API lets no further node with stacked etcd join without a key there. Later runs keep and replace it; only with
+    /// --format current. See docs/cluster-api.md
     #[arg(long, conflicts_with = "external_etcd")]
     etcd_client_ca: bool,
     /// Write the manifest to FILE, mode 0600
@@ -194,6 +196,7 @@ impl SecretsArgs {
             state: self.state.clone(),
         };
         let prepared = issue::load(&root, &self.run.inputs(global)?, &order, now())?;
+        self.require_format(prepared.state())?;
         print_warnings(&prepared.warnings);
         let terminal = Terminal::new(global.verbose);
         let runtime = runtime()?;
@@ -210,8 +213,10 @@ impl SecretsArgs {
         };
         let mut secrets =
             material.secrets(&order.target, self.target.format, self.placeholder_keys);
-        if let Some(authority) = etcd_clients::load(prepared.state(), self.etcd_client_ca, now())? {
+        let (state, policy) = (prepared.state(), prepared.policy());
+        if let Some(authority) = etcd_clients::load(state, self.etcd_client_ca, policy, now())? {
             authority.add_to(&mut secrets);
+            report.notes.extend(authority.notes);
         }
         if let Some(kubeconfig) = &self.kubeconfig {
             let api = load::cluster(&root, kubeconfig)?;
@@ -226,6 +231,32 @@ impl SecretsArgs {
             None => print_exact(&secrets::manifest(&secrets))?,
         };
         Ok(report.code())
+    }
+}
+
+impl SecretsArgs {
+    /// Verifies that the etcd client CA is wanted by the consumer of the Secrets: only today's Cluster API signs with a key
+    /// in CLUSTER-etcd.
+    fn require_format(&self, state: &NodeRoot) -> Result<(), Failure> {
+        if self.target.format == Format::Current {
+            return Ok(());
+        }
+        let cause = match (self.etcd_client_ca, etcd_clients::exists(state)?) {
+            (true, _) => {
+                "--etcd-client-ca is for --format current only (omit one of them)".to_owned()
+            }
+            (false, true) => format!(
+                "{} has an etcd client CA, which is for --format current only (to give it up, remove tls.key from CLUSTER-etcd and etcd-client-ca.pem from this directory)",
+                state.path().display()
+            ),
+            (false, false) => return Ok(()),
+        };
+        Err(Failure::new(
+            ExitCode::Usage,
+            format!(
+                "{cause}: the external-CA proposal needs no key in CLUSTER-etcd, and reads ca.crt, in which no such CA may be"
+            ),
+        ))
     }
 }
 

@@ -1,4 +1,4 @@
-//! `nodepki policy check`: the keys of a node against its key policy.
+//! `nodepki policy check`: the keys and certificates of a node against its key policy.
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
@@ -9,16 +9,19 @@ use super::options::{GlobalOptions, SourceOptions};
 use super::output::table::minute;
 use super::output::{Closing, DocumentKind, print_warnings, text_style};
 use crate::agent::{ExitCode, Failure};
-use crate::spec::compliance::{self, FoundKey, KeyUse, KeyVerdict};
+use crate::spec::compliance::{self, KeyUse, KeyVerdict};
 use crate::table::{Cell, Emphasis, Table};
+use crate::yaml::format_duration;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum PolicyCommand {
-    /// Compare the key algorithm of each certificate, authority and the service-account pair with the policy
+    /// Compare the key and the lifetime of each certificate, authority and the service-account pair with the policy
     ///
     /// The policy is that of the cluster (clusterPolicy), the pki block of the settings or an OpenShift PKI document; for
-    /// certificates of this node otherwise kubeadm's encryptionAlgorithm. Reads only.
-    /// Exit status: 0 if every key that exists complies; 65 otherwise.
+    /// certificates that nodepki issues otherwise kubeadm's encryptionAlgorithm. Keys of the kubelet, of an external etcd's
+    /// client, of the etcd client CA and of kubelets for which this node has signed count too. Reads only.
+    /// Exit status: 0 if everything was compared and complies; 65 if something does not comply; 75 if nothing is known to
+    /// differ, but something is unknown: a file or the policy was not read.
     Check(CheckArgs),
 }
 
@@ -31,6 +34,8 @@ pub(super) struct CheckArgs {
 /// The body of the document.
 #[derive(Serialize)]
 struct PolicyBody {
+    /// The verdict on all keys together.
+    verdict: KeyVerdict,
     keys: Vec<PolicyRow>,
     warnings: Vec<String>,
 }
@@ -47,8 +52,18 @@ struct PolicyRow {
     required: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     found: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    required_lifetime: Option<String>,
+    /// Length of the certificate's validity.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lifetime: Option<String>,
     verdict: KeyVerdict,
-    /// When a renewal replaces the key, if it waits for that.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    differences: Vec<String>,
+    /// What was not compared, and why.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    unknown: Vec<String>,
+    /// When a renewal replaces the certificate, if it waits for that.
     #[serde(
         with = "time::serde::rfc3339::option",
         skip_serializing_if = "Option::is_none"
@@ -61,44 +76,74 @@ impl PolicyCommand {
         let PolicyCommand::Check(arguments) = self;
         let loaded = global.load_running(&arguments.sources.inputs(global)?)?;
         print_warnings(&loaded.warnings);
-        let keys = loaded.setup.survey_of(&loaded.state, now())?.key_uses();
+        let survey = loaded.setup.survey_of(&loaded.state, now())?;
+        let keys = survey.all_key_uses(loaded.state.root(), now());
+        let rows: Vec<PolicyRow> = keys.iter().map(row).collect();
+        let unmatched = survey.unmatched_overrides(&keys);
+        let unmatched = (!unmatched.is_empty()).then(|| {
+            format!(
+                "the policy has overrides for keys that this node does not have: {}",
+                unmatched.join(", ")
+            )
+        });
         let body = PolicyBody {
-            keys: keys.iter().map(row).collect(),
-            warnings: compliance::warnings(&keys),
+            verdict: KeyVerdict::of_all(rows.iter().map(|row| row.verdict)),
+            keys: rows,
+            warnings: compliance::warnings(&keys)
+                .into_iter()
+                .chain(unmatched)
+                .collect(),
         };
-        let count = |wanted: fn(KeyVerdict) -> bool| {
+        let count = |wanted: KeyVerdict| {
             let verdicts = body.keys.iter().map(|row| row.verdict);
-            verdicts.filter(|verdict| wanted(*verdict)).count()
+            verdicts.filter(|verdict| *verdict == wanted).count()
         };
-        let violations = count(KeyVerdict::is_violation);
-        let complying = count(|verdict| verdict == KeyVerdict::Compliant);
-        let next =
-            "nodepki plan shows what a renewal changes; a CA is replaced with nodepki authority";
+        let (code, next) = match body.verdict {
+            KeyVerdict::NotCompliant => (
+                ExitCode::Refused,
+                Some(
+                    "nodepki plan shows what a renewal changes; a CA is replaced with nodepki authority",
+                ),
+            ),
+            KeyVerdict::Unknown => (
+                ExitCode::Pending,
+                Some("the lines below the rows name what was not compared, and why"),
+            ),
+            _ => (ExitCode::Done, None),
+        };
         let closing = Closing::default()
             .or_nothing("no keys")
-            .count(violations, "notCompliant", "not compliant")
-            .count(complying, "compliant", "compliant")
-            .then((violations > 0).then(|| next.to_owned()));
-        let code = match violations {
-            0 => ExitCode::Done,
-            _ => ExitCode::Refused,
-        };
+            .count(
+                count(KeyVerdict::NotCompliant),
+                "notCompliant",
+                "not compliant",
+            )
+            .count(count(KeyVerdict::Unknown), "unknown", "unknown")
+            .count(count(KeyVerdict::Compliant), "compliant", "compliant")
+            .then(next.map(str::to_owned));
         global.print_document(DocumentKind::Policy, code, &closing, &body, || text(&body))?;
         Ok(code)
     }
 }
 
 fn row(key: &KeyUse) -> PolicyRow {
+    let judgement = compliance::judge(key);
+    let is_waiting = judgement.verdict == KeyVerdict::NotCompliant;
     PolicyRow {
         name: key.owner.to_string(),
         category: key.owner.category().map(|category| category.as_str()),
         required: key.required.map(|required| required.to_string()),
-        found: match &key.found {
-            FoundKey::Key(found) | FoundKey::OfKubelet(found) => Some(found.to_string()),
-            FoundKey::Absent | FoundKey::Unreadable => None,
-        },
-        verdict: compliance::judge(key),
-        replaced_at: key.replaced_at,
+        found: key.found.key_type().map(ToString::to_string),
+        required_lifetime: key.required_lifetime.map(format_duration),
+        lifetime: key.valid_for().map(format_duration),
+        verdict: judgement.verdict,
+        differences: judgement
+            .differences
+            .iter()
+            .map(ToString::to_string)
+            .collect(),
+        unknown: judgement.unknown,
+        replaced_at: key.replaced_at.filter(|_| is_waiting),
     }
 }
 
@@ -113,9 +158,9 @@ fn text(body: &PolicyBody) -> String {
     ];
     let mut table = Table::new(&headings);
     for row in &body.keys {
-        let emphasis = match row.verdict.is_violation() {
-            true => Emphasis::Error,
-            false => Emphasis::Plain,
+        let emphasis = match row.verdict {
+            KeyVerdict::NotCompliant | KeyVerdict::Unknown => Emphasis::Error,
+            _ => Emphasis::Plain,
         };
         let cells = vec![
             Cell::new(&row.name),
@@ -125,7 +170,11 @@ fn text(body: &PolicyBody) -> String {
             Cell::state(row.verdict.as_str(), emphasis),
             Cell::optional(row.replaced_at.map(minute)),
         ];
-        table.push(cells, Vec::new());
+        let unknown = row.unknown.iter().map(|why| format!("unknown: {why}"));
+        table.push(
+            cells,
+            row.differences.iter().cloned().chain(unknown).collect(),
+        );
     }
     let mut text = table.render(text_style());
     for warning in &body.warnings {

@@ -178,8 +178,8 @@ impl Metrics {
         let began = state.running.take().unwrap_or(now);
         state.next = next;
         state.assessed = match setup.survey(&self.0.root, now) {
-            Ok(survey) => gauges::assessed(&survey),
-            Err(_) => MetricsPage::default(),
+            Ok(survey) => gauges::assessed(&survey, &self.0.root, now),
+            Err(_) => gauges::not_assessed(&setup.plan),
         };
         state.snapshot = None;
         let run = LastRun {

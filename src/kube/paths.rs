@@ -39,6 +39,11 @@ pub const KUBELET_FLAGS: &str = "/var/lib/kubelet/kubeadm-flags.env";
 pub const KUBELET_PKI_DIR: &str = "/var/lib/kubelet/pki";
 /// File name of the link to the kubelet's newest client certificate, in that directory.
 pub const KUBELET_CURRENT_LINK: &str = "kubelet-client-current.pem";
+/// File name of the link to the serving certificate that the kubelet requested (`serverTLSBootstrap`), in that directory.
+pub const KUBELET_SERVING_LINK: &str = "kubelet-server-current.pem";
+/// File below kubeadm's certificatesDir with the authorities of etcd's clients, on nodes of Cluster API with an etcd client
+/// CA.
+pub const ETCD_CLIENTS_FILE: &str = "etcd/clients.crt";
 
 /// Directory in which cloud-init and Cluster API write kubeadm's configuration.
 pub const KUBEADM_RUN_DIR: &str = "/run/kubeadm";

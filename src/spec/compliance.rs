@@ -1,6 +1,7 @@
-//! Whether the keys of a node comply with its key policy.
+//! Whether the keys and certificates of a node comply with its key policy.
 //!
-//! Pure. [`judge`] compares one key with the algorithm that the policy requires; [`warnings`] compares keys with each other
+//! Pure. [`judge`] compares one key, and the lifetime of its certificate, with what the policy requires. What was not read
+//! is unknown, and never compliant. [`warnings`] compares keys with each other
 //! and with their lifetimes. A deviation is only reported: when a key is replaced is decided by [`schedule`](super::schedule).
 
 use std::fmt;
@@ -12,11 +13,16 @@ use time::{Date, Month, OffsetDateTime};
 use super::policy::{Category, KeyOwner};
 use crate::kube::names::Authority;
 use crate::x509::{KeyAlgorithm, KeyType};
+use crate::yaml::format_duration;
 
 /// Longest lifetime of a short-lived certificate: OpenShift's serving and client certificates live for at most 30 days.
 const SHORT_LIFETIME: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 /// The security strength of RSA-2048, in bits (NIST SP 800-57 Part 1, table 2).
 const LEGACY_STRENGTH: u16 = 112;
+
+/// Least and greatest time by which a lifetime may exceed that of the policy, since signers backdate certificates: kubeadm
+/// by 5 minutes, others by up to an hour.
+const BACKDATING: [Duration; 2] = [Duration::from_secs(10 * 60), Duration::from_secs(60 * 60)];
 
 /// A key pair, and what is required of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,14 +31,44 @@ pub struct KeyUse {
     pub owner: KeyOwner,
     /// The algorithm of the policy; `None` for a key that nodepki does not create, if no policy names it.
     pub required: Option<KeyAlgorithm>,
+    /// The longest lifetime that the policy permits; `None` if no policy names one.
+    pub required_lifetime: Option<Duration>,
     /// The key on disk.
     pub found: FoundKey,
+    /// Further keys to which the requirement applies, with what has them: the other certificates of an authority's file,
+    /// and intermediates.
+    pub others: Vec<(String, KeyType)>,
     /// Lifetime that is requested for its certificate; `None` for a key that no renewal replaces.
     pub lifetime: Option<Duration>,
-    /// End of validity of its certificate.
-    pub not_after: Option<OffsetDateTime>,
-    /// When a renewal replaces the key by one of the required algorithm, if it waits for that.
+    /// Begin and end of validity of its certificate.
+    pub validity: Option<[OffsetDateTime; 2]>,
+    /// When a renewal replaces the certificate by one that complies, if it waits for that.
     pub replaced_at: Option<OffsetDateTime>,
+    /// Why it is not known what the policy requires, or which keys there are.
+    pub doubts: Vec<String>,
+}
+
+impl KeyUse {
+    /// Returns the use of a key of which nothing is required.
+    pub fn of(owner: KeyOwner, found: FoundKey) -> KeyUse {
+        KeyUse {
+            owner,
+            required: None,
+            required_lifetime: None,
+            found,
+            others: Vec::new(),
+            lifetime: None,
+            validity: None,
+            replaced_at: None,
+            doubts: Vec::new(),
+        }
+    }
+
+    /// Returns the length of the validity of its certificate.
+    pub fn valid_for(&self) -> Option<Duration> {
+        let [begin, end] = self.validity?;
+        Duration::try_from(end - begin).ok()
+    }
 }
 
 /// A key on disk.
@@ -44,37 +80,45 @@ pub enum FoundKey {
     OfKubelet(KeyType),
     /// The files do not exist.
     Absent,
-    /// The file cannot be read; other commands report the cause.
-    Unreadable,
+    /// The key was not read; contains the reason.
+    Unreadable(String),
 }
 
 impl FoundKey {
-    fn key_type(&self) -> Option<&KeyType> {
+    /// Returns its algorithm, if the key was read.
+    pub fn key_type(&self) -> Option<&KeyType> {
         match self {
             FoundKey::Key(key) | FoundKey::OfKubelet(key) => Some(key),
-            FoundKey::Absent | FoundKey::Unreadable => None,
+            FoundKey::Absent | FoundKey::Unreadable(_) => None,
         }
     }
 }
 
-/// The judgement of one key.
+/// The verdict on one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyVerdict {
-    /// The key has the required algorithm.
+    /// Everything that the policy requires was compared, and nothing differs.
     Compliant,
-    /// No policy requires an algorithm.
+    /// No policy requires anything.
     NotRequired,
-    /// The kubelet chose the algorithm; no policy can change it.
+    /// The kubelet chose the algorithm; no policy requires another one.
     ChosenByKubelet,
-    /// The key has another algorithm.
+    /// The key or the lifetime differs from what the policy requires.
     NotCompliant,
-    /// The files do not exist.
-    Absent,
-    /// The key cannot be read.
-    Unreadable,
+    /// The policy or the key was not read.
+    Unknown,
 }
 
 impl KeyVerdict {
+    /// All verdicts.
+    pub const ALL: [KeyVerdict; 5] = [
+        KeyVerdict::Compliant,
+        KeyVerdict::NotRequired,
+        KeyVerdict::ChosenByKubelet,
+        KeyVerdict::NotCompliant,
+        KeyVerdict::Unknown,
+    ];
+
     /// Returns the text in tables and JSON.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -82,14 +126,20 @@ impl KeyVerdict {
             KeyVerdict::NotRequired => "no policy",
             KeyVerdict::ChosenByKubelet => "chosen by kubelet",
             KeyVerdict::NotCompliant => "not compliant",
-            KeyVerdict::Absent => "absent",
-            KeyVerdict::Unreadable => "unreadable",
+            KeyVerdict::Unknown => "unknown",
         }
     }
 
-    /// Returns whether the verdict proves neither compliance nor the absence of a key.
-    pub const fn is_violation(self) -> bool {
-        matches!(self, KeyVerdict::NotCompliant | KeyVerdict::Unreadable)
+    /// Returns the verdict on several keys together.
+    pub fn of_all(verdicts: impl Iterator<Item = KeyVerdict> + Clone) -> KeyVerdict {
+        let any = |wanted| verdicts.clone().any(|verdict| verdict == wanted);
+        if any(KeyVerdict::NotCompliant) {
+            KeyVerdict::NotCompliant
+        } else if any(KeyVerdict::Unknown) {
+            KeyVerdict::Unknown
+        } else {
+            KeyVerdict::Compliant
+        }
     }
 }
 
@@ -105,20 +155,162 @@ impl Serialize for KeyVerdict {
     }
 }
 
-/// Judges one key.
-pub fn judge(key: &KeyUse) -> KeyVerdict {
-    let (found, is_of_kubelet) = match &key.found {
-        FoundKey::Key(found) => (found, false),
-        FoundKey::OfKubelet(found) => (found, true),
-        FoundKey::Absent => return KeyVerdict::Absent,
-        FoundKey::Unreadable => return KeyVerdict::Unreadable,
-    };
-    match key.required {
-        None => KeyVerdict::NotRequired,
-        Some(required) if *found == KeyType::Known(required) => KeyVerdict::Compliant,
-        Some(_) if is_of_kubelet => KeyVerdict::ChosenByKubelet,
-        Some(_) => KeyVerdict::NotCompliant,
+/// A difference between a key and the policy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PolicyDifference {
+    /// The key has another algorithm.
+    Key {
+        /// Its algorithm.
+        found: KeyType,
+        /// The algorithm of the policy.
+        required: KeyAlgorithm,
+        /// The kubelet generated it.
+        of_kubelet: bool,
+    },
+    /// A further key has another algorithm.
+    OtherKey {
+        /// What has the key.
+        of: String,
+        /// Its algorithm.
+        found: KeyType,
+        /// The algorithm of the policy.
+        required: KeyAlgorithm,
+    },
+    /// The certificate is valid for longer.
+    Lifetime {
+        /// The length of its validity.
+        found: Duration,
+        /// The longest one of the policy.
+        required: Duration,
+    },
+}
+
+impl PolicyDifference {
+    /// Returns what a renewal replaces to end the difference.
+    pub const fn replaced(&self) -> &'static str {
+        match self {
+            PolicyDifference::Key { .. } | PolicyDifference::OtherKey { .. } => "the key",
+            PolicyDifference::Lifetime { .. } => "the certificate",
+        }
     }
+}
+
+impl fmt::Display for PolicyDifference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PolicyDifference::Key {
+                found,
+                required,
+                of_kubelet: true,
+            } => write!(
+                f,
+                "the key policy requires {required}, and the kubelet, which generates this key itself, chose {found}"
+            ),
+            PolicyDifference::Key { required, .. } => {
+                write!(f, "the key policy requires {required}")
+            }
+            PolicyDifference::OtherKey {
+                of,
+                found,
+                required,
+            } => write!(
+                f,
+                "the key of {of} is {found}, and the key policy requires {required}"
+            ),
+            PolicyDifference::Lifetime { found, required } => write!(
+                f,
+                "its certificate is valid for {}, and the key policy permits {}",
+                format_duration(*found),
+                format_duration(*required)
+            ),
+        }
+    }
+}
+
+/// The judgement of one key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyJudgement {
+    /// The verdict.
+    pub verdict: KeyVerdict,
+    /// The differences from the policy.
+    pub differences: Vec<PolicyDifference>,
+    /// What was not compared, and why.
+    pub unknown: Vec<String>,
+}
+
+/// Judges one key. It complies only if everything that the policy requires was compared with what was read.
+pub fn judge(key: &KeyUse) -> KeyJudgement {
+    let differences: Vec<PolicyDifference> = key_difference(key)
+        .into_iter()
+        .chain(other_differences(key))
+        .chain(lifetime_difference(key))
+        .collect();
+    let unknown: Vec<String> = key
+        .doubts
+        .iter()
+        .cloned()
+        .chain(not_read(key))
+        .chain(validity_not_read(key))
+        .collect();
+    let is_required = key.required.is_some() || key.required_lifetime.is_some();
+    let verdict = match &key.found {
+        _ if !differences.is_empty() => KeyVerdict::NotCompliant,
+        _ if !unknown.is_empty() => KeyVerdict::Unknown,
+        FoundKey::OfKubelet(_) if key.required.is_none() => KeyVerdict::ChosenByKubelet,
+        _ if !is_required => KeyVerdict::NotRequired,
+        _ => KeyVerdict::Compliant,
+    };
+    KeyJudgement {
+        verdict,
+        differences,
+        unknown,
+    }
+}
+
+fn key_difference(key: &KeyUse) -> Option<PolicyDifference> {
+    let (required, found) = (key.required?, key.found.key_type()?);
+    (*found != KeyType::Known(required)).then(|| PolicyDifference::Key {
+        found: found.clone(),
+        required,
+        of_kubelet: matches!(key.found, FoundKey::OfKubelet(_)),
+    })
+}
+
+fn other_differences(key: &KeyUse) -> impl Iterator<Item = PolicyDifference> {
+    let required = key.required;
+    key.others.iter().filter_map(move |(of, found)| {
+        let required = required?;
+        (*found != KeyType::Known(required)).then(|| PolicyDifference::OtherKey {
+            of: of.clone(),
+            found: found.clone(),
+            required,
+        })
+    })
+}
+
+fn lifetime_difference(key: &KeyUse) -> Option<PolicyDifference> {
+    let (required, found) = (key.required_lifetime?, key.valid_for()?);
+    let [least, greatest] = BACKDATING;
+    let backdated = (required / 10).clamp(least, greatest);
+    (found > required.saturating_add(backdated))
+        .then_some(PolicyDifference::Lifetime { found, required })
+}
+
+/// Returns why the key was not compared.
+fn not_read(key: &KeyUse) -> Option<String> {
+    match &key.found {
+        FoundKey::Key(_) | FoundKey::OfKubelet(_) => None,
+        FoundKey::Unreadable(why) => Some(why.clone()),
+        FoundKey::Absent => (key.required.is_some() || key.required_lifetime.is_some())
+            .then(|| "its files do not exist".to_owned()),
+    }
+}
+
+/// Returns why the lifetime was not compared, unless the key was not read either.
+fn validity_not_read(key: &KeyUse) -> Option<String> {
+    let is_read = key.found.key_type().is_some();
+    (is_read && key.required_lifetime.is_some() && key.valid_for().is_none())
+        .then(|| "the validity of its certificate is not known".to_owned())
 }
 
 /// Returns what a policy of algorithms alone does not show: certificates whose key is stronger than that of their CA, keys
@@ -197,7 +389,7 @@ fn legacy_after_2030(keys: &[KeyUse]) -> Option<String> {
         .assume_utc();
     let found: Vec<String> = keys
         .iter()
-        .filter(|key| key.not_after.is_some_and(|not_after| not_after >= end))
+        .filter(|key| key.validity.is_some_and(|[_, not_after]| not_after >= end))
         .filter(|key| key.found.key_type().and_then(strength) == Some(LEGACY_STRENGTH))
         .map(|key| key.owner.to_string())
         .collect();
@@ -244,14 +436,18 @@ mod tests {
 
     fn key(owner: KeyOwner, required: KeyAlgorithm, found: KeyAlgorithm) -> KeyUse {
         KeyUse {
-            owner,
             required: Some(required),
-            found: FoundKey::Key(KeyType::Known(found)),
-            lifetime: None,
-            not_after: Some(datetime!(2028-01-01 0:00 UTC)),
-            replaced_at: None,
+            validity: Some(until(datetime!(2028-01-01 0:00 UTC))),
+            ..KeyUse::of(owner, FoundKey::Key(KeyType::Known(found)))
         }
     }
+
+    /// The validity of a year.
+    fn until(end: OffsetDateTime) -> [OffsetDateTime; 2] {
+        [end - DAY * 365, end]
+    }
+
+    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
     const CA: KeyOwner = KeyOwner::Authority(Authority::Ca);
     const APISERVER: KeyOwner = KeyOwner::Leaf(CertName::Apiserver);
@@ -259,54 +455,117 @@ mod tests {
     #[test]
     fn judges_algorithm_by_policy() {
         use KeyAlgorithm::{EcdsaP256, Rsa2048, Rsa4096};
+        let own = |found| FoundKey::Key(KeyType::Known(found));
+        let of_kubelet = FoundKey::OfKubelet(KeyType::Known(EcdsaP256));
         for (required, found, wanted) in [
-            (
-                Rsa4096,
-                FoundKey::Key(KeyType::Known(Rsa4096)),
-                KeyVerdict::Compliant,
-            ),
-            (
-                Rsa4096,
-                FoundKey::Key(KeyType::Known(Rsa2048)),
-                KeyVerdict::NotCompliant,
-            ),
+            (Some(Rsa4096), own(Rsa4096), KeyVerdict::Compliant),
+            (Some(Rsa4096), own(Rsa2048), KeyVerdict::NotCompliant),
             // Stronger is another algorithm too.
+            (Some(Rsa2048), own(Rsa4096), KeyVerdict::NotCompliant),
             (
-                Rsa2048,
-                FoundKey::Key(KeyType::Known(Rsa4096)),
-                KeyVerdict::NotCompliant,
-            ),
-            (
-                Rsa2048,
+                Some(Rsa2048),
                 FoundKey::Key(KeyType::Rsa(1024)),
                 KeyVerdict::NotCompliant,
             ),
+            (Some(Rsa2048), of_kubelet.clone(), KeyVerdict::NotCompliant),
+            (Some(EcdsaP256), of_kubelet.clone(), KeyVerdict::Compliant),
+            (None, of_kubelet, KeyVerdict::ChosenByKubelet),
+            (None, own(Rsa2048), KeyVerdict::NotRequired),
+            (Some(Rsa2048), FoundKey::Absent, KeyVerdict::Unknown),
+            (None, FoundKey::Absent, KeyVerdict::NotRequired),
             (
-                Rsa2048,
-                FoundKey::OfKubelet(KeyType::Known(EcdsaP256)),
-                KeyVerdict::ChosenByKubelet,
+                Some(Rsa2048),
+                FoundKey::Unreadable("it is unreadable".to_owned()),
+                KeyVerdict::Unknown,
             ),
             (
-                EcdsaP256,
-                FoundKey::OfKubelet(KeyType::Known(EcdsaP256)),
-                KeyVerdict::Compliant,
+                None,
+                FoundKey::Unreadable("it is unreadable".to_owned()),
+                KeyVerdict::Unknown,
             ),
-            (Rsa2048, FoundKey::Absent, KeyVerdict::Absent),
-            (Rsa2048, FoundKey::Unreadable, KeyVerdict::Unreadable),
         ] {
             let key = KeyUse {
-                owner: APISERVER,
-                required: Some(required),
-                found,
-                lifetime: None,
-                not_after: None,
-                replaced_at: None,
+                required,
+                ..KeyUse::of(APISERVER, found)
             };
-            assert_eq!(judge(&key), wanted, "{key:?}");
+            let judgement = judge(&key);
+            assert_eq!(judgement.verdict, wanted, "{key:?}");
+            assert_eq!(
+                judgement.unknown.is_empty(),
+                wanted != KeyVerdict::Unknown,
+                "{key:?}"
+            );
         }
-        let mut of_other_company = key(CA, Rsa4096, Rsa2048);
-        of_other_company.required = None;
-        assert_eq!(judge(&of_other_company), KeyVerdict::NotRequired);
+    }
+
+    #[test]
+    fn permits_lifetime_of_policy_and_backdating() {
+        use KeyAlgorithm::EcdsaP256;
+        const HOUR: Duration = Duration::from_secs(60 * 60);
+        const MINUTE: Duration = Duration::from_secs(60);
+        for (required, valid_for, complies) in [
+            (30 * DAY, 30 * DAY, true),
+            (30 * DAY, DAY, true),
+            (30 * DAY, 30 * DAY + HOUR, true),
+            (30 * DAY, 30 * DAY + 2 * HOUR, false),
+            (30 * DAY, 365 * DAY, false),
+            (HOUR, HOUR + 5 * MINUTE, true),
+            (HOUR, 2 * HOUR, false),
+        ] {
+            let mut key = key(APISERVER, EcdsaP256, EcdsaP256);
+            let end = datetime!(2028-01-01 0:00 UTC);
+            key.required_lifetime = Some(required);
+            key.validity = Some([end - valid_for, end]);
+            let expected = match complies {
+                true => KeyVerdict::Compliant,
+                false => KeyVerdict::NotCompliant,
+            };
+            assert_eq!(judge(&key).verdict, expected, "{required:?} {valid_for:?}");
+        }
+    }
+
+    #[test]
+    fn is_unknown_while_policy_or_validity_was_not_read() {
+        use KeyAlgorithm::{EcdsaP256, Rsa2048};
+        let verdict = |key: &KeyUse| judge(key).verdict;
+        let mut doubted = key(APISERVER, EcdsaP256, EcdsaP256);
+        doubted.doubts = vec!["the policy was not read".to_owned()];
+        assert_eq!(verdict(&doubted), KeyVerdict::Unknown);
+        doubted.required = None;
+        assert_eq!(verdict(&doubted), KeyVerdict::Unknown);
+        // A known difference is not hidden by what is unknown.
+        doubted.required = Some(Rsa2048);
+        assert_eq!(verdict(&doubted), KeyVerdict::NotCompliant);
+        let mut without_end = key(APISERVER, EcdsaP256, EcdsaP256);
+        without_end.required_lifetime = Some(DAY);
+        without_end.validity = None;
+        assert_eq!(verdict(&without_end), KeyVerdict::Unknown);
+    }
+
+    #[test]
+    fn judges_every_certificate_of_authority() {
+        use KeyAlgorithm::{EcdsaP384, Rsa2048};
+        let mut authority = key(CA, EcdsaP384, EcdsaP384);
+        authority.others = vec![("CN=old".to_owned(), KeyType::Known(Rsa2048))];
+        let judgement = judge(&authority);
+        assert_eq!(judgement.verdict, KeyVerdict::NotCompliant);
+        assert_eq!(
+            judgement.differences[0].to_string(),
+            "the key of CN=old is RSA-2048, and the key policy requires ECDSA-P384"
+        );
+    }
+
+    #[test]
+    fn verdict_on_all_keys_is_the_worst() {
+        use KeyVerdict::{ChosenByKubelet, Compliant, NotCompliant, NotRequired, Unknown};
+        for (verdicts, expected) in [
+            (vec![Compliant, NotRequired, ChosenByKubelet], Compliant),
+            (vec![Compliant, Unknown], Unknown),
+            (vec![Unknown, NotCompliant, Compliant], NotCompliant),
+        ] {
+            let verdict = KeyVerdict::of_all(verdicts.iter().copied());
+            assert_eq!(verdict, expected, "{verdicts:?}");
+        }
     }
 
     #[test]
@@ -349,7 +608,7 @@ mod tests {
             key(APISERVER, EcdsaP256, Rsa2048),
         ];
         assert!(warnings(&keys).is_empty());
-        keys[0].not_after = Some(datetime!(2036-01-01 0:00 UTC));
+        keys[0].validity = Some(until(datetime!(2036-01-01 0:00 UTC)));
         let found = warnings(&keys);
         assert!(found[0].ends_with("accepts until then: ca"), "{found:?}");
     }

@@ -60,10 +60,17 @@ pub enum KeyOwner {
     Leaf(CertName),
     /// The pair that signs service-account tokens. It has no certificate and therefore no category.
     ServiceAccount,
+    /// The authority of the etcd clients of Cluster API's controllers (`capi secrets --etcd-client-ca`).
+    EtcdClientAuthority,
+    /// Certificates of this name that nodepki has signed for the kubelets of all nodes; judged by the rules for that name.
+    SignedForKubelets(CertName),
 }
 
+/// Name of [`KeyOwner::EtcdClientAuthority`].
+const ETCD_CLIENT_AUTHORITY: &str = "etcd-client-ca";
+
 impl KeyOwner {
-    /// Returns all owners, authorities first.
+    /// Returns the owners that kubeadm knows, authorities first.
     pub fn all() -> impl Iterator<Item = KeyOwner> {
         Authority::ALL
             .into_iter()
@@ -76,21 +83,37 @@ impl KeyOwner {
     pub(super) fn authority(self) -> Option<Authority> {
         match self {
             Leaf(name) => Some(name.authority()),
-            KeyOwner::Authority(_) | KeyOwner::ServiceAccount => None,
+            KeyOwner::Authority(_)
+            | KeyOwner::ServiceAccount
+            | KeyOwner::EtcdClientAuthority
+            | KeyOwner::SignedForKubelets(_) => None,
         }
     }
 
     /// Returns the category; `None` for the service-account pair.
     pub fn category(self) -> Option<Category> {
         match self {
-            KeyOwner::Authority(_) => Some(Category::Signer),
-            Leaf(name) => Some(Category::of(name)),
+            KeyOwner::Authority(_) | KeyOwner::EtcdClientAuthority => Some(Category::Signer),
+            Leaf(name) | KeyOwner::SignedForKubelets(name) => Some(Category::of(name)),
             KeyOwner::ServiceAccount => None,
         }
     }
 
+    /// Returns the owners that a policy can name, apart from registered certificates.
+    fn named() -> impl Iterator<Item = KeyOwner> {
+        KeyOwner::all().chain([KeyOwner::EtcdClientAuthority])
+    }
+
     fn parse(text: &str) -> Option<KeyOwner> {
-        KeyOwner::all().find(|owner| owner.to_string() == text)
+        KeyOwner::named().find(|owner| owner.to_string() == text)
+    }
+
+    /// Returns the owner whose override applies.
+    fn in_overrides(self) -> KeyOwner {
+        match self {
+            KeyOwner::SignedForKubelets(name) => Leaf(name),
+            owner => owner,
+        }
     }
 }
 
@@ -100,6 +123,8 @@ impl fmt::Display for KeyOwner {
             KeyOwner::Authority(authority) => authority.fmt(f),
             Leaf(name) => name.fmt(f),
             KeyOwner::ServiceAccount => f.pad("sa"),
+            KeyOwner::EtcdClientAuthority => f.pad(ETCD_CLIENT_AUTHORITY),
+            KeyOwner::SignedForKubelets(name) => f.pad(&format!("kubelets/{name}")),
         }
     }
 }
@@ -136,7 +161,8 @@ impl KeyRules {
     fn specific(&self, owner: KeyOwner) -> impl Iterator<Item = &Choice> {
         let category = owner.category();
         let category = category.and_then(|category| self.categories.get(&category));
-        self.overrides.get(&owner).into_iter().chain(category)
+        let of_name = self.overrides.get(&owner.in_overrides());
+        of_name.into_iter().chain(category)
     }
 
     fn key(&self, owner: KeyOwner) -> Option<&ChosenValue<KeyAlgorithm>> {
@@ -145,8 +171,8 @@ impl KeyRules {
             .find_map(|choice| choice.key.as_ref())
     }
 
-    fn lifetime(&self, name: CertName) -> Option<&ChosenValue<Duration>> {
-        self.specific(Leaf(name))
+    fn lifetime(&self, owner: KeyOwner) -> Option<&ChosenValue<Duration>> {
+        self.specific(owner)
             .chain(&self.defaults)
             .find_map(|choice| choice.lifetime.as_ref())
     }
@@ -236,7 +262,25 @@ impl KeyPolicy {
 
     /// Returns the lifetime of a leaf certificate; `None` if kubeadm's validity period applies.
     pub(crate) fn lifetime_of(&self, name: CertName) -> Option<Duration> {
-        self.rules.lifetime(name).map(|chosen| chosen.value)
+        self.required_lifetime_of(Leaf(name))
+    }
+
+    /// Returns the owners that the rules name, in a fixed order.
+    pub(crate) fn overridden(&self) -> impl Iterator<Item = KeyOwner> {
+        self.rules.overrides.keys().copied()
+    }
+
+    /// Returns the longest lifetime that the rules permit; `None` for authorities, to which no lifetime of a rule applies,
+    /// and for the service-account pair, which has no certificate.
+    pub(crate) fn required_lifetime_of(&self, owner: KeyOwner) -> Option<Duration> {
+        match owner {
+            Leaf(_) | KeyOwner::SignedForKubelets(_) => {
+                self.rules.lifetime(owner).map(|chosen| chosen.value)
+            }
+            KeyOwner::Authority(_) | KeyOwner::ServiceAccount | KeyOwner::EtcdClientAuthority => {
+                None
+            }
+        }
     }
 
     /// Returns warnings about lifetimes, and about keys that kubeadm cannot create or that some software cannot use. Those about kubeadm's own
@@ -269,7 +313,7 @@ impl KeyPolicy {
     fn lifetime_warnings(&self) -> Faults {
         let chosen = CertName::ALL
             .into_iter()
-            .filter_map(|name| self.rules.lifetime(name))
+            .filter_map(|name| self.rules.lifetime(Leaf(name)))
             .filter(|chosen| chosen.value > kubeadm::YEAR);
         let mut warned: Vec<&FieldPosition> = Vec::new();
         let mut faults = Faults::default();

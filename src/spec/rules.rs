@@ -10,11 +10,11 @@ use super::choices::{
     CLUSTER_ADMINS, Choices, KUBELET_SIGNERS_GROUP, KubeletClientSubject, SYSTEM_MASTERS,
 };
 use super::layout::Layout;
-use super::policy::{KeyOwner, KeyPolicy};
+use super::policy::KeyPolicy;
 use super::registered::{NODE_PLACEHOLDER, RegisteredCertificate, RegisteredSan};
 use super::table::{
     BundleCopy, BundleSpec, CertFiles, CertSpec, ExternalEtcd, KubeletStoreSpec, NodeSpec,
-    RequestedCertificate, ServiceAccountSpec,
+    PolicyDoubts, RequestedCertificate, ServiceAccountSpec,
 };
 use crate::kube::kubeadm::{
     ClusterConfig, Etcd, Host, HostPort, KubeadmRole, KubernetesVersion, NodeConfig, San,
@@ -58,6 +58,8 @@ pub fn node_spec(
         omitted,
         service_account: inputs.service_account(),
         external_etcd: inputs.external_etcd(),
+        policy: policy.clone(),
+        policy_doubts: PolicyDoubts::default(),
     }
 }
 
@@ -506,7 +508,6 @@ impl RuleInputs<'_> {
                     crl_path: layout.revocation_lists(authority).into(),
                     copies: self.bundle_copies(authority),
                     key: self.policy.key_for_authority(authority),
-                    required_key: self.policy.required_of(KeyOwner::Authority(authority)),
                 }
             })
             .collect()
@@ -551,7 +552,6 @@ impl RuleInputs<'_> {
                 private,
                 public,
                 key: self.policy.key_for_service_account(),
-                required_key: self.policy.required_of(KeyOwner::ServiceAccount),
                 may_make: self.node.role == KubeadmRole::Init,
             })
     }

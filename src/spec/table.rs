@@ -4,6 +4,7 @@ use std::path::Path;
 
 use super::choices::KubeletLayout;
 use super::layout::Layout;
+use super::policy::KeyPolicy;
 use super::schedule::OnPolicyChange;
 use crate::kube::names::{Authority, CertName, NodePath};
 use crate::x509::{KeyAlgorithm, Profile, Subject, Tolerance};
@@ -28,6 +29,19 @@ pub struct NodeSpec {
     pub omitted: Vec<CertName>,
     /// Remarks for the administrator that are not errors.
     pub notes: Vec<String>,
+    /// The key policy, also for keys that are not in the table.
+    pub policy: KeyPolicy,
+    /// What is not known of the key policy.
+    pub policy_doubts: PolicyDoubts,
+}
+
+/// Why it is not known what the key policy requires. Certificates are issued by what is known.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PolicyDoubts {
+    /// The policy of the cluster was not read, or its present document is not valid.
+    pub rules: Option<String>,
+    /// kubeadm's `encryptionAlgorithm`, which applies where no rule does, is assumed.
+    pub algorithm: Option<String>,
 }
 
 impl NodeSpec {
@@ -187,8 +201,6 @@ pub struct BundleSpec {
     pub copies: Vec<BundleCopy>,
     /// Key algorithm of a CA certificate that a demonstration authority creates.
     pub key: KeyAlgorithm,
-    /// Key algorithm that a policy requires of any CA certificate.
-    pub required_key: Option<KeyAlgorithm>,
 }
 
 /// A copy of a trust bundle for the component of a registered certificate.
@@ -209,8 +221,6 @@ pub struct ServiceAccountSpec {
     pub public: NodePath,
     /// Algorithm for a new pair.
     pub key: KeyAlgorithm,
-    /// Algorithm that a policy requires of any pair.
-    pub required_key: Option<KeyAlgorithm>,
     /// True on the first node only: with two different pairs, half of all tokens fail.
     pub may_make: bool,
 }

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use rcgen::{
-    BasicConstraints, CertificateParams, IsCa, Issuer, KeyUsagePurpose, SanType, SerialNumber,
+    BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyUsagePurpose,
+    SanType, SerialNumber,
 };
 use time::OffsetDateTime;
 
@@ -74,6 +75,42 @@ impl CertificateAuthority {
         now: OffsetDateTime,
         lifetime: Duration,
     ) -> Result<Self, AuthorityError> {
+        Self::self_signed_for(
+            common_name,
+            key,
+            now,
+            lifetime,
+            BasicConstraints::Unconstrained,
+            Vec::new(),
+        )
+    }
+
+    /// As [`CertificateAuthority::self_signed`], for client certificates only, and without authorities below it: path
+    /// length 0, and the extended key usage that every verifier requires of the whole path.
+    pub(crate) fn self_signed_for_clients(
+        common_name: &str,
+        key: PrivateKey,
+        now: OffsetDateTime,
+        lifetime: Duration,
+    ) -> Result<Self, AuthorityError> {
+        Self::self_signed_for(
+            common_name,
+            key,
+            now,
+            lifetime,
+            BasicConstraints::Constrained(0),
+            vec![ExtendedKeyUsagePurpose::ClientAuth],
+        )
+    }
+
+    fn self_signed_for(
+        common_name: &str,
+        key: PrivateKey,
+        now: OffsetDateTime,
+        lifetime: Duration,
+        constraints: BasicConstraints,
+        usages: Vec<ExtendedKeyUsagePurpose>,
+    ) -> Result<Self, AuthorityError> {
         let subject = Subject {
             common_name: common_name.to_owned(),
             organizations: Vec::new(),
@@ -85,7 +122,8 @@ impl CertificateAuthority {
                 .try_into()
                 .map_err(|_| CsrError::DnsName(common_name.to_owned()))?,
         )];
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.is_ca = IsCa::Ca(constraints);
+        params.extended_key_usages = usages;
         params.key_usages = key_usages(key.key_type());
         params.key_usages.push(KeyUsagePurpose::KeyCertSign);
         set_validity(&mut params, now, lifetime);

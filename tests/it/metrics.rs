@@ -121,6 +121,18 @@ fn writes_textfile_and_keeps_counters_across_runs() {
         sum(&first, compliant, &["certificate_name=\"apiserver\""]),
         1.0
     );
+    let verdict = |page: &BTreeMap<String, f64>, name: &str, verdict: &str| {
+        let name = format!("certificate_name=\"{name}\"");
+        let verdict = format!("verdict=\"{verdict}\"");
+        sum(
+            page,
+            "nodepki_certificate_policy_verdict",
+            &[&name, &verdict],
+        )
+    };
+    assert_eq!(verdict(&first, "sa", "no-policy"), 1.0);
+    assert_eq!(verdict(&first, "apiserver", "compliant"), 1.0);
+    assert_eq!(verdict(&first, "apiserver", "unknown"), 0.0);
     assert!(
         !first
             .keys()
@@ -145,6 +157,12 @@ fn writes_textfile_and_keeps_counters_across_runs() {
     node.signer_does("apiserver", "bad wrong-key");
     node.ask().ended(65);
     let second = samples(&node.read(TEXTFILE));
+    // The certificate is missing: whether it complies is not known.
+    assert_eq!(verdict(&second, "apiserver", "unknown"), 1.0);
+    assert_eq!(
+        sum(&second, compliant, &["certificate_name=\"apiserver\""]),
+        0.0
+    );
     assert_eq!(
         (installed(&second, "success"), installed(&second, "failure")),
         (1.0, 1.0)

@@ -198,6 +198,45 @@ fn without_keys(node: &Node) -> Vec<(PathBuf, u32, Vec<u8>)> {
     .collect()
 }
 
+/// The commands of the document, as a user with the usual umask runs them.
+#[test]
+fn documented_commands_work_with_umask_022() {
+    const DOCUMENT: &str = include_str!("../../docs/migrating.md");
+    let node = kubeadm_node();
+    let block = DOCUMENT.split("```").nth(1).unwrap();
+    let commands = block.strip_prefix("sh\n").unwrap();
+    assert!(commands.contains("/root/passphrase") && commands.contains("/mnt/usb/ca-keys"));
+    let commands = commands
+        .replace(
+            "/root/passphrase",
+            &node.outside("new").display().to_string(),
+        )
+        .replace(
+            "/mnt/usb/ca-keys",
+            &node.outside("ca-keys").display().to_string(),
+        );
+    // The settings, the root and the time limits are those of the test.
+    let usual = migrate(
+        &node,
+        "to-external",
+        &["--wait", "0s", "--clock-wait", "0s"],
+    );
+    let words = std::iter::once(usual.get_program()).chain(usual.get_args());
+    let words = words.map(|word| format!("'{}'", word.to_str().unwrap()));
+    let words: Vec<String> = words.collect();
+    let script = format!(
+        "set -eu\numask 022\nnodepki() {{ shift 2; {} \"$@\"; }}\n{commands}",
+        words.join(" ")
+    );
+    Ran::of(Command::new("sh").args(["-c", &script])).done();
+    assert!(keys(&node).is_empty());
+    let mode = fs::metadata(node.outside("new"))
+        .unwrap()
+        .permissions()
+        .mode();
+    assert_eq!(mode & 0o777, 0o600);
+}
+
 #[test]
 fn moves_keys_of_kubeadm_node_to_backup_and_back() {
     let node = kubeadm_node();

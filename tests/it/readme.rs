@@ -173,6 +173,43 @@ fn generated() -> Vec<(String, String)> {
     pages
 }
 
+/// `capi secrets --etcd-client-ca` puts a CA key into a Secret and into user data: the sentences that promise the opposite
+/// name the option, and no command to copy contains it.
+#[test]
+fn promises_of_no_ca_key_name_their_exception() {
+    for (page, promise) in [
+        ("README.md", "without a CA private key on the node"),
+        (
+            "docs/cluster-api.md",
+            "keys of the cluster's CAs stay with the signer",
+        ),
+        (
+            "docs/security.md",
+            "is never needed on a node, in the management cluster",
+        ),
+        ("docs/configuration.md", "for leaf certificates only"),
+    ] {
+        let text = read(page);
+        let line = text.lines().find(|line| line.contains(promise));
+        let line = line.unwrap_or_else(|| panic!("{page}: {promise}"));
+        assert!(line.contains("--etcd-client-ca"), "{page}: {line}");
+    }
+    for page in [
+        "docs/cluster-api.md",
+        "cloud-init/cluster-api.yaml",
+        "cloud-init/ignition/cluster-api.yaml",
+    ] {
+        let text = read(page);
+        let mut lines = text.lines();
+        let copied = |line: &&str| {
+            let command = line.contains("nodepki capi secrets prod --endpoint");
+            command || line.starts_with("CAPI_SECRETS_OPTIONS=")
+        };
+        let option = lines.find(|line| copied(line) && line.contains("--etcd-client-ca"));
+        assert_eq!(option, None, "{page}");
+    }
+}
+
 #[test]
 fn generated_parts_match_code_and_examples() {
     for (page, expected) in generated() {

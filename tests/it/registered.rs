@@ -99,6 +99,28 @@ fn changed(before: &[(String, String)], after: &[(String, String)]) -> Vec<Strin
         .collect()
 }
 
+/// The comment of the example says where to put the file, and nodepki reads it there.
+#[test]
+fn example_names_a_folder_that_is_read() {
+    let comment: Vec<&str> = EXAMPLES
+        .lines()
+        .take_while(|line| line.starts_with('#'))
+        .collect();
+    let comment = comment.join(" ");
+    let (_, folder) = comment.split_once("put this file into ").unwrap();
+    let folder = folder
+        .split_whitespace()
+        .next()
+        .unwrap()
+        .trim_end_matches('.');
+    let node = Node::new();
+    node.write("/etc/nodepki/config.yaml", HEAD);
+    node.write(format!("{folder}/registered-certificates.yaml"), EXAMPLES);
+    Ran::of(&mut node.command(["config", "show"]))
+        .done()
+        .says("konnectivity-server");
+}
+
 #[test]
 fn plans_and_bootstraps_certificates_of_four_components() {
     let node = registered();

@@ -29,7 +29,7 @@ use crate::process::jitter::random_fraction;
 use crate::process::machine;
 use crate::signer::NodeIdentity;
 use crate::spec::policy::KeyPolicy;
-use crate::spec::{self, Layout, NodeSpec, registered};
+use crate::spec::{self, Layout, NodeSpec, PolicyDoubts, registered};
 use crate::store::NodeRoot;
 use crate::yaml::Faults;
 
@@ -304,7 +304,11 @@ impl KnownConfiguration {
         if let Some(running) = running {
             notes.extend(running.notes(root, &resolved));
         }
-        let plan = self.plan(root, &cluster, &resolved.node, &policy, notes)?;
+        let mut plan = self.plan(root, &cluster, &resolved.node, &policy, notes)?;
+        plan.policy_doubts = PolicyDoubts {
+            rules: self.cluster_policy.warning.clone(),
+            algorithm: self.unknown_cluster.clone(),
+        };
         let identity = NodeIdentity {
             node: resolved.node.name.as_str().to_owned(),
             cluster: cluster.cluster_name.clone(),

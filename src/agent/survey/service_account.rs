@@ -1,6 +1,7 @@
 //! Judges the service-account pair of the node.
 
-use super::{Survey, found_key};
+use super::Survey;
+use super::keys::found_key;
 use crate::agent::{Provided, ServiceAccount};
 use crate::node::NodeState;
 use crate::spec::ServiceAccountSpec;
@@ -51,14 +52,10 @@ impl Survey {
             is_exposed: file.mode_if_exposed().is_some(),
             has_served: state.has_served(),
         };
-        self.service_account_key = Some(KeyUse {
-            owner: KeyOwner::ServiceAccount,
-            required: spec.required_key,
-            found: found_key(&pair.private, |key| key.public_key().key_type()),
-            lifetime: None,
-            not_after: None,
-            replaced_at: None,
-        });
+        self.service_account_key = Some(KeyUse::of(
+            KeyOwner::ServiceAccount,
+            found_key(&pair.private, |key| key.public_key().key_type()),
+        ));
         let provided = provided.service_account.as_ref();
         let action = match provided.and_then(|provided| pair.foreign(provided)) {
             Some(refusal) => Err(refusal),

@@ -11,7 +11,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Map, Value};
 use time::OffsetDateTime;
 
-use super::etcd_clients::{client_authority, without_client_authority};
+use super::etcd_clients::{client_authority, is_predecessor_key, without_client_authority};
 use super::secrets::{
     CLUSTER_LABEL, ClusterTarget, MANAGED_BY_LABEL, MANAGED_BY_NODEPKI, Object, Purpose, SecretSpec,
 };
@@ -19,7 +19,7 @@ use crate::agent::{ExitCode, Failure, ReportRow, RowAction};
 use crate::cluster::api::{self, Api, SECRET};
 use crate::kube::kubeconfig::Kubeconfig;
 use crate::kube::names::Authority;
-use crate::x509::{CertDifference, Chain, TrustBundle, path_differences};
+use crate::x509::{CertDifference, Chain, PrivateKey, TrustBundle, path_differences};
 
 /// Reads the Secrets of a workload cluster.
 ///
@@ -176,7 +176,11 @@ fn decide(
     let differing = secret.data.iter().filter(|(key, bytes)| {
         let present = found.data(key);
         // A placeholder never replaces an existing entry; another private key is refused below.
-        let stays = secret.purpose.is_authority() && **key == "tls.key" && present.is_some();
+        let stays = secret.purpose.is_authority()
+            && **key == "tls.key"
+            && present
+                .as_ref()
+                .is_some_and(|present| !is_of_predecessor(secret, present));
         !stays && present.as_ref() != Some(*bytes)
     });
     let differing: Vec<_> = differing.collect();
@@ -221,6 +225,16 @@ fn decide(
     })
 }
 
+/// Returns whether a private key is that of the etcd client CA that the desired one replaces.
+fn is_of_predecessor(secret: &SecretSpec, present: &[u8]) -> bool {
+    let wanted = secret.data.get("tls.crt");
+    let bundle = wanted.and_then(|pem| TrustBundle::from_pem(pem).ok());
+    let key = PrivateKey::from_pem(present).ok();
+    bundle
+        .zip(key)
+        .is_some_and(|(bundle, key)| is_predecessor_key(&bundle, key.public_key()))
+}
+
 /// Verifies that the certificate and the key of CLUSTER-etcd are changed together or not at all: an existing `tls.key` is
 /// never replaced, since it may be the only copy of a CA's key, and the controllers sign with it under the first
 /// certificate.
@@ -230,6 +244,7 @@ fn require_same_key(secret: &SecretSpec, found: &Object) -> Result<(), Refusal> 
     };
     let why = match secret.data.get("tls.key") {
         Some(wanted) if *wanted == present => return Ok(()),
+        Some(_) if is_of_predecessor(secret, &present) => return Ok(()),
         Some(_) => "its tls.key is not the key of the etcd client CA in the state directory",
         None => {
             let certificates = found.data("tls.crt");

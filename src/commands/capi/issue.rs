@@ -316,6 +316,11 @@ impl PreparedIssue {
         &self.state
     }
 
+    /// Returns the key policy.
+    pub(super) fn policy(&self) -> &KeyPolicy {
+        &self.setup.plan.policy
+    }
+
     /// Issues what is missing, and returns the material of the Secrets once it is complete.
     ///
     /// # Errors

@@ -51,7 +51,9 @@ families! {
     PHASE: "certificate_phase", Gauge,
         "1 for the present phase of the certificate over its life, else 0.";
     COMPLIANT: "certificate_compliant", Gauge,
-        "1 if the key of the certificate has the algorithm of the key policy, else 0. A key that the kubelet chose is compliant.";
+        "1 if everything that the key policy requires was compared and complies, 0 if something differs or is unknown. No series if no policy requires anything.";
+    POLICY_VERDICT: "certificate_policy_verdict", Gauge,
+        "1 for the verdict of the key policy on the certificate or key, else 0: compliant, not-compliant, unknown (the policy or the key was not read), no-policy, chosen-by-kubelet (and no policy requires another key).";
     PENDING: "certificate_pending_since_timestamp_seconds", Gauge,
         "When a pending request was sent to the signer.";
     CRL_THIS_UPDATE: "crl_this_update_timestamp_seconds", Gauge,

@@ -9,11 +9,13 @@ use time::OffsetDateTime;
 use super::exposition::{MetricsPage, labels};
 use super::families::{
     BUILD_INFO, CERTIFICATE_INFO, COMPLIANT, CRL_NEXT_UPDATE, CRL_THIS_UPDATE, MetricFamily,
-    NOT_AFTER, NOT_BEFORE, PENDING, PHASE, RENEWAL, RESTARTS_PENDING, ROLLED_BACK, STATE,
+    NOT_AFTER, NOT_BEFORE, PENDING, PHASE, POLICY_VERDICT, RENEWAL, RESTARTS_PENDING, ROLLED_BACK,
+    STATE,
 };
 use crate::agent::Survey;
 use crate::kube::names::{Authority, CertName};
 use crate::node::status::{CertPhase, Facts, NodeStatus, RowState};
+use crate::spec::NodeSpec;
 use crate::spec::compliance::{self, KeyVerdict};
 use crate::spec::policy::{Category, KeyOwner};
 use crate::store::{NodeRoot, RestartState, Slot};
@@ -49,7 +51,7 @@ pub(super) fn found(status: &NodeStatus) -> MetricsPage {
 }
 
 /// Returns the gauges that need the configuration.
-pub(super) fn assessed(survey: &Survey) -> MetricsPage {
+pub(super) fn assessed(survey: &Survey, root: &NodeRoot, now: OffsetDateTime) -> MetricsPage {
     let mut page = MetricsPage::default();
     for cert in &survey.certs {
         if let Some(due) = cert.due {
@@ -57,18 +59,8 @@ pub(super) fn assessed(survey: &Survey) -> MetricsPage {
             page.sample(&RENEWAL, &labels, seconds(due));
         }
     }
-    for key in survey.key_uses() {
-        let labels = match key.owner {
-            KeyOwner::Authority(name) => CertificateLabels::authority(name),
-            KeyOwner::Leaf(name) => CertificateLabels::leaf(name),
-            KeyOwner::ServiceAccount => continue,
-        };
-        let compliant = match compliance::judge(&key) {
-            KeyVerdict::Compliant | KeyVerdict::ChosenByKubelet => 1.0,
-            KeyVerdict::NotCompliant => 0.0,
-            KeyVerdict::NotRequired | KeyVerdict::Absent | KeyVerdict::Unreadable => continue,
-        };
-        page.sample(&COMPLIANT, &labels.labels(), compliant);
+    for key in survey.all_key_uses(root, now) {
+        sample_verdict(&mut page, key.owner, compliance::judge(&key).verdict);
     }
     for bundle in &survey.bundles {
         let lists = bundle.revocations.iter().flat_map(|all| all.lists());
@@ -85,6 +77,63 @@ pub(super) fn assessed(survey: &Survey) -> MetricsPage {
         oldest(&CRL_NEXT_UPDATE, next.into_iter().flatten().min());
     }
     page
+}
+
+/// Returns the gauges of a node that could not be compared with the plan.
+pub(super) fn not_assessed(plan: &NodeSpec) -> MetricsPage {
+    let mut page = MetricsPage::default();
+    let authorities = plan.bundles.iter();
+    let owners = authorities
+        .map(|spec| KeyOwner::Authority(spec.authority))
+        .chain(plan.certs.iter().map(|spec| KeyOwner::Leaf(spec.name())))
+        .chain(
+            plan.service_account
+                .iter()
+                .map(|_| KeyOwner::ServiceAccount),
+        );
+    for owner in owners {
+        sample_verdict(&mut page, owner, KeyVerdict::Unknown);
+    }
+    page
+}
+
+fn sample_verdict(page: &mut MetricsPage, owner: KeyOwner, verdict: KeyVerdict) {
+    let of_owner = owner_labels(owner);
+    let compliant = match verdict {
+        KeyVerdict::Compliant => Some(1.0),
+        KeyVerdict::NotCompliant | KeyVerdict::Unknown => Some(0.0),
+        KeyVerdict::NotRequired | KeyVerdict::ChosenByKubelet => None,
+    };
+    if let Some(compliant) = compliant {
+        page.sample(&COMPLIANT, &of_owner, compliant);
+    }
+    for one in KeyVerdict::ALL {
+        let verdict_label = labels(&[("verdict", &one.as_str().replace(' ', "-"))]);
+        let labels = format!("{of_owner},{verdict_label}");
+        page.sample(
+            &POLICY_VERDICT,
+            &labels,
+            f64::from(u8::from(one == verdict)),
+        );
+    }
+}
+
+/// Returns the labels of a key. One that is not a certificate's has no authority.
+fn owner_labels(owner: KeyOwner) -> String {
+    let name = owner.to_string();
+    let (of, component) = match owner {
+        KeyOwner::Authority(name) => return CertificateLabels::authority(name).labels(),
+        KeyOwner::Leaf(name) => return CertificateLabels::leaf(name).labels(),
+        KeyOwner::ServiceAccount => (None, "kube-apiserver"),
+        KeyOwner::EtcdClientAuthority => (Some(Authority::EtcdCa), "etcd"),
+        KeyOwner::SignedForKubelets(name) => (Some(name.authority()), "kubelet"),
+    };
+    labels(&[
+        ("certificate_name", &name),
+        ("authority", of.map_or("", Authority::as_str)),
+        ("category", owner.category().map_or("", Category::as_str)),
+        ("component", component),
+    ])
 }
 
 /// Adds the gauges of restarts that are due or were rolled back.

@@ -2,14 +2,14 @@
 
 use super::NodeStatus;
 use super::text::minute;
-use crate::spec::compliance::{self, KeyUse, KeyVerdict};
+use crate::spec::compliance::{self, KeyJudgement, KeyUse};
 use crate::spec::policy::KeyOwner;
 
 impl NodeStatus {
     /// Adds the verdict on each key to its row, and a remark to the row of a key that does not comply.
     pub fn judge_keys(&mut self, keys: &[KeyUse]) {
         for key in keys {
-            let verdict = compliance::judge(key);
+            let judgement = compliance::judge(key);
             let (place, remarks) = match key.owner {
                 KeyOwner::Authority(name) => {
                     let mut rows = self.authorities.iter_mut();
@@ -31,9 +31,10 @@ impl NodeStatus {
                     };
                     (&mut row.key_policy, &mut row.remarks)
                 }
+                KeyOwner::EtcdClientAuthority | KeyOwner::SignedForKubelets(_) => continue,
             };
-            *place = Some(verdict);
-            remarks.extend(remark(key, verdict));
+            *place = Some(judgement.verdict);
+            remarks.extend(remarks_of(key, &judgement));
         }
     }
 
@@ -47,15 +48,16 @@ impl NodeStatus {
     }
 }
 
-fn remark(key: &KeyUse, verdict: KeyVerdict) -> Option<String> {
-    let required = key
-        .required
-        .filter(|_| verdict == KeyVerdict::NotCompliant)?;
-    Some(match key.replaced_at {
+/// Returns the differences from the policy. The row itself reports what cannot be read.
+fn remarks_of(key: &KeyUse, judgement: &KeyJudgement) -> Vec<String> {
+    let differences = judgement.differences.iter();
+    let remarks = differences.map(|difference| match key.replaced_at {
         Some(at) => format!(
-            "the key policy requires {required}; the next renewal, which is due at {}, replaces the key",
-            minute(at)
+            "{difference}; the next renewal, which is due at {}, replaces {}",
+            minute(at),
+            difference.replaced()
         ),
-        None => format!("the key policy requires {required}"),
-    })
+        None => difference.to_string(),
+    });
+    remarks.collect()
 }

@@ -409,7 +409,7 @@ fn minute_in_utc(time: OffsetDateTime) -> String {
 
 fn verdict_cell(verdict: Option<KeyVerdict>) -> Cell {
     match verdict {
-        Some(verdict @ KeyVerdict::NotCompliant) => {
+        Some(verdict @ (KeyVerdict::NotCompliant | KeyVerdict::Unknown)) => {
             Cell::state(verdict.as_str(), Emphasis::Warning)
         }
         other => Cell::optional(other.map(KeyVerdict::as_str)),

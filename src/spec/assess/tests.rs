@@ -255,7 +255,6 @@ fn refuses_expired_authority() {
         crl_path: "/etc/kubernetes/pki/crl.pem".into(),
         copies: Vec::new(),
         key: KeyAlgorithm::EcdsaP256,
-        required_key: None,
     };
     let bundle = Observed::Present(authority.bundle().clone());
     assert!(assess_bundle(&spec, &bundle, &[], NOW).is_ok());

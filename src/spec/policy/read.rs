@@ -295,7 +295,7 @@ impl KeyRules {
             (None, Some((_, owners))) => owners.to_vec(),
             (None, None) => {
                 let mut names: Vec<String> =
-                    KeyOwner::all().map(|owner| owner.to_string()).collect();
+                    KeyOwner::named().map(|owner| owner.to_string()).collect();
                 names.extend(field.walk().all_declared());
                 let known = names.iter().map(String::as_str);
                 let suggestion = did_you_mean(

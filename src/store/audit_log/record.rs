@@ -132,6 +132,9 @@ pub struct AuditRecord {
     /// Authority key identifier of the certificate, in hexadecimal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub issuer_key_id: Option<String>,
+    /// Key algorithm of the certificate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
     /// A component, for example `kube-apiserver`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub component: Option<String>,
@@ -174,6 +177,7 @@ impl AuditRecord {
             not_after: None,
             sha256: None,
             issuer_key_id: None,
+            key: None,
             component: None,
             action: None,
             reason: None,
@@ -194,6 +198,7 @@ impl AuditRecord {
             &mut self.requester,
             &mut self.serial,
             &mut self.issuer_key_id,
+            &mut self.key,
         ];
         for text in texts.into_iter().flatten() {
             cut(text, MAX_TEXT_BYTES);

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::client;
 use super::control_plane::ControlPlane;
-use crate::node::Ran;
+use crate::node::{NODEPKI, Ran};
 use crate::signing::{now, write_secret};
 
 /// The controllers create the machines, connect to etcd with certificates of the etcd client CA, and remove members.
@@ -114,6 +114,65 @@ fn assert_client_authority_is_for_clients_only(plane: &ControlPlane, name: &str)
     handshake(&machine.pki("etcd/peer.crt"), &machine.pki("etcd/peer.key")).done();
     let refused = handshake(&certificate, &key);
     refused.ended(1).says("alert");
+}
+
+/// Every verifier refuses another usage of the CA, and an authority below it; its creation is recorded.
+#[test]
+fn etcd_client_ca_is_for_clients_only_and_recorded() {
+    let management = super::Management::new();
+    management.apply(&["--etcd-client-ca"]).done();
+    let file = management.directory().join("etcd-client-ca.pem");
+    let shown = Ran::of(
+        Command::new("openssl")
+            .args([
+                "x509",
+                "-noout",
+                "-ext",
+                "basicConstraints,extendedKeyUsage",
+                "-in",
+            ])
+            .arg(&file),
+    );
+    shown
+        .done()
+        .says("CA:TRUE, pathlen:0")
+        .says("TLS Web Client Authentication")
+        .says_not("TLS Web Server Authentication");
+    let expires = |seconds: &str| {
+        let mut command = Command::new("openssl");
+        command.args(["x509", "-noout", "-checkend", seconds, "-in"]);
+        Ran::of(command.arg(&file))
+    };
+    expires("31000000").done();
+    expires("32000000").ended(1);
+    let mut log = Command::new(NODEPKI);
+    log.arg("--root").arg(management.directory());
+    Ran::of(log.args(["audit", "show", "-o", "json"]))
+        .done()
+        .says("etcd-client-ca")
+        .says("self-signed");
+}
+
+/// `capi check` would call the Secrets of `both` invalid, and no controller would use the key in those of `proposal`.
+#[test]
+fn refuses_etcd_client_ca_in_formats_that_do_not_use_it() {
+    let management = super::Management::new();
+    for format in ["both", "proposal"] {
+        management
+            .apply(&["--etcd-client-ca", "--format", format])
+            .ended(64)
+            .says("--etcd-client-ca is for --format current only");
+    }
+    assert_eq!(management.names(), Vec::<String>::new());
+    management.apply(&["--etcd-client-ca"]).done();
+    management.check(&[]).done();
+    // Later runs keep the CA without the option.
+    let versions = management.versions();
+    management
+        .apply(&["--format", "both"])
+        .ended(64)
+        .says("has an etcd client CA, which is for --format current only");
+    assert_eq!(management.versions(), versions);
 }
 
 /// The key in CLUSTER-etcd is not replaced by another one, nor left without its certificate.

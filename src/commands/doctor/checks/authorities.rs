@@ -1,15 +1,16 @@
 //! Checks of the authorities' certificates and keys, and of the service-account pair.
 
+use std::collections::BTreeMap;
+
 use super::finding::CheckNote;
 use super::picture::{AuthorityKey, Of, Picture};
-use crate::agent::Survey;
 use crate::kube::kubeadm;
 use crate::kube::names::Authority;
 use crate::node::status::{FileStatus, Trouble};
 use crate::spec::assess::{COPY_SERVICE_ACCOUNT, ReplacedCa, shared_authorities};
-use crate::spec::compliance::{self, FoundKey, KeyUse, KeyVerdict};
+use crate::spec::compliance::{self, FoundKey, KeyUse, PolicyDifference};
 use crate::spec::policy::KeyOwner;
-use crate::x509::hex;
+use crate::x509::{KeyAlgorithm, KeyType, hex, rfc3339};
 
 pub(super) fn key_on_disk(picture: &Picture) -> Vec<CheckNote> {
     let present = picture.authorities.iter().filter(|(_, authority)| {
@@ -210,34 +211,84 @@ pub(super) fn is_external(picture: &Picture, name: Authority) -> bool {
         .is_some_and(|authority| matches!(authority.key, AuthorityKey::Absent))
 }
 
-/// Keys of certificates are part of `not-as-configured`.
+/// Reports keys and lifetimes that differ from the key policy. The keys of certificates that nodepki issues are part of
+/// `not-as-configured`.
 pub(super) fn key_policy(picture: &Picture) -> Vec<CheckNote> {
-    let keys = picture
-        .configuration
-        .survey
-        .iter()
-        .flat_map(Survey::key_uses);
-    keys.filter(|key| !matches!(key.owner, KeyOwner::Leaf(_)))
-        .filter(|key| compliance::judge(key) == KeyVerdict::NotCompliant)
-        .filter_map(|key| {
-            let KeyUse {
-                owner,
-                required: Some(required),
-                found: FoundKey::Key(found),
-                ..
-            } = key
-            else {
+    let mut notes = Vec::new();
+    for key in &picture.configuration.keys {
+        let judgement = compliance::judge(key);
+        for difference in &judgement.differences {
+            notes.extend(policy_note(key, difference));
+        }
+    }
+    notes
+}
+
+fn policy_note(key: &KeyUse, difference: &PolicyDifference) -> Option<CheckNote> {
+    let owner = key.owner;
+    let evidence = match difference {
+        PolicyDifference::Key {
+            found, required, ..
+        } => {
+            let is_reported = matches!((owner, &key.found), (KeyOwner::Leaf(_), FoundKey::Key(_)));
+            if is_reported {
                 return None;
-            };
-            Some(CheckNote::warning(
-                format!("the key of {owner} is {found}, and the policy requires {required}"),
-                match owner {
-                    KeyOwner::Authority(authority) => {
-                        format!("create a CA with that key at the signer, then follow nodepki authority stage {authority}; or change the policy")
-                    }
-                    _ => "a new pair invalidates all tokens of service accounts: replace it on all nodes together in a maintenance window, or add an override for sa to the policy".to_owned(),
-                },
-            ))
+            }
+            format!("the key of {owner} is {found}, and the policy requires {required}")
+        }
+        PolicyDifference::OtherKey { .. } | PolicyDifference::Lifetime { .. } => {
+            format!("{owner}: {difference}")
+        }
+    };
+    let is_lifetime = matches!(difference, PolicyDifference::Lifetime { .. });
+    let fix = match (owner, &key.found) {
+        (_, FoundKey::OfKubelet(_)) if is_lifetime => "shorten the lifetime at the signer of the kubelets' requests (kube-controller-manager: --cluster-signing-duration), or add an override with a lifetime to the policy".to_owned(),
+        (_, FoundKey::OfKubelet(found)) if *found != KeyType::Known(KeyAlgorithm::EcdsaP256) => "the kubelet has signed this certificate itself: let it request one (serverTLSBootstrap), or let nodepki issue it (kubelet.serving)".to_owned(),
+        (_, FoundKey::OfKubelet(_)) => "the kubelet generates ECDSA P256 keys only: add an override with that key for this name to the policy".to_owned(),
+        (KeyOwner::Leaf(name), _) if is_lifetime => match key.replaced_at {
+            Some(at) => format!("the next renewal, which is due at {}, replaces the certificate; `nodepki renew {name}` replaces it now", rfc3339(at)),
+            None => "issue the certificate again with a shorter lifetime, or change the policy".to_owned(),
+        },
+        (KeyOwner::Authority(authority), _) => {
+            format!("create a CA with that key at the signer, then follow nodepki authority stage {authority}; or change the policy")
+        }
+        (KeyOwner::ServiceAccount, _) => "a new pair invalidates all tokens of service accounts: replace it on all nodes together in a maintenance window, or add an override for sa to the policy".to_owned(),
+        (KeyOwner::EtcdClientAuthority, _) => "replace the etcd client CA as docs/cluster-api.md describes, or add an override for etcd-client-ca to the policy".to_owned(),
+        (KeyOwner::Leaf(_) | KeyOwner::SignedForKubelets(_), _) => "issue the certificate again with that key, or add an override for this name to the policy".to_owned(),
+    };
+    Some(CheckNote::warning(evidence, fix))
+}
+
+/// Reports keys of which it is not known whether they comply. Other checks report files of the plan that cannot be read.
+pub(super) fn key_policy_unknown(picture: &Picture) -> Vec<CheckNote> {
+    let mut owners_by_reason: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for key in &picture.configuration.keys {
+        let of_plan = matches!(
+            (key.owner, &key.found),
+            (
+                KeyOwner::Authority(_) | KeyOwner::Leaf(_) | KeyOwner::ServiceAccount,
+                FoundKey::Absent | FoundKey::Unreadable(_)
+            )
+        );
+        let reasons = match of_plan {
+            true => key.doubts.clone(),
+            false => compliance::judge(key).unknown,
+        };
+        for reason in reasons {
+            let owners = owners_by_reason.entry(reason).or_default();
+            owners.push(key.owner.to_string());
+        }
+    }
+    let notes = owners_by_reason.into_iter();
+    notes
+        .map(|(reason, owners)| {
+            CheckNote::warning(
+                format!(
+                    "not compared with the key policy: {}: {reason}",
+                    owners.join(", ")
+                ),
+                "remove the cause, then run `nodepki policy check`, which ends with 0 only if everything was compared",
+            )
         })
         .collect()
 }

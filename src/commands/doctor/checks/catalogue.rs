@@ -112,7 +112,9 @@ checks! {
     "misplaced-certificate", E, leaves::misplaced,
         "subject, names or usages of a certificate do not match its file";
     "key-policy", W, authorities::key_policy,
-        "the key of an authority or of the service-account pair does not have the algorithm of the policy";
+        "a key that nodepki does not replace does not have the algorithm of the policy, or a certificate is valid for longer than the policy permits";
+    "key-policy-unknown", W, authorities::key_policy_unknown,
+        "the key policy was not read, or a key to which it applies was not";
     "not-as-configured", EW, leaves::not_as_configured,
         "a certificate verifies, but subject, names, usages or key differ from the configuration; an error if something is missing or too much is allowed";
     "static-pod-mounts", WI, static_pods::mounts,

@@ -25,6 +25,7 @@ use crate::node::status::{self, NodeRole, NodeStatus, Trouble};
 use crate::node::{KubeconfigState, NodeState};
 use crate::signer::SignerKind;
 use crate::spec::assess::Observed;
+use crate::spec::compliance::KeyUse;
 use crate::spec::{Layout, NodeSpec, kubeconfig_path};
 use crate::store::{self, Exposed, FileKind, NodeRoot, STATE_DIR, UnfinishedWork};
 use crate::x509::{Certificate, Chain, PrivateKey, PublicKey, TrustBundle};
@@ -83,6 +84,8 @@ pub(super) struct Configuration {
     pub(super) node: Option<kubeadm::NodeConfig>,
     pub(super) plan: Option<NodeSpec>,
     pub(super) survey: Option<Survey>,
+    /// The keys to which the key policy applies.
+    pub(super) keys: Vec<KeyUse>,
     /// The files that the survey describes.
     state: Option<NodeState>,
     /// The configured signers that keep the CA key outside this node, by authority.
@@ -422,6 +425,9 @@ impl Configuration {
             Ok(loaded) => {
                 // If the survey fails, the check of the file that caused it reports the fault.
                 read.survey = loaded.setup.survey_of(&loaded.state, now).ok();
+                if let Some(survey) = &read.survey {
+                    read.keys = survey.all_key_uses(loaded.state.root(), now);
+                }
                 read.state = Some(loaded.state);
                 read.plan = Some(loaded.setup.plan);
                 let trust = loaded.setup.trust.into_iter();
