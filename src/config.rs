@@ -559,6 +559,15 @@ impl Settings {
                 obstacle.advice,
             );
         }
+        let joining = block.get("nodeNames").and_then(|field| field.map());
+        for (group, field) in joining.iter().flat_map(Map::named) {
+            if !self.kubelets.token_groups.contains(&group) {
+                field.error(
+                    format!("{group:?} is not in kubelets.tokenGroups, so its tokens join no node"),
+                    "add the group to kubelets.tokenGroups, or remove it here",
+                );
+            }
+        }
         let approvals = [
             ("approveServing", self.kubelets.approve_serving),
             ("approveClient", self.kubelets.approve_client),

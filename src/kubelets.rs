@@ -7,14 +7,16 @@
 //! A decision that ends a request ([`KubeletDecision::Deny`], [`KubeletDecision::Fail`]) needs proof. If a rule is not
 //! satisfied now but may be soon, or if two Nodes claim one address, the request stays pending with an explanation.
 //!
-//! To add a rule, add a [`RequestReason`], verify the rule in `requester.rs`, `content.rs` or `names.rs`, and add cases to
+//! To add a rule, add a [`RequestReason`], verify the rule in `requester.rs`, `content.rs`, `node_names.rs` or `names.rs`, and add cases to
 //! `tests/fixtures/kubelet_requests.rs`, which the tests of this room and those against a real kube-apiserver share.
 
+mod addresses;
 mod content;
 #[cfg(feature = "fuzzing")]
 pub mod fuzz;
 mod judge;
 mod names;
+mod node_names;
 mod nodes;
 mod policy;
 pub mod rbac;
@@ -30,7 +32,7 @@ use crate::x509::{Csr, Profile};
 
 pub use judge::{certificate_differences, judge};
 pub use nodes::{IssuedRequest, NodeIndex, ReservedNames};
-pub use policy::{KubeletPolicy, NodeNamePattern};
+pub use policy::{KubeletPolicy, NodeNamePattern, NodeNameRange};
 pub use reason::{RequestReason, RuleFinding};
 
 /// Reason of the condition `Approved` that nodepki sets by its rules.
@@ -52,8 +54,8 @@ pub struct RequestContext<'a> {
     pub nodes: &'a NodeIndex,
     /// Names and addresses that no kubelet may have.
     pub reserved: &'a ReservedNames,
-    /// Requests with the signer name of kubelets' client certificates that the API server still has and that were
-    /// issued. kube-controller-manager removes them one hour after the signature
+    /// Requests for kubelets' certificates that the API server still has and that were issued or are with the signer.
+    /// kube-controller-manager removes them one hour after the signature
     /// (`pkg/controller/certificates/cleaner/cleaner.go`).
     pub issued: &'a [IssuedRequest],
 }

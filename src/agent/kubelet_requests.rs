@@ -48,8 +48,9 @@ use crate::kube::names::{Authority, CertName, NodePath};
 use crate::kubelets::{KubeletPolicy, RequestReason, ReservedNames};
 use crate::signer::Signer;
 use crate::spec::kubeconfig_path;
+use crate::spec::registered::{NODE_PLACEHOLDER, RegisteredSan};
 use crate::store::NodeRoot;
-use crate::x509::{Tolerance, TrustBundle};
+use crate::x509::{Sans, Tolerance, TrustBundle};
 
 pub use by_hand::{HandDecision, ListedRequest, RequestDesk};
 use election::Tenure;
@@ -166,6 +167,11 @@ impl KubeletSigner {
                 "kubelets.sign: no signer is configured for authority ca (configure one, or set kubelets.sign to false)",
             ));
         };
+        if policy.networks.is_empty() {
+            tracing::warn!(
+                "kubelets.networks is not set: a kubelet gets a certificate for any private address that it reports and no other Node does (list the networks of the nodes)"
+            );
+        }
         let kubeconfig = kubeconfig_path(CertName::NodepkiConf);
         let api = || load::cluster(root, kubeconfig.as_path());
         let lock = LeaseLock::new(
@@ -328,11 +334,34 @@ impl Signing {
     }
 }
 
-/// Returns the names that no kubelet may have; `None` on a worker, where those of the API server are unknown.
+/// Returns the names that no kubelet may have; `None` on a worker, where those of the API server are unknown. Those of
+/// registered certificates count for every node.
 fn reserved_names(loaded: &Loaded) -> Option<ReservedNames> {
-    let apiserver = loaded.setup.plan.cert(CertName::Apiserver)?;
-    let names = &apiserver.requested.profile.sans;
-    Some(ReservedNames::new(&loaded.cluster, names))
+    let plan = &loaded.setup.plan;
+    plan.cert(CertName::Apiserver)?;
+    let mut certified = Sans::default();
+    for cert in &plan.certs {
+        let sans = &cert.requested.profile.sans;
+        certified.dns.extend(sans.dns.iter().cloned());
+        certified.ips.extend(&sans.ips);
+    }
+    let mut reserved = ReservedNames::new(&loaded.cluster, &certified);
+    let registered = loaded.settings.registered.certificates();
+    for san in registered.iter().flat_map(|one| &one.sans) {
+        match san {
+            RegisteredSan::Fixed(san) => reserved.add(san),
+            // The name of a node alone is the node's own.
+            RegisteredSan::OfNode(template) => {
+                if let Ok(pattern) = template.parse()
+                    && template != NODE_PLACEHOLDER
+                {
+                    reserved.add_pattern(pattern);
+                }
+            }
+            RegisteredSan::Addresses => {}
+        }
+    }
+    Some(reserved)
 }
 
 async fn sleep_until(due: Option<Instant>) {

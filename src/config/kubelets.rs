@@ -1,12 +1,13 @@
 //! The block `kubelets`: nodepki as the signer of the kubelets' CertificateSigningRequests.
 
+use std::collections::BTreeMap;
 use std::str::FromStr;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use crate::kube::kubeadm::{IpNet, is_dns_subdomain};
-use crate::kubelets::{KubeletPolicy, NodeNamePattern};
+use crate::kubelets::{KubeletPolicy, NodeNamePattern, NodeNameRange};
 use crate::x509::KeyAlgorithm;
 use crate::yaml::schema::ValueForm;
 use crate::yaml::settings::{Setting, choice_setting, settings, unless_empty};
@@ -30,14 +31,21 @@ settings! {
         "approveClient" => approve_client: bool;
         /// Longest lifetime of a kubelet's certificate; a kubelet may ask for less, down to 10m.
         "lifetime" => lifetime: Duration, read lifetime;
+        /// Longest lifetime of the first certificate of a kubelet, which a bootstrap token requests; the kubelet renews it.
+        "tokenLifetime" => token_lifetime: Duration, read lifetime;
         /// Key type of which certificates are signed.
         "keys" => keys: Vec<KeyAlgorithm>, read keys;
         /// Further DNS name in a serving certificate, with {node}, as in {node}.nodes.example.com.
         "names" => names: Vec<NodeNamePattern>, show unless_empty::<NodeNamePattern>;
-        /// Network that contains the addresses of kubelets, as in 192.0.2.0/24; by default any.
+        /// Domain of a cloud's DNS, as in ec2.internal: allows the name directly below it that a Node reports, if it begins
+        /// with the Node's name or is made of its address.
+        "domains" => domains: Vec<String>, read domains, show unless_empty::<String>;
+        /// Network that contains the addresses of kubelets, as in 192.0.2.0/24; by default any private one.
         "networks" => networks: Vec<IpNet>, show unless_empty::<IpNet>;
         /// Group of the bootstrap tokens that may join nodes.
         "tokenGroups" => token_groups: Vec<String>, read token_groups;
+        /// Name of the nodes that a group of tokenGroups may join, by group, with * for any part of a label; by default any.
+        "nodeNames" => node_names: BTreeMap<String, Vec<NodeNameRange>>;
         /// Largest number of requests to the signer per second, from 1 to 1000.
         "requestsPerSecond" => requests_per_second: u32, read requests_per_second;
         /// Name of the Lease in kube-system that selects the node that signs.
@@ -47,21 +55,45 @@ settings! {
 
 choice_setting!(KeyAlgorithm);
 
-impl Setting for NodeNamePattern {
-    const FORM: ValueForm = ValueForm::Text;
+/// Implements [`Setting`] for a type that is written as its own text.
+macro_rules! text_setting {
+    ($type:ty) => {
+        impl Setting for $type {
+            const FORM: ValueForm = ValueForm::Text;
 
-    fn read(field: &Field<'_>) -> Option<Self> {
-        match NodeNamePattern::from_str(&field.string()?) {
-            Ok(pattern) => Some(pattern),
-            Err(refusal) => {
-                field.error(refusal.message, refusal.fix);
-                None
+            fn read(field: &Field<'_>) -> Option<Self> {
+                match <$type>::from_str(&field.string()?) {
+                    Ok(value) => Some(value),
+                    Err(refusal) => {
+                        field.error(refusal.message, refusal.fix);
+                        None
+                    }
+                }
+            }
+
+            fn shown(&self) -> Option<Value> {
+                Some(json!(self.to_string()))
             }
         }
+    };
+}
+
+text_setting!(NodeNamePattern);
+text_setting!(NodeNameRange);
+
+impl Setting for BTreeMap<String, Vec<NodeNameRange>> {
+    const FORM: ValueForm = ValueForm::Map(&ValueForm::List(&ValueForm::Text));
+
+    fn read(field: &Field<'_>) -> Option<Self> {
+        let groups = field.map()?.named().into_iter();
+        let read = groups.filter_map(|(group, names)| Some((group, Vec::read(&names)?)));
+        Some(read.collect())
     }
 
     fn shown(&self) -> Option<Value> {
-        Some(json!(self.to_string()))
+        let groups = self.iter();
+        let shown = groups.map(|(group, names)| (group.clone(), json!(names.shown())));
+        (!self.is_empty()).then(|| Value::Object(shown.collect()))
     }
 }
 
@@ -128,6 +160,20 @@ fn keys(field: &Field<'_>) -> Option<Vec<KeyAlgorithm>> {
         );
     }
     Some(keys)
+}
+
+fn domains(field: &Field<'_>) -> Option<Vec<String>> {
+    let read = |item: &Field<'_>| {
+        let domain = item.string()?;
+        if !is_dns_subdomain(&domain) {
+            item.error(
+                format!("{domain:?} is not a DNS domain in lower case"),
+                "write a domain such as ec2.internal, without a wildcard",
+            );
+        }
+        Some(domain)
+    };
+    Some(field.list()?.iter().filter_map(read).collect())
 }
 
 fn token_groups(field: &Field<'_>) -> Option<Vec<String>> {

@@ -79,7 +79,7 @@ certificates:
       caFiles: {ca: /etc/kubernetes/konnectivity/ca.crt, etcd-ca: /etc/kubernetes/konnectivity/etcd-ca.crt, front-proxy-ca: /etc/kubernetes/konnectivity/front-proxy-ca.crt}
       reload: {unit: konnectivity.service, action: reload, pod: konnectivity-server}
 kubelet: {identity: bootstrap, clientCertificate: file, serving: true}
-kubelets: {sign: true, approveServing: true, approveClient: true, lifetime: 24h, keys: [ECDSA-P256], names: ["{node}.example.com"], networks: [192.0.2.0/24], tokenGroups: ["system:bootstrappers:workers"], requestsPerSecond: 20, lease: kubelets}
+kubelets: {sign: true, approveServing: true, approveClient: true, lifetime: 24h, keys: [ECDSA-P256], names: ["{node}.example.com"], domains: [ec2.internal], networks: [192.0.2.0/24], tokenGroups: ["system:bootstrappers:workers"], nodeNames: {"system:bootstrappers:workers": [worker-*]}, tokenLifetime: 12h, requestsPerSecond: 20, lease: kubelets}
 wait: 10m
 clock: {maxWait: 5m}
 clusterPolicy: {enabled: true, kubeconfig: /etc/nodepki/policy.conf}
@@ -202,10 +202,16 @@ fn reads_every_key() {
             approve_serving: true,
             approve_client: true,
             lifetime: Duration::from_secs(24 * 3600),
+            token_lifetime: Duration::from_secs(12 * 3600),
             keys: vec![KeyAlgorithm::EcdsaP256],
             names: vec!["{node}.example.com".parse().unwrap()],
+            domains: vec!["ec2.internal".to_owned()],
             networks: vec![IpNet::parse("192.0.2.0/24").unwrap().0],
             token_groups: vec!["system:bootstrappers:workers".to_owned()],
+            node_names: BTreeMap::from([(
+                "system:bootstrappers:workers".to_owned(),
+                vec!["worker-*".parse().unwrap()],
+            )]),
             requests_per_second: 20,
             lease: "kubelets".to_owned(),
         }
@@ -637,8 +643,11 @@ kubelets:
   lifetime: 9m
   keys: []
   names: [node.example.com, "{node}_x"]
+  domains: ["*.ec2.internal"]
   networks: [192.0.2.1]
   tokenGroups: ["system:masters"]
+  tokenLifetime: 1m
+  nodeNames: {"system:bootstrappers:edge": [edge_*, "a*b*"]}
   requestsPerSecond: 0
   lease: No Lease
   sing: true
@@ -649,7 +658,12 @@ kubelets:
         "kubelets.keys: names no key type",
         "does not contain {node} exactly once",
         "does not become a DNS name",
+        "kubelets.domains[0]: \"*.ec2.internal\" is not a DNS domain in lower case",
         "is not a network in CIDR notation",
+        "kubelets.tokenLifetime: 1m is too short",
+        "\"edge_*\" is not a pattern of node names",
+        "\"a*b*\" is not a pattern of node names",
+        "\"system:bootstrappers:edge\" is not in kubelets.tokenGroups",
         "\"system:masters\" is not a group of bootstrap tokens",
         "kubelets.requestsPerSecond: 0 is out of range",
         "is not a valid name of a Lease",

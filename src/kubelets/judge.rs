@@ -6,10 +6,11 @@ use time::OffsetDateTime;
 
 use super::content::{RequestContent, content};
 use super::names::verify_names;
+use super::node_names::{is_confirmed, verify_node_name};
 use super::requester::{NodeRequester, requester};
 use super::{
-    APPROVED_BY_ADMINISTRATOR, KubeletDecision, KubeletPolicy, NODE_GRACE, RequestContext,
-    RequestReason, RuleFinding, SigningOrder,
+    KubeletDecision, KubeletPolicy, NODE_GRACE, RequestContext, RequestReason, RuleFinding,
+    SigningOrder,
 };
 use crate::kube::csr_object::{CsrObject, KubeletCertificate, NodeObject};
 use crate::x509::{
@@ -107,6 +108,7 @@ fn verify(
     }
     let requester = requester(request, policy)?;
     let content = content(request, policy)?;
+    let verified = verify_node_name(request, &content, &requester, context, policy);
     match requester {
         NodeRequester::Node(name) => {
             if name != content.node {
@@ -124,11 +126,15 @@ fn verify(
                     format!("Node {} does not exist", content.node),
                 )
             })?;
+            verified?;
             if request.certificate == KubeletCertificate::Serving {
                 verify_names(&content.sans, node, context, policy)?;
             }
         }
-        NodeRequester::Token => verify_new_node(request, &content.node, context)?,
+        NodeRequester::Token => {
+            verified?;
+            verify_new_node(request, &content.node, context)?;
+        }
     }
     Ok(content)
 }
@@ -155,11 +161,8 @@ fn verify_new_node(
     let is_of_token = context
         .issued
         .iter()
-        .any(|issued| issued.node == name && issued.requester.username == *token);
-    let approval = request.condition("Approved");
-    let is_confirmed =
-        approval.is_some_and(|approval| approval.reason == APPROVED_BY_ADMINISTRATOR);
-    if (was_never_ready(node) && is_of_token) || is_confirmed {
+        .any(|one| one.is_written && one.node == name && one.requester.username == *token);
+    if (was_never_ready(node) && is_of_token) || is_confirmed(request) {
         return Ok(());
     }
     Err(Violation::doubt(
@@ -220,8 +223,9 @@ fn approval(
 }
 
 fn order(request: &CsrObject, content: RequestContent, policy: &KubeletPolicy) -> SigningOrder {
-    let requested = request.expiration.unwrap_or(policy.lifetime);
-    let lifetime = requested.max(MIN_LIFETIME).min(policy.lifetime);
+    let longest = policy.longest_lifetime(&request.requester);
+    let requested = request.expiration.unwrap_or(longest);
+    let lifetime = requested.max(MIN_LIFETIME).min(longest);
     let usage = match request.certificate {
         KubeletCertificate::Client => ExtendedUsage::ClientAuth,
         KubeletCertificate::Serving => ExtendedUsage::ServerAuth,

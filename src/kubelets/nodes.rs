@@ -2,17 +2,25 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::kube::csr_object::{CsrRequester, NodeObject};
-use crate::kube::kubeadm::{ClusterConfig, Host, IpNet};
+use time::OffsetDateTime;
+
+use super::NodeNamePattern;
+use crate::kube::csr_object::{CsrRequester, KubeletCertificate, NodeObject};
+use crate::kube::kubeadm::{ClusterConfig, Host, IpNet, San};
 use crate::x509::Sans;
 
 /// The Nodes of a cluster, by name and by address.
 #[derive(Clone, Debug, Default)]
 pub struct NodeIndex {
     nodes: BTreeMap<String, NodeObject>,
-    /// The names of the Nodes with an address, in status or as their name.
+    /// The names of the Nodes with an IP address in their status, or with this name.
     owners: BTreeMap<Host, BTreeSet<String>>,
+    /// When the Nodes of these names were created that do not exist any more.
+    deleted: BTreeMap<String, OffsetDateTime>,
 }
+
+/// Largest number of deleted Nodes that are remembered.
+const MAX_DELETED_NODES: usize = 10_000;
 
 impl NodeIndex {
     /// Adds or replaces a Node. Returns true if something changed that a rule depends on; a heartbeat does not.
@@ -22,7 +30,7 @@ impl NodeIndex {
             .get(&node.name)
             .is_some_and(|known| has_same_facts(known, &node));
         if !is_same {
-            self.remove(&node.name);
+            self.take(&node.name);
             for address in addresses_of(&node) {
                 let owners = self.owners.entry(address).or_default();
                 owners.insert(node.name.clone());
@@ -32,11 +40,20 @@ impl NodeIndex {
         !is_same
     }
 
-    /// Removes a Node. Returns true if it was known.
+    /// Removes a Node that was deleted. Returns true if it was known.
     pub fn remove(&mut self, name: &str) -> bool {
-        let Some(node) = self.nodes.remove(name) else {
+        let Some(node) = self.take(name) else {
             return false;
         };
+        self.deleted.insert(node.name, node.created);
+        if self.deleted.len() > MAX_DELETED_NODES {
+            self.deleted.pop_first();
+        }
+        true
+    }
+
+    fn take(&mut self, name: &str) -> Option<NodeObject> {
+        let node = self.nodes.remove(name)?;
         for address in addresses_of(&node) {
             if let Some(owners) = self.owners.get_mut(&address) {
                 owners.remove(name);
@@ -45,7 +62,12 @@ impl NodeIndex {
                 }
             }
         }
-        true
+        Some(node)
+    }
+
+    /// Returns when the last Node of this name that was deleted had been created, if it is remembered.
+    pub(super) fn last_deleted(&self, name: &str) -> Option<OffsetDateTime> {
+        self.deleted.get(name).copied()
     }
 
     /// Returns the Node of this name.
@@ -53,7 +75,7 @@ impl NodeIndex {
         self.nodes.get(name)
     }
 
-    /// Returns the names of the Nodes that have this name or address.
+    /// Returns the names of the Nodes that have this name, or report this IP address.
     pub fn owners(&self, address: &Host) -> impl Iterator<Item = &str> {
         let owners = self.owners.get(address);
         owners.into_iter().flatten().map(String::as_str)
@@ -72,71 +94,138 @@ fn has_same_facts(one: &NodeObject, other: &NodeObject) -> bool {
     } == *other
 }
 
+/// Returns the name and the IP addresses of a Node. A DNS name in its status proves nothing: its kubelet wrote it.
 fn addresses_of(node: &NodeObject) -> impl Iterator<Item = Host> {
     let own = Host::Dns(node.name.to_ascii_lowercase());
-    node.addresses.iter().cloned().chain([own])
+    let addresses = node.addresses.iter().cloned();
+    addresses
+        .filter(|address| matches!(address, Host::Ip(_)))
+        .chain([own])
 }
 
-/// Names and addresses that belong to the API server, to services or to pods.
+/// Namespaces of every cluster. Pods resolve a service as `NAME.NAMESPACE` too; other namespaces are not known here.
+const NAMESPACES: [&str; 4] = ["default", "kube-node-lease", "kube-public", "kube-system"];
+
+/// Names and addresses that belong to the control plane, to services or to pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReservedNames {
-    service_subnets: Vec<IpNet>,
+    /// The networks of services and pods.
+    networks: Vec<IpNet>,
     dns_domain: String,
-    api_server: BTreeSet<Host>,
+    endpoint: Option<Host>,
+    certified: BTreeSet<Host>,
+    /// The domains of the wildcards among the certified names.
+    wildcards: BTreeSet<String>,
+    /// The names of registered certificates that contain the name of their node.
+    patterns: Vec<NodeNamePattern>,
 }
 
 impl ReservedNames {
-    /// Collects the names of a cluster. `api_server` contains the names of the API server's own certificate, among them
-    /// the shared endpoint and this node's name and address.
-    pub fn new(cluster: &ClusterConfig, api_server: &Sans) -> ReservedNames {
-        let names = api_server.dns.iter().map(|name| Host::Dns(name.clone()));
-        let ips = api_server.ips.iter().map(|ip| Host::Ip(*ip));
-        let endpoint = cluster.control_plane_endpoint.iter();
+    /// Collects the names of a cluster. `certified` contains the names of all certificates of the control plane, among them
+    /// the API server's with the shared endpoint, and this node's name and address.
+    pub fn new(cluster: &ClusterConfig, certified: &Sans) -> ReservedNames {
+        let endpoint = cluster.control_plane_endpoint.as_ref();
         let endpoint = endpoint.map(|endpoint| endpoint.host.clone());
-        ReservedNames {
-            service_subnets: cluster.service_subnets.clone(),
+        let networks = cluster.service_subnets.iter().chain(&cluster.pod_subnets);
+        let mut reserved = ReservedNames {
+            networks: networks.copied().collect(),
             dns_domain: cluster.dns_domain.to_ascii_lowercase(),
-            api_server: names.chain(ips).chain(endpoint).collect(),
+            certified: endpoint.iter().cloned().collect(),
+            endpoint,
+            ..ReservedNames::default()
+        };
+        for san in &cluster.apiserver_cert_sans {
+            reserved.add(san);
         }
+        for name in &certified.dns {
+            reserved.add(&San::Dns(name.to_ascii_lowercase()));
+        }
+        let ips = certified.ips.iter();
+        reserved.certified.extend(ips.map(|ip| Host::Ip(*ip)));
+        reserved
     }
 
-    /// Returns true for the address or a DNS name of a service or a pod. Names are in lower case.
+    /// Adds a name of a certificate; `*.` stands for any single label (RFC 6125, 6.4.3).
+    pub fn add(&mut self, san: &San) {
+        let host = match san {
+            San::Ip(ip) => Host::Ip(*ip),
+            San::Dns(name) => match name.strip_prefix("*.") {
+                Some(domain) => {
+                    self.wildcards.insert(domain.to_owned());
+                    return;
+                }
+                None => Host::Dns(name.clone()),
+            },
+        };
+        self.certified.insert(host);
+    }
+
+    /// Adds a name of a certificate that each node has with its own name in it.
+    pub fn add_pattern(&mut self, pattern: NodeNamePattern) {
+        self.patterns.push(pattern);
+    }
+
+    /// Returns true for the address or a DNS name of a service or a pod, and for every name in the cluster's domain. Names
+    /// are in lower case.
     ///
-    /// The form `NAME.NAMESPACE`, which pods can resolve too, is not recognizable. It is refused as any other name that is
-    /// not an address of the Node.
+    /// The form `NAME.NAMESPACE` is recognizable for the namespaces that every cluster has.
     pub(super) fn is_of_service(&self, address: &Host) -> bool {
-        match address {
-            Host::Ip(ip) => self.service_subnets.iter().any(|net| net.contains(*ip)),
-            Host::Dns(name) => {
-                let ends_in = |zone: &str| {
-                    name == zone
-                        || name
-                            .strip_suffix(zone)
-                            .is_some_and(|rest| rest.ends_with('.'))
-                };
-                let in_cluster = |kind: &str| match self.dns_domain.as_str() {
-                    "" => false,
-                    domain => ends_in(&format!("{kind}.{domain}")),
-                };
-                matches!(name.as_str(), "kubernetes" | "kubernetes.default")
-                    || ends_in("svc")
-                    || in_cluster("svc")
-                    || in_cluster("pod")
-            }
-        }
+        let name = match address {
+            Host::Ip(ip) => return self.networks.iter().any(|net| net.contains(*ip)),
+            Host::Dns(name) => name.as_str(),
+        };
+        let is_in = |domain: &str| {
+            let rest = name.strip_suffix(domain);
+            rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+        };
+        let is_in_namespace = name.split_once('.').is_some_and(|(service, namespace)| {
+            !service.is_empty() && NAMESPACES.contains(&namespace)
+        });
+        name == "kubernetes"
+            || is_in_namespace
+            || is_in("svc")
+            || (!self.dns_domain.is_empty() && is_in(&self.dns_domain))
     }
 
-    /// Returns true for a name or an address at which an API server is reached.
-    pub(super) fn is_of_api_server(&self, address: &Host) -> bool {
-        self.api_server.contains(address)
+    /// Returns true for the host at which all clients reach the API server.
+    pub(super) fn is_endpoint(&self, address: &Host) -> bool {
+        self.endpoint.as_ref() == Some(address)
+    }
+
+    /// Returns true for a name or an address in a certificate of the control plane.
+    pub(super) fn is_certified(&self, address: &Host) -> bool {
+        let is_under_wildcard = match address {
+            Host::Dns(name) => name
+                .split_once('.')
+                .is_some_and(|(_, domain)| self.wildcards.contains(domain)),
+            Host::Ip(_) => false,
+        };
+        is_under_wildcard || self.certified.contains(address)
+    }
+
+    /// Returns the node to whose registered certificate a name belongs, if one can have it.
+    pub(super) fn node_of_pattern<'a>(&self, name: &'a str) -> Option<&'a str> {
+        self.patterns
+            .iter()
+            .find_map(|pattern| pattern.node_of(name))
     }
 }
 
-/// A request for a client certificate that was issued.
+/// A request of a kubelet or a bootstrap token that was issued, or that the signer has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IssuedRequest {
+    /// UID of the object.
+    pub uid: String,
+    /// Which certificate.
+    pub certificate: KubeletCertificate,
     /// The node in its subject.
     pub node: String,
     /// The user that created it.
     pub requester: CsrRequester,
+    /// Creation, by the clock of the API server.
+    pub created: OffsetDateTime,
+    /// SHA-256 of the public key.
+    pub key: [u8; 32],
+    /// False while only the signer has it.
+    pub is_written: bool,
 }

@@ -9,12 +9,14 @@ use time::macros::datetime;
 
 use super::*;
 use crate::kube::csr_object::{CsrObject, CsrRequester, NodeObject};
-use crate::kube::kubeadm::{ClusterConfig, Host, HostPort, IpNet};
+use crate::kube::kubeadm::{ClusterConfig, Host, HostPort, IpNet, San};
 use crate::x509::der_encoding;
 use crate::x509::{
     CertificateAuthority, Chain, ExtendedUsage, KeyAlgorithm, PrivateKey, Sans, Tolerance,
 };
 
+mod names;
+mod node_names;
 #[path = "../../tests/fixtures/kubelet_requests.rs"]
 mod requests;
 
@@ -60,6 +62,11 @@ fn never_ready() -> Value {
     json!({"type": "Ready", "status": "False", "reason": "KubeletNotReady", "lastTransitionTime": "2026-11-19T23:59:59Z"})
 }
 
+fn addresses_of_evil() -> Vec<(&'static str, &'static str)> {
+    let own = [("Hostname", "evil"), ("InternalIP", "192.0.2.24")];
+    [&own[..], &requests::CLAIMS_OF_EVIL].concat()
+}
+
 impl Rig {
     fn new() -> Rig {
         let mut nodes = NodeIndex::default();
@@ -91,11 +98,13 @@ impl Rig {
                 &[("Hostname", "tired"), ("InternalIP", "192.0.2.23")],
                 was_ready(),
             ),
+            node_json("evil", &addresses_of_evil(), is_ready()),
         ] {
             assert!(nodes.insert(NodeObject::from_json(&object).unwrap()));
         }
         let cluster = ClusterConfig {
             control_plane_endpoint: Some(HostPort::parse("api.example.com:6443").unwrap().0),
+            apiserver_cert_sans: vec![San::parse("*.apps.example.com").unwrap().0],
             ..ClusterConfig::default()
         };
         let api_server = Sans {
@@ -112,6 +121,7 @@ impl Rig {
                 sign: true,
                 approve_serving: true,
                 approve_client: true,
+                domains: vec!["example.com".to_owned()],
                 ..KubeletPolicy::default()
             },
         }
@@ -387,15 +397,25 @@ fn leaves_approval_to_others_by_default() {
     }
 }
 
-#[test]
-fn token_replaces_only_node_that_it_created_and_that_was_never_ready() {
-    let of = |username: &str| IssuedRequest {
-        node: "new".to_owned(),
+/// A client certificate that was issued for a node.
+fn issued(node: &str, username: &str, key: [u8; 32], created: OffsetDateTime) -> IssuedRequest {
+    IssuedRequest {
+        uid: format!("{node} {username}"),
+        certificate: KubeletCertificate::Client,
+        node: node.to_owned(),
         requester: CsrRequester {
             username: username.to_owned(),
             groups: Vec::new(),
         },
-    };
+        created,
+        key,
+        is_written: true,
+    }
+}
+
+#[test]
+fn token_replaces_only_node_that_it_created_and_that_was_never_ready() {
+    let of = |username: &str| issued("new", username, [0; 32], CREATED);
     let own = || vec![of("system:bootstrap:abcdef")];
     let never_updated = json!({"type": "Ready", "status": "Unknown", "reason": "NodeStatusNeverUpdated", "lastTransitionTime": "2026-11-20T00:01:00Z"});
     let ready_for_a_while = json!({"type": "Ready", "status": "False", "reason": "KubeletNotReady", "lastTransitionTime": "2026-11-20T00:05:00Z"});
@@ -475,7 +495,10 @@ fn waits_for_node_and_judges_again() {
     complete["status"]["conditions"][0]["lastHeartbeatTime"] = json!("2026-11-23T04:00:00Z");
     assert!(!rig.insert(&complete), "a heartbeat changes nothing");
     let names: BTreeSet<&str> = rig.nodes.names().collect();
-    assert_eq!(names, BTreeSet::from(["cp1", "tired", "w1", "w2", "w3"]));
+    assert_eq!(
+        names,
+        BTreeSet::from(["cp1", "evil", "tired", "w1", "w2", "w3"])
+    );
     assert!(rig.nodes.remove("w3"));
     assert!(!rig.nodes.remove("w3"));
     assert_eq!(rig.outcome(&request, LATER), "deny NodeNotFound");
@@ -570,7 +593,7 @@ fn configured_names_and_networks_bound_the_addresses() {
     assert_eq!(judge(&rig, &[dns("W1.nodes.example.com")]), "approve");
     assert_eq!(
         judge(&rig, &[dns("w2.nodes.example.com")]),
-        "deny SanNotOfNode"
+        "deny SanOfOtherNode"
     );
     assert_eq!(
         judge(&rig, &[ip("2001:db8::21")]),

@@ -4,7 +4,7 @@
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use nodepki::kube::csr_object::CsrObject;
-use nodepki::kube::kubeadm::ClusterConfig;
+use nodepki::kube::kubeadm::{ClusterConfig, HostPort, San};
 use nodepki::kube::names::CertName;
 use nodepki::kubelets::{
     KubeletDecision, KubeletPolicy, NodeIndex, RequestContext, ReservedNames, judge,
@@ -151,9 +151,14 @@ fn approves_no_hostile_request_without_nodes() {
         ..KubeletPolicy::default()
     };
     let now = OffsetDateTime::now_utc();
+    let cluster = ClusterConfig {
+        control_plane_endpoint: Some(HostPort::parse("api.example.com:6443").unwrap().0),
+        apiserver_cert_sans: vec![San::parse("*.apps.example.com").unwrap().0],
+        ..ClusterConfig::default()
+    };
     let context = RequestContext {
         nodes: &NodeIndex::default(),
-        reserved: &ReservedNames::new(&ClusterConfig::default(), &Sans::default()),
+        reserved: &ReservedNames::new(&cluster, &Sans::default()),
         issued: &[],
     };
     for case in requests::all() {

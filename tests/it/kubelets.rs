@@ -59,7 +59,7 @@ authorities: {{ca: {{signer: {ca}}}, etcd-ca: {{signer: corp}}, front-proxy-ca: 
 signers: {{corp: {{local: {{directory: {CA_DIR}}}}}{signers}}}
 pki: {{defaults: {{key: {{algorithm: ECDSA, ecdsa: {{curve: P256}}}}}}}}
 reload: {{hooks: [{{on: [kubelet], command: [/bin/true]}}]}}
-kubelets: {{sign: true, approveServing: true, approveClient: true, lifetime: 2h}}
+kubelets: {{sign: true, approveServing: true, approveClient: true, lifetime: 2h, tokenLifetime: 40m, domains: [example.com]}}
 metrics: {{listen: '127.0.0.1:9465'}}
 "
     );
@@ -286,7 +286,7 @@ fn daemon_signs_for_kubelets_of_a_cluster_without_ca_keys() {
     verify(node, &issued, &["-purpose", "sslclient"]);
     let chain = Chain::from_response(&issued, key.public_key()).unwrap();
     let lifetime = chain.leaf().not_after() - now();
-    assert!(lifetime <= time::Duration::HOUR, "{lifetime}");
+    assert!(lifetime <= time::Duration::minutes(40), "{lifetime}");
     let (first_object, first_serial) = (name.clone(), chain.leaf().serial().to_owned());
     let path = "/var/tmp/w1.conf";
     write_kubeconfig(node, path, "w1", &issued, &key);
@@ -303,6 +303,8 @@ fn daemon_signs_for_kubelets_of_a_cluster_without_ca_keys() {
     let names = ["-purpose", "sslserver", "-verify_ip", "192.0.2.21"];
     verify(node, &issued, &names);
     verify(node, &issued, &["-verify_hostname", "w1"]);
+    let renewed = Chain::from_pem(&issued).unwrap().leaf().not_after() - now();
+    assert!(renewed > time::Duration::minutes(40), "{renewed}");
 
     // Names that are not its own. NodeRestriction refuses the name of another node in the subject.
     for (wanted, reason) in [

@@ -104,6 +104,7 @@ impl Signing {
                     self.refuse(&object, &request, "Failed", &finding).await?
                 }
                 KubeletDecision::Sign(order) => {
+                    self.view.borrow_mut().begin_issue(&request, &order);
                     match self.sign(work, &object, &request, &order, tenure).await? {
                         Ok(written) => written,
                         Err(result) => return Ok(result),
@@ -296,6 +297,7 @@ impl Signing {
                     .write_certificate(object, request, order, &chain, facts)
                     .await?;
                 if let WriteResult::Stored(_) = &written {
+                    self.view.borrow_mut().issue_written(&request.uid);
                     self.settle(request).await;
                 }
                 return Ok(Ok(written));
@@ -422,6 +424,7 @@ impl Signing {
     }
 
     async fn settle_key(&self, certificate: KubeletCertificate, uid: &str) {
+        self.view.borrow_mut().end_issue(uid);
         let key = Request::key_for_object(certificate.cert_name(), uid);
         if let Err(error) = self.signer.settled(&key).await {
             tracing::debug!("{}: {error}", self.signer_name);

@@ -67,6 +67,8 @@ pub struct ClusterConfig {
     pub control_plane_endpoint: Option<HostPort>,
     /// One or two networks; address 1 of the first is in the API server's certificate.
     pub service_subnets: Vec<IpNet>,
+    /// The networks of pods; they are in no certificate.
+    pub pod_subnets: Vec<IpNet>,
     /// The cluster's DNS domain.
     pub dns_domain: String,
     /// Absolute path of the PKI directory.
@@ -93,6 +95,7 @@ impl Default for ClusterConfig {
                 .map(|(net, _)| net)
                 .into_iter()
                 .collect(),
+            pod_subnets: Vec::new(),
             dns_domain: "cluster.local".to_owned(),
             certificates_dir: PathBuf::from(CERTIFICATES_DIR),
             apiserver_cert_sans: Vec::new(),
@@ -196,33 +199,45 @@ pub(super) fn read_cluster(map: &Map<'_>, api: ApiVersion) -> ClusterConfig {
     cluster
 }
 
-/// Reports networks that kubeadm refuses (`ValidateIPNetFromString`, `ValidatePodSubnetNodeMask`), and another order of IP families than that of the
-/// services. The networks themselves are in no certificate.
-fn check_pod_subnet(field: &Field<'_>, text: &str, services: &[IpNet], sets_node_mask: bool) {
-    let mut families = Vec::new();
+/// Returns the networks of pods. Reports those that kubeadm refuses (`ValidateIPNetFromString`,
+/// `ValidatePodSubnetNodeMask`), and another order of IP families than that of the services.
+fn pod_subnets(
+    field: &Field<'_>,
+    text: &str,
+    services: &[IpNet],
+    sets_node_mask: bool,
+) -> Vec<IpNet> {
+    let mut subnets = Vec::new();
     for part in text.split(',') {
         match IpNet::parse(part) {
             Ok((network, _)) => {
-                let is_ipv4 = network.network().is_ipv4();
-                families.push(is_ipv4);
-                let node_prefix = if is_ipv4 { 24 } else { 64 };
+                subnets.push(network);
+                let node_prefix = if network.network().is_ipv4() { 24 } else { 64 };
                 if network.prefix_len() > node_prefix && !sets_node_mask {
-                    return field.refused_by_validation(
+                    field.refused_by_validation(
                         format!("{part} is smaller than the network of one node, a /{node_prefix}"),
                         format!("use a network with a prefix of at most /{node_prefix}"),
                     );
+                    return subnets;
                 }
             }
-            Err(error) => return field.error(error.message, error.fix),
+            Err(error) => {
+                field.error(error.message, error.fix);
+                return subnets;
+            }
         }
     }
+    let families = |networks: &[IpNet]| -> Vec<bool> {
+        networks.iter().map(|one| one.network().is_ipv4()).collect()
+    };
+    let (services, families) = (families(services), families(&subnets));
     if !matches!(families[..], [_] | [true, false] | [false, true]) {
-        return field.refused_by_validation(
+        field.refused_by_validation(
             "kubeadm accepts one network, or one of each IP family",
             "set one IPv4 and one IPv6 network, or only one",
         );
+        return subnets;
     }
-    let services: Vec<bool> = services.iter().map(|one| one.network().is_ipv4()).collect();
     if families != services {
         let named = |families: &[bool]| {
             let names = families.iter().map(|v4| if *v4 { "IPv4" } else { "IPv6" });
@@ -237,6 +252,7 @@ fn check_pod_subnet(field: &Field<'_>, text: &str, services: &[IpNet], sets_node
             "change one of both, before the cluster is created",
         );
     }
+    subnets
 }
 
 fn read_networking(map: &Map<'_>, cluster: &mut ClusterConfig) {
@@ -253,7 +269,7 @@ fn read_networking(map: &Map<'_>, cluster: &mut ClusterConfig) {
             let arguments = component.node().get("extraArgs").map(yaml::to_json);
             arguments.is_some_and(|arguments| arguments.to_string().contains("node-cidr-mask-size"))
         });
-        check_pod_subnet(&field, &text, &cluster.service_subnets, sets_node_mask);
+        cluster.pod_subnets = pod_subnets(&field, &text, &cluster.service_subnets, sets_node_mask);
     }
     if let Some((field, text)) = filled(networking.get("dnsDomain")) {
         if is_dns_subdomain(&text) {

@@ -227,7 +227,17 @@ fn administrator_decides_what_the_rules_leave_open() {
         .ended(65)
         .says("already denied");
 
-    // An approval replaces the rule about the Node only.
+    // So does the second certificate for a node that does not exist.
+    let (name, _, _) = Wanted::client("unborn").create(token);
+    certificate(&decided(cluster, &name, daemon));
+    let (name, _, _) = Wanted::client("unborn").create(token);
+    wait_until("an Event reports the doubt", || {
+        events_about(cluster, &name) == ["NodeNameTaken"]
+    });
+    node.nodepki(&["kubelets", "approve", &name]).done();
+    certificate(&decided(cluster, &name, daemon));
+
+    // An approval replaces no rule about names and addresses.
     let w1 = &kubelet_of(cluster, "w1");
     let (name, _, _) = serving("w1", &[], &["198.51.100.7"]).create(w1);
     wait_until("an Event reports the doubt", || {

@@ -29,7 +29,7 @@ fn init() -> String {
     assert!(INIT.contains(ours));
     INIT.replace(
         ours,
-        "[192.0.2.100, '2001:db8::100', api.example.com, 192.0.2.10]",
+        "[192.0.2.100, '2001:db8::100', api.example.com, 192.0.2.10, '*.apps.example.com']",
     )
 }
 
@@ -42,7 +42,7 @@ struct Users<'a> {
 
 impl<'a> Users<'a> {
     fn of(cluster: &'a Cluster) -> Self {
-        let names = ["w1", "w2", "tired", "gone"];
+        let names = ["w1", "w2", "tired", "gone", "evil"];
         Users {
             cluster,
             kubelets: names
@@ -150,6 +150,8 @@ fn put_nodes(cluster: &Cluster) {
     let own = |ip: &'static str, name: &'static str| [("InternalIP", ip), ("Hostname", name)];
     put_node(cluster, "w2", &own("192.0.2.22", "w2"), true);
     put_node(cluster, "tired", &own("192.0.2.23", "tired"), false);
+    let evil = [&own("192.0.2.24", "evil")[..], &requests::CLAIMS_OF_EVIL].concat();
+    put_node(cluster, "evil", &evil, true);
     put_node(cluster, "cp1", &own("192.0.2.11", "cp1"), true);
     let label = json!({"metadata": {"labels": {"node-role.kubernetes.io/control-plane": ""}}});
     let (status, body) = cluster.admin().patch("/api/v1/nodes/cp1", &label);
@@ -300,7 +302,7 @@ fn signs_no_hostile_request_of_any_user() {
 fn flood(cluster: &Cluster, users: &Users<'_>, daemon: &Daemon<'_>) {
     let stolen = requests::all()
         .into_iter()
-        .find(|case| case.name == "another node's address")
+        .find(|case| case.name == "another node's name")
         .unwrap();
     let before = memory(daemon);
     let began = Instant::now();

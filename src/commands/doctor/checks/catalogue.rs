@@ -171,6 +171,8 @@ checks! {
         "no controller removes expired bootstrap tokens, so that the Secret kubeadm-certs never expires";
     "kubelets-two-signers", E, static_pods::two_signers,
         "kubelets.sign is set, and kube-controller-manager signs the requests of kubelets as well: by other rules, and after a change of CA with another key";
+    "kubelets-any-network", W, configuration::any_network,
+        "kubelets.sign is set without kubelets.networks: a kubelet chooses its address, and gets a certificate for any private one that no other Node reports";
     "controller-manager-signer-files", E, static_pods::signer_files,
         "the signing files of kube-controller-manager do not exist or do not belong together";
     "controller-manager-signer-bundle", E, static_pods::signer_bundle,

@@ -36,6 +36,20 @@ pub(super) fn exposed_secrets(picture: &Picture) -> Vec<CheckNote> {
         .collect()
 }
 
+/// Checks for a signer of kubelets' requests that does not know the networks of the nodes.
+pub(super) fn any_network(picture: &Picture) -> Vec<CheckNote> {
+    let kubelets = picture.configuration.kubelets.iter();
+    kubelets
+        .filter(|policy| policy.networks.is_empty())
+        .map(|_| {
+            CheckNote::warning(
+                "kubelets.networks is not set, and each kubelet reports its own addresses",
+                "list the networks of the nodes in kubelets.networks; public addresses require it",
+            )
+        })
+        .collect()
+}
+
 /// Checks for signers of the settings whose CA private keys are on the node.
 pub(super) fn local_signer(picture: &Picture) -> Vec<CheckNote> {
     let found = picture.configuration.local_ca_keys.iter();

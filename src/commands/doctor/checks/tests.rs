@@ -5,6 +5,7 @@ use serde_json::json;
 use super::answers::Answers;
 use super::*;
 use crate::kube::jwks;
+use crate::kube::kubeadm::IpNet;
 use crate::kube::manifest::StaticPod;
 use crate::kube::names::CertName;
 use crate::kubelets::KubeletPolicy;
@@ -115,12 +116,30 @@ fn reports_second_signer_for_kubelets() {
         picture.controller_manager = Some(manifest(flags));
         let known = found(&blank());
         let mut found = found(&picture);
-        found.retain(|one| !known.contains(one));
+        found.retain(|one| !known.contains(one) && !one.contains("kubelets-any-network"));
         assert_eq!(
             found,
             Vec::from_iter(expected.map(str::to_owned)),
             "{flags:?}"
         );
+    }
+}
+
+#[test]
+fn reports_signing_for_kubelets_of_any_network() {
+    let warning = "warning kubelets-any-network".to_owned();
+    let network = IpNet::parse("192.0.2.0/24").unwrap().0;
+    for (networks, signs, expected) in [
+        (Vec::new(), true, true),
+        (vec![network], true, false),
+        (Vec::new(), false, false),
+    ] {
+        let mut picture = blank();
+        picture.configuration.kubelets = signs.then(|| KubeletPolicy {
+            networks,
+            ..KubeletPolicy::default()
+        });
+        assert_eq!(found(&picture).contains(&warning), expected);
     }
 }
 
