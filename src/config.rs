@@ -102,6 +102,9 @@ settings! {
         "certificates.externalEtcdClient" => pub external_etcd_client: bool;
         /// Certificates in addition to kubeadm's, by name.
         "certificates.registered" => pub registered: Registrations;
+        /// Attributes of a subject beside the required ones: `standard` accepts those that no component of Kubernetes
+        /// reads (C, ST, L, OU, street, postalCode, DC, serialNumber), `strict` refuses all.
+        "verification" => pub verification: Verification;
         /// Certificates of the kubelet.
         "kubelet" => pub kubelet: KubeletSettings;
         /// Signing of the kubelets' own requests, for control-plane nodes.
@@ -339,7 +342,29 @@ settings! {
     }
 }
 
-choice_setting!(FromCluster, KubeletClientSubject, RoleSetting);
+/// How strictly subjects of certificates are compared with the required ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Verification {
+    /// Attributes that no component of Kubernetes reads are accepted.
+    #[default]
+    Standard,
+    /// Every further attribute is refused.
+    Strict,
+}
+
+impl Verification {
+    const ALL: [Verification; 2] = [Verification::Standard, Verification::Strict];
+
+    /// Returns the value as written in the configuration.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Verification::Standard => "standard",
+            Verification::Strict => "strict",
+        }
+    }
+}
+
+choice_setting!(FromCluster, KubeletClientSubject, RoleSetting, Verification);
 
 /// Command-line options that replace settings.
 #[derive(Clone, Debug, Default)]

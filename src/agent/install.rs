@@ -19,7 +19,8 @@ use crate::kube::names::{Authority, CertName};
 use crate::process::failpoint;
 use crate::signer::Request;
 use crate::spec::assess::{
-    Action, Age, Observed, ObservedCert, ObservedKubeconfig, ObservedKubeletStore, beyond_authority,
+    Action, Age, Observed, ObservedCert, ObservedKubeconfig, ObservedKubeletStore,
+    beyond_authority, with_unread_attributes,
 };
 use crate::spec::schedule::due_at;
 use crate::spec::{BundleCopy, CertSpec, ServiceAccountSpec};
@@ -479,6 +480,7 @@ impl<'a> CommitWork<'a> {
             reasons.push(note);
         }
         reasons.extend(beyond_authority(&chain, trusted));
+        reasons.extend(with_unread_attributes(&chain));
         Ok(ReportRow {
             due,
             ..report::cert_row(spec, action, reasons, Some(&chain))

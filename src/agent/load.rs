@@ -41,6 +41,7 @@ use crate::agent::join::{self, JoinedCluster};
 use crate::agent::{Clock, ExitCode, Failure, RunSetup};
 use crate::config::{
     Argument, CommandLineSettings, FromCluster, JoinSettings, KubeletIdentity, Origin, Settings,
+    Verification,
 };
 use crate::kube::kubeadm::{self, ClusterConfig, HostFacts, KubeadmRole, Overrides, Resolved};
 use crate::kube::names::Authority;
@@ -462,5 +463,6 @@ pub(crate) fn tolerance(settings: &Settings, authority: Authority) -> Tolerance 
             .and_then(|settings| settings.max_lifetime),
         common_name_as_dns: signer
             .is_some_and(|(_, signer)| signer.kind().about().caps.own_name_san),
+        unread_attributes: settings.verification == Verification::Standard,
     }
 }

@@ -49,6 +49,7 @@ pki:
   categories: [{category: ClientCertificate, certificate: {key: {algorithm: ECDSA, ecdsa: {curve: P256}}}}]
   overrides: [{certificateName: etcd-server, certificate: {key: {algorithm: ECDSA, ecdsa: {curve: P384}}}}]
 subjects: {apiserver-kubelet-client: "kubeadm:cluster-admins"}
+verification: strict
 commonNames:
   apiserver: "kube-apiserver.{node}"
   front-proxy-client: front-proxy-client.example
@@ -132,6 +133,7 @@ fn reads_every_key() {
         settings.node_name.as_ref().map(NodeName::as_str),
         Some("cp-1.example.com")
     );
+    assert_eq!(settings.verification, Verification::Strict);
     let pin: [u8; 32] = std::array::from_fn(|index| index as u8);
     let ca = &settings.authorities[&Authority::Ca];
     assert_eq!(ca.trust_sha256, [pin]);

@@ -17,7 +17,7 @@ use crate::spec::schedule::OnPolicyChange;
 use crate::spec::{BundleSpec, CertFiles, CertSpec};
 use crate::x509::{
     CertDifference, Chain, PrivateKey, PublicKey, TrustBundle, contains_private_key, rfc3339,
-    satisfies,
+    satisfies, unread_attributes,
 };
 
 pub use found::{
@@ -111,9 +111,8 @@ pub fn assess(
     if !reasons.is_empty() {
         return Action::Issue { reasons };
     }
-    if let Some(note) = beyond_authority(chain, trust) {
-        notes.push(note);
-    }
+    notes.extend(beyond_authority(chain, trust));
+    notes.extend(with_unread_attributes(chain));
     let reasons = form_differences(spec, found, trust);
     match reasons.is_empty() {
         true => Action::Keep { notes, at_renewal },
@@ -213,6 +212,17 @@ pub fn beyond_authority(chain: &Chain, trust: &TrustBundle) -> Option<String> {
         format!(
             "it outlives its authority, which expires at {}; it is unusable after that",
             rfc3339(end)
+        )
+    })
+}
+
+/// Returns a note if the signer added attributes to the subject that no component reads.
+pub fn with_unread_attributes(chain: &Chain) -> Option<String> {
+    let added = unread_attributes(chain.leaf());
+    (!added.is_empty()).then(|| {
+        format!(
+            "its subject also has {}, which the signer added and no component of Kubernetes reads",
+            added.join(", ")
         )
     })
 }

@@ -242,6 +242,11 @@ impl RuleInputs<'_> {
     ) -> RequestedCertificate {
         let authority = name.authority();
         let tolerance = self.choices.tolerances.get(&authority);
+        let mut tolerance = tolerance.copied().unwrap_or_default();
+        if matches!(name, CertName::Registered(_)) {
+            // Components other than those of Kubernetes may read any attribute.
+            tolerance.unread_attributes = false;
+        }
         RequestedCertificate {
             name,
             authority,
@@ -255,7 +260,7 @@ impl RuleInputs<'_> {
                     .lifetime_of(name)
                     .unwrap_or(self.cluster.certificate_validity),
             },
-            tolerance: tolerance.copied().unwrap_or_default(),
+            tolerance,
         }
     }
 

@@ -4,6 +4,7 @@ use super::policy::{KeyPolicy, KeyRules};
 use super::*;
 use crate::kube::kubeadm::{HostFacts, KubeadmRole, Overrides, San, load, resolve};
 use crate::kube::names::{Authority, CertName};
+use crate::x509::Tolerance;
 
 const INIT: &str = "\
 apiVersion: kubeadm.k8s.io/v1beta4
@@ -414,15 +415,28 @@ fn plans_registered_certificates_on_their_nodes() {
             })
             .into(),
     };
+    let tolerance = Tolerance {
+        unread_attributes: true,
+        ..Tolerance::default()
+    };
     let choices = Choices {
         registered: vec![
             registered("etcd-hook", registered::RegisteredNodes::ControlPlane),
             registered("hook", registered::RegisteredNodes::All),
             registered("worker-hook", registered::RegisteredNodes::Worker),
         ],
+        tolerances: Authority::ALL
+            .map(|authority| (authority, tolerance))
+            .into(),
         ..Choices::default()
     };
     let first = planned(INIT, &cluster(""), &choices);
+    // Components other than those of Kubernetes may read every attribute of a subject.
+    for spec in &first.certs {
+        let is_registered = matches!(spec.name(), CertName::Registered(_));
+        let tolerates = spec.requested.tolerance.unread_attributes;
+        assert_eq!(tolerates, !is_registered, "{}", spec.name());
+    }
     assert_eq!(names(&first)[12..], ["etcd-hook", "hook"]);
     let name = CertName::Registered("etcd-hook".parse().unwrap());
     let spec = first.cert(name).unwrap();

@@ -23,7 +23,17 @@ use super::text::{encode_pem, hex, printable};
 #[derive(Clone)]
 pub struct DistinguishedName {
     der: Vec<u8>,
-    attributes: Vec<(String, String)>,
+    attributes: Vec<NameAttribute>,
+}
+
+/// An attribute of a distinguished name.
+#[derive(Clone)]
+pub(super) struct NameAttribute {
+    /// Abbreviation of the type, such as `CN`, or else its object identifier.
+    pub(super) kind: String,
+    pub(super) value: String,
+    /// True if its relative distinguished name has no other attribute.
+    pub(super) is_alone: bool,
 }
 
 impl PartialEq for DistinguishedName {
@@ -42,7 +52,11 @@ impl DistinguishedName {
     pub(super) fn from_der(der: &[u8]) -> Result<Self, String> {
         let attributes = strict::attributes(der)?
             .into_iter()
-            .map(|attribute| (attribute_kind(attribute.oid), attribute.value))
+            .map(|attribute| NameAttribute {
+                kind: attribute_kind(attribute.oid),
+                value: attribute.value,
+                is_alone: attribute.is_alone,
+            })
             .collect();
         Ok(DistinguishedName {
             der: der.to_vec(),
@@ -59,7 +73,12 @@ impl DistinguishedName {
     pub fn attributes(&self) -> impl Iterator<Item = (&str, &str)> {
         self.attributes
             .iter()
-            .map(|(kind, value)| (kind.as_str(), value.as_str()))
+            .map(|attribute| (attribute.kind.as_str(), attribute.value.as_str()))
+    }
+
+    /// Returns the attributes with their place in the name.
+    pub(super) fn name_attributes(&self) -> &[NameAttribute] {
+        &self.attributes
     }
 
     /// Returns all values of one attribute type.

@@ -55,6 +55,8 @@ pub struct Tolerance {
     pub extra_usages: bool,
     /// True to accept the required common name as a DNS name.
     pub common_name_as_dns: bool,
+    /// True to accept subject attributes that no component of Kubernetes reads, such as C and OU.
+    pub unread_attributes: bool,
     /// Longest lifetime of a new certificate; by default [`LIFETIME_FACTOR`](super::LIFETIME_FACTOR) times the requested
     /// one.
     pub max_lifetime: Option<Duration>,

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use time::OffsetDateTime;
 
-use super::certificate::Certificate;
+use super::certificate::{Certificate, NameAttribute};
 use super::chain::{Chain, TrustBundle};
 use super::key::{KeyAlgorithm, KeyType, PublicKey};
 use super::path::{self, Path, PathRefusal};
@@ -124,7 +124,7 @@ pub fn satisfies(
     let leaf = chain.leaf();
     let mut found = Vec::new();
     compare_key(leaf, profile, key, &mut found);
-    compare_subject(leaf, profile, &mut found);
+    compare_subject(leaf, profile, tolerance, &mut found);
     compare_sans(leaf, profile, tolerance, &mut found);
     compare_usages(leaf, profile, tolerance, &mut found);
     if now > leaf.not_after() {
@@ -137,10 +137,15 @@ pub fn satisfies(
     found
 }
 
-/// Returns true if subject and names are those of the profile, whatever else differs.
+/// Returns true if subject and names are those of the profile, whatever else differs. Unread attributes count as well: the
+/// request for an exchange must have the subject of the certificate (RFC 7030, 4.2.2).
 pub fn is_for_names(chain: &Chain, profile: &Profile, tolerance: Tolerance) -> bool {
     let mut found = Vec::new();
-    compare_subject(chain.leaf(), profile, &mut found);
+    let exact = Tolerance {
+        unread_attributes: false,
+        ..tolerance
+    };
+    compare_subject(chain.leaf(), profile, exact, &mut found);
     compare_sans(chain.leaf(), profile, tolerance, &mut found);
     found.is_empty()
 }
@@ -199,8 +204,43 @@ fn compare_key(
     }
 }
 
+/// Types of the attributes that CAs add to each subject by their policy and that no component of Kubernetes reads. The
+/// authenticator of kube-apiserver reads CN, O and the UID attribute 1.3.6.1.4.1.57683.2
+/// (`apiserver/pkg/authentication/request/x509`), etcd and the front proxy read CN.
+const UNREAD_ATTRIBUTES: [&str; 8] = [
+    "C",
+    "ST",
+    "L",
+    "OU",
+    "streetAddress",
+    "postalCode",
+    "DC",
+    "serialNumber",
+];
+
+/// Returns the types of the attributes in a subject that [`Tolerance::unread_attributes`] accepts, each once.
+pub fn unread_attributes(leaf: &Certificate) -> Vec<&str> {
+    let mut kinds: Vec<&str> = Vec::new();
+    for attribute in leaf.subject().name_attributes() {
+        if is_unread(attribute) && !kinds.contains(&attribute.kind.as_str()) {
+            kinds.push(&attribute.kind);
+        }
+    }
+    kinds
+}
+
+/// Returns true for an attribute that no component reads, in a relative distinguished name of its own.
+fn is_unread(attribute: &NameAttribute) -> bool {
+    attribute.is_alone && UNREAD_ATTRIBUTES.contains(&attribute.kind.as_str())
+}
+
 /// Compares subjects as sets of (type, value), since signers reorder and re-encode the attributes.
-fn compare_subject(leaf: &Certificate, profile: &Profile, found: &mut Vec<CertDifference>) {
+fn compare_subject(
+    leaf: &Certificate,
+    profile: &Profile,
+    tolerance: Tolerance,
+    found: &mut Vec<CertDifference>,
+) {
     let subject = leaf.subject();
     let names: Vec<_> = subject.values("CN").collect();
     if names != [profile.subject.common_name.as_str()] {
@@ -215,11 +255,13 @@ fn compare_subject(leaf: &Certificate, profile: &Profile, found: &mut Vec<CertDi
             found.push(CertDifference::OrganizationMissing(organization.clone()));
         }
     }
-    for (kind, value) in subject.attributes() {
-        match kind {
+    for attribute in subject.name_attributes() {
+        let NameAttribute { kind, value, .. } = attribute;
+        match kind.as_str() {
             "CN" => {}
-            "O" if wanted.iter().any(|organization| organization == value) => {}
+            "O" if wanted.contains(value) => {}
             "O" => found.push(CertDifference::OrganizationExtra(value.to_owned())),
+            _ if tolerance.unread_attributes && is_unread(attribute) => {}
             _ => {
                 let attribute = format!("{kind}={}", printable(value));
                 found.push(CertDifference::SubjectAttribute(attribute));

@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use nodepki::kube::names::CertName;
 use nodepki::signer::directory::Directory;
 use nodepki::signer::{Answer, FailureClass, Request, Signer, SignerKind, Ticket};
-use nodepki::x509::Csr;
+use nodepki::x509::{Csr, Subject};
 use tempfile::TempDir;
 
 use crate::log::logged;
+use crate::node::{EVERYTHING, Node, Ran};
 use crate::rig::{Denial, Rig};
 use crate::signer_bad::verdict;
 use crate::signing::{
@@ -20,24 +21,23 @@ use crate::signing::{
 
 /// Signs a CSR of the outbox with `openssl x509 -req`, into the inbox.
 pub(crate) fn sign_by_hand(drop: &Path, authorities: &Path, name: CertName) {
+    sign_with(drop, authorities, name, &[]);
+}
+
+/// As [`sign_by_hand`], with further options of `openssl x509 -req`.
+fn sign_with(drop: &Path, authorities: &Path, name: CertName, options: &[&str]) {
     let ca = authorities.join(name.authority().base_name());
-    let signed = openssl(
-        &[
-            "x509",
-            "-req",
-            "-copy_extensions",
-            "copy",
-            "-days",
-            "365",
-            "-in",
-            drop.join(format!("outbox/{name}.csr")).to_str().unwrap(),
-            "-CA",
-            ca.with_extension("crt").to_str().unwrap(),
-            "-CAkey",
-            ca.with_extension("key").to_str().unwrap(),
-        ],
-        b"",
+    let (request, ca, key) = (
+        drop.join(format!("outbox/{name}.csr")),
+        ca.with_extension("crt"),
+        ca.with_extension("key"),
     );
+    let mut words = vec!["x509", "-req", "-copy_extensions", "copy", "-days", "365"];
+    for (option, file) in [("-in", &request), ("-CA", &ca), ("-CAkey", &key)] {
+        words.extend([option, file.to_str().unwrap()]);
+    }
+    words.extend(options);
+    let signed = openssl(&words, b"");
     fs::write(drop.join(format!("inbox/{name}.crt")), signed).unwrap();
 }
 
@@ -147,6 +147,135 @@ impl Drop {
     fn issued(&self, request: &Request) -> Vec<u8> {
         issued(Ok(self.poll(request)))
     }
+}
+
+/// Signs all CSRs of the outbox like a CA whose policy puts attributes before those of the request.
+fn sign_with_policy(drop: &Path, authorities: &Path, policy: &str) {
+    for name in EVERYTHING {
+        let json = fs::read(drop.join(format!("outbox/{name}.json"))).unwrap();
+        let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
+        let Subject {
+            common_name,
+            organizations,
+        } = serde_json::from_value(json["subject"].clone()).unwrap();
+        let organizations: String = organizations
+            .iter()
+            .map(|one| format!("/O={one}"))
+            .collect();
+        let subject = format!("{policy}{organizations}/CN={common_name}");
+        sign_with(drop, authorities, name, &["-subj", &subject]);
+    }
+}
+
+#[test]
+fn accepts_only_further_attributes_that_no_component_reads() {
+    let drop = Drop::new();
+    let request = request(CertName::AdminConf);
+    drop.submit(&request);
+    let mut tolerant = request.wanted.clone();
+    tolerant.tolerance.unread_attributes = true;
+    let tolerant = Request::new(
+        tolerant,
+        request.csr.clone(),
+        request.identity.clone(),
+        now(),
+    );
+    let own = "/O=kubeadm:cluster-admins/CN=kubernetes-admin";
+    let masters =
+        "O \"system:masters\" is not wanted: Kubernetes would treat it as membership of that group";
+    for (subject, refusal) in [
+        (
+            format!("/C=DE/ST=Berlin/L=Berlin/street=Am Tor 1/postalCode=10117{own}"),
+            "",
+        ),
+        (
+            format!("/DC=com/DC=example/OU=Platform/OU=Kubernetes{own}/serialNumber=7"),
+            "",
+        ),
+        // More than one attribute in a relative distinguished name.
+        (
+            format!("/C=DE+L=Berlin{own}"),
+            "subject attribute C=DE is not wanted; subject attribute L=Berlin is not wanted",
+        ),
+        (
+            format!("{own}+OU=Platform"),
+            "subject attribute OU=Platform is not wanted",
+        ),
+        (
+            format!("/C=DE/emailAddress=a@example.com{own}"),
+            "subject attribute Email=a@example.com is not wanted",
+        ),
+        (format!("/OU=Platform{own}/O=system:masters"), masters),
+        (
+            format!("/C=DE{own}/CN=admin"),
+            "CN is \"kubernetes-admin, admin\", wanted \"kubernetes-admin\"",
+        ),
+    ] {
+        sign_with(
+            &drop.path(""),
+            drop.dir.path(),
+            request.name(),
+            &["-subj", &subject],
+        );
+        let answer = drop.issued(&request);
+        let found = verdict(&tolerant, &answer, drop.dir.path());
+        assert_eq!(found, refusal, "{subject}");
+        let strict = verdict(&request, &answer, drop.dir.path());
+        assert!(
+            strict.contains(", wanted") || strict.contains("is not wanted"),
+            "{subject}: {strict}"
+        );
+    }
+}
+
+#[test]
+fn installs_answers_with_attributes_of_ca_policy() {
+    let node = Node::new();
+    let drop = node.outside("drop");
+    fs::create_dir(&drop).unwrap();
+    node.bootstrap_by_drop(&drop).ended(75);
+    sign_with_policy(&drop, &node.ca(), "/C=DE/L=Berlin/OU=Platform");
+    let note = "its subject also has C, L, OU, which the signer added and no component of Kubernetes reads";
+    node.bootstrap_by_drop(&drop)
+        .done()
+        .row_says("scheduler.conf", note)
+        .row_says("etcd-peer", note);
+    // What is on disk is kept, in pairs as in kubeconfigs.
+    let before = node.etc();
+    node.plan()
+        .done()
+        .row_says("apiserver", "keep")
+        .row_says("admin.conf", "keep")
+        .row_says("admin.conf", note);
+    node.bootstrap().done();
+    before.unchanged(&node.etc());
+    node.write_settings(&format!(
+        "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\nverification: strict\n\
+         signers: {{s: {{local: {{directory: {}}}}}}}\n",
+        node.ca().display()
+    ));
+    Ran::of(&mut node.configured(["plan"]))
+        .done()
+        .row_says("apiserver", "subject attribute OU=Platform is not wanted")
+        .row_says("admin.conf", "subject attribute C=DE is not wanted");
+}
+
+#[test]
+fn refuses_attributes_of_ca_policy_in_strict_verification() {
+    let node = Node::new();
+    let drop = node.outside("drop");
+    fs::create_dir(&drop).unwrap();
+    node.write_settings(&format!(
+        "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\nverification: strict\n\
+         signers: {{s: {{directory: {{path: {}}}}}}}\n",
+        drop.display()
+    ));
+    node.ask().ended(75);
+    sign_with_policy(&drop, &node.ca(), "/OU=Platform");
+    node.ask()
+        .ended(65)
+        .says("subject attribute OU=Platform is not wanted");
+    assert!(!node.path("/etc/kubernetes/admin.conf").exists());
 }
 
 #[test]

@@ -36,6 +36,7 @@ use crate::signing::{
 const SHARED: Tolerance = Tolerance {
     extra_usages: true,
     common_name_as_dns: true,
+    unread_attributes: false,
     max_lifetime: None,
 };
 

@@ -13,6 +13,8 @@ use crate::x509::text::printable;
 pub(in crate::x509) struct Attribute<'a> {
     pub(in crate::x509) oid: &'a [u8],
     pub(in crate::x509) value: String,
+    /// True if its relative distinguished name has no other attribute.
+    pub(in crate::x509) is_alone: bool,
 }
 
 /// Parses a distinguished name. Go: `parseName`.
@@ -27,6 +29,7 @@ pub(in crate::x509) fn attributes(der: &[u8]) -> Result<Vec<Attribute<'_>>, Stri
     let mut found = Vec::new();
     while !sets.is_empty() {
         let mut set = sets.read(tag::SET).ok_or_else(damaged)?;
+        let first = found.len();
         while !set.is_empty() {
             let mut attribute = set.read(tag::SEQUENCE).ok_or_else(damaged)?;
             let oid = attribute
@@ -41,7 +44,14 @@ pub(in crate::x509) fn attributes(der: &[u8]) -> Result<Vec<Attribute<'_>>, Stri
                     value.tag
                 )
             })?;
-            found.push(Attribute { oid, value });
+            found.push(Attribute {
+                oid,
+                value,
+                is_alone: false,
+            });
+        }
+        if let Some([attribute]) = found.get_mut(first..) {
+            attribute.is_alone = true;
         }
     }
     Ok(found)

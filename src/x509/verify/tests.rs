@@ -355,6 +355,32 @@ fn reports_subject_attribute_that_kubeadm_does_not_set() {
 }
 
 #[test]
+fn tolerates_no_attribute_that_identifies_a_user() {
+    let (trust, root_key) = root();
+    let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+    let tolerance = Tolerance {
+        unread_attributes: true,
+        ..Tolerance::default()
+    };
+    let differences = |oid: &[u64]| {
+        let leaf = issued_by((trust.first(), &root_key), &key, |params| {
+            let kind = DnType::CustomDnType(oid.to_vec());
+            params.distinguished_name.push(kind, "1000");
+        });
+        let chain = Chain::from_response(leaf.der(), key.public_key()).unwrap();
+        let wanted = etcd_server();
+        let own = key.public_key();
+        texts(&satisfies(&chain, &wanted, tolerance, own, &trust, NOW))
+    };
+    assert_eq!(differences(&[2, 5, 4, 5]), [""; 0]);
+    // kube-apiserver reads the UID of the user from it.
+    assert_eq!(
+        differences(&[1, 3, 6, 1, 4, 1, 57683, 2]),
+        ["subject attribute 1.3.6.1.4.1.57683.2=1000 is not wanted"]
+    );
+}
+
+#[test]
 fn reports_issuer_that_is_not_a_ca_or_is_damaged() {
     let (trust, root_key) = root();
     let [middle_key, key] =
