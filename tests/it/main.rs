@@ -128,4 +128,5 @@ mod terminal;
 #[path = "../fixtures/time.rs"]
 mod time;
 mod untrusted_root;
+mod waiting;
 mod workers;

@@ -7,7 +7,6 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use nodepki::agent::load::{self, LoadInputs, Loaded};
 use nodepki::agent::{ExitCode, Progress};
@@ -19,6 +18,7 @@ use tokio::net::TcpStream;
 
 use crate::node::{Node, Ran};
 use crate::servers::bin;
+use crate::time::patience;
 
 const DIRECTORY: &str = "/var/lib/node_exporter/textfile_collector";
 const TEXTFILE: &str = "/var/lib/node_exporter/textfile_collector/nodepki.prom";
@@ -423,9 +423,7 @@ async fn closes_idle_connections() {
         }
         let answer = request(address, "GET", "/healthz");
         // Twenty idle connections come first, 8 at a time, 10 s each.
-        let (head, _) = tokio::time::timeout(Duration::from_secs(45), answer)
-            .await
-            .unwrap();
+        let (head, _) = tokio::time::timeout(patience(), answer).await.unwrap();
         assert!(head.starts_with("HTTP/1.1 "), "{head}");
     };
     tokio::select! {
