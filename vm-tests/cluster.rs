@@ -35,8 +35,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
-use std::thread::{self, sleep};
-use std::time::{Duration, Instant};
+use std::thread;
+use std::time::Instant;
 
 use authority::{CertificateAuthorities, KeyKind};
 use network::{LoadBalancer, address};
@@ -46,8 +46,9 @@ use site::Site;
 use user_data::Secrets;
 
 use crate::bench::Tally;
-use crate::machine::Machine;
+use crate::machine::{MAX_WAIT, Machine};
 use crate::system::run as output_of;
+use crate::time::within;
 
 /// Variable that marks the process inside the namespaces.
 const INSIDE_VARIABLE: &str = "NODEPKI_CLUSTER_INSIDE";
@@ -294,7 +295,7 @@ impl<'a> Cluster<'a> {
                         let name = node.name;
                         assert!([0, 75].contains(&ran.status), "{name}: {first}: {ran:?}");
                         if ran.status != 0 || first != again {
-                            node.machine.until(again, 600);
+                            node.machine.until(again);
                         }
                     });
                 }
@@ -342,24 +343,14 @@ impl<'a> Cluster<'a> {
         self.nodes[0].machine.path("/etc/kubernetes/admin.conf")
     }
 
-    /// Waits until a condition holds; its error says what is missing. `seconds` are those of a machine whose processors do
-    /// nothing else: four times as long is allowed.
+    /// Waits until a condition holds; its error says what is missing.
     pub(crate) fn until(
         &mut self,
         what: &str,
-        seconds: u64,
         mut condition: impl FnMut(&mut Self) -> Result<(), String>,
     ) {
-        let seconds = 4 * seconds;
-        let end = Instant::now() + Duration::from_secs(seconds);
-        loop {
-            match condition(self) {
-                Ok(()) => return,
-                Err(missing) if Instant::now() > end => {
-                    panic!("{what}: not after {seconds} s: {missing}")
-                }
-                Err(_) => sleep(Duration::from_millis(500)),
-            }
+        if let Err(missing) = within(MAX_WAIT, || condition(self)) {
+            panic!("{what}: not in time: {missing}");
         }
     }
 

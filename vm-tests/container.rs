@@ -8,17 +8,17 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
 use crate::bench::Tally;
-use crate::machine::{Machine, Shell, connected};
+use crate::machine::{MAX_WAIT, Machine, Shell, connected};
 use crate::seed::Seed;
 use crate::system::run;
+use crate::time::{wait_until, within};
 
 /// The cgroups of the host that a container gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -187,23 +187,20 @@ impl Machine for Container {
     }
 
     fn wait_off(&mut self) {
-        let end = Instant::now() + Duration::from_secs(100);
         let running = self.running.as_mut().expect("the container is off");
-        while running.try_wait().unwrap().is_none() {
-            assert!(Instant::now() < end, "the container does not power off");
-            sleep(Duration::from_millis(20));
-        }
+        wait_until("the container is off", || {
+            running.try_wait().unwrap().is_some()
+        });
         self.wait();
     }
 
     fn shell(&mut self) -> &mut Shell {
         let socket = self.shared().join("shell");
-        let limit = Duration::from_secs(300);
-        connected(&mut self.shell, self.running.as_mut(), &socket, limit)
+        connected(&mut self.shell, self.running.as_mut(), &socket, MAX_WAIT)
     }
 
     fn time_factor(&self) -> u32 {
-        4
+        1
     }
 }
 
@@ -266,10 +263,8 @@ fn remove_cgroup(group: &Path) {
             remove_cgroup(&entry.path());
         }
     }
-    for _ in 0..100 {
-        if fs::remove_dir(group).is_ok() || !group.exists() {
-            return;
-        }
-        sleep(Duration::from_millis(10));
-    }
+    let _ = within(Duration::from_secs(1), || match group.exists() {
+        true => fs::remove_dir(group),
+        false => Ok(()),
+    });
 }

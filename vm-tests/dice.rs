@@ -1,9 +1,9 @@
 //! Random moments for power cuts.
 
-use std::thread::sleep;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::bench::Bench;
+use crate::time::let_pass;
 
 /// A xorshift64 generator. The effect of a moment also depends on the machine, so a fixed seed would not repeat it.
 pub(crate) struct Dice<'a> {
@@ -27,6 +27,6 @@ impl<'a> Dice<'a> {
         let wait = within.mul_f64(share);
         self.bench
             .say(&format!("power cut after {} ms", wait.as_millis()));
-        sleep(wait);
+        let_pass(wait);
     }
 }

@@ -4,17 +4,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::LazyLock;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use tempfile::TempDir;
 
 use crate::bench::Bench;
-use crate::machine::{Machine, Shell, connected};
+use crate::machine::{MAX_WAIT, Machine, Shell, connected};
 use crate::seed::Seed;
 use crate::system::run;
+use crate::time::within;
 
 /// How the machine's instructions are executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -207,23 +206,19 @@ impl Machine for Emulated<'_> {
     }
 
     fn wait_off(&mut self) {
-        let end = Instant::now() + Duration::from_secs(600);
         let mut running = self.running.take().expect("the machine is off");
-        while running.try_wait().unwrap().is_none() {
-            assert!(Instant::now() < end, "the machine does not power off");
-            sleep(Duration::from_millis(50));
-        }
+        let off = within(MAX_WAIT, || running.try_wait().unwrap().map(drop).ok_or(()));
+        assert!(off.is_ok(), "the machine does not power off");
         self.shell = None;
     }
 
     fn shell(&mut self) -> &mut Shell {
         let socket = self.dir().join("shell");
-        let limit = Duration::from_secs(600);
-        connected(&mut self.shell, self.running.as_mut(), &socket, limit)
+        connected(&mut self.shell, self.running.as_mut(), &socket, MAX_WAIT)
     }
 
     fn time_factor(&self) -> u32 {
-        20
+        5
     }
 }
 

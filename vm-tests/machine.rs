@@ -5,12 +5,17 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Child;
-use std::thread::{panicking, sleep};
-use std::time::{Duration, Instant};
+use std::thread::panicking;
+use std::time::Duration;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use tempfile::TempDir;
+
+use crate::time::{let_pass, within};
+
+/// Upper bound of a wait for something that takes some minutes on a machine whose processors do nothing else.
+pub(crate) const MAX_WAIT: Duration = Duration::from_secs(1200);
 
 /// Prints the SHA-256 sums of all files below /etc/kubernetes.
 pub(crate) const PKI_SUMS: &str = "cd /etc/kubernetes; find . -type f -exec sha256sum {} + | sort";
@@ -29,7 +34,7 @@ pub(crate) trait Machine {
     /// Returns the shell of the running machine, connected at the first call: see [`connected`].
     fn shell(&mut self) -> &mut Shell;
 
-    /// Factor by which time limits for containers are multiplied.
+    /// Factor by which everything takes longer than in a container.
     fn time_factor(&self) -> u32;
 
     /// Powers on, and waits until the shell accepts commands; the boot continues meanwhile.
@@ -61,27 +66,26 @@ pub(crate) trait Machine {
         ran.said
     }
 
-    /// Repeats a command until it succeeds, and returns its output. `seconds` are those of a machine whose processors do
-    /// nothing else: four times as long is allowed.
-    fn until(&mut self, command: &str, seconds: u32) -> String {
-        let seconds = 4 * seconds;
-        let end = Instant::now() + Duration::from_secs(u64::from(seconds * self.time_factor()));
-        loop {
-            let ran = self.run(command);
-            if ran.status == 0 {
-                return ran.said;
+    /// Repeats a command until it succeeds, and returns its output.
+    fn until(&mut self, command: &str) -> String {
+        let factor = self.time_factor();
+        let ended = within(MAX_WAIT * factor, || match self.run(command) {
+            ran if ran.status == 0 => Ok(ran.said),
+            ran => {
+                // Each attempt uses time of an emulated processor.
+                let_pass(Duration::from_millis(200) * (factor - 1));
+                Err(ran)
             }
-            assert!(
-                Instant::now() < end,
-                "`{command}` still ends with {} after {seconds} s:\n{}\n{}",
+        });
+        ended.unwrap_or_else(|ran| {
+            panic!(
+                "`{command}` still ends with {}:\n{}\n{}",
                 ran.status,
                 ran.said,
                 self.run("journalctl --no-pager -b -n 60 -t nodepki -t systemd -t kubelet")
                     .said
-            );
-            // Each attempt uses time of an emulated processor.
-            sleep(Duration::from_millis(50) * self.time_factor());
-        }
+            )
+        })
     }
 
     /// Waits until all jobs of the boot have started or failed; returns `running` or `degraded`.
@@ -106,9 +110,7 @@ pub(crate) trait Machine {
     /// Waits until the kubelet's replacement runs in this boot, which it does only with a complete PKI.
     fn wait_until_node_runs(&mut self) {
         self.until(
-            "systemctl is-active -q kubelet && journalctl -q -b -u kubelet -g 'PKI: whole' | tail -n 1 | grep -q whole",
-            60,
-        );
+            "systemctl is-active -q kubelet && journalctl -q -b -u kubelet -g 'PKI: whole' | tail -n 1 | grep -q whole");
     }
 
     /// Boots a node, and waits until it is complete and nothing has failed.
@@ -145,21 +147,11 @@ impl Shell {
         limit: Duration,
         mut alive: impl FnMut() -> bool,
     ) -> Result<Self, String> {
-        let end = Instant::now() + limit;
-        let stream = loop {
-            match UnixStream::connect(socket) {
-                Ok(stream) => break stream,
-                Err(error) => {
-                    if Instant::now() > end {
-                        return Err(format!("no shell after {limit:?}: {error}"));
-                    }
-                    if !alive() {
-                        return Err("the machine has ended".to_owned());
-                    }
-                    sleep(Duration::from_millis(20));
-                }
-            }
-        };
+        let stream = within(limit, || match UnixStream::connect(socket) {
+            Err(error) if alive() => Err(error),
+            other => Ok(other.map_err(|error| format!("the machine has ended: {error}"))),
+        });
+        let stream = stream.map_err(|error| format!("not in time: {error}"))??;
         stream.set_read_timeout(Some(limit)).unwrap();
         let mut shell = Shell {
             stream,

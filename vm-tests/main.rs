@@ -34,6 +34,8 @@ mod machine;
 mod scenarios;
 mod seed;
 mod system;
+#[path = "../tests/fixtures/time.rs"]
+mod time;
 mod writes;
 
 use std::process::ExitCode;

@@ -777,8 +777,9 @@ mod on_a_cluster {
     use super::*;
     use crate::join_control_plane::{by_token, worker_configuration};
     use crate::runbook::run_block;
-    use crate::servers::cluster::{self, Authorities, Caller, Cluster, ClusterNode, wait_until};
+    use crate::servers::cluster::{self, Authorities, Caller, Cluster, ClusterNode};
     use crate::servers::static_pods::StaticPods;
+    use crate::time::{let_pass, wait_until};
 
     const NAMESPACE: &str = "/api/v1/namespaces/default";
     const ROOT_CA: &str = "/api/v1/namespaces/kube-system/configmaps/kube-root-ca.crt";
@@ -985,7 +986,7 @@ mod on_a_cluster {
                 .says("runbook.md, section 8")
                 .says("kube-apiserver serves serial");
             assert_eq!(restarts(pods), [2, 2, 0, 0]);
-            thread::sleep(Duration::from_secs(2));
+            let_pass(Duration::from_secs(2));
             let renewed = cluster.admin();
             assert_eq!(status_of(&renewed), 200);
             drop(end);

@@ -17,8 +17,9 @@ use time::format_description::well_known::Rfc3339;
 use crate::node::{Node, Ran, Snapshot};
 use crate::servers::SharedServer;
 use crate::servers::cluster::{
-    AUTHORITY_KEYS, Authorities, Cluster, ClusterNode, ENDPOINT, INIT, TOKEN, wait_until,
+    AUTHORITY_KEYS, Authorities, Cluster, ClusterNode, ENDPOINT, INIT, TOKEN,
 };
+use crate::time::wait_until;
 
 const PKI: &str = "/etc/kubernetes/pki";
 const ADMIN: &str = "/etc/nodepki/admin.conf";

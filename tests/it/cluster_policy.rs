@@ -3,7 +3,8 @@
 use serde_json::{Value, json};
 
 use crate::rotation_cluster::Daemon;
-use crate::servers::cluster::{Authorities, Caller, Cluster, ClusterNode, INIT, wait_until};
+use crate::servers::cluster::{Authorities, Caller, Cluster, ClusterNode, INIT};
+use crate::time::wait_until;
 
 const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const READER: &str = "/etc/nodepki/policy-reader.conf";

@@ -10,11 +10,12 @@ use nix::unistd::Pid;
 use nodepki::kube::names::Authority;
 use nodepki::x509::{CertificateAuthority, KeyAlgorithm, PrivateKey};
 
-use crate::node::{EVERYTHING, Node, Ran, copy_authorities, wait_until};
+use crate::node::{EVERYTHING, Node, Ran, copy_authorities};
 use crate::renew::backdate;
 use crate::sample::sampled;
 use crate::signing::{now, run_program, write_secret};
 use crate::store::leftovers;
+use crate::time::{let_pass, wait_until};
 
 /// A command that changes a node, as it is run on a copy of [`prepared`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -170,7 +171,7 @@ fn two_commands_at_once_leave_a_complete_node() {
         let node = prepared.copied();
         let first = start(&mut one.command(&node, 1));
         // Some commands start together, others while the first one is at work.
-        std::thread::sleep(Duration::from_millis(15 * (turn as u64 % 4)));
+        let_pass(Duration::from_millis(15 * (turn as u64 % 4)));
         let second = start(&mut other.command(&node, 2));
         for (change, child) in [(one, first), (other, second)] {
             let ran = Ran::from(child.wait_with_output().unwrap());
@@ -237,7 +238,7 @@ fn completes_command_that_a_signal_ended_at_any_moment() {
         // The moments are spread over the length of the command.
         let share = (turn as f64 * 0.618).fract();
         let child = start_with_default_signals(&change.command(&node, 1));
-        std::thread::sleep(lengths[change as usize].mul_f64(share));
+        let_pass(lengths[change as usize].mul_f64(share));
         send(signal, &child);
         let ran = Ran::from(child.wait_with_output().unwrap());
         let what = format!(
@@ -303,11 +304,11 @@ fn daemon_ends_as_signal_says_and_next_run_completes_the_node() {
         let _ = fs::remove_file(&ready);
         let child = start_with_default_signals(&node.with_local(&["daemon"], &[]));
         // The first step takes the lock.
-        wait_until(|| ready.exists());
-        std::thread::sleep(Duration::from_millis(70 * turn));
+        wait_until("the daemon takes the lock", || ready.exists());
+        let_pass(Duration::from_millis(70 * turn));
         send(signal, &child);
         if end.is_none() {
-            std::thread::sleep(Duration::from_millis(50));
+            let_pass(Duration::from_millis(50));
             send(Signal::SIGTERM, &child);
         }
         let ran = Ran::from(child.wait_with_output().unwrap());

@@ -8,15 +8,14 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
 
 use nodepki::process::confine::{Rights, confine, spawn};
 use tempfile::TempDir;
 
 use crate::log::logged;
 use crate::node::{INIT, NODEPKI, Node, Ran, SIGNER};
-use crate::servers::PATIENCE;
 use crate::signing::{run_program, write_authorities};
+use crate::time::eventually;
 
 fn no_new_privs(status: &str) -> bool {
     let status = fs::read_to_string(status).unwrap();
@@ -217,15 +216,13 @@ impl Daemon<'_> {
     /// Waits until the daemon has logged `words`.
     #[track_caller]
     fn wait_for_log(&self, words: &str) -> String {
-        let give_up = Instant::now() + PATIENCE;
-        loop {
+        eventually(|| {
             let log = fs::read_to_string(self.machine.path("log")).unwrap();
-            if log.contains(words) {
-                return log;
+            match log.contains(words) {
+                true => Ok(log),
+                false => Err(format!("{words:?} is missing in:\n{log}")),
             }
-            assert!(Instant::now() < give_up, "{words:?} is missing in:\n{log}");
-            thread::sleep(Duration::from_millis(50));
-        }
+        })
     }
 }
 

@@ -5,16 +5,16 @@ use std::fs;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use nodepki::x509::{CertificateAuthority, KeyAlgorithm, PrivateKey};
 use serde_json::Value;
 
-use crate::node::{EVERYTHING, INIT, Node, Ran, wait_until};
-use crate::servers::PATIENCE;
+use crate::node::{EVERYTHING, INIT, Node, Ran};
 use crate::signing::now;
+use crate::time::{eventually, let_pass, patience, wait_until};
 
 /// Longer than the daemon takes to react to a relevant file change.
 const REACTION_TIME: Duration = Duration::from_secs(3);
@@ -68,13 +68,12 @@ impl Daemon {
     /// Reads notifications until one contains `words`, and returns it.
     #[track_caller]
     fn wait_for_notification(&mut self, words: &str) -> String {
-        let end = Instant::now() + PATIENCE;
         let mut buffer = [0; 4096];
-        while Instant::now() < end {
+        eventually(|| {
             while let Some(text) = self.notifications.get(self.consumed) {
                 self.consumed += 1;
                 if text.contains(words) {
-                    return text.clone();
+                    return Ok(text.clone());
                 }
             }
             self.socket
@@ -84,12 +83,12 @@ impl Daemon {
                 let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
                 self.notifications.extend(text.lines().map(str::to_owned));
             }
-        }
-        panic!(
-            "no notification contains {words:?}, but {:?}\n{}",
-            self.notifications,
-            self.log()
-        );
+            Err(format!(
+                "{words:?} is missing in {:?}\n{}",
+                self.notifications,
+                self.log()
+            ))
+        })
     }
 
     fn log(&self) -> String {
@@ -113,18 +112,10 @@ impl Daemon {
     fn stop(mut self) {
         self.signal(Signal::SIGTERM);
         self.wait_for_notification("STOPPING=1");
-        let begin = Instant::now();
-        let status = loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                break status;
-            }
-            assert!(
-                begin.elapsed() < Duration::from_secs(30),
-                "the daemon does not stop\n{}",
-                self.log()
-            );
-            std::thread::sleep(Duration::from_millis(20));
-        };
+        let status = eventually(|| {
+            let status = self.child.try_wait().unwrap();
+            status.ok_or_else(|| format!("the daemon does not stop\n{}", self.log()))
+        });
         assert_eq!(status.code(), Some(0), "{}", self.log());
     }
 }
@@ -163,7 +154,7 @@ fn notifies_abstract_socket() {
     let name = format!("nodepki-test-{}", std::process::id());
     let address = std::os::unix::net::SocketAddr::from_abstract_name(&name).unwrap();
     let socket = UnixDatagram::bind_addr(&address).unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(patience())).unwrap();
     let mut child = node
         .with_local(&["daemon"], &[])
         .env("NOTIFY_SOCKET", format!("@{name}"))
@@ -241,7 +232,7 @@ fn follows_changed_kubeadm_configuration() {
 fn wakes_on_changes_by_other_processes_and_not_on_its_own() {
     let node = Node::with_service_account();
     let mut daemon = Daemon::start_settled(&node);
-    std::thread::sleep(REACTION_TIME);
+    let_pass(REACTION_TIME);
     assert_eq!(
         daemon.steps(),
         1,
@@ -253,7 +244,7 @@ fn wakes_on_changes_by_other_processes_and_not_on_its_own() {
     node.write("/etc/kubernetes/scheduler.conf", "");
     daemon.wait_for_notification("STATUS=everything is in place");
     node.assert_sound(&EVERYTHING);
-    std::thread::sleep(REACTION_TIME);
+    let_pass(REACTION_TIME);
     let steps = daemon.steps();
     assert!(steps <= 3, "the daemon loops:\n{}", daemon.log());
     // Rewriting the same content is not a change, and neither is a file that is created and removed.
@@ -261,7 +252,7 @@ fn wakes_on_changes_by_other_processes_and_not_on_its_own() {
     fs::write(&apiserver, fs::read(&apiserver).unwrap()).unwrap();
     node.write("/etc/kubernetes/pki/.swp", "x");
     node.remove("/etc/kubernetes/pki/.swp");
-    std::thread::sleep(REACTION_TIME);
+    let_pass(REACTION_TIME);
     assert_eq!(daemon.steps(), steps, "{}", daemon.log());
     daemon.stop();
 }
@@ -294,7 +285,9 @@ fn keeps_pending_requests_when_stopped() {
     node.signer_does("all", "pending");
     let mut daemon = Daemon::start(&node, None);
     daemon.wait_for_notification("READY=1");
-    wait_until(|| node.submissions().len() == EVERYTHING.len());
+    wait_until("every request is sent", || {
+        node.submissions().len() == EVERYTHING.len()
+    });
     daemon.stop();
     let before = pending_slots(&node);
     assert_eq!(before.len(), EVERYTHING.len());
@@ -307,7 +300,9 @@ fn keeps_pending_requests_when_killed() {
     node.signer_does("all", "hang");
     let mut daemon = Daemon::start(&node, None);
     daemon.wait_for_notification("READY=1");
-    wait_until(|| node.submissions().len() == EVERYTHING.len());
+    wait_until("every request is sent", || {
+        node.submissions().len() == EVERYTHING.len()
+    });
     daemon.signal(Signal::SIGKILL);
     daemon.child.wait().unwrap();
     drop(daemon);
@@ -318,7 +313,7 @@ fn keeps_pending_requests_when_killed() {
 fn waits_while_another_run_holds_the_lock() {
     let node = Node::with_service_account();
     let mut other = node.start_hanging_run("all");
-    wait_until(|| !node.submissions().is_empty());
+    wait_until("a request is sent", || !node.submissions().is_empty());
     let mut daemon = Daemon::start(&node, None);
     daemon.wait_for_notification("READY=1");
     let status = daemon.wait_for_notification("STATUS=another run holds the lock: pid ");
@@ -359,7 +354,9 @@ fn manual_command_succeeds_while_daemon_waits_for_a_signer() {
     node.signer_does("apiserver", "pending");
     let mut daemon = Daemon::start(&node, None);
     daemon.wait_for_notification("READY=1");
-    wait_until(|| node.submissions().contains_key("apiserver"));
+    wait_until("the request is sent", || {
+        node.submissions().contains_key("apiserver")
+    });
     let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
     let lifetime = Duration::from_secs(365 * 86_400);
     let new = CertificateAuthority::self_signed("front-proxy-ca", key, now(), lifetime).unwrap();
@@ -399,14 +396,16 @@ fn shows_refusal_of_signer_in_the_status() {
 fn stays_asleep_while_idle() {
     let node = Node::bootstrapped();
     let daemon = Daemon::start_settled(&node);
-    std::thread::sleep(Duration::from_secs(1));
-    let before = context_switches(daemon.child.id());
-    std::thread::sleep(Duration::from_secs(5));
-    assert_eq!(
-        context_switches(daemon.child.id()),
-        before,
-        "context switches while nothing is due"
-    );
+    let switches_during = |time| {
+        let before = context_switches(daemon.child.id());
+        let_pass(time);
+        context_switches(daemon.child.id()) - before
+    };
+    wait_until("the daemon sleeps", || {
+        switches_during(Duration::from_secs(1)) == 0
+    });
+    let switches = switches_during(Duration::from_secs(5));
+    assert_eq!(switches, 0, "context switches while nothing is due");
     daemon.stop();
 }
 
@@ -442,7 +441,7 @@ fn arms_alarm_that_is_cancelled_when_the_clock_is_set() {
         let texts = entries.filter_map(|entry| fs::read_to_string(entry.ok()?.path()).ok());
         texts.filter(|text| text.contains("clockid:")).collect()
     };
-    wait_until(|| {
+    wait_until("every timer is absolute", || {
         timers()
             .iter()
             .all(|timer| !timer.contains("settime flags: 00"))

@@ -14,9 +14,8 @@ use serde_json::{Value, json};
 use crate::gateway::Issuer;
 use crate::node::{Ran, Snapshot};
 use crate::servers::SharedServer;
-use crate::servers::cluster::{
-    Authorities, Cluster, ClusterNode, ENDPOINT, INIT, TOKEN, wait_until,
-};
+use crate::servers::cluster::{Authorities, Cluster, ClusterNode, ENDPOINT, INIT, TOKEN};
+use crate::time::wait_until;
 
 const CLUSTER_INFO: &str = "/api/v1/namespaces/kube-public/configmaps/cluster-info";
 const JOIN: &str = "/run/kubeadm/kubeadm-join-config.yaml";

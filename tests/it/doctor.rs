@@ -20,8 +20,9 @@ use time::OffsetDateTime;
 use crate::golden::Case;
 use crate::kubeadm::{self, Node as Kubeadm};
 use crate::node::{INIT, JOIN, NODEPKI, Node, Ran, Snapshot};
-use crate::servers::cluster::{Authorities, Cluster, wait_until};
+use crate::servers::cluster::{Authorities, Cluster};
 use crate::signing;
+use crate::time::wait_until;
 
 const KUBEADM_CONFIG: &str = include_str!("../golden/init/v1beta4-alg-ECDSA-P256/config.yaml");
 

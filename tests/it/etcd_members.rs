@@ -13,11 +13,12 @@ use crate::node::{INIT, Ran};
 use crate::rotation_cluster::Daemon;
 use crate::running::running;
 use crate::servers::Server;
-use crate::servers::cluster::{ClusterNode, cluster, wait_until};
+use crate::servers::cluster::{ClusterNode, cluster};
 use crate::servers::remote_signer::{PLUGIN, RemoteSigner};
 use crate::servers::static_pods::StaticPods;
 use crate::signer_directory::sign_by_hand;
 use crate::signing::{openssl, write_authorities};
+use crate::time::wait_until;
 
 const SETTINGS: &str = "\
 apiVersion: nodepki.io/v1alpha1

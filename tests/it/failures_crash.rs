@@ -7,9 +7,10 @@ use std::fs;
 use nodepki::kube::names::{Authority, CertName};
 use nodepki::process::failpoint;
 
-use crate::node::{EVERYTHING, INIT, Node, Ran, wait_until};
+use crate::node::{EVERYTHING, INIT, Node, Ran};
 use crate::sample::{self, sampled};
 use crate::store::leftovers;
+use crate::time::wait_until;
 
 /// The certificates of the scenarios: an external etcd keeps them few.
 const CERTIFICATES: [CertName; 6] = [
@@ -379,7 +380,9 @@ fn reports_disk_faults_and_loses_nothing() {
 fn keeps_keys_of_a_run_killed_while_its_signer_hangs() {
     let node = Node::new();
     let mut run = node.start_hanging_run("etcd-peer");
-    wait_until(|| node.keys_seen().len() == EVERYTHING.len());
+    wait_until("every request is sent", || {
+        node.keys_seen().len() == EVERYTHING.len()
+    });
     run.kill().unwrap();
     run.wait().unwrap();
     let requested = node.keys_seen();

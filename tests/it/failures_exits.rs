@@ -10,9 +10,10 @@ use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use nodepki::kube::names::CertName;
 
-use crate::node::{EVERYTHING, Node, Ran, wait_until, with_mounts};
+use crate::node::{EVERYTHING, Node, Ran, with_mounts};
 use crate::renew::backdate;
 use crate::sample::sampled;
+use crate::time::wait_until;
 
 /// `renew` with the local signer.
 fn renew(node: &Node) -> Command {
@@ -388,7 +389,9 @@ fn ends_its_plug_in_when_a_signal_ends_the_run() {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        wait_until(|| node.submissions().contains_key("etcd-peer"));
+        wait_until("the request is sent", || {
+            node.submissions().contains_key("etcd-peer")
+        });
         let pid = Pid::from_raw(i32::try_from(run.id()).unwrap());
         let programs = children(run.id());
         assert!(!programs.is_empty(), "the plug-in has ended");
@@ -397,7 +400,9 @@ fn ends_its_plug_in_when_a_signal_ends_the_run() {
             .ended(75)
             .says(&format!("nodepki: ended by {signal}"));
         for program in programs {
-            wait_until(|| killpg(program, None) == Err(Errno::ESRCH));
+            wait_until("the plug-in has ended", || {
+                killpg(program, None) == Err(Errno::ESRCH)
+            });
         }
         let asked = node.keys_seen();
         node.signer_behaves();

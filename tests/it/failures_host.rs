@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use nodepki::kube::names::{Authority, CertName};
 
-use crate::node::{DAY, EVERYTHING, INIT, NODEPKI, Node, Ran, Snapshot, wait_until, with_mounts};
+use crate::node::{DAY, EVERYTHING, INIT, NODEPKI, Node, Ran, Snapshot, with_mounts};
 use crate::signing::now;
+use crate::time::{let_pass, wait_until};
 
 const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
@@ -339,7 +340,9 @@ fn reissues_torn_pair() {
 fn second_run_waits_or_names_the_first() {
     let node = Node::new();
     let mut first = node.start_hanging_run("etcd-peer");
-    wait_until(|| node.submissions().contains_key("etcd-peer"));
+    wait_until("the request is sent", || {
+        node.submissions().contains_key("etcd-peer")
+    });
     let second = node.ask();
     second.ended(75).says(&format!(
         "another nodepki process is running (pid {}: bootstrap, lock ",
@@ -353,7 +356,7 @@ fn second_run_waits_or_names_the_first() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    std::thread::sleep(Duration::from_millis(200));
+    let_pass(Duration::from_millis(200));
     node.signer_behaves();
     first.kill().unwrap();
     first.wait().unwrap();

@@ -8,8 +8,9 @@ use nodepki::kube::names::{Authority, CertName};
 use nodepki::x509::hex;
 
 use crate::kubeadm;
-use crate::node::{EVERYTHING, INIT, Node, Ran, wait_until};
+use crate::node::{EVERYTHING, INIT, Node, Ran};
 use crate::signing::{openssl, run_program, write_secret};
+use crate::time::wait_until;
 
 /// INIT with an additional name for the API server, so that only `apiserver` differs from the configuration.
 fn drifted() -> String {
@@ -446,7 +447,7 @@ fn waits_for_signer_that_returns_in_time() {
     node.signer_does("all", "unreachable");
     let run = std::thread::scope(|scope| {
         let run = scope.spawn(|| Ran::of(&mut node.ask_command("30s")));
-        wait_until(|| node.exchanges().len() >= 2);
+        wait_until("two requests are sent", || node.exchanges().len() >= 2);
         node.signer_behaves();
         run.join().unwrap()
     });

@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nodepki::http::{
     Call, Client, ClientIdentity, Endpoint, Files, HttpError, HttpErrorKind, HttpResponse, Tls, Url,
@@ -20,8 +20,8 @@ use zeroize::Zeroizing;
 
 use crate::gateway::{Action, Gateway, Issuer, Options, Pair, Rule};
 use crate::log::logged;
-use crate::servers::PATIENCE;
 use crate::signing::{PlainFiles, now, run};
+use crate::time::{eventually, patience};
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -477,11 +477,7 @@ fn recognises_client_certificate_refused_by_openssl() {
         .stderr(std::process::Stdio::null())
         .spawn()
         .unwrap();
-    let start = Instant::now();
-    while TcpStream::connect(("127.0.0.1", port)).is_err() {
-        assert!(start.elapsed() < PATIENCE, "no s_server");
-        thread::sleep(Duration::from_millis(20));
-    }
+    eventually(|| TcpStream::connect(("127.0.0.1", port)));
     let mine = tempfile::tempdir().unwrap();
     write_pair(mine.path(), &Issuer::new("strangers").client("stranger"));
     let endpoint = Endpoint {
@@ -784,12 +780,9 @@ fn reads_http_1_0_response_until_connection_closes() {
 #[test]
 fn times_out_if_server_is_silent() {
     let gateway = Gateway::to(None);
-    let hang = Duration::from_secs(120);
-    gateway.rule(Rule::on("*", "/").then(Action::Hang(hang)));
-    let started = Instant::now();
+    gateway.rule(Rule::on("*", "/").then(Action::Hang(patience())));
     let call = Call::get("/x").timeout(Duration::from_millis(500));
     let result = run(client(endpoint(&gateway)).send(call));
-    assert!(started.elapsed() < hang);
     assert_fails(result, &HttpErrorKind::Lost, &["within the time allowed"]);
     let endpoint = Endpoint {
         timeout: Duration::from_millis(500),

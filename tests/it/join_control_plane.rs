@@ -14,10 +14,11 @@ use crate::kubeadm::{accepts_external_ca, copy_tree};
 use crate::node::{Ran, SHARED_FILES, Snapshot};
 use crate::servers::Server;
 use crate::servers::cluster::{
-    AUTHORITY_KEYS, Authorities, Caller, Cluster, ClusterNode, ENDPOINT, TOKEN, cluster, wait_until,
+    AUTHORITY_KEYS, Authorities, Caller, Cluster, ClusterNode, ENDPOINT, TOKEN, cluster,
 };
 use crate::signer_directory::sign_by_hand;
 use crate::signing::tree;
+use crate::time::wait_until;
 
 const SETTINGS: &str = "\
 apiVersion: nodepki.io/v1alpha1

@@ -18,12 +18,11 @@ use crate::kubeadm::accepts_external_ca;
 use crate::node::{DAY, EVERYTHING, INIT, Node, Ran};
 #[cfg(feature = "failpoints")]
 use crate::sample::{self, sampled};
-use crate::servers::cluster::{
-    Authorities, Cluster, ClusterNode, ENDPOINT, TOKEN, cluster, wait_until,
-};
+use crate::servers::cluster::{Authorities, Cluster, ClusterNode, ENDPOINT, TOKEN, cluster};
 use crate::servers::{Server, bin};
 use crate::signer_directory::sign_by_hand;
 use crate::signing::openssl;
+use crate::time::wait_until;
 
 const CONF: &str = "/etc/kubernetes/kubelet.conf";
 const PKI: &str = "/var/lib/kubelet/pki";

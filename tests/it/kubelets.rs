@@ -38,11 +38,10 @@ use serde_json::{Value, json};
 
 use crate::join_control_plane::{prepare, start_components};
 use crate::rotation_cluster::Daemon;
-use crate::servers::cluster::{
-    Authorities, Caller, Cluster, ClusterNode, ENDPOINT, INIT, TOKEN, wait_until,
-};
-use crate::servers::{PATIENCE, bin};
+use crate::servers::bin;
+use crate::servers::cluster::{Authorities, Caller, Cluster, ClusterNode, ENDPOINT, INIT, TOKEN};
 use crate::signing::now;
+use crate::time::{eventually, wait_until};
 
 const CSRS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
 const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/nodepki-kubelets";
@@ -177,8 +176,7 @@ impl Wanted<'_> {
 /// Waits until a request is issued, denied or failed.
 fn decided(cluster: &Cluster, name: &str, daemon: &Daemon<'_>) -> Value {
     let admin = cluster.admin();
-    let begin = Instant::now();
-    loop {
+    eventually(|| {
         let (_, object) = admin.get(&format!("{CSRS}/{name}"));
         let conditions = object["status"]["conditions"].as_array();
         let is_refused = conditions
@@ -186,11 +184,10 @@ fn decided(cluster: &Cluster, name: &str, daemon: &Daemon<'_>) -> Value {
             .flatten()
             .any(|condition| condition["type"] == "Denied" || condition["type"] == "Failed");
         if is_refused || object["status"]["certificate"].is_string() {
-            return object;
+            return Ok(object);
         }
-        assert!(begin.elapsed() < PATIENCE, "{object}\n{}", daemon.said());
-        std::thread::sleep(Duration::from_millis(100));
-    }
+        Err(format!("{object}\n{}", daemon.said()))
+    })
 }
 
 /// Returns the certificate of an issued request.

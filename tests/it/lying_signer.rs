@@ -933,7 +933,6 @@ fn alike(count: usize) -> String {
 
 #[test]
 fn compares_bundles_in_bounded_time() {
-    let start = std::time::Instant::now();
     let many = TrustBundle::from_response(alike(64).as_bytes()).unwrap();
     let others = TrustBundle::from_response(alike(64).as_bytes()).unwrap();
     let error = TrustBundle::from_response(alike(65).as_bytes()).unwrap_err();
@@ -941,16 +940,10 @@ fn compares_bundles_in_bounded_time() {
         error.to_string(),
         "it contains 65 certificates, more than the limit of 64 for a trust bundle"
     );
-    let made = start.elapsed();
     let pin = many.certificates()[63].public_key().sha256();
+    // An attempt of every path would not end.
     assert_eq!(many.unpinned(&[pin]).len(), 63);
     assert!(!many.accepts(&others));
-    // The bundles take longer to make than to compare.
-    assert!(
-        start.elapsed() < 2 * made + Duration::from_secs(2),
-        "{made:?}, {:?}",
-        start.elapsed()
-    );
     let long_name = |at: u8| {
         let mut template = root();
         template.subject = common_name(&format!("{at}{}", "a".repeat(1000)));

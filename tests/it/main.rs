@@ -129,4 +129,5 @@ mod terminal;
 #[path = "../fixtures/time.rs"]
 mod time;
 mod untrusted_root;
+mod waiting;
 mod workers;

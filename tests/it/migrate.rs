@@ -5,7 +5,6 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
-use std::time::Duration;
 
 use nodepki::kube::names::{Authority, CertName};
 use nodepki::x509::{KeyAlgorithm, PrivateKey};
@@ -14,11 +13,12 @@ use tempfile::TempDir;
 
 use crate::kubeadm::{self, copy_tree};
 use crate::node::{DAY, INIT, NODEPKI, Node, Ran, copy_authorities};
+use crate::servers::bin;
 use crate::servers::cluster::{self, AUTHORITY_KEYS, Authorities, Cluster};
 use crate::servers::vault::{Bao, Space, put};
-use crate::servers::{PATIENCE, bin};
 use crate::signer_vault::print_setup;
 use crate::signing::{now, openssl, run_program, wanted, write_secret};
+use crate::time::wait_until;
 
 const PKI: &str = "/etc/kubernetes/pki";
 const PASSPHRASE: &str = "correct horse battery staple";
@@ -104,11 +104,7 @@ fn restores_keys_if_backup_cannot_be_read_after_the_commit() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let began = std::time::Instant::now();
-    while !(keys(&node).is_empty() && backup.exists()) {
-        assert!(began.elapsed() < PATIENCE, "no commit");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_until("the commit", || keys(&node).is_empty() && backup.exists());
     fs::remove_file(&backup).unwrap();
     Ran::from(run.wait_with_output().unwrap())
         .ended(75)

@@ -10,7 +10,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nodepki::kube::kubeconfig::Kubeconfig;
 use nodepki::kube::names::{Authority, CertName};
@@ -19,7 +19,6 @@ use nodepki::x509::{CertificateAuthority, Chain, Csr, KeyAlgorithm, PrivateKey, 
 use tempfile::TempDir;
 use time::OffsetDateTime;
 
-use crate::servers::PATIENCE;
 use crate::signing::{openssl, write_authorities, write_secret};
 
 pub(crate) const NODEPKI: &str = env!("CARGO_BIN_EXE_nodepki");
@@ -559,16 +558,6 @@ pub(crate) fn copy_authorities(
             fs::create_dir_all(to.join(&file).parent().unwrap()).unwrap();
             fs::copy(from.join(&file), to.join(&file)).unwrap();
         }
-    }
-}
-
-/// Waits until the condition holds.
-#[track_caller]
-pub(crate) fn wait_until(condition: impl Fn() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !condition() {
-        assert!(Instant::now() < end, "the condition was not met in time");
-        std::thread::sleep(Duration::from_millis(10));
     }
 }
 

@@ -3,11 +3,13 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use crate::node::{EVERYTHING, Node, Ran, wait_until};
+use crate::node::{EVERYTHING, Node, Ran};
 use crate::pty::{OnTerminal, screen};
 use crate::signer_directory::sign_by_hand;
+use crate::time::{let_pass, wait_until};
 
 /// The first line of the table of a run.
 const HEADING: &str = "NAME ";
@@ -234,21 +236,22 @@ fn sign_aside(node: &Node) -> PathBuf {
     aside
 }
 
-/// Moves the certificates to the inbox after `delay`, while a run waits for `wait`. Returns its result and duration.
-fn answer_during(node: &Node, delay: Duration, wait: &str) -> (Ran, Duration) {
-    let aside = sign_aside(node);
-    let began = Instant::now();
-    let ran = std::thread::scope(|scope| {
-        let run = scope.spawn(|| Ran::of(&mut waiting(node, wait)));
-        std::thread::sleep(delay);
-        for entry in fs::read_dir(&aside).unwrap() {
-            let from = entry.unwrap().path();
-            let name = from.file_name().unwrap();
-            fs::rename(&from, node.outside("drop/inbox").join(name)).unwrap();
-        }
-        run.join().unwrap()
-    });
-    (ran, began.elapsed())
+/// Moves the certificates to the inbox after `delay`, while a run waits for `wait`, and expects that it installs them.
+fn answer_during(delay: Duration, wait: &str) {
+    let node = Node::new();
+    let aside = sign_aside(&node);
+    let mut command = waiting(&node, wait);
+    let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut run = command.spawn().unwrap();
+    let_pass(delay);
+    for entry in fs::read_dir(&aside).unwrap() {
+        let from = entry.unwrap().path();
+        let name = from.file_name().unwrap();
+        fs::rename(&from, node.outside("drop/inbox").join(name)).unwrap();
+    }
+    wait_until("the run has ended", || run.try_wait().unwrap().is_some());
+    Ran::from(run.wait_with_output().unwrap()).done();
+    node.assert_sound(&EVERYTHING);
 }
 
 #[test]
@@ -280,10 +283,10 @@ fn shows_progress_on_terminal_and_no_log_above_table() {
 fn keeps_requests_when_interrupted_while_waiting() {
     let node = Node::new();
     let run = OnTerminal::start(waiting(&node, "60s"), 100);
-    let outbox = node.outside("drop/outbox");
-    wait_until(|| fs::read_dir(&outbox).is_ok_and(|found| found.count() >= 24));
-    // The handler is installed with the first line that shows the wait.
-    std::thread::sleep(Duration::from_millis(2500));
+    // The handler is installed after the first line that shows the wait.
+    wait_until("the wait is shown again", || run.count("waiting for") > 1);
+    let requests = fs::read_dir(node.outside("drop/outbox")).unwrap().count();
+    assert!(requests >= 24, "{requests}");
     run.interrupt();
     let (code, said) = run.end();
     assert_eq!(code, Some(75), "{said}");
@@ -322,18 +325,11 @@ fn waits_as_long_as_it_was_told() {
 
 #[test]
 fn ends_wait_when_signer_answers() {
-    let node = Node::new();
-    let (ran, took) = answer_during(&node, Duration::from_secs(2), "10m");
-    ran.done();
-    assert!(took < Duration::from_secs(600), "{took:?}");
-    node.assert_sound(&EVERYTHING);
+    answer_during(Duration::from_secs(2), "24h");
 }
 
 /// A certificate that arrives between the last regular poll and the deadline is installed: polls are 5 s apart.
 #[test]
 fn polls_once_more_at_the_deadline() {
-    let node = Node::new();
-    let (ran, _) = answer_during(&node, Duration::from_millis(1500), "4s");
-    ran.done();
-    node.assert_sound(&EVERYTHING);
+    answer_during(Duration::from_millis(1500), "4s");
 }

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::thread::{JoinHandle, spawn};
 
 use nix::pty::{Winsize, openpty};
@@ -12,7 +13,8 @@ use nix::unistd::Pid;
 /// A program on a pseudo-terminal.
 pub(crate) struct OnTerminal {
     child: Child,
-    reader: JoinHandle<Vec<u8>>,
+    reader: JoinHandle<()>,
+    said: Arc<Mutex<Vec<u8>>>,
 }
 
 impl OnTerminal {
@@ -33,16 +35,26 @@ impl OnTerminal {
         drop(command);
         drop(pty.slave);
         let mut terminal = File::from(pty.master);
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let heard = Arc::clone(&said);
         let reader = spawn(move || {
-            let mut said = Vec::new();
             let mut part = [0; 4096];
             // EIO: the program has closed the terminal.
             while let Ok(count @ 1..) = terminal.read(&mut part) {
-                said.extend_from_slice(&part[..count]);
+                heard.lock().unwrap().extend_from_slice(&part[..count]);
             }
-            said
         });
-        OnTerminal { child, reader }
+        OnTerminal {
+            child,
+            reader,
+            said,
+        }
+    }
+
+    /// Returns how often the program has written `words` so far.
+    pub(crate) fn count(&self, words: &str) -> usize {
+        let said = self.said.lock().unwrap();
+        String::from_utf8_lossy(&said).matches(words).count()
     }
 
     /// Sends SIGINT, as Ctrl-C does.
@@ -54,7 +66,8 @@ impl OnTerminal {
     /// Waits for the end. Returns exit status and everything that was written, with line ends as in a file.
     pub(crate) fn end(mut self) -> (Option<i32>, String) {
         let status = self.child.wait().unwrap();
-        let said = String::from_utf8(self.reader.join().unwrap()).unwrap();
+        self.reader.join().unwrap();
+        let said = String::from_utf8(self.said.lock().unwrap().clone()).unwrap();
         (status.code(), said.replace("\r\n", "\n"))
     }
 }

@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 
 use crate::rotation_cluster::Daemon;
 use crate::servers::Server;
-use crate::servers::cluster::{Authorities, Cluster, ClusterNode, INIT, wait_until};
+use crate::servers::cluster::{Authorities, Cluster, ClusterNode, INIT};
+use crate::time::wait_until;
 
 const MANIFEST: &str = "/etc/kubernetes/manifests/policy-webhook.yaml";
 const DIR: &str = "/etc/kubernetes/policy-webhook";

@@ -1,15 +1,12 @@
 //! Two control-plane nodes with a daemon each: their components restart one after the other, even if both are due at
 //! the same moment.
 
-use std::thread;
-use std::time::{Duration, Instant};
-
 use crate::join_control_plane::{prepare, start_components};
 use crate::rotation_cluster::Daemon;
-use crate::servers::PATIENCE;
 use crate::servers::cluster::{Authorities, Cluster, ClusterNode, INIT};
 use crate::servers::remote_signer::{PLUGIN, RemoteSigner};
 use crate::servers::static_pods::{StaticPods, Why};
+use crate::time::eventually;
 
 const SOCKET: &str = "/run/signer.sock";
 const ISSUE_RECORD: &str = "/var/lib/nodepki/issued.json";
@@ -76,22 +73,16 @@ fn wait_until_restarted(
     pods: &[StaticPods; 2],
     times: usize,
 ) {
-    let begin = Instant::now();
-    loop {
+    eventually(|| {
         let all_were = pods
             .iter()
             .all(|pods| RESTARTED.iter().all(|name| pods.restarts(name) >= times));
         if all_were && nodes.iter().all(|node| !node.path(RESTART_RECORD).exists()) {
-            break;
+            return Ok(());
         }
-        assert!(
-            begin.elapsed() < PATIENCE,
-            "{}",
-            daemons.each_ref().map(Daemon::said).join("\n")
-        );
         daemons.iter_mut().for_each(Daemon::is_running);
-        thread::sleep(Duration::from_millis(100));
-    }
+        Err(daemons.each_ref().map(Daemon::said).join("\n"))
+    });
     for pods in pods {
         // On a busy machine a component may lose its lease, and ends.
         let starts = pods.starts();

@@ -19,6 +19,7 @@ use crate::kubeadm;
 use crate::node::{EVERYTHING, INIT, JOIN, Node, Ran};
 #[cfg(feature = "failpoints")]
 use crate::sample::{self, sampled};
+use crate::time::let_pass;
 
 /// An age at which every node renews: later than the due date with the largest jitter.
 const DUE: Span = Span::days(3 * 365);
@@ -176,7 +177,7 @@ fn keeps_key_bytes_when_rekey_is_off() {
         let (old, old_leaf) = (read(&paths), node.leaf(CertName::Apiserver).unwrap().0);
         backdate(&node, &names, DUE);
         // One second later, so that the new certificate ends later.
-        std::thread::sleep(Duration::from_millis(1100));
+        let_pass(Duration::from_millis(1100));
         renew(&node, &[])
             .done()
             .row_says("apiserver", "renewed")
@@ -546,7 +547,7 @@ fn reports_unreachable_signer_for_expired_certificates_and_renews_later() {
         "certificateValidityPeriod: 2s\nkubernetesVersion:",
     ));
     node.bootstrap().done();
-    std::thread::sleep(Duration::from_secs(3));
+    let_pass(Duration::from_secs(3));
     node.signer_does("all", "unreachable");
     needs_renewal(&node, &[]).ended(0).says("it expired at ");
     renew(&node, &[]).ended(69).row_says("apiserver", "failed");
@@ -573,7 +574,7 @@ fn never_renews_in_a_loop_whatever_is_configured() {
         local().done().row_says("apiserver", "kept");
     }
     assert_eq!(changed(&first, &serials(&node)), []);
-    std::thread::sleep(Duration::from_secs(11));
+    let_pass(Duration::from_secs(11));
     local()
         .done()
         .row_says("apiserver", "rekeyed")
@@ -793,7 +794,7 @@ fn writes_files_that_kubeadm_reads() {
     kubeadm::binary();
     let node = node();
     backdate(&node, &EVERYTHING, DUE);
-    std::thread::sleep(Duration::from_millis(1100));
+    let_pass(Duration::from_millis(1100));
     renew(&node, &[]).done();
     let config = fs::read_to_string(node.outside("kubeadm.yaml")).unwrap();
     let etc = node.path("/etc/kubernetes");

@@ -22,9 +22,10 @@ use time::OffsetDateTime;
 
 use crate::node::NODEPKI;
 use crate::servers::Server;
-use crate::servers::cluster::{Authorities, Cluster, ClusterNode, INIT, wait_until};
+use crate::servers::cluster::{Authorities, Cluster, ClusterNode, INIT};
 use crate::servers::remote_signer::{Mode, PLUGIN, RemoteSigner};
 use crate::servers::static_pods::{Start, StaticPods, Why};
+use crate::time::{eventually, let_pass, patience, wait_until, within};
 
 /// Lifetime of a certificate. It is renewed after half of that; the other half is left for an outage, a retry, a
 /// signature and the restart of two components, in a test that shares two cores with others.
@@ -34,10 +35,6 @@ const RENEWALS: usize = 10;
 const TIME_LIMIT: Duration = Duration::from_secs(600);
 /// How long before a due time a scene begins.
 const LEAD_TIME: Duration = Duration::from_secs(1);
-/// How much longer a scene lasts if its fault was not met.
-const SCENE_EXTENSION: Duration = Duration::from_secs(12);
-/// Interval between two reads of the node's state.
-const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 const LOAD_SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/load.py");
 const SOCKET: &str = "/run/signer.sock";
@@ -146,35 +143,36 @@ fn serves_without_failure_through_ten_renewals() {
     let mut daemon = Daemon::start(node);
     let begin = Instant::now();
     let mut director = Director::new();
-    while watched.renewals() < RENEWALS || director.round < ROUNDS.len() {
-        assert!(
-            begin.elapsed() < TIME_LIMIT,
-            "only {} renewals:\n{}\n{}",
-            watched.renewals(),
-            watched.table(),
-            daemon.said()
-        );
+    let done = within(TIME_LIMIT, || {
         watched.look(node);
         director.direct(&signer, &watched, &pods, &mut daemon);
         daemon.is_running();
-        thread::sleep(POLL_INTERVAL);
-    }
+        let is_done = watched.renewals() >= RENEWALS && director.round >= ROUNDS.len();
+        is_done.then_some(()).ok_or(())
+    });
+    assert!(
+        done.is_ok(),
+        "only {} renewals:\n{}\n{}",
+        watched.renewals(),
+        watched.table(),
+        daemon.said()
+    );
     let took = begin.elapsed();
     signer.behave(Mode::Signs);
     thread::scope(|scope| {
         let working = scope.spawn(|| assert_controllers_work(cluster));
         let unproven = node.path(RESTART_RECORD);
-        while !working.is_finished() || unproven.exists() {
-            assert!(begin.elapsed() < TIME_LIMIT, "{}", daemon.said());
+        eventually(|| {
             watched.look(node);
             daemon.is_running();
-            thread::sleep(POLL_INTERVAL);
-        }
+            let is_done = working.is_finished() && !unproven.exists();
+            is_done.then_some(()).ok_or_else(|| daemon.said())
+        });
     });
     daemon.stop();
     watched.look(node);
     // Clients may not have read the last certificates yet.
-    thread::sleep(Duration::from_secs(1));
+    let_pass(Duration::from_secs(1));
     let seen = load.end();
 
     print!("{}", watched.table());
@@ -303,7 +301,7 @@ impl Scene {
         let was_met = self.mode == Mode::Gone || met(signer, self.mode) > self.before;
         let is_seen = was_met && self.others_were_renewed(watched);
         assert!(
-            is_seen || now < self.end + SCENE_EXTENSION,
+            is_seen || now < self.end + patience(),
             "{:?} for {:?} was met: {was_met}, and others were not renewed meanwhile:\n{}",
             self.mode,
             self.only,

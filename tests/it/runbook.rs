@@ -22,6 +22,7 @@ use crate::node::{EVERYTHING, INIT, NODEPKI, Node, Ran, with_mounts};
 use crate::running;
 use crate::servers;
 use crate::servers::cluster::{self, Authorities, Cluster, ClusterNode};
+use crate::time::let_pass;
 
 const PAGE: &str = include_str!("../../docs/runbook.md");
 const KEPT: &str = "/var/lib/nodepki/cluster-configuration.yaml";
@@ -76,7 +77,7 @@ fn expired() -> Node {
     let signer = format!("local:{}", node.ca().display());
     node.run(&["bootstrap", "--signer", &signer]).done();
     node.write(KEPT, kept);
-    std::thread::sleep(Duration::from_millis(4100));
+    let_pass(Duration::from_millis(4100));
     node
 }
 

@@ -24,11 +24,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, LazyLock, Mutex, Weak};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
+
+use crate::time::eventually;
 
 /// Returns the path of a server's program, as `tests/run` built or unpacked it.
 ///
@@ -71,10 +73,6 @@ pub(crate) fn own_dir(kind: &str) -> PathBuf {
     fs::create_dir_all(&dir).unwrap();
     dir
 }
-
-/// Upper bound of a wait for something that takes seconds on an idle machine: many servers share the processors and the
-/// disk with it.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Ports that the kernel gives to no connection (`net.ipv4.ip_local_port_range` begins at 32768).
 const PORTS: std::ops::Range<u32> = 20_000..32_000;
@@ -239,23 +237,20 @@ impl Server {
     /// Waits until `ready` returns true.
     ///
     /// # Panics
-    /// With the end of the server's output if it ends first or takes longer than [`PATIENCE`].
+    /// With the end of the server's output if it ends first or is not ready in time.
+    #[track_caller]
     pub(crate) fn wait_until(&mut self, mut ready: impl FnMut() -> bool) {
-        let begin = Instant::now();
-        while !ready() {
-            let ended = self.child.try_wait().unwrap();
-            assert!(
-                ended.is_none() && begin.elapsed() < PATIENCE,
-                "{} {}:\n{}",
-                self.name,
-                ended.map_or_else(
-                    || format!("is not ready after {PATIENCE:?}"),
-                    |status| format!("ended with {status}")
-                ),
-                self.said()
-            );
-            thread::sleep(Duration::from_millis(50));
-        }
+        eventually(|| {
+            if ready() {
+                return Ok(());
+            }
+            let ended = self.ended();
+            let (name, said) = (&self.name, self.said());
+            match ended {
+                Some(status) => panic!("{name} ended with {status}:\n{said}"),
+                None => Err(format!("{name} is not ready:\n{said}")),
+            }
+        });
     }
 
     /// Waits until a loopback port accepts connections.

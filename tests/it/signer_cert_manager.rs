@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -16,7 +16,6 @@ use tempfile::TempDir;
 use crate::gateway::{Action, Rule};
 use crate::node::Ran;
 use crate::rig::{Denial, Front, Rig, node};
-use crate::servers::PATIENCE;
 use crate::servers::kubernetes::{Kubernetes, add_condition, condition, kubernetes, sign};
 use crate::signer_bad::verdict;
 use crate::signer_kubernetes::{
@@ -26,6 +25,7 @@ use crate::signing::{
     contains, denied, fails, issued, open, pending, recovered, rejects, request, run, settings,
     wanted, write_secret,
 };
+use crate::time::eventually;
 
 /// A namespace of its own on the shared cluster, and a bootstrap token with access to it.
 pub(crate) struct CertManagerRig {
@@ -460,17 +460,16 @@ fn obtains_certificates_from_cert_manager() {
     rig.issuer = "name: missing".to_owned();
     let request = request(CertName::Apiserver);
     let (ticket, _) = pending(run(rig.signer().submit(&request)));
-    let begin = Instant::now();
-    loop {
+    eventually(|| {
         let (_, note) = pending(run(rig.signer().poll(&request, &ticket)));
         if note.contains("is approved")
             && note.contains("Issuer missing of cert-manager.io")
             && note.contains("not found")
         {
-            break;
+            return Ok(());
         }
-        assert!(begin.elapsed() < PATIENCE, "{note}");
-    }
+        Err(note)
+    });
 }
 
 #[test]
@@ -483,10 +482,7 @@ fn grants_what_is_needed_by_signer_setup() {
         .collect();
     assert_eq!(kinds, ["Namespace", "RoleBinding", "Role"]);
     rig.use_kubeconfig_of("n", "system:bootstrappers:nodepki");
-    let begin = Instant::now();
-    while let Err(error) = run(rig.signer().probe()) {
-        assert!(begin.elapsed() < PATIENCE, "{error}");
-    }
+    eventually(|| run(rig.signer().probe()));
     let request = request(CertName::EtcdServer);
     let (ticket, _) = pending(run(rig.signer().submit(&request)));
     rig.issue();

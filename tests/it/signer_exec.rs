@@ -14,13 +14,13 @@ use nodepki::x509::UsageExtensions;
 use tempfile::TempDir;
 
 use crate::log::logged;
-use crate::node::wait_until;
 use crate::rig::{Denial, Rig};
 use crate::signer_bad::bad_plugin;
 use crate::signing::{
     BAD_SIGNER, ODD_PLUGIN, contains, denied, fails, issued, now, opened, openssl, rejects,
     request, run, run_program, settings, write_authorities,
 };
+use crate::time::wait_until;
 
 /// `bad-signer.sh` as a plug-in whose requests pend, with a log of the request ids that it receives.
 pub(crate) struct ExecRig(TempDir);
@@ -247,14 +247,15 @@ fn terminates_program_when_call_is_dropped() {
     let signer = Exec::new(odd_plugin("deaf", &scratch), None).unwrap();
     run(async {
         let request = request(CertName::Apiserver);
-        let started = async {
-            while !fs::read_to_string(&scratch).is_ok_and(|pid| pid.ends_with('\n')) {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        };
+        let scratch = scratch.clone();
+        let started = tokio::task::spawn_blocking(move || {
+            wait_until("the program has started", || {
+                fs::read_to_string(&scratch).is_ok_and(|pid| pid.ends_with('\n'))
+            });
+        });
         tokio::select! {
             answer = signer.submit(&request) => panic!("{answer:?}"),
-            () = started => {}
+            started = started => started.unwrap(),
         }
     });
     assert_gone(&scratch);
@@ -264,7 +265,9 @@ fn terminates_program_when_call_is_dropped() {
 fn assert_gone(scratch: &Path) {
     let pid: u32 = fs::read_to_string(scratch).unwrap().trim().parse().unwrap();
     let stat = PathBuf::from(format!("/proc/{pid}/stat"));
-    wait_until(|| fs::read_to_string(&stat).map_or(true, |stat| stat.contains(") Z ")));
+    wait_until("the program is gone", || {
+        fs::read_to_string(&stat).map_or(true, |stat| stat.contains(") Z "))
+    });
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -19,7 +19,6 @@ use tempfile::TempDir;
 use crate::gateway::{Action, Gateway, Rule, Upstream};
 use crate::node::{INIT, Ran};
 use crate::rig::{Denial, Front, Rig, node};
-use crate::servers::PATIENCE;
 use crate::servers::kubernetes::{
     CSRS, Kubernetes, NODES, add_condition, condition, kubernetes, sign,
 };
@@ -29,6 +28,7 @@ use crate::signing::{
     contains, denied, fails, issued, now, open, openssl, pending, recovered, rejects, request,
     request_for, run, settings, settings_with_etcd, wanted, write_secret,
 };
+use crate::time::{eventually, wait_until};
 
 /// Signer names of its own on the shared cluster, and a bootstrap token.
 pub(crate) struct KubernetesRig {
@@ -338,16 +338,10 @@ fn settled_answer(
     request: &Request,
     ticket: &Ticket,
 ) -> Result<Answer, SignerError> {
-    let begin = Instant::now();
-    loop {
-        match run(signer.poll(request, ticket)) {
-            Ok(Answer::Pending { note, .. }) => {
-                assert!(begin.elapsed() < PATIENCE, "{note}");
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            other => return other,
-        }
-    }
+    eventually(|| match run(signer.poll(request, ticket)) {
+        Ok(Answer::Pending { note, .. }) => Err(note),
+        other => Ok(other),
+    })
 }
 
 /// Returns the remaining seconds of a certificate, as OpenSSL reads it.
@@ -631,19 +625,16 @@ fn grants_exactly_what_is_needed_by_signer_setup() {
     // A node that is a member of the printed group and of no other.
     let node = cluster.kubeconfig_of("set-up-node", &["system:bootstrappers:nodepki"]);
     let rig = rig.with_kubeconfig(node);
-    let begin = Instant::now();
-    while run(rig.signer().probe()).is_err() {
-        assert!(begin.elapsed() < PATIENCE);
-    }
+    eventually(|| run(rig.signer().probe()));
     let request = request(CertName::EtcdServer);
     let (ticket, _) = pending(run(rig.signer().submit(&request)));
     let (approver, signer) = (
         cluster.person("setup-approver", &[]),
         cluster.person("setup-signer", &[]),
     );
-    while approver.get(CSRS).0 != 200 || signer.get(CSRS).0 != 200 {
-        assert!(begin.elapsed() < PATIENCE);
-    }
+    wait_until("the bindings are in force", || {
+        approver.get(CSRS).0 == 200 && signer.get(CSRS).0 == 200
+    });
     let yes = condition("Approved", "Reviewed", "");
     // The approver cannot sign, and the signer cannot approve.
     let path = format!("{CSRS}/{}", ticket.as_str());
@@ -960,15 +951,10 @@ fn obtains_certificates_from_cert_manager() {
         "spec": {"resourceAttributes": {"namespace": namespace, "verb": "reference", "group": "cert-manager.io",
                                         "resource": "signers", "name": format!("k8s-etcd-ca.r{corner}")}}});
     let person = rig.cluster.bearer(&token);
-    let begin = Instant::now();
-    while person.create(
-        "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
-        &allowed,
-    )["status"]["allowed"]
-        != true
-    {
-        assert!(begin.elapsed() < PATIENCE);
-    }
+    wait_until("the right is in force", || {
+        let reviews = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+        person.create(reviews, &allowed)["status"]["allowed"] == true
+    });
     let short = request_of(short_lived(CertName::EtcdServer, Duration::from_secs(7200)));
     let (ticket, _) = pending(run(signer.submit(&short)));
     rig.approve_only();

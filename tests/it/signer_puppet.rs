@@ -7,8 +7,7 @@ use std::process::Command;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nodepki::http::{Call, Client, Endpoint, Tls, Url};
 use nodepki::kube::names::{Authority, CertName};
@@ -23,7 +22,6 @@ use crate::contract::Recording;
 use crate::gateway::{Action, Gateway, Rule, Upstream};
 use crate::node::{INIT, Node, Ran};
 use crate::rig::{Denial, Front, Rig};
-use crate::servers::PATIENCE;
 use crate::servers::puppet::{AUTO, Puppet, packaged, shared, strict};
 use crate::signer_bad::verdict;
 use crate::signer_setup::print_setup;
@@ -31,6 +29,7 @@ use crate::signing::{
     HEAD, PlainFiles, contains, crl_text, current, denied, fails, issued, now, openssl, parsed,
     pending, recovered, request_for, run, wanted, write_authorities, x509_text,
 };
+use crate::time::{eventually, let_pass};
 
 /// The tolerance that a shared Puppet CA needs.
 const SHARED: Tolerance = Tolerance {
@@ -873,7 +872,7 @@ fn fetches_all_crls_and_only_if_newer() {
     assert!(!revoked(&before));
     assert!(revoked(&after));
     // A CRL issued within the current second may be sent twice.
-    thread::sleep(Duration::from_millis(1100));
+    let_pass(Duration::from_millis(1100));
     let again = run(signer.crl(Authority::EtcdCa)).unwrap().unwrap();
     assert!(revoked(&again));
     let once_more = run(signer.crl(Authority::EtcdCa)).unwrap().unwrap();
@@ -974,15 +973,10 @@ fn renews_with_same_key_by_exchange() {
 
     shared().revoke(&certname);
     // The server's TLS rereads the CRL every few seconds; until then it renews a revoked certificate.
-    let begin = Instant::now();
-    let refused = loop {
-        match run(signer.renew(&request, &current(&new, &key))) {
-            Ok(_) if begin.elapsed() < PATIENCE => {
-                thread::sleep(Duration::from_millis(500));
-            }
-            other => break other,
-        }
-    };
+    let refused = eventually(|| match run(signer.renew(&request, &current(&new, &key))) {
+        Ok(_) => Err("a revoked certificate is renewed"),
+        refused => Ok(refused),
+    });
     fails(
         refused,
         FailureClass::Auth,

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -19,7 +19,6 @@ use crate::gateway::{Action, Gateway, Issuer, Rule};
 use crate::log::logged;
 use crate::node::{INIT, Node, Ran};
 use crate::rig::{Front, Rig};
-use crate::servers::PATIENCE;
 use crate::servers::kubernetes::kubernetes;
 use crate::servers::vault::{Bao, Space, put, text};
 use crate::signer_bad::verdict;
@@ -28,6 +27,7 @@ use crate::signing::{
     HEAD, contains, crl_text, fails, issued, open, openssl, request, request_for, run,
     settings_with_etcd, wanted, write_secret, x509_text,
 };
+use crate::time::{eventually, let_pass};
 
 /// A namespace that the printed script has set up; front-proxy-ca is an intermediate.
 pub(crate) struct VaultRig {
@@ -1347,7 +1347,7 @@ fn replaces_expired_token_without_using_it() {
     let gateway = lab.gateway();
     let signer = lab.through(&gateway, "role: any", &auth);
     lab.signs(signer.as_ref(), CertName::EtcdServer);
-    std::thread::sleep(Duration::from_secs(2));
+    let_pass(Duration::from_secs(2));
     lab.signs(signer.as_ref(), CertName::EtcdServer);
     let counts = (count(&gateway, "/login"), count(&gateway, "/sign/"));
     assert_eq!(counts, (2, 2), "{:?}", paths(&gateway));
@@ -1626,11 +1626,8 @@ fn logs_in_with_service_account_token() {
         file.display()
     );
     let signer = lab.signer("role: any", &auth);
-    let begin = Instant::now();
     // Until the API server has read the binding of the reviewer.
-    while run(signer.probe()).is_err() && begin.elapsed() < PATIENCE {
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    eventually(|| run(signer.probe()));
     lab.signs(signer.as_ref(), CertName::EtcdServer);
     run(signer.settled(&etcd_server().key())).unwrap();
     put(lab.dir.path(), "service-account", &reviewer_token);

@@ -10,7 +10,8 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use crate::node::Ran;
-use crate::servers::cluster::{Authorities, Cluster, ClusterNode, INIT, wait_until};
+use crate::servers::cluster::{Authorities, Cluster, ClusterNode, INIT};
+use crate::time::{let_pass, wait_until};
 
 /// The output of `kube-vip manifest pod --controlplane --arp --leaderElection --interface eth0 --address 192.0.2.100`.
 const KUBE_VIP: &str = include_str!("../fixtures/static-pods/kube-vip.yaml");
@@ -61,7 +62,7 @@ impl Vip {
     /// test did before.
     fn report_start(&self) {
         let now = OffsetDateTime::now_utc();
-        thread::sleep(Duration::from_nanos(
+        let_pass(Duration::from_nanos(
             1_000_000_000 - u64::from(now.nanosecond()),
         ));
         let at = OffsetDateTime::now_utc().replace_nanosecond(0).unwrap();

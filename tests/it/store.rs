@@ -815,7 +815,7 @@ fn waits_for_the_lock_and_then_names_its_holder() {
         root.lock(Duration::from_secs(20), "nodepki renew")
             .map(drop)
     });
-    std::thread::sleep(Duration::from_millis(50));
+    crate::time::let_pass(Duration::from_millis(50));
     drop(first);
     waiting.join().unwrap().unwrap();
 }

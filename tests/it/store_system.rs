@@ -12,6 +12,8 @@ use nodepki::store::{Commit, Durability, ErrorClass, Mode, NodeRoot, StoreError}
 
 use super::store::{CSR, KEY, PKI, leftovers, open, ticket};
 
+use crate::time::{let_pass, patience};
+
 /// This test binary as a child that performs the action `what` below `root`.
 pub(crate) fn child(what: &str, root: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
@@ -87,7 +89,7 @@ fn child_process() {
                 .lock(std::time::Duration::ZERO, "nodepki hold")
                 .unwrap();
             println!("\nholding");
-            std::thread::sleep(std::time::Duration::from_secs(60));
+            let_pass(patience());
         }
         "full-blocks" => full(root, |left| fill_blocks(root, left)),
         "full-inodes" => full(root, |left| fill_inodes(root, left)),

@@ -24,6 +24,7 @@ use time::OffsetDateTime;
 
 use crate::node::{INIT, NODEPKI, Node, Ran, Snapshot, copy_authorities, with_mounts};
 use crate::signing::write_secret;
+use crate::time::let_pass;
 
 /// The text that must never leave this machine.
 const SECRET: &str = "the-secret-of-this-machine";
@@ -638,7 +639,7 @@ fn writes_metrics_and_ports_of_the_image_nowhere_on_this_machine() {
         said.push(char::from(byte[0]));
     }
     assert!(said.contains(told), "{said}");
-    thread::sleep(Duration::from_millis(300));
+    let_pass(Duration::from_millis(300));
     assert!(TcpStream::connect(address).is_err());
     daemon.kill().unwrap();
     daemon.wait().unwrap();

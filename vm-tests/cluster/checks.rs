@@ -10,9 +10,6 @@ use super::node::Role;
 use super::{Cluster, shell};
 use crate::machine::Machine;
 
-/// Seconds within which a cluster must become ready after a scenario.
-const READY_WITHIN: u64 = 180;
-
 pub(crate) fn check(cluster: &mut Cluster) {
     ready(cluster);
     for index in 0..cluster.nodes.len() {
@@ -54,7 +51,7 @@ pub(crate) fn check(cluster: &mut Cluster) {
 
 /// Waits until every API server is ready, every node is Ready and every system pod runs.
 pub(crate) fn ready(cluster: &mut Cluster) {
-    cluster.until("the cluster is ready", READY_WITHIN, |cluster| {
+    cluster.until("the cluster is ready", |cluster| {
         let servers = cluster.names(Role::ControlPlane);
         for name in &servers {
             cluster.kubectl(name, "get --raw /readyz")?;

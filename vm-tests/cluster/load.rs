@@ -18,11 +18,11 @@ use super::Cluster;
 use super::network::{ENDPOINT, address, address_ipv6};
 use super::node::Role;
 use super::site::WORK_IMAGE;
+use crate::machine::MAX_WAIT;
+use crate::time::{patience, within};
 
 const REQUEST_INTERVAL: Duration = Duration::from_millis(200);
 const KUBECTL_INTERVAL: Duration = Duration::from_secs(2);
-/// How long a command on a node is repeated while the kubelet, which serves it, restarts.
-const KUBELET_RESTART: Duration = Duration::from_secs(20);
 
 const READ: &str = "/api/v1/namespaces/kube-system/configmaps/kubeadm-config";
 
@@ -188,12 +188,11 @@ impl Drop for Load {
 
 /// Runs a command until it succeeds; an error with another cause than an absent kubelet fails immediately.
 fn repeat_while_kubelet_restarts(command: &mut Command, node: &str, count: &Count) {
-    let began = Instant::now();
-    loop {
+    let refused = within(MAX_WAIT, || {
         let output = command.output().unwrap();
         if output.status.success() {
             count.done.fetch_add(1, Ordering::Relaxed);
-            return;
+            return Ok(None);
         }
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         // A kubelet that has just started does not know its pods yet and answers 404 for them.
@@ -207,13 +206,15 @@ fn repeat_while_kubelet_restarts(command: &mut Command, node: &str, count: &Coun
         ]
         .iter()
         .any(|sign| said.contains(*sign));
-        if !is_away || began.elapsed() > KUBELET_RESTART {
-            println!("    failed: {command:?}: {said}");
-            count.failed.fetch_add(1, Ordering::Relaxed);
-            return;
+        if !is_away {
+            return Ok(Some(said));
         }
         count.repeated.fetch_add(1, Ordering::Relaxed);
-        sleep(Duration::from_millis(500));
+        Err(said)
+    });
+    if let Some(said) = refused.unwrap_or_else(Some) {
+        println!("    failed: {command:?}: {said}");
+        count.failed.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -345,7 +346,7 @@ impl Target {
                 Err(_) => {}
             }
             if stop.load(Ordering::Relaxed) {
-                let end = *end.get_or_insert(Instant::now() + Duration::from_secs(5));
+                let end = *end.get_or_insert(Instant::now() + patience());
                 let written = written.load(Ordering::Relaxed);
                 if seen >= written {
                     return;
@@ -414,7 +415,7 @@ pub(crate) fn start_workload(cluster: &mut Cluster) {
     cluster
         .kubectl(first, &format!("apply -f {}", manifest.display()))
         .unwrap();
-    cluster.until("the workload runs", 120, |cluster| {
+    cluster.until("the workload runs", |cluster| {
         cluster
             .kubectl(first, "rollout status daemonset/work --timeout=5s")
             .map(drop)

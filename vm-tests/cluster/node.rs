@@ -107,7 +107,7 @@ impl Node {
     /// Waits until cloud-init has completed the user data.
     pub(crate) fn wait_until_joined(&mut self) {
         let over = "test -e /run/cloud-init/result.json";
-        self.machine.until(over, 90);
+        self.machine.until(over);
         let errors = self
             .machine
             .run("! tr -d ' \\n' </run/cloud-init/result.json | grep '\"errors\":\\[\"'");
@@ -119,8 +119,6 @@ impl Node {
         );
         self.machine.until(
             "if grep -q '\"errors\": \\[\"' /run/cloud-init/result.json 2>/dev/null; then cat /var/log/cloud-init-output.log; exit 1; fi
-             test -e /etc/kubernetes/kubeadm.done && systemctl is-active -q nodepki-renew.timer",
-            90,
-        );
+             test -e /etc/kubernetes/kubeadm.done && systemctl is-active -q nodepki-renew.timer");
     }
 }

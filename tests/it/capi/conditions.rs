@@ -3,22 +3,23 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::process::{Child, Command, Stdio};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use nodepki::http::{Call, Method};
 use nodepki::kube::kubeconfig::{Credentials, Kubeconfig};
 use serde_json::{Value, json};
+use tempfile::NamedTempFile;
 
 use super::{Management, RBAC};
 use crate::cloud_init::parsed;
 use crate::gateway::{Action, Gateway, Rule, Upstream};
 use crate::node::Ran;
 use crate::servers::kubernetes::{Kubernetes, kubernetes_with_cluster_api};
-use crate::servers::{PATIENCE, SharedServer, bin};
+use crate::servers::{SharedServer, bin};
 use crate::signing::write_secret;
+use crate::time::{eventually, let_pass, wait_until};
 
 const ACCOUNT: &str = "nodepki-capi-check-prod";
 /// Precision of `lastTransitionTime`.
@@ -138,7 +139,7 @@ fn stores_conditions_that_kubectl_waits_for() {
     wait("ExternalClientCertificatesReady");
 
     // Nothing is written without a change.
-    sleep(SECOND);
+    let_pass(SECOND);
     let printed = management.check(&["--write", "-o", "json"]);
     let printed: Value = serde_json::from_str(&printed.done().stdout).unwrap();
     assert_eq!(printed["conditions"], object["status"]["conditions"]);
@@ -147,7 +148,7 @@ fn stores_conditions_that_kubectl_waits_for() {
     let [_, _, authorities] = management.stored("ExternalCAsReady");
     let [_, _, clients] = management.stored("ExternalClientCertificatesReady");
     management.remove("etcd");
-    sleep(SECOND);
+    let_pass(SECOND);
     management.write().ended(75).says("prod-etcd");
     let [status, reason, changed] = management.stored("ExternalCAsReady");
     assert_eq!((&*status, &*reason), ("False", "MissingSecret"));
@@ -158,7 +159,7 @@ fn stores_conditions_that_kubectl_waits_for() {
     );
     wait("ExternalCAsReady=false");
     // Another message and another reason, with the same status.
-    sleep(SECOND);
+    let_pass(SECOND);
     management.apply(&[]).done();
     management.remove("ca");
     management.make("ca", json!({"tls.crt": "unreadable"}), json!({}));
@@ -168,31 +169,39 @@ fn stores_conditions_that_kubectl_waits_for() {
 }
 
 /// A running `capi check --watch`.
-struct Watcher(Child);
+struct Watcher {
+    child: Child,
+    log: NamedTempFile,
+}
 
 impl Watcher {
     fn start(management: &Management) -> Self {
-        let mut command = management.as_account(&["--write", "--watch"]);
-        Watcher(command.stderr(Stdio::piped()).spawn().unwrap())
+        Self::of(management.as_account(&["--write", "--watch"]))
+    }
+
+    fn of(mut command: Command) -> Self {
+        let log = NamedTempFile::new().unwrap();
+        let child = command.stderr(log.reopen().unwrap()).spawn().unwrap();
+        Watcher { child, log }
+    }
+
+    /// Waits until the process has logged `words`.
+    #[track_caller]
+    fn wait_for_log(&self, words: &str) {
+        eventually(|| {
+            let log = fs::read_to_string(&self.log).unwrap();
+            log.contains(words).then_some(()).ok_or(log)
+        });
     }
 
     /// Ends the process as systemd does, and returns its log.
-    fn end(self) -> String {
-        let id = i32::try_from(self.0.id()).unwrap();
+    fn end(mut self) -> String {
+        let id = i32::try_from(self.child.id()).unwrap();
         kill(Pid::from_raw(id), Signal::SIGTERM).unwrap();
-        let output = self.0.wait_with_output().unwrap();
-        let log = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(0), "{log}");
+        let status = self.child.wait().unwrap();
+        let log = fs::read_to_string(&self.log).unwrap();
+        assert_eq!(status.code(), Some(0), "{log}");
         log
-    }
-}
-
-#[track_caller]
-fn eventually(what: &str, done: impl Fn() -> bool) {
-    let begin = Instant::now();
-    while !done() {
-        assert!(begin.elapsed() < PATIENCE, "{what}");
-        sleep(Duration::from_millis(100));
     }
 }
 
@@ -208,13 +217,13 @@ fn follows_changes_with_the_printed_rights() {
         object["status"]["conditions"][0]["status"] == status
     };
     let watcher = Watcher::start(&management);
-    eventually("the first conditions", || exists() && is("True"));
+    wait_until("the first conditions", || exists() && is("True"));
     // The interval is ten minutes: only the watches cause a check.
     for _ in 0..2 {
         management.remove("etcd");
-        eventually("the missing Secret in the status", || is("False"));
+        wait_until("the missing Secret in the status", || is("False"));
         management.apply(&[]).done();
-        eventually("the new Secret in the status", || is("True"));
+        wait_until("the new Secret in the status", || is("True"));
     }
     let log = watcher.end();
     assert!(
@@ -243,18 +252,16 @@ fn needs_each_of_the_printed_rights() {
     let admin = management.cluster.admin();
     let run = || Ran::of(&mut management.as_account(&["--write"]));
     // The API server reads a Role some time after it was written.
-    eventually("the new Role", || run().code == Some(0));
+    wait_until("the new Role", || run().code == Some(0));
     // `--watch` needs more verbs.
     let watcher = Watcher::start(&management);
-    sleep(5 * SECOND);
-    let log = watcher.end();
     for object in [
         "secrets with metadata.name=prod-ca",
         "clusters with metadata.name=prod",
     ] {
-        let message = format!("{object} cannot be watched");
-        assert!(log.contains(&message), "{log}");
+        watcher.wait_for_log(&format!("{object} cannot be watched"));
     }
+    watcher.end();
     for (left_out, rule) in rules.iter().enumerate() {
         let mut less = role.clone();
         less["rules"].as_array_mut().unwrap().remove(left_out);
@@ -265,7 +272,7 @@ fn needs_each_of_the_printed_rights() {
             assert!(matches!(status, 200 | 404));
             run().code == Some(77)
         };
-        eventually(&format!("a run without {rule}"), run);
+        wait_until(&format!("a run without {rule}"), run);
     }
     // Other Secrets of the namespace cannot be read.
     let secret = &rules[0];
@@ -299,10 +306,10 @@ fn waits_for_the_cluster_object() {
     let rights = management.command("check", &["--write", "--watch", "--rights"]);
     management.grant(rights, ACCOUNT);
     let watcher = Watcher::start(&management);
-    sleep(SECOND);
+    let_pass(SECOND);
     management.create_cluster();
     let admin = management.cluster.admin();
-    eventually("the object", || admin.get(&management.pki_path()).0 == 200);
+    wait_until("the object", || admin.get(&management.pki_path()).0 == 200);
     watcher.end();
 }
 
@@ -331,7 +338,7 @@ fn object_is_deleted_with_its_cluster() {
     let _collector = management.cluster.start_garbage_collector();
     let admin = management.cluster.admin();
     admin.delete(&format!("{}/prod", management.clusters()));
-    eventually("the deletion", || {
+    wait_until("the deletion", || {
         admin.get(&management.pki_path()).0 == 404
     });
     management.write().ended(75);
@@ -409,19 +416,17 @@ fn watch_survives_an_outage_of_the_api_server() {
     let management = Management::with_cluster();
     let gateway = management.gateway();
     gateway.rule(Rule::on("*", "").then(Action::status(503)));
-    let mut command = management.through_gateway(&["-v", "--write", "--watch"]);
-    let watcher = Watcher(command.stderr(Stdio::piped()).spawn().unwrap());
-    eventually("several attempts", || gateway.requests().len() > 15);
+    let watcher = Watcher::of(management.through_gateway(&["-v", "--write", "--watch"]));
+    wait_until("several attempts", || gateway.requests().len() > 15);
     let admin = management.cluster.admin();
     assert_eq!(admin.get(&management.pki_path()).0, 404);
     gateway.behave();
-    eventually("the conditions", || {
+    wait_until("the conditions", || {
         admin.get(&management.pki_path()).1["status"].is_object()
     });
-    sleep(SECOND);
+    watcher.wait_for_log("the conditions can be stored again");
     let log = watcher.end();
     assert_eq!(log.matches("; trying again").count(), 1, "{log}");
-    assert!(log.contains("the conditions can be stored again"), "{log}");
 }
 
 /// Returns the ConfigMap and the Deployment of the page.
@@ -491,7 +496,7 @@ fn example_of_deployment_works_with_the_token_of_a_pod() {
         .filter(|argument| *argument != "--watch")
         .collect();
     let run = || Ran::of(&mut management.node.command(&arguments));
-    eventually("the rights of the ServiceAccount", || run().code == Some(0));
+    wait_until("the rights of the ServiceAccount", || run().code == Some(0));
     assert_eq!(management.stored("ExternalCAsReady")[0], "True");
     fs::set_permissions(content.join("token"), fs::Permissions::from_mode(0o644)).unwrap();
     run()
@@ -554,7 +559,7 @@ fn notes_differences_from_the_workload_cluster() {
     let old = fs::read_to_string(cluster.ca_file()).unwrap();
     let new = management.authority(nodepki::kube::names::Authority::EtcdCa);
     publish(&management, &old);
-    eventually("the comparison", || {
+    wait_until("the comparison", || {
         !check(&[]).said().contains("it was not compared")
     });
     check(&[]).says_not("it lacks").says_not("it contains");

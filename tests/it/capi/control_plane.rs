@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -28,6 +28,7 @@ use crate::servers::cluster_api::{Controllers, INFRASTRUCTURE};
 use crate::servers::kubernetes::kubernetes_with_cluster_api;
 use crate::servers::{Server, bin, free_port};
 use crate::signing::now;
+use crate::time::within;
 
 const CORE: &str = "/apis/cluster.x-k8s.io/v1beta2";
 const BOOTSTRAP: &str = "/apis/bootstrap.cluster.x-k8s.io/v1beta2";
@@ -232,20 +233,16 @@ impl ControlPlane {
     /// Boots machines for Machines that have user data, until `done` is true.
     #[track_caller]
     pub(super) fn run_until(&mut self, what: &str, done: impl Fn(&Self) -> bool) {
-        let begin = Instant::now();
-        loop {
+        let happened = within(Duration::from_secs(600), || {
             self.provision();
-            if done(self) {
-                return;
-            }
-            assert!(
-                begin.elapsed() < Duration::from_secs(600),
-                "{what} did not happen:\n{:#}\n{}",
-                self.object()["status"],
-                self.controllers.said()
-            );
-            std::thread::sleep(Duration::from_millis(300));
-        }
+            done(self).then_some(()).ok_or(())
+        });
+        assert!(
+            happened.is_ok(),
+            "{what} did not happen:\n{:#}\n{}",
+            self.object()["status"],
+            self.controllers.said()
+        );
     }
 
     /// Acts as infrastructure provider: boots a machine for each Machine that has user data.

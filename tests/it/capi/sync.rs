@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::DAY;
 use super::control_plane::ControlPlane;
 use crate::node::{Node, Ran};
+use crate::time::let_pass;
 
 const ANNOTATION: &str = "machine.cluster.x-k8s.io/certificates-expiry";
 /// Two periods of the controllers' synchronization.
@@ -46,7 +47,7 @@ fn keeps_machine_that_was_renewed_in_place() {
     assert_eq!(expiry(&plane), old);
     // A renewal in place is not noticed.
     plane.machine_mut(&name).present_own();
-    std::thread::sleep(TWO_PERIODS);
+    let_pass(TWO_PERIODS);
     assert_eq!(annotation(&plane.kubeadm_configs()[0]), old);
     assert_eq!(expiry(&plane), old);
 
@@ -84,7 +85,7 @@ fn keeps_machine_that_was_renewed_in_place() {
     plane.edit(|object| {
         object["spec"]["rollout"]["before"] = json!({"certificatesExpiryDays": 30});
     });
-    std::thread::sleep(TWO_PERIODS);
+    let_pass(TWO_PERIODS);
     assert_eq!(plane.machines().len(), 1);
     assert_eq!(plane.condition("RollingOut"), "False");
     plane.management.write().done();

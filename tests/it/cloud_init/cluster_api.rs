@@ -4,7 +4,6 @@
 use std::fs;
 use std::process::Command;
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
 
 use nodepki::http::Call;
 use serde_json::{Value, json};
@@ -12,8 +11,9 @@ use serde_json::{Value, json};
 use super::machine::Machine;
 use super::{example, kubeadm_takes, parsed};
 use crate::capi::Management;
+use crate::servers::bin;
 use crate::servers::kubernetes::{Person, kubernetes};
-use crate::servers::{PATIENCE, bin};
+use crate::time::wait_until;
 
 pub(super) const ENDPOINT: &str = "api.prod.example.com:6443";
 /// The file by which Cluster API recognizes the machine's success.
@@ -60,14 +60,9 @@ pub(super) fn plane(name: &str, secrets: &[&str]) -> Management {
         "{api}/namespaces/{}/kubeadmcontrolplanes",
         management.namespace
     );
-    let begin = Instant::now();
-    while admin.get(&planes).0 != 200 {
-        assert!(
-            begin.elapsed() < PATIENCE,
-            "the API server does not serve {planes}"
-        );
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    wait_until("the API server serves KubeadmControlPlanes", || {
+        admin.get(&planes).0 == 200
+    });
     for mut object in parsed(&example(name)) {
         object["metadata"]["namespace"] = management.namespace.clone().into();
         let path = match object["kind"].as_str() {

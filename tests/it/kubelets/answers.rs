@@ -1,6 +1,5 @@
 //! A signer that is wrong or down, requests that end while they wait for it, and the decisions of an administrator.
 
-use std::thread;
 use std::time::Duration;
 
 use nodepki::kube::names::CertName;
@@ -10,8 +9,9 @@ use super::{
     kubelet_of, prepared, put_node, reason_of, refusal, serving, stems, token,
 };
 use crate::rotation_cluster::Daemon;
-use crate::servers::cluster::{Cluster, ClusterNode, INIT, wait_until};
+use crate::servers::cluster::{Cluster, ClusterNode, INIT};
 use crate::servers::remote_signer::{Mode, PLUGIN, RemoteSigner};
+use crate::time::{let_pass, wait_until};
 
 /// The socket of the signer on the node.
 const SOCKET: &str = "/run/signer.sock";
@@ -130,7 +130,7 @@ fn serves_all_requests_after_an_outage_of_the_signer() {
     wait_until("an Event names the outage", || {
         events_about(cluster, &names[0]) == ["SignerUnavailable"]
     });
-    thread::sleep(Duration::from_secs(5));
+    let_pass(Duration::from_secs(5));
     for object in all_requests(cluster) {
         assert_eq!(
             reason_of(&object, "Approved"),

@@ -28,6 +28,7 @@ use crate::rotation_cluster::Daemon;
 use crate::servers::cluster::{Cluster, ClusterNode, INIT};
 use crate::servers::remote_signer::PLUGIN;
 use crate::signing::now;
+use crate::time::{let_pass, within};
 
 const NODES: usize = 1_000;
 /// Nodes join in groups, evenly spread over a minute.
@@ -250,11 +251,8 @@ fn named(mut object: Value, name: &str) -> Value {
 }
 
 fn wait_for(what: &str, mut is_done: impl FnMut() -> bool) {
-    let begin = Instant::now();
-    while !is_done() {
-        assert!(begin.elapsed() < TIME_LIMIT, "{what}");
-        thread::sleep(Duration::from_secs(1));
-    }
+    let done = within(TIME_LIMIT, || is_done().then_some(()).ok_or(()));
+    assert!(done.is_ok(), "{what}");
 }
 
 #[test]
@@ -278,7 +276,7 @@ fn signs_for_thousand_nodes_and_denies_ten_thousand_requests() {
             created = began.elapsed();
             scope.spawn(|| group.finish(cluster));
             let next = JOIN_TIME.mul_f64((group.number + 1) as f64 / GROUPS as f64);
-            thread::sleep(next.saturating_sub(began.elapsed()));
+            let_pass(next.saturating_sub(began.elapsed()));
         }
     });
     wait_for("all requests are served", || waits(node).len() == 2 * NODES);

@@ -6,7 +6,8 @@ use super::{
     Wanted, answer, certificate, configure, decided, kubelet_of, prepared, serving, stems, token,
 };
 use crate::rotation_cluster::Daemon;
-use crate::servers::cluster::{INIT, wait_until};
+use crate::servers::cluster::INIT;
+use crate::time::wait_until;
 
 const FAILPOINT: &str = "NODEPKI_FAILPOINT";
 

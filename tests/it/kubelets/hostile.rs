@@ -2,7 +2,7 @@
 //! that they claim, as new requests and as requests that a person has approved; and the same one thousands of times.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -14,10 +14,9 @@ use super::{
 };
 use crate::kubelet_rules::requests::{self, HostileRequest, Outcome, Sender};
 use crate::rotation_cluster::Daemon;
-use crate::servers::cluster::{Caller, Cluster, INIT, wait_until};
+use crate::servers::cluster::{Caller, Cluster, INIT};
+use crate::time::{eventually, wait_until};
 
-/// How long a rule about a Node may be unsatisfied (`kubelets::NODE_GRACE`), and some seconds for the decision.
-const GRACE: Duration = Duration::from_secs(150);
 /// Number of equal requests that one node sends at once. The benchmark sends 10,000.
 const FLOOD: usize = 500;
 /// Upper bound for the daemon's memory in KiB. It has about 20 MiB without requests.
@@ -195,22 +194,18 @@ fn by_name(cluster: &Cluster) -> BTreeMap<String, Value> {
 
 /// Waits until each of these requests has its reason in a condition of this type, or stays pending with an Event.
 fn assert_refused(cluster: &Cluster, kind: &str, cases: &[(HostileRequest, Value)]) {
-    let begin = Instant::now();
-    loop {
+    eventually(|| {
         let now = by_name(cluster);
         let state = |created: &Value| &now[created["metadata"]["name"].as_str().unwrap()];
         let is_open = |(case, created): &&(HostileRequest, Value)| {
             case.outcome != Outcome::Waits && reason_of(state(created), kind).is_none()
         };
         let open: Vec<_> = cases.iter().filter(is_open).collect();
-        if open.is_empty() {
-            break;
+        match open.first() {
+            None => Ok(()),
+            Some((case, created)) => Err(format!("{}: {}", case.name, state(created))),
         }
-        let (case, created) = open[0];
-        let limit = begin.elapsed() < GRACE;
-        assert!(limit, "{}: {}", case.name, state(created));
-        std::thread::sleep(Duration::from_millis(500));
-    }
+    });
     let now = by_name(cluster);
     for (case, created) in cases {
         let name = created["metadata"]["name"].as_str().unwrap();

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -28,13 +28,13 @@ use serde_json::json;
 
 use super::{CSRS, Wanted, certificate, reason_of, serving};
 use crate::node::{INIT, Node};
-use crate::servers::PATIENCE;
 use crate::servers::kubernetes::{Person, condition, kubernetes, kubernetes_without_signer, sign};
 use crate::servers::step_ca::StepCas;
 use crate::servers::vault::Bao;
 use crate::signer_setup::print_setup;
 use crate::signer_step;
 use crate::signing::{HEAD, now, run, write_authorities, write_secret};
+use crate::time::eventually;
 
 struct Quiet;
 
@@ -69,21 +69,17 @@ fn serve_worker(worker: &'static str, settings: &str, authority: &[u8]) {
     let loaded = load(&root, &inputs, now()).unwrap();
     let signer = KubeletSigner::new(&root, &loaded, now, Rc::new(Quiet));
     let signer = signer.unwrap().unwrap();
-    let kubelet = thread::spawn(move || request_both(worker));
-    run(async {
-        let kubelet_ends = async {
-            while !kubelet.is_finished() {
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        };
-        tokio::select! {
+    let issued = run(async {
+        let kubelet = tokio::task::spawn_blocking(move || request_both(worker));
+        let issued = tokio::select! {
             never = signer.run() => match never {},
-            () = kubelet_ends => {}
-        }
+            issued = kubelet => issued.unwrap(),
+        };
         signer.release().await;
+        issued
     });
     let trust = TrustBundle::from_pem(authority).unwrap();
-    for (chain, profile, key) in kubelet.join().unwrap() {
+    for (chain, profile, key) in issued {
         let tolerance = Tolerance::default();
         let differences = satisfies(&chain, &profile, tolerance, key.public_key(), &trust, now());
         assert!(differences.is_empty(), "{differences:?}");
@@ -116,8 +112,7 @@ fn request_one(wanted: &Wanted<'_>, user: &Person, admin: &Person) -> (Chain, Pr
     let (object, key) = wanted.object();
     let made = user.create(CSRS, &object);
     let path = format!("{CSRS}/{}", made["metadata"]["name"].as_str().unwrap());
-    let begin = Instant::now();
-    loop {
+    let (chain, profile) = eventually(|| {
         let (_, object) = admin.get(&path);
         if object["status"]["certificate"].is_string() {
             let issued = certificate(&object);
@@ -126,12 +121,12 @@ fn request_one(wanted: &Wanted<'_>, user: &Person, admin: &Person) -> (Chain, Pr
             if wanted.certificate == KubeletCertificate::Serving {
                 profile.usages = vec![ExtendedUsage::ServerAuth];
             }
-            return (chain, profile, key);
+            return Ok((chain, profile));
         }
-        let is_over = begin.elapsed() > PATIENCE || reason_of(&object, "Failed").is_some();
-        assert!(!is_over, "{object}");
-        thread::sleep(Duration::from_millis(100));
-    }
+        assert_eq!(reason_of(&object, "Failed"), None, "{object}");
+        Err(object)
+    });
+    (chain, profile, key)
 }
 
 /// Settings with this signer for authority `ca`.

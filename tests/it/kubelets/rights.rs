@@ -9,7 +9,8 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Value, json};
 
 use super::{CSRS, Wanted, prepared, token};
-use crate::servers::cluster::{Caller, Cluster, INIT, wait_until};
+use crate::servers::cluster::{Caller, Cluster, INIT};
+use crate::time::wait_until;
 
 const REVIEWS: &str = "/apis/authorization.k8s.io/v1";
 const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1";

@@ -1,7 +1,6 @@
 //! Other writers of the same objects, a history that the API server has forgotten, and a cluster in which nothing happens.
 
 use std::fs;
-use std::thread;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -14,8 +13,9 @@ use super::{
 };
 use crate::rotation_cluster::Daemon;
 use crate::servers::bin;
-use crate::servers::cluster::{Cluster, ClusterNode, INIT, wait_until};
+use crate::servers::cluster::{Cluster, ClusterNode, INIT};
 use crate::servers::remote_signer::Mode;
+use crate::time::{let_pass, wait_until};
 
 /// User of `nodepki.conf`.
 const DAEMON_USER: &str = "nodepki:cp1";
@@ -174,9 +174,9 @@ fn sends_nothing_but_the_lease_while_nothing_happens() {
     let (name, _, _) = Wanted::client("w1").create(&token(cluster));
     certificate(&decided(cluster, &name, daemon));
     // The last reads after the certificate was written.
-    thread::sleep(Duration::from_secs(3));
+    let_pass(Duration::from_secs(3));
     let before = requests(node).len();
-    thread::sleep(IDLE);
+    let_pass(IDLE);
     let all = requests(node);
     let meanwhile = &all[before..];
     let others: Vec<&String> = meanwhile

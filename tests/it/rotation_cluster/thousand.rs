@@ -19,13 +19,13 @@ use time::OffsetDateTime;
 
 use super::measured::Measured;
 use super::{
-    Daemon, LEAD_TIME, Load, POLL_INTERVAL, RENEWED, RESTART_RECORD, ROUNDS, Round, SOCKET, Scene,
-    Watched, assert_controllers_work, assert_everything_verifies, kubeadm_configuration, met,
-    settings,
+    Daemon, LEAD_TIME, Load, RENEWED, RESTART_RECORD, ROUNDS, Round, SOCKET, Scene, Watched,
+    assert_controllers_work, assert_everything_verifies, kubeadm_configuration, met, settings,
 };
 use crate::servers::cluster::{Authorities, Cluster, ClusterNode};
 use crate::servers::remote_signer::{Mode, RemoteSigner};
 use crate::servers::static_pods::{StaticPods, Why};
+use crate::time::{let_pass, within};
 
 /// Number of renewals if `NODEPKI_SOAK_ROTATIONS` is not set.
 const DEFAULT_ROTATIONS: usize = 30;
@@ -88,26 +88,26 @@ fn nothing_grows_through_many_renewals() {
     let limit = (ROTATION_LIMIT + Duration::from_secs(lifetime))
         * u32::try_from(rotations).unwrap()
         + FAULT_LIMIT;
-    while !director.is_done(&watched) {
-        assert!(
-            begin.elapsed() < limit,
-            "only {} renewals:\n{}\n{}",
-            renewals(&watched),
-            watched.table(),
-            daemon.said()
-        );
+    let done = within(limit, || {
         watched.look(node);
         director.direct(&signer, &watched, &pods, &mut daemon, node);
         daemon.is_running();
         measured.measure(renewals(&watched), daemon.id(), node);
-        std::thread::sleep(POLL_INTERVAL);
-    }
+        director.is_done(&watched).then_some(()).ok_or(())
+    });
+    assert!(
+        done.is_ok(),
+        "only {} renewals:\n{}\n{}",
+        renewals(&watched),
+        watched.table(),
+        daemon.said()
+    );
     let took = begin.elapsed();
     assert_controllers_work(cluster);
     daemon.stop();
     watched.look(node);
     // Clients may not have read the last certificates yet.
-    std::thread::sleep(Duration::from_secs(1));
+    let_pass(Duration::from_secs(1));
     let seen = load.end();
 
     print!("{}", watched.table());

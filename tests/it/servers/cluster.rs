@@ -21,14 +21,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use nodepki::kube::kubeconfig::Kubeconfig;
 use nodepki::x509::{TrustBundle, hex};
 use serde_json::{Value, json};
 
-use super::{PATIENCE, Server, SharedServer, bin, own_dir};
+use super::{Server, SharedServer, bin, own_dir};
 use crate::node::{NODEPKI, Ran};
+use crate::time::wait_until;
 
 /// Name and port of the cluster.
 pub(crate) const ENDPOINT: &str = "api.prod.example.com:6443";
@@ -627,15 +627,6 @@ impl Caller<'_> {
 
     pub(crate) fn delete(&self, path: &str) -> (u16, Value) {
         self.send("DELETE", path, None)
-    }
-}
-
-/// Waits until `ready` returns true.
-pub(crate) fn wait_until(what: &str, mut ready: impl FnMut() -> bool) {
-    let begin = std::time::Instant::now();
-    while !ready() {
-        assert!(begin.elapsed() < PATIENCE, "{what}: not after {PATIENCE:?}");
-        std::thread::sleep(Duration::from_millis(250));
     }
 }
 

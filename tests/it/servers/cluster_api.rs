@@ -4,14 +4,13 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use super::kubernetes::Person;
-use super::{PATIENCE, Server, bin, free_port};
+use super::{Server, bin, free_port};
 use crate::cloud_init::parsed;
+use crate::time::wait_until;
 
 /// API path of the infrastructure provider's objects.
 pub(crate) const INFRASTRUCTURE: &str = "/apis/infrastructure.cluster.x-k8s.io/v1beta2";
@@ -56,7 +55,6 @@ pub(super) fn define(admin: &Person) {
         labels["cluster.x-k8s.io/v1beta2"] = json!("v1beta2");
         admin.create(DEFINITIONS, &definition);
     }
-    let begin = Instant::now();
     let established = |definition: &Value| {
         let conditions = definition["status"]["conditions"].as_array();
         conditions
@@ -64,13 +62,9 @@ pub(super) fn define(admin: &Person) {
             .flatten()
             .any(|condition| condition["type"] == "Established" && condition["status"] == "True")
     };
-    while !admin.list(DEFINITIONS).iter().all(established) {
-        assert!(
-            begin.elapsed() < PATIENCE,
-            "the API server does not serve Cluster API's objects"
-        );
-        thread::sleep(Duration::from_millis(100));
-    }
+    wait_until("the API server serves Cluster API's objects", || {
+        admin.list(DEFINITIONS).iter().all(established)
+    });
 }
 
 fn infrastructure(kind: &str) -> Value {

@@ -8,8 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -23,8 +22,9 @@ use nodepki::x509::{
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 
-use super::{PATIENCE, Server, SharedServer, bin, free_port, own_dir};
+use super::{Server, SharedServer, bin, free_port, own_dir};
 use crate::signing::{PlainFiles, now, run, write_authorities, write_secret};
+use crate::time::{eventually, wait_until};
 
 pub(crate) const CSRS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
 /// The group of the nodes' client certificates.
@@ -288,15 +288,12 @@ impl Kubernetes {
             let made = admin.send(Call::post(crds).body("application/yaml", crd));
             assert_eq!(made.0, 201, "{}", made.1);
         }
-        let begin = Instant::now();
-        while !admin.reaches(CERTIFICATE_REQUESTS)
-            || !admin.reaches("/apis/cert-manager.io/v1/issuers")
-            || self.person("approver", &[]).get(CSRS).0 != 200
-            || self.person("issuer", &[]).get(CERTIFICATE_REQUESTS).0 != 200
-        {
-            assert!(begin.elapsed() < PATIENCE, "the cluster is not furnished");
-            thread::sleep(Duration::from_millis(50));
-        }
+        wait_until("the cluster is furnished", || {
+            admin.reaches(CERTIFICATE_REQUESTS)
+                && admin.reaches("/apis/cert-manager.io/v1/issuers")
+                && self.person("approver", &[]).get(CSRS).0 == 200
+                && self.person("issuer", &[]).get(CERTIFICATE_REQUESTS).0 == 200
+        });
     }
 
     /// Creates a namespace in which bootstrap tokens may request certificates.
@@ -313,12 +310,9 @@ impl Kubernetes {
         admin.create(&format!("{rbac}/namespaces/{name}/rolebindings"), &binding);
         let node = self.bearer("abcdef.0123456789abcdef");
         let path = format!("/apis/cert-manager.io/v1/namespaces/{name}/certificaterequests/none");
-        let begin = Instant::now();
-        // 403 until the API server has read the binding.
-        while node.get(&path).0 != 404 {
-            assert!(begin.elapsed() < PATIENCE, "{name} is not furnished");
-            thread::sleep(Duration::from_millis(20));
-        }
+        wait_until("the API server has read the binding", || {
+            node.get(&path).0 == 404
+        });
     }
 
     /// Creates a bootstrap token with a further group, and returns it.
@@ -489,15 +483,11 @@ impl Person {
     }
 
     pub(crate) fn list(&self, path: &str) -> Vec<Value> {
-        let (mut status, mut body) = self.get(path);
-        for _ in 0..30 {
-            // While the API server applies a change of a CustomResourceDefinition.
-            if status != 429 {
-                break;
-            }
-            thread::sleep(Duration::from_secs(1));
-            (status, body) = self.get(path);
-        }
+        // 429 while the API server applies a change of a CustomResourceDefinition.
+        let (status, body) = eventually(|| match self.get(path) {
+            (429, body) => Err(body),
+            other => Ok(other),
+        });
         assert_eq!(status, 200, "{path}: {body}");
         body["items"].as_array().unwrap().clone()
     }

@@ -6,16 +6,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::rc::Rc;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
 
 use nodepki::http::{Call, Client, Endpoint, HttpResponse, Method, Tls, Url};
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 
 use super::{Server, SharedServer, bin, free_port, marker};
-use crate::node::wait_until;
 use crate::signing::{PlainFiles, run, run_program};
+use crate::time::{eventually, wait_until};
 
 /// Suffix of certnames that are signed immediately.
 pub(crate) const AUTO: &str = "auto.test";
@@ -176,7 +174,9 @@ impl Puppet {
         let read = || fs::read_to_string(self.dir.join("log/puppetserver-access.log")).unwrap();
         let marker = marker();
         self.ask(|| Call::get(marker.clone()));
-        wait_until(|| read().contains(&marker));
+        wait_until("the server has logged the marker", || {
+            read().contains(&marker)
+        });
         read()
             .lines()
             .filter_map(|line| line.split('"').nth(1))
@@ -189,14 +189,7 @@ impl Puppet {
     /// Asks as an administrator of the CA. A handshake fails while the server reads its changed revocation list.
     fn ask<'a>(&self, call: impl Fn() -> Call<'a>) -> HttpResponse {
         let client = client(&self.dir, self.port, true);
-        let end = Instant::now() + Duration::from_secs(30);
-        loop {
-            match run(client.send(call())) {
-                Ok(response) => return response,
-                Err(error) => assert!(Instant::now() < end, "{error:?}"),
-            }
-            sleep(Duration::from_millis(100));
-        }
+        eventually(|| run(client.send(call())))
     }
 }
 

@@ -18,7 +18,8 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 
 use super::Server;
-use super::cluster::{Authorities, Cluster, ClusterNode, wait_until};
+use super::cluster::{Authorities, Cluster, ClusterNode};
+use crate::time::{let_pass, wait_until};
 
 /// Default `terminationGracePeriodSeconds` of a static pod.
 const TERMINATION_GRACE_PERIOD: Duration = Duration::from_secs(30);
@@ -302,7 +303,7 @@ fn restarts_only_component_of_changed_manifest() {
     // A temporary file of an atomic write.
     let hidden = scheduler.with_file_name(".kube-scheduler.yaml.new");
     fs::write(&hidden, &annotated).unwrap();
-    thread::sleep(5 * MANIFEST_CHECK_INTERVAL);
+    let_pass(5 * MANIFEST_CHECK_INTERVAL);
     assert_eq!(pods.starts(), []);
     fs::rename(&hidden, &scheduler).unwrap();
     wait_until("the scheduler is back", || {

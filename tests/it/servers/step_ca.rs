@@ -23,8 +23,9 @@ use tempfile::TempDir;
 
 use super::{Server, SharedServer, bin, free_port, marker};
 use crate::gateway::Upstream;
-use crate::node::{INIT, NODEPKI, wait_until};
+use crate::node::{INIT, NODEPKI};
 use crate::signing::{PlainFiles, now, run, run_program, write_secret};
+use crate::time::wait_until;
 
 /// Number of twins of each provisioner.
 const TWINS: usize = 100;
@@ -68,7 +69,9 @@ impl StepCa {
         endpoint.tls.ca_file = Some(self.dir.join("root.crt"));
         let client = Client::new(endpoint, Rc::new(PlainFiles), now).unwrap();
         run(client.send(Call::get(marker.clone()))).unwrap();
-        wait_until(|| read().contains(&marker));
+        wait_until("the server has logged the marker", || {
+            read().contains(&marker)
+        });
         read()
             .lines()
             .filter_map(|line| serde_json::from_str::<Value>(line).ok())

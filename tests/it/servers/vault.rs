@@ -7,15 +7,16 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nodepki::http::{Call, Client, Endpoint, Method, Url};
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
-use super::{PATIENCE, Server, SharedServer, bin, free_port};
+use super::{Server, SharedServer, bin, free_port};
 use crate::gateway::{Issuer, Upstream};
 use crate::signing::{PlainFiles, now, run, write_secret};
+use crate::time::eventually;
 
 const ROOT: &str = "root-of-all";
 
@@ -146,15 +147,10 @@ impl Bao {
     }
 
     fn waits_until(&self, what: &str, ready: impl Fn(&Space) -> bool) {
-        let begin = Instant::now();
-        while !ready(&self.root()) {
-            assert!(
-                begin.elapsed() < PATIENCE,
-                "{what}: never; {}",
-                self.server.said()
-            );
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        eventually(|| {
+            let error = || format!("{what}; {}", self.server.said());
+            ready(&self.root()).then_some(()).ok_or_else(error)
+        });
     }
 
     pub(crate) fn url(&self) -> String {

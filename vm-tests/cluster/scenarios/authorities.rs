@@ -102,7 +102,7 @@ fn report(cluster: &mut Cluster, nodes: &[&str], authority: &str) {
 /// Runs the commands of the runbook's section 8 between the first two steps.
 fn publish(cluster: &mut Cluster) {
     cluster.node("cp1").done(&runbook::block(8, 0));
-    cluster.until("each ConfigMap has the new CA", 120, |cluster| {
+    cluster.until("each ConfigMap has the new CA", |cluster| {
         let said = cluster.node("cp1").done(&runbook::block(8, 1));
         match said.contains("does not hold") {
             true => Err(said),
@@ -110,7 +110,7 @@ fn publish(cluster: &mut Cluster) {
         }
     });
     cluster.node("cp1").done(&runbook::block(8, 2));
-    cluster.until("all workloads have restarted", 180, |cluster| {
+    cluster.until("all workloads have restarted", |cluster| {
         cluster.kubectl("cp1", "rollout status daemonset/work --timeout=5s")?;
         for one in ["daemonset/kube-proxy", "deployment/coredns"] {
             let status = format!("rollout status --namespace kube-system {one} --timeout=5s");

@@ -40,18 +40,18 @@ fn join_after_cut(cluster: &mut Cluster, name: &'static str, role: Role) {
         // At the power cut its requests wait for the signer.
         Signer::Directory => {
             let waits = "systemctl is-active -q containerd && ls /srv/nodepki/outbox/*.csr";
-            cluster.node(name).machine.until(waits, 60);
+            cluster.node(name).machine.until(waits);
             cluster.node(name).machine.cut();
             cluster.set_signer_away(false);
         }
         // At the power cut the wrapping token, which can be used once, has just been used.
         Signer::OpenBao => {
             let repeats = "systemctl is-active -q containerd && [ $(systemctl show -P NRestarts nodepki-bootstrap) -gt 0 ]";
-            cluster.node(name).machine.until(repeats, 60);
+            cluster.node(name).machine.until(repeats);
             cluster.set_signer_away(false);
             let node = cluster.node(name);
             let used = "test -e /var/lib/nodepki/signers/vault/secret-id";
-            node.machine.until(used, 60);
+            node.machine.until(used);
             node.machine.cut();
         }
     }

@@ -151,7 +151,7 @@ fn from_pods(cluster: &mut Cluster) {
         FIRST_SERVICES[1]
     );
     for pod in &pods {
-        cluster.until("a pod reaches the API servers over IPv6", 60, |cluster| {
+        cluster.until("a pod reaches the API servers over IPv6", |cluster| {
             let mut command = cluster.kubectl_command(first);
             command.args(["exec", pod, "--", "sh", "-c", &script]);
             let output = command.output().unwrap();

@@ -1,7 +1,6 @@
 //! Workers that join by `kubeadm join` without nodepki, while nodepki on the control-plane nodes signs the requests of
 //! their kubelets.
 
-use std::thread::sleep;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -10,6 +9,7 @@ use crate::cluster::network::{ENDPOINT, address};
 use crate::cluster::node::Role;
 use crate::cluster::{Cluster, checks, load, user_data};
 use crate::machine::Machine;
+use crate::time::let_pass;
 
 const WORKER: &str = "w2";
 const SETTINGS: &str = "/etc/nodepki/config.d/50-kubelets.yaml";
@@ -17,12 +17,8 @@ const SERVING: &str = "kubernetes.io/kubelet-serving";
 const CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
 /// Kubernetes' shortest lifetime of a requested certificate (`spec.expirationSeconds`).
 const SHORT_LIFETIME: &str = "10m";
-/// Seconds within which a kubelet renews such a certificate: at 70 to 90 % of its lifetime.
-const ROTATION: u64 = 600;
 /// Time for which the signer is away when the kubelet requests a certificate.
 const OUTAGE: Duration = Duration::from_secs(40);
-/// Time within which a follower must sign for a leader that has vanished.
-const TAKEOVER: Duration = Duration::from_secs(15);
 
 pub(crate) fn plain_worker(cluster: &mut Cluster) {
     let servers = cluster.names(Role::ControlPlane);
@@ -61,29 +57,23 @@ pub(crate) fn rotation_by_kubelet(cluster: &mut Cluster) {
     };
     let first = requests(cluster);
     cluster.authorities.set_away(true);
-    cluster.until(
-        "the kubelet requests a new certificate",
-        ROTATION,
-        |cluster| match requests(cluster) > first {
+    cluster.until("the kubelet requests a new certificate", |cluster| {
+        match requests(cluster) > first {
             true => Ok(()),
             false => Err(format!("{first} requests")),
-        },
-    );
-    sleep(OUTAGE);
+        }
+    });
+    let_pass(OUTAGE);
     let during = certificates_of_worker(cluster);
     assert_eq!(during, before, "without the signer nothing changes");
     cluster.authorities.set_away(false);
-    cluster.until(
-        "the kubelet uses two new certificates",
-        ROTATION,
-        |cluster| {
-            let now = certificates_of_worker(cluster);
-            match now[0] != before[0] && now[1] != before[1] {
-                true => Ok(()),
-                false => Err(format!("{now:?}")),
-            }
-        },
-    );
+    cluster.until("the kubelet uses two new certificates", |cluster| {
+        let now = certificates_of_worker(cluster);
+        match now[0] != before[0] && now[1] != before[1] {
+            true => Ok(()),
+            false => Err(format!("{now:?}")),
+        }
+    });
     verify_identity(cluster);
     checks::ready(cluster);
     cluster.say(&format!(
@@ -99,16 +89,13 @@ fn join_worker(cluster: &mut Cluster) {
     let version = cluster.spec.version;
     cluster.boot_with(version, WORKER, Role::Worker, user_data);
     let node = cluster.node(WORKER);
-    node.machine.until("test -e /root/joined", 120);
+    node.machine.until("test -e /root/joined");
     node.done("! command -v nodepki");
     // A node is ready before its kubelet has a serving certificate.
-    node.machine.until(
-        &format!(
-            "openssl s_client -connect {}:10250 </dev/null",
-            address(WORKER)
-        ),
-        60,
-    );
+    node.machine.until(&format!(
+        "openssl s_client -connect {}:10250 </dev/null",
+        address(WORKER)
+    ));
     checks::ready(cluster);
 }
 
@@ -233,13 +220,13 @@ fn verify_kubelet_by_api_server(cluster: &mut Cluster, server: &'static str) {
         "sed -i 's#^    - --kubelet-client-certificate=#    - {flag}\\n&#' {manifest}"
     ));
     let uses_flag = format!("pgrep -f -- 'kube-apiserver .*{flag}'");
-    cluster.node(server).machine.until(&uses_flag, 120);
+    cluster.node(server).machine.until(&uses_flag);
     checks::ready(cluster);
     let pod_on = |cluster: &Cluster, node: &str| {
         cluster.kubectl(server, &format!("get pods -l app=work --field-selector=spec.nodeName={node} -o jsonpath={{.items[0].metadata.name}}")).unwrap()
     };
     let (there, elsewhere) = (pod_on(cluster, WORKER), pod_on(cluster, "w1"));
-    cluster.until("exec and logs by the API server", 60, |cluster| {
+    cluster.until("exec and logs by the API server", |cluster| {
         cluster.kubectl(server, &format!("exec {there} -- echo there"))?;
         cluster
             .kubectl(server, &format!("logs {there} --tail=1"))
@@ -256,7 +243,7 @@ fn verify_kubelet_by_api_server(cluster: &mut Cluster, server: &'static str) {
     cluster
         .node(server)
         .machine
-        .until(&format!("! {uses_flag} && pgrep kube-apiserver"), 120);
+        .until(&format!("! {uses_flag} && pgrep kube-apiserver"));
     checks::ready(cluster);
     cluster.say(&format!(
         "{server} executes commands on {WORKER} and verifies its certificate"
@@ -274,7 +261,7 @@ fn rotate(cluster: &mut Cluster, servers: &[&'static str]) {
     cluster
         .node(WORKER)
         .done("rm /var/lib/kubelet/pki/kubelet-server-*.pem && systemctl restart kubelet");
-    cluster.until("a new serving certificate", 60, |cluster| {
+    cluster.until("a new serving certificate", |cluster| {
         let requests = requests_of_worker(cluster, SERVING);
         match requests.last() {
             Some(last)
@@ -303,7 +290,7 @@ fn lose_leader(cluster: &mut Cluster, servers: &[&'static str]) {
     cluster
         .node(WORKER)
         .done("rm /var/lib/kubelet/pki/kubelet-server-*.pem && systemctl restart kubelet");
-    cluster.until("a follower signs", TAKEOVER.as_secs() * 4, |cluster| {
+    cluster.until("a follower signs", |cluster| {
         let listed = cluster.kubectl(
             other,
             "get csr --sort-by=.metadata.creationTimestamp -o json",

@@ -63,7 +63,7 @@ pub(crate) fn expired(cluster: &mut Cluster) {
         }
     }
     let node = cluster.node("cp1");
-    node.machine.until("systemctl is-active containerd", 60);
+    node.machine.until("systemctl is-active containerd");
     let status = node.done("nodepki status");
     assert!(status.contains("expired"), "{status}");
     let diagnosis = node.machine.run("nodepki doctor");
@@ -83,8 +83,8 @@ pub(crate) fn expired(cluster: &mut Cluster) {
     let on_this_node = runbook::block(6, 0).replace("--root /mnt ", "");
     for node in &mut cluster.nodes {
         let over = "systemctl is-active -q nodepki-bootstrap.service";
-        node.machine.until(over, 180);
-        node.machine.until(&on_this_node, 120);
+        node.machine.until(over);
+        node.machine.until(&on_this_node);
     }
 }
 

@@ -40,7 +40,7 @@ pub(crate) fn to_internal_and_back(cluster: &mut Cluster) {
          pod=pod/kube-controller-manager-cp1
          kubectl --namespace kube-system get $pod -o yaml | grep -e --cluster-signing-key-file=/etc/kubernetes/pki/ca.key &&
          kubectl --namespace kube-system wait --for=condition=Ready --timeout=1s $pod";
-    node.machine.until(restarted, 120);
+    node.machine.until(restarted);
     let serial = "openssl x509 -in /etc/kubernetes/pki/apiserver.crt -noout -serial";
     let before = node.done(serial);
     // kubeadm signs with the restored keys.
@@ -68,7 +68,7 @@ fn migrate(cluster: &mut Cluster, name: &str) {
     let ran = node.machine.run(&apply);
     assert!([0, 75].contains(&ran.status), "{name}: {ran:?}");
     if ran.status == 75 {
-        node.machine.until(&apply, 120);
+        node.machine.until(&apply);
     }
     cluster.say(&format!("{name} has no CA keys"));
 }

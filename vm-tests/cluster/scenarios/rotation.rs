@@ -1,11 +1,11 @@
 //! Renewals of all certificates on all nodes at once, and repeated renewals that restart components.
 
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::cluster::Cluster;
 use crate::cluster::load::Load;
 use crate::machine::Machine;
+use crate::time::let_pass;
 
 /// Minimum number of component restarts in [`restarts`].
 const MIN_RESTARTS: usize = 50;
@@ -30,7 +30,7 @@ pub(super) fn renew_everywhere(cluster: &mut Cluster) {
 pub(crate) fn cut_in_lease(cluster: &mut Cluster) {
     let start = "systemd-run --quiet nodepki renew --all --force";
     cluster.node("cp2").done(start);
-    cluster.until("cp2 has the Lease", 120, |cluster| {
+    cluster.until("cp2 has the Lease", |cluster| {
         let holder =
             "get lease --namespace kube-system nodepki-reload -o jsonpath={.spec.holderIdentity}";
         match cluster.kubectl("cp1", holder)? {
@@ -38,7 +38,7 @@ pub(crate) fn cut_in_lease(cluster: &mut Cluster) {
             holder => Err(format!("{holder:?} holds the Lease")),
         }
     });
-    sleep(Duration::from_secs(3));
+    let_pass(Duration::from_secs(3));
     cluster.node("cp2").machine.cut();
     cluster.finish(
         &["cp1", "cp3"],

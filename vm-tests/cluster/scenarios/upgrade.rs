@@ -43,7 +43,7 @@ fn upgrade(cluster: &mut Cluster, version: &str) {
         node.done(
             "install /run/tests/kubelet /run/tests/kubectl /usr/bin/ && systemctl restart kubelet",
         );
-        cluster.until("the new kubelet is at work", 60, |cluster| {
+        cluster.until("the new kubelet is at work", |cluster| {
             let version_of_kubelet =
                 format!("get node {name} -o jsonpath={{.status.nodeInfo.kubeletVersion}}");
             match cluster.kubectl(cluster.nodes[0].name, &version_of_kubelet)? {
@@ -53,12 +53,12 @@ fn upgrade(cluster: &mut Cluster, version: &str) {
         });
         let node = cluster.node(name);
         node.done(&runbook::block(7, 0));
-        node.machine.until(&runbook::block(7, 1), 300);
+        node.machine.until(&runbook::block(7, 1));
         if role == Role::ControlPlane {
             let flags = node.done(&runbook::block(7, 2));
             assert!(!flags.contains(".key"), "{name}: {flags}");
             // A component of the control plane may restart in the middle of it.
-            node.machine.until(&runbook::block(7, 3), 60);
+            node.machine.until(&runbook::block(7, 3));
         }
         cluster.say(&format!("{name} is upgraded to {version}"));
     }

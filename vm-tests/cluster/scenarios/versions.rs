@@ -33,7 +33,7 @@ pub(crate) fn all(cluster: &mut Cluster) {
         let worker = user_data::join(cluster, "w2", Role::Worker, &secrets);
         cluster.boot_with(version, "w2", Role::Worker, worker);
         cluster.node("w2").wait_until_joined();
-        cluster.until("w2 is Ready", 60, |cluster| {
+        cluster.until("w2 is Ready", |cluster| {
             let wait = "wait node/w2 --for=condition=Ready --timeout=10s";
             cluster.kubectl("cp1", wait).map(drop)
         });
@@ -53,7 +53,7 @@ fn assert_accepts(cluster: &mut Cluster, version: &str, user_data: String, comma
     cluster.boot_with(version, "cp4", Role::ControlPlane, user_data);
     let node = cluster.node("cp4");
     let ready = "systemctl is-active -q nodepki-bootstrap.service containerd.service";
-    node.machine.until(ready, 90);
+    node.machine.until(ready);
     let before = node.done(PKI_SUMS);
     node.done(commands);
     assert_eq!(node.done(PKI_SUMS), before, "{version}");

@@ -1,7 +1,6 @@
 //! Power cuts at random moments of a first boot, from the first second of cloud-init to the last certificate. The next
 //! boot completes the node without manual action, and every certificate matches its key.
 
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::bench::Bench;
@@ -9,6 +8,7 @@ use crate::container::Container;
 use crate::dice::Dice;
 use crate::machine::Machine;
 use crate::seed::Signer;
+use crate::time::wait_until;
 
 /// Number of cuts before nodepki has written a file.
 const EARLY_CUTS: u32 = 2;
@@ -61,9 +61,5 @@ fn started(bench: &Bench) -> Container {
 }
 
 fn until_exists(machine: &Container, path: &str) {
-    let end = Instant::now() + Duration::from_secs(60);
-    while !machine.path(path).exists() {
-        assert!(Instant::now() < end, "{path} does not exist yet");
-        sleep(Duration::from_millis(1));
-    }
+    wait_until(path, || machine.path(path).exists());
 }

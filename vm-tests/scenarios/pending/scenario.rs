@@ -37,10 +37,7 @@ pub(crate) fn run(bench: &Bench) {
 }
 
 fn pending(machine: &mut impl Machine) {
-    machine.until(
-        "test $(systemctl show -P ExecMainStatus nodepki-bootstrap.service) = 75",
-        60,
-    );
+    machine.until("test $(systemctl show -P ExecMainStatus nodepki-bootstrap.service) = 75");
 }
 
 fn requests(machine: &mut impl Machine) -> String {

@@ -46,10 +46,7 @@ pub(crate) fn bootstrap(bench: &Bench) {
         let mut machine = bench.emulated(Signer::Cfssl, user_data);
         machine.boot();
         while !enough(cuts, interrupted) && !is_complete(&mut machine) {
-            machine.until(
-                "systemctl show -P ActiveState nodepki-bootstrap | grep -qE '^activ'",
-                60,
-            );
+            machine.until("systemctl show -P ActiveState nodepki-bootstrap | grep -qE '^activ'");
             dice.wait(MAX_DELAY);
             machine.cut();
             cuts += 1;

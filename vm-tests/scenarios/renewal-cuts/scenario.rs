@@ -48,15 +48,12 @@ pub(crate) fn renew_and_cut(
         machine.wait_until_node_runs();
         // The kubelet's replacement does not check that the renewal reaches the configured curve.
         let curve = curve.replace('P', "P-");
-        machine.until(
-            &format!(
-                "systemctl start nodepki-renew.service; cd /etc/kubernetes/pki
+        machine.until(&format!(
+            "systemctl start nodepki-renew.service; cd /etc/kubernetes/pki
                  for leaf in apiserver front-proxy-client etcd/peer; do
                      openssl x509 -in $leaf.crt -noout -text | grep -q {curve} || exit 1
                  done"
-            ),
-            60,
-        );
+        ));
         machine.done("/usr/bin/kubelet /etc/kubernetes");
         machine.done("nodepki doctor");
         let after = machine.done("journalctl -q -b -o cat -t nodepki MESSAGE_ID=6525a2b8040940e59317ba1bf01216a6 | wc -l");

@@ -13,7 +13,6 @@ pub(crate) fn run(bench: &Bench) {
     machine.boot();
     machine.until(
         "journalctl -q -b -t nodepki MESSAGE_ID=00d20d44e2b84a3e9fe51bf6572216f0 | grep -q .",
-        60,
     );
     let leaves = machine.done("find /etc/kubernetes -name '*.crt' -newer /proc/1; ls /etc/kubernetes/pki 2>/dev/null || true");
     assert!(
