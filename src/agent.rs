@@ -45,7 +45,10 @@ use crate::signer::{NodeIdentity, Rejection, Renewal, RequestedCertificate, Sign
 use crate::spec::assess::Action;
 use crate::spec::schedule::Rotation;
 use crate::spec::{CertFiles, CertSpec, NodeSpec};
-use crate::store::{self, KeyRemoval, KnownDirectories, NodeRecord, NodeRoot, Store};
+use crate::store::{
+    self, AuditEvent, AuditRecord, KeyRemoval, KnownDirectories, NodeRecord, NodeRoot, Store,
+    StoreNote,
+};
 use crate::x509::TrustBundle;
 
 pub use clock::{ClockPolicy, Floor, floor};
@@ -342,6 +345,14 @@ pub(crate) fn open_store_with(
 ) -> Result<(Store, Vec<String>), Failure> {
     let locked = root.lock(setup.lock_wait, command)?;
     let (store, recovery) = locked.recover_in(&setup.known_directories(), removal, clock())?;
+    let is_removal = |note: &StoreNote| matches!(note, StoreNote::BackupUnchanged { .. });
+    if recovery.notes.iter().any(is_removal) {
+        let record = AuditRecord {
+            action: Some(audit::KEYS_REMOVED.to_owned()),
+            ..AuditRecord::of(AuditEvent::Migration)
+        };
+        audit::append(root, clock(), &[record]);
+    }
     Ok((store, recovery_notes(root, &recovery)))
 }
 

@@ -17,6 +17,9 @@ pub(crate) const RECORDED: &str = "audit-recorded";
 /// Name of the log event for an entry that could not be written.
 pub(crate) const NOT_RECORDED: &str = "audit-not-recorded";
 
+/// `action` of the entry of a migration that removed CA keys.
+pub(crate) const KEYS_REMOVED: &str = "keys removed";
+
 /// Appends entries to the issuance log.
 pub(crate) fn append(root: &NodeRoot, now: OffsetDateTime, records: &[AuditRecord]) {
     append_with(root, now, records, Durability::Synced);

@@ -228,7 +228,7 @@ impl Store {
                 why,
                 keys: left,
             }),
-            None if keeps || left.is_empty() => {}
+            None if keeps => {}
             None => notes.push(StoreNote::BackupUnchanged { backup: path }),
         }
         keeps

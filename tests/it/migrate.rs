@@ -1024,7 +1024,7 @@ fn writes_second_backup_after_interrupted_removal_or_refuses() {
 }
 
 #[test]
-fn refuses_backup_of_node_without_ca_keys() {
+fn refuses_another_backup_after_removal_of_ca_keys() {
     let node = kubeadm_node();
     apply(&node, "backup").done();
     let settled = node.snapshot();

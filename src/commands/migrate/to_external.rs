@@ -13,6 +13,7 @@ use time::OffsetDateTime;
 
 use super::backup::{Backup, BackupOrigin, CaKey};
 use super::report::{AuthorityRow, Direction, KeyAction, MigrationReport};
+use crate::agent::audit::KEYS_REMOVED;
 use crate::agent::{
     self, Clock, ExitCode, Failure, Progress, RunSetup, ServiceAccountAction, SignerAnswer, Survey,
     SurveyedBundle, SurveyedCert, audit,
@@ -66,6 +67,7 @@ pub(super) async fn to_external(
     let Some(backup) = &wish.backup else {
         return Err(Backup::required());
     };
+    let is_removal = matches!(unfinished, Some(UnfinishedWork::KeyRemoval { .. }));
     refuse_second_backup(root, backup, unfinished)?;
     let (mut store, notes) = agent::open_store_with(
         root,
@@ -74,7 +76,8 @@ pub(super) async fn to_external(
         KeyRemoval::Abandon,
         clock,
     )?;
-    let work = examine(root, setup, wish, clock())?;
+    let mut work = examine(root, setup, wish, clock())?;
+    work.removed_before |= is_removal;
     let Proven {
         mut report,
         survey,
@@ -110,11 +113,7 @@ pub(super) async fn to_external(
     if let Some(why) = backup.lost(&keys) {
         return Err(restore_keys(&mut store, setup, &keys, backup, &why));
     }
-    audit::append(
-        store.root(),
-        now,
-        &keys_records(keys.keys(), "keys removed"),
-    );
+    audit::append(store.root(), now, &keys_records(keys.keys(), KEYS_REMOVED));
     report.applied = true;
     report.backup = Some(backup.shown());
     report.removed = committed.removed;
@@ -215,6 +214,8 @@ struct MigrationWork {
     survey: Survey,
     /// Authorities whose key is on the node and is to be removed.
     keys_here: Vec<Authority>,
+    /// Whether the issuance log or an unfinished commit shows that CA keys were removed from the node.
+    removed_before: bool,
 }
 
 fn examine(
@@ -229,7 +230,16 @@ fn examine(
         .map(|spec| spec.authority)
         .filter(|authority| wish.authorities.is_empty() || wish.authorities.contains(authority))
         .collect();
-    Ok(MigrationWork { survey, keys_here })
+    let mut removed_before = false;
+    // A log that cannot be read proves nothing.
+    let _ = root.verify_audit(None, |entry, _| {
+        removed_before |= entry.text("action") == Some(KEYS_REMOVED);
+    });
+    Ok(MigrationWork {
+        survey,
+        keys_here,
+        removed_before,
+    })
 }
 
 /// Result of the proof.
@@ -253,11 +263,24 @@ async fn prove(
     let MigrationWork {
         mut survey,
         keys_here,
+        removed_before,
     } = work;
     let mut report = MigrationReport::new(Direction::ToExternal);
     let mut keys = BTreeMap::new();
     if keys_here.is_empty() {
         if let Some(backup) = &wish.backup {
+            if !removed_before {
+                report.notes.push(format!(
+                    "no backup was written to {}, since there is no key to write",
+                    backup.shown().display()
+                ));
+                return Ok(Proven {
+                    report,
+                    survey,
+                    keys,
+                    now: clock(),
+                });
+            }
             let selected = survey.bundles.iter().filter(|bundle| {
                 let authority = bundle.spec.authority;
                 wish.authorities.is_empty() || wish.authorities.contains(&authority)
