@@ -492,7 +492,15 @@ impl Survey {
         if let Some(store) = &mut found.store {
             store.requested_by_kubelet = installed != Some(true);
         }
-        let action = assess(spec, &found, self.trust(spec.authority()), now);
+        let mut action = assess(spec, &found, self.trust(spec.authority()), now);
+        if let Action::Refuse { reason } = &mut action {
+            let path = spec.output.paths().first().map(ToString::to_string);
+            *reason = format!(
+                "{} is refused by every client of Kubernetes: {reason} (correct the field, which nodepki does not change, or move the file away and run again)",
+                path.unwrap_or_default()
+            );
+            self.refusals.push(reason.clone());
+        }
         self.certs.push(SurveyedCert {
             installed,
             ..SurveyedCert::new(spec.clone(), found, action)

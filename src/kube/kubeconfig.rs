@@ -3,7 +3,9 @@
 //! Pure. Only the cluster and the user of the current context are ever changed; all other fields, known or not, keep their
 //! value and order. A document contains secrets, so it is wiped on drop and has no derived `Debug`.
 
+mod refusal;
 mod shape;
+mod url;
 
 use std::path::{Path, PathBuf};
 
@@ -13,6 +15,8 @@ use serde_json::{Map, Value, json};
 use zeroize::{Zeroize, Zeroizing};
 
 use crate::yaml;
+
+pub use refusal::ClientRefusal;
 
 /// The content of a component's kubeconfig.
 pub struct Credentials<'a> {
@@ -49,6 +53,12 @@ pub enum KubeconfigError {
         field: String,
         expected: &'static str,
     },
+    #[error(
+        "it is not a kubeconfig (apiVersion {version:?}, kind {kind:?} instead of v1 and Config)"
+    )]
+    OtherKind { version: String, kind: String },
+    #[error("{list} has several entries named {name:?}")]
+    DuplicateName { list: String, name: String },
 }
 
 /// The cluster and the user of a kubeconfig's current context.
@@ -144,6 +154,7 @@ impl Kubeconfig {
             Some(document @ Value::Object(_)) => {
                 // First, so that the document is wiped if it is refused.
                 let kubeconfig = Kubeconfig { document };
+                verify_kind(&kubeconfig.document)?;
                 shape::verify(&kubeconfig.document)?;
                 Ok(kubeconfig)
             }
@@ -300,6 +311,25 @@ impl Drop for Kubeconfig {
     }
 }
 
+/// Verifies apiVersion and kind. client-go accepts a document without them.
+fn verify_kind(document: &Value) -> Result<(), KubeconfigError> {
+    let text = |field| {
+        document
+            .get(field)
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+    };
+    let (version, kind) = (text("apiVersion"), text("kind"));
+    // The group before the slash may be empty.
+    let is_known = matches!(version, "" | "v1" | "/v1") && matches!(kind, "" | "Config");
+    is_known
+        .then_some(())
+        .ok_or_else(|| KubeconfigError::OtherKind {
+            version: version.to_owned(),
+            kind: kind.to_owned(),
+        })
+}
+
 /// Wipes all strings in a document.
 pub(crate) fn wipe(value: &mut Value) {
     match value {
@@ -345,18 +375,22 @@ fn string(entry: &Map<String, Value>, field: &str) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// Returns the fields that are set: client-go omits empty values and `false`.
-fn set_in<'a>(
-    entry: &'a Map<String, Value>,
-    fields: &'a [&'static str],
-) -> impl Iterator<Item = &'static str> + 'a {
-    let is_set = |value: &Value| match value {
+/// Returns true unless client-go would omit the value as empty or `false`.
+fn is_set(value: &Value) -> bool {
+    match value {
         Value::Null | Value::Bool(false) => false,
         Value::String(text) => !text.is_empty(),
         Value::Array(items) => !items.is_empty(),
         Value::Object(entries) => !entries.is_empty(),
         _ => true,
-    };
+    }
+}
+
+/// Returns the fields that are set.
+fn set_in<'a>(
+    entry: &'a Map<String, Value>,
+    fields: &'a [&'static str],
+) -> impl Iterator<Item = &'static str> + 'a {
     fields
         .iter()
         .copied()
@@ -526,6 +560,14 @@ contexts: [{name: c, context: {cluster: b}}]
                 "users: [{name: u, user: {as-user-extra: {\"a\\n\": [1]}}}]",
                 "users[0].user.as-user-extra.\"a\\n\"[0] is not text",
             ),
+            (
+                "users: [{name: u}, {name: u}]",
+                "users has several entries named \"u\"",
+            ),
+            (
+                "kind: Cluster",
+                "it is not a kubeconfig (apiVersion \"\", kind \"Cluster\" instead of v1 and Config)",
+            ),
         ] {
             let error = Kubeconfig::parse(&format!("{config}{text}\n"));
             assert_eq!(
@@ -540,6 +582,88 @@ contexts: [{name: c, context: {cluster: b}}]
         ));
         let current = read.unwrap().current().unwrap();
         assert_eq!(current.key.unwrap().as_slice(), b"KEY");
+    }
+
+    #[test]
+    fn reports_values_that_client_go_refuses() {
+        let refusals = |cluster: &str, user: &str| {
+            let text = format!(
+                "current-context: a\ncontexts: [{{name: a, context: {{cluster: c, user: u}}}}]\n\
+                 clusters: [{{name: c, cluster: {{{cluster}}}}}]\nusers: [{{name: u, user: {{{user}}}}}]\n"
+            );
+            let refusals = Kubeconfig::parse(&text).unwrap().client_refusals();
+            refusals.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        let ca = "certificate-authority-data: Q0E=";
+        for (cluster, expected) in [
+            ("", "server is empty"),
+            (
+                "server: ftp://a",
+                "server is not a URL of http or https, or a host with a port",
+            ),
+            (
+                &format!("server: https://a, {ca}, insecure-skip-tls-verify: true"),
+                "insecure-skip-tls-verify is set next to a CA",
+            ),
+            (
+                &format!("server: https://a, {ca}, certificate-authority: ca.crt"),
+                "certificate-authority and certificate-authority-data are both set",
+            ),
+            (
+                "server: https://a, proxy-url: ftp://b",
+                "proxy-url is not a URL of http, https or socks5",
+            ),
+        ] {
+            assert_eq!(refusals(cluster, "token: t"), [expected], "{cluster}");
+        }
+        // Without TLS its options and credentials are ignored.
+        let plain = format!("server: http://a, {ca}, insecure-skip-tls-verify: true");
+        assert_eq!(refusals(&plain, "tokenFile: t, username: u"), [""; 0]);
+        const VERSION: &str = "apiVersion: client.authentication.k8s.io/v1, command: x";
+        for (user, expected) in [
+            (
+                "token: t, password: p".to_owned(),
+                "token and username or password are both set",
+            ),
+            (
+                "tokenFile: t, username: u".to_owned(),
+                "tokenFile and username or password are both set",
+            ),
+            (
+                "as-groups: [g]".to_owned(),
+                "as-uid, as-groups or as-user-extra is set without as",
+            ),
+            (
+                "client-certificate: a, client-key: b, client-key-data: S0VZ".to_owned(),
+                "client-key and client-key-data are both set",
+            ),
+            (
+                "auth-provider: {name: oidc}, exec: {apiVersion: client.authentication.k8s.io/v1beta1, command: x}".to_owned(),
+                "exec and auth-provider are both set",
+            ),
+            (
+                "auth-provider: {name: gcp}".to_owned(),
+                "auth-provider.name is \"gcp\"; clients know oidc only",
+            ),
+            (
+                "exec: {apiVersion: client.authentication.k8s.io/v1beta1}".to_owned(),
+                "exec.command is empty",
+            ),
+            (
+                "exec: {command: x, interactiveMode: Never}".to_owned(),
+                "exec.apiVersion is \"\", not client.authentication.k8s.io/v1 or client.authentication.k8s.io/v1beta1",
+            ),
+            (
+                format!("exec: {{{VERSION}}}"),
+                "exec.interactiveMode is \"\", not Never, IfAvailable or Always",
+            ),
+            (
+                format!("exec: {{{VERSION}, interactiveMode: Never, env: [{{value: v}}]}}"),
+                "a variable of exec.env has an empty name",
+            ),
+        ] {
+            assert_eq!(refusals("server: https://a", &user), [expected], "{user}");
+        }
     }
 
     #[test]

@@ -132,18 +132,41 @@ impl NodeState {
         let path = path.as_ref();
         let file = self.file(path);
         Ok(match read_kubeconfig(path, file.bytes()?) {
-            ReadKubeconfig::Usable(found) => KubeconfigState::Embedded(found),
+            ReadKubeconfig::Usable(mut found) => {
+                if let Some(kubeconfig) = &mut found.kubeconfig {
+                    self.require_files(kubeconfig);
+                }
+                KubeconfigState::Embedded(found)
+            }
             ReadKubeconfig::ByFile {
                 certificate,
                 key,
-                kubeconfig,
-            } => KubeconfigState::ByFile {
-                certificate: self.file(certificate),
-                key: self.file(key),
-                kubeconfig,
-            },
+                mut kubeconfig,
+            } => {
+                self.require_files(&mut kubeconfig);
+                KubeconfigState::ByFile {
+                    certificate: self.file(certificate),
+                    key: self.file(key),
+                    kubeconfig,
+                }
+            }
             ReadKubeconfig::Unrepairable(error) => KubeconfigState::Unusable(error),
         })
+    }
+
+    /// Reads the files that a kubeconfig names besides certificate and key.
+    fn require_files(&self, kubeconfig: &mut ObservedKubeconfig) {
+        for path in kubeconfig.required_files().into_iter().flatten() {
+            let is_token = kubeconfig.token_file.as_deref() == Some(path.as_path());
+            let is_usable = match self.file(&path).bytes() {
+                Ok(Some(bytes)) => !is_token || !bytes.iter().all(u8::is_ascii_whitespace),
+                _ => false,
+            };
+            if !is_usable {
+                let here = self.root.on_this_machine(&path).display().to_string();
+                kubeconfig.lacks(&path, here);
+            }
+        }
     }
 
     /// Returns the kubelet's own client certificate in `dir`.

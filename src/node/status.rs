@@ -189,6 +189,8 @@ pub enum Trouble {
     NotAFile,
     /// The current context of a kubeconfig does not exist.
     NoContext,
+    /// Clients of Kubernetes refuse a value in a kubeconfig.
+    RefusedByClients,
     /// The content is not of the expected form.
     Damaged,
     /// The file, or the part of a kubeconfig, does not exist.
@@ -222,6 +224,7 @@ impl Trouble {
             | Trouble::Denied
             | Trouble::NotAFile
             | Trouble::NoContext
+            | Trouble::RefusedByClients
             | Trouble::Damaged => RowState::Unreadable,
             Trouble::Absent => RowState::Missing,
             Trouble::Misplaced | Trouble::Exposed => RowState::Unsafe,

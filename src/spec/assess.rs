@@ -71,6 +71,32 @@ pub fn assess(
     trust: Option<&TrustBundle>,
     now: OffsetDateTime,
 ) -> Action {
+    if let Some(kubeconfig) = &found.kubeconfig
+        && let Some(refusal) = kubeconfig.refusals(false).next()
+    {
+        return Action::Refuse { reason: refusal };
+    }
+    let mut action = assess_content(spec, found, trust, now);
+    if let Action::Issue { reasons } = &mut action {
+        // The new file does not have these values.
+        reasons.extend(refused_values(found));
+    }
+    action
+}
+
+/// Returns the reasons why clients refuse the values of a kubeconfig that nodepki writes.
+fn refused_values(found: &ObservedCert) -> impl Iterator<Item = String> + '_ {
+    let kubeconfig = found.kubeconfig.iter();
+    let refusals = kubeconfig.flat_map(|kubeconfig| kubeconfig.refusals(true));
+    refusals.map(|refusal| format!("every client of Kubernetes refuses it: {refusal}; replaced"))
+}
+
+fn assess_content(
+    spec: &CertSpec,
+    found: &ObservedCert,
+    trust: Option<&TrustBundle>,
+    now: OffsetDateTime,
+) -> Action {
     let (chain, key) = match (&found.chain, &found.key) {
         (Observed::Present(chain), Observed::Present(key)) => (chain, key),
         (Observed::Absent, Observed::Absent) => {
@@ -242,6 +268,7 @@ fn form_differences(spec: &CertSpec, found: &ObservedCert, trust: &TrustBundle) 
     if let Some(mode) = found.exposed {
         reasons.push(format!("the key is world-readable (mode {mode:04o})"));
     }
+    reasons.extend(refused_values(found));
     if let (CertFiles::Kubeconfig { server, .. }, Some(kubeconfig)) =
         (&spec.output, &found.kubeconfig)
     {

@@ -2,25 +2,90 @@
 //!
 //! Unlike RFC 5280, Go applies them to the names of all certificates below, including those of CAs. If there is any
 //! constraint, Go refuses names that it cannot compare.
+//!
+//! Go ignores directory names, or refuses them in a critical extension. OpenSSL compares them with the subjects, as RFC 5280
+//! requires, and so does nodepki: what either of the two refuses is refused.
 
 use std::net::IpAddr;
 
 use super::certificate::Certificate;
-use super::strict::{AlternativeNames, NameConstraints, is_domain, mailbox};
+use super::strict::{
+    AlternativeNames, CanonicalName, NameConstraints, Subtrees, canonical_name, is_domain, mailbox,
+};
 
-/// Returns true if a certificate of `chain`, leaf first, has a name that a certificate above it forbids. Go:
-/// `checkChainConstraints`.
+/// Largest number of comparisons for one certificate and the constraints of one CA. OpenSSL: `NAME_CHECK_MAX`.
+const MAX_COMPARISONS: usize = 1 << 20;
+
+/// Returns true if a certificate of `chain`, leaf first, has a name that a certificate above it forbids, or more names than
+/// can be compared. Go: `checkChainConstraints`.
 pub(super) fn violates_constraints(chain: &[&Certificate]) -> bool {
     chain.iter().enumerate().any(|(at, certificate)| {
-        let Some(names) = certificate.names() else {
-            return false;
-        };
         let above = chain.get(at + 1..).unwrap_or_default();
+        // OpenSSL: `check_name_constraints`, which ignores the subjects of self-issued CAs.
+        let has_subject = at == 0 || certificate.subject() != certificate.issuer();
         above
             .iter()
             .filter_map(|authority| authority.extensions().name_constraints.as_ref())
-            .any(|constraints| !allows(constraints, names))
+            .any(|constraints| {
+                let names = certificate.names();
+                is_excessive(constraints, certificate)
+                    || names.is_some_and(|names| !allows(constraints, names))
+                    || (has_subject && !allows_subject(constraints, certificate))
+            })
     })
+}
+
+/// Returns true if a CA of `chain` constrains directory names, which webpki does not support: it refuses every subject. No
+/// certificate of the chain has a name of another kind that only webpki examines.
+pub(super) fn constrains_only_subjects(chain: &[&Certificate]) -> bool {
+    let constrains = |certificate: &&Certificate| {
+        let constraints = certificate.extensions().name_constraints.as_ref();
+        constraints.is_some_and(|found| {
+            !found.permitted.directories.is_empty() || !found.excluded.directories.is_empty()
+        })
+    };
+    let has_others = |certificate: &&Certificate| {
+        let names = certificate.names();
+        names.is_some_and(|names| !names.others.is_empty())
+    };
+    chain.iter().any(constrains) && !chain.iter().any(has_others)
+}
+
+fn is_excessive(constraints: &NameConstraints, certificate: &Certificate) -> bool {
+    let names = certificate.names().map_or(0, |names| {
+        names.dns.len() + names.ips.len() + names.emails.len() + names.uris.len()
+    });
+    let names = names + certificate.subject().name_attributes().len();
+    let trees = |side: &Subtrees| {
+        side.dns.len()
+            + side.ips.len()
+            + side.emails.len()
+            + side.uris.len()
+            + side.directories.len()
+    };
+    let trees = trees(&constraints.permitted) + trees(&constraints.excluded);
+    names.saturating_mul(trees) > MAX_COMPARISONS
+}
+
+/// Compares the subject with the directory names. A subtree contains the names that begin with it. OpenSSL: `nc_dn`.
+fn allows_subject(constraints: &NameConstraints, certificate: &Certificate) -> bool {
+    let (permitted, excluded) = (
+        &constraints.permitted.directories,
+        &constraints.excluded.directories,
+    );
+    if permitted.is_empty() && excluded.is_empty() {
+        return true;
+    }
+    let Ok(subject) = canonical_name(certificate.subject().der()) else {
+        return false;
+    };
+    let is_comparable = permitted.iter().chain(excluded).all(Option::is_some);
+    let contains =
+        |tree: &Option<CanonicalName>| tree.as_ref().is_some_and(|tree| subject.starts_with(tree));
+    subject.is_empty()
+        || (is_comparable
+            && (permitted.is_empty() || permitted.iter().any(contains))
+            && !excluded.iter().any(contains))
 }
 
 fn allows(constraints: &NameConstraints, names: &AlternativeNames) -> bool {
@@ -68,21 +133,26 @@ fn allows(constraints: &NameConstraints, names: &AlternativeNames) -> bool {
 
 /// Go: `dnsHasSuffix`. A constraint with a leading dot covers only names below the domain; an empty one covers all.
 fn is_below(name: &str, constraint: &str) -> bool {
-    if constraint.is_empty() {
-        return true;
-    }
-    let (name, constraint) = (name.to_ascii_lowercase(), constraint.to_ascii_lowercase());
-    match name.strip_suffix(&constraint) {
-        Some("") => true,
-        Some(before) => constraint.starts_with('.') || before.ends_with('.'),
-        None => false,
-    }
+    let (name, tree) = (name.as_bytes(), constraint.as_bytes());
+    let Some((before, end)) = name
+        .len()
+        .checked_sub(tree.len())
+        .and_then(|at| name.split_at_checked(at))
+    else {
+        return false;
+    };
+    let is_whole = before.is_empty() || tree.is_empty();
+    end.eq_ignore_ascii_case(tree) && (is_whole || tree.starts_with(b".") || before.ends_with(b"."))
 }
 
 /// Returns true for a wildcard that covers the excluded domain, such as `*.b.c` and `a.b.c`.
 fn wildcard_covers(name: &str, excluded: &str) -> bool {
-    let parent = |name: &str| Some(name.split_once('.')?.1.to_ascii_lowercase());
-    name.starts_with('*') && parent(name).is_some() && parent(name) == parent(excluded)
+    let (Some((first, parent)), Some((_, excluded))) =
+        (name.split_once('.'), excluded.split_once('.'))
+    else {
+        return false;
+    };
+    first.starts_with('*') && parent.eq_ignore_ascii_case(excluded)
 }
 
 fn octets(address: IpAddr) -> Vec<u8> {
@@ -107,7 +177,6 @@ fn contains(base: &[u8], mask: &[u8], address: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::strict::Subtrees;
     use super::*;
 
     #[test]

@@ -18,12 +18,12 @@ use super::text::printable;
 use extensions::{MAX_EXTENSIONS, all_extensions};
 
 pub use extensions::KeyPurpose;
-#[cfg(test)]
-pub(super) use extensions::Subtrees;
 pub(super) use extensions::{
-    AlternativeNames, Extensions, KeyUsages, NameConstraints, alternative_names,
+    AlternativeNames, Extensions, KeyUsages, NameConstraints, Subtrees, alternative_names,
 };
-pub(super) use names::{address, attribute_kind, attributes, is_domain, mailbox};
+pub(super) use names::{
+    CanonicalName, address, attribute_kind, attributes, canonical_name, is_domain, mailbox,
+};
 pub(super) use public_key::public_key;
 
 /// The reason why bytes are not a certificate that Go's `crypto/x509` can parse.

@@ -56,6 +56,7 @@ mod init;
 mod join_control_plane;
 mod joining;
 mod kubeadm;
+mod kubeconfig_rules;
 mod kubelet;
 mod kubelet_rules;
 mod kubelets;

@@ -5,8 +5,9 @@
 //! - Every other disagreement with Go, OpenSSL or webpki has a row with the reason.
 //!
 //! `pkits` judges the paths of NIST's suite, `kubeadm` those that a kubeadm cluster can meet, `public_keys` leaves with the
-//! keys of Wycheproof.
+//! keys of Wycheproof, `directory_names` constraints of subjects.
 
+mod directory_names;
 mod judges;
 mod kubeadm;
 mod pkits;

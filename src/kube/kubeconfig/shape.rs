@@ -1,6 +1,8 @@
 //! Types of the fields of a kubeconfig (client-go, `tools/clientcmd/api/v1`). A component refuses a file with a value of
 //! another type, also in entries that it does not use.
 
+use std::collections::BTreeSet;
+
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::Value;
@@ -16,14 +18,16 @@ enum Shape {
     Bytes,
     Any,
     List(&'static Shape),
+    /// A list of mappings whose `name` is unique.
+    Named(&'static Shape),
     /// A mapping with any keys.
     MapOf(&'static Shape),
     /// A mapping with these keys; others are ignored.
     Fields(&'static [(&'static str, Shape)]),
 }
-use Shape::{Any, Bytes, Fields, Flag, List, MapOf, Text};
+use Shape::{Any, Bytes, Fields, Flag, List, MapOf, Named, Text};
 
-const EXTENSIONS: Shape = List(&Fields(&[("name", Text), ("extension", Any)]));
+const EXTENSIONS: Shape = Named(&Fields(&[("name", Text), ("extension", Any)]));
 
 const CONFIG_FIELDS: Shape = Fields(&[
     ("kind", Text),
@@ -34,15 +38,15 @@ const CONFIG_FIELDS: Shape = Fields(&[
     ),
     (
         "clusters",
-        List(&Fields(&[("name", Text), ("cluster", CLUSTER_FIELDS)])),
+        Named(&Fields(&[("name", Text), ("cluster", CLUSTER_FIELDS)])),
     ),
     (
         "users",
-        List(&Fields(&[("name", Text), ("user", USER_FIELDS)])),
+        Named(&Fields(&[("name", Text), ("user", USER_FIELDS)])),
     ),
     (
         "contexts",
-        List(&Fields(&[("name", Text), ("context", CONTEXT_FIELDS)])),
+        Named(&Fields(&[("name", Text), ("context", CONTEXT_FIELDS)])),
     ),
     ("current-context", Text),
     ("extensions", EXTENSIONS),
@@ -113,10 +117,15 @@ fn verify_field(value: &Value, shape: &Shape, field: &str) -> Result<(), Kubecon
     match (shape, value) {
         (_, Value::Null) | (Any, _) | (Text, Value::String(_)) | (Flag, Value::Bool(_)) => Ok(()),
         (Bytes, Value::String(text)) if decoded(text).is_some() => Ok(()),
-        (List(item), Value::Array(items)) => items
-            .iter()
-            .enumerate()
-            .try_for_each(|(index, value)| verify_field(value, item, &format!("{field}[{index}]"))),
+        (List(item) | Named(item), Value::Array(items)) => {
+            items.iter().enumerate().try_for_each(|(index, value)| {
+                verify_field(value, item, &format!("{field}[{index}]"))
+            })?;
+            match shape {
+                Named(_) => verify_names(items, field),
+                _ => Ok(()),
+            }
+        }
         (MapOf(item), Value::Object(entries)) => entries
             .iter()
             .try_for_each(|(key, value)| verify_field(value, item, &format!("{field}.{key:?}"))),
@@ -127,9 +136,24 @@ fn verify_field(value: &Value, shape: &Shape, field: &str) -> Result<(), Kubecon
         (Text, _) => wrong("text"),
         (Flag, _) => wrong("true or false"),
         (Bytes, _) => wrong("valid base64"),
-        (List(_), _) => wrong("a list"),
+        (List(_) | Named(_), _) => wrong("a list"),
         (MapOf(_) | Fields(_), _) => wrong("a mapping"),
     }
+}
+
+/// Verifies that the names of a list are unique (client-go, `tools/clientcmd/api/v1/conversion.go`).
+fn verify_names(items: &[Value], field: &str) -> Result<(), KubeconfigError> {
+    let mut names = BTreeSet::new();
+    for item in items {
+        let name = item.get("name").and_then(Value::as_str).unwrap_or_default();
+        if !names.insert(name) {
+            return Err(KubeconfigError::DuplicateName {
+                list: field.trim_start_matches('.').to_owned(),
+                name: name.to_owned(),
+            });
+        }
+    }
+    Ok(())
 }
 
 /// Decodes base64 as Go does, which ignores line ends.

@@ -162,8 +162,11 @@ fn kubeconfig_status(
     authority: Option<&AuthorityFiles>,
     findings: &mut RowFindings,
 ) -> KubeconfigStatus {
-    if found.server.is_none() {
-        findings.remark("it does not name a server");
+    for refusal in &found.refusals {
+        findings.fault(
+            Trouble::RefusedByClients,
+            format!("every client of Kubernetes refuses it: {refusal}"),
+        );
     }
     let own = match found.authority.as_deref().map(TrustBundle::from_pem) {
         Some(Ok(own)) => Some(own),

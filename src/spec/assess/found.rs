@@ -4,7 +4,9 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use super::kubelet_store::ObservedKubeletStore;
-use crate::kube::kubeconfig::{CurrentContext, Kubeconfig, KubeconfigError, resolve_path};
+use crate::kube::kubeconfig::{
+    ClientRefusal, CurrentContext, Kubeconfig, KubeconfigError, resolve_path,
+};
 use crate::x509::{Chain, KeyAlgorithm, KeyType, PrivateKey, PublicKey, wide_encoding};
 
 /// A file as it was found.
@@ -112,8 +114,41 @@ pub struct ObservedKubeconfig {
     pub authority: Option<Vec<u8>>,
     /// The file with its CA certificates, if it contains no CA data; absolute.
     pub authority_file: Option<PathBuf>,
+    /// The file with the token, if the kubeconfig contains no token; absolute.
+    pub token_file: Option<PathBuf>,
+    /// The reasons why the components that use it refuse it.
+    pub refusals: Vec<ClientRefusal>,
     /// True if certificate and key are separate files, as with the kubelet's own rotation.
     pub by_file: bool,
+}
+
+impl ObservedKubeconfig {
+    /// Returns the files, other than certificate and key, without which client-go refuses the kubeconfig. Such a file is
+    /// reported with [`ObservedKubeconfig::lacks`].
+    pub fn required_files(&self) -> [Option<PathBuf>; 2] {
+        let authority_file = self.authority_file.clone();
+        [
+            authority_file.filter(|_| self.authority.is_none()),
+            self.token_file.clone(),
+        ]
+    }
+
+    /// Adds the refusal of a file that cannot be read, or, for a token, has no content. `here` is its path in messages.
+    pub fn lacks(&mut self, file: &Path, here: String) {
+        self.refusals
+            .push(match self.token_file.as_deref() == Some(file) {
+                true => ClientRefusal::TokenFile(here),
+                false => ClientRefusal::AuthorityFile(here),
+            });
+    }
+
+    /// Returns the refusals of fields that a new version of the file corrects, or of all others, in words.
+    pub fn refusals(&self, is_corrected: bool) -> impl Iterator<Item = String> + '_ {
+        let refusals = self.refusals.iter();
+        refusals
+            .filter(move |refusal| refusal.is_corrected() == is_corrected)
+            .map(ToString::to_string)
+    }
 }
 
 /// The outcome of reading a kubeconfig.
@@ -168,14 +203,18 @@ pub fn read_kubeconfig(path: &Path, text: Option<&[u8]>) -> ReadKubeconfig {
         certificate_file,
         key_file,
         authority_file,
+        token,
+        token_file,
         ..
     } = current;
     let absolute = |reference: String| resolve_path(path, &reference);
     let kubeconfig = ObservedKubeconfig {
+        refusals: document.client_refusals(),
         document,
         server,
         authority,
         authority_file: authority_file.map(absolute),
+        token_file: token_file.filter(|_| token.is_none()).map(absolute),
         by_file: certificate.is_none(),
     };
     match (certificate_file, key_file) {

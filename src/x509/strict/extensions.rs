@@ -3,7 +3,9 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use super::names::{address, directory_name, ia5, is_domain, mailbox, uri_host};
+use super::names::{
+    CanonicalName, address, canonical_name, directory_name, ia5, is_domain, mailbox, uri_host,
+};
 use super::{CertificateError, NOT_DER, Result, field};
 use crate::x509::der::{DerReader, oid_text, tag};
 use crate::x509::profile::ExtendedUsage;
@@ -68,6 +70,8 @@ pub(in crate::x509) struct Subtrees {
     pub(in crate::x509) ips: Vec<(Vec<u8>, Vec<u8>)>,
     pub(in crate::x509) emails: Vec<String>,
     pub(in crate::x509) uris: Vec<String>,
+    /// Directory names, which Go ignores; `None` for one that cannot be compared.
+    pub(in crate::x509) directories: Vec<Option<CanonicalName>>,
 }
 
 /// certificatePolicies, policyMappings, policyConstraints and inhibitAnyPolicy. Policies are contents of OBJECT
@@ -466,8 +470,10 @@ impl Subtrees {
             let mut subtree = list.read(tag::SEQUENCE).ok_or(NOT_DER)?;
             let base = subtree.any().ok_or(NOT_DER)?;
             // minimum and maximum
+            let mut is_limited = false;
             for number in [0, 1] {
-                subtree.optional(tag::context(number)).ok_or(NOT_DER)?;
+                let limit = subtree.optional(tag::context(number)).ok_or(NOT_DER)?;
+                is_limited |= limit.is_some();
             }
             subtree.end().ok_or(TRAILING)?;
             let text = || ia5(base.content).ok_or("a constraint is not ASCII");
@@ -495,7 +501,12 @@ impl Subtrees {
                     }
                     self.uris.push(constraint);
                 }
-                0xa0 | 0xa3..=0xa5 | 0x88 => handled = false,
+                0xa4 => {
+                    let name = canonical_name(base.content).ok();
+                    self.directories.push(name.filter(|_| !is_limited));
+                    handled = false;
+                }
+                0xa0 | 0xa3 | 0xa5 | 0x88 => handled = false,
                 _ => return Err("a constraint has a tag that no kind of name has"),
             }
         }

@@ -15,6 +15,31 @@ pub(in crate::x509) struct Attribute<'a> {
     pub(in crate::x509) value: String,
     /// True if its relative distinguished name has no other attribute.
     pub(in crate::x509) is_alone: bool,
+    /// True for the first attribute of a relative distinguished name.
+    is_first: bool,
+}
+
+/// A distinguished name for comparisons by RFC 5280, 7.1: of each relative distinguished name, in order, types and values.
+pub(in crate::x509) type CanonicalName = Vec<Vec<(Vec<u8>, String)>>;
+
+/// Converts a distinguished name for comparisons. Like OpenSSL (`X509_NAME_canon`), letters outside ASCII keep their case.
+///
+/// # Errors
+/// The problem, in words.
+pub(in crate::x509) fn canonical_name(der: &[u8]) -> Result<CanonicalName, String> {
+    let mut name = CanonicalName::new();
+    for attribute in attributes(der)? {
+        let words: Vec<&str> = attribute.value.split_ascii_whitespace().collect();
+        let value = words.join(" ").to_ascii_lowercase();
+        let entry = (attribute.oid.to_vec(), value);
+        match name.last_mut() {
+            Some(set) if !attribute.is_first => set.push(entry),
+            _ => name.push(vec![entry]),
+        }
+    }
+    // The elements of a SET have no order.
+    name.iter_mut().for_each(|set| set.sort());
+    Ok(name)
 }
 
 /// Parses a distinguished name. Go: `parseName`.
@@ -48,6 +73,7 @@ pub(in crate::x509) fn attributes(der: &[u8]) -> Result<Vec<Attribute<'_>>, Stri
                 oid,
                 value,
                 is_alone: false,
+                is_first: found.len() == first,
             });
         }
         if let Some([attribute]) = found.get_mut(first..) {

@@ -139,6 +139,8 @@ checks! {
         "the path of a kubeconfig is not a regular file: container runtimes create a directory for a missing file";
     "kubeconfig-dangling", E, kubeconfigs::dangling,
         "current-context of a kubeconfig is invalid";
+    "kubeconfig-refused", E, kubeconfigs::refused,
+        "a kubeconfig has a value that every client of Kubernetes refuses";
     "kubeconfig-authority", EW, kubeconfigs::authority,
         "the CA data of a kubeconfig differs from ca.crt, or from its first certificate";
     "kubeconfig-server", W, kubeconfigs::server,

@@ -106,6 +106,17 @@ pub(super) fn dangling(picture: &Picture) -> Vec<CheckNote> {
         .collect()
 }
 
+pub(super) fn refused(picture: &Picture) -> Vec<CheckNote> {
+    rows(picture, Trouble::RefusedByClients)
+        .map(|(row, message)| {
+            CheckNote::error(
+                format!("{}: {message}", row.name),
+                "run `nodepki plan`: it says whether `nodepki bootstrap` corrects the field; otherwise correct it, or move the file away and run `nodepki bootstrap`",
+            )
+        })
+        .collect()
+}
+
 pub(super) fn authority(picture: &Picture) -> Vec<CheckNote> {
     const FIX: &str = "run `nodepki bootstrap`, which writes the first certificate of ca.crt to the file; restart the components that read the file";
     const FIX_OTHERS: &str = "run `nodepki authority status ca`, which names the next step if this is the result of a CA change; otherwise run `nodepki bootstrap`, which moves the first certificate of ca.crt to the beginning, remove certificates that are not to be trusted, and restart the components that read the file";
