@@ -18,7 +18,6 @@ use tokio::net::TcpStream;
 
 use crate::node::{Node, Ran};
 use crate::servers::bin;
-use crate::time::patience;
 
 const DIRECTORY: &str = "/var/lib/node_exporter/textfile_collector";
 const TEXTFILE: &str = "/var/lib/node_exporter/textfile_collector/nodepki.prom";
