@@ -368,17 +368,28 @@ impl Survey {
         let refused_before = self.refusals.len();
         let mut file = state.file(&spec.path);
         let in_place = file.bytes()?.is_some_and(|bytes| !bytes.is_empty());
-        if !in_place
-            && let Some(configured) = &source.file
-            && let Some(other) = configured.other_than(state, &spec.path)
+        let configured = source.file.as_ref().and_then(|configured| {
+            let other = configured.other_than(state, &spec.path)?;
+            Some((configured, other))
+        });
+        let mut expected = None;
+        if let Some((configured, other)) = configured
+            && !(in_place && configured.on_node)
         {
-            file = other;
-            if file.bytes()?.is_none() {
+            if other.bytes()?.is_none() {
                 self.refusals.push(format!(
                     "{} is absent, but authorities.{}.trust.file names it as the CA certificate: put the certificate there or correct the setting",
                     configured.shown().display(),
                     spec.authority
                 ));
+            }
+            if in_place {
+                // A setting of this machine decides about the file below the root.
+                if let Observed::Present(bundle) = other.parse(TrustBundle::from_pem)? {
+                    expected = Some((configured.shown(), bundle));
+                }
+            } else {
+                file = other;
             }
         }
         let mut found = file.parse(TrustBundle::from_pem)?;
@@ -394,6 +405,17 @@ impl Survey {
                 ));
             }
             _ => {}
+        }
+        if let (Some((from, expected)), Some(found)) = (expected, found.present())
+            && !found.accepts(&expected)
+        {
+            self.refusals.push(format!(
+                "{} is not the {} of authorities.{}.trust.file: it contains {found}, {} has {expected}; find out which one is right",
+                spec.path,
+                spec.authority,
+                spec.authority,
+                from.display()
+            ));
         }
         if let Err(refusal) = assess_bundle(spec, &found, &source.pins, now) {
             self.refusals.push(refusal);

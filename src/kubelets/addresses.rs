@@ -87,7 +87,7 @@ pub(super) fn translated(ip: IpAddr) -> Vec<IpAddr> {
         // Prefixes of 48, 56, 64 and 96 bits. The octet from bit 64 on is not part of the address (RFC 6052, 2.2).
         [0x64, 0xff9b] if c == 1 => vec![
             (d, middle(e, f)),
-            (d << 8 | e & 0xff, f),
+            ((d << 8) | (e & 0xff), f),
             (middle(e, f), middle(f, g)),
             (g, h),
         ],
@@ -99,13 +99,13 @@ pub(super) fn translated(ip: IpAddr) -> Vec<IpAddr> {
     // An address in 0.0.0.0/8 is no destination: the prefix has another length.
     let halves = halves.into_iter().filter(|(high, _)| *high > 0xff);
     halves
-        .map(|(high, low)| IpAddr::V4((u32::from(high) << 16 | u32::from(low)).into()))
+        .map(|(high, low)| IpAddr::V4(((u32::from(high) << 16) | u32::from(low)).into()))
         .collect()
 }
 
 /// Returns the low octet of the first and the high octet of the second.
 fn middle(first: u16, second: u16) -> u16 {
-    first << 8 | second >> 8
+    (first << 8) | (second >> 8)
 }
 
 #[cfg(test)]

@@ -283,10 +283,15 @@ fn shows_progress_on_terminal_and_no_log_above_table() {
 fn keeps_requests_when_interrupted_while_waiting() {
     let node = Node::new();
     let run = OnTerminal::start(waiting(&node, "60s"), 100);
+    let outbox = node.outside("drop/outbox");
+    wait_until("every request is written", || {
+        fs::read_dir(&outbox).is_ok_and(|requests| requests.count() >= 24)
+    });
     // The handler is installed after the first line that shows the wait.
-    wait_until("the wait is shown again", || run.count("waiting for") > 1);
-    let requests = fs::read_dir(node.outside("drop/outbox")).unwrap().count();
-    assert!(requests >= 24, "{requests}");
+    let shown = run.count("waiting for");
+    wait_until("the wait is shown again", || {
+        run.count("waiting for") > shown
+    });
     run.interrupt();
     let (code, said) = run.end();
     assert_eq!(code, Some(75), "{said}");

@@ -86,7 +86,7 @@ fn quotes_names_in_scripts() {
     let dir = tempfile::tempdir().unwrap();
     let vault = |auth: &str| {
         format!(
-            "{{vault: {{address: \"https://v:8200/$(touch owned)\", mount: \"{{authority}}/{{cluster}}\", issuer: \"{{cluster}}\", \
+            "{{vault: {{address: \"https://v:8200/;touch owned;\", mount: \"{{authority}}/{{cluster}}\", issuer: \"{{cluster}}\", \
              role: \"{{certificate}}-{{cluster}}\", auth: {auth}}}}}"
         )
     };
@@ -126,7 +126,7 @@ fn quotes_names_in_scripts() {
     let signers = format!("  a: {est}\n  b: {est}\n");
     logged_calls(dir.path(), "est", &signers, ODD, &[]);
 
-    let puppet = "{puppet: {url: \"https://p/$(touch owned)\", tls: {systemRoots: true}, acceptSharedCA: true}}";
+    let puppet = "{puppet: {url: \"https://p/;touch owned;\", tls: {systemRoots: true}, acceptSharedCA: true}}";
     let settings = settings(&format!("  a: {puppet}\n  b: {puppet}\n"))
         + "commonNames: {etcd-peer: \"etcd.{node}.{cluster}\"}\n";
     let kubeadm = format!("{INIT}clusterName: {ODD}\n");
