@@ -180,7 +180,8 @@ impl KubeletSigner {
             &setup.identity.node,
             LEASE_DURATION,
             clock,
-        );
+        )
+        .of_equal_holders();
         let signing = Signing {
             root: root.clone(),
             api: api()?,

@@ -27,12 +27,16 @@ pub(crate) const LEASE: Resource = Resource {
 /// Largest `leaseTransitions` that the API server stores.
 const MAX_TRANSITIONS: u64 = i32::MAX as u64;
 
+/// Longest time without a change after which a Lease is abandoned, whatever its duration.
+const MAX_AWAITED: Duration = Duration::from_secs(24 * 3600);
+
 /// Access to one Lease for one holder.
 pub struct LeaseLock {
     api: Api,
     name: String,
     holder: String,
     duration: Duration,
+    longest: Duration,
     clock: fn() -> OffsetDateTime,
     /// The last observed change of the `spec`, with the time of the observation.
     seen: RefCell<Option<(Value, Instant)>>,
@@ -67,8 +71,18 @@ impl LeaseLock {
             name: name.into(),
             holder: holder.into(),
             duration,
+            longest: MAX_AWAITED,
             clock,
             seen: RefCell::default(),
+        }
+    }
+
+    /// As this lock, for a Lease whose holders all have the same duration: a longer one in the object does not prevent a
+    /// takeover.
+    pub fn of_equal_holders(self) -> Self {
+        LeaseLock {
+            longest: self.duration,
+            ..self
         }
     }
 
@@ -90,7 +104,7 @@ impl LeaseLock {
                 found.as_ref(),
                 &self.name,
                 &self.holder,
-                self.duration,
+                (self.duration, self.longest),
                 seen,
                 now,
                 wall,
@@ -177,7 +191,7 @@ fn decide(
     found: Option<&Value>,
     name: &str,
     node: &str,
-    duration: Duration,
+    (duration, longest): (Duration, Duration),
     seen: &mut Option<(Value, Instant)>,
     now: Instant,
     wall: OffsetDateTime,
@@ -199,7 +213,7 @@ fn decide(
                 now
             }
         };
-        let left = (since + awaited(&spec, duration)).saturating_duration_since(now);
+        let left = (since + awaited(&spec, duration).min(longest)).saturating_duration_since(now);
         if !left.is_zero() {
             return LeaseStep::Wait { holder, left };
         }
@@ -224,15 +238,11 @@ fn decide(
     LeaseStep::Write(lease)
 }
 
-/// Returns the time without a change after which a Lease is abandoned: the smaller of the holder's duration and this
-/// node's. Every holder of a Lease is the same program, and a longer duration in the object would prevent a takeover. A
-/// value that is not a positive number is ignored.
+/// Returns the holder's duration, or this node's if the holder's is not a positive number.
 fn awaited(spec: &Value, duration: Duration) -> Duration {
     let theirs = spec.get("leaseDurationSeconds").and_then(Value::as_u64);
     let theirs = theirs.filter(|seconds| *seconds > 0);
-    theirs.map_or(duration, |seconds| {
-        Duration::from_secs(seconds).min(duration)
-    })
+    theirs.map_or(duration, Duration::from_secs)
 }
 
 /// Returns the holder; empty if there is none.
@@ -265,6 +275,7 @@ mod tests {
     const WALL: OffsetDateTime = datetime!(2026-11-21 12:00:00.5 UTC);
     const NAME: &str = "nodepki-reload";
     const DURATION: Duration = Duration::from_secs(60);
+    const BOTH: (Duration, Duration) = (DURATION, MAX_AWAITED);
 
     fn lease(holder: &str, renewed: &str) -> Value {
         json!({"metadata": {"resourceVersion": "7"}, "spec": {
@@ -283,7 +294,7 @@ mod tests {
     fn takes_free_lease() {
         let mut seen = None;
         let now = Instant::now();
-        let made = taken(decide(None, NAME, "cp1", DURATION, &mut seen, now, WALL));
+        let made = taken(decide(None, NAME, "cp1", BOTH, &mut seen, now, WALL));
         assert_eq!(
             made,
             json!({
@@ -306,7 +317,7 @@ mod tests {
                 Some(&found),
                 NAME,
                 "cp1",
-                DURATION,
+                BOTH,
                 &mut seen,
                 now,
                 WALL,
@@ -324,7 +335,7 @@ mod tests {
         let begin = Instant::now();
         let step = |found: &Value, seen: &mut _, after| {
             let now = begin + Duration::from_secs(after);
-            decide(Some(found), NAME, "cp1", DURATION, seen, now, WALL)
+            decide(Some(found), NAME, "cp1", BOTH, seen, now, WALL)
         };
         let waits = |left| LeaseStep::Wait {
             holder: "cp2".to_owned(),
@@ -340,9 +351,9 @@ mod tests {
     }
 
     #[test]
-    fn lease_with_absurd_content_is_taken_after_own_duration() {
+    fn lease_with_absurd_content_is_taken() {
         let ours = DURATION.as_secs();
-        for (field, value, expected) in [
+        let equal = [
             ("leaseDurationSeconds", json!(u64::MAX), ours),
             ("leaseDurationSeconds", json!(i32::MAX), ours),
             ("leaseDurationSeconds", json!(ours + 1), ours),
@@ -359,13 +370,25 @@ mod tests {
             ("leaseTransitions", json!(u64::MAX), 15),
             ("leaseTransitions", json!(i32::MAX), 15),
             ("leaseTransitions", json!(-1), 15),
-        ] {
+        ];
+        let other = [
+            (
+                "leaseDurationSeconds",
+                json!(u64::MAX),
+                MAX_AWAITED.as_secs(),
+            ),
+            ("leaseDurationSeconds", json!(3600), 3600),
+            ("leaseDurationSeconds", json!(0), ours),
+        ];
+        let equal = equal.map(|case| ((DURATION, DURATION), case));
+        let other = other.map(|case| (BOTH, case));
+        for (durations, (field, value, expected)) in equal.into_iter().chain(other) {
             let mut found = lease("cp2", "2026-11-21T12:00:00.000000Z");
             found["spec"][field] = value.clone();
             let (mut seen, begin) = (None, Instant::now());
             let mut step = |after| {
                 let now = begin + Duration::from_secs(after);
-                decide(Some(&found), NAME, "cp1", DURATION, &mut seen, now, WALL)
+                decide(Some(&found), NAME, "cp1", durations, &mut seen, now, WALL)
             };
             let holder = "cp2".to_owned();
             let left = Duration::from_secs(expected);

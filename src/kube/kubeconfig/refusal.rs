@@ -181,7 +181,8 @@ fn judge_exec(exec: &Map<String, Value>, is_https: bool, found: &mut Vec<ClientR
     let mode = text("interactiveMode");
     let has_default = version == BETA || version == ALPHA;
     let is_mode = ["Never", "IfAvailable", "Always"].contains(&mode.as_str());
-    if !is_mode && !(mode.is_empty() && has_default) {
+    let is_valid = is_mode || (mode.is_empty() && has_default);
+    if !is_valid {
         found.push(ClientRefusal::ExecMode(mode));
     }
     if !is_known {
