@@ -412,7 +412,7 @@ fn keys_that_nodepki_does_not_manage_are_compared() {
 #[test]
 fn keys_of_kubelets_that_node_signed_for_are_compared() {
     let node = Node::bootstrapped();
-    let root = NodeRoot::open(&node.root()).unwrap();
+    let root = NodeRoot::open(node.root()).unwrap();
     let signed = |certificate: &str, key: Option<&str>, days: i64| AuditRecord {
         certificate: Some(certificate.to_owned()),
         node: Some("worker-1".to_owned()),
