@@ -24,6 +24,9 @@ pub(crate) const LEASE: Resource = Resource {
     kind: "Lease",
 };
 
+/// Largest `leaseTransitions` that the API server stores.
+const MAX_TRANSITIONS: u64 = i32::MAX as u64;
+
 /// Access to one Lease for one holder.
 pub struct LeaseLock {
     api: Api,
@@ -196,15 +199,17 @@ fn decide(
                 now
             }
         };
-        let theirs = spec.get("leaseDurationSeconds").and_then(Value::as_u64);
-        let theirs = theirs.map_or(duration, Duration::from_secs);
-        let left = (since + theirs).saturating_duration_since(now);
+        let left = (since + awaited(&spec, duration)).saturating_duration_since(now);
         if !left.is_zero() {
             return LeaseStep::Wait { holder, left };
         }
     }
     let transitions = spec.get("leaseTransitions").and_then(Value::as_u64);
-    let transitions = transitions.map_or(0, |count| count + u64::from(holder != node));
+    let transitions = transitions.map_or(0, |count| {
+        count
+            .saturating_add(u64::from(holder != node))
+            .min(MAX_TRANSITIONS)
+    });
     let time = micro_time(wall);
     if let Some(lease) = lease.as_object_mut() {
         let spec = json!({
@@ -217,6 +222,17 @@ fn decide(
         lease.insert("spec".to_owned(), spec);
     }
     LeaseStep::Write(lease)
+}
+
+/// Returns the time without a change after which a Lease is abandoned: the smaller of the holder's duration and this
+/// node's. Every holder of a Lease is the same program, and a longer duration in the object would prevent a takeover. A
+/// value that is not a positive number is ignored.
+fn awaited(spec: &Value, duration: Duration) -> Duration {
+    let theirs = spec.get("leaseDurationSeconds").and_then(Value::as_u64);
+    let theirs = theirs.filter(|seconds| *seconds > 0);
+    theirs.map_or(duration, |seconds| {
+        Duration::from_secs(seconds).min(duration)
+    })
 }
 
 /// Returns the holder; empty if there is none.
@@ -321,5 +337,41 @@ mod tests {
         let taken = taken(step(&renewed, &mut seen, 25));
         assert_eq!(taken["spec"]["holderIdentity"], "cp1");
         assert_eq!(taken["spec"]["leaseTransitions"], 4);
+    }
+
+    #[test]
+    fn lease_with_absurd_content_is_taken_after_own_duration() {
+        let ours = DURATION.as_secs();
+        for (field, value, expected) in [
+            ("leaseDurationSeconds", json!(u64::MAX), ours),
+            ("leaseDurationSeconds", json!(i32::MAX), ours),
+            ("leaseDurationSeconds", json!(ours + 1), ours),
+            ("leaseDurationSeconds", json!(0), ours),
+            ("leaseDurationSeconds", json!(-5), ours),
+            ("leaseDurationSeconds", json!(1e300), ours),
+            ("leaseDurationSeconds", json!("15"), ours),
+            ("leaseDurationSeconds", json!(null), ours),
+            ("leaseDurationSeconds", json!([15]), ours),
+            ("leaseDurationSeconds", json!(7), 7),
+            ("renewTime", json!("9999-12-31T23:59:59.000000Z"), 15),
+            ("renewTime", json!("never"), 15),
+            ("renewTime", json!(7), 15),
+            ("leaseTransitions", json!(u64::MAX), 15),
+            ("leaseTransitions", json!(i32::MAX), 15),
+            ("leaseTransitions", json!(-1), 15),
+        ] {
+            let mut found = lease("cp2", "2026-11-21T12:00:00.000000Z");
+            found["spec"][field] = value.clone();
+            let (mut seen, begin) = (None, Instant::now());
+            let mut step = |after| {
+                let now = begin + Duration::from_secs(after);
+                decide(Some(&found), NAME, "cp1", DURATION, &mut seen, now, WALL)
+            };
+            let holder = "cp2".to_owned();
+            let left = Duration::from_secs(expected);
+            assert_eq!(step(0), LeaseStep::Wait { holder, left }, "{field} {value}");
+            let transitions = taken(step(expected))["spec"]["leaseTransitions"].clone();
+            assert!(transitions.as_u64().unwrap() <= MAX_TRANSITIONS, "{value}");
+        }
     }
 }
