@@ -7,7 +7,6 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use nodepki::agent::load::{self, LoadInputs, Loaded};
 use nodepki::agent::{ExitCode, Progress};
@@ -408,30 +407,52 @@ async fn reports_expired_certificate_as_unhealthy() {
     );
 }
 
-#[tokio::test]
-async fn closes_idle_connections() {
+/// Serves metrics while `client` runs with their address.
+async fn while_serving<T>(client: impl AsyncFnOnce(std::net::SocketAddr) -> T) -> T {
     let node = node();
     let (root, loaded) = loaded(&node);
     let metrics = Metrics::new(&root, &loaded.settings.metrics, &loaded.setup, "daemon");
     let listener = metrics::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
     let address = listener.local_addr().unwrap();
-    let server = metrics::serve(listener, &metrics, OffsetDateTime::now_utc);
-    let client = async {
-        let mut idle = Vec::new();
-        for _ in 0..20 {
-            idle.push(TcpStream::connect(address).await.unwrap());
-        }
-        let answer = request(address, "GET", "/healthz");
-        // Twenty idle connections come first, 8 at a time, 10 s each.
-        let (head, _) = tokio::time::timeout(Duration::from_secs(45), answer)
-            .await
-            .unwrap();
-        assert!(head.starts_with("HTTP/1.1 "), "{head}");
-    };
     tokio::select! {
-        never = server => match never {},
-        () = client => {}
+        never = metrics::serve(listener, &metrics, OffsetDateTime::now_utc) => match never {},
+        result = client(address) => result,
     }
+}
+
+#[tokio::test]
+async fn connections_without_request_do_not_delay_others() {
+    while_serving(async |address| {
+        let mut idle = Vec::new();
+        for number in 0..200 {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            // Half of them send a part of a request.
+            if number % 2 == 0 {
+                let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\nHost:").await;
+            }
+            idle.push(stream);
+        }
+        // The oldest one has not reached its own time limit when it makes room for the others.
+        let mut byte = [0];
+        let closed = idle[1].read(&mut byte).await;
+        assert!(matches!(closed, Ok(0) | Err(_)), "{closed:?}");
+        for path in ["/healthz", "/metrics"] {
+            let (head, _) = request(address, "GET", path).await;
+            assert!(head.starts_with("HTTP/1.1 "), "{head}");
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn closes_idle_connections() {
+    while_serving(async |address| {
+        let mut idle = TcpStream::connect(address).await.unwrap();
+        let mut byte = [0];
+        let closed = idle.read(&mut byte).await;
+        assert!(matches!(closed, Ok(0) | Err(_)), "{closed:?}");
+    })
+    .await;
 }
 
 fn packaged(name: &str) -> PathBuf {

@@ -1,13 +1,16 @@
 //! `/metrics` and `/healthz` of the daemon, over plain HTTP/1.1.
 //!
 //! Read-only, and without secrets. By default it listens on loopback all the same, since it shows when a node is
-//! unhealthy. The number of connections, the size of a request and its duration are limited.
+//! unhealthy. The number of connections, the size of a request and its duration are limited. A new connection above the
+//! limit closes the oldest one: clients that send nothing must not keep others waiting.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use futures_util::future::{AbortHandle, Abortable};
 use futures_util::stream::FuturesUnordered;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
@@ -22,8 +25,10 @@ use tokio::time::{sleep, timeout};
 use super::{Metrics, exposition};
 use crate::agent::{Clock, ExitCode, Failure};
 
-/// Maximum number of simultaneous connections; further ones wait in the kernel's queue.
-const MAX_CONNECTIONS: usize = 8;
+/// Maximum number of simultaneous connections. A response takes milliseconds, so the oldest of so many has no request.
+const MAX_CONNECTIONS: usize = 32;
+/// Time limit for the request with its headers.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit of a connection, from the first byte of the request to the last byte of the response.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum size in bytes of a request with its headers; a scrape has a few hundred.
@@ -49,16 +54,35 @@ pub async fn bind(listen: SocketAddr) -> Result<TcpListener, Failure> {
 /// Serves requests until it is dropped.
 pub async fn serve(listener: TcpListener, metrics: &Metrics, clock: Clock) -> Infallible {
     let mut connections = FuturesUnordered::new();
+    // Those that are open, oldest first.
+    let mut open: VecDeque<(u64, AbortHandle)> = VecDeque::new();
+    let mut number = 0;
     loop {
         tokio::select! {
-            accepted = listener.accept(), if connections.len() < MAX_CONNECTIONS => match accepted {
-                Ok((stream, _)) => connections.push(serve_connection(stream, metrics, clock)),
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => {
+                    if open.len() >= MAX_CONNECTIONS
+                        && let Some((_, oldest)) = open.pop_front()
+                    {
+                        oldest.abort();
+                    }
+                    number += 1;
+                    let (handle, registration) = AbortHandle::new_pair();
+                    open.push_back((number, handle));
+                    let served = Abortable::new(serve_connection(stream, metrics, clock), registration);
+                    connections.push(async move {
+                        let _ = served.await;
+                        number
+                    });
+                }
                 Err(error) => {
                     tracing::warn!("cannot accept a connection for metrics: {error}");
                     sleep(ACCEPT_RETRY_INTERVAL).await;
                 }
             },
-            Some(()) = connections.next(), if !connections.is_empty() => {}
+            Some(ended) = connections.next(), if !connections.is_empty() => {
+                open.retain(|(number, _)| *number != ended);
+            }
         }
     }
 }
@@ -74,7 +98,7 @@ async fn serve_connection(stream: TcpStream, metrics: &Metrics, clock: Clock) {
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(CONNECTION_TIMEOUT)
+        .header_read_timeout(REQUEST_TIMEOUT)
         .max_buf_size(MAX_REQUEST_SIZE)
         .keep_alive(false)
         .serve_connection(TokioIo::new(stream), service);
