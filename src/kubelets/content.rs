@@ -82,6 +82,7 @@ fn unreadable(error: CsrContentError) -> Violation {
         CsrContentError::NotOneBlock | CsrContentError::Damaged(_) => {
             RequestReason::RequestUnreadable
         }
+        CsrContentError::Subject(_) => RequestReason::SubjectNotAllowed,
         CsrContentError::Key(_) => RequestReason::KeyNotAllowed,
         CsrContentError::Attribute(_) => RequestReason::AttributeNotAllowed,
         CsrContentError::Extension(_) => RequestReason::ExtensionNotAllowed,

@@ -40,6 +40,8 @@ pub enum CsrContentError {
     NotOneBlock,
     #[error("the request is not valid DER: {0}")]
     Damaged(String),
+    #[error("the request's subject {0}")]
+    Subject(&'static str),
     #[error("the request's public key is not usable: {0}")]
     Key(String),
     #[error("the request contains attribute {0}, which is not an extension request")]
@@ -152,20 +154,40 @@ fn read_info(info: Element<'_>) -> Result<CsrContent, CsrContentError> {
     })();
     let (subject, spki, attributes) = parts
         .ok_or_else(|| damaged("it does not consist of version 0, subject, key and attributes"))?;
-    let subject = DistinguishedName::from_der(subject.whole)
+    let name = DistinguishedName::from_der(subject.whole)
         .map_err(|problem| CsrContentError::Damaged(format!("subject: {problem}")))?;
+    require_plain_name(subject.content).map_err(CsrContentError::Subject)?;
     let unusable_key = strict::public_key(spki.content)
         .map_err(|error| CsrContentError::Key(error.to_string()))?;
     let public_key = PublicKey::from_spki_der(spki.whole)
         .map_err(|error| CsrContentError::Key(error.to_string()))?;
     Ok(CsrContent {
         der: Vec::new(),
-        subject,
+        subject: name,
         public_key,
         unusable_key,
         sans: attributes.map(read_attributes).transpose()?.flatten(),
         is_signed: false,
     })
+}
+
+/// Refuses a subject that readers show or order in different ways: a relative name with several attributes, and a value
+/// in another encoding than those of RFC 5280 (4.1.2.4) for new names, UTF8String and PrintableString.
+fn require_plain_name(name: &[u8]) -> Result<(), &'static str> {
+    const DAMAGED: &str = "is not a sequence of names";
+    let mut name = DerReader::new(name);
+    while !name.is_empty() {
+        let mut relative = name.read(tag::SET).ok_or(DAMAGED)?;
+        let mut attribute = relative.read(tag::SEQUENCE).ok_or(DAMAGED)?;
+        if !relative.is_empty() {
+            return Err("contains a relative name with several attributes");
+        }
+        attribute.oid().ok_or(DAMAGED)?;
+        if !attribute.peek(tag::UTF8_STRING) && !attribute.peek(tag::PRINTABLE_STRING) {
+            return Err("contains a text that is neither a UTF8String nor a PrintableString");
+        }
+    }
+    Ok(())
 }
 
 /// Returns the names in the only attribute, an extension request with one value.
