@@ -79,7 +79,7 @@ certificates:
       caFiles: {ca: /etc/kubernetes/konnectivity/ca.crt, etcd-ca: /etc/kubernetes/konnectivity/etcd-ca.crt, front-proxy-ca: /etc/kubernetes/konnectivity/front-proxy-ca.crt}
       reload: {unit: konnectivity.service, action: reload, pod: konnectivity-server}
 kubelet: {identity: bootstrap, clientCertificate: file, serving: true}
-kubelets: {sign: true, approveServing: true, approveClient: true, lifetime: 24h, keys: [ECDSA-P256], names: ["{node}.example.com"], networks: [192.0.2.0/24], tokenGroups: ["system:bootstrappers:workers"], requestsPerSecond: 20, lease: kubelets}
+kubelets: {sign: true, approveServing: true, approveClient: true, lifetime: 24h, keys: [ECDSA-P256], names: ["{node}.example.com"], networks: [192.0.2.0/24], tokenGroups: ["system:bootstrappers:workers"], nodesPerToken: 300, revoked: [w9], requestsPerSecond: 20, lease: kubelets}
 wait: 10m
 clock: {maxWait: 5m}
 clusterPolicy: {enabled: true, kubeconfig: /etc/nodepki/policy.conf}
@@ -206,6 +206,8 @@ fn reads_every_key() {
             names: vec!["{node}.example.com".parse().unwrap()],
             networks: vec![IpNet::parse("192.0.2.0/24").unwrap().0],
             token_groups: vec!["system:bootstrappers:workers".to_owned()],
+            nodes_per_token: 300,
+            revoked: vec!["w9".to_owned()],
             requests_per_second: 20,
             lease: "kubelets".to_owned(),
         }
@@ -640,6 +642,8 @@ kubelets:
   networks: [192.0.2.1]
   tokenGroups: ["system:masters"]
   requestsPerSecond: 0
+  nodesPerToken: 100001
+  revoked: [w1, W2]
   lease: No Lease
   sing: true
 "#,
@@ -652,6 +656,8 @@ kubelets:
         "is not a network in CIDR notation",
         "\"system:masters\" is not a group of bootstrap tokens",
         "kubelets.requestsPerSecond: 0 is out of range",
+        "kubelets.nodesPerToken: 100001 is out of range (use a number from 1 to 100000)",
+        "kubelets.revoked[1]: \"W2\" is not a valid node name",
         "is not a valid name of a Lease",
         "did you mean sign?",
     ] {

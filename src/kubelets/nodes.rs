@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::kube::csr_object::{CsrRequester, NodeObject};
+use crate::kube::csr_object::NodeObject;
 use crate::kube::kubeadm::{ClusterConfig, Host, IpNet};
 use crate::x509::Sans;
 
@@ -130,13 +130,4 @@ impl ReservedNames {
     pub(super) fn is_of_api_server(&self, address: &Host) -> bool {
         self.api_server.contains(address)
     }
-}
-
-/// A request for a client certificate that was issued.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct IssuedRequest {
-    /// The node in its subject.
-    pub node: String,
-    /// The user that created it.
-    pub requester: CsrRequester,
 }

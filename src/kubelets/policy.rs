@@ -31,6 +31,10 @@ pub struct KubeletPolicy {
     pub networks: Vec<IpNet>,
     /// Groups of the bootstrap tokens that may join nodes.
     pub token_groups: Vec<String>,
+    /// Largest number of nodes for which one bootstrap token gets client certificates within an hour.
+    pub nodes_per_token: u32,
+    /// Names of nodes for which no certificate is signed.
+    pub revoked: Vec<String>,
     /// Largest number of requests to the signer per second.
     pub requests_per_second: u32,
     /// Name of the Lease in `kube-system` that selects the node that signs.
@@ -48,6 +52,8 @@ impl Default for KubeletPolicy {
             names: Vec::new(),
             networks: Vec::new(),
             token_groups: vec![KUBEADM_TOKEN_GROUP.to_owned()],
+            nodes_per_token: 1000,
+            revoked: Vec::new(),
             requests_per_second: 50,
             lease: "nodepki-kubelets".to_owned(),
         }

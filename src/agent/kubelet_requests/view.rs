@@ -1,26 +1,35 @@
-//! What the watches have shown of the cluster: unfinished requests, Nodes, and issued requests of bootstrap tokens.
+//! What the watches have shown of the cluster: unfinished and approved requests, Nodes, and to which Node a name belongs.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use time::OffsetDateTime;
 use tokio::time::Instant;
 
-use super::queue::{RequestQueue, Work};
+use super::process::SIGNER_REFUSALS;
+use super::queue::{RequestQueue, WakeTopic, Work};
 use crate::cluster::watch::WatchChange;
 use crate::kube::csr_object::{CsrObject, KubeletCertificate, NodeObject};
-use crate::kube::names::{NODE_USER_PREFIX, TOKEN_USER_PREFIX};
-use crate::kubelets::{IssuedRequest, NodeIndex};
+use crate::kube::kubeadm::Host;
+use crate::kubelets::{
+    ApprovedRequest, ISSUANCE_WINDOW, IssuanceIndex, IssuanceProgress, NodeBindings, NodeIndex,
+    RequestedIdentity,
+};
 use crate::x509::Chain;
+
+/// Number of waiting requests of a user that are judged again after one of its nodes was registered.
+const WOKEN_PER_NODE: usize = 2;
 
 /// The state of the cluster.
 #[derive(Default)]
 pub(super) struct View {
     pub(super) queue: RequestQueue,
     pub(super) nodes: NodeIndex,
-    /// Issued client requests of bootstrap tokens, and their UIDs in the same order.
-    pub(super) issued: Vec<IssuedRequest>,
-    issued_uids: Vec<String>,
+    pub(super) bindings: NodeBindings,
+    pub(super) issued: IssuanceIndex,
+    /// UIDs in the lists under way.
+    listed_uids: BTreeMap<KubeletCertificate, BTreeSet<String>>,
     /// Names of the Nodes in the list under way.
     listed_nodes: HashSet<String>,
     has_nodes: bool,
@@ -65,7 +74,7 @@ impl NodeParts {
 
 impl View {
     /// Takes in a change of the Nodes.
-    pub(super) fn node(&mut self, change: WatchChange<NodeParts>) {
+    pub(super) fn node(&mut self, change: WatchChange<NodeParts>, now: OffsetDateTime) {
         match change {
             WatchChange::Listing => self.listed_nodes.clear(),
             WatchChange::Present(node) => {
@@ -78,13 +87,15 @@ impl View {
                 let listed = std::mem::take(&mut self.listed_nodes);
                 let names = self.nodes.names().map(str::to_owned);
                 let gone: Vec<String> = names.filter(|name| !listed.contains(name)).collect();
-                gone.iter().for_each(|name| self.remove_node(name));
+                gone.iter().for_each(|name| self.remove_node(name, now));
+                let nodes = &self.nodes;
+                self.bindings.see_all(|name| nodes.get(name).is_some(), now);
                 self.has_nodes = true;
             }
             WatchChange::Deleted(node) => {
                 let known = self.nodes.get(&node.metadata.name);
                 if known.is_some_and(|known| known.uid == node.metadata.uid) {
-                    self.remove_node(&node.metadata.name);
+                    self.remove_node(&node.metadata.name, now);
                 }
             }
         }
@@ -92,15 +103,50 @@ impl View {
 
     /// Takes in the present state of a Node.
     pub(super) fn put_node(&mut self, node: NodeObject) {
-        if self.nodes.insert(node) {
-            self.queue.nodes_changed();
+        self.bindings.see(&node);
+        let before = self.nodes.get(&node.name).cloned();
+        let (name, addresses) = (node.name.clone(), node.addresses.clone());
+        if !self.nodes.insert(node) {
+            return;
         }
+        if before.is_none() {
+            let users = self.issued.of_node(&name).map(|issued| issued.user.clone());
+            let users: BTreeSet<String> = users.collect();
+            for user in users {
+                let topic = WakeTopic::Limit(user);
+                self.queue.wake_waiting(topic, WOKEN_PER_NODE);
+            }
+        }
+        let former = before.map(|node| node.addresses).unwrap_or_default();
+        self.wake_for_node(&name, &former, &addresses);
     }
 
     /// Removes a Node that does not exist.
-    pub(super) fn remove_node(&mut self, name: &str) {
+    pub(super) fn remove_node(&mut self, name: &str, now: OffsetDateTime) {
+        self.bindings.see_none(name, now);
+        let former = self.nodes.get(name).map(|node| node.addresses.clone());
         if self.nodes.remove(name) {
-            self.queue.nodes_changed();
+            self.wake_for_node(name, &former.unwrap_or_default(), &[]);
+        }
+    }
+
+    /// Takes in the stored bindings, which an administrator may have changed.
+    pub(super) fn put_bindings(&mut self, object: &Value) {
+        for name in self.bindings.store(Some(object)) {
+            let topic = WakeTopic::Node(Host::Dns(name));
+            self.queue.wake_waiting(topic, usize::MAX);
+        }
+    }
+
+    /// Wakes the requests that a change of a Node concerns: of this name, or for an address that it has or had.
+    fn wake_for_node(&mut self, name: &str, former: &[Host], present: &[Host]) {
+        let lost = former.iter().filter(|host| !present.contains(host));
+        let gained = present.iter().filter(|host| !former.contains(host));
+        let own = Host::Dns(name.to_owned());
+        let hosts: BTreeSet<&Host> = lost.chain(gained).chain([&own]).collect();
+        for host in hosts {
+            let topic = WakeTopic::Node(host.clone());
+            self.queue.wake_waiting(topic, usize::MAX);
         }
     }
 
@@ -114,24 +160,26 @@ impl View {
         match change {
             WatchChange::Listing => {
                 self.queue.listing(certificate);
-                if certificate == KubeletCertificate::Client {
-                    self.issued.clear();
-                    self.issued_uids.clear();
-                }
+                self.listed_uids.insert(certificate, BTreeSet::new());
             }
             WatchChange::Listed => {
                 self.queue.listed(certificate);
+                let uids = self.listed_uids.remove(&certificate);
+                self.issued.retain(certificate, &uids.unwrap_or_default());
                 self.listed.insert(certificate);
             }
             WatchChange::Present(object) => {
                 if let Ok(Some(request)) = CsrObject::from_json(&object) {
+                    if let Some(uids) = self.listed_uids.get_mut(&certificate) {
+                        uids.insert(request.uid.clone());
+                    }
                     self.remember_issued(&request, &object);
                     self.queue.observe(&request, now);
                 }
             }
             WatchChange::Deleted(object) => {
                 if let Ok(Some(request)) = CsrObject::from_json(&object) {
-                    self.forget_issued(&request.uid);
+                    self.put_issued(&request.uid, None);
                     self.queue.deleted(&request);
                 }
             }
@@ -156,36 +204,74 @@ impl View {
         self.queue.next_due()
     }
 
+    /// Takes in the present state of a request for the limits.
     pub(super) fn remember_issued(&mut self, request: &CsrObject, object: &Value) {
-        let is_of_token = request.requester.username.starts_with(TOKEN_USER_PREFIX);
-        if !request.is_issued || !is_of_token || self.issued_uids.contains(&request.uid) {
+        let progress = progress_of(request, object);
+        let known = self.issued.get(&request.uid);
+        if known.map(|known| known.progress) == progress {
             return;
         }
-        if let Some(node) = node_in_certificate(object) {
-            self.issued_uids.push(request.uid.clone());
-            self.issued.push(IssuedRequest {
-                node,
-                requester: request.requester.clone(),
+        let identity = match known {
+            Some(known) => Some(known.identity.clone()),
+            None => RequestedIdentity::of(request),
+        };
+        let present = progress
+            .zip(identity)
+            .map(|(progress, identity)| ApprovedRequest {
+                uid: request.uid.clone(),
+                name: request.name.clone(),
+                created: request.created,
+                certificate: request.certificate,
+                user: request.requester.username.clone(),
+                identity,
+                progress,
             });
-        }
+        self.put_issued(&request.uid, present);
     }
 
-    fn forget_issued(&mut self, uid: &str) {
-        if let Some(at) = self.issued_uids.iter().position(|known| known == uid) {
-            self.issued_uids.swap_remove(at);
-            self.issued.swap_remove(at);
+    fn put_issued(&mut self, uid: &str, present: Option<ApprovedRequest>) {
+        let known = self.issued.remove(uid);
+        if let Some(present) = present {
+            self.issued.insert(present);
+        }
+        if let Some(known) = known {
+            let topic = WakeTopic::Repeated(known.identity);
+            self.queue.wake_waiting(topic, usize::MAX);
         }
     }
 }
 
-/// Returns the node in the certificate of an issued request.
-fn node_in_certificate(object: &Value) -> Option<String> {
+/// Returns what has followed the approval of a request; `None` without one, and if a rule refused the request.
+fn progress_of(request: &CsrObject, object: &Value) -> Option<IssuanceProgress> {
+    let created = request.created;
+    if request.is_issued {
+        let leaf = leaf_of(object);
+        let unknown = created + ISSUANCE_WINDOW;
+        return Some(IssuanceProgress::Issued {
+            since: leaf.map_or(created, |(since, _)| since.max(created)),
+            until: leaf.map_or(unknown, |(_, until)| until),
+        });
+    }
+    match request.condition("Failed") {
+        Some(failed) if SIGNER_REFUSALS.contains(&failed.reason.as_str()) => {
+            Some(IssuanceProgress::Refused)
+        }
+        Some(_) => None,
+        None => request
+            .condition("Approved")
+            .map(|_| IssuanceProgress::Approved),
+    }
+}
+
+/// Returns the validity of the certificate of an issued request.
+fn leaf_of(object: &Value) -> Option<(OffsetDateTime, OffsetDateTime)> {
+    let chain = Chain::from_pem(&certificate_of(object)?).ok()?;
+    Some((chain.leaf().not_before(), chain.leaf().not_after()))
+}
+
+/// Returns the certificate of an issued request, in PEM.
+pub(super) fn certificate_of(object: &Value) -> Option<Vec<u8>> {
     use base64::Engine as _;
     let text = object.pointer("/status/certificate")?.as_str()?;
-    let pem = base64::engine::general_purpose::STANDARD
-        .decode(text)
-        .ok()?;
-    let chain = Chain::from_pem(&pem).ok()?;
-    let name = chain.leaf().subject().values("CN").next()?;
-    name.strip_prefix(NODE_USER_PREFIX).map(str::to_owned)
+    base64::engine::general_purpose::STANDARD.decode(text).ok()
 }

@@ -5,6 +5,7 @@ use crate::x509::{KeyAlgorithm, PrivateKey};
 /// The parts of a request, whose signature is not valid.
 struct Parts {
     version: u8,
+    subject: Vec<u8>,
     key: Vec<u8>,
     attributes: Vec<Vec<u8>>,
 }
@@ -14,6 +15,7 @@ impl Parts {
         let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
         Parts {
             version: 0,
+            subject: sequence(&[&der(0x31, &[&common_name(0x0c, b"node")])]),
             key: key.public_key().spki_der().to_vec(),
             attributes: attributes.to_vec(),
         }
@@ -21,10 +23,9 @@ impl Parts {
 
     fn encode(&self) -> Vec<u8> {
         let attributes: Vec<&[u8]> = self.attributes.iter().map(Vec::as_slice).collect();
-        let common_name = sequence(&[&[6, 3, 0x55, 4, 3], &der(0x0c, &[b"node"])]);
         let info = sequence(&[
             &[2, 1, self.version],
-            &sequence(&[&der(0x31, &[&common_name])]),
+            &self.subject,
             &self.key,
             &der(0xa0, &attributes),
         ]);
@@ -37,6 +38,11 @@ impl Parts {
         let pem = encode_pem(CSR_LABEL, &self.encode());
         CsrContent::from_pem(pem.as_bytes()).map_err(|error| error.to_string())
     }
+}
+
+/// Returns the attribute commonName with a value of this tag.
+fn common_name(tag: u8, value: &[u8]) -> Vec<u8> {
+    sequence(&[&[6, 3, 0x55, 4, 3], &der(tag, &[value])])
 }
 
 fn attribute(oid: &[u8], value: &[u8]) -> Vec<u8> {
@@ -163,6 +169,36 @@ fn reports_content_that_a_signer_could_understand_differently() {
         error.starts_with("the request's public key is not usable: "),
         "{error}"
     );
+}
+
+#[test]
+fn refuses_subject_that_is_shown_in_different_ways() {
+    let several = "the request's subject contains a relative name with several attributes";
+    let encoding =
+        "the request's subject contains a text that is neither a UTF8String nor a PrintableString";
+    let one = |attribute: Vec<u8>| vec![vec![attribute]];
+    for (names, expected) in [
+        (one(common_name(0x0c, b"node")), None),
+        (one(common_name(0x13, b"node")), None),
+        (one(common_name(0x14, b"node")), Some(encoding)),
+        (one(common_name(0x16, b"node")), Some(encoding)),
+        (one(common_name(0x1e, b"\0n\0o")), Some(encoding)),
+        (
+            vec![vec![common_name(0x0c, b"a"), common_name(0x0c, b"b")]],
+            Some(several),
+        ),
+    ] {
+        let sets: Vec<Vec<u8>> = names
+            .iter()
+            .map(|set| der(0x31, &set.iter().map(Vec::as_slice).collect::<Vec<_>>()))
+            .collect();
+        let sets: Vec<&[u8]> = sets.iter().map(Vec::as_slice).collect();
+        let parts = Parts {
+            subject: sequence(&sets),
+            ..Parts::new(&[])
+        };
+        assert_eq!(parts.read().err().as_deref(), expected);
+    }
 }
 
 #[test]
