@@ -7,13 +7,16 @@
 //! A decision that ends a request ([`KubeletDecision::Deny`], [`KubeletDecision::Fail`]) needs proof. If a rule is not
 //! satisfied now but may be soon, or if two Nodes claim one address, the request stays pending with an explanation.
 //!
-//! To add a rule, add a [`RequestReason`], verify the rule in `requester.rs`, `content.rs`, `node_names.rs` or `names.rs`, and add cases to
-//! `tests/fixtures/kubelet_requests.rs`, which the tests of this room and those against a real kube-apiserver share.
+//! To add a rule, add a [`RequestReason`], verify the rule in `requester.rs`, `content.rs`, `node_names.rs`, `names.rs` or
+//! `issuance.rs`, and add cases to `tests/fixtures/kubelet_requests.rs`, which the tests of this room and those against a
+//! real kube-apiserver share.
 
 mod addresses;
+mod bindings;
 mod content;
 #[cfg(feature = "fuzzing")]
 pub mod fuzz;
+mod issuance;
 mod judge;
 mod names;
 mod node_names;
@@ -30,8 +33,12 @@ use time::OffsetDateTime;
 use crate::kube::csr_object::KubeletCertificate;
 use crate::x509::{Csr, Profile};
 
+pub use bindings::NodeBindings;
+pub use issuance::{
+    ApprovedRequest, ISSUANCE_WINDOW, IssuanceIndex, IssuanceProgress, RequestedIdentity,
+};
 pub use judge::{certificate_differences, judge};
-pub use nodes::{IssuedRequest, NodeIndex, ReservedNames};
+pub use nodes::{NodeIndex, ReservedNames};
 pub use policy::{KubeletPolicy, NodeNamePattern, NodeNameRange};
 pub use reason::{RequestReason, RuleFinding};
 
@@ -54,10 +61,11 @@ pub struct RequestContext<'a> {
     pub nodes: &'a NodeIndex,
     /// Names and addresses that no kubelet may have.
     pub reserved: &'a ReservedNames,
-    /// Requests for kubelets' certificates that the API server still has and that were issued or are with the signer.
-    /// kube-controller-manager removes them one hour after the signature
+    /// Which Node each name belongs to, and which names are revoked.
+    pub bindings: &'a NodeBindings,
+    /// Approved requests that the API server still has. kube-controller-manager removes them one hour after the signature
     /// (`pkg/controller/certificates/cleaner/cleaner.go`).
-    pub issued: &'a [IssuedRequest],
+    pub issued: &'a IssuanceIndex,
 }
 
 /// What to do with a request.
@@ -68,6 +76,8 @@ pub enum KubeletDecision {
     /// Add the condition `Approved` with reason [`APPROVED_BY_RULES`] and this message. The request is judged again
     /// before it is signed.
     Approve {
+        /// Name of the node.
+        node: String,
         /// A sentence.
         message: String,
     },
@@ -99,6 +109,8 @@ pub struct SigningOrder {
     pub csr: Csr,
     /// The required content of the certificate.
     pub profile: Profile,
+    /// Name of the CertificateSigningRequest whose certificate answers this one: same key, names and node.
+    pub answer: Option<String>,
 }
 
 #[cfg(test)]

@@ -12,12 +12,14 @@
 //! | `queue` | which request is processed next, and when |
 //! | `process` | one request, from its decision to the written object |
 //! | `exchange` | the signer |
+//! | `bindings` | the ConfigMap that binds names to Nodes |
 //! | `by_hand` | the decisions of an administrator |
 //!
 //! The certificates belong to other nodes: no key is on this node, nothing is installed, and the lock of a run is not
 //! needed. Everything may be dropped at any await point: the record of an exchange is on disk before the signer is
 //! contacted.
 
+mod bindings;
 mod by_hand;
 mod election;
 mod exchange;
@@ -54,7 +56,7 @@ use crate::x509::{Sans, Tolerance, TrustBundle};
 
 pub use by_hand::{HandDecision, ListedRequest, RequestDesk};
 use election::Tenure;
-use pace::Pace;
+use pace::{Pace, ReportLimit};
 use view::View;
 
 /// Largest number of requests that are processed at the same time.
@@ -117,10 +119,13 @@ struct Signing {
     cluster: String,
     clock: Clock,
     pace: Pace,
+    reports: ReportLimit,
     observer: Rc<dyn KubeletObserver>,
     view: RefCell<View>,
     /// Wakes the processing after a change of the view.
     changed: Notify,
+    /// Wakes the writer of the bindings.
+    rebound: Notify,
 }
 
 impl Signing {
@@ -194,10 +199,12 @@ impl KubeletSigner {
             cluster: setup.identity.cluster.clone(),
             clock,
             pace: Pace::new(policy.requests_per_second, Instant::now()),
+            reports: ReportLimit::new(Instant::now()),
             policy: policy.clone(),
             observer,
             view: RefCell::default(),
             changed: Notify::new(),
+            rebound: Notify::new(),
         };
         Ok(Some(KubeletSigner {
             signing,
@@ -243,13 +250,16 @@ impl Signing {
             namespace: None,
             field_selector: None,
         };
+        self.read_bindings().await;
         tokio::select! {
             never = self.follow(client) => never,
             never = self.follow(serving) => never,
             never = nodes.run(&self.api, |change| {
-                self.view.borrow_mut().node(change);
+                self.view.borrow_mut().node(change, self.now());
                 self.changed.notify_one();
             }) => never,
+            never = self.follow_bindings() => never,
+            never = self.write_bindings(tenure) => never,
             never = self.process_all(tenure) => never,
         }
     }
@@ -287,6 +297,9 @@ impl Signing {
                 });
             }
             self.report_unfinished(true);
+            if self.view.borrow().bindings.has_changes() {
+                self.rebound.notify_one();
+            }
             let due = match running.len() < MAX_CONCURRENT {
                 true => self.view.borrow().next_due(),
                 false => None,

@@ -140,6 +140,10 @@ pub(super) const EXAMPLES: &[CommandExamples] = &[
     examples("kubelets approve", &[
         ("nodepki kubelets approve csr-x7k2p", "Approves a request."),
     ]),
+    examples("kubelets revoke", &[
+        ("nodepki kubelets revoke worker-7", "Ends the signing for a node."),
+        ("nodepki kubelets revoke worker-7 --undo", "Allows it again."),
+    ]),
     examples("kubelets deny", &[
         ("nodepki kubelets deny csr-x7k2p", "Denies a request."),
         ("nodepki kubelets deny csr-x7k2p --reason 'the machine was retired'", "Tells the requester why."),

@@ -47,6 +47,19 @@ pub(super) enum KubeletsCommand {
         #[command(flatten)]
         access: AccessOptions,
     },
+    /// Revoke the name of a node: no certificate is signed for it any more
+    ///
+    /// The name is recorded in the cluster, for all control-plane nodes. Certificates that the node already has stay valid
+    /// until they expire, as kube-apiserver checks no revocation list: delete the Node too.
+    Revoke {
+        /// Name of the node
+        name: String,
+        /// End the revocation
+        #[arg(long)]
+        undo: bool,
+        #[command(flatten)]
+        access: AccessOptions,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -110,6 +123,7 @@ impl KubeletsCommand {
                 reason,
                 access,
             } => access.decide(global, &name, HandDecision::Deny(&reason)),
+            KubeletsCommand::Revoke { name, undo, access } => access.revoke(global, &name, !undo),
         }
     }
 }
@@ -147,6 +161,30 @@ impl AccessOptions {
             ..decided
         };
         print_requests(global, &[after], || text)
+    }
+}
+
+impl AccessOptions {
+    fn revoke(
+        self,
+        global: &GlobalOptions,
+        name: &str,
+        revokes: bool,
+    ) -> Result<ExitCode, Failure> {
+        let has_changed = runtime()?.block_on(async {
+            let desk = self.desk(global)?;
+            desk.revoke(name, revokes).await
+        })?;
+        let already = if has_changed { "" } else { "already " };
+        let text = match revokes {
+            true => format!(
+                "{name}: {already}revoked; certificates that it has stay valid until they expire (next: kubectl delete node {name})\n"
+            ),
+            false => format!("{name}: {already}not revoked\n"),
+        };
+        let nothing: [ShownRequest<'_>; 0] = [];
+        let (kind, body) = (DocumentKind::KubeletRequests, ListBody { items: &nothing });
+        global.print_body(kind, ExitCode::Done, &Closing::default(), &body, || text)
     }
 }
 

@@ -16,6 +16,7 @@ use crate::yaml::{Field, format_duration};
 /// Shortest lifetime: a kubelet may not ask for less (`expirationSeconds`).
 const MIN_LIFETIME: Duration = Duration::from_secs(600);
 const MAX_REQUESTS_PER_SECOND: u32 = 1000;
+const MAX_NODES_PER_TOKEN: u32 = 100_000;
 /// Prefix of the groups that a bootstrap token may have (`cluster-bootstrap/token/api/types.go`,
 /// `BootstrapGroupPattern`).
 const TOKEN_GROUP_PREFIX: &str = "system:bootstrappers:";
@@ -46,6 +47,10 @@ settings! {
         "tokenGroups" => token_groups: Vec<String>, read token_groups;
         /// Name of the nodes that a group of tokenGroups may join, by group, with * for any part of a label; by default any.
         "nodeNames" => node_names: BTreeMap<String, Vec<NodeNameRange>>;
+        /// Largest number of nodes for which one bootstrap token gets client certificates within an hour, from 1 to 100000.
+        "nodesPerToken" => nodes_per_token: u32, read nodes_per_token;
+        /// Name of a node for which no certificate is signed, in addition to those of nodepki kubelets revoke.
+        "revoked" => revoked: Vec<String>, read revoked, show unless_empty::<String>;
         /// Largest number of requests to the signer per second, from 1 to 1000.
         "requestsPerSecond" => requests_per_second: u32, read requests_per_second;
         /// Name of the Lease in kube-system that selects the node that signs.
@@ -191,14 +196,36 @@ fn token_groups(field: &Field<'_>) -> Option<Vec<String>> {
 }
 
 fn requests_per_second(field: &Field<'_>) -> Option<u32> {
+    positive(field, MAX_REQUESTS_PER_SECOND)
+}
+
+fn nodes_per_token(field: &Field<'_>) -> Option<u32> {
+    positive(field, MAX_NODES_PER_TOKEN)
+}
+
+fn positive(field: &Field<'_>, max: u32) -> Option<u32> {
     let number = u32::read(field)?;
-    if !(1..=MAX_REQUESTS_PER_SECOND).contains(&number) {
+    if !(1..=max).contains(&number) {
         field.error(
             format!("{number} is out of range"),
-            format!("use a number from 1 to {MAX_REQUESTS_PER_SECOND}"),
+            format!("use a number from 1 to {max}"),
         );
     }
     Some(number)
+}
+
+fn revoked(field: &Field<'_>) -> Option<Vec<String>> {
+    let read = |item: &Field<'_>| {
+        let name = item.string()?;
+        if !is_dns_subdomain(&name) {
+            item.error(
+                format!("{name:?} is not a valid node name"),
+                "write the name of the Node, as kubectl get nodes prints it",
+            );
+        }
+        Some(name)
+    };
+    Some(field.list()?.iter().filter_map(read).collect())
 }
 
 fn lease(field: &Field<'_>) -> Option<String> {

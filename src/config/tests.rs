@@ -80,7 +80,7 @@ certificates:
       caFiles: {ca: /etc/kubernetes/konnectivity/ca.crt, etcd-ca: /etc/kubernetes/konnectivity/etcd-ca.crt, front-proxy-ca: /etc/kubernetes/konnectivity/front-proxy-ca.crt}
       reload: {unit: konnectivity.service, action: reload, pod: konnectivity-server}
 kubelet: {identity: bootstrap, clientCertificate: file, serving: true}
-kubelets: {sign: true, approveServing: true, approveClient: true, lifetime: 24h, keys: [ECDSA-P256], names: ["{node}.example.com"], domains: [ec2.internal], networks: [192.0.2.0/24], tokenGroups: ["system:bootstrappers:workers"], nodeNames: {"system:bootstrappers:workers": [worker-*]}, tokenLifetime: 12h, requestsPerSecond: 20, lease: kubelets}
+kubelets: {sign: true, approveServing: true, approveClient: true, lifetime: 24h, keys: [ECDSA-P256], names: ["{node}.example.com"], domains: [ec2.internal], networks: [192.0.2.0/24], tokenGroups: ["system:bootstrappers:workers"], nodeNames: {"system:bootstrappers:workers": [worker-*]}, tokenLifetime: 12h, nodesPerToken: 300, revoked: [w9], requestsPerSecond: 20, lease: kubelets}
 wait: 10m
 clock: {maxWait: 5m}
 clusterPolicy: {enabled: true, kubeconfig: /etc/nodepki/policy.conf}
@@ -214,6 +214,8 @@ fn reads_every_key() {
                 "system:bootstrappers:workers".to_owned(),
                 vec!["worker-*".parse().unwrap()],
             )]),
+            nodes_per_token: 300,
+            revoked: vec!["w9".to_owned()],
             requests_per_second: 20,
             lease: "kubelets".to_owned(),
         }
@@ -651,6 +653,8 @@ kubelets:
   tokenLifetime: 1m
   nodeNames: {"system:bootstrappers:edge": [edge_*, "a*b*"]}
   requestsPerSecond: 0
+  nodesPerToken: 100001
+  revoked: [w1, W2]
   lease: No Lease
   sing: true
 "#,
@@ -668,6 +672,8 @@ kubelets:
         "\"system:bootstrappers:edge\" is not in kubelets.tokenGroups",
         "\"system:masters\" is not a group of bootstrap tokens",
         "kubelets.requestsPerSecond: 0 is out of range",
+        "kubelets.nodesPerToken: 100001 is out of range (use a number from 1 to 100000)",
+        "kubelets.revoked[1]: \"W2\" is not a valid node name",
         "is not a valid name of a Lease",
         "did you mean sign?",
     ] {

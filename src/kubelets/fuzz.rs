@@ -12,7 +12,10 @@ use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 use time::macros::datetime;
 
-use super::{KubeletDecision, KubeletPolicy, NodeIndex, RequestContext, ReservedNames, judge};
+use super::{
+    IssuanceIndex, KubeletDecision, KubeletPolicy, NodeBindings, NodeIndex, RequestContext,
+    ReservedNames, judge,
+};
 use crate::kube::csr_object::{CsrObject, NodeObject};
 use crate::kube::kubeadm::{self, ClusterConfig};
 use crate::x509::{Sans, is_hidden};
@@ -60,7 +63,8 @@ fn judgement(bytes: &[u8]) {
     let context = RequestContext {
         nodes: &nodes,
         reserved: &ReservedNames::new(cluster(), &api_server),
-        issued: &[],
+        bindings: &NodeBindings::default(),
+        issued: &IssuanceIndex::default(),
     };
     let policy = KubeletPolicy {
         sign: true,
@@ -88,7 +92,7 @@ fn judgement(bytes: &[u8]) {
         KubeletDecision::Deny(finding)
         | KubeletDecision::Fail(finding)
         | KubeletDecision::Wait { finding, .. } => finding.to_string(),
-        KubeletDecision::Approve { message } => message.clone(),
+        KubeletDecision::Approve { message, .. } => message.clone(),
         KubeletDecision::Ignore => return,
     };
     // The text becomes a condition of the object, which `kubectl describe` prints.

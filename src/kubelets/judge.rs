@@ -5,12 +5,13 @@ use std::time::Duration;
 use time::OffsetDateTime;
 
 use super::content::{RequestContent, content};
+use super::issuance::verify_limits;
 use super::names::verify_names;
 use super::node_names::{is_confirmed, verify_node_name};
 use super::requester::{NodeRequester, requester};
 use super::{
-    KubeletDecision, KubeletPolicy, NODE_GRACE, RequestContext, RequestReason, RuleFinding,
-    SigningOrder,
+    ISSUANCE_WINDOW, KubeletDecision, KubeletPolicy, NODE_GRACE, RequestContext, RequestReason,
+    RuleFinding, SigningOrder,
 };
 use crate::kube::csr_object::{CsrObject, KubeletCertificate, NodeObject};
 use crate::x509::{
@@ -37,6 +38,8 @@ pub(super) enum Violation {
     Early(RuleFinding),
     /// An administrator must decide.
     Doubt(RuleFinding),
+    /// A limit is reached until then; proven after [`ISSUANCE_WINDOW`]: the kubelet does not wait for the request any more.
+    Limited(RuleFinding, OffsetDateTime),
 }
 
 impl Violation {
@@ -50,6 +53,14 @@ impl Violation {
 
     pub(super) fn doubt(reason: RequestReason, message: impl Into<String>) -> Violation {
         Violation::Doubt(RuleFinding::new(reason, message))
+    }
+
+    pub(super) fn limited(
+        reason: RequestReason,
+        message: impl Into<String>,
+        until: OffsetDateTime,
+    ) -> Violation {
+        Violation::Limited(RuleFinding::new(reason, message), until)
     }
 }
 
@@ -71,21 +82,25 @@ pub fn judge(
         true => KubeletDecision::Fail(finding),
         false => KubeletDecision::Deny(finding),
     };
-    match verify(request, context, policy) {
-        Ok(content) if is_approved => {
-            KubeletDecision::Sign(Box::new(order(request, content, policy)))
+    let refuse_after = |last: OffsetDateTime, until: OffsetDateTime, finding| match now < last {
+        true => KubeletDecision::Wait {
+            finding,
+            until: Some(until.min(last)),
+        },
+        false => refuse(finding),
+    };
+    match verify(request, context, policy, now) {
+        Ok((content, answer)) if is_approved => {
+            KubeletDecision::Sign(Box::new(order(request, content, answer, policy)))
         }
-        Ok(content) => approval(request, &content, policy),
+        Ok((content, _)) => approval(request, &content, policy),
         Err(Violation::Proven(finding)) => refuse(finding),
         Err(Violation::Early(finding)) => {
-            let until = request.created + NODE_GRACE;
-            match now < until {
-                true => KubeletDecision::Wait {
-                    finding,
-                    until: Some(until),
-                },
-                false => refuse(finding),
-            }
+            let last = request.created + NODE_GRACE;
+            refuse_after(last, last, finding)
+        }
+        Err(Violation::Limited(finding, until)) => {
+            refuse_after(request.created + ISSUANCE_WINDOW, until, finding)
         }
         Err(Violation::Doubt(finding)) => KubeletDecision::Wait {
             finding,
@@ -94,12 +109,14 @@ pub fn judge(
     }
 }
 
-/// Verifies every rule. The rules about the object and the CSR come first, as they need no Node.
+/// Verifies every rule. The rules about the object and the CSR come first, as they need no Node. Returns the content, and
+/// the name of the object whose certificate answers the request, if there is one.
 fn verify(
     request: &CsrObject,
     context: RequestContext<'_>,
     policy: &KubeletPolicy,
-) -> Result<RequestContent, Violation> {
+    now: OffsetDateTime,
+) -> Result<(RequestContent, Option<String>), Violation> {
     if let Some(field) = request.excess {
         return Err(Violation::proven(
             RequestReason::FieldOverLimit,
@@ -108,10 +125,17 @@ fn verify(
     }
     let requester = requester(request, policy)?;
     let content = content(request, policy)?;
+    let name = &content.node;
+    if policy.revoked.contains(name) || context.bindings.is_revoked(name) {
+        return Err(Violation::proven(
+            RequestReason::NodeRevoked,
+            format!("the name {name} is revoked (kubelets.revoked, or nodepki kubelets revoke)"),
+        ));
+    }
     let verified = verify_node_name(request, &content, &requester, context, policy);
-    match requester {
+    match &requester {
         NodeRequester::Node(name) => {
-            if name != content.node {
+            if *name != content.node {
                 return Err(Violation::proven(
                     RequestReason::NameOfOtherNode,
                     format!(
@@ -127,16 +151,46 @@ fn verify(
                 )
             })?;
             verified?;
+            verify_binding(request, node, context)?;
             if request.certificate == KubeletCertificate::Serving {
                 verify_names(&content.sans, node, context, policy)?;
             }
         }
         NodeRequester::Token => {
             verified?;
-            verify_new_node(request, &content.node, context)?;
+            verify_new_node(request, &content.node, context, now)?;
         }
     }
-    Ok(content)
+    let answer = match is_confirmed(request) {
+        true => None,
+        false => verify_limits(request, &content, &requester, context, policy, now)?,
+    };
+    Ok((content, answer))
+}
+
+/// Verifies that the Node is not being deleted, and that it is the one to which the name belongs.
+fn verify_binding(
+    request: &CsrObject,
+    node: &NodeObject,
+    context: RequestContext<'_>,
+) -> Result<(), Violation> {
+    let name = &node.name;
+    if node.is_deleting {
+        return Err(Violation::proven(
+            RequestReason::NodeDeleting,
+            format!("Node {name} is being deleted"),
+        ));
+    }
+    if context.bindings.is_replaced(node) && !is_confirmed(request) {
+        return Err(Violation::doubt(
+            RequestReason::NodeReplaced,
+            format!(
+                "Node {name} was deleted and created again, perhaps with a certificate from before: join the node again with a bootstrap token, or approve with `nodepki kubelets approve {}`",
+                request.name
+            ),
+        ));
+    }
+    Ok(())
 }
 
 /// Verifies that a bootstrap token does not take over the identity of an existing node.
@@ -146,6 +200,7 @@ fn verify_new_node(
     request: &CsrObject,
     name: &str,
     context: RequestContext<'_>,
+    now: OffsetDateTime,
 ) -> Result<(), Violation> {
     let Some(node) = context.nodes.get(name) else {
         return Ok(());
@@ -157,18 +212,24 @@ fn verify_new_node(
             format!("Node {name} is ready, and a bootstrap token must not take over its identity"),
         ));
     }
+    if node.is_deleting {
+        return Err(Violation::early(
+            RequestReason::NodeDeleting,
+            format!("Node {name} is being deleted: its name is free once it does not exist"),
+        ));
+    }
     let token = &request.requester.username;
-    let is_of_token = context
-        .issued
-        .iter()
-        .any(|one| one.is_written && one.node == name && one.requester.username == *token);
-    if (was_never_ready(node) && is_of_token) || is_confirmed(request) {
+    let is_of_token = context.issued.of_node(name).any(|issued| {
+        issued.user == *token && issued.is_issued() && now - issued.created < ISSUANCE_WINDOW
+    });
+    let is_own = was_never_ready(node) && is_of_token && !node.is_control_plane;
+    if is_own || is_confirmed(request) {
         return Ok(());
     }
     Err(Violation::doubt(
         RequestReason::NodeExists,
         format!(
-            "Node {name} exists and this token did not create it in the last hour, or it was ready before: delete the Node, or approve with `nodepki kubelets approve {}`",
+            "Node {name} exists and this token did not create it in the last hour, it was ready before, or it is a control-plane node: delete the Node, or approve with `nodepki kubelets approve {}`",
             request.name
         ),
     ))
@@ -215,6 +276,7 @@ fn approval(
         false => format!(" with {}", content.sans),
     };
     KubeletDecision::Approve {
+        node: content.node.clone(),
         message: format!(
             "nodepki approves the {} certificate of node {}{names}",
             request.certificate, content.node
@@ -222,7 +284,12 @@ fn approval(
     }
 }
 
-fn order(request: &CsrObject, content: RequestContent, policy: &KubeletPolicy) -> SigningOrder {
+fn order(
+    request: &CsrObject,
+    content: RequestContent,
+    answer: Option<String>,
+    policy: &KubeletPolicy,
+) -> SigningOrder {
     let longest = policy.longest_lifetime(&request.requester);
     let requested = request.expiration.unwrap_or(longest);
     let lifetime = requested.max(MIN_LIFETIME).min(longest);
@@ -247,6 +314,7 @@ fn order(request: &CsrObject, content: RequestContent, policy: &KubeletPolicy) -
         },
         node: content.node,
         csr: content.csr,
+        answer,
     }
 }
 

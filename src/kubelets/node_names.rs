@@ -6,7 +6,7 @@ use super::judge::Violation;
 use super::names::{is_local_name, nodes_given};
 use super::requester::{NodeRequester, quoted};
 use super::{
-    APPROVED_BY_ADMINISTRATOR, IssuedRequest, KubeletPolicy, RequestContext, RequestReason,
+    APPROVED_BY_ADMINISTRATOR, ApprovedRequest, KubeletPolicy, RequestContext, RequestReason,
 };
 use crate::kube::csr_object::{CsrObject, KubeletCertificate, NodeObject};
 use crate::kube::kubeadm::{Host, parse_ip};
@@ -127,17 +127,17 @@ fn verify_unborn(
         ));
     }
     let key = content.csr.public_key().sha256();
-    let is_other = |issued: &&IssuedRequest| {
-        issued.node == name
-            && (issued.requester.username != request.requester.username || issued.key != key)
-            && !has_joined(issued, context)
+    let is_other = |one: &&ApprovedRequest| {
+        (one.user != request.requester.username || one.identity.key != key)
+            && (one.is_issued() || one.is_approved_before(request))
+            && !has_joined(one, context)
     };
-    match context.issued.iter().find(is_other) {
+    match context.issued.of_node(name).find(is_other) {
         Some(other) => Err(Violation::doubt(
             RequestReason::NodeNameTaken,
             to_be_confirmed(&format!(
-                "{} got a certificate for node {name} with another key, and the Node does not exist yet",
-                quoted(&other.requester.username)
+                "{} asked earlier for a certificate for node {name} with another key, and the Node does not exist yet",
+                quoted(&other.user)
             )),
         )),
         None => Ok(()),
@@ -146,15 +146,16 @@ fn verify_unborn(
 
 /// Returns true if the Node existed after the request: it was deleted, or its kubelet got a further certificate, which
 /// requires the Node. The name is then free again.
-fn has_joined(issued: &IssuedRequest, context: RequestContext<'_>) -> bool {
-    let is_renewal = |later: &IssuedRequest| {
-        later.node == issued.node
-            && later.created >= issued.created
-            && later.requester.username.strip_prefix(NODE_USER_PREFIX) == Some(&issued.node)
+fn has_joined(earlier: &ApprovedRequest, context: RequestContext<'_>) -> bool {
+    let name = earlier.identity.node.as_str();
+    let is_renewal = |later: &ApprovedRequest| {
+        later.is_issued()
+            && later.created >= earlier.created
+            && later.user.strip_prefix(NODE_USER_PREFIX) == Some(name)
     };
-    let deleted = context.nodes.last_deleted(&issued.node);
-    deleted.is_some_and(|created| created >= issued.created)
-        || context.issued.iter().any(is_renewal)
+    let deleted = context.nodes.last_deleted(name);
+    deleted.is_some_and(|created| created >= earlier.created)
+        || context.issued.of_node(name).any(|later| is_renewal(later))
 }
 
 fn to_be_confirmed(problem: &str) -> String {

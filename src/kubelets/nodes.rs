@@ -2,10 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use time::OffsetDateTime;
-
 use super::NodeNamePattern;
-use crate::kube::csr_object::{CsrRequester, KubeletCertificate, NodeObject};
+use crate::kube::csr_object::NodeObject;
 use crate::kube::kubeadm::{ClusterConfig, Host, IpNet, San};
 use crate::x509::Sans;
 
@@ -210,22 +208,4 @@ impl ReservedNames {
             .find_map(|pattern| pattern.node_of(name))
     }
 }
-
-/// A request of a kubelet or a bootstrap token that was issued, or that the signer has.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct IssuedRequest {
-    /// UID of the object.
-    pub uid: String,
-    /// Which certificate.
-    pub certificate: KubeletCertificate,
-    /// The node in its subject.
-    pub node: String,
-    /// The user that created it.
-    pub requester: CsrRequester,
-    /// Creation, by the clock of the API server.
-    pub created: OffsetDateTime,
-    /// SHA-256 of the public key.
-    pub key: [u8; 32],
-    /// False while only the signer has it.
-    pub is_written: bool,
 }

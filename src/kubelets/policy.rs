@@ -42,6 +42,10 @@ pub struct KubeletPolicy {
     pub token_groups: Vec<String>,
     /// Names of the nodes that a group of tokens may join; a group that is missing may join any.
     pub node_names: BTreeMap<String, Vec<NodeNameRange>>,
+    /// Largest number of nodes for which one bootstrap token gets client certificates within an hour.
+    pub nodes_per_token: u32,
+    /// Names of nodes for which no certificate is signed.
+    pub revoked: Vec<String>,
     /// Largest number of requests to the signer per second.
     pub requests_per_second: u32,
     /// Name of the Lease in `kube-system` that selects the node that signs.
@@ -62,6 +66,8 @@ impl Default for KubeletPolicy {
             networks: Vec::new(),
             token_groups: vec![KUBEADM_TOKEN_GROUP.to_owned()],
             node_names: BTreeMap::new(),
+            nodes_per_token: 1000,
+            revoked: Vec::new(),
             requests_per_second: 50,
             lease: "nodepki-kubelets".to_owned(),
         }

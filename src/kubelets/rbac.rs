@@ -1,7 +1,7 @@
 //! The rights of the daemon that approves and signs requests of kubelets, as objects for `kubectl apply`.
 //!
 //! The group of nodepki.conf may decide about exactly two signer names, and read what the rules need. It cannot read a
-//! Secret, create a CertificateSigningRequest, or change a Node. Kubernetes verifies the verbs `approve` and `sign` in the
+//! Secret or another ConfigMap than its own, create a CertificateSigningRequest, or change a Node. Kubernetes verifies the verbs `approve` and `sign` in the
 //! admission plug-ins CertificateApproval and CertificateSigning (`plugin/pkg/admission/certificates`).
 
 use serde_json::{Value, json};
@@ -23,10 +23,16 @@ const INTRODUCTION: &str = "\
 # They belong to the group of nodepki.conf, which nodepki issues on each control-plane node with kubelets.sign.
 ";
 
+/// Returns the name of the ConfigMap in `kube-system` that binds names to Nodes ([`super::NodeBindings`]).
+pub fn bindings_name(policy: &KubeletPolicy) -> String {
+    policy.lease.clone()
+}
+
 /// Returns the roles for a group and their bindings, as input of `kubectl apply -f -`.
 ///
-/// The Lease is among them, so that nodepki needs no right to create others. A PUT creates it again if it is deleted
+/// The Lease and the ConfigMap are among them, so that nodepki needs no right to create others. A PUT creates it again if it is deleted
 /// (`pkg/registry/coordination/lease/strategy.go`, `AllowCreateOnUpdate`), which RBAC restricts to its name, unlike a POST.
+/// The ConfigMap is applied without data, so that `kubectl apply` never removes any.
 pub fn manifest(policy: &KubeletPolicy, group: &str) -> String {
     let mut text = INTRODUCTION.to_owned();
     for object in objects(policy, group) {
@@ -108,6 +114,11 @@ fn objects(policy: &KubeletPolicy, group: &str) -> Vec<Value> {
         "resources": ["leases"],
         "resourceNames": [policy.lease],
         "verbs": ["get", "create", "update"],
+    }, {
+        "apiGroups": [""],
+        "resources": ["configmaps"],
+        "resourceNames": [bindings_name(policy)],
+        "verbs": ["get", "list", "watch", "update"],
     }]);
     let event_rules = json!([
         {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
@@ -144,6 +155,11 @@ fn objects(policy: &KubeletPolicy, group: &str) -> Vec<Value> {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
         "metadata": {"name": policy.lease, "namespace": LEASE_NAMESPACE},
+    }));
+    objects.push(json!({
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": bindings_name(policy), "namespace": LEASE_NAMESPACE},
     }));
     objects
 }
@@ -183,6 +199,7 @@ mod tests {
                 "*: certificates.k8s.io/signers[kubernetes.io/kube-apiserver-client-kubelet,kubernetes.io/kubelet-serving] approve,sign",
                 "*: /nodes[] get,list,watch",
                 "kube-system: coordination.k8s.io/leases[nodepki-kubelets] get,create,update",
+                "kube-system: /configmaps[nodepki-kubelets] get,list,watch,update",
                 "default: /events[] create",
             ]
         );
@@ -192,7 +209,7 @@ mod tests {
     fn names_every_right_of_the_rules() {
         let rights = rights(&KubeletPolicy::default());
         let phrases: Vec<&str> = rights.iter().map(|(phrase, _)| phrase.as_str()).collect();
-        assert_eq!(phrases.len(), 16, "{phrases:#?}");
+        assert_eq!(phrases.len(), 20, "{phrases:#?}");
         for phrase in [
             "update certificatesigningrequests/status",
             "sign signers kubernetes.io/kubelet-serving",
@@ -216,7 +233,7 @@ mod tests {
     fn binds_every_role_to_the_group() {
         let text = manifest(&KubeletPolicy::default(), "nodepki:kubelet-signers");
         let documents = yaml::parse("manifest", &text).unwrap();
-        assert_eq!(documents.len(), 7);
+        assert_eq!(documents.len(), 8);
         assert_eq!(
             text.matches("name: nodepki:kubelet-signers").count(),
             3,

@@ -62,6 +62,11 @@ reasons! {
     "An address is not one of the Node's, or a name is neither its own nor given to it by the configuration." SanNotOfNode,
     "The Node does not exist." NodeNotFound,
     "The Node exists and is or was ready, so a bootstrap token must not replace its identity." NodeExists,
+    "The Node is being deleted." NodeDeleting,
+    "The Node was deleted and created again, which no bootstrap token and no administrator has confirmed." NodeReplaced,
+    "The node's name is revoked." NodeRevoked,
+    "The request repeats an earlier one that is not finished." RequestRepeated,
+    "The requester has reached the limit of certificates, or of new nodes, within an hour." LimitReached,
     "All rules are satisfied, but nodepki is not configured to approve such requests." ApprovalRequired,
     "The signer's certificate differs from the request." CertificateNotAccepted,
 }
@@ -82,7 +87,7 @@ pub struct RuleFinding {
 }
 
 impl RuleFinding {
-    pub(super) fn new(reason: RequestReason, message: impl Into<String>) -> RuleFinding {
+    pub(crate) fn new(reason: RequestReason, message: impl Into<String>) -> RuleFinding {
         RuleFinding {
             reason,
             message: message.into(),

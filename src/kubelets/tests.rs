@@ -8,7 +8,7 @@ use time::OffsetDateTime;
 use time::macros::datetime;
 
 use super::*;
-use crate::kube::csr_object::{CsrObject, CsrRequester, NodeObject};
+use crate::kube::csr_object::{CsrObject, KubeletCertificate, NodeObject};
 use crate::kube::kubeadm::{ClusterConfig, Host, HostPort, IpNet, San};
 use crate::x509::der_encoding;
 use crate::x509::{
@@ -29,7 +29,8 @@ const LATER: OffsetDateTime = datetime!(2026-11-23 04:10:00 UTC);
 struct Rig {
     nodes: NodeIndex,
     reserved: ReservedNames,
-    issued: Vec<IssuedRequest>,
+    bindings: NodeBindings,
+    issued: IssuanceIndex,
     policy: KubeletPolicy,
 }
 
@@ -116,7 +117,8 @@ impl Rig {
         Rig {
             nodes,
             reserved: ReservedNames::new(&cluster, &api_server),
-            issued: Vec::new(),
+            bindings: NodeBindings::default(),
+            issued: IssuanceIndex::default(),
             policy: KubeletPolicy {
                 sign: true,
                 approve_serving: true,
@@ -135,6 +137,7 @@ impl Rig {
         let context = RequestContext {
             nodes: &self.nodes,
             reserved: &self.reserved,
+            bindings: &self.bindings,
             issued: &self.issued,
         };
         judge(request, context, &self.policy, now)
@@ -397,26 +400,36 @@ fn leaves_approval_to_others_by_default() {
     }
 }
 
-/// A client certificate that was issued for a node.
-fn issued(node: &str, username: &str, key: [u8; 32], created: OffsetDateTime) -> IssuedRequest {
-    IssuedRequest {
-        uid: format!("{node} {username}"),
+/// A request for the client certificate of a node that was issued at this time.
+fn issued(user: &str, name: &str, at: OffsetDateTime) -> ApprovedRequest {
+    issued_for(user, name, [7; 32], at)
+}
+
+/// As [`issued`], for a key with this SHA-256.
+fn issued_for(user: &str, name: &str, key: [u8; 32], at: OffsetDateTime) -> ApprovedRequest {
+    ApprovedRequest {
+        uid: format!("uid-{user}-{name}-{at}"),
+        name: format!("csr-{name}"),
+        created: at,
         certificate: KubeletCertificate::Client,
-        node: node.to_owned(),
-        requester: CsrRequester {
-            username: username.to_owned(),
-            groups: Vec::new(),
+        user: user.to_owned(),
+        identity: RequestedIdentity {
+            node: name.to_owned(),
+            key,
+            hosts: BTreeSet::new(),
         },
-        created,
-        key,
-        is_written: true,
+        progress: IssuanceProgress::Issued {
+            since: at,
+            until: at + 10 * ISSUANCE_WINDOW,
+        },
     }
 }
 
 #[test]
 fn token_replaces_only_node_that_it_created_and_that_was_never_ready() {
-    let of = |username: &str| issued("new", username, [0; 32], CREATED);
-    let own = || vec![of("system:bootstrap:abcdef")];
+    const TOKEN: &str = "system:bootstrap:abcdef";
+    let minutes = |minutes: i64| LATER - time::Duration::minutes(minutes);
+    let own = || Some(issued(TOKEN, "new", minutes(30)));
     let never_updated = json!({"type": "Ready", "status": "Unknown", "reason": "NodeStatusNeverUpdated", "lastTransitionTime": "2026-11-20T00:01:00Z"});
     let ready_for_a_while = json!({"type": "Ready", "status": "False", "reason": "KubeletNotReady", "lastTransitionTime": "2026-11-20T00:05:00Z"});
     let no_time = json!({"type": "Ready", "status": "False", "reason": "KubeletNotReady"});
@@ -424,11 +437,27 @@ fn token_replaces_only_node_that_it_created_and_that_was_never_ready() {
         (never_ready(), own(), "approve"),
         (never_updated, own(), "approve"),
         (json!({"type": "Other", "status": "True"}), own(), "approve"),
-        (never_ready(), Vec::new(), "wait NodeExists"),
+        (never_ready(), None, "wait NodeExists"),
         (
             never_ready(),
-            vec![of("system:bootstrap:999999")],
+            Some(issued("system:bootstrap:999999", "new", minutes(30))),
             "wait NodeExists",
+        ),
+        (
+            never_ready(),
+            Some(issued(TOKEN, "other", minutes(30))),
+            "wait NodeExists",
+        ),
+        // The object still exists, but it is older than an hour.
+        (
+            never_ready(),
+            Some(issued(TOKEN, "new", minutes(60))),
+            "wait NodeExists",
+        ),
+        (
+            never_ready(),
+            Some(issued(TOKEN, "new", minutes(59))),
+            "approve",
         ),
         (ready_for_a_while, own(), "wait NodeExists"),
         (no_time, own(), "wait NodeExists"),
@@ -441,10 +470,278 @@ fn token_replaces_only_node_that_it_created_and_that_was_never_ready() {
             &[("InternalIP", "192.0.2.30")],
             ready.clone(),
         ));
-        rig.issued = issued;
+        issued.into_iter().for_each(|one| rig.issued.insert(one));
         let request = request(&token(), CLIENT, &CsrParts::client("new"));
         assert_eq!(rig.outcome(&request, LATER), expected, "{ready}");
     }
+}
+
+#[test]
+fn token_does_not_take_over_control_plane_node_or_node_that_is_being_deleted() {
+    for (change, expected) in [
+        ("/metadata/labels", "wait NodeExists"),
+        ("/metadata/deletionTimestamp", "deny NodeDeleting"),
+    ] {
+        let mut rig = Rig::new();
+        let mut new = node_json("new", &[("InternalIP", "192.0.2.30")], never_ready());
+        let value = match change {
+            "/metadata/labels" => json!({"node-role.kubernetes.io/control-plane": ""}),
+            _ => json!("2026-11-23T04:05:00Z"),
+        };
+        new["metadata"][change.rsplit('/').next().unwrap()] = value;
+        rig.insert(&new);
+        let at = LATER - time::Duration::minutes(5);
+        rig.issued
+            .insert(issued("system:bootstrap:abcdef", "new", at));
+        let request = request(&token(), CLIENT, &CsrParts::client("new"));
+        assert_eq!(rig.outcome(&request, LATER), expected, "{change}");
+        assert!(rig.nodes.remove("new"));
+        assert_eq!(rig.outcome(&request, LATER), "approve", "{change}");
+    }
+}
+
+#[test]
+fn node_that_is_deleted_or_replaced_gets_no_certificate() {
+    let mut rig = Rig::new();
+    let known = rig.nodes.get("w1").unwrap().clone();
+    rig.bindings.see(&known);
+    let client = request(&node("w1"), CLIENT, &CsrParts::client("w1"));
+    let serving = request(&node("w1"), SERVING, &CsrParts::serving("w1", &[dns("w1")]));
+    let addresses = [("Hostname", "w1")];
+    let mut again = node_json("w1", &addresses, is_ready());
+    for request in [&client, &serving] {
+        assert_eq!(rig.outcome(request, LATER), "approve");
+    }
+    again["metadata"]["deletionTimestamp"] = json!("2026-11-23T04:05:00Z");
+    rig.insert(&again);
+    for request in [&client, &serving] {
+        assert_eq!(rig.outcome(request, LATER), "deny NodeDeleting");
+        let confirmed = approved(request, APPROVED_BY_ADMINISTRATOR);
+        assert_eq!(rig.outcome(&confirmed, LATER), "fail NodeDeleting");
+    }
+    // Created again by the kubelet, with the certificate that it still has.
+    again["metadata"]["deletionTimestamp"] = json!(null);
+    again["metadata"]["uid"] = json!("another");
+    rig.insert(&again);
+    for request in [&client, &serving] {
+        assert_eq!(rig.outcome(request, LATER), "wait NodeReplaced");
+        let by_other = approved(request, "AutoApproved");
+        assert_eq!(rig.outcome(&by_other, LATER), "wait NodeReplaced");
+        let confirmed = approved(request, APPROVED_BY_ADMINISTRATOR);
+        assert_eq!(rig.outcome(&confirmed, LATER), "sign");
+    }
+    rig.bindings.renew("w1", rig.nodes.get("w1"));
+    assert_eq!(rig.outcome(&client, LATER), "approve");
+}
+
+#[test]
+fn revoked_name_gets_no_certificate() {
+    for by_policy in [true, false] {
+        let mut rig = Rig::new();
+        for name in ["w1", "new"] {
+            match by_policy {
+                true => rig.policy.revoked.push(name.to_owned()),
+                false => rig.bindings.revoke(name, Some(CREATED)),
+            }
+        }
+        let own = request(&node("w1"), CLIENT, &CsrParts::client("w1"));
+        let by_token = request(&token(), CLIENT, &CsrParts::client("new"));
+        for request in [&own, &by_token] {
+            assert_eq!(rig.outcome(request, LATER), "deny NodeRevoked");
+            let confirmed = approved(request, APPROVED_BY_ADMINISTRATOR);
+            assert_eq!(rig.outcome(&confirmed, LATER), "fail NodeRevoked");
+        }
+        let other = request(&node("w2"), CLIENT, &CsrParts::client("w2"));
+        assert_eq!(rig.outcome(&other, LATER), "approve");
+    }
+}
+
+/// What has become of requests that were served in turn.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Served {
+    /// Sent to the signer.
+    signed: usize,
+    /// Answered with the certificate of another request.
+    repeated: usize,
+    waiting: usize,
+}
+
+impl Rig {
+    /// Approves and issues what the rules allow, in this order.
+    fn serve(&mut self, requests: impl Iterator<Item = CsrObject>, now: OffsetDateTime) -> Served {
+        let mut served = Served::default();
+        for request in requests {
+            match self.outcome(&request, now).as_str() {
+                "approve" => {}
+                "wait-until LimitReached" => {
+                    served.waiting += 1;
+                    continue;
+                }
+                other => panic!("{other}"),
+            }
+            let KubeletDecision::Sign(order) = self.judge(&approved(&request, "x"), now) else {
+                panic!("{}", self.outcome(&approved(&request, "x"), now));
+            };
+            match order.answer {
+                Some(_) => served.repeated += 1,
+                None => served.signed += 1,
+            }
+            self.issued.insert(ApprovedRequest {
+                uid: request.uid.clone(),
+                name: request.name.clone(),
+                created: request.created,
+                certificate: request.certificate,
+                user: request.requester.username.clone(),
+                identity: RequestedIdentity::of(&request).unwrap(),
+                progress: IssuanceProgress::Issued {
+                    since: now,
+                    until: now + order.profile.lifetime,
+                },
+            });
+        }
+        served
+    }
+}
+
+/// Returns a request of a bootstrap token for a new node.
+fn joins(number: usize, token_id: &str, csr: &CsrParts) -> CsrObject {
+    let mut sender = token();
+    sender.user = format!("system:bootstrap:{token_id}");
+    CsrObject {
+        uid: format!("uid-{token_id}-{number:05}"),
+        name: format!("csr-{token_id}-{number}"),
+        ..request(&sender, CLIENT, csr)
+    }
+}
+
+#[test]
+fn burst_of_one_token_is_bounded_while_honest_nodes_join() {
+    const BURST: usize = 3000;
+    let honest = |token_id: &'static str| {
+        (0..100).map(move |number| {
+            let csr = CsrParts::client(&format!("honest-{token_id}-{number}"));
+            joins(number + BURST, token_id, &csr)
+        })
+    };
+    let all = Served {
+        signed: 100,
+        ..Served::default()
+    };
+
+    // The same request again and again costs one signature, and one for each user at most.
+    let mut rig = Rig::new();
+    let same = CsrParts::client("evil");
+    let burst = (0..BURST).map(|number| joins(number, "aaaaaa", &same));
+    let served = rig.serve(burst, CREATED);
+    assert_eq!((served.signed, served.repeated), (1, BURST - 1));
+    assert_eq!(rig.serve(honest("aaaaaa"), CREATED), all);
+
+    // A new key for the same name each time.
+    let mut rig = Rig::new();
+    let burst = (0..BURST).map(|number| joins(number, "aaaaaa", &CsrParts::client("evil")));
+    let served = rig.serve(burst, CREATED);
+    assert_eq!((served.signed, served.waiting), (5, BURST - 5));
+    assert_eq!(rig.serve(honest("aaaaaa"), CREATED), all);
+
+    // A new name each time, without a Node: the token has no room, other tokens have.
+    let mut rig = Rig::new();
+    let name = |number: usize| CsrParts::client(&format!("evil-{number}"));
+    let burst = (0..BURST).map(|number| joins(number, "aaaaaa", &name(number)));
+    let served = rig.serve(burst, CREATED);
+    assert_eq!((served.signed, served.waiting), (300, BURST - 300));
+    assert_eq!(rig.serve(honest("bbbbbb"), CREATED), all);
+
+    // The same with Nodes, up to the configured number.
+    let mut rig = Rig::new();
+    rig.policy.nodes_per_token = 400;
+    for number in 0..500 {
+        rig.serve(
+            std::iter::once(joins(number, "aaaaaa", &name(number))),
+            CREATED,
+        );
+        rig.insert(&node_json(&format!("evil-{number}"), &[], never_ready()));
+    }
+    let named = rig.issued.of_node("evil-399").count() + rig.issued.of_node("evil-400").count();
+    assert_eq!(named, 1);
+    // After an hour the first ones do not count.
+    let later = CREATED + ISSUANCE_WINDOW;
+    let request = CsrObject {
+        created: later,
+        ..joins(BURST, "aaaaaa", &name(BURST))
+    };
+    assert_eq!(rig.outcome(&request, later), "approve");
+    // Before, it would have waited; one that has waited for an hour is refused.
+    let before = CREATED + ISSUANCE_WINDOW - Duration::from_secs(1);
+    assert_eq!(rig.outcome(&request, before), "wait-until LimitReached");
+    let old = joins(BURST, "aaaaaa", &name(BURST));
+    rig.policy.nodes_per_token = 1;
+    rig.serve(honest("aaaaaa").take(1), later - Duration::from_secs(2));
+    assert_eq!(rig.outcome(&old, before), "wait-until LimitReached");
+}
+
+#[test]
+fn limits_certificates_of_node_by_those_that_are_valid() {
+    let mut rig = Rig::new();
+    let own = |number: usize, at| CsrObject {
+        uid: format!("uid-{number:03}"),
+        created: at,
+        ..request(&node("w1"), CLIENT, &CsrParts::client("w1"))
+    };
+    assert_eq!(
+        rig.serve((0..9).map(|number| own(number, CREATED)), CREATED)
+            .signed,
+        5
+    );
+    // The serving certificate has a limit of its own.
+    let serving = request(&node("w1"), SERVING, &CsrParts::serving("w1", &[dns("w1")]));
+    assert_eq!(rig.outcome(&serving, CREATED), "approve");
+    // A denied request is not repeated by the next one; one of another user does not count.
+    assert_eq!(
+        rig.outcome(&own(10, CREATED), CREATED),
+        "wait-until LimitReached"
+    );
+    // Certificates of ten minutes are renewed more often.
+    rig.policy.lifetime = Duration::from_secs(600);
+    let mut rig = Rig {
+        issued: IssuanceIndex::default(),
+        ..rig
+    };
+    for number in 0..20 {
+        let at = CREATED + number * Duration::from_secs(480);
+        assert_eq!(
+            rig.serve(std::iter::once(own(number as usize, at)), at)
+                .signed,
+            1
+        );
+    }
+}
+
+#[test]
+fn approved_requests_count_in_the_order_of_their_creation() {
+    let mut rig = Rig::new();
+    let requests: Vec<CsrObject> = (0..8)
+        .map(|number| joins(number, "aaaaaa", &CsrParts::client("new")))
+        .collect();
+    for request in &requests {
+        let approved = ApprovedRequest {
+            uid: request.uid.clone(),
+            progress: IssuanceProgress::Approved,
+            identity: RequestedIdentity::of(request).unwrap(),
+            ..issued(&request.requester.username, "new", CREATED)
+        };
+        rig.issued.insert(approved);
+    }
+    let outcomes = requests
+        .iter()
+        .map(|request| rig.outcome(&approved(request, "x"), CREATED));
+    let signed = outcomes.filter(|outcome| outcome == "sign").count();
+    assert_eq!(signed, 5);
+    // What another user sends again is answered with the certificate of the first request.
+    let replayed = CsrObject {
+        request: requests[0].request.clone(),
+        ..joins(9, "bbbbbb", &CsrParts::client("new"))
+    };
+    assert_eq!(rig.outcome(&replayed, CREATED), "wait RequestRepeated");
 }
 
 #[test]

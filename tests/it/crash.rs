@@ -94,6 +94,7 @@ const COMMANDS: &[(&str, Placement)] = &[
     ),
     ("kubelets-deny", Elsewhere("writes to an API server only")),
     ("kubelets-list", ReadsOnly),
+    ("kubelets-revoke", Elsewhere("writes to an API server only")),
     ("man", Interrupted("man")),
     ("migrate-to-external", Interrupted("migrate to-external")),
     ("migrate-to-internal", Interrupted("migrate to-internal")),

@@ -7,7 +7,8 @@ use nodepki::kube::csr_object::CsrObject;
 use nodepki::kube::kubeadm::{ClusterConfig, HostPort, San};
 use nodepki::kube::names::CertName;
 use nodepki::kubelets::{
-    KubeletDecision, KubeletPolicy, NodeIndex, RequestContext, ReservedNames, judge,
+    IssuanceIndex, KubeletDecision, KubeletPolicy, NodeBindings, NodeIndex, RequestContext,
+    ReservedNames, judge,
 };
 use nodepki::x509::Sans;
 use serde_json::{Value, json};
@@ -66,7 +67,7 @@ fn prints_rights_of_kubelet_signer() {
     ran.done().says("nodepki:kubelet-signers").says("chosen");
     let objects =
         ran.stdout.matches("\nkind: ").count() + ran.stdout.matches("\n\"kind\": ").count();
-    assert_eq!(objects, 7, "{}", ran.stdout);
+    assert_eq!(objects, 8, "{}", ran.stdout);
     for forbidden in [
         "secrets",
         "\"*\"",
@@ -159,7 +160,8 @@ fn approves_no_hostile_request_without_nodes() {
     let context = RequestContext {
         nodes: &NodeIndex::default(),
         reserved: &ReservedNames::new(&cluster, &Sans::default()),
-        issued: &[],
+        bindings: &NodeBindings::default(),
+        issued: &IssuanceIndex::default(),
     };
     for case in requests::all() {
         if case.reason == "NodeExists" {

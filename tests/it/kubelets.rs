@@ -45,6 +45,8 @@ use crate::time::{eventually, wait_until};
 
 const CSRS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
 const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/nodepki-kubelets";
+/// The ConfigMap that binds names to Nodes.
+const BINDINGS: &str = "/api/v1/namespaces/kube-system/configmaps/nodepki-kubelets";
 /// The CA keys, on a node that signs with them.
 const CA_DIR: &str = "/var/lib/corp";
 
@@ -373,6 +375,40 @@ fn daemon_signs_for_kubelets_of_a_cluster_without_ca_keys() {
         .lines()
         .filter(|line| line.contains("kubelet request csr-"));
     assert!(audit.count() >= 10, "{said}");
+    end_rights_of_deleted_node(cluster, daemon, w1);
+}
+
+/// Deletes the Node of `w1`, which its kubelet creates again with its old certificate; then revokes the name.
+fn end_rights_of_deleted_node(cluster: &Cluster, daemon: &Daemon<'_>, w1: &Caller<'_>) {
+    let (admin, node) = (&cluster.admin(), cluster.first());
+    let known = || {
+        let (_, map) = admin.get(BINDINGS);
+        map["data"]["w1"].as_str().unwrap_or_default().to_owned()
+    };
+    wait_until("the Node is known", || known().starts_with("uid="));
+    let (status, body) = admin.delete("/api/v1/nodes/w1");
+    assert_eq!(status, 200, "{body}");
+    wait_until("its deletion is recorded", || known().contains(" gone="));
+    let object = json!({"kind": "Node", "apiVersion": "v1", "metadata": {"name": "w1"}});
+    let (status, body) = w1.post("/api/v1/nodes", &object);
+    assert_eq!(status, 201, "{body}");
+    set_status(w1, "w1", "192.0.2.21", "True");
+    let (name, _, _) = Wanted::client("w1").create(w1);
+    wait_until("an Event explains the wait", || {
+        events_about(cluster, &name) == ["NodeReplaced"]
+    });
+    node.nodepki(&["kubelets", "approve", &name]).done();
+    certificate(&decided(cluster, &name, daemon));
+
+    let own = serving("w1", &["w1"], &["192.0.2.21"]);
+    node.nodepki(&["kubelets", "revoke", "w1"])
+        .done()
+        .says("next: kubectl delete node w1");
+    let (name, _, _) = own.create(w1);
+    assert_eq!(refusal(&decided(cluster, &name, daemon)), "NodeRevoked");
+    node.nodepki(&["kubelets", "revoke", "w1", "--undo"]).done();
+    let (name, _, _) = own.create(w1);
+    certificate(&decided(cluster, &name, daemon));
 }
 
 /// Files with this extension in a directory, without it.

@@ -3,6 +3,7 @@
 use serde_json::Value;
 use time::OffsetDateTime;
 
+use super::bindings;
 use super::object;
 use super::reserved_names;
 use super::view::NodeParts;
@@ -11,9 +12,10 @@ use crate::agent::{Clock, ExitCode, Failure};
 use crate::cluster::api::{Api, ApiError};
 use crate::cluster::watch::{Watch, WatchChange};
 use crate::kube::csr_object::{CsrObject, KubeletCertificate};
+use crate::kube::kubeadm::is_dns_subdomain;
 use crate::kubelets::{
-    APPROVED_BY_ADMINISTRATOR, KubeletDecision, KubeletPolicy, RequestContext, ReservedNames,
-    RuleFinding, judge,
+    APPROVED_BY_ADMINISTRATOR, KubeletDecision, KubeletPolicy, NodeBindings, RequestContext,
+    RequestReason, RequestedIdentity, ReservedNames, RuleFinding, judge,
 };
 
 use super::view::View;
@@ -153,6 +155,15 @@ impl RequestDesk {
             let nodes = self.read_nodes(&mut view).await;
             nodes.map_err(|error| Failure::of_cluster("listing the Nodes", error))?;
             let listed = self.listed(&request, &view);
+            let is_replaced = listed
+                .finding
+                .as_ref()
+                .is_some_and(|(reason, _)| reason == RequestReason::NodeReplaced.as_str());
+            // An approval by another component cannot be changed, and it does not confirm the Node.
+            if listed.state == "approved" && is_replaced && decision == HandDecision::Approve {
+                self.accept_node(&request, &view).await?;
+                return Ok(listed);
+            }
             let update = self.decided(&found, &request, &listed, &view, decision)?;
             let written = self
                 .api
@@ -212,13 +223,82 @@ impl RequestDesk {
         Ok(object::with_condition(object, "Denied", reason, why, now))
     }
 
+    /// Revokes the name of a node, or ends its revocation; returns false if nothing changed. The node that signs sees the change in its watch.
+    ///
+    /// # Errors
+    /// A name that is not valid, and failures of the API server.
+    pub async fn revoke(&self, name: &str, revokes: bool) -> Result<bool, Failure> {
+        if !is_dns_subdomain(name) {
+            return Err(refused(format!(
+                "{name:?} is not a valid node name (write the name of the Node, as kubectl get nodes prints it)"
+            )));
+        }
+        let now = (self.clock)();
+        self.change_bindings(name, |known| {
+            let changes = known.is_revoked(name) != revokes;
+            if changes {
+                known.revoke(name, revokes.then_some(now));
+            }
+            changes
+        })
+        .await
+    }
+
+    /// Changes the bindings as they are stored; returns false if `change` does.
+    async fn change_bindings(
+        &self,
+        name: &str,
+        change: impl Fn(&mut NodeBindings) -> bool,
+    ) -> Result<bool, Failure> {
+        for _ in 0..MAX_CONFLICTS {
+            let found = bindings::read(&self.api, &self.policy).await;
+            let found =
+                found.map_err(|error| Failure::of_cluster("reading the known Nodes", error))?;
+            let mut known = NodeBindings::default();
+            known.store(found.as_ref());
+            if !change(&mut known) {
+                return Ok(false);
+            }
+            let data = known.data(self.policy.lifetime, (self.clock)());
+            match bindings::write(&self.api, &self.policy, found, data).await {
+                Ok(_) => return Ok(true),
+                Err(ApiError::Refused(status))
+                    if status.is_conflict() || status.is_already_exists() => {}
+                Err(error) => return Err(Failure::of_cluster("writing the known Nodes", error)),
+            }
+        }
+        Err(Failure::new(
+            ExitCode::Pending,
+            format!("{name}: other clients change the known Nodes at the same time (run again)"),
+        ))
+    }
+
+    /// Binds the name of a request that waits for this to the present Node.
+    async fn accept_node(&self, request: &CsrObject, view: &View) -> Result<bool, Failure> {
+        let node = RequestedIdentity::of(request).map(|identity| identity.node);
+        let Some(node) = node.and_then(|name| view.nodes.get(&name)) else {
+            return Ok(false);
+        };
+        let accept = |known: &mut NodeBindings| {
+            known.renew(&node.name, Some(node));
+            known.has_changes()
+        };
+        self.change_bindings(&node.name, accept).await
+    }
+
     async fn read_nodes(&self, view: &mut View) -> Result<(), ApiError> {
         let watch = Watch {
             resource: &object::NODE,
             namespace: None,
             field_selector: None,
         };
-        let mut sink = |change: WatchChange<NodeParts>| view.node(change);
+        match bindings::read(&self.api, &self.policy).await {
+            Ok(found) => drop(view.bindings.store(found.as_ref())),
+            // The other rules can be verified all the same.
+            Err(ApiError::Refused(status)) if status.is_unauthorized_user() => {}
+            Err(error) => return Err(error),
+        }
+        let mut sink = |change: WatchChange<NodeParts>| view.node(change, (self.clock)());
         self.api.list(&watch, &mut sink).await.map(drop)
     }
 
@@ -226,6 +306,7 @@ impl RequestDesk {
         let context = RequestContext {
             nodes: &view.nodes,
             reserved: &self.reserved,
+            bindings: &view.bindings,
             issued: &view.issued,
         };
         judge(request, context, &self.policy, (self.clock)())

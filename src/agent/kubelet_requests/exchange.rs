@@ -291,7 +291,7 @@ fn keep(
 }
 
 /// Verifies a signer's answer against the order. Only the verified path is kept, whatever else the signer sent.
-fn verified(
+pub(super) fn verified(
     signing: &Signing,
     order: &SigningOrder,
     trust: &TrustBundle,

@@ -1,6 +1,7 @@
-//! Limits the rate of requests to the signer: a token bucket of one second.
+//! Limits the rate of requests to the signer, a token bucket of one second, and the number of reports.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
@@ -16,8 +17,13 @@ pub(super) struct Pace {
 impl Pace {
     pub(super) fn new(per_second: u32, now: Instant) -> Pace {
         let burst = per_second.max(1);
+        Pace::with_burst(burst, Duration::from_secs(1) / burst, now)
+    }
+
+    /// Allows `burst` events, and then one in each interval.
+    fn with_burst(burst: u32, interval: Duration, now: Instant) -> Pace {
         Pace {
-            interval: Duration::from_secs(1) / burst,
+            interval,
             burst,
             full_at: Cell::new(now),
         }
@@ -28,12 +34,59 @@ impl Pace {
         sleep_until(self.reserve(Instant::now())).await;
     }
 
+    /// Returns true and counts the event if it is allowed now.
+    fn try_turn(&self, now: Instant) -> bool {
+        let before = self.full_at.get();
+        let is_allowed = self.reserve(now) <= now;
+        if !is_allowed {
+            self.full_at.set(before);
+        }
+        is_allowed
+    }
+
     /// Returns when the next event is allowed.
     fn reserve(&self, now: Instant) -> Instant {
         let full_at = self.full_at.get().max(now) + self.interval;
         self.full_at.set(full_at);
         let capacity = self.interval * self.burst;
         now.max(full_at.checked_sub(capacity).unwrap_or(now))
+    }
+}
+
+/// Number of reports about the requests of one user, and interval between further ones.
+const USER_REPORTS: (u32, Duration) = (20, Duration::from_secs(60));
+/// The same about all requests.
+const ALL_REPORTS: (u32, Duration) = (200, Duration::from_millis(500));
+/// Number of users that are remembered.
+const MAX_USERS: usize = 1000;
+
+/// Limits the number of Events and log lines about requests that wait, so that the requests of one user neither fill etcd
+/// nor hide the reports about others.
+pub(super) struct ReportLimit {
+    all: Pace,
+    by_user: RefCell<BTreeMap<String, Pace>>,
+}
+
+impl ReportLimit {
+    pub(super) fn new(now: Instant) -> ReportLimit {
+        let (burst, interval) = ALL_REPORTS;
+        ReportLimit {
+            all: Pace::with_burst(burst, interval, now),
+            by_user: RefCell::default(),
+        }
+    }
+
+    /// Returns true and counts the report if it is allowed now.
+    pub(super) fn allows(&self, user: &str, now: Instant) -> bool {
+        let mut users = self.by_user.borrow_mut();
+        if users.len() >= MAX_USERS {
+            users.retain(|_, pace| pace.full_at.get() > now);
+        }
+        let (burst, interval) = USER_REPORTS;
+        let of_user = users
+            .entry(user.to_owned())
+            .or_insert_with(|| Pace::with_burst(burst, interval, now));
+        of_user.try_turn(now) && self.all.try_turn(now)
     }
 }
 
@@ -52,5 +105,18 @@ mod tests {
         let later = start + Duration::from_secs(60);
         let second: Vec<_> = (0..5).map(|_| millis(&pace, later)).collect();
         assert_eq!(second, [60_000, 60_000, 60_000, 60_000, 60_250]);
+    }
+
+    #[test]
+    fn limits_reports_of_each_user_and_of_all() {
+        let start = Instant::now();
+        let limit = ReportLimit::new(start);
+        let count = |user: &str, now| (0..1000).filter(|_| limit.allows(user, now)).count();
+        assert_eq!(count("evil", start), 20);
+        assert_eq!(count("honest", start), 20);
+        let later = start + 2 * USER_REPORTS.1;
+        assert_eq!(count("evil", later), 2);
+        let many = (0..100).map(|user| count(&format!("user-{user}"), later));
+        assert_eq!(many.sum::<usize>(), 198);
     }
 }

@@ -3,23 +3,26 @@
 use std::time::Duration;
 
 use serde_json::Value;
+use tokio::time::Instant;
 
 use super::election::Tenure;
 use super::exchange::{self, Exchanged};
-use super::queue::{RequestWait, Work, WorkResult};
+use super::queue::{RequestWait, WakeTopic, Work, WorkResult};
+use super::view::certificate_of;
 use super::{KubeletResult, Signing, object};
 use crate::agent::audit;
 use crate::cluster::api::ApiError;
 use crate::kube::csr_object::{CsrObject, KubeletCertificate, NodeObject};
-use crate::kube::names::NODE_USER_PREFIX;
+use crate::kube::kubeadm::Host;
+use crate::kube::names::{NODE_USER_PREFIX, TOKEN_USER_PREFIX};
 use crate::kubelets::{
-    APPROVED_BY_RULES, KubeletDecision, RequestContext, RequestReason, RuleFinding, SigningOrder,
-    judge,
+    APPROVED_BY_ADMINISTRATOR, APPROVED_BY_RULES, KubeletDecision, RequestContext, RequestReason,
+    RequestedIdentity, RuleFinding, SigningOrder, judge,
 };
 use crate::process::jitter::random_fraction;
 use crate::signer::Request;
 use crate::store::{AuditEvent, AuditRecord, Durability};
-use crate::x509::Chain;
+use crate::x509::{Chain, TrustBundle};
 
 /// How often a request is judged in a row if other clients change it at the same time.
 const MAX_CONFLICTS: usize = 5;
@@ -31,6 +34,14 @@ const LOCAL_RETRY_INTERVAL: Duration = Duration::from_secs(60);
 const DENIED_BY_SIGNER: &str = "DeniedBySigner";
 /// Reason of the condition `Failed` if the signer can never sign the request.
 const SIGNING_FAILED: &str = "SigningFailed";
+/// Reasons of the condition `Failed` after an exchange with the signer.
+pub(super) const SIGNER_REFUSALS: [&str; 3] = [
+    DENIED_BY_SIGNER,
+    SIGNING_FAILED,
+    RequestReason::CertificateNotAccepted.as_str(),
+];
+/// Longest time until a request that waits for a Node is judged again.
+const MAX_NODE_WAIT: Duration = Duration::from_secs(600);
 /// Reason of an Event while the signer cannot be used.
 const SIGNER_UNAVAILABLE: &str = "SignerUnavailable";
 
@@ -84,9 +95,9 @@ impl Signing {
                     return Ok(WorkResult::Finished);
                 }
                 KubeletDecision::Wait { finding, until } => {
-                    return Ok(self.wait(work, &finding, until).await);
+                    return Ok(self.wait(work, &request, &finding, until).await);
                 }
-                KubeletDecision::Approve { message } => {
+                KubeletDecision::Approve { message, .. } => {
                     let written = self
                         .add_condition(&object, &request, "Approved", APPROVED_BY_RULES, &message)
                         .await?;
@@ -104,7 +115,6 @@ impl Signing {
                     self.refuse(&object, &request, "Failed", &finding).await?
                 }
                 KubeletDecision::Sign(order) => {
-                    self.view.borrow_mut().begin_issue(&request, &order);
                     match self.sign(work, &object, &request, &order, tenure).await? {
                         Ok(written) => written,
                         Err(result) => return Ok(result),
@@ -112,6 +122,11 @@ impl Signing {
                 }
             };
             if let WriteResult::Stored(object) = written {
+                // The limits count it at once, not only when the watch shows it.
+                if let Ok(Some(request)) = CsrObject::from_json(&object) {
+                    let mut view = self.view.borrow_mut();
+                    view.remember_issued(&request, &object);
+                }
                 let is_final = CsrObject::from_json(&object).is_ok_and(|request| {
                     request.is_none_or(|request| {
                         request.is_issued
@@ -128,20 +143,23 @@ impl Signing {
         Ok(later(work, RETRY_INTERVAL))
     }
 
-    /// Judges a request with its Node as it is now. A serving certificate depends on the addresses of the Node, and that
-    /// of a bootstrap token on its absence.
+    /// Judges a request with what the watches have shown, and before anything is written again with its Node as it is now:
+    /// a serving certificate depends on the addresses of the Node, and that of a bootstrap token on its absence.
     async fn decide(&self, request: &CsrObject) -> Result<KubeletDecision, ApiError> {
-        let own = request.requester.username.strip_prefix(NODE_USER_PREFIX);
-        if let Some(node) = own {
-            self.refresh_node(node).await?;
-        }
         let decision = self.judge(request);
-        match &decision {
-            KubeletDecision::Sign(order) if own != Some(&order.node) => {
-                self.refresh_node(&order.node).await?;
+        let own = request.requester.username.strip_prefix(NODE_USER_PREFIX);
+        let node = match &decision {
+            KubeletDecision::Ignore | KubeletDecision::Wait { .. } => None,
+            KubeletDecision::Approve { node, .. } => Some(node.as_str()),
+            KubeletDecision::Sign(order) => Some(order.node.as_str()),
+            KubeletDecision::Deny(_) | KubeletDecision::Fail(_) => own,
+        };
+        match node {
+            Some(node) => {
+                self.refresh_node(node).await?;
                 Ok(self.judge(request))
             }
-            _ => Ok(decision),
+            None => Ok(decision),
         }
     }
 
@@ -150,6 +168,7 @@ impl Signing {
         let context = RequestContext {
             nodes: &view.nodes,
             reserved: &self.reserved,
+            bindings: &view.bindings,
             issued: &view.issued,
         };
         judge(request, context, &self.policy, self.now())
@@ -169,7 +188,7 @@ impl Signing {
         match found.as_ref().map(NodeObject::from_json) {
             Some(Ok(node)) => view.put_node(node),
             Some(Err(_)) => {}
-            None => view.remove_node(name),
+            None => view.remove_node(name, self.now()),
         }
         Ok(())
     }
@@ -178,23 +197,36 @@ impl Signing {
     async fn wait(
         &self,
         work: &Work,
+        request: &CsrObject,
         finding: &RuleFinding,
         until: Option<time::OffsetDateTime>,
     ) -> WorkResult {
         let reason = finding.reason.as_str();
-        // Waiting for an administrator is the usual state and visible in the request itself.
-        if finding.reason != RequestReason::ApprovalRequired
-            && !self.report(work, reason, &finding.message).await
-        {
+        // Waiting for an administrator is the usual state and visible in the request itself, and a repetition is about to
+        // be answered.
+        let is_usual = matches!(
+            finding.reason,
+            RequestReason::ApprovalRequired | RequestReason::RequestRepeated
+        );
+        if !is_usual && !self.report(work, reason, &finding.message).await {
             return later(work, RETRY_INTERVAL);
         }
         let until = until.map(|at| at - self.now());
         let until = until.map(|wait| Duration::try_from(wait).unwrap_or_default());
-        WorkResult::Wait {
-            wait: RequestWait {
+        let wait = match finding.reason {
+            RequestReason::ApprovalRequired => RequestWait {
                 until: until.and_then(exchange::after),
-                for_nodes: finding.reason != RequestReason::ApprovalRequired,
+                topics: Vec::new(),
             },
+            _ => RequestWait {
+                until: exchange::after(
+                    until.unwrap_or(MAX_NODE_WAIT.mul_f64(1.0 - random_fraction() / 4.0)),
+                ),
+                topics: awaited(request, finding.reason),
+            },
+        };
+        WorkResult::Wait {
+            wait,
             attempts: work.attempts,
         }
     }
@@ -202,7 +234,16 @@ impl Signing {
     /// Writes an Event and a line in the log, unless the last one for this request had the same reason. Returns false if the
     /// API server did not accept the Event yet: the next call reports again.
     async fn report(&self, work: &Work, reason: &'static str, message: &str) -> bool {
-        if !self.view.borrow_mut().queue.is_news(work, reason) {
+        let user = {
+            let queue = &mut self.view.borrow_mut().queue;
+            if !queue.is_news(work, reason) {
+                return true;
+            }
+            queue.user(&work.uid).to_owned()
+        };
+        // The reason is in `nodepki kubelets list` too.
+        if !self.reports.allows(&user, Instant::now()) {
+            tracing::debug!(csr = work.name, "the request waits: {message}");
             return true;
         }
         tracing::warn!(
@@ -272,6 +313,11 @@ impl Signing {
                 return Ok(Err(later(work, LOCAL_RETRY_INTERVAL)));
             }
         };
+        if let Some(answer) = &order.answer {
+            return self
+                .repeat(work, object, request, order, answer, &trust)
+                .await;
+        }
         let sent = exchange::request_of(self, order, &work.uid);
         let facts = AuditRecord {
             object: Some(work.name.clone()),
@@ -293,11 +339,14 @@ impl Signing {
         let fail = |reason: &'static str, message: String| (reason, message);
         let (reason, message) = match exchanged {
             Exchanged::Issued(chain) => {
+                // The signer may have taken days. A change of the request itself is a conflict.
+                if !self.is_still_ordered(request, order).await? {
+                    return Ok(Ok(WriteResult::Conflict));
+                }
                 let written = self
-                    .write_certificate(object, request, order, &chain, facts)
+                    .write_certificate(object, request, order, &chain, Some(facts))
                     .await?;
                 if let WriteResult::Stored(_) = &written {
-                    self.view.borrow_mut().issue_written(&request.uid);
                     self.settle(request).await;
                 }
                 return Ok(Ok(written));
@@ -314,7 +363,7 @@ impl Signing {
                 return Ok(Err(WorkResult::Wait {
                     wait: RequestWait {
                         until: exchange::after(wait),
-                        for_nodes: false,
+                        topics: Vec::new(),
                     },
                     attempts,
                 }));
@@ -346,13 +395,63 @@ impl Signing {
         Ok(Ok(written))
     }
 
+    /// Returns true if the request, judged with its Node as it is now, still leads to the same order.
+    async fn is_still_ordered(
+        &self,
+        request: &CsrObject,
+        order: &SigningOrder,
+    ) -> Result<bool, ApiError> {
+        self.refresh_node(&order.node).await?;
+        Ok(match self.judge(request) {
+            KubeletDecision::Sign(again) => again.profile == order.profile,
+            _ => false,
+        })
+    }
+
+    /// Answers a request with the certificate of an earlier one for the same key and names, so that it costs no signature
+    /// and no entry of the issuance log. If that certificate does not fit, for example because the lifetime differs, the
+    /// request fails.
+    async fn repeat(
+        &self,
+        work: &Work,
+        object: &Value,
+        request: &CsrObject,
+        order: &SigningOrder,
+        earlier: &str,
+        trust: &TrustBundle,
+    ) -> Result<Result<WriteResult, WorkResult>, ApiError> {
+        let found = self.api.read(&object::CSR, None, earlier).await?;
+        let Some(pem) = found.as_ref().and_then(certificate_of) else {
+            // It was just deleted, and the watch shows that soon.
+            return Ok(Err(later(work, RETRY_INTERVAL)));
+        };
+        let written = match exchange::verified(self, order, trust, &pem) {
+            Ok(chain) => {
+                self.write_certificate(object, request, order, &chain.to_pem(), None)
+                    .await?
+            }
+            Err(differences) => {
+                let finding = RuleFinding::new(
+                    RequestReason::RequestRepeated,
+                    format!(
+                        "{earlier} has a certificate for the same key and names, which differs from this request: {}",
+                        differences.join("; ")
+                    ),
+                );
+                self.refuse(object, request, "Failed", &finding).await?
+            }
+        };
+        Ok(Ok(written))
+    }
+
+    /// Writes a certificate. `facts` are those of the issuance log, if it was issued for this request.
     async fn write_certificate(
         &self,
         object: &Value,
         request: &CsrObject,
         order: &SigningOrder,
         chain: &str,
-        facts: AuditRecord,
+        facts: Option<AuditRecord>,
     ) -> Result<WriteResult, ApiError> {
         let update = object::with_certificate(object, chain);
         let written = self.update(request, "status", &update).await?;
@@ -362,19 +461,35 @@ impl Signing {
                 order.node, self.signer_name
             );
             self.audit(request, "issued", "Issued", &message);
-            let facts = AuditRecord {
-                action: Some("issued".to_owned()),
-                ..facts
-            };
-            self.append_audit(match Chain::from_pem(chain.as_bytes()) {
-                Ok(chain) => audit::with_leaf(facts, chain.leaf()),
-                Err(_) => facts,
-            });
+            self.bind(request, &order.node);
+            if let Some(facts) = facts {
+                let facts = AuditRecord {
+                    action: Some("issued".to_owned()),
+                    ..facts
+                };
+                self.append_audit(match Chain::from_pem(chain.as_bytes()) {
+                    Ok(chain) => audit::with_leaf(facts, chain.leaf()),
+                    Err(_) => facts,
+                });
+            }
             let waited = (self.now() - request.created).max(time::Duration::ZERO);
             let result = KubeletResult::Issued(waited.unsigned_abs());
             self.observer.decided(request.certificate, result);
         }
         Ok(written)
+    }
+
+    /// Binds the name to its present Node, or to the next one, after the request of a bootstrap token, or one that an
+    /// administrator has approved. A node's own request proves nothing about its Node.
+    fn bind(&self, request: &CsrObject, name: &str) {
+        let is_of_token = request.requester.username.starts_with(TOKEN_USER_PREFIX);
+        let approval = request.condition("Approved");
+        let is_confirmed =
+            approval.is_some_and(|approval| approval.reason == APPROVED_BY_ADMINISTRATOR);
+        if is_of_token || is_confirmed {
+            let view = &mut *self.view.borrow_mut();
+            view.bindings.renew(name, view.nodes.get(name));
+        }
     }
 
     async fn add_condition(
@@ -424,7 +539,6 @@ impl Signing {
     }
 
     async fn settle_key(&self, certificate: KubeletCertificate, uid: &str) {
-        self.view.borrow_mut().end_issue(uid);
         let key = Request::key_for_object(certificate.cert_name(), uid);
         if let Err(error) = self.signer.settled(&key).await {
             tracing::debug!("{}: {error}", self.signer_name);
@@ -466,11 +580,29 @@ impl Signing {
     }
 }
 
+/// Returns the events that may change the decision about a request.
+fn awaited(request: &CsrObject, reason: RequestReason) -> Vec<WakeTopic> {
+    let Some(identity) = RequestedIdentity::of(request) else {
+        return Vec::new();
+    };
+    let user = &request.requester.username;
+    match reason {
+        RequestReason::LimitReached => vec![WakeTopic::Limit(user.clone())],
+        RequestReason::RequestRepeated => vec![WakeTopic::Repeated(identity)],
+        _ => {
+            let mut hosts = identity.hosts;
+            hosts.insert(Host::Dns(identity.node));
+            let hosts = hosts.into_iter();
+            hosts.map(WakeTopic::Node).collect()
+        }
+    }
+}
+
 fn later(work: &Work, wait: Duration) -> WorkResult {
     WorkResult::Wait {
         wait: RequestWait {
             until: exchange::after(wait),
-            for_nodes: false,
+            topics: Vec::new(),
         },
         attempts: work.attempts,
     }

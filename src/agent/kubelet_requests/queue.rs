@@ -8,13 +8,15 @@
 //! A request whose object is deleted or decided by another user is processed once more: what the signer and this node keep
 //! about it must be removed.
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::agent::request::next::Attempts;
 use crate::kube::csr_object::{CsrObject, KubeletCertificate};
+use crate::kube::kubeadm::Host;
+use crate::kubelets::RequestedIdentity;
 
 /// How long a finished request is remembered: an event about its former state may still arrive.
 const FINISHED_MEMORY: Duration = Duration::from_secs(60);
@@ -25,6 +27,19 @@ pub(super) struct RequestQueue {
     entries: BTreeMap<String, Entry>,
     /// UIDs to be processed. An entry may have left the state `Ready` meanwhile.
     ready: ReadyQueue,
+    /// The waiting entries by what ends their wait, oldest first.
+    topics: BTreeMap<WakeTopic, BTreeMap<u64, String>>,
+    /// The waiting entries by the time that ends their wait.
+    due: BTreeSet<(Instant, String)>,
+    /// Number of entries for each certificate.
+    unfinished: BTreeMap<KubeletCertificate, usize>,
+    /// Number of entries so far.
+    arrivals: u64,
+    /// Number of wakes so far, and the topics that were woken while requests were processed: a decision may be older.
+    wakes: u64,
+    recent: VecDeque<(u64, WakeTopic)>,
+    /// The requests that are being processed, with the number of wakes at the start.
+    running: HashMap<String, u64>,
     finished: VecDeque<(Instant, String)>,
     finished_uids: HashSet<String>,
 }
@@ -61,6 +76,8 @@ impl ReadyQueue {
 }
 
 struct Entry {
+    /// Number of the entry, in the order of arrival.
+    arrival: u64,
     name: String,
     /// The user that sent the request; empty if only a record exists.
     user: String,
@@ -77,6 +94,7 @@ struct Entry {
 impl Entry {
     fn new(name: &str, certificate: KubeletCertificate) -> Entry {
         Entry {
+            arrival: 0,
             name: name.to_owned(),
             user: String::new(),
             version: String::new(),
@@ -87,21 +105,9 @@ impl Entry {
             is_listed: true,
         }
     }
-
-    /// Ends a wait; a request that is being processed is processed again.
-    fn wake(&mut self, uid: &str, ready: &mut ReadyQueue) {
-        match &mut self.state {
-            QueueState::Ready => {}
-            QueueState::Running { again } => *again = true,
-            QueueState::Waiting(_) => {
-                self.state = QueueState::Ready;
-                ready.push(&self.user, uid);
-            }
-        }
-    }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum QueueState {
     Ready,
     /// Being processed; `again` if it changed meanwhile.
@@ -112,12 +118,23 @@ enum QueueState {
 }
 
 /// What ends a wait; a change of the object always does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct RequestWait {
     /// This time.
     pub(super) until: Option<Instant>,
-    /// A change of any Node.
-    pub(super) for_nodes: bool,
+    /// One of these events.
+    pub(super) topics: Vec<WakeTopic>,
+}
+
+/// An event that ends waits.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum WakeTopic {
+    /// The Node of this name changed, or the Nodes with this address.
+    Node(Host),
+    /// A request for the same certificate ended.
+    Repeated(RequestedIdentity),
+    /// This user has room for another node.
+    Limit(String),
 }
 
 /// A request to be processed.
@@ -131,7 +148,7 @@ pub(super) struct Work {
 }
 
 /// The result of processing a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum WorkResult {
     /// Nothing remains to be done for this object.
     Finished,
@@ -153,11 +170,11 @@ impl RequestQueue {
 
     /// The list is complete: requests that it did not contain were deleted.
     pub(super) fn listed(&mut self, certificate: KubeletCertificate) {
-        for (uid, entry) in &mut self.entries {
-            if entry.certificate == certificate && !entry.is_listed {
-                entry.wake(uid, &mut self.ready);
-            }
-        }
+        let entries = self.entries.iter();
+        let missing =
+            entries.filter(|(_, entry)| entry.certificate == certificate && !entry.is_listed);
+        let missing: Vec<String> = missing.map(|(uid, _)| uid.clone()).collect();
+        missing.iter().for_each(|uid| self.wake(uid));
     }
 
     /// Takes in the present state of an object.
@@ -184,7 +201,7 @@ impl RequestQueue {
         entry.is_listed = true;
         if entry.version != object.resource_version {
             entry.version.clone_from(&object.resource_version);
-            entry.wake(&object.uid, &mut self.ready);
+            self.wake(&object.uid);
         }
     }
 
@@ -193,8 +210,11 @@ impl RequestQueue {
         self.add(uid.to_owned(), Entry::new(name, certificate));
     }
 
-    fn add(&mut self, uid: String, entry: Entry) {
+    fn add(&mut self, uid: String, mut entry: Entry) {
+        self.arrivals += 1;
+        entry.arrival = self.arrivals;
         self.ready.push(&entry.user, &uid);
+        *self.unfinished.entry(entry.certificate).or_default() += 1;
         self.entries.insert(uid, entry);
     }
 
@@ -202,24 +222,75 @@ impl RequestQueue {
     pub(super) fn deleted(&mut self, object: &CsrObject) {
         if let Some(entry) = self.entries.get_mut(&object.uid) {
             entry.is_listed = true;
-            entry.wake(&object.uid, &mut self.ready);
+            self.wake(&object.uid);
         }
     }
 
-    /// Processes the requests that wait for a Node.
-    pub(super) fn nodes_changed(&mut self) {
-        for (uid, entry) in &mut self.entries {
-            if let QueueState::Waiting(wait) = entry.state
-                && wait.for_nodes
-            {
-                entry.wake(uid, &mut self.ready);
+    /// Ends a wait; a request that is being processed is processed again.
+    fn wake(&mut self, uid: &str) {
+        let Some(entry) = self.entries.get_mut(uid) else {
+            return;
+        };
+        match &mut entry.state {
+            QueueState::Ready => {}
+            QueueState::Running { again } => *again = true,
+            QueueState::Waiting(wait) => {
+                for topic in &wait.topics {
+                    if let Some(waiting) = self.topics.get_mut(topic) {
+                        waiting.remove(&entry.arrival);
+                        if waiting.is_empty() {
+                            self.topics.remove(topic);
+                        }
+                    }
+                }
+                if let Some(until) = wait.until {
+                    self.due.remove(&(until, uid.to_owned()));
+                }
+                entry.state = QueueState::Ready;
+                self.ready.push(&entry.user, uid);
             }
+        }
+    }
+
+    /// Processes the requests that wait for this event, at most `limit` of them, the oldest first.
+    pub(super) fn wake_waiting(&mut self, topic: WakeTopic, limit: usize) {
+        let waiting = self.topics.get(&topic).into_iter().flatten();
+        let uids: Vec<String> = waiting.take(limit).map(|(_, uid)| uid.clone()).collect();
+        uids.iter().for_each(|uid| self.wake(uid));
+        self.wakes += 1;
+        if !self.running.is_empty() {
+            self.recent.push_back((self.wakes, topic));
+        }
+    }
+
+    /// Returns true if an event for which the request would wait came while it was processed.
+    fn missed(&mut self, uid: &str, wait: &RequestWait) -> bool {
+        let since = self.running.get(uid).copied().unwrap_or(self.wakes);
+        let mut recent = self.recent.iter();
+        recent.any(|(number, topic)| *number > since && wait.topics.contains(topic))
+    }
+
+    /// Records that a request is not being processed any more.
+    fn stop(&mut self, uid: &str) {
+        self.running.remove(uid);
+        let first = self.running.values().min().copied();
+        let first = first.unwrap_or(self.wakes);
+        while self
+            .recent
+            .front()
+            .is_some_and(|(number, _)| *number <= first)
+        {
+            self.recent.pop_front();
         }
     }
 
     /// Returns the next request to be processed.
     pub(super) fn take(&mut self, now: Instant) -> Option<Work> {
-        self.wake(now);
+        while let Some((at, uid)) = self.due.first().cloned()
+            && at <= now
+        {
+            self.wake(&uid);
+        }
         while let Some(uid) = self.ready.pop() {
             let Some(entry) = self.entries.get_mut(&uid) else {
                 continue;
@@ -228,6 +299,7 @@ impl RequestQueue {
                 continue;
             }
             entry.state = QueueState::Running { again: false };
+            self.running.insert(uid.clone(), self.wakes);
             return Some(Work {
                 name: entry.name.clone(),
                 uid,
@@ -244,19 +316,36 @@ impl RequestQueue {
             self.finished.push_back((now, work.uid.clone()));
             self.finished_uids.insert(work.uid.clone());
         }
+        if let WorkResult::Wait { wait, .. } = &result
+            && self.missed(&work.uid, wait)
+        {
+            self.wake(&work.uid);
+        }
+        self.stop(&work.uid);
         let Some(entry) = self.entries.get_mut(&work.uid) else {
             return;
         };
-        match (result, entry.state) {
-            (WorkResult::Finished, _) => {
+        let is_again = entry.state == QueueState::Running { again: true };
+        match result {
+            WorkResult::Finished => {
+                if let Some(count) = self.unfinished.get_mut(&entry.certificate) {
+                    *count = count.saturating_sub(1);
+                }
                 self.entries.remove(&work.uid);
             }
-            (WorkResult::Wait { attempts, .. }, QueueState::Running { again: true }) => {
+            WorkResult::Wait { attempts, .. } if is_again => {
                 entry.attempts = attempts;
                 entry.state = QueueState::Ready;
                 self.ready.push(&entry.user, &work.uid);
             }
-            (WorkResult::Wait { wait, attempts }, _) => {
+            WorkResult::Wait { wait, attempts } => {
+                for topic in &wait.topics {
+                    let waiting = self.topics.entry(topic.clone()).or_default();
+                    waiting.insert(entry.arrival, work.uid.clone());
+                }
+                if let Some(until) = wait.until {
+                    self.due.insert((until, work.uid.clone()));
+                }
                 entry.attempts = attempts;
                 entry.state = QueueState::Waiting(wait);
             }
@@ -283,33 +372,19 @@ impl RequestQueue {
         self.entries.contains_key(uid)
     }
 
+    /// Returns the user that sent an unfinished request.
+    pub(super) fn user(&self, uid: &str) -> &str {
+        self.entries.get(uid).map_or("", |entry| &entry.user)
+    }
+
     /// Returns when the next wait ends.
     pub(super) fn next_due(&self) -> Option<Instant> {
-        let due = self.entries.values().filter_map(|entry| match entry.state {
-            QueueState::Waiting(wait) => wait.until,
-            _ => None,
-        });
-        due.min()
+        self.due.first().map(|(at, _)| *at)
     }
 
     /// Returns the number of unfinished requests for a certificate.
     pub(super) fn unfinished(&self, certificate: KubeletCertificate) -> usize {
-        let entries = self.entries.values();
-        entries
-            .filter(|entry| entry.certificate == certificate)
-            .count()
-    }
-
-    fn wake(&mut self, now: Instant) {
-        for (uid, entry) in &mut self.entries {
-            if let QueueState::Waiting(RequestWait {
-                until: Some(until), ..
-            }) = entry.state
-                && until <= now
-            {
-                entry.wake(uid, &mut self.ready);
-            }
-        }
+        self.unfinished.get(&certificate).copied().unwrap_or(0)
     }
 
     fn forget_finished(&mut self, now: Instant) {
@@ -348,9 +423,16 @@ mod tests {
         }
     }
 
-    fn waits(until: Option<Instant>, for_nodes: bool) -> WorkResult {
+    fn node(name: &str) -> WakeTopic {
+        WakeTopic::Node(Host::Dns(name.to_owned()))
+    }
+
+    fn waits(until: Option<Instant>, topics: &[WakeTopic]) -> WorkResult {
         WorkResult::Wait {
-            wait: RequestWait { until, for_nodes },
+            wait: RequestWait {
+                until,
+                topics: topics.to_vec(),
+            },
             attempts: Attempts {
                 failures: 1,
                 polls: 0,
@@ -419,7 +501,7 @@ mod tests {
             let mut done = object(kind, "1");
             queue.observe(&done, now);
             let work = queue.take(now).unwrap();
-            queue.ended(&work, waits(None, false), now);
+            queue.ended(&work, waits(None, &[]), now);
             match kind {
                 "issued" => done.is_issued = true,
                 kind => done.conditions.push(CsrCondition {
@@ -444,13 +526,13 @@ mod tests {
         let waiting = object("waiting", "1");
         queue.observe(&waiting, now);
         let work = queue.take(now).unwrap();
-        queue.ended(&work, waits(None, false), now);
+        queue.ended(&work, waits(None, &[]), now);
         queue.deleted(&waiting);
         let work = queue.take(now).unwrap();
         assert_eq!(work.uid, waiting.uid);
         // Deleted while it is processed.
         queue.deleted(&waiting);
-        queue.ended(&work, waits(None, false), now);
+        queue.ended(&work, waits(None, &[]), now);
         let work = queue.take(now).unwrap();
         queue.ended(&work, WorkResult::Finished, now);
         assert_eq!((queue.take(now), queue.unfinished(SERVING)), (None, 0));
@@ -464,7 +546,7 @@ mod tests {
         let first = object("a", "1");
         queue.observe(&first, now);
         let work = queue.take(now).unwrap();
-        queue.ended(&work, waits(None, false), now);
+        queue.ended(&work, waits(None, &[]), now);
         let mut second = object("a", "2");
         second.uid = "second".to_owned();
         queue.deleted(&first);
@@ -478,9 +560,10 @@ mod tests {
         let (mut queue, now) = (RequestQueue::default(), Instant::now());
         let later = now + Duration::from_secs(5);
         for (name, result) in [
-            ("time", waits(Some(later), false)),
-            ("node", waits(None, true)),
-            ("change", waits(None, false)),
+            ("time", waits(Some(later), &[])),
+            ("node", waits(None, &[node("w1"), node("w2")])),
+            ("change", waits(None, &[])),
+            ("other", waits(None, &[node("w3")])),
         ] {
             queue.observe(&object(name, "1"), now);
             let work = queue.take(now).unwrap();
@@ -488,8 +571,11 @@ mod tests {
         }
         assert_eq!(names(&mut queue, now), Vec::<String>::new());
         assert_eq!(queue.next_due(), Some(later));
-        queue.nodes_changed();
+        queue.wake_waiting(node("w2"), usize::MAX);
         assert_eq!(names(&mut queue, now), ["node"]);
+        // It does not wait for the other one any more.
+        queue.wake_waiting(node("w1"), usize::MAX);
+        assert_eq!(names(&mut queue, now), Vec::<String>::new());
         // A list that repeats the same version is not a change.
         queue.observe(&object("change", "1"), now);
         assert_eq!(names(&mut queue, now), Vec::<String>::new());
@@ -506,7 +592,7 @@ mod tests {
         let work = queue.take(now).unwrap();
         queue.observe(&object("a", "2"), now);
         assert_eq!(queue.take(now), None);
-        queue.ended(&work, waits(None, false), now);
+        queue.ended(&work, waits(None, &[]), now);
         assert_eq!(names(&mut queue, now), ["a"]);
     }
 
@@ -520,12 +606,45 @@ mod tests {
             queue.observe(&object(name, "1"), now);
         }
         while let Some(work) = queue.take(now) {
-            queue.ended(&work, waits(None, false), now);
+            queue.ended(&work, waits(None, &[]), now);
         }
         queue.listing(SERVING);
         queue.observe(&object("b", "1"), now);
         queue.listed(SERVING);
         assert_eq!(names(&mut queue, now), ["a"]);
         assert_eq!(queue.unfinished(KubeletCertificate::Client), 1);
+    }
+
+    #[test]
+    fn wakes_oldest_requests_first() {
+        let (mut queue, now) = (RequestQueue::default(), Instant::now());
+        for name in ["c", "a", "b"] {
+            queue.observe(&object(name, "1"), now);
+            let work = queue.take(now).unwrap();
+            let topics = [WakeTopic::Limit("user".to_owned())];
+            queue.ended(&work, waits(None, &topics), now);
+        }
+        queue.wake_waiting(WakeTopic::Limit("other".to_owned()), 2);
+        assert_eq!(names(&mut queue, now), Vec::<String>::new());
+        queue.wake_waiting(WakeTopic::Limit("user".to_owned()), 2);
+        assert_eq!(names(&mut queue, now), ["c", "a"]);
+    }
+
+    #[test]
+    fn processes_again_if_awaited_node_changed_meanwhile() {
+        let (mut queue, now) = (RequestQueue::default(), Instant::now());
+        for (changed, expected) in [("w1", vec!["a"]), ("w2", Vec::new())] {
+            queue.observe(&object("a", changed), now);
+            let work = queue.take(now).unwrap();
+            queue.wake_waiting(node(changed), usize::MAX);
+            queue.ended(&work, waits(None, &[node("w1")]), now);
+            assert_eq!(names(&mut queue, now), expected, "{changed}");
+            if let Some(entry) = queue.entries.get_mut("uid-a") {
+                entry.state = QueueState::Running { again: false };
+            }
+            queue.ended(&work, WorkResult::Finished, now);
+            queue.finished_uids.clear();
+        }
+        assert!(queue.recent.is_empty() && queue.running.is_empty());
     }
 }

@@ -1,29 +1,35 @@
-//! What the watches have shown of the cluster: unfinished requests, Nodes, and issued requests of bootstrap tokens.
+//! What the watches have shown of the cluster: unfinished and approved requests, Nodes, and to which Node a name belongs.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use time::OffsetDateTime;
 use tokio::time::Instant;
 
-use super::queue::{RequestQueue, Work};
+use super::process::SIGNER_REFUSALS;
+use super::queue::{RequestQueue, WakeTopic, Work};
 use crate::cluster::watch::WatchChange;
 use crate::kube::csr_object::{CsrObject, KubeletCertificate, NodeObject};
-use crate::kube::names::{NODE_USER_PREFIX, TOKEN_USER_PREFIX};
-use crate::kubelets::{IssuedRequest, NodeIndex, SigningOrder};
+use crate::kube::kubeadm::Host;
+use crate::kubelets::{
+    ApprovedRequest, ISSUANCE_WINDOW, IssuanceIndex, IssuanceProgress, NodeBindings, NodeIndex,
+    RequestedIdentity,
+};
 use crate::x509::Chain;
+
+/// Number of waiting requests of a user that are judged again after one of its nodes was registered.
+const WOKEN_PER_NODE: usize = 2;
 
 /// The state of the cluster.
 #[derive(Default)]
 pub(super) struct View {
     pub(super) queue: RequestQueue,
     pub(super) nodes: NodeIndex,
-    /// Requests that were issued or are with the signer.
-    pub(super) issued: Vec<IssuedRequest>,
-    /// Their UIDs.
-    issued_uids: HashSet<String>,
-    /// The UIDs in each list of requests under way.
-    listed_requests: BTreeMap<KubeletCertificate, HashSet<String>>,
+    pub(super) bindings: NodeBindings,
+    pub(super) issued: IssuanceIndex,
+    /// UIDs in the lists under way.
+    listed_uids: BTreeMap<KubeletCertificate, BTreeSet<String>>,
     /// Names of the Nodes in the list under way.
     listed_nodes: HashSet<String>,
     has_nodes: bool,
@@ -68,7 +74,7 @@ impl NodeParts {
 
 impl View {
     /// Takes in a change of the Nodes.
-    pub(super) fn node(&mut self, change: WatchChange<NodeParts>) {
+    pub(super) fn node(&mut self, change: WatchChange<NodeParts>, now: OffsetDateTime) {
         match change {
             WatchChange::Listing => self.listed_nodes.clear(),
             WatchChange::Present(node) => {
@@ -81,13 +87,15 @@ impl View {
                 let listed = std::mem::take(&mut self.listed_nodes);
                 let names = self.nodes.names().map(str::to_owned);
                 let gone: Vec<String> = names.filter(|name| !listed.contains(name)).collect();
-                gone.iter().for_each(|name| self.remove_node(name));
+                gone.iter().for_each(|name| self.remove_node(name, now));
+                let nodes = &self.nodes;
+                self.bindings.see_all(|name| nodes.get(name).is_some(), now);
                 self.has_nodes = true;
             }
             WatchChange::Deleted(node) => {
                 let known = self.nodes.get(&node.metadata.name);
                 if known.is_some_and(|known| known.uid == node.metadata.uid) {
-                    self.remove_node(&node.metadata.name);
+                    self.remove_node(&node.metadata.name, now);
                 }
             }
         }
@@ -95,15 +103,50 @@ impl View {
 
     /// Takes in the present state of a Node.
     pub(super) fn put_node(&mut self, node: NodeObject) {
-        if self.nodes.insert(node) {
-            self.queue.nodes_changed();
+        self.bindings.see(&node);
+        let before = self.nodes.get(&node.name).cloned();
+        let (name, addresses) = (node.name.clone(), node.addresses.clone());
+        if !self.nodes.insert(node) {
+            return;
         }
+        if before.is_none() {
+            let users = self.issued.of_node(&name).map(|issued| issued.user.clone());
+            let users: BTreeSet<String> = users.collect();
+            for user in users {
+                let topic = WakeTopic::Limit(user);
+                self.queue.wake_waiting(topic, WOKEN_PER_NODE);
+            }
+        }
+        let former = before.map(|node| node.addresses).unwrap_or_default();
+        self.wake_for_node(&name, &former, &addresses);
     }
 
     /// Removes a Node that does not exist.
-    pub(super) fn remove_node(&mut self, name: &str) {
+    pub(super) fn remove_node(&mut self, name: &str, now: OffsetDateTime) {
+        self.bindings.see_none(name, now);
+        let former = self.nodes.get(name).map(|node| node.addresses.clone());
         if self.nodes.remove(name) {
-            self.queue.nodes_changed();
+            self.wake_for_node(name, &former.unwrap_or_default(), &[]);
+        }
+    }
+
+    /// Takes in the stored bindings, which an administrator may have changed.
+    pub(super) fn put_bindings(&mut self, object: &Value) {
+        for name in self.bindings.store(Some(object)) {
+            let topic = WakeTopic::Node(Host::Dns(name));
+            self.queue.wake_waiting(topic, usize::MAX);
+        }
+    }
+
+    /// Wakes the requests that a change of a Node concerns: of this name, or for an address that it has or had.
+    fn wake_for_node(&mut self, name: &str, former: &[Host], present: &[Host]) {
+        let lost = former.iter().filter(|host| !present.contains(host));
+        let gained = present.iter().filter(|host| !former.contains(host));
+        let own = Host::Dns(name.to_owned());
+        let hosts: BTreeSet<&Host> = lost.chain(gained).chain([&own]).collect();
+        for host in hosts {
+            let topic = WakeTopic::Node(host.clone());
+            self.queue.wake_waiting(topic, usize::MAX);
         }
     }
 
@@ -117,30 +160,26 @@ impl View {
         match change {
             WatchChange::Listing => {
                 self.queue.listing(certificate);
-                self.listed_requests.insert(certificate, HashSet::new());
+                self.listed_uids.insert(certificate, BTreeSet::new());
             }
             WatchChange::Listed => {
                 self.queue.listed(certificate);
+                let uids = self.listed_uids.remove(&certificate);
+                self.issued.retain(certificate, &uids.unwrap_or_default());
                 self.listed.insert(certificate);
-                // A rule must not be satisfied only because a list is not complete.
-                if let Some(uids) = self.listed_requests.remove(&certificate) {
-                    self.forget_where(|one| {
-                        one.is_written && one.certificate == certificate && !uids.contains(&one.uid)
-                    });
-                }
             }
             WatchChange::Present(object) => {
                 if let Ok(Some(request)) = CsrObject::from_json(&object) {
+                    if let Some(uids) = self.listed_uids.get_mut(&certificate) {
+                        uids.insert(request.uid.clone());
+                    }
                     self.remember_issued(&request, &object);
                     self.queue.observe(&request, now);
-                    if let Some(uids) = self.listed_requests.get_mut(&certificate) {
-                        uids.insert(request.uid);
-                    }
                 }
             }
             WatchChange::Deleted(object) => {
                 if let Ok(Some(request)) = CsrObject::from_json(&object) {
-                    self.forget_issued(&request.uid);
+                    self.put_issued(&request.uid, None);
                     self.queue.deleted(&request);
                 }
             }
@@ -165,169 +204,74 @@ impl View {
         self.queue.next_due()
     }
 
+    /// Takes in the present state of a request for the limits.
     pub(super) fn remember_issued(&mut self, request: &CsrObject, object: &Value) {
-        if !request.is_issued {
+        let progress = progress_of(request, object);
+        let known = self.issued.get(&request.uid);
+        if known.map(|known| known.progress) == progress {
             return;
         }
-        if self.issued_uids.contains(&request.uid) {
-            return self.issue_written(&request.uid);
-        }
-        let user = request.requester.username.as_str();
-        if let Some((node, key)) = identity_in_certificate(object)
-            && (user.starts_with(TOKEN_USER_PREFIX)
-                || user.strip_prefix(NODE_USER_PREFIX) == Some(&node))
-        {
-            self.remember(request, node, key, true);
-        }
+        let identity = match known {
+            Some(known) => Some(known.identity.clone()),
+            None => RequestedIdentity::of(request),
+        };
+        let present = progress
+            .zip(identity)
+            .map(|(progress, identity)| ApprovedRequest {
+                uid: request.uid.clone(),
+                name: request.name.clone(),
+                created: request.created,
+                certificate: request.certificate,
+                user: request.requester.username.clone(),
+                identity,
+                progress,
+            });
+        self.put_issued(&request.uid, present);
     }
 
-    /// Takes in that the signer gets a request of a bootstrap token, so that no other one for the same node is sent at the
-    /// same time.
-    pub(super) fn begin_issue(&mut self, request: &CsrObject, order: &SigningOrder) {
-        let is_of_token = request.requester.username.starts_with(TOKEN_USER_PREFIX);
-        if is_of_token && !self.issued_uids.contains(&request.uid) {
-            let key = order.csr.public_key().sha256();
-            self.remember(request, order.node.clone(), key, false);
+    fn put_issued(&mut self, uid: &str, present: Option<ApprovedRequest>) {
+        let known = self.issued.remove(uid);
+        if let Some(present) = present {
+            self.issued.insert(present);
         }
-    }
-
-    /// Takes in that the certificate of a request was written.
-    pub(super) fn issue_written(&mut self, uid: &str) {
-        let mut issued = self.issued.iter_mut();
-        if let Some(issued) = issued.find(|one| !one.is_written && one.uid == uid) {
-            issued.is_written = true;
+        if let Some(known) = known {
+            let topic = WakeTopic::Repeated(known.identity);
+            self.queue.wake_waiting(topic, usize::MAX);
         }
-    }
-
-    /// Takes in the end of a request. Without a certificate, its name is free again.
-    pub(super) fn end_issue(&mut self, uid: &str) {
-        if self.issued_uids.contains(uid) {
-            self.forget_and_wake(|one| one.uid == uid && !one.is_written);
-        }
-    }
-
-    fn remember(&mut self, request: &CsrObject, node: String, key: [u8; 32], is_written: bool) {
-        self.issued_uids.insert(request.uid.clone());
-        self.issued.push(IssuedRequest {
-            uid: request.uid.clone(),
-            certificate: request.certificate,
-            node,
-            requester: request.requester.clone(),
-            created: request.created,
-            key,
-            is_written,
-        });
-    }
-
-    fn forget_issued(&mut self, uid: &str) {
-        if self.issued_uids.contains(uid) {
-            self.forget_and_wake(|one| one.uid == uid);
-        }
-    }
-
-    /// Forgets requests, and wakes those that may have waited for the end of a token's.
-    fn forget_and_wake(&mut self, is_over: impl Fn(&IssuedRequest) -> bool) {
-        let mut over = self.issued.iter().filter(|one| is_over(one));
-        let frees_name = over.any(|one| one.requester.username.starts_with(TOKEN_USER_PREFIX));
-        self.forget_where(is_over);
-        if frees_name {
-            self.queue.nodes_changed();
-        }
-    }
-
-    fn forget_where(&mut self, is_over: impl Fn(&IssuedRequest) -> bool) {
-        let View {
-            issued,
-            issued_uids,
-            ..
-        } = self;
-        issued.retain(|one| {
-            let stays = !is_over(one);
-            if !stays {
-                issued_uids.remove(&one.uid);
-            }
-            stays
-        });
     }
 }
 
-/// Returns the node in the certificate of an issued request, and the SHA-256 of its key.
-fn identity_in_certificate(object: &Value) -> Option<(String, [u8; 32])> {
+/// Returns what has followed the approval of a request; `None` without one, and if a rule refused the request.
+fn progress_of(request: &CsrObject, object: &Value) -> Option<IssuanceProgress> {
+    let created = request.created;
+    if request.is_issued {
+        let leaf = leaf_of(object);
+        let unknown = created + ISSUANCE_WINDOW;
+        return Some(IssuanceProgress::Issued {
+            since: leaf.map_or(created, |(since, _)| since.max(created)),
+            until: leaf.map_or(unknown, |(_, until)| until),
+        });
+    }
+    match request.condition("Failed") {
+        Some(failed) if SIGNER_REFUSALS.contains(&failed.reason.as_str()) => {
+            Some(IssuanceProgress::Refused)
+        }
+        Some(_) => None,
+        None => request
+            .condition("Approved")
+            .map(|_| IssuanceProgress::Approved),
+    }
+}
+
+/// Returns the validity of the certificate of an issued request.
+fn leaf_of(object: &Value) -> Option<(OffsetDateTime, OffsetDateTime)> {
+    let chain = Chain::from_pem(&certificate_of(object)?).ok()?;
+    Some((chain.leaf().not_before(), chain.leaf().not_after()))
+}
+
+/// Returns the certificate of an issued request, in PEM.
+pub(super) fn certificate_of(object: &Value) -> Option<Vec<u8>> {
     use base64::Engine as _;
     let text = object.pointer("/status/certificate")?.as_str()?;
-    let pem = base64::engine::general_purpose::STANDARD
-        .decode(text)
-        .ok()?;
-    let chain = Chain::from_pem(&pem).ok()?;
-    let leaf = chain.leaf();
-    let name = leaf.subject().values("CN").next()?;
-    let node = name.strip_prefix(NODE_USER_PREFIX)?;
-    Some((node.to_owned(), leaf.public_key().sha256()))
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-    use crate::x509::{
-        Csr, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans, Subject, UsageExtensions,
-    };
-
-    fn request(uid: &str) -> CsrObject {
-        let object = json!({
-            "metadata": {"name": uid, "uid": uid, "resourceVersion": "1", "creationTimestamp": "2026-11-23T04:00:00Z"},
-            "spec": {"signerName": KubeletCertificate::Client.signer_name(), "username": "system:bootstrap:abcdef"},
-        });
-        CsrObject::from_json(&object).unwrap().unwrap()
-    }
-
-    fn order() -> SigningOrder {
-        let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
-        let profile = Profile {
-            subject: Subject {
-                common_name: "system:node:w1".to_owned(),
-                organizations: vec!["system:nodes".to_owned()],
-            },
-            sans: Sans::default(),
-            usages: vec![ExtendedUsage::ClientAuth],
-            key: KeyAlgorithm::EcdsaP256,
-            lifetime: std::time::Duration::from_secs(3600),
-        };
-        SigningOrder {
-            certificate: KubeletCertificate::Client,
-            node: "w1".to_owned(),
-            csr: Csr::create(&profile, &key, UsageExtensions::Omitted).unwrap(),
-            profile,
-        }
-    }
-
-    #[test]
-    fn request_of_token_counts_from_the_signer_to_its_deletion() {
-        let mut view = View::default();
-        let known = |view: &View| -> Vec<(String, bool)> {
-            let issued = view.issued.iter();
-            issued
-                .map(|one| (one.uid.clone(), one.is_written))
-                .collect()
-        };
-        for uid in ["refused", "written"] {
-            view.begin_issue(&request(uid), &order());
-            view.begin_issue(&request(uid), &order());
-        }
-        let both = [("refused".to_owned(), false), ("written".to_owned(), false)];
-        assert_eq!(known(&view), both);
-        view.issue_written("written");
-        view.end_issue("refused");
-        view.end_issue("written");
-        let written = [("written".to_owned(), true)];
-        assert_eq!(known(&view), written);
-        // A list under way removes nothing, and a complete one what it does not contain.
-        let now = Instant::now();
-        view.begin_issue(&request("next"), &order());
-        view.request(KubeletCertificate::Client, WatchChange::Listing, now);
-        assert_eq!(known(&view).len(), 2);
-        view.request(KubeletCertificate::Client, WatchChange::Listed, now);
-        assert_eq!(known(&view), [("next".to_owned(), false)]);
-    }
+    base64::engine::general_purpose::STANDARD.decode(text).ok()
 }

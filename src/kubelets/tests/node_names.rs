@@ -103,10 +103,10 @@ fn second_certificate_for_unborn_node_waits_for_a_person() {
         (other_token, [7; 32], "wait NodeNameTaken"),
     ] {
         let mut rig = Rig::new();
-        rig.issued = vec![
-            issued("another", other_token, [1; 32], before),
-            issued("new", username, key_of_first, before),
-        ];
+        rig.issued
+            .insert(issued_for(other_token, "another", [1; 32], before));
+        rig.issued
+            .insert(issued_for(username, "new", key_of_first, before));
         assert_eq!(rig.outcome(&second, LATER), expected, "{username}");
         let auto_approved = rig.outcome(&approved(&second, "AutoApproved"), LATER);
         assert_eq!(auto_approved == "sign", expected == "approve", "{username}");
@@ -122,25 +122,51 @@ fn second_certificate_for_unborn_node_waits_for_a_person() {
 fn name_is_free_again_once_its_node_has_existed() {
     let before = datetime!(2026-11-19 23:59:00 UTC);
     let mut rig = Rig::new();
-    rig.issued = vec![issued("new", "system:bootstrap:999999", [7; 32], before)];
+    rig.issued
+        .insert(issued("system:bootstrap:999999", "new", before));
     assert_eq!(rig.outcome(&join("new"), LATER), "wait NodeNameTaken");
     rig.insert(&node_json("new", &[], is_ready()));
     assert_eq!(rig.outcome(&join("new"), LATER), "deny NodeExists");
     rig.nodes.remove("new");
     assert_eq!(rig.outcome(&join("new"), LATER), "approve");
     // A later certificate is for the next Node of the name.
-    rig.issued = vec![issued("new", "system:bootstrap:999999", [7; 32], CREATED)];
+    rig.issued
+        .insert(issued("system:bootstrap:999999", "new", CREATED));
     assert_eq!(rig.outcome(&join("new"), LATER), "wait NodeNameTaken");
 
     // A leader that has not seen the Node knows it by what its kubelet was issued.
     let mut rig = Rig::new();
-    rig.issued = vec![
-        issued("new", "system:bootstrap:999999", [7; 32], before),
-        issued("new", "system:node:new", [8; 32], before),
-    ];
+    rig.issued
+        .insert(issued("system:bootstrap:999999", "new", before));
+    let renewal = issued_for("system:node:new", "new", [8; 32], before);
+    rig.issued.insert(renewal.clone());
     assert_eq!(rig.outcome(&join("new"), LATER), "approve");
-    rig.issued[1].created = before - Duration::from_secs(1);
+    rig.issued.remove(&renewal.uid);
+    let earlier = before - Duration::from_secs(1);
+    rig.issued
+        .insert(issued_for("system:node:new", "new", [8; 32], earlier));
     assert_eq!(rig.outcome(&join("new"), LATER), "wait NodeNameTaken");
+}
+
+#[test]
+fn first_of_two_approved_requests_for_unborn_node_proceeds() {
+    let mut rig = Rig::new();
+    let mut other = issued("system:bootstrap:999999", "new", CREATED);
+    other.progress = IssuanceProgress::Approved;
+    let seconds = Duration::from_secs(60);
+    for (created, progress, expected) in [
+        (CREATED - seconds, IssuanceProgress::Approved, "wait NodeNameTaken"),
+        (CREATED + seconds, IssuanceProgress::Approved, "sign"),
+        (CREATED - seconds, IssuanceProgress::Refused, "sign"),
+    ] {
+        rig.issued.insert(ApprovedRequest {
+            created,
+            progress,
+            ..other.clone()
+        });
+        let request = approved(&join("new"), "AutoApproved");
+        assert_eq!(rig.outcome(&request, LATER), expected, "{created}");
+    }
 }
 
 #[test]

@@ -85,7 +85,7 @@ fn may(user: &Caller<'_>, action: &str) -> bool {
     answer["status"]["allowed"].as_bool().unwrap()
 }
 
-const ALLOWED: [&str; 16] = [
+const ALLOWED: [&str; 20] = [
     "get certificates.k8s.io/certificatesigningrequests csr-1 -",
     "list certificates.k8s.io/certificatesigningrequests - -",
     "watch certificates.k8s.io/certificatesigningrequests - -",
@@ -101,10 +101,14 @@ const ALLOWED: [&str; 16] = [
     "get coordination.k8s.io/leases nodepki-kubelets kube-system",
     "create coordination.k8s.io/leases nodepki-kubelets kube-system",
     "update coordination.k8s.io/leases nodepki-kubelets kube-system",
+    "get /configmaps nodepki-kubelets kube-system",
+    "list /configmaps nodepki-kubelets kube-system",
+    "watch /configmaps nodepki-kubelets kube-system",
+    "update /configmaps nodepki-kubelets kube-system",
     "create /events - default",
 ];
 
-const FORBIDDEN: [&str; 34] = [
+const FORBIDDEN: [&str; 38] = [
     "create certificates.k8s.io/certificatesigningrequests - -",
     "update certificates.k8s.io/certificatesigningrequests csr-1 -",
     "patch certificates.k8s.io/certificatesigningrequests csr-1 -",
@@ -126,6 +130,10 @@ const FORBIDDEN: [&str; 34] = [
     "get /secrets - kube-system",
     "list /secrets - -",
     "get /configmaps kubeadm-config kube-system",
+    "list /configmaps - kube-system",
+    "create /configmaps nodepki-kubelets kube-system",
+    "delete /configmaps nodepki-kubelets kube-system",
+    "update /configmaps kubeadm-config kube-system",
     "list /pods - -",
     "create /pods - kube-system",
     "create /pods/exec - kube-system",

@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 
 use super::answers::with_remote_signer;
 use super::{
-    CSRS, Wanted, certificate, decided, kubelet_of, prepared, put_node, reason_of, serving, token,
+    CSRS, Wanted, certificate, decided, events_about, kubelet_of, prepared, put_node, reason_of,
+    serving, token,
 };
 use crate::rotation_cluster::Daemon;
 use crate::servers::bin;
@@ -93,7 +94,7 @@ fn judges_again_after_conflict_with_another_writer() {
     assert_eq!(issued["metadata"]["annotations"]["example.com/seen"], "yes");
     assert_eq!(conflicts(), 1, "{:#?}", requests(node));
 
-    // So does the Node: the request is judged again, and the certificate is not written.
+    // So does the Node: the request is judged again before the certificate would be written.
     hold();
     let (name, _, _) = serving("w1", &[], &["192.0.2.21"]).create(w1);
     wait_until("the signer has the request", || is_asked(2));
@@ -107,7 +108,40 @@ fn judges_again_after_conflict_with_another_writer() {
         Some("SanOfOtherNode"),
         "{failed}"
     );
-    assert_eq!(conflicts(), 2, "{:#?}", requests(node));
+    assert_eq!(conflicts(), 1, "{:#?}", requests(node));
+    repeat_event_that_is_not_accepted(cluster);
+}
+
+/// Has the API server answer Events with an internal error for a while: their admission depends on a webhook that is down.
+fn repeat_event_that_is_not_accepted(cluster: &Cluster) {
+    const WEBHOOKS: &str = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations";
+    let (admin, node) = (&cluster.admin(), cluster.first());
+    let webhook = json!({"kind": "ValidatingWebhookConfiguration",
+        "apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": "down"},
+        "webhooks": [{"name": "down.example.com", "admissionReviewVersions": ["v1"], "sideEffects": "None",
+            "timeoutSeconds": 1, "failurePolicy": "Fail", "clientConfig": {"url": "https://127.0.0.1:1/"},
+            "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"],
+                       "resources": ["events"]}]}]});
+    let (status, body) = admin.post(WEBHOOKS, &webhook);
+    assert_eq!(status, 201, "{body}");
+    let event = json!({"kind": "Event", "apiVersion": "v1", "metadata": {"generateName": "test-"},
+        "involvedObject": {"kind": "Node", "name": "w1", "namespace": "default"}});
+    wait_until("the webhook is in force", || {
+        admin.post("/api/v1/namespaces/default/events", &event).0 == 500
+    });
+    put_node(cluster, "tired", &[("InternalIP", "192.0.2.23")], false);
+    let (name, _, _) = Wanted::client("tired").create(&token(cluster));
+    wait_until("the Event is not accepted", || {
+        requests(node)
+            .iter()
+            .any(|line| line == "create events 500")
+    });
+    assert!(events_about(cluster, &name).is_empty());
+    let (status, body) = admin.delete(&format!("{WEBHOOKS}/down"));
+    assert_eq!(status, 200, "{body}");
+    wait_until("the Event is sent again", || {
+        events_about(cluster, &name) == ["NodeExists"]
+    });
 }
 
 /// Removes the history of etcd up to now.

@@ -1,0 +1,141 @@
+//! The ConfigMap that binds the names of nodes to their Nodes (`kubelets::NodeBindings`). Only this module reads and writes it.
+//!
+//! It survives a restart and a change of the leader. The leader adds its changes to the object as it is; a conflict with
+//! another writer, such as `nodepki kubelets revoke`, is resolved by the next attempt. Without the object, or the right to
+//! it, the bindings last as long as this node is the leader.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+use tokio::time::sleep;
+
+use super::Signing;
+use super::election::Tenure;
+use crate::cluster::api::{Api, ApiError, CONFIG_MAP};
+use crate::cluster::watch::{Watch, WatchChange, delay};
+use crate::kube::names::LEASE_NAMESPACE;
+use crate::kubelets::KubeletPolicy;
+use crate::kubelets::rbac::bindings_name;
+use crate::process::jitter::random_fraction;
+
+/// Delay before changes are written, so that Nodes that join together need one write.
+const WRITE_DELAY: Duration = Duration::from_secs(1);
+
+/// Reads the object.
+pub(super) async fn read(api: &Api, policy: &KubeletPolicy) -> Result<Option<Value>, ApiError> {
+    let name = bindings_name(policy);
+    api.read(&CONFIG_MAP, Some(LEASE_NAMESPACE), &name).await
+}
+
+/// Writes the object with these data.
+pub(super) async fn write(
+    api: &Api,
+    policy: &KubeletPolicy,
+    found: Option<Value>,
+    data: Map<String, Value>,
+) -> Result<Value, ApiError> {
+    let name = bindings_name(policy);
+    let namespace = Some(LEASE_NAMESPACE);
+    match found {
+        Some(mut object) => {
+            if let Some(object) = object.as_object_mut() {
+                object.insert("data".to_owned(), data.into());
+            }
+            api.replace(&CONFIG_MAP, namespace, &name, &object).await
+        }
+        None => {
+            let object = json!({
+                "apiVersion": CONFIG_MAP.api_version(),
+                "kind": CONFIG_MAP.kind,
+                "metadata": {"name": name, "namespace": LEASE_NAMESPACE},
+                "data": data,
+            });
+            api.create(&CONFIG_MAP, namespace, &object).await
+        }
+    }
+}
+
+impl Signing {
+    /// Reads the bindings before the Nodes are known.
+    pub(super) async fn read_bindings(&self) {
+        let mut failures = 0;
+        loop {
+            match read(&self.api, &self.policy).await {
+                Ok(found) => {
+                    if found.is_none() {
+                        self.warn_about_bindings("it does not exist");
+                    }
+                    self.view.borrow_mut().bindings.store(found.as_ref());
+                    return;
+                }
+                Err(ApiError::Refused(status)) if status.is_unauthorized_user() => {
+                    return self.warn_about_bindings(&status.to_string());
+                }
+                Err(error) => {
+                    tracing::debug!("the bindings of Nodes cannot be read: {error}");
+                    sleep(delay(failures, None, random_fraction())).await;
+                    failures += 1;
+                }
+            }
+        }
+    }
+
+    fn warn_about_bindings(&self, why: &str) {
+        tracing::warn!(
+            "the ConfigMap {LEASE_NAMESPACE}/{} cannot be used: {why}; until it can, a Node that is deleted and created again is recognized only while this node signs (run nodepki config signer-setup kubelets | kubectl apply -f -)",
+            bindings_name(&self.policy)
+        );
+    }
+
+    /// Follows the changes of other writers.
+    pub(super) async fn follow_bindings(&self) -> Infallible {
+        let name = bindings_name(&self.policy);
+        let watch = Watch::of_object(&CONFIG_MAP, Some(LEASE_NAMESPACE), &name);
+        let sink = |change: WatchChange<Value>| {
+            if let WatchChange::Present(object) = change {
+                self.view.borrow_mut().put_bindings(&object);
+                self.changed.notify_one();
+            }
+        };
+        watch.run(&self.api, sink).await
+    }
+
+    /// Writes the changes of the bindings.
+    pub(super) async fn write_bindings(&self, tenure: &Tenure) -> Infallible {
+        let mut failures = 0;
+        loop {
+            self.rebound.notified().await;
+            sleep(WRITE_DELAY).await;
+            while self.view.borrow().bindings.has_changes() {
+                match self.write_bindings_once(tenure).await {
+                    Ok(()) => {
+                        failures = 0;
+                        break;
+                    }
+                    Err(error) => {
+                        tracing::debug!("the bindings of Nodes cannot be written: {error}");
+                        sleep(delay(failures, None, random_fraction())).await;
+                        failures += 1;
+                    }
+                }
+            }
+        }
+    }
+
+    async fn write_bindings_once(&self, tenure: &Tenure) -> Result<(), ApiError> {
+        let Some(found) = read(&self.api, &self.policy).await? else {
+            return Ok(());
+        };
+        let data = {
+            let mut view = self.view.borrow_mut();
+            view.put_bindings(&found);
+            view.bindings.data(self.policy.lifetime, self.now())
+        };
+        if tenure.lasts() {
+            let stored = write(&self.api, &self.policy, Some(found), data).await?;
+            self.view.borrow_mut().put_bindings(&stored);
+        }
+        Ok(())
+    }
+}
