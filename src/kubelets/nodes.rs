@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use time::OffsetDateTime;
+
 use super::NodeNamePattern;
 use crate::kube::csr_object::NodeObject;
 use crate::kube::kubeadm::{ClusterConfig, Host, IpNet, San};
@@ -207,5 +209,4 @@ impl ReservedNames {
             .iter()
             .find_map(|pattern| pattern.node_of(name))
     }
-}
 }

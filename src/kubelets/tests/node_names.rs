@@ -155,7 +155,11 @@ fn first_of_two_approved_requests_for_unborn_node_proceeds() {
     other.progress = IssuanceProgress::Approved;
     let seconds = Duration::from_secs(60);
     for (created, progress, expected) in [
-        (CREATED - seconds, IssuanceProgress::Approved, "wait NodeNameTaken"),
+        (
+            CREATED - seconds,
+            IssuanceProgress::Approved,
+            "wait NodeNameTaken",
+        ),
         (CREATED + seconds, IssuanceProgress::Approved, "sign"),
         (CREATED - seconds, IssuanceProgress::Refused, "sign"),
     ] {
