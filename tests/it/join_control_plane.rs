@@ -264,10 +264,13 @@ pub(crate) fn start_components(node: &ClusterNode) {
     thread::scope(|scope| {
         let joined = scope.spawn(|| node.kubeadm(&["join", "phase", "etcd-join"], Some(&config)));
         let manifest = node.path("/etc/kubernetes/manifests/etcd.yaml");
+        // kubeadm does not write it at once; this is its last line.
+        let is_complete =
+            || fs::read_to_string(&manifest).is_ok_and(|text| text.ends_with("status: {}\n"));
         wait_until("kubeadm has announced the member", || {
-            manifest.exists() || joined.is_finished()
+            is_complete() || joined.is_finished()
         });
-        if manifest.exists() {
+        if is_complete() {
             node.start("etcd");
         }
         joined.join().unwrap().done();
