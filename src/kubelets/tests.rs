@@ -495,7 +495,14 @@ fn token_does_not_take_over_control_plane_node_or_node_that_is_being_deleted() {
             .insert(issued("system:bootstrap:abcdef", "new", at));
         let request = request(&token(), CLIENT, &CsrParts::client("new"));
         assert_eq!(rig.outcome(&request, LATER), expected, "{change}");
+        // Without the Node, the name is free, unless the token asked for it with another key.
         assert!(rig.nodes.remove("new"));
+        assert_eq!(
+            rig.outcome(&request, LATER),
+            "wait NodeNameTaken",
+            "{change}"
+        );
+        rig.issued = IssuanceIndex::default();
         assert_eq!(rig.outcome(&request, LATER), "approve", "{change}");
     }
 }
@@ -573,7 +580,7 @@ impl Rig {
         for request in requests {
             match self.outcome(&request, now).as_str() {
                 "approve" => {}
-                "wait-until LimitReached" => {
+                "wait-until LimitReached" | "wait NodeNameTaken" => {
                     served.waiting += 1;
                     continue;
                 }
@@ -630,17 +637,17 @@ fn burst_of_one_token_is_bounded_while_honest_nodes_join() {
 
     // The same request again and again costs one signature, and one for each user at most.
     let mut rig = Rig::new();
-    let same = CsrParts::client("evil");
+    let same = CsrParts::client("burst");
     let burst = (0..BURST).map(|number| joins(number, "aaaaaa", &same));
     let served = rig.serve(burst, CREATED);
     assert_eq!((served.signed, served.repeated), (1, BURST - 1));
     assert_eq!(rig.serve(honest("aaaaaa"), CREATED), all);
 
-    // A new key for the same name each time.
+    // A new key for the same name each time: the first one has it.
     let mut rig = Rig::new();
-    let burst = (0..BURST).map(|number| joins(number, "aaaaaa", &CsrParts::client("evil")));
+    let burst = (0..BURST).map(|number| joins(number, "aaaaaa", &CsrParts::client("burst")));
     let served = rig.serve(burst, CREATED);
-    assert_eq!((served.signed, served.waiting), (5, BURST - 5));
+    assert_eq!((served.signed, served.waiting), (1, BURST - 1));
     assert_eq!(rig.serve(honest("aaaaaa"), CREATED), all);
 
     // A new name each time, without a Node: the token has no room, other tokens have.
@@ -720,28 +727,46 @@ fn limits_certificates_of_node_by_those_that_are_valid() {
 fn approved_requests_count_in_the_order_of_their_creation() {
     let mut rig = Rig::new();
     let requests: Vec<CsrObject> = (0..8)
-        .map(|number| joins(number, "aaaaaa", &CsrParts::client("new")))
+        .map(|number| CsrObject {
+            uid: format!("uid-{number}"),
+            ..request(&node("w1"), CLIENT, &CsrParts::client("w1"))
+        })
         .collect();
     for request in &requests {
-        let approved = ApprovedRequest {
-            uid: request.uid.clone(),
-            progress: IssuanceProgress::Approved,
-            identity: RequestedIdentity::of(request).unwrap(),
-            ..issued(&request.requester.username, "new", CREATED)
-        };
-        rig.issued.insert(approved);
+        rig.issued.insert(approved_only(request));
     }
     let outcomes = requests
         .iter()
         .map(|request| rig.outcome(&approved(request, "x"), CREATED));
     let signed = outcomes.filter(|outcome| outcome == "sign").count();
     assert_eq!(signed, 5);
-    // What another user sends again is answered with the certificate of the first request.
+}
+
+#[test]
+fn request_sent_again_is_not_signed_again() {
+    let mut rig = Rig::new();
+    let first = joins(1, "aaaaaa", &CsrParts::client("new"));
+    rig.issued.insert(approved_only(&first));
     let replayed = CsrObject {
-        request: requests[0].request.clone(),
-        ..joins(9, "bbbbbb", &CsrParts::client("new"))
+        request: first.request.clone(),
+        ..joins(2, "bbbbbb", &CsrParts::client("new"))
+    };
+    assert_eq!(rig.outcome(&replayed, CREATED), "wait NodeNameTaken");
+    let replayed = CsrObject {
+        request: first.request.clone(),
+        ..joins(2, "aaaaaa", &CsrParts::client("new"))
     };
     assert_eq!(rig.outcome(&replayed, CREATED), "wait RequestRepeated");
+}
+
+/// Returns a request as it counts once it is approved.
+fn approved_only(request: &CsrObject) -> ApprovedRequest {
+    ApprovedRequest {
+        uid: request.uid.clone(),
+        progress: IssuanceProgress::Approved,
+        identity: RequestedIdentity::of(request).unwrap(),
+        ..issued(&request.requester.username, "new", CREATED)
+    }
 }
 
 #[test]
