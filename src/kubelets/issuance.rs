@@ -219,11 +219,12 @@ pub(super) fn verify_limits(
     now: OffsetDateTime,
 ) -> Result<Option<String>, Violation> {
     let identity = RequestedIdentity::of_content(content);
-    let of_node = || {
-        let all = context.issued.of_node(&identity.node);
-        all.filter(|one| one.certificate == request.certificate && one.counts_for(request, now))
-    };
-    let repeated = || of_node().filter(|one| one.identity == identity);
+    let of_node: Vec<&ApprovedRequest> = context
+        .issued
+        .of_node(&identity.node)
+        .filter(|one| one.certificate == request.certificate && one.counts_for(request, now))
+        .collect();
+    let repeated = || of_node.iter().filter(|one| one.identity == identity);
     let issued = repeated().filter(|one| one.is_issued());
     if let Some(issued) = issued.min_by_key(|one| (one.created, &one.uid)) {
         return Ok(Some(issued.name.clone()));
@@ -237,12 +238,14 @@ pub(super) fn verify_limits(
             ),
         ));
     }
-    let own = || of_node().filter(|one| one.user == request.requester.username);
-    let live = own().filter(|one| one.progress != IssuanceProgress::Refused);
-    let live: BTreeSet<&RequestedIdentity> = live.map(|one| &one.identity).collect();
-    let refused = own().filter(|one| one.progress == IssuanceProgress::Refused);
-    let exchanges = live.len() + refused.count();
-    if live.len() >= MAX_LIVE_CERTIFICATES || exchanges >= MAX_EXCHANGES {
+    let own = || {
+        let of_node = of_node.iter().copied();
+        of_node.filter(|one| one.user == request.requester.username)
+    };
+    let (refused, live): (Vec<&ApprovedRequest>, Vec<&ApprovedRequest>) =
+        own().partition(|one| one.progress == IssuanceProgress::Refused);
+    let live: BTreeSet<&RequestedIdentity> = live.iter().map(|one| &one.identity).collect();
+    if live.len() >= MAX_LIVE_CERTIFICATES || live.len() + refused.len() >= MAX_EXCHANGES {
         let what = format!(
             "{} has requested as many {} certificates for node {} within an hour as are allowed",
             request.requester.username, request.certificate, identity.node
@@ -263,12 +266,12 @@ fn verify_token(
     policy: &KubeletPolicy,
     now: OffsetDateTime,
 ) -> Result<Option<String>, Violation> {
-    let own = || {
-        let all = context.issued.of_user(&request.requester.username);
-        all.filter(|one| one.counts_for(request, now))
-            .filter(|one| one.progress != IssuanceProgress::Refused)
-    };
-    let named: BTreeSet<&str> = own().map(|one| one.identity.node.as_str()).collect();
+    let own: Vec<&ApprovedRequest> = context
+        .issued
+        .of_user(&request.requester.username)
+        .filter(|one| one.progress != IssuanceProgress::Refused && one.counts_for(request, now))
+        .collect();
+    let named: BTreeSet<&str> = own.iter().map(|one| one.identity.node.as_str()).collect();
     if named.contains(node) {
         return Ok(None);
     }
@@ -279,7 +282,7 @@ fn verify_token(
             request.requester.username,
             named.len()
         );
-        return Err(limited(&what, own(), now));
+        return Err(limited(&what, own.into_iter(), now));
     }
     let missing = named.iter().filter(|name| !is_registered(name)).count();
     if missing >= MAX_UNREGISTERED_NODES {
@@ -287,7 +290,9 @@ fn verify_token(
             "{} has certificates for {missing} nodes that do not exist",
             request.requester.username
         );
-        let missing = own().filter(|one| !is_registered(&one.identity.node));
+        let missing = own
+            .into_iter()
+            .filter(|one| !is_registered(&one.identity.node));
         return Err(limited(&what, missing, now));
     }
     Ok(None)

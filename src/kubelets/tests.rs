@@ -635,12 +635,12 @@ fn burst_of_one_token_is_bounded_while_honest_nodes_join() {
         ..Served::default()
     };
 
-    // The same request again and again costs one signature, and one for each user at most.
+    // The same request again and again costs one signature.
     let mut rig = Rig::new();
     let same = CsrParts::client("burst");
-    let burst = (0..BURST).map(|number| joins(number, "aaaaaa", &same));
+    let burst = (0..BURST / 10).map(|number| joins(number, "aaaaaa", &same));
     let served = rig.serve(burst, CREATED);
-    assert_eq!((served.signed, served.repeated), (1, BURST - 1));
+    assert_eq!((served.signed, served.repeated), (1, BURST / 10 - 1));
     assert_eq!(rig.serve(honest("aaaaaa"), CREATED), all);
 
     // A new key for the same name each time: the first one has it.
