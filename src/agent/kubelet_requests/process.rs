@@ -404,6 +404,8 @@ impl Signing {
         self.refresh_node(&order.node).await?;
         Ok(match self.judge(request) {
             KubeletDecision::Sign(again) => again.profile == order.profile,
+            // The limits are about exchanges with the signer, and this one has taken place.
+            KubeletDecision::Wait { finding, .. } => finding.reason == RequestReason::LimitReached,
             _ => false,
         })
     }

@@ -1,4 +1,4 @@
-//! A burst of joining nodes, and a flood of hostile requests, for `tests/run bench kubelets`: times, rate and memory with the
+//! A burst of joining nodes, and floods of hostile requests, for `tests/run bench kubelets`: times, rate and memory with the
 //! real kube-apiserver and etcd, and a signer that takes 50 ms for each certificate.
 
 use std::collections::BTreeMap;
@@ -343,4 +343,120 @@ fn deny_all(cluster: &Cluster, daemon: &Daemon<'_>) {
         "{HOSTILE} hostile requests created in {created:.0?}, all denied after {took:.0?}; peak memory of the agent {memory} KiB"
     );
     assert!(memory < MAX_MEMORY, "{memory} KiB");
+}
+
+/// The requests of a bootstrap token that floods the API server while the nodes of another token join: a third of them is one
+/// request again and again, a third has a new key for one name, and a third has new names.
+#[test]
+fn bounds_burst_of_one_token_while_other_nodes_join() {
+    const BURST: usize = 3_000;
+    const HONEST: usize = 100;
+    /// Certificates for names without a Node that one token gets (`src/kubelets/issuance.rs`).
+    const UNREGISTERED: usize = 300;
+    /// Requests that are processed at the same time (`src/agent/kubelet_requests.rs`). Each may have been judged before another
+    /// one was approved.
+    const CONCURRENT: usize = 16;
+    /// Events about the requests of one user at once, and further ones for each minute of the test.
+    const EVENTS: usize = 20 + 30;
+    let cluster = &prepared(INIT, "corp", "");
+    let node = cluster.first();
+    node.stop("kube-controller-manager");
+    node.nodepki(&["renew"]).done();
+    let signer = SlowSigner::start(&node.path(SOCKET), &cluster.authorities());
+    let plugin = format!(", slow: {{exec: {{command: /bin/bash, args: ['{PLUGIN}', {SOCKET}]}}}}");
+    configure(node, "slow", &plugin);
+    let daemon = &Daemon::start(node);
+    let arrivals = || signer.arrivals.lock().unwrap().len();
+    let issued = |prefix: &str| {
+        let all = all_requests(cluster).into_iter();
+        let of_prefix = all.filter(|one| {
+            one["metadata"]["name"]
+                .as_str()
+                .unwrap()
+                .starts_with(prefix)
+        });
+        of_prefix
+            .filter(|one| one["status"]["certificate"].is_string())
+            .count()
+    };
+
+    let repeated = Wanted::client("repeated").object().0;
+    let third = 0..BURST / 3;
+    let mut burst = Vec::new();
+    for number in third {
+        let keys = Wanted::client("keys").object().0;
+        let names = Wanted::client(&format!("name-{number}")).object().0;
+        for (kind, object) in [
+            ("repeated", repeated.clone()),
+            ("keys", keys),
+            ("names", names),
+        ] {
+            let object = named(object, &format!("{kind}-{number}"));
+            burst.push((object, token_headers("aaaaaa")));
+        }
+    }
+    let honest: Vec<_> = (0..HONEST)
+        .map(|number| {
+            let name = format!("honest-{number}");
+            let object = Wanted::client(&name).object().0;
+            (named(object, &name), token_headers("bbbbbb"))
+        })
+        .collect();
+    let began = Instant::now();
+    let created = thread::scope(|scope| {
+        let flood = scope.spawn(|| {
+            cluster.admin().create_all(CSRS, &burst);
+            began.elapsed()
+        });
+        wait_for("the flood has begun", || issued("") > 10);
+        cluster.admin().create_all(CSRS, &honest);
+        wait_for("all honest nodes join", || issued("honest-") == HONEST);
+        println!(
+            "{HONEST} honest nodes have certificates after {:.0?}",
+            began.elapsed()
+        );
+        flood.join().unwrap()
+    });
+    wait_for("what is repeated is answered", || {
+        issued("repeated-") == BURST / 3
+    });
+    wait_for("the token has what it may have", || {
+        arrivals() >= UNREGISTERED + HONEST
+    });
+    let served = began.elapsed();
+    // Another node joins while the rest of the burst waits.
+    let (name, _, _) = Wanted::client("last").create(&token(cluster));
+    certificate(&decided(cluster, &name, daemon));
+    let signed = arrivals() - HONEST - 1;
+    assert!(
+        (UNREGISTERED..=UNREGISTERED + CONCURRENT).contains(&signed),
+        "{signed}"
+    );
+    assert_eq!(issued("keys-"), 1);
+    let names = issued("names-");
+    assert!(
+        (UNREGISTERED - 2..signed).contains(&names),
+        "{names} of {signed}"
+    );
+    let (_, events) = cluster
+        .admin()
+        .get("/api/v1/namespaces/default/events?limit=5000");
+    let events = events["items"].as_array().unwrap().iter();
+    let about =
+        events.filter(|event| event["involvedObject"]["kind"] == "CertificateSigningRequest");
+    let (events, memory) = (about.count(), memory(daemon));
+    println!(
+        "{BURST} requests of one token created in {created:.0?}: {signed} signed, all served or waiting after {served:.0?}; {events} Events, peak memory of the agent {memory} KiB"
+    );
+    assert!(events <= EVENTS, "{events}");
+    assert!(memory < MAX_MEMORY, "{memory} KiB");
+}
+
+/// Returns the headers with which the administrator acts as a bootstrap token.
+fn token_headers(id: &str) -> Vec<String> {
+    vec![
+        format!("Impersonate-User: system:bootstrap:{id}"),
+        "Impersonate-Group: system:bootstrappers".to_owned(),
+        "Impersonate-Group: system:bootstrappers:kubeadm:default-node-token".to_owned(),
+    ]
 }
