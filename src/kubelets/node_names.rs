@@ -155,7 +155,7 @@ fn has_joined(earlier: &ApprovedRequest, context: RequestContext<'_>) -> bool {
     };
     let deleted = context.nodes.last_deleted(name);
     deleted.is_some_and(|created| created >= earlier.created)
-        || context.issued.of_node(name).any(|later| is_renewal(later))
+        || context.issued.of_node(name).any(is_renewal)
 }
 
 fn to_be_confirmed(problem: &str) -> String {
