@@ -354,6 +354,15 @@ fn resolve_plain(text: &str) -> Value<'_> {
 pub fn parse(file: &str, text: &str) -> Result<Vec<Node>, Faults> {
     // Windows editors write a byte order mark.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    // kubeadm takes a later one as part of the text, the parser skips it.
+    if let Some(line) = text.lines().position(|line| line.starts_with('\u{feff}')) {
+        let place = Position {
+            file: Arc::from(file),
+            line: line + 1,
+            column: 1,
+        };
+        return Err(SyntaxError::ByteOrderMark.at(place));
+    }
     let mut builder = TreeBuilder {
         file: Arc::from(file),
         stack: Vec::new(),
@@ -386,7 +395,7 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Node>, Faults> {
             }
             let line = place.line.checked_sub(1).and_then(|n| text.lines().nth(n));
             let correction = match &error {
-                SyntaxError::Parser(problem) if !error.parser_names("alias") => {
+                SyntaxError::Parser(problem) if !error.is_about_alias() => {
                     syntax::correction(text, place.line, problem)
                 }
                 _ => None,
@@ -406,12 +415,7 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Node>, Faults> {
     }
     // The parser does not look into comments.
     if let Some(place) = unprintable(text, &builder.file) {
-        let error = SyntaxError::Unprintable;
-        let spot = FieldPosition {
-            place,
-            field: String::new(),
-        };
-        return Err(spot.error(error.to_string(), error.fix()).into());
+        return Err(SyntaxError::Unprintable.at(place));
     }
     Ok(builder.documents)
 }
@@ -473,12 +477,26 @@ enum SyntaxError {
     TagNotOfValue,
     #[error("not valid YAML: a control character")]
     Unprintable,
+    #[error("not valid YAML: a byte order mark that is not at the start of the file")]
+    ByteOrderMark,
 }
 
 impl SyntaxError {
+    fn at(&self, place: Position) -> Faults {
+        let spot = FieldPosition {
+            place,
+            field: String::new(),
+        };
+        spot.error(self.to_string(), self.fix()).into()
+    }
+
     /// Returns whether the parser's message contains `word`; the parser has no error types.
     fn parser_names(&self, word: &str) -> bool {
         matches!(self, SyntaxError::Parser(why) if why.contains(word))
+    }
+
+    fn is_about_alias(&self) -> bool {
+        self.parser_names("alias") || self.parser_names("unknown anchor")
     }
 
     fn fix(&self) -> &'static str {
@@ -487,9 +505,10 @@ impl SyntaxError {
             SyntaxError::CircularAlias | SyntaxError::DeepAlias | SyntaxError::LargeAlias => {
                 NO_ALIAS
             }
-            SyntaxError::Parser(_) if self.parser_names("alias") => NO_ALIAS,
+            SyntaxError::Parser(_) if self.is_about_alias() => NO_ALIAS,
             SyntaxError::LongKey => "shorten it",
             SyntaxError::Unprintable => "remove the control character",
+            SyntaxError::ByteOrderMark => "remove the bytes EF BB BF",
             SyntaxError::TagNotOfValue => "remove the tag, which begins with !",
             SyntaxError::TooDeep => "flatten it",
             SyntaxError::Parser(_) | SyntaxError::KeyNotText | SyntaxError::MergedNotMap => {

@@ -515,3 +515,6 @@ macro_rules! one_of {
 }
 
 pub(crate) use {choice_setting, one_of, settings};
+
+#[cfg(test)]
+mod tests;

@@ -59,6 +59,23 @@ fn accepts_empty_documents_byte_order_mark_and_crlf() {
 }
 
 #[test]
+fn refuses_byte_order_mark_after_start() {
+    for text in [
+        "# two files\n\u{feff}a: 1\n",
+        "a: 1\n\u{feff}---\nb: 2\n",
+        "\u{feff}\n\u{feff}a: 1\n",
+        "a: |\n\u{feff}  b\n",
+    ] {
+        let text = fault(text);
+        assert!(text.starts_with("t.yaml:2:1:"), "{text}");
+        assert!(
+            text.ends_with("not valid YAML: a byte order mark that is not at the start of the file (remove the bytes EF BB BF)"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
 fn reports_tab_with_line_and_column() {
     let text = fault("a:\n\tb: 1\n");
     assert!(text.starts_with("t.yaml:2:"), "{text}");
@@ -100,6 +117,11 @@ fn limits_expansion_of_aliases() {
         "{text}"
     );
     assert!(fault("a: &a [*a]\n").contains("an alias refers to itself"));
+    let gone = fault("a: *gone\n");
+    assert!(
+        gone.ends_with("(write the value out instead of using an alias)"),
+        "{gone}"
+    );
     let nested = |depth: usize, inner: &str| "[".repeat(depth) + inner + &"]".repeat(depth);
     let alias = |depth| {
         let anchored = nested(40, "");
@@ -481,4 +503,148 @@ fn refuses_control_characters_in_comments_like_go_yaml() {
         assert!(found.ends_with(expected), "{found}");
     }
     assert!(parse("t.yaml", "a: b # \u{85}\u{a0}\u{e000}\u{1f600}\n").is_ok());
+}
+
+#[test]
+fn overlay_merges_maps_and_replaces_other_values() {
+    let mut node = one("a: {x: 1, y: [1, 2]}\nb: 1\nc: {z: 1}\n");
+    node.overlay(one("a: {y: [3], w: 4}\nc: 5\nd: {v: 6}\n"));
+    let expected = serde_json::json!({
+        "a": {"x": 1, "y": [3], "w": 4},
+        "b": 1,
+        "c": 5,
+        "d": {"v": 6},
+    });
+    assert_eq!(to_json(&node), expected);
+}
+
+#[test]
+fn null_has_no_text() {
+    for (written, text) in [
+        ("~", None),
+        ("null", None),
+        ("", None),
+        ("'null'", Some("null")),
+        ("5", Some("5")),
+        ("[]", None),
+    ] {
+        let node = one(&format!("a: {written}\n"));
+        assert_eq!(node.get("a").unwrap().text(), text, "{written:?}");
+    }
+}
+
+#[test]
+fn repeated_first_key_of_document_suggests_separator() {
+    let faults = |text: &str| {
+        let mut faults = Faults::default();
+        one(text).duplicates(FaultSeverity::Error, &mut faults);
+        faults.to_string()
+    };
+    let separator = "write a line with --- before it";
+    assert!(faults("kind: A\nkind: B\n").contains(separator));
+    assert!(!faults("name: A\nname: B\n").contains(separator));
+    assert!(!faults("a: {kind: A, kind: B}\n").contains(separator));
+}
+
+#[test]
+fn reports_secrets_that_are_not_text() {
+    let document = one("text: 'a b'\nnumber: 5\nflag: true\nempty: ''\nlist: [a]\n");
+    let walk = Walk::new(true);
+    let map = Field::root(&walk, &document).map().unwrap();
+    let secret = |key| map.get(key).unwrap().secret().map(|text| text.to_string());
+    let scalar = |key| {
+        let scalar = map.get(key).unwrap().scalar_secret();
+        scalar.map(|text| text.to_string())
+    };
+    assert_eq!(secret("text").as_deref(), Some("a b"));
+    assert_eq!(secret("empty").as_deref(), Some(""));
+    assert_eq!(scalar("text").as_deref(), Some("a b"));
+    assert_eq!(scalar("number").as_deref(), Some("5"));
+    assert_eq!(scalar("list"), None);
+    assert_eq!(secret("number").as_deref(), Some("5"));
+    assert_eq!(secret("flag").as_deref(), Some("true"));
+    assert_eq!(secret("list"), None);
+    let faults = walk.into_faults();
+    let fields: Vec<&str> = faults.errors().map(|fault| fault.field.as_str()).collect();
+    assert_eq!(fields, ["number", "flag", "list"]);
+}
+
+#[test]
+fn knows_declared_names_and_last_entry_of_each_name() {
+    let document = one("named: {a: 1, b: 2, a: 3, c: ~}\n");
+    let walk = Walk::new(false);
+    assert!(!walk.is_strict() && Walk::new(true).is_strict());
+    walk.declare("vault");
+    assert_eq!(walk.declared("vault"), Some("vault"));
+    assert_eq!(walk.declared("est"), None);
+    let map = Field::root(&walk, &document).map().unwrap();
+    let named = map.get("named").unwrap().map().unwrap();
+    let found: Vec<(String, Option<String>)> = named
+        .named()
+        .into_iter()
+        .map(|(name, field)| (name, field.written()))
+        .collect();
+    let text = |text: &str| Some(text.to_owned());
+    assert_eq!(
+        found,
+        [("b".to_owned(), text("2")), ("a".to_owned(), text("3"))]
+    );
+    named.finish();
+    named.field().warning("is old", "replace it");
+    let faults = walk.into_faults();
+    assert!(!faults.has_errors() && !faults.is_empty());
+    let warning = faults.warnings().next().unwrap();
+    assert_eq!(
+        (warning.field.as_str(), warning.message.as_str()),
+        ("named", "is old")
+    );
+}
+
+#[test]
+fn suggests_known_name_that_is_near_or_begins_alike() {
+    let known = ["clusterConfiguration", "renewAt", "ca"];
+    for (name, near) in [
+        ("clusterConfig", Some("clusterConfiguration")),
+        ("clus", Some("clusterConfiguration")),
+        ("clu", None),
+        ("renwAt", Some("renewAt")),
+        ("RENEWAT", Some("renewAt")),
+        ("renewing", None),
+        // Two edits of a name of two characters would be any name.
+        ("xy", None),
+        ("cb", Some("ca")),
+    ] {
+        assert_eq!(
+            did_you_mean(name, known.into_iter()).as_deref(),
+            near,
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn joined_faults_keep_severity_and_number() {
+    let faults = |severity, count: usize| {
+        let mut faults = Faults::default();
+        for line in 1..=count {
+            faults.push(Fault {
+                severity,
+                place: Position {
+                    line,
+                    ..Position::whole("t.yaml")
+                },
+                field: String::new(),
+                message: "is wrong".to_owned(),
+                fix: String::new(),
+            });
+        }
+        faults
+    };
+    let mut all = Faults::default();
+    assert!(all.is_empty());
+    all.extend(faults(FaultSeverity::Warning, 1));
+    assert!(!all.is_empty() && !all.has_errors());
+    all.extend(faults(FaultSeverity::Error, 2));
+    all.extend(faults(FaultSeverity::Error, 2));
+    assert_eq!((all.errors().count(), all.warnings().count()), (2, 1));
 }

@@ -30,6 +30,7 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("yaml", "did not find expected", YAML_1_2),
     ("yaml", "found character that cannot start any token", YAML_1_2),
     ("yaml", "could not find expected ':'", YAML_1_2),
+    ("yaml", "found unexpected end of stream", YAML_1_2),
     ("yaml", "found a tab character that violates indentation", YAML_1_2),
     ("yaml", "mapping values are not allowed in this context", YAML_1_2),
     ("yaml", "block sequence entries are not allowed in this context", YAML_1_2),
@@ -44,7 +45,7 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
 
 /// Why nodepki accepts syntax that Go does not. A kubeconfig that nodepki changes is written again without it, and kubeadm
 /// reports it in the other documents.
-const YAML_1_2: &str = "Go's library reads YAML 1.1: `{a:?}` and a tab before a key are valid in 1.2 only";
+const YAML_1_2: &str = "Go's library reads YAML 1.1: `{a:?}`, `{:'}` and a tab before a key are valid in 1.2 only";
 
 /// Returns what Go reads; `None` for an exception.
 fn go(kind: &str, bytes: &[u8]) -> Option<Value> {
