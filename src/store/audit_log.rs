@@ -38,6 +38,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{File, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::PathBuf;
+use std::sync::LazyLock;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -252,8 +253,10 @@ impl<'a> LockedLog<'a> {
     }
 
     fn own_tail(&self) -> Result<Tail, StoreError> {
-        let mut end = Vec::new();
         let start = self.size.saturating_sub(TAIL_BYTES);
+        // One more byte, so that the end of the file is found without a larger buffer.
+        let room = usize::try_from(self.size - start + 1).unwrap_or_default();
+        let mut end = Vec::with_capacity(room);
         let mut file = &self.file;
         file.seek(SeekFrom::Start(start))
             .and_then(|_| file.take(TAIL_BYTES).read_to_end(&mut end))
@@ -297,7 +300,6 @@ impl<'a> LockedLog<'a> {
                 ..AuditRecord::of(AuditEvent::Torn)
             }
         });
-        let writer = writer();
         let mut lost = lost;
         for record in torn.into_iter().chain(records.iter().cloned()) {
             let line = serde_json::to_vec(&NewLine {
@@ -305,7 +307,7 @@ impl<'a> LockedLog<'a> {
                 time: now,
                 previous: &head.sha256,
                 lost: std::mem::take(&mut lost),
-                writer: &writer,
+                writer: &WRITER,
                 record: &record.limited(),
             });
             let line = line.map_err(|source| StoreError::Damaged {
@@ -466,8 +468,8 @@ fn oldest_to_remove(
     Ok(Some((oldest, record)))
 }
 
-/// Returns the fields that identify this process.
-fn writer() -> Writer {
+/// The fields that identify this process.
+static WRITER: LazyLock<Writer> = LazyLock::new(|| {
     let invocation = std::env::var("INVOCATION_ID").ok();
     let is_id = |id: &String| id.len() == 32 && id.bytes().all(|byte| byte.is_ascii_hexdigit());
     let login_uid = std::fs::read_to_string("/proc/self/loginuid").ok();
@@ -479,4 +481,4 @@ fn writer() -> Writer {
             .filter(|uid| *uid != u32::MAX),
         pid: std::process::id(),
     }
-}
+});

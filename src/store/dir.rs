@@ -35,10 +35,12 @@ pub(super) use metadata::{errno_from, errno_of, is_same, obstacle_of_kind, stat_
 ///
 /// Each target has one fixed temporary name, not a random one: the next attempt replaces what a crash left behind, so
 /// that no number of crashes fills the disk. Only the holder of the lock writes, so that two writers never use the same
-/// name.
+/// name; directories are created without the lock, and creation begins again if it meets another one.
 const TEMPORARY_PREFIX: &str = ".nodepki-new.";
 /// Suffix of temporary names: node_exporter reads every file whose name ends with .prom, hidden ones too.
 const TEMPORARY_SUFFIX: &str = "~";
+/// How often the creation of a directory begins again because other processes create it too.
+const MAX_CREATIONS: u32 = 100;
 
 /// Contents and metadata of a file.
 pub struct FileContent {
@@ -268,19 +270,12 @@ impl Dir {
         let written = (|| {
             let file = self.create(&temp, bytes)?;
             fsync(&file).map_err(|errno| self.error("write", &temp, errno))?;
-            let create = || {
-                renameat_with(&self.fd, &temp, &self.fd, name, RenameFlags::NOREPLACE)
-                    .map_err(errno_from)
-            };
-            match uninterrupted(create) {
-                Ok(()) => Ok(()),
-                Err(Errno::EEXIST) => Err(StoreError::obstacle(
+            match self.rename_new(&temp, name)? {
+                true => Ok(()),
+                false => Err(StoreError::obstacle(
                     self.path.join(name),
                     PathObstacle::Differs,
                 )),
-                // File systems without RENAME_NOREPLACE, such as NFS.
-                Err(Errno::EINVAL) if self.metadata(name)?.is_none() => self.rename(&temp, name),
-                Err(errno) => Err(self.error("create", name, errno)),
             }
         })();
         if written.is_err() {
@@ -448,22 +443,76 @@ impl Dir {
         }
     }
 
+    /// Renames a file unless the new name exists; returns false if it does.
+    fn rename_new(&self, from: &OsStr, to: &OsStr) -> Result<bool, StoreError> {
+        let rename = || {
+            renameat_with(&self.fd, from, &self.fd, to, RenameFlags::NOREPLACE).map_err(errno_from)
+        };
+        match uninterrupted(rename) {
+            Ok(()) => Ok(true),
+            Err(Errno::EEXIST) => Ok(false),
+            // File systems without RENAME_NOREPLACE, such as NFS.
+            Err(Errno::EINVAL) if self.metadata(to)?.is_none() => {
+                self.rename(from, to).map(|()| true)
+            }
+            Err(errno) => Err(self.error("create", to, errno)),
+        }
+    }
+
     /// Opens a directory; a missing one is created with exactly this mode. Returns true if it was created.
     pub(super) fn make_dir(&self, name: &OsStr, mode: u32) -> Result<(Dir, bool), StoreError> {
-        let made = match mkdirat(&self.fd, name, Mode::S_IRWXU) {
-            Ok(()) => true,
-            Err(Errno::EEXIST) => false,
-            Err(errno) => return Err(self.error("create", name, errno)),
+        let made = match self.open_dir(name)? {
+            Some(dir) => return Ok((dir, false)),
+            None if mode == 0o700 => match mkdirat(&self.fd, name, Mode::S_IRWXU) {
+                Ok(()) => true,
+                Err(Errno::EEXIST) => false,
+                Err(errno) => return Err(self.error("create", name, errno)),
+            },
+            None => self.make_dir_with_mode(name, mode)?,
         };
-        let dir = match self.open_dir(name)? {
-            Some(dir) => dir,
-            None => return Err(self.error("open", name, Errno::ENOENT)),
-        };
-        if made && mode != 0o700 {
-            fchmod(&dir.fd, Mode::from_bits_truncate(mode))
-                .map_err(|e| self.error("set the mode of", name, e))?;
+        match self.open_dir(name)? {
+            Some(dir) => Ok((dir, made)),
+            None => Err(self.error("open", name, Errno::ENOENT)),
         }
-        Ok((dir, made))
+    }
+
+    /// Creates a directory that has its name only when it has its mode: later runs leave the mode of an existing one
+    /// unchanged. Returns false if another process created it.
+    fn make_dir_with_mode(&self, name: &OsStr, mode: u32) -> Result<bool, StoreError> {
+        let temp = &temporary_name(name);
+        for _ in 0..MAX_CREATIONS {
+            match mkdirat(&self.fd, temp.as_os_str(), Mode::S_IRWXU) {
+                Ok(()) => {}
+                // From an interrupted run, or from a process that creates it at the same time, which begins again.
+                Err(Errno::EEXIST) => match self.remove_empty_dir(temp) {
+                    Err(error) if !is_absence(&error) => return Err(error),
+                    _ => continue,
+                },
+                Err(errno) => return Err(self.error("create", name, errno)),
+            }
+            let made = self.finish_dir(temp, name, mode);
+            // Before a file is created in it: the directory under the temporary name is empty after a power cut, too.
+            if let Ok(true) = made {
+                self.sync()?;
+                return made;
+            }
+            let _ = self.remove_empty_dir(temp);
+            match made {
+                Err(error) if is_absence(&error) && self.metadata(name)?.is_none() => {}
+                Err(error) if is_absence(&error) => return Ok(false),
+                made => return made,
+            }
+        }
+        Err(self.error("create", name, Errno::EBUSY))
+    }
+
+    /// Sets the mode of a new directory and renames it.
+    fn finish_dir(&self, temp: &OsStr, name: &OsStr, mode: u32) -> Result<bool, StoreError> {
+        let dir = self.open_dir(temp)?;
+        let dir = dir.ok_or_else(|| self.error("open", temp, Errno::ENOENT))?;
+        dir.set_mode(mode)?;
+        dir.sync()?;
+        self.rename_new(temp, name)
     }
 
     pub(super) fn open_dir(&self, name: &OsStr) -> Result<Option<Dir>, StoreError> {
@@ -554,6 +603,17 @@ pub(super) const READ: OFlag = OFlag::O_RDONLY
 pub(super) const DIRECTORY: OFlag = OFlag::O_RDONLY
     .union(OFlag::O_DIRECTORY)
     .union(OFlag::O_CLOEXEC);
+
+/// Returns true for the error about a file that does not exist.
+fn is_absence(error: &StoreError) -> bool {
+    matches!(
+        error,
+        StoreError::Io {
+            source: Errno::ENOENT,
+            ..
+        }
+    )
+}
 
 /// Returns the temporary name of a target.
 pub(super) fn temporary_name(name: &OsStr) -> OsString {

@@ -11,6 +11,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::audit_log;
+use super::authority_rotation::{self, ClusterRotations, RotationSteps};
 use super::changes::{AUTHORITY_CHANGES, AuthorityChangesFile};
 use super::cluster_policy::{self, ClusterPolicyRecord};
 use super::issued::{ISSUED, IssuedFile};
@@ -19,6 +20,7 @@ use super::kubelet_requests::{self, KubeletRequestRecord};
 use super::node::{NODE, NodeFile};
 use super::pending::{RequestRecord, TICKET};
 use super::restarts::{RESTARTS, Unsettled};
+use super::service_account_rotation::{self, SealingKeyRecord, ServiceAccountKeys};
 use super::staging::StagingRecord;
 use super::state_file::StateFile;
 
@@ -52,14 +54,20 @@ fn state_file(bytes: &[u8]) {
     let Some((first, json)) = bytes.split_first() else {
         return;
     };
-    match first % 7 {
+    match first % 11 {
         0 => read_again::<RequestRecord>(&TICKET, json),
         1 => read_again::<Unsettled>(&RESTARTS, json),
         2 => read_again::<AuthorityChangesFile>(&AUTHORITY_CHANGES, json),
         3 => read_again::<NodeFile>(&NODE, json),
         4 => read_again::<IssuedFile>(&ISSUED, json),
         5 => read_again::<ClusterPolicyRecord>(&cluster_policy::RECORD, json),
-        _ => read_again::<KubeletRequestRecord>(&kubelet_requests::RECORD, json),
+        6 => read_again::<KubeletRequestRecord>(&kubelet_requests::RECORD, json),
+        7 => read_again::<ClusterRotations>(&authority_rotation::ROTATIONS, json),
+        8 => read_again::<RotationSteps>(&authority_rotation::STEPS, json),
+        9 => read_again::<SealingKeyRecord>(&service_account_rotation::SEALING_KEY, json),
+        _ => {
+            read_again::<ServiceAccountKeys>(&service_account_rotation::SERVICE_ACCOUNT_KEYS, json)
+        }
     }
 }
 

@@ -138,7 +138,7 @@ fn reads_restarts_of_release_0_1_0() {
     );
     assert_eq!(unsettled.changed[1].change, ReplacedFile::ServiceAccount);
     let step = &unsettled.trust_steps[0];
-    assert_eq!(step.former.authority, Authority::Ca);
+    assert_eq!(step.former.subject, Authority::Ca.into());
     assert_eq!(*step.former.files[0].contents, b"old ca");
 }
 

@@ -919,6 +919,8 @@ pub(crate) fn ticket() -> RequestRecord {
         signer_config: "4567".to_owned(),
         handle: None,
         attempt: 0,
+        submissions: 0,
+        last_submitted: None,
         first_submitted: None,
         next_poll: None,
         phase: RequestPhase::Ready,
@@ -955,6 +957,8 @@ fn restores_pending_request_as_it_was_saved() {
     let later = RequestRecord {
         handle: Some("csr-x7f2".to_owned()),
         attempt: 2,
+        submissions: 2,
+        last_submitted: Some(NOW),
         first_submitted: Some(NOW),
         next_poll: Some(NOW + Duration::from_secs(30)),
         phase: RequestPhase::Requested,
@@ -1089,6 +1093,20 @@ fn removes_slots_that_a_commit_completes() {
     wanted.completes(CertName::EtcdPeer.into());
     store.commit(wanted).unwrap();
     assert!(store.pending(NOW).unwrap().slots.is_empty());
+}
+
+#[test]
+fn names_directory_when_it_has_its_mode() {
+    let fixture = Fixture::new();
+    // An interrupted run leaves the directory under its temporary name.
+    let temporary = fixture.path("/drop/.nodepki-new.out~");
+    fs::create_dir_all(&temporary).unwrap();
+    fixture.root().create_dir("/drop/out", 0o750).unwrap();
+    assert_eq!(fixture.mode("/drop/out"), 0o750);
+    assert!(!temporary.exists());
+    // The mode of an existing directory belongs to the administrator.
+    fixture.root().create_dir("/drop/out", 0o755).unwrap();
+    assert_eq!(fixture.mode("/drop/out"), 0o750);
 }
 
 #[test]

@@ -265,6 +265,31 @@ fn keeps_one_chain_for_concurrent_writers() {
 }
 
 #[test]
+fn creates_directory_once_for_concurrent_writers() {
+    for _ in 0..40 {
+        let node = LogNode::new();
+        let start = std::sync::Barrier::new(8);
+        std::thread::scope(|scope| {
+            for writer in 0..8 {
+                let (node, start) = (&node, &start);
+                scope.spawn(move || {
+                    let root = NodeRoot::open(node.dir.path()).unwrap();
+                    start.wait();
+                    let record = record(&writer.to_string());
+                    let appended = root.append_audit(&[record], NOW, Durability::Cached);
+                    appended.unwrap();
+                });
+            }
+        });
+        assert_eq!(node.verify().entries, 8);
+        let var = node.dir.path().join("var");
+        let names = fs::read_dir(&var).unwrap();
+        let names: Vec<_> = names.map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(names, ["lib"]);
+    }
+}
+
+#[test]
 fn records_number_of_entries_that_could_not_be_written() {
     let node = LogNode::new();
     node.append("one");
