@@ -35,7 +35,7 @@ fn node_kubeconfig(bytes: &[u8]) {
     let _ = read_kubeconfig(Path::new("/etc/kubernetes/admin.conf"), Some(bytes));
 }
 
-/// A window that is accepted opens again, within the eight years between two leap days.
+/// A window that is accepted opens again.
 fn maintenance_window(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
@@ -47,11 +47,7 @@ fn maintenance_window(bytes: &[u8]) {
     ] {
         match window {
             Ok(window) => {
-                let next = window.next(now);
-                assert!(
-                    next.is_some_and(|next| next - now < time::Duration::days(8 * 366)),
-                    "{text}"
-                );
+                assert!(window.next(now).is_some(), "{text}");
                 let _ = window.to_string();
             }
             Err(error) => assert!(!error.message.is_empty()),

@@ -21,6 +21,11 @@ const URGENT_SHARE: f64 = 0.1;
 /// Largest share of the lifetime that `min_remaining` can make urgent. Without this limit, a short-lived certificate would
 /// be urgent from its first day.
 const MAX_URGENT_SHARE: f64 = 0.25;
+/// Share of the lifetime, before its end, in which a renewal waits for no other node either.
+const LAST_CHANCE_SHARE: f64 = 0.02;
+/// Longest such time: components and load balancers notice a new certificate within minutes, and an administrator has until
+/// then to complete a CA change.
+const MAX_LAST_CHANCE: Span = Span::days(1);
 /// Share of the lifetime before which no certificate is due, whatever the configuration.
 const EARLIEST_SHARE: f64 = 0.5;
 /// Share of a window over which the waiting nodes are spread. The rest remains for retries.
@@ -29,13 +34,13 @@ const WINDOW_SPREAD: f64 = 0.5;
 const MAX_RENEWAL_COOLDOWN: Span = Span::hours(1);
 /// Share of the lifetime after a renewal in which a certificate is not renewed again.
 const RENEWAL_COOLDOWN_SHARE: f64 = 0.25;
-/// Share of the remaining lifetime between two attempts.
-const RETRY_SHARE: f64 = 0.25;
-/// Shortest time between two attempts. With intervals much shorter than an outage, the attempts of many nodes coincide
-/// after it: `tests/bench/fleet.rs` measures ten thousand nodes.
-const MIN_RETRY_INTERVAL: Span = Span::seconds(5);
-/// Longest time between two attempts.
-const MAX_RETRY_INTERVAL: Span = Span::hours(2);
+/// Longest period of attempts, as a share of the remaining lifetime.
+const RETRY_SHARE: f64 = 0.375;
+/// Shortest period of attempts.
+const MIN_RETRY_PERIOD: Span = Span::seconds(5);
+/// Longest period of attempts. With periods much shorter than an outage, the attempts of many nodes coincide after it:
+/// `tests/bench/fleet.rs` measures ten thousand nodes.
+const MAX_RETRY_PERIOD: Span = Span::hours(3);
 
 /// A percentage from 0 to 100.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -188,6 +193,11 @@ impl CertLife {
         now >= self.urgent_from(rotation)
     }
 
+    /// Returns true if the expiry is so near that a certificate is replaced even by one that other nodes may not trust yet.
+    pub(crate) fn is_about_to_end(&self, now: OffsetDateTime) -> bool {
+        now >= self.not_after - part(self.length(), LAST_CHANCE_SHARE).min(MAX_LAST_CHANCE)
+    }
+
     /// Returns the time until which a certificate that was just renewed is not renewed again: the reason for another
     /// renewal existed before, and the renewal did not resolve it.
     pub(crate) fn cools_until(&self) -> OffsetDateTime {
@@ -225,7 +235,10 @@ pub enum DueState {
 pub fn due_at(life: &CertLife, rotation: &Rotation, node: &str) -> (OffsetDateTime, String) {
     let length = life.length();
     let words = length_in_words(length);
-    let jitter = part(length, rotation.jitter.share() * share_of(node, ""));
+    let jitter = part(
+        length,
+        rotation.jitter.share() * place_of(node, Purpose::Due),
+    );
     let by_rule = match rotation.renew_at {
         RenewAt::Share(percent) => life.issued_at + part(length, percent.share()),
         RenewAt::Before(before) => back(life.not_after, before),
@@ -301,7 +314,8 @@ pub(crate) fn in_window(
     match next {
         Some((opens, length)) if opens < urgent_from => Wait::Until {
             opens,
-            turn: (opens + part(length, WINDOW_SPREAD * share_of(node, ""))).min(urgent_from),
+            turn: (opens + part(length, WINDOW_SPREAD * place_of(node, Purpose::Due)))
+                .min(urgent_from),
         },
         Some((opens, _)) => Wait::No(Some(format!(
             "the next window opens at {}, too late for a certificate that expires at {}: it is renewed outside of the windows",
@@ -314,21 +328,57 @@ pub(crate) fn in_window(
     }
 }
 
-/// Returns the time of the next attempt after a failure. The interval shortens towards the expiry, and differs between
-/// nodes.
+/// Returns the time of the next attempt after a failure. A node tries at times of its own with a constant period, which
+/// halves several times towards the expiry: after an outage of any length, the attempts of a fleet are spread evenly over
+/// a period.
 pub fn retry_at(life: Option<&CertLife>, node: &str, now: OffsetDateTime) -> OffsetDateTime {
     let left = life.map_or(Span::ZERO, |life| life.not_after - now);
-    let wait = part(left, RETRY_SHARE).clamp(MIN_RETRY_INTERVAL, MAX_RETRY_INTERVAL);
-    // This share is independent of the one for the due time: otherwise the retries of nodes that are due early would coincide
-    // with the first attempts of nodes that are due late.
-    now + part(wait, 0.5 + share_of(node, "retry") / 2.0)
+    let longest = part(left, RETRY_SHARE).max(MIN_RETRY_PERIOD);
+    let mut period = MAX_RETRY_PERIOD;
+    while period > longest {
+        period /= 2;
+    }
+    let earliest = now + MIN_RETRY_PERIOD / 2;
+    let elapsed: Span = earliest - OffsetDateTime::UNIX_EPOCH;
+    let wait = (place_of(node, Purpose::Retry) - elapsed / period).rem_euclid(1.0);
+    earliest + part(period, wait)
 }
 
-/// Returns a number from 0 to 1 for a node and a purpose. It is constant, and evenly distributed over nodes.
-fn share_of(node: &str, purpose: &str) -> f64 {
-    let digest = Sha256::new().chain_update(node).chain_update(purpose);
+/// What a node's place is for. The places are independent: otherwise the retries of nodes that are due early would coincide
+/// with the first attempts of nodes that are due late.
+#[derive(Clone, Copy)]
+enum Purpose {
+    Due,
+    Retry,
+}
+
+/// Returns a number from 0 to 1 for a node and a purpose. It is constant, and evenly distributed over nodes: more evenly
+/// than at random over nodes whose names differ in their last number only, as in a fleet.
+fn place_of(node: &str, purpose: Purpose) -> f64 {
+    // Multiples of these, modulo 1, are evenly distributed in every part of the sequence (Weyl's criterion).
+    let (label, step) = match purpose {
+        Purpose::Due => ("", 2_f64.sqrt()),
+        Purpose::Retry => ("retry", 3_f64.sqrt()),
+    };
+    let (name, number) = without_last_number(node);
+    let digest = Sha256::new().chain_update(name).chain_update(label);
     let [a, b, c, d, ..] = <[u8; 32]>::from(digest.finalize());
-    f64::from(u32::from_be_bytes([a, b, c, d])) / f64::from(u32::MAX)
+    let start = f64::from(u32::from_be_bytes([a, b, c, d])) / f64::from(u32::MAX);
+    (start + f64::from(number) * step).fract()
+}
+
+/// Removes the last number of the host name, and returns it; 0 without one.
+fn without_last_number(node: &str) -> (String, u32) {
+    let host = node.split('.').next().unwrap_or(node);
+    let is_digit = |c: char| c.is_ascii_digit();
+    let Some(end) = host.rfind(is_digit).map(|last| last + 1) else {
+        return (node.to_owned(), 0);
+    };
+    let begin = host[..end].trim_end_matches(is_digit).len();
+    // Numbers that differ in their leading digits only are as good as names.
+    let begin = begin.max(end.saturating_sub(9));
+    let number = host[begin..end].parse().unwrap_or_default();
+    (format!("{}{}", &node[..begin], &node[end..]), number)
 }
 
 fn part(length: Span, share: f64) -> Span {

@@ -49,6 +49,20 @@ fn reports_renew_at_before_half_of_lifetime() {
 }
 
 #[test]
+fn is_about_to_end_within_a_day_or_a_fiftieth_of_the_lifetime() {
+    for (length, last_chance) in [
+        (Span::days(365), Span::days(1)),
+        (Span::days(25), Span::hours(12)),
+        (Span::hours(1), Span::seconds(72)),
+    ] {
+        let life = life(length);
+        let from = life.not_after - last_chance;
+        assert!(life.is_about_to_end(from), "{length}");
+        assert!(!life.is_about_to_end(from - Span::SECOND), "{length}");
+    }
+}
+
+#[test]
 fn computes_due_time_by_each_rule() {
     let hours = |hours: u64| Duration::from_secs(hours * 3600);
     let before = |hours_before| Rotation {
@@ -372,6 +386,19 @@ fn opens_and_closes_windows() {
 }
 
 #[test]
+fn finds_date_on_a_weekday_after_decades() {
+    // A step restricts the day of the month, and `*` in front of it means that both fields must match.
+    let sunday = cron("0 10 */56 3 7", 1);
+    assert_eq!(
+        sunday.next(datetime!(2026-06-01 12:00 UTC)),
+        Some(datetime!(2037-03-01 10:00 UTC))
+    );
+    let leap_day = cron("0 2 */28 2 1", 1);
+    let monday = leap_day.next(datetime!(2072-03-01 00:00 UTC)).unwrap();
+    assert_eq!(monday.weekday(), time::Weekday::Monday);
+}
+
+#[test]
 fn finds_leap_day_after_eight_years() {
     let window = cron("0 2 29 2 *", 1);
     let next = |from| window.next(from).unwrap();
@@ -458,33 +485,188 @@ fn spreads_ten_thousand_nodes_evenly_and_permanently() {
 }
 
 #[test]
-fn shortens_retry_interval_towards_expiry() {
+fn halves_retry_period_towards_expiry() {
     let year = life(Span::hours(8760));
-    let wait = |now| retry_at(Some(&year), "cp-1", now) - now;
     let end = year.not_after;
-    for (now, least, most) in [
-        (ISSUED, Span::HOUR, Span::hours(2)),
-        (end - Span::hours(8), Span::HOUR, Span::hours(2)),
-        (end - Span::HOUR, Span::seconds(450), Span::minutes(15)),
-        (end - Span::MINUTE, Span::seconds(7), Span::seconds(15)),
-        (end + Span::HOUR, Span::seconds(2), Span::seconds(5)),
+    for (from, period) in [
+        (ISSUED, Span::hours(3)),
+        (end - Span::hours(12), Span::hours(3)),
+        (end - Span::hours(6), Span::minutes(90)),
+        (end - Span::hours(3), Span::minutes(45)),
+        (end - Span::seconds(90), Span::SECOND * 10_800.0 / 512.0),
     ] {
+        let first = retry_at(Some(&year), "cp-1", from);
+        let second = retry_at(Some(&year), "cp-1", first);
+        let (wait, between) = (first - from, second - first);
+        assert!(wait <= period + MIN_RETRY_PERIOD && wait >= MIN_RETRY_PERIOD / 2);
+        assert!((between - period).abs() < Span::SECOND, "{from}: {between}");
+    }
+    for life in [None, Some(&year)] {
+        let now = end + Span::HOUR;
+        let wait = retry_at(life, "cp-1", now) - now;
         assert!(
-            wait(now) >= least && wait(now) <= most,
-            "{now}: {}",
-            wait(now)
+            wait >= MIN_RETRY_PERIOD / 2 && wait < MIN_RETRY_PERIOD * 2,
+            "{wait}"
         );
     }
-    assert_eq!(
-        retry_at(None, "cp-1", ISSUED),
-        retry_at(Some(&year), "cp-1", end) - (end - ISSUED)
-    );
 }
 
 #[test]
 fn delays_renewal_after_renewal() {
     assert_eq!(life(Span::hours(8760)).cools_until(), ISSUED + Span::HOUR);
     assert_eq!(life(Span::minutes(4)).cools_until(), ISSUED + Span::MINUTE);
+}
+
+#[test]
+fn spreads_retries_over_period() {
+    let life = life(Span::hours(24));
+    let mut tenths = [0; 10];
+    for node in 0..1000 {
+        let wait = retry_at(Some(&life), &format!("cp-{node}"), ISSUED) - ISSUED;
+        tenths[(wait / Span::hours(3) * 10.0) as usize % 10] += 1;
+    }
+    assert!(
+        tenths.iter().all(|count| (95..=105).contains(count)),
+        "{tenths:?}"
+    );
+}
+
+#[test]
+fn spreads_consecutive_numbers_more_evenly_than_at_random() {
+    for first in [0, 1, 99, 123_456, 4_000_000_000] {
+        for suffix in ["", ".example.com", "-eu1x"] {
+            let mut tenths = [0; 10];
+            for node in first..first + 100_u64 {
+                let name = format!("cp-{node}{suffix}");
+                tenths[(place_of(&name, Purpose::Due) * 10.0) as usize] += 1;
+            }
+            let expected = if suffix == "-eu1x" { 1..=25 } else { 8..=12 };
+            let is_even = tenths.iter().all(|count| expected.contains(count));
+            assert!(is_even, "{first} {suffix}: {tenths:?}");
+        }
+    }
+}
+
+#[test]
+fn takes_last_number_of_host_name() {
+    for (name, expected) in [
+        ("cp-7.zone2.example.com", ("cp-.zone2.example.com", 7)),
+        ("rack12-cp007", ("rack12-cp", 7)),
+        ("eu1a", ("eua", 1)),
+        ("zentrale-ä3ß", ("zentrale-äß", 3)),
+        ("cp", ("cp", 0)),
+        ("cp.zone2", ("cp.zone2", 0)),
+        ("42", ("", 42)),
+        ("", ("", 0)),
+        ("cp-12345678901", ("cp-12", 345_678_901)),
+    ] {
+        let (rest, number) = without_last_number(name);
+        assert_eq!((rest.as_str(), number), expected, "{name}");
+    }
+}
+
+#[test]
+fn due_reason_is_the_configured_rule_if_both_rules_agree() {
+    let life = life(Span::hours(100));
+    let floor = Duration::from_secs(10 * 3600);
+    for (renew_at, expected) in [
+        (RenewAt::Before(floor), "it ends within 10h"),
+        (
+            RenewAt::Share(Percent(90)),
+            "90 % of its life of 100h is over",
+        ),
+    ] {
+        let rotation = Rotation {
+            renew_at,
+            min_remaining: floor,
+            ..rotation()
+        };
+        let (at, reason) = due_at(&life, &rotation, "cp-1");
+        assert_eq!((at - ISSUED, reason.as_str()), (Span::hours(90), expected));
+    }
+}
+
+#[test]
+fn half_of_life_is_reached_by_the_configured_share() {
+    let rotation = Rotation {
+        renew_at: RenewAt::Share(Percent(50)),
+        ..rotation()
+    };
+    let (at, reason) = due_at(&life(Span::hours(100)), &rotation, "cp-1");
+    assert_eq!(at - ISSUED, Span::hours(50));
+    assert_eq!(reason, "50 % of its life of 100h is over");
+}
+
+#[test]
+fn does_not_wait_for_window_that_opens_when_renewal_becomes_urgent() {
+    let life = life(Span::hours(100));
+    let urgent = life.urgent_from(&rotation());
+    let window = |at: OffsetDateTime| Rotation {
+        windows: vec![cron(
+            &format!(
+                "{} {} {} {} *",
+                at.minute(),
+                at.hour(),
+                at.day(),
+                u8::from(at.month())
+            ),
+            1,
+        )],
+        ..rotation()
+    };
+    let wait = |at| in_window(&life, &window(at), "cp-1", ISSUED);
+    assert!(matches!(wait(urgent), Wait::No(Some(_))));
+    assert!(matches!(wait(urgent - Span::MINUTE), Wait::Until { .. }));
+}
+
+#[test]
+fn writes_lengths_below_an_hour_to_the_second() {
+    for (seconds, expected) in [
+        (-1, "0s"),
+        (59, "59s"),
+        (3599, "59m59s"),
+        (3600, "1h"),
+        (3629, "1h"),
+        (3630, "1h1m"),
+    ] {
+        assert_eq!(
+            length_in_words(Span::seconds(seconds)),
+            expected,
+            "{seconds}"
+        );
+    }
+}
+
+#[test]
+fn displays_values_as_configured() {
+    let two_days = Duration::from_secs(48 * 3600);
+    assert_eq!(RenewAt::Share(Percent(66)).to_string(), "66%");
+    assert_eq!(RenewAt::Before(two_days).to_string(), "48h");
+    assert_eq!(weekly("Sun 02:00-05:00").to_string(), "Sun 02:00-05:00");
+    assert_eq!(weekly("Sun 02:00-05:00").as_cron(), None);
+    let window = cron("0 2 * * 0", 48);
+    assert_eq!(window.to_string(), "0 2 * * 0 for 48h");
+    assert_eq!(window.as_cron(), Some(("0 2 * * 0", two_days)));
+}
+
+#[test]
+fn sunday_is_day_0_and_7() {
+    let from = datetime!(2026-08-26 00:00 UTC);
+    let sunday = Some(datetime!(2026-08-30 02:00 UTC));
+    for days in ["0", "7", "0,7", "sun"] {
+        assert_eq!(
+            cron(&format!("0 2 * * {days}"), 1).next(from),
+            sunday,
+            "{days}"
+        );
+    }
+    for days in ["Sun", "Sun,Sun", "Sun,Sun-Sun"] {
+        assert_eq!(
+            weekly(&format!("{days} 02:00-03:00")).next(from),
+            sunday,
+            "{days}"
+        );
+    }
 }
 
 #[test]

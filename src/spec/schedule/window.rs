@@ -9,8 +9,9 @@ use time::{Date, Duration as Span, OffsetDateTime, Time};
 use super::span;
 use crate::yaml::format_duration;
 
-/// Longest time between two dates of a window, in years: that between two 29 Februaries around a year such as 2100.
-const MAX_YEARS_BETWEEN_OPENINGS: i64 = 8;
+/// Longest time between two dates of a window, in years: that between two 29 Februaries on the same day of the week, around
+/// a year such as 2100.
+const MAX_YEARS_BETWEEN_OPENINGS: i64 = 40;
 const DAY: Duration = Duration::from_secs(24 * 3600);
 const DAYS: [&str; 7] = ["Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat"];
 const MONTHS: [&str; 12] = [
