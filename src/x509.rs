@@ -44,7 +44,9 @@ pub use content::{contains_private_key, content_instead_of_pem, wide_encoding};
 pub use crl::{AuthorityCrls, CrlError, ListScope, RevocationList};
 pub use csr::{Csr, CsrError, UsageExtensions};
 pub use csr_content::{CsrContent, CsrContentError};
-pub use key::{JwkError, KeyAlgorithm, KeyError, KeyType, PrivateKey, PublicKey, UnknownAlgorithm};
+pub use key::{
+    JwkError, KeyAlgorithm, KeyError, KeyFamily, KeyType, PrivateKey, PublicKey, UnknownAlgorithm,
+};
 pub use lifetime::{LIFETIME_FACTOR, Lifetime, judge_lifetime};
 pub use lineage::{descends_from, is_same_authority};
 pub use profile::{ExtendedUsage, Profile, Sans, Subject, Tolerance};

@@ -132,35 +132,28 @@ fn policy_definitions() -> Value {
             "additionalProperties": false,
             "minProperties": 1,
             "properties": {"lifetime": {"type": "string", "pattern": schema::DURATION_PATTERN}, "key": {"oneOf": [
-                {
-                    "type": "object",
-                    "additionalProperties": false,
-                    "required": ["algorithm", "rsa"],
-                    "properties": {
-                        "algorithm": {"const": "RSA"},
-                        "rsa": {
-                            "type": "object",
-                            "additionalProperties": false,
-                            "required": ["keySize"],
-                            "properties": {"keySize": {"enum": [2048, 3072, 4096]}}
-                        }
-                    }
-                },
-                {
-                    "type": "object",
-                    "additionalProperties": false,
-                    "required": ["algorithm", "ecdsa"],
-                    "properties": {
-                        "algorithm": {"const": "ECDSA"},
-                        "ecdsa": {
-                            "type": "object",
-                            "additionalProperties": false,
-                            "required": ["curve"],
-                            "properties": {"curve": {"enum": ["P256", "P384", "P521"]}}
-                        }
-                    }
-                }
+                key("RSA", "rsa", "keySize", &json!([2048, 3072, 4096])),
+                key("ECDSA", "ecdsa", "curve", &json!(["P256", "P384", "P521"])),
+                key("MLDSA", "mldsa", "parameterSet", &json!(["ML-DSA-44", "ML-DSA-65", "ML-DSA-87"]))
             ]}}
+        }
+    })
+}
+
+/// Returns the schema of a key of this algorithm, whose choice is a field in a block.
+fn key(algorithm: &str, block: &str, field: &str, choices: &Value) -> Value {
+    json!({
+        "type": "object",
+        "additionalProperties": false,
+        "required": ["algorithm", block],
+        "properties": {
+            "algorithm": {"const": algorithm},
+            block: {
+                "type": "object",
+                "additionalProperties": false,
+                "required": [field],
+                "properties": {field: {"enum": choices}}
+            }
         }
     })
 }

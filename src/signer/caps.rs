@@ -16,6 +16,8 @@ pub struct Caps {
     pub colon_common_name: Carry,
     /// IP addresses among the subject alternative names.
     pub ip_sans: Carry,
+    /// ML-DSA keys.
+    pub ml_dsa: Carry,
     /// Requests of other nodes' kubelets, which this node submits for them.
     pub other_nodes: Carry,
     /// The signer adds the common name to the alternative names, as a DNS name, without being asked. The verification
@@ -106,6 +108,7 @@ impl Caps {
             organization: Carry::Yes,
             colon_common_name: Carry::Yes,
             ip_sans: Carry::Yes,
+            ml_dsa: Carry::Yes,
             other_nodes: Carry::Yes,
             own_name_san: false,
             usage_extensions: UsageExtensions::Requested,
@@ -124,6 +127,7 @@ impl Caps {
             (self.organization, !subject.organizations.is_empty()),
             (self.colon_common_name, subject.common_name.contains(':')),
             (self.ip_sans, !wanted.profile.sans.ips.is_empty()),
+            (self.ml_dsa, wanted.profile.key.is_ml_dsa()),
         ];
         let needed = needed.into_iter().filter(|(_, needed)| *needed);
         needed.map(|(carry, _)| carry).max().unwrap_or(Carry::Yes)
@@ -151,6 +155,9 @@ impl Caps {
                 "it cannot certify IP addresses ({})",
                 ips.join(", ")
             ));
+        }
+        if self.ml_dsa == Carry::No && profile.key.is_ml_dsa() {
+            obstacles.push(format!("it cannot certify a key of {}", profile.key));
         }
         if obstacles.is_empty() {
             return Ok(());

@@ -96,6 +96,7 @@ const CAPS: Caps = Caps {
     organization: Carry::Yes,
     colon_common_name: Carry::Yes,
     ip_sans: Carry::Yes,
+    ml_dsa: Carry::No,
     own_name_san: false,
     usage_extensions: UsageExtensions::Requested,
     pends: false,

@@ -156,6 +156,7 @@ pub(super) const CAPS: Caps = Caps {
     organization: Carry::AsConfigured,
     colon_common_name: Carry::AsConfigured,
     ip_sans: Carry::AsConfigured,
+    ml_dsa: Carry::No,
     other_nodes: Carry::AsConfigured,
     pends: true,
     lookup: RequestLookup::ByName,

@@ -44,7 +44,7 @@ use serde_json::{Value, json};
 
 use super::wire::SignRequest;
 use super::{
-    About, Answer, Caps, Configured, FailureClass, Request, RequestLookup, Resubmit, Signer,
+    About, Answer, Caps, Carry, Configured, FailureClass, Request, RequestLookup, Resubmit, Signer,
     SignerError, SignerKind, Site, Ticket, certifies, printable,
 };
 use crate::kube::names::CertName;
@@ -176,6 +176,7 @@ impl Config {
 }
 
 const CAPS: Caps = Caps {
+    ml_dsa: Carry::AsConfigured,
     pends: true,
     lookup: RequestLookup::ByName,
     resubmit: Resubmit::Adopts,

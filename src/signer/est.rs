@@ -139,6 +139,7 @@ const CAPS: Caps = Caps {
     organization: Carry::AsConfigured,
     colon_common_name: Carry::AsConfigured,
     ip_sans: Carry::AsConfigured,
+    ml_dsa: Carry::AsConfigured,
     own_name_san: false,
     usage_extensions: UsageExtensions::Requested,
     pends: true,

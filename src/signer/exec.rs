@@ -171,6 +171,7 @@ const ASSUMED: Caps = Caps {
     pends: true,
     lookup: RequestLookup::ByTicket,
     resubmit: Resubmit::Adopts,
+    ml_dsa: Carry::AsConfigured,
     crl: Carry::AsConfigured,
     ..Caps::everything()
 };

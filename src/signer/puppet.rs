@@ -91,6 +91,7 @@ const CAPS: Caps = Caps {
     organization: Carry::No,
     colon_common_name: Carry::No,
     ip_sans: Carry::AsConfigured,
+    ml_dsa: Carry::No,
     own_name_san: true,
     usage_extensions: UsageExtensions::Omitted,
     pends: true,

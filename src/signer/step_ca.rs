@@ -96,6 +96,7 @@ fn read_lifetime(field: &Field<'_>) -> Option<Option<Duration>> {
 const CAPS: Caps = Caps {
     organization: Carry::AsConfigured,
     colon_common_name: Carry::AsConfigured,
+    ml_dsa: Carry::No,
     own_name_san: true,
     renewal: Renewal::Rekey,
     crl: Carry::AsConfigured,

@@ -402,17 +402,17 @@ fn legacy_after_2030(keys: &[KeyUse]) -> Option<String> {
 }
 
 /// Returns the security strength of a key in bits (NIST SP 800-57 Part 1, table 2; RSA-4096 by the formula of FIPS 140
-/// IG 7.5). `None` for algorithms that nodepki does not generate.
+/// IG 7.5; ML-DSA by the security category in FIPS 204, table 1). `None` for algorithms that nodepki does not generate.
 fn strength(key: &KeyType) -> Option<u16> {
     let KeyType::Known(algorithm) = key else {
         return None;
     };
     Some(match algorithm {
         KeyAlgorithm::Rsa2048 => LEGACY_STRENGTH,
-        KeyAlgorithm::Rsa3072 | KeyAlgorithm::EcdsaP256 => 128,
+        KeyAlgorithm::Rsa3072 | KeyAlgorithm::EcdsaP256 | KeyAlgorithm::MlDsa44 => 128,
         KeyAlgorithm::Rsa4096 => 152,
-        KeyAlgorithm::EcdsaP384 => 192,
-        KeyAlgorithm::EcdsaP521 => 256,
+        KeyAlgorithm::EcdsaP384 | KeyAlgorithm::MlDsa65 => 192,
+        KeyAlgorithm::EcdsaP521 | KeyAlgorithm::MlDsa87 => 256,
     })
 }
 
@@ -565,6 +565,17 @@ mod tests {
         ] {
             let verdict = KeyVerdict::of_all(verdicts.iter().copied());
             assert_eq!(verdict, expected, "{verdicts:?}");
+        }
+    }
+
+    #[test]
+    fn verdict_is_displayed_as_in_json() {
+        for verdict in KeyVerdict::ALL {
+            assert_eq!(
+                format!("{verdict:>17}"),
+                format!("{:>17}", verdict.as_str())
+            );
+            assert_eq!(serde_json::to_value(verdict).unwrap(), verdict.as_str());
         }
     }
 

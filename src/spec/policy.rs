@@ -14,7 +14,7 @@ use std::time::Duration;
 use self::KeyOwner::Leaf;
 use crate::kube::kubeadm::{self, KubernetesVersion};
 use crate::kube::names::{Authority, CertName};
-use crate::x509::KeyAlgorithm;
+use crate::x509::{KeyAlgorithm, KeyFamily};
 use crate::yaml::{Faults, FieldPosition, Node, format_duration};
 
 /// OpenShift's groups of certificates.
@@ -290,6 +290,9 @@ impl KeyPolicy {
         for (choice, owners) in self.owners_by_choice() {
             match choice.value {
                 KeyAlgorithm::EcdsaP521 => warn_of_p521(choice, &owners, &mut faults),
+                KeyAlgorithm::MlDsa44 | KeyAlgorithm::MlDsa65 | KeyAlgorithm::MlDsa87 => {
+                    warn_of_ml_dsa(choice, kubernetes, &mut faults);
+                }
                 KeyAlgorithm::EcdsaP384 => {
                     if let Some(version) = kubernetes
                         && !version.at_least(1, 34)
@@ -367,6 +370,38 @@ fn warn_of_p521(choice: &ChosenValue<KeyAlgorithm>, owners: &[KeyOwner], faults:
             "add an override for sa with ECDSA P256 or RSA",
         ));
     }
+}
+
+/// Minor version of Kubernetes 1 whose components are the first to be built with Go 1.27, which can use ML-DSA.
+const FIRST_ML_DSA_MINOR: u32 = 38;
+
+fn warn_of_ml_dsa(
+    choice: &ChosenValue<KeyAlgorithm>,
+    kubernetes: Option<&KubernetesVersion>,
+    faults: &mut Faults,
+) {
+    if let Some(why) = too_old_for(choice.value, kubernetes) {
+        faults.push(choice.spot.warning(
+            why,
+            "use ECDSA until every component of the cluster, every client and etcd is new enough",
+        ));
+    }
+}
+
+/// Returns why the components of a cluster of this version cannot use keys of an algorithm; `None` if they can.
+pub fn too_old_for(
+    algorithm: KeyAlgorithm,
+    kubernetes: Option<&KubernetesVersion>,
+) -> Option<String> {
+    let cluster = match kubernetes {
+        _ if algorithm.family() != KeyFamily::MlDsa => return None,
+        Some(version) if version.at_least(1, FIRST_ML_DSA_MINOR) => return None,
+        Some(version) => format!("this cluster is {version}"),
+        None => "the version of this cluster is not known".to_owned(),
+    };
+    Some(format!(
+        "{algorithm} keys need components that are built with Go 1.27, as those of Kubernetes 1.{FIRST_ML_DSA_MINOR}; {cluster}, and older components do not start with such a key or trust such a CA"
+    ))
 }
 
 #[cfg(test)]

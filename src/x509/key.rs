@@ -1,26 +1,27 @@
 //! Private and public keys: generation, the PEM forms that kubeadm reads and writes, and signing.
 //!
-//! The `rsa` crate generates RSA keys, aws-lc-rs generates EC keys and all signatures. A private key is stored as DER that
-//! is wiped on drop, and `Debug` omits it.
+//! aws-lc-rs makes all signatures and all keys but those of RSA. A private key is stored as DER that is wiped on drop, and
+//! `Debug` omits it.
 
 mod algorithm;
 mod curve;
 mod encrypted;
 mod jwk;
+pub(super) mod ml_dsa;
+mod rsa_generation;
 
 use std::fmt;
 use std::sync::OnceLock;
 
 use aws_lc_rs::encoding::{AsBigEndian, EcPrivateKeyBin};
 use aws_lc_rs::rand::SystemRandom;
-use aws_lc_rs::signature::{self, EcdsaKeyPair, KeyPair, RsaKeyPair};
+use aws_lc_rs::signature::{self, EcdsaKeyPair, KeyPair, PqdsaKeyPair, RsaKeyPair};
 use p256::elliptic_curve::bigint::{CheckedSub, ConcatenatingMul};
-use pkcs8::der::asn1::{ObjectIdentifier, UintRef};
+use pkcs8::der::asn1::{AnyRef, BitStringRef, ObjectIdentifier, UintRef};
 use pkcs8::der::{Decode, Encode};
-use pkcs8::{PrivateKeyInfoRef, SubjectPublicKeyInfoRef};
+use pkcs8::{AlgorithmIdentifierRef, PrivateKeyInfoRef, SubjectPublicKeyInfoRef};
 use rsa::BoxedUint;
-use rsa::pkcs1::{EncodeRsaPrivateKey, RsaPrivateKeyRef};
-use rsa::rand_core::UnwrapErr;
+use rsa::pkcs1::RsaPrivateKeyRef;
 use sec1::{EcParameters, EcPrivateKey};
 use sha2::{Digest, Sha256};
 use zeroize::{Zeroize, Zeroizing};
@@ -29,9 +30,10 @@ use super::blocks;
 use super::text::{encode_pem, hex, pem_blocks};
 
 use algorithm::rsa_type_of;
-pub use algorithm::{KeyAlgorithm, KeyType, UnknownAlgorithm};
+pub use algorithm::{KeyAlgorithm, KeyFamily, KeyType, UnknownAlgorithm};
 use curve::Curve;
 pub use jwk::JwkError;
+use ml_dsa::ParameterSet;
 
 /// The reason why a key could not be read, generated or used. It never contains key material.
 #[derive(Debug, thiserror::Error)]
@@ -49,9 +51,13 @@ pub enum KeyError {
     )]
     Encrypted,
     #[error(
-        "the private key is {0}, which kubeadm does not accept (neither RSA nor ECDSA P-256, P-384 or P-521)"
+        "the private key is {0}, which kubeadm does not accept (neither RSA, ECDSA P-256, P-384 or P-521, nor ML-DSA)"
     )]
     Unsupported(String),
+    #[error(
+        "the {0} private key is not in the form of a seed alone, the only one that Go reads; convert it: openssl pkey -in KEY -provparam ml-dsa.output_formats=seed-only -out NEW"
+    )]
+    NotSeed(KeyAlgorithm),
     #[error("the private key is damaged: {0}")]
     Damaged(&'static str),
     #[error("the PEM text is damaged: {0}")]
@@ -72,7 +78,8 @@ pub enum KeyError {
 
 /// A private key, wiped from memory on drop.
 pub struct PrivateKey {
-    /// PKCS#1 `RSAPrivateKey` or SEC1 `ECPrivateKey` with its named curve, the forms that kubeadm writes.
+    /// PKCS#1 `RSAPrivateKey`, SEC1 `ECPrivateKey` with its named curve, or PKCS#8 with the seed of an ML-DSA key: the forms
+    /// that kubeadm writes.
     der: Zeroizing<Vec<u8>>,
     signer: KeySigner,
     public: PublicKey,
@@ -82,6 +89,7 @@ enum KeySigner {
     /// Created by the first signature, since AWS-LC's check of a key takes longer than reading all files of a node.
     Rsa(OnceLock<RsaKeyPair>),
     Ecdsa(EcdsaKeyPair),
+    MlDsa(PqdsaKeyPair),
 }
 
 impl fmt::Debug for PrivateKey {
@@ -91,28 +99,22 @@ impl fmt::Debug for PrivateKey {
 }
 
 impl PrivateKey {
-    /// Generates a key. RSA takes 50 ms to 1 s of CPU time, so it must not run on an async thread.
+    /// Generates a key. RSA takes 30 ms to 1 s of CPU time, so it must not run on an async thread.
     pub fn generate(algorithm: KeyAlgorithm) -> Result<Self, KeyError> {
-        match algorithm.rsa_bits() {
-            Some(bits) => {
-                let key = rsa::RsaPrivateKey::new(&mut UnwrapErr(getrandom::SysRng), bits)
-                    .map_err(|error| KeyError::Generation(error.to_string()))?;
-                let der = key
-                    .to_pkcs1_der()
-                    .map_err(|error| KeyError::Generation(error.to_string()))?;
-                Self::from_rsa_der(Zeroizing::new(der.as_bytes().to_vec()))
-            }
-            None => {
-                let curve = Curve::of(algorithm).ok_or(KeyError::Damaged("no such curve"))?;
-                let pair = EcdsaKeyPair::generate(curve.signing())
-                    .map_err(|_| KeyError::Generation("the EC key generator failed".to_owned()))?;
-                let scalar: EcPrivateKeyBin<'_> = pair
-                    .private_key()
-                    .as_be_bytes()
-                    .map_err(|_| KeyError::Generation("the EC key has no scalar".to_owned()))?;
-                Self::from_ec_scalar(curve, scalar.as_ref(), Some(pair.public_key().as_ref()))
-            }
+        if let Some(bits) = algorithm.rsa_bits() {
+            return Self::from_rsa_der(rsa_generation::generate(bits)?);
         }
+        if let Some(set) = ParameterSet::of(algorithm) {
+            return set.generate();
+        }
+        let curve = Curve::of(algorithm).ok_or(KeyError::Damaged("no such curve"))?;
+        let pair = EcdsaKeyPair::generate(curve.signing())
+            .map_err(|_| KeyError::Generation("the EC key generator failed".to_owned()))?;
+        let scalar: EcPrivateKeyBin<'_> = pair
+            .private_key()
+            .as_be_bytes()
+            .map_err(|_| KeyError::Generation("the EC key has no scalar".to_owned()))?;
+        Self::from_ec_scalar(curve, scalar.as_ref(), Some(pair.public_key().as_ref()))
     }
 
     /// Reads PKCS#1, SEC1 or PKCS#8 PEM. Like kubeadm, it uses the first private key and ignores other blocks, such as
@@ -181,7 +183,10 @@ impl PrivateKey {
                 Self::from_sec1_der(info.private_key.as_bytes(), Some(curve))
             }
             OID_ED25519 => Err(KeyError::Unsupported("Ed25519".to_owned())),
-            other => Err(KeyError::Unsupported(format!("of algorithm {other}"))),
+            other => match ParameterSet::from_oid(other) {
+                Some(set) => set.read(info.private_key.as_bytes()),
+                None => Err(KeyError::Unsupported(format!("of algorithm {other}"))),
+            },
         }
     }
 
@@ -257,11 +262,12 @@ impl PrivateKey {
         })
     }
 
-    /// Encodes PEM like kubeadm: PKCS#1 for RSA, SEC1 for ECDSA, never PKCS#8.
+    /// Encodes PEM like kubeadm: PKCS#1 for RSA, SEC1 for ECDSA, PKCS#8 for ML-DSA only.
     pub fn to_pem(&self) -> Zeroizing<String> {
         let label = match self.signer {
             KeySigner::Rsa(_) => "RSA PRIVATE KEY",
             KeySigner::Ecdsa(_) => "EC PRIVATE KEY",
+            KeySigner::MlDsa(_) => "PRIVATE KEY",
         };
         Zeroizing::new(encode_pem(label, &self.der))
     }
@@ -310,6 +316,7 @@ impl rcgen::SigningKey for PrivateKey {
                 .map_err(|_| rcgen::Error::RemoteKeyError)?
                 .as_ref()
                 .to_vec()),
+            KeySigner::MlDsa(pair) => ml_dsa::sign(pair, message),
         }
     }
 }
@@ -374,7 +381,10 @@ impl PublicKey {
                 Err(_) => KeyType::Other("ECDSA with explicit parameters".to_owned()),
             },
             OID_ED25519 => KeyType::Other("Ed25519".to_owned()),
-            other => KeyType::Other(format!("algorithm {other}")),
+            other => match ParameterSet::from_oid(other) {
+                Some(set) => KeyType::Known(set.algorithm),
+                None => KeyType::Other(format!("algorithm {other}")),
+            },
         };
         Ok(PublicKey {
             spki: der.to_vec(),
@@ -431,33 +441,31 @@ impl PublicKey {
     }
 
     fn from_rsa_pkcs1(raw: &[u8], key_type: KeyType) -> Result<Self, KeyError> {
-        Self::from_parts(OID_RSA, pkcs8::der::asn1::AnyRef::NULL, raw, key_type)
+        let algorithm = AlgorithmIdentifierRef {
+            oid: OID_RSA,
+            parameters: Some(AnyRef::NULL),
+        };
+        Self::from_parts(algorithm, raw, key_type)
     }
 
     fn from_ec_point(curve: Curve, raw: &[u8]) -> Result<Self, KeyError> {
         let oid = curve.oid();
-        Self::from_parts(
-            OID_EC,
-            (&oid).into(),
-            raw,
-            KeyType::Known(curve.algorithm()),
-        )
+        let algorithm = AlgorithmIdentifierRef {
+            oid: OID_EC,
+            parameters: Some((&oid).into()),
+        };
+        Self::from_parts(algorithm, raw, KeyType::Known(curve.algorithm()))
     }
 
     fn from_parts(
-        oid: ObjectIdentifier,
-        parameters: pkcs8::der::asn1::AnyRef<'_>,
+        algorithm: AlgorithmIdentifierRef<'_>,
         raw: &[u8],
         key_type: KeyType,
     ) -> Result<Self, KeyError> {
         let unencodable = |_| KeyError::Damaged("the public key cannot be encoded");
         let info = SubjectPublicKeyInfoRef {
-            algorithm: pkcs8::AlgorithmIdentifierRef {
-                oid,
-                parameters: Some(parameters),
-            },
-            subject_public_key: pkcs8::der::asn1::BitStringRef::from_bytes(raw)
-                .map_err(unencodable)?,
+            algorithm,
+            subject_public_key: BitStringRef::from_bytes(raw).map_err(unencodable)?,
         };
         Ok(PublicKey {
             spki: info.to_der().map_err(unencodable)?,
@@ -479,6 +487,9 @@ impl rcgen::PublicKeyData for PublicKey {
             KeyType::Known(KeyAlgorithm::EcdsaP256) => &rcgen::PKCS_ECDSA_P256_SHA256,
             KeyType::Known(KeyAlgorithm::EcdsaP384) => &rcgen::PKCS_ECDSA_P384_SHA384,
             KeyType::Known(KeyAlgorithm::EcdsaP521) => &rcgen::PKCS_ECDSA_P521_SHA512,
+            KeyType::Known(KeyAlgorithm::MlDsa44) => &rcgen::PKCS_ML_DSA_44,
+            KeyType::Known(KeyAlgorithm::MlDsa65) => &rcgen::PKCS_ML_DSA_65,
+            KeyType::Known(KeyAlgorithm::MlDsa87) => &rcgen::PKCS_ML_DSA_87,
             _ => &rcgen::PKCS_RSA_SHA256,
         }
     }
@@ -571,10 +582,10 @@ mod tests {
             let key = PrivateKey::generate(algorithm).unwrap();
             assert_eq!(*key.key_type(), KeyType::Known(algorithm));
             let pem = key.to_pem();
-            let header = if algorithm.as_str().starts_with("RSA") {
-                "RSA PRIVATE KEY"
-            } else {
-                "EC PRIVATE KEY"
+            let header = match algorithm.family() {
+                KeyFamily::Rsa => "RSA PRIVATE KEY",
+                KeyFamily::Ecdsa => "EC PRIVATE KEY",
+                KeyFamily::MlDsa => "PRIVATE KEY",
             };
             assert!(
                 pem.starts_with(&format!("-----BEGIN {header}-----\n")),

@@ -43,3 +43,68 @@ fn issued(issuer: &Certificate, certificate: &Certificate) -> bool {
 pub fn is_same_authority(one: &Certificate, other: &Certificate) -> bool {
     one.subject() == other.subject() && one.public_key() == other.public_key()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use time::OffsetDateTime;
+
+    use super::*;
+    use crate::x509::{
+        CertificateAuthority, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans, Subject,
+    };
+
+    const DAY: Duration = Duration::from_secs(24 * 3600);
+
+    fn authority(name: &str) -> CertificateAuthority {
+        let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+        let now = OffsetDateTime::UNIX_EPOCH;
+        CertificateAuthority::self_signed(name, key, now, DAY).unwrap()
+    }
+
+    #[test]
+    fn signature_decides_between_authorities_of_one_name() {
+        let (own, namesake) = (authority("kubernetes"), authority("kubernetes"));
+        let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+        let profile = Profile {
+            subject: Subject {
+                common_name: "leaf".to_owned(),
+                organizations: Vec::new(),
+            },
+            sans: Sans::default(),
+            usages: vec![ExtendedUsage::ClientAuth],
+            key: KeyAlgorithm::EcdsaP256,
+            lifetime: DAY,
+        };
+        let now = OffsetDateTime::UNIX_EPOCH;
+        let leaf = own.issue(key.public_key(), &profile, now).unwrap();
+        let chain = Chain::from_pem(leaf.to_pem().as_bytes()).unwrap();
+        let [own, namesake] = [&own, &namesake].map(|one| one.bundle().first().clone());
+        assert!(descends_from(&chain, std::slice::from_ref(&own)));
+        assert!(!descends_from(&chain, std::slice::from_ref(&namesake)));
+        assert!(descends_from(&chain, &[namesake, own]));
+        assert!(!descends_from(&chain, &[]));
+    }
+
+    #[test]
+    fn authority_is_the_same_by_name_and_key() {
+        let same_key = |name: &str, key: &PrivateKey| {
+            let key = PrivateKey::from_pem(key.to_pem().as_bytes()).unwrap();
+            let now = OffsetDateTime::UNIX_EPOCH;
+            let authority = CertificateAuthority::self_signed(name, key, now, DAY).unwrap();
+            authority.bundle().first().clone()
+        };
+        let [one, other] = [(); 2].map(|()| PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap());
+        let certificate = same_key("kubernetes", &one);
+        assert!(is_same_authority(
+            &certificate,
+            &same_key("kubernetes", &one)
+        ));
+        assert!(!is_same_authority(&certificate, &same_key("etcd-ca", &one)));
+        assert!(!is_same_authority(
+            &certificate,
+            &same_key("kubernetes", &other)
+        ));
+    }
+}

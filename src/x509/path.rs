@@ -14,7 +14,7 @@ use super::certificate::Certificate;
 use super::constraints::{constrains_only_subjects, violates_constraints};
 use super::policies::policies_are_valid;
 use super::profile::ExtendedUsage;
-use super::signature::{MAX_SIGNATURE_CHECKS, is_supported};
+use super::signature::{ALGORITHMS, MAX_SIGNATURE_CHECKS, is_supported};
 use super::strict::KeyPurpose;
 
 /// Largest number of intermediates in a path; webpki has the same limit.
@@ -278,7 +278,7 @@ impl<'a> PathBuilder<'a> {
         let seconds = self.moment.unix_timestamp().try_into().unwrap_or(0);
         let moment = UnixTime::since_unix_epoch(Duration::from_secs(seconds));
         leaf.verify_for_usage(
-            webpki::ALL_VERIFICATION_ALGS,
+            &ALGORITHMS,
             &anchors,
             &intermediates,
             moment,

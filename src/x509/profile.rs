@@ -112,3 +112,23 @@ pub struct Profile {
     /// Requested validity from the time of issue. Signers may grant less.
     pub lifetime: Duration,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn displays_organizations_before_common_name() {
+        for (organizations, expected) in [
+            (&[][..], "CN=a"),
+            (&["x"][..], "O=x, CN=a"),
+            (&["x", "y"][..], "O=x, O=y, CN=a"),
+        ] {
+            let subject = Subject {
+                common_name: "a".to_owned(),
+                organizations: organizations.iter().map(ToString::to_string).collect(),
+            };
+            assert_eq!(subject.to_string(), expected);
+        }
+    }
+}

@@ -1,17 +1,20 @@
 //! Verification of single signatures with webpki's algorithms.
 
+mod known;
+
 use rustls_pki_types::{AlgorithmIdentifier, SignatureVerificationAlgorithm};
 use x509_parser::x509::AlgorithmIdentifier as ParsedAlgorithm;
 
 use super::der::{DerReader, tag};
 use super::key::PublicKey;
+pub(super) use known::ALGORITHMS;
 
 /// Largest number of signatures that are verified in one operation.
 pub(super) const MAX_SIGNATURE_CHECKS: usize = 256;
 
 /// Returns true if webpki supports the signature algorithm in this AlgorithmIdentifier's content.
 pub(super) fn is_supported(algorithm: &[u8]) -> bool {
-    webpki::ALL_VERIFICATION_ALGS
+    ALGORITHMS
         .iter()
         .any(|candidate| candidate.signature_alg_id().as_ref() == algorithm)
 }
@@ -25,7 +28,7 @@ pub(super) fn has_signature_of(
 ) -> bool {
     use rcgen::PublicKeyData;
     let spki = spki_algorithm(key);
-    webpki::ALL_VERIFICATION_ALGS
+    ALGORITHMS
         .iter()
         .filter(|candidate| {
             candidate.signature_alg_id().as_ref() == algorithm
@@ -52,15 +55,16 @@ pub(super) fn signature_is_valid(
         identifier.as_ref().get(2..2 + oid.len()) == Some(oid)
     };
     let spki = spki_algorithm(key);
-    webpki::ALL_VERIFICATION_ALGS.iter().copied().any(
-        |candidate: &dyn SignatureVerificationAlgorithm| {
+    ALGORITHMS
+        .iter()
+        .copied()
+        .any(|candidate: &dyn SignatureVerificationAlgorithm| {
             names_oid(&candidate.signature_alg_id())
                 && Some(candidate.public_key_alg_id().as_ref()) == spki
                 && candidate
                     .verify_signature(key.der_bytes(), message, signature)
                     .is_ok()
-        },
-    )
+        })
 }
 
 /// Returns the content of the AlgorithmIdentifier in a SubjectPublicKeyInfo, the form that pki-types uses.

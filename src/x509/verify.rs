@@ -48,6 +48,10 @@ pub enum CertDifference {
     UsageExtra(KeyPurpose),
     #[error("key usage {0} is missing")]
     KeyUsageMissing(&'static str),
+    #[error(
+        "its key usage includes encryption, which is forbidden for an ML-DSA key (RFC 9881, 3)"
+    )]
+    EncryptionUsage,
     #[error("key usage certificate sign is not wanted on a leaf")]
     CertSign,
     #[error("it is a CA certificate, but a leaf certificate is required")]
@@ -344,9 +348,13 @@ fn compare_key_usage(leaf: &Certificate, found: &mut Vec<CertDifference>) {
         if !usage.digital_signature {
             found.push(CertDifference::KeyUsageMissing("digital signature"));
         }
-        // Its only use is TLS key exchange by RSA encryption, so an EC key does not need it.
-        if !usage.key_encipherment && leaf.public_key().key_type().is_rsa() {
+        // Its only use is TLS key exchange by RSA encryption, so no other key needs it.
+        let key = leaf.public_key().key_type();
+        if !usage.key_encipherment && key.is_rsa() {
             found.push(CertDifference::KeyUsageMissing("key encipherment"));
+        }
+        if (usage.key_encipherment || usage.other_encryption) && key.is_ml_dsa() {
+            found.push(CertDifference::EncryptionUsage);
         }
         if usage.cert_sign {
             found.push(CertDifference::CertSign);
@@ -421,6 +429,10 @@ fn moment(leaf: &Certificate, now: OffsetDateTime) -> OffsetDateTime {
 /// Reduces `chain` to the certificates of its path to `trust`, which are then written to disk. A chain without a path is
 /// returned unchanged; [`satisfies`] reports the reason.
 pub fn along_path(chain: Chain, trust: &TrustBundle, now: OffsetDateTime) -> Chain {
+    // Nothing can be omitted.
+    if chain.intermediates().is_empty() && chain.damaged().is_none() {
+        return chain;
+    }
     let (leaf, limit) = (chain.leaf(), path::ANSWER_CANDIDATE_LIMIT);
     let found = |anchors| {
         let path = path::build(

@@ -1,8 +1,11 @@
 //! Key algorithms of CAs and leaves on a real kube-apiserver and a real etcd: nodepki bootstraps the node, the API server
 //! serves, etcd accepts it, and clients with certificates of the same algorithm are authenticated.
 //!
-//! `tests/run unit` runs some pairs, in which CA and leaf differ. `tests/run bench algorithms` runs all 36 pairs, and
-//! measures generation and handshakes; it prints the table of `docs/algorithms.md`.
+//! `tests/run unit` runs some pairs, in which CA and leaf differ. `tests/run bench algorithms` runs all 36 pairs of RSA and
+//! ECDSA, and measures generation and handshakes; it prints the table of `docs/algorithms.md`. `tests/run ml-dsa` runs
+//! components that can use ML-DSA.
+
+mod ml_dsa;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use nodepki::kube::kubeconfig::Kubeconfig;
 use nodepki::kube::names::CertName;
-use nodepki::x509::{KeyAlgorithm, KeyType, PrivateKey, TrustBundle};
+use nodepki::x509::{KeyAlgorithm, KeyFamily, KeyType, PrivateKey, TrustBundle};
 use serde_json::Value;
 
 use crate::node::{INIT, Node, Ran};
@@ -33,28 +36,10 @@ struct ControlPlane {
 impl ControlPlane {
     /// Starts etcd and kube-apiserver with leaves of this algorithm, under the CAs in a directory.
     fn start(authorities: &Path, leaf: KeyAlgorithm) -> ControlPlane {
-        let node = Node::of(&format!(
-            "{INIT}apiServer: {{certSANs: [127.0.0.1, localhost]}}\n"
-        ));
-        for name in ["ca.crt", "front-proxy-ca.crt", "etcd/ca.crt"] {
-            let here = node.path(format!("{PKI}/{name}"));
-            fs::copy(authorities.join(name), here).unwrap();
-        }
-        let key = match leaf.to_string().split_once('-').unwrap() {
-            ("RSA", bits) => format!("{{algorithm: RSA, rsa: {{keySize: {bits}}}}}"),
-            (_, curve) => format!("{{algorithm: ECDSA, ecdsa: {{curve: {curve}}}}}"),
-        };
-        node.write_settings(&format!(
-            "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\npki: {{defaults: {{key: {key}}}}}\n"
-        ));
-        let mut bootstrap = node.configured(["bootstrap", "--wait", "0s", "--clock-wait", "0s"]);
-        bootstrap.arg("--signer");
-        bootstrap.arg(format!("local:{}", authorities.display()));
-        Ran::of(&mut bootstrap).done();
-        write_client(&node);
+        let node = bootstrapped(authorities, leaf);
         let (etcd_port, api_port) = (free_port(), free_port());
-        let etcd = start_etcd(&node, etcd_port);
-        let api = start_api(&node, api_port, etcd_port);
+        let etcd = start_etcd(&node, &bin("etcd"), etcd_port);
+        let api = start_api(&node, &bin("kube-apiserver"), api_port, etcd_port);
         let mut started = ControlPlane {
             node,
             etcd_port,
@@ -92,6 +77,35 @@ impl ControlPlane {
         let ticks = |at: usize| fields[at].parse::<f64>().unwrap();
         (ticks(11) + ticks(12)) / 100.0
     }
+}
+
+/// Returns a node with leaves of this algorithm, under the CAs in a directory.
+fn bootstrapped(authorities: &Path, leaf: KeyAlgorithm) -> Node {
+    let node = Node::of(&format!(
+        "{INIT}apiServer: {{certSANs: [127.0.0.1, localhost]}}\n"
+    ));
+    for name in ["ca.crt", "front-proxy-ca.crt", "etcd/ca.crt"] {
+        let here = node.path(format!("{PKI}/{name}"));
+        fs::copy(authorities.join(name), here).unwrap();
+    }
+    let key = match leaf.to_string().split_once('-').unwrap() {
+        ("RSA", bits) => format!("{{algorithm: RSA, rsa: {{keySize: {bits}}}}}"),
+        ("ML", _) => format!("{{algorithm: MLDSA, mldsa: {{parameterSet: {leaf}}}}}"),
+        (_, curve) => format!("{{algorithm: ECDSA, ecdsa: {{curve: {curve}}}}}"),
+    };
+    let tokens = match leaf.family() {
+        KeyFamily::MlDsa => "{algorithm: ECDSA, ecdsa: {curve: P256}}".to_owned(),
+        _ => key.clone(),
+    };
+    node.write_settings(&format!(
+        "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\npki: {{defaults: {{key: {key}}}, overrides: [{{certificateName: sa, certificate: {{key: {tokens}}}}}]}}\n"
+    ));
+    let mut bootstrap = node.configured(["bootstrap", "--wait", "0s", "--clock-wait", "0s"]);
+    bootstrap.arg("--signer");
+    bootstrap.arg(format!("local:{}", authorities.display()));
+    Ran::of(&mut bootstrap).done();
+    write_client(&node);
+    node
 }
 
 /// Writes the administrator's certificate and key to files.
@@ -133,10 +147,10 @@ fn run(words: &[String]) -> String {
     ran.done().stdout.clone()
 }
 
-fn start_etcd(node: &Node, port: u16) -> Server {
+fn start_etcd(node: &Node, program: &Path, port: u16) -> Server {
     let peer = free_port();
     let url = |port: u16| format!("https://127.0.0.1:{port}");
-    let mut command = Command::new(bin("etcd"));
+    let mut command = Command::new(program);
     command.arg("--data-dir").arg(node.outside("etcd-data"));
     for (flag, value) in [
         ("listen-client-urls", url(port)),
@@ -169,8 +183,8 @@ fn start_etcd(node: &Node, port: u16) -> Server {
     etcd
 }
 
-fn start_api(node: &Node, port: u16, etcd: u16) -> Server {
-    let mut command = Command::new(bin("kube-apiserver"));
+fn start_api(node: &Node, program: &Path, port: u16, etcd: u16) -> Server {
+    let mut command = Command::new(program);
     for (flag, name) in [
         ("tls-cert-file", "apiserver.crt"),
         ("tls-private-key-file", "apiserver.key"),
@@ -210,18 +224,12 @@ fn authorities_of(algorithm: KeyAlgorithm) -> tempfile::TempDir {
     dir
 }
 
-/// Asserts that a control plane with leaves of this algorithm serves under these CAs.
-fn assert_serves(authorities: &Path, ca: KeyAlgorithm, leaf: KeyAlgorithm) {
-    let pair = format!("{leaf} under {ca}");
-    let plane = ControlPlane::start(authorities, leaf);
-    let node = &plane.node;
+#[track_caller]
+fn assert_algorithms(node: &Node, ca: KeyAlgorithm, leaf: KeyAlgorithm) {
     let bundle = fs::read(node.path(format!("{PKI}/ca.crt"))).unwrap();
     let bundle = TrustBundle::from_pem(&bundle).unwrap();
-    assert_eq!(
-        *bundle.first().public_key().key_type(),
-        KeyType::Known(ca),
-        "{pair}"
-    );
+    let found = bundle.first().public_key().key_type();
+    assert_eq!(*found, KeyType::Known(ca), "{leaf} under {ca}");
     for name in [
         CertName::Apiserver,
         CertName::ApiserverEtcdClient,
@@ -231,8 +239,16 @@ fn assert_serves(authorities: &Path, ca: KeyAlgorithm, leaf: KeyAlgorithm) {
     ] {
         let (chain, _) = node.leaf(name).unwrap();
         let found = chain.leaf().public_key().key_type();
-        assert_eq!(*found, KeyType::Known(leaf), "{pair}: {name}");
+        assert_eq!(*found, KeyType::Known(leaf), "{leaf} under {ca}: {name}");
     }
+}
+
+/// Asserts that a control plane with leaves of this algorithm serves under these CAs.
+fn assert_serves(authorities: &Path, ca: KeyAlgorithm, leaf: KeyAlgorithm) {
+    let pair = format!("{leaf} under {ca}");
+    let plane = ControlPlane::start(authorities, leaf);
+    let node = &plane.node;
+    assert_algorithms(node, ca, leaf);
     // The API server stores an object in etcd and returns it.
     let namespace = r#"{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "stored"}}"#;
     let header = "Content-Type: application/json";
@@ -287,12 +303,19 @@ mod bench {
     /// Number of keys whose generation is measured.
     const KEYS: usize = 15;
 
+    /// Returns the algorithms that components of every Kubernetes release can use.
+    fn of_all_releases() -> Vec<KeyAlgorithm> {
+        let mut algorithms = KeyAlgorithm::ALL.to_vec();
+        algorithms.retain(|algorithm| algorithm.family() != KeyFamily::MlDsa);
+        algorithms
+    }
+
     #[test]
     fn control_plane_serves_with_every_pair() {
         bin("kube-apiserver");
-        for ca in KeyAlgorithm::ALL {
+        for ca in of_all_releases() {
             let authorities = authorities_of(ca);
-            for leaf in KeyAlgorithm::ALL {
+            for leaf in of_all_releases() {
                 let begin = Instant::now();
                 assert_serves(authorities.path(), ca, leaf);
                 println!("{leaf} under {ca}: served after {:.1?}", begin.elapsed());
@@ -317,7 +340,10 @@ mod bench {
     fn generation_and_handshakes_are_measured() {
         bin("kube-apiserver");
         let authorities = authorities_of(KeyAlgorithm::EcdsaP256);
-        let costs = KeyAlgorithm::ALL.map(|algorithm| cost(algorithm, authorities.path()));
+        let algorithms = of_all_releases().into_iter();
+        let costs: Vec<Cost> = algorithms
+            .map(|algorithm| cost(algorithm, authorities.path()))
+            .collect();
         let reference = costs
             .iter()
             .find(|cost| cost.algorithm == KeyAlgorithm::EcdsaP256)

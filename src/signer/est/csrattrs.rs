@@ -4,7 +4,7 @@
 //! binding is not supported. All others are ignored, as the RFC demands, including curves and signature algorithms
 //! without an attribute: libest names secp384r1 and accepts any key.
 
-use crate::x509::KeyAlgorithm;
+use crate::x509::{KeyAlgorithm, KeyFamily};
 
 const SEQUENCE: u8 = 0x30;
 const SET: u8 = 0x31;
@@ -117,7 +117,7 @@ impl RequestedKey {
             RequestedKey::Rsa(bits) => {
                 rsa_bits(key).is_some_and(|planned| planned >= bits.unwrap_or(0))
             }
-            RequestedKey::Ec => rsa_bits(key).is_none(),
+            RequestedKey::Ec => key.family() == KeyFamily::Ecdsa,
             RequestedKey::Curve(curve) => *curve == Some(key),
         }
     }
@@ -140,7 +140,7 @@ const fn rsa_bits(key: KeyAlgorithm) -> Option<u64> {
         KeyAlgorithm::Rsa2048 => Some(2048),
         KeyAlgorithm::Rsa3072 => Some(3072),
         KeyAlgorithm::Rsa4096 => Some(4096),
-        KeyAlgorithm::EcdsaP256 | KeyAlgorithm::EcdsaP384 | KeyAlgorithm::EcdsaP521 => None,
+        _ => None,
     }
 }
 

@@ -87,6 +87,7 @@ impl InfoResponse {
             organization: carry(declared.organization),
             colon_common_name: carry(declared.colon_common_name),
             ip_sans: carry(declared.ip_sans),
+            ml_dsa: ASSUMED.ml_dsa,
             usage_extensions: if declared.usage_extensions_in_csr {
                 UsageExtensions::Requested
             } else {

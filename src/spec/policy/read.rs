@@ -158,6 +158,17 @@ impl KeyRules {
                 item.finish();
             }
         }
+        if let Some(chosen) = self.key(KeyOwner::ServiceAccount)
+            && chosen.value.is_ml_dsa()
+        {
+            faults.push(chosen.spot.error(
+                format!(
+                    "sa would have a key of {}, with which kube-apiserver cannot sign tokens",
+                    chosen.value
+                ),
+                "add an override with certificateName sa and an ECDSA or RSA key",
+            ));
+        }
         map.finish();
     }
 
@@ -442,60 +453,80 @@ fn read_lifetime(field: Field<'_>) -> Option<ChosenValue<Duration>> {
     })
 }
 
-/// Reads `{algorithm, rsa | ecdsa}`.
+/// Reads `{algorithm, rsa | ecdsa | mldsa}`.
 fn read_algorithm(key: &Field<'_>) -> Option<KeyAlgorithm> {
     let map = key.map()?;
     let algorithm = map.get("algorithm");
-    let rsa = map.get("rsa");
-    let ecdsa = map.get("ecdsa");
+    let [rsa, ecdsa, mldsa] = ["rsa", "ecdsa", "mldsa"].map(|block| map.get(block));
     map.finish();
     let Some(algorithm) = algorithm else {
-        key.error("has no algorithm", "add algorithm: RSA or algorithm: ECDSA");
+        key.error(
+            "has no algorithm",
+            "add algorithm: RSA, algorithm: ECDSA or algorithm: MLDSA",
+        );
         return None;
     };
-    let forbid = |field: Option<Field<'_>>, block: &str, name: &str| {
-        if let Some(field) = field {
-            field.error(
-                format!("{block} is forbidden when algorithm is {name}"),
-                format!("remove it, or change algorithm to {}", block.to_uppercase()),
+    let mut blocks = [("rsa", rsa), ("ecdsa", ecdsa), ("mldsa", mldsa)];
+    // Takes the block of the chosen algorithm, and refuses the others.
+    let mut block_of = |name: &str, example: &str| {
+        let mut found = None;
+        for (block, field) in &mut blocks {
+            match field.take() {
+                Some(field) if block.to_uppercase() == name => found = Some(field),
+                Some(field) => field.error(
+                    format!("{block} is forbidden when algorithm is {name}"),
+                    format!("remove it, or change algorithm to {}", block.to_uppercase()),
+                ),
+                None => {}
+            }
+        }
+        if found.is_none() {
+            let block = name.to_lowercase();
+            key.error(
+                format!("{block} is required when algorithm is {name}"),
+                format!("add {block}: {example}"),
             );
         }
+        found
     };
     match algorithm.string()?.as_str() {
-        "RSA" => {
-            forbid(ecdsa, "ecdsa", "RSA");
-            match rsa {
-                Some(rsa) => read_rsa_size(&rsa),
-                None => {
-                    key.error(
-                        "rsa is required when algorithm is RSA",
-                        "add rsa: {keySize: 2048}",
-                    );
-                    None
-                }
-            }
-        }
-        "ECDSA" => {
-            forbid(rsa, "rsa", "ECDSA");
-            match ecdsa {
-                Some(ecdsa) => read_curve(&ecdsa),
-                None => {
-                    key.error(
-                        "ecdsa is required when algorithm is ECDSA",
-                        "add ecdsa: {curve: P256}",
-                    );
-                    None
-                }
-            }
-        }
+        "RSA" => read_rsa_size(&block_of("RSA", "{keySize: 2048}")?),
+        "ECDSA" => read_curve(&block_of("ECDSA", "{curve: P256}")?),
+        "MLDSA" => read_parameter_set(&block_of("MLDSA", "{parameterSet: ML-DSA-65}")?),
         other => {
             algorithm.error(
                 format!("{other:?} is not a key algorithm"),
-                "use RSA or ECDSA",
+                "use RSA, ECDSA or MLDSA",
             );
             None
         }
     }
+}
+
+/// Reads a parameter set by its name in FIPS 204.
+fn read_parameter_set(mldsa: &Field<'_>) -> Option<KeyAlgorithm> {
+    let map = mldsa.map()?;
+    let field = map.get("parameterSet");
+    map.finish();
+    let Some(field) = field else {
+        mldsa.error(
+            "has no parameterSet",
+            "add parameterSet: ML-DSA-44, ML-DSA-65 or ML-DSA-87",
+        );
+        return None;
+    };
+    let name = field.string()?;
+    let found = name
+        .parse()
+        .ok()
+        .filter(|key: &KeyAlgorithm| key.is_ml_dsa());
+    if found.is_none() {
+        field.error(
+            format!("{name:?} is not a parameter set of ML-DSA"),
+            "use ML-DSA-44, ML-DSA-65 or ML-DSA-87",
+        );
+    }
+    found
 }
 
 fn read_rsa_size(rsa: &Field<'_>) -> Option<KeyAlgorithm> {

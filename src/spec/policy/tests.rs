@@ -1,5 +1,6 @@
 use super::read::OPENSHIFT_NAMES;
 use super::*;
+use crate::x509::ExtendedUsage;
 use crate::yaml;
 
 fn rules(spec: &str) -> Result<(KeyRules, Faults), Faults> {
@@ -50,6 +51,37 @@ fn prefers_override_then_category_then_default_then_kubeadm() {
         KeyAlgorithm::Rsa4096
     );
     assert_eq!(policy.key_for_service_account(), KeyAlgorithm::EcdsaP256);
+}
+
+#[test]
+fn categories_follow_usages() {
+    for name in CertName::ALL {
+        let expected = match crate::spec::usages(name).contains(&ExtendedUsage::ServerAuth) {
+            true => Category::Serving,
+            false => Category::Client,
+        };
+        assert_eq!(Category::of(name), expected, "{name}");
+    }
+    for (name, expected) in [
+        ("hook", Category::Serving),
+        ("hook-client", Category::Client),
+    ] {
+        let registered = CertName::Registered(name.parse().unwrap());
+        assert_eq!(Category::of(registered), expected, "{name}");
+    }
+}
+
+#[test]
+fn policy_with_any_choice_is_not_empty() {
+    let key = "{key: {algorithm: RSA, rsa: {keySize: 4096}}}";
+    for spec in [
+        format!("defaults: {key}"),
+        format!("categories: [{{category: Client, certificate: {key}}}]"),
+        format!("overrides: [{{certificateName: sa, certificate: {key}}}]"),
+    ] {
+        assert!(!rules(&spec).unwrap().0.is_empty(), "{spec}");
+    }
+    assert!(KeyRules::default().is_empty());
 }
 
 #[test]
@@ -168,6 +200,11 @@ fn refuses_lifetime_that_is_not_positive_or_not_of_leaf_certificate() {
 
 #[test]
 fn warns_of_lifetime_of_more_than_a_year_once() {
+    assert!(
+        policy("defaults: {lifetime: 8760h}")
+            .warnings(None)
+            .is_empty()
+    );
     let policy = policy("defaults: {lifetime: 8761h}");
     let warnings = policy.warnings(None);
     let texts: Vec<String> = warnings.iter().map(ToString::to_string).collect();
@@ -213,7 +250,7 @@ fn reports_all_faults() {
          pki.yaml:10:5: spec.categories[3]: has no category (use SignerCertificate, ServingCertificate or ClientCertificate)\n\
          pki.yaml:10:19: spec.categories[3].certificate: has no key (add key: {algorithm: RSA, rsa: {keySize: 2048}})\n\
          pki.yaml:12:23: spec.overrides[0].certificateName: \"etcd-srver\" is not a name of a certificate, an authority or sa (did you mean etcd-server?)\n\
-         pki.yaml:12:66: spec.overrides[0].certificate.key.algorithm: \"DSA\" is not a key algorithm (use RSA or ECDSA)\n\
+         pki.yaml:12:66: spec.overrides[0].certificate.key.algorithm: \"DSA\" is not a key algorithm (use RSA, ECDSA or MLDSA)\n\
          pki.yaml:13:5: spec.overrides[1]: has no certificate (add certificate: {key: {algorithm: ECDSA, ecdsa: {curve: P256}}})\n\
          pki.yaml:13:27: spec.overrides[1].certifcate: unknown key (did you mean certificate?)"
     );
@@ -303,6 +340,60 @@ fn maps_openshift_names_and_reports_conflicts() {
             rules(&format!("overrides:\n{}", entry(name, 2048))).is_ok(),
             "{name}"
         );
+    }
+}
+
+#[test]
+fn reads_ml_dsa_and_warns_of_components_that_cannot_use_it() {
+    for set in ["ML-DSA-44", "ML-DSA-65", "ML-DSA-87"] {
+        let policy = policy(&format!(
+            "categories:\n- {{category: ServingCertificate, certificate: {{key: {{algorithm: MLDSA, mldsa: {{parameterSet: {set}}}}}}}}}"
+        ));
+        assert_eq!(policy.key_for(CertName::Apiserver).as_str(), set);
+        assert_eq!(policy.key_for(CertName::AdminConf), KeyAlgorithm::Rsa2048);
+        let warnings = |version: Option<&str>| -> Vec<String> {
+            let version = version.map(|version| version.parse().unwrap());
+            let warnings = policy.warnings(version.as_ref());
+            warnings.iter().map(ToString::to_string).collect()
+        };
+        assert_eq!(
+            warnings(Some("v1.37.4")),
+            [format!(
+                "pki.yaml:6:55: spec.categories[0].certificate.key: {set} keys need components that are built with Go 1.27, as those of Kubernetes 1.38; this cluster is v1.37.4, and older components do not start with such a key or trust such a CA (use ECDSA until every component of the cluster, every client and etcd is new enough)"
+            )]
+        );
+        assert!(warnings(None)[0].contains("the version of this cluster is not known"));
+        assert_eq!(warnings(Some("v1.38.0")), [""; 0]);
+    }
+}
+
+#[test]
+fn refuses_ml_dsa_for_tokens_and_unknown_parameter_sets() {
+    let key = "{key: {algorithm: MLDSA, mldsa: {parameterSet: ML-DSA-65}}}";
+    assert_eq!(
+        faults(&format!("defaults: {key}")),
+        "pki.yaml:5:19: spec.defaults.key: sa would have a key of ML-DSA-65, with which kube-apiserver cannot sign tokens (add an override with certificateName sa and an ECDSA or RSA key)"
+    );
+    let sa = "overrides:\n- {certificateName: sa, certificate: {key: {algorithm: ECDSA, ecdsa: {curve: P256}}}}";
+    assert!(rules(&format!("defaults: {key}\n{sa}")).is_ok());
+    for (mldsa, problem) in [
+        (
+            "{parameterSet: ML-DSA-99}",
+            "\"ML-DSA-99\" is not a parameter set of ML-DSA (use ML-DSA-44, ML-DSA-65 or ML-DSA-87)",
+        ),
+        (
+            "{parameterSet: ECDSA-P256}",
+            "\"ECDSA-P256\" is not a parameter set of ML-DSA (use ML-DSA-44, ML-DSA-65 or ML-DSA-87)",
+        ),
+        (
+            "{}",
+            "has no parameterSet (add parameterSet: ML-DSA-44, ML-DSA-65 or ML-DSA-87)",
+        ),
+    ] {
+        let found = faults(&format!(
+            "{sa}\n- {{certificateName: apiserver, certificate: {{key: {{algorithm: MLDSA, mldsa: {mldsa}}}}}}}"
+        ));
+        assert!(found.ends_with(problem), "{found}");
     }
 }
 

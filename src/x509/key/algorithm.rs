@@ -21,20 +21,41 @@ pub enum KeyAlgorithm {
     EcdsaP384,
     #[serde(rename = "ECDSA-P521")]
     EcdsaP521,
+    #[serde(rename = "ML-DSA-44")]
+    MlDsa44,
+    #[serde(rename = "ML-DSA-65")]
+    MlDsa65,
+    #[serde(rename = "ML-DSA-87")]
+    MlDsa87,
+}
+
+/// A family of key algorithms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyFamily {
+    /// RSA with PKCS#1 v1.5 signatures.
+    Rsa,
+    /// ECDSA on a NIST curve.
+    Ecdsa,
+    /// ML-DSA (FIPS 204).
+    MlDsa,
 }
 
 impl KeyAlgorithm {
     /// All algorithms; within a family, the weakest is first.
-    pub const ALL: [KeyAlgorithm; 6] = [
+    pub const ALL: [KeyAlgorithm; 9] = [
         KeyAlgorithm::Rsa2048,
         KeyAlgorithm::Rsa3072,
         KeyAlgorithm::Rsa4096,
         KeyAlgorithm::EcdsaP256,
         KeyAlgorithm::EcdsaP384,
         KeyAlgorithm::EcdsaP521,
+        KeyAlgorithm::MlDsa44,
+        KeyAlgorithm::MlDsa65,
+        KeyAlgorithm::MlDsa87,
     ];
 
-    /// Returns the name in kubeadm's `encryptionAlgorithm`. kubeadm does not offer P-521; its name is formed by analogy.
+    /// Returns the name in kubeadm's `encryptionAlgorithm`. kubeadm does not offer P-521; its name is formed by analogy. No
+    /// release of kubeadm offers ML-DSA yet; the names are those of kubernetes PR 142037.
     pub const fn as_str(self) -> &'static str {
         match self {
             KeyAlgorithm::Rsa2048 => "RSA-2048",
@@ -43,12 +64,33 @@ impl KeyAlgorithm {
             KeyAlgorithm::EcdsaP256 => "ECDSA-P256",
             KeyAlgorithm::EcdsaP384 => "ECDSA-P384",
             KeyAlgorithm::EcdsaP521 => "ECDSA-P521",
+            KeyAlgorithm::MlDsa44 => "ML-DSA-44",
+            KeyAlgorithm::MlDsa65 => "ML-DSA-65",
+            KeyAlgorithm::MlDsa87 => "ML-DSA-87",
+        }
+    }
+
+    /// Returns the family of the algorithm.
+    pub const fn family(self) -> KeyFamily {
+        match self {
+            KeyAlgorithm::Rsa2048 | KeyAlgorithm::Rsa3072 | KeyAlgorithm::Rsa4096 => KeyFamily::Rsa,
+            KeyAlgorithm::EcdsaP256 | KeyAlgorithm::EcdsaP384 | KeyAlgorithm::EcdsaP521 => {
+                KeyFamily::Ecdsa
+            }
+            KeyAlgorithm::MlDsa44 | KeyAlgorithm::MlDsa65 | KeyAlgorithm::MlDsa87 => {
+                KeyFamily::MlDsa
+            }
         }
     }
 
     /// Returns true for RSA of any length.
-    pub(crate) const fn is_rsa(self) -> bool {
-        self.rsa_bits().is_some()
+    pub(crate) fn is_rsa(self) -> bool {
+        self.family() == KeyFamily::Rsa
+    }
+
+    /// Returns true for ML-DSA with any parameter set.
+    pub(crate) fn is_ml_dsa(self) -> bool {
+        self.family() == KeyFamily::MlDsa
     }
 
     pub(super) const fn rsa_bits(self) -> Option<usize> {
@@ -81,7 +123,7 @@ impl FromStr for KeyAlgorithm {
 /// The name of an unsupported key algorithm.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "unknown key algorithm {0:?}; use RSA-2048, RSA-3072, RSA-4096, ECDSA-P256, ECDSA-P384 or ECDSA-P521 (case-sensitive)"
+    "unknown key algorithm {0:?}; use RSA-2048, RSA-3072, RSA-4096, ECDSA-P256, ECDSA-P384, ECDSA-P521, ML-DSA-44, ML-DSA-65 or ML-DSA-87 (case-sensitive)"
 )]
 pub struct UnknownAlgorithm(String);
 
@@ -104,6 +146,11 @@ impl KeyType {
             KeyType::Rsa(_) => true,
             KeyType::Other(_) => false,
         }
+    }
+
+    /// Returns true for ML-DSA with any parameter set.
+    pub(crate) fn is_ml_dsa(&self) -> bool {
+        matches!(self, KeyType::Known(known) if known.is_ml_dsa())
     }
 }
 

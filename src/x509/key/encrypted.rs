@@ -7,7 +7,7 @@ use pkcs8::pkcs5::pbes2::{Kdf, Parameters};
 use pkcs8::{AlgorithmIdentifierRef, EncryptedPrivateKeyInfoRef, PrivateKeyInfoRef};
 use zeroize::Zeroizing;
 
-use super::{Curve, KeyError, KeyType, OID_EC, OID_RSA, PrivateKey};
+use super::{Curve, KeyError, KeySigner, KeyType, OID_EC, OID_RSA, PrivateKey};
 use crate::x509::text::{encode_pem, pem_blocks};
 
 const LABEL: &str = "ENCRYPTED PRIVATE KEY";
@@ -83,6 +83,9 @@ impl PrivateKey {
 
     fn to_pkcs8_der(&self) -> Result<Zeroizing<Vec<u8>>, KeyError> {
         let unencodable = |_| KeyError::Damaged("the private key cannot be encoded as PKCS#8");
+        if let KeySigner::MlDsa(_) = self.signer {
+            return Ok(self.der.clone());
+        }
         let curve = match self.key_type() {
             KeyType::Known(algorithm) => Curve::of(*algorithm).map(Curve::oid),
             _ => None,

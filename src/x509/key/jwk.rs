@@ -1,4 +1,4 @@
-//! JSON Web Keys (RFC 7517), their thumbprints (RFC 7638), and JSON Web Signatures (RFC 7518, 3).
+//! JSON Web Keys (RFC 7517), their thumbprints (RFC 7638), and JSON Web Signatures (RFC 7518, 3; RFC 9964 for ML-DSA).
 
 use std::borrow::Cow;
 
@@ -106,6 +106,7 @@ impl PrivateKey {
             KeyType::Known(KeyAlgorithm::EcdsaP256) => "ES256",
             KeyType::Known(KeyAlgorithm::EcdsaP384) => "ES384",
             KeyType::Known(KeyAlgorithm::EcdsaP521) => "ES512",
+            KeyType::Known(algorithm) if algorithm.is_ml_dsa() => algorithm.as_str(),
             _ => "RS256",
         }
     }
@@ -118,7 +119,7 @@ impl PrivateKey {
             KeyType::Known(KeyAlgorithm::EcdsaP384) => &ECDSA_P384_SHA384_FIXED_SIGNING,
             KeyType::Known(KeyAlgorithm::EcdsaP521) => &ECDSA_P521_SHA512_FIXED_SIGNING,
             _ => {
-                debug_assert!(matches!(self.signer, KeySigner::Rsa(_)));
+                debug_assert!(!matches!(self.signer, KeySigner::Ecdsa(_)));
                 return rcgen::SigningKey::sign(self, message).map_err(|_| KeyError::Signing);
             }
         };
@@ -141,6 +142,13 @@ impl PublicKey {
             KeyType::Known(KeyAlgorithm::EcdsaP256) => "P-256",
             KeyType::Known(KeyAlgorithm::EcdsaP384) => "P-384",
             KeyType::Known(KeyAlgorithm::EcdsaP521) => "P-521",
+            KeyType::Known(algorithm) if algorithm.is_ml_dsa() => {
+                return Some(vec![
+                    ("alg", algorithm.as_str().to_owned()),
+                    ("kty", "AKP".to_owned()),
+                    ("pub", encode(&self.raw)),
+                ]);
+            }
             KeyType::Known(_) | KeyType::Rsa(_) => {
                 let key = rsa::pkcs1::RsaPublicKeyRef::try_from(self.raw.as_slice()).ok()?;
                 return Some(vec![

@@ -31,6 +31,8 @@ pub(in crate::x509) struct Extensions {
 pub(in crate::x509) struct KeyUsages {
     pub(in crate::x509) digital_signature: bool,
     pub(in crate::x509) key_encipherment: bool,
+    /// Data encipherment or key agreement.
+    pub(in crate::x509) other_encryption: bool,
     pub(in crate::x509) cert_sign: bool,
 }
 
@@ -268,6 +270,7 @@ impl Extensions {
         self.key_usage = Some(KeyUsages {
             digital_signature: has(0),
             key_encipherment: has(2),
+            other_encryption: has(3) || has(4),
             cert_sign: has(5),
         });
         Ok(true)

@@ -7,6 +7,7 @@ use aws_lc_rs::signature::{
 
 use super::{NOT_DER, Result, algorithm, field};
 use crate::x509::der::{DerReader, oid_text, tag};
+use crate::x509::key::ml_dsa;
 
 pub(super) const OID_RSA: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 1, 1];
 pub(super) const OID_EC: &[u8] = &[0x2a, 0x86, 0x48, 0xce, 0x3d, 2, 1];
@@ -17,6 +18,7 @@ pub(super) const OID_P256: &[u8] = &[0x2a, 0x86, 0x48, 0xce, 0x3d, 3, 1, 7];
 const OID_P384: &[u8] = &[0x2b, 0x81, 4, 0, 34];
 const OID_P521: &[u8] = &[0x2b, 0x81, 4, 0, 35];
 const NULL: &[u8] = &[5, 0];
+const NO_PARAMETERS: &str = "it has parameters, which its algorithm does not allow";
 
 /// Verifies the content of a SubjectPublicKeyInfo. Returns the reason if its key cannot verify signatures. Go:
 /// `parsePublicKey`.
@@ -47,9 +49,7 @@ pub(in crate::x509) fn public_key(content: &[u8]) -> Result<Option<&'static str>
         OID_ED25519 | OID_X25519 => {
             // RFC 8410, 3
             if !parameters.is_empty() {
-                return Err(wrong(
-                    "it has parameters, which its algorithm does not allow",
-                ));
+                return Err(wrong(NO_PARAMETERS));
             }
             if key.len() != 32 {
                 return Err(wrong("it does not have 32 bytes"));
@@ -57,9 +57,24 @@ pub(in crate::x509) fn public_key(content: &[u8]) -> Result<Option<&'static str>
             Ok(None)
         }
         OID_DSA => dsa_key(parameters, key),
-        // Go accepts the certificate, but cannot use the key.
-        _ => Ok(Some("its algorithm is unknown to Go")),
+        other => match ml_dsa::public_key_bytes(other) {
+            Some(bytes) => ml_dsa_key(parameters, key, bytes),
+            // Go accepts the certificate, but cannot use the key.
+            None => Ok(Some("its algorithm is unknown to Go")),
+        },
     }
+}
+
+/// RFC 9881, 2 and 4. Go since 1.27.
+fn ml_dsa_key(parameters: &[u8], key: &[u8], bytes: usize) -> Result<Option<&'static str>> {
+    let wrong = |problem: &str| field("public key", problem);
+    if !parameters.is_empty() {
+        return Err(wrong(NO_PARAMETERS));
+    }
+    if key.len() != bytes {
+        return Err(wrong(&format!("it does not have {bytes} bytes")));
+    }
+    Ok(None)
 }
 
 fn ec_key(parameters: &[u8], point: &[u8]) -> Result<Option<&'static str>> {

@@ -469,6 +469,41 @@ fn compares_key_usage_of_present_extension_only() {
             &[KeyUsagePurpose::DigitalSignature],
             &["key usage key encipherment is missing"],
         ),
+        (
+            KeyAlgorithm::MlDsa65,
+            &[KeyUsagePurpose::DigitalSignature],
+            &[],
+        ),
+        (
+            KeyAlgorithm::MlDsa44,
+            &[
+                KeyUsagePurpose::DigitalSignature,
+                KeyUsagePurpose::KeyEncipherment,
+            ],
+            &[
+                "its key usage includes encryption, which is forbidden for an ML-DSA key (RFC 9881, 3)",
+            ],
+        ),
+        (
+            KeyAlgorithm::MlDsa65,
+            &[
+                KeyUsagePurpose::DigitalSignature,
+                KeyUsagePurpose::DataEncipherment,
+            ],
+            &[
+                "its key usage includes encryption, which is forbidden for an ML-DSA key (RFC 9881, 3)",
+            ],
+        ),
+        (
+            KeyAlgorithm::MlDsa87,
+            &[
+                KeyUsagePurpose::DigitalSignature,
+                KeyUsagePurpose::KeyAgreement,
+            ],
+            &[
+                "its key usage includes encryption, which is forbidden for an ML-DSA key (RFC 9881, 3)",
+            ],
+        ),
     ] {
         let key = PrivateKey::generate(algorithm).unwrap();
         let leaf = issued_by((trust.first(), &root_key), &key, |params| {

@@ -1,0 +1,3 @@
+module nodepki.io/tests/servers/handshake
+
+go 1.27.0
