@@ -1,11 +1,13 @@
 //! One request, from key to verified chain: submit, persist, wait, poll, recover, verify.
 //!
 //! Every step is recorded on disk before it is taken, so that it survives a crash: key and CSR before the signer is
-//! contacted, `submitting` before the request, the ticket before the first poll, the answer before the commit.
+//! contacted, `submitting` before the request, the ticket before the first poll, the answer before the commit. A signer in
+//! this process loses the request with the process: nothing is recorded unless a later run has something to continue.
 
 mod entries;
 pub(super) mod next;
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -13,22 +15,23 @@ use time::OffsetDateTime;
 use tokio::time::Instant;
 
 use super::{Clock, Event, Failure, Jitter, Progress, SignerOperation, event};
+use crate::kube::names::CertName;
 use crate::process::failpoint;
 use crate::process::jitter::random_fraction;
 use crate::signer::{
     Answer, CurrentCertificate, NodeIdentity, Request, Signer, SignerError, SignerKind, Ticket,
 };
-use crate::spec::CertSpec;
-use crate::store::{self, Durability, PendingRequest, RequestPhase, Slot, Store};
+use crate::spec::{AuthorityProgress, CertSpec};
+use crate::store::{self, Durability, PendingRequest, RequestPhase, RequestRecord, Slot, Store};
 use crate::x509::{
-    Chain, Csr, KeyType, Lifetime, PrivateKey, TrustBundle, UsageExtensions, along_path,
-    judge_lifetime, rfc3339, satisfies,
+    CertDifference, Chain, Csr, KeyType, Lifetime, PrivateKey, TrustBundle, UsageExtensions,
+    along_path, hex, judge_lifetime, rfc3339, satisfies, verifies,
 };
 
 use entries::EarlierOutcome;
 use next::{
     Attempts, Circumstances, ExchangeEnd, NextStep, SignerCall, SignerResponse, next,
-    wait_before_retry,
+    record_submission, wait_before_retry, wait_before_submission,
 };
 
 /// Result of a request in this run.
@@ -69,9 +72,17 @@ pub(super) struct Desk<'a> {
     pub(super) deadline: Instant,
     pub(super) jitter: Jitter,
     pub(super) progress: &'a dyn Progress,
+    /// The requests belong to the rotation and not to a command for certain certificates: their number is limited.
+    pub(super) is_rotation: bool,
+    /// Records of requests that were set aside in this run.
+    pub(super) set_aside: &'a BTreeMap<CertName, RequestRecord>,
 }
 
 impl Desk<'_> {
+    fn time_left(&self) -> Duration {
+        self.deadline.saturating_duration_since(Instant::now())
+    }
+
     fn now(&self) -> OffsetDateTime {
         let shown = (self.clock)();
         self.floor.map_or(shown, |floor| shown.max(floor))
@@ -82,6 +93,8 @@ impl Desk<'_> {
 pub(super) struct Job<'a> {
     pub(super) asked: Asked<'a>,
     pub(super) trust: &'a TrustBundle,
+    /// The certificate in place is valid, and does not expire soon.
+    pub(super) can_wait: bool,
 }
 
 /// A certificate to be requested, and its signer.
@@ -109,16 +122,15 @@ impl Asked<'_> {
     }
 
     /// Returns whether the record is about this request to this signer.
-    fn is_recorded(&self, record: &store::RequestRecord, request: &Request) -> bool {
+    fn is_recorded(&self, record: &RequestRecord, request: &Request) -> bool {
         record.request_id == request.id.as_str() && record.signer_config == self.signer.configured()
     }
 
-    /// Returns how durably a pending request is stored. A signer in this process loses its state with the process, so its
-    /// requests may be lost in a power failure.
+    /// Returns how durably a pending request is stored.
     fn durability(&self) -> Durability {
-        match self.signer.kind() {
-            SignerKind::Embedded | SignerKind::Local => Durability::Cached,
-            _ => Durability::Synced,
+        match self.signer.kind().is_in_process() {
+            true => Durability::Cached,
+            false => Durability::Synced,
         }
     }
 }
@@ -127,7 +139,7 @@ impl Asked<'_> {
 pub(super) struct Resumed {
     pub(super) key: PrivateKey,
     pub(super) csr: Option<Csr>,
-    pub(super) ticket: Option<store::RequestRecord>,
+    pub(super) ticket: Option<RequestRecord>,
     pub(super) answer: Option<Vec<u8>>,
 }
 
@@ -162,23 +174,26 @@ impl Resumed {
 /// Drives one request as far as possible before the deadline.
 ///
 /// # Errors
-/// Errors of the store only: nothing is sent unless key and record are on disk.
+/// Errors of the store only: nothing is sent out of this process unless key and record are on disk.
 pub(super) async fn obtain(
     desk: &Desk<'_>,
     job: &Job<'_>,
     fresh: Fresh,
 ) -> Result<RequestOutcome, store::StoreError> {
     let asked = &job.asked;
-    let prepared = match prepare(desk, asked, fresh)? {
+    let mut prepared = match prepare(desk, asked, fresh)? {
         Ok(prepared) => prepared,
         Err(error) => return Ok(RequestOutcome::Failed(Rc::new(error))),
     };
+    if !asked.signer.kind().is_in_process() {
+        prepared.keep(desk, asked)?;
+    }
     let PreparedRequest { key, answer, .. } = prepared;
     let request = asked.request(desk, prepared.csr);
     if let Some(answer) = answer
-        && let Ok(chain) = verified(&answer, desk, job, &key)
+        && let Ok(verified) = verified(&answer, desk, job, &key)
     {
-        return Ok(signed(chain, key, request));
+        return Ok(verified.outcome(key, request));
     }
     let record = match prepared.record {
         record if asked.is_recorded(&record, &request) => record,
@@ -192,15 +207,23 @@ pub(super) async fn obtain(
         asked,
         call: SignerCall::first(&record, exchangeable.is_some()),
         attempts: Attempts::default(),
+        key,
         request,
         record,
+        is_kept: prepared.is_kept,
         exchangeable,
         audited: None,
     };
     let end = loop {
+        if let Some(wait) = exchange.wait_before_call() {
+            if wait > desk.time_left() {
+                break ExchangeEnd::Wait(exchange.postponed(wait));
+            }
+            tokio::time::sleep(wait).await;
+        }
         let answer = exchange.call_signer().await?;
-        let response = judge(desk, job, &key, answer)?;
-        match exchange.follow(response)? {
+        let (response, accepted) = judge(desk, job, &exchange.key, answer);
+        match exchange.follow(response, accepted.as_deref())? {
             NextStep::Call { call, wait } => {
                 exchange.call = call;
                 tokio::time::sleep(wait).await;
@@ -210,10 +233,10 @@ pub(super) async fn obtain(
     };
     exchange.audit_end(&end, &earlier);
     Ok(match end {
-        ExchangeEnd::Install(chain) => {
+        ExchangeEnd::Install(verified) => {
             failpoint::reached("request:verified");
             desk.progress.event(Event::Signed(asked.spec.name()));
-            signed(chain, key, exchange.request)
+            verified.outcome(exchange.key, exchange.request)
         }
         ExchangeEnd::Wait(note) => RequestOutcome::Pending(note),
         ExchangeEnd::Denied(reason) => RequestOutcome::Denied(reason),
@@ -224,11 +247,23 @@ pub(super) async fn obtain(
     })
 }
 
-fn signed(chain: Chain, key: PrivateKey, request: Request) -> RequestOutcome {
-    RequestOutcome::Signed {
-        chain,
-        key,
-        request: Box::new(request),
+/// An answer that satisfies the spec.
+pub(super) struct VerifiedAnswer {
+    pub(super) chain: Chain,
+    /// Why it is not installed yet. The answer and its key are kept, and a later run verifies the answer again.
+    waits: Option<String>,
+}
+
+impl VerifiedAnswer {
+    fn outcome(self, key: PrivateKey, request: Request) -> RequestOutcome {
+        match self.waits {
+            Some(why) => RequestOutcome::Pending(why),
+            None => RequestOutcome::Signed {
+                chain: self.chain,
+                key,
+                request: Box::new(request),
+            },
+        }
     }
 }
 
@@ -236,8 +271,11 @@ fn signed(chain: Chain, key: PrivateKey, request: Request) -> RequestOutcome {
 struct CertificateExchange<'a> {
     desk: &'a Desk<'a>,
     asked: &'a Asked<'a>,
+    key: PrivateKey,
     request: Request,
-    record: store::RequestRecord,
+    record: RequestRecord,
+    /// Whether the slot exists.
+    is_kept: bool,
     /// The call that is due.
     call: SignerCall,
     attempts: Attempts,
@@ -248,7 +286,26 @@ struct CertificateExchange<'a> {
 }
 
 impl CertificateExchange<'_> {
-    /// Makes the call that is due. A submission is recorded before.
+    /// Returns how long to wait before the call that is due; `None` if it may be made now.
+    fn wait_before_call(&self) -> Option<Duration> {
+        let is_limited = self.desk.is_rotation && self.call.is_submission();
+        let wait = is_limited.then(|| wait_before_submission(&self.record, self.desk.now()))?;
+        (!wait.is_zero()).then_some(wait)
+    }
+
+    /// Returns why the request is left to a later run.
+    fn postponed(&self, wait: Duration) -> String {
+        let last = self.record.last_error.as_ref();
+        let last = last.map_or_else(String::new, |error| format!(": {}", error.detail));
+        format!(
+            "{} requests were sent without success, and the next one is sent after {} (nodepki renew --name {} sends it now){last}",
+            self.record.submissions,
+            rfc3339(self.desk.now() + wait),
+            self.asked.spec.name()
+        )
+    }
+
+    /// Makes the call that is due. A submission out of this process is recorded before.
     async fn call_signer(&mut self) -> Result<Result<Answer, SignerError>, store::StoreError> {
         let (desk, asked) = (self.desk, self.asked);
         self.record.attempt += 1;
@@ -256,9 +313,10 @@ impl CertificateExchange<'_> {
             .request
             .again(self.record.attempt, desk.now(), deadline_at(desk));
         if self.call.is_submission() {
-            self.record.phase = RequestPhase::Submitting;
-            self.record.first_submitted.get_or_insert(desk.now());
-            self.keep()?;
+            record_submission(&mut self.record, desk.now());
+            if self.is_kept {
+                self.keep()?;
+            }
             self.audit_submission();
             failpoint::reached("request:submitting");
             desk.progress.event(Event::Submitted(asked.spec.name()));
@@ -276,11 +334,12 @@ impl CertificateExchange<'_> {
         Ok(answer)
     }
 
-    /// Decides what follows the response, and records and reports it.
+    /// Decides what follows the response, and records and reports it. `accepted` is an answer that satisfies the spec.
     fn follow(
         &mut self,
-        response: SignerResponse<Chain>,
-    ) -> Result<NextStep<Chain>, store::StoreError> {
+        response: SignerResponse<VerifiedAnswer>,
+        accepted: Option<&[u8]>,
+    ) -> Result<NextStep<VerifiedAnswer>, store::StoreError> {
         let (desk, name) = (self.desk, self.asked.spec.name());
         let (mut waiting, mut failure) = (None, None);
         if matches!(response, SignerResponse::Unknown) {
@@ -293,7 +352,7 @@ impl CertificateExchange<'_> {
         }
         let circumstances = Circumstances {
             now: desk.now(),
-            time_left: desk.deadline.saturating_duration_since(Instant::now()),
+            time_left: desk.time_left(),
             resubmit: self.asked.signer.caps().resubmit,
             can_exchange: self.exchangeable.is_some(),
             random: (desk.jitter)(),
@@ -306,8 +365,17 @@ impl CertificateExchange<'_> {
             response,
             &circumstances,
         );
-        if self.record != before {
-            self.keep()?;
+        if self.is_kept || !is_installed_next(&step) {
+            if !self.is_kept {
+                self.keep()?;
+            }
+            if let Some(answer) = accepted {
+                let (slot, durability) = (self.asked.slot(), self.asked.durability());
+                desk.store.save_answer(slot, answer, durability)?;
+            }
+            if self.record != before {
+                self.keep()?;
+            }
         }
         if let Some(note) = waiting {
             failpoint::reached("request:pending");
@@ -333,32 +401,46 @@ impl CertificateExchange<'_> {
         Ok(step)
     }
 
-    fn keep(&self) -> Result<(), store::StoreError> {
-        let (slot, durability) = (self.asked.slot(), self.asked.durability());
-        self.desk
-            .store
-            .update_ticket(slot, &self.record, durability)
+    /// Writes the record, and the rest of the slot if it does not exist.
+    fn keep(&mut self) -> Result<(), store::StoreError> {
+        if self.is_kept {
+            let (slot, durability) = (self.asked.slot(), self.asked.durability());
+            return self
+                .desk
+                .store
+                .update_ticket(slot, &self.record, durability);
+        }
+        create_slot(
+            self.desk,
+            self.asked,
+            &self.key,
+            &self.request.csr,
+            &self.record,
+        )?;
+        self.is_kept = true;
+        Ok(())
     }
 }
 
-/// Verifies a signer's answer. A certificate that satisfies the spec is recorded on disk.
+/// Returns whether nothing is left to do but to install a certificate.
+fn is_installed_next(step: &NextStep<VerifiedAnswer>) -> bool {
+    matches!(step, NextStep::End(ExchangeEnd::Install(verified)) if verified.waits.is_none())
+}
+
+/// Verifies a signer's answer. Returns it too if it satisfies the spec.
 fn judge(
     desk: &Desk<'_>,
     job: &Job<'_>,
     key: &PrivateKey,
     answer: Result<Answer, SignerError>,
-) -> Result<SignerResponse<Chain>, store::StoreError> {
+) -> (SignerResponse<VerifiedAnswer>, Option<Vec<u8>>) {
     let mut accepted = None;
     let response = SignerResponse::of(answer, |answer| {
-        let chain = verified(&answer, desk, job, key)?;
+        let verified = verified(&answer, desk, job, key)?;
         accepted = Some(answer);
-        Ok(chain)
+        Ok(verified)
     });
-    if let Some(answer) = accepted {
-        let (slot, durability) = (job.asked.slot(), job.asked.durability());
-        desk.store.save_answer(slot, &answer, durability)?;
-    }
-    Ok(response)
+    (response, accepted)
 }
 
 /// Calls the signer once.
@@ -367,7 +449,7 @@ pub(super) async fn perform(
     call: &SignerCall,
     exchangeable: Option<&CurrentCertificate>,
     request: &Request,
-    record: &store::RequestRecord,
+    record: &RequestRecord,
 ) -> Result<Answer, SignerError> {
     match (call, exchangeable) {
         (SignerCall::Renew, Some(current)) => signer.renew(request, current).await,
@@ -456,15 +538,51 @@ pub(super) enum Fresh {
     Resumed(Box<Resumed>),
 }
 
-/// Key, CSR and ticket, all recorded on disk, and the answer that an earlier run received.
+/// Key, CSR and ticket, and the answer that an earlier run received.
 pub(super) struct PreparedRequest {
     pub(super) key: PrivateKey,
     pub(super) csr: Csr,
-    pub(super) record: store::RequestRecord,
+    pub(super) record: RequestRecord,
     pub(super) answer: Option<Vec<u8>>,
+    /// Whether the slot exists.
+    is_kept: bool,
 }
 
-/// Key, CSR and ticket on disk.
+impl PreparedRequest {
+    /// Creates the slot, unless it exists.
+    pub(super) fn keep(
+        &mut self,
+        desk: &Desk<'_>,
+        asked: &Asked<'_>,
+    ) -> Result<(), store::StoreError> {
+        if !self.is_kept {
+            create_slot(desk, asked, &self.key, &self.csr, &self.record)?;
+            self.is_kept = true;
+            failpoint::reached("request:key-kept");
+        }
+        Ok(())
+    }
+}
+
+fn create_slot(
+    desk: &Desk<'_>,
+    asked: &Asked<'_>,
+    key: &PrivateKey,
+    csr: &Csr,
+    record: &RequestRecord,
+) -> Result<(), store::StoreError> {
+    let (key, csr) = (key.to_pem(), csr.to_pem());
+    desk.store.create_pending(
+        asked.slot(),
+        key.as_bytes(),
+        csr.as_bytes(),
+        record,
+        asked.durability(),
+    )
+}
+
+/// Returns a request that can be sent, from a key or from the slot of an earlier run. A slot is updated; a new one is
+/// created by [`PreparedRequest::keep`].
 pub(super) fn prepare(
     desk: &Desk<'_>,
     asked: &Asked<'_>,
@@ -483,15 +601,21 @@ pub(super) fn prepare(
         }
     };
     let (key, answer) = (earlier.key, earlier.answer);
-    let kept = earlier.csr.filter(|csr| fits(csr, asked));
-    let is_kept = kept.is_some();
-    let csr = match kept.map_or_else(|| new_csr(asked, &key), Ok) {
+    let usable = earlier.csr.filter(|csr| fits(csr, asked));
+    let is_usable = usable.is_some();
+    let csr = match usable.map_or_else(|| new_csr(asked, &key), Ok) {
         Ok(csr) => csr,
         Err(error) => return Ok(Err(error)),
     };
     let record = earlier.ticket.unwrap_or_else(|| {
         let request = asked.request(desk, csr.clone());
         let mut record = new_record(asked, request.id.as_str());
+        if let Some(before) = desk.set_aside.get(&asked.spec.name())
+            && before.signer_config == record.signer_config
+        {
+            record.submissions = before.submissions;
+            record.last_submitted = before.last_submitted;
+        }
         if !is_new {
             // Without the ticket the state of the request is unknown: recover before submitting again.
             record.phase = RequestPhase::Submitting;
@@ -499,26 +623,17 @@ pub(super) fn prepare(
         }
         record
     });
-    let (slot, durability) = (asked.slot(), asked.durability());
-    let csr_pem = csr.to_pem();
-    if is_new {
-        let key_pem = key.to_pem();
-        desk.store.create_pending(
-            slot,
-            key_pem.as_bytes(),
-            csr_pem.as_bytes(),
-            &record,
-            durability,
-        )?;
-        failpoint::reached("request:key-kept");
-    } else if !is_kept {
-        desk.store.save_csr(slot, csr_pem.as_bytes(), durability)?;
+    if !is_new && !is_usable {
+        let (slot, durability) = (asked.slot(), asked.durability());
+        desk.store
+            .save_csr(slot, csr.to_pem().as_bytes(), durability)?;
     }
     Ok(Ok(PreparedRequest {
         key,
         csr,
         record,
         answer,
+        is_kept: !is_new,
     }))
 }
 
@@ -541,9 +656,9 @@ fn fits(csr: &Csr, asked: &Asked<'_>) -> bool {
     !(refused && csr.has_usage_extensions())
 }
 
-fn new_record(asked: &Asked<'_>, request_id: &str) -> store::RequestRecord {
+fn new_record(asked: &Asked<'_>, request_id: &str) -> RequestRecord {
     let signer = &asked.signer;
-    store::RequestRecord::ready(
+    RequestRecord::ready(
         request_id,
         &asked.signer_name,
         signer.kind().as_str(),
@@ -557,7 +672,7 @@ fn verified(
     desk: &Desk<'_>,
     job: &Job<'_>,
     key: &PrivateKey,
-) -> Result<Chain, Vec<String>> {
+) -> Result<VerifiedAnswer, Vec<String>> {
     let chain =
         Chain::from_response(answer, key.public_key()).map_err(|error| vec![error.to_string()])?;
     let now = match desk.floor {
@@ -570,7 +685,7 @@ fn verified(
     chain
         .check_size()
         .map_err(|error| vec![format!("the chain is too large to be installed: {error}")])?;
-    let differences = satisfies(
+    let mut differences = satisfies(
         &chain,
         &job.asked.spec.requested.profile,
         job.asked.spec.requested.tolerance,
@@ -578,6 +693,13 @@ fn verified(
         job.trust,
         now,
     );
+    let is_under_first =
+        |difference: &CertDifference| !matches!(difference, CertDifference::NotUnderFirst { .. });
+    let staged = !differences.iter().all(is_under_first)
+        && is_under_staged_authority(&chain, job.asked.spec, job.trust, now);
+    if staged {
+        differences.retain(is_under_first);
+    }
     let mut differences: Vec<String> = differences.iter().map(ToString::to_string).collect();
     if let Lifetime::Refused(difference) = life_of(&chain, job.asked.spec, now) {
         differences.push(difference.to_string());
@@ -590,10 +712,38 @@ fn verified(
             rfc3339(chain.leaf().not_after())
         ));
     }
-    match differences.is_empty() {
-        true => Ok(chain),
-        false => Err(differences),
+    if !differences.is_empty() {
+        return Err(differences);
     }
+    let authority = job.asked.spec.authority();
+    let waits = (staged && job.can_wait).then(|| {
+        format!(
+            "the certificate was issued under the staged CA, which other nodes may not trust yet; it is kept, and installed by `nodepki authority activate {authority}`, or shortly before the certificate in place expires"
+        )
+    });
+    if staged && waits.is_none() {
+        tracing::warn!(
+            certificate = %job.asked.spec.name(),
+            "the new certificate is under the staged CA, and the one in place is not valid for long enough to wait for `nodepki authority activate {authority}`"
+        );
+    }
+    Ok(VerifiedAnswer { chain, waits })
+}
+
+/// Returns whether a chain verifies under the CA that this node has staged and not activated.
+fn is_under_staged_authority(
+    chain: &Chain,
+    spec: &CertSpec,
+    trust: &TrustBundle,
+    now: OffsetDateTime,
+) -> bool {
+    let AuthorityProgress::Staged(new) = &spec.authority_change else {
+        return false;
+    };
+    let mut trusted = trust.certificates().iter();
+    let staged = trusted.find(|one| hex(&one.fingerprint()) == *new);
+    let alone = staged.and_then(|new| TrustBundle::from_certificates(vec![new.clone()]).ok());
+    alone.is_some_and(|alone| verifies(chain, &alone, now))
 }
 
 /// Compares the lifetime of a new certificate with the requested one.
@@ -603,7 +753,7 @@ pub(super) fn life_of(chain: &Chain, spec: &CertSpec, now: OffsetDateTime) -> Li
 }
 
 fn deadline_at(desk: &Desk<'_>) -> Option<OffsetDateTime> {
-    Some(desk.now() + desk.deadline.saturating_duration_since(Instant::now()))
+    Some(desk.now() + desk.time_left())
 }
 
 fn forgotten(asked: &Asked<'_>) -> SignerError {

@@ -1,9 +1,10 @@
 //! Revocation: fetches the lists that signers publish, verifies them, and installs them as the files that etcd reads. A
 //! revoked certificate is not installed, and one in place is replaced.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
+use futures_util::future::try_join_all;
 use time::OffsetDateTime;
 use tokio::time::Instant;
 
@@ -220,7 +221,21 @@ pub(super) async fn refuse_revoked(
     enquiry: &Enquiry<'_>,
     now: OffsetDateTime,
 ) -> Result<(), Failure> {
-    for authority in Authority::ALL {
+    let authorities: BTreeSet<Authority> = outcomes
+        .certs
+        .iter()
+        .filter(|(_, outcome)| matches!(outcome, RequestOutcome::Signed { .. }))
+        .map(|(name, _)| name.authority())
+        .collect();
+    let trusted = authorities
+        .into_iter()
+        .filter_map(|authority| Some((authority, trust.get(&authority)?)));
+    let fetched = trusted.map(|(authority, trust)| async move {
+        let (name, signer) = setup.signer(authority)?;
+        let published = fetch(name, signer.as_ref(), authority, enquiry).await;
+        Ok::<_, Failure>((authority, trust, signer, published))
+    });
+    for (authority, trust, signer, published) in try_join_all(fetched).await? {
         let signed = outcomes.certs.iter().filter_map(|(name, outcome)| {
             let RequestOutcome::Signed { chain, .. } = outcome else {
                 return None;
@@ -228,12 +243,7 @@ pub(super) async fn refuse_revoked(
             (name.authority() == authority).then_some((*name, chain))
         });
         let signed: Vec<(CertName, &Chain)> = signed.collect();
-        let (Some(trust), false) = (trust.get(&authority), signed.is_empty()) else {
-            continue;
-        };
-        let (name, signer) = setup.signer(authority)?;
         let in_place = survey.revocations(authority);
-        let published = fetch(name, signer.as_ref(), authority, enquiry).await;
         let published = published.and_then(|bytes| {
             let chains: Vec<&Chain> = signed.iter().map(|(_, chain)| *chain).collect();
             current(signer.as_ref(), bytes, trust, &chains, in_place, now)

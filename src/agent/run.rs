@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use futures_util::StreamExt;
+use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use time::OffsetDateTime;
 use tokio::time::Instant;
@@ -20,8 +21,11 @@ use crate::kube::names::{Authority, CertName};
 use crate::signer::{Signer, SignerError, SignerKind};
 use crate::spec::CertSpec;
 use crate::spec::assess::RenewalCause;
-use crate::store::{Slot, Store};
+use crate::store::{RequestRecord, Slot, Store};
 use crate::x509::{KeyAlgorithm, PrivateKey, TrustBundle, TrustError, hex};
+
+/// The CA that a signer has for an authority; `None` if it cannot report it.
+type Offer = Result<Option<Vec<u8>>, Rc<SignerError>>;
 
 /// The requests of one run.
 pub(super) struct RequestRun<'a> {
@@ -31,6 +35,8 @@ pub(super) struct RequestRun<'a> {
     progress: &'a dyn Progress,
     /// Pending requests of earlier runs that still match the plan.
     pub(super) resumed: BTreeMap<CertName, Resumed>,
+    /// Records of the others.
+    set_aside: BTreeMap<CertName, RequestRecord>,
     pub(super) keys: RunKeys,
     /// Trust bundle of each authority, from disk or from the signer.
     pub(super) trust: BTreeMap<Authority, TrustBundle>,
@@ -42,6 +48,15 @@ pub(super) struct RequestRun<'a> {
     floor: Option<OffsetDateTime>,
     /// When this run stops waiting for signers.
     deadline: Instant,
+}
+
+/// Pending requests of earlier runs.
+#[derive(Default)]
+struct EarlierRequests {
+    /// Those that still match the plan.
+    resumed: BTreeMap<CertName, Resumed>,
+    /// Records of the others.
+    set_aside: BTreeMap<CertName, RequestRecord>,
 }
 
 /// Results of the requests of a run.
@@ -59,7 +74,7 @@ impl<'a> RequestRun<'a> {
         progress: &'a dyn Progress,
         survey: &mut Survey,
     ) -> Result<Self, Failure> {
-        let resumed = resume(store, clock, survey)?;
+        let EarlierRequests { resumed, set_aside } = resume(store, clock, survey)?;
         let mut jobs: Vec<(Slot, KeyAlgorithm)> = survey
             .to_issue()
             .filter(|cert| !resumed.contains_key(&cert.spec.name()) && !cert.keep_key)
@@ -92,6 +107,7 @@ impl<'a> RequestRun<'a> {
             clock,
             progress,
             resumed,
+            set_aside,
             keys,
             trust,
             unreachable: BTreeMap::new(),
@@ -136,11 +152,11 @@ impl<'a> RequestRun<'a> {
         needed.extend(absent.map(|bundle| bundle.spec.authority));
         needed.sort_unstable();
         needed.dedup();
-        // By name, because two signers on one server may still have to learn different things from it.
-        let mut probed: BTreeMap<String, Option<Rc<SignerError>>> = BTreeMap::new();
+        let mut offers = self.offers(&needed).await;
         for authority in &needed {
             let is_known = self.trust.contains_key(authority);
-            let mut established = self.establish(*authority, &mut probed).await;
+            let offer = offers.remove(authority).unwrap_or(Ok(None));
+            let mut established = self.establish(*authority, offer);
             if established.is_ok() && !is_known {
                 established = self.belongs(survey, *authority);
             }
@@ -211,28 +227,40 @@ impl<'a> RequestRun<'a> {
         }
     }
 
-    /// Learns one authority, or verifies the known one with its signer.
-    async fn establish(
-        &mut self,
-        authority: Authority,
-        probed: &mut BTreeMap<String, Option<Rc<SignerError>>>,
-    ) -> Result<(), Failure> {
-        let (name, signer) = self.setup.signer(authority)?;
-        let signer = Rc::clone(signer);
-        let before = probed.get(name).cloned();
-        let asked = match before {
-            Some(Some(error)) => Err(error),
-            Some(None) => self.offer(name, signer.as_ref(), authority).await,
-            None => match self
-                .ask(name, SignerOperation::Probe, || signer.probe())
-                .await
-            {
-                Ok(()) => self.offer(name, signer.as_ref(), authority).await,
-                Err(error) => Err(error),
-            },
-        };
-        probed.insert(name.clone(), asked.as_ref().err().cloned());
-        let offered = match asked {
+    /// Probes the signers of these authorities and asks for the CAs, all at the same time. There is no offer for an
+    /// authority without a signer.
+    async fn offers(&self, authorities: &[Authority]) -> BTreeMap<Authority, Offer> {
+        // By name, because two signers on one server may still have to learn different things from it.
+        let mut signers: BTreeMap<&str, (&dyn Signer, Vec<Authority>)> = BTreeMap::new();
+        for authority in authorities {
+            if let Ok((name, signer)) = self.setup.signer(*authority) {
+                let (_, served) = signers
+                    .entry(name)
+                    .or_insert_with(|| (signer.as_ref(), Vec::new()));
+                served.push(*authority);
+            }
+        }
+        let asked = signers
+            .into_iter()
+            .map(|(name, (signer, served))| async move {
+                let probe = || signer.probe();
+                let probed = &self.ask(name, SignerOperation::Probe, probe).await;
+                let offers = served.into_iter().map(|authority| async move {
+                    let offer = match probed {
+                        Ok(()) => self.offer(name, signer, authority).await,
+                        Err(error) => Err(Rc::clone(error)),
+                    };
+                    (authority, offer)
+                });
+                join_all(offers).await
+            });
+        join_all(asked).await.into_iter().flatten().collect()
+    }
+
+    /// Learns one authority, or verifies the known one with the offer of its signer.
+    fn establish(&mut self, authority: Authority, offer: Offer) -> Result<(), Failure> {
+        let (_, signer) = self.setup.signer(authority)?;
+        let offered = match offer {
             Ok(Some(answer)) => Some(TrustBundle::from_response(&answer).map_err(|error| {
                 Failure::new(
                     ExitCode::Refused,
@@ -289,12 +317,7 @@ impl<'a> RequestRun<'a> {
         ))
     }
 
-    async fn offer(
-        &self,
-        name: &str,
-        signer: &dyn Signer,
-        authority: Authority,
-    ) -> Result<Option<Vec<u8>>, Rc<SignerError>> {
+    async fn offer(&self, name: &str, signer: &dyn Signer, authority: Authority) -> Offer {
         let asked = self.ask(name, SignerOperation::Trust, || signer.trust(authority));
         match asked.await {
             // The bundle on the node is already trusted; the answers of a signer that cannot report its CA are verified
@@ -336,7 +359,7 @@ impl<'a> RequestRun<'a> {
         offered: TrustBundle,
     ) -> Result<TrustBundle, Failure> {
         let pins = setup.trust_source(authority).pins;
-        if pins.is_empty() && !matches!(signer.kind(), SignerKind::Embedded | SignerKind::Local) {
+        if pins.is_empty() && !signer.kind().is_in_process() {
             return Err(Failure::new(
                 ExitCode::Configuration,
                 format!(
@@ -372,6 +395,8 @@ impl<'a> RequestRun<'a> {
             deadline: run.deadline,
             jitter: run.setup.jitter,
             progress: run.progress,
+            is_rotation: is_due_only(survey),
+            set_aside: &run.set_aside,
         };
         let jobs = run.jobs(survey)?;
         let mut outcomes = Outcomes {
@@ -451,17 +476,19 @@ impl<'a> RequestRun<'a> {
     }
 }
 
-/// Returns the pending requests of earlier runs that still match the plan, and sets the others aside.
-fn resume(
-    store: &Store,
-    clock: Clock,
-    survey: &mut Survey,
-) -> Result<BTreeMap<CertName, Resumed>, Failure> {
+/// Returns whether the run is the rotation, and not ordered by a command.
+fn is_due_only(survey: &Survey) -> bool {
+    let rotating = survey.rotating.as_ref();
+    rotating.is_some_and(|rotating| rotating.demand == RenewalCause::Due)
+}
+
+/// Returns the pending requests of earlier runs that still match the plan. Sets the others aside, and returns their records.
+fn resume(store: &Store, clock: Clock, survey: &mut Survey) -> Result<EarlierRequests, Failure> {
     let resumable = store.pending(clock())?;
     survey
         .notes
         .extend(resumable.notes.iter().map(ToString::to_string));
-    let mut resumed = BTreeMap::new();
+    let mut earlier_requests = EarlierRequests::default();
     let rotating = survey.rotating.as_ref();
     let is_forced = rotating.is_some_and(|rotating| rotating.demand == RenewalCause::Forced);
     for pending in resumable.slots {
@@ -480,16 +507,18 @@ fn resume(
         });
         match earlier {
             Some(earlier) => {
-                resumed.insert(name, earlier);
+                earlier_requests.resumed.insert(name, earlier);
             }
             None => {
                 let why = "it does not match the plan any more, or its answer was refused";
                 let note = store.set_slot_aside(pending.slot, why, clock())?;
                 tracing::info!("{note}");
+                let record = pending.ticket.map(|record| (name, record));
+                earlier_requests.set_aside.extend(record);
             }
         }
     }
-    Ok(resumed)
+    Ok(earlier_requests)
 }
 
 /// Returns what exists to start requests with: pending requests of earlier runs, and keys that a renewal keeps.

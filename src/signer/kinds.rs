@@ -237,6 +237,11 @@ kinds! {
 }
 
 impl SignerKind {
+    /// Returns whether the signer runs in this process, so that it forgets its requests when the process ends.
+    pub const fn is_in_process(self) -> bool {
+        matches!(self, SignerKind::Embedded | SignerKind::Local)
+    }
+
     /// Returns the kind's name in the configuration.
     pub const fn as_str(self) -> &'static str {
         self.about().name

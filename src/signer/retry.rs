@@ -7,6 +7,14 @@ use super::FailureClass;
 /// Longest delay that a signer may request; a mistyped `Retry-After` beyond it would block a node.
 const MAX_REQUESTED_DELAY: Duration = Duration::from_secs(60 * 60);
 
+/// Number of submissions for one certificate that are as close together as [`delay`] permits, over all runs.
+const PROMPT_SUBMISSIONS: u32 = 8;
+/// Shortest time between two further ones. A signer may issue a certificate for each of them, although its answer is lost,
+/// or wait for an approval of each. With the prompt ones, there are at most 20 within an hour.
+const SUBMISSION_INTERVAL: Duration = Duration::from_secs(5 * 60);
+/// After this time without a submission, the next ones are prompt again.
+pub(crate) const SUBMISSION_MEMORY: Duration = Duration::from_secs(60 * 60);
+
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// Returns the delay after the `attempt`th consecutive failure (from 1), or `None` to give up. `random` is uniform in
@@ -46,6 +54,15 @@ pub fn poll_delay(poll: u32, after: Option<Duration>) -> Duration {
             6..=9 => 2 * MINUTE,
             _ => 5 * MINUTE,
         },
+    }
+}
+
+/// Returns how long to wait until the next submission for a certificate, if there were `count` without success, the last one
+/// `since_last` ago.
+pub fn submission_delay(count: u32, since_last: Duration) -> Duration {
+    match count {
+        0..PROMPT_SUBMISSIONS => Duration::ZERO,
+        _ => SUBMISSION_INTERVAL.saturating_sub(since_last),
     }
 }
 
@@ -103,6 +120,28 @@ mod tests {
         assert!(
             delay(FailureClass::Transient, 1, Some(Duration::MAX), f64::NAN).unwrap()
                 < 2 * 60 * MINUTE
+        );
+    }
+
+    #[test]
+    fn limits_submissions_within_an_hour() {
+        let second = Duration::from_secs(1);
+        let (mut at, mut last, mut times) = (Duration::ZERO, Duration::ZERO, Vec::new());
+        while at < 3 * SUBMISSION_MEMORY {
+            at += second;
+            if submission_delay(times.len() as u32, at - last).is_zero() {
+                times.push(at);
+                last = at;
+            }
+        }
+        let within = |from: &Duration| {
+            let hour = *from..*from + SUBMISSION_MEMORY;
+            times.iter().filter(|at| hour.contains(*at)).count()
+        };
+        assert_eq!(times.iter().map(within).max(), Some(19));
+        assert_eq!(
+            times.last(),
+            Some(&(PROMPT_SUBMISSIONS * second + 35 * 5 * MINUTE))
         );
     }
 

@@ -39,6 +39,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use async_trait::async_trait;
+use futures_util::future::try_join_all;
 use serde::Deserialize;
 use serde_json::json;
 use zeroize::Zeroizing;
@@ -91,6 +92,7 @@ const CAPS: Caps = Caps {
     organization: Carry::AsConfigured,
     colon_common_name: Carry::AsConfigured,
     ip_sans: Carry::AsConfigured,
+    ml_dsa: Carry::No,
     own_name_san: false,
     usage_extensions: UsageExtensions::Requested,
     pends: false,
@@ -468,7 +470,17 @@ impl Vault {
         let Some(told) = told else { return Ok(()) };
         let may: BTreeMap<&String, Vec<String>> = paths.iter().zip(told).collect();
         let allowed = |path: &String, what| may.get(path).is_some_and(|may| allows(may, what));
-        let mut roles: BTreeMap<&String, Option<RoleState>> = BTreeMap::new();
+        let readable: BTreeSet<&String> = places
+            .iter()
+            .filter(|(_, place)| allowed(&place.policy, "update"))
+            .filter_map(|(_, place)| place.role.as_ref())
+            .filter(|path| allowed(path, "read"))
+            .collect();
+        let token = &token;
+        let read = readable
+            .into_iter()
+            .map(|path| async move { Ok((path, self.role(doing, path, token).await?)) });
+        let roles: BTreeMap<_, _> = try_join_all(read).await?.into_iter().collect();
         let mut learned = BTreeMap::new();
         for (name, place) in &places {
             if !allowed(&place.policy, "update") {
@@ -479,15 +491,8 @@ impl Vault {
                 learned.insert(*name, RoleState::Obstacle(why));
                 continue;
             }
-            let Some(path) = place.role.as_ref().filter(|path| allowed(path, "read")) else {
-                continue;
-            };
-            let known = match roles.get(path) {
-                Some(known) => known.clone(),
-                None => self.role(doing, path, &token).await?,
-            };
-            learned.extend(known.clone().map(|known| (*name, known)));
-            roles.insert(path, known);
+            let role = place.role.as_ref().and_then(|path| roles.get(path));
+            learned.extend(role.cloned().flatten().map(|role| (*name, role)));
         }
         self.learned.replace(learned);
         Ok(())

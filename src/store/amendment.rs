@@ -10,14 +10,23 @@ use super::restarts::{
     FormerContents, FormerTrust, Restart, RestartState, TrustStep, Unsettled, UnverifiedChange,
     is_due,
 };
-use crate::kube::components::{self, Component};
-use crate::kube::names::Authority;
+use crate::kube::components::Component;
+use crate::spec::authority_rotation::RotationSubject;
+
+/// A file whose replacement is a change.
+#[derive(Clone)]
+pub(super) struct WatchedFile {
+    pub(super) path: PathBuf,
+    pub(super) changed: UnverifiedChange,
+    /// The components that must be restarted for it.
+    pub(super) readers: &'static [Component],
+}
 
 /// Additions to the record and removals from it.
 #[derive(Default)]
 pub(super) struct Amendment {
-    /// Files whose replacement is a change, and which change.
-    pub(super) watched: Vec<(PathBuf, UnverifiedChange)>,
+    /// Files whose replacement is a change.
+    pub(super) watched: Vec<WatchedFile>,
     pub(super) restarts: Vec<Restart>,
     /// Components that were restarted.
     pub(super) restarted: Vec<Component>,
@@ -26,7 +35,7 @@ pub(super) struct Amendment {
     /// Files that are restored, for hooks that ran for the new ones.
     pub(super) restored: Vec<UnverifiedChange>,
     pub(super) former_trust: Option<FormerTrust>,
-    pub(super) rolled_back: Option<Authority>,
+    pub(super) rolled_back: Option<RotationSubject>,
 }
 
 impl Amendment {
@@ -40,7 +49,7 @@ impl Amendment {
 
     /// Returns true if the replacement of the file is a change.
     pub(super) fn watches(&self, path: &Path) -> bool {
-        self.watched.iter().any(|(known, _)| known == path)
+        self.watched.iter().any(|known| known.path == path)
     }
 
     /// Adds the restarts for a file that is about to be replaced, and returns its changes.
@@ -51,17 +60,16 @@ impl Amendment {
         found: Option<Zeroizing<Vec<u8>>>,
     ) -> Result<Vec<UnverifiedChange>, StoreError> {
         let mut replaced = Vec::new();
-        for changed in self.changes_of(path) {
-            let readers = components::components_to_restart(changed.change);
-            if found.is_none() && !any_has_manifest(root, readers)? {
+        for watched in self.watched_at(path) {
+            if found.is_none() && !any_has_manifest(root, watched.readers)? {
                 continue;
             }
             let previous = FormerContents {
                 path: path.to_owned(),
                 contents: found.clone().unwrap_or_default(),
             };
-            self.require_restarts(&changed, &[previous]);
-            replaced.push(changed);
+            self.require_restarts(&watched, &[previous]);
+            replaced.push(watched.changed);
         }
         Ok(replaced)
     }
@@ -69,20 +77,20 @@ impl Amendment {
     /// Adds the restarts for a link that is about to get another target, and returns its changes. The former target
     /// stays in place, so that its contents need not be kept.
     pub(super) fn retarget(&mut self, path: &Path) -> Vec<UnverifiedChange> {
-        let changes = self.changes_of(path);
-        for changed in &changes {
-            self.require_restarts(changed, &[]);
+        let watched = self.watched_at(path);
+        for watched in &watched {
+            self.require_restarts(watched, &[]);
         }
-        changes
+        watched.into_iter().map(|watched| watched.changed).collect()
     }
 
-    fn changes_of(&self, path: &Path) -> Vec<UnverifiedChange> {
-        let watched = self.watched.iter().filter(|(known, _)| known == path);
-        watched.map(|(_, changed)| changed.clone()).collect()
+    fn watched_at(&self, path: &Path) -> Vec<WatchedFile> {
+        let watched = self.watched.iter().filter(|known| known.path == path);
+        watched.cloned().collect()
     }
 
-    fn require_restarts(&mut self, changed: &UnverifiedChange, previous: &[FormerContents]) {
-        let readers = components::components_to_restart(changed.change).iter();
+    fn require_restarts(&mut self, watched: &WatchedFile, previous: &[FormerContents]) {
+        let (readers, changed) = (watched.readers.iter(), &watched.changed);
         self.restarts.extend(readers.map(|component| Restart {
             component: *component,
             since: changed.at,
@@ -97,7 +105,7 @@ impl Amendment {
         record
             .changed
             .retain(|changed| !self.verified.contains(changed));
-        let is_rolled_back = |step: &TrustStep| self.rolled_back == Some(step.former.authority);
+        let is_rolled_back = |step: &TrustStep| self.rolled_back == Some(step.former.subject);
         record.trust_steps.retain(|step| !is_rolled_back(step));
         if let Some(former) = self.former_trust.take() {
             record.begin_trust_step(former, &new, &self.restarts);

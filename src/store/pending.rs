@@ -141,6 +141,16 @@ pub struct RequestRecord {
     pub handle: Option<String>,
     /// How many times the request was sent.
     pub attempt: u32,
+    /// How many times this or another request for the same certificate was submitted, since the last hour without one.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub submissions: u32,
+    /// When that was done last.
+    #[serde(
+        default,
+        with = "time::serde::rfc3339::option",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub last_submitted: Option<OffsetDateTime>,
     /// When the request was sent first.
     #[serde(
         default,
@@ -162,6 +172,10 @@ pub struct RequestRecord {
     pub last_error: Option<LastError>,
 }
 
+fn is_zero(number: &u32) -> bool {
+    *number == 0
+}
+
 impl RequestRecord {
     /// Returns the record of a request that has not been sent. `id` identifies it to the signer named `signer`, of kind
     /// `kind`; `config` is the digest of the signer's configuration.
@@ -173,6 +187,8 @@ impl RequestRecord {
             signer_config: config.to_owned(),
             handle: None,
             attempt: 0,
+            submissions: 0,
+            last_submitted: None,
             first_submitted: None,
             next_poll: None,
             phase: RequestPhase::Ready,

@@ -45,6 +45,11 @@ impl Issuer {
         Issuer(CertificateAuthority::self_signed(common_name, key, start, lifetime).unwrap())
     }
 
+    /// Returns the issuer of an existing CA.
+    pub(crate) fn of(authority: CertificateAuthority) -> Self {
+        Issuer(authority)
+    }
+
     pub(crate) fn pem(&self) -> Vec<u8> {
         self.0.bundle().to_pem().into_bytes()
     }
@@ -281,6 +286,11 @@ impl Answer {
     }
 
     fn bytes(&self) -> Vec<u8> {
+        self.bytes_for("close")
+    }
+
+    /// Returns the response with this value of `Connection`.
+    fn bytes_for(&self, connection: &str) -> Vec<u8> {
         let mut bytes = format!("HTTP/1.1 {} Gateway\r\n", self.status).into_bytes();
         let own = [
             "connection",
@@ -294,7 +304,9 @@ impl Answer {
             }
         }
         let length = self.body.len();
-        bytes.extend(format!("Content-Length: {length}\r\nConnection: close\r\n\r\n").bytes());
+        bytes.extend(
+            format!("Content-Length: {length}\r\nConnection: {connection}\r\n\r\n").bytes(),
+        );
         bytes.extend(&self.body);
         bytes
     }
@@ -328,6 +340,8 @@ impl Recorded {
 pub(crate) enum Action {
     /// Forwards the request to the upstream and its response to the client.
     Forward,
+    /// As [`Action::Forward`], after this time.
+    Delay(Duration),
     /// Responds with status, headers and body.
     Status(u16, Vec<(&'static str, String)>, Vec<u8>),
     /// Sends half of the body of the upstream's response, or of its own without an upstream.
@@ -441,6 +455,8 @@ pub(crate) struct Options {
     pub(crate) tls12: bool,
     /// Serves without TLS.
     pub(crate) plain: bool,
+    /// Keeps a connection open after a forwarded response.
+    pub(crate) keep_alive: bool,
 }
 
 impl Default for Options {
@@ -453,6 +469,7 @@ impl Default for Options {
             clients: None,
             tls12: false,
             plain: false,
+            keep_alive: false,
         }
     }
 }
@@ -460,9 +477,13 @@ impl Default for Options {
 struct Shared {
     upstream: Option<Upstream>,
     tls: Option<Arc<ServerConfig>>,
+    keep_alive: bool,
     rules: Mutex<Vec<Rule>>,
     requests: Mutex<Vec<Recorded>>,
     connections: AtomicUsize,
+    /// Number of requests that an [`Action::Delay`] delays, and the largest number of them at the same time.
+    delayed: AtomicUsize,
+    most_delayed: AtomicUsize,
     sockets: Mutex<Vec<TcpStream>>,
     stop: AtomicBool,
 }
@@ -506,9 +527,12 @@ impl Gateway {
         let shared = Arc::new(Shared {
             upstream: options.upstream,
             tls,
+            keep_alive: options.keep_alive,
             rules: Mutex::default(),
             requests: Mutex::default(),
             connections: AtomicUsize::new(0),
+            delayed: AtomicUsize::new(0),
+            most_delayed: AtomicUsize::new(0),
             sockets: Mutex::default(),
             stop: AtomicBool::new(false),
         });
@@ -589,6 +613,11 @@ impl Gateway {
     /// Returns all requests so far.
     pub(crate) fn requests(&self) -> Vec<Recorded> {
         self.shared.requests.lock().unwrap().clone()
+    }
+
+    /// Returns the largest number of requests that were delayed at the same time.
+    pub(crate) fn most_delayed(&self) -> usize {
+        self.shared.most_delayed.load(Ordering::SeqCst)
     }
 
     /// Returns the number of connections, with TLS or without.
@@ -707,116 +736,134 @@ fn serve(stream: TcpStream, shared: &Shared) -> io::Result<()> {
     result
 }
 
-/// Reads one request and applies the rules.
+/// Reads a request and applies the rules; further requests if connections are kept open.
 fn converse<S: Read + Write>(
     stream: S,
     shared: &Shared,
-    hello: impl FnOnce(&S) -> (Option<Vec<u8>>, Option<String>),
+    hello: impl Fn(&S) -> (Option<Vec<u8>>, Option<String>),
     close: impl FnOnce(&mut S),
 ) -> io::Result<()> {
     let mut reader = BufReader::new(stream);
-    let Some((line, headers)) = read_head(&mut reader)? else {
+    loop {
+        let Some((line, headers)) = read_head(&mut reader)? else {
+            return Ok(());
+        };
+        let mut words = line.split(' ');
+        let mut word = || words.next().unwrap_or_default().to_owned();
+        let (method, path) = (word(), word());
+        let expects = |(name, value): &(String, String)| {
+            name.eq_ignore_ascii_case("expect") && value.eq_ignore_ascii_case("100-continue")
+        };
+        if headers.iter().any(expects) {
+            reader
+                .get_mut()
+                .write_all(b"HTTP/1.1 100 Continue\r\n\r\n")?;
+            reader.get_mut().flush()?;
+        }
+        let (client, server_name) = hello(reader.get_ref());
+        let request = Recorded {
+            method,
+            path,
+            body: read_body(&mut reader, &headers, false)?,
+            headers,
+            client,
+            server_name,
+        };
+        shared.requests.lock().unwrap().push(request.clone());
+        let action = decide(shared, &request);
+        let forwarded = || match &shared.upstream {
+            Some(upstream) => upstream
+                .ask(&request)
+                .unwrap_or_else(|error| Answer::text(502, &error.to_string())),
+            None => Answer::text(
+                404,
+                "no rule of this gateway fits, and nothing is behind it\n",
+            ),
+        };
+        if let Some(Action::Delay(time)) = action.as_deref() {
+            let delayed = shared.delayed.fetch_add(1, Ordering::SeqCst) + 1;
+            shared.most_delayed.fetch_max(delayed, Ordering::SeqCst);
+            thread::sleep(*time);
+            shared.delayed.fetch_sub(1, Ordering::SeqCst);
+        }
+        let is_forwarded = matches!(
+            action.as_deref(),
+            None | Some(Action::Forward | Action::Delay(_))
+        );
+        if is_forwarded && shared.keep_alive {
+            let bytes = forwarded().bytes_for("keep-alive");
+            reader.get_mut().write_all(&bytes)?;
+            reader.get_mut().flush()?;
+            continue;
+        }
+        let mut stream = reader.into_inner();
+        let (bytes, notify) = match action.as_deref() {
+            None | Some(Action::Forward | Action::Delay(_)) => (forwarded().bytes(), true),
+            Some(Action::Replace(change)) => (change(forwarded()).bytes(), true),
+            Some(Action::Status(status, headers, body)) => {
+                let headers = headers
+                    .iter()
+                    .map(|(name, value)| ((*name).to_owned(), value.clone()))
+                    .collect();
+                let answer = Answer {
+                    status: *status,
+                    headers,
+                    body: body.clone(),
+                };
+                (answer.bytes(), true)
+            }
+            Some(Action::Redirect(status, location)) => {
+                let mut answer = Answer::text(*status, "elsewhere\n");
+                answer
+                    .headers
+                    .push(("Location".to_owned(), location.clone()));
+                (answer.bytes(), true)
+            }
+            Some(Action::HalfBody) => {
+                let answer = match &shared.upstream {
+                    Some(_) => forwarded(),
+                    None => Answer::text(200, "the first half, and the second half\n"),
+                };
+                let mut bytes = answer.bytes();
+                bytes.truncate(bytes.len() - answer.body.len().div_ceil(2));
+                (bytes, false)
+            }
+            Some(Action::Huge) => {
+                let mut answer = Answer::text(200, "");
+                answer.body = vec![b'x'; 10 << 20];
+                (answer.bytes(), true)
+            }
+            Some(Action::Garbage) => (b"\x16\x03\x01 this is not HTTP\r\n\r\n".to_vec(), true),
+            Some(Action::Raw(bytes, notify)) => (bytes.clone(), *notify),
+            Some(Action::DropBefore) => return Ok(()),
+            Some(Action::DropAfterForward) => {
+                forwarded();
+                return Ok(());
+            }
+            Some(Action::Trickle(bytes)) => {
+                stream.write_all(bytes)?;
+                while !shared.stop.load(Ordering::SeqCst) {
+                    stream.write_all(b"0")?;
+                    stream.flush()?;
+                    thread::sleep(Duration::from_millis(100));
+                }
+                return Ok(());
+            }
+            Some(Action::Hang(duration)) => {
+                let end = Instant::now() + *duration;
+                while Instant::now() < end && !shared.stop.load(Ordering::SeqCst) {
+                    thread::sleep(Duration::from_millis(10));
+                }
+                return Ok(());
+            }
+        };
+        stream.write_all(&bytes)?;
+        stream.flush()?;
+        if notify {
+            close(&mut stream);
+        }
         return Ok(());
-    };
-    let mut words = line.split(' ');
-    let mut word = || words.next().unwrap_or_default().to_owned();
-    let (method, path) = (word(), word());
-    let expects = |(name, value): &(String, String)| {
-        name.eq_ignore_ascii_case("expect") && value.eq_ignore_ascii_case("100-continue")
-    };
-    if headers.iter().any(expects) {
-        reader
-            .get_mut()
-            .write_all(b"HTTP/1.1 100 Continue\r\n\r\n")?;
-        reader.get_mut().flush()?;
     }
-    let (client, server_name) = hello(reader.get_ref());
-    let request = Recorded {
-        method,
-        path,
-        body: read_body(&mut reader, &headers, false)?,
-        headers,
-        client,
-        server_name,
-    };
-    shared.requests.lock().unwrap().push(request.clone());
-    let action = decide(shared, &request);
-    let mut stream = reader.into_inner();
-    let forwarded = || match &shared.upstream {
-        Some(upstream) => upstream
-            .ask(&request)
-            .unwrap_or_else(|error| Answer::text(502, &error.to_string())),
-        None => Answer::text(
-            404,
-            "no rule of this gateway fits, and nothing is behind it\n",
-        ),
-    };
-    let (bytes, notify) = match action.as_deref() {
-        None | Some(Action::Forward) => (forwarded().bytes(), true),
-        Some(Action::Replace(change)) => (change(forwarded()).bytes(), true),
-        Some(Action::Status(status, headers, body)) => {
-            let headers = headers
-                .iter()
-                .map(|(name, value)| ((*name).to_owned(), value.clone()))
-                .collect();
-            let answer = Answer {
-                status: *status,
-                headers,
-                body: body.clone(),
-            };
-            (answer.bytes(), true)
-        }
-        Some(Action::Redirect(status, location)) => {
-            let mut answer = Answer::text(*status, "elsewhere\n");
-            answer
-                .headers
-                .push(("Location".to_owned(), location.clone()));
-            (answer.bytes(), true)
-        }
-        Some(Action::HalfBody) => {
-            let answer = match &shared.upstream {
-                Some(_) => forwarded(),
-                None => Answer::text(200, "the first half, and the second half\n"),
-            };
-            let mut bytes = answer.bytes();
-            bytes.truncate(bytes.len() - answer.body.len().div_ceil(2));
-            (bytes, false)
-        }
-        Some(Action::Huge) => {
-            let mut answer = Answer::text(200, "");
-            answer.body = vec![b'x'; 10 << 20];
-            (answer.bytes(), true)
-        }
-        Some(Action::Garbage) => (b"\x16\x03\x01 this is not HTTP\r\n\r\n".to_vec(), true),
-        Some(Action::Raw(bytes, notify)) => (bytes.clone(), *notify),
-        Some(Action::DropBefore) => return Ok(()),
-        Some(Action::DropAfterForward) => {
-            forwarded();
-            return Ok(());
-        }
-        Some(Action::Trickle(bytes)) => {
-            stream.write_all(bytes)?;
-            while !shared.stop.load(Ordering::SeqCst) {
-                stream.write_all(b"0")?;
-                stream.flush()?;
-                thread::sleep(Duration::from_millis(100));
-            }
-            return Ok(());
-        }
-        Some(Action::Hang(duration)) => {
-            let end = Instant::now() + *duration;
-            while Instant::now() < end && !shared.stop.load(Ordering::SeqCst) {
-                thread::sleep(Duration::from_millis(10));
-            }
-            return Ok(());
-        }
-    };
-    stream.write_all(&bytes)?;
-    stream.flush()?;
-    if notify {
-        close(&mut stream);
-    }
-    Ok(())
 }
 
 fn decide(shared: &Shared, request: &Recorded) -> Option<Arc<Action>> {

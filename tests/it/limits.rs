@@ -3,22 +3,10 @@
 
 use std::process::Command;
 
+use crate::failures_exits::{assert_done_or_temporary, commands, drifted, renew, with_injection};
 use crate::node::{EVERYTHING, Node, Ran, with_mounts};
-use crate::renew::backdate;
 use crate::sample::{sampled, step};
 use crate::store::leftovers;
-
-/// Returns a node on which every certificate must be reissued, with another key algorithm.
-fn drifted() -> Node {
-    let node = Node::bootstrapped();
-    backdate(&node, &EVERYTHING, time::Duration::hours(2));
-    node.change_keys_of_local_signer();
-    node
-}
-
-fn renew(node: &Node) -> Command {
-    node.with_local(&["renew", "--clock-wait", "0s"], &[])
-}
 
 /// Runs the command under prlimit(1) with soft and hard limit at `limit`.
 fn with_limit(command: &Command, limit: &str) -> Ran {
@@ -113,6 +101,31 @@ fn works_without_locked_memory_and_processes() {
 }
 
 #[test]
+fn ends_75_without_panic_when_descriptors_run_out() {
+    for limit in sampled(0, (3..=40).step_by(3)) {
+        let node = drifted();
+        for command in commands(&node) {
+            let ran = with_limit(&command, &format!("--nofile={limit}:{limit}"));
+            let words: Vec<_> = command.get_args().skip(2).take(1).collect();
+            assert_done_or_temporary(&ran, &format!("{limit} descriptors, {words:?}"));
+        }
+        node.bootstrap().done();
+        node.assert_sound(&EVERYTHING);
+    }
+}
+
+#[test]
+fn ends_75_with_message_above_file_size_limit() {
+    for limit in ["0", "100", "2000", "20000"] {
+        let node = drifted();
+        let ran = with_limit(&renew(&node), &format!("--fsize={limit}"));
+        ran.ended(75).says("EFBIG");
+        node.bootstrap().done();
+        node.assert_sound(&EVERYTHING);
+    }
+}
+
+#[test]
 fn finds_lack_of_files_before_sending_requests() {
     for files in sampled(0, [5, 10, 20, 40, 60]) {
         let node = Node::with_service_account();
@@ -175,4 +188,15 @@ fn completes_after_full_disk_of_every_size() {
         );
     }
     assert!(ended_75 > 0 && ended_0 > 0, "{ended_75} {ended_0}");
+}
+
+#[test]
+fn renews_on_slow_disk() {
+    let node = drifted();
+    let before = node.keys_in_place();
+    with_injection(&renew(&node), "fsync,renameat2", "delay_exit=50000").done();
+    for (name, key) in node.keys_in_place() {
+        assert_ne!(key, before[&name], "{name} was not renewed");
+    }
+    node.assert_sound(&EVERYTHING);
 }

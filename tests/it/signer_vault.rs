@@ -1,5 +1,7 @@
 //! `vault` against a real OpenBao, set up by the output of `config signer-setup vault` and in other ways.
 
+mod boot;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -958,6 +960,20 @@ fn rejects_unsuitable_role_before_making_key() {
         signer.preflight(&wanted(name)).unwrap();
         lab.signs(signer.as_ref(), name);
     }
+}
+
+#[test]
+fn reads_all_roles_at_the_same_time() {
+    const DELAY: Duration = Duration::from_secs(2);
+    let rig = VaultRig::new();
+    let gateway = Gateway::to(Some(rig.space.bao.upstream()));
+    gateway.rule(Rule::on("GET", "/roles/").then(Action::Delay(DELAY)));
+    let signer = rig.signer(&gateway.url(), &gateway.trusted());
+    let settings = format!("{HEAD}signers: {{v: {signer}}}\n");
+    let signer = open(&settings, Authority::Ca, &rig.dir.path().join("memory"));
+    run(signer.probe()).unwrap();
+    assert_eq!(count(&gateway, "/roles/"), CertName::KUBEADM.len());
+    assert!(gateway.most_delayed() > 1);
 }
 
 #[test]

@@ -1,11 +1,10 @@
 //! The entries of a request in the issuance log.
 
 use super::next::ExchangeEnd;
-use super::{CertificateExchange, forbidden, forgotten};
+use super::{CertificateExchange, VerifiedAnswer, forbidden, forgotten};
 use crate::agent::audit;
 use crate::http::printable;
 use crate::store::{AuditEvent, AuditRecord, RequestPhase, RequestRecord};
-use crate::x509::Chain;
 
 /// Maximum length in bytes of a reason in the issuance log.
 const MAX_AUDITED_REASON: usize = 2000;
@@ -42,11 +41,11 @@ impl CertificateExchange<'_> {
     }
 
     /// Records the end of the exchange in the issuance log, unless an earlier run has recorded the same.
-    pub(super) fn audit_end(&self, end: &ExchangeEnd<Chain>, earlier: &EarlierOutcome) {
+    pub(super) fn audit_end(&self, end: &ExchangeEnd<VerifiedAnswer>, earlier: &EarlierOutcome) {
         let (event, reason) = match end {
-            ExchangeEnd::Install(chain) => {
+            ExchangeEnd::Install(verified) => {
                 let record = self.asked.audit_record(AuditEvent::Issued, &self.request);
-                self.audit(audit::with_leaf(record, chain.leaf()));
+                self.audit(audit::with_leaf(record, verified.chain.leaf()));
                 return;
             }
             ExchangeEnd::Wait(_) => return,

@@ -55,6 +55,35 @@ impl SignerCall {
     }
 }
 
+/// Returns how long the record requires to wait until the next submission.
+pub(in crate::agent) fn wait_before_submission(
+    record: &store::RequestRecord,
+    now: OffsetDateTime,
+) -> Duration {
+    // A clock that was set back does not extend the wait.
+    let since_last = record
+        .last_submitted
+        .and_then(|last| Duration::try_from(now - last).ok())
+        .filter(|since| *since < retry::SUBMISSION_MEMORY);
+    since_last.map_or(Duration::ZERO, |since| {
+        retry::submission_delay(record.submissions, since)
+    })
+}
+
+/// Records that the request is about to be submitted.
+pub(in crate::agent) fn record_submission(record: &mut store::RequestRecord, now: OffsetDateTime) {
+    let is_forgotten = record
+        .last_submitted
+        .is_none_or(|last| now - last >= retry::SUBMISSION_MEMORY);
+    record.submissions = match is_forgotten {
+        true => 1,
+        false => record.submissions.saturating_add(1),
+    };
+    record.last_submitted = Some(now);
+    record.phase = RequestPhase::Submitting;
+    record.first_submitted.get_or_insert(now);
+}
+
 /// A signer's response, its certificate verified. `C` is the verified chain.
 #[derive(Debug)]
 pub(in crate::agent) enum SignerResponse<C> {
@@ -451,6 +480,33 @@ mod tests {
             );
             assert_eq!(show(&next), expected, "{phase:?}");
         }
+    }
+
+    #[test]
+    fn delays_submissions_after_many_without_success() {
+        let minute = Duration::from_secs(60);
+        let mut record = store::RequestRecord::ready("id", "signer", "exec", "config");
+        for _ in 0..8 {
+            assert_eq!(wait_before_submission(&record, NOW), Duration::ZERO);
+            record_submission(&mut record, NOW);
+        }
+        assert_eq!(wait_before_submission(&record, NOW), 5 * minute);
+        assert_eq!(wait_before_submission(&record, NOW + 4 * minute), minute);
+        assert_eq!(
+            wait_before_submission(&record, NOW + 5 * minute),
+            Duration::ZERO
+        );
+        // The clock was ahead at the last submission.
+        assert_eq!(
+            wait_before_submission(&record, NOW - minute),
+            Duration::ZERO
+        );
+        record_submission(&mut record, NOW + 60 * minute);
+        assert_eq!(
+            (record.submissions, record.phase),
+            (1, RequestPhase::Submitting)
+        );
+        assert_eq!(record.first_submitted, Some(NOW));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::kube::csr_object::KubeletCertificate;
 use crate::kubelets::KubeletPolicy;
 use crate::signer::RequestedCertificate;
-use crate::x509::{ExtendedUsage, KeyAlgorithm, Profile};
+use crate::x509::{ExtendedUsage, KeyFamily, Profile};
 
 /// Pattern of the common names of kubelets.
 const ANY_NODE: &str = "system:node:*";
@@ -251,9 +251,10 @@ impl VaultRole {
     /// Returns the parts of a request that the role does not accept or ignores.
     fn request_obstacles(&self, profile: &Profile) -> Vec<String> {
         let mut found = Vec::new();
-        let kind = match profile.key {
-            KeyAlgorithm::Rsa2048 | KeyAlgorithm::Rsa3072 | KeyAlgorithm::Rsa4096 => "rsa",
-            KeyAlgorithm::EcdsaP256 | KeyAlgorithm::EcdsaP384 | KeyAlgorithm::EcdsaP521 => "ec",
+        let kind = match profile.key.family() {
+            KeyFamily::Rsa => "rsa",
+            KeyFamily::Ecdsa => "ec",
+            KeyFamily::MlDsa => "ml-dsa",
         };
         if self.key_type != "any" && self.key_type != kind {
             found.push(format!(
