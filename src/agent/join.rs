@@ -3,8 +3,9 @@
 //! CA certificate only.
 //!
 //! Reads from the cluster, only what the node lacks, and writes nothing. The fetched data is added to the [`RunSetup`], and
-//! the agent installs it like other inputs: missing files are created, existing files are never replaced. CA private keys
-//! stay in memory unless `join.writeCAKeys` requires them on the node.
+//! the agent installs it like other inputs: missing files are created, existing files are never replaced, except by the CA
+//! certificates of a change in the cluster until kubeadm has run (`spec::authority_rotation`). CA private keys stay in
+//! memory unless `join.writeCAKeys` requires them on the node.
 
 mod missing;
 
@@ -18,9 +19,12 @@ use tokio::sync::OnceCell;
 use tokio::time::Instant;
 use zeroize::Zeroizing;
 
+use crate::agent::authority::{objects::RotationMap, rotate};
 use crate::agent::shared_certs;
-use crate::agent::{Clock, ExitCode, Failure, ProvidedFile, RunSetup, ServiceAccount};
-use crate::cluster::api::Api;
+use crate::agent::{
+    Clock, ExitCode, Failure, ProvidedBundle, ProvidedFile, RunSetup, ServiceAccount,
+};
+use crate::cluster::api::{Api, ApiError};
 use crate::cluster::discovery::{self, Discovered};
 use crate::http::Files;
 use crate::kube::jwks;
@@ -29,8 +33,10 @@ use crate::kube::kubeadm_certs::{
     CertificateKey, CertificateKeyError, SharedCerts, SharedFile, UPLOAD_COMMAND,
 };
 use crate::kube::kubeconfig;
+use crate::kube::names::Authority;
+use crate::spec::authority_rotation::{AuthorityRotation, RotatedCa, RotationSubject};
 use crate::store::{Mode, NodeRoot};
-use crate::x509::{PrivateKey, PublicKey};
+use crate::x509::{Certificate, PrivateKey, PublicKey, TrustBundle};
 use crate::yaml;
 
 use missing::MissingFiles;
@@ -162,10 +168,21 @@ impl JoinedCluster {
             ));
         } else if missing.authority && self.join.discovery.is_some() {
             self.found().await?;
+        } else if setup.kubeadm_follows && missing.has_several_cas() {
+            // The files suffice while the bootstrap token is not valid any more, or the cluster is unreachable.
+            if let Err(failure) = self.found().await {
+                notes.push(format!(
+                    "a file with CA certificates is of a change in the cluster, whose phase is not known: {}",
+                    failure.one_line()
+                ));
+            }
         }
         if let Some((discovered, api)) = self.found.get() {
             notes.extend(discovered.notes.iter().cloned());
             missing.verify_discovered(discovered, setup)?;
+            if setup.kubeadm_follows {
+                notes.extend(self.follow_rotations(api, &missing, setup).await?);
+            }
             match &setup.provided.service_account {
                 Some(ServiceAccount { from, key, .. })
                     if accepts_tokens_of(api, key.public_key()).await == Some(false) =>
@@ -175,6 +192,53 @@ impl JoinedCluster {
                 Some(_) => {}
                 None => compare_service_account(root, setup, api).await?,
             }
+        }
+        Ok(notes)
+    }
+
+    /// Adds the CA certificates that the other nodes trust while the cluster changes a CA, and after that. They replace the
+    /// old and the new one, on the node or from another source. Returns notes for the report.
+    async fn follow_rotations(
+        &self,
+        api: &Api,
+        missing: &MissingFiles,
+        setup: &mut RunSetup,
+    ) -> Result<Vec<String>, Failure> {
+        let map = match RotationMap::read(api).await {
+            // A cluster in which no CA was changed by `authority rotate` does not let joining nodes read it.
+            Err(ApiError::Refused(status)) if status.code == 403 => return Ok(Vec::new()),
+            read => read.map_err(|error| {
+                Failure::of_cluster("reading the changes of CAs in the cluster", error)
+            })?,
+        };
+        let mut notes = Vec::new();
+        for (subject, rotation) in map.rotations().rotations {
+            let RotationSubject::Authority(authority) = subject else {
+                continue;
+            };
+            if setup.plan.bundle(authority).is_none() {
+                continue;
+            }
+            let rotated = rotated_bundle(authority, &rotation)?;
+            let on_node = missing.found.get(&authority);
+            let provided = setup.provided.bundles.get(&authority);
+            let known = on_node.or(provided.map(|provided| &provided.bundle));
+            // Another CA may have replaced that of a change which has ended.
+            if !known.map_or(!rotation.phase.is_end(), |known| rotated.replaces(known)) {
+                continue;
+            }
+            if on_node.is_some() && !self.join.is_verified_by_ca() {
+                notes.push(format!(
+                    "the change of {authority} in the cluster, phase {}, is not followed: without discovery.bootstrapToken.caCertHashes the cluster has not proven its identity; set them in the JoinConfiguration",
+                    rotation.phase
+                ));
+                continue;
+            }
+            notes.push(format!(
+                "{authority} is changed in the cluster, phase {}: this node trusts {}",
+                rotation.phase, rotated.bundle
+            ));
+            setup.provided.bundles.insert(authority, rotated);
         }
         Ok(notes)
     }
@@ -200,6 +264,26 @@ impl JoinedCluster {
             .caused_by(error)
         })
     }
+}
+
+/// Returns the CA certificates that nodes trust in the present phase of a change.
+fn rotated_bundle(
+    authority: Authority,
+    rotation: &AuthorityRotation,
+) -> Result<ProvidedBundle, Failure> {
+    let from = format!("the change of {authority} in the cluster");
+    let unusable = |why: String| Failure::new(ExitCode::Refused, format!("{from}: {why}"));
+    let certificates = |cas: Vec<&RotatedCa>| -> Result<Vec<Certificate>, Failure> {
+        let read = cas.into_iter().map(rotate::certificate);
+        read.collect::<Result<_, _>>().map_err(unusable)
+    };
+    let trusted = certificates(rotation.trusted())?;
+    let bundle = TrustBundle::from_certificates(trusted);
+    Ok(ProvidedBundle {
+        bundle: bundle.map_err(|error| unusable(error.to_string()))?,
+        supersedes: certificates(vec![&rotation.old, &rotation.new])?,
+        from: from.clone(),
+    })
 }
 
 /// Returns the path and text of the ClusterConfiguration that an earlier run kept, whether it came from a file or from the

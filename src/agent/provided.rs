@@ -1,8 +1,8 @@
 //! Material that a cluster provides to a joining node: CA certificates, the service-account pair, and files at configured
 //! paths.
 //!
-//! It adds what is missing on the node and never replaces anything. A file that exists and differs stops the run, since
-//! one of both belongs to another cluster.
+//! It adds what is missing on the node. A file that exists and differs stops the run, since one of both belongs to another
+//! cluster. Only a CA certificate that the cluster itself changes is replaced ([`ProvidedBundle::supersedes`]).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,17 +11,45 @@ use zeroize::Zeroizing;
 
 use crate::kube::names::{Authority, NodePath};
 use crate::store::Mode;
-use crate::x509::{PrivateKey, PublicKey, TrustBundle};
+use crate::x509::{Certificate, PrivateKey, PublicKey, TrustBundle};
 
 /// All provided material; empty for a node that does not join.
 #[derive(Default)]
 pub struct Provided {
-    /// CA certificates, each with its source.
-    pub bundles: BTreeMap<Authority, (String, TrustBundle)>,
+    /// CA certificates.
+    pub bundles: BTreeMap<Authority, ProvidedBundle>,
     /// Keys for service-account tokens.
     pub service_account: Option<ServiceAccount>,
     /// Other files.
     pub files: Vec<ProvidedFile>,
+}
+
+/// The CA certificates of an authority.
+pub struct ProvidedBundle {
+    /// Source of the certificates.
+    pub from: String,
+    /// The certificates.
+    pub bundle: TrustBundle,
+    /// Both CAs of a change in the cluster: a file that contains only these is replaced. Empty if the cluster does not change
+    /// this CA.
+    pub supersedes: Vec<Certificate>,
+}
+
+impl ProvidedBundle {
+    /// Returns certificates that replace no file.
+    pub fn new(from: String, bundle: TrustBundle) -> Self {
+        ProvidedBundle {
+            from,
+            bundle,
+            supersedes: Vec::new(),
+        }
+    }
+
+    /// Returns whether these certificates are replaced.
+    pub(super) fn replaces(&self, found: &TrustBundle) -> bool {
+        let mut certificates = found.certificates().iter();
+        *found != self.bundle && certificates.all(|one| self.supersedes.contains(one))
+    }
 }
 
 /// The service-account keys of a cluster.

@@ -370,6 +370,24 @@ impl Api {
         self.send(resource, Call::put(path).json(object)).await
     }
 
+    /// Changes the fields of an object that `patch` contains, `null` removes one (RFC 7396). Returns the object as the API
+    /// server stored it.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub async fn merge(
+        &self,
+        resource: &Resource,
+        namespace: Option<&str>,
+        name: &str,
+        patch: &Value,
+    ) -> Result<Value, ApiError> {
+        let path = resource.path(namespace, Some(name));
+        let body = patch.to_string().into_bytes();
+        let call = Call::new(Method::PATCH, path).body("application/merge-patch+json", body);
+        self.send(resource, call).await
+    }
+
     /// As [`Api::replace`], for a subresource: `status`, or `approval` of a CertificateSigningRequest.
     ///
     /// # Errors

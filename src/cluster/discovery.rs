@@ -115,6 +115,18 @@ pub enum DiscoveryError {
         source: Box<http::HttpError>,
     },
     #[error(
+        "{server} does not have a certificate of a pinned CA, and cluster-info also contains {found}, which is not pinned; \
+         print on a control-plane node whether the cluster changes its CA (nodepki authority watch ca): if so, add its pin to \
+         discovery.bootstrapToken.caCertHashes, or run again when the change has reached {server}; otherwise a holder of the \
+         token has added it: delete the token there with `kubeadm token delete {id}`: {source}"
+    )]
+    Unpinned {
+        server: String,
+        id: String,
+        found: String,
+        source: Box<http::HttpError>,
+    },
+    #[error(
         "cluster-info of {server} differed when it was read again over verified TLS; run again in case it was \
          just being changed, else find out which server answers at this address"
     )]

@@ -79,9 +79,9 @@ pub enum ClusterInfoError {
     )]
     NotPinned { found: String, pinned: String },
     #[error(
-        "it also contains certificates that are neither pinned nor of a CA below a pinned one: {found}; if they are right, add \
-         their pins to discovery.bootstrapToken.caCertHashes, otherwise a holder of the token has added them: delete \
-         the token on a control-plane node with `kubeadm token delete {id}`"
+        "it also contains certificates that are neither pinned nor of a CA: {found}; remove them from the cluster's copy, or, \
+         if they are not in it, delete the token on a control-plane node with `kubeadm token delete {id}`: a holder of it has \
+         added them"
     )]
     Strangers { id: String, found: String },
 }
@@ -181,34 +181,44 @@ fn verify(jws: &str, content: &str, id: &str, secret: &str) -> Result<(), Cluste
         .map_err(|_| ClusterInfoError::Signature { id: id.to_owned() })
 }
 
-/// Verifies that every certificate is pinned, or a CA below a pinned one. kubeadm requires only one pinned certificate and
-/// then trusts all of them, including those that a thief of the token may have added.
+/// Returns the certificates that are pinned, or CAs below a pinned one.
+///
+/// kubeadm requires only one pinned certificate and then trusts all of them, including those that a thief of the token may
+/// have added. Here the others are trusted only once a server with a certificate of the returned ones has sent the same
+/// object: a cluster contains two CAs while its CA is changed. No cluster publishes a certificate that is not of a CA.
 ///
 /// # Errors
 /// [`ClusterInfoError::NotPinned`] and [`ClusterInfoError::Strangers`].
-pub(crate) fn require_pins(
+pub(crate) fn pinned(
     authority: &TrustBundle,
     pins: &[[u8; 32]],
     token: &BootstrapToken,
-) -> Result<(), ClusterInfoError> {
+) -> Result<TrustBundle, ClusterInfoError> {
     let strangers = authority.unpinned(pins);
-    if strangers.is_empty() {
-        Ok(())
-    } else if strangers.len() == authority.certificates().len() {
+    let leaves: Vec<_> = strangers
+        .iter()
+        .copied()
+        .filter(|one| !one.is_ca())
+        .collect();
+    if !leaves.is_empty() && strangers.len() < authority.certificates().len() {
+        return Err(ClusterInfoError::Strangers {
+            id: token.id().to_owned(),
+            found: named(leaves),
+        });
+    }
+    let own = authority.certificates().iter();
+    let own = own.filter(|one| !strangers.contains(one)).cloned();
+    // Fails for the lack of a certificate only: these are part of a valid bundle.
+    TrustBundle::from_certificates(own.collect()).map_err(|_| {
         let pinned: Vec<_> = pins
             .iter()
             .map(|pin| format!("sha256:{}", hex(pin)))
             .collect();
-        Err(ClusterInfoError::NotPinned {
+        ClusterInfoError::NotPinned {
             found: named(authority.certificates()),
             pinned: pinned.join(", "),
-        })
-    } else {
-        Err(ClusterInfoError::Strangers {
-            id: token.id().to_owned(),
-            found: named(strangers),
-        })
-    }
+        }
+    })
 }
 
 /// Returns the subjects and pins of certificates, for messages.

@@ -236,7 +236,7 @@ fn names_wrong_token_and_pin() {
 }
 
 #[test]
-fn refuses_unpinned_ca_that_kubeadm_accepts() {
+fn accepts_second_ca_of_cluster_like_kubeadm() {
     let shared = shared();
     let pin = shared.cluster.ca_pin();
     let node = shared.cluster.add_node("cp22", "192.0.2.22");
@@ -245,15 +245,20 @@ fn refuses_unpinned_ca_that_kubeadm_accepts() {
         .unwrap()
         .to_owned();
     let ca = fs::read(shared.cluster.first().path("/etc/kubernetes/pki/ca.crt")).unwrap();
-    let mallory = Issuer::new("mallory");
-    let both = STANDARD.encode([&*ca, &mallory.pem()].concat());
+    let next = Issuer::new("next");
+    let both = STANDARD.encode([&*ca, &next.pem()].concat());
     shared.publish_signed(&genuine.replace(&STANDARD.encode(&ca), &both));
-    let words = "neither pinned nor of a CA below a pinned one: CN=mallory (public key sha256:";
     let discovery = shared.at(ENDPOINT, TOKEN, &[&pin]);
-    shared.refused(&node, &discovery, 65, words, false);
-    // A change of the CA has the same effect until both are pinned.
-    let second = hex(&mallory.certificate().public_key().sha256());
-    let discovery = shared.at(ENDPOINT, TOKEN, &[&pin, &format!("sha256:{second}")]);
+    let note = "cluster-info also contains CN=next (public key sha256:";
+    shared.nodepki(&node, &discovery).done().says(note);
+    empty(&node);
+    // The API server does not have a certificate of this CA yet.
+    let next = format!("sha256:{}", hex(&next.certificate().public_key().sha256()));
+    let discovery = shared.at(ENDPOINT, TOKEN, &[&next]);
+    let words =
+        "does not have a certificate of a pinned CA, and cluster-info also contains CN=kubernetes";
+    shared.refused(&node, &discovery, 75, words, false);
+    let discovery = shared.at(ENDPOINT, TOKEN, &[&pin, &next]);
     shared.nodepki(&node, &discovery).done();
     shared.publish_signed(&genuine);
 }

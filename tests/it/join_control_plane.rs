@@ -120,8 +120,14 @@ fn serves_on_second_control_plane_without_ca_keys() {
 
 /// Bootstraps the node with the settings and the JoinConfiguration; the rest comes from the cluster.
 pub(crate) fn prepare(cluster: &Cluster, node: &ClusterNode) {
-    let key_file = "/etc/nodepki/certificate-key";
     cluster.first().write("/etc/nodepki/config.yaml", SETTINGS);
+    prepare_beside(cluster, node);
+}
+
+/// As [`prepare`], and keeps the settings of the first node.
+pub(crate) fn prepare_beside(cluster: &Cluster, node: &ClusterNode) {
+    let key_file = "/etc/nodepki/certificate-key";
+    drop(fs::remove_file(cluster.first().path(key_file)));
     let upload = ["certs", "upload", "--certificate-key-out", key_file];
     cluster.first().nodepki(&upload).done();
     let key = fs::read_to_string(cluster.first().path(key_file)).unwrap();

@@ -1,6 +1,6 @@
 //! The files that a joining node lacks and takes from the Secret `kubeadm-certs`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::rc::Rc;
 
@@ -8,7 +8,8 @@ use time::OffsetDateTime;
 
 use super::SHARED_CERTS_SECRET;
 use crate::agent::{
-    ExitCode, Failure, ProvidedFile, RunSetup, ServiceAccount, Survey, SurveyedBundle,
+    ExitCode, Failure, ProvidedBundle, ProvidedFile, RunSetup, ServiceAccount, Survey,
+    SurveyedBundle,
 };
 use crate::cluster::discovery::Discovered;
 use crate::kube::kubeadm_certs::{SharedCerts, SharedFile, UPLOAD_COMMAND};
@@ -30,6 +31,8 @@ pub(super) struct MissingFiles {
     pub(super) authority: bool,
     /// Only pins say which certificate is trusted for the authority `ca`.
     pinned: bool,
+    /// The CA certificates on the node.
+    pub(super) found: BTreeMap<Authority, TrustBundle>,
     /// Authorities without a configured signer that have to sign a certificate.
     unsigned: Vec<Authority>,
     /// Paths of the CA keys to be written to the node.
@@ -96,6 +99,9 @@ impl MissingFiles {
                 self.authority = !self.pinned;
             }
         }
+        let found = bundle.found.present();
+        self.found
+            .extend(found.map(|found| (authority, found.clone())));
         let mut to_issue = survey.to_issue();
         if !setup.signers.contains_key(&authority)
             && to_issue.any(|cert| cert.spec.authority() == authority)
@@ -108,6 +114,12 @@ impl MissingFiles {
             self.entries.extend(pair);
         }
         Ok(())
+    }
+
+    /// Returns whether a file has several CA certificates, as while the cluster changes a CA.
+    pub(super) fn has_several_cas(&self) -> bool {
+        let mut found = self.found.values();
+        found.any(|found| found.certificates().len() > 1)
     }
 
     fn add_external_etcd(
@@ -171,11 +183,13 @@ impl MissingFiles {
     ) -> Result<(), Failure> {
         let verified = &discovered.authority;
         match setup.provided.bundles.get(&Authority::Ca) {
-            Some((from, shared)) if !verified.accepts(shared) && !shared.accepts(verified) => {
+            Some(ProvidedBundle { from, bundle, .. })
+                if !verified.accepts(bundle) && !bundle.accepts(verified) =>
+            {
                 Err(Failure::new(
                     ExitCode::Refused,
                     format!(
-                        "{} in {from} is not the CA of the cluster at {}: it contains {shared}, but {verified} vouches for the API server; find out which of the two was changed, then run `{UPLOAD_COMMAND}` on a control-plane node",
+                        "{} in {from} is not the CA of the cluster at {}: it contains {bundle}, but {verified} vouches for the API server; find out which of the two was changed, then run `{UPLOAD_COMMAND}` on a control-plane node",
                         SharedFile::Authority(Authority::Ca),
                         discovered.server
                     ),
@@ -183,8 +197,8 @@ impl MissingFiles {
             }
             None if !self.pinned => {
                 let from = format!("the cluster at {}", discovered.server);
-                let bundles = &mut setup.provided.bundles;
-                bundles.insert(Authority::Ca, (from, verified.clone()));
+                let bundle = ProvidedBundle::new(from, verified.clone());
+                setup.provided.bundles.insert(Authority::Ca, bundle);
                 Ok(())
             }
             _ => Ok(()),
@@ -201,9 +215,8 @@ impl MissingFiles {
             let entry = authority_entry(setup, authority);
             if let Some(pem) = shared.contents(entry) {
                 let bundle = TrustBundle::from_pem(pem).map_err(|error| unusable(entry, error))?;
-                let from = SHARED_CERTS_SECRET.to_owned();
-                let bundles = &mut setup.provided.bundles;
-                bundles.insert(authority, (from, bundle));
+                let bundle = ProvidedBundle::new(SHARED_CERTS_SECRET.to_owned(), bundle);
+                setup.provided.bundles.insert(authority, bundle);
             }
         }
         let provided = &mut setup.provided;

@@ -1,15 +1,15 @@
 //! Discovery by `cluster-info` and a bootstrap token.
 //!
 //! The first copy may come from any server. It is trusted because of its signature by the token, its certificates because
-//! of the pins. Then the same object is read again from a server with a certificate of these CAs. The token is not sent
-//! before that.
+//! of the pins. Then the same object is read again from a server with a certificate of a pinned CA, which confirms further
+//! CAs that are not pinned: there are two while a cluster changes its CA. The token is not sent before that.
 
 use super::{Discovered, DiscoveryError, FailedRequest, Network, https, read_cluster_info};
 use crate::cluster::api::{self, Api, ApiAccess, BearerToken};
 use crate::http;
-use crate::kube::cluster_info::{self, ClusterInfo, DiscoveredCluster, named, require_pins};
+use crate::kube::cluster_info::{self, ClusterInfo, DiscoveredCluster, named, pinned};
 use crate::kube::kubeadm::{BootstrapToken, HostPort};
-use crate::x509::TrustBundle;
+use crate::x509::{Certificate, TrustBundle};
 
 const DEFAULT_PORT: u16 = 6443;
 
@@ -27,14 +27,14 @@ pub(super) async fn discover(
         server: format!("https://{}", endpoint.authority(DEFAULT_PORT)),
     };
     let info = discovery.first_copy().await?;
-    let cluster = match discovery.verify(&info) {
-        Ok(cluster) => cluster,
+    let (cluster, pinned) = match discovery.verify(&info) {
+        Ok(verified) => verified,
         Err(cluster_info::ClusterInfoError::Signature { id }) => {
             return Err(discovery.explain_mismatch(&info, id).await);
         }
         Err(refusal) => return Err(discovery.refused(refusal)),
     };
-    discovery.confirm(&info, &cluster).await?;
+    discovery.confirm(&info, &cluster, &pinned).await?;
 
     let server = discovery.server.clone();
     let mut notes = Vec::new();
@@ -43,6 +43,13 @@ pub(super) async fn discover(
             "the CA of the cluster is trusted because of the token's signature alone: {}; set \
              discovery.bootstrapToken.caCertHashes to its pin if it is right",
             named(cluster.authority.certificates())
+        ));
+    }
+    let confirmed = unpinned(&cluster, &pinned);
+    if !confirmed.is_empty() {
+        notes.push(format!(
+            "cluster-info also contains {}, which is not pinned: {server}, which has a certificate of a pinned CA, confirms it",
+            named(confirmed)
         ));
     }
     if cluster.server != server {
@@ -104,30 +111,34 @@ impl TokenDiscovery<'_> {
     fn verify(
         &self,
         info: &ClusterInfo,
-    ) -> Result<DiscoveredCluster, cluster_info::ClusterInfoError> {
+    ) -> Result<(DiscoveredCluster, TrustBundle), cluster_info::ClusterInfoError> {
         info.verify(self.token)?;
         self.verify_pins(info)
     }
 
-    /// Verifies the certificates by the pins.
+    /// Returns the cluster, and its CA certificates that are trusted because of the pins; without pins, all of them.
     fn verify_pins(
         &self,
         info: &ClusterInfo,
-    ) -> Result<DiscoveredCluster, cluster_info::ClusterInfoError> {
+    ) -> Result<(DiscoveredCluster, TrustBundle), cluster_info::ClusterInfoError> {
         let cluster = info.cluster()?;
-        if !self.pins.is_empty() {
-            require_pins(&cluster.authority, self.pins, self.token)?;
-        }
-        Ok(cluster)
+        let pinned = match self.pins {
+            [] => cluster.authority.clone(),
+            pins => pinned(&cluster.authority, pins, self.token)?,
+        };
+        Ok((cluster, pinned))
     }
 
-    /// Reads cluster-info again from a server with a certificate of these CAs, and compares the two.
+    /// Reads cluster-info again from a server with a certificate of a pinned CA, and compares the two. While a cluster changes
+    /// its CA, an API server has a certificate of either.
     async fn confirm(
         &self,
         info: &ClusterInfo,
         cluster: &DiscoveredCluster,
+        pinned: &TrustBundle,
     ) -> Result<(), DiscoveryError> {
-        let api = self.api(Some(&cluster.authority))?;
+        let api = self.api(Some(pinned))?;
+        let others = unpinned(cluster, pinned);
         let request = async || match read_cluster_info(&api).await {
             Ok(object) => match object.map(|object| ClusterInfo::read(&object)) {
                 Some(Ok(second)) if second.says_the_same_as(info) => Ok(()),
@@ -135,6 +146,16 @@ impl TokenDiscovery<'_> {
                     server: self.server.clone(),
                 })),
             },
+            Err(api::ApiError::Http(source))
+                if *source.kind() == http::HttpErrorKind::Untrusted && !others.is_empty() =>
+            {
+                Err(FailedRequest::NotYet(DiscoveryError::Unpinned {
+                    server: self.server.clone(),
+                    id: self.token.id().to_owned(),
+                    found: named(others.iter().copied()),
+                    source: Box::new(source),
+                }))
+            }
             Err(api::ApiError::Http(source))
                 if *source.kind() == http::HttpErrorKind::Untrusted =>
             {
@@ -158,7 +179,7 @@ impl TokenDiscovery<'_> {
             .verify_pins(info)
             .ok()
             .filter(|_| !self.pins.is_empty());
-        let Some(Ok(api)) = trusted.map(|cluster| self.api(Some(&cluster.authority))) else {
+        let Some(Ok(api)) = trusted.map(|(_, pinned)| self.api(Some(&pinned))) else {
             return self.refused(unknown);
         };
         match read_cluster_info(&api).await {
@@ -204,4 +225,11 @@ impl TokenDiscovery<'_> {
             source,
         }
     }
+}
+
+/// Returns the CA certificates of a cluster that are not among the pinned ones.
+fn unpinned<'c>(cluster: &'c DiscoveredCluster, pinned: &TrustBundle) -> Vec<&'c Certificate> {
+    let all = cluster.authority.certificates().iter();
+    all.filter(|one| !pinned.certificates().contains(one))
+        .collect()
 }

@@ -42,7 +42,8 @@ fn accepts_cluster_info_of_real_cluster() {
     info.verify(&token).unwrap();
     let cluster = info.cluster().unwrap();
     assert_eq!(cluster.server, "https://api.prod.example.com:6443");
-    require_pins(&cluster.authority, &[[0; 32], golden_pin()], &token).unwrap();
+    let pinned = pinned(&cluster.authority, &[[0; 32], golden_pin()], &token).unwrap();
+    assert_eq!(pinned, cluster.authority);
     assert!(info.says_the_same_as(&info.clone()));
     assert!(!info.is_signed_for(&"zzzzzz.0123456789abcdef".parse().unwrap()));
 }
@@ -194,7 +195,7 @@ fn bundle(pems: &[String]) -> TrustBundle {
 }
 
 #[test]
-fn requires_pin_or_path_to_pinned_ca() {
+fn selects_pinned_certificates_and_cas_below_them() {
     let ((one, key_of_one), (two, _)) = (authority("one"), authority("two"));
     let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
     let profile = Profile {
@@ -213,41 +214,47 @@ fn requires_pin_or_path_to_pinned_ca() {
     let (lower, lowest) = chain_below(&one, &key_of_one);
     let token = token("abcdef.0123456789abcdef");
     let both = &[pem_one.clone(), pem_two.clone()];
+    type Expected<'a> = Result<&'a [&'a str], &'a str>;
     for (pems, pins, expected) in [
-        (&both[..1], &[pin_one][..], None),
-        (both, &[pin_one, pin_two], None),
-        (&[pem_one.clone(), lower.clone()], &[pin_one], None),
+        (&both[..1], &[pin_one][..], Ok(&["CN=one"][..])),
+        (both, &[pin_one, pin_two], Ok(&["CN=one", "CN=two"])),
+        (
+            &[pem_one.clone(), lower.clone()],
+            &[pin_one],
+            Ok(&["CN=one", "CN=lower"]),
+        ),
         (
             &[lowest.clone(), lower.clone(), pem_one.clone()],
             &[pin_one],
-            None,
+            Ok(&["CN=lowest", "CN=lower", "CN=one"]),
         ),
         // A path is required; an equal name is not sufficient.
-        (
-            &[pem_one.clone(), lowest],
-            &[pin_one],
-            Some("neither pinned nor of a CA below a pinned one"),
-        ),
+        (&[pem_one.clone(), lowest], &[pin_one], Ok(&["CN=one"])),
+        (both, &[pin_one], Ok(&["CN=one"])),
+        (both, &[pin_two], Ok(&["CN=two"])),
         (
             &[pem_one.clone(), leaf.to_pem()],
             &[pin_one],
-            Some("CN=system:node:n1"),
+            Err("neither pinned nor of a CA: O=system:nodes, CN=system:node:n1"),
         ),
-        (both, &[pin_one], Some("CN=two (public key sha256:")),
-        (both, &[pin_two], Some("CN=one (public key sha256:")),
         (
             both,
             &[[7; 32]],
-            Some("none of its CA certificates is pinned: found CN=one (public key sha256:"),
+            Err("none of its CA certificates is pinned: found CN=one (public key sha256:"),
         ),
-    ] {
-        let said = require_pins(&bundle(pems), pins, &token)
-            .err()
-            .map(|e| e.to_string());
-        match (said, expected) {
-            (None, None) => {}
-            (Some(said), Some(expected)) if said.contains(expected) => {}
-            (said, _) => panic!("{expected:?}: {said:?}"),
+    ] as [(&[String], &[[u8; 32]], Expected<'_>); 9]
+    {
+        match (pinned(&bundle(pems), pins, &token), expected) {
+            (Ok(found), Ok(expected)) => {
+                let found = found.certificates().iter();
+                let found: Vec<_> = found.map(|one| one.subject().to_string()).collect();
+                assert_eq!(found, expected);
+            }
+            (Err(error), Err(expected)) => {
+                let error = error.to_string();
+                assert!(error.contains(expected), "{expected:?}: {error}");
+            }
+            (found, expected) => panic!("{expected:?}: {found:?}"),
         }
     }
 }

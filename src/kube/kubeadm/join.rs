@@ -35,6 +35,17 @@ pub struct JoinDiscovery {
     pub ca_cert_path: PathBuf,
 }
 
+impl JoinDiscovery {
+    /// Returns whether a CA certificate, or the pin of one, identifies the cluster; otherwise only the token does.
+    pub fn is_verified_by_ca(&self) -> bool {
+        match &self.discovery {
+            Some(Discovery::Token { pins, .. }) => !pins.is_empty(),
+            Some(Discovery::File(_)) => true,
+            None => false,
+        }
+    }
+}
+
 impl fmt::Debug for JoinDiscovery {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Join")
