@@ -235,7 +235,11 @@ impl Failure {
                 "verify that the address is that of a Kubernetes API server",
             ),
             api::ApiError::Unread { source, .. } => {
-                (ExitCode::Configuration, api::unread_advice(source))
+                let code = match store::is_not_permitted(source) {
+                    true => ExitCode::NotPermitted,
+                    false => ExitCode::Configuration,
+                };
+                (code, api::unread_advice(source))
             }
             api::ApiError::Local { advice, .. } => (ExitCode::Configuration, *advice),
         };
@@ -296,6 +300,8 @@ impl From<discovery::DiscoveryError> for Failure {
                 ExitCode::NotPermitted
             }
             E::NoClusterInfo { .. } => ExitCode::Unreachable,
+            // Another server, or this one after its renewal, may have a certificate of the pinned CA.
+            E::Unpinned { .. } => ExitCode::Pending,
             E::Refused { .. } | E::Tampered { .. } | E::Impostor { .. } | E::Changed { .. } => {
                 ExitCode::Refused
             }
@@ -336,6 +342,7 @@ pub(crate) fn signer_code(error: &SignerError) -> ExitCode {
     match error.class {
         FailureClass::Transient | FailureClass::Ambiguous => ExitCode::Unreachable,
         FailureClass::Auth => ExitCode::NotPermitted,
+        FailureClass::Config if store::is_not_permitted(error) => ExitCode::NotPermitted,
         FailureClass::Config => ExitCode::Configuration,
         FailureClass::Permanent => ExitCode::Refused,
     }

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use tokio::time::Instant;
 use zeroize::Zeroizing;
 
-use super::request::{Asked, Desk, Fresh, PreparedRequest, prepare};
+use super::request::{Asked, Desk, Fresh, prepare};
 use super::survey::Survey;
 use super::{
     Clock, ExitCode, Failure, Progress, RequestRun, RunReport, RunSetup, bootstrap_in, open_store,
@@ -62,6 +62,8 @@ pub async fn export_requests(
         deadline: Instant::now(),
         jitter: setup.jitter,
         progress,
+        is_rotation: false,
+        set_aside: &BTreeMap::new(),
     };
     let mut fresh: BTreeMap<_, Fresh> = std::mem::take(&mut run.resumed)
         .into_iter()
@@ -89,8 +91,9 @@ pub async fn export_requests(
             signer_name: name.clone(),
             current: None,
         };
-        let prepared: PreparedRequest = prepare(&desk, &asked, fresh)?
+        let mut prepared = prepare(&desk, &asked, fresh)?
             .map_err(|error| Failure::new(ExitCode::Configuration, "").caused_by(error))?;
+        prepared.keep(&desk, &asked)?;
         requests.push(asked.request(&desk, prepared.csr));
     }
     Ok(requests)

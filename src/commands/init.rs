@@ -2,7 +2,7 @@
 
 mod skeleton;
 
-use std::fs::OpenOptions;
+use std::fs::{self, OpenOptions};
 use std::io::{self, BufRead, IsTerminal, Write, stderr, stdin};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -369,7 +369,7 @@ impl OutputTarget {
                 let found = root.metadata(path)?.map(|_| root.read(path)).transpose()?;
                 found.flatten().is_some_and(|found| *found.bytes == bytes)
             }
-            OutputTarget::Machine(path) => std::fs::read(path).is_ok_and(|found| found == bytes),
+            OutputTarget::Machine(path) => fs::read(path).is_ok_and(|found| found == bytes),
         })
     }
 
@@ -400,23 +400,55 @@ impl OutputTarget {
                     .write_atomic(name, bytes, mode)?;
                 Ok(())
             }
-            OutputTarget::Machine(_) => {
-                let mut options = OpenOptions::new();
-                let file = options.write(true).create_new(true).mode(mode).open(path);
-                file.and_then(|mut file| file.write_all(bytes))
-                    .map_err(|error| {
-                        let is_missing = error.kind() == io::ErrorKind::NotFound;
-                        let message = format!("{}: the file cannot be written", path.display());
-                        let failure = Failure::caused(ExitCode::NotPermitted, message, error);
-                        let parent = path.parent().unwrap_or(Path::new("."));
-                        match is_missing {
-                            true => {
-                                failure.advise(format!("create the directory {}", parent.display()))
-                            }
-                            false => failure,
-                        }
-                    })
-            }
+            OutputTarget::Machine(_) => write_complete(path, bytes, mode).map_err(|error| {
+                let is_missing = error.kind() == io::ErrorKind::NotFound;
+                let message = format!("{}: the file cannot be written", path.display());
+                let failure = Failure::caused(ExitCode::NotPermitted, message, error);
+                let parent = path.parent().unwrap_or(Path::new("."));
+                match is_missing {
+                    true => failure.advise(format!("create the directory {}", parent.display())),
+                    false => failure,
+                }
+            }),
+        }
+    }
+}
+
+/// Creates a file, or replaces it; an interrupted run leaves no part of it under its name. The file and its name are on
+/// the disk when this returns.
+fn write_complete(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let temporary = path.with_file_name(format!(".{name}.nodepki-tmp"));
+    match uninterrupted(|| fs::remove_file(&temporary)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut options = OpenOptions::new();
+    let mut file = options
+        .write(true)
+        .create_new(true)
+        .mode(mode)
+        .open(&temporary)?;
+    let written = file
+        .write_all(bytes)
+        .and_then(|()| file.sync_all())
+        .and_then(|()| uninterrupted(|| fs::rename(&temporary, path)));
+    if written.is_err() {
+        let _ = uninterrupted(|| fs::remove_file(&temporary));
+    }
+    written?;
+    match path.parent() {
+        Some(parent) if parent != Path::new("") => fs::File::open(parent)?.sync_all(),
+        _ => fs::File::open(".")?.sync_all(),
+    }
+}
+
+/// Repeats a call of the system that a signal interrupts.
+fn uninterrupted<T>(call: impl Fn() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
         }
     }
 }

@@ -403,9 +403,10 @@ fn keeps_keys_of_a_run_killed_while_its_signer_hangs() {
 
 #[test]
 fn keeps_no_pending_keys_for_the_local_signer() {
-    // Pending requests of the local signer are not synced before the commit, and do not need to be.
+    // Its requests end with the process: a killed run leaves nothing that the next one could continue.
     for failpoint in [
-        "request:key-kept",
+        "request:submitting:3",
+        "request:answered",
         "request:verified",
         "run:before-commit",
         "finish:rename-one:3",
@@ -416,6 +417,7 @@ fn keeps_no_pending_keys_for_the_local_signer() {
                 .env("NODEPKI_FAILPOINT", failpoint),
         );
         assert_eq!(ran.signal, Some(9), "{failpoint}");
+        assert_eq!(node.pending_keys().len(), 0, "{failpoint}");
         node.bootstrap().done();
         node.assert_sound(&names(&node));
         assert_eq!(

@@ -16,20 +16,20 @@ use crate::sample::sampled;
 use crate::time::wait_until;
 
 /// `renew` with the local signer.
-fn renew(node: &Node) -> Command {
+pub(crate) fn renew(node: &Node) -> Command {
     node.with_local(&["renew", "--clock-wait", "0s"], &[])
 }
 
 /// Returns a node on which every certificate must be reissued, since another key algorithm is configured.
-fn drifted() -> Node {
+pub(crate) fn drifted() -> Node {
     let node = Node::bootstrapped();
     backdate(&node, &EVERYTHING, time::Duration::hours(2));
     node.change_keys_of_local_signer();
     node
 }
 
-/// Runs the command under strace(1), which makes system calls of the main thread fail: `error=EIO:when=N`.
-fn with_failing_calls(command: &Command, calls: &str, how: &str) -> Ran {
+/// Runs the command under strace(1), which changes system calls of the main thread: `error=EIO:when=N`.
+pub(crate) fn with_injection(command: &Command, calls: &str, how: &str) -> Ran {
     let mut strace = Command::new("timeout");
     strace
         .args(["60", "strace", "-o", "/dev/null"])
@@ -70,7 +70,7 @@ fn calls_of(command: &Command, calls: &str) -> BTreeMap<String, usize> {
 #[test]
 fn names_needed_kernel_if_openat2_is_refused() {
     let node = Node::bootstrapped();
-    let ran = with_failing_calls(&node.command(["status"]), "openat2", "error=ENOSYS");
+    let ran = with_injection(&node.command(["status"]), "openat2", "error=ENOSYS");
     ran.ended(75).says(
         "this kernel or container refuses openat2(2), which is needed to resolve paths inside ",
     );
@@ -167,7 +167,7 @@ fn ends_0_under_injected_errors_only_if_everything_was_renewed() {
         };
         let node = prepared.copied();
         let how = format!("error={error}:when={when}");
-        let ran = with_failing_calls(&renew(&node), call, &how);
+        let ran = with_injection(&renew(&node), call, &how);
         let what = format!("{call}:{how}: {:?}\n{}", ran.code, ran.said());
         assert!(ran.signal.is_none() && ran.code != Some(101), "{what}");
         if ran.code == Some(0) {
@@ -234,19 +234,8 @@ fn writes_certificate_key_file_only_after_upload() {
     );
 }
 
-/// Runs the command under prlimit(1) with a limit such as `--nofile=8:8`.
-fn with_limit(command: &Command, limit: &str) -> Ran {
-    let mut with_limit = Command::new("timeout");
-    with_limit
-        .args(["60", "prlimit", limit])
-        .arg(command.get_program())
-        .args(command.get_args())
-        .env_remove("JOURNAL_STREAM");
-    Ran::of(&mut with_limit)
-}
-
 /// Commands that read, request and write.
-fn commands(node: &Node) -> Vec<Command> {
+pub(crate) fn commands(node: &Node) -> Vec<Command> {
     vec![
         node.with_local(&["plan"], &[]),
         node.command(["status"]),
@@ -257,7 +246,7 @@ fn commands(node: &Node) -> Vec<Command> {
 }
 
 #[track_caller]
-fn assert_done_or_temporary(ran: &Ran, what: &str) {
+pub(crate) fn assert_done_or_temporary(ran: &Ran, what: &str) {
     assert!(
         matches!(ran.code, Some(0 | 75)),
         "{what}: {:?} {:?}\n{}",
@@ -266,31 +255,6 @@ fn assert_done_or_temporary(ran: &Ran, what: &str) {
         ran.said()
     );
     assert!(ran.code == Some(0) || ran.stderr.contains("nodepki: ") || !ran.stdout.is_empty());
-}
-
-#[test]
-fn ends_75_without_panic_when_descriptors_run_out() {
-    for limit in sampled(0, (3..=40).step_by(3)) {
-        let node = drifted();
-        for command in commands(&node) {
-            let ran = with_limit(&command, &format!("--nofile={limit}:{limit}"));
-            let words: Vec<_> = command.get_args().skip(2).take(1).collect();
-            assert_done_or_temporary(&ran, &format!("{limit} descriptors, {words:?}"));
-        }
-        node.bootstrap().done();
-        node.assert_sound(&EVERYTHING);
-    }
-}
-
-#[test]
-fn ends_75_with_message_above_file_size_limit() {
-    for limit in ["0", "100", "2000", "20000"] {
-        let node = drifted();
-        let ran = with_limit(&renew(&node), &format!("--fsize={limit}"));
-        ran.ended(75).says("EFBIG");
-        node.bootstrap().done();
-        node.assert_sound(&EVERYTHING);
-    }
 }
 
 #[test]
@@ -307,7 +271,7 @@ fn ends_75_when_a_configuration_file_cannot_be_read() {
         });
         for (call, turn, when) in sampled(1, errors) {
             let error = ["EIO", "EMFILE", "ENOMEM"][turn % 3];
-            let ran = with_failing_calls(&command, call, &format!("error={error}:when={when}"));
+            let ran = with_injection(&command, call, &format!("error={error}:when={when}"));
             let words: Vec<_> = command.get_args().skip(2).take(2).collect();
             assert_done_or_temporary(&ran, &format!("{words:?} {call} {when} {error}"));
         }

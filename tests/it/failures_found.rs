@@ -570,7 +570,7 @@ fn replaces_leaf_keys_that_no_component_reads() {
         CertName::Apiserver,
         &[
             "issued",
-            "key is unreadable: the private key is Ed25519, which kubeadm does not accept (neither RSA nor ECDSA P-256, P-384 or P-521)",
+            "key is unreadable: the private key is Ed25519, which kubeadm does not accept (neither RSA, ECDSA P-256, P-384 or P-521, nor ML-DSA)",
         ],
     );
     convert(&node, &path, &["genrsa", "-traditional", "1024"]);

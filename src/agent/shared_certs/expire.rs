@@ -47,15 +47,24 @@ pub async fn expire(api: &Api, only_expired: bool, now: OffsetDateTime) -> Resul
             _ => tokens.push(name),
         }
     }
-    // The Secret first: if the run ends in between, an expired token remains, which is harmless.
-    for name in std::iter::once(SECRET_NAME).chain(tokens.iter().map(String::as_str)) {
-        api.delete(&api::SECRET, Some(NAMESPACE), name)
-            .await
-            .map_err(|error| {
-                Failure::of_cluster(format!("removing the Secret {NAMESPACE}/{name}"), error)
-            })?;
+    // The tokens first: if the run ends in between, the next one finds the Secret. A token that may not be removed does
+    // not keep the Secret in the cluster.
+    let mut refused = None;
+    for name in tokens.iter().map(String::as_str).chain([SECRET_NAME]) {
+        let Err(error) = api.delete(&api::SECRET, Some(NAMESPACE), name).await else {
+            continue;
+        };
+        let is_refused = matches!(error, api::ApiError::Refused(_));
+        let failure = Failure::of_cluster(format!("removing the Secret {NAMESPACE}/{name}"), error);
+        match is_refused {
+            true => refused = refused.or(Some(failure)),
+            false => return Err(failure),
+        }
     }
-    Ok(Expiry::Removed { tokens })
+    match refused {
+        Some(failure) => Err(failure),
+        None => Ok(Expiry::Removed { tokens }),
+    }
 }
 
 impl std::fmt::Display for Expiry {

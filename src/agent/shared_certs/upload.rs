@@ -20,6 +20,7 @@ use crate::kube::kubeadm_certs::{
     self, CertificateKey, NAMESPACE, SECRET_NAME, SharedCerts, SharedFile,
 };
 use crate::kube::manifest::StaticPod;
+use crate::kube::names::JOINING_NODES_GROUP;
 use crate::kube::paths::CONTROLLER_MANAGER_MANIFEST;
 use crate::store::NodeRoot;
 use crate::x509::rfc3339;
@@ -28,8 +29,6 @@ use crate::x509::rfc3339;
 pub const MAX_SECRET_LIFETIME: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// Name of Role and RoleBinding: kubeadm's `KubeadmCertsClusterRoleName`.
 const ROLE_NAME: &str = "kubeadm:kubeadm-certs";
-/// The group of joining nodes: kubeadm's `NodeBootstrapTokenAuthGroup`.
-const JOINING_NODES_GROUP: &str = "system:bootstrappers:kubeadm:default-node-token";
 const RBAC_GROUP: &str = "rbac.authorization.k8s.io";
 
 /// What the removal of the Secret does not undo (kubeadm's proposal for `upload-certs`, risks).

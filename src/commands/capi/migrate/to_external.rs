@@ -85,6 +85,7 @@ pub(super) async fn to_external(
         endpoint: endpoint(&found),
         external_etcd: wish.external_etcd,
         ca_dir: None,
+        rotated: BTreeMap::new(),
         state: None,
     };
     if order.endpoint.is_some() {

@@ -73,6 +73,7 @@ pub(super) async fn to_internal(
         endpoint: None,
         external_etcd: false,
         ca_dir: None,
+        rotated: BTreeMap::new(),
         state: None,
     };
     let state = issue::state(wish.root, &order)?;
