@@ -4,6 +4,7 @@
 mod output;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::rc::Rc;
 
 use time::OffsetDateTime;
@@ -11,25 +12,26 @@ use time::OffsetDateTime;
 use super::request::{RequestOutcome, life_of};
 use super::survey::Rotating;
 use super::{
-    Event, ExitCode, Failure, Outcomes, Progress, ProvidedFile, ReportRow, RowAction, RunReport,
-    RunSetup, ServiceAccountAction, Survey, SurveyedBundle, SurveyedCert, audit, report, sentence,
+    Event, ExitCode, Failure, Outcomes, Progress, ProvidedBundle, ProvidedFile, ReportRow,
+    RowAction, RunReport, RunSetup, ServiceAccountAction, Survey, SurveyedBundle, SurveyedCert,
+    audit, report, sentence,
 };
 use crate::kube::components::ReplacedFile;
 use crate::kube::names::{Authority, CertName};
 use crate::process::failpoint;
 use crate::signer::Request;
 use crate::spec::assess::{
-    Action, Age, Observed, ObservedCert, ObservedKubeconfig, ObservedKubeletStore,
-    beyond_authority, with_unread_attributes,
+    Action, Age, Observed, ObservedCert, ObservedKubeconfig, beyond_authority,
+    with_unread_attributes,
 };
 use crate::spec::schedule::due_at;
-use crate::spec::{BundleCopy, CertSpec, ServiceAccountSpec};
+use crate::spec::{BundleCopy, CertFiles, CertSpec, ServiceAccountSpec};
 use crate::store::{
     AuditEvent, AuditRecord, Commit, Committed, IssuedRecord, Mode, NodeRoot, Slot, Store,
 };
 use crate::x509::{Chain, Lifetime, PrivateKey, PublicKey, TrustBundle, hex, rfc3339};
 
-use output::CertMaterial;
+use output::{CertMaterial, FoundFiles, accepted_until};
 
 /// Installs all requested certificates of an authority together, or none of them. During a rotation each certificate
 /// whose trust bundle is installed gets a commit of its own.
@@ -63,7 +65,7 @@ pub(super) async fn install(
         ..CommitWork::new(trust, store.root().clone(), now)
     };
     for bundle in &survey.bundles {
-        let provided = setup.provided.bundles.contains_key(&bundle.spec.authority);
+        let provided = setup.provided.bundles.get(&bundle.spec.authority);
         work.bundle(bundle, provided);
     }
     for cert in survey.certs {
@@ -332,7 +334,7 @@ impl<'a> CommitWork<'a> {
 
     /// Writes a trust bundle. A bundle from the cluster is written even while signatures are pending, because the cluster
     /// may offer it for a limited time only.
-    fn bundle(&mut self, bundle: &SurveyedBundle, provided: bool) {
+    fn bundle(&mut self, bundle: &SurveyedBundle, provided: Option<&ProvidedBundle>) {
         let authority = bundle.spec.authority;
         let Some(trusted) = self.trust.get(&authority) else {
             return;
@@ -346,10 +348,13 @@ impl<'a> CommitWork<'a> {
         } else if bundle.in_place {
             self.rows
                 .push(report::bundle_row(&bundle.spec, RowAction::Kept, trusted));
-        } else if !self.incomplete.contains_key(&authority) || (provided && !self.refused) {
-            let pem = trusted.to_pem().into_bytes();
-            self.commit
-                .file_if_absent(bundle.spec.path.clone(), pem, Mode::Public);
+        } else if !self.incomplete.contains_key(&authority) || (provided.is_some() && !self.refused)
+        {
+            let (path, pem) = (bundle.spec.path.clone(), trusted.to_pem().into_bytes());
+            match provided.is_some_and(|provided| !provided.supersedes.is_empty()) {
+                true => self.commit.file(path, pem, Mode::Public),
+                false => self.commit.file_if_absent(path, pem, Mode::Public),
+            };
             let change = ReplacedFile::Bundle(authority);
             self.commit
                 .change(change, bundle.spec.path.clone(), self.now);
@@ -464,8 +469,12 @@ impl<'a> CommitWork<'a> {
         let renewed = old.is_some();
         let (action, due) = self.action_and_due(spec, &chain, old, keep_key);
         let mut reasons = report::taken(reasons);
-        let (kubeconfig, store) = (found.kubeconfig, found.store);
-        self.add_files(spec, trusted, (&chain, &key), true, kubeconfig, store)?;
+        let found = FoundFiles {
+            accepted_until: old.and_then(|old| accepted_until(old, trusted, self.now)),
+            kubeconfig: found.kubeconfig,
+            store: found.store,
+        };
+        self.add_files(spec, trusted, (&chain, &key), true, found)?;
         let record = record(&chain, self.now);
         self.commit.issued(spec.name(), record.clone());
         self.commit.completes(Slot::Certificate(spec.name()));
@@ -495,33 +504,35 @@ impl<'a> CommitWork<'a> {
         found: ObservedCert,
     ) -> Result<(), Failure> {
         match (found.chain, found.key, found.kubeconfig) {
-            (_, _, Some(kubeconfig)) if kubeconfig.by_file && found.store.is_none() => {
+            (_, _, Some(kubeconfig))
+                if kubeconfig.by_file
+                    && found.store.is_none()
+                    && !is_own_pair(spec, &kubeconfig) =>
+            {
                 let document = kubeconfig.document;
                 output::add_cluster(spec, trusted, document, &mut self.commit, self.now)
             }
-            (Observed::Present(chain), Observed::Present(key), kubeconfig) => self.add_files(
-                spec,
-                trusted,
-                (&chain, &key),
-                false,
-                kubeconfig,
-                found.store,
-            ),
+            (Observed::Present(chain), Observed::Present(key), kubeconfig) => {
+                let found = FoundFiles {
+                    accepted_until: accepted_until(&chain, trusted, self.now),
+                    kubeconfig,
+                    store: found.store,
+                };
+                self.add_files(spec, trusted, (&chain, &key), false, found)
+            }
             // Only a complete certificate is ever rewritten.
             _ => Ok(()),
         }
     }
 
-    /// Adds the files of a certificate to the commit: `is_new` if it was just issued. The kubeconfig and the kubelet's
-    /// directory are those observed.
+    /// Adds the files of a certificate to the commit: `is_new` if it was just issued.
     fn add_files(
         &mut self,
         spec: &CertSpec,
         trusted: &TrustBundle,
         (chain, key): (&Chain, &PrivateKey),
         is_new: bool,
-        kubeconfig: Option<ObservedKubeconfig>,
-        store: Option<ObservedKubeletStore>,
+        found: FoundFiles,
     ) -> Result<(), Failure> {
         let material = CertMaterial {
             spec,
@@ -530,8 +541,7 @@ impl<'a> CommitWork<'a> {
             key,
             is_new,
         };
-        let document = kubeconfig.map(|kubeconfig| kubeconfig.document);
-        material.add_to(&mut self.commit, &self.root, self.now, document, store)
+        material.add_to(&mut self.commit, &self.root, self.now, found)
     }
 
     /// Returns why a signed certificate of an incomplete authority is not installed.
@@ -556,7 +566,8 @@ impl<'a> CommitWork<'a> {
             return (RowAction::Issued, None);
         };
         let trust = self.trust.get(&spec.authority());
-        let age = Age::of(new, Some(self.now), trust, spec.requested.profile.lifetime);
+        let lifetime = spec.requested.profile.lifetime;
+        let age = Age::of(new, Some(self.now), trust, lifetime, self.now);
         let word = match old {
             None => RowAction::Issued,
             Some(_) if keep_key => RowAction::Renewed,
@@ -679,6 +690,18 @@ impl<'a> CommitWork<'a> {
         };
         self.rows.push(report::provided_row(file, action));
     }
+}
+
+/// Returns whether nodepki writes the files of the certificate and key that a kubeconfig names, or is to write them.
+fn is_own_pair(spec: &CertSpec, kubeconfig: &ObservedKubeconfig) -> bool {
+    let CertFiles::Kubeconfig {
+        pair: Some(pair), ..
+    } = &spec.output
+    else {
+        return false;
+    };
+    let names_pair = |[certificate, key]: &[PathBuf; 2]| pair.is(certificate, key);
+    pair.is_named || kubeconfig.pair.as_deref().is_some_and(names_pair)
 }
 
 /// Returns the row of a certificate whose authority is not known.

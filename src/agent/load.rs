@@ -30,7 +30,7 @@ mod scratch;
 mod secrets;
 mod signers;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -440,6 +440,8 @@ pub(crate) fn choices(settings: &Settings) -> Choices {
         etcd_peer_sans: settings.extra_sans.etcd_peer.clone(),
         omit: settings.omit.clone(),
         external_etcd_client: settings.external_etcd_client,
+        // It depends on the manifests: see `KnownConfiguration::assemble`.
+        credentials_by_file: BTreeSet::new(),
         kubelet_bootstraps_itself: settings.kubelet.identity == KubeletIdentity::Bootstrap,
         kubelet_layout: settings.kubelet.client_certificate,
         kubelet_serving: settings.kubelet.serving,

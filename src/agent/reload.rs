@@ -24,6 +24,7 @@
 //! component, add a case to `Means` in `restart`.
 
 mod lease;
+mod listeners;
 mod mounted;
 mod pod;
 mod probe;
@@ -117,7 +118,9 @@ impl ReloadSetup {
                 .get(&name)
                 .map_or_else(Vec::new, CertFiles::paths),
             ReplacedFile::Bundle(authority) => self.bundles.get(&authority).into_iter().collect(),
-            ReplacedFile::ServiceAccount | ReplacedFile::KubeletConfiguration => Vec::new(),
+            ReplacedFile::ServiceAccount
+            | ReplacedFile::ServiceAccountPublic
+            | ReplacedFile::KubeletConfiguration => Vec::new(),
         }
     }
 

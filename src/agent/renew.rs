@@ -17,7 +17,6 @@ use super::{
 use crate::kube::components::ReplacedFile;
 use crate::kube::names::{Authority, CertName};
 use crate::node::NodeState;
-use crate::process::machine;
 use crate::signer::Renewal;
 use crate::spec::assess::{Action, COPY_SERVICE_ACCOUNT, Observed, RenewalCause};
 use crate::spec::schedule;
@@ -168,8 +167,8 @@ fn look_at(
     demand: RenewalCause,
     now: OffsetDateTime,
 ) -> Result<Survey, Failure> {
-    steady(state.root(), setup, now)?;
     let mut survey = setup.survey_of(state, now)?;
+    steady(&survey, setup, now)?;
     restrict(&mut survey, scope);
     report_service_account(setup, scope, &mut survey);
     refuse_per_authority(&mut survey);
@@ -310,8 +309,8 @@ fn exists(cert: &super::SurveyedCert) -> bool {
     !is_absent
 }
 
-/// Refuses the next certificate of a component that did not become ready with the last one, as long as its old certificate
-/// is valid: an administrator must find the cause first.
+/// Refuses the next files of a component that did not become ready with the last ones, as long as its old certificate is
+/// valid: an administrator must find the cause first.
 fn hold(
     root: &NodeRoot,
     survey: &mut Survey,
@@ -325,7 +324,7 @@ fn hold(
         for cert in &mut survey.certs {
             let name = cert.spec.name();
             let held = restart.causes.contains(&ReplacedFile::Certificate(name))
-                && matches!(cert.action, Action::Issue { .. })
+                && matches!(cert.action, Action::Issue { .. } | Action::Rewrite { .. })
                 && cert.still_serves(trust.get(&cert.spec.authority()), now);
             if held {
                 cert.action = Action::Refuse {
@@ -340,26 +339,25 @@ fn hold(
     Ok(())
 }
 
-/// Fails if the clock was set back: every certificate would look younger than it is, and a new one might not be valid yet
+/// Fails if the clock was set back since a certificate was issued, unless the certificate shows that the clock was ahead
+/// then ([`Age::of`](crate::spec::assess::Age::of)): every certificate would look younger than it is, and a new one might not be valid yet
 /// once the clock is corrected.
-fn steady(root: &NodeRoot, setup: &RunSetup, now: OffsetDateTime) -> Result<(), Failure> {
+fn steady(survey: &Survey, setup: &RunSetup, now: OffsetDateTime) -> Result<(), Failure> {
     if setup.clock.allow_unsynced {
         return Ok(());
     }
-    // The survey reports a damaged record.
-    let issued = match root.issued() {
-        Err(error) if machine::is_fault(&error) => return Err(error.into()),
-        issued => issued.unwrap_or_default(),
-    };
-    let newest = issued.iter().max_by_key(|(_, issued)| issued.at);
-    match newest {
-        Some((name, issued)) if issued.at - now > MAX_CLOCK_ROLLBACK => Err(Failure::new(
+    let recorded = survey.certs.iter().filter_map(|cert| {
+        let age = cert.age.filter(|age| age.recorded)?;
+        Some((cert.spec.name(), age.life.issued_at))
+    });
+    match recorded.max_by_key(|(_, issued)| *issued) {
+        Some((name, issued)) if issued - now > MAX_CLOCK_ROLLBACK => Err(Failure::new(
             ExitCode::Pending,
             format!(
                 "the clock shows {}, but {name} was issued on this node at {}: the clock was set back by {}, and nothing is renewed; correct the time (timedatectl, chronyc tracking) and run again, or use --allow-unsynced if the recorded time of issue was wrong",
                 rfc3339(now),
-                rfc3339(issued.at),
-                schedule::length_in_words(issued.at - now)
+                rfc3339(issued),
+                schedule::length_in_words(issued - now)
             ),
         )),
         _ => Ok(()),

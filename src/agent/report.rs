@@ -363,7 +363,11 @@ pub(super) fn cert_row(
             CertFiles::Pair {
                 certificate, key, ..
             } => vec![certificate.clone(), key.clone()],
-            CertFiles::Kubeconfig { path, .. } => vec![path.clone()],
+            CertFiles::Kubeconfig { path, .. } => {
+                let pair = spec.output.named_pair().into_iter();
+                let pair = pair.flat_map(|pair| [&pair.certificate, &pair.key]);
+                [path].into_iter().chain(pair).cloned().collect()
+            }
         },
         ..ReportRow::default()
     }

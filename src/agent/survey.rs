@@ -11,7 +11,7 @@ use std::rc::Rc;
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
-use super::Provided;
+use super::{Provided, ProvidedBundle};
 use crate::kube::names::{Authority, CertName, NodePath};
 use crate::node::{KubeconfigState, KubeletStoreState, NodeFile, NodeState};
 use crate::process::machine;
@@ -22,7 +22,9 @@ use crate::spec::assess::{
 };
 use crate::spec::compliance::KeyUse;
 use crate::spec::policy::KeyPolicy;
-use crate::spec::{self, BundleCopy, BundleSpec, CertFiles, CertSpec, NodeSpec, PolicyDoubts};
+use crate::spec::{
+    self, BundleCopy, BundleSpec, CertFiles, CertSpec, ClientPairSpec, NodeSpec, PolicyDoubts,
+};
 use crate::store::{self, IssuedRecord, NodeRoot};
 use crate::x509::{
     AuthorityCrls, Chain, PrivateKey, RevocationList, TrustBundle, hex, is_for_names, rfc3339,
@@ -186,7 +188,8 @@ pub struct SurveyedBundle {
     pub spec: BundleSpec,
     /// Observed state.
     pub found: Observed<TrustBundle>,
-    /// The bundle is at its path in the plan; otherwise it comes from the configured file, or is still unknown.
+    /// The bundle is at its path in the plan; otherwise it comes from the configured file or from the cluster, or is still
+    /// unknown.
     pub in_place: bool,
     /// Copies of the bundle that are absent or contain other certificates.
     pub outdated_copies: Vec<BundleCopy>,
@@ -362,12 +365,12 @@ impl Survey {
         state: &NodeState,
         spec: &BundleSpec,
         source: &TrustSource,
-        handed: Option<&(String, TrustBundle)>,
+        handed: Option<&ProvidedBundle>,
         now: OffsetDateTime,
     ) -> Result<(), store::StoreError> {
         let refused_before = self.refusals.len();
         let mut file = state.file(&spec.path);
-        let in_place = file.bytes()?.is_some_and(|bytes| !bytes.is_empty());
+        let mut in_place = file.bytes()?.is_some_and(|bytes| !bytes.is_empty());
         let configured = source.file.as_ref().and_then(|configured| {
             let other = configured.other_than(state, &spec.path)?;
             Some((configured, other))
@@ -394,12 +397,18 @@ impl Survey {
         }
         let mut found = file.parse(TrustBundle::from_pem)?;
         match (&found, handed) {
-            (Observed::Absent | Observed::Empty, Some((_, offered))) => {
-                found = Observed::Present(offered.clone());
+            (Observed::Absent | Observed::Empty, Some(handed)) => {
+                found = Observed::Present(handed.bundle.clone());
             }
-            (Observed::Present(trusted), Some((from, offered))) if !trusted.accepts(offered) => {
+            (Observed::Present(trusted), Some(handed)) if handed.replaces(trusted) => {
+                found = Observed::Present(handed.bundle.clone());
+                in_place = false;
+            }
+            (Observed::Present(trusted), Some(ProvidedBundle { from, bundle, .. }))
+                if !trusted.accepts(bundle) =>
+            {
                 self.refusals.push(format!(
-                    "{} is not the {} of the cluster: it contains {trusted}, {from} has {offered}; find out which one is right; if it is the cluster's, move the file away and run again",
+                    "{} is not the {} of the cluster: it contains {trusted}, {from} has {bundle}; find out which one is right; if it is the cluster's, move the file away and run again",
                     spec.path,
                     spec.authority
                 ));
@@ -493,9 +502,9 @@ impl Survey {
             CertFiles::Pair {
                 certificate, key, ..
             } => Ok(read_pair(state, certificate, key)?),
-            CertFiles::Kubeconfig { path, store, .. } => {
-                read_kubeconfig(state, path, store.as_ref(), now)?
-            }
+            CertFiles::Kubeconfig {
+                path, store, pair, ..
+            } => read_kubeconfig(state, path, store.as_ref(), pair.as_ref(), now)?,
         };
         let mut found = match found {
             Ok(found) => found,
@@ -722,6 +731,7 @@ fn read_kubeconfig(
     state: &NodeState,
     path: &NodePath,
     store: Option<&spec::KubeletStoreSpec>,
+    pair: Option<&ClientPairSpec>,
     now: OffsetDateTime,
 ) -> Result<Result<ObservedCert, Unrepairable>, store::StoreError> {
     let (found, form) = match state.kubeconfig(path)? {
@@ -738,11 +748,14 @@ fn read_kubeconfig(
             key,
             kubeconfig,
         } => {
+            // Files of the kubelet and of other tools have a form of their choice.
+            let is_ours = pair.is_some_and(|pair| pair.is(certificate.path(), key.path()));
+            let key_bytes = key.bytes_behind_link()?;
             let found = ObservedCert {
                 chain: Observed::read(certificate.bytes_behind_link()?, Chain::from_pem),
-                key: Observed::read(key.bytes_behind_link()?, PrivateKey::from_pem),
-                key_form_is_ours: true,
-                exposed: None,
+                key: Observed::read(key_bytes, PrivateKey::from_pem),
+                key_form_is_ours: !is_ours || key_bytes.is_none_or(assess::is_our_form),
+                exposed: key.mode_if_exposed().filter(|_| is_ours),
                 revoked: None,
                 kubeconfig: Some(kubeconfig),
                 store: None,

@@ -79,11 +79,13 @@ certificates:
       group: 65532
       caFiles: {ca: /etc/kubernetes/konnectivity/ca.crt, etcd-ca: /etc/kubernetes/konnectivity/etcd-ca.crt, front-proxy-ca: /etc/kubernetes/konnectivity/front-proxy-ca.crt}
       reload: {unit: konnectivity.service, action: reload, pod: konnectivity-server}
+kubeconfig: {credentials: file}
 kubelet: {identity: bootstrap, clientCertificate: file, serving: true}
 kubelets: {sign: true, approveServing: true, approveClient: true, lifetime: 24h, keys: [ECDSA-P256], names: ["{node}.example.com"], domains: [ec2.internal], networks: [192.0.2.0/24], tokenGroups: ["system:bootstrappers:workers"], nodeNames: {"system:bootstrappers:workers": [worker-*]}, tokenLifetime: 12h, nodesPerToken: 300, revoked: [w9], requestsPerSecond: 20, lease: kubelets}
 wait: 10m
 clock: {maxWait: 5m}
 clusterPolicy: {enabled: true, kubeconfig: /etc/nodepki/policy.conf}
+authorityRotation: {enabled: true, kubeconfig: /etc/nodepki/rotation.conf}
 rotation: {renewAt: 720h, jitter: 5%, minRemaining: 2h, window: ["Mon-Fri 22:00-04:00", {cron: "0 2 * * 0", duration: 3h}], rekey: false, onPolicyChange: now}
 crlRefreshInterval: 1h
 reload:
@@ -225,6 +227,13 @@ fn reads_every_key() {
         ClusterPolicySettings {
             enabled: true,
             kubeconfig: "/etc/nodepki/policy.conf".into(),
+        }
+    );
+    assert_eq!(
+        settings.authority_rotation,
+        RotationSettings {
+            enabled: true,
+            kubeconfig: Some("/etc/nodepki/rotation.conf".into()),
         }
     );
     assert_eq!(settings.wait, Duration::from_secs(600));

@@ -4,8 +4,9 @@
 //! them, and `store` records the pending restarts.
 //!
 //! The table is based on the sources of Kubernetes 1.36 and etcd 3.6. Of all renewed files, only two require a restart of a
-//! static pod: controller-manager.conf and scheduler.conf. Their certificates are embedded, read once, and mounted as
-//! single files, so a running container keeps the old inode. kube-apiserver watches its serving pair, its client CAs and its
+//! static pod: controller-manager.conf and scheduler.conf. They are read once, and mounted as single files, so a running
+//! container keeps the old inode. If they name the files of their certificate and key, a renewal replaces only these files,
+//! and [`components_to_restart_for_named_pair`] decides. kube-apiserver watches its serving pair, its client CAs and its
 //! client pairs in the directory (`dynamiccertificates`, `cert_rotation.go` of client-go). etcd reads its pairs at each
 //! handshake.
 //!
@@ -18,8 +19,10 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use time::OffsetDateTime;
 
 use crate::kube::names::{Authority, CertName, UnknownName};
 use crate::kube::paths::{
@@ -97,8 +100,10 @@ pub enum ReplacedFile {
     Certificate(CertName),
     /// The trust bundle of an authority, such as `ca.crt`.
     Bundle(Authority),
-    /// `sa.key` or `sa.pub`.
+    /// `sa.key`, with `sa.pub`.
     ServiceAccount,
+    /// `sa.pub` alone.
+    ServiceAccountPublic,
     /// The kubelet's configuration file.
     KubeletConfiguration,
 }
@@ -111,6 +116,7 @@ impl ReplacedFile {
             .chain(Authority::ALL.into_iter().map(ReplacedFile::Bundle))
             .chain([
                 ReplacedFile::ServiceAccount,
+                ReplacedFile::ServiceAccountPublic,
                 ReplacedFile::KubeletConfiguration,
             ])
     }
@@ -121,8 +127,17 @@ impl ReplacedFile {
             ReplacedFile::Certificate(name) => name.as_str(),
             ReplacedFile::Bundle(authority) => authority.as_str(),
             ReplacedFile::ServiceAccount => "sa",
+            ReplacedFile::ServiceAccountPublic => "sa.pub",
             ReplacedFile::KubeletConfiguration => "kubelet-configuration",
         }
+    }
+
+    /// Returns whether it is a file of the service-account pair.
+    pub const fn is_service_account(self) -> bool {
+        matches!(
+            self,
+            ReplacedFile::ServiceAccount | ReplacedFile::ServiceAccountPublic
+        )
     }
 }
 
@@ -178,13 +193,67 @@ pub const fn components_to_restart(change: ReplacedFile) -> &'static [Component]
         ReplacedFile::Bundle(Authority::EtcdCa) => &[C::Etcd, C::KubeApiserver],
         ReplacedFile::Bundle(Authority::FrontProxyCa) => &[],
         ReplacedFile::ServiceAccount => &[C::KubeApiserver, C::KubeControllerManager],
+        // kube-controller-manager reads only sa.key.
+        ReplacedFile::ServiceAccountPublic => &[C::KubeApiserver],
         ReplacedFile::KubeletConfiguration => &[C::Kubelet],
+    }
+}
+
+/// How often client-go looks for another certificate in the files that a kubeconfig names, and then closes its connections
+/// (`CertCallbackRefreshDuration` in `transport/cert_rotation.go`, kubernetes#79083, since 1.18). A new connection reads the files
+/// again in any case; on an open one the API server continues to verify the old certificate.
+const CLIENT_PAIR_CHECK_INTERVAL: Duration = Duration::from_secs(5 * 60);
+/// Time for client-go to find the files and to connect again, in addition to the interval.
+const CLIENT_PAIR_CHECK_MARGIN: Duration = Duration::from_secs(60);
+
+/// Returns the components that must be restarted for new files of the certificate and key that a kubeconfig names: none if
+/// the component reads them while the old certificate is accepted. `accepted_until` is the end of the old certificate, or
+/// `None` if it may be refused at any time.
+pub fn components_to_restart_for_named_pair(
+    name: CertName,
+    accepted_until: Option<OffsetDateTime>,
+    now: OffsetDateTime,
+) -> &'static [Component] {
+    let needed = CLIENT_PAIR_CHECK_INTERVAL + CLIENT_PAIR_CHECK_MARGIN;
+    match accepted_until {
+        Some(end) if end - now > needed => &[],
+        _ => components_to_restart(ReplacedFile::Certificate(name)),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use time::macros::datetime;
+
     use super::*;
+
+    #[test]
+    fn restarts_for_named_pair_only_if_old_certificate_expires_first() {
+        let now = datetime!(2026-11-24 12:00 UTC);
+        for (name, left, expected) in [
+            (CertName::SchedulerConf, Some(361), &[][..]),
+            (
+                CertName::SchedulerConf,
+                Some(360),
+                &[Component::KubeScheduler],
+            ),
+            (
+                CertName::SchedulerConf,
+                Some(-1),
+                &[Component::KubeScheduler],
+            ),
+            // An unreadable certificate, or one of a CA that is about to be retired.
+            (
+                CertName::ControllerManagerConf,
+                None,
+                &[Component::KubeControllerManager],
+            ),
+        ] {
+            let end = left.map(|left| now + time::Duration::seconds(left));
+            let found = components_to_restart_for_named_pair(name, end, now);
+            assert_eq!(found, expected, "{name} {left:?}");
+        }
+    }
 
     #[test]
     fn restarts_only_components_that_do_not_reload() {
@@ -207,6 +276,7 @@ ca kube-controller-manager kubelet
 front-proxy-ca -
 etcd-ca etcd kube-apiserver
 sa kube-apiserver kube-controller-manager
+sa.pub kube-apiserver
 kubelet-configuration kubelet
 ";
         let found: String = ReplacedFile::all()

@@ -15,7 +15,7 @@ use time::format_description::well_known::Rfc3339;
 
 use super::kubeadm::Host;
 use super::kubeadm::parse_ip;
-use super::names::CertName;
+use super::names::{CONTROL_PLANE_LABEL, CertName};
 
 /// Group of CertificateSigningRequests.
 pub const CSR_GROUP: &str = "certificates.k8s.io";
@@ -27,9 +27,6 @@ const MAX_CSR_LIST_ITEMS: usize = 32;
 const MAX_CSR_TEXT_BYTES: usize = 1024;
 /// Largest number of addresses of a Node that are read.
 const MAX_NODE_ADDRESSES: usize = 64;
-/// Label of control-plane nodes. The admission plug-in NodeRestriction does not let a kubelet set it
-/// (`plugin/pkg/admission/noderestriction/admission.go`, `isKubernetesLabel`).
-const CONTROL_PLANE_LABEL: &str = "node-role.kubernetes.io/control-plane";
 
 /// A certificate that a kubelet requests through the API, each with a signer name of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

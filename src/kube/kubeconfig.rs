@@ -239,8 +239,12 @@ impl Kubeconfig {
         Ok(())
     }
 
-    /// Replaces the certificate and key of the current context with the path of one file that contains both.
-    pub(crate) fn set_client_file(&mut self, path: &str) -> Result<(), KubeconfigError> {
+    /// Replaces the certificate and key of the current context with the paths of files, perhaps of the same file.
+    pub(crate) fn set_client_files(
+        &mut self,
+        certificate: &str,
+        private_key: &str,
+    ) -> Result<(), KubeconfigError> {
         let (_, user) = self.current_names()?;
         let entry = entry_mut(&mut self.document, "users", "user", &user)
             .ok_or_else(|| KubeconfigError::Dangling(format!("user {user:?}")))?;
@@ -249,8 +253,8 @@ impl Kubeconfig {
                 wipe(&mut old);
             }
         }
-        set(entry, "client-certificate", path.to_owned());
-        set(entry, "client-key", path.to_owned());
+        set(entry, "client-certificate", certificate.to_owned());
+        set(entry, "client-key", private_key.to_owned());
         Ok(())
     }
 
@@ -268,6 +272,19 @@ impl Kubeconfig {
     pub fn set_authority(&mut self, authority: &str) -> Result<(), KubeconfigError> {
         let data = BASE64.encode(authority);
         set(self.current_cluster()?, "certificate-authority-data", data);
+        Ok(())
+    }
+
+    /// As [`Kubeconfig::set_authority`], of the cluster that [`Kubeconfig::to_join`] returns.
+    pub(crate) fn set_authority_to_join(&mut self, authority: &str) -> Result<(), KubeconfigError> {
+        let data = BASE64.encode(authority);
+        let unnamed = entry_mut(&mut self.document, "clusters", "cluster", "");
+        let cluster = match unnamed {
+            Some(_) => entry_mut(&mut self.document, "clusters", "cluster", "")
+                .ok_or_else(|| KubeconfigError::Dangling("cluster \"\"".to_owned()))?,
+            None => self.current_cluster()?,
+        };
+        set(cluster, "certificate-authority-data", data);
         Ok(())
     }
 
@@ -444,6 +461,32 @@ users:
     client-key-data: S0VZ
 "
         );
+    }
+
+    #[test]
+    fn names_client_file_in_place_of_certificate_and_key() {
+        let mut kubeconfig = Kubeconfig::new("kubernetes", "me", &CREDENTIALS);
+        kubeconfig
+            .set_client_files("/pki/current.pem", "/pki/current.pem")
+            .unwrap();
+        let text = kubeconfig.to_yaml();
+        let user = "\
+users:
+- name: me
+  user:
+    client-certificate: /pki/current.pem
+    client-key: /pki/current.pem
+";
+        assert!(text.ends_with(user), "{}", *text);
+        assert!(text.contains("certificate-authority-data: Q0E="));
+    }
+
+    #[test]
+    fn wipes_strings_at_any_depth() {
+        let mut value = serde_json::json!({"a": "x", "b": ["x", {"c": "x", "d": 5}], "e": null});
+        wipe(&mut value);
+        let wiped = serde_json::json!({"a": "", "b": ["", {"c": "", "d": 5}], "e": null});
+        assert_eq!(value, wiped);
     }
 
     #[test]

@@ -20,6 +20,23 @@ const DEFAULT_SECURE_PORT: &str = "6443";
 /// Annotation by which an administrator states that the pod reads replaced files itself, with the value `never`.
 pub const RESTART_ANNOTATION: &str = "nodepki.io/restart";
 
+/// A path of the node that a container mounts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostMount {
+    /// Path on the node.
+    pub host: PathBuf,
+    /// Path in the container.
+    pub container: PathBuf,
+}
+
+impl HostMount {
+    /// Returns whether one of these mounts shows a directory of the node at the same path in the container.
+    pub fn any_shows(mounts: &[HostMount], directory: &Path) -> bool {
+        let mut mounts = mounts.iter();
+        mounts.any(|mount| mount.host == mount.container && directory.starts_with(&mount.host))
+    }
+}
+
 /// A static pod.
 #[derive(Clone, Debug)]
 pub struct StaticPod {
@@ -30,6 +47,9 @@ pub struct StaticPod {
     /// `metadata.namespace`, by default `default`.
     pub namespace: String,
     mounts: Vec<PathBuf>,
+    /// Mounts of the first container, without those of a part of a volume.
+    first_mounts: Vec<HostMount>,
+    user: Option<i64>,
     arguments: Vec<String>,
     annotations: BTreeMap<String, String>,
 }
@@ -62,6 +82,14 @@ impl StaticPod {
             name: text("/metadata/name").unwrap_or_default().to_owned(),
             namespace: text("/metadata/namespace").unwrap_or("default").to_owned(),
             mounts: host_mounts(&pod),
+            first_mounts: first_mounts(&pod, container),
+            user: [
+                container.pointer("/securityContext/runAsUser"),
+                pod.pointer("/spec/securityContext/runAsUser"),
+            ]
+            .into_iter()
+            .flatten()
+            .find_map(Value::as_i64),
             arguments,
             annotations: annotations
                 .filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned())))
@@ -109,6 +137,16 @@ impl StaticPod {
         })
     }
 
+    /// Returns whether the first container sees a directory of the node at the same path.
+    pub fn mounts_directory(&self, directory: &Path) -> bool {
+        HostMount::any_shows(&self.first_mounts, directory)
+    }
+
+    /// Returns the numeric ID of the user that runs the first container, unless it is root.
+    pub fn user(&self) -> Option<i64> {
+        self.user.filter(|user| *user != 0)
+    }
+
     /// Returns whether the pod is restarted for a replaced file that it mounts.
     pub fn is_restarted_for_files(&self) -> bool {
         self.annotation(RESTART_ANNOTATION) != Some("never")
@@ -133,6 +171,28 @@ impl StaticPod {
             Some(SocketAddr::new(address, port.parse().ok()?))
         })
     }
+}
+
+/// Returns the hostPath volumes that a container mounts as a whole.
+fn first_mounts(pod: &Value, container: &Value) -> Vec<HostMount> {
+    let volumes = pod.pointer("/spec/volumes").and_then(Value::as_array);
+    let host = |name: &str| {
+        let mut volumes = volumes.into_iter().flatten();
+        let volume = volumes.find(|one| one.get("name").and_then(Value::as_str) == Some(name))?;
+        volume.pointer("/hostPath/path").and_then(Value::as_str)
+    };
+    let mounts = container.get("volumeMounts").and_then(Value::as_array);
+    let mounts = mounts.into_iter().flatten();
+    mounts
+        .filter(|mount| mount.get("subPath").is_none() && mount.get("subPathExpr").is_none())
+        .filter_map(|mount| {
+            let text = |field: &str| mount.get(field).and_then(Value::as_str);
+            Some(HostMount {
+                host: host(text("name")?)?.into(),
+                container: text("mountPath")?.into(),
+            })
+        })
+        .collect()
 }
 
 /// Returns the paths of hostPath volumes that a container mounts.
@@ -204,6 +264,57 @@ spec:
             let text = format!("spec: {{containers: [{{command: [manager{arguments}]}}]}}\n");
             let manifest = StaticPod::parse(PathBuf::from("/m.yaml"), text.as_bytes()).unwrap();
             assert_eq!(manifest.removes_expired_tokens(), wanted, "{arguments}");
+        }
+    }
+
+    #[test]
+    fn finds_directories_at_the_same_path_in_first_container() {
+        let text = "\
+metadata: {name: x}
+spec:
+  containers:
+  - name: a
+    volumeMounts:
+    - {name: pki, mountPath: /etc/kubernetes/pki}
+    - {name: moved, mountPath: /m}
+    - {name: part, mountPath: /part, subPath: a}
+    - {name: none, mountPath: /none}
+  - name: b
+    volumeMounts: [{name: other, mountPath: /other}]
+  volumes:
+  - {name: pki, hostPath: {path: /etc/kubernetes/pki/}}
+  - {name: moved, hostPath: {path: /moved}}
+  - {name: part, hostPath: {path: /part}}
+  - {name: other, hostPath: {path: /other}}
+  - {name: none, emptyDir: {}}
+";
+        let parse = |text: &str| StaticPod::parse("/m.yaml".into(), text.as_bytes()).unwrap();
+        let pod = parse(text);
+        for (directory, wanted) in [
+            ("/etc/kubernetes/pki/scheduler", true),
+            ("/etc/kubernetes/pki", true),
+            ("/etc/kubernetes", false),
+            ("/moved", false),
+            ("/m", false),
+            ("/part", false),
+            ("/other", false),
+            ("/none", false),
+        ] {
+            assert_eq!(
+                pod.mounts_directory(Path::new(directory)),
+                wanted,
+                "{directory}"
+            );
+        }
+        assert_eq!(pod.user(), None);
+        for (context, user) in [
+            ("securityContext: {runAsUser: 0}", None),
+            ("securityContext: {runAsUser: 1000}", Some(1000)),
+        ] {
+            let pod = parse(&text.replace("spec:\n", &format!("spec:\n  {context}\n")));
+            assert_eq!(pod.user(), user);
+            let pod = parse(&text.replace("- name: a\n", &format!("- name: a\n    {context}\n")));
+            assert_eq!(pod.user(), user);
         }
     }
 

@@ -19,6 +19,12 @@ pub use registered::{InvalidName, RegisteredName};
 
 /// Namespace of the Leases that nodepki takes.
 pub(crate) const LEASE_NAMESPACE: &str = "kube-system";
+/// Group of the bootstrap tokens with which kubeadm joins nodes (`cmd/kubeadm/app/constants/constants.go`,
+/// `NodeBootstrapTokenAuthGroup`).
+pub(crate) const JOINING_NODES_GROUP: &str = "system:bootstrappers:kubeadm:default-node-token";
+/// Label of control-plane nodes. The admission plug-in NodeRestriction does not let a kubelet set it
+/// (`plugin/pkg/admission/noderestriction/admission.go`, `isKubernetesLabel`).
+pub(crate) const CONTROL_PLANE_LABEL: &str = "node-role.kubernetes.io/control-plane";
 /// Prefix of the user names of nodes (`pkg/auth/nodeidentifier/default.go`) and of the common names of kubelets.
 pub(crate) const NODE_USER_PREFIX: &str = "system:node:";
 /// Prefix of the user names of bootstrap tokens, followed by the token's ID
@@ -462,6 +468,29 @@ impl UnknownName {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn finds_misspelt_placeholder_but_no_json() {
+        for (text, word) in [
+            ("{certificate}.{node}", None),
+            ("{Node}.example", Some("{Node}")),
+            ("{node}.{cluter}", Some("{cluter}")),
+            ("{\"node\": 1}", None),
+            ("{}", None),
+            ("{a b} {host}", Some("{host}")),
+            ("{node", None),
+        ] {
+            assert_eq!(misspelt_placeholder(text), word, "{text}");
+        }
+    }
+
+    #[test]
+    fn displays_certificate_name_with_padding() {
+        for name in CertName::ALL {
+            assert_eq!(name.to_string(), name.as_str());
+            assert_eq!(format!("{name:<30}|").len(), 31, "{name}");
+        }
+    }
 
     #[test]
     fn displays_node_path_below_root() {

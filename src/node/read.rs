@@ -11,6 +11,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use crate::kube::components::Component;
 use crate::kube::manifest::StaticPod;
 use crate::kube::names::CertName;
 use crate::kube::paths::{APISERVER_MANIFEST, KUBELET_CURRENT_LINK, KUBELET_FLAGS, MANIFESTS_DIR};
@@ -186,6 +187,16 @@ impl NodeState {
         let path = Path::new(MANIFESTS_DIR).join(name);
         self.file(&path)
             .found(|bytes| StaticPod::parse(path.clone(), bytes))
+    }
+
+    /// Returns kubeadm's manifest of a component; absent for the kubelet.
+    pub fn component_manifest(&self, component: Component) -> Observed<StaticPod> {
+        match component.manifest() {
+            Some(path) => self
+                .file(path)
+                .found(|bytes| StaticPod::parse(path.into(), bytes)),
+            None => Observed::Absent,
+        }
     }
 
     /// Returns the value of a flag that kubeadm gave the kubelet.

@@ -80,9 +80,13 @@ pub fn mounted_files(pod: &StaticPod, layout: &Layout) -> Vec<ReplacedFile> {
         (ReplacedFile::Bundle(name), vec![certificate])
     });
     let pair = layout.service_account().to_vec();
+    let public = pair.last().cloned().into_iter().collect();
     certificates
         .chain(authorities)
-        .chain([(ReplacedFile::ServiceAccount, pair)])
+        .chain([
+            (ReplacedFile::ServiceAccount, pair),
+            (ReplacedFile::ServiceAccountPublic, public),
+        ])
         .filter(|(_, paths)| paths.iter().any(|path| mounts(pod, layout, path)))
         .map(|(file, _)| file)
         .collect()

@@ -14,7 +14,7 @@ use time::OffsetDateTime;
 
 use crate::kube::names::Authority;
 use crate::spec::schedule::OnPolicyChange;
-use crate::spec::{BundleSpec, CertFiles, CertSpec};
+use crate::spec::{AuthorityProgress, BundleSpec, CertFiles, CertSpec, ClientPairSpec};
 use crate::x509::{
     CertDifference, Chain, PrivateKey, PublicKey, TrustBundle, contains_private_key, rfc3339,
     satisfies, unread_attributes,
@@ -213,7 +213,9 @@ fn differences(
     let mut reasons = Vec::new();
     for difference in remaining {
         match difference {
-            CertDifference::NotUnderFirst { .. } if !spec.under_first => {
+            CertDifference::NotUnderFirst { .. }
+                if spec.authority_change != AuthorityProgress::Activated =>
+            {
                 notes.push(difference.to_string());
             }
             CertDifference::KeyAlgorithm { .. } if found.has_key_of_kubelet(key) => {
@@ -257,35 +259,75 @@ pub fn with_unread_attributes(chain: &Chain) -> Option<String> {
 fn form_differences(spec: &CertSpec, found: &ObservedCert, trust: &TrustBundle) -> Vec<String> {
     let mut reasons = Vec::new();
     reasons.extend(found.store.iter().flat_map(|store| store.faults.clone()));
-    // The kubelet writes its own files, in a form of its choice.
-    let by_file = found
-        .kubeconfig
-        .as_ref()
-        .is_some_and(|kubeconfig| kubeconfig.by_file);
-    if !found.key_form_is_ours && !by_file {
+    if !found.key_form_is_ours {
         reasons.push("the key is PKCS#8; kubeadm writes PKCS#1 or SEC1".to_owned());
     }
     if let Some(mode) = found.exposed {
         reasons.push(format!("the key is world-readable (mode {mode:04o})"));
     }
     reasons.extend(refused_values(found));
-    if let (CertFiles::Kubeconfig { server, .. }, Some(kubeconfig)) =
-        (&spec.output, &found.kubeconfig)
-    {
-        if kubeconfig.server.as_deref() != Some(server) {
-            let old = kubeconfig.server.as_deref().unwrap_or("missing");
-            reasons.push(format!("server is {old}, wanted {server}"));
-        }
-        let trusted = kubeconfig
-            .authority
-            .as_deref()
-            .and_then(|pem| TrustBundle::from_pem(pem).ok());
-        if trusted.as_ref().map(TrustBundle::first) != Some(trust.first()) {
-            let old = trusted.map_or_else(|| "missing".to_owned(), |bundle| bundle.to_string());
-            reasons.push(format!("its CA is {old}, wanted {trust}"));
-        }
+    if let Some(kubeconfig) = &found.kubeconfig {
+        reasons.extend(kubeconfig_differences(&spec.output, kubeconfig, trust));
     }
     reasons
+}
+
+/// Returns the reasons to write a kubeconfig again, apart from the certificate and key.
+pub fn kubeconfig_differences(
+    output: &CertFiles,
+    kubeconfig: &ObservedKubeconfig,
+    trust: &TrustBundle,
+) -> Vec<String> {
+    let CertFiles::Kubeconfig { server, pair, .. } = output else {
+        return Vec::new();
+    };
+    let mut reasons = Vec::new();
+    if kubeconfig.server.as_deref() != Some(server) {
+        let old = kubeconfig.server.as_deref().unwrap_or("missing");
+        reasons.push(format!("server is {old}, wanted {server}"));
+    }
+    let trusted = kubeconfig
+        .authority
+        .as_deref()
+        .and_then(|pem| TrustBundle::from_pem(pem).ok());
+    if trusted.as_ref().map(TrustBundle::first) != Some(trust.first()) {
+        let old = match (trusted, &kubeconfig.authority_file) {
+            (Some(bundle), _) => bundle.to_string(),
+            (None, Some(file)) => format!("in the file {}", file.display()),
+            (None, None) => "missing".to_owned(),
+        };
+        reasons.push(format!("its CA is {old}, wanted {trust}"));
+    }
+    reasons.extend(
+        pair.as_ref()
+            .and_then(|pair| pair_difference(pair, kubeconfig)),
+    );
+    reasons
+}
+
+/// Returns how the location of certificate and key differs from the spec. Files of another tool are kept as long as the spec
+/// requires no files.
+fn pair_difference(spec: &ClientPairSpec, kubeconfig: &ObservedKubeconfig) -> Option<String> {
+    let ClientPairSpec {
+        certificate, key, ..
+    } = spec;
+    let found = kubeconfig.pair.as_deref();
+    let names_pair = found.is_some_and(|[certificate, key]| spec.is(certificate, key));
+    match (spec.is_named, found) {
+        (true, _) if names_pair => None,
+        (true, Some([other, other_key])) => Some(format!(
+            "it names {} and {}, wanted {certificate} and {key}",
+            other.display(),
+            other_key.display()
+        )),
+        (true, None) => Some(format!(
+            "it contains its certificate and key, wanted {certificate} and {key}"
+        )),
+        (false, _) if names_pair => Some(format!(
+            "it names {certificate} and {key}, wanted embedded certificate and key"
+        )),
+        (false, _) => None,
+    }
 }
 
 /// Verifies that an authority's bundle is usable. The error names the fix, which an administrator must apply.

@@ -42,6 +42,30 @@ impl KubeletLayout {
     }
 }
 
+/// Where controller-manager.conf and scheduler.conf have their certificate and key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KubeconfigCredentials {
+    /// In the kubeconfig, as kubeadm writes it. The component reads it at its start.
+    #[default]
+    Embedded,
+    /// In files that the kubeconfig names. The component reads them again while it runs.
+    File,
+}
+
+impl KubeconfigCredentials {
+    /// All values.
+    pub const ALL: [KubeconfigCredentials; 2] =
+        [KubeconfigCredentials::Embedded, KubeconfigCredentials::File];
+
+    /// Returns the value in the configuration.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            KubeconfigCredentials::Embedded => "embedded",
+            KubeconfigCredentials::File => "file",
+        }
+    }
+}
+
 /// The organization of `apiserver-kubelet-client`, which kubeadm has changed twice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KubeletClientSubject {
@@ -97,6 +121,9 @@ pub struct Choices {
     pub omit: BTreeSet<CertName>,
     /// True to issue the client certificate of an external etcd.
     pub external_etcd_client: bool,
+    /// The kubeconfigs that name the files of their certificate and key, of those in
+    /// [`BY_FILE`](super::credentials::BY_FILE).
+    pub credentials_by_file: BTreeSet<CertName>,
     /// True to leave kubelet.conf to the kubelet's own TLS bootstrap.
     pub kubelet_bootstraps_itself: bool,
     /// The location of the kubelet's client certificate.

@@ -152,6 +152,17 @@ impl Layout {
         }
     }
 
+    /// Returns the files of certificate and key that controller-manager.conf or scheduler.conf may name. Each component has a
+    /// directory of its own, so that a pod can mount it without the other keys.
+    pub fn client_pair(&self, name: CertName) -> Option<[PathBuf; 2]> {
+        let directory = match name {
+            CertName::ControllerManagerConf => "controller-manager",
+            CertName::SchedulerConf => "scheduler",
+            _ => return None,
+        };
+        Some(self.below_certificates_dir(&format!("{directory}/client")))
+    }
+
     /// Returns the files of a certificate: certificate and key, or the kubeconfig.
     pub fn files(&self, name: CertName) -> Vec<PathBuf> {
         match name.is_kubeconfig() {
@@ -218,6 +229,11 @@ mod tests {
             assert_eq!(format!("{} {}", one.display(), two.display()), expected);
         }
         assert_eq!(layout.files(CertName::AdminConf).len(), 1);
+        let client = layout.client_pair(CertName::SchedulerConf).unwrap();
+        let expected = ["client.crt", "client.key"];
+        let expected = expected.map(|file| Path::new("/srv/pki/scheduler").join(file));
+        assert_eq!(client, expected);
+        assert_eq!(layout.client_pair(CertName::AdminConf), None);
         assert_eq!(
             layout.kubelet_link(),
             Path::new("/srv/kubelet/kubelet-client-current.pem")
@@ -226,6 +242,34 @@ mod tests {
         let expected = ["crl.pem", "front-proxy-crl.pem", "etcd/crl.pem"];
         for file in expected {
             assert!(lists.contains(&Path::new("/srv/pki").join(file)), "{file}");
+        }
+    }
+
+    #[test]
+    fn takes_only_files_of_etcd_clients_from_external_etcd() {
+        let file = |name: &str| Some(PathBuf::from(name));
+        let layout = Layout::default().with_external_etcd(&Etcd::External {
+            endpoints: Vec::new(),
+            ca_file: file("/e/ca.crt"),
+            cert_file: file("/e/c.crt"),
+            key_file: file("/e/c.key"),
+        });
+        assert!(layout.has_external_etcd());
+        let own = Layout::default();
+        for name in Authority::ALL {
+            let [certificate, key] = own.authority(name);
+            let expected = match name {
+                Authority::EtcdCa => [PathBuf::from("/e/ca.crt"), key],
+                _ => [certificate, key],
+            };
+            assert_eq!(layout.authority(name), expected, "{name}");
+        }
+        for name in CertName::ALL {
+            let expected = match name {
+                CertName::ApiserverEtcdClient => ["/e/c.crt", "/e/c.key"].map(PathBuf::from),
+                _ => own.pair(name),
+            };
+            assert_eq!(layout.pair(name), expected, "{name}");
         }
     }
 }

@@ -208,7 +208,8 @@ fn outside(path: &Path, layout: &Layout) -> Option<String> {
 
 fn owners_of_kubeadm(layout: &Layout) -> BTreeMap<PathBuf, String> {
     let leaves = CertName::ALL.into_iter().flat_map(|name| {
-        let files = layout.files(name).into_iter();
+        let pair = layout.client_pair(name).into_iter().flatten();
+        let files = layout.files(name).into_iter().chain(pair);
         files.map(move |path| (path, name.to_string()))
     });
     let authorities = Authority::ALL.into_iter().flat_map(|name| {
@@ -265,6 +266,66 @@ mod tests {
     }
 
     #[test]
+    fn reserves_names_of_the_api_servers_service() {
+        for name in [
+            "kubernetes",
+            "kubernetes.default",
+            "kubernetes.default.svc",
+            "kubernetes.default.svc.cluster.local",
+        ] {
+            assert!(is_apiserver_name(name), "{name}");
+        }
+        for name in [
+            "kubernetes.example",
+            "my-kubernetes",
+            "hook.default.svc",
+            "",
+        ] {
+            assert!(!is_apiserver_name(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn writes_alternative_names_as_configured() {
+        for (san, expected) in [
+            (RegisteredSan::Addresses, ADDRESS_PLACEHOLDER),
+            (
+                RegisteredSan::OfNode("{node}.example".to_owned()),
+                "{node}.example",
+            ),
+            (
+                RegisteredSan::Fixed(San::Dns("hook.example".to_owned())),
+                "hook.example",
+            ),
+            (
+                RegisteredSan::Fixed(San::Ip("2001:db8::1".parse().unwrap())),
+                "2001:db8::1",
+            ),
+        ] {
+            assert_eq!(san.written(), expected);
+        }
+    }
+
+    #[test]
+    fn layout_describes_registered_certificates() {
+        let described = RegisteredCertificate {
+            description: Some("Backup of etcd.".to_owned()),
+            ..registered("hook", [None, None])
+        };
+        let other = registered("other", [None, None]);
+        let name = |one: &RegisteredCertificate| CertName::Registered(one.name);
+        let layout = Layout::default().with_registered(&[other.clone(), described.clone()]);
+        assert_eq!(
+            layout.description(name(&described)),
+            Some("Backup of etcd.")
+        );
+        assert_eq!(layout.description(name(&other)), None);
+        assert_eq!(layout.description(CertName::Apiserver), None);
+        let last: Vec<CertName> = layout.certificates().skip(CertName::ALL.len()).collect();
+        assert_eq!(last, [name(&other), name(&described)]);
+    }
+
+    #[test]
     fn accepts_default_files() {
         let both =
             ["konnectivity-server", "etcd-metrics"].map(|name| registered(name, [None, None]));
@@ -286,6 +347,7 @@ mod tests {
             ("/etc/kubernetes/pki/etcd/crl.der", "etcd-ca"),
             ("/etc/kubernetes/pki/sa.pub", "sa"),
             ("/etc/kubernetes/admin.conf", "admin.conf"),
+            ("/etc/kubernetes/pki/scheduler/client.key", "scheduler.conf"),
             ("/etc/kubernetes/pki/first.crt", "first"),
         ] {
             let both = [

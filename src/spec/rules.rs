@@ -13,8 +13,8 @@ use super::layout::Layout;
 use super::policy::KeyPolicy;
 use super::registered::{NODE_PLACEHOLDER, RegisteredCertificate, RegisteredSan};
 use super::table::{
-    BundleCopy, BundleSpec, CertFiles, CertSpec, ExternalEtcd, KubeletStoreSpec, NodeSpec,
-    PolicyDoubts, RequestedCertificate, ServiceAccountSpec,
+    AuthorityProgress, BundleCopy, BundleSpec, CertFiles, CertSpec, ClientPairSpec, ExternalEtcd,
+    KubeletStoreSpec, NodeSpec, PolicyDoubts, RequestedCertificate, ServiceAccountSpec,
 };
 use crate::kube::kubeadm::{
     ClusterConfig, Etcd, Host, HostPort, KubeadmRole, KubernetesVersion, NodeConfig, San,
@@ -195,7 +195,7 @@ impl RuleInputs<'_> {
             output: self.output(name, &subject.common_name),
             requested: self.requested(name, subject, self.sans(name), usages(name)),
             other_subjects: subjects.collect(),
-            under_first: false,
+            authority_change: AuthorityProgress::Unchanged,
             on_policy_change: self.choices.on_policy_change,
             is_omittable: self.is_omittable(name),
             description: None,
@@ -226,7 +226,7 @@ impl RuleInputs<'_> {
             output: self.output(name, &subject.common_name),
             requested: self.requested(name, subject, sans.finish(), one.usages.clone()),
             other_subjects: Vec::new(),
-            under_first: false,
+            authority_change: AuthorityProgress::Unchanged,
             on_policy_change: self.choices.on_policy_change,
             is_omittable: false,
             description: one.description.clone(),
@@ -446,6 +446,14 @@ impl RuleInputs<'_> {
             store: (name == CertName::KubeletConf).then(|| KubeletStoreSpec {
                 dir: layout.kubelet_pki().into(),
                 layout: self.choices.kubelet_layout,
+            }),
+            pair: layout.client_pair(name).map(|pair| {
+                let [certificate, key] = pair.map(NodePath::from);
+                ClientPairSpec {
+                    certificate,
+                    key,
+                    is_named: self.choices.credentials_by_file.contains(&name),
+                }
             }),
         }
     }

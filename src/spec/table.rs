@@ -63,9 +63,13 @@ impl NodeSpec {
             CertFiles::Pair {
                 certificate, key, ..
             } => vec![certificate, key],
-            CertFiles::Kubeconfig { path, store, .. } => {
+            CertFiles::Kubeconfig {
+                path, store, pair, ..
+            } => {
                 let store = store.iter_mut().map(|store| &mut store.dir);
-                store.chain([path]).collect()
+                let pair = pair.iter_mut();
+                let pair = pair.flat_map(|pair| [&mut pair.certificate, &mut pair.key]);
+                store.chain(pair).chain([path]).collect()
             }
         });
         let bundles = self.bundles.iter_mut();
@@ -99,9 +103,8 @@ pub struct CertSpec {
     /// Subjects that other kubeadm versions give this certificate. A certificate on disk with one of them is kept, as
     /// the cluster may depend on it; one from a signer is refused.
     pub other_subjects: Vec<Subject>,
-    /// True while the authority is being changed: a certificate that was not issued under the first certificate of the
-    /// bundle is then issued again instead of kept with a note.
-    pub under_first: bool,
+    /// Progress of a change of its authority's CA on this node.
+    pub authority_change: AuthorityProgress,
     /// When a usable certificate is replaced because its key has another algorithm.
     pub on_policy_change: OnPolicyChange,
     /// True if [`Choices::omit`](super::Choices::omit) may contain it on this node.
@@ -122,6 +125,19 @@ impl CertSpec {
     pub fn authority(&self) -> Authority {
         self.requested.authority
     }
+}
+
+/// Progress of a change of an authority's CA on this node, as far as the authority's certificates depend on it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum AuthorityProgress {
+    /// No change is recorded.
+    #[default]
+    Unchanged,
+    /// This node trusts the new CA, which has this SHA-256 in hexadecimal. The other nodes may not trust it yet.
+    Staged(String),
+    /// The new CA issues: a certificate that was not issued under the first certificate of the bundle is issued again
+    /// instead of kept with a note.
+    Activated,
 }
 
 /// The part of a certificate's spec that its signer sees, also before the key exists.
@@ -149,7 +165,7 @@ pub enum CertFiles {
         /// Numeric ID of a group that may read the key (0640).
         group: Option<u32>,
     },
-    /// Both embedded in a kubeconfig (0600).
+    /// A kubeconfig (0600) that contains both, or names their files.
     Kubeconfig {
         /// The file.
         path: NodePath,
@@ -161,7 +177,27 @@ pub enum CertFiles {
         user: String,
         /// For kubelet.conf: the directory of the kubelet's client certificates.
         store: Option<KubeletStoreSpec>,
+        /// For controller-manager.conf and scheduler.conf: the files of certificate and key.
+        pair: Option<ClientPairSpec>,
     },
+}
+
+/// The files of the certificate and key of a component's kubeconfig.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientPairSpec {
+    /// `client-certificate`, PEM, leaf first, 0644.
+    pub certificate: NodePath,
+    /// `client-key`, PEM, PKCS#1 or SEC1, 0600.
+    pub key: NodePath,
+    /// True if the kubeconfig names the files; otherwise it contains certificate and key, and the files do not exist.
+    pub is_named: bool,
+}
+
+impl ClientPairSpec {
+    /// Returns whether these are the files that a kubeconfig names.
+    pub fn is(&self, certificate: &Path, key: &Path) -> bool {
+        *self.certificate == *certificate && *self.key == *key
+    }
 }
 
 /// The directory of the kubelet's client certificates: dated files with certificate and key, and a link to the newest.
@@ -174,13 +210,25 @@ pub struct KubeletStoreSpec {
 }
 
 impl CertFiles {
-    /// Returns the files of this output; a pair's key first.
+    /// Returns the files of this output; a pair's key first, a kubeconfig last.
     pub fn paths(&self) -> Vec<&NodePath> {
         match self {
             CertFiles::Pair {
                 certificate, key, ..
             } => vec![key, certificate],
-            CertFiles::Kubeconfig { path, .. } => vec![path],
+            CertFiles::Kubeconfig { path, .. } => {
+                let pair = self.named_pair().into_iter();
+                let pair = pair.flat_map(|pair| [&pair.key, &pair.certificate]);
+                pair.chain([path]).collect()
+            }
+        }
+    }
+
+    /// Returns the files of certificate and key that a kubeconfig names.
+    pub fn named_pair(&self) -> Option<&ClientPairSpec> {
+        match self {
+            CertFiles::Kubeconfig { pair, .. } => pair.as_ref().filter(|pair| pair.is_named),
+            CertFiles::Pair { .. } => None,
         }
     }
 }

@@ -473,6 +473,8 @@ fn plans_registered_certificates_on_their_nodes() {
         panic!("{:?}", spec.output);
     };
     assert_eq!(group, Some(65532));
+    let apiserver = &first.cert(CertName::Apiserver).unwrap().output;
+    assert!(matches!(apiserver, CertFiles::Pair { group: None, .. }));
     let worker = JOIN
         .lines()
         .filter(|line| !line.starts_with("controlPlane"));
@@ -488,4 +490,183 @@ fn plans_registered_certificates_on_their_nodes() {
         notes.contains("certificates.registered.hook.caFiles.front-proxy-ca: this node has no CA certificate of front-proxy-ca"),
         "{notes}"
     );
+}
+
+const ENDPOINT: &str = "controlPlaneEndpoint: api.example\n";
+
+fn joining_worker() -> String {
+    let lines = JOIN
+        .lines()
+        .filter(|line| !line.starts_with("controlPlane"));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn omits_only_kubeconfigs_that_no_component_needs() {
+    let choices = Choices {
+        omit: CertName::ALL.into_iter().collect(),
+        ..Choices::default()
+    };
+    // `kubeadm init` needs admin.conf.
+    for (node, all, omitted) in [
+        (INIT, 12, vec![CertName::SuperAdminConf]),
+        (JOIN, 11, vec![CertName::AdminConf]),
+    ] {
+        let plan = planned(node, &cluster(ENDPOINT), &choices);
+        assert_eq!(plan.omitted, omitted);
+        assert_eq!(plan.certs.len(), all - 1);
+        assert!(plan.cert(omitted[0]).is_none());
+        assert!(plan.certs.iter().all(|spec| !spec.is_omittable));
+        let plan = planned(node, &cluster(ENDPOINT), &Choices::default());
+        assert_eq!(plan.omitted, []);
+        let omittable = plan.certs.iter().filter(|spec| spec.is_omittable);
+        let omittable: Vec<CertName> = omittable.map(CertSpec::name).collect();
+        assert_eq!(omittable, omitted);
+    }
+}
+
+#[test]
+fn external_etcd_leaves_certificates_of_other_authorities() {
+    let fields = "etcd: {external: {endpoints: ['https://etcd:2379'], caFile: /e/ca.crt, certFile: /e/c.crt, keyFile: /e/c.key}}\n";
+    let external = planned(INIT, &cluster(fields), &Choices::default());
+    let stacked = planned(INIT, &cluster(""), &Choices::default());
+    let of_others = stacked.certs.iter();
+    let of_others = of_others.filter(|spec| spec.authority() != Authority::EtcdCa);
+    let of_others: Vec<&str> = of_others.map(|spec| spec.name().as_str()).collect();
+    assert_eq!(names(&external), of_others);
+}
+
+#[test]
+fn ignores_only_preflight_errors_about_own_files() {
+    let ignored = |node: &str| {
+        let plan = planned(node, &cluster(ENDPOINT), &Choices::default());
+        plan.ignore_preflight_errors
+    };
+    let kubelet = "FileAvailable--etc-kubernetes-kubelet.conf";
+    let ca = "FileAvailable--etc-kubernetes-pki-ca.crt";
+    assert_eq!(ignored(INIT), [""; 0]);
+    assert_eq!(ignored(JOIN), [kubelet]);
+    assert_eq!(ignored(&joining_worker()), [kubelet, ca]);
+    let elsewhere = format!("{}\ncaCertPath: /etc/ssl/ca.crt\n", joining_worker());
+    assert_eq!(ignored(&elsewhere), [kubelet]);
+}
+
+#[test]
+fn desires_subjects_of_kubeadm() {
+    let choices = Choices {
+        kubelet_serving: true,
+        signs_for_kubelets: true,
+        ..Choices::default()
+    };
+    let fields = cluster("kubernetesVersion: v1.34.0\n");
+    let plan = planned(INIT, &fields, &choices);
+    let subjects = |spec: &CertSpec| {
+        let own = [&spec.requested.profile.subject];
+        let all = own.into_iter().chain(&spec.other_subjects);
+        all.map(ToString::to_string).collect::<Vec<_>>().join("; ")
+    };
+    let found: Vec<(&str, String)> = plan
+        .certs
+        .iter()
+        .map(|spec| (spec.name().as_str(), subjects(spec)))
+        .collect();
+    let expected = [
+        ("apiserver", "CN=kube-apiserver"),
+        (
+            "apiserver-kubelet-client",
+            "O=kubeadm:cluster-admins, CN=kube-apiserver-kubelet-client; CN=kube-apiserver-kubelet-client; O=system:masters, CN=kube-apiserver-kubelet-client",
+        ),
+        ("front-proxy-client", "CN=front-proxy-client"),
+        ("etcd-server", "CN=cp1"),
+        ("etcd-peer", "CN=cp1"),
+        (
+            "etcd-healthcheck-client",
+            "CN=kube-etcd-healthcheck-client; O=system:masters, CN=kube-etcd-healthcheck-client",
+        ),
+        (
+            "apiserver-etcd-client",
+            "CN=kube-apiserver-etcd-client; O=system:masters, CN=kube-apiserver-etcd-client",
+        ),
+        (
+            "admin.conf",
+            "O=kubeadm:cluster-admins, CN=kubernetes-admin; O=system:masters, CN=kubernetes-admin",
+        ),
+        (
+            "super-admin.conf",
+            "O=system:masters, CN=kubernetes-super-admin",
+        ),
+        ("kubelet.conf", "O=system:nodes, CN=system:node:cp1"),
+        (
+            "controller-manager.conf",
+            "CN=system:kube-controller-manager",
+        ),
+        ("scheduler.conf", "CN=system:kube-scheduler"),
+        ("kubelet-serving", "O=system:nodes, CN=system:node:cp1"),
+        ("nodepki.conf", "O=nodepki:kubelet-signers, CN=nodepki:cp1"),
+    ];
+    for (name, subject) in expected {
+        let one = found.iter().find(|(one, _)| *one == name);
+        assert_eq!(one.map(|(_, one)| one.as_str()), Some(subject), "{name}");
+    }
+    assert_eq!(found.len(), expected.len(), "{found:?}");
+}
+
+#[test]
+fn puts_names_and_addresses_into_server_certificates_only() {
+    let choices = Choices {
+        kubelet_serving: true,
+        etcd_server_sans: vec![San::Dns("server.example".to_owned())],
+        etcd_peer_sans: vec![San::Dns("peer.example".to_owned())],
+        kubelet_serving_sans: vec![San::Ip("192.0.2.99".parse().unwrap())],
+        ..Choices::default()
+    };
+    let fields = "etcd: {local: {serverCertSANs: [server.local], peerCertSANs: [peer.local]}}\n";
+    let plan = planned(INIT, &cluster(fields), &choices);
+    let addresses = "IP:192.0.2.11, IP:127.0.0.1, IP:::1";
+    for spec in &plan.certs {
+        let expected = match spec.name() {
+            CertName::Apiserver => continue,
+            CertName::EtcdServer => {
+                format!("DNS:cp1, DNS:localhost, DNS:server.example, DNS:server.local, {addresses}")
+            }
+            CertName::EtcdPeer => {
+                format!("DNS:cp1, DNS:localhost, DNS:peer.example, DNS:peer.local, {addresses}")
+            }
+            CertName::KubeletServing => "DNS:cp1, IP:192.0.2.11, IP:192.0.2.99".to_owned(),
+            _ => String::new(),
+        };
+        let found = &spec.requested.profile.sans;
+        match expected.is_empty() {
+            true => assert!(found.is_empty(), "{}: {found}", spec.name()),
+            false => assert_eq!(found.to_string(), expected, "{}", spec.name()),
+        }
+    }
+}
+
+#[test]
+fn desires_usages_of_kubeadm() {
+    use crate::x509::ExtendedUsage::{ClientAuth, ServerAuth};
+    for name in CertName::ALL {
+        let expected = match name {
+            CertName::Apiserver | CertName::KubeletServing => vec![ServerAuth],
+            CertName::EtcdServer | CertName::EtcdPeer => vec![ServerAuth, ClientAuth],
+            _ => vec![ClientAuth],
+        };
+        assert_eq!(usages(name), expected, "{name}");
+    }
+    for (name, expected) in [("hook", ServerAuth), ("hook-client", ClientAuth)] {
+        let registered = CertName::Registered(name.parse().unwrap());
+        assert_eq!(usages(registered), [expected], "{name}");
+    }
+}
+
+#[test]
+fn only_kubelet_conf_refers_to_store_of_kubelet() {
+    let plan = planned(INIT, &cluster(""), &Choices::default());
+    for spec in &plan.certs {
+        if let CertFiles::Kubeconfig { store, .. } = &spec.output {
+            let is_kubelet = spec.name() == CertName::KubeletConf;
+            assert_eq!(store.is_some(), is_kubelet, "{}", spec.name());
+        }
+    }
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
-use super::amendment::Amendment;
+use super::amendment::{Amendment, WatchedFile};
 use super::changes::{self, AuthorityChange};
 use super::desired::{DesiredContents, DesiredFile, DesiredState, Mode};
 use super::dir::temporary_name;
@@ -21,9 +21,10 @@ use super::staging::{STAGING, StagingRecord, inherit, is_gone};
 use super::target::ExistingTarget;
 use super::transaction::{Committed, FileChange, Replacement, StagedFile, Transaction, inherited};
 use super::{STATE_DIR, Store, failpoint, sha256};
-use crate::kube::components::{Component, ReplacedFile};
+use crate::kube::components::{Component, ReplacedFile, components_to_restart};
 use crate::kube::names::{Authority, CertName};
 use crate::process::machine;
+use crate::spec::authority_rotation::RotationSubject;
 
 /// Files that change together or not at all.
 #[derive(Default)]
@@ -140,8 +141,22 @@ impl Commit {
         path: impl Into<PathBuf>,
         at: OffsetDateTime,
     ) -> &mut Self {
-        let changed = UnverifiedChange { change, at };
-        self.amendment.watched.push((path.into(), changed));
+        self.change_read_by(change, path, at, components_to_restart(change))
+    }
+
+    /// As [`Commit::change`], with the components to restart: fewer than for other files of the same change.
+    pub(crate) fn change_read_by(
+        &mut self,
+        change: ReplacedFile,
+        path: impl Into<PathBuf>,
+        at: OffsetDateTime,
+        readers: &'static [Component],
+    ) -> &mut Self {
+        self.amendment.watched.push(WatchedFile {
+            path: path.into(),
+            changed: UnverifiedChange { change, at },
+            readers,
+        });
         self
     }
 
@@ -158,16 +173,16 @@ impl Commit {
         self
     }
 
-    /// Makes the files of this commit one step of a CA change: if a component does not become ready with them, all of
+    /// Makes the files of this commit one step of a CA change, or of a change of the service-account key: if a component does not become ready with them, all of
     /// them are rolled back to `former`.
     pub(crate) fn trust_step(&mut self, former: FormerTrust) -> &mut Self {
         self.amendment.former_trust = Some(former);
         self
     }
 
-    /// Ends the step of this authority's change: this commit rolls it back.
-    pub(crate) fn rolls_back(&mut self, authority: Authority) -> &mut Self {
-        self.amendment.rolled_back = Some(authority);
+    /// Ends the step of this subject's change: this commit rolls it back.
+    pub(crate) fn rolls_back(&mut self, subject: RotationSubject) -> &mut Self {
+        self.amendment.rolled_back = Some(subject);
         self
     }
 

@@ -15,7 +15,7 @@ use super::journal::SecretBytes;
 use super::state_file::{StateFile, Versioned};
 use super::{AuthorityChange, NodeRoot, STATE_DIR};
 use crate::kube::components::{Component, ReplacedFile};
-use crate::kube::names::Authority;
+use crate::spec::authority_rotation::RotationSubject;
 
 pub(super) const RESTARTS: StateFile = StateFile::of_work("restarts.json", 1);
 /// Size in bytes of everything in the record except file contents.
@@ -69,14 +69,15 @@ pub enum RestartState {
     },
 }
 
-/// The trusted files of a node before a step of a CA change.
+/// The trusted files of a node before a step of a CA change, or its service-account pair.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FormerTrust {
-    /// The authority whose CA is changed.
-    pub authority: Authority,
-    /// The record of its change; `None` if no change was under way.
+    /// What is changed.
+    #[serde(rename = "authority")]
+    pub subject: RotationSubject,
+    /// The record of an authority's change; `None` if no change was under way.
     pub change: Option<AuthorityChange>,
-    /// `ca.crt` and revocation lists.
+    /// `ca.crt` and revocation lists, or `sa.key` and `sa.pub`.
     pub files: Vec<FormerContents>,
     /// The CA certificates in each kubeconfig, in PEM. Its client certificate may be renewed in the meantime.
     pub kubeconfigs: Vec<FormerContents>,
@@ -116,7 +117,7 @@ pub struct Unsettled {
     pub restarts: Vec<Restart>,
     /// In the order in which they were replaced first.
     pub changed: Vec<UnverifiedChange>,
-    /// At most one for each authority.
+    /// At most one for each subject.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub trust_steps: Vec<TrustStep>,
 }
@@ -173,8 +174,8 @@ impl Unsettled {
             since,
             former,
         };
-        let is_same_authority = |known: &TrustStep| known.former.authority == step.former.authority;
-        if let Some(index) = self.trust_steps.iter().position(is_same_authority) {
+        let is_same_subject = |known: &TrustStep| known.former.subject == step.former.subject;
+        if let Some(index) = self.trust_steps.iter().position(is_same_subject) {
             let known = self.trust_steps.remove(index);
             // If a component was restarted since, the node works with the files of the earlier step.
             if known.components.iter().all(due) {
@@ -253,19 +254,19 @@ pub(super) fn to_json(record: Unsettled) -> Option<Zeroizing<Vec<u8>>> {
     Some(json)
 }
 
-mod secret {
+pub(super) mod secret {
     use super::SecretBytes;
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
     use zeroize::Zeroizing;
 
-    pub(super) fn serialize<S: Serializer>(
+    pub(in crate::store) fn serialize<S: Serializer>(
         contents: &Zeroizing<Vec<u8>>,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
         SecretBytes(contents.clone()).serialize(serializer)
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+    pub(in crate::store) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Zeroizing<Vec<u8>>, D::Error> {
         SecretBytes::deserialize(deserializer).map(|secret| secret.0)
@@ -282,7 +283,7 @@ mod tests {
     use time::macros::datetime;
 
     use super::*;
-    use crate::kube::names::CertName;
+    use crate::kube::names::{Authority, CertName};
     use crate::store::{Commit, Mode, Store};
 
     const AT: OffsetDateTime = datetime!(2026-11-21 12:00 UTC);
@@ -421,7 +422,7 @@ mod tests {
         };
         let mut commit = Commit::new();
         commit.trust_step(FormerTrust {
-            authority: Authority::Ca,
+            subject: Authority::Ca.into(),
             change: None,
             files: former(CA).into_iter().collect(),
             kubeconfigs: former(CONF).into_iter().collect(),
@@ -487,7 +488,7 @@ mod tests {
 
         commit_trust_step(&root, "fifth", later);
         let mut commit = Commit::new();
-        commit.rolls_back(Authority::Ca);
+        commit.rolls_back(Authority::Ca.into());
         store(&root).commit(commit).unwrap();
         assert_eq!(root.unsettled().unwrap().trust_steps, []);
     }

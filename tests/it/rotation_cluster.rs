@@ -6,6 +6,8 @@
 //! thousand times, and measures what could grow.
 
 mod measured;
+#[cfg(feature = "failpoints")]
+mod open_connections;
 mod thousand;
 
 use std::collections::BTreeMap;
@@ -356,7 +358,7 @@ impl<'a> Daemon<'a> {
     }
 
     /// Kills the daemon with SIGKILL, and starts it again.
-    fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.process.signal(Signal::SIGKILL);
         self.replace();
     }

@@ -4,12 +4,13 @@ use time::OffsetDateTime;
 
 use crate::agent::Failure;
 use crate::agent::kubelet::{KubeletFiles, unrepairable};
-use crate::kube::components::ReplacedFile;
+use crate::kube::components::{ReplacedFile, components_to_restart_for_named_pair};
 use crate::kube::kubeconfig::{Credentials, Kubeconfig};
-use crate::spec::assess::ObservedKubeletStore;
-use crate::spec::{CertFiles, CertSpec};
+use crate::kube::names::NodePath;
+use crate::spec::assess::{ObservedKubeconfig, ObservedKubeletStore, kubeconfig_differences};
+use crate::spec::{CertFiles, CertSpec, ClientPairSpec};
 use crate::store::{Commit, Mode, NodeRoot};
-use crate::x509::{Chain, PrivateKey, TrustBundle};
+use crate::x509::{Chain, PrivateKey, TrustBundle, verifies};
 
 /// A certificate and its key, to be written.
 pub(super) struct CertMaterial<'a> {
@@ -21,16 +22,41 @@ pub(super) struct CertMaterial<'a> {
     pub(super) is_new: bool,
 }
 
+/// What exists in the place of a certificate that is written.
+pub(super) struct FoundFiles {
+    /// The kubeconfig.
+    pub(super) kubeconfig: Option<ObservedKubeconfig>,
+    /// The kubelet's directory.
+    pub(super) store: Option<ObservedKubeletStore>,
+    /// Until when the certificate is accepted; `None` if it may be refused at any time.
+    pub(super) accepted_until: Option<OffsetDateTime>,
+}
+
+/// Returns until when a certificate is accepted: to its end, unless its CA is no longer the first one of the bundle and may
+/// be retired.
+pub(super) fn accepted_until(
+    chain: &Chain,
+    trusted: &TrustBundle,
+    now: OffsetDateTime,
+) -> Option<OffsetDateTime> {
+    let first = TrustBundle::from_certificates(vec![trusted.first().clone()]).ok()?;
+    verifies(chain, &first, now).then(|| chain.leaf().not_after())
+}
+
 impl CertMaterial<'_> {
-    /// Adds the files to the commit. `document` and `store` are the kubeconfig and the kubelet's directory as found.
+    /// Adds the files to the commit.
     pub(super) fn add_to(
         self,
         commit: &mut Commit,
         root: &NodeRoot,
         now: OffsetDateTime,
-        document: Option<Kubeconfig>,
-        store: Option<ObservedKubeletStore>,
+        found: FoundFiles,
     ) -> Result<(), Failure> {
+        let FoundFiles {
+            kubeconfig,
+            store,
+            accepted_until,
+        } = found;
         if let Some(store) = store {
             let files = KubeletFiles {
                 spec: self.spec,
@@ -39,57 +65,104 @@ impl CertMaterial<'_> {
                 key: self.key,
                 is_new: self.is_new,
                 store,
-                document,
+                document: kubeconfig.map(|kubeconfig| kubeconfig.document),
             };
             return files.add_to(commit, root, now);
         }
-        let changed = match &self.spec.output {
+        let change = ReplacedFile::Certificate(self.spec.name());
+        match &self.spec.output {
             CertFiles::Pair {
                 certificate,
                 key,
                 group,
             } => {
-                let private = self.key.to_pem().as_bytes().to_vec();
-                commit.file(
-                    key.clone(),
-                    private,
-                    group.map_or(Mode::Private, Mode::GroupPrivate),
-                );
-                let public = self.chain.to_pem().into_bytes();
-                commit.file(certificate.clone(), public, Mode::Public);
-                commit.together(certificate.clone(), key.clone());
-                certificate
+                let key_mode = group.map_or(Mode::Private, Mode::GroupPrivate);
+                self.add_pair(commit, certificate, key, key_mode);
+                commit.change(change, certificate.clone(), now);
             }
-            CertFiles::Kubeconfig {
-                path,
-                server,
-                cluster,
-                user,
-                ..
-            } => {
-                let credentials = Credentials {
-                    server,
-                    authority: &self.trusted.roots_to_pem(),
-                    certificate: &self.chain.to_pem(),
-                    key: &self.key.to_pem(),
-                };
-                let document = match document {
-                    Some(mut document) => {
-                        document
-                            .set_credentials(&credentials)
-                            .map_err(|error| unrepairable(path, error))?;
-                        document
+            CertFiles::Kubeconfig { path, .. } => {
+                if let Some(pair) = self.spec.output.named_pair() {
+                    self.add_named_pair(commit, pair, accepted_until, now);
+                    let is_complete = kubeconfig.as_ref().is_some_and(|found| {
+                        kubeconfig_differences(&self.spec.output, found, self.trusted).is_empty()
+                    });
+                    // The component would have to be restarted for another text.
+                    if is_complete {
+                        return Ok(());
                     }
-                    None => Kubeconfig::new(cluster, user, &credentials),
-                };
-                let yaml = document.to_yaml().as_bytes().to_vec();
-                commit.file(path.clone(), yaml, Mode::Private);
-                path
+                    commit.together(path.clone(), pair.certificate.clone());
+                }
+                let text = self.kubeconfig(kubeconfig.map(|found| found.document))?;
+                commit.file(path.clone(), text, Mode::Private);
+                commit.change(change, path.clone(), now);
             }
-        };
-        let change = ReplacedFile::Certificate(self.spec.name());
-        commit.change(change, changed.clone(), now);
+        }
         Ok(())
+    }
+
+    fn add_pair(
+        &self,
+        commit: &mut Commit,
+        certificate: &NodePath,
+        key: &NodePath,
+        key_mode: Mode,
+    ) {
+        let private = self.key.to_pem().as_bytes().to_vec();
+        commit.file(key.clone(), private, key_mode);
+        let public = self.chain.to_pem().into_bytes();
+        commit.file(certificate.clone(), public, Mode::Public);
+        commit.together(certificate.clone(), key.clone());
+    }
+
+    /// Adds the files that a kubeconfig names. If the component must be restarted for them, both are kept for a rollback.
+    fn add_named_pair(
+        &self,
+        commit: &mut Commit,
+        pair: &ClientPairSpec,
+        accepted_until: Option<OffsetDateTime>,
+        now: OffsetDateTime,
+    ) {
+        let ClientPairSpec {
+            certificate, key, ..
+        } = pair;
+        self.add_pair(commit, certificate, key, Mode::Private);
+        let name = self.spec.name();
+        let readers = components_to_restart_for_named_pair(name, accepted_until, now);
+        for path in [certificate, key] {
+            let change = ReplacedFile::Certificate(name);
+            commit.change_read_by(change, path.clone(), now, readers);
+        }
+    }
+
+    /// Returns the text of the kubeconfig.
+    fn kubeconfig(&self, found: Option<Kubeconfig>) -> Result<Vec<u8>, Failure> {
+        let CertFiles::Kubeconfig {
+            path,
+            server,
+            cluster,
+            user,
+            ..
+        } = &self.spec.output
+        else {
+            return Ok(Vec::new());
+        };
+        let authority = &self.trusted.roots_to_pem();
+        let mut document = found.unwrap_or_else(|| Kubeconfig::without_credentials(cluster, user));
+        let changed = match self.spec.output.named_pair() {
+            Some(pair) => document.set_cluster(server, authority).and_then(|()| {
+                let [certificate, key] = [&pair.certificate, &pair.key]
+                    .map(|path| path.as_os_str().to_string_lossy().into_owned());
+                document.set_client_files(&certificate, &key)
+            }),
+            None => document.set_credentials(&Credentials {
+                server,
+                authority,
+                certificate: &self.chain.to_pem(),
+                key: &self.key.to_pem(),
+            }),
+        };
+        changed.map_err(|error| unrepairable(path, error))?;
+        Ok(document.to_yaml().as_bytes().to_vec())
     }
 }
 

@@ -28,8 +28,12 @@ use crate::node::NodeState;
 use crate::process::jitter::random_fraction;
 use crate::process::machine;
 use crate::signer::NodeIdentity;
+use crate::spec::credentials::{self, CredentialsByFile};
 use crate::spec::policy::KeyPolicy;
-use crate::spec::{self, Layout, NodeSpec, PolicyDoubts, registered};
+use crate::spec::{
+    self, AuthorityProgress, Choices, KubeconfigCredentials, Layout, NodeSpec, PolicyDoubts,
+    registered,
+};
 use crate::store::NodeRoot;
 use crate::yaml::Faults;
 
@@ -304,7 +308,10 @@ impl KnownConfiguration {
         if let Some(running) = running {
             notes.extend(running.notes(root, &resolved));
         }
-        let mut plan = self.plan(root, &cluster, &resolved.node, &policy, notes)?;
+        let by_file = self.credentials_by_file(&state, &cluster, resolved.node.role);
+        let mut choices = choices(&self.settings);
+        choices.credentials_by_file = by_file.names;
+        let mut plan = self.plan(root, &cluster, &resolved.node, (&policy, &choices), notes)?;
         plan.policy_doubts = PolicyDoubts {
             rules: self.cluster_policy.warning.clone(),
             algorithm: self.unknown_cluster.clone(),
@@ -348,6 +355,7 @@ impl KnownConfiguration {
             let is_settled = running.is_some_and(|running| running.facts.settled);
             warnings.extend(running::unowned(address, &interfaces(root), is_settled));
         }
+        warnings.extend(by_file.warnings);
         Ok(Loaded {
             state: state.with_layout(setup.plan.layout.clone()),
             setup,
@@ -395,24 +403,40 @@ impl KnownConfiguration {
         !self.running.as_ref().is_some_and(RunningNode::is_set_up)
     }
 
+    /// Decides which kubeconfigs name the files of their certificate and key.
+    fn credentials_by_file(
+        &self,
+        state: &NodeState,
+        cluster: &ClusterConfig,
+        role: KubeadmRole,
+    ) -> CredentialsByFile {
+        let is_wanted = self.settings.kubeconfig_credentials == KubeconfigCredentials::File;
+        if !is_wanted || !role.has_control_plane() {
+            return CredentialsByFile::default();
+        }
+        let is_known = self.documents.cluster_document().is_some();
+        credentials::by_file(state.layout(), cluster, is_known, |component| {
+            state.component_manifest(component)
+        })
+    }
+
     /// Returns the desired state. `notes` are those on the identity of the node.
     fn plan(
         &self,
         root: &NodeRoot,
         cluster: &ClusterConfig,
         node: &kubeadm::NodeConfig,
-        policy: &KeyPolicy,
+        (policy, choices): (&KeyPolicy, &Choices),
         notes: Vec<String>,
     ) -> Result<NodeSpec, Failure> {
-        let choices = choices(&self.settings);
-        let plan = spec::node_spec(cluster, node, policy, &choices);
+        let plan = spec::node_spec(cluster, node, policy, choices);
         let conflicts = registered::path_conflicts(&choices.registered, &plan.layout);
         if !conflicts.is_empty() {
             return Err(Failure::with_messages(ExitCode::Configuration, conflicts));
         }
         let mut plan = plan.shown_below(root.path());
         plan.notes.extend(notes);
-        mark_activated(root, &mut plan)?;
+        mark_changing(root, &mut plan)?;
         if self.kubeadm_follows() {
             let needed = plan.omitted.iter();
             let needed = needed.filter_map(|name| needed_by_kubeadm(*name, node.role));
@@ -445,16 +469,19 @@ impl KnownConfiguration {
     }
 }
 
-/// Marks the certificates of authorities whose new CA is already activated.
-fn mark_activated(root: &NodeRoot, plan: &mut NodeSpec) -> Result<(), Failure> {
+/// Marks the certificates of authorities whose CA is being changed.
+fn mark_changing(root: &NodeRoot, plan: &mut NodeSpec) -> Result<(), Failure> {
     let changes = match root.authority_changes() {
         Err(error) if machine::is_fault(&error) => return Err(error.into()),
         // `authority` reports a damaged record; rotation continues without it.
         changes => changes.unwrap_or_default(),
     };
     for spec in &mut plan.certs {
-        let change = changes.get(&spec.authority());
-        spec.under_first = change.is_some_and(|change| change.activated.is_some());
+        spec.authority_change = match changes.get(&spec.authority()) {
+            None => AuthorityProgress::Unchanged,
+            Some(change) if change.activated.is_some() => AuthorityProgress::Activated,
+            Some(change) => AuthorityProgress::Staged(change.new.clone()),
+        };
     }
     Ok(())
 }

@@ -24,8 +24,9 @@ use crate::kube::components::Component;
 use crate::kube::kubeconfig::Kubeconfig;
 use crate::kube::names::{Authority, CertName, NodePath};
 use crate::spec::CertFiles;
+use crate::spec::assess::{ReadKubeconfig, read_kubeconfig};
 use crate::store::{FormerContents, NodeRoot};
-use crate::x509::{Certificate, rfc3339};
+use crate::x509::{Certificate, Chain, rfc3339};
 use crate::yaml::schema::SecretFile;
 
 /// Upper bound for the kubelet's metrics, bytes. A node with hundreds of pods has some hundred KiB.
@@ -237,19 +238,35 @@ impl Probe<'_> {
         refused(&self.api(kubeconfig).ok()?).await
     }
 
-    /// Returns why a former kubeconfig is certainly unusable: its certificate has expired, or the API server rejects it.
+    /// Returns the certificate of a former kubeconfig, in it or in the file that it names, or of a former file of a
+    /// certificate.
+    pub(super) fn certificate_of(&self, former: &FormerContents) -> Option<Chain> {
+        match read_kubeconfig(&former.path, Some(&former.contents)) {
+            ReadKubeconfig::Usable(found) => found.chain.present().cloned(),
+            ReadKubeconfig::ByFile { certificate, .. } => {
+                chain_of(&self.root.read(&certificate).ok()??.bytes)
+            }
+            ReadKubeconfig::Unrepairable(_) => chain_of(&former.contents),
+        }
+    }
+
+    /// Returns why a former file is certainly unusable: its certificate has expired, or the API server rejects it.
     pub(super) async fn is_unusable(&self, former: &FormerContents) -> Option<String> {
         let path = former.path.display();
-        let text = std::str::from_utf8(&former.contents).ok()?;
-        let kubeconfig = Kubeconfig::parse(text).ok()?;
-        if let Some(chain) = kubeconfig.current().ok()?.certificate
-            && let Some(chain) = chain_of(&chain)
+        if let Some(chain) = self.certificate_of(former)
             && chain.leaf().not_after() <= (self.clock)()
         {
             let end = rfc3339(chain.leaf().not_after());
             return Some(format!(
                 "the certificate of the former {path} expired at {end}"
             ));
+        }
+        let is_kubeconfig = !matches!(
+            read_kubeconfig(&former.path, Some(&former.contents)),
+            ReadKubeconfig::Unrepairable(_)
+        );
+        if !is_kubeconfig {
+            return None;
         }
         let files = FormerFile {
             files: self.files(),

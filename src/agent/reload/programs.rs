@@ -37,7 +37,7 @@ impl Run<'_> {
             let changes = seen.iter().map(|changed| changed.change);
             changes.filter(|change| is_trigger(*change)).collect()
         };
-        let of = |on: &[On]| causes(&|change| on.contains(&On::Change(change)));
+        let of = |on: &[On]| causes(&|change| on.iter().any(|on| on.concerns(change)));
         let hooks = setup.reload.hooks.iter().map(|hook| {
             let program = Program {
                 command: hook.command.clone(),

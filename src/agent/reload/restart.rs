@@ -12,14 +12,14 @@ use super::pod::Pod;
 use super::probe::HostPathVolumes;
 use super::programs::{Program, of_unit, systemctl};
 use super::rollback::rollback_detail;
-use super::{ReloadState, Run, busy_message, chain_of, names};
+use super::{ReloadState, Run, busy_message, names};
 use crate::agent::{Event, Failure, audit};
 use crate::cluster::lease::LeaseLock;
 use crate::config::reload::On;
 use crate::kube::components::Component;
-use crate::kube::kubeconfig::Kubeconfig;
 use crate::kube::names::CertName;
-use crate::spec::CertFiles;
+use crate::spec::assess::{ReadKubeconfig, read_kubeconfig};
+use crate::spec::{CertFiles, kubeconfig_path};
 use crate::store::{AuditRecord, Commit, Mode, Restart, RestartState};
 use crate::x509::rfc3339;
 
@@ -51,8 +51,8 @@ pub(super) type DueRestart = (Restart, Option<Pod>, Means);
 /// What a recorded restart needs.
 enum RestartVerdict {
     Due(Box<DueRestart>),
-    /// No restart any more; the report, if one is needed.
-    Over(Option<(ReloadState, String)>),
+    /// The restart is not needed any more; the report, if one is needed.
+    Over(Box<Restart>, Option<(ReloadState, String)>),
     /// It stays recorded, and is not done now.
     Remains(ReloadState, String),
 }
@@ -80,8 +80,9 @@ impl Run<'_> {
                     due.push(*restart);
                     continue;
                 }
-                RestartVerdict::Over(report) => {
+                RestartVerdict::Over(former, report) => {
                     over.restarted(component);
+                    self.remove_former_pair(&former, &mut over)?;
                     report
                 }
                 RestartVerdict::Remains(state, detail) => Some((state, detail)),
@@ -111,11 +112,12 @@ impl Run<'_> {
         let means = self.means(component, pod.as_ref());
         if let (Means::Manual, None) = (&means, &pod) {
             // The component does not run here, as far as can be determined.
-            return RestartVerdict::Over((component == Component::Kubelet).then(|| {
+            let report = (component == Component::Kubelet).then(|| {
                 let detail =
                     format!("is not run by systemd here: restart it for {causes}, if it runs");
                 (ReloadState::NotHere, detail)
-            }));
+            });
+            return RestartVerdict::Over(Box::new(restart), report);
         }
         if let Some(pod) = &pod
             && self
@@ -124,7 +126,8 @@ impl Run<'_> {
                 .await
         {
             let detail = "was already restarted by another process".to_owned();
-            return RestartVerdict::Over(Some((ReloadState::Done, detail)));
+            let report = Some((ReloadState::Done, detail));
+            return RestartVerdict::Over(Box::new(restart), report);
         }
         if let Means::Manual = means {
             let detail = format!(
@@ -321,10 +324,10 @@ impl Run<'_> {
         let now = (self.probe.clock)();
         let (urgent, rest): (Vec<_>, Vec<_>) = due
             .into_iter()
-            .partition(|(restart, ..)| cannot_wait(restart, now).is_some());
+            .partition(|(restart, ..)| self.cannot_wait(restart, now).is_some());
         self.all_wait(&rest, &format!("another node may hold the Lease: {why}"));
         for (restart, ..) in &urgent {
-            if let Some(reason) = cannot_wait(restart, now) {
+            if let Some(reason) = self.cannot_wait(restart, now) {
                 tracing::warn!(component = %restart.component, "restarted without the Lease ({why}), since {reason}");
             }
         }
@@ -396,6 +399,7 @@ impl Run<'_> {
             Ok(proven) => {
                 let mut commit = Commit::new();
                 commit.restarted(component);
+                self.remove_former_pair(restart, &mut commit)?;
                 self.commit(commit).await?;
                 let name = component.as_str();
                 let causes = restart.causes.iter();
@@ -417,6 +421,51 @@ impl Run<'_> {
                 Ok(false)
             }
         }
+    }
+
+    /// Removes the files of certificate and key that the former kubeconfig of a component named, if the present one contains
+    /// both: no process reads them any more.
+    fn remove_former_pair(&self, restart: &Restart, commit: &mut Commit) -> Result<(), Failure> {
+        let Some(name) = conf_of(restart.component) else {
+            return Ok(());
+        };
+        for former in &restart.previous {
+            if let Some(present) = self.probe.root.read(&former.path)? {
+                let named_by = &former.contents;
+                self.remove_unnamed_pair(name, named_by, &present.bytes, commit)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes nodepki's files of certificate and key that one text of a kubeconfig names and the other one does not.
+    pub(super) fn remove_unnamed_pair(
+        &self,
+        name: CertName,
+        named_by: &[u8],
+        kept: &[u8],
+        commit: &mut Commit,
+    ) -> Result<(), Failure> {
+        let Some(pair) = self.probe.setup.layout.client_pair(name) else {
+            return Ok(());
+        };
+        let conf = kubeconfig_path(name);
+        let names_pair = |text: &[u8]| match read_kubeconfig(&conf, Some(text)) {
+            ReadKubeconfig::ByFile {
+                certificate, key, ..
+            } => Some([certificate, key] == pair),
+            ReadKubeconfig::Usable(_) => Some(false),
+            ReadKubeconfig::Unrepairable(_) => None,
+        };
+        if names_pair(named_by) != Some(true) || names_pair(kept) != Some(false) {
+            return Ok(());
+        }
+        for path in &pair {
+            if let Some(found) = self.probe.root.read(path)? {
+                commit.remove(path.clone(), &found.bytes);
+            }
+        }
+        Ok(())
     }
 
     /// Commits, and restarts the component: by the manifest in the same commit, or by programs afterwards.
@@ -457,6 +506,26 @@ impl Run<'_> {
         Ok(Ok(()))
     }
 
+    /// Returns why a restart cannot wait: the credential still in use has expired, or is about to.
+    fn cannot_wait(&self, restart: &Restart, now: OffsetDateTime) -> Option<String> {
+        restart.previous.iter().find_map(|file| {
+            let path = file.path.display();
+            if file.contents.is_empty() {
+                return Some(format!("{path} was empty when the component was started"));
+            }
+            let chain = self.probe.certificate_of(file)?;
+            let leaf = chain.leaf();
+            let life = leaf.not_after() - leaf.not_before();
+            let near = (life / 10_i32).min(EXPIRY_MARGIN);
+            (leaf.not_after() - now <= near).then(|| {
+                format!(
+                    "the certificate that it still uses from the former {path} expires at {}",
+                    rfc3339(leaf.not_after())
+                )
+            })
+        })
+    }
+
     pub(super) fn means(&self, component: Component, pod: Option<&Pod>) -> Means {
         let reload = &self.probe.setup.reload;
         let on = On::Restart(component);
@@ -492,33 +561,11 @@ fn unreadable(why: &str) -> String {
 }
 
 /// Kubeconfig that holds the component's client identity.
-fn conf_of(component: Component) -> Option<CertName> {
+pub(super) fn conf_of(component: Component) -> Option<CertName> {
     match component {
         Component::KubeControllerManager => Some(CertName::ControllerManagerConf),
         Component::KubeScheduler => Some(CertName::SchedulerConf),
         Component::Kubelet => Some(CertName::KubeletConf),
         _ => None,
     }
-}
-
-/// Returns why a restart cannot wait: the credential still in use has expired, or is about to.
-fn cannot_wait(restart: &Restart, now: OffsetDateTime) -> Option<String> {
-    restart.previous.iter().find_map(|file| {
-        let path = file.path.display();
-        if file.contents.is_empty() {
-            return Some(format!("{path} was empty when the component was started"));
-        }
-        let text = std::str::from_utf8(&file.contents).ok()?;
-        let kubeconfig = Kubeconfig::parse(text).ok()?;
-        let chain = chain_of(&kubeconfig.current().ok()?.certificate?)?;
-        let leaf = chain.leaf();
-        let life = leaf.not_after() - leaf.not_before();
-        let near = (life / 10_i32).min(EXPIRY_MARGIN);
-        (leaf.not_after() - now <= near).then(|| {
-            format!(
-                "the certificate that it still uses from the former {path} expires at {}",
-                rfc3339(leaf.not_after())
-            )
-        })
-    })
 }

@@ -3,6 +3,7 @@
 use time::OffsetDateTime;
 use tokio::time::{Instant, sleep};
 
+use super::listeners::Listeners;
 use super::pod::Pod;
 use super::probe::generates_certificate;
 use super::{POLL_INTERVAL, Run};
@@ -12,6 +13,8 @@ use crate::kube::components::Component;
 pub(super) struct StateBefore {
     /// Fingerprint of the served certificate.
     served: Option<[u8; 32]>,
+    /// The sockets at which it is served.
+    listeners: Listeners,
     healthy: bool,
     /// Identity of the leader, if it is a process of this host.
     leader: Option<String>,
@@ -28,6 +31,7 @@ impl Run<'_> {
     pub(super) async fn observe(&self, component: Component, pod: Option<&Pod>) -> StateBefore {
         let mut before = StateBefore {
             served: None,
+            listeners: Listeners::default(),
             healthy: true,
             leader: None,
             lease: None,
@@ -39,6 +43,7 @@ impl Run<'_> {
         {
             let served = self.probe.served(component, address).await;
             before.served = served.ok().map(|shown| shown.fingerprint());
+            before.listeners = Listeners::of_port(address.port());
         }
         if let Some(pod) = pod {
             let host = nix::unistd::gethostname().unwrap_or_default();
@@ -123,7 +128,10 @@ impl Run<'_> {
         };
         let renewed =
             generates_certificate(component, pod) && before.served != Some(shown.fingerprint());
-        if !renewed && !*has_stopped {
+        // A restart may be shorter than the time between two looks on a busy node.
+        *has_stopped |=
+            renewed || Listeners::of_port(address.port()).have_replaced(&before.listeners);
+        if !*has_stopped {
             return Err(format!("{address} is still served by the old process"));
         }
         if matches!(component, Component::KubeApiserver | Component::Etcd) {

@@ -1,10 +1,11 @@
 //! Rolls back a restart after which a component did not become ready: restores the former files, and restarts it again.
 
 use super::pod::Pod;
-use super::restart::Means;
+use super::restart::{Means, conf_of};
 use super::{ReloadState, Run, names};
 use crate::agent::{Event, Failure, audit};
 use crate::kube::components::ReplacedFile;
+use crate::spec::authority_rotation::RotationSubject;
 use crate::store::{AuditEvent, AuditRecord, Commit, FormerContents, Mode, Restart, RestartState};
 
 impl Run<'_> {
@@ -35,6 +36,13 @@ impl Run<'_> {
             // An existing file keeps its own mode.
             commit.file(file.path.clone(), file.contents.clone(), Mode::Other(0o600));
         }
+        if let Some(name) = conf_of(component) {
+            for file in &old {
+                if let Some(failed) = self.probe.root.read(&file.path)? {
+                    self.remove_unnamed_pair(name, &failed.bytes, &file.contents, &mut commit)?;
+                }
+            }
+        }
         let mut recorded = Restart {
             previous: Vec::new(),
             state: RestartState::RolledBack { why: why.clone() },
@@ -42,7 +50,7 @@ impl Run<'_> {
         };
         let mut again = Vec::new();
         if let Some(step) = &step {
-            let cause = ReplacedFile::Bundle(step.former.authority);
+            let cause = cause_of(step.former.subject);
             if !recorded.causes.contains(&cause) {
                 recorded.causes.push(cause);
             }
@@ -114,6 +122,14 @@ impl Run<'_> {
     }
 }
 
+/// Returns the change that a step of this subject always contains.
+fn cause_of(subject: RotationSubject) -> ReplacedFile {
+    match subject {
+        RotationSubject::Authority(authority) => ReplacedFile::Bundle(authority),
+        RotationSubject::ServiceAccount => ReplacedFile::ServiceAccount,
+    }
+}
+
 /// Returns the detail of a rolled-back restart, with the command that requests another attempt.
 pub(super) fn rollback_detail(restart: &Restart, why: &str) -> String {
     let certificates: Vec<_> = restart
@@ -126,9 +142,17 @@ pub(super) fn rollback_detail(restart: &Restart, why: &str) -> String {
         ReplacedFile::Bundle(authority) => Some(authority),
         _ => None,
     });
+    let is_of_service_account = restart
+        .causes
+        .iter()
+        .any(|cause| cause.is_service_account());
     let again = match (authority, certificates.as_slice()) {
         (Some(authority), _) => {
             format!("repeat the step that `nodepki authority status {authority}` names")
+        }
+        (None, []) if is_of_service_account => {
+            "nodepki.service repeats the step of `nodepki authority watch sa`, or change it again"
+                .to_owned()
         }
         (None, []) => "change it again".to_owned(),
         (None, names) => format!("run `nodepki renew --name {}`", names.join(",")),

@@ -1,5 +1,5 @@
 //! Rolls back a step of a CA change: `ca.crt`, revocation lists, the CA data of kubeconfigs and the record of the
-//! change, in the commit that restores the old files of the component.
+//! change, in the commit that restores the old files of the component. Likewise the service-account pair.
 //!
 //! It also decides about the other components of the step: a component that has not read the new files needs no restart,
 //! and a component that uses them needs another restart.
@@ -8,9 +8,9 @@ use super::probe::Probe;
 use super::restart::{DueRestart, Means};
 use super::{ReloadState, Run};
 use crate::agent::Failure;
-use crate::config::reload::On;
 use crate::kube::components::{self, Component};
 use crate::kube::kubeconfig::Kubeconfig;
+use crate::spec::authority_rotation::RotationSubject;
 use crate::store::{
     Commit, FormerContents, Mode, Restart, RestartState, TrustStep, UnverifiedChange,
 };
@@ -56,9 +56,14 @@ impl Run<'_> {
     ) -> Result<Vec<Component>, Failure> {
         let Probe { root, setup, clock } = &self.probe;
         let (former, now) = (&step.former, clock());
-        commit.rolls_back(former.authority);
+        commit.rolls_back(former.subject);
+        // An existing file keeps its own mode.
+        let mode = match former.subject {
+            RotationSubject::Authority(_) => Mode::Public,
+            RotationSubject::ServiceAccount => Mode::Private,
+        };
         for file in &former.files {
-            commit.file(file.path.clone(), file.contents.clone(), Mode::Public);
+            commit.file(file.path.clone(), file.contents.clone(), mode);
         }
         for trusted in &former.kubeconfigs {
             let found = match old.iter().find(|file| file.path == trusted.path) {
@@ -70,13 +75,15 @@ impl Run<'_> {
                 commit.file(trusted.path.clone(), text, Mode::Private);
             }
         }
-        let mut changes = root.authority_changes()?;
-        let present = match former.change.clone() {
-            Some(change) => changes.insert(former.authority, change),
-            None => changes.remove(&former.authority),
-        };
-        if present != former.change {
-            commit.authority_changes(changes);
+        if let RotationSubject::Authority(authority) = former.subject {
+            let mut changes = root.authority_changes()?;
+            let present = match former.change.clone() {
+                Some(change) => changes.insert(authority, change),
+                None => changes.remove(&authority),
+            };
+            if present != former.change {
+                commit.authority_changes(changes);
+            }
         }
         // Programs that were run for the new files must run again.
         let reload = &setup.reload;
@@ -86,7 +93,7 @@ impl Run<'_> {
             .flatten();
         let pods = setup.pods.iter();
         for change in &step.changes {
-            if waiting.clone().any(|on| *on == On::Change(*change))
+            if waiting.clone().any(|on| on.concerns(*change))
                 || pods.clone().any(|pod| pod.on.contains(change))
             {
                 commit.restored(UnverifiedChange {

@@ -240,7 +240,7 @@ fn kubelet_client(state: &NodeState, now: OffsetDateTime) -> Option<Observed<Cha
     if !state.file(&path).exists() {
         return None;
     }
-    Some(match read_kubeconfig(state, &path, None, now) {
+    Some(match read_kubeconfig(state, &path, None, None, now) {
         Ok(Ok(found)) => found.chain,
         Ok(Err(unrepairable)) => unrepairable.found.chain,
         Err(error) => Observed::Unreadable(error.to_string()),

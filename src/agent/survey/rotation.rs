@@ -44,6 +44,7 @@ impl Survey {
         root: &NodeRoot,
         rotation: &Rotation,
         node: &str,
+        now: OffsetDateTime,
     ) -> Result<(), store::StoreError> {
         let issued = match root.issued() {
             Err(error) if machine::is_fault(&error) => return Err(error),
@@ -69,7 +70,8 @@ impl Survey {
                 .iter()
                 .find(|bundle| bundle.spec.authority == cert.spec.authority())
                 .and_then(|bundle| bundle.found.present());
-            let age = Age::of(chain, recorded, trust, cert.spec.requested.profile.lifetime);
+            let lifetime = cert.spec.requested.profile.lifetime;
+            let age = Age::of(chain, recorded, trust, lifetime, now);
             cert.age = Some(age);
             let late = cert
                 .found

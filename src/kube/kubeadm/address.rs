@@ -586,6 +586,32 @@ mod tests {
     }
 
     #[test]
+    fn network_contains_addresses_with_its_prefix() {
+        for (network, inside, outside) in [
+            (
+                "10.96.0.0/12",
+                "10.96.0.0 10.111.255.255 ::ffff:10.96.0.1",
+                "10.95.255.255 10.112.0.0 ::a60:1",
+            ),
+            ("192.0.2.1/32", "192.0.2.1", "192.0.2.0 192.0.2.2"),
+            ("0.0.0.0/0", "0.0.0.0 255.255.255.255", "::1"),
+            (
+                "2001:db8::/64",
+                "2001:db8:: 2001:db8::ffff:ffff:ffff:ffff",
+                "2001:db8:0:1:: 192.0.2.1",
+            ),
+        ] {
+            let (parsed, _) = IpNet::parse(network).unwrap();
+            for ip in inside.split(' ') {
+                assert!(parsed.contains(ip.parse().unwrap()), "{ip} in {network}");
+            }
+            for ip in outside.split(' ') {
+                assert!(!parsed.contains(ip.parse().unwrap()), "{ip} in {network}");
+            }
+        }
+    }
+
+    #[test]
     fn parses_sans_that_kubeadm_accepts() {
         let label = "a".repeat(64);
         let long = format!("{label}.example.com");

@@ -1,7 +1,9 @@
 //! The cluster-wide settings, and the ClusterConfiguration that contains them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use serde_json::Value;
 
 use super::address::{HostPort, IpNet, San, is_dns_subdomain};
 use super::fields::{
@@ -10,6 +12,8 @@ use super::fields::{
 };
 use super::shapes::{self, Shape, unused};
 use super::version::KubernetesVersion;
+use crate::kube::components::Component;
+use crate::kube::manifest::HostMount;
 use crate::kube::paths::CERTIFICATES_DIR;
 use crate::x509::KeyAlgorithm;
 use crate::yaml::schema::{duration_fix, section};
@@ -75,6 +79,10 @@ pub struct ClusterConfig {
     pub certificates_dir: PathBuf,
     /// `apiServer.certSANs`, in the order written.
     pub apiserver_cert_sans: Vec<San>,
+    /// `controllerManager.extraVolumes`.
+    pub controller_manager_volumes: Vec<HostMount>,
+    /// `scheduler.extraVolumes`.
+    pub scheduler_volumes: Vec<HostMount>,
     /// Location of etcd.
     pub etcd: Etcd,
     /// `encryptionAlgorithm`, or the algorithm that the feature gate `PublicKeysECDSA` selects.
@@ -99,10 +107,27 @@ impl Default for ClusterConfig {
             dns_domain: "cluster.local".to_owned(),
             certificates_dir: PathBuf::from(CERTIFICATES_DIR),
             apiserver_cert_sans: Vec::new(),
+            controller_manager_volumes: Vec::new(),
+            scheduler_volumes: Vec::new(),
             etcd: Etcd::default(),
             key_algorithm: KeyAlgorithm::Rsa2048,
             certificate_validity: YEAR,
             ca_validity: TEN_YEARS,
+        }
+    }
+}
+
+impl ClusterConfig {
+    /// Returns whether the manifest that kubeadm writes for kube-controller-manager or kube-scheduler mounts a directory of the
+    /// node at the same path (`getHostPathVolumesForTheControlPlane`); false for other components.
+    pub fn mounts_directory(&self, component: Component, directory: &Path) -> bool {
+        match component {
+            Component::KubeControllerManager => {
+                directory.starts_with(&self.certificates_dir)
+                    || HostMount::any_shows(&self.controller_manager_volumes, directory)
+            }
+            Component::KubeScheduler => HostMount::any_shows(&self.scheduler_volumes, directory),
+            _ => false,
         }
     }
 }
@@ -177,9 +202,14 @@ pub(super) fn read_cluster(map: &Map<'_>, api: ApiVersion) -> ClusterConfig {
         extra_args(apiserver.get("extraArgs"), api);
         apiserver.finish();
     }
-    for component in ["controllerManager", "scheduler"] {
+    let controller_manager = &mut cluster.controller_manager_volumes;
+    for (component, volumes) in [
+        ("controllerManager", controller_manager),
+        ("scheduler", &mut cluster.scheduler_volumes),
+    ] {
         if let Some(component) = section(map, component) {
             unused(&component, &[("extraVolumes", shapes::VOLUMES)]);
+            *volumes = extra_volumes(component.get("extraVolumes"));
             if api == ApiVersion::V1beta4 {
                 component.ignore(&["extraEnvs"]);
             }
@@ -197,6 +227,22 @@ pub(super) fn read_cluster(map: &Map<'_>, api: ApiVersion) -> ClusterConfig {
         read_validity_periods(map, &mut cluster);
     }
     cluster
+}
+
+/// Returns the entries of `extraVolumes` that have both paths; kubeadm reports the others.
+fn extra_volumes(field: Option<Field<'_>>) -> Vec<HostMount> {
+    let list = field.map(|field| yaml::to_json(field.node()));
+    let entries = list.as_ref().and_then(Value::as_array);
+    let entries = entries.into_iter().flatten();
+    entries
+        .filter_map(|entry| {
+            let path = |name: &str| entry.get(name).and_then(Value::as_str).map(PathBuf::from);
+            Some(HostMount {
+                host: path("hostPath")?,
+                container: path("mountPath")?,
+            })
+        })
+        .collect()
 }
 
 /// Returns the networks of pods. Reports those that kubeadm refuses (`ValidateIPNetFromString`,
@@ -329,7 +375,7 @@ fn read_algorithm(map: &Map<'_>, api: ApiVersion, cluster: &mut ClusterConfig) {
         && let Some((field, text)) = filled(map.get("encryptionAlgorithm"))
     {
         match text.parse::<KeyAlgorithm>() {
-            Ok(algorithm) if algorithm != KeyAlgorithm::EcdsaP521 => {
+            Ok(algorithm) if algorithm != KeyAlgorithm::EcdsaP521 && !algorithm.is_ml_dsa() => {
                 cluster.key_algorithm = algorithm;
                 chosen = Some(field);
             }

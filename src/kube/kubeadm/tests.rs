@@ -1,7 +1,8 @@
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::*;
+use crate::kube::components::Component;
 use crate::x509::KeyAlgorithm;
 use crate::yaml::Faults;
 
@@ -1280,4 +1281,33 @@ fn returns_join_configuration_as_written() {
     assert!(load(&[("k.yaml", WORKER)]).join_document().is_some());
     assert!(!load(&[("k.yaml", WORKER)]).joins_control_plane());
     assert!(load(&[("k.yaml", INIT)]).join_document().is_none());
+}
+
+#[test]
+fn reads_directories_that_components_mount() {
+    let text = "\
+certificatesDir: /srv/pki
+scheduler:
+  extraVolumes:
+  - {name: a, hostPath: /srv/pki/scheduler, mountPath: /srv/pki/scheduler, readOnly: true, pathType: DirectoryOrCreate}
+  - {name: b, hostPath: /srv/moved, mountPath: /elsewhere}
+  - {name: c, hostPath: /srv/incomplete}
+";
+    let cluster = without_warnings(text);
+    for (component, directory, expected) in [
+        (Component::KubeScheduler, "/srv/pki/scheduler", true),
+        (Component::KubeScheduler, "/srv/pki", false),
+        (Component::KubeScheduler, "/srv/moved", false),
+        (Component::KubeScheduler, "/srv/incomplete", false),
+        (
+            Component::KubeControllerManager,
+            "/srv/pki/controller-manager",
+            true,
+        ),
+        (Component::KubeControllerManager, "/srv", false),
+        (Component::KubeApiserver, "/srv/pki", false),
+    ] {
+        let found = cluster.mounts_directory(component, Path::new(directory));
+        assert_eq!(found, expected, "{component} {directory}");
+    }
 }

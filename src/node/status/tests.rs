@@ -945,6 +945,8 @@ fn shows_pending_requests_and_issue_times() {
         signer_config: "x".to_owned(),
         handle: None,
         attempt: 1,
+        submissions: 1,
+        last_submitted: Some(NOW),
         first_submitted: Some(NOW),
         next_poll: None,
         phase: RequestPhase::Requested,

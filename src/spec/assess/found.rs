@@ -118,8 +118,10 @@ pub struct ObservedKubeconfig {
     pub token_file: Option<PathBuf>,
     /// The reasons why the components that use it refuse it.
     pub refusals: Vec<ClientRefusal>,
-    /// True if certificate and key are separate files, as with the kubelet's own rotation.
+    /// True if the certificate is not embedded, as with the kubelet's own rotation.
     pub by_file: bool,
+    /// `client-certificate` and `client-key`, absolute, if neither is embedded.
+    pub pair: Option<Box<[PathBuf; 2]>>,
 }
 
 impl ObservedKubeconfig {
@@ -208,6 +210,8 @@ pub fn read_kubeconfig(path: &Path, text: Option<&[u8]>) -> ReadKubeconfig {
         ..
     } = current;
     let absolute = |reference: String| resolve_path(path, &reference);
+    let by_file = certificate.is_none();
+    let pair = certificate_file.zip(key_file).filter(|_| by_file);
     let kubeconfig = ObservedKubeconfig {
         refusals: document.client_refusals(),
         document,
@@ -215,15 +219,16 @@ pub fn read_kubeconfig(path: &Path, text: Option<&[u8]>) -> ReadKubeconfig {
         authority,
         authority_file: authority_file.map(absolute),
         token_file: token_file.filter(|_| token.is_none()).map(absolute),
-        by_file: certificate.is_none(),
+        by_file,
+        pair: pair.map(|(certificate, key)| Box::new([certificate, key].map(absolute))),
     };
-    match (certificate_file, key_file) {
-        (Some(certificate), Some(key)) if kubeconfig.by_file => ReadKubeconfig::ByFile {
-            certificate: absolute(certificate),
-            key: absolute(key),
+    match kubeconfig.pair.as_deref().cloned() {
+        Some([certificate, key]) => ReadKubeconfig::ByFile {
+            certificate,
+            key,
             kubeconfig,
         },
-        _ => ReadKubeconfig::Usable(Box::new(ObservedCert {
+        None => ReadKubeconfig::Usable(Box::new(ObservedCert {
             chain: Observed::read(certificate.as_deref(), Chain::from_pem),
             key_form_is_ours: key.as_deref().is_none_or(|key| is_our_form(key)),
             key: Observed::read(key.as_deref().map(Vec::as_slice), PrivateKey::from_pem),

@@ -125,3 +125,6 @@ fn missing_names(name: CertName, leaf: &Certificate) -> Vec<CertDifference> {
         .chain(missing_ips.copied().map(CertDifference::IpMissing))
         .collect()
 }
+
+#[cfg(test)]
+mod tests;

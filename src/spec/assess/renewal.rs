@@ -11,6 +11,9 @@ use super::Action;
 use crate::spec::schedule::{self, CertLife, DueState, Rotation, Wait, length_in_words};
 use crate::x509::{Chain, TrustBundle, rfc3339};
 
+/// Longest time by which signers backdate `not_before`, other than by copying it from the CA certificate.
+const MAX_BACKDATE: time::Duration = time::Duration::days(1);
+
 /// The age of a certificate, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Age {
@@ -23,11 +26,15 @@ pub struct Age {
 impl Age {
     /// Returns the age of a certificate that was issued at `recorded`. Without a record, the time of issue is inferred from
     /// the certificate and from the `lifetime` that was requested.
+    ///
+    /// A record of the future is ignored if the certificate is valid for more than `MAX_BACKDATE` already: the clock of
+    /// this node was then ahead when it recorded the time, and is not behind now.
     pub fn of(
         chain: &Chain,
         recorded: Option<OffsetDateTime>,
         trust: Option<&TrustBundle>,
         lifetime: Duration,
+        now: OffsetDateTime,
     ) -> Self {
         let leaf = chain.leaf();
         let (not_before, not_after) = (leaf.not_before(), leaf.not_after());
@@ -36,6 +43,10 @@ impl Age {
             let mut authorities = trust.certificates().iter();
             authorities.any(|authority| authority.not_before() == not_before)
         });
+        let was_clock_ahead = |at: &OffsetDateTime| {
+            *at > now && !is_copied_from_authority && now - not_before > MAX_BACKDATE
+        };
+        let recorded = recorded.filter(|at| !was_clock_ahead(at));
         let inferred = || match is_copied_from_authority {
             true => not_after
                 .checked_sub(time::Duration::try_from(lifetime).unwrap_or(time::Duration::MAX))

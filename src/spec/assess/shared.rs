@@ -94,6 +94,30 @@ mod tests {
     }
 
     #[test]
+    fn states_risk_and_fix() {
+        let shared = |authority, accepts: &[Authority]| SharedAuthority {
+            authority,
+            accepts: accepts.to_vec(),
+        };
+        let etcd = shared(Authority::EtcdCa, &[Authority::Ca, Authority::FrontProxyCa]);
+        assert_eq!(
+            etcd.sentence("/pki/etcd/ca.crt"),
+            "/pki/etcd/ca.crt also accepts certificates of ca and front-proxy-ca: their client certificates can read and change everything in etcd"
+        );
+        assert_eq!(
+            etcd.fix(),
+            "create a separate CA for etcd-ca: `nodepki authority stage etcd-ca --certificate FILE`, then activate and retire"
+        );
+        for (authority, risk) in [
+            (Authority::Ca, "authenticate to kube-apiserver"),
+            (Authority::FrontProxyCa, "can act as any user"),
+        ] {
+            let sentence = shared(authority, &[Authority::EtcdCa]).sentence("/ca.crt");
+            assert!(sentence.ends_with(risk), "{sentence}");
+        }
+    }
+
+    #[test]
     fn reports_one_authority_in_all_bundles() {
         let one = bundle("corp");
         let bundles = Authority::ALL.map(|name| (name, &one));

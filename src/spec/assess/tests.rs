@@ -4,6 +4,7 @@ use std::time::Duration;
 use time::macros::datetime;
 
 use super::*;
+use crate::kube::kubeconfig::{Credentials, Kubeconfig};
 use crate::kube::names::{Authority, CertName};
 use crate::spec::RequestedCertificate;
 use crate::x509::{
@@ -41,7 +42,7 @@ fn spec() -> CertSpec {
             tolerance: Tolerance::default(),
         },
         other_subjects: vec![subject(Some("kubeadm:cluster-admins"))],
-        under_first: false,
+        authority_change: AuthorityProgress::Unchanged,
         on_policy_change: OnPolicyChange::NextRenewal,
         is_omittable: false,
         description: None,
@@ -205,6 +206,20 @@ fn keeps_subject_of_other_kubeadm_version_with_note() {
 }
 
 #[test]
+fn subject_that_fits_no_version_better_is_compared_with_the_desired_one() {
+    let authority = authority();
+    let mut foreign = spec().requested.profile;
+    foreign.subject = subject(Some("wheel"));
+    let mut desired = spec();
+    desired.requested.profile.subject = subject(Some("kubeadm:cluster-admins"));
+    desired.other_subjects = vec![subject(Some("system:masters"))];
+    let found = issued(&authority, &foreign);
+    let reasons = reasons(assess(&desired, &found, Some(authority.bundle()), NOW));
+    let missing = "O \"kubeadm:cluster-admins\" is missing".to_owned();
+    assert!(reasons.contains(&missing), "{reasons:?}");
+}
+
+#[test]
 fn issues_for_mismatched_pair_expired_leaf_and_foreign_authority() {
     let (authority, foreign) = (authority(), authority());
     let torn = ObservedCert {
@@ -245,6 +260,348 @@ fn rewrites_if_only_form_differs() {
     }
 }
 
+/// Returns the notes of a certificate that is kept.
+fn notes(action: Action) -> Vec<String> {
+    match action {
+        Action::Keep { notes, .. } => notes,
+        other => panic!("not kept: {other:?}"),
+    }
+}
+
+/// Returns the reasons to write the files again.
+fn faults_of_form(action: Action) -> Vec<String> {
+    match action {
+        Action::Rewrite { reasons } => reasons,
+        other => panic!("not rewritten: {other:?}"),
+    }
+}
+
+#[test]
+fn serves_while_valid_and_of_its_key() {
+    let (authority, foreign) = (authority(), authority());
+    let pair = issued(&authority, &spec().requested.profile);
+    let (chain, key) = (pair.chain.present().unwrap(), pair.key.present().unwrap());
+    let other = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+    let trust = authority.bundle();
+    assert!(still_serves(chain, key.public_key(), trust, NOW));
+    assert!(!still_serves(chain, other.public_key(), trust, NOW));
+    assert!(!still_serves(
+        chain,
+        key.public_key(),
+        foreign.bundle(),
+        NOW
+    ));
+    assert!(!still_serves(
+        chain,
+        other.public_key(),
+        foreign.bundle(),
+        NOW
+    ));
+    assert!(!still_serves(
+        chain,
+        key.public_key(),
+        trust,
+        NOW + 2 * YEAR
+    ));
+}
+
+#[test]
+fn lists_differences_of_complete_pair_only() {
+    let authority = authority();
+    let mut wanted = spec();
+    wanted.requested.profile.sans.dns = vec!["b".to_owned()];
+    let differences = |found: &ObservedCert| {
+        let found = differences_from_spec(&wanted, found, authority.bundle(), NOW);
+        found.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    let pair = issued(&authority, &spec().requested.profile);
+    assert_eq!(differences(&pair), ["SAN DNS:b is missing"]);
+    let torn = ObservedCert {
+        key: Observed::Absent,
+        ..pair
+    };
+    assert_eq!(differences(&torn), [""; 0]);
+}
+
+#[test]
+fn certificate_under_second_ca_of_bundle_is_kept_unless_first_is_required() {
+    let (first, second) = (authority(), authority());
+    let both = [&first, &second].map(|one| one.bundle().first().clone());
+    let trust = TrustBundle::from_certificates(both.to_vec()).unwrap();
+    let found = issued(&second, &spec().requested.profile);
+    let notes = notes(assess(&spec(), &found, Some(&trust), NOW));
+    assert_eq!(notes.len(), 1, "{notes:?}");
+    let strict = CertSpec {
+        authority_change: AuthorityProgress::Activated,
+        ..spec()
+    };
+    assert_eq!(reasons(assess(&strict, &found, Some(&trust), NOW)), notes);
+}
+
+#[test]
+fn keeps_key_that_kubelet_made_whatever_the_policy() {
+    let authority = authority();
+    let of_kubelet = |algorithm, in_place, requested_by_kubelet| {
+        let key = PrivateKey::generate(algorithm).unwrap();
+        let profile = spec().requested.profile;
+        let leaf = authority.issue(key.public_key(), &profile, NOW).unwrap();
+        let store = ObservedKubeletStore {
+            dir: "/var/lib/kubelet/pki".into(),
+            on_disk: KubeletStoreContent {
+                current: KubeletLink::Link("kubelet-client-2026.pem".into()),
+                pem: None,
+                exposed: None,
+            },
+            in_place,
+            requested_by_kubelet,
+            faults: Vec::new(),
+            superseded: None,
+        };
+        ObservedCert {
+            store: Some(store),
+            ..found(
+                Observed::Present(Chain::from_pem(leaf.to_pem().as_bytes()).unwrap()),
+                Observed::Present(key),
+            )
+        }
+    };
+    let mut wanted = spec();
+    wanted.on_policy_change = OnPolicyChange::Now;
+    wanted.requested.profile.key = KeyAlgorithm::EcdsaP521;
+    for (algorithm, in_place, requested, is_kept) in [
+        (KeyAlgorithm::EcdsaP256, true, true, true),
+        (KeyAlgorithm::EcdsaP256, false, true, false),
+        (KeyAlgorithm::EcdsaP256, true, false, false),
+        // The kubelet makes no such key.
+        (KeyAlgorithm::EcdsaP384, true, true, false),
+    ] {
+        let found = of_kubelet(algorithm, in_place, requested);
+        let action = assess(&wanted, &found, Some(authority.bundle()), NOW);
+        match is_kept {
+            true => assert!(notes(action)[0].ends_with("when it requested the certificate")),
+            false => assert_eq!(
+                reasons(action),
+                [format!("key is {}, wanted ECDSA-P521", algorithm.as_str())]
+            ),
+        }
+    }
+}
+
+#[test]
+fn notes_certificate_that_outlives_its_authority() {
+    let chain = |lifetime: Duration| {
+        let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+        let leaf = CertificateAuthority::self_signed("leaf", key, NOW, lifetime).unwrap();
+        Chain::from_pem(leaf.bundle().first().to_pem().as_bytes()).unwrap()
+    };
+    let (short, long) = (authority(), {
+        let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+        CertificateAuthority::self_signed("kubernetes", key, NOW, 20 * YEAR).unwrap()
+    });
+    assert_eq!(beyond_authority(&chain(10 * YEAR), short.bundle()), None);
+    let late = chain(10 * YEAR + Duration::from_secs(1));
+    let end = rfc3339(short.bundle().first().not_after());
+    assert_eq!(
+        beyond_authority(&late, short.bundle()),
+        Some(format!(
+            "it outlives its authority, which expires at {end}; it is unusable after that"
+        ))
+    );
+    // The authority that lives longest counts.
+    let both = [&short, &long].map(|one| one.bundle().first().clone());
+    let both = TrustBundle::from_certificates(both.to_vec()).unwrap();
+    assert_eq!(beyond_authority(&late, &both), None);
+}
+
+#[test]
+fn rewrites_kubeconfig_with_other_server_or_ca() {
+    let (authority, foreign) = (authority(), authority());
+    let server = "https://192.0.2.11:6443";
+    let wanted = CertSpec {
+        output: CertFiles::Kubeconfig {
+            path: "/etc/kubernetes/admin.conf".into(),
+            server: server.to_owned(),
+            cluster: "kubernetes".to_owned(),
+            user: "kubernetes-admin".to_owned(),
+            store: None,
+            pair: None,
+        },
+        ..spec()
+    };
+    let judge_edited = |server: &str, trusted: &CertificateAuthority, edit: fn(&str) -> String| {
+        let pair = issued(&authority, &spec().requested.profile);
+        let (chain, key) = (pair.chain.present().unwrap(), pair.key.present().unwrap());
+        let credentials = Credentials {
+            server,
+            authority: &trusted.bundle().first().to_pem(),
+            certificate: &chain.leaf().to_pem(),
+            key: &key.to_pem(),
+        };
+        let text = Kubeconfig::new("kubernetes", "kubernetes-admin", &credentials).to_yaml();
+        let text = edit(&text);
+        let path = Path::new("/etc/kubernetes/admin.conf");
+        let ReadKubeconfig::Usable(found) = read_kubeconfig(path, Some(text.as_bytes())) else {
+            panic!("it is complete");
+        };
+        assess(&wanted, &found, Some(authority.bundle()), NOW)
+    };
+    let judge = |server: &str, trusted| judge_edited(server, trusted, str::to_owned);
+    assert_eq!(notes(judge(server, &authority)), [""; 0]);
+    let by_file = |text: &str| {
+        let lines = text
+            .lines()
+            .map(|line| match line.contains("authority-data") {
+                true => "    certificate-authority: pki/ca.crt\n".to_owned(),
+                false => format!("{line}\n"),
+            });
+        lines.collect()
+    };
+    assert_eq!(
+        faults_of_form(judge_edited(server, &authority, by_file)),
+        [format!(
+            "its CA is in the file /etc/kubernetes/pki/ca.crt, wanted {}",
+            authority.bundle()
+        )]
+    );
+    assert_eq!(
+        faults_of_form(judge("https://192.0.2.12:6443", &authority)),
+        [format!(
+            "server is https://192.0.2.12:6443, wanted {server}"
+        )]
+    );
+    assert_eq!(
+        faults_of_form(judge(server, &foreign)),
+        [format!(
+            "its CA is {}, wanted {}",
+            foreign.bundle(),
+            authority.bundle()
+        )]
+    );
+}
+
+#[test]
+fn rewrites_kubeconfig_with_credentials_in_other_place() {
+    const PAIR: [&str; 2] = [
+        "/etc/kubernetes/pki/scheduler/client.crt",
+        "/etc/kubernetes/pki/scheduler/client.key",
+    ];
+    const OTHER: [&str; 2] = ["/srv/scheduler.pem", "/srv/scheduler.pem"];
+    let authority = authority();
+    let judge = |is_named: bool, named: Option<[&str; 2]>| {
+        let wanted = CertSpec {
+            output: CertFiles::Kubeconfig {
+                path: "/etc/kubernetes/scheduler.conf".into(),
+                server: "https://192.0.2.11:6443".to_owned(),
+                cluster: "kubernetes".to_owned(),
+                user: "system:kube-scheduler".to_owned(),
+                store: None,
+                pair: Some(ClientPairSpec {
+                    certificate: PAIR[0].into(),
+                    key: PAIR[1].into(),
+                    is_named,
+                }),
+            },
+            ..spec()
+        };
+        let mut found = issued(&authority, &spec().requested.profile);
+        let credentials = Credentials {
+            server: "https://192.0.2.11:6443",
+            authority: &authority.bundle().first().to_pem(),
+            certificate: &found.chain.present().unwrap().to_pem(),
+            key: &found.key.present().unwrap().to_pem(),
+        };
+        let mut document = Kubeconfig::new("kubernetes", "me", &credentials);
+        if let Some([certificate, key]) = named {
+            document.set_client_files(certificate, key).unwrap();
+        }
+        let path = Path::new("/etc/kubernetes/scheduler.conf");
+        let text = document.to_yaml();
+        found.kubeconfig = match read_kubeconfig(path, Some(text.as_bytes())) {
+            ReadKubeconfig::Usable(found) => found.kubeconfig,
+            ReadKubeconfig::ByFile { kubeconfig, .. } => Some(kubeconfig),
+            ReadKubeconfig::Unrepairable(error) => panic!("{error}"),
+        };
+        assess(&wanted, &found, Some(authority.bundle()), NOW)
+    };
+    assert_eq!(notes(judge(true, Some(PAIR))), [""; 0]);
+    assert_eq!(notes(judge(false, None)), [""; 0]);
+    // Files of another tool are kept until they are to be in a certain place.
+    assert_eq!(notes(judge(false, Some(OTHER))), [""; 0]);
+    let [certificate, key] = PAIR;
+    assert_eq!(
+        faults_of_form(judge(true, Some(OTHER))),
+        [format!(
+            "it names {0} and {0}, wanted {certificate} and {key}",
+            OTHER[0]
+        )]
+    );
+    assert_eq!(
+        faults_of_form(judge(true, None)),
+        [format!(
+            "it contains its certificate and key, wanted {certificate} and {key}"
+        )]
+    );
+    assert_eq!(
+        faults_of_form(judge(false, Some(PAIR))),
+        [format!(
+            "it names {certificate} and {key}, wanted embedded certificate and key"
+        )]
+    );
+}
+
+#[test]
+fn reads_kubeconfig_by_file_only_without_embedded_certificate() {
+    let path = Path::new("/etc/kubernetes/kubelet.conf");
+    let text = |data: &str| {
+        format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{{name: c, context: {{cluster: k, user: u}}}}]\n\
+             clusters: [{{name: k, cluster: {{server: 'https://192.0.2.11:6443'}}}}]\n\
+             users: [{{name: u, user: {{client-certificate: pki/c.pem, client-key: /k.pem{data}}}}}]\n"
+        )
+    };
+    match read_kubeconfig(path, Some(text("").as_bytes())) {
+        ReadKubeconfig::ByFile {
+            certificate,
+            key,
+            kubeconfig,
+        } => {
+            assert_eq!(certificate, Path::new("/etc/kubernetes/pki/c.pem"));
+            assert_eq!(key, Path::new("/k.pem"));
+            assert!(kubeconfig.by_file);
+            assert_eq!(kubeconfig.pair.as_deref(), Some(&[certificate, key]));
+        }
+        _ => panic!("it names files"),
+    }
+    let embedded = text(", client-certificate-data: Zm9v, client-key-data: Zm9v");
+    match read_kubeconfig(path, Some(embedded.as_bytes())) {
+        ReadKubeconfig::Usable(found) => {
+            assert!(matches!(found.chain, Observed::Unreadable(_)));
+            assert!(!found.kubeconfig.unwrap().by_file);
+        }
+        _ => panic!("it contains the certificate"),
+    }
+}
+
+#[test]
+fn blank_file_is_empty() {
+    let read = |bytes| Observed::<()>::read(bytes, |_| Err("no"));
+    assert!(matches!(read(None), Observed::Absent));
+    assert!(matches!(read(Some(b"")), Observed::Empty));
+    assert!(matches!(read(Some(b" \r\n\t")), Observed::Empty));
+    assert_eq!(
+        read(Some(b"x\n")).trouble().as_deref(),
+        Some("is unreadable: no")
+    );
+}
+
+#[test]
+fn recognizes_form_of_kubeadms_keys() {
+    let ec = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+    assert!(is_our_form(ec.to_pem().as_bytes()));
+    assert!(is_our_form(b"-----BEGIN RSA PRIVATE KEY-----"));
+    assert!(!is_our_form(b"# note\n-----BEGIN PRIVATE KEY-----\n"));
+}
+
 #[test]
 fn refuses_expired_authority() {
     let authority = authority();
@@ -258,6 +615,8 @@ fn refuses_expired_authority() {
     };
     let bundle = Observed::Present(authority.bundle().clone());
     assert!(assess_bundle(&spec, &bundle, &[], NOW).is_ok());
+    let end = authority.bundle().first().not_after();
+    assert!(assess_bundle(&spec, &bundle, &[], end).is_ok());
     let refusal = assess_bundle(&spec, &bundle, &[], NOW + 11 * YEAR).unwrap_err();
     assert!(refusal.contains("replace the CA first"), "{refusal}");
     let refusal = assess_bundle(&spec, &bundle, &[[0; 32]], NOW).unwrap_err();

@@ -101,6 +101,33 @@ pub(super) fn replaced(picture: &Picture) -> Vec<CheckNote> {
     notes
 }
 
+/// Reports CA changes of the whole cluster, as the daemon has last read them.
+pub(super) fn cluster_rotation(picture: &Picture) -> Vec<CheckNote> {
+    let mut notes = Vec::new();
+    for (authority, rotation) in &picture.rotations {
+        let (id, phase) = (&rotation.id, rotation.phase);
+        let watch = format!("nodepki authority watch {authority}");
+        if !phase.is_end() {
+            let paused = if rotation.paused { ", paused" } else { "" };
+            notes.push(CheckNote::info(
+                format!("rotation {id} changes {authority} on all nodes: phase {phase}{paused}"),
+                format!("{watch} shows what it waits for"),
+            ));
+        }
+        if !rotation.excluded.is_empty() {
+            let nodes: Vec<&str> = rotation.excluded.iter().map(String::as_str).collect();
+            notes.push(CheckNote::warning(
+                format!(
+                    "rotation {id} of {authority}, phase {phase}, does not wait for {}, which may still use the former one",
+                    nodes.join(", ")
+                ),
+                format!("compare them in {watch}: `proven` has completed the change; start nodepki.service on the others, or remove them from the cluster"),
+            ));
+        }
+    }
+    notes
+}
+
 /// Checks for authorities whose file also accepts certificates of another authority.
 pub(super) fn shared(picture: &Picture) -> Vec<CheckNote> {
     let bundles: Vec<_> = Authority::ALL

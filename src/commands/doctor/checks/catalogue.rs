@@ -79,6 +79,8 @@ checks! {
         "the certificate of an authority is missing, so that nothing can be verified under it";
     "ca-replaced", E, authorities::replaced,
         "the certificates and kubeconfigs on this node belong to a CA other than the one in place";
+    "cluster-rotation", WI, authorities::cluster_rotation,
+        "a CA of the whole cluster is being changed, or was changed without some nodes";
     "shared-authority", E, authorities::shared,
         "the file of an authority also accepts the certificates of another authority, so that a client certificate of one counts as one of the other";
     "local-signer", W, configuration::local_signer,
@@ -145,8 +147,8 @@ checks! {
         "the CA data of a kubeconfig differs from ca.crt, or from its first certificate";
     "kubeconfig-server", W, kubeconfigs::server,
         "a kubeconfig has an unexpected server address";
-    "kubeconfig-by-file", W, kubeconfigs::by_file,
-        "a kubeconfig names files instead of containing certificate and key: kubeadm certs check-expiration and renew fail";
+    "kubeconfig-by-file", EW, kubeconfigs::by_file,
+        "a kubeconfig names files that its component cannot read, or files of another tool";
     "stale-copy", W, kubeconfigs::stale_copy,
         "a copy of a kubeconfig has expired";
     "copies", I, kubeconfigs::copies,

@@ -190,12 +190,20 @@ pub(super) fn server(picture: &Picture) -> Vec<CheckNote> {
 pub(super) fn by_file(picture: &Picture) -> Vec<CheckNote> {
     present(picture)
         .filter(|(name, found)| *name != CertName::KubeletConf && !found.files.is_empty())
-        .map(|(name, found)| {
-            let files: Vec<String> = found.files.iter().map(|path| picture.here(path)).collect();
-            CheckNote::warning(
-                format!("{name} names {}", files.join(" and ")),
-                "move the file away and run `nodepki bootstrap`, which writes a file with embedded data",
-            )
+        .filter_map(|(name, found)| match (&found.obstacle, found.are_own) {
+            (Some(why), _) => Some(CheckNote::error(
+                format!("{name} names files, but {why}"),
+                "until then run `nodepki bootstrap`, which writes certificate and key to the kubeconfig, and restart the component",
+            )),
+            (None, true) => None,
+            (None, false) => {
+                let files = found.files.iter().map(|path| picture.here(path));
+                let files: Vec<String> = files.collect();
+                Some(CheckNote::warning(
+                    format!("{name} names {}", files.join(" and ")),
+                    "move the file away and run `nodepki bootstrap`, which writes a new one",
+                ))
+            }
         })
         .collect()
 }

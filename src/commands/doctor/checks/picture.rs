@@ -12,7 +12,7 @@ use crate::agent::join;
 use crate::agent::load::{self, NameSource};
 use crate::agent::{Examination, Survey};
 use crate::config::{FRAGMENT_DIRECTORIES, MAIN_FILE};
-use crate::kube::components::ReplacedFile;
+use crate::kube::components::{Component, ReplacedFile};
 use crate::kube::kubeadm;
 use crate::kube::manifest::StaticPod;
 use crate::kube::names::{Authority, CertName};
@@ -25,8 +25,9 @@ use crate::node::status::{self, NodeRole, NodeStatus, Trouble};
 use crate::node::{KubeconfigState, NodeState};
 use crate::signer::SignerKind;
 use crate::spec::assess::Observed;
+use crate::spec::authority_rotation::{AuthorityRotation, RotationSubject};
 use crate::spec::compliance::KeyUse;
-use crate::spec::{Layout, NodeSpec, kubeconfig_path};
+use crate::spec::{Layout, NodeSpec, credentials, kubeconfig_path};
 use crate::store::{self, Exposed, FileKind, NodeRoot, STATE_DIR, UnfinishedWork};
 use crate::x509::{Certificate, Chain, PrivateKey, PublicKey, TrustBundle};
 use crate::yaml;
@@ -49,6 +50,8 @@ pub(super) struct Picture {
     pub(super) leaves: BTreeMap<CertName, FoundLeaf>,
     /// SHA-256 of the CA certificates that `authority activate` installed.
     pub(super) activated: BTreeMap<Authority, String>,
+    /// CA changes of the whole cluster, as the daemon has last read them.
+    pub(super) rotations: BTreeMap<RotationSubject, AuthorityRotation>,
     /// The public half of `sa.key`.
     pub(super) service_account: Observed<PublicKey>,
     pub(super) trees: Trees,
@@ -131,6 +134,10 @@ pub(super) struct KubeconfigPicture {
     pub(super) authority: Observed<Chain>,
     /// The files `client-certificate` and `client-key`.
     pub(super) files: Vec<PathBuf>,
+    /// True if these are the files of `kubeconfig.credentials: file`.
+    pub(super) are_own: bool,
+    /// Why the component cannot read these files.
+    pub(super) obstacle: Option<String>,
 }
 
 /// Unexpected files below `/etc/kubernetes` and the state directory.
@@ -251,6 +258,7 @@ impl Picture {
             trees: reader.trees(&authorities),
             copies: reader.copies(Path::new(KUBERNETES_DIR), MAX_SEARCH_DEPTH),
             activated: activated.map(|(name, change)| (name, change.new)).collect(),
+            rotations: root.cluster_rotations().unwrap_or_default().rotations,
             authorities,
             unfinished: root.unfinished_work().ok().flatten(),
             exposed: exposed(&state),
@@ -529,15 +537,33 @@ impl Reader<'_> {
             (None, Some(file)) => self.found(file, Chain::from_pem),
             (data, _) => Observed::read(data.as_deref(), Chain::from_pem),
         };
+        let own = self.reader_of_own(&files);
+        let obstacle = own.and_then(|(component, directory)| {
+            let manifest = self.state.component_manifest(component);
+            credentials::obstacle(manifest.present()?, component, directory)
+        });
         FoundLeaf {
             chain,
             key,
             kubeconfig: Some(Observed::Present(KubeconfigPicture {
                 server: kubeconfig.server,
                 authority,
+                are_own: own.is_some(),
+                obstacle,
                 files,
             })),
         }
+    }
+
+    /// Returns the component that reads these files of `kubeconfig.credentials: file`, and their directory.
+    fn reader_of_own<'a>(&self, files: &'a [PathBuf]) -> Option<(Component, &'a Path)> {
+        let layout = self.state.layout();
+        let mut known = credentials::BY_FILE.into_iter();
+        let (_, component) = known.find(|(name, _)| {
+            let pair = layout.client_pair(*name);
+            pair.is_some_and(|pair| pair == files)
+        })?;
+        Some((component, files.first()?.parent()?))
     }
 
     fn manifest(&self, name: &str) -> Observed<StaticPod> {

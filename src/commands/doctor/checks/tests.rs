@@ -7,9 +7,10 @@ use super::*;
 use crate::kube::jwks;
 use crate::kube::kubeadm::IpNet;
 use crate::kube::manifest::StaticPod;
-use crate::kube::names::CertName;
+use crate::kube::names::{Authority, CertName};
 use crate::kubelets::KubeletPolicy;
 use crate::spec::assess::Observed;
+use crate::spec::authority_rotation::AuthorityRotation;
 use crate::store::UnfinishedWork;
 use crate::x509::{CertificateAuthority, Chain, KeyAlgorithm, PrivateKey, Profile, Sans, Subject};
 
@@ -195,6 +196,42 @@ fn compares_service_account_key_with_key_set_of_cluster() {
             assert!(note.evidence.contains(&id) || words.contains("not a key set"));
         }
     }
+}
+
+#[test]
+fn remembers_nodes_that_a_rotation_excludes() {
+    let ca = |name: &str| json!({"sha256": name, "certificate": ""});
+    let rotation = |phase: &str, excluded: &[&str]| -> AuthorityRotation {
+        serde_json::from_value(json!({
+            "version": 1, "id": "7", "authority": "ca", "old": ca("a"), "new": ca("b"),
+            "phase": phase, "paused": false, "excluded": excluded,
+        }))
+        .unwrap()
+    };
+    let ids = |rotation| {
+        let mut picture = blank();
+        picture.rotations.insert(Authority::Ca.into(), rotation);
+        let notes = authorities::cluster_rotation(&picture);
+        notes
+            .into_iter()
+            .map(|note| (note.severity, note.evidence))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(ids(rotation("done", &[])), []);
+    assert_eq!(
+        ids(rotation("trust", &[])),
+        [(
+            FindingSeverity::Info,
+            "rotation 7 changes ca on all nodes: phase trust".to_owned()
+        )]
+    );
+    assert_eq!(
+        ids(rotation("done", &["w1", "w2"])),
+        [(
+            FindingSeverity::Warning,
+            "rotation 7 of ca, phase done, does not wait for w1, w2, which may still use the former one".to_owned()
+        )]
+    );
 }
 
 #[test]

@@ -285,3 +285,45 @@ fn uses_store_if_named_usable_or_only_one() {
         );
     }
 }
+
+#[test]
+fn pair_in_store_is_usable_until_it_expires() {
+    let issuer = TestIssuer::new();
+    let stored = StoredPair::read(&on_disk(link(DATED), Some(&issuer.pair(1))));
+    let end = stored.chain.present().unwrap().leaf().not_after();
+    assert!(stored.is_usable(end - time::Duration::SECOND));
+    assert!(!stored.is_usable(end));
+}
+
+#[test]
+fn store_is_known_by_name_of_its_link_for_both_files() {
+    let other = "/var/lib/kubelet/pki/kubelet.pem";
+    for (certificate, key, expected) in [
+        (LINK, LINK, true),
+        (other, other, false),
+        (LINK, other, false),
+        (other, LINK, false),
+    ] {
+        let form = KubeletConfForm::ByFile {
+            certificate: certificate.into(),
+            key: key.into(),
+        };
+        let store = expected.then(|| NodePath::from("/var/lib/kubelet/pki"));
+        assert_eq!(form.store(), store, "{certificate} {key}");
+    }
+}
+
+#[test]
+fn renews_certificate_of_kubelet_only_after_its_own_deadline() {
+    let configured = Rotation {
+        rekey: false,
+        min_remaining: DAY,
+        ..Rotation::default()
+    };
+    let expected = Rotation {
+        renew_at: RenewAt::Share(Percent::new(95).unwrap()),
+        jitter: Percent::ZERO,
+        ..configured.clone()
+    };
+    assert_eq!(rotation_after_kubelet(&configured), expected);
+}

@@ -281,6 +281,55 @@ fn keeps_certificate_that_expires_with_authority() {
 }
 
 #[test]
+fn renews_despite_expiry_of_authority_if_requested_or_if_it_helps() {
+    let year = age(time::Duration::days(365));
+    let always = rotation(Vec::new());
+    let now = ISSUED + time::Duration::days(300);
+    let end = year.life.not_after;
+    for (ends, demand) in [
+        (end, RenewalCause::Requested),
+        (end + time::Duration::SECOND, RenewalCause::Due),
+    ] {
+        let rules = RenewalRules {
+            authority_ends: Some(ends),
+            ..rules(&always, demand)
+        };
+        let rotated = schedule_action(keep(), Some(&year), rules, now);
+        assert!(matches!(rotated.action, Action::Issue { .. }), "{demand:?}");
+    }
+}
+
+#[test]
+fn is_for_age_only_without_another_reason() {
+    let year = age(time::Duration::days(365));
+    let always = rotation(Vec::new());
+    let now = ISSUED + time::Duration::days(300);
+    let waiting = Action::Keep {
+        notes: Vec::new(),
+        at_renewal: vec!["key".to_owned()],
+    };
+    for (action, for_age) in [(keep(), true), (drift(), false), (waiting, false)] {
+        let rotated = schedule_action(action, Some(&year), rules(&always, RenewalCause::Due), now);
+        assert_eq!(rotated.for_age, for_age, "{:?}", rotated.action);
+    }
+}
+
+#[test]
+fn only_requested_renewal_is_deferred() {
+    let year = age(time::Duration::days(365));
+    let always = rotation(Vec::new());
+    let now = ISSUED + time::Duration::minutes(12);
+    for (demand, deferred) in [
+        (RenewalCause::Due, false),
+        (RenewalCause::Requested, true),
+        (RenewalCause::Forced, false),
+    ] {
+        let rotated = schedule_action(drift(), Some(&year), rules(&always, demand), now);
+        assert_eq!(rotated.deferred, deferred, "{demand:?}");
+    }
+}
+
+#[test]
 fn delays_next_renewal_only_after_recorded_one() {
     let concluded = Age {
         recorded: false,
@@ -318,11 +367,23 @@ fn infers_age_without_record() {
         Chain::from_pem(leaf.unwrap().to_pem().as_bytes()).unwrap()
     };
     let trust = Some(authority.bundle());
-    let of = |chain: &Chain, recorded| Age::of(chain, recorded, trust, YEAR).life.issued_at;
+    let of = |chain: &Chain, recorded| Age::of(chain, recorded, trust, YEAR, ISSUED).life.issued_at;
 
     let ordinary = chain(ISSUED, YEAR);
     assert_eq!(of(&ordinary, None), ordinary.leaf().not_before());
     assert_eq!(of(&ordinary, Some(ISSUED)), ISSUED);
+
+    // A record of the future: the clock was ahead then, or is behind now.
+    let ahead = Some(ISSUED + time::Duration::days(100));
+    let is_recorded = |chain: &Chain, days| {
+        let now = ISSUED + time::Duration::days(days);
+        Age::of(chain, ahead, trust, YEAR, now).recorded
+    };
+    assert!(is_recorded(&ordinary, -10));
+    assert!(is_recorded(&ordinary, 0));
+    assert!(!is_recorded(&ordinary, 2));
+    assert!(is_recorded(&ordinary, 101));
+    assert!(is_recorded(&chain(born, 10 * YEAR), 2));
 
     // Like kubeadm's kubeconfigs: valid since the CA certificate is, and for a year after the issue.
     let since_the_authority = chain(born, 6 * YEAR + 20 * Duration::from_secs(86400));

@@ -178,3 +178,93 @@ fn finds_old_ca_in_other_ca_file() {
     let fix = found.fix(Authority::FrontProxyCa, "x", new.bundle());
     assert!(fix.contains("restore the old CA certificate from /pki/ca.crt"));
 }
+
+#[test]
+fn needs_more_foreign_than_own_certificates() {
+    let (own, other) = (authority(), authority());
+    let cases = [
+        (PAIR, Some(&other), None, None),
+        (SECOND, Some(&own), None, None),
+        (CONF, Some(&other), None, None),
+        (CertName::AdminConf, Some(&own), None, None),
+    ];
+    assert!(judge(own.bundle(), &cases).is_none(), "two against two");
+    assert!(
+        judge(own.bundle(), &cases[..3]).is_some(),
+        "two against one"
+    );
+}
+
+#[test]
+fn kubeconfig_without_certificate_that_trusts_own_ca_is_no_evidence() {
+    let own = authority();
+    assert!(judge(own.bundle(), &[(CONF, None, Some(&own), None)]).is_none());
+    let other = authority();
+    assert!(judge(own.bundle(), &[(CONF, None, Some(&other), None)]).is_some());
+}
+
+#[test]
+fn old_ca_is_the_one_that_signed_the_certificates() {
+    let (old, new, unrelated) = (authority(), authority(), authority());
+    let chain = leaf(&old);
+    let witness = CaEvidence {
+        name: CertName::FrontProxyClient,
+        file: String::new(),
+        chain: Some(&chain),
+        trusts: Vec::new(),
+        installed: None,
+    };
+    let elsewhere = [("/pki/x.crt".to_owned(), unrelated.bundle().first().clone())];
+    let found = replaced(new.bundle(), &[witness], &elsewhere).unwrap();
+    let sentence = found.sentence("/pki/ca.crt");
+    assert!(
+        sentence.ends_with("CN=kubernetes, whose certificate is not on this node"),
+        "{sentence}"
+    );
+}
+
+#[test]
+fn reads_cas_that_a_kubeconfig_trusts() {
+    let one = authority();
+    let pem = one.bundle().first().to_pem();
+    assert_eq!(
+        trusted_by(Some(pem.as_bytes())),
+        one.bundle().certificates()
+    );
+    assert_eq!(trusted_by(Some(b"damaged")), []);
+    assert_eq!(trusted_by(None), []);
+}
+
+#[test]
+fn points_to_valid_certificate_of_expired_ca_key() {
+    let shared = key();
+    let same = PrivateKey::from_pem(shared.to_pem().as_bytes()).unwrap();
+    let expired = CertificateAuthority::self_signed("kubernetes", shared, NOW, DAY).unwrap();
+    let renewed = CertificateAuthority::self_signed("kubernetes", same, NOW, 9 * DAY).unwrap();
+    let other = CertificateAuthority::self_signed("kubernetes", key(), NOW, 9 * DAY).unwrap();
+    let hint = |trusted: &CertificateAuthority, now| {
+        let witness = CaEvidence {
+            name: CONF,
+            file: "/etc/kubernetes/scheduler.conf".to_owned(),
+            chain: None,
+            trusts: trusted.bundle().certificates().to_vec(),
+            installed: None,
+        };
+        valid_copy(expired.bundle(), &[witness], "/pki/ca.crt", now)
+    };
+    let [old, new] = [&expired, &renewed].map(|one| one.bundle().first());
+    let (end, later) = (old.not_after(), NOW + 2 * DAY);
+    assert_eq!(hint(&renewed, end), None, "it has not expired");
+    assert_eq!(hint(&expired, later), None, "the copy has expired too");
+    assert_eq!(hint(&other, later), None, "of another key");
+    let expected = format!(
+        "/etc/kubernetes/scheduler.conf contains a certificate of the same CA key, certificate sha256:{}, which is \
+         valid until {}, while /pki/ca.crt contains certificate sha256:{}: install the valid one (`sed -n \
+         's/.*certificate-authority-data: //p' /etc/kubernetes/scheduler.conf | base64 -d > /pki/ca.crt.old && \
+         test -s /pki/ca.crt.old && mv /pki/ca.crt.old /pki/ca.crt`)",
+        hex(&new.fingerprint()),
+        rfc3339(new.not_after()),
+        hex(&old.fingerprint())
+    );
+    assert_eq!(hint(&renewed, later), Some(expected));
+}

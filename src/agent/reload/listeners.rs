@@ -1,0 +1,87 @@
+//! The sockets that listen on a port of this node: every process has its own, so that they tell a new process from the one
+//! before it.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+
+/// The tables of sockets of this process's network namespace (`proc_pid_net(5)`), which is that of static pods. Unlike
+/// `/proc/net`, they exist with `ProcSubset=pid`.
+const TABLES: [&str; 2] = ["/proc/self/net/tcp", "/proc/self/net/tcp6"];
+/// `TCP_LISTEN` in `include/net/tcp_states.h`.
+const LISTENS: &str = "0A";
+
+/// Inode numbers of sockets.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Listeners(BTreeSet<u64>);
+
+impl Listeners {
+    /// Returns those that listen on a port now; none if they are unknown.
+    pub(super) fn of_port(port: u16) -> Listeners {
+        let tables = TABLES.iter().filter_map(|path| File::open(path).ok());
+        let lines = tables.flat_map(|table| BufReader::new(table).lines().map_while(Result::ok));
+        Listeners::parse(lines, port)
+    }
+
+    fn parse(lines: impl Iterator<Item = String>, port: u16) -> Listeners {
+        let found = lines.filter_map(|line| {
+            let mut fields = line.split_whitespace();
+            let (_, local) = fields.nth(1)?.rsplit_once(':')?;
+            let is_listening = fields.nth(1)? == LISTENS;
+            let of_port = u16::from_str_radix(local, 16) == Ok(port);
+            let inode = fields.nth(5)?.parse().ok()?;
+            (is_listening && of_port).then_some(inode)
+        });
+        Listeners(found.collect())
+    }
+
+    /// Returns whether another process listens than the one of `before`.
+    pub(super) fn have_replaced(&self, before: &Listeners) -> bool {
+        let known = !self.0.is_empty() && !before.0.is_empty();
+        known && self.0.is_disjoint(&before.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// A table of Linux 6.12: listeners on 127.0.0.1:2379 and 192.0.2.11:2379, and a connection to the first one.
+    const TABLE: &str = "\
+  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 0100007F:094B 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 20811 1 0000000000000000 100 0 0 10 0
+   1: 0B0200C0:094B 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 20812 1 0000000000000000 100 0 0 10 0
+   2: 0100007F:094D 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 20813 1 0000000000000000 100 0 0 10 0
+   3: 0100007F:094B 0100007F:A1B2 01 00000000:00000000 02:000006E1 00000000     0        0 30001 2 0000000000000000 20 4 30 10 -1
+";
+
+    fn parsed(port: u16) -> Vec<u64> {
+        let lines = TABLE.lines().map(str::to_owned);
+        Listeners::parse(lines, port).0.into_iter().collect()
+    }
+
+    #[test]
+    fn finds_all_listeners_of_port() {
+        assert_eq!(parsed(2379), [20811, 20812]);
+        assert_eq!(parsed(2381), [20813]);
+        assert_eq!(parsed(2380), [0; 0]);
+    }
+
+    #[test]
+    fn new_listener_replaces_old_one() {
+        let listen = |address: &str| TcpListener::bind(address).unwrap();
+        let first = listen("127.0.0.1:0");
+        let address = first.local_addr().unwrap();
+        let of_port = || Listeners::of_port(address.port());
+        let before = of_port();
+        assert_eq!(before.0.len(), 1);
+        assert!(!of_port().have_replaced(&before));
+        drop(first);
+        assert!(!of_port().have_replaced(&before), "none is not a new one");
+        let _second = listen(&address.to_string());
+        assert!(of_port().have_replaced(&before));
+        assert!(!of_port().have_replaced(&Listeners::default()));
+    }
+}
