@@ -5,6 +5,7 @@
 //! process with a signer that answers from files.
 
 pub(crate) mod audit;
+pub mod authority;
 mod clock;
 pub(crate) mod cluster_policy;
 mod event;
@@ -63,7 +64,7 @@ pub use proof::{
     SignerAnswer, offered_certificates, rehearse, unverified, verify_signer,
     wait_for_plausible_clock,
 };
-pub use provided::{Provided, ProvidedFile, ServiceAccount};
+pub use provided::{Provided, ProvidedBundle, ProvidedFile, ServiceAccount};
 pub use renew::{RenewalNeed, RenewalVerdict, Renewed, Scope, look, needs_renewal, renew};
 pub use report::{ReportRow, RowAction, RunReport};
 pub use revocation::update_revocations;
@@ -203,6 +204,8 @@ impl RunSetup {
                     .map(|chain| chain.leaf().fingerprint()),
             },
             trust,
+            can_wait: cert.still_serves(Some(trust), now)
+                && cert.age.is_some_and(|age| !age.life.is_about_to_end(now)),
         })
     }
 
@@ -249,7 +252,7 @@ impl RunSetup {
             &self.provided,
             now,
         )?;
-        survey.assess_ages(state.root(), &self.rotation, &self.identity.node)?;
+        survey.assess_ages(state.root(), &self.rotation, &self.identity.node, now)?;
         for spec in survey.ca_keys().cloned().collect::<Vec<_>>() {
             // The local and the embedded signer need the CA key on the node; no other signer does.
             let external = self.signers.get(&spec.authority).is_none_or(|(_, signer)| {

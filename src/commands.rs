@@ -162,9 +162,7 @@ enum Command {
 /// Runs the command line and returns the process's exit status.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
-    let program = manual::with_help(Cli::command(), &arguments);
-    let parsed = program.try_get_matches_from(arguments);
-    let parsed = parsed.and_then(|matches| {
+    let parsed = parse(&arguments).and_then(|matches| {
         let paths = given_paths(&matches);
         Cli::from_arg_matches(&matches).map(|cli| (cli, paths))
     });
@@ -183,6 +181,23 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     };
     release_log();
     code
+}
+
+/// Parses the command line. The texts of the help are added only if it is requested.
+fn parse(arguments: &[OsString]) -> Result<ArgMatches, clap::Error> {
+    match Cli::command().try_get_matches_from(arguments) {
+        Err(error) if is_help(&error) => {
+            manual::with_help(Cli::command(), arguments).try_get_matches_from(arguments)
+        }
+        other => other,
+    }
+}
+
+fn is_help(error: &clap::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::DisplayHelp | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+    )
 }
 
 /// Returns the paths in the arguments of a command line.
@@ -216,13 +231,7 @@ fn print_clap_error(error: &clap::Error) -> ExitCode {
         false => ExitCode::Done,
     };
     // Any other text may quote the arguments, which are escaped for the terminal.
-    let has_no_arguments = matches!(
-        error.kind(),
-        ErrorKind::DisplayHelp
-            | ErrorKind::DisplayVersion
-            | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
-    );
-    if !has_no_arguments {
+    if !is_help(error) && error.kind() != ErrorKind::DisplayVersion {
         print_to_stderr(&error.render().to_string());
         return code;
     }

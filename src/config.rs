@@ -11,6 +11,7 @@
 //! run the tests with `NODEPKI_BLESS=1`, which writes `docs/configuration.md`, and explain the setting in
 //! `packaging/config.yaml`; a test fails if it is missing there. The settings of a signer are declared in its own file.
 
+mod authority_rotation;
 mod certificates;
 mod cluster_policy;
 #[cfg(feature = "fuzzing")]
@@ -35,15 +36,16 @@ use crate::kube::names::{self, Authority, CertName};
 use crate::kube::paths::{KUBEADM_FILE, KUBEADM_JOIN_FILE};
 use crate::kubelets::KubeletPolicy;
 use crate::signer;
-use crate::spec::KubeletClientSubject;
 use crate::spec::policy::KeyRules;
 use crate::spec::schedule::Rotation;
+use crate::spec::{KubeconfigCredentials, KubeletClientSubject};
 use crate::yaml::schema::{MapKey, SecretFile, ValueForm, section};
 use crate::yaml::settings::{
     Setting, SettingsBlock, choice_setting, insert, settings, unless_empty,
 };
 use crate::yaml::{self, FaultSeverity, Faults, Field, FieldPosition, Map, Node, Walk};
 
+pub use authority_rotation::RotationSettings;
 pub use certificates::{PodRestart, Registrations};
 pub use cluster_policy::ClusterPolicySettings;
 pub use kubelet::{KubeletIdentity, KubeletSettings};
@@ -105,12 +107,17 @@ settings! {
         /// Attributes of a subject beside the required ones: `standard` accepts those that no component of Kubernetes
         /// reads (C, ST, L, OU, street, postalCode, DC, serialNumber), `strict` refuses all.
         "verification" => pub verification: Verification;
+        /// Where controller-manager.conf and scheduler.conf have their certificate and key: `embedded`, in the kubeconfig,
+        /// or `file`, in files that the component reads again, without a restart.
+        "kubeconfig.credentials" => pub kubeconfig_credentials: KubeconfigCredentials;
         /// Certificates of the kubelet.
         "kubelet" => pub kubelet: KubeletSettings;
         /// Signing of the kubelets' own requests, for control-plane nodes.
         "kubelets" => pub kubelets: KubeletPolicy;
         /// The key policy in the cluster.
         "clusterPolicy" => pub cluster_policy: ClusterPolicySettings;
+        /// CA changes of the whole cluster.
+        "authorityRotation" => pub authority_rotation: RotationSettings;
         /// How long a run waits for pending signatures before it ends with exit status 75.
         "wait" => pub wait: Duration = DEFAULT_WAIT;
         /// How long a run waits for a plausible clock.
@@ -364,7 +371,13 @@ impl Verification {
     }
 }
 
-choice_setting!(FromCluster, KubeletClientSubject, RoleSetting, Verification);
+choice_setting!(
+    FromCluster,
+    KubeconfigCredentials,
+    KubeletClientSubject,
+    RoleSetting,
+    Verification
+);
 
 /// Command-line options that replace settings.
 #[derive(Clone, Debug, Default)]

@@ -8,6 +8,7 @@
 //! next start continues with the same keys and the same tickets.
 
 mod alarm;
+mod authority_rotation;
 mod cluster_policy;
 mod kubelets;
 pub mod metrics;
@@ -22,15 +23,17 @@ use std::time::Duration;
 
 use time::OffsetDateTime;
 
+use crate::agent::authority::rotate::{self, Follower};
 use crate::agent::load::{self, LoadInputs, Loaded};
 use crate::agent::rotation;
 use crate::agent::{self, Clock, ExitCode, Failure, Progress, Scope};
 use crate::config::{Argument, FRAGMENT_DIRECTORIES, MAIN_FILE};
 use crate::process::confine::Rights;
 use crate::signer::Carry;
-use crate::spec::CertFiles;
+use crate::spec::{CertFiles, KubeconfigCredentials, credentials};
 use crate::store::{self, CLUSTER_POLICY, NodeRoot};
 
+use authority_rotation::RotationService;
 use cluster_policy::PolicyService;
 use kubelets::KubeletService;
 use metrics::Metrics;
@@ -52,6 +55,8 @@ pub enum Wake {
     Reload,
     /// Another process changed files.
     Files(FileRole),
+    /// The cluster demands another phase of a CA change.
+    Rotation,
     /// The daemon must stop (SIGTERM, SIGINT).
     Stop,
 }
@@ -138,6 +143,7 @@ pub async fn run_in(
         clock,
         progress,
         surroundings,
+        follower: Follower::default(),
     };
     daemon.run(read).await
 }
@@ -149,6 +155,15 @@ struct Daemon<'a, S> {
     clock: Clock,
     progress: &'a dyn Progress,
     surroundings: S,
+    /// Failures in CA changes of the cluster.
+    follower: Follower,
+}
+
+/// What runs beside the loop.
+struct Services<'a> {
+    kubelets: &'a KubeletService,
+    policy: &'a PolicyService,
+    rotations: &'a RotationService,
 }
 
 impl<S: Surroundings> Daemon<'_, S> {
@@ -173,13 +188,22 @@ impl<S: Surroundings> Daemon<'_, S> {
         kubelets.put_in_force(self.root, &loaded, &metrics, clock)?;
         let policy = PolicyService::default();
         policy.put_in_force(self.root, &loaded.settings.cluster_policy)?;
+        let rotations = RotationService::default();
+        rotations.put_in_force(self.root, &loaded, clock)?;
+        let services = Services {
+            kubelets: &kubelets,
+            policy: &policy,
+            rotations: &rotations,
+        };
         let ended = tokio::select! {
-            ended = self.rotate(loaded, &reach, read, &metrics, (&kubelets, &policy)) => ended,
+            ended = self.rotate(loaded, &reach, read, &metrics, services) => ended,
             never = serve => match never {},
             never = kubelets.run() => match never {},
             never = policy.run() => match never {},
+            never = rotations.run() => match never {},
         };
         kubelets.release().await;
+        rotations.release().await;
         ended
     }
 
@@ -189,7 +213,7 @@ impl<S: Surroundings> Daemon<'_, S> {
         reach: &Rights,
         read: impl AsyncFn() -> Result<Loaded, Failure>,
         metrics: &Metrics,
-        (kubelets, policy): (&KubeletService, &PolicyService),
+        services: Services<'_>,
     ) -> Result<(), Failure> {
         let watched = self.watched(&loaded)?;
         self.put_in_force(&mut loaded, watched);
@@ -214,7 +238,7 @@ impl<S: Surroundings> Daemon<'_, S> {
                     }
                     let why = reason.as_str();
                     tracing::info!(why, "rotation step: {why}");
-                    let Some(ended) = self.step(&loaded, metrics).await else {
+                    let Some(ended) = self.step(&loaded, metrics, services.rotations).await else {
                         break;
                     };
                     agenda.stepped(ended, self.now());
@@ -228,24 +252,24 @@ impl<S: Surroundings> Daemon<'_, S> {
                 NextAction::Sleep(until) => {
                     self.report_status(&agenda, lock_is_held);
                     lock_is_held |= agenda.waits_for_lock();
-                    match self.surroundings.sleep(until).await {
+                    let wake = tokio::select! {
+                        biased;
+                        wake = self.surroundings.sleep(until) => wake,
+                        () = services.rotations.demanded() => Wake::Rotation,
+                    };
+                    match wake {
                         Wake::Time => {}
                         Wake::Stop => break,
                         Wake::Files(FileRole::Pki) => {
                             agenda.files_changed(self.now(), self.surroundings.uptime());
                         }
+                        Wake::Rotation => agenda.rotation_changed(self.now()),
                         Wake::Files(FileRole::Configuration) | Wake::Reload => {
                             let stops = self.reload(&mut loaded, reach, &mut agenda, &read);
                             if stops.await.is_break() {
                                 break;
                             }
-                            let used =
-                                kubelets.put_in_force(self.root, &loaded, metrics, self.clock);
-                            let settings = &loaded.settings.cluster_policy;
-                            let followed = policy.put_in_force(self.root, settings);
-                            for failure in [used, followed].into_iter().filter_map(Result::err) {
-                                tracing::error!(exit = failure.code as u8, "{failure}");
-                            }
+                            services.put_in_force(self.root, &loaded, metrics, self.clock);
                         }
                     }
                 }
@@ -282,9 +306,22 @@ impl<S: Surroundings> Daemon<'_, S> {
     }
 
     /// Takes a rotation step; `None` if the daemon must stop.
-    async fn step(&mut self, loaded: &Loaded, metrics: &Metrics) -> Option<StepResult> {
+    async fn step(
+        &mut self,
+        loaded: &Loaded,
+        metrics: &Metrics,
+        rotations: &RotationService,
+    ) -> Option<StepResult> {
         let recorder = metrics.recorder(&loaded.setup, self.progress, self.now());
-        let step = rotation::step(self.root, loaded, &Scope::Due, self.clock, &recorder);
+        let follower = &mut self.follower;
+        let step = rotation::step(
+            self.root,
+            loaded,
+            &Scope::Due,
+            follower,
+            self.clock,
+            &recorder,
+        );
         let step = tokio::select! {
             biased;
             () = self.surroundings.stopped() => return None,
@@ -294,6 +331,14 @@ impl<S: Surroundings> Daemon<'_, S> {
         let next = step.as_ref().ok().and_then(|step| step.next);
         for warning in metrics.ended(&loaded.setup, code, next, self.now()) {
             tracing::warn!("{warning}");
+        }
+        if rotations.is_on() {
+            match rotate::proofs(self.root, &loaded.setup, &self.follower, self.now()) {
+                Ok(proofs) => rotations.publish(proofs),
+                Err(failure) => {
+                    tracing::warn!("the state of the CAs and keys is unknown: {failure}")
+                }
+            }
         }
         Some(match step {
             Ok(step) => {
@@ -375,6 +420,8 @@ impl<S: Surroundings> Daemon<'_, S> {
                     );
                 }
                 *loaded = fresh;
+                // The administrator may have removed the cause of a failure.
+                self.follower = Follower::default();
                 self.put_in_force(loaded, watched);
                 let (now, uptime) = (self.now(), self.surroundings.uptime());
                 let node = &loaded.setup.identity.node;
@@ -428,11 +475,23 @@ impl<S: Surroundings> Daemon<'_, S> {
         if loaded.settings.cluster_policy.enabled {
             watched.file(FileRole::Configuration, self.root, CLUSTER_POLICY.as_ref());
         }
+        if loaded.settings.kubeconfig_credentials == KubeconfigCredentials::File {
+            // They decide which kubeconfigs name files.
+            let components = credentials::BY_FILE.into_iter();
+            for manifest in components.filter_map(|(_, component)| component.manifest()) {
+                watched.file(FileRole::Configuration, self.root, manifest.as_ref());
+            }
+        }
         let plan = &loaded.setup.plan;
         for spec in &plan.certs {
             match &spec.output {
                 CertFiles::Pair { certificate, .. } => self.watch_pki(&mut watched, certificate),
-                CertFiles::Kubeconfig { path, .. } => watched.file(FileRole::Pki, self.root, path),
+                CertFiles::Kubeconfig { path, .. } => {
+                    watched.file(FileRole::Pki, self.root, path);
+                    if let Some(pair) = spec.output.named_pair() {
+                        self.watch_pki(&mut watched, &pair.certificate);
+                    }
+                }
             }
         }
         for bundle in &plan.bundles {
@@ -457,6 +516,21 @@ impl<S: Surroundings> Daemon<'_, S> {
     fn watch_pki(&self, watched: &mut WatchedFiles, file: &Path) {
         if let Some(directory) = file.parent() {
             watched.directory(FileRole::Pki, self.root, directory);
+        }
+    }
+}
+
+impl Services<'_> {
+    /// Puts a new configuration in force; a part that cannot be used is reported, and the one before stays in force.
+    fn put_in_force(&self, root: &NodeRoot, loaded: &Loaded, metrics: &Metrics, clock: Clock) {
+        let results = [
+            self.kubelets.put_in_force(root, loaded, metrics, clock),
+            self.policy
+                .put_in_force(root, &loaded.settings.cluster_policy),
+            self.rotations.put_in_force(root, loaded, clock),
+        ];
+        for failure in results.into_iter().filter_map(Result::err) {
+            tracing::error!(exit = failure.code as u8, "{failure}");
         }
     }
 }

@@ -10,7 +10,7 @@
 //! | --- | --- | --- |
 //! | [`commands`] | no | one file a command: arguments, the call, the output |
 //! | [`daemon`] | no | the rotation loop, its alarms and watches, metrics |
-//! | [`agent`] | no | bootstrap and renewal: load the inputs, request, verify, install, restart components, join |
+//! | [`agent`] | no | bootstrap, renewal and CA changes: load the inputs, request, verify, install, restart components, join |
 //! | [`node`] | no | the files of the node, read and judged |
 //! | [`config`] | no | nodepki's settings: keys, defaults, sources, redaction |
 //! | [`signer`] | no | the contract of a signer, and the eleven kinds |

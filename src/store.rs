@@ -45,6 +45,9 @@
 //! - `cluster-policy.json` (0600): the key policy of the cluster (`cluster_policy`);
 //! - `issued.json`: when each certificate was issued;
 //! - `authorities.json`: CA changes under way;
+//! - `cluster-rotations.json` (0600), `rotation-steps.json` (0600): CA changes of the whole cluster (`authority_rotation`);
+//! - `sealing-key.json` (0600), `service-account-keys.json` (0600): keys of a change of the service-account key
+//!   (`service_account_rotation`);
 //! - `restarts.json` (0600): replaced files that have not taken effect yet;
 //! - `node.json` (0600): name, address and role of the node, recorded before the first request of a run and used while
 //!   requests are pending.
@@ -58,6 +61,7 @@
 
 mod amendment;
 mod audit_log;
+mod authority_rotation;
 mod calls;
 mod changes;
 mod cluster_policy;
@@ -81,6 +85,7 @@ mod preflight;
 mod recover;
 mod restarts;
 mod root;
+mod service_account_rotation;
 mod staging;
 mod state_file;
 mod sync;
@@ -99,13 +104,14 @@ use time::macros::format_description;
 pub use audit_log::{
     AuditDifference, AuditEntry, AuditEvent, AuditHead, AuditRecord, AuditVerification,
 };
+pub use authority_rotation::{CLUSTER_ROTATIONS, ClusterRotations, RotationSteps};
 pub use changes::AuthorityChange;
 pub use cluster_policy::{CLUSTER_POLICY, ClusterPolicyRecord};
 pub use commit::Commit;
 pub use desired::Mode;
 pub use dir::{Dir, FileContent, FileKind, Metadata};
-pub(crate) use error::is_access_refusal;
 pub use error::{Damage, ErrorClass, PathObstacle, StoreError, StoreNote};
+pub(crate) use error::{is_access_refusal, is_not_permitted};
 pub use issued::IssuedRecord;
 pub(crate) use key_backup::{KeyBackup, UnfinishedWork};
 pub use known::KnownDirectories;
@@ -122,6 +128,7 @@ pub use restarts::{
     FormerContents, FormerTrust, Restart, RestartState, TrustStep, Unsettled, UnverifiedChange,
 };
 pub use root::NodeRoot;
+pub use service_account_rotation::{SealingKeyRecord, ServiceAccountKeys};
 pub(crate) use state_file::StateFile;
 pub use transaction::Committed;
 pub(crate) use trust::is_personal;

@@ -145,9 +145,10 @@ impl KubeletFiles<'_> {
             .document
             .unwrap_or_else(|| Kubeconfig::without_credentials(cluster, user));
         let file = self.store.dir.join(KUBELET_CURRENT_LINK);
+        let file = file.to_string_lossy();
         document
             .set_cluster(server, &self.trusted.roots_to_pem())
-            .and_then(|()| document.set_client_file(&file.to_string_lossy()))
+            .and_then(|()| document.set_client_files(&file, &file))
             .map_err(|error| unrepairable(path, error))?;
         commit.file(
             path.clone(),

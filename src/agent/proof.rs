@@ -193,6 +193,8 @@ pub async fn rehearse(
         deadline: Instant::now() + setup.wait,
         jitter: setup.jitter,
         progress,
+        is_rotation: false,
+        set_aside: &BTreeMap::new(),
     };
     let job = setup.job(cert, trust, now)?;
     let fresh = match resumed(&desk, &job.asked)? {
@@ -215,16 +217,20 @@ pub async fn rehearse(
     let refused = |why: String, advice: &str| {
         Failure::new(ExitCode::Refused, format!("{doing}: {why}; {advice}"))
     };
-    match outcome {
-        RequestOutcome::Signed { request, .. } => {
-            let mut commit = Commit::new();
-            commit.completes(Slot::Certificate(name));
-            store.commit(commit)?;
-            if let Err(error) = signer.settled(&request.key()).await {
-                tracing::info!(certificate = %name, "{error}");
-            }
-            Ok(())
+    // A wrong answer is discarded too: the next rehearsal must not get it again from a signer that keeps answers.
+    if matches!(
+        outcome,
+        RequestOutcome::Signed { .. } | RequestOutcome::Refused(_) | RequestOutcome::Denied(_)
+    ) {
+        let mut commit = Commit::new();
+        commit.completes(Slot::Certificate(name));
+        store.commit(commit)?;
+        if let Err(error) = signer.settled(name.as_str()).await {
+            tracing::info!(certificate = %name, "{error}");
         }
+    }
+    match outcome {
+        RequestOutcome::Signed { .. } => Ok(()),
         RequestOutcome::Pending(note) => Err(Failure::new(
             ExitCode::Pending,
             format!(
@@ -240,7 +246,7 @@ pub async fn rehearse(
                 "the certificate differs from the request: {}",
                 differences.join("; ")
             ),
-            "correct the signer's profile and run again",
+            "switch the signer to that CA, or correct its profile, and run again",
         )),
         RequestOutcome::Failed(error) => Err(signer_failure(doing, error)),
         RequestOutcome::Undone(failure) => Err(Failure {

@@ -1,12 +1,15 @@
-//! One step of the rotation: renews due certificates and restarts the components that use them.
+//! One step of the rotation: renews due certificates, restarts the components that use them, and takes part in CA changes
+//! of the cluster.
 //!
 //! `nodepki renew` runs one step, the daemon repeats it. `agent::renew` decides what is due.
 
 use time::{Duration, OffsetDateTime};
 
+use crate::agent::authority::rotate::{Followed, Follower};
 use crate::agent::load::Loaded;
 use crate::agent::reload;
 use crate::agent::{self, Clock, Failure, Progress, ReportRow, RunReport, Scope};
+use crate::spec::authority_rotation::RotationSubject;
 use crate::store::NodeRoot;
 
 /// When to try an unfinished restart again.
@@ -21,7 +24,12 @@ pub struct RotationStep {
     pub next: Option<OffsetDateTime>,
 }
 
-/// Renews the certificates of `scope` and restarts the components that use them.
+/// Maximum number of parts of cluster-wide changes in one step, each with its restarts: for each subject one that trusts, one
+/// that reissues, and one that is recorded.
+const MAX_PARTS: usize = 3 * RotationSubject::ALL.len();
+
+/// Renews the certificates of `scope` and restarts the components that use them. `follower` knows the failures of earlier
+/// steps.
 ///
 /// # Errors
 /// A failure of the whole run. The result of each certificate is in the [`RotationStep`].
@@ -29,17 +37,33 @@ pub async fn step(
     root: &NodeRoot,
     loaded: &Loaded,
     scope: &Scope,
+    follower: &mut Follower,
     clock: Clock,
     progress: &dyn Progress,
 ) -> Result<RotationStep, Failure> {
     let renewed = agent::renew(root, &loaded.setup, scope, clock, progress).await?;
     let (mut report, mut next) = (renewed.report, renewed.next);
-    let settled = settle(root, loaded, next, clock, progress).await;
-    if settled.is_unfinished {
-        let again = clock() + RESTART_RETRY_INTERVAL;
-        next = Some(next.map_or(again, |next| next.min(again)));
+    let mut again = None;
+    for _ in 0..MAX_PARTS {
+        let settled = settle(root, loaded, next, clock, progress).await;
+        report.rows.extend(settled.rows);
+        // Every part requires that the components use the present files.
+        if settled.is_unfinished {
+            again = Some(clock() + RESTART_RETRY_INTERVAL);
+            break;
+        }
+        let followed = match follower.follow(root, loaded, clock, progress).await {
+            Ok(followed) => followed,
+            Err(failure) => Followed::failed(failure, clock()),
+        };
+        report.rows.extend(followed.rows);
+        report.written.extend(followed.written);
+        again = followed.next;
+        if !followed.acted {
+            break;
+        }
     }
-    report.rows.extend(settled.rows);
+    next = next.into_iter().chain(again).min();
     Ok(RotationStep { report, next })
 }
 

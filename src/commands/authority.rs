@@ -1,6 +1,7 @@
-//! `nodepki authority stage`, `activate`, `retire` and `status`: change a CA on a running cluster.
+//! `nodepki authority stage`, `activate`, `retire` and `status`: change a CA on a running cluster, node by node; `rotate`
+//! and its siblings change it on all nodes.
 
-pub mod change;
+mod rotate;
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -11,19 +12,37 @@ use super::options::{GlobalOptions, RunOptions, SourceOptions};
 use super::output::terminal::Terminal;
 use super::output::{Closing, DocumentKind, print_to_stderr, table};
 use super::{now, runtime};
+use crate::agent::authority::cluster::ClusterView;
+use crate::agent::authority::report::{AuthorityReport, NodeReport, Nodes, Peers};
+use crate::agent::authority::{self, StepOrder, StepOutcome};
 use crate::agent::load::{self, KubeconfigFile, Loaded};
 use crate::agent::{ExitCode, Failure};
 use crate::config::Argument;
 use crate::kube::names::Authority;
 use crate::kube::paths::ADMIN_CONF;
+use crate::spec::authority_rotation::RotationCommand;
 use crate::store::NodeRoot;
 use crate::x509::rfc3339;
-use change::cluster::ClusterView;
-use change::report::{AuthorityReport, NodeReport, Nodes, Peers};
-use change::{StepOrder, StepOutcome};
 
 #[derive(Debug, Subcommand)]
 pub(super) enum AuthorityCommand {
+    /// Change a CA on all nodes of the cluster
+    ///
+    /// Writes the change to the ConfigMap kube-system/nodepki-authority-rotation. The daemon of every node, with
+    /// authorityRotation.enabled, takes the steps: all nodes trust the new CA, then all certificates are reissued under it, then
+    /// no node trusts the old CA any more. A phase begins when every node has proven the one before; a node that is down holds
+    /// it. Switch the signer to the new CA in phase activate.
+    Rotate(rotate::RotateArgs),
+    /// Stop a rotation: no further phase begins, and no node begins a step
+    Pause(rotate::ChangeArgs),
+    /// Continue a rotation
+    Resume(rotate::ChangeArgs),
+    /// Return to the old CA on all nodes, until phase retire
+    Undo(rotate::ChangeArgs),
+    /// Show a rotation, node by node, until it has ended
+    ///
+    /// Exit status: 0 when every rotation has ended, or there is none; with --once 75 while one is in progress.
+    Watch(rotate::WatchArgs),
     /// Trust a new CA in addition to the old one on this node; the first step, on every node
     ///
     /// Adds the new certificate after the old one to the bundle and to every kubeconfig with this CA, in one commit.
@@ -35,6 +54,10 @@ pub(super) enum AuthorityCommand {
         /// Certificate of the new CA; default: the signer's CA certificate, if authorities.X.trust.sha256 pins it
         #[arg(long, value_name = "FILE", conflicts_with = "undo")]
         certificate: Option<Argument>,
+        /// State that every component and client of the cluster, and etcd, can verify signatures of the new CA, although
+        /// components of this Kubernetes release cannot
+        #[arg(long, conflicts_with = "undo")]
+        components_verify: bool,
         /// Remove the new CA again, if no certificate is under it
         #[arg(long)]
         undo: bool,
@@ -108,6 +131,8 @@ impl StepArgs {
             // A statement for all nodes needs no list of nodes.
             kubeconfig: given.or(admin.filter(|_| !stated)),
             peers: Peers { reports, stated },
+            rotation: None,
+            components_verify: false,
         })
     }
 }
@@ -138,6 +163,17 @@ impl AuthorityCommand {
         };
         let runtime = runtime()?;
         let (loaded, order, outcome) = match self {
+            AuthorityCommand::Rotate(args) => return rotate::rotate(global, &root, args),
+            AuthorityCommand::Pause(args) => {
+                return rotate::change_by(global, &root, &args, &RotationCommand::Pause);
+            }
+            AuthorityCommand::Resume(args) => {
+                return rotate::change_by(global, &root, &args, &RotationCommand::Resume);
+            }
+            AuthorityCommand::Undo(args) => {
+                return rotate::change_by(global, &root, &args, &RotationCommand::Undo);
+            }
+            AuthorityCommand::Watch(args) => return rotate::watch(global, &root, &args),
             AuthorityCommand::Status {
                 authorities,
                 kubeconfig,
@@ -150,16 +186,19 @@ impl AuthorityCommand {
             AuthorityCommand::Stage {
                 step,
                 certificate,
+                components_verify,
                 undo,
                 no_node_activated,
             } => {
                 let loaded = load(&step)?;
-                let order = step.order(&root, no_node_activated)?;
+                let order = StepOrder {
+                    components_verify,
+                    ..step.order(&root, no_node_activated)?
+                };
                 let file = certificate.as_ref();
-                let setup = &loaded.setup;
                 let outcome = match undo {
-                    true => runtime.block_on(change::undo(&root, setup, &order, now)),
-                    false => runtime.block_on(change::stage(&root, setup, &order, file, now)),
+                    true => runtime.block_on(authority::undo(&root, &loaded.setup, &order, now)),
+                    false => runtime.block_on(authority::stage(&root, &loaded, &order, file, now)),
                 };
                 (loaded, order, outcome)
             }
@@ -169,7 +208,7 @@ impl AuthorityCommand {
             } => {
                 let loaded = load(&step)?;
                 let order = step.order(&root, all_nodes_staged)?;
-                let step = change::activate(&root, &loaded.setup, &order, now, &terminal);
+                let step = authority::activate(&root, &loaded.setup, &order, now, &terminal);
                 let outcome = runtime.block_on(terminal.during(step));
                 (loaded, order, outcome)
             }
@@ -179,14 +218,14 @@ impl AuthorityCommand {
             } => {
                 let loaded = load(&step)?;
                 let order = step.order(&root, all_nodes_activated)?;
-                let step = change::retire(&root, &loaded.setup, &order, now);
+                let step = authority::retire(&root, &loaded.setup, &order, now);
                 let outcome = runtime.block_on(step);
                 (loaded, order, outcome)
             }
         };
         let mut outcome = outcome?;
         if !order.dry_run {
-            let settle = change::settle(&root, &loaded, outcome, now, &terminal);
+            let settle = authority::settle(&root, &loaded, outcome, now, &terminal);
             outcome = runtime.block_on(terminal.during(settle))?;
         }
         drop(terminal);
@@ -206,7 +245,7 @@ fn status(
     authorities: &BTreeSet<Authority>,
     kubeconfig: Option<&Argument>,
 ) -> Result<ExitCode, Failure> {
-    let report = change::status(root, loaded, authorities, now())?;
+    let report = authority::status(root, loaded, authorities, now())?;
     let code = match report.authorities.iter().any(AuthorityReport::is_waiting) {
         true => ExitCode::Pending,
         false => ExitCode::Done,
@@ -222,7 +261,7 @@ fn status(
     for row in &report.authorities {
         if let Some(kubeconfig) = kubeconfig {
             let setup = &loaded.setup;
-            let view = change::view_cluster(root, kubeconfig, setup, row.authority, now());
+            let view = authority::view_cluster(root, kubeconfig, setup, row.authority, now());
             print_to_stderr(&view_text(row.authority, &runtime()?.block_on(view)?));
         }
     }

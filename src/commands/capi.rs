@@ -20,6 +20,7 @@ mod status;
 mod sync;
 mod workload;
 
+use std::collections::BTreeMap;
 use std::io::{IsTerminal, stdout};
 
 use clap::{Args, Subcommand};
@@ -31,6 +32,7 @@ use super::output::{
     table,
 };
 use super::{now, runtime};
+use crate::agent::authority::command::rotated_bundles;
 use crate::agent::load::{self, Location};
 use crate::agent::{ExitCode, Failure};
 use crate::cluster::api::Resource;
@@ -118,6 +120,10 @@ pub(super) struct SecretsArgs {
     /// the signer
     #[arg(long, value_name = "DIR")]
     ca_dir: Option<Argument>,
+    /// Kubeconfig of the workload cluster: an authority that `nodepki authority rotate` changes there has the CAs of the present
+    /// phase, whatever the files contain
+    #[arg(long, value_name = "FILE")]
+    workload_kubeconfig: Option<Argument>,
     /// State directory for keys and certificates; default: /var/lib/nodepki/capi/NS/CLUSTER
     #[arg(long, value_name = "DIR")]
     state: Option<Argument>,
@@ -193,6 +199,10 @@ impl SecretsArgs {
             endpoint: self.endpoint.clone(),
             external_etcd: self.target.external_etcd,
             ca_dir: self.ca_dir.clone(),
+            rotated: match &self.workload_kubeconfig {
+                Some(file) => runtime()?.block_on(rotated_bundles(&root, &file.into()))?,
+                None => BTreeMap::new(),
+            },
             state: self.state.clone(),
         };
         let prepared = issue::load(&root, &self.run.inputs(global)?, &order, now())?;

@@ -99,6 +99,24 @@ pub(super) const EXAMPLES: &[CommandExamples] = &[
         ("nodepki migrate to-internal --backup /mnt/usb/ca-keys.pem --passphrase-file /root/passphrase", "Checks that the backup belongs to this node."),
         ("nodepki migrate to-internal --apply --backup /mnt/usb/ca-keys.pem --passphrase-file /root/passphrase", "Restores the CA keys."),
     ]),
+    examples("authority rotate", &[
+        ("nodepki authority rotate etcd-ca --certificate /root/new-etcd-ca.crt", "Changes the CA on all nodes of the cluster."),
+        ("nodepki authority rotate ca --certificate /root/new-ca.crt --hold-before activate", "Waits after all nodes trust the new CA, so that Pods can be restarted."),
+        ("nodepki authority rotate ca --exclude worker-7", "Continues a rotation that waits for a node that is gone."),
+    ]),
+    examples("authority pause", &[
+        ("nodepki authority pause ca", "Begins no further phase, and no further step on any node."),
+    ]),
+    examples("authority resume", &[
+        ("nodepki authority resume ca", "Continues, also before the phase that is held."),
+    ]),
+    examples("authority undo", &[
+        ("nodepki authority undo ca", "Returns to the old CA on all nodes."),
+    ]),
+    examples("authority watch", &[
+        ("nodepki authority watch", "Shows all nodes until every rotation has ended."),
+        ("nodepki authority watch ca --once -o json", "Prints the present state."),
+    ]),
     examples("authority stage", &[
         ("nodepki authority stage ca --certificate /root/new-ca.crt", "Trusts a new CA in addition, on this node."),
         ("nodepki authority stage etcd-ca --dry-run", "Shows the step for the CA of the signer."),

@@ -22,8 +22,8 @@ use table::RowDetail;
 pub(super) use closing::Closing;
 pub(super) use document::{DocumentKind, ListBody};
 pub(super) use screen::{
-    ColourChoice, print, print_exact, print_json, print_message, print_to_stderr, release_log,
-    set_colour, text_style,
+    ColourChoice, print, print_control, print_exact, print_json, print_message, print_to_stderr,
+    release_log, set_colour, text_style,
 };
 
 /// Returns a word for this number of objects.

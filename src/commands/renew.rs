@@ -9,6 +9,7 @@ use super::output::next::{self, NodeFacts};
 use super::output::terminal::{Terminal, log_rows};
 use super::output::{Closing, DocumentKind, print, print_failure, print_message, print_warnings};
 use super::{now, runtime};
+use crate::agent::authority::rotate::Follower;
 use crate::agent::load::{IdentityChange, Loaded};
 use crate::agent::rotation;
 use crate::agent::{self, ExitCode, Failure, RenewalVerdict, Scope, Survey};
@@ -179,7 +180,8 @@ impl RenewArgs {
         let terminal = Terminal::new(global.verbose);
         let metrics = Metrics::new(&root, &loaded.settings.metrics, &loaded.setup, "renew");
         let recorder = metrics.recorder(&loaded.setup, &terminal, now());
-        let renew = rotation::step(&root, &loaded, &scope, now, &recorder);
+        let mut follower = Follower::default();
+        let renew = rotation::step(&root, &loaded, &scope, &mut follower, now, &recorder);
         let renewed = runtime()?.block_on(terminal.during(renew));
         drop(terminal);
         let code = ExitCode::of(renewed.as_ref().map(|renewed| &renewed.report));

@@ -68,6 +68,12 @@ impl On {
         }
     }
 
+    /// Returns whether it is the trigger of a change. `sa` is also that of `sa.pub` alone.
+    pub fn concerns(self, change: ReplacedFile) -> bool {
+        self == On::Change(change)
+            || self == On::Change(ReplacedFile::ServiceAccount) && change.is_service_account()
+    }
+
     fn all() -> impl Iterator<Item = On> {
         let components = Component::ALL.into_iter().map(On::Restart);
         components.chain(ReplacedFile::all().map(On::Change))

@@ -417,6 +417,7 @@ impl Simulation {
                 notified: Rc::clone(&self.notified),
                 always_valid,
             },
+            follower: Follower::default(),
         };
         runtime.block_on(daemon.run(read)).unwrap();
     }
@@ -454,14 +455,14 @@ fn keeps_certificates_valid_for_two_weeks_of_signer_faults() {
         // An odd number, since every second shift contains a renewal.
         Behaviour::Unreachable,
     ];
-    // A certificate is due with some eight and a half hours left, so that every fault affects some renewals, and less
-    // than two hours remain for each: the longest time between two attempts.
+    // A certificate is due with some eight and a half hours left, so that every fault affects some renewals. The signer
+    // answers in between for little more than three hours, the longest time between two attempts.
     let script: Vec<_> = (1..42)
         .zip(faults.into_iter().cycle())
         .flat_map(|(shift, fault)| {
             [
                 (shift * 9 * HOUR, fault),
-                (shift * 9 * HOUR + 7 * HOUR, Behaviour::Signs),
+                (shift * 9 * HOUR + 6 * HOUR - HOUR / 6, Behaviour::Signs),
             ]
         })
         .collect();
@@ -549,6 +550,29 @@ fn backs_off_from_unreachable_signer() {
         .count();
     // About 300 s on average after the first minutes.
     assert!((150..500).contains(&tries), "{tries}");
+}
+
+#[test]
+fn limits_requests_for_a_certificate_within_an_hour() {
+    for fault in [
+        Behaviour::Unreachable,
+        Behaviour::Stalls,
+        Behaviour::WrongKey,
+    ] {
+        let simulation = Simulation::new(&[(Duration::ZERO, fault)], &[]);
+        simulation.run(vec![(6 * HOUR, TestEvent::Stop)], false, false);
+        let asked = simulation.signer.asked.borrow();
+        let of_one = asked
+            .iter()
+            .filter(|(_, name)| *name == CertName::Apiserver);
+        let times: Vec<Duration> = of_one.map(|(at, _)| *at).collect();
+        let within = |from: &Duration| {
+            let hour = *from..*from + HOUR;
+            times.iter().filter(|at| hour.contains(*at)).count()
+        };
+        let most = times.iter().map(within).max().unwrap();
+        assert!((5..=20).contains(&most), "{fault:?}: {most}");
+    }
 }
 
 #[test]

@@ -9,6 +9,7 @@ use std::time::Duration;
 use sha2::{Digest, Sha256};
 use time::OffsetDateTime;
 
+use crate::agent::authority::rotate;
 use crate::agent::report::ReportRow;
 use crate::agent::{ExitCode, Failure, RunReport};
 use crate::spec::schedule::{self, CertLife};
@@ -47,6 +48,8 @@ pub enum StepReason {
     Clock,
     /// A new revocation list is installed.
     Lists,
+    /// The cluster demands another phase of a CA change.
+    Rotation,
 }
 
 impl StepReason {
@@ -59,6 +62,7 @@ impl StepReason {
             StepReason::Reload => "configuration read",
             StepReason::Clock => "clock set",
             StepReason::Lists => "new revocation list",
+            StepReason::Rotation => "CA change of the cluster",
         }
     }
 }
@@ -98,6 +102,8 @@ pub enum OpenIssue {
     },
     /// Every certificate is installed, but a component still uses an old one: which, and why.
     Restart(String),
+    /// A step of a CA change of the cluster failed: which, and why.
+    Rotation(String),
     /// Another run holds the lock: the process.
     Busy(String),
 }
@@ -123,7 +129,11 @@ impl StepResult {
                 ends,
                 open: stuck.map(|row| {
                     let why = row.reasons.join("; ");
-                    OpenIssue::Restart(format!("{} {}: {why}", row.name, row.action))
+                    let what = format!("{} {}: {why}", row.name, row.action);
+                    match rotate::is_row(row) {
+                        true => OpenIssue::Rotation(what),
+                        false => OpenIssue::Restart(what),
+                    }
                 }),
             };
         };
@@ -280,12 +290,15 @@ impl Agenda {
     pub fn stepped(&mut self, ended: StepResult, now: OffsetDateTime) {
         self.waits_for_lock = matches!(ended.open, Some(OpenIssue::Busy(_)));
         let at = match ended.open {
-            None | Some(OpenIssue::Restart(_)) => {
+            None | Some(OpenIssue::Restart(_) | OpenIssue::Rotation(_)) => {
                 self.failures = 0;
                 self.ends = ended.ends;
                 let what = match ended.open {
                     Some(OpenIssue::Restart(what)) => {
                         format!("every certificate is installed, but not in effect: {what}")
+                    }
+                    Some(OpenIssue::Rotation(what)) => {
+                        format!("every certificate is in effect, but a CA change waits: {what}")
                     }
                     _ => "everything is in place".to_owned(),
                 };
@@ -350,6 +363,11 @@ impl Agenda {
             repeated => doubled(MIN_STEP_INTERVAL, repeated).min(EXTERNAL_EDIT_WINDOW),
         };
         self.step_by(now + wait, StepReason::Files);
+    }
+
+    /// Plans a step for a CA change of the cluster.
+    pub(crate) fn rotation_changed(&mut self, now: OffsetDateTime) {
+        self.step_by(now, StepReason::Rotation);
     }
 
     /// Starts over with a new configuration. The administrator who orders a reload has seen the clock, so it is trusted.

@@ -7,12 +7,9 @@ use std::time::Duration;
 
 use crate::kube::csr_object::CsrRequester;
 use crate::kube::kubeadm::{InvalidValue, IpNet, is_dns_subdomain};
-use crate::kube::names::TOKEN_USER_PREFIX;
+use crate::kube::names::{JOINING_NODES_GROUP, TOKEN_USER_PREFIX};
 use crate::x509::KeyAlgorithm;
 
-/// Group of the bootstrap tokens with which kubeadm joins nodes (`cmd/kubeadm/app/constants/constants.go`,
-/// `NodeBootstrapTokenAuthGroup`).
-const KUBEADM_TOKEN_GROUP: &str = "system:bootstrappers:kubeadm:default-node-token";
 const WEEK: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
@@ -64,7 +61,7 @@ impl Default for KubeletPolicy {
             names: Vec::new(),
             domains: Vec::new(),
             networks: Vec::new(),
-            token_groups: vec![KUBEADM_TOKEN_GROUP.to_owned()],
+            token_groups: vec![JOINING_NODES_GROUP.to_owned()],
             node_names: BTreeMap::new(),
             nodes_per_token: 1000,
             revoked: Vec::new(),

@@ -297,6 +297,56 @@ fn messages_of_refusals_are_one_safe_line() {
 }
 
 #[test]
+fn requires_each_group_of_a_token_exactly_once() {
+    let rig = Rig::new();
+    let own = token();
+    let outcome = |groups: &[&'static str]| {
+        let sender = Sender {
+            groups: groups.to_vec(),
+            ..token()
+        };
+        rig.outcome(&request(&sender, CLIENT, &CsrParts::client("new")), CREATED)
+    };
+    assert_eq!(outcome(&own.groups), "approve");
+    for i in 0..own.groups.len() {
+        let mut groups = own.groups.clone();
+        groups.push(own.groups[i]);
+        assert_eq!(outcome(&groups), "deny GroupsNotAllowed", "{groups:?}");
+        let mut groups = own.groups.clone();
+        groups.remove(i);
+        assert_eq!(outcome(&groups), "deny GroupsNotAllowed", "{groups:?}");
+    }
+}
+
+#[test]
+fn refusals_quote_text_of_the_request_without_hidden_characters() {
+    let rig = Rig::new();
+    let refusal = |user: String| {
+        let sender = Sender { user, ..token() };
+        match rig.judge(&request(&sender, CLIENT, &CsrParts::client("new")), CREATED) {
+            KubeletDecision::Deny(finding) => finding.to_string(),
+            other => panic!("{other:?}"),
+        }
+    };
+    let expected = |quoted: &str| {
+        format!(
+            "RequesterNotAllowed: the requester is {quoted}, but only a node or a bootstrap token may request a \
+             kubelet's client certificate"
+        )
+    };
+    assert_eq!(
+        refusal("jane\u{202e}\n".to_owned()),
+        expected("jane\u{fffd}\u{fffd}")
+    );
+    let longest = "u".repeat(100);
+    assert_eq!(refusal(longest.clone()), expected(&longest));
+    assert_eq!(
+        refusal(format!("{longest}u")),
+        expected(&format!("{longest}…"))
+    );
+}
+
+#[test]
 fn approves_and_signs_requests_of_kubelets() {
     let rig = Rig::new();
     for (sender, signer_name, csr) in [
@@ -1026,6 +1076,8 @@ fn parses_only_patterns_with_the_node() {
         ("", None),
     ] {
         let pattern = text.parse::<NodeNamePattern>().ok();
+        let shown = pattern.as_ref().map(ToString::to_string);
+        assert_eq!(shown.as_deref(), expected.map(|_| text));
         let name = pattern.map(|pattern| pattern.of("w1"));
         assert_eq!(name.as_deref(), expected, "{text}");
     }

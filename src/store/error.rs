@@ -1,5 +1,6 @@
 //! Errors of the store, which end a run, and notes, which do not.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -287,6 +288,19 @@ pub(crate) fn is_access_refusal(error: &(dyn std::error::Error + 'static)) -> bo
     machine::causes(error)
         .filter_map(|cause| cause.downcast_ref::<StoreError>())
         .any(StoreError::is_access_refusal)
+}
+
+/// Returns true if `error`, or a cause below it, is a missing permission or a read-only file system.
+pub(crate) fn is_not_permitted(error: &(dyn std::error::Error + 'static)) -> bool {
+    machine::causes(error).any(|cause| {
+        let class = cause.downcast_ref::<StoreError>().map(StoreError::class);
+        let kind = cause.downcast_ref::<io::Error>().map(io::Error::kind);
+        matches!(class, Some(ErrorClass::ReadOnly | ErrorClass::Denied))
+            || matches!(
+                kind,
+                Some(io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem)
+            )
+    })
 }
 
 /// The kinds of errors that a caller distinguishes.

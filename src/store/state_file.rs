@@ -11,6 +11,7 @@ use std::path::PathBuf;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use zeroize::Zeroizing;
 
 use super::dir::{Dir, FileContent};
 use super::error::{Damage, StoreError};
@@ -104,6 +105,18 @@ impl StateFile {
     pub(super) fn to_json(&self, record: &impl Serialize) -> Vec<u8> {
         let mut json = serde_json::to_vec_pretty(&self.versioned(record)).unwrap_or_default();
         json.push(b'\n');
+        json
+    }
+
+    /// As [`StateFile::to_compact_json`], for private keys: a growing buffer would leave copies in freed memory.
+    pub(super) fn to_secret_json(
+        &self,
+        record: &impl Serialize,
+        capacity: usize,
+    ) -> Zeroizing<Vec<u8>> {
+        let mut json = Zeroizing::new(Vec::with_capacity(capacity));
+        // As for `to_json`, nothing can fail.
+        let _ = serde_json::to_writer(&mut *json, &self.versioned(record));
         json
     }
 

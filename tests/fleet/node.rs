@@ -10,6 +10,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use nodepki::agent::authority::rotate::Follower;
 use nodepki::agent::load::{self, LoadInputs, Loaded};
 use nodepki::agent::{Event, Failure, Progress, Scope, rotation};
 use nodepki::config::CommandLineSettings;
@@ -577,7 +578,8 @@ async fn manual_renewal(world: &World, node: &Rc<SimulatedNode>, service: &Rc<Si
     let ended = async {
         let (root, loaded) = (node.open()?, node.read_for_person(service)?);
         let listener = Listener(&world.statistics);
-        rotation::step(&root, &loaded, &Scope::All, clock, &listener).await
+        let mut follower = Follower::default();
+        rotation::step(&root, &loaded, &Scope::All, &mut follower, clock, &listener).await
     };
     match ended.await {
         Ok(step) => {

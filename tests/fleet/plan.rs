@@ -27,15 +27,15 @@ pub(crate) struct Scale {
 }
 
 impl Scale {
-    /// Returns the size for a seed: every 16th is a whole fleet, and the others are parts of one.
+    /// Returns the size for a seed: every 100th is a whole fleet, and the others are small parts of one.
     pub(crate) fn of(seed: u64) -> Scale {
-        match seed % 16 {
+        match seed % 100 {
             0 => Scale {
                 nodes: 50,
                 length: DAY * 3 * 365,
             },
             _ => Scale {
-                nodes: 8,
+                nodes: 4,
                 length: DAY * 2 * 365,
             },
         }
@@ -198,9 +198,10 @@ impl Plan {
                 | NodeEvent::CaAbsent(lasts)
                 | NodeEvent::FaultySettings(lasts) => *lasts,
                 // A certificate that was issued while the clock was ahead is dated in the future, and nothing is renewed
-                // until then. After a backward step the clock is distrusted for an hour.
+                // until then, or until the certificate is valid for a day. After a backward step the clock is distrusted
+                // for an hour.
                 NodeEvent::ClockStep(by, lasts) => {
-                    *lasts + Duration::from_secs(by.max(&0).unsigned_abs())
+                    *lasts + Duration::from_secs(by.max(&0).unsigned_abs()).min(DAY)
                 }
                 _ => continue,
             };

@@ -411,6 +411,12 @@ impl Signer for SimulatedSigner {
         if queued.ready_at > elapsed() {
             return Ok(self.queued(ticket, &queued));
         }
+        if self.node.clock_error.get() != 0
+            && let Some(queued) = self.service.queue.borrow_mut().get_mut(ticket.as_str())
+        {
+            // By a wrong clock the certificate is expired or not valid yet, and the node refuses it.
+            queued.may_be_discarded = true;
+        }
         // Polled again after a lost answer, the signer repeats the same certificate.
         let mut answers = self.service.answers.borrow_mut();
         let answer = answers

@@ -1,14 +1,14 @@
 //! The fleet in virtual time: runs it, examines the nodes after each step, and changes CAs as an administrator does.
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;
 use std::rc::Rc;
 use std::time::Duration;
 
 use nodepki::agent::Failure;
-use nodepki::commands::authority::change::report::{NodeReport, Peers};
-use nodepki::commands::authority::change::{self, StepOrder, StepOutcome};
+use nodepki::agent::authority::report::{NodeReport, Peers};
+use nodepki::agent::authority::{self, StepOrder, StepOutcome};
 use nodepki::config::Argument;
 use nodepki::daemon::{FileRole, Wake};
 use nodepki::kube::names::Authority;
@@ -31,11 +31,11 @@ const RENEWAL_MARGIN: Duration = Duration::from_secs(6 * 3600);
 /// Share of a lifetime at the end of which a renewal must have been attempted: after 66 %, or in a window before 90 %.
 const RENEWAL_SHARE: f64 = 0.3;
 const URGENT_SHARE: f64 = 0.1;
-/// Largest number of submissions for one certificate within an hour: with the first retries after 5 s, and several attempts
-/// in each step.
-const MAX_REQUESTS: usize = 120;
-/// The same while a certificate is in place that is valid for a day.
-const MAX_REQUESTS_WITH_VALID: usize = 30;
+/// Largest number of submissions for one certificate within an hour: at most 20 of the rotation
+/// (`signer::retry::submission_delay`), and those of an administrator's commands, which are not limited.
+const MAX_REQUESTS: usize = 30;
+/// Number of steps of a CA change that a failure shows.
+const SHOWN_CHANGE_STEPS: usize = 10;
 /// Number of nodes from which a fleet is large enough for [`MAX_NODES_AT_ONCE_SHARE`].
 const LARGE_FLEET: usize = 20;
 /// Largest share of the nodes of a fleet that submit requests in the same minute. A cluster of seven nodes may, when an
@@ -50,6 +50,8 @@ pub(crate) struct World {
     pub(crate) statistics: Rc<Statistics>,
     violation: RefCell<Option<String>>,
     is_violated: Notify,
+    /// The last steps of the CA change of each cluster.
+    change_steps: RefCell<BTreeMap<usize, VecDeque<String>>>,
 }
 
 /// Result of a seed that violates no invariant.
@@ -156,6 +158,7 @@ impl World {
             statistics,
             violation: RefCell::default(),
             is_violated: Notify::new(),
+            change_steps: RefCell::default(),
         }
     }
 
@@ -187,13 +190,27 @@ impl World {
             return;
         }
         let now = nodepki::x509::rfc3339(true_time());
+        let mut events = node.events();
+        let steps = self.change_steps.borrow();
+        events.extend(steps.get(&node.plan.cluster).into_iter().flatten().cloned());
         *violation = Some(format!(
             "seed {}, node {} at {now}: {what}\n  {}",
             self.seed,
             node.plan.name,
-            node.events().join("\n  ")
+            events.join("\n  ")
         ));
         self.is_violated.notify_one();
+    }
+
+    /// Records a step of a CA change for the report of a failure.
+    fn record_change_step(&self, node: &SimulatedNode, result: &str) {
+        let mut steps = self.change_steps.borrow_mut();
+        let steps = steps.entry(node.plan.cluster).or_default();
+        if steps.len() == SHOWN_CHANGE_STEPS {
+            steps.pop_front();
+        }
+        let now = nodepki::x509::rfc3339(true_time());
+        steps.push_back(format!("{now} on {}: {result}", node.plan.name));
     }
 
     /// Verifies the invariants on a node, and between it and its peers.
@@ -360,11 +377,7 @@ impl World {
             false => (most.0, most.1.max(count)),
         };
         self.statistics.most_requests.set(most);
-        let limit = match is_valid {
-            true => MAX_REQUESTS_WITH_VALID,
-            false => MAX_REQUESTS,
-        };
-        if count > limit {
+        if count > MAX_REQUESTS {
             self.violation(
                 node,
                 format_args!("{} was requested {count} times within an hour", issued.name),
@@ -511,15 +524,12 @@ async fn change_authority(world: Rc<World>, number: usize) {
             loop {
                 let taken = HERE.scope(Rc::clone(node), take(&world, node, authority, step));
                 let taken = taken.await;
-                match &taken {
-                    Ok(outcome) => node.note(format_args!(
-                        "{step:?} {authority}: {}",
-                        outcome.done.join("; ")
-                    )),
-                    Err(failure) => {
-                        node.note(format_args!("{step:?} {authority} failed: {failure}"));
-                    }
-                }
+                let result = match &taken {
+                    Ok(outcome) => format!("{step:?} {authority}: {}", outcome.done.join("; ")),
+                    Err(failure) => format!("{step:?} {authority} failed: {failure}"),
+                };
+                node.note(&result);
+                world.record_change_step(node, &result);
                 world.examine(node);
                 node.wake(Wake::Files(FileRole::Pki));
                 if taken.is_ok_and(|outcome| !outcome.is_incomplete) {
@@ -557,6 +567,8 @@ async fn take(
             stated: true,
         },
         kubeconfig: None,
+        rotation: None,
+        components_verify: false,
     };
     let (root, loaded) = (node.open()?, node.read_for_person(&service)?);
     let listener = Listener(&world.statistics);
@@ -567,12 +579,12 @@ async fn take(
             let ca = &service.authority((authority, 1)).certificate_pem;
             fs::write(&file, ca).unwrap();
             let file = Argument::from(file);
-            change::stage(&root, &loaded.setup, &order, Some(&file), clock).await
+            authority::stage(&root, &loaded, &order, Some(&file), clock).await
         }
         ChangeStep::Activate => {
-            change::activate(&root, &loaded.setup, &order, clock, &listener).await
+            authority::activate(&root, &loaded.setup, &order, clock, &listener).await
         }
-        ChangeStep::Retire => change::retire(&root, &loaded.setup, &order, clock).await,
+        ChangeStep::Retire => authority::retire(&root, &loaded.setup, &order, clock).await,
     }
 }
 
@@ -584,7 +596,7 @@ async fn report(
     let service = world.service(node);
     let report = async {
         let (root, loaded) = (node.open()?, node.read_for_person(&service)?);
-        change::status(&root, &loaded, &BTreeSet::from([authority]), clock())
+        authority::status(&root, &loaded, &BTreeSet::from([authority]), clock())
     };
     HERE.scope(Rc::clone(node), report).await
 }

@@ -8,7 +8,10 @@ use std::time::Duration;
 
 use nodepki::kube::kubeconfig::Kubeconfig;
 use nodepki::kube::names::{Authority, CertName};
-use nodepki::x509::{Certificate, CertificateAuthority, KeyAlgorithm, PrivateKey, certificates_of};
+use nodepki::x509::{
+    Certificate, CertificateAuthority, KeyAlgorithm, PrivateKey, TrustBundle, certificates_of, hex,
+    verifies,
+};
 use serde_json::Value;
 
 use crate::kubeadm;
@@ -214,7 +217,7 @@ fn changes_each_authority_in_three_steps() {
         )
         .done()
         .says("nothing was changed")
-        .says(&nodepki::x509::hex(&new_certificate.fingerprint()));
+        .says(&hex(&new_certificate.fingerprint()));
         before.unchanged(&node.snapshot());
 
         // Below another root the restarts cannot be verified.
@@ -432,10 +435,58 @@ fn reports_activation_as_pending_while_certificates_are_under_old_ca() {
 }
 
 #[test]
+fn keeps_certificate_of_staged_ca_until_activation_unless_it_is_needed_now() {
+    let (node, authority) = (Node::bootstrapped(), Authority::EtcdCa);
+    let new = new_authority(&node, authority, new_key());
+    stage(&node, authority, &new).ended(75);
+    clear_due_restarts(&node);
+    give_signer_new_authority(&node, authority);
+    let is_under_new = |name| {
+        let trust = TrustBundle::from_pem(&fs::read(&new).unwrap()).unwrap();
+        verifies(&node.leaf(name).unwrap().0, &trust, now())
+    };
+    let renew = |more: &[&str]| Ran::of(&mut node.with_local(&["renew"], more));
+    let names = names_of(authority);
+    // The certificates in place are valid.
+    for name in &names {
+        for _ in 0..2 {
+            renew(&["--name", name.as_str(), "--force"])
+                .done()
+                .says("the certificate was issued under the staged CA")
+                .says("installed by `nodepki authority activate etcd-ca`");
+        }
+        assert!(!is_under_new(*name), "{name}");
+    }
+    let keys = node.pending_keys();
+    assert!(
+        keys.keys()
+            .eq(&names.iter().copied().collect::<BTreeSet<_>>())
+    );
+    // A certificate that other nodes may refuse is better than none.
+    let absent = CertName::EtcdHealthcheckClient;
+    for end in ["crt", "key"] {
+        let file = format!("/etc/kubernetes/pki/etcd/healthcheck-client.{end}");
+        fs::remove_file(node.path(file)).unwrap();
+    }
+    renew(&[]).done_or_temporary();
+    assert!(is_under_new(absent));
+    renew(&[])
+        .done_or_temporary()
+        .row_says(absent.as_str(), "but kubeadm uses only the first");
+
+    step(&node, "activate", authority, &["--all-nodes-staged"]).done_or_temporary();
+    assert_leaves_under(&node, authority, &new);
+    for (name, key) in &keys {
+        let installed = node.leaf(*name).unwrap().1.public_key().sha256();
+        assert_eq!(hex(&installed), *key, "{name}");
+    }
+    assert!(node.pending_keys().is_empty());
+}
+
+#[test]
 fn refuses_to_stage_unusable_ca_and_changes_nothing() {
     let node = Node::bootstrapped();
     let ca = Authority::Ca;
-    let new = new_authority(&node, ca, new_key());
     let before = node.etc();
     // Without pins the answer of a signer is not trusted.
     step(&node, "stage", ca, &[])
@@ -449,6 +500,18 @@ fn refuses_to_stage_unusable_ca_and_changes_nothing() {
     stage(&node, ca, &leaf)
         .ended(65)
         .says("is not a CA certificate");
+
+    // The components of this Kubernetes release cannot verify its signatures.
+    let key = PrivateKey::generate(KeyAlgorithm::MlDsa44).unwrap();
+    let post_quantum = new_authority(&node, ca, key);
+    stage(&node, ca, &post_quantum)
+        .ended(65)
+        .says("ML-DSA-44 keys need components that are built with Go 1.27")
+        .says("state with --components-verify");
+    let file = post_quantum.to_str().unwrap();
+    let stated = ["--certificate", file, "--components-verify", "--dry-run"];
+    step(&node, "stage", ca, &stated).done();
+    let new = new_authority(&node, ca, new_key());
 
     // kube-controller-manager signs with ca.crt.
     const MANIFEST: &str = "/etc/kubernetes/manifests/kube-controller-manager.yaml";
@@ -487,7 +550,7 @@ fn stages_the_ca_of_the_signer_if_it_is_pinned() {
     let ca = Authority::Ca;
     let pin = |path: &Path| {
         let key = certificates(path).remove(0);
-        format!("sha256:{}", nodepki::x509::hex(&key.public_key().sha256()))
+        format!("sha256:{}", hex(&key.public_key().sha256()))
     };
     let old = pin(&node.ca().join("ca.crt"));
     let new = new_authority(&node, ca, new_key());

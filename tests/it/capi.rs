@@ -2,6 +2,7 @@
 
 mod conditions;
 mod control_plane;
+mod rotation;
 mod stacked;
 mod sync;
 

@@ -363,6 +363,17 @@ fn finds_each_damage_and_nothing_else() {
             sed -i \"s|client-$part-data:.*|client-$part: /etc/kubernetes/admin.$part|\" admin.conf
             chmod 600 admin.$part
         done";
+    // In the files of `kubeconfig.credentials: file`.
+    const OWN_FILES: &str = "
+        mkdir pki/$name
+        for part in certificate key; do
+            file=pki/$name/client.$(echo $part | sed 's/certificate/crt/')
+            sed -n \"s/.*client-$part-data: //p\" $name.conf | base64 -d >$file
+            sed -i \"s|client-$part-data:.*|client-$part: /etc/kubernetes/$file|\" $name.conf
+        done
+        chmod 600 pki/$name/client.key";
+    let own_files = |name: &str| format!("name={name}\n{OWN_FILES}");
+    let [mounted, unmounted] = ["controller-manager", "scheduler"].map(own_files);
     for (change, expected) in [
         ("rm pki/apiserver.crt", &["error missing-certificate"][..]),
         ("rm pki/apiserver.key", &["error missing-key"]),
@@ -428,6 +439,8 @@ fn finds_each_damage_and_nothing_else() {
             &["warning kubeconfig-server"],
         ),
         (CREDENTIALS_BY_FILE, &["warning kubeconfig-by-file"]),
+        (&mounted, &[]),
+        (&unmounted, &["error kubeconfig-by-file"]),
         (
             "cat $OTHER/pki/ca.crt >>pki/ca.crt",
             &["error controller-manager-signer-bundle"],

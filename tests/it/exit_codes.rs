@@ -19,7 +19,7 @@ const CODES: [i32; 7] = [0, 64, 65, 69, 75, 77, 78];
 const CODES_OF_NEEDS_RENEWAL: [i32; 5] = [0, 1, 2, 64, 255];
 
 /// A command, and the arguments that it needs.
-const LINES: [(&str, &[&str]); 41] = [
+const LINES: [(&str, &[&str]); 46] = [
     ("plan", &[]),
     ("bootstrap", NO_WAIT),
     ("status", &[]),
@@ -48,6 +48,11 @@ const LINES: [(&str, &[&str]); 41] = [
     ("authority activate", &["ca", "--all-nodes-staged"]),
     ("authority retire", &["ca"]),
     ("authority status", &[]),
+    ("authority rotate", &["ca", "--certificate", "/ca/ca.crt"]),
+    ("authority pause", &["ca"]),
+    ("authority resume", &["ca"]),
+    ("authority undo", &["ca"]),
+    ("authority watch", &["--once"]),
     ("certs key", &[]),
     ("certs download", &["--certificate-key-file", "@/key"]),
     ("certs upload", &[]),

@@ -86,7 +86,7 @@ fn table(columns: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> Strin
 }
 
 /// Returns the capabilities of a kind: name of each, and its value.
-fn capabilities(kind: SignerKind) -> [(&'static str, String); 10] {
+fn capabilities(kind: SignerKind) -> [(&'static str, String); 11] {
     let about = kind.about();
     let caps = &about.caps;
     [
@@ -94,6 +94,7 @@ fn capabilities(kind: SignerKind) -> [(&'static str, String); 10] {
         ("O", carry(caps.organization).to_owned()),
         ("`system:` names", carry(caps.colon_common_name).to_owned()),
         ("IP SANs", carry(caps.ip_sans).to_owned()),
+        ("ML-DSA keys", carry(caps.ml_dsa).to_owned()),
         ("node authenticates by", about.authentication.to_owned()),
         ("may be pending", yes_or_no(caps.pends).to_owned()),
         (

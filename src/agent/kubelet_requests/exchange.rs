@@ -22,8 +22,7 @@ use crate::kubelets::{SigningOrder, certificate_differences};
 use crate::process::failpoint;
 use crate::process::jitter::random_fraction;
 use crate::signer::{
-    Answer, FailureClass, NodeIdentity, Request, RequestedCertificate, SignerError, SignerKind,
-    retry,
+    Answer, FailureClass, NodeIdentity, Request, RequestedCertificate, SignerError, retry,
 };
 use crate::store::{
     self, AuditEvent, AuditRecord, KubeletRequestRecord, RequestPhase, RequestRecord,
@@ -278,15 +277,15 @@ fn recorded(
     })
 }
 
-/// Writes the record, unless the signer is this process: it forgets its requests when the process ends.
+/// Writes the record, if the signer remembers the request after this process.
 fn keep(
     signing: &Signing,
     uid: &str,
     record: &KubeletRequestRecord,
 ) -> Result<(), store::StoreError> {
-    match signing.signer.kind() {
-        SignerKind::Embedded | SignerKind::Local => Ok(()),
-        _ => signing.root.keep_kubelet_request(uid, record),
+    match signing.signer.kind().is_in_process() {
+        true => Ok(()),
+        false => signing.root.keep_kubelet_request(uid, record),
     }
 }
 

@@ -15,8 +15,8 @@ use time::OffsetDateTime;
 
 use crate::agent::load::{self, LoadInputs, SignerState};
 use crate::agent::{
-    self, Clock, ClockPolicy, ExitCode, Failure, Progress, Provided, RunReport, RunSetup,
-    SurveyedCert, TrustSource,
+    self, Clock, ClockPolicy, ExitCode, Failure, Progress, Provided, ProvidedBundle, RunReport,
+    RunSetup, SurveyedCert, TrustSource,
 };
 use crate::config::{Argument, Origin, Settings};
 use crate::kube::kubeadm::{
@@ -53,6 +53,8 @@ pub(super) struct Order {
     pub(super) external_etcd: bool,
     /// Directory with the CA certificates, in kubeadm's layout.
     pub(super) ca_dir: Option<Argument>,
+    /// CA certificates by the rotations of the workload cluster, which precede those of files.
+    pub(super) rotated: BTreeMap<Authority, TrustBundle>,
     /// State directory, instead of the one below `/var/lib/nodepki/capi`.
     pub(super) state: Option<Argument>,
 }
@@ -241,17 +243,19 @@ fn pins(settings: &Settings) -> BTreeMap<Authority, TrustSource> {
         .collect()
 }
 
-/// The CA certificates of a configured file, with its name for messages.
-type GivenBundle = (String, TrustBundle);
-
 /// Returns the CA certificates of the authorities for which a file is configured.
 fn given_bundles(
     root: &NodeRoot,
     settings: &Settings,
     order: &Order,
-) -> Result<BTreeMap<Authority, GivenBundle>, Failure> {
+) -> Result<BTreeMap<Authority, ProvidedBundle>, Failure> {
     let mut bundles = BTreeMap::new();
     for authority in Authority::ALL {
+        if let Some(bundle) = order.rotated.get(&authority) {
+            let source = format!("the rotation of {authority} in the workload cluster");
+            bundles.insert(authority, ProvidedBundle::new(source, bundle.clone()));
+            continue;
+        }
         let of_settings = settings.authorities.get(&authority);
         let path = match &order.ca_dir {
             Some(dir) => {
@@ -280,7 +284,7 @@ fn given_bundles(
         })?;
         let bundle =
             TrustBundle::from_pem(&found.bytes).map_err(|error| unusable(file).caused_by(error))?;
-        bundles.insert(authority, (shown, bundle));
+        bundles.insert(authority, ProvidedBundle::new(shown, bundle));
     }
     Ok(bundles)
 }
@@ -360,13 +364,17 @@ impl PreparedIssue {
             agent::open_store(&self.state, &self.setup, "capi secrets", clock)?;
         let mut commit = Commit::new();
         // Read again under the lock.
-        for (spec, (file, given)) in self.changed_bundles(clock())? {
+        for (spec, ProvidedBundle { from, bundle, .. }) in self.changed_bundles(clock())? {
             notes.push(format!(
-                "{}: the CA certificates changed to those of {file}: {given}",
+                "{}: the CA certificates changed to those of {from}: {bundle}",
                 spec.authority
             ));
-            self.follow_in_certificates(spec.authority, given, &mut commit, clock())?;
-            commit.file(spec.path.clone(), given.to_pem().into_bytes(), Mode::Public);
+            self.follow_in_certificates(spec.authority, bundle, &mut commit, clock())?;
+            commit.file(
+                spec.path.clone(),
+                bundle.to_pem().into_bytes(),
+                Mode::Public,
+            );
         }
         store.commit(commit)?;
         Ok(notes)
@@ -418,11 +426,11 @@ impl PreparedIssue {
     fn changed_bundles(
         &self,
         now: OffsetDateTime,
-    ) -> Result<Vec<(BundleSpec, &GivenBundle)>, Failure> {
+    ) -> Result<Vec<(BundleSpec, &ProvidedBundle)>, Failure> {
         let survey = self.setup.survey(&self.state, now)?;
         let changed = survey.bundles.into_iter().filter_map(|bundle| {
             let given = self.setup.provided.bundles.get(&bundle.spec.authority)?;
-            let (present, wanted) = (bundle.found.present()?, &given.1);
+            let (present, wanted) = (bundle.found.present()?, &given.bundle);
             let certificates = wanted.certificates();
             let shares = present
                 .certificates()

@@ -53,6 +53,8 @@ pub(in super::super) enum DocumentKind {
     AuthorityStep,
     /// `authority status`.
     AuthorityStatus,
+    /// `authority rotate`, `pause`, `resume`, `undo` and `watch`.
+    AuthorityRotation,
     /// `init`.
     Init,
     /// `init --list`.

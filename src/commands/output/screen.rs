@@ -145,6 +145,11 @@ pub(in super::super) fn print(text: &str) -> Result<ExitCode, Failure> {
     write(&visible(text, has_colour(&stdout())))
 }
 
+/// Writes a control sequence to a terminal.
+pub(in super::super) fn print_control(sequence: &str) -> Result<ExitCode, Failure> {
+    write(sequence)
+}
+
 /// Writes a JSON document to stdout.
 pub(in super::super) fn print_json(text: &str) -> Result<ExitCode, Failure> {
     write(&visible_json(text))

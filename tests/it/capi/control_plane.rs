@@ -183,7 +183,7 @@ impl ControlPlane {
     }
 
     /// Changes an object, again if another client changed it at the same time.
-    fn update(&self, path: &str, change: impl Fn(&mut Value)) {
+    pub(super) fn update(&self, path: &str, change: impl Fn(&mut Value)) {
         let admin = self.management.cluster.admin();
         loop {
             let mut object = self.get(path.trim_end_matches("/status"));

@@ -15,7 +15,9 @@ use super::judge::{ChangeTarget, Evidence, named};
 use super::report::{AuthorityReport, PeerRequirement};
 use super::{StepOrder, StepOutcome, all_refused, refused};
 use crate::agent::load;
-use crate::agent::{self, Clock, ExitCode, Failure, Progress, RunSetup, Survey, audit};
+use crate::agent::{
+    self, Clock, ExitCode, Failure, Progress, RunSetup, Survey, SurveyedCert, audit,
+};
 use crate::kube::components::{Component, ReplacedFile};
 use crate::kube::kubeconfig::Kubeconfig;
 use crate::kube::names::{Authority, CertName};
@@ -24,7 +26,7 @@ use crate::process::failpoint;
 use crate::spec::{BundleCopy, BundleSpec};
 use crate::store::{
     AuditEvent, AuditRecord, AuthorityChange, Commit, FormerContents, FormerTrust, Mode, NodeRoot,
-    Restart, RestartState,
+    RequestPhase, Restart, RestartState, RotationSteps, Slot,
 };
 use crate::x509::{
     AuthorityCrls, Certificate, Chain, RevocationList, TrustBundle, certificates_of,
@@ -58,6 +60,18 @@ struct RewrittenKubeconfig {
     text: Zeroizing<Vec<u8>>,
 }
 
+/// Refuses a single step during a rotation of the whole cluster, whose daemons would revert it.
+fn require_no_rotation(root: &NodeRoot, authority: Authority) -> Result<(), Failure> {
+    let record = root.cluster_rotations()?;
+    match record.in_progress(authority.into()) {
+        None => Ok(()),
+        Some(rotation) => Err(refused(format!(
+            "rotation {} of {authority} is in phase {} on the whole cluster, and nodepki.service takes its steps on every node (see nodepki authority watch {authority}; nodepki authority undo {authority} reverts it)",
+            rotation.id, rotation.phase
+        ))),
+    }
+}
+
 impl<'a> ChangeStep<'a> {
     /// Examines the node. An interrupted run is completed first.
     pub(super) fn begin(
@@ -67,6 +81,9 @@ impl<'a> ChangeStep<'a> {
         name: &'static str,
         clock: Clock,
     ) -> Result<Self, Failure> {
+        if order.rotation.is_none() && !order.dry_run {
+            require_no_rotation(root, order.authority)?;
+        }
         let mut notes = Vec::new();
         if root.has_unfinished()? {
             match order.dry_run {
@@ -100,7 +117,7 @@ impl<'a> ChangeStep<'a> {
     }
 
     /// Records what was or would be done.
-    fn done(&mut self, message: String) {
+    pub(super) fn done(&mut self, message: String) {
         self.is_due = true;
         self.done.push(message);
     }
@@ -148,55 +165,69 @@ impl<'a> ChangeStep<'a> {
         }
     }
 
-    /// Proves that the signer signs with the new CA: has one certificate signed, verifies it and discards it.
+    /// Proves that the signer signs with this CA, the `which` one: has one certificate signed, verifies it and discards it.
     pub(super) async fn rehearse(
         &mut self,
-        new: &Certificate,
+        ca: &Certificate,
+        which: &str,
         clock: Clock,
         progress: &dyn Progress,
     ) -> Result<(), Failure> {
         let authority = self.order.authority;
-        let mut certs = self.survey.certs.iter();
-        let Some(cert) = certs.find(|cert| cert.spec.authority() == authority) else {
+        let tickets = self.root.tickets()?.into_iter();
+        let answered: BTreeSet<Slot> = tickets
+            .filter(|(_, ticket)| {
+                let phase = ticket.as_ref().map(|ticket| ticket.phase);
+                phase == Some(RequestPhase::Answered)
+            })
+            .map(|(slot, _)| slot)
+            .collect();
+        let certs = self.survey.certs.iter();
+        let mut certs = certs.filter(|cert| cert.spec.authority() == authority);
+        // A rehearsal would set aside an answer that is kept until the activation.
+        let is_unanswered =
+            |cert: &&SurveyedCert| !answered.contains(&Slot::Certificate(cert.spec.name()));
+        let Some(cert) = certs.clone().find(is_unanswered).or_else(|| certs.next()) else {
             return Ok(());
         };
-        let trust = TrustBundle::from_certificates(vec![new.clone()])
+        let trust = TrustBundle::from_certificates(vec![ca.clone()])
             .map_err(|error| refused(error.to_string()))?;
         let (mut store, notes) = agent::open_store(self.root, self.setup, "authority", clock)?;
         self.notes.extend(notes);
         agent::rehearse(&mut store, self.setup, cert, &trust, clock, progress).await?;
         let proven = format!(
-            "the signer of {authority} has signed a certificate like {} with the new CA",
+            "the signer of {authority} has signed a certificate like {} with the {which} CA",
             cert.spec.name()
         );
         self.proven(proven);
         Ok(())
     }
 
-    /// Returns the certificates that nodepki issues and that are not under the new CA yet.
-    fn left(&self, new: &Certificate, now: OffsetDateTime) -> BTreeSet<CertName> {
+    /// Returns the certificates that nodepki issues and that are not under this CA.
+    fn left(&self, ca: &Certificate, now: OffsetDateTime) -> BTreeSet<CertName> {
         let left = self
             .evidence
             .leaves
             .iter()
-            .filter(|leaf| leaf.foreign.is_none() && leaf.under([new], now).is_empty());
+            .filter(|leaf| leaf.foreign.is_none() && leaf.under([ca], now).is_empty());
         left.filter_map(|leaf| leaf.name.parse().ok()).collect()
     }
 
-    /// Has the certificates that are not under the new CA reissued, and ends the step.
+    /// Has the certificates that are not under this CA, the `which` one, reissued, and ends the step.
     pub(super) async fn reissue(
         mut self,
-        new: &Certificate,
+        ca: &Certificate,
+        which: &str,
         clock: Clock,
         progress: &dyn Progress,
     ) -> Result<StepOutcome, Failure> {
-        let left = self.left(new, clock());
+        let left = self.left(ca, clock());
         if left.is_empty() {
             return self.end(clock());
         }
         let names: Vec<&str> = left.iter().map(|name| name.as_str()).collect();
         if self.order.dry_run {
-            self.done(format!("issued by the new CA: {}", names.join(", ")));
+            self.done(format!("issued by the {which} CA: {}", names.join(", ")));
             return self.end(clock());
         }
         let scope = agent::Scope::AuthorityChanged(left.clone());
@@ -205,12 +236,12 @@ impl<'a> ChangeStep<'a> {
         let is_issued = |name: &&str| rows.iter().any(|row| row.name == **name && row.is_new());
         let (issued, failed): (Vec<&str>, Vec<&str>) = names.into_iter().partition(is_issued);
         if !issued.is_empty() {
-            self.done(format!("issued by the new CA: {}", issued.join(", ")));
+            self.done(format!("issued by the {which} CA: {}", issued.join(", ")));
             self.applied = true;
         }
         if !failed.is_empty() {
             self.done(format!(
-                "not issued by the new CA yet: {} (run the same command again once the cause below is removed)",
+                "not issued by the {which} CA yet: {} (run the same command again once the cause below is removed)",
                 failed.join(", ")
             ));
         }
@@ -229,7 +260,8 @@ impl<'a> ChangeStep<'a> {
     ) -> Result<(), Failure> {
         let now = clock();
         let (_, actions) = self.commit(target, trust_changes, now)?;
-        if actions.is_empty() && target.change == self.evidence.change {
+        let is_begun = self.steps_to_begin()?.is_none();
+        if actions.is_empty() && target.change == self.evidence.change && is_begun {
             return self.repeat_restarts(clock);
         }
         self.is_due |= !actions.is_empty();
@@ -327,7 +359,7 @@ impl<'a> ChangeStep<'a> {
         let authority = self.order.authority;
         let mut actions = Vec::new();
         let mut former = FormerTrust {
-            authority,
+            subject: authority.into(),
             change: self.evidence.change.clone(),
             files: Vec::new(),
             kubeconfigs: Vec::new(),
@@ -391,6 +423,9 @@ impl<'a> ChangeStep<'a> {
             commit.trust_step(former);
         }
         self.record(target.change.clone(), &mut commit)?;
+        if let Some(steps) = self.steps_to_begin()? {
+            commit.rotation_steps(&steps);
+        }
         Ok((commit, actions))
     }
 
@@ -510,6 +545,18 @@ impl<'a> ChangeStep<'a> {
                 self.root.node_path(list)
             ))),
         }
+    }
+
+    /// Returns the record of begun steps with that of the rotation; `None` if it is recorded already, or there is none.
+    fn steps_to_begin(&self) -> Result<Option<RotationSteps>, Failure> {
+        let Some(begun) = &self.order.rotation else {
+            return Ok(None);
+        };
+        let mut steps = self.root.rotation_steps()?;
+        let former = steps
+            .begun
+            .insert(self.order.authority.into(), begun.clone());
+        Ok((former.as_ref() != Some(begun)).then_some(steps))
     }
 
     /// Adds the record of the change to a commit.

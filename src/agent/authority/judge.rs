@@ -141,6 +141,17 @@ fn is_root(certificate: &Certificate) -> bool {
     certificate.is_ca() && certificate.is_self_signed()
 }
 
+/// A part of a step of a cluster-wide rotation, with the CA that it concerns.
+#[derive(Clone, Copy, Debug)]
+pub enum TrustPart<'a> {
+    /// Trust it too.
+    Add(&'a Certificate),
+    /// Place it first.
+    Lead(&'a Certificate),
+    /// Trust it no longer.
+    Remove(&'a Certificate),
+}
+
 /// Returns the SHA-256 of a certificate, in hexadecimal.
 pub fn fingerprint(certificate: &Certificate) -> String {
     hex(&certificate.fingerprint())
@@ -327,6 +338,58 @@ impl Evidence {
         })
     }
 
+    /// Returns the target that a cluster-wide rotation from `old` to `new` requires for a part of a step. Independent of the
+    /// local phase: a node may have joined in any phase.
+    pub fn rotated(
+        &self,
+        (old, new): (&Certificate, &Certificate),
+        part: TrustPart<'_>,
+        now: OffsetDateTime,
+    ) -> ChangeTarget {
+        let recorded = self.change.as_ref().filter(|change| {
+            change.new == fingerprint(new) && change.old.first() == Some(&fingerprint(old))
+        });
+        let mut change = match recorded {
+            Some(change) => change.clone(),
+            None => AuthorityChange {
+                old: vec![fingerprint(old)],
+                new: fingerprint(new),
+                staged: now,
+                activated: None,
+            },
+        };
+        let mut bundle = self.bundle.clone();
+        let mut dropped = Vec::new();
+        match part {
+            TrustPart::Add(ca) => {
+                if !bundle.contains(ca) {
+                    bundle.push(ca.clone());
+                }
+            }
+            TrustPart::Lead(ca) => {
+                bundle.retain(|one| one != ca);
+                bundle.insert(0, ca.clone());
+            }
+            TrustPart::Remove(ca) => {
+                let below = self.bundle.iter().filter(|one| {
+                    ca == old && change.old.contains(&fingerprint(one)) && *one != ca
+                });
+                dropped.push(ca.clone());
+                dropped.extend(below.cloned());
+                bundle.retain(|one| !dropped.contains(one));
+            }
+        }
+        change.activated = match bundle.first() {
+            Some(first) if first == new => change.activated.or(Some(now)),
+            _ => None,
+        };
+        ChangeTarget {
+            bundle,
+            change: dropped.is_empty().then_some(change),
+            dropped,
+        }
+    }
+
     /// Returns the target of retirement: without the old certificates.
     pub fn retired(&self) -> Option<ChangeTarget> {
         self.in_progress()?;
@@ -493,6 +556,13 @@ impl Evidence {
             .collect()
     }
 
+    /// Returns the CA certificates that `ca.crt` or one of the other files contains.
+    pub fn trusted_anywhere(&self) -> Vec<&Certificate> {
+        let files = self.kubeconfigs.iter();
+        let elsewhere = files.filter_map(|trusting| trusting.certificates.as_ref().ok());
+        self.bundle.iter().chain(elsewhere.flatten()).collect()
+    }
+
     /// Returns the certificates that the bundle and all kubeconfigs of this node contain.
     pub fn trusted_everywhere(&self) -> Vec<&Certificate> {
         let everywhere = |certificate: &&Certificate| {
@@ -554,7 +624,7 @@ impl SignedLeaf {
             .collect()
     }
 
-    fn not_under(
+    pub(super) fn not_under(
         &self,
         new: &Certificate,
         authority: Authority,

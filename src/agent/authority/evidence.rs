@@ -9,6 +9,7 @@ use crate::kube::names::{Authority, CertName};
 use crate::kube::paths::CONTROLLER_MANAGER_MANIFEST;
 use crate::node::{KubeconfigState, NodeState};
 use crate::spec::assess::Observed;
+use crate::spec::authority_rotation::RotationSubject;
 use crate::spec::{BundleSpec, kubeconfig_path};
 use crate::store::{self, NodeRoot, RestartState, Unsettled};
 use crate::x509::{Certificate, Chain, certificates_of, rfc3339};
@@ -97,7 +98,7 @@ pub fn read(
     if authority == Authority::Ca {
         leaves.extend(read_kubelet(state, survey, &bundle)?);
     }
-    let (restarts, rolled_back) = unsettled(root, authority)?;
+    let (restarts, rolled_back) = unsettled(root, authority.into())?;
     Ok(Evidence {
         authority,
         file: shown(&spec.path),
@@ -113,14 +114,21 @@ pub fn read(
 
 /// Returns messages on replaced files that may not be in effect yet, and the components that were rolled back in a step of
 /// the change.
-fn unsettled(
+pub(super) fn unsettled(
     root: &NodeRoot,
-    authority: Authority,
+    subject: RotationSubject,
 ) -> Result<(Vec<String>, Vec<RolledBack>), store::StoreError> {
-    let concerns = |change: &ReplacedFile| match change {
-        ReplacedFile::Bundle(of) => *of == authority,
-        ReplacedFile::Certificate(name) => name.authority() == authority,
+    let concerns = |change: &ReplacedFile| match (change, subject) {
+        (ReplacedFile::Bundle(of), RotationSubject::Authority(authority)) => *of == authority,
+        (ReplacedFile::Certificate(name), RotationSubject::Authority(authority)) => {
+            name.authority() == authority
+        }
+        (change, RotationSubject::ServiceAccount) => change.is_service_account(),
         _ => false,
+    };
+    let is_of_step = |change: &ReplacedFile| match subject {
+        RotationSubject::Authority(authority) => *change == ReplacedFile::Bundle(authority),
+        RotationSubject::ServiceAccount => change.is_service_account(),
     };
     let how = match root.path() == Path::new("/") {
         true => "`nodepki renew` performs it",
@@ -136,7 +144,7 @@ fn unsettled(
             continue;
         }
         let component = restart.component;
-        let of_step = restart.causes.contains(&ReplacedFile::Bundle(authority));
+        let of_step = restart.causes.iter().any(is_of_step);
         match restart.state {
             RestartState::Due => words.push(format!(
                 "{component} was not restarted since {}; {how}",

@@ -2,13 +2,13 @@
 //!
 //! The timeout is short, since a step does not depend on an answer.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use serde_json::Value;
 
 use super::RUNBOOK;
 use super::judge::named;
+use super::objects;
 use super::report::Nodes;
 use crate::agent::Failure;
 use crate::cluster::api::Api;
@@ -17,7 +17,6 @@ use crate::kube::names::Authority;
 use crate::x509::{Certificate, certificates_of};
 
 const TIMEOUT: Duration = Duration::from_secs(5);
-const CONTROL_PLANE_LABEL: &str = "node-role.kubernetes.io/control-plane";
 
 /// ConfigMaps that publish the CA certificates of an authority to programs that cannot read a node's files.
 const PUBLISHED: [(Authority, PublishedCa); 4] = [
@@ -116,12 +115,11 @@ async fn read(
     authority: Authority,
     new: Option<&Certificate>,
 ) -> Result<ClusterView, Failure> {
-    let list = api
-        .document("/api/v1/nodes")
+    let nodes = objects::list_proofs(api, authority.into())
         .await
         .map_err(|error| Failure::of_cluster("listing the nodes", error))?;
     let mut view = ClusterView {
-        nodes: Nodes::Listed(users(&list, authority)),
+        nodes: Nodes::Listed(nodes.into_keys().collect()),
         lacking: Vec::new(),
         notes: Vec::new(),
     };
@@ -149,28 +147,6 @@ async fn read(
     Ok(view)
 }
 
-/// Returns the nodes that use an authority: all nodes for the cluster CA, control-plane nodes for the others. If no node
-/// has the control-plane label, all nodes are returned.
-fn users(list: &Value, authority: Authority) -> BTreeSet<String> {
-    let items = list.get("items").and_then(Value::as_array);
-    let names = |wanted: &dyn Fn(&Value) -> bool| {
-        let items = items.into_iter().flatten();
-        items
-            .filter(|node| wanted(node))
-            .filter_map(|node| node.pointer("/metadata/name")?.as_str())
-            .map(str::to_owned)
-            .collect::<BTreeSet<_>>()
-    };
-    let labelled = names(&|node| {
-        let labels = node.pointer("/metadata/labels");
-        labels.is_some_and(|labels| labels.get(CONTROL_PLANE_LABEL).is_some())
-    });
-    match authority {
-        Authority::EtcdCa | Authority::FrontProxyCa if !labelled.is_empty() => labelled,
-        _ => names(&|_| true),
-    }
-}
-
 /// Returns whether the entry of a ConfigMap contains a certificate.
 fn contains(object: &Value, key: &str, new: &Certificate) -> bool {
     let text = object
@@ -187,26 +163,4 @@ fn contains(object: &Value, key: &str, new: &Certificate) -> bool {
         _ => text.as_bytes().to_vec(),
     };
     certificates_of(&data).is_ok_and(|certificates| certificates.contains(new))
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn lists_all_nodes_for_ca_and_control_plane_for_others() {
-        let label = json!({(CONTROL_PLANE_LABEL): ""});
-        let list = json!({"items": [
-            {"metadata": {"name": "cp1", "labels": label}},
-            {"metadata": {"name": "w1", "labels": {"zone": "a"}}},
-        ]});
-        let names = |authority| users(&list, authority).into_iter().collect::<Vec<_>>();
-        assert_eq!(names(Authority::Ca), ["cp1", "w1"]);
-        assert_eq!(names(Authority::EtcdCa), ["cp1"]);
-        assert_eq!(names(Authority::FrontProxyCa), ["cp1"]);
-        let unlabelled = json!({"items": [{"metadata": {"name": "cp1"}}]});
-        assert_eq!(users(&unlabelled, Authority::EtcdCa).len(), 1);
-    }
 }

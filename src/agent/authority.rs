@@ -24,11 +24,23 @@
 //!
 //! Files are written through `store`, certificates issued through `agent`. To add a requirement for a step, extend
 //! [`judge`].
+//!
+//! [`rotate`] takes these steps for a CA change of the whole cluster, whose protocol is in `spec::authority_rotation`, and
+//! likewise changes the service-account key (`service_account`).
 
 pub mod cluster;
+pub mod command;
+pub mod coordinate;
 pub mod evidence;
+mod exchange;
 pub mod judge;
+mod lead;
+pub mod objects;
+mod outside;
 pub mod report;
+pub mod rotate;
+mod sealed;
+mod service_account;
 mod step;
 
 use std::collections::BTreeSet;
@@ -43,8 +55,10 @@ use crate::agent::{self, Clock, ExitCode, Failure, Progress, RunSetup};
 use crate::config::Argument;
 use crate::kube::names::Authority;
 use crate::process::failpoint;
+use crate::spec::authority_rotation::BegunPhase;
+use crate::spec::policy::too_old_for;
 use crate::store::NodeRoot;
-use crate::x509::{Certificate, TrustBundle, certificates_of, hex};
+use crate::x509::{Certificate, KeyType, TrustBundle, certificates_of, hex};
 
 use cluster::ClusterView;
 use judge::{ChangePhase, ChangeTarget, Evidence, Kinship, Offer, fingerprint, named};
@@ -61,6 +75,12 @@ pub struct StepOrder {
     pub peers: Peers,
     /// Kubeconfig with which to list the cluster's nodes; `None` lists none.
     pub kubeconfig: Option<KubeconfigFile>,
+    /// The phase of a cluster-wide rotation to which the step belongs. Its protocol has proven the requirement on the other
+    /// nodes.
+    pub rotation: Option<BegunPhase>,
+    /// The administrator states that the cluster's components can verify signatures of the new CA, of whichever release they
+    /// are.
+    pub components_verify: bool,
 }
 
 /// Reference to the manual actions after a step, for messages.
@@ -198,17 +218,17 @@ pub async fn view_cluster(
 /// The step was refused, and nothing was changed.
 pub async fn stage(
     root: &NodeRoot,
-    setup: &RunSetup,
+    loaded: &Loaded,
     order: &StepOrder,
     file: Option<&Argument>,
     clock: Clock,
 ) -> Result<StepOutcome, Failure> {
-    let now = clock();
-    let mut step = ChangeStep::begin(root, setup, order, "stage", clock)?;
+    let (setup, now) = (&loaded.setup, clock());
     let offered = match file {
         Some(path) => read_certificates(root, path)?,
         None => offered(setup, order.authority).await?,
     };
+    let mut step = ChangeStep::begin(root, setup, order, "stage", clock)?;
     let new = match step.evidence.admit(&offered, now).map_err(refused)? {
         Offer::New(new) => *new,
         Offer::InPlace => {
@@ -221,6 +241,7 @@ pub async fn stage(
             return step.end(now);
         }
     };
+    require_known_algorithm(loaded, &new, order.components_verify)?;
     let target = step.evidence.staged(&new, now).map_err(refused)?;
     step.notes.push(format!(
         "the new CA is {}, certificate sha256:{}, public key sha256:{} (verify both with the owner of the CA)",
@@ -237,6 +258,25 @@ pub async fn stage(
     step.put_in_place(&target, true, clock)?;
     step.notes.extend(manual_actions(order.authority));
     step.end(now)
+}
+
+/// Refuses a new CA whose signatures the cluster's components cannot verify. `is_stated`: the administrator states that they
+/// can.
+fn require_known_algorithm(
+    loaded: &Loaded,
+    new: &Certificate,
+    is_stated: bool,
+) -> Result<(), Failure> {
+    let KeyType::Known(algorithm) = new.public_key().key_type() else {
+        return Ok(());
+    };
+    match too_old_for(*algorithm, loaded.cluster.kubernetes_version.as_ref()) {
+        Some(why) if !is_stated => Err(refused(format!(
+            "{}: {why} (upgrade first, or state with --components-verify that every component and client of the cluster, and etcd, can verify its signatures)",
+            named(new)
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// Removes a staged CA that no certificate is under.
@@ -311,7 +351,7 @@ pub async fn activate(
             step.require_peers(PeerRequirement::Trusts(&new), now)
                 .await?;
             if !order.dry_run {
-                step.rehearse(&new, clock, progress).await?;
+                step.rehearse(&new, "new", clock, progress).await?;
             }
         }
         failpoint::reached("authority:proven");
@@ -324,7 +364,7 @@ pub async fn activate(
             "before the next step, update the CA certificates that the cluster publishes and other programs keep: {RUNBOOK}"
         ));
     }
-    step.reissue(&new, clock, progress).await
+    step.reissue(&new, "new", clock, progress).await
 }
 
 /// Stops trusting the old CA.

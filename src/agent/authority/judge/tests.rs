@@ -4,9 +4,7 @@ use std::time::Duration;
 use time::macros::datetime;
 
 use super::*;
-use crate::commands::authority::change::report::{
-    AuthorityReport, NodeReport, Nodes, PeerRequirement, Peers,
-};
+use crate::agent::authority::report::{AuthorityReport, NodeReport, Nodes, PeerRequirement, Peers};
 use crate::x509::{
     CertificateAuthority, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans, Subject,
 };
@@ -499,4 +497,62 @@ fn rejects_report_without_cluster_name() {
         why.contains("kubeadm-config") && why.contains("nodepki renew"),
         "{why}"
     );
+}
+
+/// A node may have joined in any phase, with either CA.
+#[test]
+fn rotation_takes_each_part_from_whatever_the_node_trusts() {
+    let (old, new, extra) = (authority("old"), authority("new"), authority("extra"));
+    let both = [certificate(&old), certificate(&new)];
+    let [was, comes] = &both;
+    let target = |bundle: &[&CertificateAuthority], part| {
+        let found = evidence(bundle, bundle[0]).rotated((was, comes), part, NOW);
+        let activated = found.change.as_ref().map(|change| {
+            assert_eq!(change.old, [fingerprint(was)]);
+            assert_eq!(change.new, fingerprint(comes));
+            change.activated.is_some()
+        });
+        let names: Vec<_> = found
+            .bundle
+            .iter()
+            .map(|one| one.subject().to_string())
+            .collect();
+        (names.join(" "), activated)
+    };
+    let names = |list: &[&str]| {
+        let names: Vec<_> = list.iter().map(|name| format!("CN={name}")).collect();
+        names.join(" ")
+    };
+    use TrustPart::{Add, Lead, Remove};
+    for (bundle, part, expected, activated) in [
+        (&[&old][..], Add(comes), &["old", "new"][..], Some(false)),
+        (
+            &[&old, &extra],
+            Add(comes),
+            &["old", "extra", "new"],
+            Some(false),
+        ),
+        (&[&new], Add(was), &["new", "old"], Some(true)),
+        (&[&old, &new], Add(comes), &["old", "new"], Some(false)),
+        (&[&old, &new], Lead(comes), &["new", "old"], Some(true)),
+        (&[&new, &old], Lead(was), &["old", "new"], Some(false)),
+        (&[&new, &old, &extra], Remove(was), &["new", "extra"], None),
+        (&[&old, &new], Remove(comes), &["old"], None),
+        (&[&new], Remove(was), &["new"], None),
+    ] {
+        assert_eq!(
+            target(bundle, part),
+            (names(expected), activated),
+            "{part:?}"
+        );
+    }
+    // The record of the same change is kept, with its times; that of another one is replaced.
+    let mut node = evidence(&[&old, &new], &old);
+    let staged = NOW - Duration::from_secs(60);
+    node.change = recorded(&old, &new).map(|change| AuthorityChange { staged, ..change });
+    let kept = node.rotated((was, comes), Lead(comes), NOW).change.unwrap();
+    assert_eq!((kept.staged, kept.activated), (staged, Some(NOW)));
+    node.change = recorded(&old, &extra);
+    let replaced = node.rotated((was, comes), Add(comes), NOW).change.unwrap();
+    assert_eq!(replaced.new, fingerprint(comes));
 }

@@ -1,0 +1,370 @@
+//! Commands of the administrator on a change of a CA or of the service-account key in the whole cluster, and what it shows.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+use time::OffsetDateTime;
+use time::macros::format_description;
+
+use super::evidence;
+use super::judge::{Offer, TrustPart, fingerprint, named};
+use super::objects::{self, RotationMap};
+use super::outside::outside;
+use super::rotate::certificate;
+use super::service_account::{self, PresentPair};
+use super::{read_certificates, refused, require_known_algorithm, require_pins};
+use crate::agent::keys::require_self_test;
+use crate::agent::load::{self, KubeconfigFile, Loaded};
+use crate::agent::{ExitCode, Failure};
+use crate::cluster::api::{Api, ApiError};
+use crate::config::Argument;
+use crate::kube::names::Authority;
+use crate::spec::authority_rotation::{
+    AuthorityRotation, LeaderDecision, LeaderHold, NodeProof, NodeProofs, RotatedCa,
+    RotationCommand, RotationPhase, RotationStart, RotationSubject, apply_command, decide_phase,
+};
+use crate::store::{NodeRoot, ServiceAccountKeys};
+use crate::x509::{Certificate, PrivateKey, TrustBundle, hex};
+
+/// Number of attempts to change the ConfigMap while others change it too.
+const MAX_ATTEMPTS: u32 = 10;
+
+/// A change of a CA or of the service-account key in the whole cluster, with every node that uses it.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RotationView {
+    /// The rotation.
+    pub rotation: AuthorityRotation,
+    /// The nodes, with their proofs.
+    pub nodes: Vec<NodeView>,
+    /// What the next phase waits for, in sentences; empty if it is about to begin, and after the end.
+    pub waits: Vec<String>,
+    /// What uses the old CA outside of the nodes, in sentences, as far as it was requested. nodepki does not change it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub outside: Vec<String>,
+}
+
+/// One node in a [`RotationView`].
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeView {
+    /// Its name.
+    pub node: String,
+    /// True if the rotation does not wait for it.
+    pub excluded: bool,
+    /// True if it has proven the present phase.
+    pub proven: bool,
+    /// Its proof; `None` if it has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub proof: Option<NodeProof>,
+}
+
+fn invalid(key: &str, why: &str) -> Failure {
+    refused(format!(
+        "the rotation {key} in the ConfigMap kube-system/{name} is not valid: {why} (correct or remove the entry with kubectl -n kube-system edit configmap {name})",
+        name = objects::NAME
+    ))
+}
+
+fn api(root: &NodeRoot, kubeconfig: &KubeconfigFile) -> Result<Api, Failure> {
+    load::cluster(root, kubeconfig)
+}
+
+fn failed(doing: &str) -> impl Fn(ApiError) -> Failure {
+    move |error| Failure::of_cluster(doing, error)
+}
+
+/// The new CA of a rotation.
+pub struct NewCa<'a> {
+    /// File with its certificate.
+    pub file: &'a Argument,
+    /// See [`super::StepOrder::components_verify`].
+    pub components_verify: bool,
+}
+
+/// Returns the order to change the CA of an authority to a new one, from the CA in place on this node.
+///
+/// # Errors
+/// The certificate cannot become the CA, or this node has no such authority.
+pub fn start(
+    root: &NodeRoot,
+    loaded: &Loaded,
+    authority: Authority,
+    ca: &NewCa<'_>,
+    excluded: BTreeSet<String>,
+    hold_before: BTreeSet<RotationPhase>,
+    now: OffsetDateTime,
+) -> Result<RotationCommand, Failure> {
+    let setup = &loaded.setup;
+    let state = setup.state(root);
+    let survey = setup.survey_of(&state, now)?;
+    let evidence = evidence::read(&state, setup, &survey, authority)?;
+    let offered = read_certificates(root, ca.file)?;
+    let new = match evidence.admit(&offered, now).map_err(refused)? {
+        Offer::New(new) => *new,
+        Offer::InPlace => {
+            return Err(refused(format!(
+                "{} is already the {authority} (name the certificate of another CA with --certificate)",
+                offered.first().map(named).unwrap_or_default()
+            )));
+        }
+    };
+    require_known_algorithm(loaded, &new, ca.components_verify)?;
+    let Some(old) = evidence.bundle.first() else {
+        return Err(refused(format!("{} is empty", evidence.file)));
+    };
+    let trouble = evidence.signing_trouble();
+    if !trouble.is_empty() {
+        return Err(Failure::with_messages(ExitCode::Refused, trouble));
+    }
+    let target = evidence.rotated((old, &new), TrustPart::Add(&new), now);
+    require_pins(setup, authority, &target)?;
+    Ok(RotationCommand::Start(Box::new(RotationStart {
+        id: id(&new.fingerprint(), now),
+        subject: authority.into(),
+        old: rotated(old),
+        new: rotated(&new),
+        hold_before,
+        excluded,
+        token_lifetime: None,
+    })))
+}
+
+/// Returns the order to change the service-account key to a new one, which is created here, and the private keys of the
+/// rotation.
+///
+/// # Errors
+/// The pair of this node is not usable, or the key cannot be created.
+pub fn start_service_account(
+    root: &NodeRoot,
+    loaded: &Loaded,
+    excluded: BTreeSet<String>,
+    hold_before: BTreeSet<RotationPhase>,
+    token_lifetime: Duration,
+    now: OffsetDateTime,
+) -> Result<(RotationCommand, ServiceAccountKeys), Failure> {
+    let spec = service_account::spec(&loaded.setup)?;
+    let pair = PresentPair::read(root, spec)?;
+    require_self_test()?;
+    let key = PrivateKey::generate(spec.key).map_err(|error| {
+        Failure::new(ExitCode::Pending, "no new service-account key")
+            .caused_by(error)
+            .advise("run again")
+    })?;
+    let start = RotationStart {
+        id: id(&key.public_key().sha256(), now),
+        subject: RotationSubject::ServiceAccount,
+        old: service_account::rotated(pair.private.public_key()),
+        new: service_account::rotated(key.public_key()),
+        hold_before,
+        excluded,
+        token_lifetime: Some(token_lifetime.as_secs()),
+    };
+    let keys = ServiceAccountKeys {
+        rotation: start.id.clone(),
+        keys: service_account::joined(&pair.private, &key),
+    };
+    Ok((RotationCommand::Start(Box::new(start)), keys))
+}
+
+/// Returns the order as it is applied to the present rotation: a start on the node that has the keys of the rotation in
+/// progress repeats that one.
+///
+/// # Errors
+/// The record of the keys cannot be read.
+fn repeated(
+    root: &NodeRoot,
+    command: &RotationCommand,
+    present: Option<&AuthorityRotation>,
+) -> Result<RotationCommand, Failure> {
+    if let (RotationCommand::Start(start), Some(present)) = (command, present)
+        && start.subject == RotationSubject::ServiceAccount
+        && !present.phase.is_end()
+        && service_account::kept(root, present)?.is_some()
+    {
+        let repeated = RotationStart {
+            old: present.old.clone(),
+            new: present.new.clone(),
+            ..(**start).clone()
+        };
+        return Ok(RotationCommand::Start(Box::new(repeated)));
+    }
+    Ok(command.clone())
+}
+
+fn rotated(ca: &Certificate) -> RotatedCa {
+    RotatedCa {
+        sha256: fingerprint(ca),
+        certificate: ca.to_pem(),
+    }
+}
+
+/// Returns the name of a rotation: its time, and a part that differs between certificates and keys.
+fn id(new: &[u8; 32], now: OffsetDateTime) -> String {
+    let format = format_description!("[year][month][day]T[hour][minute][second]Z");
+    let time = now.format(&format).unwrap_or_default();
+    let digest = hex(&Sha256::digest(new));
+    format!("{time}-{}", digest.get(..8).unwrap_or_default())
+}
+
+/// Applies a command. Returns the rotation, and whether the command has changed it. `keys` are those of a new
+/// service-account key: they are in the state directory before the rotation is in the cluster.
+///
+/// # Errors
+/// The command is refused; the cluster cannot be read or written.
+pub async fn apply(
+    root: &NodeRoot,
+    kubeconfig: &KubeconfigFile,
+    subject: RotationSubject,
+    command: &RotationCommand,
+    keys: Option<&ServiceAccountKeys>,
+    is_dry_run: bool,
+    now: OffsetDateTime,
+) -> Result<(RotationView, bool), Failure> {
+    let api = api(root, kubeconfig)?;
+    for _ in 0..MAX_ATTEMPTS {
+        let (map, proofs) = read(&api, subject).await?;
+        let mut record = map.rotations();
+        if let Some(why) = record.refused.get(subject.as_str()) {
+            return Err(invalid(subject.as_str(), why));
+        }
+        let present = record.rotations.remove(&subject);
+        let command = &repeated(root, command, present.as_ref())?;
+        let changed = apply_command(command, present.as_ref(), &proofs)
+            .map_err(|error| Failure::caused(ExitCode::Refused, subject.to_string(), error))?;
+        let Some(changed) = changed else {
+            // Only a command on a rotation has no effect.
+            let present = present.ok_or_else(|| refused("there is no rotation".to_owned()))?;
+            return Ok((RotationView::of(present, proofs, now), false));
+        };
+        if is_dry_run {
+            return Ok((RotationView::of(changed, proofs, now), false));
+        }
+        if matches!(command, RotationCommand::Start(_)) {
+            objects::permit_nodes(&api)
+                .await
+                .map_err(failed("permitting the nodes to read the rotation"))?;
+            if let Some(keys) = keys {
+                root.keep_service_account_keys(keys)?;
+            }
+        }
+        let written = map.write(&api, &changed).await;
+        if written.map_err(failed("writing the rotation"))? {
+            let mut view = RotationView::of(changed, proofs, now);
+            view.outside = outside_of(&api, &view.rotation).await?;
+            return Ok((view, true));
+        }
+    }
+    Err(Failure::new(
+        ExitCode::Pending,
+        "the rotation is being changed by others; run the same command again",
+    ))
+}
+
+async fn read(api: &Api, subject: RotationSubject) -> Result<(RotationMap, NodeProofs), Failure> {
+    let map = RotationMap::read(api).await;
+    let map = map.map_err(failed("reading the rotation"))?;
+    let proofs = objects::list_proofs(api, subject).await;
+    Ok((map, proofs.map_err(failed("listing the nodes"))?))
+}
+
+/// Returns the rotations in the cluster, of these subjects or of all, and on request what uses the old CA outside of the
+/// nodes.
+///
+/// # Errors
+/// The cluster cannot be read.
+pub async fn view(
+    root: &NodeRoot,
+    kubeconfig: &KubeconfigFile,
+    subjects: &BTreeSet<RotationSubject>,
+    with_outside: bool,
+    now: OffsetDateTime,
+) -> Result<Vec<RotationView>, Failure> {
+    let api = api(root, kubeconfig)?;
+    let map = RotationMap::read(&api).await;
+    let rotations = map.map_err(failed("reading the rotation"))?.rotations();
+    let mut views = Vec::new();
+    for (subject, rotation) in rotations.rotations {
+        if subjects.is_empty() || subjects.contains(&subject) {
+            let proofs = objects::list_proofs(&api, subject).await;
+            let proofs = proofs.map_err(failed("listing the nodes"))?;
+            let mut view = RotationView::of(rotation, proofs, now);
+            if with_outside {
+                view.outside = outside_of(&api, &view.rotation).await?;
+            }
+            views.push(view);
+        }
+    }
+    Ok(views)
+}
+
+/// Returns the CA certificates of each authority that is or was changed in the cluster, as of the present phase.
+///
+/// # Errors
+/// The cluster cannot be read, or contains a rotation that is not valid.
+pub async fn rotated_bundles(
+    root: &NodeRoot,
+    kubeconfig: &KubeconfigFile,
+) -> Result<BTreeMap<Authority, TrustBundle>, Failure> {
+    let map = RotationMap::read(&api(root, kubeconfig)?).await;
+    let record = map.map_err(failed("reading the rotation"))?.rotations();
+    if let Some((key, why)) = record.refused.first_key_value() {
+        return Err(invalid(key, why));
+    }
+    let rotations = record.rotations.into_iter();
+    rotations
+        .filter_map(|(subject, rotation)| Some((subject.authority()?, rotation)))
+        .map(|(authority, rotation)| {
+            let trusted = rotation.trusted().into_iter().map(certificate);
+            let trusted = trusted.collect::<Result<_, _>>().map_err(refused)?;
+            let bundle = TrustBundle::from_certificates(trusted);
+            Ok((
+                authority,
+                bundle.map_err(|error| refused(error.to_string()))?,
+            ))
+        })
+        .collect()
+}
+
+/// Returns what uses the old CA outside of the nodes. Pods and webhooks use the cluster CA only.
+async fn outside_of(api: &Api, rotation: &AuthorityRotation) -> Result<Vec<String>, Failure> {
+    let phases = [RotationPhase::Trust, RotationPhase::Activate];
+    if rotation.subject != Authority::Ca.into() || !phases.contains(&rotation.phase) {
+        return Ok(Vec::new());
+    }
+    let (Ok(old), Ok(new)) = (certificate(&rotation.old), certificate(&rotation.new)) else {
+        return Ok(Vec::new());
+    };
+    let found = outside(api, &old, &new).await;
+    found.map_err(failed("reading what uses the CA"))
+}
+
+impl RotationView {
+    fn of(rotation: AuthorityRotation, proofs: NodeProofs, now: OffsetDateTime) -> Self {
+        let waits = match decide_phase(&rotation, &proofs, now) {
+            LeaderDecision::Advance(_)
+            | LeaderDecision::Wait(_)
+            | LeaderDecision::Hold(LeaderHold::Ended) => Vec::new(),
+            LeaderDecision::Hold(LeaderHold::Unproven(nodes)) => {
+                nodes.0.iter().map(ToString::to_string).collect()
+            }
+            LeaderDecision::Hold(other) => vec![other.to_string()],
+        };
+        let nodes = proofs.into_iter();
+        RotationView {
+            nodes: nodes
+                .map(|(node, proof)| NodeView {
+                    excluded: rotation.excluded.contains(&node),
+                    proven: rotation.is_proven(proof.as_ref()),
+                    node,
+                    proof,
+                })
+                .collect(),
+            rotation,
+            waits,
+            outside: Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,347 @@
+//! The part of a change of a CA or of the service-account key in the whole cluster that runs beside the rotation loop of
+//! the daemon: follows the ConfigMap, publishes the proofs of this node, brings private keys to all control-plane nodes, and
+//! leads if it holds the Lease.
+//!
+//! While no rotation is in progress, one watch is open, and the Node is compared every ten minutes.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::sync::Notify;
+use tokio::time::sleep;
+
+use super::exchange::{Exchange, exchange};
+use super::lead::{Led, lead};
+use super::objects::{self, rotations_in};
+use crate::agent::load::{self, Loaded};
+use crate::agent::{Clock, Failure};
+use crate::cluster::api::Api;
+use crate::cluster::lease::{LeaseHolder, LeaseLock};
+use crate::cluster::watch::WatchChange;
+use crate::config::RotationSettings;
+use crate::kube::names::Authority;
+use crate::kube::paths::{ADMIN_CONF, KUBELET_CONF};
+use crate::spec::authority_rotation::{NodeProof, RotationSubject};
+use crate::store::{ClusterRotations, NodeRoot, StoreError};
+
+/// Interval of the leader's attempts, and of other nodes' attempts to become the leader.
+const LEAD_INTERVAL: Duration = Duration::from_secs(2);
+/// Time without a renewal after which another node may lead.
+const LEASE_DURATION: Duration = Duration::from_secs(15);
+/// Interval at which the Node is compared while no rotation is in progress: it may have been deleted and created again.
+const IDLE_INTERVAL: Duration = Duration::from_secs(10 * 60);
+/// Interval at which nodes that have joined are looked for during a rotation of the service-account key.
+const JOIN_INTERVAL: Duration = Duration::from_secs(60);
+/// Wait after a failure, and interval of comparing the Node during a rotation.
+const RETRY_INTERVAL: Duration = Duration::from_secs(10);
+
+/// What this node's coordination depends on. A change starts another one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CoordinationSettings {
+    settings: RotationSettings,
+    node: String,
+    /// Worker nodes do not lead.
+    is_control_plane: bool,
+}
+
+impl CoordinationSettings {
+    /// Returns `None` if the setting is off.
+    pub fn of(loaded: &Loaded) -> Option<Self> {
+        let settings = &loaded.settings.authority_rotation;
+        let bundle = loaded.setup.plan.bundle(Authority::FrontProxyCa);
+        settings.enabled.then(|| CoordinationSettings {
+            settings: settings.clone(),
+            node: loaded.setup.identity.node.clone(),
+            is_control_plane: bundle.is_some(),
+        })
+    }
+
+    fn kubeconfig(&self) -> &Path {
+        let by_role = match self.is_control_plane {
+            true => ADMIN_CONF,
+            false => KUBELET_CONF,
+        };
+        self.settings
+            .kubeconfig
+            .as_deref()
+            .unwrap_or(Path::new(by_role))
+    }
+}
+
+/// The coordination of this node.
+pub struct Coordinator {
+    root: NodeRoot,
+    settings: CoordinationSettings,
+    api: Api,
+    lease: LeaseLock,
+    clock: Clock,
+    proofs: RefCell<BTreeMap<RotationSubject, NodeProof>>,
+    proofs_changed: Notify,
+    rotations_changed: Notify,
+    keys_wanted: Notify,
+    /// Passes on that the rotations have changed.
+    demanded: std::rc::Rc<Notify>,
+}
+
+impl Coordinator {
+    /// Returns the coordination. Sends nothing. `demanded` is notified of every change of the rotations.
+    ///
+    /// # Errors
+    /// A kubeconfig that cannot be used.
+    pub fn new(
+        root: &NodeRoot,
+        settings: CoordinationSettings,
+        demanded: std::rc::Rc<Notify>,
+        clock: Clock,
+    ) -> Result<Self, Failure> {
+        let api = || load::cluster(root, settings.kubeconfig());
+        Ok(Coordinator {
+            api: api()?,
+            lease: LeaseLock::new(api()?, objects::NAME, &settings.node, LEASE_DURATION, clock),
+            root: root.clone(),
+            settings,
+            clock,
+            proofs: RefCell::default(),
+            proofs_changed: Notify::new(),
+            rotations_changed: Notify::new(),
+            keys_wanted: Notify::new(),
+            demanded,
+        })
+    }
+
+    /// Replaces what is published.
+    pub fn publish(&self, proofs: BTreeMap<RotationSubject, NodeProof>) {
+        if *self.proofs.borrow() != proofs {
+            self.proofs.replace(proofs);
+            self.proofs_changed.notify_one();
+        }
+    }
+
+    /// Coordinates until it is dropped. Failures are logged and retried.
+    pub async fn run(&self) -> Infallible {
+        let leading = async {
+            match self.settings.is_control_plane {
+                true => self.lead().await,
+                false => std::future::pending().await,
+            }
+        };
+        let exchanging = async {
+            match self.settings.is_control_plane {
+                true => self.exchange().await,
+                false => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            never = self.follow() => never,
+            never = self.keep_published() => never,
+            never = leading => never,
+            never = exchanging => never,
+        }
+    }
+
+    /// Releases the Lease.
+    pub async fn release(&self) {
+        if self.settings.is_control_plane && self.is_in_progress() {
+            self.lease.release().await;
+        }
+    }
+
+    async fn follow(&self) -> Infallible {
+        let watch = objects::watch();
+        let mut is_listed = false;
+        let following = watch.run(&self.api, |change: WatchChange<Value>| match change {
+            WatchChange::Listing => is_listed = false,
+            WatchChange::Present(map) => {
+                is_listed = true;
+                self.keep(Some(&map));
+            }
+            WatchChange::Listed if !is_listed => self.keep(None),
+            WatchChange::Listed => {}
+            WatchChange::Deleted(_) => self.keep(None),
+        });
+        following.await
+    }
+
+    /// Replaces the record of the rotations.
+    fn keep(&self, map: Option<&Value>) {
+        let former = match self.root.cluster_rotations() {
+            // A damaged file is written again; that of a newer nodepki is not.
+            Err(StoreError::Damaged { .. }) => ClusterRotations::default(),
+            Err(error) => {
+                tracing::error!("{error}");
+                return;
+            }
+            Ok(former) => former,
+        };
+        let record = rotations_in(map, &former);
+        if record == former {
+            return;
+        }
+        for (key, why) in &record.refused {
+            tracing::error!(
+                "the rotation {key} in the ConfigMap kube-system/{} is not valid and is not used: {why}",
+                objects::NAME
+            );
+        }
+        for (subject, rotation) in &record.rotations {
+            if former.rotations.get(subject) != Some(rotation) {
+                let paused = if rotation.paused { ", paused" } else { "" };
+                tracing::info!(
+                    "rotation {} of {subject}: phase {}{paused}",
+                    rotation.id,
+                    rotation.phase
+                );
+            }
+        }
+        if let Err(error) = self.root.keep_cluster_rotations(&record) {
+            tracing::error!("the rotations of the cluster cannot be kept: {error}");
+            return;
+        }
+        self.demanded.notify_one();
+        self.rotations_changed.notify_one();
+        self.keys_wanted.notify_one();
+        self.proofs_changed.notify_one();
+    }
+
+    fn is_in_progress(&self) -> bool {
+        let record = self.root.cluster_rotations().unwrap_or_default();
+        record
+            .rotations
+            .values()
+            .any(|rotation| !rotation.phase.is_end())
+    }
+
+    async fn keep_published(&self) -> Infallible {
+        let mut reported = String::new();
+        loop {
+            let proofs = self.proofs.borrow().clone();
+            let trouble = match proofs.is_empty() {
+                true => None,
+                false => self.published(&proofs).await,
+            };
+            let interval = match &trouble {
+                None if !self.is_in_progress() => IDLE_INTERVAL,
+                _ => RETRY_INTERVAL,
+            };
+            let trouble = trouble.unwrap_or_default();
+            if !trouble.is_empty() && trouble != reported {
+                tracing::warn!(
+                    "the state of the CAs and keys is not in the Node yet: {trouble}; retrying"
+                );
+            }
+            reported = trouble;
+            tokio::select! {
+                () = self.proofs_changed.notified() => {}
+                () = sleep(interval) => {}
+            }
+        }
+    }
+
+    /// Writes the proofs to the Node; returns why that failed.
+    async fn published(&self, proofs: &BTreeMap<RotationSubject, NodeProof>) -> Option<String> {
+        let node = &self.settings.node;
+        match objects::publish(&self.api, node, proofs).await {
+            Ok(true) => None,
+            Ok(false) => Some(format!("there is no Node {node}")),
+            Err(error) => Some(error.to_string()),
+        }
+    }
+
+    async fn lead(&self) -> Infallible {
+        let mut waits = BTreeMap::new();
+        let mut reported = String::new();
+        loop {
+            if !self.is_in_progress() {
+                self.rotations_changed.notified().await;
+                continue;
+            }
+            let mut interval = LEAD_INTERVAL;
+            let trouble = match self.lease.attempt().await {
+                Ok(LeaseHolder::This) => match lead(&self.api, (self.clock)()).await {
+                    Ok(led) => {
+                        let is_time = |led: &Led| matches!(led, Led::WaitsForTime(_));
+                        if led.iter().all(|(_, led)| is_time(led)) {
+                            interval = RETRY_INTERVAL;
+                        }
+                        for (rotation, led) in led {
+                            log(&mut waits, rotation.subject, &rotation.id, led);
+                        }
+                        None
+                    }
+                    Err(error) => Some(error),
+                },
+                Ok(LeaseHolder::Another { .. }) => None,
+                Err(error) => Some(error),
+            };
+            let trouble = trouble.map(|error| error.to_string()).unwrap_or_default();
+            if !trouble.is_empty() && trouble != reported {
+                tracing::info!("the rotation of the cluster cannot be led: {trouble}; retrying");
+            }
+            reported = trouble;
+            tokio::select! {
+                () = self.rotations_changed.notified() => {}
+                () = sleep(interval) => {}
+            }
+        }
+    }
+
+    /// Brings the private keys of a rotation of the service-account key to this node and to others.
+    async fn exchange(&self) -> Infallible {
+        let mut reported = String::new();
+        loop {
+            let exchanged = exchange(&self.root, &self.api, &self.settings.node).await;
+            let (interval, trouble) = match exchanged {
+                Ok(Exchange::Over) => (None, String::new()),
+                Ok(Exchange::Received) => {
+                    tracing::info!("this node has received the keys of the rotation of sa");
+                    self.demanded.notify_one();
+                    (Some(LEAD_INTERVAL), String::new())
+                }
+                Ok(Exchange::Complete) => (Some(JOIN_INTERVAL), String::new()),
+                Ok(Exchange::Awaited(why)) => (Some(LEAD_INTERVAL), why.unwrap_or_default()),
+                Err(failure) => (Some(RETRY_INTERVAL), failure.one_line()),
+            };
+            if !trouble.is_empty() && trouble != reported {
+                tracing::warn!("the keys of the rotation of sa: {trouble}; retrying");
+            }
+            reported = trouble;
+            let pause = async {
+                match interval {
+                    Some(interval) => sleep(interval).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = self.keys_wanted.notified() => {}
+                () = pause => {}
+            }
+        }
+    }
+}
+
+/// Logs what the leader has done, and what it waits for if that is new.
+fn log(
+    waits: &mut BTreeMap<RotationSubject, String>,
+    subject: RotationSubject,
+    id: &str,
+    led: Led,
+) {
+    match led {
+        Led::Advanced(phase) => {
+            waits.remove(&subject);
+            tracing::info!(
+                "rotation {id} of {subject}: every node has proven its phase, next is {phase}"
+            );
+        }
+        Led::Waits(why) | Led::WaitsForTime(why) => {
+            if waits.get(&subject) != Some(&why) {
+                tracing::info!("rotation {id} of {subject} waits: {why}");
+                waits.insert(subject, why);
+            }
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! The leader of a change of a CA or of the service-account key in the whole cluster: writes the next phase once every node has proven the present one.
+//!
+//! One leader is enough, and two do no harm: a phase is written only over the version that was read. Before a phase that
+//! removes the ability to verify from a client that has not followed, the leader also updates `cluster-info` and waits for
+//! the ConfigMaps that other programs publish.
+
+use serde_json::{Value, json};
+use time::OffsetDateTime;
+
+use super::cluster;
+use super::objects::{self, RotationMap};
+use super::rotate::certificate;
+use crate::cluster::api::{Api, ApiError, CONFIG_MAP};
+use crate::kube::kubeconfig::Kubeconfig;
+use crate::kube::names::Authority;
+use crate::spec::authority_rotation::{
+    AuthorityRotation, LeaderDecision, LeaderHold, RotationPhase, RotationSubject, decide_phase,
+};
+use crate::x509::{Certificate, certificates_of};
+
+const PUBLIC_NAMESPACE: &str = "kube-public";
+const CLUSTER_INFO: &str = "cluster-info";
+
+/// What the leader has done about one rotation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Led {
+    /// It has written this phase.
+    Advanced(RotationPhase),
+    /// It waits for this, in words.
+    Waits(String),
+    /// It waits for a time, in words.
+    WaitsForTime(String),
+}
+
+/// Takes the next action for each rotation that has not ended.
+///
+/// # Errors
+/// See [`ApiError`].
+pub(super) async fn lead(
+    api: &Api,
+    now: OffsetDateTime,
+) -> Result<Vec<(AuthorityRotation, Led)>, ApiError> {
+    let rotations = RotationMap::read(api).await?.rotations().rotations;
+    let mut led = Vec::new();
+    for rotation in rotations.into_values() {
+        if rotation.phase.is_end() {
+            continue;
+        }
+        let proofs = objects::list_proofs(api, rotation.subject).await?;
+        let done = match decide_phase(&rotation, &proofs, now) {
+            LeaderDecision::Hold(hold @ LeaderHold::Tokens(_)) => {
+                Led::WaitsForTime(hold.to_string())
+            }
+            LeaderDecision::Hold(hold) => Led::Waits(hold.to_string()),
+            LeaderDecision::Advance(next) => match prepare(api, &rotation, next).await? {
+                Some(why) => Led::Waits(why),
+                None => write(api, &rotation, rotation.in_phase(next)).await?,
+            },
+            LeaderDecision::Wait(wait) => write(api, &rotation, rotation.waiting(wait)).await?,
+        };
+        led.push((rotation, done));
+    }
+    Ok(led)
+}
+
+/// Writes a rotation over the version that the decision is of. Each one is a write of its own, since the others change the
+/// version.
+async fn write(
+    api: &Api,
+    decided: &AuthorityRotation,
+    next: AuthorityRotation,
+) -> Result<Led, ApiError> {
+    let map = RotationMap::read(api).await?;
+    let is_unchanged = map.rotations().rotations.get(&decided.subject) == Some(decided);
+    let is_written = is_unchanged && map.write(api, &next).await?;
+    Ok(match is_written {
+        true if next.phase == decided.phase => {
+            Led::WaitsForTime("the wait for the tokens of the former key begins".to_owned())
+        }
+        true => Led::Advanced(next.phase),
+        false => Led::Waits("the rotation has just been changed".to_owned()),
+    })
+}
+
+/// Updates what the cluster publishes before `next`. Returns what has to be waited for.
+async fn prepare(
+    api: &Api,
+    rotation: &AuthorityRotation,
+    next: RotationPhase,
+) -> Result<Option<String>, ApiError> {
+    let RotationSubject::Authority(authority) = rotation.subject else {
+        return Ok(None);
+    };
+    // Verified when it was read.
+    let (Ok(old), Ok(new)) = (certificate(&rotation.old), certificate(&rotation.new)) else {
+        return Ok(Some("its certificates are unreadable".to_owned()));
+    };
+    let (add, remove) = match next {
+        RotationPhase::Activate => (Some(&new), None),
+        RotationPhase::Done => (Some(&new), Some(&old)),
+        RotationPhase::Undone => (Some(&old), Some(&new)),
+        _ => return Ok(None),
+    };
+    if authority == Authority::Ca {
+        update_cluster_info(api, add, remove).await?;
+    }
+    if next != RotationPhase::Activate {
+        return Ok(None);
+    }
+    let view = cluster::view(api, authority, Some(&new)).await;
+    Ok((!view.lacking.is_empty()).then(|| view.lacking.join("; ")))
+}
+
+/// Changes the CA certificates of cluster-info. The signatures of bootstrap tokens in it are kube-controller-manager's.
+async fn update_cluster_info(
+    api: &Api,
+    add: Option<&Certificate>,
+    remove: Option<&Certificate>,
+) -> Result<(), ApiError> {
+    let found = api
+        .read(&CONFIG_MAP, Some(PUBLIC_NAMESPACE), CLUSTER_INFO)
+        .await?;
+    // A cluster without bootstrap tokens may have none.
+    let Some(object) = found else {
+        return Ok(());
+    };
+    let text = object.pointer("/data/kubeconfig").and_then(Value::as_str);
+    let Some(changed) = text.and_then(|text| with_authorities(text, add, remove)) else {
+        return Ok(());
+    };
+    let version = object.pointer("/metadata/resourceVersion");
+    let patch = json!({"metadata": {"resourceVersion": version}, "data": {"kubeconfig": changed}});
+    let written = api
+        .merge(&CONFIG_MAP, Some(PUBLIC_NAMESPACE), CLUSTER_INFO, &patch)
+        .await;
+    match written {
+        // The next attempt of the leader sees the other change.
+        Err(ApiError::Refused(status)) if status.is_conflict() => Ok(()),
+        written => written.map(drop),
+    }
+}
+
+/// Returns the kubeconfig with other CA certificates; `None` if it has them, or names none.
+fn with_authorities(
+    text: &str,
+    add: Option<&Certificate>,
+    remove: Option<&Certificate>,
+) -> Option<String> {
+    let mut document = Kubeconfig::parse(text).ok()?;
+    let found = certificates_of(&document.to_join().ok()?.authority?).ok()?;
+    let mut wanted = found.clone();
+    wanted.retain(|one| Some(one) != remove);
+    wanted.extend(add.filter(|add| !found.contains(add)).cloned());
+    if wanted == found {
+        return None;
+    }
+    let pem: String = wanted.iter().map(Certificate::to_pem).collect();
+    document.set_authority_to_join(&pem).ok()?;
+    Some(document.to_yaml().to_string())
+}
