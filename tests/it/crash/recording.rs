@@ -41,9 +41,28 @@ impl SystemCall {
         }
     }
 
+    /// Returns true if the call connects a socket or sends to one. The handler of a signal sends one byte to its own
+    /// process (tokio, `signal/unix.rs`).
+    pub(super) fn sends(&self) -> bool {
+        match self.name.as_str() {
+            "sendto" if self.arguments[1] == "\"\\x01\"" => false,
+            "connect" | "sendto" | "sendmsg" | "sendmmsg" => true,
+            "writev" => self.arguments[0].contains(&hexadecimal("socket:")),
+            _ => false,
+        }
+    }
+
     /// Returns true if the call writes to a file, as opposed to a pipe or a socket.
     pub(super) fn writes_to_file(&self) -> bool {
-        !self.name.starts_with("write") || path_of(&self.arguments[0]).is_some()
+        self.name != "sendto"
+            && !self.sends()
+            && (!self.name.starts_with("write") || path_of(&self.arguments[0]).is_some())
+    }
+
+    /// Returns true if errors are injected into this call: those of the event loop's own descriptors and of pipes to
+    /// programs fail in other ways.
+    pub(super) fn fails(&self) -> bool {
+        self.writes_to_file() || self.sends()
     }
 
     /// Returns a text for messages: the name and the paths.
@@ -172,18 +191,7 @@ pub(super) fn read(log: &Path) -> Vec<SystemCall> {
             }
             None => rest.to_owned(),
         };
-        // The result follows the last parenthesis, with padding.
-        let Some((call, returned)) = whole.rsplit_once(" = ") else {
-            continue;
-        };
-        let (name, arguments) = call.split_once('(').unwrap();
-        let arguments = arguments.trim_end().strip_suffix(')').unwrap_or(arguments);
-        calls.push(SystemCall {
-            is_main: Some(&pid) == main.as_ref(),
-            name: name.to_owned(),
-            arguments: split(arguments),
-            returned: returned.to_owned(),
-        });
+        calls.extend(call(&whole, Some(&pid) == main.as_ref()));
     }
     assert!(
         !calls.is_empty(),
@@ -191,6 +199,27 @@ pub(super) fn read(log: &Path) -> Vec<SystemCall> {
         log.display()
     );
     calls
+}
+
+/// Returns the call into which strace(1) injected an error, from the log of one thread; none if it was not reached.
+pub(super) fn injected(log: &Path) -> Option<SystemCall> {
+    let text = fs::read_to_string(log).unwrap_or_default();
+    let line = text.lines().find(|line| line.ends_with("(INJECTED)"))?;
+    Some(call(line, true).unwrap_or_else(|| panic!("{line} is not a call")))
+}
+
+/// Reads a line without its process.
+fn call(line: &str, is_main: bool) -> Option<SystemCall> {
+    // The result follows the last parenthesis, with padding.
+    let (call, returned) = line.rsplit_once(" = ")?;
+    let (name, arguments) = call.split_once('(').unwrap();
+    let arguments = arguments.trim_end().strip_suffix(')').unwrap_or(arguments);
+    Some(SystemCall {
+        is_main,
+        name: name.to_owned(),
+        arguments: split(arguments),
+        returned: returned.to_owned(),
+    })
 }
 
 /// Splits arguments at commas outside of brackets. Strings are hexadecimal and contain none.

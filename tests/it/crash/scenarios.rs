@@ -1,16 +1,23 @@
 //! The commands that change files, each on a prepared node.
 
 use std::fs;
-use std::process::Command;
+use std::os::unix::net::UnixDatagram;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use nodepki::kube::names::{Authority, CertName};
 use serde_json::Value;
 
-use super::judge::Reference;
+use super::api::Collection;
+use super::judge::{self, Reference};
 use crate::authority::{new_authority, new_key};
 use crate::node::{INIT, Node, Ran, copy_authorities};
 use crate::signer_directory::sign_by_hand;
 use crate::signing::write_secret;
+use crate::time::within;
 
 /// A command on a prepared node.
 pub(super) struct Scenario {
@@ -28,14 +35,22 @@ pub(super) struct Scenario {
     pub(super) at_once: fn(&Node, &Reference) -> Result<(), String>,
     /// Whether every run leaves the same bytes outside of the state directory.
     pub(super) is_deterministic: bool,
+    /// Whether the command runs until it is stopped, when it has reported its first step and done its work.
+    pub(super) is_daemon: bool,
+    /// Returns true when a daemon has done what it does after its first step.
+    pub(super) is_done: fn() -> bool,
+    /// Objects in an API server that the command reads or changes.
+    pub(super) collections: &'static [Collection],
+    /// Share of the cases in a sample, in proportion to those of other scenarios: less if a case takes long.
+    pub(super) weight: usize,
 }
 
 const DROP: &str = "/var/lib/drop";
 const BACKUP: &str = "/var/backups/ca-keys";
 const BUNDLE: &str = "/var/lib/bundle";
-const PASSPHRASE: &str = "correct horse battery staple";
+pub(super) const PASSPHRASE: &str = "correct horse battery staple";
 
-pub(super) const SCENARIOS: [Scenario; 20] = [
+pub(super) const SCENARIOS: [Scenario; 22] = [
     Scenario {
         name: "bootstrap, signer exec",
         prepare: new_node,
@@ -47,6 +62,7 @@ pub(super) const SCENARIOS: [Scenario; 20] = [
         name: "bootstrap, signer local",
         prepare: new_node,
         command: bootstrap_local,
+        weight: 3,
         ..COMMON
     },
     Scenario {
@@ -64,6 +80,7 @@ pub(super) const SCENARIOS: [Scenario; 20] = [
         command: bootstrap_drop,
         complete: complete_drop,
         judge: no_temporary_file_in_drop,
+        weight: 3,
         ..COMMON
     },
     Scenario {
@@ -77,6 +94,14 @@ pub(super) const SCENARIOS: [Scenario; 20] = [
         name: "renew, signer local",
         prepare: drifted_local,
         command: renew_local,
+        ..COMMON
+    },
+    Scenario {
+        name: "daemon, signer local",
+        prepare: drifted_local,
+        command: daemon_local,
+        complete: complete_daemon,
+        is_daemon: true,
         ..COMMON
     },
     Scenario {
@@ -95,6 +120,7 @@ pub(super) const SCENARIOS: [Scenario; 20] = [
         ends: &[0, 75],
         complete: |node| repeats(undo(node), &[0, 75]),
         is_deterministic: true,
+        weight: 3,
         ..COMMON
     },
     Scenario {
@@ -112,6 +138,7 @@ pub(super) const SCENARIOS: [Scenario; 20] = [
         ends: &[0, 75],
         complete: |node| repeats(retire(node), &[0, 75]),
         is_deterministic: true,
+        weight: 3,
         ..COMMON
     },
     Scenario {
@@ -120,6 +147,7 @@ pub(super) const SCENARIOS: [Scenario; 20] = [
         command: to_external,
         judge: has_ca_keys_in_backup,
         at_once: has_ca_keys_in_backup,
+        weight: 1,
         ..COMMON
     },
     Scenario {
@@ -127,6 +155,7 @@ pub(super) const SCENARIOS: [Scenario; 20] = [
         prepare: without_ca_keys,
         command: to_internal,
         is_deterministic: true,
+        weight: 1,
         ..COMMON
     },
     Scenario {
@@ -140,6 +169,7 @@ pub(super) const SCENARIOS: [Scenario; 20] = [
         name: "csr import",
         prepare: with_signed_bundle,
         command: import,
+        weight: 4,
         ..COMMON
     },
     Scenario {
@@ -147,6 +177,7 @@ pub(super) const SCENARIOS: [Scenario; 20] = [
         prepare: with_crl,
         command: crl,
         is_deterministic: true,
+        weight: 5,
         ..COMMON
     },
     Scenario {
@@ -155,6 +186,16 @@ pub(super) const SCENARIOS: [Scenario; 20] = [
         command: init,
         complete: complete_init,
         is_deterministic: true,
+        weight: 6,
+        ..COMMON
+    },
+    Scenario {
+        name: "init --to",
+        prepare: without_settings,
+        command: init_to,
+        complete: complete_init_to,
+        is_deterministic: true,
+        weight: 6,
         ..COMMON
     },
     Scenario {
@@ -162,6 +203,7 @@ pub(super) const SCENARIOS: [Scenario; 20] = [
         prepare: new_node,
         command: certificate_key,
         complete: complete_certificate_key,
+        weight: 6,
         ..COMMON
     },
     Scenario {
@@ -174,6 +216,7 @@ pub(super) const SCENARIOS: [Scenario; 20] = [
         name: "demo",
         prepare: new_node,
         command: demo,
+        weight: 1,
         ..COMMON
     },
     Scenario {
@@ -181,12 +224,13 @@ pub(super) const SCENARIOS: [Scenario; 20] = [
         prepare: with_directory_for_pages,
         command: manual_pages,
         is_deterministic: true,
+        weight: 6,
         ..COMMON
     },
 ];
 
 /// The fields that most scenarios share.
-const COMMON: Scenario = Scenario {
+pub(super) const COMMON: Scenario = Scenario {
     name: "",
     prepare: new_node,
     command: bootstrap_local,
@@ -195,10 +239,22 @@ const COMMON: Scenario = Scenario {
     judge: |_, _| Ok(()),
     at_once: |_, _| Ok(()),
     is_deterministic: false,
+    is_daemon: false,
+    is_done: || true,
+    collections: &[],
+    weight: 2,
 };
 const SAME_COMMAND: &str = "the same command";
 
 impl Scenario {
+    /// Runs a command line of this scenario, perhaps below other programs. A daemon is stopped after `limit` at the latest.
+    pub(super) fn run(&self, node: &Node, mut command: Command, limit: Duration) -> Ran {
+        match self.is_daemon {
+            true => first_step(node, command, self.is_done, limit),
+            false => Ran::of(&mut command),
+        }
+    }
+
     /// Runs what completes an interrupted run: by default the same command.
     pub(super) fn complete(&self, node: &Node) -> Result<(), String> {
         match (self.complete)(node) {
@@ -208,7 +264,7 @@ impl Scenario {
     }
 }
 
-fn repeats(mut command: Command, ends: &[i32]) -> Result<(), String> {
+pub(super) fn repeats(mut command: Command, ends: &[i32]) -> Result<(), String> {
     let ran = Ran::of(&mut command);
     match ran.code.is_some_and(|code| ends.contains(&code)) {
         true => Ok(()),
@@ -221,12 +277,12 @@ fn repeats(mut command: Command, ends: &[i32]) -> Result<(), String> {
 }
 
 /// kubeadm configuration of a first node with an external etcd, which keeps the certificates few.
-fn kubeadm() -> String {
+pub(super) fn kubeadm() -> String {
     format!("{INIT}etcd: {{external: {{endpoints: ['http://192.0.2.50:2379']}}}}\n")
 }
 
 /// Returns a node with the CA certificates and files of the user.
-fn new_node() -> Node {
+pub(super) fn new_node() -> Node {
     let node = Node::of(&kubeadm());
     node.write("/etc/kubernetes/pki/notes.txt", "of the user\n");
     node.write_secret("/etc/kubernetes/pki/other.key", "of the user\n");
@@ -239,7 +295,7 @@ fn bootstrap_exec(node: &Node) -> Command {
     node.ask_command("0s")
 }
 
-fn bootstrap_local(node: &Node) -> Command {
+pub(super) fn bootstrap_local(node: &Node) -> Command {
     node.with_local(&["bootstrap", "--clock-wait", "0s"], &[])
 }
 
@@ -287,7 +343,7 @@ fn no_temporary_file_in_drop(node: &Node, _: &Reference) -> Result<(), String> {
 }
 
 /// Asserts that the signer received one key and one request for each certificate.
-fn one_request_per_slot(node: &Node, _: &Reference) -> Result<(), String> {
+pub(super) fn one_request_per_slot(node: &Node, _: &Reference) -> Result<(), String> {
     for (slot, keys) in node.keys_seen() {
         if keys.len() != 1 {
             return Err(format!("the signer has {} keys of {slot}", keys.len()));
@@ -349,6 +405,80 @@ fn renew_exec(node: &Node) -> Command {
 
 fn renew_local(node: &Node) -> Command {
     node.with_local(&["renew", "--clock-wait", "0s"], &[])
+}
+
+pub(super) fn daemon_local(node: &Node) -> Command {
+    let mut command = node.with_local(&["daemon"], &["--log", "text"]);
+    command
+        .env("NOTIFY_SOCKET", node.outside("notify"))
+        .env_remove("WATCHDOG_PID")
+        .env_remove("WATCHDOG_USEC");
+    command
+}
+
+/// Runs the daemon again, as its service manager does, until everything is in place.
+fn complete_daemon(node: &Node) -> Result<(), String> {
+    let ran = first_step(node, daemon_local(node), || true, UNDISTURBED);
+    match ran.code == Some(0) {
+        true => Ok(()),
+        false => Err(format!("{:?}:\n{}", ran.code, ran.said())),
+    }
+}
+
+/// How long an undisturbed daemon may take for a step.
+pub(super) const UNDISTURBED: Duration = Duration::from_secs(300);
+/// How long a daemon runs that an error of a system call may have kept from its work.
+pub(super) const DISTURBED: Duration = Duration::from_secs(10);
+
+/// Runs a daemon, and stops it with SIGTERM when it has reported the result of its first step and `is_done`.
+pub(super) fn first_step(
+    node: &Node,
+    mut command: Command,
+    is_done: fn() -> bool,
+    limit: Duration,
+) -> Ran {
+    let path = node.outside("notify");
+    let _ = fs::remove_file(&path);
+    let socket = UnixDatagram::bind(&path).unwrap();
+    socket
+        .set_read_timeout(Some(Duration::from_millis(50)))
+        .unwrap();
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let child = command.spawn().unwrap();
+    let id = child.id();
+    let ended = thread::spawn(move || child.wait_with_output().unwrap());
+    let mut buffer = [0; 4096];
+    let mut is_reported = false;
+    let _ = within(limit, || {
+        let length = socket.recv(&mut buffer).unwrap_or(0);
+        // Every status but the first one is that of a step.
+        let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
+        is_reported |= text.contains("STATUS=") && !text.contains("STATUS=starting");
+        match ended.is_finished() || (is_reported && is_done()) {
+            true => Ok(()),
+            false => Err(()),
+        }
+    });
+    if !ended.is_finished() {
+        let innermost = innermost(id).try_into().unwrap();
+        let _ = kill(Pid::from_raw(innermost), Signal::SIGTERM);
+    }
+    let ran = Ran::from(ended.join().unwrap());
+    fs::remove_file(path).unwrap();
+    ran
+}
+
+/// Returns the process that `id` runs through other programs: strace(1), timeout(1).
+fn innermost(id: u32) -> u32 {
+    let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children"));
+    let children = children.unwrap_or_default();
+    match children.split_whitespace().next() {
+        Some(child) => innermost(child.parse().unwrap()),
+        None => id,
+    }
 }
 
 fn with_new_ca() -> Node {
@@ -453,19 +583,8 @@ fn has_ca_keys_in_backup(node: &Node, _: &Reference) -> Result<(), String> {
             continue;
         }
         let backup = fs::read_to_string(node.path(BACKUP)).unwrap_or_default();
-        let Some((_, block)) = backup.split_once(&format!("\nauthority {authority}\n")) else {
-            return Err(format!(
-                "the key of {authority} is neither on the node nor in the backup"
-            ));
-        };
-        let passphrase = format!("pass:{PASSPHRASE}");
-        let arguments = ["pkey", "-pubout", "-passin", &passphrase];
-        let of_backup = crate::signing::openssl(&arguments, block.as_bytes());
         let key = node.ca().join(authority.base_name()).with_extension("key");
-        let arguments = ["pkey", "-pubout", "-in", key.to_str().unwrap()];
-        if of_backup != crate::signing::openssl(&arguments, b"") {
-            return Err(format!("the backup has another key of {authority}"));
-        }
+        judge::has_key_in_backup(&backup, authority, PASSPHRASE, &fs::read(key).unwrap())?;
     }
     Ok(())
 }
@@ -564,7 +683,24 @@ fn complete_init(node: &Node) -> Result<(), String> {
     repeats(init(node), &[ends])
 }
 
-const CERTIFICATE_KEY: &str = "/etc/nodepki/certificate-key";
+const SETTINGS_FILE: &str = "/var/lib/vault.yaml";
+
+fn init_to(node: &Node) -> Command {
+    let mut command = init(node);
+    command.arg("--to").arg(node.path(SETTINGS_FILE));
+    command
+}
+
+/// As [`complete_init`], for the settings in a file of this machine.
+fn complete_init_to(node: &Node) -> Result<(), String> {
+    let ends = match node.path(SETTINGS_FILE).exists() {
+        true => 65,
+        false => 0,
+    };
+    repeats(init_to(node), &[ends])
+}
+
+pub(super) const CERTIFICATE_KEY: &str = "/etc/nodepki/certificate-key";
 
 fn certificate_key(node: &Node) -> Command {
     node.command([
@@ -577,13 +713,24 @@ fn certificate_key(node: &Node) -> Command {
 
 /// Runs the command again; an existing key is complete, and is never overwritten.
 fn complete_certificate_key(node: &Node) -> Result<(), String> {
+    match has_certificate_key(node)? {
+        true => repeats(certificate_key(node), &[65]),
+        false => repeats(certificate_key(node), &[0]),
+    }
+}
+
+/// Returns whether there is a certificate key.
+///
+/// # Errors
+/// If there is a part of one.
+pub(super) fn has_certificate_key(node: &Node) -> Result<bool, String> {
     let Ok(key) = fs::read_to_string(node.path(CERTIFICATE_KEY)) else {
-        return repeats(certificate_key(node), &[0]);
+        return Ok(false);
     };
     let is_complete =
         key.trim_end().len() == 64 && key.bytes().filter(|b| *b == b'\n').count() == 1;
     match is_complete {
-        true => repeats(certificate_key(node), &[65]),
+        true => Ok(true),
         false => Err(format!("the certificate key has {} bytes", key.len())),
     }
 }

@@ -4,31 +4,44 @@
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 
+use super::api::{self, Objects};
 use super::disk::{Disk, Remainder, Survival};
 use super::judge::{self, Reference};
 use super::recording::{self, Operation, SystemCall};
-use super::scenarios::Scenario;
+use super::scenarios::{DISTURBED, Scenario, UNDISTURBED};
 use super::tree::{Tree, directory};
 use crate::node::{Node, Ran};
 
 /// Errors of a system call.
 const ERRORS: [&str; 6] = ["EIO", "ENOSPC", "EROFS", "EDQUOT", "EINTR", "EBUSY"];
+/// Errors of a system call that connects or sends.
+const NETWORK_ERRORS: [&str; 4] = ["ECONNRESET", "EPIPE", "ENETUNREACH", "ETIMEDOUT"];
 /// States after each cut that are chosen at random, besides the systematic ones.
 const RANDOM_STATES_PER_CUT: usize = 6;
 
-/// A scenario with its prepared node and what an undisturbed run does.
+/// A scenario with the files of its prepared node and what an undisturbed run does.
 pub(super) struct Prepared {
     pub(super) scenario: &'static Scenario,
-    node: Node,
+    /// The directory of the prepared node, which its settings name.
+    prepared_in: PathBuf,
     reference: Reference,
     calls: Vec<SystemCall>,
+    objects: ObjectStates,
     /// The directory in the paths of the calls.
     recorded_in: PathBuf,
+}
+
+/// Objects of the scenario in the API server.
+struct ObjectStates {
+    initial: Objects,
+    /// After the recorded run, before the runs that complete it.
+    written: Objects,
+    completed: Objects,
 }
 
 /// A system call of the main thread.
@@ -46,7 +59,12 @@ pub(super) struct Point {
 pub(super) enum Case {
     Kill(Point),
     Fail(Point, &'static str),
-    PowerCut { tree: Tree, shown: String },
+    PowerCut {
+        tree: Tree,
+        shown: String,
+        /// Whether the run had sent its last request.
+        has_sent_all: bool,
+    },
 }
 
 impl Case {
@@ -66,15 +84,26 @@ impl Case {
 }
 
 impl Prepared {
+    /// Returns the prepared scenario, which all tests share.
+    pub(super) fn of(scenario: &'static Scenario) -> Arc<Self> {
+        type Cell = Arc<OnceLock<Arc<Prepared>>>;
+        static ALL: Mutex<BTreeMap<&str, Cell>> = Mutex::new(BTreeMap::new());
+        let cell = Cell::clone(ALL.lock().unwrap().entry(scenario.name).or_default());
+        Arc::clone(cell.get_or_init(|| Arc::new(Prepared::new(scenario))))
+    }
+
     /// Prepares the node, and records an undisturbed run on a copy.
-    pub(super) fn new(scenario: &'static Scenario) -> Self {
+    fn new(scenario: &'static Scenario) -> Self {
+        let _turn = api::turn(scenario.collections);
+        Objects::clear(scenario.collections);
         let node = (scenario.prepare)();
+        let initial_objects = Objects::of(scenario.collections);
         let initial = Tree::of(&directory(&node));
         let copy = initial.to_node(&directory(&node));
         let logs = tempfile::tempdir_in("/dev/shm").unwrap();
         let log = logs.path().join("calls");
-        let mut traced = recording::traced(&(scenario.command)(&copy), &recording::options(&log));
-        let ran = Ran::of(&mut traced);
+        let traced = recording::traced(&(scenario.command)(&copy), &recording::options(&log));
+        let ran = scenario.run(&copy, traced, UNDISTURBED);
         assert!(
             ran.code.is_some_and(|code| scenario.ends.contains(&code)),
             "{}: {:?}\n{}",
@@ -83,6 +112,7 @@ impl Prepared {
             ran.said()
         );
         let calls = recording::read(&log);
+        let written = Objects::of(scenario.collections);
         verify_model(scenario, &copy, &initial_of(&copy, &initial), &calls);
         if let Err(error) = scenario.complete(&copy) {
             panic!("{}: {error}", scenario.name);
@@ -93,9 +123,14 @@ impl Prepared {
         };
         let prepared = Prepared {
             scenario,
-            node,
+            prepared_in: directory(&node),
             reference,
             calls,
+            objects: ObjectStates {
+                initial: initial_objects,
+                written,
+                completed: Objects::of(scenario.collections),
+            },
             recorded_in: directory(&copy),
         };
         if let Err(error) = judge::completed(scenario, &prepared.reference, &copy) {
@@ -116,10 +151,13 @@ impl Prepared {
                     name: call.name.clone(),
                     number: *count,
                     shown: call.shown(),
-                    errors: match call.writes_to_file() {
-                        true => &ERRORS,
+                    errors: if call.writes_to_file() {
+                        &ERRORS
+                    } else if call.sends() {
+                        &NETWORK_ERRORS
+                    } else {
                         // The event loop's own descriptors and pipes to programs fail in other ways.
-                        false => &[],
+                        &[]
                     },
                 });
             }
@@ -149,6 +187,7 @@ impl Prepared {
         let mut seen = HashSet::new();
         let mut cases = Vec::new();
         let mut random = Random(seed);
+        let last_sent = self.calls.iter().rposition(SystemCall::sends);
         for (number, call) in self.calls.iter().enumerate() {
             let Some(operation) = recording::operation(call) else {
                 continue;
@@ -169,30 +208,57 @@ impl Prepared {
                         call.shown(),
                         judge::new_paths(&self.reference.initial, &tree)
                     );
-                    cases.push(Case::PowerCut { tree, shown });
+                    cases.push(Case::PowerCut {
+                        tree,
+                        shown,
+                        has_sent_all: last_sent.is_some_and(|last| last < number),
+                    });
                 }
             }
         }
         cases
     }
 
-    /// Runs a case and judges it.
+    /// Runs a case and the run that completes it, and judges both.
     pub(super) fn run(&self, case: &Case) -> Result<(), String> {
+        let _turn = api::turn(self.scenario.collections);
+        let node = self.interrupt(case)?;
+        self.scenario.complete(&node)?;
+        judge::completed(self.scenario, &self.reference, &node)?;
+        self.judge_objects()
+    }
+
+    /// Runs a case, and judges the node before any further run.
+    pub(super) fn interrupt(&self, case: &Case) -> Result<Node, String> {
         let before = &self.reference.initial;
+        let collections = self.scenario.collections;
+        let objects = match case {
+            Case::PowerCut {
+                has_sent_all: true, ..
+            } => &self.objects.written,
+            _ => &self.objects.initial,
+        };
+        objects.restore(collections);
         let node = match case {
-            Case::PowerCut { tree, .. } => tree.to_node(&directory(&self.node)),
-            Case::Kill(_) | Case::Fail(..) => before.to_node(&directory(&self.node)),
+            Case::PowerCut { tree, .. } => tree.to_node(&self.prepared_in),
+            Case::Kill(_) | Case::Fail(..) => before.to_node(&self.prepared_in),
         };
         if let Case::Kill(point) | Case::Fail(point, _) = case {
             let effect = match case {
                 Case::Fail(_, error) => format!("error={error}"),
                 _ => "signal=KILL".to_owned(),
             };
-            let ran = with_injection(&(self.scenario.command)(&node), point, &effect);
+            let logs = tempfile::tempdir_in("/dev/shm").unwrap();
+            let log = logs.path().join("calls");
+            let command = with_injection(&(self.scenario.command)(&node), point, &effect, &log);
+            let ran = self.scenario.run(&node, command, DISTURBED);
             let tree = Tree::of(&directory(&node));
             match case {
                 Case::Fail(_, error) => {
-                    judge::failed_call(self.scenario, &self.reference, error, &ran, &tree)?;
+                    // The number of writes to a socket and to the event loop's own descriptors varies.
+                    if let Some(call) = recording::injected(&log).filter(SystemCall::fails) {
+                        self.judge_failed_call(&call, error, &ran, &tree)?;
+                    }
                 }
                 _ if ran.signal == Some(9) || ran.code == Some(137) => {}
                 // Another order of calls: the call was not reached.
@@ -207,8 +273,36 @@ impl Prepared {
             judge::interrupted(&self.reference, &Tree::of(&directory(&node)))?;
         }
         (self.scenario.at_once)(&node, &self.reference)?;
-        self.scenario.complete(&node)?;
-        judge::completed(self.scenario, &self.reference, &node)
+        Ok(node)
+    }
+
+    fn judge_failed_call(
+        &self,
+        call: &SystemCall,
+        error: &str,
+        ran: &Ran,
+        tree: &Tree,
+    ) -> Result<(), String> {
+        let is_of_network = call.sends();
+        judge::failed_call(
+            self.scenario,
+            &self.reference,
+            error,
+            is_of_network,
+            ran,
+            tree,
+        )?;
+        if ran.code == Some(0) && !self.scenario.is_daemon {
+            self.judge_objects()
+                .map_err(|what| format!("status 0, but {what}:\n{}", ran.said()))?;
+        }
+        Ok(())
+    }
+
+    fn judge_objects(&self) -> Result<(), String> {
+        let found = Objects::of(self.scenario.collections);
+        let completed = &self.objects.completed;
+        completed.judge(&found, self.scenario.is_deterministic)
     }
 }
 
@@ -249,11 +343,13 @@ fn verify_model(scenario: &Scenario, copy: &Node, initial: &Tree, calls: &[Syste
     }
 }
 
-/// Runs the command under strace(1), which applies `effect` to one call of the main thread.
-fn with_injection(command: &Command, point: &Point, effect: &str) -> Ran {
+/// Returns the command under strace(1), which applies `effect` to one call of the main thread and records it in `log`.
+fn with_injection(command: &Command, point: &Point, effect: &str, log: &Path) -> Command {
     let options = [
+        "-y".to_owned(),
+        "-xx".to_owned(),
         "-o".to_owned(),
-        "/dev/null".to_owned(),
+        log.display().to_string(),
         format!("--trace={}", point.name),
         format!("--inject={}:{effect}:when={}", point.name, point.number),
     ];
@@ -269,7 +365,7 @@ fn with_injection(command: &Command, point: &Point, effect: &str) -> Ran {
             None => timeout.env_remove(name),
         };
     }
-    Ran::of(&mut timeout)
+    timeout
 }
 
 /// Systematic states: which names, what content, whether new modes are there.

@@ -72,9 +72,29 @@ pub(crate) enum Authorities {
     External,
 }
 
+/// The programs of a cluster.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Programs {
+    /// kube-apiserver, kube-controller-manager and kube-scheduler as the other tests use them, and Debian's etcd.
+    Usual,
+    /// The same releases and etcd 3.6, built with Go 1.27, the first one with ML-DSA.
+    Go1_27,
+}
+
+impl Programs {
+    fn of(self, component: &str) -> PathBuf {
+        match (self, component) {
+            (Programs::Usual, _) => bin(component),
+            (Programs::Go1_27, "etcd") => bin("etcd-3.6-go1.27"),
+            (Programs::Go1_27, _) => bin(&format!("{component}-go1.27")),
+        }
+    }
+}
+
 /// A running control plane.
 pub(crate) struct Cluster {
     dir: PathBuf,
+    programs: Programs,
     ethernet: Server,
     taken: Mutex<Vec<String>>,
     first: Option<ClusterNode>,
@@ -88,6 +108,15 @@ impl Cluster {
 
     /// Starts a cluster for one test with another configuration, whose names and addresses are those of [`INIT`].
     pub(crate) fn made_of(config: &str, authorities: Authorities) -> Self {
+        Self::with_programs(Programs::Usual, config, authorities)
+    }
+
+    /// As [`Cluster::made_of`], with these programs.
+    pub(crate) fn with_programs(
+        programs: Programs,
+        config: &str,
+        authorities: Authorities,
+    ) -> Self {
         static COUNT: AtomicU8 = AtomicU8::new(0);
         let dir = own_dir("cluster").join(COUNT.fetch_add(1, Ordering::SeqCst).to_string());
         fs::create_dir_all(dir.join("authorities")).unwrap();
@@ -99,6 +128,7 @@ impl Cluster {
             ),
             taken: Mutex::default(),
             first: None,
+            programs,
             dir,
         };
         let node = cluster.add_node("cp1", "192.0.2.11");
@@ -171,6 +201,7 @@ impl Cluster {
             name: name.to_owned(),
             address: address.parse().unwrap(),
             dir,
+            programs: self.programs,
             keeper: Arc::new(keeper),
             components: Arc::default(),
         };
@@ -234,6 +265,7 @@ pub(crate) struct ClusterNode {
     name: String,
     address: Ipv4Addr,
     dir: PathBuf,
+    programs: Programs,
     keeper: Arc<Server>,
     components: Arc<Mutex<Vec<(String, Server)>>>,
 }
@@ -333,13 +365,24 @@ impl ClusterNode {
 
     /// Starts a component by a manifest without waiting. The caller ends it.
     pub(crate) fn launch(&self, component: &str, manifest: &str, flags: &[&str]) -> Server {
-        let program = bin(component);
+        let mut more = flags.to_vec();
+        if component == "etcd" {
+            more.extend(["--unsafe-no-fsync", "--log-level", "warn"]);
+        }
+        self.launch_program(&self.programs.of(component), component, manifest, &more)
+    }
+
+    /// As [`ClusterNode::launch`], with a program and the name of its log.
+    pub(crate) fn launch_program(
+        &self,
+        program: &Path,
+        log: &str,
+        manifest: &str,
+        flags: &[&str],
+    ) -> Server {
         let mut command = self.command(program.to_str().unwrap());
         command.args(flags_of(manifest)).args(flags);
-        if component == "etcd" {
-            command.args(["--unsafe-no-fsync", "--log-level", "warn"]);
-        }
-        Server::start(command, &self.dir.join(format!("{component}.log")))
+        Server::start(command, &self.dir.join(format!("{log}.log")))
     }
 
     /// Returns whether a component is ready.
@@ -388,7 +431,7 @@ impl ClusterNode {
     }
 
     /// Creates what the node's kubelet would: the Node, and the Pod of etcd, by which kubeadm finds the members.
-    fn register(&self, admin: &Caller<'_>) {
+    pub(crate) fn register(&self, admin: &Caller<'_>) {
         let name = &self.name;
         let node = json!({"kind": "Node", "apiVersion": "v1", "metadata": {"name": name}});
         let url = format!("https://{}:2379", self.address);
@@ -560,7 +603,8 @@ impl Caller<'_> {
         (status.parse().unwrap(), body)
     }
 
-    /// Creates the same object `count` times in one process, 32 at a time. Each must be created.
+    /// Creates the same object `count` times in one process, 32 at a time. Each must be created; as client-go does, a request
+    /// is repeated if the API server has no time for it.
     pub(crate) fn flood(&self, path: &str, object: &Value, count: usize) {
         let mut curl = self.node.command("curl");
         curl.args(["--silent", "--show-error", "--fail", "--max-time", "600"])
@@ -651,7 +695,7 @@ fn flags_of(manifest: &str) -> Vec<String> {
 }
 
 /// Starts a process that keeps namespaces of its own, in which `script` has run.
-fn keep(dir: &Path, name: &str, script: &str) -> Server {
+pub(crate) fn keep(dir: &Path, name: &str, script: &str) -> Server {
     let mut unshare = Command::new("unshare");
     if !nix::unistd::geteuid().is_root() {
         unshare.arg("--map-root-user");
@@ -678,7 +722,7 @@ fn keep(dir: &Path, name: &str, script: &str) -> Server {
 }
 
 /// Returns a command in the namespaces of a process.
-fn enter(process: &str, command: &[&str]) -> Command {
+pub(crate) fn enter(process: &str, command: &[&str]) -> Command {
     let mut nsenter = Command::new("nsenter");
     nsenter.args(["--target", process, "--mount", "--net", "--uts"]);
     if !nix::unistd::geteuid().is_root() {

@@ -65,6 +65,9 @@ pub(crate) fn kubernetes_with_cluster_api(name: &str) -> &'static Kubernetes {
     Box::leak(Box::new(cluster))
 }
 
+/// Address of the API server in the network of a node of [`crate::node::INIT`], to which a relay can listen.
+pub(crate) const NODE_ADDRESS: &str = "192.0.2.11";
+
 impl Kubernetes {
     fn start(name: &str) -> Self {
         let dir = own_dir(name);
@@ -356,7 +359,7 @@ impl Kubernetes {
             sans: match serves {
                 true => Sans {
                     dns: vec!["localhost".to_owned(), "kubernetes".to_owned()],
-                    ips: vec!["127.0.0.1".parse().unwrap()],
+                    ips: vec!["127.0.0.1".parse().unwrap(), NODE_ADDRESS.parse().unwrap()],
                 },
                 false => Sans::default(),
             },
