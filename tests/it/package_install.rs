@@ -41,12 +41,12 @@ const KEPT_FILES: [&str; 3] = [
 ];
 const PENDING_KEY: &str = "var/lib/nodepki/pending/apiserver/key.pem";
 
-struct Root {
+pub(crate) struct Root {
     dir: TempDir,
 }
 
 impl Root {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         for name in ["upper", "work", "merged"] {
             fs::create_dir(dir.path().join(name)).unwrap();
@@ -58,7 +58,7 @@ impl Root {
         self.dir.path().join("upper").join(file)
     }
 
-    fn has(&self, file: &str) -> bool {
+    pub(crate) fn has(&self, file: &str) -> bool {
         self.path(file).symlink_metadata().is_ok()
     }
 
@@ -74,7 +74,7 @@ impl Root {
 
     /// Runs a shell script with the root mounted at `$root`.
     #[track_caller]
-    fn run(&self, script: &str) -> String {
+    pub(crate) fn run(&self, script: &str) -> String {
         let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
         let cache =
             cache.unwrap_or_else(|| Path::new(&std::env::var_os("HOME").unwrap()).join(".cache"));
@@ -105,7 +105,7 @@ impl Root {
         )
     }
 
-    fn dpkg(&self, arguments: &str) -> String {
+    pub(crate) fn dpkg(&self, arguments: &str) -> String {
         // Debian's image excludes documentation; a real machine does not.
         self.run(&format!(
             "chroot \"$root\" dpkg --path-include='/usr/share/doc/*' {arguments} 2>&1"
@@ -119,7 +119,7 @@ impl Root {
     }
 
     /// Makes a package available in the root, and returns its path there.
-    fn add_package(&self, package: &Path) -> String {
+    pub(crate) fn add_package(&self, package: &Path) -> String {
         let name = package.file_name().unwrap().to_string_lossy().into_owned();
         fs::create_dir_all(self.path("packages")).unwrap();
         fs::copy(package, self.path("packages").join(&name)).unwrap();
