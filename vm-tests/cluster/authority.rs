@@ -158,6 +158,12 @@ impl CertificateAuthorities {
         self.shared.sign_with_newest(authority);
     }
 
+    /// Signs with the CA before the signing one from now on.
+    pub(crate) fn sign_with_former(&self, authority: &str) {
+        let mut generations = self.shared.generations.lock().unwrap();
+        generations.get_mut(authority).unwrap().signing -= 1;
+    }
+
     /// Returns the certificate of the signing CA as PEM.
     pub(crate) fn certificate(&self, authority: &str) -> String {
         fs::read_to_string(self.file(authority, "cert.pem")).unwrap()

@@ -1,5 +1,6 @@
-//! Clients of every API server during an operation on the cluster: reads and writes on new and on kept connections,
-//! watches, requests with a service account's token, `kubectl exec` and `kubectl logs` on every node.
+//! Clients during an operation on the cluster: reads and writes on new and on kept connections, watches, requests with a
+//! service account's token, reads of an aggregated API, `kubectl exec` and `kubectl logs` on every node. They use each API
+//! server, or the load balancer if API servers restart.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -10,21 +11,34 @@ use std::thread::{self, JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
 use nodepki::kube::kubeconfig::Kubeconfig;
-use reqwest::{Certificate, Client, Identity, Method};
+use reqwest::header::RETRY_AFTER;
+use reqwest::{Certificate, Client, Identity, Method, StatusCode};
+use serde_json::Value;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use super::Cluster;
 use super::network::{ENDPOINT, address, address_ipv6};
 use super::node::Role;
-use super::site::WORK_IMAGE;
+use super::site::{EXTENSION_IMAGE, WORK_IMAGE};
+use super::{Cluster, checks};
 use crate::machine::MAX_WAIT;
 use crate::time::{patience, within};
 
 const REQUEST_INTERVAL: Duration = Duration::from_millis(200);
 const KUBECTL_INTERVAL: Duration = Duration::from_secs(2);
+/// Without it, a request to a machine that loses its power can wait forever.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The load balancer, in place of the name of an API server.
+const BALANCER: &str = "balancer";
+/// How long a client of the load balancer repeats a request.
+const SERVER_RESTART: Duration = Duration::from_secs(5);
+/// How long clients and pods repeat a request after machines were lost.
+const MACHINE_LOST: Duration = Duration::from_secs(60);
 
 const READ: &str = "/api/v1/namespaces/kube-system/configmaps/kubeadm-config";
+/// Served by an extension API server, which trusts the client certificates of the front proxy's CA.
+const READ_AGGREGATED: &str = "/apis/wardle.example.com/v1alpha1/namespaces/default/flunders";
 
 /// Counts of one kind of client.
 #[derive(Default)]
@@ -45,10 +59,16 @@ pub(crate) struct Load {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// The inputs of the clients of one API server.
+/// The inputs of the clients of one API server, or of the load balancer.
 #[derive(Clone)]
 struct Target {
     server: &'static str,
+    /// How long a request is repeated.
+    patience: Duration,
+    /// The host in the URL.
+    host: String,
+    /// The address of the host, if it is a name.
+    address: Option<SocketAddr>,
     /// All CA certificates, including a future one.
     ca: Vec<Certificate>,
     identity: Identity,
@@ -58,10 +78,35 @@ struct Target {
 }
 
 impl Load {
-    /// Starts the workload, unless it runs already, and the clients.
+    /// Starts the workload, unless it runs already, and clients of each API server.
     pub(crate) fn start(cluster: &mut Cluster) -> Self {
+        let servers = cluster.names(Role::ControlPlane);
+        let mut load = Load::start_at(cluster, &servers, [Duration::ZERO; 2]);
+        for (index, node) in cluster.nodes.iter().enumerate() {
+            load.kubectl_clients(cluster, servers[index % servers.len()], node.name);
+        }
+        load
+    }
+
+    /// As [`Load::start`], with clients of the load balancer. They repeat what ends with its connection, as client-go does.
+    pub(crate) fn start_at_balancer(cluster: &mut Cluster) -> Self {
+        Load::start_at(cluster, &[BALANCER], [SERVER_RESTART, Duration::ZERO])
+    }
+
+    /// As [`Load::start_at_balancer`], while machines lose their power or are replaced. The pods repeat requests too: for a
+    /// while, their connections still lead to the API server of the lost machine.
+    pub(crate) fn start_while_machines_are_lost(cluster: &mut Cluster) -> Self {
+        Load::start_at(cluster, &[BALANCER], [MACHINE_LOST; 2])
+    }
+
+    /// The clients and the pods repeat a request for as long as given.
+    fn start_at(
+        cluster: &mut Cluster,
+        servers: &[&'static str],
+        [patience, patience_of_pods]: [Duration; 2],
+    ) -> Self {
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
-        start_workload(cluster);
+        start_workload(cluster, patience_of_pods);
         let text = std::fs::read_to_string(cluster.admin_conf()).unwrap();
         let admin = Kubeconfig::parse(&text).unwrap().current().unwrap();
         let mut pem = admin.certificate.unwrap();
@@ -82,14 +127,20 @@ impl Load {
             counts: Arc::default(),
             threads: Vec::new(),
         };
-        for server in cluster.names(Role::ControlPlane) {
+        for server in servers.iter().copied() {
+            let (host, address) = match server == BALANCER {
+                true => (ENDPOINT.1.to_owned(), Some((ENDPOINT.0, 6443))),
+                false => (address(server), None),
+            };
             let target = Target {
                 server,
+                patience,
+                host,
+                address: address.map(|(ip, port)| SocketAddr::new(ip.parse().unwrap(), port)),
                 ca: trusted.clone(),
                 identity: Identity::from_pem(&pem).unwrap(),
                 token: token.trim().to_owned(),
-                ipv6: cluster
-                    .is_dual_stack()
+                ipv6: (cluster.is_dual_stack() && server != BALANCER)
                     .then(|| format!("[{}]:6443", address_ipv6(server)).parse().unwrap()),
             };
             let (stop, counts) = (load.stop.clone(), load.counts.clone());
@@ -100,11 +151,6 @@ impl Load {
                     .unwrap();
                 runtime.block_on(target.clients(&stop, &counts));
             }));
-        }
-        for (index, node) in cluster.nodes.iter().enumerate() {
-            let servers = cluster.names(Role::ControlPlane);
-            let at = servers[index % servers.len()];
-            load.kubectl_clients(cluster, at, node.name);
         }
         load
     }
@@ -148,7 +194,7 @@ impl Load {
             let (done, failed) = (number(&count.done), number(&count.failed));
             let repeated = match number(&count.repeated) {
                 0 => String::new(),
-                some => format!(", {some} repeated while a kubelet restarted"),
+                some => format!(", {some} repeated"),
             };
             cluster.say(&format!(
                 "{kind}: {done} requests, {failed} failed{repeated}"
@@ -233,7 +279,7 @@ impl Target {
             count("reads, kept connection"),
         );
         let (writes, tokens) = (count("writes"), count("service account's token"));
-        let watches = count("watch events");
+        let (watches, aggregated) = (count("watch events"), count("aggregated API"));
         let ipv6 = self.ipv6.map(|to| (count("reads over IPv6"), to));
         let object = format!("/api/v1/namespaces/default/configmaps/load-{}", self.server);
         let (written, watching) = (AtomicU64::new(0), AtomicBool::new(false));
@@ -245,6 +291,7 @@ impl Target {
                 let Some((count, to)) = &ipv6 else { return };
                 self.repeat(stop, count, async |_| {
                     let client = self.anonymous().identity(self.identity.clone());
+                    let client = client.timeout(REQUEST_TIMEOUT);
                     let client = client.resolve(ENDPOINT.1, *to).build().unwrap();
                     let url = format!("https://{}:6443{READ}", ENDPOINT.1);
                     judged(client.get(url).send().await).await
@@ -255,6 +302,13 @@ impl Target {
                 let client = self.client();
                 self.repeat(stop, &kept, async |_| {
                     self.send(&client, Method::GET, READ, None).await
+                })
+                .await;
+            },
+            async {
+                let client = self.client();
+                self.repeat(stop, &aggregated, async |_| {
+                    self.send(&client, Method::GET, READ_AGGREGATED, None).await
                 })
                 .await;
             },
@@ -272,7 +326,8 @@ impl Target {
                 .await;
             },
             self.repeat(stop, &tokens, async |_| {
-                let client = self.anonymous().build().unwrap();
+                let client = self.anonymous().timeout(REQUEST_TIMEOUT);
+                let client = client.build().unwrap();
                 let url = self.url("/api/v1/namespaces/default/pods?limit=1");
                 let request = client.get(url).bearer_auth(&self.token);
                 judged(request.send().await).await
@@ -285,24 +340,34 @@ impl Target {
         &self,
         stop: &AtomicBool,
         count: &Count,
-        mut request: impl AsyncFnMut(u64) -> Result<(), String>,
+        mut request: impl AsyncFnMut(u64) -> Result<(), Fault>,
     ) {
         for number in 0.. {
             if stop.load(Ordering::Relaxed) {
                 return;
             }
-            match request(number).await {
-                Ok(()) => count.done.fetch_add(1, Ordering::Relaxed),
-                Err(error) => {
-                    println!("    failed at {}: {error}", self.server);
-                    count.failed.fetch_add(1, Ordering::Relaxed)
-                }
-            };
+            let began = Instant::now();
+            loop {
+                match request(number).await {
+                    Ok(()) => count.done.fetch_add(1, Ordering::Relaxed),
+                    Err(Fault::Temporary(_)) if began.elapsed() < self.patience => {
+                        count.repeated.fetch_add(1, Ordering::Relaxed);
+                        tokio::time::sleep(REQUEST_INTERVAL).await;
+                        continue;
+                    }
+                    Err(Fault::Temporary(error) | Fault::Permanent(error)) => {
+                        println!("    failed at {}: {error}", self.server);
+                        count.failed.fetch_add(1, Ordering::Relaxed)
+                    }
+                };
+                break;
+            }
             tokio::time::sleep(REQUEST_INTERVAL).await;
         }
     }
 
-    /// One watch for the whole time, which must observe each write.
+    /// One watch for the whole time, which must observe each write. At the load balancer it is continued when its connection
+    /// ends, from the last event.
     async fn watch(
         &self,
         stop: &AtomicBool,
@@ -310,22 +375,24 @@ impl Target {
         written: &AtomicU64,
         watching: &AtomicBool,
     ) {
-        let url = self.url(&format!(
+        let path = format!(
             "/api/v1/namespaces/default/configmaps?watch=1&timeoutSeconds=3600&fieldSelector=metadata.name%3Dload-{}",
             self.server
-        ));
+        );
         let fail = |error: String| {
             println!("    failed: watch at {}: {error}", self.server);
             count.failed.fetch_add(1, Ordering::Relaxed);
         };
         let client = self.anonymous().identity(self.identity.clone());
         let client = client.build().unwrap();
-        let mut response = match client.get(url).send().await {
+        let mut response = match client.get(self.url(&path)).send().await {
             Ok(response) => response,
             Err(error) => return fail(format!("{error:?}")),
         };
         let (mut seen, mut end) = (0, None);
         let mut lines = Vec::new();
+        let mut version = String::new();
+        let mut continued: Option<Instant> = None;
         loop {
             let chunk = tokio::time::timeout(REQUEST_INTERVAL, response.chunk()).await;
             match chunk {
@@ -334,12 +401,30 @@ impl Target {
                     while let Some(end) = lines.iter().position(|byte| *byte == b'\n') {
                         let line: Vec<u8> = lines.drain(..=end).collect();
                         let event = String::from_utf8_lossy(&line).into_owned();
+                        let object: Value = serde_json::from_str(&event).unwrap();
+                        let found = &object["object"]["metadata"]["resourceVersion"];
+                        version = found.as_str().unwrap_or_default().to_owned();
+                        continued = None;
                         // The first event is the present object; writes begin after it.
                         watching.fetch_or(event.contains("\"type\":\"ADDED\""), Ordering::Relaxed);
                         if event.contains("\"type\":\"MODIFIED\"") {
                             seen += 1;
                             count.done.fetch_add(1, Ordering::Relaxed);
                         }
+                    }
+                }
+                Ok(_)
+                    if !self.patience.is_zero()
+                        && continued.is_none_or(|since| since.elapsed() < self.patience) =>
+                {
+                    continued.get_or_insert_with(Instant::now);
+                    count.repeated.fetch_add(1, Ordering::Relaxed);
+                    lines.clear();
+                    let url = self.url(&format!("{path}&resourceVersion={version}"));
+                    let sent = tokio::time::timeout(REQUEST_TIMEOUT, client.get(url).send());
+                    match sent.await {
+                        Ok(Ok(answer)) if answer.status().is_success() => response = answer,
+                        _ => tokio::time::sleep(REQUEST_INTERVAL).await,
                     }
                 }
                 Ok(other) => return fail(format!("ended: {other:?}")),
@@ -359,16 +444,20 @@ impl Target {
     }
 
     fn url(&self, path: &str) -> String {
-        format!("https://{}:6443{path}", address(self.server))
+        format!("https://{}:6443{path}", self.host)
     }
 
     fn anonymous(&self) -> reqwest::ClientBuilder {
-        Client::builder().tls_certs_only(self.ca.clone()).no_proxy()
+        let client = Client::builder().tls_certs_only(self.ca.clone()).no_proxy();
+        match self.address {
+            Some(address) => client.resolve(&self.host, address),
+            None => client,
+        }
     }
 
     fn client(&self) -> Client {
         let client = self.anonymous().identity(self.identity.clone());
-        client.timeout(Duration::from_secs(10)).build().unwrap()
+        client.timeout(REQUEST_TIMEOUT).build().unwrap()
     }
 
     async fn send(
@@ -377,7 +466,7 @@ impl Target {
         method: Method,
         path: &str,
         patch: Option<String>,
-    ) -> Result<(), String> {
+    ) -> Result<(), Fault> {
         let mut request = client.request(method, self.url(path));
         if let Some(patch) = patch {
             request = request
@@ -388,25 +477,53 @@ impl Target {
     }
 }
 
-async fn judged(sent: reqwest::Result<reqwest::Response>) -> Result<(), String> {
-    let response = sent.map_err(|error| format!("{error:?}"))?;
-    let status = response.status();
-    let text = response
-        .text()
-        .await
-        .map_err(|error| format!("{error:?}"))?;
-    match status.is_success() {
-        true => Ok(()),
-        false => Err(format!("{status}: {text}")),
+/// Why a request failed.
+enum Fault {
+    /// The connection was refused or ended before the answer, or the server asks the client to repeat the request.
+    Temporary(String),
+    Permanent(String),
+}
+
+impl From<reqwest::Error> for Fault {
+    fn from(error: reqwest::Error) -> Self {
+        let text = format!("{error:?}");
+        match text.contains("ertificate") {
+            true => Fault::Permanent(text),
+            false => Fault::Temporary(text),
+        }
     }
 }
 
-/// A pod on each node that calls the API server with its service account's token, and an object for each server's writes.
-pub(crate) fn start_workload(cluster: &mut Cluster) {
+async fn judged(sent: reqwest::Result<reqwest::Response>) -> Result<(), Fault> {
+    let response = sent?;
+    let status = response.status();
+    let asks_to_repeat =
+        status == StatusCode::SERVICE_UNAVAILABLE || response.headers().contains_key(RETRY_AFTER);
+    let text = response.text().await?;
+    if status.is_success() {
+        return Ok(());
+    }
+    // A member whose leader has lost its power answers so until another one is elected.
+    let is_temporary = asks_to_repeat || text.contains("etcdserver: request timed out");
+    let answer = format!("{status}: {text}");
+    Err(match is_temporary {
+        true => Fault::Temporary(answer),
+        false => Fault::Permanent(answer),
+    })
+}
+
+/// A pod on each node that calls the API server with its service account's token, an extension API server on each, and an
+/// object for each server's writes. The pods repeat a request for as long as given, unless certificates or tokens are refused.
+/// Rights are refused temporarily: an API server that has just booted does not know all roles yet.
+pub(crate) fn start_workload(cluster: &mut Cluster, patience: Duration) {
     let first = cluster.nodes[0].name;
     let manifest = cluster.site.path("work.yaml");
-    let mut text = WORKLOAD.replace("IMAGE", WORK_IMAGE);
-    for server in cluster.names(Role::ControlPlane) {
+    let mut text = WORKLOAD
+        .replace("IMAGE", WORK_IMAGE)
+        .replace("PATIENCE", &patience.as_secs().to_string());
+    text.push_str(&EXTENSION.replace("IMAGE", EXTENSION_IMAGE));
+    let servers = cluster.names(Role::ControlPlane);
+    for server in servers.iter().copied().chain([BALANCER]) {
         text.push_str(&format!(
             "---\napiVersion: v1\nkind: ConfigMap\nmetadata: {{name: load-{server}, namespace: default}}\n"
         ));
@@ -416,10 +533,32 @@ pub(crate) fn start_workload(cluster: &mut Cluster) {
         .kubectl(first, &format!("apply -f {}", manifest.display()))
         .unwrap();
     cluster.until("the workload runs", |cluster| {
-        cluster
-            .kubectl(first, "rollout status daemonset/work --timeout=5s")
-            .map(drop)
+        for name in ["work", "extension"] {
+            let status = format!("rollout status daemonset/{name} --timeout=5s");
+            cluster.kubectl(first, &status)?;
+        }
+        for server in &servers {
+            cluster.kubectl(server, &format!("get --raw {READ_AGGREGATED}"))?;
+        }
+        Ok(())
     });
+}
+
+/// Waits until the pods of all workloads have been replaced.
+pub(crate) fn wait_until_restarted(cluster: &mut Cluster) {
+    cluster.until("all workloads have restarted", |cluster| {
+        for one in [
+            "default daemonset/work",
+            "default daemonset/extension",
+            "kube-system daemonset/kube-proxy",
+            "kube-system deployment/coredns",
+        ] {
+            let status = format!("rollout status --timeout=5s --namespace {one}");
+            cluster.kubectl("cp1", &status)?;
+        }
+        Ok(())
+    });
+    checks::ready(cluster);
 }
 
 const WORKLOAD: &str = r#"apiVersion: v1
@@ -451,8 +590,82 @@ spec:
         args:
         - |
           while :; do
-            if said=$(kubectl get --raw '/api/v1/namespaces/default/pods?limit=1' 2>&1 >/dev/null)
-            then echo "$(date) ok"; else echo "$(date) FAILED $said"; fi
+            end=$(($(date +%s) + PATIENCE))
+            until said=$(kubectl get --raw '/api/v1/namespaces/default/pods?limit=1' 2>&1 >/dev/null); do
+              case $said in *x509*|*nauthorized*) end=0 ;; esac
+              [ "$(date +%s)" -lt "$end" ] || { echo "$(date) FAILED $said"; break; }
+              sleep 1
+            done
+            [ -n "$said" ] || echo "$(date) ok"
             sleep 2
           done
+"#;
+
+/// Its storage is an etcd of its own in the same pod. kube-apiserver does not verify its serving certificate, which it makes
+/// itself; it verifies kube-apiserver's client certificate.
+const EXTENSION: &str = r#"---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: extension, namespace: default}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: extension}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: system:auth-delegator}
+subjects: [{kind: ServiceAccount, name: extension, namespace: default}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: extension, namespace: kube-system}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: extension-apiserver-authentication-reader}
+subjects: [{kind: ServiceAccount, name: extension, namespace: default}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: extension, namespace: default}
+spec:
+  selector: {app: extension}
+  ports: [{port: 443, targetPort: 8443}]
+---
+apiVersion: apiregistration.k8s.io/v1
+kind: APIService
+metadata: {name: v1alpha1.wardle.example.com}
+spec:
+  group: wardle.example.com
+  version: v1alpha1
+  groupPriorityMinimum: 1000
+  versionPriority: 15
+  insecureSkipTLSVerify: true
+  service: {name: extension, namespace: default}
+---
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: extension, namespace: default}
+spec:
+  selector: {matchLabels: {app: extension}}
+  template:
+    metadata: {labels: {app: extension}}
+    spec:
+      serviceAccountName: extension
+      tolerations: [{operator: Exists}]
+      terminationGracePeriodSeconds: 1
+      containers:
+      - name: server
+        image: IMAGE
+        imagePullPolicy: Never
+        command:
+        - sample-apiserver
+        - --secure-port=8443
+        - --cert-dir=/tmp
+        - --etcd-servers=http://127.0.0.1:2379
+        - --enable-priority-and-fairness=false
+        # kube-apiserver of an older release lacks what the plugins of this one watch.
+        - --disable-admission-plugins=NamespaceLifecycle,MutatingAdmissionPolicy,MutatingAdmissionWebhook,ValidatingAdmissionPolicy,ValidatingAdmissionWebhook
+        readinessProbe:
+          httpGet: {path: /readyz, port: 8443, scheme: HTTPS}
+          periodSeconds: 1
+      - name: etcd
+        image: IMAGE
+        imagePullPolicy: Never
+        command: [etcd, --data-dir=/tmp/etcd, --unsafe-no-fsync]
 "#;

@@ -122,7 +122,7 @@ impl LoadBalancer {
     /// Starts HAProxy from the root of a node's system; it forwards to the API servers that are ready.
     pub(crate) fn start(root: &Path) -> Self {
         let mut text = format!(
-            "defaults\n  mode tcp\n  timeout connect 2s\n  timeout client 1h\n  timeout server 1h\n\
+            "defaults\n  mode tcp\n  retries 1\n  option redispatch\n  timeout connect 2s\n  timeout client 1h\n  timeout server 1h\n\
              frontend api\n  bind {}:6443\n  default_backend servers\n\
              backend servers\n  balance roundrobin\n  option httpchk GET /readyz\n\
              \x20 default-server check check-ssl verify none inter 1s fall 2 rise 1 on-marked-down shutdown-sessions\n",

@@ -3,9 +3,11 @@
 mod authorities;
 mod foundation;
 mod identities;
+mod kubelet_files;
 mod kubelets;
 mod machines;
 mod migration;
+mod rotate;
 mod rotation;
 mod upgrade;
 mod versions;
@@ -82,6 +84,7 @@ pub(crate) const ALL: &[Spec] = &[
             Scenario { when: When::Always, ..RENEWAL },
             long("kubelets", "a worker joins by kubeadm without nodepki; the control-plane nodes sign for its kubelet", kubelets::plain_worker),
             long("kubelet-rotation", "the kubelet of such a worker renews both certificates; the signer is away at first", kubelets::rotation_by_kubelet),
+            long("kubelet-files", "kubelets of 1.34 to 1.36 whose certificate and CA file are replaced while they run", kubelet_files::replaced),
             long("versions", "kubeadm and kubelet of 1.31 to 1.36 accept the files of nodepki", versions::all),
             long("cut-in-lease", "a power cut on the node that holds the Lease; the others proceed", rotation::cut_in_lease),
             long("reset", "kubeadm reset, and the machine joins again", machines::reset),
@@ -90,6 +93,14 @@ pub(crate) const ALL: &[Spec] = &[
             long("front-proxy-ca", "a new CA in three steps, with clients at each API server", authorities::front_proxy_ca),
             long("etcd-ca", "the same for etcd; clients while certificates are issued", authorities::etcd_ca),
             long("ca", "the same for the cluster, with workloads", authorities::ca),
+            long("rotate-front-proxy-ca", "one command changes a CA on all nodes, with clients at each API server", rotate::front_proxy_ca),
+            long("rotate-ca", "the same for the cluster, with workloads", rotate::ca),
+            long("rotate-etcd-ca", "the same for etcd", rotate::etcd_ca),
+            long("rotate-sa", "a new service-account key on all nodes, with clients at the load balancer", rotate::service_account),
+            long("rotate-undo", "the same, and back to the old CA", rotate::undo),
+            long("rotate-cuts", "the same, with a power cut of another node in each phase", rotate::with_power_cuts),
+            long("rotate-join", "the same, while a control-plane machine is replaced", rotate::with_join),
+            long("rotate-without-api", "the same, with no API server for ten minutes", rotate::without_api),
             long("restarts", "50 restarts of controllers and kubelet by renewals, none rolled back", rotation::restarts),
         ],
         ..DEFAULTS

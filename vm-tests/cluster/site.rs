@@ -24,6 +24,8 @@ pub(crate) const NEXT: &str = "v1.36.3";
 const FULL_VERSIONS: [&str; 4] = [OLDEST, FORMER, CURRENT, NEXT];
 /// Image of the workloads: busybox and kubectl.
 pub(crate) const WORK_IMAGE: &str = "cluster.test/work:1";
+/// Image of an extension API server and its etcd.
+pub(crate) const EXTENSION_IMAGE: &str = "cluster.test/extension:1";
 
 pub(crate) struct Site {
     dir: TempDir,
@@ -218,6 +220,17 @@ impl Site {
             files.push((format!("bin/{applet}"), busybox.clone()));
         }
         self.archive(WORK_IMAGE, "[\"/bin/sh\"]", &files);
+        let files = [
+            ("sample-apiserver", "sample-apiserver"),
+            ("etcd", "etcd-3.6"),
+        ];
+        let files = files.map(|(name, built)| {
+            (
+                format!("usr/local/bin/{name}"),
+                self.program(built, CURRENT),
+            )
+        });
+        self.archive(EXTENSION_IMAGE, "[]", &files);
         images
     }
 

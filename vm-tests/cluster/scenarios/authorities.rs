@@ -2,9 +2,9 @@
 
 use std::fs;
 
-use crate::cluster::load::Load;
+use crate::cluster::load::{self, Load};
 use crate::cluster::node::Role;
-use crate::cluster::{Cluster, checks, runbook};
+use crate::cluster::{Cluster, runbook};
 use crate::machine::Machine;
 
 pub(crate) fn front_proxy_ca(cluster: &mut Cluster) {
@@ -110,13 +110,5 @@ fn publish(cluster: &mut Cluster) {
         }
     });
     cluster.node("cp1").done(&runbook::block(8, 2));
-    cluster.until("all workloads have restarted", |cluster| {
-        cluster.kubectl("cp1", "rollout status daemonset/work --timeout=5s")?;
-        for one in ["daemonset/kube-proxy", "deployment/coredns"] {
-            let status = format!("rollout status --namespace kube-system {one} --timeout=5s");
-            cluster.kubectl("cp1", &status)?;
-        }
-        Ok(())
-    });
-    checks::ready(cluster);
+    load::wait_until_restarted(cluster);
 }

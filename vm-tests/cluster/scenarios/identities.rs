@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
@@ -101,7 +102,7 @@ fn content(certificate: &Path) -> BTreeSet<String> {
 /// Asserts that tokens are signed with a key of the cluster's algorithm, and that each API server accepts them.
 fn service_account(cluster: &mut Cluster) {
     let servers = cluster.names(Role::ControlPlane);
-    load::start_workload(cluster);
+    load::start_workload(cluster, Duration::ZERO);
     for made_at in &servers {
         let token = cluster.kubectl(made_at, "create token work").unwrap();
         let (header, _) = token.split_once('.').unwrap();

@@ -213,7 +213,7 @@ fn verify_identity(cluster: &mut Cluster) {
 /// With `--kubelet-certificate-authority`, an API server executes in the worker's pods, and refuses a kubelet that signed
 /// its certificate itself.
 fn verify_kubelet_by_api_server(cluster: &mut Cluster, server: &'static str) {
-    load::start_workload(cluster);
+    load::start_workload(cluster, Duration::ZERO);
     let manifest = "/etc/kubernetes/manifests/kube-apiserver.yaml";
     let flag = "--kubelet-certificate-authority=/etc/kubernetes/pki/ca.crt";
     cluster.node(server).done(&format!(
