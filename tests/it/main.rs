@@ -11,10 +11,12 @@
 mod access;
 mod algorithms;
 mod argument_paths;
+mod arm64;
 mod audit;
 mod authority;
 #[cfg(feature = "failpoints")]
 mod authority_rollback;
+mod authority_rotation;
 mod bootstrap_golden;
 mod bootstrap_kubeadm;
 mod capi;
@@ -72,6 +74,8 @@ mod metrics;
 mod metrics_events;
 mod migrate;
 mod mistakes;
+#[cfg(feature = "failpoints")]
+mod named_pair;
 mod node;
 mod offline;
 mod one_node;

@@ -90,7 +90,8 @@ impl Node {
         Self::below(TempDir::new().unwrap(), INIT)
     }
 
-    fn below(dir: TempDir, kubeadm: &str) -> Self {
+    /// As [`Node::of`], in this directory.
+    pub(crate) fn below(dir: TempDir, kubeadm: &str) -> Self {
         let node = Node { dir };
         write_authorities(&node.ca());
         for authority in Authority::ALL {
