@@ -153,9 +153,10 @@ impl RunSetup {
 
     /// Preflight errors that the following `kubeadm join` has to ignore.
     fn ignore_preflight_errors(&self) -> Vec<String> {
-        match self.kubeadm_follows {
-            true => self.plan.ignore_preflight_errors.clone(),
-            false => Vec::new(),
+        if self.kubeadm_follows {
+            self.plan.ignore_preflight_errors.clone()
+        } else {
+            Vec::new()
         }
     }
 
@@ -446,12 +447,13 @@ fn preflight(setup: &RunSetup, survey: &Survey) -> Result<(), Failure> {
         )
         .into()
     }));
-    match messages.is_empty() {
-        true => Ok(()),
-        false => Err(Failure {
+    if messages.is_empty() {
+        Ok(())
+    } else {
+        Err(Failure {
             code: ExitCode::Configuration,
             messages,
-        }),
+        })
     }
 }
 

@@ -226,9 +226,10 @@ fn given_paths(matches: &ArgMatches) -> Vec<Argument> {
 
 /// Prints what clap returns instead of a command line: a usage error, or the requested help or version.
 fn print_clap_error(error: &clap::Error) -> ExitCode {
-    let code = match error.use_stderr() {
-        true => ExitCode::Usage,
-        false => ExitCode::Done,
+    let code = if error.use_stderr() {
+        ExitCode::Usage
+    } else {
+        ExitCode::Done
     };
     // Any other text may quote the arguments, which are escaped for the terminal.
     if !is_help(error) && error.kind() != ErrorKind::DisplayVersion {

@@ -703,9 +703,10 @@ fn is_fragment(document: &Node, faults: &mut Faults) -> bool {
                 None => "is missing".to_owned(),
             };
             let is_kubeadm = found.is_some_and(|found| found.starts_with("kubeadm.k8s.io/"));
-            let fix = match is_kubeadm {
-                true => "this is a file for kubeadm: name it with --kubeadm-config FILE or under kubeadm.files".to_owned(),
-                false => format!("write {key}: {want}"),
+            let fix = if is_kubeadm {
+                "this is a file for kubeadm: name it with --kubeadm-config FILE or under kubeadm.files".to_owned()
+            } else {
+                format!("write {key}: {want}")
             };
             faults.push(spot(key).error(message, fix));
             fine = false;

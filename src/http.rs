@@ -346,16 +346,16 @@ impl Client {
         let log = Arc::new(ConnectionLog::new(origin(&url)));
         let opened = async {
             let answer = self.answer(&call, &url, &log).await?;
-            match answer.status().is_success() {
-                true => Ok(Opened::Stream(HttpStream::new(
+            if answer.status().is_success() {
+                Ok(Opened::Stream(HttpStream::new(
                     answer,
                     Arc::clone(&log),
                     self.route(&url),
-                ))),
-                false => self
-                    .receive(&call, &url, &log, answer)
+                )))
+            } else {
+                self.receive(&call, &url, &log, answer)
                     .await
-                    .map(Opened::Response),
+                    .map(Opened::Response)
             }
         };
         match tokio::time::timeout_at(deadline, opened).await {

@@ -193,10 +193,7 @@ impl Node {
                         faults.push(Fault {
                             severity,
                             place: entry.place.clone(),
-                            field: match faults.is_full(severity) {
-                                true => String::new(),
-                                false => written(path),
-                            },
+                            field: if faults.is_full(severity) { String::new() } else { written(path) },
                             message: format!("is given twice, first in line {line}"),
                             fix: match severity {
                                 // As in Kubernetes, each document begins with these keys.

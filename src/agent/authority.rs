@@ -124,9 +124,10 @@ pub struct StepOutcome {
 impl StepOutcome {
     /// Returns the gravest code of all rows; at least pending while restarts are due or certificates are under the old CA.
     pub fn code(&self) -> ExitCode {
-        let restarts = match self.report.restarts.is_empty() && !self.is_incomplete {
-            true => ExitCode::Done,
-            false => ExitCode::Pending,
+        let restarts = if self.report.restarts.is_empty() && !self.is_incomplete {
+            ExitCode::Done
+        } else {
+            ExitCode::Pending
         };
         let issued = self.issued.as_ref().map(agent::RunReport::code);
         let reloads = self.reloads.iter().filter_map(|row| row.code);

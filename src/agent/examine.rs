@@ -294,11 +294,12 @@ fn examine_certificates(
         1 => "1 certificate".to_owned(),
         count => format!("{count} certificates"),
     };
-    vec![match is_known {
-        true => ExaminationVerdict::Passed(format!("{count}: no obstacle found")),
-        false => ExaminationVerdict::Open(format!(
+    vec![if is_known {
+        ExaminationVerdict::Passed(format!("{count}: no obstacle found"))
+    } else {
+        ExaminationVerdict::Open(format!(
             "{count}: what the signer allows is known only after a login"
-        )),
+        ))
     }]
 }
 

@@ -98,9 +98,10 @@ impl FailureMessage {
     /// Adds the file, or another place, in which the failure occurred.
     #[must_use]
     pub fn at(mut self, place: impl fmt::Display) -> Self {
-        self.what = match self.what.is_empty() {
-            true => place.to_string(),
-            false => format!("{place}: {}", self.what),
+        self.what = if self.what.is_empty() {
+            place.to_string()
+        } else {
+            format!("{place}: {}", self.what)
         };
         self
     }
@@ -235,9 +236,10 @@ impl Failure {
                 "verify that the address is that of a Kubernetes API server",
             ),
             api::ApiError::Unread { source, .. } => {
-                let code = match store::is_not_permitted(source) {
-                    true => ExitCode::NotPermitted,
-                    false => ExitCode::Configuration,
+                let code = if store::is_not_permitted(source) {
+                    ExitCode::NotPermitted
+                } else {
+                    ExitCode::Configuration
                 };
                 (code, api::unread_advice(source))
             }

@@ -70,9 +70,10 @@ pub(super) async fn install(
     }
     for cert in survey.certs {
         let outcome = outcomes.certs.remove(&cert.spec.name());
-        match separate.contains(&cert.spec.authority()) {
-            true => work.cert_in_own_commit(store, cert, outcome),
-            false => work.cert(cert, outcome)?,
+        if separate.contains(&cert.spec.authority()) {
+            work.cert_in_own_commit(store, cert, outcome)
+        } else {
+            work.cert(cert, outcome)?
         }
     }
     if let (Some(spec), Some(action)) = (&setup.plan.service_account, &survey.service_account) {
@@ -290,12 +291,13 @@ impl<'a> CommitWork<'a> {
         self.separate.insert(spec.name());
         let shared = std::mem::take(&mut self.commit);
         let was_unfinished = store.is_unfinished();
-        let tried = self
-            .cert(cert, outcome)
-            .and_then(|()| match self.commit.is_empty() {
-                true => Ok(()),
-                false => self.commit(store),
-            });
+        let tried = self.cert(cert, outcome).and_then(|()| {
+            if self.commit.is_empty() {
+                Ok(())
+            } else {
+                self.commit(store)
+            }
+        });
         self.commit = shared;
         if let Err(failure) = tried {
             self.rows.truncate(rows);
@@ -351,9 +353,10 @@ impl<'a> CommitWork<'a> {
         } else if !self.incomplete.contains_key(&authority) || (provided.is_some() && !self.refused)
         {
             let (path, pem) = (bundle.spec.path.clone(), trusted.to_pem().into_bytes());
-            match provided.is_some_and(|provided| !provided.supersedes.is_empty()) {
-                true => self.commit.file(path, pem, Mode::Public),
-                false => self.commit.file_if_absent(path, pem, Mode::Public),
+            if provided.is_some_and(|provided| !provided.supersedes.is_empty()) {
+                self.commit.file(path, pem, Mode::Public)
+            } else {
+                self.commit.file_if_absent(path, pem, Mode::Public)
             };
             let change = ReplacedFile::Bundle(authority);
             self.commit
@@ -679,14 +682,16 @@ impl<'a> CommitWork<'a> {
         let is_held = self.refused && !file.ours;
         if !is_held {
             let (path, bytes) = (file.path.clone(), file.bytes.clone());
-            match file.ours {
-                true => self.commit.file(path, bytes, file.mode),
-                false => self.commit.file_if_absent(path, bytes, file.mode),
+            if file.ours {
+                self.commit.file(path, bytes, file.mode)
+            } else {
+                self.commit.file_if_absent(path, bytes, file.mode)
             };
         }
-        let action = match is_held {
-            true => RowAction::HeldBack,
-            false => RowAction::Written,
+        let action = if is_held {
+            RowAction::HeldBack
+        } else {
+            RowAction::Written
         };
         self.rows.push(report::provided_row(file, action));
     }

@@ -146,11 +146,10 @@ impl JoinedCluster {
         write_ca_keys: bool,
     ) -> Result<Vec<String>, Failure> {
         let missing = MissingFiles::on_node(root, setup, write_ca_keys, (self.clock)())?;
-        let certificate_key = match missing.entries.is_empty() {
-            true => None,
-            false => {
-                certificate_key()?.map_or_else(|| self.configured_key(), |key| Ok(Some(key)))?
-            }
+        let certificate_key = if missing.entries.is_empty() {
+            None
+        } else {
+            certificate_key()?.map_or_else(|| self.configured_key(), |key| Ok(Some(key)))?
         };
         let mut notes = Vec::new();
         if let Some(key) = certificate_key {

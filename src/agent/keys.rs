@@ -76,9 +76,10 @@ impl RunKeys {
                     Poll::Pending => is_pending = true,
                 }
             }
-            match is_pending {
-                true => Poll::Pending,
-                false => Poll::Ready(None),
+            if is_pending {
+                Poll::Pending
+            } else {
+                Poll::Ready(None)
             }
         })
         .await

@@ -300,9 +300,10 @@ impl Signing {
             if self.view.borrow().bindings.has_changes() {
                 self.rebound.notify_one();
             }
-            let due = match running.len() < MAX_CONCURRENT {
-                true => self.view.borrow().next_due(),
-                false => None,
+            let due = if running.len() < MAX_CONCURRENT {
+                self.view.borrow().next_due()
+            } else {
+                None
             };
             tokio::select! {
                 Some((work, result)) = running.next(), if !running.is_empty() => {

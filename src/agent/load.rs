@@ -226,15 +226,14 @@ pub async fn load_running(
     let mut known = KnownConfiguration::read(root, inputs)?;
     let wait = inputs.wait.unwrap_or(known.settings.wait);
     let lacks = known.kept.is_none() && known.wants_configuration() && known.running.is_some();
-    let fetches = match known.is_worker() {
-        true => {
-            let may_ask = known.settings.kubeadm.from_cluster != FromCluster::Never;
-            lacks && may_ask && {
-                let given = fetch_with(root, &[KUBELET_CONF], wait).await?;
-                known.complete_worker(given)
-            }
+    let fetches = if known.is_worker() {
+        let may_ask = known.settings.kubeadm.from_cluster != FromCluster::Never;
+        lacks && may_ask && {
+            let given = fetch_with(root, &[KUBELET_CONF], wait).await?;
+            known.complete_worker(given)
         }
-        false => lacks,
+    } else {
+        lacks
     };
     if fetches && !known.is_worker() {
         let given = fetch_configuration(root, &known.settings, wait).await?;
@@ -361,9 +360,10 @@ pub fn check(
             let strict = kubeadm::load_strictly(&known.sources);
             if strict.faults().has_errors() {
                 // The faults of the files, and with all documents also those between them.
-                let resolved = match later {
-                    true => Ok(()),
-                    false => resolve(&known.settings, &strict, &host_facts(root)?).map(drop),
+                let resolved = if later {
+                    Ok(())
+                } else {
+                    resolve(&known.settings, &strict, &host_facts(root)?).map(drop)
                 };
                 return Err(resolved
                     .err()

@@ -126,9 +126,10 @@ pub async fn verify_signer(
             SignerAnswer::Silent
         }
     };
-    match failures.is_empty() {
-        true => Ok(answered),
-        false => Err(failures),
+    if failures.is_empty() {
+        Ok(answered)
+    } else {
+        Err(failures)
     }
 }
 

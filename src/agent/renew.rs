@@ -130,17 +130,17 @@ pub async fn renew(
         install::install(setup, &mut store, &trust, survey, outcomes, now, progress).await?;
     let is_unfinished = store.is_unfinished();
     drop(store);
-    let next = match is_unfinished {
-        true => Some(now + RECOVERY_RETRY_INTERVAL),
-        false => {
-            let state = state.after_commit(&report.written);
-            let after = look_at(&state, setup, &Scope::Due, RenewalCause::Due, now)?;
-            // No attempt has failed for a certificate that became due while the signers answered.
-            let is_new = |name| !attempted.contains(&name);
-            match *scope == Scope::Due && to_write(&after).any(is_new) {
-                true => Some(now),
-                false => next(root, &after, setup, now)?,
-            }
+    let next = if is_unfinished {
+        Some(now + RECOVERY_RETRY_INTERVAL)
+    } else {
+        let state = state.after_commit(&report.written);
+        let after = look_at(&state, setup, &Scope::Due, RenewalCause::Due, now)?;
+        // No attempt has failed for a certificate that became due while the signers answered.
+        let is_new = |name| !attempted.contains(&name);
+        if *scope == Scope::Due && to_write(&after).any(is_new) {
+            Some(now)
+        } else {
+            next(root, &after, setup, now)?
         }
     };
     Ok(Renewed { report, next })
@@ -216,12 +216,11 @@ fn report_service_account(setup: &RunSetup, scope: &Scope, survey: &mut Survey) 
     survey
         .refusals
         .retain(|refusal| fault.as_ref() != Some(refusal));
-    match scope.is_of_node() {
-        true => survey.service_account_refused = fault,
-        false => {
-            survey.service_account_refused = None;
-            survey.notes.extend(fault);
-        }
+    if scope.is_of_node() {
+        survey.service_account_refused = fault
+    } else {
+        survey.service_account_refused = None;
+        survey.notes.extend(fault);
     }
 }
 

@@ -128,9 +128,10 @@ impl Asked<'_> {
 
     /// Returns how durably a pending request is stored.
     fn durability(&self) -> Durability {
-        match self.signer.kind().is_in_process() {
-            true => Durability::Cached,
-            false => Durability::Synced,
+        if self.signer.kind().is_in_process() {
+            Durability::Cached
+        } else {
+            Durability::Synced
         }
     }
 }

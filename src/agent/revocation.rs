@@ -182,9 +182,10 @@ impl<'a> CrlUpdate<'a> {
         let in_place = self.survey.revocations(authority);
         let lists = parse_and_verify(published, trust, &chains, in_place, self.now)?;
         // During a CA change, a signer publishes lists for certificates under one of both CAs only.
-        let gap = match covers_any(&lists, scope, &chains) {
-            true => None,
-            false => chains.iter().find_map(|chain| lists.gap_in(scope, chain)),
+        let gap = if covers_any(&lists, scope, &chains) {
+            None
+        } else {
+            chains.iter().find_map(|chain| lists.gap_in(scope, chain))
         };
         gap.or_else(|| unreadable(&lists)).map_or(Ok(lists), Err)
     }
@@ -192,15 +193,14 @@ impl<'a> CrlUpdate<'a> {
     /// Adds verified lists to the commit, if they have changed.
     fn stage(&mut self, bundle: &BundleSpec, lists: &AuthorityCrls) -> ReportRow {
         let authority = bundle.authority;
-        let action = match self.survey.revocations(authority) == Some(lists) {
-            true => RowAction::Kept,
-            false => {
-                let (pem, der) = (lists.to_pem().into_bytes(), lists.first_der().to_vec());
-                let der_path = bundle.crl_path.with_extension("der");
-                self.commit.file(bundle.crl_path.clone(), pem, Mode::Public);
-                self.commit.file(der_path, der, Mode::Public);
-                RowAction::Written
-            }
+        let action = if self.survey.revocations(authority) == Some(lists) {
+            RowAction::Kept
+        } else {
+            let (pem, der) = (lists.to_pem().into_bytes(), lists.first_der().to_vec());
+            let der_path = bundle.crl_path.with_extension("der");
+            self.commit.file(bundle.crl_path.clone(), pem, Mode::Public);
+            self.commit.file(der_path, der, Mode::Public);
+            RowAction::Written
         };
         let revoked = revoked_in_place(self.survey, authority, lists);
         self.report.notes.extend(revoked);

@@ -213,9 +213,10 @@ pub async fn download(
     let rows = compare(store.root(), &certs, what)?;
     let mut commit = Commit::new();
     for (row, entry) in &rows {
-        let mode = match entry.is_private() {
-            true => Mode::Private,
-            false => Mode::Public,
+        let mode = if entry.is_private() {
+            Mode::Private
+        } else {
+            Mode::Public
         };
         if let (Some(path), Some(bytes)) = (row.paths.first(), certs.contents(*entry)) {
             match row.action {
@@ -259,9 +260,10 @@ fn compare(
         };
         rows.push((row(entry, action, root.node_path(path), bytes), entry));
     }
-    match differences.is_empty() {
-        true => Ok(rows),
-        false => Err(Failure::with_messages(ExitCode::Refused, differences)),
+    if differences.is_empty() {
+        Ok(rows)
+    } else {
+        Err(Failure::with_messages(ExitCode::Refused, differences))
     }
 }
 

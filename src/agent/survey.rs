@@ -809,9 +809,10 @@ fn read_store(state: &NodeState, dir: &Path) -> Result<KubeletStoreContent, stor
         None if state.root().metadata(file.path())?.is_some() => KubeletLink::File,
         None => KubeletLink::Nothing,
     };
-    let bytes = match is_link {
-        true => file.bytes_behind_link()?,
-        false => file.bytes()?,
+    let bytes = if is_link {
+        file.bytes_behind_link()?
+    } else {
+        file.bytes()?
     };
     Ok(KubeletStoreContent {
         current,

@@ -141,9 +141,10 @@ impl fmt::Display for ApiAccess {
 
 /// Returns what to do about an [`ApiError::Unread`] with this source.
 pub(crate) fn unread_advice(source: &io::Error) -> &'static str {
-    match store::is_access_refusal(source) {
-        true => "then run again",
-        false => "put it there, readable for the user that nodepki runs as",
+    if store::is_access_refusal(source) {
+        "then run again"
+    } else {
+        "put it there, readable for the user that nodepki runs as"
     }
 }
 
@@ -456,13 +457,15 @@ impl Api {
 
     pub(super) async fn exchange(&self, call: Call<'_>) -> Result<HttpResponse, ApiError> {
         let (client, call) = self.prepare(call)?;
-        let response = match self.provisional {
-            true => client.provisional().send(call).await?,
-            false => client.send(call).await?,
+        let response = if self.provisional {
+            client.provisional().send(call).await?
+        } else {
+            client.send(call).await?
         };
-        match response.is_success() {
-            true => Ok(response),
-            false => Err(Box::new(ApiStatus::of(&response)).into()),
+        if response.is_success() {
+            Ok(response)
+        } else {
+            Err(Box::new(ApiStatus::of(&response)).into())
         }
     }
 

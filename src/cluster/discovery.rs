@@ -263,9 +263,10 @@ impl FailedRequest {
             api::ApiError::Refused(status) => matches!(status.code, 429 | 500..),
             _ => false,
         };
-        match passes {
-            true => FailedRequest::NotYet(error),
-            false => FailedRequest::Final(error),
+        if passes {
+            FailedRequest::NotYet(error)
+        } else {
+            FailedRequest::Final(error)
         }
     }
 }

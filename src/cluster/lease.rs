@@ -164,14 +164,15 @@ impl LeaseLock {
     async fn write(&self, lease: &Value, exists: bool) -> Result<(), ApiError> {
         let (api, name) = (&self.api, self.name.as_str());
         let replace = async || api.replace(&LEASE, Some(NAMESPACE), name, lease).await;
-        let written = match exists {
-            true => replace().await,
-            false => match api.create(&LEASE, Some(NAMESPACE), lease).await {
+        let written = if exists {
+            replace().await
+        } else {
+            match api.create(&LEASE, Some(NAMESPACE), lease).await {
                 // RBAC compares the name of an object for a PUT only, and a PUT creates a Lease too
                 // (`pkg/registry/coordination/lease/strategy.go`, `AllowCreateOnUpdate`).
                 Err(ApiError::Refused(status)) if status.is_unauthorized_user() => replace().await,
                 created => created,
-            },
+            }
         };
         written.map(drop)
     }

@@ -45,9 +45,10 @@ pub(super) struct ShowArgs {
 }
 
 fn parse_digest(text: &str) -> Result<String, String> {
-    match text.len() == DIGEST_LENGTH && text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-        true => Ok(text.to_ascii_lowercase()),
-        false => Err("a SHA-256 has 64 hexadecimal digits".to_owned()),
+    if text.len() == DIGEST_LENGTH && text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        Ok(text.to_ascii_lowercase())
+    } else {
+        Err("a SHA-256 has 64 hexadecimal digits".to_owned())
     }
 }
 
@@ -271,9 +272,10 @@ fn entries_text(body: &EntriesBody) -> String {
         ];
         table.push(cells, details(entry));
     }
-    match body.items.is_empty() {
-        true => String::new(),
-        false => table.render(text_style()),
+    if body.items.is_empty() {
+        String::new()
+    } else {
+        table.render(text_style())
     }
 }
 

@@ -196,9 +196,10 @@ impl AuthorityCommand {
                     ..step.order(&root, no_node_activated)?
                 };
                 let file = certificate.as_ref();
-                let outcome = match undo {
-                    true => runtime.block_on(authority::undo(&root, &loaded.setup, &order, now)),
-                    false => runtime.block_on(authority::stage(&root, &loaded, &order, file, now)),
+                let outcome = if undo {
+                    runtime.block_on(authority::undo(&root, &loaded.setup, &order, now))
+                } else {
+                    runtime.block_on(authority::stage(&root, &loaded, &order, file, now))
                 };
                 (loaded, order, outcome)
             }
@@ -246,9 +247,10 @@ fn status(
     kubeconfig: Option<&Argument>,
 ) -> Result<ExitCode, Failure> {
     let report = authority::status(root, loaded, authorities, now())?;
-    let code = match report.authorities.iter().any(AuthorityReport::is_waiting) {
-        true => ExitCode::Pending,
-        false => ExitCode::Done,
+    let code = if report.authorities.iter().any(AuthorityReport::is_waiting) {
+        ExitCode::Pending
+    } else {
+        ExitCode::Done
     };
     let closing = Closing::default();
     global.print_body(

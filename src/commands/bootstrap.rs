@@ -92,8 +92,9 @@ fn show_plan(
         _ => Some(format!("correct this, then run {bootstrap}")),
     };
     let code = global.finish(DocumentKind::Plan, &report, code, next)?;
-    match survey.refusals.is_empty() {
-        true => Ok(code),
-        false => Err(Failure::with_messages(ExitCode::Refused, survey.refusals)),
+    if survey.refusals.is_empty() {
+        Ok(code)
+    } else {
+        Err(Failure::with_messages(ExitCode::Refused, survey.refusals))
     }
 }

@@ -123,12 +123,13 @@ fn check(
             "the configuration on this node is {state}: node {node}; bootstrap and plan read the ClusterConfiguration from the cluster\n"
         ),
     })?;
-    match strict && !warnings.is_empty() {
-        true => Err(Failure::new(
+    if strict && !warnings.is_empty() {
+        Err(Failure::new(
             ExitCode::Configuration,
             "--strict: a warning counts as an error (correct what it names, or omit --strict)",
-        )),
-        false => Ok(ExitCode::Done),
+        ))
+    } else {
+        Ok(ExitCode::Done)
     }
 }
 

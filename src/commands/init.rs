@@ -145,9 +145,10 @@ impl InitArgs {
     fn target(&self, root: &NodeRoot) -> Result<OutputTarget, Failure> {
         if let Some(file) = &self.to {
             let found = load::argument(root, file)?;
-            let target = match found.on_node && !root.is_this_machine() {
-                true => OutputTarget::Node(found.path),
-                false => OutputTarget::Machine(file.as_given().to_owned()),
+            let target = if found.on_node && !root.is_this_machine() {
+                OutputTarget::Node(found.path)
+            } else {
+                OutputTarget::Machine(file.as_given().to_owned())
             };
             target.require_absent(root)?;
             return Ok(target);
@@ -378,15 +379,16 @@ impl OutputTarget {
             OutputTarget::Node(path) => root.metadata(path)?.is_some(),
             OutputTarget::Machine(path) => path.symlink_metadata().is_ok(),
         };
-        match exists {
-            false => Ok(()),
-            true => Err(Failure::new(
+        if !exists {
+            Ok(())
+        } else {
+            Err(Failure::new(
                 ExitCode::Refused,
                 format!(
                     "{}: the file exists and is not overwritten (remove it, or write another file with --to FILE)",
                     self.shown(root).display()
                 ),
-            )),
+            ))
         }
     }
 
@@ -405,9 +407,10 @@ impl OutputTarget {
                 let message = format!("{}: the file cannot be written", path.display());
                 let failure = Failure::caused(ExitCode::NotPermitted, message, error);
                 let parent = path.parent().unwrap_or(Path::new("."));
-                match is_missing {
-                    true => failure.advise(format!("create the directory {}", parent.display())),
-                    false => failure,
+                if is_missing {
+                    failure.advise(format!("create the directory {}", parent.display()))
+                } else {
+                    failure
                 }
             }),
         }

@@ -176,11 +176,12 @@ impl AccessOptions {
             desk.revoke(name, revokes).await
         })?;
         let already = if has_changed { "" } else { "already " };
-        let text = match revokes {
-            true => format!(
+        let text = if revokes {
+            format!(
                 "{name}: {already}revoked; certificates that it has stay valid until they expire (next: kubectl delete node {name})\n"
-            ),
-            false => format!("{name}: {already}not revoked\n"),
+            )
+        } else {
+            format!("{name}: {already}not revoked\n")
         };
         let nothing: [ShownRequest<'_>; 0] = [];
         let (kind, body) = (DocumentKind::KubeletRequests, ListBody { items: &nothing });

@@ -51,9 +51,10 @@ pub(super) fn with_help(program: Command, arguments: &[OsString]) -> Command {
         .skip(1)
         .any(|argument| argument == "--help" || argument == "help");
     let program = with_examples(program, "");
-    match is_long {
-        true => program,
-        false => program.override_help(SHORT_HELP),
+    if is_long {
+        program
+    } else {
+        program.override_help(SHORT_HELP)
     }
 }
 

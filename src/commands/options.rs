@@ -246,9 +246,10 @@ pub(super) fn node_directory(
         return Ok(None);
     };
     let found = load::argument(root, given)?;
-    match found.on_node {
-        true => Ok(Some(found.path)),
-        false => Err(Failure::new(
+    if found.on_node {
+        Ok(Some(found.path))
+    } else {
+        Err(Failure::new(
             ExitCode::Usage,
             format!(
                 "{option}: {} is not below {} (write {} for the directory of the node)",
@@ -256,7 +257,7 @@ pub(super) fn node_directory(
                 root.path().display(),
                 root.on_this_machine(&found.path).display()
             ),
-        )),
+        ))
     }
 }
 

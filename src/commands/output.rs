@@ -122,9 +122,10 @@ impl GlobalOptions {
         body: &impl Serialize,
         text: impl FnOnce() -> String,
     ) -> Result<ExitCode, Failure> {
-        match self.output.is_text() {
-            true => print(&format!("{}{closing}\n", text())),
-            false => self.print_body(kind, code, closing, body, String::new),
+        if self.output.is_text() {
+            print(&format!("{}{closing}\n", text()))
+        } else {
+            self.print_body(kind, code, closing, body, String::new)
         }
     }
 
@@ -146,9 +147,10 @@ impl GlobalOptions {
         value: &impl Serialize,
         default: OutputFormat,
     ) -> Result<ExitCode, Failure> {
-        let format = match self.output.is_text() {
-            true => default,
-            false => self.output,
+        let format = if self.output.is_text() {
+            default
+        } else {
+            self.output
         };
         match format {
             OutputFormat::Yaml => {
@@ -168,9 +170,10 @@ impl GlobalOptions {
         value: &impl Serialize,
         text: impl FnOnce() -> String,
     ) -> Result<ExitCode, Failure> {
-        match self.output.is_text() {
-            true => print(&text()),
-            false => self.print_value(value, self.output),
+        if self.output.is_text() {
+            print(&text())
+        } else {
+            self.print_value(value, self.output)
         }
     }
 }

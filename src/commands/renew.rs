@@ -247,13 +247,12 @@ impl NeedsRenewalArgs {
         if need.answer == RenewalVerdict::Unknown {
             print_message(&need.reason);
         }
-        match global.output.is_text() {
-            true => print(&format!("{}\n", need.reason)),
-            false => {
-                let closing = Closing::default();
-                let kind = DocumentKind::RenewalNeed;
-                global.print_body(kind, status_of(need.answer), &closing, &need, String::new)
-            }
+        if global.output.is_text() {
+            print(&format!("{}\n", need.reason))
+        } else {
+            let closing = Closing::default();
+            let kind = DocumentKind::RenewalNeed;
+            global.print_body(kind, status_of(need.answer), &closing, &need, String::new)
         }?;
         Ok(need.answer)
     }

@@ -273,9 +273,10 @@ impl Registration {
     }
 
     fn certificate(&self, name: RegisteredName) -> RegisteredCertificate {
-        let own = match name.is_client() {
-            true => ExtendedUsage::ClientAuth,
-            false => ExtendedUsage::ServerAuth,
+        let own = if name.is_client() {
+            ExtendedUsage::ClientAuth
+        } else {
+            ExtendedUsage::ServerAuth
         };
         let also_client = self.client_auth && !name.is_client();
         RegisteredCertificate {
@@ -400,9 +401,10 @@ impl Setting for RegisteredSan {
             );
             return None;
         }
-        Some(match text.contains(NODE_PLACEHOLDER) {
-            true => RegisteredSan::OfNode(text),
-            false => RegisteredSan::Fixed(san),
+        Some(if text.contains(NODE_PLACEHOLDER) {
+            RegisteredSan::OfNode(text)
+        } else {
+            RegisteredSan::Fixed(san)
         })
     }
 

@@ -32,14 +32,13 @@ impl KubeletService {
         metrics: &Metrics,
         clock: Clock,
     ) -> Result<(), Failure> {
-        let signer = match loaded.settings.kubelets.sign {
-            true => {
-                let name = loaded.setup.signers.get(&Authority::Ca);
-                let name = name.map_or("", |(name, _)| name);
-                let observer = Rc::new(metrics.kubelet_recorder(name));
-                KubeletSigner::new(root, loaded, clock, observer)?
-            }
-            false => None,
+        let signer = if loaded.settings.kubelets.sign {
+            let name = loaded.setup.signers.get(&Authority::Ca);
+            let name = name.map_or("", |(name, _)| name);
+            let observer = Rc::new(metrics.kubelet_recorder(name));
+            KubeletSigner::new(root, loaded, clock, observer)?
+        } else {
+            None
         };
         let former = self.signer.replace(signer.map(Rc::new));
         if former.is_some() || self.signer.borrow().is_some() {

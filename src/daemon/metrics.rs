@@ -109,9 +109,10 @@ impl Metrics {
         command: &'static str,
     ) -> Metrics {
         let enabled = settings.textfile.is_some() || settings.listen.is_some();
-        let saved = match enabled {
-            true => Counts::read(root),
-            false => Counts::default(),
+        let saved = if enabled {
+            Counts::read(root)
+        } else {
+            Counts::default()
         };
         Metrics(Rc::new(Shared {
             root: root.clone(),
@@ -213,9 +214,10 @@ impl Metrics {
 
     /// Returns the exit code of the metrics of the last run: 75 if a fault of this machine prevented writing them.
     pub fn code(&self) -> ExitCode {
-        match self.0.state.borrow().machine_fault {
-            true => ExitCode::Pending,
-            false => ExitCode::Done,
+        if self.0.state.borrow().machine_fault {
+            ExitCode::Pending
+        } else {
+            ExitCode::Done
         }
     }
 

@@ -130,9 +130,10 @@ impl StepResult {
                 open: stuck.map(|row| {
                     let why = row.reasons.join("; ");
                     let what = format!("{} {}: {why}", row.name, row.action);
-                    match rotate::is_row(row) {
-                        true => OpenIssue::Rotation(what),
-                        false => OpenIssue::Restart(what),
+                    if rotate::is_row(row) {
+                        OpenIssue::Rotation(what)
+                    } else {
+                        OpenIssue::Restart(what)
                     }
                 }),
             };
@@ -409,11 +410,12 @@ impl Agenda {
         person: bool,
         now: OffsetDateTime,
     ) -> OffsetDateTime {
-        let delay = match person {
-            true => MAX_RETRY_DELAY.mul_f64(0.5 + self.fraction(self.failures) / 2.0),
-            false => doubled(MIN_RETRY_DELAY, self.failures.saturating_sub(1))
+        let delay = if person {
+            MAX_RETRY_DELAY.mul_f64(0.5 + self.fraction(self.failures) / 2.0)
+        } else {
+            doubled(MIN_RETRY_DELAY, self.failures.saturating_sub(1))
                 .min(MAX_RETRY_DELAY)
-                .mul_f64(self.fraction(self.failures)),
+                .mul_f64(self.fraction(self.failures))
         };
         let delayed = now + delay;
         match self.ends.filter(|ends| *ends > now) {

@@ -181,9 +181,10 @@ fn candidates(name: &str, config: &ResolverConfig, ndots: usize) -> Result<Vec<D
     });
     let mut names: Vec<DnsName> = searched.collect();
     let dots = usize::from(parsed.num_labels()).saturating_sub(1);
-    match dots >= ndots {
-        true => names.insert(0, whole),
-        false => names.push(whole),
+    if dots >= ndots {
+        names.insert(0, whole)
+    } else {
+        names.push(whole)
     }
     Ok(names)
 }

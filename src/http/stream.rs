@@ -83,9 +83,10 @@ pub(super) fn take_line(buffer: &mut Vec<u8>, skips: &mut bool, limit: usize) ->
     if buffer.is_empty() {
         buffer.shrink_to(KEPT_CAPACITY);
     }
-    Some(match std::mem::take(skips) || line.len() > limit {
-        true => Line::TooLong,
-        false => Line::Text(line),
+    Some(if std::mem::take(skips) || line.len() > limit {
+        Line::TooLong
+    } else {
+        Line::Text(line)
     })
 }
 

@@ -546,9 +546,10 @@ fn names_of(certificate: &Certificate) -> String {
     let names: Vec<_> = names
         .map(|name| name.escape_default().to_string())
         .collect();
-    match names.is_empty() {
-        true => "no name".to_owned(),
-        false => names.join(", "),
+    if names.is_empty() {
+        "no name".to_owned()
+    } else {
+        names.join(", ")
     }
 }
 
@@ -655,9 +656,10 @@ pub(super) fn read_secret(
 
 fn unreadable(path: &Path, what: &str, error: io::Error) -> HttpError {
     let detail = format!("the {what} {} cannot be read: {error}", path.display());
-    let advice = match store::is_access_refusal(&error) {
-        true => "then run again",
-        false => "put the file there, or correct the configuration",
+    let advice = if store::is_access_refusal(&error) {
+        "then run again"
+    } else {
+        "put the file there, or correct the configuration"
     };
     HttpError::local(detail, advice).caused_by(error)
 }

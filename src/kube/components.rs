@@ -285,9 +285,10 @@ kubelet-configuration kubelet
                     .iter()
                     .map(|component| component.as_str())
                     .collect();
-                let names = match names.is_empty() {
-                    true => "-".to_owned(),
-                    false => names.join(" "),
+                let names = if names.is_empty() {
+                    "-".to_owned()
+                } else {
+                    names.join(" ")
                 };
                 format!("{change} {names}\n")
             })

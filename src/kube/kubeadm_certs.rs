@@ -292,9 +292,10 @@ impl SharedCerts {
             .iter()
             .filter_map(|(entry, bytes)| Some((*entry, certs.fault_of(*entry, bytes)?)))
             .collect();
-        match faults.is_empty() {
-            true => Ok(certs),
-            false => Err(faults),
+        if faults.is_empty() {
+            Ok(certs)
+        } else {
+            Err(faults)
         }
     }
 
@@ -416,11 +417,10 @@ impl SharedCertsError {
             if entries.is_empty() {
                 continue;
             }
-            let consequence = match entries.iter().all(|entry| entry.is_authority_key()) {
-                true => "with external authorities, CA private keys are unavailable",
-                false => {
-                    "without them this node would create its own, which the other nodes do not accept"
-                }
+            let consequence = if entries.iter().all(|entry| entry.is_authority_key()) {
+                "with external authorities, CA private keys are unavailable"
+            } else {
+                "without them this node would create its own, which the other nodes do not accept"
             };
             messages.push(format!(
                 "{secret} {what} {}, which the node that uploaded did not have; {consequence}; fix this on that node, then {again}",

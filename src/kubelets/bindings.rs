@@ -113,9 +113,10 @@ impl NodeBindings {
         if self.is_revoked(name) {
             return;
         }
-        match self.stored.get(name) == binding.as_ref() {
-            true => self.changes.remove(name),
-            false => self.changes.insert(name.to_owned(), binding),
+        if self.stored.get(name) == binding.as_ref() {
+            self.changes.remove(name)
+        } else {
+            self.changes.insert(name.to_owned(), binding)
         };
     }
 

@@ -78,16 +78,22 @@ pub fn judge(
         return KubeletDecision::Ignore;
     }
     let is_approved = request.condition("Approved").is_some();
-    let refuse = |finding| match is_approved {
-        true => KubeletDecision::Fail(finding),
-        false => KubeletDecision::Deny(finding),
+    let refuse = |finding| {
+        if is_approved {
+            KubeletDecision::Fail(finding)
+        } else {
+            KubeletDecision::Deny(finding)
+        }
     };
-    let refuse_after = |last: OffsetDateTime, until: OffsetDateTime, finding| match now < last {
-        true => KubeletDecision::Wait {
-            finding,
-            until: Some(until.min(last)),
-        },
-        false => refuse(finding),
+    let refuse_after = |last: OffsetDateTime, until: OffsetDateTime, finding| {
+        if now < last {
+            KubeletDecision::Wait {
+                finding,
+                until: Some(until.min(last)),
+            }
+        } else {
+            refuse(finding)
+        }
     };
     match verify(request, context, policy, now) {
         Ok((content, answer)) if is_approved => {
@@ -161,9 +167,10 @@ fn verify(
             verify_new_node(request, &content.node, context, now)?;
         }
     }
-    let answer = match is_confirmed(request) {
-        true => None,
-        false => verify_limits(request, &content, &requester, context, policy, now)?,
+    let answer = if is_confirmed(request) {
+        None
+    } else {
+        verify_limits(request, &content, &requester, context, policy, now)?
     };
     Ok((content, answer))
 }
@@ -271,9 +278,10 @@ fn approval(
             until: None,
         };
     }
-    let names = match content.sans.is_empty() {
-        true => String::new(),
-        false => format!(" with {}", content.sans),
+    let names = if content.sans.is_empty() {
+        String::new()
+    } else {
+        format!(" with {}", content.sans)
     };
     KubeletDecision::Approve {
         node: content.node.clone(),

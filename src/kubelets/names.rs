@@ -168,12 +168,13 @@ fn claim(
         return Err(of_other(host, other));
     }
     let Some(label) = label_of_cloud_name(name, policy) else {
-        return Ok(Claim::None(match node.addresses.contains(host) {
-            true => format!(
+        return Ok(Claim::None(if node.addresses.contains(host) {
+            format!(
                 "{name} is only in the status of Node {}, which its kubelet writes: kubelets.names or kubelets.domains must give it to the Node",
                 node.name
-            ),
-            false => format!("{name} is not a name of Node {}", node.name),
+            )
+        } else {
+            format!("{name} is not a name of Node {}", node.name)
         }));
     };
     match label == node.name {
@@ -243,15 +244,16 @@ fn verify_not_reserved(
         let message =
             format!("{host} belongs to the API server or another component of the control plane");
         // kubeadm labels a control-plane node after its kubelet has started.
-        return Err(match is_claimed {
-            true => Violation::early(
+        return Err(if is_claimed {
+            Violation::early(
                 RequestReason::SanOfApiServer,
                 format!(
                     "{message}, and Node {} is not labelled as a control-plane node",
                     node.name
                 ),
-            ),
-            false => Violation::proven(RequestReason::SanOfApiServer, message),
+            )
+        } else {
+            Violation::proven(RequestReason::SanOfApiServer, message)
         });
     }
     let registered = match (host, claim) {

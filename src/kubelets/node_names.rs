@@ -95,14 +95,15 @@ fn verify_group(request: &CsrObject, name: &str, policy: &KubeletPolicy) -> Resu
         Some(patterns) => patterns.iter().any(|pattern| pattern.matches(name)),
         None => true,
     };
-    match groups.any(may_join) {
-        true => Ok(()),
-        false => Err(Violation::proven(
+    if groups.any(may_join) {
+        Ok(())
+    } else {
+        Err(Violation::proven(
             RequestReason::NodeNameNotAllowed,
             format!(
                 "kubelets.nodeNames does not allow the groups of this token to join node {name}"
             ),
-        )),
+        ))
     }
 }
 

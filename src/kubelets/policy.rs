@@ -74,9 +74,10 @@ impl Default for KubeletPolicy {
 impl KubeletPolicy {
     /// Returns the longest lifetime of a certificate for this requester.
     pub(super) fn longest_lifetime(&self, requester: &CsrRequester) -> Duration {
-        match requester.username.starts_with(TOKEN_USER_PREFIX) {
-            true => self.lifetime.min(self.token_lifetime),
-            false => self.lifetime,
+        if requester.username.starts_with(TOKEN_USER_PREFIX) {
+            self.lifetime.min(self.token_lifetime)
+        } else {
+            self.lifetime
         }
     }
 }

@@ -596,9 +596,10 @@ fn revoked_name_gets_no_certificate() {
     for by_policy in [true, false] {
         let mut rig = Rig::new();
         for name in ["w1", "new"] {
-            match by_policy {
-                true => rig.policy.revoked.push(name.to_owned()),
-                false => rig.bindings.revoke(name, Some(CREATED)),
+            if by_policy {
+                rig.policy.revoked.push(name.to_owned())
+            } else {
+                rig.bindings.revoke(name, Some(CREATED))
             }
         }
         let own = request(&node("w1"), CLIENT, &CsrParts::client("w1"));
@@ -1117,9 +1118,10 @@ fn reports_every_difference_of_the_signers_answer() {
                        change: &dyn Fn(&mut Profile)| {
         let mut profile = order.profile.clone();
         change(&mut profile);
-        let public = match own_key {
-            true => order.csr.public_key(),
-            false => stranger.public_key(),
+        let public = if own_key {
+            order.csr.public_key()
+        } else {
+            stranger.public_key()
         };
         let leaf = signer.issue(public, &profile, CREATED).unwrap();
         let chain = Chain::from_pem(leaf.to_pem().as_bytes()).unwrap();

@@ -56,9 +56,10 @@ pub fn notes(state: &NodeState) -> Vec<String> {
         let files = mounted_files(&pod, state.layout());
         let files: Vec<&str> = files.iter().map(|file| file.as_str()).collect();
         (!files.is_empty()).then(|| {
-            let consequence = match pod.is_restarted_for_files() {
-                true => "it is restarted after they are replaced".to_owned(),
-                false => format!("it is not restarted ({RESTART_ANNOTATION}: never)"),
+            let consequence = if pod.is_restarted_for_files() {
+                "it is restarted after they are replaced".to_owned()
+            } else {
+                format!("it is not restarted ({RESTART_ANNOTATION}: never)")
             };
             format!(
                 "static pod {} mounts {}: {consequence}",

@@ -464,9 +464,10 @@ impl UnregisteredCertificate {
 
     /// Returns the fact and its consequence.
     pub fn fact(&self) -> String {
-        let files = match self.files.is_empty() {
-            true => "its files".to_owned(),
-            false => self.files.join(" and "),
+        let files = if self.files.is_empty() {
+            "its files".to_owned()
+        } else {
+            self.files.join(" and ")
         };
         format!(
             "{} is not registered in the configuration: {files} stay in place and are not renewed; the certificate expires at {}",

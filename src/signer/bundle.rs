@@ -192,9 +192,10 @@ pub fn openssl_extensions(profile: &Profile) -> String {
     let mut text = format!(
         "# {}\nbasicConstraints = critical, CA:FALSE\nkeyUsage = critical, digitalSignature{}\nextendedKeyUsage = {}\nauthorityKeyIdentifier = keyid\n",
         profile_line(profile),
-        match profile.key.is_rsa() {
-            true => ", keyEncipherment",
-            false => "",
+        if profile.key.is_rsa() {
+            ", keyEncipherment"
+        } else {
+            ""
         },
         usages.join(", ")
     );

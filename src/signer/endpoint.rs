@@ -152,9 +152,10 @@ fn show_tls(tls: &Tls) -> Option<Value> {
 /// Returns the correction of a text that is not an `http` or `https` address. The text may contain a password.
 fn intended(text: &str) -> String {
     let is_host = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | ':' | '[' | ']');
-    match !text.is_empty() && text.chars().all(is_host) && !text.ends_with(':') {
-        true => format!("write https://{text}"),
-        false => "write it as https://HOST[:PORT][/PATH]".to_owned(),
+    if !text.is_empty() && text.chars().all(is_host) && !text.ends_with(':') {
+        format!("write https://{text}")
+    } else {
+        "write it as https://HOST[:PORT][/PATH]".to_owned()
     }
 }
 

@@ -521,18 +521,20 @@ fn label(config: &Config) -> String {
             named.chain(label.default.clone())
         })
         .collect();
-    match named.is_empty() {
-        true => format!("est:{url}{BASE_PATH}"),
-        false => format!("est:{url}{BASE_PATH}/{}", named.join(",")),
+    if named.is_empty() {
+        format!("est:{url}{BASE_PATH}")
+    } else {
+        format!("est:{url}{BASE_PATH}/{}", named.join(","))
     }
 }
 
 /// Returns the certificates in a response; at least one.
 fn certificates(response: &HttpResponse) -> Result<Vec<Certificate>, String> {
     let found = certificates_of(&wire::decode(&response.body)?).map_err(|why| why.to_string())?;
-    match found.is_empty() {
-        true => Err("it does not contain a certificate".to_owned()),
-        false => Ok(found),
+    if found.is_empty() {
+        Err("it does not contain a certificate".to_owned())
+    } else {
+        Ok(found)
     }
 }
 
@@ -604,14 +606,15 @@ impl Signer for Est {
             return Ok(());
         };
         let obstacles = learned.attributes.obstacles(wanted.profile.key);
-        match obstacles.is_empty() {
-            true => Ok(()),
-            false => Err(Rejection::new(
+        if obstacles.is_empty() {
+            Ok(())
+        } else {
+            Err(Rejection::new(
                 &self.label(),
                 wanted,
                 obstacles.join("; "),
                 "configure a key type that it accepts, under `pki`, or have /csrattrs changed by the server's owner",
-            )),
+            ))
         }
     }
 

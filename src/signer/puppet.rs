@@ -228,9 +228,10 @@ impl Puppet {
     /// Fetches the CA's certificates, the issuing one first.
     async fn fetch_bundle(&self, doing: &str) -> Result<Vec<u8>, SignerError> {
         let pins = &self.config.ca_sha256;
-        let server = match pins.is_empty() {
-            true => self.server.clone(),
-            false => self.server.provisional(),
+        let server = if pins.is_empty() {
+            self.server.clone()
+        } else {
+            self.server.provisional()
         };
         let response = server.exchange(doing, get("/certificate/ca")).await?;
         if response.status != 200 {
@@ -282,9 +283,10 @@ impl Puppet {
                 &format!("it is not a certificate request: {error}"),
             )
         })?;
-        Ok(match queued.public_key() == request.csr.public_key() {
-            true => HeldCertificate::Request,
-            false => HeldCertificate::Foreign("request"),
+        Ok(if queued.public_key() == request.csr.public_key() {
+            HeldCertificate::Request
+        } else {
+            HeldCertificate::Foreign("request")
         })
     }
 
@@ -456,9 +458,10 @@ impl Signer for Puppet {
         let doing = signing(request);
         let server = self.server(&doing).await?;
         let queued = ticket.is_some_and(|ticket| is_ticket_of(ticket, request));
-        let held = match queued {
-            true => self.held_after_queued(&server, request, &doing).await?,
-            false => self.held(&server, request, &doing).await?,
+        let held = if queued {
+            self.held_after_queued(&server, request, &doing).await?
+        } else {
+            self.held(&server, request, &doing).await?
         };
         match held {
             HeldCertificate::Nothing if queued => Ok(Some(self.gone(request))),

@@ -193,12 +193,13 @@ impl SignerServer {
         let path = file
             .path(self.credentials.as_deref())
             .ok_or_else(|| unreadable(format!("{NO_CREDENTIALS} (no $CREDENTIALS_DIRECTORY)")))?;
-        let bytes = read(&path).map_err(|error| match store::is_access_refusal(&error) {
-            true => {
+        let bytes = read(&path).map_err(|error| {
+            if store::is_access_refusal(&error) {
                 let file = self.shown_secret(file);
                 SignerError::permanent(format!("{}: {file}: {error}", self.label), "then run again")
+            } else {
+                unreadable(error.to_string()).marked_by(&error)
             }
-            false => unreadable(error.to_string()).marked_by(&error),
         })?;
         let text =
             std::str::from_utf8(&bytes).map_err(|_| unreadable("it is not UTF-8 text".into()))?;

@@ -353,9 +353,10 @@ impl Vault {
                     ExtendedUsage::ClientAuth => "ClientAuth",
                 })
                 .collect();
-            let key_usages: &[&str] = match profile.key.is_rsa() {
-                true => &["DigitalSignature", "KeyEncipherment"],
-                false => &["DigitalSignature"],
+            let key_usages: &[&str] = if profile.key.is_rsa() {
+                &["DigitalSignature", "KeyEncipherment"]
+            } else {
+                &["DigitalSignature"]
             };
             json!({
                 "csr": csr,
@@ -440,9 +441,10 @@ impl Vault {
             ));
         };
         let mut chain = vec![signed.certificate];
-        match signed.ca_chain.is_empty() {
-            true => chain.push(signed.issuing_ca),
-            false => chain.extend(signed.ca_chain),
+        if signed.ca_chain.is_empty() {
+            chain.push(signed.issuing_ca)
+        } else {
+            chain.extend(signed.ca_chain)
         }
         Ok(Answer::Issued(chain.join("\n").into_bytes()))
     }
@@ -617,9 +619,10 @@ impl Signer for Vault {
             ));
         };
         // The chain begins with the issuer itself.
-        let chain = match issuer.ca_chain.is_empty() {
-            true => vec![issuer.certificate],
-            false => issuer.ca_chain,
+        let chain = if issuer.ca_chain.is_empty() {
+            vec![issuer.certificate]
+        } else {
+            issuer.ca_chain
         };
         Ok(Some(chain.join("\n").into_bytes()))
     }

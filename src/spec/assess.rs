@@ -129,9 +129,10 @@ fn assess_content(
         && found.revoked.is_none()
         && differences.iter().all(is_of_policy);
     let mut reasons: Vec<String> = differences.iter().map(ToString::to_string).collect();
-    let at_renewal = match waits {
-        true => std::mem::take(&mut reasons),
-        false => Vec::new(),
+    let at_renewal = if waits {
+        std::mem::take(&mut reasons)
+    } else {
+        Vec::new()
     };
     reasons.extend(found.revoked.clone());
     if !reasons.is_empty() {
@@ -140,9 +141,10 @@ fn assess_content(
     notes.extend(beyond_authority(chain, trust));
     notes.extend(with_unread_attributes(chain));
     let reasons = form_differences(spec, found, trust);
-    match reasons.is_empty() {
-        true => Action::Keep { notes, at_renewal },
-        false => Action::Rewrite { reasons },
+    if reasons.is_empty() {
+        Action::Keep { notes, at_renewal }
+    } else {
+        Action::Rewrite { reasons }
     }
 }
 
@@ -382,9 +384,10 @@ pub fn key_among_certificates(
         let mut keys = keys.iter();
         keys.any(|key| key.public_key() == certificate.public_key())
     });
-    let key = match is_of_authority {
-        true => format!("the private key of {authority}"),
-        false => "a private key".to_owned(),
+    let key = if is_of_authority {
+        format!("the private key of {authority}")
+    } else {
+        "a private key".to_owned()
     };
     Some(format!(
         "{path} contains {key}, and every reader of the CA certificate has it: leave the key with its CA, and only certificates in the file (openssl crl2pkcs7 -nocrl -certfile FILE | openssl pkcs7 -print_certs -out NEW)"

@@ -416,9 +416,10 @@ impl AuthorityRotation {
     /// After the end of a rotation, only the removal is required: an administrator may have changed the CA again.
     fn unmet(&self, phase: RotationPhase, proof: &NodeProof) -> Vec<UnmetRequirement> {
         let target = self.target(phase);
-        let mut unmet = match phase.is_end() {
-            true => restarts_due(proof),
-            false => unsettled(proof, &target.trusted, target.issuing),
+        let mut unmet = if phase.is_end() {
+            restarts_due(proof)
+        } else {
+            unsettled(proof, &target.trusted, target.issuing)
         };
         let still_trusted = target
             .removed

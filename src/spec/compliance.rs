@@ -516,9 +516,10 @@ mod tests {
             let end = datetime!(2028-01-01 0:00 UTC);
             key.required_lifetime = Some(required);
             key.validity = Some([end - valid_for, end]);
-            let expected = match complies {
-                true => KeyVerdict::Compliant,
-                false => KeyVerdict::NotCompliant,
+            let expected = if complies {
+                KeyVerdict::Compliant
+            } else {
+                KeyVerdict::NotCompliant
             };
             assert_eq!(judge(&key).verdict, expected, "{required:?} {valid_for:?}");
         }

@@ -165,9 +165,10 @@ impl Layout {
 
     /// Returns the files of a certificate: certificate and key, or the kubeconfig.
     pub fn files(&self, name: CertName) -> Vec<PathBuf> {
-        match name.is_kubeconfig() {
-            true => vec![kubeconfig_path(name)],
-            false => self.pair(name).to_vec(),
+        if name.is_kubeconfig() {
+            vec![kubeconfig_path(name)]
+        } else {
+            self.pair(name).to_vec()
         }
     }
 

@@ -464,9 +464,10 @@ impl RuleInputs<'_> {
             self.node.kubelet_cert_dir.clone(),
         )
         .with_registered(&self.choices.registered);
-        match self.choices.external_etcd_client && self.node.role.has_control_plane() {
-            true => layout.with_external_etcd(&self.cluster.etcd),
-            false => layout,
+        if self.choices.external_etcd_client && self.node.role.has_control_plane() {
+            layout.with_external_etcd(&self.cluster.etcd)
+        } else {
+            layout
         }
     }
 

@@ -636,9 +636,10 @@ fn puts_names_and_addresses_into_server_certificates_only() {
             _ => String::new(),
         };
         let found = &spec.requested.profile.sans;
-        match expected.is_empty() {
-            true => assert!(found.is_empty(), "{}: {found}", spec.name()),
-            false => assert_eq!(found.to_string(), expected, "{}", spec.name()),
+        if expected.is_empty() {
+            assert!(found.is_empty(), "{}: {found}", spec.name())
+        } else {
+            assert_eq!(found.to_string(), expected, "{}", spec.name())
         }
     }
 }

@@ -345,9 +345,10 @@ impl<'a> LockedLog<'a> {
         self.file
             .sync_data()
             .map_err(|source| error(self.state, "write", errno_of(&source)))?;
-        match self.is_new {
-            true => self.state.sync(),
-            false => Ok(()),
+        if self.is_new {
+            self.state.sync()
+        } else {
+            Ok(())
         }
     }
 }

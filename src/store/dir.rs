@@ -80,9 +80,10 @@ impl Dir {
 
     /// Returns the target of a symbolic link for messages: an absolute one as a path on this machine.
     fn shown_target(&self, target: PathBuf) -> PathBuf {
-        match target.is_absolute() {
-            true => self.root.join(target).shown(),
-            false => target,
+        if target.is_absolute() {
+            self.root.join(target).shown()
+        } else {
+            target
         }
     }
 
@@ -270,12 +271,13 @@ impl Dir {
         let written = (|| {
             let file = self.create(&temp, bytes)?;
             fsync(&file).map_err(|errno| self.error("write", &temp, errno))?;
-            match self.rename_new(&temp, name)? {
-                true => Ok(()),
-                false => Err(StoreError::obstacle(
+            if self.rename_new(&temp, name)? {
+                Ok(())
+            } else {
+                Err(StoreError::obstacle(
                     self.path.join(name),
                     PathObstacle::Differs,
-                )),
+                ))
             }
         })();
         if written.is_err() {

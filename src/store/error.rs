@@ -405,9 +405,10 @@ fn listed(paths: &[PathBuf]) -> String {
         .iter()
         .map(|path| path.display().to_string())
         .collect();
-    match paths.is_empty() {
-        true => "none".to_owned(),
-        false => paths.join(", "),
+    if paths.is_empty() {
+        "none".to_owned()
+    } else {
+        paths.join(", ")
     }
 }
 

@@ -39,17 +39,19 @@ impl KeyBackup {
 
     /// Returns the path on this machine, for messages.
     pub(crate) fn shown(&self, root: &NodeRoot) -> PathBuf {
-        match self.on_node {
-            true => root.on_this_machine(&self.path),
-            false => self.path.clone(),
+        if self.on_node {
+            root.on_this_machine(&self.path)
+        } else {
+            self.path.clone()
         }
     }
 
     /// Returns why the file is not the verified backup any more, if so.
     pub(crate) fn loss(&self, root: &NodeRoot) -> Option<String> {
-        let found = match self.on_node {
-            true => self.find_loss(root),
-            false => NodeRoot::open("/").and_then(|machine| self.find_loss(&machine)),
+        let found = if self.on_node {
+            self.find_loss(root)
+        } else {
+            NodeRoot::open("/").and_then(|machine| self.find_loss(&machine))
         };
         found.unwrap_or_else(|error| Some(error.to_string()))
     }

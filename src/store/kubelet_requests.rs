@@ -96,12 +96,13 @@ impl NodeRoot {
 
     /// Returns the file name of a record. A UID comes from the API server and must not lead out of the directory.
     fn record_name(&self, uid: &str) -> Result<String, StoreError> {
-        match is_uid(uid) {
-            true => Ok(format!("{uid}.json")),
-            false => Err(StoreError::Implausible {
+        if is_uid(uid) {
+            Ok(format!("{uid}.json"))
+        } else {
+            Err(StoreError::Implausible {
                 path: self.on_this_machine(kubelets()),
                 why: format!("{uid:?} is not the UID of an object"),
-            }),
+            })
         }
     }
 }

@@ -545,9 +545,10 @@ pub(super) fn limit_aside(
         if place >= excess && now - at <= ASIDE_MAX_AGE {
             continue;
         }
-        let gone = match is_directory(&aside, &name)? {
-            true => aside.remove_dir(&name),
-            false => aside.unlink(&name),
+        let gone = if is_directory(&aside, &name)? {
+            aside.remove_dir(&name)
+        } else {
+            aside.unlink(&name)
         };
         match gone {
             Ok(_) => removed = true,
@@ -557,10 +558,7 @@ pub(super) fn limit_aside(
             }),
         }
     }
-    match removed {
-        true => aside.sync(),
-        false => Ok(()),
-    }
+    if removed { aside.sync() } else { Ok(()) }
 }
 
 /// Returns when an entry was moved to `aside/`, according to its name (see [`free_name`]); `None` for a file that nodepki

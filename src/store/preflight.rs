@@ -112,9 +112,10 @@ impl<'a> Preflight<'a> {
                 .into_iter()
                 .filter_map(|need| need.verify().err()),
         );
-        match errors.is_empty() {
-            true => Ok(()),
-            false => Err(errors),
+        if errors.is_empty() {
+            Ok(())
+        } else {
+            Err(errors)
         }
     }
 

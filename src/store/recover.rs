@@ -177,9 +177,10 @@ impl Store {
                 continue;
             }
             self.stage_entry(entry, &found, now, &mut transaction, &mut recovery.notes)?;
-            match entry.removes() {
-                true => recovery.removed.push(entry.path.clone()),
-                false => recovery.finished.push(entry.path.clone()),
+            if entry.removes() {
+                recovery.removed.push(entry.path.clone())
+            } else {
+                recovery.finished.push(entry.path.clone())
             }
             transaction.operations.push(FileOperation {
                 name: found.name,
@@ -266,9 +267,10 @@ impl Store {
         let mut superseded = Vec::new();
         for kept in &journal.kept {
             let name = transaction.locate(&self.root, &kept.path)?;
-            let target = match kept.is_link() {
-                true => transaction.inspect_link(&name)?,
-                false => transaction.inspect(&name)?,
+            let target = if kept.is_link() {
+                transaction.inspect_link(&name)?
+            } else {
+                transaction.inspect(&name)?
             };
             if target.is_none_or(|target| target.identity() != kept.sha256) {
                 superseded.push(kept.group);

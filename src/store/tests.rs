@@ -243,9 +243,10 @@ fn refuses_file_of_newer_version_with_path_and_fix() {
         assert!(matches!(error, StoreError::NewerFormat { version: 99, .. }));
         let path = fixture.state.join(name);
         let start = format!("{} has format version 99", path.display());
-        let fix = match is_work {
-            true => "run the newer nodepki once",
-            false => "use the newer nodepki, or move the file away",
+        let fix = if is_work {
+            "run the newer nodepki once"
+        } else {
+            "use the newer nodepki, or move the file away"
         };
         let message = error.to_string();
         assert!(

@@ -312,9 +312,10 @@ impl Dir {
 
     fn verify(&self, trust: DirectoryTrust<'_>) -> Result<(), StoreError> {
         let found = self.own_metadata()?;
-        match trust.accepts(&found) {
-            true => Ok(()),
-            false => Err(untrusted(self.path(), &found, trust.owners)),
+        if trust.accepts(&found) {
+            Ok(())
+        } else {
+            Err(untrusted(self.path(), &found, trust.owners))
         }
     }
 
@@ -339,9 +340,10 @@ impl Metadata {
     /// # Errors
     /// [`StoreError::Untrusted`].
     pub(crate) fn require_trust(&self, path: &Path) -> Result<(), StoreError> {
-        match is_ours(self.uid) && !is_shared(self) {
-            true => Ok(()),
-            false => Err(untrusted(path, self, &[])),
+        if is_ours(self.uid) && !is_shared(self) {
+            Ok(())
+        } else {
+            Err(untrusted(path, self, &[]))
         }
     }
 
@@ -419,9 +421,10 @@ fn require_trust(path: &Path, found: &Metadata) -> Result<(), StoreError> {
         FileKind::Symlink => is_ours(found.uid),
         _ => DirectoryTrust::SYSTEM.accepts(found),
     };
-    match accepted {
-        true => Ok(()),
-        false => Err(untrusted(path, found, &[])),
+    if accepted {
+        Ok(())
+    } else {
+        Err(untrusted(path, found, &[]))
     }
 }
 

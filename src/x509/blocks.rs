@@ -113,9 +113,10 @@ fn line(text: &[u8]) -> (&[u8], &[u8]) {
         ),
         None => (text, &[][..]),
     };
-    let line = match rest.is_empty() && line.len() == text.len() {
-        true => line,
-        false => line.strip_suffix(b"\r").unwrap_or(line),
+    let line = if rest.is_empty() && line.len() == text.len() {
+        line
+    } else {
+        line.strip_suffix(b"\r").unwrap_or(line)
     };
     let kept = line
         .iter()

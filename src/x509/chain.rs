@@ -159,12 +159,13 @@ impl Chain {
     /// [`ChainError::TooLarge`].
     pub fn check_size(&self) -> Result<(), ChainError> {
         let bytes = self.certificates().map(|one| one.der().len()).sum();
-        match bytes > MAX_CHAIN_BYTES {
-            true => Err(ChainError::TooLarge {
+        if bytes > MAX_CHAIN_BYTES {
+            Err(ChainError::TooLarge {
                 bytes,
                 limit: MAX_CHAIN_BYTES,
-            }),
-            false => Ok(()),
+            })
+        } else {
+            Ok(())
         }
     }
 
@@ -408,12 +409,13 @@ fn is_certificate(label: &str) -> bool {
 }
 
 fn check_count(count: usize) -> Result<(), ChainError> {
-    match count > MAX_RESPONSE_CERTIFICATES {
-        true => Err(ChainError::TooMany {
+    if count > MAX_RESPONSE_CERTIFICATES {
+        Err(ChainError::TooMany {
             count,
             limit: MAX_RESPONSE_CERTIFICATES,
-        }),
-        false => Ok(()),
+        })
+    } else {
+        Ok(())
     }
 }
 
@@ -438,9 +440,10 @@ fn pem_certificates(text: &[u8]) -> Result<Vec<Certificate>, ChainError> {
         return Err(ChainError::NotReadByGo {
             read: go.len(),
             count: all.len(),
-            fix: match text.starts_with(BYTE_ORDER_MARK) {
-                true => REMOVE_BYTE_ORDER_MARK,
-                false => REWRITE_CERTIFICATES,
+            fix: if text.starts_with(BYTE_ORDER_MARK) {
+                REMOVE_BYTE_ORDER_MARK
+            } else {
+                REWRITE_CERTIFICATES
             },
         });
     }

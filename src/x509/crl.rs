@@ -229,9 +229,10 @@ impl RevocationList {
                 &parsed.signature_value.data,
             )
         });
-        match signed {
-            true => Ok(()),
-            false => Err(CrlError::Signature { issuer: issuer() }),
+        if signed {
+            Ok(())
+        } else {
+            Err(CrlError::Signature { issuer: issuer() })
         }
     }
 }

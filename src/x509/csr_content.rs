@@ -101,9 +101,10 @@ impl CsrContent {
     /// # Errors
     /// A request whose signature does not verify.
     pub fn into_csr(self) -> Result<Csr, CsrError> {
-        match self.is_signed {
-            true => Csr::from_der(&self.der),
-            false => Err(CsrError::Signature),
+        if self.is_signed {
+            Csr::from_der(&self.der)
+        } else {
+            Err(CsrError::Signature)
         }
     }
 }

@@ -145,9 +145,10 @@ impl PrivateKey {
         let blocks = pem_blocks(text).map_err(KeyError::Pem)?;
         let keys = blocks.into_iter().filter_map(Self::from_block);
         let keys: Vec<_> = keys.collect::<Result<_, _>>()?;
-        match keys.is_empty() {
-            true => Err(KeyError::NoKey),
-            false => Ok(keys),
+        if keys.is_empty() {
+            Err(KeyError::NoKey)
+        } else {
+            Ok(keys)
         }
     }
 
@@ -414,9 +415,10 @@ impl PublicKey {
             .filter(|block| block.tag() == "PUBLIC KEY")
             .map(|block| Self::from_spki_der(block.contents()))
             .collect::<Result<_, _>>()?;
-        match keys.is_empty() {
-            true => Err(no_public_key(text, &blocks)),
-            false => Ok(keys),
+        if keys.is_empty() {
+            Err(no_public_key(text, &blocks))
+        } else {
+            Ok(keys)
         }
     }
 

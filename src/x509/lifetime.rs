@@ -63,13 +63,14 @@ pub fn judge_lifetime(
         > requested
             .saturating_add(requested / 10)
             .saturating_add(LIFETIME_SLACK);
-    match is_longer || left < requested / 2 {
-        true => Lifetime::Differs(format!(
+    if is_longer || left < requested / 2 {
+        Lifetime::Differs(format!(
             "its lifetime is {} instead of the requested {}",
             lives(),
             length(requested)
-        )),
-        false => Lifetime::Fits,
+        ))
+    } else {
+        Lifetime::Fits
     }
 }
 

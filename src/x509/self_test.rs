@@ -53,9 +53,10 @@ pub fn self_test() -> Result<(), SelfTestError> {
 }
 
 fn distinct(values: &[[u8; RANDOM_BYTES]; 2]) -> Result<(), SelfTestError> {
-    match values[0] == values[1] {
-        true => Err(SelfTestError::RepeatedBytes),
-        false => Ok(()),
+    if values[0] == values[1] {
+        Err(SelfTestError::RepeatedBytes)
+    } else {
+        Ok(())
     }
 }
 
@@ -64,9 +65,10 @@ fn require_signature(key: &PrivateKey, signature: &[u8]) -> Result<(), SelfTestE
         let public = key.public_key();
         has_signature_of(public, ECDSA_SHA256.as_ref(), message, signature)
     };
-    match verifies(MESSAGE) && !verifies(b"another message") {
-        true => Ok(()),
-        false => Err(SelfTestError::Signature),
+    if verifies(MESSAGE) && !verifies(b"another message") {
+        Ok(())
+    } else {
+        Err(SelfTestError::Signature)
     }
 }
 

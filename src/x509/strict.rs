@@ -134,11 +134,12 @@ fn check_list_extensions(mut extensions: DerReader<'_>) -> std::result::Result<(
             .ok_or("an extension has no object identifier")?;
         let wrong =
             |problem: &str| format!("its extension {} is not valid: {problem}", oid_text(oid));
-        let critical = match extension.peek(tag::BOOLEAN) {
-            true => extension
+        let critical = if extension.peek(tag::BOOLEAN) {
+            extension
                 .boolean()
-                .ok_or_else(|| wrong("critical is not a BOOLEAN"))?,
-            false => false,
+                .ok_or_else(|| wrong("critical is not a BOOLEAN"))?
+        } else {
+            false
         };
         let mut value = extension.read(tag::OCTET_STRING).ok_or_else(not_der)?;
         extension.end().ok_or_else(not_der)?;

@@ -316,9 +316,10 @@ fn compare_usages(
     found: &mut Vec<CertDifference>,
 ) {
     compare_extended_usages(leaf, &profile.usages, found);
-    let tolerated: &[ExtendedUsage] = match tolerance.extra_usages {
-        true => &[ExtendedUsage::ServerAuth, ExtendedUsage::ClientAuth],
-        false => &[],
+    let tolerated: &[ExtendedUsage] = if tolerance.extra_usages {
+        &[ExtendedUsage::ServerAuth, ExtendedUsage::ClientAuth]
+    } else {
+        &[]
     };
     let allowed = profile.usages.iter().chain(tolerated);
     let allowed: Vec<KeyPurpose> = allowed.copied().map(KeyPurpose::from).collect();

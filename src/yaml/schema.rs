@@ -345,9 +345,10 @@ pub fn absolute(field: &Field<'_>) -> Option<PathBuf> {
     if text.starts_with('/') {
         return Some(PathBuf::from(text));
     }
-    let fix = match text.starts_with(['$', '~']) {
-        true => "write the path itself, beginning with /: variables and ~ are not replaced",
-        false => "begin it with /",
+    let fix = if text.starts_with(['$', '~']) {
+        "write the path itself, beginning with /: variables and ~ are not replaced"
+    } else {
+        "begin it with /"
     };
     field.error(format!("{text:?} is not an absolute path"), fix);
     None

@@ -21,11 +21,12 @@ pub(super) fn correction(text: &str, line: usize, problem: &str) -> Option<Strin
     }
     let is_in_brackets = problem.contains("flow") || problem.contains("':' indicator");
     if let Some((opener, opened)) = is_in_brackets.then(|| open_bracket(&lines, line)).flatten() {
-        return Some(match opened == line {
-            true => format!(
+        return Some(if opened == line {
+            format!(
                 "close the {opener} in this line, and put text that contains brackets or commas into quotation marks"
-            ),
-            false => format!("close the {opener} in line {opened}"),
+            )
+        } else {
+            format!("close the {opener} in line {opened}")
         });
     }
     let (above, previous) = (1..line)

@@ -57,9 +57,10 @@ impl Walk {
     pub fn push(&self, fault: Fault) {
         let mut faults = self.faults.borrow_mut();
         let is_unquoted = self.unquoted.borrow().as_ref() == Some(&fault.place);
-        match is_unquoted && fault.severity == FaultSeverity::Error {
-            true => faults.correct_fix(&fault.place, fault.fix),
-            false => faults.push(fault),
+        if is_unquoted && fault.severity == FaultSeverity::Error {
+            faults.correct_fix(&fault.place, fault.fix)
+        } else {
+            faults.push(fault)
         }
     }
 
@@ -134,9 +135,10 @@ impl<'a> Field<'a> {
 
     /// Reports what a strict validation refuses: an error in a strict walk, a warning in a lenient one.
     pub fn refused_by_validation(&self, message: impl Into<String>, fix: impl Into<String>) {
-        match self.walk.strict {
-            true => self.error(message, fix),
-            false => self.warning(message, fix),
+        if self.walk.strict {
+            self.error(message, fix)
+        } else {
+            self.warning(message, fix)
         }
     }
 
@@ -336,9 +338,10 @@ impl<'a> Map<'a> {
     pub fn finish(&self) {
         let known = self.known.borrow();
         let names: HashSet<&str> = known.iter().map(String::as_str).collect();
-        let severity = match self.field.walk.strict {
-            true => FaultSeverity::Error,
-            false => FaultSeverity::Warning,
+        let severity = if self.field.walk.strict {
+            FaultSeverity::Error
+        } else {
+            FaultSeverity::Warning
         };
         for entry in self.entries {
             if names.contains(entry.key.as_str()) {

@@ -120,9 +120,10 @@ impl SimulatedNode {
         chance: Chance,
     ) -> Self {
         let shared_memory = Path::new("/dev/shm");
-        let dir = match shared_memory.is_dir() {
-            true => TempDir::new_in(shared_memory),
-            false => TempDir::new(),
+        let dir = if shared_memory.is_dir() {
+            TempDir::new_in(shared_memory)
+        } else {
+            TempDir::new()
         };
         let node = SimulatedNode {
             index,
@@ -210,24 +211,27 @@ impl SimulatedNode {
             self.plan.name,
             cluster.name,
             cluster.name,
-            match changed.other_algorithm {
-                true => "ECDSA-P384",
-                false => "ECDSA-P256",
+            if changed.other_algorithm {
+                "ECDSA-P384"
+            } else {
+                "ECDSA-P256"
             },
             cluster.lifetime.as_secs() / 3600,
             names.join(", ")
         );
         fs::write(self.dir.path().join("kubeadm.yaml"), kubeadm).unwrap();
-        let window = match cluster.has_window {
-            true => ", window: \"Sun 02:00-05:00\"",
-            false => "",
+        let window = if cluster.has_window {
+            ", window: \"Sun 02:00-05:00\""
+        } else {
+            ""
         };
         let settings = format!(
             "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\nrotation: {{rekey: {}, onPolicyChange: {}{window}}}\n",
             !cluster.keeps_keys,
-            match changed.at_once {
-                true => "now",
-                false => "nextRenewal",
+            if changed.at_once {
+                "now"
+            } else {
+                "nextRenewal"
             }
         );
         self.write("etc/nodepki/config.yaml", &settings);

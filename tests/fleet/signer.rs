@@ -114,13 +114,15 @@ impl SigningService {
             rogue.insert(authority, Ca::new(authority, "", now));
         }
         let caps = Caps {
-            lookup: match plan.adopts {
-                true => RequestLookup::ByName,
-                false => RequestLookup::None,
+            lookup: if plan.adopts {
+                RequestLookup::ByName
+            } else {
+                RequestLookup::None
             },
-            resubmit: match plan.adopts {
-                true => Resubmit::Adopts,
-                false => Resubmit::Duplicates,
+            resubmit: if plan.adopts {
+                Resubmit::Adopts
+            } else {
+                Resubmit::Duplicates
             },
             ..Caps::everything()
         };

@@ -343,9 +343,10 @@ impl World {
         if issued.not_after > true_time() {
             return;
         }
-        let share = match service.plan.has_window {
-            true => URGENT_SHARE,
-            false => RENEWAL_SHARE,
+        let share = if service.plan.has_window {
+            URGENT_SHARE
+        } else {
+            RENEWAL_SHARE
         };
         let ends = Duration::try_from(issued.not_after - START).unwrap();
         let due = ends.saturating_sub(issued.lifetime.mul_f64(share));
@@ -372,9 +373,10 @@ impl World {
         let count = service.submissions(node.index, issued.name);
         let is_valid = issued.not_after > true_time() + DAY && node.clock_error.get() == 0;
         let most = self.statistics.most_requests.get();
-        let most = match is_valid {
-            true => (most.0.max(count), most.1.max(count)),
-            false => (most.0, most.1.max(count)),
+        let most = if is_valid {
+            (most.0.max(count), most.1.max(count))
+        } else {
+            (most.0, most.1.max(count))
         };
         self.statistics.most_requests.set(most);
         if count > MAX_REQUESTS {

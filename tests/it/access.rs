@@ -499,9 +499,10 @@ fn refuses_settings_that_another_user_can_change() {
     ];
     for place in places {
         let node = Node::new();
-        let text = match place.contains("kubeadm") {
-            true => crate::node::INIT,
-            false => SETTINGS,
+        let text = if place.contains("kubeadm") {
+            crate::node::INIT
+        } else {
+            SETTINGS
         };
         node.write(place, text);
         let (file, top) = (node.path(place), node.path("/"));

@@ -105,9 +105,10 @@ impl Template {
             .map(|one| sequence(&[&oid(&one.oid), &one.critical, &der(4, &[&one.value])]))
             .collect();
         let extensions: Vec<&[u8]> = extensions.iter().map(Vec::as_slice).collect();
-        let extensions = match extensions.is_empty() {
-            true => Vec::new(),
-            false => der(0xa3, &[&sequence(&extensions)]),
+        let extensions = if extensions.is_empty() {
+            Vec::new()
+        } else {
+            der(0xa3, &[&sequence(&extensions)])
         };
         sequence(&[
             &self.version,
@@ -288,9 +289,10 @@ fn encode(nodes: &[Node], at: &mut usize, target: usize, change: Change, out: &m
                 (*tag, content)
             }
         };
-        match is_target {
-            true => change.apply(tag, content, out),
-            false => out.extend(der(tag, &[&content])),
+        if is_target {
+            change.apply(tag, content, out)
+        } else {
+            out.extend(der(tag, &[&content]))
         }
     }
 }

@@ -218,9 +218,10 @@ impl Daemon<'_> {
     fn wait_for_log(&self, words: &str) -> String {
         eventually(|| {
             let log = fs::read_to_string(self.machine.path("log")).unwrap();
-            match log.contains(words) {
-                true => Ok(log),
-                false => Err(format!("{words:?} is missing in:\n{log}")),
+            if log.contains(words) {
+                Ok(log)
+            } else {
+                Err(format!("{words:?} is missing in:\n{log}"))
             }
         })
     }

@@ -242,14 +242,16 @@ fn every_command_ends_with_documented_code_in_every_situation() {
     let is_blessed = std::env::var_os("NODEPKI_BLESS").is_some();
     let headings: Vec<&str> = SITUATIONS.iter().map(|one| one.heading).collect();
     let mut table = format!("{:<26}{}\n", "command", columns(&headings));
-    let golden = match is_blessed {
-        true => String::new(),
-        false => fs::read_to_string(GOLDEN).unwrap(),
+    let golden = if is_blessed {
+        String::new()
+    } else {
+        fs::read_to_string(GOLDEN).unwrap()
     };
     let mut wrong = Vec::new();
-    let lines: Vec<_> = match is_blessed {
-        true => LINES.iter().collect(),
-        false => sampled(0, &LINES),
+    let lines: Vec<_> = if is_blessed {
+        LINES.iter().collect()
+    } else {
+        sampled(0, &LINES)
     };
     for line in lines {
         let codes = SITUATIONS

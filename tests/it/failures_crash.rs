@@ -354,9 +354,10 @@ fn reports_disk_faults_and_loses_nothing() {
             let ran = Ran::of(node.ask_command("0s").env("NODEPKI_FAILPOINT", &armed));
             if ran.code != Some(0) {
                 // After the point of commit the next run completes it, whatever the error was.
-                let code = match failpoint.starts_with("finish:") {
-                    true => 75,
-                    false => code,
+                let code = if failpoint.starts_with("finish:") {
+                    75
+                } else {
+                    code
                 };
                 ran.ended(code).says(words).says("nodepki: ");
                 let promise = ran.stderr.clone();

@@ -151,10 +151,7 @@ fn ends_0_under_injected_errors_only_if_everything_was_renewed() {
     let counts = calls_of(&renew(&prepared.copied()), FILE_CALLS);
     let all = std::env::var("NODEPKI_SWEEP").is_ok_and(|value| value == "all");
     let errors = counts.iter().flat_map(|(call, count)| {
-        let step = match all {
-            true => 1,
-            false => count.div_ceil(6),
-        };
+        let step = if all { 1 } else { count.div_ceil(6) };
         let places = (1..=*count).step_by(step).enumerate();
         places.map(move |(turn, when)| (call, turn, when))
     });

@@ -384,9 +384,10 @@ fn leaves_old_or_new_certificate_when_killed_at_any_failpoint() {
             let key = PrivateKey::from_pem(pem.as_bytes()).unwrap();
             assert_eq!(chain.leaf().public_key(), key.public_key(), "{failpoint}");
             assert!(node.read(CONF).contains(LINK), "{failpoint}");
-            match pem == expired {
-                true => old += 1,
-                false => new += 1,
+            if pem == expired {
+                old += 1
+            } else {
+                new += 1
             }
             node.ask().done();
             assert_layout(&node);

@@ -74,9 +74,10 @@ fn give_keys(cluster: &Cluster, node: &ClusterNode) {
             let file = format!("{}.{extension}", authority.base_name());
             let text = fs::read_to_string(cluster.authorities().join(&file)).unwrap();
             let path = format!("{CA_DIR}/{file}");
-            match is_secret {
-                true => node.write_secret(&path, &text),
-                false => node.write(&path, &text),
+            if is_secret {
+                node.write_secret(&path, &text)
+            } else {
+                node.write(&path, &text)
             }
         }
     }

@@ -176,9 +176,10 @@ fn completes_after_full_disk_of_every_size() {
         let script = format!("dir=\"$1/{dir}\" free={kib}\n{FULL_DISK}");
         let ran = with_mounts(&node, &renew(&node), &script);
         ran.done();
-        match ran.stderr.contains("first: 75") {
-            true => ended_75 += 1,
-            false => ended_0 += 1,
+        if ran.stderr.contains("first: 75") {
+            ended_75 += 1
+        } else {
+            ended_0 += 1
         }
         node.assert_sound(&EVERYTHING);
         assert_eq!(

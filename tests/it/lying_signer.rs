@@ -285,13 +285,14 @@ impl Case {
         let chain = along_path(chain, &trust, NOW);
         chain.check_size().map_err(|error| error.to_string())?;
         let found = satisfies(&chain, &profile(), Tolerance::default(), key, &trust, NOW);
-        match found.is_empty() {
-            true => Ok(chain.to_pem()),
-            false => Err(found
+        if found.is_empty() {
+            Ok(chain.to_pem())
+        } else {
+            Err(found
                 .iter()
                 .map(ToString::to_string)
                 .collect::<Vec<_>>()
-                .join("; ")),
+                .join("; "))
         }
     }
 
@@ -478,9 +479,12 @@ fn case(
             beside = Some(change(&other, &keys.root));
         }
     }
-    let sign = |own, template: &Template, key: &PrivateKey| match place == own {
-        true => change(template, key),
-        false => template.signed_by(key),
+    let sign = |own, template: &Template, key: &PrivateKey| {
+        if place == own {
+            change(template, key)
+        } else {
+            template.signed_by(key)
+        }
     };
     let root_der = sign(Place::Root, &root, &keys.root);
     let middle_der = sign(Place::Intermediate, &middle, &keys.root);

@@ -62,13 +62,12 @@ fn expired() -> Node {
     let kept = node.read(KEPT);
     node.write(KEPT, format!("{kept}certificateValidityPeriod: 3s\n"));
     for name in EVERYTHING {
-        match name.is_kubeconfig() {
-            true => node.remove(format!("/etc/kubernetes/{name}")),
-            false => {
-                for extension in ["crt", "key"] {
-                    let file = format!("{}.{extension}", name.base_name());
-                    node.remove(format!("/etc/kubernetes/pki/{file}"));
-                }
+        if name.is_kubeconfig() {
+            node.remove(format!("/etc/kubernetes/{name}"))
+        } else {
+            for extension in ["crt", "key"] {
+                let file = format!("{}.{extension}", name.base_name());
+                node.remove(format!("/etc/kubernetes/pki/{file}"));
             }
         }
     }

@@ -183,9 +183,10 @@ fn first_node() {
 
 /// Returns the path of a file of kubeadm's tree, without extension.
 fn base(tree: &Path, name: CertName) -> PathBuf {
-    match name.is_kubeconfig() {
-        true => tree.join(name.as_str()),
-        false => tree.join("pki").join(name.base_name()),
+    if name.is_kubeconfig() {
+        tree.join(name.as_str())
+    } else {
+        tree.join("pki").join(name.base_name())
     }
 }
 

@@ -226,9 +226,10 @@ impl Lab {
 
     /// Returns a configuration with these keys besides address and trust.
     fn settings(&self, more: &str) -> String {
-        let tls = match more.contains("tls:") {
-            true => String::new(),
-            false => format!(", tls: {}", tls(&self.site)),
+        let tls = if more.contains("tls:") {
+            String::new()
+        } else {
+            format!(", tls: {}", tls(&self.site))
         };
         let more = if more.is_empty() {
             String::new()

@@ -743,13 +743,12 @@ fn reads_response_in_every_encoding() {
         let raw = format!("HTTP/1.0 200 OK\r\nStatus: 200 OK\r\n\r\n{certificate}\n");
         gateway.rule(Rule::on("POST", ENROLL).then(Action::Raw(raw.into_bytes(), notify)));
         let answer = run(open(&through(&gateway, &server)).submit(&request));
-        match notify {
-            true => {
-                let answer = issued(answer);
-                Chain::from_response(&answer, request.csr.public_key()).unwrap();
-            }
+        if notify {
+            let answer = issued(answer);
+            Chain::from_response(&answer, request.csr.public_key()).unwrap();
+        } else {
             // Without close_notify the response may be truncated.
-            false => fails(answer, FailureClass::Ambiguous, &["etcd-server"]),
+            fails(answer, FailureClass::Ambiguous, &["etcd-server"]);
         }
     }
 }

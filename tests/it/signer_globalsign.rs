@@ -205,9 +205,10 @@ fn renews_by_exchange_if_names_are_unchanged() {
         let before = server.posts().len();
         // The desired names have changed, or their order.
         let mut other = wanted(name);
-        match other.profile.sans.dns.is_empty() {
-            true => other.profile.subject.common_name.push('x'),
-            false => other.profile.sans.dns.reverse(),
+        if other.profile.sans.dns.is_empty() {
+            other.profile.subject.common_name.push('x')
+        } else {
+            other.profile.sans.dns.reverse()
         }
         let other = request_for(other, UsageExtensions::Requested).0;
         fails(

@@ -217,12 +217,13 @@ pub(crate) fn assert_same_usages(spec: &Value) {
         .map(|one| one.as_str().unwrap())
         .collect();
     let has_rsa_key = text.contains("rsaEncryption");
-    let (plain, in_csr) = match has_rsa_key {
-        true => (
+    let (plain, in_csr) = if has_rsa_key {
+        (
             &["digital signature", "key encipherment"][..],
             "Digital Signature, Key Encipherment\n",
-        ),
-        false => (&["digital signature"][..], "Digital Signature\n"),
+        )
+    } else {
+        (&["digital signature"][..], "Digital Signature\n")
     };
     assert_eq!(&usages[..plain.len()], plain);
     contains(&text, &[in_csr]);

@@ -187,9 +187,10 @@ impl Lab {
             "" => String::new(),
             namespace => format!("namespace: {namespace}, "),
         };
-        let tls = match more.contains("tls:") {
-            true => String::new(),
-            false => format!(", tls: {{caFile: {}}}", ca.display()),
+        let tls = if more.contains("tls:") {
+            String::new()
+        } else {
+            format!(", tls: {{caFile: {}}}", ca.display())
         };
         format!(
             "{HEAD}signers: {{s: {{vault: {{address: \"{url}\", {namespace}{mount}{more}{comma}auth: {auth}{tls}}}}}}}\n",

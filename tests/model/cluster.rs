@@ -150,9 +150,12 @@ impl Cluster {
                 let ca = present.map_or(Ca::First, Document::remaining);
                 let begun = present.map(|ended| (ended.number, ended.phase));
                 let proof = Proof::of(Files::only(ca), Files::only(ca), begun);
-                state.proofs(|node| match node.is_registered {
-                    true => Listed::Node(Some(proof)),
-                    false => Listed::No,
+                state.proofs(|node| {
+                    if node.is_registered {
+                        Listed::Node(Some(proof))
+                    } else {
+                        Listed::No
+                    }
                 })
             }
             _ => state.proofs(in_api),
@@ -189,9 +192,10 @@ impl Cluster {
         if self.is(Defect::RemovesKeyWithoutWaiting) {
             document.wait = Wait::Over;
         }
-        let mut proofs = match self.has_outdated_lists {
-            true => state.proofs(|node| node.listed[leader]),
-            false => state.proofs(in_api),
+        let mut proofs = if self.has_outdated_lists {
+            state.proofs(|node| node.listed[leader])
+        } else {
+            state.proofs(in_api)
         };
         for (_, proof) in &mut proofs {
             let begun = proof.as_mut().and_then(|proof| proof.begun.as_mut());
@@ -234,9 +238,10 @@ impl Cluster {
         if pending.is_outdated && !self.is(Defect::WritesWithoutComparing) {
             return is_answered.then_some(next);
         }
-        let is_expected = match pending.begins_wait {
-            true => present.phase == pending.phase,
-            false => present.phase.successor() == Some(pending.phase),
+        let is_expected = if pending.begins_wait {
+            present.phase == pending.phase
+        } else {
+            present.phase.successor() == Some(pending.phase)
         };
         let is_successor = present.number == pending.number && is_expected;
         if !is_successor {
@@ -320,13 +325,15 @@ impl Cluster {
 
     fn publish(&self, state: &State, index: usize) -> Option<State> {
         let node = &state.nodes[index];
-        let reports = match self.is(Defect::ReportsBeforeServing) {
-            true => node.is_up() && node.is_registered,
-            false => self.decision(node)?.reports,
+        let reports = if self.is(Defect::ReportsBeforeServing) {
+            node.is_up() && node.is_registered
+        } else {
+            self.decision(node)?.reports
         };
-        let proof = match self.is(Defect::ReportsFilesInsteadOfLoaded) {
-            true => Proof::of(node.disk, node.disk, node.begun),
-            false => node.own(),
+        let proof = if self.is(Defect::ReportsFilesInsteadOfLoaded) {
+            Proof::of(node.disk, node.disk, node.begun)
+        } else {
+            node.own()
         };
         if !reports || node.published == Some(proof) {
             return None;
@@ -375,9 +382,10 @@ impl Cluster {
                 next.budget.crashes -= 1;
             }
             Event::PowerOn(index) => {
-                next.nodes[index].life = match self.is(Defect::ServesWithoutReading) {
-                    true => Life::Serving,
-                    false => Life::Starting,
+                next.nodes[index].life = if self.is(Defect::ServesWithoutReading) {
+                    Life::Serving
+                } else {
+                    Life::Starting
                 };
             }
             Event::RollBack(index) => {
@@ -495,9 +503,10 @@ fn accept_each_other(state: &State) -> bool {
 
 /// Returns what the API has of a node.
 fn in_api(node: &Node) -> Listed {
-    match node.is_registered {
-        true => Listed::Node(node.published),
-        false => Listed::No,
+    if node.is_registered {
+        Listed::Node(node.published)
+    } else {
+        Listed::No
     }
 }
 
@@ -549,9 +558,10 @@ impl Model for Cluster {
             nodes,
             document: None,
             leaders: [Leader::default(); 2],
-            tokens: match self.has_tokens {
-                true => CaSet::of(Ca::First),
-                false => CaSet::default(),
+            tokens: if self.has_tokens {
+                CaSet::of(Ca::First)
+            } else {
+                CaSet::default()
             },
             budget: self.budget,
             breach: None,

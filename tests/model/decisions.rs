@@ -169,16 +169,18 @@ pub(crate) fn command(
                 let old = present.map_or(Ca::First, Document::remaining);
                 RotationCommand::Start(Box::new(RotationStart {
                     id: present.map_or(1, |ended| ended.number + 1).to_string(),
-                    subject: match has_tokens {
-                        true => RotationSubject::ServiceAccount,
-                        false => Authority::Ca.into(),
+                    subject: if has_tokens {
+                        RotationSubject::ServiceAccount
+                    } else {
+                        Authority::Ca.into()
                     },
                     old: old.rotated(),
                     new: old.other().rotated(),
                     hold_before: Default::default(),
-                    excluded: match keeps_exclusions {
-                        true => names(excluded),
-                        false => Default::default(),
+                    excluded: if keeps_exclusions {
+                        names(excluded)
+                    } else {
+                        Default::default()
                     },
                     token_lifetime: has_tokens.then_some(TOKEN_LIFETIME),
                 }))

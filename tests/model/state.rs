@@ -137,9 +137,10 @@ pub(crate) struct Document {
 impl Document {
     /// Returns the CA in place, at the end of a rotation.
     pub(crate) fn remaining(self) -> Ca {
-        match self.phase == RotationPhase::Done {
-            true => self.old.other(),
-            false => self.old,
+        if self.phase == RotationPhase::Done {
+            self.old.other()
+        } else {
+            self.old
         }
     }
 
@@ -232,9 +233,10 @@ impl Proof {
             begun,
             by_all: CaSet(disk.trusted.0 & loaded.trusted.0),
             by_any: CaSet(disk.trusted.0 | loaded.trusted.0),
-            under: match disk.issuers == loaded.issuers && disk.issuers != CaSet::BOTH {
-                true => disk.issuers,
-                false => CaSet::default(),
+            under: if disk.issuers == loaded.issuers && disk.issuers != CaSet::BOTH {
+                disk.issuers
+            } else {
+                CaSet::default()
             },
             is_restart_due: disk != loaded,
         }
@@ -250,9 +252,10 @@ impl Proof {
             trusted_by_all: self.by_all.fingerprints(),
             trusted_by_any: self.by_any.fingerprints(),
             certificates_under: self.under.fingerprints(),
-            restarts: match self.is_restart_due {
-                true => vec!["kube-apiserver".to_owned()],
-                false => Vec::new(),
+            restarts: if self.is_restart_due {
+                vec!["kube-apiserver".to_owned()]
+            } else {
+                Vec::new()
             },
             switched: None,
             sealing_key: None,
@@ -387,9 +390,10 @@ impl State {
         }
         swapped.nodes.sort_unstable();
         let order = |state: &State| (state.leaders, state.nodes.clone());
-        match order(&swapped) < order(&self) {
-            true => swapped,
-            false => self,
+        if order(&swapped) < order(&self) {
+            swapped
+        } else {
+            self
         }
     }
 

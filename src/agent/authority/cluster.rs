@@ -138,9 +138,10 @@ async fn read(
                 named(new),
                 (published.explain)()
             );
-            match published.is_required {
-                true => view.lacking.push(message),
-                false => view.notes.push(message),
+            if published.is_required {
+                view.lacking.push(message)
+            } else {
+                view.notes.push(message)
             }
         }
     }

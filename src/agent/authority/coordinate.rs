@@ -61,9 +61,10 @@ impl CoordinationSettings {
     }
 
     fn kubeconfig(&self) -> &Path {
-        let by_role = match self.is_control_plane {
-            true => ADMIN_CONF,
-            false => KUBELET_CONF,
+        let by_role = if self.is_control_plane {
+            ADMIN_CONF
+        } else {
+            KUBELET_CONF
         };
         self.settings
             .kubeconfig
@@ -124,15 +125,17 @@ impl Coordinator {
     /// Coordinates until it is dropped. Failures are logged and retried.
     pub async fn run(&self) -> Infallible {
         let leading = async {
-            match self.settings.is_control_plane {
-                true => self.lead().await,
-                false => std::future::pending().await,
+            if self.settings.is_control_plane {
+                self.lead().await
+            } else {
+                std::future::pending().await
             }
         };
         let exchanging = async {
-            match self.settings.is_control_plane {
-                true => self.exchange().await,
-                false => std::future::pending().await,
+            if self.settings.is_control_plane {
+                self.exchange().await
+            } else {
+                std::future::pending().await
             }
         };
         tokio::select! {
@@ -219,9 +222,10 @@ impl Coordinator {
         let mut reported = String::new();
         loop {
             let proofs = self.proofs.borrow().clone();
-            let trouble = match proofs.is_empty() {
-                true => None,
-                false => self.published(&proofs).await,
+            let trouble = if proofs.is_empty() {
+                None
+            } else {
+                self.published(&proofs).await
             };
             let interval = match &trouble {
                 None if !self.is_in_progress() => IDLE_INTERVAL,

@@ -130,9 +130,10 @@ pub(super) fn unsettled(
         RotationSubject::Authority(authority) => *change == ReplacedFile::Bundle(authority),
         RotationSubject::ServiceAccount => change.is_service_account(),
     };
-    let how = match root.path() == Path::new("/") {
-        true => "`nodepki renew` performs it",
-        false => "no component is restarted below --root; `nodepki renew` on the node performs it",
+    let how = if root.path() == Path::new("/") {
+        "`nodepki renew` performs it"
+    } else {
+        "no component is restarted below --root; `nodepki renew` on the node performs it"
     };
     let Unsettled {
         restarts, changed, ..

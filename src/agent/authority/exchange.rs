@@ -143,9 +143,10 @@ async fn hand_out(
     let Some(wanted) = missing(rotation, node, kept, &proofs, &present) else {
         let others = proofs.keys().filter(|other| *other != node);
         let is_complete = others.clone().all(|other| present.contains_key(other));
-        return Ok(match is_complete {
-            true => Exchange::Complete,
-            false => Exchange::Awaited(None),
+        return Ok(if is_complete {
+            Exchange::Complete
+        } else {
+            Exchange::Awaited(None)
         });
     };
     let data = wanted.iter().map(|(node, keys)| {

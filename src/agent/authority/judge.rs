@@ -282,9 +282,10 @@ impl Evidence {
         let is_first = self.bundle.first() == Some(new);
         let mut roots = self.roots().filter(|root| *root != new);
         // Only the first certificate is the CA; others stay trusted.
-        let old = match is_first {
-            true => roots.next().filter(|_| roots.next().is_none()),
-            false => self.bundle.first(),
+        let old = if is_first {
+            roots.next().filter(|_| roots.next().is_none())
+        } else {
+            self.bundle.first()
         };
         let Some(old) = old else {
             return Err(format!(

@@ -186,10 +186,13 @@ impl PeerRequirement<'_> {
             leaves.map(|leaf| leaf.name.as_str()).collect()
         };
         match self {
-            PeerRequirement::Trusts(new) => match report.trusted.contains(&fingerprint(new)) {
-                true => restarts_due(),
-                false => Some(format!("not all files there trust {}", named(new))),
-            },
+            PeerRequirement::Trusts(new) => {
+                if report.trusted.contains(&fingerprint(new)) {
+                    restarts_due()
+                } else {
+                    Some(format!("not all files there trust {}", named(new)))
+                }
+            }
             PeerRequirement::Uses(new) => {
                 let sha256 = fingerprint(new);
                 let left = leaves(&|under| !under.contains(&sha256));
@@ -268,9 +271,10 @@ impl Peers {
         } else {
             refused.extend(unreported(nodes, &reported, authority, need));
         }
-        match refused.is_empty() {
-            true => Ok(proven),
-            false => Err(refused),
+        if refused.is_empty() {
+            Ok(proven)
+        } else {
+            Err(refused)
         }
     }
 }

@@ -248,15 +248,21 @@ pub(super) fn lacks_keys(
     own: &NodeProof,
 ) -> Result<Option<String>, Failure> {
     let has_key = own.certificates_under.contains(&rotation.issuing().sha256);
-    let is_equipped = match rotation.phase.trusts_both() {
+    let is_equipped = if rotation.phase.trusts_both() {
         // Either key may have to sign: the phase can be undone.
-        true => kept(root, rotation)?.is_some(),
-        false => has_key || kept(root, rotation)?.is_some(),
+        kept(root, rotation)?.is_some()
+    } else {
+        has_key || kept(root, rotation)?.is_some()
     };
-    Ok((!is_equipped).then(|| match rotation.phase.is_end() {
-        true => "the rotation has ended, and its key did not reach this node (copy both sa.key and sa.pub from another control-plane node)".to_owned(),
-        false => "the private keys of the rotation have not reached this node yet".to_owned(),
-    }))
+    if is_equipped {
+        return Ok(None);
+    }
+    let lack = if rotation.phase.is_end() {
+        "the rotation has ended, and its key did not reach this node (copy both sa.key and sa.pub from another control-plane node)"
+    } else {
+        "the private keys of the rotation have not reached this node yet"
+    };
+    Ok(Some(lack.to_owned()))
 }
 
 /// Result of a part.

@@ -86,12 +86,13 @@ impl<'a> ChangeStep<'a> {
         }
         let mut notes = Vec::new();
         if root.has_unfinished()? {
-            match order.dry_run {
-                true => notes.push(
+            if order.dry_run {
+                notes.push(
                     "an earlier run was interrupted; the next run that writes completes it first"
                         .to_owned(),
-                ),
-                false => notes = agent::open_store(root, setup, "authority", clock)?.1,
+                )
+            } else {
+                notes = agent::open_store(root, setup, "authority", clock)?.1
             }
         }
         let state = setup.state(root);
@@ -159,9 +160,10 @@ impl<'a> ChangeStep<'a> {
             Ok(proven) => self.proofs.extend(proven),
             Err(why) => missing.extend(why),
         }
-        match missing.is_empty() {
-            true => Ok(()),
-            false => Err(all_refused(missing)),
+        if missing.is_empty() {
+            Ok(())
+        } else {
+            Err(all_refused(missing))
         }
     }
 
@@ -537,13 +539,14 @@ impl<'a> ChangeStep<'a> {
             return Ok(());
         };
         let text = String::from_utf8_lossy(&manifest.bytes);
-        match text.contains(&*list.to_string_lossy()) {
-            false => Ok(()),
-            true => Err(refused(format!(
+        if !text.contains(&*list.to_string_lossy()) {
+            Ok(())
+        } else {
+            Err(refused(format!(
                 "{} names {}, which contains only revocation lists of the old CA, and etcd does not start without the file (install the new CA's list with `nodepki crl`, or remove the flag from the manifest, and run again)",
                 self.root.node_path(ETCD_MANIFEST),
                 self.root.node_path(list)
-            ))),
+            )))
         }
     }
 

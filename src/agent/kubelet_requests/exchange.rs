@@ -283,9 +283,10 @@ fn keep(
     uid: &str,
     record: &KubeletRequestRecord,
 ) -> Result<(), store::StoreError> {
-    match signing.signer.kind().is_in_process() {
-        true => Ok(()),
-        false => signing.root.keep_kubelet_request(uid, record),
+    if signing.signer.kind().is_in_process() {
+        Ok(())
+    } else {
+        signing.root.keep_kubelet_request(uid, record)
     }
 }
 
@@ -304,9 +305,10 @@ pub(super) fn verified(
         .check_size()
         .map_err(|error| vec![error.to_string()])?;
     let differences = certificate_differences(order, &chain, signing.tolerance, trust, now);
-    match differences.is_empty() {
-        true => Ok(chain),
-        false => Err(differences.iter().map(ToString::to_string).collect()),
+    if differences.is_empty() {
+        Ok(chain)
+    } else {
+        Err(differences.iter().map(ToString::to_string).collect())
     }
 }
 

@@ -67,9 +67,10 @@ impl ReadyQueue {
         let user = self.turns.pop_front()?;
         let uids = self.by_user.get_mut(&user)?;
         let uid = uids.pop_front();
-        match uids.is_empty() {
-            true => drop(self.by_user.remove(&user)),
-            false => self.turns.push_back(user),
+        if uids.is_empty() {
+            drop(self.by_user.remove(&user))
+        } else {
+            self.turns.push_back(user)
         }
         uid
     }

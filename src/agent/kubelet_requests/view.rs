@@ -193,9 +193,10 @@ impl View {
 
     /// Returns the next request to be processed; none before the Nodes and the issued requests are known.
     pub(super) fn take(&mut self, now: Instant) -> Option<Work> {
-        match self.is_complete() {
-            true => self.queue.take(now),
-            false => None,
+        if self.is_complete() {
+            self.queue.take(now)
+        } else {
+            None
         }
     }
 

@@ -143,9 +143,10 @@ impl Loaded {
         let rotation = &self.settings.rotation;
         let warnings = names.into_iter().filter_map(|(lifetime, names)| {
             let warning = rotation.without_effect(lifetime)?;
-            Some(match is_only {
-                true => warning,
-                false => format!("{}: {warning}", names.join(", ")),
+            Some(if is_only {
+                warning
+            } else {
+                format!("{}: {warning}", names.join(", "))
             })
         });
         warnings.collect()

@@ -179,11 +179,12 @@ type ReadResult = io::Result<Zeroizing<Vec<u8>>>;
 fn open(root: &NodeRoot, source: &KeySource) -> Result<(String, ReadResult), Failure> {
     match source {
         KeySource::File(text) => {
-            let file = match text.starts_with("credential:") {
-                true => SecretFile::parse(text).map_err(|(what, fix)| {
+            let file = if text.starts_with("credential:") {
+                SecretFile::parse(text).map_err(|(what, fix)| {
                     Failure::new(ExitCode::Usage, format!("{text} {what}; {fix}"))
-                })?,
-                false => SecretFile::Path(text.into()),
+                })?
+            } else {
+                SecretFile::Path(text.into())
             };
             let read = read_file(root, Origin::CommandLine, &file);
             Ok((shown_secret(root, Origin::CommandLine, &file), read))

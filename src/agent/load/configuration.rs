@@ -53,13 +53,12 @@ pub(super) async fn learn_as_worker(
     }
     let wait = inputs.wait.unwrap_or(known.settings.wait);
     // A node without the CA certificate cannot continue without its cluster, and waits for it.
-    let fetched = match has_authority_of_worker(root, &known.settings, &known.documents)? {
-        false => cluster.configuration(None).await,
-        true => {
-            let time = configuration_timeout(wait);
-            let fetch = tokio::time::timeout(time, cluster.configuration(None));
-            fetch.await.unwrap_or_else(|_| Err(no_answer(time)))
-        }
+    let fetched = if !has_authority_of_worker(root, &known.settings, &known.documents)? {
+        cluster.configuration(None).await
+    } else {
+        let time = configuration_timeout(wait);
+        let fetch = tokio::time::timeout(time, cluster.configuration(None));
+        fetch.await.unwrap_or_else(|_| Err(no_answer(time)))
     };
     let given = match fetched {
         Err(failure) if root.metadata(KUBELET_CONF)?.is_some() => {
@@ -134,9 +133,10 @@ pub(super) async fn fetch_with(
         }
     }
     Ok(Err(Failure {
-        code: match unreachable {
-            true => ExitCode::Unreachable,
-            false => ExitCode::Configuration,
+        code: if unreachable {
+            ExitCode::Unreachable
+        } else {
+            ExitCode::Configuration
         },
         messages,
     }))
@@ -166,13 +166,14 @@ pub(super) fn no_configuration(root: &NodeRoot, settings: &Settings, is_running:
         .collect();
     let tried = tried.join(", ");
     let kept = root.node_path(join::CLUSTER_CONFIGURATION_COPY);
-    let message = match is_running {
-        true => format!(
+    let message = if is_running {
+        format!(
             "there is no kubeadm configuration: none of {tried} exists, and no earlier run kept one in {kept}; either name the file that kubeadm was given (--kubeadm-config FILE, or kubeadm.files), or put the cluster's ClusterConfiguration into {kept} (kubectl -n kube-system get cm kubeadm-config -o jsonpath='{{.data.ClusterConfiguration}}', wherever that reaches the cluster), or run again where the cluster answers and may be asked (kubeadm.fromCluster: ifMissing)"
-        ),
-        false => format!(
+        )
+    } else {
+        format!(
             "there is no kubeadm configuration: none of {tried} exists; name the file that kubeadm is given with --kubeadm-config FILE or under kubeadm.files"
-        ),
+        )
     };
     Failure::new(ExitCode::Configuration, message)
 }

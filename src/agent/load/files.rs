@@ -111,18 +111,20 @@ fn unreadable(path: &Path, error: io::Error) -> Failure {
 /// Adds the path to an error that does not name it.
 fn with_path(path: &Path, error: io::Error) -> io::Error {
     let path = path.display().to_string();
-    match store::is_access_refusal(&error) || error.to_string().contains(&path) {
-        true => error,
-        false => io::Error::new(error.kind(), format!("{path}: {error}")),
+    if store::is_access_refusal(&error) || error.to_string().contains(&path) {
+        error
+    } else {
+        io::Error::new(error.kind(), format!("{path}: {error}"))
     }
 }
 
 /// Returns the exit status for an unusable configuration file. A file that another user can change is refused; other
 /// problems are faults of the configuration.
 fn unreadable_code(error: &io::Error) -> ExitCode {
-    match store::is_access_refusal(error) {
-        true => ExitCode::Refused,
-        false => ExitCode::Configuration,
+    if store::is_access_refusal(error) {
+        ExitCode::Refused
+    } else {
+        ExitCode::Configuration
     }
 }
 

@@ -259,12 +259,13 @@ impl Recorded {
             let own = &first.name;
             let agree = sources.iter().all(|source| source.name == *own);
             let files: Vec<&str> = sources.iter().map(|source| source.file.as_str()).collect();
-            let words = match wanted.names_node && agree {
-                true => format!(
+            let words = if wanted.names_node && agree {
+                format!(
                     "the configuration names this node {name}, but it runs as {own} (according to {}): its Node object, its kubelet's permissions and its etcd member have that name, and certificates alone do not rename it; set nodeName: {own} (or nodeRegistration.name) to keep it, or take the node out of the cluster (kubectl delete node {own}, kubeadm reset) and have it join again as {name}; --accept-name-change issues the certificates for {name} regardless",
                     files.join(", ")
-                ),
-                false => disagreement(wanted, &sources, computed.as_ref()),
+                )
+            } else {
+                disagreement(wanted, &sources, computed.as_ref())
             };
             differences.push(IdentityDifference {
                 part,
@@ -282,21 +283,20 @@ impl Recorded {
             let by_flags = !has_etcd
                 && is_binding
                 && computed_name(state, "").is_some_and(|flagged| flagged == computed);
-            match by_flags {
-                true => differences.push(IdentityDifference {
+            if by_flags {
+                differences.push(IdentityDifference {
                     part,
                     words: disagreement(wanted, &sources, Some(&computed)),
                     is_acceptable: false,
-                }),
-                false => {
-                    note = Some(format!(
-                        "the host name is {computed}, and this node is {name} (according to {}); the host name is not used",
-                        match sources.first() {
-                            Some(source) => source.file.clone(),
-                            None => root.node_path(node_record_path()).to_string(),
-                        }
-                    ));
-                }
+                })
+            } else {
+                note = Some(format!(
+                    "the host name is {computed}, and this node is {name} (according to {}); the host name is not used",
+                    match sources.first() {
+                        Some(source) => source.file.clone(),
+                        None => root.node_path(node_record_path()).to_string(),
+                    }
+                ));
             }
         }
         (differences, note)

@@ -230,9 +230,10 @@ impl KnownConfiguration {
         let completed = given.and_then(|(from, text)| {
             let text = join::configuration_of_worker(&from, &text)?;
             let documents = self.over(&(from, text));
-            match documents.faults().has_errors() {
-                true => Err(faulty(documents.faults().clone())),
-                false => Ok(documents),
+            if documents.faults().has_errors() {
+                Err(faulty(documents.faults().clone()))
+            } else {
+                Ok(documents)
             }
         });
         match completed {
@@ -254,13 +255,14 @@ impl KnownConfiguration {
     /// Fails without any kubeadm configuration. A worker needs none: its own files are sufficient.
     pub(super) fn require_configuration(&self, root: &NodeRoot) -> Result<(), Failure> {
         let is_known = !self.sources.is_empty() || self.kept.is_some() || self.is_worker();
-        match is_known {
-            true => Ok(()),
-            false => Err(no_configuration(
+        if is_known {
+            Ok(())
+        } else {
+            Err(no_configuration(
                 root,
                 &self.settings,
                 self.running.is_some(),
-            )),
+            ))
         }
     }
 

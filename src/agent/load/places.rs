@@ -53,9 +53,10 @@ impl Location {
 
     /// Returns the origin of this document, which decides how the paths in it are resolved.
     pub(crate) fn origin(&self) -> Origin {
-        match self.on_node {
-            true => Origin::Node,
-            false => Origin::Machine,
+        if self.on_node {
+            Origin::Node
+        } else {
+            Origin::Machine
         }
     }
 }
@@ -199,9 +200,10 @@ impl DefinedFiles {
     pub(crate) fn of(root: &NodeRoot, location: &Location) -> Rc<Self> {
         Rc::new(DefinedFiles {
             root: root.clone(),
-            rule: match location.on_node {
-                true => PathRule::Node,
-                false => PathRule::Machine,
+            rule: if location.on_node {
+                PathRule::Node
+            } else {
+                PathRule::Machine
             },
         })
     }

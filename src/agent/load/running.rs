@@ -182,9 +182,10 @@ impl RunningNode {
 pub(super) fn unowned(address: IpAddr, interfaces: &[IpAddr], is_settled: bool) -> Option<String> {
     (!interfaces.is_empty() && !interfaces.contains(&address)).then(|| {
         let found: Vec<String> = interfaces.iter().map(ToString::to_string).collect();
-        let fix = match is_settled {
-            true => "if the address of the node has changed, set localAPIEndpoint.advertiseAddress to the new address and run with --accept-address-change",
-            false => "set localAPIEndpoint.advertiseAddress to the one at which other nodes reach it, unless this is the configuration of another machine",
+        let fix = if is_settled {
+            "if the address of the node has changed, set localAPIEndpoint.advertiseAddress to the new address and run with --accept-address-change"
+        } else {
+            "set localAPIEndpoint.advertiseAddress to the one at which other nodes reach it, unless this is the configuration of another machine"
         };
         format!(
             "no interface of this machine has {address}, the address of its API server: its addresses are {}; {fix}",

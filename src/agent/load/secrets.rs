@@ -82,9 +82,10 @@ fn kubeadm_secret(text: &str) -> Option<&'static str> {
 /// placeholder in their path are left out.
 pub(super) fn absent_files(root: &NodeRoot, settings: &Settings) -> Vec<String> {
     let named = named_files(settings).into_iter().map(|named| {
-        let purpose = match named.is_kubeconfig {
-            true => "put the kubeconfig there, mode 0600",
-            false => "put the credential there, mode 0600",
+        let purpose = if named.is_kubeconfig {
+            "put the kubeconfig there, mode 0600"
+        } else {
+            "put the credential there, mode 0600"
         };
         (named.setting, named.origin, named.path, purpose)
     });

@@ -100,11 +100,12 @@ fn open_signer(
         authority_key,
         files: DefinedFiles::new(root, origin),
         credentials: credentials(root, origin),
-        programs: match places::is_trusted(root, origin) {
-            true => signer::Programs::Run,
-            false => signer::Programs::Refused {
+        programs: if places::is_trusted(root, origin) {
+            signer::Programs::Run
+        } else {
+            signer::Programs::Refused {
                 below: root.path().to_owned(),
-            },
+            }
         },
         memory,
         drop_dir: &drop_dir,
@@ -148,9 +149,10 @@ pub fn cluster(root: &NodeRoot, kubeconfig: impl Into<KubeconfigFile>) -> Result
 
 /// Returns the directory of the unit's systemd credentials; `None` for definitions that must not use them.
 pub(super) fn credentials(root: &NodeRoot, origin: Origin) -> Option<PathBuf> {
-    match places::is_trusted(root, origin) {
-        true => std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from),
-        false => None,
+    if places::is_trusted(root, origin) {
+        std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from)
+    } else {
+        None
     }
 }
 
@@ -247,9 +249,10 @@ fn dropped_file(name: &str) -> io::Result<(&str, &str)> {
 
 impl DropDir for RootedDrop {
     fn shown(&self, dir: &Path) -> PathBuf {
-        match self.root.is_this_machine() {
-            true => dir.to_owned(),
-            false => self.root.on_this_machine(&self.base),
+        if self.root.is_this_machine() {
+            dir.to_owned()
+        } else {
+            self.root.on_this_machine(&self.base)
         }
     }
 

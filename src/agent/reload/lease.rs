@@ -79,9 +79,10 @@ impl RestartLease {
 
 /// Returns the total wait: at least until the Lease would expire, since a shorter wait never detects a vanished holder.
 fn max_wait(limit: Duration, left: Duration) -> Duration {
-    match left <= MAX_AWAITED_DURATION {
-        true => limit.max(left + POLL_INTERVAL),
-        false => limit,
+    if left <= MAX_AWAITED_DURATION {
+        limit.max(left + POLL_INTERVAL)
+    } else {
+        limit
     }
 }
 

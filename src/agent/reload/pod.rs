@@ -180,9 +180,10 @@ struct ManifestLines<'a> {
 impl<'a> ManifestLines<'a> {
     fn of(text: &'a str) -> ManifestLines<'a> {
         let lines: Vec<&str> = text.split_inclusive('\n').collect();
-        let line_end = match lines.iter().any(|line| line.ends_with("\r\n")) {
-            true => "\r\n",
-            false => "\n",
+        let line_end = if lines.iter().any(|line| line.ends_with("\r\n")) {
+            "\r\n"
+        } else {
+            "\n"
         };
         ManifestLines { lines, line_end }
     }

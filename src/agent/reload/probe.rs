@@ -79,16 +79,18 @@ struct FormerFile {
 
 impl Files for FormerFile {
     fn read(&self, path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
-        match path == self.path {
-            true => Ok(self.contents.clone()),
-            false => self.files.read(path),
+        if path == self.path {
+            Ok(self.contents.clone())
+        } else {
+            self.files.read(path)
         }
     }
 
     fn read_secret(&self, path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
-        match path == self.path {
-            true => Ok(self.contents.clone()),
-            false => self.files.read_secret(path),
+        if path == self.path {
+            Ok(self.contents.clone())
+        } else {
+            self.files.read_secret(path)
         }
     }
 
@@ -455,13 +457,14 @@ fn endpoint(url: &str) -> Result<Endpoint, String> {
 async fn answer(client: &Client, path: &str) -> Result<String, String> {
     let response = client.send(Call::get(path)).await.map_err(words)?;
     let text = http::printable(&response.text(), 400);
-    match response.is_success() {
-        true => Ok(text),
-        false => Err(format!(
+    if response.is_success() {
+        Ok(text)
+    } else {
+        Err(format!(
             "{}{path} answers HTTP {}: {text}",
             client.origin(),
             response.status
-        )),
+        ))
     }
 }
 

@@ -164,9 +164,10 @@ impl Run<'_> {
             self.release_lock();
             done?;
         }
-        let kubelet = match kubelet.is_empty() {
-            true => kubelet,
-            false => self.still_due(kubelet).await?,
+        let kubelet = if kubelet.is_empty() {
+            kubelet
+        } else {
+            self.still_due(kubelet).await?
         };
         let done = self.in_order(kubelet, &Cell::new(false)).await;
         self.release_lock();

@@ -75,9 +75,10 @@ pub(in crate::agent) fn record_submission(record: &mut store::RequestRecord, now
     let is_forgotten = record
         .last_submitted
         .is_none_or(|last| now - last >= retry::SUBMISSION_MEMORY);
-    record.submissions = match is_forgotten {
-        true => 1,
-        false => record.submissions.saturating_add(1),
+    record.submissions = if is_forgotten {
+        1
+    } else {
+        record.submissions.saturating_add(1)
     };
     record.last_submitted = Some(now);
     record.phase = RequestPhase::Submitting;
@@ -237,9 +238,10 @@ pub(in crate::agent) fn next<C>(
         }
         SignerResponse::Unknown => {
             record.handle = None;
-            return submit_again(match circumstances.can_exchange {
-                true => SignerCall::Renew,
-                false => SignerCall::Submit,
+            return submit_again(if circumstances.can_exchange {
+                SignerCall::Renew
+            } else {
+                SignerCall::Submit
             });
         }
         // The exchange was refused, not the certificate.

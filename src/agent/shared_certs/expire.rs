@@ -56,9 +56,10 @@ pub async fn expire(api: &Api, only_expired: bool, now: OffsetDateTime) -> Resul
         };
         let is_refused = matches!(error, api::ApiError::Refused(_));
         let failure = Failure::of_cluster(format!("removing the Secret {NAMESPACE}/{name}"), error);
-        match is_refused {
-            true => refused = refused.or(Some(failure)),
-            false => return Err(failure),
+        if is_refused {
+            refused = refused.or(Some(failure))
+        } else {
+            return Err(failure);
         }
     }
     match refused {

@@ -117,9 +117,10 @@ impl FoundPair<'_> {
             (Observed::Present(private), Observed::Present(public))
                 if public.contains(private.public_key()) =>
             {
-                Ok(match self.is_exposed {
-                    true => ServiceAccountAction::Tighten,
-                    false => ServiceAccountAction::Keep,
+                Ok(if self.is_exposed {
+                    ServiceAccountAction::Tighten
+                } else {
+                    ServiceAccountAction::Keep
                 })
             }
             (Observed::Present(_), Observed::Present(_)) if self.has_served => Err(format!(

@@ -193,9 +193,10 @@ pub(super) fn rotate(
 /// Reads the value of `--token-lifetime`.
 fn token_lifetime(text: &str) -> Result<Duration, String> {
     let lifetime = parse_duration(text)?;
-    match lifetime <= MAX_TOKEN_LIFETIME {
-        true => Ok(lifetime),
-        false => Err("it is longer than a hundred years".to_owned()),
+    if lifetime <= MAX_TOKEN_LIFETIME {
+        Ok(lifetime)
+    } else {
+        Err("it is longer than a hundred years".to_owned())
     }
 }
 
@@ -279,9 +280,10 @@ pub(super) fn watch(
         trouble.clear();
         let is_over = views.iter().all(|view| view.rotation.phase.is_end());
         let is_last = is_over || args.once;
-        let code = match is_over {
-            true => ExitCode::Done,
-            false => ExitCode::Pending,
+        let code = if is_over {
+            ExitCode::Done
+        } else {
+            ExitCode::Pending
         };
         if is_last && !global.output.is_text() {
             let closing = Closing::default();

@@ -293,9 +293,10 @@ fn require_replaceable(
                 TrustBundle::from_pem(&pem).map_err(|_| "its certificate is unreadable")
             })?;
         let present = without_client_authority(present);
-        return match trust.accepts(&present) {
-            true => Ok(()),
-            false => Err(format!("it contains another CA, {present}, not {trust}")),
+        return if trust.accepts(&present) {
+            Ok(())
+        } else {
+            Err(format!("it contains another CA, {present}, not {trust}"))
         };
     }
     let chain = match purpose {

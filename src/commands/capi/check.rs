@@ -150,9 +150,10 @@ impl CheckArgs {
             runtime.block_on(follow::follow(&api, &judged, self.interval, now))?;
             return Ok(ExitCode::Done);
         }
-        let findings = match self.write {
-            true => runtime.block_on(judged.store(&api, now()))?.0,
-            false => runtime.block_on(judged.check(&api, now()))?,
+        let findings = if self.write {
+            runtime.block_on(judged.store(&api, now()))?.0
+        } else {
+            runtime.block_on(judged.check(&api, now()))?
         };
         print_findings(global, &findings)
     }
@@ -160,9 +161,10 @@ impl CheckArgs {
     /// Returns a ServiceAccount with exactly the rights that the command needs with these options.
     fn rights(&self, judged: &JudgedSecrets) -> String {
         let target = &judged.target;
-        let verbs: &[&str] = match self.watch {
-            true => &["get", "list", "watch"],
-            false => &["get"],
+        let verbs: &[&str] = if self.watch {
+            &["get", "list", "watch"]
+        } else {
+            &["get"]
         };
         let mut rules = vec![rights::secrets(&judged.names(), verbs)];
         let mut options = String::new();
@@ -239,9 +241,10 @@ fn check_manifest(
 
 /// Reads a manifest from a file, or from standard input, which keeps its private keys off the disk.
 fn read_manifest(root: &NodeRoot, file: &Argument) -> Result<Zeroizing<String>, Failure> {
-    let read = match file.as_given() == Path::new("-") {
-        true => std::io::read_to_string(stdin()),
-        false => load::read_argument(root, file),
+    let read = if file.as_given() == Path::new("-") {
+        std::io::read_to_string(stdin())
+    } else {
+        load::read_argument(root, file)
     };
     read.map(Zeroizing::new).map_err(|error| {
         Failure::caused(

@@ -130,13 +130,12 @@ pub(super) fn judge(
         };
         let object = found.get(&purpose);
         if let Some(object) = object {
-            match purpose.is_authority() {
-                true => {
-                    if let Some(anchors) = judge.authority(object) {
-                        trusted.insert(purpose.authority(), anchors);
-                    }
+            if purpose.is_authority() {
+                if let Some(anchors) = judge.authority(object) {
+                    trusted.insert(purpose.authority(), anchors);
                 }
-                false => judge.client(purpose, object, trusted.get(&purpose.authority())),
+            } else {
+                judge.client(purpose, object, trusted.get(&purpose.authority()))
             }
         }
         let state = match (object, judge.faults.is_empty()) {

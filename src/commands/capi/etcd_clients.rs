@@ -221,13 +221,12 @@ pub(super) fn load(
         let since = now - next.certificate().not_before();
         since >= PUBLISHED_FOR || current.certificate().not_after() <= now
     }) {
-        current = match one.certificate() == current.certificate() {
+        current = if one.certificate() == current.certificate() {
             // An earlier run was interrupted.
-            true => {
-                store.remove(NEXT_FILE)?;
-                current
-            }
-            false => store.activate(one, &current)?,
+            store.remove(NEXT_FILE)?;
+            current
+        } else {
+            store.activate(one, &current)?
         };
     }
     if next.is_none() && current.is_due(required, now) {

@@ -42,9 +42,10 @@ impl FromStr for Interval {
     fn from_str(text: &str) -> Result<Self, String> {
         let interval = duration(text)?;
         let [min, max] = INTERVAL_LIMITS;
-        match interval >= min && interval <= max {
-            true => Ok(Interval(interval)),
-            false => Err("must be between 10s and 24h".to_owned()),
+        if interval >= min && interval <= max {
+            Ok(Interval(interval))
+        } else {
+            Err("must be between 10s and 24h".to_owned())
         }
     }
 }

@@ -139,12 +139,13 @@ fn require_owner(target: &ClusterTarget, object: &Value, owner: &Value) -> Resul
         let field = |name| found.get(name) == owner.get(name);
         field("kind") && field("name") && !field("uid")
     });
-    match is_former {
-        true => Err(pending(
+    if is_former {
+        Err(pending(
             target,
             "it belongs to a former Cluster of this name, with which it is deleted; run again",
-        )),
-        false => Ok(()),
+        ))
+    } else {
+        Ok(())
     }
 }
 

@@ -41,12 +41,13 @@ struct HeldKubeconfig {
 
 impl Files for HeldKubeconfig {
     fn read(&self, path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
-        match path == self.name {
-            true => Ok(self.content.clone()),
-            false => Err(io::Error::new(
+        if path == self.name {
+            Ok(self.content.clone())
+        } else {
+            Err(io::Error::new(
                 io::ErrorKind::PermissionDenied,
                 "the kubeconfig in a Secret must contain its certificates and keys",
-            )),
+            ))
         }
     }
 

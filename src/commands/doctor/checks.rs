@@ -85,12 +85,13 @@ fn rooted(finding: Finding, root: &NodeRoot) -> Finding {
 
 /// Adds `--root` to the nodepki commands in a fix.
 fn with_root(fix: &str, root: &NodeRoot) -> String {
-    match root.path() == Path::new("/") {
-        true => fix.to_owned(),
-        false => fix.replace(
+    if root.path() == Path::new("/") {
+        fix.to_owned()
+    } else {
+        fix.replace(
             "`nodepki ",
             &format!("`nodepki --root {} ", root.path().display()),
-        ),
+        )
     }
 }
 

@@ -208,9 +208,10 @@ impl Skeleton {
                     Some(value) => {
                         let quoted = serde_json::Value::from(value).to_string();
                         let bare = placeholder.example;
-                        let written = match filled.contains(&format!("\"{bare}\"")) {
-                            true => format!("\"{bare}\""),
-                            false => bare.to_owned(),
+                        let written = if filled.contains(&format!("\"{bare}\"")) {
+                            format!("\"{bare}\"")
+                        } else {
+                            bare.to_owned()
                         };
                         filled = filled.replacen(&written, &quoted, 1);
                     }
@@ -238,9 +239,10 @@ fn is_in(line: &str, placeholder: &Placeholder) -> bool {
     // `cp1` is also part of other words.
     let words = code.split(|c: char| c.is_whitespace() || "{}[],\"".contains(c));
     let braced = placeholder.example.contains('{');
-    match braced {
-        true => code.contains(placeholder.example),
-        false => words.into_iter().any(|word| word == placeholder.example),
+    if braced {
+        code.contains(placeholder.example)
+    } else {
+        words.into_iter().any(|word| word == placeholder.example)
     }
 }
 

@@ -284,16 +284,17 @@ impl Backup {
         };
         let own = certificates.into_iter().filter(|(_, trust)| is_own(trust));
         let own: Vec<String> = own.map(|(authority, _)| authority.to_string()).collect();
-        match own.is_empty() {
-            true => report.refuse(format!(
-                "{holder} has no CA private key, so that no backup is written, and {} contains no key of its CA certificates (name the backup of the run that removed the keys, or omit --backup)",
-                shown.display()
-            )),
-            false => report.notes.push(format!(
+        if own.is_empty() {
+            report.refuse(format!(
+            "{holder} has no CA private key, so that no backup is written, and {} contains no key of its CA certificates (name the backup of the run that removed the keys, or omit --backup)",
+            shown.display()
+        ))
+        } else {
+            report.notes.push(format!(
                 "{} is the backup of the keys of {}",
                 shown.display(),
                 own.join(", ")
-            )),
+            ))
         }
         Ok(())
     }

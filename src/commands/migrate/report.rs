@@ -198,9 +198,10 @@ impl<K: Display + Serialize> MigrationReport<K> {
             text.push_str(&format!("backup: {}\n", backup.display()));
         }
         if self.unproven.is_empty() && !self.changes.is_empty() {
-            text.push_str(match self.applied {
-                true => "consequences:\n",
-                false => "consequences of --apply:\n",
+            text.push_str(if self.applied {
+                "consequences:\n"
+            } else {
+                "consequences of --apply:\n"
             });
             for change in &self.changes {
                 text.push_str(&format!("    {change}\n"));

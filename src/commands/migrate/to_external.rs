@@ -501,12 +501,9 @@ fn refuse_readers(
         }
         let path = root.node_path(path);
         let scratch = root.node_path(KUBERNETES_DIR).join(&name);
-        report.refuse(match text.contains("--cluster-signing-key-file=") {
-            true => format!(
-                "{path} names {key}, and kube-controller-manager does not start without the files of its signer; first remove the signer, as kubeadm does for an external CA: sed -E 's#(--cluster-signing-(cert|key)-file=).*#\\1#' {path} > {scratch} && mv {scratch} {path}"
-            ),
-            false => format!("{path} names {key}, and the pod may not start without it (change the manifest first)"),
-        });
+        report.refuse(if text.contains("--cluster-signing-key-file=") { format!(
+            "{path} names {key}, and kube-controller-manager does not start without the files of its signer; first remove the signer, as kubeadm does for an external CA: sed -E 's#(--cluster-signing-(cert|key)-file=).*#\\1#' {path} > {scratch} && mv {scratch} {path}"
+        ) } else { format!("{path} names {key}, and the pod may not start without it (change the manifest first)") });
     }
     Ok(())
 }

@@ -22,9 +22,10 @@ impl Closing {
     pub(in super::super) fn of_run(report: &RunReport, next: Option<String>) -> Closing {
         let mut closing = Closing::default().then(next);
         for (action, count) in report.counts() {
-            let shown = match action.is_planned() {
-                true => format!("to {action}"),
-                false => action.to_string(),
+            let shown = if action.is_planned() {
+                format!("to {action}")
+            } else {
+                action.to_string()
             };
             closing = closing.count(count, action.as_str(), shown);
         }
@@ -81,9 +82,10 @@ impl fmt::Display for Closing {
         let counts: Vec<String> = counts
             .map(|(count, _, shown)| format!("{count} {shown}"))
             .collect();
-        match counts.is_empty() {
-            true => f.write_str(self.nothing.unwrap_or("nothing to do"))?,
-            false => f.write_str(&counts.join(", "))?,
+        if counts.is_empty() {
+            f.write_str(self.nothing.unwrap_or("nothing to do"))?
+        } else {
+            f.write_str(&counts.join(", "))?
         }
         if let Some(cause) = &self.cause {
             write!(f, ": {}", cause.replace('\n', " "))?;
@@ -146,9 +148,10 @@ fn in_words_of_first(general: &str, rows: &[&ReportRow]) -> Option<String> {
     let first = rows.first()?;
     let mut reasons = first.reasons.iter();
     let reason = reasons.find(|reason| without_word(reason, &first.name) == general)?;
-    Some(match rows.iter().all(|row| row.reasons.contains(reason)) {
-        true => reason.clone(),
-        false => format!("{reason}{LIKEWISE}"),
+    Some(if rows.iter().all(|row| row.reasons.contains(reason)) {
+        reason.clone()
+    } else {
+        format!("{reason}{LIKEWISE}")
     })
 }
 
@@ -185,9 +188,12 @@ pub(super) fn sole_group(report: &RunReport) -> Option<RowGroup<'_>> {
     let is_problem = |action: RowAction| action.is_unfinished() && action != RowAction::HeldBack;
     let rows = || report.rows.iter();
     let has_problem = rows().any(|row| is_problem(row.action));
-    let counts = |action: RowAction| match has_problem {
-        true => is_problem(action),
-        false => action == RowAction::HeldBack,
+    let counts = |action: RowAction| {
+        if has_problem {
+            is_problem(action)
+        } else {
+            action == RowAction::HeldBack
+        }
     };
     let all: Vec<&ReportRow> = rows().filter(|row| counts(row.action)).collect();
     let first = all.first()?;

@@ -70,11 +70,12 @@ pub(in super::super) fn after_success(
         KubeadmRole::Join | KubeadmRole::Worker => "join",
     };
     let has_handover = verb == "join" && root.metadata(join::HANDOVER).ok().flatten().is_some();
-    let file = match has_handover {
-        true => NodePath::from(join::HANDOVER)
+    let file = if has_handover {
+        NodePath::from(join::HANDOVER)
             .below(&global.root)
-            .to_string(),
-        false => node.kubeadm_file.clone()?,
+            .to_string()
+    } else {
+        node.kubeadm_file.clone()?
     };
     let mut command = format!("kubeadm {verb} --config {file}");
     if !ignored_errors.is_empty() {
@@ -115,8 +116,9 @@ pub(in super::super) fn closed(mut failure: Failure, command: &str) -> Failure {
 
 /// Returns a nodepki command with the options that name the node.
 pub(in super::super) fn nodepki(global: &GlobalOptions, command: &str) -> String {
-    match global.root == Path::new("/") {
-        true => format!("nodepki {command}"),
-        false => format!("nodepki --root {} {command}", global.root.display()),
+    if global.root == Path::new("/") {
+        format!("nodepki {command}")
+    } else {
+        format!("nodepki --root {} {command}", global.root.display())
     }
 }

@@ -88,9 +88,10 @@ pub(super) fn visible(text: &str, colour: bool) -> Cow<'_, str> {
             rest = after;
             continue;
         }
-        match is_hidden(c) && !is_layout(c) {
-            true => shown.extend(c.escape_default()),
-            false => shown.push(c),
+        if is_hidden(c) && !is_layout(c) {
+            shown.extend(c.escape_default())
+        } else {
+            shown.push(c)
         }
         rest = rest.get(c.len_utf8()..).unwrap_or_default();
     }
@@ -157,9 +158,10 @@ pub(in super::super) fn print_json(text: &str) -> Result<ExitCode, Failure> {
 
 /// Writes text for another program to stdout, unchanged unless stdout is a terminal.
 pub(in super::super) fn print_exact(text: &str) -> Result<ExitCode, Failure> {
-    match stdout().is_terminal() {
-        true => write(&visible(text, false)),
-        false => write(text),
+    if stdout().is_terminal() {
+        write(&visible(text, false))
+    } else {
+        write(text)
     }
 }
 

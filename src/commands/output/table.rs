@@ -65,9 +65,10 @@ pub(super) fn rows_text(
         let signer = row.signer.as_deref().filter(|_| signers.len() > 1);
         table.push(cells(row, detail, signer), details);
     }
-    let mut text = match report.rows.is_empty() {
-        true => String::new(),
-        false => table.render(style),
+    let mut text = if report.rows.is_empty() {
+        String::new()
+    } else {
+        table.render(style)
     };
     for group in &shared {
         let is_sole = sole

@@ -69,9 +69,10 @@ impl MetricsPage {
         let name = family.name;
         let lines = self.0.entry(name).or_default();
         // Writing to a string cannot fail.
-        let _ = match labels.is_empty() {
-            true => writeln!(lines, "{name}{suffix} {value}"),
-            false => writeln!(lines, "{name}{suffix}{{{labels}}} {value}"),
+        let _ = if labels.is_empty() {
+            writeln!(lines, "{name}{suffix} {value}")
+        } else {
+            writeln!(lines, "{name}{suffix}{{{labels}}} {value}")
         };
     }
 

@@ -122,12 +122,11 @@ fn answer(method: &Method, path: &str, metrics: &Metrics, clock: Clock) -> Respo
         }
         "/healthz" => {
             let problems = metrics.health_problems(clock());
-            match problems.is_empty() {
-                true => (StatusCode::OK, TEXT, "ok\n".to_owned()),
-                false => {
-                    let text = problems.join("\n") + "\n";
-                    (StatusCode::SERVICE_UNAVAILABLE, TEXT, text)
-                }
+            if problems.is_empty() {
+                (StatusCode::OK, TEXT, "ok\n".to_owned())
+            } else {
+                let text = problems.join("\n") + "\n";
+                (StatusCode::SERVICE_UNAVAILABLE, TEXT, text)
             }
         }
         _ => {

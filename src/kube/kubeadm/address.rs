@@ -109,12 +109,13 @@ fn san_fix(text: &str) -> String {
         };
     }
     if let Some(character) = text.chars().find(|c| !c.is_ascii()) {
-        return match character.is_alphanumeric() {
-            true => "write the ASCII form, which begins with xn--".to_owned(),
-            false => format!(
+        return if character.is_alphanumeric() {
+            "write the ASCII form, which begins with xn--".to_owned()
+        } else {
+            format!(
                 "remove or replace the character U+{:04X}, which is not ASCII",
                 u32::from(character)
-            ),
+            )
         };
     }
     if text.contains('_') {

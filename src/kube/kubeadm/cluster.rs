@@ -397,9 +397,10 @@ fn read_algorithm(map: &Map<'_>, api: ApiVersion, cluster: &mut ClusterConfig) {
                 continue;
             };
             if name == "PublicKeysECDSA" {
-                cluster.key_algorithm = match enabled {
-                    true => KeyAlgorithm::EcdsaP256,
-                    false => KeyAlgorithm::Rsa2048,
+                cluster.key_algorithm = if enabled {
+                    KeyAlgorithm::EcdsaP256
+                } else {
+                    KeyAlgorithm::Rsa2048
                 };
                 if let Some(chosen) = &chosen {
                     chosen.warning(
@@ -467,10 +468,11 @@ fn validity_period<'a>(
             Some((field, period))
         }
         Err(message) => {
-            let fix = match text.bytes().all(|b| b.is_ascii_digit()) {
+            let fix = if text.bytes().all(|b| b.is_ascii_digit()) {
                 // A number of seconds, as elsewhere, would end a certificate within hours.
-                true => format!("write {text}h for hours; units are h, m and s"),
-                false => duration_fix(&text, &format_duration(kubeadm_default)),
+                format!("write {text}h for hours; units are h, m and s")
+            } else {
+                duration_fix(&text, &format_duration(kubeadm_default))
             };
             field.error(message, fix);
             None
@@ -571,18 +573,20 @@ fn read_etcd_endpoints(field: &Field<'_>, allows_http: bool) -> Vec<String> {
         if rest.is_some_and(|rest| !rest.is_empty() && !rest.starts_with('/')) {
             endpoints.push(text);
         } else {
-            let schemes = match allows_http {
-                true => "http or https",
-                false => "https",
+            let schemes = if allows_http {
+                "http or https"
+            } else {
+                "https"
             };
             let rest = text
                 .split_once("://")
                 .map_or(text.as_str(), |(_, rest)| rest);
             item.error(
                 format!("{text:?} is not an {schemes} URL"),
-                match rest.is_empty() || rest.starts_with('/') {
-                    true => "write it as https://HOST:2379".to_owned(),
-                    false => format!("write https://{rest}"),
+                if rest.is_empty() || rest.starts_with('/') {
+                    "write it as https://HOST:2379".to_owned()
+                } else {
+                    format!("write https://{rest}")
                 },
             );
         }

@@ -301,9 +301,10 @@ impl Documents {
     /// Reports what kubeadm refuses or ignores in a file with documents for it, whatever their fields are.
     fn check_form(&mut self, file: &str, text: &str, documents: &[Node]) {
         for fault in separators::faults(file, text, documents) {
-            self.faults.push(match self.is_strict {
-                true => fault.spot.error(fault.message, fault.fix),
-                false => fault.spot.warning(fault.message, fault.fix),
+            self.faults.push(if self.is_strict {
+                fault.spot.error(fault.message, fault.fix)
+            } else {
+                fault.spot.warning(fault.message, fault.fix)
             });
         }
         if !self.is_strict {
@@ -355,15 +356,16 @@ impl Documents {
     /// Reports a document of another API: `kubeadm config validate` refuses it, `kubeadm init` and `join` ignore it.
     fn take_foreign(&mut self, spot: &FieldPosition, api_version: &str, kind: &str) {
         let message = format!("{api_version} {kind} is not a kubeadm configuration document");
-        match self.is_strict {
-            true => self.refuse(spot.error(
-                message,
-                "move it to another file; kubeadm config validate refuses it, and kubeadm init and join ignore it with a warning",
-            )),
-            false => self.faults.push(spot.warning(
+        if self.is_strict {
+            self.refuse(spot.error(
+            message,
+            "move it to another file; kubeadm config validate refuses it, and kubeadm init and join ignore it with a warning",
+        ))
+        } else {
+            self.faults.push(spot.warning(
                 format!("{message} and is ignored, as kubeadm does"),
                 "move it to another file",
-            )),
+            ))
         }
     }
 
@@ -422,9 +424,10 @@ impl Documents {
                 .push(spot.error(message, "keep one of the two documents"));
             return;
         }
-        let severity = match self.is_strict {
-            true => FaultSeverity::Error,
-            false => FaultSeverity::Warning,
+        let severity = if self.is_strict {
+            FaultSeverity::Error
+        } else {
+            FaultSeverity::Warning
         };
         document.duplicates(severity, &mut self.faults);
         if self.is_strict && Self::is_two_documents(document) {
@@ -453,9 +456,10 @@ impl Documents {
         };
         let message =
             format!("kubeadm.k8s.io/{version} {kind} is not a kind of kubeadm and is ignored");
-        match self.is_strict {
-            true => self.refuse(spot.error(message, fix)),
-            false => self.faults.push(spot.warning(message, fix)),
+        if self.is_strict {
+            self.refuse(spot.error(message, fix))
+        } else {
+            self.faults.push(spot.warning(message, fix))
         }
     }
 

@@ -90,9 +90,10 @@ impl Shape {
 /// Marks fields as known that nodepki does not use. A strict walk verifies their form.
 pub(super) fn unused(map: &Map<'_>, fields: &[(&str, Shape)]) {
     for (key, shape) in fields {
-        match map.field().walk().is_strict() {
-            true => _ = map.get(key).map(|field| shape.check(&field)),
-            false => map.ignore(&[key]),
+        if map.field().walk().is_strict() {
+            _ = map.get(key).map(|field| shape.check(&field));
+        } else {
+            map.ignore(&[key]);
         }
     }
 }

@@ -174,9 +174,10 @@ fn judge_exec(exec: &Map<String, Value>, is_https: bool, found: &mut Vec<ClientR
         found.push(ClientRefusal::ExecCommand);
     }
     let version = text("apiVersion");
-    let is_known = match is_https {
-        true => version == VERSION || version == BETA,
-        false => !version.is_empty(),
+    let is_known = if is_https {
+        version == VERSION || version == BETA
+    } else {
+        !version.is_empty()
     };
     let mode = text("interactiveMode");
     let has_default = version == BETA || version == ALPHA;

@@ -54,9 +54,10 @@ impl RegisteredName {
 
     /// Returns the authority that signs the certificate.
     pub fn authority(self) -> Authority {
-        match self.0.starts_with(ETCD_PREFIX) || self.0.ends_with(ETCD_CLIENT_SUFFIX) {
-            true => Authority::EtcdCa,
-            false => Authority::Ca,
+        if self.0.starts_with(ETCD_PREFIX) || self.0.ends_with(ETCD_CLIENT_SUFFIX) {
+            Authority::EtcdCa
+        } else {
+            Authority::Ca
         }
     }
 

@@ -131,9 +131,10 @@ impl RowReader<'_> {
     }
 
     pub(super) fn leaf(&self, name: CertName) -> LeafFiles {
-        let leaf = match name.is_kubeconfig() {
-            true => self.kubeconfig(name),
-            false => self.pair(name),
+        let leaf = if name.is_kubeconfig() {
+            self.kubeconfig(name)
+        } else {
+            self.pair(name)
         };
         LeafFiles {
             record: self.issued.get(&name).cloned(),
@@ -301,9 +302,10 @@ impl RowReader<'_> {
         parse: impl FnOnce(&[u8]) -> Result<T, E>,
     ) -> Result<T, FileFault> {
         let bytes = file.bytes().map_err(|error| FileFault::of_store(&error))?;
-        let absent = match file.is_dangling() {
-            true => "is a dangling symbolic link",
-            false => "is missing",
+        let absent = if file.is_dangling() {
+            "is a dangling symbolic link"
+        } else {
+            "is missing"
         };
         required(
             Observed::read(bytes, parse),

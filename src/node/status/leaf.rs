@@ -141,9 +141,10 @@ fn path_fault(
         CertDifference::UntrustedIssuer { .. } => format!(
             "no certification path connects it with the authority {}; {}",
             anchors(),
-            match candidates.any(|anchor| leaf.names_issuer(anchor)) {
-                true => "the name is the same, the key is not",
-                false => "another authority signed it, or intermediates are missing in its file",
+            if candidates.any(|anchor| leaf.names_issuer(anchor)) {
+                "the name is the same, the key is not"
+            } else {
+                "another authority signed it, or intermediates are missing in its file"
             }
         ),
         // The path builder's term, without the bytes that follow it.

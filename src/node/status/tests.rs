@@ -695,9 +695,10 @@ fn calls_leaf_unsafe_that_may_sign_certificates() {
             rcgen::KeyUsagePurpose::DigitalSignature,
             rcgen::KeyUsagePurpose::KeyCertSign,
         ];
-        parameters.is_ca = match is_ca {
-            true => rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained),
-            false => rcgen::IsCa::ExplicitNoCa,
+        parameters.is_ca = if is_ca {
+            rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained)
+        } else {
+            rcgen::IsCa::ExplicitNoCa
         };
         let leaf = parameters.self_signed(&key).unwrap();
         let leaf = Certificate::from_der(leaf.der()).unwrap();
@@ -1039,9 +1040,10 @@ impl TestNode {
                 if leaf.authority() != name || leaf == CertName::SuperAdminConf {
                     continue;
                 }
-                match leaf.is_kubeconfig() {
-                    true => node.kubeconfig(authority, leaf.base_name(), authority),
-                    false => node.pair(authority, &format!("pki/{}", leaf.base_name()), 365),
+                if leaf.is_kubeconfig() {
+                    node.kubeconfig(authority, leaf.base_name(), authority)
+                } else {
+                    node.pair(authority, &format!("pki/{}", leaf.base_name()), 365)
                 }
             }
         }
@@ -1168,9 +1170,10 @@ fn profile(file: &str, days: u64) -> Profile {
             organizations: organization.map(str::to_owned).into_iter().collect(),
         },
         sans: Sans {
-            ips: match dns.is_empty() {
-                true => Vec::new(),
-                false => ips.to_vec(),
+            ips: if dns.is_empty() {
+                Vec::new()
+            } else {
+                ips.to_vec()
             },
             dns,
         },

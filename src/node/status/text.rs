@@ -292,12 +292,11 @@ impl<'a> Remarks<'a> {
     }
 
     fn add_row(&mut self, row: &RowFindings<'a>, names_files: bool) {
-        match row.is_absent() && !names_files {
-            true => self.add(row.name, Some(row.state), "the files do not exist"),
-            false => {
-                for problem in row.problems {
-                    self.add(row.name, Some(row.state), problem);
-                }
+        if row.is_absent() && !names_files {
+            self.add(row.name, Some(row.state), "the files do not exist")
+        } else {
+            for problem in row.problems {
+                self.add(row.name, Some(row.state), problem);
             }
         }
         for remark in row.remarks {
@@ -373,9 +372,10 @@ fn remarks(status: &NodeStatus, style: TextStyle) -> Option<String> {
         match remark.names.as_slice() {
             [name] => text.push_str(&format!("{}: {state}{words}\n", visible_line(name))),
             names => {
-                let likewise = match remark.is_literal {
-                    true => "",
-                    false => ", and likewise for the others",
+                let likewise = if remark.is_literal {
+                    ""
+                } else {
+                    ", and likewise for the others"
                 };
                 let names = list(names, 4, style);
                 text.push_str(&format!("{state}{words}{likewise}\n{names}\n"));

@@ -100,12 +100,13 @@ impl CfsslScript {
         }
         let has_certificate =
             |part: &&Part<'_, Config>| part.config.endpoint.tls.certificate.is_some();
-        let mutual = match parts.iter().any(has_certificate) {
-            true => format!(
+        let mutual = if parts.iter().any(has_certificate) {
+            format!(
                 " -mutual-tls-ca clients.crt -mutual-tls-cn '{}'",
                 anchored([identity.node.as_str()])
-            ),
-            false => String::new(),
+            )
+        } else {
+            String::new()
         };
         self.fill(
             include_str!("setup/serve.sh"),

@@ -36,9 +36,10 @@ impl Draft {
         salt: Option<&str>,
     ) -> String {
         let mut digest = Sha256::new();
-        let asked = match self.labels.is_empty() {
-            true => json!([self.annotations, self.spec, salt]),
-            false => json!([self.annotations, self.labels, self.spec, salt]),
+        let asked = if self.labels.is_empty() {
+            json!([self.annotations, self.spec, salt])
+        } else {
+            json!([self.annotations, self.labels, self.spec, salt])
         };
         digest.update(asked.to_string());
         let tail: String = hex(&digest.finalize())
@@ -138,9 +139,10 @@ impl ObjectCondition {
             .filter(|part| !part.trim().is_empty())
             .map(|part| printable(part, MAX_QUOTED))
             .collect();
-        match parts.is_empty() {
-            true => "no reason given".to_owned(),
-            false => parts.join(": "),
+        if parts.is_empty() {
+            "no reason given".to_owned()
+        } else {
+            parts.join(": ")
         }
     }
 }

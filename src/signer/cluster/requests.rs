@@ -237,9 +237,10 @@ impl Requests {
             Ok(object) if draft.is(&object) => Ok(Some(Filed { name, object })),
             Ok(object) => {
                 let asked = object.pointer("/spec/request") == draft.spec.get("request");
-                let what = match asked {
-                    true => "accepted it and changed its content",
-                    false => "returned a request for another key",
+                let what = if asked {
+                    "accepted it and changed its content"
+                } else {
+                    "returned a request for another key"
                 };
                 Err(SignerError::permanent(
                     format!(

@@ -75,18 +75,20 @@ impl Attributes {
             let sizes: Vec<_> = sizes
                 .map(|(_, size)| RequestedKey::Rsa(unsigned(size)))
                 .collect();
-            match sizes.is_empty() {
-                true => self.keys.push(RequestedKey::Rsa(None)),
-                false => self.keys.extend(sizes),
+            if sizes.is_empty() {
+                self.keys.push(RequestedKey::Rsa(None))
+            } else {
+                self.keys.extend(sizes)
             }
         } else if kind == EC_PUBLIC_KEY {
             let curves = values.iter().filter(|(tag, _)| *tag == OBJECT_IDENTIFIER);
             let curves: Vec<_> = curves
                 .map(|(_, oid)| RequestedKey::Curve(curve(oid)))
                 .collect();
-            match curves.is_empty() {
-                true => self.keys.push(RequestedKey::Ec),
-                false => self.keys.extend(curves),
+            if curves.is_empty() {
+                self.keys.push(RequestedKey::Ec)
+            } else {
+                self.keys.extend(curves)
             }
         }
     }

@@ -56,9 +56,10 @@ fn credential(config: &Config) -> String {
     let certificate = config.endpoint.tls.certificate.as_ref();
     let certificate = certificate.map(|file| format!("client certificate {}", file.display()));
     let all: Vec<String> = user.into_iter().chain(certificate).collect();
-    match all.is_empty() {
-        true => "no credential".to_owned(),
-        false => all.join(" and "),
+    if all.is_empty() {
+        "no credential".to_owned()
+    } else {
+        all.join(" and ")
     }
 }
 
@@ -80,9 +81,10 @@ fn row(wanted: &RequestedCertificate) -> String {
         "{}: {}; {}; {}; {}",
         wanted.name,
         subject.join(", "),
-        match names.is_empty() {
-            true => "no alternative names".to_owned(),
-            false => names.join(", "),
+        if names.is_empty() {
+            "no alternative names".to_owned()
+        } else {
+            names.join(", ")
         },
         usages.join(", "),
         format_duration(profile.lifetime)
@@ -96,9 +98,10 @@ fn profile(directory: &str, wanted: &[&RequestedCertificate]) -> String {
     let days = seconds.max().unwrap_or(0).div_ceil(SECONDS_PER_DAY).max(1);
     let mut usages = wanted.iter().map(|one| one.profile.usages.as_slice());
     let first = usages.next().unwrap_or_default();
-    let fixed: Vec<&str> = match usages.all(|other| other == first) {
-        true => first.iter().map(openssl_name).collect(),
-        false => Vec::new(),
+    let fixed: Vec<&str> = if usages.all(|other| other == first) {
+        first.iter().map(openssl_name).collect()
+    } else {
+        Vec::new()
     };
     format!("profile {directory} {days} '{}'\n", fixed.join(","))
 }

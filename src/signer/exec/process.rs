@@ -93,13 +93,15 @@ pub(crate) async fn run(
 ) -> Result<(), String> {
     let name = command.first().map_or("", String::as_str);
     let Ended { status, said } = finish(command, &[], env, limit).await?;
-    let said = match said.is_empty() {
-        true => said,
-        false => format!(", and said: {said}"),
+    let said = if said.is_empty() {
+        said
+    } else {
+        format!(", and said: {said}")
     };
-    match status.success() {
-        true => Ok(()),
-        false => Err(format!("{name} ended with {status}{said}")),
+    if status.success() {
+        Ok(())
+    } else {
+        Err(format!("{name} ended with {status}{said}"))
     }
 }
 
@@ -145,9 +147,10 @@ async fn finish(
     match finished.end {
         End::Exited(status) => Ok(Ended { status, said }),
         End::TimedOut => {
-            let said = match said.is_empty() {
-                true => said,
-                false => format!(", and said: {said}"),
+            let said = if said.is_empty() {
+                said
+            } else {
+                format!(", and said: {said}")
             };
             Err(format!(
                 "{name} did not finish within {} s{said}",

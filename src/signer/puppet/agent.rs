@@ -136,12 +136,13 @@ impl<'a> AgentConf<'a> {
     /// Returns the file with the CA certificates.
     pub(super) fn ca_file(&self) -> Result<PathBuf, ConfFault> {
         let path = PathBuf::from(self.variable("localcacert", "localcacert", 0)?);
-        match path.is_absolute() {
-            true => Ok(path),
-            false => Err(ConfFault::new(
+        if path.is_absolute() {
+            Ok(path)
+        } else {
+            Err(ConfFault::new(
                 format!("localcacert: {} is not an absolute path", path.display()),
                 "correct the file, or set tls.caFile",
-            )),
+            ))
         }
     }
 
@@ -163,9 +164,10 @@ impl<'a> AgentConf<'a> {
             Err(_) => format!("https://{host}:{port}"),
         };
         let is_address = bare.parse::<IpAddr>().is_ok();
-        let url = match is_address || !host.is_empty() && host.bytes().all(is_host_byte) {
-            true => Url::parse(&text).ok(),
-            false => None,
+        let url = if is_address || !host.is_empty() && host.bytes().all(is_host_byte) {
+            Url::parse(&text).ok()
+        } else {
+            None
         };
         url.ok_or_else(|| {
             ConfFault::new(

@@ -10,11 +10,10 @@ impl Puppet {
     pub(super) fn obstacles(&self, wanted: &RequestedCertificate) -> Vec<(String, String)> {
         let mut obstacles = Vec::new();
         let (name, authority, certname) = (wanted.name, wanted.authority, certname(wanted));
-        let another_name = match name.has_free_common_name() {
-            true => format!("add commonNames: {{{name}: \"{name}.{{node}}\"}}"),
-            false => {
-                format!("configure another signer for authority {authority}, in `authorities`")
-            }
+        let another_name = if name.has_free_common_name() {
+            format!("add commonNames: {{{name}: \"{name}.{{node}}\"}}")
+        } else {
+            format!("configure another signer for authority {authority}, in `authorities`")
         };
         let node = &self.identity.node;
         if let Some(why) = not_a_certname(certname) {

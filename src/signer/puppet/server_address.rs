@@ -102,9 +102,10 @@ impl Config {
     ) -> Result<(crate::http::Url, Option<PathBuf>), ConfFault> {
         let conf = AgentConf::parse(path, bytes)?;
         let is_trusted = !self.ca_sha256.is_empty() || !self.server.tls().trusts_nothing();
-        let ca_file = match is_trusted {
-            true => None,
-            false => Some(conf.ca_file()?),
+        let ca_file = if is_trusted {
+            None
+        } else {
+            Some(conf.ca_file()?)
         };
         Ok((conf.url()?, ca_file))
     }

@@ -23,9 +23,10 @@ const CA_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
 /// Returns the parameters that a policy must allow in addition to the path.
 pub(super) fn parameters(verbatim: bool) -> &'static [&'static str] {
-    match verbatim {
-        true => &["csr", "ttl", "key_usage", "ext_key_usage"],
-        false => &["csr", "ttl", "exclude_cn_from_sans"],
+    if verbatim {
+        &["csr", "ttl", "key_usage", "ext_key_usage"]
+    } else {
+        &["csr", "ttl", "exclude_cn_from_sans"]
     }
 }
 
@@ -353,9 +354,10 @@ impl VaultScript {
             include_str!("setup/approle.sh"),
             &[("ROLE", &path), ("ROLE_FILE", &role_file)],
         );
-        let (wrap, field) = match app.wrapped {
-            true => ("-wrap-ttl=1h ", "wrapping_token"),
-            false => ("", "secret_id"),
+        let (wrap, field) = if app.wrapped {
+            ("-wrap-ttl=1h ", "wrapping_token")
+        } else {
+            ("", "secret_id")
         };
         self.comment(&format!(
             "  \"$VAULT\" write {wrap}-field={field} -f {}/secret-id   # into {}",

@@ -138,9 +138,10 @@ impl ObservedKubeconfig {
     /// Adds the refusal of a file that cannot be read, or, for a token, has no content. `here` is its path in messages.
     pub fn lacks(&mut self, file: &Path, here: String) {
         self.refusals
-            .push(match self.token_file.as_deref() == Some(file) {
-                true => ClientRefusal::TokenFile(here),
-                false => ClientRefusal::AuthorityFile(here),
+            .push(if self.token_file.as_deref() == Some(file) {
+                ClientRefusal::TokenFile(here)
+            } else {
+                ClientRefusal::AuthorityFile(here)
             });
     }
 

@@ -55,9 +55,10 @@ pub fn certificate_used_by_kubelet(
         faults: Vec::new(),
         superseded: None,
     };
-    match uses_store {
-        true => from_store(found, form, store, stored),
-        false => from_kubelet_conf(found, form, store),
+    if uses_store {
+        from_store(found, form, store, stored)
+    } else {
+        from_kubelet_conf(found, form, store)
     }
 }
 

@@ -47,11 +47,14 @@ impl Age {
             *at > now && !is_copied_from_authority && now - not_before > MAX_BACKDATE
         };
         let recorded = recorded.filter(|at| !was_clock_ahead(at));
-        let inferred = || match is_copied_from_authority {
-            true => not_after
-                .checked_sub(time::Duration::try_from(lifetime).unwrap_or(time::Duration::MAX))
-                .map_or(not_before, |begin| begin.max(not_before)),
-            false => not_before,
+        let inferred = || {
+            if is_copied_from_authority {
+                not_after
+                    .checked_sub(time::Duration::try_from(lifetime).unwrap_or(time::Duration::MAX))
+                    .map_or(not_before, |begin| begin.max(not_before))
+            } else {
+                not_before
+            }
         };
         Age {
             life: CertLife {

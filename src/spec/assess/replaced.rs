@@ -164,9 +164,10 @@ impl ReplacedCa {
     /// States the finding in one sentence; `path` is the CA file, as messages display it.
     pub(crate) fn sentence(&self, path: &str) -> String {
         let has_kubeconfig = self.names.iter().any(|name| name.is_kubeconfig());
-        let what = match has_kubeconfig {
-            true => "certificates and kubeconfigs",
-            false => "certificates",
+        let what = if has_kubeconfig {
+            "certificates and kubeconfigs"
+        } else {
+            "certificates"
         };
         match &self.old {
             OldAuthority::InKubeconfig { certificate, file }

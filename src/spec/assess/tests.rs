@@ -377,12 +377,13 @@ fn keeps_key_that_kubelet_made_whatever_the_policy() {
     ] {
         let found = of_kubelet(algorithm, in_place, requested);
         let action = assess(&wanted, &found, Some(authority.bundle()), NOW);
-        match is_kept {
-            true => assert!(notes(action)[0].ends_with("when it requested the certificate")),
-            false => assert_eq!(
+        if is_kept {
+            assert!(notes(action)[0].ends_with("when it requested the certificate"))
+        } else {
+            assert_eq!(
                 reasons(action),
                 [format!("key is {}, wanted ECDSA-P521", algorithm.as_str())]
-            ),
+            )
         }
     }
 }
@@ -448,12 +449,13 @@ fn rewrites_kubeconfig_with_other_server_or_ca() {
     let judge = |server: &str, trusted| judge_edited(server, trusted, str::to_owned);
     assert_eq!(notes(judge(server, &authority)), [""; 0]);
     let by_file = |text: &str| {
-        let lines = text
-            .lines()
-            .map(|line| match line.contains("authority-data") {
-                true => "    certificate-authority: pki/ca.crt\n".to_owned(),
-                false => format!("{line}\n"),
-            });
+        let lines = text.lines().map(|line| {
+            if line.contains("authority-data") {
+                "    certificate-authority: pki/ca.crt\n".to_owned()
+            } else {
+                format!("{line}\n")
+            }
+        });
         lines.collect()
     };
     assert_eq!(

@@ -159,13 +159,14 @@ fn start(
         let is_same = present.old.sha256 == start.old.sha256
             && present.new.sha256 == start.new.sha256
             && !is_undone;
-        return match is_same {
-            true => Ok(None),
-            false => Err(RefusedCommand::InProgress {
+        return if is_same {
+            Ok(None)
+        } else {
+            Err(RefusedCommand::InProgress {
                 id: present.id.clone(),
                 subject: present.subject,
                 phase: present.phase,
-            }),
+            })
         };
     }
     if present.is_some_and(|ended| ended.id == start.id) {
@@ -195,9 +196,10 @@ fn require_known(names: &BTreeSet<String>, proofs: &NodeProofs) -> Result<(), Re
         .filter(|name| !proofs.contains_key(*name))
         .cloned()
         .collect();
-    match unknown.is_empty() {
-        true => Ok(()),
-        false => Err(RefusedCommand::UnknownNodes(unknown)),
+    if unknown.is_empty() {
+        Ok(())
+    } else {
+        Err(RefusedCommand::UnknownNodes(unknown))
     }
 }
 
@@ -218,9 +220,10 @@ fn require_ready(
             Some(HeldNode::new(node, reason, proof))
         })
         .collect();
-    match held.is_empty() {
-        true => Ok(()),
-        false => Err(RefusedCommand::NotReady(HeldNodes(held))),
+    if held.is_empty() {
+        Ok(())
+    } else {
+        Err(RefusedCommand::NotReady(HeldNodes(held)))
     }
 }
 

@@ -443,9 +443,10 @@ fn reports_changes_once_it_serves() {
             is_serving,
         };
         let decision = decide_node(None, situation);
-        let expected = match is_serving {
-            true => NodeAction::Idle,
-            false => NodeAction::Serve,
+        let expected = if is_serving {
+            NodeAction::Idle
+        } else {
+            NodeAction::Serve
         };
         assert_eq!(decision.action, expected);
         decision.reports

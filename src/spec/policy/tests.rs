@@ -56,9 +56,10 @@ fn prefers_override_then_category_then_default_then_kubeadm() {
 #[test]
 fn categories_follow_usages() {
     for name in CertName::ALL {
-        let expected = match crate::spec::usages(name).contains(&ExtendedUsage::ServerAuth) {
-            true => Category::Serving,
-            false => Category::Client,
+        let expected = if crate::spec::usages(name).contains(&ExtendedUsage::ServerAuth) {
+            Category::Serving
+        } else {
+            Category::Client
         };
         assert_eq!(Category::of(name), expected, "{name}");
     }

@@ -241,9 +241,10 @@ impl Openings {
     fn is_on(&self, date: Date) -> bool {
         let by_day = has(self.days, date.day());
         let by_weekday = has(self.weekdays, date.weekday().number_days_from_sunday());
-        let is_day = match self.either_day {
-            true => by_day || by_weekday,
-            false => by_day && by_weekday,
+        let is_day = if self.either_day {
+            by_day || by_weekday
+        } else {
+            by_day && by_weekday
         };
         is_day && has(self.months, u8::from(date.month()))
     }

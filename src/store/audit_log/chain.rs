@@ -103,25 +103,24 @@ impl<'a> ChainVerifier<'a> {
             ));
         }
         if let Some(before) = &self.before_first {
-            match self.is_removal_recorded {
-                true => self.result.notes.push(format!(
-                    "entries 1 to {} were removed to limit the size of the log, as a later entry records",
+            if self.is_removal_recorded {
+                self.result.notes.push(format!(
+                "entries 1 to {} were removed to limit the size of the log, as a later entry records",
+                before.seq
+            ))
+            } else {
+                let what = format!(
+                    "the log begins after entry {}, and no entry records the removal of older files",
                     before.seq
-                )),
-                false => {
-                    let what = format!(
-                        "the log begins after entry {}, and no entry records the removal of older files",
-                        before.seq
-                    );
-                    self.result.differences.insert(
-                        0,
-                        AuditDifference {
-                            file: self.file.clone(),
-                            line: None,
-                            what,
-                        },
-                    );
-                }
+                );
+                self.result.differences.insert(
+                    0,
+                    AuditDifference {
+                        file: self.file.clone(),
+                        line: None,
+                        what,
+                    },
+                );
             }
         }
         if let Some(searched) = self.searched
@@ -144,15 +143,16 @@ impl<'a> ChainVerifier<'a> {
                 sha256: entry.previous.clone(),
             });
         } else if entry.previous != self.head.sha256 {
-            let what = match entry.previous == NO_PREVIOUS {
-                true => format!(
+            let what = if entry.previous == NO_PREVIOUS {
+                format!(
                     "entry {} begins a new chain: entry {} is not its predecessor",
                     entry.seq, self.head.seq
-                ),
-                false => format!(
+                )
+            } else {
+                format!(
                     "entry {} names {} as the digest of the line before, which has {}: one of the two was changed, or lines between them were removed",
                     entry.seq, entry.previous, self.head.sha256
-                ),
+                )
             };
             self.differs(Some(line), what);
         } else if entry.seq != self.head.seq + 1 {

@@ -154,15 +154,16 @@ pub(super) fn all_extensions(mut explicit: DerReader<'_>) -> Result<Extensions> 
         let oid = extension
             .oid()
             .ok_or_else(|| field("extensions", "one has no object identifier"))?;
-        let critical = match extension.peek(tag::BOOLEAN) {
+        let critical = if extension.peek(tag::BOOLEAN) {
             // Some CAs write the default value, false.
-            true => extension.boolean().ok_or_else(|| {
+            extension.boolean().ok_or_else(|| {
                 field(
                     "extensions",
                     format!("{}: critical is not a BOOLEAN", oid_text(oid)),
                 )
-            })?,
-            false => false,
+            })?
+        } else {
+            false
         };
         let value = extension.read(tag::OCTET_STRING).ok_or_else(wrong)?;
         extension.end().ok_or_else(wrong)?;
@@ -280,16 +281,18 @@ impl Extensions {
     fn basic(&mut self, mut value: DerReader<'_>) -> Handled {
         let mut fields = value.read(tag::SEQUENCE).ok_or(NOT_DER)?;
         value.end().ok_or(TRAILING)?;
-        let ca = match fields.peek(tag::BOOLEAN) {
-            true => fields.boolean().ok_or("cA is not a BOOLEAN")?,
-            false => false,
+        let ca = if fields.peek(tag::BOOLEAN) {
+            fields.boolean().ok_or("cA is not a BOOLEAN")?
+        } else {
+            false
         };
         let path_len =
-            match fields.peek(tag::INTEGER) {
-                true => Some(fields.unsigned().ok_or(
+            if fields.peek(tag::INTEGER) {
+                Some(fields.unsigned().ok_or(
                     "pathLenConstraint is negative, too large or not in its shortest form",
-                )?),
-                false => None,
+                )?)
+            } else {
+                None
             };
         fields.end().ok_or(TRAILING)?;
         self.basic_constraints = Some(BasicConstraints { ca, path_len });
@@ -422,9 +425,12 @@ impl Extensions {
         const NOT_A_NUMBER: &str = "a number is negative, too large or not in its shortest form";
         let mut fields = value.read(tag::SEQUENCE).ok_or(NOT_DER)?;
         value.end().ok_or(TRAILING)?;
-        let mut number = |tag| match fields.peek(tag) {
-            true => fields.unsigned_with_tag(tag).map(Some).ok_or(NOT_A_NUMBER),
-            false => Ok(None),
+        let mut number = |tag| {
+            if fields.peek(tag) {
+                fields.unsigned_with_tag(tag).map(Some).ok_or(NOT_A_NUMBER)
+            } else {
+                Ok(None)
+            }
         };
         self.policies.require_explicit = number(tag::context(0))?;
         self.policies.inhibit_mapping = number(tag::context(1))?;
@@ -460,9 +466,10 @@ fn policy_oid(reader: &mut DerReader<'_>) -> std::result::Result<Vec<u8>, &'stat
         }
         starts = byte & 0x80 == 0;
     }
-    match content.is_empty() || !starts {
-        true => Err(WRONG),
-        false => Ok(content.to_vec()),
+    if content.is_empty() || !starts {
+        Err(WRONG)
+    } else {
+        Ok(content.to_vec())
     }
 }
 
@@ -480,9 +487,12 @@ impl Subtrees {
             }
             subtree.end().ok_or(TRAILING)?;
             let text = || ia5(base.content).ok_or("a constraint is not ASCII");
-            let domain = |text: String| match is_domain(&text, true) {
-                true => Ok(text),
-                false => Err("a constraint is not a domain name"),
+            let domain = |text: String| {
+                if is_domain(&text, true) {
+                    Ok(text)
+                } else {
+                    Err("a constraint is not a domain name")
+                }
             };
             match base.tag {
                 0x82 => self.dns.push(domain(text()?)?),
@@ -533,9 +543,10 @@ pub(super) fn network(content: &[u8]) -> std::result::Result<(Vec<u8>, Vec<u8>),
         0 => 0,
         _ => (u128::MAX << (128 - ones)) >> (128 - width),
     };
-    match bits == expected {
-        true => Ok((address.to_vec(), mask.to_vec())),
-        false => Err("the mask of an iPAddress constraint has gaps"),
+    if bits == expected {
+        Ok((address.to_vec(), mask.to_vec()))
+    } else {
+        Err("the mask of an iPAddress constraint has gaps")
     }
 }
 

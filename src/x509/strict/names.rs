@@ -154,9 +154,10 @@ pub(in crate::x509) fn is_domain(name: &str, constraint: bool) -> bool {
     if name.is_empty() {
         return true;
     }
-    let labels = match constraint {
-        true => name.strip_prefix('.').unwrap_or(name),
-        false => name,
+    let labels = if constraint {
+        name.strip_prefix('.').unwrap_or(name)
+    } else {
+        name
     };
     labels
         .split('.')

@@ -110,9 +110,10 @@ fn dsa_key(parameters: &[u8], key: &[u8]) -> Result<Option<&'static str>> {
         numbers.integer(),
     ];
     let is_valid = |number: &Option<&[u8]>| number.is_some_and(is_positive);
-    match found.iter().all(is_valid) {
-        true => Ok(Some("Go does not verify DSA")),
-        false => Err(wrong("a number of the DSA key is not positive")),
+    if found.iter().all(is_valid) {
+        Ok(Some("Go does not verify DSA"))
+    } else {
+        Err(wrong("a number of the DSA key is not positive"))
     }
 }
 

@@ -149,9 +149,10 @@ fn reports_each_invalid_setting() {
             "pins[0]: is not a SHA-256 pin of 64 hex digits",
         ),
     ] {
-        let text = match line.starts_with("name:") {
-            true => format!("{line}\n"),
-            false => format!("name: web\n{line}\n"),
+        let text = if line.starts_with("name:") {
+            format!("{line}\n")
+        } else {
+            format!("name: web\n{line}\n")
         };
         let (_, faults) = read(&text);
         assert!(faults.contains(expected), "{line}: {faults}");

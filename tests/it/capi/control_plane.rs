@@ -277,9 +277,10 @@ impl ControlPlane {
         // The signer of the example does not run here.
         fs::remove_dir_all(machine.path("etc/nodepki")).unwrap();
         let is_first = self.machines.is_empty();
-        let file = match is_first {
-            true => "kubeadm.yaml",
-            false => "kubeadm-join-config.yaml",
+        let file = if is_first {
+            "kubeadm.yaml"
+        } else {
+            "kubeadm-join-config.yaml"
         };
         let mut configuration = machine.read(&format!("run.last/kubeadm/{file}"));
         if is_first {

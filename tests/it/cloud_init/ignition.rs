@@ -104,13 +104,12 @@ fn file_of<'a>(config: &'a mut Value, path: &str) -> &'a mut Value {
 /// Applies a config to the machine, as Ignition does before the first boot.
 fn apply(machine: &Machine, config: &Value) -> Ran {
     machine.write("config.ign", &config.to_string());
-    let mut command = match nix::unistd::geteuid().is_root() {
-        true => Command::new(bin("ignition-apply")),
-        false => {
-            let mut unshare = Command::new("unshare");
-            unshare.arg("--map-root-user").arg(bin("ignition-apply"));
-            unshare
-        }
+    let mut command = if nix::unistd::geteuid().is_root() {
+        Command::new(bin("ignition-apply"))
+    } else {
+        let mut unshare = Command::new("unshare");
+        unshare.arg("--map-root-user").arg(bin("ignition-apply"));
+        unshare
     };
     // The program refuses to change anything except the directory of a container image.
     command.env("container", "test").arg("--root");

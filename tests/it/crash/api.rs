@@ -367,9 +367,10 @@ impl Objects {
 
 /// Returns the name of an object with the random part of a bootstrap token's Secret replaced.
 fn without_token(name: &str) -> String {
-    match name.starts_with("bootstrap-token-") {
-        true => "bootstrap-token-*".to_owned(),
-        false => name.to_owned(),
+    if name.starts_with("bootstrap-token-") {
+        "bootstrap-token-*".to_owned()
+    } else {
+        name.to_owned()
     }
 }
 
@@ -444,9 +445,10 @@ fn upload(node: &Node) -> Command {
 
 /// Runs the command again. The key is written after the upload, and is never overwritten.
 fn complete_upload(node: &Node) -> Result<(), String> {
-    match has_certificate_key(node)? {
-        true => repeats(upload(node), &[65]),
-        false => repeats(upload(node), &[0]),
+    if has_certificate_key(node)? {
+        repeats(upload(node), &[65])
+    } else {
+        repeats(upload(node), &[0])
     }
 }
 
@@ -688,9 +690,10 @@ fn approve(node: &Node) -> Command {
 /// Runs the command again, unless the request has its decision.
 fn complete_decision(node: &Node) -> Result<(), String> {
     let decided = ADMIN.with(|admin| admin.get(&format!("{CSRS}/csr-1"))).1;
-    match decided["status"]["conditions"].is_array() {
-        true => Ok(()),
-        false => repeats(approve(node), &[0]),
+    if decided["status"]["conditions"].is_array() {
+        Ok(())
+    } else {
+        repeats(approve(node), &[0])
     }
 }
 
@@ -797,9 +800,10 @@ fn issued() -> Option<Vec<u8>> {
 /// Runs the daemon again, as its service manager does.
 fn complete_signature(node: &Node) -> Result<(), String> {
     let ran = first_step(node, daemon(node), || issued().is_some(), UNDISTURBED);
-    match ran.code == Some(0) && issued().is_some() {
-        true => Ok(()),
-        false => Err(format!("{:?}:\n{}", ran.code, ran.said())),
+    if ran.code == Some(0) && issued().is_some() {
+        Ok(())
+    } else {
+        Err(format!("{:?}:\n{}", ran.code, ran.said()))
     }
 }
 

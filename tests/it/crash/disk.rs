@@ -366,9 +366,10 @@ impl Disk {
                 }
                 (content, _) => content.clone(),
             };
-            let mode = match file.mode == file.synced_mode || (survival.mode)() {
-                true => file.mode,
-                false => file.synced_mode,
+            let mode = if file.mode == file.synced_mode || (survival.mode)() {
+                file.mode
+            } else {
+                file.synced_mode
             };
             Entry { content, mode }
         };
@@ -377,10 +378,7 @@ impl Disk {
 }
 
 fn remainder(old: &[u8], new: &[u8], kept: Remainder) -> Vec<u8> {
-    let common = match new.starts_with(old) {
-        true => old.len(),
-        false => 0,
-    };
+    let common = if new.starts_with(old) { old.len() } else { 0 };
     let half = common + (new.len() - common) / 2;
     match kept {
         Remainder::Nothing => old.to_vec(),

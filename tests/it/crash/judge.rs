@@ -94,9 +94,10 @@ fn openssl(arguments: &[impl AsRef<OsStr>]) -> Result<Vec<u8>, String> {
         .env("SSL_CERT_FILE", "/dev/null")
         .output()
         .unwrap();
-    match output.status.success() {
-        true => Ok(output.stdout),
-        false => Err(Ran::from(output).said()),
+    if output.status.success() {
+        Ok(output.stdout)
+    } else {
+        Err(Ran::from(output).said())
     }
 }
 
@@ -458,9 +459,10 @@ pub(super) fn failed_call(
         "EROFS" => "the file system is read-only",
         other => other,
     };
-    let names_cause = match is_of_network {
-        true => said.contains("(os error "),
-        false => said.contains(cause),
+    let names_cause = if is_of_network {
+        said.contains("(os error ")
+    } else {
+        said.contains(cause)
     };
     if !ran.stderr.contains("nodepki: ") && !names_cause {
         return Err(format!("no message names {error}:\n{said}"));

@@ -249,9 +249,10 @@ const SAME_COMMAND: &str = "the same command";
 impl Scenario {
     /// Runs a command line of this scenario, perhaps below other programs. A daemon is stopped after `limit` at the latest.
     pub(super) fn run(&self, node: &Node, mut command: Command, limit: Duration) -> Ran {
-        match self.is_daemon {
-            true => first_step(node, command, self.is_done, limit),
-            false => Ran::of(&mut command),
+        if self.is_daemon {
+            first_step(node, command, self.is_done, limit)
+        } else {
+            Ran::of(&mut command)
         }
     }
 
@@ -266,13 +267,14 @@ impl Scenario {
 
 pub(super) fn repeats(mut command: Command, ends: &[i32]) -> Result<(), String> {
     let ran = Ran::of(&mut command);
-    match ran.code.is_some_and(|code| ends.contains(&code)) {
-        true => Ok(()),
-        false => Err(format!(
+    if ran.code.is_some_and(|code| ends.contains(&code)) {
+        Ok(())
+    } else {
+        Err(format!(
             "the next run ends with {:?}:\n{}",
             ran.code,
             ran.said()
-        )),
+        ))
     }
 }
 
@@ -336,9 +338,10 @@ fn node_with_answers() -> Node {
 /// Asserts that no temporary file is left in the drop directory.
 fn no_temporary_file_in_drop(node: &Node, _: &Reference) -> Result<(), String> {
     let left = crate::store::leftovers(&node.path(DROP));
-    match left.is_empty() {
-        true => Ok(()),
-        false => Err(format!("{left:?}")),
+    if left.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("{left:?}"))
     }
 }
 
@@ -359,9 +362,10 @@ pub(super) fn one_request_per_slot(node: &Node, _: &Reference) -> Result<(), Str
     requests.dedup();
     let mut slots: Vec<&String> = requests.iter().map(|(slot, _)| slot).collect();
     slots.dedup();
-    match slots.len() == requests.len() {
-        true => Ok(()),
-        false => Err(format!("a certificate was requested twice: {requests:?}")),
+    if slots.len() == requests.len() {
+        Ok(())
+    } else {
+        Err(format!("a certificate was requested twice: {requests:?}"))
     }
 }
 
@@ -419,9 +423,10 @@ pub(super) fn daemon_local(node: &Node) -> Command {
 /// Runs the daemon again, as its service manager does, until everything is in place.
 fn complete_daemon(node: &Node) -> Result<(), String> {
     let ran = first_step(node, daemon_local(node), || true, UNDISTURBED);
-    match ran.code == Some(0) {
-        true => Ok(()),
-        false => Err(format!("{:?}:\n{}", ran.code, ran.said())),
+    if ran.code == Some(0) {
+        Ok(())
+    } else {
+        Err(format!("{:?}:\n{}", ran.code, ran.said()))
     }
 }
 
@@ -457,9 +462,10 @@ pub(super) fn first_step(
         // Every status but the first one is that of a step.
         let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
         is_reported |= text.contains("STATUS=") && !text.contains("STATUS=starting");
-        match ended.is_finished() || (is_reported && is_done()) {
-            true => Ok(()),
-            false => Err(()),
+        if ended.is_finished() || (is_reported && is_done()) {
+            Ok(())
+        } else {
+            Err(())
         }
     });
     if !ended.is_finished() {
@@ -676,9 +682,10 @@ fn init(node: &Node) -> Command {
 
 /// Runs the command again. Complete settings are never overwritten, and are written after the script.
 fn complete_init(node: &Node) -> Result<(), String> {
-    let ends = match node.path("/etc/nodepki/config.yaml").exists() {
-        true => 65,
-        false => 0,
+    let ends = if node.path("/etc/nodepki/config.yaml").exists() {
+        65
+    } else {
+        0
     };
     repeats(init(node), &[ends])
 }
@@ -693,9 +700,10 @@ fn init_to(node: &Node) -> Command {
 
 /// As [`complete_init`], for the settings in a file of this machine.
 fn complete_init_to(node: &Node) -> Result<(), String> {
-    let ends = match node.path(SETTINGS_FILE).exists() {
-        true => 65,
-        false => 0,
+    let ends = if node.path(SETTINGS_FILE).exists() {
+        65
+    } else {
+        0
     };
     repeats(init_to(node), &[ends])
 }
@@ -713,9 +721,10 @@ fn certificate_key(node: &Node) -> Command {
 
 /// Runs the command again; an existing key is complete, and is never overwritten.
 fn complete_certificate_key(node: &Node) -> Result<(), String> {
-    match has_certificate_key(node)? {
-        true => repeats(certificate_key(node), &[65]),
-        false => repeats(certificate_key(node), &[0]),
+    if has_certificate_key(node)? {
+        repeats(certificate_key(node), &[65])
+    } else {
+        repeats(certificate_key(node), &[0])
     }
 }
 
@@ -729,9 +738,10 @@ pub(super) fn has_certificate_key(node: &Node) -> Result<bool, String> {
     };
     let is_complete =
         key.trim_end().len() == 64 && key.bytes().filter(|b| *b == b'\n').count() == 1;
-    match is_complete {
-        true => Ok(true),
-        false => Err(format!("the certificate key has {} bytes", key.len())),
+    if is_complete {
+        Ok(true)
+    } else {
+        Err(format!("the certificate key has {} bytes", key.len()))
     }
 }
 

@@ -122,9 +122,10 @@ fn respond(
 }
 
 fn sign(authority: &CertificateAuthority, request: &SignRequest) -> Value {
-    let usage = match request.usages.iter().any(|usage| usage == "server auth") {
-        true => ExtendedUsage::ServerAuth,
-        false => ExtendedUsage::ClientAuth,
+    let usage = if request.usages.iter().any(|usage| usage == "server auth") {
+        ExtendedUsage::ServerAuth
+    } else {
+        ExtendedUsage::ClientAuth
     };
     let addresses = request.ip_addresses.iter();
     let profile = Profile {

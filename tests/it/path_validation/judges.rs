@@ -44,9 +44,10 @@ pub(super) fn judge(cases: &[Case]) -> Vec<Verdicts> {
     let go = crate::oracle::ask(&questions);
     let judged = cases.iter().zip(go).map(|(case, refused)| Verdicts {
         nodepki: case.by_nodepki(),
-        go: match refused.is_empty() {
-            true => Ok(()),
-            false => Err(format!("{refused:?}")),
+        go: if refused.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("{refused:?}"))
         },
         openssl: case.by_openssl(folder.path()),
         webpki: case.by_webpki().map_err(|error| error.to_string()),
@@ -74,9 +75,10 @@ impl Case {
         }
         found.extend(path_differences(&chain, &trust, self.at));
         let found: BTreeSet<String> = found.iter().map(ToString::to_string).collect();
-        match found.is_empty() {
-            true => Err("the leaf is not valid at this time".to_owned()),
-            false => Err(found.into_iter().collect::<Vec<_>>().join("; ")),
+        if found.is_empty() {
+            Err("the leaf is not valid at this time".to_owned())
+        } else {
+            Err(found.into_iter().collect::<Vec<_>>().join("; "))
         }
     }
 

@@ -123,9 +123,10 @@ impl Template {
 
     fn set(&mut self, number: u8, is_critical: bool, value: Vec<u8>) {
         self.without(number);
-        self.extensions.push(match is_critical {
-            true => critical(number, value),
-            false => extension(number, value),
+        self.extensions.push(if is_critical {
+            critical(number, value)
+        } else {
+            extension(number, value)
         });
     }
 

@@ -249,9 +249,10 @@ fn size_of(directory: &Path, accepts: &dyn Fn(&str) -> bool) -> (u64, u64) {
         let Ok(found) = entry.metadata() else {
             continue;
         };
-        let (files, size) = match found.is_dir() {
-            true => size_of(&entry.path(), &|_| true),
-            false => (1, found.len()),
+        let (files, size) = if found.is_dir() {
+            size_of(&entry.path(), &|_| true)
+        } else {
+            (1, found.len())
         };
         number += files;
         bytes += size;

@@ -169,9 +169,10 @@ impl Granted {
     }
 
     fn lifetime(&self, name: CertName) -> Duration {
-        let seconds = match RESTARTED.contains(&name) {
-            true => RESTARTED_LIFETIME,
-            false => self.seconds.load(Ordering::SeqCst),
+        let seconds = if RESTARTED.contains(&name) {
+            RESTARTED_LIFETIME
+        } else {
+            self.seconds.load(Ordering::SeqCst)
         };
         let now = OffsetDateTime::now_utc();
         let mut ends = self.ends.lock().unwrap();

@@ -356,16 +356,18 @@ impl Kubernetes {
                 common_name: common_name.to_owned(),
                 organizations: organizations.iter().map(ToString::to_string).collect(),
             },
-            sans: match serves {
-                true => Sans {
+            sans: if serves {
+                Sans {
                     dns: vec!["localhost".to_owned(), "kubernetes".to_owned()],
                     ips: vec!["127.0.0.1".parse().unwrap(), NODE_ADDRESS.parse().unwrap()],
-                },
-                false => Sans::default(),
+                }
+            } else {
+                Sans::default()
             },
-            usages: match serves {
-                true => vec![ExtendedUsage::ServerAuth],
-                false => vec![ExtendedUsage::ClientAuth],
+            usages: if serves {
+                vec![ExtendedUsage::ServerAuth]
+            } else {
+                vec![ExtendedUsage::ClientAuth]
             },
             key: KeyAlgorithm::EcdsaP256,
             lifetime: Duration::from_secs(24 * 60 * 60),

@@ -58,9 +58,10 @@ impl Evidence {
         self.require_sound(candidate, now)?;
         let alone = self.roots().all(|root| root == candidate);
         let in_place = self.bundle.first() == Some(candidate) && alone;
-        Ok(match in_place {
-            true => Offer::InPlace,
-            false => Offer::New(Box::new(candidate.clone())),
+        Ok(if in_place {
+            Offer::InPlace
+        } else {
+            Offer::New(Box::new(candidate.clone()))
         })
     }
 

@@ -438,13 +438,10 @@ fn changes_without_keys(wish: &ToExternal<'_>, keys: &BTreeMap<Authority, CaKey>
             name(Purpose::Kubeconfig)
         ));
     }
-    changes.push(match wish.placeholders {
-        true => format!(
-            "workers join with the placeholder in {} and {}; further control-plane nodes with stacked etcd need nodepki capi secrets --etcd-client-ca (see docs/cluster-api.md) or a Cluster API that implements the external-CA proposal",
-            name(Purpose::Ca),
-            name(Purpose::Proxy)
-        ),
-        false => "Cluster API as released creates no bootstrap data for new Machines without a tls.key: workers, and further control-plane nodes with an external etcd, need --placeholder-keys; further control-plane nodes with stacked etcd also need nodepki capi secrets --etcd-client-ca (see docs/cluster-api.md)".to_owned(),
-    });
+    changes.push(if wish.placeholders { format!(
+        "workers join with the placeholder in {} and {}; further control-plane nodes with stacked etcd need nodepki capi secrets --etcd-client-ca (see docs/cluster-api.md) or a Cluster API that implements the external-CA proposal",
+        name(Purpose::Ca),
+        name(Purpose::Proxy)
+    ) } else { "Cluster API as released creates no bootstrap data for new Machines without a tls.key: workers, and further control-plane nodes with an external etcd, need --placeholder-keys; further control-plane nodes with stacked etcd also need nodepki capi secrets --etcd-client-ca (see docs/cluster-api.md)".to_owned() });
     changes
 }

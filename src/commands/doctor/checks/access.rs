@@ -32,9 +32,10 @@ pub(super) fn owners(picture: &Picture) -> Vec<CheckNote> {
             if !is_personal(access.uid) {
                 return None;
             }
-            let can = match file.secret {
-                true => "can read the private key in it, and every new one",
-                false => "can change it",
+            let can = if file.secret {
+                "can read the private key in it, and every new one"
+            } else {
+                "can change it"
             };
             Some(CheckNote::warning(
                 format!(

@@ -50,9 +50,10 @@ pub(super) fn key_copy(picture: &Picture) -> Vec<CheckNote> {
             // kubeadm treats an authority without its key as external.
             let external = picture.configuration.external.contains_key(name)
                 || matches!(authority.key, AuthorityKey::Absent);
-            notes.push(match external {
-                true => CheckNote::error(evidence, fix),
-                false => CheckNote::warning(evidence, fix),
+            notes.push(if external {
+                CheckNote::error(evidence, fix)
+            } else {
+                CheckNote::warning(evidence, fix)
             });
         }
     }
@@ -210,9 +211,10 @@ pub(super) fn service_account_torn(picture: &Picture) -> Vec<CheckNote> {
     problems
         .filter(|problem| problem.trouble == Trouble::Torn && problem.of == Of::ServiceAccount)
         .map(|problem| {
-            let fix = match picture.status.has_served {
-                true => COPY_SERVICE_ACCOUNT,
-                false => FIX,
+            let fix = if picture.status.has_served {
+                COPY_SERVICE_ACCOUNT
+            } else {
+                FIX
             };
             CheckNote::error(problem.words, fix)
         })
@@ -297,9 +299,10 @@ pub(super) fn key_policy_unknown(picture: &Picture) -> Vec<CheckNote> {
                 FoundKey::Absent | FoundKey::Unreadable(_)
             )
         );
-        let reasons = match of_plan {
-            true => key.doubts.clone(),
-            false => compliance::judge(key).unknown,
+        let reasons = if of_plan {
+            key.doubts.clone()
+        } else {
+            compliance::judge(key).unknown
         };
         for reason in reasons {
             let owners = owners_by_reason.entry(reason).or_default();

@@ -139,14 +139,13 @@ pub(super) fn service_account(picture: &Picture) -> Vec<CheckNote> {
         Ok(true) => return Vec::new(),
         Ok(false) => {
             let (id, ids) = (jwks::key_id(key), jwks::key_ids(jwks).unwrap_or_default());
-            match ids.contains(&id.as_str()) {
-                true => format!(
-                    "sa.key has the key id {id}, under which the cluster publishes another key"
-                ),
-                false => format!(
+            if ids.contains(&id.as_str()) {
+                format!("sa.key has the key id {id}, under which the cluster publishes another key")
+            } else {
+                format!(
                     "sa.key has the key id {id}, but the cluster has {}",
                     ids.join(", ")
-                ),
+                )
             }
         }
         Err(error) => format!(
@@ -244,9 +243,10 @@ fn masters_severity(picture: &Picture, name: CertName) -> FindingSeverity {
         let mut groups = spec.requested.profile.subject.organizations.iter();
         groups.any(|group| group == SYSTEM_MASTERS)
     });
-    match of_version {
-        true => FindingSeverity::Info,
-        false => FindingSeverity::Warning,
+    if of_version {
+        FindingSeverity::Info
+    } else {
+        FindingSeverity::Warning
     }
 }
 

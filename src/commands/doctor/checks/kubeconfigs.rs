@@ -234,10 +234,7 @@ pub(super) fn copies(picture: &Picture) -> Vec<CheckNote> {
     let others = picture.copies.iter().map(|(path, copy)| (path, copy));
     own.chain(others)
         .map(|(path, copy)| {
-            let end = match copy.not_after() < picture.at {
-                true => "expired at",
-                false => "is valid until",
-            };
+            let end = if copy.not_after() < picture.at { "expired at" } else { "is valid until" };
             CheckNote::info(
                 format!(
                     "{} contains a certificate of {} that {end} {}",
@@ -266,11 +263,12 @@ pub(super) fn super_admin(picture: &Picture) -> Vec<CheckNote> {
     let path = picture.here(SUPER_ADMIN_CONF.as_ref());
     // If the CA key is on the node, removing the file changes little: the key can issue another one.
     let was_used = picture.apiserver.is_some() && is_external(picture, Authority::Ca);
-    vec![match was_used {
-        true => CheckNote::warning(
+    vec![if was_used {
+        CheckNote::warning(
             format!("{path} still exists, although kubeadm init is complete"),
             fix,
-        ),
-        false => CheckNote::info(format!("{path} exists"), fix),
+        )
+    } else {
+        CheckNote::info(format!("{path} exists"), fix)
     }]
 }

@@ -208,9 +208,10 @@ pub(super) fn expiring(picture: &Picture) -> Vec<CheckNote> {
         .map(|problem| {
             CheckNote::warning(
                 problem.sentence(),
-                match problem.is_of_authority() {
-                    true => "replace the authority in time: every leaf, kubeconfig and kubelet then needs a new certificate",
-                    false => "renew it with nodepki renew; nodepki bootstrap issues a new one only once it has expired or was removed; with the CA key on this node also kubeadm certs renew",
+                if problem.is_of_authority() {
+                    "replace the authority in time: every leaf, kubeconfig and kubelet then needs a new certificate"
+                } else {
+                    "renew it with nodepki renew; nodepki bootstrap issues a new one only once it has expired or was removed; with the CA key on this node also kubeadm certs renew"
                 },
             )
         })

@@ -82,9 +82,10 @@ pub(super) fn mounts(picture: &Picture) -> Vec<CheckNote> {
                 format!("once kubeadm init has ended, name admin.conf in its place: sed -i 's#/super-admin.conf#/admin.conf#' {path}"),
             );
         }
-        let fix = match pod.is_restarted_for_files() {
-            true => format!("nothing; it is restarted after they are replaced, unless it has the annotation {RESTART_ANNOTATION}: never"),
-            false => format!("nothing if it reads replaced files itself; otherwise remove its annotation {RESTART_ANNOTATION}"),
+        let fix = if pod.is_restarted_for_files() {
+            format!("nothing; it is restarted after they are replaced, unless it has the annotation {RESTART_ANNOTATION}: never")
+        } else {
+            format!("nothing if it reads replaced files itself; otherwise remove its annotation {RESTART_ANNOTATION}")
         };
         CheckNote::info(evidence, fix)
     })

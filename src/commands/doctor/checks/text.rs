@@ -41,9 +41,12 @@ pub fn list() -> String {
 /// Escapes hidden characters, which a file may contain.
 fn visible(text: &str) -> String {
     text.chars()
-        .flat_map(|c| match is_hidden(c) {
-            true => c.escape_default().collect(),
-            false => vec![c],
+        .flat_map(|c| {
+            if is_hidden(c) {
+                c.escape_default().collect()
+            } else {
+                vec![c]
+            }
         })
         .collect()
 }

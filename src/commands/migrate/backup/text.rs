@@ -130,9 +130,10 @@ pub(super) fn seal<'a>(
 /// There is no key, the passphrase is wrong, or the text is damaged.
 pub(super) fn open(text: &[u8], passphrase: &Passphrase) -> Result<Vec<PrivateKey>, KeyError> {
     let keys = PrivateKey::all_from_encrypted_pem(text, &passphrase.0)?;
-    match keys.is_empty() {
-        true => Err(KeyError::NoKey),
-        false => Ok(keys),
+    if keys.is_empty() {
+        Err(KeyError::NoKey)
+    } else {
+        Ok(keys)
     }
 }
 
