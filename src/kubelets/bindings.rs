@@ -72,12 +72,21 @@ impl NodeBinding {
     }
 }
 
+/// A change that is not stored yet.
+#[derive(Clone, Debug)]
+struct BindingChange {
+    /// `None` to remove the binding.
+    binding: Option<NodeBinding>,
+    /// Whether a token's certificate or an administrator confirmed the Node, which a revocation at the same time must not
+    /// undo: it may end again.
+    is_confirmed: bool,
+}
+
 /// The bindings of a cluster, as stored and with the changes that are not stored yet.
 #[derive(Clone, Debug, Default)]
 pub struct NodeBindings {
     stored: BTreeMap<String, NodeBinding>,
-    /// `None` to remove a binding.
-    changes: BTreeMap<String, Option<NodeBinding>>,
+    changes: BTreeMap<String, BindingChange>,
 }
 
 impl NodeBindings {
@@ -96,28 +105,51 @@ impl NodeBindings {
         let (stored, changes) = (&self.stored, &mut self.changes);
         changes.retain(|name, change| {
             let stored = stored.get(name);
-            // Only an administrator changes what is known about a revoked name.
-            stored.is_none_or(|stored| stored.revoked.is_none()) && stored != change.as_ref()
+            let revoked = stored.and_then(|stored| stored.revoked);
+            if revoked.is_some() && !change.is_confirmed {
+                return false;
+            }
+            // Only an administrator changes this part.
+            if change.binding.is_some() || revoked.is_some() {
+                change.binding.get_or_insert_default().revoked = revoked;
+            }
+            stored != change.binding.as_ref()
         });
         changed
     }
 
     fn get(&self, name: &str) -> Option<&NodeBinding> {
         match self.changes.get(name) {
-            Some(change) => change.as_ref(),
+            Some(change) => change.binding.as_ref(),
             None => self.stored.get(name),
         }
     }
 
-    fn change(&mut self, name: &str, binding: Option<NodeBinding>) {
+    fn change(&mut self, name: &str, change: BindingChange) {
         if self.is_revoked(name) {
             return;
         }
-        if self.stored.get(name) == binding.as_ref() {
+        if self.stored.get(name) == change.binding.as_ref() {
             self.changes.remove(name)
         } else {
-            self.changes.insert(name.to_owned(), binding)
+            self.changes.insert(name.to_owned(), change)
         };
+    }
+
+    /// Records what was seen of a Node. A confirmation that is not stored yet stays one.
+    fn record(&mut self, name: &str, binding: NodeBinding) {
+        let is_confirmed = self
+            .changes
+            .get(name)
+            .is_some_and(|known| known.is_confirmed);
+        let binding = Some(binding);
+        self.change(
+            name,
+            BindingChange {
+                binding,
+                is_confirmed,
+            },
+        );
     }
 
     /// Takes in a Node that exists. The first one of its name is bound.
@@ -139,7 +171,7 @@ impl NodeBindings {
             },
         };
         if self.get(&node.name) != Some(&binding) {
-            self.change(&node.name, Some(binding));
+            self.record(&node.name, binding);
         }
     }
 
@@ -152,7 +184,7 @@ impl NodeBindings {
                 gone: Some(now.date()),
                 ..known.clone()
             };
-            self.change(name, Some(gone));
+            self.record(name, gone);
         }
     }
 
@@ -172,7 +204,14 @@ impl NodeBindings {
                 uid,
                 ..NodeBinding::default()
             });
-            self.change(name, binding);
+            let is_confirmed = true;
+            self.change(
+                name,
+                BindingChange {
+                    binding,
+                    is_confirmed,
+                },
+            );
         }
     }
 
@@ -207,7 +246,7 @@ impl NodeBindings {
     pub fn data(&self, lifetime: Duration, now: OffsetDateTime) -> Map<String, Value> {
         let mut all = self.stored.clone();
         for (name, change) in &self.changes {
-            match change {
+            match &change.binding {
                 Some(binding) => drop(all.insert(name.clone(), binding.clone())),
                 None => drop(all.remove(name)),
             }
@@ -330,6 +369,18 @@ mod tests {
         assert_eq!(other.store(Some(&json!({"data": expected}))), ["new", "w1"]);
         assert!(other.is_revoked("w1"));
         assert_eq!(other.data(YEAR, NOW)["w1"], expected["w1"]);
+        // A confirmed Node stays confirmed when the revocation ends.
+        let mut other = NodeBindings::default();
+        other.store(Some(&json!({"data": {"w1": "uid=a gone=2026-11-26"}})));
+        other.renew("w1", Some(&node("w1", "b")));
+        for (data, written) in [
+            ("uid=a revoked=2026-11-26", "uid=b revoked=2026-11-26"),
+            ("uid=a", "uid=b"),
+        ] {
+            other.store(Some(&json!({"data": {"w1": data}})));
+            assert_eq!(other.data(YEAR, NOW)["w1"], written);
+        }
+        assert!(!other.is_replaced(&node("w1", "b")));
         bindings.revoke("w1", None);
         bindings.revoke("new", None);
         assert!(!bindings.is_revoked("w1") && !bindings.is_revoked("new"));
