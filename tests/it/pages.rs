@@ -7,14 +7,10 @@ use std::path::Path;
 const PROJECT: &str = env!("CARGO_MANIFEST_DIR");
 /// Number of shell blocks of each page that has some, and the tests that run them with umask 022.
 const SHELL_BLOCKS: [(&str, usize, &str); 11] = [
-    // The three steps have the options of the tests.
+    // The block with the three steps has the options of the tests.
     ("docs/ca-change.md", 5, "authority::on_a_cluster"),
-    // Those about conditions, expiry and units have the options of the tests.
-    (
-        "docs/cluster-api.md",
-        5,
-        "capi_migrate, capi, systemd_units",
-    ),
+    // The block about the expiry of machines has the options of the test.
+    ("docs/cluster-api.md", 5, "capi_migrate, capi, tutorial"),
     ("docs/configuration.md", 1, "tutorial"),
     ("docs/installing.md", 2, "tests/run package; tutorial"),
     ("docs/joining.md", 3, "join_control_plane, etcd_members"),

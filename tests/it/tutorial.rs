@@ -16,7 +16,8 @@ use crate::sessions::{assert_recorded, without_dates};
 
 const PAGE: &str = "docs/tutorial.md";
 /// Sections of other pages whose blocks work on the node of the tutorial.
-const FURTHER: [(&str, &str); 4] = [
+const FURTHER: [(&str, &str); 5] = [
+    ("docs/cluster-api.md", "### On a host"),
     ("docs/configuration.md", "# Configuration"),
     ("docs/installing.md", "## systemd"),
     ("docs/rotation.md", "# Rotation"),
@@ -114,6 +115,7 @@ fn commands_of_the_page_work_as_they_stand() {
     add(format!(
         "mkdir -p /etc/kubernetes/manifests\necho 'path: /etc/kubernetes/admin.conf' >{KUBE_VIP}\n"
     ));
+    add("touch management.conf\n".to_owned());
     for (page, heading) in FURTHER {
         for block in pages::blocks(&pages::section(page, heading), "sh") {
             add(block);
