@@ -127,9 +127,9 @@ fn page_is_correct_on_second_control_plane() {
     node.write_secret("/etc/nodepki/join.yaml", &config);
     workers::add_programs(&node);
     let _signer = RemoteSigner::start(&node.path(workers::SOCKET), &cluster.authorities());
-    let settings = SETTINGS.replace("offline}", "corp}").replace(
-        "offline: {directory: {path: /var/lib/offline}}",
-        "corp: {exec: {command: /etc/nodepki/corp-signer}}",
+    let settings = SETTINGS.replace(
+        "{directory: {path: /var/lib/offline}}",
+        "{exec: {command: /etc/nodepki/corp-signer}}",
     );
     let settings = format!("{settings}join: {{certificateKey: {key_file}}}\n");
     node.write("/etc/nodepki/config.yaml", &settings);
