@@ -103,3 +103,33 @@ fn every_shell_block_is_run_by_a_test() {
         );
     }
 }
+
+#[test]
+fn every_page_that_is_mentioned_exists() {
+    let is_of_path = |c: char| c.is_ascii_alphanumeric() || "/_.-".contains(c);
+    let mut directories = ["src", "packaging", "cloud-init", "systemd", "docs"]
+        .map(|name| Path::new(PROJECT).join(name))
+        .to_vec();
+    let (mut mentions, mut missing) = (0, Vec::new());
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                directories.push(path);
+                continue;
+            }
+            let text = fs::read_to_string(&path).unwrap_or_default();
+            for rest in text.split("docs/").skip(1) {
+                let end = rest.find(|c| !is_of_path(c)).unwrap_or(rest.len());
+                let page = rest[..end].trim_end_matches('.');
+                if page.ends_with(".md") {
+                    mentions += 1;
+                    if !Path::new(PROJECT).join("docs").join(page).exists() {
+                        missing.push(format!("{}: docs/{page}", path.display()));
+                    }
+                }
+            }
+        }
+    }
+    assert!(mentions > 10 && missing.is_empty(), "{missing:#?}");
+}
