@@ -6,24 +6,24 @@
 //! Imports go downward only: a room uses the rooms below it in this table. Pure rooms open no file and no socket and read
 //! no clock and no environment; the time is an argument. `tests/it/layers.rs` reads the table and verifies both.
 //!
-//! | room | pure | holds |
-//! | --- | --- | --- |
-//! | [`commands`] | no | one file a command: arguments, the call, the output |
-//! | [`daemon`] | no | the rotation loop, its alarms and watches, metrics |
-//! | [`agent`] | no | bootstrap, renewal and CA changes: load the inputs, request, verify, install, restart components, join |
-//! | [`node`] | no | the files of the node, read and judged |
-//! | [`config`] | no | nodepki's settings: keys, defaults, sources, redaction |
-//! | [`signer`] | no | the contract of a signer, and the eleven kinds |
-//! | [`cluster`] | no | what is requested from a running cluster: API client, discovery |
-//! | [`http`] | no | the only TLS client |
-//! | [`store`] | no | the only writer below the root: transactions, journal, locks, pending requests |
-//! | [`process`] | no | this process: confinement, signals, core dumps, faults of the machine, failpoints |
-//! | [`spec`] | yes | the desired state: certificate table, key policy, schedule, and its comparison with the observed state |
-//! | [`kubelets`] | yes | the rules for kubelets' certificate requests: approval, signature, the signer's answer |
-//! | [`kube`] | yes | formats of Kubernetes: names, kubeadm documents, kubeconfig, manifests, cluster-info, kubeadm-certs |
-//! | [`yaml`] | yes | YAML with positions, Go's durations, and the schema of settings |
-//! | [`table`] | yes | text tables for people: aligned columns that fit a terminal |
-//! | [`x509`] | yes | keys, CSRs, certificates, chains, revocation lists, verification |
+//! | room | pure | contains | start reading at |
+//! | --- | --- | --- | --- |
+//! | [`commands`] | no | one file a command: arguments, the call, the output | `commands.rs` |
+//! | [`daemon`] | no | the rotation loop, its alarms and watches, metrics | `daemon/wake.rs`, which decides what is next and is pure |
+//! | [`agent`] | no | bootstrap, renewal and CA changes: load the inputs, request, verify, install, restart components, join | `agent.rs`, `agent/request.rs` |
+//! | [`node`] | no | the files of the node, read and judged | `node/read.rs`, `node/role.rs` |
+//! | [`config`] | no | nodepki's settings: keys, defaults, sources, redaction | `config.rs` |
+//! | [`signer`] | no | the contract of a signer, and the eleven kinds | `signer.rs` |
+//! | [`cluster`] | no | what is requested from a running cluster: API client, discovery | `cluster/discovery.rs` |
+//! | [`http`] | no | the only TLS client | `http.rs` |
+//! | [`store`] | no | the only writer below the root: transactions, journal, locks, pending requests | `store.rs`, which explains the commit protocol |
+//! | [`process`] | no | this process: confinement, signals, core dumps, faults of the machine, failpoints | `process/confine.rs` |
+//! | [`spec`] | yes | the desired state: certificate table, key policy, schedule, and its comparison with the observed state | `spec.rs`, `spec/assess.rs` |
+//! | [`kubelets`] | yes | the rules for kubelets' certificate requests: approval, signature, the signer's answer | `kubelets.rs`, `kubelets/judge.rs` |
+//! | [`kube`] | yes | formats of Kubernetes: names, kubeadm documents, kubeconfig, manifests, cluster-info, kubeadm-certs | `kube/kubeadm.rs` |
+//! | [`yaml`] | yes | YAML with positions, Go's durations, and the schema of settings | `yaml.rs` |
+//! | [`table`] | yes | text tables for people: aligned columns that fit a terminal | `table.rs` |
+//! | [`x509`] | yes | keys, CSRs, certificates, chains, revocation lists, verification | `x509/verify.rs` |
 //!
 //! # Invariants
 //!

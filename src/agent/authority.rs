@@ -85,7 +85,7 @@ pub struct StepOrder {
 
 /// Reference to the manual actions after a step, for messages.
 const RUNBOOK: &str =
-    "see docs/runbook.md, section 8 (installed as /usr/share/doc/nodepki/docs/runbook.md)";
+    "see docs/ca-change.md, On the cluster (installed as /usr/share/doc/nodepki/docs/ca-change.md)";
 
 /// Result of a step, or of its dry run.
 #[derive(Debug, Serialize)]

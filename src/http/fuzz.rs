@@ -207,9 +207,12 @@ fn stream_lines(bytes: &[u8]) {
     }
     let mut lines: Vec<&[u8]> = content.split(|byte| *byte == b'\n').collect();
     lines.pop();
-    let expected = lines.into_iter().map(|line| match line.len() > limit {
-        true => Line::TooLong,
-        false => Line::Text(line.to_vec()),
+    let expected = lines.into_iter().map(|line| {
+        if line.len() > limit {
+            Line::TooLong
+        } else {
+            Line::Text(line.to_vec())
+        }
     });
     assert!(expected.eq(found));
 }

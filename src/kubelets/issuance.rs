@@ -309,7 +309,7 @@ fn limited<'a>(
     let first = counted.filter_map(ApprovedRequest::ends).min();
     Violation::limited(
         RequestReason::LimitReached,
-        format!("{what} (the request waits; see docs/kubelet-signing.md)"),
+        format!("{what} (the request waits; see docs/kubelets.md)"),
         first.unwrap_or(now + UNKNOWN_WAIT),
     )
 }

@@ -116,7 +116,7 @@ pub fn export(requests: &[Request], heading: &BundleHeading) -> Vec<BundleFile> 
         let days = profile.lifetime.as_secs().div_ceil(24 * 60 * 60);
         let _ = writeln!(
             commands,
-            "\n# {name}: {}\nopenssl x509 -req -in {csr} -extfile {extensions} -days {days} -CA \"$CA\"/{authority}.crt -CAkey \"$CA\"/{authority}.key -CAcreateserial -out {certificate}",
+            "\n# {name}: {}\nsign {csr} {extensions} {days} {authority} {certificate}",
             profile_line(profile)
         );
         items.push(ManifestItem {

@@ -31,7 +31,7 @@ pub struct NodeSpec {
     pub notes: Vec<String>,
     /// The key policy, also for keys that are not in the table.
     pub policy: KeyPolicy,
-    /// What is not known of the key policy.
+    /// Parts of the key policy that could not be read.
     pub policy_doubts: PolicyDoubts,
 }
 

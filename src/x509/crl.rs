@@ -237,7 +237,7 @@ impl RevocationList {
     }
 }
 
-/// What is known of the lists of a publisher, besides their content.
+/// Properties of a publisher's lists that their content does not state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ListScope {
     /// Nothing: a list with a distribution point can be one of several parts.

@@ -509,7 +509,7 @@ enum ChangeStep {
     Retire,
 }
 
-/// Changes a CA of a cluster as the runbook says, if the plan has a change.
+/// Changes a CA of a cluster as `docs/ca-change.md` says, if the plan has a change.
 async fn change_authority(world: Rc<World>, number: usize) {
     let service = Rc::clone(&world.services[number]);
     let Some((authority, at)) = service.plan.change else {

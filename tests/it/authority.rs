@@ -839,7 +839,7 @@ mod on_a_cluster {
 
     use super::*;
     use crate::join_control_plane::{by_token, worker_configuration};
-    use crate::runbook::run_block;
+    use crate::runbook::run_ca_change_block;
     use crate::servers::cluster::{self, Authorities, Caller, Cluster, ClusterNode};
     use crate::servers::static_pods::StaticPods;
     use crate::time::{let_pass, wait_until};
@@ -960,14 +960,14 @@ mod on_a_cluster {
         }
     }
 
-    /// Runs a block of the runbook that calls `kubeadm token`, which needs a default route.
+    /// Runs a block of the documentation that calls `kubeadm token`, which needs a default route.
     fn with_default_route(node: &ClusterNode, block: usize) -> Ran {
         let route = |device| {
             node.run("ip", &["route", "replace", "default", "dev", device])
                 .done();
         };
         route("eth0");
-        let ran = run_block(node, 8, block);
+        let ran = run_ca_change_block(node, block);
         route("lo");
         ran
     }
@@ -986,10 +986,10 @@ mod on_a_cluster {
             all.contains(&new_certificate)
         });
 
-        // The runbook requires these commands after this step.
+        // The documentation requires these commands after this step.
         on(node, "activate", ca, &["--dry-run"])
             .says("cluster-info in kube-public does not contain")
-            .says("runbook.md, section 8");
+            .says("ca-change.md, On the cluster");
         let admin = cluster.admin();
         let deployments = "/apis/apps/v1/namespaces/default/deployments";
         let labels = json!({"app": "old"});
@@ -1007,13 +1007,13 @@ mod on_a_cluster {
             },
         });
         assert_eq!(admin.post(deployments, &deployment).0, 201);
-        run_block(node, 8, 0).done();
+        run_ca_change_block(node, 0).done();
         wait_until("every ConfigMap has the new CA", || {
-            let ran = run_block(node, 8, 1);
+            let ran = run_ca_change_block(node, 1);
             ran.done();
             !ran.said().contains("does not hold")
         });
-        run_block(node, 8, 2).done();
+        run_ca_change_block(node, 2).done();
         let (_, restarted) = admin.get(&format!("{deployments}/old"));
         let template = restarted["spec"]["template"]["metadata"].to_string();
         assert!(
@@ -1046,7 +1046,7 @@ mod on_a_cluster {
             on(node, "activate", ca, &[])
                 .done()
                 .says_not("does not hold")
-                .says("runbook.md, section 8")
+                .says("ca-change.md, On the cluster")
                 .says("kube-apiserver serves serial");
             assert_eq!(restarts(pods), [2, 2, 0, 0]);
             let_pass(Duration::from_secs(2));
@@ -1071,7 +1071,7 @@ mod on_a_cluster {
         served.done();
         on(node, "retire", ca, &[])
             .done()
-            .says("runbook.md, section 8");
+            .says("ca-change.md, On the cluster");
         assert_eq!(restarts(pods), [3, 3, 0, 0]);
         let renewed = cluster.admin();
         assert_eq!(status_of(&renewed), 200);

@@ -9,7 +9,9 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::capi::{Management, WITHOUT_CA_KEYS};
-use crate::node::Ran;
+use crate::node::{NODEPKI, Ran};
+use crate::pages;
+use crate::servers::bin;
 use crate::signing::{openssl, write_secret};
 
 const PASSPHRASE: &str = "correct horse battery staple";
@@ -111,6 +113,46 @@ impl Migrated {
             .filter(|purpose| has_key(&self.management.secret(purpose)));
         found.collect()
     }
+}
+
+/// The first commands of `docs/cluster-api.md`, and those that remove the keys, as a user with the usual umask runs them.
+/// Root, namespace, settings and time limits are those of the test; `cluster-api.yaml` is tested with Cluster API.
+#[test]
+fn documented_commands_work_with_umask_022() {
+    let migrated = Migrated::new();
+    let node = &migrated.management.node;
+    let block = |heading| {
+        let section = pages::section("docs/cluster-api.md", heading);
+        pages::blocks(&section, "sh").remove(0)
+    };
+    let removal = block("## Removing CA keys from the Secrets");
+    assert!(removal.contains("--backup /mnt/usb/ca-keys"));
+    let removal = removal.replace("/mnt/usb/ca-keys", migrated.backup().to_str().unwrap());
+    let script = format!(
+        "set -eu
+umask 022
+nodepki() {{
+  case \"$*\" in
+  *--ca-dir*|*check*|*migrate*) ;;
+  *) set -- \"$@\" --ca-dir ca ;;
+  esac
+  [ \"$2\" = check ] || set -- \"$@\" --config config.yaml --wait 0s --clock-wait 0s
+  {NODEPKI} --root {} \"$@\" --namespace {namespace}
+}}
+kubectl() {{
+  [ \"$1\" = apply ] || {} --kubeconfig management.conf --cache-dir cache --namespace {namespace} \"$@\"
+}}
+{}{removal}",
+        node.root().display(),
+        bin("kubectl").display(),
+        block("# Cluster API"),
+        namespace = migrated.management.namespace,
+    );
+    let mut shell = std::process::Command::new("sh");
+    let ran = Ran::of(shell.args(["-c", &script]).current_dir(node.outside("")));
+    ran.done().says("ExternalCAsReady");
+    assert!(migrated.with_key().is_empty());
+    assert!(migrated.backup().exists());
 }
 
 #[test]

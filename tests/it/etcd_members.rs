@@ -10,6 +10,7 @@ use tempfile::TempDir;
 
 use crate::join_control_plane::post_to_etcd;
 use crate::node::{INIT, Ran};
+use crate::pages;
 use crate::rotation_cluster::Daemon;
 use crate::running::running;
 use crate::servers::Server;
@@ -32,21 +33,17 @@ const MEMBERS: [(&str, &str); 3] = [
 ];
 const LEAVES: [&str; 3] = ["etcd/server", "etcd/peer", "etcd/healthcheck-client"];
 
-const PAGE: &str = include_str!("../../docs/external-etcd.md");
-
-/// Returns the blocks of the page in a language.
-fn blocks(language: &str) -> Vec<&'static str> {
-    let begin = format!("\n```{language}\n");
-    let blocks = PAGE.split(&begin).skip(1);
-    blocks
-        .map(|block| block.split("```").next().unwrap())
-        .collect()
+/// Returns the blocks of the section about an external etcd in a language.
+fn blocks(language: &str) -> Vec<String> {
+    let section = pages::section("docs/joining.md", "## External etcd");
+    pages::blocks(&section, language)
 }
 
 /// The configuration of the page for the first member, or the same for another one.
 fn member_configuration(node: &ClusterNode) -> String {
     let [(name, address), ..] = MEMBERS;
-    let lines = blocks("yaml")[0].lines().map(|line| {
+    let block = &blocks("yaml")[0];
+    let lines = block.lines().map(|line| {
         let own = line.replace(name, node.name());
         let own = own.replace(address, &node.address().to_string());
         match line {
@@ -190,7 +187,8 @@ fn bootstrap_member(node: &ClusterNode, authorities: &Path) {
         node,
         "/etc/kubernetes/pki/etcd/ca.crt",
     );
-    let commands: Vec<&str> = blocks("sh")[0].lines().collect();
+    let block = &blocks("sh")[0];
+    let commands: Vec<&str> = block.lines().collect();
     let [first, second, etcd] = commands[..] else {
         panic!("{commands:?}");
     };

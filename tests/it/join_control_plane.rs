@@ -12,13 +12,16 @@ use serde_json::{Value, json};
 
 use crate::kubeadm::{accepts_external_ca, copy_tree};
 use crate::node::{Ran, SHARED_FILES, Snapshot};
+use crate::pages;
 use crate::servers::Server;
 use crate::servers::cluster::{
     AUTHORITY_KEYS, Authorities, Caller, Cluster, ClusterNode, ENDPOINT, TOKEN, cluster,
 };
+use crate::servers::remote_signer::RemoteSigner;
 use crate::signer_directory::sign_by_hand;
 use crate::signing::tree;
 use crate::time::wait_until;
+use crate::workers;
 
 const SETTINGS: &str = "\
 apiVersion: nodepki.io/v1alpha1
@@ -102,6 +105,47 @@ fn reports_ca_as_preflight_conflict_on_worker() {
         preflight_conflicts(&node, &kubeadm_join_file(&node)),
         [""; 0]
     );
+}
+
+/// The commands of `docs/joining.md` about control-plane nodes, unchanged.
+#[test]
+fn page_is_correct_on_second_control_plane() {
+    let page = pages::section("docs/joining.md", "# Joining nodes and external etcd");
+    let [join, share, ..] = &pages::blocks(&page, "sh")[..] else {
+        panic!("the page has other blocks");
+    };
+    let (upload, download) = share.split_once('\n').unwrap();
+    let cluster = &Cluster::start(Authorities::External);
+    let node = cluster.add_node("cp2", "192.0.2.12");
+    cluster.first().write("/etc/nodepki/config.yaml", SETTINGS);
+    workers::run(cluster.first(), upload).done();
+
+    let key_file = "/etc/nodepki/certificate-key";
+    let key = fs::read_to_string(cluster.first().path(key_file)).unwrap();
+    node.write_secret(key_file, &key);
+    let config = join_configuration(&node, &by_token(cluster));
+    node.write_secret("/etc/nodepki/join.yaml", &config);
+    workers::add_programs(&node);
+    let _signer = RemoteSigner::start(&node.path(workers::SOCKET), &cluster.authorities());
+    let settings = SETTINGS.replace(
+        "{directory: {path: /var/lib/offline}}",
+        "{exec: {command: /etc/nodepki/corp-signer}}",
+    );
+    let settings = format!("{settings}join: {{certificateKey: {key_file}}}\n");
+    node.write("/etc/nodepki/config.yaml", &settings);
+    workers::run(&node, join)
+        .done()
+        .row_says("apiserver", "issued");
+    let calls = fs::read_to_string(node.path("/var/tmp/calls")).unwrap();
+    assert_eq!(
+        calls.lines().last(),
+        Some("kubeadm join --config /var/lib/nodepki/kubeadm-join.yaml")
+    );
+    workers::run(&node, download).done();
+    for file in SHARED_FILES {
+        let [first, own] = [cluster.first(), &node].map(|node| fs::read(node.pki(file)).unwrap());
+        assert_eq!(own, first, "{file}");
+    }
 }
 
 #[test]

@@ -87,6 +87,7 @@ mod package_install;
 mod package_program;
 mod packages;
 mod packaging;
+mod pages;
 mod path_validation;
 mod plan_status;
 mod policy;
@@ -133,6 +134,7 @@ mod systemd_units;
 mod terminal;
 #[path = "../fixtures/time.rs"]
 mod time;
+mod tutorial;
 mod untrusted_root;
 mod waiting;
 mod workers;

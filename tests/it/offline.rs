@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -71,13 +72,35 @@ fn signed_bundle(dir: &Path, requests: &[Request]) -> PathBuf {
     write_authorities(&ca);
     fs::create_dir_all(&bundle).unwrap();
     write_bundle(&bundle, requests);
+    let volume = dir.join("volume");
+    fs::create_dir(&volume).unwrap();
     let script = format!(
-        "set -e; cd {}; CA={}; . ./README",
+        "umask 022; mount -t tmpfs volume {volume}; cp -r {}/. {volume}; mount -o remount,ro {volume}; \
+         cd {}; CA={volume} sh README",
+        ca.display(),
         bundle.display(),
-        ca.display()
+        volume = volume.display()
     );
-    run_program("/bin/bash", &["-c", &script], b"");
+    let mut arguments = vec!["--mount", "sh", "-euc", &script];
+    if !nix::unistd::geteuid().is_root() {
+        arguments.insert(0, "--map-root-user");
+    }
+    run_program("unshare", &arguments, b"");
     bundle
+}
+
+#[test]
+fn failed_signature_leaves_no_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let bundle = dir.path().join("bundle");
+    fs::create_dir(&bundle).unwrap();
+    write_bundle(&bundle, &[request(CertName::AdminConf)]);
+    let before = read_tree(&bundle);
+    let mut shell = Command::new("sh");
+    shell.arg("README").env("CA", dir.path());
+    let output = shell.current_dir(&bundle).output().unwrap();
+    assert!(!output.status.success(), "{output:?}");
+    assert_eq!(read_tree(&bundle), before);
 }
 
 /// Returns the request for a certificate.

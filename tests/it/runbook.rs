@@ -1,4 +1,5 @@
-//! `docs/runbook.md`: its commands, run unchanged on nodes that are broken as the page describes.
+//! `docs/runbook.md`: its commands, run unchanged on nodes that are broken as the page describes. Those of
+//! `docs/ca-change.md` are run by the tests of `authority`.
 //!
 //! A block of the page is run by a shell that sees the node under `/mnt`, and a USB stick and an offline CA under `/media`.
 //! Every block has its expectation here; a new block without one fails `page_has_no_other_blocks`.
@@ -19,6 +20,7 @@ use crate::kubeadm;
 use crate::machine::openssl;
 
 use crate::node::{EVERYTHING, INIT, NODEPKI, Node, Ran, with_mounts};
+use crate::pages;
 use crate::running;
 use crate::servers;
 use crate::servers::cluster::{self, Authorities, Cluster, ClusterNode};
@@ -111,7 +113,7 @@ fn follow(node: &Node, section: u32, expected: &[(i32, &[&str])]) {
 
 fn run(node: &Node, block: &str) -> Ran {
     let mut shell = Command::new("sh");
-    shell.arg("-euc").arg(block);
+    shell.arg("-euc").arg(format!("umask 022\n{block}"));
     let bin = Path::new(NODEPKI).parent().unwrap().display();
     let place = format!(
         "mount --bind \"$1\" /mnt; mount --bind \"$1/../media\" /media; PATH={bin}:$PATH; export PATH"
@@ -120,9 +122,19 @@ fn run(node: &Node, block: &str) -> Ran {
 }
 
 /// Runs the block of this number in a section unchanged, on a node of a cluster.
-pub(crate) fn run_block(node: &ClusterNode, section: u32, number: usize) -> Ran {
+fn run_block(node: &ClusterNode, section: u32, number: usize) -> Ran {
     let mut blocks = blocks().into_iter().filter(|(of, _)| *of == section);
     let (_, block) = blocks.nth(number).unwrap();
+    run_on_cluster(node, &block)
+}
+
+/// Runs the block of this number in the section of `docs/ca-change.md` about the cluster unchanged.
+pub(crate) fn run_ca_change_block(node: &ClusterNode, number: usize) -> Ran {
+    let section = pages::section("docs/ca-change.md", "## On the cluster");
+    run_on_cluster(node, &pages::blocks(&section, "sh")[number])
+}
+
+fn run_on_cluster(node: &ClusterNode, block: &str) -> Ran {
     let directory = |program: &Path| program.parent().unwrap().display().to_string();
     let programs = [
         directory(Path::new(NODEPKI)),
@@ -132,7 +144,7 @@ pub(crate) fn run_block(node: &ClusterNode, section: u32, number: usize) -> Ran 
     ];
     let mut shell = node.command("sh");
     shell
-        .args(["-euc", &block])
+        .args(["-euc", &format!("umask 022\n{block}")])
         .env("PATH", programs.join(":"))
         .env("KUBECONFIG", "/etc/kubernetes/admin.conf");
     shell.output().unwrap().into()
@@ -210,10 +222,7 @@ const HEALTHY: &[(i32, &[&str])] = &[(0, &["keep"])];
 #[test]
 fn page_has_no_other_blocks() {
     let sections: Vec<u32> = blocks().into_iter().map(|(section, _)| section).collect();
-    assert_eq!(
-        sections,
-        [1, 1, 2, 3, 4, 4, 4, 5, 6, 7, 7, 7, 7, 8, 8, 8, 8]
-    );
+    assert_eq!(sections, [1, 1, 2, 3, 4, 4, 4, 5, 6, 7, 7, 7, 7]);
 }
 
 #[test]

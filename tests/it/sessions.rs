@@ -1,4 +1,4 @@
-//! The recorded sessions of `docs/sessions.md`: every command is run, and its output compared with the page.
+//! The recorded sessions in the documents: every command is run, and its output compared with the page.
 //! `NODEPKI_BLESS=1 cargo test --test it sessions` writes them.
 
 use std::fs;
@@ -18,31 +18,42 @@ use crate::servers;
 use crate::signer_directory::sign_by_hand;
 use crate::signing::{now, openssl};
 
-const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/sessions.md");
+const PROJECT: &str = env!("CARGO_MANIFEST_DIR");
+/// Pages with sessions.
+const PAGES: [&str; 4] = [
+    "docs/commands.md",
+    "docs/compared.md",
+    "docs/runbook.md",
+    "docs/tutorial.md",
+];
 const DAY: std::time::Duration = std::time::Duration::from_secs(24 * 60 * 60);
 /// Length of a SHA-256 in unpadded base64url, as the key id has it.
 const KEY_ID_LENGTH: usize = 43;
 
-/// Compares the generated text of the page with `text`, or writes it.
+/// Compares the recorded text of this name with `text`, or writes it.
 #[track_caller]
-fn assert_recorded(name: &str, text: &str) {
-    static PAGE_LOCK: std::sync::Mutex<()> = std::sync::Mutex::new(());
-    let _guard = PAGE_LOCK
+pub(crate) fn assert_recorded(name: &str, text: &str) {
+    static PAGES_LOCK: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    let _guard = PAGES_LOCK
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner);
-    let page = fs::read_to_string(PAGE).unwrap();
     let begin = format!("<!-- session: {name} -->\n");
-    let (before, rest) = page
-        .split_once(&begin)
-        .unwrap_or_else(|| panic!("docs/sessions.md has no line {begin}"));
-    let (found, after) = rest.split_once("<!-- end -->\n").unwrap();
+    let mut pages = PAGES.iter().map(|page| {
+        let text = fs::read_to_string(Path::new(PROJECT).join(page)).unwrap();
+        (page, text)
+    });
+    let (page, found) = pages
+        .find(|(_, found)| found.contains(&begin))
+        .unwrap_or_else(|| panic!("no page has the line {begin}"));
+    let (before, rest) = found.split_once(&begin).unwrap();
+    let (recorded, after) = rest.split_once("<!-- end -->\n").unwrap();
     if std::env::var_os("NODEPKI_BLESS").is_some() {
-        let page = format!("{before}{begin}{text}<!-- end -->\n{after}");
-        fs::write(PAGE, page).unwrap();
+        let blessed = format!("{before}{begin}{text}<!-- end -->\n{after}");
+        fs::write(Path::new(PROJECT).join(page), blessed).unwrap();
     } else {
         assert_eq!(
-            found, text,
-            "docs/sessions.md is out of date; run: NODEPKI_BLESS=1 cargo test --test it sessions"
+            recorded, text,
+            "{page} is out of date; run: NODEPKI_BLESS=1 cargo test --test it -- sessions tutorial"
         );
     }
 }
@@ -109,6 +120,11 @@ fn stable(node: &Node, mount: &str, output: &str) -> String {
     ] {
         text = text.replace(&from, to);
     }
+    without_dates(&text)
+}
+
+/// Replaces dates, times of day after a date, and key ids by fixed ones.
+pub(crate) fn without_dates(text: &str) -> String {
     let lines = text.lines().map(|line| {
         let words = line.split(' ').map(|word| match word {
             word if word.len() == KEY_ID_LENGTH && is_base64url(word) => "y".repeat(KEY_ID_LENGTH),
@@ -116,8 +132,9 @@ fn stable(node: &Node, mount: &str, output: &str) -> String {
         });
         words.collect::<Vec<_>>().join(" ")
     });
-    let lines: Vec<String> = lines.map(|line| without_times(&line)).collect();
-    lines.iter().map(|line| format!("{line}\n")).collect()
+    lines
+        .map(|line| format!("{}\n", without_times(&line)))
+        .collect()
 }
 
 fn is_base64url(word: &str) -> bool {
@@ -166,21 +183,6 @@ fn configured(node: &Node, arguments: &[&str]) -> Command {
     command
 }
 
-#[test]
-fn first_node() {
-    let node = Node::new();
-    let mut session = Session::new(&node);
-    session.run("nodepki plan", &mut configured(&node, &["plan"]), 0);
-    session.run(
-        "nodepki bootstrap",
-        &mut configured(&node, &["bootstrap"]),
-        0,
-    );
-    session.run("nodepki status", &mut node.command(["status"]), 0);
-    session.record("first-node");
-    node.assert_sound(&EVERYTHING);
-}
-
 /// Returns the path of a file of kubeadm's tree, without extension.
 fn base(tree: &Path, name: CertName) -> PathBuf {
     if name.is_kubeconfig() {
@@ -199,8 +201,6 @@ fn kubeadm_and_openssl() {
     let output = kubeadm::generate_csr(kubeadm::Node::new(&tree), INIT);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
-    let mut session = Session::new(&node);
-    session.note("kubeadm certs generate-csr --config kubeadm.yaml", "");
     let mut commands = 1;
     for name in EVERYTHING {
         let base = base(&tree, name);
@@ -228,8 +228,6 @@ fn kubeadm_and_openssl() {
         ];
         openssl(&[&options[..], &files[..]].concat(), b"");
         commands += 1;
-        let shown = [&["openssl"], &options[..], &files[..]].concat().join(" ");
-        session.note(&shown, "");
     }
     // generate-csr makes no service-account pair, and no kubeconfig has a certificate.
     for shown in [
@@ -242,7 +240,6 @@ fn kubeadm_and_openssl() {
             .map(|word| word.replace("/etc/kubernetes", &tree.display().to_string()))
             .collect();
         openssl(&words.iter().map(String::as_str).collect::<Vec<_>>(), b"");
-        session.note(shown, "");
         commands += 1;
     }
     let kubeconfigs: Vec<CertName> = EVERYTHING
@@ -276,19 +273,13 @@ fn kubeadm_and_openssl() {
                 .unwrap()
                 .contains("client-certificate-data")
         );
-        session.note(&format!("kubectl {}", arguments.join(" ")), "");
         commands += 1;
     }
-    session.record("by-hand");
 
     let before = node.etc();
     let ran = node.csr("import", &tree);
     ran.ended(65);
     before.unchanged(&node.etc());
-    let mut session = Session::new(&node);
-    session.note("nodepki csr import /etc/kubernetes", &ran.said());
-    session.text.push_str("$ echo $?\n65\n");
-    session.record("by-hand-import");
     let rows = |ran: &Ran, action: &str| {
         let lines = ran.stdout.lines();
         let mut lines: Vec<&str> = lines.collect();

@@ -240,7 +240,7 @@ fn installs_answers_with_attributes_of_ca_policy() {
         .done()
         .row_says("scheduler.conf", note)
         .row_says("etcd-peer", note);
-    // What is on disk is kept, in pairs as in kubeconfigs.
+    // Existing files are kept, in pairs as in kubeconfigs.
     let before = node.etc();
     node.plan()
         .done()

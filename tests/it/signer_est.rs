@@ -294,6 +294,22 @@ fn issues_with_profiles_of_signer_setup() {
         fs::write(&profile, &changed).unwrap();
         apply().done().says("ca.cnf exists");
         assert_eq!(fs::read_to_string(&profile).unwrap(), changed);
+        // The command of the script's header, by hand.
+        let by_hand = request(names[0]);
+        fs::write(place.join("request.csr"), by_hand.csr.to_pem()).unwrap();
+        let command = printed
+            .stdout
+            .lines()
+            .find_map(|line| line.strip_prefix("#   openssl ca "));
+        let command = command
+            .unwrap()
+            .replace("DIRECTORY/", "")
+            .replace("REQUEST", "request");
+        let mut shell = Command::new("sh");
+        shell.arg("-c").arg(format!("openssl ca {command}"));
+        Ran::of(shell.current_dir(&place)).done();
+        let bytes = fs::read(place.join("CERTIFICATE.crt")).unwrap();
+        assert_eq!(verdict(&by_hand, &bytes, dir.path()), "");
         let variables = [("EST_OPENSSL_CACONFIG", profile.to_str().unwrap())];
         let server = Est::libest(server, &[], &variables);
         let signer = open(&direct(&server));
@@ -303,7 +319,7 @@ fn issues_with_profiles_of_signer_setup() {
             assert_eq!(verdict(&request, &bytes, dir.path()), "", "{name}");
         }
         let record = fs::read_to_string(place.join("index.txt")).unwrap();
-        assert_eq!(record.lines().count(), names.len(), "{record}");
+        assert_eq!(record.lines().count(), names.len() + 1, "{record}");
     }
 }
 

@@ -1,4 +1,4 @@
-//! `docs/workers.md`: its commands, run unchanged on a worker of a real cluster.
+//! The section of `docs/kubelets.md` about workers: its commands, run unchanged on a worker of a real cluster.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -9,21 +9,18 @@ use serde_json::Value;
 
 use crate::join_control_plane::{by_token, worker_configuration};
 use crate::node::{NODEPKI, Ran};
+use crate::pages;
 use crate::servers::cluster::{ClusterNode, cluster};
 use crate::servers::remote_signer::{PLUGIN, RemoteSigner};
 
-const PAGE: &str = include_str!("../../docs/workers.md");
-const SOCKET: &str = "/run/signer.sock";
+pub(crate) const SOCKET: &str = "/run/signer.sock";
 /// Programs that the test replaces: it has neither a container runtime nor systemd.
 const STAND_INS: [&str; 2] = ["kubeadm", "systemctl"];
 
-/// Returns the blocks of the page in a language.
-fn blocks(language: &str) -> Vec<&'static str> {
-    let begin = format!("```{language}\n");
-    let blocks = PAGE.split(&begin).skip(1);
-    blocks
-        .map(|block| block.split("```").next().unwrap())
-        .collect()
+/// Returns the blocks of the section in a language.
+fn blocks(language: &str) -> Vec<String> {
+    let section = pages::section("docs/kubelets.md", "## nodepki on a worker");
+    pages::blocks(&section, language)
 }
 
 fn write_program(node: &ClusterNode, path: &str, text: &str) {
@@ -31,10 +28,20 @@ fn write_program(node: &ClusterNode, path: &str, text: &str) {
     fs::set_permissions(node.path(path), Permissions::from_mode(0o755)).unwrap();
 }
 
+/// Adds the programs of [`STAND_INS`], and a program that asks the signer behind [`SOCKET`].
+pub(crate) fn add_programs(node: &ClusterNode) {
+    for program in STAND_INS {
+        let record = format!("#!/bin/sh\necho \"{program} $*\" >>/var/tmp/calls\n");
+        write_program(node, &format!("/var/tmp/bin/{program}"), &record);
+    }
+    let signer = format!("#!/bin/sh\nexec /bin/bash {PLUGIN} {SOCKET} \"$@\"\n");
+    write_program(node, "/etc/nodepki/corp-signer", &signer);
+}
+
 /// Runs a block of the page; the calls of [`STAND_INS`] are recorded in `/var/tmp/calls`.
-fn run(node: &ClusterNode, block: &str) -> Ran {
+pub(crate) fn run(node: &ClusterNode, block: &str) -> Ran {
     let nodepki = Path::new(NODEPKI).parent().unwrap().display();
-    let script = format!("set -e\nPATH=/var/tmp/bin:{nodepki}:$PATH\n{block}");
+    let script = format!("set -e\numask 022\nPATH=/var/tmp/bin:{nodepki}:$PATH\n{block}");
     node.run("sh", &["-c", &script])
 }
 
@@ -42,17 +49,12 @@ fn run(node: &ClusterNode, block: &str) -> Ran {
 fn page_is_correct_on_worker_of_real_cluster() {
     let cluster = cluster();
     let node = cluster.add_node("w7", "192.0.2.71");
-    for program in STAND_INS {
-        let record = format!("#!/bin/sh\necho \"{program} $*\" >>/var/tmp/calls\n");
-        write_program(&node, &format!("/var/tmp/bin/{program}"), &record);
-    }
-    let signer = format!("#!/bin/sh\nexec /bin/bash {PLUGIN} {SOCKET} \"$@\"\n");
-    write_program(&node, "/etc/nodepki/corp-signer", &signer);
+    add_programs(&node);
     let _signer = RemoteSigner::start(&node.path(SOCKET), &cluster.first().pki(""));
-    node.write("/etc/nodepki/config.yaml", blocks("yaml")[0]);
+    node.write("/etc/nodepki/config.yaml", &blocks("yaml")[0]);
     let config = worker_configuration(&node, &by_token(cluster));
     node.write_secret("/etc/nodepki/join.yaml", &config);
-    let [setup, examination, rotation] = blocks("sh")[..] else {
+    let [setup, examination, rotation] = &blocks("sh")[..] else {
         panic!("the page has other blocks");
     };
 

@@ -7,13 +7,15 @@
 # For libest and other servers that sign with `openssl ca`, this script writes a directory for each label, with the profile
 # and the state of a CA. Run it where these directories belong; existing files are not changed. The certificate and the
 # private key of each CA must be provided there, as ca.pem and ca.key. `openssl ca` cannot restrict names: the server's
-# login has to. It is started with
+# login has to. libest is started with
 #   EST_OPENSSL_CACONFIG=DIRECTORY/ca.cnf EST_CACERTS_RESP=CHAIN.pem EST_TRUSTED_CERTS=CLIENTS.pem estserver ...
+# A person signs a request with
+#   openssl ca -config DIRECTORY/ca.cnf -batch -notext -in REQUEST.csr -out CERTIFICATE.crt
 set -eu
 umask 077
 # Writes the profile of a label: directory, days, extended usages or nothing.
 profile() {
-  mkdir -p "$1"
+  mkdir -p "$1/issued"
   directory=$(cd "$1" && pwd)
   [ -e "$1/index.txt" ] || : >"$1/index.txt"
   [ -e "$1/serial" ] || openssl rand -hex 16 >"$1/serial"
@@ -23,6 +25,7 @@ default_ca = authority
 [authority]
 database = $directory/index.txt
 serial = $directory/serial
+new_certs_dir = $directory/issued
 certificate = $directory/ca.pem
 private_key = $directory/ca.key
 default_days = $2

@@ -15,7 +15,8 @@ use tempfile::NamedTempFile;
 use super::{Management, RBAC};
 use crate::cloud_init::parsed;
 use crate::gateway::{Action, Gateway, Rule, Upstream};
-use crate::node::Ran;
+use crate::node::{NODEPKI, Ran};
+use crate::pages;
 use crate::servers::kubernetes::{Kubernetes, kubernetes_with_cluster_api};
 use crate::servers::{SharedServer, bin};
 use crate::signing::write_secret;
@@ -110,6 +111,30 @@ impl Management {
         command.arg("--kubeconfig").arg(kubeconfig);
         command
     }
+}
+
+/// The commands of `docs/cluster-api.md`, as a user with the usual umask runs them. Root and namespace are those of the test.
+#[test]
+fn documented_commands_work_with_umask_022() {
+    let management = Management::with_cluster();
+    let heading = "### Conditions in the management cluster";
+    let section = pages::section("docs/cluster-api.md", heading);
+    let script = format!(
+        "set -eu
+umask 022
+nodepki() {{ {NODEPKI} --root {} \"$@\" --namespace {namespace}; }}
+kubectl() {{ {} --kubeconfig management.conf --cache-dir cache --namespace {namespace} \"$@\"; }}
+{}",
+        management.node.root().display(),
+        bin("kubectl").display(),
+        pages::blocks(&section, "sh").remove(0),
+        namespace = management.namespace,
+    );
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &script]);
+    let ran = Ran::of(shell.current_dir(management.node.outside("")));
+    ran.done()
+        .says("controlplanepki.nodepki.io/prod condition met");
 }
 
 #[test]

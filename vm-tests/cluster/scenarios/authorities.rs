@@ -1,4 +1,4 @@
-//! Changes of a CA in a running cluster, by the documentation and section 8 of the runbook.
+//! Changes of a CA in a running cluster, by the documentation.
 
 use std::fs;
 
@@ -59,7 +59,7 @@ fn change(cluster: &mut Cluster, authority: &'static str) {
         load.finish(cluster);
     }
     if authority == "ca" {
-        cluster.node("cp1").done(&runbook::block(8, 3));
+        cluster.node("cp1").done(&runbook::ca_change_block(3));
     }
     // For nodes that join later.
     cluster.node("cp1").done(
@@ -99,16 +99,16 @@ fn report(cluster: &mut Cluster, nodes: &[&str], authority: &str) {
     }
 }
 
-/// Runs the commands of the runbook's section 8 between the first two steps.
+/// Runs the commands of `docs/ca-change.md` between the first two steps.
 fn publish(cluster: &mut Cluster) {
-    cluster.node("cp1").done(&runbook::block(8, 0));
+    cluster.node("cp1").done(&runbook::ca_change_block(0));
     cluster.until("each ConfigMap has the new CA", |cluster| {
-        let said = cluster.node("cp1").done(&runbook::block(8, 1));
+        let said = cluster.node("cp1").done(&runbook::ca_change_block(1));
         match said.contains("does not hold") {
             true => Err(said),
             false => Ok(()),
         }
     });
-    cluster.node("cp1").done(&runbook::block(8, 2));
+    cluster.node("cp1").done(&runbook::ca_change_block(2));
     load::wait_until_restarted(cluster);
 }

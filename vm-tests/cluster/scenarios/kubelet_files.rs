@@ -1,5 +1,5 @@
 //! What running kubelets of several releases do when the client certificate or the CA file of their kubelet.conf is
-//! replaced: the table in `docs/kubelet.md`, measured.
+//! replaced: the table in `docs/kubelets.md`, measured.
 //!
 //! They run side by side on the worker, with a containerd of their own and a Node object for each. Their API server is a
 //! second one on the first node: its audit log names the certificate of each request, and its own certificate is replaced.

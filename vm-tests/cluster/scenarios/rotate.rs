@@ -190,7 +190,7 @@ const DELAY_SHUTDOWN: &str = "cd /etc/kubernetes
 
 /// Lets the administrator restart the workloads, which read the CA when they start.
 fn restart_workloads(cluster: &mut Cluster) {
-    cluster.node("cp1").done(&runbook::block(8, 2));
+    cluster.node("cp1").done(&runbook::ca_change_block(2));
     load::wait_until_restarted(cluster);
 }
 
