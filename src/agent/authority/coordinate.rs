@@ -102,7 +102,8 @@ impl Coordinator {
         let api = || load::cluster(root, settings.kubeconfig());
         Ok(Coordinator {
             api: api()?,
-            lease: LeaseLock::new(api()?, objects::NAME, &settings.node, LEASE_DURATION, clock),
+            lease: LeaseLock::new(api()?, objects::NAME, &settings.node, LEASE_DURATION, clock)
+                .of_equal_holders(),
             root: root.clone(),
             settings,
             clock,
