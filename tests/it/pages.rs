@@ -7,8 +7,12 @@ use std::path::Path;
 const PROJECT: &str = env!("CARGO_MANIFEST_DIR");
 /// Number of shell blocks of each page that has some, and the tests that run them with umask 022.
 const SHELL_BLOCKS: [(&str, usize, &str); 11] = [
-    // The block with the three steps has the options of the tests.
-    ("docs/ca-change.md", 5, "authority::on_a_cluster"),
+    // The blocks with the three steps and with `rotate` have the options of the tests.
+    (
+        "docs/ca-change.md",
+        7,
+        "authority::on_a_cluster, authority_rotation",
+    ),
     // The block about the expiry of machines has the options of the test.
     ("docs/cluster-api.md", 5, "capi_migrate, capi, tutorial"),
     ("docs/configuration.md", 1, "tutorial"),

@@ -48,6 +48,17 @@ fn scene(name: &str, dir: &Path, variables: &[(&str, &str)]) -> Ran {
     run(&mut command)
 }
 
+/// bash does not stop at a failed command of a function that is called before `||`.
+#[test]
+fn step_fails_with_its_command() {
+    let script = "set -e; say() { :; }; eval \"$(sed -n '/^step()/,/^}/p' tests/run)\"; step one true; step two sh -c 'exit 7' || exit";
+    let mut command = Command::new("bash");
+    command
+        .args(["-c", script])
+        .current_dir(env!("CARGO_MANIFEST_DIR"));
+    assert_eq!(run(&mut command).code, Some(7));
+}
+
 #[test]
 fn starts_killed_server_again_for_next_test() {
     let dir = tempfile::tempdir().unwrap();
