@@ -20,7 +20,7 @@ const SHELL_BLOCKS: [(&str, usize, &str); 11] = [
     ("docs/joining.md", 3, "join_control_plane, etcd_members"),
     ("docs/kubelets.md", 3, "workers"),
     ("docs/migrating.md", 1, "migrate"),
-    ("docs/rotation.md", 2, "tutorial"),
+    ("docs/rotation.md", 3, "tutorial, named_pair"),
     ("docs/runbook.md", 13, "runbook"),
     ("docs/security.md", 2, "tutorial"),
     ("docs/tutorial.md", 10, "tutorial"),

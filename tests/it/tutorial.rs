@@ -23,6 +23,8 @@ const FURTHER: [(&str, &str); 5] = [
     ("docs/rotation.md", "# Rotation"),
     ("docs/security.md", "## Issuance log"),
 ];
+/// Begin of the block of docs/rotation.md that `named_pair` runs, since it needs a running scheduler.
+const OF_NAMED_PAIR: &str = "kubeadm init phase control-plane scheduler";
 const KUBE_VIP: &str = "/etc/kubernetes/manifests/kube-vip.yaml";
 const JOURNALCTL: &str = "#!/bin/sh
 digest=$(tail -n 1 /var/lib/nodepki/audit.jsonl | tr -d '\\n' | sha256sum)
@@ -117,9 +119,11 @@ fn commands_of_the_page_work_as_they_stand() {
     ));
     add("touch management.conf\n".to_owned());
     for (page, heading) in FURTHER {
-        for block in pages::blocks(&pages::section(page, heading), "sh") {
-            add(block);
-        }
+        let blocks = pages::blocks(&pages::section(page, heading), "sh");
+        let blocks = blocks.into_iter();
+        blocks
+            .filter(|block| !block.starts_with(OF_NAMED_PAIR))
+            .for_each(&mut add);
     }
     add(format!("cat {KUBE_VIP}\n"));
     let mut command = Command::new("unshare");
