@@ -62,7 +62,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
-pub use command::{RefusedCommand, RotationCommand, RotationStart, apply_command};
+pub use command::{CommandEffect, RefusedCommand, RotationCommand, RotationStart, apply_command};
 pub use leader::{HeldNode, HeldNodes, HoldReason, LeaderDecision, LeaderHold, decide_phase};
 pub use node::{NodeAction, NodeDecision, NodeSituation, NodeStep, decide_node};
 pub use subject::RotationSubject;
@@ -78,7 +78,7 @@ pub struct AuthorityRotation {
     pub version: RotationVersion,
     /// Name of this rotation, unique among all rotations of the subject.
     pub id: String,
-    /// What is changed.
+    /// The CA or key pair that changes.
     #[serde(rename = "authority")]
     pub subject: RotationSubject,
     /// CA or key that is replaced.

@@ -22,7 +22,7 @@ use crate::cluster::api::{Api, ApiError};
 use crate::config::Argument;
 use crate::kube::names::Authority;
 use crate::spec::authority_rotation::{
-    AuthorityRotation, LeaderDecision, LeaderHold, NodeProof, NodeProofs, RotatedCa,
+    AuthorityRotation, CommandEffect, LeaderDecision, LeaderHold, NodeProof, NodeProofs, RotatedCa,
     RotationCommand, RotationPhase, RotationStart, RotationSubject, apply_command, decide_phase,
 };
 use crate::store::{NodeRoot, ServiceAccountKeys};
@@ -149,9 +149,12 @@ pub fn start_service_account(
     let pair = PresentPair::read(root, spec)?;
     require_self_test()?;
     let key = PrivateKey::generate(spec.key).map_err(|error| {
-        Failure::new(ExitCode::Pending, "no new service-account key")
-            .caused_by(error)
-            .advise("run again")
+        Failure::new(
+            ExitCode::Pending,
+            "the new service-account key cannot be generated",
+        )
+        .caused_by(error)
+        .advise("run the same command again; nothing was changed")
     })?;
     let start = RotationStart {
         id: id(&key.public_key().sha256(), now),
@@ -232,16 +235,14 @@ pub async fn apply(
         }
         let present = record.rotations.remove(&subject);
         let command = &repeated(root, command, present.as_ref())?;
-        let changed = apply_command(command, present.as_ref(), &proofs)
+        let effect = apply_command(command, present.as_ref(), &proofs)
             .map_err(|error| Failure::caused(ExitCode::Refused, subject.to_string(), error))?;
-        let Some(changed) = changed else {
-            // Only a command on a rotation has no effect.
-            let present = present.ok_or_else(|| refused("there is no rotation".to_owned()))?;
-            return Ok((RotationView::of(present, proofs, now), false));
+        let changed = match effect {
+            CommandEffect::Change(changed) if !is_dry_run => changed,
+            CommandEffect::Change(rotation) | CommandEffect::None(rotation) => {
+                return Ok((RotationView::of(rotation, proofs, now), false));
+            }
         };
-        if is_dry_run {
-            return Ok((RotationView::of(changed, proofs, now), false));
-        }
         if matches!(command, RotationCommand::Start(_)) {
             objects::permit_nodes(&api)
                 .await

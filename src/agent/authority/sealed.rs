@@ -49,9 +49,12 @@ pub(super) fn sealing_key(root: &NodeRoot) -> Result<String, Failure> {
 
 fn generate() -> Result<SealingKeyRecord, Failure> {
     let (public, private) = suite().generate_key_pair().map_err(|error| {
-        Failure::new(ExitCode::Pending, "no key pair for encryption")
-            .caused_by(error)
-            .advise("run again")
+        Failure::new(
+            ExitCode::Pending,
+            "the key pair with which others encrypt for this node cannot be generated",
+        )
+        .caused_by(error)
+        .advise("run the same command again")
     })?;
     Ok(SealingKeyRecord {
         public: BASE64_STANDARD.encode(public.0),

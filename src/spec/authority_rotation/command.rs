@@ -28,7 +28,7 @@ pub enum RotationCommand {
 pub struct RotationStart {
     /// Name of the rotation, unique among all rotations of the subject.
     pub id: String,
-    /// What is changed.
+    /// The CA or key pair that changes.
     pub subject: RotationSubject,
     /// CA or key in place.
     pub old: RotatedCa,
@@ -87,8 +87,26 @@ pub enum RefusedCommand {
     UnknownNodes(Vec<String>),
 }
 
-/// Returns the rotation to be written, unless it has changed since it was read; `None` if the command has no effect, as
-/// when it is repeated.
+/// What a command does to a rotation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CommandEffect {
+    /// This rotation is to be written, unless the one in the cluster has changed since it was read.
+    Change(AuthorityRotation),
+    /// Nothing: the rotation in the cluster is as the command makes it, as when the command is repeated.
+    None(AuthorityRotation),
+}
+
+impl CommandEffect {
+    /// Returns the rotation to be written, if the command has an effect.
+    pub fn changed(self) -> Option<AuthorityRotation> {
+        match self {
+            CommandEffect::Change(rotation) => Some(rotation),
+            CommandEffect::None(_) => None,
+        }
+    }
+}
+
+/// Returns the effect of a command.
 ///
 /// # Errors
 /// The command is refused.
@@ -96,17 +114,18 @@ pub fn apply_command(
     command: &RotationCommand,
     present: Option<&AuthorityRotation>,
     proofs: &NodeProofs,
-) -> Result<Option<AuthorityRotation>, RefusedCommand> {
+) -> Result<CommandEffect, RefusedCommand> {
     if let RotationCommand::Start(start) = command {
         return self::start(start, present, proofs);
     }
-    let in_progress = present.filter(|rotation| !rotation.phase.is_end());
-    let mut rotation = match (present, command) {
-        (Some(ended), RotationCommand::Undo) if ended.phase == RotationPhase::Undone => {
-            return Ok(None);
-        }
-        _ => in_progress.ok_or(RefusedCommand::NotInProgress)?.clone(),
-    };
+    let present = present.ok_or(RefusedCommand::NotInProgress)?;
+    if present.phase == RotationPhase::Undone && *command == RotationCommand::Undo {
+        return Ok(CommandEffect::None(present.clone()));
+    }
+    if present.phase.is_end() {
+        return Err(RefusedCommand::NotInProgress);
+    }
+    let mut rotation = present.clone();
     match command {
         RotationCommand::Start(_) => {}
         RotationCommand::Pause => rotation.paused = true,
@@ -124,7 +143,11 @@ pub fn apply_command(
             }
         }
     }
-    Ok(Some(rotation).filter(|rotation| Some(rotation) != present))
+    Ok(if rotation == *present {
+        CommandEffect::None(rotation)
+    } else {
+        CommandEffect::Change(rotation)
+    })
 }
 
 fn undo(rotation: &mut AuthorityRotation) -> Result<(), RefusedCommand> {
@@ -149,7 +172,7 @@ fn start(
     start: &RotationStart,
     present: Option<&AuthorityRotation>,
     proofs: &NodeProofs,
-) -> Result<Option<AuthorityRotation>, RefusedCommand> {
+) -> Result<CommandEffect, RefusedCommand> {
     if start.old.sha256 == start.new.sha256 {
         return Err(RefusedCommand::SameCa);
     }
@@ -160,7 +183,7 @@ fn start(
             && present.new.sha256 == start.new.sha256
             && !is_undone;
         return if is_same {
-            Ok(None)
+            Ok(CommandEffect::None(present.clone()))
         } else {
             Err(RefusedCommand::InProgress {
                 id: present.id.clone(),
@@ -187,7 +210,7 @@ fn start(
         token_wait: None,
     };
     require_ready(&rotation, present, proofs)?;
-    Ok(Some(rotation))
+    Ok(CommandEffect::Change(rotation))
 }
 
 fn require_known(names: &BTreeSet<String>, proofs: &NodeProofs) -> Result<(), RefusedCommand> {

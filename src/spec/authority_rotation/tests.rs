@@ -118,6 +118,15 @@ fn starting(
     decide_node(Some(rotation), situation).action
 }
 
+/// Returns what a command changes.
+fn changed_by(
+    command: &RotationCommand,
+    present: Option<&AuthorityRotation>,
+    proofs: &NodeProofs,
+) -> Result<Option<AuthorityRotation>, RefusedCommand> {
+    apply_command(command, present, proofs).map(CommandEffect::changed)
+}
+
 #[test]
 fn orders_phases_of_one_rotation() {
     use RotationPhase::{Activate, Done, Retire, Revert, Trust, Undone, Withdraw};
@@ -183,7 +192,7 @@ fn advances_once_every_counted_node_has_proven_the_phase() {
         let decision = decide_phase(&held, &nodes, NOW);
         let next = phase.successor().unwrap();
         assert_eq!(decision, LeaderDecision::Hold(LeaderHold::Requested(next)));
-        let resumed = apply_command(&RotationCommand::Resume, Some(&held), &nodes);
+        let resumed = changed_by(&RotationCommand::Resume, Some(&held), &nodes);
         assert_eq!(
             decide_phase(&resumed.unwrap().unwrap(), &nodes, NOW),
             expected
@@ -474,14 +483,14 @@ fn start_command(old: &str, new: &str, excluded: &[&str]) -> RotationCommand {
 fn starts_a_rotation_once_every_counted_node_is_ready() {
     let ready = proofs(&[("cp-1", Some(untouched())), ("cp-2", Some(untouched()))]);
     let command = start_command(OLD, NEW, &[]);
-    let started = apply_command(&command, None, &ready).unwrap().unwrap();
+    let started = changed_by(&command, None, &ready).unwrap().unwrap();
     assert_eq!(started, rotation(RotationPhase::Trust));
-    let repeated = apply_command(&command, Some(&started), &ready);
+    let repeated = changed_by(&command, Some(&started), &ready);
     assert_eq!(repeated, Ok(None));
 
     let lacking = proofs(&[("cp-1", Some(untouched())), ("cp-2", None)]);
     let excluding = start_command(OLD, NEW, &["cp-2"]);
-    let started = apply_command(&excluding, None, &lacking).unwrap().unwrap();
+    let started = changed_by(&excluding, None, &lacking).unwrap().unwrap();
     assert_eq!(started.excluded, set(&["cp-2"]));
 
     // After the end of another one, which every node has proven.
@@ -495,7 +504,7 @@ fn starts_a_rotation_once_every_counted_node_is_ready() {
     };
     let nodes = proofs(&[("cp-1", Some(ended_here))]);
     assert!(matches!(
-        apply_command(&command, Some(&ended), &nodes),
+        changed_by(&command, Some(&ended), &nodes),
         Ok(Some(_))
     ));
 }
@@ -559,7 +568,7 @@ fn refuses_to_start_with_the_reason() {
             "these nodes are not ready for a rotation: cp-1: reports phase activate of rotation 7, not of 6; cp-2: no readable report on its Node (verify that nodepki.service runs there, in the same release) (correct them, or exclude them from this rotation)",
         ),
     ] {
-        let refused = apply_command(&command, present.as_ref(), nodes).unwrap_err();
+        let refused = changed_by(&command, present.as_ref(), nodes).unwrap_err();
         assert_eq!(refused.to_string(), expected);
     }
 }
@@ -582,7 +591,7 @@ fn undoes_until_the_old_ca_is_retired() {
             paused: matches!(phase, Trust | Activate),
             ..rotation(phase)
         };
-        let undone = apply_command(&RotationCommand::Undo, Some(&present), &NodeProofs::new());
+        let undone = changed_by(&RotationCommand::Undo, Some(&present), &NodeProofs::new());
         let undone = undone.map_err(|refused| refused.to_string());
         if let Ok(Some(undone)) = &undone {
             assert!(!undone.paused, "an undo from {phase} ends the pause");
@@ -599,7 +608,7 @@ fn undoes_until_the_old_ca_is_retired() {
 fn pauses_resumes_and_excludes_a_rotation_in_progress() {
     let nodes = proofs(&[("cp-1", None), ("cp-2", None)]);
     let apply = |command: RotationCommand, present: Option<&AuthorityRotation>| {
-        apply_command(&command, present, &nodes)
+        changed_by(&command, present, &nodes)
     };
     let present = rotation(RotationPhase::Activate);
     let paused = apply(RotationCommand::Pause, Some(&present))
@@ -773,7 +782,7 @@ fn undo_ends_the_wait_for_tokens() {
         switches: Default::default(),
     };
     let waiting = rotation_of_key(RotationPhase::Activate).waiting(wait);
-    let undone = apply_command(&RotationCommand::Undo, Some(&waiting), &NodeProofs::new());
+    let undone = changed_by(&RotationCommand::Undo, Some(&waiting), &NodeProofs::new());
     let undone = undone.unwrap().unwrap();
     assert_eq!(undone.phase, RotationPhase::Revert);
     assert_eq!(undone.token_wait, None);
