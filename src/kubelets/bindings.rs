@@ -74,12 +74,22 @@ impl NodeBinding {
 
 /// A change that is not stored yet.
 #[derive(Clone, Debug)]
-struct BindingChange {
-    /// `None` to remove the binding.
-    binding: Option<NodeBinding>,
-    /// Whether a token's certificate or an administrator confirmed the Node, which a revocation at the same time must not
-    /// undo: it may end again.
-    is_confirmed: bool,
+enum BindingChange {
+    /// What the API server showed of the Node. A revocation replaces it.
+    Seen(NodeBinding),
+    /// A certificate of a token, or an administrator, confirmed this Node, or with `None` the next one of its name. It is
+    /// stored beside a revocation, which may end again.
+    Confirmed(Option<NodeBinding>),
+}
+
+impl BindingChange {
+    /// Returns the binding to be stored; `None` to remove it.
+    fn binding(&self) -> Option<&NodeBinding> {
+        match self {
+            BindingChange::Seen(binding) => Some(binding),
+            BindingChange::Confirmed(binding) => binding.as_ref(),
+        }
+    }
 }
 
 /// The bindings of a cluster, as stored and with the changes that are not stored yet.
@@ -106,21 +116,27 @@ impl NodeBindings {
         changes.retain(|name, change| {
             let stored = stored.get(name);
             let revoked = stored.and_then(|stored| stored.revoked);
-            if revoked.is_some() && !change.is_confirmed {
-                return false;
+            // Only an administrator changes whether a name is revoked.
+            match change {
+                BindingChange::Seen(_) if revoked.is_some() => return false,
+                BindingChange::Seen(binding) | BindingChange::Confirmed(Some(binding)) => {
+                    binding.revoked = revoked;
+                }
+                BindingChange::Confirmed(none) => {
+                    *none = revoked.map(|_| NodeBinding {
+                        revoked,
+                        ..NodeBinding::default()
+                    });
+                }
             }
-            // Only an administrator changes this part.
-            if change.binding.is_some() || revoked.is_some() {
-                change.binding.get_or_insert_default().revoked = revoked;
-            }
-            stored != change.binding.as_ref()
+            stored != change.binding()
         });
         changed
     }
 
     fn get(&self, name: &str) -> Option<&NodeBinding> {
         match self.changes.get(name) {
-            Some(change) => change.binding.as_ref(),
+            Some(change) => change.binding(),
             None => self.stored.get(name),
         }
     }
@@ -129,7 +145,7 @@ impl NodeBindings {
         if self.is_revoked(name) {
             return;
         }
-        if self.stored.get(name) == change.binding.as_ref() {
+        if self.stored.get(name) == change.binding() {
             self.changes.remove(name)
         } else {
             self.changes.insert(name.to_owned(), change)
@@ -138,18 +154,11 @@ impl NodeBindings {
 
     /// Records what was seen of a Node. A confirmation that is not stored yet stays one.
     fn record(&mut self, name: &str, binding: NodeBinding) {
-        let is_confirmed = self
-            .changes
-            .get(name)
-            .is_some_and(|known| known.is_confirmed);
-        let binding = Some(binding);
-        self.change(
-            name,
-            BindingChange {
-                binding,
-                is_confirmed,
-            },
-        );
+        let change = match self.changes.get(name) {
+            Some(BindingChange::Confirmed(_)) => BindingChange::Confirmed(Some(binding)),
+            _ => BindingChange::Seen(binding),
+        };
+        self.change(name, change);
     }
 
     /// Takes in a Node that exists. The first one of its name is bound.
@@ -204,14 +213,7 @@ impl NodeBindings {
                 uid,
                 ..NodeBinding::default()
             });
-            let is_confirmed = true;
-            self.change(
-                name,
-                BindingChange {
-                    binding,
-                    is_confirmed,
-                },
-            );
+            self.change(name, BindingChange::Confirmed(binding));
         }
     }
 
@@ -246,7 +248,7 @@ impl NodeBindings {
     pub fn data(&self, lifetime: Duration, now: OffsetDateTime) -> Map<String, Value> {
         let mut all = self.stored.clone();
         for (name, change) in &self.changes {
-            match &change.binding {
+            match change.binding() {
                 Some(binding) => drop(all.insert(name.clone(), binding.clone())),
                 None => drop(all.remove(name)),
             }

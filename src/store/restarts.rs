@@ -72,7 +72,7 @@ pub enum RestartState {
 /// The trusted files of a node before a step of a CA change, or its service-account pair.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FormerTrust {
-    /// What is changed.
+    /// The CA or key pair that changes.
     #[serde(rename = "authority")]
     pub subject: RotationSubject,
     /// The record of an authority's change; `None` if no change was under way.
