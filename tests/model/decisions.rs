@@ -192,7 +192,7 @@ pub(crate) fn command(
         };
         let present = present.map(|document| document.rotation(names(excluded)));
         let written = apply_command(&command, present.as_ref(), &documents(proofs));
-        let written = written.ok().flatten()?;
+        let written = written.ok()?.changed()?;
         Some((Document::of(&written), indices(&written.excluded)))
     })
 }

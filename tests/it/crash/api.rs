@@ -206,8 +206,9 @@ fn kubelet_token() -> &'static str {
 
 /// Returns the right to use the server if the scenario has objects there.
 pub(super) fn turn(collections: &[Collection]) -> Option<MutexGuard<'static, ()>> {
-    static TURN: Mutex<()> = Mutex::new(());
-    (!collections.is_empty()).then(|| TURN.lock().unwrap_or_else(PoisonError::into_inner))
+    /// Scenarios with objects share the server: one at a time.
+    static OBJECTS: Mutex<()> = Mutex::new(());
+    (!collections.is_empty()).then(|| OBJECTS.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// Objects of collections, without the fields that the API server writes.
