@@ -24,6 +24,7 @@
 //! | [`yaml`] | yes | YAML with positions, Go's durations, and the schema of settings | `yaml.rs` |
 //! | [`table`] | yes | text tables for people: aligned columns that fit a terminal | `table.rs` |
 //! | [`x509`] | yes | keys, CSRs, certificates, chains, revocation lists, verification | `x509/verify.rs` |
+//! | [`text`] | yes | hexadecimal, times, and characters from outside that a terminal must not see | `text.rs` |
 //!
 //! # Invariants
 //!
@@ -56,5 +57,6 @@ pub mod signer;
 pub mod spec;
 pub mod store;
 pub mod table;
+pub mod text;
 pub mod x509;
 pub mod yaml;

@@ -54,7 +54,8 @@ use crate::http::Files;
 use crate::kube::names::{Authority, CertName, NodePath};
 use crate::process::machine;
 use crate::store::{self, STATE_DIR};
-use crate::x509::{Chain, ChainError, Csr, KeyAlgorithm, ListScope, PublicKey, hex};
+use crate::text::hex;
+use crate::x509::{Chain, ChainError, Csr, KeyAlgorithm, ListScope, PublicKey};
 
 pub use crate::http::printable;
 pub use crate::spec::RequestedCertificate;

@@ -192,17 +192,7 @@ fn failpoint(name: &'static str, path: impl AsRef<Path>) -> Result<(), StoreErro
     crate::process::failpoint::hit(name).map_err(|errno| StoreError::io("write", path, errno))
 }
 
-fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write;
-    bytes
-        .iter()
-        .fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-            let _ = write!(text, "{byte:02x}");
-            text
-        })
-}
-
 fn sha256(bytes: &[u8]) -> String {
     use sha2::{Digest, Sha256};
-    hex(&Sha256::digest(bytes))
+    crate::text::hex(&Sha256::digest(bytes))
 }

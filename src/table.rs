@@ -4,7 +4,7 @@
 //! column of sentences is wrapped instead. Without a width nothing is cut. Hidden characters of every text are escaped, so
 //! that a terminal does not interpret them and columns stay aligned.
 
-use crate::x509::is_hidden;
+use crate::text::is_hidden;
 
 /// Number of columns that are never cut.
 const KEPT_COLUMNS: usize = 2;

@@ -26,12 +26,12 @@ mod key;
 mod lifetime;
 mod lineage;
 mod path;
+mod pem;
 mod policies;
 mod profile;
 mod self_test;
 mod signature;
 mod strict;
-mod text;
 mod verify;
 
 pub use authority::{AuthorityError, CertificateAuthority};
@@ -52,8 +52,6 @@ pub use lineage::{descends_from, is_same_authority};
 pub use profile::{ExtendedUsage, Profile, Sans, Subject, Tolerance};
 pub use self_test::{SelfTestError, self_test};
 pub use strict::{CertificateError, KeyPurpose};
-pub(crate) use text::is_hidden;
-pub use text::{hex, rfc3339};
 pub use verify::{
     CertDifference, along_path, is_for_names, path_differences, satisfies, unread_attributes,
     usage_differences, verifies,

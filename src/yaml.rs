@@ -35,7 +35,7 @@ pub use fault::{Fault, FaultSeverity, Faults, FieldPosition, MAX_LISTED_FAULTS, 
 pub use template::unrendered;
 pub use walk::{Field, Map, Walk, did_you_mean};
 
-use crate::x509::is_hidden;
+use crate::text::is_hidden;
 use walk::join;
 
 /// Maximum nesting of maps and lists; valid documents have much less.

@@ -10,7 +10,8 @@ use super::request::Asked;
 use crate::kube::names::{Authority, CertName};
 use crate::signer::Request;
 use crate::store::{AuditEvent, AuditRecord, Durability, NodeRoot};
-use crate::x509::{Certificate, hex};
+use crate::text::hex;
+use crate::x509::Certificate;
 
 /// Name of the log event for the last of the entries that were appended together.
 pub(crate) const RECORDED: &str = "audit-recorded";

@@ -58,7 +58,8 @@ use crate::process::failpoint;
 use crate::spec::authority_rotation::BegunPhase;
 use crate::spec::policy::too_old_for;
 use crate::store::NodeRoot;
-use crate::x509::{Certificate, KeyType, TrustBundle, certificates_of, hex};
+use crate::text::hex;
+use crate::x509::{Certificate, KeyType, TrustBundle, certificates_of};
 
 use cluster::ClusterView;
 use judge::{ChangePhase, ChangeTarget, Evidence, Kinship, Offer, fingerprint, named};

@@ -5,7 +5,8 @@ use std::time::Duration;
 use time::OffsetDateTime;
 
 use super::{Clock, Event, ExitCode, Failure, Progress};
-use crate::x509::{TrustBundle, rfc3339};
+use crate::text::rfc3339;
+use crate::x509::TrustBundle;
 
 /// Time of this release, in seconds since the epoch; a correct clock never shows an earlier time.
 const RELEASED: i64 = 1_795_132_800; // 2026-11-20

@@ -21,7 +21,7 @@ use crate::cluster::watch::{Watch, WatchChange};
 use crate::config::ClusterPolicySettings;
 use crate::spec::policy::KeyRules;
 use crate::store::{ClusterPolicyRecord, NodeRoot, StoreError};
-use crate::x509::hex;
+use crate::text::hex;
 use crate::yaml;
 
 const GROUP: &str = "config.openshift.io";

@@ -29,7 +29,8 @@ use crate::spec::{BundleCopy, CertFiles, CertSpec, ServiceAccountSpec};
 use crate::store::{
     AuditEvent, AuditRecord, Commit, Committed, IssuedRecord, Mode, NodeRoot, Slot, Store,
 };
-use crate::x509::{Chain, Lifetime, PrivateKey, PublicKey, TrustBundle, hex, rfc3339};
+use crate::text::{hex, rfc3339};
+use crate::x509::{Chain, Lifetime, PrivateKey, PublicKey, TrustBundle};
 
 use output::{CertMaterial, FoundFiles, accepted_until};
 

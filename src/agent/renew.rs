@@ -21,7 +21,8 @@ use crate::signer::Renewal;
 use crate::spec::assess::{Action, COPY_SERVICE_ACCOUNT, Observed, RenewalCause};
 use crate::spec::schedule;
 use crate::store::{NodeRoot, RestartState, Slot, Unsettled};
-use crate::x509::{TrustBundle, rfc3339};
+use crate::text::rfc3339;
+use crate::x509::TrustBundle;
 
 /// A clock that is behind a recorded issue time by more than this was set back.
 const MAX_CLOCK_ROLLBACK: Duration = Duration::minutes(5);

@@ -23,9 +23,10 @@ use crate::signer::{
 };
 use crate::spec::{AuthorityProgress, CertSpec};
 use crate::store::{self, Durability, PendingRequest, RequestPhase, RequestRecord, Slot, Store};
+use crate::text::{hex, rfc3339};
 use crate::x509::{
     CertDifference, Chain, Csr, KeyType, Lifetime, PrivateKey, TrustBundle, UsageExtensions,
-    along_path, hex, judge_lifetime, rfc3339, satisfies, verifies,
+    along_path, judge_lifetime, satisfies, verifies,
 };
 
 use entries::EarlierOutcome;

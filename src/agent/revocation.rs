@@ -17,9 +17,8 @@ use crate::kube::names::{Authority, CertName};
 use crate::signer::{Carry, FailureClass, Signer, SignerError};
 use crate::spec::{BundleSpec, crl_name};
 use crate::store::{Commit, Mode, NodeRoot, READ_LIMIT, Slot, Store};
-use crate::x509::{
-    AuthorityCrls, Chain, CrlError, ListScope, RevocationList, TrustBundle, rfc3339,
-};
+use crate::text::rfc3339;
+use crate::x509::{AuthorityCrls, Chain, CrlError, ListScope, RevocationList, TrustBundle};
 
 /// Fetches the revocation list of every authority whose signer publishes one, and writes the lists that have changed.
 ///

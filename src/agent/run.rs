@@ -22,7 +22,8 @@ use crate::signer::{Signer, SignerError, SignerKind};
 use crate::spec::CertSpec;
 use crate::spec::assess::RenewalCause;
 use crate::store::{RequestRecord, Slot, Store};
-use crate::x509::{KeyAlgorithm, PrivateKey, TrustBundle, TrustError, hex};
+use crate::text::hex;
+use crate::x509::{KeyAlgorithm, PrivateKey, TrustBundle, TrustError};
 
 /// The CA that a signer has for an authority; `None` if it cannot report it.
 type Offer = Result<Option<Vec<u8>>, Rc<SignerError>>;

@@ -26,9 +26,8 @@ use crate::spec::{
     self, BundleCopy, BundleSpec, CertFiles, CertSpec, ClientPairSpec, NodeSpec, PolicyDoubts,
 };
 use crate::store::{self, IssuedRecord, NodeRoot};
-use crate::x509::{
-    AuthorityCrls, Chain, PrivateKey, RevocationList, TrustBundle, hex, is_for_names, rfc3339,
-};
+use crate::text::{hex, rfc3339};
+use crate::x509::{AuthorityCrls, Chain, PrivateKey, RevocationList, TrustBundle, is_for_names};
 
 pub(super) use rotation::Rotating;
 pub use service_account::ServiceAccountAction;

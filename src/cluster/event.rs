@@ -7,7 +7,7 @@ use time::OffsetDateTime;
 use super::api::Resource;
 use crate::http::printable;
 pub(crate) use crate::kubelets::rbac::EVENT_NAMESPACE;
-use crate::x509::rfc3339;
+use crate::text::rfc3339;
 
 /// Events of the core group.
 pub(crate) const EVENT: Resource = Resource {

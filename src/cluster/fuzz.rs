@@ -20,7 +20,7 @@ use super::discovery;
 use super::watch::{self, Watch, WatchChange};
 use crate::http::{Endpoint, Files, Url, fuzz::with_responses};
 use crate::kube::kubeadm::{Discovery, HostPort, JoinDiscovery};
-use crate::x509::is_hidden;
+use crate::text::is_hidden;
 
 /// Name and function of each target.
 pub const TARGETS: &[(&str, fn(&[u8]))] = &[

@@ -398,7 +398,7 @@ pub fn fuzz_event(bytes: &[u8]) {
         | Err(why) => why,
         Ok(_) => return,
     };
-    assert!(!message.chars().any(crate::x509::is_hidden), "{message:?}");
+    assert!(!message.chars().any(crate::text::is_hidden), "{message:?}");
 }
 
 #[cfg(test)]

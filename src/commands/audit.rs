@@ -9,7 +9,7 @@ use super::output::{Closing, DocumentKind, plural, text_style};
 use crate::agent::{ExitCode, Failure};
 use crate::store::{AuditEntry, AuditVerification};
 use crate::table::{Cell, Emphasis, Table};
-use crate::x509::rfc3339;
+use crate::text::rfc3339;
 
 /// Length of a SHA-256 in hexadecimal.
 const DIGEST_LENGTH: usize = 64;

@@ -22,7 +22,7 @@ use crate::kube::names::Authority;
 use crate::kube::paths::ADMIN_CONF;
 use crate::spec::authority_rotation::RotationCommand;
 use crate::store::NodeRoot;
-use crate::x509::rfc3339;
+use crate::text::rfc3339;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum AuthorityCommand {

@@ -38,7 +38,7 @@ use crate::agent::{ExitCode, Failure};
 use crate::cluster::api::Resource;
 use crate::config::Argument;
 use crate::store::NodeRoot;
-use crate::x509::rfc3339;
+use crate::text::rfc3339;
 use issue::Order;
 use secrets::{ClusterTarget, Format, SecretSpec};
 

@@ -14,7 +14,7 @@ use crate::agent::kubelet_requests::{HandDecision, ListedRequest, RequestDesk};
 use crate::agent::load::{self, KubeconfigFile};
 use crate::agent::{ExitCode, Failure};
 use crate::config::Argument;
-use crate::x509::rfc3339;
+use crate::text::rfc3339;
 
 /// The administrator's kubeconfig on a control-plane node.
 const ADMIN_KUBECONFIG: &str = "/etc/kubernetes/admin.conf";

@@ -31,7 +31,7 @@ use crate::process::machine;
 use crate::signer::FailureClass;
 use crate::spec::Layout;
 use crate::store::{self, NodeRoot, Slot};
-use crate::x509::rfc3339;
+use crate::text::rfc3339;
 
 use counts::{Counts, LastRun};
 use exposition::{MetricsPage, labels};

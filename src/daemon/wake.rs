@@ -13,7 +13,7 @@ use crate::agent::authority::rotate;
 use crate::agent::report::ReportRow;
 use crate::agent::{ExitCode, Failure, RunReport};
 use crate::spec::schedule::{self, CertLife};
-use crate::x509::rfc3339;
+use crate::text::rfc3339;
 use crate::yaml::format_duration;
 
 /// Largest backward clock step that is accepted immediately.

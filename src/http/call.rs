@@ -14,7 +14,7 @@ use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
 use super::HttpError;
-use crate::x509::is_hidden;
+use crate::text::is_hidden;
 
 /// Default size limit of a response body in bytes: more than any response of a signer.
 const DEFAULT_BODY_LIMIT: usize = 1024 * 1024;

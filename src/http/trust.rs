@@ -33,7 +33,8 @@ use zeroize::Zeroizing;
 
 use super::{Files, HttpError, HttpErrorKind, Tls};
 use crate::store;
-use crate::x509::{Certificate, content_instead_of_pem, hex, presented_certificate, rfc3339};
+use crate::text::{hex, rfc3339};
+use crate::x509::{Certificate, content_instead_of_pem, presented_certificate};
 
 /// CA files of Debian, Fedora (both with their derivatives) and SUSE.
 const SYSTEM_CA_FILES: [&str; 3] = [

@@ -13,7 +13,8 @@ use serde_json::Value;
 
 use crate::kube::kubeadm::BootstrapToken;
 use crate::kube::kubeconfig::{Kubeconfig, KubeconfigError};
-use crate::x509::{Certificate, TrustBundle, TrustError, hex};
+use crate::text::hex;
+use crate::x509::{Certificate, TrustBundle, TrustError};
 
 const KUBECONFIG_KEY: &str = "kubeconfig";
 const SIGNATURE_PREFIX: &str = "jws-kubeconfig-";

@@ -19,7 +19,8 @@ use aes_gcm::{Aes256Gcm, Nonce};
 use zeroize::Zeroizing;
 
 use crate::kube::names::Authority;
-use crate::x509::{Certificate, Chain, PrivateKey, PublicKey, TrustBundle, hex};
+use crate::text::hex;
+use crate::x509::{Certificate, Chain, PrivateKey, PublicKey, TrustBundle};
 
 /// Namespace of the Secret.
 pub const NAMESPACE: &str = "kube-system";

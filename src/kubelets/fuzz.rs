@@ -18,7 +18,8 @@ use super::{
 };
 use crate::kube::csr_object::{CsrObject, NodeObject};
 use crate::kube::kubeadm::{self, ClusterConfig};
-use crate::x509::{Sans, is_hidden};
+use crate::text::is_hidden;
+use crate::x509::Sans;
 
 /// Name and function of each target.
 pub const TARGETS: &[(&str, fn(&[u8]))] = &[("kubelet-judgement", judgement)];

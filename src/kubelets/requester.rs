@@ -6,7 +6,7 @@ use super::judge::Violation;
 use super::{KubeletPolicy, RequestReason};
 use crate::kube::csr_object::{CsrObject, KubeletCertificate};
 use crate::kube::names::{NODE_USER_PREFIX, TOKEN_USER_PREFIX};
-use crate::x509::is_hidden;
+use crate::text::is_hidden;
 
 /// Group of all nodes, and the organization of kubelets.
 pub(super) const NODES_GROUP: &str = "system:nodes";

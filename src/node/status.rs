@@ -50,7 +50,8 @@ use crate::kube::names::{Authority, CertName};
 use crate::spec::assess::ReplacedCa;
 use crate::spec::compliance::KeyVerdict;
 use crate::store::{LastError, RequestPhase};
-use crate::x509::{Certificate, hex, rfc3339};
+use crate::text::{hex, rfc3339};
+use crate::x509::Certificate;
 use crate::yaml;
 
 pub use super::role::NodeRole;

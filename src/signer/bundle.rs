@@ -30,7 +30,8 @@ use crate::kube::names::{Authority, CertName};
 use crate::signer::Request;
 use crate::signer::shell::{one_line, quoted};
 use crate::signer::wire::{API_VERSION, SignRequest, csr_sha256, profile_line};
-use crate::x509::{Certificate, Csr, PrivateKey, Profile, PublicKey, certificates_of, hex};
+use crate::text::hex;
+use crate::x509::{Certificate, Csr, PrivateKey, Profile, PublicKey, certificates_of};
 
 /// A file to be written below the bundle's directory.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -52,7 +52,8 @@ use super::{
 };
 use crate::http::{Call, Endpoint};
 use crate::kube::names::{Authority, CertName};
-use crate::x509::{TrustBundle, UsageExtensions, rfc3339};
+use crate::text::rfc3339;
+use crate::x509::{TrustBundle, UsageExtensions};
 use crate::yaml::schema::SecretFile;
 use crate::yaml::settings::{SettingsBlock, settings};
 use crate::yaml::{Map, format_duration, parse_duration};

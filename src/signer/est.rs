@@ -56,7 +56,8 @@ use super::{
 };
 use crate::http::{Call, Endpoint, HttpResponse, encode};
 use crate::kube::names::{Authority, CertName};
-use crate::x509::{Certificate, Chain, ExtendedUsage, UsageExtensions, certificates_of, hex};
+use crate::text::hex;
+use crate::x509::{Certificate, Chain, ExtendedUsage, UsageExtensions, certificates_of};
 use crate::yaml::schema::SecretFile;
 use crate::yaml::settings::{Setting, SettingsBlock, settings};
 use crate::yaml::{Field, Map, format_duration};

@@ -49,7 +49,8 @@ use super::{
 };
 use crate::http::{Call, Endpoint, HttpResponse, Url};
 use crate::kube::names::Authority;
-use crate::x509::{Certificate, Chain, KeyPurpose, ListScope, PrivateKey, TrustBundle, hex};
+use crate::text::hex;
+use crate::x509::{Certificate, Chain, KeyPurpose, ListScope, PrivateKey, TrustBundle};
 use crate::yaml::schema::{ValueForm, sha256};
 use crate::yaml::settings::{Setting, SettingsBlock, settings};
 use crate::yaml::{Field, Map, format_duration};
@@ -295,7 +296,7 @@ impl StepCa {
                 tracing::info!(
                     certificate = %request.name(),
                     "requested until {} only, the end of the certificate that authorizes the request",
-                    crate::x509::rfc3339(until)
+                    crate::text::rfc3339(until)
                 );
                 lifetime = left;
             }

@@ -10,7 +10,8 @@ use time::format_description::well_known::Rfc3339;
 
 use super::{Request, RequestedCertificate, Ticket};
 use crate::kube::names::{Authority, CertName};
-use crate::x509::{Csr, Profile, Subject, hex};
+use crate::text::hex;
+use crate::x509::{Csr, Profile, Subject};
 
 /// Version of the contract.
 pub const API_VERSION: &str = "signer.nodepki.dev/v1";

@@ -15,9 +15,10 @@ use time::OffsetDateTime;
 use crate::kube::names::Authority;
 use crate::spec::schedule::OnPolicyChange;
 use crate::spec::{AuthorityProgress, BundleSpec, CertFiles, CertSpec, ClientPairSpec};
+use crate::text::rfc3339;
 use crate::x509::{
-    CertDifference, Chain, PrivateKey, PublicKey, TrustBundle, contains_private_key, rfc3339,
-    satisfies, unread_attributes,
+    CertDifference, Chain, PrivateKey, PublicKey, TrustBundle, contains_private_key, satisfies,
+    unread_attributes,
 };
 
 pub use found::{

@@ -11,7 +11,7 @@ use std::time::Duration;
 use sha2::{Digest, Sha256};
 use time::{Duration as Span, OffsetDateTime};
 
-use crate::x509::rfc3339;
+use crate::text::rfc3339;
 use crate::yaml::format_duration;
 
 pub use window::{Window, WindowError};

@@ -12,12 +12,13 @@ use x509_parser::prelude::FromDer;
 
 use super::der::DerReader;
 use super::key::PublicKey;
+use super::pem::encode_pem;
 use super::profile::ExtendedUsage;
 use super::signature::has_signature_of;
 use super::strict::{
     self, AlternativeNames, CertificateError, Extensions, KeyPurpose, KeyUsages, attribute_kind,
 };
-use super::text::{encode_pem, hex, printable};
+use crate::text::{hex, printable};
 
 /// A distinguished name. Equality is that of the DER, as in the comparison of issuers.
 #[derive(Clone)]

@@ -7,9 +7,10 @@ use super::certificate::Certificate;
 use super::content::{content_instead_of_pem, wide_encoding};
 use super::der::{DerReader, tag};
 use super::key::PublicKey;
+use super::pem::pem_blocks;
 use super::signature::MAX_SIGNATURE_CHECKS;
 use super::strict::CertificateError;
-use super::text::{hex, pem_blocks};
+use crate::text::hex;
 
 /// Largest response of a signer, in bytes.
 pub const MAX_RESPONSE_BYTES: usize = 512 * 1024;

@@ -15,9 +15,10 @@ use x509_parser::revocation_list::CertificateRevocationList;
 
 use super::certificate::{Certificate, DistinguishedName};
 use super::chain::{Chain, TrustBundle};
+use super::pem::{encode_pem, pem_blocks};
 use super::signature::{MAX_SIGNATURE_CHECKS, signature_is_valid};
 use super::strict;
-use super::text::{encode_pem, hex, pem_blocks, rfc3339};
+use crate::text::{hex, rfc3339};
 
 /// The reason why bytes are not a revocation list, or why a list must not be used.
 #[derive(Debug, thiserror::Error)]

@@ -17,10 +17,10 @@ use x509_parser::prelude::FromDer;
 
 use super::certificate::Certificate;
 use super::key::{KeyError, KeyType, PrivateKey, PublicKey};
+use super::pem::{encode_pem, pem_blocks};
 use super::profile::{ExtendedUsage, Profile, Sans, Subject};
 use super::signature::signature_is_valid;
 use super::strict::address;
-use super::text::{encode_pem, pem_blocks};
 
 /// A certificate signing request with a valid signature.
 #[derive(Clone, Debug, PartialEq, Eq)]

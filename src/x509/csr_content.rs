@@ -9,10 +9,10 @@ use super::certificate::DistinguishedName;
 use super::csr::{Csr, CsrError};
 use super::der::{DerReader, Element, oid_text, tag};
 use super::key::PublicKey;
+use super::pem::encode_pem;
 use super::profile::Sans;
 use super::signature::has_signature_of;
 use super::strict;
-use super::text::encode_pem;
 
 /// Label of the PEM block. Go's `ParseCSR` in Kubernetes accepts no other (`pkg/apis/certificates/helpers.go`).
 const CSR_LABEL: &str = "CERTIFICATE REQUEST";

@@ -15,8 +15,9 @@ use time::macros::datetime;
 use super::{
     Certificate, Chain, Csr, CsrContent, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile,
     PublicKey, RevocationList, Sans, Subject, Tolerance, TrustBundle, along_path, certificates_of,
-    is_hidden, satisfies,
+    satisfies,
 };
+use crate::text::is_hidden;
 
 /// Name and function of each target.
 pub const TARGETS: &[(&str, fn(&[u8]))] = &[

@@ -27,7 +27,8 @@ use sha2::{Digest, Sha256};
 use zeroize::{Zeroize, Zeroizing};
 
 use super::blocks;
-use super::text::{encode_pem, hex, pem_blocks};
+use super::pem::{encode_pem, pem_blocks};
+use crate::text::hex;
 
 use algorithm::rsa_type_of;
 pub use algorithm::{KeyAlgorithm, KeyFamily, KeyType, UnknownAlgorithm};

@@ -13,7 +13,7 @@ use time::{Date, Month, OffsetDateTime, Time};
 
 use super::der::{DerReader, Element, oid_text, tag};
 use super::key::KeyError;
-use super::text::printable;
+use crate::text::printable;
 
 use extensions::{MAX_EXTENSIONS, all_extensions};
 

@@ -13,7 +13,7 @@ use super::key::{KeyAlgorithm, KeyType, PublicKey};
 use super::path::{self, Path, PathRefusal};
 use super::profile::{ExtendedUsage, Profile, Tolerance};
 use super::strict::KeyPurpose;
-use super::text::{hex, printable, rfc3339};
+use crate::text::{hex, printable, rfc3339};
 
 /// One difference between a certificate and its requirements.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

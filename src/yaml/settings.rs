@@ -25,7 +25,7 @@ use serde_json::{Map as JsonMap, Value as Json, json};
 
 use super::schema::{MapKey, SecretFile, ValueForm, absolute, duration, pin};
 use super::{Field, Map, format_duration};
-use crate::x509::hex;
+use crate::text::hex;
 
 /// A type that the value of a setting may have.
 pub trait Setting: Sized {

@@ -176,7 +176,7 @@ impl SimulatedNode {
         let what = what
             .to_string()
             .replace(&*self.root().to_string_lossy(), "");
-        let line = format!("{} {what}", nodepki::x509::rfc3339(true_time()));
+        let line = format!("{} {what}", nodepki::text::rfc3339(true_time()));
         // Keys are random, and with them every fingerprint in a message.
         let is_digit = |letter: char| letter.is_ascii_hexdigit();
         let words = line.split(|letter| !is_digit(letter));

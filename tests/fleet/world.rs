@@ -189,7 +189,7 @@ impl World {
         if violation.is_some() {
             return;
         }
-        let now = nodepki::x509::rfc3339(true_time());
+        let now = nodepki::text::rfc3339(true_time());
         let mut events = node.events();
         let steps = self.change_steps.borrow();
         events.extend(steps.get(&node.plan.cluster).into_iter().flatten().cloned());
@@ -209,7 +209,7 @@ impl World {
         if steps.len() == SHOWN_CHANGE_STEPS {
             steps.pop_front();
         }
-        let now = nodepki::x509::rfc3339(true_time());
+        let now = nodepki::text::rfc3339(true_time());
         steps.push_back(format!("{now} on {}: {result}", node.plan.name));
     }
 

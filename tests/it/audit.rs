@@ -44,7 +44,7 @@ fn records_request_answer_and_installation_of_a_certificate() {
         assert_eq!(entry["serial"], leaf.serial());
         assert_eq!(
             entry["issuerKeyId"],
-            nodepki::x509::hex(leaf.authority_key_id())
+            nodepki::text::hex(leaf.authority_key_id())
         );
         assert_eq!(entry["requestId"], requested["requestId"]);
         assert_eq!(entry["csrSha256"], requested["csrSha256"]);

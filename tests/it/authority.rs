@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use nodepki::kube::kubeconfig::Kubeconfig;
 use nodepki::kube::names::{Authority, CertName};
+use nodepki::text::hex;
 use nodepki::x509::{
-    Certificate, CertificateAuthority, KeyAlgorithm, PrivateKey, TrustBundle, certificates_of, hex,
+    Certificate, CertificateAuthority, KeyAlgorithm, PrivateKey, TrustBundle, certificates_of,
     verifies,
 };
 use serde_json::Value;

@@ -13,7 +13,7 @@ use nodepki::agent::{ExitCode, Failure};
 use nodepki::cluster::discovery::{Discovered, discover};
 use nodepki::http::Files;
 use nodepki::kube::kubeadm::{JoinDiscovery, load};
-use nodepki::x509::hex;
+use nodepki::text::hex;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use zeroize::Zeroizing;

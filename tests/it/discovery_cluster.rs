@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
-use nodepki::x509::hex;
+use nodepki::text::hex;
 use serde_json::{Value, json};
 
 use crate::gateway::Issuer;

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use nodepki::kube::names::{Authority, CertName};
-use nodepki::x509::hex;
+use nodepki::text::hex;
 
 use crate::kubeadm;
 use crate::node::{EVERYTHING, INIT, Node, Ran};

@@ -13,7 +13,7 @@ use std::time::Duration;
 use nodepki::http::{
     Call, Client, ClientIdentity, Endpoint, Files, HttpError, HttpErrorKind, HttpResponse, Tls, Url,
 };
-use nodepki::x509::hex;
+use nodepki::text::hex;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc2822;
 use zeroize::Zeroizing;

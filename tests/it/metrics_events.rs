@@ -117,7 +117,7 @@ fn sends_events_of_certificates_with_id_and_fields() {
     assert_eq!(issued["NODEPKI_SERIAL"], chain.leaf().serial());
     assert_eq!(
         issued["NODEPKI_NOT_AFTER"],
-        nodepki::x509::rfc3339(chain.leaf().not_after())
+        nodepki::text::rfc3339(chain.leaf().not_after())
     );
     assert_eq!(issued["SYSLOG_IDENTIFIER"], "nodepki");
     assert_eq!(issued["PRIORITY"], "5");
@@ -125,7 +125,7 @@ fn sends_events_of_certificates_with_id_and_fields() {
     let message = format!(
         "etcd-peer: issued by s, serial {}, valid until {}",
         chain.leaf().serial(),
-        nodepki::x509::rfc3339(chain.leaf().not_after())
+        nodepki::text::rfc3339(chain.leaf().not_after())
     );
     assert_eq!(issued["MESSAGE"], message.as_str());
     for entry in &entries {

@@ -10,7 +10,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use nodepki::kube::names::Authority;
-use nodepki::x509::{CertificateAuthority, Chain, KeyAlgorithm, PrivateKey, hex};
+use nodepki::text::hex;
+use nodepki::x509::{CertificateAuthority, Chain, KeyAlgorithm, PrivateKey};
 use serde_json::Value;
 
 use crate::authority::{new_authority, new_key, trusted_in};

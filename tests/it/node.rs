@@ -15,7 +15,8 @@ use std::time::Duration;
 use nodepki::kube::kubeconfig::Kubeconfig;
 use nodepki::kube::names::{Authority, CertName};
 use nodepki::store::NodeRoot;
-use nodepki::x509::{CertificateAuthority, Chain, Csr, KeyAlgorithm, PrivateKey, hex};
+use nodepki::text::hex;
+use nodepki::x509::{CertificateAuthority, Chain, Csr, KeyAlgorithm, PrivateKey};
 use tempfile::TempDir;
 use time::OffsetDateTime;
 

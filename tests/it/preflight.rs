@@ -9,7 +9,7 @@ use std::path::Path;
 
 use nodepki::kube::names::Authority;
 use nodepki::signer::SignerKind;
-use nodepki::x509::hex;
+use nodepki::text::hex;
 use serde_json::{Value, json};
 
 use crate::kubeadm;

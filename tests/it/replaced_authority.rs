@@ -7,7 +7,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use nodepki::kube::names::{Authority, CertName};
-use nodepki::x509::{CertificateAuthority, PrivateKey, certificates_of, hex};
+use nodepki::text::hex;
+use nodepki::x509::{CertificateAuthority, PrivateKey, certificates_of};
 use serde_json::Value;
 
 use crate::kubeadm;

@@ -15,7 +15,8 @@ use nodepki::signer::{
     Answer, CurrentCertificate, FailureClass, Request, RequestedCertificate, Signer, SignerError,
     SignerKind, Ticket,
 };
-use nodepki::x509::{Chain, UsageExtensions, certificates_of, hex};
+use nodepki::text::hex;
+use nodepki::x509::{Chain, UsageExtensions, certificates_of};
 use tempfile::TempDir;
 
 use crate::gateway::{Action, Answer as Passed, Gateway, Options, Rule};

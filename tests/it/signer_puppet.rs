@@ -12,8 +12,9 @@ use std::time::Duration;
 use nodepki::http::{Call, Client, Endpoint, Tls, Url};
 use nodepki::kube::names::{Authority, CertName};
 use nodepki::signer::{Answer, FailureClass, Request, RequestedCertificate, Signer, SignerKind};
+use nodepki::text::hex;
 use nodepki::x509::{
-    Chain, ExtendedUsage, KeyAlgorithm, PrivateKey, Tolerance, TrustBundle, UsageExtensions, hex,
+    Chain, ExtendedUsage, KeyAlgorithm, PrivateKey, Tolerance, TrustBundle, UsageExtensions,
 };
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;

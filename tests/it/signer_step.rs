@@ -11,8 +11,9 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use nodepki::http::{Call, Client, ClientIdentity, Endpoint, Url};
 use nodepki::kube::names::{Authority, CertName};
 use nodepki::signer::{CurrentCertificate, FailureClass, Request, Resubmit, Signer, SignerKind};
+use nodepki::text::hex;
 use nodepki::x509::{
-    Certificate, CertificateAuthority, Chain, RevocationList, TrustBundle, UsageExtensions, hex,
+    Certificate, CertificateAuthority, Chain, RevocationList, TrustBundle, UsageExtensions,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;

@@ -612,7 +612,7 @@ fn fetches_authorities_and_crls_from_server() {
         node.remove(format!("/etc/kubernetes/pki/{file}"));
         let pem = fs::read(rig.authorities().join(file)).unwrap();
         let root = TrustBundle::from_pem(&pem).unwrap();
-        let pin = nodepki::x509::hex(&root.first().public_key().sha256());
+        let pin = nodepki::text::hex(&root.first().public_key().sha256());
         authorities.push_str(&format!(
             "  {authority}: {{signer: v, trust: {{sha256: [{pin}]}}}}\n"
         ));

@@ -17,7 +17,7 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use nodepki::kube::names::Authority;
 use nodepki::store::{Commit, Mode, NodeRoot};
-use nodepki::x509::hex;
+use nodepki::text::hex;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use time::OffsetDateTime;

@@ -26,7 +26,8 @@ use crate::spec::authority_rotation::{
     RotationCommand, RotationPhase, RotationStart, RotationSubject, apply_command, decide_phase,
 };
 use crate::store::{NodeRoot, ServiceAccountKeys};
-use crate::x509::{Certificate, PrivateKey, TrustBundle, hex};
+use crate::text::hex;
+use crate::x509::{Certificate, PrivateKey, TrustBundle};
 
 /// Number of attempts to change the ConfigMap while others change it too.
 const MAX_ATTEMPTS: u32 = 10;

@@ -12,7 +12,8 @@ use crate::spec::assess::Observed;
 use crate::spec::authority_rotation::RotationSubject;
 use crate::spec::{BundleSpec, kubeconfig_path};
 use crate::store::{self, NodeRoot, RestartState, Unsettled};
-use crate::x509::{Certificate, Chain, certificates_of, rfc3339};
+use crate::text::rfc3339;
+use crate::x509::{Certificate, Chain, certificates_of};
 
 /// Advice for a certificate that the kubelet requests itself.
 const KUBELET_CLIENT_ADVICE: &str = "the kubelet renews it automatically once its signer uses the new CA; to renew it immediately, remove the link kubelet-client-current.pem and give the kubelet a bootstrap kubeconfig, or issue kubelet.conf with nodepki bootstrap";

@@ -15,7 +15,8 @@ use time::OffsetDateTime;
 use crate::kube::components::Component;
 use crate::kube::names::{Authority, NodePath};
 use crate::store::AuthorityChange;
-use crate::x509::{CertDifference, Certificate, Chain, TrustBundle, hex, path_differences};
+use crate::text::hex;
+use crate::x509::{CertDifference, Certificate, Chain, TrustBundle, path_differences};
 
 pub use offer::Offer;
 

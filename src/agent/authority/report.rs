@@ -10,7 +10,8 @@ use time::OffsetDateTime;
 
 use super::judge::{ChangePhase, Evidence, fingerprint, named};
 use crate::kube::names::Authority;
-use crate::x509::{Certificate, hex, rfc3339};
+use crate::text::{hex, rfc3339};
+use crate::x509::Certificate;
 
 /// Maximum age of a report. The node may have been changed since an older one.
 const MAX_REPORT_AGE: time::Duration = time::Duration::DAY;

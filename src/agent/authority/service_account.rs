@@ -34,7 +34,8 @@ use crate::store::{
     AuditEvent, AuditRecord, Commit, FormerContents, FormerTrust, Mode, NodeRoot, Restart,
     RestartState, ServiceAccountKeys,
 };
-use crate::x509::{PrivateKey, PublicKey, hex};
+use crate::text::hex;
+use crate::x509::{PrivateKey, PublicKey};
 
 const SUBJECT: RotationSubject = RotationSubject::ServiceAccount;
 

@@ -8,7 +8,7 @@ use time::OffsetDateTime;
 use crate::cluster::api::Resource;
 use crate::cluster::event::{self, limited};
 pub(super) use crate::cluster::event::{EVENT, EVENT_NAMESPACE};
-use crate::x509::rfc3339;
+use crate::text::rfc3339;
 
 /// CertificateSigningRequests.
 pub(super) const CSR: Resource = Resource {

@@ -16,7 +16,8 @@ use crate::http::Files;
 use crate::signer;
 use crate::signer::vault::{VaultAuth, is_plain_secret_id};
 use crate::store::NodeRoot;
-use crate::x509::{Chain, PrivateKey, TrustBundle, content_instead_of_pem, rfc3339};
+use crate::text::rfc3339;
+use crate::x509::{Chain, PrivateKey, TrustBundle, content_instead_of_pem};
 use crate::yaml::schema::SecretFile;
 
 /// Settings whose file contains one line of text.

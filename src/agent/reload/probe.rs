@@ -26,7 +26,8 @@ use crate::kube::names::{Authority, CertName, NodePath};
 use crate::spec::CertFiles;
 use crate::spec::assess::{ReadKubeconfig, read_kubeconfig};
 use crate::store::{FormerContents, NodeRoot};
-use crate::x509::{Certificate, Chain, rfc3339};
+use crate::text::rfc3339;
+use crate::x509::{Certificate, Chain};
 use crate::yaml::schema::SecretFile;
 
 /// Upper bound for the kubelet's metrics, bytes. A node with hundreds of pods has some hundred KiB.

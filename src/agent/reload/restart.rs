@@ -21,7 +21,7 @@ use crate::kube::names::CertName;
 use crate::spec::assess::{ReadKubeconfig, read_kubeconfig};
 use crate::spec::{CertFiles, kubeconfig_path};
 use crate::store::{AuditRecord, Commit, Mode, Restart, RestartState};
-use crate::x509::rfc3339;
+use crate::text::rfc3339;
 
 /// A credential is about to expire if less than this, or less than a tenth of its lifetime, is left.
 const EXPIRY_MARGIN: time::Duration = time::Duration::HOUR;

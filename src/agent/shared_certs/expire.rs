@@ -9,7 +9,7 @@ use time::format_description::well_known::Rfc3339;
 use crate::agent::Failure;
 use crate::cluster::api::{self, Api};
 use crate::kube::kubeadm_certs::{NAMESPACE, SECRET_NAME};
-use crate::x509::rfc3339;
+use crate::text::rfc3339;
 
 /// Result of [`expire`].
 #[derive(Clone, Debug, PartialEq, Eq)]

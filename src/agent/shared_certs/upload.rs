@@ -23,7 +23,7 @@ use crate::kube::manifest::StaticPod;
 use crate::kube::names::JOINING_NODES_GROUP;
 use crate::kube::paths::CONTROLLER_MANAGER_MANIFEST;
 use crate::store::NodeRoot;
-use crate::x509::rfc3339;
+use crate::text::rfc3339;
 
 /// Longest lifetime of the uploaded Secret.
 pub const MAX_SECRET_LIFETIME: Duration = Duration::from_secs(7 * 24 * 60 * 60);

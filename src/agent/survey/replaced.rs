@@ -8,7 +8,8 @@ use crate::kube::names::Authority;
 use crate::spec::CertFiles;
 use crate::spec::assess::{self, CaEvidence, ReplacedCa, shared_authorities, trusted_by};
 use crate::store::NodeRoot;
-use crate::x509::{Certificate, TrustBundle, hex};
+use crate::text::hex;
+use crate::x509::{Certificate, TrustBundle};
 
 impl SurveyedCert {
     fn witness(&self) -> CaEvidence<'_> {

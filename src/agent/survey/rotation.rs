@@ -10,7 +10,8 @@ use crate::spec::assess::{
 };
 use crate::spec::schedule::{Rotation, due_at};
 use crate::store::{self, NodeRoot};
-use crate::x509::{KeyType, TrustBundle, hex};
+use crate::text::hex;
+use crate::x509::{KeyType, TrustBundle};
 
 /// See [`Survey::rotating`].
 pub(in crate::agent) struct Rotating {

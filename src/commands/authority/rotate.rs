@@ -21,7 +21,7 @@ use crate::spec::authority_rotation::{
 };
 use crate::store::{NodeRoot, ServiceAccountKeys};
 use crate::table::{Cell, Emphasis, Table};
-use crate::x509::rfc3339;
+use crate::text::rfc3339;
 use crate::yaml::parse_duration;
 
 /// Interval at which `watch` reads the cluster.

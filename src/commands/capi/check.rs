@@ -22,7 +22,7 @@ use crate::commands::output::{Closing, DocumentKind, print, table};
 use crate::commands::{now, runtime};
 use crate::config::Argument;
 use crate::store::NodeRoot;
-use crate::x509::rfc3339;
+use crate::text::rfc3339;
 use crate::yaml;
 
 #[derive(Debug, Args)]

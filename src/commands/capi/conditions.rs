@@ -14,9 +14,9 @@ use super::etcd_clients::{is_client_authority_key, without_client_authority};
 use super::secrets::{ADOPTED_TYPE, ClusterTarget, Format, Object, Purpose};
 use crate::kube::kubeconfig::{CurrentContext, Kubeconfig};
 use crate::kube::names::Authority;
+use crate::text::rfc3339;
 use crate::x509::{
     CertDifference, Certificate, Chain, ExtendedUsage, PrivateKey, TrustBundle, path_differences,
-    rfc3339,
 };
 
 /// A `metav1.Condition`.

@@ -24,9 +24,10 @@ use crate::agent::{ExitCode, Failure};
 use crate::kube::names::Authority;
 use crate::spec::policy::{KeyOwner, KeyPolicy};
 use crate::store::{AuditEvent, AuditRecord, NodeRoot};
+use crate::text::rfc3339;
 use crate::x509::{
     Certificate, CertificateAuthority, ExtendedUsage, KeyAlgorithm, KeyType, PrivateKey, PublicKey,
-    TrustBundle, rfc3339,
+    TrustBundle,
 };
 
 /// File below the state directory with certificate and private key; the certificate of the predecessor may follow.

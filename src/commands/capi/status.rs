@@ -16,7 +16,7 @@ use super::secrets::{CLUSTER_LABEL, ClusterTarget, MANAGED_BY_LABEL, MANAGED_BY_
 use super::{apply, cluster_api};
 use crate::agent::{ExitCode, Failure};
 use crate::cluster::api::{Api, ApiError, Resource};
-use crate::x509::rfc3339;
+use crate::text::rfc3339;
 
 /// The object with the conditions.
 pub(super) const CONTROL_PLANE_PKI: Resource = Resource {

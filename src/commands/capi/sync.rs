@@ -24,7 +24,8 @@ use super::secrets::{CLUSTER_LABEL, ClusterTarget, Purpose};
 use crate::agent::{ExitCode, Failure};
 use crate::cluster::api::{Api, ApiError, Resource};
 use crate::http;
-use crate::x509::{CertDifference, Certificate, Chain, TrustBundle, path_differences, rfc3339};
+use crate::text::rfc3339;
+use crate::x509::{CertDifference, Certificate, Chain, TrustBundle, path_differences};
 
 /// Annotation of a Machine with the end of validity of its certificates, RFC 3339.
 const EXPIRY_ANNOTATION: &str = "machine.cluster.x-k8s.io/certificates-expiry";

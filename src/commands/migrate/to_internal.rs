@@ -14,7 +14,8 @@ use crate::kube::names::{Authority, NodePath};
 use crate::kube::paths::MANIFESTS_DIR;
 use crate::spec::assess::Observed;
 use crate::store::{Commit, Mode, NodeRoot};
-use crate::x509::{PrivateKey, hex};
+use crate::text::hex;
+use crate::x509::PrivateKey;
 
 #[derive(Debug)]
 pub(super) struct ToInternal {

@@ -12,7 +12,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::agent::{ExitCode, Failure};
 use crate::table::TextStyle;
-use crate::x509::is_hidden;
+use crate::text::is_hidden;
 
 /// Parameters of SGR sequences that change only weight or colour and cannot hide text.
 const HARMLESS_SGR: [std::ops::RangeInclusive<u16>; 3] = [0..=4, 30..=37, 90..=97];

@@ -16,7 +16,7 @@ use crate::agent::rotation;
 use crate::agent::{Event, Progress, RunReport};
 use crate::process::interrupt;
 use crate::table::visible_line;
-use crate::x509::rfc3339;
+use crate::text::rfc3339;
 
 /// Interval at which the progress line is rewritten.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);

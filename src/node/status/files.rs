@@ -13,7 +13,8 @@ use crate::node::{KubeconfigState, NodeFile, NodeState};
 use crate::spec::assess::{self, Observed, ObservedKubeconfig};
 use crate::spec::kubeconfig_path;
 use crate::store::{FileKind, IssuedRecord, Metadata};
-use crate::x509::{Certificate, Chain, PrivateKey, PublicKey, TrustBundle, hex};
+use crate::text::hex;
+use crate::x509::{Certificate, Chain, PrivateKey, PublicKey, TrustBundle};
 
 /// One file of a row.
 #[derive(Clone)]

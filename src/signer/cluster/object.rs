@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use crate::kube::names::CertName;
 use crate::signer::server::MAX_QUOTED;
 use crate::signer::{NodeIdentity, Request, printable};
-use crate::x509::hex;
+use crate::text::hex;
 
 /// Length of an RFC 1123 subdomain, the API's limit for names of objects.
 const MAX_NAME_LENGTH: usize = 253;

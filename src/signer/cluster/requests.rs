@@ -15,7 +15,7 @@ use crate::signer::server::MAX_QUOTED;
 use crate::signer::{
     Answer, FailureClass, Memory, Request, SignerError, Site, Ticket, printable, server,
 };
-use crate::x509::hex;
+use crate::text::hex;
 
 /// Name under which the salt is stored.
 const SALT_FILE: &str = "salt";

@@ -22,7 +22,8 @@ use crate::signer::{
     Answer, Config, CurrentCertificate, Memory, Programs, Request, Signer, SignerError, SignerKind,
     Site,
 };
-use crate::x509::{Chain, ExtendedUsage, KeyAlgorithm, TrustBundle, is_hidden, satisfies};
+use crate::text::is_hidden;
+use crate::x509::{Chain, ExtendedUsage, KeyAlgorithm, TrustBundle, satisfies};
 use crate::yaml::{self, Field, Walk};
 
 const CA_CRT: &str = include_str!("../../../tests/fuzz/material/ca.crt");

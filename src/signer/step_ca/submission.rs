@@ -8,7 +8,7 @@ use super::StepCa;
 use super::token::{self, Credential, Terms};
 use crate::signer::server::{SignerServer, signing};
 use crate::signer::{FailureClass, Request, RequestedCertificate, SignerError};
-use crate::x509::hex;
+use crate::text::hex;
 use crate::yaml::schema::SecretFile;
 
 /// A token to be sent.

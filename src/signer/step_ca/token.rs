@@ -21,7 +21,8 @@ use super::super::shell::quoted;
 use super::super::{
     FailureClass, NodeIdentity, Request, RequestedCertificate, SignerError, printable,
 };
-use crate::x509::{Chain, ExtendedUsage, PrivateKey, hex, rfc3339};
+use crate::text::{hex, rfc3339};
+use crate::x509::{Chain, ExtendedUsage, PrivateKey};
 use crate::yaml::Field;
 use crate::yaml::schema::{SecretFile, ValueForm};
 use crate::yaml::settings::{one_of, settings};

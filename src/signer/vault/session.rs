@@ -18,7 +18,7 @@ use super::api::{VaultApi, said, segments};
 use super::{AppRole, CertificateLogin, JwtLogin, KubernetesLogin, VaultAuth};
 use crate::http::{Call, HttpResponse};
 use crate::signer::{FailureClass, Memory, SignerError};
-use crate::x509::hex;
+use crate::text::hex;
 
 /// Names under which data is stored.
 const TOKEN_FILE: &str = "token";

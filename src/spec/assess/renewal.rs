@@ -9,7 +9,8 @@ use time::OffsetDateTime;
 
 use super::Action;
 use crate::spec::schedule::{self, CertLife, DueState, Rotation, Wait, length_in_words};
-use crate::x509::{Chain, TrustBundle, rfc3339};
+use crate::text::rfc3339;
+use crate::x509::{Chain, TrustBundle};
 
 /// Longest time by which signers backdate `not_before`, other than by copying it from the CA certificate.
 const MAX_BACKDATE: time::Duration = time::Duration::days(1);

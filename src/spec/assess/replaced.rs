@@ -11,9 +11,9 @@
 use time::OffsetDateTime;
 
 use crate::kube::names::{Authority, CertName};
+use crate::text::{hex, rfc3339};
 use crate::x509::{
-    Certificate, Chain, TrustBundle, certificates_of, descends_from, hex, is_same_authority,
-    rfc3339,
+    Certificate, Chain, TrustBundle, certificates_of, descends_from, is_same_authority,
 };
 
 /// One certificate of an authority, present or absent, as evidence.

@@ -10,7 +10,7 @@ use super::{
     AuthorityRotation, BegunPhase, NodeProof, NodeProofs, RotationPhase, TokenWait,
     UnmetRequirement,
 };
-use crate::x509::rfc3339;
+use crate::text::rfc3339;
 
 /// What the leader does now.
 #[derive(Clone, Debug, PartialEq, Eq)]

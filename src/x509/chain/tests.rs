@@ -4,7 +4,7 @@ use time::macros::datetime;
 
 use super::*;
 use crate::x509::der_encoding::{der, sequence};
-use crate::x509::text::encode_pem;
+use crate::x509::pem::encode_pem;
 use crate::x509::{CertificateAuthority, KeyAlgorithm, PrivateKey};
 
 fn authority(name: &str) -> String {

@@ -8,7 +8,7 @@ use pkcs8::{AlgorithmIdentifierRef, EncryptedPrivateKeyInfoRef, PrivateKeyInfoRe
 use zeroize::Zeroizing;
 
 use super::{Curve, KeyError, KeySigner, KeyType, OID_EC, OID_RSA, PrivateKey};
-use crate::x509::text::{encode_pem, pem_blocks};
+use crate::x509::pem::{encode_pem, pem_blocks};
 
 const LABEL: &str = "ENCRYPTED PRIVATE KEY";
 /// Iterations of PBKDF2, which take half a second of CPU time. scrypt is more resistant to guessing, but less widely

@@ -17,8 +17,8 @@ use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use zeroize::Zeroizing;
 
-use super::super::text::printable;
 use super::{Curve, KeyAlgorithm, KeyError, KeySigner, KeyType, PrivateKey, PublicKey};
+use crate::text::printable;
 
 /// The reason why a text is not a usable private key. It never contains key material.
 #[derive(Debug, thiserror::Error)]

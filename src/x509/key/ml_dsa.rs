@@ -122,8 +122,8 @@ mod tests {
     use rustls_pki_types::alg_id;
 
     use super::*;
+    use crate::x509::pem::encode_pem;
     use crate::x509::signature::has_signature_of;
-    use crate::x509::text::encode_pem;
 
     #[test]
     fn signs_with_each_parameter_set() {

@@ -6,8 +6,8 @@ use x509_parser::der_parser::oid::Oid;
 use x509_parser::objects::{oid_registry, oid2abbrev};
 
 use super::NOT_DER;
+use crate::text::printable;
 use crate::x509::der::{DerReader, Element, oid_text, tag};
-use crate::x509::text::printable;
 
 /// One attribute of a distinguished name: the content of its type, and its value as Go decodes it.
 pub(in crate::x509) struct Attribute<'a> {

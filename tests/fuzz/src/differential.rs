@@ -6,9 +6,8 @@
 
 use nodepki::kube::kubeconfig::Kubeconfig;
 use nodepki::x509::fuzz::pem_of;
-use nodepki::x509::{
-    Certificate, Chain, CsrContent, DistinguishedName, PrivateKey, PublicKey, RevocationList, hex,
-};
+use nodepki::text::hex;
+use nodepki::x509::{Certificate, Chain, CsrContent, DistinguishedName, PrivateKey, PublicKey, RevocationList};
 use nodepki::yaml::{self, Node, NodeKind};
 use serde_json::{Value, json};
 

@@ -8,7 +8,8 @@ use nodepki::kube::names::Authority;
 use nodepki::spec::authority_rotation::{
     AuthorityRotation, RotatedCa, RotationPhase, RotationVersion,
 };
-use nodepki::x509::{certificates_of, hex};
+use nodepki::text::hex;
+use nodepki::x509::certificates_of;
 use serde_json::{Value, json};
 
 use super::control_plane::ControlPlane;

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use nodepki::x509::hex;
+use nodepki::text::hex;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha512};
 

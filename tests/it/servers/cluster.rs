@@ -23,7 +23,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 
 use nodepki::kube::kubeconfig::Kubeconfig;
-use nodepki::x509::{TrustBundle, hex};
+use nodepki::text::hex;
+use nodepki::x509::TrustBundle;
 use serde_json::{Value, json};
 
 use super::{Server, SharedServer, bin, own_dir};

@@ -3,7 +3,8 @@
 use time::OffsetDateTime;
 
 use super::{Evidence, fingerprint, is_root, named};
-use crate::x509::{Certificate, rfc3339};
+use crate::text::rfc3339;
+use crate::x509::Certificate;
 
 /// Result of the selection.
 #[derive(Debug, PartialEq, Eq)]

@@ -20,7 +20,8 @@ use crate::commands::migrate::to_external::keys_records;
 use crate::kube::names::Authority;
 use crate::process::failpoint;
 use crate::store::NodeRoot;
-use crate::x509::{PrivateKey, hex};
+use crate::text::hex;
+use crate::x509::PrivateKey;
 
 /// Entry in which Cluster API reads the key of an authority.
 const KEY_ENTRY: &str = "tls.key";

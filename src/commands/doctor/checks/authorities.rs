@@ -10,7 +10,8 @@ use crate::node::status::{FileStatus, Trouble};
 use crate::spec::assess::{COPY_SERVICE_ACCOUNT, ReplacedCa, shared_authorities};
 use crate::spec::compliance::{self, FoundKey, KeyUse, PolicyDifference};
 use crate::spec::policy::KeyOwner;
-use crate::x509::{KeyAlgorithm, KeyType, hex, rfc3339};
+use crate::text::{hex, rfc3339};
+use crate::x509::{KeyAlgorithm, KeyType};
 
 pub(super) fn key_on_disk(picture: &Picture) -> Vec<CheckNote> {
     let present = picture.authorities.iter().filter(|(_, authority)| {

@@ -9,7 +9,7 @@ use crate::agent::load;
 use crate::kube::paths::KUBERNETES_DIR;
 use crate::node::status::{NodeRole, Trouble, UnregisteredCertificate};
 use crate::store::{STATE_DIR, UnfinishedWork};
-use crate::x509::rfc3339;
+use crate::text::rfc3339;
 
 pub(super) fn unusable(picture: &Picture) -> Vec<CheckNote> {
     let faults = picture.configuration.faults.iter();

@@ -11,7 +11,7 @@ use crate::kube::paths::{ADMIN_CONF, SUPER_ADMIN_CONF};
 use crate::node::status::{CertStatus, Trouble};
 use crate::spec::CertFiles;
 use crate::spec::assess::Observed;
-use crate::x509::rfc3339;
+use crate::text::rfc3339;
 
 const BOOTSTRAP_OR_INIT_PHASE: &str = "run `nodepki bootstrap`, which writes a new one; with the CA key on this node also kubeadm init phase kubeconfig";
 const RESTART: &str = "run `nodepki bootstrap`, which writes a new one, then restart the static pod that mounts it, since the pod still has the empty file";

@@ -8,7 +8,8 @@ use crate::kube::names::{Authority, CertName};
 use crate::node::status::{CertStatus, FileStatus, RowState, Trouble};
 use crate::spec::SYSTEM_MASTERS;
 use crate::spec::assess::{Action, COPY_SERVICE_ACCOUNT, differences_from_spec};
-use crate::x509::{CertDifference, path_differences, rfc3339};
+use crate::text::rfc3339;
+use crate::x509::{CertDifference, path_differences};
 
 const BOOTSTRAP_OR_RENEW: &str = "run `nodepki bootstrap`, which issues a new one (if no signer is reachable, `nodepki csr export DIR`); with the CA key on this node also kubeadm certs renew";
 

@@ -2,7 +2,7 @@
 
 use super::catalogue::CHECKS;
 use super::finding::Diagnosis;
-use crate::x509::is_hidden;
+use crate::text::is_hidden;
 
 /// Returns the findings by descending severity.
 pub fn table(diagnosis: &Diagnosis) -> String {

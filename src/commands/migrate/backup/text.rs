@@ -10,7 +10,8 @@ use zeroize::Zeroizing;
 
 use crate::kube::names::Authority;
 use crate::signer::NodeIdentity;
-use crate::x509::{KeyError, PrivateKey, hex, rfc3339};
+use crate::text::{hex, rfc3339};
+use crate::x509::{KeyError, PrivateKey};
 
 /// Minimum number of characters. Shorter passphrases can be found by trial.
 const MIN_CHARACTERS: usize = 16;

@@ -1,8 +1,6 @@
-//! Text forms: PEM, hexadecimal, times, and escaping of text from outside.
+//! Text that every room writes alike: hexadecimal, times, and characters from outside that a terminal must not see.
 
 use time::OffsetDateTime;
-
-use super::content::wide_encoding;
 
 /// Returns true for a character that is invisible or changes how a terminal displays others: controls, direction marks,
 /// zero-width characters, annotations and tags.
@@ -13,7 +11,7 @@ pub(crate) fn is_hidden(c: char) -> bool {
 }
 
 /// Escapes hidden characters, so that text from outside is safe for a terminal and a log.
-pub(super) fn printable(text: &str) -> String {
+pub(crate) fn printable(text: &str) -> String {
     text.chars()
         .flat_map(|c| {
             if is_hidden(c) {
@@ -23,22 +21,6 @@ pub(super) fn printable(text: &str) -> String {
             }
         })
         .collect()
-}
-
-/// Returns the blocks of PEM text. The error quotes labels of the text.
-pub(super) fn pem_blocks(text: &[u8]) -> Result<Vec<pem::Pem>, String> {
-    if let Some(encoding) = wide_encoding(text) {
-        return Err(format!(
-            "it is in {encoding} (iconv -f {encoding} -t UTF-8 FILE > NEW converts it)"
-        ));
-    }
-    pem::parse_many(text).map_err(|error| printable(&error.to_string()))
-}
-
-/// Encodes PEM like Go: with LF line ends and a final newline.
-pub(super) fn encode_pem(label: &str, der: &[u8]) -> String {
-    let config = pem::EncodeConfig::new().set_line_ending(pem::LineEnding::LF);
-    pem::encode_config(&pem::Pem::new(label, der), config)
 }
 
 /// Encodes lower-case hexadecimal without separators.
