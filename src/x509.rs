@@ -25,6 +25,7 @@ pub mod fuzz;
 mod key;
 mod lifetime;
 mod lineage;
+mod memory;
 mod path;
 mod pem;
 mod policies;

@@ -3,14 +3,11 @@
 //! A run verifies the same certificate several times: in its survey, while it builds the path, and once more in webpki. A
 //! digest of everything that the result depends on takes far less time than a verification.
 
-use std::collections::HashSet;
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::LazyLock;
 
 use rustls_pki_types::{AlgorithmIdentifier, InvalidSignature, SignatureVerificationAlgorithm};
-use sha2::{Digest, Sha256};
 
-/// Number of signatures after which the memory is cleared.
-const CAPACITY: usize = 4096;
+use crate::x509::memory::Memory;
 
 /// webpki's algorithms. Each verifies a valid signature once.
 pub(in crate::x509) static ALGORITHMS: LazyLock<Vec<&'static dyn SignatureVerificationAlgorithm>> =
@@ -24,8 +21,7 @@ pub(in crate::x509) static ALGORITHMS: LazyLock<Vec<&'static dyn SignatureVerifi
             .collect()
     });
 
-/// Digests of the valid signatures.
-static VALID: LazyLock<Mutex<HashSet<[u8; 32]>>> = LazyLock::new(Mutex::default);
+static VALID: Memory = Memory::new();
 
 #[derive(Debug)]
 struct Remembering(&'static dyn SignatureVerificationAlgorithm);
@@ -37,18 +33,17 @@ impl SignatureVerificationAlgorithm for Remembering {
         message: &[u8],
         signature: &[u8],
     ) -> Result<(), InvalidSignature> {
-        let digest = self.digest([public_key, message, signature]);
-        let valid = || VALID.lock().unwrap_or_else(PoisonError::into_inner);
-        if valid().contains(&digest) {
-            return Ok(());
-        }
-        self.0.verify_signature(public_key, message, signature)?;
-        let mut valid = valid();
-        if valid.len() >= CAPACITY {
-            valid.clear();
-        }
-        valid.insert(digest);
-        Ok(())
+        let (key, signed) = (self.public_key_alg_id(), self.signature_alg_id());
+        let parts = [
+            key.as_ref(),
+            signed.as_ref(),
+            public_key,
+            message,
+            signature,
+        ];
+        VALID.verify_once(&parts, || {
+            self.0.verify_signature(public_key, message, signature)
+        })
     }
 
     fn public_key_alg_id(&self) -> AlgorithmIdentifier {
@@ -57,19 +52,6 @@ impl SignatureVerificationAlgorithm for Remembering {
 
     fn signature_alg_id(&self) -> AlgorithmIdentifier {
         self.0.signature_alg_id()
-    }
-}
-
-impl Remembering {
-    /// Returns a digest of this algorithm and of its arguments, each with its length.
-    fn digest(&self, arguments: [&[u8]; 3]) -> [u8; 32] {
-        let (key, signature) = (self.public_key_alg_id(), self.signature_alg_id());
-        let mut digest = Sha256::new();
-        for part in [key.as_ref(), signature.as_ref()].iter().chain(&arguments) {
-            digest.update((part.len() as u64).to_be_bytes());
-            digest.update(part);
-        }
-        digest.finalize().into()
     }
 }
 

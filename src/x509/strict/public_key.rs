@@ -8,6 +8,7 @@ use aws_lc_rs::signature::{
 use super::{NOT_DER, Result, algorithm, field};
 use crate::x509::der::{DerReader, oid_text, tag};
 use crate::x509::key::ml_dsa;
+use crate::x509::memory::Memory;
 
 pub(super) const OID_RSA: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 1, 1];
 pub(super) const OID_EC: &[u8] = &[0x2a, 0x86, 0x48, 0xce, 0x3d, 2, 1];
@@ -77,6 +78,9 @@ fn ml_dsa_key(parameters: &[u8], key: &[u8], bytes: usize) -> Result<Option<&'st
     Ok(None)
 }
 
+/// Points that are on their curves.
+static POINTS: Memory = Memory::new();
+
 fn ec_key(parameters: &[u8], point: &[u8]) -> Result<Option<&'static str>> {
     let wrong = |problem: &str| field("public key", problem);
     let curve: &'static dyn VerificationAlgorithm = match DerReader::new(parameters).oid() {
@@ -91,8 +95,11 @@ fn ec_key(parameters: &[u8], point: &[u8]) -> Result<Option<&'static str>> {
         }
         None => return Err(wrong("it does not name its curve")),
     };
+    let is_on_curve = POINTS.verify_once(&[parameters, point], || {
+        ParsedPublicKey::new(curve, point).map(drop)
+    });
     // Go does not support compressed points.
-    if point.first() != Some(&4) || ParsedPublicKey::new(curve, point).is_err() {
+    if point.first() != Some(&4) || is_on_curve.is_err() {
         return Err(wrong("it is not an uncompressed point of its curve"));
     }
     Ok(None)
