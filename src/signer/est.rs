@@ -462,6 +462,7 @@ impl Est {
             ticket,
             after,
             note,
+            is_uniform: false,
         })
     }
 

@@ -7,7 +7,7 @@ use crate::agent::SurveyedCert;
 use crate::kube::names::{Authority, CertName};
 use crate::node::status::{CertStatus, FileStatus, RowState, Trouble};
 use crate::spec::SYSTEM_MASTERS;
-use crate::spec::assess::{Action, COPY_SERVICE_ACCOUNT, differences_from_spec};
+use crate::spec::assess::{Action, COPY_SERVICE_ACCOUNT, differences_from_spec, joined};
 use crate::x509::{CertDifference, path_differences, rfc3339};
 
 const BOOTSTRAP_OR_RENEW: &str = "run `nodepki bootstrap`, which issues a new one (if no signer is reachable, `nodepki csr export DIR`); with the CA key on this node also kubeadm certs renew";
@@ -330,7 +330,7 @@ fn waiting_for_renewal(cert: &SurveyedCert) -> Option<CheckNote> {
         CheckNote::warning(
             format!(
                 "{name}: {}; the next renewal{at} corrects this",
-                at_renewal.join("; ")
+                joined(at_renewal)
             ),
             format!("wait, or run `nodepki renew --name {name}`; rotation.onPolicyChange: now does not wait"),
         )
