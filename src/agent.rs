@@ -66,10 +66,12 @@ pub use proof::{
 };
 pub use provided::{Provided, ProvidedBundle, ProvidedFile, ServiceAccount};
 pub use renew::{RenewalNeed, RenewalVerdict, Renewed, Scope, look, needs_renewal, renew};
-pub use report::{ReportRow, RowAction, RunReport};
+pub use report::{ReportRow, RowAction, RowReason, RunReport};
+pub use request::PendingReason;
 pub use revocation::update_revocations;
 pub use survey::{
-    ServiceAccountAction, Survey, SurveyedBundle, SurveyedCert, TrustFile, TrustSource, survey,
+    ServiceAccountAction, ServiceAccountFault, Survey, SurveyRefusal, SurveyedBundle, SurveyedCert,
+    TrustFile, TrustSource, survey,
 };
 
 pub(crate) use failure::signer_code;
@@ -395,7 +397,7 @@ async fn bootstrap_in(
     let mut survey = setup.survey(store.root(), clock())?;
     survey.notes.extend(notes);
     if !survey.refusals.is_empty() {
-        return Err(Failure::with_messages(ExitCode::Refused, survey.refusals));
+        return Err(survey.refused());
     }
     if survey.is_settled() {
         return Ok(report::settled(setup, survey));

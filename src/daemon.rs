@@ -30,6 +30,7 @@ use crate::agent::{self, Clock, ExitCode, Failure, Progress, Scope};
 use crate::config::{Argument, FRAGMENT_DIRECTORIES, MAIN_FILE};
 use crate::process::confine::Rights;
 use crate::signer::Carry;
+use crate::spec::assess::joined;
 use crate::spec::{CertFiles, KubeconfigCredentials, credentials};
 use crate::store::{self, CLUSTER_POLICY, NodeRoot};
 
@@ -369,7 +370,7 @@ impl<S: Surroundings> Daemon<'_, S> {
                 self.surroundings
                     .accept_own_writes(self.root, &report.written);
                 for row in report.rows.iter().filter(|row| row.code.is_some()) {
-                    tracing::warn!(list = row.name, "{}: {}", row.name, row.reasons.join("; "));
+                    tracing::warn!(list = row.name, "{}: {}", row.name, joined(&row.reasons));
                 }
                 ListRefresh {
                     exist: !report.rows.is_empty(),

@@ -171,6 +171,8 @@ pub enum Answer {
         after: Option<Duration>,
         /// The reason for the wait, for the log and `status`.
         note: String,
+        /// Whether all requests wait for the same: the note differs only in the name of the request.
+        is_uniform: bool,
     },
     /// Refused by an administrator or a policy. Final until an administrator intervenes.
     Denied {
@@ -487,6 +489,15 @@ pub struct SignerError {
     /// Cause.
     #[source]
     pub source: Option<Box<dyn std::error::Error + Send + Sync>>,
+}
+
+/// The sources are not compared.
+impl PartialEq for SignerError {
+    fn eq(&self, other: &Self) -> bool {
+        let parts = |error: &Self| (error.class, error.machine_fault);
+        parts(self) == parts(other)
+            && (&self.detail, &self.advice) == (&other.detail, &other.advice)
+    }
 }
 
 impl SignerError {

@@ -275,7 +275,8 @@ fn examine_certificates(
             let of_group = specs
                 .iter()
                 .filter(|spec| names.contains(&spec.name().as_str()));
-            let omissions = of_group.filter_map(|spec| super::report::omission(spec));
+            let omissions =
+                of_group.filter_map(|spec| Some(super::report::omission(spec)?.to_string()));
             let fix: Vec<String> = std::iter::once(rejection.advice).chain(omissions).collect();
             ExaminationVerdict::Failed {
                 code: ExitCode::Configuration,

@@ -94,7 +94,30 @@ pub struct FailureMessage {
     advice: Option<String>,
 }
 
+impl PartialEq for FailureMessage {
+    fn eq(&self, other: &Self) -> bool {
+        let is_same_cause = match (&self.cause, &other.cause) {
+            (Some(one), Some(other)) => Rc::ptr_eq(one, other),
+            (one, other) => one.is_none() && other.is_none(),
+        };
+        is_same_cause && (&self.what, &self.advice) == (&other.what, &other.advice)
+    }
+}
+
 impl FailureMessage {
+    /// Returns whether two messages differ at most in the files that could not be used.
+    pub(super) fn has_same_cause(&self, other: &FailureMessage) -> bool {
+        let class = |message: &FailureMessage| {
+            let error = message
+                .cause
+                .as_deref()?
+                .downcast_ref::<store::StoreError>()?;
+            Some(error.class())
+        };
+        let is_same_class = class(self).is_some() && class(self) == class(other);
+        self == other || is_same_class && self.what == other.what
+    }
+
     /// Adds the file, or another place, in which the failure occurred.
     #[must_use]
     pub fn at(mut self, place: impl fmt::Display) -> Self {

@@ -13,23 +13,23 @@ use super::request::{RequestOutcome, life_of};
 use super::survey::Rotating;
 use super::{
     Event, ExitCode, Failure, Outcomes, Progress, ProvidedBundle, ProvidedFile, ReportRow,
-    RowAction, RunReport, RunSetup, ServiceAccountAction, Survey, SurveyedBundle, SurveyedCert,
-    audit, report, sentence,
+    RowAction, RowReason, RunReport, RunSetup, ServiceAccountAction, Survey, SurveyedBundle,
+    SurveyedCert, audit, report, sentence,
 };
 use crate::kube::components::ReplacedFile;
 use crate::kube::names::{Authority, CertName};
 use crate::process::failpoint;
 use crate::signer::Request;
 use crate::spec::assess::{
-    Action, Age, Observed, ObservedCert, ObservedKubeconfig, beyond_authority,
-    with_unread_attributes,
+    Action, Age, CertNote, CertReason, Observed, ObservedCert, ObservedKubeconfig,
+    beyond_authority, with_unread_attributes,
 };
 use crate::spec::schedule::due_at;
 use crate::spec::{BundleCopy, CertFiles, CertSpec, ServiceAccountSpec};
 use crate::store::{
     AuditEvent, AuditRecord, Commit, Committed, IssuedRecord, Mode, NodeRoot, Slot, Store,
 };
-use crate::text::{hex, rfc3339};
+use crate::text::hex;
 use crate::x509::{Chain, Lifetime, PrivateKey, PublicKey, TrustBundle};
 
 use output::{CertMaterial, FoundFiles, accepted_until};
@@ -82,7 +82,7 @@ pub(super) async fn install(
         work.service_account_change(setup, spec, action, generated)?;
     }
     if rotating.is_some() {
-        let refused = survey.service_account_refused.as_deref();
+        let refused = survey.service_account_refused.as_ref();
         work.rows
             .extend(report::refused_service_account(setup, refused));
     }
@@ -144,7 +144,7 @@ fn unsigned_event(name: CertName, signer: &str, outcome: &RequestOutcome) -> Opt
         RequestOutcome::Pending(why) => Event::Pending {
             name,
             signer,
-            why: why.clone(),
+            why: why.to_string(),
         },
         RequestOutcome::Denied(why) => Event::Refused {
             name,
@@ -327,7 +327,7 @@ impl<'a> CommitWork<'a> {
                 && !is_separate(&row.name)
             {
                 row.action = RowAction::Failed;
-                row.reasons = failure.texts();
+                row.reasons = RowReason::of_failure(failure);
                 row.code = Some(failure.code);
             }
         }
@@ -342,7 +342,7 @@ impl<'a> CommitWork<'a> {
         let Some(trusted) = self.trust.get(&authority) else {
             return;
         };
-        if bundle.in_place && bundle.refused.is_none() && !bundle.is_settled() {
+        if bundle.in_place && bundle.refused.is_empty() && !bundle.is_settled() {
             self.copies(&bundle.outdated_copies, trusted);
             self.rows.push(ReportRow {
                 reasons: report::copy_reasons(&bundle.outdated_copies),
@@ -390,7 +390,7 @@ impl<'a> CommitWork<'a> {
         let is_whole = !self.incomplete.contains_key(&cert.spec.authority());
         let still_serves = cert.still_serves(Some(trusted), self.now);
         let urgent = cert.urgent && self.rotating.is_some();
-        let remarks = cert.remarks();
+        let remarks = report::remarks(&cert);
         let SurveyedCert {
             spec,
             found,
@@ -415,7 +415,8 @@ impl<'a> CommitWork<'a> {
                 }),
             ) if is_whole => {
                 if still_serves && let Some(old) = found.chain.present() {
-                    reasons.extend(self.rotating.and(copies_note(&spec, old)));
+                    let note = self.rotating.and(copies_note(&spec, old));
+                    reasons.extend(note.map(CertReason::Note));
                 }
                 let signed = SignedCertificate {
                     chain,
@@ -425,6 +426,7 @@ impl<'a> CommitWork<'a> {
                 self.install_signed(&spec, trusted, found, signed, keep_key, reasons)?
             }
             (Action::Rewrite { reasons }, _) if is_whole => {
+                let reasons = report::planned_reasons(&reasons);
                 let row = report::cert_row(&spec, RowAction::Rewritten, reasons, chain);
                 self.rewrite(&spec, trusted, found)?;
                 row
@@ -433,12 +435,15 @@ impl<'a> CommitWork<'a> {
                 let row = match outcome {
                     Some(RequestOutcome::Signed { .. }) => {
                         let reason = self.held_back_reason(spec.authority());
-                        report::waiting_row(&spec, reason, still_serves, chain)
+                        report::waiting_row(&spec, vec![reason], still_serves, chain)
                     }
                     Some(outcome) => {
                         report::failed_row(&spec, outcome, still_serves, urgent, chain)
                     }
-                    None => report::waiting_row(&spec, reasons.join("; "), still_serves, chain),
+                    None => {
+                        let reasons = report::planned_reasons(&reasons);
+                        report::waiting_row(&spec, reasons, still_serves, chain)
+                    }
                 };
                 let name = spec.name();
                 let expiring = row.not_after;
@@ -447,7 +452,8 @@ impl<'a> CommitWork<'a> {
                 row
             }
             (Action::Rewrite { reasons }, _) => {
-                report::waiting_row(&spec, reasons.join("; "), still_serves, chain)
+                let reasons = report::planned_reasons(&reasons);
+                report::waiting_row(&spec, reasons, still_serves, chain)
             }
         };
         self.rows.push(row);
@@ -462,7 +468,7 @@ impl<'a> CommitWork<'a> {
         found: ObservedCert,
         signed: SignedCertificate,
         keep_key: bool,
-        reasons: Vec<String>,
+        reasons: Vec<CertReason>,
     ) -> Result<ReportRow, Failure> {
         let SignedCertificate {
             chain,
@@ -489,11 +495,15 @@ impl<'a> CommitWork<'a> {
             record,
             renewed,
         });
-        if let Lifetime::Differs(note) = life_of(&chain, spec, self.now) {
-            reasons.push(note);
-        }
-        reasons.extend(beyond_authority(&chain, trusted));
-        reasons.extend(with_unread_attributes(&chain));
+        let lifetime = match life_of(&chain, spec, self.now) {
+            Lifetime::Differs { lives, asked } => Some(CertNote::OtherLifetime { lives, asked }),
+            _ => None,
+        };
+        let notes = lifetime
+            .into_iter()
+            .chain(beyond_authority(&chain, trusted))
+            .chain(with_unread_attributes(&chain));
+        reasons.extend(notes.map(RowReason::Note));
         Ok(ReportRow {
             due,
             ..report::cert_row(spec, action, reasons, Some(&chain))
@@ -549,13 +559,11 @@ impl<'a> CommitWork<'a> {
     }
 
     /// Returns why a signed certificate of an incomplete authority is not installed.
-    fn held_back_reason(&self, authority: Authority) -> String {
-        let missing = self.incomplete.get(&authority).into_iter().flatten();
-        let missing: Vec<&str> = missing.map(|name| name.as_str()).collect();
-        format!(
-            "signed; it is installed together with the other certificates of {authority} (missing: {})",
-            missing.join(", ")
-        )
+    fn held_back_reason(&self, authority: Authority) -> RowReason {
+        RowReason::WaitsForOthers {
+            authority,
+            missing: self.incomplete.get(&authority).cloned().unwrap_or_default(),
+        }
     }
 
     /// Returns the report's word for a new certificate, and the time when it is due for renewal.
@@ -577,7 +585,7 @@ impl<'a> CommitWork<'a> {
             Some(_) if keep_key => RowAction::Renewed,
             Some(_) => RowAction::Rekeyed,
         };
-        (word, Some(due_at(&age.life, rotation, node).0))
+        (word, Some(due_at(&age.life, rotation, node).at))
     }
 
     fn service_account_change(
@@ -722,14 +730,10 @@ fn row_without_authority(cert: SurveyedCert, outcome: Option<RequestOutcome>) ->
 
 /// Returns a note on a replaced administrator kubeconfig: administrators keep copies, and the old certificate is not
 /// revoked.
-fn copies_note(spec: &CertSpec, old: &Chain) -> Option<String> {
-    matches!(spec.name(), CertName::AdminConf | CertName::SuperAdminConf).then(|| {
-        format!(
-            "copies of the old {} work until {}; distribute new ones by then",
-            spec.name(),
-            rfc3339(old.leaf().not_after())
-        )
-    })
+fn copies_note(spec: &CertSpec, old: &Chain) -> Option<CertNote> {
+    let (name, until) = (spec.name(), old.leaf().not_after());
+    let is_copied = matches!(name, CertName::AdminConf | CertName::SuperAdminConf);
+    is_copied.then_some(CertNote::OldCopies { name, until })
 }
 
 fn record(chain: &Chain, now: OffsetDateTime) -> IssuedRecord {

@@ -48,7 +48,7 @@ pub async fn export_requests(
     }
     let mut survey = setup.survey(root, clock())?;
     if !survey.refusals.is_empty() {
-        return Err(Failure::with_messages(ExitCode::Refused, survey.refusals));
+        return Err(survey.refused());
     }
     require_room(store.root(), &setup, &survey)?;
     // The service-account pair is not signed: the import generates it, and a pair generated here would be discarded.
@@ -302,6 +302,7 @@ impl Offline {
             ticket,
             after: None,
             note,
+            is_uniform: true,
         })
     }
 }

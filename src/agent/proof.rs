@@ -16,7 +16,7 @@ use super::survey::{Survey, SurveyedCert};
 use super::{Clock, ExitCode, Failure, Progress, RunSetup, same_authority, signer_failure};
 use crate::kube::names::Authority;
 use crate::signer::SignerKind;
-use crate::spec::assess::Action;
+use crate::spec::assess::{Action, joined};
 use crate::store::{Commit, Slot, Store};
 use crate::x509::{CertDifference, Certificate, TrustBundle, certificates_of, path_differences};
 
@@ -64,7 +64,7 @@ pub fn unverified(
     match &cert.action {
         Action::Issue { reasons } | Action::Rewrite { reasons } => Some(format!(
             "{}; run nodepki bootstrap, which corrects this, then run this command again",
-            reasons.join("; ")
+            joined(reasons)
         )),
         Action::Refuse { .. } => None,
         Action::Keep { .. } => {

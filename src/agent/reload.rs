@@ -45,7 +45,9 @@ use std::time::Duration;
 use time::OffsetDateTime;
 use tokio::time::{Instant, sleep};
 
-use crate::agent::{self, Clock, ExitCode, Failure, Progress, ReportRow, RowAction, audit};
+use crate::agent::{
+    self, Clock, ExitCode, Failure, Progress, ReportRow, RowAction, RowReason, audit,
+};
 use crate::config::reload::Reload;
 use crate::config::{PodRestart, Settings};
 use crate::kube::components::{Component, ReplacedFile};
@@ -147,7 +149,7 @@ impl From<ReloadOutcome> for ReportRow {
         ReportRow {
             name: outcome.what,
             action: outcome.state.action(),
-            reasons: vec![outcome.detail],
+            reasons: vec![RowReason::Restart(outcome.detail)],
             code: Some(outcome.state.code()).filter(|code| *code != ExitCode::Done),
             ..ReportRow::default()
         }

@@ -9,7 +9,7 @@ use std::path::Path;
 use serde::Serialize;
 use time::{Duration, OffsetDateTime};
 
-use super::survey::Rotating;
+use super::survey::{Rotating, ServiceAccountFault, SurveyRefusal};
 use super::{
     Clock, ExitCode, Failure, Progress, RequestRun, RunReport, RunSetup, ServiceAccountAction,
     Survey, install, open_store, report, revocation, room_for, written,
@@ -18,7 +18,7 @@ use crate::kube::components::ReplacedFile;
 use crate::kube::names::{Authority, CertName};
 use crate::node::NodeState;
 use crate::signer::Renewal;
-use crate::spec::assess::{Action, COPY_SERVICE_ACCOUNT, Observed, RenewalCause};
+use crate::spec::assess::{Action, BundleRefusal, CertRefusal, Observed, RenewalCause, joined};
 use crate::spec::schedule;
 use crate::store::{NodeRoot, RestartState, Slot, Unsettled};
 use crate::text::rfc3339;
@@ -216,37 +216,35 @@ fn report_service_account(setup: &RunSetup, scope: &Scope, survey: &mut Survey) 
     let fault = service_account_fault(setup, survey);
     survey
         .refusals
-        .retain(|refusal| fault.as_ref() != Some(refusal));
+        .retain(|refusal| !matches!(refusal, SurveyRefusal::ServiceAccount(_)));
     if scope.is_of_node() {
         survey.service_account_refused = fault
     } else {
-        survey.service_account_refused = None;
-        survey.notes.extend(fault);
+        survey.notes.extend(fault.map(|fault| fault.to_string()));
     }
 }
 
 /// Refuses the certificates of an authority that was refused, and no others. A bootstrap stops at any refusal; here the
 /// remaining refusals become notes, each reported once.
 fn refuse_per_authority(survey: &mut Survey) {
-    survey.notes.append(&mut survey.refusals);
     let bundles = survey.bundles.iter();
-    let refused: BTreeMap<Authority, String> = bundles
-        .filter_map(|bundle| Some((bundle.spec.authority, bundle.refused.clone()?)))
+    let refused: BTreeMap<Authority, Vec<BundleRefusal>> = bundles
+        .filter(|bundle| !bundle.refused.is_empty())
+        .map(|bundle| (bundle.spec.authority, bundle.refused.clone()))
         .collect();
-    let certs = &survey.certs;
-    survey.notes.retain(|note| {
-        let is_of_cert =
-            |action: &Action| matches!(action, Action::Refuse { reason } if reason == note);
-        !certs.iter().any(|cert| is_of_cert(&cert.action))
-            && !refused
-                .values()
-                .any(|reason| reason.contains(note.as_str()))
-    });
+    let has_row = |refusal: &SurveyRefusal| match refusal {
+        SurveyRefusal::Bundle(authority, _) => refused.contains_key(authority),
+        SurveyRefusal::Certificate(name, _) => survey.cert(*name).is_some(),
+        _ => false,
+    };
+    let notes = survey.refusals.iter().filter(|refusal| !has_row(refusal));
+    let notes: Vec<String> = notes.map(ToString::to_string).collect();
+    survey.refusals.clear();
+    survey.notes.extend(notes);
     for cert in &mut survey.certs {
-        if let Some(reason) = refused.get(&cert.spec.authority()) {
-            cert.action = Action::Refuse {
-                reason: reason.clone(),
-            };
+        if let Some(refused) = refused.get(&cert.spec.authority()) {
+            let reason = CertRefusal::AuthorityRefused(refused.clone());
+            cert.action = Action::Refuse { reason };
         }
     }
 }
@@ -267,7 +265,7 @@ fn choose_keys(setup: &RunSetup, demand: RenewalCause, survey: &mut Survey) {
 
 /// Returns the fault of the service-account pair. A renewal never replaces the pair: a new one would differ from the
 /// cluster's.
-fn service_account_fault(setup: &RunSetup, survey: &mut Survey) -> Option<String> {
+fn service_account_fault(setup: &RunSetup, survey: &mut Survey) -> Option<ServiceAccountFault> {
     let spec = setup.plan.service_account.as_ref()?;
     let directory = spec.private.directory();
     let action = survey.service_account.take();
@@ -283,22 +281,14 @@ fn service_account_fault(setup: &RunSetup, survey: &mut Survey) -> Option<String
             ));
             None
         }
-        ServiceAccountAction::DerivePublic => Some(format!(
-            "{} is absent and kube-apiserver does not start without it; run nodepki bootstrap, which derives it from sa.key",
-            spec.public
-        )),
-        ServiceAccountAction::Install => Some(format!(
-            "sa.key and sa.pub of the cluster are not in {} yet; run nodepki bootstrap, which installs them",
-            directory
-        )),
-        ServiceAccountAction::Make if survey.certs.iter().any(exists) => Some(format!(
-            "sa.key and sa.pub are absent from {}, and a new pair would differ from the cluster's; {COPY_SERVICE_ACCOUNT}",
-            directory
-        )),
-        ServiceAccountAction::Make => Some(format!(
-            "sa.key and sa.pub are absent from {}; run nodepki bootstrap, which generates them on a new node",
-            directory
-        )),
+        ServiceAccountAction::DerivePublic => Some(ServiceAccountFault::PublicAbsent {
+            public: spec.public.clone(),
+        }),
+        ServiceAccountAction::Install => Some(ServiceAccountFault::NotInstalled { directory }),
+        ServiceAccountAction::Make if survey.certs.iter().any(exists) => {
+            Some(ServiceAccountFault::PairLost { directory })
+        }
+        ServiceAccountAction::Make => Some(ServiceAccountFault::PairAbsent { directory }),
     }
 }
 
@@ -328,10 +318,11 @@ fn hold(
                 && cert.still_serves(trust.get(&cert.spec.authority()), now);
             if held {
                 cert.action = Action::Refuse {
-                    reason: format!(
-                        "{} did not become ready with the last certificate: {why}; find out why, then run `nodepki renew --name {name}`",
-                        restart.component
-                    ),
+                    reason: CertRefusal::ComponentNotReady {
+                        component: restart.component,
+                        why: why.clone(),
+                        name,
+                    },
                 };
             }
         }
@@ -377,7 +368,7 @@ fn has_work(survey: &Survey) -> bool {
     let bundles = survey
         .bundles
         .iter()
-        .any(|bundle| !bundle.is_settled() && bundle.refused.is_none());
+        .any(|bundle| !bundle.is_settled() && bundle.refused.is_empty());
     certs || bundles || !survey.missing_files.is_empty()
 }
 
@@ -483,7 +474,7 @@ pub fn needs_renewal(
     }
     let wants = survey.certs.iter().find_map(|cert| match &cert.action {
         Action::Issue { reasons } | Action::Rewrite { reasons } => {
-            Some(format!("{}: {}", cert.spec.name(), reasons.join("; ")))
+            Some(format!("{}: {}", cert.spec.name(), joined(reasons)))
         }
         _ => None,
     });

@@ -2,6 +2,7 @@
 //! `bootstrap`.
 
 mod action;
+mod reason;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -11,19 +12,18 @@ use time::OffsetDateTime;
 
 use super::request::RequestOutcome;
 use super::{
-    ExitCode, Failure, ProvidedFile, RunSetup, ServiceAccountAction, Survey, SurveyedBundle,
-    SurveyedCert, sentence, signer_code,
+    ExitCode, Failure, ProvidedFile, RunSetup, ServiceAccountAction, ServiceAccountFault, Survey,
+    SurveyedBundle, SurveyedCert, signer_code,
 };
 use crate::kube::names::{Authority, NodePath};
 use crate::signer::Carry;
-use crate::spec::assess::{Action, Observed};
+use crate::spec::assess::{Action, CertReason, CertRefusal, Observed};
 use crate::spec::{BundleCopy, BundleSpec, CertFiles, CertSpec, ServiceAccountSpec};
 use crate::x509::{Chain, TrustBundle};
 
 pub use action::RowAction;
-
-/// The reason for a certificate that does not exist, as `spec::assess` states it.
-const ABSENT: &str = "absent";
+pub use reason::RowReason;
+pub(crate) use reason::codes;
 
 /// The result of a run, or of a dry run.
 #[derive(Debug, Default, Serialize)]
@@ -54,8 +54,9 @@ pub struct ReportRow {
     pub description: Option<String>,
     /// Action that is planned, or was taken.
     pub action: RowAction,
-    /// Reasons for the action, and notes, in sentences.
-    pub reasons: Vec<String>,
+    /// Reasons for the action, and notes.
+    #[serde(flatten, serialize_with = "reason::serialize")]
+    pub reasons: Vec<RowReason>,
     /// Subject of the certificate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub subject: Option<String>,
@@ -137,7 +138,7 @@ impl ReportRow {
         ReportRow {
             name: name.to_owned(),
             action: RowAction::Failed,
-            reasons: failure.texts(),
+            reasons: RowReason::of_failure(&failure),
             code: Some(failure.code),
             ..ReportRow::default()
         }
@@ -176,7 +177,7 @@ pub(super) fn settled(setup: &RunSetup, survey: Survey) -> RunReport {
         .collect();
     let rotating = survey.rotating.is_some();
     for cert in survey.certs {
-        let remarks = cert.remarks();
+        let remarks = remarks(&cert);
         let chain = cert.found.chain.present();
         let due = cert.due.filter(|_| rotating);
         rows.push(match cert.action {
@@ -203,7 +204,7 @@ pub(super) fn settled(setup: &RunSetup, survey: Survey) -> RunReport {
     );
     rows.extend(refused_service_account(
         setup,
-        survey.service_account_refused.as_deref(),
+        survey.service_account_refused.as_ref(),
     ));
     RunReport {
         rows,
@@ -231,7 +232,7 @@ pub fn planned(setup: &RunSetup, survey: &Survey) -> RunReport {
         rows.push(service_account_row(spec, action));
     }
     if survey.rotating.is_some() {
-        let refused = survey.service_account_refused.as_deref();
+        let refused = survey.service_account_refused.as_ref();
         rows.extend(refused_service_account(setup, refused));
     }
     let files = survey.missing_files.iter();
@@ -260,8 +261,12 @@ fn planned_bundle(bundle: &SurveyedBundle) -> ReportRow {
         Observed::Present(found) => bundle_row(&bundle.spec, RowAction::Keep, found),
         other => ReportRow {
             reasons: match other {
-                Observed::Absent => vec![ABSENT.to_owned()],
-                other => other.trouble().into_iter().collect(),
+                Observed::Absent => vec![RowReason::Certificate(CertReason::Absent)],
+                other => other
+                    .fault()
+                    .map(RowReason::BundleUnusable)
+                    .into_iter()
+                    .collect(),
             },
             ..absent_bundle_row(&bundle.spec, RowAction::Fetch)
         },
@@ -271,18 +276,18 @@ fn planned_bundle(bundle: &SurveyedBundle) -> ReportRow {
 fn planned_cert(setup: &RunSetup, cert: &SurveyedCert, rotating: bool) -> ReportRow {
     let chain = cert.found.chain.present();
     let (action, reasons) = match &cert.action {
-        Action::Keep { .. } if cert.deferred => (RowAction::HoldBack, cert.remarks()),
-        Action::Keep { .. } => (RowAction::Keep, cert.remarks()),
-        Action::Rewrite { reasons } => (RowAction::Rewrite, reasons.clone()),
+        Action::Keep { .. } if cert.deferred => (RowAction::HoldBack, remarks(cert)),
+        Action::Keep { .. } => (RowAction::Keep, remarks(cert)),
+        Action::Rewrite { reasons } => (RowAction::Rewrite, planned_reasons(reasons)),
         Action::Issue { reasons } => {
             let action = match chain {
                 Some(_) if rotating && cert.keep_key => RowAction::Renew,
                 Some(_) if rotating => RowAction::Rekey,
                 _ => RowAction::Issue,
             };
-            (action, reasons.clone())
+            (action, planned_reasons(reasons))
         }
-        Action::Refuse { reason } => (RowAction::Refuse, vec![reason.clone()]),
+        Action::Refuse { reason } => (RowAction::Refuse, vec![RowReason::Refusal(reason.clone())]),
     };
     let mut row = cert_row(&cert.spec, action, reasons, chain);
     row.due = cert.due;
@@ -291,7 +296,7 @@ fn planned_cert(setup: &RunSetup, cert: &SurveyedCert, rotating: bool) -> Report
         row.carries = Some(match signer.preflight(wanted) {
             Ok(()) => signer.caps().carry(wanted),
             Err(rejection) => {
-                row.reasons.push(rejection.to_string());
+                row.reasons.push(RowReason::CannotSign(rejection));
                 row.reasons.extend(omission(&cert.spec));
                 // A certificate that is kept needs the signer only later.
                 let needed = matches!(cert.action, Action::Issue { .. });
@@ -325,21 +330,28 @@ fn missing_signers(setup: &RunSetup, survey: &Survey) -> Option<String> {
     })
 }
 
+pub(super) fn planned_reasons(reasons: &[CertReason]) -> Vec<RowReason> {
+    let reasons = reasons.iter().cloned();
+    reasons.map(RowReason::Certificate).collect()
+}
+
+pub(super) fn remarks(cert: &SurveyedCert) -> Vec<RowReason> {
+    cert.remarks().into_iter().map(RowReason::Note).collect()
+}
+
 /// Returns the reasons for an action that was taken.
-pub(super) fn taken(reasons: Vec<String>) -> Vec<String> {
-    let reasons = reasons.into_iter();
-    reasons
-        .map(|reason| match reason.as_str() {
-            ABSENT => format!("was {ABSENT}"),
-            _ => reason,
-        })
-        .collect()
+pub(super) fn taken(reasons: Vec<CertReason>) -> Vec<RowReason> {
+    let reasons = reasons.into_iter().map(|reason| match reason {
+        CertReason::Absent => CertReason::WasAbsent,
+        reason => reason,
+    });
+    reasons.map(RowReason::Certificate).collect()
 }
 
 pub(super) fn cert_row(
     spec: &CertSpec,
     action: RowAction,
-    reasons: Vec<String>,
+    reasons: Vec<RowReason>,
     chain: Option<&Chain>,
 ) -> ReportRow {
     ReportRow {
@@ -374,23 +386,28 @@ pub(super) fn cert_row(
 }
 
 /// Returns the row of a certificate that needs manual action first. For rotation only: a bootstrap fails as a whole.
-pub(super) fn refused_row(spec: &CertSpec, reason: String, chain: Option<&Chain>) -> ReportRow {
+pub(super) fn refused_row(
+    spec: &CertSpec,
+    refusal: CertRefusal,
+    chain: Option<&Chain>,
+) -> ReportRow {
+    let reasons = vec![RowReason::Refusal(refusal)];
     ReportRow {
         code: Some(ExitCode::Refused),
-        ..cert_row(spec, RowAction::Refused, vec![reason], chain)
+        ..cert_row(spec, RowAction::Refused, reasons, chain)
     }
 }
 
 /// Returns the row of a certificate that cannot be installed yet, since another one of its authority is missing.
 pub(super) fn waiting_row(
     spec: &CertSpec,
-    reason: String,
+    reasons: Vec<RowReason>,
     still_serves: bool,
     chain: Option<&Chain>,
 ) -> ReportRow {
     ReportRow {
         code: (!still_serves).then_some(ExitCode::Pending),
-        ..cert_row(spec, RowAction::HeldBack, vec![reason], chain)
+        ..cert_row(spec, RowAction::HeldBack, reasons, chain)
     }
 }
 
@@ -414,28 +431,34 @@ pub(super) fn failed_row(
         }
     };
     let (action, reasons, code) = match outcome {
-        RequestOutcome::Pending(note) => (RowAction::Pending, vec![note], ExitCode::Pending),
+        RequestOutcome::Pending(reason) => (
+            RowAction::Pending,
+            vec![RowReason::Pending(reason)],
+            ExitCode::Pending,
+        ),
         RequestOutcome::Denied(reason) => (
             RowAction::Denied,
-            vec![format!(
-                "the signer denied the request: {reason} (resolve this with the administrator of the signer, and run again)"
-            )],
+            vec![RowReason::Denied(reason)],
             ExitCode::Refused,
         ),
         RequestOutcome::Refused(differences) => {
-            let advice = "this certificate was not installed; correct the signer's profile or the configuration and run again".to_owned();
+            let differences = differences.into_iter().map(RowReason::AnswerRefused);
+            let reasons = differences.chain([RowReason::NotInstalled]).collect();
+            (RowAction::Refused, reasons, ExitCode::Refused)
+        }
+        RequestOutcome::Failed(error) => {
+            let code = signer_code(error.as_ref());
             (
-                RowAction::Refused,
-                differences.into_iter().chain([advice]).collect(),
-                ExitCode::Refused,
+                RowAction::Failed,
+                vec![RowReason::SignerFailed(error)],
+                code,
             )
         }
-        RequestOutcome::Failed(error) => (
+        RequestOutcome::Undone(failure) => (
             RowAction::Failed,
-            vec![sentence(error.as_ref())],
-            signer_code(error.as_ref()),
+            RowReason::of_failure(&failure),
+            failure.code,
         ),
-        RequestOutcome::Undone(failure) => (RowAction::Failed, failure.texts(), failure.code),
         // Not reached: a signed certificate is installed or held back.
         RequestOutcome::Signed { .. } => (RowAction::HeldBack, Vec::new(), ExitCode::Pending),
     };
@@ -449,21 +472,15 @@ pub(super) fn failed_row(
     let is_temporary = matches!(code, ExitCode::Unreachable | ExitCode::Pending);
     let is_harmless = still_serves && waits_for_signer && !urgent;
     if still_serves && is_temporary {
-        row.reasons
-            .push("the certificate in place is kept and still valid".to_owned());
+        row.reasons.push(RowReason::StillValid);
     }
     row.code = (!is_harmless).then_some(code);
     row
 }
 
 /// Returns the setting that omits a certificate which cannot be issued and which no component needs.
-pub(super) fn omission(spec: &CertSpec) -> Option<String> {
-    spec.is_omittable.then(|| {
-        format!(
-            "the control plane runs without {name}: `certificates: {{omit: [{name}]}}` in the settings omits it",
-            name = spec.name()
-        )
-    })
+pub(super) fn omission(spec: &CertSpec) -> Option<RowReason> {
+    spec.is_omittable.then(|| RowReason::Omittable(spec.name()))
 }
 
 pub(super) fn bundle_row(spec: &BundleSpec, action: RowAction, bundle: &TrustBundle) -> ReportRow {
@@ -476,14 +493,8 @@ pub(super) fn bundle_row(spec: &BundleSpec, action: RowAction, bundle: &TrustBun
 }
 
 /// Returns the reasons for which copies of a bundle are written.
-pub(super) fn copy_reasons(copies: &[BundleCopy]) -> Vec<String> {
-    let reason = |copy: &BundleCopy| {
-        format!(
-            "{} is not a copy of the CA certificates, which {} needs",
-            copy.path, copy.of
-        )
-    };
-    copies.iter().map(reason).collect()
+pub(super) fn copy_reasons(copies: &[BundleCopy]) -> Vec<RowReason> {
+    copies.iter().cloned().map(RowReason::CopyDiffers).collect()
 }
 
 fn absent_bundle_row(spec: &BundleSpec, action: RowAction) -> ReportRow {
@@ -503,17 +514,20 @@ pub(super) fn provided_row(file: &ProvidedFile, action: RowAction) -> ReportRow 
     ReportRow {
         name: file.what.clone(),
         action,
-        reasons: vec![format!("from {}", file.from)],
+        reasons: vec![RowReason::Provided(file.from.clone())],
         paths: vec![file.path.clone()],
         ..ReportRow::default()
     }
 }
 
 /// Returns the row of a service-account pair that cannot be used. For rotation only: a bootstrap fails as a whole.
-pub(super) fn refused_service_account(setup: &RunSetup, reason: Option<&str>) -> Option<ReportRow> {
+pub(super) fn refused_service_account(
+    setup: &RunSetup,
+    fault: Option<&ServiceAccountFault>,
+) -> Option<ReportRow> {
     let spec = setup.plan.service_account.as_ref()?;
     Some(ReportRow {
-        reasons: vec![reason?.to_owned()],
+        reasons: vec![RowReason::ServiceAccount(fault?.clone())],
         code: Some(ExitCode::Refused),
         ..service_account_row(spec, RowAction::Refused)
     })
@@ -524,10 +538,7 @@ pub(super) fn service_account_row(spec: &ServiceAccountSpec, action: RowAction) 
         name: "sa".to_owned(),
         action,
         reasons: match action {
-            RowAction::HeldBack => vec![format!(
-                "the pair is installed together with the certificates under {}",
-                Authority::Ca
-            )],
+            RowAction::HeldBack => vec![RowReason::WaitsForCertificates(Authority::Ca)],
             _ => Vec::new(),
         },
         key: Some(spec.key.to_string()),

@@ -15,7 +15,7 @@ use time::OffsetDateTime;
 use tokio::time::Instant;
 
 use super::{Clock, Event, Failure, Jitter, Progress, SignerOperation, event};
-use crate::kube::names::CertName;
+use crate::kube::names::{Authority, CertName};
 use crate::process::failpoint;
 use crate::process::jitter::random_fraction;
 use crate::signer::{
@@ -52,7 +52,7 @@ pub(super) enum RequestOutcome {
         request: Box<Request>,
     },
     /// The signer has not decided yet; a later run polls again.
-    Pending(String),
+    Pending(PendingReason),
     /// The signer denied the request.
     Denied(String),
     /// The answer does not match the request; each difference.
@@ -61,6 +61,72 @@ pub(super) enum RequestOutcome {
     Failed(Rc<SignerError>),
     /// Nothing was requested or installed, because the signer, the authority or the output path is unusable.
     Undone(Rc<Failure>),
+}
+
+/// The reason why a request is left to a later run.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PendingReason {
+    /// The signer has not decided; in its words.
+    #[error("{note}")]
+    Undecided {
+        /// The signer's note.
+        note: String,
+        /// Whether all requests wait for the same.
+        is_uniform: bool,
+    },
+    /// The number of requests is limited.
+    #[error(
+        "{submissions} requests were sent without success, and the next one is sent after {} (nodepki renew --name {name} sends it now){}",
+        rfc3339(*next),
+        last.as_ref().map(|last| format!(": {last}")).unwrap_or_default()
+    )]
+    Postponed {
+        /// Number of requests.
+        submissions: u32,
+        /// Time of the next one.
+        next: OffsetDateTime,
+        /// The certificate.
+        name: CertName,
+        /// The last error, in words.
+        last: Option<String>,
+    },
+    /// The answer is kept.
+    #[error(
+        "the certificate was issued under the staged CA, which other nodes may not trust yet; it is kept, and installed by `nodepki authority activate {0}`, or shortly before the certificate in place expires"
+    )]
+    UnderStagedAuthority(Authority),
+}
+
+codes!(PendingReason {
+    Undecided,
+    Postponed,
+    UnderStagedAuthority
+});
+
+impl PendingReason {
+    /// Returns whether the requests for two certificates wait for the same.
+    pub(super) fn has_same_cause(&self, other: &PendingReason) -> bool {
+        use PendingReason::{Postponed, Undecided};
+        match (self, other) {
+            (
+                Undecided {
+                    is_uniform: true, ..
+                },
+                Undecided {
+                    is_uniform: true, ..
+                },
+            ) => true,
+            (
+                Postponed {
+                    submissions: one, ..
+                },
+                Postponed {
+                    submissions: other, ..
+                },
+            ) => one == other,
+            _ => self == other,
+        }
+    }
 }
 
 /// Context of all requests of a run.
@@ -240,7 +306,7 @@ pub(super) async fn obtain(
             desk.progress.event(Event::Signed(asked.spec.name()));
             verified.outcome(exchange.key, exchange.request)
         }
-        ExchangeEnd::Wait(note) => RequestOutcome::Pending(note),
+        ExchangeEnd::Wait(reason) => RequestOutcome::Pending(reason),
         ExchangeEnd::Denied(reason) => RequestOutcome::Denied(reason),
         ExchangeEnd::Refused(differences) => RequestOutcome::Refused(differences),
         ExchangeEnd::Failed(error) => RequestOutcome::Failed(Rc::new(error)),
@@ -253,7 +319,7 @@ pub(super) async fn obtain(
 pub(super) struct VerifiedAnswer {
     pub(super) chain: Chain,
     /// Why it is not installed yet. The answer and its key are kept, and a later run verifies the answer again.
-    waits: Option<String>,
+    waits: Option<PendingReason>,
 }
 
 impl VerifiedAnswer {
@@ -296,15 +362,14 @@ impl CertificateExchange<'_> {
     }
 
     /// Returns why the request is left to a later run.
-    fn postponed(&self, wait: Duration) -> String {
+    fn postponed(&self, wait: Duration) -> PendingReason {
         let last = self.record.last_error.as_ref();
-        let last = last.map_or_else(String::new, |error| format!(": {}", error.detail));
-        format!(
-            "{} requests were sent without success, and the next one is sent after {} (nodepki renew --name {} sends it now){last}",
-            self.record.submissions,
-            rfc3339(self.desk.now() + wait),
-            self.asked.spec.name()
-        )
+        PendingReason::Postponed {
+            submissions: self.record.submissions,
+            next: self.desk.now() + wait,
+            name: self.asked.spec.name(),
+            last: last.map(|error| error.detail.clone()),
+        }
     }
 
     /// Makes the call that is due. A submission out of this process is recorded before.
@@ -718,11 +783,7 @@ fn verified(
         return Err(differences);
     }
     let authority = job.asked.spec.authority();
-    let waits = (staged && job.can_wait).then(|| {
-        format!(
-            "the certificate was issued under the staged CA, which other nodes may not trust yet; it is kept, and installed by `nodepki authority activate {authority}`, or shortly before the certificate in place expires"
-        )
-    });
+    let waits = (staged && job.can_wait).then_some(PendingReason::UnderStagedAuthority(authority));
     if staged && waits.is_none() {
         tracing::warn!(
             certificate = %job.asked.spec.name(),

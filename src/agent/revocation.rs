@@ -10,8 +10,8 @@ use tokio::time::Instant;
 
 use super::request::{Enquiry, RequestOutcome};
 use super::{
-    Clock, ExitCode, Failure, Outcomes, Progress, ReportRow, RowAction, RunReport, RunSetup,
-    SignerOperation, Survey, open_store, sentence, signer_code,
+    Clock, ExitCode, Failure, Outcomes, Progress, ReportRow, RowAction, RowReason, RunReport,
+    RunSetup, SignerOperation, Survey, open_store, sentence, signer_code,
 };
 use crate::kube::names::{Authority, CertName};
 use crate::signer::{Carry, FailureClass, Signer, SignerError};
@@ -413,7 +413,7 @@ fn row(
         name: crl_name(bundle.authority),
         authority: Some(bundle.authority.to_string()),
         action,
-        reasons: vec![reason],
+        reasons: vec![RowReason::RevocationList(reason)],
         paths: vec![
             bundle.crl_path.clone(),
             bundle.crl_path.with_extension("der"),

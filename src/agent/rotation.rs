@@ -8,7 +8,9 @@ use time::{Duration, OffsetDateTime};
 use crate::agent::authority::rotate::{Followed, Follower};
 use crate::agent::load::Loaded;
 use crate::agent::reload;
+use crate::agent::report::codes;
 use crate::agent::{self, Clock, Failure, Progress, ReportRow, RunReport, Scope};
+use crate::spec::assess::joined;
 use crate::spec::authority_rotation::RotationSubject;
 use crate::store::NodeRoot;
 
@@ -103,13 +105,16 @@ pub fn log(report: &RunReport) {
     for row in &report.rows {
         let mut message = format!("{}: {}", row.name, row.action);
         if !row.reasons.is_empty() {
-            message = format!("{message}: {}", row.reasons.join("; "));
+            message = format!("{message}: {}", joined(&row.reasons));
         }
         let (certificate, action) = (&row.name, row.action.as_str());
+        let codes = codes(&row.reasons).join(" ");
         match row.code {
-            None if row.is_overdue() => tracing::warn!(certificate, action, "{message}"),
-            None => tracing::info!(certificate, action, "{message}"),
-            Some(code) => tracing::warn!(certificate, action, exit = code as u8, "{message}"),
+            None if row.is_overdue() => tracing::warn!(certificate, action, codes, "{message}"),
+            None => tracing::info!(certificate, action, codes, "{message}"),
+            Some(code) => {
+                tracing::warn!(certificate, action, codes, exit = code as u8, "{message}");
+            }
         }
     }
 }

@@ -149,7 +149,7 @@ impl<'a> RequestRun<'a> {
         let absent = survey
             .bundles
             .iter()
-            .filter(|bundle| bundle.found.present().is_none() && bundle.refused.is_none());
+            .filter(|bundle| bundle.found.present().is_none() && bundle.refused.is_empty());
         needed.extend(absent.map(|bundle| bundle.spec.authority));
         needed.sort_unstable();
         needed.dedup();

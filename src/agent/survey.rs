@@ -11,14 +11,14 @@ use std::rc::Rc;
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
-use super::{Provided, ProvidedBundle};
+use super::{ExitCode, Failure, Provided, ProvidedBundle};
 use crate::kube::names::{Authority, CertName, NodePath};
 use crate::node::{KubeconfigState, KubeletStoreState, NodeFile, NodeState};
 use crate::process::machine;
 use crate::signer::CurrentCertificate;
 use crate::spec::assess::{
-    self, Action, Age, KubeletConfForm, KubeletLink, KubeletStoreContent, Observed, ObservedCert,
-    assess, assess_bundle,
+    self, Action, Age, BundleRefusal, CertNote, CertReason, CertRefusal, KubeletConfForm,
+    KubeletLink, KubeletStoreContent, Observed, ObservedCert, assess, assess_bundle,
 };
 use crate::spec::compliance::KeyUse;
 use crate::spec::policy::KeyPolicy;
@@ -30,7 +30,7 @@ use crate::text::{hex, rfc3339};
 use crate::x509::{AuthorityCrls, Chain, PrivateKey, RevocationList, TrustBundle, is_for_names};
 
 pub(super) use rotation::Rotating;
-pub use service_account::ServiceAccountAction;
+pub use service_account::{ServiceAccountAction, ServiceAccountFault};
 
 /// The plan, and the state of the node compared with it.
 pub struct Survey {
@@ -49,7 +49,7 @@ pub struct Survey {
     /// Whether this node signs the certificates of kubelets.
     signs_for_kubelets: bool,
     /// Why the service-account pair is unusable and is not changed; also part of `refusals`.
-    pub(super) service_account_refused: Option<String>,
+    pub(super) service_account_refused: Option<ServiceAccountFault>,
     /// Indices of the files provided by the cluster that are missing on the node.
     pub missing_files: Vec<usize>,
     /// Faults of the files of an external etcd; also part of `notes`.
@@ -57,9 +57,46 @@ pub struct Survey {
     /// Warnings that do not stop the run.
     pub notes: Vec<String>,
     /// Faults that stop the run before any request is sent.
-    pub refusals: Vec<String>,
+    pub refusals: Vec<SurveyRefusal>,
     /// The rules for the renewal of valid certificates; `None` for a bootstrap.
     pub(super) rotating: Option<Rotating>,
+}
+
+/// A fault that stops a bootstrap before any request is sent. A renewal stops only for what it concerns.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum SurveyRefusal {
+    /// Nothing is issued under an authority.
+    #[error("{1}")]
+    Bundle(Authority, BundleRefusal),
+    /// The CA of an authority was replaced; with the fix.
+    #[error("{refusal}; nothing is issued under it: {fix}")]
+    ReplacedCa {
+        /// The finding.
+        refusal: BundleRefusal,
+        /// The fix.
+        fix: String,
+    },
+    /// The CA certificate has expired, and a kubeconfig contains a valid one.
+    #[error("{0}")]
+    ValidCopy(String),
+    /// Nothing is done for a certificate.
+    #[error("{1}")]
+    Certificate(CertName, CertRefusal),
+    /// The service-account pair is unusable.
+    #[error("{0}")]
+    ServiceAccount(ServiceAccountFault),
+    /// A file of the cluster exists with other content.
+    #[error(
+        "{path} ({what}) differs from the one in {from}; find out which one is right; if it is the cluster's, move the file away and run again"
+    )]
+    ProvidedFile {
+        /// The file.
+        path: NodePath,
+        /// Its purpose.
+        what: String,
+        /// Where the cluster provides it.
+        from: String,
+    },
 }
 
 /// One certificate, as found and judged.
@@ -124,16 +161,17 @@ impl SurveyedCert {
 
     /// Returns the remarks about a certificate that is kept: notes of the assessment, and changes of the policy that wait
     /// for the next renewal.
-    pub(super) fn remarks(&self) -> Vec<String> {
+    pub(super) fn remarks(&self) -> Vec<CertNote> {
         let Action::Keep { notes, at_renewal } = &self.action else {
             return Vec::new();
         };
-        let at = self.due.map_or_else(String::new, |due| {
-            format!(", which is due at {}", rfc3339(due))
-        });
         let waiting = at_renewal
             .iter()
-            .map(|change| format!("{change}: takes effect at the next renewal{at}"));
+            .cloned()
+            .map(|difference| CertNote::AtRenewal {
+                difference,
+                due: self.due,
+            });
         notes.iter().cloned().chain(waiting).collect()
     }
 
@@ -159,7 +197,7 @@ impl SurveyedCert {
     }
 
     fn strike_out(&mut self, lists: &AuthorityCrls, path: &NodePath) {
-        let Some((what, since)) = self
+        let Some((certificate, since)) = self
             .found
             .chain
             .present()
@@ -167,15 +205,15 @@ impl SurveyedCert {
         else {
             return;
         };
-        self.found.revoked = Some(format!(
-            "{what} is revoked since {} according to {path}",
-            rfc3339(since)
-        ));
-        if let Some(reason) = self.found.revoked.clone()
-            && matches!(self.action, Action::Keep { .. } | Action::Rewrite { .. })
-        {
+        let revoked = CertReason::Revoked {
+            certificate,
+            since,
+            list: path.clone(),
+        };
+        self.found.revoked = Some(revoked.clone());
+        if matches!(self.action, Action::Keep { .. } | Action::Rewrite { .. }) {
             self.action = Action::Issue {
-                reasons: vec![reason],
+                reasons: vec![revoked],
             };
         }
     }
@@ -197,7 +235,7 @@ pub struct SurveyedBundle {
     /// The verified revocation lists on disk.
     pub revocations: Option<AuthorityCrls>,
     /// Why nothing is issued under it; also part of the survey's refusals.
-    pub(super) refused: Option<String>,
+    pub(super) refused: Vec<BundleRefusal>,
 }
 
 impl SurveyedBundle {
@@ -283,9 +321,7 @@ pub fn survey(
     survey.note_shared_authorities(|_| None);
     survey.read_revocations(state)?;
     if let Some(spec) = &plan.service_account {
-        let before = survey.refusals.len();
         survey.read_service_account(state, spec, provided)?;
-        survey.service_account_refused = survey.refusals.get(before).cloned();
     }
     survey.read_unmanaged_keys(state, plan, now);
     survey.read_provided_files(state, provided)?;
@@ -313,6 +349,12 @@ impl Survey {
             .find(|bundle| bundle.spec.authority == authority)?
             .revocations
             .as_ref()
+    }
+
+    /// Returns the failure of a run that the refusals stop.
+    pub fn refused(&self) -> Failure {
+        let refusals = self.refusals.iter().map(ToString::to_string);
+        Failure::with_messages(ExitCode::Refused, refusals)
     }
 
     /// Returns whether there is nothing to do.
@@ -367,7 +409,8 @@ impl Survey {
         handed: Option<&ProvidedBundle>,
         now: OffsetDateTime,
     ) -> Result<(), store::StoreError> {
-        let refused_before = self.refusals.len();
+        let authority = spec.authority;
+        let mut refused = Vec::new();
         let mut file = state.file(&spec.path);
         let mut in_place = file.bytes()?.is_some_and(|bytes| !bytes.is_empty());
         let configured = source.file.as_ref().and_then(|configured| {
@@ -379,11 +422,10 @@ impl Survey {
             && !(in_place && configured.on_node)
         {
             if other.bytes()?.is_none() {
-                self.refusals.push(format!(
-                    "{} is absent, but authorities.{}.trust.file names it as the CA certificate: put the certificate there or correct the setting",
-                    configured.shown().display(),
-                    spec.authority
-                ));
+                refused.push(BundleRefusal::TrustFileAbsent {
+                    file: configured.shown(),
+                    authority,
+                });
             }
             if in_place {
                 // A setting of this machine decides about the file below the root.
@@ -406,28 +448,31 @@ impl Survey {
             (Observed::Present(trusted), Some(ProvidedBundle { from, bundle, .. }))
                 if !trusted.accepts(bundle) =>
             {
-                self.refusals.push(format!(
-                    "{} is not the {} of the cluster: it contains {trusted}, {from} has {bundle}; find out which one is right; if it is the cluster's, move the file away and run again",
-                    spec.path,
-                    spec.authority
-                ));
+                refused.push(BundleRefusal::NotOfCluster {
+                    path: spec.path.clone(),
+                    authority,
+                    found: trusted.to_string(),
+                    from: from.clone(),
+                    wanted: bundle.to_string(),
+                });
             }
             _ => {}
         }
         if let (Some((from, expected)), Some(found)) = (expected, found.present())
             && !found.accepts(&expected)
         {
-            self.refusals.push(format!(
-                "{} is not the {} of authorities.{}.trust.file: it contains {found}, {} has {expected}; find out which one is right",
-                spec.path,
-                spec.authority,
-                spec.authority,
-                from.display()
-            ));
+            refused.push(BundleRefusal::NotOfTrustFile {
+                path: spec.path.clone(),
+                authority,
+                found: found.to_string(),
+                file: from,
+                wanted: expected.to_string(),
+            });
         }
-        if let Err(refusal) = assess_bundle(spec, &found, &source.pins, now) {
-            self.refusals.push(refusal);
-        }
+        refused.extend(assess_bundle(spec, &found, &source.pins, now).err());
+        let refusals = refused.iter().cloned();
+        self.refusals
+            .extend(refusals.map(|refusal| SurveyRefusal::Bundle(authority, refusal)));
         if let Some(bundle) = found.present() {
             for certificate in bundle
                 .certificates()
@@ -462,10 +507,7 @@ impl Survey {
             outdated_copies,
             has_key,
             revocations: None,
-            refused: self
-                .refusals
-                .get(refused_before..)
-                .and_then(|of_this| (!of_this.is_empty()).then(|| of_this.join("; "))),
+            refused,
         });
         Ok(())
     }
@@ -508,7 +550,7 @@ impl Survey {
         let mut found = match found {
             Ok(found) => found,
             Err(Unrepairable { reason, found }) => {
-                self.refusals.push(reason.clone());
+                self.refuse_cert(spec.name(), &reason);
                 let refused = Action::Refuse { reason };
                 self.certs
                     .push(SurveyedCert::new(spec.clone(), *found, refused));
@@ -522,20 +564,20 @@ impl Survey {
         if let Some(store) = &mut found.store {
             store.requested_by_kubelet = installed != Some(true);
         }
-        let mut action = assess(spec, &found, self.trust(spec.authority()), now);
-        if let Action::Refuse { reason } = &mut action {
-            let path = spec.output.paths().first().map(ToString::to_string);
-            *reason = format!(
-                "{} is refused by every client of Kubernetes: {reason} (correct the field, which nodepki does not change, or move the file away and run again)",
-                path.unwrap_or_default()
-            );
-            self.refusals.push(reason.clone());
+        let action = assess(spec, &found, self.trust(spec.authority()), now);
+        if let Action::Refuse { reason } = &action {
+            self.refuse_cert(spec.name(), reason);
         }
         self.certs.push(SurveyedCert {
             installed,
             ..SurveyedCert::new(spec.clone(), found, action)
         });
         Ok(())
+    }
+
+    fn refuse_cert(&mut self, name: CertName, refusal: &CertRefusal) {
+        let refusal = SurveyRefusal::Certificate(name, refusal.clone());
+        self.refusals.push(refusal);
     }
 
     /// Requires the bundles and certificates: a list is signed by a CA of the bundle or by an intermediate of a certificate.
@@ -589,12 +631,13 @@ impl Survey {
         for (place, file) in provided.files.iter().enumerate() {
             match state.file(&file.path).bytes()? {
                 Some(found) if same_text(found, &file.bytes) => {}
-                Some(found) if !found.is_empty() && !file.ours => self.refusals.push(format!(
-                    "{} ({}) differs from the one in {}; find out which one is right; if it is the cluster's, move the file away and run again",
-                    file.path,
-                    file.what,
-                    file.from
-                )),
+                Some(found) if !found.is_empty() && !file.ours => {
+                    self.refusals.push(SurveyRefusal::ProvidedFile {
+                        path: file.path.clone(),
+                        what: file.what.clone(),
+                        from: file.from.clone(),
+                    });
+                }
                 _ => self.missing_files.push(place),
             }
         }
@@ -705,7 +748,7 @@ impl Survey {
 
 /// A kubeconfig that nodepki cannot change without losing data.
 struct Unrepairable {
-    reason: String,
+    reason: CertRefusal,
     found: Box<ObservedCert>,
 }
 
@@ -774,9 +817,10 @@ fn read_kubeconfig(
                 store: None,
             };
             return Ok(Err(Unrepairable {
-                reason: format!(
-                    "{path} cannot be repaired without losing what is in it: {error}; move it away and run again"
-                ),
+                reason: CertRefusal::Unrepairable {
+                    path: path.clone(),
+                    error,
+                },
                 found: Box::new(found),
             }));
         }

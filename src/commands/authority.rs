@@ -20,6 +20,7 @@ use crate::agent::{ExitCode, Failure};
 use crate::config::Argument;
 use crate::kube::names::Authority;
 use crate::kube::paths::ADMIN_CONF;
+use crate::spec::assess::joined;
 use crate::spec::authority_rotation::RotationCommand;
 use crate::store::NodeRoot;
 use crate::text::rfc3339;
@@ -327,7 +328,7 @@ fn text(global: &GlobalOptions, outcome: &StepOutcome) -> String {
         text.push_str(&table::render(issued, global.row_detail()));
     }
     for row in &outcome.reloads {
-        let reasons = row.reasons.join("; ");
+        let reasons = joined(&row.reasons);
         text.push_str(&format!("{} {}: {reasons}\n", row.name, row.action));
     }
     for note in &outcome.notes {

@@ -95,6 +95,6 @@ fn show_plan(
     if survey.refusals.is_empty() {
         Ok(code)
     } else {
-        Err(Failure::with_messages(ExitCode::Refused, survey.refusals))
+        Err(survey.refused())
     }
 }

@@ -216,7 +216,7 @@ fn refusals(survey: &Survey) -> Vec<PreflightCheck> {
     }
     let refusals = survey.refusals.iter();
     refusals
-        .map(|why| PreflightCheck::failed("files", "", ExitCode::Refused, why.clone(), None))
+        .map(|why| PreflightCheck::failed("files", "", ExitCode::Refused, why.to_string(), None))
         .collect()
 }
 

@@ -166,6 +166,7 @@ impl Signer for Scripted {
                 ticket: Ticket::try_from("7".to_owned()).unwrap(),
                 after: None,
                 note: "an officer must approve".to_owned(),
+                is_uniform: true,
             }),
             Behaviour::SignsSlowly => {
                 tokio::time::sleep(Duration::from_secs(8)).await;
@@ -181,6 +182,7 @@ impl Signer for Scripted {
                 ticket: ticket.clone(),
                 after: None,
                 note: "an officer must approve".to_owned(),
+                is_uniform: true,
             }),
             _ => self.submit(request).await,
         }

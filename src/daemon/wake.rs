@@ -12,6 +12,7 @@ use time::OffsetDateTime;
 use crate::agent::authority::rotate;
 use crate::agent::report::ReportRow;
 use crate::agent::{ExitCode, Failure, RunReport};
+use crate::spec::assess::joined;
 use crate::spec::schedule::{self, CertLife};
 use crate::text::rfc3339;
 use crate::yaml::format_duration;
@@ -128,7 +129,7 @@ impl StepResult {
                 next,
                 ends,
                 open: stuck.map(|row| {
-                    let why = row.reasons.join("; ");
+                    let why = joined(&row.reasons);
                     let what = format!("{} {}: {why}", row.name, row.action);
                     if rotate::is_row(row) {
                         OpenIssue::Rotation(what)
@@ -148,7 +149,7 @@ impl StepResult {
         let why = first
             .reasons
             .first()
-            .map_or("unknown reason", String::as_str);
+            .map_or_else(|| "unknown reason".to_owned(), ToString::to_string);
         StepResult {
             next,
             ends: ends(&open),

@@ -333,6 +333,7 @@ impl Directory {
         Ok(Answer::Pending {
             ticket: ticket(request)?,
             after: None,
+            is_uniform: refusals.is_empty(),
             note: if refusals.is_empty() {
                 format!("waiting for {}", self.path(&crt))
             } else {

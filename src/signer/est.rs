@@ -463,6 +463,7 @@ impl Est {
             ticket,
             after,
             note,
+            is_uniform: false,
         })
     }
 

@@ -367,6 +367,7 @@ impl Puppet {
             note: format!(
                 "Requesting: {certname} waits at the Puppet CA; sign it there with: puppetserver ca sign --certname {certname}"
             ),
+            is_uniform: true,
         })
     }
 

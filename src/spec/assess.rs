@@ -6,6 +6,7 @@ mod found;
 mod kubelet;
 mod kubelet_store;
 mod place;
+mod reason;
 mod renewal;
 mod replaced;
 mod shared;
@@ -15,20 +16,26 @@ use time::OffsetDateTime;
 use crate::kube::names::Authority;
 use crate::spec::schedule::OnPolicyChange;
 use crate::spec::{AuthorityProgress, BundleSpec, CertFiles, CertSpec, ClientPairSpec};
-use crate::text::rfc3339;
 use crate::x509::{
     CertDifference, Chain, PrivateKey, PublicKey, TrustBundle, contains_private_key, satisfies,
     unread_attributes,
 };
 
 pub use found::{
-    Observed, ObservedCert, ObservedKubeconfig, ReadKubeconfig, is_our_form, read_kubeconfig,
+    Observed, ObservedCert, ObservedFault, ObservedKubeconfig, ReadKubeconfig, is_our_form,
+    read_kubeconfig,
 };
 pub use kubelet::{certificate_used_by_kubelet, rotation_after_kubelet};
 pub use kubelet_store::{
-    KubeletConfForm, KubeletLink, KubeletStoreContent, ObservedKubeletStore, store_dir,
+    KubeletConfForm, KubeletLink, KubeletStoreContent, KubeletStoreFault, ObservedKubeletStore,
+    store_dir,
 };
 pub use place::{lacks_host, may_be_in_masters, misplaced};
+pub(crate) use reason::joined;
+pub use reason::{
+    BundleRefusal, CertNote, CertReason, CertRefusal, KubeconfigAuthority, KubeconfigDifference,
+    RenewalHold,
+};
 pub use renewal::{Age, RenewalCause, RenewalRules, Rotated, schedule_action};
 pub use replaced::{CaEvidence, OldAuthority, ReplacedCa, replaced, trusted_by, valid_copy};
 pub use shared::{SharedAuthority, shared_authorities};
@@ -44,24 +51,24 @@ pub enum Action {
     /// No change now.
     Keep {
         /// Remarks for the administrator.
-        notes: Vec<String>,
-        /// Differences, in words, that the next renewal corrects.
-        at_renewal: Vec<String>,
+        notes: Vec<CertNote>,
+        /// Differences that the next renewal corrects.
+        at_renewal: Vec<CertDifference>,
     },
     /// Write the same certificate and key again, since their files have the wrong form.
     Rewrite {
-        /// In words.
-        reasons: Vec<String>,
+        /// The differences of form.
+        reasons: Vec<CertReason>,
     },
     /// Issue a new certificate for a new key.
     Issue {
-        /// In words.
-        reasons: Vec<String>,
+        /// The differences of content, and the demand for a renewal.
+        reasons: Vec<CertReason>,
     },
     /// Do nothing until an administrator has resolved the problem.
     Refuse {
-        /// In words, with the fix.
-        reason: String,
+        /// The problem, with the fix.
+        reason: CertRefusal,
     },
 }
 
@@ -72,10 +79,14 @@ pub fn assess(
     trust: Option<&TrustBundle>,
     now: OffsetDateTime,
 ) -> Action {
-    if let Some(kubeconfig) = &found.kubeconfig
+    if let (CertFiles::Kubeconfig { path, .. }, Some(kubeconfig)) =
+        (&spec.output, &found.kubeconfig)
         && let Some(refusal) = kubeconfig.refusals(false).next()
     {
-        return Action::Refuse { reason: refusal };
+        let path = path.clone();
+        return Action::Refuse {
+            reason: CertRefusal::RefusedByClients { path, refusal },
+        };
     }
     let mut action = assess_content(spec, found, trust, now);
     if let Action::Issue { reasons } = &mut action {
@@ -86,10 +97,10 @@ pub fn assess(
 }
 
 /// Returns the reasons why clients refuse the values of a kubeconfig that nodepki writes.
-fn refused_values(found: &ObservedCert) -> impl Iterator<Item = String> + '_ {
+fn refused_values(found: &ObservedCert) -> impl Iterator<Item = CertReason> + '_ {
     let kubeconfig = found.kubeconfig.iter();
     let refusals = kubeconfig.flat_map(|kubeconfig| kubeconfig.refusals(true));
-    refusals.map(|refusal| format!("every client of Kubernetes refuses it: {refusal}; replaced"))
+    refusals.map(CertReason::RefusedByClients)
 }
 
 fn assess_content(
@@ -103,18 +114,19 @@ fn assess_content(
         (Observed::Absent, Observed::Absent) => {
             let store = found.store.as_ref();
             return Action::Issue {
-                reasons: vec![
-                    store.map_or_else(|| "absent".to_owned(), ObservedKubeletStore::absence),
-                ],
+                reasons: vec![store.map_or(CertReason::Absent, ObservedKubeletStore::absence)],
             };
         }
         (Observed::Empty, Observed::Empty) => {
             return Action::Issue {
-                reasons: vec!["empty file".to_owned()],
+                reasons: vec![CertReason::Empty],
             };
         }
         (chain, key) => {
-            let problems = [chain.problem("certificate"), key.problem("key")];
+            let problems = [
+                chain.fault().map(CertReason::CertificateUnusable),
+                key.fault().map(CertReason::KeyUnusable),
+            ];
             return Action::Issue {
                 reasons: problems.into_iter().flatten().collect(),
             };
@@ -122,20 +134,21 @@ fn assess_content(
     };
     let Some(trust) = trust else {
         return Action::Issue {
-            reasons: vec!["the CA certificate of its authority is not on this node yet".to_owned()],
+            reasons: vec![CertReason::AuthorityUnknown],
         };
     };
-    let (differences, mut notes) = differences(spec, found, chain, key.public_key(), trust, now);
+    let (mut differences, mut notes) =
+        differences(spec, found, chain, key.public_key(), trust, now);
     let waits = spec.on_policy_change == OnPolicyChange::NextRenewal
         && found.revoked.is_none()
         && differences.iter().all(is_of_policy);
-    let mut reasons: Vec<String> = differences.iter().map(ToString::to_string).collect();
     let at_renewal = if waits {
-        std::mem::take(&mut reasons)
+        std::mem::take(&mut differences)
     } else {
         Vec::new()
     };
-    reasons.extend(found.revoked.clone());
+    let differences = differences.into_iter().map(CertReason::Differs);
+    let reasons: Vec<CertReason> = differences.chain(found.revoked.clone()).collect();
     if !reasons.is_empty() {
         return Action::Issue { reasons };
     }
@@ -188,7 +201,7 @@ fn differences(
     key: &PublicKey,
     trust: &TrustBundle,
     now: OffsetDateTime,
-) -> (Vec<CertDifference>, Vec<String>) {
+) -> (Vec<CertDifference>, Vec<CertNote>) {
     let mut remaining = satisfies(
         chain,
         &spec.requested.profile,
@@ -206,9 +219,7 @@ fn differences(
         profile.subject = subject.clone();
         let other = satisfies(chain, &profile, spec.requested.tolerance, key, trust, now);
         if other.len() < remaining.len() {
-            notes.push(format!(
-                "subject is {subject}, of another kubeadm version; kept, since the cluster may rely on it"
-            ));
+            notes.push(CertNote::SubjectOfOtherVersion(subject.clone()));
             remaining = other;
             break;
         }
@@ -219,12 +230,10 @@ fn differences(
             CertDifference::NotUnderFirst { .. }
                 if spec.authority_change != AuthorityProgress::Activated =>
             {
-                notes.push(difference.to_string());
+                notes.push(CertNote::Differs(difference));
             }
             CertDifference::KeyAlgorithm { .. } if found.has_key_of_kubelet(key) => {
-                notes.push(format!(
-                    "{difference}; kept, since the kubelet made the key when it requested the certificate"
-                ));
+                notes.push(CertNote::KeyOfKubelet(difference));
             }
             difference => reasons.push(difference),
         }
@@ -233,44 +242,35 @@ fn differences(
 }
 
 /// Returns a note if a chain is valid for longer than its authority.
-pub fn beyond_authority(chain: &Chain, trust: &TrustBundle) -> Option<String> {
-    let end = trust
+pub fn beyond_authority(chain: &Chain, trust: &TrustBundle) -> Option<CertNote> {
+    let authority_ends = trust
         .certificates()
         .iter()
         .map(|authority| authority.not_after())
         .max()?;
-    (chain.leaf().not_after() > end).then(|| {
-        format!(
-            "it outlives its authority, which expires at {}; it is unusable after that",
-            rfc3339(end)
-        )
-    })
+    let is_beyond = chain.leaf().not_after() > authority_ends;
+    is_beyond.then_some(CertNote::OutlivesAuthority { authority_ends })
 }
 
 /// Returns a note if the signer added attributes to the subject that no component reads.
-pub fn with_unread_attributes(chain: &Chain) -> Option<String> {
+pub fn with_unread_attributes(chain: &Chain) -> Option<CertNote> {
     let added = unread_attributes(chain.leaf());
-    (!added.is_empty()).then(|| {
-        format!(
-            "its subject also has {}, which the signer added and no component of Kubernetes reads",
-            added.join(", ")
-        )
-    })
+    let owned = || added.iter().map(|kind| (*kind).to_owned()).collect();
+    (!added.is_empty()).then(|| CertNote::UnreadAttributes(owned()))
 }
 
 /// Returns the reasons to write the same certificate and key again.
-fn form_differences(spec: &CertSpec, found: &ObservedCert, trust: &TrustBundle) -> Vec<String> {
-    let mut reasons = Vec::new();
-    reasons.extend(found.store.iter().flat_map(|store| store.faults.clone()));
+fn form_differences(spec: &CertSpec, found: &ObservedCert, trust: &TrustBundle) -> Vec<CertReason> {
+    let faults = found.store.iter().flat_map(|store| store.faults.clone());
+    let mut reasons: Vec<CertReason> = faults.map(CertReason::KubeletStore).collect();
     if !found.key_form_is_ours {
-        reasons.push("the key is PKCS#8; kubeadm writes PKCS#1 or SEC1".to_owned());
+        reasons.push(CertReason::KeyForm);
     }
-    if let Some(mode) = found.exposed {
-        reasons.push(format!("the key is world-readable (mode {mode:04o})"));
-    }
+    reasons.extend(found.exposed.map(|mode| CertReason::KeyExposed { mode }));
     reasons.extend(refused_values(found));
     if let Some(kubeconfig) = &found.kubeconfig {
-        reasons.extend(kubeconfig_differences(&spec.output, kubeconfig, trust));
+        let differences = kubeconfig_differences(&spec.output, kubeconfig, trust).into_iter();
+        reasons.extend(differences.map(CertReason::Kubeconfig));
     }
     reasons
 }
@@ -280,26 +280,30 @@ pub fn kubeconfig_differences(
     output: &CertFiles,
     kubeconfig: &ObservedKubeconfig,
     trust: &TrustBundle,
-) -> Vec<String> {
+) -> Vec<KubeconfigDifference> {
     let CertFiles::Kubeconfig { server, pair, .. } = output else {
         return Vec::new();
     };
     let mut reasons = Vec::new();
     if kubeconfig.server.as_deref() != Some(server) {
-        let old = kubeconfig.server.as_deref().unwrap_or("missing");
-        reasons.push(format!("server is {old}, wanted {server}"));
+        reasons.push(KubeconfigDifference::OtherServer {
+            found: kubeconfig.server.clone(),
+            wanted: server.clone(),
+        });
     }
     let trusted = kubeconfig
         .authority
         .as_deref()
         .and_then(|pem| TrustBundle::from_pem(pem).ok());
     if trusted.as_ref().map(TrustBundle::first) != Some(trust.first()) {
-        let old = match (trusted, &kubeconfig.authority_file) {
-            (Some(bundle), _) => bundle.to_string(),
-            (None, Some(file)) => format!("in the file {}", file.display()),
-            (None, None) => "missing".to_owned(),
-        };
-        reasons.push(format!("its CA is {old}, wanted {trust}"));
+        reasons.push(KubeconfigDifference::OtherAuthority {
+            found: match (trusted, &kubeconfig.authority_file) {
+                (Some(bundle), _) => KubeconfigAuthority::Embedded(bundle.to_string()),
+                (None, Some(file)) => KubeconfigAuthority::InFile(file.clone()),
+                (None, None) => KubeconfigAuthority::Missing,
+            },
+            wanted: trust.to_string(),
+        });
     }
     reasons.extend(
         pair.as_ref()
@@ -310,25 +314,21 @@ pub fn kubeconfig_differences(
 
 /// Returns how the location of certificate and key differs from the spec. Files of another tool are kept as long as the spec
 /// requires no files.
-fn pair_difference(spec: &ClientPairSpec, kubeconfig: &ObservedKubeconfig) -> Option<String> {
-    let ClientPairSpec {
-        certificate, key, ..
-    } = spec;
+fn pair_difference(
+    spec: &ClientPairSpec,
+    kubeconfig: &ObservedKubeconfig,
+) -> Option<KubeconfigDifference> {
+    let own = [spec.certificate.clone(), spec.key.clone()];
     let found = kubeconfig.pair.as_deref();
     let names_pair = found.is_some_and(|[certificate, key]| spec.is(certificate, key));
     match (spec.is_named, found) {
         (true, _) if names_pair => None,
-        (true, Some([other, other_key])) => Some(format!(
-            "it names {} and {}, wanted {certificate} and {key}",
-            other.display(),
-            other_key.display()
-        )),
-        (true, None) => Some(format!(
-            "it contains its certificate and key, wanted {certificate} and {key}"
-        )),
-        (false, _) if names_pair => Some(format!(
-            "it names {certificate} and {key}, wanted embedded certificate and key"
-        )),
+        (true, Some(found)) => Some(KubeconfigDifference::NamesOtherFiles {
+            found: found.clone(),
+            wanted: own,
+        }),
+        (true, None) => Some(KubeconfigDifference::ContainsPair(own)),
+        (false, _) if names_pair => Some(KubeconfigDifference::NamesPair(own)),
         (false, _) => None,
     }
 }
@@ -339,31 +339,33 @@ pub fn assess_bundle(
     found: &Observed<TrustBundle>,
     pins: &[[u8; 32]],
     now: OffsetDateTime,
-) -> Result<(), String> {
-    let path = &spec.path;
+) -> Result<(), BundleRefusal> {
+    let (path, authority) = (spec.path.clone(), spec.authority);
     let bundle = match found {
         Observed::Absent | Observed::Empty => return Ok(()),
         Observed::Unreadable(why) => {
-            return Err(format!(
-                "{path} is not a usable trust bundle of {}: {why}; put the CA certificate there and run again",
-                spec.authority
-            ));
+            return Err(BundleRefusal::Unusable {
+                path,
+                authority,
+                why: why.clone(),
+            });
         }
         Observed::Present(bundle) => bundle,
     };
-    bundle.require_pins(pins).map_err(|error| {
-        format!(
-            "{path} does not match the pins of authority {}: {error}; correct authorities.{}.trust.sha256 or the file",
-            spec.authority, spec.authority
-        )
-    })?;
+    if let Err(error) = bundle.require_pins(pins) {
+        return Err(BundleRefusal::NotPinned {
+            path,
+            authority,
+            why: error.to_string(),
+        });
+    }
     let first = bundle.first();
     if now > first.not_after() {
-        return Err(format!(
-            "the CA certificate in {path} ({}) expired at {}: peers refuse every certificate, kubeconfig and kubelet under it; replace the CA first, as new leaf certificates would be refused too",
-            first.subject(),
-            rfc3339(first.not_after())
-        ));
+        return Err(BundleRefusal::Expired {
+            path,
+            subject: first.subject().to_string(),
+            at: first.not_after(),
+        });
     }
     Ok(())
 }

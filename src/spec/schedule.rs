@@ -217,24 +217,91 @@ pub enum DueState {
     Waits {
         /// This node's time in the window.
         at: OffsetDateTime,
-        /// The reason why it is due, in words.
-        reason: String,
+        /// The rule by which it is due.
+        due: Due,
     },
     /// It is due now.
     Now {
-        /// The reason, in words.
-        reason: String,
+        /// The rule by which it is due.
+        due: Due,
         /// True if the expiry is so near that a failure must be reported.
         urgent: bool,
-        /// The reason why it does not wait for a configured window, in words.
-        no_window: Option<String>,
+        /// The reason why it does not wait for a configured window.
+        no_window: Option<NoWindow>,
     },
 }
 
-/// Returns the time at which a certificate is due on this node, with the reason.
-pub fn due_at(life: &CertLife, rotation: &Rotation, node: &str) -> (OffsetDateTime, String) {
+/// When a certificate is due, and by which rule.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("due since {}: {rule}", rfc3339(*at))]
+pub struct Due {
+    /// Time at which it is due.
+    pub at: OffsetDateTime,
+    /// The rule.
+    pub rule: DueRule,
+}
+
+/// The rule that determines when a certificate is due.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DueRule {
+    /// No certificate is due earlier.
+    #[error("half of its life of {} is over, the earliest possible time", length_in_words(*life))]
+    HalfOver {
+        /// Its lifetime.
+        life: Span,
+    },
+    /// `rotation.minRemaining`.
+    #[error("no more than {} of its life of {} is left", length_in_words(*left), length_in_words(*life))]
+    LittleLeft {
+        /// The rest.
+        left: Span,
+        /// Its lifetime.
+        life: Span,
+    },
+    /// `rotation.renewAt`, as a share of the lifetime.
+    #[error("{percent} % of its life of {} is over", length_in_words(*life))]
+    ShareOver {
+        /// The share.
+        percent: i64,
+        /// Its lifetime.
+        life: Span,
+    },
+    /// `rotation.renewAt`, as a time before the expiry.
+    #[error("it ends within {}", length_in_words(*left))]
+    EndsSoon {
+        /// The rest of its lifetime.
+        left: Span,
+    },
+}
+
+/// The reason why a renewal does not wait for a configured window.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoWindow {
+    /// The next one opens too late.
+    #[error(
+        "the next window opens at {}, too late for a certificate that expires at {}: it is renewed outside of the windows",
+        rfc3339(*opens),
+        rfc3339(*not_after)
+    )]
+    WindowTooLate {
+        /// Time at which it opens.
+        opens: OffsetDateTime,
+        /// Expiry of the certificate.
+        not_after: OffsetDateTime,
+    },
+    /// None ever opens.
+    #[error("no window ever opens: it is renewed outside of the windows")]
+    WindowNeverOpens,
+}
+
+codes!(NoWindow {
+    WindowTooLate,
+    WindowNeverOpens
+});
+
+/// Returns the time at which a certificate is due on this node, with the rule.
+pub fn due_at(life: &CertLife, rotation: &Rotation, node: &str) -> Due {
     let length = life.length();
-    let words = length_in_words(length);
     let jitter = part(
         length,
         rotation.jitter.share() * place_of(node, Purpose::Due),
@@ -247,34 +314,31 @@ pub fn due_at(life: &CertLife, rotation: &Rotation, node: &str) -> (OffsetDateTi
     let half = life.issued_at + part(length, EARLIEST_SHARE);
     let at = by_rule.min(by_floor) - jitter;
     if at < half {
-        let reason = format!("half of its life of {words} is over, the earliest possible time");
-        return (half, reason);
+        let rule = DueRule::HalfOver { life: length };
+        return Due { at: half, rule };
     }
-    let reason = match rotation.renew_at {
-        _ if by_floor < by_rule => format!(
-            "no more than {} of its life of {words} is left",
-            length_in_words(life.not_after - at)
-        ),
-        RenewAt::Share(_) => format!(
-            "{} % of its life of {words} is over",
-            ((at - life.issued_at) / length * 100.0).round()
-        ),
-        RenewAt::Before(_) => format!("it ends within {}", length_in_words(life.not_after - at)),
+    let left = life.not_after - at;
+    let rule = match rotation.renew_at {
+        _ if by_floor < by_rule => DueRule::LittleLeft { left, life: length },
+        RenewAt::Share(_) => DueRule::ShareOver {
+            percent: ((at - life.issued_at) / length * 100.0).round() as i64,
+            life: length,
+        },
+        RenewAt::Before(_) => DueRule::EndsSoon { left },
     };
-    (at, reason)
+    Due { at, rule }
 }
 
 /// Decides by age whether a certificate is renewed.
 pub fn due(life: &CertLife, rotation: &Rotation, node: &str, now: OffsetDateTime) -> DueState {
-    let (at, why) = due_at(life, rotation, node);
-    if now < at {
-        return DueState::Later { at };
+    let due = due_at(life, rotation, node);
+    if now < due.at {
+        return DueState::Later { at: due.at };
     }
-    let reason = format!("due since {}: {why}", rfc3339(at));
     match in_window(life, rotation, node, now) {
-        Wait::Until { turn, .. } => DueState::Waits { at: turn, reason },
+        Wait::Until { turn, .. } => DueState::Waits { at: turn, due },
         Wait::No(no_window) => DueState::Now {
-            reason,
+            due,
             urgent: life.is_urgent(rotation, now),
             no_window,
         },
@@ -285,7 +349,7 @@ pub fn due(life: &CertLife, rotation: &Rotation, node: &str, now: OffsetDateTime
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wait {
     /// A window is open, none is configured, or none opens in time. Contains the reason of the last case.
-    No(Option<String>),
+    No(Option<NoWindow>),
     /// Wait for a window.
     Until {
         /// Time at which it opens.
@@ -317,14 +381,11 @@ pub(crate) fn in_window(
             turn: (opens + part(length, WINDOW_SPREAD * place_of(node, Purpose::Due)))
                 .min(urgent_from),
         },
-        Some((opens, _)) => Wait::No(Some(format!(
-            "the next window opens at {}, too late for a certificate that expires at {}: it is renewed outside of the windows",
-            rfc3339(opens),
-            rfc3339(life.not_after)
-        ))),
-        None => Wait::No(Some(
-            "no window ever opens: it is renewed outside of the windows".to_owned(),
-        )),
+        Some((opens, _)) => Wait::No(Some(NoWindow::WindowTooLate {
+            opens,
+            not_after: life.not_after,
+        })),
+        None => Wait::No(Some(NoWindow::WindowNeverOpens)),
     }
 }
 

@@ -25,8 +25,13 @@ const MIN_LIFETIME: Duration = Duration::from_secs(2 * 60);
 pub enum Lifetime {
     /// It is that of the request, within the usual deviation of signers.
     Fits,
-    /// It is considerably longer or shorter; contains a note.
-    Differs(String),
+    /// It is considerably longer or shorter.
+    Differs {
+        /// The lifetime.
+        lives: String,
+        /// The requested one.
+        asked: String,
+    },
     /// The certificate must not be installed.
     Refused(CertDifference),
 }
@@ -64,11 +69,10 @@ pub fn judge_lifetime(
             .saturating_add(requested / 10)
             .saturating_add(LIFETIME_SLACK);
     if is_longer || left < requested / 2 {
-        Lifetime::Differs(format!(
-            "its lifetime is {} instead of the requested {}",
-            lives(),
-            length(requested)
-        ))
+        Lifetime::Differs {
+            lives: lives(),
+            asked: length(requested),
+        }
     } else {
         Lifetime::Fits
     }
@@ -119,7 +123,9 @@ mod tests {
             let limit = limit.map(Duration::from_secs);
             match judge_lifetime(&leaf, asked, limit, NOW) {
                 Lifetime::Fits => "fits".to_owned(),
-                Lifetime::Differs(note) => note,
+                Lifetime::Differs { lives, asked } => {
+                    format!("its lifetime is {lives} instead of the requested {asked}")
+                }
                 Lifetime::Refused(difference) => format!("refused: {difference}"),
             }
         };

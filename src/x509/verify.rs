@@ -113,6 +113,41 @@ pub enum CertDifference {
     NotUnderFirst { anchor: String, first: String },
 }
 
+codes!(CertDifference {
+    PublicKey,
+    KeyAlgorithm,
+    CommonName,
+    OrganizationMissing,
+    OrganizationExtra,
+    SubjectAttribute,
+    DnsMissing,
+    DnsExtra,
+    IpMissing,
+    IpExtra,
+    SanExtra,
+    UsageMissing,
+    UsageExtra,
+    KeyUsageMissing,
+    EncryptionUsage,
+    CertSign,
+    IsCa,
+    Expired,
+    NotYetValid,
+    LivesTooLong,
+    LivesTooShort,
+    IssuerExpired,
+    IssuerNotYetValid,
+    WeakSignature,
+    UntrustedIssuer,
+    DamagedIssuer,
+    HandshakeSize,
+    NameConstraint,
+    PathLength,
+    NoExtensions,
+    Path,
+    NotUnderFirst
+});
+
 /// Returns every difference between `chain` and its profile that `tolerance` does not accept, in a fixed order. If there are
 /// none, the chain may be installed.
 ///

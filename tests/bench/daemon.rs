@@ -125,7 +125,7 @@ certificateValidityPeriod: {lifetime}
                     issued_at: issued.at,
                     not_after: issued.not_after,
                 };
-                let (due, _) = schedule::due_at(&life, &Rotation::default(), NODE);
+                let due = schedule::due_at(&life, &Rotation::default(), NODE).at;
                 let file = self
                     .dir
                     .path()

@@ -206,7 +206,7 @@ impl Fleet {
 
     fn first_due(&self) -> Duration {
         let nodes = (0..NODES).map(|number| self.boot(number));
-        let due = nodes.map(|node| schedule::due_at(&node.life, &self.rotation, &node.name).0);
+        let due = nodes.map(|node| schedule::due_at(&node.life, &self.rotation, &node.name).at);
         due.min().unwrap() - START
     }
 

@@ -314,6 +314,7 @@ impl SimulatedSigner {
             // Half of the signers name a time.
             after: self.service.plan.adopts.then(|| left / 2),
             note: "an officer must approve".to_owned(),
+            is_uniform: true,
         }
     }
 }

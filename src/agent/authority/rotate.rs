@@ -16,8 +16,9 @@ use super::service_account::{self, PairChange};
 use super::step::ChangeStep;
 use super::{StepOrder, StepOutcome, refused, require_pins};
 use crate::agent::load::Loaded;
-use crate::agent::report::{ReportRow, RowAction};
+use crate::agent::report::{ReportRow, RowAction, RowReason};
 use crate::agent::{Clock, ExitCode, Failure, Progress, RunSetup};
+use crate::spec::assess::joined;
 use crate::spec::authority_rotation::{
     AuthorityRotation, BegunPhase, NodeAction, NodeProof, NodeSituation, NodeStep, RotatedCa,
     RotationSubject, RotationVersion, decide_node,
@@ -405,7 +406,7 @@ impl Follower {
         followed.rows.push(ReportRow {
             name: row_name(rotation),
             action: RowAction::Written,
-            reasons: [outcome.proven, outcome.done].concat(),
+            reasons: reasons([outcome.proven, outcome.done].concat()),
             ..ReportRow::default()
         });
         let Some(issued) = outcome.issued else { return };
@@ -413,7 +414,7 @@ impl Follower {
         if outcome.is_incomplete {
             let failed = issued.rows.iter().filter(|row| row.is_overdue());
             let why: Vec<String> = failed
-                .map(|row| format!("{} {}: {}", row.name, row.action, row.reasons.join("; ")))
+                .map(|row| format!("{} {}: {}", row.name, row.action, joined(&row.reasons)))
                 .collect();
             let failure = Failure::with_messages(ExitCode::Pending, why);
             self.fail(rotation, failure, now, followed);
@@ -465,9 +466,13 @@ fn pair_taken(rotation: &AuthorityRotation, change: PairChange, followed: &mut F
     followed.rows.push(ReportRow {
         name: row_name(rotation),
         action: RowAction::Written,
-        reasons: change.done,
+        reasons: reasons(change.done),
         ..ReportRow::default()
     });
+}
+
+fn reasons(proofs: Vec<String>) -> Vec<RowReason> {
+    proofs.into_iter().map(RowReason::AuthorityChange).collect()
 }
 
 /// Returns the wait after a failure that followed `attempts` earlier ones.

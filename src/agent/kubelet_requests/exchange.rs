@@ -195,7 +195,7 @@ impl KubeletExchange<'_> {
                 wait: until_poll(&self.record.exchange, self.signing.now()),
                 attempts: self.attempts,
                 failure: None,
-                why: note,
+                why: note.to_string(),
             },
             ExchangeEnd::Denied(reason) => Exchanged::Denied(reason),
             ExchangeEnd::Refused(differences) => Exchanged::Mismatch(differences),

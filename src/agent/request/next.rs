@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use time::OffsetDateTime;
 
+use super::PendingReason;
 use crate::agent::SignerOperation;
 use crate::signer::{Answer, FailureClass, Resubmit, SignerError, Ticket, retry};
 use crate::store::{self, LastError, RequestPhase};
@@ -97,6 +98,7 @@ pub(in crate::agent) enum SignerResponse<C> {
         ticket: Ticket,
         after: Option<Duration>,
         note: String,
+        is_uniform: bool,
     },
     /// The signer denied the request.
     Denied(String),
@@ -121,10 +123,12 @@ impl<C> SignerResponse<C> {
                 ticket,
                 after,
                 note,
+                is_uniform,
             }) => SignerResponse::Pending {
                 ticket,
                 after,
                 note,
+                is_uniform,
             },
             Ok(Answer::Denied { reason }) => SignerResponse::Denied(reason),
             Ok(Answer::Gone) => SignerResponse::Unknown,
@@ -168,7 +172,7 @@ pub(in crate::agent) enum ExchangeEnd<C> {
     /// The certificate can be installed.
     Install(C),
     /// The signer's decision is left to a later run.
-    Wait(String),
+    Wait(PendingReason),
     /// The request was denied.
     Denied(String),
     /// The certificate was refused.
@@ -212,6 +216,7 @@ pub(in crate::agent) fn next<C>(
             ticket,
             after,
             note,
+            is_uniform,
         } => {
             let wait = retry::poll_delay(attempts.polls, after);
             attempts.polls += 1;
@@ -222,7 +227,7 @@ pub(in crate::agent) fn next<C>(
                 let wait = wait.min(left);
                 return NextStep::Call { call, wait };
             }
-            ExchangeEnd::Wait(note)
+            ExchangeEnd::Wait(PendingReason::Undecided { note, is_uniform })
         }
         SignerResponse::Denied(reason) => {
             record.phase = RequestPhase::Denied;
@@ -339,6 +344,7 @@ mod tests {
             ticket: ticket(),
             after: Some(Duration::from_secs(after)),
             note: "waits".to_owned(),
+            is_uniform: false,
         }
     }
 

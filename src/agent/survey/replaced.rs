@@ -2,11 +2,13 @@
 
 use time::OffsetDateTime;
 
-use super::{Survey, SurveyedBundle, SurveyedCert, TrustSource};
+use super::{Survey, SurveyRefusal, SurveyedBundle, SurveyedCert, TrustSource};
 use crate::agent::Provided;
 use crate::kube::names::Authority;
 use crate::spec::CertFiles;
-use crate::spec::assess::{self, CaEvidence, ReplacedCa, shared_authorities, trusted_by};
+use crate::spec::assess::{
+    self, BundleRefusal, CaEvidence, ReplacedCa, shared_authorities, trusted_by,
+};
 use crate::store::NodeRoot;
 use crate::text::hex;
 use crate::x509::{Certificate, TrustBundle};
@@ -64,21 +66,23 @@ impl Survey {
                 _ => bundle.spec.path.to_string(),
             };
             if let Some(replaced) = self.replaced_by(authority, present) {
-                let sentence = replaced.sentence(&shown);
                 let fix = replaced.fix(authority, &shown, present);
-                refused.push((place, sentence, fix));
+                let path = shown;
+                refused.push((place, BundleRefusal::Replaced { replaced, path }, fix));
             }
         }
-        self.refusals.extend(copies);
-        for (place, sentence, fix) in refused {
+        self.refusals
+            .extend(copies.into_iter().map(SurveyRefusal::ValidCopy));
+        for (place, refusal, fix) in refused {
             if let Some(bundle) = self.bundles.get_mut(place) {
                 // Further faults of the new CA certificate are irrelevant: it is removed.
-                let before = bundle.refused.take().unwrap_or_default();
+                let authority = bundle.spec.authority;
+                self.refusals.retain(
+                    |refusal| !matches!(refusal, SurveyRefusal::Bundle(of, _) if *of == authority),
+                );
+                bundle.refused = vec![refusal.clone()];
                 self.refusals
-                    .retain(|refusal| !before.contains(refusal.as_str()));
-                self.refusals
-                    .push(format!("{sentence}; nothing is issued under it: {fix}"));
-                bundle.refused = Some(sentence);
+                    .push(SurveyRefusal::ReplacedCa { refusal, fix });
             }
         }
     }

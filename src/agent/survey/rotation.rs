@@ -79,7 +79,7 @@ impl Survey {
                 .is_of_kubelet()
                 .then(|| rotation_after_kubelet(rotation));
             let rotation = late.as_ref().unwrap_or(rotation);
-            cert.due = Some(due_at(&age.life, rotation, node).0);
+            cert.due = Some(due_at(&age.life, rotation, node).at);
         }
         Ok(())
     }

@@ -1,8 +1,9 @@
 //! Judges the service-account pair of the node.
 
-use super::Survey;
 use super::keys::found_key;
+use super::{Survey, SurveyRefusal};
 use crate::agent::{Provided, ServiceAccount};
+use crate::kube::names::NodePath;
 use crate::node::NodeState;
 use crate::spec::ServiceAccountSpec;
 use crate::spec::assess::{COPY_SERVICE_ACCOUNT, Observed};
@@ -24,6 +25,89 @@ pub enum ServiceAccountAction {
     DerivePublic,
     /// Every user can read `sa.key`.
     Tighten,
+}
+
+/// The reason why the service-account pair is unusable and is not changed, with the fix.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the documentation")]
+pub enum ServiceAccountFault {
+    #[error(
+        "{path} is not the key of the cluster that this node joins: {from} has another one, and with two of them half of all service-account tokens fail; move sa.key and sa.pub away if the other one is right, and run again"
+    )]
+    Foreign { path: NodePath, from: String },
+    #[error(
+        "{private} and {public} are not a pair: tokens signed with the one are refused by the other; {}",
+        if *has_served { copy_to(&private.directory()) } else { "find out which of them the cluster uses (compare with another control-plane node), then remove the wrong one and run again".to_owned() }
+    )]
+    NotAPair {
+        private: NodePath,
+        public: NodePath,
+        has_served: bool,
+    },
+    #[error("{path} is not usable: {why}; {fix}")]
+    Unusable {
+        path: NodePath,
+        why: String,
+        fix: UnusableFix,
+    },
+    #[error("{private} is absent, and this node has certificates already; {}", copy_to(&private.directory()))]
+    AbsentAfterUse { private: NodePath },
+    #[error(
+        "{private} is absent and this node belongs to a cluster: a new pair would differ from that of the other control-plane nodes and service-account tokens would fail; have it fetched from kubeadm-certs (join.certificateKey, or controlPlane.certificateKey of the JoinConfiguration), or copy sa.key and sa.pub from a control-plane node to {}, and run again",
+        private.directory()
+    )]
+    AbsentInCluster { private: NodePath },
+    #[error(
+        "{public} exists but {private} does not; copy the matching sa.key from where sa.pub came, or remove sa.pub if the cluster is new, and run again"
+    )]
+    OnlyPublic { private: NodePath, public: NodePath },
+    #[error(
+        "{public} is absent and kube-apiserver does not start without it; run nodepki bootstrap, which derives it from sa.key"
+    )]
+    PublicAbsent { public: NodePath },
+    #[error(
+        "sa.key and sa.pub of the cluster are not in {directory} yet; run nodepki bootstrap, which installs them"
+    )]
+    NotInstalled { directory: NodePath },
+    #[error(
+        "sa.key and sa.pub are absent from {directory}, and a new pair would differ from the cluster's; {COPY_SERVICE_ACCOUNT}"
+    )]
+    PairLost { directory: NodePath },
+    #[error(
+        "sa.key and sa.pub are absent from {directory}; run nodepki bootstrap, which generates them on a new node"
+    )]
+    PairAbsent { directory: NodePath },
+}
+
+codes!(ServiceAccountFault {
+    Foreign,
+    NotAPair,
+    Unusable,
+    AbsentAfterUse,
+    AbsentInCluster,
+    OnlyPublic,
+    PublicAbsent,
+    NotInstalled,
+    PairLost,
+    PairAbsent
+});
+
+/// The fix for a file of the service-account pair that is not usable.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UnusableFix {
+    /// On a node that has served: the pair of another node, to this directory.
+    #[error("{}", copy_to(.0))]
+    Copy(NodePath),
+    /// For `sa.key`.
+    #[error("restore it from another control-plane node and run again")]
+    Restore,
+    /// For `sa.pub`.
+    #[error("remove it to have it derived from sa.key and run again")]
+    Derive,
+}
+
+fn copy_to(directory: &NodePath) -> String {
+    format!("{COPY_SERVICE_ACCOUNT} to {directory}, and run again")
 }
 
 /// The service-account pair on disk.
@@ -66,7 +150,11 @@ impl Survey {
         }
         match action {
             Ok(action) => self.service_account = Some(action),
-            Err(refusal) => self.refusals.push(refusal),
+            Err(fault) => {
+                self.refusals
+                    .push(SurveyRefusal::ServiceAccount(fault.clone()));
+                self.service_account_refused = Some(fault);
+            }
         }
         Ok(())
     }
@@ -74,7 +162,7 @@ impl Survey {
 
 impl FoundPair<'_> {
     /// Returns why the pair is not that of the cluster; `None` if it is, or if there is none.
-    fn foreign(&self, provided: &ServiceAccount) -> Option<String> {
+    fn foreign(&self, provided: &ServiceAccount) -> Option<ServiceAccountFault> {
         let ServiceAccount { from, key, .. } = provided;
         let cluster = key.public_key();
         let private = self.private.present();
@@ -86,9 +174,10 @@ impl FoundPair<'_> {
         } else {
             return None;
         };
-        Some(format!(
-            "{path} is not the key of the cluster that this node joins: {from} has another one, and with two of them half of all service-account tokens fail; move sa.key and sa.pub away if the other one is right, and run again"
-        ))
+        Some(ServiceAccountFault::Foreign {
+            path: path.clone(),
+            from: from.clone(),
+        })
     }
 
     fn weak_key(&self) -> Option<String> {
@@ -102,20 +191,26 @@ impl FoundPair<'_> {
     }
 
     /// Decides what to do, or why the pair is refused. `has_provided`: the cluster has provided its pair.
-    fn action(&self, has_provided: bool) -> Result<ServiceAccountAction, String> {
+    fn action(&self, has_provided: bool) -> Result<ServiceAccountAction, ServiceAccountFault> {
+        use ServiceAccountFault as F;
         let spec = self.spec;
-        let (key_path, public_path) = (&spec.private, &spec.public);
-        let copy = format!(
-            "{COPY_SERVICE_ACCOUNT} to {}, and run again",
-            spec.private.directory()
-        );
+        let (private, public) = (spec.private.clone(), spec.public.clone());
+        let unusable = |path: NodePath, why: &str| F::Unusable {
+            why: why.to_owned(),
+            fix: match self.has_served {
+                true => UnusableFix::Copy(spec.private.directory()),
+                false if path == spec.public => UnusableFix::Derive,
+                false => UnusableFix::Restore,
+            },
+            path,
+        };
         match (&self.private, &self.public) {
             (
                 Observed::Absent | Observed::Empty,
                 Observed::Absent | Observed::Empty | Observed::Present(_),
             ) if has_provided => Ok(ServiceAccountAction::Install),
-            (Observed::Present(private), Observed::Present(public))
-                if public.contains(private.public_key()) =>
+            (Observed::Present(own), Observed::Present(public))
+                if public.contains(own.public_key()) =>
             {
                 Ok(if self.is_exposed {
                     ServiceAccountAction::Tighten
@@ -123,23 +218,17 @@ impl FoundPair<'_> {
                     ServiceAccountAction::Keep
                 })
             }
-            (Observed::Present(_), Observed::Present(_)) if self.has_served => Err(format!(
-                "{key_path} and {public_path} are not a pair: tokens signed with the one are refused by the other; {copy}"
-            )),
-            (Observed::Present(_), Observed::Present(_)) => Err(format!(
-                "{key_path} and {public_path} are not a pair: tokens signed with the one are refused by the other; find out which of them the cluster uses (compare with another control-plane node), then remove the wrong one and run again"
-            )),
+            (Observed::Present(_), Observed::Present(_)) => Err(F::NotAPair {
+                private,
+                public,
+                has_served: self.has_served,
+            }),
             (Observed::Present(_), Observed::Absent | Observed::Empty) => {
                 Ok(ServiceAccountAction::DerivePublic)
             }
-            (Observed::Unreadable(why), _) if self.has_served => {
-                Err(format!("{key_path} is not usable: {why}; {copy}"))
-            }
-            (Observed::Absent | Observed::Empty, _) if self.has_served => Err(format!(
-                "{key_path} is absent, and this node has certificates already; {copy}"
-            )),
-            (_, Observed::Unreadable(why)) if self.has_served => {
-                Err(format!("{public_path} is not usable: {why}; {copy}"))
+            (Observed::Unreadable(why), _) => Err(unusable(private, why)),
+            (Observed::Absent | Observed::Empty, _) if self.has_served => {
+                Err(F::AbsentAfterUse { private })
             }
             (Observed::Absent | Observed::Empty, Observed::Absent | Observed::Empty)
                 if spec.may_make =>
@@ -147,20 +236,10 @@ impl FoundPair<'_> {
                 Ok(ServiceAccountAction::Make)
             }
             (Observed::Absent | Observed::Empty, Observed::Absent | Observed::Empty) => {
-                Err(format!(
-                    "{key_path} is absent and this node belongs to a cluster: a new pair would differ from that of the other control-plane nodes and service-account tokens would fail; have it fetched from kubeadm-certs (join.certificateKey, or controlPlane.certificateKey of the JoinConfiguration), or copy sa.key and sa.pub from a control-plane node to {}, and run again",
-                    spec.private.directory()
-                ))
+                Err(F::AbsentInCluster { private })
             }
-            (Observed::Absent | Observed::Empty, _) => Err(format!(
-                "{public_path} exists but {key_path} does not; copy the matching sa.key from where sa.pub came, or remove sa.pub if the cluster is new, and run again"
-            )),
-            (Observed::Unreadable(why), _) => Err(format!(
-                "{key_path} is not usable: {why}; restore it from another control-plane node and run again"
-            )),
-            (_, Observed::Unreadable(why)) => Err(format!(
-                "{public_path} is not usable: {why}; remove it to have it derived from sa.key and run again"
-            )),
+            (Observed::Absent | Observed::Empty, _) => Err(F::OnlyPublic { private, public }),
+            (_, Observed::Unreadable(why)) => Err(unusable(public, why)),
         }
     }
 }

@@ -15,7 +15,7 @@ use super::etcd_clients::{client_authority, is_predecessor_key, without_client_a
 use super::secrets::{
     CLUSTER_LABEL, ClusterTarget, MANAGED_BY_LABEL, MANAGED_BY_NODEPKI, Object, Purpose, SecretSpec,
 };
-use crate::agent::{ExitCode, Failure, ReportRow, RowAction};
+use crate::agent::{ExitCode, Failure, ReportRow, RowAction, RowReason};
 use crate::cluster::api::{self, Api, SECRET};
 use crate::kube::kubeconfig::Kubeconfig;
 use crate::kube::names::Authority;
@@ -98,7 +98,7 @@ pub(super) async fn apply(
             name,
             authority: Some(secret.purpose.authority().to_string()),
             action,
-            reasons,
+            reasons: reasons.into_iter().map(RowReason::Secret).collect(),
             ..ReportRow::default()
         });
     }

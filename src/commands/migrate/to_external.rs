@@ -299,7 +299,7 @@ async fn prove(
     let (now, note) = agent::wait_for_plausible_clock(setup, &mut survey, clock, progress).await?;
     report.notes.extend(note);
     for message in &survey.refusals {
-        report.refuse(message.clone());
+        report.refuse(message.to_string());
     }
     require_service_account(survey.service_account.as_ref(), &mut report);
     for authority in keys_here {

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::agent::{ReportRow, RowAction, RunReport};
-use crate::table::without_word;
+use crate::agent::{ReportRow, RowAction, RowReason, RunReport};
 
 /// The last line of a command, also part of its JSON document.
 #[derive(Clone, Debug, Default)]
@@ -29,7 +28,7 @@ impl Closing {
             };
             closing = closing.count(count, action.as_str(), shown);
         }
-        closing.cause = sole_cause(report);
+        closing.cause = sole_group(report).map(|group| group.words());
         closing
     }
 
@@ -100,90 +99,80 @@ impl fmt::Display for Closing {
 /// Rows with the same action for the same reasons.
 pub(super) struct RowGroup<'a> {
     pub(super) action: RowAction,
-    /// The reasons, in the words of the first row.
-    pub(super) reasons: Vec<String>,
+    /// The reasons of the first row.
+    reasons: Vec<&'a RowReason>,
     pub(super) rows: Vec<&'a ReportRow>,
 }
 
-/// What follows a reason that differs in the other rows only by their names.
-const LIKEWISE: &str = ", and likewise for the others";
+impl RowGroup<'_> {
+    /// Returns the reasons in the words of the first row.
+    pub(super) fn words(&self) -> String {
+        let words: Vec<String> = self
+            .reasons
+            .iter()
+            .map(|reason| self.word(reason))
+            .collect();
+        words.join("; ")
+    }
 
-/// Groups the rows by their reasons. Reasons that differ only in the name of the row are the same; reasons of the same
-/// rows are one group.
+    fn word(&self, reason: &RowReason) -> String {
+        let has_all = |row: &&ReportRow| row.reasons.contains(reason);
+        if self.rows.iter().all(has_all) {
+            reason.to_string()
+        } else {
+            format!("{reason}, and likewise for the others")
+        }
+    }
+
+    /// Returns whether this is the group of a row for this reason.
+    pub(super) fn contains(&self, row: &ReportRow, reason: &RowReason) -> bool {
+        self.rows.iter().any(|one| std::ptr::eq(*one, row)) && self.has(reason)
+    }
+
+    fn has(&self, reason: &RowReason) -> bool {
+        self.reasons.iter().any(|one| one.has_same_cause(reason))
+    }
+
+    /// Returns whether both are groups of the same rows.
+    pub(super) fn has_rows(&self, rows: &[&ReportRow]) -> bool {
+        let mut pairs = self.rows.iter().zip(rows);
+        self.rows.len() == rows.len() && pairs.all(|(one, other)| std::ptr::eq(*one, *other))
+    }
+}
+
+/// Groups the rows by the causes of their reasons. Reasons of the same rows are one group.
 pub(super) fn groups(report: &RunReport) -> Vec<RowGroup<'_>> {
-    let mut by_reason: Vec<(RowAction, String, Vec<&ReportRow>)> = Vec::new();
+    let mut by_reason: Vec<RowGroup<'_>> = Vec::new();
     for row in &report.rows {
         for reason in &row.reasons {
-            let general = without_word(reason, &row.name);
             let known = by_reason
                 .iter_mut()
-                .find(|(action, known, _)| *action == row.action && *known == general);
+                .find(|group| group.action == row.action && group.has(reason));
             match known {
-                Some((.., rows)) => rows.push(row),
-                None => by_reason.push((row.action, general, vec![row])),
+                Some(group) => group.rows.push(row),
+                None => by_reason.push(RowGroup {
+                    action: row.action,
+                    reasons: vec![reason],
+                    rows: vec![row],
+                }),
             }
         }
     }
     let mut groups: Vec<RowGroup<'_>> = Vec::new();
-    for (action, general, rows) in by_reason {
-        let Some(reason) = in_words_of_first(&general, &rows) else {
-            continue;
-        };
+    for one in by_reason {
         let known = groups
             .iter_mut()
-            .find(|group| group.action == action && has_same_rows(&group.rows, &rows));
+            .find(|group| group.action == one.action && group.has_rows(&one.rows));
         match known {
-            Some(group) => group.reasons.push(reason),
-            None => groups.push(RowGroup {
-                action,
-                reasons: vec![reason],
-                rows,
-            }),
+            Some(group) => group.reasons.extend(one.reasons),
+            None => groups.push(one),
         }
     }
     groups
 }
 
-fn in_words_of_first(general: &str, rows: &[&ReportRow]) -> Option<String> {
-    let first = rows.first()?;
-    let mut reasons = first.reasons.iter();
-    let reason = reasons.find(|reason| without_word(reason, &first.name) == general)?;
-    Some(if rows.iter().all(|row| row.reasons.contains(reason)) {
-        reason.clone()
-    } else {
-        format!("{reason}{LIKEWISE}")
-    })
-}
-
-fn has_same_rows(one: &[&ReportRow], other: &[&ReportRow]) -> bool {
-    let mut pairs = one.iter().zip(other);
-    one.len() == other.len() && pairs.all(|(one, other)| std::ptr::eq(*one, *other))
-}
-
-/// Returns whether a reason of a row is one of these common reasons.
-pub(super) fn is_common(reason: &str, row: &ReportRow, group: &RowGroup<'_>) -> bool {
-    is_common_general(&without_word(reason, &row.name), group)
-}
-
-fn is_common_general(general: &str, group: &RowGroup<'_>) -> bool {
-    let Some(first) = group.rows.first() else {
-        return false;
-    };
-    let mut common = group.reasons.iter();
-    common.any(|text| {
-        let text = text.strip_suffix(LIKEWISE).unwrap_or(text);
-        without_word(text, &first.name) == general
-    })
-}
-
-/// Returns the cause of all unfinished rows, if it is the same for all. A row that is held back waits for others: its
-/// reason counts only if there is no other unfinished row.
-pub(super) fn sole_cause(report: &RunReport) -> Option<String> {
-    let group = sole_group(report)?;
-    Some(group.reasons.join("; "))
-}
-
-/// Returns the rows with the cause of [`sole_cause`].
+/// Returns the rows with the cause of all unfinished rows, if it is the same for all. A row that is held back waits for
+/// others: its reason counts only if there is no other unfinished row.
 pub(super) fn sole_group(report: &RunReport) -> Option<RowGroup<'_>> {
     let is_problem = |action: RowAction| action.is_unfinished() && action != RowAction::HeldBack;
     let rows = || report.rows.iter();
@@ -196,16 +185,20 @@ pub(super) fn sole_group(report: &RunReport) -> Option<RowGroup<'_>> {
         }
     };
     let all: Vec<&ReportRow> = rows().filter(|row| counts(row.action)).collect();
-    let first = all.first()?;
-    let first_reason = without_word(first.reasons.first()?, &first.name);
+    let first_reason = all.first()?.reasons.first()?;
     groups(report)
         .into_iter()
-        .find(|group| has_same_rows(&group.rows, &all) && is_common_general(&first_reason, group))
+        .find(|group| group.has_rows(&all) && group.has(first_reason))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::agent::PendingReason;
+
+    fn failed(why: &str) -> RowReason {
+        RowReason::Restart(why.to_owned())
+    }
 
     fn row(name: &str, action: RowAction, reason: &str) -> ReportRow {
         ReportRow {
@@ -213,7 +206,7 @@ mod tests {
             action,
             reasons: match reason {
                 "" => Vec::new(),
-                reason => vec![reason.to_owned()],
+                reason => vec![failed(reason)],
             },
             ..ReportRow::default()
         }
@@ -229,12 +222,12 @@ mod tests {
 
     #[test]
     fn names_sole_cause_once() {
-        let pending = |name: &str| {
-            row(
-                name,
-                RowAction::Pending,
-                &format!("waits for /i/{name}.crt"),
-            )
+        let pending = |name: &str| ReportRow {
+            reasons: vec![RowReason::Pending(PendingReason::Undecided {
+                note: format!("waits for /i/{name}.crt"),
+                is_uniform: true,
+            })],
+            ..row(name, RowAction::Pending, "")
         };
         let mut rows = vec![
             pending("apiserver"),
@@ -270,36 +263,37 @@ mod tests {
     /// A note that all rows have is not the cause of their failures.
     #[test]
     fn names_no_cause_for_failures_with_different_causes() {
-        let failed = |name: &str, reason: &str| ReportRow {
-            reasons: vec![reason.to_owned(), "the old one is valid".to_owned()],
+        let failed_row = |name: &str, reason: &str| ReportRow {
+            reasons: vec![failed(reason), RowReason::StillValid],
             ..row(name, RowAction::Failed, "")
         };
         let report = RunReport {
-            rows: vec![failed("a", "no route"), failed("b", "bad request")],
+            rows: vec![failed_row("a", "no route"), failed_row("b", "bad request")],
             ..RunReport::default()
         };
-        assert_eq!(sole_cause(&report), None);
+        assert!(sole_group(&report).is_none());
         let shared = groups(&report)
             .into_iter()
             .find(|group| group.rows.len() == 2);
-        assert_eq!(shared.unwrap().reasons, ["the old one is valid"]);
+        assert_eq!(shared.unwrap().reasons, [&RowReason::StillValid]);
     }
 
     #[test]
     fn keeps_reasons_of_single_rows() {
         let mut first = row("a", RowAction::Failed, "signer is down");
         let second = row("b", RowAction::Failed, "signer is down");
-        first.reasons.push("a can be omitted".to_owned());
+        first.reasons.push(RowReason::StillValid);
         let report = RunReport {
-            rows: vec![first.clone(), second],
+            rows: vec![first, second],
             ..RunReport::default()
         };
         let groups = groups(&report);
-        assert_eq!(groups[0].reasons, ["signer is down"]);
+        assert_eq!(groups[0].words(), "signer is down");
         assert_eq!(groups[0].rows.len(), 2);
-        assert_eq!(groups[1].reasons, ["a can be omitted"]);
-        assert_eq!(sole_cause(&report).as_deref(), Some("signer is down"));
-        assert!(is_common("signer is down", &first, &groups[0]));
-        assert!(!is_common("a can be omitted", &first, &groups[0]));
+        assert_eq!(groups[1].reasons, [&RowReason::StillValid]);
+        assert_eq!(sole_group(&report).unwrap().words(), "signer is down");
+        let first = &report.rows[0];
+        assert!(groups[0].contains(first, &first.reasons[0]));
+        assert!(!groups[0].contains(first, &first.reasons[1]));
     }
 }

@@ -2,9 +2,9 @@
 
 use time::{OffsetDateTime, UtcOffset};
 
-use super::closing::{Closing, RowGroup, groups, is_common, sole_group};
+use super::closing::{Closing, RowGroup, groups, sole_group};
 use super::screen::text_style;
-use crate::agent::{ReportRow, RowAction, RunReport};
+use crate::agent::{ReportRow, RowAction, RowReason, RunReport};
 use crate::config::COMMAND_LINE_SIGNER;
 use crate::table::{Cell, Emphasis, Table, TextStyle, list, visible_line};
 
@@ -38,13 +38,11 @@ pub(super) fn rows_text(
     let sole = sole_group(report).filter(|_| closing.cause().is_some());
     let shared: Vec<RowGroup<'_>> = groups(report)
         .into_iter()
-        .filter(|group| group.rows.len() > 1 && !group.reasons.is_empty())
+        .filter(|group| group.rows.len() > 1)
         .collect();
-    let is_said_elsewhere = |row: &ReportRow, reason: &str| {
+    let is_said_elsewhere = |row: &ReportRow, reason: &RowReason| {
         let mut groups = shared.iter().chain(&sole);
-        groups.any(|group| {
-            group.rows.iter().any(|one| std::ptr::eq(*one, row)) && is_common(reason, row, group)
-        })
+        groups.any(|group| group.contains(row, reason))
     };
     let signers = signers(report);
     let mut table = Table::new(&[
@@ -58,8 +56,9 @@ pub(super) fn rows_text(
         "AUTHORITY",
     ]);
     for row in &report.rows {
-        let mut details: Vec<String> = row.reasons.clone();
-        details.retain(|reason| !is_said_elsewhere(row, reason));
+        let mut reasons = row.reasons.iter().collect::<Vec<_>>();
+        reasons.retain(|reason| !is_said_elsewhere(row, reason));
+        let mut details: Vec<String> = reasons.iter().map(ToString::to_string).collect();
         details.extend(more(row, detail, style));
         // The line below the table is sufficient for a single signer.
         let signer = row.signer.as_deref().filter(|_| signers.len() > 1);
@@ -71,15 +70,13 @@ pub(super) fn rows_text(
         table.render(style)
     };
     for group in &shared {
-        let is_sole = sole
-            .as_ref()
-            .is_some_and(|sole| sole.reasons == group.reasons);
+        let is_sole = sole.as_ref().is_some_and(|sole| sole.has_rows(&group.rows));
         if !is_sole {
             let names = group.rows.iter().map(|row| &row.name);
             text.push_str(&format!(
                 "{}: {}\n{}\n",
                 group.action,
-                group.reasons.join("; ").replace('\n', "\n    "),
+                group.words().replace('\n', "\n    "),
                 list(names, 4, style)
             ));
         }

@@ -3,7 +3,7 @@ use std::time::Duration;
 use time::macros::datetime;
 
 use super::*;
-use crate::agent::RowAction;
+use crate::agent::{RowAction, RowReason};
 
 const START: OffsetDateTime = datetime!(2027-01-01 00:00 UTC);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -361,7 +361,7 @@ fn derives_result_from_report_rows() {
         name: name.to_owned(),
         authority: Some("ca".to_owned()),
         action,
-        reasons: vec![format!("because of {name}")],
+        reasons: vec![RowReason::Restart(format!("because of {name}"))],
         code,
         not_after,
         ..ReportRow::default()

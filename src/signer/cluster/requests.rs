@@ -384,6 +384,7 @@ impl Requests {
             ticket,
             after: None,
             note,
+            is_uniform: false,
         })
     }
 

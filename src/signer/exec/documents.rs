@@ -201,6 +201,7 @@ fn read_response(
             ticket,
             after,
             note: why.clone(),
+            is_uniform: false,
         })
     };
     Ok(match response.result.as_str() {

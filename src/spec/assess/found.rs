@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use super::kubelet_store::ObservedKubeletStore;
+use super::reason::CertReason;
 use crate::kube::kubeconfig::{
     ClientRefusal, CurrentContext, Kubeconfig, KubeconfigError, resolve_path,
 };
@@ -56,20 +57,32 @@ impl<T> Observed<T> {
         }
     }
 
-    /// Returns the problem in words, unless a value is present.
-    pub fn trouble(&self) -> Option<String> {
+    /// Returns the problem, unless a value is present.
+    pub fn fault(&self) -> Option<ObservedFault> {
         match self {
-            Observed::Absent => Some("is absent".to_owned()),
-            Observed::Empty => Some("is empty".to_owned()),
-            Observed::Unreadable(why) => Some(format!("is unreadable: {why}")),
+            Observed::Absent => Some(ObservedFault::Absent),
+            Observed::Empty => Some(ObservedFault::Empty),
+            Observed::Unreadable(why) => Some(ObservedFault::Unreadable(why.clone())),
             Observed::Present(_) => None,
         }
     }
 
-    /// Returns the problem, with `what` as its subject.
-    pub(super) fn problem(&self, what: &str) -> Option<String> {
-        self.trouble().map(|trouble| format!("{what} {trouble}"))
+    /// Returns the problem in words, unless a value is present.
+    pub fn trouble(&self) -> Option<String> {
+        self.fault().map(|fault| fault.to_string())
     }
+}
+
+/// The reason why a file has no usable content.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the documentation")]
+pub enum ObservedFault {
+    #[error("is absent")]
+    Absent,
+    #[error("is empty")]
+    Empty,
+    #[error("is unreadable: {0}")]
+    Unreadable(String),
 }
 
 /// A certificate and its key as found, in a pair of files or in a kubeconfig.
@@ -82,8 +95,8 @@ pub struct ObservedCert {
     pub key_form_is_ours: bool,
     /// Mode of the file with the key, if it is world-readable.
     pub exposed: Option<u32>,
-    /// The revocation, in words, if a revocation list contains the certificate.
-    pub revoked: Option<String>,
+    /// The revocation, if a revocation list contains the certificate.
+    pub revoked: Option<CertReason>,
     /// For a kubeconfig, the rest of it.
     pub kubeconfig: Option<ObservedKubeconfig>,
     /// For the kubelet's client certificate, the kubelet's store.
@@ -145,12 +158,10 @@ impl ObservedKubeconfig {
             });
     }
 
-    /// Returns the refusals of fields that a new version of the file corrects, or of all others, in words.
-    pub fn refusals(&self, is_corrected: bool) -> impl Iterator<Item = String> + '_ {
-        let refusals = self.refusals.iter();
-        refusals
-            .filter(move |refusal| refusal.is_corrected() == is_corrected)
-            .map(ToString::to_string)
+    /// Returns the refusals of fields that a new version of the file corrects, or of all others.
+    pub fn refusals(&self, is_corrected: bool) -> impl Iterator<Item = ClientRefusal> + '_ {
+        let refusals = self.refusals.iter().cloned();
+        refusals.filter(move |refusal| refusal.is_corrected() == is_corrected)
     }
 }
 

@@ -10,7 +10,8 @@ use time::OffsetDateTime;
 
 use super::found::{Observed, ObservedCert};
 use super::kubelet_store::{
-    KubeletConfForm, KubeletLink, KubeletStoreContent, ObservedKubeletStore, store_dir,
+    KubeletConfForm, KubeletLink, KubeletStoreContent, KubeletStoreFault, ObservedKubeletStore,
+    store_dir,
 };
 use crate::spec::schedule::{Percent, RenewAt, Rotation};
 use crate::spec::{KubeletLayout, KubeletStoreSpec};
@@ -137,23 +138,25 @@ fn from_store(
 }
 
 /// Returns the reasons why kubelet.conf and the link must be rewritten, if the kubelet uses its store.
-fn store_faults(form: &KubeletConfForm, store: &ObservedKubeletStore) -> Vec<String> {
+fn store_faults(form: &KubeletConfForm, store: &ObservedKubeletStore) -> Vec<KubeletStoreFault> {
     let link = store.link();
     let mut faults = Vec::new();
     match form {
         _ if form.store().is_some() => {}
-        KubeletConfForm::ByFile { certificate, .. } => faults.push(format!(
-            "kubelet.conf names {certificate}, while the kubelet uses {link}"
-        )),
-        KubeletConfForm::Embedded => faults.push(format!(
-            "kubelet.conf contains a certificate, while the kubelet uses {link}"
-        )),
-        KubeletConfForm::Nothing => faults.push("kubelet.conf is absent".to_owned()),
+        KubeletConfForm::ByFile { certificate, .. } => {
+            faults.push(KubeletStoreFault::ConfNamesOther {
+                certificate: certificate.clone(),
+                link: link.clone(),
+            });
+        }
+        KubeletConfForm::Embedded => {
+            let link = link.clone();
+            faults.push(KubeletStoreFault::ConfContainsOther { link });
+        }
+        KubeletConfForm::Nothing => faults.push(KubeletStoreFault::ConfAbsent),
     }
     if !matches!(store.on_disk.current, KubeletLink::Nothing) && store.target().is_none() {
-        faults.push(format!(
-            "{link} is not a link to a file in its directory, so the kubelet cannot replace its certificate"
-        ));
+        faults.push(KubeletStoreFault::NotALink { link });
     }
     faults
 }
@@ -165,9 +168,7 @@ fn from_kubelet_conf(
 ) -> ObservedCert {
     if !matches!(form, KubeletConfForm::ByFile { .. }) {
         let link = store.link();
-        store.faults.push(format!(
-            "kubelet.conf contains the certificate, but must name {link}"
-        ));
+        store.faults.push(KubeletStoreFault::ConfContains { link });
     }
     ObservedCert {
         store: Some(store),

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use zeroize::Zeroizing;
 
+use super::reason::CertReason;
 use crate::kube::names::NodePath;
 use crate::kube::paths::KUBELET_CURRENT_LINK;
 use crate::spec::KubeletStoreSpec;
@@ -68,8 +69,8 @@ pub struct ObservedKubeletStore {
     pub in_place: bool,
     /// True if the kubelet itself requested the certificate from the cluster, rather than nodepki.
     pub requested_by_kubelet: bool,
-    /// The problems of form, in words.
-    pub faults: Vec<String>,
+    /// The problems of form.
+    pub faults: Vec<KubeletStoreFault>,
     /// The pair in kubelet.conf, if the kubelet uses another one.
     pub superseded: Option<(Chain, PrivateKey)>,
 }
@@ -90,14 +91,42 @@ impl ObservedKubeletStore {
     }
 
     /// Returns the reason why there is no certificate.
-    pub(super) fn absence(&self) -> String {
-        let link = self.link();
+    pub(super) fn absence(&self) -> CertReason {
         match self.on_disk.current {
-            KubeletLink::Link(_) => format!("{link} leads nowhere"),
-            _ => "absent".to_owned(),
+            KubeletLink::Link(_) => CertReason::DanglingLink(self.link()),
+            _ => CertReason::Absent,
         }
     }
 }
+
+/// The reason why kubelet.conf and the link of the store must be rewritten.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the documentation")]
+pub enum KubeletStoreFault {
+    #[error("kubelet.conf names {certificate}, while the kubelet uses {link}")]
+    ConfNamesOther {
+        certificate: NodePath,
+        link: NodePath,
+    },
+    #[error("kubelet.conf contains a certificate, while the kubelet uses {link}")]
+    ConfContainsOther { link: NodePath },
+    #[error("kubelet.conf is absent")]
+    ConfAbsent,
+    #[error("kubelet.conf contains the certificate, but must name {link}")]
+    ConfContains { link: NodePath },
+    #[error(
+        "{link} is not a link to a file in its directory, so the kubelet cannot replace its certificate"
+    )]
+    NotALink { link: NodePath },
+}
+
+codes!(KubeletStoreFault {
+    ConfNamesOther,
+    ConfContainsOther,
+    ConfAbsent,
+    ConfContains,
+    NotALink
+});
 
 /// Returns the directory of the store: that of kubelet.conf, or else that of the spec.
 pub fn store_dir(form: &KubeletConfForm, store: &KubeletStoreSpec) -> NodePath {

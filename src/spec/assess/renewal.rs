@@ -8,8 +8,8 @@ use std::time::Duration;
 use time::OffsetDateTime;
 
 use super::Action;
-use crate::spec::schedule::{self, CertLife, DueState, Rotation, Wait, length_in_words};
-use crate::text::rfc3339;
+use super::reason::{CertNote, CertReason, RenewalHold};
+use crate::spec::schedule::{self, CertLife, DueState, Rotation, Wait};
 use crate::x509::{Chain, TrustBundle};
 
 /// Longest time by which signers backdate `not_before`, other than by copying it from the CA certificate.
@@ -82,14 +82,13 @@ pub enum RenewalCause {
 
 impl RenewalCause {
     /// Returns the reason to renew a certificate that is not due.
-    fn reason(self) -> Option<String> {
-        let reason = match self {
-            RenewalCause::Due => return None,
-            RenewalCause::Requested => "requested",
-            RenewalCause::Forced => "requested with --force",
-            RenewalCause::AuthorityChanged => "its authority was changed",
-        };
-        Some(reason.to_owned())
+    fn reason(self) -> Option<CertReason> {
+        match self {
+            RenewalCause::Due => None,
+            RenewalCause::Requested => Some(CertReason::Requested),
+            RenewalCause::Forced => Some(CertReason::Forced),
+            RenewalCause::AuthorityChanged => Some(CertReason::AuthorityChanged),
+        }
     }
 }
 
@@ -153,16 +152,15 @@ pub fn schedule_action(
         (DueState::Later { .. }, _) => None,
         (DueState::Waits { .. } | DueState::Now { .. }, Some(end)) => {
             if drift.is_empty() {
-                let note = format!(
-                    "it expires with its authority, at {}: a new certificate would expire no later; replace the authority",
-                    rfc3339(end)
-                );
+                let note = CertNote::ExpiresWithAuthority {
+                    authority_ends: end,
+                };
                 return rotated(with_note(action, note), None, urgent);
             }
             None
         }
-        (DueState::Waits { reason, .. } | DueState::Now { reason, .. }, None) => {
-            Some(reason.clone())
+        (DueState::Waits { due, .. } | DueState::Now { due, .. }, None) => {
+            Some(CertReason::Due(due.clone()))
         }
     };
     let for_age = drift.is_empty() && at_renewal.is_empty();
@@ -175,17 +173,17 @@ pub fn schedule_action(
         };
         return rotated(action, at, urgent);
     }
-    if let Some((until, why)) = held_back(life, *recorded, rules, now) {
-        let note = format!("{}; {why}", reasons.join("; "));
+    if let Some((until, hold)) = held_back(life, *recorded, rules, now) {
+        let note = CertNote::HeldBack { reasons, hold };
         return Rotated {
             deferred: rules.demand == RenewalCause::Requested,
             ..rotated(with_note(action, note), Some(until), urgent)
         };
     }
-    reasons.extend(at_renewal);
+    reasons.extend(at_renewal.into_iter().map(CertReason::Differs));
     let wait = schedule::in_window(life, rules.rotation, rules.node, now);
     if let (RenewalCause::Due, Wait::No(Some(no_window))) = (rules.demand, wait) {
-        reasons.push(no_window);
+        reasons.push(CertReason::NoWindow(no_window));
     }
     Rotated {
         action: Action::Issue { reasons },
@@ -202,35 +200,30 @@ fn held_back(
     recorded: bool,
     rules: RenewalRules<'_>,
     now: OffsetDateTime,
-) -> Option<(OffsetDateTime, String)> {
+) -> Option<(OffsetDateTime, RenewalHold)> {
     let cools_until = life.cools_until();
     let cools = recorded && matches!(rules.demand, RenewalCause::Due | RenewalCause::Requested);
     if cools && (life.issued_at..cools_until).contains(&now) {
-        let now_instead = match rules.demand {
-            RenewalCause::Requested => " (--force renews it now)",
-            _ => "",
+        let hold = RenewalHold::JustRenewed {
+            age: now - life.issued_at,
+            until: cools_until,
+            is_requested: rules.demand == RenewalCause::Requested,
         };
-        let why = format!(
-            "renewed {} ago, not renewed again before {}{now_instead}",
-            length_in_words(now - life.issued_at),
-            rfc3339(cools_until)
-        );
-        return Some((cools_until, why));
+        return Some((cools_until, hold));
     }
     match schedule::in_window(life, rules.rotation, rules.node, now) {
-        Wait::Until { opens, turn } if rules.demand == RenewalCause::Due => Some((
-            turn,
-            format!("waits for the window that opens at {}", rfc3339(opens)),
-        )),
+        Wait::Until { opens, turn } if rules.demand == RenewalCause::Due => {
+            Some((turn, RenewalHold::WaitsForWindow { opens }))
+        }
         _ => None,
     }
 }
 
 /// Returns the action for a certificate that is not issued now. A file of the wrong form is rewritten nevertheless.
-fn with_note(action: Action, note: String) -> Action {
+fn with_note(action: Action, note: CertNote) -> Action {
     match action {
         Action::Rewrite { mut reasons } => {
-            reasons.push(note);
+            reasons.push(CertReason::Note(note));
             Action::Rewrite { reasons }
         }
         Action::Keep {

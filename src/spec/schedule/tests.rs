@@ -137,25 +137,29 @@ fn computes_due_time_by_each_rule() {
             "half of its life of 0s is over, the earliest possible time",
         ),
     ] {
-        let (at, why) = due_at(&life(length), &rotation, "cp-1");
+        let Due { at, rule } = due_at(&life(length), &rotation, "cp-1");
         // A negative lifetime ends before it begins.
         let at = at.max(ISSUED);
-        assert_eq!((at, why.as_str()), (wanted, reason), "{what}");
+        assert_eq!((at, rule.to_string().as_str()), (wanted, reason), "{what}");
     }
 }
 
 #[test]
 fn compares_due_time_with_now() {
     let (life, rotation) = (life(Span::hours(8760)), rotation());
-    let (at, _) = due_at(&life, &rotation, "cp-1");
+    let due_rule = due_at(&life, &rotation, "cp-1");
+    let at = due_rule.at;
+    assert_eq!(
+        due_rule.to_string(),
+        "due since 2026-08-29T21:36:00Z: 66 % of its life of 8760h is over"
+    );
     let second = Span::SECOND;
     assert_eq!(
         due(&life, &rotation, "cp-1", at - second),
         DueState::Later { at }
     );
-    let reason = "due since 2026-08-29T21:36:00Z: 66 % of its life of 8760h is over".to_owned();
     let now = |urgent| DueState::Now {
-        reason: reason.clone(),
+        due: due_rule.clone(),
         urgent,
         no_window: None,
     };
@@ -192,14 +196,11 @@ fn waits_for_window_unless_too_late() {
     };
     let sunday = with(vec![weekly("Sun 02:00-05:00")]);
     let opens = datetime!(2026-08-30 02:00 UTC);
-    let DueState::Waits { at, reason } = due(&year, &sunday, "cp-1", now) else {
+    let DueState::Waits { at, due: since } = due(&year, &sunday, "cp-1", now) else {
         panic!()
     };
     assert!((opens..opens + Span::minutes(90)).contains(&at), "{at}");
-    assert!(
-        reason.starts_with("due since 2026-08-29T21:36:00Z: "),
-        "{reason}"
-    );
+    assert_eq!(since.at, datetime!(2026-08-29 21:36 UTC));
     let inside = due(&year, &sunday, "cp-1", opens + Span::HOUR);
     assert!(
         matches!(
@@ -231,7 +232,7 @@ fn waits_for_window_unless_too_late() {
         panic!()
     };
     assert_eq!(
-        why,
+        why.to_string(),
         "the next window opens at 2026-01-08T02:00:00Z, too late for a certificate that expires at 2026-01-06T00:00:00Z: it is renewed outside of the windows"
     );
     // About to expire: windows are ignored, and a failure is reported.
@@ -463,8 +464,9 @@ fn spreads_ten_thousand_nodes_evenly_and_permanently() {
     let mut buckets = [0_u32; 20];
     for node in 0..10_000 {
         let name = format!("cp-{node}.example.com");
-        let (at, why) = due_at(&life, &rotation, &name);
-        assert_eq!((at, why), due_at(&life, &rotation, &name));
+        let since = due_at(&life, &rotation, &name);
+        assert_eq!(since, due_at(&life, &rotation, &name));
+        let at = since.at;
         let share = (at - ISSUED) / life.length();
         assert!((0.56..=0.66).contains(&share), "{share}");
         buckets[(((0.66 - share) / 0.1 * 20.0) as usize).min(19)] += 1;
@@ -479,7 +481,7 @@ fn spreads_ten_thousand_nodes_evenly_and_permanently() {
         ..rotation
     };
     for node in 0..100 {
-        let (at, _) = due_at(&life, &all, &format!("cp-{node}"));
+        let at = due_at(&life, &all, &format!("cp-{node}")).at;
         assert!((at - ISSUED) / life.length() >= 0.5);
     }
 }
@@ -581,8 +583,9 @@ fn due_reason_is_the_configured_rule_if_both_rules_agree() {
             min_remaining: floor,
             ..rotation()
         };
-        let (at, reason) = due_at(&life, &rotation, "cp-1");
-        assert_eq!((at - ISSUED, reason.as_str()), (Span::hours(90), expected));
+        let Due { at, rule } = due_at(&life, &rotation, "cp-1");
+        assert_eq!(at - ISSUED, Span::hours(90));
+        assert_eq!(rule.to_string(), expected);
     }
 }
 
@@ -592,9 +595,9 @@ fn half_of_life_is_reached_by_the_configured_share() {
         renew_at: RenewAt::Share(Percent(50)),
         ..rotation()
     };
-    let (at, reason) = due_at(&life(Span::hours(100)), &rotation, "cp-1");
+    let Due { at, rule } = due_at(&life(Span::hours(100)), &rotation, "cp-1");
     assert_eq!(at - ISSUED, Span::hours(50));
-    assert_eq!(reason, "50 % of its life of 100h is over");
+    assert_eq!(rule.to_string(), "50 % of its life of 100h is over");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::agent::SurveyedCert;
 use crate::kube::names::{Authority, CertName};
 use crate::node::status::{CertStatus, FileStatus, RowState, Trouble};
 use crate::spec::SYSTEM_MASTERS;
-use crate::spec::assess::{Action, COPY_SERVICE_ACCOUNT, differences_from_spec};
+use crate::spec::assess::{Action, COPY_SERVICE_ACCOUNT, differences_from_spec, joined};
 use crate::text::rfc3339;
 use crate::x509::{CertDifference, path_differences};
 
@@ -331,7 +331,7 @@ fn waiting_for_renewal(cert: &SurveyedCert) -> Option<CheckNote> {
         CheckNote::warning(
             format!(
                 "{name}: {}; the next renewal{at} corrects this",
-                at_renewal.join("; ")
+                joined(at_renewal)
             ),
             format!("wait, or run `nodepki renew --name {name}`; rotation.onPolicyChange: now does not wait"),
         )

@@ -8,7 +8,7 @@ use zeroize::Zeroizing;
 use super::*;
 use crate::kube::kubeconfig::{Credentials, Kubeconfig};
 use crate::kube::names::NodePath;
-use crate::spec::assess::{ReadKubeconfig, read_kubeconfig};
+use crate::spec::assess::{ReadKubeconfig, joined, read_kubeconfig};
 use crate::x509::{CertificateAuthority, ExtendedUsage, KeyAlgorithm, Profile, Sans, Subject};
 
 const NOW: OffsetDateTime = datetime!(2026-03-04 05:06:07 UTC);
@@ -136,10 +136,8 @@ fn returns_certificate_that_kubelet_uses() {
     assert_eq!(leaf_of(&found).as_ref(), Some(&fresh.0));
     let store = found.store.unwrap();
     assert_eq!(
-        store.faults,
-        [format!(
-            "kubelet.conf contains the certificate, but must name {LINK}"
-        )]
+        joined(&store.faults),
+        format!("kubelet.conf contains the certificate, but must name {LINK}")
     );
     assert!(!store.in_place && store.superseded.is_none());
 
@@ -148,7 +146,7 @@ fn returns_certificate_that_kubelet_uses() {
         let disk = || on_disk(link(DATED), Some(&fresh));
         let found = weighed(layout, by_file(LINK, Some(&fresh)), disk());
         let store = found.store.as_ref().unwrap();
-        assert_eq!(store.faults, [""; 0]);
+        assert_eq!(store.faults, []);
         assert!(store.in_place);
         assert_eq!(leaf_of(&found).as_ref(), Some(&fresh.0));
         assert_eq!(
@@ -161,10 +159,8 @@ fn returns_certificate_that_kubelet_uses() {
         assert_eq!(leaf_of(&found).as_ref(), Some(&fresh.0));
         let store = found.store.unwrap();
         assert_eq!(
-            store.faults,
-            [format!(
-                "kubelet.conf contains a certificate, while the kubelet uses {LINK}"
-            )]
+            joined(&store.faults),
+            format!("kubelet.conf contains a certificate, while the kubelet uses {LINK}")
         );
         assert_eq!(store.superseded.unwrap().0.leaf().to_pem(), old.0);
         // The same certificate in both places is not superseded.
@@ -174,7 +170,10 @@ fn returns_certificate_that_kubelet_uses() {
         // kubelet.conf is lost.
         let found = weighed(layout, conf(None), disk());
         assert_eq!(leaf_of(&found).as_ref(), Some(&fresh.0));
-        assert_eq!(found.store.unwrap().faults, ["kubelet.conf is absent"]);
+        assert_eq!(
+            joined(&found.store.unwrap().faults),
+            "kubelet.conf is absent"
+        );
 
         // Pairs that the kubelet does not use.
         for pair in [Some(&expired), None] {
@@ -194,7 +193,7 @@ fn returns_certificate_that_kubelet_uses() {
         let found = weighed(layout, by_file(LINK, None), on_disk(link("gone.pem"), None));
         assert!(matches!(found.chain, Observed::Absent));
         assert_eq!(
-            found.store.unwrap().absence(),
+            found.store.unwrap().absence().to_string(),
             format!("{LINK} leads nowhere")
         );
 
@@ -206,10 +205,10 @@ fn returns_certificate_that_kubelet_uses() {
         );
         let store = found.store.unwrap();
         assert_eq!(
-            store.faults,
-            [format!(
+            joined(&store.faults),
+            format!(
                 "{LINK} is not a link to a file in its directory, so the kubelet cannot replace its certificate"
-            )]
+            )
         );
         assert!(!store.in_place);
     }
@@ -221,7 +220,7 @@ fn returns_certificate_that_kubelet_uses() {
         on_disk(KubeletLink::Nothing, None),
     );
     let store = found.store.unwrap();
-    assert_eq!(store.faults, [""; 0]);
+    assert_eq!(store.faults, []);
     assert!(!store.in_place);
 
     // Another directory, set with --cert-dir.

@@ -1,9 +1,11 @@
 use time::macros::datetime;
 
 use super::*;
+use crate::spec::assess::joined;
 use crate::spec::schedule::{Percent, RenewAt, Window};
 use crate::x509::{
-    CertificateAuthority, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans, Subject,
+    CertDifference, CertificateAuthority, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans,
+    Subject,
 };
 
 const ISSUED: OffsetDateTime = datetime!(2026-01-01 00:00 UTC);
@@ -46,20 +48,33 @@ fn keep() -> Action {
 
 fn drift() -> Action {
     Action::Issue {
-        reasons: vec!["SAN DNS:b is missing".to_owned()],
+        reasons: vec![CertReason::Differs(CertDifference::DnsMissing(
+            "b".to_owned(),
+        ))],
     }
 }
 
-fn kept(note: &str) -> Action {
-    Action::Keep {
-        notes: vec![note.to_owned()],
-        at_renewal: Vec::new(),
+fn rewrite() -> Action {
+    Action::Rewrite {
+        reasons: vec![CertReason::KeyForm],
     }
 }
 
-fn issue(reasons: &[&str]) -> Action {
-    Action::Issue {
-        reasons: reasons.iter().map(ToString::to_string).collect(),
+fn kept(note: &str) -> String {
+    format!("keep: {note}")
+}
+
+fn issue(reasons: &[&str]) -> String {
+    format!("issue: {}", reasons.join("; "))
+}
+
+/// Returns an action in words.
+fn words(action: &Action) -> String {
+    match action {
+        Action::Keep { notes, .. } => kept(&joined(notes)),
+        Action::Rewrite { reasons } => format!("rewrite: {}", joined(reasons)),
+        Action::Issue { reasons } => format!("issue: {}", joined(reasons)),
+        Action::Refuse { reason } => format!("refuse: {reason}"),
     }
 }
 
@@ -82,7 +97,7 @@ fn decides_by_action_age_and_demand() {
             &always,
             RenewalCause::Due,
             days(100),
-            keep(),
+            words(&keep()),
             Some(datetime!(2026-08-29 21:36 UTC)),
         ),
         (
@@ -96,9 +111,7 @@ fn decides_by_action_age_and_demand() {
         ),
         (
             "due, and of the wrong form",
-            Action::Rewrite {
-                reasons: vec!["form".to_owned()],
-            },
+            rewrite(),
             &always,
             RenewalCause::Due,
             days(241),
@@ -176,18 +189,14 @@ fn decides_by_action_age_and_demand() {
         ),
         (
             "a form is corrected outside of the window too",
-            Action::Rewrite {
-                reasons: vec!["form".to_owned()],
-            },
+            rewrite(),
             &saturday,
             RenewalCause::Due,
             days(241),
-            Action::Rewrite {
-                reasons: vec![
-                    "form".to_owned(),
-                    format!("{due}; waits for the window that opens at 2026-09-05T02:00:00Z"),
-                ],
-            },
+            format!(
+                "{}; {due}; waits for the window that opens at 2026-09-05T02:00:00Z",
+                words(&rewrite())
+            ),
             Some(turn),
         ),
         (
@@ -222,7 +231,11 @@ fn decides_by_action_age_and_demand() {
         ),
     ] {
         let rotated = schedule_action(action, Some(&year), rules(rotation, demand), now);
-        assert_eq!((&rotated.action, rotated.next), (&wanted, next), "{what}");
+        assert_eq!(
+            (words(&rotated.action), rotated.next),
+            (wanted, next),
+            "{what}"
+        );
     }
 }
 
@@ -232,7 +245,7 @@ fn changes_key_parameters_with_next_renewal() {
     let always = rotation(Vec::new());
     let waiting = || Action::Keep {
         notes: Vec::new(),
-        at_renewal: vec!["key".to_owned()],
+        at_renewal: vec![CertDifference::IsCa],
     };
     let decide = |demand, days| {
         let now = ISSUED + time::Duration::days(days);
@@ -242,10 +255,14 @@ fn changes_key_parameters_with_next_renewal() {
     assert_eq!(young.action, waiting());
     assert_eq!(young.next, Some(datetime!(2026-08-29 21:36 UTC)));
     let due = "due since 2026-08-29T21:36:00Z: 66 % of its life of 8760h is over";
-    assert_eq!(decide(RenewalCause::Due, 241).action, issue(&[due, "key"]));
+    let change = "it is a CA certificate, but a leaf certificate is required";
     assert_eq!(
-        decide(RenewalCause::Requested, 100).action,
-        issue(&["requested", "key"])
+        words(&decide(RenewalCause::Due, 241).action),
+        issue(&[due, change])
+    );
+    assert_eq!(
+        words(&decide(RenewalCause::Requested, 100).action),
+        issue(&["requested", change])
     );
 }
 
@@ -268,7 +285,7 @@ fn keeps_certificate_that_expires_with_authority() {
     let now = ISSUED + time::Duration::days(300);
     let rotated = schedule_action(keep(), Some(&year), rules, now);
     assert_eq!(
-        rotated.action,
+        words(&rotated.action),
         kept(
             "it expires with its authority, at 2027-01-01T00:00:00Z: a new certificate would expire no later; replace the authority"
         )
@@ -306,7 +323,7 @@ fn is_for_age_only_without_another_reason() {
     let now = ISSUED + time::Duration::days(300);
     let waiting = Action::Keep {
         notes: Vec::new(),
-        at_renewal: vec!["key".to_owned()],
+        at_renewal: vec![CertDifference::IsCa],
     };
     for (action, for_age) in [(keep(), true), (drift(), false), (waiting, false)] {
         let rotated = schedule_action(action, Some(&year), rules(&always, RenewalCause::Due), now);

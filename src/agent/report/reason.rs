@@ -1,0 +1,237 @@
+//! The reasons of a row, and the remarks on it: values that only the output of the commands turns into text.
+
+use std::rc::Rc;
+
+use serde::Serializer;
+use serde::ser::SerializeMap;
+
+use crate::agent::failure::{Failure, FailureMessage, sentence};
+use crate::agent::request::PendingReason;
+use crate::agent::survey::ServiceAccountFault;
+use crate::kube::names::{Authority, CertName};
+use crate::signer::{Rejection, SignerError};
+use crate::spec::BundleCopy;
+use crate::spec::assess::{CertNote, CertReason, CertRefusal, ObservedFault};
+
+/// A reason for the action of a row, or a remark.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the documentation")]
+pub enum RowReason {
+    /// Why a certificate is issued or its files are written.
+    #[error("{0}")]
+    Certificate(CertReason),
+    /// A remark on a certificate.
+    #[error("{0}")]
+    Note(CertNote),
+    /// Why nothing is done for a certificate.
+    #[error("{0}")]
+    Refusal(CertRefusal),
+    /// Why the service-account pair is refused.
+    #[error("{0}")]
+    ServiceAccount(ServiceAccountFault),
+    #[error("{0}")]
+    BundleUnusable(ObservedFault),
+    #[error("{} is not a copy of the CA certificates, which {} needs", .0.path, .0.of)]
+    CopyDiffers(BundleCopy),
+    /// Where the cluster provides a file.
+    #[error("from {0}")]
+    Provided(String),
+    #[error("the pair is installed together with the certificates under {0}")]
+    WaitsForCertificates(Authority),
+    #[error(
+        "signed; it is installed together with the other certificates of {authority} (missing: {})",
+        names(missing)
+    )]
+    WaitsForOthers {
+        authority: Authority,
+        missing: Vec<CertName>,
+    },
+    #[error("{0}")]
+    CannotSign(Rejection),
+    #[error(
+        "the control plane runs without {0}: `certificates: {{omit: [{0}]}}` in the settings omits it"
+    )]
+    Omittable(CertName),
+    #[error("{0}")]
+    Pending(PendingReason),
+    /// The signer's reason.
+    #[error(
+        "the signer denied the request: {0} (resolve this with the administrator of the signer, and run again)"
+    )]
+    Denied(String),
+    /// The fault of a signer's answer, in words.
+    #[error("{0}")]
+    AnswerRefused(String),
+    #[error(
+        "this certificate was not installed; correct the signer's profile or the configuration and run again"
+    )]
+    NotInstalled,
+    #[error("{}", sentence(.0.as_ref()))]
+    SignerFailed(Rc<SignerError>),
+    #[error("{0}")]
+    Failed(FailureMessage),
+    #[error("the certificate in place is kept and still valid")]
+    StillValid,
+    /// The proof that a component uses new files, or the problem and its remedy, in words.
+    #[error("{0}")]
+    Restart(String),
+    /// The proof of a step of a CA change, in words.
+    #[error("{0}")]
+    AuthorityChange(String),
+    /// The content of a revocation list, or the problem, in words.
+    #[error("{0}")]
+    RevocationList(String),
+    /// The difference of a Secret, in words.
+    #[error("{0}")]
+    Secret(String),
+}
+
+codes!(RowReason {
+    BundleUnusable, CopyDiffers, Provided, WaitsForCertificates, WaitsForOthers, CannotSign, Omittable, Denied,
+    AnswerRefused, NotInstalled, SignerFailed, Failed, StillValid, Restart, AuthorityChange, RevocationList,
+    Secret;
+    Certificate, Note, Refusal, ServiceAccount, Pending
+});
+
+impl RowReason {
+    /// Returns whether the rows of two certificates have the same cause: the reasons differ at most in the certificate and
+    /// its files.
+    pub fn has_same_cause(&self, other: &RowReason) -> bool {
+        match (self, other) {
+            (RowReason::Omittable(_), RowReason::Omittable(_)) => true,
+            (RowReason::Refusal(one), RowReason::Refusal(other)) => one.has_same_cause(other),
+            (RowReason::Pending(one), RowReason::Pending(other)) => one.has_same_cause(other),
+            (RowReason::Failed(one), RowReason::Failed(other)) => one.has_same_cause(other),
+            (RowReason::CannotSign(one), RowReason::CannotSign(other)) => {
+                (&one.signer, &one.reason) == (&other.signer, &other.reason)
+            }
+            (
+                RowReason::Note(CertNote::OldCopies { until: one, .. }),
+                RowReason::Note(CertNote::OldCopies { until: other, .. }),
+            ) => one == other,
+            _ => self == other,
+        }
+    }
+
+    /// Returns the reasons of a failure.
+    pub(in crate::agent) fn of_failure(failure: &Failure) -> Vec<RowReason> {
+        let messages = failure.messages.iter().cloned();
+        messages.map(RowReason::Failed).collect()
+    }
+}
+
+fn names(certificates: &[CertName]) -> String {
+    let names: Vec<&str> = certificates.iter().map(|name| name.as_str()).collect();
+    names.join(", ")
+}
+
+/// Serializes the reasons of a row as `reasons`, and their codes as `codes`.
+pub(super) fn serialize<S: Serializer>(
+    reasons: &[RowReason],
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    let texts: Vec<String> = reasons.iter().map(ToString::to_string).collect();
+    let mut map = serializer.serialize_map(Some(2))?;
+    map.serialize_entry("reasons", &texts)?;
+    map.serialize_entry("codes", &codes(reasons))?;
+    map.end()
+}
+
+/// Returns the codes of several reasons.
+pub(crate) fn codes(reasons: &[RowReason]) -> Vec<&'static str> {
+    reasons.iter().map(RowReason::code).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agent::ExitCode;
+    use crate::signer::FailureClass;
+
+    #[test]
+    fn states_each_reason_with_its_code() {
+        let error = SignerError::new(FailureClass::Transient, "no route", "examine the network");
+        for (reason, code, text) in [
+            (
+                RowReason::BundleUnusable(ObservedFault::Empty),
+                "BundleUnusable",
+                "is empty",
+            ),
+            (
+                RowReason::CopyDiffers(BundleCopy {
+                    of: CertName::EtcdServer,
+                    path: "/copy.crt".into(),
+                }),
+                "CopyDiffers",
+                "/copy.crt is not a copy of the CA certificates, which etcd-server needs",
+            ),
+            (
+                RowReason::WaitsForCertificates(Authority::Ca),
+                "WaitsForCertificates",
+                "the pair is installed together with the certificates under ca",
+            ),
+            (
+                RowReason::WaitsForOthers {
+                    authority: Authority::EtcdCa,
+                    missing: vec![CertName::EtcdServer, CertName::EtcdPeer],
+                },
+                "WaitsForOthers",
+                "signed; it is installed together with the other certificates of etcd-ca (missing: etcd-server, etcd-peer)",
+            ),
+            (
+                RowReason::Omittable(CertName::SuperAdminConf),
+                "Omittable",
+                "the control plane runs without super-admin.conf: `certificates: {omit: [super-admin.conf]}` in the settings omits it",
+            ),
+            (
+                RowReason::Denied("no".to_owned()),
+                "Denied",
+                "the signer denied the request: no (resolve this with the administrator of the signer, and run again)",
+            ),
+            (
+                RowReason::NotInstalled,
+                "NotInstalled",
+                "this certificate was not installed; correct the signer's profile or the configuration and run again",
+            ),
+            (
+                RowReason::SignerFailed(Rc::new(error)),
+                "SignerFailed",
+                "no route; examine the network",
+            ),
+            (
+                RowReason::StillValid,
+                "StillValid",
+                "the certificate in place is kept and still valid",
+            ),
+            (
+                RowReason::Pending(PendingReason::UnderStagedAuthority(Authority::Ca)),
+                "UnderStagedAuthority",
+                "the certificate was issued under the staged CA, which other nodes may not trust yet; it is kept, and installed by `nodepki authority activate ca`, or shortly before the certificate in place expires",
+            ),
+        ] {
+            assert_eq!((reason.code(), reason.to_string().as_str()), (code, text));
+        }
+    }
+
+    #[test]
+    fn finds_same_cause_in_rows_of_different_certificates() {
+        let pending = |note: &str, is_uniform| {
+            RowReason::Pending(PendingReason::Undecided {
+                note: note.to_owned(),
+                is_uniform,
+            })
+        };
+        assert!(pending("a", true).has_same_cause(&pending("b", true)));
+        assert!(!pending("a", false).has_same_cause(&pending("b", false)));
+        assert!(pending("a", false).has_same_cause(&pending("a", false)));
+        let [one, other] =
+            [CertName::AdminConf, CertName::SuperAdminConf].map(RowReason::Omittable);
+        assert!(one != other && one.has_same_cause(&other));
+        let failed = |what: &str| {
+            RowReason::of_failure(&Failure::new(ExitCode::Pending, what.to_owned())).remove(0)
+        };
+        assert!(failed("a").has_same_cause(&failed("a")));
+        assert!(!failed("a").has_same_cause(&failed("b")));
+        assert!(!failed("a").has_same_cause(&RowReason::StillValid));
+    }
+}
