@@ -42,6 +42,22 @@
 //! - *A failure never makes a node worse.* Certificates of one authority are installed together, and a certificate that
 //!   is still accepted is not touched by a failure.
 
+/// Implements `code`, the stable name of each variant in documents and in the journal. Variants after the semicolon have the
+/// code of the value that they contain.
+macro_rules! codes {
+    ($type:ty { $($variant:ident),* $(; $($outer:ident),+)? }) => {
+        impl $type {
+            /// Returns the stable code.
+            pub fn code(&self) -> &'static str {
+                match self {
+                    $(Self::$variant { .. } => stringify!($variant),)*
+                    $($(Self::$outer(inner) => inner.code(),)+)?
+                }
+            }
+        }
+    };
+}
+
 pub mod agent;
 pub mod cluster;
 pub mod commands;

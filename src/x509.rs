@@ -55,6 +55,6 @@ pub use strict::{CertificateError, KeyPurpose};
 pub(crate) use text::is_hidden;
 pub use text::{hex, rfc3339};
 pub use verify::{
-    CertDifference, along_path, is_for_names, path_differences, satisfies, unread_attributes,
-    usage_differences, verifies,
+    CertDifference, PathFault, along_path, is_for_names, path_differences, satisfies,
+    unread_attributes, usage_differences, verifies,
 };

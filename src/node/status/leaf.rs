@@ -147,12 +147,12 @@ fn path_fault(
                 "another authority signed it, or intermediates are missing in its file"
             }
         ),
-        // The path builder's term, without the bytes that follow it.
-        CertDifference::Path(why) => format!(
-            "it does not verify under the authority {} ({})",
-            anchors(),
-            why.split([' ', '(', '{']).next().unwrap_or_default()
-        ),
+        CertDifference::Path(why) => {
+            format!(
+                "it does not verify under the authority {} ({why})",
+                anchors()
+            )
+        }
         other => other.to_string(),
     }
 }
