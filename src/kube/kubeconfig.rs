@@ -36,7 +36,7 @@ pub struct Kubeconfig {
 }
 
 /// The reason why a kubeconfig cannot be read or repaired.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message is the documentation")]
 pub enum KubeconfigError {

@@ -74,7 +74,7 @@ impl CaEvidence<'_> {
 }
 
 /// A CA certificate of another CA than that of the node's certificates.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplacedCa {
     /// The certificates and kubeconfigs that belong to the old CA.
     pub names: Vec<CertName>,
@@ -83,7 +83,7 @@ pub struct ReplacedCa {
 }
 
 /// The CA that was replaced, as far as it is known.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OldAuthority {
     /// A kubeconfig still contains its certificate.
     InKubeconfig {
