@@ -97,13 +97,10 @@ struct StatusBody<'a> {
 
 /// Returns the number of objects in each state, and the command that explains or repairs the gravest one.
 fn closing(global: &GlobalOptions, status: &NodeStatus) -> Closing {
+    let rows = status.rows();
     let mut closing = Closing::default().or_nothing("no certificates");
     for state in RowState::ALL.into_iter().rev() {
-        let certificates = status.certificates.iter().map(|row| row.state);
-        let authorities = status.authorities.iter().map(|row| row.state);
-        let pair = status.service_account.iter().map(|row| row.state);
-        let all = certificates.chain(authorities).chain(pair);
-        let count = all.filter(|found| *found == state).count();
+        let count = rows.iter().filter(|row| row.state == state).count();
         closing = closing.count(count, state.as_str(), state.as_str());
     }
     let command = match status.worst() {

@@ -30,6 +30,7 @@
 mod authority;
 mod collect;
 mod duration;
+mod fault;
 mod files;
 mod findings;
 mod kubeadm;
@@ -57,6 +58,10 @@ use crate::yaml;
 pub use super::role::NodeRole;
 pub use collect::collect;
 pub use duration::human_duration;
+pub use fault::{
+    ExposedFile, FileFault, FilePart, FileProblem, PairAdvice, RowFault, RowRemark, UnverifiedChain,
+};
+pub use findings::RowFindings;
 pub use kubeadm::{kubeadm_json, kubeadm_notes, kubeadm_table, kubeadm_yaml};
 pub use phase::CertPhase;
 pub use text::{table, tree};
@@ -102,13 +107,31 @@ impl NodeStatus {
             NodeRole::Empty => RowState::Missing,
             NodeRole::ControlPlane | NodeRole::Worker | NodeRole::Etcd => RowState::Ok,
         };
-        let certificates = self.certificates.iter().map(|row| row.state);
-        let authorities = self.authorities.iter().map(|row| row.state);
-        let service_account = self.service_account.iter().map(|row| row.state);
-        certificates
-            .chain(authorities)
-            .chain(service_account)
-            .fold(nothing, RowState::max)
+        let rows = self.rows().into_iter();
+        rows.map(|row| row.state).fold(nothing, RowState::max)
+    }
+
+    /// Returns all rows, in the order of the table.
+    pub fn rows(&self) -> Vec<StatusRow<'_>> {
+        let certificates = self.certificates.iter().map(|row| StatusRow {
+            subject: RowSubject::Certificate(row.name),
+            state: row.state,
+            findings: &row.findings,
+            files: &row.files,
+        });
+        let authorities = self.authorities.iter().map(|row| StatusRow {
+            subject: RowSubject::Authority(row.name),
+            state: row.state,
+            findings: &row.findings,
+            files: &row.files,
+        });
+        let pair = self.service_account.iter().map(|row| StatusRow {
+            subject: RowSubject::ServiceAccount,
+            state: row.state,
+            findings: &row.findings,
+            files: &row.files,
+        });
+        certificates.chain(authorities).chain(pair).collect()
     }
 
     /// Returns the row of a certificate; `None` if the node has no row for it.
@@ -119,6 +142,41 @@ impl NodeStatus {
     /// Returns the row of an authority; `None` if the node has no row for it.
     pub fn authority(&self, name: Authority) -> Option<&AuthorityStatus> {
         self.authorities.iter().find(|row| row.name == name)
+    }
+}
+
+/// What the rows of all kinds have in common.
+#[derive(Clone, Copy, Debug)]
+pub struct StatusRow<'a> {
+    /// What the row is about.
+    pub subject: RowSubject,
+    /// State of the row.
+    pub state: RowState,
+    /// Reasons for the state, and findings that do not change it.
+    pub findings: &'a RowFindings,
+    /// The files of the row.
+    pub files: &'a [FileStatus],
+}
+
+/// The subject of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowSubject {
+    /// A leaf certificate or kubeconfig.
+    Certificate(CertName),
+    /// An authority.
+    Authority(Authority),
+    /// The service-account pair.
+    ServiceAccount,
+}
+
+impl RowSubject {
+    /// Returns the name in tables and messages.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            RowSubject::Certificate(name) => name.as_str(),
+            RowSubject::Authority(name) => name.as_str(),
+            RowSubject::ServiceAccount => "sa",
+        }
     }
 }
 
@@ -177,69 +235,6 @@ impl RowState {
     }
 }
 
-/// A fault, for programs: more precise than [`RowState`], which follows from it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trouble {
-    /// Little time is left by the rule of the module.
-    Expiring,
-    /// The file has no content.
-    Empty,
-    /// This user may not read the file.
-    Denied,
-    /// A directory, or another object that is not a regular file.
-    NotAFile,
-    /// The current context of a kubeconfig does not exist.
-    NoContext,
-    /// Clients of Kubernetes refuse a value in a kubeconfig.
-    RefusedByClients,
-    /// The content is not of the expected form.
-    Damaged,
-    /// The file, or the part of a kubeconfig, does not exist.
-    Absent,
-    /// Subject, names or usages are not those of the certificate's purpose.
-    Misplaced,
-    /// Other users can read a private key, or change a file that is trusted.
-    Exposed,
-    /// The CA data of a kubeconfig and `ca.crt` have no authority in common.
-    OtherAuthority,
-    /// `ca.crt` was replaced: the certificates in place belong to another CA.
-    Replaced,
-    /// The authority that would verify it is absent or unusable.
-    NoAuthority,
-    /// Does not verify under the authority on this node.
-    Unverified,
-    /// The validity has not begun.
-    NotYetValid,
-    /// Certificate and key do not match.
-    Torn,
-    /// The validity has ended.
-    Expired,
-}
-
-impl Trouble {
-    /// Returns the state of a row with this fault and no graver one.
-    pub const fn state(self) -> RowState {
-        match self {
-            Trouble::Expiring => RowState::Expiring,
-            Trouble::Empty
-            | Trouble::Denied
-            | Trouble::NotAFile
-            | Trouble::NoContext
-            | Trouble::RefusedByClients
-            | Trouble::Damaged => RowState::Unreadable,
-            Trouble::Absent => RowState::Missing,
-            Trouble::Misplaced | Trouble::Exposed => RowState::Unsafe,
-            Trouble::OtherAuthority
-            | Trouble::Replaced
-            | Trouble::NoAuthority
-            | Trouble::Unverified => RowState::Untrusted,
-            Trouble::NotYetValid => RowState::NotYetValid,
-            Trouble::Torn => RowState::Torn,
-            Trouble::Expired => RowState::Expired,
-        }
-    }
-}
-
 impl fmt::Display for RowState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.as_str())
@@ -261,13 +256,9 @@ pub struct CertStatus {
     pub state: RowState,
     /// Phase of the certificate over its life.
     pub phase: CertPhase,
-    /// Reasons for the state; empty if it is ok.
-    pub problems: Vec<String>,
-    /// The kind of each problem, in the same order.
-    #[serde(skip)]
-    pub troubles: Vec<Trouble>,
-    /// Findings that do not change the state.
-    pub remarks: Vec<String>,
+    /// Reasons for the state, and findings that do not change it.
+    #[serde(flatten)]
+    pub findings: RowFindings,
     /// The certificate, if it could be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub certificate: Option<Facts>,
@@ -313,21 +304,11 @@ pub struct AuthorityStatus {
     pub name: Authority,
     /// State of its first certificate.
     pub state: RowState,
-    /// Reasons for the state; empty if it is ok.
-    pub problems: Vec<String>,
-    /// The kind of each problem, in the same order.
-    #[serde(skip)]
-    pub troubles: Vec<Trouble>,
-    /// Findings that do not change the state.
-    pub remarks: Vec<String>,
+    /// Reasons for the state, and findings that do not change it.
+    #[serde(flatten)]
+    pub findings: RowFindings,
     /// All certificates of the bundle; kubeadm uses the first.
     pub certificates: Vec<Facts>,
-    /// The CA that the certificates in place belong to, if it is another one.
-    #[serde(skip)]
-    pub replaced: Option<ReplacedCa>,
-    /// Location of a valid certificate of the same CA key, if the one in place has expired.
-    #[serde(skip)]
-    pub valid_copy: Option<String>,
     /// Whether the private key of the authority is on this node.
     pub has_key: bool,
     /// Whether it is in the file in which kubeadm looks for it.
@@ -338,6 +319,17 @@ pub struct AuthorityStatus {
     pub key_policy: Option<KeyVerdict>,
     /// Certificate and key file.
     pub files: Vec<FileStatus>,
+}
+
+impl AuthorityStatus {
+    /// Returns the CA that the certificates in place belong to, if it is another one.
+    pub fn replaced(&self) -> Option<&ReplacedCa> {
+        let mut faults = self.findings.faults.iter();
+        faults.find_map(|fault| match fault {
+            RowFault::AuthorityReplaced { replaced, .. } => Some(replaced.as_ref()),
+            _ => None,
+        })
+    }
 }
 
 /// The properties of one certificate.
@@ -405,13 +397,9 @@ impl Facts {
 pub struct ServiceAccountStatus {
     /// State of the row.
     pub state: RowState,
-    /// Reasons for the state; empty if it is ok.
-    pub problems: Vec<String>,
-    /// The kind of each problem, in the same order.
-    #[serde(skip)]
-    pub troubles: Vec<Trouble>,
-    /// Findings that do not change the state.
-    pub remarks: Vec<String>,
+    /// Reasons for the state, and findings that do not change it.
+    #[serde(flatten)]
+    pub findings: RowFindings,
     /// Key algorithm.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,

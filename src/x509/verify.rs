@@ -106,7 +106,7 @@ pub enum CertDifference {
     #[error("it is an X.509 v1 certificate: the signer dropped all extensions of the request")]
     NoExtensions,
     #[error("the chain to its authority does not verify: {0}")]
-    Path(String),
+    Path(PathFault),
     #[error(
         "it verifies under {anchor}, but kubeadm uses only the first certificate of the bundle, {first}: put the issuing root first"
     )]
@@ -114,38 +114,63 @@ pub enum CertDifference {
 }
 
 codes!(CertDifference {
-    PublicKey,
-    KeyAlgorithm,
-    CommonName,
-    OrganizationMissing,
-    OrganizationExtra,
-    SubjectAttribute,
-    DnsMissing,
-    DnsExtra,
-    IpMissing,
-    IpExtra,
-    SanExtra,
-    UsageMissing,
-    UsageExtra,
-    KeyUsageMissing,
-    EncryptionUsage,
-    CertSign,
-    IsCa,
-    Expired,
-    NotYetValid,
-    LivesTooLong,
-    LivesTooShort,
-    IssuerExpired,
-    IssuerNotYetValid,
-    WeakSignature,
-    UntrustedIssuer,
-    DamagedIssuer,
-    HandshakeSize,
-    NameConstraint,
-    PathLength,
-    NoExtensions,
-    Path,
-    NotUnderFirst
+    PublicKey, KeyAlgorithm, CommonName, OrganizationMissing, OrganizationExtra, SubjectAttribute, DnsMissing, DnsExtra,
+    IpMissing, IpExtra, SanExtra, UsageMissing, UsageExtra, KeyUsageMissing, EncryptionUsage, CertSign, IsCa, Expired,
+    NotYetValid, LivesTooLong, LivesTooShort, IssuerExpired, IssuerNotYetValid, WeakSignature, UntrustedIssuer,
+    DamagedIssuer, HandshakeSize, NameConstraint, PathLength, NoExtensions, NotUnderFirst;
+    Path
+});
+
+/// The reason why a path to the authority exists but is not valid. Certificates are given by their subject.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message is the documentation")]
+pub enum PathFault {
+    #[error("the signature algorithm of {0} is not supported")]
+    UnsupportedAlgorithm(String),
+    #[error("an issuer in it is not a CA certificate: {0}")]
+    IssuerNotACa(String),
+    #[error("the key usage of {0} does not allow it to sign certificates")]
+    IssuerMayNotSign(String),
+    #[error("the key of {subject} cannot verify signatures: {why}")]
+    UnusableIssuerKey { subject: String, why: &'static str },
+    #[error("{subject} has the critical extension {oid}, which Kubernetes components do not know")]
+    UnknownCriticalExtension { subject: String, oid: String },
+    #[error("{0} is not valid while the certificate is")]
+    ValidityDisjoint(String),
+    #[error(
+        "it has more than {} intermediate certificates",
+        path::MAX_INTERMEDIATES
+    )]
+    TooManyIntermediates,
+    #[error("{0} does not allow the extended key usage")]
+    UsageForbidden(String),
+    #[error("its certificate policies are not valid")]
+    Policies,
+    #[error(
+        "too many certificates have the name of an issuer: remove those that do not lead to the authority"
+    )]
+    TooManyCandidates,
+    #[error("a certificate in it has a critical extension that is not supported")]
+    UnsupportedCriticalExtension,
+    /// Any other refusal of webpki, by its name there.
+    #[error("{0}")]
+    Webpki(webpki::Error),
+}
+
+codes!(PathFault {
+    UnsupportedAlgorithm,
+    IssuerNotACa,
+    IssuerMayNotSign,
+    UnusableIssuerKey,
+    UnknownCriticalExtension,
+    ValidityDisjoint,
+    TooManyIntermediates,
+    UsageForbidden,
+    Policies,
+    TooManyCandidates,
+    UnsupportedCriticalExtension,
+    Webpki
 });
 
 /// Returns every difference between `chain` and its profile that `tolerance` does not accept, in a fixed order. If there are
@@ -495,91 +520,71 @@ fn difference(
     anchors: &[Certificate],
     now: OffsetDateTime,
 ) -> CertDifference {
-    let path = |why: String| CertDifference::Path(why);
-    match refusal {
-        PathRefusal::NoIssuer => CertDifference::UntrustedIssuer {
-            issuer: leaf.issuer().to_string(),
-            anchors: anchors
-                .iter()
-                .map(|anchor| anchor.subject().to_string())
-                .collect::<Vec<_>>()
-                .join(" or "),
-        },
-        PathRefusal::Weak(certificate, algorithm) => CertDifference::WeakSignature {
-            subject: certificate.subject().to_string(),
-            algorithm,
-        },
-        PathRefusal::Algorithm(certificate) => path(format!(
-            "the signature algorithm of {} is not supported",
-            certificate.subject()
-        )),
-        PathRefusal::NotACa(issuer) => path(format!(
-            "an issuer in it is not a CA certificate: {}",
-            issuer.subject()
-        )),
-        PathRefusal::MayNotSign(issuer) => path(format!(
-            "the key usage of {} does not allow it to sign certificates",
-            issuer.subject()
-        )),
-        PathRefusal::UnusableKey(issuer, why) => path(format!(
-            "the key of {} cannot verify signatures: {why}",
-            issuer.subject()
-        )),
-        PathRefusal::CriticalExtension(certificate) => {
-            let extensions = certificate.extensions();
-            let oid = extensions.unhandled_critical.as_deref().unwrap_or_default();
-            path(format!(
-                "{} has the critical extension {oid}, which Kubernetes components do not know",
-                certificate.subject()
-            ))
+    let subject = |certificate: &Certificate| certificate.subject().to_string();
+    CertDifference::Path(match refusal {
+        PathRefusal::NoIssuer => {
+            let anchors: Vec<String> = anchors.iter().map(subject).collect();
+            return CertDifference::UntrustedIssuer {
+                issuer: leaf.issuer().to_string(),
+                anchors: anchors.join(" or "),
+            };
         }
+        PathRefusal::Weak(certificate, algorithm) => {
+            return CertDifference::WeakSignature {
+                subject: subject(certificate),
+                algorithm,
+            };
+        }
+        PathRefusal::PathLength => return CertDifference::PathLength,
+        PathRefusal::NameConstraint => return CertDifference::NameConstraint,
+        PathRefusal::Webpki(error) => return webpki_difference(error),
         PathRefusal::Time(issuer, is_anchor) => {
             let whose = if is_anchor {
                 "authority's"
             } else {
                 "intermediate"
             };
-            issuer_validity(whose, issuer, now).unwrap_or_else(|| {
-                path(format!(
-                    "{} is not valid while the certificate is",
-                    issuer.subject()
-                ))
-            })
+            match issuer_validity(whose, issuer, now) {
+                Some(difference) => return difference,
+                None => PathFault::ValidityDisjoint(subject(issuer)),
+            }
         }
-        PathRefusal::PathLength => CertDifference::PathLength,
-        PathRefusal::TooLong => path(format!(
-            "it has more than {} intermediate certificates",
-            path::MAX_INTERMEDIATES
-        )),
-        PathRefusal::Usage(certificate) => path(format!(
-            "{} does not allow the extended key usage",
-            certificate.subject()
-        )),
-        PathRefusal::Policies => path("its certificate policies are not valid".to_owned()),
-        PathRefusal::NameConstraint => CertDifference::NameConstraint,
-        PathRefusal::TooManyCandidates => path(
-            "too many certificates have the name of an issuer: remove those that do not lead to the authority".to_owned(),
-        ),
-        PathRefusal::Webpki(error) => webpki_difference(error),
-    }
+        PathRefusal::Algorithm(certificate) => {
+            PathFault::UnsupportedAlgorithm(subject(certificate))
+        }
+        PathRefusal::NotACa(issuer) => PathFault::IssuerNotACa(subject(issuer)),
+        PathRefusal::MayNotSign(issuer) => PathFault::IssuerMayNotSign(subject(issuer)),
+        PathRefusal::UnusableKey(issuer, why) => PathFault::UnusableIssuerKey {
+            subject: subject(issuer),
+            why,
+        },
+        PathRefusal::CriticalExtension(certificate) => {
+            let oid = certificate.extensions().unhandled_critical.clone();
+            PathFault::UnknownCriticalExtension {
+                subject: subject(certificate),
+                oid: oid.unwrap_or_default(),
+            }
+        }
+        PathRefusal::TooLong => PathFault::TooManyIntermediates,
+        PathRefusal::Usage(certificate) => PathFault::UsageForbidden(subject(certificate)),
+        PathRefusal::Policies => PathFault::Policies,
+        PathRefusal::TooManyCandidates => PathFault::TooManyCandidates,
+    })
 }
 
 fn webpki_difference(error: webpki::Error) -> CertDifference {
     use webpki::Error;
-    let path = |why: &str| CertDifference::Path(why.to_owned());
-    match error {
-        Error::UnsupportedCertVersion => CertDifference::NoExtensions,
-        Error::NameConstraintViolation => CertDifference::NameConstraint,
-        Error::PathLenConstraintViolated => CertDifference::PathLength,
-        Error::UnsupportedCriticalExtension => {
-            path("a certificate in it has a critical extension that is not supported")
-        }
+    CertDifference::Path(match error {
+        Error::UnsupportedCertVersion => return CertDifference::NoExtensions,
+        Error::NameConstraintViolation => return CertDifference::NameConstraint,
+        Error::PathLenConstraintViolated => return CertDifference::PathLength,
+        Error::UnsupportedCriticalExtension => PathFault::UnsupportedCriticalExtension,
         Error::UnsupportedSignatureAlgorithmContext(_)
         | Error::UnsupportedSignatureAlgorithmForPublicKeyContext(_) => {
-            path("a signature algorithm in it is not supported")
+            PathFault::UnsupportedAlgorithm("a certificate in it".to_owned())
         }
-        other => path(&format!("{other:?}")),
-    }
+        other => PathFault::Webpki(other),
+    })
 }
 
 fn issuer_differences(path: &Path<'_>, now: OffsetDateTime) -> Vec<CertDifference> {

@@ -112,11 +112,19 @@ fn findings_of(check: &Check, picture: &Picture) -> Vec<Finding> {
             .iter_mut()
             .find(|finding| finding.severity == note.severity && finding.fix == note.fix);
         match same {
-            Some(finding) => finding.evidence.push(note.evidence),
+            Some(finding) => {
+                finding.evidence.push(note.evidence);
+                for code in note.codes {
+                    if !finding.codes.contains(&code) {
+                        finding.codes.push(code);
+                    }
+                }
+            }
             None => findings.push(Finding {
                 id: check.id,
                 severity: note.severity,
                 evidence: vec![note.evidence],
+                codes: note.codes,
                 fix: note.fix,
             }),
         }

@@ -2,11 +2,11 @@
 
 use time::OffsetDateTime;
 
+use super::fault::{RowFault, RowRemark};
 use super::files::{AuthorityFiles, LeafFiles};
 use super::findings::RowFindings;
-use super::text::minute;
-use super::{AuthorityStatus, Facts, Trouble};
-use crate::spec::assess::{self, CaEvidence, ReplacedCa, trusted_by};
+use super::{AuthorityStatus, Facts};
+use crate::spec::assess::{self, CaEvidence, trusted_by};
 use crate::x509::{Certificate, Chain};
 
 /// Returns the row of an authority. `all` are the authorities of the node.
@@ -21,49 +21,44 @@ pub(super) fn judge(
         findings.validity(chain.leaf(), None, now);
         for other in chain.intermediates() {
             if now > other.not_after() {
-                findings.remark(format!(
-                    "its bundle also holds {}, which expired at {}; remove it when convenient",
-                    other.subject(),
-                    minute(other.not_after())
-                ));
+                findings.remark(RowRemark::ExpiredInBundle {
+                    subject: other.subject().to_string(),
+                    at: other.not_after(),
+                });
             }
         }
     }
-    findings.faults(found.trust.as_ref().err().cloned());
+    if let Err(fault) = &found.trust {
+        findings.file(fault);
+    }
     findings.exposure(&found.files);
     if let Some(note) = &found.key_note {
-        findings.remark(note.clone());
+        findings.remark(RowRemark::KeyAmongCertificates(note.clone()));
     }
     let evidence = evidence(found, leaves);
-    let valid_copy = valid_copy(found, &evidence, now);
-    if let Some(copy) = &valid_copy {
-        findings.remark(copy.clone());
+    if let Ok(trust) = &found.trust {
+        let copy = assess::valid_copy(trust, &evidence, &found.here, now);
+        findings.remarks.extend(copy.map(RowRemark::ValidCopy));
+        if let Some(replaced) = assess::replaced(trust, &evidence, &elsewhere(found, all)) {
+            findings.fault(RowFault::AuthorityReplaced {
+                path: found.here.clone(),
+                replaced: Box::new(replaced),
+            });
+        }
     }
-
-    let summary = findings.summary();
-    let mut status = AuthorityStatus {
+    AuthorityStatus {
         name: found.name,
-        state: summary.state,
-        problems: summary.problems,
-        troubles: summary.troubles,
-        remarks: summary.remarks,
+        state: findings.state(),
+        findings,
         certificates: found
             .certificates
             .as_ref()
             .map_or_else(Vec::new, |chain| facts(chain, now)),
-        replaced: replaced(found, all, &evidence),
-        valid_copy,
         has_key: found.has_key || found.key_note.is_some(),
         has_key_file: found.has_key,
         key_policy: None,
         files: found.files.iter().map(|file| file.status.clone()).collect(),
-    };
-    if let Some(replaced) = &status.replaced {
-        status.problems.push(replaced.sentence(&found.here));
-        status.troubles.push(Trouble::Replaced);
-        status.state = status.state.max(Trouble::Replaced.state());
     }
-    status
 }
 
 fn facts(chain: &Chain, now: OffsetDateTime) -> Vec<Facts> {
@@ -73,31 +68,15 @@ fn facts(chain: &Chain, now: OffsetDateTime) -> Vec<Facts> {
         .collect()
 }
 
-/// Returns the CA that the certificates in place belong to, if it is not the one in the bundle.
-fn replaced(
-    found: &AuthorityFiles,
-    all: &[AuthorityFiles],
-    evidence: &[CaEvidence<'_>],
-) -> Option<ReplacedCa> {
-    let trust = found.trust.as_ref().ok()?;
+/// Returns the CA certificates of the other authorities, each with its file.
+fn elsewhere(found: &AuthorityFiles, all: &[AuthorityFiles]) -> Vec<(String, Certificate)> {
     let others = all.iter().filter(|other| other.name != found.name);
-    let elsewhere: Vec<(String, Certificate)> = others
+    others
         .flat_map(|other| {
             let certificates = other.anchors().iter().cloned();
             certificates.map(|certificate| (other.here.clone(), certificate))
         })
-        .collect();
-    assess::replaced(trust, evidence, &elsewhere)
-}
-
-/// Returns the location of a valid certificate of the same CA key, if the one in place has expired.
-fn valid_copy(
-    found: &AuthorityFiles,
-    evidence: &[CaEvidence<'_>],
-    now: OffsetDateTime,
-) -> Option<String> {
-    let trust = found.trust.as_ref().ok()?;
-    assess::valid_copy(trust, evidence, &found.here, now)
+        .collect()
 }
 
 /// Returns what each leaf of the authority shows about it.

@@ -5,16 +5,18 @@
 //! | `rows` | which rows the node has |
 //! | `files` | reads the files of a row; the only part that touches the disk |
 //! | `authority`, `leaf`, `service_account` | judge the files of a row; pure |
+//! | `fault` | one fault or remark, with its text and code |
 //! | `findings` | the faults and remarks of a row |
 //!
 //! A leaf is judged with the bundle of its authority, and an authority with the leaves that it should have issued, so all
-//! files are read before any is judged. Nothing here fails: a fault becomes a problem of a row.
+//! files are read before any is judged. Nothing here fails: a fault becomes part of a row.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use time::OffsetDateTime;
 
+use super::fault::RowRemark;
 use super::files::{LeafFiles, RowReader};
 use super::phase::{CertProgress, Effect, PendingPhase};
 use super::{
@@ -122,31 +124,25 @@ pub fn collect(state: &NodeState, described: Option<NodeRole>, now: OffsetDateTi
 /// Adds a remark to each row whose files a static pod mounts that kubeadm did not write.
 fn name_mounting_pods(status: &mut NodeStatus, state: &NodeState) {
     for pod in other_static_pods(state) {
-        let remark = format!(
-            "static pod {} mounts it, and is {}restarted after it is replaced",
-            pod.name,
-            if pod.is_restarted_for_files() {
-                ""
-            } else {
-                "not "
-            }
-        );
         for file in mounted_files(&pod, state.layout()) {
-            let remarks = match file {
+            let findings = match file {
                 ReplacedFile::Certificate(name) => {
                     let mut rows = status.certificates.iter_mut();
                     rows.find(|row| row.name == name)
-                        .map(|row| &mut row.remarks)
+                        .map(|row| &mut row.findings)
                 }
                 ReplacedFile::Bundle(name) => {
                     let mut rows = status.authorities.iter_mut();
                     rows.find(|row| row.name == name)
-                        .map(|row| &mut row.remarks)
+                        .map(|row| &mut row.findings)
                 }
                 _ => None,
             };
-            if let Some(remarks) = remarks {
-                remarks.push(remark.clone());
+            if let Some(findings) = findings {
+                findings.remark(RowRemark::MountedBy {
+                    pod: pod.name.clone(),
+                    is_restarted: pod.is_restarted_for_files(),
+                });
             }
         }
     }

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use time::OffsetDateTime;
 
-use super::findings::FileFault;
-use super::{FileAccess, FileStatus, Trouble};
+use super::fault::{FileFault, FilePart, FileProblem};
+use super::{FileAccess, FileStatus};
 use crate::kube::names::{Authority, CertName};
 use crate::node::{KubeconfigState, NodeFile, NodeState};
 use crate::spec::assess::{self, Observed, ObservedKubeconfig};
@@ -28,7 +28,8 @@ pub(super) struct RowFile {
 pub(super) struct LeafFiles {
     pub(super) name: CertName,
     pub(super) chain: Result<Chain, FileFault>,
-    pub(super) key: Result<PrivateKey, FileFault>,
+    /// The fault is `None` if it is that of the chain.
+    pub(super) key: Result<PrivateKey, Option<FileFault>>,
     /// False for a key that was read in another form than kubeadm's.
     pub(super) key_form_is_ours: bool,
     pub(super) kubeconfig: Option<ObservedKubeconfig>,
@@ -46,7 +47,7 @@ impl LeafFiles {
         LeafFiles {
             name,
             chain,
-            key,
+            key: key.map_err(Some),
             key_form_is_ours: true,
             kubeconfig: None,
             record: None,
@@ -55,8 +56,10 @@ impl LeafFiles {
     }
 
     fn unusable(name: CertName, fault: FileFault) -> LeafFiles {
-        let repeated = FileFault::new(fault.trouble, String::new());
-        LeafFiles::new(name, Err(fault), Err(repeated))
+        LeafFiles {
+            key: Err(None),
+            ..LeafFiles::new(name, Err(fault.clone()), Err(fault))
+        }
     }
 
     /// Returns whether the record is about this certificate; `None` without record or certificate.
@@ -167,13 +170,18 @@ impl RowReader<'_> {
         // An absent, empty or unreadable kubeconfig has the same faults as any other file.
         let read = self.parse(&file, |_| Ok::<_, String>(())).and_then(|()| {
             let read = self.state.kubeconfig(file.path());
-            read.map_err(|error| FileFault::of_store(&error))
+            read.map_err(|error| FileFault::of_store(&here, &error))
         });
         let mut leaf = match read {
             Ok(KubeconfigState::Embedded(found)) => {
-                let part = |what| format!("the client {what} in {here}");
-                let chain = required(found.chain, &part("certificate"), "is missing");
-                let key = required(found.key, &part("key"), "is missing");
+                let of = |part, problem| FileFault {
+                    part,
+                    ..FileFault::new(&here, problem)
+                };
+                let chain = required(found.chain, false);
+                let chain = chain.map_err(|problem| of(FilePart::ClientCertificate, problem));
+                let key = required(found.key, false);
+                let key = key.map_err(|problem| of(FilePart::ClientKey, problem));
                 LeafFiles {
                     kubeconfig: found.kubeconfig,
                     key_form_is_ours: found.key_form_is_ours,
@@ -186,7 +194,7 @@ impl RowReader<'_> {
                 kubeconfig,
             }) => return self.named_pair(name, row_file, (&certificate, &key), kubeconfig),
             Ok(KubeconfigState::Unusable(error)) => {
-                LeafFiles::unusable(name, FileFault::of_kubeconfig(&here, &error))
+                LeafFiles::unusable(name, FileFault::of_kubeconfig(&here, error))
             }
             Err(fault) => LeafFiles::unusable(name, fault),
         };
@@ -209,17 +217,15 @@ impl RowReader<'_> {
         if !is_combined {
             files.push(self.row_file(key, true));
         }
-        let mut leaf = LeafFiles::new(
-            name,
-            self.parse(certificate, Chain::from_pem),
-            self.parse(key, PrivateKey::from_pem),
-        );
-        // A fault of one file is reported once.
-        if let (true, Err(chain), Err(key)) = (is_combined, &leaf.chain, &mut leaf.key)
-            && chain.words == key.words
-        {
-            key.words.clear();
-        }
+        let leaf = match self.parse(certificate, |_| Ok::<_, String>(())) {
+            // A fault of one file is reported once.
+            Err(fault) if is_combined => LeafFiles::unusable(name, fault),
+            _ => LeafFiles::new(
+                name,
+                self.parse(certificate, Chain::from_pem),
+                self.parse(key, PrivateKey::from_pem),
+            ),
+        };
         LeafFiles {
             kubeconfig: Some(kubeconfig),
             files,
@@ -238,9 +244,9 @@ impl RowReader<'_> {
         });
         let (certificates, trust) = match both {
             Ok((chain, trust)) => {
-                let unusable = |error| format!("{here} cannot serve as a CA: {error}");
-                let trust =
-                    trust.map_err(|error| FileFault::new(Trouble::Damaged, unusable(error)));
+                let trust = trust.map_err(|error| {
+                    FileFault::new(&here, FileProblem::NotATrustBundle(error.to_string()))
+                });
                 (Some(chain), trust)
             }
             Err(fault) => (None, Err(fault)),
@@ -302,17 +308,12 @@ impl RowReader<'_> {
         file: &NodeFile,
         parse: impl FnOnce(&[u8]) -> Result<T, E>,
     ) -> Result<T, FileFault> {
-        let bytes = file.bytes().map_err(|error| FileFault::of_store(&error))?;
-        let absent = if file.is_dangling() {
-            "is a dangling symbolic link"
-        } else {
-            "is missing"
-        };
-        required(
-            Observed::read(bytes, parse),
-            &self.here(file.path()),
-            absent,
-        )
+        let here = self.here(file.path());
+        let bytes = file
+            .bytes()
+            .map_err(|error| FileFault::of_store(&here, &error))?;
+        required(Observed::read(bytes, parse), file.is_dangling())
+            .map_err(|problem| FileFault::new(&here, problem))
     }
 }
 
@@ -324,15 +325,13 @@ fn key_form_is_ours(file: &NodeFile) -> bool {
     }
 }
 
-fn required<T>(found: Observed<T>, what: &str, absent: &str) -> Result<T, FileFault> {
+fn required<T>(found: Observed<T>, is_dangling: bool) -> Result<T, FileProblem> {
     match found {
         Observed::Present(value) => Ok(value),
-        Observed::Absent => Err(FileFault::new(Trouble::Absent, format!("{what} {absent}"))),
-        Observed::Empty => Err(FileFault::new(Trouble::Empty, format!("{what} is empty"))),
-        Observed::Unreadable(why) => Err(FileFault::new(
-            Trouble::Damaged,
-            format!("{what} is unreadable: {why}"),
-        )),
+        Observed::Absent if is_dangling => Err(FileProblem::DanglingLink),
+        Observed::Absent => Err(FileProblem::Absent),
+        Observed::Empty => Err(FileProblem::Empty),
+        Observed::Unreadable(why) => Err(FileProblem::Damaged(why)),
     }
 }
 

@@ -10,7 +10,7 @@ use time::UtcOffset;
 use time::macros::format_description;
 
 use super::tabwriter::align;
-use super::{NodeRole, NodeStatus, RowState, human_duration};
+use super::{NodeRole, NodeStatus, RowState, RowSubject, human_duration};
 use crate::kube::names::{Authority, CertName};
 
 /// Returns the table.
@@ -90,18 +90,13 @@ pub fn kubeadm_yaml(status: &NodeStatus) -> String {
 pub fn kubeadm_notes(status: &NodeStatus) -> Vec<String> {
     let is_hidden =
         |state: RowState| !matches!(state, RowState::Ok | RowState::Expiring | RowState::Expired);
-    let certificates = status
-        .certificates
-        .iter()
-        .map(|row| (row.name.as_str(), row.state, &row.problems));
-    let authorities = status
-        .authorities
-        .iter()
-        .map(|row| (row.name.as_str(), row.state, &row.problems));
-    let mut notes: Vec<String> = certificates
-        .chain(authorities)
-        .filter(|(_, state, _)| is_hidden(*state))
-        .map(|(name, state, problems)| format!("{name} is {state}: {}", problems.join("; ")))
+    let rows = status.rows().into_iter();
+    let mut notes: Vec<String> = rows
+        .filter(|row| row.subject != RowSubject::ServiceAccount && is_hidden(row.state))
+        .map(|row| {
+            let problems = row.findings.problems().join("; ");
+            format!("{} is {}: {problems}", row.subject.as_str(), row.state)
+        })
         .collect();
     match status.role {
         NodeRole::ControlPlane => {}

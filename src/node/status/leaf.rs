@@ -2,11 +2,11 @@
 
 use time::OffsetDateTime;
 
+use super::fault::{FileFault, FilePart, FileProblem, RowFault, RowRemark, UnverifiedChain};
 use super::files::{AuthorityFiles, LeafFiles};
 use super::findings::RowFindings;
 use super::phase::{CertProgress, phase};
-use super::text::minute;
-use super::{CertStatus, Facts, KubeconfigStatus, Trouble};
+use super::{CertStatus, Facts, KubeconfigStatus};
 use crate::kube::names::CertName;
 use crate::spec::assess::{self, ObservedKubeconfig};
 use crate::x509::{
@@ -31,15 +31,12 @@ pub(super) fn judge(
         if let Ok(key) = &found.key
             && key.public_key() != certificate.public_key()
         {
-            findings.fault(
-                Trouble::Torn,
-                "the key does not match the certificate; issue the certificate again, or restore the file that was lost",
-            );
+            findings.fault(RowFault::KeyMismatch);
         }
         let mut misplaced = assess::misplaced(found.name, certificate);
         misplaced.extend(server.and_then(|server| assess::lacks_host(certificate, server)));
         for difference in misplaced {
-            findings.fault(Trouble::Misplaced, difference.to_string());
+            findings.fault(RowFault::Misplaced(difference));
         }
         verify(found.name, chain, authority, now, &mut findings)
     });
@@ -47,19 +44,21 @@ pub(super) fn judge(
         .kubeconfig
         .as_ref()
         .map(|kubeconfig| kubeconfig_status(kubeconfig, authority, &mut findings));
-    findings.faults(found.chain.as_ref().err().cloned());
-    findings.faults(found.key.as_ref().err().cloned());
+    if let Err(fault) = &found.chain {
+        findings.file(fault);
+    }
+    if let Err(Some(fault)) = &found.key {
+        findings.file(fault);
+    }
     findings.exposure(&found.files);
-    let summary = findings.summary();
+    let state = findings.state();
     CertStatus {
         name: found.name,
         authority: found.name.authority(),
         description: None,
-        state: summary.state,
-        phase: phase(summary.state, progress.request, progress.effect),
-        problems: summary.problems,
-        troubles: summary.troubles,
-        remarks: summary.remarks,
+        state,
+        phase: phase(state, progress.request, progress.effect),
+        findings,
         certificate: chain.map(|chain| Facts::of(chain.leaf(), chain.intermediates().len(), now)),
         verified,
         issued,
@@ -78,83 +77,47 @@ fn verify(
     findings: &mut RowFindings,
 ) -> Option<bool> {
     let Some(authority) = authority else {
-        findings.remark(format!(
-            "not verified: {} is not on this node",
-            name.authority()
-        ));
+        findings.remark(RowRemark::NotVerified(name.authority()));
         return None;
     };
     let trust = match &authority.trust {
         Ok(trust) => trust,
         Err(fault) => {
-            findings.fault(
-                Trouble::NoAuthority,
-                format!("it cannot be verified: {}", fault.words),
-            );
+            findings.fault(RowFault::AuthorityUnusable(fault.clone()));
             return None;
         }
+    };
+    let leaf = chain.leaf();
+    let has_issuer_name = || {
+        let mut anchors = trust.certificates().iter();
+        anchors.any(|anchor| leaf.names_issuer(anchor))
     };
     let mut good = true;
     for difference in path_differences(chain, trust, now) {
         match difference {
             CertDifference::NotUnderFirst { .. } => {
-                findings.remark(difference.to_string());
+                findings.remark(RowRemark::NotUnderFirst(difference));
                 continue;
             }
             // `assess::misplaced` has reported this, without an authority.
             CertDifference::IsCa => {}
-            _ => findings.fault(
-                Trouble::Unverified,
-                path_fault(&difference, chain, trust, &authority.here),
-            ),
+            difference => findings.fault(RowFault::Unverified(UnverifiedChain {
+                difference,
+                issuer: leaf.issuer().to_string(),
+                path: authority.here.clone(),
+                trust: trust.clone(),
+                has_issuer_name: has_issuer_name(),
+            })),
         }
         good = false;
     }
     let ends = trust.certificates().iter().map(Certificate::not_after);
     if let Some(end) = ends.max()
-        && chain.leaf().not_after() > end
+        && leaf.not_after() > end
     {
-        findings.remark(format!(
-            "it outlives its authority, which expires at {}",
-            minute(end)
-        ));
+        findings.remark(RowRemark::OutlivesAuthority(end));
     }
     Some(good)
-}
-
-/// Returns why a chain does not verify under the bundle at `here`.
-fn path_fault(
-    difference: &CertDifference,
-    chain: &Chain,
-    trust: &TrustBundle,
-    here: &str,
-) -> String {
-    let leaf = chain.leaf();
-    let anchors = || {
-        format!(
-            "in {here}: its issuer is {}, the anchor there is {trust}",
-            leaf.issuer()
-        )
-    };
-    let mut candidates = trust.certificates().iter();
-    match difference {
-        CertDifference::UntrustedIssuer { .. } => format!(
-            "no certification path connects it with the authority {}; {}",
-            anchors(),
-            if candidates.any(|anchor| leaf.names_issuer(anchor)) {
-                "the name is the same, the key is not"
-            } else {
-                "another authority signed it, or intermediates are missing in its file"
-            }
-        ),
-        // The path builder's term, without the bytes that follow it.
-        CertDifference::Path(why) => format!(
-            "it does not verify under the authority {} ({})",
-            anchors(),
-            why.split([' ', '(', '{']).next().unwrap_or_default()
-        ),
-        other => other.to_string(),
-    }
 }
 
 /// Judges the content of a kubeconfig other than its certificate.
@@ -164,22 +127,19 @@ fn kubeconfig_status(
     findings: &mut RowFindings,
 ) -> KubeconfigStatus {
     for refusal in &found.refusals {
-        findings.fault(
-            Trouble::RefusedByClients,
-            format!("every client of Kubernetes refuses it: {refusal}"),
-        );
+        findings.fault(RowFault::RefusedByClients(refusal.clone()));
     }
     let own = match found.authority.as_deref().map(TrustBundle::from_pem) {
         Some(Ok(own)) => Some(own),
         Some(Err(error)) => {
-            findings.fault(
-                Trouble::Damaged,
-                format!("its CA data is unreadable: {error}"),
-            );
+            findings.file(&FileFault {
+                part: FilePart::AuthorityData,
+                ..FileFault::new("", FileProblem::Damaged(error.to_string()))
+            });
             None
         }
         None => {
-            findings.remark("it does not embed CA data");
+            findings.remark(RowRemark::NoAuthorityData);
             None
         }
     };
@@ -207,16 +167,12 @@ fn compare_authority(own: &TrustBundle, trust: &TrustBundle, findings: &mut RowF
         trusted.any(|trusted| is_same_authority(trusted, certificate))
     });
     if !has_common {
-        findings.fault(
-            Trouble::OtherAuthority,
-            format!(
-                "its CA data is {own}, but ca.crt holds {trust}: it does not trust the API server"
-            ),
-        );
+        findings.fault(RowFault::OtherAuthority {
+            found: own.clone(),
+            trusted: trust.clone(),
+        });
     } else if !is_first {
-        findings.remark(format!(
-            "its CA data is {own}; kubeadm writes the first certificate of ca.crt"
-        ));
+        findings.remark(RowRemark::NotFirstAuthority(own.clone()));
     }
     is_first
 }

@@ -1,8 +1,8 @@
 //! The keys of the rows compared with the key policy of the configuration.
 
 use super::NodeStatus;
-use super::text::minute;
-use crate::spec::compliance::{self, KeyJudgement, KeyUse};
+use super::fault::RowRemark;
+use crate::spec::compliance::{self, KeyUse};
 use crate::spec::policy::KeyOwner;
 
 impl NodeStatus {
@@ -10,31 +10,37 @@ impl NodeStatus {
     pub fn judge_keys(&mut self, keys: &[KeyUse]) {
         for key in keys {
             let judgement = compliance::judge(key);
-            let (place, remarks) = match key.owner {
+            let (place, findings) = match key.owner {
                 KeyOwner::Authority(name) => {
                     let mut rows = self.authorities.iter_mut();
                     let Some(row) = rows.find(|row| row.name == name) else {
                         continue;
                     };
-                    (&mut row.key_policy, &mut row.remarks)
+                    (&mut row.key_policy, &mut row.findings)
                 }
                 KeyOwner::Leaf(name) => {
                     let mut rows = self.certificates.iter_mut();
                     let Some(row) = rows.find(|row| row.name == name) else {
                         continue;
                     };
-                    (&mut row.key_policy, &mut row.remarks)
+                    (&mut row.key_policy, &mut row.findings)
                 }
                 KeyOwner::ServiceAccount => {
                     let Some(row) = &mut self.service_account else {
                         continue;
                     };
-                    (&mut row.key_policy, &mut row.remarks)
+                    (&mut row.key_policy, &mut row.findings)
                 }
                 KeyOwner::EtcdClientAuthority | KeyOwner::SignedForKubelets(_) => continue,
             };
             *place = Some(judgement.verdict);
-            remarks.extend(remarks_of(key, &judgement));
+            // The row itself reports what cannot be read.
+            for difference in judgement.differences {
+                findings.remark(RowRemark::KeyPolicy {
+                    difference,
+                    replaced_at: key.replaced_at,
+                });
+            }
         }
     }
 
@@ -46,18 +52,4 @@ impl NodeStatus {
             .chain(authorities)
             .any(|verdict| verdict.is_some())
     }
-}
-
-/// Returns the differences from the policy. The row itself reports what cannot be read.
-fn remarks_of(key: &KeyUse, judgement: &KeyJudgement) -> Vec<String> {
-    let differences = judgement.differences.iter();
-    let remarks = differences.map(|difference| match key.replaced_at {
-        Some(at) => format!(
-            "{difference}; the next renewal, which is due at {}, replaces {}",
-            minute(at),
-            difference.replaced()
-        ),
-        None => difference.to_string(),
-    });
-    remarks.collect()
 }

@@ -3,10 +3,10 @@
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
+use super::ServiceAccountStatus;
+use super::fault::{FileFault, FileProblem, PairAdvice, RowFault};
 use super::files::ServiceAccountFiles;
 use super::findings::RowFindings;
-use super::{ServiceAccountStatus, Trouble};
-use crate::spec::assess::COPY_SERVICE_ACCOUNT;
 
 /// Returns the row of the pair.
 pub(super) fn judge(found: ServiceAccountFiles) -> ServiceAccountStatus {
@@ -22,35 +22,27 @@ pub(super) fn judge(found: ServiceAccountFiles) -> ServiceAccountStatus {
     };
     match (private, public) {
         (Ok(private), Ok(public)) if !public.contains(private.public_key()) => {
-            findings.fault(
-                Trouble::Torn,
-                format!("sa.key and sa.pub are not a pair: tokens signed with the one are refused by the other; {COPY_SERVICE_ACCOUNT}"),
-            );
+            findings.fault(RowFault::PairMismatch);
         }
-        (Ok(_), Err(mut fault)) => {
-            if fault.trouble == Trouble::Absent {
-                fault.words.push_str("; it can be derived from sa.key");
-            }
-            findings.faults([fault]);
+        (Ok(_), Err(fault)) => {
+            let advice = fault.problem.is_absence().then_some(PairAdvice::Derive);
+            findings.file(&FileFault { advice, ..fault });
         }
         (private, public) => {
-            let unusable = private.err().map(|mut fault| {
-                if found.has_served && fault.trouble != Trouble::Denied {
-                    fault.words.push_str(&format!("; {COPY_SERVICE_ACCOUNT}"));
-                }
-                fault
-            });
-            findings.faults(unusable);
-            findings.faults(public.err());
+            if let Err(fault) = private {
+                let is_lost = !matches!(fault.problem, FileProblem::Denied(_));
+                let advice = (found.has_served && is_lost).then_some(PairAdvice::Copy);
+                findings.file(&FileFault { advice, ..fault });
+            }
+            if let Err(fault) = public {
+                findings.file(&fault);
+            }
         }
     }
     findings.exposure(&found.files);
-    let summary = findings.summary();
     ServiceAccountStatus {
-        state: summary.state,
-        problems: summary.problems,
-        troubles: summary.troubles,
-        remarks: summary.remarks,
+        state: findings.state(),
+        findings,
         key: key.as_ref().map(|key| key.key_type().to_string()),
         key_id: key.map(|key| URL_SAFE_NO_PAD.encode(key.sha256())),
         key_policy: None,

@@ -192,7 +192,11 @@ fn omits_etcd_from_kubeadm_report_if_external() {
     // The client certificate is there, so it is shown; its CA is elsewhere.
     let client = status.certificate(CertName::ApiserverEtcdClient).unwrap();
     assert_eq!((client.state, client.verified), (RowState::Ok, None));
-    assert!(client.remarks[0].contains("not verified: etcd-ca is not on this node"));
+    assert!(
+        client.findings.remarks[0]
+            .to_string()
+            .contains("not verified: etcd-ca is not on this node")
+    );
     assert!(status.certificate(CertName::EtcdServer).is_none());
     assert!(status.authority(Authority::EtcdCa).is_none());
     assert!(tree(&status, false).contains("etcd-ca"));
@@ -286,7 +290,7 @@ fn reports_further_faults_of_expired_certificate() {
     let server = status.certificate(CertName::Apiserver).unwrap();
     assert_eq!(server.state, RowState::Expired);
     assert_eq!(
-        server.problems,
+        server.findings.problems(),
         ["it expired at 2027-11-20 09:57 UTC, 3d ago"]
     );
     assert_eq!(server.verified, Some(true));
@@ -302,7 +306,11 @@ fn reports_further_faults_of_expired_certificate() {
 
     node.write("pki/apiserver.key", &key().to_pem());
     let status = node.status_at(NOW + Duration::days(368));
-    let problems = &status.certificate(CertName::Apiserver).unwrap().problems;
+    let problems = &status
+        .certificate(CertName::Apiserver)
+        .unwrap()
+        .findings
+        .problems();
     assert_eq!(problems.len(), 2);
     assert!(problems[0].contains("expired") && problems[1].contains("does not match"));
 }
@@ -373,9 +381,9 @@ fn distrusts_leaves_of_expired_authority() {
     );
     let server = status.certificate(CertName::Apiserver).unwrap();
     assert!(
-        server.problems[1].contains("authority's certificate CN=kubernetes expired at"),
+        server.findings.problems()[1].contains("authority's certificate CN=kubernetes expired at"),
         "{:?}",
-        server.problems
+        server.findings.problems()
     );
 }
 
@@ -402,9 +410,9 @@ fn reports_absent_and_unusable_authority() {
     let ca = status.authority(Authority::Ca).unwrap();
     assert_eq!(ca.state, RowState::Unreadable);
     assert!(
-        ca.problems[0].contains("is not a CA certificate"),
+        ca.findings.problems()[0].contains("is not a CA certificate"),
         "{:?}",
-        ca.problems
+        ca.findings.problems()
     );
     assert_eq!(ca.certificates.len(), 1);
 }
@@ -427,7 +435,12 @@ fn reports_empty_files_directories_and_garbage() {
         RowState::Unreadable,
         "scheduler.conf is a directory",
     );
-    assert!(node.row(CertName::SchedulerConf).remarks.is_empty());
+    assert!(
+        node.row(CertName::SchedulerConf)
+            .findings
+            .remarks
+            .is_empty()
+    );
 
     node.write("pki/apiserver.crt", "hello");
     node.expect(
@@ -539,16 +552,20 @@ fn reads_kubelet_conf_that_names_files() {
         RowState::Missing,
         "is a dangling symbolic link",
     );
-    assert_eq!(node.row(CertName::KubeletConf).problems.len(), 1);
+    assert_eq!(node.row(CertName::KubeletConf).findings.faults.len(), 1);
 
     let (certificate, key) = issue(&node.ca, "kubelet", 365);
     fs::write(node.path(pem), certificate + &key).unwrap();
     fs::set_permissions(node.path(pem), fs::Permissions::from_mode(0o600)).unwrap();
     let row = node.row(CertName::KubeletConf);
-    assert_eq!(row.state, RowState::Ok, "{:?}", row.problems);
+    assert_eq!(row.state, RowState::Ok, "{:?}", row.findings.problems());
     assert!(row.kubeconfig.unwrap().by_file);
     assert_eq!(row.files.len(), 2);
-    assert!(row.remarks.is_empty(), "{:?}", row.remarks);
+    assert!(
+        row.findings.remarks.is_empty(),
+        "{:?}",
+        row.findings.remarks
+    );
 }
 
 #[test]
@@ -566,13 +583,21 @@ fn reports_keys_readable_by_every_user() {
     for name in [CertName::Apiserver, CertName::AdminConf] {
         let row = node.row(name);
         assert_eq!(row.state, RowState::Unsafe);
-        assert!(row.problems[0].contains(words), "{:?}", row.problems);
+        assert!(
+            row.findings.problems()[0].contains(words),
+            "{:?}",
+            row.findings.problems()
+        );
     }
     let status = node.status();
     let ca = status.authority(Authority::Ca).unwrap();
     assert!(ca.has_key);
     assert_eq!(ca.state, RowState::Unsafe);
-    assert!(ca.problems[0].contains(words), "{:?}", ca.problems);
+    assert!(
+        ca.findings.problems()[0].contains(words),
+        "{:?}",
+        ca.findings.problems()
+    );
     assert!(table(&status, false).contains("ECDSA-P256  on this node\n"));
 }
 
@@ -668,7 +693,7 @@ fn calls_certificate_unsafe_that_does_not_fit_its_place() {
         change(&mut profile);
         node.place(ca, name, &profile);
         let row = node.row(name);
-        let problems = row.problems.join("; ");
+        let problems = row.findings.problems().join("; ");
         match words {
             "" => assert_eq!(row.state, RowState::Ok, "{name}: {problems}"),
             words => {
@@ -705,11 +730,18 @@ fn calls_leaf_unsafe_that_may_sign_certificates() {
         node.write("pki/apiserver.crt", &leaf.to_pem());
         node.write("pki/apiserver.key", &key.to_pem());
         let row = node.row(CertName::Apiserver);
-        assert!(row.state >= RowState::Unsafe, "{:?}", row.problems);
         assert!(
-            row.problems.iter().any(|problem| problem == words),
+            row.state >= RowState::Unsafe,
             "{:?}",
-            row.problems
+            row.findings.problems()
+        );
+        assert!(
+            row.findings
+                .problems()
+                .iter()
+                .any(|problem| problem == words),
+            "{:?}",
+            row.findings.problems()
         );
     }
 }
@@ -719,7 +751,7 @@ fn reports_faults_of_service_account_pair() {
     let node = TestNode::control_plane();
     let state = || {
         let pair = node.status().service_account.unwrap();
-        (pair.state, pair.problems.join("; "))
+        (pair.state, pair.findings.problems().join("; "))
     };
     fs::remove_file(node.path("/etc/kubernetes/pki/sa.pub")).unwrap();
     let (found, words) = state();
@@ -760,9 +792,11 @@ fn accepts_bundle_of_two_certificates() {
     let row = node.row(CertName::Apiserver);
     assert_eq!((row.state, row.verified), (RowState::Ok, Some(true)));
     assert!(
-        row.remarks[0].contains("put the issuing root first"),
+        row.findings.remarks[0]
+            .to_string()
+            .contains("put the issuing root first"),
         "{:?}",
-        row.remarks
+        row.findings.remarks
     );
     let row = node.row(CertName::AdminConf);
     assert_eq!(row.kubeconfig.unwrap().authority_is_first, Some(false));
@@ -780,8 +814,12 @@ fn accepts_pkcs8_key_with_remark() {
     node.write("pki/apiserver.crt", &certificate.to_pem());
     node.write("pki/apiserver.key", PKCS8_KEY);
     let row = node.row(CertName::Apiserver);
-    assert_eq!(row.state, RowState::Ok, "{:?}", row.problems);
-    assert!(row.remarks[0].contains("PKCS#8"), "{:?}", row.remarks);
+    assert_eq!(row.state, RowState::Ok, "{:?}", row.findings.problems());
+    assert!(
+        row.findings.remarks[0].to_string().contains("PKCS#8"),
+        "{:?}",
+        row.findings.remarks
+    );
 }
 
 // ---- roles ----
@@ -1126,12 +1164,12 @@ impl TestNode {
     }
 
     fn problems(&self, name: CertName) -> String {
-        self.row(name).problems.join("; ")
+        self.row(name).findings.problems().join("; ")
     }
 
     fn expect(&self, name: CertName, state: RowState, words: &str) {
         let row = self.row(name);
-        let problems = row.problems.join("; ");
+        let problems = row.findings.problems().join("; ");
         assert_eq!(row.state, state, "{problems}");
         assert!(problems.contains(words), "{problems}");
     }

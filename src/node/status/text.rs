@@ -7,13 +7,13 @@ use time::UtcOffset;
 use time::macros::format_description;
 
 use super::{
-    AuthorityStatus, CertStatus, Facts, NodeStatus, PendingStatus, RowState, Trouble,
-    human_duration,
+    AuthorityStatus, CertStatus, Facts, NodeStatus, PendingStatus, RowFault, RowRemark, RowState,
+    StatusRow, human_duration,
 };
 use crate::kube::names::Authority;
 use crate::spec::compliance::KeyVerdict;
 use crate::store::RequestPhase;
-use crate::table::{Cell, Emphasis, Table, TextStyle, list, visible_line, without_word};
+use crate::table::{Cell, Emphasis, Table, TextStyle, list, visible_line};
 
 /// Blanks before a continuation line below a row.
 const DETAIL_INDENT: usize = 6;
@@ -251,128 +251,103 @@ fn pending_row(row: &PendingStatus) -> Vec<Cell> {
     ]
 }
 
-/// A problem or remark, and the rows that have it.
-struct Remark<'a> {
-    /// The state of the rows, for a problem.
+/// A fault or remark, as it is compared with those of other rows.
+#[derive(PartialEq)]
+enum RowFinding {
+    /// None of the files exists.
+    FilesAbsent,
+    Fault(RowFault),
+    Remark(RowRemark),
+}
+
+/// A line for all rows that have a finding.
+struct FindingLine<'a> {
+    finding: RowFinding,
+    /// The state of the rows, for a fault.
     state: Option<RowState>,
-    /// In the words of the first row.
+    /// Text for the first row.
     text: String,
+    /// The file that the text names.
+    path: Option<&'a str>,
     names: Vec<&'a str>,
-    /// All rows have the same words.
+    /// The text is that of all rows.
     is_literal: bool,
 }
 
-/// The remarks of all rows. Remarks that differ only in the name of the row are one.
-#[derive(Default)]
-struct Remarks<'a> {
-    remarks: Vec<Remark<'a>>,
-}
-
-impl<'a> Remarks<'a> {
-    fn add(&mut self, name: &'a str, state: Option<RowState>, text: &str) {
-        let general = without_word(text, name);
-        let known = self.remarks.iter_mut().find(|known| {
-            let first = known.names.first().copied().unwrap_or_default();
-            known.state == state && without_word(&known.text, first) == general
-        });
-        match known {
-            Some(known) => {
-                known.is_literal &= known.text == text;
-                if known.names.last() != Some(&name) {
-                    known.names.push(name);
-                }
-            }
-            None => self.remarks.push(Remark {
-                state,
-                text: text.to_owned(),
-                names: vec![name],
-                is_literal: true,
-            }),
-        }
-    }
-
-    fn add_row(&mut self, row: &RowFindings<'a>, names_files: bool) {
-        if row.is_absent() && !names_files {
-            self.add(row.name, Some(row.state), "the files do not exist")
+impl<'a> FindingLine<'a> {
+    /// Returns the lines of one row. If `names_files` is false, absent files are not named.
+    fn of_row(row: &StatusRow<'a>, names_files: bool) -> Vec<FindingLine<'a>> {
+        let line = |finding, state, text, path| FindingLine {
+            finding,
+            state,
+            text,
+            path,
+            names: vec![row.subject.as_str()],
+            is_literal: true,
+        };
+        let state = Some(row.state);
+        let mut lines = Vec::new();
+        if is_absent(row) && !names_files {
+            let text = "the files do not exist".to_owned();
+            lines.push(line(RowFinding::FilesAbsent, state, text, None));
         } else {
-            for problem in row.problems {
-                self.add(row.name, Some(row.state), problem);
-            }
+            lines.extend(row.findings.faults.iter().map(|fault| {
+                let finding = RowFinding::Fault(fault.general());
+                line(finding, state, fault.to_string(), fault.path())
+            }));
         }
-        for remark in row.remarks {
-            self.add(row.name, None, remark);
+        lines.extend(row.findings.remarks.iter().map(|remark| {
+            let finding = RowFinding::Remark(remark.general());
+            line(finding, None, remark.to_string(), None)
+        }));
+        lines
+    }
+
+    /// Adds the rows of a line with the same finding.
+    fn join(&mut self, other: &FindingLine<'a>) {
+        self.is_literal &= self.path == other.path;
+        if self.names.last() != other.names.last() {
+            self.names.extend(&other.names);
         }
     }
 }
 
-/// The findings of one row.
-struct RowFindings<'a> {
-    name: &'a str,
-    state: RowState,
-    problems: &'a [String],
-    troubles: &'a [Trouble],
-    remarks: &'a [String],
-    files: usize,
+/// Returns whether none of the files of a row exists.
+fn is_absent(row: &StatusRow<'_>) -> bool {
+    let faults = &row.findings.faults;
+    !row.files.is_empty()
+        && faults.len() == row.files.len()
+        && faults.iter().all(RowFault::is_absence)
 }
 
-impl RowFindings<'_> {
-    /// Returns whether none of the files exists.
-    fn is_absent(&self) -> bool {
-        let mut troubles = self.troubles.iter();
-        self.files > 0
-            && self.troubles.len() == self.files
-            && troubles.all(|trouble| *trouble == Trouble::Absent)
-    }
-}
-
-/// Returns the findings of all rows, in the order of the table.
-fn findings(status: &NodeStatus) -> Vec<RowFindings<'_>> {
-    let certificates = status.certificates.iter().map(|row| RowFindings {
-        name: row.name.as_str(),
-        state: row.state,
-        problems: &row.problems,
-        troubles: &row.troubles,
-        remarks: &row.remarks,
-        files: row.files.len(),
-    });
-    let authorities = status.authorities.iter().map(|row| RowFindings {
-        name: row.name.as_str(),
-        state: row.state,
-        problems: &row.problems,
-        troubles: &row.troubles,
-        remarks: &row.remarks,
-        files: row.files.len(),
-    });
-    let pair = status.service_account.iter().map(|row| RowFindings {
-        name: "sa",
-        state: row.state,
-        problems: &row.problems,
-        troubles: &row.troubles,
-        remarks: &row.remarks,
-        files: row.files.len(),
-    });
-    certificates.chain(authorities).chain(pair).collect()
-}
-
-/// Returns `name: state: why` for each problem, `name: remark` for each remark, then the notes. A text of several rows is
+/// Returns `name: state: why` for each fault, `name: remark` for each remark, then the notes. A text of several rows is
 /// followed by their names.
 fn remarks(status: &NodeStatus, style: TextStyle) -> Option<String> {
-    let mut all = Remarks::default();
-    let findings = findings(status);
+    let rows = status.rows();
     // The names determine the paths, which are stated for a single absent object only.
-    let names_files = findings.iter().filter(|row| row.is_absent()).count() < 2;
-    for row in &findings {
-        all.add_row(row, names_files);
+    let names_files = rows.iter().filter(|row| is_absent(row)).count() < 2;
+    let mut lines: Vec<FindingLine<'_>> = Vec::new();
+    for line in rows
+        .iter()
+        .flat_map(|row| FindingLine::of_row(row, names_files))
+    {
+        let is_same = |known: &&mut FindingLine<'_>| {
+            (&known.finding, known.state) == (&line.finding, line.state)
+        };
+        match lines.iter_mut().find(is_same) {
+            Some(known) => known.join(&line),
+            None => lines.push(line),
+        }
     }
     let mut text = String::new();
-    for remark in &all.remarks {
-        let state = remark.state.map(|state| format!("{state}: "));
+    for line in &lines {
+        let state = line.state.map(|state| format!("{state}: "));
         let state = state.unwrap_or_default();
-        let words = visible_line(&remark.text);
-        match remark.names.as_slice() {
+        let words = visible_line(&line.text);
+        match line.names.as_slice() {
             [name] => text.push_str(&format!("{}: {state}{words}\n", visible_line(name))),
             names => {
-                let likewise = if remark.is_literal {
+                let likewise = if line.is_literal {
                     ""
                 } else {
                     ", and likewise for the others"

@@ -22,7 +22,7 @@ pub(super) fn generate(bits: usize) -> Result<Zeroizing<Vec<u8>>, KeyError> {
 }
 
 fn by_graviola(bits: usize) -> Result<Zeroizing<Vec<u8>>, KeyError> {
-    let failed = |error| KeyError::Generation(format!("graviola: {error:?}"));
+    let failed = |error| KeyError::Generation(format!("graviola: {error}"));
     let size = KeySize::try_from(bits).map_err(failed)?;
     let key = SigningKey::generate(size).map_err(failed)?;
     let mut buffer = Zeroizing::new(vec![0; MAX_PKCS1_BYTES]);

@@ -517,3 +517,77 @@ fn compares_key_usage_of_present_extension_only() {
         );
     }
 }
+
+#[test]
+fn states_fault_of_path_and_gives_it_a_code() {
+    let cn = || "CN=root".to_owned();
+    for (fault, code, text) in [
+        (
+            PathFault::UnsupportedAlgorithm(cn()),
+            "UnsupportedAlgorithm",
+            "the signature algorithm of CN=root is not supported",
+        ),
+        (
+            PathFault::IssuerNotACa(cn()),
+            "IssuerNotACa",
+            "an issuer in it is not a CA certificate: CN=root",
+        ),
+        (
+            PathFault::IssuerMayNotSign(cn()),
+            "IssuerMayNotSign",
+            "the key usage of CN=root does not allow it to sign certificates",
+        ),
+        (
+            PathFault::UnusableIssuerKey {
+                subject: cn(),
+                why: "too short",
+            },
+            "UnusableIssuerKey",
+            "the key of CN=root cannot verify signatures: too short",
+        ),
+        (
+            PathFault::UnknownCriticalExtension {
+                subject: cn(),
+                oid: "2.5.29.99".to_owned(),
+            },
+            "UnknownCriticalExtension",
+            "CN=root has the critical extension 2.5.29.99, which Kubernetes components do not know",
+        ),
+        (
+            PathFault::ValidityDisjoint(cn()),
+            "ValidityDisjoint",
+            "CN=root is not valid while the certificate is",
+        ),
+        (
+            PathFault::TooManyIntermediates,
+            "TooManyIntermediates",
+            "it has more than 6 intermediate certificates",
+        ),
+        (
+            PathFault::UsageForbidden(cn()),
+            "UsageForbidden",
+            "CN=root does not allow the extended key usage",
+        ),
+        (
+            PathFault::Policies,
+            "Policies",
+            "its certificate policies are not valid",
+        ),
+        (
+            PathFault::TooManyCandidates,
+            "TooManyCandidates",
+            "too many certificates have the name of an issuer: remove those that do not lead to the authority",
+        ),
+        (
+            PathFault::UnsupportedCriticalExtension,
+            "UnsupportedCriticalExtension",
+            "a certificate in it has a critical extension that is not supported",
+        ),
+        (PathFault::Webpki(webpki::Error::BadDer), "Webpki", "BadDer"),
+    ] {
+        let difference = CertDifference::Path(fault);
+        assert_eq!(difference.code(), code);
+        let expected = format!("the chain to its authority does not verify: {text}");
+        assert_eq!(difference.to_string(), expected);
+    }
+}

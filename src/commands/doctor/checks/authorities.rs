@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::finding::CheckNote;
-use super::picture::{AuthorityKey, Of, Picture};
+use super::picture::{AuthorityKey, Picture};
 use crate::kube::kubeadm;
 use crate::kube::names::Authority;
-use crate::node::status::{FileStatus, Trouble};
+use crate::node::status::{FileProblem, FileStatus, RowFault, RowSubject};
 use crate::spec::assess::{COPY_SERVICE_ACCOUNT, ReplacedCa, shared_authorities};
 use crate::spec::compliance::{self, FoundKey, KeyUse, PolicyDifference};
 use crate::spec::policy::KeyOwner;
@@ -64,10 +64,9 @@ pub(super) fn key_copy(picture: &Picture) -> Vec<CheckNote> {
 pub(super) fn missing(picture: &Picture) -> Vec<CheckNote> {
     let problems = picture.problems().into_iter();
     problems
-        .filter(|problem| problem.trouble == Trouble::Absent && problem.is_of_authority())
+        .filter(|problem| problem.fault.is_absence() && problem.is_of_authority())
         .map(|problem| {
-            CheckNote::error(
-                problem.sentence(),
+            problem.error(
                 "copy the CA certificate from the signer or another control-plane node; kubeadm would create a new authority",
             )
         })
@@ -86,7 +85,11 @@ pub(super) fn replaced(picture: &Picture) -> Vec<CheckNote> {
         let names: Vec<&str> = replaced.names.iter().map(|name| name.as_str()).collect();
         let fix = replaced.fix(*name, &path, present);
         let note = |evidence: String| CheckNote::error(evidence, fix.clone());
-        notes.push(note(replaced.sentence(&path)));
+        let mut problems = picture.problems().into_iter().filter(|problem| {
+            problem.subject == RowSubject::Authority(*name)
+                && matches!(problem.fault, RowFault::AuthorityReplaced { .. })
+        });
+        notes.extend(problems.next().map(|problem| problem.error_of_file(&fix)));
         notes.push(note(format!(
             "under the old CA: {}; {path} contains {present}",
             names.join(", ")
@@ -148,7 +151,7 @@ pub(super) fn shared(picture: &Picture) -> Vec<CheckNote> {
 /// Returns the CA that the certificates of this node belong to, if another CA is in place instead. A CA that is pinned in
 /// the settings, or was activated by `nodepki authority`, is intended.
 pub(super) fn replaced_authority(picture: &Picture, name: Authority) -> Option<&ReplacedCa> {
-    let replaced = picture.status.authority(name)?.replaced.as_ref()?;
+    let replaced = picture.status.authority(name)?.replaced()?;
     let bundle = picture.bundle(name)?;
     let pins = picture.configuration.pins.get(&name);
     let is_pinned = pins.is_some_and(|pins| !pins.is_empty() && bundle.require_pins(pins).is_ok());
@@ -176,7 +179,7 @@ pub(super) fn service_account_missing(picture: &Picture) -> Vec<CheckNote> {
     };
     let absent = |file: &&FileStatus| file.access.is_none_or(|access| !access.regular);
     let files: Vec<&FileStatus> = row.files.iter().filter(absent).collect();
-    if !row.troubles.contains(&Trouble::Absent) {
+    if !row.findings.faults.iter().any(RowFault::is_absence) {
         return Vec::new();
     }
     let only_public = files.iter().all(|file| !file.secret);
@@ -202,6 +205,7 @@ pub(super) fn service_account_missing(picture: &Picture) -> Vec<CheckNote> {
                 format!("{} is missing", picture.here(file.path.as_ref())),
                 fix,
             )
+            .with_code(FileProblem::Absent.code())
         })
         .collect()
 }
@@ -210,14 +214,14 @@ pub(super) fn service_account_torn(picture: &Picture) -> Vec<CheckNote> {
     const FIX: &str = "find out which of both the cluster uses (with --kubeconfig, this command compares sa.key), and derive sa.pub again: openssl pkey -in sa.key -pubout -out sa.pub";
     let problems = picture.problems().into_iter();
     problems
-        .filter(|problem| problem.trouble == Trouble::Torn && problem.of == Of::ServiceAccount)
+        .filter(|problem| matches!(problem.fault, RowFault::PairMismatch))
         .map(|problem| {
             let fix = if picture.status.has_served {
                 COPY_SERVICE_ACCOUNT
             } else {
                 FIX
             };
-            CheckNote::error(problem.words, fix)
+            problem.error_of_file(fix)
         })
         .collect()
 }
@@ -226,9 +230,9 @@ pub(super) fn service_account_torn(picture: &Picture) -> Vec<CheckNote> {
 /// omitted.
 pub(super) fn is_unusable(picture: &Picture, name: Authority) -> bool {
     picture.status.authority(name).is_some_and(|row| {
-        row.troubles.iter().any(|trouble| match trouble {
-            Trouble::Expiring | Trouble::Exposed => false,
-            Trouble::Replaced => replaced_authority(picture, name).is_some(),
+        row.findings.faults.iter().any(|fault| match fault {
+            RowFault::Expiring { .. } | RowFault::Exposed(_) => false,
+            RowFault::AuthorityReplaced { .. } => replaced_authority(picture, name).is_some(),
             _ => true,
         })
     })

@@ -7,7 +7,7 @@ use super::picture::{AuthorityKey, Picture};
 use crate::agent;
 use crate::agent::load;
 use crate::kube::paths::KUBERNETES_DIR;
-use crate::node::status::{NodeRole, Trouble, UnregisteredCertificate};
+use crate::node::status::{FileFault, FileProblem, NodeRole, RowFault, UnregisteredCertificate};
 use crate::store::{STATE_DIR, UnfinishedWork};
 use crate::text::rfc3339;
 
@@ -122,33 +122,42 @@ pub(super) fn clock(picture: &Picture) -> Vec<CheckNote> {
 }
 
 pub(super) fn not_permitted(picture: &Picture) -> Vec<CheckNote> {
+    const FIX: &str = "run nodepki doctor as root";
     let problems = picture.problems().into_iter();
-    let problems = problems
-        .filter(|problem| problem.trouble == Trouble::Denied)
-        .map(|problem| problem.words.to_owned());
+    let problems = problems.filter_map(|problem| match problem.fault {
+        RowFault::File(FileFault {
+            path,
+            problem: FileProblem::Denied(error),
+            ..
+        }) => {
+            let note = CheckNote::warning(error.to_string(), FIX);
+            Some((path.clone(), note.with_code(problem.fault.code())))
+        }
+        _ => None,
+    });
     let keys = picture.authorities.values();
     let keys = keys
         .filter(|authority| matches!(authority.key, AuthorityKey::Closed | AuthorityKey::Unknown));
     let keys = keys.map(|authority| authority.key_path.as_path());
     let denied = picture.trees.denied.iter().map(|path| path.as_path());
-    let paths = keys
-        .chain(denied)
-        .map(|path| format!("{} could not be read", picture.here(path)));
+    let paths = keys.chain(denied).map(|path| {
+        let path = picture.here(path);
+        let evidence = format!("{path} could not be read");
+        (path, CheckNote::warning(evidence, FIX))
+    });
     let mut reported: Vec<String> = Vec::new();
-    for message in problems.chain(paths) {
-        let path = message.split_whitespace().find(|word| word.contains('/'));
-        let path = path.map(|path| path.trim_end_matches(':').to_owned());
+    let mut notes = Vec::new();
+    for (path, note) in problems.chain(paths) {
+        // A file below a directory stands for the directory.
         if !reported
             .iter()
-            .any(|other| path.as_ref().is_some_and(|path| other.contains(path)))
+            .any(|other| Path::new(other).starts_with(&path))
         {
-            reported.push(message);
+            reported.push(path);
+            notes.push(note);
         }
     }
-    reported
-        .into_iter()
-        .map(|message| CheckNote::warning(message, "run nodepki doctor as root"))
-        .collect()
+    notes
 }
 
 pub(super) fn unfinished(picture: &Picture) -> Vec<CheckNote> {

@@ -40,6 +40,9 @@ pub struct Finding {
     pub severity: FindingSeverity,
     /// The observations, one sentence for each object.
     pub evidence: Vec<String>,
+    /// The codes of the faults among the observations that `status` reports as well, each once.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub codes: Vec<&'static str>,
     /// The required action.
     pub fix: String,
 }
@@ -82,6 +85,8 @@ pub struct DiagnosisInputs {
 pub(super) struct CheckNote {
     pub(super) severity: FindingSeverity,
     pub(super) evidence: String,
+    /// The codes of the faults in the evidence.
+    pub(super) codes: Vec<&'static str>,
     pub(super) fix: String,
 }
 
@@ -106,7 +111,14 @@ impl CheckNote {
         CheckNote {
             severity,
             evidence: evidence.into(),
+            codes: Vec::new(),
             fix: fix.into(),
         }
+    }
+
+    /// Adds the code of a fault in the evidence.
+    pub(super) fn with_code(mut self, code: &'static str) -> CheckNote {
+        self.codes.push(code);
+        self
     }
 }

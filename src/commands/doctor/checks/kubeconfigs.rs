@@ -4,11 +4,11 @@ use std::path::Path;
 
 use super::authorities::{is_external, replaced_authority};
 use super::finding::CheckNote;
-use super::picture::{KubeconfigPicture, Picture};
+use super::picture::{KubeconfigPicture, Picture, Problem};
 use super::static_pods;
 use crate::kube::names::{Authority, CertName};
 use crate::kube::paths::{ADMIN_CONF, SUPER_ADMIN_CONF};
-use crate::node::status::{CertStatus, Trouble};
+use crate::node::status::{FileProblem, RowFault};
 use crate::spec::CertFiles;
 use crate::spec::assess::Observed;
 use crate::text::rfc3339;
@@ -16,16 +16,14 @@ use crate::text::rfc3339;
 const BOOTSTRAP_OR_INIT_PHASE: &str = "run `nodepki bootstrap`, which writes a new one; with the CA key on this node also kubeadm init phase kubeconfig";
 const RESTART: &str = "run `nodepki bootstrap`, which writes a new one, then restart the static pod that mounts it, since the pod still has the empty file";
 
-/// Returns the rows of kubeconfigs with problems of this kind, each with the message.
-fn rows(picture: &Picture, wanted: Trouble) -> impl Iterator<Item = (&CertStatus, &String)> {
-    let rows = picture.status.certificates.iter();
-    rows.filter(|row| row.name.is_kubeconfig())
-        .flat_map(move |row| {
-            let problems = row.problems.iter().zip(&row.troubles);
-            problems
-                .filter(move |(_, trouble)| **trouble == wanted)
-                .map(move |(message, _)| (row, message))
-        })
+/// Returns the faults of one kind, each with its kubeconfig.
+fn problems_of(
+    picture: &Picture,
+    is_wanted: impl Fn(&RowFault) -> bool,
+) -> impl Iterator<Item = (CertName, Problem<'_>)> {
+    let problems = picture.problems().into_iter();
+    let of_kubeconfigs = problems.filter_map(|problem| Some((problem.kubeconfig()?, problem)));
+    of_kubeconfigs.filter(move |(_, problem)| is_wanted(problem.fault))
 }
 
 fn present(picture: &Picture) -> impl Iterator<Item = (CertName, &KubeconfigPicture)> {
@@ -34,20 +32,19 @@ fn present(picture: &Picture) -> impl Iterator<Item = (CertName, &KubeconfigPict
 }
 
 pub(super) fn missing(picture: &Picture) -> Vec<CheckNote> {
-    let absent = |row: &CertStatus| {
-        row.files
-            .first()
-            .is_some_and(|file| file.access.is_none_or(|access| !access.regular))
+    let is_absent = |name| {
+        let row = picture.status.certificate(name);
+        let file = row.and_then(|row| row.files.first());
+        file.is_some_and(|file| file.access.is_none_or(|access| !access.regular))
     };
-    let on_disk = rows(picture, Trouble::Absent)
-        .filter(|(row, _)| absent(row))
+    let on_disk = problems_of(picture, RowFault::is_absence)
         // The check `kubelet-no-identity` reports kubelet.conf.
-        .filter(|(row, _)| row.name != CertName::KubeletConf)
-        .filter(|(row, _)| {
+        .filter(|(name, _)| is_absent(*name) && *name != CertName::KubeletConf)
+        .filter(|(name, _)| {
             let plan = picture.configuration.plan.as_ref();
-            plan.is_none_or(|plan| !plan.omitted.contains(&row.name))
+            plan.is_none_or(|plan| !plan.omitted.contains(name))
         })
-        .map(|(_, message)| message.clone());
+        .map(|(_, problem)| problem.error_of_file(BOOTSTRAP_OR_INIT_PHASE));
     let plan = picture
         .configuration
         .plan
@@ -60,18 +57,13 @@ pub(super) fn missing(picture: &Picture) -> Vec<CheckNote> {
         // super-admin.conf is needed by kubeadm init only, and should be removed afterwards.
         .filter(|name| *name != CertName::SuperAdminConf || picture.apiserver.is_none())
         .map(|name| {
-            format!(
-                "{} is missing",
-                picture
-                    .files(name)
-                    .first()
-                    .map_or_else(String::new, |path| picture.here(path))
-            )
+            let files = picture.files(name);
+            let path = files.first().map(|path| picture.here(path));
+            let evidence = format!("{} is missing", path.unwrap_or_default());
+            CheckNote::error(evidence, BOOTSTRAP_OR_INIT_PHASE)
+                .with_code(FileProblem::Absent.code())
         });
-    on_disk
-        .chain(planned)
-        .map(|message| CheckNote::error(message, BOOTSTRAP_OR_INIT_PHASE))
-        .collect()
+    on_disk.chain(planned).collect()
 }
 
 pub(super) fn empty(picture: &Picture) -> Vec<CheckNote> {
@@ -80,15 +72,17 @@ pub(super) fn empty(picture: &Picture) -> Vec<CheckNote> {
     empty
         .flat_map(|(name, _)| picture.files(*name))
         .map(|path| CheckNote::error(format!("{} is empty", picture.here(&path)), RESTART))
+        .map(|note| note.with_code(FileProblem::Empty.code()))
         .collect()
 }
 
 pub(super) fn directory(picture: &Picture) -> Vec<CheckNote> {
-    rows(picture, Trouble::NotAFile)
-        .filter(|(row, _)| !picture.has_kubeconfig(row.name))
-        .map(|(_, message)| {
-            CheckNote::error(
-                message,
+    let is_wanted =
+        |fault: &RowFault| matches!(fault.file_problem(), Some(FileProblem::NotAFile(_)));
+    problems_of(picture, is_wanted)
+        .filter(|(name, _)| !picture.has_kubeconfig(*name))
+        .map(|(_, problem)| {
+            problem.error_of_file(
                 "remove it, run `nodepki bootstrap`, and restart the static pod that mounts it",
             )
         })
@@ -96,10 +90,11 @@ pub(super) fn directory(picture: &Picture) -> Vec<CheckNote> {
 }
 
 pub(super) fn dangling(picture: &Picture) -> Vec<CheckNote> {
-    rows(picture, Trouble::NoContext)
-        .map(|(_, message)| {
-            CheckNote::error(
-                message,
+    let is_wanted =
+        |fault: &RowFault| matches!(fault.file_problem(), Some(FileProblem::NoContext(_)));
+    problems_of(picture, is_wanted)
+        .map(|(_, problem)| {
+            problem.error_of_file(
                 "correct current-context (kubectl config use-context --kubeconfig FILE), or move the file away and run `nodepki bootstrap`",
             )
         })
@@ -107,10 +102,9 @@ pub(super) fn dangling(picture: &Picture) -> Vec<CheckNote> {
 }
 
 pub(super) fn refused(picture: &Picture) -> Vec<CheckNote> {
-    rows(picture, Trouble::RefusedByClients)
-        .map(|(row, message)| {
-            CheckNote::error(
-                format!("{}: {message}", row.name),
+    problems_of(picture, |fault| matches!(fault, RowFault::RefusedByClients(_)))
+        .map(|(_, problem)| {
+            problem.error(
                 "run `nodepki plan`: it says whether `nodepki bootstrap` corrects the field; otherwise correct it, or move the file away and run `nodepki bootstrap`",
             )
         })
@@ -123,16 +117,17 @@ pub(super) fn authority(picture: &Picture) -> Vec<CheckNote> {
     // If the CA was replaced, the check `ca-replaced` reports these kubeconfigs.
     let replaced = replaced_authority(picture, Authority::Ca);
     let is_reported = |name| replaced.is_some_and(|replaced| replaced.names.contains(&name));
-    let mut notes: Vec<CheckNote> = rows(picture, Trouble::OtherAuthority)
-        .filter(|(row, _)| !is_reported(row.name))
-        .map(|(row, message)| CheckNote::error(format!("{}: {message}", row.name), FIX))
+    let is_other = |fault: &RowFault| matches!(fault, RowFault::OtherAuthority { .. });
+    let mut notes: Vec<CheckNote> = problems_of(picture, is_other)
+        .filter(|(name, _)| !is_reported(*name))
+        .map(|(_, problem)| problem.error(FIX))
         .collect();
     for row in &picture.status.certificates {
         let not_first = row
             .kubeconfig
             .as_ref()
             .is_some_and(|found| found.authority_is_first == Some(false));
-        if not_first && !row.troubles.contains(&Trouble::OtherAuthority) {
+        if not_first && !row.findings.faults.iter().any(is_other) {
             notes.push(CheckNote::warning(
                 format!(
                     "{}: its CA data does not begin with the first certificate of ca.crt, or contains certificates that ca.crt does not",

@@ -1,11 +1,13 @@
 //! Checks of certificates and keys. Most of them report the problems that `status` has found.
 
 use super::authorities::{is_unusable, replaced_authority};
-use super::finding::CheckNote;
-use super::picture::{AuthorityKey, Of, Picture, Problem};
+use super::finding::{CheckNote, FindingSeverity};
+use super::picture::{AuthorityKey, Picture, Problem};
 use crate::agent::SurveyedCert;
 use crate::kube::names::{Authority, CertName};
-use crate::node::status::{CertStatus, FileStatus, RowState, Trouble};
+use crate::node::status::{
+    CertStatus, FileProblem, FileStatus, RowFault, RowRemark, RowState, RowSubject,
+};
 use crate::spec::SYSTEM_MASTERS;
 use crate::spec::assess::{Action, COPY_SERVICE_ACCOUNT, differences_from_spec, joined};
 use crate::text::rfc3339;
@@ -13,32 +15,37 @@ use crate::x509::{CertDifference, path_differences};
 
 const BOOTSTRAP_OR_RENEW: &str = "run `nodepki bootstrap`, which issues a new one (if no signer is reachable, `nodepki csr export DIR`); with the CA key on this node also kubeadm certs renew";
 
-/// Returns the problems of one kind, of authorities and leaves.
-fn problems_of(picture: &Picture, wanted: Trouble) -> Vec<Problem<'_>> {
-    let mut problems = picture.problems();
-    problems.retain(|problem| problem.trouble == wanted && problem.of != Of::ServiceAccount);
+/// Returns the faults of one kind, of authorities and leaves.
+fn problems_of(
+    picture: &Picture,
+    is_wanted: impl Fn(&RowFault) -> bool,
+) -> impl Iterator<Item = Problem<'_>> {
+    let problems = picture.problems().into_iter();
     problems
+        .filter(|problem| problem.subject != RowSubject::ServiceAccount)
+        .filter(move |problem| is_wanted(problem.fault))
 }
 
 pub(super) fn unreadable(picture: &Picture) -> Vec<CheckNote> {
     const FIX: &str = "restore it from its source; a leaf certificate and its key may also be removed together, and `nodepki bootstrap` issues new ones";
-    let is_reported = |problem: &Problem<'_>| match (problem.trouble, problem.of) {
-        (Trouble::Damaged, _) => true,
-        // Other checks report kubeconfigs, but not the files that they name.
-        (Trouble::Empty, Of::Leaf(name)) if name.is_kubeconfig() => {
-            picture.has_kubeconfig(name) && !picture.is_embedded(name)
-        }
-        (Trouble::NotAFile, Of::Leaf(name)) if name.is_kubeconfig() => picture.has_kubeconfig(name),
-        (trouble, _) => matches!(trouble, Trouble::Empty | Trouble::NotAFile),
-    };
+    // Other checks report the first two of kubeconfigs, but not of the files that these name.
+    let is_reported =
+        |problem: &Problem<'_>| match (problem.fault.file_problem(), problem.kubeconfig()) {
+            (Some(FileProblem::Empty), Some(name)) => {
+                picture.has_kubeconfig(name) && !picture.is_embedded(name)
+            }
+            (Some(FileProblem::NotAFile(_)), Some(name)) => picture.has_kubeconfig(name),
+            (Some(FileProblem::Denied(_) | FileProblem::NoContext(_)) | None, _) => false,
+            (Some(problem), _) => !problem.is_absence(),
+        };
     let problems = picture.problems().into_iter().filter(is_reported);
     let mut notes: Vec<CheckNote> = problems
         .map(|problem| {
-            let fix = match problem.of {
-                Of::ServiceAccount if picture.status.has_served => COPY_SERVICE_ACCOUNT,
+            let fix = match problem.subject {
+                RowSubject::ServiceAccount if picture.status.has_served => COPY_SERVICE_ACCOUNT,
                 _ => FIX,
             };
-            CheckNote::error(problem.sentence(), fix)
+            problem.error(fix)
         })
         .collect();
     for (name, authority) in &picture.authorities {
@@ -60,7 +67,7 @@ pub(super) fn unreadable(picture: &Picture) -> Vec<CheckNote> {
 fn lacking(picture: &Picture, key: bool) -> impl Iterator<Item = (&CertStatus, Vec<&FileStatus>)> {
     let rows = picture.status.certificates.iter();
     rows.filter(|row| !row.name.is_kubeconfig())
-        .filter(|row| row.troubles.contains(&Trouble::Absent))
+        .filter(|row| row.findings.faults.iter().any(RowFault::is_absence))
         .map(|row| {
             let is_missing = |file: &&FileStatus| file.access.is_none_or(|access| !access.regular);
             (row, row.files.iter().filter(is_missing).collect::<Vec<_>>())
@@ -79,11 +86,14 @@ pub(super) fn missing_certificate(picture: &Picture) -> Vec<CheckNote> {
         let verb = if names.len() == 1 { "is" } else { "are" };
         format!("{}: {} {verb} missing", row.name, names.join(" and "))
     });
-    let parts = problems_of(picture, Trouble::Absent).into_iter();
-    let parts = parts.chain(problems_of(picture, Trouble::Empty));
+    let is_empty = |fault: &RowFault| matches!(fault.file_problem(), Some(FileProblem::Empty));
+    let parts = problems_of(picture, RowFault::is_absence);
+    let parts = parts.chain(problems_of(picture, is_empty));
     let parts = parts
-        .filter(|problem| matches!(problem.of, Of::Leaf(name) if picture.is_embedded(name)))
-        .map(|problem| problem.sentence());
+        .filter(|problem| {
+            matches!(problem.subject, RowSubject::Certificate(name) if picture.is_embedded(name))
+        })
+        .map(|problem| problem.error(BOOTSTRAP_OR_RENEW));
     // Certificates that only the configuration requires.
     let planned = picture
         .configuration
@@ -103,10 +113,13 @@ pub(super) fn missing_certificate(picture: &Picture) -> Vec<CheckNote> {
                     .map_or_else(String::new, |path| picture.here(path))
             )
         });
+    let absent = |evidence: String| {
+        CheckNote::error(evidence, BOOTSTRAP_OR_RENEW).with_code(FileProblem::Absent.code())
+    };
     pairs
+        .map(absent)
         .chain(parts)
-        .chain(planned)
-        .map(|evidence| CheckNote::error(evidence, BOOTSTRAP_OR_RENEW))
+        .chain(planned.map(absent))
         .collect()
 }
 
@@ -127,9 +140,9 @@ pub(super) fn missing_key(picture: &Picture) -> Vec<CheckNote> {
 }
 
 pub(super) fn torn(picture: &Picture) -> Vec<CheckNote> {
-    let leaves = problems_of(picture, Trouble::Torn).into_iter();
+    let leaves = problems_of(picture, |fault| matches!(fault, RowFault::KeyMismatch));
     let mut notes: Vec<CheckNote> = leaves
-        .map(|problem| CheckNote::error(problem.sentence(), BOOTSTRAP_OR_RENEW))
+        .map(|problem| problem.error(BOOTSTRAP_OR_RENEW))
         .collect();
     for (name, authority) in &picture.authorities {
         if let (Some(bundle), AuthorityKey::Usable(key)) =
@@ -154,15 +167,16 @@ pub(super) fn torn(picture: &Picture) -> Vec<CheckNote> {
 const CLOCK: &str = "if this time is in the past, correct the clock of this machine (timedatectl status); otherwise wait";
 
 pub(super) fn expired(picture: &Picture) -> Vec<CheckNote> {
-    let found = problems_of(picture, Trouble::Expired).into_iter();
+    let found = problems_of(picture, |fault| matches!(fault, RowFault::Expired { .. }));
     found
         .map(|problem| {
-            match problem.of {
-                Of::Authority(name) => CheckNote::error(
+            match problem.subject {
+                RowSubject::Authority(name) => CheckNote::error(
                     format!("{}; {}{}", problem.sentence(), affected(picture, name), valid_copy(picture, name)),
                     "every certificate under it is rejected, including new ones: have the owner of the CA sign a new CA certificate for the same key and subject, which keeps all certificates under it valid, and install it on every node; with a different key, replace the authority first, then every leaf, kubeconfig and kubelet certificate",
-                ),
-                _ => CheckNote::error(problem.sentence(), BOOTSTRAP_OR_RENEW),
+                )
+                .with_code(problem.fault.code()),
+                _ => problem.error(BOOTSTRAP_OR_RENEW),
             }
         })
         .collect()
@@ -170,7 +184,8 @@ pub(super) fn expired(picture: &Picture) -> Vec<CheckNote> {
 
 fn valid_copy(picture: &Picture, name: Authority) -> String {
     let row = picture.status.authority(name);
-    let copy = row.and_then(|row| row.valid_copy.as_deref());
+    let mut remarks = row.iter().flat_map(|row| &row.findings.remarks);
+    let copy = remarks.find(|remark| matches!(remark, RowRemark::ValidCopy(_)));
     copy.map_or_else(String::new, |copy| format!("; {copy}"))
 }
 
@@ -197,15 +212,13 @@ fn affected(picture: &Picture, authority: Authority) -> String {
 }
 
 pub(super) fn not_yet_valid(picture: &Picture) -> Vec<CheckNote> {
-    let found = problems_of(picture, Trouble::NotYetValid).into_iter();
-    found
-        .map(|problem| CheckNote::error(problem.sentence(), CLOCK))
+    problems_of(picture, |fault| matches!(fault, RowFault::NotYetValid(_)))
+        .map(|problem| problem.error(CLOCK))
         .collect()
 }
 
 pub(super) fn expiring(picture: &Picture) -> Vec<CheckNote> {
-    let found = problems_of(picture, Trouble::Expiring).into_iter();
-    found
+    problems_of(picture, |fault| matches!(fault, RowFault::Expiring { .. }))
         .map(|problem| {
             CheckNote::warning(
                 problem.sentence(),
@@ -215,6 +228,7 @@ pub(super) fn expiring(picture: &Picture) -> Vec<CheckNote> {
                     "renew it with nodepki renew; nodepki bootstrap issues a new one only once it has expired or was removed; with the CA key on this node also kubeadm certs renew"
                 },
             )
+            .with_code(problem.fault.code())
         })
         .collect()
 }
@@ -238,16 +252,14 @@ pub(super) fn revoked(picture: &Picture) -> Vec<CheckNote> {
 }
 
 pub(super) fn unverified(picture: &Picture) -> Vec<CheckNote> {
-    let problems = problems_of(picture, Trouble::Unverified).into_iter();
-    problems
+    problems_of(picture, |fault| matches!(fault, RowFault::Unverified(_)))
         // If the authority itself is unusable, its own finding is enough.
-        .filter(|problem| match problem.of {
-            Of::Leaf(name) => !is_unusable(picture, name.authority()),
+        .filter(|problem| match problem.subject {
+            RowSubject::Certificate(name) => !is_unusable(picture, name.authority()),
             _ => true,
         })
         .map(|problem| {
-            CheckNote::error(
-                problem.sentence(),
+            problem.error(
                 "find out whether the certificate or the authority on this node is wrong (compare with another control-plane node); `nodepki bootstrap` issues a new certificate",
             )
         })
@@ -270,17 +282,20 @@ pub(super) fn not_under_first(picture: &Picture) -> Vec<CheckNote> {
                 format!("{name}: {difference}"),
                 "move the certificate of the authority that signs to the beginning of its file",
             )
+            .with_code(difference.code())
         }));
     }
     notes
 }
 
 pub(super) fn misplaced(picture: &Picture) -> Vec<CheckNote> {
-    let problems = problems_of(picture, Trouble::Misplaced).into_iter();
-    problems
+    let is_wanted = |fault: &RowFault| match fault {
         // The check `system-masters` reports these in more detail.
-        .filter(|problem| !problem.words.contains(SYSTEM_MASTERS))
-        .map(|problem| CheckNote::error(problem.sentence(), BOOTSTRAP_OR_RENEW))
+        RowFault::Misplaced(CertDifference::OrganizationExtra(group)) => group != SYSTEM_MASTERS,
+        fault => matches!(fault, RowFault::Misplaced(_)),
+    };
+    problems_of(picture, is_wanted)
+        .map(|problem| problem.error(BOOTSTRAP_OR_RENEW))
         .collect()
 }
 
@@ -302,17 +317,27 @@ pub(super) fn not_as_configured(picture: &Picture) -> Vec<CheckNote> {
             continue;
         };
         let differences = differences_from_spec(&cert.spec, &cert.found, trust, picture.at);
-        let is_new = |fault: &&CertDifference| !row.problems.contains(&fault.to_string());
+        // The check `misplaced-certificate` reports the others.
+        let is_new = |difference: &&CertDifference| {
+            let mut known = row.findings.faults.iter();
+            !known.any(|fault| matches!(fault, RowFault::Misplaced(one) if one == *difference))
+        };
         let (errors, warnings): (Vec<&CertDifference>, Vec<&CertDifference>) = differences
             .iter()
             .filter(is_new)
             .partition(|fault| is_grave(fault));
-        let evidence = |faults: Vec<&CertDifference>| {
+        for (severity, faults) in [
+            (FindingSeverity::Error, errors),
+            (FindingSeverity::Warning, warnings),
+        ] {
+            if faults.is_empty() {
+                continue;
+            }
             let texts: Vec<String> = faults.iter().map(ToString::to_string).collect();
-            (!texts.is_empty()).then(|| format!("{name}: {}", texts.join("; ")))
-        };
-        notes.extend(evidence(errors).map(|evidence| CheckNote::error(evidence, FIX)));
-        notes.extend(evidence(warnings).map(|evidence| CheckNote::warning(evidence, FIX)));
+            let note = CheckNote::new(severity, format!("{name}: {}", texts.join("; ")), FIX);
+            let codes = faults.into_iter().map(CertDifference::code);
+            notes.push(codes.fold(note, CheckNote::with_code));
+        }
     }
     notes.extend(surveyed(picture).filter_map(waiting_for_renewal));
     notes

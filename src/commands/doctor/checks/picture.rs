@@ -8,6 +8,7 @@ use time::OffsetDateTime;
 
 use super::DiagnosisInputs;
 use super::cluster::Answers;
+use super::finding::CheckNote;
 use crate::agent::join;
 use crate::agent::load::{self, NameSource};
 use crate::agent::{Examination, Survey};
@@ -21,7 +22,7 @@ use crate::kube::paths::{
 };
 use crate::kubelets::KubeletPolicy;
 use crate::node::static_pods::{mounted_files, other_static_pods};
-use crate::node::status::{self, NodeRole, NodeStatus, Trouble};
+use crate::node::status::{self, NodeRole, NodeStatus, RowFault, RowSubject};
 use crate::node::{KubeconfigState, NodeState};
 use crate::signer::SignerKind;
 use crate::spec::assess::Observed;
@@ -166,33 +167,39 @@ pub(super) struct SignerFiles {
     pub(super) key: AuthorityKey,
 }
 
-/// One problem of `status`.
+/// One fault of `status`.
+#[derive(Clone, Copy)]
 pub(super) struct Problem<'a> {
-    pub(super) of: Of,
-    pub(super) words: &'a str,
-    pub(super) trouble: Trouble,
+    pub(super) subject: RowSubject,
+    pub(super) fault: &'a RowFault,
 }
 
 impl Problem<'_> {
     pub(super) fn sentence(&self) -> String {
-        match self.of {
-            Of::Authority(name) => format!("{name}: {}", self.words),
-            Of::Leaf(name) => format!("{name}: {}", self.words),
-            Of::ServiceAccount => format!("sa: {}", self.words),
-        }
+        format!("{}: {}", self.subject.as_str(), self.fault)
+    }
+
+    /// Returns the error whose evidence is this fault of its row.
+    pub(super) fn error(&self, fix: impl Into<String>) -> CheckNote {
+        CheckNote::error(self.sentence(), fix).with_code(self.fault.code())
+    }
+
+    /// Returns the error whose evidence is this fault, which names its file.
+    pub(super) fn error_of_file(&self, fix: impl Into<String>) -> CheckNote {
+        CheckNote::error(self.fault.to_string(), fix).with_code(self.fault.code())
     }
 
     pub(super) fn is_of_authority(&self) -> bool {
-        matches!(self.of, Of::Authority(_))
+        matches!(self.subject, RowSubject::Authority(_))
     }
-}
 
-/// The subject of a problem.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Of {
-    Authority(Authority),
-    Leaf(CertName),
-    ServiceAccount,
+    /// Returns the kubeconfig that has the fault.
+    pub(super) fn kubeconfig(&self) -> Option<CertName> {
+        match self.subject {
+            RowSubject::Certificate(name) => Some(name).filter(|name| name.is_kubeconfig()),
+            _ => None,
+        }
+    }
 }
 
 pub(super) struct Kubelet {
@@ -279,25 +286,16 @@ impl Picture {
         }
     }
 
-    /// Returns all problems of `status`.
+    /// Returns all faults of `status`, those of authorities first.
     pub(super) fn problems(&self) -> Vec<Problem<'_>> {
-        let status = &self.status;
-        let authorities = status.authorities.iter();
-        let authorities =
-            authorities.map(|row| (Of::Authority(row.name), &row.problems, &row.troubles));
-        let leaves = status.certificates.iter();
-        let leaves = leaves.map(|row| (Of::Leaf(row.name), &row.problems, &row.troubles));
-        let pair = status.service_account.iter();
-        let pair = pair.map(|row| (Of::ServiceAccount, &row.problems, &row.troubles));
-        authorities
-            .chain(leaves)
-            .chain(pair)
-            .flat_map(|(of, problems, troubles)| {
-                let pairs = problems.iter().zip(troubles);
-                pairs.map(move |(words, trouble)| Problem {
-                    of,
-                    words,
-                    trouble: *trouble,
+        let mut rows = self.status.rows();
+        rows.sort_by_key(|row| !matches!(row.subject, RowSubject::Authority(_)));
+        rows.into_iter()
+            .flat_map(|row| {
+                let faults = row.findings.faults.iter();
+                faults.map(move |fault| Problem {
+                    subject: row.subject,
+                    fault,
                 })
             })
             .collect()

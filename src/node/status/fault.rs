@@ -1,0 +1,486 @@
+//! The faults and remarks of rows as values. Their [`Display`](fmt::Display) is the only place that makes text of them.
+
+use std::fmt;
+use std::path::Path;
+
+use time::OffsetDateTime;
+
+use super::human_duration;
+use super::text::minute;
+use super::{FileAccess, RowState};
+use crate::kube::kubeconfig::{ClientRefusal, KubeconfigError};
+use crate::kube::names::Authority;
+use crate::spec::assess::{COPY_SERVICE_ACCOUNT, ReplacedCa};
+use crate::spec::compliance::PolicyDifference;
+use crate::store::{ErrorClass, StoreError};
+use crate::x509::{CertDifference, TrustBundle};
+
+/// A fault of a row, which determines its state.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message is the documentation")]
+pub enum RowFault {
+    #[error("it expires at {}, in {}", minute(*at), human_duration((*at - *now).whole_seconds()))]
+    Expiring {
+        at: OffsetDateTime,
+        now: OffsetDateTime,
+    },
+    #[error("{0}")]
+    File(FileFault),
+    #[error("every client of Kubernetes refuses it: {0}")]
+    RefusedByClients(ClientRefusal),
+    /// Subject, names or usages are not those of the certificate's purpose.
+    #[error("{0}")]
+    Misplaced(CertDifference),
+    #[error("{0}")]
+    Exposed(ExposedFile),
+    #[error("its CA data is {found}, but ca.crt holds {trusted}: it does not trust the API server")]
+    OtherAuthority {
+        found: TrustBundle,
+        trusted: TrustBundle,
+    },
+    /// The certificates in place belong to another CA than the one at `path`.
+    #[error("{}", replaced.sentence(path))]
+    AuthorityReplaced {
+        path: String,
+        replaced: Box<ReplacedCa>,
+    },
+    #[error("it cannot be verified: {0}")]
+    AuthorityUnusable(FileFault),
+    #[error("{0}")]
+    Unverified(UnverifiedChain),
+    #[error(
+        "it is not valid before {}; if that is not in the future, the clock of this machine is wrong",
+        minute(*.0)
+    )]
+    NotYetValid(OffsetDateTime),
+    #[error(
+        "the key does not match the certificate; issue the certificate again, or restore the file that was lost"
+    )]
+    KeyMismatch,
+    #[error(
+        "sa.key and sa.pub are not a pair: tokens signed with the one are refused by the other; {COPY_SERVICE_ACCOUNT}"
+    )]
+    PairMismatch,
+    #[error("it expired at {}, {} ago", minute(*at), human_duration((*now - *at).whole_seconds()))]
+    Expired {
+        at: OffsetDateTime,
+        now: OffsetDateTime,
+    },
+}
+
+codes!(RowFault {
+    Expiring, RefusedByClients, Exposed, OtherAuthority, AuthorityReplaced, AuthorityUnusable, NotYetValid, KeyMismatch,
+    PairMismatch, Expired;
+    File, Misplaced, Unverified
+});
+
+impl RowFault {
+    /// Returns the state of a row with this fault and no graver one.
+    pub fn state(&self) -> RowState {
+        match self {
+            RowFault::Expiring { .. } => RowState::Expiring,
+            RowFault::File(fault) if fault.problem.is_absence() => RowState::Missing,
+            RowFault::File(_) | RowFault::RefusedByClients(_) => RowState::Unreadable,
+            RowFault::Misplaced(_) | RowFault::Exposed(_) => RowState::Unsafe,
+            RowFault::OtherAuthority { .. }
+            | RowFault::AuthorityReplaced { .. }
+            | RowFault::AuthorityUnusable(_)
+            | RowFault::Unverified(_) => RowState::Untrusted,
+            RowFault::NotYetValid(_) => RowState::NotYetValid,
+            RowFault::KeyMismatch | RowFault::PairMismatch => RowState::Torn,
+            RowFault::Expired { .. } => RowState::Expired,
+        }
+    }
+
+    /// Returns the problem of a file of the row, or of a part of its kubeconfig.
+    pub fn file_problem(&self) -> Option<&FileProblem> {
+        match self {
+            RowFault::File(fault) => Some(&fault.problem),
+            _ => None,
+        }
+    }
+
+    /// Returns whether a file of the row, or a part of its kubeconfig, does not exist.
+    pub fn is_absence(&self) -> bool {
+        self.file_problem().is_some_and(FileProblem::is_absence)
+    }
+
+    /// Returns the file of this row that the text names.
+    pub(super) fn path(&self) -> Option<&str> {
+        match self {
+            RowFault::File(fault) => Some(&fault.path),
+            RowFault::Exposed(file) => Some(&file.path),
+            _ => None,
+        }
+    }
+
+    /// Returns the fault as it is compared with those of other rows: with times to the minute, and with the extension only
+    /// of the file's path.
+    pub(super) fn general(&self) -> RowFault {
+        let mut general = self.clone();
+        match &mut general {
+            RowFault::Expired { at, .. } | RowFault::Expiring { at, .. } => {
+                *at = at.truncate_to_minute();
+            }
+            RowFault::NotYetValid(at) => *at = at.truncate_to_minute(),
+            RowFault::File(FileFault { path, .. })
+            | RowFault::Exposed(ExposedFile { path, .. }) => {
+                let extension = Path::new(path).extension().unwrap_or_default();
+                *path = extension.to_string_lossy().into_owned();
+            }
+            _ => {}
+        }
+        general
+    }
+}
+
+/// A file that cannot be used, or a part of a kubeconfig.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FileFault {
+    /// The unusable part.
+    pub part: FilePart,
+    /// Path of the file on this machine.
+    pub path: String,
+    /// Why it cannot be used.
+    pub problem: FileProblem,
+    /// How to restore a file of the service-account pair.
+    pub advice: Option<PairAdvice>,
+}
+
+/// What of a file cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FilePart {
+    /// The file.
+    Whole,
+    /// The client certificate in a kubeconfig.
+    ClientCertificate,
+    /// The client key in a kubeconfig.
+    ClientKey,
+    /// The CA data in a kubeconfig.
+    AuthorityData,
+}
+
+/// Why a file, or a part of a kubeconfig, cannot be used.
+#[derive(Clone, Debug)]
+pub enum FileProblem {
+    /// It does not exist.
+    Absent,
+    /// A symbolic link without a target.
+    DanglingLink,
+    /// It has no content.
+    Empty,
+    /// This user may not read it.
+    Denied(StoreError),
+    /// A directory, or another object that is not a regular file.
+    NotAFile(StoreError),
+    /// It could not be read for another reason.
+    NotRead(StoreError),
+    /// The content is not of the expected form; contains the parser's reason.
+    Damaged(String),
+    /// The certificates cannot be those of an authority; contains the reason.
+    NotATrustBundle(String),
+    /// The current context of a kubeconfig does not exist.
+    NoContext(KubeconfigError),
+    /// The content is not that of a kubeconfig.
+    NotAKubeconfig(KubeconfigError),
+}
+
+/// How to restore a file of the service-account pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PairAdvice {
+    /// From the private key.
+    #[error("it can be derived from sa.key")]
+    Derive,
+    /// From another node, since a new key would invalidate the tokens of the cluster.
+    #[error("{COPY_SERVICE_ACCOUNT}")]
+    Copy,
+}
+
+codes!(FileProblem {
+    Absent,
+    DanglingLink,
+    Empty,
+    Denied,
+    NotAFile,
+    NotRead,
+    Damaged,
+    NotATrustBundle,
+    NoContext,
+    NotAKubeconfig
+});
+
+impl FileProblem {
+    /// Returns whether nothing exists.
+    pub fn is_absence(&self) -> bool {
+        matches!(self, FileProblem::Absent | FileProblem::DanglingLink)
+    }
+}
+
+/// Errors of the store are equal if they are of one kind: each contains the path of its file.
+impl PartialEq for FileProblem {
+    fn eq(&self, other: &FileProblem) -> bool {
+        use FileProblem::{Damaged, NoContext, NotAFile, NotAKubeconfig, NotATrustBundle};
+        match (self, other) {
+            (Damaged(one), Damaged(other)) | (NotATrustBundle(one), NotATrustBundle(other)) => {
+                one == other
+            }
+            (NoContext(one), NoContext(other)) | (NotAKubeconfig(one), NotAKubeconfig(other)) => {
+                one == other
+            }
+            (
+                NotAFile(StoreError::Unsafe { why: one, .. }),
+                NotAFile(StoreError::Unsafe { why: other, .. }),
+            ) => one == other,
+            _ => self.code() == other.code(),
+        }
+    }
+}
+
+impl FileFault {
+    pub(super) fn new(path: &str, problem: FileProblem) -> FileFault {
+        FileFault {
+            part: FilePart::Whole,
+            path: path.to_owned(),
+            problem,
+            advice: None,
+        }
+    }
+
+    /// Returns the fault of a file that could not be read.
+    pub(super) fn of_store(here: &str, error: &StoreError) -> FileFault {
+        let problem = match error.class() {
+            ErrorClass::Denied => FileProblem::Denied,
+            ErrorClass::Unsafe => FileProblem::NotAFile,
+            _ => FileProblem::NotRead,
+        };
+        // A directory above the file may be the obstacle.
+        let path = match error {
+            StoreError::Denied { path, .. } | StoreError::Unsafe { path, .. } => {
+                path.display().to_string()
+            }
+            _ => here.to_owned(),
+        };
+        FileFault::new(&path, problem(error.clone()))
+    }
+
+    /// Returns the fault of a kubeconfig.
+    pub(super) fn of_kubeconfig(here: &str, error: KubeconfigError) -> FileFault {
+        let problem = match error {
+            KubeconfigError::NoCurrentContext | KubeconfigError::Dangling(_) => {
+                FileProblem::NoContext
+            }
+            _ => FileProblem::NotAKubeconfig,
+        };
+        FileFault::new(here, problem(error))
+    }
+
+    /// Returns the stable code.
+    pub fn code(&self) -> &'static str {
+        self.problem.code()
+    }
+}
+
+impl fmt::Display for FileFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = &self.path;
+        match (&self.problem, self.part) {
+            // The error names the path.
+            (FileProblem::Denied(_) | FileProblem::NotAFile(_) | FileProblem::NotRead(_), _) => {}
+            (_, FilePart::Whole) => write!(f, "{path} ")?,
+            (_, FilePart::ClientCertificate) => write!(f, "the client certificate in {path} ")?,
+            (_, FilePart::ClientKey) => write!(f, "the client key in {path} ")?,
+            (_, FilePart::AuthorityData) => f.write_str("its CA data ")?,
+        }
+        match &self.problem {
+            FileProblem::Absent => f.write_str("is missing"),
+            FileProblem::DanglingLink => f.write_str("is a dangling symbolic link"),
+            FileProblem::Empty => f.write_str("is empty"),
+            FileProblem::Denied(error)
+            | FileProblem::NotAFile(error)
+            | FileProblem::NotRead(error) => write!(f, "{error}"),
+            FileProblem::Damaged(why) => write!(f, "is unreadable: {why}"),
+            FileProblem::NotATrustBundle(why) => write!(f, "cannot serve as a CA: {why}"),
+            FileProblem::NoContext(error) | FileProblem::NotAKubeconfig(error) => {
+                write!(f, "is unreadable: {error}")
+            }
+        }?;
+        match self.advice {
+            Some(advice) => write!(f, "; {advice}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A private key that other users can read, or a file that they can change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExposedFile {
+    /// Path on this machine.
+    pub path: String,
+    /// Permission bits.
+    pub mode: u32,
+    /// Whether other users can read the private key in it; otherwise they can change the file.
+    pub has_readable_key: bool,
+}
+
+impl ExposedFile {
+    /// Returns the file if its mode gives every user access.
+    pub(super) fn of(path: &str, secret: bool, access: Option<FileAccess>) -> Option<ExposedFile> {
+        let FileAccess { mode, .. } = access.filter(|access| access.regular)?;
+        let has_readable_key = secret && mode & 0o007 != 0;
+        (has_readable_key || mode & 0o002 != 0).then(|| ExposedFile {
+            path: path.to_owned(),
+            mode,
+            has_readable_key,
+        })
+    }
+}
+
+impl fmt::Display for ExposedFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ExposedFile { path, mode, .. } = self;
+        if self.has_readable_key {
+            write!(
+                f,
+                "{path} holds a private key and has mode {mode:04o}: every user of this machine can read it; run chmod 600 {path}"
+            )
+        } else {
+            write!(
+                f,
+                "{path} has mode {mode:04o}: every user of this machine can change it; run chmod o-w {path}"
+            )
+        }
+    }
+}
+
+/// A chain that does not verify under the bundle of its authority.
+#[derive(Clone, Debug, PartialEq)]
+pub struct UnverifiedChain {
+    /// The reason.
+    pub difference: CertDifference,
+    /// Issuer of the leaf.
+    pub issuer: String,
+    /// Path of the bundle on this machine.
+    pub path: String,
+    /// The bundle.
+    pub trust: TrustBundle,
+    /// Whether a certificate of the bundle has the name of the issuer.
+    pub has_issuer_name: bool,
+}
+
+impl UnverifiedChain {
+    /// Returns the stable code.
+    pub fn code(&self) -> &'static str {
+        self.difference.code()
+    }
+}
+
+impl fmt::Display for UnverifiedChain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let UnverifiedChain {
+            issuer,
+            path,
+            trust,
+            ..
+        } = self;
+        match &self.difference {
+            CertDifference::UntrustedIssuer { .. } => write!(
+                f,
+                "no certification path connects it with the authority in {path}: its issuer is {issuer}, the anchor there is {trust}; {}",
+                if self.has_issuer_name {
+                    "the name is the same, the key is not"
+                } else {
+                    "another authority signed it, or intermediates are missing in its file"
+                }
+            ),
+            CertDifference::Path(why) => write!(
+                f,
+                "it does not verify under the authority in {path}: its issuer is {issuer}, the anchor there is {trust} ({why})"
+            ),
+            other => write!(f, "{other}"),
+        }
+    }
+}
+
+/// A finding that does not change the state of a row.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message is the documentation")]
+pub enum RowRemark {
+    #[error("its bundle also holds {subject}, which expired at {}; remove it when convenient", minute(*at))]
+    ExpiredInBundle { subject: String, at: OffsetDateTime },
+    /// The file of a CA certificate also contains a private key.
+    #[error("{0}")]
+    KeyAmongCertificates(String),
+    /// A kubeconfig contains a valid certificate of the CA key, and the one in place has expired.
+    #[error("{0}")]
+    ValidCopy(String),
+    #[error(
+        "the key is PKCS#8, which some components of Kubernetes cannot read; kubeadm writes PKCS#1 or SEC1"
+    )]
+    KeyForm,
+    #[error("not verified: {0} is not on this node")]
+    NotVerified(Authority),
+    /// [`CertDifference::NotUnderFirst`].
+    #[error("{0}")]
+    NotUnderFirst(CertDifference),
+    #[error("it outlives its authority, which expires at {}", minute(*.0))]
+    OutlivesAuthority(OffsetDateTime),
+    #[error("it does not embed CA data")]
+    NoAuthorityData,
+    #[error("its CA data is {0}; kubeadm writes the first certificate of ca.crt")]
+    NotFirstAuthority(TrustBundle),
+    #[error("{difference}{}", replacement(difference, *replaced_at))]
+    KeyPolicy {
+        difference: PolicyDifference,
+        replaced_at: Option<OffsetDateTime>,
+    },
+    #[error(
+        "static pod {pod} mounts it, and is {}restarted after it is replaced",
+        if *is_restarted { "" } else { "not " }
+    )]
+    MountedBy { pod: String, is_restarted: bool },
+}
+
+codes!(RowRemark {
+    ExpiredInBundle,
+    KeyAmongCertificates,
+    ValidCopy,
+    KeyForm,
+    NotVerified,
+    NotUnderFirst,
+    OutlivesAuthority,
+    NoAuthorityData,
+    NotFirstAuthority,
+    KeyPolicy,
+    MountedBy
+});
+
+impl RowRemark {
+    /// Returns the remark as it is compared with those of other rows: with times to the minute.
+    pub(super) fn general(&self) -> RowRemark {
+        let mut general = self.clone();
+        if let RowRemark::OutlivesAuthority(at)
+        | RowRemark::KeyPolicy {
+            replaced_at: Some(at),
+            ..
+        } = &mut general
+        {
+            *at = at.truncate_to_minute();
+        }
+        general
+    }
+}
+
+fn replacement(difference: &PolicyDifference, at: Option<OffsetDateTime>) -> String {
+    at.map_or_else(String::new, |at| {
+        format!(
+            "; the next renewal, which is due at {}, replaces {}",
+            minute(at),
+            difference.replaced()
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests;
