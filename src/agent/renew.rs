@@ -105,6 +105,7 @@ pub async fn renew(
     }
     let (mut store, recovered) = open_store(root, setup, "renew", clock)?;
     let state = setup.state(root);
+    require_bootstrapped(&state, setup)?;
     let mut survey = look_at(&state, setup, scope, scope.demand(), clock())?;
     survey.notes.extend(recovered);
     if !has_work(&survey) {
@@ -157,7 +158,9 @@ pub fn look(
     scope: &Scope,
     now: OffsetDateTime,
 ) -> Result<Survey, Failure> {
-    look_at(&setup.state(root), setup, scope, scope.demand(), now)
+    let state = setup.state(root);
+    require_bootstrapped(&state, setup)?;
+    look_at(&state, setup, scope, scope.demand(), now)
 }
 
 /// As [`look`], with the reason for a renewal, for files of which some may have been read.
@@ -195,6 +198,26 @@ fn look_at(
         }
     }
     Ok(survey)
+}
+
+/// Refuses a node whose PKI has never been made: only a bootstrap generates its service-account pair, and would refuse to
+/// do so beside certificates.
+fn require_bootstrapped(state: &NodeState, setup: &RunSetup) -> Result<(), Failure> {
+    let Some(pair) = &setup.plan.service_account else {
+        return Ok(());
+    };
+    let certs = &setup.plan.certs;
+    let is_made = [&pair.private, &pair.public]
+        .into_iter()
+        .any(|path| state.exists(path))
+        || certs.iter().any(|spec| state.has_files_of(spec.name()));
+    if is_made {
+        return Ok(());
+    }
+    Err(Failure::new(
+        ExitCode::Refused,
+        "this node has no certificates to renew; run nodepki bootstrap, which issues the first ones",
+    ))
 }
 
 /// Removes what `scope` does not name: certificates, and then the authorities of no certificate.
@@ -285,10 +308,7 @@ fn service_account_fault(setup: &RunSetup, survey: &mut Survey) -> Option<Servic
             public: spec.public.clone(),
         }),
         ServiceAccountAction::Install => Some(ServiceAccountFault::NotInstalled { directory }),
-        ServiceAccountAction::Make if survey.certs.iter().any(exists) => {
-            Some(ServiceAccountFault::PairLost { directory })
-        }
-        ServiceAccountAction::Make => Some(ServiceAccountFault::PairAbsent { directory }),
+        ServiceAccountAction::Make => Some(ServiceAccountFault::PairLost { directory }),
     }
 }
 

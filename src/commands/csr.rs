@@ -17,7 +17,7 @@ use super::output::terminal::Terminal;
 use super::output::{Closing, DocumentKind};
 use super::{now, runtime};
 use crate::agent::load::{self, Loaded, Location};
-use crate::agent::{self, ExitCode, Failure, Scope};
+use crate::agent::{self, ExitCode, Failure};
 use crate::config::Argument;
 use crate::kube::names::CertName;
 use crate::signer;
@@ -140,7 +140,7 @@ fn export(
 
 /// Returns the node, the cluster and the known CA certificates, with which a signer verifies that the bundle is for it.
 fn heading(root: &NodeRoot, loaded: &Loaded) -> Result<BundleHeading, Failure> {
-    let survey = agent::look(root, &loaded.setup, &Scope::Due, now())?;
+    let survey = loaded.setup.survey(root, now())?;
     let known = survey.bundles.iter().filter_map(|bundle| {
         let authority = bundle.spec.authority;
         let keys: Vec<[u8; 32]> = match bundle.found.present() {

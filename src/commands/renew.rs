@@ -12,7 +12,9 @@ use super::{now, runtime};
 use crate::agent::authority::rotate::Follower;
 use crate::agent::load::{IdentityChange, Loaded};
 use crate::agent::rotation;
-use crate::agent::{self, ExitCode, Failure, RenewalVerdict, Scope, Survey};
+use crate::agent::{
+    self, ExitCode, Failure, RenewalVerdict, ReportRow, RowReason, RunReport, Scope, Survey,
+};
 use crate::daemon::metrics::Metrics;
 use crate::kube::names::CertName;
 use crate::process::confine::confine;
@@ -65,12 +67,14 @@ struct NameArgs {
 }
 
 impl NameArgs {
+    fn given(&self) -> impl Iterator<Item = &String> {
+        self.name.iter().chain(&self.certificates)
+    }
+
     /// Returns the given names, or `None` if there are none.
     fn parse(&self) -> Result<Option<BTreeSet<CertName>>, Failure> {
         let names: BTreeSet<CertName> = self
-            .name
-            .iter()
-            .chain(&self.certificates)
+            .given()
             .map(|name| name.parse().map_err(|_| unknown_name(name, &[])))
             .collect::<Result<_, Failure>>()?;
         Ok((!names.is_empty()).then_some(names))
@@ -141,9 +145,8 @@ impl RenewArgs {
     /// Returns the command with these options, as an administrator types it.
     fn command(&self, global: &GlobalOptions) -> String {
         let mut command = self.run.command(global, "renew");
-        if !self.names.name.is_empty() {
-            let names = signer::quoted(&self.names.name.join(","));
-            command.push_str(&format!(" --name {names}"));
+        for name in self.names.given() {
+            command.push_str(&format!(" {}", signer::quoted(name)));
         }
         for (option, is_given) in [("--all", self.all), ("--force", self.force)] {
             if is_given {
@@ -190,9 +193,24 @@ impl RenewArgs {
         let report = renewed?.report;
         log_rows(&report);
         let code = code.max(metrics.code());
-        let next = next::after_run(global, &NodeFacts::of(&loaded), &report, code, command);
+        let next = if only_force_helps(&report) {
+            Some(format!("{command} --force, which renews it now"))
+        } else {
+            next::after_run(global, &NodeFacts::of(&loaded), &report, code, command)
+        };
         global.finish(DocumentKind::Renewal, &report, code, next)
     }
+}
+
+/// Returns whether every certificate that the run left out was just renewed.
+fn only_force_helps(report: &RunReport) -> bool {
+    let mut unfinished = report
+        .rows
+        .iter()
+        .filter(|row| row.code.is_some())
+        .peekable();
+    let is_just_renewed = |row: &ReportRow| row.reasons.iter().any(RowReason::is_ended_by_force);
+    unfinished.peek().is_some() && unfinished.all(is_just_renewed)
 }
 
 fn dry_run(

@@ -11,7 +11,7 @@ use crate::agent::survey::ServiceAccountFault;
 use crate::kube::names::{Authority, CertName};
 use crate::signer::{Rejection, SignerError};
 use crate::spec::BundleCopy;
-use crate::spec::assess::{CertNote, CertReason, CertRefusal, ObservedFault};
+use crate::spec::assess::{CertNote, CertReason, CertRefusal, ObservedFault, RenewalHold};
 
 /// A reason for the action of a row, or a remark.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -111,6 +111,20 @@ impl RowReason {
             ) => one == other,
             _ => self == other,
         }
+    }
+
+    /// Returns true if `renew --force` would have renewed the certificate.
+    pub fn is_ended_by_force(&self) -> bool {
+        let RowReason::Note(CertNote::HeldBack { hold, .. }) = self else {
+            return false;
+        };
+        matches!(
+            hold,
+            RenewalHold::JustRenewed {
+                is_requested: true,
+                ..
+            }
+        )
     }
 
     /// Returns the reasons of a failure.

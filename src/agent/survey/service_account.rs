@@ -73,10 +73,6 @@ pub enum ServiceAccountFault {
         "sa.key and sa.pub are absent from {directory}, and a new pair would differ from the cluster's; {COPY_SERVICE_ACCOUNT}"
     )]
     PairLost { directory: NodePath },
-    #[error(
-        "sa.key and sa.pub are absent from {directory}; run nodepki bootstrap, which generates them on a new node"
-    )]
-    PairAbsent { directory: NodePath },
 }
 
 codes!(ServiceAccountFault {
@@ -88,8 +84,7 @@ codes!(ServiceAccountFault {
     OnlyPublic,
     PublicAbsent,
     NotInstalled,
-    PairLost,
-    PairAbsent
+    PairLost
 });
 
 /// The fix for a file of the service-account pair that is not usable.

@@ -81,6 +81,11 @@ pub enum RenewalCause {
 }
 
 impl RenewalCause {
+    /// Returns true if a command names the certificates to renew, or all of them.
+    fn is_requested(self) -> bool {
+        matches!(self, RenewalCause::Requested | RenewalCause::Forced)
+    }
+
     /// Returns the reason to renew a certificate that is not due.
     fn reason(self) -> Option<CertReason> {
         match self {
@@ -99,7 +104,7 @@ pub struct Rotated {
     pub action: Action,
     /// Time of the next assessment; `None` if there is something to do now.
     pub next: Option<OffsetDateTime>,
-    /// True if a failure must be reported, as the certificate is unusable or soon will be.
+    /// True if a failure fails the run: the certificate is unusable or soon will be, or a command requested its renewal.
     pub urgent: bool,
     /// True if a command requested the renewal, but the certificate was just renewed.
     pub deferred: bool,
@@ -137,7 +142,7 @@ pub fn schedule_action(
     let Some(Age { life, recorded }) = serving else {
         return rotated(action, None, true);
     };
-    let urgent = life.is_urgent(rules.rotation, now);
+    let urgent = rules.demand.is_requested() || life.is_urgent(rules.rotation, now);
     let (drift, at_renewal) = match &action {
         Action::Refuse { .. } => return rotated(action, None, urgent),
         Action::Issue { reasons } => (reasons.clone(), Vec::new()),
