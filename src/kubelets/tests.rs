@@ -1141,7 +1141,7 @@ fn reports_every_difference_of_the_signers_answer() {
         ),
         (
             &|p| p.subject.organizations = vec!["system:masters".to_owned()],
-            "O \"system:masters\" is not wanted",
+            "unexpected O \"system:masters\"",
         ),
         (
             &|p| p.subject.organizations.clear(),
@@ -1149,7 +1149,7 @@ fn reports_every_difference_of_the_signers_answer() {
         ),
         (
             &|p| p.sans.dns.push("w2".to_owned()),
-            "SAN DNS:w2 is not wanted",
+            "unexpected SAN DNS:w2",
         ),
         (
             &|p| p.sans.ips.truncate(1),
@@ -1161,7 +1161,7 @@ fn reports_every_difference_of_the_signers_answer() {
         ),
         (
             &|p| p.usages.push(ExtendedUsage::ClientAuth),
-            "client auth is not wanted",
+            "unexpected extended key usage client auth",
         ),
         (&|p| p.lifetime = ten_years, "its lifetime is 3650d"),
     ];

@@ -71,7 +71,7 @@ pub enum ChainError {
     #[error("the PEM text is damaged: {0}")]
     Pem(String),
     #[error(
-        "the certificate is for another key: it certifies sha256:{found} ({subject}), wanted sha256:{wanted}"
+        "the certificate is for another key: it certifies sha256:{found} ({subject}) instead of sha256:{wanted}"
     )]
     OtherKey {
         wanted: String,

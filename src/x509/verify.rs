@@ -22,29 +22,29 @@ use crate::text::{hex, printable, rfc3339};
 pub enum CertDifference {
     #[error("it is for another key: certificate sha256:{found}, key sha256:{wanted}")]
     PublicKey { wanted: String, found: String },
-    #[error("key is {found}, wanted {wanted}")]
+    #[error("expected key {wanted}, found {found}")]
     KeyAlgorithm { wanted: KeyAlgorithm, found: String },
-    #[error("CN is {found:?}, wanted {wanted:?}")]
+    #[error("expected CN {wanted:?}, found {found:?}")]
     CommonName { wanted: String, found: String },
     #[error("O {0:?} is missing")]
     OrganizationMissing(String),
-    #[error("O {0:?} is not wanted: Kubernetes would treat it as membership of that group")]
+    #[error("unexpected O {0:?}: Kubernetes would treat it as membership of that group")]
     OrganizationExtra(String),
-    #[error("subject attribute {0} is not wanted")]
+    #[error("unexpected subject attribute {0}")]
     SubjectAttribute(String),
     #[error("SAN DNS:{0} is missing")]
     DnsMissing(String),
-    #[error("SAN DNS:{0} is not wanted")]
+    #[error("unexpected SAN DNS:{0}")]
     DnsExtra(String),
     #[error("SAN IP:{0} is missing")]
     IpMissing(IpAddr),
-    #[error("SAN IP:{0} is not wanted")]
+    #[error("unexpected SAN IP:{0}")]
     IpExtra(IpAddr),
-    #[error("SAN {0} is not wanted")]
+    #[error("unexpected SAN {0}")]
     SanExtra(String),
     #[error("extended key usage {0} is missing")]
     UsageMissing(ExtendedUsage),
-    #[error("extended key usage {0} is not wanted")]
+    #[error("unexpected extended key usage {0}")]
     UsageExtra(KeyPurpose),
     #[error("key usage {0} is missing")]
     KeyUsageMissing(&'static str),
@@ -52,7 +52,7 @@ pub enum CertDifference {
         "its key usage includes encryption, which is forbidden for an ML-DSA key (RFC 9881, 3)"
     )]
     EncryptionUsage,
-    #[error("key usage certificate sign is not wanted on a leaf")]
+    #[error("unexpected key usage certificate sign on a leaf")]
     CertSign,
     #[error("it is a CA certificate, but a leaf certificate is required")]
     IsCa,

@@ -196,7 +196,7 @@ fn replaces_old_ca_in_kubeconfig() {
         &[
             "rewritten",
             "its CA is CN=kubernetes (certificate sha256:",
-            "), wanted CN=kubernetes (certificate sha256:",
+            ") instead of CN=kubernetes (certificate sha256:",
         ],
     );
     assert_eq!(
@@ -737,8 +737,9 @@ fn reissues_leaves_with_weak_signature_or_key() {
     );
     // A key of another algorithm than configured.
     node.change_keys_of_local_signer();
-    node.bootstrap()
-        .done()
-        .row_says("front-proxy-client", "key is ECDSA-P256, wanted ECDSA-P384");
+    node.bootstrap().done().row_says(
+        "front-proxy-client",
+        "expected key ECDSA-P384, found ECDSA-P256",
+    );
     node.assert_sound(&EVERYTHING);
 }

@@ -602,7 +602,10 @@ fn real_kubelet_uses_and_keeps_the_files() {
             let ran = node.nodepki(&[command, "--wait", "0s"]);
             ran.done().row_says("kubelet.conf", "kept");
             if last == CONTENT {
-                ran.row_says("kubelet.conf", "key is ECDSA-P256, wanted RSA-2048; kept");
+                ran.row_says(
+                    "kubelet.conf",
+                    "expected key RSA-2048, found ECDSA-P256; kept",
+                );
             }
         }
         assert_eq!(fs::read_link(node.path(LINK)).unwrap(), target);

@@ -35,9 +35,12 @@ const NOW: OffsetDateTime = datetime!(2026-06-01 12:00 UTC);
 /// Refusals of certificates that Go accepts: a part of the message, and the reason.
 const STRICTER: &[(&str, &str)] = &[
     // Compared with the desired certificate, which Go does not know.
-    ("wanted \"cp1\"", "another common name is another identity"),
     (
-        "is not wanted",
+        "expected CN \"cp1\"",
+        "another common name is another identity",
+    ),
+    (
+        "unexpected ",
         "Kubernetes would grant more than was asked for",
     ),
     ("is missing", "the component would not work"),

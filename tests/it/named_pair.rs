@@ -224,7 +224,7 @@ fn components_use_renewed_pair_without_restart() {
         .row_says(CONTROLLERS, "was restarted for controller-manager.conf")
         .row_says(
             "controller-manager.conf",
-            "it contains its certificate and key, wanted",
+            "it contains its certificate and key instead of naming",
         );
     assert_eq!(plane.restarts(), [1, 0]);
     assert_eq!(plane.conf("scheduler"), scheduler);

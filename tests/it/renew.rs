@@ -201,7 +201,7 @@ fn keeps_key_bytes_when_rekey_is_off() {
         renew(&node, &["--name", "apiserver"])
             .done()
             .row_says("apiserver", "rekeyed")
-            .row_says("apiserver", "wanted ECDSA-P384");
+            .row_says("apiserver", "expected key ECDSA-P384");
         assert_ne!(read(&paths)[0], old[0]);
     }
 }
@@ -273,7 +273,8 @@ fn renews_named_certificates_and_all_of_them() {
 
 #[test]
 fn changes_key_algorithm_at_next_renewal() {
-    const WAITS: &str = "key is ECDSA-P256, wanted ECDSA-P384: takes effect at the next renewal";
+    const WAITS: &str =
+        "expected key ECDSA-P384, found ECDSA-P256: takes effect at the next renewal";
     let node = node();
     let old = node.keys_in_place();
     node.configure(&INIT.replace("ECDSA-P256", "ECDSA-P384"));
@@ -291,7 +292,7 @@ fn changes_key_algorithm_at_next_renewal() {
             .row_says("apiserver", &format!("{WAITS}, {due}"));
     }
     Ran::of(&mut node.configured(["doctor"])).says(
-        "apiserver: key is ECDSA-P256, wanted ECDSA-P384; the next renewal, which is due at 20",
+        "apiserver: expected key ECDSA-P384, found ECDSA-P256; the next renewal, which is due at 20",
     );
     let check = Ran::of(&mut node.configured(["policy", "check", "-o", "json"]));
     let policy: Value = serde_json::from_str(&check.ended(65).stdout).unwrap();
@@ -353,21 +354,21 @@ fn renews_each_drifted_certificate_and_names_the_reason() {
             kubeadm("ECDSA-P256", "ECDSA-P384"),
             "rotation: {onPolicyChange: now}\n",
             "scheduler.conf",
-            "key is ECDSA-P256, wanted ECDSA-P384",
+            "expected key ECDSA-P384, found ECDSA-P256",
         ),
         (
             "subject",
             INIT.to_owned(),
             "commonNames: {etcd-server: other}\n",
             "etcd-server",
-            "CN is \"cp1\", wanted \"other\"",
+            "expected CN \"other\", found \"cp1\"",
         ),
         (
             "server",
             kubeadm("api.example.com", "api2.example.com"),
             "",
             "admin.conf",
-            "server is https://api.example.com:6443, wanted https://api2.example.com:6443",
+            "expected server https://api2.example.com:6443, found https://api.example.com:6443",
         ),
     ];
     for (what, kubeadm, settings, name, reason) in drifts {

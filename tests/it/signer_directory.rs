@@ -182,7 +182,7 @@ fn accepts_only_further_attributes_that_no_component_reads() {
     );
     let own = "/O=kubeadm:cluster-admins/CN=kubernetes-admin";
     let masters =
-        "O \"system:masters\" is not wanted: Kubernetes would treat it as membership of that group";
+        "unexpected O \"system:masters\": Kubernetes would treat it as membership of that group";
     for (subject, refusal) in [
         (
             format!("/C=DE/ST=Berlin/L=Berlin/street=Am Tor 1/postalCode=10117{own}"),
@@ -195,20 +195,20 @@ fn accepts_only_further_attributes_that_no_component_reads() {
         // More than one attribute in a relative distinguished name.
         (
             format!("/C=DE+L=Berlin{own}"),
-            "subject attribute C=DE is not wanted; subject attribute L=Berlin is not wanted",
+            "unexpected subject attribute C=DE; unexpected subject attribute L=Berlin",
         ),
         (
             format!("{own}+OU=Platform"),
-            "subject attribute OU=Platform is not wanted",
+            "unexpected subject attribute OU=Platform",
         ),
         (
             format!("/C=DE/emailAddress=a@example.com{own}"),
-            "subject attribute Email=a@example.com is not wanted",
+            "unexpected subject attribute Email=a@example.com",
         ),
         (format!("/OU=Platform{own}/O=system:masters"), masters),
         (
             format!("/C=DE{own}/CN=admin"),
-            "CN is \"kubernetes-admin, admin\", wanted \"kubernetes-admin\"",
+            "expected CN \"kubernetes-admin\", found \"kubernetes-admin, admin\"",
         ),
     ] {
         sign_with(
@@ -222,7 +222,7 @@ fn accepts_only_further_attributes_that_no_component_reads() {
         assert_eq!(found, refusal, "{subject}");
         let strict = verdict(&request, &answer, drop.dir.path());
         assert!(
-            strict.contains(", wanted") || strict.contains("is not wanted"),
+            strict.contains("expected CN") || strict.contains("unexpected "),
             "{subject}: {strict}"
         );
     }
@@ -256,8 +256,8 @@ fn installs_answers_with_attributes_of_ca_policy() {
     ));
     Ran::of(&mut node.configured(["plan"]))
         .done()
-        .row_says("apiserver", "subject attribute OU=Platform is not wanted")
-        .row_says("admin.conf", "subject attribute C=DE is not wanted");
+        .row_says("apiserver", "unexpected subject attribute OU=Platform")
+        .row_says("admin.conf", "unexpected subject attribute C=DE");
 }
 
 #[test]
@@ -274,7 +274,7 @@ fn refuses_attributes_of_ca_policy_in_strict_verification() {
     sign_with_policy(&drop, &node.ca(), "/OU=Platform");
     node.ask()
         .ended(65)
-        .says("subject attribute OU=Platform is not wanted");
+        .says("unexpected subject attribute OU=Platform");
     assert!(!node.path("/etc/kubernetes/admin.conf").exists());
 }
 

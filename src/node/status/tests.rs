@@ -611,22 +611,22 @@ fn calls_certificate_unsafe_that_does_not_fit_its_place() {
         (
             CertName::Apiserver,
             masters,
-            "O \"system:masters\" is not wanted",
+            "unexpected O \"system:masters\"",
         ),
         (
             CertName::SchedulerConf,
             masters,
-            "O \"system:masters\" is not wanted",
+            "unexpected O \"system:masters\"",
         ),
         (
             CertName::KubeletConf,
             masters,
-            "O \"system:masters\" is not wanted",
+            "unexpected O \"system:masters\"",
         ),
         (
             CertName::EtcdPeer,
             masters,
-            "O \"system:masters\" is not wanted",
+            "unexpected O \"system:masters\"",
         ),
         // kubeadm before 1.29.
         (CertName::AdminConf, masters, ""),
@@ -635,7 +635,7 @@ fn calls_certificate_unsafe_that_does_not_fit_its_place() {
         (
             CertName::ControllerManagerConf,
             |profile| profile.subject.organizations = vec!["kubeadm:cluster-admins".into()],
-            "O \"kubeadm:cluster-admins\" is not wanted",
+            "unexpected O \"kubeadm:cluster-admins\"",
         ),
         (
             CertName::ControllerManagerConf,
@@ -711,7 +711,7 @@ fn calls_leaf_unsafe_that_may_sign_certificates() {
             true,
             "it is a CA certificate, but a leaf certificate is required",
         ),
-        (false, "key usage certificate sign is not wanted on a leaf"),
+        (false, "unexpected key usage certificate sign on a leaf"),
     ] {
         let node = TestNode::control_plane();
         let key = key();

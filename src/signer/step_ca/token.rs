@@ -440,7 +440,7 @@ fn names_differ(given: &[String], subject: &str, wanted: &RequestedCertificate) 
         || (!wanted_dns.is_empty() && wanted_dns != dns);
     differ.then(|| {
         format!(
-            "it is for the names [{}], wanted are [{}]",
+            "it is for the names [{}] instead of [{}]",
             printable(&given.join(", "), 512),
             sans(wanted).join(", ")
         )

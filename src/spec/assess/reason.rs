@@ -78,25 +78,25 @@ codes!(CertReason {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the message is the documentation")]
 pub enum KubeconfigDifference {
-    #[error("server is {}, wanted {wanted}", found.as_deref().unwrap_or("missing"))]
+    #[error("expected server {wanted}, found {}", found.as_deref().unwrap_or("missing"))]
     OtherServer {
         found: Option<String>,
         wanted: String,
     },
-    #[error("its CA is {found}, wanted {wanted}")]
+    #[error("its CA is {found} instead of {wanted}")]
     OtherAuthority {
         found: KubeconfigAuthority,
         /// The CA certificates of the bundle, in words.
         wanted: String,
     },
-    #[error("it names {} and {}, wanted {} and {}", found[0].display(), found[1].display(), wanted[0], wanted[1])]
+    #[error("it names {} and {} instead of {} and {}", found[0].display(), found[1].display(), wanted[0], wanted[1])]
     NamesOtherFiles {
         found: [PathBuf; 2],
         wanted: [NodePath; 2],
     },
-    #[error("it contains its certificate and key, wanted {} and {}", .0[0], .0[1])]
+    #[error("it contains its certificate and key instead of naming {} and {}", .0[0], .0[1])]
     ContainsPair([NodePath; 2]),
-    #[error("it names {} and {}, wanted embedded certificate and key", .0[0], .0[1])]
+    #[error("it names {} and {} instead of embedded certificate and key", .0[0], .0[1])]
     NamesPair([NodePath; 2]),
 }
 

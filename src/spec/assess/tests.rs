@@ -113,7 +113,7 @@ fn postpones_changed_key_algorithm_unless_content_drifted() {
     let found = issued(&authority, &spec().requested.profile);
     let mut changed = spec();
     changed.requested.profile.key = KeyAlgorithm::EcdsaP384;
-    let wanted = "key is ECDSA-P256, wanted ECDSA-P384";
+    let wanted = "expected key ECDSA-P384, found ECDSA-P256";
     match assess(&changed, &found, trust, NOW) {
         Action::Keep { notes, at_renewal } => {
             assert_eq!(
@@ -144,7 +144,7 @@ fn keeps_tolerated_difference_until_it_is_not_tolerated() {
     let found = issued(&authority, &both);
     assert_eq!(
         reasons(assess(&spec(), &found, Some(authority.bundle()), NOW)),
-        ["extended key usage server auth is not wanted"]
+        ["unexpected extended key usage server auth"]
     );
     let mut tolerant = spec();
     tolerant.requested.tolerance.extra_usages = true;
@@ -393,7 +393,10 @@ fn keeps_key_that_kubelet_made_whatever_the_policy() {
         } else {
             assert_eq!(
                 reasons(action),
-                [format!("key is {}, wanted ECDSA-P521", algorithm.as_str())]
+                [format!(
+                    "expected key ECDSA-P521, found {}",
+                    algorithm.as_str()
+                )]
             )
         }
     }
@@ -472,20 +475,20 @@ fn rewrites_kubeconfig_with_other_server_or_ca() {
     assert_eq!(
         faults_of_form(judge_edited(server, &authority, by_file)),
         [format!(
-            "its CA is in the file /etc/kubernetes/pki/ca.crt, wanted {}",
+            "its CA is in the file /etc/kubernetes/pki/ca.crt instead of {}",
             authority.bundle()
         )]
     );
     assert_eq!(
         faults_of_form(judge("https://192.0.2.12:6443", &authority)),
         [format!(
-            "server is https://192.0.2.12:6443, wanted {server}"
+            "expected server {server}, found https://192.0.2.12:6443"
         )]
     );
     assert_eq!(
         faults_of_form(judge(server, &foreign)),
         [format!(
-            "its CA is {}, wanted {}",
+            "its CA is {} instead of {}",
             foreign.bundle(),
             authority.bundle()
         )]
@@ -544,20 +547,20 @@ fn rewrites_kubeconfig_with_credentials_in_other_place() {
     assert_eq!(
         faults_of_form(judge(true, Some(OTHER))),
         [format!(
-            "it names {0} and {0}, wanted {certificate} and {key}",
+            "it names {0} and {0} instead of {certificate} and {key}",
             OTHER[0]
         )]
     );
     assert_eq!(
         faults_of_form(judge(true, None)),
         [format!(
-            "it contains its certificate and key, wanted {certificate} and {key}"
+            "it contains its certificate and key instead of naming {certificate} and {key}"
         )]
     );
     assert_eq!(
         faults_of_form(judge(false, Some(PAIR))),
         [format!(
-            "it names {certificate} and {key}, wanted embedded certificate and key"
+            "it names {certificate} and {key} instead of embedded certificate and key"
         )]
     );
 }

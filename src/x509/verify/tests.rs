@@ -92,12 +92,12 @@ fn reports_all_differences() {
     assert_eq!(
         Issued::new().differences(&asked, NOW),
         [
-            "CN is \"cp2\", wanted \"cp1\"",
-            "O \"system:masters\" is not wanted: Kubernetes would treat it as membership of that group",
+            "expected CN \"cp1\", found \"cp2\"",
+            "unexpected O \"system:masters\": Kubernetes would treat it as membership of that group",
             "SAN DNS:localhost is missing",
             "SAN IP:192.0.2.11 is missing",
-            "SAN DNS:*.example is not wanted",
-            "SAN IP:192.0.2.12 is not wanted",
+            "unexpected SAN DNS:*.example",
+            "unexpected SAN IP:192.0.2.12",
             "extended key usage client auth is missing",
         ]
     );
@@ -118,7 +118,7 @@ fn tolerates_only_additional_tls_usages() {
     };
     assert_eq!(
         issued.tolerated(&both, &server, Tolerance::default(), NOW),
-        ["extended key usage client auth is not wanted"]
+        ["unexpected extended key usage client auth"]
     );
     assert_eq!(issued.tolerated(&both, &server, extra, NOW), [""; 0]);
     assert_eq!(
@@ -130,7 +130,10 @@ fn tolerates_only_additional_tls_usages() {
     other.sans.dns.push("cp2".to_owned());
     assert_eq!(
         issued.tolerated(&other, &server, extra, NOW),
-        ["CN is \"cp2\", wanted \"cp1\"", "SAN DNS:cp2 is not wanted"]
+        [
+            "expected CN \"cp1\", found \"cp2\"",
+            "unexpected SAN DNS:cp2"
+        ]
     );
 }
 
@@ -147,7 +150,7 @@ fn tolerates_only_common_name_as_dns_name() {
     };
     assert_eq!(
         issued.tolerated(&asked, &wanted, Tolerance::default(), NOW),
-        ["SAN DNS:etcd-server.cp1 is not wanted"]
+        ["unexpected SAN DNS:etcd-server.cp1"]
     );
     assert_eq!(issued.tolerated(&asked, &wanted, own, NOW), [""; 0]);
     // The name is tolerated, but not required.
@@ -155,7 +158,7 @@ fn tolerates_only_common_name_as_dns_name() {
     asked.sans.dns.push("etcd-server.cp2".to_owned());
     assert_eq!(
         issued.tolerated(&asked, &wanted, own, NOW),
-        ["SAN DNS:etcd-server.cp2 is not wanted"]
+        ["unexpected SAN DNS:etcd-server.cp2"]
     );
 }
 
@@ -349,7 +352,7 @@ fn reports_subject_attribute_that_kubeadm_does_not_set() {
     );
     assert_eq!(
         texts(&differences),
-        ["subject attribute OU=infra\\u{1b}[2J is not wanted"]
+        ["unexpected subject attribute OU=infra\\u{1b}[2J"]
     );
     assert!(!is_for_names(&chain, &wanted, Tolerance::default()));
 }
@@ -376,7 +379,7 @@ fn tolerates_no_attribute_that_identifies_a_user() {
     // kube-apiserver reads the UID of the user from it.
     assert_eq!(
         differences(&[1, 3, 6, 1, 4, 1, 57683, 2]),
-        ["subject attribute 1.3.6.1.4.1.57683.2=1000 is not wanted"]
+        ["unexpected subject attribute 1.3.6.1.4.1.57683.2=1000"]
     );
 }
 

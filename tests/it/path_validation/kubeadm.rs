@@ -411,7 +411,7 @@ const REASONS: &[Reason] = &[
     // What a control plane cannot use, or kubeadm does not take.
     stricter("nodepki", "kubeadm uses the first one as the CA", "OpenSSL, webpki and for version 1 also Go trust every root that they are given"),
     stricter("nodepki", "a leaf certificate is required", "a leaf that is a CA could issue further certificates"),
-    stricter("nodepki", "key usage certificate sign is not wanted", "RFC 5280, 4.2.1.9: only CAs have it"),
+    stricter("nodepki", "unexpected key usage certificate sign", "RFC 5280, 4.2.1.9: only CAs have it"),
     stricter("nodepki", "key usage digital signature is missing", "TLS 1.3 needs it; none of the others looks at the key usage of a leaf"),
     stricter("nodepki", "extended key usage client auth is missing", "a missing list means all usages; kubeadm's certificates name theirs"),
     // Encodings.

@@ -69,7 +69,7 @@ fn accepts_every_subject_of_kubeadm() {
 #[test]
 fn reports_identity_that_no_version_of_kubeadm_gives() {
     let extra = |group: &str| {
-        format!("O {group:?} is not wanted: Kubernetes would treat it as membership of that group")
+        format!("unexpected O {group:?}: Kubernetes would treat it as membership of that group")
     };
     for (name, subject, expected) in [
         (
@@ -105,27 +105,29 @@ fn reports_identity_that_no_version_of_kubeadm_gives() {
         (
             CertName::KubeletConf,
             "system:nodes/system:node:",
-            "CN is \"system:node:\", wanted \"system:node:NAME\"".to_owned(),
+            "expected CN \"system:node:NAME\", found \"system:node:\"".to_owned(),
         ),
         (
             CertName::KubeletConf,
             "system:nodes/system:anonymous:cp1",
-            "CN is \"system:anonymous:cp1\", wanted \"system:node:NAME\"".to_owned(),
+            "expected CN \"system:node:NAME\", found \"system:anonymous:cp1\"".to_owned(),
         ),
         (
             CertName::SchedulerConf,
             "/system:kube-controller-manager",
-            "CN is \"system:kube-controller-manager\", wanted \"system:kube-scheduler\"".to_owned(),
+            "expected CN \"system:kube-scheduler\", found \"system:kube-controller-manager\""
+                .to_owned(),
         ),
         (
             CertName::ControllerManagerConf,
             "/system:kube-scheduler",
-            "CN is \"system:kube-scheduler\", wanted \"system:kube-controller-manager\"".to_owned(),
+            "expected CN \"system:kube-controller-manager\", found \"system:kube-scheduler\""
+                .to_owned(),
         ),
         (
             CertName::ApiserverKubeletClient,
             "/a",
-            "CN is \"a\", wanted \"kube-apiserver-kubelet-client\"".to_owned(),
+            "expected CN \"kube-apiserver-kubelet-client\", found \"a\"".to_owned(),
         ),
     ] {
         assert_eq!(

@@ -45,12 +45,12 @@ fn states_each_reason_with_its_code() {
                 wanted: "CN=ca".to_owned(),
             }),
             "OtherAuthority",
-            "its CA is missing, wanted CN=ca",
+            "its CA is missing instead of CN=ca",
         ),
         (
             CertReason::Kubeconfig(KubeconfigDifference::ContainsPair(pair())),
             "ContainsPair",
-            "it contains its certificate and key, wanted /c and /k",
+            "it contains its certificate and key instead of naming /c and /k",
         ),
         (
             CertReason::AuthorityChanged,
