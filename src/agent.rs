@@ -67,7 +67,7 @@ pub use proof::{
 pub use provided::{Provided, ProvidedBundle, ProvidedFile, ServiceAccount};
 pub use renew::{RenewalNeed, RenewalVerdict, Renewed, Scope, look, needs_renewal, renew};
 pub use report::{ReportRow, RowAction, RowReason, RunReport};
-pub use request::PendingReason;
+pub use request::{AnswerFault, PendingReason};
 pub use revocation::update_revocations;
 pub use survey::{
     ServiceAccountAction, ServiceAccountFault, Survey, SurveyRefusal, SurveyedBundle, SurveyedCert,

@@ -91,6 +91,8 @@ pub enum Event {
         signer: String,
         /// The reason for the wait.
         why: String,
+        /// Its code.
+        code: &'static str,
     },
     /// The request was denied, or the answer does not match it.
     Refused {
@@ -100,6 +102,8 @@ pub enum Event {
         signer: String,
         /// The reason, or the differences.
         why: String,
+        /// Its code.
+        code: &'static str,
     },
     /// The exchange failed in this run.
     Failed {
@@ -109,6 +113,8 @@ pub enum Event {
         signer: String,
         /// The error.
         why: String,
+        /// Its code.
+        code: &'static str,
     },
     /// A certificate was due and was not replaced; the one in place stays until it expires.
     Expiring {

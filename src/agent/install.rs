@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use time::OffsetDateTime;
 
-use super::request::{RequestOutcome, life_of};
+use super::request::{AnswerFault, RequestOutcome, life_of};
 use super::survey::Rotating;
 use super::{
     Event, ExitCode, Failure, Outcomes, Progress, ProvidedBundle, ProvidedFile, ReportRow,
@@ -22,7 +22,7 @@ use crate::process::failpoint;
 use crate::signer::Request;
 use crate::spec::assess::{
     Action, Age, CertNote, CertReason, Observed, ObservedCert, ObservedKubeconfig,
-    beyond_authority, with_unread_attributes,
+    beyond_authority, joined, with_unread_attributes,
 };
 use crate::spec::schedule::due_at;
 use crate::spec::{BundleCopy, CertFiles, CertSpec, ServiceAccountSpec};
@@ -145,26 +145,31 @@ fn unsigned_event(name: CertName, signer: &str, outcome: &RequestOutcome) -> Opt
             name,
             signer,
             why: why.to_string(),
+            code: why.code(),
         },
         RequestOutcome::Denied(why) => Event::Refused {
             name,
             signer,
             why: why.clone(),
+            code: "Denied",
         },
         RequestOutcome::Refused(differences) => Event::Refused {
             name,
             signer,
-            why: differences.join("; "),
+            why: joined(differences),
+            code: differences.first().map_or("Differs", AnswerFault::code),
         },
         RequestOutcome::Failed(error) => Event::Failed {
             name,
             signer,
             why: sentence(error.as_ref()),
+            code: "SignerFailed",
         },
         RequestOutcome::Undone(failure) => Event::Failed {
             name,
             signer,
             why: failure.to_string(),
+            code: "Failed",
         },
     })
 }

@@ -245,7 +245,7 @@ pub async fn rehearse(
         RequestOutcome::Refused(differences) => Err(refused(
             format!(
                 "the certificate differs from the request: {}",
-                differences.join("; ")
+                joined(&differences)
             ),
             "switch the signer to that CA, or correct its profile, and run again",
         )),

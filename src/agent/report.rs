@@ -442,7 +442,7 @@ pub(super) fn failed_row(
             ExitCode::Refused,
         ),
         RequestOutcome::Refused(differences) => {
-            let differences = differences.into_iter().map(RowReason::AnswerRefused);
+            let differences = differences.into_iter().map(RowReason::Answer);
             let reasons = differences.chain([RowReason::NotInstalled]).collect();
             (RowAction::Refused, reasons, ExitCode::Refused)
         }

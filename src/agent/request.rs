@@ -56,7 +56,7 @@ pub(super) enum RequestOutcome {
     /// The signer denied the request.
     Denied(String),
     /// The answer does not match the request; each difference.
-    Refused(Vec<String>),
+    Refused(Vec<AnswerFault>),
     /// The communication with the signer failed.
     Failed(Rc<SignerError>),
     /// Nothing was requested or installed, because the signer, the authority or the output path is unusable.
@@ -128,6 +128,44 @@ impl PendingReason {
         }
     }
 }
+
+/// The reason why a signer's answer is not installed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AnswerFault {
+    /// It is not a usable chain; the error, in words.
+    #[error("{0}")]
+    Unusable(String),
+    /// The chain is too large; the limit, in words.
+    #[error("the chain is too large to be installed: {0}")]
+    TooLarge(String),
+    /// The certificate differs from the request.
+    #[error("{0}")]
+    Differs(CertDifference),
+    /// The certificate expires no later than the one in place.
+    #[error(
+        "it expires at {}, no later than the certificate in place: the signer returned an earlier certificate, or now issues a shorter lifetime",
+        rfc3339(*not_after)
+    )]
+    NotLater {
+        /// Its expiry.
+        not_after: OffsetDateTime,
+    },
+    /// The signer has revoked the certificate.
+    #[error(
+        "{certificate} is revoked since {} by the list that {signer} publishes: ask the administrator of the signer for the reason; if the signer returns the same certificate again, it must be removed there",
+        rfc3339(*since)
+    )]
+    RevokedBySigner {
+        /// The certificate, in words.
+        certificate: String,
+        /// Time of the revocation.
+        since: OffsetDateTime,
+        /// The signer's label.
+        signer: String,
+    },
+}
+
+codes!(AnswerFault { Unusable, TooLarge, NotLater, RevokedBySigner; Differs });
 
 /// Context of all requests of a run.
 pub(super) struct Desk<'a> {
@@ -739,9 +777,9 @@ fn verified(
     desk: &Desk<'_>,
     job: &Job<'_>,
     key: &PrivateKey,
-) -> Result<VerifiedAnswer, Vec<String>> {
-    let chain =
-        Chain::from_response(answer, key.public_key()).map_err(|error| vec![error.to_string()])?;
+) -> Result<VerifiedAnswer, Vec<AnswerFault>> {
+    let chain = Chain::from_response(answer, key.public_key())
+        .map_err(|error| vec![AnswerFault::Unusable(error.to_string())])?;
     let now = match desk.floor {
         // The node's clock is known to be behind that of the signer.
         Some(_) => desk.now().max(chain.leaf().not_before()),
@@ -751,7 +789,7 @@ fn verified(
     let chain = along_path(chain, job.trust, now);
     chain
         .check_size()
-        .map_err(|error| vec![format!("the chain is too large to be installed: {error}")])?;
+        .map_err(|error| vec![AnswerFault::TooLarge(error.to_string())])?;
     let mut differences = satisfies(
         &chain,
         &job.asked.spec.requested.profile,
@@ -767,20 +805,16 @@ fn verified(
     if staged {
         differences.retain(is_under_first);
     }
-    let mut differences: Vec<String> = differences.iter().map(ToString::to_string).collect();
     if let Lifetime::Refused(difference) = life_of(&chain, job.asked.spec, now) {
-        differences.push(difference.to_string());
+        differences.push(difference);
     }
-    if let Some(old) = job.asked.outlives
-        && chain.leaf().not_after() <= old
-    {
-        differences.push(format!(
-            "it expires at {}, no later than the certificate in place: the signer returned an earlier certificate, or now issues a shorter lifetime",
-            rfc3339(chain.leaf().not_after())
-        ));
+    let mut faults: Vec<AnswerFault> = differences.into_iter().map(AnswerFault::Differs).collect();
+    let not_after = chain.leaf().not_after();
+    if job.asked.outlives.is_some_and(|old| not_after <= old) {
+        faults.push(AnswerFault::NotLater { not_after });
     }
-    if !differences.is_empty() {
-        return Err(differences);
+    if !faults.is_empty() {
+        return Err(faults);
     }
     let authority = job.asked.spec.authority();
     let waits = (staged && job.can_wait).then_some(PendingReason::UnderStagedAuthority(authority));

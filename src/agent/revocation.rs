@@ -8,7 +8,7 @@ use futures_util::future::try_join_all;
 use time::OffsetDateTime;
 use tokio::time::Instant;
 
-use super::request::{Enquiry, RequestOutcome};
+use super::request::{AnswerFault, Enquiry, RequestOutcome};
 use super::{
     Clock, ExitCode, Failure, Outcomes, Progress, ReportRow, RowAction, RowReason, RunReport,
     RunSetup, SignerOperation, Survey, open_store, sentence, signer_code,
@@ -255,14 +255,14 @@ pub(super) async fn refuse_revoked(
                     let Some((what, since)) = lists.find_map(|lists| lists.revokes(chain)) else {
                         continue;
                     };
-                    let why = format!(
-                        "{what} is revoked since {} by the list that {} publishes: ask the administrator of the signer for the reason; if the signer returns the same certificate again, it must be removed there",
-                        rfc3339(since),
-                        signer.label()
-                    );
+                    let fault = AnswerFault::RevokedBySigner {
+                        certificate: what,
+                        since,
+                        signer: signer.label(),
+                    };
                     // A new key leads to a new request, so that the same certificate cannot be returned.
-                    store.set_slot_aside(Slot::Certificate(name), &why, now)?;
-                    replaced.push((name, RequestOutcome::Refused(vec![why])));
+                    store.set_slot_aside(Slot::Certificate(name), &fault.to_string(), now)?;
+                    replaced.push((name, RequestOutcome::Refused(vec![fault])));
                 }
             }
             // The answers are kept: the next run fetches only the list again.

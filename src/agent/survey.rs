@@ -863,3 +863,32 @@ fn read_store(state: &NodeState, dir: &Path) -> Result<KubeletStoreContent, stor
         exposed: file.mode_if_exposed(),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_each_refusal_with_its_fix() {
+        let provided = SurveyRefusal::ProvidedFile {
+            path: "/pki/ca.crt".into(),
+            what: "CA certificate".to_owned(),
+            from: "cluster-info".to_owned(),
+        };
+        assert_eq!(
+            provided.to_string(),
+            "/pki/ca.crt (CA certificate) differs from the one in cluster-info; find out which one is right; if it is the cluster's, move the file away and run again"
+        );
+        let replaced = SurveyRefusal::ReplacedCa {
+            refusal: BundleRefusal::TrustFileAbsent {
+                file: "/ca.pem".into(),
+                authority: Authority::Ca,
+            },
+            fix: "restore it".to_owned(),
+        };
+        assert_eq!(
+            replaced.to_string(),
+            "/ca.pem is absent, but authorities.ca.trust.file names it as the CA certificate: put the certificate there or correct the setting; nothing is issued under it: restore it"
+        );
+    }
+}

@@ -15,7 +15,7 @@ use super::queue::Work;
 use crate::agent::request::next::{
     Attempts, Circumstances, ExchangeEnd, NextStep, SignerCall, SignerResponse, next,
 };
-use crate::agent::request::perform;
+use crate::agent::request::{AnswerFault, perform};
 use crate::agent::{audit, event};
 use crate::kube::names::Authority;
 use crate::kubelets::{SigningOrder, certificate_differences};
@@ -27,7 +27,7 @@ use crate::signer::{
 use crate::store::{
     self, AuditEvent, AuditRecord, KubeletRequestRecord, RequestPhase, RequestRecord,
 };
-use crate::x509::{Chain, TrustBundle, along_path};
+use crate::x509::{Chain, ChainError, TrustBundle, along_path};
 
 /// The state of a request after an exchange.
 pub(super) enum Exchanged {
@@ -198,7 +198,9 @@ impl KubeletExchange<'_> {
                 why: note.to_string(),
             },
             ExchangeEnd::Denied(reason) => Exchanged::Denied(reason),
-            ExchangeEnd::Refused(differences) => Exchanged::Mismatch(differences),
+            ExchangeEnd::Refused(differences) => {
+                Exchanged::Mismatch(differences.iter().map(ToString::to_string).collect())
+            }
             ExchangeEnd::Failed(error) => failed(&error, self.attempts),
             ExchangeEnd::Lost => Exchanged::Impossible(format!(
                 "{} accepted the request and does not know it any more",
@@ -296,19 +298,17 @@ pub(super) fn verified(
     order: &SigningOrder,
     trust: &TrustBundle,
     answer: &[u8],
-) -> Result<Chain, Vec<String>> {
+) -> Result<Chain, Vec<AnswerFault>> {
+    let unusable = |error: ChainError| vec![AnswerFault::Unusable(error.to_string())];
     let now = signing.now();
-    let chain = Chain::from_response(answer, order.csr.public_key())
-        .map_err(|error| vec![error.to_string()])?;
+    let chain = Chain::from_response(answer, order.csr.public_key()).map_err(unusable)?;
     let chain = along_path(chain, trust, now);
-    chain
-        .check_size()
-        .map_err(|error| vec![error.to_string()])?;
+    chain.check_size().map_err(unusable)?;
     let differences = certificate_differences(order, &chain, signing.tolerance, trust, now);
     if differences.is_empty() {
         Ok(chain)
     } else {
-        Err(differences.iter().map(ToString::to_string).collect())
+        Err(differences.into_iter().map(AnswerFault::Differs).collect())
     }
 }
 

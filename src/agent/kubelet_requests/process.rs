@@ -21,6 +21,7 @@ use crate::kubelets::{
 };
 use crate::process::jitter::random_fraction;
 use crate::signer::Request;
+use crate::spec::assess::joined;
 use crate::store::{AuditEvent, AuditRecord, Durability};
 use crate::x509::{Chain, TrustBundle};
 
@@ -437,7 +438,7 @@ impl Signing {
                     RequestReason::RequestRepeated,
                     format!(
                         "{earlier} has a certificate for the same key and names, which differs from this request: {}",
-                        differences.join("; ")
+                        joined(&differences)
                     ),
                 );
                 self.refuse(object, request, "Failed", &finding).await?

@@ -6,7 +6,7 @@ use serde::Serializer;
 use serde::ser::SerializeMap;
 
 use crate::agent::failure::{Failure, FailureMessage, sentence};
-use crate::agent::request::PendingReason;
+use crate::agent::request::{AnswerFault, PendingReason};
 use crate::agent::survey::ServiceAccountFault;
 use crate::kube::names::{Authority, CertName};
 use crate::signer::{Rejection, SignerError};
@@ -59,9 +59,8 @@ pub enum RowReason {
         "the signer denied the request: {0} (resolve this with the administrator of the signer, and run again)"
     )]
     Denied(String),
-    /// The fault of a signer's answer, in words.
     #[error("{0}")]
-    AnswerRefused(String),
+    Answer(AnswerFault),
     #[error(
         "this certificate was not installed; correct the signer's profile or the configuration and run again"
     )]
@@ -88,9 +87,8 @@ pub enum RowReason {
 
 codes!(RowReason {
     BundleUnusable, CopyDiffers, Provided, WaitsForCertificates, WaitsForOthers, CannotSign, Omittable, Denied,
-    AnswerRefused, NotInstalled, SignerFailed, Failed, StillValid, Restart, AuthorityChange, RevocationList,
-    Secret;
-    Certificate, Note, Refusal, ServiceAccount, Pending
+    NotInstalled, SignerFailed, Failed, StillValid, Restart, AuthorityChange, RevocationList, Secret;
+    Certificate, Note, Refusal, ServiceAccount, Pending, Answer
 });
 
 impl RowReason {
@@ -161,6 +159,7 @@ mod tests {
     use super::*;
     use crate::agent::ExitCode;
     use crate::signer::FailureClass;
+    use crate::x509::CertDifference;
 
     #[test]
     fn states_each_reason_with_its_code() {
@@ -201,6 +200,16 @@ mod tests {
                 RowReason::Denied("no".to_owned()),
                 "Denied",
                 "the signer denied the request: no (resolve this with the administrator of the signer, and run again)",
+            ),
+            (
+                RowReason::Answer(AnswerFault::TooLarge("1 MiB".to_owned())),
+                "TooLarge",
+                "the chain is too large to be installed: 1 MiB",
+            ),
+            (
+                RowReason::Answer(AnswerFault::Differs(CertDifference::IsCa)),
+                "IsCa",
+                "it is a CA certificate, but a leaf certificate is required",
             ),
             (
                 RowReason::NotInstalled,

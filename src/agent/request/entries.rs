@@ -4,6 +4,7 @@ use super::next::ExchangeEnd;
 use super::{CertificateExchange, VerifiedAnswer, forbidden, forgotten};
 use crate::agent::audit;
 use crate::http::printable;
+use crate::spec::assess::joined;
 use crate::store::{AuditEvent, AuditRecord, RequestPhase, RequestRecord};
 
 /// Maximum length in bytes of a reason in the issuance log.
@@ -51,7 +52,7 @@ impl CertificateExchange<'_> {
             ExchangeEnd::Wait(_) => return,
             ExchangeEnd::Denied(_) if earlier.was_denied => return,
             ExchangeEnd::Denied(reason) => (AuditEvent::Denied, reason.clone()),
-            ExchangeEnd::Refused(differences) => (AuditEvent::Refused, differences.join("; ")),
+            ExchangeEnd::Refused(differences) => (AuditEvent::Refused, joined(differences)),
             ExchangeEnd::Failed(error) => (AuditEvent::Failed, error.to_string()),
             ExchangeEnd::Lost => (AuditEvent::Failed, forgotten(self.asked).to_string()),
             ExchangeEnd::MustNotResubmit => {

@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use time::OffsetDateTime;
 
-use super::PendingReason;
+use super::{AnswerFault, PendingReason};
 use crate::agent::SignerOperation;
 use crate::signer::{Answer, FailureClass, Resubmit, SignerError, Ticket, retry};
+use crate::spec::assess::joined;
 use crate::store::{self, LastError, RequestPhase};
 
 /// A shorter wait before the deadline is not worth another call.
@@ -92,7 +93,7 @@ pub(in crate::agent) enum SignerResponse<C> {
     /// The certificate satisfies the spec.
     Accepted(C),
     /// The certificate does not satisfy the spec; the differences.
-    Mismatch(Vec<String>),
+    Mismatch(Vec<AnswerFault>),
     /// The signer has not decided.
     Pending {
         ticket: Ticket,
@@ -112,7 +113,7 @@ impl<C> SignerResponse<C> {
     /// Returns the response that `answer` is, its certificate verified by `verify`.
     pub(in crate::agent) fn of(
         answer: Result<Answer, SignerError>,
-        verify: impl FnOnce(Vec<u8>) -> Result<C, Vec<String>>,
+        verify: impl FnOnce(Vec<u8>) -> Result<C, Vec<AnswerFault>>,
     ) -> SignerResponse<C> {
         match answer {
             Ok(Answer::Issued(answer)) => match verify(answer) {
@@ -176,7 +177,7 @@ pub(in crate::agent) enum ExchangeEnd<C> {
     /// The request was denied.
     Denied(String),
     /// The certificate was refused.
-    Refused(Vec<String>),
+    Refused(Vec<AnswerFault>),
     /// The signer lost a request that it had just accepted.
     Lost,
     /// The signer lost the request and does not accept a second one for the same key.
@@ -207,7 +208,7 @@ pub(in crate::agent) fn next<C>(
             record.last_error = Some(LastError {
                 class: "refused".to_owned(),
                 code: "verification".to_owned(),
-                detail: differences.join("; "),
+                detail: joined(&differences),
                 at: circumstances.now,
             });
             ExchangeEnd::Refused(differences)
@@ -359,7 +360,7 @@ mod tests {
             ExchangeEnd::Install(()) => "install".to_owned(),
             ExchangeEnd::Wait(note) => format!("leave: {note}"),
             ExchangeEnd::Denied(reason) => format!("denied: {reason}"),
-            ExchangeEnd::Refused(differences) => format!("refused: {}", differences.join("; ")),
+            ExchangeEnd::Refused(differences) => format!("refused: {}", joined(differences)),
             ExchangeEnd::Lost => "lost".to_owned(),
             ExchangeEnd::MustNotResubmit => "must not resubmit".to_owned(),
             ExchangeEnd::Failed(error) => format!("failed: {}", error.class.as_str()),
@@ -382,7 +383,7 @@ mod tests {
             (
                 sent,
                 Submit,
-                SignerResponse::Mismatch(vec!["other name".to_owned()]),
+                SignerResponse::Mismatch(vec![AnswerFault::Unusable("other name".to_owned())]),
                 "refused: other name",
                 Failed,
             ),

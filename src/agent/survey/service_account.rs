@@ -238,3 +238,80 @@ impl FoundPair<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agent::SurveyRefusal;
+
+    #[test]
+    fn states_each_fault_with_its_fix() {
+        use ServiceAccountFault as F;
+        let (private, public) = (NodePath::from("/pki/sa.key"), NodePath::from("/pki/sa.pub"));
+        let directory = private.directory();
+        for (fault, code, text) in [
+            (
+                F::Foreign {
+                    path: private.clone(),
+                    from: "kubeadm-certs".to_owned(),
+                },
+                "Foreign",
+                "/pki/sa.key is not the key of the cluster that this node joins: kubeadm-certs has another one, and with two of them half of all service-account tokens fail; move sa.key and sa.pub away if the other one is right, and run again",
+            ),
+            (
+                F::AbsentAfterUse {
+                    private: private.clone(),
+                },
+                "AbsentAfterUse",
+                "/pki/sa.key is absent, and this node has certificates already; copy both sa.key and sa.pub from another control-plane node (or from a backup of this one) to /pki, and run again",
+            ),
+            (
+                F::PublicAbsent {
+                    public: public.clone(),
+                },
+                "PublicAbsent",
+                "/pki/sa.pub is absent and kube-apiserver does not start without it; run nodepki bootstrap, which derives it from sa.key",
+            ),
+            (
+                F::NotInstalled {
+                    directory: directory.clone(),
+                },
+                "NotInstalled",
+                "sa.key and sa.pub of the cluster are not in /pki yet; run nodepki bootstrap, which installs them",
+            ),
+            (
+                F::PairLost {
+                    directory: directory.clone(),
+                },
+                "PairLost",
+                "sa.key and sa.pub are absent from /pki, and a new pair would differ from the cluster's; copy both sa.key and sa.pub from another control-plane node (or from a backup of this one)",
+            ),
+            (
+                F::PairAbsent { directory },
+                "PairAbsent",
+                "sa.key and sa.pub are absent from /pki; run nodepki bootstrap, which generates them on a new node",
+            ),
+            (
+                F::Unusable {
+                    path: public.clone(),
+                    why: "it is empty".to_owned(),
+                    fix: UnusableFix::Derive,
+                },
+                "Unusable",
+                "/pki/sa.pub is not usable: it is empty; remove it to have it derived from sa.key and run again",
+            ),
+            (
+                F::NotAPair {
+                    private,
+                    public,
+                    has_served: false,
+                },
+                "NotAPair",
+                "/pki/sa.key and /pki/sa.pub are not a pair: tokens signed with the one are refused by the other; find out which of them the cluster uses (compare with another control-plane node), then remove the wrong one and run again",
+            ),
+        ] {
+            assert_eq!((fault.code(), fault.to_string().as_str()), (code, text));
+            assert_eq!(SurveyRefusal::ServiceAccount(fault).to_string(), text);
+        }
+    }
+}

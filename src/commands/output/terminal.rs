@@ -295,14 +295,29 @@ impl Progress for Terminal {
                     }
                 }
             }
-            Event::Pending { name, signer, why } => {
-                tracing::info!(name: journal::PENDING, certificate = name.as_str(), authority = name.authority().as_str(), signer, why, "{name}: pending at {signer}: {why}")
+            Event::Pending {
+                name,
+                signer,
+                why,
+                code,
+            } => {
+                tracing::info!(name: journal::PENDING, certificate = name.as_str(), authority = name.authority().as_str(), signer, why, code, "{name}: pending at {signer}: {why}")
             }
-            Event::Refused { name, signer, why } => {
-                tracing::info!(name: journal::REFUSED, certificate = name.as_str(), authority = name.authority().as_str(), signer, why, "{name}: refused by {signer}: {why}")
+            Event::Refused {
+                name,
+                signer,
+                why,
+                code,
+            } => {
+                tracing::info!(name: journal::REFUSED, certificate = name.as_str(), authority = name.authority().as_str(), signer, why, code, "{name}: refused by {signer}: {why}")
             }
-            Event::Failed { name, signer, why } => {
-                tracing::info!(name: journal::FAILED, certificate = name.as_str(), authority = name.authority().as_str(), signer, why, "{name}: failed at {signer}: {why}")
+            Event::Failed {
+                name,
+                signer,
+                why,
+                code,
+            } => {
+                tracing::info!(name: journal::FAILED, certificate = name.as_str(), authority = name.authority().as_str(), signer, why, code, "{name}: failed at {signer}: {why}")
             }
             Event::Expiring { name, not_after } => {
                 let not_after = rfc3339(*not_after);

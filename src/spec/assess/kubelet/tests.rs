@@ -167,6 +167,13 @@ fn returns_certificate_that_kubelet_uses() {
         let found = weighed(layout, conf(Some(&fresh)), disk());
         assert!(found.store.unwrap().superseded.is_none());
 
+        // kubelet.conf names a certificate that the kubelet does not use.
+        let found = weighed(layout, by_file("/k.pem", Some(&old)), disk());
+        assert_eq!(
+            joined(&found.store.unwrap().faults),
+            format!("kubelet.conf names /k.pem, while the kubelet uses {LINK}")
+        );
+
         // kubelet.conf is lost.
         let found = weighed(layout, conf(None), disk());
         assert_eq!(leaf_of(&found).as_ref(), Some(&fresh.0));
