@@ -58,9 +58,7 @@ use crate::yaml;
 pub use super::role::NodeRole;
 pub use collect::collect;
 pub use duration::human_duration;
-pub use fault::{
-    ExposedFile, FileFault, FilePart, FileProblem, PairAdvice, RowFault, RowRemark, UnverifiedChain,
-};
+pub use fault::{FileFault, FilePart, FileProblem, RowFault, RowRemark};
 pub use findings::RowFindings;
 pub use kubeadm::{kubeadm_json, kubeadm_notes, kubeadm_table, kubeadm_yaml};
 pub use phase::CertPhase;

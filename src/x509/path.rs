@@ -16,6 +16,7 @@ use super::policies::policies_are_valid;
 use super::profile::ExtendedUsage;
 use super::signature::{ALGORITHMS, MAX_SIGNATURE_CHECKS, is_supported};
 use super::strict::KeyPurpose;
+use super::verify::{CertDifference, PathFault};
 
 /// Largest number of intermediates in a path; webpki has the same limit.
 pub(super) const MAX_INTERMEDIATES: usize = 6;
@@ -39,24 +40,16 @@ pub(super) struct Path<'a> {
 pub(super) enum PathRefusal<'a> {
     /// No candidate is the issuer.
     NoIssuer,
-    /// Certificate signed with MD5 or SHA-1, and the algorithm.
-    Weak(&'a Certificate, &'static str),
-    /// Certificate with a signature algorithm that is not supported.
-    Algorithm(&'a Certificate),
-    NotACa(&'a Certificate),
-    MayNotSign(&'a Certificate),
-    UnusableKey(&'a Certificate, &'static str),
-    CriticalExtension(&'a Certificate),
-    /// Certificate outside its validity; true if it is an anchor.
+    /// Issuer outside its validity; true if it is an anchor.
     Time(&'a Certificate, bool),
-    PathLength,
-    TooLong,
-    Usage(&'a Certificate),
-    Policies,
-    NameConstraint,
-    Webpki(webpki::Error),
-    /// The budget for candidates or signatures is used up.
-    TooManyCandidates,
+    /// Any other reason.
+    Difference(CertDifference),
+}
+
+impl From<PathFault> for PathRefusal<'_> {
+    fn from(fault: PathFault) -> Self {
+        PathRefusal::Difference(CertDifference::Path(fault))
+    }
 }
 
 /// Finds a path from `leaf` through `candidates` to one of `anchors` that is valid at `moment` for all TLS usages of the
@@ -71,8 +64,8 @@ pub(super) fn build<'a>(
     moment: OffsetDateTime,
     limit: usize,
 ) -> Result<Path<'a>, PathRefusal<'a>> {
-    if leaf.extensions().unhandled_critical.is_some() {
-        return Err(PathRefusal::CriticalExtension(leaf));
+    if let Some(fault) = unknown_extension(leaf) {
+        return Err(fault.into());
     }
     let mut builder = PathBuilder {
         candidates,
@@ -124,7 +117,7 @@ impl<'a> PathBuilder<'a> {
                 continue;
             }
             if chain.len() > MAX_INTERMEDIATES {
-                self.refuse(chain.len(), PathRefusal::TooLong);
+                self.refuse(chain.len(), PathFault::TooManyIntermediates.into());
                 continue;
             }
             chain.push(parent);
@@ -153,7 +146,7 @@ impl<'a> PathBuilder<'a> {
             return false;
         };
         if self.considered >= self.limit {
-            self.refuse(usize::MAX, PathRefusal::TooManyCandidates);
+            self.refuse(usize::MAX, PathFault::TooManyCandidates.into());
             return false;
         }
         self.considered += 1;
@@ -177,14 +170,22 @@ impl<'a> PathBuilder<'a> {
         parent: &'a Certificate,
         is_anchor: bool,
     ) -> Result<(), Option<PathRefusal<'a>>> {
+        let refused = |difference| Err(Some(PathRefusal::Difference(difference)));
+        let faulty = |fault: PathFault| Err(Some(fault.into()));
         if let Some(algorithm) = child.weak_signature() {
-            return Err(Some(PathRefusal::Weak(child, algorithm)));
+            return refused(CertDifference::WeakSignature {
+                subject: subject(child),
+                algorithm,
+            });
         }
         if !is_supported(child.signature_algorithm()) {
-            return Err(Some(PathRefusal::Algorithm(child)));
+            return faulty(PathFault::UnsupportedAlgorithm(subject(child)));
         }
         if let Some(why) = parent.unusable_key() {
-            return Err(Some(PathRefusal::UnusableKey(parent, why)));
+            return faulty(PathFault::UnusableIssuerKey {
+                subject: subject(parent),
+                why,
+            });
         }
         if !self.is_signed_by(child, parent)? {
             return Err(None);
@@ -196,13 +197,13 @@ impl<'a> PathBuilder<'a> {
             None => is_anchor && parent.version() < 3,
         };
         if !is_ca {
-            return Err(Some(PathRefusal::NotACa(parent)));
+            return faulty(PathFault::IssuerNotACa(subject(parent)));
         }
         if !parent.may_sign() {
-            return Err(Some(PathRefusal::MayNotSign(parent)));
+            return faulty(PathFault::IssuerMayNotSign(subject(parent)));
         }
-        if extensions.unhandled_critical.is_some() {
-            return Err(Some(PathRefusal::CriticalExtension(parent)));
+        if let Some(fault) = unknown_extension(parent) {
+            return faulty(fault);
         }
         if self.moment < parent.not_before() || self.moment > parent.not_after() {
             return Err(Some(PathRefusal::Time(parent, is_anchor)));
@@ -213,7 +214,7 @@ impl<'a> PathBuilder<'a> {
             .basic_constraints
             .and_then(|found| found.path_len);
         match limit {
-            Some(limit) if below > limit => Err(Some(PathRefusal::PathLength)),
+            Some(limit) if below > limit => refused(CertDifference::PathLength),
             _ => Ok(()),
         }
     }
@@ -228,7 +229,7 @@ impl<'a> PathBuilder<'a> {
             return Ok(*known);
         }
         if self.signatures.len() >= MAX_SIGNATURE_CHECKS {
-            self.refuse(usize::MAX, PathRefusal::TooManyCandidates);
+            self.refuse(usize::MAX, PathFault::TooManyCandidates.into());
             return Err(None);
         }
         let signed = child.is_signed_by(parent);
@@ -244,22 +245,22 @@ impl<'a> PathBuilder<'a> {
     ) -> Result<(), PathRefusal<'a>> {
         let whole: Vec<&Certificate> = chain.iter().copied().chain([anchor]).collect();
         if !policies_are_valid(&whole) {
-            return Err(PathRefusal::Policies);
+            return Err(PathFault::Policies.into());
         }
         for usage in &self.usages {
             if let Some(one) = whole.iter().rev().find(|one| !one.allows(*usage)) {
-                return Err(PathRefusal::Usage(one));
+                return Err(PathFault::UsageForbidden(subject(one)).into());
             }
         }
         if violates_constraints(&whole) {
-            return Err(PathRefusal::NameConstraint);
+            return Err(PathRefusal::Difference(CertDifference::NameConstraint));
         }
         match self.verify_with_webpki(chain, anchor) {
             // The last of its checks.
             Err(webpki::Error::NameConstraintViolation) if constrains_only_subjects(&whole) => {
                 Ok(())
             }
-            other => other.map_err(PathRefusal::Webpki),
+            other => other.map_err(|error| PathRefusal::Difference(webpki_difference(error))),
         }
     }
 
@@ -297,6 +298,34 @@ impl ExtendedKeyUsageValidator for UsagesAreChecked {
     fn validate(&self, _usages: KeyPurposeIdIter<'_, '_>) -> Result<(), webpki::Error> {
         Ok(())
     }
+}
+
+fn subject(certificate: &Certificate) -> String {
+    certificate.subject().to_string()
+}
+
+/// Returns the fault of a certificate with a critical extension that Kubernetes components do not know.
+fn unknown_extension(certificate: &Certificate) -> Option<PathFault> {
+    let oid = certificate.extensions().unhandled_critical.clone()?;
+    Some(PathFault::UnknownCriticalExtension {
+        subject: subject(certificate),
+        oid,
+    })
+}
+
+fn webpki_difference(error: webpki::Error) -> CertDifference {
+    use webpki::Error;
+    CertDifference::Path(match error {
+        Error::UnsupportedCertVersion => return CertDifference::NoExtensions,
+        Error::NameConstraintViolation => return CertDifference::NameConstraint,
+        Error::PathLenConstraintViolated => return CertDifference::PathLength,
+        Error::UnsupportedCriticalExtension => PathFault::UnsupportedCriticalExtension,
+        Error::UnsupportedSignatureAlgorithmContext(_)
+        | Error::UnsupportedSignatureAlgorithmForPublicKeyContext(_) => {
+            PathFault::UnsupportedAlgorithm("a certificate in it".to_owned())
+        }
+        other => PathFault::Webpki(other),
+    })
 }
 
 /// Returns the certificates with the name of `child`'s issuer, the most likely first. Go: `findPotentialParents`.

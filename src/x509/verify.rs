@@ -520,71 +520,27 @@ fn difference(
     anchors: &[Certificate],
     now: OffsetDateTime,
 ) -> CertDifference {
-    let subject = |certificate: &Certificate| certificate.subject().to_string();
-    CertDifference::Path(match refusal {
-        PathRefusal::NoIssuer => {
-            let anchors: Vec<String> = anchors.iter().map(subject).collect();
-            return CertDifference::UntrustedIssuer {
-                issuer: leaf.issuer().to_string(),
-                anchors: anchors.join(" or "),
-            };
-        }
-        PathRefusal::Weak(certificate, algorithm) => {
-            return CertDifference::WeakSignature {
-                subject: subject(certificate),
-                algorithm,
-            };
-        }
-        PathRefusal::PathLength => return CertDifference::PathLength,
-        PathRefusal::NameConstraint => return CertDifference::NameConstraint,
-        PathRefusal::Webpki(error) => return webpki_difference(error),
+    match refusal {
+        PathRefusal::NoIssuer => CertDifference::UntrustedIssuer {
+            issuer: leaf.issuer().to_string(),
+            anchors: anchors
+                .iter()
+                .map(|anchor| anchor.subject().to_string())
+                .collect::<Vec<_>>()
+                .join(" or "),
+        },
         PathRefusal::Time(issuer, is_anchor) => {
             let whose = if is_anchor {
                 "authority's"
             } else {
                 "intermediate"
             };
-            match issuer_validity(whose, issuer, now) {
-                Some(difference) => return difference,
-                None => PathFault::ValidityDisjoint(subject(issuer)),
-            }
+            issuer_validity(whose, issuer, now).unwrap_or_else(|| {
+                CertDifference::Path(PathFault::ValidityDisjoint(issuer.subject().to_string()))
+            })
         }
-        PathRefusal::Algorithm(certificate) => {
-            PathFault::UnsupportedAlgorithm(subject(certificate))
-        }
-        PathRefusal::NotACa(issuer) => PathFault::IssuerNotACa(subject(issuer)),
-        PathRefusal::MayNotSign(issuer) => PathFault::IssuerMayNotSign(subject(issuer)),
-        PathRefusal::UnusableKey(issuer, why) => PathFault::UnusableIssuerKey {
-            subject: subject(issuer),
-            why,
-        },
-        PathRefusal::CriticalExtension(certificate) => {
-            let oid = certificate.extensions().unhandled_critical.clone();
-            PathFault::UnknownCriticalExtension {
-                subject: subject(certificate),
-                oid: oid.unwrap_or_default(),
-            }
-        }
-        PathRefusal::TooLong => PathFault::TooManyIntermediates,
-        PathRefusal::Usage(certificate) => PathFault::UsageForbidden(subject(certificate)),
-        PathRefusal::Policies => PathFault::Policies,
-        PathRefusal::TooManyCandidates => PathFault::TooManyCandidates,
-    })
-}
-
-fn webpki_difference(error: webpki::Error) -> CertDifference {
-    use webpki::Error;
-    CertDifference::Path(match error {
-        Error::UnsupportedCertVersion => return CertDifference::NoExtensions,
-        Error::NameConstraintViolation => return CertDifference::NameConstraint,
-        Error::PathLenConstraintViolated => return CertDifference::PathLength,
-        Error::UnsupportedCriticalExtension => PathFault::UnsupportedCriticalExtension,
-        Error::UnsupportedSignatureAlgorithmContext(_)
-        | Error::UnsupportedSignatureAlgorithmForPublicKeyContext(_) => {
-            PathFault::UnsupportedAlgorithm("a certificate in it".to_owned())
-        }
-        other => PathFault::Webpki(other),
-    })
+        PathRefusal::Difference(difference) => difference,
+    }
 }
 
 fn issuer_differences(path: &Path<'_>, now: OffsetDateTime) -> Vec<CertDifference> {

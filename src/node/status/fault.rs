@@ -5,9 +5,9 @@ use std::path::Path;
 
 use time::OffsetDateTime;
 
+use super::RowState;
 use super::human_duration;
 use super::text::minute;
-use super::{FileAccess, RowState};
 use crate::kube::kubeconfig::{ClientRefusal, KubeconfigError};
 use crate::kube::names::Authority;
 use crate::spec::assess::{COPY_SERVICE_ACCOUNT, ReplacedCa};
@@ -27,13 +27,25 @@ pub enum RowFault {
     },
     #[error("{0}")]
     File(FileFault),
+    /// sa.key, without which the tokens of the cluster would become invalid.
+    #[error("{0}; {COPY_SERVICE_ACCOUNT}")]
+    PrivateKeyLost(FileFault),
+    /// sa.pub.
+    #[error("{0}; it can be derived from sa.key")]
+    PublicKeyAbsent(FileFault),
     #[error("every client of Kubernetes refuses it: {0}")]
     RefusedByClients(ClientRefusal),
     /// Subject, names or usages are not those of the certificate's purpose.
     #[error("{0}")]
     Misplaced(CertDifference),
-    #[error("{0}")]
-    Exposed(ExposedFile),
+    #[error(
+        "{path} holds a private key and has mode {mode:04o}: every user of this machine can read it; run chmod 600 {path}"
+    )]
+    KeyExposed { path: String, mode: u32 },
+    #[error(
+        "{path} has mode {mode:04o}: every user of this machine can change it; run chmod o-w {path}"
+    )]
+    FileExposed { path: String, mode: u32 },
     #[error("its CA data is {found}, but ca.crt holds {trusted}: it does not trust the API server")]
     OtherAuthority {
         found: TrustBundle,
@@ -47,8 +59,23 @@ pub enum RowFault {
     },
     #[error("it cannot be verified: {0}")]
     AuthorityUnusable(FileFault),
+    #[error(
+        "no certification path connects it with the authority in {path}: its issuer is {issuer}, the anchor there is {trust}; {}",
+        if *has_issuer_name {
+            "the name is the same, the key is not"
+        } else {
+            "another authority signed it, or intermediates are missing in its file"
+        }
+    )]
+    UntrustedIssuer {
+        path: String,
+        issuer: String,
+        trust: TrustBundle,
+        /// Whether a certificate of the bundle has the name of the issuer.
+        has_issuer_name: bool,
+    },
     #[error("{0}")]
-    Unverified(UnverifiedChain),
+    Unverified(CertDifference),
     #[error(
         "it is not valid before {}; if that is not in the future, the clock of this machine is wrong",
         minute(*.0)
@@ -70,9 +97,9 @@ pub enum RowFault {
 }
 
 codes!(RowFault {
-    Expiring, RefusedByClients, Exposed, OtherAuthority, AuthorityReplaced, AuthorityUnusable, NotYetValid, KeyMismatch,
-    PairMismatch, Expired;
-    File, Misplaced, Unverified
+    Expiring, RefusedByClients, KeyExposed, FileExposed, OtherAuthority, AuthorityReplaced, AuthorityUnusable,
+    UntrustedIssuer, NotYetValid, KeyMismatch, PairMismatch, Expired;
+    File, PrivateKeyLost, PublicKeyAbsent, Misplaced, Unverified
 });
 
 impl RowFault {
@@ -80,12 +107,18 @@ impl RowFault {
     pub fn state(&self) -> RowState {
         match self {
             RowFault::Expiring { .. } => RowState::Expiring,
-            RowFault::File(fault) if fault.problem.is_absence() => RowState::Missing,
-            RowFault::File(_) | RowFault::RefusedByClients(_) => RowState::Unreadable,
-            RowFault::Misplaced(_) | RowFault::Exposed(_) => RowState::Unsafe,
+            fault if fault.is_absence() => RowState::Missing,
+            RowFault::File(_)
+            | RowFault::PrivateKeyLost(_)
+            | RowFault::PublicKeyAbsent(_)
+            | RowFault::RefusedByClients(_) => RowState::Unreadable,
+            RowFault::Misplaced(_) | RowFault::KeyExposed { .. } | RowFault::FileExposed { .. } => {
+                RowState::Unsafe
+            }
             RowFault::OtherAuthority { .. }
             | RowFault::AuthorityReplaced { .. }
             | RowFault::AuthorityUnusable(_)
+            | RowFault::UntrustedIssuer { .. }
             | RowFault::Unverified(_) => RowState::Untrusted,
             RowFault::NotYetValid(_) => RowState::NotYetValid,
             RowFault::KeyMismatch | RowFault::PairMismatch => RowState::Torn,
@@ -93,25 +126,31 @@ impl RowFault {
         }
     }
 
-    /// Returns the problem of a file of the row, or of a part of its kubeconfig.
-    pub fn file_problem(&self) -> Option<&FileProblem> {
+    /// Returns the fault of a file of the row, or of a part of its kubeconfig.
+    pub fn file(&self) -> Option<&FileFault> {
         match self {
-            RowFault::File(fault) => Some(&fault.problem),
+            RowFault::File(fault)
+            | RowFault::PrivateKeyLost(fault)
+            | RowFault::PublicKeyAbsent(fault) => Some(fault),
             _ => None,
         }
     }
 
+    /// Returns the problem of this file.
+    pub fn file_problem(&self) -> Option<&FileProblem> {
+        self.file().map(|file| &file.problem)
+    }
+
     /// Returns whether a file of the row, or a part of its kubeconfig, does not exist.
     pub fn is_absence(&self) -> bool {
-        self.file_problem().is_some_and(FileProblem::is_absence)
+        self.file().is_some_and(FileFault::is_absence)
     }
 
     /// Returns the file of this row that the text names.
     pub(super) fn path(&self) -> Option<&str> {
         match self {
-            RowFault::File(fault) => Some(&fault.path),
-            RowFault::Exposed(file) => Some(&file.path),
-            _ => None,
+            RowFault::KeyExposed { path, .. } | RowFault::FileExposed { path, .. } => Some(path),
+            fault => fault.file().map(|file| file.path.as_str()),
         }
     }
 
@@ -125,7 +164,8 @@ impl RowFault {
             }
             RowFault::NotYetValid(at) => *at = at.truncate_to_minute(),
             RowFault::File(FileFault { path, .. })
-            | RowFault::Exposed(ExposedFile { path, .. }) => {
+            | RowFault::KeyExposed { path, .. }
+            | RowFault::FileExposed { path, .. } => {
                 let extension = Path::new(path).extension().unwrap_or_default();
                 *path = extension.to_string_lossy().into_owned();
             }
@@ -144,8 +184,6 @@ pub struct FileFault {
     pub path: String,
     /// Why it cannot be used.
     pub problem: FileProblem,
-    /// How to restore a file of the service-account pair.
-    pub advice: Option<PairAdvice>,
 }
 
 /// What of a file cannot be used.
@@ -162,39 +200,35 @@ pub enum FilePart {
 }
 
 /// Why a file, or a part of a kubeconfig, cannot be used.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message is the documentation")]
 pub enum FileProblem {
-    /// It does not exist.
+    #[error("is missing")]
     Absent,
-    /// A symbolic link without a target.
+    #[error("is a dangling symbolic link")]
     DanglingLink,
-    /// It has no content.
+    #[error("is empty")]
     Empty,
     /// This user may not read it.
+    #[error("{0}")]
     Denied(StoreError),
     /// A directory, or another object that is not a regular file.
+    #[error("{0}")]
     NotAFile(StoreError),
     /// It could not be read for another reason.
+    #[error("{0}")]
     NotRead(StoreError),
     /// The content is not of the expected form; contains the parser's reason.
+    #[error("is unreadable: {0}")]
     Damaged(String),
-    /// The certificates cannot be those of an authority; contains the reason.
+    #[error("cannot serve as a CA: {0}")]
     NotATrustBundle(String),
     /// The current context of a kubeconfig does not exist.
+    #[error("is unreadable: {0}")]
     NoContext(KubeconfigError),
-    /// The content is not that of a kubeconfig.
+    #[error("is unreadable: {0}")]
     NotAKubeconfig(KubeconfigError),
-}
-
-/// How to restore a file of the service-account pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PairAdvice {
-    /// From the private key.
-    #[error("it can be derived from sa.key")]
-    Derive,
-    /// From another node, since a new key would invalidate the tokens of the cluster.
-    #[error("{COPY_SERVICE_ACCOUNT}")]
-    Copy,
 }
 
 codes!(FileProblem {
@@ -209,13 +243,6 @@ codes!(FileProblem {
     NoContext,
     NotAKubeconfig
 });
-
-impl FileProblem {
-    /// Returns whether nothing exists.
-    pub fn is_absence(&self) -> bool {
-        matches!(self, FileProblem::Absent | FileProblem::DanglingLink)
-    }
-}
 
 /// Errors of the store are equal if they are of one kind: each contains the path of its file.
 impl PartialEq for FileProblem {
@@ -243,7 +270,6 @@ impl FileFault {
             part: FilePart::Whole,
             path: path.to_owned(),
             problem,
-            advice: None,
         }
     }
 
@@ -275,6 +301,14 @@ impl FileFault {
         FileFault::new(here, problem(error))
     }
 
+    /// Returns whether nothing exists.
+    pub fn is_absence(&self) -> bool {
+        matches!(
+            self.problem,
+            FileProblem::Absent | FileProblem::DanglingLink
+        )
+    }
+
     /// Returns the stable code.
     pub fn code(&self) -> &'static str {
         self.problem.code()
@@ -283,121 +317,18 @@ impl FileFault {
 
 impl fmt::Display for FileFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let path = &self.path;
-        match (&self.problem, self.part) {
+        let FileFault { path, problem, .. } = self;
+        match (problem, self.part) {
             // The error names the path.
-            (FileProblem::Denied(_) | FileProblem::NotAFile(_) | FileProblem::NotRead(_), _) => {}
-            (_, FilePart::Whole) => write!(f, "{path} ")?,
-            (_, FilePart::ClientCertificate) => write!(f, "the client certificate in {path} ")?,
-            (_, FilePart::ClientKey) => write!(f, "the client key in {path} ")?,
-            (_, FilePart::AuthorityData) => f.write_str("its CA data ")?,
-        }
-        match &self.problem {
-            FileProblem::Absent => f.write_str("is missing"),
-            FileProblem::DanglingLink => f.write_str("is a dangling symbolic link"),
-            FileProblem::Empty => f.write_str("is empty"),
-            FileProblem::Denied(error)
-            | FileProblem::NotAFile(error)
-            | FileProblem::NotRead(error) => write!(f, "{error}"),
-            FileProblem::Damaged(why) => write!(f, "is unreadable: {why}"),
-            FileProblem::NotATrustBundle(why) => write!(f, "cannot serve as a CA: {why}"),
-            FileProblem::NoContext(error) | FileProblem::NotAKubeconfig(error) => {
-                write!(f, "is unreadable: {error}")
+            (FileProblem::Denied(_) | FileProblem::NotAFile(_) | FileProblem::NotRead(_), _) => {
+                write!(f, "{problem}")
             }
-        }?;
-        match self.advice {
-            Some(advice) => write!(f, "; {advice}"),
-            None => Ok(()),
-        }
-    }
-}
-
-/// A private key that other users can read, or a file that they can change.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ExposedFile {
-    /// Path on this machine.
-    pub path: String,
-    /// Permission bits.
-    pub mode: u32,
-    /// Whether other users can read the private key in it; otherwise they can change the file.
-    pub has_readable_key: bool,
-}
-
-impl ExposedFile {
-    /// Returns the file if its mode gives every user access.
-    pub(super) fn of(path: &str, secret: bool, access: Option<FileAccess>) -> Option<ExposedFile> {
-        let FileAccess { mode, .. } = access.filter(|access| access.regular)?;
-        let has_readable_key = secret && mode & 0o007 != 0;
-        (has_readable_key || mode & 0o002 != 0).then(|| ExposedFile {
-            path: path.to_owned(),
-            mode,
-            has_readable_key,
-        })
-    }
-}
-
-impl fmt::Display for ExposedFile {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ExposedFile { path, mode, .. } = self;
-        if self.has_readable_key {
-            write!(
-                f,
-                "{path} holds a private key and has mode {mode:04o}: every user of this machine can read it; run chmod 600 {path}"
-            )
-        } else {
-            write!(
-                f,
-                "{path} has mode {mode:04o}: every user of this machine can change it; run chmod o-w {path}"
-            )
-        }
-    }
-}
-
-/// A chain that does not verify under the bundle of its authority.
-#[derive(Clone, Debug, PartialEq)]
-pub struct UnverifiedChain {
-    /// The reason.
-    pub difference: CertDifference,
-    /// Issuer of the leaf.
-    pub issuer: String,
-    /// Path of the bundle on this machine.
-    pub path: String,
-    /// The bundle.
-    pub trust: TrustBundle,
-    /// Whether a certificate of the bundle has the name of the issuer.
-    pub has_issuer_name: bool,
-}
-
-impl UnverifiedChain {
-    /// Returns the stable code.
-    pub fn code(&self) -> &'static str {
-        self.difference.code()
-    }
-}
-
-impl fmt::Display for UnverifiedChain {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let UnverifiedChain {
-            issuer,
-            path,
-            trust,
-            ..
-        } = self;
-        match &self.difference {
-            CertDifference::UntrustedIssuer { .. } => write!(
-                f,
-                "no certification path connects it with the authority in {path}: its issuer is {issuer}, the anchor there is {trust}; {}",
-                if self.has_issuer_name {
-                    "the name is the same, the key is not"
-                } else {
-                    "another authority signed it, or intermediates are missing in its file"
-                }
-            ),
-            CertDifference::Path(why) => write!(
-                f,
-                "it does not verify under the authority in {path}: its issuer is {issuer}, the anchor there is {trust} ({why})"
-            ),
-            other => write!(f, "{other}"),
+            (_, FilePart::Whole) => write!(f, "{path} {problem}"),
+            (_, FilePart::ClientCertificate) => {
+                write!(f, "the client certificate in {path} {problem}")
+            }
+            (_, FilePart::ClientKey) => write!(f, "the client key in {path} {problem}"),
+            (_, FilePart::AuthorityData) => write!(f, "its CA data {problem}"),
         }
     }
 }

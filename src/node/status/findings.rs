@@ -4,9 +4,9 @@ use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 use time::{Duration, OffsetDateTime};
 
-use super::RowState;
-use super::fault::{ExposedFile, FileFault, RowFault, RowRemark};
+use super::fault::{FileFault, RowFault, RowRemark};
 use super::files::RowFile;
+use super::{FileAccess, RowState};
 use crate::x509::Certificate;
 
 /// The faults and remarks of a row.
@@ -55,10 +55,16 @@ impl RowFindings {
 
     /// Adds the faults of private keys that other users can read, and of files that they can change.
     pub(super) fn exposure(&mut self, files: &[RowFile]) {
-        for file in files {
-            let status = &file.status;
-            if let Some(exposed) = ExposedFile::of(&file.here, status.secret, status.access) {
-                self.fault(RowFault::Exposed(exposed));
+        for RowFile { status, here } in files {
+            let path = here.clone();
+            match status.access.filter(|access| access.regular) {
+                Some(FileAccess { mode, .. }) if status.secret && mode & 0o007 != 0 => {
+                    self.fault(RowFault::KeyExposed { path, mode });
+                }
+                Some(FileAccess { mode, .. }) if mode & 0o002 != 0 => {
+                    self.fault(RowFault::FileExposed { path, mode });
+                }
+                _ => {}
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use time::OffsetDateTime;
 
-use super::fault::{FileFault, FilePart, FileProblem, RowFault, RowRemark, UnverifiedChain};
+use super::fault::{FileFault, FilePart, FileProblem, RowFault, RowRemark};
 use super::files::{AuthorityFiles, LeafFiles};
 use super::findings::RowFindings;
 use super::phase::{CertProgress, phase};
@@ -88,10 +88,6 @@ fn verify(
         }
     };
     let leaf = chain.leaf();
-    let has_issuer_name = || {
-        let mut anchors = trust.certificates().iter();
-        anchors.any(|anchor| leaf.names_issuer(anchor))
-    };
     let mut good = true;
     for difference in path_differences(chain, trust, now) {
         match difference {
@@ -101,13 +97,16 @@ fn verify(
             }
             // `assess::misplaced` has reported this, without an authority.
             CertDifference::IsCa => {}
-            difference => findings.fault(RowFault::Unverified(UnverifiedChain {
-                difference,
-                issuer: leaf.issuer().to_string(),
-                path: authority.here.clone(),
-                trust: trust.clone(),
-                has_issuer_name: has_issuer_name(),
-            })),
+            CertDifference::UntrustedIssuer { .. } => {
+                let mut anchors = trust.certificates().iter();
+                findings.fault(RowFault::UntrustedIssuer {
+                    path: authority.here.clone(),
+                    issuer: leaf.issuer().to_string(),
+                    trust: trust.clone(),
+                    has_issuer_name: anchors.any(|anchor| leaf.names_issuer(anchor)),
+                });
+            }
+            difference => findings.fault(RowFault::Unverified(difference)),
         }
         good = false;
     }

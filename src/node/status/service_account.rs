@@ -4,7 +4,7 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
 use super::ServiceAccountStatus;
-use super::fault::{FileFault, FileProblem, PairAdvice, RowFault};
+use super::fault::{FileProblem, RowFault};
 use super::files::ServiceAccountFiles;
 use super::findings::RowFindings;
 
@@ -24,15 +24,17 @@ pub(super) fn judge(found: ServiceAccountFiles) -> ServiceAccountStatus {
         (Ok(private), Ok(public)) if !public.contains(private.public_key()) => {
             findings.fault(RowFault::PairMismatch);
         }
-        (Ok(_), Err(fault)) => {
-            let advice = fault.problem.is_absence().then_some(PairAdvice::Derive);
-            findings.file(&FileFault { advice, ..fault });
+        (Ok(_), Err(fault)) if fault.is_absence() => {
+            findings.fault(RowFault::PublicKeyAbsent(fault));
         }
         (private, public) => {
             if let Err(fault) = private {
                 let is_lost = !matches!(fault.problem, FileProblem::Denied(_));
-                let advice = (found.has_served && is_lost).then_some(PairAdvice::Copy);
-                findings.file(&FileFault { advice, ..fault });
+                findings.fault(if found.has_served && is_lost {
+                    RowFault::PrivateKeyLost(fault)
+                } else {
+                    RowFault::File(fault)
+                });
             }
             if let Err(fault) = public {
                 findings.file(&fault);

@@ -231,7 +231,9 @@ pub(super) fn service_account_torn(picture: &Picture) -> Vec<CheckNote> {
 pub(super) fn is_unusable(picture: &Picture, name: Authority) -> bool {
     picture.status.authority(name).is_some_and(|row| {
         row.findings.faults.iter().any(|fault| match fault {
-            RowFault::Expiring { .. } | RowFault::Exposed(_) => false,
+            RowFault::Expiring { .. }
+            | RowFault::KeyExposed { .. }
+            | RowFault::FileExposed { .. } => false,
             RowFault::AuthorityReplaced { .. } => replaced_authority(picture, name).is_some(),
             _ => true,
         })

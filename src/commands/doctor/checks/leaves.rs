@@ -36,7 +36,7 @@ pub(super) fn unreadable(picture: &Picture) -> Vec<CheckNote> {
             }
             (Some(FileProblem::NotAFile(_)), Some(name)) => picture.has_kubeconfig(name),
             (Some(FileProblem::Denied(_) | FileProblem::NoContext(_)) | None, _) => false,
-            (Some(problem), _) => !problem.is_absence(),
+            _ => !problem.fault.is_absence(),
         };
     let problems = picture.problems().into_iter().filter(is_reported);
     let mut notes: Vec<CheckNote> = problems
@@ -252,7 +252,9 @@ pub(super) fn revoked(picture: &Picture) -> Vec<CheckNote> {
 }
 
 pub(super) fn unverified(picture: &Picture) -> Vec<CheckNote> {
-    problems_of(picture, |fault| matches!(fault, RowFault::Unverified(_)))
+    problems_of(picture, |fault| {
+        matches!(fault, RowFault::UntrustedIssuer { .. } | RowFault::Unverified(_))
+    })
         // If the authority itself is unusable, its own finding is enough.
         .filter(|problem| match problem.subject {
             RowSubject::Certificate(name) => !is_unusable(picture, name.authority()),

@@ -6,13 +6,16 @@ use super::answers::Answers;
 use super::*;
 use crate::kube::jwks;
 use crate::kube::kubeadm::IpNet;
+use crate::kube::kubeconfig::{Credentials, Kubeconfig};
 use crate::kube::manifest::StaticPod;
 use crate::kube::names::{Authority, CertName};
 use crate::kubelets::KubeletPolicy;
 use crate::spec::assess::Observed;
 use crate::spec::authority_rotation::AuthorityRotation;
 use crate::store::UnfinishedWork;
-use crate::x509::{CertificateAuthority, Chain, KeyAlgorithm, PrivateKey, Profile, Sans, Subject};
+use crate::x509::{
+    CertificateAuthority, Chain, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans, Subject,
+};
 
 fn now() -> OffsetDateTime {
     // 2030-01-01, after any release.
@@ -232,6 +235,49 @@ fn remembers_nodes_that_a_rotation_excludes() {
             "rotation 7 of ca, phase done, does not wait for w1, w2, which may still use the former one".to_owned()
         )]
     );
+}
+
+/// The message names the group as well when it is missing, which `system-masters` does not report.
+#[test]
+fn reports_super_admin_without_its_group_as_misplaced() {
+    let day = std::time::Duration::from_secs(24 * 60 * 60);
+    let key = || PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+    let authority = CertificateAuthority::self_signed("kubernetes", key(), now(), day).unwrap();
+    let profile = Profile {
+        subject: Subject {
+            common_name: "kubernetes-super-admin".to_owned(),
+            organizations: Vec::new(),
+        },
+        sans: Sans::default(),
+        usages: vec![ExtendedUsage::ClientAuth],
+        key: KeyAlgorithm::EcdsaP256,
+        lifetime: day,
+    };
+    let key = key();
+    let leaf = authority.issue(key.public_key(), &profile, now()).unwrap();
+    let credentials = Credentials {
+        server: "https://192.0.2.11:6443",
+        authority: &authority.bundle().first().to_pem(),
+        certificate: &leaf.to_pem(),
+        key: &key.to_pem(),
+    };
+    let kubeconfig = Kubeconfig::new("kubernetes", "user", &credentials);
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("etc/kubernetes/super-admin.conf");
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(path, kubeconfig.to_yaml()).unwrap();
+    let root = NodeRoot::open(dir.path()).unwrap();
+    let picture = Picture::read(&root, &DiagnosisInputs::default(), now());
+    let findings = findings(&picture);
+    let found = findings
+        .iter()
+        .find(|finding| finding.id == "misplaced-certificate");
+    let found = found.unwrap();
+    assert_eq!(
+        found.evidence,
+        ["super-admin.conf: O \"system:masters\" is missing"]
+    );
+    assert_eq!(found.codes, ["OrganizationMissing"]);
 }
 
 #[test]

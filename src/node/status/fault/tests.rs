@@ -3,7 +3,7 @@ use time::macros::datetime;
 
 use super::*;
 use crate::store::PathObstacle;
-use crate::x509::{CertificateAuthority, KeyAlgorithm, PathFault};
+use crate::x509::{CertificateAuthority, KeyAlgorithm};
 
 const AT: OffsetDateTime = datetime!(2026-11-20 09:57:29 UTC);
 
@@ -37,10 +37,6 @@ fn states_problem_of_file_and_gives_it_a_code() {
         part,
         ..file(FileProblem::Absent)
     };
-    let advised = |advice| FileFault {
-        advice: Some(advice),
-        ..file(FileProblem::Absent)
-    };
     for (fault, code, text) in [
         (file(FileProblem::Absent), "Absent", "/pki/a.key is missing"),
         (
@@ -57,16 +53,6 @@ fn states_problem_of_file_and_gives_it_a_code() {
             part(FilePart::AuthorityData),
             "Absent",
             "its CA data is missing",
-        ),
-        (
-            advised(PairAdvice::Derive),
-            "Absent",
-            "/pki/a.key is missing; it can be derived from sa.key",
-        ),
-        (
-            advised(PairAdvice::Copy),
-            "Absent",
-            "/pki/a.key is missing; copy both sa.key and sa.pub from another control-plane node (or from a backup of this one)",
         ),
         (
             file(FileProblem::DanglingLink),
@@ -117,25 +103,12 @@ fn states_problem_of_file_and_gives_it_a_code() {
 #[test]
 fn states_fault_of_row_and_gives_it_code_and_state() {
     let (trust, now) = (bundle(), AT + Duration::days(3));
-    let exposed = |has_readable_key| {
-        RowFault::Exposed(ExposedFile {
-            path: "/a".to_owned(),
-            mode: 0o646,
-            has_readable_key,
-        })
-    };
-    let unverified = |difference, has_issuer_name| {
-        RowFault::Unverified(UnverifiedChain {
-            difference,
-            issuer: "CN=x".to_owned(),
-            path: "/ca.crt".to_owned(),
-            trust: trust.clone(),
-            has_issuer_name,
-        })
-    };
-    let no_path = || CertDifference::UntrustedIssuer {
-        issuer: String::new(),
-        anchors: String::new(),
+    let (path, mode) = (|| "/a".to_owned(), 0o646);
+    let untrusted = |has_issuer_name| RowFault::UntrustedIssuer {
+        path: "/ca.crt".to_owned(),
+        issuer: "CN=x".to_owned(),
+        trust: trust.clone(),
+        has_issuer_name,
     };
     let anchors = format!("in /ca.crt: its issuer is CN=x, the anchor there is {trust}");
     for (fault, code, state, text) in [
@@ -158,6 +131,18 @@ fn states_fault_of_row_and_gives_it_code_and_state() {
             "/pki/a.key is empty".to_owned(),
         ),
         (
+            RowFault::PublicKeyAbsent(file(FileProblem::Absent)),
+            "Absent",
+            RowState::Missing,
+            "/pki/a.key is missing; it can be derived from sa.key".to_owned(),
+        ),
+        (
+            RowFault::PrivateKeyLost(file(FileProblem::Empty)),
+            "Empty",
+            RowState::Unreadable,
+            format!("/pki/a.key is empty; {COPY_SERVICE_ACCOUNT}"),
+        ),
+        (
             RowFault::RefusedByClients(ClientRefusal::NoServer),
             "RefusedByClients",
             RowState::Unreadable,
@@ -170,14 +155,14 @@ fn states_fault_of_row_and_gives_it_code_and_state() {
             CertDifference::IsCa.to_string(),
         ),
         (
-            exposed(true),
-            "Exposed",
+            RowFault::KeyExposed { path: path(), mode },
+            "KeyExposed",
             RowState::Unsafe,
             "/a holds a private key and has mode 0646: every user of this machine can read it; run chmod 600 /a".to_owned(),
         ),
         (
-            exposed(false),
-            "Exposed",
+            RowFault::FileExposed { path: path(), mode },
+            "FileExposed",
             RowState::Unsafe,
             "/a has mode 0646: every user of this machine can change it; run chmod o-w /a".to_owned(),
         ),
@@ -194,25 +179,19 @@ fn states_fault_of_row_and_gives_it_code_and_state() {
             "it cannot be verified: /pki/a.key is empty".to_owned(),
         ),
         (
-            unverified(no_path(), true),
+            untrusted(true),
             "UntrustedIssuer",
             RowState::Untrusted,
             format!("no certification path connects it with the authority {anchors}; the name is the same, the key is not"),
         ),
         (
-            unverified(no_path(), false),
+            untrusted(false),
             "UntrustedIssuer",
             RowState::Untrusted,
             format!("no certification path connects it with the authority {anchors}; another authority signed it, or intermediates are missing in its file"),
         ),
         (
-            unverified(CertDifference::Path(PathFault::Policies), true),
-            "Policies",
-            RowState::Untrusted,
-            format!("it does not verify under the authority {anchors} (its certificate policies are not valid)"),
-        ),
-        (
-            unverified(CertDifference::NameConstraint, true),
+            RowFault::Unverified(CertDifference::NameConstraint),
             "NameConstraint",
             RowState::Untrusted,
             CertDifference::NameConstraint.to_string(),
