@@ -73,7 +73,7 @@ const DEFAULT_WAIT: Duration = Duration::from_secs(30);
 const DEFAULT_CLOCK_WAIT: Duration = Duration::from_secs(120);
 const DEFAULT_CRL_REFRESH: Duration = Duration::from_secs(5 * 60);
 const MIN_CRL_REFRESH: Duration = Duration::from_secs(60);
-/// A revocation takes effect at the next fetch, so that a longer interval would leave the lists without purpose.
+/// A revocation takes effect at the next fetch, so a longer interval would leave the lists without purpose.
 const MAX_CRL_REFRESH: Duration = Duration::from_secs(24 * 60 * 60);
 /// Name of the signer given on the command line.
 pub const COMMAND_LINE_SIGNER: &str = "command-line";
@@ -151,7 +151,7 @@ settings! {
 /// A path given on the command line: the only kind of path that is also resolved on this machine when `--root` names
 /// another system.
 ///
-/// It deliberately implements neither `Deref` nor `AsRef`, so that functions for paths on the node do not accept it.
+/// It deliberately implements neither `Deref` nor `AsRef`, so functions for paths on the node do not accept it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Argument(PathBuf);
 
@@ -527,7 +527,7 @@ impl Settings {
         settings
     }
 
-    /// Reads the signers. Returns the positions of all of them, so that a reference to a faulty signer is not a second
+    /// Reads the signers. Returns the positions of all of them, so a reference to a faulty signer is not a second
     /// fault.
     fn read_signers(&mut self, map: &Map<'_>) -> BTreeMap<String, FieldPosition> {
         let mut spots = BTreeMap::new();

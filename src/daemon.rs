@@ -1,10 +1,10 @@
 //! The rotation daemon: a loop around [`rotation::step`] that sleeps until a step is due or an event occurs.
 //!
 //! `wake` decides what to do next and when, and is pure; the loop here does it. Events (signals, files changed by other
-//! processes, a clock that is set) and the service manager are behind the trait `Surroundings`, so that tests can
+//! processes, a clock that is set) and the service manager are behind the trait `Surroundings`, so tests can
 //! simulate weeks in virtual time. Nothing is polled: while nothing is due, only the watchdog wakes the process.
 //!
-//! A step may be dropped at any await point: everything that must survive is on disk before it is acted on, so that the
+//! A step may be dropped at any await point: everything that must survive is on disk before it is acted on, so the
 //! next start continues with the same keys and the same tickets.
 
 mod alarm;
@@ -77,7 +77,7 @@ pub enum Notification<'a> {
     Watchdog,
 }
 
-/// The events around the loop. Tests replace them, so that the loop runs in virtual time.
+/// The events around the loop. Tests replace them, so the loop runs in virtual time.
 #[allow(
     async_fn_in_trait,
     reason = "the loop runs on one thread, so that no future has to be Send"
@@ -86,7 +86,7 @@ pub trait Surroundings {
     /// Replaces the set of watched files. Changes from now on wake the loop.
     fn watch(&mut self, watched: WatchedFiles);
 
-    /// Accepts the current contents of files that this process has written, so that they do not wake the loop.
+    /// Accepts the current contents of files that this process has written, so they do not wake the loop.
     fn accept_own_writes(&mut self, root: &NodeRoot, written: &[PathBuf]);
 
     /// Sleeps until that time, or until an event occurs.

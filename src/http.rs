@@ -8,9 +8,9 @@
 //!
 //! - No server is trusted by default.
 //! - The environment is ignored: no `*_PROXY`, no `SSL_CERT_FILE`.
-//! - A connection carries one exchange, so that a failure shows whether the server can have received the request
+//! - A connection carries one exchange, so a failure shows whether the server can have received the request
 //!   ([`HttpErrorKind::Lost`]) or not ([`HttpErrorKind::Unreachable`]).
-//! - Files are read again for each exchange, so that rotation on disk needs no notification.
+//! - Files are read again for each exchange, so rotation on disk needs no notification.
 //! - No request is retried.
 //! - Secrets are sent to the configured origins only and never appear in messages.
 //!

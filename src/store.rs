@@ -20,12 +20,12 @@
 //!
 //! A crash before the point of commit leaves the old files and some temporary files, which the next run removes. A crash
 //! after it is always rolled forward: since the journal contains the contents, the state of the temporary files does not
-//! matter, and rolling forward may be interrupted at any point as well. No rollback is needed, so that no backup is made.
+//! matter, and rolling forward may be interrupted at any point as well. No rollback is needed, so no backup is made.
 //! The price is that the bytes, some 100 KiB, are written twice.
 //!
 //! Files of one directory that differ only in their extension are one group: `apiserver.key` and `apiserver.crt`.
-//! Rolling forward decides by group, so that a pair that another process has replaced after the crash is left unchanged
-//! as a whole. Within a group the private key is renamed first, in kubeadm's order, so that a process watching the
+//! Rolling forward decides by group, so a pair that another process has replaced after the crash is left unchanged
+//! as a whole. Within a group the private key is renamed first, in kubeadm's order, so a process watching the
 //! certificate always finds the matching key. The journal contains a removed file by its digest only, never by its bytes,
 //! which may be a key; a file to be removed that has changed after the crash stays. If the removed files are CA keys, the
 //! journal names their backup with its digest, and those that still exist stay unless the backup is unchanged. A symbolic link belongs to the group

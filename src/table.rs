@@ -2,7 +2,7 @@
 //!
 //! The first columns contain name and state and are never cut; a longer line is cut after them and ends with `…`. A last
 //! column of sentences is wrapped instead. Without a width nothing is cut. Hidden characters of every text are escaped, so
-//! that a terminal does not interpret them and columns stay aligned.
+//! a terminal does not interpret them and columns stay aligned.
 
 use crate::text::is_hidden;
 

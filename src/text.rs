@@ -10,7 +10,7 @@ pub(crate) fn is_hidden(c: char) -> bool {
         || matches!(c, '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
 
-/// Escapes hidden characters, so that text from outside is safe for a terminal and a log.
+/// Escapes hidden characters, so text from outside is safe for a terminal and a log.
 pub(crate) fn printable(text: &str) -> String {
     text.chars()
         .flat_map(|c| {

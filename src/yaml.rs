@@ -40,7 +40,7 @@ use walk::join;
 
 /// Maximum nesting of maps and lists; valid documents have much less.
 const MAX_DEPTH: usize = 64;
-/// Maximum number of values that aliases may add to one text, so that a few lines cannot expand to gigabytes.
+/// Maximum number of values that aliases may add to one text, so a few lines cannot expand to gigabytes.
 const MAX_ALIAS_VALUES: usize = 10_000;
 /// Maximum length of a key in bytes, as YAML limits keys without `?` (1.2.2, 7.4.2 and 7.4.3).
 const MAX_KEY_LENGTH: usize = 1024;
@@ -81,7 +81,7 @@ pub struct MapEntry {
 #[derive(Clone)]
 pub struct Scalar {
     text: Zeroizing<String>,
-    /// True if it was written without quotes, so that it may be a number, a boolean or null.
+    /// True if it was written without quotes, so it may be a number, a boolean or null.
     plain: bool,
 }
 
@@ -434,7 +434,7 @@ fn leading_tab(line: &str) -> bool {
     line.trim_start_matches(' ').starts_with('\t')
 }
 
-/// Builds the tree from parser events without recursion, so that nesting cannot exhaust the stack.
+/// Builds the tree from parser events without recursion, so nesting cannot exhaust the stack.
 struct TreeBuilder {
     file: Arc<str>,
     stack: Vec<OpenCollection>,

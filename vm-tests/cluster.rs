@@ -109,7 +109,7 @@ impl Scenario {
 pub(crate) struct Cluster<'a> {
     pub(crate) spec: &'static Spec,
     pub(crate) site: &'a Site,
-    /// In the order of joining. Declared before the authorities, so that nodes end first.
+    /// In the order of joining. Declared before the authorities, so nodes end first.
     pub(crate) nodes: Vec<Node>,
     pub(crate) authorities: CertificateAuthorities,
     /// The server of a cluster with [`Signer::OpenBao`].

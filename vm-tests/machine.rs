@@ -168,7 +168,7 @@ impl Shell {
     }
 
     fn run(&mut self, command: &str) -> Ran {
-        // The result is one Base64 word, so that no output of a command is mistaken for its end.
+        // The result is one Base64 word, so no output of a command is mistaken for its end.
         self.send(&format!(
             "said=$( ( {command}\n) </dev/null 2>&1 | base64 -w0; exit ${{PIPESTATUS[0]}}); echo \"$said @$?@\""
         ));

@@ -6,7 +6,7 @@
 //! | [`activate`] | new, old; all certificates are reissued | both are trusted, and components that read the files only at start were restarted |
 //! | [`retire`] | new | no certificate is under the old CA any more |
 //!
-//! kubeadm treats the first certificate as the CA, so that its checks succeed in every phase. Each step is one commit,
+//! kubeadm treats the first certificate as the CA, so its checks succeed in every phase. Each step is one commit,
 //! requires that the step before is proven on this node, may be repeated, and completes an interrupted step: what is
 //! missing is computed from the files ([`judge`]). The progress of other nodes is in their reports ([`report`]).
 //!
@@ -358,7 +358,7 @@ pub async fn activate(
         }
         failpoint::reached("authority:proven");
     }
-    // Only the order of the certificates changes, so that no component has to read them again.
+    // Only the order of the certificates changes, so no component has to read them again.
     step.put_in_place(&target, false, clock)?;
     failpoint::reached("authority:ordered");
     if authority == Authority::Ca {

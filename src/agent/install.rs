@@ -283,7 +283,7 @@ impl<'a> CommitWork<'a> {
         Ok(report.with_signers(setup))
     }
 
-    /// Installs one certificate in a commit of its own, so that a path that cannot be written fails this certificate only.
+    /// Installs one certificate in a commit of its own, so a path that cannot be written fails this certificate only.
     fn cert_in_own_commit(
         &mut self,
         store: &mut Store,

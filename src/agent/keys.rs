@@ -1,4 +1,4 @@
-//! Generates keys. Those of RSA are generated on one thread per core, so that the event loop is never blocked by the search
+//! Generates keys. Those of RSA are generated on one thread per core, so the event loop is never blocked by the search
 //! for primes; an elliptic key takes less time than the start of a thread.
 
 use std::collections::{BTreeSet, VecDeque};
@@ -141,7 +141,7 @@ fn start(jobs: Vec<(Slot, KeyAlgorithm)>) -> UnboundedReceiver<GeneratedKey> {
             .ok()
     };
     if (0..threads).filter_map(spawn).count() == 0 {
-        // No thread can be started, so that this one generates the keys.
+        // No thread can be started, so this one generates the keys.
         work();
     }
     receiver

@@ -1,7 +1,7 @@
 //! Writes the kubelet's client certificate in the kubelet's own layout: a dated file, the link to it, and kubelet.conf,
 //! which refers to the link by path.
 //!
-//! The previous target of the link is kept, so that an administrator can restore it. Older files are removed if nodepki
+//! The previous target of the link is kept, so an administrator can restore it. Older files are removed if nodepki
 //! created them, according to a list in the state directory; files that the kubelet created are never removed.
 
 use std::collections::BTreeSet;
@@ -35,7 +35,7 @@ impl CreatedFiles {
         Path::new(STATE_DIR).join(CREATED_FILES)
     }
 
-    /// Returns an empty list if the file is unreadable, so that nothing is removed.
+    /// Returns an empty list if the file is unreadable, so nothing is removed.
     fn read(root: &NodeRoot) -> Self {
         let content = root.read(CreatedFiles::path()).ok().flatten();
         content

@@ -25,7 +25,7 @@ use crate::x509::{CertDifference, Certificate, TrustBundle, certificates_of, pat
 pub enum SignerAnswer {
     /// The signer has the CA of this node.
     SameAuthority,
-    /// The signer does not report its CA, so that only a signature proves it.
+    /// The signer does not report its CA, so only a signature proves it.
     Silent,
 }
 

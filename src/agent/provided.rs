@@ -74,9 +74,9 @@ pub struct ProvidedFile {
     pub bytes: Zeroizing<Vec<u8>>,
     /// Permissions of a new file.
     pub mode: Mode,
-    /// Only nodepki writes this path, so that an existing file is replaced.
+    /// Only nodepki writes this path, so an existing file is replaced.
     pub ours: bool,
-    /// The file may not be available again, so that it is installed even if nothing else can be done.
+    /// The file may not be available again, so it is installed even if nothing else can be done.
     pub may_vanish: bool,
 }
 

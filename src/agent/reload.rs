@@ -14,7 +14,7 @@
 //!    new files belong to a step of a CA change, all files of the step are rolled back (`trust`).
 //!
 //! The lock is held while something is decided, written or restarted. It is released while this run only waits, for a
-//! component to serve a new certificate or for the Lease. Another run may change the record meanwhile, so that it is read
+//! component to serve a new certificate or for the Lease. Another run may change the record meanwhile, so it is read
 //! again once the lock is held.
 //!
 //! A killed run leaves the record, and the next run continues: at worst a component is restarted twice. Below a root other

@@ -1,6 +1,6 @@
 //! Renewal: issues certificates again that are due or differ from the plan, with the same steps as `bootstrap`.
 //!
-//! Unlike in a bootstrap, every certificate has a commit of its own, so that a failed one does not delay the others. A
+//! Unlike in a bootstrap, every certificate has a commit of its own, so a failed one does not delay the others. A
 //! valid certificate survives every failure, and the failure is reported. `spec::assess` decides what is due and when.
 
 use std::collections::{BTreeMap, BTreeSet};

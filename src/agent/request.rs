@@ -1,6 +1,6 @@
 //! One request, from key to verified chain: submit, persist, wait, poll, recover, verify.
 //!
-//! Every step is recorded on disk before it is taken, so that it survives a crash: key and CSR before the signer is
+//! Every step is recorded on disk before it is taken, so it survives a crash: key and CSR before the signer is
 //! contacted, `submitting` before the request, the ticket before the first poll, the answer before the commit. A signer in
 //! this process loses the request with the process: nothing is recorded unless a later run has something to continue.
 
@@ -262,7 +262,7 @@ impl Resumed {
             .as_ref()
             .is_none_or(|csr| csr.matches(&spec.requested.profile));
         let same_algorithm = *key.key_type() == KeyType::Known(spec.requested.profile.key);
-        // After a wrong answer a new key makes a new request, so that no signer can repeat the old answer. For a signer
+        // After a wrong answer a new key makes a new request, so no signer can repeat the old answer. For a signer
         // of files the CSR stays usable: an administrator only has to sign it correctly.
         let failed = pending.ticket.as_ref().is_some_and(|ticket| {
             ticket.phase == RequestPhase::Failed

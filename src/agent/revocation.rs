@@ -210,7 +210,7 @@ impl<'a> CrlUpdate<'a> {
     }
 }
 
-/// Replaces the outcomes of revoked certificates, so that a run does not install them.
+/// Replaces the outcomes of revoked certificates, so a run does not install them.
 pub(super) async fn refuse_revoked(
     setup: &RunSetup,
     store: &Store,
@@ -260,7 +260,7 @@ pub(super) async fn refuse_revoked(
                         since,
                         signer: signer.label(),
                     };
-                    // A new key leads to a new request, so that the same certificate cannot be returned.
+                    // A new key leads to a new request, so the same certificate cannot be returned.
                     store.set_slot_aside(Slot::Certificate(name), &fault.to_string(), now)?;
                     replaced.push((name, RequestOutcome::Refused(vec![fault])));
                 }
@@ -353,7 +353,7 @@ fn covers_any(lists: &AuthorityCrls, scope: ListScope, chains: &[&Chain]) -> boo
     chains.is_empty() || chains.iter().any(is_covered)
 }
 
-/// Returns the error for lists that exceed the read limit as PEM, so that no later run could read them.
+/// Returns the error for lists that exceed the read limit as PEM, so no later run could read them.
 fn unreadable(lists: &AuthorityCrls) -> Option<CrlError> {
     let bytes = lists.to_pem().len();
     (bytes as u64 > READ_LIMIT).then_some(CrlError::TooLarge {

@@ -78,7 +78,7 @@ pub struct SettledRestarts {
     pub is_unfinished: bool,
 }
 
-/// Restarts the components that use replaced files. A failure becomes a row, so that the earlier results are reported too.
+/// Restarts the components that use replaced files. A failure becomes a row, so the earlier results are reported too.
 /// `next` is when a certificate is due, which limits the time for restarts.
 pub async fn settle(
     root: &NodeRoot,

@@ -1,7 +1,7 @@
 //! Shared certificates: the files that kubeadm copies between control-plane nodes in the Secret `kubeadm-certs`.
 //!
 //! [`download`] writes them from the cluster to the node, [`upload()`] from the node to the cluster, and [`expire()`]
-//! removes them from the cluster; [`kubeadm_certs`] has the format. The objects in the cluster equal kubeadm's in every field (its `phases/copycerts`), so that each program
+//! removes them from the cluster; [`kubeadm_certs`] has the format. The objects in the cluster equal kubeadm's in every field (its `phases/copycerts`), so each program
 //! can read the upload of the other.
 
 mod expire;

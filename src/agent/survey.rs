@@ -142,7 +142,7 @@ impl SurveyedCert {
         }
     }
 
-    /// Returns whether the certificate on disk is valid and usable, so that a failure does not make the node worse.
+    /// Returns whether the certificate on disk is valid and usable, so a failure does not make the node worse.
     pub fn still_serves(&self, trust: Option<&TrustBundle>, now: OffsetDateTime) -> bool {
         let (Some(chain), Some(key), Some(trust)) =
             (self.found.chain.present(), self.found.key.present(), trust)

@@ -2,7 +2,7 @@
 //!
 //! It follows client-go's leader election: a node takes a Lease if it is free or abandoned, and if two try, the API
 //! server accepts one (`resourceVersion`). A Lease is abandoned if it has not changed for the holder's duration *as
-//! observed by this node*, so that clocks of different nodes are never compared. `decide` decides without I/O.
+//! observed by this node*, so clocks of different nodes are never compared. `decide` decides without I/O.
 
 use std::cell::RefCell;
 use std::time::Duration;
@@ -142,7 +142,7 @@ impl LeaseLock {
         self.write(&lease, true).await.map(|()| true)
     }
 
-    /// Releases the Lease, so that the next holder does not wait until it expires.
+    /// Releases the Lease, so the next holder does not wait until it expires.
     pub async fn release(&self) {
         let Ok(Some(mut lease)) = self.read().await else {
             return;

@@ -21,7 +21,7 @@ use crate::process::jitter::random_fraction;
 const PAGE_OBJECTS: usize = 100;
 /// Maximum size of a page, and of an event, in bytes. etcd accepts objects of 1.5 MiB, which are 2 MiB as JSON.
 const MAX_PAGE_BYTES: usize = 8 << 20;
-/// Time after which the API server ends a watch; the watch is then continued. A random part is added, so that the watches
+/// Time after which the API server ends a watch; the watch is then continued. A random part is added, so the watches
 /// of all nodes do not end together.
 const WATCH_DURATION: Duration = Duration::from_secs(30 * 60);
 /// Silence after which a connection counts as dead. The API server sends a bookmark each minute (`bookmarkFrequency` in

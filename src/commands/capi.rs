@@ -75,7 +75,7 @@ pub(super) enum CapiCommand {
     /// Report to Cluster API when the certificates of each control-plane machine expire
     ///
     /// Reads the certificate that kube-apiserver presents at each Machine's address, and writes its expiry to the annotation
-    /// machine.cluster.x-k8s.io/certificates-expiry of the Machine. Cluster API reads the expiry only once, so that
+    /// machine.cluster.x-k8s.io/certificates-expiry of the Machine. Cluster API reads the expiry only once, so
     /// rollout.before.certificatesExpiryDays would replace machines whose certificates were renewed. Run it from a timer.
     ///
     /// Exit status: 0 if all annotations are correct; 65 if a certificate is not one of the cluster; 69 if a machine does not

@@ -213,7 +213,7 @@ fn upload(global: &GlobalOptions, arguments: UploadArgs) -> Result<ExitCode, Fai
             .notes
             .push(format!("encrypted with the certificate key of {place}"));
     }
-    // After the upload, so that an existing file proves that the Secret was uploaded. If the run is killed in between,
+    // After the upload, so an existing file proves that the Secret was uploaded. If the run is killed in between,
     // there is no file, and the next run uploads with another key.
     if let Some(file) = &file {
         file.write(&key)?;

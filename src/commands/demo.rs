@@ -18,7 +18,7 @@ use crate::node::status;
 use crate::signer;
 use crate::store::NodeRoot;
 
-/// File in the directory of cloud-init and Cluster API, so that the demo's root resembles that of a node.
+/// File in the directory of cloud-init and Cluster API, so the demo's root resembles that of a node.
 const KUBEADM_FILE: &str = "kubeadm.yaml";
 
 /// A first control-plane node with stacked etcd. The addresses are reserved for documentation (RFC 5737).

@@ -138,7 +138,7 @@ impl Setting for Registrations {
         for (name, field) in field.map()?.named() {
             match name.parse::<RegisteredName>() {
                 Ok(name) => {
-                    // Also if the entry is faulty, so that a reference to it is not a second fault.
+                    // Also if the entry is faulty, so a reference to it is not a second fault.
                     field.walk().declare(name.as_str());
                     read.extend(Registration::read(name, &field).map(|one| (name, one)));
                 }

@@ -139,7 +139,7 @@ impl Metrics {
         state.running = Some(now);
         state.layout = setup.plan.layout.clone();
         state.role = Some(role(setup));
-        // A counter must exist with the value 0, so that Prometheus sees the first increase.
+        // A counter must exist with the value 0, so Prometheus sees the first increase.
         for spec in &setup.plan.certs {
             let key = spec.requested.profile.key.as_str();
             for result in RESULTS {

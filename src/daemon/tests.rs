@@ -457,7 +457,7 @@ fn keeps_certificates_valid_for_two_weeks_of_signer_faults() {
         // An odd number, since every second shift contains a renewal.
         Behaviour::Unreachable,
     ];
-    // A certificate is due with some eight and a half hours left, so that every fault affects some renewals. The signer
+    // A certificate is due with some eight and a half hours left, so every fault affects some renewals. The signer
     // answers in between for little more than three hours, the longest time between two attempts.
     let script: Vec<_> = (1..42)
         .zip(faults.into_iter().cycle())

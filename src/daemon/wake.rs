@@ -403,7 +403,7 @@ impl Agenda {
     }
 
     /// Returns the time of the next attempt. Each failure waits longer than the one before, and each node differently, so
-    /// that nodes that boot together do not keep sending requests together. While the present certificates are valid,
+    /// nodes that boot together do not keep sending requests together. While the present certificates are valid,
     /// their remaining lifetime allows a longer wait.
     fn retry_at(
         &self,

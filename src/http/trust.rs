@@ -103,7 +103,7 @@ impl ConnectionLog {
         &self.origin
     }
 
-    /// Returns true if the handshake is complete, so that the request may have been sent.
+    /// Returns true if the handshake is complete, so the request may have been sent.
     pub(super) fn connected(&self) -> bool {
         self.connected.load(Ordering::Relaxed)
     }
@@ -333,7 +333,7 @@ impl ConfiguredTrust {
             outcome?;
         }
         if is_known || is_pinned {
-            // No path was built, so that the validity has not been verified yet.
+            // No path was built, so the validity has not been verified yet.
             within_validity(leaf, now)?;
         }
         verify_server_name(&parsed, name)?;

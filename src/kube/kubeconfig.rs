@@ -152,7 +152,7 @@ impl Kubeconfig {
         })?;
         match documents.first().map(yaml::to_json) {
             Some(document @ Value::Object(_)) => {
-                // First, so that the document is wiped if it is refused.
+                // First, so the document is wiped if it is refused.
                 let kubeconfig = Kubeconfig { document };
                 verify_kind(&kubeconfig.document)?;
                 shape::verify(&kubeconfig.document)?;

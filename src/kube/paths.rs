@@ -1,6 +1,6 @@
 //! The fixed paths of a node: files and directories that kubeadm, the kubelet and Cluster API choose themselves.
 //!
-//! `certificatesDir` and the kubelet's `--cert-dir` are configurable, so that paths below them come from `spec::Layout`.
+//! `certificatesDir` and the kubelet's `--cert-dir` are configurable, so paths below them come from `spec::Layout`.
 
 /// kubeadm's directory (`KubernetesDir`), with the kubeconfigs.
 pub const KUBERNETES_DIR: &str = "/etc/kubernetes";

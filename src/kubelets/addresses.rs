@@ -42,7 +42,7 @@ pub(super) fn is_never_of_node(ip: IpAddr) -> bool {
     !is_global_unicast(ip) || is_this_network || is_cloud_service
 }
 
-/// Returns true for an address that is in no registry of the Internet, so that only the cluster's own network has it.
+/// Returns true for an address that is in no registry of the Internet, so only the cluster's own network has it.
 pub(super) fn is_private(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(v4) => PRIVATE_V4.iter().any(|(network, prefix)| {

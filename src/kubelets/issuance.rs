@@ -1,6 +1,6 @@
 //! What was signed for kubelets within the last hour, as the API server shows it, and the limits that follow from it.
 //!
-//! A request counts from its approval, so that requests that are approved at the same time do not exceed a limit together.
+//! A request counts from its approval, so requests that are approved at the same time do not exceed a limit together.
 //! Of those that are not issued yet, only earlier ones count: every leader decides the same.
 
 use std::collections::{BTreeSet, HashMap};

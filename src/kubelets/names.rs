@@ -293,8 +293,8 @@ fn verify_network(ip: IpAddr, policy: &KubeletPolicy) -> Result<(), Violation> {
     ))
 }
 
-/// Verifies that no other Node has the name, or reports the address. Each kubelet writes its own addresses, so that a report
-/// of another one is a doubt about both. The label of control-plane nodes is not the kubelet's, so that their report counts
+/// Verifies that no other Node has the name, or reports the address. Each kubelet writes its own addresses, so a report
+/// of another one is a doubt about both. The label of control-plane nodes is not the kubelet's, so their report counts
 /// more.
 fn verify_only_owner(
     host: &Host,

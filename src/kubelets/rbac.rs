@@ -30,9 +30,9 @@ pub fn bindings_name(policy: &KubeletPolicy) -> String {
 
 /// Returns the roles for a group and their bindings, as input of `kubectl apply -f -`.
 ///
-/// The Lease and the ConfigMap are among them, so that nodepki needs no right to create others. A PUT creates it again if it is deleted
+/// The Lease and the ConfigMap are among them, so nodepki needs no right to create others. A PUT creates it again if it is deleted
 /// (`pkg/registry/coordination/lease/strategy.go`, `AllowCreateOnUpdate`), which RBAC restricts to its name, unlike a POST.
-/// The ConfigMap is applied without data, so that `kubectl apply` never removes any.
+/// The ConfigMap is applied without data, so `kubectl apply` never removes any.
 pub fn manifest(policy: &KubeletPolicy, group: &str) -> String {
     let mut text = INTRODUCTION.to_owned();
     for object in objects(policy, group) {

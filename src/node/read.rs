@@ -1,6 +1,6 @@
 //! The files of a node, each read at most once.
 //!
-//! `plan`, `bootstrap`, `renew`, `status`, `doctor`, `authority` and the metrics judge the same [`NodeState`], so that
+//! `plan`, `bootstrap`, `renew`, `status`, `doctor`, `authority` and the metrics judge the same [`NodeState`], so
 //! they agree on what is on the node. A file is read when it is first needed; later judgements see the same content, and
 //! a failure to read it is part of the state. Reading needs no configuration: the paths come from a [`Layout`] or from
 //! the plan.

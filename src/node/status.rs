@@ -18,7 +18,7 @@
 //!
 //! # Expiring certificates
 //!
-//! A certificate is expiring when less than 30 days *and* less than a third of its lifetime are left, so that a
+//! A certificate is expiring when less than 30 days *and* less than a third of its lifetime are left, so a
 //! short-lived certificate is not always expiring. The lifetime starts at the recorded time of issue if there is a
 //! record, because kubeadm copies `not_before` of a kubeconfig's certificate from the CA.
 //!

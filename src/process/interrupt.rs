@@ -1,6 +1,6 @@
 //! Ends child programs when a signal ends this process.
 //!
-//! Plug-ins and hooks run in separate process groups, so that a SIGTERM to nodepki, or Ctrl-C, does not reach them. After
+//! Plug-ins and hooks run in separate process groups, so a SIGTERM to nodepki, or Ctrl-C, does not reach them. After
 //! `end_programs_too`, the first program that is started also starts a thread that waits for SIGTERM, SIGINT and SIGHUP.
 //! On one of them it ends the groups (SIGTERM, then SIGKILL) and the process, with exit code 75. For the store this is a
 //! crash: pending requests stay resumable. A run without programs is ended by the signal directly. The daemon has handlers

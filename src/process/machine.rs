@@ -1,6 +1,6 @@
 //! Faults of this machine: shortage of disk, memory, descriptors or processes, and failed input or output.
 //!
-//! Such a fault does not depend on the request. A run with one ends with exit code 75, so that its unit retries, whatever
+//! Such a fault does not depend on the request. A run with one ends with exit code 75, so its unit retries, whatever
 //! exit code the same step has for a missing or a malformed file.
 
 use std::error::Error;

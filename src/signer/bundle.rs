@@ -1,7 +1,7 @@
 //! Offline signing: the bundle that `csr export` writes and the trees that `csr import` reads. Pure: lists of (path,
 //! bytes) in and out; the caller accesses the files and verifies the imported certificates.
 //!
-//! The names in a bundle are those of `kubeadm certs generate-csr`, so that runbooks written for it apply:
+//! The names in a bundle are those of `kubeadm certs generate-csr`, so runbooks written for it apply:
 //!
 //! | path | holds |
 //! | --- | --- |
@@ -180,7 +180,7 @@ struct ManifestItem {
 }
 
 /// Returns the profile for `openssl x509 -req -extfile`. Names are written in a separate section, one per line, so
-/// that a comma in a name cannot become a second name.
+/// a comma in a name cannot become a second name.
 pub fn openssl_extensions(profile: &Profile) -> String {
     let usages: Vec<_> = profile
         .usages

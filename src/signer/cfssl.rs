@@ -4,7 +4,7 @@
 //! `url`, the `profile` of each certificate (by default the server's default profile), and one of `auth` (signed
 //! requests, `authsign`), a client certificate under `tls` (`serve -mutual-tls-ca`), or a network that only nodes can
 //! access. With `label`, one signer serves all three authorities of a `multirootca`; its sections are named with
-//! letters, digits and `_` only, so that the label of `etcd-ca` is `etcd_ca` unless configured. `serve` has one CA
+//! letters, digits and `_` only, so the label of `etcd-ca` is `etcd_ca` unless configured. `serve` has one CA
 //! and ignores labels. `nodepki config signer-setup cfssl` prints profiles, sections and commands for the server.
 //!
 //! # Behaviour of these servers

@@ -2,7 +2,7 @@
 //!
 //! A kind implements [`Dialect`], which defines the form of its object and the meaning of its conditions;
 //! [`ClusterSigner`] is the signer. The name of an object is derived from everything that is requested, the CSR
-//! included, so that a request is found again after a crash and never created twice. If another user has an object of
+//! included, so a request is found again after a crash and never created twice. If another user has an object of
 //! that name, a salt that only this node knows makes a second, unpredictable name. Objects are created and read, and
 //! never changed: the node needs no right to update, and cannot approve or sign.
 

@@ -515,7 +515,7 @@ impl Signer for Directory {
                 self.remove(&inbox(name, extension))?;
             }
         }
-        // The CSR is written last, so that its description exists when it appears.
+        // The CSR is written last, so its description exists when it appears.
         let description = SignRequest::lasting(request).to_file();
         self.lay_out(&outbox(name, "json"), &description)?;
         self.lay_out(&outbox(name, "csr"), request.csr.to_pem().as_bytes())?;

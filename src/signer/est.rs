@@ -2,7 +2,7 @@
 //!
 //! # Settings
 //! `url`, without `/.well-known/est`, and for a server with several CAs or profiles the `label` between that path and
-//! the operation: one for all certificates, one for each, or one with `{authority}` in it for each authority, so that
+//! the operation: one for all certificates, one for each, or one with `{authority}` in it for each authority, so
 //! one signer serves all three. The server is verified by `tls`, or by `rootSHA256`, the fingerprint of the root
 //! certificate that it publishes. In the second case `/cacerts` is requested once without verification and only the
 //! root with that fingerprint is taken from the response; everything after that, the credential included, is sent
@@ -658,7 +658,7 @@ impl Signer for Est {
     }
 
     /// Sends the request again, since EST has no look-up. A request that was accepted with 202 is sent as such, so
-    /// that a denial is recognized.
+    /// a denial is recognized.
     async fn recover(
         &self,
         request: &Request,

@@ -237,7 +237,7 @@ kinds! {
 }
 
 impl SignerKind {
-    /// Returns whether the signer runs in this process, so that it forgets its requests when the process ends.
+    /// Returns whether the signer runs in this process, so it forgets its requests when the process ends.
     pub const fn is_in_process(self) -> bool {
         matches!(self, SignerKind::Embedded | SignerKind::Local)
     }

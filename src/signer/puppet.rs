@@ -12,7 +12,7 @@
 //!   client of kube-apiserver can be certified: a Puppet CA can serve `etcd-ca` and `front-proxy-ca`.
 //! - Every certificate is valid for TLS servers and clients both (`authorities.X.allowExtraUsages`), and has its
 //!   certname among the alternative names. The server determines lifetimes (`ca-ttl`, five years).
-//! - A request with usage extensions is refused *and stays queued*, so that the corrected one is refused as a
+//! - A request with usage extensions is refused *and stays queued*, so the corrected one is refused as a
 //!   duplicate: [`Signer::preflight`] refuses everything that can be wrong.
 //! - 200 to a PUT means queued, 400 may mean that the request is queued already, 404 means "not yet" with Puppet's
 //!   text and a wrong address with any other, and 500 is the response to an unreadable request.

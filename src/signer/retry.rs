@@ -26,7 +26,7 @@ pub fn delay(
     random: f64,
 ) -> Option<Duration> {
     let delay = match class {
-        // Full jitter, so that nodes that boot together do not send requests together.
+        // Full jitter, so nodes that boot together do not send requests together.
         FailureClass::Transient | FailureClass::Ambiguous => {
             doubled(Duration::from_secs(1), attempt, 5 * MINUTE).mul_f64(fraction(random))
         }

@@ -46,7 +46,7 @@
 //! # The service-account key
 //!
 //! It takes the same phases: `sa.pub` contains the trusted public keys, and tokens are "under" the public key that verifies
-//! them. Tokens cannot be issued again by their signer, so that a key is removed only when the last token under it has
+//! them. Tokens cannot be issued again by their signer, so a key is removed only when the last token under it has
 //! expired: once every node has proven `activate`, or `revert`, the leader writes a [`TokenWait`]. A node that changes its
 //! signing key names each change ([`NodeProof::switched`]), and a change that the wait does not know begins it again: a node
 //! that has joined with the former key, or was restored from a backup, may have signed tokens with it until then.

@@ -1,11 +1,11 @@
-//! Which kubeconfigs name the files of their certificate and key, so that their components read a renewed pair without a
+//! Which kubeconfigs name the files of their certificate and key, so their components read a renewed pair without a
 //! restart.
 //!
 //! Pure: decides from the setting, the manifests and the ClusterConfiguration. Only the kubeconfigs of [`BY_FILE`] are
 //! concerned: admin.conf and super-admin.conf are copied by administrators and must be complete in themselves, and
 //! kubelet.conf has rules of its own ([`KubeletLayout`](super::KubeletLayout)).
 //!
-//! A component reads the files in its container, so that it must mount their directory at the same path. A mounted file
+//! A component reads the files in its container, so it must mount their directory at the same path. A mounted file
 //! does not help, since the container keeps its inode. kubeadm mounts `certificatesDir` in kube-controller-manager, and
 //! nothing but the kubeconfig in kube-scheduler (`getHostPathVolumesForTheControlPlane`).
 

@@ -136,7 +136,7 @@ impl Layout {
         self.certificates_dir.join(crl_name(name))
     }
 
-    /// Certificate and private key. A kubeconfig contains both, so that both are its path.
+    /// Certificate and private key. A kubeconfig contains both, so both are its path.
     pub fn pair(&self, name: CertName) -> [PathBuf; 2] {
         if let Some(files) = self.registered.iter().find(|one| one.name == name) {
             return files.pair.clone();
@@ -153,7 +153,7 @@ impl Layout {
     }
 
     /// Returns the files of certificate and key that controller-manager.conf or scheduler.conf may name. Each component has a
-    /// directory of its own, so that a pod can mount it without the other keys.
+    /// directory of its own, so a pod can mount it without the other keys.
     pub fn client_pair(&self, name: CertName) -> Option<[PathBuf; 2]> {
         let directory = match name {
             CertName::ControllerManagerConf => "controller-manager",

@@ -75,7 +75,7 @@ impl Amendment {
     }
 
     /// Adds the restarts for a link that is about to get another target, and returns its changes. The former target
-    /// stays in place, so that its contents need not be kept.
+    /// stays in place, so its contents need not be kept.
     pub(super) fn retarget(&mut self, path: &Path) -> Vec<UnverifiedChange> {
         let watched = self.watched_at(path);
         for watched in &watched {

@@ -1,7 +1,7 @@
 //! The issuance log: `audit.jsonl` in the state directory, and the files that it continues, `audit-SEQ.jsonl`.
 //!
 //! One line in JSON for each request, answer, installation and proof of use. Each line has a number and the SHA-256 of the
-//! line before, so that a line cannot be changed or removed without a trace (`chain`). Lines are only appended, with
+//! line before, so a line cannot be changed or removed without a trace (`chain`). Lines are only appended, with
 //! `O_APPEND`, under a lock of this file: the daemon signs for kubelets without the lock of a run.
 //!
 //! A file above [`MAX_FILE_BYTES`] is renamed to `audit-SEQ.jsonl`, SEQ being the number of its last entry, and the chain
@@ -254,7 +254,7 @@ impl<'a> LockedLog<'a> {
 
     fn own_tail(&self) -> Result<Tail, StoreError> {
         let start = self.size.saturating_sub(TAIL_BYTES);
-        // One more byte, so that the end of the file is found without a larger buffer.
+        // One more byte, so the end of the file is found without a larger buffer.
         let room = usize::try_from(self.size - start + 1).unwrap_or_default();
         let mut end = Vec::with_capacity(room);
         let mut file = &self.file;
@@ -272,7 +272,7 @@ impl<'a> LockedLog<'a> {
         Ok(Tail::of(end.get(first..).unwrap_or_default()))
     }
 
-    /// Renames the file, so that the next one begins.
+    /// Renames the file, so the next one begins.
     fn rename(&self, head: &AuditHead) -> Result<(), StoreError> {
         let name = renamed_name(head.seq);
         self.state.rename(OsStr::new(AUDIT_LOG), &name)?;

@@ -34,7 +34,7 @@ pub(super) use metadata::{errno_from, errno_of, is_same, obstacle_of_kind, stat_
 /// Prefix of temporary names.
 ///
 /// Each target has one fixed temporary name, not a random one: the next attempt replaces what a crash left behind, so
-/// that no number of crashes fills the disk. Only the holder of the lock writes, so that two writers never use the same
+/// no number of crashes fills the disk. Only the holder of the lock writes, so two writers never use the same
 /// name; directories are created without the lock, and creation begins again if it meets another one.
 const TEMPORARY_PREFIX: &str = ".nodepki-new.";
 /// Suffix of temporary names: node_exporter reads every file whose name ends with .prom, hidden ones too.
@@ -432,7 +432,7 @@ impl Dir {
         renameat(&self.fd, from, &dir.fd, to).map_err(|errno| self.error("move", from, errno))
     }
 
-    /// Gives a file a second name, so that its contents survive the first.
+    /// Gives a file a second name, so its contents survive the first.
     pub(super) fn link(&self, from: &OsStr, to: &OsStr) -> Result<(), StoreError> {
         linkat(&self.fd, from, to).map_err(|errno| self.error("keep a copy as", to, errno))
     }

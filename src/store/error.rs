@@ -11,7 +11,7 @@ use crate::process::machine;
 
 /// An error of the store.
 ///
-/// Paths are those of this machine, `--root` included, so that a command in a message can be copied unchanged.
+/// Paths are those of this machine, `--root` included, so a command in a message can be copied unchanged.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {

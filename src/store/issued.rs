@@ -1,7 +1,7 @@
 //! When each certificate was issued: `issued.json` in the state directory.
 //!
 //! `not_before` is not reliable, since signers backdate it and kubeadm copies it from the CA. Rotation falls back on it
-//! if this record is missing, so that a damaged record costs nothing but a note.
+//! if this record is missing, so a damaged record costs nothing but a note.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -199,7 +199,7 @@ impl Serialize for SecretBytes {
 
 impl<'de> Deserialize<'de> for SecretBytes {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // Base64 never needs an escape, so that the text is borrowed and leaves no copy.
+        // Base64 never needs an escape, so the text is borrowed and leaves no copy.
         let text = <&str>::deserialize(deserializer)?;
         BASE64_STANDARD
             .decode(text)

@@ -1,6 +1,6 @@
 //! The requests of other nodes' kubelets that were sent to the signer: `kubelets/UID.json` in the state directory.
 //!
-//! UID is that of the CertificateSigningRequest. The record is on disk before the signer receives the request, so that a
+//! UID is that of the CertificateSigningRequest. The record is on disk before the signer receives the request, so a
 //! restarted daemon asks the signer about it and does not send it again. It contains no key. Only the daemon writes here,
 //! without the lock of a run: each file is replaced atomically, and no commit contains one.
 

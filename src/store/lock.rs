@@ -1,4 +1,4 @@
-//! The lock: flock(2) on a file in the state directory, so that one process writes at a time.
+//! The lock: flock(2) on a file in the state directory, so one process writes at a time.
 //!
 //! The kernel releases the lock when its holder ends, so a lock is never stale. The contents of the file are for error
 //! messages only.

@@ -1,7 +1,7 @@
 //! Pending requests: requests that were sent or are about to be. They survive the process and a reboot.
 //!
 //! `pending/SLOT/` contains `key.pem` (0600), `request.csr`, `ticket.json` and, once there is an answer, `issued.pem`.
-//! A slot is created under a temporary name and renamed, so that it exists completely or not at all; and it exists before
+//! A slot is created under a temporary name and renamed, so it exists completely or not at all; and it exists before
 //! the request is sent. A slot that is not resumed is moved to `aside/` with its key: its request may still be answered,
 //! and an administrator may want to examine it. No certificate for such a key was ever installed, so after
 //! [`ASIDE_MAX_AGE`], or if there are more than [`ASIDE_MAX_ENTRIES`], the oldest are removed at the start of a run.
@@ -98,7 +98,7 @@ impl<'de> Deserialize<'de> for Slot {
 pub enum Durability {
     /// Required: a signer elsewhere may have recorded the request when the power fails here.
     Synced,
-    /// Not required: the signer is this process, so that the request ends with it.
+    /// Not required: the signer is this process, so the request ends with it.
     Cached,
 }
 

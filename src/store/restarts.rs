@@ -1,6 +1,6 @@
 //! Replaced files that have not taken effect yet: `restarts.json` in the state directory.
 //!
-//! Written in the same commit as the files, so that no crash loses a restart. The record contains the replaced contents,
+//! Written in the same commit as the files, so no crash loses a restart. The record contains the replaced contents,
 //! which may be keys, until the new ones are proven to work: 0600 in a directory that is 0700.
 
 use std::fmt;

@@ -1,6 +1,6 @@
 //! The root directory of a node: resolves paths below it and reads files.
 //!
-//! openat2(2) with RESOLVE_IN_ROOT resolves `..` and absolute links as if after chroot(2), so that a rescue system never
+//! openat2(2) with RESOLVE_IN_ROOT resolves `..` and absolute links as if after chroot(2), so a rescue system never
 //! reaches its own `/etc` through a link in the mounted system.
 
 use std::ffi::{OsStr, OsString};
@@ -131,7 +131,7 @@ impl NodeRoot {
         &self.0.path
     }
 
-    /// Returns true if this root is `/`, so that the node is this machine.
+    /// Returns true if this root is `/`, so the node is this machine.
     pub(crate) fn is_this_machine(&self) -> bool {
         self.0.path == Path::new("/")
     }

@@ -1,4 +1,4 @@
-//! What this process has verified, so that it is not verified again.
+//! What this process has verified, so it is not verified again.
 
 use std::collections::HashSet;
 use std::sync::{LazyLock, Mutex, PoisonError};

@@ -1,7 +1,7 @@
 //! Parses certificates with the rules of Go's `crypto/x509` (`parser.go`, Go 1.26), which all Kubernetes components use.
 //!
 //! A certificate that Go refuses is an error here, and the content of a certificate is what Go reads. Some rules are
-//! stricter than Go's and follow RFC 5280, so that two verifiers cannot read a certificate differently: no bytes follow the
+//! stricter than Go's and follow RFC 5280, so two verifiers cannot read a certificate differently: no bytes follow the
 //! last known field of a structure, general names have the form that their tag requires, times end in `Z`, and EC keys are
 //! on a curve of 256 bits or more.
 

@@ -32,7 +32,7 @@ impl Walk {
         }
     }
 
-    /// Records a name that the document defines, so that fields that are read later can refer to it.
+    /// Records a name that the document defines, so fields that are read later can refer to it.
     pub fn declare(&self, name: &str) {
         self.declared.borrow_mut().insert(name.to_owned());
     }
@@ -192,7 +192,7 @@ impl<'a> Field<'a> {
     }
 
     /// Returns the value as text, or reports a fault. Like for kubeadm, unquoted numbers and booleans are not text; they are
-    /// reported and returned as written, so that the caller reports a value that would be wrong in quotes too.
+    /// reported and returned as written, so the caller reports a value that would be wrong in quotes too.
     pub fn string(&self) -> Option<String> {
         let NodeKind::Scalar(scalar) = &self.node.kind else {
             self.wrong_kind("text", "write the text after the colon");

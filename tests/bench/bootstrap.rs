@@ -3,7 +3,7 @@
 //!     cargo bench --bench bootstrap [-- RUNS]
 //!
 //! Prints tables in Markdown; no run fails for being slow. Every run is a separate process, and runs of nodepki and
-//! kubeadm alternate, so that the load of the machine affects both. On a busy machine trust minima and CPU time.
+//! kubeadm alternate, so the load of the machine affects both. On a busy machine trust minima and CPU time.
 //! `tests/servers/build kubeadm` builds kubeadm; without it its rows are omitted with a note.
 #![allow(
     clippy::unwrap_used,
@@ -176,7 +176,7 @@ impl Site {
         self.nodepki(&["bootstrap", "--signer", &signer, "--kubeadm-config", config])
     }
 
-    /// Runs kubeadm without a network, so that no lookup is measured.
+    /// Runs kubeadm without a network, so no lookup is measured.
     fn kubeadm(&self, kubeadm: &Path, arguments: &[&str]) -> Sample {
         let mut command = vec![kubeadm.as_os_str().to_owned()];
         command.extend(arguments.iter().map(OsString::from));

@@ -74,7 +74,7 @@ pub(super) fn cases() -> Vec<Case> {
         ..minute("24 h, first renewals, mean from one to the next", spread)
     });
     cases.push(Case {
-        // Eleven requests in a minute on average, so that chance decides.
+        // Eleven requests in a minute on average, so chance decides.
         goal: Some(3.0),
         ..minute(
             "24 h, a week later",

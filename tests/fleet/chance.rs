@@ -1,4 +1,4 @@
-//! Numbers that depend on the seed and a label only, so that no order of events changes them.
+//! Numbers that depend on the seed and a label only, so no order of events changes them.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 

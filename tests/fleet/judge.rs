@@ -1,6 +1,6 @@
 //! The invariants, judged from the files of the nodes and the record of the signer, and not by the verdicts of nodepki.
 //!
-//! Certificates are identified by the SHA-256 of their DER in the record of what the signer has issued, so that only PEM is
+//! Certificates are identified by the SHA-256 of their DER in the record of what the signer has issued, so only PEM is
 //! read here, with the `pem` crate; the public key of a private key is computed by nodepki. To add an invariant: a check in
 //! [`World::examine`](crate::world::World::examine), and a sabotage in `main.rs` that violates it.
 

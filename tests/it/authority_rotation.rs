@@ -213,7 +213,7 @@ fn verify(ca: &Path, certificate: &Path) {
     Ran::of(openssl.args([ca, certificate])).done();
 }
 
-/// The front proxy's CA restarts no component, so that every scene takes seconds.
+/// The front proxy's CA restarts no component, so every scene takes seconds.
 #[test]
 fn is_undone_paused_and_continued_without_a_node() {
     const AUTHORITY: Authority = Authority::FrontProxyCa;
@@ -353,7 +353,7 @@ fn completes_although_daemons_are_killed() {
             pair.switch_signer(AUTHORITY, &new);
             is_switched = true;
         }
-        // Longer and longer, so that a step completes on a busy machine too.
+        // Longer and longer, so a step completes on a busy machine too.
         let_pass(Duration::from_millis(150 + 53 * kills));
         daemons[usize::from(kills % 2 == 1)].kill();
         kills += 1;

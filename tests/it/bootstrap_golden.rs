@@ -398,7 +398,7 @@ fn without_encipherment_of_ec_keys(tree: Tree) -> Tree {
         .collect()
 }
 
-/// Converts each list of extensions to an object by name, so that a difference in one can be named; the order of the
+/// Converts each list of extensions to an object by name, so a difference in one can be named; the order of the
 /// list becomes `order`.
 fn with_extensions_by_name(tree: Tree) -> Tree {
     tree.into_iter()

@@ -1,6 +1,6 @@
 //! `nodepki certs` in a real cluster: it downloads what the real kubeadm has uploaded, and the reverse.
 //!
-//! A cluster has one Secret `kubeadm-certs`, so that these tests share clusters of their own and run one after another.
+//! A cluster has one Secret `kubeadm-certs`, so these tests share clusters of their own and run one after another.
 
 use std::fs;
 use std::io::Write as _;

@@ -214,7 +214,7 @@ fn start_with_default_signals(command: &Command) -> std::process::Child {
 }
 
 fn send(signal: Signal, child: &std::process::Child) {
-    // The process was not waited for, so that its id is not reused.
+    // The process was not waited for, so its id is not reused.
     let _ = kill(Pid::from_raw(child.id().try_into().unwrap()), signal);
 }
 

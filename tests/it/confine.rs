@@ -149,7 +149,7 @@ fn does_not_confine_plug_in() {
     assert!(!no_new_privs(marker.to_str().unwrap()));
 }
 
-/// The program with a directory as its root, as on `/`, so that it writes only there.
+/// The program with a directory as its root, as on `/`, so it writes only there.
 struct Machine(TempDir);
 
 impl Machine {

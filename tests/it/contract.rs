@@ -1,6 +1,6 @@
 //! The contract of a signer, as one test for each kind and clause: `contract::vault::issues_requested_certificate`.
 //!
-//! A test makes the rig of its kind and of no other, so that a change to one signer needs only that signer's server:
+//! A test makes the rig of its kind and of no other, so a change to one signer needs only that signer's server:
 //! `cargo test --test it -- contract::vault`. A clause is a function that takes a [`Rig`](crate::rig::Rig); the files
 //! below `contract/` hold the clauses by what they exercise. A new kind gets a line in [`contract`], a new clause a line
 //! in [`clauses`].

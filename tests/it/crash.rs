@@ -188,7 +188,7 @@ fn completes_after_sampled_kills_and_errors() {
 
 #[test]
 fn completes_after_sampled_power_cuts() {
-    // In another order than the kills, so that neither test waits until the other one has prepared a scenario.
+    // In another order than the kills, so neither test waits until the other one has prepared a scenario.
     let scenarios = selected(scenarios::SCENARIOS.iter().rev());
     run_sample(scenarios, SAMPLED_STATES, |prepared| {
         prepared.power_cuts(SEED)

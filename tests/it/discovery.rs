@@ -360,7 +360,7 @@ fn rejects_server_in_between() {
         issuer: Issuer::new("kubernetes"),
         ..Options::default()
     });
-    // cluster-info is public, so that every server can copy it completely.
+    // cluster-info is public, so every server can copy it completely.
     let copy = kubeconfig(&genuine.url(), &genuine.ca_pem());
     answers(&between, 200, &signed(&copy));
     for pins in [&[genuine.ca_pin()][..], &[]] {

@@ -1,7 +1,7 @@
 //! Discovery of a cluster that the real kubeadm made, whose kube-controller-manager signs `cluster-info` and removes
 //! tokens. nodepki accepts what kubeadm accepts, with listed exceptions, and changes nothing on the node if it refuses.
 //!
-//! A cluster has one `cluster-info`, so that these tests share a cluster of their own and run one after another.
+//! A cluster has one `cluster-info`, so these tests share a cluster of their own and run one after another.
 
 use std::fs;
 use std::sync::{Mutex, MutexGuard, PoisonError};

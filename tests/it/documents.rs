@@ -40,7 +40,7 @@ fn kinds() -> Vec<String> {
         .collect()
 }
 
-/// Returns the schema without the freedom to add fields, so that a field without description fails a test.
+/// Returns the schema without the freedom to add fields, so a field without description fails a test.
 fn strict() -> Value {
     let mut schema = schema();
     let kinds = kinds();

@@ -456,7 +456,7 @@ fn with_signed_bundle() -> Node {
     node
 }
 
-/// Moves the private keys into the bundle, as kubeadm lays them out, so that nothing is pending on the node.
+/// Moves the private keys into the bundle, as kubeadm lays them out, so nothing is pending on the node.
 fn move_keys_to_bundle(node: &Node) {
     for (name, _) in node.pending_keys() {
         let slot = node.path(format!("/var/lib/nodepki/pending/{name}/key.pem"));

@@ -12,7 +12,7 @@ use crate::node::{EVERYTHING, INIT, Node, Ran};
 use crate::signing::{openssl, run_program, write_secret};
 use crate::time::wait_until;
 
-/// INIT with an additional name for the API server, so that only `apiserver` differs from the configuration.
+/// INIT with an additional name for the API server, so only `apiserver` differs from the configuration.
 fn drifted() -> String {
     format!("{INIT}apiServer: {{certSANs: [drift.example.com]}}\n")
 }

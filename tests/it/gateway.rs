@@ -31,7 +31,7 @@ use rustls::{
 use tempfile::TempDir;
 use time::OffsetDateTime;
 
-/// Timeout of every exchange, so that a stuck test fails.
+/// Timeout of every exchange, so a stuck test fails.
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// An authority that is valid from 2020 to 2050, for tests at other times.
@@ -595,7 +595,7 @@ impl Gateway {
         self
     }
 
-    /// Removes all rules, so that every request is forwarded.
+    /// Removes all rules, so every request is forwarded.
     pub(crate) fn behave(&self) {
         self.shared.rules.lock().unwrap().clear();
     }

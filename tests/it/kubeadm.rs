@@ -157,7 +157,7 @@ pub(crate) fn binary() -> PathBuf {
         },
         PathBuf::from,
     );
-    // A link, so that /proc does not show a file that is being rebuilt.
+    // A link, so /proc does not show a file that is being rebuilt.
     fs::canonicalize(&path).unwrap_or_else(|error| {
         panic!(
             "{} is missing: run `tests/run unit`, which builds it ({error})",

@@ -9,7 +9,7 @@ use crate::node::{Node, Ran};
 use crate::servers;
 
 const ADMIN_CONF: &str = "/etc/kubernetes/admin.conf";
-/// Address on which nothing listens, so that kubectl ends after it has read the file.
+/// Address on which nothing listens, so kubectl ends after it has read the file.
 const CLOSED: &str = "https://127.0.0.1:1";
 
 /// What happens to a file.

@@ -482,7 +482,7 @@ fn follower_takes_over_and_signer_has_one_request() {
         stems(&outbox, "csr") == [stem.clone()]
     });
     let before = fs::read(outbox.join(format!("{stem}.json"))).unwrap();
-    // Killed, so that the Lease is not released.
+    // Killed, so the Lease is not released.
     daemons[leader] = None;
     let begin = Instant::now();
     let other = ["cp2", "cp1"][leader];

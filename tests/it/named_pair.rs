@@ -287,7 +287,7 @@ fn components_use_renewed_pair_without_restart() {
     assert_eq!(plane.restarts(), [1, 2]);
     assert!(!node.path(RESTART_RECORD).exists());
 
-    // The CA certificates are embedded in both forms, so that a change of the CA restarts both.
+    // The CA certificates are embedded in both forms, so a change of the CA restarts both.
     plane.separate_signing_certificate();
     let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
     let year = Duration::from_secs(365 * 86_400);

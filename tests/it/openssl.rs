@@ -303,7 +303,7 @@ fn extension_facts(extensions: &[Extension]) -> Vec<String> {
     let line = |extension: &Extension| {
         let critical = if extension.critical { " critical" } else { "" };
         let value = match extension.name.as_str() {
-            // Key identifiers differ with every key, so that only their format is compared.
+            // Key identifiers differ with every key, so only their format is compared.
             "subjectKeyIdentifier" => {
                 format!(": {} bytes", extension.values.concat().split(':').count())
             }

@@ -1,7 +1,7 @@
 //! Installs, upgrades, removes and purges the packages in temporary roots with the real dpkg and rpm. `tests/run package`
 //! runs these tests.
 //!
-//! A root is a small Debian under an overlay, so that nothing is copied, and the upper directory shows what a package
+//! A root is a small Debian under an overlay, so nothing is copied, and the upper directory shows what a package
 //! changed. systemd does not run there: the tests on booted machines cover what the scripts do with it.
 
 use std::fs;

@@ -176,7 +176,7 @@ fn keeps_key_bytes_when_rekey_is_off() {
         let names = [CertName::Apiserver, CertName::FrontProxyClient];
         let (old, old_leaf) = (read(&paths), node.leaf(CertName::Apiserver).unwrap().0);
         backdate(&node, &names, DUE);
-        // One second later, so that the new certificate ends later.
+        // One second later, so the new certificate ends later.
         let_pass(Duration::from_millis(1100));
         renew(&node, &[])
             .done()

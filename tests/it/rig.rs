@@ -44,7 +44,7 @@ pub(crate) trait Rig {
     /// Signs every waiting request, as the signer's administrator does.
     fn approve(&self) {}
 
-    /// Removes issued certificates from a server that keeps one certificate for each name, so that another key can be
+    /// Removes issued certificates from a server that keeps one certificate for each name, so another key can be
     /// certified.
     fn make_room(&self) {}
 

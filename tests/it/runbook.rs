@@ -216,7 +216,7 @@ fn follows_upgrade_of_cluster() {
         .says_not("others");
 }
 
-/// `doctor` ends with 0, so that it has found no error.
+/// `doctor` ends with 0, so it has found no error.
 const HEALTHY: &[(i32, &[&str])] = &[(0, &["keep"])];
 
 #[test]

@@ -1,11 +1,11 @@
 //! Sweeps: one assertion over many cases, such as every failpoint.
 //!
-//! Each sweep takes its cases from [`sampled`], so that `tests/run` can run a part of them. `tests/run unit` runs all
+//! Each sweep takes its cases from [`sampled`], so `tests/run` can run a part of them. `tests/run unit` runs all
 //! of them.
 
 /// Returns the cases that this process runs: all, or with `NODEPKI_TEST_SAMPLE=N` every N-th one.
 ///
-/// Sweeps over the same cases differ in `first`, so that together they run most cases in a sample too.
+/// Sweeps over the same cases differ in `first`, so together they run most cases in a sample too.
 pub(crate) fn sampled<T>(first: usize, cases: impl IntoIterator<Item = T>) -> Vec<T> {
     let step = step();
     let sample: Vec<T> = cases.into_iter().skip(first % step).step_by(step).collect();

@@ -52,7 +52,7 @@ const SIGNERS: &[(&str, &str)] = &[
 
 const SECRET: &str = "/etc/corp/secret";
 
-/// Returns the content of the secret file: valid for every signer, so that only its mode is wrong.
+/// Returns the content of the secret file: valid for every signer, so only its mode is wrong.
 fn content(setting: &str) -> String {
     match setting {
         "kubernetes.kubeconfig" => format!(

@@ -1280,7 +1280,7 @@ fn bootstraps_node_that_trusts_root_with_intermediate() {
     assert_eq!(chain.intermediates().len(), 1);
 }
 
-/// `multirootca` gives no reason, so that this counts as a refusal, not as a denial.
+/// `multirootca` gives no reason, so this counts as a refusal, not as a denial.
 #[test]
 fn exits_with_65_for_names_that_are_not_allowed() {
     let rig = CfsslRig::changed(|dir| {

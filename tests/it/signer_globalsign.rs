@@ -1,5 +1,5 @@
 //! `est` against the server of GlobalSign, which is strict: it copies the names of a request, adds both extended usages,
-//! and serves requirements for keys (`csrattrs`). It builds in seconds, so that every run of the tests has a real signer.
+//! and serves requirements for keys (`csrattrs`). It builds in seconds, so every run of the tests has a real signer.
 
 use std::fs;
 use std::path::Path;

@@ -293,7 +293,7 @@ pub(crate) fn only(mut objects: Vec<Value>) -> Value {
     objects.remove(0)
 }
 
-/// Returns the sorted CSRs of requests, so that a second request for one key shows.
+/// Returns the sorted CSRs of requests, so a second request for one key shows.
 pub(crate) fn csrs(objects: &[Value]) -> Vec<String> {
     let csrs = objects.iter().map(|one| one["spec"]["request"].as_str());
     let mut csrs: Vec<String> = csrs.map(|csr| csr.unwrap().to_owned()).collect();

@@ -282,7 +282,7 @@ fn queues_request_under_its_certname() {
             "X509v3 Key Usage: critical\n                Digital Signature, Key Encipherment",
         ],
     );
-    // The intermediate is included, so that the root suffices for verification.
+    // The intermediate is included, so the root suffices for verification.
     let chain = Chain::from_response(&answer, key.public_key()).unwrap();
     assert_eq!(chain.intermediates().len(), 1);
     let bundle = TrustBundle::from_pem(&shared().ca_pem()).unwrap();
@@ -1161,7 +1161,7 @@ fn waits_over_runs_until_request_is_denied() {
     assert_eq!(rig.sent().len(), 6);
 }
 
-/// The CA still returns a revoked certificate, so that nodepki fetches the CRL.
+/// The CA still returns a revoked certificate, so nodepki fetches the CRL.
 #[test]
 fn does_not_install_revoked_certificate() {
     let rig = PuppetRig::new();
@@ -1223,7 +1223,7 @@ fn waits_for_removal_of_certificate_of_another_key() {
     }
     assert_eq!(rig.sent().len(), 5);
     rig.make_room();
-    // The installed certificate is valid, so that waiting is not a failure.
+    // The installed certificate is valid, so waiting is not a failure.
     ask(&node).done().row_says("etcd-peer", "Requesting");
     rig.approve();
     ask(&node).done();

@@ -144,7 +144,7 @@ fn changes_nothing_on_a_disk_without_inodes() {
     assert_done(&child_with_mounts("full-inodes", dir.path(), mount));
 }
 
-/// Commits with increasing room until it succeeds, so that the disk is full at each step once.
+/// Commits with increasing room until it succeeds, so the disk is full at each step once.
 fn full(root: &Path, fill: impl Fn(u64)) {
     let names = [
         "apiserver.key",

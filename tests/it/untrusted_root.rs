@@ -999,7 +999,7 @@ fn opens_no_file_of_this_machine_that_the_image_names() {
         token.display()
     ));
     for (run, arguments) in LOADING_COMMANDS.iter().enumerate() {
-        // One file per thread, so that no line is split by another thread.
+        // One file per thread, so no line is split by another thread.
         let logs = image.node.outside(&format!("strace-{run}"));
         fs::create_dir(&logs).unwrap();
         let traced = Command::new("strace")

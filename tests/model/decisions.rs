@@ -1,6 +1,6 @@
 //! Calls the functions of the protocol with the documents of a state.
 //!
-//! The functions are pure, so that each result is kept for the next equal call: the checker makes millions.
+//! The functions are pure, so each result is kept for the next equal call: the checker makes millions.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

@@ -2,7 +2,7 @@
 //! `kube-system/nodepki-service-account-rotation`.
 //!
 //! The Secret has one entry for each node, encrypted for it ([`sealed`]). `nodepki authority rotate sa` leaves the keys in
-//! the state directory of its node. Every node that has them encrypts them for the nodes without an entry, so that a node
+//! the state directory of its node. Every node that has them encrypts them for the nodes without an entry, so a node
 //! that joins later receives them although the first one is down. The Secret is removed at the end of the rotation.
 
 use std::collections::BTreeMap;

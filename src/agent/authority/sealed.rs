@@ -1,7 +1,7 @@
 //! Encrypts the private keys of a service-account rotation for one node: HPKE (RFC 9180), base mode, single shot.
 //!
 //! Every node has a key pair, and publishes the public half in its proof. The ciphertext is bound to the node's name, the
-//! rotation and its two public keys, so that it cannot be used in another place. It proves nothing about its sender: the
+//! rotation and its two public keys, so it cannot be used in another place. It proves nothing about its sender: the
 //! reader compares the keys with the public ones of the rotation.
 
 use base64::Engine;

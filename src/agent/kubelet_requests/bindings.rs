@@ -19,7 +19,7 @@ use crate::kubelets::KubeletPolicy;
 use crate::kubelets::rbac::bindings_name;
 use crate::process::jitter::random_fraction;
 
-/// Delay before changes are written, so that Nodes that join together need one write.
+/// Delay before changes are written, so Nodes that join together need one write.
 const WRITE_DELAY: Duration = Duration::from_secs(1);
 
 /// Reads the object.

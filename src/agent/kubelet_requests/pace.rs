@@ -60,7 +60,7 @@ const ALL_REPORTS: (u32, Duration) = (200, Duration::from_millis(500));
 /// Number of users that are remembered.
 const MAX_USERS: usize = 1000;
 
-/// Limits the number of Events and log lines about requests that wait, so that the requests of one user neither fill etcd
+/// Limits the number of Events and log lines about requests that wait, so the requests of one user neither fill etcd
 /// nor hide the reports about others.
 pub(super) struct ReportLimit {
     all: Pace,

@@ -411,7 +411,7 @@ impl Signing {
         })
     }
 
-    /// Answers a request with the certificate of an earlier one for the same key and names, so that it costs no signature
+    /// Answers a request with the certificate of an earlier one for the same key and names, so it costs no signature
     /// and no entry of the issuance log. If that certificate does not fit, for example because the lifetime differs, the
     /// request fails.
     async fn repeat(

@@ -3,7 +3,7 @@
 //! An entry contains no content of the object, which is read again before it is judged: memory depends on the number of
 //! unfinished requests only, whatever their size is.
 //!
-//! Users take turns, so that thousands of requests of one node do not delay those of the others.
+//! Users take turns, so thousands of requests of one node do not delay those of the others.
 //!
 //! A request whose object is deleted or decided by another user is processed once more: what the signer and this node keep
 //! about it must be removed.

@@ -10,7 +10,7 @@
 //! - A settings file or kubeconfig of this machine that the command line names (`--config`, `--kubeconfig`) is the
 //!   operator's own: the CAs, credentials, directories and programs that it names are those of this machine, or errors.
 //!   `kubeadm.files` and `kubeadm.clusterConfiguration` describe the node and are below DIR.
-//! - A path of this machine that leads into DIR is resolved below DIR, so that no link of DIR leads out of it.
+//! - A path of this machine that leads into DIR is resolved below DIR, so no link of DIR leads out of it.
 //!
 //! With `--root /` all of these are the same. A message names a file by the path on this machine to which these rules
 //! lead ([`shown`]).

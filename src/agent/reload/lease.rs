@@ -71,7 +71,7 @@ impl RestartLease {
         }
     }
 
-    /// Releases the Lease, so that the next node does not wait until it expires.
+    /// Releases the Lease, so the next node does not wait until it expires.
     pub(super) async fn release(&self) {
         self.0.release().await;
     }

@@ -1,4 +1,4 @@
-//! The sockets that listen on a port of this node: every process has its own, so that they tell a new process from the one
+//! The sockets that listen on a port of this node: every process has its own, so they tell a new process from the one
 //! before it.
 
 use std::collections::BTreeSet;

@@ -1,6 +1,6 @@
 //! Restarts static pods that kubeadm did not write and that mount a replaced file, such as kube-vip with admin.conf.
 //!
-//! A container keeps the inode of a file that it mounts, so that it never sees the file that a rename put in its place; a
+//! A container keeps the inode of a file that it mounts, so it never sees the file that a rename put in its place; a
 //! program such as kube-vip also reads its kubeconfig only at its start. The pod is restarted like a component: by the
 //! annotation in its manifest, while the node has the Lease and the control plane is healthy. Its own readiness is read from
 //! its mirror Pod. Nothing is rolled back, since what the program needs is unknown.

@@ -85,7 +85,7 @@ impl Run<'_> {
     ) -> Result<String, Failure> {
         let component = restart.component;
         let before = self.observe(component, pod).await;
-        // The manifest already has an annotation, so that it is read again.
+        // The manifest already has an annotation, so it is read again.
         let fresh = self.probe.pod(component).ok().flatten();
         let ended = match self
             .commit_and_restart(component, fresh.as_ref(), means, commit, restart)

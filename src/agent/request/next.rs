@@ -302,7 +302,7 @@ fn after_failure<C>(
 }
 
 /// Returns how long to wait after `failures` failures in a row; `None` if another call is pointless or the time does not
-/// suffice. The last call is at the deadline, so that a run lasts as long as it was told to.
+/// suffice. The last call is at the deadline, so a run lasts as long as it was told to.
 pub(in crate::agent) fn wait_before_retry(
     error: &SignerError,
     failures: u32,

@@ -78,7 +78,7 @@ pub async fn upload(
     let token = create_token(api, &rfc3339(expires)).await?;
     let sent = send(api, &data, &token).await;
     if sent.is_err() {
-        // The token owns the Secret, so that both are removed. If this fails too, both expire later.
+        // The token owns the Secret, so both are removed. If this fails too, both expire later.
         let removed = api.delete(&api::SECRET, Some(NAMESPACE), &token.name).await;
         tracing::debug!(
             token = token.name,
@@ -184,7 +184,7 @@ fn no_token_cleaner(root: &NodeRoot) -> String {
     )
 }
 
-/// The bootstrap token that owns the Secret, so that both expire together. It permits neither signing nor authentication.
+/// The bootstrap token that owns the Secret, so both expire together. It permits neither signing nor authentication.
 struct OwnerToken {
     name: String,
     uid: Value,
@@ -232,7 +232,7 @@ fn random_text(length: usize) -> Result<Zeroizing<String>, Failure> {
     while text.len() < length {
         getrandom::fill(&mut byte)
             .map_err(|error| unsealed(kubeadm_certs::SealError::Random(error)))?;
-        // 252 is the largest multiple of 36 in a byte, so that all characters are equally likely.
+        // 252 is the largest multiple of 36 in a byte, so all characters are equally likely.
         let letter = byte.first().filter(|byte| **byte < 252);
         text.extend(
             letter

@@ -280,16 +280,9 @@ mod tests {
                 "sa.key and sa.pub of the cluster are not in /pki yet; run nodepki bootstrap, which installs them",
             ),
             (
-                F::PairLost {
-                    directory: directory.clone(),
-                },
+                F::PairLost { directory },
                 "PairLost",
                 "sa.key and sa.pub are absent from /pki, and a new pair would differ from the cluster's; copy both sa.key and sa.pub from another control-plane node (or from a backup of this one)",
-            ),
-            (
-                F::PairAbsent { directory },
-                "PairAbsent",
-                "sa.key and sa.pub are absent from /pki; run nodepki bootstrap, which generates them on a new node",
             ),
             (
                 F::Unusable {

@@ -189,7 +189,7 @@ impl File<'_> {
     }
 
     /// Verifies that the server is reachable and has a trusted certificate. Its `cluster-info` is only compared; the server
-    /// may allow it to anonymous clients only, so that 403 is accepted too.
+    /// may allow it to anonymous clients only, so 403 is accepted too.
     async fn confirm(&self, found: &mut Discovered) -> Result<(), DiscoveryError> {
         let api = self.network.api(&found.server, found.access.clone())?;
         let request = async || match read_cluster_info(&api).await {

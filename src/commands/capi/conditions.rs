@@ -1,6 +1,6 @@
 //! The two conditions of the external-CA proposal, with its reasons and messages, and their evidence.
 //!
-//! Pure: takes Secrets and the time, and returns findings. A condition has one reason, so that a missing Secret hides an
+//! Pure: takes Secrets and the time, and returns findings. A condition has one reason, so a missing Secret hides an
 //! invalid one; the evidence has both. By the proposal, a Secret that contains a CA's private key is not faulty; it gets a
 //! note.
 

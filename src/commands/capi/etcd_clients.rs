@@ -9,7 +9,7 @@
 //!
 //! The authority signs clients only (extended key usage, path length 0), has the key of the key policy, and lives for a year.
 //! It is kept in the state directory of the cluster and is used as long as the file exists. After half of its life a
-//! successor is created and added to `tls.crt`, so that new nodes trust both; after [`PUBLISHED_FOR`] the controllers sign
+//! successor is created and added to `tls.crt`, so new nodes trust both; after [`PUBLISHED_FOR`] the controllers sign
 //! with the successor. Each step is an entry of the issuance log in the state directory.
 
 use std::path::Path;

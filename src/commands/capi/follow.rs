@@ -2,7 +2,7 @@
 //!
 //! Each object has a watch of its own, which RBAC permits by name: a right to watch all Secrets of the namespace would
 //! include every private key in it. A watch passes no content on; a change only causes a check, which reads the Secrets
-//! again. Certificates expire without a change, so that a check also runs at the earliest expiry.
+//! again. Certificates expire without a change, so a check also runs at the earliest expiry.
 
 use std::convert::Infallible;
 use std::io;

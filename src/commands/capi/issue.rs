@@ -380,7 +380,7 @@ impl PreparedIssue {
         Ok(notes)
     }
 
-    /// Removes the client certificates of an authority that are not under the first certificate of its new bundle, so that
+    /// Removes the client certificates of an authority that are not under the first certificate of its new bundle, so
     /// they are issued again, and replaces the CA certificates in its other kubeconfigs.
     fn follow_in_certificates(
         &self,
@@ -452,7 +452,7 @@ impl PreparedIssue {
         failure
     }
 
-    /// Reads the material from the state directory. The lock is not held any more, so that another run may be writing.
+    /// Reads the material from the state directory. The lock is not held any more, so another run may be writing.
     fn material(&self, now: OffsetDateTime) -> Result<SecretMaterial, Failure> {
         let survey = self.setup.survey(&self.state, now)?;
         let bundles = survey.bundles.iter();

@@ -1,7 +1,7 @@
 //! `nodepki capi migrate`: removes the CA keys from the Secrets of a workload cluster, and restores them.
 //!
 //! Both directions only report without `--apply`. Each Secret is replaced with the `resourceVersion` with which it was
-//! read, so that a change by another client is never overwritten. A run that was interrupted is completed by the next one:
+//! read, so a change by another client is never overwritten. A run that was interrupted is completed by the next one:
 //! the backup is written before the first key is removed, and is accepted again if it contains the remaining keys.
 
 mod to_external;

@@ -3,8 +3,8 @@
 //! The status of the KubeadmControlPlane belongs to its controller, which replaces the list of conditions. A ConfigMap would
 //! need no definition, but `kubectl wait --for=condition=…` and alerts on `status.conditions` cannot read it.
 //!
-//! The object has the name and the namespace of the Cluster, which owns it, so that both are deleted together. It has no
-//! `spec`, so that its generation never changes and the conditions have no `observedGeneration`. The status is replaced
+//! The object has the name and the namespace of the Cluster, which owns it, so both are deleted together. It has no
+//! `spec`, so its generation never changes and the conditions have no `observedGeneration`. The status is replaced
 //! with the `resourceVersion` with which it was read, and only if it differs. [`merge`] decides without I/O.
 
 use serde_json::{Map, Value, json};

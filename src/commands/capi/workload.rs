@@ -4,7 +4,7 @@
 //! kube-controller-manager publishes its `ca.crt` in every namespace (`kube-root-ca.crt`, `publisher.go` in
 //! `pkg/controller/certificates/rootcacertpublisher`). kube-apiserver publishes the front-proxy CA
 //! (`extension-apiserver-authentication`), with all certificates that were there before and have not expired
-//! (`combineCertLists` in `pkg/controlplane/controller/clusterauthenticationtrust`), so that only a certificate that is
+//! (`combineCertLists` in `pkg/controlplane/controller/clusterauthenticationtrust`), so only a certificate that is
 //! absent there is a difference. No object contains the etcd CA.
 //!
 //! Differences are notes: they are usual between two steps of a change, and the conditions do not depend on them.

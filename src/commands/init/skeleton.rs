@@ -1,6 +1,6 @@
 //! Skeletons of settings: the example of each kind of signer, with its placeholders filled in.
 //!
-//! The examples are the files below `packaging/examples/signers`, so that a skeleton contains every comment of them. A
+//! The examples are the files below `packaging/examples/signers`, so a skeleton contains every comment of them. A
 //! placeholder is a text of the example; a test fails if an example no longer contains it.
 
 use crate::config::Settings;

@@ -173,7 +173,7 @@ impl Backup {
     /// Returns the description of the file if it exists and contains all of these keys.
     ///
     /// # Errors
-    /// The file exists and lacks one of the keys, so that the backup cannot be written there.
+    /// The file exists and lacks one of the keys, so the backup cannot be written there.
     pub(in crate::commands) fn holds(
         &self,
         keys: &BTreeMap<Authority, CaKey>,

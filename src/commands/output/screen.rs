@@ -128,7 +128,7 @@ fn visible_json(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Writes one message to stderr. Its second and later lines are indented, so that none looks like another message.
+/// Writes one message to stderr. Its second and later lines are indented, so none looks like another message.
 pub(in super::super) fn print_message(message: &str) {
     let message = visible(message, false);
     let message = message.trim_end().replace('\n', "\n    ");
@@ -182,7 +182,7 @@ fn write(text: &str) -> Result<ExitCode, Failure> {
 /// Log lines that are kept back while a progress line is shown; `None` if they are written immediately.
 static HELD_LOG: Mutex<Option<String>> = Mutex::new(None);
 
-/// Keeps log lines back until [`release_log`], so that they follow the results of the command.
+/// Keeps log lines back until [`release_log`], so they follow the results of the command.
 pub(super) fn hold_log() {
     let mut held = HELD_LOG.lock().unwrap_or_else(PoisonError::into_inner);
     held.get_or_insert_default();

@@ -1,6 +1,6 @@
 //! The counters, which survive the process: `metrics.json` in the state directory.
 //!
-//! A process counts from zero and adds its counters to the file, under the lock of the node, so that concurrent commands
+//! A process counts from zero and adds its counters to the file, under the lock of the node, so concurrent commands
 //! lose nothing. The file is replaced atomically. A damaged file counts as empty, since Prometheus expects counters to be
 //! reset.
 

@@ -1,7 +1,7 @@
 //! Gauges of the node: certificates, authorities, revocation lists, requests and restarts.
 //!
 //! This file assesses nothing: states come from `status`, and renewal times from `survey`, which needs the configuration.
-//! A label value comes from a closed set or from the configuration, so that the number of series does not grow with
+//! A label value comes from a closed set or from the configuration, so the number of series does not grow with
 //! time; a serial number is not a label.
 
 use time::OffsetDateTime;

@@ -43,7 +43,7 @@ impl Metrics {
             signer: signer.to_owned(),
         };
         let counts = &mut self.0.state.borrow_mut().unsaved;
-        // A counter must exist with the value 0, so that Prometheus sees the first increase.
+        // A counter must exist with the value 0, so Prometheus sees the first increase.
         for certificate in KubeletCertificate::ALL {
             for result in RESULTS {
                 counts.count(&KUBELET_REQUESTS, recorder.labels(certificate, result), 0);

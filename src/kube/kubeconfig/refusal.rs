@@ -49,7 +49,7 @@ pub enum ClientRefusal {
 }
 
 impl ClientRefusal {
-    /// Returns true if the fields are written by nodepki, so that a new version of the file is accepted. All others are
+    /// Returns true if the fields are written by nodepki, so a new version of the file is accepted. All others are
     /// written by an administrator and never changed.
     pub fn is_corrected(&self) -> bool {
         match self {

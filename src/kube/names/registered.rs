@@ -1,6 +1,6 @@
 //! Names of certificates that the configuration registers in addition to kubeadm's.
 //!
-//! Such a name follows the form of kubeadm's names, so that it contains the two facts that all rooms need without the
+//! Such a name follows the form of kubeadm's names, so it contains the two facts that all rooms need without the
 //! configuration, for instance for a record of a certificate that is registered no longer:
 //!
 //! | name | meaning | kubeadm's example |
@@ -38,7 +38,7 @@ const CLIENT_SUFFIX: &str = "-client";
 /// Prefix of the names of certificates of `front-proxy-ca`, of which none can be registered.
 const FRONT_PROXY_PREFIX: &str = "front-proxy-";
 
-/// All names that this process has parsed. Each is allocated once and never freed, so that a name can be copied like
+/// All names that this process has parsed. Each is allocated once and never freed, so a name can be copied like
 /// kubeadm's; names come from the configuration and from root's own files only.
 static INTERNED: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
 

@@ -105,7 +105,7 @@ pub(super) struct ServiceAccountFiles {
     /// While a pair is replaced, sa.pub contains the old and the new public key.
     pub(super) public: Result<Vec<PublicKey>, FileFault>,
     pub(super) key_form_is_ours: bool,
-    /// Whether the node has run an API server, so that tokens may exist.
+    /// Whether the node has run an API server, so tokens may exist.
     pub(super) has_served: bool,
     pub(super) files: Vec<RowFile>,
 }
@@ -238,7 +238,7 @@ impl RowReader<'_> {
         let here = self.here(&path);
         let certificate = self.state.file(&path);
         let file = self.row_file(&certificate, false);
-        // Any sequence of certificates parses as a chain, so that a row exists even for an unusable bundle.
+        // Any sequence of certificates parses as a chain, so a row exists even for an unusable bundle.
         let both = self.parse(&certificate, |bytes| {
             Chain::from_pem(bytes).map(|chain| (chain, TrustBundle::from_pem(bytes)))
         });

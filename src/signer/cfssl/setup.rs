@@ -1,7 +1,7 @@
 //! The script for the administrator of CFSSL, run once for a node: signing configurations, a key, the sections of
 //! `multirootca`, and the commands that start the servers.
 //!
-//! The default profile gets no usages, so that an unknown profile signs nothing. `name_whitelist` contains the names
+//! The default profile gets no usages, so an unknown profile signs nothing. `name_whitelist` contains the names
 //! of this node and no others; CFSSL searches it anywhere in a name, hence the anchors.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -607,7 +607,7 @@ fn uid(object: &Value) -> Option<String> {
     uid.filter(|uid| !uid.is_empty()).map(str::to_owned)
 }
 
-/// Returns the file name for the UID of the object of a request: one for each key, so that kubelets' requests that wait
+/// Returns the file name for the UID of the object of a request: one for each key, so kubelets' requests that wait
 /// at the same time do not replace each other's, and the number of files is bounded.
 fn seen_file(key: &str) -> String {
     format!("seen-{key}")

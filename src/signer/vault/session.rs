@@ -34,7 +34,7 @@ pub(super) struct Session {
     origin: String,
     memory: Rc<dyn Memory>,
     clock: fn() -> OffsetDateTime,
-    /// Locked during a login, so that concurrent requests cause only one.
+    /// Locked during a login, so concurrent requests cause only one.
     token: Mutex<Option<VaultToken>>,
     /// Whether this process has logged in; otherwise the token is that of an earlier run.
     has_logged_in: Cell<bool>,

@@ -116,7 +116,7 @@ fn is_outdated(rotation: &AuthorityRotation, proof: &NodeProof) -> bool {
     begun.is_some_and(|begun| begun.rotation == rotation.id && rotation.phase.precedes(begun.phase))
 }
 
-/// Returns whether a node that starts continues where it stopped, so that all others accept it and it accepts them.
+/// Returns whether a node that starts continues where it stopped, so all others accept it and it accepts them.
 ///
 /// The leader waits for the proof of such a node. It does not wait for a node without a proof, or with a proof of more than
 /// its files contain: on the proofs that it has listed before, it can write one more phase. Such a node serves only once it

@@ -163,7 +163,7 @@ pub(super) fn assert_nothing_sent_twice(rig: &dyn Rig) {
     assert_eq!(sent.len(), all, "{:?}", rig.sent());
 }
 
-/// The desired names stay the same, so that a kind that renews receives the old certificate in exchange.
+/// The desired names stay the same, so a kind that renews receives the old certificate in exchange.
 pub(super) fn replaces_everything_for_another_key_algorithm(rig: &dyn Rig) {
     let node = node(rig);
     complete(&node, rig);

@@ -1,6 +1,6 @@
 //! Commands that read and write objects in an API server, interrupted in front of a real one.
 //!
-//! The server is shared by all cases, so that one case runs at a time: the objects of its collections are restored before
+//! The server is shared by all cases, so one case runs at a time: the objects of its collections are restored before
 //! it, and compared with those of an undisturbed run after the run that completes it. Cluster API's controllers do not run.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -145,7 +145,7 @@ impl Scratch {
 
 /// Returns an error unless OpenSSL says that each key belongs to its certificate.
 ///
-/// A process of OpenSSL costs as much as a run of nodepki, so that one process examines all pairs: it refuses to sign
+/// A process of OpenSSL costs as much as a run of nodepki, so one process examines all pairs: it refuses to sign
 /// with a key that does not belong to the signer's certificate (`CMS_add1_signer` in `crypto/cms/cms_sd.c`).
 fn match_pairs(pairs: &[Pair]) -> Result<(), String> {
     static MATCHED: Accepted = Accepted::new();

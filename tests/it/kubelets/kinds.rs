@@ -1,7 +1,7 @@
 //! The certificates of a kubelet from the real servers of other kinds of signers, prepared as `config signer-setup` prints.
 //!
 //! The servers and this API server listen on this machine, outside of the namespaces of a [`Cluster`]
-//! (`crate::servers::cluster`), so that the library's [`KubeletSigner`] runs in this process.
+//! (`crate::servers::cluster`), so the library's [`KubeletSigner`] runs in this process.
 
 use std::fs;
 use std::path::Path;

@@ -1,6 +1,6 @@
 //! Hundreds of renewals, seconds apart: nothing grows with their number, and no request fails.
 //!
-//! The signer grants a lifetime of seconds, so that every certificate that a component reads again is renewed after half of
+//! The signer grants a lifetime of seconds, so every certificate that a component reads again is renewed after half of
 //! it. The faults of the ten renewals are spread over the run. Before each of them the signer grants
 //! [`FAULT_LIFETIME`]: no certificate of a few seconds survives an outage of as many. kube-controller-manager and
 //! kube-scheduler must be restarted for a new certificate, so theirs live for [`RESTARTED_LIFETIME`].

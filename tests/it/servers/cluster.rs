@@ -4,7 +4,7 @@
 //! Owns: namespaces, processes, and access to the API. It contains no assertions about nodepki.
 //!
 //! A node ([`ClusterNode`]) has its own network, mounts and host name. `/etc`, `/var` and `/run` are directories of the
-//! node ([`ClusterNode::path`]); everything else is that of this machine, so that neither the programs nor this project
+//! node ([`ClusterNode::path`]); everything else is that of this machine, so neither the programs nor this project
 //! may be below one of the three. kubeadm, `nodepki --root /` and the components see the same files, at the paths of
 //! production. The nodes are on one Ethernet and find the cluster's endpoint in `/etc/hosts`. They are isolated from every
 //! other network.
@@ -527,7 +527,7 @@ impl ClusterNode {
 }
 
 /// Responds to every request with the name in the client certificate. The API server keeps unused connections open, so
-/// that one thread is not enough.
+/// one thread is not enough.
 const TELLS_WHO_CAME: &str = r#"
 import http.server, ssl, sys
 

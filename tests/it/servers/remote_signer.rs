@@ -73,7 +73,7 @@ struct Behaviour {
 
 #[derive(Default)]
 struct Log {
-    /// Answers by request, so that a repeated request gets the same answer.
+    /// Answers by request, so a repeated request gets the same answer.
     answers: BTreeMap<String, Vec<u8>>,
     met: BTreeMap<Mode, usize>,
 }

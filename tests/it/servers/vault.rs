@@ -59,7 +59,7 @@ impl Bao {
         bao
     }
 
-    /// Starts the active node and a standby of a cluster. The standby does not vote, so that on a busy machine the active
+    /// Starts the active node and a standby of a cluster. The standby does not vote, so on a busy machine the active
     /// node remains active.
     pub(crate) fn cluster() -> (Bao, Bao) {
         let issuer = Issuer::new("cluster");

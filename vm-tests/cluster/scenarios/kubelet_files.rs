@@ -266,7 +266,7 @@ impl Kubelet {
         };
         kubelet.replace_pair(ca);
         let name = &kubelet.name;
-        // Without labels, so that it is no node for a DaemonSet.
+        // Without labels, so it is no node for a DaemonSet.
         let node = format!(
             "{{apiVersion: v1, kind: Node, metadata: {{name: {name}}}, spec: {{unschedulable: true}}}}\n"
         );

@@ -31,7 +31,7 @@ pub(super) struct ToInternal<'a> {
     pub(super) api: &'a Api,
     pub(super) target: ClusterTarget,
     pub(super) authorities: BTreeSet<Authority>,
-    /// The authorities were named, so that keys of others in the backups are ignored and each named one is required.
+    /// The authorities were named, so keys of others in the backups are ignored and each named one is required.
     pub(super) is_selective: bool,
     /// Write the keys; otherwise only report.
     pub(super) apply: bool,

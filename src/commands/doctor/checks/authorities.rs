@@ -226,7 +226,7 @@ pub(super) fn service_account_torn(picture: &Picture) -> Vec<CheckNote> {
         .collect()
 }
 
-/// Returns whether an authority's certificate itself is unusable, so that findings on the certificates under it are
+/// Returns whether an authority's certificate itself is unusable, so findings on the certificates under it are
 /// omitted.
 pub(super) fn is_unusable(picture: &Picture, name: Authority) -> bool {
     picture.status.authority(name).is_some_and(|row| {

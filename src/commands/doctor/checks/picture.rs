@@ -301,7 +301,7 @@ impl Picture {
             .collect()
     }
 
-    /// Returns whether a kubeconfig can be parsed, so that its faults are in its content or in the files that it names.
+    /// Returns whether a kubeconfig can be parsed, so its faults are in its content or in the files that it names.
     pub(super) fn has_kubeconfig(&self, name: CertName) -> bool {
         let found = self.leaf(name).and_then(|leaf| leaf.kubeconfig.as_ref());
         found.is_some_and(|found| found.present().is_some())

@@ -51,7 +51,7 @@ fn visible(text: &str) -> String {
         .collect()
 }
 
-/// Indents all lines equally, so that a manifest can be copied.
+/// Indents all lines equally, so a manifest can be copied.
 fn indented(text: &str) -> String {
     text.replace('\n', "\n    ")
 }
