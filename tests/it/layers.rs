@@ -177,3 +177,64 @@ fn pure_rooms_do_no_io() {
         }
     }
 }
+
+/// Files that search text which is not nodepki's own, or which join texts, with the reason.
+const TEXT_SEARCHES: [(&str, &str); 8] = [
+    ("agent/examine.rs", "a warning that another one contains"),
+    (
+        "agent/failure.rs",
+        "a cause that the text of its error contains",
+    ),
+    ("agent/load/files.rs", "an error without its path"),
+    ("cluster/api.rs", "messages of the API server"),
+    ("signer/cluster/requests.rs", "messages of the API server"),
+    ("signer/puppet/refusal.rs", "messages of Puppet's CA"),
+    ("yaml.rs", "messages of the parser"),
+    ("yaml/syntax.rs", "messages of the parser"),
+];
+
+/// A decision depends on a value, never on the text that tells people about it.
+#[test]
+fn no_decision_depends_on_a_message() {
+    const TEXTS: [&str; 11] = [
+        "reason",
+        "reasons",
+        "message",
+        "problem",
+        "sentence",
+        "words",
+        "why",
+        "fault",
+        "remark",
+        "finding",
+        "to_string()",
+    ];
+    const SEARCHES: [&str; 5] = [
+        "contains",
+        "starts_with",
+        "ends_with",
+        "strip_prefix",
+        "strip_suffix",
+    ];
+    let mut found = BTreeSet::new();
+    for source in sources() {
+        let path = source.path.rsplit_once("/src/").unwrap().1.to_owned();
+        let code: String = source.code.split_whitespace().collect();
+        for text in TEXTS {
+            for access in ["", ".as_str()"] {
+                for search in SEARCHES {
+                    let call = format!("{text}{access}.{search}(");
+                    let mut calls = code.match_indices(&call);
+                    let is_whole = |at: usize| {
+                        !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_')
+                    };
+                    if calls.any(|(at, _)| text == "to_string()" || is_whole(at)) {
+                        found.insert(path.clone());
+                    }
+                }
+            }
+        }
+    }
+    let known = TEXT_SEARCHES.map(|(file, _)| file.to_owned());
+    assert_eq!(found, BTreeSet::from(known));
+}

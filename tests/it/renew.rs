@@ -237,7 +237,11 @@ fn renews_named_certificates_and_all_of_them() {
         renew(&node, arguments)
             .ended(75)
             .row_says("apiserver", "held back")
-            .row_says("apiserver", "(--force renews it now)");
+            .row_says("apiserver", "(--force renews it now)")
+            .says(&format!(
+                "{} --force, which renews it now",
+                arguments.last().unwrap()
+            ));
     }
     renew(&node, &["--all", "--dry-run"])
         .ended(75)
@@ -539,6 +543,39 @@ fn keeps_valid_certificates_in_an_outage_and_fails_when_urgent() {
         assert_eq!(keys[1], node.key_in_place(name), "{slot}");
     }
     node.assert_sound(&EVERYTHING);
+}
+
+/// What was asked for did not happen, although the certificate in place is valid.
+#[test]
+fn fails_if_requested_renewal_does_not_happen() {
+    let node = node();
+    let before = node.etc();
+    for (how, code) in [("unreachable", 69), ("pending", 75)] {
+        node.signer_does("all", how);
+        for arguments in [&["apiserver"][..], &["apiserver", "--force"], &["--all"]] {
+            renew(&node, arguments)
+                .ended(code)
+                .row_says("apiserver", "still valid")
+                .says(arguments.last().unwrap());
+        }
+        renew(&node, &[]).done();
+        before.unchanged(&node.etc());
+    }
+}
+
+/// `bootstrap` would refuse to generate a service-account pair beside certificates.
+#[test]
+fn refuses_node_that_was_never_set_up() {
+    let node = Node::new();
+    for arguments in [&[][..], &["--all"], &["apiserver"], &["--dry-run"]] {
+        renew(&node, arguments)
+            .ended(65)
+            .says("run nodepki bootstrap, which issues the first ones");
+    }
+    needs_renewal(&node, &[]).ended(2);
+    assert!(node.keys_seen().is_empty());
+    node.ask().done();
+    renew(&node, &[]).done();
 }
 
 #[test]
