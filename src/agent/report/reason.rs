@@ -156,10 +156,15 @@ pub(crate) fn codes(reasons: &[RowReason]) -> Vec<&'static str> {
 
 #[cfg(test)]
 mod tests {
+    use time::OffsetDateTime;
+    use time::macros::datetime;
+
     use super::*;
     use crate::agent::ExitCode;
     use crate::signer::FailureClass;
     use crate::x509::CertDifference;
+
+    const AT: OffsetDateTime = datetime!(2026-06-01 12:00 UTC);
 
     #[test]
     fn states_each_reason_with_its_code() {
@@ -200,6 +205,20 @@ mod tests {
                 RowReason::Denied("no".to_owned()),
                 "Denied",
                 "the signer denied the request: no (resolve this with the administrator of the signer, and run again)",
+            ),
+            (
+                RowReason::Answer(AnswerFault::NotLater { not_after: AT }),
+                "NotLater",
+                "it expires at 2026-06-01T12:00:00Z, no later than the certificate in place: the signer returned an earlier certificate, or now issues a shorter lifetime",
+            ),
+            (
+                RowReason::Answer(AnswerFault::RevokedBySigner {
+                    certificate: "CN=a (serial 1)".to_owned(),
+                    since: AT,
+                    signer: "corp".to_owned(),
+                }),
+                "RevokedBySigner",
+                "CN=a (serial 1) is revoked since 2026-06-01T12:00:00Z by the list that corp publishes: ask the administrator of the signer for the reason; if the signer returns the same certificate again, it must be removed there",
             ),
             (
                 RowReason::Answer(AnswerFault::TooLarge("1 MiB".to_owned())),

@@ -67,7 +67,7 @@ impl Survey {
             };
             if let Some(replaced) = self.replaced_by(authority, present) {
                 let fix = replaced.fix(authority, &shown, present);
-                let path = shown;
+                let (replaced, path) = (Box::new(replaced), shown);
                 refused.push((place, BundleRefusal::Replaced { replaced, path }, fix));
             }
         }

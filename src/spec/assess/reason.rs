@@ -293,7 +293,10 @@ pub enum BundleRefusal {
         at: OffsetDateTime,
     },
     #[error("{}", replaced.sentence(path))]
-    Replaced { replaced: ReplacedCa, path: String },
+    Replaced {
+        replaced: Box<ReplacedCa>,
+        path: String,
+    },
 }
 
 /// Returns the texts of several values in one line.
