@@ -240,24 +240,6 @@ fn broken<'a>(
     lines.into_iter().map(|(line, _)| line).collect()
 }
 
-/// Returns the text with a placeholder for each occurrence of a word, to compare texts that differ only in it.
-pub fn without_word(text: &str, word: &str) -> String {
-    let mut general = String::with_capacity(text.len());
-    let mut rest = text;
-    let is_part = |c: char| c.is_alphanumeric() || c == '-';
-    while let Some(at) = rest.find(word).filter(|_| !word.is_empty()) {
-        let (before, found) = rest.split_at(at);
-        let (found, after) = found.split_at(word.len());
-        let last = before.chars().next_back().or(general.chars().next_back());
-        let is_word = !last.is_some_and(is_part) && !after.chars().next().is_some_and(is_part);
-        general.push_str(before);
-        general.push_str(if is_word { "\u{0}" } else { found });
-        rest = after;
-    }
-    general.push_str(rest);
-    general
-}
-
 /// Returns the text on one line, with hidden characters escaped.
 pub fn visible_line(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
@@ -425,23 +407,6 @@ mod tests {
         };
         assert_eq!(at(7), "aa, bb,\ncc");
         assert_eq!(at(6), "aa,\nbb,\ncc");
-    }
-
-    #[test]
-    fn replaces_names_only_as_words() {
-        for (text, name, general) in [
-            ("for apiserver: no", "apiserver", "for \u{0}: no"),
-            ("/i/apiserver.crt", "apiserver", "/i/\u{0}.crt"),
-            (
-                "apiserver-etcd-client",
-                "apiserver",
-                "apiserver-etcd-client",
-            ),
-            ("cannot", "ca", "cannot"),
-            ("no name", "", "no name"),
-        ] {
-            assert_eq!(without_word(text, name), general, "{text}");
-        }
     }
 
     #[test]

@@ -1137,7 +1137,7 @@ fn reports_every_difference_of_the_signers_answer() {
     let cases: [(Change<'_>, &str); 8] = [
         (
             &|p| p.subject.common_name = "system:node:w2".to_owned(),
-            "CN is \"system:node:w2\"",
+            "found \"system:node:w2\"",
         ),
         (
             &|p| p.subject.organizations = vec!["system:masters".to_owned()],

@@ -452,7 +452,7 @@ fn keeps_certificate_of_staged_ca_until_activation_unless_it_is_needed_now() {
     for name in &names {
         for _ in 0..2 {
             renew(&["--name", name.as_str(), "--force"])
-                .done()
+                .ended(75)
                 .says("the certificate was issued under the staged CA")
                 .says("installed by `nodepki authority activate etcd-ca`");
         }

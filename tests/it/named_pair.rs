@@ -460,7 +460,7 @@ fn installs_pair_before_kubeadm_writes_manifests() {
     node.settings("");
     locally(&node, &["bootstrap"], &[])
         .done()
-        .row_says("scheduler.conf", "wanted embedded certificate and key");
+        .row_says("scheduler.conf", "instead of embedded certificate and key");
     assert!(node.read(SCHEDULER_CONF).contains("client-key-data"));
     assert!(PAIR.iter().all(|path| node.path(path).exists()));
     let record = node.read(RESTART_RECORD);

@@ -640,7 +640,7 @@ fn calls_certificate_unsafe_that_does_not_fit_its_place() {
         (
             CertName::ControllerManagerConf,
             |profile| profile.subject.common_name = "system:kube-scheduler".into(),
-            "wanted \"system:kube-controller-manager\"",
+            "expected CN \"system:kube-controller-manager\"",
         ),
         (
             CertName::KubeletConf,
@@ -650,7 +650,7 @@ fn calls_certificate_unsafe_that_does_not_fit_its_place() {
         (
             CertName::KubeletConf,
             |profile| profile.subject.common_name = "cp1".into(),
-            "wanted \"system:node:NAME\"",
+            "expected CN \"system:node:NAME\"",
         ),
         (
             CertName::Apiserver,
