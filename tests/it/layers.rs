@@ -179,16 +179,12 @@ fn pure_rooms_do_no_io() {
 }
 
 /// Files that search text which is not nodepki's own, or which join texts, with the reason.
-const TEXT_SEARCHES: [(&str, &str); 8] = [
+const TEXT_SEARCHES: [(&str, &str); 7] = [
     ("agent/examine.rs", "a warning that another one contains"),
-    (
-        "agent/failure.rs",
-        "a cause that the text of its error contains",
-    ),
     ("agent/load/files.rs", "an error without its path"),
     ("cluster/api.rs", "messages of the API server"),
+    ("kube/kubeadm/cluster.rs", "arguments in a kubeadm document"),
     ("signer/cluster/requests.rs", "messages of the API server"),
-    ("signer/puppet/refusal.rs", "messages of Puppet's CA"),
     ("yaml.rs", "messages of the parser"),
     ("yaml/syntax.rs", "messages of the parser"),
 ];
@@ -196,9 +192,8 @@ const TEXT_SEARCHES: [(&str, &str); 8] = [
 /// A decision depends on a value, never on the text that tells people about it.
 #[test]
 fn no_decision_depends_on_a_message() {
-    const TEXTS: [&str; 11] = [
+    const TEXTS: [&str; 10] = [
         "reason",
-        "reasons",
         "message",
         "problem",
         "sentence",
@@ -218,8 +213,12 @@ fn no_decision_depends_on_a_message() {
     ];
     let mut found = BTreeSet::new();
     for source in sources() {
-        let path = source.path.rsplit_once("/src/").unwrap().1.to_owned();
-        let code: String = source.code.split_whitespace().collect();
+        let (_, path) = source.path.rsplit_once("/src/").unwrap();
+        if path.contains("/tests/") {
+            continue;
+        }
+        let lines = source.code.lines().map(str::trim);
+        let code = lines.collect::<Vec<_>>().join("\n").replace("\n.", ".");
         for text in TEXTS {
             for access in ["", ".as_str()"] {
                 for search in SEARCHES {
@@ -229,7 +228,7 @@ fn no_decision_depends_on_a_message() {
                         !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_')
                     };
                     if calls.any(|(at, _)| text == "to_string()" || is_whole(at)) {
-                        found.insert(path.clone());
+                        found.insert(path.to_owned());
                     }
                 }
             }
