@@ -112,9 +112,7 @@ fn copy_certificate(authorities: &Path, authority: Authority, node: &ClusterNode
 /// Runs a command; signs the requests that it leaves, and runs it again.
 fn signed(node: &ClusterNode, command: &[&str], authorities: &Path) -> Ran {
     let run = || node.nodepki(command);
-    // A renewal that waits leaves valid certificates in place.
-    let waits = if command[0] == "renew" { 0 } else { 75 };
-    run().ended(waits).says("pending");
+    run().ended(75).says("pending");
     let drop = node.path("/var/lib/offline");
     for name in CertName::KUBEADM {
         if drop.join(format!("outbox/{name}.csr")).exists() {
