@@ -78,7 +78,7 @@ codes!(CertReason {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the message is the documentation")]
 pub enum KubeconfigDifference {
-    #[error("expected server {wanted}, found {}", found.as_deref().unwrap_or("missing"))]
+    #[error("expected server {wanted}, found {}", found.as_deref().unwrap_or("none"))]
     OtherServer {
         found: Option<String>,
         wanted: String,
