@@ -4,6 +4,7 @@
 //! | file | what happens |
 //! | --- | --- |
 //! | `hostile` | requests that must not be signed, and thousands of them at once |
+//! | `names` | the names and addresses of serving certificates, from a hostile kubelet and from honest ones |
 //! | `rights` | the identity of the daemon tries what it may and may not do |
 //! | `writers` | other writers, a compacted history, nothing to do |
 //! | `answers` | a signer that is wrong, slow or down; decisions by hand |
@@ -17,6 +18,7 @@ mod bench;
 mod crash;
 mod hostile;
 mod kinds;
+mod names;
 mod rights;
 mod writers;
 
@@ -52,6 +54,11 @@ const CA_DIR: &str = "/var/lib/corp";
 
 /// Writes settings with this signer for authority `ca`.
 fn configure(node: &ClusterNode, ca: &str, signers: &str) {
+    configure_names(node, ca, signers, "domains: [example.com]");
+}
+
+/// As [`configure`], with these settings for the names of serving certificates.
+fn configure_names(node: &ClusterNode, ca: &str, signers: &str, names: &str) {
     let settings = format!(
         "\
 apiVersion: nodepki.io/v1alpha1
@@ -60,7 +67,7 @@ authorities: {{ca: {{signer: {ca}}}, etcd-ca: {{signer: corp}}, front-proxy-ca: 
 signers: {{corp: {{local: {{directory: {CA_DIR}}}}}{signers}}}
 pki: {{defaults: {{key: {{algorithm: ECDSA, ecdsa: {{curve: P256}}}}}}}}
 reload: {{hooks: [{{on: [kubelet], command: [/bin/true]}}]}}
-kubelets: {{sign: true, approveServing: true, approveClient: true, lifetime: 2h, tokenLifetime: 40m, domains: [example.com]}}
+kubelets: {{sign: true, approveServing: true, approveClient: true, lifetime: 2h, tokenLifetime: 40m, {names}}}
 metrics: {{listen: '127.0.0.1:9465'}}
 "
     );
