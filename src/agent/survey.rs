@@ -759,9 +759,9 @@ fn read_pair(
 ) -> Result<ObservedCert, store::StoreError> {
     let key = state.file(key);
     Ok(ObservedCert {
-        chain: state.file(certificate).parse(Chain::from_pem)?,
+        chain: state.file(certificate).readable()?.chain(),
         key_form_is_ours: key.bytes()?.is_none_or(assess::is_our_form),
-        key: key.parse(PrivateKey::from_pem)?,
+        key: key.key(),
         exposed: key.mode_if_exposed(),
         revoked: None,
         kubeconfig: None,
@@ -794,8 +794,8 @@ fn read_kubeconfig(
             let is_ours = pair.is_some_and(|pair| pair.is(certificate.path(), key.path()));
             let key_bytes = key.bytes_behind_link()?;
             let found = ObservedCert {
-                chain: Observed::read(certificate.bytes_behind_link()?, Chain::from_pem),
-                key: Observed::read(key_bytes, PrivateKey::from_pem),
+                chain: certificate.behind_link(NodeFile::chain)?,
+                key: key.behind_link(NodeFile::key)?,
                 key_form_is_ours: !is_ours || key_bytes.is_none_or(assess::is_our_form),
                 exposed: key.mode_if_exposed().filter(|_| is_ours),
                 revoked: None,

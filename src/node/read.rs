@@ -1,4 +1,4 @@
-//! The files of a node, each read at most once.
+//! The files of a node, each read at most once, and each certificate and private key in them parsed at most once.
 //!
 //! `plan`, `bootstrap`, `renew`, `status`, `doctor`, `authority` and the metrics judge the same [`NodeState`], so
 //! they agree on what is on the node. A file is read when it is first needed; later judgements see the same content, and
@@ -18,6 +18,7 @@ use crate::kube::paths::{APISERVER_MANIFEST, KUBELET_CURRENT_LINK, KUBELET_FLAGS
 use crate::spec::assess::{Observed, ObservedKubeconfig, ReadKubeconfig, read_kubeconfig};
 use crate::spec::{Layout, kubeconfig_path};
 use crate::store::{self, FileContent, FileKind, Metadata, NodeRoot, PathObstacle};
+use crate::x509::{Chain, PrivateKey};
 
 /// The files of one node at one moment. A clone shares them.
 #[derive(Clone)]
@@ -33,6 +34,8 @@ pub struct NodeFile {
     path: PathBuf,
     content: OnceCell<Result<Option<FileContent>, store::StoreError>>,
     entry: OnceCell<Result<Option<Metadata>, store::StoreError>>,
+    chain: OnceCell<Observed<Chain>>,
+    key: OnceCell<Observed<PrivateKey>>,
 }
 
 /// A kubeconfig, and the files that contain its client certificate and key.
@@ -244,6 +247,8 @@ impl NodeFile {
             path: path.to_owned(),
             content: OnceCell::new(),
             entry: OnceCell::new(),
+            chain: OnceCell::new(),
+            key: OnceCell::new(),
         }
     }
 
@@ -261,6 +266,18 @@ impl NodeFile {
         Ok(content.map(|content| content.bytes.as_slice()))
     }
 
+    /// Returns the certificate and its intermediates. A file that cannot be read is unreadable.
+    pub fn chain(&self) -> Observed<Chain> {
+        let chain = self.chain.get_or_init(|| self.found(Chain::from_pem));
+        chain.clone()
+    }
+
+    /// Returns the private key. A file that cannot be read is unreadable.
+    pub fn key(&self) -> Observed<PrivateKey> {
+        let key = self.key.get_or_init(|| self.found(PrivateKey::from_pem));
+        key.clone()
+    }
+
     /// As [`NodeFile::bytes`], for a file behind a link of the kubelet: a link that leads to itself is an absent file,
     /// which a new link may replace.
     ///
@@ -274,6 +291,26 @@ impl NodeFile {
             }) => Ok(None),
             other => other,
         }
+    }
+
+    /// Returns what `parse` makes of a file behind a link of the kubelet, as [`NodeFile::bytes_behind_link`].
+    ///
+    /// # Errors
+    /// As of [`NodeFile::bytes`].
+    pub fn behind_link<T>(
+        &self,
+        parse: impl FnOnce(&NodeFile) -> Observed<T>,
+    ) -> Result<Observed<T>, store::StoreError> {
+        let found = self.bytes_behind_link()?.map(|_| parse(self));
+        Ok(found.unwrap_or(Observed::Absent))
+    }
+
+    /// Returns the file, once it is known that it can be read or does not exist.
+    ///
+    /// # Errors
+    /// As of [`NodeFile::bytes`].
+    pub fn readable(&self) -> Result<&NodeFile, store::StoreError> {
+        self.bytes().map(|_| self)
     }
 
     /// Returns what `parse` makes of the content. A file that cannot be read is unreadable.

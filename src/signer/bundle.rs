@@ -488,9 +488,7 @@ impl<'a> Owners<'a> {
         }
         if let Some((path, key)) = keys.iter().find_map(|key| self.keys.get(key)) {
             return match place(path) {
-                Some(PathName::Slot(name)) => PrivateKey::from_pem(key.to_pem().as_bytes())
-                    .map(|key| Owner::Wanted(name, Some(key)))
-                    .map_err(|error| Stray::Damaged(error.to_string())),
+                Some(PathName::Slot(name)) => Ok(Owner::Wanted(name, Some(key.clone()))),
                 _ => Err(Stray::Damaged(format!(
                     "its key is in {}, which is not the name of a certificate",
                     path.display()

@@ -11,7 +11,7 @@ pub(super) mod ml_dsa;
 mod rsa_generation;
 
 use std::fmt;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use aws_lc_rs::encoding::{AsBigEndian, EcPrivateKeyBin};
 use aws_lc_rs::rand::SystemRandom;
@@ -77,12 +77,13 @@ pub enum KeyError {
     Scheme(String),
 }
 
-/// A private key, wiped from memory on drop.
+/// A private key. Clones share its memory, which is wiped when the last one is dropped.
+#[derive(Clone)]
 pub struct PrivateKey {
     /// PKCS#1 `RSAPrivateKey`, SEC1 `ECPrivateKey` with its named curve, or PKCS#8 with the seed of an ML-DSA key: the forms
     /// that kubeadm writes.
-    der: Zeroizing<Vec<u8>>,
-    signer: KeySigner,
+    der: Arc<Zeroizing<Vec<u8>>>,
+    signer: Arc<KeySigner>,
     public: PublicKey,
 }
 
@@ -204,11 +205,7 @@ impl PrivateKey {
         }
         let public = key.public_key().to_der().map_err(|_| damaged())?;
         let public = PublicKey::from_rsa_pkcs1(&public, KeyType::Known(algorithm))?;
-        Ok(PrivateKey {
-            der,
-            signer: KeySigner::Rsa(OnceLock::new()),
-            public,
-        })
+        Ok(Self::new(der, KeySigner::Rsa(OnceLock::new()), public))
     }
 
     fn from_sec1_der(
@@ -257,16 +254,24 @@ impl PrivateKey {
         .to_der()
         .map_err(|_| KeyError::Damaged("the EC private key cannot be encoded"))?;
         let public = PublicKey::from_ec_point(curve, pair.public_key().as_ref())?;
-        Ok(PrivateKey {
-            der: Zeroizing::new(der),
-            signer: KeySigner::Ecdsa(pair),
+        Ok(Self::new(
+            Zeroizing::new(der),
+            KeySigner::Ecdsa(pair),
             public,
-        })
+        ))
+    }
+
+    fn new(der: Zeroizing<Vec<u8>>, signer: KeySigner, public: PublicKey) -> Self {
+        PrivateKey {
+            der: Arc::new(der),
+            signer: Arc::new(signer),
+            public,
+        }
     }
 
     /// Encodes PEM like kubeadm: PKCS#1 for RSA, SEC1 for ECDSA, PKCS#8 for ML-DSA only.
     pub fn to_pem(&self) -> Zeroizing<String> {
-        let label = match self.signer {
+        let label = match *self.signer {
             KeySigner::Rsa(_) => "RSA PRIVATE KEY",
             KeySigner::Ecdsa(_) => "EC PRIVATE KEY",
             KeySigner::MlDsa(_) => "PRIVATE KEY",
@@ -298,7 +303,7 @@ impl rcgen::PublicKeyData for PrivateKey {
 impl rcgen::SigningKey for PrivateKey {
     fn sign(&self, message: &[u8]) -> Result<Vec<u8>, rcgen::Error> {
         let random = SystemRandom::new();
-        match &self.signer {
+        match &*self.signer {
             KeySigner::Rsa(cell) => {
                 let pair = match cell.get() {
                     Some(pair) => pair,
@@ -612,7 +617,7 @@ mod tests {
         let (mut bad, mut refused) = (0, 0);
         // Every 97th byte. Go refuses a key with wrong values of the Chinese remainder theorem, the last three numbers.
         for position in (40..key.der.len()).step_by(97) {
-            let mut der = key.der.clone();
+            let mut der = (*key.der).clone();
             der[position] ^= 0x10;
             bad += 1;
             refused += usize::from(PrivateKey::from_rsa_der(der).is_err());

@@ -291,13 +291,13 @@ fn read_kubelet(
         leaves.push(SignedLeaf {
             name: CertName::KubeletConf.to_string(),
             file: shown(certificate.path()),
-            chain: chain(&certificate.parse(Chain::from_pem)?),
+            chain: chain(&certificate.readable()?.chain()),
             foreign: Some(KUBELET_CLIENT_ADVICE),
         });
     }
     let [serving, _] = state.layout().pair(CertName::KubeletServing);
     if survey.cert(CertName::KubeletServing).is_none()
-        && let Observed::Present(chain) = state.file(&serving).parse(Chain::from_pem)?
+        && let Observed::Present(chain) = state.file(&serving).readable()?.chain()
     {
         // By default the kubelet signs it with an authority of its own.
         let mut issuers = bundle.iter();

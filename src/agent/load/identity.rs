@@ -16,7 +16,6 @@ use crate::kube::paths::ETCD_MANIFEST;
 use crate::node::NodeState;
 use crate::spec::kubeconfig_path;
 use crate::store::{IdentityPart, NodeRecord, NodeRoot, Slot, node_record_path};
-use crate::x509::Chain;
 
 /// How a run treats a difference between the wanted identity and the node's own.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,7 +67,7 @@ pub fn name_sources(state: &NodeState) -> Vec<NameSource> {
 /// Returns the common name of an etcd certificate if it is also one of its DNS names, as in kubeadm's certificates. A setting
 /// (`commonNames`) or another tool may put a name there that is not the node's.
 pub(super) fn etcd_name(state: &NodeState, path: &Path) -> Option<String> {
-    let chain = state.file(path).found(Chain::from_pem);
+    let chain = state.file(path).chain();
     let leaf = chain.present()?.leaf();
     let name = leaf.subject().values("CN").next()?.to_owned();
     let names = leaf.dns_names();

@@ -17,7 +17,6 @@ use crate::node::{self, KubeconfigState, NodeState};
 use crate::spec::assess::{Observed, ObservedKubeconfig};
 use crate::spec::kubeconfig_path;
 use crate::store::NodeRoot;
-use crate::x509::Chain;
 
 /// A node that was set up earlier.
 pub(super) struct RunningNode {
@@ -218,7 +217,7 @@ pub(super) fn kubelet_name(state: &NodeState) -> Option<String> {
         .ok()?
     {
         KubeconfigState::Embedded(found) => found.chain,
-        KubeconfigState::ByFile { certificate, .. } => certificate.found(Chain::from_pem),
+        KubeconfigState::ByFile { certificate, .. } => certificate.chain(),
         KubeconfigState::Unusable(_) => return None,
     };
     let leaf = chain.present()?.leaf();

@@ -209,7 +209,7 @@ fn of_external_etcd(state: &NodeState, external: &ExternalEtcd) -> Vec<KeyUse> {
         of_authorities(KeyOwner::Authority(Authority::EtcdCa), &found)
     });
     let client = external.certificate.as_ref().map(|path| {
-        let found = state.file(path).found(Chain::from_pem);
+        let found = state.file(path).chain();
         of_leaf(KeyOwner::Leaf(CertName::ApiserverEtcdClient), &found)
     });
     authority.into_iter().chain(client).collect()
@@ -224,7 +224,7 @@ fn of_kubelet(state: &NodeState, name: CertName, now: OffsetDateTime) -> Option<
             let [own, _] = layout.pair(name);
             let requested = layout.kubelet_pki().join(KUBELET_SERVING_LINK);
             let mut files = [requested, own].into_iter().map(|path| state.file(path));
-            files.find(|file| file.exists())?.found(Chain::from_pem)
+            files.find(|file| file.exists())?.chain()
         }
     };
     let key = of_leaf(KeyOwner::Leaf(name), &found);

@@ -126,7 +126,7 @@ impl Survey {
         let file = state.file(&spec.private);
         let pair = FoundPair {
             spec,
-            private: file.parse(PrivateKey::from_pem)?,
+            private: file.readable()?.key(),
             public: state.file(&spec.public).parse(PublicKey::all_from_pem)?,
             is_exposed: file.mode_if_exposed().is_some(),
             has_served: state.has_served(),

@@ -1,7 +1,6 @@
 //! Reads the files of a row. A file that cannot be used is a [`FileFault`]; nothing is judged here.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::Path;
 
 use time::OffsetDateTime;
@@ -157,8 +156,8 @@ impl RowReader<'_> {
             key_form_is_ours: key_form_is_ours(&key),
             ..LeafFiles::new(
                 name,
-                self.parse(&certificate, Chain::from_pem),
-                self.parse(&key, PrivateKey::from_pem),
+                self.parse(&certificate, NodeFile::chain),
+                self.parse(&key, NodeFile::key),
             )
         }
     }
@@ -168,7 +167,7 @@ impl RowReader<'_> {
         let row_file = self.row_file(&file, true);
         let here = self.here(file.path());
         // An absent, empty or unreadable kubeconfig has the same faults as any other file.
-        let read = self.parse(&file, |_| Ok::<_, String>(())).and_then(|()| {
+        let read = self.parse(&file, has_text).and_then(|()| {
             let read = self.state.kubeconfig(file.path());
             read.map_err(|error| FileFault::of_store(&here, &error))
         });
@@ -217,13 +216,13 @@ impl RowReader<'_> {
         if !is_combined {
             files.push(self.row_file(key, true));
         }
-        let leaf = match self.parse(certificate, |_| Ok::<_, String>(())) {
+        let leaf = match self.parse(certificate, has_text) {
             // A fault of one file is reported once.
             Err(fault) if is_combined => LeafFiles::unusable(name, fault),
             _ => LeafFiles::new(
                 name,
-                self.parse(certificate, Chain::from_pem),
-                self.parse(key, PrivateKey::from_pem),
+                self.parse(certificate, NodeFile::chain),
+                self.parse(key, NodeFile::key),
             ),
         };
         LeafFiles {
@@ -239,8 +238,10 @@ impl RowReader<'_> {
         let certificate = self.state.file(&path);
         let file = self.row_file(&certificate, false);
         // Any sequence of certificates parses as a chain, so a row exists even for an unusable bundle.
-        let both = self.parse(&certificate, |bytes| {
-            Chain::from_pem(bytes).map(|chain| (chain, TrustBundle::from_pem(bytes)))
+        let both = self.parse(&certificate, |file| {
+            file.found(|bytes| {
+                Chain::from_pem(bytes).map(|chain| (chain, TrustBundle::from_pem(bytes)))
+            })
         });
         let (certificates, trust) = match both {
             Ok((chain, trust)) => {
@@ -276,8 +277,8 @@ impl RowReader<'_> {
         let [private, public] = layout.service_account().map(|path| self.state.file(path));
         ServiceAccountFiles {
             files: vec![self.row_file(&private, true), self.row_file(&public, false)],
-            private: self.parse(&private, PrivateKey::from_pem),
-            public: self.parse(&public, PublicKey::all_from_pem),
+            private: self.parse(&private, NodeFile::key),
+            public: self.parse(&public, |file| file.found(PublicKey::all_from_pem)),
             key_form_is_ours: key_form_is_ours(&private),
             has_served: self.state.has_served(),
         }
@@ -303,18 +304,21 @@ impl RowReader<'_> {
     }
 
     /// Returns the parsed content of a file, or its fault.
-    fn parse<T, E: fmt::Display>(
+    fn parse<T>(
         &self,
         file: &NodeFile,
-        parse: impl FnOnce(&[u8]) -> Result<T, E>,
+        parse: impl FnOnce(&NodeFile) -> Observed<T>,
     ) -> Result<T, FileFault> {
         let here = self.here(file.path());
-        let bytes = file
-            .bytes()
+        file.bytes()
             .map_err(|error| FileFault::of_store(&here, &error))?;
-        required(Observed::read(bytes, parse), file.is_dangling())
-            .map_err(|problem| FileFault::new(&here, problem))
+        required(parse(file), file.is_dangling()).map_err(|problem| FileFault::new(&here, problem))
     }
+}
+
+/// Returns whether a file has content, whatever it is.
+fn has_text(file: &NodeFile) -> Observed<()> {
+    file.found(|_| Ok::<_, String>(()))
 }
 
 /// Returns false for a private key in another form than kubeadm's.

@@ -11,7 +11,7 @@ use crate::kube::kubeconfig::{
 use crate::x509::{Chain, KeyAlgorithm, KeyType, PrivateKey, PublicKey, wide_encoding};
 
 /// A file as it was found.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum Observed<T> {
     /// No such file.
     Absent,

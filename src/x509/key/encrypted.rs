@@ -83,8 +83,8 @@ impl PrivateKey {
 
     fn to_pkcs8_der(&self) -> Result<Zeroizing<Vec<u8>>, KeyError> {
         let unencodable = |_| KeyError::Damaged("the private key cannot be encoded as PKCS#8");
-        if let KeySigner::MlDsa(_) = self.signer {
-            return Ok(self.der.clone());
+        if let KeySigner::MlDsa(_) = *self.signer {
+            return Ok((*self.der).clone());
         }
         let curve = match self.key_type() {
             KeyType::Known(algorithm) => Curve::of(*algorithm).map(Curve::oid),

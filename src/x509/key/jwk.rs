@@ -119,7 +119,7 @@ impl PrivateKey {
             KeyType::Known(KeyAlgorithm::EcdsaP384) => &ECDSA_P384_SHA384_FIXED_SIGNING,
             KeyType::Known(KeyAlgorithm::EcdsaP521) => &ECDSA_P521_SHA512_FIXED_SIGNING,
             _ => {
-                debug_assert!(!matches!(self.signer, KeySigner::Ecdsa(_)));
+                debug_assert!(!matches!(*self.signer, KeySigner::Ecdsa(_)));
                 return rcgen::SigningKey::sign(self, message).map_err(|_| KeyError::Signing);
             }
         };

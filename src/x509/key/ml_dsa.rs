@@ -91,11 +91,7 @@ impl ParameterSet {
             pair.public_key().as_ref(),
             KeyType::Known(self.algorithm),
         )?;
-        Ok(PrivateKey {
-            der,
-            signer: KeySigner::MlDsa(pair),
-            public,
-        })
+        Ok(PrivateKey::new(der, KeySigner::MlDsa(pair), public))
     }
 }
 

@@ -23,14 +23,14 @@ use crate::kube::paths::{
 use crate::kubelets::KubeletPolicy;
 use crate::node::static_pods::{mounted_files, other_static_pods};
 use crate::node::status::{self, NodeRole, NodeStatus, RowFault, RowSubject};
-use crate::node::{KubeconfigState, NodeState};
+use crate::node::{KubeconfigState, NodeFile, NodeState};
 use crate::signer::SignerKind;
 use crate::spec::assess::Observed;
 use crate::spec::authority_rotation::{AuthorityRotation, RotationSubject};
 use crate::spec::compliance::KeyUse;
 use crate::spec::{Layout, NodeSpec, credentials, kubeconfig_path};
 use crate::store::{self, Exposed, FileKind, NodeRoot, STATE_DIR, UnfinishedWork};
-use crate::x509::{Certificate, Chain, PrivateKey, PublicKey, TrustBundle};
+use crate::x509::{Certificate, Chain, KeyError, PrivateKey, PublicKey, TrustBundle};
 use crate::yaml;
 
 /// Largest file that is searched for a private key, in bytes. Longer files, such as backups, are not keys.
@@ -463,8 +463,12 @@ impl Reader<'_> {
         self.state.file(path).found(parse)
     }
 
+    fn chain(&self, path: &Path) -> Observed<Chain> {
+        self.state.file(path).chain()
+    }
+
     fn key(&self, path: &Path) -> Observed<PublicKey> {
-        self.found(path, public_half)
+        public_half(&self.state.file(path))
     }
 
     fn authority(&self, name: Authority) -> FoundAuthority {
@@ -481,9 +485,10 @@ impl Reader<'_> {
         let file = self.state.file(path);
         match file.bytes() {
             Ok(None) => AuthorityKey::Absent,
-            Ok(Some(bytes)) => match public_half(bytes) {
-                Ok(key) => AuthorityKey::Usable(key),
-                Err(error) => AuthorityKey::Unusable(error.to_string()),
+            Ok(Some(_)) => match public_half(&file) {
+                Observed::Present(key) => AuthorityKey::Usable(key),
+                Observed::Unreadable(why) => AuthorityKey::Unusable(why),
+                _ => AuthorityKey::Unusable(KeyError::NoKey.to_string()),
             },
             Err(error) if error.class() == store::ErrorClass::Denied => match file.metadata() {
                 Some(_) => AuthorityKey::Closed,
@@ -499,7 +504,7 @@ impl Reader<'_> {
         }
         let [certificate, key] = self.state.layout().pair(name);
         FoundLeaf {
-            chain: self.found(&certificate, Chain::from_pem),
+            chain: self.chain(&certificate),
             key: self.key(&key),
             kubeconfig: None,
         }
@@ -525,14 +530,14 @@ impl Reader<'_> {
                 key,
                 kubeconfig,
             }) => (
-                certificate.found(Chain::from_pem),
-                key.found(public_half),
+                certificate.chain(),
+                public_half(&key),
                 kubeconfig,
                 vec![certificate.path().to_owned(), key.path().to_owned()],
             ),
         };
         let authority = match (&kubeconfig.authority, &kubeconfig.authority_file) {
-            (None, Some(file)) => self.found(file, Chain::from_pem),
+            (None, Some(file)) => self.chain(file),
             (data, _) => Observed::read(data.as_deref(), Chain::from_pem),
         };
         let own = self.reader_of_own(&files);
@@ -579,7 +584,7 @@ impl Reader<'_> {
         // The path in the pod equals the path on the node only in the certificates directory.
         let is_known = |path: &PathBuf| path.starts_with(self.dir());
         (is_known(&certificate) && is_known(&key_path)).then(|| SignerFiles {
-            chain: self.found(&certificate, Chain::from_pem),
+            chain: self.chain(&certificate),
             certificate,
             key: self.authority_key(&key_path),
             key_path,
@@ -645,7 +650,7 @@ impl Reader<'_> {
                 FileKind::File
                     if !in_use && found.size <= MAX_KEY_FILE_BYTES && !in_place.contains(&path) =>
                 {
-                    let chain = self.found(&path, Chain::from_pem);
+                    let chain = self.chain(&path);
                     let held = match chain {
                         Observed::Present(_) => chain,
                         _ => self.kubeconfig(&path).chain,
@@ -657,6 +662,18 @@ impl Reader<'_> {
             }
         }
         copies
+    }
+
+    /// Returns the public halves of all keys of a file that can be read.
+    fn public_halves(&self, path: &Path, pem: &[u8]) -> Vec<PublicKey> {
+        let first = public_half(&self.state.file(path)).present().cloned();
+        if first.is_some() && key_markers(pem) <= 2 {
+            return first.into_iter().collect();
+        }
+        match PrivateKey::all_from_pem(pem) {
+            Ok(keys) => keys.iter().map(|key| key.public_key().clone()).collect(),
+            Err(_) => first.into_iter().collect(),
+        }
     }
 
     fn trees(&self, authorities: &BTreeMap<Authority, FoundAuthority>) -> Trees {
@@ -712,8 +729,8 @@ impl Reader<'_> {
                 {
                     match dir.read(&name, MAX_KEY_FILE_BYTES) {
                         Ok(Some(content)) => {
-                            let keys =
-                                is_key(&content.bytes).then(|| public_halves(&content.bytes));
+                            let keys = is_key(&content.bytes)
+                                .then(|| self.public_halves(&path, &content.bytes));
                             let keys = keys.into_iter().flatten();
                             trees.keys.extend(keys.map(|key| (path.clone(), key)));
                         }
@@ -739,21 +756,17 @@ fn no_kubeconfig(chain: Observed<Chain>, kubeconfig: Observed<KubeconfigPicture>
     }
 }
 
-fn public_half(pem: &[u8]) -> Result<PublicKey, crate::x509::KeyError> {
-    PrivateKey::from_pem(pem).map(|key| key.public_key().clone())
-}
-
-/// Returns the public halves of all keys that can be read.
-fn public_halves(pem: &[u8]) -> Vec<PublicKey> {
-    match PrivateKey::all_from_pem(pem) {
-        Ok(keys) => keys.iter().map(|key| key.public_key().clone()).collect(),
-        Err(_) => public_half(pem).into_iter().collect(),
-    }
+fn public_half(file: &NodeFile) -> Observed<PublicKey> {
+    file.key().map(|key| key.public_key().clone())
 }
 
 fn is_key(bytes: &[u8]) -> bool {
+    key_markers(bytes) > 0
+}
+
+/// Returns the number of lines that begin or end a private key.
+fn key_markers(bytes: &[u8]) -> usize {
     const KEY_MARKER: &[u8] = b"PRIVATE KEY-----";
-    bytes
-        .windows(KEY_MARKER.len())
-        .any(|window| window == KEY_MARKER)
+    let windows = bytes.windows(KEY_MARKER.len());
+    windows.filter(|window| *window == KEY_MARKER).count()
 }
