@@ -13,12 +13,13 @@ use zeroize::Zeroizing;
 
 use super::{ExitCode, Failure, Provided, ProvidedBundle};
 use crate::kube::names::{Authority, CertName, NodePath};
-use crate::node::{KubeconfigState, KubeletStoreState, NodeFile, NodeState};
+use crate::node::{KubeletStoreState, NodeFile, NodeState};
 use crate::process::machine;
 use crate::signer::CurrentCertificate;
 use crate::spec::assess::{
-    self, Action, Age, BundleRefusal, CertNote, CertReason, CertRefusal, KubeletConfForm,
-    KubeletLink, KubeletStoreContent, Observed, ObservedCert, assess, assess_bundle,
+    self, Action, Age, BundleRefusal, CertNote, CertReason, CertRefusal, FoundKubeconfig,
+    KubeletConfForm, KubeletLink, KubeletStoreContent, Observed, ObservedCert, assess,
+    assess_bundle,
 };
 use crate::spec::compliance::KeyUse;
 use crate::spec::policy::KeyPolicy;
@@ -777,7 +778,7 @@ fn read_kubeconfig(
     now: OffsetDateTime,
 ) -> Result<Result<ObservedCert, Unrepairable>, store::StoreError> {
     let (found, form) = match state.kubeconfig(path)? {
-        KubeconfigState::Embedded(found) => {
+        FoundKubeconfig::Embedded(found) => {
             let form = match found.kubeconfig {
                 Some(_) => KubeletConfForm::Embedded,
                 None => KubeletConfForm::Nothing,
@@ -785,7 +786,7 @@ fn read_kubeconfig(
             let exposed = state.file(path).mode_if_exposed();
             (ObservedCert { exposed, ..*found }, form)
         }
-        KubeconfigState::ByFile {
+        FoundKubeconfig::ByFile {
             certificate,
             key,
             kubeconfig,
@@ -806,7 +807,7 @@ fn read_kubeconfig(
             let key = key.path().into();
             (found, KubeletConfForm::ByFile { certificate, key })
         }
-        KubeconfigState::Unusable(error) => {
+        FoundKubeconfig::Unusable(error) => {
             let found = ObservedCert {
                 chain: Observed::Unreadable(error.to_string()),
                 key: Observed::Unreadable(error.to_string()),

@@ -31,6 +31,7 @@ pub struct Credentials<'a> {
 }
 
 /// A kubeconfig document.
+#[derive(Clone)]
 pub struct Kubeconfig {
     document: Value,
 }

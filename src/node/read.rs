@@ -1,4 +1,4 @@
-//! The files of a node, each read at most once, and each certificate and private key in them parsed at most once.
+//! The files of a node, each read at most once, and each certificate, private key and kubeconfig parsed at most once.
 //!
 //! `plan`, `bootstrap`, `renew`, `status`, `doctor`, `authority` and the metrics judge the same [`NodeState`], so
 //! they agree on what is on the node. A file is read when it is first needed; later judgements see the same content, and
@@ -15,7 +15,7 @@ use crate::kube::components::Component;
 use crate::kube::manifest::StaticPod;
 use crate::kube::names::CertName;
 use crate::kube::paths::{APISERVER_MANIFEST, KUBELET_CURRENT_LINK, KUBELET_FLAGS, MANIFESTS_DIR};
-use crate::spec::assess::{Observed, ObservedKubeconfig, ReadKubeconfig, read_kubeconfig};
+use crate::spec::assess::{FoundKubeconfig, Observed, ObservedKubeconfig, read_kubeconfig};
 use crate::spec::{Layout, kubeconfig_path};
 use crate::store::{self, FileContent, FileKind, Metadata, NodeRoot, PathObstacle};
 use crate::x509::{Chain, PrivateKey};
@@ -36,23 +36,7 @@ pub struct NodeFile {
     entry: OnceCell<Result<Option<Metadata>, store::StoreError>>,
     chain: OnceCell<Observed<Chain>>,
     key: OnceCell<Observed<PrivateKey>>,
-}
-
-/// A kubeconfig, and the files that contain its client certificate and key.
-pub enum KubeconfigState {
-    /// An absent or empty file, or one with the credentials in it.
-    Embedded(Box<crate::spec::assess::ObservedCert>),
-    /// The current context names a file with the certificate and one with the key, perhaps the same.
-    ByFile {
-        /// `client-certificate`.
-        certificate: Rc<NodeFile>,
-        /// `client-key`.
-        key: Rc<NodeFile>,
-        /// The rest.
-        kubeconfig: ObservedKubeconfig,
-    },
-    /// Not a usable kubeconfig.
-    Unusable(crate::kube::kubeconfig::KubeconfigError),
+    kubeconfig: OnceCell<FoundKubeconfig>,
 }
 
 /// The kubelet's own client certificate.
@@ -132,29 +116,30 @@ impl NodeState {
     ///
     /// # Errors
     /// The kubeconfig cannot be read. Files that it names are read later.
-    pub fn kubeconfig(&self, path: impl AsRef<Path>) -> Result<KubeconfigState, store::StoreError> {
-        let path = path.as_ref();
-        let file = self.file(path);
-        Ok(match read_kubeconfig(path, file.bytes()?) {
-            ReadKubeconfig::Usable(mut found) => {
+    pub fn kubeconfig(
+        &self,
+        path: impl AsRef<Path>,
+    ) -> Result<FoundKubeconfig<Rc<NodeFile>>, store::StoreError> {
+        Ok(match self.file(path).kubeconfig()?.clone() {
+            FoundKubeconfig::Embedded(mut found) => {
                 if let Some(kubeconfig) = &mut found.kubeconfig {
                     self.require_files(kubeconfig);
                 }
-                KubeconfigState::Embedded(found)
+                FoundKubeconfig::Embedded(found)
             }
-            ReadKubeconfig::ByFile {
+            FoundKubeconfig::ByFile {
                 certificate,
                 key,
                 mut kubeconfig,
             } => {
                 self.require_files(&mut kubeconfig);
-                KubeconfigState::ByFile {
+                FoundKubeconfig::ByFile {
                     certificate: self.file(certificate),
                     key: self.file(key),
                     kubeconfig,
                 }
             }
-            ReadKubeconfig::Unrepairable(error) => KubeconfigState::Unusable(error),
+            FoundKubeconfig::Unusable(error) => FoundKubeconfig::Unusable(error),
         })
     }
 
@@ -249,6 +234,7 @@ impl NodeFile {
             entry: OnceCell::new(),
             chain: OnceCell::new(),
             key: OnceCell::new(),
+            kubeconfig: OnceCell::new(),
         }
     }
 
@@ -276,6 +262,13 @@ impl NodeFile {
     pub fn key(&self) -> Observed<PrivateKey> {
         let key = self.key.get_or_init(|| self.found(PrivateKey::from_pem));
         key.clone()
+    }
+
+    /// Returns the kubeconfig, without the files that it names.
+    fn kubeconfig(&self) -> Result<&FoundKubeconfig, store::StoreError> {
+        let bytes = self.bytes()?;
+        let read = || read_kubeconfig(&self.path, bytes);
+        Ok(self.kubeconfig.get_or_init(read))
     }
 
     /// As [`NodeFile::bytes`], for a file behind a link of the kubelet: a link that leads to itself is an absent file,

@@ -22,7 +22,7 @@ use crate::x509::{
 };
 
 pub use found::{
-    Observed, ObservedCert, ObservedFault, ObservedKubeconfig, ReadKubeconfig, is_our_form,
+    FoundKubeconfig, Observed, ObservedCert, ObservedFault, ObservedKubeconfig, is_our_form,
     read_kubeconfig,
 };
 pub use kubelet::{certificate_used_by_kubelet, rotation_after_kubelet};

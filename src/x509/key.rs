@@ -231,28 +231,33 @@ impl PrivateKey {
     ) -> Result<Self, KeyError> {
         let rejected =
             |_| KeyError::Damaged("the EC private key does not match its curve or its public key");
+        let unencodable = |_| KeyError::Damaged("the EC private key cannot be encoded");
         let padded = curve.pad(scalar).ok_or(KeyError::Damaged(
             "the EC private key is too long for its curve",
         ))?;
-        let derived;
-        let public = match public {
-            Some(public) => public,
-            None => {
-                derived = curve
-                    .public_of(&padded)
-                    .ok_or(KeyError::Damaged("the EC private key is out of range"))?;
-                &derived
-            }
+        // The public key follows from the scalar. Parsed by itself it would be verified a second time.
+        let without_public = EcPrivateKey {
+            private_key: &padded,
+            parameters: Some(EcParameters::NamedCurve(curve.oid())),
+            public_key: None,
         };
-        let pair = EcdsaKeyPair::from_private_key_and_public_key(curve.signing(), &padded, public)
+        let without_public = Zeroizing::new(without_public.to_der().map_err(unencodable)?);
+        let pair = EcdsaKeyPair::from_private_key_der(curve.signing(), &without_public)
             .map_err(rejected)?;
+        if let Some(public) = public
+            && public != pair.public_key().as_ref()
+        {
+            // It may be another encoding of the same point.
+            EcdsaKeyPair::from_private_key_and_public_key(curve.signing(), &padded, public)
+                .map_err(rejected)?;
+        }
         let der = EcPrivateKey {
             private_key: &padded,
             parameters: Some(EcParameters::NamedCurve(curve.oid())),
             public_key: Some(pair.public_key().as_ref()),
         }
         .to_der()
-        .map_err(|_| KeyError::Damaged("the EC private key cannot be encoded"))?;
+        .map_err(unencodable)?;
         let public = PublicKey::from_ec_point(curve, pair.public_key().as_ref())?;
         Ok(Self::new(
             Zeroizing::new(der),

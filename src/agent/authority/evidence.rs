@@ -7,8 +7,8 @@ use crate::agent::{ExitCode, Failure, RunSetup, Survey};
 use crate::kube::components::ReplacedFile;
 use crate::kube::names::{Authority, CertName};
 use crate::kube::paths::CONTROLLER_MANAGER_MANIFEST;
-use crate::node::{KubeconfigState, NodeState};
-use crate::spec::assess::Observed;
+use crate::node::NodeState;
+use crate::spec::assess::{FoundKubeconfig, Observed};
 use crate::spec::authority_rotation::RotationSubject;
 use crate::spec::{BundleSpec, kubeconfig_path};
 use crate::store::{self, NodeRoot, RestartState, Unsettled};
@@ -189,13 +189,13 @@ fn read_trusting(
 ) -> Result<Option<TrustingFile>, store::StoreError> {
     let shown = |path: &Path| state.root().on_this_machine(path).display().to_string();
     let kubeconfig = match state.kubeconfig(path)? {
-        KubeconfigState::Embedded(found) => match found.kubeconfig {
+        FoundKubeconfig::Embedded(found) => match found.kubeconfig {
             Some(kubeconfig) => Ok(kubeconfig),
             // Absent or empty.
             None => return Ok(None),
         },
-        KubeconfigState::ByFile { kubeconfig, .. } => Ok(kubeconfig),
-        KubeconfigState::Unusable(error) => Err(error),
+        FoundKubeconfig::ByFile { kubeconfig, .. } => Ok(kubeconfig),
+        FoundKubeconfig::Unusable(error) => Err(error),
     };
     let mut elsewhere = None;
     let certificates = match &kubeconfig {
@@ -285,7 +285,7 @@ fn read_kubelet(
     let shown = |path: &Path| state.root().on_this_machine(path).display().to_string();
     let mut leaves = Vec::new();
     if survey.cert(CertName::KubeletConf).is_none()
-        && let KubeconfigState::ByFile { certificate, .. } =
+        && let FoundKubeconfig::ByFile { certificate, .. } =
             state.kubeconfig(kubeconfig_path(CertName::KubeletConf))?
     {
         leaves.push(SignedLeaf {

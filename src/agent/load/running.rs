@@ -13,8 +13,8 @@ use crate::kube::names::CertName;
 use crate::kube::names::NODE_USER_PREFIX;
 use crate::kube::paths::{ETCD_MANIFEST, KUBELET_CONFIGURATION, MANIFESTS_DIR};
 use crate::node::role::role_of;
-use crate::node::{self, KubeconfigState, NodeState};
-use crate::spec::assess::{Observed, ObservedKubeconfig};
+use crate::node::{self, NodeState};
+use crate::spec::assess::{FoundKubeconfig, Observed, ObservedKubeconfig};
 use crate::spec::kubeconfig_path;
 use crate::store::NodeRoot;
 
@@ -203,9 +203,9 @@ fn unparsable_manifest(state: &NodeState, name: &str, why: &str) -> String {
 /// Returns a usable kubeconfig, with credentials embedded or in files.
 fn usable(state: &NodeState, name: CertName) -> Option<ObservedKubeconfig> {
     match state.kubeconfig(kubeconfig_path(name)).ok()? {
-        KubeconfigState::Embedded(found) => found.kubeconfig,
-        KubeconfigState::ByFile { kubeconfig, .. } => Some(kubeconfig),
-        KubeconfigState::Unusable(_) => None,
+        FoundKubeconfig::Embedded(found) => found.kubeconfig,
+        FoundKubeconfig::ByFile { kubeconfig, .. } => Some(kubeconfig),
+        FoundKubeconfig::Unusable(_) => None,
     }
 }
 
@@ -216,9 +216,9 @@ pub(super) fn kubelet_name(state: &NodeState) -> Option<String> {
         .kubeconfig(kubeconfig_path(CertName::KubeletConf))
         .ok()?
     {
-        KubeconfigState::Embedded(found) => found.chain,
-        KubeconfigState::ByFile { certificate, .. } => certificate.chain(),
-        KubeconfigState::Unusable(_) => return None,
+        FoundKubeconfig::Embedded(found) => found.chain,
+        FoundKubeconfig::ByFile { certificate, .. } => certificate.chain(),
+        FoundKubeconfig::Unusable(_) => return None,
     };
     let leaf = chain.present()?.leaf();
     let name = leaf.subject().values("CN").next()?;

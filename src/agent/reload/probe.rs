@@ -24,7 +24,7 @@ use crate::kube::components::Component;
 use crate::kube::kubeconfig::Kubeconfig;
 use crate::kube::names::{Authority, CertName, NodePath};
 use crate::spec::CertFiles;
-use crate::spec::assess::{ReadKubeconfig, read_kubeconfig};
+use crate::spec::assess::{FoundKubeconfig, read_kubeconfig};
 use crate::store::{FormerContents, NodeRoot};
 use crate::text::rfc3339;
 use crate::x509::{Certificate, Chain};
@@ -245,11 +245,11 @@ impl Probe<'_> {
     /// certificate.
     pub(super) fn certificate_of(&self, former: &FormerContents) -> Option<Chain> {
         match read_kubeconfig(&former.path, Some(&former.contents)) {
-            ReadKubeconfig::Usable(found) => found.chain.present().cloned(),
-            ReadKubeconfig::ByFile { certificate, .. } => {
+            FoundKubeconfig::Embedded(found) => found.chain.present().cloned(),
+            FoundKubeconfig::ByFile { certificate, .. } => {
                 chain_of(&self.root.read(&certificate).ok()??.bytes)
             }
-            ReadKubeconfig::Unrepairable(_) => chain_of(&former.contents),
+            FoundKubeconfig::Unusable(_) => chain_of(&former.contents),
         }
     }
 
@@ -266,7 +266,7 @@ impl Probe<'_> {
         }
         let is_kubeconfig = !matches!(
             read_kubeconfig(&former.path, Some(&former.contents)),
-            ReadKubeconfig::Unrepairable(_)
+            FoundKubeconfig::Unusable(_)
         );
         if !is_kubeconfig {
             return None;

@@ -18,7 +18,7 @@ use crate::cluster::lease::LeaseLock;
 use crate::config::reload::On;
 use crate::kube::components::Component;
 use crate::kube::names::CertName;
-use crate::spec::assess::{ReadKubeconfig, read_kubeconfig};
+use crate::spec::assess::{FoundKubeconfig, read_kubeconfig};
 use crate::spec::{CertFiles, kubeconfig_path};
 use crate::store::{AuditRecord, Commit, Mode, Restart, RestartState};
 use crate::text::rfc3339;
@@ -452,11 +452,11 @@ impl Run<'_> {
         };
         let conf = kubeconfig_path(name);
         let names_pair = |text: &[u8]| match read_kubeconfig(&conf, Some(text)) {
-            ReadKubeconfig::ByFile {
+            FoundKubeconfig::ByFile {
                 certificate, key, ..
             } => Some([certificate, key] == pair),
-            ReadKubeconfig::Usable(_) => Some(false),
-            ReadKubeconfig::Unrepairable(_) => None,
+            FoundKubeconfig::Embedded(_) => Some(false),
+            FoundKubeconfig::Unusable(_) => None,
         };
         if names_pair(named_by) != Some(true) || names_pair(kept) != Some(false) {
             return Ok(());

@@ -8,8 +8,8 @@ use time::OffsetDateTime;
 use super::fault::{FileFault, FilePart, FileProblem};
 use super::{FileAccess, FileStatus};
 use crate::kube::names::{Authority, CertName};
-use crate::node::{KubeconfigState, NodeFile, NodeState};
-use crate::spec::assess::{self, Observed, ObservedKubeconfig};
+use crate::node::{NodeFile, NodeState};
+use crate::spec::assess::{self, FoundKubeconfig, Observed, ObservedKubeconfig};
 use crate::spec::kubeconfig_path;
 use crate::store::{FileKind, IssuedRecord, Metadata};
 use crate::text::hex;
@@ -172,7 +172,7 @@ impl RowReader<'_> {
             read.map_err(|error| FileFault::of_store(&here, &error))
         });
         let mut leaf = match read {
-            Ok(KubeconfigState::Embedded(found)) => {
+            Ok(FoundKubeconfig::Embedded(found)) => {
                 let of = |part, problem| FileFault {
                     part,
                     ..FileFault::new(&here, problem)
@@ -187,12 +187,12 @@ impl RowReader<'_> {
                     ..LeafFiles::new(name, chain, key)
                 }
             }
-            Ok(KubeconfigState::ByFile {
+            Ok(FoundKubeconfig::ByFile {
                 certificate,
                 key,
                 kubeconfig,
             }) => return self.named_pair(name, row_file, (&certificate, &key), kubeconfig),
-            Ok(KubeconfigState::Unusable(error)) => {
+            Ok(FoundKubeconfig::Unusable(error)) => {
                 LeafFiles::unusable(name, FileFault::of_kubeconfig(&here, error))
             }
             Err(fault) => LeafFiles::unusable(name, fault),

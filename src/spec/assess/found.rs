@@ -86,6 +86,7 @@ pub enum ObservedFault {
 }
 
 /// A certificate and its key as found, in a pair of files or in a kubeconfig.
+#[derive(Clone)]
 pub struct ObservedCert {
     /// The chain.
     pub chain: Observed<Chain>,
@@ -118,6 +119,7 @@ impl ObservedCert {
 }
 
 /// A kubeconfig apart from its certificate and key.
+#[derive(Clone)]
 pub struct ObservedKubeconfig {
     /// The document; a repair keeps the rest of its content.
     pub document: Kubeconfig,
@@ -165,27 +167,28 @@ impl ObservedKubeconfig {
     }
 }
 
-/// The outcome of reading a kubeconfig.
-pub enum ReadKubeconfig {
-    /// Its parts.
-    Usable(Box<ObservedCert>),
-    /// `client-certificate` and `client-key` name these files, which the caller must read.
+/// A kubeconfig as it was found. `File` stands for a file that it names.
+#[derive(Clone)]
+pub enum FoundKubeconfig<File = PathBuf> {
+    /// An absent or empty file, or one with the credentials in it.
+    Embedded(Box<ObservedCert>),
+    /// The current context names a file with the certificate and one with the key, perhaps the same.
     ByFile {
         /// `client-certificate`, absolute.
-        certificate: PathBuf,
+        certificate: File,
         /// `client-key`, absolute.
-        key: PathBuf,
+        key: File,
         /// The rest.
         kubeconfig: ObservedKubeconfig,
     },
     /// The file exists and cannot be repaired; replacing it would lose its content.
-    Unrepairable(KubeconfigError),
+    Unusable(KubeconfigError),
 }
 
 /// Reads the kubeconfig at `path`. `None` results in an absent certificate, blank text in an empty one.
-pub fn read_kubeconfig(path: &Path, text: Option<&[u8]>) -> ReadKubeconfig {
+pub fn read_kubeconfig(path: &Path, text: Option<&[u8]>) -> FoundKubeconfig {
     let blank = |chain: Observed<Chain>, key: Observed<PrivateKey>| {
-        ReadKubeconfig::Usable(Box::new(ObservedCert {
+        FoundKubeconfig::Embedded(Box::new(ObservedCert {
             chain,
             key,
             key_form_is_ours: true,
@@ -207,7 +210,7 @@ pub fn read_kubeconfig(path: &Path, text: Option<&[u8]>) -> ReadKubeconfig {
         .and_then(|document| document.current().map(|current| (document, current)));
     let (document, current) = match parsed {
         Ok(parsed) => parsed,
-        Err(error) => return ReadKubeconfig::Unrepairable(error),
+        Err(error) => return FoundKubeconfig::Unusable(error),
     };
     let CurrentContext {
         server,
@@ -235,12 +238,12 @@ pub fn read_kubeconfig(path: &Path, text: Option<&[u8]>) -> ReadKubeconfig {
         pair: pair.map(|(certificate, key)| Box::new([certificate, key].map(absolute))),
     };
     match kubeconfig.pair.as_deref().cloned() {
-        Some([certificate, key]) => ReadKubeconfig::ByFile {
+        Some([certificate, key]) => FoundKubeconfig::ByFile {
             certificate,
             key,
             kubeconfig,
         },
-        None => ReadKubeconfig::Usable(Box::new(ObservedCert {
+        None => FoundKubeconfig::Embedded(Box::new(ObservedCert {
             chain: Observed::read(certificate.as_deref(), Chain::from_pem),
             key_form_is_ours: key.as_deref().is_none_or(|key| is_our_form(key)),
             key: Observed::read(key.as_deref().map(Vec::as_slice), PrivateKey::from_pem),

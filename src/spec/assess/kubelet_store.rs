@@ -40,6 +40,7 @@ impl KubeletConfForm {
 }
 
 /// The file at the path of the store's link.
+#[derive(Clone)]
 pub enum KubeletLink {
     /// No file.
     Nothing,
@@ -50,6 +51,7 @@ pub enum KubeletLink {
 }
 
 /// The content of the kubelet's store.
+#[derive(Clone)]
 pub struct KubeletStoreContent {
     /// The file at the path of the link.
     pub current: KubeletLink,
@@ -60,6 +62,7 @@ pub struct KubeletStoreContent {
 }
 
 /// The kubelet's store, if the certificate belongs there.
+#[derive(Clone)]
 pub struct ObservedKubeletStore {
     /// The directory.
     pub dir: NodePath,

@@ -455,7 +455,7 @@ fn rewrites_kubeconfig_with_other_server_or_ca() {
         let text = Kubeconfig::new("kubernetes", "kubernetes-admin", &credentials).to_yaml();
         let text = edit(&text);
         let path = Path::new("/etc/kubernetes/admin.conf");
-        let ReadKubeconfig::Usable(found) = read_kubeconfig(path, Some(text.as_bytes())) else {
+        let FoundKubeconfig::Embedded(found) = read_kubeconfig(path, Some(text.as_bytes())) else {
             panic!("it is complete");
         };
         assess(&wanted, &found, Some(authority.bundle()), NOW)
@@ -533,9 +533,9 @@ fn rewrites_kubeconfig_with_credentials_in_other_place() {
         let path = Path::new("/etc/kubernetes/scheduler.conf");
         let text = document.to_yaml();
         found.kubeconfig = match read_kubeconfig(path, Some(text.as_bytes())) {
-            ReadKubeconfig::Usable(found) => found.kubeconfig,
-            ReadKubeconfig::ByFile { kubeconfig, .. } => Some(kubeconfig),
-            ReadKubeconfig::Unrepairable(error) => panic!("{error}"),
+            FoundKubeconfig::Embedded(found) => found.kubeconfig,
+            FoundKubeconfig::ByFile { kubeconfig, .. } => Some(kubeconfig),
+            FoundKubeconfig::Unusable(error) => panic!("{error}"),
         };
         assess(&wanted, &found, Some(authority.bundle()), NOW)
     };
@@ -576,7 +576,7 @@ fn reads_kubeconfig_by_file_only_without_embedded_certificate() {
         )
     };
     match read_kubeconfig(path, Some(text("").as_bytes())) {
-        ReadKubeconfig::ByFile {
+        FoundKubeconfig::ByFile {
             certificate,
             key,
             kubeconfig,
@@ -590,7 +590,7 @@ fn reads_kubeconfig_by_file_only_without_embedded_certificate() {
     }
     let embedded = text(", client-certificate-data: Zm9v, client-key-data: Zm9v");
     match read_kubeconfig(path, Some(embedded.as_bytes())) {
-        ReadKubeconfig::Usable(found) => {
+        FoundKubeconfig::Embedded(found) => {
             assert!(matches!(found.chain, Observed::Unreadable(_)));
             assert!(!found.kubeconfig.unwrap().by_file);
         }
@@ -645,7 +645,7 @@ fn refuses_expired_authority() {
 fn distinguishes_unrepairable_from_empty_kubeconfig() {
     assert!(matches!(
         read_kubeconfig(Path::new("/etc/kubernetes/kubelet.conf"), Some(b"  \n")),
-        ReadKubeconfig::Usable(found) if matches!(found.chain, Observed::Empty)
+        FoundKubeconfig::Embedded(found) if matches!(found.chain, Observed::Empty)
     ));
     for broken in [
         &b"\xff\xfe"[..],
@@ -655,7 +655,7 @@ fn distinguishes_unrepairable_from_empty_kubeconfig() {
     ] {
         assert!(matches!(
             read_kubeconfig(Path::new("/etc/kubernetes/kubelet.conf"), Some(broken)),
-            ReadKubeconfig::Unrepairable(_)
+            FoundKubeconfig::Unusable(_)
         ));
     }
 }

@@ -66,15 +66,4 @@ impl Curve {
         padded.extend_from_slice(scalar);
         Some(padded)
     }
-
-    pub(super) fn public_of(self, scalar: &[u8]) -> Option<Vec<u8>> {
-        use aws_lc_rs::agreement::{ECDH_P256, ECDH_P384, ECDH_P521, PrivateKey};
-        let algorithm = match self {
-            Curve::P256 => &ECDH_P256,
-            Curve::P384 => &ECDH_P384,
-            Curve::P521 => &ECDH_P521,
-        };
-        let key = PrivateKey::from_private_key(algorithm, scalar).ok()?;
-        Some(key.compute_public_key().ok()?.as_ref().to_vec())
-    }
 }

@@ -23,9 +23,9 @@ use crate::kube::paths::{
 use crate::kubelets::KubeletPolicy;
 use crate::node::static_pods::{mounted_files, other_static_pods};
 use crate::node::status::{self, NodeRole, NodeStatus, RowFault, RowSubject};
-use crate::node::{KubeconfigState, NodeFile, NodeState};
+use crate::node::{NodeFile, NodeState};
 use crate::signer::SignerKind;
-use crate::spec::assess::Observed;
+use crate::spec::assess::{FoundKubeconfig, Observed};
 use crate::spec::authority_rotation::{AuthorityRotation, RotationSubject};
 use crate::spec::compliance::KeyUse;
 use crate::spec::{Layout, NodeSpec, credentials, kubeconfig_path};
@@ -516,8 +516,8 @@ impl Reader<'_> {
         };
         let (chain, key, kubeconfig, files) = match self.state.kubeconfig(path) {
             Err(error) => return unreadable(error.to_string()),
-            Ok(KubeconfigState::Unusable(error)) => return unreadable(error.to_string()),
-            Ok(KubeconfigState::Embedded(found)) => match (found.kubeconfig, found.chain) {
+            Ok(FoundKubeconfig::Unusable(error)) => return unreadable(error.to_string()),
+            Ok(FoundKubeconfig::Embedded(found)) => match (found.kubeconfig, found.chain) {
                 (None, Observed::Empty) => return no_kubeconfig(Observed::Empty, Observed::Empty),
                 (None, _) => return no_kubeconfig(Observed::Absent, Observed::Absent),
                 (Some(kubeconfig), chain) => {
@@ -525,7 +525,7 @@ impl Reader<'_> {
                     (chain, key, kubeconfig, Vec::new())
                 }
             },
-            Ok(KubeconfigState::ByFile {
+            Ok(FoundKubeconfig::ByFile {
                 certificate,
                 key,
                 kubeconfig,

@@ -8,7 +8,7 @@ use zeroize::Zeroizing;
 use super::*;
 use crate::kube::kubeconfig::{Credentials, Kubeconfig};
 use crate::kube::names::NodePath;
-use crate::spec::assess::{ReadKubeconfig, joined, read_kubeconfig};
+use crate::spec::assess::{FoundKubeconfig, joined, read_kubeconfig};
 use crate::x509::{CertificateAuthority, ExtendedUsage, KeyAlgorithm, Profile, Sans, Subject};
 
 const NOW: OffsetDateTime = datetime!(2026-03-04 05:06:07 UTC);
@@ -72,7 +72,7 @@ fn conf(pair: Option<&(String, String)>) -> (ObservedCert, KubeletConfForm) {
         Path::new("/etc/kubernetes/kubelet.conf"),
         text.as_deref().map(|text| text.as_bytes()),
     ) {
-        ReadKubeconfig::Usable(found) => (*found, form),
+        FoundKubeconfig::Embedded(found) => (*found, form),
         _ => panic!("not embedded"),
     }
 }
