@@ -451,6 +451,8 @@ impl<S: Surroundings> Daemon<'_, S> {
         loaded.setup.lock_wait = Duration::ZERO;
         loaded.setup.wait = loaded.setup.wait.min(MAX_SIGNER_WAIT);
         loaded.setup.clock.max_wait = Duration::ZERO;
+        // Each step reads the files anew.
+        loaded.state.forget();
         self.surroundings.watch(watched);
     }
 

@@ -88,6 +88,11 @@ impl NodeState {
         NodeState { files, ..self }
     }
 
+    /// Forgets what was read, so that a process that waits keeps no private key in memory.
+    pub fn forget(&mut self) {
+        self.files = Rc::default();
+    }
+
     /// Returns the node's root.
     pub fn root(&self) -> &NodeRoot {
         &self.root
