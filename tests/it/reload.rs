@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use base64::Engine;
@@ -13,6 +14,7 @@ use serde_json::{Value, json};
 use crate::join_control_plane::post_to_etcd;
 use crate::node::{NODEPKI, Ran};
 use crate::rotation_cluster::Daemon;
+use crate::servers::bin;
 use crate::servers::cluster::{Authorities, Cluster, ClusterNode, INIT};
 use crate::servers::static_pods::StaticPods;
 use crate::signing::now;
@@ -96,6 +98,27 @@ impl Plane {
 
     fn conf(&self) -> String {
         fs::read_to_string(self.node().path("/etc/kubernetes/scheduler.conf")).unwrap()
+    }
+
+    /// Configures a hook that restarts kube-controller-manager and gives the Lease to `holder`, or to none.
+    fn lose_lease_during_restart(&self, holder: &str) {
+        const HOOK: &str = "/etc/nodepki/restart";
+        self.configure(&format!(
+            "  timeout: 20s\n  hooks: [{{on: [{CONTROLLERS}], command: [{HOOK}]}}]\n"
+        ));
+        let patch = json!({"spec": {"holderIdentity": holder, "leaseDurationSeconds": 3600}});
+        // The Lease is renewed every third of its 10 seconds.
+        let script = format!(
+            "#!/bin/sh\nset -e\n\
+             echo \"# $(date +%s%N)\" >>/etc/kubernetes/manifests/{CONTROLLERS}.yaml\n\
+             {} --kubeconfig=/etc/kubernetes/super-admin.conf --cache-dir=/var/tmp/kubectl --namespace=kube-system \
+             patch lease nodepki-reload --type=merge --patch='{patch}'\n\
+             sleep 5\n",
+            bin("kubectl").display()
+        );
+        self.node().write(HOOK, &script);
+        let mode = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(self.node().path(HOOK), mode).unwrap();
     }
 
     fn lease(&self) -> Value {
@@ -239,6 +262,31 @@ fn restarts_non_reloading_components_once_and_only_when_safe() {
     ran.ended(75)
         .row_says(SCHEDULER, "nothing was restarted, since ");
     assert_eq!(plane.restarts()[..2], [2, 7]);
+}
+
+#[test]
+fn takes_lost_lease_again_before_next_component() {
+    let plane = Plane::with_own_authorities();
+    plane.lose_lease_during_restart("");
+    plane
+        .renew(&["--all"])
+        .done()
+        .row_says(CONTROLLERS, "was restarted for")
+        .row_says(SCHEDULER, "was restarted for");
+    assert_eq!(plane.restarts(), [1, 1, 0, 0]);
+    assert_eq!(plane.lease()["spec"]["holderIdentity"], "");
+
+    plane.lose_lease_during_restart("cp2");
+    plane
+        .renew(&["--all"])
+        .ended(75)
+        .row_says(CONTROLLERS, "was restarted for")
+        .row_says(
+            SCHEDULER,
+            "was not restarted, since node cp2 holds the Lease kube-system/nodepki-reload",
+        );
+    assert_eq!(plane.restarts(), [2, 1, 0, 0]);
+    assert_eq!(plane.lease()["spec"]["holderIdentity"], "cp2");
 }
 
 #[test]

@@ -8,7 +8,6 @@
 //! The changes stay recorded as unverified until the pod runs again. The annotation is the record of the restart itself: it
 //! is written once for the newest change, whatever run continues.
 
-use std::cell::Cell;
 use std::path::PathBuf;
 
 use serde_json::Value;
@@ -16,13 +15,12 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use tokio::time::{Instant, sleep};
 
-use super::lease::{self, LeaseUnavailable, RestartLease};
+use super::lease::RestartLease;
 use super::pod::{ANNOTATION, Pod};
 use super::restart::NO_LEASE_OF_MEMBER;
 use super::{POLL_INTERVAL, ReloadState, Run, busy_message, names};
 use crate::agent::Failure;
 use crate::cluster::api::Resource;
-use crate::cluster::lease::LeaseLock;
 use crate::kube::components::ReplacedFile;
 use crate::kube::manifest::StaticPod;
 use crate::node::NodeState;
@@ -127,54 +125,22 @@ impl Run<'_> {
         }
         let setup = self.probe.setup;
         if !setup.reload.coordinate {
-            return self.restart_pods(due, &Cell::new(false)).await;
+            return self.restart_pods(due, None).await;
         }
         if setup.is_etcd_member() {
             return Ok(self.pods_wait(due, NO_LEASE_OF_MEMBER));
         }
-        let kubeconfig = &setup.reload.lease.kubeconfig;
-        let api = match self.probe.api(kubeconfig) {
-            Ok(api) => api,
-            Err(error) => {
-                let why = Failure::of_cluster(kubeconfig.display(), error).to_string();
-                return Ok(self.pods_wait(due, &why));
-            }
+        let lease = match self.restart_lease() {
+            Ok(lease) => lease,
+            Err(failure) => return Ok(self.pods_wait(due, &failure.to_string())),
         };
-        let duration = setup.reload.lease.duration;
-        let restart_lease = RestartLease(LeaseLock::new(
-            api,
-            lease::LEASE_NAME,
-            &setup.node,
-            duration,
-            self.probe.clock,
-        ));
-        let why = match restart_lease.take(self.max_wait()).await {
-            Ok(()) => {
-                let lost = Cell::new(false);
-                let done = {
-                    let work = self.restart_pods(due, &lost);
-                    tokio::pin!(work);
-                    let keep = restart_lease.keep(&lost);
-                    tokio::pin!(keep);
-                    tokio::select! {
-                        done = &mut work => done,
-                        () = &mut keep => Ok(Vec::new()),
-                    }
-                };
-                restart_lease.release().await;
-                return done;
-            }
-            Err(LeaseUnavailable::Held(holder)) => format!(
-                "node {holder} holds the Lease {}/{}",
-                lease::NAMESPACE,
-                lease::LEASE_NAME
-            ),
-            Err(LeaseUnavailable::Unknown(error)) => {
-                Failure::of_cluster("taking the Lease kube-system/nodepki-reload", error)
-                    .to_string()
-            }
-        };
-        Ok(self.pods_wait(due, &why))
+        if let Err(why) = lease.take(self.max_wait()).await {
+            return Ok(self.pods_wait(due, &why.to_string()));
+        }
+        let work = self.restart_pods(due, Some(&lease));
+        let done = lease.keep_during(work).await;
+        lease.release().await;
+        done
     }
 
     fn pods_wait(&mut self, due: Vec<MountingPod>, why: &str) -> Vec<UnverifiedChange> {
@@ -191,12 +157,21 @@ impl Run<'_> {
     async fn restart_pods(
         &mut self,
         due: Vec<MountingPod>,
-        lost: &Cell<bool>,
+        lease: Option<&RestartLease>,
     ) -> Result<Vec<UnverifiedChange>, Failure> {
         let mut waiting = Vec::new();
+        let mut stopped: Option<String> = None;
         for found in due {
-            if lost.get() {
-                waiting.extend(self.pods_wait(vec![found], "the Lease was lost meanwhile"));
+            if stopped.is_none()
+                && let Some(lease) = lease.filter(|lease| lease.is_lost())
+            {
+                stopped = match lease.take_again(self.max_wait()).await {
+                    Ok(()) => self.is_healthy(false).await.err(),
+                    Err(why) => Some(why.to_string()),
+                };
+            }
+            if let Some(why) = &stopped {
+                waiting.extend(self.pods_wait(vec![found], why));
                 continue;
             }
             if let Some(holder) = self.take_lock().await? {

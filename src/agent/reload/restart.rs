@@ -1,20 +1,19 @@
 //! Restarts components: when, in which order and by which means.
 
-use std::cell::Cell;
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use tokio::time::{Instant, sleep};
 
-use super::lease::{self, LeaseUnavailable, RestartLease};
+use super::lease::{LeaseUnavailable, RestartLease};
 use super::pod::Pod;
 use super::probe::HostPathVolumes;
 use super::programs::{Program, of_unit, systemctl};
 use super::rollback::rollback_detail;
 use super::{ReloadState, Run, busy_message, names};
 use crate::agent::{Event, Failure, audit};
-use crate::cluster::lease::LeaseLock;
 use crate::config::reload::On;
 use crate::kube::components::Component;
 use crate::kube::names::CertName;
@@ -154,8 +153,7 @@ impl Run<'_> {
         // The kubelet is last, since it restarts no pod reliably while it starts itself: see `settle_kubelet`. One that is
         // unhealthy restarts no pod at all.
         if self.probe.kubelet().await.is_err() {
-            self.in_order(std::mem::take(&mut kubelet), &Cell::new(false))
-                .await?;
+            self.in_order(std::mem::take(&mut kubelet), None).await?;
         }
         self.release_lock();
         let pods = self.without_spared(pods);
@@ -169,7 +167,7 @@ impl Run<'_> {
         } else {
             self.still_due(kubelet).await?
         };
-        let done = self.in_order(kubelet, &Cell::new(false)).await;
+        let done = self.in_order(kubelet, None).await;
         self.release_lock();
         done
     }
@@ -247,10 +245,7 @@ impl Run<'_> {
 
     /// Restarts the components if the control plane is healthy and this node gets the Lease.
     async fn restart_with_lease(&mut self, due: Vec<DueRestart>) -> Result<(), Failure> {
-        let disturbs_etcd = due
-            .iter()
-            .any(|(restart, ..)| restart.component == Component::Etcd);
-        if let Err(why) = self.is_healthy(disturbs_etcd).await {
+        if let Err(why) = self.is_healthy(disturbs_etcd(&due)).await {
             let reason = format!(
                 "nothing was restarted, since {why}; run `nodepki renew` again once the control plane is healthy"
             );
@@ -260,57 +255,34 @@ impl Run<'_> {
         let setup = self.probe.setup;
         if !setup.reload.coordinate {
             let due = self.still_due(due).await?;
-            return self.in_order(due, &Cell::new(false)).await;
+            return self.in_order(due, None).await;
         }
         if setup.is_etcd_member() {
             self.all_wait(&due, NO_LEASE_OF_MEMBER);
             return Ok(());
         }
-        let kubeconfig = &setup.reload.lease.kubeconfig;
-        let restart_lease = match self.probe.api(kubeconfig) {
-            Ok(api) => RestartLease(LeaseLock::new(
-                api,
-                lease::LEASE_NAME,
-                &setup.node,
-                setup.reload.lease.duration,
-                self.probe.clock,
-            )),
-            Err(error) => {
-                let reason = Failure::of_cluster(kubeconfig.display(), error).to_string();
-                return self.restart_without_lease(due, &reason).await;
-            }
+        let lease = match self.restart_lease() {
+            Ok(lease) => lease,
+            Err(failure) => return self.restart_without_lease(due, &failure.to_string()).await,
         };
-        match restart_lease.take(self.max_wait()).await {
+        match lease.take(self.max_wait()).await {
             Ok(()) => {
-                let lost = Cell::new(false);
-                let done = {
-                    let work = async {
-                        let due = self.still_due(due).await?;
-                        self.in_order(due, &lost).await
-                    };
-                    tokio::pin!(work);
-                    tokio::select! {
-                        done = &mut work => done,
-                        () = restart_lease.keep(&lost) => Ok(()),
-                    }
+                let work = async {
+                    let due = self.still_due(due).await?;
+                    self.in_order(due, Some(&lease)).await
                 };
+                let done = lease.keep_during(work).await;
                 // A run of this node that holds the lock may rely on the Lease, which is the node's.
                 if self.store.is_some() {
-                    restart_lease.release().await;
+                    lease.release().await;
                 }
                 done
             }
-            Err(LeaseUnavailable::Held(holder)) => {
-                let reason = format!(
-                    "node {holder} holds the Lease {}/nodepki-reload; run `nodepki renew` again later",
-                    lease::NAMESPACE
-                );
-                self.all_wait(&due, &reason);
+            Err(held @ LeaseUnavailable::Held(_)) => {
+                self.all_wait(&due, &format!("{held}; run `nodepki renew` again later"));
                 Ok(())
             }
-            Err(LeaseUnavailable::Unknown(error)) => {
-                let failure =
-                    Failure::of_cluster("taking the Lease kube-system/nodepki-reload", error);
+            Err(LeaseUnavailable::Unknown(failure)) => {
                 self.restart_without_lease(due, &failure.to_string()).await
             }
         }
@@ -333,7 +305,7 @@ impl Run<'_> {
             }
         }
         let urgent = self.still_due(urgent).await?;
-        self.in_order(urgent, &Cell::new(false)).await
+        self.in_order(urgent, None).await
     }
 
     fn all_wait(&mut self, due: &[DueRestart], why: &str) {
@@ -346,20 +318,43 @@ impl Run<'_> {
         }
     }
 
-    async fn in_order(&mut self, due: Vec<DueRestart>, lost: &Cell<bool>) -> Result<(), Failure> {
+    /// Restarts the components in their order. The lock is held at the start, and the Lease if there is one; a Lease that is
+    /// lost meanwhile is taken again.
+    async fn in_order(
+        &mut self,
+        due: Vec<DueRestart>,
+        lease: Option<&RestartLease>,
+    ) -> Result<(), Failure> {
         let mut stopped: Option<String> = None;
         if due.iter().any(|(.., means)| matches!(means, Means::Pod)) {
             stopped = self.settle_kubelet().await.err();
         }
-        for (index, (restart, pod, means)) in due.into_iter().enumerate() {
-            if stopped.is_none() && lost.get() {
-                stopped = Some("the Lease was lost meanwhile".to_owned());
-            }
+        let mut left = VecDeque::from(due);
+        let mut is_first = true;
+        loop {
             // The first one is always restarted, since certificates may be due permanently.
-            let is_over = index > 0 && self.until.is_some_and(|until| Instant::now() >= until);
+            let is_over = !is_first && self.until.is_some_and(|until| Instant::now() >= until);
+            is_first = false;
             if stopped.is_none() && is_over {
                 stopped = Some("certificates are due again".to_owned());
             }
+            if stopped.is_none()
+                && !left.is_empty()
+                && let Some(lease) = lease.filter(|lease| lease.is_lost())
+            {
+                self.release_lock();
+                match lease.take_again(self.max_wait()).await {
+                    Ok(()) => {
+                        left = self.still_due(left.into()).await?.into();
+                        // Another node may have restarted components meanwhile.
+                        stopped = self.is_healthy(disturbs_etcd(&left)).await.err();
+                    }
+                    Err(why) => stopped = Some(why.to_string()),
+                }
+            }
+            let Some((restart, pod, means)) = left.pop_front() else {
+                return Ok(());
+            };
             if self.spared.contains(&restart.component) {
                 self.report_spared(restart.component);
             } else if let Some(why) = &stopped {
@@ -369,7 +364,6 @@ impl Run<'_> {
                 stopped = Some(format!("{} did not become ready", restart.component));
             }
         }
-        Ok(())
     }
 
     /// Restarts one component, and rolls it back if it does not become ready. Returns false then.
@@ -555,6 +549,12 @@ impl Run<'_> {
         let found = self.probe.root.metadata("/run/systemd/system");
         found.is_ok_and(|found| found.is_some())
     }
+}
+
+/// Returns whether etcd is one of the components.
+fn disturbs_etcd<'a>(due: impl IntoIterator<Item = &'a DueRestart>) -> bool {
+    let mut due = due.into_iter();
+    due.any(|(restart, ..)| restart.component == Component::Etcd)
 }
 
 fn unreadable(why: &str) -> String {
