@@ -214,9 +214,13 @@ fn require_bootstrapped(state: &NodeState, setup: &RunSetup) -> Result<(), Failu
     if is_made {
         return Ok(());
     }
+    let dir = state.layout().certificates_dir();
     Err(Failure::new(
         ExitCode::Refused,
-        "this node has no certificates to renew; run nodepki bootstrap, which issues the first ones",
+        format!(
+            "{}: there are no certificates to renew; run nodepki bootstrap, which issues the first ones",
+            state.root().on_this_machine(dir).display()
+        ),
     ))
 }
 

@@ -12,9 +12,7 @@ use super::{now, runtime};
 use crate::agent::authority::rotate::Follower;
 use crate::agent::load::{IdentityChange, Loaded};
 use crate::agent::rotation;
-use crate::agent::{
-    self, ExitCode, Failure, RenewalVerdict, ReportRow, RowReason, RunReport, Scope, Survey,
-};
+use crate::agent::{self, ExitCode, Failure, RenewalVerdict, Scope, Survey};
 use crate::daemon::metrics::Metrics;
 use crate::kube::names::CertName;
 use crate::process::confine::confine;
@@ -193,24 +191,9 @@ impl RenewArgs {
         let report = renewed?.report;
         log_rows(&report);
         let code = code.max(metrics.code());
-        let next = if only_force_helps(&report) {
-            Some(format!("{command} --force, which renews it now"))
-        } else {
-            next::after_run(global, &NodeFacts::of(&loaded), &report, code, command)
-        };
+        let next = next::after_run(global, &NodeFacts::of(&loaded), &report, code, command);
         global.finish(DocumentKind::Renewal, &report, code, next)
     }
-}
-
-/// Returns whether every certificate that the run left out was just renewed.
-fn only_force_helps(report: &RunReport) -> bool {
-    let mut unfinished = report
-        .rows
-        .iter()
-        .filter(|row| row.code.is_some())
-        .peekable();
-    let is_just_renewed = |row: &ReportRow| row.reasons.iter().any(RowReason::is_ended_by_force);
-    unfinished.peek().is_some() && unfinished.all(is_just_renewed)
 }
 
 fn dry_run(
@@ -224,7 +207,8 @@ fn dry_run(
     let next = match code {
         ExitCode::Done if survey.is_settled() => None,
         ExitCode::Done => Some(command.to_owned()),
-        code => Some(next::again(code, command)),
+        code => next::other_command(global, &report, command)
+            .or_else(|| Some(next::again(code, command))),
     };
     global.finish(DocumentKind::Plan, &report, code, next)
 }

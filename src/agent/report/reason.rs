@@ -125,6 +125,14 @@ impl RowReason {
         )
     }
 
+    /// Returns the authority whose activation installs the certificate.
+    pub fn staged_authority(&self) -> Option<Authority> {
+        match self {
+            RowReason::Pending(PendingReason::UnderStagedAuthority(authority)) => Some(*authority),
+            _ => None,
+        }
+    }
+
     /// Returns the reasons of a failure.
     pub(in crate::agent) fn of_failure(failure: &Failure) -> Vec<RowReason> {
         let messages = failure.messages.iter().cloned();

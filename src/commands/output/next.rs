@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::agent::load::Loaded;
-use crate::agent::{ExitCode, Failure, ReportRow, RunReport, join};
+use crate::agent::{ExitCode, Failure, ReportRow, RowReason, RunReport, join};
 use crate::commands::options::GlobalOptions;
 use crate::kube::kubeadm::KubeadmRole;
 use crate::kube::names::NodePath;
@@ -36,6 +36,9 @@ pub(in super::super) fn after_run(
     code: ExitCode,
     command: &str,
 ) -> Option<String> {
+    if let Some(other) = other_command(global, report, command) {
+        return Some(other);
+    }
     let is_unfinished = |row: &ReportRow| row.code.is_some() || row.is_overdue();
     match code {
         // A failure that leaves valid certificates in place does not fail the run.
@@ -45,6 +48,28 @@ pub(in super::super) fn after_run(
         ExitCode::Done => after_success(global, node, &report.ignore_preflight_errors),
         code => Some(again(code, command)),
     }
+}
+
+/// Returns the command that does what a run left out, if a repetition would leave it out as well.
+pub(in super::super) fn other_command(
+    global: &GlobalOptions,
+    report: &RunReport,
+    command: &str,
+) -> Option<String> {
+    let left_out = || report.rows.iter().filter(|row| row.code.is_some());
+    let first = left_out().next()?;
+    let has = |row: &ReportRow, is_it: &dyn Fn(&RowReason) -> bool| row.reasons.iter().any(is_it);
+    if left_out().all(|row| has(row, &RowReason::is_ended_by_force)) {
+        return Some(format!("{command} --force, which renews it now"));
+    }
+    let authority = first.reasons.iter().find_map(RowReason::staged_authority)?;
+    let waits = |reason: &RowReason| reason.staged_authority() == Some(authority);
+    left_out().all(|row| has(row, &waits)).then(|| {
+        format!(
+            "{}, once every node trusts the staged CA",
+            nodepki(global, &format!("authority activate {authority}"))
+        )
+    })
 }
 
 /// Returns the command that uses the files of a complete node: kubeadm's if it has not run yet, or `nodepki renew` if
