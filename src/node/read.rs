@@ -88,7 +88,7 @@ impl NodeState {
         NodeState { files, ..self }
     }
 
-    /// Forgets what was read, so that a process that waits keeps no private key in memory.
+    /// Forgets the contents. A process that waits should have no private key in memory.
     pub fn forget(&mut self) {
         self.files = Rc::default();
     }

@@ -2,7 +2,7 @@
 
 use super::catalogue::CHECKS;
 use super::finding::Diagnosis;
-use crate::text::is_hidden;
+use crate::text::printable;
 
 /// Returns the findings by descending severity.
 pub fn table(diagnosis: &Diagnosis) -> String {
@@ -14,7 +14,7 @@ pub fn table(diagnosis: &Diagnosis) -> String {
             finding.id
         ));
         for evidence in &finding.evidence {
-            text.push_str(&format!("    {}\n", visible(evidence)));
+            text.push_str(&format!("    {}\n", printable(evidence)));
         }
         text.push_str(&format!("    fix: {}\n", indented(&finding.fix)));
     }
@@ -34,19 +34,6 @@ pub fn list() -> String {
                 severities.join(", "),
                 check.meaning
             )
-        })
-        .collect()
-}
-
-/// Escapes hidden characters, which a file may contain.
-fn visible(text: &str) -> String {
-    text.chars()
-        .flat_map(|c| {
-            if is_hidden(c) {
-                c.escape_default().collect()
-            } else {
-                vec![c]
-            }
         })
         .collect()
 }
