@@ -158,11 +158,12 @@ pub trait Signer {
     }
 }
 
-/// A signer's response to a request.
+/// A signer's response to a request. `C` is the certificate and any further certificates sent with it: PEM, DER or PKCS#7,
+/// not verified; or what a verification made of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
-    /// The certificate and any further certificates sent with it: PEM, DER or PKCS#7. Not verified.
-    Issued(Vec<u8>),
+pub enum Answer<C = Vec<u8>> {
+    /// The certificate was issued.
+    Issued(C),
     /// Accepted, but not decided. The ticket is persisted before it is used.
     Pending {
         /// Reference for the next poll. It may differ from the previous one.
@@ -181,6 +182,28 @@ pub enum Answer {
     },
     /// The ticket is unknown to the signer: the same request must be submitted again.
     Gone,
+}
+
+impl<C> Answer<C> {
+    /// Returns the answer with what `verify` makes of an issued certificate.
+    pub fn map<V>(self, verify: impl FnOnce(C) -> V) -> Answer<V> {
+        match self {
+            Answer::Issued(certificate) => Answer::Issued(verify(certificate)),
+            Answer::Pending {
+                ticket,
+                after,
+                note,
+                is_uniform,
+            } => Answer::Pending {
+                ticket,
+                after,
+                note,
+                is_uniform,
+            },
+            Answer::Denied { reason } => Answer::Denied { reason },
+            Answer::Gone => Answer::Gone,
+        }
+    }
 }
 
 /// Context for opening a signer: the clock, this node's names and its files.

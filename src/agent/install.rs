@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use time::OffsetDateTime;
 
-use super::request::{AnswerFault, RequestOutcome, life_of};
+use super::request::{AnswerFault, RequestOutcome, SignedCertificate, Unsigned, life_of};
 use super::survey::Rotating;
 use super::{
     Event, ExitCode, Failure, Outcomes, Progress, ProvidedBundle, ProvidedFile, ReportRow,
@@ -56,12 +56,10 @@ pub(super) async fn install(
     report_unsigned(setup, &outcomes, progress);
     let mut work = CommitWork {
         incomplete: incomplete_authorities(&outcomes, &separate),
-        refused: outcomes.certs.values().any(|outcome| {
-            matches!(
-                outcome,
-                RequestOutcome::Refused(_) | RequestOutcome::Denied(_)
-            )
-        }),
+        refused: outcomes
+            .certs
+            .values()
+            .any(|outcome| matches!(outcome, Err(Unsigned::Refused(_) | Unsigned::Denied(_)))),
         rotating: rotating.as_ref(),
         ..CommitWork::new(trust, store.root().clone(), now)
     };
@@ -118,7 +116,7 @@ fn incomplete_authorities(
     let mut incomplete: BTreeMap<Authority, Vec<CertName>> = BTreeMap::new();
     for (name, outcome) in &outcomes.certs {
         let authority = name.authority();
-        if !matches!(outcome, RequestOutcome::Signed { .. }) && !separate.contains(&authority) {
+        if outcome.is_err() && !separate.contains(&authority) {
             incomplete.entry(authority).or_default().push(*name);
         }
     }
@@ -130,48 +128,47 @@ fn report_unsigned(setup: &RunSetup, outcomes: &Outcomes, progress: &dyn Progres
     for (name, outcome) in &outcomes.certs {
         let signer = setup.signers.get(&name.authority());
         let signer = signer.map_or("", |(signer, _)| signer.as_str());
-        if let Some(event) = unsigned_event(*name, signer, outcome) {
-            progress.event(event);
+        if let Err(unsigned) = outcome {
+            progress.event(unsigned_event(*name, signer, unsigned));
         }
     }
 }
 
 /// Returns the event for a request that did not end with a signature.
-fn unsigned_event(name: CertName, signer: &str, outcome: &RequestOutcome) -> Option<Event> {
+fn unsigned_event(name: CertName, signer: &str, unsigned: &Unsigned) -> Event {
     let signer = signer.to_owned();
-    Some(match outcome {
-        RequestOutcome::Signed { .. } => return None,
-        RequestOutcome::Pending(why) => Event::Pending {
+    match unsigned {
+        Unsigned::Pending(why) => Event::Pending {
             name,
             signer,
             why: why.to_string(),
             code: why.code(),
         },
-        RequestOutcome::Denied(why) => Event::Refused {
+        Unsigned::Denied(why) => Event::Refused {
             name,
             signer,
             why: why.clone(),
             code: "Denied",
         },
-        RequestOutcome::Refused(differences) => Event::Refused {
+        Unsigned::Refused(differences) => Event::Refused {
             name,
             signer,
             why: joined(differences),
             code: differences.first().map_or("Differs", AnswerFault::code),
         },
-        RequestOutcome::Failed(error) => Event::Failed {
+        Unsigned::Failed(error) => Event::Failed {
             name,
             signer,
             why: sentence(error.as_ref()),
             code: "SignerFailed",
         },
-        RequestOutcome::Undone(failure) => Event::Failed {
+        Unsigned::Undone(failure) => Event::Failed {
             name,
             signer,
             why: failure.to_string(),
             code: "Failed",
         },
-    })
+    }
 }
 
 /// The changes of one commit, and the report on them.
@@ -203,13 +200,6 @@ struct Installed {
     record: IssuedRecord,
     /// It replaces another certificate.
     renewed: bool,
-}
-
-/// A request for a certificate of which nothing is installed yet.
-struct SignedCertificate {
-    chain: Chain,
-    key: PrivateKey,
-    request: Box<Request>,
 }
 
 impl<'a> CommitWork<'a> {
@@ -317,8 +307,8 @@ impl<'a> CommitWork<'a> {
                     not_after: chain.leaf().not_after(),
                 });
             }
-            let outcome = RequestOutcome::Undone(Rc::new(failure));
-            let row = report::failed_row(&spec, outcome, serves && !is_torn, urgent, chain);
+            let unsigned = Unsigned::Undone(Rc::new(failure));
+            let row = report::failed_row(&spec, unsigned, serves && !is_torn, urgent, chain);
             self.rows.push(row);
         }
     }
@@ -411,23 +401,11 @@ impl<'a> CommitWork<'a> {
                 ..report::cert_row(&spec, RowAction::Kept, remarks, chain)
             },
             (Action::Refuse { reason }, _) => report::refused_row(&spec, reason, chain),
-            (
-                Action::Issue { mut reasons },
-                Some(RequestOutcome::Signed {
-                    chain,
-                    key,
-                    request,
-                }),
-            ) if is_whole => {
+            (Action::Issue { mut reasons }, Some(Ok(signed))) if is_whole => {
                 if still_serves && let Some(old) = found.chain.present() {
                     let note = self.rotating.and(copies_note(&spec, old));
                     reasons.extend(note.map(CertReason::Note));
                 }
-                let signed = SignedCertificate {
-                    chain,
-                    key,
-                    request,
-                };
                 self.install_signed(&spec, trusted, found, signed, keep_key, reasons)?
             }
             (Action::Rewrite { reasons }, _) if is_whole => {
@@ -438,12 +416,12 @@ impl<'a> CommitWork<'a> {
             }
             (Action::Issue { reasons }, outcome) => {
                 let row = match outcome {
-                    Some(RequestOutcome::Signed { .. }) => {
+                    Some(Ok(_)) => {
                         let reason = self.held_back_reason(spec.authority());
                         report::waiting_row(&spec, vec![reason], still_serves, chain)
                     }
-                    Some(outcome) => {
-                        report::failed_row(&spec, outcome, still_serves, urgent, chain)
+                    Some(Err(unsigned)) => {
+                        report::failed_row(&spec, unsigned, still_serves, urgent, chain)
                     }
                     None => {
                         let reasons = report::planned_reasons(&reasons);
@@ -728,8 +706,11 @@ fn row_without_authority(cert: SurveyedCert, outcome: Option<RequestOutcome>) ->
     let chain = cert.found.chain.present();
     match (cert.action, outcome) {
         (Action::Refuse { reason }, _) => Some(report::refused_row(&cert.spec, reason, chain)),
-        (_, Some(outcome)) => Some(report::failed_row(&cert.spec, outcome, false, true, chain)),
-        _ => None,
+        (_, Some(Err(unsigned))) => {
+            Some(report::failed_row(&cert.spec, unsigned, false, true, chain))
+        }
+        // Nothing is signed without the authority that verifies it.
+        (_, Some(Ok(_)) | None) => None,
     }
 }
 

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::clock::{self, SettledClock};
 use super::examine::{self, OfferError};
 use super::keys::RunKeys;
-use super::request::{self, Asked, Desk, Fresh, RequestOutcome, Resumed};
+use super::request::{self, Asked, Desk, Fresh, Resumed, Unsigned};
 use super::survey::{Survey, SurveyedCert};
 use super::{Clock, ExitCode, Failure, Progress, RunSetup, same_authority, signer_failure};
 use crate::kube::names::Authority;
@@ -221,7 +221,7 @@ pub async fn rehearse(
     // A wrong answer is discarded too: the next rehearsal must not get it again from a signer that keeps answers.
     if matches!(
         outcome,
-        RequestOutcome::Signed { .. } | RequestOutcome::Refused(_) | RequestOutcome::Denied(_)
+        Ok(_) | Err(Unsigned::Refused(_) | Unsigned::Denied(_))
     ) {
         let mut commit = Commit::new();
         commit.completes(Slot::Certificate(name));
@@ -231,26 +231,26 @@ pub async fn rehearse(
         }
     }
     match outcome {
-        RequestOutcome::Signed { .. } => Ok(()),
-        RequestOutcome::Pending(note) => Err(Failure::new(
+        Ok(_) => Ok(()),
+        Err(Unsigned::Pending(note)) => Err(Failure::new(
             ExitCode::Pending,
             format!(
                 "{doing}: the answer is pending: {note}; run the same command again to continue with the same request"
             ),
         )),
-        RequestOutcome::Denied(reason) => Err(refused(
+        Err(Unsigned::Denied(reason)) => Err(refused(
             format!("the signer denied it: {reason}"),
             "ask the administrator of the signer which certificates it may sign",
         )),
-        RequestOutcome::Refused(differences) => Err(refused(
+        Err(Unsigned::Refused(differences)) => Err(refused(
             format!(
                 "the certificate differs from the request: {}",
                 joined(&differences)
             ),
             "switch the signer to that CA, or correct its profile, and run again",
         )),
-        RequestOutcome::Failed(error) => Err(signer_failure(doing, error)),
-        RequestOutcome::Undone(failure) => Err(Failure {
+        Err(Unsigned::Failed(error)) => Err(signer_failure(doing, error)),
+        Err(Unsigned::Undone(failure)) => Err(Failure {
             code: failure.code,
             messages: failure.messages.clone(),
         }),

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 use time::OffsetDateTime;
 
-use super::request::RequestOutcome;
+use super::request::Unsigned;
 use super::{
     ExitCode, Failure, ProvidedFile, RunSetup, ServiceAccountAction, ServiceAccountFault, Survey,
     SurveyedBundle, SurveyedCert, signer_code,
@@ -417,36 +417,34 @@ pub(super) fn waiting_row(
 /// boot must not wait for a renewal. A fault of this machine (disk, memory, descriptors) always fails the run.
 pub(super) fn failed_row(
     spec: &CertSpec,
-    outcome: RequestOutcome,
+    unsigned: Unsigned,
     still_serves: bool,
     urgent: bool,
     chain: Option<&Chain>,
 ) -> ReportRow {
-    let waits_for_signer = match &outcome {
-        RequestOutcome::Pending(_) => true,
-        RequestOutcome::Failed(error) => signer_code(error) == ExitCode::Unreachable,
-        RequestOutcome::Undone(failure) => failure.code == ExitCode::Unreachable,
-        RequestOutcome::Denied(_) | RequestOutcome::Refused(_) | RequestOutcome::Signed { .. } => {
-            false
-        }
+    let waits_for_signer = match &unsigned {
+        Unsigned::Pending(_) => true,
+        Unsigned::Failed(error) => signer_code(error) == ExitCode::Unreachable,
+        Unsigned::Undone(failure) => failure.code == ExitCode::Unreachable,
+        Unsigned::Denied(_) | Unsigned::Refused(_) => false,
     };
-    let (action, reasons, code) = match outcome {
-        RequestOutcome::Pending(reason) => (
+    let (action, reasons, code) = match unsigned {
+        Unsigned::Pending(reason) => (
             RowAction::Pending,
             vec![RowReason::Pending(reason)],
             ExitCode::Pending,
         ),
-        RequestOutcome::Denied(reason) => (
+        Unsigned::Denied(reason) => (
             RowAction::Denied,
             vec![RowReason::Denied(reason)],
             ExitCode::Refused,
         ),
-        RequestOutcome::Refused(differences) => {
+        Unsigned::Refused(differences) => {
             let differences = differences.into_iter().map(RowReason::Answer);
             let reasons = differences.chain([RowReason::NotInstalled]).collect();
             (RowAction::Refused, reasons, ExitCode::Refused)
         }
-        RequestOutcome::Failed(error) => {
+        Unsigned::Failed(error) => {
             let code = signer_code(error.as_ref());
             (
                 RowAction::Failed,
@@ -454,13 +452,11 @@ pub(super) fn failed_row(
                 code,
             )
         }
-        RequestOutcome::Undone(failure) => (
+        Unsigned::Undone(failure) => (
             RowAction::Failed,
             RowReason::of_failure(&failure),
             failure.code,
         ),
-        // Not reached: a signed certificate is installed or held back.
-        RequestOutcome::Signed { .. } => (RowAction::HeldBack, Vec::new(), ExitCode::Pending),
     };
     let mut row = cert_row(spec, action, reasons, chain);
     if matches!(

@@ -6,6 +6,7 @@
 
 mod entries;
 pub(super) mod next;
+mod outcome;
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -14,8 +15,8 @@ use std::time::Duration;
 use time::OffsetDateTime;
 use tokio::time::Instant;
 
-use super::{Clock, Event, Failure, Jitter, Progress, SignerOperation, event};
-use crate::kube::names::{Authority, CertName};
+use super::{Clock, Event, Jitter, Progress, SignerOperation, event};
+use crate::kube::names::CertName;
 use crate::process::failpoint;
 use crate::process::jitter::random_fraction;
 use crate::signer::{
@@ -23,7 +24,7 @@ use crate::signer::{
 };
 use crate::spec::{AuthorityProgress, CertSpec};
 use crate::store::{self, Durability, PendingRequest, RequestPhase, RequestRecord, Slot, Store};
-use crate::text::{hex, rfc3339};
+use crate::text::hex;
 use crate::x509::{
     CertDifference, Chain, Csr, KeyType, Lifetime, PrivateKey, TrustBundle, UsageExtensions,
     along_path, judge_lifetime, satisfies, verifies,
@@ -31,141 +32,11 @@ use crate::x509::{
 
 use entries::EarlierOutcome;
 use next::{
-    Attempts, Circumstances, ExchangeEnd, NextStep, SignerCall, SignerResponse, next,
-    record_submission, wait_before_retry, wait_before_submission,
+    Attempts, Circumstances, JudgedAnswer, NextStep, SignerCall, next, record_submission,
+    wait_before_retry, wait_before_submission,
 };
-
-/// Result of a request in this run.
-#[derive(Debug)]
-#[allow(
-    clippy::large_enum_variant,
-    reason = "a dozen of them at most, and most are of the large kind"
-)]
-pub(super) enum RequestOutcome {
-    /// A verified certificate and its key, ready to be installed.
-    Signed {
-        /// The chain.
-        chain: Chain,
-        /// Its key.
-        key: PrivateKey,
-        /// The request, for `Signer::settled` after the commit.
-        request: Box<Request>,
-    },
-    /// The signer has not decided yet; a later run polls again.
-    Pending(PendingReason),
-    /// The signer denied the request.
-    Denied(String),
-    /// The answer does not match the request; each difference.
-    Refused(Vec<AnswerFault>),
-    /// The communication with the signer failed.
-    Failed(Rc<SignerError>),
-    /// Nothing was requested or installed, because the signer, the authority or the output path is unusable.
-    Undone(Rc<Failure>),
-}
-
-/// The reason why a request is left to a later run.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PendingReason {
-    /// The signer has not decided; in its words.
-    #[error("{note}")]
-    Undecided {
-        /// The signer's note.
-        note: String,
-        /// Whether all requests wait for the same.
-        is_uniform: bool,
-    },
-    /// The number of requests is limited.
-    #[error(
-        "{submissions} requests were sent without success, and the next one is sent after {} (nodepki renew --name {name} sends it now){}",
-        rfc3339(*next),
-        last.as_ref().map(|last| format!(": {last}")).unwrap_or_default()
-    )]
-    Postponed {
-        /// Number of requests.
-        submissions: u32,
-        /// Time of the next one.
-        next: OffsetDateTime,
-        /// The certificate.
-        name: CertName,
-        /// The last error, in words.
-        last: Option<String>,
-    },
-    /// The answer is kept.
-    #[error(
-        "the certificate was issued under the staged CA, which other nodes may not trust yet; it is kept, and installed by `nodepki authority activate {0}`, or shortly before the certificate in place expires"
-    )]
-    UnderStagedAuthority(Authority),
-}
-
-codes!(PendingReason {
-    Undecided,
-    Postponed,
-    UnderStagedAuthority
-});
-
-impl PendingReason {
-    /// Returns whether the requests for two certificates wait for the same.
-    pub(super) fn has_same_cause(&self, other: &PendingReason) -> bool {
-        use PendingReason::{Postponed, Undecided};
-        match (self, other) {
-            (
-                Undecided {
-                    is_uniform: true, ..
-                },
-                Undecided {
-                    is_uniform: true, ..
-                },
-            ) => true,
-            (
-                Postponed {
-                    submissions: one, ..
-                },
-                Postponed {
-                    submissions: other, ..
-                },
-            ) => one == other,
-            _ => self == other,
-        }
-    }
-}
-
-/// The reason why a signer's answer is not installed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AnswerFault {
-    /// It is not a usable chain; the error, in words.
-    #[error("{0}")]
-    Unusable(String),
-    /// The chain is too large; the limit, in words.
-    #[error("the chain is too large to be installed: {0}")]
-    TooLarge(String),
-    /// The certificate differs from the request.
-    #[error("{0}")]
-    Differs(CertDifference),
-    /// The certificate expires no later than the one in place.
-    #[error(
-        "it expires at {}, no later than the certificate in place: the signer returned an earlier certificate, or now issues a shorter lifetime",
-        rfc3339(*not_after)
-    )]
-    NotLater {
-        /// Its expiry.
-        not_after: OffsetDateTime,
-    },
-    /// The signer has revoked the certificate.
-    #[error(
-        "{certificate} is revoked since {} by the list that {signer} publishes: ask the administrator of the signer for the reason; if the signer returns the same certificate again, it must be removed there",
-        rfc3339(*since)
-    )]
-    RevokedBySigner {
-        /// The certificate, in words.
-        certificate: String,
-        /// Time of the revocation.
-        since: OffsetDateTime,
-        /// The signer's label.
-        signer: String,
-    },
-}
-
-codes!(AnswerFault { Unusable, TooLarge, NotLater, RevokedBySigner; Differs });
+pub use outcome::{AnswerFault, PendingReason};
+pub(super) use outcome::{RequestOutcome, SignedCertificate, Unsigned};
 
 /// Context of all requests of a run.
 pub(super) struct Desk<'a> {
@@ -289,7 +160,7 @@ pub(super) async fn obtain(
     let asked = &job.asked;
     let mut prepared = match prepare(desk, asked, fresh)? {
         Ok(prepared) => prepared,
-        Err(error) => return Ok(RequestOutcome::Failed(Rc::new(error))),
+        Err(error) => return Ok(Err(Unsigned::failed(error))),
     };
     if !asked.signer.kind().is_in_process() {
         prepared.keep(desk, asked)?;
@@ -323,13 +194,13 @@ pub(super) async fn obtain(
     let end = loop {
         if let Some(wait) = exchange.wait_before_call() {
             if wait > desk.time_left() {
-                break ExchangeEnd::Wait(exchange.postponed(wait));
+                break Err(Unsigned::Pending(exchange.postponed(wait)));
             }
             tokio::time::sleep(wait).await;
         }
         let answer = exchange.call_signer().await?;
-        let (response, accepted) = judge(desk, job, &exchange.key, answer);
-        match exchange.follow(response, accepted.as_deref())? {
+        let (answer, accepted) = judge(desk, job, &exchange.key, answer);
+        match exchange.follow(answer, accepted.as_deref())? {
             NextStep::Call { call, wait } => {
                 exchange.call = call;
                 tokio::time::sleep(wait).await;
@@ -338,19 +209,13 @@ pub(super) async fn obtain(
         }
     };
     exchange.audit_end(&end, &earlier);
-    Ok(match end {
-        ExchangeEnd::Install(verified) => {
-            failpoint::reached("request:verified");
-            desk.progress.event(Event::Signed(asked.spec.name()));
-            verified.outcome(exchange.key, exchange.request)
-        }
-        ExchangeEnd::Wait(reason) => RequestOutcome::Pending(reason),
-        ExchangeEnd::Denied(reason) => RequestOutcome::Denied(reason),
-        ExchangeEnd::Refused(differences) => RequestOutcome::Refused(differences),
-        ExchangeEnd::Failed(error) => RequestOutcome::Failed(Rc::new(error)),
-        ExchangeEnd::Lost => RequestOutcome::Failed(Rc::new(forgotten(asked))),
-        ExchangeEnd::MustNotResubmit => RequestOutcome::Failed(Rc::new(forbidden(desk, asked))),
-    })
+    let verified = match end {
+        Ok(verified) => verified,
+        Err(unsigned) => return Ok(Err(unsigned)),
+    };
+    failpoint::reached("request:verified");
+    desk.progress.event(Event::Signed(asked.spec.name()));
+    Ok(verified.outcome(exchange.key, exchange.request))
 }
 
 /// An answer that satisfies the spec.
@@ -363,12 +228,12 @@ pub(super) struct VerifiedAnswer {
 impl VerifiedAnswer {
     fn outcome(self, key: PrivateKey, request: Request) -> RequestOutcome {
         match self.waits {
-            Some(why) => RequestOutcome::Pending(why),
-            None => RequestOutcome::Signed {
+            Some(why) => Err(Unsigned::Pending(why)),
+            None => Ok(SignedCertificate {
                 chain: self.chain,
                 key,
                 request: Box::new(request),
-            },
+            }),
         }
     }
 }
@@ -439,21 +304,19 @@ impl CertificateExchange<'_> {
         Ok(answer)
     }
 
-    /// Decides what follows the response, and records and reports it. `accepted` is an answer that satisfies the spec.
+    /// Decides what follows the answer, and records and reports it. `accepted` is one that satisfies the spec, as received.
     fn follow(
         &mut self,
-        response: SignerResponse<VerifiedAnswer>,
+        answer: JudgedAnswer<VerifiedAnswer>,
         accepted: Option<&[u8]>,
     ) -> Result<NextStep<VerifiedAnswer>, store::StoreError> {
         let (desk, name) = (self.desk, self.asked.spec.name());
         let (mut waiting, mut failure) = (None, None);
-        if matches!(response, SignerResponse::Unknown) {
-            self.audited = None;
-        }
-        match &response {
-            SignerResponse::Pending { note, .. } => waiting = Some(note.clone()),
-            SignerResponse::Failed(error) => failure = Some(error.to_string()),
-            _ => {}
+        match &answer {
+            Ok(Answer::Pending { note, .. }) => waiting = Some(note.clone()),
+            Ok(Answer::Gone) => self.audited = None,
+            Ok(Answer::Issued(_) | Answer::Denied { .. }) => {}
+            Err(error) => failure = Some(error.to_string()),
         }
         let circumstances = Circumstances {
             now: desk.now(),
@@ -461,13 +324,19 @@ impl CertificateExchange<'_> {
             resubmit: self.asked.signer.caps().resubmit,
             can_exchange: self.exchangeable.is_some(),
             random: (desk.jitter)(),
+            signer: self.asked.signer.label(),
+            certificate: name,
+            way_out: format!(
+                "remove {}/pending/{name}",
+                desk.store.root().node_path(store::STATE_DIR)
+            ),
         };
         let before = self.record.clone();
         let step = next(
             &mut self.record,
             &mut self.attempts,
             self.call.clone(),
-            response,
+            answer,
             &circumstances,
         );
         if self.is_kept || !is_installed_next(&step) {
@@ -529,7 +398,7 @@ impl CertificateExchange<'_> {
 
 /// Returns whether nothing is left to do but to install a certificate.
 fn is_installed_next(step: &NextStep<VerifiedAnswer>) -> bool {
-    matches!(step, NextStep::End(ExchangeEnd::Install(verified)) if verified.waits.is_none())
+    matches!(step, NextStep::End(Ok(verified)) if verified.waits.is_none())
 }
 
 /// Verifies a signer's answer. Returns it too if it satisfies the spec.
@@ -538,14 +407,16 @@ fn judge(
     job: &Job<'_>,
     key: &PrivateKey,
     answer: Result<Answer, SignerError>,
-) -> (SignerResponse<VerifiedAnswer>, Option<Vec<u8>>) {
+) -> (JudgedAnswer<VerifiedAnswer>, Option<Vec<u8>>) {
     let mut accepted = None;
-    let response = SignerResponse::of(answer, |answer| {
-        let verified = verified(&answer, desk, job, key)?;
-        accepted = Some(answer);
-        Ok(verified)
+    let judged = answer.map(|answer| {
+        answer.map(|certificate| {
+            let verified = verified(&certificate, desk, job, key)?;
+            accepted = Some(certificate);
+            Ok(verified)
+        })
     });
-    (response, accepted)
+    (judged, accepted)
 }
 
 /// Calls the signer once.
@@ -851,30 +722,4 @@ pub(super) fn life_of(chain: &Chain, spec: &CertSpec, now: OffsetDateTime) -> Li
 
 fn deadline_at(desk: &Desk<'_>) -> Option<OffsetDateTime> {
     Some(desk.now() + desk.time_left())
-}
-
-fn forgotten(asked: &Asked<'_>) -> SignerError {
-    SignerError::permanent(
-        format!(
-            "{} received the request for {} and now reports that it is unknown",
-            asked.signer.label(),
-            asked.spec.name()
-        ),
-        "examine the signer's log, correct the cause and run again; the key is kept",
-    )
-}
-
-fn forbidden(desk: &Desk<'_>, asked: &Asked<'_>) -> SignerError {
-    SignerError::permanent(
-        format!(
-            "{} received a request for {} earlier and no longer has it, and a second request for the same key is not permitted",
-            asked.signer.label(),
-            asked.spec.name()
-        ),
-        format!(
-            "check the state of the request at the signer, then remove {}/pending/{}",
-            desk.store.root().node_path(store::STATE_DIR),
-            asked.spec.name()
-        ),
-    )
 }

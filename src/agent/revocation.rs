@@ -8,7 +8,7 @@ use futures_util::future::try_join_all;
 use time::OffsetDateTime;
 use tokio::time::Instant;
 
-use super::request::{AnswerFault, Enquiry, RequestOutcome};
+use super::request::{AnswerFault, Enquiry, RequestOutcome, Unsigned};
 use super::{
     Clock, ExitCode, Failure, Outcomes, Progress, ReportRow, RowAction, RowReason, RunReport,
     RunSetup, SignerOperation, Survey, open_store, sentence, signer_code,
@@ -223,7 +223,7 @@ pub(super) async fn refuse_revoked(
     let authorities: BTreeSet<Authority> = outcomes
         .certs
         .iter()
-        .filter(|(_, outcome)| matches!(outcome, RequestOutcome::Signed { .. }))
+        .filter(|(_, outcome)| outcome.is_ok())
         .map(|(name, _)| name.authority())
         .collect();
     let trusted = authorities
@@ -236,10 +236,8 @@ pub(super) async fn refuse_revoked(
     });
     for (authority, trust, signer, published) in try_join_all(fetched).await? {
         let signed = outcomes.certs.iter().filter_map(|(name, outcome)| {
-            let RequestOutcome::Signed { chain, .. } = outcome else {
-                return None;
-            };
-            (name.authority() == authority).then_some((*name, chain))
+            let signed = outcome.as_ref().ok()?;
+            (name.authority() == authority).then_some((*name, &signed.chain))
         });
         let signed: Vec<(CertName, &Chain)> = signed.collect();
         let in_place = survey.revocations(authority);
@@ -262,13 +260,13 @@ pub(super) async fn refuse_revoked(
                     };
                     // A new key leads to a new request, so the same certificate cannot be returned.
                     store.set_slot_aside(Slot::Certificate(name), &fault.to_string(), now)?;
-                    replaced.push((name, RequestOutcome::Refused(vec![fault])));
+                    replaced.push((name, Err(Unsigned::Refused(vec![fault]))));
                 }
             }
             // The answers are kept: the next run fetches only the list again.
             Err(error) => {
                 let error = Rc::new(error);
-                let failed = |(name, _)| (name, RequestOutcome::Failed(Rc::clone(&error)));
+                let failed = |(name, _)| (name, Err(Unsigned::Failed(Rc::clone(&error))));
                 replaced.extend(signed.into_iter().map(failed));
             }
         }

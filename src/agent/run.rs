@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::clock::{self, SettledClock, floor};
 use super::failure::signer_failure;
 use super::keys::RunKeys;
-use super::request::{self, Desk, Enquiry, Fresh, Job, RequestOutcome, Resumed};
+use super::request::{self, Desk, Enquiry, Fresh, Job, RequestOutcome, Resumed, Unsigned};
 use super::survey::{ServiceAccountAction, Survey, SurveyedCert};
 use super::{Clock, Event, ExitCode, Failure, Progress, RunSetup, SignerOperation, preflight};
 use crate::kube::names::{Authority, CertName};
@@ -464,14 +464,14 @@ impl<'a> RequestRun<'a> {
     /// Returns the outcomes of certificates that are due and not requested.
     fn without_request(&self, survey: &Survey) -> BTreeMap<CertName, RequestOutcome> {
         let failed = survey.to_issue().filter_map(|cert| {
-            let outcome = match self.unasked.get(&cert.spec.name()) {
-                Some(failure) => RequestOutcome::Undone(Rc::clone(failure)),
+            let unsigned = match self.unasked.get(&cert.spec.name()) {
+                Some(failure) => Unsigned::Undone(Rc::clone(failure)),
                 None => {
                     let error = self.unreachable.get(&cert.spec.authority())?;
-                    RequestOutcome::Failed(Rc::clone(error))
+                    Unsigned::Failed(Rc::clone(error))
                 }
             };
-            Some((cert.spec.name(), outcome))
+            Some((cert.spec.name(), Err(unsigned)))
         });
         failed.collect()
     }

@@ -13,9 +13,9 @@ use tokio::time::Instant;
 use super::Signing;
 use super::queue::Work;
 use crate::agent::request::next::{
-    Attempts, Circumstances, ExchangeEnd, NextStep, SignerCall, SignerResponse, next,
+    Attempts, Circumstances, JudgedAnswer, NextStep, SignerCall, next,
 };
-use crate::agent::request::{AnswerFault, perform};
+use crate::agent::request::{AnswerFault, Unsigned, perform};
 use crate::agent::{audit, event};
 use crate::kube::names::Authority;
 use crate::kubelets::{SigningOrder, certificate_differences};
@@ -109,9 +109,8 @@ pub(super) async fn exchange(
     };
     loop {
         let answer = exchange.call_signer().await?;
-        let response =
-            SignerResponse::of(answer, |answer| verified(signing, order, trust, &answer));
-        match exchange.follow(response)? {
+        let verify = |certificate: Vec<u8>| verified(signing, order, trust, &certificate);
+        match exchange.follow(answer.map(|answer| answer.map(verify)))? {
             NextStep::Call { call, .. } => exchange.call = call,
             NextStep::End(end) => return Ok(exchange.exchanged(end)),
         }
@@ -158,10 +157,10 @@ impl KubeletExchange<'_> {
         Ok(answer)
     }
 
-    /// Decides what follows the response, and records it.
+    /// Decides what follows the answer, and records it.
     fn follow(
         &mut self,
-        response: SignerResponse<Chain>,
+        answer: JudgedAnswer<Chain>,
     ) -> Result<NextStep<Chain>, store::StoreError> {
         let circumstances = Circumstances {
             now: self.signing.now(),
@@ -169,16 +168,22 @@ impl KubeletExchange<'_> {
             resubmit: self.signing.signer.caps().resubmit,
             can_exchange: false,
             random: random_fraction(),
+            signer: self.signing.signer.label(),
+            certificate: self.record.name,
+            way_out: format!(
+                "delete the CertificateSigningRequest {}",
+                self.record.object
+            ),
         };
         let before = self.record.exchange.clone();
         let step = next(
             &mut self.record.exchange,
             &mut self.attempts,
             self.call.clone(),
-            response,
+            answer,
             &circumstances,
         );
-        if let NextStep::End(ExchangeEnd::Install(chain)) = &step {
+        if let NextStep::End(Ok(chain)) = &step {
             self.record.chain = Some(chain.to_pem());
         }
         if self.record.exchange != before {
@@ -187,29 +192,21 @@ impl KubeletExchange<'_> {
         Ok(step)
     }
 
-    fn exchanged(&self, end: ExchangeEnd<Chain>) -> Exchanged {
-        let label = || self.signing.signer.label();
+    fn exchanged(&self, end: Result<Chain, Unsigned>) -> Exchanged {
         match end {
-            ExchangeEnd::Install(chain) => Exchanged::Issued(chain.to_pem()),
-            ExchangeEnd::Wait(note) => Exchanged::Later {
+            Ok(chain) => Exchanged::Issued(chain.to_pem()),
+            Err(Unsigned::Pending(reason)) => Exchanged::Later {
                 wait: until_poll(&self.record.exchange, self.signing.now()),
                 attempts: self.attempts,
                 failure: None,
-                why: note.to_string(),
+                why: reason.to_string(),
             },
-            ExchangeEnd::Denied(reason) => Exchanged::Denied(reason),
-            ExchangeEnd::Refused(differences) => {
+            Err(Unsigned::Denied(reason)) => Exchanged::Denied(reason),
+            Err(Unsigned::Refused(differences)) => {
                 Exchanged::Mismatch(differences.iter().map(ToString::to_string).collect())
             }
-            ExchangeEnd::Failed(error) => failed(&error, self.attempts),
-            ExchangeEnd::Lost => Exchanged::Impossible(format!(
-                "{} accepted the request and does not know it any more",
-                label()
-            )),
-            ExchangeEnd::MustNotResubmit => Exchanged::Impossible(format!(
-                "{} lost the request and must not receive it twice",
-                label()
-            )),
+            Err(Unsigned::Failed(error)) => failed(&error, self.attempts),
+            Err(Unsigned::Undone(failure)) => Exchanged::Impossible(failure.to_string()),
         }
     }
 }

@@ -1,7 +1,6 @@
 //! The entries of a request in the issuance log.
 
-use super::next::ExchangeEnd;
-use super::{CertificateExchange, VerifiedAnswer, forbidden, forgotten};
+use super::{CertificateExchange, Unsigned, VerifiedAnswer};
 use crate::agent::audit;
 use crate::http::printable;
 use crate::spec::assess::joined;
@@ -42,23 +41,23 @@ impl CertificateExchange<'_> {
     }
 
     /// Records the end of the exchange in the issuance log, unless an earlier run has recorded the same.
-    pub(super) fn audit_end(&self, end: &ExchangeEnd<VerifiedAnswer>, earlier: &EarlierOutcome) {
+    pub(super) fn audit_end(
+        &self,
+        end: &Result<VerifiedAnswer, Unsigned>,
+        earlier: &EarlierOutcome,
+    ) {
         let (event, reason) = match end {
-            ExchangeEnd::Install(verified) => {
+            Ok(verified) => {
                 let record = self.asked.audit_record(AuditEvent::Issued, &self.request);
                 self.audit(audit::with_leaf(record, verified.chain.leaf()));
                 return;
             }
-            ExchangeEnd::Wait(_) => return,
-            ExchangeEnd::Denied(_) if earlier.was_denied => return,
-            ExchangeEnd::Denied(reason) => (AuditEvent::Denied, reason.clone()),
-            ExchangeEnd::Refused(differences) => (AuditEvent::Refused, joined(differences)),
-            ExchangeEnd::Failed(error) => (AuditEvent::Failed, error.to_string()),
-            ExchangeEnd::Lost => (AuditEvent::Failed, forgotten(self.asked).to_string()),
-            ExchangeEnd::MustNotResubmit => {
-                let error = forbidden(self.desk, self.asked);
-                (AuditEvent::Failed, error.to_string())
-            }
+            Err(Unsigned::Pending(_)) => return,
+            Err(Unsigned::Denied(_)) if earlier.was_denied => return,
+            Err(Unsigned::Denied(reason)) => (AuditEvent::Denied, reason.clone()),
+            Err(Unsigned::Refused(differences)) => (AuditEvent::Refused, joined(differences)),
+            Err(Unsigned::Failed(error)) => (AuditEvent::Failed, error.to_string()),
+            Err(Unsigned::Undone(failure)) => (AuditEvent::Failed, failure.to_string()),
         };
         if earlier.error.as_ref() == Some(&reason) {
             return;

@@ -1,4 +1,4 @@
-//! The step that follows a signer's response: a pure decision over the record of the request.
+//! The step that follows a signer's answer: a pure decision over the record of the request.
 //!
 //! [`next`] changes the record and returns what to do. `request::obtain` and `kubelet_requests::exchange` call the signer,
 //! write the record and wait.
@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use time::OffsetDateTime;
 
-use super::{AnswerFault, PendingReason};
+use super::{AnswerFault, PendingReason, Unsigned};
 use crate::agent::SignerOperation;
+use crate::kube::names::CertName;
 use crate::signer::{Answer, FailureClass, Resubmit, SignerError, Ticket, retry};
 use crate::spec::assess::joined;
 use crate::store::{self, LastError, RequestPhase};
@@ -87,58 +88,11 @@ pub(in crate::agent) fn record_submission(record: &mut store::RequestRecord, now
     record.first_submitted.get_or_insert(now);
 }
 
-/// A signer's response, its certificate verified. `C` is the verified chain.
-#[derive(Debug)]
-pub(in crate::agent) enum SignerResponse<C> {
-    /// The certificate satisfies the spec.
-    Accepted(C),
-    /// The certificate does not satisfy the spec; the differences.
-    Mismatch(Vec<AnswerFault>),
-    /// The signer has not decided.
-    Pending {
-        ticket: Ticket,
-        after: Option<Duration>,
-        note: String,
-        is_uniform: bool,
-    },
-    /// The signer denied the request.
-    Denied(String),
-    /// The signer does not know the request.
-    Unknown,
-    /// The call failed.
-    Failed(SignerError),
-}
+/// The signer's answer to a call, its certificate verified: `C` if it satisfies the spec, otherwise the differences.
+pub(in crate::agent) type JudgedAnswer<C> =
+    Result<Answer<Result<C, Vec<AnswerFault>>>, SignerError>;
 
-impl<C> SignerResponse<C> {
-    /// Returns the response that `answer` is, its certificate verified by `verify`.
-    pub(in crate::agent) fn of(
-        answer: Result<Answer, SignerError>,
-        verify: impl FnOnce(Vec<u8>) -> Result<C, Vec<AnswerFault>>,
-    ) -> SignerResponse<C> {
-        match answer {
-            Ok(Answer::Issued(answer)) => match verify(answer) {
-                Ok(chain) => SignerResponse::Accepted(chain),
-                Err(differences) => SignerResponse::Mismatch(differences),
-            },
-            Ok(Answer::Pending {
-                ticket,
-                after,
-                note,
-                is_uniform,
-            }) => SignerResponse::Pending {
-                ticket,
-                after,
-                note,
-                is_uniform,
-            },
-            Ok(Answer::Denied { reason }) => SignerResponse::Denied(reason),
-            Ok(Answer::Gone) => SignerResponse::Unknown,
-            Err(error) => SignerResponse::Failed(error),
-        }
-    }
-}
-
-/// The inputs of the decision besides record and response.
+/// The inputs of the decision besides record and answer.
 pub(in crate::agent) struct Circumstances {
     pub(in crate::agent) now: OffsetDateTime,
     /// Until the deadline of the run.
@@ -149,6 +103,12 @@ pub(in crate::agent) struct Circumstances {
     pub(in crate::agent) can_exchange: bool,
     /// Uniform in [0, 1), to spread the retries of many nodes.
     pub(in crate::agent) random: f64,
+    /// The signer in messages.
+    pub(in crate::agent) signer: String,
+    /// The requested certificate.
+    pub(in crate::agent) certificate: CertName,
+    /// How an administrator permits another request after the signer has lost one.
+    pub(in crate::agent) way_out: String,
 }
 
 /// How often calls failed and polls were answered, in this run.
@@ -164,46 +124,27 @@ pub(in crate::agent) enum NextStep<C> {
     /// Another call, after a wait.
     Call { call: SignerCall, wait: Duration },
     /// No further call in this run.
-    End(ExchangeEnd<C>),
+    End(Result<C, Unsigned>),
 }
 
-/// The end of an exchange with the signer, for this run.
-#[derive(Debug)]
-pub(in crate::agent) enum ExchangeEnd<C> {
-    /// The certificate can be installed.
-    Install(C),
-    /// The signer's decision is left to a later run.
-    Wait(PendingReason),
-    /// The request was denied.
-    Denied(String),
-    /// The certificate was refused.
-    Refused(Vec<AnswerFault>),
-    /// The signer lost a request that it had just accepted.
-    Lost,
-    /// The signer lost the request and does not accept a second one for the same key.
-    MustNotResubmit,
-    /// The call failed, and another call would not help or has no time left.
-    Failed(SignerError),
-}
-
-/// Decides what follows `response` to `call`, and changes the record accordingly.
+/// Decides what follows `answer` to `call`, and changes the record accordingly.
 pub(in crate::agent) fn next<C>(
     record: &mut store::RequestRecord,
     attempts: &mut Attempts,
     call: SignerCall,
-    response: SignerResponse<C>,
+    answer: JudgedAnswer<C>,
     circumstances: &Circumstances,
 ) -> NextStep<C> {
     let submit_again = |call| NextStep::Call {
         call,
         wait: Duration::ZERO,
     };
-    NextStep::End(match response {
-        SignerResponse::Accepted(chain) => {
+    NextStep::End(match answer {
+        Ok(Answer::Issued(Ok(chain))) => {
             record.phase = RequestPhase::Answered;
-            ExchangeEnd::Install(chain)
+            Ok(chain)
         }
-        SignerResponse::Mismatch(differences) => {
+        Ok(Answer::Issued(Err(differences))) => {
             record.phase = RequestPhase::Failed;
             record.last_error = Some(LastError {
                 class: "refused".to_owned(),
@@ -211,14 +152,14 @@ pub(in crate::agent) fn next<C>(
                 detail: joined(&differences),
                 at: circumstances.now,
             });
-            ExchangeEnd::Refused(differences)
+            Err(Unsigned::Refused(differences))
         }
-        SignerResponse::Pending {
+        Ok(Answer::Pending {
             ticket,
             after,
             note,
             is_uniform,
-        } => {
+        }) => {
             let wait = retry::poll_delay(attempts.polls, after);
             attempts.polls += 1;
             record_ticket(record, &ticket, circumstances.now + wait);
@@ -228,21 +169,22 @@ pub(in crate::agent) fn next<C>(
                 let wait = wait.min(left);
                 return NextStep::Call { call, wait };
             }
-            ExchangeEnd::Wait(PendingReason::Undecided { note, is_uniform })
+            let reason = PendingReason::Undecided { note, is_uniform };
+            Err(Unsigned::Pending(reason))
         }
-        SignerResponse::Denied(reason) => {
+        Ok(Answer::Denied { reason }) => {
             record.phase = RequestPhase::Denied;
-            ExchangeEnd::Denied(reason)
+            Err(Unsigned::Denied(reason))
         }
         // Sending it again would never end.
-        SignerResponse::Unknown if call.is_submission() => ExchangeEnd::Lost,
-        SignerResponse::Unknown
+        Ok(Answer::Gone) if call.is_submission() => Err(Unsigned::failed(forgotten(circumstances))),
+        Ok(Answer::Gone)
             if record.first_submitted.is_some()
                 && circumstances.resubmit == Resubmit::Forbidden =>
         {
-            ExchangeEnd::MustNotResubmit
+            Err(Unsigned::failed(forbidden(circumstances)))
         }
-        SignerResponse::Unknown => {
+        Ok(Answer::Gone) => {
             record.handle = None;
             return submit_again(if circumstances.can_exchange {
                 SignerCall::Renew
@@ -251,13 +193,36 @@ pub(in crate::agent) fn next<C>(
             });
         }
         // The exchange was refused, not the certificate.
-        SignerResponse::Failed(error) if call == SignerCall::Renew && !error.class.passes() => {
+        Err(error) if call == SignerCall::Renew && !error.class.passes() => {
             return submit_again(SignerCall::Submit);
         }
-        SignerResponse::Failed(error) => {
-            return after_failure(record, attempts, call, error, circumstances);
-        }
+        Err(error) => return after_failure(record, attempts, call, error, circumstances),
     })
+}
+
+/// The signer lost a request that it had just accepted.
+fn forgotten(circumstances: &Circumstances) -> SignerError {
+    SignerError::permanent(
+        format!(
+            "{} received the request for {} and now reports that it is unknown",
+            circumstances.signer, circumstances.certificate
+        ),
+        "examine the signer's log and correct the cause",
+    )
+}
+
+/// The signer lost the request and does not accept a second one for the same key.
+fn forbidden(circumstances: &Circumstances) -> SignerError {
+    SignerError::permanent(
+        format!(
+            "{} received a request for {} earlier and no longer has it, and a second request for the same key is not permitted",
+            circumstances.signer, circumstances.certificate
+        ),
+        format!(
+            "check the state of the request at the signer, then {}",
+            circumstances.way_out
+        ),
+    )
 }
 
 /// Records that the signer has not decided, and when it is polled next.
@@ -289,7 +254,7 @@ fn after_failure<C>(
         circumstances.random,
     );
     match wait {
-        None => NextStep::End(ExchangeEnd::Failed(error)),
+        None => NextStep::End(Err(Unsigned::failed(error))),
         Some(wait) => NextStep::Call {
             call: match error.class {
                 // The request may have reached the signer.
@@ -336,16 +301,29 @@ mod tests {
         }
     }
 
-    fn failed(class: FailureClass) -> SignerResponse<()> {
-        SignerResponse::Failed(SignerError::new(class, "no route", "look"))
+    fn failed(class: FailureClass) -> JudgedAnswer<()> {
+        Err(SignerError::new(class, "no route", "look"))
     }
 
-    fn pending(after: u64) -> SignerResponse<()> {
-        SignerResponse::Pending {
+    fn pending(after: u64) -> JudgedAnswer<()> {
+        Ok(Answer::Pending {
             ticket: ticket(),
             after: Some(Duration::from_secs(after)),
             note: "waits".to_owned(),
             is_uniform: false,
+        })
+    }
+
+    fn circumstances(time_left: Duration) -> Circumstances {
+        Circumstances {
+            now: NOW,
+            time_left,
+            resubmit: Resubmit::Adopts,
+            can_exchange: false,
+            random: 1.0,
+            signer: "the signer".to_owned(),
+            certificate: CertName::Apiserver,
+            way_out: "remove /pending/apiserver".to_owned(),
         }
     }
 
@@ -357,13 +335,12 @@ mod tests {
             NextStep::End(end) => end,
         };
         match end {
-            ExchangeEnd::Install(()) => "install".to_owned(),
-            ExchangeEnd::Wait(note) => format!("leave: {note}"),
-            ExchangeEnd::Denied(reason) => format!("denied: {reason}"),
-            ExchangeEnd::Refused(differences) => format!("refused: {}", joined(differences)),
-            ExchangeEnd::Lost => "lost".to_owned(),
-            ExchangeEnd::MustNotResubmit => "must not resubmit".to_owned(),
-            ExchangeEnd::Failed(error) => format!("failed: {}", error.class.as_str()),
+            Ok(()) => "install".to_owned(),
+            Err(Unsigned::Pending(note)) => format!("leave: {note}"),
+            Err(Unsigned::Denied(reason)) => format!("denied: {reason}"),
+            Err(Unsigned::Refused(differences)) => format!("refused: {}", joined(differences)),
+            Err(Unsigned::Failed(error)) => format!("{}: {}", error.class.as_str(), error.detail),
+            Err(Unsigned::Undone(failure)) => panic!("{failure}"),
         }
     }
 
@@ -372,18 +349,21 @@ mod tests {
         use RequestPhase::{Answered, Denied, Failed, Requested, Submitting};
         use SignerCall::{Poll, Recover, Renew, Submit};
         let sent = Submitting;
+        let lost = "permanent: the signer received the request for apiserver and now reports that it is unknown";
         let cases = [
             (
                 sent,
                 Submit,
-                SignerResponse::Accepted(()),
+                Ok(Answer::Issued(Ok(()))),
                 "install",
                 Answered,
             ),
             (
                 sent,
                 Submit,
-                SignerResponse::Mismatch(vec![AnswerFault::Unusable("other name".to_owned())]),
+                Ok(Answer::Issued(Err(vec![AnswerFault::Unusable(
+                    "other name".to_owned(),
+                )]))),
                 "refused: other name",
                 Failed,
             ),
@@ -392,17 +372,19 @@ mod tests {
             (
                 Requested,
                 Poll(ticket()),
-                SignerResponse::Denied("no".to_owned()),
+                Ok(Answer::Denied {
+                    reason: "no".to_owned(),
+                }),
                 "denied: no",
                 Denied,
             ),
-            (sent, Submit, SignerResponse::Unknown, "lost", sent),
-            (sent, Renew, SignerResponse::Unknown, "lost", sent),
-            (sent, Recover, SignerResponse::Unknown, "renew in 0s", sent),
+            (sent, Submit, Ok(Answer::Gone), lost, sent),
+            (sent, Renew, Ok(Answer::Gone), lost, sent),
+            (sent, Recover, Ok(Answer::Gone), "renew in 0s", sent),
             (
                 Requested,
                 Poll(ticket()),
-                SignerResponse::Unknown,
+                Ok(Answer::Gone),
                 "renew in 0s",
                 Requested,
             ),
@@ -424,14 +406,14 @@ mod tests {
                 sent,
                 Submit,
                 failed(FailureClass::Permanent),
-                "failed: permanent",
+                "permanent: no route",
                 sent,
             ),
             (
                 sent,
                 Submit,
                 failed(FailureClass::Config),
-                "failed: config",
+                "config: no route",
                 sent,
             ),
             (
@@ -449,17 +431,14 @@ mod tests {
                 sent,
             ),
         ];
-        for (phase, call, response, expected, phase_after) in cases {
+        for (phase, call, answer, expected, phase_after) in cases {
             let (mut record, mut attempts) = (record(phase), Attempts::default());
-            let shown = format!("{phase:?} {call:?} {response:?}");
+            let shown = format!("{phase:?} {call:?} {answer:?}");
             let circumstances = Circumstances {
-                now: NOW,
-                time_left: Duration::from_secs(60),
-                resubmit: Resubmit::Adopts,
                 can_exchange: true,
-                random: 1.0,
+                ..circumstances(Duration::from_secs(60))
             };
-            let next = next(&mut record, &mut attempts, call, response, &circumstances);
+            let next = next(&mut record, &mut attempts, call, answer, &circumstances);
             assert_eq!(show(&next), expected, "{shown}");
             assert_eq!(record.phase, phase_after, "{shown}");
         }
@@ -468,23 +447,22 @@ mod tests {
     #[test]
     fn never_resubmits_if_signer_forbids_it() {
         let circumstances = Circumstances {
-            now: NOW,
-            time_left: Duration::from_secs(60),
             resubmit: Resubmit::Forbidden,
-            can_exchange: false,
-            random: 0.0,
+            ..circumstances(Duration::from_secs(60))
         };
         for (phase, expected) in [
-            (RequestPhase::Requested, "must not resubmit"),
+            (
+                RequestPhase::Requested,
+                "permanent: the signer received a request for apiserver earlier and no longer has it, and a second request for the same key is not permitted",
+            ),
             (RequestPhase::Ready, "submit in 0s"),
         ] {
             let mut record = record(phase);
-            let response = SignerResponse::<()>::Unknown;
             let next = next(
                 &mut record,
                 &mut Attempts::default(),
                 SignerCall::Recover,
-                response,
+                JudgedAnswer::<()>::Ok(Answer::Gone),
                 &circumstances,
             );
             assert_eq!(show(&next), expected, "{phase:?}");
@@ -533,13 +511,7 @@ mod tests {
         assert_eq!(wait(&busy, second(59)), None);
         let polls = |left| {
             let mut record = record(RequestPhase::Submitting);
-            let circumstances = Circumstances {
-                now: NOW,
-                time_left: left,
-                resubmit: Resubmit::Adopts,
-                can_exchange: false,
-                random: 0.5,
-            };
+            let circumstances = circumstances(left);
             let mut attempts = Attempts::default();
             let call = SignerCall::Submit;
             let step = next(
