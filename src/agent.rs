@@ -26,6 +26,7 @@ pub mod reload;
 mod renew;
 pub mod report;
 mod request;
+mod retries;
 mod revocation;
 pub mod rotation;
 mod run;
@@ -410,9 +411,9 @@ async fn bootstrap_in(
     run.establish_trust(&mut survey).await?;
     setup.keep_record(store, &survey)?;
     let mut outcomes = run.request_all(&survey).await?;
-    let (now, enquiry) = (run.now(), run.enquiry());
+    let (now, retries) = (run.now(), run.retries());
     let trust = run.trust;
-    revocation::refuse_revoked(setup, store, &survey, &trust, &mut outcomes, &enquiry, now).await?;
+    revocation::refuse_revoked(setup, store, &survey, &trust, &mut outcomes, &retries, now).await?;
     install::install(setup, store, &trust, survey, outcomes, now, progress).await
 }
 

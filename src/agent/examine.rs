@@ -3,9 +3,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use tokio::time::Instant;
-
-use super::request;
+use super::retries::Retries;
 use super::run::{RequestRun, same_authority};
 use super::{ExitCode, Failure, RunSetup, Survey, signer_code};
 use crate::kube::names::Authority;
@@ -96,36 +94,23 @@ pub(super) enum OfferError {
     Unusable(Failure),
 }
 
-/// Returns the CA that a signer reports; `None` for one that does not report it.
+/// Returns the CA that a signer publishes; `None` for one that does not publish it.
 pub(super) async fn offered(
+    retries: &Retries<'_>,
+    name: &str,
     signer: &dyn Signer,
     authority: Authority,
-    deadline: Instant,
 ) -> Result<Option<TrustBundle>, OfferError> {
-    let answer = match request::patiently(deadline, || signer.trust(authority)).await {
-        Ok(Some(answer)) => answer,
-        Ok(None) => return Ok(None),
+    match retries.ca(name, signer, authority).await {
+        Ok(Some(published)) => published.bundle().map(Some).map_err(OfferError::Unusable),
+        Ok(None) => Ok(None),
         // Signers that cannot report their CA may still sign.
         Err(error) if !error.class.passes() => {
             tracing::info!(authority = authority.as_str(), "{error}");
-            return Ok(None);
+            Ok(None)
         }
-        Err(error) => return Err(OfferError::Unanswered(error)),
-    };
-    let offered = TrustBundle::from_response(&answer).map_err(|error| {
-        OfferError::Unusable(
-            Failure::new(
-                ExitCode::Refused,
-                format!(
-                    "the certificate of authority {authority} from {} is unusable",
-                    signer.label()
-                ),
-            )
-            .caused_by(error)
-            .advise("check which service has that address"),
-        )
-    })?;
-    Ok(Some(offered))
+        Err(error) => Err(OfferError::Unanswered(error)),
+    }
 }
 
 /// Examines every signer that the certificates of this node need, and compares each with the CAs in the survey.
@@ -172,10 +157,10 @@ async fn examine(
     authorities: Vec<Authority>,
     trusted: &impl Fn(Authority) -> Option<TrustBundle>,
 ) -> SignerExamination {
-    let deadline = Instant::now() + setup.wait;
+    let retries = Retries::logged(setup);
     let login = match signer.probe_uses_up() {
         Some(why) => ExaminationVerdict::Open(format!("no login was tried: {why}")),
-        None => match request::patiently(deadline, || signer.probe()).await {
+        None => match retries.probe(name, signer).await {
             Ok(()) => ExaminationVerdict::Passed(format!(
                 "{} answers and refuses nothing",
                 signer.label()
@@ -196,8 +181,8 @@ async fn examine(
             },
             login => {
                 let is_known = matches!(login, ExaminationVerdict::Passed(_));
-                let (ca, offered) =
-                    examine_ca(setup, signer, authority, trusted(authority), deadline).await;
+                let offered = offered(&retries, name, signer, authority).await;
+                let (ca, offered) = judge_ca(setup, signer, authority, trusted(authority), offered);
                 AuthorityExamination {
                     authority,
                     ca,
@@ -219,14 +204,14 @@ async fn examine(
 }
 
 /// Compares the CA of a signer with that of the node, or with the pins.
-async fn examine_ca(
+fn judge_ca(
     setup: &RunSetup,
     signer: &dyn Signer,
     authority: Authority,
     trusted: Option<TrustBundle>,
-    deadline: Instant,
+    offered: Result<Option<TrustBundle>, OfferError>,
 ) -> (ExaminationVerdict, Option<TrustBundle>) {
-    let offered = match offered(signer, authority, deadline).await {
+    let offered = match offered {
         Ok(offered) => offered,
         Err(OfferError::Unanswered(error)) => {
             return (ExaminationVerdict::refused_by(&error), None);

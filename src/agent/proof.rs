@@ -12,13 +12,14 @@ use super::clock::{self, SettledClock};
 use super::examine::{self, OfferError};
 use super::keys::RunKeys;
 use super::request::{self, Asked, Desk, Fresh, Resumed, Unsigned};
+use super::retries::Retries;
 use super::survey::{Survey, SurveyedCert};
 use super::{Clock, ExitCode, Failure, Progress, RunSetup, same_authority, signer_failure};
 use crate::kube::names::Authority;
 use crate::signer::SignerKind;
 use crate::spec::assess::{Action, joined};
 use crate::store::{Commit, Slot, Store};
-use crate::x509::{CertDifference, Certificate, TrustBundle, certificates_of, path_differences};
+use crate::x509::{CertDifference, Certificate, TrustBundle, path_differences};
 
 /// A signer's report about its CA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,14 +97,14 @@ pub async fn verify_signer(
             ),
         )]);
     }
-    let deadline = Instant::now() + setup.wait;
-    if let Err(error) = request::patiently(deadline, || signer.probe()).await {
+    let retries = Retries::logged(setup);
+    if let Err(error) = retries.probe(name, signer.as_ref()).await {
         return Err(vec![signer_failure(
             format!("signer of {authority}"),
             error,
         )]);
     }
-    let offered = examine::offered(signer.as_ref(), authority, deadline).await;
+    let offered = examine::offered(&retries, name, signer.as_ref(), authority).await;
     let specs = setup.plan.certs.iter();
     let mut failures: Vec<Failure> = specs
         .filter(|spec| spec.authority() == authority)
@@ -141,32 +142,25 @@ pub async fn offered_certificates(
     setup: &RunSetup,
     authority: Authority,
 ) -> Result<Vec<Certificate>, Failure> {
-    let (_, signer) = setup.signer(authority)?;
-    let deadline = Instant::now() + setup.wait;
+    let (name, signer) = setup.signer(authority)?;
+    let retries = Retries::logged(setup);
     let asked = async {
-        request::patiently(deadline, || signer.probe()).await?;
-        request::patiently(deadline, || signer.trust(authority)).await
+        retries.probe(name, signer.as_ref()).await?;
+        retries.ca(name, signer.as_ref(), authority).await
     };
-    let answer = asked
+    let published = asked
         .await
         .map_err(|error| signer_failure(format!("signer of {authority}"), error))?;
-    let label = signer.label();
-    let Some(answer) = answer else {
+    let Some(published) = published else {
         return Err(Failure::new(
             ExitCode::Configuration,
             format!(
-                "{label} does not publish the certificate of its CA; provide it with --certificate FILE"
+                "{} does not publish the certificate of its CA; provide it with --certificate FILE",
+                signer.label()
             ),
         ));
     };
-    certificates_of(&answer).map_err(|error| {
-        Failure::new(
-            ExitCode::Refused,
-            format!("the certificate of authority {authority} from {label} is unusable"),
-        )
-        .caused_by(error)
-        .advise("check which service has that address")
-    })
+    published.certificates()
 }
 
 /// Has a certificate like `cert` signed for a separate key, verifies it, and discards both.

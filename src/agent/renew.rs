@@ -124,9 +124,9 @@ pub async fn renew(
     setup.keep_record(&store, &survey)?;
     let attempted: BTreeSet<CertName> = to_write(&survey).collect();
     let mut outcomes = run.request_all(&survey).await?;
-    let (now, enquiry) = (run.now(), run.enquiry());
+    let (now, retries) = (run.now(), run.retries());
     let trust = run.trust;
-    revocation::refuse_revoked(setup, &store, &survey, &trust, &mut outcomes, &enquiry, now)
+    revocation::refuse_revoked(setup, &store, &survey, &trust, &mut outcomes, &retries, now)
         .await?;
     let report =
         install::install(setup, &mut store, &trust, survey, outcomes, now, progress).await?;

@@ -18,7 +18,6 @@ use tokio::time::Instant;
 use super::{Clock, Event, Jitter, Progress, SignerOperation, event};
 use crate::kube::names::CertName;
 use crate::process::failpoint;
-use crate::process::jitter::random_fraction;
 use crate::signer::{
     Answer, CurrentCertificate, NodeIdentity, Request, Signer, SignerError, SignerKind, Ticket,
 };
@@ -33,7 +32,7 @@ use crate::x509::{
 use entries::EarlierOutcome;
 use next::{
     Attempts, Circumstances, JudgedAnswer, NextStep, SignerCall, next, record_submission,
-    wait_before_retry, wait_before_submission,
+    wait_before_submission,
 };
 pub use outcome::{AnswerFault, PendingReason};
 pub(super) use outcome::{RequestOutcome, SignedCertificate, Unsigned};
@@ -437,72 +436,6 @@ pub(super) async fn perform(
             Ok(answer.unwrap_or(Answer::Gone))
         }
         (SignerCall::Poll(ticket), _) => signer.poll(request, ticket).await,
-    }
-}
-
-fn next_try(
-    error: &SignerError,
-    failures: u32,
-    deadline: Instant,
-    jitter: Jitter,
-) -> Option<Duration> {
-    let time_left = deadline.saturating_duration_since(Instant::now());
-    wait_before_retry(error, failures, time_left, jitter())
-}
-
-/// Retries after a transient failure until the deadline.
-pub(super) async fn patiently<T>(
-    deadline: Instant,
-    ask: impl AsyncFn() -> Result<T, SignerError>,
-) -> Result<T, SignerError> {
-    let mut failures = 0;
-    loop {
-        let error = match ask().await {
-            Ok(answer) => return Ok(answer),
-            Err(error) => error,
-        };
-        failures += 1;
-        match next_try(&error, failures, deadline, random_fraction) {
-            Some(wait) => {
-                tracing::info!("{error}; trying again in {wait:.0?}");
-                tokio::time::sleep(wait).await;
-            }
-            None => return Err(error),
-        }
-    }
-}
-
-/// Calls to signers that belong to no request.
-pub(super) struct Enquiry<'a> {
-    pub(super) deadline: Instant,
-    pub(super) jitter: Jitter,
-    pub(super) progress: &'a dyn Progress,
-}
-
-impl Enquiry<'_> {
-    /// Retries after a transient failure until the deadline.
-    pub(super) async fn ask<T>(
-        &self,
-        signer: &str,
-        operation: SignerOperation,
-        ask: impl AsyncFn() -> Result<T, SignerError>,
-    ) -> Result<T, SignerError> {
-        let mut failures = 0;
-        loop {
-            let error = match event::asked(self.progress, signer, operation, ask()).await {
-                Ok(answer) => return Ok(answer),
-                Err(error) => error,
-            };
-            failures += 1;
-            let Some(wait) = next_try(&error, failures, self.deadline, self.jitter) else {
-                return Err(error);
-            };
-            self.progress.event(Event::Retrying {
-                signer: signer.to_owned(),
-                why: error.to_string(),
-            });
-            tokio::time::sleep(wait).await;
-        }
     }
 }
 

@@ -8,7 +8,8 @@ use futures_util::future::try_join_all;
 use time::OffsetDateTime;
 use tokio::time::Instant;
 
-use super::request::{AnswerFault, Enquiry, RequestOutcome, Unsigned};
+use super::request::{AnswerFault, RequestOutcome, Unsigned};
+use super::retries::Retries;
 use super::{
     Clock, ExitCode, Failure, Outcomes, Progress, ReportRow, RowAction, RowReason, RunReport,
     RunSetup, SignerOperation, Survey, open_store, sentence, signer_code,
@@ -41,7 +42,7 @@ pub async fn update_revocations(
     let mut update = CrlUpdate {
         setup,
         survey: &survey,
-        enquiry: Enquiry {
+        retries: Retries {
             deadline: Instant::now() + setup.wait,
             jitter: setup.jitter,
             progress,
@@ -77,7 +78,7 @@ pub async fn update_revocations(
 struct CrlUpdate<'a> {
     setup: &'a RunSetup,
     survey: &'a Survey,
-    enquiry: Enquiry<'a>,
+    retries: Retries<'a>,
     now: OffsetDateTime,
     /// Result of probing each signer, by its name.
     probed: BTreeMap<String, Result<(), Rc<SignerError>>>,
@@ -157,15 +158,13 @@ impl<'a> CrlUpdate<'a> {
         let ready = match self.probed.get(name) {
             Some(before) => before.clone(),
             None => {
-                let probe = || signer.probe();
-                let asked = self.enquiry.ask(name, SignerOperation::Probe, probe);
-                let ready = asked.await.map_err(Rc::new);
+                let ready = self.retries.probe(name, signer).await.map_err(Rc::new);
                 self.probed.insert(name.to_owned(), ready.clone());
                 ready
             }
         };
         ready?;
-        fetch(name, signer, authority, &self.enquiry)
+        fetch(name, signer, authority, &self.retries)
             .await
             .map_err(Rc::new)
     }
@@ -217,7 +216,7 @@ pub(super) async fn refuse_revoked(
     survey: &Survey,
     trust: &BTreeMap<Authority, TrustBundle>,
     outcomes: &mut Outcomes,
-    enquiry: &Enquiry<'_>,
+    retries: &Retries<'_>,
     now: OffsetDateTime,
 ) -> Result<(), Failure> {
     let authorities: BTreeSet<Authority> = outcomes
@@ -231,7 +230,7 @@ pub(super) async fn refuse_revoked(
         .filter_map(|authority| Some((authority, trust.get(&authority)?)));
     let fetched = trusted.map(|(authority, trust)| async move {
         let (name, signer) = setup.signer(authority)?;
-        let published = fetch(name, signer.as_ref(), authority, enquiry).await;
+        let published = fetch(name, signer.as_ref(), authority, retries).await;
         Ok::<_, Failure>((authority, trust, signer, published))
     });
     for (authority, trust, signer, published) in try_join_all(fetched).await? {
@@ -311,13 +310,13 @@ async fn fetch(
     name: &str,
     signer: &dyn Signer,
     authority: Authority,
-    enquiry: &Enquiry<'_>,
+    retries: &Retries<'_>,
 ) -> Result<Option<Vec<u8>>, SignerError> {
     if signer.caps().crl == Carry::No {
         return Ok(None);
     }
     let ask = || signer.crl(authority);
-    enquiry.ask(name, SignerOperation::Crl, ask).await
+    retries.call(name, SignerOperation::Crl, ask).await
 }
 
 /// Parses published lists and verifies that they may be installed, for `crl` and before an installation.

@@ -14,9 +14,10 @@ use tokio::time::Instant;
 use super::clock::{self, SettledClock, floor};
 use super::failure::signer_failure;
 use super::keys::RunKeys;
-use super::request::{self, Desk, Enquiry, Fresh, Job, RequestOutcome, Resumed, Unsigned};
+use super::request::{self, Desk, Fresh, Job, RequestOutcome, Resumed, Unsigned};
+use super::retries::{PublishedCa, Retries};
 use super::survey::{ServiceAccountAction, Survey, SurveyedCert};
-use super::{Clock, Event, ExitCode, Failure, Progress, RunSetup, SignerOperation, preflight};
+use super::{Clock, Event, ExitCode, Failure, Progress, RunSetup, preflight};
 use crate::kube::names::{Authority, CertName};
 use crate::signer::{Signer, SignerError, SignerKind};
 use crate::spec::CertSpec;
@@ -25,8 +26,8 @@ use crate::store::{RequestRecord, Slot, Store};
 use crate::text::hex;
 use crate::x509::{KeyAlgorithm, PrivateKey, TrustBundle, TrustError};
 
-/// The CA that a signer has for an authority; `None` if it cannot report it.
-type Offer = Result<Option<Vec<u8>>, Rc<SignerError>>;
+/// The CA that a signer has for an authority; `None` if it does not publish it.
+type Offer = Result<Option<PublishedCa>, Rc<SignerError>>;
 
 /// The requests of one run.
 pub(super) struct RequestRun<'a> {
@@ -244,8 +245,8 @@ impl<'a> RequestRun<'a> {
         let asked = signers
             .into_iter()
             .map(|(name, (signer, served))| async move {
-                let probe = || signer.probe();
-                let probed = &self.ask(name, SignerOperation::Probe, probe).await;
+                let probed = self.retries().probe(name, signer).await.map_err(Rc::new);
+                let probed = &probed;
                 let offers = served.into_iter().map(|authority| async move {
                     let offer = match probed {
                         Ok(()) => self.offer(name, signer, authority).await,
@@ -262,16 +263,7 @@ impl<'a> RequestRun<'a> {
     fn establish(&mut self, authority: Authority, offer: Offer) -> Result<(), Failure> {
         let (_, signer) = self.setup.signer(authority)?;
         let offered = match offer {
-            Ok(Some(answer)) => Some(TrustBundle::from_response(&answer).map_err(|error| {
-                Failure::new(
-                    ExitCode::Refused,
-                    format!(
-                        "the certificate of authority {authority} from {} is unusable",
-                        signer.label()
-                    ),
-                )
-                .caused_by(error)
-            })?),
+            Ok(Some(published)) => Some(published.bundle()?),
             Ok(None) => None,
             Err(error) if error.class.passes() && self.trust.contains_key(&authority) => {
                 self.unreachable.insert(authority, error);
@@ -319,33 +311,19 @@ impl<'a> RequestRun<'a> {
     }
 
     async fn offer(&self, name: &str, signer: &dyn Signer, authority: Authority) -> Offer {
-        let asked = self.ask(name, SignerOperation::Trust, || signer.trust(authority));
-        match asked.await {
+        match self.retries().ca(name, signer, authority).await {
             // The bundle on the node is already trusted; the answers of a signer that cannot report its CA are verified
             // with it.
             Err(error) if self.trust.contains_key(&authority) && !error.class.passes() => {
                 tracing::info!(authority = authority.as_str(), "{error}");
                 Ok(None)
             }
-            other => other,
+            other => other.map_err(Rc::new),
         }
     }
 
-    /// Retries after a transient failure until the deadline.
-    async fn ask<T>(
-        &self,
-        signer: &str,
-        operation: SignerOperation,
-        ask: impl AsyncFn() -> Result<T, SignerError>,
-    ) -> Result<T, Rc<SignerError>> {
-        self.enquiry()
-            .ask(signer, operation, ask)
-            .await
-            .map_err(Rc::new)
-    }
-
-    pub(super) fn enquiry(&self) -> Enquiry<'a> {
-        Enquiry {
+    pub(super) fn retries(&self) -> Retries<'a> {
+        Retries {
             deadline: self.deadline,
             jitter: self.setup.jitter,
             progress: self.progress,
@@ -586,7 +564,7 @@ pub(super) fn no_authority(setup: &RunSetup, authority: Authority) -> Failure {
     Failure::new(
         ExitCode::Configuration,
         format!(
-            "the CA certificate of authority {authority} is not on this node and its signer does not hand it out; put it into {} (mode 0644) and run again",
+            "the CA certificate of authority {authority} is not on this node and its signer does not publish it; put it into {} (mode 0644) and run again",
             path.unwrap_or_default()
         ),
     )
