@@ -77,7 +77,7 @@ pub use survey::{
 
 pub(crate) use failure::signer_code;
 use failure::{sentence, signer_failure};
-use request::{Asked, Job};
+use request::{Issuance, IssuanceOrder};
 use run::{Outcomes, RequestRun, same_authority};
 
 /// Source of the current time.
@@ -176,16 +176,16 @@ impl RunSetup {
         })
     }
 
-    /// Returns the job for a certificate: its signer, and the current certificate if the signer accepts it in exchange.
-    fn job<'a>(
+    /// Returns what is needed to issue a certificate: its signer, and the current certificate if the signer accepts it in exchange.
+    fn issuance<'a>(
         &self,
         cert: &'a SurveyedCert,
         trust: &'a TrustBundle,
         now: OffsetDateTime,
-    ) -> Result<Job<'a>, Failure> {
+    ) -> Result<Issuance<'a>, Failure> {
         let (signer_name, signer) = self.signer(cert.spec.authority())?;
-        Ok(Job {
-            asked: Asked {
+        Ok(Issuance {
+            order: IssuanceOrder {
                 spec: &cert.spec,
                 signer: Rc::clone(signer),
                 signer_name: signer_name.clone(),

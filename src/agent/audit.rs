@@ -6,7 +6,7 @@
 
 use time::OffsetDateTime;
 
-use super::request::Asked;
+use super::request::IssuanceOrder;
 use crate::kube::names::{Authority, CertName};
 use crate::signer::Request;
 use crate::store::{AuditEvent, AuditRecord, Durability, NodeRoot};
@@ -61,7 +61,7 @@ pub(super) fn append_with(
     }
 }
 
-impl Asked<'_> {
+impl IssuanceOrder<'_> {
     /// Returns the record of an event of a request to this signer.
     pub(super) fn audit_record(&self, event: AuditEvent, request: &Request) -> AuditRecord {
         AuditRecord {

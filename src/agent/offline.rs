@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use tokio::time::Instant;
 use zeroize::Zeroizing;
 
-use super::request::{Asked, Desk, Fresh, prepare};
+use super::request::{IssuanceOrder, RequestContext, RequestStart, prepare};
 use super::survey::Survey;
 use super::{
     Clock, ExitCode, Failure, Progress, RequestRun, RunReport, RunSetup, bootstrap_in, open_store,
@@ -54,7 +54,7 @@ pub async fn export_requests(
     // The service-account pair is not signed: the import generates it, and a pair generated here would be discarded.
     survey.service_account = None;
     let mut run = RequestRun::new(&setup, &store, clock, progress, &mut survey)?;
-    let desk = Desk {
+    let context = RequestContext {
         store: &store,
         identity: setup.identity.clone(),
         clock,
@@ -65,25 +65,25 @@ pub async fn export_requests(
         is_rotation: false,
         set_aside: &BTreeMap::new(),
     };
-    let mut fresh: BTreeMap<_, Fresh> = std::mem::take(&mut run.resumed)
+    let mut start: BTreeMap<_, RequestStart> = std::mem::take(&mut run.resumed)
         .into_iter()
-        .map(|(name, resumed)| (name, Fresh::Resumed(Box::new(resumed))))
+        .map(|(name, resumed)| (name, RequestStart::Resumed(Box::new(resumed))))
         .collect();
     while let Some(made) = run.keys.next().await {
         let slot = made.slot;
         let key = made.require()?;
         if let Slot::Certificate(name) = slot {
-            fresh.insert(name, Fresh::Key(key));
+            start.insert(name, RequestStart::Key(key));
         }
     }
     setup.keep_record(&store, &survey)?;
     let mut requests = Vec::new();
     for cert in survey.to_issue() {
-        let Some(fresh) = fresh.remove(&cert.spec.name()) else {
+        let Some(start) = start.remove(&cert.spec.name()) else {
             continue;
         };
         let (name, signer) = setup.signer(cert.spec.authority())?;
-        let asked = Asked {
+        let order = IssuanceOrder {
             outlives: None,
             replaces: None,
             spec: &cert.spec,
@@ -91,10 +91,10 @@ pub async fn export_requests(
             signer_name: name.clone(),
             current: None,
         };
-        let mut prepared = prepare(&desk, &asked, fresh)?
+        let mut prepared = prepare(&context, &order, start)?
             .map_err(|error| Failure::new(ExitCode::Configuration, "").caused_by(error))?;
-        prepared.keep(&desk, &asked)?;
-        requests.push(asked.request(&desk, prepared.csr));
+        prepared.keep(&context, &order)?;
+        requests.push(order.request(&context, prepared.csr));
     }
     Ok(requests)
 }

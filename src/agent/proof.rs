@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::clock::{self, SettledClock};
 use super::examine::{self, OfferError};
 use super::keys::RunKeys;
-use super::request::{self, Asked, Desk, Fresh, Resumed, Unsigned};
+use super::request::{self, IssuanceOrder, RequestContext, RequestStart, Resumed, Unsigned};
 use super::retries::Retries;
 use super::survey::{Survey, SurveyedCert};
 use super::{Clock, ExitCode, Failure, Progress, RunSetup, same_authority, signer_failure};
@@ -144,11 +144,11 @@ pub async fn offered_certificates(
 ) -> Result<Vec<Certificate>, Failure> {
     let (name, signer) = setup.signer(authority)?;
     let retries = Retries::logged(setup);
-    let asked = async {
+    let answer = async {
         retries.probe(name, signer.as_ref()).await?;
         retries.ca(name, signer.as_ref(), authority).await
     };
-    let published = asked
+    let published = answer
         .await
         .map_err(|error| signer_failure(format!("signer of {authority}"), error))?;
     let Some(published) = published else {
@@ -180,7 +180,7 @@ pub async fn rehearse(
     let (name, authority) = (cert.spec.name(), cert.spec.authority());
     let (_, signer) = setup.signer(authority)?;
     let now = clock();
-    let desk = Desk {
+    let context = RequestContext {
         store,
         identity: setup.identity.clone(),
         clock,
@@ -191,20 +191,20 @@ pub async fn rehearse(
         is_rotation: false,
         set_aside: &BTreeMap::new(),
     };
-    let job = setup.job(cert, trust, now)?;
-    let fresh = match resumed(&desk, &job.asked)? {
-        Some(resumed) => Fresh::Resumed(Box::new(resumed)),
+    let issuance = setup.issuance(cert, trust, now)?;
+    let start = match resumed(&context, &issuance.order)? {
+        Some(resumed) => RequestStart::Resumed(Box::new(resumed)),
         None => {
             let algorithm = cert.spec.requested.profile.key;
             let mut keys = RunKeys::default();
             keys.start([(Slot::Certificate(name), algorithm)])?;
             let key = keys.next().await.and_then(|made| made.key.ok());
-            Fresh::Key(key.ok_or_else(|| {
+            RequestStart::Key(key.ok_or_else(|| {
                 Failure::new(ExitCode::Pending, format!("no key for {name}; run again"))
             })?)
         }
     };
-    let outcome = request::obtain(&desk, &job, fresh).await?;
+    let outcome = request::obtain(&context, &issuance, start).await?;
     let label = signer.label();
     let doing = format!(
         "requesting a certificate like {name} from {label}, as proof that it signs for {authority}"
@@ -252,17 +252,20 @@ pub async fn rehearse(
 }
 
 /// Returns an earlier rehearsal that is still pending. An answered one does not prove that the signer still signs.
-fn resumed(desk: &Desk<'_>, asked: &Asked<'_>) -> Result<Option<Resumed>, Failure> {
-    let slot = Slot::Certificate(asked.spec.name());
-    let pending = desk.store.pending((desk.clock)())?.slots;
+fn resumed(
+    context: &RequestContext<'_>,
+    order: &IssuanceOrder<'_>,
+) -> Result<Option<Resumed>, Failure> {
+    let slot = Slot::Certificate(order.spec.name());
+    let pending = context.store.pending((context.clock)())?.slots;
     let Some(pending) = pending.into_iter().find(|pending| pending.slot == slot) else {
         return Ok(None);
     };
     let unanswered = pending.issued_pem.is_none();
-    let resumed = Resumed::from_pending(&pending, asked.spec).filter(|_| unanswered);
+    let resumed = Resumed::from_pending(&pending, order.spec).filter(|_| unanswered);
     if resumed.is_none() {
         let why = "it was for another certificate, or is already answered";
-        let note = desk.store.set_slot_aside(slot, why, (desk.clock)())?;
+        let note = context.store.set_slot_aside(slot, why, (context.clock)())?;
         tracing::info!("{note}");
     }
     Ok(resumed)

@@ -7,6 +7,8 @@
 mod entries;
 pub(super) mod next;
 mod outcome;
+mod prepare;
+mod verify;
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -19,15 +21,11 @@ use super::{Clock, Event, Jitter, Progress, SignerOperation, event};
 use crate::kube::names::CertName;
 use crate::process::failpoint;
 use crate::signer::{
-    Answer, CurrentCertificate, NodeIdentity, Request, Signer, SignerError, SignerKind, Ticket,
+    Answer, CurrentCertificate, NodeIdentity, Request, Signer, SignerError, Ticket,
 };
-use crate::spec::{AuthorityProgress, CertSpec};
-use crate::store::{self, Durability, PendingRequest, RequestPhase, RequestRecord, Slot, Store};
-use crate::text::hex;
-use crate::x509::{
-    CertDifference, Chain, Csr, KeyType, Lifetime, PrivateKey, TrustBundle, UsageExtensions,
-    along_path, judge_lifetime, satisfies, verifies,
-};
+use crate::spec::CertSpec;
+use crate::store::{self, Durability, RequestRecord, Slot, Store};
+use crate::x509::{Csr, PrivateKey, TrustBundle};
 
 use entries::EarlierOutcome;
 use next::{
@@ -36,9 +34,13 @@ use next::{
 };
 pub use outcome::{AnswerFault, PendingReason};
 pub(super) use outcome::{RequestOutcome, SignedCertificate, Unsigned};
+pub(super) use prepare::{PreparedRequest, RequestStart, Resumed, prepare};
+use prepare::{create_slot, new_record};
+pub(super) use verify::life_of;
+use verify::{VerifiedAnswer, judge, verified};
 
 /// Context of all requests of a run.
-pub(super) struct Desk<'a> {
+pub(super) struct RequestContext<'a> {
     pub(super) store: &'a Store,
     pub(super) identity: NodeIdentity,
     pub(super) clock: Clock,
@@ -53,7 +55,7 @@ pub(super) struct Desk<'a> {
     pub(super) set_aside: &'a BTreeMap<CertName, RequestRecord>,
 }
 
-impl Desk<'_> {
+impl RequestContext<'_> {
     fn time_left(&self) -> Duration {
         self.deadline.saturating_duration_since(Instant::now())
     }
@@ -65,15 +67,15 @@ impl Desk<'_> {
 }
 
 /// One certificate to be requested, and the bundle that verifies its chain.
-pub(super) struct Job<'a> {
-    pub(super) asked: Asked<'a>,
+pub(super) struct Issuance<'a> {
+    pub(super) order: IssuanceOrder<'a>,
     pub(super) trust: &'a TrustBundle,
     /// The certificate in place is valid, and does not expire soon.
     pub(super) can_wait: bool,
 }
 
 /// A certificate to be requested, and its signer.
-pub(super) struct Asked<'a> {
+pub(super) struct IssuanceOrder<'a> {
     pub(super) spec: &'a CertSpec,
     pub(super) signer: Rc<dyn Signer>,
     /// Name of the signer in the configuration.
@@ -86,14 +88,14 @@ pub(super) struct Asked<'a> {
     pub(super) replaces: Option<[u8; 32]>,
 }
 
-impl Asked<'_> {
+impl IssuanceOrder<'_> {
     fn slot(&self) -> Slot {
         Slot::Certificate(self.spec.name())
     }
 
-    pub(super) fn request(&self, desk: &Desk<'_>, csr: Csr) -> Request {
-        let (wanted, identity) = (self.spec.requested.clone(), desk.identity.clone());
-        Request::new(wanted, csr, identity, desk.now()).replacing(self.replaces.as_ref())
+    pub(super) fn request(&self, context: &RequestContext<'_>, csr: Csr) -> Request {
+        let (wanted, identity) = (self.spec.requested.clone(), context.identity.clone());
+        Request::new(wanted, csr, identity, context.now()).replacing(self.replaces.as_ref())
     }
 
     /// Returns whether the record is about this request to this signer.
@@ -111,76 +113,40 @@ impl Asked<'_> {
     }
 }
 
-/// A pending request of an earlier run that still matches the plan.
-pub(super) struct Resumed {
-    pub(super) key: PrivateKey,
-    pub(super) csr: Option<Csr>,
-    pub(super) ticket: Option<RequestRecord>,
-    pub(super) answer: Option<Vec<u8>>,
-}
-
-impl Resumed {
-    /// Returns `None` if the pending request does not match the plan any more, or failed.
-    pub(super) fn from_pending(pending: &PendingRequest, spec: &CertSpec) -> Option<Self> {
-        let key = PrivateKey::from_pem(&pending.key_pem).ok()?;
-        let csr = pending
-            .csr_pem
-            .as_deref()
-            .and_then(|pem| Csr::from_pem(pem).ok());
-        let csr = csr.filter(|csr| csr.public_key() == key.public_key());
-        let same_wish = csr
-            .as_ref()
-            .is_none_or(|csr| csr.matches(&spec.requested.profile));
-        let same_algorithm = *key.key_type() == KeyType::Known(spec.requested.profile.key);
-        // After a wrong answer a new key makes a new request, so no signer can repeat the old answer. For a signer
-        // of files the CSR stays usable: an administrator only has to sign it correctly.
-        let failed = pending.ticket.as_ref().is_some_and(|ticket| {
-            ticket.phase == RequestPhase::Failed
-                && ticket.signer_kind != SignerKind::Directory.as_str()
-        });
-        (same_wish && same_algorithm && !failed).then(|| Resumed {
-            key,
-            csr,
-            ticket: pending.ticket.clone(),
-            answer: pending.issued_pem.clone(),
-        })
-    }
-}
-
 /// Drives one request as far as possible before the deadline.
 ///
 /// # Errors
 /// Errors of the store only: nothing is sent out of this process unless key and record are on disk.
 pub(super) async fn obtain(
-    desk: &Desk<'_>,
-    job: &Job<'_>,
-    fresh: Fresh,
+    context: &RequestContext<'_>,
+    issuance: &Issuance<'_>,
+    start: RequestStart,
 ) -> Result<RequestOutcome, store::StoreError> {
-    let asked = &job.asked;
-    let mut prepared = match prepare(desk, asked, fresh)? {
+    let order = &issuance.order;
+    let mut prepared = match prepare(context, order, start)? {
         Ok(prepared) => prepared,
         Err(error) => return Ok(Err(Unsigned::failed(error))),
     };
-    if !asked.signer.kind().is_in_process() {
-        prepared.keep(desk, asked)?;
+    if !order.signer.kind().is_in_process() {
+        prepared.keep(context, order)?;
     }
     let PreparedRequest { key, answer, .. } = prepared;
-    let request = asked.request(desk, prepared.csr);
+    let request = order.request(context, prepared.csr);
     if let Some(answer) = answer
-        && let Ok(verified) = verified(&answer, desk, job, &key)
+        && let Ok(verified) = verified(&answer, context, issuance, &key)
     {
         return Ok(verified.outcome(key, request));
     }
     let record = match prepared.record {
-        record if asked.is_recorded(&record, &request) => record,
+        record if order.is_recorded(&record, &request) => record,
         // The spec or the signer has changed, and the signer does not know this request.
-        _ => new_record(asked, request.id.as_str()),
+        _ => new_record(order, request.id.as_str()),
     };
     let earlier = EarlierOutcome::of(&record);
-    let exchangeable = asked.current.as_ref();
+    let exchangeable = order.current.as_ref();
     let mut exchange = CertificateExchange {
-        desk,
-        asked,
+        context,
+        order,
         call: SignerCall::first(&record, exchangeable.is_some()),
         attempts: Attempts::default(),
         key,
@@ -192,13 +158,13 @@ pub(super) async fn obtain(
     };
     let end = loop {
         if let Some(wait) = exchange.wait_before_call() {
-            if wait > desk.time_left() {
+            if wait > context.time_left() {
                 break Err(Unsigned::Pending(exchange.postponed(wait)));
             }
             tokio::time::sleep(wait).await;
         }
         let answer = exchange.call_signer().await?;
-        let (answer, accepted) = judge(desk, job, &exchange.key, answer);
+        let (answer, accepted) = judge(context, issuance, &exchange.key, answer);
         match exchange.follow(answer, accepted.as_deref())? {
             NextStep::Call { call, wait } => {
                 exchange.call = call;
@@ -213,34 +179,14 @@ pub(super) async fn obtain(
         Err(unsigned) => return Ok(Err(unsigned)),
     };
     failpoint::reached("request:verified");
-    desk.progress.event(Event::Signed(asked.spec.name()));
+    context.progress.event(Event::Signed(order.spec.name()));
     Ok(verified.outcome(exchange.key, exchange.request))
-}
-
-/// An answer that satisfies the spec.
-pub(super) struct VerifiedAnswer {
-    pub(super) chain: Chain,
-    /// Why it is not installed yet. The answer and its key are kept, and a later run verifies the answer again.
-    waits: Option<PendingReason>,
-}
-
-impl VerifiedAnswer {
-    fn outcome(self, key: PrivateKey, request: Request) -> RequestOutcome {
-        match self.waits {
-            Some(why) => Err(Unsigned::Pending(why)),
-            None => Ok(SignedCertificate {
-                chain: self.chain,
-                key,
-                request: Box::new(request),
-            }),
-        }
-    }
 }
 
 /// An exchange under way.
 struct CertificateExchange<'a> {
-    desk: &'a Desk<'a>,
-    asked: &'a Asked<'a>,
+    context: &'a RequestContext<'a>,
+    order: &'a IssuanceOrder<'a>,
     key: PrivateKey,
     request: Request,
     record: RequestRecord,
@@ -258,8 +204,8 @@ struct CertificateExchange<'a> {
 impl CertificateExchange<'_> {
     /// Returns how long to wait before the call that is due; `None` if it may be made now.
     fn wait_before_call(&self) -> Option<Duration> {
-        let is_limited = self.desk.is_rotation && self.call.is_submission();
-        let wait = is_limited.then(|| wait_before_submission(&self.record, self.desk.now()))?;
+        let is_limited = self.context.is_rotation && self.call.is_submission();
+        let wait = is_limited.then(|| wait_before_submission(&self.record, self.context.now()))?;
         (!wait.is_zero()).then_some(wait)
     }
 
@@ -268,37 +214,37 @@ impl CertificateExchange<'_> {
         let last = self.record.last_error.as_ref();
         PendingReason::Postponed {
             submissions: self.record.submissions,
-            next: self.desk.now() + wait,
-            name: self.asked.spec.name(),
+            next: self.context.now() + wait,
+            name: self.order.spec.name(),
             last: last.map(|error| error.detail.clone()),
         }
     }
 
     /// Makes the call that is due. A submission out of this process is recorded before.
     async fn call_signer(&mut self) -> Result<Result<Answer, SignerError>, store::StoreError> {
-        let (desk, asked) = (self.desk, self.asked);
+        let (context, order) = (self.context, self.order);
         self.record.attempt += 1;
         self.request = self
             .request
-            .again(self.record.attempt, desk.now(), deadline_at(desk));
+            .again(self.record.attempt, context.now(), deadline_at(context));
         if self.call.is_submission() {
-            record_submission(&mut self.record, desk.now());
+            record_submission(&mut self.record, context.now());
             if self.is_kept {
                 self.keep()?;
             }
             self.audit_submission();
             failpoint::reached("request:submitting");
-            desk.progress.event(Event::Submitted(asked.spec.name()));
+            context.progress.event(Event::Submitted(order.spec.name()));
         }
         let call = perform(
-            &*asked.signer,
+            &*order.signer,
             &self.call,
             self.exchangeable,
             &self.request,
             &self.record,
         );
         let operation = self.call.operation();
-        let answer = event::asked(desk.progress, &asked.signer_name, operation, call).await;
+        let answer = event::asked(context.progress, &order.signer_name, operation, call).await;
         failpoint::reached("request:answered");
         Ok(answer)
     }
@@ -309,7 +255,7 @@ impl CertificateExchange<'_> {
         answer: JudgedAnswer<VerifiedAnswer>,
         accepted: Option<&[u8]>,
     ) -> Result<NextStep<VerifiedAnswer>, store::StoreError> {
-        let (desk, name) = (self.desk, self.asked.spec.name());
+        let (context, name) = (self.context, self.order.spec.name());
         let (mut waiting, mut failure) = (None, None);
         match &answer {
             Ok(Answer::Pending { note, .. }) => waiting = Some(note.clone()),
@@ -318,16 +264,16 @@ impl CertificateExchange<'_> {
             Err(error) => failure = Some(error.to_string()),
         }
         let circumstances = Circumstances {
-            now: desk.now(),
-            time_left: desk.time_left(),
-            resubmit: self.asked.signer.caps().resubmit,
+            now: context.now(),
+            time_left: context.time_left(),
+            resubmit: self.order.signer.caps().resubmit,
             can_exchange: self.exchangeable.is_some(),
-            random: (desk.jitter)(),
-            signer: self.asked.signer.label(),
+            random: (context.jitter)(),
+            signer: self.order.signer.label(),
             certificate: name,
             way_out: format!(
                 "remove {}/pending/{name}",
-                desk.store.root().node_path(store::STATE_DIR)
+                context.store.root().node_path(store::STATE_DIR)
             ),
         };
         let before = self.record.clone();
@@ -343,8 +289,8 @@ impl CertificateExchange<'_> {
                 self.keep()?;
             }
             if let Some(answer) = accepted {
-                let (slot, durability) = (self.asked.slot(), self.asked.durability());
-                desk.store.save_answer(slot, answer, durability)?;
+                let (slot, durability) = (self.order.slot(), self.order.durability());
+                context.store.save_answer(slot, answer, durability)?;
             }
             if self.record != before {
                 self.keep()?;
@@ -352,9 +298,9 @@ impl CertificateExchange<'_> {
         }
         if let Some(note) = waiting {
             failpoint::reached("request:pending");
-            desk.progress.event(Event::Waiting {
+            context.progress.event(Event::Waiting {
                 name,
-                signer: self.asked.signer_name.clone(),
+                signer: self.order.signer_name.clone(),
                 note,
             });
         }
@@ -362,8 +308,8 @@ impl CertificateExchange<'_> {
             if let Some(failure) = failure {
                 let operation = call.operation().as_str();
                 tracing::info!(certificate = %name, "{failure}; next: {operation} in {wait:.0?}");
-                desk.progress.event(Event::Retrying {
-                    signer: self.asked.signer_name.clone(),
+                context.progress.event(Event::Retrying {
+                    signer: self.order.signer_name.clone(),
                     why: failure,
                 });
             }
@@ -377,15 +323,15 @@ impl CertificateExchange<'_> {
     /// Writes the record, and the rest of the slot if it does not exist.
     fn keep(&mut self) -> Result<(), store::StoreError> {
         if self.is_kept {
-            let (slot, durability) = (self.asked.slot(), self.asked.durability());
+            let (slot, durability) = (self.order.slot(), self.order.durability());
             return self
-                .desk
+                .context
                 .store
                 .update_ticket(slot, &self.record, durability);
         }
         create_slot(
-            self.desk,
-            self.asked,
+            self.context,
+            self.order,
             &self.key,
             &self.request.csr,
             &self.record,
@@ -398,24 +344,6 @@ impl CertificateExchange<'_> {
 /// Returns whether nothing is left to do but to install a certificate.
 fn is_installed_next(step: &NextStep<VerifiedAnswer>) -> bool {
     matches!(step, NextStep::End(Ok(verified)) if verified.waits.is_none())
-}
-
-/// Verifies a signer's answer. Returns it too if it satisfies the spec.
-fn judge(
-    desk: &Desk<'_>,
-    job: &Job<'_>,
-    key: &PrivateKey,
-    answer: Result<Answer, SignerError>,
-) -> (JudgedAnswer<VerifiedAnswer>, Option<Vec<u8>>) {
-    let mut accepted = None;
-    let judged = answer.map(|answer| {
-        answer.map(|certificate| {
-            let verified = verified(&certificate, desk, job, key)?;
-            accepted = Some(certificate);
-            Ok(verified)
-        })
-    });
-    (judged, accepted)
 }
 
 /// Calls the signer once.
@@ -439,220 +367,6 @@ pub(super) async fn perform(
     }
 }
 
-/// The key or request to start with.
-pub(super) enum Fresh {
-    /// A new key, or the current one.
-    Key(PrivateKey),
-    /// A pending request of an earlier run.
-    Resumed(Box<Resumed>),
-}
-
-/// Key, CSR and ticket, and the answer that an earlier run received.
-pub(super) struct PreparedRequest {
-    pub(super) key: PrivateKey,
-    pub(super) csr: Csr,
-    pub(super) record: RequestRecord,
-    pub(super) answer: Option<Vec<u8>>,
-    /// Whether the slot exists.
-    is_kept: bool,
-}
-
-impl PreparedRequest {
-    /// Creates the slot, unless it exists.
-    pub(super) fn keep(
-        &mut self,
-        desk: &Desk<'_>,
-        asked: &Asked<'_>,
-    ) -> Result<(), store::StoreError> {
-        if !self.is_kept {
-            create_slot(desk, asked, &self.key, &self.csr, &self.record)?;
-            self.is_kept = true;
-            failpoint::reached("request:key-kept");
-        }
-        Ok(())
-    }
-}
-
-fn create_slot(
-    desk: &Desk<'_>,
-    asked: &Asked<'_>,
-    key: &PrivateKey,
-    csr: &Csr,
-    record: &RequestRecord,
-) -> Result<(), store::StoreError> {
-    let (key, csr) = (key.to_pem(), csr.to_pem());
-    desk.store.create_pending(
-        asked.slot(),
-        key.as_bytes(),
-        csr.as_bytes(),
-        record,
-        asked.durability(),
-    )
-}
-
-/// Returns a request that can be sent, from a key or from the slot of an earlier run. A slot is updated; a new one is
-/// created by [`PreparedRequest::keep`].
-pub(super) fn prepare(
-    desk: &Desk<'_>,
-    asked: &Asked<'_>,
-    fresh: Fresh,
-) -> Result<Result<PreparedRequest, SignerError>, store::StoreError> {
-    let (earlier, is_new) = match fresh {
-        Fresh::Resumed(resumed) => (*resumed, false),
-        Fresh::Key(key) => {
-            let resumed = Resumed {
-                key,
-                csr: None,
-                ticket: None,
-                answer: None,
-            };
-            (resumed, true)
-        }
-    };
-    let (key, answer) = (earlier.key, earlier.answer);
-    let usable = earlier.csr.filter(|csr| fits(csr, asked));
-    let is_usable = usable.is_some();
-    let csr = match usable.map_or_else(|| new_csr(asked, &key), Ok) {
-        Ok(csr) => csr,
-        Err(error) => return Ok(Err(error)),
-    };
-    let record = earlier.ticket.unwrap_or_else(|| {
-        let request = asked.request(desk, csr.clone());
-        let mut record = new_record(asked, request.id.as_str());
-        if let Some(before) = desk.set_aside.get(&asked.spec.name())
-            && before.signer_config == record.signer_config
-        {
-            record.submissions = before.submissions;
-            record.last_submitted = before.last_submitted;
-        }
-        if !is_new {
-            // Without the ticket the state of the request is unknown: recover before submitting again.
-            record.phase = RequestPhase::Submitting;
-            record.first_submitted = Some(desk.now());
-        }
-        record
-    });
-    if !is_new && !is_usable {
-        let (slot, durability) = (asked.slot(), asked.durability());
-        desk.store
-            .save_csr(slot, csr.to_pem().as_bytes(), durability)?;
-    }
-    Ok(Ok(PreparedRequest {
-        key,
-        csr,
-        record,
-        answer,
-        is_kept: !is_new,
-    }))
-}
-
-fn new_csr(asked: &Asked<'_>, key: &PrivateKey) -> Result<Csr, SignerError> {
-    let extensions = asked.signer.caps().usage_extensions;
-    Csr::create(&asked.spec.requested.profile, key, extensions).map_err(|error| {
-        SignerError::permanent(
-            format!(
-                "no request could be made for {}: {error}",
-                asked.spec.name()
-            ),
-            "correct the configuration that this name comes from",
-        )
-    })
-}
-
-/// Returns whether this signer accepts the usage extensions of a CSR that was made for another signer.
-fn fits(csr: &Csr, asked: &Asked<'_>) -> bool {
-    let refused = asked.signer.caps().usage_extensions == UsageExtensions::Omitted;
-    !(refused && csr.has_usage_extensions())
-}
-
-fn new_record(asked: &Asked<'_>, request_id: &str) -> RequestRecord {
-    let signer = &asked.signer;
-    RequestRecord::ready(
-        request_id,
-        &asked.signer_name,
-        signer.kind().as_str(),
-        &signer.configured(),
-    )
-}
-
-/// Verifies a signer's answer against the spec. No unverified certificate reaches the disk.
-fn verified(
-    answer: &[u8],
-    desk: &Desk<'_>,
-    job: &Job<'_>,
-    key: &PrivateKey,
-) -> Result<VerifiedAnswer, Vec<AnswerFault>> {
-    let chain = Chain::from_response(answer, key.public_key())
-        .map_err(|error| vec![AnswerFault::Unusable(error.to_string())])?;
-    let now = match desk.floor {
-        // The node's clock is known to be behind that of the signer.
-        Some(_) => desk.now().max(chain.leaf().not_before()),
-        None => desk.now(),
-    };
-    // Only the verified path is written, whatever else the signer sent.
-    let chain = along_path(chain, job.trust, now);
-    chain
-        .check_size()
-        .map_err(|error| vec![AnswerFault::TooLarge(error.to_string())])?;
-    let mut differences = satisfies(
-        &chain,
-        &job.asked.spec.requested.profile,
-        job.asked.spec.requested.tolerance,
-        key.public_key(),
-        job.trust,
-        now,
-    );
-    let is_under_first =
-        |difference: &CertDifference| !matches!(difference, CertDifference::NotUnderFirst { .. });
-    let staged = !differences.iter().all(is_under_first)
-        && is_under_staged_authority(&chain, job.asked.spec, job.trust, now);
-    if staged {
-        differences.retain(is_under_first);
-    }
-    if let Lifetime::Refused(difference) = life_of(&chain, job.asked.spec, now) {
-        differences.push(difference);
-    }
-    let mut faults: Vec<AnswerFault> = differences.into_iter().map(AnswerFault::Differs).collect();
-    let not_after = chain.leaf().not_after();
-    if job.asked.outlives.is_some_and(|old| not_after <= old) {
-        faults.push(AnswerFault::NotLater { not_after });
-    }
-    if !faults.is_empty() {
-        return Err(faults);
-    }
-    let authority = job.asked.spec.authority();
-    let waits = (staged && job.can_wait).then_some(PendingReason::UnderStagedAuthority(authority));
-    if staged && waits.is_none() {
-        tracing::warn!(
-            certificate = %job.asked.spec.name(),
-            "the new certificate is under the staged CA, and the one in place is not valid for long enough to wait for `nodepki authority activate {authority}`"
-        );
-    }
-    Ok(VerifiedAnswer { chain, waits })
-}
-
-/// Returns whether a chain verifies under the CA that this node has staged and not activated.
-fn is_under_staged_authority(
-    chain: &Chain,
-    spec: &CertSpec,
-    trust: &TrustBundle,
-    now: OffsetDateTime,
-) -> bool {
-    let AuthorityProgress::Staged(new) = &spec.authority_change else {
-        return false;
-    };
-    let mut trusted = trust.certificates().iter();
-    let staged = trusted.find(|one| hex(&one.fingerprint()) == *new);
-    let alone = staged.and_then(|new| TrustBundle::from_certificates(vec![new.clone()]).ok());
-    alone.is_some_and(|alone| verifies(chain, &alone, now))
-}
-
-/// Compares the lifetime of a new certificate with the requested one.
-pub(super) fn life_of(chain: &Chain, spec: &CertSpec, now: OffsetDateTime) -> Lifetime {
-    let limit = spec.requested.tolerance.max_lifetime;
-    judge_lifetime(chain.leaf(), spec.requested.profile.lifetime, limit, now)
-}
-
-fn deadline_at(desk: &Desk<'_>) -> Option<OffsetDateTime> {
-    Some(desk.now() + desk.time_left())
+fn deadline_at(context: &RequestContext<'_>) -> Option<OffsetDateTime> {
+    Some(context.now() + context.time_left())
 }

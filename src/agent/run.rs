@@ -14,7 +14,9 @@ use tokio::time::Instant;
 use super::clock::{self, SettledClock, floor};
 use super::failure::signer_failure;
 use super::keys::RunKeys;
-use super::request::{self, Desk, Fresh, Job, RequestOutcome, Resumed, Unsigned};
+use super::request::{
+    self, Issuance, RequestContext, RequestOutcome, RequestStart, Resumed, Unsigned,
+};
 use super::retries::{PublishedCa, Retries};
 use super::survey::{ServiceAccountAction, Survey, SurveyedCert};
 use super::{Clock, Event, ExitCode, Failure, Progress, RunSetup, preflight};
@@ -77,27 +79,27 @@ impl<'a> RequestRun<'a> {
         survey: &mut Survey,
     ) -> Result<Self, Failure> {
         let EarlierRequests { resumed, set_aside } = resume(store, clock, survey)?;
-        let mut jobs: Vec<(Slot, KeyAlgorithm)> = survey
+        let mut keys_to_make: Vec<(Slot, KeyAlgorithm)> = survey
             .to_issue()
             .filter(|cert| !resumed.contains_key(&cert.spec.name()) && !cert.keep_key)
             .map(|cert| key_job(&cert.spec))
             .collect();
-        let wanted = jobs.len();
+        let wanted = keys_to_make.len();
         if survey.rotating.is_some() {
             // A rotation retries while a signer is unreachable: keys are generated once the signer answers.
-            jobs.clear();
+            keys_to_make.clear();
         }
         if let (Some(ServiceAccountAction::Make), Some(spec)) =
             (&survey.service_account, &setup.plan.service_account)
         {
-            jobs.push((Slot::ServiceAccount, spec.key));
+            keys_to_make.push((Slot::ServiceAccount, spec.key));
         }
         progress.event(Event::Started {
-            keys: jobs.len().max(wanted),
+            keys: keys_to_make.len().max(wanted),
             certificates: survey.to_issue().count(),
         });
         let mut keys = RunKeys::default();
-        keys.start(jobs)?;
+        keys.start(keys_to_make)?;
         let trust = survey
             .bundles
             .iter()
@@ -242,7 +244,7 @@ impl<'a> RequestRun<'a> {
                 served.push(*authority);
             }
         }
-        let asked = signers
+        let answers = signers
             .into_iter()
             .map(|(name, (signer, served))| async move {
                 let probed = self.retries().probe(name, signer).await.map_err(Rc::new);
@@ -256,7 +258,7 @@ impl<'a> RequestRun<'a> {
                 });
                 join_all(offers).await
             });
-        join_all(asked).await.into_iter().flatten().collect()
+        join_all(answers).await.into_iter().flatten().collect()
     }
 
     /// Learns one authority, or verifies the known one with the offer of its signer.
@@ -366,7 +368,7 @@ impl<'a> RequestRun<'a> {
         let mut keys = std::mem::take(&mut self.keys);
         let resumed = std::mem::take(&mut self.resumed);
         let run = &*self;
-        let desk = Desk {
+        let context = RequestContext {
             store: run.store,
             identity: run.setup.identity.clone(),
             clock: run.clock,
@@ -377,20 +379,24 @@ impl<'a> RequestRun<'a> {
             is_rotation: is_due_only(survey),
             set_aside: &run.set_aside,
         };
-        let jobs = run.jobs(survey)?;
+        let issuances = run.issuances(survey)?;
         let mut outcomes = Outcomes {
             certs: run.without_request(survey),
             service_account: None,
         };
         let mut requests = FuturesUnordered::new();
-        for (name, fresh) in existing_keys(survey, resumed) {
-            if let Some(job) = jobs.get(&name) {
+        for (name, start) in existing_keys(survey, resumed) {
+            if let Some(issuance) = issuances.get(&name) {
                 keys.keep(Slot::Certificate(name));
-                requests.push(named(name, request::obtain(&desk, job, fresh)));
+                requests.push(named(name, request::obtain(&context, issuance, start)));
             }
         }
         // The keys that became necessary only later: the clock was behind, or an authority became known.
-        keys.start(jobs.values().map(|job| key_job(job.asked.spec)))?;
+        keys.start(
+            issuances
+                .values()
+                .map(|issuance| key_job(issuance.order.spec)),
+        )?;
         loop {
             let made = tokio::select! {
                 biased;
@@ -411,8 +417,11 @@ impl<'a> RequestRun<'a> {
             match slot {
                 Slot::ServiceAccount => outcomes.service_account = Some(key),
                 Slot::Certificate(name) => {
-                    if let Some(job) = jobs.get(&name) {
-                        requests.push(named(name, request::obtain(&desk, job, Fresh::Key(key))));
+                    if let Some(issuance) = issuances.get(&name) {
+                        requests.push(named(
+                            name,
+                            request::obtain(&context, issuance, RequestStart::Key(key)),
+                        ));
                     }
                 }
             }
@@ -421,7 +430,10 @@ impl<'a> RequestRun<'a> {
     }
 
     /// Returns the certificates to be requested.
-    fn jobs<'s>(&'s self, survey: &'s Survey) -> Result<BTreeMap<CertName, Job<'s>>, Failure> {
+    fn issuances<'s>(
+        &'s self,
+        survey: &'s Survey,
+    ) -> Result<BTreeMap<CertName, Issuance<'s>>, Failure> {
         let now = self.now();
         survey
             .to_issue()
@@ -433,8 +445,8 @@ impl<'a> RequestRun<'a> {
                     .trust
                     .get(&authority)
                     .ok_or_else(|| no_authority(self.setup, authority))?;
-                let job = self.setup.job(cert, trust, now)?;
-                Ok((cert.spec.name(), job))
+                let issuance = self.setup.issuance(cert, trust, now)?;
+                Ok((cert.spec.name(), issuance))
             })
             .collect()
     }
@@ -504,18 +516,18 @@ fn resume(store: &Store, clock: Clock, survey: &mut Survey) -> Result<EarlierReq
 fn existing_keys(
     survey: &Survey,
     mut resumed: BTreeMap<CertName, Resumed>,
-) -> Vec<(CertName, Fresh)> {
+) -> Vec<(CertName, RequestStart)> {
     let mut found = Vec::new();
     for cert in survey.to_issue() {
         let name = cert.spec.name();
         let own = cert.found.key.present().filter(|_| cert.keep_key);
         let own = own.map(PrivateKey::to_pem);
         let own = own.and_then(|pem| PrivateKey::from_pem(pem.as_bytes()).ok());
-        let fresh = match resumed.remove(&name) {
-            Some(resumed) => Some(Fresh::Resumed(Box::new(resumed))),
-            None => own.map(Fresh::Key),
+        let start = match resumed.remove(&name) {
+            Some(resumed) => Some(RequestStart::Resumed(Box::new(resumed))),
+            None => own.map(RequestStart::Key),
         };
-        found.extend(fresh.map(|fresh| (name, fresh)));
+        found.extend(start.map(|start| (name, start)));
     }
     found
 }

@@ -1,6 +1,7 @@
 //! The entries of a request in the issuance log.
 
-use super::{CertificateExchange, Unsigned, VerifiedAnswer};
+use super::verify::VerifiedAnswer;
+use super::{CertificateExchange, Unsigned};
 use crate::agent::audit;
 use crate::http::printable;
 use crate::spec::assess::joined;
@@ -34,7 +35,7 @@ impl CertificateExchange<'_> {
         }
         self.audited = Some(operation);
         let mut record = self
-            .asked
+            .order
             .audit_record(AuditEvent::Requested, &self.request);
         record.action = Some(operation.to_string());
         self.audit(record);
@@ -48,7 +49,7 @@ impl CertificateExchange<'_> {
     ) {
         let (event, reason) = match end {
             Ok(verified) => {
-                let record = self.asked.audit_record(AuditEvent::Issued, &self.request);
+                let record = self.order.audit_record(AuditEvent::Issued, &self.request);
                 self.audit(audit::with_leaf(record, verified.chain.leaf()));
                 return;
             }
@@ -62,13 +63,13 @@ impl CertificateExchange<'_> {
         if earlier.error.as_ref() == Some(&reason) {
             return;
         }
-        let mut record = self.asked.audit_record(event, &self.request);
+        let mut record = self.order.audit_record(event, &self.request);
         record.reason = Some(printable(&reason, MAX_AUDITED_REASON));
         self.audit(record);
     }
 
     fn audit(&self, record: AuditRecord) {
-        let (root, durability) = (self.desk.store.root(), self.asked.durability());
-        audit::append_with(root, self.desk.now(), &[record], durability);
+        let (root, durability) = (self.context.store.root(), self.order.durability());
+        audit::append_with(root, self.context.now(), &[record], durability);
     }
 }
