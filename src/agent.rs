@@ -191,20 +191,20 @@ impl RunSetup {
                 signer_name: signer_name.clone(),
                 current: match signer.caps().renewal {
                     Renewal::Rekey => cert.exchangeable(trust, now),
-                    Renewal::SameKey if cert.keep_key => cert.exchangeable(trust, now),
+                    Renewal::SameKey if cert.decision.keep_key => cert.exchangeable(trust, now),
                     Renewal::SameKey | Renewal::Submit => None,
                 },
                 outlives: cert
                     .found
                     .chain
                     .present()
-                    .filter(|_| cert.for_age && cert.keep_key)
+                    .filter(|_| cert.decision.for_age && cert.decision.keep_key)
                     .map(|chain| chain.leaf().not_after()),
                 replaces: cert
                     .found
                     .chain
                     .present()
-                    .filter(|_| cert.keep_key)
+                    .filter(|_| cert.decision.keep_key)
                     .map(|chain| chain.leaf().fingerprint()),
             },
             trust,
@@ -466,7 +466,7 @@ fn preflight(setup: &RunSetup, survey: &Survey) -> Result<(), Failure> {
 /// All obstacles.
 pub fn require_room(root: &NodeRoot, setup: &RunSetup, survey: &Survey) -> Result<(), Failure> {
     let certs = survey.certs.iter();
-    let certs = certs.filter(|cert| !matches!(cert.action, Action::Keep { .. }));
+    let certs = certs.filter(|cert| !matches!(cert.decision.action, Action::Keep { .. }));
     let bundles = survey.bundles.iter().filter(|bundle| !bundle.in_place);
     let service_account = setup.plan.service_account.as_ref().filter(|_| {
         !matches!(

@@ -51,7 +51,7 @@ pub async fn wait_for_plausible_clock(
         SettledClock::Caught => (clock(), None),
         SettledClock::Behind(floor, note) => (floor.max(clock()), Some(note)),
     };
-    survey.reassess(|authority| trust.get(&authority).cloned(), now);
+    survey.decide(&trust, now);
     Ok((now, note))
 }
 
@@ -62,7 +62,7 @@ pub fn unverified(
     trust: Option<&TrustBundle>,
     now: OffsetDateTime,
 ) -> Option<String> {
-    match &cert.action {
+    match &cert.decision.action {
         Action::Issue { reasons } | Action::Rewrite { reasons } => Some(format!(
             "{}; run nodepki bootstrap, which corrects this, then run this command again",
             joined(reasons)

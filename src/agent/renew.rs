@@ -18,11 +18,10 @@ use crate::kube::components::ReplacedFile;
 use crate::kube::names::{Authority, CertName};
 use crate::node::NodeState;
 use crate::signer::Renewal;
-use crate::spec::assess::{Action, BundleRefusal, CertRefusal, Observed, RenewalCause, joined};
+use crate::spec::assess::{Action, CertRefusal, Observed, RenewalCause, joined};
 use crate::spec::schedule;
 use crate::store::{NodeRoot, RestartState, Slot, Unsettled};
 use crate::text::rfc3339;
-use crate::x509::TrustBundle;
 
 /// A clock that is behind a recorded issue time by more than this was set back.
 const MAX_CLOCK_ROLLBACK: Duration = Duration::minutes(5);
@@ -175,26 +174,26 @@ fn look_at(
     steady(&survey, setup, now)?;
     restrict(&mut survey, scope);
     report_service_account(setup, scope, &mut survey);
-    refuse_per_authority(&mut survey);
-    choose_keys(setup, demand, &mut survey);
-    let trust: BTreeMap<_, _> = survey
-        .bundles
-        .iter()
-        .filter_map(|bundle| Some((bundle.spec.authority, bundle.found.present()?.clone())))
+    note_refusals(&mut survey);
+    let signers = setup.signers.iter();
+    let same_key_only = signers
+        .filter(|(_, (_, signer))| signer.caps().renewal == Renewal::SameKey)
+        .map(|(authority, _)| *authority)
         .collect();
     survey.rotating = Some(Rotating {
         rotation: setup.rotation.clone(),
         node: setup.identity.node.clone(),
         demand,
+        same_key_only,
     });
-    survey.rotate(|authority| trust.get(&authority).cloned(), now);
     if demand == RenewalCause::Due {
-        hold(state.root(), &mut survey, &trust, now)?;
+        hold(state.root(), &mut survey)?;
     }
+    survey.decide(&BTreeMap::new(), now);
     // A run that repeats an interrupted one finishes it. A run without any work must report the deferral.
     if has_work(&survey) {
         for cert in &mut survey.certs {
-            cert.deferred = false;
+            cert.decision.deferred = false;
         }
     }
     Ok(survey)
@@ -251,16 +250,14 @@ fn report_service_account(setup: &RunSetup, scope: &Scope, survey: &mut Survey) 
     }
 }
 
-/// Refuses the certificates of an authority that was refused, and no others. A bootstrap stops at any refusal; here the
-/// remaining refusals become notes, each reported once.
-fn refuse_per_authority(survey: &mut Survey) {
-    let bundles = survey.bundles.iter();
-    let refused: BTreeMap<Authority, Vec<BundleRefusal>> = bundles
-        .filter(|bundle| !bundle.refused.is_empty())
-        .map(|bundle| (bundle.spec.authority, bundle.refused.clone()))
-        .collect();
+/// Turns the refusals into notes, each reported once, except those that the row of a certificate reports: a bootstrap stops
+/// at any refusal, a renewal does not.
+fn note_refusals(survey: &mut Survey) {
     let has_row = |refusal: &SurveyRefusal| match refusal {
-        SurveyRefusal::Bundle(authority, _) => refused.contains_key(authority),
+        SurveyRefusal::Bundle(authority, _) => survey
+            .bundles
+            .iter()
+            .any(|bundle| bundle.spec.authority == *authority && !bundle.refused.is_empty()),
         SurveyRefusal::Certificate(name, _) => survey.cert(*name).is_some(),
         _ => false,
     };
@@ -268,26 +265,6 @@ fn refuse_per_authority(survey: &mut Survey) {
     let notes: Vec<String> = notes.map(ToString::to_string).collect();
     survey.refusals.clear();
     survey.notes.extend(notes);
-    for cert in &mut survey.certs {
-        if let Some(refused) = refused.get(&cert.spec.authority()) {
-            let reason = CertRefusal::AuthorityRefused(refused.clone());
-            cert.action = Action::Refuse { reason };
-        }
-    }
-}
-
-/// Decides which certificates are renewed with the key on disk.
-fn choose_keys(setup: &RunSetup, demand: RenewalCause, survey: &mut Survey) {
-    for cert in &mut survey.certs {
-        // A signer with `Renewal::SameKey` refuses a request with another key.
-        let same_key_only = setup
-            .signers
-            .get(&cert.spec.authority())
-            .is_some_and(|(_, signer)| signer.caps().renewal == Renewal::SameKey);
-        cert.keep_key = demand != RenewalCause::Forced
-            && (!setup.rotation.rekey || same_key_only)
-            && cert.has_good_key();
-    }
 }
 
 /// Returns the fault of the service-account pair. A renewal never replaces the pair: a new one would differ from the
@@ -325,29 +302,19 @@ fn exists(cert: &super::SurveyedCert) -> bool {
 
 /// Refuses the next files of a component that did not become ready with the last ones, as long as its old certificate is
 /// valid: an administrator must find the cause first.
-fn hold(
-    root: &NodeRoot,
-    survey: &mut Survey,
-    trust: &BTreeMap<Authority, TrustBundle>,
-    now: OffsetDateTime,
-) -> Result<(), Failure> {
+fn hold(root: &NodeRoot, survey: &mut Survey) -> Result<(), Failure> {
     for restart in root.restarts()? {
         let RestartState::RolledBack { why } = &restart.state else {
             continue;
         };
         for cert in &mut survey.certs {
             let name = cert.spec.name();
-            let held = restart.causes.contains(&ReplacedFile::Certificate(name))
-                && matches!(cert.action, Action::Issue { .. } | Action::Rewrite { .. })
-                && cert.still_serves(trust.get(&cert.spec.authority()), now);
-            if held {
-                cert.action = Action::Refuse {
-                    reason: CertRefusal::ComponentNotReady {
-                        component: restart.component,
-                        why: why.clone(),
-                        name,
-                    },
-                };
+            if restart.causes.contains(&ReplacedFile::Certificate(name)) {
+                cert.held = Some(CertRefusal::ComponentNotReady {
+                    component: restart.component,
+                    why: why.clone(),
+                    name,
+                });
             }
         }
     }
@@ -383,7 +350,7 @@ fn steady(survey: &Survey, setup: &RunSetup, now: OffsetDateTime) -> Result<(), 
 fn to_write(survey: &Survey) -> impl Iterator<Item = CertName> {
     let certs = survey.certs.iter();
     certs
-        .filter(|cert| matches!(cert.action, Action::Issue { .. } | Action::Rewrite { .. }))
+        .filter(|cert| cert.decision.writes())
         .map(|cert| cert.spec.name())
 }
 
@@ -409,8 +376,8 @@ fn next(
         .filter_map(|(slot, ticket)| Some((slot, ticket?.next_poll?)))
         .collect();
     let node = &setup.identity.node;
-    let of = |cert: &super::SurveyedCert| match cert.action {
-        Action::Keep { .. } => cert.next,
+    let of = |cert: &super::SurveyedCert| match cert.decision.action {
+        Action::Keep { .. } => cert.decision.next,
         Action::Refuse { .. } => Some(now + REFUSED_RETRY_INTERVAL),
         Action::Issue { .. } | Action::Rewrite { .. } => {
             let retry = schedule::retry_at(cert.age.as_ref().map(|age| &age.life), node, now);
@@ -496,12 +463,15 @@ pub fn needs_renewal(
         let reason = "an earlier run was interrupted while writing".to_owned();
         return Ok(need(RenewalVerdict::Yes, reason));
     }
-    let wants = survey.certs.iter().find_map(|cert| match &cert.action {
-        Action::Issue { reasons } | Action::Rewrite { reasons } => {
-            Some(format!("{}: {}", cert.spec.name(), joined(reasons)))
-        }
-        _ => None,
-    });
+    let wants = survey
+        .certs
+        .iter()
+        .find_map(|cert| match &cert.decision.action {
+            Action::Issue { reasons } | Action::Rewrite { reasons } => {
+                Some(format!("{}: {}", cert.spec.name(), joined(reasons)))
+            }
+            _ => None,
+        });
     if let Some(reason) = wants {
         return Ok(need(RenewalVerdict::Yes, reason));
     }
@@ -513,10 +483,13 @@ pub fn needs_renewal(
         let reason = format!("{what} was replaced and has not taken effect everywhere");
         return Ok(need(RenewalVerdict::Yes, reason));
     }
-    let refused = survey.certs.iter().find_map(|cert| match &cert.action {
-        Action::Refuse { reason } => Some(format!("{}: {reason}", cert.spec.name())),
-        _ => None,
-    });
+    let refused = survey
+        .certs
+        .iter()
+        .find_map(|cert| match &cert.decision.action {
+            Action::Refuse { reason } => Some(format!("{}: {reason}", cert.spec.name())),
+            _ => None,
+        });
     let service_account = survey.service_account_refused.as_ref();
     if let Some(reason) = refused.or(service_account.map(|reason| format!("sa: {reason}"))) {
         return Ok(need(RenewalVerdict::Unknown, reason));

@@ -180,8 +180,8 @@ pub(super) fn settled(setup: &RunSetup, survey: Survey) -> RunReport {
         let remarks = remarks(&cert);
         let chain = cert.found.chain.present();
         let due = cert.due.filter(|_| rotating);
-        rows.push(match cert.action {
-            Action::Keep { .. } if cert.deferred => ReportRow {
+        rows.push(match cert.decision.action {
+            Action::Keep { .. } if cert.decision.deferred => ReportRow {
                 due,
                 code: Some(ExitCode::Pending),
                 ..cert_row(&cert.spec, RowAction::HeldBack, remarks, chain)
@@ -275,13 +275,13 @@ fn planned_bundle(bundle: &SurveyedBundle) -> ReportRow {
 
 fn planned_cert(setup: &RunSetup, cert: &SurveyedCert, rotating: bool) -> ReportRow {
     let chain = cert.found.chain.present();
-    let (action, reasons) = match &cert.action {
-        Action::Keep { .. } if cert.deferred => (RowAction::HoldBack, remarks(cert)),
+    let (action, reasons) = match &cert.decision.action {
+        Action::Keep { .. } if cert.decision.deferred => (RowAction::HoldBack, remarks(cert)),
         Action::Keep { .. } => (RowAction::Keep, remarks(cert)),
         Action::Rewrite { reasons } => (RowAction::Rewrite, planned_reasons(reasons)),
         Action::Issue { reasons } => {
             let action = match chain {
-                Some(_) if rotating && cert.keep_key => RowAction::Renew,
+                Some(_) if rotating && cert.decision.keep_key => RowAction::Renew,
                 Some(_) if rotating => RowAction::Rekey,
                 _ => RowAction::Issue,
             };
@@ -299,7 +299,7 @@ fn planned_cert(setup: &RunSetup, cert: &SurveyedCert, rotating: bool) -> Report
                 row.reasons.push(RowReason::CannotSign(rejection));
                 row.reasons.extend(omission(&cert.spec));
                 // A certificate that is kept needs the signer only later.
-                let needed = matches!(cert.action, Action::Issue { .. });
+                let needed = matches!(cert.decision.action, Action::Issue { .. });
                 row.code = needed.then_some(ExitCode::Configuration);
                 Carry::No
             }
@@ -308,7 +308,7 @@ fn planned_cert(setup: &RunSetup, cert: &SurveyedCert, rotating: bool) -> Report
     if action == RowAction::Refuse {
         row.code = Some(ExitCode::Refused);
     }
-    if cert.deferred {
+    if cert.decision.deferred {
         row.code = Some(ExitCode::Pending);
     }
     row

@@ -81,7 +81,7 @@ impl<'a> RequestRun<'a> {
         let EarlierRequests { resumed, set_aside } = resume(store, clock, survey)?;
         let mut keys_to_make: Vec<(Slot, KeyAlgorithm)> = survey
             .to_issue()
-            .filter(|cert| !resumed.contains_key(&cert.spec.name()) && !cert.keep_key)
+            .filter(|cert| !resumed.contains_key(&cert.spec.name()) && !cert.decision.keep_key)
             .map(|cert| key_job(&cert.spec))
             .collect();
         let wanted = keys_to_make.len();
@@ -133,7 +133,7 @@ impl<'a> RequestRun<'a> {
             }
         }
         let trust = &self.trust;
-        survey.reassess(|authority| trust.get(&authority).cloned(), self.now());
+        survey.decide(trust, self.now());
         Ok(())
     }
 
@@ -188,7 +188,7 @@ impl<'a> RequestRun<'a> {
         let trust = &self.trust;
         let now = self.now();
         survey.note_shared_authorities(|authority| trust.get(&authority));
-        survey.reassess(|authority| trust.get(&authority).cloned(), now);
+        survey.decide(trust, now);
         self.require_signer(survey, &needed, now)
     }
 
@@ -489,7 +489,7 @@ fn resume(store: &Store, clock: Clock, survey: &mut Survey) -> Result<EarlierReq
         let Some(cert) = survey.cert(name) else {
             continue;
         };
-        let own = cert.found.key.present().filter(|_| cert.keep_key);
+        let own = cert.found.key.present().filter(|_| cert.decision.keep_key);
         let known = cert.found.key.present().filter(|_| is_forced);
         let earlier = Resumed::from_pending(&pending, &cert.spec).filter(|earlier| {
             let key = earlier.key.public_key();
@@ -520,7 +520,7 @@ fn existing_keys(
     let mut found = Vec::new();
     for cert in survey.to_issue() {
         let name = cert.spec.name();
-        let own = cert.found.key.present().filter(|_| cert.keep_key);
+        let own = cert.found.key.present().filter(|_| cert.decision.keep_key);
         let own = own.map(PrivateKey::to_pem);
         let own = own.and_then(|pem| PrivateKey::from_pem(pem.as_bytes()).ok());
         let start = match resumed.remove(&name) {

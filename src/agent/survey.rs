@@ -5,6 +5,7 @@ mod replaced;
 mod rotation;
 mod service_account;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -17,9 +18,9 @@ use crate::node::{KubeletStoreState, NodeFile, NodeState};
 use crate::process::machine;
 use crate::signer::CurrentCertificate;
 use crate::spec::assess::{
-    self, Action, Age, BundleRefusal, CertNote, CertReason, CertRefusal, FoundKubeconfig,
-    KubeletConfForm, KubeletLink, KubeletStoreContent, Observed, ObservedCert, assess,
-    assess_bundle,
+    self, Action, Age, BundleRefusal, CertCase, CertDecision, CertNote, CertReason, CertRefusal,
+    DecisionMode, FoundKubeconfig, KubeletConfForm, KubeletLink, KubeletStoreContent, Observed,
+    ObservedCert, assess_bundle, decide,
 };
 use crate::spec::compliance::KeyUse;
 use crate::spec::policy::KeyPolicy;
@@ -106,64 +107,35 @@ pub struct SurveyedCert {
     pub spec: CertSpec,
     /// Observed state.
     pub found: ObservedCert,
-    /// The planned action.
-    pub action: Action,
+    /// What is done about it.
+    pub decision: CertDecision,
     /// Age of the certificate; `None` if it is absent.
     pub age: Option<Age>,
     /// When its age makes it due.
     pub due: Option<OffsetDateTime>,
-    /// When the rotation assesses it again.
-    pub(super) next: Option<OffsetDateTime>,
-    /// Whether a failure to replace it is reported as an error.
-    pub(super) urgent: bool,
-    /// An administrator requested its renewal, but it was just renewed.
-    pub(super) deferred: bool,
-    /// It is replaced because of its age: a new one must expire later.
-    pub(super) for_age: bool,
-    /// The new certificate keeps the key.
-    pub(super) keep_key: bool,
     /// Whether nodepki installed this certificate; `None` if it never installed one in this place.
     pub(super) installed: Option<bool>,
+    /// Why it cannot be repaired.
+    unrepairable: Option<CertRefusal>,
+    /// Why it is not replaced as long as it serves.
+    pub(super) held: Option<CertRefusal>,
 }
 
 impl SurveyedCert {
-    fn new(spec: CertSpec, found: ObservedCert, action: Action) -> Self {
-        SurveyedCert {
-            spec,
-            found,
-            action,
-            age: None,
-            due: None,
-            next: None,
-            urgent: true,
-            deferred: false,
-            for_age: false,
-            keep_key: false,
-            installed: None,
-        }
-    }
-
     /// Returns whether the certificate on disk is valid and usable, so a failure does not make the node worse.
     pub fn still_serves(&self, trust: Option<&TrustBundle>, now: OffsetDateTime) -> bool {
-        let (Some(chain), Some(key), Some(trust)) =
-            (self.found.chain.present(), self.found.key.present(), trust)
-        else {
-            return false;
-        };
-        self.found.revoked.is_none() && assess::still_serves(chain, key.public_key(), trust, now)
+        self.found.still_serves(trust, now)
     }
-}
 
-impl SurveyedCert {
     /// Returns whether the next renewal replaces the key by one of another algorithm.
     fn waits_for_renewal(&self) -> bool {
-        matches!(&self.action, Action::Keep { at_renewal, .. } if !at_renewal.is_empty())
+        matches!(&self.decision.action, Action::Keep { at_renewal, .. } if !at_renewal.is_empty())
     }
 
     /// Returns the remarks about a certificate that is kept: notes of the assessment, and changes of the policy that wait
     /// for the next renewal.
     pub(super) fn remarks(&self) -> Vec<CertNote> {
-        let Action::Keep { notes, at_renewal } = &self.action else {
+        let Action::Keep { notes, at_renewal } = &self.decision.action else {
             return Vec::new();
         };
         let waiting = at_renewal
@@ -195,28 +167,6 @@ impl SurveyedCert {
             chain_pem: chain.to_pem().into_bytes(),
             key_pem: Zeroizing::new(key.to_pem().as_bytes().to_vec()),
         })
-    }
-
-    fn strike_out(&mut self, lists: &AuthorityCrls, path: &NodePath) {
-        let Some((certificate, since)) = self
-            .found
-            .chain
-            .present()
-            .and_then(|chain| lists.revokes(chain))
-        else {
-            return;
-        };
-        let revoked = CertReason::Revoked {
-            certificate,
-            since,
-            list: path.clone(),
-        };
-        self.found.revoked = Some(revoked.clone());
-        if matches!(self.action, Action::Keep { .. } | Action::Rewrite { .. }) {
-            self.action = Action::Issue {
-                reasons: vec![revoked],
-            };
-        }
     }
 }
 
@@ -318,9 +268,11 @@ pub fn survey(
     for spec in &plan.certs {
         survey.read_cert(state, spec, issued.get(&spec.name()), now)?;
     }
+    survey.read_revocations(state)?;
+    survey.decide(&BTreeMap::new(), now);
+    survey.refuse_certs();
     survey.judge_authorities(state.root(), trust, provided, now);
     survey.note_shared_authorities(|_| None);
-    survey.read_revocations(state)?;
     if let Some(spec) = &plan.service_account {
         survey.read_service_account(state, spec, provided)?;
     }
@@ -362,7 +314,7 @@ impl Survey {
     pub fn is_settled(&self) -> bool {
         self.certs
             .iter()
-            .all(|cert| matches!(cert.action, Action::Keep { .. }))
+            .all(|cert| matches!(cert.decision.action, Action::Keep { .. }))
             && self.bundles.iter().all(SurveyedBundle::is_settled)
             && self.missing_files.is_empty()
             && matches!(
@@ -383,23 +335,48 @@ impl Survey {
             || self.service_account == Some(ServiceAccountAction::Install)
     }
 
-    /// Assesses the certificates again, at another time or after their authority became known.
-    pub fn reassess(
-        &mut self,
-        trust: impl Fn(Authority) -> Option<TrustBundle>,
-        now: OffsetDateTime,
-    ) {
-        for cert in &mut self.certs {
-            if !matches!(cert.action, Action::Refuse { .. }) {
-                cert.action = assess(
-                    &cert.spec,
-                    &cert.found,
-                    trust(cert.spec.authority()).as_ref(),
-                    now,
-                );
-            }
+    /// Decides on each certificate, or decides again: at another time, or after an authority became known. `learned` are the
+    /// bundles that are not on disk.
+    pub fn decide(&mut self, learned: &BTreeMap<Authority, TrustBundle>, now: OffsetDateTime) {
+        let Survey {
+            certs,
+            bundles,
+            rotating,
+            ..
+        } = self;
+        for cert in certs {
+            let authority = cert.spec.authority();
+            let mut bundles = bundles.iter();
+            let bundle = bundles.find(|bundle| bundle.spec.authority == authority);
+            let on_disk = bundle.and_then(|bundle| bundle.found.present());
+            // A bootstrap stops at a refused authority.
+            let refused = bundle
+                .filter(|bundle| rotating.is_some() && !bundle.refused.is_empty())
+                .map(|bundle| CertRefusal::AuthorityRefused(bundle.refused.clone()));
+            let case = CertCase {
+                spec: &cert.spec,
+                found: &cert.found,
+                age: cert.age.as_ref(),
+                trust: learned.get(&authority).or(on_disk),
+                refused: refused.or_else(|| cert.unrepairable.clone()),
+                held: cert.held.as_ref(),
+            };
+            let mode = rotating
+                .as_ref()
+                .map_or(DecisionMode::Bootstrap, |rotating| rotating.mode(authority));
+            cert.decision = decide(case, mode, now);
         }
-        self.rotate(trust, now);
+    }
+
+    /// Adds the certificates for which nothing is done to the refusals.
+    fn refuse_certs(&mut self) {
+        let refused = self.certs.iter().filter_map(|cert| {
+            let Action::Refuse { reason } = &cert.decision.action else {
+                return None;
+            };
+            Some(SurveyRefusal::Certificate(cert.spec.name(), reason.clone()))
+        });
+        self.refusals.extend(refused);
     }
 
     fn read_bundle(
@@ -548,15 +525,9 @@ impl Survey {
                 path, store, pair, ..
             } => read_kubeconfig(state, path, store.as_ref(), pair.as_ref(), now)?,
         };
-        let mut found = match found {
-            Ok(found) => found,
-            Err(Unrepairable { reason, found }) => {
-                self.refuse_cert(spec.name(), &reason);
-                let refused = Action::Refuse { reason };
-                self.certs
-                    .push(SurveyedCert::new(spec.clone(), *found, refused));
-                return Ok(());
-            }
+        let (mut found, unrepairable) = match found {
+            Ok(found) => (found, None),
+            Err(Unrepairable { reason, found }) => (*found, Some(reason)),
         };
         let chain = found.chain.present();
         let installed = chain
@@ -565,20 +536,21 @@ impl Survey {
         if let Some(store) = &mut found.store {
             store.requested_by_kubelet = installed != Some(true);
         }
-        let action = assess(spec, &found, self.trust(spec.authority()), now);
-        if let Action::Refuse { reason } = &action {
-            self.refuse_cert(spec.name(), reason);
-        }
         self.certs.push(SurveyedCert {
+            spec: spec.clone(),
+            found,
+            // The survey decides once everything is read.
+            decision: CertDecision::now(Action::Keep {
+                notes: Vec::new(),
+                at_renewal: Vec::new(),
+            }),
+            age: None,
+            due: None,
             installed,
-            ..SurveyedCert::new(spec.clone(), found, action)
+            unrepairable,
+            held: None,
         });
         Ok(())
-    }
-
-    fn refuse_cert(&mut self, name: CertName, refusal: &CertRefusal) {
-        let refusal = SurveyRefusal::Certificate(name, refusal.clone());
-        self.refusals.push(refusal);
     }
 
     /// Requires the bundles and certificates: a list is signed by a CA of the bundle or by an intermediate of a certificate.
@@ -612,7 +584,14 @@ impl Survey {
             match lists {
                 Ok(lists) => {
                     for cert in self.certs.iter_mut().filter(of_authority) {
-                        cert.strike_out(&lists, path);
+                        let chain = cert.found.chain.present();
+                        let revoked = chain.and_then(|chain| lists.revokes(chain));
+                        cert.found.revoked =
+                            revoked.map(|(certificate, since)| CertReason::Revoked {
+                                certificate,
+                                since,
+                                list: path.clone(),
+                            });
                     }
                     bundle.revocations = Some(lists);
                 }
@@ -738,7 +717,7 @@ impl Survey {
     pub fn to_issue(&self) -> impl Iterator<Item = &SurveyedCert> {
         self.certs
             .iter()
-            .filter(|cert| matches!(cert.action, Action::Issue { .. }))
+            .filter(|cert| matches!(cert.decision.action, Action::Issue { .. }))
     }
 
     /// Returns one certificate.

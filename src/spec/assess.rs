@@ -2,6 +2,7 @@
 //!
 //! Pure. The caller reads the files and passes them as [`Observed`], together with the time.
 
+mod decision;
 mod found;
 mod kubelet;
 mod kubelet_store;
@@ -21,6 +22,7 @@ use crate::x509::{
     unread_attributes,
 };
 
+pub use decision::{CertCase, CertDecision, DecisionMode, decide};
 pub use found::{
     FoundKubeconfig, Observed, ObservedCert, ObservedFault, ObservedKubeconfig, is_our_form,
     read_kubeconfig,
@@ -36,7 +38,8 @@ pub use reason::{
     BundleRefusal, CertNote, CertReason, CertRefusal, KubeconfigAuthority, KubeconfigDifference,
     RenewalHold,
 };
-pub use renewal::{Age, RenewalCause, RenewalRules, Rotated, schedule_action};
+use renewal::RenewalRules;
+pub use renewal::{Age, RenewalCause};
 pub use replaced::{CaEvidence, OldAuthority, ReplacedCa, replaced, trusted_by, valid_copy};
 pub use shared::{SharedAuthority, shared_authorities};
 

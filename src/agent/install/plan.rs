@@ -18,7 +18,7 @@ use crate::agent::{
 use crate::kube::components::ReplacedFile;
 use crate::kube::names::{Authority, CertName};
 use crate::spec::assess::{
-    Action, Age, CertNote, CertReason, Observed, ObservedCert, ObservedKubeconfig,
+    Action, Age, CertDecision, CertNote, CertReason, Observed, ObservedCert, ObservedKubeconfig,
     beyond_authority, with_unread_attributes,
 };
 use crate::spec::schedule::due_at;
@@ -130,7 +130,7 @@ impl CommitWork<'_> {
             spec: cert.spec.clone(),
             chain: cert.found.chain.present().cloned(),
             still_serves: cert.still_serves(self.trust.get(&cert.spec.authority()), self.now),
-            urgent: cert.urgent,
+            urgent: cert.decision.urgent,
         };
         let mut own = CommitWork {
             incomplete: self.incomplete.clone(),
@@ -213,16 +213,18 @@ impl CommitWork<'_> {
         };
         let is_whole = !self.incomplete.contains_key(&cert.spec.authority());
         let still_serves = cert.still_serves(Some(trusted), self.now);
-        let urgent = cert.urgent && self.rotating.is_some();
+        let urgent = cert.decision.urgent && self.rotating.is_some();
         let remarks = report::remarks(&cert);
         let SurveyedCert {
             spec,
             found,
-            action,
+            decision,
             due,
-            keep_key,
             ..
         } = cert;
+        let CertDecision {
+            action, keep_key, ..
+        } = decision;
         let chain = found.chain.present();
         let (mut installed, mut expiring) = (None, None);
         let row = match (action, outcome) {
@@ -444,7 +446,7 @@ fn is_own_pair(spec: &CertSpec, kubeconfig: &ObservedKubeconfig) -> bool {
 /// Returns the row of a certificate whose authority is not known.
 fn row_without_authority(cert: SurveyedCert, outcome: Option<RequestOutcome>) -> Option<ReportRow> {
     let chain = cert.found.chain.present();
-    match (cert.action, outcome) {
+    match (cert.decision.action, outcome) {
         (Action::Refuse { reason }, _) => Some(report::refused_row(&cert.spec, reason, chain)),
         (_, Some(Err(unsigned))) => {
             Some(report::failed_row(&cert.spec, unsigned, false, true, chain))

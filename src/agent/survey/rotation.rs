@@ -1,37 +1,35 @@
-//! Ages of the certificates on disk, and the rotation's decision on each.
+//! The rules of a renewal, and the ages of the certificates on disk.
+
+use std::collections::BTreeSet;
 
 use time::OffsetDateTime;
 
-use super::{Survey, SurveyedCert};
+use super::Survey;
 use crate::kube::names::Authority;
 use crate::process::machine;
-use crate::spec::assess::{
-    self, Action, Age, RenewalCause, rotation_after_kubelet, schedule_action,
-};
+use crate::spec::assess::{Age, DecisionMode, RenewalCause, rotation_after_kubelet};
 use crate::spec::schedule::{Rotation, due_at};
 use crate::store::{self, NodeRoot};
 use crate::text::hex;
-use crate::x509::{KeyType, TrustBundle};
 
 /// See [`Survey::rotating`].
 pub(in crate::agent) struct Rotating {
     pub(in crate::agent) rotation: Rotation,
     pub(in crate::agent) node: String,
     pub(in crate::agent) demand: RenewalCause,
+    /// Authorities whose signer refuses a request with another key.
+    pub(in crate::agent) same_key_only: BTreeSet<Authority>,
 }
 
-impl SurveyedCert {
-    /// Returns whether the key may be kept for a new certificate: it has the desired type, belongs to the certificate, and
-    /// is neither readable by other users nor revoked.
-    pub(in crate::agent) fn has_good_key(&self) -> bool {
-        let (Some(chain), Some(key)) = (self.found.chain.present(), self.found.key.present())
-        else {
-            return false;
-        };
-        chain.leaf().public_key() == key.public_key()
-            && *key.key_type() == KeyType::Known(self.spec.requested.profile.key)
-            && self.found.exposed.is_none()
-            && self.found.revoked.is_none()
+impl Rotating {
+    /// Returns the mode of the decision about a certificate of an authority.
+    pub(super) fn mode(&self, authority: Authority) -> DecisionMode<'_> {
+        DecisionMode::Renewal {
+            rotation: &self.rotation,
+            node: &self.node,
+            demand: self.demand,
+            same_key_only: self.same_key_only.contains(&authority),
+        }
     }
 }
 
@@ -66,11 +64,10 @@ impl Survey {
                 .get(&cert.spec.name())
                 .filter(|issued| issued.sha256 == fingerprint)
                 .map(|issued| issued.at);
-            let trust = self
-                .bundles
-                .iter()
-                .find(|bundle| bundle.spec.authority == cert.spec.authority())
-                .and_then(|bundle| bundle.found.present());
+            let authority = cert.spec.authority();
+            let mut bundles = self.bundles.iter();
+            let bundle = bundles.find(|bundle| bundle.spec.authority == authority);
+            let trust = bundle.and_then(|bundle| bundle.found.present());
             let lifetime = cert.spec.requested.profile.lifetime;
             let age = Age::of(chain, recorded, trust, lifetime, now);
             cert.age = Some(age);
@@ -82,45 +79,5 @@ impl Survey {
             cert.due = Some(due_at(&age.life, rotation, node).at);
         }
         Ok(())
-    }
-
-    /// Lets rotation have its say, if it has one.
-    pub(in crate::agent) fn rotate(
-        &mut self,
-        trust: impl Fn(Authority) -> Option<TrustBundle>,
-        now: OffsetDateTime,
-    ) {
-        let Some(rotating) = &self.rotating else {
-            return;
-        };
-        for cert in &mut self.certs {
-            let trust = trust(cert.spec.authority());
-            let serving = cert.age.filter(|_| cert.still_serves(trust.as_ref(), now));
-            let authorities = trust.iter().flat_map(TrustBundle::certificates);
-            let late = cert
-                .found
-                .is_of_kubelet()
-                .then(|| rotation_after_kubelet(&rotating.rotation));
-            let rules = assess::RenewalRules {
-                rotation: late.as_ref().unwrap_or(&rotating.rotation),
-                node: &rotating.node,
-                demand: rotating.demand,
-                authority_ends: authorities.map(|authority| authority.not_after()).max(),
-            };
-            let action = std::mem::replace(
-                &mut cert.action,
-                Action::Keep {
-                    notes: Vec::new(),
-                    at_renewal: Vec::new(),
-                },
-            );
-            let rotated = schedule_action(action, serving.as_ref(), rules, now);
-            cert.action = rotated.action;
-            cert.next = rotated.next;
-            // A change of the CA waits for this certificate, however long the old one is valid.
-            cert.urgent = rotated.urgent || rotating.demand == RenewalCause::AuthorityChanged;
-            cert.deferred = rotated.deferred;
-            cert.for_age = rotated.for_age;
-        }
     }
 }

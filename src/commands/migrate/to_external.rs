@@ -454,7 +454,7 @@ fn prove_certificates(
     {
         let name = cert.spec.name();
         // The survey's refusals contain the refused certificates.
-        if is_left_out(cert) || matches!(cert.action, Action::Refuse { .. }) {
+        if is_left_out(cert) || matches!(cert.decision.action, Action::Refuse { .. }) {
             continue;
         }
         match agent::unverified(cert, survey.trust(authority), now) {

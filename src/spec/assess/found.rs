@@ -3,12 +3,17 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use time::OffsetDateTime;
+
 use super::kubelet_store::ObservedKubeletStore;
 use super::reason::CertReason;
+use super::still_serves;
 use crate::kube::kubeconfig::{
     ClientRefusal, CurrentContext, Kubeconfig, KubeconfigError, resolve_path,
 };
-use crate::x509::{Chain, KeyAlgorithm, KeyType, PrivateKey, PublicKey, wide_encoding};
+use crate::x509::{
+    Chain, KeyAlgorithm, KeyType, PrivateKey, PublicKey, TrustBundle, wide_encoding,
+};
 
 /// A file as it was found.
 #[derive(Clone, Debug)]
@@ -109,6 +114,28 @@ impl ObservedCert {
     pub(crate) fn is_of_kubelet(&self) -> bool {
         let store = self.store.as_ref();
         store.is_some_and(|store| store.in_place && store.requested_by_kubelet)
+    }
+
+    /// Returns true if the certificate is usable and not revoked, so a failure to replace it does not make the node worse.
+    pub fn still_serves(&self, trust: Option<&TrustBundle>, now: OffsetDateTime) -> bool {
+        let (Some(chain), Some(key), Some(trust)) =
+            (self.chain.present(), self.key.present(), trust)
+        else {
+            return false;
+        };
+        self.revoked.is_none() && still_serves(chain, key.public_key(), trust, now)
+    }
+
+    /// Returns true if a new certificate may keep the key: it is of this type, belongs to the certificate, and is neither
+    /// readable by other users nor revoked.
+    pub(super) fn has_good_key(&self, algorithm: KeyAlgorithm) -> bool {
+        let (Some(chain), Some(key)) = (self.chain.present(), self.key.present()) else {
+            return false;
+        };
+        chain.leaf().public_key() == key.public_key()
+            && *key.key_type() == KeyType::Known(algorithm)
+            && self.exposed.is_none()
+            && self.revoked.is_none()
     }
 
     /// Returns true if the kubelet chose the key algorithm. client-go generates an ECDSA key on P-256 for each request

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use time::OffsetDateTime;
 
-use super::Action;
 use super::reason::{CertNote, CertReason, RenewalHold};
+use super::{Action, CertDecision};
 use crate::spec::schedule::{self, CertLife, DueState, Rotation, Wait};
 use crate::x509::{Chain, TrustBundle};
 
@@ -97,47 +97,30 @@ impl RenewalCause {
     }
 }
 
-/// A decision that takes rotation into account.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Rotated {
-    /// The present action.
-    pub action: Action,
-    /// Time of the next assessment; `None` if there is something to do now.
-    pub next: Option<OffsetDateTime>,
-    /// True if a failure fails the run: the certificate is unusable or soon will be, or a command requested its renewal.
-    pub urgent: bool,
-    /// True if a command requested the renewal, but the certificate was just renewed.
-    pub deferred: bool,
-    /// True if it is replaced only for its age, so a certificate that expires no later would not help.
-    pub for_age: bool,
-}
-
 /// The rules by which a certificate on this node is renewed.
 #[derive(Clone, Copy)]
-pub struct RenewalRules<'a> {
+pub(super) struct RenewalRules<'a> {
     /// The configured rotation.
-    pub rotation: &'a Rotation,
+    pub(super) rotation: &'a Rotation,
     /// This node's name.
-    pub node: &'a str,
+    pub(super) node: &'a str,
     /// The reason of this run.
-    pub demand: RenewalCause,
+    pub(super) demand: RenewalCause,
     /// The expiry of the authority; a certificate is unusable after it.
-    pub authority_ends: Option<OffsetDateTime>,
+    pub(super) authority_ends: Option<OffsetDateTime>,
 }
 
 /// Decides when the action of [`assess`](super::assess) is taken. `serving` is the age of a certificate that is usable.
-pub fn schedule_action(
+pub(super) fn schedule_action(
     action: Action,
     serving: Option<&Age>,
     rules: RenewalRules<'_>,
     now: OffsetDateTime,
-) -> Rotated {
-    let rotated = |action, next, urgent| Rotated {
-        action,
+) -> CertDecision {
+    let rotated = |action, next, urgent| CertDecision {
         next,
         urgent,
-        deferred: false,
-        for_age: false,
+        ..CertDecision::now(action)
     };
     let Some(Age { life, recorded }) = serving else {
         return rotated(action, None, true);
@@ -180,7 +163,7 @@ pub fn schedule_action(
     }
     if let Some((until, hold)) = held_back(life, *recorded, rules, now) {
         let note = CertNote::HeldBack { reasons, hold };
-        return Rotated {
+        return CertDecision {
             deferred: rules.demand == RenewalCause::Requested,
             ..rotated(with_note(action, note), Some(until), urgent)
         };
@@ -190,12 +173,10 @@ pub fn schedule_action(
     if let (RenewalCause::Due, Wait::No(Some(no_window))) = (rules.demand, wait) {
         reasons.push(CertReason::NoWindow(no_window));
     }
-    Rotated {
-        action: Action::Issue { reasons },
-        next: None,
+    CertDecision {
         urgent,
-        deferred: false,
         for_age,
+        ..CertDecision::now(Action::Issue { reasons })
     }
 }
 

@@ -13,10 +13,10 @@ use crate::x509::{
     Tolerance,
 };
 
-const NOW: OffsetDateTime = datetime!(2026-06-01 12:00 UTC);
+pub(super) const NOW: OffsetDateTime = datetime!(2026-06-01 12:00 UTC);
 const YEAR: Duration = Duration::from_secs(365 * 86400);
 
-fn authority() -> CertificateAuthority {
+pub(super) fn authority() -> CertificateAuthority {
     let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
     CertificateAuthority::self_signed("kubernetes", key, NOW, 10 * YEAR).unwrap()
 }
@@ -28,7 +28,7 @@ fn subject(organization: Option<&str>) -> Subject {
     }
 }
 
-fn spec() -> CertSpec {
+pub(super) fn spec() -> CertSpec {
     CertSpec {
         requested: RequestedCertificate {
             name: CertName::ApiserverKubeletClient,
@@ -55,7 +55,7 @@ fn spec() -> CertSpec {
     }
 }
 
-fn found(chain: Observed<Chain>, key: Observed<PrivateKey>) -> ObservedCert {
+pub(super) fn found(chain: Observed<Chain>, key: Observed<PrivateKey>) -> ObservedCert {
     ObservedCert {
         chain,
         key,
@@ -68,7 +68,7 @@ fn found(chain: Observed<Chain>, key: Observed<PrivateKey>) -> ObservedCert {
 }
 
 /// Returns a pair that `authority` issued for `profile`.
-fn issued(authority: &CertificateAuthority, profile: &Profile) -> ObservedCert {
+pub(super) fn issued(authority: &CertificateAuthority, profile: &Profile) -> ObservedCert {
     let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
     let leaf = authority.issue(key.public_key(), profile, NOW).unwrap();
     found(
@@ -85,6 +85,16 @@ fn reasons(action: Action) -> Vec<String> {
     match action {
         Action::Issue { reasons } => texts(&reasons),
         other => panic!("not issued: {other:?}"),
+    }
+}
+
+/// Returns an action in words.
+pub(super) fn words(action: &Action) -> String {
+    match action {
+        Action::Keep { notes, .. } => format!("keep: {}", joined(notes)),
+        Action::Rewrite { reasons } => format!("rewrite: {}", joined(reasons)),
+        Action::Issue { reasons } => format!("issue: {}", joined(reasons)),
+        Action::Refuse { reason } => format!("refuse: {reason}"),
     }
 }
 

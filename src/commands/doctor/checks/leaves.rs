@@ -314,7 +314,8 @@ pub(super) fn not_as_configured(picture: &Picture) -> Vec<CheckNote> {
         }) else {
             continue;
         };
-        let (Some(trust), Action::Issue { .. }) = (picture.bundle(name.authority()), &cert.action)
+        let (Some(trust), Action::Issue { .. }) =
+            (picture.bundle(name.authority()), &cert.decision.action)
         else {
             continue;
         };
@@ -347,7 +348,7 @@ pub(super) fn not_as_configured(picture: &Picture) -> Vec<CheckNote> {
 
 /// Returns a warning if the next renewal changes the key parameters of a certificate.
 fn waiting_for_renewal(cert: &SurveyedCert) -> Option<CheckNote> {
-    let Action::Keep { at_renewal, .. } = &cert.action else {
+    let Action::Keep { at_renewal, .. } = &cert.decision.action else {
         return None;
     };
     let name = cert.spec.name();

@@ -1,7 +1,7 @@
 use time::macros::datetime;
 
 use super::*;
-use crate::spec::assess::joined;
+use crate::spec::assess::tests::words;
 use crate::spec::schedule::{Percent, RenewAt, Window};
 use crate::x509::{
     CertDifference, CertificateAuthority, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans,
@@ -66,16 +66,6 @@ fn kept(note: &str) -> String {
 
 fn issue(reasons: &[&str]) -> String {
     format!("issue: {}", reasons.join("; "))
-}
-
-/// Returns an action in words.
-fn words(action: &Action) -> String {
-    match action {
-        Action::Keep { notes, .. } => kept(&joined(notes)),
-        Action::Rewrite { reasons } => format!("rewrite: {}", joined(reasons)),
-        Action::Issue { reasons } => format!("issue: {}", joined(reasons)),
-        Action::Refuse { reason } => format!("refuse: {reason}"),
-    }
 }
 
 #[test]
