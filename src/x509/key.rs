@@ -243,7 +243,7 @@ impl PrivateKey {
         };
         let without_public = Zeroizing::new(without_public.to_der().map_err(unencodable)?);
         let pair = EcdsaKeyPair::from_private_key_der(curve.signing(), &without_public)
-            .map_err(rejected)?;
+            .map_err(|_| KeyError::Damaged("the EC private key is out of range"))?;
         if let Some(public) = public
             && public != pair.public_key().as_ref()
         {

@@ -141,7 +141,7 @@ enum State {
 
 impl Kubelet {
     fn take_over(&mut self) {
-        let mut manifests = self.manifests();
+        let mut manifests = self.manifests().expect("the manifests are complete");
         for (component, process) in self.node.hand_over() {
             let manifest = manifests
                 .remove(&component)
@@ -156,8 +156,9 @@ impl Kubelet {
         }
     }
 
-    /// By the name of the pod, as in a kubelet.
-    fn manifests(&self) -> BTreeMap<String, String> {
+    /// By the name of the pod, as in a kubelet. `None` while one of them is being written: kubeadm does so in place, and a
+    /// kubelet reads it again later.
+    fn manifests(&self) -> Option<BTreeMap<String, String>> {
         let mut found = BTreeMap::new();
         for entry in fs::read_dir(self.node.path("/etc/kubernetes/manifests")).unwrap() {
             let path = entry.unwrap().path();
@@ -169,19 +170,21 @@ impl Kubelet {
             let Ok(text) = fs::read_to_string(&path) else {
                 continue;
             };
-            let component = name_of(&text).unwrap_or_else(|| panic!("{name} is no pod:\n{text}"));
+            let component = name_of(&text)?;
             let other = found.insert(component.clone(), text);
             assert!(
                 other.is_none(),
                 "two manifests are of {component}, one of them {name}"
             );
         }
-        found
+        Some(found)
     }
 
     fn look(&mut self) {
         let now = Instant::now();
-        let mut manifests = self.manifests();
+        let Some(mut manifests) = self.manifests() else {
+            return;
+        };
         for (component, pod) in std::mem::take(&mut self.pods) {
             let wanted = manifests.remove(&component);
             if let Some(pod) = self.next(&component, pod, wanted, now) {

@@ -114,7 +114,7 @@ fn decides_on_certificate_in_each_mode() {
             "forced: the key may be known",
             intact.clone(),
             forced,
-            "issue: forced",
+            "issue: requested with --force",
             false,
         ),
         row(
