@@ -66,7 +66,9 @@ pub use proof::{
     wait_for_plausible_clock,
 };
 pub use provided::{Provided, ProvidedBundle, ProvidedFile, ServiceAccount};
-pub use renew::{RenewalNeed, RenewalVerdict, Renewed, Scope, look, needs_renewal, renew};
+pub use renew::{
+    RenewalNeed, RenewalVerdict, Renewed, Scope, needs_renewal, planned_renewal, renew,
+};
 pub use report::{ReportRow, RowAction, RowReason, RunReport};
 pub use request::{AnswerFault, PendingReason};
 pub use revocation::update_revocations;

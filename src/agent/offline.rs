@@ -286,7 +286,7 @@ impl Default for Offline {
 }
 
 impl Offline {
-    fn look(&self, request: &Request) -> Result<Answer, SignerError> {
+    fn find(&self, request: &Request) -> Result<Answer, SignerError> {
         if let Some((_, answer)) = self
             .answers
             .iter()
@@ -335,14 +335,14 @@ impl Signer for Offline {
         request: &Request,
         _ticket: Option<&Ticket>,
     ) -> Result<Option<Answer>, SignerError> {
-        self.look(request).map(Some)
+        self.find(request).map(Some)
     }
 
     async fn submit(&self, request: &Request) -> Result<Answer, SignerError> {
-        self.look(request)
+        self.find(request)
     }
 
     async fn poll(&self, request: &Request, _ticket: &Ticket) -> Result<Answer, SignerError> {
-        self.look(request)
+        self.find(request)
     }
 }

@@ -21,7 +21,7 @@
 //! than `/`, nothing runs that could be restarted.
 //!
 //! This module restarts and examines components; it neither issues nor judges certificates. To add a way to restart a
-//! component, add a case to `Means` in `restart`.
+//! component, add a case to `RestartMethod` in `restart`.
 
 mod lease;
 mod listeners;

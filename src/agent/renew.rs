@@ -95,7 +95,7 @@ pub async fn renew(
     progress: &dyn Progress,
 ) -> Result<Renewed, Failure> {
     if !root.has_unfinished()? {
-        let survey = look(root, setup, scope, clock())?;
+        let survey = planned_renewal(root, setup, scope, clock())?;
         if !has_work(&survey) {
             let next = next(root, &survey, setup, clock())?;
             let report = report::settled(setup, survey);
@@ -105,7 +105,7 @@ pub async fn renew(
     let (mut store, recovered) = open_store(root, setup, "renew", clock)?;
     let state = setup.state(root);
     require_bootstrapped(&state, setup)?;
-    let mut survey = look_at(&state, setup, scope, scope.demand(), clock())?;
+    let mut survey = survey_for(&state, setup, scope, scope.demand(), clock())?;
     survey.notes.extend(recovered);
     if !has_work(&survey) {
         let next = next(root, &survey, setup, clock())?;
@@ -135,7 +135,7 @@ pub async fn renew(
         Some(now + RECOVERY_RETRY_INTERVAL)
     } else {
         let state = state.after_commit(&report.written);
-        let after = look_at(&state, setup, &Scope::Due, RenewalCause::Due, now)?;
+        let after = survey_for(&state, setup, &Scope::Due, RenewalCause::Due, now)?;
         // No attempt has failed for a certificate that became due while the signers answered.
         let is_new = |name| !attempted.contains(&name);
         if *scope == Scope::Due && to_write(&after).any(is_new) {
@@ -151,7 +151,7 @@ pub async fn renew(
 ///
 /// # Errors
 /// A file that cannot be read, and a clock that was set back.
-pub fn look(
+pub fn planned_renewal(
     root: &NodeRoot,
     setup: &RunSetup,
     scope: &Scope,
@@ -159,11 +159,11 @@ pub fn look(
 ) -> Result<Survey, Failure> {
     let state = setup.state(root);
     require_bootstrapped(&state, setup)?;
-    look_at(&state, setup, scope, scope.demand(), now)
+    survey_for(&state, setup, scope, scope.demand(), now)
 }
 
-/// As [`look`], with the reason for a renewal, for files of which some may have been read.
-fn look_at(
+/// As [`planned_renewal`], with the reason for a renewal, for files of which some may have been read.
+fn survey_for(
     state: &NodeState,
     setup: &RunSetup,
     scope: &Scope,
@@ -171,7 +171,7 @@ fn look_at(
     now: OffsetDateTime,
 ) -> Result<Survey, Failure> {
     let mut survey = setup.survey_of(state, now)?;
-    steady(&survey, setup, now)?;
+    refuse_set_back_clock(&survey, setup, now)?;
     restrict(&mut survey, scope);
     report_service_account(setup, scope, &mut survey);
     note_refusals(&mut survey);
@@ -324,7 +324,11 @@ fn hold(root: &NodeRoot, survey: &mut Survey) -> Result<(), Failure> {
 /// Fails if the clock was set back since a certificate was issued, unless the certificate shows that the clock was ahead
 /// then ([`Age::of`](crate::spec::assess::Age::of)): every certificate would look younger than it is, and a new one might not be valid yet
 /// once the clock is corrected.
-fn steady(survey: &Survey, setup: &RunSetup, now: OffsetDateTime) -> Result<(), Failure> {
+fn refuse_set_back_clock(
+    survey: &Survey,
+    setup: &RunSetup,
+    now: OffsetDateTime,
+) -> Result<(), Failure> {
     if setup.clock.allow_unsynced {
         return Ok(());
     }
@@ -440,7 +444,7 @@ fn not_in_effect(root: &NodeRoot) -> Result<Option<&'static str>, Failure> {
 /// Returns whether [`renew`] has work to do. Reads only.
 ///
 /// # Errors
-/// As for [`look`].
+/// As for [`planned_renewal`].
 pub fn needs_renewal(
     root: &NodeRoot,
     setup: &RunSetup,
@@ -448,7 +452,7 @@ pub fn needs_renewal(
     now: OffsetDateTime,
 ) -> Result<RenewalNeed, Failure> {
     // Certificates requested by name are assessed by their age as well.
-    let survey = look_at(&setup.state(root), setup, scope, RenewalCause::Due, now)?;
+    let survey = survey_for(&setup.state(root), setup, scope, RenewalCause::Due, now)?;
     let next = next(root, &survey, setup, now)?;
     let need = |answer, reason| RenewalNeed {
         answer,

@@ -173,7 +173,7 @@ impl RenewArgs {
             return dry_run(
                 global,
                 &loaded,
-                &agent::look(&root, &loaded.setup, &scope, now())?,
+                &agent::planned_renewal(&root, &loaded.setup, &scope, now())?,
                 command,
             );
         }

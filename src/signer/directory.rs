@@ -294,7 +294,7 @@ impl Directory {
     }
 
     /// Returns the state of a request from its files in the inbox.
-    fn look(&self, request: &Request) -> Result<Answer, SignerError> {
+    fn state_of(&self, request: &Request) -> Result<Answer, SignerError> {
         let name = request.key();
         let (crt, denied) = (inbox(&name, "crt"), inbox(&name, "denied"));
         let mut refusals = Vec::new();
@@ -496,7 +496,7 @@ impl Signer for Directory {
         if !ours {
             return Ok(None);
         }
-        match self.look(request)? {
+        match self.state_of(request)? {
             // Without its CSR the request cannot be signed: it must be written again.
             Answer::Pending { .. } if !self.is_laid_out(request)? => Ok(None),
             answer => Ok(Some(answer)),
@@ -519,14 +519,14 @@ impl Signer for Directory {
         let description = SignRequest::lasting(request).to_file();
         self.lay_out(&outbox(name, "json"), &description)?;
         self.lay_out(&outbox(name, "csr"), request.csr.to_pem().as_bytes())?;
-        self.look(request)
+        self.state_of(request)
     }
 
     async fn poll(&self, request: &Request, ticket: &Ticket) -> Result<Answer, SignerError> {
         if ticket.as_str() != request.id.as_str() {
             return Ok(Answer::Gone);
         }
-        match self.look(request)? {
+        match self.state_of(request)? {
             Answer::Pending { .. } if !self.is_laid_out(request)? => Ok(Answer::Gone),
             answer => Ok(answer),
         }

@@ -318,7 +318,7 @@ impl Est {
     }
 
     /// Returns what a label publishes, requested once per run.
-    async fn look(&self, place: &str) -> Result<Rc<Learned>, SignerError> {
+    async fn published(&self, place: &str) -> Result<Rc<Learned>, SignerError> {
         if let Some(learned) = self.learned.borrow().get(place) {
             return Ok(Rc::clone(learned));
         }
@@ -400,7 +400,7 @@ impl Est {
         as_what: Submission<'_>,
     ) -> Result<Answer, SignerError> {
         let place = self.place(request.name());
-        let learned = self.look(&place).await?;
+        let learned = self.published(&place).await?;
         let mut server = self.verified(&place).await?;
         let operation = match as_what {
             Submission::First | Submission::Again => SIMPLE_ENROLL,
@@ -596,7 +596,7 @@ impl Signer for Est {
         places.sort();
         places.dedup();
         match places.as_slice() {
-            [only] => self.look(only).await.map(|_| ()),
+            [only] => self.published(only).await.map(|_| ()),
             _ => Ok(()),
         }
     }
@@ -633,7 +633,7 @@ impl Signer for Est {
         for place in &places {
             // Each label is useful for `preflight`, and a failing one may belong to a certificate that is not
             // requested.
-            match self.look(place).await {
+            match self.published(place).await {
                 Ok(one) => learned = learned.or(Some(one)),
                 Err(error) if error.class.passes() => return Err(error),
                 Err(error) => failed = failed.or(Some(error)),

@@ -1,4 +1,4 @@
-//! Restarts components: when, in which order and by which means.
+//! Restarts components: when, in which order and by which method.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -35,7 +35,7 @@ const SETTLED_FOR: Duration = Duration::from_secs(2);
 const KUBELET_POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How a component is restarted.
-pub(super) enum Means {
+pub(super) enum RestartMethod {
     /// By an annotation in the manifest.
     Pod,
     /// By programs.
@@ -45,7 +45,7 @@ pub(super) enum Means {
 }
 
 /// A component to be restarted.
-pub(super) type DueRestart = (Restart, Option<Pod>, Means);
+pub(super) type DueRestart = (Restart, Option<Pod>, RestartMethod);
 
 /// What a recorded restart needs.
 enum RestartVerdict {
@@ -108,8 +108,8 @@ impl Run<'_> {
             Ok(pod) => pod,
             Err(why) => return RestartVerdict::Remains(ReloadState::Failed, unreadable(&why)),
         };
-        let means = self.means(component, pod.as_ref());
-        if let (Means::Manual, None) = (&means, &pod) {
+        let method = self.method(component, pod.as_ref());
+        if let (RestartMethod::Manual, None) = (&method, &pod) {
             // The component does not run here, as far as can be determined.
             let report = (component == Component::Kubelet).then(|| {
                 let detail =
@@ -128,13 +128,13 @@ impl Run<'_> {
             let report = Some((ReloadState::Done, detail));
             return RestartVerdict::Over(Box::new(restart), report);
         }
-        if let Means::Manual = means {
+        if let RestartMethod::Manual = method {
             let detail = format!(
                 "must be restarted for {causes}, but neither reload.staticPods nor a unit or hook on {component} permits nodepki to do so: restart it manually"
             );
             return RestartVerdict::Remains(ReloadState::Waits, detail);
         }
-        if let (Means::Pod, Some(pod)) = (&means, &pod)
+        if let (RestartMethod::Pod, Some(pod)) = (&method, &pod)
             && let Err(why) = pod.annotated("")
         {
             let detail = format!(
@@ -142,7 +142,7 @@ impl Run<'_> {
             );
             return RestartVerdict::Remains(ReloadState::Waits, detail);
         }
-        RestartVerdict::Due(Box::new((restart, pod, means)))
+        RestartVerdict::Due(Box::new((restart, pod, method)))
     }
 
     /// Restarts the components in their order, the static pods with the Lease. The lock is held at the start.
@@ -217,7 +217,7 @@ impl Run<'_> {
         }
         let recorded = self.probe.root.unsettled()?.restarts;
         let mut left = Vec::new();
-        for (restart, pod, means) in due {
+        for (restart, pod, method) in due {
             let component = restart.component;
             let mut found = recorded.iter();
             match found.find(|found| found.component == component) {
@@ -231,10 +231,10 @@ impl Run<'_> {
                             rollback_detail(found, why),
                         );
                     }
-                    (RestartState::Due, None) => left.push((found.clone(), None, means)),
+                    (RestartState::Due, None) => left.push((found.clone(), None, method)),
                     // The other run may have annotated it.
                     (RestartState::Due, Some(_)) => match self.probe.pod(component) {
-                        Ok(pod) => left.push((found.clone(), pod, means)),
+                        Ok(pod) => left.push((found.clone(), pod, method)),
                         Err(why) => self.report(component, ReloadState::Failed, unreadable(&why)),
                     },
                 },
@@ -326,7 +326,10 @@ impl Run<'_> {
         lease: Option<&RestartLease>,
     ) -> Result<(), Failure> {
         let mut stopped: Option<String> = None;
-        if due.iter().any(|(.., means)| matches!(means, Means::Pod)) {
+        if due
+            .iter()
+            .any(|(.., method)| matches!(method, RestartMethod::Pod))
+        {
             stopped = self.settle_kubelet().await.err();
         }
         let mut left = VecDeque::from(due);
@@ -352,7 +355,7 @@ impl Run<'_> {
                     Err(why) => stopped = Some(why.to_string()),
                 }
             }
-            let Some((restart, pod, means)) = left.pop_front() else {
+            let Some((restart, pod, method)) = left.pop_front() else {
                 return Ok(());
             };
             if self.spared.contains(&restart.component) {
@@ -360,7 +363,7 @@ impl Run<'_> {
             } else if let Some(why) = &stopped {
                 let detail = format!("was not restarted, since {why}; run `nodepki renew` again");
                 self.report(restart.component, ReloadState::Waits, detail);
-            } else if !self.restart(&restart, pod.as_ref(), &means).await? {
+            } else if !self.restart(&restart, pod.as_ref(), &method).await? {
                 stopped = Some(format!("{} did not become ready", restart.component));
             }
         }
@@ -371,7 +374,7 @@ impl Run<'_> {
         &mut self,
         restart: &Restart,
         pod: Option<&Pod>,
-        means: &Means,
+        method: &RestartMethod,
     ) -> Result<bool, Failure> {
         let component = restart.component;
         let before = self.observe(component, pod).await;
@@ -383,7 +386,7 @@ impl Run<'_> {
         let ended = match rejected {
             Some(why) => Err(format!("the API server rejects its new credential ({why})")),
             None => match self
-                .commit_and_restart(component, pod, means, Commit::new(), restart)
+                .commit_and_restart(component, pod, method, Commit::new(), restart)
                 .await?
             {
                 Ok(()) => self.proof(component, pod, &before).await,
@@ -412,7 +415,7 @@ impl Run<'_> {
                 Ok(true)
             }
             Err(why) => {
-                self.roll_back(restart, pod, means, why).await?;
+                self.roll_back(restart, pod, method, why).await?;
                 Ok(false)
             }
         }
@@ -468,12 +471,12 @@ impl Run<'_> {
         &mut self,
         component: Component,
         pod: Option<&Pod>,
-        means: &Means,
+        method: &RestartMethod,
         mut commit: Commit,
         restart: &Restart,
     ) -> Result<Result<(), String>, Failure> {
         let mut not_annotated = None;
-        if let (Means::Pod, Some(pod), Some(path)) = (means, pod, component.manifest()) {
+        if let (RestartMethod::Pod, Some(pod), Some(path)) = (method, pod, component.manifest()) {
             let now = (self.probe.clock)();
             let now = now
                 .format(&Rfc3339)
@@ -491,7 +494,7 @@ impl Run<'_> {
         if let Some(why) = not_annotated {
             return Ok(Err(why));
         }
-        if let Means::Programs(programs) = means {
+        if let RestartMethod::Programs(programs) = method {
             for program in programs {
                 if let Err(why) = program.run(&restart.causes).await {
                     return Ok(Err(why));
@@ -521,7 +524,7 @@ impl Run<'_> {
         })
     }
 
-    pub(super) fn means(&self, component: Component, pod: Option<&Pod>) -> Means {
+    pub(super) fn method(&self, component: Component, pod: Option<&Pod>) -> RestartMethod {
         let reload = &self.probe.setup.reload;
         let on = On::Restart(component);
         let units = reload.units.iter().filter(|unit| unit.on.contains(&on));
@@ -532,15 +535,15 @@ impl Run<'_> {
         });
         let programs: Vec<Program> = units.map(of_unit).chain(hooks).collect();
         if !programs.is_empty() {
-            return Means::Programs(programs);
+            return RestartMethod::Programs(programs);
         }
         match (component, pod) {
             (Component::Kubelet, _) if self.has_systemd() => {
                 // A stopped kubelet reads the new files when it starts.
-                Means::Programs(vec![systemctl("try-restart", KUBELET_UNIT)])
+                RestartMethod::Programs(vec![systemctl("try-restart", KUBELET_UNIT)])
             }
-            (_, Some(_)) if reload.static_pods => Means::Pod,
-            _ => Means::Manual,
+            (_, Some(_)) if reload.static_pods => RestartMethod::Pod,
+            _ => RestartMethod::Manual,
         }
     }
 

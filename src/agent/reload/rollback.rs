@@ -1,7 +1,7 @@
 //! Rolls back a restart after which a component did not become ready: restores the former files, and restarts it again.
 
 use super::pod::Pod;
-use super::restart::{Means, conf_of};
+use super::restart::{RestartMethod, conf_of};
 use super::{ReloadState, Run, names};
 use crate::agent::{Event, Failure, audit};
 use crate::kube::components::ReplacedFile;
@@ -14,7 +14,7 @@ impl Run<'_> {
         &mut self,
         restart: &Restart,
         pod: Option<&Pod>,
-        means: &Means,
+        method: &RestartMethod,
         why: String,
     ) -> Result<(), Failure> {
         let component = restart.component;
@@ -61,7 +61,7 @@ impl Run<'_> {
             self.commit(commit).await?;
             "there are no former files to restore".to_owned()
         } else {
-            self.restore(restart, pod, means, commit).await?
+            self.restore(restart, pod, method, commit).await?
         };
         self.report_rollback(recorded, format!("{why}; {restored}"))
             .await?;
@@ -80,7 +80,7 @@ impl Run<'_> {
         &mut self,
         restart: &Restart,
         pod: Option<&Pod>,
-        means: &Means,
+        method: &RestartMethod,
         commit: Commit,
     ) -> Result<String, Failure> {
         let component = restart.component;
@@ -88,7 +88,7 @@ impl Run<'_> {
         // The manifest already has an annotation, so it is read again.
         let fresh = self.probe.pod(component).ok().flatten();
         let ended = match self
-            .commit_and_restart(component, fresh.as_ref(), means, commit, restart)
+            .commit_and_restart(component, fresh.as_ref(), method, commit, restart)
             .await?
         {
             Ok(()) => self.proof(component, pod, &before).await,

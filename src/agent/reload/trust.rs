@@ -5,7 +5,7 @@
 //! and a component that uses them needs another restart.
 
 use super::probe::Probe;
-use super::restart::{DueRestart, Means};
+use super::restart::{DueRestart, RestartMethod};
 use super::{ReloadState, Run};
 use crate::agent::Failure;
 use crate::kube::components::{self, Component};
@@ -42,7 +42,7 @@ impl Run<'_> {
         let pod = self.probe.pod(component);
         component == Component::Kubelet
             || !matches!(pod, Ok(None))
-            || matches!(self.means(component, None), Means::Programs(_))
+            || matches!(self.method(component, None), RestartMethod::Programs(_))
     }
 
     /// Adds the rollback of a step to a commit, since the component `failed` did not become ready. `old` are the former

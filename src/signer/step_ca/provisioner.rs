@@ -153,7 +153,7 @@ impl Listed {
 }
 
 /// Finds the provisioner and compares it with the configuration. Creates nothing.
-pub(super) async fn look(
+pub(super) async fn find(
     server: &SignerServer,
     name: &str,
     auth: &StepCaAuth,
