@@ -376,7 +376,7 @@ impl Signer for StepCa {
                 "it is not the health document of a step-ca",
             ));
         }
-        let known = provisioner::find(
+        let known = provisioner::verified(
             &server,
             &self.config.provisioner,
             &self.config.auth,

@@ -152,8 +152,8 @@ impl Listed {
     }
 }
 
-/// Finds the provisioner and compares it with the configuration. Creates nothing.
-pub(super) async fn find(
+/// Returns the provisioner, once it matches the configuration. Creates nothing.
+pub(super) async fn verified(
     server: &SignerServer,
     name: &str,
     auth: &StepCaAuth,
