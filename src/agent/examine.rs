@@ -88,6 +88,8 @@ impl ExaminationVerdict {
 
 /// Why a signer's CA is unknown.
 pub(super) enum OfferError {
+    /// The signer cannot report it, and may still sign.
+    NotReported(SignerError),
     /// The signer did not answer.
     Unanswered(SignerError),
     /// The answer is not a CA certificate.
@@ -104,11 +106,7 @@ pub(super) async fn offered(
     match retries.ca(name, signer, authority).await {
         Ok(Some(published)) => published.bundle().map(Some).map_err(OfferError::Unusable),
         Ok(None) => Ok(None),
-        // Signers that cannot report their CA may still sign.
-        Err(error) if !error.class.passes() => {
-            tracing::info!(authority = authority.as_str(), "{error}");
-            Ok(None)
-        }
+        Err(error) if !error.class.passes() => Err(OfferError::NotReported(error)),
         Err(error) => Err(OfferError::Unanswered(error)),
     }
 }
@@ -213,7 +211,11 @@ fn judge_ca(
 ) -> (ExaminationVerdict, Option<TrustBundle>) {
     let offered = match offered {
         Ok(offered) => offered,
-        Err(OfferError::Unanswered(error)) => {
+        Err(OfferError::NotReported(error)) if trusted.is_some() => {
+            let why = format!("{error}; each certificate is verified under the CA of this node");
+            return (ExaminationVerdict::Open(why), None);
+        }
+        Err(OfferError::Unanswered(error) | OfferError::NotReported(error)) => {
             return (ExaminationVerdict::refused_by(&error), None);
         }
         Err(OfferError::Unusable(failure)) => return (ExaminationVerdict::failed(failure), None),

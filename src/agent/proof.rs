@@ -111,7 +111,7 @@ pub async fn verify_signer(
         .filter_map(|spec| setup.preflight(spec).err())
         .collect();
     let answered = match offered {
-        Ok(None) => SignerAnswer::Silent,
+        Ok(None) | Err(OfferError::NotReported(_)) => SignerAnswer::Silent,
         Ok(Some(offered)) => {
             failures.extend(same_authority(authority, signer.as_ref(), trust, &offered).err());
             SignerAnswer::SameAuthority

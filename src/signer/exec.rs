@@ -5,7 +5,8 @@
 //! # The contract
 //! `COMMAND ARGS… VERB`, with VERB one of `info`, `sign`, `poll`, `trust`. The program reads one JSON object from
 //! stdin, then end of file, and writes one JSON object to stdout, at most 1 MiB. stderr is logged (its last 4 KiB,
-//! control characters escaped, probable secrets removed).
+//! control characters escaped, probable secrets removed), and the last 1 KiB of it is part of the message if the response
+//! is unclean.
 //!
 //! | verb | stdin `kind` | stdout `kind` and fields |
 //! | --- | --- | --- |
@@ -52,6 +53,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::process::Child;
 
+use super::shell::quoted;
 use super::wire::{self, API_VERSION};
 use super::{
     About, Answer, Caps, Carry, Configured, FailureClass, Programs, Rejection, Request, RequestId,
@@ -65,7 +67,7 @@ use crate::yaml::settings::{Setting, SettingsBlock, settings};
 use crate::yaml::{Field, format_duration};
 
 use documents::{InfoResponse, Inquiry, PluginResponse, TrustResponse, parse, understand};
-use process::{End, drive, log_text, prepared, trusted_program};
+use process::{End, and_said, drive, log_text, prepared, trusted_program};
 pub(crate) use process::{judge, run};
 
 /// Consecutive unclean responses after which a request fails permanently.
@@ -240,6 +242,13 @@ pub struct RunAs {
     pub gid: u32,
 }
 
+impl Config {
+    /// Returns why the program would not be started, without starting it.
+    pub(crate) fn program_fault(&self) -> Option<SignerError> {
+        trusted_program(&self.command).err()
+    }
+}
+
 /// Requests certificates by running a program.
 pub struct Exec {
     plugin: Config,
@@ -291,7 +300,7 @@ impl Exec {
         verb: Verb,
         input: &impl Serialize,
         limit: Duration,
-    ) -> Result<Vec<u8>, CallError> {
+    ) -> Result<Output, CallError> {
         if let Some((detail, advice)) = self.refusal() {
             let detail = format!("{}: {detail}", self.label());
             return Err(CallError::NotStarted(SignerError::config(detail, advice)));
@@ -305,17 +314,22 @@ impl Exec {
         if !shown.is_empty() {
             tracing::info!(signer = %self.label(), verb = verb.as_str(), stderr = %shown, "signer command wrote to stderr");
         }
+        let said = last(&shown, TEXT_LIMIT).to_owned();
+        let unclean = |why: String| Err(CallError::Unclean(why + &and_said(&said)));
         match finished.end {
-            End::TimedOut => Err(CallError::Unclean(format!(
+            End::TimedOut => unclean(format!(
                 "it did not finish within {} s",
                 limit.as_secs_f32()
-            ))),
-            End::TooMuch => Err(CallError::Unclean(format!(
-                "it wrote more than {STDOUT_LIMIT} bytes to stdout"
-            ))),
-            End::Exited(status) if status.success() => Ok(finished.stdout),
-            End::Exited(status) if status.code() == Some(EXIT_RETRY) => Err(CallError::TryAgain),
-            End::Exited(status) => Err(CallError::Unclean(format!("it ended with {status}"))),
+            )),
+            End::TooMuch => unclean(format!("it wrote more than {STDOUT_LIMIT} bytes to stdout")),
+            End::Exited(status) if status.success() => Ok(Output {
+                stdout: finished.stdout,
+                said,
+            }),
+            End::Exited(status) if status.code() == Some(EXIT_RETRY) => {
+                Err(CallError::TryAgain { said })
+            }
+            End::Exited(status) => unclean(format!("it ended with {status}")),
         }
     }
 
@@ -384,19 +398,11 @@ impl Exec {
     /// Performs `trust`.
     async fn authority(&self, authority: Authority) -> Result<TrustResponse, SignerError> {
         let inquiry = Inquiry::new("TrustRequest", Some(authority));
-        let response: TrustResponse = self.inquire(Verb::Trust, &inquiry).await?;
-        if response.api_version != API_VERSION || response.kind != "TrustResponse" {
-            return Err(SignerError::config(
-                format!(
-                    "{} answered `trust` with {:?} {:?}",
-                    self.label(),
-                    response.api_version,
-                    response.kind
-                ),
-                format!("it must answer with {API_VERSION} TrustResponse"),
-            ));
-        }
-        Ok(response)
+        self.inquire(Verb::Trust, &inquiry, |response: TrustResponse| {
+            response.verify()?;
+            Ok(response)
+        })
+        .await
     }
 
     /// Performs `sign` or `poll`.
@@ -410,7 +416,8 @@ impl Exec {
         document.params.clone_from(&self.plugin.params);
         let limit = limit(self.plugin.timeout, request);
         let outcome = match self.call(verb, &document, limit).await {
-            Ok(output) => understand(&output, verb, request, ticket),
+            Ok(Output { stdout, said }) => understand(&stdout, verb, request, ticket)
+                .map_err(|why| CallError::Unclean(why + &and_said(&said))),
             Err(error) => Err(error),
         };
         match outcome {
@@ -440,16 +447,11 @@ impl Exec {
 
     fn failure(&self, verb: Verb, request: &Request, error: CallError) -> SignerError {
         let label = self.label();
-        let name = request.name();
         match error {
             CallError::NotStarted(error) => error,
-            CallError::TryAgain => {
+            CallError::TryAgain { said } => {
                 self.unclean.borrow_mut().remove(&request.id);
-                SignerError::new(
-                    FailureClass::Transient,
-                    format!("{label} asks for a retry (exit code {EXIT_RETRY})"),
-                    "check its log if this persists",
-                )
+                self.retry(&said)
             }
             CallError::Unclean(why) => {
                 let times = {
@@ -458,14 +460,14 @@ impl Exec {
                     *times += 1;
                     *times
                 };
+                // Without the certificate: a fault of the program is the same for all, and is stated once.
                 let detail = format!(
-                    "{label} gave no usable response to `{}` for {name}: {why}",
+                    "{label} gave no usable response to `{}`: {why}",
                     verb.as_str()
                 );
                 let advice = format!(
-                    "see its stderr in the log (request {}), and run `{} {}` by hand",
-                    request.id,
-                    self.plugin.command.display(),
+                    "run `{} {}` by hand, with a request of `nodepki csr export DIR`: see docs/signers/exec.md",
+                    self.command_line(),
                     verb.as_str()
                 );
                 if times >= UNCLEAN_LIMIT {
@@ -481,11 +483,30 @@ impl Exec {
         }
     }
 
-    /// Performs `info` or `trust`. They create nothing; a program that does not respond to them is not set up.
-    async fn inquire<T: for<'de> Deserialize<'de>>(
+    fn retry(&self, said: &str) -> SignerError {
+        let detail = format!(
+            "{} asks for a retry (exit code {EXIT_RETRY}){}",
+            self.label(),
+            and_said(said)
+        );
+        let advice = "check its log if this persists";
+        SignerError::new(FailureClass::Transient, detail, advice)
+    }
+
+    /// Returns program and arguments before the verb, for a shell.
+    fn command_line(&self) -> String {
+        let command = self.plugin.command.display().to_string();
+        let words = std::iter::once(&command).chain(&self.plugin.args);
+        words.map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
+    }
+
+    /// Performs `info` or `trust`, and reads the response. They create nothing; a program that does not respond to them is
+    /// not set up.
+    async fn inquire<D: for<'de> Deserialize<'de>, T>(
         &self,
         verb: Verb,
         input: &Inquiry,
+        read: impl Fn(D) -> Result<T, String>,
     ) -> Result<T, SignerError> {
         let unusable = |why: String| {
             SignerError::config(
@@ -495,21 +516,19 @@ impl Exec {
                     verb.as_str()
                 ),
                 format!(
-                    "see its stderr in the log, and check that it speaks {API_VERSION}: echo '{{\"apiVersion\":\"{API_VERSION}\",\"kind\":\"{}\"}}' | {} {}",
-                    input.kind,
-                    self.plugin.command.display(),
+                    "check that it speaks {API_VERSION}: echo {} | {} {}",
+                    quoted(&serde_json::to_string(input).unwrap_or_default()),
+                    self.command_line(),
                     verb.as_str()
                 ),
             )
         };
         match self.call(verb, input, self.plugin.timeout).await {
-            Ok(output) => parse(&output).map_err(unusable),
+            Ok(Output { stdout, said }) => parse(&stdout)
+                .and_then(read)
+                .map_err(|why| unusable(why + &and_said(&said))),
             Err(CallError::NotStarted(error)) => Err(error),
-            Err(CallError::TryAgain) => Err(SignerError::new(
-                FailureClass::Transient,
-                format!("{} asks for a retry (exit code {EXIT_RETRY})", self.label()),
-                "check its log if this persists",
-            )),
+            Err(CallError::TryAgain { said }) => Err(self.retry(&said)),
             Err(CallError::Unclean(why)) => Err(unusable(why)),
         }
     }
@@ -537,15 +556,10 @@ impl Signer for Exec {
         if self.declared.get().is_some() {
             return Ok(());
         }
-        let info: InfoResponse = self
-            .inquire(Verb::Info, &Inquiry::new("InfoRequest", None))
+        let inquiry = Inquiry::new("InfoRequest", None);
+        let caps = self
+            .inquire(Verb::Info, &inquiry, |info: InfoResponse| info.caps())
             .await?;
-        let caps = info.caps().map_err(|why| {
-            SignerError::config(
-                format!("{} cannot be used: {why}", self.label()),
-                format!("use a version of it that speaks {API_VERSION}"),
-            )
-        })?;
         // A concurrent probe has learnt the same.
         let _ = self.declared.set(caps);
         Ok(())
@@ -586,6 +600,13 @@ impl Signer for Exec {
     }
 }
 
+/// Returns the end of a text, at most `limit` bytes.
+fn last(text: &str, limit: usize) -> &str {
+    let begin = text.len().saturating_sub(limit);
+    let at = (begin..=text.len()).find(|at| text.is_char_boundary(*at));
+    at.and_then(|at| text.get(at..)).unwrap_or_default()
+}
+
 fn filled(pem: Option<String>) -> Option<Vec<u8>> {
     pem.filter(|pem| !pem.trim().is_empty())
         .map(String::into_bytes)
@@ -622,11 +643,18 @@ impl Verb {
     }
 }
 
+/// What a program wrote before it ended with 0.
+struct Output {
+    stdout: Vec<u8>,
+    /// The end of its stderr, for messages.
+    said: String,
+}
+
 enum CallError {
     /// The program did not run.
     NotStarted(SignerError),
-    /// Exit code 75.
-    TryAgain,
+    /// Exit code 75, with the end of its stderr.
+    TryAgain { said: String },
     /// The program ran, and its effect is unknown.
     Unclean(String),
 }

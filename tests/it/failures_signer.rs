@@ -497,9 +497,15 @@ fn repeats_same_requests_after_unusable_answers() {
     let node = Node::new();
     let before = node.etc();
     node.signer_does("all", "bad empty");
-    node.ask()
-        .ended(69)
-        .row_says("apiserver", "exec:/bin/bash gave no usable response to `sign` for apiserver: its result is issued without a certificatePem; see its stderr in the log (request ");
+    let ran = node.ask();
+    let fault = "exec:/bin/bash gave no usable response to `sign`: its result is issued without a certificatePem; run `/bin/bash ";
+    ran.ended(69).row_says("apiserver", fault);
+    assert_eq!(
+        ran.stdout.matches(fault).count(),
+        1,
+        "stated once, not for each certificate:\n{}",
+        ran.said()
+    );
     before.unchanged(&node.etc());
     let requested = node.keys_seen();
     node.signer_behaves();

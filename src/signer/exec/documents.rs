@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{ASSUMED, CallError, TEXT_LIMIT, Verb};
+use super::{ASSUMED, TEXT_LIMIT, Verb};
 use crate::kube::names::Authority;
 use crate::signer::wire::API_VERSION;
 use crate::signer::{Answer, Caps, Carry, Request, RequestLookup, Resubmit, Ticket, printable};
@@ -29,13 +29,11 @@ impl Inquiry {
     }
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 pub(super) struct InfoResponse {
     kind: String,
-    #[serde(default)]
     api_versions: Vec<String>,
-    #[serde(default)]
     capabilities: Capabilities,
 }
 
@@ -65,6 +63,8 @@ impl Default for Capabilities {
 
 impl InfoResponse {
     pub(super) fn caps(&self) -> Result<Caps, String> {
+        let versions = self.api_versions.join(", ");
+        require(&[("kind", &self.kind), ("apiVersions", &versions)])?;
         if self.kind != "InfoResponse" {
             return Err(format!(
                 "it answered `info` with kind {:?}",
@@ -74,7 +74,7 @@ impl InfoResponse {
         if !self.api_versions.iter().any(|known| known == API_VERSION) {
             return Err(format!(
                 "it speaks [{}] and not {API_VERSION}",
-                printable(&self.api_versions.join(", "), TEXT_LIMIT)
+                printable(&versions, TEXT_LIMIT)
             ));
         }
         let declared = &self.capabilities;
@@ -110,17 +110,25 @@ impl InfoResponse {
     }
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 pub(super) struct TrustResponse {
-    pub(super) api_version: String,
-    pub(super) kind: String,
+    api_version: String,
+    kind: String,
     pub(super) ca_pem: Option<String>,
     pub(super) crl_pem: Option<String>,
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
+impl TrustResponse {
+    pub(super) fn verify(&self) -> Result<(), String> {
+        require(&[("apiVersion", &self.api_version), ("kind", &self.kind)])?;
+        expect("apiVersion", &self.api_version, API_VERSION)?;
+        expect("kind", &self.kind, "TrustResponse")
+    }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 struct SignResponse {
     api_version: String,
     kind: String,
@@ -154,7 +162,7 @@ pub(super) fn parse<T: for<'de> Deserialize<'de>>(output: &[u8]) -> Result<T, St
     // The parser's message contains a position and field names, never the content.
     serde_json::from_slice(text).map_err(|error| match error.classify() {
         serde_json::error::Category::Data => format!(
-            "its JSON lacks a field or has one of another type, at line {} column {}",
+            "a field of its JSON has another type, at line {} column {}",
             error.line(),
             error.column()
         ),
@@ -162,14 +170,34 @@ pub(super) fn parse<T: for<'de> Deserialize<'de>>(output: &[u8]) -> Result<T, St
     })
 }
 
+/// Fails with the names of all required fields that a response does not have.
+fn require(fields: &[(&str, &str)]) -> Result<(), String> {
+    let absent = fields.iter().filter(|(_, value)| value.is_empty());
+    let names: Vec<&str> = absent.map(|(name, _)| *name).collect();
+    if names.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("its JSON has no {}", names.join(", ")))
+    }
+}
+
+fn expect(what: &str, found: &str, wanted: &str) -> Result<(), String> {
+    if found == wanted {
+        return Ok(());
+    }
+    Err(format!(
+        "its {what} is {:?}, not {wanted:?}",
+        printable(found, 100)
+    ))
+}
+
 pub(super) fn understand(
     output: &[u8],
     verb: Verb,
     request: &Request,
     ticket: Option<&Ticket>,
-) -> Result<PluginResponse, CallError> {
-    let response: SignResponse = parse(output).map_err(CallError::Unclean)?;
-    read_response(response, verb, request, ticket).map_err(CallError::Unclean)
+) -> Result<PluginResponse, String> {
+    read_response(parse(output)?, verb, request, ticket)
 }
 
 fn read_response(
@@ -178,15 +206,12 @@ fn read_response(
     request: &Request,
     ticket: Option<&Ticket>,
 ) -> Result<PluginResponse, String> {
-    let expect = |what: &str, found: &str, wanted: &str| {
-        if found == wanted {
-            return Ok(());
-        }
-        Err(format!(
-            "its {what} is {:?}, not {wanted:?}",
-            printable(found, 100)
-        ))
-    };
+    require(&[
+        ("apiVersion", &response.api_version),
+        ("kind", &response.kind),
+        ("requestId", &response.request_id),
+        ("result", &response.result),
+    ])?;
     expect("apiVersion", &response.api_version, API_VERSION)?;
     expect("kind", &response.kind, "SignResponse")?;
     expect("requestId", &response.request_id, request.id.as_str())?;
@@ -254,6 +279,24 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+
+    #[test]
+    fn names_all_absent_fields_at_once() {
+        let response = |text: &str| parse::<TrustResponse>(text.as_bytes()).unwrap().verify();
+        assert_eq!(
+            response("{}"),
+            Err("its JSON has no apiVersion, kind".to_owned())
+        );
+        assert_eq!(
+            response(&format!("{{\"apiVersion\":\"{API_VERSION}\"}}")),
+            Err("its JSON has no kind".to_owned())
+        );
+        let info = parse::<InfoResponse>(b"{}").unwrap().caps();
+        assert_eq!(
+            info.err(),
+            Some("its JSON has no kind, apiVersions".to_owned())
+        );
+    }
 
     #[test]
     fn rejects_stdout_that_is_not_one_object() {

@@ -93,15 +93,10 @@ pub(crate) async fn run(
 ) -> Result<(), String> {
     let name = command.first().map_or("", String::as_str);
     let Ended { status, said } = finish(command, &[], env, limit).await?;
-    let said = if said.is_empty() {
-        said
-    } else {
-        format!(", and said: {said}")
-    };
     if status.success() {
         Ok(())
     } else {
-        Err(format!("{name} ended with {status}{said}"))
+        Err(format!("{name} ended with {status}{}", and_said(&said)))
     }
 }
 
@@ -141,22 +136,16 @@ async fn finish(
         .map_err(|error| match error {
             CallError::Unclean(why) => why,
             CallError::NotStarted(error) => error.to_string(),
-            CallError::TryAgain => format!("{name} asks to be tried again"),
+            CallError::TryAgain { .. } => format!("{name} asks to be tried again"),
         })?;
     let said = log_text(&finished.stderr);
     match finished.end {
         End::Exited(status) => Ok(Ended { status, said }),
-        End::TimedOut => {
-            let said = if said.is_empty() {
-                said
-            } else {
-                format!(", and said: {said}")
-            };
-            Err(format!(
-                "{name} did not finish within {} s{said}",
-                limit.as_secs_f32()
-            ))
-        }
+        End::TimedOut => Err(format!(
+            "{name} did not finish within {} s{}",
+            limit.as_secs_f32(),
+            and_said(&said)
+        )),
         End::TooMuch => Err(format!(
             "{name} wrote more than {STDOUT_LIMIT} bytes to stdout"
         )),
@@ -307,6 +296,15 @@ fn keep_tail(tail: &mut Vec<u8>, more: &[u8]) {
     tail.extend_from_slice(more);
     let excess = tail.len().saturating_sub(STDERR_TAIL);
     tail.drain(..excess);
+}
+
+/// Returns the end of what a message says about a program: what it wrote to stderr.
+pub(super) fn and_said(said: &str) -> String {
+    if said.is_empty() {
+        String::new()
+    } else {
+        format!(", and said: {said}")
+    }
 }
 
 /// Returns a plug-in's stderr for the log: printable, and without probable secrets.
