@@ -160,6 +160,8 @@ impl Root {
             "usr/share/doc/nodepki/docs/signers/vault.md",
             "usr/share/doc/nodepki/sbom.cdx.json",
             "usr/share/doc/nodepki/examples/signers/vault.yaml",
+            "usr/share/doc/nodepki/examples/exec-signer/signer.sh",
+            "usr/share/doc/nodepki/examples/exec-signer/signer.py",
         ] {
             assert!(self.has(file), "{file}");
         }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 const PROJECT: &str = env!("CARGO_MANIFEST_DIR");
 /// Number of shell blocks of each page that has some, and the tests that run them with umask 022.
-const SHELL_BLOCKS: [(&str, usize, &str); 11] = [
+const SHELL_BLOCKS: [(&str, usize, &str); 12] = [
     // The blocks with the three steps and with `rotate` have the options of the tests.
     (
         "docs/ca-change.md",
@@ -23,6 +23,7 @@ const SHELL_BLOCKS: [(&str, usize, &str); 11] = [
     ("docs/rotation.md", 3, "tutorial, named_pair"),
     ("docs/runbook.md", 13, "runbook"),
     ("docs/security.md", 2, "tutorial"),
+    ("docs/signers/exec.md", 1, "signer_exec"),
     ("docs/tutorial.md", 10, "tutorial"),
 ];
 

@@ -14,13 +14,17 @@ use nodepki::x509::UsageExtensions;
 use tempfile::TempDir;
 
 use crate::log::logged;
+use crate::node::{EVERYTHING, NODEPKI, Node, Ran};
+use crate::pages;
 use crate::rig::{Denial, Rig};
 use crate::signer_bad::bad_plugin;
 use crate::signing::{
-    BAD_SIGNER, ODD_PLUGIN, contains, denied, fails, issued, now, opened, openssl, rejects,
+    BAD_SIGNER, HEAD, ODD_PLUGIN, contains, denied, fails, issued, now, opened, openssl, rejects,
     request, run, run_program, settings, write_authorities,
 };
 use crate::time::wait_until;
+
+const PAGE: &str = include_str!("../../docs/signers/exec.md");
 
 /// `bad-signer.sh` as a plug-in whose requests pend, with a log of the request ids that it receives.
 pub(crate) struct ExecRig(TempDir);
@@ -327,6 +331,63 @@ fn shows_stderr_without_secrets() {
         );
         assert!(!text.contains("SECRET") && !text.contains('\x1b'), "{text}");
     }
+}
+
+/// Runs the examples of the package, and the commands of the page with a recorded request.
+#[test]
+fn packaged_examples_sign() {
+    const EXAMPLES: &str = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/packaging/examples/exec-signer"
+    );
+    let node = Node::new();
+    let ca = node.ca().display().to_string();
+    let signer = |interpreter: &str, file: &str| {
+        node.write_settings(&format!(
+            "{HEAD}signers: {{corp: {{exec: {{command: {interpreter}, args: [{EXAMPLES}/{file}, {ca}]}}}}}}\n"
+        ));
+    };
+    signer("/bin/sh", "signer.sh");
+    Ran::of(&mut node.configured(["preflight"])).says("exec:/bin/sh has the CA of this node");
+    node.ask().done();
+    node.assert_sound(&EVERYTHING);
+
+    // A person signs, here with the other example.
+    node.remove("/etc/kubernetes/pki/apiserver.crt");
+    signer("/usr/bin/python3", "signer.py");
+    node.ask().ended(75).says("waits for ");
+    let script = format!(
+        "umask 077; mkdir {ca}/signed; cd {ca}/queue; for request in *.json; do
+             sh {EXAMPLES}/signer.sh {ca} sign <$request | jq -r .certificatePem >{ca}/signed/${{request%.json}}.crt
+         done"
+    );
+    run_program("/bin/bash", &["-euo", "pipefail", "-c", &script], b"");
+    node.ask().done();
+    node.assert_sound(&EVERYTHING);
+
+    node.remove("/etc/kubernetes/pki/apiserver.crt");
+    let [block] = <[String; 1]>::try_from(pages::blocks(PAGE, "sh")).unwrap();
+    let block = block
+        .replace(
+            "nodepki csr export /root/requests",
+            &format!(
+                "{NODEPKI} --root {} csr export {} --kubeadm-config {}",
+                node.root().display(),
+                node.outside("requests").display(),
+                node.outside("kubeadm.yaml").display()
+            ),
+        )
+        .replace("/root/requests", node.outside("requests").to_str().unwrap())
+        .replace(
+            "/usr/libexec/corp-sign",
+            &format!("sh {EXAMPLES}/signer.sh {ca}"),
+        );
+    let said = run_program("/bin/bash", &["-euo", "pipefail", "-c", &block], b"");
+    let said = String::from_utf8(said).unwrap();
+    contains(
+        &said,
+        &["\"result\": \"issued\"", "-----BEGIN CERTIFICATE-----"],
+    );
 }
 
 #[test]
