@@ -208,6 +208,10 @@ vault() { # AUTH TLS [TRUST]
     'signers: {corp: {vault: {address: "https://vault.test:8200", mount: "pki/{authority}",' \
     "  auth: $1," "  tls: {$2}}}}" > config.yaml
 }
+plugin() { # COMMAND
+  printf '%s\n' 'apiVersion: nodepki.io/v1alpha1' 'kind: NodePKIConfiguration' \
+    "signers: {corp: {exec: {command: $1}}}" > config.yaml
+}
 client() { # [DAYS]
   openssl ecparam -name prime256v1 -genkey -noout -out client.key
   chmod 600 client.key

@@ -56,6 +56,14 @@ impl Loaded {
             unusable: contents::unusable_files(root, &self.settings, now),
             warnings: secrets::absent_files(root, &self.settings),
         };
+        for fault in contents::unusable_programs(root, &self.settings) {
+            match fault.is_absent {
+                true => audit.warnings.push(fault.text),
+                false => audit.unusable.push(fault.text),
+            }
+        }
+        let doubtful = contents::doubtful_authorities(root, &self.settings, now);
+        audit.warnings.extend(doubtful);
         audit.warnings.extend(self.missing_authorities(&survey));
         audit.warnings.extend(self.renewals_without_effect());
         audit.warnings.extend(self.shared_mounts());
@@ -97,8 +105,9 @@ impl Loaded {
             .collect()
     }
 
-    /// CA certificates that neither a file nor a pin provides. A joining node can take them from its cluster.
-    fn missing_authorities(&self, survey: &Survey) -> Vec<String> {
+    /// Returns a message for each CA certificate that neither a file nor a pin provides. A joining node can take it
+    /// from its cluster.
+    pub fn missing_authorities(&self, survey: &Survey) -> Vec<String> {
         if !matches!(self.node.role, KubeadmRole::Init | KubeadmRole::Etcd) {
             return Vec::new();
         }

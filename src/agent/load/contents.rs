@@ -9,15 +9,15 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use time::OffsetDateTime;
 
-use super::places::DefinedFiles;
+use super::places::{DefinedFiles, defined, is_trusted};
 use super::secrets::{named_files, trusted_files};
 use crate::config::{Origin, Settings};
 use crate::http::Files;
 use crate::signer;
 use crate::signer::vault::{VaultAuth, is_plain_secret_id};
-use crate::store::NodeRoot;
+use crate::store::{FileKind, NodeRoot};
 use crate::text::rfc3339;
-use crate::x509::{Chain, PrivateKey, TrustBundle, content_instead_of_pem};
+use crate::x509::{Chain, PrivateKey, TrustBundle, certificates_of, content_instead_of_pem};
 use crate::yaml::schema::SecretFile;
 
 /// Settings whose file contains one line of text.
@@ -29,13 +29,90 @@ const ONE_LINE_SECRETS: [&str; 5] = [
     "kubernetes.file",
 ];
 
+/// Returns each program of a signer that a run would not start. A path below `--root` is refused for another reason.
+pub(super) fn unusable_programs(root: &NodeRoot, settings: &Settings) -> Vec<ProgramFault> {
+    let signers = settings.signers.iter();
+    let programs = signers.filter_map(|(name, config)| match config {
+        signer::Config::Exec(exec) => Some((name, exec)),
+        _ => None,
+    });
+    programs
+        .filter(|_| is_trusted(root, settings.signer_origin))
+        .filter_map(|(name, exec)| {
+            let error = exec.program_fault()?;
+            Some(ProgramFault {
+                is_absent: exec.command.symlink_metadata().is_err(),
+                text: format!(
+                    "signers.{name}.exec.command: {} ({})",
+                    error.detail, error.advice
+                ),
+            })
+        })
+        .collect()
+}
+
+/// Why a program would not be started.
+pub(super) struct ProgramFault {
+    pub(super) is_absent: bool,
+    pub(super) text: String,
+}
+
+/// Returns each CA file of a server that would be accepted, but probably not with the intended effect.
+pub(super) fn doubtful_authorities(
+    root: &NodeRoot,
+    settings: &Settings,
+    now: OffsetDateTime,
+) -> Vec<String> {
+    let files = DefinedFiles::new(root, settings.signer_origin);
+    let doubt = |(setting, path): (String, PathBuf)| {
+        let bytes = files.read(&path).ok()?;
+        let certificates = certificates_of(&bytes).ok()?;
+        let why = match certificates.iter().find(|one| one.is_ca()) {
+            None => "it contains no CA certificate, and only a server with exactly this certificate is trusted".to_owned(),
+            Some(ca) if certificates.iter().all(|one| one.not_after() < now) => {
+                format!("its CA certificate expired at {}", rfc3339(ca.not_after()))
+            }
+            Some(_) => return None,
+        };
+        let why = format!("{why} (put the certificate of the server's CA there)");
+        Some(fault(&setting, &files, &path, &why))
+    };
+    trusted_files(settings)
+        .into_iter()
+        .filter_map(doubt)
+        .collect()
+}
+
+/// Returns each named file that is a directory.
+fn directories(root: &NodeRoot, settings: &Settings) -> Vec<String> {
+    let named = named_files(settings).into_iter();
+    let named = named.map(|named| (named.setting, named.origin, named.path));
+    let trusted = trusted_files(settings).into_iter();
+    let trusted = trusted.map(|(setting, path)| (setting, settings.signer_origin, path));
+    let is_directory = |origin: Origin, path: &Path| {
+        let found = defined(root, origin, path).ok()?;
+        let metadata = found.root.metadata(&found.path).ok()??;
+        (metadata.kind == FileKind::Directory).then(|| found.on_this_machine())
+    };
+    named
+        .chain(trusted)
+        .filter_map(|(setting, origin, path)| {
+            let shown = is_directory(origin, &path)?;
+            Some(format!(
+                "{setting}: {} is a directory (name the file in it, or remove it with rmdir and write the file)",
+                shown.display()
+            ))
+        })
+        .collect()
+}
+
 /// Returns each file whose content cannot serve its setting.
 pub(super) fn unusable_files(
     root: &NodeRoot,
     settings: &Settings,
     now: OffsetDateTime,
 ) -> Vec<String> {
-    let mut found = Vec::new();
+    let mut found = directories(root, settings);
     for (setting, path) in trusted_files(settings) {
         let files = DefinedFiles::new(root, settings.signer_origin);
         if let Ok(bytes) = files.read(&path) {

@@ -9,7 +9,7 @@ use crate::agent::{ExitCode, Failure};
 use crate::config::{self, Argument, Origin, Settings};
 use crate::store::{self, Metadata, NodeRoot};
 use crate::x509::wide_encoding;
-use crate::yaml::Faults;
+use crate::yaml::{Faults, FieldPosition};
 
 /// Largest total size of the kubeadm files, in bytes.
 const MAX_KUBEADM_BYTES: usize = 4 << 20;
@@ -22,13 +22,18 @@ pub fn read_settings(root: &NodeRoot, inputs: &LoadInputs) -> Result<(Settings, 
         Some(named) => argument(root, named)?.origin(),
         None => Origin::Node,
     };
+    let mut misnamed = Vec::new();
     let list = |directory: &Path| {
         let listed = root.trusted_dir(directory);
-        match listed.and_then(|found| found.map(|directory| directory.list()).transpose()) {
-            // A rescue system often bind-mounts its own /run into the root.
-            Err(error) if error.is_this_machine() => Ok(Vec::new()),
-            listed => listed.map(texts).map_err(io::Error::other),
-        }
+        let names =
+            match listed.and_then(|found| found.map(|directory| directory.list()).transpose()) {
+                // A rescue system often bind-mounts its own /run into the root.
+                Err(error) if error.is_this_machine() => Vec::new(),
+                listed => listed.map(texts).map_err(io::Error::other)?,
+            };
+        let yml = names.iter().filter(|name| name.ends_with(".yml"));
+        misnamed.extend(yml.map(|name| root.on_this_machine(&directory.join(name))));
+        Ok(names)
     };
     let read = |path: &Path| match &inputs.config {
         Some(named) if named.as_given() == path => {
@@ -50,7 +55,19 @@ pub fn read_settings(root: &NodeRoot, inputs: &LoadInputs) -> Result<(Settings, 
     let only = inputs.config.as_ref().map(Argument::as_given);
     let fragments = config::collect(only, list, read, shown)
         .map_err(|error| Failure::caused(unreadable_code(&error), "", error))?;
-    let (settings, warnings) = Settings::from_fragments(&fragments).map_err(faulty)?;
+    let (settings, mut warnings) = Settings::from_fragments(&fragments).map_err(faulty)?;
+    for path in misnamed {
+        let place = FieldPosition::whole(&path.display().to_string());
+        let fix = format!(
+            "mv {} {}",
+            path.display(),
+            path.with_extension("yaml").display()
+        );
+        warnings.push(place.warning(
+            "is not read: the name of a settings file ends with .yaml",
+            fix,
+        ));
+    }
     let settings = settings.found_at(origin);
     Ok((settings.with(inputs.stand_ins.clone()), warnings))
 }

@@ -93,7 +93,18 @@ pub(super) fn absent_files(root: &NodeRoot, settings: &Settings) -> Vec<String> 
         let purpose = "put the certificate of the server's CA there";
         (setting, settings.signer_origin, path, purpose)
     });
-    let files = named.chain(trusted);
+    let role_ids = settings.signers.iter().filter_map(|(name, config)| {
+        let shown = config.redacted();
+        let path = shown.pointer("/vault/auth/appRole/roleIDFile")?.as_str()?;
+        let setting = format!("signers.{name}.vault.auth.appRole.roleIDFile");
+        Some((
+            setting,
+            settings.signer_origin,
+            path.into(),
+            "write the role_id there",
+        ))
+    });
+    let files = named.chain(trusted).chain(role_ids);
     files
         .filter(|(_, _, path, _)| !path.to_string_lossy().contains('{'))
         .filter_map(|(setting, origin, path, purpose)| {

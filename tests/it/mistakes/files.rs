@@ -71,6 +71,18 @@ const CA_FILES: &[Situation] = &[
         "rm server-ca.pem",
         "signers.corp.vault.tls.caFile: @/server-ca.pem does not exist (put the certificate of the server's CA there)",
         "cp ca/ca.crt server-ca.pem"),
+    file("directory",
+        "rm server-ca.pem; mkdir server-ca.pem",
+        "signers.corp.vault.tls.caFile: @/server-ca.pem is a directory (name the file in it, or remove it with rmdir and write the file)",
+        "rmdir server-ca.pem; cp ca/ca.crt server-ca.pem"),
+    file("leaf",
+        "openssl req -x509 -key ca/ca.key -subj /CN=leaf -addext basicConstraints=critical,CA:FALSE -out server-ca.pem",
+        "signers.corp.vault.tls.caFile: @/server-ca.pem: it contains no CA certificate, and only a server with exactly this certificate is trusted (put the certificate of the server's CA there)",
+        "cp ca/ca.crt server-ca.pem"),
+    file("expired CA",
+        "openssl x509 -in ca/ca.crt -signkey ca/ca.key -days -1 -out server-ca.pem",
+        "signers.corp.vault.tls.caFile: @/server-ca.pem: its CA certificate expired at ",
+        "cp ca/ca.crt server-ca.pem"),
     file("CA of an authority is a private key",
         "vault \"{tokenFile: $D/token}\" \"caFile: $D/server-ca.pem\" \", trust: {file: $D/trust.pem}\"; cp ca/ca.key trust.pem; chmod 644 trust.pem",
         "authorities.ca.trust.file: @/trust.pem: it contains a private key (put the certificate of the CA there)",
@@ -87,6 +99,14 @@ const CREDENTIALS: &[Situation] = &[
         "rm token",
         "signers.corp.vault.auth.tokenFile: @/token does not exist (put the credential there, mode 0600)",
         "echo a-token > token; chmod 600 token"),
+    file("absent role_id",
+        "vault \"{appRole: {roleIDFile: $D/role, secretIDFile: $D/token}}\" \"caFile: $D/server-ca.pem\"",
+        "signers.corp.vault.auth.appRole.roleIDFile: @/role does not exist (write the role_id there)",
+        "echo cp1 > role"),
+    file("directory in place of the token",
+        "rm token; mkdir token",
+        "signers.corp.vault.auth.tokenFile: @/token is a directory (name the file in it, or remove it with rmdir and write the file)",
+        "rmdir token; echo a-token > token; chmod 600 token"),
     file("token that every user can read",
         "chmod 644 token",
         "signers.corp.vault.auth.tokenFile: mode 0644 lets other users read or change the secret (chmod 600 @/token)",
@@ -133,6 +153,37 @@ const CREDENTIALS: &[Situation] = &[
         "sed -i \"s|certificate: $D/client.crt|&, key: $D/client.key|\" config.yaml"),
 ];
 
+#[rustfmt::skip]
+const PROGRAMS: &[Situation] = &[
+    file("absent program",
+        "plugin $D/sign",
+        "warning: signers.corp.exec.command: the command @/sign does not exist (install it there, or correct the path)",
+        "cp /bin/true sign; chmod 755 sign"),
+    file("program that is not executable",
+        "plugin $D/sign; cp /bin/true sign; chmod 600 sign",
+        "signers.corp.exec.command: the command @/sign is not run: it is not executable (let it belong to root with mode 0755",
+        "chown root: sign; chmod 0755 sign"),
+    file("program that every user can change",
+        "plugin $D/sign; cp /bin/true sign; chmod 777 sign",
+        "signers.corp.exec.command: the command @/sign is not run: @/sign is writable by others (mode 0777)",
+        "chown root: sign; chmod 0755 sign"),
+    file("directory in place of the program",
+        "plugin $D/sign; mkdir sign; chmod 755 sign",
+        "signers.corp.exec.command: the command @/sign is not run: it is not a regular file",
+        "rmdir sign; cp /bin/true sign; chmod 755 sign"),
+    Situation {
+        name: "settings in a file that is not read",
+        mistake: "mkdir -p root/etc/nodepki/config.d
+            printf '%s\\n' 'apiVersion: nodepki.io/v1alpha1' 'kind: NodePKIConfiguration' 'wait: 10s' > root/etc/nodepki/config.d/extra.yml
+            chmod -R go-w root/etc",
+        command: "nodepki config check --strict $N",
+        code: 78,
+        message: "@/root/etc/nodepki/config.d/extra.yml: is not read: the name of a settings file ends with .yaml (mv @/root/etc/nodepki/config.d/extra.yml @/root/etc/nodepki/config.d/extra.yaml)",
+        fix: "mv $D/root/etc/nodepki/config.d/extra.yml $D/root/etc/nodepki/config.d/extra.yaml",
+        corrected: "",
+    },
+];
+
 /// Creates a node whose directory contains the settings of a signer with its files.
 fn prepared() -> Node {
     let node = Node::new();
@@ -153,6 +204,11 @@ fn ca_files() {
 #[test]
 fn credential_files() {
     follow(CREDENTIALS);
+}
+
+#[test]
+fn programs_and_settings_files() {
+    follow(PROGRAMS);
 }
 
 /// A pin is accepted as OpenSSL and kubeadm print it.
