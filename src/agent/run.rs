@@ -157,9 +157,11 @@ impl<'a> RequestRun<'a> {
         needed.sort_unstable();
         needed.dedup();
         let mut offers = self.offers(&needed).await;
+        let mut refused: Vec<Failure> = Vec::new();
         for authority in &needed {
             let is_known = self.trust.contains_key(authority);
             let offer = offers.remove(authority).unwrap_or(Ok(None));
+            let is_answered = offer.is_ok();
             let mut established = self.establish(*authority, offer);
             if established.is_ok() && !is_known {
                 established = self.belongs(survey, *authority);
@@ -171,8 +173,19 @@ impl<'a> RequestRun<'a> {
                         .filter(|cert| cert.spec.authority() == *authority),
                     failure,
                 ),
-                other => other?,
+                Err(failure) => {
+                    refused.push(failure);
+                    // Each refused CA needs a correction of its own; one signer may be down for all of them.
+                    if !is_answered {
+                        break;
+                    }
+                }
+                Ok(()) => {}
             }
+        }
+        if let Some(code) = refused.iter().map(|failure| failure.code).max() {
+            let messages = refused.into_iter().flat_map(|failure| failure.messages);
+            return Err(Failure::with_messages(code, messages));
         }
         // Probing may have changed the known capabilities.
         match survey.rotating {

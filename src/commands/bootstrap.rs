@@ -72,6 +72,7 @@ fn show_plan(
     print_unfinished(&root);
     let mut survey = loaded.setup.survey(&root, now())?;
     survey.notes.extend(static_pods::notes(&loaded.state));
+    survey.notes.extend(loaded.missing_authorities(&survey));
     let report = agent::report::planned(&loaded.setup, &survey);
     let is_signed_by_none = loaded.setup.signers.is_empty() && survey.to_issue().next().is_some();
     let code = match (survey.refusals.is_empty(), is_signed_by_none) {

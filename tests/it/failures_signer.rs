@@ -320,6 +320,23 @@ fn trusts_ca_certificate_of_signer_only_if_pinned() {
 }
 
 #[test]
+fn reports_all_missing_pins_at_once() {
+    let node = Node::new();
+    let authorities = [Authority::Ca, Authority::EtcdCa, Authority::FrontProxyCa];
+    for path in ["ca.crt", "etcd/ca.crt", "front-proxy-ca.crt"] {
+        node.remove(format!("/etc/kubernetes/pki/{path}"));
+    }
+    let planned = Ran::of(&mut node.configured(["plan"]));
+    let asked = node.ask();
+    asked.ended(78);
+    for authority in authorities {
+        let setting = format!("authorities.{authority}.trust.sha256");
+        planned.done().says(&format!("and no pin confirms the CA of the signer (put the CA certificate there, or its pin under {setting})"));
+        asked.says(&setting);
+    }
+}
+
+#[test]
 fn resumes_pending_request_with_its_key() {
     let node = Node::new();
     let before = node.etc();
