@@ -463,5 +463,14 @@ fn rescue() {
         0,
     );
     session.record("rescue");
+    // Below another root nothing restarts, however often a command runs.
+    let closing = format!(
+        "; next: nodepki --root {} doctor, then boot the node",
+        node.root().display()
+    );
+    for arguments in [["plan"], ["renew"]] {
+        let ran = Ran::of(&mut command(&arguments));
+        assert!(ran.done().closing().ends_with(&closing), "{}", ran.said());
+    }
     node.assert_sound(&EVERYTHING);
 }

@@ -72,8 +72,8 @@ pub(in super::super) fn other_command(
     })
 }
 
-/// Returns the command that uses the files of a complete node: kubeadm's if it has not run yet, or `nodepki renew` if
-/// components still work with former files.
+/// Returns the command that uses the files of a complete node: kubeadm's if it has not run yet, or, if components still work
+/// with former files, `nodepki renew`, or the last check before the boot of another system.
 pub(in super::super) fn after_success(
     global: &GlobalOptions,
     node: &NodeFacts,
@@ -82,11 +82,14 @@ pub(in super::super) fn after_success(
     let root = NodeRoot::open(&global.root).ok()?;
     if !node.kubeadm_follows {
         let has_restarts = root.restarts().is_ok_and(|restarts| !restarts.is_empty());
-        return has_restarts.then(|| {
-            format!(
+        let is_running = root.is_this_machine();
+        return has_restarts.then(|| match is_running {
+            true => format!(
                 "{}, which restarts the components that use replaced files",
                 nodepki(global, "renew")
-            )
+            ),
+            // No component runs there; each reads its new files at the boot.
+            false => format!("{}, then boot the node", nodepki(global, "doctor")),
         });
     }
     let verb = match node.role {
