@@ -420,6 +420,9 @@ pub struct PendingStatus {
     /// The signer's name in the configuration. Signer and phase are absent if the ticket is missing or unreadable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub signer: Option<String>,
+    /// Digest of the signer's configuration, as in [`RequestRecord`](crate::store::RequestRecord).
+    #[serde(skip)]
+    pub signer_config: Option<String>,
     /// Progress of the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<RequestPhase>,

@@ -153,6 +153,7 @@ fn pending_status((slot, ticket): (Slot, Option<RequestRecord>)) -> PendingStatu
     match ticket {
         Some(ticket) => PendingStatus {
             name,
+            signer_config: Some(ticket.signer_config),
             signer: Some(ticket.signer),
             phase: Some(ticket.phase),
             since: ticket.first_submitted,
@@ -161,6 +162,7 @@ fn pending_status((slot, ticket): (Slot, Option<RequestRecord>)) -> PendingStatu
         None => PendingStatus {
             name,
             signer: None,
+            signer_config: None,
             phase: None,
             since: None,
             last_error: None,

@@ -23,6 +23,46 @@ const fn on_node(
     }
 }
 
+/// A request that a person has not answered, although the certificate is in place.
+const REQUEST: &str = "mkdir -m 700 drop
+    nodepki renew --force apiserver $N --signer directory:$D/drop --wait 0s && exit 1 || [ $? = 75 ]";
+const WITHOUT_REQUEST: &str = "! nodepki doctor --root $D/root | grep pending-request";
+
+/// Each fix of `doctor` for a pending request removes the finding.
+#[rustfmt::skip]
+const REQUESTS: &[Situation] = &[
+    Situation {
+        name: "request that waits for a person",
+        mistake: REQUEST,
+        command: "nodepki doctor --root $D/root",
+        code: 0,
+        message: "apiserver waits for directory:@/drop\n    fix: have the request signed, then run `nodepki --root @/root renew --force apiserver --signer directory:@/drop`, which continues with the same key; to give it up, remove @/root/var/lib/nodepki/pending/apiserver\n",
+        fix: "openssl x509 -req -in drop/outbox/apiserver.csr -copy_extensions copy -CA ca/ca.crt -CAkey ca/ca.key -CAcreateserial -days 365 -out drop/inbox/apiserver.crt 2>/dev/null
+            nodepki --root $D/root renew --force apiserver --signer directory:$D/drop",
+        corrected: WITHOUT_REQUEST,
+    },
+    Situation {
+        name: "request that is given up",
+        mistake: REQUEST,
+        command: "nodepki doctor --root $D/root",
+        code: 0,
+        message: "to give it up, remove @/root/var/lib/nodepki/pending/apiserver\n",
+        fix: "rm -r $D/root/var/lib/nodepki/pending/apiserver",
+        corrected: WITHOUT_REQUEST,
+    },
+    Situation {
+        name: "request for a certificate that is missing",
+        mistake: "mkdir -m 700 drop; rm root/etc/kubernetes/pki/apiserver.*
+            nodepki bootstrap $N --signer directory:$D/drop --wait 0s && exit 1 || [ $? = 75 ]",
+        command: "nodepki doctor --root $D/root",
+        code: 65,
+        message: "fix: have the request signed, then run `nodepki --root @/root bootstrap --signer directory:@/drop`, which continues with the same key\n",
+        fix: "openssl x509 -req -in drop/outbox/apiserver.csr -copy_extensions copy -CA ca/ca.crt -CAkey ca/ca.key -CAcreateserial -days 365 -out drop/inbox/apiserver.crt 2>/dev/null
+            nodepki --root $D/root bootstrap --signer directory:$D/drop",
+        corrected: WITHOUT_REQUEST,
+    },
+];
+
 #[rustfmt::skip]
 const NODE: &[Situation] = &[
     on_node("private key in place of the CA certificate",
@@ -201,6 +241,11 @@ fn bootstrapped() -> Node {
 #[test]
 fn files_of_the_node() {
     follow_scripts(&bootstrapped(), NODE);
+}
+
+#[test]
+fn pending_requests() {
+    follow_scripts(&bootstrapped(), REQUESTS);
 }
 
 #[test]

@@ -6,8 +6,12 @@ use super::finding::CheckNote;
 use super::picture::{AuthorityKey, Picture};
 use crate::agent;
 use crate::agent::load;
+use crate::config::COMMAND_LINE_SIGNER;
 use crate::kube::paths::KUBERNETES_DIR;
-use crate::node::status::{FileFault, FileProblem, NodeRole, RowFault, UnregisteredCertificate};
+use crate::node::status::{
+    FileFault, FileProblem, NodeRole, PendingStatus, RowFault, RowState, UnregisteredCertificate,
+};
+use crate::signer::quoted;
 use crate::store::{STATE_DIR, UnfinishedWork};
 use crate::text::rfc3339;
 
@@ -217,18 +221,45 @@ pub(super) fn pending(picture: &Picture) -> Vec<CheckNote> {
     let pending = picture.status.pending.iter();
     pending
         .map(|row| {
-            let signer = row.signer.as_deref().unwrap_or("an unknown signer");
+            let signer = signer_option(row).or(row.signer.as_deref());
+            let signer = signer.unwrap_or("an unknown signer");
             let waits = format!("{} waits for {signer}", row.name);
+            let finish = finish(picture, row);
             match &row.last_error {
                 Some(error) => CheckNote::warning(
                     format!("{waits}; its last error: {}", error.detail),
-                    "correct the signer, then run `nodepki bootstrap`, which continues with the same key",
+                    format!("correct the signer, then {finish}"),
                 ),
-                None => CheckNote::info(
-                    waits,
-                    "have the request signed, then run `nodepki bootstrap`, which continues with the same key",
-                ),
+                None => CheckNote::info(waits, format!("have the request signed, then {finish}")),
             }
         })
         .collect()
+}
+
+/// Returns the value of `--signer` with which the request was sent.
+fn signer_option(row: &PendingStatus) -> Option<&str> {
+    let config = row.signer_config.as_deref()?;
+    (row.signer.as_deref() == Some(COMMAND_LINE_SIGNER)).then_some(config)
+}
+
+/// Returns how to end a pending request. `bootstrap` leaves a certificate that is still usable as it is, and `renew` one that
+/// was just renewed.
+fn finish(picture: &Picture, row: &PendingStatus) -> String {
+    let mut certificates = picture.status.certificates.iter();
+    let is_usable = certificates.any(|found| {
+        found.name.as_str() == row.name && matches!(found.state, RowState::Ok | RowState::Expiring)
+    });
+    let mut command = match is_usable {
+        true => format!("nodepki renew --force {}", row.name),
+        false => "nodepki bootstrap".to_owned(),
+    };
+    if let Some(signer) = signer_option(row) {
+        command.push_str(&format!(" --signer {}", quoted(signer)));
+    }
+    let mut finish = format!("run `{command}`, which continues with the same key");
+    if is_usable {
+        let path = Path::new(STATE_DIR).join("pending").join(&row.name);
+        finish.push_str(&format!("; to give it up, remove {}", picture.here(&path)));
+    }
+    finish
 }
