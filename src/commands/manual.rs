@@ -40,6 +40,17 @@ Options:
   -V, --version          Print version
 ";
 
+/// The commands in the order of `nodepki --help`, by occasion. All others follow.
+const GROUPS: [(&str, &[&str]); 4] = [
+    ("Start", &["init", "preflight", "plan", "bootstrap"]),
+    ("Every day", &["status", "renew", "daemon"]),
+    ("When something is wrong", &["doctor", "audit", "csr"]),
+    (
+        "Cluster",
+        &["certs", "kubelets", "authority", "migrate", "capi"],
+    ),
+];
+
 /// The end of `-h` of each command, in place of the global options.
 const GLOBAL_OPTIONS: &str =
     "--help also prints: --config, --root, --output and other options, and examples";
@@ -52,10 +63,42 @@ pub(super) fn with_help(program: Command, arguments: &[OsString]) -> Command {
         .any(|argument| argument == "--help" || argument == "help");
     let program = with_examples(program, "");
     if is_long {
-        program
+        let template = grouped(&program);
+        program.help_template(template)
     } else {
         program.override_help(SHORT_HELP)
     }
+}
+
+/// Returns the template of the help with the commands in [`GROUPS`], which clap itself does not know.
+fn grouped(program: &Command) -> String {
+    let is_other = |command: &&Command| {
+        let mut groups = GROUPS.iter();
+        !groups.any(|(_, names)| names.contains(&command.get_name()))
+    };
+    let group = |title: &str, commands: Vec<Command>| {
+        let list = Command::new("")
+            .help_template("{subcommands}")
+            .disable_help_subcommand(true)
+            .subcommands(commands)
+            .render_help();
+        format!("{title}:\n{list}\n")
+    };
+    let mut lists: Vec<String> = GROUPS
+        .iter()
+        .map(|(title, names)| {
+            let commands = names
+                .iter()
+                .filter_map(|name| program.find_subcommand(name));
+            group(title, commands.cloned().collect())
+        })
+        .collect();
+    let others = program.get_subcommands().filter(is_other);
+    lists.push(group("Others", others.cloned().collect()));
+    format!(
+        "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{}\nOptions:\n{{options}}{{after-help}}",
+        lists.join("\n")
+    )
 }
 
 fn with_examples(command: Command, path: &str) -> Command {
@@ -117,6 +160,8 @@ fn unwritten(file: &Path, error: Error) -> Failure {
 /// Returns the page of one command, with its examples before the version.
 fn page(command: Command, path: &str) -> Result<String, Error> {
     let mut bytes = Vec::new();
+    // The page is the long help: it also describes what the short one leaves out.
+    let command = command.mut_args(|argument| argument.hide_short_help(false));
     clap_mangen::Man::new(command).render(&mut bytes)?;
     let mut page = String::from_utf8_lossy(&bytes).into_owned();
     let Some(examples) = examples::of(path) else {

@@ -34,10 +34,14 @@ fn commands() -> Vec<Vec<String>> {
         let mut words: Vec<&str> = command.iter().map(String::as_str).collect();
         words.push("--help");
         let text = help(&words);
-        let Some((_, list)) = text.split_once("\nCommands:\n") else {
+        let (begin, end) = match command.len() {
+            0 => ("\nStart:\n", "\nOptions:\n"),
+            _ => ("\nCommands:\n", "\n\n"),
+        };
+        let Some((_, list)) = text.split_once(begin) else {
             continue;
         };
-        let (list, _) = list.split_once("\n\n").unwrap();
+        let (list, _) = list.split_once(end).unwrap();
         let names = list.lines().filter_map(|line| {
             let name = line.strip_prefix("  ")?.split(' ').next()?;
             (!name.is_empty() && name != "help").then_some(name)
@@ -74,14 +78,6 @@ fn short_help_begins_with_daily_commands_and_names_all() {
         .collect();
     assert_eq!(first, DAILY_COMMANDS);
     let long = help(&["--help"]);
-    let (_, list) = long.split_once("\nCommands:\n").unwrap();
-    let long_first: Vec<&str> = list
-        .lines()
-        .filter_map(|line| line.strip_prefix("  ")?.split(' ').next())
-        .filter(|name| !name.is_empty())
-        .take(5)
-        .collect();
-    assert_eq!(long_first, DAILY_COMMANDS);
     let words: BTreeSet<&str> = text
         .split(|c: char| c.is_whitespace() || c == ',')
         .collect();
@@ -98,6 +94,62 @@ fn short_help_begins_with_daily_commands_and_names_all() {
         assert!(long.contains(option), "{option}");
     }
     assert_eq!(help(&["help"]), long);
+}
+
+/// Each occasion names its commands, and no command is missing.
+#[test]
+fn long_help_groups_all_commands_by_occasion() {
+    let text = help(&["--help"]);
+    let titles = [
+        "Start",
+        "Every day",
+        "When something is wrong",
+        "Cluster",
+        "Others",
+        "Options",
+    ];
+    let at = titles.map(|title| text.find(&format!("\n{title}:\n")).unwrap());
+    assert!(at.is_sorted(), "{text}");
+    for (title, name) in [
+        (0, "bootstrap"),
+        (1, "renew"),
+        (2, "doctor"),
+        (3, "certs"),
+        (4, "completions"),
+        (5, "--root"),
+    ] {
+        let found = text[at[title]..].find(&format!(" {name} ")).unwrap() + at[title];
+        assert!(
+            at.get(title + 1).is_none_or(|end| found < *end),
+            "{name}:\n{text}"
+        );
+    }
+    let names: Vec<String> = commands()
+        .into_iter()
+        .filter(|one| one.len() == 1)
+        .flatten()
+        .collect();
+    let unique: BTreeSet<&String> = names.iter().collect();
+    assert_eq!((names.len(), unique.len()), (22, 22), "{names:?}");
+}
+
+#[test]
+fn manual_pages_describe_every_option() {
+    let dir = tempfile::tempdir().unwrap();
+    Ran::of(Command::new(NODEPKI).arg("man").arg(dir.path())).done();
+    for entry in fs::read_dir(dir.path()).unwrap() {
+        let path = entry.unwrap().path();
+        let page = fs::read_to_string(&path).unwrap();
+        assert!(page.contains("Work on the system below DIR"), "{path:?}");
+        let options = page.split("\n.TP\n").skip(1);
+        for option in options.filter(|option| option.starts_with("\\fB\\-")) {
+            let text = option.lines().nth(1).unwrap_or_default();
+            assert!(
+                !text.is_empty() && !text.starts_with('.'),
+                "{path:?}: {option}"
+            );
+        }
+    }
 }
 
 /// Returns the commands that have no commands of their own, in words.

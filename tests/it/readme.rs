@@ -6,13 +6,12 @@
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use nodepki::config::Settings;
 use nodepki::kubelets::RequestReason;
 use nodepki::signer::{Carry, Renewal, RequestLookup, Resubmit, SignerKind};
 
-use crate::node::NODEPKI;
+use crate::manual;
 
 const PROJECT: &str = env!("CARGO_MANIFEST_DIR");
 const BEGIN: &str = "<!-- generated: run `NODEPKI_BLESS=1 cargo test --test it readme` -->\n";
@@ -265,16 +264,10 @@ fn readme_keeps_within_size_limit() {
 
 #[test]
 fn every_command_is_documented() {
-    let help = Command::new(NODEPKI).arg("--help").output().unwrap();
-    let help = String::from_utf8(help.stdout).unwrap();
-    let (_, commands) = help.split_once("\nCommands:\n").unwrap();
-    let (commands, _) = commands.split_once("\n\n").unwrap();
-    let names = commands.lines().filter_map(|line| {
-        let name = line.strip_prefix("  ")?.split(' ').next()?;
-        (!name.is_empty() && name != "help").then_some(name)
-    });
     let page = read("docs/commands.md");
-    let missing: Vec<&str> = names
+    let commands = manual::leaves().into_iter();
+    let missing: Vec<String> = commands
+        .filter_map(|words| words.into_iter().next())
         .filter(|name| !page.contains(&format!("`{name}")))
         .collect();
     assert!(missing.is_empty(), "not in docs/commands.md: {missing:?}");
