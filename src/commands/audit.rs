@@ -1,15 +1,19 @@
 //! `nodepki audit verify` and `audit show`: the issuance log of a node.
 
+use std::collections::BTreeSet;
+
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use serde_json::Value;
 
 use super::options::GlobalOptions;
-use super::output::{Closing, DocumentKind, plural, text_style};
+use super::output::{Closing, DocumentKind, plural, print_message, text_style};
 use crate::agent::{ExitCode, Failure};
+use crate::kube::names::CertName;
 use crate::store::{AuditEntry, AuditVerification};
 use crate::table::{Cell, Emphasis, Table};
 use crate::text::rfc3339;
+use crate::yaml;
 
 /// Length of a SHA-256 in hexadecimal.
 const DIGEST_LENGTH: usize = 64;
@@ -185,6 +189,9 @@ fn verification_text(verified: &AuditVerification) -> String {
             rfc3339(time)
         ));
     }
+    if verified.differences.is_empty() && verified.entries > 0 {
+        text.push_str("the log is intact: each entry continues the chain of the entries before\n");
+    }
     if let Some(head) = &verified.head {
         text.push_str(&format!(
             "head: entry {}, sha256 {}\n",
@@ -204,7 +211,16 @@ impl ShowArgs {
                 entry,
             });
         })?;
+        let known: BTreeSet<String> = items
+            .iter()
+            .filter_map(|row| row.entry.text("certificate").map(str::to_owned))
+            .collect();
         self.filter(&mut items);
+        if items.is_empty()
+            && let Some(name) = &self.certificate
+        {
+            Self::print_similar(name, &known);
+        }
         let body = EntriesBody { items };
         let count = body.items.len();
         let command = "nodepki audit verify";
@@ -219,6 +235,17 @@ impl ShowArgs {
             &body,
             || entries_text(&body),
         )
+    }
+
+    /// Reports a name that is probably misspelled, since nothing was found for it.
+    fn print_similar(name: &str, known: &BTreeSet<String>) {
+        let known = known.iter().map(String::as_str);
+        let all = CertName::ALL.iter().map(|one| one.as_str()).chain(known);
+        if let Some(near) = yaml::did_you_mean(name, all) {
+            print_message(&format!(
+                "--certificate {name:?}: no entry (did you mean {near}?)"
+            ));
+        }
     }
 
     fn filter(&self, items: &mut Vec<EntryRow>) {
