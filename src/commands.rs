@@ -44,8 +44,8 @@ use crate::store::NodeRoot;
 
 use options::{GlobalOptions, OutputFormat, RunOptions, SourceOptions};
 use output::{
-    print_failure, print_message, print_to_stderr, print_warnings, release_log, set_colour,
-    terminal,
+    print_failure, print_failure_document, print_message, print_to_stderr, print_warnings,
+    release_log, set_colour, terminal,
 };
 
 /// Gives a Kubernetes control-plane node its PKI without a private key of its CAs on the node.
@@ -172,10 +172,12 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     };
     set_colour(cli.global.color);
     terminal::subscribe(cli.global.log, cli.global.verbose);
+    let format = cli.global.output;
     let code = match cli.run(&paths) {
         Ok(code) => code,
         Err(failure) => {
             print_failure(&failure);
+            print_failure_document(format, &failure);
             failure.code as u8
         }
     };

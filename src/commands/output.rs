@@ -16,7 +16,7 @@ use super::options::{GlobalOptions, OutputFormat};
 use crate::agent::{ExitCode, Failure, RunReport};
 use crate::store::{NodeRoot, STATE_DIR, UnfinishedWork};
 use crate::yaml;
-use document::{Document, RunBody};
+use document::{Document, FailureBody, RunBody};
 use table::RowDetail;
 
 pub(super) use closing::Closing;
@@ -37,8 +37,41 @@ pub(super) fn plural(count: usize, one: &str) -> String {
 pub(super) fn print_failure(failure: &Failure) {
     for message in &failure.messages {
         let message = message.to_string();
-        print_message(&message);
-        tracing::debug!(exit = failure.code as u8, "{message}");
+        let exit = failure.code as u8;
+        if terminal::logs_json() {
+            tracing::error!(exit, "{message}");
+        } else {
+            print_message(&message);
+            tracing::debug!(exit, "{message}");
+        }
+    }
+}
+
+/// Prints the document of a failure that ended the whole command, unless the command has printed its own.
+pub(super) fn print_failure_document(format: OutputFormat, failure: &Failure) {
+    if !matches!(format, OutputFormat::Json | OutputFormat::Yaml) || screen::has_written() {
+        return;
+    }
+    let closing = Closing::default();
+    let body = FailureBody {
+        messages: failure.texts(),
+    };
+    let document = Document::new(DocumentKind::Failure, failure.code.into(), &closing, &body);
+    if let Err(unprinted) = print_formatted(&document, format) {
+        print_failure(&unprinted);
+    }
+}
+
+fn print_formatted(value: &impl Serialize, format: OutputFormat) -> Result<ExitCode, Failure> {
+    match format {
+        OutputFormat::Yaml => {
+            let text = yaml::to_string(value).map_err(unprintable)?;
+            print_exact(&text)
+        }
+        _ => {
+            let text = serde_json::to_string_pretty(value).map_err(unprintable)?;
+            print_json(&(text + "\n"))
+        }
     }
 }
 
@@ -152,16 +185,7 @@ impl GlobalOptions {
         } else {
             self.output
         };
-        match format {
-            OutputFormat::Yaml => {
-                let text = yaml::to_string(value).map_err(unprintable)?;
-                print_exact(&text)
-            }
-            _ => {
-                let text = serde_json::to_string_pretty(value).map_err(unprintable)?;
-                print_json(&(text + "\n"))
-            }
-        }
+        print_formatted(value, format)
     }
 
     /// Prints `text` for people, or the value itself for programs.

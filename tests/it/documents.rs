@@ -187,6 +187,21 @@ const NO_WAIT: [&str; 4] = ["--wait", "0s", "--clock-wait", "0s"];
 fn documents_of_a_node_from_plan_to_renewal() {
     let node = Node::new();
     let plan = verify("plan", &json(&node, &["plan"]));
+    let failed = node.run(&["plan", "--config", "/absent.yaml", "-o", "json"]);
+    let failure = verify("failure", &failed);
+    assert!(
+        failed
+            .stderr
+            .contains(failure["messages"][0].as_str().unwrap())
+    );
+    let mut command = node.command(["plan", "--config", "/absent.yaml", "--log", "json"]);
+    for line in Ran::of(&mut command).stderr.lines() {
+        let event: Value = serde_json::from_str(line).unwrap();
+        assert_eq!(
+            (&event["level"], &event["fields"]["exit"]),
+            (&json!("ERROR"), &json!(78))
+        );
+    }
     assert_eq!(plan["counts"]["issue"], 12);
     assert!(
         plan["next"]

@@ -67,6 +67,8 @@ pub(in super::super) enum DocumentKind {
     CapiConditions,
     /// `capi sync`.
     CapiSync,
+    /// Every command that fails as a whole.
+    Failure,
 }
 
 /// The envelope, followed by the fields of the body.
@@ -113,6 +115,12 @@ pub(super) struct RunBody<'a> {
     pub(super) root: String,
     #[serde(flatten)]
     pub(super) report: &'a RunReport,
+}
+
+/// The body of the document of a failure.
+#[derive(Serialize)]
+pub(super) struct FailureBody {
+    pub(super) messages: Vec<String>,
 }
 
 /// The body of a document that is a list.

@@ -8,6 +8,7 @@
 use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write, stderr, stdout};
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::agent::{ExitCode, Failure};
@@ -165,8 +166,16 @@ pub(in super::super) fn print_exact(text: &str) -> Result<ExitCode, Failure> {
     }
 }
 
+/// Whether something was written to stdout.
+static HAS_WRITTEN: AtomicBool = AtomicBool::new(false);
+
+pub(super) fn has_written() -> bool {
+    HAS_WRITTEN.load(Ordering::Relaxed)
+}
+
 /// Writes to stdout. A closed pipe ends the output, but is not an error.
 fn write(text: &str) -> Result<ExitCode, Failure> {
+    HAS_WRITTEN.store(true, Ordering::Relaxed);
     let mut stdout = stdout();
     let written = stdout.write_all(text.as_bytes());
     match written.and_then(|()| stdout.flush()) {

@@ -24,6 +24,9 @@ const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 /// Whether log events have a stream or a format of their own, or were requested with `-v`.
 static HAS_OWN_LOG: AtomicBool = AtomicBool::new(false);
 
+/// Whether log events are JSON lines on stderr, where nothing else may be written.
+static LOGS_JSON: AtomicBool = AtomicBool::new(false);
+
 /// Destination and format of log events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(in super::super) enum LogFormat {
@@ -49,6 +52,7 @@ pub(in super::super) fn subscribe(format: LogFormat, verbose: u8) {
     let is_text = format == LogFormat::Text || format == LogFormat::Auto;
     let has_own_log = !is_text || matches!(journal, Some(Ok(_))) || verbose > 0;
     HAS_OWN_LOG.store(has_own_log, Ordering::Relaxed);
+    LOGS_JSON.store(format == LogFormat::Json, Ordering::Relaxed);
     if let Some(Ok(journal)) = journal {
         // The journal always gets the events that are needed for a later analysis; -v is for terminals.
         let level = if verbose == 0 { "info" } else { level };
@@ -78,6 +82,10 @@ pub(in super::super) fn subscribe(format: LogFormat, verbose: u8) {
             .without_time();
         registry.with(layer).init();
     }
+}
+
+pub(super) fn logs_json() -> bool {
+    LOGS_JSON.load(Ordering::Relaxed)
 }
 
 fn has_own_log() -> bool {
