@@ -77,12 +77,15 @@ fn grouped(program: &Command) -> String {
         !groups.any(|(_, names)| names.contains(&command.get_name()))
     };
     let group = |title: &str, commands: Vec<Command>| {
+        let commands = commands.into_iter().enumerate();
+        let commands = commands.map(|(at, command)| command.display_order(at));
         let list = Command::new("")
             .help_template("{subcommands}")
             .disable_help_subcommand(true)
             .subcommands(commands)
-            .render_help();
-        format!("{title}:\n{list}\n")
+            .render_help()
+            .to_string();
+        format!("{title}:\n{}\n", list.trim_end())
     };
     let mut lists: Vec<String> = GROUPS
         .iter()

@@ -108,6 +108,14 @@ fn long_help_groups_all_commands_by_occasion() {
         "Others",
         "Options",
     ];
+    let start = text.split_once("\nStart:\n").unwrap().1;
+    let names: Vec<&str> = start
+        .lines()
+        .map_while(|line| line.strip_prefix("  "))
+        .filter_map(|line| line.split(' ').next())
+        .filter(|name| !name.is_empty())
+        .collect();
+    assert_eq!(names, ["init", "preflight", "plan", "bootstrap"]);
     let at = titles.map(|title| text.find(&format!("\n{title}:\n")).unwrap());
     assert!(at.is_sorted(), "{text}");
     for (title, name) in [
