@@ -102,7 +102,9 @@ fn verify_ends_with_65_for_a_changed_line_or_an_unknown_head() {
     node.ask().done();
     let log = node.read(LOG);
     let head = nodepki_head(&node);
-    node.run(&["audit", "verify", "--head", &head]).done();
+    node.run(&["audit", "verify", "--head", &head])
+        .done()
+        .says("the log is intact");
     node.run(&["audit", "verify", "--head", &"0".repeat(64)])
         .ended(65)
         .says("no entry has the digest");
@@ -115,8 +117,23 @@ fn verify_ends_with_65_for_a_changed_line_or_an_unknown_head() {
     assert_ne!(changed, log);
     fs::write(node.path(LOG), changed).unwrap();
     let verified = node.run(&["audit", "verify"]);
-    verified.ended(65).says("audit.jsonl, line ");
+    verified
+        .ended(65)
+        .says("audit.jsonl, line ")
+        .says_not("intact");
     verified.says("was changed, or lines between them were removed");
+}
+
+#[test]
+fn show_suggests_certificate_for_unknown_name() {
+    let node = Node::new();
+    node.ask().done();
+    node.run(&["audit", "show", "--certificate", "apisrver"])
+        .done()
+        .says("--certificate \"apisrver\": no entry (did you mean apiserver?)");
+    node.run(&["audit", "show", "--certificate", "apiserver"])
+        .done()
+        .says_not("did you mean");
 }
 
 fn nodepki_head(node: &Node) -> String {
