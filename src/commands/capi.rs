@@ -235,7 +235,9 @@ impl SecretsArgs {
             report.rows.extend(runtime.block_on(applied)?);
             return global.finish(DocumentKind::CapiSecrets, &report, report.code(), None);
         }
-        print_warnings(&report.notes);
+        for note in &report.notes {
+            print_message(note);
+        }
         match &self.out {
             Some(file) => write_manifest(&root, file, &secrets)?,
             None => print_exact(&secrets::manifest(&secrets))?,

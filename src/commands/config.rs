@@ -103,10 +103,10 @@ fn check(
     if certificates.is_some() {
         let audit = loaded.audit(&root, now())?;
         warnings.extend(audit.warnings.iter().cloned());
-        print_labelled_warnings(&warnings);
+        print_warnings(&warnings);
         audit.require_usable()?;
     } else {
-        print_labelled_warnings(&warnings);
+        print_warnings(&warnings);
     }
     let state = match warnings.len() {
         0 => "valid".to_owned(),
@@ -130,12 +130,6 @@ fn check(
         ))
     } else {
         Ok(ExitCode::Done)
-    }
-}
-
-fn print_labelled_warnings(warnings: &[String]) {
-    for warning in warnings {
-        print_message(&format!("warning: {warning}"));
     }
 }
 

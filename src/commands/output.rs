@@ -77,7 +77,7 @@ fn print_formatted(value: &impl Serialize, format: OutputFormat) -> Result<ExitC
 
 pub(super) fn print_warnings(warnings: &[String]) {
     for warning in warnings {
-        print_message(warning);
+        print_message(&format!("warning: {warning}"));
     }
 }
 
