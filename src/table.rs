@@ -68,6 +68,11 @@ impl Cell {
         self.text.chars().count()
     }
 
+    /// Returns the text with its colour.
+    pub fn coloured(&self, style: TextStyle) -> String {
+        self.painted(&self.text, style.colour)
+    }
+
     fn painted(&self, text: &str, colour: bool) -> String {
         let code = match self.emphasis {
             Emphasis::Plain => None,

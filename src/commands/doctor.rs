@@ -5,7 +5,7 @@ pub mod checks;
 use clap::Args;
 
 use super::options::{GlobalOptions, SourceOptions, node_directory};
-use super::output::{Closing, DocumentKind, ListBody, plural};
+use super::output::{Closing, DocumentKind, ListBody, plural, text_style};
 use super::{now, or_machine_fault, runtime};
 use crate::agent::load::{LoadInputs, SignerState};
 use crate::agent::{ExitCode, Failure};
@@ -57,7 +57,7 @@ impl DoctorArgs {
         };
         let closing = closing(&diagnosis, &command);
         global.print_document(DocumentKind::Doctor, code, &closing, &diagnosis, || {
-            checks::table(&diagnosis)
+            checks::table(&diagnosis, text_style())
         })?;
         Ok(or_machine_fault(&root, code))
     }

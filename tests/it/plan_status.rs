@@ -43,4 +43,7 @@ fn colours_on_request_only() {
     assert!(!run(&[]).contains('\u{1b}'));
     assert!(!run(&["--color", "never"]).contains('\u{1b}'));
     assert!(run(&["--color", "always"]).contains("\u{1b}["));
+    node.run(&["doctor", "--color", "always"])
+        .says("\u{1b}[31merror   \u{1b}[0m ");
+    node.run(&["doctor"]).says("error    ").says_not("\u{1b}");
 }

@@ -1,18 +1,22 @@
 //! Text output of a diagnosis.
 
 use super::catalogue::CHECKS;
-use super::finding::Diagnosis;
+use super::finding::{Diagnosis, FindingSeverity};
+use crate::table::{Cell, Emphasis, TextStyle};
 use crate::text::printable;
 
 /// Returns the findings by descending severity.
-pub fn table(diagnosis: &Diagnosis) -> String {
+pub fn table(diagnosis: &Diagnosis, style: TextStyle) -> String {
     let mut text = String::new();
     for finding in &diagnosis.findings {
-        text.push_str(&format!(
-            "{:<8} {}\n",
-            finding.severity.as_str(),
-            finding.id
-        ));
+        let severity = format!("{:<8}", finding.severity.as_str());
+        let emphasis = match finding.severity {
+            FindingSeverity::Error => Emphasis::Error,
+            FindingSeverity::Warning => Emphasis::Warning,
+            FindingSeverity::Info => Emphasis::Plain,
+        };
+        let severity = Cell::state(severity, emphasis).coloured(style);
+        text.push_str(&format!("{severity} {}\n", finding.id));
         for evidence in &finding.evidence {
             text.push_str(&format!("    {}\n", printable(evidence)));
         }
