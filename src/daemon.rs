@@ -43,6 +43,8 @@ use wake::{Agenda, ListRefresh, NextAction, StepResult};
 
 pub use watch::{FileRole, WatchedFiles};
 
+/// Target of the log events that say what the daemon waits for.
+pub const WAIT_EVENTS: &str = "nodepki::daemon::wait";
 /// Maximum time that one step waits for a signer. The step holds the lock for that time; the next step polls again, and
 /// another run can take the lock between the two.
 const MAX_SIGNER_WAIT: Duration = Duration::from_secs(10);
@@ -289,7 +291,7 @@ impl<S: Surroundings> Daemon<'_, S> {
         match agenda.distrusts_clock() {
             true => tracing::warn!("{status}"),
             false if lock_is_logged && agenda.waits_for_lock() => tracing::debug!("{status}"),
-            false => tracing::info!("{status}"),
+            false => tracing::info!(target: WAIT_EVENTS, "{status}"),
         }
         self.surroundings.notify(Notification::Status(status));
     }

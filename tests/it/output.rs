@@ -338,3 +338,20 @@ fn ends_wait_when_signer_answers() {
 fn polls_once_more_at_the_deadline() {
     answer_during(Duration::from_millis(1500), "4s");
 }
+
+#[test]
+fn daemon_says_on_terminal_what_it_waits_for() {
+    let node = Node::bootstrapped();
+    let daemon = OnTerminal::start(node.with_local(&["daemon"], &[]), 100);
+    let words = "everything is in place; next at 20";
+    wait_until("the daemon waits", || daemon.count(words) == 1);
+    daemon.interrupt();
+    let (code, said) = daemon.end();
+    assert_eq!(code, Some(0), "{said}");
+    let shown = screen(&said);
+    assert!(
+        shown.trim_start().starts_with(&format!("INFO {words}")),
+        "{shown}"
+    );
+    assert_eq!(shown.lines().count(), 1, "{shown}");
+}

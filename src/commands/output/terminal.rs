@@ -14,6 +14,7 @@ use super::screen::{self, LogLineFormat, LogWriter, has_colour};
 use super::{journal, print_message};
 use crate::agent::rotation;
 use crate::agent::{Event, Progress, RunReport};
+use crate::daemon::WAIT_EVENTS;
 use crate::process::interrupt;
 use crate::table::visible_line;
 use crate::text::rfc3339;
@@ -62,7 +63,12 @@ pub(in super::super) fn subscribe(format: LogFormat, verbose: u8) {
             .init();
         return;
     }
-    let registry = tracing_subscriber::registry().with(EnvFilter::new(level));
+    let filter = match (verbose, is_text && stderr().is_terminal()) {
+        // A person sees what a daemon waits for.
+        (0, true) => EnvFilter::new(format!("{level},{WAIT_EVENTS}=info")),
+        _ => EnvFilter::new(level),
+    };
+    let registry = tracing_subscriber::registry().with(filter);
     if format == LogFormat::Json {
         registry
             .with(
