@@ -57,9 +57,10 @@ impl Loaded {
             warnings: secrets::absent_files(root, &self.settings),
         };
         for fault in contents::unusable_programs(root, &self.settings) {
-            match fault.is_absent {
-                true => audit.warnings.push(fault.text),
-                false => audit.unusable.push(fault.text),
+            if fault.is_absent {
+                audit.warnings.push(fault.text);
+            } else {
+                audit.unusable.push(fault.text);
             }
         }
         let doubtful = contents::doubtful_authorities(root, &self.settings, now);

@@ -32,7 +32,7 @@ pub fn read_settings(root: &NodeRoot, inputs: &LoadInputs) -> Result<(Settings, 
                 listed => listed.map(texts).map_err(io::Error::other)?,
             };
         let yml = names.iter().filter(|name| name.ends_with(".yml"));
-        misnamed.extend(yml.map(|name| root.on_this_machine(&directory.join(name))));
+        misnamed.extend(yml.map(|name| root.on_this_machine(directory.join(name))));
         Ok(names)
     };
     let read = |path: &Path| match &inputs.config {

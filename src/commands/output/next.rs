@@ -82,15 +82,16 @@ pub(in super::super) fn after_success(
     let root = NodeRoot::open(&global.root).ok()?;
     if !node.kubeadm_follows {
         let has_restarts = root.restarts().is_ok_and(|restarts| !restarts.is_empty());
-        let is_running = root.is_this_machine();
-        return has_restarts.then(|| match is_running {
-            true => format!(
+        let command = if root.is_this_machine() {
+            format!(
                 "{}, which restarts the components that use replaced files",
                 nodepki(global, "renew")
-            ),
+            )
+        } else {
             // No component runs there; each reads its new files at the boot.
-            false => format!("{}, then boot the node", nodepki(global, "doctor")),
-        });
+            format!("{}, then boot the node", nodepki(global, "doctor"))
+        };
+        return has_restarts.then_some(command);
     }
     let verb = match node.role {
         KubeadmRole::Init => "init",

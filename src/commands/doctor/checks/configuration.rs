@@ -249,9 +249,10 @@ fn finish(picture: &Picture, row: &PendingStatus) -> String {
     let is_usable = certificates.any(|found| {
         found.name.as_str() == row.name && matches!(found.state, RowState::Ok | RowState::Expiring)
     });
-    let mut command = match is_usable {
-        true => format!("nodepki renew --force {}", row.name),
-        false => "nodepki bootstrap".to_owned(),
+    let mut command = if is_usable {
+        format!("nodepki renew --force {}", row.name)
+    } else {
+        "nodepki bootstrap".to_owned()
     };
     if let Some(signer) = signer_option(row) {
         command.push_str(&format!(" --signer {}", quoted(signer)));

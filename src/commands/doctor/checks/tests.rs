@@ -13,6 +13,7 @@ use crate::kubelets::KubeletPolicy;
 use crate::spec::assess::Observed;
 use crate::spec::authority_rotation::AuthorityRotation;
 use crate::store::UnfinishedWork;
+use crate::table::TextStyle;
 use crate::x509::{
     CertificateAuthority, Chain, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans, Subject,
 };
@@ -298,11 +299,12 @@ fn merges_notes_with_same_fix_and_sorts_by_severity() {
         ]
     );
     assert_eq!(findings[0].evidence, ["one", "two"]);
-    let text = table(&Diagnosis {
+    let diagnosis = Diagnosis {
         at: now(),
         root: "/".to_owned(),
         findings,
-    });
+    };
+    let text = table(&diagnosis, TextStyle::default());
     assert!(
         text.starts_with("error    config-unusable\n    one\n    two\n    fix: "),
         "{text}"
@@ -313,11 +315,12 @@ fn merges_notes_with_same_fix_and_sorts_by_severity() {
 fn escapes_control_characters_from_files() {
     let mut picture = blank();
     picture.configuration.faults = vec!["a\u{1b}[31mb".to_owned()];
-    let text = table(&Diagnosis {
+    let diagnosis = Diagnosis {
         at: now(),
         root: "/".to_owned(),
         findings: findings(&picture),
-    });
+    };
+    let text = table(&diagnosis, TextStyle::default());
     assert!(
         !text.contains('\u{1b}') && text.contains("\\u{1b}[31m"),
         "{text}"
