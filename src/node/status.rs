@@ -420,7 +420,7 @@ pub struct PendingStatus {
     /// The signer's name in the configuration. Signer and phase are absent if the ticket is missing or unreadable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub signer: Option<String>,
-    /// Digest of the signer's configuration, as in [`RequestRecord`](crate::store::RequestRecord).
+    /// Kind and location of the signer as configured.
     #[serde(skip)]
     pub signer_config: Option<String>,
     /// Progress of the request.

@@ -134,7 +134,7 @@ pub struct RequestRecord {
     pub signer: String,
     /// The signer's kind, for example `vault`.
     pub signer_kind: String,
-    /// Digest of the signer's configuration: a different one requires a new request.
+    /// Kind and location of the signer as configured: another one requires a new request.
     pub signer_config: String,
     /// The signer's opaque reference for polling.
     #[serde(default, skip_serializing_if = "Option::is_none")]
