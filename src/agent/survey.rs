@@ -1,36 +1,32 @@
 //! Compares the files of the node with the plan. Reads only, takes no lock, needs no state directory.
 
+mod bundle;
+mod cert;
+mod external_etcd;
 mod keys;
+mod refusal;
 mod replaced;
 mod rotation;
 mod service_account;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::rc::Rc;
 
 use time::OffsetDateTime;
-use zeroize::Zeroizing;
 
-use super::{ExitCode, Failure, Provided, ProvidedBundle};
-use crate::kube::names::{Authority, CertName, NodePath};
-use crate::node::{KubeletStoreState, NodeFile, NodeState};
+use super::{ExitCode, Failure, Provided};
+use crate::kube::names::{Authority, CertName};
+use crate::node::NodeState;
 use crate::process::machine;
-use crate::signer::CurrentCertificate;
-use crate::spec::assess::{
-    self, Action, Age, BundleRefusal, CertCase, CertDecision, CertNote, CertReason, CertRefusal,
-    DecisionMode, FoundKubeconfig, KubeletConfForm, KubeletLink, KubeletStoreContent, Observed,
-    ObservedCert, assess_bundle, decide,
-};
+use crate::spec::assess::{Action, CertCase, CertReason, CertRefusal, DecisionMode, decide};
 use crate::spec::compliance::KeyUse;
 use crate::spec::policy::KeyPolicy;
-use crate::spec::{
-    self, BundleCopy, BundleSpec, CertFiles, CertSpec, ClientPairSpec, NodeSpec, PolicyDoubts,
-};
-use crate::store::{self, IssuedRecord, NodeRoot};
-use crate::text::{hex, rfc3339};
-use crate::x509::{AuthorityCrls, Chain, PrivateKey, RevocationList, TrustBundle, is_for_names};
+use crate::spec::{BundleSpec, NodeSpec, PolicyDoubts};
+use crate::store;
+use crate::x509::{AuthorityCrls, Chain, RevocationList, TrustBundle};
 
+pub use bundle::{SurveyedBundle, TrustFile, TrustSource};
+pub use cert::SurveyedCert;
+pub use refusal::SurveyRefusal;
 pub(super) use rotation::Rotating;
 pub use service_account::{ServiceAccountAction, ServiceAccountFault};
 
@@ -62,174 +58,6 @@ pub struct Survey {
     pub refusals: Vec<SurveyRefusal>,
     /// The rules for the renewal of valid certificates; `None` for a bootstrap.
     pub(super) rotating: Option<Rotating>,
-}
-
-/// A fault that stops a bootstrap before any request is sent. A renewal stops only for what it concerns.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum SurveyRefusal {
-    /// Nothing is issued under an authority.
-    #[error("{1}")]
-    Bundle(Authority, BundleRefusal),
-    /// The CA of an authority was replaced; with the fix.
-    #[error("{refusal}; nothing is issued under it: {fix}")]
-    ReplacedCa {
-        /// The finding.
-        refusal: BundleRefusal,
-        /// The fix.
-        fix: String,
-    },
-    /// The CA certificate has expired, and a kubeconfig contains a valid one.
-    #[error("{0}")]
-    ValidCopy(String),
-    /// Nothing is done for a certificate.
-    #[error("{1}")]
-    Certificate(CertName, CertRefusal),
-    /// The service-account pair is unusable.
-    #[error("{0}")]
-    ServiceAccount(ServiceAccountFault),
-    /// A file of the cluster exists with other content.
-    #[error(
-        "{path} ({what}) differs from the one in {from}; find out which one is right; if it is the cluster's, move the file away and run again"
-    )]
-    ProvidedFile {
-        /// The file.
-        path: NodePath,
-        /// Its purpose.
-        what: String,
-        /// Where the cluster provides it.
-        from: String,
-    },
-}
-
-/// One certificate, as found and judged.
-pub struct SurveyedCert {
-    /// Desired state.
-    pub spec: CertSpec,
-    /// Observed state.
-    pub found: ObservedCert,
-    /// What is done about it.
-    pub decision: CertDecision,
-    /// Age of the certificate; `None` if it is absent.
-    pub age: Option<Age>,
-    /// When its age makes it due.
-    pub due: Option<OffsetDateTime>,
-    /// Whether nodepki installed this certificate; `None` if it never installed one in this place.
-    pub(super) installed: Option<bool>,
-    /// Why it cannot be repaired.
-    unrepairable: Option<CertRefusal>,
-    /// Why it is not replaced as long as it serves.
-    pub(super) held: Option<CertRefusal>,
-}
-
-impl SurveyedCert {
-    /// Returns whether the certificate on disk is valid and usable, so a failure does not make the node worse.
-    pub fn still_serves(&self, trust: Option<&TrustBundle>, now: OffsetDateTime) -> bool {
-        self.found.still_serves(trust, now)
-    }
-
-    /// Returns whether the next renewal replaces the key by one of another algorithm.
-    fn waits_for_renewal(&self) -> bool {
-        matches!(&self.decision.action, Action::Keep { at_renewal, .. } if !at_renewal.is_empty())
-    }
-
-    /// Returns the remarks about a certificate that is kept: notes of the assessment, and changes of the policy that wait
-    /// for the next renewal.
-    pub(super) fn remarks(&self) -> Vec<CertNote> {
-        let Action::Keep { notes, at_renewal } = &self.decision.action else {
-            return Vec::new();
-        };
-        let waiting = at_renewal
-            .iter()
-            .cloned()
-            .map(|difference| CertNote::AtRenewal {
-                difference,
-                due: self.due,
-            });
-        notes.iter().cloned().chain(waiting).collect()
-    }
-
-    /// Returns the certificate on disk, if a signer may accept it in exchange: it is valid and has the desired subject
-    /// and names.
-    pub(super) fn exchangeable(
-        &self,
-        trust: &TrustBundle,
-        now: OffsetDateTime,
-    ) -> Option<CurrentCertificate> {
-        let (chain, key) = (self.found.chain.present()?, self.found.key.present()?);
-        let same = || {
-            is_for_names(
-                chain,
-                &self.spec.requested.profile,
-                self.spec.requested.tolerance,
-            )
-        };
-        (self.still_serves(Some(trust), now) && same()).then(|| CurrentCertificate {
-            chain_pem: chain.to_pem().into_bytes(),
-            key_pem: Zeroizing::new(key.to_pem().as_bytes().to_vec()),
-        })
-    }
-}
-
-/// One trust bundle, as found.
-pub struct SurveyedBundle {
-    /// Desired state.
-    pub spec: BundleSpec,
-    /// Observed state.
-    pub found: Observed<TrustBundle>,
-    /// The bundle is at its path in the plan; otherwise it comes from the configured file or from the cluster, or is still
-    /// unknown.
-    pub in_place: bool,
-    /// Copies of the bundle that are absent or contain other certificates.
-    pub outdated_copies: Vec<BundleCopy>,
-    /// The CA's private key is on this node.
-    pub has_key: bool,
-    /// The verified revocation lists on disk.
-    pub revocations: Option<AuthorityCrls>,
-    /// Why nothing is issued under it; also part of the survey's refusals.
-    pub(super) refused: Vec<BundleRefusal>,
-}
-
-impl SurveyedBundle {
-    /// Returns whether the bundle and its copies are in place.
-    pub(super) fn is_settled(&self) -> bool {
-        self.in_place && self.outdated_copies.is_empty()
-    }
-}
-
-/// Configured trust for one authority, in addition to the bundle at its path.
-#[derive(Clone, Debug, Default)]
-pub struct TrustSource {
-    /// File to read the bundle from if none exists at its path.
-    pub file: Option<TrustFile>,
-    /// SHA-256 digests of the accepted public keys.
-    pub pins: Vec<[u8; 32]>,
-}
-
-/// A file with CA certificates that the settings name.
-#[derive(Clone, Debug)]
-pub struct TrustFile {
-    /// The node's root, or `/` of this machine for settings of this machine.
-    pub root: NodeRoot,
-    /// The absolute path inside `root`.
-    pub path: PathBuf,
-    /// Whether `root` is the node's.
-    pub on_node: bool,
-}
-
-impl TrustFile {
-    /// Returns the path on this machine, for messages.
-    fn shown(&self) -> PathBuf {
-        self.root.on_this_machine(&self.path)
-    }
-
-    /// Returns the file, unless it is the one at `path` on the node.
-    fn other_than(&self, state: &NodeState, path: &Path) -> Option<Rc<NodeFile>> {
-        match self.on_node {
-            true if self.path == path => None,
-            true => Some(state.file(&self.path)),
-            false => Some(Rc::new(NodeFile::new(&self.root, &self.path))),
-        }
-    }
 }
 
 /// Judges the state of the node against the plan.
@@ -379,180 +207,6 @@ impl Survey {
         self.refusals.extend(refused);
     }
 
-    fn read_bundle(
-        &mut self,
-        state: &NodeState,
-        spec: &BundleSpec,
-        source: &TrustSource,
-        handed: Option<&ProvidedBundle>,
-        now: OffsetDateTime,
-    ) -> Result<(), store::StoreError> {
-        let authority = spec.authority;
-        let mut refused = Vec::new();
-        let mut file = state.file(&spec.path);
-        let mut in_place = file.bytes()?.is_some_and(|bytes| !bytes.is_empty());
-        let configured = source.file.as_ref().and_then(|configured| {
-            let other = configured.other_than(state, &spec.path)?;
-            Some((configured, other))
-        });
-        let mut expected = None;
-        if let Some((configured, other)) = configured
-            && !(in_place && configured.on_node)
-        {
-            if other.bytes()?.is_none() {
-                refused.push(BundleRefusal::TrustFileAbsent {
-                    file: configured.shown(),
-                    authority,
-                });
-            }
-            if in_place {
-                // A setting of this machine decides about the file below the root.
-                if let Observed::Present(bundle) = other.parse(TrustBundle::from_pem)? {
-                    expected = Some((configured.shown(), bundle));
-                }
-            } else {
-                file = other;
-            }
-        }
-        let mut found = file.parse(TrustBundle::from_pem)?;
-        match (&found, handed) {
-            (Observed::Absent | Observed::Empty, Some(handed)) => {
-                found = Observed::Present(handed.bundle.clone());
-            }
-            (Observed::Present(trusted), Some(handed)) if handed.replaces(trusted) => {
-                found = Observed::Present(handed.bundle.clone());
-                in_place = false;
-            }
-            (Observed::Present(trusted), Some(ProvidedBundle { from, bundle, .. }))
-                if !trusted.accepts(bundle) =>
-            {
-                refused.push(BundleRefusal::NotOfCluster {
-                    path: spec.path.clone(),
-                    authority,
-                    found: trusted.to_string(),
-                    from: from.clone(),
-                    wanted: bundle.to_string(),
-                });
-            }
-            _ => {}
-        }
-        if let (Some((from, expected)), Some(found)) = (expected, found.present())
-            && !found.accepts(&expected)
-        {
-            refused.push(BundleRefusal::NotOfTrustFile {
-                path: spec.path.clone(),
-                authority,
-                found: found.to_string(),
-                file: from,
-                wanted: expected.to_string(),
-            });
-        }
-        refused.extend(assess_bundle(spec, &found, &source.pins, now).err());
-        let refusals = refused.iter().cloned();
-        self.refusals
-            .extend(refusals.map(|refusal| SurveyRefusal::Bundle(authority, refusal)));
-        if let Some(bundle) = found.present() {
-            for certificate in bundle
-                .certificates()
-                .iter()
-                .skip(1)
-                .filter(|certificate| now > certificate.not_after())
-            {
-                self.notes.push(format!(
-                    "{} also holds {}, which expired at {}; remove it when convenient",
-                    spec.path,
-                    certificate.subject(),
-                    rfc3339(certificate.not_after())
-                ));
-            }
-        }
-        self.note_key(state, spec, &file, found.present())?;
-        let mut outdated_copies = Vec::new();
-        for copy in &spec.copies {
-            let file = state.file(&copy.path);
-            self.note_key(state, spec, &file, found.present())?;
-            let copied = file.parse(TrustBundle::from_pem)?;
-            let copied = copied.present().map(TrustBundle::certificates);
-            if copied != found.present().map(TrustBundle::certificates) {
-                outdated_copies.push(copy.clone());
-            }
-        }
-        let has_key = state.root().metadata(&spec.key_path)?.is_some();
-        self.bundles.push(SurveyedBundle {
-            spec: spec.clone(),
-            found,
-            in_place,
-            outdated_copies,
-            has_key,
-            revocations: None,
-            refused,
-        });
-        Ok(())
-    }
-
-    /// Notes a private key among the CA certificates of a file.
-    fn note_key(
-        &mut self,
-        state: &NodeState,
-        spec: &BundleSpec,
-        file: &NodeFile,
-        bundle: Option<&TrustBundle>,
-    ) -> Result<(), store::StoreError> {
-        let path = state.root().on_this_machine(file.path());
-        let content = file.bytes()?.unwrap_or_default();
-        let note = assess::key_among_certificates(
-            &path.display().to_string(),
-            spec.authority,
-            content,
-            bundle,
-        );
-        self.notes.extend(note);
-        Ok(())
-    }
-
-    fn read_cert(
-        &mut self,
-        state: &NodeState,
-        spec: &CertSpec,
-        issued: Option<&IssuedRecord>,
-        now: OffsetDateTime,
-    ) -> Result<(), store::StoreError> {
-        let found = match &spec.output {
-            CertFiles::Pair {
-                certificate, key, ..
-            } => Ok(read_pair(state, certificate, key)?),
-            CertFiles::Kubeconfig {
-                path, store, pair, ..
-            } => read_kubeconfig(state, path, store.as_ref(), pair.as_ref(), now)?,
-        };
-        let (mut found, unrepairable) = match found {
-            Ok(found) => (found, None),
-            Err(Unrepairable { reason, found }) => (*found, Some(reason)),
-        };
-        let chain = found.chain.present();
-        let installed = chain
-            .zip(issued)
-            .map(|(chain, issued)| issued.sha256 == hex(&chain.leaf().fingerprint()));
-        if let Some(store) = &mut found.store {
-            store.requested_by_kubelet = installed != Some(true);
-        }
-        self.certs.push(SurveyedCert {
-            spec: spec.clone(),
-            found,
-            // The survey decides once everything is read.
-            decision: CertDecision::now(Action::Keep {
-                notes: Vec::new(),
-                at_renewal: Vec::new(),
-            }),
-            age: None,
-            due: None,
-            installed,
-            unrepairable,
-            held: None,
-        });
-        Ok(())
-    }
-
     /// Requires the bundles and certificates: a list is signed by a CA of the bundle or by an intermediate of a certificate.
     fn read_revocations(&mut self, state: &NodeState) -> Result<(), store::StoreError> {
         for bundle in &mut self.bundles {
@@ -624,87 +278,6 @@ impl Survey {
         Ok(())
     }
 
-    /// Reports faults of the files of an external etcd. nodepki does not manage these files and changes nothing.
-    fn check_external_etcd(
-        &mut self,
-        state: &NodeState,
-        external: &spec::ExternalEtcd,
-        provided: &Provided,
-        now: OffsetDateTime,
-    ) -> Result<(), store::StoreError> {
-        // A file provided by the cluster counts before it is installed.
-        let read = |path: &NodePath| {
-            let handed = provided.files.iter().find(|file| *file.path == **path);
-            let handed = handed.map(|file| file.bytes.to_vec());
-            let found = state.file(path).bytes()?.map(<[u8]>::to_vec);
-            Ok::<_, store::StoreError>(found.or(handed).map(Zeroizing::new))
-        };
-        let mut report = |field: &str, path: &NodePath, problem: &str| {
-            self.external_etcd
-                .push(format!("etcd.external.{field} {path}: {problem}"));
-        };
-        let mut bundle = None;
-        if let Some(path) = &external.authority {
-            match Observed::read(
-                read(path)?.as_deref().map(Vec::as_slice),
-                TrustBundle::from_pem,
-            ) {
-                Observed::Present(found) => bundle = Some(found),
-                Observed::Absent => report(
-                    "caFile",
-                    path,
-                    "is absent; provide it before kube-apiserver starts",
-                ),
-                Observed::Empty => report("caFile", path, "is empty"),
-                Observed::Unreadable(why) => report("caFile", path, &why),
-            }
-            let content = read(path)?.unwrap_or_default();
-            self.notes.extend(assess::key_among_certificates(
-                &path.to_string(),
-                Authority::EtcdCa,
-                &content,
-                bundle.as_ref(),
-            ));
-        }
-        let (Some(certificate), Some(key)) = (&external.certificate, &external.key) else {
-            return Ok(());
-        };
-        let chain = Observed::read(
-            read(certificate)?.as_deref().map(Vec::as_slice),
-            Chain::from_pem,
-        );
-        let private = Observed::read(
-            read(key)?.as_deref().map(Vec::as_slice),
-            PrivateKey::from_pem,
-        );
-        for (field, path, problem) in [
-            ("certFile", certificate, chain.trouble()),
-            ("keyFile", key, private.trouble()),
-        ] {
-            if let Some(problem) = problem {
-                report(field, path, &problem);
-            }
-        }
-        if let (Some(chain), Some(private)) = (chain.present(), private.present()) {
-            if chain.leaf().public_key() != private.public_key() {
-                report(
-                    "certFile",
-                    certificate,
-                    "does not belong to the key in keyFile",
-                );
-            } else if let Some(bundle) = &bundle
-                && !assess::still_serves(chain, private.public_key(), bundle, now)
-            {
-                report(
-                    "certFile",
-                    certificate,
-                    "does not verify under caFile at this time",
-                );
-            }
-        }
-        Ok(())
-    }
-
     /// Authorities whose CA private key is on this node.
     pub fn ca_keys(&self) -> impl Iterator<Item = &BundleSpec> {
         self.bundles
@@ -726,94 +299,6 @@ impl Survey {
     }
 }
 
-/// A kubeconfig that nodepki cannot change without losing data.
-struct Unrepairable {
-    reason: CertRefusal,
-    found: Box<ObservedCert>,
-}
-
-fn read_pair(
-    state: &NodeState,
-    certificate: &NodePath,
-    key: &NodePath,
-) -> Result<ObservedCert, store::StoreError> {
-    let key = state.file(key);
-    Ok(ObservedCert {
-        chain: state.file(certificate).readable()?.chain(),
-        key_form_is_ours: key.bytes()?.is_none_or(assess::is_our_form),
-        key: key.key(),
-        exposed: key.mode_if_exposed(),
-        revoked: None,
-        kubeconfig: None,
-        store: None,
-    })
-}
-
-fn read_kubeconfig(
-    state: &NodeState,
-    path: &NodePath,
-    store: Option<&spec::KubeletStoreSpec>,
-    pair: Option<&ClientPairSpec>,
-    now: OffsetDateTime,
-) -> Result<Result<ObservedCert, Unrepairable>, store::StoreError> {
-    let (found, form) = match state.kubeconfig(path)? {
-        FoundKubeconfig::Embedded(found) => {
-            let form = match found.kubeconfig {
-                Some(_) => KubeletConfForm::Embedded,
-                None => KubeletConfForm::Nothing,
-            };
-            let exposed = state.file(path).mode_if_exposed();
-            (ObservedCert { exposed, ..*found }, form)
-        }
-        FoundKubeconfig::ByFile {
-            certificate,
-            key,
-            kubeconfig,
-        } => {
-            // Files of the kubelet and of other tools have a form of their choice.
-            let is_ours = pair.is_some_and(|pair| pair.is(certificate.path(), key.path()));
-            let key_bytes = key.bytes_behind_link()?;
-            let found = ObservedCert {
-                chain: certificate.behind_link(NodeFile::chain)?,
-                key: key.behind_link(NodeFile::key)?,
-                key_form_is_ours: !is_ours || key_bytes.is_none_or(assess::is_our_form),
-                exposed: key.mode_if_exposed().filter(|_| is_ours),
-                revoked: None,
-                kubeconfig: Some(kubeconfig),
-                store: None,
-            };
-            let certificate = certificate.path().into();
-            let key = key.path().into();
-            (found, KubeletConfForm::ByFile { certificate, key })
-        }
-        FoundKubeconfig::Unusable(error) => {
-            let found = ObservedCert {
-                chain: Observed::Unreadable(error.to_string()),
-                key: Observed::Unreadable(error.to_string()),
-                key_form_is_ours: true,
-                exposed: None,
-                revoked: None,
-                kubeconfig: None,
-                store: None,
-            };
-            return Ok(Err(Unrepairable {
-                reason: CertRefusal::Unrepairable {
-                    path: path.clone(),
-                    error,
-                },
-                found: Box::new(found),
-            }));
-        }
-    };
-    Ok(Ok(match store {
-        Some(store) => {
-            let on_disk = read_store(state, &assess::store_dir(&form, store))?;
-            assess::certificate_used_by_kubelet(found, &form, store, on_disk, now)
-        }
-        None => found,
-    }))
-}
-
 /// Returns whether two PEM files are equal apart from line ends and blank lines.
 fn same_text(one: &[u8], other: &[u8]) -> bool {
     fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
@@ -821,54 +306,4 @@ fn same_text(one: &[u8], other: &[u8]) -> bool {
         lines.filter(|line| !line.is_empty())
     }
     lines(one).eq(lines(other))
-}
-
-/// Returns the kubelet's client certificate in its own directory.
-fn read_store(state: &NodeState, dir: &Path) -> Result<KubeletStoreContent, store::StoreError> {
-    let KubeletStoreState { file, link } = state.kubelet_store(dir)?;
-    let is_link = link.is_some();
-    let current = match link {
-        Some(target) => KubeletLink::Link(target),
-        None if state.root().metadata(file.path())?.is_some() => KubeletLink::File,
-        None => KubeletLink::Nothing,
-    };
-    let bytes = if is_link {
-        file.bytes_behind_link()?
-    } else {
-        file.bytes()?
-    };
-    Ok(KubeletStoreContent {
-        current,
-        pem: bytes.map(|bytes| Zeroizing::new(bytes.to_vec())),
-        exposed: file.mode_if_exposed(),
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn states_each_refusal_with_its_fix() {
-        let provided = SurveyRefusal::ProvidedFile {
-            path: "/pki/ca.crt".into(),
-            what: "CA certificate".to_owned(),
-            from: "cluster-info".to_owned(),
-        };
-        assert_eq!(
-            provided.to_string(),
-            "/pki/ca.crt (CA certificate) differs from the one in cluster-info; find out which one is right; if it is the cluster's, move the file away and run again"
-        );
-        let replaced = SurveyRefusal::ReplacedCa {
-            refusal: BundleRefusal::TrustFileAbsent {
-                file: "/ca.pem".into(),
-                authority: Authority::Ca,
-            },
-            fix: "restore it".to_owned(),
-        };
-        assert_eq!(
-            replaced.to_string(),
-            "/ca.pem is absent, but authorities.ca.trust.file names it as the CA certificate: put the certificate there or correct the setting; nothing is issued under it: restore it"
-        );
-    }
 }

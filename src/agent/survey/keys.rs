@@ -7,7 +7,8 @@
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use super::{Survey, SurveyedBundle, SurveyedCert, read_kubeconfig};
+use super::cert::read_kubeconfig;
+use super::{Survey, SurveyedBundle, SurveyedCert};
 use crate::kube::names::{Authority, CertName, NodePath};
 use crate::kube::paths::{ETCD_CLIENTS_FILE, KUBELET_CONF, KUBELET_SERVING_LINK};
 use crate::node::NodeState;
@@ -241,8 +242,7 @@ fn kubelet_client(state: &NodeState, now: OffsetDateTime) -> Option<Observed<Cha
         return None;
     }
     Some(match read_kubeconfig(state, &path, None, None, now) {
-        Ok(Ok(found)) => found.chain,
-        Ok(Err(unrepairable)) => unrepairable.found.chain,
+        Ok((found, _)) => found.chain,
         Err(error) => Observed::Unreadable(error.to_string()),
     })
 }

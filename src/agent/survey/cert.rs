@@ -1,0 +1,233 @@
+//! The certificates of the node as they were found.
+
+use std::path::Path;
+
+use time::OffsetDateTime;
+use zeroize::Zeroizing;
+
+use super::Survey;
+use crate::kube::names::NodePath;
+use crate::node::{KubeletStoreState, NodeFile, NodeState};
+use crate::signer::CurrentCertificate;
+use crate::spec::assess::{
+    self, Action, Age, CertDecision, CertNote, CertRefusal, FoundKubeconfig, KubeletConfForm,
+    KubeletLink, KubeletStoreContent, Observed, ObservedCert,
+};
+use crate::spec::{self, CertFiles, CertSpec, ClientPairSpec};
+use crate::store::{self, IssuedRecord};
+use crate::text::hex;
+use crate::x509::{TrustBundle, is_for_names};
+
+/// One certificate, as found and judged.
+pub struct SurveyedCert {
+    /// Desired state.
+    pub spec: CertSpec,
+    /// Observed state.
+    pub found: ObservedCert,
+    /// What is done about it.
+    pub decision: CertDecision,
+    /// Age of the certificate; `None` if it is absent.
+    pub age: Option<Age>,
+    /// When its age makes it due.
+    pub due: Option<OffsetDateTime>,
+    /// Whether nodepki installed this certificate; `None` if it never installed one in this place.
+    pub(super) installed: Option<bool>,
+    /// Why it cannot be repaired.
+    pub(super) unrepairable: Option<CertRefusal>,
+    /// Why it is not replaced as long as it serves.
+    pub(in crate::agent) held: Option<CertRefusal>,
+}
+
+impl SurveyedCert {
+    /// Returns whether the certificate on disk is valid and usable, so a failure does not make the node worse.
+    pub fn still_serves(&self, trust: Option<&TrustBundle>, now: OffsetDateTime) -> bool {
+        self.found.still_serves(trust, now)
+    }
+
+    /// Returns whether the next renewal replaces the key by one of another algorithm.
+    pub(super) fn waits_for_renewal(&self) -> bool {
+        matches!(&self.decision.action, Action::Keep { at_renewal, .. } if !at_renewal.is_empty())
+    }
+
+    /// Returns the remarks about a certificate that is kept: notes of the assessment, and changes of the policy that wait
+    /// for the next renewal.
+    pub(in crate::agent) fn remarks(&self) -> Vec<CertNote> {
+        let Action::Keep { notes, at_renewal } = &self.decision.action else {
+            return Vec::new();
+        };
+        let waiting = at_renewal
+            .iter()
+            .cloned()
+            .map(|difference| CertNote::AtRenewal {
+                difference,
+                due: self.due,
+            });
+        notes.iter().cloned().chain(waiting).collect()
+    }
+
+    /// Returns the certificate on disk, if a signer may accept it in exchange: it is valid and has the desired subject
+    /// and names.
+    pub(in crate::agent) fn exchangeable(
+        &self,
+        trust: &TrustBundle,
+        now: OffsetDateTime,
+    ) -> Option<CurrentCertificate> {
+        let (chain, key) = (self.found.chain.present()?, self.found.key.present()?);
+        let same = || {
+            is_for_names(
+                chain,
+                &self.spec.requested.profile,
+                self.spec.requested.tolerance,
+            )
+        };
+        (self.still_serves(Some(trust), now) && same()).then(|| CurrentCertificate {
+            chain_pem: chain.to_pem().into_bytes(),
+            key_pem: Zeroizing::new(key.to_pem().as_bytes().to_vec()),
+        })
+    }
+}
+
+impl Survey {
+    pub(super) fn read_cert(
+        &mut self,
+        state: &NodeState,
+        spec: &CertSpec,
+        issued: Option<&IssuedRecord>,
+        now: OffsetDateTime,
+    ) -> Result<(), store::StoreError> {
+        let (mut found, unrepairable) = match &spec.output {
+            CertFiles::Pair {
+                certificate, key, ..
+            } => (read_pair(state, certificate, key)?, None),
+            CertFiles::Kubeconfig {
+                path, store, pair, ..
+            } => read_kubeconfig(state, path, store.as_ref(), pair.as_ref(), now)?,
+        };
+        let chain = found.chain.present();
+        let installed = chain
+            .zip(issued)
+            .map(|(chain, issued)| issued.sha256 == hex(&chain.leaf().fingerprint()));
+        if let Some(store) = &mut found.store {
+            store.requested_by_kubelet = installed != Some(true);
+        }
+        self.certs.push(SurveyedCert {
+            spec: spec.clone(),
+            found,
+            // The survey decides once everything is read.
+            decision: CertDecision::now(Action::Keep {
+                notes: Vec::new(),
+                at_renewal: Vec::new(),
+            }),
+            age: None,
+            due: None,
+            installed,
+            unrepairable,
+            held: None,
+        });
+        Ok(())
+    }
+}
+
+fn read_pair(
+    state: &NodeState,
+    certificate: &NodePath,
+    key: &NodePath,
+) -> Result<ObservedCert, store::StoreError> {
+    let key = state.file(key);
+    Ok(ObservedCert {
+        chain: state.file(certificate).readable()?.chain(),
+        key_form_is_ours: key.bytes()?.is_none_or(assess::is_our_form),
+        key: key.key(),
+        exposed: key.mode_if_exposed(),
+        revoked: None,
+        kubeconfig: None,
+        store: None,
+    })
+}
+
+/// Returns the certificate in a kubeconfig, or that of the files that it names, and why it cannot be changed without losing
+/// data.
+pub(super) fn read_kubeconfig(
+    state: &NodeState,
+    path: &NodePath,
+    store: Option<&spec::KubeletStoreSpec>,
+    pair: Option<&ClientPairSpec>,
+    now: OffsetDateTime,
+) -> Result<(ObservedCert, Option<CertRefusal>), store::StoreError> {
+    let (found, form) = match state.kubeconfig(path)? {
+        FoundKubeconfig::Embedded(found) => {
+            let form = match found.kubeconfig {
+                Some(_) => KubeletConfForm::Embedded,
+                None => KubeletConfForm::Nothing,
+            };
+            let exposed = state.file(path).mode_if_exposed();
+            (ObservedCert { exposed, ..*found }, form)
+        }
+        FoundKubeconfig::ByFile {
+            certificate,
+            key,
+            kubeconfig,
+        } => {
+            // Files of the kubelet and of other tools have a form of their choice.
+            let is_ours = pair.is_some_and(|pair| pair.is(certificate.path(), key.path()));
+            let key_bytes = key.bytes_behind_link()?;
+            let found = ObservedCert {
+                chain: certificate.behind_link(NodeFile::chain)?,
+                key: key.behind_link(NodeFile::key)?,
+                key_form_is_ours: !is_ours || key_bytes.is_none_or(assess::is_our_form),
+                exposed: key.mode_if_exposed().filter(|_| is_ours),
+                revoked: None,
+                kubeconfig: Some(kubeconfig),
+                store: None,
+            };
+            let certificate = certificate.path().into();
+            let key = key.path().into();
+            (found, KubeletConfForm::ByFile { certificate, key })
+        }
+        FoundKubeconfig::Unusable(error) => {
+            let found = ObservedCert {
+                chain: Observed::Unreadable(error.to_string()),
+                key: Observed::Unreadable(error.to_string()),
+                key_form_is_ours: true,
+                exposed: None,
+                revoked: None,
+                kubeconfig: None,
+                store: None,
+            };
+            let reason = CertRefusal::Unrepairable {
+                path: path.clone(),
+                error,
+            };
+            return Ok((found, Some(reason)));
+        }
+    };
+    let found = match store {
+        Some(store) => {
+            let on_disk = read_store(state, &assess::store_dir(&form, store))?;
+            assess::certificate_used_by_kubelet(found, &form, store, on_disk, now)
+        }
+        None => found,
+    };
+    Ok((found, None))
+}
+
+/// Returns the kubelet's client certificate in its own directory.
+fn read_store(state: &NodeState, dir: &Path) -> Result<KubeletStoreContent, store::StoreError> {
+    let KubeletStoreState { file, link } = state.kubelet_store(dir)?;
+    let is_link = link.is_some();
+    let current = match link {
+        Some(target) => KubeletLink::Link(target),
+        None if state.root().metadata(file.path())?.is_some() => KubeletLink::File,
+        None => KubeletLink::Nothing,
+    };
+    let bytes = if is_link {
+        file.bytes_behind_link()?
+    } else {
+        file.bytes()?
+    };
+    Ok(KubeletStoreContent {
+        current,
+        pem: bytes.map(|bytes| Zeroizing::new(bytes.to_vec())),
+        exposed: file.mode_if_exposed(),
+    })
+}
