@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use time::OffsetDateTime;
 
-use super::request::{AnswerFault, Unsigned};
+use super::request::{AnswerFault, NotInstalled, Unsigned};
 use super::{
     Event, Failure, Outcomes, Progress, ReportRow, RowAction, RowReason, RunReport, RunSetup,
     Survey, audit, report, sentence,
@@ -113,15 +113,26 @@ fn report_unsigned(setup: &RunSetup, outcomes: &Outcomes, progress: &dyn Progres
     for (name, outcome) in &outcomes.certs {
         let signer = setup.signers.get(&name.authority());
         let signer = signer.map_or("", |(signer, _)| signer.as_str());
-        if let Err(unsigned) = outcome {
-            progress.event(unsigned_event(*name, signer, unsigned));
+        if let Err(why) = outcome {
+            progress.event(not_installed_event(*name, signer, why));
         }
     }
 }
 
 /// Returns the event for a request that did not end with a signature.
-fn unsigned_event(name: CertName, signer: &str, unsigned: &Unsigned) -> Event {
+fn not_installed_event(name: CertName, signer: &str, why: &NotInstalled) -> Event {
     let signer = signer.to_owned();
+    let unsigned = match why {
+        NotInstalled::Unsigned(unsigned) => unsigned,
+        NotInstalled::Undone(failure) => {
+            return Event::Failed {
+                name,
+                signer,
+                why: failure.to_string(),
+                code: "Failed",
+            };
+        }
+    };
     match unsigned {
         Unsigned::Pending(why) => Event::Pending {
             name,
@@ -146,12 +157,6 @@ fn unsigned_event(name: CertName, signer: &str, unsigned: &Unsigned) -> Event {
             signer,
             why: sentence(error.as_ref()),
             code: "SignerFailed",
-        },
-        Unsigned::Undone(failure) => Event::Failed {
-            name,
-            signer,
-            why: failure.to_string(),
-            code: "Failed",
         },
     }
 }
@@ -209,8 +214,8 @@ impl CertInPlace {
         let name = self.spec.name();
         let chain = self.chain.as_ref().filter(|_| !is_torn);
         let serves = self.still_serves && !is_torn;
-        let unsigned = Unsigned::Undone(Rc::new(failure));
-        let row = report::failed_row(&self.spec, unsigned, serves, self.urgent, chain);
+        let why = NotInstalled::Undone(Rc::new(failure));
+        let row = report::failed_row(&self.spec, why, serves, self.urgent, chain);
         InstallStep {
             row: Some(row),
             expiring: chain.map(|chain| Event::Expiring {

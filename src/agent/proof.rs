@@ -244,10 +244,6 @@ pub async fn rehearse(
             "switch the signer to that CA, or correct its profile, and run again",
         )),
         Err(Unsigned::Failed(error)) => Err(signer_failure(doing, error)),
-        Err(Unsigned::Undone(failure)) => Err(Failure {
-            code: failure.code,
-            messages: failure.messages.clone(),
-        }),
     }
 }
 

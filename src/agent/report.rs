@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 use time::OffsetDateTime;
 
-use super::request::Unsigned;
+use super::request::{NotInstalled, Unsigned};
 use super::{
     ExitCode, Failure, ProvidedFile, RunSetup, ServiceAccountAction, ServiceAccountFault, Survey,
     SurveyedBundle, SurveyedCert, signer_code,
@@ -417,34 +417,36 @@ pub(super) fn waiting_row(
 /// boot must not wait for a renewal. A fault of this machine (disk, memory, descriptors) always fails the run.
 pub(super) fn failed_row(
     spec: &CertSpec,
-    unsigned: Unsigned,
+    why: NotInstalled,
     still_serves: bool,
     urgent: bool,
     chain: Option<&Chain>,
 ) -> ReportRow {
-    let waits_for_signer = match &unsigned {
-        Unsigned::Pending(_) => true,
-        Unsigned::Failed(error) => signer_code(error) == ExitCode::Unreachable,
-        Unsigned::Undone(failure) => failure.code == ExitCode::Unreachable,
-        Unsigned::Denied(_) | Unsigned::Refused(_) => false,
+    let waits_for_signer = match &why {
+        NotInstalled::Unsigned(Unsigned::Pending(_)) => true,
+        NotInstalled::Unsigned(Unsigned::Failed(error)) => {
+            signer_code(error) == ExitCode::Unreachable
+        }
+        NotInstalled::Unsigned(Unsigned::Denied(_) | Unsigned::Refused(_)) => false,
+        NotInstalled::Undone(failure) => failure.code == ExitCode::Unreachable,
     };
-    let (action, reasons, code) = match unsigned {
-        Unsigned::Pending(reason) => (
+    let (action, reasons, code) = match why {
+        NotInstalled::Unsigned(Unsigned::Pending(reason)) => (
             RowAction::Pending,
             vec![RowReason::Pending(reason)],
             ExitCode::Pending,
         ),
-        Unsigned::Denied(reason) => (
+        NotInstalled::Unsigned(Unsigned::Denied(reason)) => (
             RowAction::Denied,
             vec![RowReason::Denied(reason)],
             ExitCode::Refused,
         ),
-        Unsigned::Refused(differences) => {
+        NotInstalled::Unsigned(Unsigned::Refused(differences)) => {
             let differences = differences.into_iter().map(RowReason::Answer);
             let reasons = differences.chain([RowReason::NotInstalled]).collect();
             (RowAction::Refused, reasons, ExitCode::Refused)
         }
-        Unsigned::Failed(error) => {
+        NotInstalled::Unsigned(Unsigned::Failed(error)) => {
             let code = signer_code(error.as_ref());
             (
                 RowAction::Failed,
@@ -452,7 +454,7 @@ pub(super) fn failed_row(
                 code,
             )
         }
-        Unsigned::Undone(failure) => (
+        NotInstalled::Undone(failure) => (
             RowAction::Failed,
             RowReason::of_failure(&failure),
             failure.code,

@@ -33,7 +33,9 @@ use next::{
     wait_before_submission,
 };
 pub use outcome::{AnswerFault, PendingReason};
-pub(super) use outcome::{RequestOutcome, SignedCertificate, Unsigned};
+pub(super) use outcome::{
+    IssuanceOutcome, NotInstalled, RequestOutcome, SignedCertificate, Unsigned,
+};
 pub(super) use prepare::{PreparedRequest, RequestStart, Resumed, prepare};
 use prepare::{create_slot, new_record};
 pub(super) use verify::life_of;
@@ -271,6 +273,7 @@ impl CertificateExchange<'_> {
             random: (context.jitter)(),
             signer: self.order.signer.label(),
             certificate: name,
+            again: "run again; the key is kept".to_owned(),
             way_out: format!(
                 "remove {}/pending/{name}",
                 context.store.root().node_path(store::STATE_DIR)

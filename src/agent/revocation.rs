@@ -8,7 +8,7 @@ use futures_util::future::try_join_all;
 use time::OffsetDateTime;
 use tokio::time::Instant;
 
-use super::request::{AnswerFault, RequestOutcome, Unsigned};
+use super::request::{AnswerFault, IssuanceOutcome, Unsigned};
 use super::retries::Retries;
 use super::{
     Clock, ExitCode, Failure, Outcomes, Progress, ReportRow, RowAction, RowReason, RunReport,
@@ -244,7 +244,7 @@ pub(super) async fn refuse_revoked(
             let chains: Vec<&Chain> = signed.iter().map(|(_, chain)| *chain).collect();
             current(signer.as_ref(), bytes, trust, &chains, in_place, now)
         });
-        let mut replaced: Vec<(CertName, RequestOutcome)> = Vec::new();
+        let mut replaced: Vec<(CertName, IssuanceOutcome)> = Vec::new();
         match published {
             Ok(published) => {
                 for (name, chain) in signed {
@@ -259,13 +259,13 @@ pub(super) async fn refuse_revoked(
                     };
                     // A new key leads to a new request, so the same certificate cannot be returned.
                     store.set_slot_aside(Slot::Certificate(name), &fault.to_string(), now)?;
-                    replaced.push((name, Err(Unsigned::Refused(vec![fault]))));
+                    replaced.push((name, Err(Unsigned::Refused(vec![fault]).into())));
                 }
             }
             // The answers are kept: the next run fetches only the list again.
             Err(error) => {
                 let error = Rc::new(error);
-                let failed = |(name, _)| (name, Err(Unsigned::Failed(Rc::clone(&error))));
+                let failed = |(name, _)| (name, Err(Unsigned::Failed(Rc::clone(&error)).into()));
                 replaced.extend(signed.into_iter().map(failed));
             }
         }

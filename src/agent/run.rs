@@ -15,7 +15,7 @@ use super::clock::{self, SettledClock, floor};
 use super::failure::signer_failure;
 use super::keys::RunKeys;
 use super::request::{
-    self, Issuance, RequestContext, RequestOutcome, RequestStart, Resumed, Unsigned,
+    self, Issuance, IssuanceOutcome, NotInstalled, RequestContext, RequestStart, Resumed, Unsigned,
 };
 use super::retries::{PublishedCa, Retries};
 use super::survey::{ServiceAccountAction, Survey, SurveyedCert};
@@ -65,7 +65,7 @@ struct EarlierRequests {
 
 /// Results of the requests of a run.
 pub(super) struct Outcomes {
-    pub(super) certs: BTreeMap<CertName, RequestOutcome>,
+    pub(super) certs: BTreeMap<CertName, IssuanceOutcome>,
     pub(super) service_account: Option<PrivateKey>,
 }
 
@@ -415,7 +415,7 @@ impl<'a> RequestRun<'a> {
                 biased;
                 Some(made) = keys.next() => made,
                 Some((name, outcome)) = requests.next() => {
-                    outcomes.certs.insert(name, outcome?);
+                    outcomes.certs.insert(name, outcome?.map_err(NotInstalled::Unsigned));
                     continue;
                 }
                 else => break,
@@ -465,16 +465,16 @@ impl<'a> RequestRun<'a> {
     }
 
     /// Returns the outcomes of certificates that are due and not requested.
-    fn without_request(&self, survey: &Survey) -> BTreeMap<CertName, RequestOutcome> {
+    fn without_request(&self, survey: &Survey) -> BTreeMap<CertName, IssuanceOutcome> {
         let failed = survey.to_issue().filter_map(|cert| {
-            let unsigned = match self.unasked.get(&cert.spec.name()) {
-                Some(failure) => Unsigned::Undone(Rc::clone(failure)),
+            let why = match self.unasked.get(&cert.spec.name()) {
+                Some(failure) => NotInstalled::Undone(Rc::clone(failure)),
                 None => {
                     let error = self.unreachable.get(&cert.spec.authority())?;
-                    Unsigned::Failed(Rc::clone(error))
+                    Unsigned::Failed(Rc::clone(error)).into()
                 }
             };
-            Some((cert.spec.name(), Err(unsigned)))
+            Some((cert.spec.name(), Err(why)))
         });
         failed.collect()
     }

@@ -9,7 +9,7 @@ use time::OffsetDateTime;
 
 use super::output::{self, CertMaterial, FoundFiles, accepted_until};
 use super::{CertInPlace, CommitPlan, InstallStep, Installed, StepCommit};
-use crate::agent::request::{RequestOutcome, SignedCertificate, Unsigned, life_of};
+use crate::agent::request::{IssuanceOutcome, NotInstalled, SignedCertificate, life_of};
 use crate::agent::survey::Rotating;
 use crate::agent::{
     Event, Failure, Outcomes, ProvidedBundle, ProvidedFile, ReportRow, RowAction, RowReason,
@@ -47,7 +47,7 @@ impl CommitPlan {
             refused: outcomes
                 .certs
                 .values()
-                .any(|outcome| matches!(outcome, Err(Unsigned::Refused(_) | Unsigned::Denied(_)))),
+                .any(|outcome| outcome.as_ref().is_err_and(NotInstalled::is_refusal)),
             now,
             root,
             rotating: survey.rotating.as_ref(),
@@ -125,7 +125,7 @@ struct CommitWork<'a> {
 
 impl CommitWork<'_> {
     /// Plans a certificate in a commit of its own.
-    fn alone(&self, cert: SurveyedCert, outcome: Option<RequestOutcome>) -> InstallStep {
+    fn alone(&self, cert: SurveyedCert, outcome: Option<IssuanceOutcome>) -> InstallStep {
         let in_place = CertInPlace {
             spec: cert.spec.clone(),
             chain: cert.found.chain.present().cloned(),
@@ -203,7 +203,7 @@ impl CommitWork<'_> {
     fn cert(
         &mut self,
         cert: SurveyedCert,
-        outcome: Option<RequestOutcome>,
+        outcome: Option<IssuanceOutcome>,
     ) -> Result<InstallStep, Failure> {
         let Some(trusted) = self.trust.get(&cert.spec.authority()) else {
             return Ok(InstallStep {
@@ -255,9 +255,7 @@ impl CommitWork<'_> {
                         let reason = self.held_back_reason(spec.authority());
                         report::waiting_row(&spec, vec![reason], still_serves, chain)
                     }
-                    Some(Err(unsigned)) => {
-                        report::failed_row(&spec, unsigned, still_serves, urgent, chain)
-                    }
+                    Some(Err(why)) => report::failed_row(&spec, why, still_serves, urgent, chain),
                     None => {
                         let reasons = report::planned_reasons(&reasons);
                         report::waiting_row(&spec, reasons, still_serves, chain)
@@ -444,13 +442,14 @@ fn is_own_pair(spec: &CertSpec, kubeconfig: &ObservedKubeconfig) -> bool {
 }
 
 /// Returns the row of a certificate whose authority is not known.
-fn row_without_authority(cert: SurveyedCert, outcome: Option<RequestOutcome>) -> Option<ReportRow> {
+fn row_without_authority(
+    cert: SurveyedCert,
+    outcome: Option<IssuanceOutcome>,
+) -> Option<ReportRow> {
     let chain = cert.found.chain.present();
     match (cert.decision.action, outcome) {
         (Action::Refuse { reason }, _) => Some(report::refused_row(&cert.spec, reason, chain)),
-        (_, Some(Err(unsigned))) => {
-            Some(report::failed_row(&cert.spec, unsigned, false, true, chain))
-        }
+        (_, Some(Err(why))) => Some(report::failed_row(&cert.spec, why, false, true, chain)),
         // Nothing is signed without the authority that verifies it.
         (_, Some(Ok(_)) | None) => None,
     }

@@ -162,6 +162,11 @@ impl KubeletExchange<'_> {
         &mut self,
         answer: JudgedAnswer<Chain>,
     ) -> Result<NextStep<Chain>, store::StoreError> {
+        // The kubelet makes another one.
+        let way_out = format!(
+            "delete the CertificateSigningRequest {}",
+            self.record.object
+        );
         let circumstances = Circumstances {
             now: self.signing.now(),
             time_left: Duration::ZERO,
@@ -170,10 +175,8 @@ impl KubeletExchange<'_> {
             random: random_fraction(),
             signer: self.signing.signer.label(),
             certificate: self.record.name,
-            way_out: format!(
-                "delete the CertificateSigningRequest {}",
-                self.record.object
-            ),
+            again: way_out.clone(),
+            way_out,
         };
         let before = self.record.exchange.clone();
         let step = next(
@@ -206,7 +209,6 @@ impl KubeletExchange<'_> {
                 Exchanged::Mismatch(differences.iter().map(ToString::to_string).collect())
             }
             Err(Unsigned::Failed(error)) => failed(&error, self.attempts),
-            Err(Unsigned::Undone(failure)) => Exchanged::Impossible(failure.to_string()),
         }
     }
 }

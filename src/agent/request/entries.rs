@@ -58,7 +58,6 @@ impl CertificateExchange<'_> {
             Err(Unsigned::Denied(reason)) => (AuditEvent::Denied, reason.clone()),
             Err(Unsigned::Refused(differences)) => (AuditEvent::Refused, joined(differences)),
             Err(Unsigned::Failed(error)) => (AuditEvent::Failed, error.to_string()),
-            Err(Unsigned::Undone(failure)) => (AuditEvent::Failed, failure.to_string()),
         };
         if earlier.error.as_ref() == Some(&reason) {
             return;

@@ -107,6 +107,8 @@ pub(in crate::agent) struct Circumstances {
     pub(in crate::agent) signer: String,
     /// The requested certificate.
     pub(in crate::agent) certificate: CertName,
+    /// How an administrator has the same request sent again.
+    pub(in crate::agent) again: String,
     /// How an administrator permits another request after the signer has lost one.
     pub(in crate::agent) way_out: String,
 }
@@ -207,7 +209,10 @@ fn forgotten(circumstances: &Circumstances) -> SignerError {
             "{} received the request for {} and now reports that it is unknown",
             circumstances.signer, circumstances.certificate
         ),
-        "examine the signer's log and correct the cause",
+        format!(
+            "examine the signer's log, correct the cause and {}",
+            circumstances.again
+        ),
     )
 }
 
@@ -323,6 +328,7 @@ mod tests {
             random: 1.0,
             signer: "the signer".to_owned(),
             certificate: CertName::Apiserver,
+            again: "run again".to_owned(),
             way_out: "remove /pending/apiserver".to_owned(),
         }
     }
@@ -340,7 +346,6 @@ mod tests {
             Err(Unsigned::Denied(reason)) => format!("denied: {reason}"),
             Err(Unsigned::Refused(differences)) => format!("refused: {}", joined(differences)),
             Err(Unsigned::Failed(error)) => format!("{}: {}", error.class.as_str(), error.detail),
-            Err(Unsigned::Undone(failure)) => panic!("{failure}"),
         }
     }
 

@@ -10,8 +10,11 @@ use crate::signer::{Request, SignerError};
 use crate::text::rfc3339;
 use crate::x509::{CertDifference, Chain, PrivateKey};
 
-/// Result of a request in this run.
+/// The end of a request in this run.
 pub(in crate::agent) type RequestOutcome = Result<SignedCertificate, Unsigned>;
+
+/// What became of a certificate that is due, whether or not it was requested.
+pub(in crate::agent) type IssuanceOutcome = Result<SignedCertificate, NotInstalled>;
 
 /// A verified certificate and its key, ready to be installed.
 #[derive(Debug)]
@@ -20,6 +23,15 @@ pub(in crate::agent) struct SignedCertificate {
     pub(in crate::agent) key: PrivateKey,
     /// The request, for `Signer::settled` after the commit.
     pub(in crate::agent) request: Box<Request>,
+}
+
+/// The reason why a certificate that is due is not installed in this run.
+#[derive(Debug)]
+pub(in crate::agent) enum NotInstalled {
+    /// The request has no certificate.
+    Unsigned(Unsigned),
+    /// Nothing was requested or installed, because the signer, the authority or the output path is unusable.
+    Undone(Rc<Failure>),
 }
 
 /// The reason why a request has no certificate that can be installed in this run.
@@ -33,8 +45,22 @@ pub(in crate::agent) enum Unsigned {
     Refused(Vec<AnswerFault>),
     /// The communication with the signer failed.
     Failed(Rc<SignerError>),
-    /// Nothing was requested or installed, because the signer, the authority or the output path is unusable.
-    Undone(Rc<Failure>),
+}
+
+impl From<Unsigned> for NotInstalled {
+    fn from(unsigned: Unsigned) -> NotInstalled {
+        NotInstalled::Unsigned(unsigned)
+    }
+}
+
+impl NotInstalled {
+    /// Returns whether the signer denied the request, or its answer was refused.
+    pub(in crate::agent) fn is_refusal(&self) -> bool {
+        matches!(
+            self,
+            NotInstalled::Unsigned(Unsigned::Refused(_) | Unsigned::Denied(_))
+        )
+    }
 }
 
 impl Unsigned {
