@@ -113,11 +113,7 @@ pub(super) async fn offered(
 
 /// Examines every signer that the certificates of this node need, and compares each with the CAs in the survey.
 pub async fn examine_signers(setup: &RunSetup, survey: &Survey) -> Examination {
-    let trusted = |authority| {
-        let mut bundles = survey.bundles.iter();
-        let bundle = bundles.find(|bundle| bundle.spec.authority == authority)?;
-        bundle.found.present().cloned()
-    };
+    let trusted = |authority| survey.trust(authority).cloned();
     let mut without_signer = Vec::new();
     let mut needed: BTreeMap<&str, (Rc<dyn Signer>, Vec<Authority>)> = BTreeMap::new();
     for authority in Authority::ALL {

@@ -255,9 +255,8 @@ fn report_service_account(setup: &RunSetup, scope: &Scope, survey: &mut Survey) 
 fn note_refusals(survey: &mut Survey) {
     let has_row = |refusal: &SurveyRefusal| match refusal {
         SurveyRefusal::Bundle(authority, _) => survey
-            .bundles
-            .iter()
-            .any(|bundle| bundle.spec.authority == *authority && !bundle.refused.is_empty()),
+            .bundle(*authority)
+            .is_some_and(|bundle| !bundle.refused.is_empty()),
         SurveyRefusal::Certificate(name, _) => survey.cert(*name).is_some(),
         _ => false,
     };

@@ -114,22 +114,19 @@ pub fn survey(
 }
 
 impl Survey {
+    /// Returns the bundle of an authority, in whatever state it is.
+    pub(super) fn bundle(&self, authority: Authority) -> Option<&SurveyedBundle> {
+        bundle_of(&self.bundles, authority)
+    }
+
     /// Returns the bundle of an authority, if it exists and is valid.
     pub fn trust(&self, authority: Authority) -> Option<&TrustBundle> {
-        self.bundles
-            .iter()
-            .find(|bundle| bundle.spec.authority == authority)?
-            .found
-            .present()
+        self.bundle(authority)?.found.present()
     }
 
     /// Returns the revocation lists of an authority, if they exist and are valid.
     pub fn revocations(&self, authority: Authority) -> Option<&AuthorityCrls> {
-        self.bundles
-            .iter()
-            .find(|bundle| bundle.spec.authority == authority)?
-            .revocations
-            .as_ref()
+        self.bundle(authority)?.revocations.as_ref()
     }
 
     /// Returns the failure of a run that the refusals stop.
@@ -174,8 +171,7 @@ impl Survey {
         } = self;
         for cert in certs {
             let authority = cert.spec.authority();
-            let mut bundles = bundles.iter();
-            let bundle = bundles.find(|bundle| bundle.spec.authority == authority);
+            let bundle = bundle_of(bundles, authority);
             let on_disk = bundle.and_then(|bundle| bundle.found.present());
             // A bootstrap stops at a refused authority.
             let refused = bundle
@@ -297,6 +293,12 @@ impl Survey {
     pub fn cert(&self, name: CertName) -> Option<&SurveyedCert> {
         self.certs.iter().find(|cert| cert.spec.name() == name)
     }
+}
+
+fn bundle_of(bundles: &[SurveyedBundle], authority: Authority) -> Option<&SurveyedBundle> {
+    bundles
+        .iter()
+        .find(|bundle| bundle.spec.authority == authority)
 }
 
 /// Returns whether two PEM files are equal apart from line ends and blank lines.

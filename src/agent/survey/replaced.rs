@@ -103,9 +103,7 @@ impl Survey {
             .collect();
         let mut notes = Vec::new();
         for shared in shared_authorities(&bundles) {
-            let mut of_authority = self.bundles.iter();
-            let found = of_authority.find(|bundle| bundle.spec.authority == shared.authority);
-            if let Some(found) = found {
+            if let Some(found) = self.bundle(shared.authority) {
                 let path = found.spec.path.to_string();
                 notes.push(format!("{}; {}", shared.sentence(&path), shared.fix()));
             }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use time::OffsetDateTime;
 
-use super::Survey;
+use super::{Survey, bundle_of};
 use crate::kube::names::Authority;
 use crate::process::machine;
 use crate::spec::assess::{Age, DecisionMode, RenewalCause, rotation_after_kubelet};
@@ -65,9 +65,8 @@ impl Survey {
                 .filter(|issued| issued.sha256 == fingerprint)
                 .map(|issued| issued.at);
             let authority = cert.spec.authority();
-            let mut bundles = self.bundles.iter();
-            let bundle = bundles.find(|bundle| bundle.spec.authority == authority);
-            let trust = bundle.and_then(|bundle| bundle.found.present());
+            let trust =
+                bundle_of(&self.bundles, authority).and_then(|bundle| bundle.found.present());
             let lifetime = cert.spec.requested.profile.lifetime;
             let age = Age::of(chain, recorded, trust, lifetime, now);
             cert.age = Some(age);
