@@ -6,7 +6,7 @@ use super::*;
 mod serving_names;
 
 use serving_names::{
-    CERT_SANS, DOMAINS, ETCD_SAN, HONEST, HonestNode, NAMES, NETWORKS, POD_SUBNETS, REGISTERED_SAN,
+    CERT_SANS, DOMAINS, ETCD_SAN, HONEST, NAMES, NETWORKS, POD_SUBNETS, REGISTERED_SAN,
     SERVICE_SUBNETS, VERDICTS,
 };
 
@@ -215,19 +215,13 @@ fn own_name_wins_over_pattern_for_another_node() {
 
 #[test]
 fn honest_kubelets_are_unaffected() {
-    for HonestNode {
-        name,
-        addresses,
-        domains,
-        networks,
-    } in HONEST
-    {
+    for honest in HONEST {
+        let (name, addresses) = (honest.name, honest.addresses);
+        let domains = honest.domains.iter();
+        let networks = honest.networks.iter();
         let mut rig = rig(&[], &[], Given::Nothing);
-        rig.policy.domains = domains.iter().map(|domain| (*domain).to_owned()).collect();
-        rig.policy.networks = networks
-            .iter()
-            .map(|net| IpNet::parse(net).unwrap().0)
-            .collect();
+        rig.policy.domains = domains.map(|domain| (*domain).to_owned()).collect();
+        rig.policy.networks = networks.map(|net| IpNet::parse(net).unwrap().0).collect();
         rig.insert(&node_json(name, addresses, is_ready()));
         let names: BTreeSet<&str> = addresses.iter().map(|(_, address)| *address).collect();
         let names: Vec<&str> = names.into_iter().collect();
