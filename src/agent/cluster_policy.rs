@@ -19,18 +19,15 @@ use crate::cluster::api::{Api, ApiError, Resource};
 use crate::cluster::event::{self, EVENT, EVENT_NAMESPACE};
 use crate::cluster::watch::{Watch, WatchChange};
 use crate::config::ClusterPolicySettings;
-use crate::spec::policy::KeyRules;
+use crate::spec::policy::{self, GROUP, KeyRules, SINGLETON as NAME};
 use crate::store::{ClusterPolicyRecord, NodeRoot, StoreError};
 use crate::text::hex;
 use crate::yaml;
 
-const GROUP: &str = "config.openshift.io";
 /// The object, for messages.
 const OBJECT: &str = "pkis.config.openshift.io/cluster";
-/// The name of the singleton.
-const NAME: &str = "cluster";
 /// The versions of the resource that are read, in the order of preference.
-static VERSIONS: [Resource; 2] = [version("v1"), version("v1alpha1")];
+static VERSIONS: [Resource; 2] = [version(policy::VERSIONS[0]), version(policy::VERSIONS[1])];
 /// Time after which the API server is asked again for the versions of the resource.
 const DISCOVERY_INTERVAL: Duration = Duration::from_secs(30);
 /// Reason of the Event about a faulty document.

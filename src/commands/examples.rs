@@ -71,6 +71,12 @@ pub(super) const EXAMPLES: &[CommandExamples] = &[
         ("nodepki policy check", "Compares every key of this node with the policy."),
         ("nodepki policy check -o json", "Prints the comparison for a program."),
     ]),
+    examples("policy crd", &[
+        ("nodepki policy crd | kubectl apply -f -", "Defines the resource PKI in a cluster without OpenShift's."),
+    ]),
+    examples("policy export", &[
+        ("nodepki policy export > pki.yaml", "Writes the rules of this node as the object pkis.config.openshift.io/cluster."),
+    ]),
     examples("audit verify", &[
         ("nodepki audit verify", "Verifies the chain of the issuance log."),
         ("nodepki audit verify --head 2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae", "Verifies that the log still has the entry with this digest, from the journal."),

@@ -1,15 +1,17 @@
-//! `nodepki policy check`: the keys and certificates of a node against its key policy.
+//! `nodepki policy`: compares the keys of a node with its key policy, and prints that policy as an object of the cluster.
 
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 use serde::Serialize;
 use time::OffsetDateTime;
 
 use super::now;
-use super::options::{GlobalOptions, SourceOptions};
+use super::options::{GlobalOptions, OutputFormat, SourceOptions};
 use super::output::table::minute;
-use super::output::{Closing, DocumentKind, print_warnings, text_style};
+use super::output::{Closing, DocumentKind, print_message, print_warnings, text_style};
 use crate::agent::{ExitCode, Failure};
+use crate::kube::names::RegisteredName;
 use crate::spec::compliance::{self, KeyUse, KeyVerdict};
+use crate::spec::policy::definition;
 use crate::table::{Cell, Emphasis, Table};
 use crate::yaml::format_duration;
 
@@ -22,13 +24,21 @@ pub(super) enum PolicyCommand {
     /// client, of the etcd client CA and of kubelets for which this node has signed count too. Reads only.
     /// Exit status: 0 if everything was compared and complies; 65 if something does not comply; 75 if nothing is known to
     /// differ, but something is unknown: a file or the policy was not read.
-    Check(CheckArgs),
-}
-
-#[derive(Debug, Args)]
-pub(super) struct CheckArgs {
-    #[command(flatten)]
-    sources: SourceOptions,
+    Check(SourceOptions),
+    /// Print the definition of the resource PKI, for an API server that does not have OpenShift's
+    ///
+    /// The API server then refuses unknown algorithms, sizes, curves and names of certificates. Apply it with
+    /// nodepki policy crd | kubectl apply -f -. Needs no configuration.
+    Crd {
+        /// A name of certificates.registered that overrides may have; may be given several times
+        #[arg(long, value_name = "NAME")]
+        registered: Vec<RegisteredName>,
+    },
+    /// Print this node's key policy as the object of the cluster
+    ///
+    /// Prints the rules that are in force: those of the cluster (clusterPolicy), of the pki block of the settings or of a PKI
+    /// document. kubeadm's encryptionAlgorithm is not a rule and stays where it is. Reads only.
+    Export(SourceOptions),
 }
 
 /// The body of the document.
@@ -73,57 +83,86 @@ struct PolicyRow {
 
 impl PolicyCommand {
     pub(super) fn run(self, global: &GlobalOptions) -> Result<ExitCode, Failure> {
-        let PolicyCommand::Check(arguments) = self;
-        let loaded = global.load_running(&arguments.sources.inputs(global)?)?;
-        print_warnings(&loaded.warnings);
-        let survey = loaded.setup.survey_of(&loaded.state, now())?;
-        let keys = survey.all_key_uses(loaded.state.root(), now());
-        let rows: Vec<PolicyRow> = keys.iter().map(row).collect();
-        let unmatched = survey.unmatched_overrides(&keys);
-        let unmatched = (!unmatched.is_empty()).then(|| {
-            format!(
-                "the policy has overrides for keys that this node does not have: {}",
-                unmatched.join(", ")
-            )
-        });
-        let body = PolicyBody {
-            verdict: KeyVerdict::of_all(rows.iter().map(|row| row.verdict)),
-            keys: rows,
-            warnings: compliance::warnings(&keys)
-                .into_iter()
-                .chain(unmatched)
-                .collect(),
-        };
-        let count = |wanted: KeyVerdict| {
-            let verdicts = body.keys.iter().map(|row| row.verdict);
-            verdicts.filter(|verdict| *verdict == wanted).count()
-        };
-        let (code, next) = match body.verdict {
-            KeyVerdict::NotCompliant => (
-                ExitCode::Refused,
-                Some(
-                    "nodepki plan shows what a renewal changes; a CA is replaced with nodepki authority",
-                ),
-            ),
-            KeyVerdict::Unknown => (
-                ExitCode::Pending,
-                Some("the lines below the rows name what was not compared, and why"),
-            ),
-            _ => (ExitCode::Done, None),
-        };
-        let closing = Closing::default()
-            .or_nothing("no keys")
-            .count(
-                count(KeyVerdict::NotCompliant),
-                "notCompliant",
-                "not compliant",
-            )
-            .count(count(KeyVerdict::Unknown), "unknown", "unknown")
-            .count(count(KeyVerdict::Compliant), "compliant", "compliant")
-            .then(next.map(str::to_owned));
-        global.print_document(DocumentKind::Policy, code, &closing, &body, || text(&body))?;
-        Ok(code)
+        match self {
+            PolicyCommand::Check(sources) => check(sources, global),
+            PolicyCommand::Crd { registered } => {
+                let registered: Vec<String> = registered.iter().map(ToString::to_string).collect();
+                global.print_value(&definition(&registered), OutputFormat::Yaml)
+            }
+            PolicyCommand::Export(sources) => export(sources, global),
+        }
     }
+}
+
+fn export(sources: SourceOptions, global: &GlobalOptions) -> Result<ExitCode, Failure> {
+    let loaded = global.load_running(&sources.inputs(global)?)?;
+    print_warnings(&loaded.warnings);
+    let policy = &loaded.setup.plan.policy;
+    let rules = policy.rules();
+    print_message(&format!(
+        "note: keys that no rule names follow kubeadm's encryptionAlgorithm, here {}",
+        policy.kubeadm()
+    ));
+    let registered: Vec<String> = rules.registered_names().collect();
+    if !registered.is_empty() {
+        print_message(&format!(
+            "note: the definition must know the registered certificates: nodepki policy crd --registered {}",
+            registered.join(" --registered ")
+        ));
+    }
+    global.print_value(&rules.to_object(), OutputFormat::Yaml)
+}
+
+fn check(sources: SourceOptions, global: &GlobalOptions) -> Result<ExitCode, Failure> {
+    let loaded = global.load_running(&sources.inputs(global)?)?;
+    print_warnings(&loaded.warnings);
+    let survey = loaded.setup.survey_of(&loaded.state, now())?;
+    let keys = survey.all_key_uses(loaded.state.root(), now());
+    let rows: Vec<PolicyRow> = keys.iter().map(row).collect();
+    let unmatched = survey.unmatched_overrides(&keys);
+    let unmatched = (!unmatched.is_empty()).then(|| {
+        format!(
+            "the policy has overrides for keys that this node does not have: {}",
+            unmatched.join(", ")
+        )
+    });
+    let body = PolicyBody {
+        verdict: KeyVerdict::of_all(rows.iter().map(|row| row.verdict)),
+        keys: rows,
+        warnings: compliance::warnings(&keys)
+            .into_iter()
+            .chain(unmatched)
+            .collect(),
+    };
+    let count = |wanted: KeyVerdict| {
+        let verdicts = body.keys.iter().map(|row| row.verdict);
+        verdicts.filter(|verdict| *verdict == wanted).count()
+    };
+    let (code, next) = match body.verdict {
+        KeyVerdict::NotCompliant => (
+            ExitCode::Refused,
+            Some(
+                "nodepki plan shows what a renewal changes; a CA is replaced with nodepki authority",
+            ),
+        ),
+        KeyVerdict::Unknown => (
+            ExitCode::Pending,
+            Some("the lines below the rows name what was not compared, and why"),
+        ),
+        _ => (ExitCode::Done, None),
+    };
+    let closing = Closing::default()
+        .or_nothing("no keys")
+        .count(
+            count(KeyVerdict::NotCompliant),
+            "notCompliant",
+            "not compliant",
+        )
+        .count(count(KeyVerdict::Unknown), "unknown", "unknown")
+        .count(count(KeyVerdict::Compliant), "compliant", "compliant")
+        .then(next.map(str::to_owned));
+    global.print_document(DocumentKind::Policy, code, &closing, &body, || text(&body))?;
+    Ok(code)
 }
 
 fn row(key: &KeyUse) -> PolicyRow {

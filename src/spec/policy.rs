@@ -5,11 +5,15 @@
 //! a key or without a lifetime leaves that one to the next entry. `lifetime` is a field of nodepki, for which OpenShift's
 //! proposal reserves the name. Pure.
 
+mod object;
 mod read;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
+
+pub(crate) use self::object::{GROUP, VERSIONS, definition};
+pub(crate) use self::read::SINGLETON;
 
 use self::KeyOwner::Leaf;
 use crate::kube::kubeadm::{self, KubernetesVersion};
@@ -29,6 +33,9 @@ pub enum Category {
 }
 
 impl Category {
+    /// All categories.
+    pub(crate) const ALL: [Category; 3] = [Category::Signer, Category::Serving, Category::Client];
+
     /// Returns the category of a leaf certificate.
     pub fn of(name: CertName) -> Category {
         match name {
@@ -232,6 +239,16 @@ impl KeyPolicy {
             }
         }
         faults.outcome(KeyPolicy::new(rules.unwrap_or_default(), kubeadm))
+    }
+
+    /// Returns the rules, without kubeadm's algorithm.
+    pub(crate) fn rules(&self) -> &KeyRules {
+        &self.rules
+    }
+
+    /// Returns kubeadm's algorithm, for certificates that no rule names.
+    pub(crate) fn kubeadm(&self) -> KeyAlgorithm {
+        self.kubeadm
     }
 
     /// Returns the key of a leaf certificate.

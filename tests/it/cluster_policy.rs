@@ -68,8 +68,12 @@ fn planned_key(node: &ClusterNode, name: &str) -> String {
 }
 
 fn wait_for_key(node: &ClusterNode, algorithm: &str) {
-    wait_until(&format!("apiserver is planned with {algorithm}"), || {
-        planned_key(node, "apiserver") == algorithm
+    wait_for_key_of(node, "apiserver", algorithm);
+}
+
+fn wait_for_key_of(node: &ClusterNode, name: &str, algorithm: &str) {
+    wait_until(&format!("{name} is planned with {algorithm}"), || {
+        planned_key(node, name) == algorithm
     });
 }
 
@@ -168,5 +172,211 @@ fn documented_role_is_sufficient_to_read_the_policy() {
     let mut daemon = Daemon::start(node);
     wait_for_key(node, "ECDSA-P384");
     assert_eq!(node.caller(READER).delete(&object).0, 403);
+    daemon.stop();
+}
+
+/// One key in the form of a policy.
+fn key(algorithm: &str, block: &str, field: &str, value: impl Into<Value>) -> Value {
+    let value: Value = value.into();
+    json!({"key": {"algorithm": algorithm, block: {field: value}}})
+}
+
+/// The definition of `policy crd`, at the real API server: the example of OpenShift's enhancement, what nodepki adds, and each
+/// fault that the enhancement's markers and rules find.
+#[test]
+fn definition_permits_valid_policies_only() {
+    let cluster = Cluster::start(Authorities::External);
+    let node = cluster.first();
+    let admin = cluster.admin();
+    let ran = node.nodepki(&["policy", "crd", "--registered", "webhook", "-o", "json"]);
+    let definition: Value = serde_json::from_str(&ran.stdout).unwrap();
+    let (status, answer) = admin.post(CRDS, &definition);
+    assert_eq!(status, 201, "{answer}");
+    let objects = "/apis/config.openshift.io/v1/pkis";
+    wait_until("the resource is served", || admin.get(objects).0 == 200);
+
+    let rsa = |size: i64| key("RSA", "rsa", "keySize", size);
+    let ecdsa = |curve: &str| key("ECDSA", "ecdsa", "curve", curve);
+    let category =
+        |name: &str, certificate: Value| json!({"category": name, "certificate": certificate});
+    let named = |name: &str, certificate: Value| json!({"certificateName": name, "certificate": certificate});
+    let categories = |items: &[Value]| json!({"categories": items});
+    let overrides = |items: &[Value]| json!({"overrides": items});
+    let object = |name: &str, spec: &Value| {
+        json!({
+            "apiVersion": "config.openshift.io/v1",
+            "kind": "PKI",
+            "metadata": {"name": name},
+            "spec": spec,
+        })
+    };
+    let enhancement = json!({
+        "defaults": rsa(2048),
+        "categories": [
+            category("SignerCertificate", rsa(4096)),
+            category("ServingCertificate", ecdsa("P384")),
+            category("ClientCertificate", ecdsa("P256")),
+        ],
+        "overrides": [named("etcd-signer", rsa(4096))],
+    });
+    for spec in [
+        json!({}),
+        enhancement,
+        json!({"defaults": {"lifetime": "720h30m"}}),
+        json!({"defaults": key("MLDSA", "mldsa", "parameterSet", "ML-DSA-65")}),
+        overrides(&[
+            named("etcd-server", ecdsa("P521")),
+            named("super-admin.conf", json!({"lifetime": "24h"})),
+            named("webhook", rsa(3072)),
+            named("sa", rsa(4096)),
+        ]),
+    ] {
+        let (status, answer) =
+            admin.post(&format!("{objects}?dryRun=All"), &object("cluster", &spec));
+        assert_eq!(status, 201, "{spec}: {answer}");
+    }
+    let union = "algorithm must match the configuration";
+    for (spec, why) in [
+        (json!({"defaults": rsa(1024)}), "Unsupported value: 1024"),
+        (
+            json!({"defaults": ecdsa("P-256")}),
+            "Unsupported value: \"P-256\"",
+        ),
+        (
+            json!({"defaults": key("DSA", "rsa", "keySize", 2048)}),
+            "Unsupported value: \"DSA\"",
+        ),
+        (
+            json!({"defaults": key("RSA", "ecdsa", "curve", "P256")}),
+            union,
+        ),
+        (
+            json!({"defaults": {"key": {"algorithm": "ECDSA", "ecdsa": {"curve": "P256"}, "rsa": {"keySize": 2048}}}}),
+            union,
+        ),
+        (json!({"defaults": {"key": {"algorithm": "RSA"}}}), union),
+        (
+            json!({"defaults": {"key": {"rsa": {"keySize": 2048}}}}),
+            "algorithm: Required value",
+        ),
+        (
+            json!({"defaults": {"key": {"algorithm": "RSA", "rsa": {}}}}),
+            "keySize: Required value",
+        ),
+        (json!({"defaults": {}}), "key is required"),
+        (
+            json!({"defaults": {"lifetime": "0s"}}),
+            "must be longer than zero",
+        ),
+        (json!({"defaults": {"lifetime": "a year"}}), "lifetime"),
+        (
+            categories(&[category("Serving", rsa(2048))]),
+            "Unsupported value: \"Serving\"",
+        ),
+        (
+            categories(&[
+                category("ClientCertificate", rsa(2048)),
+                category("ClientCertificate", rsa(4096)),
+            ]),
+            "Duplicate value",
+        ),
+        (
+            categories(&[category("SignerCertificate", json!({"lifetime": "24h"}))]),
+            "lifetime is for leaf certificates only",
+        ),
+        (
+            categories(&[json!({"category": "ClientCertificate"})]),
+            "certificate: Required value",
+        ),
+        (
+            overrides(&[named("etcd-sever", rsa(2048))]),
+            "certificateName must be a well-known certificate name",
+        ),
+        (
+            overrides(&[
+                named("etcd-server", rsa(2048)),
+                named("etcd-server", rsa(4096)),
+            ]),
+            "Duplicate value",
+        ),
+        (
+            overrides(&[named("etcd-signer", json!({"lifetime": "24h"}))]),
+            "lifetime is for leaf certificates only",
+        ),
+        (
+            overrides(&[json!({"certificate": rsa(2048)})]),
+            "certificateName: Required value",
+        ),
+    ] {
+        let (status, answer) = admin.post(objects, &object("cluster", &spec));
+        let message = answer["message"].as_str().unwrap_or_default();
+        assert_eq!(status, 422, "{spec}: {answer}");
+        assert!(message.contains(why), "{spec}: {message}");
+    }
+    let (status, answer) = admin.post(objects, &object("other", &json!({})));
+    assert_eq!(status, 422, "{answer}");
+    assert!(
+        answer["message"].as_str().unwrap().contains("singleton"),
+        "{answer}"
+    );
+}
+
+/// The policy in the settings of a node becomes that of the cluster, and the plan of the node stays the same.
+#[test]
+fn exported_policy_moves_to_the_cluster() {
+    let cluster = Cluster::start(Authorities::External);
+    let node = cluster.first();
+    let admin = cluster.admin();
+    configure(node, "");
+    let settings = std::fs::read_to_string(node.path("/etc/nodepki/config.yaml")).unwrap();
+    let rules = "\
+pki:
+  defaults: {lifetime: 4320h}
+  categories: [{category: ClientCertificate, certificate: {key: {algorithm: RSA, rsa: {keySize: 3072}}}}]
+  overrides: [{certificateName: etcd-server, certificate: {key: {algorithm: ECDSA, ecdsa: {curve: P384}}}}]
+";
+    node.write(
+        "/etc/nodepki/config.yaml",
+        &format!(
+            "{}{rules}",
+            settings.replace("enabled: true", "enabled: false")
+        ),
+    );
+    let names = ["etcd-server", "scheduler.conf", "apiserver"];
+    let planned = || names.map(|name| planned_key(node, name));
+    let before = planned();
+    assert_eq!(before, ["ECDSA-P384", "RSA-3072", "ECDSA-P256"]);
+    let ran = node.nodepki(&["policy", "export"]);
+    ran.says("note: keys that no rule names follow kubeadm's encryptionAlgorithm, here ECDSA-P256");
+    node.write("/var/tmp/pki.yaml", &ran.stdout);
+    let ran = node.nodepki(&["policy", "crd"]);
+    node.write("/var/tmp/crd.yaml", &ran.stdout);
+    let kubectl = crate::servers::bin("kubectl");
+    let apply = |file: &str| {
+        let arguments = [
+            "--kubeconfig=/etc/kubernetes/super-admin.conf",
+            "--cache-dir=/var/tmp/kubectl",
+            "apply",
+            "-f",
+            file,
+        ];
+        node.run(kubectl.to_str().unwrap(), &arguments)
+    };
+    apply("/var/tmp/crd.yaml").done();
+    let objects = "/apis/config.openshift.io/v1/pkis";
+    wait_until("the resource is served", || admin.get(objects).0 == 200);
+    apply("/var/tmp/pki.yaml").done();
+
+    node.write("/etc/nodepki/config.yaml", &settings);
+    assert_eq!(planned_key(node, "scheduler.conf"), "ECDSA-P256");
+    let mut daemon = Daemon::start(node);
+    wait_for_key_of(node, "scheduler.conf", "RSA-3072");
+    assert_eq!(planned(), before);
+    // The policy of the cluster is exported as it is.
+    let ran = node.nodepki(&["policy", "export"]);
+    node.write("/var/tmp/again.yaml", &ran.stdout);
+    let [first, again] = ["/var/tmp/pki.yaml", "/var/tmp/again.yaml"]
+        .map(|path| std::fs::read_to_string(node.path(path)).unwrap());
+    assert_eq!(first, again);
     daemon.stop();
 }

@@ -34,6 +34,8 @@ const LINES: [(&str, &[&str]); 46] = [
     ("needs-renewal", &[]),
     ("daemon", &[]),
     ("policy check", &[]),
+    ("policy crd", &[]),
+    ("policy export", &[]),
     ("crl", NO_WAIT),
     ("audit verify", &[]),
     ("audit show", &[]),

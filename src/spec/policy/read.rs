@@ -8,19 +8,19 @@
 //!
 //! To map one more OpenShift name, add a row to `OPENSHIFT_NAMES`.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::KeyOwner::{Authority as Ca, Leaf};
 use super::{Category, Choice, ChosenValue, KeyOwner, KeyRules};
-use crate::kube::names::{Authority, CertName};
+use crate::kube::names::{Authority, CertName, RegisteredName};
 use crate::x509::KeyAlgorithm;
 use crate::yaml::schema::duration;
 use crate::yaml::{FaultSeverity, Faults, Field, Map, Node, Walk, did_you_mean, format_duration};
 
 /// OpenShift's well-known names and their counterparts in a kubeadm cluster; an empty list means none.
 ///
-/// Several signers of OpenShift correspond to one of kubeadm, so several names may mean the same key; their choices must
-/// then be equal. `kubelet-client` is OpenShift's bootstrap identity, for which a kubeadm cluster uses a token.
+/// Several signers of OpenShift correspond to one of kubeadm, so several names may mean the same key; the first one counts. `kubelet-client` is OpenShift's bootstrap identity, for which a kubeadm cluster uses a token.
 #[rustfmt::skip]
 pub(super) const OPENSHIFT_NAMES: &[(&str, &[KeyOwner])] = &[
     ("admin-kubeconfig-signer",               &[Ca(Authority::Ca)]),
@@ -56,8 +56,17 @@ pub(super) const OPENSHIFT_NAMES: &[(&str, &[KeyOwner])] = &[
     ("journal-gatewayd-client",               &[]),
 ];
 
+/// Which names of registered certificates an override may have.
+#[derive(Clone, Copy)]
+enum RegisteredNames {
+    /// Those of the same settings.
+    Declared,
+    /// Any that is not similar to a known name: the policy of a cluster may name certificates of other nodes.
+    Any,
+}
+
 /// Name of the only object of OpenShift's resource `PKI`.
-const SINGLETON: &str = "cluster";
+pub(crate) const SINGLETON: &str = "cluster";
 
 /// Keys for the categories in the installer's form and in `certificateManagement.custom`.
 const CATEGORY_KEYS: [(&str, Category); 3] = [
@@ -71,7 +80,7 @@ impl KeyRules {
     pub fn read(field: &Field<'_>, faults: &mut Faults) -> KeyRules {
         let mut rules = KeyRules::default();
         if let Some(map) = field.map() {
-            rules.read_spec(&map, faults);
+            rules.read_spec(&map, RegisteredNames::Declared, faults);
         }
         rules
     }
@@ -114,7 +123,7 @@ impl KeyRules {
             match map.get("spec") {
                 Some(spec) => {
                     if let Some(spec) = spec.map() {
-                        rules.read_spec(&spec, &mut faults);
+                        rules.read_spec(&spec, RegisteredNames::Any, &mut faults);
                     }
                 }
                 None => map
@@ -128,7 +137,7 @@ impl KeyRules {
     }
 
     /// Reads the enhancement's three lists, the installer's keys, or the API's `certificateManagement`.
-    fn read_spec(&mut self, map: &Map<'_>, faults: &mut Faults) {
+    fn read_spec(&mut self, map: &Map<'_>, registered: RegisteredNames, faults: &mut Faults) {
         if let Some(management) = map.get("certificateManagement") {
             let flat = CATEGORY_KEYS.map(|(key, _)| key);
             for key in ["defaults", "categories", "overrides"].iter().chain(&flat) {
@@ -153,8 +162,9 @@ impl KeyRules {
                 }
                 item.finish();
             }
+            let mut mapped = BTreeSet::new();
             for item in items(map, "overrides") {
-                self.read_override(&item, faults);
+                self.read_override(&item, registered, &mut mapped, faults);
                 item.finish();
             }
         }
@@ -282,7 +292,14 @@ impl KeyRules {
         self.categories.insert(category, choice);
     }
 
-    fn read_override(&mut self, item: &Map<'_>, faults: &mut Faults) {
+    /// `mapped` are the owners whose choice so far comes from a name of OpenShift's.
+    fn read_override(
+        &mut self,
+        item: &Map<'_>,
+        registered: RegisteredNames,
+        mapped: &mut BTreeSet<KeyOwner>,
+        faults: &mut Faults,
+    ) {
         let choice = read_required_choice(item);
         let Some(field) = item.get("certificateName") else {
             item.field().error(
@@ -293,7 +310,25 @@ impl KeyRules {
         };
         let Some(name) = field.string() else { return };
         let openshift = OPENSHIFT_NAMES.iter().find(|(known, _)| *known == name);
-        let registered = || Some(Leaf(field.walk().declared(&name)?.parse().ok()?));
+        let names = || {
+            let mut names: Vec<String> = KeyOwner::named().map(|owner| owner.to_string()).collect();
+            names.extend(field.walk().all_declared());
+            names
+        };
+        let suggestion = || {
+            let names = names();
+            let known = names.iter().map(String::as_str);
+            let openshift = OPENSHIFT_NAMES.iter().map(|(name, _)| *name);
+            did_you_mean(&name, known.chain(openshift))
+        };
+        let registered = || {
+            let is_registered = match registered {
+                RegisteredNames::Declared => field.walk().declared(&name).is_some(),
+                RegisteredNames::Any => openshift.is_none() && suggestion().is_none(),
+            };
+            let registered: RegisteredName = name.parse().ok().filter(|_| is_registered)?;
+            Some(Leaf(CertName::Registered(registered)))
+        };
         let owners = match (KeyOwner::parse(&name).or_else(registered), openshift) {
             (Some(owner), _) => vec![owner],
             (None, Some((_, []))) => {
@@ -305,21 +340,13 @@ impl KeyRules {
             }
             (None, Some((_, owners))) => owners.to_vec(),
             (None, None) => {
-                let mut names: Vec<String> =
-                    KeyOwner::named().map(|owner| owner.to_string()).collect();
-                names.extend(field.walk().all_declared());
-                let known = names.iter().map(String::as_str);
-                let suggestion = did_you_mean(
-                    &name,
-                    known.chain(OPENSHIFT_NAMES.iter().map(|(name, _)| *name)),
-                );
                 field.error(
                     format!("{name:?} is not a name of a certificate, an authority or sa"),
-                    match suggestion {
+                    match suggestion() {
                         Some(suggestion) => format!("did you mean {suggestion}?"),
                         None => format!(
                             "use one of {}, or a well-known name of OpenShift",
-                            names.join(", ")
+                            names().join(", ")
                         ),
                     },
                 );
@@ -327,27 +354,38 @@ impl KeyRules {
             }
         };
         let Some(choice) = choice else { return };
+        let is_mapped = KeyOwner::parse(&name).is_none() && openshift.is_some();
         for owner in owners {
-            match self.overrides.get(&owner) {
-                Some(earlier) => {
-                    if let Some((first, second)) = earlier.conflict(&choice) {
-                        let message = format!(
-                            "{name} requests {second} for {owner}, but line {} requests {first}",
-                            earlier.line()
-                        );
-                        faults.push(field.spot().error(
-                            message,
-                            "make both the same, as a kubeadm cluster has one key for both",
-                        ));
+            if let Some(earlier) = self.overrides.get(&owner) {
+                let was_mapped = mapped.contains(&owner);
+                if let Some((first, second)) = earlier.conflict(&choice) {
+                    let message = format!(
+                        "{name} requests {second} for {owner}, but line {} requests {first}",
+                        earlier.line()
+                    );
+                    const FIX: &str =
+                        "make both the same, as a kubeadm cluster has one key for both";
+                    if is_mapped || was_mapped {
+                        // A name of kubeadm's counts, or else the first one of OpenShift's.
+                        let counts = if is_mapped { first } else { second };
+                        field.warning(format!("{message}; {counts} counts"), FIX);
+                    } else {
+                        faults.push(field.spot().error(message, FIX));
                     }
                 }
-                None => {
-                    if !matches!(owner, Leaf(_)) {
-                        choice.forbid_lifetime(faults);
-                    }
-                    self.overrides.insert(owner, choice.clone());
+                if is_mapped || !was_mapped {
+                    continue;
                 }
             }
+            if !matches!(owner, Leaf(_)) {
+                choice.forbid_lifetime(faults);
+            }
+            if is_mapped {
+                mapped.insert(owner);
+            } else {
+                mapped.remove(&owner);
+            }
+            self.overrides.insert(owner, choice.clone());
         }
     }
 }

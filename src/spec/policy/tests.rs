@@ -216,16 +216,23 @@ fn warns_of_lifetime_of_more_than_a_year_once() {
 }
 
 #[test]
-fn refuses_different_lifetimes_for_one_key() {
-    let conflict = faults(
+fn names_lifetime_that_counts_of_two_for_one_key() {
+    let (read, warnings) = rules(
         "overrides:\n\
          - {certificateName: etcd-peer, certificate: {lifetime: 48h}}\n\
          - {certificateName: etcd-peer-server, certificate: {lifetime: 24h}}",
+    )
+    .unwrap();
+    let warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        warnings,
+        [
+            "pki.yaml:7:23: spec.overrides[1].certificateName: etcd-peer-server requests 24h for etcd-peer, but line 6 requests 48h; 48h counts (make both the same, as a kubeadm cluster has one key for both)"
+        ]
     );
-    assert!(
-        conflict.contains("etcd-peer-server requests 24h for etcd-peer, but line 6 requests 48h"),
-        "{conflict}"
-    );
+    let policy = KeyPolicy::new(read, KeyAlgorithm::Rsa2048);
+    let lifetime = policy.lifetime_of(CertName::EtcdPeer).unwrap();
+    assert_eq!(lifetime, Duration::from_secs(48 * 3600));
 }
 
 #[test]
@@ -327,14 +334,27 @@ fn maps_openshift_names_and_reports_conflicts() {
             "pki.yaml:9:23: spec.overrides[3].certificateName: service-ca has no counterpart in a kubeadm cluster and is ignored (remove the entry if the file is for kubeadm clusters only)"
         ]
     );
-    let spec = format!(
-        "overrides:\n{}{}",
-        entry("etcd-signer", 4096),
-        entry("etcd-ca", 3072)
-    );
+    // kubeadm's name counts, or else the first one.
+    for (first, second, counts) in [
+        ("etcd-signer", "etcd-ca", KeyAlgorithm::Rsa3072),
+        ("etcd-ca", "etcd-signer", KeyAlgorithm::Rsa4096),
+    ] {
+        let spec = format!("overrides:\n{}{}", entry(first, 4096), entry(second, 3072));
+        let (read, warnings) = rules(&spec).unwrap();
+        let warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            warnings,
+            [format!(
+                "pki.yaml:7:23: spec.overrides[1].certificateName: {second} requests RSA-3072 for etcd-ca, but line 6 requests RSA-4096; {counts} counts (make both the same, as a kubeadm cluster has one key for both)"
+            )]
+        );
+        let policy = KeyPolicy::new(read, KeyAlgorithm::Rsa2048);
+        assert_eq!(policy.key_for_authority(Authority::EtcdCa), counts);
+    }
+    let spec = format!("overrides:\n{}{}", entry("ca", 4096), entry("ca", 3072));
     assert_eq!(
         faults(&spec),
-        "pki.yaml:7:23: spec.overrides[1].certificateName: etcd-ca requests RSA-3072 for etcd-ca, but line 6 requests RSA-4096 (make both the same, as a kubeadm cluster has one key for both)"
+        "pki.yaml:7:23: spec.overrides[1].certificateName: ca requests RSA-3072 for ca, but line 6 requests RSA-4096 (make both the same, as a kubeadm cluster has one key for both)"
     );
     for (name, _) in OPENSHIFT_NAMES {
         assert!(
@@ -476,4 +496,52 @@ fn refuses_policy_with_other_name() {
         faults.contains("pki.yaml:3:18: metadata.name: \"other\" is not the cluster's policy"),
         "{faults}"
     );
+}
+
+#[test]
+fn policy_of_cluster_names_registered_certificates() {
+    let entry = |name: &str| {
+        format!(
+            "overrides: [{{certificateName: {name}, certificate: {{key: {{algorithm: ECDSA, ecdsa: {{curve: P384}}}}}}}}]"
+        )
+    };
+    let policy = policy(&entry("konnectivity-server"));
+    let name = CertName::Registered("konnectivity-server".parse().unwrap());
+    assert_eq!(policy.key_for(name), KeyAlgorithm::EcdsaP384);
+    let similar = faults(&entry("etcd-sever"));
+    assert!(
+        similar.ends_with("(did you mean etcd-server?)"),
+        "{similar}"
+    );
+}
+
+#[test]
+fn object_has_the_rules_it_was_made_of() {
+    for spec in [
+        "{}",
+        "defaults: {key: {algorithm: RSA, rsa: {keySize: 4096}}, lifetime: 1h30m}",
+        "categories:\n\
+         - {category: SignerCertificate, certificate: {key: {algorithm: MLDSA, mldsa: {parameterSet: ML-DSA-87}}}}\n\
+         - {category: ServingCertificate, certificate: {lifetime: 24h}}\n\
+         overrides:\n\
+         - {certificateName: etcd-server, certificate: {key: {algorithm: ECDSA, ecdsa: {curve: P521}}}}\n\
+         - {certificateName: aggregator-signer, certificate: {key: {algorithm: RSA, rsa: {keySize: 3072}}}}\n\
+         - {certificateName: webhook, certificate: {key: {algorithm: RSA, rsa: {keySize: 2048}}}}\n\
+         - {certificateName: sa, certificate: {key: {algorithm: RSA, rsa: {keySize: 2048}}}}",
+        "certificateManagement: {mode: Custom, custom: {defaults: {key: {algorithm: ECDSA, ecdsa: {curve: P256}}}}}",
+    ] {
+        let (first, _) = rules(spec).unwrap();
+        let object = first.to_object();
+        let document = yaml::parse("pki.yaml", &object.to_string()).unwrap();
+        let (again, warnings) = KeyRules::from_document(&document[0]).unwrap();
+        assert!(warnings.is_empty(), "{spec}");
+        assert_eq!(again.to_object(), object, "{spec}");
+        for owner in KeyOwner::named() {
+            let value = |rules: &KeyRules| {
+                let key = rules.key(owner).map(|key| key.value);
+                (key, rules.lifetime(owner).map(|lifetime| lifetime.value))
+            };
+            assert_eq!(value(&again), value(&first), "{spec}: {owner}");
+        }
+    }
 }
