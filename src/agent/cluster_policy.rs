@@ -1,9 +1,10 @@
 //! The key policy in the cluster: OpenShift's object `pkis.config.openshift.io/cluster`.
 //!
 //! [`ClusterPolicyWatch`] follows the object within the daemon and keeps the last valid document in the state directory;
-//! [`ClusterPolicy::read`] reads it there, without the cluster, for every command. A faulty document is reported, also by an
-//! Event about the object, and does not replace the last valid one. Without the object, and without its definition, the
-//! policy of the node's own configuration applies.
+//! [`ClusterPolicy::read`] reads it there, without the cluster, for every command, and [`ClusterPolicy::fetch`] reads the object once for a
+//! command that may issue certificates. A faulty document is reported, also by an Event about the object, and does not
+//! replace the last valid one. Without the object, and without its definition, the policy of the node's own configuration
+//! applies.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -47,8 +48,14 @@ const fn version(version: &'static str) -> Resource {
 pub(super) struct ClusterPolicy {
     /// Rules of the last valid document; `None` without one.
     pub(super) rules: Option<KeyRules>,
-    /// Why the policy in the cluster is not used.
+    /// Why it is not known what the policy in the cluster requires.
     pub(super) warning: Option<String>,
+    /// Why this run could not read the policy again; the last one is used.
+    pub(super) note: Option<String>,
+    /// The last answer of the cluster.
+    record: Option<ClusterPolicyRecord>,
+    /// Whether the record is newer than that in the state directory.
+    is_new: bool,
 }
 
 impl ClusterPolicy {
@@ -61,21 +68,26 @@ impl ClusterPolicy {
             Ok(record) => record,
             Err(error) => {
                 return ClusterPolicy {
-                    rules: None,
                     warning: Some(format!(
-                        "the key policy of the cluster is ignored until the daemon has read it again: {error}"
+                        "the key policy of the cluster is ignored until it was read again: {error}"
                     )),
+                    ..ClusterPolicy::default()
                 };
             }
         };
-        let Some(ClusterPolicyRecord { document, refused }) = record else {
-            return ClusterPolicy {
-                rules: None,
+        match record {
+            Some(record) => ClusterPolicy::of(record),
+            None => ClusterPolicy {
                 warning: Some(format!(
-                    "clusterPolicy.enabled: {OBJECT} was not read yet (start nodepki daemon, which reads it)"
+                    "clusterPolicy.enabled: {OBJECT} was not read yet (nodepki renew and nodepki daemon read it)"
                 )),
-            };
-        };
+                ..ClusterPolicy::default()
+            },
+        }
+    }
+
+    fn of(record: ClusterPolicyRecord) -> ClusterPolicy {
+        let ClusterPolicyRecord { document, refused } = record.clone();
         let in_force = match document {
             Some(_) => "the last valid one is used",
             None => "the key policy of this node is used",
@@ -88,7 +100,63 @@ impl ClusterPolicy {
                 None
             }
         });
-        ClusterPolicy { rules, warning }
+        ClusterPolicy {
+            rules,
+            warning,
+            record: Some(record),
+            ..ClusterPolicy::default()
+        }
+    }
+
+    /// Returns whether the cluster has ever answered.
+    pub(super) fn was_read(&self) -> bool {
+        self.record.is_some()
+    }
+
+    /// Takes the answer of the cluster.
+    pub(super) fn learn(&mut self, read: Result<ClusterPolicyRecord, Failure>) {
+        match read {
+            Ok(record) if self.record.as_ref() != Some(&record) => {
+                *self = ClusterPolicy {
+                    is_new: true,
+                    ..ClusterPolicy::of(record)
+                };
+            }
+            Ok(_) => {}
+            Err(failure) => {
+                let why = format!("{OBJECT} cannot be read: {}", failure.one_line());
+                if self.was_read() {
+                    self.note = Some(format!("{why}; the policy that was read last is used"));
+                } else {
+                    self.warning = Some(format!("{why}; the key policy of this node is used"));
+                }
+            }
+        }
+    }
+
+    /// Returns the record, if it is to be kept for runs without the cluster.
+    pub(super) fn to_keep(&self) -> Option<&ClusterPolicyRecord> {
+        self.record.as_ref().filter(|_| self.is_new)
+    }
+
+    /// Reads the object once. No object, and no definition of it, is no policy.
+    pub(super) async fn fetch(&self, api: &Api) -> Result<ClusterPolicyRecord, ApiError> {
+        let group = match api.document(&format!("/apis/{GROUP}")).await {
+            Err(ApiError::Refused(status)) if status.code == 404 => Value::Null,
+            group => group?,
+        };
+        let object = match known_version(&group) {
+            Some(resource) => api
+                .read(resource, None, NAME)
+                .await?
+                .map(|object| (object, resource)),
+            None => None,
+        };
+        Ok(
+            object.map_or_else(ClusterPolicyRecord::default, |(object, resource)| {
+                accept(self.record.clone().unwrap_or_default(), &object, resource)
+            }),
+        )
     }
 }
 

@@ -92,6 +92,14 @@ impl JoinedCluster {
         }
     }
 
+    /// Returns the API of the cluster.
+    ///
+    /// # Errors
+    /// A cluster that is not found, or is not the expected one.
+    pub async fn api(&self) -> Result<&Api, Failure> {
+        Ok(&self.found().await?.1)
+    }
+
     async fn found(&self) -> Result<&(Discovered, Api), Failure> {
         self.found
             .get_or_try_init(|| async {

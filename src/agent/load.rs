@@ -24,6 +24,7 @@ mod host;
 mod identity;
 mod known;
 mod places;
+mod policy;
 mod reach;
 mod running;
 mod scratch;
@@ -119,6 +120,8 @@ pub struct Loaded {
     pub kubeadm_file: Option<String>,
     /// Problems that do not stop a run.
     pub warnings: Vec<String>,
+    /// The key policy of the cluster, if it was read and differs from the kept one.
+    pub(super) policy_to_keep: Option<crate::store::ClusterPolicyRecord>,
 }
 
 /// Loads the inputs of a run at `now` from this node, without any request to the cluster.
@@ -168,6 +171,7 @@ pub async fn load_joining(
     }
     known.require_configuration(root)?;
     let Some(join) = known.documents.join().cloned() else {
+        known.learn_policy(root, inputs, None).await;
         return known.assemble_to_keep(root, inputs, false, clock());
     };
     let files = DefinedFiles::new(root, Origin::Node);
@@ -186,6 +190,7 @@ pub async fn load_joining(
     } else if takes_from_cluster(&known.settings, &documents) {
         fetched = learn_as_worker(root, inputs, &mut known, &cluster).await?;
     }
+    known.learn_policy(root, inputs, Some(&cluster)).await;
     let handover = known.documents.join_document();
     let mut loaded = known.assemble_to_keep(root, inputs, fetched, clock())?;
     // A worker does not get the keys that control-plane nodes share.
@@ -241,6 +246,7 @@ pub async fn load_running(
         known.kept = Some(given);
     }
     known.require_configuration(root)?;
+    known.learn_policy(root, inputs, None).await;
     known.assemble_to_keep(root, inputs, fetches, clock())
 }
 
@@ -323,6 +329,17 @@ fn state_of(
 }
 
 impl Loaded {
+    /// Keeps the key policy of the cluster for runs that cannot read it.
+    ///
+    /// # Errors
+    /// A state directory that cannot be written.
+    pub fn keep_cluster_policy(&self, root: &NodeRoot) -> Result<(), Failure> {
+        match &self.policy_to_keep {
+            Some(record) => Ok(root.keep_cluster_policy(record)?),
+            None => Ok(()),
+        }
+    }
+
     /// Address for the daemon's metrics. Settings below `--root` do not open a port of this machine.
     pub(crate) fn metrics_address(&self, root: &NodeRoot) -> Option<SocketAddr> {
         let address = self.settings.metrics.listen?;

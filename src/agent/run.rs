@@ -78,6 +78,7 @@ impl<'a> RequestRun<'a> {
         progress: &'a dyn Progress,
         survey: &mut Survey,
     ) -> Result<Self, Failure> {
+        require_policy(setup, survey)?;
         let EarlierRequests { resumed, set_aside } = resume(store, clock, survey)?;
         let mut keys_to_make: Vec<(Slot, KeyAlgorithm)> = survey
             .to_issue()
@@ -477,6 +478,21 @@ impl<'a> RequestRun<'a> {
             Some((cert.spec.name(), Err(why)))
         });
         failed.collect()
+    }
+}
+
+/// Refuses to make a key while it is not known which keys the cluster permits, if the settings require that.
+fn require_policy(setup: &RunSetup, survey: &Survey) -> Result<(), Failure> {
+    let doubts = &setup.plan.policy_doubts;
+    let makes_key = survey.to_issue().next().is_some()
+        || survey.service_account == Some(ServiceAccountAction::Make);
+    match &doubts.rules {
+        Some(why) if doubts.blocks && makes_key => Err(Failure::new(
+            ExitCode::Pending,
+            format!("nothing is issued, since clusterPolicy.required is true: {why}"),
+        )
+        .advise("let this node read the policy, and run again")),
+        _ => Ok(()),
     }
 }
 

@@ -23,6 +23,7 @@ fn run(options: &RunOptions, global: &GlobalOptions, command: &str) -> Result<Ex
     let loaded = global.load_joining(&options.inputs(global)?)?;
     let terminal = Terminal::new(global.verbose);
     let root = global.open_root()?;
+    loaded.keep_cluster_policy(&root)?;
     confine(&loaded.reach(&root)?);
     let metrics = Metrics::new(&root, &loaded.settings.metrics, &loaded.setup, "bootstrap");
     let recorder = metrics.recorder(&loaded.setup, &terminal, now());

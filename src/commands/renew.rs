@@ -177,6 +177,7 @@ impl RenewArgs {
                 command,
             );
         }
+        loaded.keep_cluster_policy(&root)?;
         confine(&loaded.reach(&root)?);
         let terminal = Terminal::new(global.verbose);
         let metrics = Metrics::new(&root, &loaded.settings.metrics, &loaded.setup, "renew");

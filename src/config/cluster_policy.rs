@@ -9,9 +9,11 @@ settings! {
     /// The object `pkis.config.openshift.io/cluster`.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct ClusterPolicySettings: Default {
-        /// The daemon reads and watches the key policy pkis.config.openshift.io/cluster, which takes precedence over `pki`.
+        /// Each run reads, and the daemon watches, the key policy pkis.config.openshift.io/cluster, which takes precedence over `pki`.
         "enabled" => pub enabled: bool = false;
-        /// Kubeconfig that may list and watch the object.
+        /// Issue nothing until the policy was read once; the first node of a cluster is exempt.
+        "required" => pub required: bool = false;
+        /// Kubeconfig that may get, list and watch the object; a joining node uses the credential of its discovery.
         "kubeconfig" => pub kubeconfig: PathBuf = ADMIN_CONF.into();
     }
 }

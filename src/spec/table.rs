@@ -40,6 +40,8 @@ pub struct NodeSpec {
 pub struct PolicyDoubts {
     /// The policy of the cluster was not read, or its present document is not valid.
     pub rules: Option<String>,
+    /// Whether nothing is issued until the policy of the cluster is known.
+    pub blocks: bool,
     /// kubeadm's `encryptionAlgorithm`, which applies where no rule does, is assumed.
     pub algorithm: Option<String>,
 }

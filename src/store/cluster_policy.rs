@@ -1,7 +1,7 @@
 //! The key policy of the cluster as it was last read: `cluster-policy.json` in the state directory.
 //!
-//! Only the daemon writes the file, without the lock of a run: it is replaced atomically, and no commit contains it. Every
-//! command reads it.
+//! The daemon, `bootstrap` and `renew` write the file, without the lock of a run: it is replaced atomically, and no commit
+//! contains it. Every command reads it.
 
 use std::path::Path;
 

@@ -1,12 +1,18 @@
 //! The key policy of the cluster, `pkis.config.openshift.io/cluster`, read by the daemon from the real kube-apiserver.
 
+use std::process::Command;
+
 use serde_json::{Value, json};
 
+use crate::join_control_plane::{by_token, worker_configuration};
+use crate::node::Ran;
 use crate::rotation_cluster::Daemon;
 use crate::servers::cluster::{Authorities, Caller, Cluster, ClusterNode, INIT};
 use crate::time::wait_until;
 
 const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+/// The settings for a command that uses the kept policy, since it cannot read the cluster's.
+const OFFLINE: &str = "/etc/nodepki/offline.yaml";
 const READER: &str = "/etc/nodepki/policy-reader.conf";
 
 /// Writes settings that follow the cluster's policy. The certificates of the node stay as they are.
@@ -18,10 +24,11 @@ kind: NodePKIConfiguration
 authorities: {{ca: {{signer: s}}, etcd-ca: {{signer: s}}, front-proxy-ca: {{signer: s}}}}
 signers: {{s: {{exec: {{command: /bin/false}}}}}}
 reload: {{hooks: [{{on: [kubelet], command: [/bin/true]}}]}}
-clusterPolicy: {{enabled: true{more}}}
 "
     );
-    node.write("/etc/nodepki/config.yaml", &settings);
+    let following = |more: &str| format!("{settings}clusterPolicy: {{enabled: true{more}}}\n");
+    node.write("/etc/nodepki/config.yaml", &following(more));
+    node.write(OFFLINE, &following(", kubeconfig: /etc/nodepki/none.conf"));
     node.write("/run/kubeadm/kubeadm.yaml", INIT);
 }
 
@@ -57,14 +64,44 @@ fn policy(version: &str, curve: &str) -> Value {
     })
 }
 
-/// Returns the key algorithm that the plan has for a certificate.
+/// Returns the key algorithm that the plan has for a certificate by the kept policy.
 fn planned_key(node: &ClusterNode, name: &str) -> String {
-    let ran = node.nodepki(&["plan", "-o", "json"]);
-    let plan: Value =
-        serde_json::from_str(&ran.stdout).unwrap_or_else(|error| panic!("{error}: {}", ran.said()));
+    key_of(
+        &node.nodepki(&["plan", "-o", "json", "--config", OFFLINE]),
+        name,
+    )
+}
+
+fn key_of(plan: &Ran, name: &str) -> String {
+    let plan: Value = serde_json::from_str(&plan.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}", plan.said()));
     let rows = plan["rows"].as_array().unwrap();
     let row = rows.iter().find(|row| row["name"] == name).unwrap();
     row["key"].as_str().unwrap().to_owned()
+}
+
+/// Applies a file of the node as its administrator.
+fn apply(node: &ClusterNode, file: &str) {
+    let kubectl = crate::servers::bin("kubectl");
+    let arguments = [
+        "--kubeconfig=/etc/kubernetes/super-admin.conf",
+        "--cache-dir=/var/tmp/kubectl",
+        "apply",
+        "-f",
+        file,
+    ];
+    node.run(kubectl.to_str().unwrap(), &arguments).done();
+}
+
+/// Creates the role of `docs/configuration.md`.
+fn permit_reading(node: &ClusterNode) {
+    let document = include_str!("../../docs/configuration.md");
+    let (_, role) = document
+        .split_once("# The right to read the key policy")
+        .unwrap();
+    let (role, _) = role.split_once("```").unwrap();
+    node.write("/var/tmp/role.yaml", &format!("#{role}"));
+    apply(node, "/var/tmp/role.yaml");
 }
 
 fn wait_for_key(node: &ClusterNode, algorithm: &str) {
@@ -83,7 +120,7 @@ fn daemon_follows_policy_of_the_cluster_and_keeps_last_valid_one() {
     let node = cluster.first();
     configure(node, "");
     assert_eq!(planned_key(node, "apiserver"), "ECDSA-P256");
-    node.nodepki(&["plan"])
+    node.nodepki(&["doctor"])
         .says("pkis.config.openshift.io/cluster was not read yet");
     let admin = cluster.admin();
     define(&admin, "v1alpha1");
@@ -101,7 +138,7 @@ fn daemon_follows_policy_of_the_cluster_and_keeps_last_valid_one() {
     wait_for_key(node, "ECDSA-P521");
     assert_eq!(admin.patch(&object, &change("P-521")).0, 200);
     wait_until("the fault is reported", || {
-        let ran = node.nodepki(&["plan"]);
+        let ran = node.nodepki(&["plan", "--config", OFFLINE]);
         ran.said().contains(
             "\"P-521\" is not a curve (use P256, P384 or P521); the last valid one is used",
         )
@@ -153,21 +190,7 @@ fn documented_role_is_sufficient_to_read_the_policy() {
     );
     let object = format!("{objects}/cluster");
     assert_eq!(node.caller(READER).get(&object).0, 403);
-    let document = include_str!("../../docs/configuration.md");
-    let (_, role) = document
-        .split_once("# The right to read the key policy")
-        .unwrap();
-    let (role, _) = role.split_once("```").unwrap();
-    node.write("/var/tmp/role.yaml", &format!("#{role}"));
-    let kubectl = crate::servers::bin("kubectl");
-    let arguments = [
-        "--kubeconfig=/etc/kubernetes/super-admin.conf",
-        "--cache-dir=/var/tmp/kubectl",
-        "apply",
-        "-f",
-        "/var/tmp/role.yaml",
-    ];
-    node.run(kubectl.to_str().unwrap(), &arguments).done();
+    permit_reading(node);
     configure(node, ", kubeconfig: /etc/kubernetes/kubelet.conf");
     let mut daemon = Daemon::start(node);
     wait_for_key(node, "ECDSA-P384");
@@ -343,7 +366,10 @@ pki:
         ),
     );
     let names = ["etcd-server", "scheduler.conf", "apiserver"];
-    let planned = || names.map(|name| planned_key(node, name));
+    let planned = || {
+        let plan = node.nodepki(&["plan", "-o", "json"]);
+        names.map(|name| key_of(&plan, name))
+    };
     let before = planned();
     assert_eq!(before, ["ECDSA-P384", "RSA-3072", "ECDSA-P256"]);
     let ran = node.nodepki(&["policy", "export"]);
@@ -351,21 +377,10 @@ pki:
     node.write("/var/tmp/pki.yaml", &ran.stdout);
     let ran = node.nodepki(&["policy", "crd"]);
     node.write("/var/tmp/crd.yaml", &ran.stdout);
-    let kubectl = crate::servers::bin("kubectl");
-    let apply = |file: &str| {
-        let arguments = [
-            "--kubeconfig=/etc/kubernetes/super-admin.conf",
-            "--cache-dir=/var/tmp/kubectl",
-            "apply",
-            "-f",
-            file,
-        ];
-        node.run(kubectl.to_str().unwrap(), &arguments)
-    };
-    apply("/var/tmp/crd.yaml").done();
+    apply(node, "/var/tmp/crd.yaml");
     let objects = "/apis/config.openshift.io/v1/pkis";
     wait_until("the resource is served", || admin.get(objects).0 == 200);
-    apply("/var/tmp/pki.yaml").done();
+    apply(node, "/var/tmp/pki.yaml");
 
     node.write("/etc/nodepki/config.yaml", &settings);
     assert_eq!(planned_key(node, "scheduler.conf"), "ECDSA-P256");
@@ -379,4 +394,87 @@ pki:
         .map(|path| std::fs::read_to_string(node.path(path)).unwrap());
     assert_eq!(first, again);
     daemon.stop();
+}
+
+/// Runs without a daemon: `plan` only reads, `renew` keeps what it has read, and both use it while the cluster is away.
+#[test]
+fn each_run_reads_the_policy_and_renew_keeps_it() {
+    let cluster = Cluster::start(Authorities::External);
+    let node = cluster.first();
+    let admin = cluster.admin();
+    define(&admin, "v1");
+    let objects = "/apis/config.openshift.io/v1/pkis";
+    wait_until("the resource is served", || admin.get(objects).0 == 200);
+    assert_eq!(admin.post(objects, &policy("v1", "P384")).0, 201);
+    configure(node, "");
+    let kept = node.path("/var/lib/nodepki/cluster-policy.json");
+    let plan = || node.nodepki(&["plan", "-o", "json"]);
+    wait_until("plan has read the policy", || {
+        key_of(&plan(), "apiserver") == "ECDSA-P384"
+    });
+    assert!(!kept.exists());
+    node.nodepki(&["renew", "--wait", "0s"]).done();
+    assert!(kept.exists());
+
+    let admin_conf = std::fs::read_to_string(node.path("/etc/kubernetes/admin.conf")).unwrap();
+    let server = admin_conf.lines().find(|line| line.contains("server:"));
+    let away = admin_conf.replace(server.unwrap(), "    server: https://127.0.0.1:1");
+    node.write("/etc/nodepki/away.conf", &away);
+    configure(node, ", required: true, kubeconfig: /etc/nodepki/away.conf");
+    let ran = plan();
+    ran.says("pkis.config.openshift.io/cluster cannot be read")
+        .says("the policy that was read last is used");
+    assert_eq!(key_of(&ran, "apiserver"), "ECDSA-P384");
+
+    // A node that has never read the policy issues nothing if it is required.
+    std::fs::remove_file(&kept).unwrap();
+    let renew = ["renew", "--force", "apiserver", "--wait", "0s"];
+    node.nodepki(&renew)
+        .ended(75)
+        .says("nothing is issued, since clusterPolicy.required is true")
+        .says("the key policy of this node is used");
+    configure(node, ", kubeconfig: /etc/nodepki/away.conf");
+    node.nodepki(&renew).says_not("nothing is issued");
+}
+
+/// A worker follows the policy of its cluster from its first key, with the rights of the documented role only.
+#[test]
+fn joining_node_follows_the_policy_from_its_first_key() {
+    let cluster = Cluster::start(Authorities::External);
+    let first = cluster.first();
+    let admin = cluster.admin();
+    define(&admin, "v1");
+    let objects = "/apis/config.openshift.io/v1/pkis";
+    wait_until("the resource is served", || admin.get(objects).0 == 200);
+    let mut policy = policy("v1", "P384");
+    policy["spec"] = json!({"defaults": key("ECDSA", "ecdsa", "curve", "P384")});
+    assert_eq!(admin.post(objects, &policy).0, 201);
+
+    let node = cluster.add_node("w1", "192.0.2.41");
+    let config = worker_configuration(&node, &by_token(&cluster));
+    node.write("/run/kubeadm/kubeadm-join-config.yaml", &config);
+    let settings = "\
+apiVersion: nodepki.io/v1alpha1
+kind: NodePKIConfiguration
+authorities: {ca: {signer: offline}}
+signers: {offline: {directory: {path: /var/lib/offline}}}
+clusterPolicy: {enabled: true, required: true, kubeconfig: /etc/kubernetes/kubelet.conf}
+";
+    node.write("/etc/nodepki/config.yaml", settings);
+    let request = node.path("/var/lib/offline/outbox/kubelet.conf.csr");
+    let bootstrap = || node.nodepki(&["bootstrap", "--wait", "0s"]);
+    wait_until("the API server forbids to read the policy", || {
+        let ran = bootstrap();
+        ran.ended(75)
+            .says("nothing is issued, since clusterPolicy.required is true");
+        assert!(!request.exists());
+        ran.said().contains("is forbidden")
+    });
+    permit_reading(first);
+    wait_until("the request is sent", || {
+        bootstrap().ended(75);
+        request.exists()
+    });
+    let text = ["req", "-in", request.to_str().unwrap(), "-noout", "-text"];
+    Ran::of(Command::new("openssl").args(text)).says("NIST CURVE: P-384");
 }

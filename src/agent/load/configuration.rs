@@ -142,11 +142,11 @@ pub(super) async fn fetch_with(
     }))
 }
 
-fn configuration_timeout(wait: Duration) -> Duration {
+pub(super) fn configuration_timeout(wait: Duration) -> Duration {
     wait.clamp(Duration::from_secs(1), CONFIGURATION_TIMEOUT)
 }
 
-fn no_answer(time: Duration) -> Failure {
+pub(super) fn no_answer(time: Duration) -> Failure {
     Failure::new(
         ExitCode::Unreachable,
         format!("the cluster did not answer within {} s", time.as_secs()),

@@ -51,7 +51,7 @@ pub(super) struct KnownConfiguration {
     /// The files of the node read so far.
     state: NodeState,
     recorded: Recorded,
-    cluster_policy: ClusterPolicy,
+    pub(super) cluster_policy: ClusterPolicy,
     /// Warning that a worker's ClusterConfiguration is unknown.
     unknown_cluster: Option<String>,
 }
@@ -316,6 +316,7 @@ impl KnownConfiguration {
         let mut plan = self.plan(root, &cluster, &resolved.node, (&policy, &choices), notes)?;
         plan.policy_doubts = PolicyDoubts {
             rules: self.cluster_policy.warning.clone(),
+            blocks: self.settings.cluster_policy.required && !self.is_first_of_cluster(),
             algorithm: self.unknown_cluster.clone(),
         };
         let identity = NodeIdentity {
@@ -367,6 +368,7 @@ impl KnownConfiguration {
             settings: self.settings,
             cluster,
             warnings,
+            policy_to_keep: self.cluster_policy.to_keep().cloned(),
         })
     }
 
@@ -401,7 +403,7 @@ impl KnownConfiguration {
     }
 
     /// Returns whether kubeadm has yet to set up the node.
-    fn kubeadm_follows(&self) -> bool {
+    pub(super) fn kubeadm_follows(&self) -> bool {
         !self.running.as_ref().is_some_and(RunningNode::is_set_up)
     }
 
@@ -464,6 +466,7 @@ impl KnownConfiguration {
         let mut warnings: Vec<String> = faults.warnings().map(ToString::to_string).collect();
         warnings.extend(self.unknown_cluster.clone());
         warnings.extend(self.cluster_policy.warning.clone());
+        warnings.extend(self.cluster_policy.note.clone());
         warnings.extend(exposed_secrets(root, &self.settings));
         let local = local_ca_keys(root, &self.settings).into_iter();
         warnings.extend(local.map(|found| format!("{found}: {LOCAL_CA_KEYS_ADVICE}")));
