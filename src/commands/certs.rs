@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use zeroize::Zeroizing;
 
 use super::options::{GlobalOptions, duration};
-use super::output::{DocumentKind, print, print_exact, print_warnings};
+use super::output::{Closing, DocumentKind, print, print_exact, print_warnings};
 use super::{now, runtime};
 use crate::agent::load::{self, KubeconfigFile, LoadInputs, Location, certs::KeySource};
 use crate::agent::shared_certs::{self, Download, MAX_SECRET_LIFETIME, Upload};
@@ -16,9 +16,13 @@ use crate::config::{Argument, CommandLineSettings};
 use crate::kube::kubeadm_certs::{CertificateKey, SealError};
 use crate::kube::paths::ADMIN_CONF;
 use crate::store::{self, Dir, NodeRoot};
+use crate::yaml::format_duration;
 
 /// Longest wait for another run to end; `--wait` can shorten it.
 const MAX_LOCK_WAIT: Duration = Duration::from_secs(60);
+
+/// Lifetime of the token of `kubeadm token create`.
+const BOOTSTRAP_TOKEN_LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
 
 #[derive(Debug, Subcommand)]
 pub(super) enum CertsCommand {
@@ -208,6 +212,12 @@ fn upload(global: &GlobalOptions, arguments: UploadArgs) -> Result<ExitCode, Fai
         };
         shared_certs::upload(&root, &sharing.api, &key, what, now).await
     })?;
+    if arguments.ttl > BOOTSTRAP_TOKEN_LIFETIME {
+        report.notes.push(format!(
+            "the Secret lives for {}, longer than the token of `kubeadm token create` (24h): whoever has the certificate key can decrypt it for as long; nodepki certs expire removes it when all nodes have joined",
+            format_duration(arguments.ttl)
+        ));
+    }
     if let Some(place) = place {
         report
             .notes
@@ -233,7 +243,14 @@ fn expire(global: &GlobalOptions, arguments: &ExpireArgs) -> Result<ExitCode, Fa
     let kubeconfig = admin_kubeconfig(arguments.kubeconfig.as_ref());
     let api = load::cluster(&root, &kubeconfig)?;
     let expiry = runtime()?.block_on(shared_certs::expire(&api, arguments.if_expired, now()))?;
-    print(&format!("{expiry}\n"))
+    let closing = Closing::default();
+    global.print_body(
+        DocumentKind::CertsExpiry,
+        ExitCode::Done,
+        &closing,
+        &expiry,
+        || format!("{expiry}\n"),
+    )
 }
 
 fn admin_kubeconfig(given: Option<&Argument>) -> KubeconfigFile {

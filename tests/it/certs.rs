@@ -519,6 +519,14 @@ fn removes_upload_on_request() {
         .nodepki(&["certs", "expire", "--if-expired"])
         .done()
         .says("the Secret kube-system/kubeadm-certs remains until ");
+    let document = |arguments: &[&str]| -> Value {
+        let ran = first.nodepki(&[&["certs", "expire", "-o", "json"], arguments].concat());
+        serde_json::from_str(&ran.done().stdout).unwrap()
+    };
+    let remains = document(&["--if-expired"]);
+    assert_eq!(remains["kind"], "CertsExpiry");
+    assert_eq!(remains["state"], "remains");
+    assert!(OffsetDateTime::parse(remains["until"].as_str().unwrap(), &Rfc3339).is_ok());
     assert_eq!(admin.get(SHARED).0, 200);
 
     first.nodepki(&["certs", "expire"]).done().says(&format!(
@@ -530,6 +538,15 @@ fn removes_upload_on_request() {
         .nodepki(&["certs", "expire"])
         .done()
         .says("the Secret kube-system/kubeadm-certs does not exist");
+    assert_eq!(document(&[])["state"], "absent");
+
+    first
+        .nodepki(&["certs", "upload", "--ttl", "48h"])
+        .done()
+        .says("the Secret lives for 48h, longer than the token of `kubeadm token create` (24h)");
+    let removed = document(&[]);
+    assert_eq!(removed["state"], "removed");
+    assert_eq!(removed["tokens"].as_array().unwrap().len(), 1);
 }
 
 #[test]

@@ -16,9 +16,10 @@ use crate::node::{Node, Ran};
 const SCHEMA: &str = include_str!("../../docs/output.schema.json");
 const RECORDED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/output");
 /// Kinds whose documents need a cluster. The first three are runs, as `Bootstrap` is.
-const OF_CLUSTERS: [&str; 5] = [
+const OF_CLUSTERS: [&str; 6] = [
     "CertsDownload",
     "CertsUpload",
+    "CertsExpiry",
     "CapiSecrets",
     "CapiConditions",
     "CapiSync",

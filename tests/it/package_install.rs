@@ -20,9 +20,11 @@ const COMMENTED_CONFIG: &str =
     "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n# By hand.\n";
 /// The line that the next revision adds to the default configuration.
 const ADDED_LINE: &str = "# More of the next revision.\n";
-const UNITS: [&str; 11] = [
+const UNITS: [&str; 13] = [
     "nodepki-bootstrap.service",
     "nodepki-renew.service",
+    "nodepki-certs-expire.service",
+    "nodepki-certs-expire.timer",
     "nodepki-crl.service",
     "nodepki-crl.timer",
     "nodepki-capi-check@.service",

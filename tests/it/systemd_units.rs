@@ -13,13 +13,18 @@ use crate::node::{NODEPKI, Ran};
 use crate::servers::bin;
 
 const UNITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/systemd");
-const SERVICES: [&str; 4] = [
+const SERVICES: [&str; 5] = [
     "nodepki-bootstrap.service",
+    "nodepki-certs-expire.service",
     "nodepki-crl.service",
     "nodepki-renew.service",
     "nodepki.service",
 ];
-const TIMERS: [&str; 2] = ["nodepki-crl.timer", "nodepki-renew.timer"];
+const TIMERS: [&str; 3] = [
+    "nodepki-certs-expire.timer",
+    "nodepki-crl.timer",
+    "nodepki-renew.timer",
+];
 /// Templates, whose instances have the names of clusters.
 const CLUSTER_SERVICES: [&str; 3] = [
     "nodepki-capi-check@.service",
@@ -226,6 +231,7 @@ fn units_do_not_retry_lasting_failures() {
     }
     // Their timers retry.
     for name in [
+        "nodepki-certs-expire.service",
         "nodepki-crl.service",
         "nodepki-renew.service",
         "nodepki-capi-secrets@.service",

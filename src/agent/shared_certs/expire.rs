@@ -2,6 +2,7 @@
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
+use serde::Serialize;
 use serde_json::Value;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -12,7 +13,8 @@ use crate::kube::kubeadm_certs::{NAMESPACE, SECRET_NAME};
 use crate::text::rfc3339;
 
 /// Result of [`expire`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "state", rename_all = "camelCase")]
 pub enum Expiry {
     /// The cluster contains no shared certificates.
     Absent,
@@ -24,6 +26,7 @@ pub enum Expiry {
     /// The Secret remains until this time.
     Remains {
         /// Expiration of its token.
+        #[serde(with = "time::serde::rfc3339")]
         until: OffsetDateTime,
     },
 }

@@ -47,6 +47,8 @@ pub(in super::super) enum DocumentKind {
     CertsDownload,
     /// `certs upload`.
     CertsUpload,
+    /// `certs expire`.
+    CertsExpiry,
     /// `kubelets list`, `approve` and `deny`.
     KubeletRequests,
     /// `authority stage`, `activate` and `retire`.

@@ -61,7 +61,7 @@ pub(super) fn no_token_cleaner(picture: &Picture) -> Vec<CheckNote> {
                     "--controllers in {} does not name tokencleaner: expired bootstrap tokens and the Secret kubeadm-certs remain in the cluster",
                     picture.here(&manifest.path)
                 ),
-                "write --controllers=*,bootstrapsigner,tokencleaner, as kubeadm does, or run nodepki certs expire after each upload",
+                "write --controllers=*,bootstrapsigner,tokencleaner, as kubeadm does, or enable nodepki-certs-expire.timer on one control-plane node",
             )
         })
         .collect()
