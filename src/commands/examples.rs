@@ -72,10 +72,10 @@ pub(super) const EXAMPLES: &[CommandExamples] = &[
         ("nodepki policy check -o json", "Prints the comparison for a program."),
     ]),
     examples("policy crd", &[
-        ("nodepki policy crd | kubectl apply -f -", "Defines the resource PKI in a cluster without OpenShift's."),
+        ("nodepki policy crd", "Prints the definition of the resource PKI for kubectl apply -f -."),
     ]),
     examples("policy export", &[
-        ("nodepki policy export > pki.yaml", "Writes the rules of this node as the object pkis.config.openshift.io/cluster."),
+        ("nodepki policy export", "Prints the rules of this node as the object pkis.config.openshift.io/cluster."),
     ]),
     examples("audit verify", &[
         ("nodepki audit verify", "Verifies the chain of the issuance log."),

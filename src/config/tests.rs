@@ -84,7 +84,7 @@ kubelet: {identity: bootstrap, clientCertificate: file, serving: true}
 kubelets: {sign: true, approveServing: true, approveClient: true, lifetime: 24h, keys: [ECDSA-P256], names: ["{node}.example.com"], domains: [ec2.internal], networks: [192.0.2.0/24], tokenGroups: ["system:bootstrappers:workers"], nodeNames: {"system:bootstrappers:workers": [worker-*]}, tokenLifetime: 12h, nodesPerToken: 300, revoked: [w9], requestsPerSecond: 20, lease: kubelets}
 wait: 10m
 clock: {maxWait: 5m}
-clusterPolicy: {enabled: true, kubeconfig: /etc/nodepki/policy.conf}
+clusterPolicy: {enabled: true, required: true, kubeconfig: /etc/nodepki/policy.conf}
 authorityRotation: {enabled: true, kubeconfig: /etc/nodepki/rotation.conf}
 rotation: {renewAt: 720h, jitter: 5%, minRemaining: 2h, window: ["Mon-Fri 22:00-04:00", {cron: "0 2 * * 0", duration: 3h}], rekey: false, onPolicyChange: now}
 crlRefreshInterval: 1h
@@ -226,6 +226,7 @@ fn reads_every_key() {
         settings.cluster_policy,
         ClusterPolicySettings {
             enabled: true,
+            required: true,
             kubeconfig: "/etc/nodepki/policy.conf".into(),
         }
     );

@@ -51,6 +51,8 @@ pub struct StaticPod {
     first_mounts: Vec<HostMount>,
     user: Option<i64>,
     arguments: Vec<String>,
+    /// The image of the first container.
+    image: Option<String>,
     annotations: BTreeMap<String, String>,
 }
 
@@ -91,6 +93,10 @@ impl StaticPod {
             .flatten()
             .find_map(Value::as_i64),
             arguments,
+            image: container
+                .get("image")
+                .and_then(Value::as_str)
+                .map(str::to_owned),
             annotations: annotations
                 .filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned())))
                 .collect(),
@@ -105,6 +111,28 @@ impl StaticPod {
                 .strip_prefix(name)?
                 .strip_prefix('=')
         })
+    }
+
+    /// Returns the version of an etcd that serves clients whose certificates its revocation list contains: with a listener
+    /// for HTTP of its own, its gRPC listener ignored `--client-crl-file` before 3.5.32 and 3.6.13 (GHSA-3wh4-j44w-pg92).
+    pub fn etcd_without_revocation(&self) -> Option<&str> {
+        self.flag("client-crl-file")
+            .filter(|file| !file.is_empty())?;
+        self.flag("listen-client-http-urls")
+            .filter(|urls| !urls.is_empty())?;
+        let image = self.image.as_deref()?;
+        let image = image.split_once('@').map_or(image, |(image, _)| image);
+        let (_, tag) = image.rsplit_once(':')?;
+        let version = tag.trim_start_matches('v').split('-').next()?;
+        let mut parts = version.split('.').map(|part| part.parse::<u32>().ok());
+        let release = (parts.next()??, parts.next()??);
+        let patch = parts.next()??;
+        let is_fixed = match release {
+            (3, 5) => patch >= 32,
+            (3, 6) => patch >= 13,
+            release => release > (3, 6),
+        };
+        (!is_fixed).then_some(version)
     }
 
     /// Returns whether kube-controller-manager removes expired bootstrap tokens.
@@ -264,6 +292,29 @@ spec:
             let text = format!("spec: {{containers: [{{command: [manager{arguments}]}}]}}\n");
             let manifest = StaticPod::parse(PathBuf::from("/m.yaml"), text.as_bytes()).unwrap();
             assert_eq!(manifest.removes_expired_tokens(), wanted, "{arguments}");
+        }
+    }
+
+    #[test]
+    fn finds_etcd_that_ignores_its_revocation_list() {
+        const BOTH: &str =
+            "--client-crl-file=/crl.pem, '--listen-client-http-urls=https://127.0.0.1:2381'";
+        for (image, flags, found) in [
+            ("registry.k8s.io/etcd:3.6.12-0", BOTH, Some("3.6.12")),
+            ("registry.k8s.io/etcd:3.6.13-0", BOTH, None),
+            ("localhost:5000/etcd:v3.5.31", BOTH, Some("3.5.31")),
+            ("etcd:3.5.32@sha256:00", BOTH, None),
+            ("etcd:3.4.40", BOTH, Some("3.4.40")),
+            ("etcd:3.7.0-0", BOTH, None),
+            ("etcd:latest", BOTH, None),
+            ("localhost:5000/etcd", BOTH, None),
+            ("etcd:3.6.12", "--client-crl-file=/crl.pem", None),
+            ("etcd:3.6.12", "'--listen-client-http-urls=https://x'", None),
+        ] {
+            let text =
+                format!("spec: {{containers: [{{image: '{image}', command: [etcd, {flags}]}}]}}\n");
+            let etcd = StaticPod::parse(PathBuf::from("/m.yaml"), text.as_bytes()).unwrap();
+            assert_eq!(etcd.etcd_without_revocation(), found, "{image} {flags}");
         }
     }
 

@@ -399,6 +399,10 @@ fn finds_each_damage_and_nothing_else() {
             "echo 'a: [' >manifests/kube-scheduler.yaml; : >manifests/etcd.yaml",
             &["error manifest-unreadable"],
         ),
+        (
+            "echo 'spec: {containers: [{image: \"etcd:3.6.12-0\", command: [etcd, --client-crl-file=/x, \"--listen-client-http-urls=https://127.0.0.1:2382\"]}]}' >manifests/etcd.yaml",
+            &["error etcd-revocation-ignored"],
+        ),
         ("rm pki/sa.key", &["error sa-missing"]),
         ("rm pki/sa.pub", &["error sa-missing"]),
         ("cp $OTHER/pki/sa.pub pki/", &["error sa-pair"]),

@@ -173,6 +173,8 @@ checks! {
         "kube-controller-manager signs nothing, as configured by kubeadm for an external CA: CSRs of kubelets need another signer";
     "controller-manager-token-cleaner", W, static_pods::no_token_cleaner,
         "no controller removes expired bootstrap tokens, so that the Secret kubeadm-certs never expires";
+    "etcd-revocation-ignored", E, static_pods::etcd_revocation,
+        "etcd accepts revoked client certificates (GHSA-3wh4-j44w-pg92)";
     "kubelets-two-signers", E, static_pods::two_signers,
         "kubelets.sign is set, and kube-controller-manager signs the requests of kubelets as well: by other rules, and after a change of CA with another key";
     "kubelets-any-network", W, configuration::any_network,

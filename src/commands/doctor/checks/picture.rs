@@ -61,6 +61,7 @@ pub(super) struct Picture {
     pub(super) exposed: Vec<Exposed>,
     pub(super) apiserver: Option<StaticPod>,
     pub(super) controller_manager: Option<StaticPod>,
+    pub(super) etcd: Option<StaticPod>,
     /// Manifests that cannot be parsed, each with the reason.
     pub(super) broken_manifests: Vec<String>,
     /// Static pods that kubeadm did not write, with the files of the PKI that they mount.
@@ -236,9 +237,9 @@ impl Picture {
         };
         let apiserver = manifest("kube-apiserver.yaml");
         let controller_manager = manifest("kube-controller-manager.yaml");
-        for name in ["kube-scheduler.yaml", "etcd.yaml"] {
-            manifest(name);
-        }
+        let etcd = manifest("etcd.yaml");
+        // Only whether it can be parsed.
+        manifest("kube-scheduler.yaml");
         let authorities: BTreeMap<Authority, FoundAuthority> = Authority::ALL
             .into_iter()
             .map(|name| (name, reader.authority(name)))
@@ -274,6 +275,7 @@ impl Picture {
                 .as_ref()
                 .and_then(|manifest| reader.signer(manifest)),
             controller_manager,
+            etcd,
             broken_manifests,
             mounting_pods: mounting_pods(&state),
             kubelet: reader.kubelet(),

@@ -67,6 +67,23 @@ pub(super) fn no_token_cleaner(picture: &Picture) -> Vec<CheckNote> {
         .collect()
 }
 
+pub(super) fn etcd_revocation(picture: &Picture) -> Vec<CheckNote> {
+    let etcd = picture.etcd.as_ref();
+    let found = etcd.and_then(|etcd| Some((etcd, etcd.etcd_without_revocation()?)));
+    found
+        .into_iter()
+        .map(|(etcd, version)| {
+            CheckNote::error(
+                format!(
+                    "{} runs etcd {version} with --client-crl-file and --listen-client-http-urls",
+                    picture.here(&etcd.path)
+                ),
+                "use etcd 3.5.32, 3.6.13 or newer; until then remove --listen-client-http-urls",
+            )
+        })
+        .collect()
+}
+
 /// Names the static pods that mount files of the PKI. kube-vip needs super-admin.conf on the first node until `kubeadm init`
 /// has created the role binding of admin.conf (kube-vip#684), and not afterwards.
 pub(super) fn mounts(picture: &Picture) -> Vec<CheckNote> {
