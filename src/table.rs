@@ -170,7 +170,8 @@ impl Table {
             let is_kept = *column < KEPT_COLUMNS;
             if self.wraps_last && Some(*column) == last {
                 line.push_str(&" ".repeat(gap));
-                line.push_str(&wrapped(&cell.text, start, room));
+                let text = wrapped(&cell.text, start, room);
+                line.push_str(&cell.painted(&text, style.colour));
                 break;
             }
             if let Some(room) = room

@@ -34,6 +34,7 @@ pub(super) const EXAMPLES: &[CommandExamples] = &[
     ]),
     examples("status", &[
         ("nodepki status", "Shows all certificates with their expiry."),
+        ("nodepki status apiserver", "Shows one certificate in full."),
         ("nodepki status -o tree", "Shows them below the authorities that signed them."),
         ("nodepki status --root /mnt -o json", "Prints the files of the system that is mounted at /mnt, for a program."),
     ]),

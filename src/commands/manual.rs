@@ -216,6 +216,10 @@ fn completed_argument(argument: Arg) -> Arg {
             let names = CertName::ALL.into_iter().map(CertName::as_str).collect();
             argument.value_parser(values(names))
         }
+        ("certificate", Some("CERTIFICATE" | "NAME")) => {
+            let names = CertName::ALL.into_iter().map(CertName::as_str).collect();
+            argument.value_parser(values(names))
+        }
         ("authority" | "authorities", _) => {
             let names = Authority::ALL.into_iter().map(Authority::as_str).collect();
             argument.value_parser(values(names))

@@ -80,7 +80,7 @@ impl NameArgs {
 }
 
 /// Reports a name that is neither always defined nor among `registered`.
-fn unknown_name(name: &str, registered: &[&str]) -> Failure {
+pub(super) fn unknown_name(name: &str, registered: &[&str]) -> Failure {
     let known: [&[&str]; 2] = [&CertName::ALL.map(CertName::as_str), registered];
     let known = known.concat();
     let fix = match yaml::did_you_mean(name, known.iter().copied()) {

@@ -10,16 +10,21 @@ use super::output::{
     Closing, DocumentKind, next, print, print_exact, print_json, print_message, print_unfinished,
     text_style,
 };
+use super::renew::unknown_name;
 use super::{now, or_machine_fault};
 use crate::agent::load::{self, LoadInputs};
-use crate::agent::{ExitCode, Failure};
+use crate::agent::{ExitCode, Failure, Survey};
 use crate::config::Argument;
 use crate::daemon::metrics;
-use crate::kube::names::Authority;
-use crate::node::status::{self, NodeRole, NodeStatus, RowState};
+use crate::kube::names::{Authority, CertName};
+use crate::node::status::{self, CertificateDetail, NodeRole, NodeStatus, RowState};
+use crate::store::NodeRoot;
 
 #[derive(Debug, Args)]
 pub(super) struct StatusArgs {
+    /// Only this certificate, in full: content, authority, files, renewal, and its entries of the issuance log
+    #[arg(value_name = "CERTIFICATE", conflicts_with = "kubeadm")]
+    certificate: Option<String>,
     /// Print kubeadm's own expiry report: its table, or its CertificateExpirationInfo with -o json or yaml
     #[arg(long)]
     kubeadm: bool,
@@ -38,14 +43,21 @@ impl StatusArgs {
         let certificates = node_directory(&root, "--cert-dir", self.cert_dir.as_ref())?;
         let described = load::described(&root, &inputs, certificates);
         let role = described.role.map(NodeRole::from);
-        let (state, signers) = (described.state.clone(), described.signers.clone());
+        let (state, mut signers) = (described.state.clone(), described.signers.clone());
         let mut status = status::collect(&state, role, now());
+        let mut found = None;
         // Without a usable configuration no key policy is known, and an empty node has no keys.
         if status.role != NodeRole::Empty
             && let Ok(loaded) = described.load(&root, &inputs, now())
             && let Ok(survey) = loaded.setup.survey_of(&state, now())
         {
             status.judge_keys(&survey.key_uses());
+            found = Some(survey);
+        }
+        if let Some(name) = &self.certificate {
+            let name = require_row(&status, name)?;
+            status.retain_certificate(name);
+            signers.retain(|authority, _| *authority == name.authority());
         }
         print_unfinished(&root);
         let printed = match (global.output, self.kubeadm) {
@@ -68,6 +80,9 @@ impl StatusArgs {
                 let closing = closing(global, &status);
                 let text = || match format {
                     OutputFormat::Tree => status::tree(&status, text_style()),
+                    OutputFormat::Table if self.certificate.is_some() => {
+                        detail(&root, &status, &signers, found.as_ref())
+                    }
                     _ => status::table(&status, &signers, text_style()),
                 };
                 let body = StatusBody {
@@ -83,6 +98,59 @@ impl StatusArgs {
         };
         printed.map(|_| or_machine_fault(&root, ExitCode::Done))
     }
+}
+
+/// Returns the certificate of this name, which must have a row.
+fn require_row(status: &NodeStatus, name: &str) -> Result<CertName, Failure> {
+    let mut rows = status.certificates.iter().map(|row| row.name);
+    if let Some(found) = rows.find(|one| one.as_str() == name) {
+        return Ok(found);
+    }
+    let is_always_defined = |name: &str| CertName::ALL.iter().any(|one| one.as_str() == name);
+    let rows = status.certificates.iter().map(|row| row.name.as_str());
+    let mut known: Vec<&str> = rows.collect();
+    if !is_always_defined(name) {
+        known.retain(|one| !is_always_defined(one));
+        return Err(unknown_name(name, &known));
+    }
+    let fix = match known.as_slice() {
+        [] => "nodepki status shows what it has".to_owned(),
+        known => format!("use one of {}", known.join(", ")),
+    };
+    let message = format!("{name}: this node does not have such a certificate ({fix})");
+    Err(Failure::new(ExitCode::Usage, message))
+}
+
+/// Returns the text for the only certificate of the status.
+fn detail(
+    root: &NodeRoot,
+    status: &NodeStatus,
+    signers: &BTreeMap<Authority, String>,
+    survey: Option<&Survey>,
+) -> String {
+    let Some(row) = status.certificates.first() else {
+        return String::new();
+    };
+    let mut entries = Vec::new();
+    // `audit verify` reports a log that cannot be read.
+    let _ = root.verify_audit(None, |entry, _| {
+        if entry.text("certificate") == Some(row.name.as_str()) {
+            entries.push(entry);
+        }
+    });
+    let surveyed = survey.and_then(|survey| {
+        let mut certs = survey.certs.iter();
+        certs.find(|cert| cert.spec.name() == row.name)
+    });
+    let detail = CertificateDetail {
+        row,
+        authority: status.authority(row.authority),
+        signer: signers.get(&row.authority).map(String::as_str),
+        pending: status.pending.first(),
+        due: surveyed.and_then(|cert| cert.due),
+        entries: &entries,
+    };
+    detail.text(text_style())
 }
 
 /// The body of the document.

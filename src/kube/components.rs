@@ -199,6 +199,25 @@ pub const fn components_to_restart(change: ReplacedFile) -> &'static [Component]
     }
 }
 
+/// Returns the component that uses a certificate or kubeconfig; `None` if another program does.
+pub const fn component_using(name: CertName) -> Option<Component> {
+    match name {
+        CertName::Apiserver
+        | CertName::ApiserverKubeletClient
+        | CertName::ApiserverEtcdClient
+        | CertName::FrontProxyClient => Some(Component::KubeApiserver),
+        CertName::EtcdServer | CertName::EtcdPeer => Some(Component::Etcd),
+        CertName::ControllerManagerConf => Some(Component::KubeControllerManager),
+        CertName::SchedulerConf => Some(Component::KubeScheduler),
+        CertName::KubeletConf | CertName::KubeletServing => Some(Component::Kubelet),
+        CertName::EtcdHealthcheckClient
+        | CertName::AdminConf
+        | CertName::SuperAdminConf
+        | CertName::NodepkiConf
+        | CertName::Registered(_) => None,
+    }
+}
+
 /// How often client-go looks for another certificate in the files that a kubeconfig names, and then closes its connections
 /// (`CertCallbackRefreshDuration` in `transport/cert_rotation.go`, kubernetes#79083, since 1.18). A new connection reads the files
 /// again in any case; on an open one the API server continues to verify the old certificate.
@@ -226,6 +245,16 @@ mod tests {
     use time::macros::datetime;
 
     use super::*;
+
+    #[test]
+    fn restarts_only_component_that_uses_certificate() {
+        for name in CertName::ALL {
+            let user = component_using(name);
+            for component in components_to_restart(ReplacedFile::Certificate(name)) {
+                assert_eq!(Some(*component), user, "{name}");
+            }
+        }
+    }
 
     #[test]
     fn restarts_for_named_pair_only_if_old_certificate_expires_first() {

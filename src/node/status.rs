@@ -29,6 +29,7 @@
 
 mod authority;
 mod collect;
+mod detail;
 mod duration;
 mod fault;
 mod files;
@@ -57,6 +58,7 @@ use crate::yaml;
 
 pub use super::role::NodeRole;
 pub use collect::collect;
+pub use detail::CertificateDetail;
 pub use duration::human_duration;
 pub use fault::{FileFault, FilePart, FileProblem, RowFault, RowRemark};
 pub use findings::RowFindings;
@@ -130,6 +132,14 @@ impl NodeStatus {
             files: &row.files,
         });
         certificates.chain(authorities).chain(pair).collect()
+    }
+
+    /// Removes everything that is not about this certificate, except the notes.
+    pub fn retain_certificate(&mut self, name: CertName) {
+        self.certificates.retain(|row| row.name == name);
+        self.authorities.retain(|row| row.name == name.authority());
+        self.pending.retain(|row| row.name == name.as_str());
+        self.service_account = None;
     }
 
     /// Returns the row of a certificate; `None` if the node has no row for it.
@@ -358,14 +368,14 @@ pub struct Facts {
     pub pin: String,
     /// SHA-256 of the certificate, hexadecimal.
     pub fingerprint: String,
-    /// Number of intermediate certificates that follow a leaf in its file.
-    #[serde(skip_serializing_if = "is_zero")]
-    pub intermediates: usize,
+    /// Subjects of the intermediate certificates that follow a leaf in its file, serialized as their number.
+    #[serde(serialize_with = "count", skip_serializing_if = "Vec::is_empty")]
+    pub intermediates: Vec<String>,
 }
 
 impl Facts {
-    /// Returns the properties of a certificate that this many intermediate certificates follow in its file.
-    fn of(certificate: &Certificate, intermediates: usize, now: OffsetDateTime) -> Facts {
+    /// Returns the properties of a certificate that these intermediate certificates follow in its file.
+    fn of(certificate: &Certificate, intermediates: &[Certificate], now: OffsetDateTime) -> Facts {
         let dns = certificate.dns_names().iter();
         let ips = certificate.ip_addresses().iter();
         Facts {
@@ -384,7 +394,10 @@ impl Facts {
             residual_seconds: (certificate.not_after() - now).whole_seconds(),
             pin: format!("sha256:{}", hex(&certificate.public_key().sha256())),
             fingerprint: hex(&certificate.fingerprint()),
-            intermediates,
+            intermediates: intermediates
+                .iter()
+                .map(|one| one.subject().to_string())
+                .collect(),
         }
     }
 }
@@ -516,8 +529,8 @@ fn octal<S: Serializer>(mode: &u32, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(&format_args!("{mode:04o}"))
 }
 
-fn is_zero(number: &usize) -> bool {
-    *number == 0
+fn count<S: Serializer>(items: &[String], serializer: S) -> Result<S::Ok, S::Error> {
+    items.len().serialize(serializer)
 }
 
 #[cfg(test)]

@@ -246,6 +246,8 @@ fn bash_completes_names_and_files() {
     for words in [
         &["nodepki", "renew", "--name", ""][..],
         &["nodepki", "renew", ""],
+        &["nodepki", "status", ""],
+        &["nodepki", "audit", "show", "--certificate", ""],
         &["nodepki", "needs-renewal", "--name", ""],
     ] {
         let offered = complete(words);

@@ -2,6 +2,10 @@
 
 use std::fs;
 
+use nodepki::kube::names::CertName;
+use nodepki::text::hex;
+use serde_json::Value;
+
 use crate::node::{Node, Ran};
 use crate::signing::HEAD;
 
@@ -29,6 +33,49 @@ fn status_and_plan_name_unfinished_commit() {
     node.plan()
         .says(words)
         .says("nodepki bootstrap completes it");
+}
+
+#[test]
+fn status_shows_one_certificate_in_full() {
+    let node = Node::new();
+    node.ask().done();
+    let settings = node.outside("config.yaml").display().to_string();
+    let status = |more: &[&str]| node.run(&[&["status", "--config", &settings], more].concat());
+    let (chain, _) = node.leaf(CertName::EtcdServer).unwrap();
+    let leaf = chain.leaf();
+    let shown = status(&["etcd-server"]);
+    shown
+        .done()
+        .says(&format!("serial       {}\n", leaf.serial()))
+        .says(&format!(
+            "fingerprint  sha256:{}\n",
+            hex(&leaf.fingerprint())
+        ))
+        .says("names        DNS:cp1, DNS:localhost, IP:192.0.2.11,")
+        .says("authority    verifies under etcd-ca (CN=etcd-ca, until 20")
+        .says("renewal      due at 20")
+        .says(&format!("issued: signer s, serial {}\n", leaf.serial()))
+        .says("installed: ")
+        .says("used by      etcd, which reads a new one without a restart")
+        .says_not("kube-apiserver");
+    status(&["scheduler.conf"])
+        .done()
+        .says("used by      kube-scheduler, which a renewal restarts");
+    let document: Value =
+        serde_json::from_str(&status(&["etcd-server", "-o", "json"]).stdout).unwrap();
+    assert_eq!(document["certificates"].as_array().unwrap().len(), 1);
+    assert_eq!(document["authorities"][0]["name"], "etcd-ca");
+    status(&["etcd-serv"])
+        .ended(64)
+        .says("\"etcd-serv\" is not the name of a certificate (did you mean etcd-server?)");
+    status(&["kubelet-serving"]).ended(64).says(
+        "kubelet-serving: this node does not have such a certificate (use one of apiserver, ",
+    );
+    node.remove("/etc/kubernetes/pki/etcd/server.crt");
+    status(&["etcd-server"])
+        .done()
+        .says("state        missing\n")
+        .says("server.crt (absent)");
 }
 
 #[test]

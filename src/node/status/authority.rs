@@ -64,7 +64,7 @@ pub(super) fn judge(
 fn facts(chain: &Chain, now: OffsetDateTime) -> Vec<Facts> {
     let certificates = std::iter::once(chain.leaf()).chain(chain.intermediates());
     certificates
-        .map(|certificate| Facts::of(certificate, 0, now))
+        .map(|certificate| Facts::of(certificate, &[], now))
         .collect()
 }
 

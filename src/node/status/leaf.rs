@@ -59,7 +59,7 @@ pub(super) fn judge(
         state,
         phase: phase(state, progress.request, progress.effect),
         findings,
-        certificate: chain.map(|chain| Facts::of(chain.leaf(), chain.intermediates().len(), now)),
+        certificate: chain.map(|chain| Facts::of(chain.leaf(), chain.intermediates(), now)),
         verified,
         issued,
         kubeconfig,

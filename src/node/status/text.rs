@@ -229,22 +229,26 @@ fn facts_cells(facts: Option<&Facts>) -> [Cell; 2] {
     }
 }
 
-fn pending_row(row: &PendingStatus) -> Vec<Cell> {
-    let phase = row.phase.map_or("ticket unreadable", |phase| match phase {
+/// Returns the phase of a request.
+pub(super) fn request_phase(row: &PendingStatus) -> &'static str {
+    row.phase.map_or("ticket unreadable", |phase| match phase {
         RequestPhase::Ready => "ready",
         RequestPhase::Submitting => "submitting",
         RequestPhase::Requested => "requested",
         RequestPhase::Answered => "answered",
         RequestPhase::Denied => "denied",
         RequestPhase::Failed => "failed",
-    });
+    })
+}
+
+fn pending_row(row: &PendingStatus) -> Vec<Cell> {
     let error = row
         .last_error
         .as_ref()
         .map(|error| format!("{} ({})", error.detail, minute(error.at)));
     vec![
         Cell::new(&row.name),
-        Cell::new(phase),
+        Cell::new(request_phase(row)),
         Cell::optional(row.signer.as_deref()),
         Cell::optional(row.since.map(minute_in_utc)),
         Cell::optional(error),
@@ -364,7 +368,7 @@ fn remarks(status: &NodeStatus, style: TextStyle) -> Option<String> {
 }
 
 /// Returns the remaining validity, negative after its end.
-fn residual(facts: &Facts) -> String {
+pub(super) fn residual(facts: &Facts) -> String {
     match facts.residual_seconds {
         seconds @ ..0 => format!("-{}", human_duration(-seconds)),
         seconds => human_duration(seconds),
@@ -392,7 +396,7 @@ fn verdict_cell(verdict: Option<KeyVerdict>) -> Cell {
 }
 
 /// Returns a state; others than ok are coloured.
-fn state_cell(state: RowState) -> Cell {
+pub(super) fn state_cell(state: RowState) -> Cell {
     let emphasis = match state {
         RowState::Ok => Emphasis::Plain,
         RowState::Expiring => Emphasis::Warning,
