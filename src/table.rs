@@ -1,15 +1,20 @@
 //! Text tables for people: aligned columns that fit the width of a terminal.
 //!
 //! The first columns contain name and state and are never cut; a longer line is cut after them and ends with `…`. A last
-//! column of sentences is wrapped instead. Without a width nothing is cut. Hidden characters of every text are escaped, so
+//! column of sentences is wrapped instead, and so are lines below a row, at blanks outside of commands. Without a width
+//! nothing is cut or wrapped. Hidden characters of every text are escaped, so
 //! a terminal does not interpret them and columns stay aligned.
 
 use crate::text::is_hidden;
 
 /// Number of columns that are never cut.
 const KEPT_COLUMNS: usize = 2;
-/// Width below which a last column of sentences is left to the terminal to wrap.
+/// Width below which sentences are left to the terminal to wrap.
 const MIN_SENTENCE_WIDTH: usize = 24;
+/// Blanks before the continuation of a line below a row.
+const DETAIL_HANGING: usize = 2;
+/// Programs whose name begins a command in a sentence.
+const COMMANDS: [&str; 4] = ["nodepki", "kubeadm", "kubectl", "systemctl"];
 const GAP: &str = "  ";
 const CUT: char = '…';
 /// The text of a cell without a value.
@@ -133,7 +138,8 @@ impl Table {
         for (cells, details) in &self.rows {
             text.push_str(&self.line(cells, &columns, style));
             for detail in details {
-                text.push_str(&format!("    {}\n", detail.replace('\n', "\n      ")));
+                let detail = format!("    {}\n", detail.replace('\n', "\n      "));
+                text.push_str(&fold(&detail, DETAIL_HANGING, style));
             }
         }
         text
@@ -199,10 +205,52 @@ impl Table {
 fn wrapped(text: &str, indent: usize, room: Option<usize>) -> String {
     match room {
         Some(room) if room >= MIN_SENTENCE_WIDTH => {
-            broken(text.split(' '), " ", room).join(&format!("\n{}", " ".repeat(indent)))
+            sentence(text, room).join(&format!("\n{}", " ".repeat(indent)))
         }
         _ => text.to_owned(),
     }
+}
+
+/// Breaks each line that is wider than the terminal, with `hanging` blanks before its continuation in addition to its own.
+pub fn fold(text: &str, hanging: usize, style: TextStyle) -> String {
+    let Some(width) = style.width else {
+        return text.to_owned();
+    };
+    let lines = text.split('\n').map(|line| {
+        let body = line.trim_start_matches(' ');
+        let margin = line.len() - body.len();
+        let indent = " ".repeat(margin + hanging);
+        let room = width.saturating_sub(indent.len());
+        if line.chars().count() <= width || room < MIN_SENTENCE_WIDTH {
+            return line.to_owned();
+        }
+        let body = sentence(body, room).join(&format!("\n{indent}"));
+        format!("{}{body}", " ".repeat(margin))
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// Returns a sentence on lines of at most `room` characters. A command in it stays on one line, so it can be copied: text
+/// between backticks, and the name of a program with options and their values.
+fn sentence(text: &str, room: usize) -> Vec<String> {
+    let is_option = |word: &str| word.trim_start_matches(['(', '`']).starts_with('-');
+    let is_program = |word: &str| COMMANDS.contains(&word.trim_start_matches(['(', '`']));
+    let mut units: Vec<String> = Vec::new();
+    let mut last = "";
+    let mut is_code = false;
+    for word in text.split(' ') {
+        let is_command = is_code || is_option(word) || is_option(last) || is_program(last);
+        match units.last_mut().filter(|_| is_command) {
+            Some(unit) => {
+                unit.push(' ');
+                unit.push_str(word);
+            }
+            None => units.push(word.to_owned()),
+        }
+        is_code ^= word.matches('`').count() % 2 == 1;
+        last = word;
+    }
+    broken(units.iter().map(String::as_str), " ", room)
 }
 
 /// Returns items separated by commas, on lines that start with `indent` blanks and are broken between items.
@@ -362,6 +410,28 @@ mod tests {
             narrow.contains("every file can be written, and more\n"),
             "{narrow}"
         );
+    }
+
+    #[test]
+    fn folds_wide_lines_at_blanks_outside_of_commands() {
+        for (text, expected) in [
+            ("short\n", "short\n"),
+            (
+                "note: the file is not on this node any more\nend\n",
+                "note: the file is not on\n  this node any more\nend\n",
+            ),
+            (
+                "    indented lines keep their own margin",
+                "    indented lines keep their\n      own margin",
+            ),
+            (
+                "run nodepki plan --config a.yaml or `rm -r /var/lib/x y` first",
+                "run\n  nodepki plan --config a.yaml\n  or `rm -r /var/lib/x y`\n  first",
+            ),
+        ] {
+            assert_eq!(fold(text, 2, NARROW), expected);
+            assert_eq!(fold(text, 2, TextStyle::default()), text);
+        }
     }
 
     #[test]

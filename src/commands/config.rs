@@ -3,7 +3,7 @@
 use clap::Subcommand;
 
 use super::options::{GlobalOptions, OutputFormat, SourceOptions};
-use super::output::{print, print_exact, print_message, print_warnings};
+use super::output::{print, print_exact, print_message, print_warnings, text_style};
 use super::{init, now};
 use crate::agent::load::{self, Loaded};
 use crate::agent::{ExitCode, Failure};
@@ -12,6 +12,7 @@ use crate::kube::names::Authority;
 use crate::kubelets::rbac;
 use crate::signer::{self, NodeIdentity, Part, SignerKind};
 use crate::spec::KUBELET_SIGNERS_GROUP;
+use crate::table::fold;
 use crate::yaml;
 
 #[derive(Debug, Subcommand)]
@@ -114,7 +115,7 @@ fn check(
         count => format!("usable, {count} warnings"),
     };
     let NodeIdentity { node, cluster } = &loaded.setup.identity;
-    print(&match certificates {
+    let line = match certificates {
         Some(count) => format!(
             "the configuration is {state}: node {node}, cluster {cluster}, {count} certificate{}\n",
             if count == 1 { "" } else { "s" }
@@ -122,7 +123,8 @@ fn check(
         None => format!(
             "the configuration on this node is {state}: node {node}; bootstrap and plan read the ClusterConfiguration from the cluster\n"
         ),
-    })?;
+    };
+    print(&fold(&line, 4, text_style()))?;
     if strict && !warnings.is_empty() {
         Err(Failure::new(
             ExitCode::Configuration,

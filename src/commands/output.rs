@@ -156,7 +156,7 @@ impl GlobalOptions {
         text: impl FnOnce() -> String,
     ) -> Result<ExitCode, Failure> {
         if self.output.is_text() {
-            print(&format!("{}{closing}\n", text()))
+            print(&format!("{}{}\n", text(), closing.text(text_style())))
         } else {
             self.print_body(kind, code, closing, body, String::new)
         }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::agent::{ReportRow, RowAction, RowReason, RunReport};
+use crate::table::{TextStyle, fold};
 
 /// The last line of a command, also part of its JSON document.
 #[derive(Clone, Debug, Default)]
@@ -58,6 +59,22 @@ impl Closing {
     pub(in super::super) fn then(mut self, next: Option<String>) -> Closing {
         self.next = next;
         self
+    }
+
+    /// Returns the line for a stream. One that does not fit continues with the next command on a line of its own.
+    pub(super) fn text(&self, style: TextStyle) -> String {
+        let line = self.to_string();
+        match (style.width, &self.next) {
+            (Some(width), Some(next)) if line.chars().count() > width => {
+                let closing = Closing {
+                    next: None,
+                    ..self.clone()
+                };
+                let text = format!("{closing}\nnext: {next}");
+                fold(&text, 4, style)
+            }
+            _ => fold(&line, 4, style),
+        }
     }
 
     /// Returns the counts by key.

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::agent::{ExitCode, Failure};
-use crate::table::TextStyle;
+use crate::table::{TextStyle, fold};
 use crate::text::is_hidden;
 
 /// Parameters of SGR sequences that change only weight or colour and cannot hide text.
@@ -133,7 +133,12 @@ fn visible_json(text: &str) -> Cow<'_, str> {
 pub(in super::super) fn print_message(message: &str) {
     let message = visible(message, false);
     let message = message.trim_end().replace('\n', "\n    ");
-    let _ = writeln!(stderr(), "nodepki: {message}");
+    let style = TextStyle {
+        colour: false,
+        width: width(&stderr()),
+    };
+    let message = fold(&format!("nodepki: {message}"), 4, style);
+    let _ = writeln!(stderr(), "{message}");
 }
 
 /// Writes text for people to stderr.

@@ -6,7 +6,7 @@ use super::closing::{Closing, RowGroup, groups, sole_group};
 use super::screen::text_style;
 use crate::agent::{ReportRow, RowAction, RowReason, RunReport};
 use crate::config::COMMAND_LINE_SIGNER;
-use crate::table::{Cell, Emphasis, Table, TextStyle, list, visible_line};
+use crate::table::{Cell, Emphasis, Table, TextStyle, fold, list, visible_line};
 
 /// Blanks before a continuation line below a row.
 const DETAIL_INDENT: usize = 6;
@@ -73,17 +73,15 @@ pub(super) fn rows_text(
         let is_sole = sole.as_ref().is_some_and(|sole| sole.has_rows(&group.rows));
         if !is_sole {
             let names = group.rows.iter().map(|row| &row.name);
-            text.push_str(&format!(
-                "{}: {}\n{}\n",
-                group.action,
-                group.words().replace('\n', "\n    "),
-                list(names, 4, style)
-            ));
+            let words = group.words().replace('\n', "\n    ");
+            let heading = fold(&format!("{}: {words}", group.action), 4, style);
+            text.push_str(&format!("{heading}\n{}\n", list(names, 4, style)));
         }
     }
-    text.push_str(&signer_lines(&signers));
+    text.push_str(&fold(&signer_lines(&signers), 4, style));
     for note in &report.notes {
-        text.push_str(&format!("note: {}\n", note.replace('\n', "\n      ")));
+        let note = format!("note: {}\n", note.replace('\n', "\n      "));
+        text.push_str(&fold(&note, 4, style));
     }
     text
 }

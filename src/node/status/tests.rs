@@ -260,7 +260,7 @@ fn reports_healthy_node_as_ok() {
     let tree = tree(&status, false);
     assert!(
         tree.contains(
-            "├── apiserver                 ok  ECDSA-P256  until 2027-11-20 09:57 UTC (365d)\n"
+            "├── apiserver                 ok  365d left  ECDSA-P256                    2027-11-20 09:57 UTC\n"
         ),
         "{tree}"
     );

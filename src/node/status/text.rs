@@ -13,7 +13,7 @@ use super::{
 use crate::kube::names::Authority;
 use crate::spec::compliance::KeyVerdict;
 use crate::store::RequestPhase;
-use crate::table::{Cell, Emphasis, Table, TextStyle, list, visible_line};
+use crate::table::{Cell, Emphasis, Table, TextStyle, fold, list, visible_line};
 
 /// Blanks before a continuation line below a row.
 const DETAIL_INDENT: usize = 6;
@@ -128,7 +128,7 @@ pub fn tree(status: &NodeStatus, style: TextStyle) -> String {
                 Cell::new(format!("{branch}{}", leaf.name)),
                 state_cell(leaf.state),
             ];
-            cells.extend(facts_cells(leaf.certificate.as_ref()));
+            cells.extend(facts_cells(leaf.certificate.as_ref(), ""));
             push(cells);
         }
     }
@@ -136,9 +136,8 @@ pub fn tree(status: &NodeStatus, style: TextStyle) -> String {
         push(vec![
             Cell::new("sa"),
             state_cell(pair.state),
-            Cell::optional(pair.key.as_deref()),
-            Cell::new("never expires"),
-            Cell::new("key pair"),
+            Cell::new("-"),
+            Cell::optional(pair.key.as_ref().map(|key| format!("{key}, never expires"))),
         ]);
     }
     let mut sections = Vec::new();
@@ -205,27 +204,29 @@ fn authority_rows(row: &AuthorityStatus) -> Vec<Vec<Cell>> {
 }
 
 fn authority_line(row: &AuthorityStatus) -> Vec<Cell> {
-    let mut cells = vec![Cell::new(row.name.as_str()), state_cell(row.state)];
-    cells.extend(facts_cells(row.certificates.first()));
-    cells.push(Cell::new(if row.has_key {
-        "CA key on this node"
+    let place = if row.has_key {
+        ", on this node"
     } else {
-        "CA key not on this node"
-    }));
+        ", not on this node"
+    };
+    let mut cells = vec![Cell::new(row.name.as_str()), state_cell(row.state)];
+    cells.extend(facts_cells(row.certificates.first(), place));
     cells
 }
 
-fn facts_cells(facts: Option<&Facts>) -> [Cell; 2] {
-    match facts {
-        Some(facts) => [
-            Cell::new(&facts.key),
-            Cell::new(format!(
-                "until {} ({})",
-                minute(facts.not_after),
-                residual(facts)
-            )),
-        ],
-        None => [Cell::new("-"), Cell::new("-")],
+/// Returns time left, key with its place, and end. The time of the end is what a narrow terminal cuts.
+fn facts_cells(facts: Option<&Facts>, place: &str) -> [Cell; 3] {
+    let cells = facts.map(|facts| {
+        let left = match facts.residual_seconds {
+            seconds @ ..0 => format!("{} ago", human_duration(-seconds)),
+            seconds => format!("{} left", human_duration(seconds)),
+        };
+        let key = format!("{}{place}", facts.key);
+        [left, key, minute(facts.not_after)]
+    });
+    match cells {
+        Some(cells) => cells.map(Cell::new),
+        None => [Cell::new("-"), Cell::new("-"), Cell::new("-")],
     }
 }
 
@@ -349,7 +350,10 @@ fn remarks(status: &NodeStatus, style: TextStyle) -> Option<String> {
         let state = state.unwrap_or_default();
         let words = visible_line(&line.text);
         match line.names.as_slice() {
-            [name] => text.push_str(&format!("{}: {state}{words}\n", visible_line(name))),
+            [name] => {
+                let line = format!("{}: {state}{words}\n", visible_line(name));
+                text.push_str(&fold(&line, 4, style));
+            }
             names => {
                 let likewise = if line.is_literal {
                     ""
@@ -357,12 +361,13 @@ fn remarks(status: &NodeStatus, style: TextStyle) -> Option<String> {
                     ", and likewise for the others"
                 };
                 let names = list(names, 4, style);
-                text.push_str(&format!("{state}{words}{likewise}\n{names}\n"));
+                let heading = fold(&format!("{state}{words}{likewise}"), 4, style);
+                text.push_str(&format!("{heading}\n{names}\n"));
             }
         }
     }
     for note in &status.notes {
-        text.push_str(&format!("{}\n", visible_line(note)));
+        text.push_str(&fold(&format!("{}\n", visible_line(note)), 4, style));
     }
     (!text.is_empty()).then_some(text)
 }

@@ -2,8 +2,11 @@
 
 use super::catalogue::CHECKS;
 use super::finding::{Diagnosis, FindingSeverity};
-use crate::table::{Cell, Emphasis, TextStyle};
+use crate::table::{Cell, Emphasis, TextStyle, fold};
 use crate::text::printable;
+
+/// Blanks before the continuation of evidence or a fix.
+const HANGING: usize = 2;
 
 /// Returns the findings by descending severity.
 pub fn table(diagnosis: &Diagnosis, style: TextStyle) -> String {
@@ -18,9 +21,15 @@ pub fn table(diagnosis: &Diagnosis, style: TextStyle) -> String {
         let severity = Cell::state(severity, emphasis).coloured(style);
         text.push_str(&format!("{severity} {}\n", finding.id));
         for evidence in &finding.evidence {
-            text.push_str(&format!("    {}\n", printable(evidence)));
+            let evidence = format!("    {}\n", printable(evidence));
+            text.push_str(&fold(&evidence, HANGING, style));
         }
-        text.push_str(&format!("    fix: {}\n", indented(&finding.fix)));
+        let (fix, manifest) = match finding.fix.split_once('\n') {
+            Some((fix, manifest)) => (fix, format!("\n{manifest}")),
+            None => (finding.fix.as_str(), String::new()),
+        };
+        text.push_str(&fold(&format!("    fix: {fix}"), HANGING, style));
+        text.push_str(&format!("{}\n", indented(&manifest)));
     }
     text
 }
