@@ -422,7 +422,7 @@ mod tests {
             ),
             (
                 "    indented lines keep their own margin",
-                "    indented lines keep their\n      own margin",
+                "    indented lines keep\n      their own margin",
             ),
             (
                 "run nodepki plan --config a.yaml or `rm -r /var/lib/x y` first",
