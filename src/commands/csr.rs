@@ -5,6 +5,8 @@
 //! everything read from it must therefore belong to root or the running user, and must not be writable by group or
 //! others; sticky directories such as `/tmp` are accepted above it. See [`crate::store::NodeRoot::trusted_dir`].
 
+mod show;
+
 use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
@@ -23,6 +25,7 @@ use crate::kube::names::CertName;
 use crate::signer;
 use crate::signer::bundle::{self, BundleHeading};
 use crate::store::{self, Dir, DirectoryTrust, FileKind, NodeRoot};
+use show::ShowArgs;
 
 /// Depth of directories that an import reads; deeper ones are ignored.
 const MAX_IMPORT_DEPTH: usize = 6;
@@ -54,25 +57,36 @@ pub(super) enum CsrCommand {
         #[command(flatten)]
         run: RunOptions,
     },
+    /// Print a recorded request: one that waits for its signer, or that `csr export` has made
+    ///
+    /// With -o json, the document that an `exec` signer reads for `sign` (signer.nodepki.dev/v1). Reads only.
+    Show(ShowArgs),
 }
 
 impl CsrCommand {
     pub(super) fn run(self, global: &GlobalOptions) -> Result<ExitCode, Failure> {
-        let (verb, run, dir) = match &self {
-            CsrCommand::Export { run, dir } => ("csr export", run, dir),
-            CsrCommand::Import { run, dir } => ("csr import", run, dir),
+        let (is_export, dir, run) = match self {
+            CsrCommand::Export { dir, run } => (true, dir, run),
+            CsrCommand::Import { dir, run } => (false, dir, run),
+            CsrCommand::Show(arguments) => return arguments.run(global),
+        };
+        let verb = if is_export {
+            "csr export"
+        } else {
+            "csr import"
         };
         let command = |verb: &str| {
-            let dir = load::shown(&global.open_root()?, dir);
+            let dir = load::shown(&global.open_root()?, &dir);
             let dir = signer::quoted(&dir.display().to_string());
             Ok::<_, Failure>(run.command(global, &format!("{verb} {dir}")))
         };
         let own = command(verb)?;
         let done = || {
             let loaded = global.load_running(&run.inputs(global)?)?;
-            match &self {
-                CsrCommand::Export { .. } => export(global, loaded, dir, command("csr import")?),
-                CsrCommand::Import { .. } => import(global, loaded, dir, &own),
+            if is_export {
+                export(global, loaded, &dir, command("csr import")?)
+            } else {
+                import(global, loaded, &dir, &own)
             }
         };
         done().map_err(|failure| next::closed(failure, &own))

@@ -94,6 +94,10 @@ pub(super) const EXAMPLES: &[CommandExamples] = &[
         ("nodepki csr export /root/requests", "Writes the requests of this node."),
         ("nodepki csr export --kubeadm-config kubeadm.yaml /root/requests", "The same for a kubeadm configuration at another path."),
     ]),
+    examples("csr show", &[
+        ("nodepki csr show apiserver", "Shows a request that waits for its signer."),
+        ("nodepki csr show apiserver -o json | corp-sign sign", "Runs the program of an exec signer with it."),
+    ]),
     examples("csr import", &[
         ("nodepki csr import /root/requests", "Installs the certificates that were stored next to the requests."),
         ("nodepki csr import --root /mnt /root/requests", "Installs them in the system that is mounted at /mnt."),

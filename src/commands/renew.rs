@@ -73,10 +73,22 @@ impl NameArgs {
     fn parse(&self) -> Result<Option<BTreeSet<CertName>>, Failure> {
         let names: BTreeSet<CertName> = self
             .given()
-            .map(|name| name.parse().map_err(|_| unknown_name(name, &[])))
+            .map(|name| parse_name(name))
             .collect::<Result<_, Failure>>()?;
         Ok((!names.is_empty()).then_some(names))
     }
+}
+
+/// Returns the certificate of this name, which may be a registered one.
+fn parse_name(name: &str) -> Result<CertName, Failure> {
+    name.parse().map_err(|_| unknown_name(name, &[]))
+}
+
+/// Returns the certificate of this name, which the node has by its configuration.
+pub(super) fn planned_name(name: &str, loaded: &Loaded) -> Result<CertName, Failure> {
+    let name = parse_name(name)?;
+    require_planned(&BTreeSet::from([name]), loaded)?;
+    Ok(name)
 }
 
 /// Reports a name that is neither always defined nor among `registered`.

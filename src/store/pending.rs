@@ -264,12 +264,26 @@ impl NodeRoot {
             let Some(dir) = pending.open_dir(&name)? else {
                 continue;
             };
-            let ticket = dir.read(TICKET.name, READ_LIMIT)?;
-            let path = || dir.path().join(TICKET.name);
-            let ticket = ticket.and_then(|found| TICKET.parse(&found.bytes, path()).ok());
-            tickets.push((slot, ticket));
+            tickets.push((slot, readable_ticket(&dir)?));
         }
         Ok(tickets)
+    }
+
+    /// Returns the CSR of a pending request in PEM, and its ticket unless that is missing or unreadable. Needs no lock and
+    /// reads no key.
+    ///
+    /// # Errors
+    /// Errors of the system.
+    pub fn recorded_request(
+        &self,
+        slot: Slot,
+    ) -> Result<Option<(Vec<u8>, Option<RequestRecord>)>, StoreError> {
+        let Some(dir) = self.dir(format!("{STATE_DIR}/{PENDING}/{slot}"))? else {
+            return Ok(None);
+        };
+        let csr = dir.read(CSR, READ_LIMIT)?;
+        let ticket = readable_ticket(&dir)?;
+        Ok(csr.map(|csr| (csr.bytes.to_vec(), ticket)))
     }
 }
 
@@ -475,6 +489,13 @@ fn write_slot(
         sync::all(&open).map_err(|(_, errno)| StoreError::io("write", dir.path(), errno))?;
     }
     pending.rename(temp, name)
+}
+
+/// Returns the ticket in the directory of a slot; `None` if it is missing or unreadable.
+fn readable_ticket(dir: &Dir) -> Result<Option<RequestRecord>, StoreError> {
+    let ticket = dir.read(TICKET.name, READ_LIMIT)?;
+    let path = || dir.path().join(TICKET.name);
+    Ok(ticket.and_then(|found| TICKET.parse(&found.bytes, path()).ok()))
 }
 
 /// Reads a slot; `Ok(Err(reason))` if its key is unusable. Notes the files that must be created again.

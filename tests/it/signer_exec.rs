@@ -377,7 +377,14 @@ fn packaged_examples_sign() {
                 node.outside("kubeadm.yaml").display()
             ),
         )
-        .replace("/root/requests", node.outside("requests").to_str().unwrap())
+        .replace(
+            "nodepki csr show apiserver",
+            &format!(
+                "{NODEPKI} --root {} csr show apiserver --kubeadm-config {}",
+                node.root().display(),
+                node.outside("kubeadm.yaml").display()
+            ),
+        )
         .replace(
             "/usr/libexec/corp-sign",
             &format!("sh {EXAMPLES}/signer.sh {ca}"),
@@ -388,6 +395,13 @@ fn packaged_examples_sign() {
         &said,
         &["\"result\": \"issued\"", "-----BEGIN CERTIFICATE-----"],
     );
+    Ran::of(&mut node.configured(["csr", "show", "apiserver"]))
+        .done()
+        .says("profile      CN=kube-apiserver, names DNS:")
+        .says("-----BEGIN CERTIFICATE REQUEST-----");
+    Ran::of(&mut node.configured(["csr", "show", "etcd-peer"]))
+        .ended(65)
+        .says("etcd-peer: no request is recorded (nodepki csr export DIR records");
 }
 
 #[test]
