@@ -1,7 +1,7 @@
 //! Mistakes on the command line.
 
 use super::{Situation, follow_scripts, shell};
-use crate::node::Node;
+use crate::node::{Node, Ran};
 
 const fn usage(
     name: &'static str,
@@ -230,4 +230,28 @@ fn command_line() {
     let node = Node::new();
     shell(&node.outside(""), "echo a-token > token; chmod 600 token").done();
     follow_scripts(&node, USAGE);
+}
+
+/// Every command that takes the name of a certificate suggests the nearest one. The last column is its exit status.
+#[test]
+fn suggests_name_of_certificate_in_every_command() {
+    let node = Node::bootstrapped();
+    let suggestion = "(did you mean etcd-server?)";
+    for (command, code) in [
+        (&["renew", "etcd-sever"][..], 64),
+        (&["renew", "--name", "etcd-sever"], 64),
+        (&["renew", "--dry-run", "apiserver", "etcd-sever"], 64),
+        (&["needs-renewal", "--name", "etcd-sever"], 255),
+        (&["needs-renewal", "etcd-sever"], 255),
+        (&["csr", "show", "etcd-sever"], 64),
+        (&["status", "etcd-sever"], 64),
+        // An entry may be about a certificate that is not registered any more.
+        (&["audit", "show", "--certificate", "etcd-sever"], 0),
+    ] {
+        let mut run = node.command(command);
+        if !matches!(command, ["status" | "audit", ..]) {
+            run.arg("--config").arg(node.outside("config.yaml"));
+        }
+        Ran::of(&mut run).ended(code).says(suggestion);
+    }
 }
