@@ -37,6 +37,7 @@ mod der_encoding;
 mod discovery;
 mod discovery_cluster;
 mod doctor;
+mod doctor_fixes;
 mod documents;
 mod etcd_members;
 #[cfg(feature = "failpoints")]

@@ -2,6 +2,7 @@
 
 use super::finding::CheckNote;
 use super::picture::Picture;
+use crate::signer::quoted;
 use crate::store::{Exposure, is_personal};
 
 /// Checks the directories that nodepki writes to, and their parents.
@@ -37,14 +38,15 @@ pub(super) fn owners(picture: &Picture) -> Vec<CheckNote> {
             } else {
                 "can change it"
             };
+            let path = picture.here(file.path.as_ref());
             Some(CheckNote::warning(
                 format!(
-                    "{} belongs to user {} (mode {:04o}), who {can}",
-                    picture.here(file.path.as_ref()),
+                    "{path} belongs to user {} and has mode {:04o}: the user {can} (chown root:root {})",
                     access.uid,
-                    access.mode
+                    access.mode,
+                    quoted(&path)
                 ),
-                "run `chown root:root` on the file, and issue a new key (nodepki renew --name NAME) if the user is not an administrator",
+                "run the command in parentheses, and issue a new key (nodepki renew --name NAME) if the user is not an administrator",
             ))
         })
         .collect()

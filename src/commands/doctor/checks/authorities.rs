@@ -7,6 +7,7 @@ use super::picture::{AuthorityKey, Picture};
 use crate::kube::kubeadm;
 use crate::kube::names::Authority;
 use crate::node::status::{FileProblem, FileStatus, RowFault, RowSubject};
+use crate::signer::quoted;
 use crate::spec::assess::{COPY_SERVICE_ACCOUNT, ReplacedCa, shared_authorities};
 use crate::spec::compliance::{self, FoundKey, KeyUse, PolicyDifference};
 use crate::spec::policy::KeyOwner;
@@ -26,7 +27,7 @@ pub(super) fn key_on_disk(picture: &Picture) -> Vec<CheckNote> {
             match picture.configuration.external.get(name) {
                 Some(signer) => CheckNote::error(
                     format!("{path} is the private key of {name}, for which the configuration has the signer {signer}"),
-                    "run `nodepki migrate to-external`, which proves that the node does not need the key, and with --apply backs it up and removes it",
+                    "run `nodepki migrate to-external`, which says what proves that the node does not need the key, then `nodepki migrate to-external --apply --backup BACKUP --passphrase-file PASSPHRASE`, which backs the key up and removes it",
                 ),
                 None => CheckNote::info(
                     format!("{path} is the private key of {name}"),
@@ -211,7 +212,12 @@ pub(super) fn service_account_missing(picture: &Picture) -> Vec<CheckNote> {
 }
 
 pub(super) fn service_account_torn(picture: &Picture) -> Vec<CheckNote> {
-    const FIX: &str = "find out which of both the cluster uses (with --kubeconfig, this command compares sa.key), and derive sa.pub again: openssl pkey -in sa.key -pubout -out sa.pub";
+    let [key, public] = picture.service_account_files();
+    let derive = format!(
+        "find out which of both the cluster uses (with --kubeconfig, this command compares sa.key), and derive sa.pub again: `openssl pkey -in {} -pubout -out {}`",
+        quoted(&key),
+        quoted(&public)
+    );
     let problems = picture.problems().into_iter();
     problems
         .filter(|problem| matches!(problem.fault, RowFault::PairMismatch))
@@ -219,7 +225,7 @@ pub(super) fn service_account_torn(picture: &Picture) -> Vec<CheckNote> {
             let fix = if picture.status.has_served {
                 COPY_SERVICE_ACCOUNT
             } else {
-                FIX
+                derive.as_str()
             };
             problem.error_of_file(fix)
         })
@@ -282,7 +288,7 @@ fn policy_note(key: &KeyUse, difference: &PolicyDifference) -> Option<CheckNote>
         (_, FoundKey::OfKubelet(found)) if *found != KeyType::Known(KeyAlgorithm::EcdsaP256) => "the kubelet has signed this certificate itself: let it request one (serverTLSBootstrap), or let nodepki issue it (kubelet.serving)".to_owned(),
         (_, FoundKey::OfKubelet(_)) => "the kubelet generates ECDSA P256 keys only: add an override with that key for this name to the policy".to_owned(),
         (KeyOwner::Leaf(name), _) if is_lifetime => match key.replaced_at {
-            Some(at) => format!("the next renewal, which is due at {}, replaces the certificate; `nodepki renew {name}` replaces it now", rfc3339(at)),
+            Some(at) => format!("the next renewal, which is due at {}, replaces the certificate; `nodepki renew --force {name}` replaces it now", rfc3339(at)),
             None => "issue the certificate again with a shorter lifetime, or change the policy".to_owned(),
         },
         (KeyOwner::Authority(authority), _) => {

@@ -180,9 +180,11 @@ pub(super) fn unfinished(picture: &Picture) -> Vec<CheckNote> {
 
 pub(super) fn strays(picture: &Picture) -> Vec<CheckNote> {
     let unfinished = picture.trees.unfinished.iter().map(|path| {
+        let path = picture.here(path);
+        let command = format!("rm -f {}", quoted(&path));
         CheckNote::warning(
-            format!("{} is a temporary file of an interrupted run", picture.here(path)),
-            "run `nodepki bootstrap`, which removes the files of an interrupted run; remove manually what remains",
+            format!("{path} is a temporary file of an interrupted run ({command})"),
+            "run `nodepki bootstrap`, which completes or reverts an interrupted run, then the commands in parentheses",
         )
     });
     let requests = picture.trees.requests.iter().map(|path| {

@@ -4,11 +4,12 @@ use std::path::Path;
 
 use super::authorities::{is_external, replaced_authority};
 use super::finding::CheckNote;
-use super::picture::{KubeconfigPicture, Picture, Problem};
+use super::picture::{KubeconfigPicture, OWN_COPY, Picture, Problem};
 use super::static_pods;
 use crate::kube::names::{Authority, CertName};
 use crate::kube::paths::{ADMIN_CONF, SUPER_ADMIN_CONF};
 use crate::node::status::{FileProblem, RowFault};
+use crate::signer::quoted;
 use crate::spec::CertFiles;
 use crate::spec::assess::Observed;
 use crate::text::rfc3339;
@@ -211,12 +212,13 @@ pub(super) fn stale_copy(picture: &Picture) -> Vec<CheckNote> {
                 format!(
                     "the certificate of {} in {} expired at {}",
                     certificate.subject(),
-                    picture.here("/root/.kube/config".as_ref()),
+                    picture.here(OWN_COPY.as_ref()),
                     rfc3339(certificate.not_after())
                 ),
                 format!(
-                    "replace it with a copy of {}, or remove it",
-                    picture.here(ADMIN_CONF.as_ref())
+                    "replace it (`cp {} {}`), or remove it",
+                    quoted(&picture.here(ADMIN_CONF.as_ref())),
+                    quoted(&picture.here(OWN_COPY.as_ref()))
                 ),
             )
         })
@@ -224,7 +226,7 @@ pub(super) fn stale_copy(picture: &Picture) -> Vec<CheckNote> {
 }
 
 pub(super) fn copies(picture: &Picture) -> Vec<CheckNote> {
-    let own = Path::new("/root/.kube/config").to_owned();
+    let own = Path::new(OWN_COPY).to_owned();
     let own = picture.own_copy.iter().map(|copy| (&own, copy));
     let others = picture.copies.iter().map(|(path, copy)| (path, copy));
     own.chain(others)
@@ -252,7 +254,7 @@ pub(super) fn super_admin(picture: &Picture) -> Vec<CheckNote> {
         return Vec::new();
     }
     let fix = format!(
-        "once `kubectl --kubeconfig {} get nodes` works, move it to a safe place outside this node, and set `certificates: {{omit: [super-admin.conf]}}` in the settings, so that `renew --all` does not issue it again",
+        "once `kubectl --kubeconfig {} get nodes` works, move it to a safe place outside this node, and set `certificates: {{omit: [super-admin.conf]}}` in the settings, so that nodepki renew --all does not issue it again",
         picture.here(ADMIN_CONF.as_ref())
     );
     let path = picture.here(SUPER_ADMIN_CONF.as_ref());

@@ -8,6 +8,7 @@ use crate::kube::names::{Authority, CertName};
 use crate::node::status::{
     CertStatus, FileProblem, FileStatus, RowFault, RowRemark, RowState, RowSubject,
 };
+use crate::signer::quoted;
 use crate::spec::SYSTEM_MASTERS;
 use crate::spec::assess::{Action, COPY_SERVICE_ACCOUNT, differences_from_spec, joined};
 use crate::text::rfc3339;
@@ -225,7 +226,7 @@ pub(super) fn expiring(picture: &Picture) -> Vec<CheckNote> {
                 if problem.is_of_authority() {
                     "replace the authority in time: every leaf, kubeconfig and kubelet then needs a new certificate"
                 } else {
-                    "renew it with nodepki renew; nodepki bootstrap issues a new one only once it has expired or was removed; with the CA key on this node also kubeadm certs renew"
+                    "run `nodepki renew`; nodepki bootstrap issues a new one only once it has expired or was removed; with the CA key on this node also kubeadm certs renew"
                 },
             )
             .with_code(problem.fault.code())
@@ -342,28 +343,37 @@ pub(super) fn not_as_configured(picture: &Picture) -> Vec<CheckNote> {
             notes.push(codes.fold(note, CheckNote::with_code));
         }
     }
-    notes.extend(surveyed(picture).filter_map(waiting_for_renewal));
+    notes.extend(waiting_for_renewal(picture));
     notes
 }
 
-/// Returns a warning if the next renewal changes the key parameters of a certificate.
-fn waiting_for_renewal(cert: &SurveyedCert) -> Option<CheckNote> {
-    let Action::Keep { at_renewal, .. } = &cert.decision.action else {
-        return None;
-    };
-    let name = cert.spec.name();
-    let at = cert.due.map_or_else(String::new, |due| {
-        format!(", which is due at {}", rfc3339(due))
+/// Returns warnings for certificates whose key parameters the next renewal changes. One command renews all of them.
+fn waiting_for_renewal(picture: &Picture) -> Vec<CheckNote> {
+    let waiting = surveyed(picture).filter_map(|cert| match &cert.decision.action {
+        Action::Keep { at_renewal, .. } if !at_renewal.is_empty() => Some((cert, at_renewal)),
+        _ => None,
     });
-    (!at_renewal.is_empty()).then(|| {
+    let waiting: Vec<_> = waiting.collect();
+    let names: Vec<&str> = waiting
+        .iter()
+        .map(|(cert, _)| cert.spec.name().as_str())
+        .collect();
+    let fix = format!(
+        "wait, or run `nodepki renew --force {}`; rotation.onPolicyChange: now does not wait",
+        names.join(" ")
+    );
+    let notes = waiting.iter().map(|(cert, at_renewal)| {
+        let at = cert.due.map_or_else(String::new, |due| {
+            format!(", which is due at {}", rfc3339(due))
+        });
+        let changes = joined(at_renewal);
+        let name = cert.spec.name();
         CheckNote::warning(
-            format!(
-                "{name}: {}; the next renewal{at} corrects this",
-                joined(at_renewal)
-            ),
-            format!("wait, or run `nodepki renew --name {name}`; rotation.onPolicyChange: now does not wait"),
+            format!("{name}: {changes}; the next renewal{at} corrects this"),
+            fix.clone(),
         )
-    })
+    });
+    notes.collect()
 }
 
 /// Returns whether the certificate lacks something that is needed, or grants its holder too much. Other differences are
@@ -403,26 +413,36 @@ pub(super) fn modes(picture: &Picture) -> Vec<CheckNote> {
             continue;
         };
         let here = picture.here(file.path.as_ref());
-        let evidence = |problem: &str| format!("{here} has mode {:04o}: {problem}", access.mode);
+        let evidence = |problem: &str, mode: &str| {
+            let file = quoted(&here);
+            format!(
+                "{here} has mode {:04o}: {problem} (chmod {mode} {file})",
+                access.mode
+            )
+        };
         if file.secret && access.mode & 0o007 != 0 {
             notes.push(CheckNote::error(
-                evidence("every user of this machine can access the private key in it"),
-                "run chmod 600 on the file, and consider a new key, since this one may be compromised",
+                evidence(
+                    "every user of this machine can access the private key in it",
+                    "600",
+                ),
+                "run the command in parentheses, and consider a new key, since this one may be compromised",
             ));
         } else if file.secret && access.mode & 0o070 != 0 && access.gid != 0 {
             notes.push(CheckNote::warning(
-                evidence(&format!(
-                    "group {} can access the private key in it",
-                    access.gid
-                )),
-                "run chmod 600 on the file, unless the static pods run as dedicated users",
+                evidence(
+                    &format!("group {} can access the private key in it", access.gid),
+                    "600",
+                ),
+                "run the command in parentheses, unless the static pods run as dedicated users",
             ));
         } else if access.mode & 0o002 != 0 {
             notes.push(CheckNote::error(
                 evidence(
                     "every user of this machine can change which certificates this node trusts",
+                    "644",
                 ),
-                "run chmod 644 on the file, and compare it with that of another control-plane node",
+                "run the command in parentheses, and compare the file with that of another control-plane node",
             ));
         }
     }

@@ -33,6 +33,8 @@ use crate::store::{self, Exposed, FileKind, NodeRoot, STATE_DIR, UnfinishedWork}
 use crate::x509::{Certificate, Chain, KeyError, PrivateKey, PublicKey, TrustBundle};
 use crate::yaml;
 
+/// The copy of `admin.conf` that kubeadm tells root to make.
+pub(super) const OWN_COPY: &str = "/root/.kube/config";
 /// Largest file that is searched for a private key, in bytes. Longer files, such as backups, are not keys.
 const MAX_KEY_FILE_BYTES: u64 = 64 * 1024;
 /// Largest directory depth that is searched; more than that of `/etc/kubernetes/tmp/kubeadm-backup-…/pki/etcd`.
@@ -69,7 +71,7 @@ pub(super) struct Picture {
     pub(super) kubelet: Kubelet,
     /// The node's name in each file that contains it.
     pub(super) names: Vec<NameSource>,
-    /// The certificate in `/root/.kube/config`.
+    /// The certificate in [`OWN_COPY`].
     pub(super) own_copy: Option<Certificate>,
     /// Certificates of other files below `/etc/kubernetes`, such as backups and files of administrators.
     pub(super) copies: Vec<(PathBuf, Certificate)>,
@@ -245,7 +247,7 @@ impl Picture {
             .map(|name| (name, reader.authority(name)))
             .collect();
         let status = status::collect(&state, described.role.map(NodeRole::from), now);
-        let own_copy = reader.kubeconfig(Path::new("/root/.kube/config")).chain;
+        let own_copy = reader.kubeconfig(Path::new(OWN_COPY)).chain;
         let [service_account, _] = state.layout().service_account();
         let changes = root.authority_changes().unwrap_or_default().into_iter();
         let activated = changes.filter(|(_, change)| change.activated.is_some());
@@ -352,6 +354,11 @@ impl Picture {
     }
 
     /// Returns the files of a leaf, certificate first.
+    /// Returns `sa.key` and `sa.pub` on this machine.
+    pub(super) fn service_account_files(&self) -> [String; 2] {
+        self.layout.service_account().map(|path| self.here(&path))
+    }
+
     pub(super) fn files(&self, name: CertName) -> Vec<PathBuf> {
         self.layout.files(name)
     }

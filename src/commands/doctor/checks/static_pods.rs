@@ -8,6 +8,7 @@ use super::picture::{AuthorityKey, Picture, SignerFiles};
 use crate::kube::components::ReplacedFile;
 use crate::kube::manifest::{RESTART_ANNOTATION, StaticPod};
 use crate::kube::names::{Authority, CertName};
+use crate::signer::quoted;
 use crate::spec::assess::Observed;
 
 /// Flags with each of which kube-controller-manager signs requests of kubelets (`pkg/controller/certificates/signer`).
@@ -28,7 +29,7 @@ pub(super) fn unreadable(picture: &Picture) -> Vec<CheckNote> {
         .map(|message| {
             CheckNote::error(
                 message,
-                "write a new manifest: kubeadm init phase control-plane all, or kubeadm init phase etcd local",
+                "write a new manifest with the configuration of the cluster: kubeadm init phase control-plane all --config FILE, or kubeadm init phase etcd local --config FILE",
             )
         })
         .collect()
@@ -96,7 +97,7 @@ pub(super) fn mounts(picture: &Picture) -> Vec<CheckNote> {
         if files.contains(&super_admin) && picture.apiserver.is_some() {
             return CheckNote::warning(
                 evidence,
-                format!("once kubeadm init has ended, name admin.conf in its place: sed -i 's#/super-admin.conf#/admin.conf#' {path}"),
+                format!("once kubeadm init has ended, name admin.conf in its place: `sed -i 's#/super-admin.conf#/admin.conf#' {}`", quoted(&path)),
             );
         }
         let fix = if pod.is_restarted_for_files() {
@@ -208,7 +209,7 @@ pub(super) fn address(picture: &Picture) -> Vec<CheckNote> {
     let Ok(endpoint) = endpoint.parse::<SocketAddr>() else {
         return vec![CheckNote::warning(
             format!("kube-apiserver's manifest is annotated with the endpoint {endpoint:?}"),
-            "write a new manifest: kubeadm init phase control-plane apiserver",
+            "write a new manifest: kubeadm init phase control-plane apiserver --config FILE",
         )];
     };
     let mut notes = Vec::new();
@@ -242,7 +243,7 @@ pub(super) fn address(picture: &Picture) -> Vec<CheckNote> {
                 "kube-apiserver advertises {endpoint}, but the configuration has {}",
                 SocketAddr::new(configured, node.bind_port)
             ),
-            "correct localAPIEndpoint in the configuration, or write a new manifest: kubeadm init phase control-plane apiserver",
+            "correct localAPIEndpoint in the configuration, or write a new manifest: kubeadm init phase control-plane apiserver --config FILE",
         ));
     }
     notes
