@@ -56,6 +56,11 @@ pub(crate) fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
+/// Returns the command that prints a text, on one line.
+pub(super) fn echo(text: &str) -> String {
+    format!("printf '%s\\n' {}\n", quoted(&one_line(text)))
+}
+
 /// Replaces control characters in a text for a comment or a line of a file, which a line break would end.
 pub(super) fn one_line(text: &str) -> String {
     text.replace(char::is_control, "?")

@@ -437,14 +437,18 @@ fn grants_exactly_what_a_node_needs_by_signer_setup() {
     assert_stolen_state_grants_nothing_else(&bao, &node, &role_id);
 }
 
-/// Returns the command with this part from the comments of a script.
+/// Returns the command with this part from the comments of a script, or from what it prints.
 pub(crate) fn commented(script: &str, part: &str) -> String {
     script
         .lines()
-        .filter_map(|line| line.strip_prefix("#   \"$VAULT\""))
+        .filter_map(|line| {
+            let printed = line.strip_prefix("printf '  %s %s\\n' \"$VAULT\" '");
+            let printed = printed.and_then(|line| line.strip_suffix('\''));
+            printed.or_else(|| line.strip_prefix("#   \"$VAULT\" "))
+        })
         .find(|line| line.contains(part))
-        .map(|line| format!("\"$VAULT\"{line}"))
-        .unwrap_or_else(|| panic!("no {part} in the comments of:\n{script}"))
+        .map(|line| format!("\"$VAULT\" {line}"))
+        .unwrap_or_else(|| panic!("no {part} in:\n{script}"))
 }
 
 /// Asserts what a thief of everything on the node can do.

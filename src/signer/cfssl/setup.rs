@@ -72,15 +72,8 @@ impl CfsslScript {
             .filter_map(|part| Some(part.config.key_file()?.to_string()))
             .collect();
         if !files.is_empty() {
-            let files: Vec<&str> = files.iter().map(String::as_str).collect();
-            let values = [
-                ("FILES", files.join(" and ")),
-                ("KEY", format!("{key}.key")),
-            ];
-            let values = values
-                .each_ref()
-                .map(|(name, value)| (*name, value.as_str()));
-            self.fill(include_str!("setup/key.sh"), &values);
+            let key = format!("{key}.key");
+            self.fill(include_str!("setup/key.sh"), &[("KEY", &key)]);
         }
         for (label, wanted) in &labels {
             self.configuration(label, wanted, &key);
@@ -117,6 +110,13 @@ impl CfsslScript {
                 ("MUTUAL", &mutual),
             ],
         );
+        if keyed {
+            let files: Vec<&str> = files.iter().map(String::as_str).collect();
+            let files = files.join(" and ");
+            self.0.push_str(&shell::echo(&format!(
+                "copy {key}.key to the node, as {files}, with mode 0600"
+            )));
+        }
     }
 
     fn configuration(

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use super::Config;
-use crate::signer::shell::{filled, one_line};
+use crate::signer::shell::{echo, filled, one_line};
 use crate::signer::{NodeIdentity, Part, RequestedCertificate};
 use crate::x509::ExtendedUsage;
 use crate::yaml::format_duration;
@@ -18,7 +18,14 @@ type Labels<'a> = BTreeMap<(&'a str, Option<String>), Vec<&'a RequestedCertifica
 pub(super) fn print(parts: &[Part<'_, Config>], identity: &NodeIdentity) -> String {
     let mut table = String::new();
     let mut profiles = String::new();
+    let mut copied = String::new();
     for part in parts {
+        if let Some(basic) = part.config.basic() {
+            copied.push_str(&echo(&format!(
+                "signer {}: write the password of user {} to the node, as {}, with mode 0600",
+                part.name, basic.user, basic.password_file
+            )));
+        }
         let mut labels = Labels::new();
         for wanted in &part.wanted {
             let label = part.config.label_of(wanted.name, identity);
@@ -46,6 +53,7 @@ pub(super) fn print(parts: &[Part<'_, Config>], identity: &NodeIdentity) -> Stri
             ("CLUSTER", &one_line(&identity.cluster)),
             ("TABLE", &format!("{table}#")),
             ("PROFILES", profiles.trim_end()),
+            ("COPIED", copied.trim_end()),
         ],
     )
 }

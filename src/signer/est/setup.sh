@@ -57,3 +57,4 @@ END
   fi
 }
 @PROFILES@
+@COPIED@

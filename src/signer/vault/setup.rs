@@ -290,12 +290,21 @@ impl VaultScript {
         }
     }
 
+    /// Prints a command of the administrator whose output the node gets.
+    fn copied(&mut self, command: &str) {
+        let command = quoted(&one_line(command));
+        self.line(&format!("printf '  %s %s\\n' \"$VAULT\" {command}"));
+    }
+
     fn login(&mut self, auth: &VaultAuth, policy: &str) {
         let ((mount, role), kind, title, template) = match auth {
             VaultAuth::TokenFile(file) => {
-                let file = file.to_string();
-                let values = [("POLICY", policy), ("FILE", file.as_str())];
-                return self.fill(include_str!("setup/token.sh"), &values);
+                self.line("\n# ---- login: a token");
+                self.line("echo 'The process that writes the token to the node, with mode 0600, also renews it:'");
+                return self.copied(&format!(
+                    "token create -orphan -no-default-policy -policy={} -period=24h -field=token   # into {file}",
+                    quoted(policy)
+                ));
             }
             VaultAuth::AppRole(app) => return self.login_by_app_role(app, policy),
             VaultAuth::Certificate(login) => (
@@ -350,18 +359,18 @@ impl VaultScript {
             None => "the configuration's roleID".to_owned(),
             Some(file) => file.to_string(),
         };
-        self.fill(
-            include_str!("setup/approle.sh"),
-            &[("ROLE", &path), ("ROLE_FILE", &role_file)],
-        );
         let (wrap, field) = if app.wrapped {
             ("-wrap-ttl=1h ", "wrapping_token")
         } else {
             ("", "secret_id")
         };
-        self.comment(&format!(
-            "  \"$VAULT\" write {wrap}-field={field} -f {}/secret-id   # into {}",
-            quoted(&path),
+        let path = quoted(&path);
+        self.line("echo 'Write to the node, into files of mode 0600, the output of'");
+        self.copied(&format!(
+            "read -field=role_id {path}/role-id   # into {role_file}"
+        ));
+        self.copied(&format!(
+            "write {wrap}-field={field} -f {path}/secret-id   # into {}",
             app.secret_id_file
         ));
     }
