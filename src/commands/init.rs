@@ -1,6 +1,7 @@
 //! `nodepki init`: writes settings for one kind of signer, and the script for the administrator of its server.
 
 mod skeleton;
+mod steps;
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, BufRead, IsTerminal, Write, stderr, stdin};
@@ -19,14 +20,17 @@ use crate::agent::{ExitCode, Failure};
 use crate::config::{Argument, CommandLineSettings, MAIN_FILE, Settings};
 use crate::signer::SignerKind;
 use crate::store::NodeRoot;
+use crate::text::printable;
 use skeleton::{Filled, Placeholder, SKELETONS, Skeleton, Unset};
+use steps::NextCommands;
 
 /// The fragment for a signer if `config.yaml` exists, as the packages install it.
 const FRAGMENT: &str = "/etc/nodepki/config.d/signer.yaml";
 
 #[derive(Debug, Args)]
 pub(super) struct InitArgs {
-    /// Kind of signer: vault, cfssl, stepCA, est, kubernetes, certManager, puppet or directory
+    /// Kind of signer: vault, cfssl, stepCA, est, kubernetes, certManager, puppet, directory, exec or local
+    #[arg(id = "init-kind", value_name = "KIND")]
     kind: String,
     /// URL of the server, with its port; the same as --set server=URL
     #[arg(long, value_name = "URL")]
@@ -62,9 +66,8 @@ struct InitReport {
     script: Option<PathBuf>,
     /// Texts of the example that must be replaced.
     replace: Vec<PlaceholderReport>,
-    /// What to do next.
-    #[serde(skip)]
-    next: String,
+    /// What to do next, in this order.
+    steps: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -89,7 +92,7 @@ fn value(text: &str) -> Result<(String, String), String> {
 }
 
 impl InitArgs {
-    pub(super) fn run(self, global: &GlobalOptions) -> Result<ExitCode, Failure> {
+    pub(super) fn run(mut self, global: &GlobalOptions) -> Result<ExitCode, Failure> {
         let kind = parse_kind(&self.kind)?;
         let skeleton = skeleton::of(kind).ok_or_else(|| no_skeleton(kind))?;
         if self.list {
@@ -109,7 +112,7 @@ impl InitArgs {
         let unusable = |error: skeleton::BadValue| Failure::new(ExitCode::Usage, error.to_string());
         skeleton.verify(&values).map_err(unusable)?;
         if !self.no_input && stdin().is_terminal() && stderr().is_terminal() {
-            ask(skeleton, &mut values).map_err(|error| {
+            self.ask(&root, skeleton, &mut values).map_err(|error| {
                 Failure::new(
                     ExitCode::Usage,
                     format!("standard input cannot be read: {error} (use --set and --no-input)"),
@@ -124,18 +127,19 @@ impl InitArgs {
             && !path.has(&root, text.as_bytes())?
         {
             path.require_absent(&root)?;
-            path.write(&root, text.as_bytes(), 0o755)?;
+            let mode = if text.starts_with("#!") { 0o755 } else { 0o644 };
+            path.write(&root, text.as_bytes(), mode)?;
         }
         target.write(&root, filled.text.as_bytes(), 0o644)?;
         let script = script.map(|(path, _)| path.shown(&root));
-        let next = self.next(kind, &filled, script.as_deref(), global);
+        let steps = self.steps(kind, &filled, script.as_deref(), global);
         let report = InitReport {
             settings: target.shown(&root),
             script,
             replace: filled.open.iter().map(replacement).collect(),
-            next,
+            steps,
         };
-        let closing = Closing::default().then(Some(report.next.clone()));
+        let closing = Closing::default().then(report.steps.first().cloned());
         let (kind, code) = (DocumentKind::Init, ExitCode::Done);
         global.print_body(kind, code, &closing, &report, || report.text())
     }
@@ -179,7 +183,7 @@ impl InitArgs {
         kind: SignerKind,
         filled: &Filled,
     ) -> Result<Option<String>, Failure> {
-        if !filled.open.is_empty() || !has_setup(kind) {
+        if !filled.open.is_empty() || !steps::has_setup(kind) {
             return Ok(None);
         }
         let faulty =
@@ -202,13 +206,14 @@ impl InitArgs {
         signer_setup(&loaded, kind, None).map(Some)
     }
 
-    fn next(
+    /// Returns what to do after this run.
+    fn steps(
         &self,
         kind: SignerKind,
         filled: &Filled,
         script: Option<&Path>,
         global: &GlobalOptions,
-    ) -> String {
+    ) -> Vec<String> {
         let mut options = String::new();
         if global.root != Path::new("/") {
             options.push_str(&option("--root", &global.root));
@@ -216,24 +221,57 @@ impl InitArgs {
         if let Some(file) = &self.to {
             options.push_str(&option("--config", file.as_given()));
         }
-        let kubeadm = self.kubeadm_config.iter();
-        let kubeadm: String = kubeadm
-            .map(|file| option("--kubeadm-config", file.as_given()))
-            .collect();
-        let setup = format!("nodepki config signer-setup {kind}{options}{kubeadm}");
-        let preflight = format!("nodepki preflight{options}{kubeadm}");
-        match (filled.open.is_empty(), script) {
-            (false, _) if has_setup(kind) => format!("replace the texts above, then {setup}"),
-            (false, _) => format!("replace the texts above, then {preflight}"),
-            (true, Some(script)) => format!(
-                "an administrator of the server runs {}; then {preflight}",
-                script.display()
-            ),
-            (true, None) if has_setup(kind) => {
-                format!("{setup} --kubeadm-config FILE, which an administrator of the server runs")
-            }
-            (true, None) => preflight,
+        for file in &self.kubeadm_config {
+            options.push_str(&option("--kubeadm-config", file.as_given()));
         }
+        let commands = NextCommands {
+            setup: format!("nodepki config signer-setup {kind}{options} >FILE"),
+            preflight: format!("nodepki preflight{options}"),
+        };
+        steps::steps(kind, filled, script, &commands)
+    }
+
+    /// Asks for each missing value, and for a kubeadm configuration if there is none. An answer that is not valid is
+    /// asked for again; an empty one keeps the text of the example.
+    fn ask(
+        &mut self,
+        root: &NodeRoot,
+        skeleton: &Skeleton,
+        values: &mut Vec<(String, String)>,
+    ) -> io::Result<()> {
+        for placeholder in skeleton.placeholders {
+            let is_known = values.iter().any(|(name, _)| name == placeholder.name);
+            if is_known || placeholder.unset != Unset::Replace {
+                continue;
+            }
+            prompt(placeholder.meaning, |given| {
+                values.push((placeholder.name.to_owned(), given.to_owned()));
+                let filled = skeleton.fill(values);
+                filled.map(drop).map_err(|error| {
+                    values.pop();
+                    error.to_string()
+                })
+            })?;
+        }
+        let Ok(filled) = skeleton.fill(values) else {
+            return Ok(());
+        };
+        let kind = skeleton.kind;
+        let is_needed = steps::has_setup(kind) && filled.open.is_empty();
+        if !is_needed || !matches!(self.script(root, kind, &filled), Ok(None)) {
+            return Ok(());
+        }
+        prompt(
+            "kubeadm configuration file, if it exists already",
+            |given| {
+                self.kubeadm_config.push(Argument::from(given));
+                let script = self.script(root, kind, &filled);
+                script.map(drop).map_err(|failure| {
+                    self.kubeadm_config.pop();
+                    failure.to_string()
+                })
+            },
+        )
     }
 }
 
@@ -244,9 +282,9 @@ fn option(name: &str, file: &Path) -> String {
     )
 }
 
-/// Whether `config signer-setup` prints anything for this kind.
-const fn has_setup(kind: SignerKind) -> bool {
-    !matches!(kind, SignerKind::Directory)
+/// Kinds that `init` accepts.
+pub(super) fn kinds() -> Vec<&'static str> {
+    SKELETONS.iter().map(|one| one.kind.as_str()).collect()
 }
 
 /// The text of a skeleton without values, for an administrator who edits it.
@@ -256,33 +294,30 @@ pub(super) fn example(kind: SignerKind) -> Option<String> {
 }
 
 fn no_skeleton(kind: SignerKind) -> Failure {
-    let kinds: Vec<&str> = SKELETONS.iter().map(|one| one.kind.as_str()).collect();
     Failure::new(
         ExitCode::Usage,
         format!(
             "signers of kind {kind} need no settings (use --signer, as in `nodepki bootstrap --help`, or one of {})",
-            kinds.join(", ")
+            kinds().join(", ")
         ),
     )
 }
 
-/// Asks for each missing value. An empty line keeps the text of the example.
-fn ask(skeleton: &Skeleton, values: &mut Vec<(String, String)>) -> io::Result<()> {
-    for placeholder in skeleton.placeholders {
-        let is_known = values.iter().any(|(name, _)| name == placeholder.name);
-        if is_known || placeholder.unset != Unset::Replace {
-            continue;
-        }
-        print_to_stderr(&format!("{}: ", placeholder.meaning));
+/// Asks for a value until it is accepted, or an empty line.
+fn prompt(meaning: &str, mut accept: impl FnMut(&str) -> Result<(), String>) -> io::Result<()> {
+    loop {
+        print_to_stderr(&format!("{meaning}: "));
         stderr().flush()?;
         let mut line = String::new();
         stdin().lock().read_line(&mut line)?;
         match line.trim() {
-            "" => {}
-            given => values.push((placeholder.name.to_owned(), given.to_owned())),
+            "" => return Ok(()),
+            given => match accept(given) {
+                Ok(()) => return Ok(()),
+                Err(problem) => print_to_stderr(&format!("{}\n", printable(&problem))),
+            },
         }
     }
-    Ok(())
 }
 
 fn replacement((line, placeholder): &(usize, Placeholder)) -> PlaceholderReport {
@@ -330,7 +365,10 @@ impl InitReport {
                 one.name
             ));
         }
-        text.push_str(&format!("next: {}\n", self.next));
+        text.push_str("next:\n");
+        for (at, step) in self.steps.iter().enumerate() {
+            text.push_str(&format!("{:>3}. {step}\n", at + 1));
+        }
         text
     }
 }

@@ -228,6 +228,7 @@ fn completed_argument(argument: Arg) -> Arg {
             let kinds = SignerKind::ALL.into_iter().map(SignerKind::as_str);
             argument.value_parser(values(kinds.chain(["kubelets"]).collect()))
         }
+        ("init-kind", _) => argument.value_parser(values(super::init::kinds())),
         (_, Some("FILE" | "MANIFEST")) => argument.value_hint(ValueHint::FilePath),
         (_, Some("DIR")) => argument.value_hint(ValueHint::DirPath),
         _ => argument,

@@ -7,10 +7,10 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use crate::node::{NODEPKI, Node, Ran};
+use crate::node::{INIT, NODEPKI, Node, Ran};
 
 /// Every kind, with the values that make its settings complete.
-const KINDS: [(&str, &[&str]); 8] = [
+const KINDS: [(&str, &[&str]); 10] = [
     ("vault", &["server=https://pki.test:8200"]),
     ("cfssl", &["server=https://pki.test:8888"]),
     (
@@ -46,6 +46,8 @@ const KINDS: [(&str, &[&str]); 8] = [
         &["server=https://pki.test:8140", "command=/bin/true"],
     ),
     ("directory", &[]),
+    ("exec", &["command=/usr/bin/true"]),
+    ("local", &[]),
 ];
 
 /// A node without settings.
@@ -82,7 +84,7 @@ fn settings_of_every_kind_pass_config_check() {
         );
         ran.done()
             .says("/etc/nodepki/config.yaml was written")
-            .says("next: ");
+            .says("next:\n  1. ");
         ran.says_not("replace");
         check(&node).done();
         let scripts: Vec<String> = fs::read_dir(node.path("/etc/nodepki"))
@@ -101,7 +103,14 @@ fn settings_of_every_kind_pass_config_check() {
         for script in scripts {
             let text = node.read(format!("/etc/nodepki/{script}"));
             assert!(!text.contains("example.com:"), "{text}");
-            if script.ends_with(".sh") {
+            let is_program = script.ends_with(".sh");
+            let mode = if is_program { 0o755 } else { 0o644 };
+            assert_eq!(
+                node.mode(format!("/etc/nodepki/{script}")),
+                mode,
+                "{script}"
+            );
+            if is_program {
                 let file = node.path(format!("/etc/nodepki/{script}"));
                 assert!(
                     Command::new("sh")
@@ -264,12 +273,77 @@ fn asks_only_for_values_that_are_not_given() {
     let ran = init_on_terminal(&node, "est --no-input", "");
     ran.done().says("replace cp1");
     ran.says_not("user name of this node: ");
-    // An answer that is not an address is refused, and no file is written.
+}
+
+#[test]
+fn asks_again_for_value_that_is_not_valid() {
     let node = bare();
-    init_on_terminal(&node, "est", "est.pki.test\ncp7\n")
-        .ended(64)
-        .says("(write https://est.pki.test)");
-    assert!(!node.path("/etc/nodepki").exists());
+    let typed = "est.pki.test\nhttps://est.pki.test:8443\ncp7\n";
+    let ran = init_on_terminal(&node, "est", typed);
+    ran.done().says("(write https://est.pki.test)");
+    ran.says_not("replace ");
+    check(&node).done();
+    // A wrong last answer keeps the others.
+    let node = bare();
+    let kubeadm = node.outside("kubeadm.yaml");
+    let typed = format!(
+        "https://est.pki.test:8443\ncp7\n/nowhere.yaml\n{}\n",
+        kubeadm.display()
+    );
+    let ran = init_on_terminal(&node, "est", &typed);
+    ran.done()
+        .says("kubeadm configuration file, if it exists already: ")
+        .says("/nowhere.yaml")
+        .says("signer-setup-est.sh was written");
+    ran.says(&format!("--kubeadm-config {}", kubeadm.display()));
+}
+
+#[test]
+fn asks_for_no_kubeadm_configuration_that_exists_or_is_not_needed() {
+    let node = bare();
+    node.write_secret("/run/kubeadm/kubeadm.yaml", INIT);
+    let ran = init_on_terminal(&node, "vault", "https://pki.test:8200\n");
+    ran.done().says("signer-setup-vault.sh was written");
+    ran.says_not("kubeadm configuration file");
+    let ran = init_on_terminal(&bare(), "exec", "/usr/libexec/corp-sign\n");
+    ran.done().says_not("kubeadm configuration file");
+}
+
+#[test]
+fn lists_all_that_is_left_to_do_for_each_kind() {
+    #[rustfmt::skip]
+    let expected: [(&str, &[&str]); 10] = [
+        ("vault", &["sh /etc/nodepki/signer-setup-vault.sh", "wrapped secret_id: /etc/nodepki/vault-secret-id, mode 0600", "/etc/nodepki/vault-ca.pem, mode 0644"]),
+        ("cfssl", &["sh /etc/nodepki/signer-setup-cfssl.sh", "/etc/nodepki/cfssl.key, mode 0600", "/etc/nodepki/cfssl-ca.pem, mode 0644"]),
+        ("stepCA", &["sh /etc/nodepki/signer-setup-stepCA.sh NAME", "/etc/nodepki/bootstrap.key, mode 0600", "/etc/nodepki/bootstrap.crt, mode 0644"]),
+        ("est", &["sh /etc/nodepki/signer-setup-est.sh", "/etc/nodepki/est-password, mode 0600", "/etc/nodepki/est-ca.pem, mode 0644"]),
+        ("kubernetes", &["kubectl apply -f /etc/nodepki/signer-setup-kubernetes.yaml", "/etc/nodepki/token, mode 0600", "/etc/nodepki/management-ca.crt, mode 0644"]),
+        ("certManager", &["kubectl apply -f /etc/nodepki/signer-setup-certManager.yaml", "/etc/nodepki/token, mode 0600", "/etc/nodepki/management-ca.crt, mode 0644"]),
+        ("puppet", &["sh /etc/nodepki/signer-setup-puppet.sh", "ca.pem, mode 0644"]),
+        ("directory", &["/srv/nodepki/outbox/SLOT.csr"]),
+        ("exec", &["install the program /usr/bin/true"]),
+        ("local", &["put the CA keys into /srv/ca"]),
+    ];
+    for ((kind, values), (listed, words)) in KINDS.into_iter().zip(expected) {
+        assert_eq!(kind, listed);
+        let node = bare();
+        node.write_secret("/run/kubeadm/kubeadm.yaml", INIT);
+        let ran = init(&node, kind, values, &[]);
+        let said = ran.done().said().replace(node.root().to_str().unwrap(), "");
+        let (_, list) = said.split_once("next:\n").unwrap();
+        for words in words {
+            assert!(list.contains(words), "{kind}: {words}: {list}");
+        }
+        let steps: Vec<&str> = list.lines().collect();
+        for (at, step) in steps.iter().enumerate() {
+            assert!(step.starts_with(&format!("{:>3}. ", at + 1)), "{list}");
+        }
+        let [.., pin, last] = &steps[..] else {
+            panic!("{list}")
+        };
+        assert!(pin.contains("trust.sha256"), "{list}");
+        assert!(last.contains("run `nodepki preflight"), "{list}");
+    }
 }
 
 #[test]
@@ -294,4 +368,18 @@ fn completes_run_that_was_interrupted_after_the_script() {
         .ended(65)
         .says("is not overwritten");
     assert!(!node.path(settings).exists());
+}
+
+#[test]
+fn every_page_of_a_kind_starts_with_init() {
+    for (kind, _) in KINDS {
+        let page = format!("{}/docs/signers/{kind}.md", env!("CARGO_MANIFEST_DIR"));
+        let text = fs::read_to_string(page).unwrap();
+        let (before, _) = text.split_once("<!-- generated").unwrap();
+        let start = before.find(&format!("tart with `nodepki init {kind}`"));
+        let other = before.find("nodepki config signer-setup");
+        assert!(start.is_some(), "{kind}");
+        assert!(other.is_none_or(|other| Some(other) > start), "{kind}");
+    }
+    assert!(include_str!("../../README.md").contains("`nodepki init KIND`"));
 }

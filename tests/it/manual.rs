@@ -275,12 +275,16 @@ fn bash_completes_names_and_files() {
         &["nodepki", "config", "signer-setup", ""],
     ] {
         let offered = complete(words);
+        let is_init = words[1] == "init";
         for kind in SignerKind::ALL {
-            assert!(
+            let is_offered = !is_init || kind != SignerKind::Embedded;
+            assert_eq!(
                 offered.contains(&kind.to_string()),
+                is_offered,
                 "{words:?}: {offered:?}"
             );
         }
+        assert_eq!(offered.contains(&"kubelets".to_owned()), !is_init);
     }
     assert_eq!(
         complete(&["nodepki", "renew", "--name", "etcd-h"]),

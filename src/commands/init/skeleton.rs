@@ -18,6 +18,17 @@ pub(super) enum Unset {
     Remove,
 }
 
+/// What the value of a placeholder is the path of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Holds {
+    /// Nothing: it is itself the value.
+    Value,
+    /// A file that only root may read.
+    Secret,
+    /// A file that every user may read.
+    Certificate,
+}
+
 /// A part of a skeleton that depends on the site.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Placeholder {
@@ -28,6 +39,7 @@ pub(super) struct Placeholder {
     /// The text in the example.
     pub(super) example: &'static str,
     pub(super) unset: Unset,
+    pub(super) holds: Holds,
 }
 
 /// The skeleton of one kind.
@@ -43,6 +55,8 @@ pub(super) struct Filled {
     pub(super) text: String,
     /// Placeholders that must still be replaced, with their lines, from 1.
     pub(super) open: Vec<(usize, Placeholder)>,
+    /// The other placeholders in the text, with their values.
+    pub(super) kept: Vec<(Placeholder, String)>,
 }
 
 /// Error for a value of a placeholder.
@@ -69,6 +83,7 @@ const fn replace(name: &'static str, meaning: &'static str, example: &'static st
         meaning,
         example,
         unset: Unset::Replace,
+        holds: Holds::Value,
     }
 }
 
@@ -76,6 +91,24 @@ const fn keep(name: &'static str, meaning: &'static str, example: &'static str) 
     Placeholder {
         unset: Unset::Keep,
         ..replace(name, meaning, example)
+    }
+}
+
+const fn secret(name: &'static str, meaning: &'static str, example: &'static str) -> Placeholder {
+    Placeholder {
+        holds: Holds::Secret,
+        ..keep(name, meaning, example)
+    }
+}
+
+const fn certificate(
+    name: &'static str,
+    meaning: &'static str,
+    example: &'static str,
+) -> Placeholder {
+    Placeholder {
+        holds: Holds::Certificate,
+        ..keep(name, meaning, example)
     }
 }
 
@@ -88,7 +121,7 @@ const fn remove(name: &'static str, meaning: &'static str, example: &'static str
 
 macro_rules! skeletons {
     ($($kind:ident $file:literal: [$($placeholder:expr,)+])+) => {
-        /// Every kind with a server or a directory that must be named.
+        /// Every kind with a server, a program or a directory that must be named.
         pub(super) const SKELETONS: &[Skeleton] = &[$(Skeleton {
             kind: SignerKind::$kind,
             example: include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/packaging/examples/signers/", $file)),
@@ -102,14 +135,14 @@ skeletons! {
         replace("server", "https:// address of Vault or OpenBao", "https://vault-1.example.com:8200"),
         remove("standby", "https:// address of another server of the cluster", "https://vault-2.example.com:8200"),
         keep("mount", "PKI engine, with {authority} for one engine each", "pki/{authority}"),
-        keep("role-id-file", "file with the AppRole's role_id", "/etc/nodepki/vault-role-id"),
-        keep("secret-id-file", "file with the AppRole's wrapped secret_id", "/etc/nodepki/vault-secret-id"),
-        keep("ca-file", "PEM file with the CA of the server's own certificate", "/etc/nodepki/vault-ca.pem"),
+        secret("role-id-file", "file with the AppRole's role_id", "/etc/nodepki/vault-role-id"),
+        secret("secret-id-file", "file with the AppRole's wrapped secret_id", "/etc/nodepki/vault-secret-id"),
+        certificate("ca-file", "PEM file with the CA of the server's own certificate", "/etc/nodepki/vault-ca.pem"),
     ]
     Cfssl "cfssl.yaml": [
         replace("server", "https:// address of multirootca or cfssl", "https://cfssl.example.com:8888"),
-        keep("key-file", "file with the auth_key of the profiles", "/etc/nodepki/cfssl.key"),
-        keep("ca-file", "PEM file with the CA of the server's own certificate", "/etc/nodepki/cfssl-ca.pem"),
+        secret("key-file", "file with the auth_key of the profiles", "/etc/nodepki/cfssl.key"),
+        certificate("ca-file", "PEM file with the CA of the server's own certificate", "/etc/nodepki/cfssl-ca.pem"),
     ]
     StepCa "stepCA.yaml": [
         replace("server", "https:// address of the step-ca of authority ca", "https://ca.example.com:9000"),
@@ -118,23 +151,23 @@ skeletons! {
         replace("etcd-root", "fingerprint of its root", "8a1b2c3d4e5f60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8f9"),
         replace("front-proxy-server", "https:// address of the step-ca of front-proxy-ca", "https://front-proxy-ca.example.com:9000"),
         replace("front-proxy-root", "fingerprint of its root", "c0ffee00c0ffee00c0ffee00c0ffee00c0ffee00c0ffee00c0ffee00c0ffee00"),
-        keep("certificate", "file with the X5C certificate of this node", "/etc/nodepki/bootstrap.crt"),
-        keep("key", "file with the key of that certificate", "/etc/nodepki/bootstrap.key"),
-        keep("jwk-file", "file with the key of the JWK provisioner of etcd-ca", "/etc/nodepki/etcd-provisioner.jwk"),
-        keep("token-file", "file with a one-time token for each certificate", "/run/nodepki/tokens/{certificate}"),
+        certificate("certificate", "file with the X5C certificate of this node", "/etc/nodepki/bootstrap.crt"),
+        secret("key", "file with the key of that certificate", "/etc/nodepki/bootstrap.key"),
+        secret("jwk-file", "file with the key of the JWK provisioner of etcd-ca", "/etc/nodepki/etcd-provisioner.jwk"),
+        secret("token-file", "file with a one-time token for each certificate", "/run/nodepki/tokens/{certificate}"),
     ]
     Est "est.yaml": [
         replace("server", "https:// address of the EST server, without /.well-known/est", "https://est.example.com:8443"),
         keep("label", "EST label, with {authority} for one label each", "k8s-{authority}"),
         replace("user", "user name of this node", "cp1"),
-        keep("password-file", "file with its password", "/etc/nodepki/est-password"),
-        keep("ca-file", "PEM file with the CA of the server's own certificate", "/etc/nodepki/est-ca.pem"),
+        secret("password-file", "file with its password", "/etc/nodepki/est-password"),
+        certificate("ca-file", "PEM file with the CA of the server's own certificate", "/etc/nodepki/est-ca.pem"),
     ]
     Kubernetes "kubernetes.yaml": [
         replace("server", "https:// address of the API server", "https://management.example.com:6443"),
         replace("signer-name", "signer name, with {authority} for one each", "pki.example.com/{authority}"),
-        keep("token-file", "file with the token of this node", "/etc/nodepki/token"),
-        keep("ca-file", "PEM file with the CA of the API server", "/etc/nodepki/management-ca.crt"),
+        secret("token-file", "file with the token of this node", "/etc/nodepki/token"),
+        certificate("ca-file", "PEM file with the CA of the API server", "/etc/nodepki/management-ca.crt"),
     ]
     CertManager "certManager.yaml": [
         replace("server", "https:// address of the API server", "https://management.example.com:6443"),
@@ -142,20 +175,26 @@ skeletons! {
         keep("issuer", "issuer, with {authority} for one each", "k8s-{authority}"),
         replace("issuer-kind", "kind of the issuer, such as ClusterIssuer", "AWSPCAClusterIssuer"),
         replace("issuer-group", "group of the issuer, such as cert-manager.io", "awspca.cert-manager.io"),
-        keep("token-file", "file with the token of this node", "/etc/nodepki/token"),
-        keep("ca-file", "PEM file with the CA of the API server", "/etc/nodepki/management-ca.crt"),
+        secret("token-file", "file with the token of this node", "/etc/nodepki/token"),
+        certificate("ca-file", "PEM file with the CA of the API server", "/etc/nodepki/management-ca.crt"),
     ]
     Puppet "puppet.yaml": [
         replace("server", "https:// address of the Puppet server", "https://puppet.example.com:8140"),
         replace("command", "plug-in that signs for authority ca, which Puppet cannot", "/usr/libexec/corp-sign"),
-        keep("ca-file", "PEM file with the CA bundle of the Puppet agent", "/etc/puppetlabs/puppet/ssl/certs/ca.pem"),
+        certificate("ca-file", "PEM file with the CA bundle of the Puppet agent", "/etc/puppetlabs/puppet/ssl/certs/ca.pem"),
     ]
     Directory "directory.yaml": [
         keep("path", "directory for requests and answers", "/srv/nodepki"),
     ]
+    Exec "exec.yaml": [
+        replace("command", "program that speaks signer.nodepki.dev/v1", "/usr/libexec/corp-sign"),
+    ]
+    Local "local.yaml": [
+        keep("directory", "directory with the CA keys", "/srv/ca"),
+    ]
 }
 
-/// Returns the skeleton of a kind; `None` for a kind without a server.
+/// Returns the skeleton of a kind; `None` for a kind without settings.
 pub(super) fn of(kind: SignerKind) -> Option<&'static Skeleton> {
     SKELETONS.iter().find(|skeleton| skeleton.kind == kind)
 }
@@ -192,7 +231,7 @@ impl Skeleton {
             let found = values.find(|(name, _)| name == placeholder.name)?;
             Some(found.1.as_str())
         };
-        let (mut lines, mut open) = (Vec::new(), Vec::new());
+        let (mut lines, mut open, mut kept) = (Vec::new(), Vec::new(), Vec::new());
         for line in self.example.lines() {
             let here = || {
                 let all = self.placeholders.iter();
@@ -214,11 +253,12 @@ impl Skeleton {
                             bare.to_owned()
                         };
                         filled = filled.replacen(&written, &quoted, 1);
+                        kept.push((*placeholder, value.to_owned()));
                     }
                     None if placeholder.unset == Unset::Replace => {
                         open.push((lines.len() + 1, *placeholder));
                     }
-                    None => {}
+                    None => kept.push((*placeholder, placeholder.example.to_owned())),
                 }
             }
             lines.push(filled);
@@ -229,7 +269,7 @@ impl Skeleton {
             BadValue::Unusable(faults.join("\n"))
         };
         Settings::from_fragments(&[("the new settings", text.as_str())]).map_err(unusable)?;
-        Ok(Filled { text, open })
+        Ok(Filled { text, open, kept })
     }
 }
 

@@ -353,12 +353,12 @@ impl Picture {
         }
     }
 
-    /// Returns the files of a leaf, certificate first.
     /// Returns `sa.key` and `sa.pub` on this machine.
     pub(super) fn service_account_files(&self) -> [String; 2] {
         self.layout.service_account().map(|path| self.here(&path))
     }
 
+    /// Returns the files of a leaf, certificate first.
     pub(super) fn files(&self, name: CertName) -> Vec<PathBuf> {
         self.layout.files(name)
     }
