@@ -50,7 +50,7 @@ const LINES: [(&str, &[&str]); 48] = [
     ("authority activate", &["ca", "--all-nodes-staged"]),
     ("authority retire", &["ca"]),
     ("authority status", &[]),
-    ("authority rotate", &["ca", "--certificate", "/ca/ca.crt"]),
+    ("authority rotate", &["ca", "--certificate", "@/ca/ca.crt"]),
     ("authority pause", &["ca"]),
     ("authority resume", &["ca"]),
     ("authority undo", &["ca"]),
