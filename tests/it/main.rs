@@ -90,6 +90,7 @@ mod packages;
 mod packaging;
 mod pages;
 mod path_validation;
+mod picture;
 mod plan_status;
 mod policy;
 mod preflight;

@@ -99,7 +99,7 @@ impl<'a> Session<'a> {
 }
 
 /// Returns the output without what differs from run to run: paths of the test, dates, key ids.
-fn stable(node: &Node, mount: &str, output: &str) -> String {
+pub(crate) fn stable(node: &Node, mount: &str, output: &str) -> String {
     let path = |name: &str| node.outside(name).display().to_string();
     let mut text = output.to_owned();
     if !mount.is_empty() {
