@@ -21,8 +21,9 @@ fn first() -> Machine {
 }
 
 /// Calls of a first boot in order, then the check of the unit.
-const FIRST_BOOT_CALLS: [&str; 6] = [
+const FIRST_BOOT_CALLS: [&str; 7] = [
     "systemctl enable --now --no-block nodepki-bootstrap.service",
+    "systemctl enable --now --no-block nodepki-crl.timer",
     "nodepki bootstrap",
     "kubeadm init --config /etc/nodepki/kubeadm.yaml",
     "nodepki certs upload --certificate-key-out /etc/nodepki/certificate-key",
@@ -42,7 +43,7 @@ fn bootstraps_first_node_once() {
         .filter(|call| FIRST_BOOT_CALLS.contains(call))
         .collect();
     order.retain(|call| !call.contains("is-active"));
-    assert_eq!(order, &FIRST_BOOT_CALLS[..5]);
+    assert_eq!(order, &FIRST_BOOT_CALLS[..6]);
     machine
         .nodepki(&["config", "check"])
         .done()
