@@ -180,6 +180,7 @@ const BY_ADMINISTRATORS: &[(&str, &str)] = &[
     ("manifest-unreadable", "kubeadm writes manifests"),
     ("controller-manager-no-signer", "another signer has to be chosen for kubelets"),
     ("controller-manager-token-cleaner", "a manifest has to be edited"),
+    ("etcd-revocation-ignored", "another image has to be chosen"),
     ("kubelets-two-signers", "a manifest has to be edited"),
     ("kubelets-any-network", "the settings have to be edited"),
     ("controller-manager-signer-files", "a manifest has to be edited, or files restored"),
