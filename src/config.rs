@@ -390,6 +390,32 @@ pub struct CommandLineSettings {
     pub node_name: Option<NodeName>,
 }
 
+/// Merges `(name, text)` fragments, in order; `None` if none of them is one.
+pub fn merge<N: AsRef<str>, T: AsRef<str>>(fragments: &[(N, T)]) -> (Option<Node>, Faults) {
+    let mut faults = Faults::default();
+    let mut merged: Option<Node> = None;
+    for (file, text) in fragments {
+        let documents = match yaml::parse(file.as_ref(), text.as_ref()) {
+            Ok(documents) => documents,
+            Err(errors) => {
+                faults.extend(errors);
+                continue;
+            }
+        };
+        for document in documents {
+            document.duplicates(FaultSeverity::Error, &mut faults);
+            if !is_fragment(&document, &mut faults) {
+                continue;
+            }
+            match &mut merged {
+                Some(base) => base.overlay(document),
+                None => merged = Some(document),
+            }
+        }
+    }
+    (merged, faults)
+}
+
 impl Settings {
     /// Merges and validates `(name, text)` fragments, in order. Without fragments the result is the defaults.
     ///
@@ -398,27 +424,7 @@ impl Settings {
     pub fn from_fragments<N: AsRef<str>, T: AsRef<str>>(
         fragments: &[(N, T)],
     ) -> Result<(Settings, Faults), Faults> {
-        let mut faults = Faults::default();
-        let mut merged: Option<Node> = None;
-        for (file, text) in fragments {
-            let documents = match yaml::parse(file.as_ref(), text.as_ref()) {
-                Ok(documents) => documents,
-                Err(errors) => {
-                    faults.extend(errors);
-                    continue;
-                }
-            };
-            for document in documents {
-                document.duplicates(FaultSeverity::Error, &mut faults);
-                if !is_fragment(&document, &mut faults) {
-                    continue;
-                }
-                match &mut merged {
-                    Some(base) => base.overlay(document),
-                    None => merged = Some(document),
-                }
-            }
-        }
+        let (merged, mut faults) = merge(fragments);
         let mut settings = Settings::default();
         if let Some(root) = &merged {
             let walk = Walk::new(true);

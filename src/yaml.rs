@@ -165,6 +165,20 @@ impl Node {
         }
     }
 
+    /// Returns the position of the value at a path of keys, joined by dots.
+    pub fn place_of(&self, path: &str) -> Option<&Position> {
+        let NodeKind::Map(entries) = &self.kind else {
+            return None;
+        };
+        entries.iter().rev().find_map(|entry| {
+            let rest = path.strip_prefix(entry.key.as_str())?;
+            match rest.strip_prefix('.') {
+                Some(below) => entry.value.place_of(below),
+                None => rest.is_empty().then_some(&entry.value.place),
+            }
+        })
+    }
+
     /// Returns the text of a scalar as written; `None` for maps, lists and null.
     pub fn text(&self) -> Option<&str> {
         match &self.kind {

@@ -60,7 +60,7 @@ use configuration::{
     takes_from_cluster,
 };
 pub(crate) use files::read_argument;
-pub use files::{existing_sources, read_settings};
+pub use files::{existing_sources, read_settings, written_settings};
 use host::host_facts;
 pub use identity::{IdentityChange, NameSource, computed_name, name_sources};
 use known::{ConfigurationFiles, KnownConfiguration};

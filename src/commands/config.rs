@@ -5,7 +5,7 @@ use clap::Subcommand;
 use super::options::{GlobalOptions, OutputFormat, SourceOptions};
 use super::output::{print, print_exact, print_message, print_warnings, text_style};
 use super::{init, now};
-use crate::agent::load::{self, Loaded};
+use crate::agent::load::{self, ConfigurationAudit, Loaded};
 use crate::agent::{ExitCode, Failure};
 use crate::config::{MAIN_FILE, Settings};
 use crate::kube::names::Authority;
@@ -13,7 +13,7 @@ use crate::kubelets::rbac;
 use crate::signer::{self, NodeIdentity, Part, SignerKind};
 use crate::spec::KUBELET_SIGNERS_GROUP;
 use crate::table::fold;
-use crate::yaml;
+use crate::yaml::{self, Node};
 
 #[derive(Debug, Subcommand)]
 pub(super) enum ConfigCommand {
@@ -101,14 +101,18 @@ fn check(
     let (loaded, certificates) = load::check(&root, &inputs, now())?;
     let mut warnings = loaded.warnings.clone();
     // Without the ClusterConfiguration the files of the node are at unknown paths.
-    if certificates.is_some() {
-        let audit = loaded.audit(&root, now())?;
-        warnings.extend(audit.warnings.iter().cloned());
-        print_warnings(&warnings);
-        audit.require_usable()?;
-    } else {
-        print_warnings(&warnings);
+    let mut audit = match certificates {
+        Some(_) => loaded.audit(&root, now())?,
+        None => ConfigurationAudit::default(),
+    };
+    warnings.append(&mut audit.warnings);
+    if let Some(written) = load::written_settings(&root, &inputs)? {
+        for texts in [&mut warnings, &mut audit.errors, &mut audit.unusable] {
+            texts.iter_mut().for_each(|text| locate(text, &written));
+        }
     }
+    print_warnings(&warnings);
+    audit.require_usable()?;
     let state = match warnings.len() {
         0 => "valid".to_owned(),
         1 => "usable, 1 warning".to_owned(),
@@ -132,6 +136,14 @@ fn check(
         ))
     } else {
         Ok(ExitCode::Done)
+    }
+}
+
+/// Writes the position of the field with which a message begins in front of it.
+fn locate(message: &mut String, written: &Node) {
+    let field = message.split([':', ' ']).next().unwrap_or_default();
+    if let Some(place) = written.place_of(field) {
+        *message = format!("{place}: {message}");
     }
 }
 

@@ -656,3 +656,15 @@ fn joined_faults_keep_severity_and_number() {
     all.extend(faults(FaultSeverity::Error, 2));
     assert_eq!((all.errors().count(), all.warnings().count()), (2, 1));
 }
+
+#[test]
+fn finds_position_of_value_by_path() {
+    let text = "a: 1\nsigners:\n  my.corp: {file: x}\n";
+    let documents = parse("f", text).unwrap();
+    let place = |path: &str| documents[0].place_of(path).map(ToString::to_string);
+    assert_eq!(place("a").as_deref(), Some("f:1:4"));
+    assert_eq!(place("signers.my.corp.file").as_deref(), Some("f:3:19"));
+    for path in ["", "b", "a.b", "signers.my", "signers.my.corp.fil"] {
+        assert_eq!(place(path), None, "{path}");
+    }
+}

@@ -276,11 +276,46 @@ fn counts_warnings_and_accepts_them_without_strict() {
     let settings = replaced(&settings, ("66%", "30%"), "renewAt");
     run(&node, CHECK, &settings, INIT)
         .done()
-        .says("nodepki: warning: rotation.renewAt")
+        .says("config.yaml:14:21: rotation.renewAt")
         .says("the configuration is usable, 2 warnings: node cp1");
     fs::remove_file(node.path("/etc/kubernetes/pki/ca.crt")).unwrap();
     run(&node, CHECK, SETTINGS, INIT)
         .done()
         .says("usable, 1 warning: ")
         .says("ca.crt does not exist, and no pin confirms the CA of the signer");
+}
+
+/// A fault of a file has the position of the setting that names it.
+#[test]
+fn names_position_of_setting_of_unusable_file() {
+    let node = node();
+    let ca = node.ca().join("ca.crt");
+    let trusted = format!(
+        "authorities:\n  ca: {{signer: corp, trust: {{file: {}}}}}",
+        ca.display()
+    );
+    let settings = replaced(
+        SETTINGS,
+        ("authorities:\n  ca: {signer: corp}", &trusted),
+        "trust",
+    );
+    fs::write(&ca, "damaged").unwrap();
+    fs::remove_file(node.outside("token")).unwrap();
+    fs::create_dir(node.outside("token")).unwrap();
+    let file = node.outside("config.yaml").display().to_string();
+    run(&node, CHECK, &settings, INIT)
+        .ended(78)
+        .says(&format!(
+            "nodepki: {file}:4:36: authorities.ca.trust.file: "
+        ))
+        .says(&format!(
+            "nodepki: {file}:12:25: signers.corp.vault.auth.tokenFile: "
+        ))
+        .says(&format!(
+            "nodepki: {file}:13:21: signers.corp.vault.tls.caFile: "
+        ));
+    fs::remove_dir(node.outside("token")).unwrap();
+    run(&node, CHECK, &settings, INIT).ended(78).says(&format!(
+        "nodepki: warning: {file}:12:25: signers.corp.vault.auth.tokenFile: "
+    ));
 }

@@ -2,26 +2,27 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::{LoadInputs, argument, faulty, shown};
 use crate::agent::{ExitCode, Failure};
 use crate::config::{self, Argument, Origin, Settings};
 use crate::store::{self, Metadata, NodeRoot};
 use crate::x509::wide_encoding;
-use crate::yaml::{Faults, FieldPosition};
+use crate::yaml::{Faults, FieldPosition, Node};
 
 /// Largest total size of the kubeadm files, in bytes.
 const MAX_KUBEADM_BYTES: usize = 4 << 20;
-/// Reads and validates the settings only.
-///
-/// # Errors
-/// All faults of all fragments together.
-pub fn read_settings(root: &NodeRoot, inputs: &LoadInputs) -> Result<(Settings, Faults), Failure> {
-    let origin = match &inputs.config {
-        Some(named) => argument(root, named)?.origin(),
-        None => Origin::Node,
-    };
+
+/// The texts of the settings.
+struct SettingsFiles {
+    /// `(file, text)`, in the order in which they apply.
+    fragments: Vec<(String, String)>,
+    /// Files that are not read because of their names.
+    misnamed: Vec<PathBuf>,
+}
+
+fn settings_files(root: &NodeRoot, inputs: &LoadInputs) -> Result<SettingsFiles, Failure> {
     let mut misnamed = Vec::new();
     let list = |directory: &Path| {
         let listed = root.trusted_dir(directory);
@@ -55,8 +56,33 @@ pub fn read_settings(root: &NodeRoot, inputs: &LoadInputs) -> Result<(Settings, 
     let only = inputs.config.as_ref().map(Argument::as_given);
     let fragments = config::collect(only, list, read, shown)
         .map_err(|error| Failure::caused(unreadable_code(&error), "", error))?;
-    let (settings, mut warnings) = Settings::from_fragments(&fragments).map_err(faulty)?;
-    for path in misnamed {
+    Ok(SettingsFiles {
+        fragments,
+        misnamed,
+    })
+}
+
+/// Returns the settings as written, for the positions of their fields; `None` if there are none.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn written_settings(root: &NodeRoot, inputs: &LoadInputs) -> Result<Option<Node>, Failure> {
+    let files = settings_files(root, inputs)?;
+    Ok(config::merge(&files.fragments).0)
+}
+
+/// Reads and validates the settings only.
+///
+/// # Errors
+/// All faults of all fragments together.
+pub fn read_settings(root: &NodeRoot, inputs: &LoadInputs) -> Result<(Settings, Faults), Failure> {
+    let origin = match &inputs.config {
+        Some(named) => argument(root, named)?.origin(),
+        None => Origin::Node,
+    };
+    let files = settings_files(root, inputs)?;
+    let (settings, mut warnings) = Settings::from_fragments(&files.fragments).map_err(faulty)?;
+    for path in files.misnamed {
         let place = FieldPosition::whole(&path.display().to_string());
         let fix = format!(
             "mv {} {}",

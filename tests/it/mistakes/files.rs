@@ -157,7 +157,7 @@ const CREDENTIALS: &[Situation] = &[
 const PROGRAMS: &[Situation] = &[
     file("absent program",
         "plugin $D/sign",
-        "warning: signers.corp.exec.command: the command @/sign does not exist (install it there, or correct the path)",
+        "signers.corp.exec.command: the command @/sign does not exist (install it there, or correct the path)",
         "cp /bin/true sign; chmod 755 sign"),
     file("program that is not executable",
         "plugin $D/sign; cp /bin/true sign; chmod 600 sign",

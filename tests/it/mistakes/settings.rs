@@ -227,7 +227,7 @@ const VALUES: &[Mistake] = &[
         ("nodeName: cp_1", "nodeName: cp1")),
     warned("one mount for three authorities",
         ("pki/{authority}", "pki"),
-        "warning: signers.corp.vault.mount: pki signs for ca, front-proxy-ca, etcd-ca with one CA",
+        "signers.corp.vault.mount: pki signs for ca, front-proxy-ca, etcd-ca with one CA",
         ("mount: pki", "mount: pki/{authority}")),
     refused("pin in base64",
         ("  ca: {signer: corp}", "  ca: {signer: corp, trust: {sha256: [VsheoTq9k]}}"),
