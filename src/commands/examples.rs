@@ -96,7 +96,7 @@ pub(super) const EXAMPLES: &[CommandExamples] = &[
     ]),
     examples("csr show", &[
         ("nodepki csr show apiserver", "Shows a request that waits for its signer."),
-        ("nodepki csr show apiserver -o json | corp-sign sign", "Runs the program of an exec signer with it."),
+        ("nodepki csr show apiserver -o json", "Prints what the program of an exec signer reads."),
     ]),
     examples("csr import", &[
         ("nodepki csr import /root/requests", "Installs the certificates that were stored next to the requests."),
