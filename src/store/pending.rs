@@ -234,6 +234,15 @@ impl fmt::Debug for PendingRequest {
     }
 }
 
+/// The public part of a slot.
+#[derive(Debug)]
+pub struct RecordedRequest {
+    /// The CSR in PEM.
+    pub csr_pem: Vec<u8>,
+    /// The ticket; `None` if it is missing or unreadable.
+    pub ticket: Option<RequestRecord>,
+}
+
 /// All requests that can be resumed.
 #[derive(Debug, Default)]
 pub struct PendingRequests {
@@ -269,21 +278,20 @@ impl NodeRoot {
         Ok(tickets)
     }
 
-    /// Returns the CSR of a pending request in PEM, and its ticket unless that is missing or unreadable. Needs no lock and
-    /// reads no key.
+    /// Returns a pending request without its key; `None` if there is no CSR. Needs no lock.
     ///
     /// # Errors
     /// Errors of the system.
-    pub fn recorded_request(
-        &self,
-        slot: Slot,
-    ) -> Result<Option<(Vec<u8>, Option<RequestRecord>)>, StoreError> {
+    pub fn recorded_request(&self, slot: Slot) -> Result<Option<RecordedRequest>, StoreError> {
         let Some(dir) = self.dir(format!("{STATE_DIR}/{PENDING}/{slot}"))? else {
             return Ok(None);
         };
         let csr = dir.read(CSR, READ_LIMIT)?;
         let ticket = readable_ticket(&dir)?;
-        Ok(csr.map(|csr| (csr.bytes.to_vec(), ticket)))
+        Ok(csr.map(|csr| RecordedRequest {
+            csr_pem: csr.bytes.to_vec(),
+            ticket,
+        }))
     }
 }
 

@@ -35,12 +35,12 @@ impl ShowArgs {
                 ),
             )
         };
-        let Some((pem, ticket)) = root.recorded_request(name.into())? else {
+        let Some(recorded) = root.recorded_request(name.into())? else {
             return Err(refused("no request is recorded"));
         };
         let setup = &loaded.setup;
         let wanted = setup.plan.cert(name).map(|spec| spec.requested.clone());
-        let csr = Csr::from_pem(&pem).ok();
+        let csr = Csr::from_pem(&recorded.csr_pem).ok();
         let matching = csr
             .zip(wanted)
             .filter(|(csr, wanted)| csr.matches(&wanted.profile));
@@ -57,7 +57,7 @@ impl ShowArgs {
             document.params.clone_from(&config.params);
         }
         // The id of a request with an unchanged key also depends on the certificate that it replaces.
-        if let Some(ticket) = ticket {
+        if let Some(ticket) = recorded.ticket {
             document.request_id = ticket.request_id;
         }
         global.print_either(&document, || {
