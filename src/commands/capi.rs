@@ -21,7 +21,6 @@ mod sync;
 mod workload;
 
 use std::collections::BTreeMap;
-use std::io::{IsTerminal, stdout};
 
 use clap::{Args, Subcommand};
 
@@ -58,8 +57,7 @@ pub(super) enum CapiCommand {
     ///
     /// CLUSTER-ca, CLUSTER-etcd and CLUSTER-proxy (certificates only, unless --etcd-client-ca),
     /// CLUSTER-apiserver-etcd-client and CLUSTER-kubeconfig, and CLUSTER-admin for the external-CA proposal. Cluster API
-    /// creates CLUSTER-sa itself. Prints a manifest for `kubectl apply -f -`, writes it to a file with --out, or applies it
-    /// to the cluster with --apply.
+    /// creates CLUSTER-sa itself. Applies them to the cluster with --apply, or writes a manifest to a file with --out.
     ///
     /// Keys are generated here and stay in the cluster's state directory (0700). A repeated run prints the same Secrets;
     /// certificates that have expired or differ from the desired state are issued again.
@@ -147,8 +145,8 @@ pub(super) struct SecretsArgs {
     /// Also replace Secrets with another owner, with another CA, or with unreadable content
     #[arg(long, requires = "apply")]
     replace: bool,
-    /// Print private keys even if standard output is a terminal
-    #[arg(long)]
+    /// Print the manifest, with the private keys, to standard output
+    #[arg(long, conflicts_with_all = ["out", "apply"])]
     show_secrets: bool,
     #[command(flatten)]
     run: RunOptions,
@@ -187,10 +185,10 @@ impl CapiCommand {
 impl SecretsArgs {
     fn run(&self, global: &GlobalOptions) -> Result<ExitCode, Failure> {
         let is_printed = self.out.is_none() && !self.apply;
-        if is_printed && stdout().is_terminal() && !self.show_secrets {
+        if is_printed && !self.show_secrets {
             return Err(Failure::new(
                 ExitCode::Usage,
-                "the manifest contains private keys, but standard output is a terminal (pipe it into kubectl apply -f -, or use --out FILE or --apply; --show-secrets prints it anyway)",
+                "the manifest contains private keys (use --out FILE or --apply; --show-secrets prints it to standard output)",
             ));
         }
         let root = global.open_root()?;

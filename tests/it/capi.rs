@@ -333,7 +333,7 @@ fn changes_nothing_in_second_run() {
         .says_not("PRIVATE");
     let mode = std::os::unix::fs::MetadataExt::mode(&fs::metadata(&file).unwrap());
     assert_eq!(mode & 0o7777, 0o600);
-    let printed = Ran::of(&mut management.secrets(&["--format", "both"]));
+    let printed = Ran::of(&mut management.secrets(&["--show-secrets", "--format", "both"]));
     assert_eq!(printed.done().stdout, fs::read_to_string(&file).unwrap());
     let from_file = ["--format", "both", "--from-file", file.to_str().unwrap()];
     Ran::of(&mut management.command("check", &from_file)).done();
@@ -429,7 +429,7 @@ fn waits_for_pending_signer() {
             .says("an officer must approve")
             .says("no Secret was created");
         assert_eq!(management.names(), [""; 0]);
-        let printed = Ran::of(&mut management.secrets(&[]));
+        let printed = Ran::of(&mut management.secrets(&["--show-secrets"]));
         printed.ended(75);
         assert_eq!(printed.stdout, "");
     }
@@ -730,7 +730,7 @@ fn who_am_i(kubeconfig: &Path) -> Value {
 }
 
 #[test]
-fn does_not_print_keys_to_terminal() {
+fn prints_keys_only_when_told() {
     let management = Management::new();
     let arguments = management.secrets(&[]);
     let line: Vec<String> = arguments
@@ -744,8 +744,10 @@ fn does_not_print_keys_to_terminal() {
     let refused = on_terminal("");
     refused
         .ended(64)
-        .says("standard output is a terminal")
+        .says("--show-secrets prints it")
         .says_not("tls.key");
+    let refused = Ran::of(&mut management.secrets(&[]));
+    refused.ended(64).says_not("tls.key");
     assert_eq!(management.node.exchanges(), []);
     on_terminal("--show-secrets").done().says("tls.key: ");
 }
@@ -756,14 +758,34 @@ fn reports_missing_and_wrong_settings_first() {
     let usage = |arguments: &[&str], words: &str| {
         management.node.run(arguments).ended(64).says(words);
     };
-    usage(&["capi", "secrets", "Prod"], "is not a valid cluster name");
     usage(
-        &["capi", "secrets", "prod", "--namespace", "a.b"],
+        &["capi", "secrets", "Prod", "--show-secrets"],
+        "is not a valid cluster name",
+    );
+    usage(
+        &[
+            "capi",
+            "secrets",
+            "prod",
+            "--show-secrets",
+            "--namespace",
+            "a.b",
+        ],
         "is not a valid namespace",
     );
-    usage(&["capi", "secrets", "prod"], "add --endpoint HOST:PORT");
     usage(
-        &["capi", "secrets", "prod", "--endpoint", "https://x"],
+        &["capi", "secrets", "prod", "--show-secrets"],
+        "add --endpoint HOST:PORT",
+    );
+    usage(
+        &[
+            "capi",
+            "secrets",
+            "prod",
+            "--show-secrets",
+            "--endpoint",
+            "https://x",
+        ],
         "--endpoint",
     );
     usage(&["capi", "secrets", "prod", "--apply"], "--kubeconfig");
@@ -776,7 +798,14 @@ fn reports_missing_and_wrong_settings_first() {
     // A CA certificate from a signer needs a pin. Paths in messages are those of this machine.
     let mut command = management.command(
         "secrets",
-        &["--endpoint", ENDPOINT, "--clock-wait", "0s", "--config"],
+        &[
+            "--show-secrets",
+            "--endpoint",
+            ENDPOINT,
+            "--clock-wait",
+            "0s",
+            "--config",
+        ],
     );
     command.arg(management.node.outside("config.yaml"));
     Ran::of(&mut command)

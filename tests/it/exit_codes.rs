@@ -87,6 +87,7 @@ const NO_WAIT: &[&str] = &["--wait", "0s", "--clock-wait", "0s"];
 const MANAGEMENT_CLUSTER: &[&str] = &["prod", "--kubeconfig", "@/etc/kubernetes/admin.conf"];
 const NEW_CLUSTER: &[&str] = &[
     "prod",
+    "--show-secrets",
     "--endpoint",
     "api.example.com:6443",
     "--ca-dir",
