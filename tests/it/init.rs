@@ -5,6 +5,8 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use nodepki::kube::names::Authority;
+use nodepki::text::hex;
 use serde_json::Value;
 
 use crate::node::{INIT, NODEPKI, Node, Ran};
@@ -276,6 +278,14 @@ fn asks_only_for_values_that_are_not_given() {
 }
 
 #[test]
+fn lists_program_that_is_not_named_yet() {
+    init(&bare(), "exec", &[], &["--no-input"])
+        .done()
+        .says("  1. replace the texts above")
+        .says("  2. install the program that the settings name, owned by root");
+}
+
+#[test]
 fn asks_again_for_value_that_is_not_valid() {
     let node = bare();
     let typed = "est.pki.test\nhttps://est.pki.test:8443\ncp7\n";
@@ -342,6 +352,14 @@ fn lists_all_that_is_left_to_do_for_each_kind() {
             panic!("{list}")
         };
         assert!(pin.contains("trust.sha256"), "{list}");
+        let (_, command) = pin.split_once('`').unwrap();
+        let ca = node.ca().join("ca.crt");
+        let command = command
+            .trim_end_matches('`')
+            .replace("CA.crt", ca.to_str().unwrap());
+        let printed = Ran::of(Command::new("sh").args(["-c", &command]));
+        let key = node.authority(Authority::Ca).public_key().sha256();
+        assert!(printed.done().stdout.starts_with(&hex(&key)), "{kind}");
         assert!(last.contains("run `nodepki preflight"), "{list}");
     }
 }

@@ -97,7 +97,7 @@ fn without_server(kind: SignerKind, filled: &Filled) -> String {
     let value = |name: &str| {
         let mut kept = filled.kept.iter();
         let found = kept.find(|(placeholder, _)| placeholder.name == name);
-        found.map_or("", |(_, value)| value.as_str())
+        found.map_or("that the settings name", |(_, value)| value.as_str())
     };
     match kind {
         SignerKind::Exec => format!(
