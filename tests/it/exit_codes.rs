@@ -19,7 +19,7 @@ const CODES: [i32; 7] = [0, 64, 65, 69, 75, 77, 78];
 const CODES_OF_NEEDS_RENEWAL: [i32; 5] = [0, 1, 2, 64, 255];
 
 /// A command, and the arguments that it needs.
-const LINES: [(&str, &[&str]); 48] = [
+const LINES: [(&str, &[&str]); 49] = [
     ("plan", &[]),
     ("bootstrap", NO_WAIT),
     ("status", &[]),
@@ -41,6 +41,7 @@ const LINES: [(&str, &[&str]); 48] = [
     ("audit show", &[]),
     ("csr export", &["@/requests"]),
     ("csr import", &["@/requests"]),
+    ("csr show", &["apiserver"]),
     ("migrate to-external", &[]),
     (
         "migrate to-internal",
