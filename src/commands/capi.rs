@@ -184,13 +184,6 @@ impl CapiCommand {
 
 impl SecretsArgs {
     fn run(&self, global: &GlobalOptions) -> Result<ExitCode, Failure> {
-        let is_printed = self.out.is_none() && !self.apply;
-        if is_printed && !self.show_secrets {
-            return Err(Failure::new(
-                ExitCode::Usage,
-                "the manifest contains private keys (use --out FILE or --apply; --show-secrets prints it to standard output)",
-            ));
-        }
         let root = global.open_root()?;
         let order = Order {
             target: self.target.target()?,
@@ -205,6 +198,13 @@ impl SecretsArgs {
         };
         let prepared = issue::load(&root, &self.run.inputs(global)?, &order, now())?;
         self.require_format(prepared.state())?;
+        let is_printed = self.out.is_none() && !self.apply;
+        if is_printed && !self.show_secrets {
+            return Err(Failure::new(
+                ExitCode::Usage,
+                "the manifest contains private keys (use --out FILE or --apply; --show-secrets prints it to standard output)",
+            ));
+        }
         print_warnings(&prepared.warnings);
         let terminal = Terminal::new(global.verbose);
         let runtime = runtime()?;

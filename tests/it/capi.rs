@@ -758,34 +758,14 @@ fn reports_missing_and_wrong_settings_first() {
     let usage = |arguments: &[&str], words: &str| {
         management.node.run(arguments).ended(64).says(words);
     };
+    usage(&["capi", "secrets", "Prod"], "is not a valid cluster name");
     usage(
-        &["capi", "secrets", "Prod", "--show-secrets"],
-        "is not a valid cluster name",
-    );
-    usage(
-        &[
-            "capi",
-            "secrets",
-            "prod",
-            "--show-secrets",
-            "--namespace",
-            "a.b",
-        ],
+        &["capi", "secrets", "prod", "--namespace", "a.b"],
         "is not a valid namespace",
     );
+    usage(&["capi", "secrets", "prod"], "add --endpoint HOST:PORT");
     usage(
-        &["capi", "secrets", "prod", "--show-secrets"],
-        "add --endpoint HOST:PORT",
-    );
-    usage(
-        &[
-            "capi",
-            "secrets",
-            "prod",
-            "--show-secrets",
-            "--endpoint",
-            "https://x",
-        ],
+        &["capi", "secrets", "prod", "--endpoint", "https://x"],
         "--endpoint",
     );
     usage(&["capi", "secrets", "prod", "--apply"], "--kubeconfig");
