@@ -17,15 +17,13 @@ const READER: &str = "/etc/nodepki/policy-reader.conf";
 
 /// Writes settings that follow the cluster's policy. The certificates of the node stay as they are.
 fn configure(node: &ClusterNode, more: &str) {
-    let settings = format!(
-        "\
+    let settings = "\
 apiVersion: nodepki.io/v1alpha1
 kind: NodePKIConfiguration
-authorities: {{ca: {{signer: s}}, etcd-ca: {{signer: s}}, front-proxy-ca: {{signer: s}}}}
-signers: {{s: {{exec: {{command: /bin/false}}}}}}
-reload: {{hooks: [{{on: [kubelet], command: [/bin/true]}}]}}
-"
-    );
+authorities: {ca: {signer: s}, etcd-ca: {signer: s}, front-proxy-ca: {signer: s}}
+signers: {s: {exec: {command: /bin/false}}}
+reload: {hooks: [{on: [kubelet], command: [/bin/true]}]}
+";
     let following = |more: &str| format!("{settings}clusterPolicy: {{enabled: true{more}}}\n");
     node.write("/etc/nodepki/config.yaml", &following(more));
     node.write(OFFLINE, &following(", kubeconfig: /etc/nodepki/none.conf"));
