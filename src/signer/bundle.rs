@@ -78,16 +78,23 @@ impl BundleHeading {
                 "[ \"${{{variable}-}}\" = '' ] || [ \"${variable}\" = {value} ] || refuse \"this bundle is for {what} \"{value}"
             );
         }
-        for authority in Authority::ALL {
-            let is_used = requests.iter().any(|one| one.wanted.authority == authority);
-            if let Some(keys) = self.authorities.get(&authority).filter(|_| is_used) {
-                let keys: Vec<String> = keys.iter().map(|key| hex(key)).collect();
-                let _ = writeln!(text, "is_ca {} '{}'", authority.base_name(), keys.join(" "));
-            }
-        }
         for request in requests {
             let csr = format!("{}.csr", bundle_base(request.name()));
             let _ = writeln!(text, "is_request {csr} {}", csr_sha256(&request.csr));
+        }
+        for authority in Authority::ALL {
+            if !requests.iter().any(|one| one.wanted.authority == authority) {
+                continue;
+            }
+            let base = authority.base_name();
+            let _ = match self.authorities.get(&authority) {
+                Some(keys) => {
+                    let keys: Vec<String> = keys.iter().map(|key| hex(key)).collect();
+                    writeln!(text, "is_ca {base} '{}'", keys.join(" "))
+                }
+                // The node does not know its CA yet.
+                None => writeln!(text, "has_ca {base}"),
+            };
         }
         text
     }

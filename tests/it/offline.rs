@@ -100,7 +100,20 @@ fn failed_signature_leaves_no_file() {
     shell.arg("README").env("CA", dir.path());
     let output = shell.current_dir(&bundle).output().unwrap();
     assert!(!output.status.success(), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        said.contains("/ca.crt does not exist; nothing was signed"),
+        "{said}"
+    );
     assert_eq!(read_tree(&bundle), before);
+    let mut elsewhere = Command::new("sh");
+    elsewhere.arg(bundle.join("README")).env("CA", dir.path());
+    let output = elsewhere.current_dir(dir.path()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        said.contains("admin.conf.csr is not here: run this script in its own directory"),
+        "{said}"
+    );
 }
 
 /// Returns the request for a certificate.
