@@ -58,6 +58,7 @@ use super::wire::{self, API_VERSION};
 use super::{
     About, Answer, Caps, Carry, Configured, FailureClass, Programs, Rejection, Request, RequestId,
     RequestLookup, RequestedCertificate, Resubmit, Signer, SignerError, SignerKind, Site, Ticket,
+    printable,
 };
 use crate::kube::names::{Authority, NodePath};
 use crate::process::confine;
@@ -67,7 +68,9 @@ use crate::yaml::settings::{Setting, SettingsBlock, settings};
 use crate::yaml::{Field, format_duration};
 
 use documents::{InfoResponse, Inquiry, PluginResponse, TrustResponse, parse, understand};
-use process::{End, and_said, drive, log_text, prepared, trusted_program};
+use process::{
+    End, HIDDEN_KEY, and_said, drive, log_text, logged_lines, prepared, trusted_program,
+};
 pub(crate) use process::{judge, run};
 
 /// Consecutive unclean responses after which a request fails permanently.
@@ -310,16 +313,27 @@ impl Exec {
             serde_json::to_vec(input).map_err(|error| CallError::Unclean(error.to_string()))?;
         let child = self.spawn(&program, verb)?;
         let finished = drive(child, &input, limit).await?;
-        let shown = log_text(&finished.stderr);
+        let lines = logged_lines(&finished.stderr);
+        let shown = log_text(&lines);
         if !shown.is_empty() {
             tracing::info!(signer = %self.label(), verb = verb.as_str(), stderr = %shown, "signer command wrote to stderr");
         }
-        let said = last(&shown, TEXT_LIMIT).to_owned();
+        // The log has all lines. The last one of a traceback is its cause, and the same for each request.
+        let said = lines
+            .iter()
+            .rev()
+            .find(|line| !line.trim().is_empty() && *line != HIDDEN_KEY);
+        let said = said.map_or_else(String::new, |line| printable(line.trim(), TEXT_LIMIT));
         let unclean = |why: String| Err(CallError::Unclean(why + &and_said(&said)));
         match finished.end {
             End::TimedOut => unclean(format!(
-                "it did not finish within {} s",
-                limit.as_secs_f32()
+                "it did not finish within {} s, {}",
+                limit.as_secs_f32().ceil(),
+                if limit < self.plugin.timeout {
+                    "the time that --wait leaves"
+                } else {
+                    "its timeout"
+                }
             )),
             End::TooMuch => unclean(format!("it wrote more than {STDOUT_LIMIT} bytes to stdout")),
             End::Exited(status) if status.success() => Ok(Output {
@@ -598,13 +612,6 @@ impl Signer for Exec {
     async fn poll(&self, request: &Request, ticket: &Ticket) -> Result<Answer, SignerError> {
         self.ask(Verb::Poll, request, Some(ticket)).await
     }
-}
-
-/// Returns the end of a text, at most `limit` bytes.
-fn last(text: &str, limit: usize) -> &str {
-    let begin = text.len().saturating_sub(limit);
-    let at = (begin..=text.len()).find(|at| text.is_char_boundary(*at));
-    at.and_then(|at| text.get(at..)).unwrap_or_default()
 }
 
 fn filled(pem: Option<String>) -> Option<Vec<u8>> {

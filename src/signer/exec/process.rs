@@ -24,12 +24,13 @@ use crate::signer::{SignerError, printable};
 /// given path (symbolic links and their directories) and the path to which it resolves are checked.
 pub(super) fn trusted_program(command: &Path) -> Result<PathBuf, SignerError> {
     let shown = command.display();
+    let refuse_for = |why: String, advice: String| {
+        SignerError::config(format!("the command {shown} is not run: {why}"), advice)
+    };
     let refuse = |why: String| {
-        SignerError::config(
-            format!("the command {shown} is not run: {why}"),
-            format!(
-                "let it belong to root with mode 0755, in directories that do too: chown root: {shown}; chmod 0755 {shown}"
-            ),
+        refuse_for(
+            why,
+            "name a program of root with mode 0755, by its absolute path".to_owned(),
         )
     };
     if command
@@ -54,21 +55,23 @@ pub(super) fn trusted_program(command: &Path) -> Result<PathBuf, SignerError> {
             let meta = ancestor.symlink_metadata().map_err(|error| {
                 refuse(format!("{}: {error}", ancestor.display())).marked_by(&error)
             })?;
+            let changed = ancestor.display();
             if meta.uid() != 0 && meta.uid() != ours {
-                return Err(refuse(format!(
-                    "{} belongs to user {}",
-                    ancestor.display(),
-                    meta.uid()
-                )));
+                return Err(refuse_for(
+                    format!("{changed} belongs to user {}", meta.uid()),
+                    format!("let it belong to root: chown -h root: {changed}"),
+                ));
             }
             // The mode of a link has no meaning. In a sticky directory only the owner of a file can replace it.
             let sticky = meta.is_dir() && meta.mode() & 0o1000 != 0;
             if !meta.is_symlink() && !sticky && meta.mode() & 0o022 != 0 {
-                return Err(refuse(format!(
-                    "{} is writable by others (mode {:04o})",
-                    ancestor.display(),
-                    meta.mode() & 0o7777
-                )));
+                return Err(refuse_for(
+                    format!(
+                        "{changed} is writable by others (mode {:04o})",
+                        meta.mode() & 0o7777
+                    ),
+                    format!("let only root change it: chmod go-w {changed}"),
+                ));
             }
         }
     }
@@ -79,7 +82,10 @@ pub(super) fn trusted_program(command: &Path) -> Result<PathBuf, SignerError> {
         return Err(refuse("it is not a regular file".to_owned()));
     }
     if meta.permissions().mode() & 0o111 == 0 {
-        return Err(refuse("it is not executable".to_owned()));
+        return Err(refuse_for(
+            "it is not executable".to_owned(),
+            format!("make it executable: chmod 0755 {shown}"),
+        ));
     }
     Ok(real)
 }
@@ -138,7 +144,7 @@ async fn finish(
             CallError::NotStarted(error) => error.to_string(),
             CallError::TryAgain { .. } => format!("{name} asks to be tried again"),
         })?;
-    let said = log_text(&finished.stderr);
+    let said = log_text(&logged_lines(&finished.stderr));
     match finished.end {
         End::Exited(status) => Ok(Ended { status, said }),
         End::TimedOut => Err(format!(
@@ -307,8 +313,16 @@ pub(super) fn and_said(said: &str) -> String {
     }
 }
 
-/// Returns a plug-in's stderr for the log: printable, and without probable secrets.
-pub(super) fn log_text(stderr: &[u8]) -> String {
+/// What stands for a private key in the log.
+pub(super) const HIDDEN_KEY: &str = "[private key]";
+
+/// Returns lines for the log in one text.
+pub(super) fn log_text(lines: &[String]) -> String {
+    printable(&lines.join("\n"), 2 * STDERR_TAIL)
+}
+
+/// Returns the lines of a plug-in's stderr without probable secrets.
+pub(super) fn logged_lines(stderr: &[u8]) -> Vec<String> {
     let text = String::from_utf8_lossy(stderr);
     let mut lines: Vec<String> = Vec::new();
     let mut inside_key = false;
@@ -319,12 +333,12 @@ pub(super) fn log_text(stderr: &[u8]) -> String {
                 lines.clear();
             }
             inside_key = line.contains("-----BEGIN");
-            lines.push("[private key]".to_owned());
+            lines.push(HIDDEN_KEY.to_owned());
         } else if !inside_key {
             lines.push(without_secret(line));
         }
     }
-    printable(&lines.join("\n"), 2 * STDERR_TAIL)
+    lines
 }
 
 /// Returns the line up to a value whose name suggests a secret.
@@ -378,15 +392,15 @@ mod tests {
             ("the token expired", "the token expired"),
             ("Grüße, secret='x'", "Grüße, secret=[redacted]"),
         ] {
-            assert_eq!(log_text(line.as_bytes()), shown);
+            assert_eq!(log_text(&logged_lines(line.as_bytes())), shown);
         }
         let key = "a\n-----BEGIN EC PRIVATE KEY-----\nMHcC\n-----END EC PRIVATE KEY-----\nb";
         assert_eq!(
-            log_text(key.as_bytes()),
+            log_text(&logged_lines(key.as_bytes())),
             "a | [private key] | [private key] | b"
         );
         let cut = "MHcC\nMHcD\n-----END EC PRIVATE KEY-----\nb";
-        assert_eq!(log_text(cut.as_bytes()), "[private key] | b");
+        assert_eq!(log_text(&logged_lines(cut.as_bytes())), "[private key] | b");
     }
 
     #[test]
