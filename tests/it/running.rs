@@ -633,3 +633,41 @@ fn keeps_cluster_of_running_node_with_init_configuration_alone() {
     assert_everything_kept(&plan(&node));
     run(&node, &["needs-renewal"]).ended(1);
 }
+
+/// An empty kubeadm file, as a failed write leaves it, describes nothing: the node keeps the names of its cluster.
+#[test]
+fn empty_kubeadm_file_changes_nothing_on_a_running_node() {
+    let node = set_up(INIT);
+    let before = desired(&plan(&node));
+    for text in ["", "# nothing\n", "---\n"] {
+        node.write(KUBEADM_FILE, text);
+        let ran = plan(&node);
+        ran.says("kubeadm.yaml is empty and is ignored");
+        assert_eq!(desired(&ran), before, "{text:?}");
+        let snapshot = node.snapshot();
+        bootstrap(&node).done();
+        snapshot.unchanged(&node.snapshot());
+    }
+    // Nothing else says what the cluster is.
+    node.remove(RECORDED_CONFIGURATION);
+    node.remove("/etc/kubernetes/kubelet.conf");
+    node.remove("/etc/kubernetes/admin.conf");
+    run(&node, &["plan"])
+        .ended(78)
+        .says("--kubeadm-config FILE");
+    // A node that was never set up needs the file.
+    let fresh = Node::of(INIT);
+    fresh.write(KUBEADM_FILE, "");
+    run(&fresh, &["plan"]).ended(78).says("the file is empty");
+}
+
+/// Below another root, kubeadm is not run on this machine.
+#[test]
+fn next_command_below_another_root_begins_with_the_boot() {
+    let node = Node::of(INIT);
+    node.write(KUBEADM_FILE, INIT);
+    bootstrap(&node).done().says(&format!(
+        "next: nodepki --root {} doctor, then boot the node and run there: kubeadm init --config {KUBEADM_FILE}",
+        node.path("/").display().to_string().trim_end_matches('/')
+    ));
+}

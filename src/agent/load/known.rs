@@ -195,19 +195,25 @@ impl KnownConfiguration {
         Ok(known)
     }
 
-    /// Returns whether the kubeadm files of a serving node describe the node but not its cluster.
+    /// Returns whether the kubeadm files of a serving node do not describe its cluster.
     pub(super) fn leaves_cluster_open(&self) -> bool {
         let running = self.running.as_ref();
         running.is_some_and(|running| running.facts.settled)
-            && self.documents.describes_node()
             && self.documents.cluster().is_none()
             && !self.documents.faults().has_errors()
+    }
+
+    /// Returns whether the kubeadm files of a serving node describe nothing, such as an empty file after a failed write.
+    fn describes_nothing(&self) -> bool {
+        self.leaves_cluster_open() && !self.documents.describes_node()
     }
 
     /// Returns whether a ClusterConfiguration from another source is needed: no kubeadm file exists, or the files leave it
     /// to the cluster.
     pub(super) fn wants_configuration(&self) -> bool {
-        self.sources.is_empty() || takes_from_cluster(&self.settings, &self.documents)
+        self.sources.is_empty()
+            || self.describes_nothing()
+            || takes_from_cluster(&self.settings, &self.documents)
     }
 
     /// Returns the documents of the kubeadm files, completed with a ClusterConfiguration.
@@ -254,7 +260,8 @@ impl KnownConfiguration {
 
     /// Fails without any kubeadm configuration. A worker needs none: its own files are sufficient.
     pub(super) fn require_configuration(&self, root: &NodeRoot) -> Result<(), Failure> {
-        let is_known = !self.sources.is_empty() || self.kept.is_some() || self.is_worker();
+        let is_described = !self.sources.is_empty() && !self.describes_nothing();
+        let is_known = is_described || self.kept.is_some() || self.is_worker();
         if is_known {
             Ok(())
         } else {
@@ -465,6 +472,13 @@ impl KnownConfiguration {
         faults.extend(policy);
         let mut warnings: Vec<String> = faults.warnings().map(ToString::to_string).collect();
         warnings.extend(self.unknown_cluster.clone());
+        let empty = self
+            .documents
+            .empty_file()
+            .filter(|_| self.running.is_some());
+        warnings.extend(empty.map(|file| {
+            format!("{file} is empty and is ignored (remove it, or write the kubeadm configuration of this node there)")
+        }));
         warnings.extend(self.cluster_policy.warning.clone());
         warnings.extend(self.cluster_policy.note.clone());
         warnings.extend(exposed_secrets(root, &self.settings));

@@ -80,9 +80,10 @@ pub(in super::super) fn after_success(
     ignored_errors: &[String],
 ) -> Option<String> {
     let root = NodeRoot::open(&global.root).ok()?;
+    let is_here = root.is_this_machine();
     if !node.kubeadm_follows {
         let has_restarts = root.restarts().is_ok_and(|restarts| !restarts.is_empty());
-        let command = if root.is_this_machine() {
+        let command = if is_here {
             format!(
                 "{}, which restarts the components that use replaced files",
                 nodepki(global, "renew")
@@ -106,6 +107,13 @@ pub(in super::super) fn after_success(
     } else {
         node.kubeadm_file.clone()?
     };
+    // Below another root, kubeadm runs once that system is booted, where the path has no root before it.
+    let on_node = Path::new(&file)
+        .strip_prefix(root.path())
+        .ok()
+        .filter(|_| !is_here)
+        .map(|below| format!("/{}", below.display()));
+    let file = on_node.as_ref().unwrap_or(&file);
     let mut command = format!("kubeadm {verb} --config {file}");
     if !ignored_errors.is_empty() {
         // The configuration that nodepki writes already contains them.
@@ -115,7 +123,12 @@ pub(in super::super) fn after_success(
             ignored_errors.join(",")
         ));
     }
-    Some(command)
+    Some(if on_node.is_some() {
+        let doctor = nodepki(global, "doctor");
+        format!("{doctor}, then boot the node and run there: {command}")
+    } else {
+        command
+    })
 }
 
 /// Returns what to do after a run that was not completed.

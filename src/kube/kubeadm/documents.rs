@@ -39,6 +39,11 @@ pub struct Documents {
 }
 
 impl Documents {
+    /// Returns the first file without any document.
+    pub(crate) fn empty_file(&self) -> Option<&str> {
+        self.empty_file.as_deref()
+    }
+
     /// Returns the OpenShift `PKI` documents among the others; `spec::policy` reads them.
     pub fn policies(&self) -> &[Node] {
         &self.policies
