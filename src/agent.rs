@@ -56,10 +56,12 @@ use crate::x509::TrustBundle;
 pub use clock::{ClockPolicy, Floor, floor};
 pub use event::{Event, Progress, SignerOperation};
 pub use examine::{
-    AuthorityExamination, Examination, ExaminationVerdict, SignerExamination, examine_signers,
+    AuthorityExamination, Examination, ExaminationVerdict, SignerExamination, WithoutSigner,
+    examine_signers,
 };
 pub use failure::{ExitCode, Failure, FailureMessage};
 pub(crate) use keys::require_self_test;
+pub(crate) use offline::OFFLINE_SIGNER;
 pub use offline::{export_requests, import_answers};
 pub use proof::{
     SignerAnswer, offered_certificates, rehearse, unverified, verify_signer,

@@ -10,12 +10,32 @@ use crate::kube::names::Authority;
 use crate::signer::{Rejection, Signer, SignerError};
 use crate::x509::TrustBundle;
 
+/// An authority of certificates of this node for which the settings name no signer.
+pub struct WithoutSigner {
+    /// The authority.
+    pub authority: Authority,
+    /// Whether a certificate is to be issued under it now.
+    pub is_due: bool,
+    /// What a run says about it.
+    pub failure: Failure,
+}
+
+impl WithoutSigner {
+    /// Returns what follows for a node that needs no certificate now.
+    pub fn consequence(&self) -> String {
+        format!(
+            "authority {} has no signer: its certificates are complete, and nothing renews them (before they expire, have the requests signed elsewhere: nodepki csr export DIR)",
+            self.authority
+        )
+    }
+}
+
 /// State of all signers of a node.
 pub struct Examination {
     /// Each signer that the certificates of this node need.
     pub signers: Vec<SignerExamination>,
     /// Authorities without a signer.
-    pub without_signer: Vec<(Authority, Failure)>,
+    pub without_signer: Vec<WithoutSigner>,
 }
 
 /// State of one signer.
@@ -131,7 +151,14 @@ pub async fn examine_signers(setup: &RunSetup, survey: &Survey) -> Examination {
                 let (_, authorities) = entry.or_insert_with(|| (Rc::clone(signer), Vec::new()));
                 authorities.push(authority);
             }
-            Err(failure) => without_signer.push((authority, failure)),
+            Err(failure) => {
+                let mut due = survey.to_issue();
+                without_signer.push(WithoutSigner {
+                    authority,
+                    is_due: due.any(|cert| cert.spec.authority() == authority),
+                    failure,
+                });
+            }
         }
     }
     let mut signers = Vec::new();

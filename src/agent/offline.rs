@@ -25,7 +25,7 @@ use crate::store::{self, Durability, NodeRoot, Slot, Store};
 use crate::x509::{Csr, PrivateKey, PublicKey, UsageExtensions};
 
 /// Name of this signer in tickets.
-const OFFLINE_SIGNER: &str = "offline";
+pub(crate) const OFFLINE_SIGNER: &str = "offline";
 
 /// Maximum number of unused files that an import lists.
 const MAX_REMARKS: usize = 50;

@@ -221,9 +221,13 @@ fn refusals(survey: &Survey) -> Vec<PreflightCheck> {
 }
 
 fn signers(examined: &Examination) -> Vec<PreflightCheck> {
-    let missing = examined.without_signer.iter().map(|(authority, failure)| {
-        let message = failure.texts().join("; ");
-        PreflightCheck::failed("signer", authority.as_str(), failure.code, message, None)
+    let missing = examined.without_signer.iter().map(|missing| {
+        let authority = missing.authority.as_str();
+        if !missing.is_due {
+            return PreflightCheck::warning("signer", authority, missing.consequence(), None);
+        }
+        let message = missing.failure.texts().join("; ");
+        PreflightCheck::failed("signer", authority, missing.failure.code, message, None)
     });
     let examined = examined.signers.iter().flat_map(signer);
     missing.chain(examined).collect()

@@ -99,6 +99,21 @@ fn ends_with_78_without_signer() {
         .says("authority ca has no signer");
 }
 
+/// A node whose requests are signed offline needs no signer until a certificate is due.
+#[test]
+fn warns_of_missing_signer_if_nothing_is_due() {
+    let node = Node::bootstrapped();
+    node.write_settings(HEAD);
+    preflight(&node)
+        .done()
+        .says("authority ca has no signer: its certificates are complete");
+    node.remove("/etc/kubernetes/pki/apiserver.crt");
+    preflight(&node)
+        .ended(78)
+        .says("authority ca has no signer; name one")
+        .says("authority etcd-ca has no signer: its certificates are complete");
+}
+
 #[test]
 fn reports_exposed_secret_and_wrong_pin() {
     let bao = Bao::shared();

@@ -197,8 +197,8 @@ checks! {
         "kubeadm init would refuse the files on disk, since the CA's key is not on this node";
     "kubeadm-renewal", W, external::renewal,
         "kubeadm certs check-expiration and renew would fail, although kubeadm init would not";
-    "signer-missing", E, signers::missing,
-        "no signer is configured for an authority whose certificates this node needs (needs --online)";
+    "signer-missing", EW, signers::missing,
+        "no signer is configured for an authority whose certificates this node needs; a warning if none is due (needs --online)";
     "signer-login", EW, signers::login,
         "a signer is unreachable, or does not accept this node (needs --online)";
     "signer-authority", EI, signers::authority,

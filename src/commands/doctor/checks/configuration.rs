@@ -4,8 +4,8 @@ use std::path::Path;
 
 use super::finding::CheckNote;
 use super::picture::{AuthorityKey, Picture};
-use crate::agent;
 use crate::agent::load;
+use crate::agent::{self, OFFLINE_SIGNER};
 use crate::config::COMMAND_LINE_SIGNER;
 use crate::kube::paths::KUBERNETES_DIR;
 use crate::node::status::{
@@ -247,6 +247,9 @@ fn signer_option(row: &PendingStatus) -> Option<&str> {
 /// Returns how to end a pending request. `bootstrap` leaves a certificate that is still usable as it is, and `renew` one that
 /// was just renewed.
 fn finish(picture: &Picture, row: &PendingStatus) -> String {
+    if row.signer_config.as_deref() == Some(OFFLINE_SIGNER) {
+        return "import the signed directory: nodepki csr import DIR".to_owned();
+    }
     let mut certificates = picture.status.certificates.iter();
     let is_usable = certificates.any(|found| {
         found.name.as_str() == row.name && matches!(found.state, RowState::Ok | RowState::Expiring)

@@ -25,7 +25,16 @@ pub(super) fn missing(picture: &Picture) -> Vec<CheckNote> {
     let missing = picture.signers.iter();
     missing
         .flat_map(|examined| &examined.without_signer)
-        .map(|(_, failure)| CheckNote::error(failure.to_string(), AS_STATED))
+        .map(|missing| {
+            if missing.is_due {
+                CheckNote::error(missing.failure.to_string(), AS_STATED)
+            } else {
+                CheckNote::warning(
+                    missing.consequence(),
+                    "name a signer, or do nothing if requests are signed offline",
+                )
+            }
+        })
         .collect()
 }
 
