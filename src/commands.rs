@@ -95,9 +95,9 @@ enum Command {
     Doctor(doctor::DoctorArgs),
     /// Write the settings for a signer, and the script for the administrator of its server
     ///
-    /// KIND is vault, cfssl, stepCA, est, kubernetes, certManager, puppet or directory. Values that are not given are asked
-    /// for on a terminal; otherwise the file has the text of the example, and the output lists what to replace. Existing
-    /// files are never overwritten.
+    /// KIND is vault, cfssl, stepCA, est, kubernetes, certManager, puppet, directory, exec or local. Values that are not given
+    /// are asked for on a terminal; otherwise the file has the text of the example, and the output lists what to replace.
+    /// Existing files are never overwritten.
     Init(init::InitArgs),
     /// Check everything that bootstrap needs: configuration, signers, CAs, pins, secrets, clock, names, space
     ///

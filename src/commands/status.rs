@@ -17,7 +17,7 @@ use crate::agent::{ExitCode, Failure, Survey};
 use crate::config::Argument;
 use crate::daemon::metrics;
 use crate::kube::names::{Authority, CertName};
-use crate::node::status::{self, CertificateDetail, NodeRole, NodeStatus, RowState};
+use crate::node::status::{self, CertificateDetail, NodeRole, NodeStatus, RowState, RowSubject};
 use crate::store::NodeRoot;
 
 #[derive(Debug, Args)]
@@ -77,7 +77,7 @@ impl StatusArgs {
                     Some(_) => ExitCode::Pending,
                     None => ExitCode::Done,
                 };
-                let closing = closing(global, &status);
+                let closing = closing(global, &status, self.certificate.is_some());
                 let text = || match format {
                     OutputFormat::Tree => status::tree(&status, text_style()),
                     OutputFormat::Table if self.certificate.is_some() => {
@@ -164,8 +164,10 @@ struct StatusBody<'a> {
 }
 
 /// Returns the number of objects in each state, and the command that explains or repairs the gravest one.
-fn closing(global: &GlobalOptions, status: &NodeStatus) -> Closing {
-    let rows = status.rows();
+fn closing(global: &GlobalOptions, status: &NodeStatus, is_one: bool) -> Closing {
+    let mut rows = status.rows();
+    // The authority of one certificate is part of its description.
+    rows.retain(|row| !is_one || matches!(row.subject, RowSubject::Certificate(_)));
     let mut closing = Closing::default().or_nothing("no certificates");
     for state in RowState::ALL.into_iter().rev() {
         let count = rows.iter().filter(|row| row.state == state).count();

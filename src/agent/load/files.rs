@@ -156,6 +156,11 @@ fn with_path(path: &Path, error: io::Error) -> io::Error {
     let path = path.display().to_string();
     if store::is_access_refusal(&error) || error.to_string().contains(&path) {
         error
+    } else if error.kind() == io::ErrorKind::NotFound && error.raw_os_error().is_some() {
+        io::Error::new(
+            error.kind(),
+            format!("{path} does not exist (correct the path)"),
+        )
     } else {
         io::Error::new(error.kind(), format!("{path}: {error}"))
     }

@@ -31,7 +31,7 @@ impl ShowArgs {
             Failure::new(
                 ExitCode::Refused,
                 format!(
-                    "{name}: {problem} (nodepki csr export DIR records a request and sends nothing)"
+                    "{name}: {problem} (nodepki csr export DIR records the requests of certificates that are due, and sends nothing)"
                 ),
             )
         };
