@@ -1,8 +1,8 @@
 //! The key policy in the cluster: OpenShift's object `pkis.config.openshift.io/cluster`.
 //!
 //! [`ClusterPolicyWatch`] follows the object within the daemon and keeps the last valid document in the state directory;
-//! [`ClusterPolicy::read`] reads it there, without the cluster, for every command, and [`ClusterPolicy::fetch`] reads the object once for a
-//! command that may issue certificates. A faulty document is reported, also by an Event about the object, and does not
+//! [`ClusterPolicy::read`] reads it there, without the cluster, for every command, and [`ClusterPolicy::fetch`] reads the
+//! object once for a command that may issue certificates. A faulty document is reported, also by an Event about the object, and does not
 //! replace the last valid one. Without the object, and without its definition, the policy of the node's own configuration
 //! applies.
 
@@ -113,6 +113,15 @@ impl ClusterPolicy {
         self.record.is_some()
     }
 
+    /// Returns whether it is known what the cluster requires, perhaps by an earlier document.
+    pub(super) fn is_known(&self) -> bool {
+        let has_none = self
+            .record
+            .as_ref()
+            .is_some_and(|record| *record == ClusterPolicyRecord::default());
+        self.rules.is_some() || has_none
+    }
+
     /// Takes the answer of the cluster.
     pub(super) fn learn(&mut self, read: Result<ClusterPolicyRecord, Failure>) {
         match read {
@@ -128,7 +137,7 @@ impl ClusterPolicy {
                 if self.was_read() {
                     self.note = Some(format!("{why}; the policy that was read last is used"));
                 } else {
-                    self.warning = Some(format!("{why}; the key policy of this node is used"));
+                    self.warning = Some(why);
                 }
             }
         }
@@ -139,7 +148,7 @@ impl ClusterPolicy {
         self.record.as_ref().filter(|_| self.is_new)
     }
 
-    /// Reads the object once. No object, and no definition of it, is no policy.
+    /// Reads the object once. The record is empty if the object or its definition does not exist.
     pub(super) async fn fetch(&self, api: &Api) -> Result<ClusterPolicyRecord, ApiError> {
         let group = match api.document(&format!("/apis/{GROUP}")).await {
             Err(ApiError::Refused(status)) if status.code == 404 => Value::Null,

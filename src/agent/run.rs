@@ -491,7 +491,7 @@ fn require_policy(setup: &RunSetup, survey: &Survey) -> Result<(), Failure> {
             ExitCode::Pending,
             format!("nothing is issued, since clusterPolicy.required is true: {why}"),
         )
-        .advise("let this node read the policy, and run again")),
+        .advise("permit this node to read it (docs/configuration.md has the role), or correct the object, and run again")),
         _ => Ok(()),
     }
 }

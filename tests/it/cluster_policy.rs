@@ -424,13 +424,28 @@ fn each_run_reads_the_policy_and_renew_keeps_it() {
         .says("the policy that was read last is used");
     assert_eq!(key_of(&ran, "apiserver"), "ECDSA-P384");
 
-    // A node that has never read the policy issues nothing if it is required.
-    std::fs::remove_file(&kept).unwrap();
+    // An invalid policy stops no node that knows an earlier one, and every node that does not.
     let renew = ["renew", "--force", "apiserver", "--wait", "0s"];
+    let object = format!("{objects}/cluster");
+    let invalid = json!({"spec": policy("v1", "P-521")["spec"]});
+    assert_eq!(admin.patch(&object, &invalid).0, 200);
+    configure(node, ", required: true");
+    node.nodepki(&renew)
+        .says("the last valid one is used")
+        .says_not("nothing is issued");
+    std::fs::remove_file(&kept).unwrap();
     node.nodepki(&renew)
         .ended(75)
         .says("nothing is issued, since clusterPolicy.required is true")
-        .says("the key policy of this node is used");
+        .says("is not a curve");
+
+    // Neither does a node that has never read the policy issue anything.
+    std::fs::remove_file(&kept).unwrap();
+    configure(node, ", required: true, kubeconfig: /etc/nodepki/away.conf");
+    node.nodepki(&renew)
+        .ended(75)
+        .says("nothing is issued, since clusterPolicy.required is true")
+        .says("pkis.config.openshift.io/cluster cannot be read");
     configure(node, ", kubeconfig: /etc/nodepki/away.conf");
     node.nodepki(&renew).says_not("nothing is issued");
 }

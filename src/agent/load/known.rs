@@ -323,7 +323,9 @@ impl KnownConfiguration {
         let mut plan = self.plan(root, &cluster, &resolved.node, (&policy, &choices), notes)?;
         plan.policy_doubts = PolicyDoubts {
             rules: self.cluster_policy.warning.clone(),
-            blocks: self.settings.cluster_policy.required && !self.is_first_of_cluster(),
+            blocks: self.settings.cluster_policy.required
+                && !self.cluster_policy.is_known()
+                && !self.is_first_of_cluster(),
             algorithm: self.unknown_cluster.clone(),
         };
         let identity = NodeIdentity {
