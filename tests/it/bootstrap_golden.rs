@@ -14,10 +14,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::{Map, Value, json};
 
-use crate::golden::{Case, Difference, assert_same};
+use crate::golden::{Case, Difference, assert_same, sample};
 use crate::machine::{Authorities, Machine, stderr, succeeded};
 use crate::openssl::{Tree, facts_of_csr, facts_of_tree, public_key_of_key};
-use crate::sample::sampled;
 
 /// A case, or `*` for all compared cases of the group, and the difference expected there.
 type CaseDifference = (&'static str, Difference);
@@ -477,14 +476,6 @@ fn assert_cases_exist(cases: &[Case], differences: &[CaseDifference], verdicts: 
     for row in rows.chain(verdicts.iter().map(|verdict| verdict.case)) {
         assert!(cases.contains(row), "there is no case {row}");
     }
-}
-
-/// Samples the cases with RSA keys, kubeadm's default: generating the keys takes most of the time of these tests.
-fn sample(first: usize, cases: Vec<Case>) -> Vec<Case> {
-    let has_rsa_keys = |case: &Case| case.succeeds() && !case.config.contains("ECDSA");
-    let (rsa, mut cases): (Vec<_>, Vec<_>) = cases.into_iter().partition(has_rsa_keys);
-    cases.extend(sampled(first, rsa));
-    cases
 }
 
 /// Runs all cases in parallel on all cores and reports all failures together.
