@@ -17,6 +17,8 @@ use serde_json::Value;
 
 use crate::kubeadm;
 use crate::node::{INIT, JOIN, Node, Ran, SHARED_FILES, copy_authorities};
+#[cfg(feature = "failpoints")]
+use crate::sample::sampled;
 use crate::signing::{now, openssl, write_secret};
 
 const CA_LIFETIME: Duration = Duration::from_secs(10 * 365 * 86_400);
@@ -795,12 +797,13 @@ fn completes_a_killed_step_in_the_next_run() {
         assert_eq!(bundle(node, authority).len(), 2);
         node.assert_sound(&CertName::KUBEADM);
     };
-    for at in [
+    let moments = [
         "commit:staged-one:3",
         "commit:journalled",
         "finish:rename-one:4",
         "authority:committed",
-    ] {
+    ];
+    for at in sampled(3, moments) {
         let node = made.copied();
         kill(&node, "stage", &["--certificate", &file], at);
         finish(&node);
@@ -812,14 +815,15 @@ fn completes_a_killed_step_in_the_next_run() {
     finish(&staged);
     give_signer_new_authority(&staged, authority);
     let activating = ["--all-nodes-staged"];
-    for at in [
+    let moments = [
         "authority:proven",
         "authority:committed",
         "authority:ordered",
         "request:submitting:4",
         "run:before-commit",
         "run:committed",
-    ] {
+    ];
+    for at in sampled(1, moments) {
         let node = staged.copied();
         kill(&node, "activate", &activating, at);
         let ran = step(&node, "activate", authority, &activating);

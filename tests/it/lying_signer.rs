@@ -28,6 +28,7 @@ use crate::certificate_template::{
     sequence, validity,
 };
 use crate::node::{Node, Ran};
+use crate::sample::{sampled, step};
 use crate::servers::bin;
 
 const NOW: OffsetDateTime = datetime!(2026-06-01 12:00 UTC);
@@ -548,12 +549,12 @@ fn damaged() -> Vec<Case> {
 #[test]
 fn installs_nothing_that_go_refuses() {
     bin("oracle");
-    let mut cases = mutated();
-    cases.extend(damaged());
+    let mut cases = sampled(0, mutated());
+    cases.extend(sampled(1, damaged()));
     let (answers, expected): (Vec<_>, Vec<_>) = answers().into_iter().unzip();
     let first_answer = cases.len();
     cases.extend(answers);
-    assert!(cases.len() > 600, "{}", cases.len());
+    assert!(cases.len() > 600 / step(), "{}", cases.len());
 
     let outcome = compare(&cases);
     let taken = outcome.taken.iter().filter(|taken| **taken).count();
@@ -567,9 +568,13 @@ fn installs_nothing_that_go_refuses() {
             assert!(count <= 2, "{}: {count} certificates", case.what);
         }
     }
-    // An unused reason would hide the next difference.
+    // An unused reason would hide the next difference. A sample does not need all of them.
     let listed: BTreeSet<_> = STRICTER.iter().map(|(part, _)| *part).collect();
-    assert_eq!(outcome.reasons, listed);
+    assert!(
+        step() > 1 || outcome.reasons == listed,
+        "{:?}",
+        outcome.reasons
+    );
 }
 
 /// Returns [`intermediate`] after a change.

@@ -13,6 +13,8 @@ use tempfile::TempDir;
 
 use crate::kubeadm::{self, copy_tree};
 use crate::node::{DAY, INIT, NODEPKI, Node, Ran, copy_authorities};
+#[cfg(feature = "failpoints")]
+use crate::sample::sampled;
 use crate::servers::bin;
 use crate::servers::cluster::{self, AUTHORITY_KEYS, Authorities, Cluster};
 use crate::servers::vault::{Bao, Space, put};
@@ -848,7 +850,7 @@ fn loses_no_key_in_a_crash() {
         })
         .map(|failpoint| (*failpoint).to_owned())
         .chain(["finish:remove-one:2", "finish:remove-one:3"].map(str::to_owned));
-    for failpoint in places {
+    for failpoint in sampled(0, places) {
         let node = kubeadm_node();
         let originals: Vec<(PathBuf, String)> = keys(&node)
             .into_iter()
@@ -924,32 +926,34 @@ fn keeps_ca_keys_of_interrupted_removal_without_its_backup() {
             "is a directory",
         ),
     ];
-    for (failpoint, left) in [
+    let moments = [
+        ("finish:remove-one:2", 2),
         ("commit:journalled", 3),
         ("finish:remove-one", 3),
-        ("finish:remove-one:2", 2),
         ("finish:renamed", 0),
-    ] {
-        for (loss, lose, words) in losses {
-            let node = interrupted_removal(failpoint);
-            let case = format!("{failpoint}, {loss}");
-            let before = keys(&node);
-            assert_eq!(before.len(), left, "{case}");
-            lose(&node.outside("backup"));
-            let ran = renew(&node);
-            ran.done()
-                .says("backup is lost, the backup of a removal of CA keys that was interrupted: ")
-                .says(words)
-                .says("keys that are kept: ");
-            for key in &before {
-                ran.says(&key.display().to_string());
-            }
-            if left == 2 {
-                ran.says("an interrupted run had already removed");
-            }
-            assert_eq!(keys(&node), before, "{case}");
-            node.run(&["status"]).done().says_not("was interrupted");
+    ];
+    let cases = losses
+        .into_iter()
+        .flat_map(|loss| moments.map(|moment| (moment, loss)));
+    for ((failpoint, left), (loss, lose, words)) in sampled(0, cases) {
+        let node = interrupted_removal(failpoint);
+        let case = format!("{failpoint}, {loss}");
+        let before = keys(&node);
+        assert_eq!(before.len(), left, "{case}");
+        lose(&node.outside("backup"));
+        let ran = renew(&node);
+        ran.done()
+            .says("backup is lost, the backup of a removal of CA keys that was interrupted: ")
+            .says(words)
+            .says("keys that are kept: ");
+        for key in &before {
+            ran.says(&key.display().to_string());
         }
+        if left == 2 {
+            ran.says("an interrupted run had already removed");
+        }
+        assert_eq!(keys(&node), before, "{case}");
+        node.run(&["status"]).done().says_not("was interrupted");
     }
 }
 
