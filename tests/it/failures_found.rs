@@ -32,47 +32,196 @@ fn assert_refused(node: &Node, words: &[&str]) -> Ran {
     ran
 }
 
-/// Asserts that the run repairs the certificate, that its row contains `words`, and that all other keys are kept.
-fn assert_repaired(node: &Node, name: CertName, words: &[&str]) -> Ran {
-    let others: Vec<CertName> = EVERYTHING
-        .into_iter()
-        .filter(|other| *other != name)
-        .collect();
-    let keys = |node: &Node| -> Vec<Option<String>> {
-        others
-            .iter()
-            .map(|other| node.leaf(*other).map(|_| node.key_in_place(*other)))
-            .collect()
-    };
-    let before = keys(node);
-    let ran = node.bootstrap();
-    ran.done();
-    for words in words {
-        ran.row_says(name.as_str(), words);
+/// Damage that the next run repairs.
+struct Damage {
+    name: CertName,
+    make: fn(&Node),
+    /// Parts of the certificate's row.
+    words: &'static [&'static str],
+}
+
+const fn damage(name: CertName, make: fn(&Node), words: &'static [&'static str]) -> Damage {
+    Damage { name, make, words }
+}
+
+/// Issues a certificate for the present key as `signing::wanted` describes it, by another authority or at another time.
+fn install_issued(node: &Node, name: CertName, by: Authority, at: time::OffsetDateTime) {
+    let (_, key) = node.leaf(name).unwrap();
+    let mut profile = wanted(name).profile;
+    profile.lifetime = 30 * DAY;
+    let leaf = node.authority(by).issue(key.public_key(), &profile, at);
+    node.write(
+        format!("{PKI}/{}.crt", name.base_name()),
+        leaf.unwrap().to_pem(),
+    );
+}
+
+/// Converts the key of the API server with OpenSSL, to another encoding or another key.
+fn convert(node: &Node, arguments: &[&str]) {
+    let pem = fs::read(node.path(format!("{PKI}/apiserver.key"))).unwrap();
+    node.write(format!("{PKI}/apiserver.key"), openssl(arguments, &pem));
+}
+
+/// Issues a certificate of front-proxy-client with a SHA-1 signature.
+fn sign_with_sha1(node: &Node) {
+    let text = |path: &Path| path.to_str().unwrap().to_owned();
+    let base = node.ca().join("front-proxy-ca");
+    let [ca, ca_key] = ["crt", "key"].map(|extension| text(&base.with_extension(extension)));
+    let key = text(&node.path(format!("{PKI}/front-proxy-client.key")));
+    let extensions = node.outside("ext");
+    fs::write(
+        &extensions,
+        "keyUsage = critical, digitalSignature, keyEncipherment\nextendedKeyUsage = clientAuth\n",
+    )
+    .unwrap();
+    let extensions = text(&extensions);
+    let csr = openssl(
+        &[
+            "req",
+            "-new",
+            "-key",
+            &key,
+            "-subj",
+            "/CN=front-proxy-client",
+        ],
+        b"",
+    );
+    let arguments = ["x509", "-req", "-sha1", "-days", "30", "-CA", &ca, "-CAkey"];
+    let leaf = openssl(
+        &[&arguments[..], &[&ca_key, "-extfile", &extensions]].concat(),
+        &csr,
+    );
+    node.write(format!("{PKI}/front-proxy-client.crt"), leaf);
+}
+
+/// A new certificate for a new key.
+#[rustfmt::skip]
+const REISSUED: &[Damage] = &[
+    damage(CertName::ControllerManagerConf,
+        |node| node.write("/etc/kubernetes/controller-manager.conf", ""),
+        &["empty file"]),
+    damage(CertName::EtcdServer,
+        |node| {
+            node.write(format!("{PKI}/etcd/server.crt"), "");
+            node.write(format!("{PKI}/etcd/server.key"), "\n");
+        },
+        &["empty file"]),
+    damage(CertName::FrontProxyClient,
+        |node| install_issued(node, CertName::FrontProxyClient, Authority::FrontProxyCa, now() - 90 * DAY),
+        &["it expired at 20"]),
+    damage(CertName::EtcdPeer,
+        |node| node.remove(format!("{PKI}/etcd/peer.crt")),
+        &["certificate is absent"]),
+    damage(CertName::Apiserver,
+        |node| node.remove(format!("{PKI}/apiserver.key")),
+        &["key is absent"]),
+    damage(CertName::Apiserver,
+        |node| node.write(format!("{PKI}/apiserver.crt"), "-----BEGIN CERTIFICATE-----\nnonsense\n"),
+        &["certificate is unreadable"]),
+    damage(CertName::EtcdServer,
+        |node| install_issued(node, CertName::EtcdServer, Authority::Ca, now()),
+        &["no path from it to the trusted CN=etcd-ca: its issuer is CN=kubernetes"]),
+    damage(CertName::EtcdServer,
+        |node| node.write(format!("{PKI}/etcd/server.key"), node.read(format!("{PKI}/etcd/peer.key"))),
+        &["it is for another key: certificate sha256:"]),
+    damage(CertName::Apiserver,
+        |node| convert(node, &["pkcs8", "-topk8", "-passout", "pass:secret"]),
+        &["key is unreadable: the private key is encrypted; Kubernetes components cannot read it, decrypt it first (openssl pkey -in KEY -out NEW)"]),
+    damage(CertName::Apiserver,
+        |node| convert(node, &["genpkey", "-algorithm", "ed25519"]),
+        &["key is unreadable: the private key is Ed25519, which kubeadm does not accept (neither RSA, ECDSA P-256, P-384 or P-521, nor ML-DSA)"]),
+    damage(CertName::Apiserver,
+        |node| convert(node, &["genrsa", "-traditional", "1024"]),
+        &["key is unreadable: the private key is RSA with 1024 bits"]),
+    damage(CertName::FrontProxyClient,
+        sign_with_sha1,
+        &["is signed with ", "which Kubernetes components refuse"]),
+];
+
+/// The same key in a corrected file.
+#[rustfmt::skip]
+const REWRITTEN: &[Damage] = &[
+    damage(CertName::SchedulerConf,
+        |node| {
+            let path = "/etc/kubernetes/scheduler.conf";
+            let mut kubeconfig = Kubeconfig::parse(&node.read(path)).unwrap();
+            let server = kubeconfig.current().unwrap().server.unwrap();
+            let other = Node::new().authority(Authority::Ca).bundle().to_pem();
+            kubeconfig.set_cluster(&server, &other).unwrap();
+            node.write(path, kubeconfig.to_yaml().as_bytes());
+        },
+        &["its CA is CN=kubernetes (certificate sha256:", ") instead of CN=kubernetes (certificate sha256:"]),
+    damage(CertName::Apiserver,
+        |node| convert(node, &["pkcs8", "-topk8", "-nocrypt"]),
+        &["the key is PKCS#8; kubeadm writes PKCS#1 or SEC1"]),
+    damage(CertName::EtcdServer,
+        |node| node.set_mode(format!("{PKI}/etcd/server.key"), 0o644),
+        &["the key is world-readable (mode 0644)"]),
+    damage(CertName::AdminConf,
+        |node| node.set_mode("/etc/kubernetes/admin.conf", 0o644),
+        &["the key is world-readable (mode 0644)"]),
+];
+
+/// Makes each damage, and asserts that the run repairs it and keeps the keys of all other certificates.
+fn assert_repairs(action: &str, damages: &[Damage]) {
+    let node = Node::bootstrapped();
+    for damage in damages {
+        let own = damage.name.as_str();
+        let mut before = node.keys_in_place();
+        (damage.make)(&node);
+        let ran = node.bootstrap();
+        ran.done().row_says(own, action);
+        for words in damage.words {
+            ran.row_says(own, words);
+        }
+        node.assert_sound(&EVERYTHING);
+        let mut after = node.keys_in_place();
+        if action == "issued" {
+            before.remove(&damage.name);
+            after.remove(&damage.name);
+        }
+        assert_eq!(before, after, "{own}: {:?}", damage.words);
+        let private = if damage.name.is_kubeconfig() {
+            format!("/etc/kubernetes/{own}")
+        } else {
+            format!("{PKI}/{}.key", damage.name.base_name())
+        };
+        assert_eq!(node.mode(private), 0o600, "{own}");
+        node.assert_bootstrap_changes_nothing();
     }
-    node.assert_sound(&EVERYTHING);
-    assert_eq!(before, keys(node), "the other keys change");
-    node.assert_bootstrap_changes_nothing();
-    ran
 }
 
 #[test]
-fn treats_empty_files_as_absent() {
+fn reissues_damaged_certificates() {
+    assert_repairs("issued", REISSUED);
+}
+
+#[test]
+fn rewrites_files_and_keeps_their_keys() {
+    assert_repairs("rewritten", REWRITTEN);
+}
+
+#[test]
+fn writes_ca_certificate_of_signer_over_empty_file() {
     let node = Node::bootstrapped();
-    node.write("/etc/kubernetes/controller-manager.conf", "");
-    assert_repaired(
-        &node,
-        CertName::ControllerManagerConf,
-        &["issued", "empty file"],
-    );
-    assert_eq!(node.mode("/etc/kubernetes/controller-manager.conf"), 0o600);
-    node.write(format!("{PKI}/etcd/server.crt"), "");
-    node.write(format!("{PKI}/etcd/server.key"), "\n");
-    assert_repaired(&node, CertName::EtcdServer, &["issued", "empty file"]);
-    // An empty bundle is replaced by the one of a signer with a pinned CA.
     node.write(format!("{PKI}/ca.crt"), "");
     node.bootstrap().done().row_says("ca", "written");
     node.assert_sound(&EVERYTHING);
+}
+
+/// The form that `openssl ecparam -genkey` writes.
+#[test]
+fn accepts_key_after_its_parameters() {
+    let node = Node::bootstrapped();
+    let path = format!("{PKI}/apiserver.key");
+    let pem = node.read(&path);
+    node.write(
+        &path,
+        format!(
+            "-----BEGIN EC PARAMETERS-----\nBggqhkjOPQMBBw==\n-----END EC PARAMETERS-----\n{pem}"
+        ),
+    );
+    node.assert_bootstrap_changes_nothing();
 }
 
 #[test]
@@ -96,29 +245,6 @@ fn refuses_directory_in_place_of_a_file() {
     }
 }
 
-/// Installs a certificate for the present key as `signing::wanted` describes it, issued at another time.
-fn install_issued_at(node: &Node, name: CertName, at: time::OffsetDateTime) {
-    let (_, key) = node.leaf(name).unwrap();
-    let mut profile = wanted(name).profile;
-    profile.lifetime = 30 * DAY;
-    let leaf = node
-        .authority(name.authority())
-        .issue(key.public_key(), &profile, at)
-        .unwrap();
-    node.write(format!("{PKI}/{}.crt", name.base_name()), leaf.to_pem());
-}
-
-#[test]
-fn reissues_expired_leaf() {
-    let node = Node::bootstrapped();
-    install_issued_at(&node, CertName::FrontProxyClient, now() - 90 * DAY);
-    assert_repaired(
-        &node,
-        CertName::FrontProxyClient,
-        &["issued", "it expired at 20"],
-    );
-}
-
 #[test]
 fn refuses_expired_ca_and_the_certificates_under_it() {
     let node = Node::new();
@@ -129,80 +255,6 @@ fn refuses_expired_ca_and_the_certificates_under_it() {
             "nodepki: the CA certificate in @/etc/kubernetes/pki/etcd/ca.crt (CN=etcd-ca) expired at 20",
             ": peers refuse every certificate, kubeconfig and kubelet under it; replace the CA first, as new leaf certificates would be refused too",
         ],
-    );
-}
-
-#[test]
-fn reissues_certificate_or_key_that_is_missing() {
-    let node = Node::bootstrapped();
-    node.remove(format!("{PKI}/etcd/peer.crt"));
-    assert_repaired(
-        &node,
-        CertName::EtcdPeer,
-        &["issued", "certificate is absent"],
-    );
-    node.remove(format!("{PKI}/apiserver.key"));
-    assert_repaired(&node, CertName::Apiserver, &["issued", "key is absent"]);
-    node.write(
-        format!("{PKI}/apiserver.crt"),
-        "-----BEGIN CERTIFICATE-----\nnonsense\n",
-    );
-    assert_repaired(
-        &node,
-        CertName::Apiserver,
-        &["issued", "certificate is unreadable"],
-    );
-}
-
-#[test]
-fn names_both_cas_when_leaf_is_of_another_ca() {
-    let node = Node::bootstrapped();
-    // etcd's certificate, issued by the cluster's CA.
-    let (_, key) = node.leaf(CertName::EtcdServer).unwrap();
-    let leaf = node
-        .authority(Authority::Ca)
-        .issue(
-            key.public_key(),
-            &wanted(CertName::EtcdServer).profile,
-            now(),
-        )
-        .unwrap();
-    node.write(format!("{PKI}/etcd/server.crt"), leaf.to_pem());
-    assert_repaired(
-        &node,
-        CertName::EtcdServer,
-        &[
-            "issued",
-            "no path from it to the trusted CN=etcd-ca: its issuer is CN=kubernetes",
-        ],
-    );
-}
-
-#[test]
-fn replaces_old_ca_in_kubeconfig() {
-    let node = Node::bootstrapped();
-    let other = Node::new();
-    let path = "/etc/kubernetes/scheduler.conf";
-    let mut kubeconfig = Kubeconfig::parse(&node.read(path)).unwrap();
-    let server = kubeconfig.current().unwrap().server.unwrap();
-    kubeconfig
-        .set_cluster(&server, &other.authority(Authority::Ca).bundle().to_pem())
-        .unwrap();
-    node.write(path, kubeconfig.to_yaml().as_bytes());
-    let key = node.key_in_place(CertName::SchedulerConf);
-    assert_repaired(
-        &node,
-        CertName::SchedulerConf,
-        &[
-            "rewritten",
-            "its CA is CN=kubernetes (certificate sha256:",
-            ") instead of CN=kubernetes (certificate sha256:",
-        ],
-    );
-    assert_eq!(
-        node.key_in_place(CertName::SchedulerConf),
-        key,
-        "only rewritten"
     );
 }
 
@@ -511,79 +563,6 @@ fn refuses_kubeconfig_that_cannot_be_repaired() {
     }
 }
 
-/// Converts a private key with OpenSSL, to another encoding or another key.
-fn convert(node: &Node, path: &str, arguments: &[&str]) {
-    let pem = fs::read(node.path(path)).unwrap();
-    node.write(path, openssl(arguments, &pem));
-}
-
-#[test]
-fn rewrites_pkcs8_keys_and_keeps_them() {
-    let node = Node::bootstrapped();
-    let path = format!("{PKI}/apiserver.key");
-    let before = node.key_in_place(CertName::Apiserver);
-    convert(&node, &path, &["pkcs8", "-topk8", "-nocrypt"]);
-    assert_repaired(
-        &node,
-        CertName::Apiserver,
-        &[
-            "rewritten",
-            "the key is PKCS#8; kubeadm writes PKCS#1 or SEC1",
-        ],
-    );
-    assert_eq!(node.key_in_place(CertName::Apiserver), before);
-    assert!(
-        node.read(&path)
-            .starts_with("-----BEGIN EC PRIVATE KEY-----")
-    );
-    // The form that `openssl ecparam -genkey` writes is accepted.
-    let pem = node.read(&path);
-    node.write(
-        &path,
-        format!(
-            "-----BEGIN EC PARAMETERS-----\nBggqhkjOPQMBBw==\n-----END EC PARAMETERS-----\n{pem}"
-        ),
-    );
-    node.assert_bootstrap_changes_nothing();
-}
-
-#[test]
-fn replaces_leaf_keys_that_no_component_reads() {
-    let node = Node::bootstrapped();
-    let path = format!("{PKI}/apiserver.key");
-    convert(
-        &node,
-        &path,
-        &["pkcs8", "-topk8", "-passout", "pass:secret"],
-    );
-    assert_repaired(
-        &node,
-        CertName::Apiserver,
-        &[
-            "issued",
-            "key is unreadable: the private key is encrypted; Kubernetes components cannot read it, decrypt it first (openssl pkey -in KEY -out NEW)",
-        ],
-    );
-    convert(&node, &path, &["genpkey", "-algorithm", "ed25519"]);
-    assert_repaired(
-        &node,
-        CertName::Apiserver,
-        &[
-            "issued",
-            "key is unreadable: the private key is Ed25519, which kubeadm does not accept (neither RSA, ECDSA P-256, P-384 or P-521, nor ML-DSA)",
-        ],
-    );
-    convert(&node, &path, &["genrsa", "-traditional", "1024"]);
-    assert_repaired(
-        &node,
-        CertName::Apiserver,
-        &[
-            "issued",
-            "key is unreadable: the private key is RSA with 1024 bits",
-        ],
-    );
-}
-
 #[test]
 fn refuses_unusable_ca_keys_of_the_local_signer() {
     for (arguments, words) in [
@@ -629,29 +608,6 @@ fn refuses_unusable_ca_keys_of_the_local_signer() {
 }
 
 #[test]
-fn makes_keys_private_that_everybody_can_read() {
-    let node = Node::bootstrapped();
-    for (name, path) in [
-        (CertName::EtcdServer, "/etc/kubernetes/pki/etcd/server.key"),
-        (CertName::AdminConf, "/etc/kubernetes/admin.conf"),
-    ] {
-        let key = node.key_in_place(name);
-        node.set_mode(path, 0o644);
-        let ran = assert_repaired(
-            &node,
-            name,
-            &["rewritten", "the key is world-readable (mode 0644)"],
-        );
-        ran.says(&format!(
-            "note: {} had mode 0644, now 0600",
-            node.path(path).display()
-        ));
-        assert_eq!(node.mode(path), 0o600);
-        assert_eq!(node.key_in_place(name), key);
-    }
-}
-
-#[test]
 fn never_writes_through_symbolic_links() {
     let node = Node::bootstrapped();
     let (inside, path) = ("/srv/server.key", "/etc/kubernetes/pki/etcd/server.key");
@@ -683,63 +639,4 @@ fn never_writes_through_symbolic_links() {
     .unwrap();
     node.ask().ended(65).says(" is a symbolic link to ");
     assert_eq!(fs::read_to_string(&outside).unwrap(), "untouched");
-}
-
-#[test]
-fn reissues_leaves_with_weak_signature_or_key() {
-    let node = Node::bootstrapped();
-    // A SHA-1 signature of the right CA over the right names.
-    let base = node.ca().join("front-proxy-ca");
-    let key = node.path(format!("{PKI}/front-proxy-client.key"));
-    let text = |path: &Path| path.to_str().unwrap().to_owned();
-    let extensions = node.outside("ext");
-    fs::write(
-        &extensions,
-        "keyUsage = critical, digitalSignature, keyEncipherment\nextendedKeyUsage = clientAuth\n",
-    )
-    .unwrap();
-    let csr = openssl(
-        &[
-            "req",
-            "-new",
-            "-key",
-            &text(&key),
-            "-subj",
-            "/CN=front-proxy-client",
-        ],
-        b"",
-    );
-    let leaf = openssl(
-        &[
-            "x509",
-            "-req",
-            "-sha1",
-            "-days",
-            "30",
-            "-CA",
-            &text(&base.with_extension("crt")),
-            "-CAkey",
-            &text(&base.with_extension("key")),
-            "-extfile",
-            &text(&extensions),
-        ],
-        &csr,
-    );
-    node.write(format!("{PKI}/front-proxy-client.crt"), leaf);
-    assert_repaired(
-        &node,
-        CertName::FrontProxyClient,
-        &[
-            "issued",
-            "is signed with ",
-            "which Kubernetes components refuse",
-        ],
-    );
-    // A key of another algorithm than configured.
-    node.change_keys_of_local_signer();
-    node.bootstrap().done().row_says(
-        "front-proxy-client",
-        "expected key ECDSA-P384, found ECDSA-P256",
-    );
-    node.assert_sound(&EVERYTHING);
 }

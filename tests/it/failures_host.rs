@@ -1,8 +1,7 @@
 //! Faults of the host: its clock, its name, its addresses and its disks, and concurrent runs.
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
-use std::path::Path;
+use std::os::unix::fs::symlink;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -76,42 +75,6 @@ fn trims_host_name_and_converts_it_to_lower_case() {
         let (chain, _) = node.leaf(CertName::Apiserver).unwrap();
         assert!(chain.leaf().dns_names().contains(&name.to_owned()));
     }
-}
-
-#[test]
-fn refuses_host_names_that_cannot_be_node_names() {
-    for (written, quoted) in [("cp_1\n", "\"cp_1\""), ("-cp1\n", "\"-cp1\"")] {
-        let node = Node::of(&init_without_name());
-        node.write("/etc/hostname", written);
-        let before = node.snapshot();
-        node.bootstrap()
-            .ended(78)
-            .says("host name")
-            .says(quoted)
-            .says("nodeRegistration.name");
-        before.unchanged(&node.snapshot());
-    }
-    let node = Node::of(&init_without_name());
-    let before = node.snapshot();
-    node.bootstrap().ended(78).says("nodeRegistration.name");
-    before.unchanged(&node.snapshot());
-}
-
-#[test]
-fn refuses_hostname_override_that_differs_from_the_node_name() {
-    let with_override = INIT.replace(
-        "{name: cp1}",
-        "{name: cp1, kubeletExtraArgs: [{name: hostname-override, value: Node-7}]}",
-    );
-    let node = Node::of(&with_override);
-    node.bootstrap().done().says(
-        "hostname-override \"node-7\" differs from the node name \"cp1\": the Node object gets one name, the \
-         certificates the other",
-    );
-    assert!(
-        node.subject(CertName::KubeletConf)
-            .contains("system:node:cp1")
-    );
 }
 
 #[test]
@@ -253,46 +216,6 @@ fn finds_full_disk_before_sending_requests() {
 }
 
 #[test]
-fn keeps_owner_mode_and_attributes_of_replaced_files() {
-    let node = Node::on_disk();
-    node.bootstrap().done();
-    let (key, crt) = (
-        node.path("/etc/kubernetes/pki/apiserver.key"),
-        node.path("/etc/kubernetes/pki/apiserver.crt"),
-    );
-    chown(&key, Some(1234), Some(2345)).unwrap();
-    fs::set_permissions(&key, fs::Permissions::from_mode(0o640)).unwrap();
-    fs::set_permissions(&crt, fs::Permissions::from_mode(0o600)).unwrap();
-    let label = |path: &Path, arguments: &[&str]| {
-        let output = Command::new(arguments[0])
-            .args(&arguments[1..])
-            .arg(path)
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "{output:?}");
-        String::from_utf8(output.stdout).unwrap()
-    };
-    label(&key, &["setfattr", "-n", "trusted.label", "-v", "pki"]);
-    let before = node.key_in_place(CertName::Apiserver);
-    node.configure(&INIT.replace("api.example.com", "other.example.com"));
-    node.bootstrap().done();
-    assert_ne!(node.key_in_place(CertName::Apiserver), before);
-    let found = fs::metadata(&key).unwrap();
-    assert_eq!(
-        (found.uid(), found.gid(), found.mode() & 0o7777),
-        (1234, 2345, 0o640)
-    );
-    assert_eq!(fs::metadata(&crt).unwrap().mode() & 0o7777, 0o600);
-    assert!(
-        label(
-            &key,
-            &["getfattr", "--absolute-names", "-n", "trusted.label"]
-        )
-        .contains("\"pki\"")
-    );
-}
-
-#[test]
 fn names_immutable_file_before_sending_requests() {
     let node = Node::on_disk();
     node.bootstrap().done();
@@ -318,22 +241,6 @@ fn names_immutable_file_before_sending_requests() {
     );
     before.unchanged(&after);
     assert_eq!(node.exchanges(), []);
-}
-
-#[test]
-fn reissues_torn_pair() {
-    let node = Node::bootstrapped();
-    fs::copy(
-        node.path("/etc/kubernetes/pki/etcd/peer.key"),
-        node.path("/etc/kubernetes/pki/etcd/server.key"),
-    )
-    .unwrap();
-    let etcd_peer = node.key_in_place(CertName::EtcdPeer);
-    node.bootstrap()
-        .done()
-        .row_says("etcd-server", "it is for another key: certificate sha256:");
-    node.assert_sound(&EVERYTHING);
-    assert_eq!(node.key_in_place(CertName::EtcdPeer), etcd_peer);
 }
 
 #[test]
