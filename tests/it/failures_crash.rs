@@ -1,5 +1,6 @@
-//! Kills the whole run, or fails a system call, at every failpoint; the next run must end with consistent pairs, one
-//! key per slot, and no request that the signer did not already have.
+//! Kills a renewal, or fails a system call, at every failpoint; the next run must end with consistent pairs, one key per
+//! slot, and no request that the signer did not already have. `crash` interrupts every command at its system calls, and
+//! `store_crash` each step of the store and of its recovery.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -8,7 +9,7 @@ use nodepki::kube::names::{Authority, CertName};
 use nodepki::process::failpoint;
 
 use crate::node::{EVERYTHING, INIT, Node, Ran};
-use crate::sample::{self, sampled};
+use crate::sample::sampled;
 use crate::store::leftovers;
 use crate::time::wait_until;
 
@@ -157,11 +158,7 @@ fn keys(node: &Node) -> BTreeMap<CertName, String> {
 
 /// Kills a run at a failpoint and completes it with the next run.
 fn crash(node: &Node, failpoint: &str) {
-    crash_after(node, failpoint, keys(node));
-}
-
-/// As [`crash`], for a node that had the keys `old` installed before.
-fn crash_after(node: &Node, failpoint: &str, old: BTreeMap<CertName, String>) {
+    let old = keys(node);
     assert!(is_killed_at(node, failpoint), "{failpoint} is not reached");
     assert_no_mixed_pair(node, failpoint, &old);
     let sent = node.keys_seen();
@@ -205,23 +202,6 @@ fn failpoints_of_every_run() -> Vec<&'static str> {
 }
 
 #[test]
-fn completes_new_node_after_a_kill_at_every_failpoint() {
-    for failpoint in sampled(0, failpoints_of_every_run()) {
-        crash(&new_node(), failpoint);
-    }
-    // Later occurrences of the failpoints that are passed more than once.
-    for failpoint in [
-        "request:answered:4",
-        "request:submitting:3",
-        "commit:staged-one:5",
-        "finish:rename-one:7",
-        "pending:ticket-updated:9",
-    ] {
-        crash(&new_node(), failpoint);
-    }
-}
-
-#[test]
 fn completes_renewal_after_a_kill_at_every_failpoint() {
     let complete = complete_node();
     for failpoint in sampled(1, failpoints_of_every_run()) {
@@ -234,34 +214,6 @@ fn completes_renewal_after_a_kill_at_every_failpoint() {
     ] {
         crash(&drifted_copy(&complete), failpoint);
     }
-}
-
-#[test]
-fn completes_recovery_after_a_kill_at_every_failpoint() {
-    let complete = complete_node();
-    for failpoint in failpoint::STORE
-        .iter()
-        .filter(|failpoint| failpoint.starts_with("recover:"))
-    {
-        let node = drifted_copy(&complete);
-        let old = keys(&node);
-        // Before the point of commit, recovery removes temporary files; after it, recovery completes the commit.
-        let first = if failpoint.starts_with("recover:swept") {
-            "commit:staged"
-        } else {
-            "finish:rename-one:2"
-        };
-        assert!(is_killed_at(&node, first));
-        crash_after(&node, failpoint, old);
-    }
-    // Repeated kills within the same commit.
-    let node = drifted_copy(&complete);
-    assert!(is_killed_at(&node, "commit:journalled"));
-    for _ in 0..3 {
-        assert!(is_killed_at(&node, "finish:rename-one"));
-    }
-    node.ask().done();
-    assert_finished(&node, "three kills");
 }
 
 #[test]
@@ -428,121 +380,4 @@ fn keeps_no_pending_keys_for_the_local_signer() {
         );
         assert!(node.authority(Authority::Ca).bundle().certificates().len() == 1);
     }
-}
-
-// ---- csr import ----
-
-/// Runs `csr import` of `dir`, killed at `failpoint` unless that is empty.
-fn import(node: &Node, dir: &std::path::Path, failpoint: &str) -> Ran {
-    let mut command = node.configured(["csr", "import"]);
-    command.arg(dir);
-    if !failpoint.is_empty() {
-        command.env("NODEPKI_FAILPOINT", failpoint);
-    }
-    Ran::of(&mut command)
-}
-
-/// Returns a node with a signed bundle of its own requests.
-fn with_signed_bundle() -> Node {
-    let node = new_node();
-    let bundle = node.outside("bundle");
-    Ran::of(node.configured(["csr", "export"]).arg(&bundle)).done();
-    let script = format!(
-        "set -e; cd {}; CA={}; . ./README",
-        bundle.display(),
-        node.ca().display()
-    );
-    crate::signing::run_program("/bin/bash", &["-c", &script], b"");
-    node
-}
-
-/// Moves the private keys into the bundle, as kubeadm lays them out, so nothing is pending on the node.
-fn move_keys_to_bundle(node: &Node) {
-    for (name, _) in node.pending_keys() {
-        let slot = node.path(format!("/var/lib/nodepki/pending/{name}/key.pem"));
-        let key = fs::read_to_string(slot).unwrap();
-        if name.is_kubeconfig() {
-            use base64::Engine as _;
-            let text = format!(
-                "users: [{{user: {{client-key-data: {}}}}}]\n",
-                base64::engine::general_purpose::STANDARD.encode(key)
-            );
-            fs::write(node.outside("bundle").join(name.as_str()), text).unwrap();
-        } else {
-            let path = format!("bundle/pki/{}.key", name.base_name());
-            fs::write(node.outside(&path), key).unwrap();
-        }
-    }
-    fs::remove_dir_all(node.path("/var/lib/nodepki/pending")).unwrap();
-}
-
-#[test]
-fn completes_import_that_was_killed_and_accepts_repetition() {
-    let exported = with_signed_bundle();
-    let with_tree_keys = exported.copied();
-    move_keys_to_bundle(&with_tree_keys);
-    let sources = [("bundle", &exported), ("tree with keys", &with_tree_keys)];
-    for (first, (kind, source)) in sources.into_iter().enumerate() {
-        let bundle = source.outside("bundle");
-        let mut reached = 0;
-        for failpoint in sampled(first + 2, failpoint::STORE.iter().chain(failpoint::AGENT)) {
-            for hit in [1, 2, 5] {
-                let failpoint = format!("{failpoint}:{hit}");
-                let node = source.copied();
-                let ran = import(&node, &bundle, &failpoint);
-                match ran.signal {
-                    Some(9) => reached += 1,
-                    _ => {
-                        ran.done();
-                        break;
-                    }
-                }
-                let ran = import(&node, &bundle, "");
-                assert_eq!(ran.code, Some(0), "{kind}, {failpoint}: {}", ran.said());
-                node.assert_sound(&names(&node));
-                assert_eq!(
-                    leftovers(&node.root()),
-                    [] as [std::path::PathBuf; 0],
-                    "{kind}, {failpoint}"
-                );
-                let settled = node.etc();
-                import(&node, &bundle, "").done();
-                settled.unchanged(&node.etc());
-                assert!(node.pending_keys().is_empty(), "{kind}, {failpoint}");
-            }
-        }
-        assert!(
-            reached > 20 / sample::step(),
-            "{kind}: only {reached} failpoints were reached"
-        );
-    }
-}
-
-#[test]
-fn repeats_import_of_an_incomplete_bundle_as_pending() {
-    let node = with_signed_bundle();
-    let missing = node.outside("bundle/pki/apiserver.crt");
-    let kept = node.outside("apiserver.crt");
-    fs::rename(&missing, &kept).unwrap();
-    for _ in 0..3 {
-        import(&node, &node.outside("bundle"), "")
-            .ended(75)
-            .row_says("apiserver", "no certificate for its key was imported");
-    }
-    fs::rename(&kept, &missing).unwrap();
-    import(&node, &node.outside("bundle"), "").done();
-    node.assert_sound(&names(&node));
-}
-
-#[test]
-fn refuses_import_without_any_certificate_of_the_node() {
-    let (node, other) = (with_signed_bundle(), with_signed_bundle());
-    import(&node, &other.outside("bundle"), "")
-        .ended(65)
-        .says("the import contains no certificate for any request of this node");
-    import(&node, &node.outside("bundle"), "").done();
-    // The bundle of another node changes nothing on a complete node.
-    let settled = node.etc();
-    import(&node, &other.outside("bundle"), "").done();
-    settled.unchanged(&node.etc());
 }

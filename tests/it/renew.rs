@@ -17,8 +17,6 @@ use time::{Duration as Span, OffsetDateTime};
 
 use crate::kubeadm;
 use crate::node::{EVERYTHING, INIT, JOIN, Node, Ran};
-#[cfg(feature = "failpoints")]
-use crate::sample::{self, sampled};
 use crate::time::let_pass;
 
 /// An age at which every node renews: later than the due date with the largest jitter.
@@ -868,44 +866,4 @@ fn renews_joined_node_without_its_cluster() {
     backdate(&node, &held, DUE);
     renew(&node, &[]).done().row_says("apiserver", "rekeyed");
     node.assert_sound(&held);
-}
-
-/// Each pair is the old one or the new one, and the next run completes the new ones.
-#[cfg(feature = "failpoints")]
-#[test]
-fn leaves_old_or_new_pair_when_killed_at_any_failpoint() {
-    let prepared = node();
-    backdate(
-        &prepared,
-        &[CertName::Apiserver, CertName::SchedulerConf],
-        DUE,
-    );
-    let failpoints = nodepki::process::failpoint::STORE
-        .iter()
-        .chain(nodepki::process::failpoint::AGENT);
-    let mut killed = 0;
-    for failpoint in sampled(3, failpoints) {
-        let node = prepared.copied();
-        let ran =
-            Ran::of(rotation_command(&node, "renew", &[]).env("NODEPKI_FAILPOINT", failpoint));
-        if ran.signal != Some(9) {
-            continue;
-        }
-        killed += 1;
-        for name in EVERYTHING {
-            let (chain, key) = node.leaf(name).unwrap();
-            let pair = chain.leaf().public_key() == key.public_key();
-            assert!(
-                pair || node.path("/var/lib/nodepki/journal.json").exists(),
-                "{failpoint}: {name} is torn and no journal can repair it"
-            );
-        }
-        renew(&node, &[]).done();
-        node.assert_sound(&EVERYTHING);
-        needs_renewal(&node, &[]).ended(1);
-    }
-    assert!(
-        killed >= 15 / sample::step(),
-        "only {killed} failpoints were reached"
-    );
 }
