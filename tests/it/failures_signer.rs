@@ -106,52 +106,6 @@ fn refuses_wrong_answers_and_changes_nothing() {
     }
 }
 
-#[test]
-fn leaves_new_node_empty_after_wrong_answers() {
-    for mode in ["garbage", "wrong-key"] {
-        let node = Node::new();
-        let before = node.etc();
-        node.signer_does("all", &format!("bad {mode}"));
-        let ran = node.ask();
-        ran.ended(65);
-        for name in EVERYTHING {
-            ran.row_says(name.as_str(), "refused");
-        }
-        before.unchanged(&node.etc());
-        node.assert_completes();
-    }
-}
-
-#[test]
-fn accepts_unusual_encodings_of_valid_answers() {
-    let node = Node::new();
-    for (slot, mode) in [
-        ("apiserver", "leaf-root"),
-        ("kubelet.conf", "pkcs7"),
-        ("etcd-peer", "bom"),
-    ] {
-        node.signer_does(slot, &format!("bad {mode}"));
-    }
-    node.ask().done();
-    node.assert_sound(&EVERYTHING);
-    for name in [
-        CertName::Apiserver,
-        CertName::KubeletConf,
-        CertName::EtcdPeer,
-    ] {
-        let (chain, _) = node.leaf(name).unwrap();
-        assert_eq!(
-            chain.intermediates(),
-            [],
-            "{name}: the chain contains the root"
-        );
-    }
-    assert!(
-        node.read("/etc/kubernetes/pki/etcd/peer.crt")
-            .starts_with("-----BEGIN CERTIFICATE-----")
-    );
-}
-
 /// Creates a CA certificate issued by `issuer`; both are paths without extension.
 fn sub_authority(issuer: &Path, at: &Path, common_name: &str, constraints: &str) {
     fs::create_dir_all(at.parent().unwrap()).unwrap();
@@ -205,33 +159,6 @@ fn sign_with(node: &Node, base: &Path, chain: &[&Path]) {
     fs::copy(base.with_extension("crt"), ca.with_extension("crt")).unwrap();
     fs::copy(base.with_extension("key"), ca.with_extension("key")).unwrap();
     fs::write(ca.with_extension("chain"), pem).unwrap();
-}
-
-#[test]
-fn orders_intermediates() {
-    let node = Node::new();
-    let (one, two) = (node.outside("sub/one"), node.outside("sub/two"));
-    sub_authority(&node.ca().join("ca"), &one, "Intermediate 1", ", pathlen:1");
-    sub_authority(&one, &two, "Intermediate 2", ", pathlen:0");
-    sign_with(&node, &two, &[&one, &two]);
-    node.ask().done();
-    node.assert_sound(&EVERYTHING);
-    let (chain, _) = node.leaf(CertName::Apiserver).unwrap();
-    let names: Vec<String> = chain
-        .intermediates()
-        .iter()
-        .map(|ca| ca.subject().to_string())
-        .collect();
-    assert_eq!(names, ["CN=Intermediate 2", "CN=Intermediate 1"]);
-    assert_eq!(
-        node.read("/etc/kubernetes/pki/apiserver.crt")
-            .matches("BEGIN CERTIFICATE")
-            .count(),
-        3
-    );
-    let before = node.etc();
-    node.ask().done();
-    before.unchanged(&node.etc());
 }
 
 #[test]
@@ -540,16 +467,11 @@ fn repeats_same_requests_after_unusable_answers() {
 
 /// Signs a CSR with OpenSSL as an administrator would.
 fn sign_by_hand(node: &Node, name: CertName, csr: &Path) -> Vec<u8> {
-    let options = ["-copy_extensions", "copyall", "-days", "90"];
-    sign_with_options(node, name, csr, &options)
-}
-
-fn sign_with_options(node: &Node, name: CertName, csr: &Path, options: &[&str]) -> Vec<u8> {
     let base = node.ca().join(name.authority().base_name());
     let (ca, key) = (base.with_extension("crt"), base.with_extension("key"));
     let [csr, ca, key] = [csr, &ca, &key].map(|path| path.to_str().unwrap());
     let mut arguments = vec!["x509", "-req", "-in", csr, "-CA", ca, "-CAkey", key];
-    arguments.extend(options);
+    arguments.extend(["-copy_extensions", "copyall", "-days", "90"]);
     openssl(&arguments, b"")
 }
 
@@ -559,128 +481,6 @@ fn key_of_csr(path: &Path) -> String {
         .unwrap()
         .public_key()
         .sha256())
-}
-
-#[test]
-fn installs_certificates_from_the_drop_directory() {
-    let node = Node::new();
-    let drop = node.outside("drop");
-    fs::create_dir(&drop).unwrap();
-    let run = || node.bootstrap_by_drop(&drop);
-    let before = node.etc();
-    run().ended(75).row_says(
-        "apiserver",
-        &format!("waiting for {}/inbox/apiserver.crt", drop.display()),
-    );
-    before.unchanged(&node.etc());
-    let csr = |name: CertName| drop.join(format!("outbox/{name}.csr"));
-    let keys: BTreeMap<CertName, String> = EVERYTHING
-        .into_iter()
-        .map(|name| (name, key_of_csr(&csr(name))))
-        .collect();
-    // A truncated file and another slot's certificate are both refused with a reason.
-    fs::write(
-        drop.join("inbox/apiserver.crt"),
-        "-----BEGIN CERTIFICATE-----\nMIIB",
-    )
-    .unwrap();
-    fs::write(
-        drop.join("inbox/etcd-peer.crt"),
-        sign_by_hand(&node, CertName::EtcdServer, &csr(CertName::EtcdServer)),
-    )
-    .unwrap();
-    let ran = run();
-    ran.ended(75)
-        .row_says("apiserver", "inbox/apiserver.crt is not accepted: ")
-        .row_says("etcd-peer", "inbox/etcd-peer.crt is not accepted: it is etcd-server's certificate; rename it to inbox/etcd-server.crt");
-    for name in EVERYTHING {
-        let pem = sign_by_hand(&node, name, &csr(name));
-        let bytes = match name {
-            CertName::Apiserver => openssl(&["x509", "-outform", "DER"], &pem),
-            CertName::EtcdServer => [b"\xef\xbb\xbf", &*pem].concat(),
-            CertName::EtcdPeer => {
-                fs::write(node.outside("leaf"), &pem).unwrap();
-                openssl(
-                    &[
-                        "crl2pkcs7",
-                        "-nocrl",
-                        "-outform",
-                        "DER",
-                        "-certfile",
-                        node.outside("leaf").to_str().unwrap(),
-                    ],
-                    b"",
-                )
-            }
-            _ => pem,
-        };
-        fs::write(drop.join(format!("inbox/{name}.crt")), bytes).unwrap();
-    }
-    run().done();
-    node.assert_sound(&EVERYTHING);
-    for (name, key) in keys {
-        assert_eq!(node.key_in_place(name), key, "{name}");
-    }
-    assert_eq!(fs::read_dir(drop.join("outbox")).unwrap().count(), 0);
-    let before = node.etc();
-    run().done();
-    before.unchanged(&node.etc());
-}
-
-#[test]
-fn explains_faulty_certificates_in_the_drop_directory() {
-    let node = Node::bootstrapped();
-    node.configure(&drifted());
-    let drop = node.outside("drop");
-    fs::create_dir(&drop).unwrap();
-    let run = || {
-        Ran::of(
-            node.command(["bootstrap", "--wait", "0s", "--kubeadm-config"])
-                .arg(node.outside("kubeadm.yaml"))
-                .arg("--signer")
-                .arg(format!("directory:{}", drop.display())),
-        )
-    };
-    let before = node.etc();
-    run().done().row_says(
-        "apiserver",
-        "the certificate in place is kept and still valid",
-    );
-    // The most common mistake: signing without -copy_extensions.
-    let csr = drop.join("outbox/apiserver.csr");
-    let bare = sign_with_options(&node, CertName::Apiserver, &csr, &[]);
-    fs::write(drop.join("inbox/apiserver.crt"), bare).unwrap();
-    run()
-        .ended(65)
-        .row_says("apiserver", "SAN DNS:drift.example.com is missing")
-        .row_says("apiserver", "extended key usage server auth is missing");
-    before.unchanged(&node.etc());
-    let key = key_of_csr(&csr);
-    fs::write(
-        drop.join("inbox/apiserver.crt"),
-        sign_by_hand(&node, CertName::Apiserver, &csr),
-    )
-    .unwrap();
-    run().done();
-    assert_eq!(
-        node.key_in_place(CertName::Apiserver),
-        key,
-        "the CSR was replaced"
-    );
-    // A denial is a file too.
-    node.configure(&drifted().replace("drift", "again"));
-    run().done();
-    fs::write(drop.join("inbox/apiserver.denied"), "not this name\n").unwrap();
-    run()
-        .ended(65)
-        .row_says(
-            "apiserver",
-            "the signer denied the request: not this name (",
-        )
-        .row_says(
-            "apiserver",
-            "inbox/apiserver.denied; remove that file to ask again)",
-        );
 }
 
 #[test]
