@@ -433,30 +433,90 @@ fn reports_expired_leaf_and_torn_pair_together() {
     report(&node).done();
 }
 
-#[test]
-fn refuses_signer_of_another_ca() {
-    let node = kubeadm_node();
-    let other = Node::new();
-    for extension in ["crt", "key"] {
-        let file = format!("etcd/ca.{extension}");
-        fs::copy(other.ca().join(&file), node.ca().join(&file)).unwrap();
-    }
-    assert_refused(
-        &node,
-        65,
-        &["signs with another etcd-ca than the one on this node"],
-    );
+/// Gives the signer the authority of another cluster.
+fn replace_authority_of_signer(node: &Node, authority: Authority) {
+    copy_authorities([authority], &Node::new().ca(), &node.ca());
 }
 
-#[test]
-fn refuses_unreachable_signer() {
-    let node = kubeadm_node();
-    node.signer_does("all", "unreachable");
-    assert_refused(
-        &node,
+/// What keeps the keys on the node, the exit status and parts of the message.
+type Obstacle = (fn(&Node), i32, &'static [&'static str]);
+
+const OBSTACLES: &[Obstacle] = &[
+    (
+        |node| replace_authority_of_signer(node, Authority::EtcdCa),
+        65,
+        &["signs with another etcd-ca than the one on this node"],
+    ),
+    (
+        // The signer has the second CA of the bundle.
+        |node| {
+            replace_authority_of_signer(node, Authority::FrontProxyCa);
+            let [own, next] = [node.path(PKI), node.ca()]
+                .map(|dir| fs::read_to_string(dir.join("front-proxy-ca.crt")).unwrap());
+            node.write(format!("{PKI}/front-proxy-ca.crt"), own + &next);
+        },
+        65,
+        &["signs with another front-proxy-ca than the one on this node"],
+    ),
+    (
+        |node| node.signer_does("all", "unreachable"),
         69,
         &["nodepki: signer of ca: ", "nodepki: signer of etcd-ca: "],
-    );
+    ),
+    (
+        |node| node.remove(format!("{PKI}/sa.key")),
+        65,
+        &["copy both sa.key and sa.pub from another control-plane node"],
+    ),
+    (
+        |node| {
+            node.remove(format!("{PKI}/sa.key"));
+            node.remove(format!("{PKI}/sa.pub"));
+        },
+        65,
+        &["copy both sa.key and sa.pub from another control-plane node"],
+    ),
+    (
+        |node| {
+            let other = fs::read_to_string(Node::new().ca().join("front-proxy-ca.crt")).unwrap();
+            let own = node.read(format!("{PKI}/front-proxy-ca.crt"));
+            node.write(format!("{PKI}/front-proxy-ca.crt"), other + &own);
+        },
+        65,
+        &[
+            "front-proxy-client needs the key of front-proxy-ca to be repaired: it verifies under",
+            "but kubeadm uses only the first certificate of the bundle",
+            "put the issuing root first, then run this command again",
+            "@/etc/kubernetes/pki/front-proxy-ca.key is not the key of @/etc/kubernetes/pki/front-proxy-ca.crt",
+        ],
+    ),
+    (
+        |node| {
+            let second = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+            let first = node.read(format!("{PKI}/ca.key"));
+            node.write(format!("{PKI}/ca.key"), first + &*second.to_pem());
+        },
+        65,
+        &["@/etc/kubernetes/pki/ca.key cannot be backed up: it contains several private keys"],
+    ),
+    (
+        |node| {
+            let key = node.path(format!("{PKI}/ca.key"));
+            fs::rename(&key, node.path(format!("{PKI}/real.key"))).unwrap();
+            symlink("real.key", &key).unwrap();
+        },
+        65,
+        &["@/etc/kubernetes/pki/ca.key is a symbolic link"],
+    ),
+];
+
+#[test]
+fn refuses_while_not_everything_is_proven() {
+    for (make, code, words) in OBSTACLES {
+        let node = kubeadm_node();
+        make(&node);
+        assert_refused(&node, *code, words);
+    }
 }
 
 #[test]
@@ -474,34 +534,6 @@ fn refuses_signer_that_reads_the_key_itself() {
         .says("which reads the CA key itself");
     }
     before.unchanged(&node.etc());
-}
-
-#[test]
-fn requires_service_account_keys() {
-    let node = kubeadm_node();
-    let words = "copy both sa.key and sa.pub from another control-plane node";
-    for file in ["sa.key", "sa.pub"] {
-        node.remove(format!("{PKI}/{file}"));
-        assert_refused(&node, 65, &[words]);
-    }
-}
-
-#[test]
-fn requires_issuing_ca_first_in_bundle() {
-    let node = kubeadm_node();
-    let other = fs::read_to_string(Node::new().ca().join("front-proxy-ca.crt")).unwrap();
-    let own = node.read(format!("{PKI}/front-proxy-ca.crt"));
-    node.write(format!("{PKI}/front-proxy-ca.crt"), format!("{other}{own}"));
-    assert_refused(
-        &node,
-        65,
-        &[
-            "front-proxy-client needs the key of front-proxy-ca to be repaired: it verifies under",
-            "but kubeadm uses only the first certificate of the bundle",
-            "put the issuing root first, then run this command again",
-            "@/etc/kubernetes/pki/front-proxy-ca.key is not the key of @/etc/kubernetes/pki/front-proxy-ca.crt",
-        ],
-    );
 }
 
 #[test]
@@ -769,53 +801,6 @@ fn restores_one_key_to_two_authorities_that_share_it() {
     assert_eq!(
         node.read(format!("{PKI}/front-proxy-ca.key")),
         node.read(format!("{PKI}/ca.key"))
-    );
-}
-
-#[test]
-fn refuses_file_with_a_second_key() {
-    let node = kubeadm_node();
-    let second = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
-    let first = node.read(format!("{PKI}/ca.key"));
-    node.write(
-        format!("{PKI}/ca.key"),
-        format!("{first}{}", &*second.to_pem()),
-    );
-    assert_refused(
-        &node,
-        65,
-        &["@/etc/kubernetes/pki/ca.key cannot be backed up: it contains several private keys"],
-    );
-}
-
-#[test]
-fn refuses_key_behind_a_link() {
-    let node = kubeadm_node();
-    let key = node.path(format!("{PKI}/ca.key"));
-    fs::rename(&key, node.path(format!("{PKI}/real.key"))).unwrap();
-    symlink("real.key", &key).unwrap();
-    assert_refused(
-        &node,
-        65,
-        &["@/etc/kubernetes/pki/ca.key is a symbolic link"],
-    );
-}
-
-#[test]
-fn refuses_signer_of_the_second_ca_in_a_bundle() {
-    let node = kubeadm_node();
-    let other = Node::new();
-    for extension in ["crt", "key"] {
-        let file = format!("front-proxy-ca.{extension}");
-        fs::copy(other.ca().join(&file), node.ca().join(&file)).unwrap();
-    }
-    let [own, next] = [node.path(PKI), node.ca()]
-        .map(|dir| fs::read_to_string(dir.join("front-proxy-ca.crt")).unwrap());
-    node.write(format!("{PKI}/front-proxy-ca.crt"), format!("{own}{next}"));
-    assert_refused(
-        &node,
-        65,
-        &["signs with another front-proxy-ca than the one on this node"],
     );
 }
 
