@@ -1,15 +1,14 @@
-//! Faults of the host: its clock, its name, its addresses and its disks, and concurrent runs.
+//! Faults of the host: its clock, its name, its addresses and its disks.
 
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use nodepki::kube::names::{Authority, CertName};
 
 use crate::node::{DAY, EVERYTHING, INIT, NODEPKI, Node, Ran, Snapshot, with_mounts};
 use crate::signing::now;
-use crate::time::{let_pass, wait_until};
 
 const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
@@ -241,37 +240,6 @@ fn names_immutable_file_before_sending_requests() {
     );
     before.unchanged(&after);
     assert_eq!(node.exchanges(), []);
-}
-
-#[test]
-fn second_run_waits_or_names_the_first() {
-    let node = Node::new();
-    let mut first = node.start_hanging_run("etcd-peer");
-    wait_until("the request is sent", || {
-        node.submissions().contains_key("etcd-peer")
-    });
-    let second = node.ask();
-    second.ended(75).says(&format!(
-        "another nodepki process is running (pid {}: bootstrap, lock ",
-        first.id()
-    ));
-    second.says("/var/lib/nodepki/lock); wait until it ends and run again");
-    // A waiting run continues when the first has ended, here because it is killed.
-    let third = node
-        .ask_command("20s")
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let_pass(Duration::from_millis(200));
-    node.signer_behaves();
-    first.kill().unwrap();
-    first.wait().unwrap();
-    Ran::from(third.wait_with_output().unwrap()).done();
-    node.assert_sound(&EVERYTHING);
-    for (slot, keys) in node.keys_seen() {
-        assert_eq!(keys.len(), 1, "{slot}: the two runs used several keys");
-    }
 }
 
 #[test]

@@ -10,7 +10,6 @@ use nodepki::text::hex;
 use crate::kubeadm;
 use crate::node::{EVERYTHING, INIT, Node, Ran};
 use crate::signing::{openssl, run_program, write_secret};
-use crate::time::wait_until;
 
 /// INIT with an additional name for the API server, so only `apiserver` differs from the configuration.
 fn drifted() -> String {
@@ -383,20 +382,6 @@ fn ends_0_in_an_outage_while_certificates_are_valid() {
     // The cause, and the next command.
     assert_eq!(ran.stderr.lines().count(), 2, "repeated: {}", ran.stderr);
     node.assert_completes();
-}
-
-#[test]
-fn waits_for_signer_that_returns_in_time() {
-    let node = Node::new();
-    node.signer_does("all", "unreachable");
-    let run = std::thread::scope(|scope| {
-        let run = scope.spawn(|| Ran::of(&mut node.ask_command("30s")));
-        wait_until("two requests are sent", || node.exchanges().len() >= 2);
-        node.signer_behaves();
-        run.join().unwrap()
-    });
-    run.done();
-    node.assert_sound(&EVERYTHING);
 }
 
 #[test]
