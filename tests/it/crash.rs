@@ -29,7 +29,7 @@ use crate::node::{Node, Ran};
 use crate::sample::sampled;
 use recording::Operation;
 use scenarios::Scenario;
-use sweep::{Case, Outcome, Prepared, run_all};
+use sweep::{Outcome, Prepared, run_all};
 
 /// Number of killed and failed runs in the sample of `tests/run unit`.
 const SAMPLED_POINTS: usize = 500;
@@ -130,7 +130,7 @@ fn selected(scenarios: impl Iterator<Item = &'static Scenario>) -> Vec<&'static 
         .collect()
 }
 
-/// Returns at most `count` cases, evenly chosen.
+/// Returns at most `count` items, evenly chosen.
 fn evenly<T>(cases: Vec<T>, count: usize) -> Vec<T> {
     let length = cases.len();
     let chosen: BTreeSet<usize> = (0..count.min(length))
@@ -156,46 +156,36 @@ fn assert_no_failure(outcomes: &[Outcome]) {
 }
 
 /// Runs a share of the cases of every scenario: more of those whose cases take less time.
+///
+/// One test for kills, errors and power cuts: to prepare a scenario takes longer than its share of any of them.
 #[track_caller]
-fn run_sample(
-    scenarios: impl IntoIterator<Item = &'static Scenario>,
-    count: usize,
-    cases: impl Fn(&Prepared) -> Vec<Case>,
-) {
+fn run_sample(scenarios: impl IntoIterator<Item = &'static Scenario>) {
     let weights: usize = all_scenarios().map(|scenario| scenario.weight).sum();
     let mut number = 0;
-    let outcomes: Vec<Outcome> = scenarios
-        .into_iter()
-        .map(|scenario| {
-            let prepared = Prepared::of(scenario);
-            let share = (count * scenario.weight).div_ceil(weights);
-            let cases = evenly(cases(&prepared), share);
+    let mut outcomes = Vec::new();
+    for scenario in scenarios {
+        let prepared = Prepared::new(scenario);
+        let share = |count: usize| (count * scenario.weight).div_ceil(weights);
+        let points = evenly(prepared.point_cases(), share(SAMPLED_POINTS));
+        let states = prepared.power_cuts(SEED, share(SAMPLED_STATES));
+        for cases in [points, states] {
             if cases.is_empty() {
                 let changes_files = scenario.collections.is_empty();
                 assert!(!changes_files, "{} has no case", scenario.name);
-                return Outcome::default();
+                continue;
             }
+            let cases = sampled(0, cases);
             number += cases.len();
-            run_all(&prepared, &sampled(0, cases))
-        })
-        .collect();
+            outcomes.push(run_all(&prepared, &cases));
+        }
+    }
     println!("{number} cases");
     assert_no_failure(&outcomes);
 }
 
 #[test]
-fn completes_after_sampled_kills_and_errors() {
-    let scenarios = selected(scenarios::SCENARIOS.iter());
-    run_sample(scenarios, SAMPLED_POINTS, Prepared::point_cases);
-}
-
-#[test]
-fn completes_after_sampled_power_cuts() {
-    // In another order than the kills, so neither test waits until the other one has prepared a scenario.
-    let scenarios = selected(scenarios::SCENARIOS.iter().rev());
-    run_sample(scenarios, SAMPLED_STATES, |prepared| {
-        prepared.power_cuts(SEED)
-    });
+fn completes_after_sampled_kills_errors_and_power_cuts() {
+    run_sample(selected(scenarios::SCENARIOS.iter()));
 }
 
 #[test]
@@ -203,8 +193,8 @@ fn finds_file_that_is_not_synced() {
     let is_sync = |operation: &Operation| matches!(operation, Operation::Sync { .. });
     let name = "migrate to-external";
     let scenario = all_scenarios().find(|scenario| scenario.name == name);
-    let prepared = Prepared::of(scenario.unwrap());
-    let cases = prepared.power_cuts_of(SEED, |operation| !is_sync(operation));
+    let prepared = Prepared::new(scenario.unwrap());
+    let cases = prepared.power_cuts_of(SEED, STATES, |operation| !is_sync(operation));
     let mut errors = cases
         .iter()
         .filter_map(|case| prepared.interrupt(case).err());
@@ -265,9 +255,9 @@ mod all {
         );
         for scenario in selected(all_scenarios()) {
             let begin = Instant::now();
-            let prepared = Prepared::of(scenario);
+            let prepared = Prepared::new(scenario);
             let points = prepared.point_cases();
-            let states = evenly(prepared.power_cuts(SEED), STATES);
+            let states = prepared.power_cuts(SEED, STATES);
             for cases in [&points, &states] {
                 let outcome = run_all(&prepared, cases);
                 for failure in &outcome.failures {

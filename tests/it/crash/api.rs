@@ -23,8 +23,7 @@ use super::scenarios::{
     CERTIFICATE_KEY, COMMON, PASSPHRASE, Scenario, UNDISTURBED, bootstrap_local, daemon_local,
     first_step, has_certificate_key, kubeadm, new_node, one_request_per_slot, repeats,
 };
-use super::sweep::Prepared;
-use super::{SAMPLED_POINTS, SAMPLED_STATES, SEED, run_sample, selected};
+use super::{run_sample, selected};
 use crate::node::{INIT, Node, Ran};
 use crate::servers::cluster::{enter, keep};
 use crate::servers::kubernetes::{
@@ -816,17 +815,6 @@ fn has_certificate_of_kubelet(_: &Node, _: &Reference) -> Result<(), String> {
 }
 
 #[test]
-fn completes_after_sampled_kills_and_errors() {
-    run_sample(
-        selected(SCENARIOS.iter()),
-        SAMPLED_POINTS,
-        Prepared::point_cases,
-    );
-}
-
-#[test]
-fn completes_after_sampled_power_cuts() {
-    run_sample(selected(SCENARIOS.iter()), SAMPLED_STATES, |prepared| {
-        prepared.power_cuts(SEED)
-    });
+fn completes_after_sampled_kills_errors_and_power_cuts() {
+    run_sample(selected(SCENARIOS.iter()));
 }

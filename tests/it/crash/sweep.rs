@@ -6,11 +6,12 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
 
 use super::api::{self, Objects};
 use super::disk::{Disk, Remainder, Survival};
+use super::evenly;
 use super::judge::{self, Reference};
 use super::recording::{self, Operation, SystemCall};
 use super::scenarios::{DISTURBED, Scenario, UNDISTURBED};
@@ -84,16 +85,8 @@ impl Case {
 }
 
 impl Prepared {
-    /// Returns the prepared scenario, which all tests share.
-    pub(super) fn of(scenario: &'static Scenario) -> Arc<Self> {
-        type Cell = Arc<OnceLock<Arc<Prepared>>>;
-        static ALL: Mutex<BTreeMap<&str, Cell>> = Mutex::new(BTreeMap::new());
-        let cell = Cell::clone(ALL.lock().unwrap().entry(scenario.name).or_default());
-        Arc::clone(cell.get_or_init(|| Arc::new(Prepared::new(scenario))))
-    }
-
     /// Prepares the node, and records an undisturbed run on a copy.
-    fn new(scenario: &'static Scenario) -> Self {
+    pub(super) fn new(scenario: &'static Scenario) -> Self {
         let _turn = api::turn(scenario.collections);
         Objects::clear(scenario.collections);
         let node = (scenario.prepare)();
@@ -176,25 +169,34 @@ impl Prepared {
         cases
     }
 
-    /// Returns the different states that a power cut at any moment may leave.
-    pub(super) fn power_cuts(&self, seed: u64) -> Vec<Case> {
-        self.power_cuts_of(seed, |_| true)
+    /// Returns at most `count` different states that a power cut at any moment may leave.
+    pub(super) fn power_cuts(&self, seed: u64, count: usize) -> Vec<Case> {
+        evenly(self.power_cuts_of(seed, count, |_| true), count)
     }
 
     /// As [`Prepared::power_cuts`], on a disk that obeys only some of the operations.
-    pub(super) fn power_cuts_of(&self, seed: u64, obeys: impl Fn(&Operation) -> bool) -> Vec<Case> {
+    pub(super) fn power_cuts_of(
+        &self,
+        seed: u64,
+        count: usize,
+        obeys: impl Fn(&Operation) -> bool,
+    ) -> Vec<Case> {
         let mut disk = Disk::new(&self.recorded_in, &self.reference.initial);
+        let mut disks = Vec::new();
+        for (number, call) in self.calls.iter().enumerate() {
+            let operation = recording::operation(call).filter(&obeys);
+            if operation.is_some_and(|operation| disk.apply(&operation)) {
+                disks.push((number, call, disk.clone()));
+            }
+        }
+
         let mut seen = HashSet::new();
         let mut cases = Vec::new();
         let mut random = Random(seed);
         let last_sent = self.calls.iter().rposition(SystemCall::sends);
-        for (number, call) in self.calls.iter().enumerate() {
-            let Some(operation) = recording::operation(call) else {
-                continue;
-            };
-            if !obeys(&operation) || !disk.apply(&operation) {
-                continue;
-            }
+        // Most calls leave few states that another one has not left: four times as many calls as states are enough. The
+        // states of all calls would take longer to compare than a sample takes to run.
+        for (number, call, disk) in evenly(disks, count.saturating_mul(4)) {
             for choice in 0..SYSTEMATIC.len() + RANDOM_STATES_PER_CUT {
                 let tree = match SYSTEMATIC.get(choice) {
                     Some(choice) => systematic(&disk, *choice),
