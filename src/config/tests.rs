@@ -910,7 +910,7 @@ fn collects_fragments_in_order() {
 #[test]
 fn survives_truncated_and_damaged_text() {
     let text = format!("{HEAD}{FULL}");
-    for end in 0..text.len() {
+    for end in (0..text.len()).step_by(7) {
         let _ = Settings::from_fragments(&[("c", &text[..end])]);
         let mut bytes = text.clone().into_bytes();
         bytes[end] = b"\t:[{&*'\"-"[end % 9];
