@@ -12,6 +12,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
@@ -23,6 +24,8 @@ use crate::config::ClusterPolicySettings;
 use crate::spec::policy::{self, GROUP, KeyRules, SINGLETON as NAME};
 use crate::store::{ClusterPolicyRecord, NodeRoot, StoreError};
 use crate::text::hex;
+#[cfg(test)]
+use crate::text::rfc3339;
 use crate::yaml;
 
 /// The object, for messages.
@@ -87,7 +90,9 @@ impl ClusterPolicy {
     }
 
     fn of(record: ClusterPolicyRecord) -> ClusterPolicy {
-        let ClusterPolicyRecord { document, refused } = record.clone();
+        let ClusterPolicyRecord {
+            document, refused, ..
+        } = record.clone();
         let in_force = match document {
             Some(_) => "the last valid one is used",
             None => "the key policy of this node is used",
@@ -120,6 +125,12 @@ impl ClusterPolicy {
             .as_ref()
             .is_some_and(|record| *record == ClusterPolicyRecord::default());
         self.rules.is_some() || has_none
+    }
+
+    /// Returns when the rules were written to the cluster.
+    pub(super) fn since(&self) -> Option<OffsetDateTime> {
+        let record = self.record.as_ref().filter(|_| self.rules.is_some());
+        record.and_then(|record| record.since)
     }
 
     /// Takes the answer of the cluster.
@@ -330,6 +341,10 @@ fn accept(former: ClusterPolicyRecord, object: &Value, resource: &Resource) -> C
     }
     match rules_of(&document) {
         Ok(_) => ClusterPolicyRecord {
+            since: former
+                .since
+                .filter(|_| former.document.as_ref() == Some(&document))
+                .or_else(|| written_at(object)),
             document: Some(document),
             refused: None,
         },
@@ -338,6 +353,19 @@ fn accept(former: ClusterPolicyRecord, object: &Value, resource: &Resource) -> C
             ..former
         },
     }
+}
+
+/// Returns when the spec was written, by the latest entry of `managedFields` that is not of a subresource. An object without
+/// the field has at least a time of creation.
+fn written_at(object: &Value) -> Option<OffsetDateTime> {
+    let time = |value: Option<&Value>| OffsetDateTime::parse(value?.as_str()?, &Rfc3339).ok();
+    let entries = object.pointer("/metadata/managedFields");
+    let entries = entries.and_then(Value::as_array).into_iter().flatten();
+    entries
+        .filter(|entry| entry.get("subresource").is_none())
+        .filter_map(|entry| time(entry.get("time")))
+        .max()
+        .or_else(|| time(object.pointer("/metadata/creationTimestamp")))
 }
 
 /// Returns the Event about a faulty object. Every node derives the same name for the same revision.
@@ -375,7 +403,49 @@ mod tests {
         assert!(why.contains("spec.defaults.key.ecdsa.curve"), "{why}");
         let corrected = accept(refused, &object(json!({})), v1alpha1);
         assert_eq!(corrected.refused, None);
+        assert_eq!(corrected.since, None);
         assert_ne!(corrected.document, valid.document);
+    }
+
+    #[test]
+    fn keeps_time_at_which_the_spec_was_written() {
+        let [v1, _] = &VERSIONS;
+        let written = |size: i64, at: &str| {
+            let mut object = object(json!({
+                "defaults": {"key": {"algorithm": "RSA", "rsa": {"keySize": size}}},
+            }));
+            object["metadata"]["creationTimestamp"] = json!("2026-01-01T00:00:00Z");
+            object["metadata"]["managedFields"] = json!([
+                {"time": "2026-02-01T00:00:00Z"},
+                {"time": at},
+                {"time": "2027-01-01T00:00:00Z", "subresource": "status"},
+            ]);
+            object
+        };
+        let first = accept(
+            ClusterPolicyRecord::default(),
+            &written(2048, "2026-03-01T00:00:00Z"),
+            v1,
+        );
+        assert_eq!(
+            first.since.map(rfc3339).as_deref(),
+            Some("2026-03-01T00:00:00Z")
+        );
+        // A new annotation is no new policy.
+        let annotated = accept(first.clone(), &written(2048, "2026-04-01T00:00:00Z"), v1);
+        assert_eq!(annotated, first);
+        let changed = accept(first, &written(4096, "2026-05-01T00:00:00Z"), v1);
+        assert_eq!(
+            changed.since.map(rfc3339).as_deref(),
+            Some("2026-05-01T00:00:00Z")
+        );
+        let mut bare = written(3072, "");
+        bare["metadata"]["managedFields"] = json!(null);
+        let bare = accept(changed, &bare, v1);
+        assert_eq!(
+            bare.since.map(rfc3339).as_deref(),
+            Some("2026-01-01T00:00:00Z")
+        );
     }
 
     #[test]

@@ -120,6 +120,8 @@ pub struct Loaded {
     pub kubeadm_file: Option<String>,
     /// Problems that do not stop a run.
     pub warnings: Vec<String>,
+    /// When the key policy of the cluster, if it has one, was written there.
+    pub policy_since: Option<OffsetDateTime>,
     /// The key policy of the cluster, if it was read and differs from the kept one.
     pub(super) policy_to_keep: Option<crate::store::ClusterPolicyRecord>,
 }

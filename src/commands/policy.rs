@@ -13,6 +13,7 @@ use crate::kube::names::RegisteredName;
 use crate::spec::compliance::{self, KeyUse, KeyVerdict};
 use crate::spec::policy::definition;
 use crate::table::{Cell, Emphasis, Table};
+use crate::text::rfc3339;
 use crate::yaml::format_duration;
 
 #[derive(Debug, Subcommand)]
@@ -43,9 +44,16 @@ pub(super) enum PolicyCommand {
 
 /// The body of the document.
 #[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
 struct PolicyBody {
     /// The verdict on all keys together.
     verdict: KeyVerdict,
+    /// When the policy in force was written to the cluster, if it is the cluster's.
+    #[serde(
+        with = "time::serde::rfc3339::option",
+        skip_serializing_if = "Option::is_none"
+    )]
+    policy_since: Option<OffsetDateTime>,
     keys: Vec<PolicyRow>,
     warnings: Vec<String>,
 }
@@ -128,6 +136,7 @@ fn check(sources: SourceOptions, global: &GlobalOptions) -> Result<ExitCode, Fai
     });
     let body = PolicyBody {
         verdict: KeyVerdict::of_all(rows.iter().map(|row| row.verdict)),
+        policy_since: loaded.policy_since,
         keys: rows,
         warnings: compliance::warnings(&keys)
             .into_iter()
@@ -216,6 +225,9 @@ fn text(body: &PolicyBody) -> String {
         );
     }
     let mut text = table.render(text_style());
+    if let Some(since) = body.policy_since {
+        text.push_str(&format!("policy of the cluster since {}\n", rfc3339(since)));
+    }
     for warning in &body.warnings {
         text.push_str(&format!("warning: {warning}\n"));
     }

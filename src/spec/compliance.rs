@@ -2,7 +2,7 @@
 //!
 //! Pure. [`judge`] compares one key, and the lifetime of its certificate, with what the policy requires. What was not read
 //! is unknown, and never compliant. [`warnings`] compares keys with each other
-//! and with their lifetimes. A deviation is only reported: when a key is replaced is decided by [`schedule`](super::schedule).
+//! and with the ends of their certificates. A deviation is only reported: when a key is replaced is decided by [`schedule`](super::schedule).
 
 use std::fmt;
 use std::time::Duration;
@@ -11,6 +11,7 @@ use serde::{Serialize, Serializer};
 use time::{Date, Month, OffsetDateTime};
 
 use super::policy::{Category, KeyOwner};
+use super::table::CertSpec;
 use crate::kube::names::Authority;
 use crate::x509::{KeyAlgorithm, KeyType};
 use crate::yaml::format_duration;
@@ -38,8 +39,6 @@ pub struct KeyUse {
     /// Further keys to which the requirement applies, with what has them: the other certificates of an authority's file,
     /// and intermediates.
     pub others: Vec<(String, KeyType)>,
-    /// Lifetime that is requested for its certificate; `None` for a key that no renewal replaces.
-    pub lifetime: Option<Duration>,
     /// Begin and end of validity of its certificate.
     pub validity: Option<[OffsetDateTime; 2]>,
     /// When a renewal replaces the certificate by one that complies, if it waits for that.
@@ -57,7 +56,6 @@ impl KeyUse {
             required_lifetime: None,
             found,
             others: Vec::new(),
-            lifetime: None,
             validity: None,
             replaced_at: None,
             doubts: Vec::new(),
@@ -313,35 +311,26 @@ fn validity_not_read(key: &KeyUse) -> Option<String> {
         .then(|| "the validity of its certificate is not known".to_owned())
 }
 
-/// Returns what a policy of algorithms alone does not show: certificates whose key is stronger than that of their CA, keys
-/// of 112 bits whose certificates are valid after 2030, and large RSA keys of short-lived certificates.
+/// Returns what a policy of algorithms alone does not show: certificates whose key is stronger than that of their CA, and keys
+/// of 112 bits whose certificates are valid after 2030.
 pub fn warnings(keys: &[KeyUse]) -> Vec<String> {
     weaker_authorities(keys)
         .into_iter()
         .chain(legacy_after_2030(keys))
-        .chain(large_keys_of_short_lived(keys))
         .collect()
 }
 
-/// A large RSA key is generated anew for each renewal, within seconds, and slows down each handshake.
-fn large_keys_of_short_lived(keys: &[KeyUse]) -> Option<String> {
-    let is_large = |key: &&KeyUse| {
-        let found = key.found.key_type();
-        matches!(
-            found,
-            Some(KeyType::Known(
-                KeyAlgorithm::Rsa3072 | KeyAlgorithm::Rsa4096
-            ))
-        )
-    };
-    let found: Vec<String> = keys
+/// Returns a warning about large RSA keys that are requested for short-lived certificates: each is generated anew for each
+/// renewal, within seconds, and slows down each handshake.
+pub fn large_keys_of_short_lived(requested: &[CertSpec]) -> Option<String> {
+    let found: Vec<&str> = requested
         .iter()
-        .filter(|key| {
-            key.lifetime
-                .is_some_and(|lifetime| lifetime <= SHORT_LIFETIME)
+        .filter(|spec| {
+            let profile = &spec.requested.profile;
+            let is_large = matches!(profile.key, KeyAlgorithm::Rsa3072 | KeyAlgorithm::Rsa4096);
+            is_large && profile.lifetime <= SHORT_LIFETIME
         })
-        .filter(is_large)
-        .map(|key| key.owner.to_string())
+        .map(|spec| spec.name().as_str())
         .collect();
     (!found.is_empty()).then(|| {
         format!(
@@ -593,23 +582,6 @@ mod tests {
             ["the RSA-2048 key of ca is weaker than those of apiserver, and limits their strength"]
         );
         assert!(warnings(&keys[1..]).is_empty());
-    }
-
-    #[test]
-    fn warns_of_large_rsa_key_of_short_lived_certificate() {
-        use KeyAlgorithm::{EcdsaP384, Rsa2048, Rsa4096};
-        for (lifetime, algorithm, expected) in [
-            (Some(SHORT_LIFETIME), Rsa4096, 1),
-            (Some(SHORT_LIFETIME * 2), Rsa4096, 0),
-            (None, Rsa4096, 0),
-            (Some(SHORT_LIFETIME), Rsa2048, 0),
-            (Some(SHORT_LIFETIME), EcdsaP384, 0),
-        ] {
-            let mut key = key(APISERVER, algorithm, algorithm);
-            key.lifetime = lifetime;
-            let found = warnings(&[key]);
-            assert_eq!(found.len(), expected, "{lifetime:?} {algorithm}: {found:?}");
-        }
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use time::OffsetDateTime;
 
 use super::error::StoreError;
 use super::state_file::StateFile;
@@ -22,6 +23,13 @@ pub struct ClusterPolicyRecord {
     /// The last valid `PKI` document; `None` if the cluster has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub document: Option<Value>,
+    /// When its spec was written to the cluster.
+    #[serde(
+        default,
+        with = "time::serde::rfc3339::option",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub since: Option<OffsetDateTime>,
     /// Why a newer document is not used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
@@ -65,6 +73,7 @@ mod tests {
         assert_eq!(root.cluster_policy().unwrap(), None);
         let record = ClusterPolicyRecord {
             document: Some(json!({"kind": "PKI", "spec": {}})),
+            since: Some(OffsetDateTime::UNIX_EPOCH),
             refused: Some("spec.defaults: has no key".to_owned()),
         };
         for record in [record, ClusterPolicyRecord::default()] {

@@ -131,6 +131,10 @@ fn daemon_follows_policy_of_the_cluster_and_keeps_last_valid_one() {
     wait_for_key(node, "ECDSA-P384");
     assert_eq!(planned_key(node, "scheduler.conf"), "ECDSA-P256");
     let object = format!("{objects}/cluster");
+    let checked = node.nodepki(&["policy", "check", "--config", OFFLINE, "-o", "json"]);
+    let checked: Value = serde_json::from_str(&checked.stdout).unwrap();
+    let fields = admin.get(&object).1["metadata"]["managedFields"].clone();
+    assert_eq!(checked["policySince"], fields[0]["time"]);
     let change = |curve: &str| json!({"spec": policy("v1alpha1", curve)["spec"]});
     assert_eq!(admin.patch(&object, &change("P521")).0, 200);
     wait_for_key(node, "ECDSA-P521");

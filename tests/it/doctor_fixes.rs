@@ -174,6 +174,7 @@ const BY_ADMINISTRATORS: &[(&str, &str)] = &[
     ("revoked", "needs a revocation list, see tests/it/crl.rs"),
     ("first-certificate", "the order of a bundle has to be edited"),
     ("key-policy-unknown", "an administrator has to remove the cause"),
+    ("key-strength", "an administrator has to choose other keys"),
     ("sa-divergence", "the pair has to be copied from another machine"),
     ("copies", "an administrator knows which copies are needed"),
     ("kubelet-serving-unused", "the kubelet's configuration has to be edited"),

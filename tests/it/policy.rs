@@ -38,6 +38,45 @@ fn compares_every_key_with_policy() {
 }
 
 #[test]
+fn every_run_and_doctor_advise_on_keys() {
+    // Each renewal makes the keys anew.
+    let node = Node::bootstrapped();
+    let defaults = |size: u32, lifetime: &str| {
+        format!(
+            "pki:\n  defaults: {{lifetime: {lifetime}, key: {{algorithm: RSA, rsa: {{keySize: {size}}}}}}}\n"
+        )
+    };
+    let words = "large RSA keys for certificates of at most 30 days";
+    for (size, lifetime, warns) in [
+        (4096, "720h", true),
+        (4096, "721h", false),
+        (2048, "720h", false),
+    ] {
+        node.write_settings(&format!("{HEAD}{}", defaults(size, lifetime)));
+        for command in [&["config", "check"][..], &["plan"], &["doctor"]] {
+            let said = Ran::of(&mut node.configured(command)).said();
+            assert_eq!(
+                said.contains(words),
+                warns,
+                "{command:?} {size} {lifetime}: {said}"
+            );
+        }
+    }
+
+    // A chain is as strong as its weakest key.
+    node.write_settings(&format!("{HEAD}{}", override_for("apiserver", P384)));
+    let config = node.outside("config.yaml");
+    let config = ["--config", config.to_str().unwrap()];
+    Ran::of(&mut node.with_local(&["renew", "apiserver", "--force"], &config)).done();
+    Ran::of(&mut node.configured(["doctor"]))
+        .done()
+        .says("key-strength")
+        .says(
+            "the ECDSA-P256 key of ca is weaker than those of apiserver, and limits their strength",
+        );
+}
+
+#[test]
 fn reports_policy_as_json() {
     let node = Node::bootstrapped();
     node.write_settings(&format!(

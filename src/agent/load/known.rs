@@ -28,6 +28,7 @@ use crate::node::NodeState;
 use crate::process::jitter::random_fraction;
 use crate::process::machine;
 use crate::signer::NodeIdentity;
+use crate::spec::compliance;
 use crate::spec::credentials::{self, CredentialsByFile};
 use crate::spec::policy::KeyPolicy;
 use crate::spec::{
@@ -368,6 +369,7 @@ impl KnownConfiguration {
             warnings.extend(running::unowned(address, &interfaces(root), is_settled));
         }
         warnings.extend(by_file.warnings);
+        warnings.extend(compliance::large_keys_of_short_lived(&setup.plan.certs));
         Ok(Loaded {
             state: state.with_layout(setup.plan.layout.clone()),
             setup,
@@ -377,6 +379,7 @@ impl KnownConfiguration {
             settings: self.settings,
             cluster,
             warnings,
+            policy_since: self.cluster_policy.since(),
             policy_to_keep: self.cluster_policy.to_keep().cloned(),
         })
     }

@@ -143,7 +143,6 @@ impl Survey {
         KeyUse {
             found,
             required,
-            lifetime: Some(cert.spec.requested.profile.lifetime),
             replaced_at: cert.due.filter(|_| waits),
             ..key
         }

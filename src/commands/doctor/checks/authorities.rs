@@ -301,6 +301,23 @@ fn policy_note(key: &KeyUse, difference: &PolicyDifference) -> Option<CheckNote>
     Some(CheckNote::warning(evidence, fix))
 }
 
+/// Reports what a policy of algorithms alone does not show.
+pub(super) fn key_strength(picture: &Picture) -> Vec<CheckNote> {
+    let configuration = &picture.configuration;
+    let plan = configuration.plan.as_ref();
+    let requested = plan.and_then(|plan| compliance::large_keys_of_short_lived(&plan.certs));
+    let warnings = compliance::warnings(&configuration.keys).into_iter();
+    warnings
+        .chain(requested)
+        .map(|warning| {
+            CheckNote::info(
+                warning,
+                "choose the algorithm of each key in the key policy, which applies from the next renewal on; a CA with another key is made at the signer and follows nodepki authority stage",
+            )
+        })
+        .collect()
+}
+
 /// Reports keys of which it is not known whether they comply. Other checks report files of the plan that cannot be read.
 pub(super) fn key_policy_unknown(picture: &Picture) -> Vec<CheckNote> {
     let mut owners_by_reason: BTreeMap<String, Vec<String>> = BTreeMap::new();

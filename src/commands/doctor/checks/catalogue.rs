@@ -117,6 +117,8 @@ checks! {
         "a key that nodepki does not replace does not have the algorithm of the policy, or a certificate is valid for longer than the policy permits";
     "key-policy-unknown", W, authorities::key_policy_unknown,
         "the key policy was not read, or a key to which it applies was not";
+    "key-strength", I, authorities::key_strength,
+        "a chain is only as strong as its weakest key, or a key is used for longer than NIST SP 800-57 accepts it";
     "not-as-configured", EW, leaves::not_as_configured,
         "a certificate verifies, but subject, names, usages or key differ from the configuration; an error if something is missing or too much is allowed";
     "static-pod-mounts", WI, static_pods::mounts,
