@@ -504,6 +504,13 @@ fn alert_rules_are_valid_and_pass_their_tests() {
         let fires = format!("alertname: {alert}\n    exp_alerts:\n    - exp_labels:");
         assert!(tests.contains(&fires), "no test has {alert} fire");
     }
+    let series = rules
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("- record: "));
+    for name in series {
+        let reads = format!("expr: {name}");
+        assert!(tests.contains(&reads), "no test reads {name}");
+    }
 }
 
 #[test]
