@@ -20,6 +20,7 @@ mod keys;
 mod kubelet;
 mod kubelets;
 mod metrics;
+mod node_events;
 pub mod reload;
 mod rotation;
 
@@ -50,6 +51,7 @@ pub use certificates::{PodRestart, Registrations};
 pub use cluster_policy::ClusterPolicySettings;
 pub use kubelet::{KubeletIdentity, KubeletSettings};
 pub use metrics::MetricsSettings;
+pub use node_events::NodeEventSettings;
 use reload::Reload;
 
 /// The configuration file.
@@ -116,6 +118,8 @@ settings! {
         "kubelets" => pub kubelets: KubeletPolicy;
         /// The key policy in the cluster.
         "clusterPolicy" => pub cluster_policy: ClusterPolicySettings;
+        /// Events about the Node.
+        "nodeEvents" => pub node_events: NodeEventSettings;
         /// CA changes of the whole cluster.
         "authorityRotation" => pub authority_rotation: RotationSettings;
         /// How long a run waits for pending signatures before it ends with exit status 75.

@@ -12,6 +12,7 @@ mod authority_rotation;
 mod cluster_policy;
 mod kubelets;
 pub mod metrics;
+mod node_events;
 mod notify;
 mod system;
 pub mod wake;
@@ -38,6 +39,7 @@ use authority_rotation::RotationService;
 use cluster_policy::PolicyService;
 use kubelets::KubeletService;
 use metrics::Metrics;
+use node_events::NodeEvents;
 use system::System;
 use wake::{Agenda, ListRefresh, NextAction, StepResult};
 
@@ -167,6 +169,7 @@ struct Services<'a> {
     kubelets: &'a KubeletService,
     policy: &'a PolicyService,
     rotations: &'a RotationService,
+    events: &'a NodeEvents,
 }
 
 impl<S: Surroundings> Daemon<'_, S> {
@@ -193,10 +196,13 @@ impl<S: Surroundings> Daemon<'_, S> {
         policy.put_in_force(self.root, &loaded.settings.cluster_policy)?;
         let rotations = RotationService::default();
         rotations.put_in_force(self.root, &loaded, clock)?;
+        let events = NodeEvents::default();
+        events.put_in_force(self.root, &loaded.settings.node_events)?;
         let services = Services {
             kubelets: &kubelets,
             policy: &policy,
             rotations: &rotations,
+            events: &events,
         };
         let ended = tokio::select! {
             ended = self.rotate(loaded, &reach, read, &metrics, services) => ended,
@@ -204,6 +210,7 @@ impl<S: Surroundings> Daemon<'_, S> {
             never = kubelets.run() => match never {},
             never = policy.run() => match never {},
             never = rotations.run() => match never {},
+            never = events.run() => match never {},
         };
         kubelets.release().await;
         rotations.release().await;
@@ -241,7 +248,7 @@ impl<S: Surroundings> Daemon<'_, S> {
                     }
                     let why = reason.as_str();
                     tracing::info!(why, "rotation step: {why}");
-                    let Some(ended) = self.step(&loaded, metrics, services.rotations).await else {
+                    let Some(ended) = self.step(&loaded, metrics, &services).await else {
                         break;
                     };
                     agenda.stepped(ended, self.now());
@@ -313,7 +320,7 @@ impl<S: Surroundings> Daemon<'_, S> {
         &mut self,
         loaded: &Loaded,
         metrics: &Metrics,
-        rotations: &RotationService,
+        services: &Services<'_>,
     ) -> Option<StepResult> {
         let recorder = metrics.recorder(&loaded.setup, self.progress, self.now());
         let follower = &mut self.follower;
@@ -335,6 +342,7 @@ impl<S: Surroundings> Daemon<'_, S> {
         for warning in metrics.ended(&loaded.setup, code, next, self.now()) {
             tracing::warn!("{warning}");
         }
+        let rotations = services.rotations;
         if rotations.is_on() {
             match rotate::proofs(self.root, &loaded.setup, &self.follower, self.now()) {
                 Ok(proofs) => rotations.publish(proofs),
@@ -348,6 +356,7 @@ impl<S: Surroundings> Daemon<'_, S> {
                 self.surroundings
                     .accept_own_writes(self.root, &step.report.written);
                 rotation::log(&step.report);
+                services.events.report(loaded, &step.report, self.now());
                 StepResult::of(&step.report, step.next)
             }
             Err(failure) => {
@@ -533,6 +542,7 @@ impl Services<'_> {
             self.policy
                 .put_in_force(root, &loaded.settings.cluster_policy),
             self.rotations.put_in_force(root, loaded, clock),
+            self.events.put_in_force(root, &loaded.settings.node_events),
         ];
         for failure in results.into_iter().filter_map(Result::err) {
             tracing::error!(exit = failure.code as u8, "{failure}");

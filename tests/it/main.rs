@@ -78,6 +78,7 @@ mod mistakes;
 #[cfg(feature = "failpoints")]
 mod named_pair;
 mod node;
+mod node_events;
 mod offline;
 mod one_node;
 mod openssl;
