@@ -22,7 +22,7 @@ mod workload;
 
 use std::collections::BTreeMap;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 
 use super::options::{GlobalOptions, RunOptions};
 use super::output::terminal::Terminal;
@@ -105,6 +105,25 @@ impl TargetArgs {
         ClusterTarget::new(&self.cluster, &self.namespace)
             .map_err(|error| Failure::new(ExitCode::Usage, error))
     }
+
+    /// Returns the names of the Secrets.
+    fn secret_names(&self, target: &ClusterTarget) -> Vec<String> {
+        let purposes = self.format.purposes(self.external_etcd);
+        purposes.map(|purpose| target.name(purpose)).collect()
+    }
+
+    /// Returns the options that select the Secrets.
+    fn options(&self) -> String {
+        let mut options = String::new();
+        let format = self.format.to_possible_value();
+        if let (Format::Proposal | Format::Both, Some(format)) = (self.format, format) {
+            options.push_str(&format!(" --format {}", format.get_name()));
+        }
+        if self.external_etcd {
+            options.push_str(" --external-etcd");
+        }
+        options
+    }
 }
 
 #[derive(Debug, Args)]
@@ -148,6 +167,9 @@ pub(super) struct SecretsArgs {
     /// Print the manifest, with the private keys, to standard output
     #[arg(long, conflicts_with_all = ["out", "apply"])]
     show_secrets: bool,
+    /// Print a ServiceAccount with the rights that --apply needs, for `kubectl apply -f -`
+    #[arg(long, conflicts_with_all = ["out", "apply", "show_secrets"])]
+    rights: bool,
     #[command(flatten)]
     run: RunOptions,
 }
@@ -183,7 +205,23 @@ impl CapiCommand {
 }
 
 impl SecretsArgs {
+    /// Returns a ServiceAccount with exactly the rights that `--apply` needs. Secrets that do not exist have no name by which
+    /// a Role could permit to create them.
+    fn rights(&self) -> Result<String, Failure> {
+        let target = self.target.target()?;
+        let names = self.target.secret_names(&target);
+        let rules = [
+            rights::secrets(&names, &["get", "update"]),
+            rights::secrets(&[], &["create"]),
+        ];
+        let options = self.target.options();
+        Ok(rights::manifest(&target, "secrets", &options, &rules))
+    }
+
     fn run(&self, global: &GlobalOptions) -> Result<ExitCode, Failure> {
+        if self.rights {
+            return print(&self.rights()?);
+        }
         let root = global.open_root()?;
         let order = Order {
             target: self.target.target()?,

@@ -194,6 +194,7 @@ pub(super) const EXAMPLES: &[CommandExamples] = &[
     ]),
     examples("capi secrets", &[
         ("nodepki capi secrets prod --endpoint api.example.com:6443 --out prod.yaml", "Writes the Secrets of a cluster to a file."),
+        ("nodepki capi secrets prod --rights", "Prints a ServiceAccount with the rights of the next command."),
         ("nodepki capi secrets prod --endpoint api.example.com:6443 --apply --kubeconfig management.conf", "Creates them in the management cluster."),
     ]),
     examples("capi check", &[

@@ -41,7 +41,7 @@ pub(crate) const WITHOUT_CA_KEYS: [&str; 4] = [
 /// A namespace of the management cluster, and a machine with a signer.
 pub(crate) struct Management {
     pub(crate) node: Node,
-    cluster: &'static Kubernetes,
+    pub(crate) cluster: &'static Kubernetes,
     pub(crate) namespace: String,
 }
 
@@ -81,7 +81,7 @@ impl Management {
     }
 
     /// Creates the objects that `--rights` prints, and a kubeconfig `ACCOUNT.conf` with the identity of the ServiceAccount.
-    fn grant(&self, mut rights: Command, account: &str) -> Vec<Value> {
+    pub(crate) fn grant(&self, mut rights: Command, account: &str) -> Vec<Value> {
         let namespace = &self.namespace;
         let objects = parsed(&Ran::of(&mut rights).done().stdout);
         let admin = self.cluster.admin();

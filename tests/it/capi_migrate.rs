@@ -13,6 +13,7 @@ use crate::node::{NODEPKI, Ran};
 use crate::pages;
 use crate::servers::bin;
 use crate::signing::{openssl, write_secret};
+use crate::time::wait_until;
 
 const PASSPHRASE: &str = "correct horse battery staple";
 const AUTHORITIES: [(&str, Authority); 3] = [
@@ -421,4 +422,44 @@ fn follows_change_of_ca_in_secrets() {
         management.check(&[]).done();
         management.apply(&[]).done().row_says("prod-ca", "kept");
     }
+}
+
+/// Each command with `--apply`, as the ServiceAccount that its `--rights` prints.
+#[test]
+fn applies_with_the_printed_rights() {
+    let migrated = Migrated::new();
+    let Migrated { management, .. } = &migrated;
+    let act_as = |command: &[&str]| {
+        let mut rights = management.node.command(["capi"]);
+        rights.args(command);
+        rights.args(["prod", "--namespace", &management.namespace, "--rights"]);
+        let account = format!("nodepki-capi-{}-prod", command.join("-"));
+        management.grant(rights, &account);
+        let kubeconfig = management.node.outside(&format!("{account}.conf"));
+        std::fs::copy(kubeconfig, management.kubeconfig()).unwrap();
+    };
+    let admin = management.cluster.admin();
+    let secret = |name: &str| format!("/api/v1/namespaces/{}/secrets/{name}", management.namespace);
+
+    // One Secret is created, the others are read.
+    admin.delete(&secret("prod-kubeconfig"));
+    act_as(&["secrets"]);
+    wait_until("the rights of capi secrets", || {
+        management.apply(&[]).code == Some(0)
+    });
+    assert_eq!(admin.get(&secret("prod-kubeconfig")).0, 200);
+    assert_eq!(migrated.with_key().len(), AUTHORITIES.len());
+
+    act_as(&["migrate", "to-external"]);
+    wait_until("the rights of to-external", || {
+        migrated.to_external(&["--apply"]).code == Some(0)
+    });
+    assert_eq!(migrated.with_key(), Vec::<&str>::new());
+    act_as(&["migrate", "to-internal"]);
+    wait_until("the rights of to-internal", || {
+        migrated.to_internal(&["--apply"]).code == Some(0)
+    });
+    assert_eq!(migrated.with_key().len(), AUTHORITIES.len());
+    // The account may not read what it does not need.
+    assert_eq!(migrated.to_external(&[]).code, Some(77));
 }

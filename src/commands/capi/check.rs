@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::stdin;
 use std::path::Path;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use serde_json::Value;
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
@@ -167,14 +167,7 @@ impl CheckArgs {
             &["get"]
         };
         let mut rules = vec![rights::secrets(&judged.names(), verbs)];
-        let mut options = String::new();
-        let format = judged.format.to_possible_value();
-        if let (Format::Proposal | Format::Both, Some(format)) = (judged.format, format) {
-            options.push_str(&format!(" --format {}", format.get_name()));
-        }
-        if judged.external_etcd {
-            options.push_str(" --external-etcd");
-        }
+        let mut options = self.target.options();
         if self.workload {
             options.push_str(" --workload");
         }

@@ -19,13 +19,13 @@ use super::super::migrate::backup::Backup;
 use super::super::migrate::report::MigrationReport;
 use super::apply;
 use super::secrets::{ClusterTarget, KEY_PLACEHOLDER, Object, Purpose};
-use super::{TargetArgs, issue};
+use super::{TargetArgs, issue, rights};
 use crate::agent::load;
 use crate::agent::{ExitCode, Failure};
 use crate::cluster::api::{Api, SECRET};
 use crate::commands::options::{GlobalOptions, RunOptions};
-use crate::commands::output::print_warnings;
 use crate::commands::output::terminal::Terminal;
+use crate::commands::output::{print, print_warnings};
 use crate::commands::{now, runtime};
 use crate::config::Argument;
 use crate::kube::names::Authority;
@@ -53,17 +53,48 @@ struct MigrationArgs {
     #[command(flatten)]
     target: TargetArgs,
     /// Kubeconfig of the management cluster
-    #[arg(long, value_name = "FILE")]
-    kubeconfig: Argument,
+    #[arg(long, value_name = "FILE", required_unless_present = "rights")]
+    kubeconfig: Option<Argument>,
     /// Only this authority: ca, front-proxy-ca or etcd-ca; may be repeated
     #[arg(long, value_name = "NAME")]
     authority: Vec<Authority>,
     /// Apply the change; without this, only report
     #[arg(long)]
     apply: bool,
+    /// Print a ServiceAccount with the rights that --apply needs, for `kubectl apply -f -`
+    #[arg(long, conflicts_with_all = ["kubeconfig", "apply"])]
+    rights: bool,
 }
 
 impl MigrationArgs {
+    /// Returns a ServiceAccount with exactly the rights that `command` needs, which reads the Secrets `read` besides those
+    /// with CA keys.
+    fn rights(
+        &self,
+        command: &str,
+        read: impl FnOnce(&ClusterTarget) -> Vec<String>,
+    ) -> Result<String, Failure> {
+        let target = self.target.target()?;
+        let authorities = self.authorities()?;
+        let of_authorities: Vec<String> = authorities
+            .iter()
+            .map(|authority| target.name(Purpose::of(*authority)))
+            .collect();
+        let mut options = self.target.options();
+        for authority in &self.authority {
+            options.push_str(&format!(" --authority {authority}"));
+        }
+        let others = read(&target).into_iter();
+        let others: Vec<String> = others
+            .filter(|name| !of_authorities.contains(name))
+            .collect();
+        let mut rules = vec![rights::secrets(&of_authorities, &["get", "update"])];
+        if !others.is_empty() {
+            rules.push(rights::secrets(&others, &["get"]));
+        }
+        Ok(rights::manifest(&target, command, &options, &rules))
+    }
+
     /// Returns the selected authorities.
     fn authorities(&self) -> Result<BTreeSet<Authority>, Failure> {
         let external_etcd = self.target.external_etcd;
@@ -102,7 +133,12 @@ pub(in crate::commands) struct ToInternalArgs {
     #[command(flatten)]
     what: MigrationArgs,
     /// File with encrypted keys; may be repeated
-    #[arg(long, value_name = "FILE", required = true, requires = "passphrase")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        required_unless_present = "rights",
+        requires = "passphrase"
+    )]
     backup: Vec<Argument>,
     #[command(flatten)]
     passphrase: PassphraseArgs,
@@ -112,22 +148,41 @@ impl CapiMigrateCommand {
     pub(super) fn run(&self, global: &GlobalOptions) -> Result<ExitCode, Failure> {
         let root = global.open_root()?;
         let report = match self {
-            CapiMigrateCommand::ToExternal(arguments) => arguments.run(global, &root)?,
-            CapiMigrateCommand::ToInternal(arguments) => arguments.run(&root)?,
+            CapiMigrateCommand::ToExternal(arguments) => {
+                let what = &arguments.what;
+                let Some(kubeconfig) = &what.kubeconfig else {
+                    // clap requires --rights then.
+                    let read = |target: &ClusterTarget| what.target.secret_names(target);
+                    return print(&what.rights("migrate to-external", read)?);
+                };
+                arguments.run(global, &root, kubeconfig)?
+            }
+            CapiMigrateCommand::ToInternal(arguments) => {
+                let what = &arguments.what;
+                let Some(kubeconfig) = &what.kubeconfig else {
+                    return print(&what.rights("migrate to-internal", |_| Vec::new())?);
+                };
+                arguments.run(&root, kubeconfig)?
+            }
         };
         report.print(global, "the management cluster")
     }
 }
 
 impl ToExternalArgs {
-    fn run(&self, global: &GlobalOptions, root: &NodeRoot) -> Result<SecretsReport, Failure> {
+    fn run(
+        &self,
+        global: &GlobalOptions,
+        root: &NodeRoot,
+        kubeconfig: &Argument,
+    ) -> Result<SecretsReport, Failure> {
         let what = &self.what;
         let target = what.target.target()?;
         let backup = self.passphrase.backups(root, self.backup.as_slice())?.pop();
         if what.apply && backup.is_none() {
             return Err(Backup::required());
         }
-        let api = load::cluster(root, &what.kubeconfig)?;
+        let api = load::cluster(root, kubeconfig)?;
         let inputs = self.run.inputs(global)?;
         let wish = ToExternal {
             root,
@@ -152,10 +207,10 @@ impl ToExternalArgs {
 }
 
 impl ToInternalArgs {
-    fn run(&self, root: &NodeRoot) -> Result<SecretsReport, Failure> {
+    fn run(&self, root: &NodeRoot, kubeconfig: &Argument) -> Result<SecretsReport, Failure> {
         let target = self.what.target.target()?;
         let backups = self.passphrase.backups(root, &self.backup)?;
-        let api = load::cluster(root, &self.what.kubeconfig)?;
+        let api = load::cluster(root, kubeconfig)?;
         let wish = to_internal::ToInternal {
             root,
             api: &api,

@@ -24,13 +24,13 @@ pub(super) fn rule(
     }
 }
 
-/// Returns a rule for some Secrets.
+/// Returns a rule for Secrets.
 pub(super) fn secrets(names: &[String], verbs: &[&str]) -> Value {
     rule(&SECRET, "", names, verbs)
 }
 
-/// Returns a ServiceAccount, a Role and a RoleBinding of the name `nodepki-capi-COMMAND-CLUSTER`, as input of
-/// `kubectl apply -f -`. `options` are the options of the command line that select the rights.
+/// Returns a ServiceAccount, a Role and a RoleBinding of the name `nodepki-capi-COMMAND-CLUSTER`, with `-` for the space in
+/// `migrate to-external`, as input of `kubectl apply -f -`. `options` are the options of the command line that select the rights.
 pub(super) fn manifest(
     target: &ClusterTarget,
     command: &str,
@@ -38,7 +38,8 @@ pub(super) fn manifest(
     rules: &[Value],
 ) -> String {
     // A namespace can contain several Clusters.
-    let role = format!("nodepki-capi-{command}-{}", target.cluster());
+    let command_name = command.replace(' ', "-");
+    let role = format!("nodepki-capi-{command_name}-{}", target.cluster());
     let metadata = json!({"name": role, "namespace": target.namespace()});
     let objects = [
         json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}),
