@@ -40,7 +40,9 @@ pub use reason::{
 };
 use renewal::RenewalRules;
 pub use renewal::{Age, RenewalCause};
-pub use replaced::{CaEvidence, OldAuthority, ReplacedCa, replaced, trusted_by, valid_copy};
+pub use replaced::{
+    CaEvidence, OldAuthority, ReplacedCa, replaced, restored_together, trusted_by, valid_copy,
+};
 pub use shared::{SharedAuthority, shared_authorities};
 
 /// The fix for an incomplete service-account pair on a node that has served: a new pair, or a public key derived from the

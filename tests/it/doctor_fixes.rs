@@ -78,6 +78,7 @@ kubelet_files() {
   done
   chmod 600 "$newest"; ln -s "${newest##*/}" "$pki/kubelet-client-current.pem"
 }
+exchange() { mv "$1" x; mv "$2" "$1"; mv x "$2"; }
 serving() { mkdir manifests; echo "{apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {containers: [{command: [kube-apiserver]}]}}" >manifests/kube-apiserver.yaml; }
 away_with_super_admin() { mv super-admin.conf "$D"; echo 'certificates: {omit: [super-admin.conf]}' >>"$CONFIG"; }
 by_file() { # KUBECONFIG
@@ -105,6 +106,10 @@ const FIXES: &[Fix] = &[
     },
     after("ca-key-copy", r#"mkdir tmp; cp "$D/ca/ca.key" tmp/"#, "rm -r tmp"),
     fix("ca-replaced", r#"cp "$OTHER/ca.crt" pki/"#),
+    fix("ca-replaced", "exchange pki/front-proxy-ca.crt pki/etcd/ca.crt"),
+    fix("ca-replaced", "exchange pki/ca.crt pki/etcd/ca.crt"),
+    fix("ca-replaced", "exchange pki/ca.crt pki/front-proxy-ca.crt"),
+    fix("ca-replaced", "exchange pki/ca.crt pki/etcd/ca.crt; exchange pki/ca.crt pki/front-proxy-ca.crt"),
     fix("secret-exposed", r#"echo x >/etc/token; cp pki/ca.crt /etc/k.crt; sed -i 's/front-proxy-ca: {signer: s/front-proxy-ca: {signer: k/' "$CONFIG"
         echo "  k: {kubernetes: {server: 'https://k.test:6443', signerName: k.test/x, tokenFile: /etc/token, tls: {caFile: /etc/k.crt}}}" >>"$CONFIG""#),
     after("unreadable", "echo hello >pki/apiserver.crt", "rm pki/apiserver.*"),

@@ -7,7 +7,7 @@ use crate::agent::Provided;
 use crate::kube::names::Authority;
 use crate::spec::CertFiles;
 use crate::spec::assess::{
-    self, BundleRefusal, CaEvidence, ReplacedCa, shared_authorities, trusted_by,
+    self, BundleRefusal, CaEvidence, ReplacedCa, restored_together, shared_authorities, trusted_by,
 };
 use crate::store::NodeRoot;
 use crate::text::hex;
@@ -67,16 +67,29 @@ impl Survey {
             };
             if let Some(replaced) = self.replaced_by(authority, present) {
                 let fix = replaced.fix(authority, &shown, present);
-                let (replaced, path) = (Box::new(replaced), shown);
-                refused.push((place, BundleRefusal::Replaced { replaced, path }, fix));
+                refused.push((place, authority, shown, replaced, fix));
             }
         }
+        let all: Vec<(Authority, String, &ReplacedCa)> = refused
+            .iter()
+            .map(|(_, authority, path, replaced, _)| (*authority, path.clone(), replaced))
+            .collect();
+        let together = restored_together(&all);
         self.refusals
             .extend(copies.into_iter().map(SurveyRefusal::ValidCopy));
-        for (place, refusal, fix) in refused {
+        for (place, authority, path, replaced, mut fix) in refused {
+            if let Some((authorities, one_fix)) = &together
+                && let Some(index) = authorities.iter().position(|one| *one == authority)
+            {
+                fix = match authorities.first().filter(|_| index > 0) {
+                    Some(first) => format!("the fix of {first} restores it too"),
+                    None => one_fix.clone(),
+                };
+            }
+            let replaced = Box::new(replaced);
+            let refusal = BundleRefusal::Replaced { replaced, path };
             if let Some(bundle) = self.bundles.get_mut(place) {
                 // Further faults of the new CA certificate are irrelevant: it is removed.
-                let authority = bundle.spec.authority;
                 self.refusals.retain(
                     |refusal| !matches!(refusal, SurveyRefusal::Bundle(of, _) if *of == authority),
                 );

@@ -103,6 +103,16 @@ pub enum OldAuthority {
     Named(String),
 }
 
+impl OldAuthority {
+    /// Returns the CA file that contains the certificate.
+    fn ca_file(&self) -> Option<&str> {
+        match self {
+            OldAuthority::InFile { file, .. } => Some(file),
+            OldAuthority::InKubeconfig { .. } | OldAuthority::Named(_) => None,
+        }
+    }
+}
+
 /// Decides whether `trust` replaced the CA of the `witnesses`. `elsewhere` contains the CA certificates in other files of
 /// the node, among which the old one may be.
 pub fn replaced(
@@ -192,15 +202,52 @@ impl ReplacedCa {
             OldAuthority::InFile { file, .. } => {
                 format!("restore the old CA certificate from {file}")
             }
-            OldAuthority::Named(_) => format!(
-                "copy the old CA certificate from another control-plane node or from a backup to {path}"
-            ),
+            OldAuthority::Named(_) => copy_advice(path),
         };
         format!(
             "{restore}; to change the CA, do this first and continue with `nodepki authority stage {authority} --certificate NEW`; to issue everything under the CA in place, pin its public key sha256:{} under authorities.{authority}.trust.sha256",
             hex(&present.first().public_key().sha256())
         )
     }
+}
+
+/// Returns the authorities among `all` whose CA files are to be restored together, and the one fix that restores them: the
+/// file of one contains the old certificate of another, so that restoring one after the other would overwrite a
+/// certificate that is still needed. Each authority has its file, as messages display it.
+pub fn restored_together(
+    all: &[(Authority, String, &ReplacedCa)],
+) -> Option<(Vec<Authority>, String)> {
+    let sources: Vec<&str> = all
+        .iter()
+        .filter_map(|(_, _, replaced)| replaced.old.ca_file())
+        .collect();
+    let is_restored = |file: &str| all.iter().any(|(_, path, _)| path == file);
+    let mut authorities = Vec::new();
+    let (mut copies, mut moves, mut unknown) = (Vec::new(), Vec::new(), String::new());
+    for (authority, path, replaced) in all {
+        let source = replaced.old.ca_file();
+        if !sources.contains(&path.as_str()) && !source.is_some_and(is_restored) {
+            continue;
+        }
+        authorities.push(*authority);
+        match &replaced.old {
+            OldAuthority::InFile { file, .. } => copies.push(format!("cp {file} {path}.old")),
+            OldAuthority::InKubeconfig { file, .. } => copies.push(extract_command(file, path)),
+            OldAuthority::Named(_) => {
+                unknown.push_str(&format!("; then {}", copy_advice(path)));
+                continue;
+            }
+        }
+        moves.push(format!("mv {path}.old {path}"));
+    }
+    copies.append(&mut moves);
+    (!authorities.is_empty()).then(|| {
+        let fix = format!(
+            "these CA files contain certificates of each other's CAs: restore them with one command (`{}`){unknown}",
+            copies.join(" && ")
+        );
+        (authorities, fix)
+    })
 }
 
 /// Returns a hint to the kubeconfig that contains a valid certificate of the same CA key, if the CA certificate in place
@@ -231,10 +278,24 @@ pub fn valid_copy(
     })
 }
 
+fn copy_advice(path: &str) -> String {
+    format!(
+        "copy the old CA certificate from another control-plane node or from a backup to {path}"
+    )
+}
+
 /// Returns the shell command that writes the CA data of a kubeconfig to a CA file.
 fn restore_command(kubeconfig: &str, path: &str) -> String {
     format!(
-        "sed -n 's/.*certificate-authority-data: //p' {kubeconfig} | base64 -d > {path}.old && test -s {path}.old && mv {path}.old {path}"
+        "{} && mv {path}.old {path}",
+        extract_command(kubeconfig, path)
+    )
+}
+
+/// Returns the shell command that writes the CA data of a kubeconfig next to a CA file.
+fn extract_command(kubeconfig: &str, path: &str) -> String {
+    format!(
+        "sed -n 's/.*certificate-authority-data: //p' {kubeconfig} | base64 -d > {path}.old && test -s {path}.old"
     )
 }
 

@@ -8,7 +8,9 @@ use crate::kube::kubeadm;
 use crate::kube::names::Authority;
 use crate::node::status::{FileProblem, FileStatus, RowFault, RowSubject};
 use crate::signer::quoted;
-use crate::spec::assess::{COPY_SERVICE_ACCOUNT, ReplacedCa, shared_authorities};
+use crate::spec::assess::{
+    COPY_SERVICE_ACCOUNT, ReplacedCa, restored_together, shared_authorities,
+};
 use crate::spec::compliance::{self, FoundKey, KeyUse, PolicyDifference};
 use crate::spec::policy::KeyOwner;
 use crate::text::{hex, rfc3339};
@@ -76,15 +78,24 @@ pub(super) fn missing(picture: &Picture) -> Vec<CheckNote> {
 
 pub(super) fn replaced(picture: &Picture) -> Vec<CheckNote> {
     let mut notes = Vec::new();
-    for (name, found) in &picture.authorities {
-        let (Some(replaced), Some(present)) =
-            (replaced_authority(picture, *name), found.bundle.present())
-        else {
+    let all = picture.authorities.iter().filter_map(|(name, found)| {
+        let replaced = replaced_authority(picture, *name)?;
+        Some((*name, picture.here(&found.path), replaced))
+    });
+    let all: Vec<_> = all.collect();
+    let together = restored_together(&all);
+    for (name, path, replaced) in &all {
+        let Some(found) = picture.authority(*name) else {
             continue;
         };
-        let path = picture.here(&found.path);
+        let Some(present) = found.bundle.present() else {
+            continue;
+        };
         let names: Vec<&str> = replaced.names.iter().map(|name| name.as_str()).collect();
-        let fix = replaced.fix(*name, &path, present);
+        let fix = match &together {
+            Some((authorities, fix)) if authorities.contains(name) => fix.clone(),
+            _ => replaced.fix(*name, path, present),
+        };
         let note = |evidence: String| CheckNote::error(evidence, fix.clone());
         let mut problems = picture.problems().into_iter().filter(|problem| {
             problem.subject == RowSubject::Authority(*name)

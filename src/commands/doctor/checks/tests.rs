@@ -312,6 +312,26 @@ fn merges_notes_with_same_fix_and_sorts_by_severity() {
 }
 
 #[test]
+fn prints_fix_of_several_findings_once() {
+    let finding = |id| Finding {
+        id,
+        severity: FindingSeverity::Error,
+        evidence: vec!["evidence".to_owned()],
+        codes: Vec::new(),
+        fix: "run it".to_owned(),
+    };
+    let diagnosis = Diagnosis {
+        at: now(),
+        root: "/".to_owned(),
+        findings: vec![finding("first"), finding("second"), finding("third")],
+    };
+    let text = table(&diagnosis, TextStyle::default());
+    let fixes: Vec<&str> = text.lines().filter(|line| line.contains("fix: ")).collect();
+    let other = "    fix: that of first, above";
+    assert_eq!(fixes, ["    fix: run it", other, other]);
+}
+
+#[test]
 fn escapes_control_characters_from_files() {
     let mut picture = blank();
     picture.configuration.faults = vec!["a\u{1b}[31mb".to_owned()];

@@ -11,7 +11,7 @@ const HANGING: usize = 2;
 /// Returns the findings by descending severity.
 pub fn table(diagnosis: &Diagnosis, style: TextStyle) -> String {
     let mut text = String::new();
-    for finding in &diagnosis.findings {
+    for (index, finding) in diagnosis.findings.iter().enumerate() {
         let severity = format!("{:<8}", finding.severity.as_str());
         let emphasis = match finding.severity {
             FindingSeverity::Error => Emphasis::Error,
@@ -23,6 +23,11 @@ pub fn table(diagnosis: &Diagnosis, style: TextStyle) -> String {
         for evidence in &finding.evidence {
             let evidence = format!("    {}\n", printable(evidence));
             text.push_str(&fold(&evidence, HANGING, style));
+        }
+        let mut earlier = diagnosis.findings.iter().take(index);
+        if let Some(same) = earlier.find(|other| other.fix == finding.fix) {
+            text.push_str(&format!("    fix: that of {}, above\n", same.id));
+            continue;
         }
         let (fix, manifest) = match finding.fix.split_once('\n') {
             Some((fix, manifest)) => (fix, format!("\n{manifest}")),

@@ -180,6 +180,52 @@ fn finds_old_ca_in_other_ca_file() {
 }
 
 #[test]
+fn restores_exchanged_ca_files_with_one_command() {
+    let one = authority();
+    let old = |old| ReplacedCa {
+        names: vec![PAIR],
+        old,
+    };
+    let of_file = |file: &str| {
+        old(OldAuthority::InFile {
+            certificate: one.bundle().first().clone(),
+            file: file.to_owned(),
+        })
+    };
+    let (in_etcd, in_proxy) = (of_file("/etcd.crt"), of_file("/proxy.crt"));
+    let unknown = old(OldAuthority::Named("CN=x".to_owned()));
+    let together = |etcd, proxy| {
+        restored_together(&[
+            (Authority::EtcdCa, "/etcd.crt".to_owned(), etcd),
+            (Authority::FrontProxyCa, "/proxy.crt".to_owned(), proxy),
+        ])
+    };
+    let both = vec![Authority::EtcdCa, Authority::FrontProxyCa];
+    let words =
+        "these CA files contain certificates of each other's CAs: restore them with one command";
+    assert_eq!(
+        together(&in_proxy, &in_etcd),
+        Some((
+            both.clone(),
+            format!(
+                "{words} (`cp /proxy.crt /etcd.crt.old && cp /etcd.crt /proxy.crt.old && mv /etcd.crt.old /etcd.crt && mv /proxy.crt.old /proxy.crt`)"
+            )
+        ))
+    );
+    assert_eq!(
+        together(&unknown, &in_etcd),
+        Some((
+            both,
+            format!(
+                "{words} (`cp /etcd.crt /proxy.crt.old && mv /proxy.crt.old /proxy.crt`); then copy the old CA certificate from another control-plane node or from a backup to /etcd.crt"
+            )
+        ))
+    );
+    assert_eq!(together(&unknown, &unknown), None);
+    assert_eq!(together(&unknown, &of_file("/ca.crt")), None);
+}
+
+#[test]
 fn needs_more_foreign_than_own_certificates() {
     let (own, other) = (authority(), authority());
     let cases = [
