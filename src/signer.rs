@@ -507,6 +507,10 @@ pub struct SignerError {
     pub detail: String,
     /// Required action.
     pub advice: String,
+    /// The part of the detail that says what was being done, as "signing apiserver for authority ca".
+    pub doing: Option<String>,
+    /// The signer has answered, and the answer is unusable, independent of the class.
+    pub bad_answer: bool,
     /// The failure was caused by this machine (see [`machine`]), independent of the class.
     pub machine_fault: bool,
     /// Cause.
@@ -531,6 +535,8 @@ impl SignerError {
             retry_after: None,
             detail: detail.into(),
             advice: advice.into(),
+            doing: None,
+            bad_answer: false,
             machine_fault: false,
             source: None,
         }
@@ -567,6 +573,23 @@ impl SignerError {
             self.class = FailureClass::Permanent;
         }
         self
+    }
+
+    /// Sets what was being done, as the detail contains it.
+    #[must_use]
+    pub fn during(mut self, doing: &str) -> Self {
+        self.doing = Some(doing.to_owned());
+        self
+    }
+
+    /// Returns whether two errors differ at most in what was being done.
+    pub(crate) fn has_same_cause(&self, other: &SignerError) -> bool {
+        let cause = |error: &Self| match &error.doing {
+            Some(doing) => error.detail.replacen(doing, "", 1),
+            None => error.detail.clone(),
+        };
+        let parts = |error: &Self| (error.class, error.machine_fault);
+        parts(self) == parts(other) && self.advice == other.advice && cause(self) == cause(other)
     }
 
     /// Sets when the signer asks to be contacted again.

@@ -359,10 +359,13 @@ pub(super) fn signer_failure(
     Failure::new(signer_code(&error), doing.into()).caused_by_shared(error)
 }
 
-/// Returns the exit status for a failed exchange: that of its class, unless this machine is at fault.
+/// Returns the exit status for a failed exchange: that of its class, unless this machine or the answer is at fault.
 pub(crate) fn signer_code(error: &SignerError) -> ExitCode {
     if error.machine_fault {
         return ExitCode::Pending;
+    }
+    if error.bad_answer {
+        return ExitCode::Refused;
     }
     match error.class {
         FailureClass::Transient | FailureClass::Ambiguous => ExitCode::Unreachable,

@@ -26,7 +26,8 @@
 //! Exit code 0 means that a valid response is on stdout, 75 means retry. Any other code, a signal, a timeout, or
 //! output that violates a rule above is *unclean*. After an unclean `sign` it is unknown what was signed, so the same
 //! `requestId` is sent again and the program must be idempotent on it, or declare `"resubmit": "once"`. After
-//! [`UNCLEAN_LIMIT`] consecutive unclean responses the request fails permanently.
+//! [`UNCLEAN_LIMIT`] consecutive unclean responses the request fails permanently. A run that ends with an invalid
+//! response ends as for any unusable answer.
 //!
 //! # Execution
 //! The program runs without a shell, in `/`, in its own process group, with `PATH`, `LANG=C`, `HOME` and the
@@ -335,7 +336,10 @@ impl Exec {
                     "its timeout"
                 }
             )),
-            End::TooMuch => unclean(format!("it wrote more than {STDOUT_LIMIT} bytes to stdout")),
+            End::TooMuch => Err(CallError::Unusable(format!(
+                "it wrote more than {STDOUT_LIMIT} bytes to stdout{}",
+                and_said(&said)
+            ))),
             End::Exited(status) if status.success() => Ok(Output {
                 stdout: finished.stdout,
                 said,
@@ -431,7 +435,7 @@ impl Exec {
         let limit = limit(self.plugin.timeout, request);
         let outcome = match self.call(verb, &document, limit).await {
             Ok(Output { stdout, said }) => understand(&stdout, verb, request, ticket)
-                .map_err(|why| CallError::Unclean(why + &and_said(&said))),
+                .map_err(|why| CallError::Unusable(why + &and_said(&said))),
             Err(error) => Err(error),
         };
         match outcome {
@@ -467,7 +471,7 @@ impl Exec {
                 self.unclean.borrow_mut().remove(&request.id);
                 self.retry(&said)
             }
-            CallError::Unclean(why) => {
+            CallError::Unclean(ref why) | CallError::Unusable(ref why) => {
                 let times = {
                     let mut unclean = self.unclean.borrow_mut();
                     let times = unclean.entry(request.id.clone()).or_default();
@@ -492,7 +496,11 @@ impl Exec {
                     Verb::Sign => FailureClass::Ambiguous,
                     _ => FailureClass::Transient,
                 };
-                SignerError::new(class, detail, advice)
+                SignerError {
+                    // The request is repeated, as the program may be about to be replaced.
+                    bad_answer: matches!(error, CallError::Unusable(_)),
+                    ..SignerError::new(class, detail, advice)
+                }
             }
         }
     }
@@ -543,7 +551,7 @@ impl Exec {
                 .map_err(|why| unusable(why + &and_said(&said))),
             Err(CallError::NotStarted(error)) => Err(error),
             Err(CallError::TryAgain { said }) => Err(self.retry(&said)),
-            Err(CallError::Unclean(why)) => Err(unusable(why)),
+            Err(CallError::Unclean(why) | CallError::Unusable(why)) => Err(unusable(why)),
         }
     }
 }
@@ -662,8 +670,10 @@ enum CallError {
     NotStarted(SignerError),
     /// Exit code 75, with the end of its stderr.
     TryAgain { said: String },
-    /// The program ran, and its effect is unknown.
+    /// The program did not end as it should, and its effect is unknown.
     Unclean(String),
+    /// The program ended with 0, and its response breaks a rule of the protocol.
+    Unusable(String),
 }
 
 #[cfg(feature = "fuzzing")]

@@ -83,6 +83,14 @@ impl SignerServer {
         self.through(self.client.trusting(pem))
     }
 
+    /// Returns the server with another label in its errors.
+    pub(super) fn labelled(&self, label: String) -> Self {
+        SignerServer {
+            label,
+            ..self.clone()
+        }
+    }
+
     /// Returns the server with another client.
     fn through(&self, client: Client) -> Self {
         SignerServer {
@@ -146,6 +154,7 @@ impl SignerServer {
             format!("{}: {doing} failed: {}", self.label, answered(status, said)),
             advice,
         )
+        .during(doing)
         .retry_after(response.retry_after)
     }
 
@@ -165,6 +174,7 @@ impl SignerServer {
             ),
             "check that the address is the signer's",
         )
+        .during(doing)
     }
 
     /// Reads a secret from its file, which must be private, without surrounding white space. The file is read again
@@ -244,5 +254,7 @@ pub(super) fn failure(
         _ => FailureClass::Config,
     };
     let advice = error.advice().to_owned();
-    SignerError::new(class, format!("{label}: {doing} failed: {error}"), advice).caused_by(error)
+    SignerError::new(class, format!("{label}: {doing} failed: {error}"), advice)
+        .during(doing)
+        .caused_by(error)
 }

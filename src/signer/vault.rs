@@ -88,6 +88,9 @@ settings! {
     }
 }
 
+/// Advice if the server lacks something.
+const SET_UP: &str = "set the server up as printed by `nodepki config signer-setup vault`";
+
 const CAPS: Caps = Caps {
     organization: Carry::AsConfigured,
     colon_common_name: Carry::AsConfigured,
@@ -203,7 +206,9 @@ fn checked_path(field: &Field<'_>, text: &str) -> Option<String> {
 
 /// Requests certificates from a PKI engine.
 pub struct Vault {
+    /// The server and its namespace. Errors name no mount: it may differ between authorities.
     api: VaultApi,
+    label: String,
     config: Config,
     identity: NodeIdentity,
     session: Session,
@@ -275,20 +280,14 @@ impl Config {
 impl Vault {
     fn new(config: &Config, site: &Site<'_>) -> Result<Self, SignerError> {
         let url = &config.endpoint.url;
-        let mut label = format!("vault:{}", url.as_str().trim_end_matches('/'));
-        for part in [
-            config.namespace.as_deref(),
-            Some(config.mount.as_str()),
-            config.issuer.as_deref(),
-        ]
-        .into_iter()
-        .flatten()
-        {
-            label.push('/');
-            label.push_str(part);
-        }
+        let server = format!("vault:{}", url.as_str().trim_end_matches('/'));
+        let server = below(server, [config.namespace.as_deref()]);
+        let label = below(
+            server.clone(),
+            [Some(config.mount.as_str()), config.issuer.as_deref()],
+        );
         let api = VaultApi {
-            server: SignerServer::new(label, config.endpoint.clone(), site)?,
+            server: SignerServer::new(server, config.endpoint.clone(), site)?,
             namespace: config.namespace.clone(),
         };
         let session = Session::new(
@@ -299,6 +298,7 @@ impl Vault {
         );
         Ok(Vault {
             api,
+            label,
             config: config.clone(),
             identity: site.identity.clone(),
             session,
@@ -307,10 +307,23 @@ impl Vault {
         })
     }
 
-    fn place(&self, name: CertName) -> Result<SignPaths, SignerError> {
+    /// Returns the server, whose errors name mount and issuer of an authority.
+    fn api_of(&self, authority: Authority) -> VaultApi {
+        let (mount, issuer) = self.config.issuer_place(authority, &self.identity);
+        let label = below(
+            self.api.label().to_owned(),
+            [Some(mount.as_str()), issuer.as_deref()],
+        );
+        VaultApi {
+            server: self.api.server.labelled(label),
+            namespace: self.api.namespace.clone(),
+        }
+    }
+
+    fn place(&self, api: &VaultApi, name: CertName) -> Result<SignPaths, SignerError> {
         self.config.place(name, &self.identity).ok_or_else(|| {
             SignerError::config(
-                format!("{}: `role` has no entry for {name}", self.api.label()),
+                format!("{}: `role` has no entry for {name}", api.label()),
                 format!("add {name} or default to `role`"),
             )
         })
@@ -318,24 +331,27 @@ impl Vault {
 
     async fn sign(&self, request: &Request) -> Result<Answer, SignerError> {
         let doing = signing(request);
-        let place = self.place(request.name())?;
+        let api = self.api_of(request.name().authority());
+        let place = self.place(&api, request.name())?;
         let mut token = self.session.token(&doing).await?;
-        let mut response = self.post(&doing, &place, request, &token).await?;
+        let mut response = self.post(&api, &doing, &place, request, &token).await?;
         if response.status == 403 {
             let standing = self.session.standing(&doing, &token, &place.policy).await?;
             if standing == Standing::Unknown && self.session.can_log_in() {
                 token = self.session.another(&doing, &token).await?;
-                response = self.post(&doing, &place, request, &token).await?;
+                response = self.post(&api, &doing, &place, request, &token).await?;
             }
             if response.status == 403 {
-                return Err(self.forbidden(&doing, &response, standing, &place));
+                let error = api.refusal(&doing, &response);
+                return Err(self.forbidden(error, standing, &place));
             }
         }
-        self.issued(&doing, request, &response)
+        issued(&api, &doing, request, &response)
     }
 
     async fn post(
         &self,
+        api: &VaultApi,
         doing: &str,
         place: &SignPaths,
         request: &Request,
@@ -368,17 +384,15 @@ impl Vault {
             json!({"csr": csr, "ttl": ttl, "exclude_cn_from_sans": true})
         };
         let call = Call::post(format!("/v1/{}", place.sign)).json(&body);
-        self.api.exchange(doing, call, Some(token.clone())).await
+        api.exchange(doing, call, Some(token.clone())).await
     }
 
     fn forbidden(
         &self,
-        doing: &str,
-        response: &HttpResponse,
+        mut error: SignerError,
         standing: Standing,
         place: &SignPaths,
     ) -> SignerError {
-        let mut error = self.api.refusal(doing, response);
         error.advice = match (standing, &self.config.auth) {
             (Standing::Denied, _) => format!(
                 "allow {} (update) in the policy of this node's token, as `nodepki config signer-setup vault` prints it; the token itself is good",
@@ -399,54 +413,6 @@ impl Vault {
             ),
         };
         error
-    }
-
-    fn issued(
-        &self,
-        doing: &str,
-        request: &Request,
-        response: &HttpResponse,
-    ) -> Result<Answer, SignerError> {
-        #[derive(Deserialize)]
-        struct VaultSignResponse {
-            #[serde(default)]
-            certificate: String,
-            #[serde(default)]
-            issuing_ca: String,
-            #[serde(default)]
-            ca_chain: Vec<String>,
-        }
-        // 204 has no content. A proxy may return it.
-        if response.status == 204 {
-            return Err(self.api.invalid_response(
-                doing,
-                response,
-                "it does not contain a certificate",
-            ));
-        }
-        let answer: VaultEnvelope<VaultSignResponse> = self.api.read(doing, response)?;
-        for warning in answer.warnings.iter().flatten() {
-            tracing::warn!(
-                signer = self.api.label(),
-                certificate = request.name().as_str(),
-                "the server reports: {}",
-                printable(warning, 500)
-            );
-        }
-        let Some(signed) = answer.data.filter(|signed| !signed.certificate.is_empty()) else {
-            return Err(self.api.invalid_response(
-                doing,
-                response,
-                "it does not contain a certificate",
-            ));
-        };
-        let mut chain = vec![signed.certificate];
-        if signed.ca_chain.is_empty() {
-            chain.push(signed.issuing_ca)
-        } else {
-            chain.extend(signed.ca_chain)
-        }
-        Ok(Answer::Issued(chain.join("\n").into_bytes()))
     }
 
     /// Learns what the server allows this node, and the content of its roles.
@@ -486,11 +452,8 @@ impl Vault {
         let mut learned = BTreeMap::new();
         for (name, place) in &places {
             if !allowed(&place.policy, "update") {
-                let why = format!(
-                    "the policy of its token does not allow {} (update)",
-                    place.policy
-                );
-                learned.insert(*name, RoleState::Obstacle(why));
+                let denied = VaultObstacle::Denied(place.policy.clone());
+                learned.insert(*name, RoleState::Obstacle(denied));
                 continue;
             }
             let role = place.role.as_ref().and_then(|path| roles.get(path));
@@ -498,6 +461,37 @@ impl Vault {
         }
         self.learned.replace(learned);
         Ok(())
+    }
+
+    /// Returns the obstacle to a certificate that a probe found, or the one that it shares with all others of its
+    /// authority, or with all certificates: then one setting is wrong, and the message is the same for each.
+    fn obstacle(&self, name: CertName) -> Option<(VaultApi, String, String)> {
+        let learned = self.learned.borrow();
+        let Some(RoleState::Obstacle(own)) = learned.get(&name) else {
+            return None;
+        };
+        let shared = |authority: Option<Authority>| {
+            let names = names_with([&self.config.role]).into_iter().filter(|other| {
+                authority.is_none_or(|one| one == other.authority())
+                    && self.config.place(*other, &self.identity).is_some()
+            });
+            let obstacles = names.map(|other| match learned.get(&other) {
+                Some(RoleState::Obstacle(obstacle)) if obstacle.is_like(own) => Some(obstacle),
+                _ => None,
+            });
+            let obstacles: Vec<&VaultObstacle> = obstacles.collect::<Option<_>>()?;
+            (obstacles.len() > 1).then_some(obstacles)
+        };
+        let authority = name.authority();
+        let (reason, advice) = match (shared(None), shared(Some(authority))) {
+            (Some(all), _) => {
+                let (reason, advice) = VaultObstacle::shared(&all);
+                return Some((self.api.clone(), reason, advice));
+            }
+            (None, Some(all)) => VaultObstacle::shared(&all),
+            (None, None) => (own.to_string(), SET_UP.to_owned()),
+        };
+        Some((self.api_of(authority), reason, advice))
     }
 
     /// Reads a role; `None` if the response has an unknown form.
@@ -515,19 +509,27 @@ impl Vault {
                 let role = answer.and_then(|answer| answer.data).map(Rc::new);
                 Ok(role.map(|role| RoleState::Role(path.to_owned(), role)))
             }
-            404 => Ok(Some(RoleState::Obstacle(format!(
-                "there is no role {path}"
-            )))),
+            404 => Ok(Some(RoleState::Obstacle(if api::has_no_mount(&response) {
+                let (mount, _) = path.split_once("/roles/").unwrap_or((path, ""));
+                VaultObstacle::NoMount(mount.to_owned())
+            } else {
+                VaultObstacle::NoRole(path.to_owned())
+            }))),
             _ => Err(self.api.refusal(doing, &response)),
         }
     }
 
     /// Reads a path that does not require authentication.
-    async fn public(&self, doing: &str, path: &str) -> Result<HttpResponse, SignerError> {
+    async fn public(
+        &self,
+        api: &VaultApi,
+        doing: &str,
+        path: &str,
+    ) -> Result<HttpResponse, SignerError> {
         let call = Call::get(format!("/v1/{path}"));
-        let response = self.api.exchange(doing, call, None).await?;
+        let response = api.exchange(doing, call, None).await?;
         if response.status == 403 {
-            let mut error = self.api.refusal(doing, &response);
+            let mut error = api.refusal(doing, &response);
             error.class = FailureClass::Config;
             error.advice = "check `mount` and `namespace`: this path is public in a PKI engine, and the server does not report missing mounts to unauthenticated clients".to_owned();
             return Err(error);
@@ -552,7 +554,7 @@ impl Signer for Vault {
     }
 
     fn label(&self) -> String {
-        self.api.label().to_owned()
+        self.label.clone()
     }
 
     fn caps(&self) -> &Caps {
@@ -574,26 +576,27 @@ impl Signer for Vault {
     }
 
     fn preflight(&self, wanted: &RequestedCertificate) -> Result<(), Rejection> {
-        CAPS.carries(self.api.label(), wanted)?;
-        let reject = |reason: String, advice: String| {
-            Rejection::new(self.api.label(), wanted, reason, advice)
-        };
+        let api = self.api_of(wanted.name.authority());
+        CAPS.carries(api.label(), wanted)?;
+        let reject =
+            |reason: String, advice: String| Rejection::new(api.label(), wanted, reason, advice);
         if self.config.place(wanted.name, &self.identity).is_none() {
             return Err(reject(
                 "`role` has no entry for it".to_owned(),
                 format!("add {} or default to `role`", wanted.name),
             ));
         }
-        let advice = "set the server up as printed by `nodepki config signer-setup vault`";
+        if let Some((api, reason, advice)) = self.obstacle(wanted.name) {
+            return Err(Rejection::new(api.label(), wanted, reason, advice));
+        }
         match self.learned.borrow().get(&wanted.name) {
-            Some(RoleState::Obstacle(why)) => Err(reject(why.clone(), advice.to_owned())),
             Some(RoleState::Role(path, role)) if !self.config.verbatim => {
                 let obstacles = role.obstacles(wanted);
                 if obstacles.is_empty() {
                     return Ok(());
                 }
                 let reason = format!("role {path}: {}", obstacles.join("; "));
-                Err(reject(reason, advice.to_owned()))
+                Err(reject(reason, SET_UP.to_owned()))
             }
             _ => Ok(()),
         }
@@ -608,11 +611,12 @@ impl Signer for Vault {
             ca_chain: Vec<String>,
         }
         let doing = format!("reading the certificate of authority {authority}");
+        let api = self.api_of(authority);
         let path = format!("{}/json", self.issuer_path(authority));
-        let response = self.public(&doing, &path).await?;
-        let answer: VaultEnvelope<VaultIssuer> = self.api.read(&doing, &response)?;
+        let response = self.public(&api, &doing, &path).await?;
+        let answer: VaultEnvelope<VaultIssuer> = api.read(&doing, &response)?;
         let Some(issuer) = answer.data else {
-            return Err(self.api.invalid_response(
+            return Err(api.invalid_response(
                 &doing,
                 &response,
                 "it does not contain a certificate",
@@ -629,13 +633,14 @@ impl Signer for Vault {
 
     async fn crl(&self, authority: Authority) -> Result<Option<Vec<u8>>, SignerError> {
         let doing = format!("reading the revocation list of authority {authority}");
+        let api = self.api_of(authority);
         let path = format!("{}/crl/pem", self.issuer_path(authority));
-        let response = self.public(&doing, &path).await?;
+        let response = self.public(&api, &doing, &path).await?;
         match response.status {
             200 => Ok(Some(response.body)),
             // The response of some servers for an engine without an issuer.
             204 => Ok(None),
-            _ => Err(self.api.refusal(&doing, &response)),
+            _ => Err(api.refusal(&doing, &response)),
         }
     }
 
@@ -654,11 +659,110 @@ impl Signer for Vault {
     }
 }
 
+/// Why a role cannot be used, with the path.
+#[derive(Clone, Debug, thiserror::Error)]
+enum VaultObstacle {
+    #[error("the policy of its token does not allow {0} (update)")]
+    Denied(String),
+    #[error("there is no mount {0}")]
+    NoMount(String),
+    #[error("there is no role {0}")]
+    NoRole(String),
+}
+
+impl VaultObstacle {
+    fn is_like(&self, other: &VaultObstacle) -> bool {
+        std::mem::discriminant(self) == std::mem::discriminant(other)
+    }
+
+    /// Returns reason and advice for obstacles that are alike.
+    fn shared(all: &[&VaultObstacle]) -> (String, String) {
+        let paths: BTreeSet<&str> = all.iter().map(|one| one.path()).collect();
+        let first = all.first().map_or("", |one| one.path());
+        let (reason, settings) = match all.first() {
+            Some(VaultObstacle::NoMount(_)) => {
+                let paths: Vec<&str> = paths.iter().copied().collect();
+                let reason = format!("there is no mount {}", paths.join(", "));
+                return (reason, "correct `mount` or `namespace`".to_owned());
+            }
+            Some(VaultObstacle::NoRole(_)) => (
+                format!("there is none of its roles, such as {first}"),
+                "`role` or `mount`",
+            ),
+            _ => (
+                format!(
+                    "the policy of its token allows none of its paths, such as {first} (update)"
+                ),
+                "`mount`, `issuer`, `role` or `namespace`",
+            ),
+        };
+        let only = all.first().filter(|_| paths.len() == 1);
+        (
+            only.map_or(reason, |only| only.to_string()),
+            format!("correct {settings}, or {SET_UP}"),
+        )
+    }
+
+    fn path(&self) -> &str {
+        match self {
+            VaultObstacle::Denied(path)
+            | VaultObstacle::NoMount(path)
+            | VaultObstacle::NoRole(path) => path,
+        }
+    }
+}
+
 /// The state of a certificate's role, found by a probe.
 #[derive(Clone)]
 enum RoleState {
-    /// The role cannot be used; the reason.
-    Obstacle(String),
+    /// The role cannot be used.
+    Obstacle(VaultObstacle),
     /// The role at this path.
     Role(String, Rc<VaultRole>),
+}
+
+fn issued(
+    api: &VaultApi,
+    doing: &str,
+    request: &Request,
+    response: &HttpResponse,
+) -> Result<Answer, SignerError> {
+    #[derive(Deserialize)]
+    struct VaultSignResponse {
+        #[serde(default)]
+        certificate: String,
+        #[serde(default)]
+        issuing_ca: String,
+        #[serde(default)]
+        ca_chain: Vec<String>,
+    }
+    // 204 has no content. A proxy may return it.
+    if response.status == 204 {
+        return Err(api.invalid_response(doing, response, "it does not contain a certificate"));
+    }
+    let answer: VaultEnvelope<VaultSignResponse> = api.read(doing, response)?;
+    for warning in answer.warnings.iter().flatten() {
+        tracing::warn!(
+            signer = api.label(),
+            certificate = request.name().as_str(),
+            "the server reports: {}",
+            printable(warning, 500)
+        );
+    }
+    let Some(signed) = answer.data.filter(|signed| !signed.certificate.is_empty()) else {
+        return Err(api.invalid_response(doing, response, "it does not contain a certificate"));
+    };
+    let mut chain = vec![signed.certificate];
+    if signed.ca_chain.is_empty() {
+        chain.push(signed.issuing_ca)
+    } else {
+        chain.extend(signed.ca_chain)
+    }
+    Ok(Answer::Issued(chain.join("\n").into_bytes()))
+}
+
+/// Appends the parts of a path to a label.
+fn below<const N: usize>(label: String, parts: [Option<&str>; N]) -> String {
+    let parts = parts.into_iter().flatten();
+    parts.fold(label, |label, part| format!("{label}/{part}"))
 }

@@ -428,7 +428,7 @@ fn repeats_same_requests_after_unusable_answers() {
     node.signer_does("all", "bad empty");
     let ran = node.ask();
     let fault = "exec:/bin/bash gave no usable response to `sign`: its result is issued without a certificatePem; run `/bin/bash ";
-    ran.ended(69).row_says("apiserver", fault);
+    ran.ended(65).row_says("apiserver", fault);
     assert_eq!(
         ran.stdout.matches(fault).count(),
         1,

@@ -113,6 +113,7 @@ fn treats_invalid_output_of_sign_as_ambiguous_and_of_poll_as_transient() {
         ("trailing-text", "not one JSON object"),
         ("array", "not one JSON object"),
         ("silent", "stdout is empty"),
+        ("no-id", "its JSON has no requestId"),
         ("wrong-id", "requestId is \"0000\""),
         ("wrong-version", "apiVersion is \"signer.nodepki.dev/v2\""),
         ("wrong-kind", "kind is \"Signed\""),
@@ -125,6 +126,8 @@ fn treats_invalid_output_of_sign_as_ambiguous_and_of_poll_as_transient() {
     ] {
         let error = ask(how).unwrap_err();
         assert_eq!(error.class, FailureClass::Ambiguous, "{how}: {error}");
+        let has_ended_well = !["nonzero", "killed"].contains(&how);
+        assert_eq!(error.bad_answer, has_ended_well, "{how}: {error}");
         let message = error.to_string();
         contains(&message, &[words, "exec:/bin/bash", "by hand"]);
         let ticket = Ticket::try_from("t".to_owned()).unwrap();

@@ -709,6 +709,75 @@ fn signs_registered_certificates_by_roles_of_printed_setup() {
 }
 
 #[test]
+fn names_wrong_setting_of_all_certificates_once() {
+    let rig = VaultRig::new();
+    let node = Node::new();
+    for authority in Authority::ALL {
+        let file = format!("{}.crt", authority.base_name());
+        let pem = fs::read(rig.dir.path().join(&file)).unwrap();
+        node.write(format!("/etc/kubernetes/pki/{file}"), pem);
+    }
+    let settings = rig.settings();
+    let any = put(rig.dir.path(), "any-token", &rig.space.any_token());
+    let (app, _) = settings.split_once("auth: {appRole").unwrap();
+    let any = format!(
+        "{app}auth: {{tokenFile: {}}}, tls: {}}}}}}}\n",
+        any.display(),
+        rig.tls()
+    );
+    let denied = "the policy of its token allows none of its paths, such as ";
+    let (mount, role) = ("mount: ", "role: \"nope-{certificate}\", mount: ");
+    for (settings, good, wrong, words, times) in [
+        (&settings, "pki/{authority}", "pkj/{authority}", denied, 1),
+        (
+            &any,
+            "pki/{authority}",
+            "pkj/{authority}",
+            "there is no mount pkj/ca, pkj/etcd-ca, pkj/front-proxy-ca; correct `mount`",
+            1,
+        ),
+        (
+            &any,
+            "pki/{authority}",
+            "pkj",
+            "there is no mount pkj; correct `mount`",
+            1,
+        ),
+        (&settings, mount, role, denied, 1),
+        (
+            &any,
+            mount,
+            role,
+            "there is none of its roles, such as pki/ca/roles/nope-",
+            1,
+        ),
+        (&settings, mount, "issuer: nope, mount: ", denied, 1),
+        (
+            &settings,
+            "namespace: ",
+            "namespace: x",
+            "; correct `namespace`",
+            1,
+        ),
+        // A probe does not read the issuer, and each authority has another one.
+        (
+            &any,
+            mount,
+            "issuer: nope, mount: ",
+            "; correct `issuer`",
+            3,
+        ),
+    ] {
+        node.write_settings(&settings.replace(good, wrong));
+        let ran = node.ask();
+        ran.ended(78);
+        assert_eq!(ran.said().matches(words).count(), times, "{}", ran.said());
+        let (errors, _) = ran.stderr.split_once("next: ").unwrap_or((&ran.stderr, ""));
+        assert!(!errors.contains("{authority}"), "{errors}");
+    }
+}
+
+#[test]
 fn prints_role_for_each_certificate_and_node() {
     let dir = tempfile::tempdir().unwrap();
     let settings = |role: &str| {

@@ -100,6 +100,9 @@ impl RowReason {
             (RowReason::Refusal(one), RowReason::Refusal(other)) => one.has_same_cause(other),
             (RowReason::Pending(one), RowReason::Pending(other)) => one.has_same_cause(other),
             (RowReason::Failed(one), RowReason::Failed(other)) => one.has_same_cause(other),
+            (RowReason::SignerFailed(one), RowReason::SignerFailed(other)) => {
+                one.has_same_cause(other)
+            }
             (RowReason::CannotSign(one), RowReason::CannotSign(other)) => {
                 (&one.signer, &one.reason) == (&other.signer, &other.reason)
             }
@@ -280,6 +283,13 @@ mod tests {
         let failed = |what: &str| {
             RowReason::of_failure(&Failure::new(ExitCode::Pending, what.to_owned())).remove(0)
         };
+        let signing = |doing: &str, status: u16| {
+            let detail = format!("corp: {doing} failed: HTTP {status}");
+            let error = SignerError::config(detail, "look").during(doing);
+            RowReason::SignerFailed(Rc::new(error))
+        };
+        assert!(signing("signing a", 404).has_same_cause(&signing("signing b", 404)));
+        assert!(!signing("signing a", 404).has_same_cause(&signing("signing b", 405)));
         assert!(failed("a").has_same_cause(&failed("a")));
         assert!(!failed("a").has_same_cause(&failed("b")));
         assert!(!failed("a").has_same_cause(&RowReason::StillValid));

@@ -140,7 +140,7 @@ async fn finish(
     let finished = drive(child, input, limit)
         .await
         .map_err(|error| match error {
-            CallError::Unclean(why) => why,
+            CallError::Unclean(why) | CallError::Unusable(why) => why,
             CallError::NotStarted(error) => error.to_string(),
             CallError::TryAgain { .. } => format!("{name} asks to be tried again"),
         })?;

@@ -102,6 +102,14 @@ impl VaultApi {
     }
 }
 
+/// Part of the refusal of a path below no mount.
+const NO_MOUNT: &str = "no handler for route";
+
+/// Returns whether a path was refused since it is below no mount.
+pub(super) fn has_no_mount(response: &HttpResponse) -> bool {
+    said(response).contains(NO_MOUNT)
+}
+
 /// Parts of refusals, with class and required action.
 #[rustfmt::skip]
 const BY_TEXT: &[(&str, FailureClass, &str)] = &[
@@ -109,7 +117,7 @@ const BY_TEXT: &[(&str, FailureClass, &str)] = &[
     ("unknown role", FailureClass::Config, "create the role as `nodepki config signer-setup vault` prints it, or correct `role`"),
     ("unable to find PKI issuer", FailureClass::Config, "correct `issuer`: it must be the name or id of an issuer in that mount"),
     ("no default issuer", FailureClass::Config, "put the CA into that mount, or name one of its issuers with `issuer`"),
-    ("no handler for route", FailureClass::Config, "correct `mount` or `namespace`: there is no mount at that path"),
+    (NO_MOUNT, FailureClass::Config, "correct `mount` or `namespace`: there is no mount at that path"),
     ("namespace not found", FailureClass::Config, "correct `namespace`"),
     ("beyond the expiration of the CA", FailureClass::Permanent, "renew the CA, or let its issuer shorten certificates that outlive it (leaf_not_after_behavior=truncate)"),
     ("role requires keys of type", FailureClass::Permanent, "set key_type=any in the role; `nodepki config signer-setup vault` prints a role that fits"),
