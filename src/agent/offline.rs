@@ -117,8 +117,20 @@ pub async fn import_answers(
     let is_settled = survey.refusals.is_empty() && survey.is_settled();
     let collection = bundle::collect(files, &outstanding, &installed(&survey));
     notes.extend(listed(&collection.remarks));
+    let is_useless = collection.candidates.is_empty() && collection.installed.is_empty();
+    let own = &setup.identity.node;
+    if is_useless && !collection.nodes.is_empty() && !collection.nodes.contains(own) {
+        let nodes: Vec<&str> = collection.nodes.iter().map(String::as_str).collect();
+        return Err(Failure::new(
+            ExitCode::Refused,
+            format!(
+                "the import contains the requests of node {}, and this node is {own}: import it there, or name the directory with the requests of {own}",
+                nodes.join(", ")
+            ),
+        ));
+    }
     // A repeated import finds the certificates in place, or only those of pending requests.
-    if collection.candidates.is_empty() && collection.installed.is_empty() && !is_settled {
+    if is_useless && !is_settled {
         let mut messages =
             vec![
                 "the import contains no certificate for any request of this node; put each signed certificate next to its CSR as .crt and run again, or export the requests (nodepki csr export DIR)".to_owned(),

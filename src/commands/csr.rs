@@ -135,7 +135,11 @@ fn export(
     if requests.is_empty() {
         return print(&closing, "nothing to sign: all certificates are in place\n");
     }
-    for file in bundle::export(&requests, &heading) {
+    let files = bundle::export(&requests, &heading);
+    if let Some(present) = root.trusted_dir(&path).map_err(with_alternative)? {
+        verify_unused(&present, &heading.node, &shown)?;
+    }
+    for file in files {
         let mut directory = root
             .create_trusted_dir(&path, 0o755)
             .map_err(with_alternative)?;
@@ -150,6 +154,21 @@ fn export(
         "have them signed (the README is a script for OpenSSL), store each certificate next to its CSR as .crt, then run {import}"
     );
     print(&closing.then(Some(next)), "")
+}
+
+/// Fails if a directory contains the requests of another node, whose certificates may not be imported yet.
+fn verify_unused(directory: &Dir, own: &str, shown: &str) -> Result<(), Failure> {
+    let manifest = directory.read_trusted(bundle::MANIFEST_FILE)?;
+    let node = manifest.and_then(|manifest| bundle::node_of(&manifest.bytes));
+    match node.filter(|node| node != own) {
+        Some(node) => Err(Failure::new(
+            ExitCode::Refused,
+            format!(
+                "{shown} contains the requests of node {node}, which those of {own} would overwrite (name another directory)"
+            ),
+        )),
+        None => Ok(()),
+    }
 }
 
 /// Returns the node, the cluster and the known CA certificates, with which a signer verifies that the bundle is for it.
@@ -192,7 +211,18 @@ fn import(
     let directory = directory.map_err(with_alternative)?;
     let exists = directory.is_some();
     if let Some(directory) = directory {
-        tree.read(&directory, Path::new(""), 0)?;
+        let is_bundle = is_bundle(&directory)?;
+        let read = tree.read(&directory, Path::new(""), 0);
+        read.map_err(|failure| match is_bundle {
+            true => failure,
+            false => Failure::new(
+                ExitCode::Configuration,
+                format!(
+                    "{} contains neither requests nor certificates, and files that an import cannot read (name the directory with the signed certificates)",
+                    directory.path().display()
+                ),
+            ),
+        })?;
     }
     if tree.files.is_empty() {
         let problem = match (exists, tree.ignored.as_slice()) {
@@ -218,6 +248,15 @@ fn import(
     let code = report.code();
     let next = next::after_run(global, &node, &report, code, command);
     global.finish(DocumentKind::CsrImport, &report, code, next)
+}
+
+/// Returns whether a directory looks like a bundle, a tree of kubeadm, or an inbox with certificates.
+fn is_bundle(directory: &Dir) -> Result<bool, Failure> {
+    let names = directory.list_at_most(MAX_IMPORT_NAMES)?;
+    Ok(names.iter().map(Path::new).any(|name| {
+        let is_request_or_certificate = name.extension().is_some_and(|it| it != "conf");
+        name == Path::new("pki") || is_request_or_certificate && bundle::is_imported(name)
+    }))
 }
 
 /// Files of a directory tree that may contain certificates, keys or CSRs, with paths relative to its top.

@@ -15,7 +15,7 @@
 //! (`pki/*.key`, `client-key-data`): keys that have a certificate in the tree are returned with it, and the caller's
 //! policy decides whether a key that was not generated here may be installed.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use saphyr_parser::{Event, Parser};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
 use crate::kube::names::{Authority, CertName};
@@ -143,11 +143,14 @@ pub fn export(requests: &[Request], heading: &BundleHeading) -> Vec<BundleFile> 
     };
     let mut json = serde_json::to_vec_pretty(&manifest).unwrap_or_default();
     json.push(b'\n');
-    files.push(public("request.json", json));
+    files.push(public(MANIFEST_FILE, json));
     let readme = format!("{}{README}{commands}", heading.title());
     files.push(public("README", readme.into_bytes()));
     files
 }
+
+/// The list of the requests of a bundle.
+pub const MANIFEST_FILE: &str = "request.json";
 
 const README: &str = include_str!("bundle/readme.txt");
 
@@ -184,6 +187,24 @@ struct ManifestItem {
     certificate_path: String,
     profile: String,
     request: SignRequest,
+}
+
+/// Returns the node whose requests a list contains.
+pub fn node_of(manifest: &[u8]) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Listed {
+        items: Vec<ListedItem>,
+    }
+    #[derive(Deserialize)]
+    struct ListedItem {
+        request: ListedRequest,
+    }
+    #[derive(Deserialize)]
+    struct ListedRequest {
+        node: String,
+    }
+    let listed: Listed = serde_json::from_slice(manifest).ok()?;
+    Some(listed.items.into_iter().next()?.request.node)
 }
 
 /// Returns the profile for `openssl x509 -req -extfile`. Names are written in a separate section, one per line, so
@@ -237,6 +258,8 @@ pub struct Collection {
     pub installed: Vec<CertName>,
     /// CA certificates in the tree: candidates for trust, which files and pins decide.
     pub authorities: Vec<(Authority, PathBuf, Vec<u8>)>,
+    /// The nodes whose requests the tree contains.
+    pub nodes: BTreeSet<String>,
     /// Remarks for the user, in the order of the files.
     pub remarks: Vec<Remark>,
 }
@@ -289,7 +312,7 @@ pub fn is_imported(path: &Path) -> bool {
     matches!(
         path.extension().and_then(|extension| extension.to_str()),
         Some("crt" | "cer" | "pem" | "der" | "p7b" | "p7c" | "key" | "csr" | "conf")
-    )
+    ) || path.ends_with(MANIFEST_FILE)
 }
 
 /// Assigns a tree of files, paths relative to its top: an exported bundle after signing, the tree of `kubeadm certs
@@ -410,6 +433,7 @@ impl Tree {
                 }
             }
             Some("conf") => self.take_kubeconfig(path, bytes, found),
+            Some("json") => found.nodes.extend(node_of(bytes)),
             _ => {}
         }
     }
