@@ -45,7 +45,7 @@ use crate::store::NodeRoot;
 use options::{GlobalOptions, OutputFormat, RunOptions, SourceOptions};
 use output::{
     print_failure, print_failure_document, print_message, print_to_stderr, print_warnings,
-    release_log, set_colour, terminal,
+    release_log, set_colour, set_node_options, terminal,
 };
 
 /// Gives a Kubernetes control-plane node its PKI without a private key of its CAs on the node.
@@ -171,6 +171,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Err(error) => return print_clap_error(&error) as u8,
     };
     set_colour(cli.global.color);
+    set_node_options(&cli.global);
     terminal::subscribe(cli.global.log, cli.global.verbose);
     let format = cli.global.output;
     let code = match cli.run(&paths) {

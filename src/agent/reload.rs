@@ -237,7 +237,7 @@ fn outcomes_below_root(unsettled: &Unsettled) -> Vec<ReloadOutcome> {
             what: restart.component.to_string(),
             state: ReloadState::NotHere,
             detail: format!(
-                "was not restarted for {}: no component runs below this root; it reads the new files when the node starts, and on a running node `nodepki renew` restarts it",
+                "was not restarted for {}: no component runs below this root; it reads the new files when the node starts, and `nodepki renew` on the running node restarts it",
                 names(&restart.causes)
             ),
         })

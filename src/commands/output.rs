@@ -1,5 +1,6 @@
 //! Output of the commands: results on stdout; messages, log events and progress on stderr or in the journal.
 
+mod addressed;
 mod closing;
 mod document;
 mod journal;
@@ -19,6 +20,8 @@ use crate::yaml;
 use document::{Document, FailureBody, RunBody};
 use table::RowDetail;
 
+pub(super) use addressed::set_node_options;
+use addressed::{addressed, addressed_document};
 pub(super) use closing::Closing;
 pub(super) use document::{DocumentKind, ListBody};
 pub(super) use screen::{
@@ -57,20 +60,25 @@ pub(super) fn print_failure_document(format: OutputFormat, failure: &Failure) {
         messages: failure.texts(),
     };
     let document = Document::new(DocumentKind::Failure, failure.code.into(), &closing, &body);
-    if let Err(unprinted) = print_formatted(&document, format) {
+    if let Err(unprinted) = print_formatted(&document, format, addressed_document) {
         print_failure(&unprinted);
     }
 }
 
-fn print_formatted(value: &impl Serialize, format: OutputFormat) -> Result<ExitCode, Failure> {
+/// Prints a value, with its commands completed by `finish`.
+fn print_formatted(
+    value: &impl Serialize,
+    format: OutputFormat,
+    finish: impl Fn(String) -> String,
+) -> Result<ExitCode, Failure> {
     match format {
         OutputFormat::Yaml => {
             let text = yaml::to_string(value).map_err(unprintable)?;
-            print_exact(&text)
+            print_exact(&finish(text))
         }
         _ => {
             let text = serde_json::to_string_pretty(value).map_err(unprintable)?;
-            print_json(&(text + "\n"))
+            print_json(&finish(text + "\n"))
         }
     }
 }
@@ -156,7 +164,8 @@ impl GlobalOptions {
         text: impl FnOnce() -> String,
     ) -> Result<ExitCode, Failure> {
         if self.output.is_text() {
-            print(&format!("{}{}\n", text(), closing.text(text_style())))
+            let text = format!("{}{}\n", text(), closing.text(text_style()));
+            print(&addressed(text))
         } else {
             self.print_body(kind, code, closing, body, String::new)
         }
@@ -185,7 +194,7 @@ impl GlobalOptions {
         } else {
             self.output
         };
-        print_formatted(value, format)
+        print_formatted(value, format, |text| text)
     }
 
     /// Prints `text` for people, or the value itself for programs.
@@ -195,9 +204,9 @@ impl GlobalOptions {
         text: impl FnOnce() -> String,
     ) -> Result<ExitCode, Failure> {
         if self.output.is_text() {
-            print(&text())
+            print(&addressed(text()))
         } else {
-            self.print_value(value, self.output)
+            print_formatted(value, self.output, addressed_document)
         }
     }
 }

@@ -220,8 +220,7 @@ fn dry_run(
     let next = match code {
         ExitCode::Done if survey.is_settled() => None,
         ExitCode::Done => Some(command.to_owned()),
-        code => next::other_command(global, &report, command)
-            .or_else(|| Some(next::again(code, command))),
+        code => next::other_command(&report, command).or_else(|| Some(next::again(code, command))),
     };
     global.finish(DocumentKind::Plan, &report, code, next)
 }

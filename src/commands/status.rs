@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::options::{GlobalOptions, OutputFormat, node_directory};
 use super::output::{
-    Closing, DocumentKind, next, print, print_exact, print_json, print_message, print_unfinished,
+    Closing, DocumentKind, print, print_exact, print_json, print_message, print_unfinished,
     text_style,
 };
 use super::renew::unknown_name;
@@ -77,7 +77,7 @@ impl StatusArgs {
                     Some(_) => ExitCode::Pending,
                     None => ExitCode::Done,
                 };
-                let closing = closing(global, &status, self.certificate.is_some());
+                let closing = closing(&status, self.certificate.is_some());
                 let text = || match format {
                     OutputFormat::Tree => status::tree(&status, text_style()),
                     OutputFormat::Table if self.certificate.is_some() => {
@@ -164,7 +164,7 @@ struct StatusBody<'a> {
 }
 
 /// Returns the number of objects in each state, and the command that explains or repairs the gravest one.
-fn closing(global: &GlobalOptions, status: &NodeStatus, is_one: bool) -> Closing {
+fn closing(status: &NodeStatus, is_one: bool) -> Closing {
     let mut rows = status.rows();
     // The authority of one certificate is part of its description.
     rows.retain(|row| !is_one || matches!(row.subject, RowSubject::Certificate(_)));
@@ -181,5 +181,5 @@ fn closing(global: &GlobalOptions, status: &NodeStatus, is_one: bool) -> Closing
         RowState::Expiring => Some("renew"),
         _ => Some("doctor"),
     };
-    closing.then(command.map(|command| next::nodepki(global, command)))
+    closing.then(command.map(|command| format!("nodepki {command}")))
 }

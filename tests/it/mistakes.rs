@@ -148,7 +148,7 @@ fn follow_messages(mistakes: &[Mistake]) {
             .replace("TOKEN", &token)
             .replace("CA-absent", &format!("{ca}-absent"));
         assert!(
-            ran.said().contains(&message),
+            ran.has(&message),
             "{name}: {message:?} is not in:\n{}",
             ran.said()
         );
@@ -254,7 +254,7 @@ fn follow_scripts_after(node: &Node, setup: &str, situations: &[Situation]) {
             .message
             .replace('@', &dir.path().display().to_string());
         assert!(
-            ran.said().contains(&message),
+            ran.has(&message),
             "{name}: {message:?} is not in:\n{}",
             ran.said()
         );

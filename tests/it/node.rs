@@ -605,13 +605,16 @@ impl Ran {
         self
     }
 
+    /// Returns whether the output contains a text, in which a suggested command may be without the options that name the
+    /// node.
+    pub(crate) fn has(&self, words: &str) -> bool {
+        let said = self.said();
+        said.contains(words) || without_node_options(&said).contains(words)
+    }
+
     #[track_caller]
     pub(crate) fn says(&self, words: &str) -> &Self {
-        assert!(
-            self.said().contains(words),
-            "{words:?} is missing in:\n{}",
-            self.said()
-        );
+        assert!(self.has(words), "{words:?} is missing in:\n{}", self.said());
         self
     }
 
@@ -668,12 +671,24 @@ impl Ran {
     pub(crate) fn row_says(&self, name: &str, words: &str) -> &Self {
         let row = self.row(name);
         assert!(
-            row.contains(words),
+            row.contains(words) || without_node_options(&row).contains(words),
             "{words:?} is missing in the row\n{row}\nof:\n{}",
             self.said()
         );
         self
     }
+}
+
+/// Removes `--root DIR` and `--config FILE` between the program and its command.
+fn without_node_options(text: &str) -> String {
+    ["nodepki --root ", "nodepki --config "]
+        .into_iter()
+        .fold(text.to_owned(), |text, option| {
+            let mut parts = text.split(option);
+            let first = parts.next().unwrap_or_default().to_owned();
+            let rest = parts.map(|part| part.split_once(' ').map_or(part, |(_, rest)| rest));
+            rest.fold(first, |text, rest| format!("{text}nodepki {rest}"))
+        })
 }
 
 impl From<Output> for Ran {

@@ -88,6 +88,64 @@ fn ends_each_command_with_counts_and_next_command() {
 }
 
 #[test]
+fn names_node_in_every_suggested_command() {
+    let node = Node::new();
+    node.write_settings("");
+    let bootstrapped = Node::bootstrapped();
+    bootstrapped.write("/etc/kubernetes/pki/apiserver.crt", "damaged");
+    bootstrapped.remove("/etc/kubernetes/pki/etcd/peer.key");
+    let config = bootstrapped.outside("config.yaml");
+    let mut suggested = 0;
+    for (node, arguments) in [
+        (&node, &["plan"][..]),
+        (&node, &["bootstrap"]),
+        (&node, &["preflight"]),
+        (&node, &["renew"]),
+        (&node, &["csr", "show", "apiserver"]),
+        (&node, &["authority", "activate", "ca"]),
+        (&node, &["authority", "watch"]),
+        (&bootstrapped, &["plan"]),
+        (&bootstrapped, &["preflight"]),
+        (&bootstrapped, &["doctor"]),
+        (&bootstrapped, &["doctor", "-o", "json"]),
+        (&bootstrapped, &["status"]),
+        (&bootstrapped, &["authority", "status", "ca"]),
+    ] {
+        let ran = Ran::of(node.command(arguments).arg("--config").arg(&config));
+        let said = ran.said();
+        for command in said.split("nodepki ").skip(1) {
+            let command = command.split(['`', ',', ')', '\n']).next().unwrap();
+            let verbs = [
+                "--",
+                "audit ",
+                "authority ",
+                "bootstrap",
+                "config ",
+                "csr ",
+                "doctor",
+                "migrate ",
+                "plan",
+                "preflight",
+                "renew ",
+                "renew",
+                "status",
+            ];
+            if !verbs.iter().any(|verb| command.starts_with(verb))
+                || command.starts_with("renews")
+                || command.contains(" on every node")
+            {
+                continue;
+            }
+            suggested += 1;
+            for option in ["--root ", "--config "] {
+                assert!(command.contains(option), "{arguments:?}: {command}\n{said}");
+            }
+        }
+    }
+    assert!(suggested > 10, "{suggested}");
+}
+
+#[test]
 fn ends_failed_run_with_next_command() {
     let node = Node::new();
     node.signer_does("all", "unreachable");

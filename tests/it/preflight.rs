@@ -183,7 +183,7 @@ fn reports_other_authority_and_missing_role() {
     let ran = preflight(&node);
     ran.ended(78)
         .says("cannot sign apiserver, ")
-        .says("fix: set the server up as printed by `nodepki config signer-setup vault`");
+        .says("or set the server up as printed by `nodepki config signer-setup vault`");
     assert_eq!(
         ran.stdout.matches("cannot sign").count(),
         3,

@@ -25,8 +25,6 @@ mod signers;
 mod static_pods;
 mod text;
 
-use std::path::Path;
-
 use time::OffsetDateTime;
 
 use crate::store::NodeRoot;
@@ -49,10 +47,7 @@ pub async fn diagnose(root: &NodeRoot, inputs: &DiagnosisInputs, now: OffsetDate
     Diagnosis {
         at: now,
         root: root.path().display().to_string(),
-        findings: findings(&picture)
-            .into_iter()
-            .map(|finding| rooted(finding, root))
-            .collect(),
+        findings: findings(&picture),
     }
 }
 
@@ -67,32 +62,7 @@ pub fn examine(
     let checks = CHECKS.iter().filter(|check| ids.contains(&check.id));
     checks
         .map(|check| (check, findings_of(check, &picture)))
-        .map(|(check, findings)| {
-            (
-                check,
-                findings.into_iter().map(|one| rooted(one, root)).collect(),
-            )
-        })
         .collect()
-}
-
-fn rooted(finding: Finding, root: &NodeRoot) -> Finding {
-    Finding {
-        fix: with_root(&finding.fix, root),
-        ..finding
-    }
-}
-
-/// Adds `--root` to the nodepki commands in a fix.
-fn with_root(fix: &str, root: &NodeRoot) -> String {
-    if root.path() == Path::new("/") {
-        fix.to_owned()
-    } else {
-        fix.replace(
-            "`nodepki ",
-            &format!("`nodepki --root {} ", root.path().display()),
-        )
-    }
 }
 
 fn findings(picture: &Picture) -> Vec<Finding> {

@@ -36,7 +36,7 @@ pub(in super::super) fn after_run(
     code: ExitCode,
     command: &str,
 ) -> Option<String> {
-    if let Some(other) = other_command(global, report, command) {
+    if let Some(other) = other_command(report, command) {
         return Some(other);
     }
     let is_unfinished = |row: &ReportRow| row.code.is_some() || row.is_overdue();
@@ -51,11 +51,7 @@ pub(in super::super) fn after_run(
 }
 
 /// Returns the command that does what a run left out, if a repetition would leave it out as well.
-pub(in super::super) fn other_command(
-    global: &GlobalOptions,
-    report: &RunReport,
-    command: &str,
-) -> Option<String> {
+pub(in super::super) fn other_command(report: &RunReport, command: &str) -> Option<String> {
     let left_out = || report.rows.iter().filter(|row| row.code.is_some());
     let first = left_out().next()?;
     let has = |row: &ReportRow, is_it: &dyn Fn(&RowReason) -> bool| row.reasons.iter().any(is_it);
@@ -65,10 +61,7 @@ pub(in super::super) fn other_command(
     let authority = first.reasons.iter().find_map(RowReason::staged_authority)?;
     let waits = |reason: &RowReason| reason.staged_authority() == Some(authority);
     left_out().all(|row| has(row, &waits)).then(|| {
-        format!(
-            "{}, once every node trusts the staged CA",
-            nodepki(global, &format!("authority activate {authority}"))
-        )
+        format!("nodepki authority activate {authority}, once every node trusts the staged CA")
     })
 }
 
@@ -84,13 +77,10 @@ pub(in super::super) fn after_success(
     if !node.kubeadm_follows {
         let has_restarts = root.restarts().is_ok_and(|restarts| !restarts.is_empty());
         let command = if is_here {
-            format!(
-                "{}, which restarts the components that use replaced files",
-                nodepki(global, "renew")
-            )
+            "nodepki renew, which restarts the components that use replaced files".to_owned()
         } else {
             // No component runs there; each reads its new files at the boot.
-            format!("{}, then boot the node", nodepki(global, "doctor"))
+            "nodepki doctor, then boot the node".to_owned()
         };
         return has_restarts.then_some(command);
     }
@@ -124,8 +114,7 @@ pub(in super::super) fn after_success(
         ));
     }
     Some(if on_node.is_some() {
-        let doctor = nodepki(global, "doctor");
-        format!("{doctor}, then boot the node and run there: {command}")
+        format!("nodepki doctor, then boot the node and run there: {command}")
     } else {
         command
     })
@@ -154,13 +143,4 @@ pub(in super::super) fn closed(mut failure: Failure, command: &str) -> Failure {
     };
     failure.messages.push(closing.into());
     failure
-}
-
-/// Returns a nodepki command with the options that name the node.
-pub(in super::super) fn nodepki(global: &GlobalOptions, command: &str) -> String {
-    if global.root == Path::new("/") {
-        format!("nodepki {command}")
-    } else {
-        format!("nodepki --root {} {command}", global.root.display())
-    }
 }

@@ -11,6 +11,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+use super::addressed::addressed;
 use crate::agent::{ExitCode, Failure};
 use crate::table::{TextStyle, fold};
 use crate::text::is_hidden;
@@ -131,7 +132,8 @@ fn visible_json(text: &str) -> Cow<'_, str> {
 
 /// Writes one message to stderr. Its second and later lines are indented, so none looks like another message.
 pub(in super::super) fn print_message(message: &str) {
-    let message = visible(message, false);
+    let message = addressed(message.to_owned());
+    let message = visible(&message, false);
     let message = message.trim_end().replace('\n', "\n    ");
     let style = TextStyle {
         colour: false,
@@ -226,7 +228,10 @@ impl Write for LogWriter {
         let text = String::from_utf8_lossy(event);
         let line = text.strip_suffix('\n').unwrap_or(&text);
         let shown = match self.0 {
-            LogLineFormat::Text => visible(line, has_colour(&stderr())).replace('\n', "\n    "),
+            LogLineFormat::Text => {
+                let line = addressed(line.to_owned());
+                visible(&line, has_colour(&stderr())).replace('\n', "\n    ")
+            }
             LogLineFormat::Json => visible_json(line).into_owned(),
         };
         let mut held = HELD_LOG.lock().unwrap_or_else(PoisonError::into_inner);
