@@ -7,13 +7,13 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::options::GlobalOptions;
-use super::output::{Closing, DocumentKind, plural, print_message, text_style};
+use super::output::{Closing, DocumentKind, plural, text_style};
+use super::renew::unknown_name;
 use crate::agent::{ExitCode, Failure};
 use crate::kube::names::CertName;
 use crate::store::{AuditEntry, AuditVerification};
 use crate::table::{Cell, Emphasis, Table};
 use crate::text::rfc3339;
-use crate::yaml;
 
 /// Length of a SHA-256 in hexadecimal.
 const DIGEST_LENGTH: usize = 64;
@@ -215,12 +215,14 @@ impl ShowArgs {
             .iter()
             .filter_map(|row| row.entry.text("certificate").map(str::to_owned))
             .collect();
-        self.filter(&mut items);
-        if items.is_empty()
-            && let Some(name) = &self.certificate
+        if let Some(name) = self
+            .certificate
+            .as_ref()
+            .filter(|name| !known.contains(*name))
         {
-            Self::print_similar(name, &known);
+            Self::require_known(name, &known)?;
         }
+        self.filter(&mut items);
         let body = EntriesBody { items };
         let count = body.items.len();
         let command = "nodepki audit verify";
@@ -237,15 +239,21 @@ impl ShowArgs {
         )
     }
 
-    /// Reports a name that is probably misspelled, since nothing was found for it.
-    fn print_similar(name: &str, known: &BTreeSet<String>) {
-        let known = known.iter().map(String::as_str);
-        let all = CertName::ALL.iter().map(|one| one.as_str()).chain(known);
-        if let Some(near) = yaml::did_you_mean(name, all) {
-            print_message(&format!(
-                "--certificate {name:?}: no entry (did you mean {near}?)"
-            ));
+    /// Fails for a name that no entry has, unless it is the name of a certificate and the log is empty.
+    fn require_known(name: &str, known: &BTreeSet<String>) -> Result<(), Failure> {
+        let known: Vec<&str> = known.iter().map(String::as_str).collect();
+        let is_always_defined = |name: &str| CertName::ALL.iter().any(|one| one.as_str() == name);
+        if !is_always_defined(name) {
+            let mut registered = known;
+            registered.retain(|one| !is_always_defined(one));
+            return Err(unknown_name(name, &registered));
         }
+        if known.is_empty() {
+            return Ok(());
+        }
+        let names = known.join(", ");
+        let message = format!("{name}: the log has no entry of it (use one of {names})");
+        Err(Failure::new(ExitCode::Usage, message))
     }
 
     fn filter(&self, items: &mut Vec<EntryRow>) {

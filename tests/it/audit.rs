@@ -129,8 +129,11 @@ fn show_suggests_certificate_for_unknown_name() {
     let node = Node::new();
     node.ask().done();
     node.run(&["audit", "show", "--certificate", "apisrver"])
-        .done()
-        .says("--certificate \"apisrver\": no entry (did you mean apiserver?)");
+        .ended(64)
+        .says("\"apisrver\" is not the name of a certificate (did you mean apiserver?)");
+    node.run(&["audit", "show", "--certificate", "kubelet-serving"])
+        .ended(64)
+        .says("kubelet-serving: the log has no entry of it (use one of admin.conf, ");
     node.run(&["audit", "show", "--certificate", "apiserver"])
         .done()
         .says_not("did you mean");
