@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use super::{LoadInputs, argument, faulty, shown};
 use crate::agent::{ExitCode, Failure};
 use crate::config::{self, Argument, Origin, Settings};
+use crate::signer::quoted;
 use crate::store::{self, Metadata, NodeRoot};
 use crate::x509::wide_encoding;
 use crate::yaml::{Faults, FieldPosition, Node};
@@ -86,8 +87,8 @@ pub fn read_settings(root: &NodeRoot, inputs: &LoadInputs) -> Result<(Settings, 
         let place = FieldPosition::whole(&path.display().to_string());
         let fix = format!(
             "mv {} {}",
-            path.display(),
-            path.with_extension("yaml").display()
+            quoted(&path.display().to_string()),
+            quoted(&path.with_extension("yaml").display().to_string())
         );
         warnings.push(place.warning(
             "is not read: the name of a settings file ends with .yaml",

@@ -82,10 +82,10 @@ fn kubeadm_secret(text: &str) -> Option<&'static str> {
 /// placeholder in their path are left out.
 pub(super) fn absent_files(root: &NodeRoot, settings: &Settings) -> Vec<String> {
     let named = named_files(settings).into_iter().map(|named| {
-        let purpose = if named.is_kubeconfig {
-            "put the kubeconfig there, mode 0600"
-        } else {
-            "put the credential there, mode 0600"
+        let purpose = match named.content {
+            NamedContent::Kubeconfig => "put the kubeconfig there, mode 0600",
+            NamedContent::Secret => "put the credential there, mode 0600",
+            NamedContent::Public => "write its content there",
         };
         (named.setting, named.origin, named.path, purpose)
     });
@@ -93,18 +93,7 @@ pub(super) fn absent_files(root: &NodeRoot, settings: &Settings) -> Vec<String> 
         let purpose = "put the certificate of the server's CA there";
         (setting, settings.signer_origin, path, purpose)
     });
-    let role_ids = settings.signers.iter().filter_map(|(name, config)| {
-        let shown = config.redacted();
-        let path = shown.pointer("/vault/auth/appRole/roleIDFile")?.as_str()?;
-        let setting = format!("signers.{name}.vault.auth.appRole.roleIDFile");
-        Some((
-            setting,
-            settings.signer_origin,
-            path.into(),
-            "write the role_id there",
-        ))
-    });
-    let files = named.chain(trusted).chain(role_ids);
+    let files = named.chain(trusted);
     files
         .filter(|(_, _, path, _)| !path.to_string_lossy().contains('{'))
         .filter_map(|(setting, origin, path, purpose)| {
@@ -138,8 +127,13 @@ fn exposed_files(root: &NodeRoot, settings: &Settings) -> Vec<String> {
     named
         .filter_map(|named| {
             let files = DefinedFiles::new(root, named.origin);
-            let is_public = named.is_kubeconfig
-                && (is_of_node(&named.path) || !has_secret(files.as_ref(), &named.path));
+            let is_public = match named.content {
+                NamedContent::Kubeconfig => {
+                    is_of_node(&named.path) || !has_secret(files.as_ref(), &named.path)
+                }
+                NamedContent::Secret => false,
+                NamedContent::Public => true,
+            };
             if is_public {
                 return None;
             }
@@ -188,15 +182,25 @@ fn is_on_node(root: &NodeRoot, origin: Origin, path: &Path) -> bool {
     found.on_node && matches!(found.root.metadata(&found.path), Ok(Some(_)))
 }
 
+/// The content of a file that a setting names.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum NamedContent {
+    Secret,
+    /// It must be private if it contains a credential.
+    Kubeconfig,
+    /// Every user may read it.
+    Public,
+}
+
 /// A file that a setting names.
 pub(super) struct NamedFile {
     pub(super) setting: String,
-    is_kubeconfig: bool,
+    content: NamedContent,
     pub(super) origin: Origin,
     pub(super) path: PathBuf,
 }
 
-/// Returns the files with secrets that the settings name. Credentials of systemd are private and omitted.
+/// Returns the files that the settings name, apart from certificates of CAs. Credentials of systemd are private and omitted.
 pub(super) fn named_files(settings: &Settings) -> Vec<NamedFile> {
     let mut named = Vec::new();
     for (name, config) in &settings.signers {
@@ -205,12 +209,16 @@ pub(super) fn named_files(settings: &Settings) -> Vec<NamedFile> {
         for key in schema::rows("", about.keys) {
             let pointer = format!("/{}/{}", about.name, key.path.replace('.', "/"));
             let text = shown.pointer(&pointer).and_then(Value::as_str);
-            if let ValueForm::Secret | ValueForm::SecretPath | ValueForm::Kubeconfig = key.form
-                && let Some(Ok(SecretFile::Path(path))) = text.map(SecretFile::parse)
-            {
+            let content = match key.form {
+                ValueForm::Secret | ValueForm::SecretPath => NamedContent::Secret,
+                ValueForm::Kubeconfig => NamedContent::Kubeconfig,
+                ValueForm::Public => NamedContent::Public,
+                _ => continue,
+            };
+            if let Some(Ok(SecretFile::Path(path))) = text.map(SecretFile::parse) {
                 named.push(NamedFile {
                     setting: format!("signers.{name}.{}.{}", about.name, key.path),
-                    is_kubeconfig: matches!(key.form, ValueForm::Kubeconfig),
+                    content,
                     origin: settings.signer_origin,
                     path,
                 });
@@ -220,7 +228,7 @@ pub(super) fn named_files(settings: &Settings) -> Vec<NamedFile> {
     if let Some(SecretFile::Path(path)) = &settings.join.certificate_key {
         named.push(NamedFile {
             setting: "join.certificateKey".to_owned(),
-            is_kubeconfig: false,
+            content: NamedContent::Secret,
             origin: settings.origin,
             path: path.clone(),
         });

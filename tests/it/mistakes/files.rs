@@ -101,7 +101,7 @@ const CREDENTIALS: &[Situation] = &[
         "echo a-token > token; chmod 600 token"),
     file("absent role_id",
         "vault \"{appRole: {roleIDFile: $D/role, secretIDFile: $D/token}}\" \"caFile: $D/server-ca.pem\"",
-        "signers.corp.vault.auth.appRole.roleIDFile: @/role does not exist (write the role_id there)",
+        "signers.corp.vault.auth.appRole.roleIDFile: @/role does not exist (write its content there)",
         "echo cp1 > role"),
     file("directory in place of the token",
         "rm token; mkdir token",
