@@ -49,6 +49,6 @@ impl KnownConfiguration {
 
     /// Returns whether the cluster does not exist before kubeadm has set up this node.
     pub(super) fn is_first_of_cluster(&self) -> bool {
-        self.kubeadm_follows() && self.documents.join().is_none()
+        self.kubeadm_follows() && self.documents.join().is_none() && !self.is_worker()
     }
 }
