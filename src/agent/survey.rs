@@ -50,6 +50,8 @@ pub struct Survey {
     pub(super) service_account_refused: Option<ServiceAccountFault>,
     /// Indices of the files provided by the cluster that are missing on the node.
     pub missing_files: Vec<usize>,
+    /// Whether the node has an API server, which a change of a CA needs.
+    pub has_cluster: bool,
     /// Faults of the files of an external etcd; also part of `notes`.
     pub external_etcd: Vec<String>,
     /// Warnings that do not stop the run.
@@ -82,6 +84,7 @@ pub fn survey(
         signs_for_kubelets: plan.cert(CertName::NodepkiConf).is_some(),
         service_account_refused: None,
         missing_files: Vec::new(),
+        has_cluster: state.has_apiserver_manifest(),
         external_etcd: Vec::new(),
         notes: plan.notes.clone(),
         refusals: Vec::new(),

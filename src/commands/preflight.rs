@@ -315,11 +315,15 @@ fn separate_authorities(survey: &Survey, examined: &Examination) -> Vec<Prefligh
         .map(|one| {
             // A run reports it and continues.
             let evidence = one.sentence(path(one.authority));
+            let file = survey.bundles.iter();
+            let mut file = file.filter(|bundle| bundle.spec.authority == one.authority);
+            let file = file.next().map(|bundle| bundle.spec.path.to_string());
+            let file = file.unwrap_or_default();
             PreflightCheck::warning(
                 "shared-authority",
                 one.authority.as_str(),
                 evidence,
-                Some(one.fix()),
+                Some(one.fix(&file, survey.has_cluster)),
             )
         })
         .collect()

@@ -331,12 +331,19 @@ fn reports_one_authority_in_all_three_places() {
             path("etcd/ca").display()
         ))
         .says(ETCD_RISK)
-        .says("authority stage front-proxy-ca --certificate FILE");
+        .says("create a separate CA for front-proxy-ca: ");
     };
     says(node.plan().done());
     says(node.bootstrap().done());
     says(on_node(&node, &["doctor"]).ended(65));
     on_node(&node, &["doctor", "-o", "json"]).says("\"shared-authority\"");
+    // `authority stage` needs a cluster.
+    on_node(&node, &["doctor"])
+        .says("remove the certificates under front-proxy-ca from the node, and run `nodepki bootstrap`")
+        .says_not("authority stage");
+    let manifest = "{apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {containers: [{command: [kube-apiserver]}]}}";
+    node.write("/etc/kubernetes/manifests/kube-apiserver.yaml", manifest);
+    on_node(&node, &["doctor"]).says("authority stage front-proxy-ca --certificate FILE");
     let separate = Node::bootstrapped();
     for command in ["plan", "doctor"] {
         on_node(&separate, &[command]).says_not("also accepts");

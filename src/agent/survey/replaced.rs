@@ -118,7 +118,8 @@ impl Survey {
         for shared in shared_authorities(&bundles) {
             if let Some(found) = self.bundle(shared.authority) {
                 let path = found.spec.path.to_string();
-                notes.push(format!("{}; {}", shared.sentence(&path), shared.fix()));
+                let fix = shared.fix(&path, self.has_cluster);
+                notes.push(format!("{}; {fix}", shared.sentence(&path)));
             }
         }
         notes.retain(|note| !self.notes.contains(note));

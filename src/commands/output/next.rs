@@ -1,5 +1,6 @@
 //! The next command after a run.
 
+use std::error::Error as _;
 use std::path::Path;
 
 use crate::agent::load::Loaded;
@@ -7,7 +8,11 @@ use crate::agent::{ExitCode, Failure, ReportRow, RowReason, RunReport, join};
 use crate::commands::options::GlobalOptions;
 use crate::kube::kubeadm::KubeadmRole;
 use crate::kube::names::NodePath;
+use crate::signer::SignerError;
 use crate::store::NodeRoot;
+
+/// The alternative to a signer that cannot be reached.
+const OFFLINE: &str = "without the network: nodepki csr export DIR";
 
 /// What the next command depends on.
 pub(in super::super) struct NodeFacts {
@@ -126,7 +131,7 @@ pub(in super::super) fn again(code: ExitCode, command: &str) -> String {
         ExitCode::Done | ExitCode::Pending => {
             format!("{command}, which continues with the same keys")
         }
-        ExitCode::Unreachable => format!("{command}, once the signer answers"),
+        ExitCode::Unreachable => format!("{command}, once the signer answers; {OFFLINE}"),
         _ => format!("correct this, then run {command}"),
     }
 }
@@ -134,8 +139,14 @@ pub(in super::super) fn again(code: ExitCode, command: &str) -> String {
 /// Adds a closing line to a failure that ended the whole run. A single message that ends with its fix is one.
 pub(in super::super) fn closed(mut failure: Failure, command: &str) -> Failure {
     let count = failure.messages.len();
+    let is_of_signer = failure
+        .source()
+        .is_some_and(|cause| cause.is::<SignerError>());
     let closing = match failure.code {
         ExitCode::Usage => return failure,
+        ExitCode::Unreachable if is_of_signer => {
+            format!("next: {command}, once the signer answers; {OFFLINE}")
+        }
         ExitCode::Unreachable => format!("next: {command}, once the server answers"),
         ExitCode::Done | ExitCode::Pending => format!("next: {command}"),
         _ if count < 2 => return failure,

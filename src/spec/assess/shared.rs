@@ -55,12 +55,20 @@ impl SharedAuthority {
         )
     }
 
-    /// Returns the fix.
-    pub fn fix(&self) -> String {
+    /// Returns the fix. `path` is the file of the authority, and `has_cluster` whether the node has an API server.
+    pub fn fix(&self, path: &str, has_cluster: bool) -> String {
         let authority = self.authority;
-        format!(
-            "create a separate CA for {authority}: `nodepki authority stage {authority} --certificate FILE`, then activate and retire"
-        )
+        let change = if has_cluster {
+            format!(
+                "`nodepki authority stage {authority} --certificate FILE`, then activate and retire"
+            )
+        } else {
+            // The commands that change a CA need a cluster, and certificates of the wrong one would be kept.
+            format!(
+                "replace {path} by its certificate, remove the certificates under {authority} from the node, and run `nodepki bootstrap`"
+            )
+        };
+        format!("create a separate CA for {authority}: {change}")
     }
 }
 
@@ -105,8 +113,12 @@ mod tests {
             "/pki/etcd/ca.crt also accepts certificates of ca and front-proxy-ca: their client certificates can read and change everything in etcd"
         );
         assert_eq!(
-            etcd.fix(),
+            etcd.fix("/ca.crt", true),
             "create a separate CA for etcd-ca: `nodepki authority stage etcd-ca --certificate FILE`, then activate and retire"
+        );
+        assert_eq!(
+            etcd.fix("/ca.crt", false),
+            "create a separate CA for etcd-ca: replace /ca.crt by its certificate, remove the certificates under etcd-ca from the node, and run `nodepki bootstrap`"
         );
         for (authority, risk) in [
             (Authority::Ca, "authenticate to kube-apiserver"),

@@ -155,7 +155,8 @@ pub(super) fn shared(picture: &Picture) -> Vec<CheckNote> {
     shared
         .filter_map(|shared| {
             let path = picture.here(&picture.authority(shared.authority)?.path);
-            Some(CheckNote::error(shared.sentence(&path), shared.fix()))
+            let fix = shared.fix(&path, picture.apiserver.is_some());
+            Some(CheckNote::error(shared.sentence(&path), fix))
         })
         .collect()
 }
