@@ -95,6 +95,11 @@ pub trait Signer {
         None
     }
 
+    /// Verifies the credential that [`Signer::probe_uses_up`] is about, without using it up.
+    async fn inspect_credential(&self) -> Result<(), SignerError> {
+        Ok(())
+    }
+
     /// Ends what [`Signer::probe`] began at the server, such as a session. Called instead of [`Signer::settled`] if no
     /// request follows. Does not affect what earlier runs have left for later ones.
     async fn leave(&self) -> Result<(), SignerError> {

@@ -180,7 +180,10 @@ async fn examine(
 ) -> SignerExamination {
     let retries = Retries::logged(setup);
     let login = match signer.probe_uses_up() {
-        Some(why) => ExaminationVerdict::Open(format!("no login was tried: {why}")),
+        Some(why) => match signer.inspect_credential().await {
+            Ok(()) => ExaminationVerdict::Open(format!("no login was tried: {why}")),
+            Err(error) => ExaminationVerdict::refused_by(&error),
+        },
         None => match retries.probe(name, signer).await {
             Ok(()) => ExaminationVerdict::Passed(format!(
                 "{} answers and refuses nothing",

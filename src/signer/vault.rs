@@ -571,6 +571,10 @@ impl Signer for Vault {
         })
     }
 
+    async fn inspect_credential(&self) -> Result<(), SignerError> {
+        self.session.inspect_wrapped().await
+    }
+
     async fn leave(&self) -> Result<(), SignerError> {
         self.session.leave().await
     }

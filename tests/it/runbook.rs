@@ -249,14 +249,14 @@ fn renews_expired_node_offline_without_signer() {
     follow(
         &node,
         2,
-        &[(78, &["no signer is configured", "nodepki csr export DIR"])],
+        &[(78, &["no signer is configured", "csr export DIR"])],
     );
     follow(
         &node,
         3,
         &[(
             78,
-            &["authority ca has no signer", "nodepki csr export DIR"],
+            &["authority ca has no signer", "csr export DIR"],
         )],
     );
     snapshot.unchanged(&node.etc());

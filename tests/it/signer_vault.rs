@@ -369,14 +369,15 @@ fn grants_exactly_what_a_node_needs_by_signer_setup() {
     );
     fs::write(node.outside("config.yaml"), &settings).unwrap();
     let script = printed(&node.outside(""), &settings);
-    let shell = |script: &str| {
+    let ran = |script: &str| {
         let mut shell = Command::new("sh");
         bao.authorize(shell.args(["-eu", "-c", script]));
-        Ran::of(&mut shell).done().stdout.clone()
+        Ran::of(&mut shell)
     };
-    // A second run changes nothing.
-    shell(&script);
-    shell(&script);
+    let shell = |script: &str| ran(script).done().stdout.clone();
+    ran(&script)
+        .ended(75)
+        .says("there is no CA yet in: k8s-ca k8s-front-proxy-ca k8s-etcd-ca (run ");
     for authority in Authority::ALL {
         let make = commented(&script, &format!("k8s-{authority}/root/generate/internal"));
         shell(&make);
@@ -384,6 +385,8 @@ fn grants_exactly_what_a_node_needs_by_signer_setup() {
         let file = format!("/etc/kubernetes/pki/{}.crt", authority.base_name());
         node.write(file, text(&answer["data"]["certificate"]));
     }
+    // A second run changes nothing.
+    shell(&script);
     for (part, file) in [("/role-id", &role_id), ("/secret-id", &secret_id)] {
         let command = commented(&script, part);
         let (_, destination) = command.split_once("# into ").unwrap();
@@ -775,6 +778,32 @@ fn names_wrong_setting_of_all_certificates_once() {
         let (errors, _) = ran.stderr.split_once("next: ").unwrap_or((&ran.stderr, ""));
         assert!(!errors.contains("{authority}"), "{errors}");
     }
+}
+
+/// A preflight looks a wrapping token up and leaves it to the run.
+#[test]
+fn preflight_finds_used_wrapping_token_and_uses_none() {
+    let (lab, auth, token) = Lab::with_wrapped_secret_id(", role: cp1");
+    let node = Node::new();
+    node.write_settings(&lab.configuration(
+        &lab.space.bao.url(),
+        &lab.space.bao.ca_file(),
+        "role: any",
+        &auth,
+    ));
+    let preflight = || Ran::of(&mut node.configured(["preflight"]));
+    for _ in 0..2 {
+        preflight()
+            .says("no login was tried: the wrapping token in ")
+            .says("is known only after a login");
+    }
+    assert!(!node.path("/var/lib/nodepki").exists());
+    let thief = lab.space.as_token(&token, "sys/wrapping/unwrap", json!({}));
+    assert_eq!(thief.0, 200);
+    preflight()
+        .ended(77)
+        .says("SECURITY: ")
+        .says("looking the wrapping token up failed: the wrapping token in ");
 }
 
 #[test]

@@ -117,7 +117,8 @@ impl OpenBao {
             "--kubeadm-config",
             &format!("/{}/kubeadm.yaml", setup.display()),
         ]));
-        self.administrator(&script);
+        // It ends with 75 as long as there is no CA.
+        self.administrator(&script.replace("exit 75", "exit 0"));
         for (authority, _) in AUTHORITIES {
             // A second import changes nothing. A worker's script names one authority only.
             let import = format!("pki/{authority}/issuers/import/bundle");

@@ -397,17 +397,6 @@ impl Session {
             Some(_) => true,
             None => false,
         };
-        if super::is_plain_secret_id(&given) {
-            // The secret is not sent: the answer would look as if another process had unwrapped it.
-            return Err(SignerError::permanent(
-                format!(
-                    "{}: {doing} failed: {} contains a plain secret_id, and auth.appRole.wrapped is true",
-                    self.api.label(),
-                    self.api.server.shown_secret(&app.secret_id_file)
-                ),
-                "remove wrapped: true, or deliver a wrapped secret_id",
-            ));
-        }
         self.inspect(doing, app, &given, interrupted).await?;
         let mut unwrapped = Unwrapped {
             wrapping,
@@ -419,6 +408,16 @@ impl Session {
         unwrapped.secret_id = Some(secret_id.clone());
         self.keep(SECRET_ID_FILE, &unwrapped).map_err(unkept)?;
         Ok(secret_id.0)
+    }
+
+    /// Looks a wrapping token up that was not unwrapped yet.
+    pub(super) async fn inspect_wrapped(&self) -> Result<(), SignerError> {
+        let VaultAuth::AppRole(app) = &self.auth else {
+            return Ok(());
+        };
+        let given = self.api.server.secret(&app.secret_id_file)?;
+        let doing = "looking the wrapping token up";
+        self.inspect(doing, app, &given, false).await
     }
 
     /// Verifies that the wrapping token contains what it should: only the server can have stored a `secret_id` of
@@ -437,6 +436,17 @@ impl Session {
         #[derive(Deserialize)]
         struct WrappingInfo {
             creation_path: String,
+        }
+        if super::is_plain_secret_id(given) {
+            // The secret is not sent: the answer would look as if another process had unwrapped it.
+            return Err(SignerError::permanent(
+                format!(
+                    "{}: {doing} failed: {} contains a plain secret_id, and auth.appRole.wrapped is true",
+                    self.api.label(),
+                    self.api.server.shown_secret(&app.secret_id_file)
+                ),
+                "remove wrapped: true, or deliver a wrapped secret_id",
+            ));
         }
         let call = Call::post("/v1/sys/wrapping/lookup").json(&Lookup { token: given });
         let response = self.api.exchange(doing, call, None).await?;

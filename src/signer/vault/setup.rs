@@ -61,6 +61,7 @@ pub(super) fn print(parts: &[Part<'_, Config>], identity: &NodeIdentity) -> Stri
         script.server(server.0, server.1, several);
         script.signers(&of_server, identity);
     }
+    script.0.push_str(include_str!("setup/end.sh"));
     script.0
 }
 
