@@ -93,8 +93,8 @@ CONFIG=/etc/nodepki/config.yaml
 
 #[rustfmt::skip]
 const FIXES: &[Fix] = &[
-    fix("empty-node", r#"rm -r ./* /var/lib/nodepki; sed -i "s/signer: s}/signer: s, trust: {file: X}}/g" "$CONFIG"
-        for a in ca etcd/ca front-proxy-ca; do sed -i "0,/X/s||$D/ca/$a.crt|" "$CONFIG"; done"#),
+    fix("empty-node", r#"rm -r ./* /var/lib/nodepki; sed -i "s/signer: s}/signer: s, trust: {file: @FILE@}}/g" "$CONFIG"
+        for a in ca etcd/ca front-proxy-ca; do sed -i "0,/@FILE@/s||$D/ca/$a.crt|" "$CONFIG"; done"#),
     after("config-unusable", r#"sed -i 's/signer: s}/signer: t}/' "$CONFIG""#, r#"sed -i 's/signer: t}/signer: s}/' "$CONFIG""#),
     fix("unfinished-commit", "NODEPKI_FAILPOINT=finish:rename-one:1 nodepki renew --force apiserver || true"),
     fix("stray-files", "touch pki/.nodepki-new.apiserver.crt"),
