@@ -254,10 +254,7 @@ fn renews_expired_node_offline_without_signer() {
     follow(
         &node,
         3,
-        &[(
-            78,
-            &["authority ca has no signer", "csr export DIR"],
-        )],
+        &[(78, &["authority ca has no signer", "csr export DIR"])],
     );
     snapshot.unchanged(&node.etc());
     let next = "nodepki csr import /media/usb/cp1 --root /mnt";

@@ -1095,7 +1095,7 @@ fn rejects_forbidden_role_before_making_key() {
     for (name, words) in [
         (
             CertName::AdminConf,
-            "does not allow pki/sign/other (update)",
+            "the policy of its token does not allow pki/sign/other (update)",
         ),
         (CertName::EtcdPeer, "there is no role pki/roles/missing"),
     ] {

@@ -258,8 +258,7 @@ fn suggests_name_of_certificate_in_every_command() {
         (&["needs-renewal", "etcd-sever"], 255),
         (&["csr", "show", "etcd-sever"], 64),
         (&["status", "etcd-sever"], 64),
-        // An entry may be about a certificate that is not registered any more.
-        (&["audit", "show", "--certificate", "etcd-sever"], 0),
+        (&["audit", "show", "--certificate", "etcd-sever"], 64),
     ] {
         let mut run = node.command(command);
         if !matches!(command, ["status" | "audit", ..]) {
