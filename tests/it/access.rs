@@ -221,15 +221,6 @@ fn reads_only_expected_names_of_a_crowded_inbox() {
 
 // ---- Offline signing ----
 
-fn sign(node: &Node, bundle: &Path) {
-    let script = format!(
-        "set -e; cd {}; CA={}; . ./README",
-        bundle.display(),
-        node.ca().display()
-    );
-    run_program("/bin/bash", &["-c", &script], b"");
-}
-
 #[test]
 fn refuses_export_to_directory_that_another_user_can_replace() {
     let cases: &[(&str, Arrange, &str)] = &[
@@ -289,7 +280,7 @@ fn refuses_import_from_directory_that_another_user_can_replace() {
     let dir = node.outside("media/stick");
     fs::create_dir(dir.parent().unwrap()).unwrap();
     node.csr("export", &dir).done();
-    sign(&node, &dir);
+    node.sign_bundle(&dir);
     let before = node.etc();
     for path in ["", "pki", "pki/apiserver.crt", ".."] {
         let path = dir.join(path);
@@ -317,7 +308,7 @@ fn exports_to_directories_of_root_below_sticky_ones() {
     node.csr("export", &top.join("new")).done();
     symlink("new", top.join("link")).unwrap();
     node.csr("export", &top.join("link")).done();
-    sign(&node, &top.join("new"));
+    node.sign_bundle(&top.join("new"));
     node.csr("import", &top.join("link")).done();
 }
 
@@ -326,7 +317,7 @@ fn import_reads_only_files_of_an_import_and_limits_them() {
     let node = Node::new();
     let dir = node.outside("stick");
     node.csr("export", &dir).done();
-    sign(&node, &dir);
+    node.sign_bundle(&dir);
     // Neither is opened: the pipe could block, the device could fill the memory.
     nix::unistd::mkfifo(&dir.join("pipe.crt"), nix::sys::stat::Mode::S_IRWXU).unwrap();
     symlink("/dev/zero", dir.join("zero.crt")).unwrap();

@@ -13,7 +13,7 @@ use nodepki::x509::{CertificateAuthority, KeyAlgorithm, PrivateKey};
 use crate::node::{EVERYTHING, Node, Ran, copy_authorities};
 use crate::renew::backdate;
 use crate::sample::sampled;
-use crate::signing::{now, run_program, write_secret};
+use crate::signing::{now, write_secret};
 use crate::store::leftovers;
 use crate::time::{let_pass, wait_until};
 
@@ -124,12 +124,7 @@ fn prepared() -> Node {
         &["--clock-wait", "0s"],
     ))
     .done();
-    let script = format!(
-        "set -e; cd {}; CA={}; . ./README",
-        bundle.display(),
-        node.ca().display()
-    );
-    run_program("/bin/bash", &["-c", &script], b"");
+    node.sign_bundle(&bundle);
     node
 }
 

@@ -20,7 +20,7 @@ use nodepki::x509::{CertificateAuthority, Chain, Csr, KeyAlgorithm, PrivateKey};
 use tempfile::TempDir;
 use time::OffsetDateTime;
 
-use crate::signing::{openssl, write_authorities, write_secret};
+use crate::signing::{openssl, run_program, write_authorities, write_secret};
 
 pub(crate) const NODEPKI: &str = env!("CARGO_BIN_EXE_nodepki");
 pub(crate) const SIGNER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/signer.sh");
@@ -299,6 +299,16 @@ impl Node {
                 .arg("--kubeadm-config")
                 .arg(self.outside("kubeadm.yaml")),
         )
+    }
+
+    /// Signs a bundle of `csr export` with the script in it.
+    pub(crate) fn sign_bundle(&self, bundle: &Path) {
+        let script = format!(
+            "set -e; cd {}; CA={}; . ./README",
+            bundle.display(),
+            self.ca().display()
+        );
+        run_program("/bin/bash", &["-c", &script], b"");
     }
 
     /// Runs `bootstrap` with the signer of kind `directory`, without waiting for certificates.

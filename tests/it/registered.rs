@@ -9,7 +9,7 @@ use nodepki::x509::{Chain, PrivateKey, certificates_of};
 use serde_json::{Value, json};
 
 use crate::node::{Node, Ran};
-use crate::signing::{HEAD, openssl, run_program};
+use crate::signing::{HEAD, openssl};
 
 /// The settings of the four components.
 const EXAMPLES: &str = include_str!("../../packaging/examples/registered-certificates.yaml");
@@ -461,9 +461,7 @@ fn exports_registered_requests_and_imports_their_certificates() {
     );
     let text = String::from_utf8(text).unwrap();
     assert!(text.contains("DNS:policy-webhook.policy.svc"), "{text}");
-    let ca = node.ca();
-    let script = format!("set -e; cd {bundle}; CA={}; . ./README", ca.display());
-    run_program("/bin/bash", &["-c", &script], b"");
+    node.sign_bundle(bundle.as_ref());
     configured(&node, &["csr", "import", bundle])
         .done()
         .row_says("policy-webhook", "issued");

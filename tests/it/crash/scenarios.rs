@@ -609,25 +609,16 @@ fn import(node: &Node) -> Command {
     bundle_command(node, "import")
 }
 
-fn sign_bundle(node: &Node) {
-    let script = format!(
-        "set -e; cd {}; CA={}; . ./README",
-        node.path(BUNDLE).display(),
-        node.ca().display()
-    );
-    crate::signing::run_program("/bin/bash", &["-c", &script], b"");
-}
-
 fn with_signed_bundle() -> Node {
     let node = new_node();
     Ran::of(&mut export(&node)).done();
-    sign_bundle(&node);
+    node.sign_bundle(&node.path(BUNDLE));
     node
 }
 
 /// Asserts that the exported requests can be signed and imported.
 fn has_same_requests_in_bundle(node: &Node, _: &Reference) -> Result<(), String> {
-    sign_bundle(node);
+    node.sign_bundle(&node.path(BUNDLE));
     repeats(import(node), &[0])
 }
 
