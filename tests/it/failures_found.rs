@@ -94,7 +94,7 @@ fn sign_with_sha1(node: &Node) {
     node.write(format!("{PKI}/front-proxy-client.crt"), leaf);
 }
 
-/// A new certificate for a new key.
+/// The certificate is issued again.
 #[rustfmt::skip]
 const REISSUED: &[Damage] = &[
     damage(CertName::ControllerManagerConf,
@@ -138,7 +138,7 @@ const REISSUED: &[Damage] = &[
         &["is signed with ", "which Kubernetes components refuse"]),
 ];
 
-/// The same key in a corrected file.
+/// The file is corrected and keeps its key.
 #[rustfmt::skip]
 const REWRITTEN: &[Damage] = &[
     damage(CertName::SchedulerConf,
