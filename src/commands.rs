@@ -60,6 +60,7 @@ use output::{
     name = "nodepki",
     version,
     propagate_version = true,
+    max_term_width = manual::HELP_WIDTH,
     arg_required_else_help = true
 )]
 struct Cli {

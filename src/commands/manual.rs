@@ -40,6 +40,9 @@ Options:
   -V, --version          Print version
 ";
 
+/// Columns of the help, also on a wider terminal.
+pub(super) const HELP_WIDTH: usize = 80;
+
 /// The commands in the order of `nodepki --help`, by occasion. All others follow.
 const GROUPS: [(&str, &[&str]); 4] = [
     ("Start", &["init", "preflight", "plan", "bootstrap"]),
@@ -80,6 +83,7 @@ fn grouped(program: &Command) -> String {
         let commands = commands.into_iter().enumerate();
         let commands = commands.map(|(at, command)| command.display_order(at));
         let list = Command::new("")
+            .max_term_width(HELP_WIDTH)
             .help_template("{subcommands}")
             .disable_help_subcommand(true)
             .subcommands(commands)
@@ -104,6 +108,25 @@ fn grouped(program: &Command) -> String {
     )
 }
 
+/// Breaks a command that is wider than the help before an option, so that it can still be copied.
+fn on_screen(line: &str) -> String {
+    // Room for the margin and the backslash.
+    let room = HELP_WIDTH - 4;
+    let mut parts = line.split(" --");
+    let mut shown = parts.next().unwrap_or_default().to_owned();
+    let mut width = shown.chars().count();
+    for part in parts {
+        let more = part.chars().count() + 3;
+        if width + more > room {
+            shown.push_str(" \\\n     ");
+            width = 3;
+        }
+        shown.push_str(&format!(" --{part}"));
+        width += more;
+    }
+    shown
+}
+
 fn with_examples(command: Command, path: &str) -> Command {
     let mut command = command;
     if !path.is_empty() {
@@ -113,7 +136,7 @@ fn with_examples(command: Command, path: &str) -> Command {
         let lines: Vec<String> = examples
             .lines
             .iter()
-            .map(|(line, meaning)| format!("  {line}\n      {meaning}"))
+            .map(|(line, meaning)| format!("  {}\n      {meaning}", on_screen(line)))
             .collect();
         command = command.after_long_help(format!("Examples:\n{}", lines.join("\n")));
     }

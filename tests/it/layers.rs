@@ -179,10 +179,14 @@ fn pure_rooms_do_no_io() {
 }
 
 /// Files that search text which is not nodepki's own, or which join texts, with the reason.
-const TEXT_SEARCHES: [(&str, &str); 7] = [
+const TEXT_SEARCHES: [(&str, &str); 8] = [
     ("agent/examine.rs", "a warning that another one contains"),
     ("agent/load/files.rs", "an error without its path"),
     ("cluster/api.rs", "messages of the API server"),
+    (
+        "commands/output/addressed.rs",
+        "commands in messages get the options of the run",
+    ),
     ("kube/kubeadm/cluster.rs", "arguments in a kubeadm document"),
     ("signer/cluster/requests.rs", "messages of the API server"),
     ("yaml.rs", "messages of the parser"),
