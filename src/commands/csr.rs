@@ -213,15 +213,17 @@ fn import(
     if let Some(directory) = directory {
         let is_bundle = is_bundle(&directory)?;
         let read = tree.read(&directory, Path::new(""), 0);
-        read.map_err(|failure| match is_bundle {
-            true => failure,
-            false => Failure::new(
+        read.map_err(|failure| {
+            if is_bundle || failure.code == ExitCode::Pending {
+                return failure;
+            }
+            Failure::new(
                 ExitCode::Configuration,
                 format!(
                     "{} contains neither requests nor certificates, and files that an import cannot read (name the directory with the signed certificates)",
                     directory.path().display()
                 ),
-            ),
+            )
         })?;
     }
     if tree.files.is_empty() {

@@ -80,7 +80,7 @@ pub(super) const EXAMPLES: &[CommandExamples] = &[
     ]),
     examples("audit verify", &[
         ("nodepki audit verify", "Verifies the chain of the issuance log."),
-        ("nodepki audit verify --head HASH", "Verifies that the log still has the entry with this digest, from the journal."),
+        ("nodepki audit verify --head 2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae", "Verifies that the log still has the entry with this digest, from the journal."),
     ]),
     examples("audit show", &[
         ("nodepki audit show --certificate apiserver", "Prints the requests and certificates of the API server."),

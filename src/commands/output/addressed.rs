@@ -46,7 +46,7 @@ static NODE_OPTIONS: OnceLock<Vec<NodeOption>> = OnceLock::new();
 
 /// Sets the options of the command line. The first call counts.
 pub(in super::super) fn set_node_options(global: &GlobalOptions) {
-    let root = (global.root != Path::new("/")).then(|| global.root.as_path());
+    let root = (global.root != Path::new("/")).then_some(global.root.as_path());
     let config = global
         .config
         .as_ref()
