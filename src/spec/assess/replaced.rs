@@ -199,9 +199,10 @@ impl ReplacedCa {
                 "restore the old CA certificate (`{}`)",
                 restore_command(file, path)
             ),
-            OldAuthority::InFile { file, .. } => {
-                format!("restore the old CA certificate from {file}")
-            }
+            // The present certificate may be the only one of its CA on this node.
+            OldAuthority::InFile { file, .. } => format!(
+                "restore the old CA certificate from {file} (`mv {path} {path}.new && cp {file} {path}`)"
+            ),
             OldAuthority::Named(_) => copy_advice(path),
         };
         format!(
