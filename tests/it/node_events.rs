@@ -52,14 +52,18 @@ nodeEvents: {enabled: true}
         .says("nodepki")
         .says("apiserver-kubelet-client: failed: ");
 
-    // A second step brings the Event up to date.
+    // A later step brings the Event up to date.
     let first = events();
     daemon.stop();
+    let name = first[0]["metadata"]["name"].as_str().unwrap();
+    let event = format!("/api/v1/namespaces/default/events/{name}");
+    let outdated = json!({"message": "outdated"});
+    assert_eq!(admin.patch(&event, &outdated).0, 200);
     let mut daemon = Daemon::start(node);
     wait_until("the Event is brought up to date", || {
         events()
             .iter()
-            .any(|event| event["lastTimestamp"] != first[0]["lastTimestamp"])
+            .all(|event| event["message"] == first[0]["message"])
     });
     let names = |events: &[Value]| -> Vec<Value> {
         let names = events.iter().map(|event| event["metadata"]["name"].clone());
