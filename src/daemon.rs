@@ -197,7 +197,6 @@ impl<S: Surroundings> Daemon<'_, S> {
         let rotations = RotationService::default();
         rotations.put_in_force(self.root, &loaded, clock)?;
         let events = NodeEvents::default();
-        events.put_in_force(self.root, &loaded.settings.node_events)?;
         let services = Services {
             kubelets: &kubelets,
             policy: &policy,
@@ -356,7 +355,8 @@ impl<S: Surroundings> Daemon<'_, S> {
                 self.surroundings
                     .accept_own_writes(self.root, &step.report.written);
                 rotation::log(&step.report);
-                services.events.report(loaded, &step.report, self.now());
+                let events = services.events;
+                events.report(self.root, loaded, &step.report, self.now());
                 StepResult::of(&step.report, step.next)
             }
             Err(failure) => {
@@ -542,7 +542,6 @@ impl Services<'_> {
             self.policy
                 .put_in_force(root, &loaded.settings.cluster_policy),
             self.rotations.put_in_force(root, loaded, clock),
-            self.events.put_in_force(root, &loaded.settings.node_events),
         ];
         for failure in results.into_iter().filter_map(Result::err) {
             tracing::error!(exit = failure.code as u8, "{failure}");

@@ -58,6 +58,14 @@ pub(crate) const CONFIG_MAP: Resource = Resource {
     kind: "ConfigMap",
 };
 
+/// Nodes.
+pub(crate) const NODE: Resource = Resource {
+    group: "",
+    version: "v1",
+    plural: "nodes",
+    kind: "Node",
+};
+
 /// Secrets.
 pub const SECRET: Resource = Resource {
     group: "",

@@ -1,4 +1,4 @@
-//! The block `nodeEvents`: what the cluster is told about this node.
+//! The block `nodeEvents`: Events about the Node.
 
 use std::path::PathBuf;
 

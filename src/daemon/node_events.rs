@@ -4,6 +4,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::path::PathBuf;
 use std::rc::Rc;
 
 use serde_json::{Value, json};
@@ -12,59 +13,53 @@ use time::OffsetDateTime;
 use tokio::sync::Notify;
 
 use crate::agent::load::{self, Loaded};
-use crate::agent::{Failure, RowAction, RunReport};
-use crate::cluster::api::{Api, ApiError, Resource};
+use crate::agent::{RowAction, RunReport};
+use crate::cluster::api::{Api, ApiError, NODE};
 use crate::cluster::event::{self, EVENT, EVENT_NAMESPACE};
-use crate::config::NodeEventSettings;
 use crate::spec::assess::joined;
 use crate::store::NodeRoot;
 use crate::text::hex;
 
-const NODE: Resource = Resource {
-    group: "",
-    version: "v1",
-    plural: "nodes",
-    kind: "Node",
-};
-
-/// Events that are to be written with the configuration in force.
+/// Events that are to be written.
 #[derive(Default)]
 pub(super) struct NodeEvents {
-    settings: RefCell<NodeEventSettings>,
-    api: RefCell<Option<Rc<Api>>>,
+    target: RefCell<Option<Rc<Target>>>,
     /// By name: of what lasts, only the last message is written.
     unwritten: RefCell<BTreeMap<String, Value>>,
     added: Notify,
 }
 
+/// The cluster that is written to.
+struct Target {
+    api: Api,
+    kubeconfig: PathBuf,
+}
+
 impl NodeEvents {
-    /// Replaces the configuration.
+    /// Has the Events about a step written, if the configuration of the step says so.
     ///
-    /// # Errors
-    /// A kubeconfig that cannot be used; the former configuration stays in force.
-    pub(super) fn put_in_force(
+    /// A kubeconfig that cannot be used is reported; the rotation goes on, and the next step tries again.
+    pub(super) fn report(
         &self,
         root: &NodeRoot,
-        settings: &NodeEventSettings,
-    ) -> Result<(), Failure> {
-        if *self.settings.borrow() == *settings {
-            return Ok(());
-        }
-        let api = if settings.enabled {
-            Some(load::cluster(root, settings.kubeconfig.as_path())?)
-        } else {
-            None
-        };
-        self.api.replace(api.map(Rc::new));
-        self.settings.replace(settings.clone());
-        Ok(())
-    }
-
-    /// Has the Events about a step written, unless the configuration is off.
-    pub(super) fn report(&self, loaded: &Loaded, report: &RunReport, now: OffsetDateTime) {
-        if self.api.borrow().is_none() {
+        loaded: &Loaded,
+        report: &RunReport,
+        now: OffsetDateTime,
+    ) {
+        let settings = &loaded.settings.node_events;
+        if !settings.enabled {
             return;
         }
+        let kubeconfig = settings.kubeconfig.clone();
+        let api = match load::cluster(root, kubeconfig.as_path()) {
+            Ok(api) => api,
+            Err(failure) => {
+                tracing::warn!("nodeEvents: {failure}");
+                return;
+            }
+        };
+        self.target
+            .replace(Some(Rc::new(Target { api, kubeconfig })));
         let setup = &loaded.setup;
         let doubt = setup.plan.policy_doubts.rules.as_deref();
         let events = events(setup.identity.node.as_str(), report, doubt, now);
@@ -76,12 +71,15 @@ impl NodeEvents {
     pub(super) async fn run(&self) -> Infallible {
         loop {
             self.added.notified().await;
-            let Some(api) = self.api.borrow().clone() else {
+            let Some(target) = self.target.borrow().clone() else {
                 continue;
             };
             for (name, event) in self.unwritten.take() {
-                if let Err(error) = write(&api, &name, &event).await {
-                    tracing::info!("no Event about the Node was written: {error}");
+                if let Err(error) = write(&target.api, &name, &event).await {
+                    let kubeconfig = target.kubeconfig.display();
+                    tracing::warn!(
+                        "nodeEvents: no Event about the Node was written with {kubeconfig}: {error}"
+                    );
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! `nodeEvents`: what the cluster is told about a node, with the real kube-apiserver.
+//! `nodeEvents`: Events about the Node, with the real kube-apiserver.
 
 use serde_json::{Value, json};
 
@@ -27,6 +27,25 @@ nodeEvents: {enabled: true}
         let file = format!("/etc/kubernetes/pki/apiserver-kubelet-client.{end}");
         std::fs::remove_file(node.path(&file)).unwrap();
     }
+    // A kubeconfig that cannot be used stops no daemon.
+    let settings = node.path("/etc/nodepki/config.yaml");
+    let usable = std::fs::read_to_string(&settings).unwrap();
+    let exposed = "/var/tmp/exposed/kubeconfig";
+    node.write(exposed, "{}");
+    let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    std::fs::set_permissions(node.path("/var/tmp/exposed"), permissions).unwrap();
+    let unusable = usable.replace(
+        "enabled: true",
+        &format!("enabled: true, kubeconfig: {exposed}"),
+    );
+    node.write("/etc/nodepki/config.yaml", &unusable);
+    let mut daemon = Daemon::start(node);
+    wait_until("the daemon has said why", || {
+        daemon.said().contains("nodeEvents: ")
+    });
+    daemon.stop();
+    node.write("/etc/nodepki/config.yaml", &usable);
+
     let admin = cluster.admin();
     let object = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node.name()}});
     // The kubelet may have registered it.

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::rotate::certificate;
 use super::service_account;
-use crate::cluster::api::{Api, ApiError, CONFIG_MAP, Resource};
+use crate::cluster::api::{Api, ApiError, CONFIG_MAP, NODE, Resource};
 use crate::cluster::watch::{Watch, WatchChange};
 use crate::kube::names::{
     Authority, CONTROL_PLANE_LABEL, JOINING_NODES_GROUP, LEASE_NAMESPACE as NAMESPACE,
@@ -28,12 +28,6 @@ pub const NAME: &str = "nodepki-authority-rotation";
 const READERS: [&str; 2] = ["system:nodes", JOINING_NODES_GROUP];
 /// Key of the annotation.
 const ANNOTATION: &str = "nodepki.io/authority-proofs";
-const NODE: Resource = Resource {
-    group: "",
-    version: "v1",
-    plural: "nodes",
-    kind: "Node",
-};
 const ROLE: Resource = rbac("roles", "Role");
 const ROLE_BINDING: Resource = rbac("rolebindings", "RoleBinding");
 

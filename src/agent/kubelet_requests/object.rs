@@ -5,6 +5,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 
+pub(super) use crate::cluster::api::NODE;
 use crate::cluster::api::Resource;
 use crate::cluster::event::{self, limited};
 pub(super) use crate::cluster::event::{EVENT, EVENT_NAMESPACE};
@@ -16,13 +17,6 @@ pub(super) const CSR: Resource = Resource {
     version: "v1",
     plural: "certificatesigningrequests",
     kind: "CertificateSigningRequest",
-};
-/// Nodes.
-pub(super) const NODE: Resource = Resource {
-    group: "",
-    version: "v1",
-    plural: "nodes",
-    kind: "Node",
 };
 
 /// Returns the object with one more condition. The API server refuses it if the object has changed since.
