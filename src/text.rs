@@ -1,4 +1,4 @@
-//! Text that every room writes alike: hexadecimal, times, and characters from outside that a terminal must not see.
+//! Text that every room writes alike: hexadecimal, times, words of a shell, and characters from outside that a terminal must not see.
 
 use time::OffsetDateTime;
 
@@ -21,6 +21,15 @@ pub(crate) fn printable(text: &str) -> String {
             }
         })
         .collect()
+}
+
+/// Quotes a text as one word of a shell.
+pub(crate) fn quoted(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:@%+,".contains(&byte);
+    if !text.is_empty() && text.bytes().all(plain) {
+        return text.to_owned();
+    }
+    format!("'{}'", text.replace('\'', r"'\''"))
 }
 
 /// Encodes lower-case hexadecimal without separators.

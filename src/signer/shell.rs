@@ -1,6 +1,8 @@
 //! Templates and quoting for the shell scripts that `nodepki config signer-setup` prints. An administrator of a server
 //! runs them, and the names in them come from files that another user may have written.
 
+pub(crate) use crate::text::quoted;
+
 /// Replaces `@NAME@` in a template by the value of `NAME`. Values are not searched for further names.
 pub(super) fn filled(template: &str, values: &[(&str, &str)]) -> String {
     let mut text = String::new();
@@ -45,15 +47,6 @@ pub(super) fn script(template: &str, values: &[(&str, &str)]) -> String {
         .map(|(name, value)| (name.as_str(), value.as_str()))
         .collect();
     filled(template, &values)
-}
-
-/// Quotes a text as one word of a shell.
-pub(crate) fn quoted(text: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:@%+,".contains(&byte);
-    if !text.is_empty() && text.bytes().all(plain) {
-        return text.to_owned();
-    }
-    format!("'{}'", text.replace('\'', r"'\''"))
 }
 
 /// Returns the command that prints a text, on one line.

@@ -41,7 +41,8 @@ pub use reason::{
 use renewal::RenewalRules;
 pub use renewal::{Age, RenewalCause};
 pub use replaced::{
-    CaEvidence, OldAuthority, ReplacedCa, replaced, restored_together, trusted_by, valid_copy,
+    CaEvidence, CaFile, OldAuthority, OtherCaFile, ReplacedCa, replaced, replaced_among,
+    restore_command, restored_together, trusted_by, valid_copy,
 };
 pub use shared::{SharedAuthority, shared_authorities};
 

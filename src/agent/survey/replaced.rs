@@ -2,16 +2,17 @@
 
 use time::OffsetDateTime;
 
-use super::{Survey, SurveyRefusal, SurveyedBundle, SurveyedCert, TrustSource};
+use super::{Survey, SurveyRefusal, SurveyedCert, TrustSource};
 use crate::agent::Provided;
 use crate::kube::names::Authority;
 use crate::spec::CertFiles;
 use crate::spec::assess::{
-    self, BundleRefusal, CaEvidence, ReplacedCa, restored_together, shared_authorities, trusted_by,
+    self, BundleRefusal, CaEvidence, CaFile, OtherCaFile, ReplacedCa, restored_together,
+    shared_authorities, trusted_by,
 };
 use crate::store::NodeRoot;
 use crate::text::hex;
-use crate::x509::{Certificate, TrustBundle};
+use crate::x509::TrustBundle;
 
 impl SurveyedCert {
     fn witness(&self) -> CaEvidence<'_> {
@@ -41,9 +42,9 @@ impl Survey {
         now: OffsetDateTime,
     ) {
         let changes = root.authority_changes().unwrap_or_default();
-        let mut refused = Vec::new();
         let mut copies = Vec::new();
-        for (place, bundle) in self.bundles.iter().enumerate() {
+        let mut files = Vec::new();
+        for bundle in &self.bundles {
             let authority = bundle.spec.authority;
             let Some(present) = bundle.found.present() else {
                 continue;
@@ -58,17 +59,28 @@ impl Survey {
             let is_pinned = !source.pins.is_empty() && present.require_pins(&source.pins).is_ok();
             // The cluster that the node joins has just said that this is its CA.
             let is_handed_over = !bundle.in_place && provided.bundles.contains_key(&authority);
-            if is_activated || is_pinned || is_handed_over {
+            files.push(CaFile {
+                authority,
+                file: path,
+                trust: present,
+                witnesses,
+                is_confirmed: is_activated || is_pinned || is_handed_over,
+            });
+        }
+        let mut replaced_cas = assess::replaced_among(&files);
+        let mut refused = Vec::new();
+        for (place, bundle) in self.bundles.iter().enumerate() {
+            let authority = bundle.spec.authority;
+            let found = replaced_cas.remove(&authority);
+            let (Some(replaced), Some(present)) = (found, bundle.found.present()) else {
                 continue;
-            }
-            let shown = match (&source.file, bundle.in_place) {
+            };
+            let shown = match (&trust(authority).file, bundle.in_place) {
                 (Some(file), false) => file.shown().display().to_string(),
                 _ => bundle.spec.path.to_string(),
             };
-            if let Some(replaced) = self.replaced_by(authority, present) {
-                let fix = replaced.fix(authority, &shown, present);
-                refused.push((place, authority, shown, replaced, fix));
-            }
+            let fix = replaced.fix(authority, &shown, present);
+            refused.push((place, authority, shown, replaced, fix));
         }
         let all: Vec<(Authority, String, &ReplacedCa)> = refused
             .iter()
@@ -144,14 +156,13 @@ impl Survey {
         let witnesses = self.witnesses(authority);
         let others = self.bundles.iter();
         let others = others.filter(|bundle| bundle.spec.authority != authority);
-        let elsewhere: Vec<(String, Certificate)> = others
-            .flat_map(|bundle: &SurveyedBundle| {
-                let file = &bundle.spec.path;
-                let certificates = bundle.found.present().map(TrustBundle::certificates);
-                certificates
-                    .unwrap_or_default()
-                    .iter()
-                    .map(move |certificate| (file.to_string(), certificate.clone()))
+        let elsewhere: Vec<OtherCaFile<'_>> = others
+            .filter_map(|bundle| {
+                Some(OtherCaFile {
+                    file: bundle.spec.path.to_string(),
+                    trust: bundle.found.present()?,
+                    is_replaced: false,
+                })
             })
             .collect();
         assess::replaced(present, &witnesses, &elsewhere)

@@ -1,18 +1,41 @@
 //! Judges an authority, with the leaves that it should have issued. Pure.
 
+use std::collections::BTreeMap;
+
 use time::OffsetDateTime;
 
 use super::fault::{RowFault, RowRemark};
 use super::files::{AuthorityFiles, LeafFiles};
 use super::findings::RowFindings;
 use super::{AuthorityStatus, Facts};
-use crate::spec::assess::{self, CaEvidence, trusted_by};
-use crate::x509::{Certificate, Chain};
+use crate::kube::names::Authority;
+use crate::spec::assess::{self, CaEvidence, CaFile, ReplacedCa, trusted_by};
+use crate::x509::Chain;
 
-/// Returns the row of an authority. `all` are the authorities of the node.
+/// Returns the CAs that were replaced.
+pub(super) fn replaced(
+    all: &[AuthorityFiles],
+    leaves: &[LeafFiles],
+) -> BTreeMap<Authority, ReplacedCa> {
+    let files: Vec<CaFile<'_>> = all
+        .iter()
+        .filter_map(|found| {
+            Some(CaFile {
+                authority: found.name,
+                file: found.here.clone(),
+                trust: found.trust.as_ref().ok()?,
+                witnesses: evidence(found, leaves),
+                is_confirmed: false,
+            })
+        })
+        .collect();
+    assess::replaced_among(&files)
+}
+
+/// Returns the row of an authority. `replaced` says whether its CA was replaced.
 pub(super) fn judge(
     found: &AuthorityFiles,
-    all: &[AuthorityFiles],
+    replaced: Option<ReplacedCa>,
     leaves: &[LeafFiles],
     now: OffsetDateTime,
 ) -> AuthorityStatus {
@@ -35,16 +58,15 @@ pub(super) fn judge(
     if let Some(note) = &found.key_note {
         findings.remark(RowRemark::KeyAmongCertificates(note.clone()));
     }
-    let evidence = evidence(found, leaves);
     if let Ok(trust) = &found.trust {
-        let copy = assess::valid_copy(trust, &evidence, &found.here, now);
+        let copy = assess::valid_copy(trust, &evidence(found, leaves), &found.here, now);
         findings.remarks.extend(copy.map(RowRemark::ValidCopy));
-        if let Some(replaced) = assess::replaced(trust, &evidence, &elsewhere(found, all)) {
-            findings.fault(RowFault::AuthorityReplaced {
-                path: found.here.clone(),
-                replaced: Box::new(replaced),
-            });
-        }
+    }
+    if let Some(replaced) = replaced {
+        findings.fault(RowFault::AuthorityReplaced {
+            path: found.here.clone(),
+            replaced: Box::new(replaced),
+        });
     }
     AuthorityStatus {
         name: found.name,
@@ -65,17 +87,6 @@ fn facts(chain: &Chain, now: OffsetDateTime) -> Vec<Facts> {
     let certificates = std::iter::once(chain.leaf()).chain(chain.intermediates());
     certificates
         .map(|certificate| Facts::of(certificate, &[], now))
-        .collect()
-}
-
-/// Returns the CA certificates of the other authorities, each with its file.
-fn elsewhere(found: &AuthorityFiles, all: &[AuthorityFiles]) -> Vec<(String, Certificate)> {
-    let others = all.iter().filter(|other| other.name != found.name);
-    others
-        .flat_map(|other| {
-            let certificates = other.anchors().iter().cloned();
-            certificates.map(|certificate| (other.here.clone(), certificate))
-        })
         .collect()
 }
 

@@ -83,6 +83,7 @@ pub fn collect(state: &NodeState, described: Option<NodeRole>, now: OffsetDateTi
         .collect();
     let bundle = |name: Authority| authorities.iter().find(|found| found.name == name);
     let server = leaf::local_server(&leaves);
+    let mut replaced = authority::replaced(&authorities, &leaves);
     let mut status = NodeStatus {
         at: now,
         root: root.path().display().to_string(),
@@ -106,7 +107,7 @@ pub fn collect(state: &NodeState, described: Option<NodeRole>, now: OffsetDateTi
             .collect(),
         authorities: authorities
             .iter()
-            .map(|found| authority::judge(found, &authorities, &leaves, now))
+            .map(|found| authority::judge(found, replaced.remove(&found.name), &leaves, now))
             .collect(),
         has_served: state.has_served(),
         service_account: (role == NodeRole::ControlPlane)

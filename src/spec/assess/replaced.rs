@@ -8,10 +8,12 @@
 //! A CA certificate that was renewed with its key is the same CA. A root that was added to the bundle replaces nothing:
 //! the certificates in place still belong to the bundle.
 
+use std::collections::BTreeMap;
+
 use time::OffsetDateTime;
 
 use crate::kube::names::{Authority, CertName};
-use crate::text::{hex, rfc3339};
+use crate::text::{hex, quoted, rfc3339};
 use crate::x509::{
     Certificate, Chain, TrustBundle, certificates_of, descends_from, is_same_authority,
 };
@@ -67,6 +69,12 @@ impl CaEvidence<'_> {
             .any(|trusted| bundle.iter().any(|one| is_same_authority(trusted, one)))
     }
 
+    /// Returns true if the CA of this witness is in a file from which its own CA was removed.
+    fn belongs_to_exchanged(&self, elsewhere: &[OtherCaFile<'_>]) -> bool {
+        let mut replaced = elsewhere.iter().filter(|other| other.is_replaced);
+        replaced.any(|other| self.testify(other.trust.certificates()) == Testimony::Own)
+    }
+
     /// Returns true if this witness alone proves a replaced CA, for an authority without a second certificate.
     fn suffices(&self) -> bool {
         !self.trusts.is_empty() || self.installed != Some(false)
@@ -113,12 +121,58 @@ impl OldAuthority {
     }
 }
 
-/// Decides whether `trust` replaced the CA of the `witnesses`. `elsewhere` contains the CA certificates in other files of
-/// the node, among which the old one may be.
+/// A CA file of the node, with what shows whether its CA was replaced.
+pub struct CaFile<'a> {
+    /// Its authority.
+    pub authority: Authority,
+    /// The file, as messages display it.
+    pub file: String,
+    /// Its content.
+    pub trust: &'a TrustBundle,
+    /// The certificates of the authority.
+    pub witnesses: Vec<CaEvidence<'a>>,
+    /// The settings or the cluster say that this is the right CA.
+    pub is_confirmed: bool,
+}
+
+/// Another CA file of the node, which may contain the old CA.
+pub struct OtherCaFile<'a> {
+    /// The file, as messages display it.
+    pub file: String,
+    /// Its content.
+    pub trust: &'a TrustBundle,
+    /// The CA of this file was replaced too, so that the file contains a CA that does not belong there.
+    pub is_replaced: bool,
+}
+
+/// Decides for each CA file of the node whether its CA was replaced.
+pub fn replaced_among(files: &[CaFile<'_>]) -> BTreeMap<Authority, ReplacedCa> {
+    let mut found = BTreeMap::new();
+    // An authority whose only certificate is no proof may have been exchanged with one that is proven.
+    for _ in 0..2 {
+        let proven: Vec<Authority> = found.keys().copied().collect();
+        let open = |file: &&CaFile<'_>| !file.is_confirmed && !proven.contains(&file.authority);
+        for own in files.iter().filter(open) {
+            let others = files.iter().filter(|one| one.authority != own.authority);
+            let elsewhere: Vec<OtherCaFile<'_>> = others
+                .map(|other| OtherCaFile {
+                    file: other.file.clone(),
+                    trust: other.trust,
+                    is_replaced: proven.contains(&other.authority),
+                })
+                .collect();
+            let replaced = replaced(own.trust, &own.witnesses, &elsewhere);
+            found.extend(replaced.map(|replaced| (own.authority, replaced)));
+        }
+    }
+    found
+}
+
+/// Decides whether `trust` replaced the CA of the `witnesses`.
 pub fn replaced(
     trust: &TrustBundle,
     witnesses: &[CaEvidence<'_>],
-    elsewhere: &[(String, Certificate)],
+    elsewhere: &[OtherCaFile<'_>],
 ) -> Option<ReplacedCa> {
     let bundle = trust.certificates();
     let with = |testimony| {
@@ -128,7 +182,7 @@ pub fn replaced(
     let foreign: Vec<&CaEvidence<'_>> = with(Testimony::Foreign).collect();
     let is_proven = match foreign.as_slice() {
         [] => false,
-        [only] => witnesses.len() == 1 && only.suffices(),
+        [only] => witnesses.len() == 1 && (only.suffices() || only.belongs_to_exchanged(elsewhere)),
         several => several.len() > with(Testimony::Own).count(),
     };
     is_proven.then(|| ReplacedCa {
@@ -140,7 +194,7 @@ pub fn replaced(
 fn old_authority(
     bundle: &[Certificate],
     foreign: &[&CaEvidence<'_>],
-    elsewhere: &[(String, Certificate)],
+    elsewhere: &[OtherCaFile<'_>],
 ) -> OldAuthority {
     let chains: Vec<&Chain> = foreign.iter().filter_map(|witness| witness.chain).collect();
     let is_old = |certificate: &Certificate| {
@@ -157,11 +211,13 @@ fn old_authority(
             };
         }
     }
-    if let Some((file, certificate)) = elsewhere.iter().find(|(_, one)| is_old(one)) {
-        return OldAuthority::InFile {
-            certificate: certificate.clone(),
-            file: file.clone(),
-        };
+    for other in elsewhere {
+        if let Some(certificate) = other.trust.certificates().iter().find(|one| is_old(one)) {
+            return OldAuthority::InFile {
+                certificate: certificate.clone(),
+                file: other.file.clone(),
+            };
+        }
     }
     let issuer = chains.first().map(|chain| {
         let last = chain.intermediates().last().unwrap_or(chain.leaf());
@@ -201,7 +257,9 @@ impl ReplacedCa {
             ),
             // The present certificate may be the only one of its CA on this node.
             OldAuthority::InFile { file, .. } => format!(
-                "restore the old CA certificate from {file} (`mv {path} {path}.new && cp {file} {path}`)"
+                "restore the old CA certificate from {file} (`cp {path} {path}.new && cp {file} {path}`)",
+                path = quoted(path),
+                file = quoted(file),
             ),
             OldAuthority::Named(_) => copy_advice(path),
         };
@@ -232,14 +290,16 @@ pub fn restored_together(
         }
         authorities.push(*authority);
         match &replaced.old {
-            OldAuthority::InFile { file, .. } => copies.push(format!("cp {file} {path}.old")),
+            OldAuthority::InFile { file, .. } => {
+                copies.push(format!("cp {} {}.old", quoted(file), quoted(path)));
+            }
             OldAuthority::InKubeconfig { file, .. } => copies.push(extract_command(file, path)),
             OldAuthority::Named(_) => {
                 unknown.push_str(&format!("; then {}", copy_advice(path)));
                 continue;
             }
         }
-        moves.push(format!("mv {path}.old {path}"));
+        moves.push(move_command(path));
     }
     copies.append(&mut moves);
     (!authorities.is_empty()).then(|| {
@@ -286,18 +346,27 @@ fn copy_advice(path: &str) -> String {
 }
 
 /// Returns the shell command that writes the CA data of a kubeconfig to a CA file.
-fn restore_command(kubeconfig: &str, path: &str) -> String {
+pub fn restore_command(kubeconfig: &str, path: &str) -> String {
     format!(
-        "{} && mv {path}.old {path}",
-        extract_command(kubeconfig, path)
+        "{} && {}",
+        extract_command(kubeconfig, path),
+        move_command(path)
     )
 }
 
 /// Returns the shell command that writes the CA data of a kubeconfig next to a CA file.
 fn extract_command(kubeconfig: &str, path: &str) -> String {
     format!(
-        "sed -n 's/.*certificate-authority-data: //p' {kubeconfig} | base64 -d > {path}.old && test -s {path}.old"
+        "sed -n 's/.*certificate-authority-data: //p' {kubeconfig} | base64 -d > {path}.old && test -s {path}.old",
+        kubeconfig = quoted(kubeconfig),
+        path = quoted(path)
     )
+}
+
+/// Returns the shell command that installs what is next to a CA file.
+fn move_command(path: &str) -> String {
+    let path = quoted(path);
+    format!("mv {path}.old {path}")
 }
 
 #[cfg(test)]

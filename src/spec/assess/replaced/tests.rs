@@ -172,13 +172,41 @@ fn finds_old_ca_in_other_ca_file() {
         trusts: Vec::new(),
         installed: None,
     };
-    let elsewhere = [("/pki/ca.crt".to_owned(), old.bundle().first().clone())];
+    let elsewhere = [other_file("/pki/ca.crt", old.bundle(), false)];
     let found = replaced(new.bundle(), &[witness], &elsewhere).unwrap();
     assert!(found.sentence("x").contains("in /pki/ca.crt"));
     let fix = found.fix(Authority::FrontProxyCa, "x", new.bundle());
     let restore =
-        "restore the old CA certificate from /pki/ca.crt (`mv x x.new && cp /pki/ca.crt x`)";
+        "restore the old CA certificate from /pki/ca.crt (`cp x x.new && cp /pki/ca.crt x`)";
     assert!(fix.starts_with(restore), "{fix}");
+}
+
+fn other_file<'a>(file: &str, trust: &'a TrustBundle, is_replaced: bool) -> OtherCaFile<'a> {
+    OtherCaFile {
+        file: file.to_owned(),
+        trust,
+        is_replaced,
+    }
+}
+
+#[test]
+fn exchanged_ca_file_proves_what_one_foreign_certificate_does_not() {
+    let (old, new) = (authority(), authority());
+    let chain = leaf(&old);
+    let is_found = |is_replaced| {
+        let witness = CaEvidence {
+            name: CertName::FrontProxyClient,
+            file: String::new(),
+            chain: Some(&chain),
+            trusts: Vec::new(),
+            installed: Some(false),
+        };
+        let elsewhere = [other_file("/pki/ca.crt", old.bundle(), is_replaced)];
+        replaced(new.bundle(), &[witness], &elsewhere).is_some()
+    };
+    assert!(is_found(true));
+    // The certificate itself is in the wrong place.
+    assert!(!is_found(false));
 }
 
 #[test]
@@ -262,7 +290,7 @@ fn old_ca_is_the_one_that_signed_the_certificates() {
         trusts: Vec::new(),
         installed: None,
     };
-    let elsewhere = [("/pki/x.crt".to_owned(), unrelated.bundle().first().clone())];
+    let elsewhere = [other_file("/pki/x.crt", unrelated.bundle(), false)];
     let found = replaced(new.bundle(), &[witness], &elsewhere).unwrap();
     let sentence = found.sentence("/pki/ca.crt");
     assert!(
