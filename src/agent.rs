@@ -103,6 +103,8 @@ pub struct RunSetup {
     pub trust: BTreeMap<Authority, TrustSource>,
     /// Data provided by the cluster that this node joins.
     pub provided: Provided,
+    /// Differences between the wanted identity and the node's own, at which a run that changes files stops.
+    pub identity_conflicts: Vec<String>,
     /// The node's identity, recorded before the first request; `None` for certificates that belong to no node.
     pub record: Option<Record>,
     /// When certificates are renewed.
@@ -260,6 +262,9 @@ impl RunSetup {
             &self.provided,
             now,
         )?;
+        let conflicts = self.identity_conflicts.iter().cloned();
+        let conflicts = conflicts.map(SurveyRefusal::Identity);
+        survey.refusals.splice(..0, conflicts);
         survey.assess_ages(state.root(), &self.rotation, &self.identity.node, now)?;
         for spec in survey.ca_keys().cloned().collect::<Vec<_>>() {
             // The local and the embedded signer need the CA key on the node; no other signer does.

@@ -141,7 +141,7 @@ fn load_known(
     now: OffsetDateTime,
 ) -> Result<Loaded, Failure> {
     known.require_configuration(root)?;
-    known.assemble(root, inputs, &IdentityChange::Show, now)
+    known.assemble(root, inputs, &IdentityChange::SHOW_ALL, now)
 }
 
 /// As [`load`], with these settings instead of the files'.
@@ -388,7 +388,7 @@ pub fn check(
                     .err()
                     .unwrap_or_else(|| faulty(strict.faults().clone())));
             }
-            let mut loaded = known.assemble(root, inputs, &IdentityChange::Show, now)?;
+            let mut loaded = known.assemble(root, inputs, &IdentityChange::SHOW_ALL, now)?;
             for warning in strict.faults().warnings().map(ToString::to_string) {
                 if !loaded.warnings.contains(&warning) {
                     loaded.warnings.push(warning);

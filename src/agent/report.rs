@@ -219,8 +219,12 @@ pub(super) fn settled(setup: &RunSetup, survey: Survey) -> RunReport {
 pub fn planned(setup: &RunSetup, survey: &Survey) -> RunReport {
     let bundles = survey.bundles.iter();
     let mut rows: Vec<ReportRow> = bundles.map(planned_bundle).collect();
-    let certs = survey.certs.iter();
-    rows.extend(certs.map(|cert| planned_cert(setup, cert, survey.rotating.is_some())));
+    rows.extend(
+        survey
+            .certs
+            .iter()
+            .map(|cert| planned_cert(setup, survey, cert)),
+    );
     if let (Some(spec), Some(action)) = (&setup.plan.service_account, &survey.service_account) {
         let action = match action {
             ServiceAccountAction::Keep => RowAction::Keep,
@@ -231,10 +235,13 @@ pub fn planned(setup: &RunSetup, survey: &Survey) -> RunReport {
         };
         rows.push(service_account_row(spec, action));
     }
-    if survey.rotating.is_some() {
-        let refused = survey.service_account_refused.as_ref();
-        rows.extend(refused_service_account(setup, refused));
-    }
+    let refused = survey.service_account_refused.as_ref();
+    rows.extend(
+        refused_service_account(setup, refused).map(|row| ReportRow {
+            action: RowAction::Refuse,
+            ..row
+        }),
+    );
     let files = survey.missing_files.iter();
     rows.extend(
         files
@@ -273,13 +280,20 @@ fn planned_bundle(bundle: &SurveyedBundle) -> ReportRow {
     }
 }
 
-fn planned_cert(setup: &RunSetup, cert: &SurveyedCert, rotating: bool) -> ReportRow {
+fn planned_cert(setup: &RunSetup, survey: &Survey, cert: &SurveyedCert) -> ReportRow {
     let chain = cert.found.chain.present();
-    let (action, reasons) = match &cert.decision.action {
-        Action::Keep { .. } if cert.decision.deferred => (RowAction::HoldBack, remarks(cert)),
-        Action::Keep { .. } => (RowAction::Keep, remarks(cert)),
-        Action::Rewrite { reasons } => (RowAction::Rewrite, planned_reasons(reasons)),
-        Action::Issue { reasons } => {
+    let rotating = survey.rotating.is_some();
+    let bundle = survey.bundle(cert.spec.authority());
+    let refused = bundle.filter(|bundle| !bundle.refused.is_empty());
+    let (action, reasons) = match (&cert.decision.action, refused) {
+        (Action::Issue { .. }, Some(bundle)) => {
+            let refusal = CertRefusal::AuthorityRefused(bundle.refused.clone());
+            (RowAction::Refuse, vec![RowReason::Refusal(refusal)])
+        }
+        (Action::Keep { .. }, _) if cert.decision.deferred => (RowAction::HoldBack, remarks(cert)),
+        (Action::Keep { .. }, _) => (RowAction::Keep, remarks(cert)),
+        (Action::Rewrite { reasons }, _) => (RowAction::Rewrite, planned_reasons(reasons)),
+        (Action::Issue { reasons }, None) => {
             let action = match chain {
                 Some(_) if rotating && cert.decision.keep_key => RowAction::Renew,
                 Some(_) if rotating => RowAction::Rekey,
@@ -287,7 +301,9 @@ fn planned_cert(setup: &RunSetup, cert: &SurveyedCert, rotating: bool) -> Report
             };
             (action, planned_reasons(reasons))
         }
-        Action::Refuse { reason } => (RowAction::Refuse, vec![RowReason::Refusal(reason.clone())]),
+        (Action::Refuse { reason }, _) => {
+            (RowAction::Refuse, vec![RowReason::Refusal(reason.clone())])
+        }
     };
     let mut row = cert_row(&cert.spec, action, reasons, chain);
     row.due = cert.due;

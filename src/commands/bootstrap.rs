@@ -65,7 +65,7 @@ fn show_plan(
     bootstrap: String,
 ) -> Result<ExitCode, Failure> {
     let inputs = LoadInputs {
-        identity_change: IdentityChange::Show,
+        identity_change: IdentityChange::SHOW_ALL,
         ..sources.inputs(global)?
     };
     let loaded = global.load_joining(&inputs)?;
@@ -73,10 +73,12 @@ fn show_plan(
     print_unfinished(&root);
     let mut survey = loaded.setup.survey(&root, now())?;
     survey.notes.extend(static_pods::notes(&loaded.state));
-    survey.notes.extend(loaded.missing_authorities(&survey));
-    let report = agent::report::planned(&loaded.setup, &survey);
+    let missing = loaded.missing_authorities(&survey);
     let is_signed_by_none = loaded.setup.signers.is_empty() && survey.to_issue().next().is_some();
-    let code = match (survey.refusals.is_empty(), is_signed_by_none) {
+    let is_blocked = !missing.is_empty() || is_signed_by_none;
+    survey.notes.extend(missing);
+    let report = agent::report::planned(&loaded.setup, &survey);
+    let code = match (survey.refusals.is_empty(), is_blocked) {
         (false, _) => report.code().max(ExitCode::Refused),
         // The report names the authorities.
         (true, true) => report.code().max(ExitCode::Configuration),

@@ -55,7 +55,7 @@ impl PreflightArgs {
     pub(super) fn run(self, global: &GlobalOptions) -> Result<ExitCode, Failure> {
         let root = global.open_root()?;
         let inputs = LoadInputs {
-            identity_change: IdentityChange::Show,
+            identity_change: IdentityChange::SHOW_ALL,
             signer_state: SignerState::Discarded,
             wait: Some(self.wait.unwrap_or(DEFAULT_WAIT)),
             ..self.sources.clone().inputs(global)?

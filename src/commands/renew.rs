@@ -10,7 +10,7 @@ use super::output::terminal::{Terminal, log_rows};
 use super::output::{Closing, DocumentKind, print, print_failure, print_message, print_warnings};
 use super::{now, runtime};
 use crate::agent::authority::rotate::Follower;
-use crate::agent::load::{IdentityChange, Loaded};
+use crate::agent::load::Loaded;
 use crate::agent::rotation;
 use crate::agent::{self, ExitCode, Failure, RenewalVerdict, Scope, Survey};
 use crate::daemon::metrics::Metrics;
@@ -176,7 +176,7 @@ impl RenewArgs {
         let names = self.names.parse()?;
         let mut inputs = self.run.inputs(global)?;
         if self.dry_run {
-            inputs.identity_change = IdentityChange::Show;
+            inputs.identity_change = inputs.identity_change.shown();
         }
         let loaded = global.load_running(&inputs)?;
         let scope = self.scope(names, &loaded)?;
@@ -216,7 +216,11 @@ fn dry_run(
     command: &str,
 ) -> Result<ExitCode, Failure> {
     let report = agent::report::planned(&loaded.setup, survey);
-    let code = report.code();
+    let code = match loaded.setup.identity_conflicts.as_slice() {
+        [] => report.code(),
+        // The report has them among its notes.
+        _ => report.code().max(ExitCode::Refused),
+    };
     let next = match code {
         ExitCode::Done if survey.is_settled() => None,
         ExitCode::Done => Some(command.to_owned()),

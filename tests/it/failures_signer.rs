@@ -257,7 +257,7 @@ fn reports_all_missing_pins_at_once() {
     asked.ended(78);
     for authority in authorities {
         let setting = format!("authorities.{authority}.trust.sha256");
-        planned.done().says(&format!("and no pin confirms the CA of the signer (put the CA certificate there, or its pin under {setting})"));
+        planned.ended(78).says(&format!("and no pin confirms the CA of the signer (put the CA certificate there, or its pin under {setting})"));
         asked.says(&setting);
     }
 }

@@ -208,6 +208,16 @@ fn keeps_identity_of_pending_worker() {
     assert_eq!(before.len(), 1, "{before:?}");
     reboot(&node);
     run(&node, &["bootstrap"]).ended(75);
+    // Only the first node of a cluster is exempt, and no document says that this is a worker.
+    let file = node.outside("config.yaml");
+    let settings = fs::read_to_string(&file).unwrap();
+    let policy =
+        "clusterPolicy: {enabled: true, required: true, kubeconfig: /etc/kubernetes/away.conf}\n";
+    fs::write(&file, format!("{settings}{policy}")).unwrap();
+    run(&node, &["bootstrap"])
+        .ended(75)
+        .says("nothing is issued, since clusterPolicy.required is true");
+    fs::write(&file, settings).unwrap();
     assert_eq!(before, requests(&node));
     node.signer_behaves();
     run(&node, &["bootstrap"]).done();
@@ -267,7 +277,10 @@ fn refuses_other_identity_while_requests_are_pending() {
         let before = node.read(IDENTITY_RECORD);
         node.write(KUBEADM_FILE, &config);
         let snapshot = node.snapshot();
-        run(&node, &["plan"]).done().says(words[0]).says(words[1]);
+        run(&node, &["plan"])
+            .ended(65)
+            .says(words[0])
+            .says(words[1]);
         for command in [
             &["bootstrap"][..],
             &["renew"],
@@ -420,24 +433,28 @@ fn refuses_kubelet_conf_of_another_node() {
             "/etc/kubernetes/pki/etcd/server.crt says cp1",
             "/etc/kubernetes/pki/etcd/peer.crt says cp1",
             "the host name is cp1",
-            "--node-name NAME --accept-name-change",
+            "run again with --node-name NAME",
         ] {
             ran.says(source);
         }
     }
     snapshot.unchanged(&node.etc());
-    run(&node, &["renew", "--dry-run"]).says("disagree");
+    run(&node, &["renew", "--dry-run"])
+        .ended(65)
+        .says("disagree");
+    run(&node, &["plan"]).ended(65).says("disagree");
     run(&node, &["doctor"])
         .ended(65)
         .says("kubelet-other-node")
         .says("kubelet.conf says cp2")
         .says("etcd/server.crt says cp1");
-    run(&node, &["renew", "--node-name", "cp1"]).ended(65);
-    run(
-        &node,
-        &["renew", "--node-name", "cp1", "--accept-name-change"],
-    )
-    .done();
+    // The name of one file needs an option; one that no source has is a mistake.
+    run(&node, &["renew", "--node-name", "cp2"]).ended(65);
+    let unknown = ["renew", "--node-name", "cp11", "--accept-name-change"];
+    run(&node, &unknown).ended(65).says("disagree");
+    run(&node, &["renew", "--node-name", "cp1"])
+        .done()
+        .says("/etc/kubernetes/kubelet.conf says cp2: this node is cp1");
     assert!(
         node.subject(CertName::KubeletConf)
             .contains("system:node:cp1")
@@ -460,11 +477,7 @@ fn refuses_etcd_certificate_of_another_node() {
             .ended(65)
             .says(&words)
             .says("kubelet.conf says cp1");
-        run(
-            &node,
-            &["renew", "--node-name", "cp1", "--accept-name-change"],
-        )
-        .done();
+        run(&node, &["renew", "--node-name", "cp1"]).done();
         run(&node, &["renew"]).done();
     }
 }

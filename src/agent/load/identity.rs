@@ -22,8 +22,20 @@ use crate::store::{IdentityPart, NodeRecord, NodeRoot, Slot, node_record_path};
 pub enum IdentityChange {
     /// Refuse every difference outside this set.
     Accept(BTreeSet<IdentityPart>),
-    /// Report differences, in a command that changes nothing.
-    Show,
+    /// Refuse none, in a command that changes nothing: the survey has those outside this set among its refusals.
+    Show(BTreeSet<IdentityPart>),
+}
+
+impl IdentityChange {
+    /// Reports every difference.
+    pub const SHOW_ALL: IdentityChange = IdentityChange::Show(BTreeSet::new());
+
+    /// Refuses none that it would refuse.
+    #[must_use]
+    pub fn shown(self) -> IdentityChange {
+        let (IdentityChange::Accept(options) | IdentityChange::Show(options)) = self;
+        IdentityChange::Show(options)
+    }
 }
 
 impl Default for IdentityChange {
@@ -85,6 +97,15 @@ pub fn computed_name(state: &NodeState, hostname: &str) -> Option<NodeName> {
 pub(super) struct Recorded {
     pub(super) kept: Option<NodeRecord>,
     pending: Vec<CertName>,
+}
+
+/// The wanted identity, compared with the node's own.
+pub(super) struct ComparedIdentity {
+    pub(super) notes: Vec<String>,
+    /// Differences at which a run stops.
+    pub(super) conflicts: Vec<String>,
+    /// The record for this run.
+    pub(super) record: NodeRecord,
 }
 
 /// The wanted identity, which is compared with the node's own.
@@ -157,7 +178,7 @@ impl Recorded {
         ))
     }
 
-    /// Compares the wanted identity with every source of the node's own. Returns notes, and the record for this run.
+    /// Compares the wanted identity with every source of the node's own.
     ///
     /// # Errors
     /// A difference that `change` does not accept: 65, with every source named.
@@ -167,10 +188,10 @@ impl Recorded {
         running: Option<&RunningNode>,
         wanted: &WantedIdentity<'_>,
         change: &IdentityChange,
-    ) -> Result<(Vec<String>, NodeRecord), Failure> {
+    ) -> Result<ComparedIdentity, Failure> {
         let node = &wanted.resolved.node;
         let mut notes = Vec::new();
-        let mut refusals = Vec::new();
+        let mut conflicts = Vec::new();
         let mut accepted = BTreeSet::new();
         let (named, note) = self.name_differences(state, running, wanted);
         notes.extend(note);
@@ -180,26 +201,25 @@ impl Recorded {
             .chain(self.role_difference(state.root(), node.role));
         for difference in differences {
             let part = difference.part;
-            let by_option = match change {
-                IdentityChange::Show => {
-                    notes.push(difference.words);
-                    continue;
-                }
-                IdentityChange::Accept(parts) => parts.contains(&part),
-            };
+            let (IdentityChange::Accept(options) | IdentityChange::Show(options)) = change;
+            let by_option = options.contains(&part);
             if difference.is_acceptable && (by_option || self.was_accepted(part, wanted.resolved)) {
                 accepted.insert(part);
                 notes.push(difference.words);
             } else {
-                refusals.push(difference.words);
+                conflicts.push(difference.words);
             }
         }
-        if !refusals.is_empty() {
-            return Err(Failure::with_messages(ExitCode::Refused, refusals));
+        if matches!(change, IdentityChange::Accept(_)) && !conflicts.is_empty() {
+            return Err(Failure::with_messages(ExitCode::Refused, conflicts));
         }
         let mut node = node.clone();
         node.join = None;
-        Ok((notes, NodeRecord { node, accepted }))
+        Ok(ComparedIdentity {
+            notes,
+            conflicts,
+            record: NodeRecord { node, accepted },
+        })
     }
 
     /// Returns whether the pending requests result from the same change, accepted earlier.
@@ -253,15 +273,35 @@ impl Recorded {
         let computed = computed_name(state, wanted.hostname);
         // Before kubeadm has run, its configuration may still be corrected.
         let is_binding = running.is_some_and(RunningNode::is_set_up) || !wanted.is_described;
-        let others: Vec<&NameSource> = sources.iter().filter(|one| one.name != *name).collect();
-        if is_binding && let Some(first) = others.first() {
+        let (own_sources, others): (Vec<&NameSource>, Vec<&NameSource>) =
+            sources.iter().partition(|one| one.name == *name);
+        let is_recorded = self
+            .kept
+            .as_ref()
+            .is_some_and(|kept| kept.node.name == *name);
+        let is_majority = own_sources.len() + usize::from(is_recorded) > others.len();
+        let mut note = None;
+        if is_binding && wanted.names_node && is_majority && !others.is_empty() {
+            note = Some(format!(
+                "{}: this node is {name} according to the configuration and to {}",
+                said_by(&others),
+                match own_sources.is_empty() {
+                    true => root
+                        .on_this_machine(node_record_path())
+                        .display()
+                        .to_string(),
+                    false => files(&own_sources),
+                }
+            ));
+        } else if is_binding && let Some(first) = others.first() {
             let own = &first.name;
             let agree = sources.iter().all(|source| source.name == *own);
-            let files: Vec<&str> = sources.iter().map(|source| source.file.as_str()).collect();
+            let is_computed = computed.as_ref() == Some(name);
+            let is_known = agree || is_recorded || is_computed || !own_sources.is_empty();
             let words = if wanted.names_node && agree {
                 format!(
                     "the configuration names this node {name}, but it runs as {own} (according to {}): its Node object, its kubelet's permissions and its etcd member have that name, and certificates alone do not rename it; set nodeName: {own} (or nodeRegistration.name) to keep it, or take the node out of the cluster (kubectl delete node {own}, kubeadm reset) and have it join again as {name}; --accept-name-change issues the certificates for {name} regardless",
-                    files.join(", ")
+                    files(&others)
                 )
             } else {
                 disagreement(wanted, &sources, computed.as_ref())
@@ -269,11 +309,12 @@ impl Recorded {
             differences.push(IdentityDifference {
                 part,
                 words,
-                is_acceptable: wanted.names_node || self.was_accepted(part, wanted.resolved),
+                // A name that no source has is a mistake while they disagree.
+                is_acceptable: wanted.names_node && is_known
+                    || self.was_accepted(part, wanted.resolved),
             });
         }
         let has_etcd = sources.iter().any(|source| source.of_etcd);
-        let mut note = None;
         if let Some(computed) = computed.filter(|computed| computed != name && !wanted.names_node)
             && differences.is_empty()
             && (!sources.is_empty() || self.pending().is_some())
@@ -362,6 +403,18 @@ impl Recorded {
     }
 }
 
+fn files(sources: &[&NameSource]) -> String {
+    let files: Vec<&str> = sources.iter().map(|source| source.file.as_str()).collect();
+    files.join(", ")
+}
+
+/// Returns what each file says: `FILE says cp2`.
+fn said_by(sources: &[&NameSource]) -> String {
+    let said = sources.iter();
+    let said = said.map(|NameSource { name, file, .. }| format!("{file} says {name}"));
+    said.collect::<Vec<_>>().join(", ")
+}
+
 fn own_name(kept: &NodeRecord) -> &str {
     kept.node.name.as_str()
 }
@@ -385,13 +438,11 @@ fn disagreement(
     let configured = wanted
         .names_node
         .then(|| format!("the configuration says {name}"));
-    let files = sources
-        .iter()
-        .map(|NameSource { name, file, .. }| format!("{file} says {name}"));
+    let files = (!sources.is_empty()).then(|| said_by(&sources.iter().collect::<Vec<_>>()));
     let host = computed.map(|computed| format!("the host name is {computed}"));
     let all: Vec<String> = configured.into_iter().chain(files).chain(host).collect();
     format!(
-        "the sources of this node's name disagree: {}; find out which name the Node object has (kubectl get nodes), then run again with --node-name NAME --accept-name-change, which replaces the certificates with another name",
+        "the sources of this node's name disagree: {}; find out which name the Node object has (kubectl get nodes), then run again with --node-name NAME, which replaces the certificates with another name; a name that most files contradict needs --accept-name-change too",
         all.join(", ")
     )
 }

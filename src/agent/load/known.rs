@@ -314,7 +314,8 @@ impl KnownConfiguration {
             hostname: &host.hostname,
         };
         let running = self.running.as_ref();
-        let (mut notes, node_record) = self.recorded.compare(&state, running, &wanted, change)?;
+        let compared = self.recorded.compare(&state, running, &wanted, change)?;
+        let mut notes = compared.notes;
         if let Some(running) = running {
             notes.extend(running.notes(root, &resolved));
         }
@@ -348,9 +349,10 @@ impl KnownConfiguration {
             identity,
             trust: trust_sources(root, settings)?,
             provided: Provided::default(),
+            identity_conflicts: compared.conflicts,
             record: Some(Record {
                 before: self.recorded.kept.clone(),
-                node: node_record,
+                node: compared.record,
             }),
             rotation: settings.rotation.clone(),
             wait: inputs.wait.unwrap_or(settings.wait),
@@ -401,7 +403,9 @@ impl KnownConfiguration {
     /// Returns the facts of this machine, of the running node, and of an earlier run that this one continues.
     fn host(&self, root: &NodeRoot, change: &IdentityChange) -> Result<HostFacts, Failure> {
         let running = self.running.as_ref();
-        if running.is_none() && !self.documents.describes_node() && *change != IdentityChange::Show
+        if running.is_none()
+            && !self.documents.describes_node()
+            && matches!(change, IdentityChange::Accept(_))
         {
             self.recorded.require_record(root)?;
         }

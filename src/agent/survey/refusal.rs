@@ -8,6 +8,9 @@ use super::ServiceAccountFault;
 /// A fault that stops a bootstrap before any request is sent. A renewal stops only for what it concerns.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum SurveyRefusal {
+    /// The wanted identity differs from the node's own.
+    #[error("{0}")]
+    Identity(String),
     /// Nothing is issued under an authority.
     #[error("{1}")]
     Bundle(Authority, BundleRefusal),

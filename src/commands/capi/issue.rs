@@ -156,6 +156,7 @@ pub(super) fn setup(
             bundles: given_bundles(root, &settings, order)?,
             ..Provided::default()
         },
+        identity_conflicts: Vec::new(),
         record: None,
         rotation: settings.rotation.clone(),
         wait: inputs.wait.unwrap_or(settings.wait),
