@@ -322,6 +322,11 @@ fn finds_nothing_on_other_sound_nodes_of_nodepki() {
 #[test]
 fn reports_empty_node_as_info() {
     let empty = KubeadmNode(tempfile::tempdir().unwrap());
+    // Nothing is mounted there.
+    empty
+        .doctor(&[])
+        .exactly(&["error empty-node"], "no system");
+    fs::create_dir(empty.root().join("etc")).unwrap();
     let found = empty.doctor(&[]);
     found.exactly(&[], "nothing");
     assert!(found.all().contains("info empty-node"));

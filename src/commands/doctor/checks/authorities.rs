@@ -5,16 +5,20 @@ use std::collections::BTreeMap;
 use super::finding::CheckNote;
 use super::picture::{AuthorityKey, Picture};
 use crate::kube::kubeadm;
-use crate::kube::names::Authority;
+use crate::kube::names::{Authority, CertName};
 use crate::node::status::{FileProblem, FileStatus, RowFault, RowSubject};
 use crate::signer::quoted;
 use crate::spec::assess::{
-    COPY_SERVICE_ACCOUNT, ReplacedCa, restored_together, shared_authorities,
+    COPY_SERVICE_ACCOUNT, Observed, ReplacedCa, restore_command, restored_together,
+    shared_authorities,
 };
 use crate::spec::compliance::{self, FoundKey, KeyUse, PolicyDifference};
 use crate::spec::policy::KeyOwner;
 use crate::text::{hex, rfc3339};
 use crate::x509::{KeyAlgorithm, KeyType};
+
+/// The fix for a missing or empty `sa.pub`.
+pub(super) const DERIVE_PUBLIC: &str = "run `nodepki bootstrap`, which derives it from sa.key";
 
 pub(super) fn key_on_disk(picture: &Picture) -> Vec<CheckNote> {
     let present = picture.authorities.iter().filter(|(_, authority)| {
@@ -67,13 +71,39 @@ pub(super) fn key_copy(picture: &Picture) -> Vec<CheckNote> {
 pub(super) fn missing(picture: &Picture) -> Vec<CheckNote> {
     let problems = picture.problems().into_iter();
     problems
-        .filter(|problem| problem.fault.is_absence() && problem.is_of_authority())
-        .map(|problem| {
-            problem.error(
-                "copy the CA certificate from the signer or another control-plane node; kubeadm would create a new authority",
-            )
+        .filter(|problem| problem.fault.is_absence())
+        .filter_map(|problem| {
+            let restore = restored(picture, problem.authority()?);
+            Some(problem.error(format!("{restore}; kubeadm would create a new authority")))
         })
         .collect()
+}
+
+/// Returns how to restore the file of an authority.
+pub(super) fn restored(picture: &Picture, authority: Authority) -> String {
+    const COPY: &str = "copy the CA certificate from the signer or another control-plane node";
+    let has_copy = |name: &CertName| {
+        let kubeconfig = picture
+            .leaf(*name)
+            .and_then(|leaf| leaf.kubeconfig.as_ref());
+        let found = kubeconfig.and_then(Observed::present);
+        found.is_some_and(|found| found.authority.present().is_some())
+    };
+    let mut kubeconfigs = CertName::ALL
+        .into_iter()
+        .filter(|_| authority == Authority::Ca);
+    let source = kubeconfigs.find(has_copy);
+    let file = source.and_then(|name| picture.status.certificate(name)?.files.first());
+    match (file, picture.authority(authority)) {
+        (Some(kubeconfig), Some(found)) => format!(
+            "restore the CA certificate from a kubeconfig (`{}`), or {COPY}",
+            restore_command(
+                &picture.here(kubeconfig.path.as_ref()),
+                &picture.here(&found.path)
+            )
+        ),
+        _ => COPY.to_owned(),
+    }
 }
 
 pub(super) fn replaced(picture: &Picture) -> Vec<CheckNote> {
@@ -202,7 +232,7 @@ pub(super) fn service_account_missing(picture: &Picture) -> Vec<CheckNote> {
         .as_ref()
         .is_some_and(|node| node.role == kubeadm::KubeadmRole::Init);
     let fix = match (only_public, is_first) {
-        (true, _) => "run `nodepki bootstrap`, which derives it from sa.key",
+        (true, _) => DERIVE_PUBLIC,
         (false, _) if picture.status.has_served => COPY_SERVICE_ACCOUNT,
         (false, true) => {
             "for a new cluster, run `nodepki bootstrap`, which generates the pair; for a running cluster, copy both files from another control-plane node"

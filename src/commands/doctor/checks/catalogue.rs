@@ -53,8 +53,8 @@ checks! {
         "the configuration cannot be used; all checks that need it are skipped";
     "config-absent", I, configuration::absent,
         "there is no configuration, or only a part of it: the expected state is derived from the files on disk only";
-    "empty-node", I, configuration::empty,
-        "there is no certificate, key or kubeconfig";
+    "empty-node", EI, configuration::empty,
+        "there is no certificate, key or kubeconfig; an error if the root has no /etc";
     "hostname-override", W, configuration::hostname_override,
         "the kubelet registers with a name that differs from the name in the certificates";
     "clock-behind", E, configuration::clock,

@@ -21,7 +21,10 @@ pub(super) fn unusable(picture: &Picture) -> Vec<CheckNote> {
         .map(|fault| {
             CheckNote::error(
                 fault,
-                "correct the configuration, and verify it with `nodepki config check`",
+                match picture.configuration.is_refused {
+                    false => "correct the configuration, and verify it with `nodepki config check`",
+                    true => "correct what it names, and verify it with `nodepki doctor`",
+                },
             )
         })
         .collect()
@@ -74,13 +77,19 @@ pub(super) fn absent(picture: &Picture) -> Vec<CheckNote> {
     };
     vec![CheckNote::info(
         evidence,
-        "nothing, if this is intended; otherwise name the files with --config and --kubeadm-config",
+        "nothing, if this is intended (bootstrap and renew then need --kubeadm-config and --signer); otherwise name the files with --config and --kubeadm-config",
     )]
 }
 
 pub(super) fn empty(picture: &Picture) -> Vec<CheckNote> {
     if picture.status.role != NodeRole::Empty {
         return Vec::new();
+    }
+    if !picture.is_system {
+        return vec![CheckNote::error(
+            format!("there is no directory {}", picture.here("/etc".as_ref())),
+            "mount the file system of the node there, or correct --root",
+        )];
     }
     let notes = picture.status.notes.iter();
     notes

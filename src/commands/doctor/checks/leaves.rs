@@ -1,6 +1,6 @@
 //! Checks of certificates and keys. Most of them report the problems that `status` has found.
 
-use super::authorities::{is_unusable, replaced_authority};
+use super::authorities::{DERIVE_PUBLIC, is_unusable, replaced_authority, restored};
 use super::finding::{CheckNote, FindingSeverity};
 use super::picture::{AuthorityKey, Picture, Problem};
 use crate::agent::SurveyedCert;
@@ -27,8 +27,14 @@ fn problems_of(
         .filter(move |problem| is_wanted(problem.fault))
 }
 
+/// Returns whether a bootstrap issues a certificate anew.
+fn is_issued(picture: &Picture, name: CertName) -> bool {
+    let survey = picture.configuration.survey.as_ref();
+    let cert = survey.and_then(|survey| survey.cert(name));
+    cert.is_some_and(|cert| matches!(cert.decision.action, Action::Issue { .. }))
+}
+
 pub(super) fn unreadable(picture: &Picture) -> Vec<CheckNote> {
-    const FIX: &str = "restore it from its source; a leaf certificate and its key may also be removed together, and `nodepki bootstrap` issues new ones";
     // Other checks report the first two of kubeconfigs, but not of the files that these name.
     let is_reported =
         |problem: &Problem<'_>| match (problem.fault.file_problem(), problem.kubeconfig()) {
@@ -39,12 +45,26 @@ pub(super) fn unreadable(picture: &Picture) -> Vec<CheckNote> {
             (Some(FileProblem::Denied(_) | FileProblem::NoContext(_)) | None, _) => false,
             _ => !problem.fault.is_absence(),
         };
+    const FIX: &str = "restore it from its source; a leaf certificate and its key may also be removed together, and `nodepki bootstrap` issues new ones";
     let problems = picture.problems().into_iter().filter(is_reported);
     let mut notes: Vec<CheckNote> = problems
         .map(|problem| {
+            let is_empty = matches!(problem.fault.file_problem(), Some(FileProblem::Empty));
             let fix = match problem.subject {
-                RowSubject::ServiceAccount if picture.status.has_served => COPY_SERVICE_ACCOUNT,
-                _ => FIX,
+                RowSubject::Authority(name) => restored(picture, name),
+                // Only sa.pub is empty.
+                RowSubject::ServiceAccount
+                    if is_empty && picture.service_account.present().is_some() =>
+                {
+                    DERIVE_PUBLIC.to_owned()
+                }
+                RowSubject::ServiceAccount if picture.status.has_served => {
+                    COPY_SERVICE_ACCOUNT.to_owned()
+                }
+                RowSubject::Certificate(name) if is_issued(picture, name) => {
+                    BOOTSTRAP_OR_RENEW.to_owned()
+                }
+                _ => FIX.to_owned(),
             };
             problem.error(fix)
         })
@@ -223,7 +243,7 @@ pub(super) fn expiring(picture: &Picture) -> Vec<CheckNote> {
         .map(|problem| {
             CheckNote::warning(
                 problem.sentence(),
-                if problem.is_of_authority() {
+                if problem.authority().is_some() {
                     "replace the authority in time: every leaf, kubeconfig and kubelet then needs a new certificate"
                 } else {
                     "run `nodepki renew`; nodepki bootstrap issues a new one only once it has expired or was removed; with the CA key on this node also kubeadm certs renew"

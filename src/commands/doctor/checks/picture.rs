@@ -11,7 +11,7 @@ use super::cluster::Answers;
 use super::finding::CheckNote;
 use crate::agent::join;
 use crate::agent::load::{self, NameSource};
-use crate::agent::{Examination, Survey};
+use crate::agent::{Examination, ExitCode, Survey};
 use crate::config::{FRAGMENT_DIRECTORIES, MAIN_FILE};
 use crate::kube::components::{Component, ReplacedFile};
 use crate::kube::kubeadm;
@@ -46,6 +46,8 @@ const MAX_EXAMINED_ENTRIES: usize = 10_000;
 pub(super) struct Picture {
     pub(super) at: OffsetDateTime,
     root: PathBuf,
+    /// Whether the root has `/etc`, as every system does.
+    pub(super) is_system: bool,
     layout: Layout,
     pub(super) status: NodeStatus,
     pub(super) configuration: Configuration,
@@ -88,6 +90,8 @@ pub(super) struct Configuration {
     /// Whether a configuration file exists, or was named on the command line.
     pub(super) exists: bool,
     pub(super) faults: Vec<String>,
+    /// Whether the faults are in other files than the configuration, such as those of the state directory.
+    pub(super) is_refused: bool,
     pub(super) node: Option<kubeadm::NodeConfig>,
     pub(super) plan: Option<NodeSpec>,
     pub(super) survey: Option<Survey>,
@@ -192,8 +196,12 @@ impl Problem<'_> {
         CheckNote::error(self.fault.to_string(), fix).with_code(self.fault.code())
     }
 
-    pub(super) fn is_of_authority(&self) -> bool {
-        matches!(self.subject, RowSubject::Authority(_))
+    /// Returns the authority that has the fault.
+    pub(super) fn authority(&self) -> Option<Authority> {
+        match self.subject {
+            RowSubject::Authority(name) => Some(name),
+            _ => None,
+        }
     }
 
     /// Returns the kubeconfig that has the fault.
@@ -254,6 +262,7 @@ impl Picture {
         Picture {
             at: now,
             root: root.path().to_owned(),
+            is_system: state.exists("/etc"),
             leaves: state
                 .layout()
                 .certificates()
@@ -452,7 +461,10 @@ impl Configuration {
             // Before its first run, the cluster of a joining node may be unknown while everything else is in order.
             Err(failure) => match load::check(root, sources, now) {
                 Ok((loaded, None)) => read.node = Some(loaded.node),
-                _ => read.faults = failure.texts(),
+                _ => {
+                    read.is_refused = failure.code == ExitCode::Refused;
+                    read.faults = failure.texts();
+                }
             },
         }
         read

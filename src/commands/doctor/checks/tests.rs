@@ -26,6 +26,7 @@ fn now() -> OffsetDateTime {
 /// Returns the picture of an empty node.
 fn blank() -> Picture {
     let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("etc")).unwrap();
     let root = NodeRoot::open(dir.path()).unwrap();
     Picture::read(&root, &DiagnosisInputs::default(), now())
 }
