@@ -25,8 +25,10 @@ const NO_VALUE: &str = "-";
 pub struct TextStyle {
     /// Whether states are coloured.
     pub colour: bool,
-    /// Columns of the terminal; `None` if the stream is not a terminal.
+    /// Columns of the terminal; `None` if nobody looks at the text on one.
     pub width: Option<usize>,
+    /// Whether lines of tables are cut at the width, and not only sentences wrapped.
+    pub cuts_tables: bool,
 }
 
 /// The colour of a state.
@@ -182,6 +184,7 @@ impl Table {
             }
             if let Some(room) = room
                 && cell.width() > room
+                && style.cuts_tables
                 && !is_kept
             {
                 if room > 1 {
@@ -314,6 +317,7 @@ mod tests {
     const NARROW: TextStyle = TextStyle {
         colour: false,
         width: Some(30),
+        cuts_tables: true,
     };
 
     fn cells(texts: &[&str]) -> Vec<Cell> {
@@ -350,6 +354,7 @@ mod tests {
         assert!(text.contains("apiserver    ok       2027-11…\n"), "{text}");
         let tiny = TextStyle {
             width: Some(8),
+            cuts_tables: true,
             ..NARROW
         };
         let text = table().render(tiny);
@@ -363,6 +368,7 @@ mod tests {
         let at = |width| {
             table.render(TextStyle {
                 width: Some(width),
+                cuts_tables: true,
                 ..NARROW
             })
         };
@@ -397,6 +403,7 @@ mod tests {
         );
         let style = TextStyle {
             width: Some(42),
+            cuts_tables: true,
             ..NARROW
         };
         assert_eq!(
@@ -448,6 +455,7 @@ mod tests {
         let colour = TextStyle {
             colour: true,
             width: None,
+            cuts_tables: true,
         };
         assert_eq!(
             table.render(colour),
@@ -477,6 +485,7 @@ mod tests {
         let at = |width| {
             let style = TextStyle {
                 width: Some(width),
+                cuts_tables: true,
                 ..NARROW
             };
             list(["aa", "bb", "cc"], 0, style)

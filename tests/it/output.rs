@@ -51,15 +51,16 @@ fn ends_each_command_with_counts_and_next_command() {
     );
     let ran = node.bootstrap();
     ran.done();
+    // The file is not on the node.
+    let boot = format!(
+        "next: nodepki --root {root} doctor, then copy {kubeadm} to the node, boot it and run there: kubeadm init --config FILE"
+    );
     assert_eq!(
         ran.closing(),
-        format!("12 issued, 1 written, 1 made, 3 kept; next: kubeadm init --config {kubeadm}")
+        format!("12 issued, 1 written, 1 made, 3 kept; {boot}")
     );
     let again = node.bootstrap();
-    assert_eq!(
-        again.done().closing(),
-        format!("16 kept; next: kubeadm init --config {kubeadm}")
-    );
+    assert_eq!(again.done().closing(), format!("16 kept; {boot}"));
     assert_eq!(node.run(&["status"]).closing(), "16 ok");
     let bundle = node.outside("bundle");
     let export = node.csr("export", &bundle);
@@ -256,6 +257,21 @@ fn fits_tables_to_width_of_terminal() {
         shown.contains("\napiserver-kubelet-client  ok\n"),
         "{shown}"
     );
+    // Someone looks at what is behind a pipe: sentences are wrapped, and no table is cut.
+    let program = node.command(["plan"]);
+    let mut command = std::process::Command::new("sh");
+    command
+        .args(["-c", "\"$@\" | cat", "sh"])
+        .arg(program.get_program());
+    command.args(program.get_args());
+    command.env("COLUMNS", "60");
+    let (_, said) = OnTerminal::start(command, 200).end();
+    let shown = screen(&said);
+    assert!(!shown.contains('…'), "{shown}");
+    let names = |line: &&str| line.contains("DNS:");
+    let (sentences, rows): (Vec<&str>, Vec<&str>) = shown.lines().partition(names);
+    assert!(sentences.iter().all(|line| line.len() <= 60), "{shown}");
+    assert!(rows.iter().any(|line| line.len() > 60), "{shown}");
     let mut command = node.with_local(&["plan"], &[]);
     command.env("COLUMNS", "40");
     let plain = Ran::of(&mut command);

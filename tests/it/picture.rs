@@ -25,6 +25,11 @@ fn recorded(node: &Node, shown: &str, command: Command) -> Vec<Vec<Run>> {
     let (code, said) = OnTerminal::start(command, u16::try_from(COLUMNS).unwrap()).end();
     assert_eq!(code, Some(0), "{said}");
     let mut lines = vec![vec![("1".to_owned(), format!("$ {shown}"))]];
+    // As on a node that runs, where kubeadm follows.
+    let said = match said.rsplit_once("\nnext: nodepki ") {
+        Some((before, _)) => format!("{before}; next: kubeadm init --config kubeadm.yaml\n"),
+        None => said,
+    };
     for line in said.lines() {
         let last = line.rsplit("\r\u{1b}[K").next().unwrap_or(line);
         lines.extend(wrapped(runs(stable(node, "", last).trim_end())));

@@ -112,6 +112,9 @@ pub(crate) fn stable(node: &Node, mount: &str, output: &str) -> String {
         (format!(" --signer directory:{}", path("drop")), ""),
         (path("kubeadm.yaml"), "kubeadm.yaml"),
         (path("drop"), "/srv/drop"),
+        // As on a node that runs.
+        (
+            "nodepki doctor, then copy kubeadm.yaml to the node, boot it and run there: kubeadm init --config FILE".to_owned(), "kubeadm init --config kubeadm.yaml"),
         (path("root"), ""),
         (path("ca"), "/srv/ca"),
         (path("kubeadm-tree"), "/etc/kubernetes"),

@@ -108,8 +108,12 @@ pub(in super::super) fn after_success(
         .ok()
         .filter(|_| !is_here)
         .map(|below| format!("/{}", below.display()));
-    let file = on_node.as_ref().unwrap_or(&file);
-    let mut command = format!("kubeadm {verb} --config {file}");
+    let there = match (&on_node, is_here) {
+        (Some(path), _) => path.as_str(),
+        (None, true) => file.as_str(),
+        (None, false) => "FILE",
+    };
+    let mut command = format!("kubeadm {verb} --config {there}");
     if !ignored_errors.is_empty() {
         // The configuration that nodepki writes already contains them.
         let separator = if has_handover { ", or with" } else { "" };
@@ -118,10 +122,14 @@ pub(in super::super) fn after_success(
             ignored_errors.join(",")
         ));
     }
-    Some(if on_node.is_some() {
-        format!("nodepki doctor, then boot the node and run there: {command}")
-    } else {
-        command
+    Some(match (&on_node, is_here) {
+        (_, true) => command,
+        (Some(_), false) => {
+            format!("nodepki doctor, then boot the node and run there: {command}")
+        }
+        (None, false) => format!(
+            "nodepki doctor, then copy {file} to the node, boot it and run there: {command}"
+        ),
     })
 }
 

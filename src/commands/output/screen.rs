@@ -47,10 +47,19 @@ pub(in super::super) fn has_colour(stream: &impl IsTerminal) -> bool {
 
 /// Returns how text for people is laid out on stdout.
 pub(in super::super) fn text_style() -> TextStyle {
+    let own = width(&stdout());
     TextStyle {
         colour: has_colour(&stdout()),
-        width: width(&stdout()),
+        width: own.or_else(width_behind_pipe),
+        cuts_tables: own.is_some(),
     }
+}
+
+/// Returns the columns of the terminal of stderr if stdout is a pipe: someone looks at `nodepki plan | head`.
+fn width_behind_pipe() -> Option<usize> {
+    let found = rustix::fs::fstat(stdout()).ok()?;
+    let kind = rustix::fs::FileType::from_raw_mode(found.st_mode);
+    width(&stderr()).filter(|_| kind == rustix::fs::FileType::Fifo)
 }
 
 /// Returns the columns of a terminal: those of COLUMNS, or its own. `None` if the stream is not a terminal.
@@ -138,6 +147,7 @@ pub(in super::super) fn print_message(message: &str) {
     let style = TextStyle {
         colour: false,
         width: width(&stderr()),
+        cuts_tables: false,
     };
     let message = fold(&format!("nodepki: {message}"), 4, style);
     let _ = writeln!(stderr(), "{message}");

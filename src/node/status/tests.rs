@@ -25,6 +25,7 @@ const fn style(colour: bool) -> TextStyle {
     TextStyle {
         colour,
         width: None,
+        cuts_tables: true,
     }
 }
 
