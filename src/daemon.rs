@@ -14,6 +14,7 @@ mod kubelets;
 pub mod metrics;
 mod node_events;
 mod notify;
+mod part;
 mod system;
 pub mod wake;
 mod watch;

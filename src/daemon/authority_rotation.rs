@@ -7,18 +7,17 @@ use std::rc::Rc;
 
 use tokio::sync::Notify;
 
+use super::part::DaemonPart;
 use crate::agent::authority::coordinate::{CoordinationSettings, Coordinator};
 use crate::agent::load::Loaded;
 use crate::agent::{Clock, Failure};
 use crate::spec::authority_rotation::{NodeProof, RotationSubject};
 use crate::store::NodeRoot;
 
-/// The coordination of the configuration in force; off until the first one.
 #[derive(Default)]
 pub(super) struct RotationService {
     settings: RefCell<Option<CoordinationSettings>>,
-    coordinator: RefCell<Option<Rc<Coordinator>>>,
-    replaced: Notify,
+    coordinator: DaemonPart<Coordinator>,
     demanded: Rc<Notify>,
 }
 
@@ -40,13 +39,12 @@ impl RotationService {
         let coordinator = match settings.clone() {
             Some(settings) => {
                 let demanded = Rc::clone(&self.demanded);
-                Some(Rc::new(Coordinator::new(root, settings, demanded, clock)?))
+                Some(Coordinator::new(root, settings, demanded, clock)?)
             }
             None => None,
         };
         self.coordinator.replace(coordinator);
         self.settings.replace(settings);
-        self.replaced.notify_one();
         Ok(())
     }
 
@@ -57,7 +55,7 @@ impl RotationService {
 
     /// Publishes the state of this node.
     pub(super) fn publish(&self, proofs: BTreeMap<RotationSubject, NodeProof>) {
-        if let Some(coordinator) = self.coordinator.borrow().as_ref() {
+        if let Some(coordinator) = self.coordinator.current() {
             coordinator.publish(proofs);
         }
     }
@@ -69,25 +67,13 @@ impl RotationService {
 
     /// Coordinates with the configuration in force, until it is dropped.
     pub(super) async fn run(&self) -> Infallible {
-        loop {
-            let coordinator = self.coordinator.borrow().clone();
-            let coordinate = async {
-                match &coordinator {
-                    Some(coordinator) => coordinator.run().await,
-                    None => std::future::pending().await,
-                }
-            };
-            tokio::select! {
-                () = self.replaced.notified() => {}
-                never = coordinate => match never {},
-            }
-        }
+        let coordinate = async |coordinator: &Coordinator| coordinator.run().await;
+        self.coordinator.run(coordinate, async |_| ()).await
     }
 
     /// Releases the Lease of the leader.
     pub(super) async fn release(&self) {
-        let coordinator = self.coordinator.borrow().clone();
-        if let Some(coordinator) = coordinator {
+        if let Some(coordinator) = self.coordinator.current() {
             coordinator.release().await;
         }
     }

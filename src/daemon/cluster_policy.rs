@@ -2,21 +2,17 @@
 
 use std::cell::RefCell;
 use std::convert::Infallible;
-use std::rc::Rc;
 
-use tokio::sync::Notify;
-
+use super::part::DaemonPart;
 use crate::agent::Failure;
 use crate::agent::cluster_policy::ClusterPolicyWatch;
 use crate::config::ClusterPolicySettings;
 use crate::store::NodeRoot;
 
-/// The watch of the configuration in force; off until the first one.
 #[derive(Default)]
 pub(super) struct PolicyService {
     settings: RefCell<ClusterPolicySettings>,
-    watch: RefCell<Option<Rc<ClusterPolicyWatch>>>,
-    replaced: Notify,
+    watch: DaemonPart<ClusterPolicyWatch>,
 }
 
 impl PolicyService {
@@ -32,27 +28,14 @@ impl PolicyService {
         if *self.settings.borrow() == *settings {
             return Ok(());
         }
-        let watch = ClusterPolicyWatch::new(root, settings)?;
-        self.watch.replace(watch.map(Rc::new));
+        self.watch.replace(ClusterPolicyWatch::new(root, settings)?);
         self.settings.replace(settings.clone());
-        self.replaced.notify_one();
         Ok(())
     }
 
     /// Watches with the configuration in force, until it is dropped.
     pub(super) async fn run(&self) -> Infallible {
-        loop {
-            let watch = self.watch.borrow().clone();
-            let follow = async {
-                match &watch {
-                    Some(watch) => watch.run().await,
-                    None => std::future::pending().await,
-                }
-            };
-            tokio::select! {
-                () = self.replaced.notified() => {}
-                never = follow => match never {},
-            }
-        }
+        let watch = async |watch: &ClusterPolicyWatch| watch.run().await;
+        self.watch.run(watch, async |_| ()).await
     }
 }
