@@ -30,17 +30,18 @@ pub(crate) const OFFLINE_SIGNER: &str = "offline";
 /// Maximum number of unused files that an import lists.
 const MAX_REMARKS: usize = 50;
 
-/// Generates and stores a key and a CSR for each certificate to be issued, and returns the requests. A repeated export
-/// returns the same requests.
+/// Generates and stores a key and a CSR for each certificate to be issued, and passes the requests to `write`, which may
+/// return the directory on the node that then contains them. A repeated export has the same requests.
 ///
 /// # Errors
-/// As for `bootstrap`, before a signer is contacted.
+/// As for `bootstrap`, before a signer is contacted, and those of `write`.
 pub async fn export_requests(
     root: &NodeRoot,
     mut setup: RunSetup,
     clock: Clock,
     progress: &dyn Progress,
-) -> Result<Vec<Request>, Failure> {
+    write: impl FnOnce(&[Request]) -> Result<Option<PathBuf>, Failure>,
+) -> Result<(), Failure> {
     answer_from_files(&mut setup, Offline::default());
     let (store, notes) = open_store(root, &setup, "csr export", clock)?;
     for note in notes {
@@ -77,7 +78,7 @@ pub async fn export_requests(
         }
     }
     setup.keep_record(&store, &survey)?;
-    let mut requests = Vec::new();
+    let (mut requests, mut records) = (Vec::new(), Vec::new());
     for cert in survey.to_issue() {
         let Some(start) = start.remove(&cert.spec.name()) else {
             continue;
@@ -95,8 +96,17 @@ pub async fn export_requests(
             .map_err(|error| Failure::new(ExitCode::Configuration, "").caused_by(error))?;
         prepared.keep(&context, &order)?;
         requests.push(order.request(&context, prepared.csr));
+        records.push((cert.spec.name(), prepared.record));
     }
-    Ok(requests)
+    let directory = write(&requests)?;
+    for (name, mut record) in records {
+        // The request of another signer waits for that one.
+        if record.signer_config == OFFLINE_SIGNER && record.exported_to != directory {
+            record.exported_to.clone_from(&directory);
+            store.update_ticket(name.into(), &record, Durability::Synced)?;
+        }
+    }
+    Ok(())
 }
 
 /// Installs the certificates in `files` (paths relative to the top of the tree) after the same verification as for other

@@ -7,6 +7,7 @@
 
 mod show;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
@@ -19,12 +20,12 @@ use super::output::terminal::Terminal;
 use super::output::{Closing, DocumentKind};
 use super::{now, runtime};
 use crate::agent::load::{self, Loaded, Location};
-use crate::agent::{self, ExitCode, Failure};
+use crate::agent::{self, ExitCode, Failure, Survey};
 use crate::config::Argument;
 use crate::kube::names::CertName;
-use crate::signer;
-use crate::signer::bundle::{self, BundleHeading};
-use crate::store::{self, Dir, DirectoryTrust, FileKind, NodeRoot};
+use crate::signer::bundle::{self, BundleFile, BundleHeading};
+use crate::signer::{self, Request};
+use crate::store::{self, Dir, DirectoryTrust, FileKind};
 use show::ShowArgs;
 
 /// Depth of directories that an import reads; deeper ones are ignored.
@@ -110,38 +111,70 @@ fn export(
     import: String,
 ) -> Result<ExitCode, Failure> {
     let root = global.open_root()?;
-    let heading = heading(&root, &loaded)?;
+    let survey = loaded.setup.survey(&root, now())?;
+    let heading = heading(&loaded, &survey);
+    let installed: Vec<[u8; 32]> = survey
+        .certs
+        .iter()
+        .filter_map(|cert| Some(cert.found.chain.present()?.leaf().fingerprint()))
+        .collect();
     let terminal = Terminal::new(global.verbose);
-    let export = agent::export_requests(&root, loaded.setup, now, &terminal);
-    let requests = runtime()?.block_on(terminal.during(export))?;
+    let target = load::argument(&root, dir)?;
+    let shown = target.on_this_machine().display().to_string();
+    let mut names = Vec::new();
+    let write = |requests: &[Request]| {
+        names.extend(requests.iter().map(Request::name));
+        if !requests.is_empty() {
+            let files = bundle::export(requests, &heading);
+            write_bundle(&target, &files, &heading, &installed)?;
+        }
+        Ok(target.on_node.then(|| target.path.clone()))
+    };
+    let export = agent::export_requests(&root, loaded.setup, now, &terminal, write);
+    runtime()?.block_on(terminal.during(export))?;
     drop(terminal);
-    let Location { root, path, .. } = load::argument(&root, dir)?;
-    let shown = root.on_this_machine(&path).display().to_string();
+    let count = names.len();
     let body = ExportBody {
-        requests: requests.iter().map(|request| request.wanted.name).collect(),
+        requests: names,
         directory: shown.clone(),
     };
-    let closing = Closing::default().count(
-        requests.len(),
-        "written",
-        format!("requests written to {shown}"),
-    );
-    let print = |closing: &Closing, text: &str| {
-        let code = ExitCode::Done;
-        global.print_document(DocumentKind::CsrExport, code, closing, &body, || {
-            text.to_owned()
-        })
+    let closing =
+        Closing::default().count(count, "written", format!("requests written to {shown}"));
+    let (text, next) = match count {
+        0 => ("nothing to sign: all certificates are in place\n", None),
+        _ => (
+            "",
+            Some(format!(
+                "have them signed (the README is a script for OpenSSL), store each certificate next to its CSR as .crt, then run {import}"
+            )),
+        ),
     };
-    if requests.is_empty() {
-        return print(&closing, "nothing to sign: all certificates are in place\n");
+    let (kind, code) = (DocumentKind::CsrExport, ExitCode::Done);
+    global.print_document(kind, code, &closing.then(next), &body, || text.to_owned())
+}
+
+/// Writes a bundle into a directory, unless it contains files of other origin.
+fn write_bundle(
+    target: &Location,
+    files: &[BundleFile],
+    heading: &BundleHeading,
+    installed: &[[u8; 32]],
+) -> Result<(), Failure> {
+    let Location { root, path, .. } = target;
+    root.trusted_dir(path).map_err(with_alternative)?;
+    let mut present = BTreeMap::new();
+    for file in bundle::compared(files) {
+        if let Some(content) = root.read(path.join(&file))? {
+            present.insert(file, content.bytes.to_vec());
+        }
     }
-    let files = bundle::export(&requests, &heading);
-    if let Some(present) = root.trusted_dir(&path).map_err(with_alternative)? {
-        verify_unused(&present, &heading.node, &shown)?;
+    if let Some(conflict) = bundle::conflict(files, heading, &present, installed) {
+        let shown = target.on_this_machine().display().to_string();
+        return Err(Failure::new(ExitCode::Refused, shown).caused_by(conflict));
     }
     for file in files {
         let mut directory = root
-            .create_trusted_dir(&path, 0o755)
+            .create_trusted_dir(path, 0o755)
             .map_err(with_alternative)?;
         for component in file.path.parent().into_iter().flat_map(Path::components) {
             directory = directory.make_trusted_dir(component, 0o755, DirectoryTrust::SYSTEM)?;
@@ -150,30 +183,11 @@ fn export(
             directory.write_atomic(name, &file.bytes, file.mode)?;
         }
     }
-    let next = format!(
-        "have them signed (the README is a script for OpenSSL), store each certificate next to its CSR as .crt, then run {import}"
-    );
-    print(&closing.then(Some(next)), "")
-}
-
-/// Fails if a directory contains the requests of another node, whose certificates may not be imported yet.
-fn verify_unused(directory: &Dir, own: &str, shown: &str) -> Result<(), Failure> {
-    let manifest = directory.read_trusted(bundle::MANIFEST_FILE)?;
-    let node = manifest.and_then(|manifest| bundle::node_of(&manifest.bytes));
-    match node.filter(|node| node != own) {
-        Some(node) => Err(Failure::new(
-            ExitCode::Refused,
-            format!(
-                "{shown} contains the requests of node {node}, which those of {own} would overwrite (name another directory)"
-            ),
-        )),
-        None => Ok(()),
-    }
+    Ok(())
 }
 
 /// Returns the node, the cluster and the known CA certificates, with which a signer verifies that the bundle is for it.
-fn heading(root: &NodeRoot, loaded: &Loaded) -> Result<BundleHeading, Failure> {
-    let survey = loaded.setup.survey(root, now())?;
+fn heading(loaded: &Loaded, survey: &Survey) -> BundleHeading {
     let known = survey.bundles.iter().filter_map(|bundle| {
         let authority = bundle.spec.authority;
         let keys: Vec<[u8; 32]> = match bundle.found.present() {
@@ -190,11 +204,11 @@ fn heading(root: &NodeRoot, loaded: &Loaded) -> Result<BundleHeading, Failure> {
         };
         (!keys.is_empty()).then_some((authority, keys))
     });
-    Ok(BundleHeading {
+    BundleHeading {
         node: loaded.setup.identity.node.clone(),
         cluster: loaded.setup.identity.cluster.clone(),
         authorities: known.collect(),
-    })
+    }
 }
 
 fn import(

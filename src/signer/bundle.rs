@@ -189,22 +189,101 @@ struct ManifestItem {
     request: SignRequest,
 }
 
+/// The node whose requests a list contains.
+#[derive(Debug, PartialEq, Eq, Deserialize)]
+struct ListedNode {
+    node: String,
+    cluster: String,
+}
+
 /// Returns the node whose requests a list contains.
-pub fn node_of(manifest: &[u8]) -> Option<String> {
+fn node_of(manifest: &[u8]) -> Option<ListedNode> {
     #[derive(Deserialize)]
     struct Listed {
         items: Vec<ListedItem>,
     }
     #[derive(Deserialize)]
     struct ListedItem {
-        request: ListedRequest,
-    }
-    #[derive(Deserialize)]
-    struct ListedRequest {
-        node: String,
+        request: ListedNode,
     }
     let listed: Listed = serde_json::from_slice(manifest).ok()?;
-    Some(listed.items.into_iter().next()?.request.node)
+    Some(listed.items.into_iter().next()?.request)
+}
+
+/// Why an export may not write into a directory: only files of an earlier export of the node are replaced.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message is the documentation")]
+pub enum ExportConflict {
+    #[error(
+        "it contains the requests of {present}, which those of {own} would overwrite (name another directory)"
+    )]
+    OtherNode { present: String, own: String },
+    #[error("{} is not of an earlier export of this node, and the export would overwrite it (name another directory)", path.display())]
+    ForeignFile { path: PathBuf },
+    #[error("{} is the certificate for {}, which another request would replace, and it is not installed on this node (import the directory, or name another one)", certificate.display(), csr.display())]
+    Unimported { certificate: PathBuf, csr: PathBuf },
+}
+
+/// Returns the certificate that a signer is to store next to a CSR of a bundle.
+fn certificate_path(csr: &Path) -> PathBuf {
+    csr.with_extension("crt")
+}
+
+/// Returns the paths of the files that [`conflict`] compares: those of the bundle, and the certificates next to its CSRs.
+pub fn compared(files: &[BundleFile]) -> impl Iterator<Item = PathBuf> {
+    files.iter().flat_map(|file| {
+        let certificate = is_csr(&file.path).then(|| certificate_path(&file.path));
+        std::iter::once(file.path.clone()).chain(certificate)
+    })
+}
+
+fn is_csr(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "csr")
+}
+
+/// Returns why `files` may not be written into the directory with the files `present`; `None` if they may. `installed` are
+/// the fingerprints of the certificates on this node.
+///
+/// The list of requests is written almost last, so an interrupted export leaves files without it. They are repeated with
+/// the same bytes.
+pub fn conflict(
+    files: &[BundleFile],
+    heading: &BundleHeading,
+    present: &BTreeMap<PathBuf, Vec<u8>>,
+    installed: &[[u8; 32]],
+) -> Option<ExportConflict> {
+    let BundleHeading { node, cluster, .. } = heading;
+    let mut differing = files
+        .iter()
+        .filter(|file| present.get(&file.path).is_some_and(|it| *it != file.bytes));
+    let listed = present.get(Path::new(MANIFEST_FILE));
+    let Some(listed) = listed.and_then(|manifest| node_of(manifest)) else {
+        let path = differing.next()?.path.clone();
+        return Some(ExportConflict::ForeignFile { path });
+    };
+    if listed.node != *node {
+        return Some(ExportConflict::OtherNode {
+            present: format!("node {}", listed.node),
+            own: node.clone(),
+        });
+    }
+    if listed.cluster != *cluster {
+        return Some(ExportConflict::OtherNode {
+            present: format!("node {node} of cluster {}", listed.cluster),
+            own: format!("cluster {cluster}"),
+        });
+    }
+    differing.find_map(|file| {
+        let csr = file.path.clone();
+        let key = Csr::from_pem(present.get(&csr).filter(|_| is_csr(&csr))?).ok()?;
+        let certificate = certificate_path(&csr);
+        let answers = certificates_of(present.get(&certificate)?).ok()?;
+        let is_unimported = answers.iter().any(|one| {
+            one.public_key() == key.public_key() && !installed.contains(&one.fingerprint())
+        });
+        is_unimported.then_some(ExportConflict::Unimported { certificate, csr })
+    })
 }
 
 /// Returns the profile for `openssl x509 -req -extfile`. Names are written in a separate section, one per line, so
@@ -433,7 +512,7 @@ impl Tree {
                 }
             }
             Some("conf") => self.take_kubeconfig(path, bytes, found),
-            Some("json") => found.nodes.extend(node_of(bytes)),
+            Some("json") => found.nodes.extend(node_of(bytes).map(|listed| listed.node)),
             _ => {}
         }
     }
@@ -607,3 +686,6 @@ fn pasted_data(text: &[u8]) -> Result<PastedData, String> {
 fn contains(bytes: &[u8], part: &[u8]) -> bool {
     bytes.windows(part.len()).any(|window| window == part)
 }
+
+#[cfg(test)]
+mod tests;

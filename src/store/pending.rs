@@ -170,6 +170,9 @@ pub struct RequestRecord {
     /// The most recent error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_error: Option<LastError>,
+    /// Directory on the node with the bundle that contains the request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exported_to: Option<PathBuf>,
 }
 
 fn is_zero(number: &u32) -> bool {
@@ -193,6 +196,7 @@ impl RequestRecord {
             next_poll: None,
             phase: RequestPhase::Ready,
             last_error: None,
+            exported_to: None,
         }
     }
 }

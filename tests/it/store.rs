@@ -925,6 +925,7 @@ pub(crate) fn ticket() -> RequestRecord {
         next_poll: None,
         phase: RequestPhase::Ready,
         last_error: None,
+        exported_to: None,
     }
 }
 

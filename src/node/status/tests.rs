@@ -996,6 +996,7 @@ fn shows_pending_requests_and_issue_times() {
             detail: "no answer yet".to_owned(),
             at: NOW,
         }),
+        exported_to: None,
     };
     let slot = CertName::Apiserver.into();
     store
