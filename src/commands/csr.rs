@@ -234,10 +234,12 @@ fn import(
             Failure::new(
                 ExitCode::Configuration,
                 format!(
-                    "{} contains neither requests nor certificates, and files that an import cannot read (name the directory with the signed certificates)",
+                    "{} contains neither requests nor certificates, and a file that an import cannot read",
                     directory.path().display()
                 ),
             )
+            .caused_by(failure)
+            .advise("name the directory with the signed certificates")
         })?;
     }
     if tree.files.is_empty() {

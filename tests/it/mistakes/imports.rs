@@ -152,7 +152,7 @@ const IMPORTS: &[Situation] = &[
         mistake: "mkdir -p -m 755 system/sub; touch system/adduser.conf; chown 4242 system/sub",
         command: "nodepki csr import system $N",
         code: 78,
-        message: "system contains neither requests nor certificates, and files that an import cannot read (name the directory with the signed certificates)",
+        message: "system contains neither requests nor certificates, and a file that an import cannot read: @/system/sub: owned by user 4242 and group 0 with mode 0755, so that another user can change it (chown root:root @/system/sub); name the directory with the signed certificates",
         fix: "",
         corrected: IMPORT,
     },
