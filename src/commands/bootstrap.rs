@@ -13,6 +13,7 @@ use crate::kube::names::CertName;
 use crate::node::static_pods;
 use crate::process::confine::confine;
 use crate::spec;
+use crate::store::Slot;
 
 pub(super) fn bootstrap(options: &RunOptions, global: &GlobalOptions) -> Result<ExitCode, Failure> {
     let command = options.command(global, "bootstrap");
@@ -55,18 +56,13 @@ fn compare_service_account(loaded: &Loaded, global: &GlobalOptions) -> Result<()
 
 pub(super) fn plan(sources: SourceOptions, global: &GlobalOptions) -> Result<ExitCode, Failure> {
     let command = sources.command(global, "plan");
-    let bootstrap = sources.command(global, "bootstrap");
-    show_plan(sources, global, bootstrap).map_err(|failure| next::closed(failure, &command))
+    show_plan(sources, global).map_err(|failure| next::closed(failure, &command))
 }
 
-fn show_plan(
-    sources: SourceOptions,
-    global: &GlobalOptions,
-    bootstrap: String,
-) -> Result<ExitCode, Failure> {
+fn show_plan(sources: SourceOptions, global: &GlobalOptions) -> Result<ExitCode, Failure> {
     let inputs = LoadInputs {
         identity_change: IdentityChange::SHOW_ALL,
-        ..sources.inputs(global)?
+        ..sources.clone().inputs(global)?
     };
     let loaded = global.load_joining(&inputs)?;
     let root = global.open_root()?;
@@ -84,13 +80,22 @@ fn show_plan(
         (true, true) => report.code().max(ExitCode::Configuration),
         (true, false) => report.code(),
     };
+    let bootstrap = sources.command(global, "bootstrap");
+    let tickets = root.tickets()?;
+    let records = survey.to_issue().map(|cert| {
+        let slot = Slot::from(cert.spec.name());
+        let mut tickets = tickets.iter();
+        tickets.find(|(one, _)| *one == slot)?.1.as_ref()
+    });
+    let import = next::after_export(&root, records, |command| sources.command(global, command));
     let next = match code {
         ExitCode::Done if survey.is_settled() => next::after_success(
             global,
             &NodeFacts::of(&loaded),
             &report.ignore_preflight_errors,
         ),
-        ExitCode::Done => Some(bootstrap),
+        ExitCode::Done => import.or(Some(bootstrap)),
+        ExitCode::Configuration if report.code() == ExitCode::Done && import.is_some() => import,
         // The refusals follow, and a line of their own after them.
         _ if !survey.refusals.is_empty() => None,
         _ => Some(format!("correct this, then run {bootstrap}")),

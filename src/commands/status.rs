@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::options::{GlobalOptions, OutputFormat, node_directory};
 use super::output::{
-    Closing, DocumentKind, print, print_exact, print_json, print_message, print_unfinished,
+    Closing, DocumentKind, next, print, print_exact, print_json, print_message, print_unfinished,
     text_style,
 };
 use super::renew::unknown_name;
@@ -18,7 +18,7 @@ use crate::config::Argument;
 use crate::daemon::metrics;
 use crate::kube::names::{Authority, CertName};
 use crate::node::status::{self, CertificateDetail, NodeRole, NodeStatus, RowState, RowSubject};
-use crate::store::NodeRoot;
+use crate::store::{NodeRoot, Slot};
 
 #[derive(Debug, Args)]
 pub(super) struct StatusArgs {
@@ -77,7 +77,7 @@ impl StatusArgs {
                     Some(_) => ExitCode::Pending,
                     None => ExitCode::Done,
                 };
-                let closing = closing(&status, self.certificate.is_some());
+                let closing = closing(&root, &status, self.certificate.is_some());
                 let text = || match format {
                     OutputFormat::Tree => status::tree(&status, text_style()),
                     OutputFormat::Table if self.certificate.is_some() => {
@@ -164,7 +164,7 @@ struct StatusBody<'a> {
 }
 
 /// Returns the number of objects in each state, and the command that explains or repairs the gravest one.
-fn closing(status: &NodeStatus, is_one: bool) -> Closing {
+fn closing(root: &NodeRoot, status: &NodeStatus, is_one: bool) -> Closing {
     let mut rows = status.rows();
     // The authority of one certificate is part of its description.
     rows.retain(|row| !is_one || matches!(row.subject, RowSubject::Certificate(_)));
@@ -173,8 +173,18 @@ fn closing(status: &NodeStatus, is_one: bool) -> Closing {
         let count = rows.iter().filter(|row| row.state == state).count();
         closing = closing.count(count, state.as_str(), state.as_str());
     }
+    // An unreadable record is reported in the notes.
+    let tickets = root.tickets().unwrap_or_default();
+    let is_shown = |slot: &Slot| status.pending.iter().any(|row| row.name == slot.as_str());
+    let shown = tickets.iter().filter(|(slot, _)| is_shown(slot));
+    let import = next::after_export(root, shown.map(|(_, record)| record.as_ref()), |command| {
+        format!("nodepki {command}")
+    });
     let command = match status.worst() {
         RowState::Ok => None,
+        RowState::Missing | RowState::Expiring | RowState::Expired if import.is_some() => {
+            return closing.then(import);
+        }
         _ if status.role == NodeRole::Empty => Some("plan"),
         RowState::Missing if !status.pending.is_empty() => Some("bootstrap"),
         RowState::Missing if !status.has_served => Some("plan"),

@@ -36,6 +36,39 @@ fn status_and_plan_name_unfinished_commit() {
 }
 
 #[test]
+fn status_and_plan_name_import_of_exported_requests() {
+    let node = Node::new();
+    node.write_settings(HEAD);
+    let bundle = node.path("/root/bundle");
+    let import = |said: &str, directory: &str| {
+        let closing = said.trim_end().rsplit("next: ").next().unwrap();
+        let words: Vec<&str> = closing.split_whitespace().collect();
+        let closing = words.join(" ");
+        let expected = "have the exported requests signed, then run nodepki";
+        assert!(closing.starts_with(expected), "{said}");
+        let command = format!(" csr import {directory}");
+        assert!(closing.contains(&command), "{said}");
+    };
+    node.csr("export", &bundle).done();
+    let directory = bundle.display().to_string();
+    import(&node.run(&["status"]).done().said(), &directory);
+    let planned = Ran::of(&mut node.configured(["plan"]));
+    import(&planned.ended(78).said(), &directory);
+    // A record of an earlier release does not contain the directory.
+    for entry in fs::read_dir(node.path("/var/lib/nodepki/pending")).unwrap() {
+        let file = entry.unwrap().path().join("ticket.json");
+        let mut ticket: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+        ticket.as_object_mut().unwrap().remove("exported_to");
+        fs::write(&file, ticket.to_string()).unwrap();
+    }
+    import(&node.run(&["status"]).done().said(), "DIR");
+    // Another signer has the requests.
+    node.sign_bundle(&bundle);
+    node.csr("import", &bundle).done();
+    node.run(&["status"]).done().says_not("csr import");
+}
+
+#[test]
 fn status_shows_one_certificate_in_full() {
     let node = Node::new();
     node.ask().done();

@@ -4,12 +4,12 @@ use std::error::Error as _;
 use std::path::Path;
 
 use crate::agent::load::Loaded;
-use crate::agent::{ExitCode, Failure, ReportRow, RowReason, RunReport, join};
+use crate::agent::{ExitCode, Failure, OFFLINE_SIGNER, ReportRow, RowReason, RunReport, join};
 use crate::commands::options::GlobalOptions;
 use crate::kube::kubeadm::KubeadmRole;
 use crate::kube::names::NodePath;
-use crate::signer::SignerError;
-use crate::store::NodeRoot;
+use crate::signer::{SignerError, quoted};
+use crate::store::{NodeRoot, RequestRecord};
 
 /// The alternative to a signer that cannot be reached.
 const OFFLINE: &str = "without the network: nodepki csr export DIR";
@@ -131,6 +131,34 @@ pub(in super::super) fn after_success(
             "nodepki doctor, then copy {file} to the node, boot it and run there: {command}"
         ),
     })
+}
+
+/// Returns what to do about requests that all wait for `csr import`; `None` if one waits for another signer. `command` adds
+/// the options of this run.
+pub(in super::super) fn after_export<'a>(
+    root: &NodeRoot,
+    records: impl Iterator<Item = Option<&'a RequestRecord>>,
+    command: impl FnOnce(&str) -> String,
+) -> Option<String> {
+    let records: Vec<&RequestRecord> = records.collect::<Option<_>>()?;
+    let directory = &records.first()?.exported_to;
+    if records
+        .iter()
+        .any(|one| one.signer_config != OFFLINE_SIGNER)
+    {
+        return None;
+    }
+    let directory = directory
+        .as_ref()
+        .filter(|_| records.iter().all(|one| one.exported_to == *directory))
+        .map(|path| quoted(&root.on_this_machine(path).display().to_string()));
+    let import = command(&format!(
+        "csr import {}",
+        directory.as_deref().unwrap_or("DIR")
+    ));
+    Some(format!(
+        "have the exported requests signed, then run {import}"
+    ))
 }
 
 /// Returns what to do after a run that was not completed.
