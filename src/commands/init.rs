@@ -14,15 +14,16 @@ use serde::Serialize;
 use super::config::{parse_kind, signer_setup};
 use super::now;
 use super::options::{GlobalOptions, node_name};
-use super::output::{Closing, DocumentKind, ListBody, print_to_stderr};
+use super::output::{Closing, DocumentKind, ListBody, print_to_stderr, print_warnings};
 use crate::agent::load::{self, LoadInputs};
 use crate::agent::{ExitCode, Failure};
-use crate::config::{Argument, CommandLineSettings, MAIN_FILE, Settings};
+use crate::config::{Argument, CommandLineSettings, MAIN_FILE, Origin, Settings};
+use crate::kube::paths::CERTIFICATES_DIR;
 use crate::signer::SignerKind;
 use crate::store::NodeRoot;
 use crate::text::printable;
 use skeleton::{Filled, Placeholder, SKELETONS, Skeleton, Unset};
-use steps::NextCommands;
+use steps::{NextCommands, NodePlaces};
 
 /// The fragment for a signer if `config.yaml` exists, as the packages install it.
 const FRAGMENT: &str = "/etc/nodepki/config.d/signer.yaml";
@@ -111,6 +112,13 @@ impl InitArgs {
         );
         let unusable = |error: skeleton::BadValue| Failure::new(ExitCode::Usage, error.to_string());
         skeleton.verify(&values).map_err(unusable)?;
+        let starts_nothing = target.is_image(&root) && skeleton.starts_program();
+        if starts_nothing {
+            print_warnings(&[format!(
+                "with --root, nodepki starts no program that settings below {} name (write the settings elsewhere with --to FILE, or run nodepki on the booted node)",
+                root.path().display()
+            )]);
+        }
         if !self.no_input && stdin().is_terminal() && stderr().is_terminal() {
             self.ask(&root, skeleton, &mut values).map_err(|error| {
                 Failure::new(
@@ -132,7 +140,24 @@ impl InitArgs {
         }
         target.write(&root, filled.text.as_bytes(), 0o644)?;
         let script = script.map(|(path, _)| path.shown(&root));
-        let steps = self.steps(kind, &filled, script.as_deref(), global);
+        let mut commands = self.next_commands(kind, global);
+        if starts_nothing {
+            commands.preflight = "`nodepki preflight` on the booted node".to_owned();
+        }
+        let origin = match &target {
+            OutputTarget::Node(_) => Origin::Node,
+            OutputTarget::Machine(_) => Origin::Machine,
+        };
+        let steps = steps::steps(
+            kind,
+            &filled,
+            script.as_deref(),
+            &commands,
+            &NodePlaces {
+                named: &|path| load::shown_defined(&root, origin, path),
+                pki: root.on_this_machine(CERTIFICATES_DIR),
+            },
+        );
         let report = InitReport {
             settings: target.shown(&root),
             script,
@@ -206,14 +231,8 @@ impl InitArgs {
         signer_setup(&loaded, kind, None).map(Some)
     }
 
-    /// Returns what to do after this run.
-    fn steps(
-        &self,
-        kind: SignerKind,
-        filled: &Filled,
-        script: Option<&Path>,
-        global: &GlobalOptions,
-    ) -> Vec<String> {
+    /// Returns the commands after this run, with its options.
+    fn next_commands(&self, kind: SignerKind, global: &GlobalOptions) -> NextCommands {
         let mut options = String::new();
         if global.root != Path::new("/") {
             options.push_str(&option("--root", &global.root));
@@ -224,11 +243,10 @@ impl InitArgs {
         for file in &self.kubeadm_config {
             options.push_str(&option("--kubeadm-config", file.as_given()));
         }
-        let commands = NextCommands {
+        NextCommands {
             setup: format!("nodepki config signer-setup {kind}{options} >FILE"),
-            preflight: format!("nodepki preflight{options}"),
-        };
-        steps::steps(kind, filled, script, &commands)
+            preflight: format!("`nodepki preflight{options}`"),
+        }
     }
 
     /// Asks for each missing value, and for a kubeadm configuration if there is none. An answer that is not valid is
@@ -378,6 +396,11 @@ impl OutputTarget {
         match self {
             OutputTarget::Node(path) | OutputTarget::Machine(path) => path,
         }
+    }
+
+    /// Returns whether the target belongs to a system other than that of this machine.
+    fn is_image(&self, root: &NodeRoot) -> bool {
+        matches!(self, OutputTarget::Node(_)) && !root.is_this_machine()
     }
 
     fn shown(&self, root: &NodeRoot) -> PathBuf {

@@ -196,9 +196,11 @@ fn rejects_unknown_kinds_values_and_addresses() {
     init(&node, "vault", &["sever=x"], &[])
         .ended(64)
         .says("did you mean server?");
-    init(&node, "vault", &["server=http//x"], &[])
+    init(&node, "vault", &[], &["--server", "pki.test"])
         .ended(64)
-        .says("address");
+        .says("nodepki: --server: ")
+        .says("pki.test")
+        .says_not("the new settings");
     assert!(!node.path("/etc/nodepki").exists());
     init(&node, "vault", &[], &["--list"])
         .done()
@@ -339,7 +341,8 @@ fn lists_all_that_is_left_to_do_for_each_kind() {
         let node = bare();
         node.write_secret("/run/kubeadm/kubeadm.yaml", INIT);
         let ran = init(&node, kind, values, &[]);
-        let said = ran.done().said().replace(node.root().to_str().unwrap(), "");
+        let said = &ran.done().stdout;
+        let said = said.replace(node.root().to_str().unwrap(), "");
         let (_, list) = said.split_once("next:\n").unwrap();
         for words in words {
             assert!(list.contains(words), "{kind}: {words}: {list}");
@@ -362,6 +365,46 @@ fn lists_all_that_is_left_to_do_for_each_kind() {
         assert!(printed.done().stdout.starts_with(&hex(&key)), "{kind}");
         assert!(last.contains("run `nodepki preflight"), "{list}");
     }
+}
+
+/// The paths of the steps are those of the system below `--root`, and the commands name it.
+#[test]
+fn lists_paths_below_root_and_says_where_programs_start() {
+    let node = bare();
+    let ran = init(&node, "vault", &["server=https://pki.test:8200"], &[]);
+    for file in [
+        "/etc/nodepki/vault-role-id, mode 0600",
+        "/etc/nodepki/vault-ca.pem, mode 0644",
+        "/etc/kubernetes/pki, mode 0644",
+    ] {
+        ran.done().says(&format!(" {}", node.path(file).display()));
+    }
+    let root = node.root().display().to_string();
+    ran.says(&format!("run `nodepki preflight --root {root}`, which"));
+
+    for (kind, values) in KINDS {
+        let node = bare();
+        let root = node.root().display().to_string();
+        let ran = init(&node, kind, values, &[]);
+        let starts_nothing = ran.done().has(&format!(
+            "with --root, nodepki starts no program that settings below {root} name (write the settings elsewhere with --to FILE, or run nodepki on the booted node)"
+        ));
+        assert_eq!(starts_nothing, matches!(kind, "exec" | "puppet"), "{kind}");
+        let command = match starts_nothing {
+            true => "run `nodepki preflight` on the booted node, which".to_owned(),
+            false => format!("run `nodepki preflight --root {root}`, which"),
+        };
+        ran.says(&command);
+    }
+    let ran = init_on_terminal(&bare(), "exec", "/usr/libexec/corp-sign\n").said();
+    let (before, _) = ran.split_once("program that speaks signer").unwrap();
+    assert!(before.contains("starts no program"), "{ran}");
+    let node = bare();
+    let file = node.outside("exec.yaml").display().to_string();
+    init(&node, "exec", &["command=/usr/bin/true"], &["--to", &file])
+        .done()
+        .says("install the program /usr/bin/true, ")
+        .says_not("starts no program");
 }
 
 #[test]

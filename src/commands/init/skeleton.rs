@@ -223,6 +223,12 @@ impl Skeleton {
         Ok(())
     }
 
+    /// Returns whether signers of this kind start a program that the settings name.
+    pub(super) fn starts_program(&self) -> bool {
+        let mut placeholders = self.placeholders.iter();
+        placeholders.any(|placeholder| placeholder.name == "command")
+    }
+
     /// Returns the settings with these values, which are `(name, value)`.
     pub(super) fn fill(&self, values: &[(String, String)]) -> Result<Filled, BadValue> {
         self.verify(values)?;
@@ -232,6 +238,7 @@ impl Skeleton {
             Some(found.1.as_str())
         };
         let (mut lines, mut open, mut kept) = (Vec::new(), Vec::new(), Vec::new());
+        let mut given: Vec<(usize, &str)> = Vec::new();
         for line in self.example.lines() {
             let here = || {
                 let all = self.placeholders.iter();
@@ -253,6 +260,7 @@ impl Skeleton {
                             bare.to_owned()
                         };
                         filled = filled.replacen(&written, &quoted, 1);
+                        given.push((lines.len() + 1, placeholder.name));
                         kept.push((*placeholder, value.to_owned()));
                     }
                     None if placeholder.unset == Unset::Replace => {
@@ -265,11 +273,25 @@ impl Skeleton {
         }
         let text = lines.join("\n") + "\n";
         let unusable = |faults: Faults| {
-            let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
-            BadValue::Unusable(faults.join("\n"))
+            // The settings are not written, so that their lines mean nothing to the administrator.
+            let described = faults.iter().map(|fault| {
+                let mut given = given.iter();
+                let culprit = given.find(|(line, _)| *line == fault.place.line);
+                let place = culprit.map_or_else(|| fault.field.clone(), |(_, name)| option(name));
+                format!("{place}: {} ({})", fault.message, fault.fix)
+            });
+            BadValue::Unusable(described.collect::<Vec<_>>().join("\n"))
         };
         Settings::from_fragments(&[("the new settings", text.as_str())]).map_err(unusable)?;
         Ok(Filled { text, open, kept })
+    }
+}
+
+/// Returns the option for a value.
+fn option(name: &str) -> String {
+    match name {
+        "server" => "--server".to_owned(),
+        name => format!("--set {name}"),
     }
 }
 
@@ -374,8 +396,22 @@ mod tests {
                 .any(|line| line.trim() == "verbatim: true")
         };
         assert!(!filled.is_ok_and(adds));
-        let error = skeleton.fill(&[set("server", "http//v")]).unwrap_err();
-        assert!(error.to_string().contains("address"), "{error}");
+    }
+
+    #[test]
+    fn names_option_of_value_that_is_not_valid() {
+        let skeleton = of(SignerKind::Vault).unwrap();
+        for (name, value, expected) in [
+            ("server", "vault.test", "--server: "),
+            ("mount", "a//b", "--set mount: "),
+        ] {
+            let error = skeleton.fill(&[set(name, value)]).unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{error}");
+            assert!(
+                error.contains(value) && !error.contains("the new"),
+                "{error}"
+            );
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The numbered list at the end of `nodepki init`: everything that is still to be done for this kind of signer.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::skeleton::{Filled, Holds};
 use crate::signer::{SignerKind, quoted};
@@ -9,8 +9,16 @@ use crate::signer::{SignerKind, quoted};
 pub(super) struct NextCommands {
     /// `nodepki config signer-setup KIND`.
     pub(super) setup: String,
-    /// `nodepki preflight`.
+    /// `nodepki preflight`, in quotes, with the place where it runs if that is another one.
     pub(super) preflight: String,
+}
+
+/// Paths of the node on this machine.
+pub(super) struct NodePlaces<'a> {
+    /// Returns the file that a path in the settings means.
+    pub(super) named: &'a dyn Fn(&Path) -> PathBuf,
+    /// The certificates directory.
+    pub(super) pki: PathBuf,
 }
 
 /// Returns the steps in their order.
@@ -19,6 +27,7 @@ pub(super) fn steps(
     filled: &Filled,
     script: Option<&Path>,
     commands: &NextCommands,
+    places: &NodePlaces<'_>,
 ) -> Vec<String> {
     let mut steps = Vec::new();
     if !filled.open.is_empty() {
@@ -35,7 +44,7 @@ pub(super) fn steps(
             run(kind, "FILE"),
             commands.setup
         ),
-        None => without_server(kind, filled),
+        None => without_server(kind, filled, places),
     });
     for (placeholder, value) in &filled.kept {
         let (mode, meaning) = match placeholder.holds {
@@ -44,17 +53,18 @@ pub(super) fn steps(
             Holds::Certificate => ("0644", placeholder.meaning),
         };
         steps.push(if value.starts_with('/') {
-            format!("install the {meaning}: {value}, mode {mode}")
+            let file = (places.named)(Path::new(value));
+            format!("install the {meaning}: {}, mode {mode}", file.display())
         } else {
             format!("provide the {meaning}: {value}")
         });
     }
-    steps.push(
-        "install the certificates of the three CAs as ca.crt, etcd/ca.crt and front-proxy-ca.crt in /etc/kubernetes/pki, mode 0644; or pin their keys in authorities.*.trust.sha256, by `openssl x509 -in CA.crt -noout -pubkey | openssl pkey -pubin -outform der | sha256sum`"
-            .to_owned(),
-    );
     steps.push(format!(
-        "run `{}`, which verifies all of this",
+        "install the certificates of the three CAs as ca.crt, etcd/ca.crt and front-proxy-ca.crt in {}, mode 0644; or pin their keys in authorities.*.trust.sha256, by `openssl x509 -in CA.crt -noout -pubkey | openssl pkey -pubin -outform der | sha256sum`",
+        places.pki.display()
+    ));
+    steps.push(format!(
+        "run {}, which verifies all of this",
         commands.preflight
     ));
     steps
@@ -93,11 +103,13 @@ fn run(kind: SignerKind, file: &str) -> String {
 }
 
 /// Returns the step for a kind whose server needs no preparation.
-fn without_server(kind: SignerKind, filled: &Filled) -> String {
+fn without_server(kind: SignerKind, filled: &Filled, places: &NodePlaces<'_>) -> String {
     let value = |name: &str| {
         let mut kept = filled.kept.iter();
         let found = kept.find(|(placeholder, _)| placeholder.name == name);
-        found.map_or("that the settings name", |(_, value)| value.as_str())
+        found.map_or("that the settings name".to_owned(), |(_, value)| {
+            (places.named)(Path::new(value)).display().to_string()
+        })
     };
     match kind {
         SignerKind::Exec => format!(
