@@ -377,7 +377,10 @@ fn grants_exactly_what_a_node_needs_by_signer_setup() {
     let shell = |script: &str| ran(script).done().stdout.clone();
     ran(&script)
         .ended(75)
-        .says("there is no CA yet in: k8s-ca k8s-front-proxy-ca k8s-etcd-ca (run ");
+        .says("there is no CA yet: for each engine, run one of its two commands")
+        .says("\nk8s-ca: one of\n")
+        .says(" write k8s-ca/root/generate/internal common_name=kubernetes key_type=ec ")
+        .says(" write k8s-etcd-ca/issuers/import/bundle pem_bundle=@ca-and-key.pem");
     for authority in Authority::ALL {
         let make = commented(&script, &format!("k8s-{authority}/root/generate/internal"));
         shell(&make);

@@ -193,14 +193,28 @@ impl VaultScript {
     }
 
     fn mount(&mut self, mount: &str, authority: Authority) {
+        let lifetime = format_duration(CA_LIFETIME);
+        let command = |path: &str, values: &str| {
+            let path = quoted(&format!("{mount}/{path}"));
+            one_line(&format!("write {path} {values}"))
+        };
+        let common_name = quoted(authority.common_name());
+        let generate = command(
+            "root/generate/internal",
+            &format!(
+                "common_name={common_name} key_type=ec key_bits=256 ttl={lifetime} exclude_cn_from_sans=true"
+            ),
+        );
+        let import = command("issuers/import/bundle", "pem_bundle=@ca-and-key.pem");
         self.fill(
             include_str!("setup/mount.sh"),
             &[
                 ("AUTHORITY", authority.as_str()),
                 ("MOUNT", mount),
                 ("LISTED", &format!("\"{mount}/\"")),
-                ("LIFETIME", &format_duration(CA_LIFETIME)),
-                ("NAME", authority.common_name()),
+                ("LIFETIME", &lifetime),
+                ("GENERATE", &generate),
+                ("IMPORT", &import),
             ],
         );
     }

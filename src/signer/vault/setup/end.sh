@@ -1,5 +1,5 @@
 
 [ -z "$without_ca" ] || {
-    echo "there is no CA yet in:$without_ca (run one of the two commands in the comment of each, and this script again)" >&2
+    echo "there is no CA yet: for each engine, run one of its two commands, and then this script again$without_ca" >&2
     exit 75
 }
