@@ -207,6 +207,35 @@ fn revokes_its_token_and_keeps_one_time_credential() {
 }
 
 #[test]
+fn prints_one_line_for_requests_that_wait_for_the_same_signer() {
+    let node = Node::new();
+    node.csr("export", &node.outside("bundle")).done();
+    for entry in fs::read_dir(node.path("/var/lib/nodepki/pending")).unwrap() {
+        let slot = entry.unwrap().path();
+        let file = slot.join("ticket.json");
+        let mut ticket: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+        let name = slot.file_name().unwrap().to_str().unwrap();
+        ticket["last_error"] = json!({
+            "class": "auth",
+            "code": "submit",
+            "detail": format!("signing {name} failed: HTTP 403"),
+            "at": "2026-11-20T09:57:29Z",
+        });
+        fs::write(&file, ticket.to_string()).unwrap();
+    }
+    let ran = preflight(&node);
+    ran.done()
+        .says("apiserver, apiserver-etcd-client, ")
+        .says("the last error of the first: signing ");
+    assert_eq!(
+        ran.stdout.matches("failed: HTTP 403").count(),
+        1,
+        "{}",
+        ran.said()
+    );
+}
+
+#[test]
 fn names_ca_that_no_file_and_no_pin_confirms() {
     let rig = rig(SignerKind::StepCa);
     let node = node(&*rig);

@@ -51,6 +51,15 @@ const REQUESTS: &[Situation] = &[
         corrected: WITHOUT_REQUEST,
     },
     Situation {
+        name: "several requests that wait for the same person",
+        mistake: "mkdir -m 700 drop; nodepki renew --force apiserver etcd-peer $N --signer directory:$D/drop --wait 0s && exit 1 || [ $? = 75 ]",
+        command: "nodepki doctor --root $D/root",
+        code: 0,
+        message: "apiserver, etcd-peer wait for directory:@/drop\n    fix: have the requests signed, then run `nodepki --root @/root renew --force apiserver etcd-peer --signer directory:@/drop`, which continues with the same keys; to give them up, remove @/root/var/lib/nodepki/pending/apiserver, @/root/var/lib/nodepki/pending/etcd-peer\n",
+        fix: "rm -r $D/root/var/lib/nodepki/pending/apiserver $D/root/var/lib/nodepki/pending/etcd-peer",
+        corrected: WITHOUT_REQUEST,
+    },
+    Situation {
         name: "request for a certificate that is missing",
         mistake: "mkdir -m 700 drop; rm root/etc/kubernetes/pki/apiserver.*
             nodepki bootstrap $N --signer directory:$D/drop --wait 0s && exit 1 || [ $? = 75 ]",

@@ -228,23 +228,60 @@ pub(super) fn crowded(picture: &Picture) -> Vec<CheckNote> {
         .collect()
 }
 
+/// Checks for requests that wait for a signer. Requests that differ only in the certificate are one note.
 pub(super) fn pending(picture: &Picture) -> Vec<CheckNote> {
-    let pending = picture.status.pending.iter();
-    pending
-        .map(|row| {
-            let signer = signer_option(row).or(row.signer.as_deref());
+    let mut groups: Vec<Vec<&PendingStatus>> = Vec::new();
+    for row in &picture.status.pending {
+        let mut known = groups.iter_mut();
+        let same = known.find(|group| {
+            let mut group = group.iter();
+            group.any(|other| waits_alike(picture, row, other))
+        });
+        match same {
+            Some(group) => group.push(row),
+            None => groups.push(vec![row]),
+        }
+    }
+    groups
+        .iter()
+        .filter_map(|rows| {
+            let first = *rows.first()?;
+            let signer = signer_option(first).or(first.signer.as_deref());
             let signer = signer.unwrap_or("an unknown signer");
-            let waits = format!("{} waits for {signer}", row.name);
-            let finish = finish(picture, row);
-            match &row.last_error {
-                Some(error) => CheckNote::warning(
-                    format!("{waits}; its last error: {}", error.detail),
+            let names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
+            let (verb, error, requests) = match names.len() {
+                1 => ("waits", "its last error", "the request"),
+                _ => ("wait", "the last error of the first", "the requests"),
+            };
+            let waits = format!("{} {verb} for {signer}", names.join(", "));
+            let finish = finish(picture, first, &names);
+            Some(match &first.last_error {
+                Some(last) => CheckNote::warning(
+                    format!("{waits}; {error}: {}", last.detail),
                     format!("correct the signer, then {finish}"),
                 ),
-                None => CheckNote::info(waits, format!("have the request signed, then {finish}")),
-            }
+                None => CheckNote::info(waits, format!("have {requests} signed, then {finish}")),
+            })
         })
         .collect()
+}
+
+/// Returns whether two requests wait for the same signer, after the same error, and end in the same way.
+fn waits_alike(picture: &Picture, one: &PendingStatus, other: &PendingStatus) -> bool {
+    let place = |row: &PendingStatus| {
+        let error = row.last_error.as_ref();
+        let error = error.map(|error| error.detail.replace(&row.name, ""));
+        (row.signer.clone(), row.signer_config.clone(), error)
+    };
+    place(one) == place(other) && is_usable(picture, one) == is_usable(picture, other)
+}
+
+/// Returns whether the certificate of a pending request is still usable.
+fn is_usable(picture: &Picture, row: &PendingStatus) -> bool {
+    let mut certificates = picture.status.certificates.iter();
+    certificates.any(|found| {
+        found.name.as_str() == row.name && matches!(found.state, RowState::Ok | RowState::Expiring)
+    })
 }
 
 /// Returns the value of `--signer` with which the request was sent.
@@ -253,28 +290,29 @@ fn signer_option(row: &PendingStatus) -> Option<&str> {
     (row.signer.as_deref() == Some(COMMAND_LINE_SIGNER)).then_some(config)
 }
 
-/// Returns how to end a pending request. `bootstrap` leaves a certificate that is still usable as it is, and `renew` one that
+/// Returns how to end pending requests, of which `row` is the first. `bootstrap` leaves a certificate that is still usable as it is, and `renew` one that
 /// was just renewed.
-fn finish(picture: &Picture, row: &PendingStatus) -> String {
+fn finish(picture: &Picture, row: &PendingStatus, names: &[&str]) -> String {
     if row.signer_config.as_deref() == Some(OFFLINE_SIGNER) {
         return "import the signed directory: nodepki csr import DIR".to_owned();
     }
-    let mut certificates = picture.status.certificates.iter();
-    let is_usable = certificates.any(|found| {
-        found.name.as_str() == row.name && matches!(found.state, RowState::Ok | RowState::Expiring)
-    });
+    let is_usable = is_usable(picture, row);
     let mut command = if is_usable {
-        format!("nodepki renew --force {}", row.name)
+        format!("nodepki renew --force {}", names.join(" "))
     } else {
         "nodepki bootstrap".to_owned()
     };
     if let Some(signer) = signer_option(row) {
         command.push_str(&format!(" --signer {}", quoted(signer)));
     }
-    let mut finish = format!("run `{command}`, which continues with the same key");
+    let keys = if names.len() == 1 { "key" } else { "keys" };
+    let mut finish = format!("run `{command}`, which continues with the same {keys}");
     if is_usable {
-        let path = Path::new(STATE_DIR).join("pending").join(&row.name);
-        finish.push_str(&format!("; to give it up, remove {}", picture.here(&path)));
+        let directory = Path::new(STATE_DIR).join("pending");
+        let paths = names.iter().map(|name| picture.here(&directory.join(name)));
+        let paths: Vec<String> = paths.collect();
+        let what = if names.len() == 1 { "it" } else { "them" };
+        finish.push_str(&format!("; to give {what} up, remove {}", paths.join(", ")));
     }
     finish
 }
