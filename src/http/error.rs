@@ -136,6 +136,15 @@ pub(super) fn classify(log: &ConnectionLog, route: &str, cause: reqwest::Error) 
             Some(rustls::Error::InvalidMessage(_)) if !log.connected() => {
                 unreachable(log, route, "the server does not speak TLS")
             }
+            _ if log.connected() && is_other_protocol(&cause) => HttpError::new(
+                HttpErrorKind::Lost,
+                format!(
+                    "the answer of {route} is not HTTP/1.1: {}{}",
+                    innermost_cause(&cause),
+                    presented(log)
+                ),
+                "correct the address or its port if another service has it; otherwise check the server and the proxies before it",
+            ),
             _ if log.connected() => lost(log, route, &innermost_cause(&cause)),
             _ if cause.is_timeout() => match log.resolving() {
                 Some(resolving) => unresolved(route, &format!("{resolving} in time")),
@@ -188,12 +197,33 @@ fn refused(log: &ConnectionLog, route: &str, alert: Alert) -> HttpError {
         ),
         None => (
             format!(
-                "{route} requires a client certificate, and none is configured: TLS alert {alert:?}"
+                "{route} requires a client certificate, and none is configured: TLS alert {alert:?}{}",
+                presented(log)
             ),
-            "configure a client certificate and its key",
+            "configure a client certificate and its key, if this is the right server; otherwise correct the address",
         ),
     };
     HttpError::new(HttpErrorKind::Refused, detail, advice)
+}
+
+/// Returns which server has answered; empty without TLS.
+fn presented(log: &ConnectionLog) -> String {
+    let certificate = log.server_certificate();
+    certificate.map_or_else(String::new, |one| {
+        format!("; the server's certificate is {one}")
+    })
+}
+
+/// Returns true if the server has answered in another protocol, such as HTTP/2.
+fn is_other_protocol(error: &(dyn StdError + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if error.downcast_ref().is_some_and(hyper::Error::is_parse) {
+            return true;
+        }
+        next = error.source();
+    }
+    false
 }
 
 /// Returns true if an alert is about the client certificate.

@@ -51,6 +51,8 @@ pub(super) struct ConnectionLog {
     connected: AtomicBool,
     requested_certificate: AtomicBool,
     client_certificate: OnceLock<String>,
+    /// Subject and issuer of the server's certificate.
+    server_certificate: OnceLock<String>,
     verdict: OnceLock<DistrustReason>,
     /// The message for a timeout of the name resolution under way.
     resolving: Mutex<Option<String>>,
@@ -71,6 +73,7 @@ impl ConnectionLog {
             connected: AtomicBool::new(false),
             requested_certificate: AtomicBool::new(false),
             client_certificate: OnceLock::new(),
+            server_certificate: OnceLock::new(),
             verdict: OnceLock::new(),
             resolving: Mutex::new(None),
             unresolved: OnceLock::new(),
@@ -116,6 +119,11 @@ impl ConnectionLog {
     /// Returns a description of the client certificate that was sent.
     pub(super) fn client_certificate(&self) -> Option<&str> {
         self.client_certificate.get().map(String::as_str)
+    }
+
+    /// Returns subject and issuer of the server's certificate.
+    pub(super) fn server_certificate(&self) -> Option<&str> {
+        self.server_certificate.get().map(String::as_str)
     }
 
     pub(super) fn verdict(&self) -> Option<&DistrustReason> {
@@ -392,6 +400,11 @@ impl ServerCertVerifier for Verifier {
         _ocsp: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
+        if let Ok(certificate) = Certificate::from_der(leaf) {
+            let (subject, issuer) = (certificate.subject(), certificate.issuer());
+            let presented = format!("{subject}, issued by {issuer}");
+            let _ = self.log.server_certificate.set(presented);
+        }
         let configured = match &self.trust {
             ServerTrust::Any => return Ok(ServerCertVerified::assertion()),
             ServerTrust::None => return Err(CertificateError::UnknownIssuer.into()),
@@ -533,7 +546,7 @@ impl ConfiguredTrust {
                         self.sources.join(" or ")
                     }
                 ),
-                "configure the CA that issued it, if this is the right server",
+                "configure the CA that issued it, if this is the right server; otherwise correct the address",
             ),
             other => (other.to_string(), "have the server's certificate reissued"),
         }

@@ -8,6 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use serde::Deserialize;
 use zeroize::Zeroizing;
 
 use super::{FailureClass, Request, SignerError, Site, printable};
@@ -114,10 +115,22 @@ impl SignerServer {
         call: Call<'_>,
     ) -> Result<HttpResponse, SignerError> {
         let method = call.method().clone();
-        self.client
+        let response = self
+            .client
             .send(call)
             .await
-            .map_err(|error| failure(&self.label, doing, &method, error))
+            .map_err(|error| failure(&self.label, doing, &method, error))?;
+        if is_of_kubernetes(&response) {
+            return Err(SignerError::config(
+                format!(
+                    "{}: {doing} failed: a Kubernetes API server has this address (HTTP {})",
+                    self.label, response.status
+                ),
+                "correct the address or its port: they are not those of the signer",
+            )
+            .during(doing));
+        }
+        Ok(response)
     }
 
     /// Returns the error for a refusal. `said` is the server's own text.
@@ -218,6 +231,21 @@ impl SignerServer {
             secret => Ok(Zeroizing::new(secret.to_owned())),
         }
     }
+}
+
+/// Returns whether a Kubernetes API server refused a request. Another status can be temporary, as that of a proxy before the
+/// signer.
+fn is_of_kubernetes(response: &HttpResponse) -> bool {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Status {
+        kind: String,
+        api_version: String,
+    }
+    matches!(response.status, 401 | 403 | 404 | 405)
+        && response
+            .json()
+            .is_ok_and(|found: Status| found.kind == "Status" && found.api_version == "v1")
 }
 
 /// Returns "signing apiserver for authority ca", for messages about one request.

@@ -448,7 +448,11 @@ fn tells_refused_client_certificate_from_lost_response() {
         assert_fails(
             get(endpoint(&gateway)),
             &HttpErrorKind::Refused,
-            &["requires a client certificate, and none is configured"],
+            &[
+                "requires a client certificate, and none is configured",
+                "; the server's certificate is CN=",
+                "otherwise correct the address",
+            ],
         );
         assert!(gateway.requests().is_empty());
     }
@@ -755,6 +759,21 @@ fn reports_incomplete_response_as_lost() {
         // The client repeats nothing automatically.
         assert_eq!(gateway.requests().len(), 1, "{name}");
     }
+}
+
+/// A client of HTTP/1.1 at the port of a gRPC server.
+#[test]
+fn names_server_that_answers_in_another_protocol() {
+    let settings = "\0\0\u{12}\u{4}\0\0\0\0\0\0";
+    assert_fails(
+        get(endpoint(&raw(settings, true))),
+        &HttpErrorKind::Lost,
+        &[
+            "is not HTTP/1.1: ",
+            "; the server's certificate is CN=",
+            "correct the address or its port",
+        ],
+    );
 }
 
 #[test]

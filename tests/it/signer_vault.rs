@@ -1336,6 +1336,27 @@ fn sends_namespace_always_and_token_only_where_needed() {
 fn follows_standby_to_configured_addresses_only() {
     let (active, standby) = Bao::cluster();
     let root = active.root();
+/// The address of an API server in place of that of the signer.
+#[test]
+fn recognises_kubernetes_api_server() {
+    let lab = Lab::new();
+    let status = r#"{"kind":"Status","apiVersion":"v1","status":"Failure","code":403}"#;
+    for code in [401, 403, 404] {
+        let gateway = Gateway::to(None);
+        gateway.rule(Rule::on("*", "/").then(Action::body(code, status)));
+        let auth = lab.token_file("any");
+        let signer = lab.through(&gateway, "role: any", &auth);
+        fails(
+            run(signer.probe()),
+            FailureClass::Config,
+            &[
+                "a Kubernetes API server has this address",
+                "correct the address or its port",
+            ],
+        );
+    }
+}
+
     root.engine("pki");
     let ca = root.root_ca("pki", "etcd-ca");
     let role = json!({"allow_any_name": true, "enforce_hostnames": false, "key_type": "any", "max_ttl": "8760h"});
