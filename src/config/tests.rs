@@ -340,22 +340,22 @@ fn reports_all_faults_of_all_fragments() {
     sorted.sort_unstable();
     let expected = "a.yaml:3:19: kubeadm.files[0]: \"kubeadm.yaml\" is not an absolute path (begin it with /)\n\
          a.yaml:3:33: kubeadm.files[1]: unquoted 5 is a number, must be text (begin it with /)\n\
-         a.yaml:3:37: kubeadm.clusterConfig: unknown key (did you mean clusterConfiguration?)\n\
+         a.yaml:3:37: kubeadm.clusterConfig: unknown field (did you mean clusterConfiguration?)\n\
          a.yaml:4:11: nodeName: \"bad_name\" is not a valid node name: only lower-case letters, digits, - and . are allowed, beginning and ending with a letter or digit (use a DNS name, or remove nodeName to take kubeadm's)\n\
-         a.yaml:5:1: wiat: unknown key (did you mean wait?)\n\
-         a.yaml:7:10: reload.restart: unknown key (known here: coordinateWithLease, hooks, lease, staticPods, timeout, units)\n\
+         a.yaml:5:1: wiat: unknown field (did you mean wait?)\n\
+         a.yaml:7:10: reload.restart: unknown field (known here: coordinateWithLease, hooks, lease, staticPods, timeout, units)\n\
          a.yaml:8:21: kubelet.identity: \"own\" is not possible here (use issue, bootstrap)\n\
          a.yaml:9:1: wait: is given twice, first in line 6 (keep one of them)\n\
          b.yaml:4:16: authorities.ca.signer: signer \"crop\" is not defined (did you mean corp?)\n\
          b.yaml:4:39: authorities.ca.trust.sha256[0]: is not a SHA-256 pin of 64 hex digits (print it with: openssl x509 -in ca.crt -noout -pubkey | openssl pkey -pubin -outform der | sha256sum)\n\
-         b.yaml:5:3: authorities.etcd: unknown key (did you mean etcd-ca?)\n\
+         b.yaml:5:3: authorities.etcd: unknown field (did you mean etcd-ca?)\n\
          b.yaml:8:8: signers.two: has several kinds: local, embedded (keep one, or make a signer of each; a later fragment adds to the map of an earlier one)\n\
          b.yaml:9:9: signers.none: has no kind (add one of KINDS, as in local: {directory: DIR})\n\
          b.yaml:10:16: signers.plug.exec: has no command (add command: with the absolute path of the plug-in)\n\
-         b.yaml:10:17: signers.plug.exec.comand: unknown key (did you mean command?)\n\
+         b.yaml:10:17: signers.plug.exec.comand: unknown field (did you mean command?)\n\
          b.yaml:10:38: signers.plug.exec.timeout: 1h is not between 1ms and 10m (use up to 10m; a plug-in that needs longer answers \"pending\")\n\
          b.yaml:11:8: signers.odd: has no kind (add one of KINDS, as in local: {directory: DIR})\n\
-         b.yaml:11:9: signers.odd.acme: unknown key (known here: SORTED)\n\
+         b.yaml:11:9: signers.odd.acme: unknown field (known here: SORTED)\n\
          b.yaml:12:25: extraSANs.apiserver[0]: \"10.0.0.0/24\" is not an IP address, a DNS name or a wildcard DNS name (a certificate cannot contain a network; list each address)\n\
          c.yaml:1:1: kind: is missing (write kind: NodePKIConfiguration)\n\
          c.yaml:1:13: apiVersion: is \"nodepki.io/v1\", this program reads nodepki.io/v1alpha1 (write apiVersion: nodepki.io/v1alpha1)"
@@ -441,7 +441,7 @@ fn reports_fault_with_position_and_fix() {
         ),
         (
             "rotation: {rekeys: true}\n",
-            "c.yaml:3:12: rotation.rekeys: unknown key (did you mean rekey?)",
+            "c.yaml:3:12: rotation.rekeys: unknown field (did you mean rekey?)",
         ),
         (
             "pki: {defaults: {key: {algorithm: RSA, rsa: {keySize: 8192}}}}\n",

@@ -385,7 +385,7 @@ impl Simulation {
             if broken && reads.get() > 1 {
                 return Err(Failure::new(
                     ExitCode::Configuration,
-                    "config.yaml:3:1: unknown key",
+                    "config.yaml:3:1: unknown field",
                 ));
             }
             let inputs = LoadInputs {
@@ -627,7 +627,7 @@ fn reports_faulty_configuration_and_keeps_previous_one() {
     assert_eq!(simulation.notified_at("RELOADING"), [HOUR]);
     assert_eq!(simulation.notified_at("READY"), [Duration::ZERO, HOUR]);
     assert_eq!(
-        simulation.notified_at("config.yaml:3:1: unknown key"),
+        simulation.notified_at("config.yaml:3:1: unknown field"),
         [HOUR]
     );
     assert!(

@@ -191,8 +191,8 @@ fn walk_reports_all_faults() {
          t.yaml:3:7: name: is a list, must be text (write the text after the colon)\n\
          t.yaml:4:7: list: is text, must be a list (write `- item` lines below it)\n\
          t.yaml:5:6: map: is text, must be a map (write `key: value` lines below it)\n\
-         t.yaml:6:1: nmae: unknown key (did you mean name?)\n\
-         t.yaml:7:1: zz: unknown key (known here: flag, list, map, name, port)"
+         t.yaml:6:1: nmae: unknown field (did you mean name?)\n\
+         t.yaml:7:1: zz: unknown field (known here: flag, list, map, name, port)"
     );
 }
 

@@ -354,7 +354,7 @@ impl<'a> Map<'a> {
                     field: String::new(),
                 };
                 self.field.walk.push(match severity {
-                    FaultSeverity::Error => spot.error("unknown key", ""),
+                    FaultSeverity::Error => spot.error("unknown field", ""),
                     FaultSeverity::Warning => spot.warning("unknown field", ""),
                 });
                 continue;
@@ -381,7 +381,7 @@ impl<'a> Map<'a> {
                 field: join(&self.field.path, &entry.key),
             };
             self.field.walk.push(if self.field.walk.strict {
-                spot.error("unknown key", fix)
+                spot.error("unknown field", fix)
             } else {
                 spot.warning("unknown field", fix)
             });

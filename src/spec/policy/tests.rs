@@ -260,7 +260,7 @@ fn reports_all_faults() {
          pki.yaml:12:23: spec.overrides[0].certificateName: \"etcd-srver\" is not a name of a certificate, an authority or sa (did you mean etcd-server?)\n\
          pki.yaml:12:66: spec.overrides[0].certificate.key.algorithm: \"DSA\" is not a key algorithm (use RSA, ECDSA or MLDSA)\n\
          pki.yaml:13:5: spec.overrides[1]: has no certificate (add certificate: {key: {algorithm: ECDSA, ecdsa: {curve: P256}}})\n\
-         pki.yaml:13:27: spec.overrides[1].certifcate: unknown key (did you mean certificate?)"
+         pki.yaml:13:27: spec.overrides[1].certifcate: unknown field (did you mean certificate?)"
     );
 }
 

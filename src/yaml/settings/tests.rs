@@ -110,10 +110,10 @@ fn reports_each_invalid_setting() {
     for (line, expected) in [
         ("enabled: 5", "enabled: "),
         ("name: 5", "name: unquoted 5 is "),
-        ("nam: x", "nam: unknown key (did you mean name?)"),
+        ("nam: x", "nam: unknown field (did you mean name?)"),
         (
             "clock: {intervall: 1h}",
-            "clock.intervall: unknown key (did you mean interval?)",
+            "clock.intervall: unknown field (did you mean interval?)",
         ),
         ("clock: {interval: 30d}", "write 720h; units are h, m and s"),
         (

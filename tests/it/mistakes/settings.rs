@@ -91,7 +91,7 @@ const KEYS: &[Mistake] = &[
         ("rotaton:", "rotation:")),
     refused("field in another case",
         ("renewAt:", "renew_at:"),
-        "rotation.renew_at: unknown key (did you mean renewAt?)",
+        "rotation.renew_at: unknown field (did you mean renewAt?)",
         ("renew_at", "renewAt")),
     refused("kind of a signer misspelt",
         ("    vault:", "    valt:"),
@@ -99,7 +99,7 @@ const KEYS: &[Mistake] = &[
         ("    valt:", "    vault:")),
     refused("unknown authority",
         ("  etcd-ca:", "  etcd:"),
-        "authorities.etcd: unknown key (did you mean etcd-ca?)",
+        "authorities.etcd: unknown field (did you mean etcd-ca?)",
         ("  etcd:", "  etcd-ca:")),
     refused("unknown certificate",
         (RENEW_AT, "certificates: {omit: [superadmin.conf]}"),
@@ -139,7 +139,7 @@ const KEYS: &[Mistake] = &[
         ("hvs.CAESIJ3Z", "TOKEN")),
     refused("key of the token misspelt",
         ("{tokenFile: TOKEN}", "{token: TOKEN}"),
-        "signers.corp.vault.auth.token: unknown key (did you mean tokenFile?)",
+        "signers.corp.vault.auth.token: unknown field (did you mean tokenFile?)",
         ("{token:", "{tokenFile:")),
 ];
 
