@@ -177,10 +177,12 @@ fn x5c(
 ) -> Result<Credential, SignerError> {
     let label = server.label();
     let unusable = |file: &SecretFile, why: String| {
-        let file = server.shown_secret(file);
+        let [file, certificate, key] = [file, certificate, key].map(|one| server.shown_secret(one));
         SignerError::config(
             format!("{label}: {file} cannot be used for X5C tokens: {why}"),
-            "put a certificate with client authentication there that the provisioner's roots issued, and its key",
+            format!(
+                "put a certificate with client authentication that the provisioner's roots issued into {certificate}, and its key into {key}"
+            ),
         )
     };
     let pem = server.public(certificate)?;

@@ -91,7 +91,8 @@ impl VaultAuth {
                 format!("put a new token into {}", server.shown_secret(file))
             }
             VaultAuth::AppRole(app) => format!(
-                "check role_id and the path auth/{} with the server's owner, and deliver a new secret_id in {}: this one is unknown, has expired or was used up",
+                "check the role_id in {} and the path auth/{} with the server's owner, and deliver a new secret_id in {}: one of them is unknown, is in the place of the other, has expired or was used up",
+                app.role_id_place(server),
                 app.mount,
                 server.shown_secret(&app.secret_id_file)
             ),
@@ -114,7 +115,30 @@ pub(crate) fn is_plain_secret_id(text: &str) -> bool {
     groups.iter().map(|group| group.len()).eq([8, 4, 4, 4, 12]) && groups.iter().all(is_hex)
 }
 
+/// Returns why a text is not a role_id; `None` if it may be one. The server's owner may choose almost any text.
+pub(super) fn role_id_fault(text: &str) -> Option<&'static str> {
+    // Service, batch and recovery tokens, of Vault before 1.10 and OpenBao without "hv".
+    const TOKENS: [&str; 6] = ["hvs.", "hvb.", "hvr.", "s.", "b.", "r."];
+    if text.is_empty() {
+        Some("is empty")
+    } else if text.contains(|c: char| c.is_whitespace() || c.is_control()) {
+        Some("contains more than a role_id")
+    } else if TOKENS.iter().any(|prefix| text.starts_with(prefix)) {
+        Some("contains a token, not a role_id")
+    } else {
+        None
+    }
+}
+
 impl AppRole {
+    /// Returns the file or the setting with the role_id, for messages.
+    pub(super) fn role_id_place(&self, server: &SignerServer) -> String {
+        match &self.role_id_file {
+            Some(file) => server.shown_secret(file),
+            None => "auth.appRole.roleID".to_owned(),
+        }
+    }
+
     /// Returns the path at which a `secret_id` of this AppRole is created, for messages.
     pub(super) fn expected(&self) -> String {
         let role = self.role.as_deref().unwrap_or("*");
@@ -138,6 +162,23 @@ impl AppRole {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn accepts_only_one_word_that_is_no_token_as_role_id() {
+        for (text, fault) in [
+            ("6a4dcc5f-1b2c-4d3e-8f90-0123456789ab", None),
+            ("cp1", None),
+            ("hvs.CAESIJ3Z", Some("contains a token, not a role_id")),
+            (
+                "s.4dcc5f1b2c4d3e8f90",
+                Some("contains a token, not a role_id"),
+            ),
+            ("role_id cp1", Some("contains more than a role_id")),
+            ("", Some("is empty")),
+        ] {
+            assert_eq!(role_id_fault(text), fault, "{text}");
+        }
+    }
 
     #[test]
     fn tells_secret_id_from_wrapping_token() {

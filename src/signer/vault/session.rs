@@ -279,10 +279,7 @@ impl Session {
                     role_id: &'a str,
                     secret_id: &'a str,
                 }
-                let role_id = match (&app.role_id, &app.role_id_file) {
-                    (_, Some(file)) => self.api.server.public(file)?,
-                    (text, None) => Zeroizing::new(text.clone().unwrap_or_default()),
-                };
+                let role_id = self.role_id(app)?;
                 let secret_id = self.secret_id(&doing, app).await?;
                 let body = AppRoleBody {
                     role_id: &role_id,
@@ -379,6 +376,26 @@ impl Session {
         })
     }
 
+    /// Returns the role_id. A wrong one is reported before the secret_id, which may be of one use, is sent.
+    fn role_id(&self, app: &AppRole) -> Result<Zeroizing<String>, SignerError> {
+        let server = &self.api.server;
+        let text = match (&app.role_id, &app.role_id_file) {
+            (_, Some(file)) => server.public(file)?,
+            (text, None) => Zeroizing::new(text.clone().unwrap_or_default()),
+        };
+        let Some(fault) = super::auth::role_id_fault(&text) else {
+            return Ok(text);
+        };
+        let place = app.role_id_place(server);
+        Err(SignerError::config(
+            format!("{}: {place} {fault}", self.api.label()),
+            format!(
+                "write only the role_id there; the secret_id, or the token that wraps it, belongs into {}",
+                server.shown_secret(&app.secret_id_file)
+            ),
+        ))
+    }
+
     async fn secret_id(
         &self,
         doing: &str,
@@ -410,11 +427,12 @@ impl Session {
         Ok(secret_id.0)
     }
 
-    /// Looks a wrapping token up that was not unwrapped yet.
+    /// Verifies the role_id, and looks a wrapping token up that was not unwrapped yet.
     pub(super) async fn inspect_wrapped(&self) -> Result<(), SignerError> {
         let VaultAuth::AppRole(app) = &self.auth else {
             return Ok(());
         };
+        self.role_id(app)?;
         let given = self.api.server.secret(&app.secret_id_file)?;
         let doing = "looking the wrapping token up";
         self.inspect(doing, app, &given, false).await
@@ -445,7 +463,10 @@ impl Session {
                     self.api.label(),
                     self.api.server.shown_secret(&app.secret_id_file)
                 ),
-                "remove wrapped: true, or deliver a wrapped secret_id",
+                format!(
+                    "remove wrapped: true, or deliver a wrapped secret_id; the role_id belongs into {}",
+                    app.role_id_place(&self.api.server)
+                ),
             ));
         }
         let call = Call::post("/v1/sys/wrapping/lookup").json(&Lookup { token: given });
