@@ -82,6 +82,7 @@ pub use survey::{
 pub(crate) use failure::signer_code;
 use failure::{sentence, signer_failure};
 use request::{Issuance, IssuanceOrder};
+pub(crate) use run::require_policy;
 use run::{Outcomes, RequestRun, same_authority};
 
 /// Source of the current time.

@@ -112,7 +112,8 @@ pub trait Signer {
     }
 
     /// Returns the authority's certificates as the signer publishes them, in any form that a chain may have; `None` if
-    /// the signer does not publish them. The result is only a candidate: files and pins determine what is trusted.
+    /// the signer does not publish them. The result is only a candidate: files and pins determine what is trusted. An error
+    /// states whether the signer may still sign: [`SignerError::precludes_signing`].
     async fn trust(&self, _authority: Authority) -> Result<Option<Vec<u8>>, SignerError> {
         Ok(None)
     }
@@ -516,6 +517,9 @@ pub struct SignerError {
     pub doing: Option<String>,
     /// The signer has answered, and the answer is unusable, independent of the class.
     pub bad_answer: bool,
+    /// A request for the same authority would fail as well: the answer to [`Signer::trust`] shows that a setting is wrong,
+    /// or that the signer lacks what it needs.
+    pub precludes_signing: bool,
     /// The failure was caused by this machine (see [`machine`]), independent of the class.
     pub machine_fault: bool,
     /// Cause.
@@ -542,6 +546,7 @@ impl SignerError {
             advice: advice.into(),
             doing: None,
             bad_answer: false,
+            precludes_signing: false,
             machine_fault: false,
             source: None,
         }
@@ -585,6 +590,11 @@ impl SignerError {
     pub fn during(mut self, doing: &str) -> Self {
         self.doing = Some(doing.to_owned());
         self
+    }
+
+    /// Returns whether a signer that answered [`Signer::trust`] with this error may issue certificates.
+    pub(crate) fn may_still_sign(&self) -> bool {
+        !self.class.passes() && !self.precludes_signing
     }
 
     /// Returns whether two errors differ at most in what was being done.

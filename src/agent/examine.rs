@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use super::retries::Retries;
-use super::run::{RequestRun, same_authority};
+use super::run::{RequestRun, belongs, same_authority};
 use super::{ExitCode, Failure, RunSetup, Survey, signer_code};
 use crate::kube::names::Authority;
 use crate::signer::{Rejection, Signer, SignerError};
@@ -110,7 +110,7 @@ impl ExaminationVerdict {
 pub(super) enum OfferError {
     /// The signer cannot report it, and may still sign.
     NotReported(SignerError),
-    /// The signer did not answer.
+    /// The signer did not answer, or its answer shows that it cannot sign.
     Unanswered(SignerError),
     /// The answer is not a CA certificate.
     Unusable(Failure),
@@ -126,14 +126,13 @@ pub(super) async fn offered(
     match retries.ca(name, signer, authority).await {
         Ok(Some(published)) => published.bundle().map(Some).map_err(OfferError::Unusable),
         Ok(None) => Ok(None),
-        Err(error) if !error.class.passes() => Err(OfferError::NotReported(error)),
+        Err(error) if error.may_still_sign() => Err(OfferError::NotReported(error)),
         Err(error) => Err(OfferError::Unanswered(error)),
     }
 }
 
 /// Examines every signer that the certificates of this node need, and compares each with the CAs in the survey.
 pub async fn examine_signers(setup: &RunSetup, survey: &Survey) -> Examination {
-    let trusted = |authority| survey.trust(authority).cloned();
     let mut without_signer = Vec::new();
     let mut needed: BTreeMap<&str, (Rc<dyn Signer>, Vec<Authority>)> = BTreeMap::new();
     for authority in Authority::ALL {
@@ -163,7 +162,7 @@ pub async fn examine_signers(setup: &RunSetup, survey: &Survey) -> Examination {
     }
     let mut signers = Vec::new();
     for (name, (signer, authorities)) in needed {
-        signers.push(examine(setup, name, signer.as_ref(), authorities, &trusted).await);
+        signers.push(examine(setup, survey, name, signer.as_ref(), authorities).await);
     }
     Examination {
         signers,
@@ -173,10 +172,10 @@ pub async fn examine_signers(setup: &RunSetup, survey: &Survey) -> Examination {
 
 async fn examine(
     setup: &RunSetup,
+    survey: &Survey,
     name: &str,
     signer: &dyn Signer,
     authorities: Vec<Authority>,
-    trusted: &impl Fn(Authority) -> Option<TrustBundle>,
 ) -> SignerExamination {
     let retries = Retries::logged(setup);
     let login = match signer.probe_uses_up() {
@@ -206,7 +205,7 @@ async fn examine(
             login => {
                 let is_known = matches!(login, ExaminationVerdict::Passed(_));
                 let offered = offered(&retries, name, signer, authority).await;
-                let (ca, offered) = judge_ca(setup, signer, authority, trusted(authority), offered);
+                let (ca, offered) = judge_ca(setup, survey, signer, authority, offered);
                 AuthorityExamination {
                     authority,
                     ca,
@@ -230,11 +229,12 @@ async fn examine(
 /// Compares the CA of a signer with that of the node, or with the pins.
 fn judge_ca(
     setup: &RunSetup,
+    survey: &Survey,
     signer: &dyn Signer,
     authority: Authority,
-    trusted: Option<TrustBundle>,
     offered: Result<Option<TrustBundle>, OfferError>,
 ) -> (ExaminationVerdict, Option<TrustBundle>) {
+    let trusted = survey.trust(authority);
     let offered = match offered {
         Ok(offered) => offered,
         Err(OfferError::NotReported(error)) if trusted.is_some() => {
@@ -249,7 +249,7 @@ fn judge_ca(
     let label = signer.label();
     let verdict = match (trusted, &offered) {
         (Some(trusted), Some(offered)) => {
-            match same_authority(authority, signer, &trusted, offered) {
+            match same_authority(authority, signer, trusted, offered) {
                 Ok(()) => ExaminationVerdict::Passed(format!("{label} has the CA of this node")),
                 Err(failure) => ExaminationVerdict::failed(failure),
             }
@@ -258,7 +258,12 @@ fn judge_ca(
             "{label} does not report its CA; each certificate is verified under the CA of this node"
         )),
         (None, Some(offered)) => {
-            match RequestRun::admit(setup, authority, signer, offered.clone()) {
+            let admitted = RequestRun::admit(setup, authority, signer, offered.clone());
+            let known = admitted.and_then(|offered| {
+                belongs(setup, survey, authority, &offered)?;
+                Ok(offered)
+            });
+            match known {
                 Ok(offered) => ExaminationVerdict::Passed(format!(
                     "the CA is not on this node yet; {label} offers {offered}, which is accepted"
                 )),

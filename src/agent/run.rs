@@ -159,13 +159,18 @@ impl<'a> RequestRun<'a> {
         needed.dedup();
         let mut offers = self.offers(&needed).await;
         let mut refused: Vec<Failure> = Vec::new();
+        let mut are_precluded = true;
         for authority in &needed {
             let is_known = self.trust.contains_key(authority);
             let offer = offers.remove(authority).unwrap_or(Ok(None));
             let is_answered = offer.is_ok();
+            let is_precluded = offer.as_ref().is_err_and(|error| error.precludes_signing);
             let mut established = self.establish(*authority, offer);
             if established.is_ok() && !is_known {
-                established = self.belongs(survey, *authority);
+                established = match self.trust.get(authority) {
+                    Some(learned) => belongs(self.setup, survey, *authority, learned),
+                    None => Ok(()),
+                };
             }
             match established {
                 Err(failure) if survey.rotating.is_some() => self.leave_out(
@@ -176,13 +181,21 @@ impl<'a> RequestRun<'a> {
                 ),
                 Err(failure) => {
                     refused.push(failure);
+                    are_precluded &= is_precluded;
                     // Each refused CA needs a correction of its own; one signer may be down for all of them.
-                    if !is_answered {
+                    if !is_answered && !is_precluded {
                         break;
                     }
                 }
                 Ok(()) => {}
             }
+        }
+        if are_precluded
+            && !refused.is_empty()
+            && let Err(found) = preflight(self.setup, survey)
+        {
+            // The cause, or a fault that the administrator of the signer can correct at the same time.
+            refused.insert(0, found);
         }
         if let Some(code) = refused.iter().map(|failure| failure.code).max() {
             let messages = refused.into_iter().flat_map(|failure| failure.messages);
@@ -301,36 +314,11 @@ impl<'a> RequestRun<'a> {
         Ok(())
     }
 
-    /// Verifies that an unpinned, newly learned CA is the one that issued the installed certificates.
-    fn belongs(&self, survey: &Survey, authority: Authority) -> Result<(), Failure> {
-        let (Some(learned), Some(spec)) = (
-            self.trust.get(&authority),
-            self.setup.plan.bundle(authority),
-        ) else {
-            return Ok(());
-        };
-        if !self.setup.trust_source(authority).pins.is_empty() {
-            return Ok(());
-        }
-        let Some(replaced) = survey.replaced_by(authority, learned) else {
-            return Ok(());
-        };
-        let path = spec.path.to_string();
-        Err(Failure::new(
-            ExitCode::Refused,
-            format!(
-                "{path} is absent, and the signer has another CA, {learned}: {}; nothing is issued under it: {}",
-                replaced.sentence(&path),
-                replaced.fix(authority, &path, learned)
-            ),
-        ))
-    }
-
     async fn offer(&self, name: &str, signer: &dyn Signer, authority: Authority) -> Offer {
         match self.retries().ca(name, signer, authority).await {
             // The bundle on the node is already trusted; the answers of a signer that cannot report its CA are verified
             // with it.
-            Err(error) if self.trust.contains_key(&authority) && !error.class.passes() => {
+            Err(error) if self.trust.contains_key(&authority) && error.may_still_sign() => {
                 tracing::info!(authority = authority.as_str(), "{error}");
                 Ok(None)
             }
@@ -482,7 +470,10 @@ impl<'a> RequestRun<'a> {
 }
 
 /// Refuses to make a key while it is not known which keys the cluster permits, if the settings require that.
-fn require_policy(setup: &RunSetup, survey: &Survey) -> Result<(), Failure> {
+///
+/// # Errors
+/// [`ExitCode::Pending`], since the cluster may answer later.
+pub(crate) fn require_policy(setup: &RunSetup, survey: &Survey) -> Result<(), Failure> {
     let doubts = &setup.plan.policy_doubts;
     let makes_key = survey.to_issue().next().is_some()
         || survey.service_account == Some(ServiceAccountAction::Make);
@@ -568,6 +559,33 @@ fn key_job(spec: &CertSpec) -> (Slot, KeyAlgorithm) {
 
 async fn named<T>(name: CertName, request: impl Future<Output = T>) -> (CertName, T) {
     (name, request.await)
+}
+
+/// Verifies that an unpinned, newly learned CA is the one that issued the installed certificates.
+pub(super) fn belongs(
+    setup: &RunSetup,
+    survey: &Survey,
+    authority: Authority,
+    learned: &TrustBundle,
+) -> Result<(), Failure> {
+    let Some(spec) = setup.plan.bundle(authority) else {
+        return Ok(());
+    };
+    if !setup.trust_source(authority).pins.is_empty() {
+        return Ok(());
+    }
+    let Some(replaced) = survey.replaced_by(authority, learned) else {
+        return Ok(());
+    };
+    let path = spec.path.to_string();
+    Err(Failure::new(
+        ExitCode::Refused,
+        format!(
+            "{path} is absent, and the signer has another CA, {learned}: {}; nothing is issued under it: {}",
+            replaced.sentence(&path),
+            replaced.fix(authority, &path, learned)
+        ),
+    ))
 }
 
 /// Verifies that a signer has the authority on disk; certificates of another one would be refused.

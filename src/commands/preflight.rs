@@ -121,6 +121,16 @@ async fn configured(root: &NodeRoot, loaded: &Loaded) -> Vec<PreflightCheck> {
         }
     };
     checks.extend(refusals(&survey));
+    if let Err(failure) = agent::require_policy(&loaded.setup, &survey) {
+        let message = failure.one_line();
+        checks.push(PreflightCheck::failed(
+            "configuration",
+            "",
+            failure.code,
+            message,
+            None,
+        ));
+    }
     let examined = agent::examine_signers(&loaded.setup, &survey).await;
     checks.extend(signers(&examined));
     checks.extend(separate_authorities(&survey, &examined));

@@ -342,7 +342,10 @@ impl Est {
             .exchange(doing, Call::get(format!("{place}/cacerts")))
             .await?;
         if response.status != 200 {
-            return Err(self.refusal(doing, &response, place));
+            let mut error = self.refusal(doing, &response, place);
+            // Every server has this path below each label (RFC 7030, section 4.1).
+            error.precludes_signing = response.status == 404;
+            return Err(error);
         }
         certificates(&response).map_err(|why| server.invalid_response(doing, &response, &why))
     }

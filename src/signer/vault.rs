@@ -531,6 +531,7 @@ impl Vault {
         if response.status == 403 {
             let mut error = api.refusal(doing, &response);
             error.class = FailureClass::Config;
+            error.precludes_signing = api::is_refusal(&response);
             error.advice = "check `mount` and `namespace`: this path is public in a PKI engine, and the server does not report missing mounts to unauthenticated clients".to_owned();
             return Err(error);
         }
@@ -618,7 +619,13 @@ impl Signer for Vault {
         let api = self.api_of(authority);
         let path = format!("{}/json", self.issuer_path(authority));
         let response = self.public(&api, &doing, &path).await?;
-        let answer: VaultEnvelope<VaultIssuer> = api.read(&doing, &response)?;
+        let answer: VaultEnvelope<VaultIssuer> = api.read(&doing, &response).map_err(|error| {
+            let is_setting = error.class == FailureClass::Config;
+            SignerError {
+                precludes_signing: is_setting && api::is_refusal(&response),
+                ..error
+            }
+        })?;
         let Some(issuer) = answer.data else {
             return Err(api.invalid_response(
                 &doing,

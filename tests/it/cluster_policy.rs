@@ -1,5 +1,6 @@
 //! The key policy of the cluster, `pkis.config.openshift.io/cluster`, read by the daemon from the real kube-apiserver.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 
 use serde_json::{Value, json};
@@ -487,6 +488,12 @@ clusterPolicy: {enabled: true, required: true, kubeconfig: /etc/kubernetes/kubel
         assert!(!request.exists());
         ran.said().contains("is forbidden")
     });
+    let private = std::fs::Permissions::from_mode(0o600);
+    let file = node.path("/run/kubeadm/kubeadm-join-config.yaml");
+    std::fs::set_permissions(file, private).unwrap();
+    node.nodepki(&["preflight", "--wait", "0s"])
+        .ended(75)
+        .says("nothing is issued, since clusterPolicy.required is true");
     permit_reading(first);
     wait_until("the request is sent", || {
         bootstrap().ended(75);

@@ -390,9 +390,10 @@ fn lists_paths_below_root_and_says_where_programs_start() {
             "with --root, nodepki starts no program that settings below {root} name (write the settings elsewhere with --to FILE, or run nodepki on the booted node)"
         ));
         assert_eq!(starts_nothing, matches!(kind, "exec" | "puppet"), "{kind}");
-        let command = match starts_nothing {
-            true => "run `nodepki preflight` on the booted node, which".to_owned(),
-            false => format!("run `nodepki preflight --root {root}`, which"),
+        let command = if starts_nothing {
+            "run `nodepki preflight` on the booted node, which".to_owned()
+        } else {
+            format!("run `nodepki preflight --root {root}`, which")
         };
         ran.says(&command);
     }

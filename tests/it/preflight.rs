@@ -78,6 +78,22 @@ fn passes_with_local_and_embedded_signer() {
         .says("signs with another ca");
 }
 
+/// Without ca.crt, nothing but the certificates in place shows that the signer has another CA.
+#[test]
+fn reports_other_ca_than_that_of_certificates_in_place() {
+    let node = Node::bootstrapped();
+    node.remove("/etc/kubernetes/pki/ca.crt");
+    for extension in ["crt", "key"] {
+        let file = |name: &str| node.ca().join(name).with_extension(extension);
+        fs::copy(file("front-proxy-ca"), file("ca")).unwrap();
+    }
+    for command in ["preflight", "bootstrap"] {
+        Ran::of(&mut node.with_local(&[command], &[]))
+            .ended(65)
+            .says("ca.crt is absent, and the signer has another CA");
+    }
+}
+
 #[test]
 fn reports_every_fault_of_configuration() {
     let node = Node::new();

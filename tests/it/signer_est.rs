@@ -580,6 +580,22 @@ fn names_unknown_label() {
     assert!(server.posts().is_empty());
 }
 
+/// A probe of several labels requests none; the CA of an authority shows that its label does not exist.
+#[test]
+fn preflight_ends_as_bootstrap_for_unknown_label() {
+    let rig = EstRig::new();
+    let node = node(&rig);
+    let url = format!("url: '{}'", rig.etcd().url());
+    node.edit_settings(&url, &format!("label: 'nope-{{authority}}', {url}"));
+    for command in ["preflight", "bootstrap"] {
+        Ran::of(&mut node.configured([command, "--wait", "0s"]))
+            .ended(78)
+            .says("HTTP 404")
+            .says("/.well-known/est/nope-etcd-ca");
+    }
+    assert!(rig.etcd().posts().is_empty());
+}
+
 // ---- chains ----
 
 #[test]

@@ -809,6 +809,59 @@ fn preflight_finds_used_wrapping_token_and_uses_none() {
         .says("looking the wrapping token up failed: the wrapping token in ");
 }
 
+/// Faults that end a bootstrap are found without the login that would use up the credential, with the same exit status.
+#[test]
+fn preflight_with_one_time_credential_ends_as_bootstrap() {
+    let (lab, auth, _) = Lab::with_wrapped_secret_id(", role: cp1");
+    lab.space.engine("without-ca");
+    let role = json!({"allow_any_name": true, "key_type": "any", "max_ttl": "8760h"});
+    lab.space.write("without-ca/roles/any", role);
+    let (before, rest) = auth.split_once("roleID: ").unwrap();
+    let (role_id, rest) = rest.split_once(',').unwrap();
+    let file = put(lab.dir.path(), "role-id", role_id);
+    let auth = format!("{before}roleIDFile: {},{rest}", file.display());
+    let (url, ca) = (lab.space.bao.url(), lab.space.bao.ca_file());
+    let secret = lab.path("secret-id").display().to_string();
+    for (mount, role_id, exchanged, expected) in [
+        ("nowhere", role_id, false, "mount"),
+        ("without-ca", role_id, false, "put the CA into that mount"),
+        ("pki", "", false, "role-id cannot be read: it is empty"),
+        (
+            "pki",
+            "cp1 cp2",
+            false,
+            "role-id contains more than a role_id",
+        ),
+        (
+            "pki",
+            role_id,
+            true,
+            "role-id contains a token, not a role_id",
+        ),
+    ] {
+        let node = Node::new();
+        for authority in Authority::ALL {
+            let path = format!("/etc/kubernetes/pki/{}.crt", authority.base_name());
+            node.write(path, &lab.ca);
+        }
+        let more = format!("mount: {mount}, role: any");
+        node.write_settings(&lab.configuration(&url, &ca, &more, &auth));
+        let token = lab.wrapped_secret_id();
+        fs::write(&file, if exchanged { &token } else { role_id }).unwrap();
+        if exchanged {
+            write_secret(&secret, role_id);
+        }
+        let run = |command: &str| Ran::of(&mut node.configured([command, "--wait", "0s"]));
+        let preflight = run("preflight");
+        preflight.ended(78).says(expected);
+        assert!(!node.path("/var/lib/nodepki").exists(), "{mount}");
+        if exchanged {
+            preflight.says(&format!("belongs into {secret}"));
+        }
+        run("bootstrap").ended(78).says(expected);
+    }
+}
+
 #[test]
 fn prints_role_for_each_certificate_and_node() {
     let dir = tempfile::tempdir().unwrap();
@@ -1283,6 +1336,27 @@ fn reports_sealed_server_as_transient() {
     );
 }
 
+/// The address of an API server in place of that of the signer.
+#[test]
+fn recognises_kubernetes_api_server() {
+    let lab = Lab::new();
+    let status = r#"{"kind":"Status","apiVersion":"v1","status":"Failure","code":403}"#;
+    for code in [401, 403, 404] {
+        let gateway = Gateway::to(None);
+        gateway.rule(Rule::on("*", "/").then(Action::body(code, status)));
+        let auth = lab.token_file("any");
+        let signer = lab.through(&gateway, "role: any", &auth);
+        fails(
+            run(signer.probe()),
+            FailureClass::Config,
+            &[
+                "a Kubernetes API server has this address",
+                "correct the address or its port",
+            ],
+        );
+    }
+}
+
 /// Older servers leave out the chain if it is the CA itself.
 #[test]
 fn accepts_answer_without_chain() {
@@ -1336,27 +1410,6 @@ fn sends_namespace_always_and_token_only_where_needed() {
 fn follows_standby_to_configured_addresses_only() {
     let (active, standby) = Bao::cluster();
     let root = active.root();
-/// The address of an API server in place of that of the signer.
-#[test]
-fn recognises_kubernetes_api_server() {
-    let lab = Lab::new();
-    let status = r#"{"kind":"Status","apiVersion":"v1","status":"Failure","code":403}"#;
-    for code in [401, 403, 404] {
-        let gateway = Gateway::to(None);
-        gateway.rule(Rule::on("*", "/").then(Action::body(code, status)));
-        let auth = lab.token_file("any");
-        let signer = lab.through(&gateway, "role: any", &auth);
-        fails(
-            run(signer.probe()),
-            FailureClass::Config,
-            &[
-                "a Kubernetes API server has this address",
-                "correct the address or its port",
-            ],
-        );
-    }
-}
-
     root.engine("pki");
     let ca = root.root_ca("pki", "etcd-ca");
     let role = json!({"allow_any_name": true, "enforce_hostnames": false, "key_type": "any", "max_ttl": "8760h"});

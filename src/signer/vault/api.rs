@@ -140,6 +140,11 @@ const BY_STATUS: &[(u16, &str)] = &[
     (501, "ask the server's operators to initialise it"),
 ];
 
+/// Returns whether the server itself refused, and not a proxy before it.
+pub(super) fn is_refusal(response: &HttpResponse) -> bool {
+    response.json::<Errors>().is_ok()
+}
+
 /// Returns the server's own text, in one line.
 pub(super) fn said(response: &HttpResponse) -> String {
     let Ok(Errors { errors }) = response.json() else {
