@@ -260,6 +260,11 @@ pub fn planned(setup: &RunSetup, survey: &Survey) -> RunReport {
 }
 
 fn planned_bundle(bundle: &SurveyedBundle) -> ReportRow {
+    let unusable = if bundle.refused.is_empty() {
+        RowAction::Fetch
+    } else {
+        RowAction::Refuse
+    };
     match &bundle.found {
         Observed::Present(found) if bundle.in_place && !bundle.is_settled() => ReportRow {
             reasons: copy_reasons(&bundle.outdated_copies),
@@ -275,7 +280,7 @@ fn planned_bundle(bundle: &SurveyedBundle) -> ReportRow {
                     .into_iter()
                     .collect(),
             },
-            ..absent_bundle_row(&bundle.spec, RowAction::Fetch)
+            ..absent_bundle_row(&bundle.spec, unusable)
         },
     }
 }

@@ -23,6 +23,8 @@ pub const MANIFESTS_DIR: &str = "/etc/kubernetes/manifests";
 pub const ETCD_MANIFEST: &str = "/etc/kubernetes/manifests/etcd.yaml";
 /// Manifest of kube-apiserver.
 pub const APISERVER_MANIFEST: &str = "/etc/kubernetes/manifests/kube-apiserver.yaml";
+/// The data of an etcd member, below kubeadm's default `dataDir`; `kubeadm reset` removes it.
+pub const ETCD_MEMBER: &str = "/var/lib/etcd/member";
 /// Manifest of kube-controller-manager.
 pub const CONTROLLER_MANAGER_MANIFEST: &str =
     "/etc/kubernetes/manifests/kube-controller-manager.yaml";

@@ -14,7 +14,9 @@ use std::rc::Rc;
 use crate::kube::components::Component;
 use crate::kube::manifest::StaticPod;
 use crate::kube::names::CertName;
-use crate::kube::paths::{APISERVER_MANIFEST, KUBELET_CURRENT_LINK, KUBELET_FLAGS, MANIFESTS_DIR};
+use crate::kube::paths::{
+    APISERVER_MANIFEST, ETCD_MEMBER, KUBELET_CURRENT_LINK, KUBELET_FLAGS, MANIFESTS_DIR,
+};
 use crate::spec::assess::{FoundKubeconfig, Observed, ObservedKubeconfig, read_kubeconfig};
 use crate::spec::{Layout, kubeconfig_path};
 use crate::store::{self, FileContent, FileKind, Metadata, NodeRoot, PathObstacle};
@@ -213,14 +215,15 @@ impl NodeState {
         files.iter().any(|path| self.exists(path))
     }
 
-    /// Returns whether the node runs, or ran, an API server: its manifest exists, or its certificate together with
-    /// controller-manager.conf. nodepki installs these two together with the service-account pair.
+    /// Returns whether the node runs, or ran, an API server: its manifest exists, or data of its etcd member, or its
+    /// certificate together with controller-manager.conf. nodepki installs these two together with the service-account
+    /// pair.
     pub fn has_served(&self) -> bool {
         let [certificate, _] = self.layout.pair(CertName::Apiserver);
         let controller_manager = kubeconfig_path(CertName::ControllerManagerConf);
         let is_set_up =
             self.file(certificate).has_content() && self.file(controller_manager).has_content();
-        is_set_up || self.has_apiserver_manifest()
+        is_set_up || self.has_apiserver_manifest() || self.exists(ETCD_MEMBER)
     }
 
     /// Returns whether kubeadm's manifest of kube-apiserver exists.

@@ -115,6 +115,8 @@ const FIXES: &[Fix] = &[
     after("unreadable", "echo hello >pki/apiserver.crt", "rm pki/apiserver.*"),
     fix("unreadable", ": >pki/apiserver.key"),
     fix("unreadable", ": >pki/sa.pub"),
+    fix("unreadable", "head -c 100 pki/sa.pub >x; mv x pki/sa.pub"),
+    fix("unreadable", "sed -i 's/client-key-data: ..../&!/' scheduler.conf"),
     fix("unreadable", "head -c 300 pki/ca.crt >x; mv x pki/ca.crt"),
     after("config-unusable", "echo >/var/lib/nodepki/node.json", "mv /var/lib/nodepki/node.json /var/lib/nodepki/node.json.old"),
     fix("missing-authority", "rm pki/ca.crt"),

@@ -792,7 +792,7 @@ fn fails_on_missing_or_damaged_service_account_key() {
         ran.ended(65).row_says("sa", "refused");
         renew(&node, &["--dry-run"])
             .ended(65)
-            .row_says("sa", "refused");
+            .row_says("sa", "refuse");
         needs_renewal(&node, &[]).ended(255).says("sa.");
         // A renewal of one certificate does not depend on it.
         renew(&node, &["--force", "--name", "apiserver"])

@@ -55,6 +55,13 @@ pub struct NameSource {
     of_etcd: bool,
 }
 
+impl NameSource {
+    /// Returns `FILE says cp2`.
+    fn said(&self) -> String {
+        format!("{} says {}", self.file, self.name)
+    }
+}
+
 /// Returns the node's name in each file of the node that contains it: kubelet.conf, etcd's manifest and etcd's
 /// certificates. Files that cannot be read are left out.
 pub fn name_sources(state: &NodeState) -> Vec<NameSource> {
@@ -284,7 +291,11 @@ impl Recorded {
         if is_binding && wanted.names_node && is_majority && !others.is_empty() {
             note = Some(format!(
                 "{}: this node is {name} according to the configuration and to {}",
-                said_by(&others),
+                others
+                    .iter()
+                    .map(|other| other.said())
+                    .collect::<Vec<_>>()
+                    .join(", "),
                 match own_sources.is_empty() {
                     true => root
                         .on_this_machine(node_record_path())
@@ -304,7 +315,7 @@ impl Recorded {
                     files(&others)
                 )
             } else {
-                disagreement(wanted, &sources, computed.as_ref())
+                self.disagreement(root, wanted, &sources, computed.as_ref())
             };
             differences.push(IdentityDifference {
                 part,
@@ -326,7 +337,7 @@ impl Recorded {
             if by_flags {
                 differences.push(IdentityDifference {
                     part,
-                    words: disagreement(wanted, &sources, Some(&computed)),
+                    words: self.disagreement(root, wanted, &sources, Some(&computed)),
                     is_acceptable: false,
                 })
             } else {
@@ -401,18 +412,41 @@ impl Recorded {
             is_acceptable: true,
         })
     }
+
+    /// Returns the message for contradictory sources, with each of them.
+    fn disagreement(
+        &self,
+        root: &NodeRoot,
+        wanted: &WantedIdentity<'_>,
+        sources: &[NameSource],
+        computed: Option<&NodeName>,
+    ) -> String {
+        let configured = Some(&wanted.resolved.node.name).filter(|_| wanted.names_node);
+        let recorded = self.kept.as_ref().map(|kept| &kept.node.name);
+        let record = root.on_this_machine(node_record_path());
+        let said = [
+            configured.map(|name| (name, format!("the configuration says {name}"))),
+            recorded.map(|name| (name, format!("{} says {name}", record.display()))),
+            computed.map(|name| (name, format!("the host name is {name}"))),
+        ];
+        let files = sources.iter().map(|source| (&source.name, source.said()));
+        let said: Vec<(&NodeName, String)> = files.chain(said.into_iter().flatten()).collect();
+        let count = |name: &NodeName| said.iter().filter(|(one, _)| *one == name).count();
+        let most = said.iter().find(|(name, _)| 2 * count(name) > said.len());
+        let likely = most.map_or_else(String::new, |(name, _)| {
+            format!("most of them say {name}; ")
+        });
+        let said: Vec<&str> = said.iter().map(|(_, words)| words.as_str()).collect();
+        format!(
+            "the sources of this node's name disagree: {}; {likely}find out which name the Node object has (kubectl get nodes), then run again with --node-name NAME, which replaces the certificates with another name; a name that most files contradict needs --accept-name-change too",
+            said.join(", ")
+        )
+    }
 }
 
 fn files(sources: &[&NameSource]) -> String {
     let files: Vec<&str> = sources.iter().map(|source| source.file.as_str()).collect();
     files.join(", ")
-}
-
-/// Returns what each file says: `FILE says cp2`.
-fn said_by(sources: &[&NameSource]) -> String {
-    let said = sources.iter();
-    let said = said.map(|NameSource { name, file, .. }| format!("{file} says {name}"));
-    said.collect::<Vec<_>>().join(", ")
 }
 
 fn own_name(kept: &NodeRecord) -> &str {
@@ -426,23 +460,4 @@ fn role_in_words(role: KubeadmRole) -> &'static str {
         KubeadmRole::Worker => "a worker",
         KubeadmRole::Etcd => "an etcd member",
     }
-}
-
-/// Returns the message for contradictory sources, with each of them.
-fn disagreement(
-    wanted: &WantedIdentity<'_>,
-    sources: &[NameSource],
-    computed: Option<&NodeName>,
-) -> String {
-    let name = &wanted.resolved.node.name;
-    let configured = wanted
-        .names_node
-        .then(|| format!("the configuration says {name}"));
-    let files = (!sources.is_empty()).then(|| said_by(&sources.iter().collect::<Vec<_>>()));
-    let host = computed.map(|computed| format!("the host name is {computed}"));
-    let all: Vec<String> = configured.into_iter().chain(files).chain(host).collect();
-    format!(
-        "the sources of this node's name disagree: {}; find out which name the Node object has (kubectl get nodes), then run again with --node-name NAME, which replaces the certificates with another name; a name that most files contradict needs --accept-name-change too",
-        all.join(", ")
-    )
 }

@@ -261,6 +261,15 @@ impl KnownConfiguration {
 
     /// Fails without any kubeadm configuration. A worker needs none: its own files are sufficient.
     pub(super) fn require_configuration(&self, root: &NodeRoot) -> Result<(), Failure> {
+        if !root.is_this_machine() && matches!(root.metadata("/etc"), Ok(None)) {
+            return Err(Failure::new(
+                ExitCode::Configuration,
+                format!(
+                    "there is no directory {} (mount the file system of the node there, or correct --root)",
+                    root.on_this_machine("/etc").display()
+                ),
+            ));
+        }
         let is_described = !self.sources.is_empty() && !self.describes_nothing();
         let is_known = is_described || self.kept.is_some() || self.is_worker();
         if is_known {

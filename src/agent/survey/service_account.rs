@@ -193,8 +193,9 @@ impl FoundPair<'_> {
         let unusable = |path: NodePath, why: &str| F::Unusable {
             why: why.to_owned(),
             fix: match self.has_served {
+                // Its private key is usable: an unusable one is refused first.
+                _ if path == spec.public => UnusableFix::Derive,
                 true => UnusableFix::Copy(spec.private.directory()),
-                false if path == spec.public => UnusableFix::Derive,
                 false => UnusableFix::Restore,
             },
             path,

@@ -52,17 +52,28 @@ pub(super) fn unreadable(picture: &Picture) -> Vec<CheckNote> {
             let is_empty = matches!(problem.fault.file_problem(), Some(FileProblem::Empty));
             let fix = match problem.subject {
                 RowSubject::Authority(name) => restored(picture, name),
-                // Only sa.pub is empty.
-                RowSubject::ServiceAccount
-                    if is_empty && picture.service_account.present().is_some() =>
-                {
-                    DERIVE_PUBLIC.to_owned()
+                // The fault is that of sa.pub.
+                RowSubject::ServiceAccount if picture.service_account.present().is_some() => {
+                    let [_, public] = picture.service_account_files();
+                    match is_empty {
+                        true => DERIVE_PUBLIC.to_owned(),
+                        false => format!("remove it (`rm {}`), then {DERIVE_PUBLIC}", quoted(&public)),
+                    }
                 }
                 RowSubject::ServiceAccount if picture.status.has_served => {
                     COPY_SERVICE_ACCOUNT.to_owned()
                 }
                 RowSubject::Certificate(name) if is_issued(picture, name) => {
                     BOOTSTRAP_OR_RENEW.to_owned()
+                }
+                RowSubject::Certificate(name) if name.is_kubeconfig() => {
+                    let files = picture.status.certificate(name).map(|row| row.files.as_slice());
+                    let file = files.and_then(<[FileStatus]>::first);
+                    let file = file.map(|file| quoted(&picture.here(file.path.as_ref())));
+                    let file = file.unwrap_or_default();
+                    format!(
+                        "move it away (`mv {file} {file}.damaged`), then run `nodepki bootstrap`, which writes a new one"
+                    )
                 }
                 _ => FIX.to_owned(),
             };
