@@ -498,11 +498,19 @@ impl Est {
                 "enable HTTP Basic or client certificates on the server: Digest is not supported"
                     .to_owned()
             }
-            (Some(basic), _) => format!(
-                "check user {} and the password in {} with the server's owner",
-                basic.user,
-                self.server.shown_secret(&basic.password_file)
-            ),
+            (Some(basic), certificate) => {
+                let certificate = certificate.as_ref().map_or_else(String::new, |file| {
+                    format!(
+                        ", and the client certificate in {}",
+                        self.server.shown(file).display()
+                    )
+                });
+                format!(
+                    "check user {} and the password in {}{certificate} with the server's owner",
+                    basic.user,
+                    self.server.shown_secret(&basic.password_file)
+                )
+            }
             (None, Some(certificate)) => format!(
                 "make the server accept the certificate in {}, or set auth.basic as well",
                 self.server.shown(certificate).display()

@@ -493,6 +493,18 @@ fn names_missing_or_wrong_credential_after_401() {
     let parts = ["HTTP 401", "unable to authorize", USER, file];
     let message = crate::signing::fails(run(signer.submit(&request)), FailureClass::Auth, &parts);
     assert!(!message.contains("not the password"), "{message}");
+    // Either of two credentials may be the wrong one.
+    let gateway = Gateway::to(None);
+    gateway.rule(Rule::on("*", "/").then(Action::body(401, "no")));
+    let client = server.client("stranger").display().to_string();
+    let both = open(&format!(
+        "url: '{}', tls: {{caFile: {}, certificate: {client}, key: {client}}}, {}",
+        gateway.url(),
+        gateway.ca_file().display(),
+        basic(&wrong)
+    ));
+    let parts = ["HTTP 401", USER, file, client.as_str()];
+    fails(run(both.submit(&request)), FailureClass::Auth, &parts);
     // The file is read for each request.
     write_secret(&wrong, PASSWORD);
     issued(run(signer.submit(&request)));
