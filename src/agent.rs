@@ -57,7 +57,7 @@ pub use clock::{ClockPolicy, Floor, floor};
 pub use event::{Event, Progress, SignerOperation};
 pub use examine::{
     AuthorityExamination, Examination, ExaminationVerdict, SignerExamination, WithoutSigner,
-    examine_signers,
+    examine_signers, foreign_local_signers,
 };
 pub use failure::{ExitCode, Failure, FailureMessage};
 pub(crate) use keys::require_self_test;

@@ -1,13 +1,13 @@
 //! Examines the signers of a node: login, CA, and what each may sign. Requests no certificate and stores nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use super::retries::Retries;
 use super::run::{RequestRun, belongs, same_authority};
 use super::{ExitCode, Failure, RunSetup, Survey, signer_code};
 use crate::kube::names::Authority;
-use crate::signer::{Rejection, Signer, SignerError};
+use crate::signer::{Rejection, Signer, SignerError, SignerKind};
 use crate::x509::TrustBundle;
 
 /// An authority of certificates of this node for which the settings name no signer.
@@ -168,6 +168,30 @@ pub async fn examine_signers(setup: &RunSetup, survey: &Survey) -> Examination {
         signers,
         without_signer,
     }
+}
+
+/// Returns each local signer that has another CA than this node, for certificates to be issued. Reads files of this machine
+/// only.
+pub async fn foreign_local_signers(setup: &RunSetup, survey: &Survey) -> Vec<Failure> {
+    let retries = Retries::logged(setup);
+    let due = survey.to_issue().map(|cert| cert.spec.authority());
+    let mut found = Vec::new();
+    for authority in due.collect::<BTreeSet<_>>() {
+        let (Ok((name, signer)), Some(trusted)) =
+            (setup.signer(authority), survey.trust(authority))
+        else {
+            continue;
+        };
+        if signer.kind() != SignerKind::Local {
+            continue;
+        }
+        // The report names a key that cannot be used.
+        if let Ok(Some(offered)) = offered(&retries, name, signer.as_ref(), authority).await {
+            let compared = same_authority(authority, signer.as_ref(), trusted, &offered);
+            found.extend(compared.err());
+        }
+    }
+    found
 }
 
 async fn examine(

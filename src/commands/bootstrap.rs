@@ -69,17 +69,22 @@ fn show_plan(sources: SourceOptions, global: &GlobalOptions) -> Result<ExitCode,
     print_unfinished(&root);
     let mut survey = loaded.setup.survey(&root, now())?;
     survey.notes.extend(static_pods::notes(&loaded.state));
-    let missing = loaded.missing_authorities(&survey);
+    let obstacles = loaded.obstacles(&root, &survey, now());
     let is_signed_by_none = loaded.setup.signers.is_empty() && survey.to_issue().next().is_some();
-    let is_blocked = !missing.is_empty() || is_signed_by_none;
-    survey.notes.extend(missing);
+    let obstacle = obstacles.require_usable().err();
+    // Warnings name what is exposed.
+    survey.notes.extend(obstacles.unusable);
+    let foreign = runtime()?.block_on(agent::foreign_local_signers(&loaded.setup, &survey));
+    survey.notes.extend(foreign.iter().flat_map(Failure::texts));
     let report = agent::report::planned(&loaded.setup, &survey);
-    let code = match (survey.refusals.is_empty(), is_blocked) {
-        (false, _) => report.code().max(ExitCode::Refused),
+    let failures = obstacle.iter().chain(&foreign).map(|failure| failure.code);
+    let mut code = failures.fold(report.code(), ExitCode::max);
+    if !survey.refusals.is_empty() {
+        code = code.max(ExitCode::Refused);
+    } else if is_signed_by_none {
         // The report names the authorities.
-        (true, true) => report.code().max(ExitCode::Configuration),
-        (true, false) => report.code(),
-    };
+        code = code.max(ExitCode::Configuration);
+    }
     let bootstrap = sources.command(global, "bootstrap");
     let tickets = root.tickets()?;
     let records = survey.to_issue().map(|cert| {

@@ -1,6 +1,7 @@
 //! What `plan` and `status` say in their last lines: no signer, an unfinished commit, colours.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 
 use nodepki::kube::names::CertName;
 use nodepki::text::hex;
@@ -20,6 +21,45 @@ fn plan_without_signer_ends_with_78() {
     let node = Node::bootstrapped();
     node.write_settings(HEAD);
     Ran::of(&mut node.configured(["plan"])).done();
+}
+
+#[test]
+fn plan_ends_as_bootstrap_for_faults_of_the_signer_on_this_machine() {
+    let (node, other) = (Node::new(), Node::new());
+    let kubeadm = node.outside("kubeadm.yaml").display().to_string();
+    let signer = format!("local:{}", other.ca().display());
+    for command in ["plan", "bootstrap"] {
+        let ran = node.run(&[command, "--kubeadm-config", &kubeadm, "--signer", &signer]);
+        ran.ended(65)
+            .says("signs with another ca than the one on this node");
+    }
+
+    // The settings are outside the root, and so is what they name.
+    let token = node.outside("token");
+    let shown = token.display().to_string();
+    node.write_settings(&format!(
+        "{HEAD}authorities: {{ca: {{signer: v}}, etcd-ca: {{signer: v}}, front-proxy-ca: {{signer: v}}}}\n\
+         signers:\n  v: {{vault: {{address: 'https://127.0.0.1:1', mount: pki, auth: {{tokenFile: {shown}}}, tls: {{caFile: {}}}}}}}\n",
+        node.ca().join("ca.crt").display()
+    ));
+    let plan = || Ran::of(&mut node.configured(["plan"]));
+    plan().ended(78).says(&format!("{shown} does not exist"));
+    fs::write(&token, "s.token").unwrap();
+    let has_mode = |mode| fs::set_permissions(&token, Permissions::from_mode(mode)).unwrap();
+    has_mode(0o644);
+    plan().ended(65).says(&shown);
+    has_mode(0o600);
+    plan().done();
+}
+
+/// The data of the etcd member remains when everything else is lost.
+#[test]
+fn makes_no_service_account_key_for_cluster_with_data() {
+    let node = Node::new();
+    fs::create_dir_all(node.path("/var/lib/etcd/member/wal")).unwrap();
+    for ran in [node.plan(), node.bootstrap()] {
+        ran.ended(65).says("sa.key is absent");
+    }
 }
 
 #[test]

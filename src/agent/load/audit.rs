@@ -1,7 +1,7 @@
 //! Findings on a usable configuration, for `config check` and `preflight`: settings without effect, files that are still
 //! missing, pins that do not match. A run reports each of them when it matters; here they are known before.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use time::OffsetDateTime;
@@ -72,6 +72,40 @@ impl Loaded {
         Ok(audit)
     }
 
+    /// Returns what stops a bootstrap, by the files of this machine alone: CA certificates that are missing, and files of the
+    /// signers that it needs which are absent, exposed, or of no use.
+    pub fn obstacles(
+        &self,
+        root: &NodeRoot,
+        survey: &Survey,
+        now: OffsetDateTime,
+    ) -> ConfigurationAudit {
+        let mut found = ConfigurationAudit {
+            unusable: self.missing_authorities(survey),
+            ..ConfigurationAudit::default()
+        };
+        let needed = survey.to_issue().map(|cert| cert.spec.authority());
+        let needed = needed.filter_map(|authority| self.settings.signer_of(authority));
+        let needed: BTreeSet<&str> = needed.map(|(name, _)| name).collect();
+        if needed.is_empty() {
+            return found;
+        }
+        let mut settings = self.settings.clone();
+        settings
+            .signers
+            .retain(|name, _| needed.contains(name.as_str()));
+        let programs = contents::unusable_programs(root, &settings).into_iter();
+        found.errors.extend(secrets::exposed_files(root, &settings));
+        found
+            .unusable
+            .extend(secrets::absent_files(root, &settings));
+        found
+            .unusable
+            .extend(contents::unusable_files(root, &settings, now));
+        found.unusable.extend(programs.map(|fault| fault.text));
+        found
+    }
+
     /// Authorities without a signer, although others have one.
     fn unsigned_authorities(&self) -> Vec<String> {
         let settings = &self.settings;
@@ -108,7 +142,7 @@ impl Loaded {
 
     /// Returns a message for each CA certificate that neither a file nor a pin provides. A joining node can take it
     /// from its cluster.
-    pub fn missing_authorities(&self, survey: &Survey) -> Vec<String> {
+    fn missing_authorities(&self, survey: &Survey) -> Vec<String> {
         if !matches!(self.node.role, KubeadmRole::Init | KubeadmRole::Etcd) {
             return Vec::new();
         }

@@ -128,7 +128,9 @@ pub(super) struct WantedIdentity<'a> {
 /// A difference between the wanted identity and a source of the node's own.
 struct IdentityDifference {
     part: IdentityPart,
-    words: String,
+    what: String,
+    /// How to resolve it, after its separator; a run that accepts the difference does not say it.
+    advice: String,
     /// An option accepts it.
     is_acceptable: bool,
 }
@@ -212,9 +214,9 @@ impl Recorded {
             let by_option = options.contains(&part);
             if difference.is_acceptable && (by_option || self.was_accepted(part, wanted.resolved)) {
                 accepted.insert(part);
-                notes.push(difference.words);
+                notes.push(difference.what);
             } else {
-                conflicts.push(difference.words);
+                conflicts.push(difference.what + &difference.advice);
             }
         }
         if matches!(change, IdentityChange::Accept(_)) && !conflicts.is_empty() {
@@ -268,9 +270,12 @@ impl Recorded {
         if let Some(kept) = self.pending().filter(|kept| kept.node.name != *name) {
             differences.push(IdentityDifference {
                 part,
-                words: format!(
-                    "{}, and this run is for {name}: run again with the configuration that names {own}, or without one; --accept-name-change sets these requests aside and makes new ones for {name}",
-                    self.requests_for(root, own_name(kept)),
+                what: format!(
+                    "{}, and this run is for {name}",
+                    self.requests_for(root, own_name(kept))
+                ),
+                advice: format!(
+                    ": run again with the configuration that names {own}, or without one; --accept-name-change sets these requests aside and makes new ones for {name}",
                     own = own_name(kept),
                 ),
                 is_acceptable: true,
@@ -309,17 +314,23 @@ impl Recorded {
             let agree = sources.iter().all(|source| source.name == *own);
             let is_computed = computed.as_ref() == Some(name);
             let is_known = agree || is_recorded || is_computed || !own_sources.is_empty();
-            let words = if wanted.names_node && agree {
-                format!(
-                    "the configuration names this node {name}, but it runs as {own} (according to {}): its Node object, its kubelet's permissions and its etcd member have that name, and certificates alone do not rename it; set nodeName: {own} (or nodeRegistration.name) to keep it, or take the node out of the cluster (kubectl delete node {own}, kubeadm reset) and have it join again as {name}; --accept-name-change issues the certificates for {name} regardless",
-                    files(&others)
+            let (what, advice) = if wanted.names_node && agree {
+                (
+                    format!(
+                        "the configuration names this node {name}, but it runs as {own} (according to {})",
+                        files(&others)
+                    ),
+                    format!(
+                        ": its Node object, its kubelet's permissions and its etcd member have that name, and certificates alone do not rename it; set nodeName: {own} (or nodeRegistration.name) to keep it, or take the node out of the cluster (kubectl delete node {own}, kubeadm reset) and have it join again as {name}; --accept-name-change issues the certificates for {name} regardless"
+                    ),
                 )
             } else {
                 self.disagreement(root, wanted, &sources, computed.as_ref())
             };
             differences.push(IdentityDifference {
                 part,
-                words,
+                what,
+                advice,
                 // A name that no source has is a mistake while they disagree.
                 is_acceptable: wanted.names_node && is_known
                     || self.was_accepted(part, wanted.resolved),
@@ -335,9 +346,11 @@ impl Recorded {
                 && is_binding
                 && computed_name(state, "").is_some_and(|flagged| flagged == computed);
             if by_flags {
+                let (what, advice) = self.disagreement(root, wanted, &sources, Some(&computed));
                 differences.push(IdentityDifference {
                     part,
-                    words: self.disagreement(root, wanted, &sources, Some(&computed)),
+                    what,
+                    advice,
                     is_acceptable: false,
                 })
             } else {
@@ -370,17 +383,21 @@ impl Recorded {
         {
             differences.push(IdentityDifference {
                 part,
-                words: format!(
-                    "{}, and this run is for {wanted}: run again with the configuration that has localAPIEndpoint {own}, or without one; --accept-address-change sets these requests aside and makes new ones for {wanted}",
+                what: format!(
+                    "{}, and this run is for {wanted}",
                     self.requests_for(root, &format!("an API server at {own}")),
+                ),
+                advice: format!(
+                    ": run again with the configuration that has localAPIEndpoint {own}, or without one; --accept-address-change sets these requests aside and makes new ones for {wanted}"
                 ),
                 is_acceptable: true,
             });
         }
         let of_manifest = running.and_then(|running| running.address_change(root, resolved));
-        differences.extend(of_manifest.map(|words| IdentityDifference {
+        differences.extend(of_manifest.map(|what| IdentityDifference {
             part,
-            words,
+            what,
+            advice: String::new(),
             is_acceptable: true,
         }));
         differences
@@ -393,34 +410,36 @@ impl Recorded {
         if self.pending.is_empty() && is_etcd(recorded) && !is_etcd(wanted) {
             return Some(IdentityDifference {
                 part: IdentityPart::Role,
-                words: format!(
-                    "this node is an etcd member (recorded in {}), and this run is for {}: set role: etcd, or run again with --accept-role-change",
+                what: format!(
+                    "this node is an etcd member (recorded in {}), and this run is for {}",
                     root.on_this_machine(node_record_path()).display(),
                     role_in_words(wanted),
                 ),
+                advice: ": set role: etcd, or run again with --accept-role-change".to_owned(),
                 is_acceptable: true,
             });
         }
         let own = self.pending()?.node.role;
         (own != wanted).then(|| IdentityDifference {
             part: IdentityPart::Role,
-            words: format!(
-                "{}, and this run is for {}: run again with the same kind of configuration, or without one; --accept-role-change sets these requests aside and makes new ones",
+            what: format!(
+                "{}, and this run is for {}",
                 self.requests_for(root, role_in_words(own)),
                 role_in_words(wanted),
             ),
+            advice: ": run again with the same kind of configuration, or without one; --accept-role-change sets these requests aside and makes new ones".to_owned(),
             is_acceptable: true,
         })
     }
 
-    /// Returns the message for contradictory sources, with each of them.
+    /// Returns what contradictory sources say, and how to resolve it.
     fn disagreement(
         &self,
         root: &NodeRoot,
         wanted: &WantedIdentity<'_>,
         sources: &[NameSource],
         computed: Option<&NodeName>,
-    ) -> String {
+    ) -> (String, String) {
         let configured = Some(&wanted.resolved.node.name).filter(|_| wanted.names_node);
         let recorded = self.kept.as_ref().map(|kept| &kept.node.name);
         let record = root.on_this_machine(node_record_path());
@@ -437,9 +456,14 @@ impl Recorded {
             format!("most of them say {name}; ")
         });
         let said: Vec<&str> = said.iter().map(|(_, words)| words.as_str()).collect();
-        format!(
-            "the sources of this node's name disagree: {}; {likely}find out which name the Node object has (kubectl get nodes), then run again with --node-name NAME, which replaces the certificates with another name; a name that most files contradict needs --accept-name-change too",
-            said.join(", ")
+        (
+            format!(
+                "the sources of this node's name disagree: {}",
+                said.join(", ")
+            ),
+            format!(
+                "; {likely}find out which name the Node object has (kubectl get nodes), then run again with --node-name NAME, which replaces the certificates with another name; a name that most files contradict needs --accept-name-change too"
+            ),
         )
     }
 }

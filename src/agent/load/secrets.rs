@@ -122,7 +122,7 @@ pub(super) fn trusted_files(settings: &Settings) -> Vec<(String, PathBuf)> {
         .collect()
 }
 
-fn exposed_files(root: &NodeRoot, settings: &Settings) -> Vec<String> {
+pub(super) fn exposed_files(root: &NodeRoot, settings: &Settings) -> Vec<String> {
     let named = named_files(settings).into_iter();
     named
         .filter_map(|named| {

@@ -188,6 +188,7 @@ skeletons! {
     ]
     Exec "exec.yaml": [
         replace("command", "program that speaks signer.nodepki.dev/v1", "/usr/libexec/corp-sign"),
+        remove("args", "argument of the program, before the verb", "/opt/corp/ca"),
     ]
     Local "local.yaml": [
         keep("directory", "directory with the CA keys", "/srv/ca"),

@@ -199,26 +199,26 @@ pub(super) fn torn(picture: &Picture) -> Vec<CheckNote> {
 const CLOCK: &str = "if this time is in the past, correct the clock of this machine (timedatectl status); otherwise wait";
 
 pub(super) fn expired(picture: &Picture) -> Vec<CheckNote> {
+    const FIX: &str = "every certificate under it is rejected, including new ones: have the owner of the CA sign a new CA certificate for the same key and subject, which keeps all certificates under it valid, and install it on every node; with a different key, replace the authority first, then every leaf, kubeconfig and kubelet certificate";
     let found = problems_of(picture, |fault| matches!(fault, RowFault::Expired { .. }));
     found
-        .map(|problem| {
-            match problem.subject {
-                RowSubject::Authority(name) => CheckNote::error(
-                    format!("{}; {}{}", problem.sentence(), affected(picture, name), valid_copy(picture, name)),
-                    "every certificate under it is rejected, including new ones: have the owner of the CA sign a new CA certificate for the same key and subject, which keeps all certificates under it valid, and install it on every node; with a different key, replace the authority first, then every leaf, kubeconfig and kubelet certificate",
-                )
-                .with_code(problem.fault.code()),
-                _ => problem.error(BOOTSTRAP_OR_RENEW),
-            }
+        .map(|problem| match problem.subject {
+            RowSubject::Authority(name) => CheckNote::error(
+                format!("{}; {}", problem.sentence(), affected(picture, name)),
+                valid_copy(picture, name).unwrap_or_else(|| FIX.to_owned()),
+            )
+            .with_code(problem.fault.code()),
+            _ => problem.error(BOOTSTRAP_OR_RENEW),
         })
         .collect()
 }
 
-fn valid_copy(picture: &Picture, name: Authority) -> String {
-    let row = picture.status.authority(name);
-    let mut remarks = row.iter().flat_map(|row| &row.findings.remarks);
-    let copy = remarks.find(|remark| matches!(remark, RowRemark::ValidCopy(_)));
-    copy.map_or_else(String::new, |copy| format!("; {copy}"))
+/// Returns the command that installs a valid certificate of the same CA, if a kubeconfig has one.
+fn valid_copy(picture: &Picture, name: Authority) -> Option<String> {
+    let row = picture.status.authority(name)?;
+    let mut remarks = row.findings.remarks.iter();
+    let copy = remarks.find(|remark| matches!(remark, RowRemark::ValidCopy(_)))?;
+    Some(copy.to_string())
 }
 
 /// Returns a sentence with everything that fails together with an authority.
