@@ -301,12 +301,12 @@ impl Recorded {
                     .map(|other| other.said())
                     .collect::<Vec<_>>()
                     .join(", "),
-                match own_sources.is_empty() {
-                    true => root
-                        .on_this_machine(node_record_path())
+                if own_sources.is_empty() {
+                    root.on_this_machine(node_record_path())
                         .display()
-                        .to_string(),
-                    false => files(&own_sources),
+                        .to_string()
+                } else {
+                    files(&own_sources)
                 }
             ));
         } else if is_binding && let Some(first) = others.first() {

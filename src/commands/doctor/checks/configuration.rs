@@ -21,9 +21,10 @@ pub(super) fn unusable(picture: &Picture) -> Vec<CheckNote> {
         .map(|fault| {
             CheckNote::error(
                 fault,
-                match picture.configuration.is_refused {
-                    false => "correct the configuration, and verify it with `nodepki config check`",
-                    true => "correct what it names, and verify it with `nodepki doctor`",
+                if picture.configuration.is_refused {
+                    "correct what it names, and verify it with `nodepki doctor`"
+                } else {
+                    "correct the configuration, and verify it with `nodepki config check`"
                 },
             )
         })

@@ -55,9 +55,11 @@ pub(super) fn unreadable(picture: &Picture) -> Vec<CheckNote> {
                 // The fault is that of sa.pub.
                 RowSubject::ServiceAccount if picture.service_account.present().is_some() => {
                     let [_, public] = picture.service_account_files();
-                    match is_empty {
-                        true => DERIVE_PUBLIC.to_owned(),
-                        false => format!("remove it (`rm {}`), then {DERIVE_PUBLIC}", quoted(&public)),
+                    if is_empty {
+                        DERIVE_PUBLIC.to_owned()
+                    } else {
+                        let public = quoted(&public);
+                        format!("remove it (`rm {public}`), then {DERIVE_PUBLIC}")
                     }
                 }
                 RowSubject::ServiceAccount if picture.status.has_served => {
