@@ -84,6 +84,8 @@ fn prepare(dir: &Path, kubeadm_configs: Vec<Argument>) -> Result<(NodeRoot, Load
     })?;
     let root = NodeRoot::open(dir)?;
     load::verify_arguments(&root, &kubeadm_configs)?;
+    // As every system has it.
+    root.create_dir("/etc", 0o755)?;
     let example = Path::new(KUBEADM_RUN_DIR).join(KUBEADM_FILE);
     if kubeadm_configs.is_empty() && root.metadata(&example)?.is_none() {
         root.create_dir(KUBEADM_RUN_DIR, 0o755)?.write_atomic(
