@@ -30,17 +30,19 @@ pub(crate) const OFFLINE_SIGNER: &str = "offline";
 /// Maximum number of unused files that an import lists.
 const MAX_REMARKS: usize = 50;
 
-/// Generates and stores a key and a CSR for each certificate to be issued, and passes the requests to `write`, which may
-/// return the directory on the node that then contains them. A repeated export has the same requests.
+/// Generates and stores a key and a CSR for each certificate to be issued. A repeated export has the same requests.
+///
+/// `admit` receives the requests before anything is stored, and may refuse them. It returns the function that writes them,
+/// which may return the directory on the node that then contains them.
 ///
 /// # Errors
-/// As for `bootstrap`, before a signer is contacted, and those of `write`.
-pub async fn export_requests(
+/// As for `bootstrap`, before a signer is contacted, and those of `admit` and of the function that writes.
+pub async fn export_requests<W: FnOnce() -> Result<Option<PathBuf>, Failure>>(
     root: &NodeRoot,
     mut setup: RunSetup,
     clock: Clock,
     progress: &dyn Progress,
-    write: impl FnOnce(&[Request]) -> Result<Option<PathBuf>, Failure>,
+    admit: impl FnOnce(&[Request]) -> Result<W, Failure>,
 ) -> Result<(), Failure> {
     answer_from_files(&mut setup, Offline::default());
     let (store, notes) = open_store(root, &setup, "csr export", clock)?;
@@ -54,7 +56,7 @@ pub async fn export_requests(
     require_room(store.root(), &setup, &survey)?;
     // The service-account pair is not signed: the import generates it, and a pair generated here would be discarded.
     survey.service_account = None;
-    let mut run = RequestRun::new(&setup, &store, clock, progress, &mut survey)?;
+    let mut run = RequestRun::unchanged(&setup, &store, clock, progress, &mut survey)?;
     let context = RequestContext {
         store: &store,
         identity: setup.identity.clone(),
@@ -77,8 +79,7 @@ pub async fn export_requests(
             start.insert(name, RequestStart::Key(key));
         }
     }
-    setup.keep_record(&store, &survey)?;
-    let (mut requests, mut records) = (Vec::new(), Vec::new());
+    let (mut requests, mut made) = (Vec::new(), Vec::new());
     for cert in survey.to_issue() {
         let Some(start) = start.remove(&cert.spec.name()) else {
             continue;
@@ -92,14 +93,20 @@ pub async fn export_requests(
             signer_name: name.clone(),
             current: None,
         };
-        let mut prepared = prepare(&context, &order, start)?
+        let prepared = prepare(&context, &order, start)?
             .map_err(|error| Failure::new(ExitCode::Configuration, "").caused_by(error))?;
-        prepared.keep(&context, &order)?;
-        requests.push(order.request(&context, prepared.csr));
-        records.push((cert.spec.name(), prepared.record));
+        requests.push(order.request(&context, prepared.csr.clone()));
+        made.push((order, prepared));
     }
-    let directory = write(&requests)?;
-    for (name, mut record) in records {
+    let write = admit(&requests)?;
+    setup.keep_record(&store, &survey)?;
+    run.set_outdated_aside()?;
+    for (order, prepared) in &mut made {
+        prepared.keep(&context, order)?;
+    }
+    let directory = write()?;
+    for (order, prepared) in made {
+        let (name, mut record) = (order.spec.name(), prepared.record);
         // The request of another signer waits for that one.
         if record.signer_config == OFFLINE_SIGNER && record.exported_to != directory {
             record.exported_to.clone_from(&directory);

@@ -39,6 +39,8 @@ pub(super) struct RequestRun<'a> {
     progress: &'a dyn Progress,
     /// Pending requests of earlier runs that still match the plan.
     pub(super) resumed: BTreeMap<CertName, Resumed>,
+    /// The others.
+    outdated: Vec<Slot>,
     /// Records of the others.
     set_aside: BTreeMap<CertName, RequestRecord>,
     pub(super) keys: RunKeys,
@@ -59,6 +61,8 @@ pub(super) struct RequestRun<'a> {
 struct EarlierRequests {
     /// Those that still match the plan.
     resumed: BTreeMap<CertName, Resumed>,
+    /// The others.
+    outdated: Vec<Slot>,
     /// Records of the others.
     set_aside: BTreeMap<CertName, RequestRecord>,
 }
@@ -70,7 +74,7 @@ pub(super) struct Outcomes {
 }
 
 impl<'a> RequestRun<'a> {
-    /// Starts the key generation immediately, because it depends on neither network nor clock.
+    /// Starts a run, and sets the pending requests aside that do not match the plan any more.
     pub(super) fn new(
         setup: &'a RunSetup,
         store: &'a Store,
@@ -78,8 +82,27 @@ impl<'a> RequestRun<'a> {
         progress: &'a dyn Progress,
         survey: &mut Survey,
     ) -> Result<Self, Failure> {
+        let run = RequestRun::unchanged(setup, store, clock, progress, survey)?;
+        run.set_outdated_aside()?;
+        Ok(run)
+    }
+
+    /// As [`RequestRun::new`], and leaves the pending requests unchanged.
+    ///
+    /// Starts the key generation immediately, because it depends on neither network nor clock.
+    pub(super) fn unchanged(
+        setup: &'a RunSetup,
+        store: &'a Store,
+        clock: Clock,
+        progress: &'a dyn Progress,
+        survey: &mut Survey,
+    ) -> Result<Self, Failure> {
         require_policy(setup, survey)?;
-        let EarlierRequests { resumed, set_aside } = resume(store, clock, survey)?;
+        let EarlierRequests {
+            resumed,
+            outdated,
+            set_aside,
+        } = resume(store, clock, survey)?;
         let mut keys_to_make: Vec<(Slot, KeyAlgorithm)> = survey
             .to_issue()
             .filter(|cert| !resumed.contains_key(&cert.spec.name()) && !cert.decision.keep_key)
@@ -112,6 +135,7 @@ impl<'a> RequestRun<'a> {
             clock,
             progress,
             resumed,
+            outdated,
             set_aside,
             keys,
             trust,
@@ -120,6 +144,16 @@ impl<'a> RequestRun<'a> {
             floor: None,
             deadline: Instant::now() + setup.wait,
         })
+    }
+
+    /// Sets the pending requests aside that do not match the plan any more.
+    pub(super) fn set_outdated_aside(&self) -> Result<(), Failure> {
+        for slot in &self.outdated {
+            let why = "it does not match the plan any more, or its answer was refused";
+            let note = self.store.set_slot_aside(*slot, why, (self.clock)())?;
+            tracing::info!("{note}");
+        }
+        Ok(())
     }
 
     /// Waits while the clock is certainly wrong, then assesses the certificates again.
@@ -521,9 +555,7 @@ fn resume(store: &Store, clock: Clock, survey: &mut Survey) -> Result<EarlierReq
                 earlier_requests.resumed.insert(name, earlier);
             }
             None => {
-                let why = "it does not match the plan any more, or its answer was refused";
-                let note = store.set_slot_aside(pending.slot, why, clock())?;
-                tracing::info!("{note}");
+                earlier_requests.outdated.push(pending.slot);
                 let record = pending.ticket.map(|record| (name, record));
                 earlier_requests.set_aside.extend(record);
             }

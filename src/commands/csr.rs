@@ -122,15 +122,20 @@ fn export(
     let target = load::argument(&root, dir)?;
     let shown = target.on_this_machine().display().to_string();
     let mut names = Vec::new();
-    let write = |requests: &[Request]| {
+    let directory = &target;
+    let admit = |requests: &[Request]| {
         names.extend(requests.iter().map(Request::name));
+        let mut files = Vec::new();
         if !requests.is_empty() {
-            let files = bundle::export(requests, &heading);
-            write_bundle(&target, &files, &heading, &installed)?;
+            files = bundle::export(requests, &heading);
+            require_writable(directory, &files, &heading, &installed)?;
         }
-        Ok(target.on_node.then(|| target.path.clone()))
+        Ok(move || {
+            write_bundle(directory, &files)?;
+            Ok(directory.on_node.then(|| directory.path.clone()))
+        })
     };
-    let export = agent::export_requests(&root, loaded.setup, now, &terminal, write);
+    let export = agent::export_requests(&root, loaded.setup, now, &terminal, admit);
     runtime()?.block_on(terminal.during(export))?;
     drop(terminal);
     let count = names.len();
@@ -153,8 +158,9 @@ fn export(
     global.print_document(kind, code, &closing.then(next), &body, || text.to_owned())
 }
 
-/// Writes a bundle into a directory, unless it contains files of other origin.
-fn write_bundle(
+/// Verifies that a bundle can be written into a directory: without files of other origin, and without certificates that
+/// are not imported. Creates the directories.
+fn require_writable(
     target: &Location,
     files: &[BundleFile],
     heading: &BundleHeading,
@@ -173,17 +179,32 @@ fn write_bundle(
         return Err(Failure::new(ExitCode::Refused, shown).caused_by(conflict));
     }
     for file in files {
-        let mut directory = root
-            .create_trusted_dir(path, 0o755)
-            .map_err(with_alternative)?;
-        for component in file.path.parent().into_iter().flat_map(Path::components) {
-            directory = directory.make_trusted_dir(component, 0o755, DirectoryTrust::SYSTEM)?;
-        }
+        create_directory_of(file, target)?;
+    }
+    Ok(())
+}
+
+fn write_bundle(target: &Location, files: &[BundleFile]) -> Result<(), Failure> {
+    for file in files {
+        let directory = create_directory_of(file, target)?;
         if let Some(name) = file.path.file_name() {
             directory.write_atomic(name, &file.bytes, file.mode)?;
         }
     }
     Ok(())
+}
+
+fn create_directory_of(
+    file: &BundleFile,
+    Location { root, path, .. }: &Location,
+) -> Result<Dir, Failure> {
+    let mut directory = root
+        .create_trusted_dir(path, 0o755)
+        .map_err(with_alternative)?;
+    for component in file.path.parent().into_iter().flat_map(Path::components) {
+        directory = directory.make_trusted_dir(component, 0o755, DirectoryTrust::SYSTEM)?;
+    }
+    Ok(directory)
 }
 
 /// Returns the node, the cluster and the known CA certificates, with which a signer verifies that the bundle is for it.
