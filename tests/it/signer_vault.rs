@@ -809,6 +809,24 @@ fn preflight_finds_used_wrapping_token_and_uses_none() {
         .says("looking the wrapping token up failed: the wrapping token in ");
 }
 
+/// A token that the server does not know ends a preflight as it ends a bootstrap.
+#[test]
+fn preflight_names_file_of_rejected_token() {
+    let (lab, _) = Lab::open_handed();
+    let (url, ca) = (lab.space.bao.url(), lab.space.bao.ca_file());
+    let auth = lab.token_file("s.dead");
+    let node = Node::new();
+    node.write_settings(&lab.configuration(&url, &ca, "role: any", &auth));
+    for command in ["preflight", "bootstrap"] {
+        Ran::of(&mut node.configured([command, "--wait", "0s"]))
+            .ended(77)
+            .says(&format!(
+                "put a new token into {}: the server does not know this one",
+                lab.path("token").display()
+            ));
+    }
+}
+
 /// Faults that end a bootstrap are found without the login that would use up the credential, with the same exit status.
 #[test]
 fn preflight_with_one_time_credential_ends_as_bootstrap() {
@@ -1273,6 +1291,14 @@ fn tells_causes_of_403_apart() {
         ],
     );
     let signer = lab.with_token("role: any", "s.dead");
+    fails(
+        run(signer.probe()),
+        FailureClass::Auth,
+        &[
+            "looking its token up failed: HTTP 403: permission denied",
+            "put a new token into",
+        ],
+    );
     fails(
         submit(signer.as_ref()),
         FailureClass::Auth,

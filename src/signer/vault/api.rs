@@ -145,6 +145,17 @@ pub(super) fn is_refusal(response: &HttpResponse) -> bool {
     response.json::<Errors>().is_ok()
 }
 
+/// Returns whether the server rejected the token itself, and not its policies.
+pub(super) fn rejects_token(response: &HttpResponse) -> bool {
+    let Ok(Errors { errors }) = response.json() else {
+        return false;
+    };
+    // Vault names the cause. OpenBao and older versions of Vault list denials by policies ("1 error occurred: * …").
+    response.status == 403
+        && (errors == ["permission denied"]
+            || errors.iter().any(|one| one.contains("invalid token")))
+}
+
 /// Returns the server's own text, in one line.
 pub(super) fn said(response: &HttpResponse) -> String {
     let Ok(Errors { errors }) = response.json() else {

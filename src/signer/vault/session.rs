@@ -243,6 +243,27 @@ impl Session {
         Ok(Some(paths.iter().map(of).collect()))
     }
 
+    /// Returns an error if the server does not know the token in the file: it has expired, was revoked, or is of another
+    /// server. A token whose policies do not allow the query is accepted.
+    pub(super) async fn look_up(&self, token: &Zeroizing<String>) -> Result<(), SignerError> {
+        let VaultAuth::TokenFile(_) = &self.auth else {
+            return Ok(());
+        };
+        let doing = "looking its token up";
+        let call = Call::get("/v1/auth/token/lookup-self");
+        let response = self.api.exchange(doing, call, Some(token.clone())).await?;
+        if !super::api::rejects_token(&response) {
+            return Ok(());
+        }
+        let mut error = self.api.refusal(doing, &response);
+        error.class = FailureClass::Auth;
+        error.advice = format!(
+            "{}: the server does not know this one; it has expired or was revoked",
+            self.auth.advice(&self.api.server)
+        );
+        Err(error)
+    }
+
     /// Determines why a path may have been refused to a token.
     pub(super) async fn standing(
         &self,
