@@ -1614,6 +1614,16 @@ fn classifies_failed_login() {
         );
     }
     gateway.behave();
+    put(lab.dir.path(), "secret-id", &lab.space.any_token());
+    fails(
+        run(lab.through(&gateway, "role: any", &auth).probe()),
+        FailureClass::Config,
+        &[
+            "secret-id contains a token, not a secret_id",
+            "set auth.appRole.wrapped: true if it is a wrapping token",
+        ],
+    );
+    lab.secret_id();
     let auth = auth.replace("appRole: {", "appRole: {mount: elsewhere, ");
     let signer = lab.through(&gateway, "role: any", &auth);
     fails(run(signer.probe()), FailureClass::Auth, &["auth/elsewhere"]);

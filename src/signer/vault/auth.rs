@@ -115,15 +115,20 @@ pub(crate) fn is_plain_secret_id(text: &str) -> bool {
     groups.iter().map(|group| group.len()).eq([8, 4, 4, 4, 12]) && groups.iter().all(is_hex)
 }
 
+/// Returns whether a text is a service, batch or recovery token.
+pub(super) fn is_token(text: &str) -> bool {
+    // Vault before 1.10 and OpenBao omit "hv".
+    let prefixes = ["hvs.", "hvb.", "hvr.", "s.", "b.", "r."];
+    prefixes.iter().any(|prefix| text.starts_with(prefix))
+}
+
 /// Returns why a text is not a role_id; `None` if it may be one. The server's owner may choose almost any text.
 pub(super) fn role_id_fault(text: &str) -> Option<&'static str> {
-    // Service, batch and recovery tokens, of Vault before 1.10 and OpenBao without "hv".
-    const TOKENS: [&str; 6] = ["hvs.", "hvb.", "hvr.", "s.", "b.", "r."];
     if text.is_empty() {
         Some("is empty")
     } else if text.contains(|c: char| c.is_whitespace() || c.is_control()) {
         Some("contains more than a role_id")
-    } else if TOKENS.iter().any(|prefix| text.starts_with(prefix)) {
+    } else if is_token(text) {
         Some("contains a token, not a role_id")
     } else {
         None

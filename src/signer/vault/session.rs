@@ -424,6 +424,17 @@ impl Session {
     ) -> Result<Zeroizing<String>, SignerError> {
         let given = self.api.server.secret(&app.secret_id_file)?;
         if !app.wrapped {
+            // The response would not name the file.
+            if super::auth::is_token(&given) {
+                return Err(SignerError::config(
+                    format!(
+                        "{}: {} contains a token, not a secret_id",
+                        self.api.label(),
+                        self.api.server.shown_secret(&app.secret_id_file)
+                    ),
+                    "set auth.appRole.wrapped: true if it is a wrapping token, or write the secret_id there",
+                ));
+            }
             return Ok(given);
         }
         let wrapping = hex(&Sha256::digest(given.as_bytes()));
