@@ -119,15 +119,7 @@ impl Configured for Config {
 
     fn read(map: &Map<'_>) -> Option<Self> {
         let config = Self::read_keys(map);
-        if let Some(field) = map.get("url")
-            && let Some(text) = field.node().text()
-            && text.trim_end_matches('/').ends_with(API_PATH)
-        {
-            field.error(
-                "contains the path of the API, which is added to it",
-                format!("end it before {API_PATH}"),
-            );
-        }
+        endpoint::refuse_path(API_PATH, map, "url");
         config
     }
 

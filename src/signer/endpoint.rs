@@ -103,6 +103,19 @@ pub(super) fn require_trust(endpoint: &Endpoint, map: &Map<'_>, is_pinned: bool,
     }
 }
 
+/// Refuses an address that ends with a path that nodepki adds.
+pub(super) fn refuse_path(path: &str, map: &Map<'_>, key: &str) {
+    if let Some(field) = map.get(key)
+        && let Some(text) = field.node().text()
+        && text.trim_end_matches('/').ends_with(path)
+    {
+        field.error(
+            "contains the path of the API, which is added to it",
+            format!("leave {path} out"),
+        );
+    }
+}
+
 /// Reports an error if the key `pin` is set together with other roots.
 pub(super) fn refuse_second_trust(tls: &Tls, map: &Map<'_>, pin: &str) {
     if let Some(field) = map.get(pin)

@@ -116,6 +116,7 @@ impl Configured for Config {
 
     fn read(map: &Map<'_>) -> Option<Self> {
         let config = Self::read_keys(map)?;
+        endpoint::refuse_path("/1.0", map, "url");
         endpoint::refuse_second_trust(&config.endpoint.tls, map, "rootSHA256");
         endpoint::require_trust(
             &config.endpoint,

@@ -117,6 +117,7 @@ impl Configured for Config {
 
     fn read(map: &Map<'_>) -> Option<Self> {
         let mut config = Self::read_keys(map)?;
+        endpoint::refuse_path("/v1", map, "address");
         if matches!(config.auth, VaultAuth::Certificate(_))
             && config.endpoint.tls.certificate.is_none()
         {
