@@ -111,7 +111,7 @@ pub use commit::Commit;
 pub use desired::Mode;
 pub use dir::{Dir, FileContent, FileKind, Metadata};
 pub use error::{Damage, ErrorClass, PathObstacle, StoreError, StoreNote};
-pub(crate) use error::{is_access_refusal, is_not_permitted};
+pub(crate) use error::{is_access_refusal, is_not_permitted, not_a_directory};
 pub use issued::IssuedRecord;
 pub(crate) use key_backup::{KeyBackup, UnfinishedWork};
 pub use known::KnownDirectories;

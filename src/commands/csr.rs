@@ -36,6 +36,10 @@ const MAX_IMPORT_NAMES: usize = 10_000;
 const MAX_IMPORT_FILES: usize = 2000;
 /// Maximum total size of the files that an import reads, in bytes.
 const MAX_IMPORT_BYTES: usize = 16 << 20;
+/// What to do if the argument of an import is wrong.
+const IMPORT_DIRECTORY: &str = "name the directory with the signed certificates";
+/// What to do if the argument of an export is wrong.
+const EXPORT_DIRECTORY: &str = "name another directory";
 
 #[derive(Debug, Subcommand)]
 pub(super) enum CsrCommand {
@@ -167,7 +171,8 @@ fn require_writable(
     installed: &[[u8; 32]],
 ) -> Result<(), Failure> {
     let Location { root, path, .. } = target;
-    root.trusted_dir(path).map_err(with_alternative)?;
+    root.trusted_dir(path)
+        .map_err(|error| refused_directory(error, EXPORT_DIRECTORY))?;
     let mut present = BTreeMap::new();
     for file in bundle::compared(files) {
         if let Some(content) = root.read(path.join(&file))? {
@@ -200,7 +205,7 @@ fn create_directory_of(
 ) -> Result<Dir, Failure> {
     let mut directory = root
         .create_trusted_dir(path, 0o755)
-        .map_err(with_alternative)?;
+        .map_err(|error| refused_directory(error, EXPORT_DIRECTORY))?;
     for component in file.path.parent().into_iter().flat_map(Path::components) {
         directory = directory.make_trusted_dir(component, 0o755, DirectoryTrust::SYSTEM)?;
     }
@@ -243,7 +248,7 @@ fn import(
     let found = load::argument(&root, dir)?;
     let directory = found.root.trusted_dir(&found.path);
     let mut tree = ImportTree::default();
-    let directory = directory.map_err(with_alternative)?;
+    let directory = directory.map_err(|error| refused_directory(error, IMPORT_DIRECTORY))?;
     let exists = directory.is_some();
     if let Some(directory) = directory {
         let is_bundle = is_bundle(&directory)?;
@@ -260,15 +265,15 @@ fn import(
                 ),
             )
             .caused_by(failure)
-            .advise("name the directory with the signed certificates")
+            .advise(IMPORT_DIRECTORY)
         })?;
     }
     if tree.files.is_empty() {
         let problem = match (exists, tree.ignored.as_slice()) {
             (false, _) => {
-                "does not exist (name the directory with the signed certificates)".to_owned()
+                format!("does not exist ({IMPORT_DIRECTORY})")
             }
-            (true, []) => "is empty (name the directory with the signed certificates)".to_owned(),
+            (true, []) => format!("is empty ({IMPORT_DIRECTORY})"),
             (true, [first, ..]) => format!(
                 "contains no certificate; {} is not read (name each certificate as its CSR, with .crt instead of .csr)",
                 first.display()
@@ -351,8 +356,13 @@ impl ImportTree {
     }
 }
 
-/// Adds a fix that changes no owner: the directory often belongs to an administrator's own account.
-fn with_alternative(error: store::StoreError) -> Failure {
+/// Returns the failure for a directory that an argument names. The advice removes no file and changes no owner: the file is
+/// often part of a bundle, and the directory often belongs to an administrator's own account.
+fn refused_directory(error: store::StoreError, advice: &str) -> Failure {
+    if let Some(path) = store::not_a_directory(&error) {
+        let problem = format!("{} is not a directory ({advice})", path.display());
+        return Failure::new(ExitCode::Configuration, problem);
+    }
     let is_untrusted = error.is_access_refusal();
     let mut failure = Failure::from(error);
     if is_untrusted {

@@ -176,6 +176,17 @@ impl Signer for Local {
     }
 
     fn preflight(&self, wanted: &RequestedCertificate) -> Result<(), Rejection> {
+        let found = self.authorities.get(&wanted.authority);
+        let unread = found.and_then(|found| found.unread.as_ref());
+        // The file is often a CA key, which the message of the store would have moved.
+        if let Some(path) = unread.and_then(|error| store::not_a_directory(error)) {
+            return Err(Rejection::new(
+                &self.label,
+                wanted,
+                format!("{} is not a directory", path.display()),
+                "name a directory with ca.crt, ca.key, etcd/ca.* and front-proxy-ca.*",
+            ));
+        }
         self.authority(wanted.authority)
             .map(drop)
             .map_err(|reason| {

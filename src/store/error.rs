@@ -290,6 +290,19 @@ pub(crate) fn is_access_refusal(error: &(dyn std::error::Error + 'static)) -> bo
         .any(StoreError::is_access_refusal)
 }
 
+/// Returns the path that is not a directory, if `error` or a cause below it is that.
+pub(crate) fn not_a_directory<'a>(
+    error: &'a (dyn std::error::Error + 'static),
+) -> Option<&'a Path> {
+    machine::causes(error).find_map(|cause| match cause.downcast_ref()? {
+        StoreError::Unsafe {
+            path,
+            why: PathObstacle::NotADirectory,
+        } => Some(path.as_path()),
+        _ => None,
+    })
+}
+
 /// Returns true if `error`, or a cause below it, is a missing permission or a read-only file system.
 pub(crate) fn is_not_permitted(error: &(dyn std::error::Error + 'static)) -> bool {
     machine::causes(error).any(|cause| {

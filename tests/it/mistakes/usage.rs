@@ -219,6 +219,15 @@ const USAGE: &[Situation] = &[
         corrected: "nodepki bootstrap $N $L",
     },
     Situation {
+        name: "CA key in place of the directory of the signer",
+        mistake: "",
+        command: "nodepki bootstrap $N --signer local:$D/ca/ca.key",
+        code: 78,
+        message: "controller-manager.conf, scheduler.conf: @/ca/ca.key is not a directory; name a directory with ca.crt, ca.key, etcd/ca.* and front-proxy-ca.*",
+        fix: "",
+        corrected: "nodepki bootstrap $N $L",
+    },
+    Situation {
         name: "setup of a signer that is not configured",
         mistake: "vault \"{tokenFile: $D/token}\" \"caFile: $D/ca/ca.crt\"",
         command: "nodepki config signer-setup vault --name crop --config config.yaml $N",
