@@ -53,6 +53,8 @@ use trust::ConnectionLog;
 
 /// Time limit for DNS, TCP, CONNECT and TLS together.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time limit for finding out whether a port speaks TLS.
+const TLS_PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Default time limit of an exchange, from the DNS query to the last byte.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum number of redirects; a longer chain counts as a loop.
@@ -409,10 +411,36 @@ impl Client {
             let answer = self.answer(call, url, &log).await?;
             self.receive(call, url, &log, answer).await
         };
-        match tokio::time::timeout_at(deadline, sent).await {
+        let result = match tokio::time::timeout_at(deadline, sent).await {
             Ok(result) => result,
             Err(_) => Err(error::timed_out(&log, &self.route(url))),
+        };
+        let needs_tls = url.scheme() == "http"
+            && match &result {
+                Ok(response) => error::refuses_plain(response),
+                // A server that expects TLS often closes the connection before its answer is read.
+                Err(error) if *error.kind() == HttpErrorKind::Lost => self.speaks_tls(url).await,
+                Err(_) => false,
+            };
+        if needs_tls {
+            return Err(error::needs_tls(&origin(url)));
         }
+        result
+    }
+
+    /// Returns whether the server of an `http://` address presents a certificate. Sends no secret.
+    async fn speaks_tls(&self, url: &Url) -> bool {
+        let (mut url, port) = (url.clone(), url.port_or_known_default());
+        if url.set_scheme("https").is_err() || url.set_port(port).is_err() {
+            return false;
+        }
+        let mut client = self.provisional();
+        client.endpoint.proxy = None;
+        let log = Arc::new(ConnectionLog::new(origin(&url)));
+        let call = Call::get("/");
+        let answer = client.answer(&call, &url, &log);
+        let _ = tokio::time::timeout(TLS_PROBE_TIMEOUT, answer).await;
+        log.server_certificate().is_some()
     }
 
     /// Sends one request and returns the response with its body unread.

@@ -233,9 +233,9 @@ impl Failure {
                         ExitCode::Refused
                     }
                     http::HttpErrorKind::Refused => ExitCode::NotPermitted,
-                    http::HttpErrorKind::Redirected { .. } | http::HttpErrorKind::Local => {
-                        ExitCode::Configuration
-                    }
+                    http::HttpErrorKind::Redirected { .. }
+                    | http::HttpErrorKind::OtherScheme
+                    | http::HttpErrorKind::Local => ExitCode::Configuration,
                 };
                 (code, error.advice())
             }

@@ -4,8 +4,9 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::io;
 
-use rustls::AlertDescription as Alert;
+use rustls::{AlertDescription as Alert, InvalidMessage};
 
+use super::HttpResponse;
 use super::resolve::ResolveError;
 use super::trust::ConnectionLog;
 
@@ -19,6 +20,8 @@ pub enum HttpErrorKind {
     Lost,
     /// The request was not sent: the server does not satisfy the configured trust.
     Untrusted,
+    /// No request was executed: the address has `https://` for a port without TLS, or `http://` for one with TLS.
+    OtherScheme,
     /// The server refused the client certificate, or requires one. It did not execute the request.
     Refused,
     /// The response is larger than the caller's limit.
@@ -133,8 +136,14 @@ pub(super) fn classify(log: &ConnectionLog, route: &str, cause: reqwest::Error) 
                 format!("{route} does not prove possession of its certificate's key: {error}"),
                 "find out which program serves this address",
             ),
-            Some(rustls::Error::InvalidMessage(_)) if !log.connected() => {
-                unreachable(log, route, "the server does not speak TLS")
+            Some(rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType))
+                if !log.connected() =>
+            {
+                HttpError::new(
+                    HttpErrorKind::OtherScheme,
+                    format!("{route} cannot be used: this port does not speak TLS"),
+                    "correct the address or its port; write http:// for a server without TLS on this machine",
+                )
             }
             _ if log.connected() && is_other_protocol(&cause) => HttpError::new(
                 HttpErrorKind::Lost,
@@ -154,6 +163,25 @@ pub(super) fn classify(log: &ConnectionLog, route: &str, cause: reqwest::Error) 
         }
     };
     error.caused_by(cause)
+}
+
+/// Returns the error for a request without TLS to a port with TLS.
+pub(super) fn needs_tls(origin: &str) -> HttpError {
+    HttpError::new(
+        HttpErrorKind::OtherScheme,
+        format!("{origin} cannot be used: this port speaks TLS"),
+        "write https://",
+    )
+}
+
+/// Returns whether a server refused a request because it was sent without TLS.
+pub(super) fn refuses_plain(response: &HttpResponse) -> bool {
+    // The servers of Go and nginx, which answer without TLS.
+    let texts = [
+        "Client sent an HTTP request to an HTTPS server",
+        "The plain HTTP request was sent to HTTPS port",
+    ];
+    response.status == 400 && texts.iter().any(|text| response.text().contains(text))
 }
 
 /// Returns the error of a failed name resolution: neither the server nor the route to it is known to be at fault.

@@ -712,14 +712,19 @@ fn reports_unreached_server_as_not_sent() {
         assert_fails(result, &HttpErrorKind::Unreachable, parts);
     };
     unreachable(&format!("https://{closed}"), &["onnection refused"]);
-    // A server that does not respond to the handshake, and one that does not speak TLS.
+    // A server that does not respond to the handshake.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     unreachable(
         &format!("https://{}", silent.local_addr().unwrap()),
         &["within the time allowed"],
     );
+}
+
+#[test]
+fn names_other_scheme_of_port() {
+    let tls = answering(200);
     let plain = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = plain.local_addr().unwrap();
+    let without_tls = format!("https://{}", plain.local_addr().unwrap());
     let answering = thread::spawn(move || {
         let (mut stream, _) = plain.accept().unwrap();
         stream
@@ -727,8 +732,29 @@ fn reports_unreached_server_as_not_sent() {
             .unwrap();
         let _ = stream.read(&mut [0; 4096]);
     });
-    unreachable(&format!("https://{address}"), &["does not speak TLS"]);
+    let go = Gateway::start(Options {
+        plain: true,
+        ..Options::default()
+    });
+    let text = "HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n";
+    go.rule(Rule::on("*", "/").then(Action::Raw(text.into(), true)));
+    for (address, expected) in [
+        (
+            without_tls,
+            "this port does not speak TLS; correct the address or its port",
+        ),
+        (
+            tls.url().replace("https://", "http://"),
+            "this port speaks TLS; write https://",
+        ),
+        (go.url(), "this port speaks TLS; write https://"),
+    ] {
+        let mut endpoint = pinned(&tls, &[[0; 32]]);
+        endpoint.url = url(&address);
+        assert_fails(get(endpoint), &HttpErrorKind::OtherScheme, &[expected]);
+    }
     answering.join().unwrap();
+    assert_eq!(tls.requests().len(), 1, "the request that finds TLS");
 }
 
 // ---- lost responses ----
