@@ -85,6 +85,14 @@ impl VaultApi {
     pub(super) fn refusal(&self, doing: &str, response: &HttpResponse) -> SignerError {
         let said = said(response);
         let mut error = self.server.refusal(doing, response, &said);
+        if response.status >= 500 && response.json::<serde_json::Value>().is_err() {
+            // Proxies before Vault send no 501: they pass every method on.
+            if response.status == 501 {
+                error.class = FailureClass::Config;
+            }
+            error.advice = "check the address, and the proxies before the server: this is not a response of Vault".to_owned();
+            return error;
+        }
         let by_words = BY_TEXT.iter().find(|(words, ..)| said.contains(words));
         let known = by_words
             .map(|(_, class, advice)| (*class, *advice))
