@@ -17,7 +17,10 @@ use crate::store::Slot;
 
 pub(super) fn bootstrap(options: &RunOptions, global: &GlobalOptions) -> Result<ExitCode, Failure> {
     let command = options.command(global, "bootstrap");
-    run(options, global, &command).map_err(|failure| next::closed(failure, &command))
+    run(options, global, &command).map_err(|failure| {
+        let failure = failure.edited(|text| options.complete(global, text));
+        next::closed(failure, &command)
+    })
 }
 
 fn run(options: &RunOptions, global: &GlobalOptions, command: &str) -> Result<ExitCode, Failure> {

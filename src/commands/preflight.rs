@@ -62,7 +62,8 @@ impl PreflightArgs {
         };
         let bootstrap = self.sources.command(global, "bootstrap");
         let again = self.sources.command(global, "preflight");
-        let report = runtime()?.block_on(examine(&root, inputs, bootstrap));
+        let mut report = runtime()?.block_on(examine(&root, inputs, bootstrap));
+        report.edit(|text| self.sources.complete(global, text));
         let code = match root.machine_fault() {
             Some(_) => ExitCode::Pending,
             None => report.exit_code(),

@@ -197,9 +197,18 @@ fn reports_other_authority_and_missing_role() {
     let node = crate::rig::node(&*rig);
     node.edit_settings("mount:", "role: unknown, mount:");
     let ran = preflight(&node);
-    ran.ended(78)
-        .says("cannot sign apiserver, ")
-        .says("or set the server up as printed by `nodepki config signer-setup vault`");
+    let bootstrap = Ran::of(&mut node.configured(["bootstrap", "--wait", "0s"]));
+    let root = node.path("/").display().to_string();
+    let setup = format!(
+        "or set the server up as printed by `nodepki config signer-setup vault --root {}",
+        root.trim_end_matches('/')
+    );
+    for ran in [&ran, &bootstrap] {
+        ran.ended(78)
+            .says("cannot sign apiserver, ")
+            .says(&setup)
+            .says(" --kubeadm-config ");
+    }
     assert_eq!(
         ran.stdout.matches("cannot sign").count(),
         3,

@@ -128,6 +128,14 @@ impl PreflightReport {
         self.checks.extend(checks);
     }
 
+    /// Edits the texts of the checks.
+    pub(super) fn edit(&mut self, edit: impl Fn(&str) -> String) {
+        for check in &mut self.checks {
+            check.detail = edit(&check.detail);
+            check.fix = check.fix.as_deref().map(&edit);
+        }
+    }
+
     /// Returns the gravest exit status of the checks.
     pub(super) fn exit_code(&self) -> ExitCode {
         let codes = self.checks.iter().map(|check| check.exit_code);
