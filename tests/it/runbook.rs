@@ -305,7 +305,7 @@ fn reports_dependents_of_expired_authority_and_accepts_one_with_same_key() {
         "ca: it expired at",
         "this affects apiserver",
         "every kubelet",
-        "same key and subject",
+        "of the same CA key",
     ];
     follow(&node, 1, &[(0, &["expired"]), (65, radius)]);
     let refusal: &[&str] = &["the CA certificate in", "expired at"];

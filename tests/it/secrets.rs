@@ -102,7 +102,7 @@ fn assert_refuses(node: &Node, setting: &str, mode: u32) {
     let (mode, fix) = (format!("mode {mode:04o}"), format!("chmod 600 {path}"));
     let name = format!("signers.corp.{setting}: mode");
     for ran in [
-        on_node(node, &["plan"]).done(),
+        on_node(node, &["plan"]).ended(65),
         on_node(node, &["config", "check"]).done(),
         on_node(node, &["doctor"]).ended(65),
     ] {
