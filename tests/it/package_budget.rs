@@ -103,7 +103,7 @@ fn bootstrap_resident() -> f64 {
         &dir.path().join("authorities"),
         nodepki::x509::KeyAlgorithm::EcdsaP256,
     );
-    fs::create_dir(path("root")).unwrap();
+    fs::create_dir_all(path("root/etc")).unwrap();
     fs::write(path("kubeadm.yaml"), INIT.replace("ECDSA-P256", "RSA-2048")).unwrap();
     let (root, config, signer) = (
         path("root"),
