@@ -120,7 +120,7 @@ impl Run<'_> {
         &mut self,
         due: Vec<MountingPod>,
     ) -> Result<Vec<UnverifiedChange>, Failure> {
-        if let Err(why) = self.is_healthy(false).await {
+        if let Err(why) = self.await_health(false).await {
             return Ok(self.pods_wait(due, &why));
         }
         let setup = self.probe.setup;
@@ -166,7 +166,7 @@ impl Run<'_> {
                 && let Some(lease) = lease.filter(|lease| lease.is_lost())
             {
                 stopped = match lease.take_again(self.max_wait()).await {
-                    Ok(()) => self.is_healthy(false).await.err(),
+                    Ok(()) => self.await_health(false).await.err(),
                     Err(why) => Some(why.to_string()),
                 };
             }

@@ -37,11 +37,54 @@ const NODE_LEASES: &str = "kube-node-lease";
 
 /// Timeout of one request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// Timeout of a question whether a component is healthy (`timeoutSeconds` of the liveness probes in kubeadm's manifests).
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(15);
 /// Default health endpoint of the kubelet, on loopback and without TLS.
 const KUBELET_HEALTH: &str = "http://127.0.0.1:10248";
 /// Time between the beginning of validity of a self-generated serving certificate and the start of the process
 /// (client-go, `GenerateSelfSignedCertKey`).
 const SELF_SIGNED_BACKDATING: Duration = Duration::from_secs(60 * 60);
+
+/// Why a component is not healthy, as a clause.
+pub(super) struct Unhealthy {
+    why: String,
+    /// No complete answer has arrived: the component may be healthy, and busy.
+    pub(super) is_late: bool,
+}
+
+impl Unhealthy {
+    #[cfg(test)]
+    pub(super) fn late(why: &str) -> Self {
+        Unhealthy {
+            why: why.to_owned(),
+            is_late: true,
+        }
+    }
+}
+
+impl From<String> for Unhealthy {
+    fn from(why: String) -> Self {
+        Unhealthy {
+            why,
+            is_late: false,
+        }
+    }
+}
+
+impl From<http::HttpError> for Unhealthy {
+    fn from(error: http::HttpError) -> Self {
+        Unhealthy {
+            is_late: *error.kind() == http::HttpErrorKind::Lost,
+            why: error.to_string(),
+        }
+    }
+}
+
+impl From<Unhealthy> for String {
+    fn from(unhealthy: Unhealthy) -> Self {
+        unhealthy.why
+    }
+}
 
 /// Access to the components of this node, for reading.
 pub(super) struct Probe<'a> {
@@ -321,18 +364,18 @@ impl Probe<'_> {
     /// Checks `/healthz` of a component with a self-generated certificate.
     pub(super) async fn healthz(&self, address: SocketAddr) -> Result<(), String> {
         let client = self.client(&format!("https://{address}"))?;
-        answer(&client.provisional(), "/healthz").await.map(drop)
+        answer(&client.provisional(), "/healthz").await?;
+        Ok(())
     }
 
     /// Checks `/healthz` of the kubelet.
     pub(super) async fn kubelet(&self) -> Result<(), String> {
-        answer(&self.client(KUBELET_HEALTH)?, "/healthz")
-            .await
-            .map(drop)
+        answer(&self.client(KUBELET_HEALTH)?, "/healthz").await?;
+        Ok(())
     }
 
     /// Checks `/livez` of this node's API server; succeeds if the node has none.
-    pub(super) async fn livez(&self) -> Result<(), String> {
+    pub(super) async fn livez(&self) -> Result<(), Unhealthy> {
         let Some(pod) = self.pod(Component::KubeApiserver)? else {
             return Ok(());
         };
@@ -351,10 +394,13 @@ impl Probe<'_> {
         if let Some(identity) = self.administrator() {
             client = client.with_identity(identity);
         }
-        let health = answer(&client, "/livez").await;
-        health
-            .map(drop)
-            .map_err(|why| format!("kube-apiserver is not healthy: {why}"))
+        match answer(&client, "/livez").await {
+            Ok(_) => Ok(()),
+            Err(Unhealthy { why, is_late }) => Err(Unhealthy {
+                why: format!("kube-apiserver is not healthy: {why}"),
+                is_late,
+            }),
+        }
     }
 
     fn administrator(&self) -> Option<ClientIdentity> {
@@ -370,7 +416,7 @@ impl Probe<'_> {
     }
 
     /// Checks that etcd has a quorum, and with `all` that every member is healthy; succeeds if the node has no etcd.
-    pub(super) async fn etcd(&self, all: bool) -> Result<(), String> {
+    pub(super) async fn etcd(&self, all: bool) -> Result<(), Unhealthy> {
         let Some(pod) = self.pod(Component::Etcd)? else {
             return Ok(());
         };
@@ -383,30 +429,35 @@ impl Probe<'_> {
             return Ok(());
         }
         let call = Call::post("/v3/cluster/member/list").json(&json!({}));
-        let response = self.etcd_at(&own)?.send(call).await.map_err(words)?;
+        let response = self.etcd_at(&own)?.send(call).await?;
         let list: Value = response
             .json()
             .map_err(|error| format!("the member list of etcd cannot be parsed: {error}"))?;
         let members = list.get("members").and_then(Value::as_array);
         for member in members.into_iter().flatten() {
             let url = member.pointer("/clientURLs/0").and_then(Value::as_str);
-            let url = url.ok_or("a member of etcd has not started yet")?;
+            let url = url.ok_or_else(|| "a member of etcd has not started yet".to_owned())?;
             self.member(url).await?;
         }
         Ok(())
     }
 
     /// Checks `/health` of a member, which requires a quorum.
-    async fn member(&self, url: &str) -> Result<(), String> {
-        let unhealthy = |why: String| format!("etcd at {url} is not healthy: {why}");
-        let text = answer(&self.etcd_at(url)?, "/health")
-            .await
-            .map_err(unhealthy)?;
-        let health: Value = serde_json::from_str(&text).unwrap_or_default();
-        match health.get("health").and_then(Value::as_str) {
-            Some("true") => Ok(()),
-            _ => Err(unhealthy(text)),
-        }
+    async fn member(&self, url: &str) -> Result<(), Unhealthy> {
+        let Unhealthy { why, is_late } = match answer(&self.etcd_at(url)?, "/health").await {
+            Ok(text) => {
+                let health: Value = serde_json::from_str(&text).unwrap_or_default();
+                if health.get("health").and_then(Value::as_str) == Some("true") {
+                    return Ok(());
+                }
+                text.into()
+            }
+            Err(unhealthy) => unhealthy,
+        };
+        Err(Unhealthy {
+            why: format!("etcd at {url} is not healthy: {why}"),
+            is_late,
+        })
     }
 
     fn etcd_at(&self, url: &str) -> Result<Client, String> {
@@ -451,21 +502,18 @@ pub(super) fn generates_certificate(component: Component, pod: &Pod) -> bool {
 
 fn endpoint(url: &str) -> Result<Endpoint, String> {
     let mut endpoint = Endpoint::new(Url::parse(url).map_err(|error| format!("{url}: {error}"))?);
-    endpoint.timeout = REQUEST_TIMEOUT;
+    endpoint.timeout = HEALTH_TIMEOUT;
     Ok(endpoint)
 }
 
-async fn answer(client: &Client, path: &str) -> Result<String, String> {
-    let response = client.send(Call::get(path)).await.map_err(words)?;
+async fn answer(client: &Client, path: &str) -> Result<String, Unhealthy> {
+    let response = client.send(Call::get(path)).await?;
     let text = http::printable(&response.text(), 400);
     if response.is_success() {
         Ok(text)
     } else {
-        Err(format!(
-            "{}{path} answers HTTP {}: {text}",
-            client.origin(),
-            response.status
-        ))
+        let (origin, status) = (client.origin(), response.status);
+        Err(format!("{origin}{path} answers HTTP {status}: {text}").into())
     }
 }
 

@@ -245,7 +245,7 @@ impl Run<'_> {
 
     /// Restarts the components if the control plane is healthy and this node gets the Lease.
     async fn restart_with_lease(&mut self, due: Vec<DueRestart>) -> Result<(), Failure> {
-        if let Err(why) = self.is_healthy(disturbs_etcd(&due)).await {
+        if let Err(why) = self.await_health(disturbs_etcd(&due)).await {
             let reason = format!(
                 "nothing was restarted, since {why}; run `nodepki renew` again once the control plane is healthy"
             );
@@ -350,7 +350,7 @@ impl Run<'_> {
                     Ok(()) => {
                         left = self.still_due(left.into()).await?.into();
                         // Another node may have restarted components meanwhile.
-                        stopped = self.is_healthy(disturbs_etcd(&left)).await.err();
+                        stopped = self.await_health(disturbs_etcd(&left)).await.err();
                     }
                     Err(why) => stopped = Some(why.to_string()),
                 }

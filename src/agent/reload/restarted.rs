@@ -1,11 +1,13 @@
 //! The proof that a component was restarted and works: its state before the restart, compared with that afterwards.
 
+use std::time::Duration;
+
 use time::OffsetDateTime;
 use tokio::time::{Instant, sleep};
 
 use super::listeners::Listeners;
 use super::pod::Pod;
-use super::probe::generates_certificate;
+use super::probe::{Unhealthy, generates_certificate};
 use super::{POLL_INTERVAL, Run};
 use crate::kube::components::Component;
 
@@ -23,7 +25,13 @@ pub(super) struct StateBefore {
 }
 
 impl Run<'_> {
-    pub(super) async fn is_healthy(&self, all_members: bool) -> Result<(), String> {
+    /// Checks that kube-apiserver and etcd of this node are healthy. A late answer is asked for again.
+    pub(super) async fn await_health(&self, all_members: bool) -> Result<(), String> {
+        let healthy = while_late(self.max_wait(), async || self.is_healthy(all_members).await);
+        Ok(healthy.await?)
+    }
+
+    async fn is_healthy(&self, all_members: bool) -> Result<(), Unhealthy> {
         self.probe.livez().await?;
         self.probe.etcd(all_members).await
     }
@@ -148,5 +156,54 @@ impl Run<'_> {
             self.is_healthy(false).await?;
         }
         Ok(format!("a new process serves at {address} and is healthy"))
+    }
+}
+
+/// Asks again after a late answer, until `limit` is over.
+async fn while_late(
+    limit: Duration,
+    ask: impl AsyncFn() -> Result<(), Unhealthy>,
+) -> Result<(), Unhealthy> {
+    let give_up = Instant::now() + limit;
+    loop {
+        match ask().await {
+            Err(unhealthy) if unhealthy.is_late && Instant::now() < give_up => {
+                sleep(POLL_INTERVAL).await;
+            }
+            answered => return answered,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn asks_again_only_after_late_answer_and_until_limit() {
+        const LIMIT: Duration = Duration::from_secs(45);
+        // Late answers of 15 s each, the answer after them, the result, and how often it is asked.
+        for (late, last, result, asked) in [
+            (0, Ok(()), Ok(()), 1),
+            (2, Ok(()), Ok(()), 3),
+            (0, Err("HTTP 500"), Err("HTTP 500"), 1),
+            (1, Err("HTTP 500"), Err("HTTP 500"), 2),
+            (3, Ok(()), Err("no answer"), 3),
+        ] {
+            let count = Cell::new(0);
+            let answered = while_late(LIMIT, async || {
+                count.set(count.get() + 1);
+                sleep(Duration::from_secs(15)).await;
+                if count.get() <= late {
+                    return Err(Unhealthy::late("no answer"));
+                }
+                last.map_err(|why: &str| why.to_owned().into())
+            });
+            let answered = answered.await.map_err(String::from);
+            assert_eq!(answered, result.map_err(str::to_owned), "{late} {last:?}");
+            assert_eq!(count.get(), asked, "{late} {last:?}");
+        }
     }
 }
