@@ -8,4 +8,4 @@ pub mod role;
 pub mod static_pods;
 pub mod status;
 
-pub use read::{KubeletStoreState, NodeFile, NodeState};
+pub use read::{KubeletStoreState, NodeFile, NodeState, ServiceSign};

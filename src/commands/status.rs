@@ -187,7 +187,7 @@ fn closing(root: &NodeRoot, status: &NodeStatus, is_one: bool) -> Closing {
         }
         _ if status.role == NodeRole::Empty => Some("plan"),
         RowState::Missing if !status.pending.is_empty() => Some("bootstrap"),
-        RowState::Missing if !status.has_served => Some("plan"),
+        RowState::Missing if status.sign_of_service.is_none() => Some("plan"),
         RowState::Expiring => Some("renew"),
         _ => Some("doctor"),
     };

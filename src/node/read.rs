@@ -215,20 +215,50 @@ impl NodeState {
         files.iter().any(|path| self.exists(path))
     }
 
-    /// Returns whether the node runs, or ran, an API server: its manifest exists, or data of its etcd member, or its
-    /// certificate together with controller-manager.conf. nodepki installs these two together with the service-account
-    /// pair.
-    pub fn has_served(&self) -> bool {
+    /// Returns what shows that the node runs, or ran, an API server; `None` if nothing does.
+    pub fn sign_of_service(&self) -> Option<ServiceSign> {
         let [certificate, _] = self.layout.pair(CertName::Apiserver);
         let controller_manager = kubeconfig_path(CertName::ControllerManagerConf);
-        let is_set_up =
-            self.file(certificate).has_content() && self.file(controller_manager).has_content();
-        is_set_up || self.has_apiserver_manifest() || self.exists(ETCD_MEMBER)
+        if self.file(certificate).has_content() && self.file(controller_manager).has_content() {
+            Some(ServiceSign::Certificates)
+        } else if self.has_apiserver_manifest() {
+            Some(ServiceSign::File(APISERVER_MANIFEST))
+        } else {
+            self.exists(ETCD_MEMBER)
+                .then_some(ServiceSign::File(ETCD_MEMBER))
+        }
+    }
+
+    /// Returns whether the node runs, or ran, an API server.
+    pub fn has_served(&self) -> bool {
+        self.sign_of_service().is_some()
     }
 
     /// Returns whether kubeadm's manifest of kube-apiserver exists.
     pub fn has_apiserver_manifest(&self) -> bool {
         self.exists(APISERVER_MANIFEST)
+    }
+}
+
+/// What shows that a node runs, or ran, an API server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServiceSign {
+    /// The certificate of kube-apiserver together with controller-manager.conf: nodepki installs these two together with
+    /// the service-account pair.
+    Certificates,
+    /// The manifest of kube-apiserver, or the data of the etcd member.
+    File(&'static str),
+}
+
+impl ServiceSign {
+    /// Returns what to do on a node whose cluster does not exist any more, as the end of a sentence.
+    pub fn way_out(self) -> String {
+        match self {
+            ServiceSign::Certificates => String::new(),
+            ServiceSign::File(path) => {
+                format!("; if its cluster is not needed any more, move {path} away instead")
+            }
+        }
     }
 }
 

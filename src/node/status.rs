@@ -56,6 +56,7 @@ use crate::text::{hex, rfc3339};
 use crate::x509::Certificate;
 use crate::yaml;
 
+pub use super::read::ServiceSign;
 pub use super::role::NodeRole;
 pub use collect::collect;
 pub use detail::CertificateDetail;
@@ -85,9 +86,9 @@ pub struct NodeStatus {
     pub authorities: Vec<AuthorityStatus>,
     /// The certificates and kubeconfigs, in kubeadm's order.
     pub certificates: Vec<CertStatus>,
-    /// Whether the API server of this node has a manifest, or both its certificate and controller-manager.conf exist.
+    /// What shows that the node runs, or ran, an API server.
     #[serde(skip)]
-    pub has_served: bool,
+    pub sign_of_service: Option<ServiceSign>,
     /// The service-account pair; control-plane nodes only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service_account: Option<ServiceAccountStatus>,

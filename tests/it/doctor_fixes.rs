@@ -12,7 +12,7 @@ use std::process::Command;
 use nodepki::commands::doctor::checks::CHECKS;
 use serde_json::Value;
 
-use crate::node::{INIT, NODEPKI, Node, Ran, SIGNER, with_mounts};
+use crate::node::{INIT, NODEPKI, Node, Ran, SIGNER, booted};
 
 /// A finding and how to follow its fix. Scripts run in `/etc/kubernetes` of the node; `$D` is the directory of the fixture.
 struct Fix {
@@ -118,6 +118,8 @@ const FIXES: &[Fix] = &[
     fix("unreadable", "head -c 100 pki/sa.pub >x; mv x pki/sa.pub"),
     fix("unreadable", "sed -i 's/client-key-data: ..../&!/' scheduler.conf"),
     fix("unreadable", "head -c 300 pki/ca.crt >x; mv x pki/ca.crt"),
+    after("unreadable", r#"cp admin.conf "$D"; head -c 300 pki/ca.crt >x; mv x pki/ca.crt
+        sed -i "s|certificate-authority-data:.*|certificate-authority-data: $(base64 -w0 "$OTHER/ca.crt")|" admin.conf"#, r#"mv "$D/admin.conf" ."#),
     after("config-unusable", "echo >/var/lib/nodepki/node.json", "mv /var/lib/nodepki/node.json /var/lib/nodepki/node.json.old"),
     fix("missing-authority", "rm pki/ca.crt"),
     fix("missing-certificate", "rm pki/apiserver.crt"),
@@ -232,31 +234,18 @@ fn settings(node: &Node) -> String {
     )
 }
 
-/// Makes the node's root a machine on which the programs of this one run.
-const MACHINE: &str = r#"
-cd "$1"
-cp /etc/passwd /etc/group etc
-for d in bin sbin lib lib64; do if [ -L "/$d" ]; then cp -P "/$d" .; fi; done
-for d in /bin /sbin /lib /lib64 /usr /dev /proc /etc/ssl "$BINARIES" "$SOURCES" "$FIXTURE"; do
-  if [ -d "$d" ] && ! [ -L "$d" ]; then mkdir -p ".$d"; mount --rbind "$d" ".$d"; fi
-done
-"#;
-
 /// Runs a script in a root shell of the node.
 fn shell(node: &Node, other: &Path, script: &str) -> Ran {
+    let mut bash = Command::new("bash");
+    bash.arg("-c").arg(format!("cd /etc/kubernetes; {script}"));
     let binaries = Path::new(NODEPKI).parent().unwrap();
     let variables = format!(
-        "BINARIES='{}' SOURCES='{}' FIXTURE='{}' D='{}' OTHER='{}'; export PATH=$BINARIES:$PATH D OTHER",
+        "export PATH='{}':$PATH D='{}' OTHER='{}'",
         binaries.display(),
-        env!("CARGO_MANIFEST_DIR"),
-        node.root().parent().unwrap().parent().unwrap().display(),
         node.outside("").display().to_string().trim_end_matches('/'),
         other.display()
     );
-    let mut bash = Command::new("chroot");
-    bash.arg(node.root()).args(["bash", "-c"]);
-    bash.arg(format!("cd /etc/kubernetes; {script}"));
-    with_mounts(node, &bash, &format!("{variables}{MACHINE}"))
+    Ran::of(&mut booted(node, &bash, &variables))
 }
 
 /// Returns the findings of `doctor`.

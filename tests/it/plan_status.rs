@@ -58,8 +58,16 @@ fn makes_no_service_account_key_for_cluster_with_data() {
     let node = Node::new();
     fs::create_dir_all(node.path("/var/lib/etcd/member/wal")).unwrap();
     for ran in [node.plan(), node.bootstrap()] {
-        ran.ended(65).says("sa.key is absent");
+        ran.ended(65)
+            .says("sa.key is absent, and /var/lib/etcd/member shows that this node belongs to a")
+            .says("move /var/lib/etcd/member away instead");
     }
+    fs::rename(
+        node.path("/var/lib/etcd/member"),
+        node.path("/var/lib/etcd/old"),
+    )
+    .unwrap();
+    node.bootstrap().done();
 }
 
 #[test]

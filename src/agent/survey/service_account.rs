@@ -4,7 +4,7 @@ use super::keys::found_key;
 use super::{Survey, SurveyRefusal};
 use crate::agent::{Provided, ServiceAccount};
 use crate::kube::names::NodePath;
-use crate::node::NodeState;
+use crate::node::{NodeState, ServiceSign};
 use crate::spec::ServiceAccountSpec;
 use crate::spec::assess::{COPY_SERVICE_ACCOUNT, Observed};
 use crate::spec::compliance::KeyUse;
@@ -50,8 +50,11 @@ pub enum ServiceAccountFault {
         why: String,
         fix: UnusableFix,
     },
-    #[error("{private} is absent, and this node has certificates already; {}", copy_to(&private.directory()))]
-    AbsentAfterUse { private: NodePath },
+    #[error("{private} is absent, and {}", after_use(*sign, &private.directory()))]
+    AbsentAfterUse {
+        private: NodePath,
+        sign: ServiceSign,
+    },
     #[error(
         "{private} is absent and this node belongs to a cluster: a new pair would differ from that of the other control-plane nodes and service-account tokens would fail; have it fetched from kubeadm-certs (join.certificateKey, or controlPlane.certificateKey of the JoinConfiguration), or copy sa.key and sa.pub from a control-plane node to {}, and run again",
         private.directory()
@@ -105,6 +108,17 @@ fn copy_to(directory: &NodePath) -> String {
     format!("{COPY_SERVICE_ACCOUNT} to {directory}, and run again")
 }
 
+fn after_use(sign: ServiceSign, directory: &NodePath) -> String {
+    let copy = copy_to(directory);
+    match sign {
+        ServiceSign::Certificates => format!("this node has certificates already; {copy}"),
+        ServiceSign::File(path) => format!(
+            "{path} shows that this node belongs to a cluster, whose service-account tokens would fail with a new pair; {copy}{}",
+            sign.way_out()
+        ),
+    }
+}
+
 /// The service-account pair on disk.
 struct FoundPair<'a> {
     spec: &'a ServiceAccountSpec,
@@ -112,8 +126,7 @@ struct FoundPair<'a> {
     public: Observed<Vec<PublicKey>>,
     /// Every user can read `sa.key`.
     is_exposed: bool,
-    /// The node already has certificates.
-    has_served: bool,
+    sign_of_service: Option<ServiceSign>,
 }
 
 impl Survey {
@@ -129,7 +142,7 @@ impl Survey {
             private: file.readable()?.key(),
             public: state.file(&spec.public).parse(PublicKey::all_from_pem)?,
             is_exposed: file.mode_if_exposed().is_some(),
-            has_served: state.has_served(),
+            sign_of_service: state.sign_of_service(),
         };
         self.service_account_key = Some(KeyUse::of(
             KeyOwner::ServiceAccount,
@@ -192,7 +205,7 @@ impl FoundPair<'_> {
         let (private, public) = (spec.private.clone(), spec.public.clone());
         let unusable = |path: NodePath, why: &str| F::Unusable {
             why: why.to_owned(),
-            fix: match self.has_served {
+            fix: match self.sign_of_service.is_some() {
                 // Its private key is usable: an unusable one is refused first.
                 _ if path == spec.public => UnusableFix::Derive,
                 true => UnusableFix::Copy(spec.private.directory()),
@@ -217,24 +230,20 @@ impl FoundPair<'_> {
             (Observed::Present(_), Observed::Present(_)) => Err(F::NotAPair {
                 private,
                 public,
-                has_served: self.has_served,
+                has_served: self.sign_of_service.is_some(),
             }),
             (Observed::Present(_), Observed::Absent | Observed::Empty) => {
                 Ok(ServiceAccountAction::DerivePublic)
             }
             (Observed::Unreadable(why), _) => Err(unusable(private, why)),
-            (Observed::Absent | Observed::Empty, _) if self.has_served => {
-                Err(F::AbsentAfterUse { private })
-            }
-            (Observed::Absent | Observed::Empty, Observed::Absent | Observed::Empty)
-                if spec.may_make =>
-            {
-                Ok(ServiceAccountAction::Make)
-            }
-            (Observed::Absent | Observed::Empty, Observed::Absent | Observed::Empty) => {
-                Err(F::AbsentInCluster { private })
-            }
-            (Observed::Absent | Observed::Empty, _) => Err(F::OnlyPublic { private, public }),
+            (Observed::Absent | Observed::Empty, found) => match (self.sign_of_service, found) {
+                (Some(sign), _) => Err(F::AbsentAfterUse { private, sign }),
+                (None, Observed::Absent | Observed::Empty) if spec.may_make => {
+                    Ok(ServiceAccountAction::Make)
+                }
+                (None, Observed::Absent | Observed::Empty) => Err(F::AbsentInCluster { private }),
+                (None, _) => Err(F::OnlyPublic { private, public }),
+            },
             (_, Observed::Unreadable(why)) => Err(unusable(public, why)),
         }
     }
@@ -262,6 +271,15 @@ mod tests {
             (
                 F::AbsentAfterUse {
                     private: private.clone(),
+                    sign: ServiceSign::File("/var/lib/etcd/member"),
+                },
+                "AbsentAfterUse",
+                "/pki/sa.key is absent, and /var/lib/etcd/member shows that this node belongs to a cluster, whose service-account tokens would fail with a new pair; copy both sa.key and sa.pub from another control-plane node (or from a backup of this one) to /pki, and run again; if its cluster is not needed any more, move /var/lib/etcd/member away instead",
+            ),
+            (
+                F::AbsentAfterUse {
+                    private: private.clone(),
+                    sign: ServiceSign::Certificates,
                 },
                 "AbsentAfterUse",
                 "/pki/sa.key is absent, and this node has certificates already; copy both sa.key and sa.pub from another control-plane node (or from a backup of this one) to /pki, and run again",

@@ -109,7 +109,7 @@ pub fn collect(state: &NodeState, described: Option<NodeRole>, now: OffsetDateTi
             .iter()
             .map(|found| authority::judge(found, replaced.remove(&found.name), &leaves, now))
             .collect(),
-        has_served: state.has_served(),
+        sign_of_service: state.sign_of_service(),
         service_account: (role == NodeRole::ControlPlane)
             .then(|| service_account::judge(reader.service_account())),
         pending: pending.into_iter().map(pending_status).collect(),

@@ -9,8 +9,7 @@ use crate::kube::names::{Authority, CertName};
 use crate::node::status::{FileProblem, FileStatus, RowFault, RowSubject};
 use crate::signer::quoted;
 use crate::spec::assess::{
-    COPY_SERVICE_ACCOUNT, Observed, ReplacedCa, restore_command, restored_together,
-    shared_authorities,
+    COPY_SERVICE_ACCOUNT, ReplacedCa, restore_command, restored_together, shared_authorities,
 };
 use crate::spec::compliance::{self, FoundKey, KeyUse, PolicyDifference};
 use crate::spec::policy::KeyOwner;
@@ -82,18 +81,21 @@ pub(super) fn missing(picture: &Picture) -> Vec<CheckNote> {
 /// Returns how to restore the file of an authority.
 pub(super) fn restored(picture: &Picture, authority: Authority) -> String {
     const COPY: &str = "copy the CA certificate from the signer or another control-plane node";
-    let has_copy = |name: &CertName| {
-        let kubeconfig = picture
-            .leaf(*name)
-            .and_then(|leaf| leaf.kubeconfig.as_ref());
-        let found = kubeconfig.and_then(Observed::present);
-        found.is_some_and(|found| found.authority.present().is_some())
-    };
-    let mut kubeconfigs = CertName::ALL
+    let kubeconfigs = CertName::ALL
         .into_iter()
         .filter(|_| authority == Authority::Ca);
-    let source = kubeconfigs.find(has_copy);
-    let file = source.and_then(|name| picture.status.certificate(name)?.files.first());
+    let copies: Vec<(CertName, String)> = kubeconfigs
+        .filter_map(|name| {
+            let kubeconfig = picture.leaf(name)?.kubeconfig.as_ref()?.present()?;
+            Some((name, kubeconfig.authority.present()?.to_pem()))
+        })
+        .collect();
+    // A kubeconfig alone may be the one of another cluster.
+    let agrees = |(_, pem): &&(CertName, String)| {
+        2 * copies.iter().filter(|(_, other)| other == pem).count() > copies.len()
+    };
+    let source = copies.iter().find(agrees);
+    let file = source.and_then(|(name, _)| picture.status.certificate(*name)?.files.first());
     match (file, picture.authority(authority)) {
         (Some(kubeconfig), Some(found)) => format!(
             "restore the CA certificate from a kubeconfig (`{}`), or {COPY}",
@@ -231,14 +233,14 @@ pub(super) fn service_account_missing(picture: &Picture) -> Vec<CheckNote> {
         .node
         .as_ref()
         .is_some_and(|node| node.role == kubeadm::KubeadmRole::Init);
-    let fix = match (only_public, is_first) {
-        (true, _) => DERIVE_PUBLIC,
-        (false, _) if picture.status.has_served => COPY_SERVICE_ACCOUNT,
-        (false, true) => {
-            "for a new cluster, run `nodepki bootstrap`, which generates the pair; for a running cluster, copy both files from another control-plane node"
+    let fix = match (picture.status.sign_of_service, is_first) {
+        _ if only_public => DERIVE_PUBLIC.to_owned(),
+        (Some(sign), _) => format!("{COPY_SERVICE_ACCOUNT}{}", sign.way_out()),
+        (None, true) => {
+            "for a new cluster, run `nodepki bootstrap`, which generates the pair; for a running cluster, copy both files from another control-plane node".to_owned()
         }
-        (false, false) => {
-            "copy sa.key and sa.pub from another control-plane node; never generate a new pair for a running cluster"
+        (None, false) => {
+            "copy sa.key and sa.pub from another control-plane node; never generate a new pair for a running cluster".to_owned()
         }
     };
     files
@@ -246,7 +248,7 @@ pub(super) fn service_account_missing(picture: &Picture) -> Vec<CheckNote> {
         .map(|file| {
             CheckNote::error(
                 format!("{} is missing", picture.here(file.path.as_ref())),
-                fix,
+                fix.clone(),
             )
             .with_code(FileProblem::Absent.code())
         })
@@ -264,7 +266,7 @@ pub(super) fn service_account_torn(picture: &Picture) -> Vec<CheckNote> {
     problems
         .filter(|problem| matches!(problem.fault, RowFault::PairMismatch))
         .map(|problem| {
-            let fix = if picture.status.has_served {
+            let fix = if picture.status.sign_of_service.is_some() {
                 COPY_SERVICE_ACCOUNT
             } else {
                 derive.as_str()

@@ -62,7 +62,7 @@ pub(super) fn unreadable(picture: &Picture) -> Vec<CheckNote> {
                         format!("remove it (`rm {public}`), then {DERIVE_PUBLIC}")
                     }
                 }
-                RowSubject::ServiceAccount if picture.status.has_served => {
+                RowSubject::ServiceAccount if picture.status.sign_of_service.is_some() => {
                     COPY_SERVICE_ACCOUNT.to_owned()
                 }
                 RowSubject::Certificate(name) if is_issued(picture, name) => {
