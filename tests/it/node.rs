@@ -542,8 +542,46 @@ impl Node {
 
 /// Runs the command in a new mount namespace, after a shell has run `script` there with the node's root as `$1`.
 pub(crate) fn with_mounts(node: &Node, inner: &Command, script: &str) -> Ran {
+    Ran::of(&mut in_namespaces(&["--mount"], node, inner, script))
+}
+
+/// Returns a command that runs the program of `inner` with the node's root as `/`, as on a node that has booted, whose
+/// interface has the address in [`INIT`]. The programs of this machine, the sources and the directories of the tests are
+/// at their paths there. `first` is the beginning of a script that runs before it.
+pub(crate) fn booted(node: &Node, inner: &Command, first: &str) -> Command {
+    const MACHINE: &str = r#"
+ip link set lo up
+ip tuntap add eth0 mode tap
+ip address add 192.0.2.11/24 dev eth0
+ip link set eth0 up
+cd "$1"
+mkdir -p etc
+cp /etc/passwd /etc/group etc
+for d in bin sbin lib lib64; do if [ -L "/$d" ]; then cp -P "/$d" .; fi; done
+for d in /bin /sbin /lib /lib64 /usr /dev /proc /etc/alternatives /etc/ssl "$BINARIES" "$SOURCES" "$FIXTURES"; do
+  if [ -d "$d" ] && ! [ -L "$d" ]; then mkdir -p ".$d"; mount --rbind "$d" ".$d"; fi
+done
+"#;
+    let variables = format!(
+        "BINARIES='{}' SOURCES='{}' FIXTURES='{}'",
+        Path::new(NODEPKI).parent().unwrap().display(),
+        env!("CARGO_MANIFEST_DIR"),
+        node.root().ancestors().nth(2).unwrap().display(),
+    );
+    let mut command = Command::new("chroot");
+    command.arg(node.root()).arg(inner.get_program());
+    let arguments: Vec<&OsStr> = inner.get_args().collect();
+    command.args(match arguments.as_slice() {
+        [option, root, rest @ ..] if *option == "--root" && *root == node.root() => rest,
+        all => all,
+    });
+    let script = format!("{first}\n{variables}{MACHINE}");
+    in_namespaces(&["--mount", "--net"], node, &command, &script)
+}
+
+fn in_namespaces(namespaces: &[&str], node: &Node, inner: &Command, script: &str) -> Command {
     let mut command = Command::new("unshare");
-    command.arg("--mount");
+    command.args(namespaces);
     if !nix::unistd::geteuid().is_root() {
         command.arg("--map-root-user");
     }
@@ -555,7 +593,7 @@ pub(crate) fn with_mounts(node: &Node, inner: &Command, script: &str) -> Ran {
         .arg(inner.get_program())
         .args(inner.get_args())
         .env_remove("JOURNAL_STREAM");
-    Ran::of(&mut command)
+    command
 }
 
 /// Copies certificate and key of the authorities from one directory in kubeadm's layout to another one.

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::node::Node;
+use crate::node::{Node, booted};
 use crate::pty::OnTerminal;
 use crate::sessions::stable;
 
@@ -21,15 +21,11 @@ const MARGIN: f64 = 16.0;
 type Run = (String, String);
 
 /// Runs a command on a terminal, and returns its lines as they remain on the screen.
-fn recorded(node: &Node, shown: &str, command: Command) -> Vec<Vec<Run>> {
-    let (code, said) = OnTerminal::start(command, u16::try_from(COLUMNS).unwrap()).end();
+fn recorded(node: &Node, shown: &str, command: &Command) -> Vec<Vec<Run>> {
+    let (code, said) =
+        OnTerminal::start(booted(node, command, ""), u16::try_from(COLUMNS).unwrap()).end();
     assert_eq!(code, Some(0), "{said}");
     let mut lines = vec![vec![("1".to_owned(), format!("$ {shown}"))]];
-    // As on a node that runs, where kubeadm follows.
-    let said = match said.rsplit_once("\nnext: nodepki ") {
-        Some((before, _)) => format!("{before}; next: kubeadm init --config kubeadm.yaml\n"),
-        None => said,
-    };
     for line in said.lines() {
         let last = line.rsplit("\r\u{1b}[K").next().unwrap_or(line);
         lines.extend(wrapped(runs(stable(node, "", last).trim_end())));
@@ -116,9 +112,10 @@ fn svg(lines: &[Vec<Run>]) -> String {
 fn shows_first_run() {
     let node = Node::new();
     let bootstrap = node.ask_command("0s");
-    let mut lines = recorded(&node, "nodepki bootstrap", bootstrap);
+    let mut lines = recorded(&node, "nodepki bootstrap", &bootstrap);
     lines.push(Vec::new());
-    lines.extend(recorded(&node, "nodepki status", node.command(["status"])));
+    let status = node.command(["status"]);
+    lines.extend(recorded(&node, "nodepki status", &status));
     let drawn = svg(&lines);
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(PICTURE);
     if std::env::var_os("NODEPKI_BLESS").is_some() {

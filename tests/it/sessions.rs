@@ -13,7 +13,7 @@ use serde_json::Value;
 use time::OffsetDateTime;
 
 use crate::kubeadm;
-use crate::node::{EVERYTHING, INIT, Node, Ran};
+use crate::node::{EVERYTHING, INIT, Node, Ran, booted};
 use crate::servers;
 use crate::signer_directory::sign_by_hand;
 use crate::signing::{now, openssl};
@@ -77,7 +77,11 @@ impl<'a> Session<'a> {
 
     /// Runs a command, and records it as `shown` with its output.
     fn run(&mut self, shown: &str, command: &mut Command, code: i32) -> Ran {
-        let ran = Ran::of(command);
+        let ran = if self.mount.is_empty() {
+            Ran::of(&mut booted(self.node, command, ""))
+        } else {
+            Ran::of(command)
+        };
         ran.ended(code);
         self.note(shown, &ran.said());
         if code != 0 {
@@ -112,9 +116,6 @@ pub(crate) fn stable(node: &Node, mount: &str, output: &str) -> String {
         (format!(" --signer directory:{}", path("drop")), ""),
         (path("kubeadm.yaml"), "kubeadm.yaml"),
         (path("drop"), "/srv/drop"),
-        // As on a node that runs.
-        (
-            "nodepki doctor, then copy kubeadm.yaml to the node, boot it and run there: kubeadm init --config FILE".to_owned(), "kubeadm init --config kubeadm.yaml"),
         (path("root"), ""),
         (path("ca"), "/srv/ca"),
         (path("kubeadm-tree"), "/etc/kubernetes"),
