@@ -21,19 +21,17 @@ use crate::signer::{
     Answer, Caps, Rejection, Request, RequestLookup, RequestedCertificate, Resubmit, Signer,
     SignerError, SignerKind, Ticket,
 };
-use crate::store::{self, Durability, NodeRoot, Slot, Store};
+use crate::store::{self, Durability, NodeRoot, OFFLINE_SIGNER, Slot, Store};
 use crate::x509::{Csr, PrivateKey, PublicKey, UsageExtensions};
-
-/// Name of this signer in tickets.
-pub(crate) const OFFLINE_SIGNER: &str = "offline";
 
 /// Maximum number of unused files that an import lists.
 const MAX_REMARKS: usize = 50;
 
 /// Generates and stores a key and a CSR for each certificate to be issued. A repeated export has the same requests.
 ///
-/// `admit` receives the requests before anything is stored, and may refuse them. It returns the function that writes them,
-/// which may return the directory on the node that then contains them.
+/// `admit` receives the requests, and the keys for which requests are pending, before anything is stored, and may refuse
+/// them. It returns the function that writes the requests, which may return the directory on the node that then contains
+/// them.
 ///
 /// # Errors
 /// As for `bootstrap`, before a signer is contacted, and those of `admit` and of the function that writes.
@@ -42,7 +40,7 @@ pub async fn export_requests<W: FnOnce() -> Result<Option<PathBuf>, Failure>>(
     mut setup: RunSetup,
     clock: Clock,
     progress: &dyn Progress,
-    admit: impl FnOnce(&[Request]) -> Result<W, Failure>,
+    admit: impl FnOnce(&[Request], Vec<PublicKey>) -> Result<W, Failure>,
 ) -> Result<(), Failure> {
     answer_from_files(&mut setup, Offline::default());
     let (store, notes) = open_store(root, &setup, "csr export", clock)?;
@@ -98,7 +96,8 @@ pub async fn export_requests<W: FnOnce() -> Result<Option<PathBuf>, Failure>>(
         requests.push(order.request(&context, prepared.csr.clone()));
         made.push((order, prepared));
     }
-    let write = admit(&requests)?;
+    let pending = outstanding(&store, clock)?.into_iter();
+    let write = admit(&requests, pending.map(|pending| pending.key).collect())?;
     setup.keep_record(&store, &survey)?;
     run.set_outdated_aside()?;
     for (order, prepared) in &mut made {

@@ -22,10 +22,11 @@ use super::{now, runtime};
 use crate::agent::load::{self, Loaded, Location};
 use crate::agent::{self, ExitCode, Failure, Survey};
 use crate::config::Argument;
-use crate::kube::names::CertName;
-use crate::signer::bundle::{self, BundleFile, BundleHeading};
+use crate::kube::names::{Authority, CertName};
+use crate::signer::bundle::{self, BundleFile, BundleHeading, OwnKeys};
 use crate::signer::{self, Request};
-use crate::store::{self, Dir, DirectoryTrust, FileKind};
+use crate::store::{self, Dir, DirectoryTrust, FileKind, NodeRoot};
+use crate::x509::PublicKey;
 use show::ShowArgs;
 
 /// Depth of directories that an import reads; deeper ones are ignored.
@@ -117,22 +118,28 @@ fn export(
     let root = global.open_root()?;
     let survey = loaded.setup.survey(&root, now())?;
     let heading = heading(&loaded, &survey);
-    let installed: Vec<[u8; 32]> = survey
+    let mut own = OwnKeys::default();
+    for chain in survey
         .certs
         .iter()
-        .filter_map(|cert| Some(cert.found.chain.present()?.leaf().fingerprint()))
-        .collect();
+        .filter_map(|cert| cert.found.chain.present())
+    {
+        own.keys.push(chain.leaf().public_key().clone());
+        own.certificates.push(chain.leaf().fingerprint());
+    }
+    let unknown = unknown_authorities(&root, &loaded, &survey);
     let terminal = Terminal::new(global.verbose);
     let target = load::argument(&root, dir)?;
     let shown = target.on_this_machine().display().to_string();
     let mut names = Vec::new();
     let directory = &target;
-    let admit = |requests: &[Request]| {
+    let admit = |requests: &[Request], pending: Vec<PublicKey>| {
+        own.keys.extend(pending);
         names.extend(requests.iter().map(Request::name));
         let mut files = Vec::new();
         if !requests.is_empty() {
             files = bundle::export(requests, &heading);
-            require_writable(directory, &files, &heading, &installed)?;
+            require_writable(directory, &files, &heading, &own)?;
         }
         Ok(move || {
             write_bundle(directory, &files)?;
@@ -154,7 +161,7 @@ fn export(
         _ => (
             "",
             Some(format!(
-                "have them signed (the README is a script for OpenSSL), store each certificate next to its CSR as .crt, then run {import}"
+                "have them signed (the README is a script for OpenSSL), store each certificate next to its CSR as .crt{unknown}, then run {import}"
             )),
         ),
     };
@@ -168,7 +175,7 @@ fn require_writable(
     target: &Location,
     files: &[BundleFile],
     heading: &BundleHeading,
-    installed: &[[u8; 32]],
+    own: &OwnKeys,
 ) -> Result<(), Failure> {
     let Location { root, path, .. } = target;
     root.trusted_dir(path)
@@ -179,7 +186,7 @@ fn require_writable(
             present.insert(file, content.bytes.to_vec());
         }
     }
-    if let Some(conflict) = bundle::conflict(files, heading, &present, installed) {
+    if let Some(conflict) = bundle::conflict(files, heading, &present, own) {
         let shown = target.on_this_machine().display().to_string();
         return Err(Failure::new(ExitCode::Refused, shown).caused_by(conflict));
     }
@@ -210,6 +217,37 @@ fn create_directory_of(
         directory = directory.make_trusted_dir(component, 0o755, DirectoryTrust::SYSTEM)?;
     }
     Ok(directory)
+}
+
+/// Returns what else the import needs: the CA certificates that neither the node nor the bundle can have, since nothing
+/// would confirm them.
+fn unknown_authorities(root: &NodeRoot, loaded: &Loaded, survey: &Survey) -> String {
+    let settings = &loaded.settings.authorities;
+    let is_pinned = |name: &Authority| {
+        settings
+            .get(name)
+            .is_some_and(|it| !it.trust_sha256.is_empty())
+    };
+    let missing = survey.bundles.iter().filter(|bundle| {
+        let authority = bundle.spec.authority;
+        let is_needed = survey
+            .to_issue()
+            .any(|cert| cert.spec.authority() == authority);
+        is_needed && bundle.found.present().is_none() && !is_pinned(&authority)
+    });
+    let paths = missing.map(|bundle| {
+        root.on_this_machine(&bundle.spec.path)
+            .display()
+            .to_string()
+    });
+    let paths: Vec<String> = paths.collect();
+    if paths.is_empty() {
+        return String::new();
+    }
+    format!(
+        ", put the CA certificates, which this node does not have, into {}",
+        paths.join(", ")
+    )
 }
 
 /// Returns the node, the cluster and the known CA certificates, with which a signer verifies that the bundle is for it.

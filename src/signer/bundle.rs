@@ -221,6 +221,8 @@ pub enum ExportConflict {
     OtherNode { present: String, own: String },
     #[error("{} is not of an earlier export of this node, and the export would overwrite it (name another directory)", path.display())]
     ForeignFile { path: PathBuf },
+    #[error("{} has a key that this node neither uses nor keeps for a pending request: it may be of another node with this name (name another directory, or remove this one if its requests are not needed any more)", path.display())]
+    UnknownKey { path: PathBuf },
     #[error("{} is the certificate for {}, which another request would replace, and it is not installed on this node (import the directory, or name another one)", certificate.display(), csr.display())]
     Unimported { certificate: PathBuf, csr: PathBuf },
 }
@@ -242,8 +244,16 @@ fn is_csr(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "csr")
 }
 
-/// Returns why `files` may not be written into the directory with the files `present`; `None` if they may. `installed` are
-/// the fingerprints of the certificates on this node.
+/// What belongs to this node.
+#[derive(Debug, Default)]
+pub struct OwnKeys {
+    /// The keys of its certificates and of its pending requests.
+    pub keys: Vec<PublicKey>,
+    /// Fingerprints of its certificates.
+    pub certificates: Vec<[u8; 32]>,
+}
+
+/// Returns why `files` may not be written into the directory with the files `present`; `None` if they may.
 ///
 /// The list of requests is written almost last, so an interrupted export leaves files without it. They are repeated with
 /// the same bytes.
@@ -251,7 +261,7 @@ pub fn conflict(
     files: &[BundleFile],
     heading: &BundleHeading,
     present: &BTreeMap<PathBuf, Vec<u8>>,
-    installed: &[[u8; 32]],
+    own: &OwnKeys,
 ) -> Option<ExportConflict> {
     let BundleHeading { node, cluster, .. } = heading;
     let mut differing = files
@@ -277,10 +287,13 @@ pub fn conflict(
     differing.find_map(|file| {
         let csr = file.path.clone();
         let key = Csr::from_pem(present.get(&csr).filter(|_| is_csr(&csr))?).ok()?;
+        if !own.keys.contains(key.public_key()) {
+            return Some(ExportConflict::UnknownKey { path: csr });
+        }
         let certificate = certificate_path(&csr);
         let answers = certificates_of(present.get(&certificate)?).ok()?;
         let is_unimported = answers.iter().any(|one| {
-            one.public_key() == key.public_key() && !installed.contains(&one.fingerprint())
+            one.public_key() == key.public_key() && !own.certificates.contains(&one.fingerprint())
         });
         is_unimported.then_some(ExportConflict::Unimported { certificate, csr })
     })

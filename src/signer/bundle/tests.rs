@@ -70,7 +70,15 @@ fn overwrites_only_earlier_export_of_this_node() {
         certificate.unwrap()
     };
     let (answer, stray) = (issue(&old_key), issue(&new_key));
-    let installed = [answer.fingerprint()];
+    let pending = || OwnKeys {
+        keys: vec![old_key.public_key().clone()],
+        certificates: Vec::new(),
+    };
+    let installed = || OwnKeys {
+        certificates: vec![answer.fingerprint()],
+        ..pending()
+    };
+    let nothing = OwnKeys::default;
     let signed = |certificate: &Certificate| {
         let mut present = written(&old);
         let pem = certificate.to_pem().into_bytes();
@@ -84,54 +92,60 @@ fn overwrites_only_earlier_export_of_this_node() {
     };
     let only = |path: &str, bytes: &[u8]| Present::from([(path.into(), bytes.to_vec())]);
     let interrupted: Present = written(&new).into_iter().take(2).collect();
-    for (name, present, installed, expected) in [
-        ("empty directory", Present::new(), &[][..], ""),
-        ("interrupted first export", interrupted, &[], ""),
-        ("earlier export", written(&old), &[], ""),
-        ("repeated export", written(&new), &[], ""),
-        ("certificate in place", signed(&answer), &installed, ""),
-        ("certificate of another key", signed(&stray), &[], ""),
+    for (name, present, known, expected) in [
+        ("empty directory", Present::new(), nothing(), ""),
+        ("interrupted first export", interrupted, nothing(), ""),
+        ("earlier export", written(&old), pending(), ""),
+        ("repeated export", written(&new), nothing(), ""),
+        ("certificate in place", signed(&answer), installed(), ""),
+        ("certificate of another key", signed(&stray), pending(), ""),
+        (
+            "another node of this name",
+            written(&old),
+            nothing(),
+            "pki/apiserver.csr has a key that this node neither uses nor keeps for a pending request: it may be of another node with this name (name another directory, or remove this one if its requests are not needed any more)",
+        ),
         (
             "README of another program",
             only("README", b"# My project"),
-            &[],
+            pending(),
             "README is not of an earlier export of this node, and the export would overwrite it (name another directory)",
         ),
         (
             "list of another program",
             only(MANIFEST_FILE, b"{}"),
-            &[],
+            pending(),
             "request.json is not of an earlier export of this node, and the export would overwrite it (name another directory)",
         ),
         (
             "requests without their list",
             without(MANIFEST_FILE),
-            &[],
+            pending(),
             "pki/apiserver.csr is not of an earlier export of this node, and the export would overwrite it (name another directory)",
         ),
         (
             "another node",
             written(&bundle(&heading("cp2", "prod"), &old_key)),
-            &[],
+            pending(),
             "it contains the requests of node cp2, which those of cp1 would overwrite (name another directory)",
         ),
         (
             "node of the same name in another cluster",
             written(&bundle(&heading("cp1", "test"), &old_key)),
-            &[],
+            pending(),
             "it contains the requests of node cp1 of cluster test, which those of cluster prod would overwrite (name another directory)",
         ),
         (
             "certificate that is not in place",
             signed(&answer),
-            &[],
+            pending(),
             "pki/apiserver.crt is the certificate for pki/apiserver.csr, which another request would replace, and it is not installed on this node (import the directory, or name another one)",
         ),
     ] {
-        let found = conflict(&new, &own, &present, installed);
+        let found = conflict(&new, &own, &present, &known);
         let found = found.map(|conflict| conflict.to_string());
         assert_eq!(found.unwrap_or_default(), expected, "{name}");
     }
     // The request is unchanged, so the certificate still belongs to it.
-    assert_eq!(conflict(&old, &own, &signed(&answer), &[]), None);
+    assert_eq!(conflict(&old, &own, &signed(&answer), &nothing()), None);
 }

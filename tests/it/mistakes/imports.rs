@@ -149,10 +149,10 @@ const IMPORTS: &[Situation] = &[
     },
     Situation {
         name: "export over the bundle of a node with the same name",
-        mistake: "rm -r root/var/lib/nodepki",
+        mistake: "rm -r root/var/lib/nodepki; find bundle -name '*.crt' -delete",
         command: "nodepki csr export bundle $N",
         code: 65,
-        message: "bundle: pki/apiserver.crt is the certificate for pki/apiserver.csr, which another request would replace, and it is not installed on this node (import the directory, or name another one)",
+        message: "bundle: pki/apiserver.csr has a key that this node neither uses nor keeps for a pending request: it may be of another node with this name (name another directory, or remove this one if its requests are not needed any more)",
         fix: "",
         corrected: "nodepki csr export other $N",
     },
@@ -277,6 +277,21 @@ fn script_of_bundle_verifies_node_and_authorities() {
         "{readme}"
     );
     follow_scripts(&node, SCRIPTS);
+}
+
+#[test]
+fn export_says_which_ca_certificates_the_import_needs() {
+    let node = Node::new();
+    let dir = node.outside("");
+    shell(&dir, "rm root/etc/kubernetes/pki/etcd/ca.crt").done();
+    let missing = node.path("/etc/kubernetes/pki/etcd/ca.crt");
+    shell(&dir, "nodepki csr export bundle $N").done().says(&format!(
+        "as .crt, put the CA certificates, which this node does not have, into {}, then run nodepki csr import",
+        missing.display()
+    ));
+    let signed = "cp ca/etcd/ca.crt root/etc/kubernetes/pki/etcd/; cd bundle; CA=../ca sh README 2>/dev/null";
+    shell(&dir, signed).done();
+    shell(&dir, IMPORT).done();
 }
 
 /// Copies the command from the output of `csr export` into a shell.
