@@ -89,7 +89,10 @@ pub enum CertDifference {
         subject: String,
         algorithm: &'static str,
     },
-    #[error("no path from it to the trusted {anchors}: its issuer is {issuer}")]
+    #[error(
+        "no path from it to the trusted {anchors}: {}",
+        untrusted_issuer(issuer, anchors)
+    )]
     UntrustedIssuer { issuer: String, anchors: String },
     #[error(
         "no path from it to the authority, and another certificate of its chain is damaged: {0}"
@@ -120,6 +123,9 @@ codes!(CertDifference {
     DamagedIssuer, HandshakeSize, NameConstraint, PathLength, NoExtensions, NotUnderFirst;
     Path
 });
+
+/// Separates the names of several trusted certificates.
+const OR: &str = " or ";
 
 /// The reason why a path to the authority exists but is not valid. Certificates are given by their subject.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -513,6 +519,15 @@ pub fn along_path(chain: Chain, trust: &TrustBundle, now: OffsetDateTime) -> Cha
     }
 }
 
+fn untrusted_issuer(issuer: &str, anchors: &str) -> String {
+    if anchors.split(OR).any(|anchor| anchor == issuer) {
+        "its issuer has this name and another key (the signer's CA is not the one in the CA file)"
+            .to_owned()
+    } else {
+        format!("its issuer is {issuer}")
+    }
+}
+
 /// Converts the reason for a missing path.
 fn difference(
     refusal: PathRefusal<'_>,
@@ -527,7 +542,7 @@ fn difference(
                 .iter()
                 .map(|anchor| anchor.subject().to_string())
                 .collect::<Vec<_>>()
-                .join(" or "),
+                .join(OR),
         },
         PathRefusal::Time(issuer, is_anchor) => {
             let whose = if is_anchor {

@@ -200,7 +200,9 @@ fn refuses_other_authority_of_same_name() {
             .iter()
             .map(ToString::to_string)
             .collect::<Vec<_>>(),
-        ["no path from it to the trusted CN=etcd-ca: its issuer is CN=etcd-ca"]
+        [
+            "no path from it to the trusted CN=etcd-ca: its issuer has this name and another key (the signer's CA is not the one in the CA file)"
+        ]
     );
 }
 
