@@ -395,13 +395,16 @@ impl Exec {
     fn refusal(&self) -> Option<(String, String)> {
         let below = self.refused_below.as_ref()?.display();
         let command = self.command();
+        let flag = super::Config::Exec(self.plugin.clone()).as_flag();
+        let named =
+            flag.map(|flag| format!("name it on the command line with --signer {flag}, or "));
         Some((
             format!(
                 "the settings below {below} name the program {command} (exec.command), and a program named there is not started on this machine"
             ),
             format!(
-                "name it on the command line with --signer exec:{}, or name settings of this machine with --config FILE",
-                self.plugin.command.display()
+                "{}name settings of this machine with --config FILE",
+                named.unwrap_or_default()
             ),
         ))
     }
