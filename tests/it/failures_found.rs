@@ -465,7 +465,7 @@ fn refuses_service_account_files_that_are_not_a_pair() {
     assert_refused(
         &node,
         &[
-            "@/etc/kubernetes/pki/sa.pub exists but @/etc/kubernetes/pki/sa.key does not; copy the matching sa.key from where sa.pub came, or remove sa.pub if the cluster is new, and run again",
+            "@/etc/kubernetes/pki/sa.pub exists, and @/etc/kubernetes/pki/sa.key is absent; copy the matching sa.key from where sa.pub came, or remove sa.pub if the cluster is new, and run again",
         ],
     );
     node.write(format!("{PKI}/sa.key"), "nonsense");

@@ -50,20 +50,25 @@ pub enum ServiceAccountFault {
         why: String,
         fix: UnusableFix,
     },
-    #[error("{private} is absent, and {}", after_use(*sign, &private.directory()))]
+    #[error("{private} is {lack}, and {}", after_use(*sign, &private.directory()))]
     AbsentAfterUse {
         private: NodePath,
+        lack: Lack,
         sign: ServiceSign,
     },
     #[error(
-        "{private} is absent and this node belongs to a cluster: a new pair would differ from that of the other control-plane nodes and service-account tokens would fail; have it fetched from kubeadm-certs (join.certificateKey, or controlPlane.certificateKey of the JoinConfiguration), or copy sa.key and sa.pub from a control-plane node to {}, and run again",
+        "{private} is {lack} and this node belongs to a cluster: a new pair would differ from that of the other control-plane nodes and service-account tokens would fail; have it fetched from kubeadm-certs (join.certificateKey, or controlPlane.certificateKey of the JoinConfiguration), or copy sa.key and sa.pub from a control-plane node to {}, and run again",
         private.directory()
     )]
-    AbsentInCluster { private: NodePath },
+    AbsentInCluster { private: NodePath, lack: Lack },
     #[error(
-        "{public} exists but {private} does not; copy the matching sa.key from where sa.pub came, or remove sa.pub if the cluster is new, and run again"
+        "{public} exists, and {private} is {lack}; copy the matching sa.key from where sa.pub came, or remove sa.pub if the cluster is new, and run again"
     )]
-    OnlyPublic { private: NodePath, public: NodePath },
+    OnlyPublic {
+        private: NodePath,
+        lack: Lack,
+        public: NodePath,
+    },
     #[error(
         "{public} is absent and kube-apiserver does not start without it; run nodepki bootstrap, which derives it from sa.key"
     )]
@@ -89,6 +94,17 @@ codes!(ServiceAccountFault {
     NotInstalled,
     PairLost
 });
+
+/// Why a file has no content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Lack {
+    /// It does not exist.
+    #[error("absent")]
+    Absent,
+    /// It exists.
+    #[error("empty")]
+    Empty,
+}
 
 /// The fix for a file of the service-account pair that is not usable.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -236,14 +252,27 @@ impl FoundPair<'_> {
                 Ok(ServiceAccountAction::DerivePublic)
             }
             (Observed::Unreadable(why), _) => Err(unusable(private, why)),
-            (Observed::Absent | Observed::Empty, found) => match (self.sign_of_service, found) {
-                (Some(sign), _) => Err(F::AbsentAfterUse { private, sign }),
-                (None, Observed::Absent | Observed::Empty) if spec.may_make => {
-                    Ok(ServiceAccountAction::Make)
+            (own @ (Observed::Absent | Observed::Empty), found) => {
+                let lack = match own {
+                    Observed::Empty => Lack::Empty,
+                    _ => Lack::Absent,
+                };
+                let is_alone = matches!(found, Observed::Absent | Observed::Empty);
+                match self.sign_of_service {
+                    Some(sign) => Err(F::AbsentAfterUse {
+                        private,
+                        lack,
+                        sign,
+                    }),
+                    None if is_alone && spec.may_make => Ok(ServiceAccountAction::Make),
+                    None if is_alone => Err(F::AbsentInCluster { private, lack }),
+                    None => Err(F::OnlyPublic {
+                        private,
+                        lack,
+                        public,
+                    }),
                 }
-                (None, Observed::Absent | Observed::Empty) => Err(F::AbsentInCluster { private }),
-                (None, _) => Err(F::OnlyPublic { private, public }),
-            },
+            }
             (_, Observed::Unreadable(why)) => Err(unusable(public, why)),
         }
     }
@@ -271,6 +300,7 @@ mod tests {
             (
                 F::AbsentAfterUse {
                     private: private.clone(),
+                    lack: Lack::Absent,
                     sign: ServiceSign::File("/var/lib/etcd/member"),
                 },
                 "AbsentAfterUse",
@@ -279,10 +309,11 @@ mod tests {
             (
                 F::AbsentAfterUse {
                     private: private.clone(),
+                    lack: Lack::Empty,
                     sign: ServiceSign::Certificates,
                 },
                 "AbsentAfterUse",
-                "/pki/sa.key is absent, and this node has certificates already; copy both sa.key and sa.pub from another control-plane node (or from a backup of this one) to /pki, and run again",
+                "/pki/sa.key is empty, and this node has certificates already; copy both sa.key and sa.pub from another control-plane node (or from a backup of this one) to /pki, and run again",
             ),
             (
                 F::PublicAbsent {
