@@ -61,7 +61,6 @@ pub use examine::{
 };
 pub use failure::{ExitCode, Failure, FailureMessage};
 pub(crate) use keys::require_self_test;
-pub(crate) use offline::OFFLINE_SIGNER;
 pub use offline::{export_requests, import_answers};
 pub use proof::{
     SignerAnswer, offered_certificates, rehearse, unverified, verify_signer,

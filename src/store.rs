@@ -120,8 +120,8 @@ pub use lock::Locked;
 pub(crate) use node::node_record_path;
 pub use node::{IdentityPart, NodeRecord};
 pub use pending::{
-    Durability, LastError, PendingRequest, PendingRequests, RecordedRequest, RequestPhase,
-    RequestRecord, Slot,
+    Durability, LastError, OFFLINE_SIGNER, PendingRequest, PendingRequests, RecordedRequest,
+    RequestPhase, RequestRecord, Slot,
 };
 pub(crate) use recover::KeyRemoval;
 pub use recover::Recovery;

@@ -17,14 +17,30 @@ use crate::store::Slot;
 
 pub(super) fn bootstrap(options: &RunOptions, global: &GlobalOptions) -> Result<ExitCode, Failure> {
     let command = options.command(global, "bootstrap");
-    run(options, global, &command).map_err(|failure| {
-        let failure = failure.edited(|text| options.complete(global, text));
-        next::closed(failure, &command)
+    let complete = |failure: Failure| failure.edited(|text| options.complete(global, text));
+    let loaded = options.inputs(global);
+    let loaded = loaded.and_then(|inputs| global.load_joining(&inputs));
+    let loaded = loaded.map_err(|failure| next::closed(complete(failure), &command))?;
+    run(&loaded, global, &command).map_err(|failure| {
+        let mut failure = complete(failure);
+        let Some(import) = awaited_import(&loaded, options, global) else {
+            return next::closed(failure, &command);
+        };
+        failure.messages.push(format!("next: {import}").into());
+        failure
     })
 }
 
-fn run(options: &RunOptions, global: &GlobalOptions, command: &str) -> Result<ExitCode, Failure> {
-    let loaded = global.load_joining(&options.inputs(global)?)?;
+/// Returns what to do on a node without signers whose requests were exported.
+fn awaited_import(loaded: &Loaded, options: &RunOptions, global: &GlobalOptions) -> Option<String> {
+    let root = global.open_root().ok()?;
+    let tickets = root.tickets().ok()?;
+    let records = tickets.iter().map(|(_, record)| record.as_ref());
+    let import = next::after_export(&root, records, |verb| options.command(global, verb));
+    import.filter(|_| loaded.setup.signers.is_empty())
+}
+
+fn run(loaded: &Loaded, global: &GlobalOptions, command: &str) -> Result<ExitCode, Failure> {
     let terminal = Terminal::new(global.verbose);
     let root = global.open_root()?;
     loaded.keep_cluster_policy(&root)?;
@@ -38,11 +54,11 @@ fn run(options: &RunOptions, global: &GlobalOptions, command: &str) -> Result<Ex
     let report = report?;
     log_rows(&report);
     let code = report.code().max(metrics.code());
-    let next = next::after_run(global, &NodeFacts::of(&loaded), &report, code, command);
+    let next = next::after_run(global, &NodeFacts::of(loaded), &report, code, command);
     let code = global.finish(DocumentKind::Bootstrap, &report, code, next)?;
     if loaded.node.role == KubeadmRole::Join && !report.written.is_empty() {
         // The node has a client certificate only now.
-        compare_service_account(&loaded, global)?;
+        compare_service_account(loaded, global)?;
     }
     Ok(code)
 }

@@ -51,7 +51,7 @@ use time::OffsetDateTime;
 use crate::kube::names::{Authority, CertName};
 use crate::spec::assess::ReplacedCa;
 use crate::spec::compliance::KeyVerdict;
-use crate::store::{LastError, RequestPhase};
+use crate::store::{LastError, OFFLINE_SIGNER, RequestPhase};
 use crate::text::{hex, rfc3339};
 use crate::x509::Certificate;
 use crate::yaml;
@@ -449,6 +449,13 @@ pub struct PendingStatus {
     /// The last error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_error: Option<LastError>,
+}
+
+impl PendingStatus {
+    /// Returns whether the request waits for `csr import`.
+    pub fn is_exported(&self) -> bool {
+        self.signer_config.as_deref() == Some(OFFLINE_SIGNER)
+    }
 }
 
 /// A valid certificate that nodepki issued and that the configuration does not register.

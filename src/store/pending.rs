@@ -125,6 +125,9 @@ pub enum RequestPhase {
     Failed,
 }
 
+/// Value of `signer_config` in the record of a request that `csr export` has written.
+pub const OFFLINE_SIGNER: &str = "offline";
+
 /// The record of a request, in addition to key and CSR.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RequestRecord {

@@ -115,6 +115,7 @@ const FIXES: &[Fix] = &[
     after("unreadable", "echo hello >pki/apiserver.crt", "rm pki/apiserver.*"),
     fix("unreadable", ": >pki/apiserver.key"),
     fix("unreadable", ": >pki/sa.pub"),
+    fix("sa-pair", "exchange pki/sa.key pki/apiserver.key"),
     fix("unreadable", "head -c 100 pki/sa.pub >x; mv x pki/sa.pub"),
     fix("unreadable", "sed -i 's/client-key-data: ..../&!/' scheduler.conf"),
     fix("unreadable", "head -c 300 pki/ca.crt >x; mv x pki/ca.crt"),

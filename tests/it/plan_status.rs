@@ -102,6 +102,10 @@ fn status_and_plan_name_import_of_exported_requests() {
     import(&node.run(&["status"]).done().said(), &directory);
     let planned = Ran::of(&mut node.configured(["plan"]));
     import(&planned.ended(78).said(), &directory);
+    let bootstrap = Ran::of(&mut node.configured(["bootstrap"]));
+    import(&bootstrap.ended(78).said(), &directory);
+    node.run(&["doctor"])
+        .says("have the exported requests signed, then import the directory: `nodepki");
     // A record of an earlier release does not contain the directory.
     for entry in fs::read_dir(node.path("/var/lib/nodepki/pending")).unwrap() {
         let file = entry.unwrap().path().join("ticket.json");

@@ -4,12 +4,12 @@ use std::error::Error as _;
 use std::path::Path;
 
 use crate::agent::load::Loaded;
-use crate::agent::{ExitCode, Failure, OFFLINE_SIGNER, ReportRow, RowReason, RunReport, join};
+use crate::agent::{ExitCode, Failure, ReportRow, RowReason, RunReport, join};
 use crate::commands::options::GlobalOptions;
 use crate::kube::kubeadm::KubeadmRole;
 use crate::kube::names::NodePath;
 use crate::signer::{SignerError, quoted};
-use crate::store::{NodeRoot, RequestRecord};
+use crate::store::{NodeRoot, OFFLINE_SIGNER, RequestRecord};
 
 /// The alternative to a signer that cannot be reached.
 const OFFLINE: &str = "without the network: nodepki csr export DIR";

@@ -1,6 +1,7 @@
 //! Checks of the authorities' certificates and keys, and of the service-account pair.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use super::finding::CheckNote;
 use super::picture::{AuthorityKey, Picture};
@@ -14,7 +15,7 @@ use crate::spec::assess::{
 use crate::spec::compliance::{self, FoundKey, KeyUse, PolicyDifference};
 use crate::spec::policy::KeyOwner;
 use crate::text::{hex, rfc3339};
-use crate::x509::{KeyAlgorithm, KeyType};
+use crate::x509::{KeyAlgorithm, KeyType, PublicKey};
 
 /// The fix for a missing or empty `sa.pub`.
 pub(super) const DERIVE_PUBLIC: &str = "run `nodepki bootstrap`, which derives it from sa.key";
@@ -262,18 +263,40 @@ pub(super) fn service_account_torn(picture: &Picture) -> Vec<CheckNote> {
         quoted(&key),
         quoted(&public)
     );
+    let exchanged = exchanged_service_account_key(picture);
+    let fix = match (exchanged, picture.status.sign_of_service) {
+        (Some(path), _) => {
+            let (key, path) = (quoted(&key), quoted(&picture.here(path)));
+            format!(
+                "{path} contains the key that belongs to sa.pub: exchange both files (`mv {key} {key}.old && mv {path} {key} && mv {key}.old {path}`), then run `nodepki doctor` again"
+            )
+        }
+        (None, Some(_)) => COPY_SERVICE_ACCOUNT.to_owned(),
+        (None, None) => derive,
+    };
     let problems = picture.problems().into_iter();
     problems
         .filter(|problem| matches!(problem.fault, RowFault::PairMismatch))
-        .map(|problem| {
-            let fix = if picture.status.sign_of_service.is_some() {
-                COPY_SERVICE_ACCOUNT
-            } else {
-                derive.as_str()
-            };
-            problem.error_of_file(fix)
-        })
+        .map(|problem| problem.error_of_file(fix.as_str()))
         .collect()
+}
+
+/// Returns the file with the key that belongs to `sa.pub`, if `sa.key` has another one and no certificate is for it.
+pub(super) fn exchanged_service_account_key(picture: &Picture) -> Option<&Path> {
+    let public = picture.service_account_public.present()?;
+    let own = picture.service_account.present()?;
+    let is_certified = |key: &PublicKey| {
+        let mut chains = picture
+            .leaves
+            .values()
+            .filter_map(|leaf| leaf.chain.present());
+        chains.any(|chain| chain.leaf().public_key() == key)
+    };
+    let mut keys = picture.trees.keys.iter();
+    let found = keys.find(|(_, key)| public.contains(key) && !is_certified(key));
+    found
+        .map(|(path, _)| path.as_path())
+        .filter(|_| !public.contains(own))
 }
 
 /// Returns whether an authority's certificate itself is unusable, so findings on the certificates under it are

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use super::finding::CheckNote;
 use super::picture::{AuthorityKey, Picture};
+use crate::agent;
 use crate::agent::load;
-use crate::agent::{self, OFFLINE_SIGNER};
 use crate::config::COMMAND_LINE_SIGNER;
 use crate::kube::paths::KUBERNETES_DIR;
 use crate::node::status::{
@@ -294,7 +294,7 @@ fn signer_option(row: &PendingStatus) -> Option<&str> {
 /// Returns how to end pending requests, of which `row` is the first. `bootstrap` leaves a certificate that is still usable as it is, and `renew` one that
 /// was just renewed.
 fn finish(picture: &Picture, row: &PendingStatus, names: &[&str]) -> String {
-    if row.signer_config.as_deref() == Some(OFFLINE_SIGNER) {
+    if row.is_exported() {
         return "import the signed directory: nodepki csr import DIR".to_owned();
     }
     let is_usable = is_usable(picture, row);

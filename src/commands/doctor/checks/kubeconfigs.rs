@@ -33,6 +33,7 @@ fn present(picture: &Picture) -> impl Iterator<Item = (CertName, &KubeconfigPict
 }
 
 pub(super) fn missing(picture: &Picture) -> Vec<CheckNote> {
+    let write = picture.unless_exported(BOOTSTRAP_OR_INIT_PHASE);
     let is_absent = |name| {
         let row = picture.status.certificate(name);
         let file = row.and_then(|row| row.files.first());
@@ -45,7 +46,7 @@ pub(super) fn missing(picture: &Picture) -> Vec<CheckNote> {
             let plan = picture.configuration.plan.as_ref();
             plan.is_none_or(|plan| !plan.omitted.contains(name))
         })
-        .map(|(_, problem)| problem.error_of_file(BOOTSTRAP_OR_INIT_PHASE));
+        .map(|(_, problem)| problem.error_of_file(write));
     let plan = picture
         .configuration
         .plan
@@ -61,8 +62,7 @@ pub(super) fn missing(picture: &Picture) -> Vec<CheckNote> {
             let files = picture.files(name);
             let path = files.first().map(|path| picture.here(path));
             let evidence = format!("{} is missing", path.unwrap_or_default());
-            CheckNote::error(evidence, BOOTSTRAP_OR_INIT_PHASE)
-                .with_code(FileProblem::Absent.code())
+            CheckNote::error(evidence, write).with_code(FileProblem::Absent.code())
         });
     on_disk.chain(planned).collect()
 }

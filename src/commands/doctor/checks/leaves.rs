@@ -1,6 +1,8 @@
 //! Checks of certificates and keys. Most of them report the problems that `status` has found.
 
-use super::authorities::{DERIVE_PUBLIC, is_unusable, replaced_authority, restored};
+use super::authorities::{
+    DERIVE_PUBLIC, exchanged_service_account_key, is_unusable, replaced_authority, restored,
+};
 use super::finding::{CheckNote, FindingSeverity};
 use super::picture::{AuthorityKey, Picture, Problem};
 use crate::agent::SurveyedCert;
@@ -112,6 +114,7 @@ fn lacking(picture: &Picture, key: bool) -> impl Iterator<Item = (&CertStatus, V
 }
 
 pub(super) fn missing_certificate(picture: &Picture) -> Vec<CheckNote> {
+    let issue = picture.unless_exported(BOOTSTRAP_OR_RENEW);
     let pairs = lacking(picture, false).map(|(row, missing)| {
         let names: Vec<String> = missing
             .iter()
@@ -127,7 +130,7 @@ pub(super) fn missing_certificate(picture: &Picture) -> Vec<CheckNote> {
         .filter(|problem| {
             matches!(problem.subject, RowSubject::Certificate(name) if picture.is_embedded(name))
         })
-        .map(|problem| problem.error(BOOTSTRAP_OR_RENEW));
+        .map(|problem| problem.error(issue));
     // Certificates that only the configuration requires.
     let planned = picture
         .configuration
@@ -147,9 +150,8 @@ pub(super) fn missing_certificate(picture: &Picture) -> Vec<CheckNote> {
                     .map_or_else(String::new, |path| picture.here(path))
             )
         });
-    let absent = |evidence: String| {
-        CheckNote::error(evidence, BOOTSTRAP_OR_RENEW).with_code(FileProblem::Absent.code())
-    };
+    let absent =
+        |evidence: String| CheckNote::error(evidence, issue).with_code(FileProblem::Absent.code());
     pairs
         .map(absent)
         .chain(parts)
@@ -175,6 +177,15 @@ pub(super) fn missing_key(picture: &Picture) -> Vec<CheckNote> {
 
 pub(super) fn torn(picture: &Picture) -> Vec<CheckNote> {
     let leaves = problems_of(picture, |fault| matches!(fault, RowFault::KeyMismatch));
+    // The check `sa-pair` reports a key that was exchanged with sa.key.
+    let exchanged = exchanged_service_account_key(picture);
+    let leaves = leaves.filter(|problem| {
+        let files = match problem.subject {
+            RowSubject::Certificate(name) => picture.files(name),
+            _ => Vec::new(),
+        };
+        exchanged.is_none_or(|key| files.iter().all(|file| file != key))
+    });
     let mut notes: Vec<CheckNote> = leaves
         .map(|problem| problem.error(BOOTSTRAP_OR_RENEW))
         .collect();

@@ -22,7 +22,7 @@ use crate::kube::paths::{
 };
 use crate::kubelets::KubeletPolicy;
 use crate::node::static_pods::{mounted_files, other_static_pods};
-use crate::node::status::{self, NodeRole, NodeStatus, RowFault, RowSubject};
+use crate::node::status::{self, NodeRole, NodeStatus, PendingStatus, RowFault, RowSubject};
 use crate::node::{NodeFile, NodeState};
 use crate::signer::SignerKind;
 use crate::spec::assess::{FoundKubeconfig, Observed};
@@ -32,6 +32,10 @@ use crate::spec::{Layout, NodeSpec, credentials, kubeconfig_path};
 use crate::store::{self, Exposed, FileKind, NodeRoot, STATE_DIR, UnfinishedWork};
 use crate::x509::{Certificate, Chain, KeyError, PrivateKey, PublicKey, TrustBundle};
 use crate::yaml;
+
+/// How to end requests that were exported.
+const IMPORT: &str =
+    "have the exported requests signed, then import the directory: `nodepki csr import DIR`";
 
 /// The copy of `admin.conf` that kubeadm tells root to make.
 pub(super) const OWN_COPY: &str = "/root/.kube/config";
@@ -59,6 +63,8 @@ pub(super) struct Picture {
     pub(super) rotations: BTreeMap<RotationSubject, AuthorityRotation>,
     /// The public half of `sa.key`.
     pub(super) service_account: Observed<PublicKey>,
+    /// The keys in `sa.pub`.
+    pub(super) service_account_public: Observed<Vec<PublicKey>>,
     pub(super) trees: Trees,
     pub(super) unfinished: Option<UnfinishedWork>,
     /// Directories that other users can change, of those that nodepki writes to and those above them.
@@ -256,7 +262,7 @@ impl Picture {
             .collect();
         let status = status::collect(&state, described.role.map(NodeRole::from), now);
         let own_copy = reader.kubeconfig(Path::new(OWN_COPY)).chain;
-        let [service_account, _] = state.layout().service_account();
+        let [service_account, public] = state.layout().service_account();
         let changes = root.authority_changes().unwrap_or_default().into_iter();
         let activated = changes.filter(|(_, change)| change.activated.is_some());
         Picture {
@@ -274,6 +280,7 @@ impl Picture {
                 .collect(),
             status,
             service_account: reader.key(&service_account),
+            service_account_public: reader.found(&public, PublicKey::all_from_pem),
             trees: reader.trees(&authorities),
             copies: reader.copies(Path::new(KUBERNETES_DIR), MAX_SEARCH_DEPTH),
             activated: activated.map(|(name, change)| (name, change.new)).collect(),
@@ -296,6 +303,16 @@ impl Picture {
             signers: None,
             configuration,
             layout: state.layout().clone(),
+        }
+    }
+
+    /// Returns how to get what is missing: `fix`, or the certificates of the requests that were exported.
+    pub(super) fn unless_exported(&self, fix: &'static str) -> &'static str {
+        let mut pending = self.status.pending.iter();
+        if pending.any(PendingStatus::is_exported) {
+            IMPORT
+        } else {
+            fix
         }
     }
 
