@@ -165,14 +165,15 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     let parsed = parse(&arguments).and_then(|matches| {
         let paths = given_paths(&matches);
-        Cli::from_arg_matches(&matches).map(|cli| (cli, paths))
+        let cli = Cli::from_arg_matches(&matches)?;
+        set_node_options(&matches);
+        Ok((cli, paths))
     });
     let (cli, paths) = match parsed {
         Ok(parsed) => parsed,
         Err(error) => return print_clap_error(&error) as u8,
     };
     set_colour(cli.global.color);
-    set_node_options(&cli.global);
     terminal::subscribe(cli.global.log, cli.global.verbose);
     let format = cli.global.output;
     let code = match cli.run(&paths) {

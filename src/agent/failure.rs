@@ -211,16 +211,6 @@ impl Failure {
         self
     }
 
-    /// Returns the failure with edited texts; those of the errors that caused it remain.
-    #[must_use]
-    pub fn edited(mut self, edit: impl Fn(&str) -> String) -> Self {
-        for message in &mut self.messages {
-            message.what = edit(&message.what);
-            message.advice = message.advice.as_deref().map(&edit);
-        }
-        self
-    }
-
     /// Returns the messages as texts, for reports.
     pub fn texts(&self) -> Vec<String> {
         self.messages.iter().map(ToString::to_string).collect()

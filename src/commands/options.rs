@@ -12,7 +12,7 @@ use crate::agent::load::{self, IdentityChange, LoadInputs, Loaded, SignerState};
 use crate::agent::{ExitCode, Failure};
 use crate::config::{Argument, CommandLineSettings};
 use crate::kube::kubeadm::NodeName;
-use crate::signer::{self, SignerKind};
+use crate::signer;
 use crate::store::{IdentityPart, NodeRoot};
 use crate::yaml::parse_duration;
 use crate::yaml::schema::duration_fix;
@@ -122,11 +122,6 @@ impl RunOptions {
         self.sources.command(global, command)
     }
 
-    /// As [`SourceOptions::complete`].
-    pub(super) fn complete(&self, global: &GlobalOptions, text: &str) -> String {
-        self.sources.complete(global, text)
-    }
-
     pub(super) fn inputs(&self, global: &GlobalOptions) -> Result<LoadInputs, Failure> {
         self.sources.verify_paths(&global.open_root()?)?;
         let node_name = self
@@ -189,15 +184,6 @@ impl SourceOptions {
         }
         words.insert(1, command.to_owned());
         words.join(" ")
-    }
-
-    /// Adds these options to the command for the setup of a signer in a message, which knows only the signer.
-    pub(super) fn complete(&self, global: &GlobalOptions, text: &str) -> String {
-        let kinds = SignerKind::ALL.into_iter();
-        kinds.fold(text.to_owned(), |text, kind| {
-            let verb = format!("config signer-setup {}", kind.as_str());
-            text.replace(&format!("nodepki {verb}"), &self.command(global, &verb))
-        })
     }
 
     pub(super) fn inputs(self, global: &GlobalOptions) -> Result<LoadInputs, Failure> {

@@ -727,16 +727,24 @@ impl Ran {
     }
 }
 
-/// Removes `--root DIR` and `--config FILE` between the program and its command.
+/// Removes `--root DIR` and `--config FILE` between the program and its command, and the options for other sources.
 fn without_node_options(text: &str) -> String {
-    ["nodepki --root ", "nodepki --config "]
-        .into_iter()
-        .fold(text.to_owned(), |text, option| {
-            let mut parts = text.split(option);
-            let first = parts.next().unwrap_or_default().to_owned();
-            let rest = parts.map(|part| part.split_once(' ').map_or(part, |(_, rest)| rest));
-            rest.fold(first, |text, rest| format!("{text}nodepki {rest}"))
+    let without = |text: String, (option, kept): (&str, &str)| {
+        let mut parts = text.split(option);
+        let first = parts.next().unwrap_or_default().to_owned();
+        parts.fold(first, |text, part| {
+            let end = part.find([' ', '`', ',', ';', ')', '\n']);
+            format!("{text}{kept}{}", &part[end.unwrap_or(part.len())..])
         })
+    };
+    [
+        ("nodepki --root ", "nodepki"),
+        ("nodepki --config ", "nodepki"),
+        (" --kubeadm-config ", ""),
+        (" --signer ", ""),
+    ]
+    .into_iter()
+    .fold(text.to_owned(), without)
 }
 
 impl From<Output> for Ran {

@@ -53,7 +53,7 @@ fn ends_each_command_with_counts_and_next_command() {
     ran.done();
     // The file is not on the node.
     let boot = format!(
-        "next: nodepki --root {root} doctor, then copy {kubeadm} to the node, boot it and run there: kubeadm init --config FILE"
+        "next: nodepki --root {root} doctor --kubeadm-config {kubeadm} --signer local:{ca}, then copy {kubeadm} to the node, boot it and run there: kubeadm init --config FILE"
     );
     assert_eq!(
         ran.closing(),
