@@ -548,6 +548,14 @@ impl ConfiguredTrust {
                 ),
                 "configure the CA that issued it, if this is the right server; otherwise correct the address",
             ),
+            E::Other(_) if certificate.is_ca() => (
+                "it is a CA certificate, which cannot be a server's own".to_owned(),
+                "give the server a certificate with CA:FALSE, issued by a CA",
+            ),
+            E::Other(other) => (
+                other.0.to_string(),
+                "have the server's certificate reissued",
+            ),
             other => (other.to_string(), "have the server's certificate reissued"),
         }
     }
