@@ -21,7 +21,7 @@ const SHELL_BLOCKS: [(&str, usize, &str); 12] = [
     ("docs/kubelets.md", 3, "workers"),
     ("docs/migrating.md", 1, "migrate"),
     ("docs/rotation.md", 3, "tutorial, named_pair"),
-    ("docs/runbook.md", 13, "runbook"),
+    ("docs/runbook.md", 14, "runbook"),
     ("docs/security.md", 2, "tutorial"),
     ("docs/signers/exec.md", 1, "signer_exec"),
     ("docs/tutorial.md", 10, "tutorial"),

@@ -222,7 +222,18 @@ const HEALTHY: &[(i32, &[&str])] = &[(0, &["keep"])];
 #[test]
 fn page_has_no_other_blocks() {
     let sections: Vec<u32> = blocks().into_iter().map(|(section, _)| section).collect();
-    assert_eq!(sections, [1, 1, 2, 3, 4, 4, 4, 5, 6, 7, 7, 7, 7]);
+    assert_eq!(sections, [1, 1, 2, 3, 4, 4, 4, 5, 6, 7, 7, 7, 7, 9]);
+}
+
+#[test]
+fn replaces_lost_cluster_configuration() {
+    let node = running::running(INIT);
+    fs::create_dir_all(node.outside("media")).unwrap();
+    node.remove(KEPT);
+    let plan = node.run(&["plan"]);
+    plan.says("docs/runbook.md says how to write it again");
+    assert_ne!(plan.code, Some(0));
+    follow(&node, 9, &[(0, &[" to keep"])]);
 }
 
 #[test]

@@ -168,7 +168,7 @@ pub(super) fn no_configuration(root: &NodeRoot, settings: &Settings, is_running:
     let kept = root.node_path(join::CLUSTER_CONFIGURATION_COPY);
     let message = if is_running {
         format!(
-            "there is no kubeadm configuration: none of {tried} exists, and no earlier run kept one in {kept}; either name the file that kubeadm was given (--kubeadm-config FILE, or kubeadm.files), or put the cluster's ClusterConfiguration into {kept} (kubectl -n kube-system get cm kubeadm-config -o jsonpath='{{.data.ClusterConfiguration}}', wherever that reaches the cluster), or run again where the cluster answers and may be asked (kubeadm.fromCluster: ifMissing)"
+            "there is no kubeadm configuration: none of {tried} exists, and no earlier run kept one in {kept}; either name the file that kubeadm was given (--kubeadm-config FILE, or kubeadm.files), or put the cluster's ClusterConfiguration into {kept} (kubectl -n kube-system get cm kubeadm-config -o jsonpath='{{.data.ClusterConfiguration}}', wherever that reaches the cluster; docs/runbook.md says how to write it again), or run again where the cluster answers and may be asked (kubeadm.fromCluster: ifMissing)"
         )
     } else {
         format!(
