@@ -61,7 +61,7 @@ pub use examine::{
 };
 pub use failure::{ExitCode, Failure, FailureMessage};
 pub(crate) use keys::require_self_test;
-pub use offline::{export_requests, import_answers};
+pub use offline::{export_requests, import_answers, outdated_exports};
 pub use proof::{
     SignerAnswer, offered_certificates, rehearse, unverified, verify_signer,
     wait_for_plausible_clock,

@@ -22,7 +22,7 @@ use crate::signer::{
     SignerError, SignerKind, Ticket,
 };
 use crate::store::{self, Durability, NodeRoot, OFFLINE_SIGNER, Slot, Store};
-use crate::x509::{Csr, PrivateKey, PublicKey, UsageExtensions};
+use crate::x509::{Csr, KeyType, PrivateKey, PublicKey, UsageExtensions};
 
 /// Maximum number of unused files that an import lists.
 const MAX_REMARKS: usize = 50;
@@ -115,6 +115,60 @@ pub async fn export_requests<W: FnOnce() -> Result<Option<PathBuf>, Failure>>(
     Ok(())
 }
 
+/// Returns the certificates whose exported request is not what the plan asks for any more. A certificate for such a
+/// request would be refused.
+///
+/// # Errors
+/// A record cannot be read.
+pub fn outdated_exports(
+    root: &NodeRoot,
+    survey: &Survey,
+) -> Result<Vec<CertName>, store::StoreError> {
+    let mut outdated = Vec::new();
+    for cert in survey.to_issue() {
+        let Some(recorded) = root.recorded_request(cert.spec.name().into())? else {
+            continue;
+        };
+        let is_exported = recorded
+            .ticket
+            .is_some_and(|it| it.signer_config == OFFLINE_SIGNER);
+        let wanted = &cert.spec.requested.profile;
+        let is_wanted = |csr: Csr| {
+            csr.matches(wanted) && *csr.public_key().key_type() == KeyType::Known(wanted.key)
+        };
+        if is_exported && Csr::from_pem(&recorded.csr_pem).is_ok_and(|csr| !is_wanted(csr)) {
+            outdated.push(cert.spec.name());
+        }
+    }
+    Ok(outdated)
+}
+
+/// Refuses to replace requests whose certificates may exist already.
+fn require_current(
+    store: &Store,
+    survey: &Survey,
+    candidates: &[Candidate],
+) -> Result<(), Failure> {
+    let mut outdated = outdated_exports(store.root(), survey)?;
+    let has_key = |name: &CertName| {
+        let mut candidates = candidates.iter();
+        candidates.any(|candidate| candidate.name == *name && candidate.key.is_some())
+    };
+    outdated.retain(|name| !has_key(name));
+    if outdated.is_empty() || !survey.refusals.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<&str> = outdated.iter().map(|name| name.as_str()).collect();
+    Err(Failure::new(
+        ExitCode::Refused,
+        format!(
+            "the requests were exported for another configuration, so that certificates for them would be refused: {}; nothing was changed",
+            names.join(", ")
+        ),
+    )
+    .advise("undo the change and run again, or have other requests signed: nodepki csr export DIR, with another directory"))
+}
+
 /// Installs the certificates in `files` (paths relative to the top of the tree) after the same verification as for other
 /// signers.
 ///
@@ -134,6 +188,7 @@ pub async fn import_answers(
     let collection = bundle::collect(files, &outstanding, &installed(&survey));
     notes.extend(listed(&collection.remarks));
     let is_useless = collection.candidates.is_empty() && collection.installed.is_empty();
+    require_current(&store, &survey, &collection.candidates)?;
     let own = &setup.identity.node;
     if is_useless && !collection.nodes.is_empty() && !collection.nodes.contains(own) {
         let nodes: Vec<&str> = collection.nodes.iter().map(String::as_str).collect();

@@ -17,27 +17,20 @@ use crate::store::Slot;
 
 pub(super) fn bootstrap(options: &RunOptions, global: &GlobalOptions) -> Result<ExitCode, Failure> {
     let command = options.command(global, "bootstrap");
-    let complete = |failure: Failure| failure.edited(|text| options.complete(global, text));
     let loaded = options.inputs(global);
     let loaded = loaded.and_then(|inputs| global.load_joining(&inputs));
-    let loaded = loaded.map_err(|failure| next::closed(complete(failure), &command))?;
-    run(&loaded, global, &command).map_err(|failure| {
-        let mut failure = complete(failure);
-        let Some(import) = awaited_import(&loaded, options, global) else {
+    let loaded = loaded.map_err(|failure| next::closed(failure, &command))?;
+    run(&loaded, global, &command).map_err(|mut failure| {
+        let root = global.open_root().ok();
+        let import = root.and_then(|root| {
+            next::awaited_import(&root, &loaded, |verb| options.command(global, verb))
+        });
+        let Some(import) = import else {
             return next::closed(failure, &command);
         };
         failure.messages.push(format!("next: {import}").into());
         failure
     })
-}
-
-/// Returns what to do on a node without signers whose requests were exported.
-fn awaited_import(loaded: &Loaded, options: &RunOptions, global: &GlobalOptions) -> Option<String> {
-    let root = global.open_root().ok()?;
-    let tickets = root.tickets().ok()?;
-    let records = tickets.iter().map(|(_, record)| record.as_ref());
-    let import = next::after_export(&root, records, |verb| options.command(global, verb));
-    import.filter(|_| loaded.setup.signers.is_empty())
 }
 
 fn run(loaded: &Loaded, global: &GlobalOptions, command: &str) -> Result<ExitCode, Failure> {
@@ -111,14 +104,20 @@ fn show_plan(sources: SourceOptions, global: &GlobalOptions) -> Result<ExitCode,
         let mut tickets = tickets.iter();
         tickets.find(|(one, _)| *one == slot)?.1.as_ref()
     });
-    let import = next::after_export(&root, records, |command| sources.command(global, command));
+    let outdated = agent::outdated_exports(&root, &survey)?;
+    let import = next::after_export(&root, records, &outdated, |command| {
+        sources.command(global, command)
+    });
     let next = match code {
         ExitCode::Done if survey.is_settled() => next::after_success(
             global,
             &NodeFacts::of(&loaded),
             &report.ignore_preflight_errors,
         ),
-        ExitCode::Done => import.or(Some(bootstrap)),
+        ExitCode::Done => Some(match import {
+            Some(import) => format!("{bootstrap}; or {import}"),
+            None => bootstrap,
+        }),
         ExitCode::Configuration if report.code() == ExitCode::Done && import.is_some() => import,
         // The refusals follow, and a line of their own after them.
         _ if !survey.refusals.is_empty() => None,

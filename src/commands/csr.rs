@@ -23,9 +23,10 @@ use crate::agent::load::{self, Loaded, Location};
 use crate::agent::{self, ExitCode, Failure, Survey};
 use crate::config::Argument;
 use crate::kube::names::{Authority, CertName};
+use crate::kube::paths::{KUBELET_DIR, KUBERNETES_DIR};
 use crate::signer::bundle::{self, BundleFile, BundleHeading, OwnKeys};
 use crate::signer::{self, Request};
-use crate::store::{self, Dir, DirectoryTrust, FileKind, NodeRoot};
+use crate::store::{self, Dir, DirectoryTrust, FileKind, NodeRoot, STATE_DIR};
 use crate::x509::PublicKey;
 use show::ShowArgs;
 
@@ -131,6 +132,11 @@ fn export(
     let terminal = Terminal::new(global.verbose);
     let target = load::argument(&root, dir)?;
     let shown = target.on_this_machine().display().to_string();
+    let mut own_files = [KUBERNETES_DIR, KUBELET_DIR, STATE_DIR].into_iter();
+    if target.on_node && own_files.any(|own| target.path.starts_with(own)) {
+        let problem = format!("{shown} is for files of the node itself ({EXPORT_DIRECTORY})");
+        return Err(Failure::new(ExitCode::Configuration, problem));
+    }
     let mut names = Vec::new();
     let directory = &target;
     let admit = |requests: &[Request], pending: Vec<PublicKey>| {

@@ -60,10 +60,9 @@ impl PreflightArgs {
             wait: Some(self.wait.unwrap_or(DEFAULT_WAIT)),
             ..self.sources.clone().inputs(global)?
         };
-        let bootstrap = self.sources.command(global, "bootstrap");
         let again = self.sources.command(global, "preflight");
-        let mut report = runtime()?.block_on(examine(&root, inputs, bootstrap));
-        report.edit(|text| self.sources.complete(global, text));
+        let command = |verb: &str| self.sources.command(global, verb);
+        let report = runtime()?.block_on(examine(&root, inputs, &command));
         let code = match root.machine_fault() {
             Some(_) => ExitCode::Pending,
             None => report.exit_code(),
@@ -76,7 +75,11 @@ impl PreflightArgs {
     }
 }
 
-async fn examine(root: &NodeRoot, inputs: LoadInputs, bootstrap: String) -> PreflightReport {
+async fn examine(
+    root: &NodeRoot,
+    inputs: LoadInputs,
+    command: &impl Fn(&str) -> String,
+) -> PreflightReport {
     let mut report = PreflightReport::new(root, now());
     let kubeadm = host::kubeadm(root, &inputs).await;
     match load::load_joining(root, &inputs, now).await {
@@ -85,7 +88,8 @@ async fn examine(root: &NodeRoot, inputs: LoadInputs, bootstrap: String) -> Pref
             report.extend(kubeadm);
             report.extend(node_files(root, inputs));
             report.extend(configured(root, &loaded).await);
-            report.next = next(root, &loaded, &bootstrap);
+            report.next = next(root, &loaded, &command("bootstrap"));
+            report.import = super::output::next::awaited_import(root, &loaded, command);
         }
         Err(failure) => {
             // A full validation also reports the faults of the second file.

@@ -177,9 +177,12 @@ fn closing(root: &NodeRoot, status: &NodeStatus, is_one: bool) -> Closing {
     let tickets = root.tickets().unwrap_or_default();
     let is_shown = |slot: &Slot| status.pending.iter().any(|row| row.name == slot.as_str());
     let shown = tickets.iter().filter(|(slot, _)| is_shown(slot));
-    let import = next::after_export(root, shown.map(|(_, record)| record.as_ref()), |command| {
-        format!("nodepki {command}")
-    });
+    let import = next::after_export(
+        root,
+        shown.map(|(_, record)| record.as_ref()),
+        &[],
+        |command| format!("nodepki {command}"),
+    );
     let command = match status.worst() {
         RowState::Ok => None,
         RowState::Missing | RowState::Expiring | RowState::Expired if import.is_some() => {

@@ -221,7 +221,7 @@ pub enum ExportConflict {
     OtherNode { present: String, own: String },
     #[error("{} is not of an earlier export of this node, and the export would overwrite it (name another directory)", path.display())]
     ForeignFile { path: PathBuf },
-    #[error("{} has a key that this node neither uses nor keeps for a pending request: it may be of another node with this name (name another directory, or remove this one if its requests are not needed any more)", path.display())]
+    #[error("{} has a key that this node neither uses nor keeps for a pending request: it may be of another node with this name, or an earlier one of this node (name another directory, or remove this one if its requests are not needed any more)", path.display())]
     UnknownKey { path: PathBuf },
     #[error("{} is the certificate for {}, which another request would replace, and it is not installed on this node (import the directory, or name another one)", certificate.display(), csr.display())]
     Unimported { certificate: PathBuf, csr: PathBuf },

@@ -673,7 +673,11 @@ fn next_command_below_another_root_begins_with_the_boot() {
     let node = Node::of(INIT);
     node.write(KUBEADM_FILE, INIT);
     bootstrap(&node).done().says(&format!(
-        "next: nodepki --root {} doctor, then boot the node and run there: kubeadm init --config {KUBEADM_FILE}",
-        node.path("/").display().to_string().trim_end_matches('/')
+        "next: nodepki doctor, then boot the node and run there: kubeadm init --config {KUBEADM_FILE}"
     ));
+    // The copy of the ClusterConfiguration does not describe the node.
+    node.remove(KUBEADM_FILE);
+    bootstrap(&node)
+        .done()
+        .says("kubeadm init --config FILE, with the file that describes this node");
 }

@@ -381,12 +381,18 @@ impl KnownConfiguration {
         }
         warnings.extend(by_file.warnings);
         warnings.extend(compliance::large_keys_of_short_lived(&setup.plan.certs));
+        // The copy of the ClusterConfiguration does not describe the node.
+        let kept = root.node_path(join::CLUSTER_CONFIGURATION_COPY).to_string();
         Ok(Loaded {
             state: state.with_layout(setup.plan.layout.clone()),
             setup,
             node: resolved.node,
             knows_cluster: self.documents.cluster_document().is_some(),
-            kubeadm_file: self.documents.node_file().map(str::to_owned),
+            kubeadm_file: self
+                .documents
+                .node_file()
+                .filter(|file| *file != kept)
+                .map(str::to_owned),
             settings: self.settings,
             cluster,
             warnings,

@@ -4,10 +4,11 @@ use std::error::Error as _;
 use std::path::Path;
 
 use crate::agent::load::Loaded;
-use crate::agent::{ExitCode, Failure, ReportRow, RowReason, RunReport, join};
+use crate::agent::{self, ExitCode, Failure, ReportRow, RowReason, RunReport, join};
+use crate::commands::now;
 use crate::commands::options::GlobalOptions;
 use crate::kube::kubeadm::KubeadmRole;
-use crate::kube::names::NodePath;
+use crate::kube::names::{CertName, NodePath};
 use crate::signer::{SignerError, quoted};
 use crate::store::{NodeRoot, OFFLINE_SIGNER, RequestRecord};
 
@@ -100,7 +101,18 @@ pub(in super::super) fn after_success(
             .below(&global.root)
             .to_string()
     } else {
-        node.kubeadm_file.clone()?
+        match node.kubeadm_file.clone() {
+            Some(file) => file,
+            None => {
+                let command =
+                    format!("kubeadm {verb} --config FILE, with the file that describes this node");
+                return Some(if is_here {
+                    command
+                } else {
+                    format!("nodepki doctor, then boot the node and run there: {command}")
+                });
+            }
+        }
     };
     // Below another root, kubeadm runs once that system is booted, where the path has no root before it.
     let on_node = Path::new(&file)
@@ -133,11 +145,12 @@ pub(in super::super) fn after_success(
     })
 }
 
-/// Returns what to do about requests that all wait for `csr import`; `None` if one waits for another signer. `command` adds
-/// the options of this run.
+/// Returns what to do about requests that all wait for `csr import`; `None` if one waits for another signer. `outdated`:
+/// certificates for them would be refused. `command` adds the options of this run.
 pub(in super::super) fn after_export<'a>(
     root: &NodeRoot,
     records: impl Iterator<Item = Option<&'a RequestRecord>>,
+    outdated: &[CertName],
     command: impl FnOnce(&str) -> String,
 ) -> Option<String> {
     let records: Vec<&RequestRecord> = records.collect::<Option<_>>()?;
@@ -147,6 +160,12 @@ pub(in super::super) fn after_export<'a>(
         .any(|one| one.signer_config != OFFLINE_SIGNER)
     {
         return None;
+    }
+    if !outdated.is_empty() {
+        let export = command("csr export DIR");
+        return Some(format!(
+            "{export}, with another directory, since the last export was for another configuration"
+        ));
     }
     let directory = directory
         .as_ref()
@@ -159,6 +178,22 @@ pub(in super::super) fn after_export<'a>(
     Some(format!(
         "have the exported requests signed, then run {import}"
     ))
+}
+
+/// Returns what to do on a node without signers whose requests were exported.
+pub(in super::super) fn awaited_import(
+    root: &NodeRoot,
+    loaded: &Loaded,
+    command: impl FnOnce(&str) -> String,
+) -> Option<String> {
+    if !loaded.setup.signers.is_empty() {
+        return None;
+    }
+    let survey = loaded.setup.survey(root, now()).ok()?;
+    let outdated = agent::outdated_exports(root, &survey).ok()?;
+    let tickets = root.tickets().ok()?;
+    let records = tickets.iter().map(|(_, record)| record.as_ref());
+    after_export(root, records, &outdated, command)
 }
 
 /// Returns what to do after a run that was not completed.

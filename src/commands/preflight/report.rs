@@ -20,6 +20,9 @@ pub(super) struct PreflightReport {
     /// What to run next, if no check failed.
     #[serde(skip)]
     pub(super) next: Option<String>,
+    /// What to do about exported requests, on a node without signers.
+    #[serde(skip)]
+    pub(super) import: Option<String>,
 }
 
 /// One check.
@@ -121,19 +124,12 @@ impl PreflightReport {
             root: root.path().display().to_string(),
             checks: Vec::new(),
             next: None,
+            import: None,
         }
     }
 
     pub(super) fn extend(&mut self, checks: impl IntoIterator<Item = PreflightCheck>) {
         self.checks.extend(checks);
-    }
-
-    /// Edits the texts of the checks.
-    pub(super) fn edit(&mut self, edit: impl Fn(&str) -> String) {
-        for check in &mut self.checks {
-            check.detail = edit(&check.detail);
-            check.fix = check.fix.as_deref().map(&edit);
-        }
     }
 
     /// Returns the gravest exit status of the checks.
@@ -173,6 +169,7 @@ impl PreflightReport {
         let (errors, warnings) = (count(CheckResult::Error), count(CheckResult::Warning));
         let next = match self.exit_code() {
             ExitCode::Done => self.next.clone(),
+            ExitCode::Configuration if self.import.is_some() => self.import.clone(),
             _ => Some(format!("correct the errors, then run {again}")),
         };
         Closing::default()

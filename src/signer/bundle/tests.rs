@@ -103,7 +103,7 @@ fn overwrites_only_earlier_export_of_this_node() {
             "another node of this name",
             written(&old),
             nothing(),
-            "pki/apiserver.csr has a key that this node neither uses nor keeps for a pending request: it may be of another node with this name (name another directory, or remove this one if its requests are not needed any more)",
+            "pki/apiserver.csr has a key that this node neither uses nor keeps for a pending request: it may be of another node with this name, or an earlier one of this node (name another directory, or remove this one if its requests are not needed any more)",
         ),
         (
             "README of another program",
