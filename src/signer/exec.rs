@@ -487,7 +487,7 @@ impl Exec {
                     verb.as_str()
                 );
                 let advice = format!(
-                    "run `{} {}` by hand, with a request of `nodepki csr export DIR`: see docs/signers/exec.md",
+                    "run it by hand, as in `nodepki csr show NAME -o json | {} {}`: see docs/signers/exec.md",
                     self.command_line(),
                     verb.as_str()
                 );

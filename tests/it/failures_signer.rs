@@ -427,7 +427,7 @@ fn repeats_same_requests_after_unusable_answers() {
     let before = node.etc();
     node.signer_does("all", "bad empty");
     let ran = node.ask();
-    let fault = "exec:/bin/bash gave no usable response to `sign`: its result is issued without a certificatePem; run `/bin/bash ";
+    let fault = "exec:/bin/bash gave no usable response to `sign`: its result is issued without a certificatePem; run it by hand, as in `nodepki";
     ran.ended(65).row_says("apiserver", fault);
     assert_eq!(
         ran.stdout.matches(fault).count(),
