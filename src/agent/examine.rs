@@ -170,16 +170,19 @@ pub async fn examine_signers(setup: &RunSetup, survey: &Survey) -> Examination {
     }
 }
 
-/// Returns each local signer that has another CA than this node, for certificates to be issued. Reads files of this machine
-/// only.
+/// Returns each local signer that has another CA than this node, for certificates to be issued and CA certificates to be
+/// fetched. Reads files of this machine only.
 pub async fn foreign_local_signers(setup: &RunSetup, survey: &Survey) -> Vec<Failure> {
     let retries = Retries::logged(setup);
     let due = survey.to_issue().map(|cert| cert.spec.authority());
+    let absent = survey
+        .bundles
+        .iter()
+        .filter(|bundle| bundle.found.present().is_none());
+    let due = due.chain(absent.map(|bundle| bundle.spec.authority));
     let mut found = Vec::new();
     for authority in due.collect::<BTreeSet<_>>() {
-        let (Ok((name, signer)), Some(trusted)) =
-            (setup.signer(authority), survey.trust(authority))
-        else {
+        let Ok((name, signer)) = setup.signer(authority) else {
             continue;
         };
         if signer.kind() != SignerKind::Local {
@@ -187,7 +190,10 @@ pub async fn foreign_local_signers(setup: &RunSetup, survey: &Survey) -> Vec<Fai
         }
         // The report names a key that cannot be used.
         if let Ok(Some(offered)) = offered(&retries, name, signer.as_ref(), authority).await {
-            let compared = same_authority(authority, signer.as_ref(), trusted, &offered);
+            let compared = match survey.trust(authority) {
+                Some(trusted) => same_authority(authority, signer.as_ref(), trusted, &offered),
+                None => belongs(setup, survey, authority, &offered),
+            };
             found.extend(compared.err());
         }
     }

@@ -610,10 +610,14 @@ pub(super) fn belongs(
         return Ok(());
     };
     let path = spec.path.to_string();
+    let bundle = survey.bundle(authority);
+    let trouble = bundle
+        .and_then(|bundle| bundle.found.trouble())
+        .unwrap_or_default();
     Err(Failure::new(
         ExitCode::Refused,
         format!(
-            "{path} is absent, and the signer has another CA, {learned}: {}; nothing is issued under it: {}",
+            "{path} {trouble}, and the signer has another CA, {learned}: {}; nothing is issued under it: {}",
             replaced.sentence(&path),
             replaced.fix(authority, &path, learned)
         ),

@@ -34,6 +34,15 @@ fn plan_ends_as_bootstrap_for_faults_of_the_signer_on_this_machine() {
             .says("signs with another ca than the one on this node");
     }
 
+    // The installed certificates are not under the CA that would be fetched.
+    let served = Node::bootstrapped();
+    served.write("/etc/kubernetes/pki/etcd/ca.crt", "");
+    for command in ["plan", "bootstrap"] {
+        let ran = served.run(&[command, "--kubeadm-config", &kubeadm, "--signer", &signer]);
+        ran.ended(65)
+            .says("etcd/ca.crt is empty, and the signer has another CA");
+    }
+
     // The settings are outside the root, and so is what they name.
     let token = node.outside("token");
     let shown = token.display().to_string();
@@ -59,8 +68,10 @@ fn makes_no_service_account_key_for_cluster_with_data() {
     fs::create_dir_all(node.path("/var/lib/etcd/member/wal")).unwrap();
     for ran in [node.plan(), node.bootstrap()] {
         ran.ended(65)
-            .says("sa.key is absent, and /var/lib/etcd/member shows that this node belongs to a")
-            .says("move /var/lib/etcd/member away instead");
+            .says(&node.here(
+                "sa.key is absent, and @/var/lib/etcd/member shows that this node belongs to a",
+            ))
+            .says(&node.here("move @/var/lib/etcd/member away instead"));
     }
     fs::rename(
         node.path("/var/lib/etcd/member"),
@@ -104,8 +115,26 @@ fn status_and_plan_name_import_of_exported_requests() {
     import(&planned.ended(78).said(), &directory);
     let bootstrap = Ran::of(&mut node.configured(["bootstrap"]));
     import(&bootstrap.ended(78).said(), &directory);
+    let preflight = Ran::of(&mut node.configured(["preflight"]));
+    import(&preflight.ended(78).said(), &directory);
     node.run(&["doctor"])
         .says("have the exported requests signed, then import the directory: `nodepki");
+    // With a signer, there are two ways.
+    node.plan()
+        .done()
+        .says("next: nodepki bootstrap")
+        .says("; or have the exported requests signed, then run nodepki csr import");
+    // Certificates for these requests would be refused.
+    let kubeadm = node.outside("kubeadm.yaml");
+    let before = fs::read_to_string(&kubeadm).unwrap();
+    fs::write(&kubeadm, before.replace("ECDSA-P256", "ECDSA-P384")).unwrap();
+    for command in ["plan", "bootstrap", "preflight"] {
+        Ran::of(&mut node.configured([command]))
+            .ended(78)
+            .says("csr export DIR")
+            .says("with another directory, since the last export was for another configuration");
+    }
+    fs::write(&kubeadm, before).unwrap();
     // A record of an earlier release does not contain the directory.
     for entry in fs::read_dir(node.path("/var/lib/nodepki/pending")).unwrap() {
         let file = entry.unwrap().path().join("ticket.json");

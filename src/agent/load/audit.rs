@@ -11,6 +11,7 @@ use crate::agent::{ExitCode, Failure, Survey};
 use crate::kube::kubeadm::KubeadmRole;
 use crate::kube::names::Authority;
 use crate::signer::{self, SignerKind};
+use crate::spec::assess::Observed;
 use crate::store::NodeRoot;
 
 /// What an audit finds.
@@ -165,7 +166,11 @@ impl Loaded {
                         file.display()
                     )),
                     (None, true) => Some(format!(
-                        "{path} does not exist, and no pin confirms the CA of the signer (put the CA certificate there, or its pin under authorities.{authority}.trust.sha256)"
+                        "{path} {}, and no pin confirms the CA of the signer (put the CA certificate there, or its pin under authorities.{authority}.trust.sha256)",
+                        match bundle.found {
+                            Observed::Empty => "is empty",
+                            _ => "does not exist",
+                        }
                     )),
                     (None, false) => None,
                 }
