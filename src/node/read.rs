@@ -13,7 +13,7 @@ use std::rc::Rc;
 
 use crate::kube::components::Component;
 use crate::kube::manifest::StaticPod;
-use crate::kube::names::CertName;
+use crate::kube::names::{CertName, NodePath};
 use crate::kube::paths::{
     APISERVER_MANIFEST, ETCD_MEMBER, KUBELET_CURRENT_LINK, KUBELET_FLAGS, MANIFESTS_DIR,
 };
@@ -222,10 +222,10 @@ impl NodeState {
         if self.file(certificate).has_content() && self.file(controller_manager).has_content() {
             Some(ServiceSign::Certificates)
         } else if self.has_apiserver_manifest() {
-            Some(ServiceSign::File(APISERVER_MANIFEST))
+            Some(ServiceSign::File(self.root.node_path(APISERVER_MANIFEST)))
         } else {
             self.exists(ETCD_MEMBER)
-                .then_some(ServiceSign::File(ETCD_MEMBER))
+                .then(|| ServiceSign::File(self.root.node_path(ETCD_MEMBER)))
         }
     }
 
@@ -241,18 +241,18 @@ impl NodeState {
 }
 
 /// What shows that a node runs, or ran, an API server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServiceSign {
     /// The certificate of kube-apiserver together with controller-manager.conf: nodepki installs these two together with
     /// the service-account pair.
     Certificates,
     /// The manifest of kube-apiserver, or the data of the etcd member.
-    File(&'static str),
+    File(NodePath),
 }
 
 impl ServiceSign {
     /// Returns what to do on a node whose cluster does not exist any more, as the end of a sentence.
-    pub fn way_out(self) -> String {
+    pub fn way_out(&self) -> String {
         match self {
             ServiceSign::Certificates => String::new(),
             ServiceSign::File(path) => {

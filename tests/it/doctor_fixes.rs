@@ -39,7 +39,7 @@ const fn after(id: &'static str, broken: &'static str, first: &'static str) -> F
 }
 
 /// Commands of fixes that are alternatives to the others or precede them, and need what this node does not have.
-const ALTERNATIVES: [&str; 4] = [
+const ALTERNATIVES: [&str; 5] = [
     // For proof that the API server accepts admin.conf.
     "kubectl --kubeconfig /etc/kubernetes/admin.conf get nodes",
     // For a node that reaches no signer; tests/it/runbook.rs runs it.
@@ -48,6 +48,7 @@ const ALTERNATIVES: [&str; 4] = [
     "kubeadm join",
     // For a CA that is changed; tests/it/authority.rs runs it.
     "authority stage ca --certificate NEW",
+    "authority stage etcd-ca --certificate NEW",
 ];
 
 /// Functions of the scripts.
@@ -107,6 +108,7 @@ const FIXES: &[Fix] = &[
     after("ca-key-copy", r#"mkdir tmp; cp "$D/ca/ca.key" tmp/"#, "rm -r tmp"),
     fix("ca-replaced", r#"cp "$OTHER/ca.crt" pki/"#),
     fix("ca-replaced", "exchange pki/front-proxy-ca.crt pki/etcd/ca.crt"),
+    after("ca-replaced", "cp pki/ca.crt pki/etcd/ca.crt", r#"cp "$D/ca/etcd/ca.crt" pki/etcd/"#),
     fix("ca-replaced", "exchange pki/ca.crt pki/etcd/ca.crt"),
     fix("ca-replaced", "exchange pki/ca.crt pki/front-proxy-ca.crt"),
     fix("ca-replaced", "exchange pki/ca.crt pki/etcd/ca.crt; exchange pki/ca.crt pki/front-proxy-ca.crt"),
@@ -116,6 +118,7 @@ const FIXES: &[Fix] = &[
     fix("unreadable", ": >pki/apiserver.key"),
     fix("unreadable", ": >pki/sa.pub"),
     fix("sa-pair", "exchange pki/sa.key pki/apiserver.key"),
+    fix("sa-missing", "mv pki/sa.key pki/apiserver.key"),
     fix("unreadable", "head -c 100 pki/sa.pub >x; mv x pki/sa.pub"),
     fix("unreadable", "sed -i 's/client-key-data: ..../&!/' scheduler.conf"),
     fix("unreadable", "head -c 300 pki/ca.crt >x; mv x pki/ca.crt"),
@@ -159,10 +162,7 @@ const FIXES: &[Fix] = &[
     fix("kubelet-file-missing", r#"kubelet_files; rm "$newest""#),
     fix("kubelet-client-not-a-link", r#"kubelet_files; mv "$newest" "$pki/kubelet-client-current.pem""#),
     fix("kubelet-embedded", r#"cp kubelet.conf k; kubelet_files; mv k kubelet.conf"#),
-    Fix {
-        filled: &[("NAME", "cp1")],
-        ..fix("kubelet-other-node", "embed kubelet.conf /O=system:nodes/CN=system:node:cp9 300")
-    },
+    fix("kubelet-other-node", "embed kubelet.conf /O=system:nodes/CN=system:node:cp9 300"),
     fix("system-masters", "embed scheduler.conf /O=system:masters/CN=system:kube-scheduler 300"),
     fix("system-masters", "sign apiserver-kubelet-client /O=system:masters/CN=kube-apiserver-kubelet-client 300 keyUsage=digitalSignature extendedKeyUsage=clientAuth"),
     fix("kubeadm-external-ca", "rm pki/apiserver.crt"),

@@ -50,7 +50,7 @@ pub enum ServiceAccountFault {
         why: String,
         fix: UnusableFix,
     },
-    #[error("{private} is {lack}, and {}", after_use(*sign, &private.directory()))]
+    #[error("{private} is {lack}, and {}", after_use(sign, &private.directory()))]
     AbsentAfterUse {
         private: NodePath,
         lack: Lack,
@@ -124,7 +124,7 @@ fn copy_to(directory: &NodePath) -> String {
     format!("{COPY_SERVICE_ACCOUNT} to {directory}, and run again")
 }
 
-fn after_use(sign: ServiceSign, directory: &NodePath) -> String {
+fn after_use(sign: &ServiceSign, directory: &NodePath) -> String {
     let copy = copy_to(directory);
     match sign {
         ServiceSign::Certificates => format!("this node has certificates already; {copy}"),
@@ -258,7 +258,7 @@ impl FoundPair<'_> {
                     _ => Lack::Absent,
                 };
                 let is_alone = matches!(found, Observed::Absent | Observed::Empty);
-                match self.sign_of_service {
+                match self.sign_of_service.clone() {
                     Some(sign) => Err(F::AbsentAfterUse {
                         private,
                         lack,
@@ -301,7 +301,7 @@ mod tests {
                 F::AbsentAfterUse {
                     private: private.clone(),
                     lack: Lack::Absent,
-                    sign: ServiceSign::File("/var/lib/etcd/member"),
+                    sign: ServiceSign::File(NodePath::from("/var/lib/etcd/member")),
                 },
                 "AbsentAfterUse",
                 "/pki/sa.key is absent, and /var/lib/etcd/member shows that this node belongs to a cluster, whose service-account tokens would fail with a new pair; copy both sa.key and sa.pub from another control-plane node (or from a backup of this one) to /pki, and run again; if its cluster is not needed any more, move /var/lib/etcd/member away instead",

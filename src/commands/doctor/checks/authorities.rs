@@ -180,8 +180,10 @@ pub(super) fn cluster_rotation(picture: &Picture) -> Vec<CheckNote> {
 
 /// Checks for authorities whose file also accepts certificates of another authority.
 pub(super) fn shared(picture: &Picture) -> Vec<CheckNote> {
+    // The check `ca-replaced` reports the file of another CA.
     let bundles: Vec<_> = Authority::ALL
         .into_iter()
+        .filter(|name| replaced_authority(picture, *name).is_none())
         .filter_map(|name| Some((name, picture.bundle(name)?)))
         .collect();
     let shared = shared_authorities(&bundles).into_iter();
@@ -234,15 +236,25 @@ pub(super) fn service_account_missing(picture: &Picture) -> Vec<CheckNote> {
         .node
         .as_ref()
         .is_some_and(|node| node.role == kubeadm::KubeadmRole::Init);
-    let fix = match (picture.status.sign_of_service, is_first) {
+    let fix = match (&picture.status.sign_of_service, is_first) {
         _ if only_public => DERIVE_PUBLIC.to_owned(),
         (Some(sign), _) => format!("{COPY_SERVICE_ACCOUNT}{}", sign.way_out()),
         (None, true) => {
-            "for a new cluster, run `nodepki bootstrap`, which generates the pair; for a running cluster, copy both files from another control-plane node".to_owned()
+            picture.unless_exported("for a new cluster, run `nodepki bootstrap`, which generates the pair; for a running cluster, copy both files from another control-plane node").to_owned()
         }
         (None, false) => {
             "copy sa.key and sa.pub from another control-plane node; never generate a new pair for a running cluster".to_owned()
         }
+    };
+    let fix = match exchanged_service_account_key(picture) {
+        Some(path) => {
+            let [key, _] = picture.service_account_files();
+            let (key, path) = (quoted(&key), quoted(&picture.here(path)));
+            format!(
+                "{path} contains the key that belongs to sa.pub: move it (`mv {path} {key}`), then run `nodepki bootstrap`, which issues the certificate for {path} again"
+            )
+        }
+        None => fix,
     };
     files
         .into_iter()
@@ -264,7 +276,7 @@ pub(super) fn service_account_torn(picture: &Picture) -> Vec<CheckNote> {
         quoted(&public)
     );
     let exchanged = exchanged_service_account_key(picture);
-    let fix = match (exchanged, picture.status.sign_of_service) {
+    let fix = match (exchanged, &picture.status.sign_of_service) {
         (Some(path), _) => {
             let (key, path) = (quoted(&key), quoted(&picture.here(path)));
             format!(
@@ -281,10 +293,10 @@ pub(super) fn service_account_torn(picture: &Picture) -> Vec<CheckNote> {
         .collect()
 }
 
-/// Returns the file with the key that belongs to `sa.pub`, if `sa.key` has another one and no certificate is for it.
+/// Returns the file with the key that belongs to `sa.pub`, if `sa.key` does not contain it and no certificate is for it.
 pub(super) fn exchanged_service_account_key(picture: &Picture) -> Option<&Path> {
     let public = picture.service_account_public.present()?;
-    let own = picture.service_account.present()?;
+    let own = picture.service_account.present();
     let is_certified = |key: &PublicKey| {
         let mut chains = picture
             .leaves
@@ -296,7 +308,7 @@ pub(super) fn exchanged_service_account_key(picture: &Picture) -> Option<&Path> 
     let found = keys.find(|(_, key)| public.contains(key) && !is_certified(key));
     found
         .map(|(path, _)| path.as_path())
-        .filter(|_| !public.contains(own))
+        .filter(|_| own.is_none_or(|own| !public.contains(own)))
 }
 
 /// Returns whether an authority's certificate itself is unusable, so findings on the certificates under it are

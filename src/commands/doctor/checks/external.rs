@@ -65,9 +65,9 @@ pub(super) fn init(picture: &Picture) -> Vec<CheckNote> {
     };
     let fix = match severity {
         FindingSeverity::Info => "nothing, unless kubeadm init is to be run here again",
-        _ => {
-            "after the fixes above, run `nodepki bootstrap` before kubeadm init; kubeadm join does not check these"
-        }
+        _ => picture.unless_exported(
+            "after the fixes above, run `nodepki bootstrap` before kubeadm init; kubeadm join does not check these",
+        ),
     };
     let names = KUBECONFIGS.into_iter();
     for name in names.filter(|name| *name != CertName::SuperAdminConf || has_super_admin(picture)) {

@@ -71,9 +71,25 @@ pub(super) fn empty(picture: &Picture) -> Vec<CheckNote> {
     let leaves = picture.leaves.iter();
     let empty = leaves.filter(|(_, leaf)| matches!(leaf.kubeconfig, Some(Observed::Empty)));
     empty
-        .flat_map(|(name, _)| picture.files(*name))
-        .map(|path| CheckNote::error(format!("{} is empty", picture.here(&path)), RESTART))
-        .map(|note| note.with_code(FileProblem::Empty.code()))
+        .flat_map(|(name, _)| {
+            picture
+                .files(*name)
+                .into_iter()
+                .map(move |path| (*name, path))
+        })
+        .map(|(name, path)| {
+            let is_mounted = matches!(
+                name,
+                CertName::ControllerManagerConf | CertName::SchedulerConf
+            );
+            let fix = if is_mounted {
+                RESTART
+            } else {
+                BOOTSTRAP_OR_INIT_PHASE
+            };
+            CheckNote::error(format!("{} is empty", picture.here(&path)), fix)
+                .with_code(FileProblem::Empty.code())
+        })
         .collect()
 }
 

@@ -38,7 +38,9 @@ pub(super) fn no_identity(picture: &Picture) -> Vec<CheckNote> {
         Some(plan) => plan.cert(CertName::KubeletConf).is_some(),
         None => !joins,
     };
-    let fix = "run `nodepki bootstrap`, which issues it, or `kubeadm join` with a token";
+    let fix = picture.unless_exported(
+        "run `nodepki bootstrap`, which issues it, or `kubeadm join` with a token",
+    );
     match (picture.kubelet.is_set_up, wanted) {
         (true, _) => vec![CheckNote::error(evidence, fix)],
         (false, true) => vec![CheckNote::warning(evidence, fix)],
@@ -161,12 +163,7 @@ pub(super) fn other_node(picture: &Picture) -> Vec<CheckNote> {
     let Some(found) = found.first() else {
         return Vec::new();
     };
-    let first = picture.names.first();
-    let disagree = picture
-        .names
-        .iter()
-        .any(|one| Some(&one.name) != first.map(|first| &first.name));
-    if disagree {
+    if let Some(most) = picture.disputed_name() {
         let files = picture.names.iter();
         let files: Vec<String> = files
             .map(|NameSource { name, file, .. }| format!("{file} says {name}"))
@@ -176,7 +173,12 @@ pub(super) fn other_node(picture: &Picture) -> Vec<CheckNote> {
                 "the sources of this node's name disagree: {}",
                 files.join(", ")
             ),
-            "find out which name the Node object has (kubectl get nodes); then run `nodepki bootstrap --node-name NAME --accept-name-change`, which replaces the certificates with other names, or correct the file with the wrong name",
+            match most {
+                Some(name) => format!(
+                    "most files say {name}: run `nodepki bootstrap --node-name {name}`, which replaces the certificates with other names; if the Node object has another name, correct the files with the wrong one first"
+                ),
+                None => "find out which name the Node object has (kubectl get nodes); then run `nodepki bootstrap --node-name NAME --accept-name-change`, which replaces the certificates with other names, or correct the file with the wrong name".to_owned(),
+            },
         )];
     }
     let fix = "find out which name the Node object has; then correct nodeRegistration.name, or move kubelet.conf away and run `nodepki bootstrap`";

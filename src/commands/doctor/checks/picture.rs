@@ -306,6 +306,21 @@ impl Picture {
         }
     }
 
+    /// Returns the name that most files of the node have, if they disagree; `None` in it if no name has most of them.
+    pub(super) fn disputed_name(&self) -> Option<Option<&str>> {
+        let count = |name: &str| {
+            let names = self.names.iter();
+            names.filter(|one| one.name.as_str() == name).count()
+        };
+        let mut names = self.names.iter().map(|one| one.name.as_str());
+        let most = names
+            .clone()
+            .find(|name| 2 * count(name) > self.names.len());
+        names
+            .any(|name| count(name) < self.names.len())
+            .then_some(most)
+    }
+
     /// Returns how to get what is missing: `fix`, or the certificates of the requests that were exported.
     pub(super) fn unless_exported(&self, fix: &'static str) -> &'static str {
         let mut pending = self.status.pending.iter();
