@@ -22,6 +22,7 @@ pub(super) fn bootstrap(options: &RunOptions, global: &GlobalOptions) -> Result<
     let loaded = loaded.map_err(|failure| next::closed(failure, &command))?;
     run(&loaded, global, &command).map_err(|mut failure| {
         let root = global.open_root().ok();
+        let root = root.filter(|_| failure.code == ExitCode::Configuration);
         let import = root.and_then(|root| {
             next::awaited_import(&root, &loaded, |verb| options.command(global, verb))
         });

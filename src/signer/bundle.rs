@@ -385,7 +385,7 @@ impl fmt::Debug for Candidate {
 pub enum Remark {
     #[error("{} has the key of {belongs_to}, and is used as its certificate", path.display())]
     Misnamed { path: PathBuf, belongs_to: CertName },
-    #[error("{} certifies the key of {}, and that private key is neither pending here nor in the tree: import it on the node that created the CSR", path.display(), csr.display())]
+    #[error("{} certifies the key of {}, and that private key is neither pending here nor in the tree: import it on the node that created the CSR, or sign the CSRs of the last export", path.display(), csr.display())]
     KeyElsewhere { path: PathBuf, csr: PathBuf },
     #[error("{} ({subject}) is for a key of no pending request: sign the CSRs of the last `nodepki csr export`", path.display())]
     UnknownKey { path: PathBuf, subject: String },
