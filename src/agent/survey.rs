@@ -99,6 +99,13 @@ pub fn survey(
     for spec in &plan.certs {
         survey.read_cert(state, spec, issued.get(&spec.name()), now)?;
     }
+    if let Some(spec) = plan
+        .service_account
+        .as_ref()
+        .filter(|_| provided.service_account.is_none())
+    {
+        survey.protect_service_account_key(state, spec)?;
+    }
     survey.read_revocations(state)?;
     survey.decide(&BTreeMap::new(), now);
     survey.refuse_certs();

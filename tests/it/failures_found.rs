@@ -391,6 +391,39 @@ fn never_generates_service_account_key_on_joining_node() {
     assert_eq!(node.mode(format!("{PKI}/sa.pub")), 0o600);
 }
 
+/// The key may be the only copy.
+#[test]
+fn replaces_no_key_file_that_contains_service_account_key() {
+    for is_exchanged in [true, false] {
+        let node = Node::bootstrapped();
+        let [key, other] = ["sa.key", "apiserver.key"].map(|file| node.path(PKI).join(file));
+        let kept = fs::read(&key).unwrap();
+        let leaf = fs::read(&other).unwrap();
+        fs::rename(&key, &other).unwrap();
+        if is_exchanged {
+            write_secret(&key, &leaf);
+        }
+        let words = node.here("@/etc/kubernetes/pki/apiserver.key contains the private key that belongs to @/etc/kubernetes/pki/sa.pub");
+        let renew = node.with_local(&["renew"], &[]);
+        let forced = node.with_local(&["renew"], &["--force", "apiserver"]);
+        let bootstrap = node.with_local(&["bootstrap"], &[]);
+        for mut command in [renew, forced, bootstrap] {
+            let ran = Ran::of(&mut command);
+            ran.ended(65).says(&words).says(
+                "and a new certificate would replace it (put it into sa.key, then run again)",
+            );
+            assert_eq!(fs::read(&other).unwrap(), kept, "{}", ran.said());
+        }
+        // As the message of bootstrap says.
+        fs::rename(&other, &key).unwrap();
+        if is_exchanged {
+            write_secret(&other, &leaf);
+        }
+        node.bootstrap().done();
+        assert_eq!(fs::read(&key).unwrap(), kept);
+    }
+}
+
 #[test]
 fn advises_only_copy_of_service_account_pair_on_node_that_has_served() {
     const ADVICE: &str = "copy both sa.key and sa.pub from another control-plane node";

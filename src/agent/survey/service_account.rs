@@ -5,12 +5,12 @@ use super::{Survey, SurveyRefusal};
 use crate::agent::{Provided, ServiceAccount};
 use crate::kube::names::NodePath;
 use crate::node::{NodeState, ServiceSign};
-use crate::spec::ServiceAccountSpec;
-use crate::spec::assess::{COPY_SERVICE_ACCOUNT, Observed};
+use crate::spec::assess::{COPY_SERVICE_ACCOUNT, CertRefusal, Observed};
 use crate::spec::compliance::KeyUse;
 use crate::spec::policy::KeyOwner;
+use crate::spec::{CertFiles, ServiceAccountSpec};
 use crate::store;
-use crate::x509::{KeyType, PrivateKey, PublicKey};
+use crate::x509::{Chain, KeyType, PrivateKey, PublicKey};
 
 /// The planned action for the service-account pair.
 #[derive(Debug, PartialEq, Eq)]
@@ -43,6 +43,17 @@ pub enum ServiceAccountFault {
         private: NodePath,
         public: NodePath,
         has_served: bool,
+    },
+    #[error(
+        "{path} contains the private key that belongs to {public}, and {private} does not; {} and run again",
+        if *is_alone { format!("move it (`mv {path} {private}`)") } else { format!("exchange both files (`mv {private} {private}.old && mv {path} {private} && mv {private}.old {path}`)") }
+    )]
+    Elsewhere {
+        private: NodePath,
+        public: NodePath,
+        path: NodePath,
+        /// `sa.key` does not exist, or is empty.
+        is_alone: bool,
     },
     #[error("{path} is not usable: {why}; {fix}")]
     Unusable {
@@ -86,6 +97,7 @@ pub enum ServiceAccountFault {
 codes!(ServiceAccountFault {
     Foreign,
     NotAPair,
+    Elsewhere,
     Unusable,
     AbsentAfterUse,
     AbsentInCluster,
@@ -143,9 +155,47 @@ struct FoundPair<'a> {
     /// Every user can read `sa.key`.
     is_exposed: bool,
     sign_of_service: Option<ServiceSign>,
+    /// The file of another key, which contains the private key of `sa.pub`.
+    elsewhere: Option<NodePath>,
 }
 
 impl Survey {
+    /// Refuses to replace the private key of `sa.pub` if it is in the key file of a certificate, and not in `sa.key`.
+    pub(super) fn protect_service_account_key(
+        &mut self,
+        state: &NodeState,
+        spec: &ServiceAccountSpec,
+    ) -> Result<(), store::StoreError> {
+        let public = state.file(&spec.public).parse(PublicKey::all_from_pem)?;
+        let Some(public) = public.present() else {
+            return Ok(());
+        };
+        let private = state.file(&spec.private).key();
+        if private
+            .present()
+            .is_some_and(|own| public.contains(own.public_key()))
+        {
+            return Ok(());
+        }
+        for cert in &mut self.certs {
+            let CertFiles::Pair { key: path, .. } = &cert.spec.output else {
+                continue;
+            };
+            let Some(key) = cert.found.key.present().map(PrivateKey::public_key) else {
+                continue;
+            };
+            let mut leaf = cert.found.chain.present().map(Chain::leaf).into_iter();
+            // `sa.pub` may have been derived from the wrong key.
+            if public.contains(key) && !leaf.any(|leaf| leaf.public_key() == key) {
+                cert.unrepairable = Some(CertRefusal::ServiceAccountKey {
+                    path: path.clone(),
+                    public: spec.public.clone(),
+                });
+            }
+        }
+        Ok(())
+    }
+
     pub(super) fn read_service_account(
         &mut self,
         state: &NodeState,
@@ -159,6 +209,10 @@ impl Survey {
             public: state.file(&spec.public).parse(PublicKey::all_from_pem)?,
             is_exposed: file.mode_if_exposed().is_some(),
             sign_of_service: state.sign_of_service(),
+            elsewhere: self.certs.iter().find_map(|cert| match &cert.unrepairable {
+                Some(CertRefusal::ServiceAccountKey { path, .. }) => Some(path.clone()),
+                _ => None,
+            }),
         };
         self.service_account_key = Some(KeyUse::of(
             KeyOwner::ServiceAccount,
@@ -229,6 +283,14 @@ impl FoundPair<'_> {
             },
             path,
         };
+        if let Some(path) = &self.elsewhere {
+            return Err(F::Elsewhere {
+                is_alone: matches!(self.private, Observed::Absent | Observed::Empty),
+                path: path.clone(),
+                private,
+                public,
+            });
+        }
         match (&self.private, &self.public) {
             (
                 Observed::Absent | Observed::Empty,
@@ -314,6 +376,16 @@ mod tests {
                 },
                 "AbsentAfterUse",
                 "/pki/sa.key is empty, and this node has certificates already; copy both sa.key and sa.pub from another control-plane node (or from a backup of this one) to /pki, and run again",
+            ),
+            (
+                F::Elsewhere {
+                    private: private.clone(),
+                    public: public.clone(),
+                    path: NodePath::from("/pki/apiserver.key"),
+                    is_alone: true,
+                },
+                "Elsewhere",
+                "/pki/apiserver.key contains the private key that belongs to /pki/sa.pub, and /pki/sa.key does not; move it (`mv /pki/apiserver.key /pki/sa.key`) and run again",
             ),
             (
                 F::PublicAbsent {

@@ -201,6 +201,10 @@ pub enum CertRefusal {
         path: NodePath,
         error: KubeconfigError,
     },
+    #[error(
+        "{path} contains the private key that belongs to {public}, and a new certificate would replace it (put it into sa.key, then run again)"
+    )]
+    ServiceAccountKey { path: NodePath, public: NodePath },
     /// Nothing is issued under its authority.
     #[error("{}", joined(.0))]
     AuthorityRefused(Vec<BundleRefusal>),
@@ -217,6 +221,7 @@ pub enum CertRefusal {
 codes!(CertRefusal {
     RefusedByClients,
     Unrepairable,
+    ServiceAccountKey,
     AuthorityRefused,
     ComponentNotReady
 });
