@@ -49,6 +49,10 @@ fn ends_each_command_with_counts_and_next_command() {
         closing.ends_with(&format!(" ok; next: nodepki --root {root} plan")),
         "{closing}"
     );
+    let found = Ran::of(&mut node.with_local(&["doctor", "-o", "json"], &[]));
+    found.says(&format!(
+        "`nodepki --root {root} bootstrap --kubeadm-config {kubeadm} --signer local:{ca}`"
+    ));
     let ran = node.bootstrap();
     ran.done();
     // The file is not on the node.

@@ -109,7 +109,7 @@ pub(super) fn addressed(text: String) -> String {
 
 /// As [`addressed`], for a JSON or YAML document.
 pub(super) fn addressed_document(text: String) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-:".contains(c);
     match NODE_OPTIONS.get() {
         // A value with quotes would have to be escaped.
         Some(options) if options.iter().all(|one| one.value.chars().all(is_plain)) => {
