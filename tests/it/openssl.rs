@@ -6,7 +6,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Write;
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -16,6 +15,8 @@ use base64::Engine;
 use serde_json::{Map, Value, json};
 use time::OffsetDateTime;
 use time::macros::format_description;
+
+use crate::signing::feed;
 
 /// Files of a tree by path below its root, directories with a `/` at the end.
 pub(crate) type Tree = BTreeMap<String, Value>;
@@ -596,12 +597,7 @@ fn openssl(arguments: &[&str], input: &str) -> Output {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap_or_else(|error| panic!("cannot run openssl ({error}): apt-get install openssl"));
-    child
-        .stdin
-        .take()
-        .unwrap()
-        .write_all(input.as_bytes())
-        .unwrap();
+    feed(&mut child, input.as_bytes());
     child.wait_with_output().unwrap()
 }
 

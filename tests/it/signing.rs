@@ -6,7 +6,7 @@ use std::io::{self, Read, Write};
 use std::net::IpAddr;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -172,6 +172,13 @@ pub(crate) fn openssl(args: &[&str], input: &[u8]) -> Vec<u8> {
     run_program("openssl", args, input)
 }
 
+/// Writes the input of a program and ends it. A program that needs none may have ended before.
+pub(crate) fn feed(child: &mut Child, input: &[u8]) {
+    if let Err(error) = child.stdin.take().unwrap().write_all(input) {
+        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe, "{error}");
+    }
+}
+
 /// Runs a program that must succeed, and returns its stdout.
 pub(crate) fn run_program(program: &str, args: &[&str], input: &[u8]) -> Vec<u8> {
     let mut child = Command::new(program)
@@ -183,7 +190,7 @@ pub(crate) fn run_program(program: &str, args: &[&str], input: &[u8]) -> Vec<u8>
         .stderr(Stdio::piped())
         .spawn()
         .unwrap_or_else(|error| panic!("{program} is needed for the tests: {error}"));
-    child.stdin.take().unwrap().write_all(input).unwrap();
+    feed(&mut child, input);
     let output = child.wait_with_output().unwrap();
     assert!(
         output.status.success(),
