@@ -556,6 +556,7 @@ ip address add 192.0.2.11/24 dev eth0
 ip link set eth0 up
 cd "$1"
 mkdir -p etc
+mkdir -p -m 1777 tmp
 cp /etc/passwd /etc/group etc
 for d in bin sbin lib lib64; do if [ -L "/$d" ]; then cp -P "/$d" .; fi; done
 for d in /bin /sbin /lib /lib64 /usr /dev /proc /etc/alternatives /etc/ssl "$BINARIES" "$SOURCES" "$FIXTURES"; do
