@@ -403,15 +403,18 @@ fn replaces_no_key_file_that_contains_service_account_key() {
         if is_exchanged {
             write_secret(&key, &leaf);
         }
-        let words = node.here("@/etc/kubernetes/pki/apiserver.key contains the private key that belongs to @/etc/kubernetes/pki/sa.pub");
+        let words = node.here(
+            "@/etc/kubernetes/pki/apiserver.key contains the private key that belongs to sa.pub",
+        );
         let renew = node.with_local(&["renew"], &[]);
         let forced = node.with_local(&["renew"], &["--force", "apiserver"]);
         let bootstrap = node.with_local(&["bootstrap"], &[]);
         for mut command in [renew, forced, bootstrap] {
             let ran = Ran::of(&mut command);
-            ran.ended(65).says(&words).says(
-                "and a new certificate would replace it (put it into sa.key, then run again)",
-            );
+            ran.ended(65)
+                .says(&words)
+                .says(", and a new certificate would replace it: ")
+                .says(", then run again");
             assert_eq!(fs::read(&other).unwrap(), kept, "{}", ran.said());
         }
         // As the message of bootstrap says.

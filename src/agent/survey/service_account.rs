@@ -5,12 +5,15 @@ use super::{Survey, SurveyRefusal};
 use crate::agent::{Provided, ServiceAccount};
 use crate::kube::names::NodePath;
 use crate::node::{NodeState, ServiceSign};
-use crate::spec::assess::{COPY_SERVICE_ACCOUNT, CertRefusal, Observed};
+use crate::spec::assess::{
+    COPY_SERVICE_ACCOUNT, CertRefusal, KeyFile, MisplacedKey, Observed,
+    misplaced_service_account_key,
+};
 use crate::spec::compliance::KeyUse;
 use crate::spec::policy::KeyOwner;
 use crate::spec::{CertFiles, ServiceAccountSpec};
 use crate::store;
-use crate::x509::{Chain, KeyType, PrivateKey, PublicKey};
+use crate::x509::{KeyType, PrivateKey, PublicKey};
 
 /// The planned action for the service-account pair.
 #[derive(Debug, PartialEq, Eq)]
@@ -44,17 +47,8 @@ pub enum ServiceAccountFault {
         public: NodePath,
         has_served: bool,
     },
-    #[error(
-        "{path} contains the private key that belongs to {public}, and {private} does not; {} and run again",
-        if *is_alone { format!("move it (`mv {path} {private}`)") } else { format!("exchange both files (`mv {private} {private}.old && mv {path} {private} && mv {private}.old {path}`)") }
-    )]
-    Elsewhere {
-        private: NodePath,
-        public: NodePath,
-        path: NodePath,
-        /// `sa.key` does not exist, or is empty.
-        is_alone: bool,
-    },
+    #[error("{0}: {fix}, then run again", fix = .0.fix())]
+    Misplaced(MisplacedKey),
     #[error("{path} is not usable: {why}; {fix}")]
     Unusable {
         path: NodePath,
@@ -97,7 +91,7 @@ pub enum ServiceAccountFault {
 codes!(ServiceAccountFault {
     Foreign,
     NotAPair,
-    Elsewhere,
+    Misplaced,
     Unusable,
     AbsentAfterUse,
     AbsentInCluster,
@@ -155,12 +149,11 @@ struct FoundPair<'a> {
     /// Every user can read `sa.key`.
     is_exposed: bool,
     sign_of_service: Option<ServiceSign>,
-    /// The file of another key, which contains the private key of `sa.pub`.
-    elsewhere: Option<NodePath>,
+    misplaced: Option<MisplacedKey>,
 }
 
 impl Survey {
-    /// Refuses to replace the private key of `sa.pub` if it is in the key file of a certificate, and not in `sa.key`.
+    /// Refuses to replace the private key of `sa.pub` in the key file of a certificate.
     pub(super) fn protect_service_account_key(
         &mut self,
         state: &NodeState,
@@ -171,27 +164,28 @@ impl Survey {
             return Ok(());
         };
         let private = state.file(&spec.private).key();
-        if private
-            .present()
-            .is_some_and(|own| public.contains(own.public_key()))
-        {
-            return Ok(());
-        }
-        for cert in &mut self.certs {
-            let CertFiles::Pair { key: path, .. } = &cert.spec.output else {
-                continue;
+        let certs = self.certs.iter().enumerate();
+        let files: Vec<KeyFile<'_, (usize, &NodePath)>> = certs
+            .filter_map(|(place, cert)| {
+                let CertFiles::Pair { key: path, .. } = &cert.spec.output else {
+                    return None;
+                };
+                let chain = cert.found.chain.present();
+                Some(KeyFile {
+                    file: (place, path),
+                    key: cert.found.key.present()?.public_key(),
+                    certified: chain.map(|chain| chain.leaf().public_key()),
+                })
+            })
+            .collect();
+        let own = private.present().map(PrivateKey::public_key);
+        if let Some((place, path)) = misplaced_service_account_key(public, own, &files) {
+            let misplaced = MisplacedKey {
+                path: path.to_string(),
+                private: spec.private.to_string(),
+                is_alone: matches!(private, Observed::Absent | Observed::Empty),
             };
-            let Some(key) = cert.found.key.present().map(PrivateKey::public_key) else {
-                continue;
-            };
-            let mut leaf = cert.found.chain.present().map(Chain::leaf).into_iter();
-            // `sa.pub` may have been derived from the wrong key.
-            if public.contains(key) && !leaf.any(|leaf| leaf.public_key() == key) {
-                cert.unrepairable = Some(CertRefusal::ServiceAccountKey {
-                    path: path.clone(),
-                    public: spec.public.clone(),
-                });
-            }
+            self.certs[place].unrepairable = Some(CertRefusal::ServiceAccountKey(misplaced));
         }
         Ok(())
     }
@@ -209,8 +203,8 @@ impl Survey {
             public: state.file(&spec.public).parse(PublicKey::all_from_pem)?,
             is_exposed: file.mode_if_exposed().is_some(),
             sign_of_service: state.sign_of_service(),
-            elsewhere: self.certs.iter().find_map(|cert| match &cert.unrepairable {
-                Some(CertRefusal::ServiceAccountKey { path, .. }) => Some(path.clone()),
+            misplaced: self.certs.iter().find_map(|cert| match &cert.unrepairable {
+                Some(CertRefusal::ServiceAccountKey(found)) => Some(found.clone()),
                 _ => None,
             }),
         };
@@ -283,13 +277,8 @@ impl FoundPair<'_> {
             },
             path,
         };
-        if let Some(path) = &self.elsewhere {
-            return Err(F::Elsewhere {
-                is_alone: matches!(self.private, Observed::Absent | Observed::Empty),
-                path: path.clone(),
-                private,
-                public,
-            });
+        if let Some(misplaced) = &self.misplaced {
+            return Err(F::Misplaced(misplaced.clone()));
         }
         match (&self.private, &self.public) {
             (
@@ -378,14 +367,13 @@ mod tests {
                 "/pki/sa.key is empty, and this node has certificates already; copy both sa.key and sa.pub from another control-plane node (or from a backup of this one) to /pki, and run again",
             ),
             (
-                F::Elsewhere {
-                    private: private.clone(),
-                    public: public.clone(),
-                    path: NodePath::from("/pki/apiserver.key"),
+                F::Misplaced(MisplacedKey {
+                    path: "/pki/apiserver.key".to_owned(),
+                    private: private.to_string(),
                     is_alone: true,
-                },
-                "Elsewhere",
-                "/pki/apiserver.key contains the private key that belongs to /pki/sa.pub, and /pki/sa.key does not; move it (`mv /pki/apiserver.key /pki/sa.key`) and run again",
+                }),
+                "Misplaced",
+                "/pki/apiserver.key contains the private key that belongs to sa.pub: move it (`mv /pki/apiserver.key /pki/sa.key`), then run again",
             ),
             (
                 F::PublicAbsent {

@@ -111,7 +111,7 @@ pub fn collect(state: &NodeState, described: Option<NodeRole>, now: OffsetDateTi
             .collect(),
         sign_of_service: state.sign_of_service(),
         service_account: (role == NodeRole::ControlPlane)
-            .then(|| service_account::judge(reader.service_account())),
+            .then(|| service_account::judge(reader.service_account(), &leaves)),
         pending: pending.into_iter().map(pending_status).collect(),
         unregistered,
         notes,

@@ -10,7 +10,7 @@ use super::human_duration;
 use super::text::minute;
 use crate::kube::kubeconfig::{ClientRefusal, KubeconfigError};
 use crate::kube::names::Authority;
-use crate::spec::assess::{COPY_SERVICE_ACCOUNT, ReplacedCa};
+use crate::spec::assess::{COPY_SERVICE_ACCOUNT, MisplacedKey, ReplacedCa};
 use crate::spec::compliance::PolicyDifference;
 use crate::store::{ErrorClass, StoreError};
 use crate::x509::{CertDifference, TrustBundle};
@@ -89,6 +89,8 @@ pub enum RowFault {
         "sa.key and sa.pub are not a pair: tokens signed with the one are refused by the other; {COPY_SERVICE_ACCOUNT}"
     )]
     PairMismatch,
+    #[error("{0}: {fix}", fix = .0.fix())]
+    ServiceAccountKeyMisplaced(MisplacedKey),
     #[error("it expired at {}, {} ago", minute(*at), human_duration((*now - *at).whole_seconds()))]
     Expired {
         at: OffsetDateTime,
@@ -98,7 +100,7 @@ pub enum RowFault {
 
 codes!(RowFault {
     Expiring, RefusedByClients, KeyExposed, FileExposed, OtherAuthority, AuthorityReplaced, AuthorityUnusable,
-    UntrustedIssuer, NotYetValid, KeyMismatch, PairMismatch, Expired;
+    UntrustedIssuer, NotYetValid, KeyMismatch, PairMismatch, ServiceAccountKeyMisplaced, Expired;
     File, PrivateKeyLost, PublicKeyAbsent, Misplaced, Unverified
 });
 
@@ -121,7 +123,10 @@ impl RowFault {
             | RowFault::UntrustedIssuer { .. }
             | RowFault::Unverified(_) => RowState::Untrusted,
             RowFault::NotYetValid(_) => RowState::NotYetValid,
-            RowFault::KeyMismatch | RowFault::PairMismatch => RowState::Torn,
+            RowFault::ServiceAccountKeyMisplaced(found) if found.is_alone => RowState::Missing,
+            RowFault::KeyMismatch
+            | RowFault::PairMismatch
+            | RowFault::ServiceAccountKeyMisplaced(_) => RowState::Torn,
             RowFault::Expired { .. } => RowState::Expired,
         }
     }

@@ -5,11 +5,14 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
 use super::ServiceAccountStatus;
 use super::fault::{FileProblem, RowFault};
-use super::files::ServiceAccountFiles;
+use super::files::{LeafFiles, ServiceAccountFiles};
 use super::findings::RowFindings;
+use crate::spec::assess::{KeyFile, MisplacedKey, misplaced_service_account_key};
+use crate::x509::PrivateKey;
 
 /// Returns the row of the pair.
-pub(super) fn judge(found: ServiceAccountFiles) -> ServiceAccountStatus {
+pub(super) fn judge(found: ServiceAccountFiles, leaves: &[LeafFiles]) -> ServiceAccountStatus {
+    let misplaced = misplaced_key(&found, leaves);
     let ServiceAccountFiles {
         private, public, ..
     } = found;
@@ -20,14 +23,17 @@ pub(super) fn judge(found: ServiceAccountFiles) -> ServiceAccountStatus {
         (_, Ok(public)) => public.first().cloned(),
         _ => None,
     };
-    match (private, public) {
-        (Ok(private), Ok(public)) if !public.contains(private.public_key()) => {
+    match (misplaced, private, public) {
+        (Some(misplaced), ..) => {
+            findings.fault(RowFault::ServiceAccountKeyMisplaced(misplaced));
+        }
+        (None, Ok(private), Ok(public)) if !public.contains(private.public_key()) => {
             findings.fault(RowFault::PairMismatch);
         }
-        (Ok(_), Err(fault)) if fault.is_absence() => {
+        (None, Ok(_), Err(fault)) if fault.is_absence() => {
             findings.fault(RowFault::PublicKeyAbsent(fault));
         }
-        (private, public) => {
+        (None, private, public) => {
             if let Err(fault) = private {
                 let is_lost = !matches!(fault.problem, FileProblem::Denied(_));
                 findings.fault(if found.has_served && is_lost {
@@ -50,4 +56,32 @@ pub(super) fn judge(found: ServiceAccountFiles) -> ServiceAccountStatus {
         key_policy: None,
         files: found.files.into_iter().map(|file| file.status).collect(),
     }
+}
+
+fn misplaced_key(found: &ServiceAccountFiles, leaves: &[LeafFiles]) -> Option<MisplacedKey> {
+    let files: Vec<KeyFile<'_, &str>> = leaves
+        .iter()
+        .filter(|leaf| leaf.kubeconfig.is_none())
+        .filter_map(|leaf| {
+            let file = leaf.files.iter().find(|file| file.status.secret)?;
+            let chain = leaf.chain.as_ref().ok();
+            Some(KeyFile {
+                file: file.here.as_str(),
+                key: leaf.key.as_ref().ok()?.public_key(),
+                certified: chain.map(|chain| chain.leaf().public_key()),
+            })
+        })
+        .collect();
+    let own = found.private.as_ref().ok().map(PrivateKey::public_key);
+    let path = misplaced_service_account_key(found.public.as_deref().ok()?, own, &files)?;
+    let private = found.files.iter().find(|file| file.status.secret)?;
+    let is_alone = found
+        .private
+        .as_ref()
+        .is_err_and(|fault| fault.is_absence() || matches!(fault.problem, FileProblem::Empty));
+    Some(MisplacedKey {
+        path: path.to_owned(),
+        private: private.here.clone(),
+        is_alone,
+    })
 }

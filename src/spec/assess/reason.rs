@@ -9,6 +9,7 @@ use time::{Duration, OffsetDateTime};
 use super::found::ObservedFault;
 use super::kubelet_store::KubeletStoreFault;
 use super::replaced::ReplacedCa;
+use super::service_account::MisplacedKey;
 use crate::kube::components::Component;
 use crate::kube::kubeconfig::{ClientRefusal, KubeconfigError};
 use crate::kube::names::{Authority, CertName, NodePath};
@@ -201,10 +202,8 @@ pub enum CertRefusal {
         path: NodePath,
         error: KubeconfigError,
     },
-    #[error(
-        "{path} contains the private key that belongs to {public}, and a new certificate would replace it (put it into sa.key, then run again)"
-    )]
-    ServiceAccountKey { path: NodePath, public: NodePath },
+    #[error("{0}, and a new certificate would replace it: {fix}, then run again", fix = .0.fix())]
+    ServiceAccountKey(MisplacedKey),
     /// Nothing is issued under its authority.
     #[error("{}", joined(.0))]
     AuthorityRefused(Vec<BundleRefusal>),

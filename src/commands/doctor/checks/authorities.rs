@@ -1,7 +1,6 @@
 //! Checks of the authorities' certificates and keys, and of the service-account pair.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use super::finding::CheckNote;
 use super::picture::{AuthorityKey, Picture};
@@ -10,12 +9,13 @@ use crate::kube::names::{Authority, CertName};
 use crate::node::status::{FileProblem, FileStatus, RowFault, RowSubject};
 use crate::signer::quoted;
 use crate::spec::assess::{
-    COPY_SERVICE_ACCOUNT, ReplacedCa, restore_command, restored_together, shared_authorities,
+    COPY_SERVICE_ACCOUNT, MisplacedKey, ReplacedCa, restore_command, restored_together,
+    shared_authorities,
 };
 use crate::spec::compliance::{self, FoundKey, KeyUse, PolicyDifference};
 use crate::spec::policy::KeyOwner;
 use crate::text::{hex, rfc3339};
-use crate::x509::{KeyAlgorithm, KeyType, PublicKey};
+use crate::x509::{KeyAlgorithm, KeyType};
 
 /// The fix for a missing or empty `sa.pub`.
 pub(super) const DERIVE_PUBLIC: &str = "run `nodepki bootstrap`, which derives it from sa.key";
@@ -225,6 +225,15 @@ pub(super) fn service_account_missing(picture: &Picture) -> Vec<CheckNote> {
     let Some(row) = &picture.status.service_account else {
         return Vec::new();
     };
+    if let Some(found) = misplaced_key(picture).filter(|found| found.is_alone) {
+        let fix = format!(
+            "{}, then run `nodepki bootstrap`, which issues the certificate for {} again",
+            found.fix(),
+            quoted(&found.path)
+        );
+        let note = CheckNote::error(found.to_string(), fix);
+        return vec![note.with_code(FileProblem::Absent.code())];
+    }
     let absent = |file: &&FileStatus| file.access.is_none_or(|access| !access.regular);
     let files: Vec<&FileStatus> = row.files.iter().filter(absent).collect();
     if !row.findings.faults.iter().any(RowFault::is_absence) {
@@ -246,16 +255,6 @@ pub(super) fn service_account_missing(picture: &Picture) -> Vec<CheckNote> {
             "copy sa.key and sa.pub from another control-plane node; never generate a new pair for a running cluster".to_owned()
         }
     };
-    let fix = match exchanged_service_account_key(picture) {
-        Some(path) => {
-            let [key, _] = picture.service_account_files();
-            let (key, path) = (quoted(&key), quoted(&picture.here(path)));
-            format!(
-                "{path} contains the key that belongs to sa.pub: move it (`mv {path} {key}`), then run `nodepki bootstrap`, which issues the certificate for {path} again"
-            )
-        }
-        None => fix,
-    };
     files
         .into_iter()
         .map(|file| {
@@ -269,22 +268,19 @@ pub(super) fn service_account_missing(picture: &Picture) -> Vec<CheckNote> {
 }
 
 pub(super) fn service_account_torn(picture: &Picture) -> Vec<CheckNote> {
+    if let Some(found) = misplaced_key(picture).filter(|found| !found.is_alone) {
+        let fix = format!("{}, then run `nodepki doctor` again", found.fix());
+        return vec![CheckNote::error(found.to_string(), fix)];
+    }
     let [key, public] = picture.service_account_files();
     let derive = format!(
         "find out which of both the cluster uses (with --kubeconfig, this command compares sa.key), and derive sa.pub again: `openssl pkey -in {} -pubout -out {}`",
         quoted(&key),
         quoted(&public)
     );
-    let exchanged = exchanged_service_account_key(picture);
-    let fix = match (exchanged, &picture.status.sign_of_service) {
-        (Some(path), _) => {
-            let (key, path) = (quoted(&key), quoted(&picture.here(path)));
-            format!(
-                "{path} contains the key that belongs to sa.pub: exchange both files (`mv {key} {key}.old && mv {path} {key} && mv {key}.old {path}`), then run `nodepki doctor` again"
-            )
-        }
-        (None, Some(_)) => COPY_SERVICE_ACCOUNT.to_owned(),
-        (None, None) => derive,
+    let fix = match picture.status.sign_of_service {
+        Some(_) => COPY_SERVICE_ACCOUNT.to_owned(),
+        None => derive,
     };
     let problems = picture.problems().into_iter();
     problems
@@ -293,22 +289,13 @@ pub(super) fn service_account_torn(picture: &Picture) -> Vec<CheckNote> {
         .collect()
 }
 
-/// Returns the file with the key that belongs to `sa.pub`, if `sa.key` does not contain it and no certificate is for it.
-pub(super) fn exchanged_service_account_key(picture: &Picture) -> Option<&Path> {
-    let public = picture.service_account_public.present()?;
-    let own = picture.service_account.present();
-    let is_certified = |key: &PublicKey| {
-        let mut chains = picture
-            .leaves
-            .values()
-            .filter_map(|leaf| leaf.chain.present());
-        chains.any(|chain| chain.leaf().public_key() == key)
-    };
-    let mut keys = picture.trees.keys.iter();
-    let found = keys.find(|(_, key)| public.contains(key) && !is_certified(key));
-    found
-        .map(|(path, _)| path.as_path())
-        .filter(|_| own.is_none_or(|own| !public.contains(own)))
+/// Returns the private key of `sa.pub`, if it is in the key file of a certificate.
+pub(super) fn misplaced_key(picture: &Picture) -> Option<&MisplacedKey> {
+    let row = picture.status.service_account.as_ref()?;
+    row.findings.faults.iter().find_map(|fault| match fault {
+        RowFault::ServiceAccountKeyMisplaced(found) => Some(found),
+        _ => None,
+    })
 }
 
 /// Returns whether an authority's certificate itself is unusable, so findings on the certificates under it are

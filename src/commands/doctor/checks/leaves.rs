@@ -1,8 +1,6 @@
 //! Checks of certificates and keys. Most of them report the problems that `status` has found.
 
-use super::authorities::{
-    DERIVE_PUBLIC, exchanged_service_account_key, is_unusable, replaced_authority, restored,
-};
+use super::authorities::{DERIVE_PUBLIC, is_unusable, misplaced_key, replaced_authority, restored};
 use super::finding::{CheckNote, FindingSeverity};
 use super::picture::{AuthorityKey, Picture, Problem};
 use crate::agent::SurveyedCert;
@@ -178,13 +176,13 @@ pub(super) fn missing_key(picture: &Picture) -> Vec<CheckNote> {
 pub(super) fn torn(picture: &Picture) -> Vec<CheckNote> {
     let leaves = problems_of(picture, |fault| matches!(fault, RowFault::KeyMismatch));
     // The check `sa-pair` reports a key that was exchanged with sa.key.
-    let exchanged = exchanged_service_account_key(picture);
+    let exchanged = misplaced_key(picture);
     let leaves = leaves.filter(|problem| {
         let files = match problem.subject {
             RowSubject::Certificate(name) => picture.files(name),
             _ => Vec::new(),
         };
-        exchanged.is_none_or(|key| files.iter().all(|file| file != key))
+        exchanged.is_none_or(|key| files.iter().all(|file| picture.here(file) != key.path))
     });
     let mut notes: Vec<CheckNote> = leaves
         .map(|problem| problem.error(BOOTSTRAP_OR_RENEW))

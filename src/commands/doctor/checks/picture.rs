@@ -63,8 +63,6 @@ pub(super) struct Picture {
     pub(super) rotations: BTreeMap<RotationSubject, AuthorityRotation>,
     /// The public half of `sa.key`.
     pub(super) service_account: Observed<PublicKey>,
-    /// The keys in `sa.pub`.
-    pub(super) service_account_public: Observed<Vec<PublicKey>>,
     pub(super) trees: Trees,
     pub(super) unfinished: Option<UnfinishedWork>,
     /// Directories that other users can change, of those that nodepki writes to and those above them.
@@ -262,7 +260,7 @@ impl Picture {
             .collect();
         let status = status::collect(&state, described.role.map(NodeRole::from), now);
         let own_copy = reader.kubeconfig(Path::new(OWN_COPY)).chain;
-        let [service_account, public] = state.layout().service_account();
+        let [service_account, _] = state.layout().service_account();
         let changes = root.authority_changes().unwrap_or_default().into_iter();
         let activated = changes.filter(|(_, change)| change.activated.is_some());
         Picture {
@@ -280,7 +278,6 @@ impl Picture {
                 .collect(),
             status,
             service_account: reader.key(&service_account),
-            service_account_public: reader.found(&public, PublicKey::all_from_pem),
             trees: reader.trees(&authorities),
             copies: reader.copies(Path::new(KUBERNETES_DIR), MAX_SEARCH_DEPTH),
             activated: activated.map(|(name, change)| (name, change.new)).collect(),

@@ -215,6 +215,16 @@ fn states_fault_of_row_and_gives_it_code_and_state() {
             format!("sa.key and sa.pub are not a pair: tokens signed with the one are refused by the other; {COPY_SERVICE_ACCOUNT}"),
         ),
         (
+            RowFault::ServiceAccountKeyMisplaced(MisplacedKey {
+                path: "/pki/apiserver.key".to_owned(),
+                private: "/pki/sa key".to_owned(),
+                is_alone: false,
+            }),
+            "ServiceAccountKeyMisplaced",
+            RowState::Torn,
+            "/pki/apiserver.key contains the private key that belongs to sa.pub: exchange both files (`mv '/pki/sa key' '/pki/sa key'.old && mv /pki/apiserver.key '/pki/sa key' && mv '/pki/sa key'.old /pki/apiserver.key`)".to_owned(),
+        ),
+        (
             RowFault::Expired { at: AT, now },
             "Expired",
             RowState::Expired,
