@@ -59,7 +59,7 @@ use crate::yaml::settings::{SettingsBlock, settings, unless_empty};
 use crate::yaml::{Field, Map};
 
 use api::{VaultApi, VaultEnvelope, segments};
-pub(crate) use auth::is_plain_secret_id;
+pub(crate) use auth::role_id_fault;
 pub use auth::{AppRole, VaultAuth};
 use auth::{CertificateLogin, JwtLogin, KubernetesLogin};
 use role::VaultRole;

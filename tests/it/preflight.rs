@@ -222,8 +222,8 @@ fn revokes_its_token_and_keeps_one_time_credential() {
     // A wrapped secret_id is left to the run that stores it.
     node.edit_settings("secretIDFile:", "wrapped: true, secretIDFile:");
     preflight(&node)
-        .ended(65)
-        .says("contains a plain secret_id, and auth.appRole.wrapped is true");
+        .ended(78)
+        .says("contains a plain secret_id, not a wrapping token");
     assert!(!node.path("/var/lib/nodepki").exists());
 }
 

@@ -14,7 +14,7 @@ use super::secrets::{named_files, trusted_files};
 use crate::config::{Origin, Settings};
 use crate::http::Files;
 use crate::signer;
-use crate::signer::vault::{VaultAuth, is_plain_secret_id};
+use crate::signer::vault::{VaultAuth, role_id_fault};
 use crate::store::{FileKind, NodeRoot};
 use crate::text::rfc3339;
 use crate::x509::{Chain, PrivateKey, TrustBundle, certificates_of, content_instead_of_pem};
@@ -138,37 +138,44 @@ pub(super) fn unusable_files(
         }
     }
     found.extend(client_pairs(root, settings, now));
-    found.extend(unwrapped_secrets(root, settings));
+    found.extend(app_role_faults(root, settings));
     found
 }
 
-/// Returns each AppRole whose `secret_id` is not wrapped, although the settings say so.
-fn unwrapped_secrets(root: &NodeRoot, settings: &Settings) -> Vec<String> {
-    let roles = settings.signers.iter().filter_map(|(name, config)| {
+/// Returns each credential of an AppRole that cannot be one.
+fn app_role_faults(root: &NodeRoot, settings: &Settings) -> Vec<String> {
+    let files = DefinedFiles::new(root, settings.signer_origin);
+    let mut found = Vec::new();
+    for (name, config) in &settings.signers {
         let signer::Config::Vault(vault) = config else {
-            return None;
+            continue;
         };
         let VaultAuth::AppRole(app) = &vault.auth else {
-            return None;
+            continue;
         };
-        match (&app.secret_id_file, app.wrapped) {
-            (SecretFile::Path(path), true) => Some((name, path)),
-            _ => None,
+        let setting = format!("signers.{name}.vault.auth.appRole");
+        if let Some(SecretFile::Path(path)) = &app.role_id_file
+            && let Ok(bytes) = files.read(path)
+            && let Ok(text) = std::str::from_utf8(bytes.trim_ascii())
+            && let Some(fault) = role_id_fault(text).filter(|_| !text.is_empty())
+        {
+            found.push(format!(
+                "{setting}.roleIDFile: {} {fault} (write only the role_id there)",
+                files.shown(path).display()
+            ));
         }
-    });
-    roles
-        .filter_map(|(name, path)| {
-            let files = DefinedFiles::new(root, settings.signer_origin);
-            let bytes = files.read_secret(path).ok()?;
-            let is_plain = std::str::from_utf8(&bytes).is_ok_and(is_plain_secret_id);
-            is_plain.then(|| {
-                format!(
-                    "signers.{name}.vault.auth.appRole.wrapped: {} contains a plain secret_id, not a wrapping token (remove wrapped: true, or deliver a wrapped secret_id)",
-                    files.shown(path).display()
-                )
-            })
-        })
-        .collect()
+        if let SecretFile::Path(path) = &app.secret_id_file
+            && let Ok(bytes) = files.read_secret(path)
+            && let Ok(text) = std::str::from_utf8(bytes.trim_ascii())
+            && let Some((fault, advice)) = app.secret_id_fault(text)
+        {
+            found.push(format!(
+                "{setting}.secretIDFile: {} {fault} ({advice})",
+                files.shown(path).display()
+            ));
+        }
+    }
+    found
 }
 
 fn fault(setting: &str, files: &DefinedFiles, path: &Path, why: &str) -> String {

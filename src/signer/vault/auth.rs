@@ -109,21 +109,21 @@ impl VaultAuth {
 }
 
 /// Returns whether a credential is a `secret_id`, which is a UUID, and not the token that wraps one.
-pub(crate) fn is_plain_secret_id(text: &str) -> bool {
+fn is_plain_secret_id(text: &str) -> bool {
     let groups: Vec<&str> = text.trim().split('-').collect();
     let is_hex = |group: &&str| group.bytes().all(|byte| byte.is_ascii_hexdigit());
     groups.iter().map(|group| group.len()).eq([8, 4, 4, 4, 12]) && groups.iter().all(is_hex)
 }
 
 /// Returns whether a text is a service, batch or recovery token.
-pub(super) fn is_token(text: &str) -> bool {
+fn is_token(text: &str) -> bool {
     // Vault before 1.10 and OpenBao omit "hv".
     let prefixes = ["hvs.", "hvb.", "hvr.", "s.", "b.", "r."];
     prefixes.iter().any(|prefix| text.starts_with(prefix))
 }
 
 /// Returns why a text is not a role_id; `None` if it may be one. The server's owner may choose almost any text.
-pub(super) fn role_id_fault(text: &str) -> Option<&'static str> {
+pub(crate) fn role_id_fault(text: &str) -> Option<&'static str> {
     if text.is_empty() {
         Some("is empty")
     } else if text.contains(|c: char| c.is_whitespace() || c.is_control()) {
@@ -136,6 +136,24 @@ pub(super) fn role_id_fault(text: &str) -> Option<&'static str> {
 }
 
 impl AppRole {
+    /// Returns why the content of `secretIDFile` cannot be what `wrapped` says, and the fix; `None` if it may be. The server's
+    /// answer would not name the file, or would look as if another process had used the credential.
+    pub(crate) fn secret_id_fault(&self, text: &str) -> Option<(&'static str, &'static str)> {
+        if !self.wrapped && is_token(text) {
+            Some((
+                "contains a token, not a secret_id",
+                "set auth.appRole.wrapped: true if it is a wrapping token, or write the secret_id there",
+            ))
+        } else if self.wrapped && is_plain_secret_id(text) {
+            Some((
+                "contains a plain secret_id, not a wrapping token",
+                "remove auth.appRole.wrapped: true, or deliver a wrapped secret_id",
+            ))
+        } else {
+            None
+        }
+    }
+
     /// Returns the file or the setting with the role_id, for messages.
     pub(super) fn role_id_place(&self, server: &SignerServer) -> String {
         match &self.role_id_file {

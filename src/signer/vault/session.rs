@@ -404,7 +404,7 @@ impl Session {
             (_, Some(file)) => server.public(file)?,
             (text, None) => Zeroizing::new(text.clone().unwrap_or_default()),
         };
-        let Some(fault) = super::auth::role_id_fault(&text) else {
+        let Some(fault) = super::role_id_fault(&text) else {
             return Ok(text);
         };
         let place = app.role_id_place(server);
@@ -423,18 +423,8 @@ impl Session {
         app: &AppRole,
     ) -> Result<Zeroizing<String>, SignerError> {
         let given = self.api.server.secret(&app.secret_id_file)?;
+        self.require_secret_id(app, &given)?;
         if !app.wrapped {
-            // The response would not name the file.
-            if super::auth::is_token(&given) {
-                return Err(SignerError::config(
-                    format!(
-                        "{}: {} contains a token, not a secret_id",
-                        self.api.label(),
-                        self.api.server.shown_secret(&app.secret_id_file)
-                    ),
-                    "set auth.appRole.wrapped: true if it is a wrapping token, or write the secret_id there",
-                ));
-            }
             return Ok(given);
         }
         let wrapping = hex(&Sha256::digest(given.as_bytes()));
@@ -459,6 +449,21 @@ impl Session {
         Ok(secret_id.0)
     }
 
+    /// Refuses a credential that cannot be one. It is not sent.
+    fn require_secret_id(&self, app: &AppRole, given: &str) -> Result<(), SignerError> {
+        match app.secret_id_fault(given) {
+            None => Ok(()),
+            Some((fault, advice)) => Err(SignerError::config(
+                format!(
+                    "{}: {} {fault}",
+                    self.api.label(),
+                    self.api.server.shown_secret(&app.secret_id_file)
+                ),
+                advice,
+            )),
+        }
+    }
+
     /// Verifies the role_id, and looks a wrapping token up that was not unwrapped yet.
     pub(super) async fn inspect_wrapped(&self) -> Result<(), SignerError> {
         let VaultAuth::AppRole(app) = &self.auth else {
@@ -466,6 +471,7 @@ impl Session {
         };
         self.role_id(app)?;
         let given = self.api.server.secret(&app.secret_id_file)?;
+        self.require_secret_id(app, &given)?;
         let doing = "looking the wrapping token up";
         self.inspect(doing, app, &given, false).await
     }
@@ -486,20 +492,6 @@ impl Session {
         #[derive(Deserialize)]
         struct WrappingInfo {
             creation_path: String,
-        }
-        if super::is_plain_secret_id(given) {
-            // The secret is not sent: the answer would look as if another process had unwrapped it.
-            return Err(SignerError::permanent(
-                format!(
-                    "{}: {doing} failed: {} contains a plain secret_id, and auth.appRole.wrapped is true",
-                    self.api.label(),
-                    self.api.server.shown_secret(&app.secret_id_file)
-                ),
-                format!(
-                    "remove wrapped: true, or deliver a wrapped secret_id; the role_id belongs into {}",
-                    app.role_id_place(&self.api.server)
-                ),
-            ));
         }
         let call = Call::post("/v1/sys/wrapping/lookup").json(&Lookup { token: given });
         let response = self.api.exchange(doing, call, None).await?;
