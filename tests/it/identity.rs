@@ -397,9 +397,9 @@ fn completes_accepted_changes_without_options() {
 }
 
 /// Returns the state after a kubelet.conf was copied from another node.
-fn with_foreign_kubelet_conf() -> (Node, Snapshot) {
+fn with_foreign_kubelet_conf(kubeadm_config: &str) -> (Node, Snapshot) {
     let other = Node::of(&INIT.replace("cp1", "cp2"));
-    let node = running(INIT);
+    let node = running(kubeadm_config);
     for file in ["ca.crt", "ca.key"] {
         fs::copy(node.ca().join(file), other.ca().join(file)).unwrap();
     }
@@ -417,7 +417,7 @@ fn with_foreign_kubelet_conf() -> (Node, Snapshot) {
 
 #[test]
 fn refuses_kubelet_conf_of_another_node() {
-    let (node, snapshot) = with_foreign_kubelet_conf();
+    let (node, snapshot) = with_foreign_kubelet_conf(INIT);
     for command in [
         &["renew"][..],
         &["renew", "--all", "--accept-name-change"],
@@ -497,11 +497,33 @@ fn reports_host_name_that_alone_differs() {
     run(&node, &["renew"]).done().says_not("the host name is");
 }
 
-/// Without etcd on the node, the kubelet's flags are the second source of the name.
+const EXTERNAL_ETCD: &str = "etcd: {external: {endpoints: ['https://192.0.2.9:2379'], caFile: /etc/etcd/ca.crt, certFile: /etc/etcd/c.crt, keyFile: /etc/etcd/c.key}}\n";
+
+/// Without etcd on the node, the record is the second source of the name.
+#[test]
+fn refuses_kubelet_conf_of_another_node_that_contradicts_record() {
+    let (node, _) = with_foreign_kubelet_conf(&format!("{INIT}{EXTERNAL_ETCD}"));
+    for command in ["plan", "bootstrap", "renew"] {
+        run(&node, &[command])
+            .ended(65)
+            .says("the sources of this node's name disagree: ")
+            .says("/etc/kubernetes/kubelet.conf says cp2, ")
+            .says(
+                "/var/lib/nodepki/node.json says cp1, the host name is cp1; most of them say cp1",
+            );
+    }
+    run(&node, &["renew", "--node-name", "cp1"]).done();
+    assert!(
+        node.subject(CertName::KubeletConf)
+            .contains("system:node:cp1")
+    );
+    run(&node, &["renew"]).done().says_not("disagree");
+}
+
+/// Without etcd on the node, the kubelet's flags are another source of the name.
 #[test]
 fn refuses_kubelet_conf_that_contradicts_kubelet_flags() {
-    let external = "etcd: {external: {endpoints: ['https://192.0.2.9:2379'], caFile: /etc/etcd/ca.crt, certFile: /etc/etcd/c.crt, keyFile: /etc/etcd/c.key}}\n";
-    let node = running(&format!("{INIT}{external}"));
+    let node = running(&format!("{INIT}{EXTERNAL_ETCD}"));
     node.write(
         "/var/lib/kubelet/kubeadm-flags.env",
         "KUBELET_KUBEADM_ARGS=\"--hostname-override=cp2 --node-ip=192.0.2.11\"\n",

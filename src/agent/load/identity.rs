@@ -287,11 +287,11 @@ impl Recorded {
         let is_binding = running.is_some_and(RunningNode::is_set_up) || !wanted.is_described;
         let (own_sources, others): (Vec<&NameSource>, Vec<&NameSource>) =
             sources.iter().partition(|one| one.name == *name);
-        let is_recorded = self
-            .kept
-            .as_ref()
-            .is_some_and(|kept| kept.node.name == *name);
-        let is_majority = own_sources.len() + usize::from(is_recorded) > others.len();
+        let recorded = self.kept.as_ref().map(|kept| &kept.node.name);
+        let is_recorded = recorded == Some(name);
+        let is_computed = computed.as_ref() == Some(name);
+        let own_count = own_sources.len() + usize::from(is_recorded) + usize::from(is_computed);
+        let is_majority = own_count > others.len();
         let mut note = None;
         if is_binding && wanted.names_node && is_majority && !others.is_empty() {
             note = Some(format!(
@@ -312,7 +312,6 @@ impl Recorded {
         } else if is_binding && let Some(first) = others.first() {
             let own = &first.name;
             let agree = sources.iter().all(|source| source.name == *own);
-            let is_computed = computed.as_ref() == Some(name);
             let is_known = agree || is_recorded || is_computed || !own_sources.is_empty();
             let (what, advice) = if wanted.names_node && agree {
                 (
@@ -334,6 +333,20 @@ impl Recorded {
                 // A name that no source has is a mistake while they disagree.
                 is_acceptable: wanted.names_node && is_known
                     || self.was_accepted(part, wanted.resolved),
+            });
+        }
+        // One file may have been copied from another node, and the record is as good a source.
+        let is_doubtful = own_sources.len() == 1 && others.is_empty() && !wanted.names_node;
+        if is_doubtful
+            && recorded.is_some_and(|recorded| recorded != name)
+            && differences.is_empty()
+        {
+            let (what, advice) = self.disagreement(root, wanted, &sources, computed.as_ref());
+            differences.push(IdentityDifference {
+                part,
+                what,
+                advice,
+                is_acceptable: false,
             });
         }
         let has_etcd = sources.iter().any(|source| source.of_etcd);
