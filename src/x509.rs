@@ -54,6 +54,6 @@ pub use profile::{ExtendedUsage, Profile, Sans, Subject, Tolerance};
 pub use self_test::{SelfTestError, self_test};
 pub use strict::{CertificateError, KeyPurpose};
 pub use verify::{
-    CertDifference, PathFault, along_path, is_for_names, path_differences, satisfies,
-    unread_attributes, usage_differences, verifies,
+    CertDifference, PathFault, algorithm_difference, along_path, is_for_names, path_differences,
+    satisfies, unread_attributes, usage_differences, verifies,
 };

@@ -9,7 +9,9 @@ use async_trait::async_trait;
 use tokio::time::Instant;
 use zeroize::Zeroizing;
 
-use super::request::{IssuanceOrder, RequestContext, RequestStart, prepare};
+use super::request::{
+    IssuanceOrder, RequestContext, RequestStart, differences_of_request, prepare,
+};
 use super::survey::Survey;
 use super::{
     Clock, ExitCode, Failure, Progress, RequestRun, RunReport, RunSetup, bootstrap_in, open_store,
@@ -21,8 +23,9 @@ use crate::signer::{
     Answer, Caps, Rejection, Request, RequestLookup, RequestedCertificate, Resubmit, Signer,
     SignerError, SignerKind, Ticket,
 };
+use crate::spec::assess::joined;
 use crate::store::{self, Durability, NodeRoot, OFFLINE_SIGNER, Slot, Store};
-use crate::x509::{Csr, KeyType, PrivateKey, PublicKey, UsageExtensions};
+use crate::x509::{CertDifference, Csr, PrivateKey, PublicKey, UsageExtensions};
 
 /// Maximum number of unused files that an import lists.
 const MAX_REMARKS: usize = 50;
@@ -115,16 +118,16 @@ pub async fn export_requests<W: FnOnce() -> Result<Option<PathBuf>, Failure>>(
     Ok(())
 }
 
-/// Returns the certificates whose exported request is not what the plan asks for any more. A certificate for such a
-/// request would be refused.
+/// Returns the certificates whose exported request is not what the plan asks for any more, with the differences. A
+/// certificate for such a request would be refused.
 ///
 /// # Errors
 /// A record cannot be read.
 pub fn outdated_exports(
     root: &NodeRoot,
     survey: &Survey,
-) -> Result<Vec<CertName>, store::StoreError> {
-    let mut outdated = Vec::new();
+) -> Result<BTreeMap<CertName, Vec<CertDifference>>, store::StoreError> {
+    let mut outdated = BTreeMap::new();
     for cert in survey.to_issue() {
         let Some(recorded) = root.recorded_request(cert.spec.name().into())? else {
             continue;
@@ -132,14 +135,14 @@ pub fn outdated_exports(
         let is_exported = recorded
             .ticket
             .is_some_and(|it| it.signer_config == OFFLINE_SIGNER);
-        let wanted = &cert.spec.requested.profile;
-        let is_wanted = |csr: Csr| {
-            csr.matches(wanted) && *csr.public_key().key_type() == KeyType::Known(wanted.key)
-        };
-        if is_exported && Csr::from_pem(&recorded.csr_pem).is_ok_and(|csr| !is_wanted(csr)) {
-            outdated.push(cert.spec.name());
+        if is_exported && let Ok(csr) = Csr::from_pem(&recorded.csr_pem) {
+            outdated.insert(
+                cert.spec.name(),
+                differences_of_request(Some(&csr), csr.public_key(), &cert.spec),
+            );
         }
     }
+    outdated.retain(|_, differences| !differences.is_empty());
     Ok(outdated)
 }
 
@@ -154,16 +157,24 @@ fn require_current(
         let mut candidates = candidates.iter();
         candidates.any(|candidate| candidate.name == *name && candidate.key.is_some())
     };
-    outdated.retain(|name| !has_key(name));
+    outdated.retain(|name, _| !has_key(name));
     if outdated.is_empty() || !survey.refusals.is_empty() {
         return Ok(());
     }
-    let names: Vec<&str> = outdated.iter().map(|name| name.as_str()).collect();
+    let mut names: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for (name, differences) in &outdated {
+        let differences = joined(differences);
+        names.entry(differences).or_default().push(name.as_str());
+    }
+    let outdated: Vec<String> = names
+        .into_iter()
+        .map(|(differences, names)| format!("{} ({differences})", names.join(", ")))
+        .collect();
     Err(Failure::new(
         ExitCode::Refused,
         format!(
-            "the requests were exported for another configuration, so that certificates for them would be refused: {}; nothing was changed",
-            names.join(", ")
+            "the requests were exported for another configuration, and certificates for them would be refused: {}; nothing was changed",
+            outdated.join("; ")
         ),
     )
     .advise("undo the change and run again, or have other requests signed: nodepki csr export DIR, with another directory"))

@@ -36,7 +36,7 @@ pub use outcome::{AnswerFault, PendingReason};
 pub(super) use outcome::{
     IssuanceOutcome, NotInstalled, RequestOutcome, SignedCertificate, Unsigned,
 };
-pub(super) use prepare::{PreparedRequest, RequestStart, Resumed, prepare};
+pub(super) use prepare::{PreparedRequest, RequestStart, Resumed, differences_of_request, prepare};
 use prepare::{create_slot, new_record};
 pub(super) use verify::life_of;
 use verify::{VerifiedAnswer, judge, verified};

@@ -106,7 +106,7 @@ fn show_plan(sources: SourceOptions, global: &GlobalOptions) -> Result<ExitCode,
         tickets.find(|(one, _)| *one == slot)?.1.as_ref()
     });
     let outdated = agent::outdated_exports(&root, &survey)?;
-    let import = next::after_export(&root, records, &outdated, |command| {
+    let import = next::after_export(&root, records, !outdated.is_empty(), |command| {
         sources.command(global, command)
     });
     let next = match code {

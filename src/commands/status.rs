@@ -180,7 +180,7 @@ fn closing(root: &NodeRoot, status: &NodeStatus, is_one: bool) -> Closing {
     let import = next::after_export(
         root,
         shown.map(|(_, record)| record.as_ref()),
-        &[],
+        false,
         |command| format!("nodepki {command}"),
     );
     let command = match status.worst() {

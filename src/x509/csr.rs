@@ -10,17 +10,17 @@ use x509_parser::certificate::X509Certificate;
 use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::cri_attributes::ParsedCriAttribute;
 use x509_parser::extensions::{GeneralName, ParsedExtension, X509Extension};
-use x509_parser::oid_registry::{
-    OID_X509_COMMON_NAME, OID_X509_EXT_SUBJECT_ALT_NAME, OID_X509_ORGANIZATION_NAME,
-};
+use x509_parser::oid_registry::OID_X509_EXT_SUBJECT_ALT_NAME;
 use x509_parser::prelude::FromDer;
 
 use super::certificate::Certificate;
 use super::key::{KeyError, KeyType, PrivateKey, PublicKey};
 use super::pem::{encode_pem, pem_blocks};
-use super::profile::{ExtendedUsage, Profile, Sans, Subject};
+use super::profile::{ExtendedUsage, Profile, Subject, Tolerance};
 use super::signature::signature_is_valid;
 use super::strict::address;
+use super::verify::{CertDifference, FoundNames, compare_names, compare_subject};
+use crate::text::printable;
 
 /// A certificate signing request with a valid signature.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -150,45 +150,46 @@ impl Csr {
         })
     }
 
-    /// Returns true if subject and subject alternative names are exactly those of `profile`. It is false after the
-    /// configuration has changed, and for a request of another tool.
+    /// Returns true if subject and names are those of `profile`.
     pub(crate) fn matches(&self, profile: &Profile) -> bool {
+        self.differences(profile).is_empty()
+    }
+
+    /// Returns how subject and names differ from `profile`: after the configuration has changed, and for a request of another
+    /// tool.
+    pub(crate) fn differences(&self, profile: &Profile) -> Vec<CertDifference> {
+        let mut found = Vec::new();
         let Ok(parsed) = parse(&self.der) else {
-            return false;
+            return vec![CertDifference::SubjectAttribute("unreadable".to_owned())];
         };
-        let mut subject = Subject {
-            common_name: String::new(),
-            organizations: Vec::new(),
-        };
-        for attribute in parsed.certification_request_info.subject.iter_attributes() {
-            let Ok(value) = attribute.as_str() else {
-                return false;
-            };
-            let kind = attribute.attr_type();
-            if *kind == OID_X509_COMMON_NAME {
-                subject.common_name = value.to_owned();
-            } else if *kind == OID_X509_ORGANIZATION_NAME {
-                subject.organizations.push(value.to_owned());
-            } else {
-                return false;
-            }
+        let subject = parsed.certification_request_info.subject.as_raw();
+        match super::certificate::DistinguishedName::from_der(subject) {
+            Ok(subject) => compare_subject(&subject, profile, Tolerance::default(), &mut found),
+            Err(why) => found.push(CertDifference::SubjectAttribute(why)),
         }
-        let mut sans = Sans::default();
+        let (mut dns, mut ips, mut others) = (Vec::new(), Vec::new(), Vec::new());
         for extension in parsed.requested_extensions().into_iter().flatten() {
-            if let ParsedExtension::SubjectAlternativeName(names) = extension {
-                for name in &names.general_names {
-                    match name {
-                        GeneralName::DNSName(name) => sans.dns.push((*name).to_owned()),
-                        GeneralName::IPAddress(bytes) => match address(bytes) {
-                            Some(ip) => sans.ips.push(ip),
-                            None => return false,
-                        },
-                        _ => return false,
-                    }
+            let ParsedExtension::SubjectAlternativeName(names) = extension else {
+                continue;
+            };
+            for name in &names.general_names {
+                match name {
+                    GeneralName::DNSName(name) => dns.push((*name).to_owned()),
+                    GeneralName::IPAddress(bytes) => match address(bytes) {
+                        Some(ip) => ips.push(ip),
+                        None => others.push(printable(&name.to_string())),
+                    },
+                    other => others.push(printable(&other.to_string())),
                 }
             }
         }
-        subject == profile.subject && sans == profile.sans
+        let names = FoundNames {
+            dns: &dns,
+            ips: &ips,
+            others: &others,
+        };
+        compare_names(&names, profile, Tolerance::default(), &mut found);
+        found
     }
 
     /// Returns true if subject and subject alternative names are those of `certificate`, byte for byte. RFC 7030, 4.2.2,

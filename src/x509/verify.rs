@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use time::OffsetDateTime;
 
-use super::certificate::{Certificate, NameAttribute};
+use super::certificate::{Certificate, DistinguishedName, NameAttribute};
 use super::chain::{Chain, TrustBundle};
 use super::key::{KeyAlgorithm, KeyType, PublicKey};
 use super::path::{self, Path, PathRefusal};
@@ -194,8 +194,8 @@ pub fn satisfies(
     let leaf = chain.leaf();
     let mut found = Vec::new();
     compare_key(leaf, profile, key, &mut found);
-    compare_subject(leaf, profile, tolerance, &mut found);
-    compare_sans(leaf, profile, tolerance, &mut found);
+    compare_subject(leaf.subject(), profile, tolerance, &mut found);
+    compare_names(&names_of(leaf), profile, tolerance, &mut found);
     compare_usages(leaf, profile, tolerance, &mut found);
     if now > leaf.not_after() {
         found.push(CertDifference::Expired(rfc3339(leaf.not_after())));
@@ -215,8 +215,9 @@ pub fn is_for_names(chain: &Chain, profile: &Profile, tolerance: Tolerance) -> b
         unread_attributes: false,
         ..tolerance
     };
-    compare_subject(chain.leaf(), profile, exact, &mut found);
-    compare_sans(chain.leaf(), profile, tolerance, &mut found);
+    let leaf = chain.leaf();
+    compare_subject(leaf.subject(), profile, exact, &mut found);
+    compare_names(&names_of(leaf), profile, tolerance, &mut found);
     found.is_empty()
 }
 
@@ -266,12 +267,15 @@ fn compare_key(
             found: hex(&leaf.public_key().sha256()),
         });
     }
-    if *leaf.public_key().key_type() != KeyType::Known(profile.key) {
-        found.push(CertDifference::KeyAlgorithm {
-            wanted: profile.key,
-            found: leaf.public_key().key_type().to_string(),
-        });
-    }
+    found.extend(algorithm_difference(leaf.public_key(), profile.key));
+}
+
+/// Returns the difference of a key that is not of this algorithm.
+pub fn algorithm_difference(key: &PublicKey, wanted: KeyAlgorithm) -> Option<CertDifference> {
+    (*key.key_type() != KeyType::Known(wanted)).then(|| CertDifference::KeyAlgorithm {
+        wanted,
+        found: key.key_type().to_string(),
+    })
 }
 
 /// Types of the attributes that CAs add to each subject by their policy and that no component of Kubernetes reads. The
@@ -305,13 +309,12 @@ fn is_unread(attribute: &NameAttribute) -> bool {
 }
 
 /// Compares subjects as sets of (type, value), since signers reorder and re-encode the attributes.
-fn compare_subject(
-    leaf: &Certificate,
+pub(super) fn compare_subject(
+    subject: &DistinguishedName,
     profile: &Profile,
     tolerance: Tolerance,
     found: &mut Vec<CertDifference>,
 ) {
-    let subject = leaf.subject();
     let names: Vec<_> = subject.values("CN").collect();
     if names != [profile.subject.common_name.as_str()] {
         found.push(CertDifference::CommonName {
@@ -340,8 +343,23 @@ fn compare_subject(
     }
 }
 
-fn compare_sans(
-    leaf: &Certificate,
+/// The names in subjectAltName.
+pub(super) struct FoundNames<'a> {
+    pub(super) dns: &'a [String],
+    pub(super) ips: &'a [IpAddr],
+    pub(super) others: &'a [String],
+}
+
+fn names_of(leaf: &Certificate) -> FoundNames<'_> {
+    FoundNames {
+        dns: leaf.dns_names(),
+        ips: leaf.ip_addresses(),
+        others: leaf.other_names(),
+    }
+}
+
+pub(super) fn compare_names(
+    names: &FoundNames<'_>,
     profile: &Profile,
     tolerance: Tolerance,
     found: &mut Vec<CertDifference>,
@@ -349,30 +367,18 @@ fn compare_sans(
     let own_name =
         |name: &String| tolerance.common_name_as_dns && *name == profile.subject.common_name;
     let (wanted_dns, wanted_ips) = (&profile.sans.dns, &profile.sans.ips);
-    let missing_dns = wanted_dns
-        .iter()
-        .filter(|name| !leaf.dns_names().contains(name));
+    let missing_dns = wanted_dns.iter().filter(|name| !names.dns.contains(name));
     found.extend(missing_dns.cloned().map(CertDifference::DnsMissing));
-    let missing_ips = wanted_ips
-        .iter()
-        .filter(|ip| !leaf.ip_addresses().contains(ip));
+    let missing_ips = wanted_ips.iter().filter(|ip| !names.ips.contains(ip));
     found.extend(missing_ips.copied().map(CertDifference::IpMissing));
-    let extra_dns = leaf
-        .dns_names()
+    let extra_dns = names
+        .dns
         .iter()
         .filter(|name| !wanted_dns.contains(name) && !own_name(name));
     found.extend(extra_dns.map(|name| CertDifference::DnsExtra(printable(name))));
-    let extra_ips = leaf
-        .ip_addresses()
-        .iter()
-        .filter(|ip| !wanted_ips.contains(ip));
+    let extra_ips = names.ips.iter().filter(|ip| !wanted_ips.contains(ip));
     found.extend(extra_ips.copied().map(CertDifference::IpExtra));
-    found.extend(
-        leaf.other_names()
-            .iter()
-            .cloned()
-            .map(CertDifference::SanExtra),
-    );
+    found.extend(names.others.iter().cloned().map(CertDifference::SanExtra));
 }
 
 fn compare_usages(

@@ -5,7 +5,9 @@ use crate::process::failpoint;
 use crate::signer::{SignerError, SignerKind};
 use crate::spec::CertSpec;
 use crate::store::{self, PendingRequest, RequestPhase, RequestRecord};
-use crate::x509::{Csr, KeyType, PrivateKey, UsageExtensions};
+use crate::x509::{
+    CertDifference, Csr, PrivateKey, PublicKey, UsageExtensions, algorithm_difference,
+};
 
 /// A pending request of an earlier run that still matches the plan.
 pub(in crate::agent) struct Resumed {
@@ -27,23 +29,32 @@ impl Resumed {
             .as_deref()
             .and_then(|pem| Csr::from_pem(pem).ok());
         let csr = csr.filter(|csr| csr.public_key() == key.public_key());
-        let same_wish = csr
-            .as_ref()
-            .is_none_or(|csr| csr.matches(&spec.requested.profile));
-        let same_algorithm = *key.key_type() == KeyType::Known(spec.requested.profile.key);
+        let is_current = differences_of_request(csr.as_ref(), key.public_key(), spec).is_empty();
         // After a wrong answer a new key makes a new request, so no signer can repeat the old answer. For a signer
         // of files the CSR stays usable: an administrator only has to sign it correctly.
         let failed = pending.ticket.as_ref().is_some_and(|ticket| {
             ticket.phase == RequestPhase::Failed
                 && ticket.signer_kind != SignerKind::Directory.as_str()
         });
-        (same_wish && same_algorithm && !failed).then(|| Resumed {
+        (is_current && !failed).then(|| Resumed {
             key,
             csr,
             ticket: pending.ticket.clone(),
             answer: pending.issued_pem.clone(),
         })
     }
+}
+
+/// Returns how a recorded request differs from what the plan asks for.
+pub(in crate::agent) fn differences_of_request(
+    csr: Option<&Csr>,
+    key: &PublicKey,
+    spec: &CertSpec,
+) -> Vec<CertDifference> {
+    let wanted = &spec.requested.profile;
+    let mut found = csr.map_or_else(Vec::new, |csr| csr.differences(wanted));
+    found.extend(algorithm_difference(key, wanted.key));
+    found
 }
 
 /// The key or request to start with.

@@ -8,7 +8,7 @@ use crate::agent::{self, ExitCode, Failure, ReportRow, RowReason, RunReport, joi
 use crate::commands::now;
 use crate::commands::options::GlobalOptions;
 use crate::kube::kubeadm::KubeadmRole;
-use crate::kube::names::{CertName, NodePath};
+use crate::kube::names::NodePath;
 use crate::signer::{SignerError, quoted};
 use crate::store::{NodeRoot, OFFLINE_SIGNER, RequestRecord};
 
@@ -145,12 +145,12 @@ pub(in super::super) fn after_success(
     })
 }
 
-/// Returns what to do about requests that all wait for `csr import`; `None` if one waits for another signer. `outdated`:
-/// certificates for them would be refused. `command` adds the options of this run.
+/// Returns what to do about requests that all wait for `csr import`; `None` if one waits for another signer. `is_outdated`:
+/// certificates for some of them would be refused. `command` adds the options of this run.
 pub(in super::super) fn after_export<'a>(
     root: &NodeRoot,
     records: impl Iterator<Item = Option<&'a RequestRecord>>,
-    outdated: &[CertName],
+    is_outdated: bool,
     command: impl FnOnce(&str) -> String,
 ) -> Option<String> {
     let records: Vec<&RequestRecord> = records.collect::<Option<_>>()?;
@@ -161,7 +161,7 @@ pub(in super::super) fn after_export<'a>(
     {
         return None;
     }
-    if !outdated.is_empty() {
+    if is_outdated {
         let export = command("csr export DIR");
         return Some(format!(
             "{export}, with another directory, since the last export was for another configuration"
@@ -193,7 +193,7 @@ pub(in super::super) fn awaited_import(
     let outdated = agent::outdated_exports(root, &survey).ok()?;
     let tickets = root.tickets().ok()?;
     let records = tickets.iter().map(|(_, record)| record.as_ref());
-    after_export(root, records, &outdated, command)
+    after_export(root, records, !outdated.is_empty(), command)
 }
 
 /// Returns what to do after a run that was not completed.

@@ -1,8 +1,8 @@
 use std::time::Duration;
 
 use super::*;
-use crate::x509::KeyAlgorithm;
 use crate::x509::der_encoding::sequence;
+use crate::x509::{KeyAlgorithm, Sans};
 
 fn profile(dns: &str) -> Profile {
     Profile {
@@ -94,28 +94,48 @@ fn reads_both_labels_and_finds_usage_extensions() {
     assert!(csr.has_usage_extensions());
     let bare = Csr::create(&profile("node"), &key(), UsageExtensions::Omitted).unwrap();
     assert!(!bare.has_usage_extensions());
-    assert!(bare.matches(&profile("node")));
+    assert_eq!(bare.differences(&profile("node")), []);
 }
 
 #[test]
-fn matches_profile_with_same_subject_and_names_only() {
+fn names_differences_of_subject_and_names() {
     let csr = create(&profile("node")).unwrap();
-    assert!(csr.matches(&profile("node")));
-    assert!(!csr.matches(&profile("other")));
-    let changes: [fn(&mut Profile); 4] = [
-        |profile| profile.subject.common_name.push('2'),
-        |profile| profile.subject.organizations.clear(),
-        |profile| profile.sans.ips.truncate(1),
-        |profile| profile.sans.dns.clear(),
+    assert_eq!(csr.differences(&profile("node")), []);
+    type Change = fn(&mut Profile);
+    let changes: [(Change, &[&str], &[&str]); 5] = [
+        (
+            |profile| profile.subject.common_name.push('2'),
+            &["expected CN \"node2\", found \"node\""],
+            &["expected CN \"node\", found \"node2\""],
+        ),
+        (
+            |profile| profile.subject.organizations.clear(),
+            &["unexpected O \"nodes\": Kubernetes would treat it as membership of that group"],
+            &["O \"nodes\" is missing"],
+        ),
+        (
+            |profile| profile.sans.ips.truncate(1),
+            &["unexpected SAN IP:2001:db8::1"],
+            &["SAN IP:2001:db8::1 is missing"],
+        ),
+        (
+            |profile| profile.sans.dns = vec!["other".to_owned()],
+            &["SAN DNS:other is missing", "unexpected SAN DNS:node"],
+            &["SAN DNS:node is missing", "unexpected SAN DNS:other"],
+        ),
+        (|profile| profile.sans.ips.reverse(), &[], &[]),
     ];
-    for (number, change) in changes.into_iter().enumerate() {
+    for (change, lacks, has_more) in changes {
         let mut changed = profile("node");
         change(&mut changed);
-        assert!(!csr.matches(&changed), "change {number}");
-        // A request that lacks what the profile contains.
-        assert!(
-            !create(&changed).unwrap().matches(&profile("node")),
-            "change {number}"
+        let texts = |csr: &Csr, wanted: &Profile| -> Vec<String> {
+            let found = csr.differences(wanted);
+            found.iter().map(ToString::to_string).collect()
+        };
+        assert_eq!(texts(&csr, &changed), lacks);
+        assert_eq!(
+            texts(&create(&changed).unwrap(), &profile("node")),
+            has_more
         );
     }
 }
