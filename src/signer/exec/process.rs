@@ -2,6 +2,7 @@
 //! for time and output. Its stderr is logged without probable secrets.
 
 use std::future::pending;
+use std::io::Read as _;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
@@ -19,6 +20,10 @@ use super::{
 use crate::process::confine;
 use crate::process::interrupt;
 use crate::signer::{SignerError, printable};
+use crate::text::quoted;
+
+/// Length of the first line that Linux reads of a script (`BINPRM_BUF_SIZE`), in bytes.
+const MAX_FIRST_LINE: u64 = 256;
 
 /// Returns the program's real path, after verifying that only root and this user could have created it: both the
 /// given path (symbolic links and their directories) and the path to which it resolves are checked.
@@ -43,7 +48,11 @@ pub(super) fn trusted_program(command: &Path) -> Result<PathBuf, SignerError> {
         let refused = match error.kind() {
             std::io::ErrorKind::NotFound => SignerError::config(
                 format!("the command {shown} does not exist"),
-                "install it there, or correct the path",
+                if command.to_string_lossy().contains(' ') {
+                    "name only the program in `command`, and its arguments in `args`"
+                } else {
+                    "install it there, or correct the path"
+                },
             ),
             _ => refuse(error.to_string()),
         };
@@ -87,7 +96,37 @@ pub(super) fn trusted_program(command: &Path) -> Result<PathBuf, SignerError> {
             format!("make it executable: chmod 0755 {shown}"),
         ));
     }
+    if let Some((why, advice)) = interpreter_fault(&real) {
+        return Err(refuse_for(why, advice));
+    }
     Ok(real)
+}
+
+/// Returns why the system would not find the interpreter of a script, and the fix. Its own error would be that the script
+/// does not exist.
+fn interpreter_fault(script: &Path) -> Option<(String, String)> {
+    let mut start = Vec::new();
+    let file = std::fs::File::open(script).ok()?;
+    file.take(MAX_FIRST_LINE).read_to_end(&mut start).ok()?;
+    let line = start
+        .strip_prefix(b"#!")?
+        .split(|byte| *byte == b'\n')
+        .next()?;
+    if line.ends_with(b"\r") {
+        let script = quoted(&script.display().to_string());
+        return Some((
+            "its lines end with CR and LF".to_owned(),
+            format!("remove the CRs: sed -i 's/\\r$//' {script}"),
+        ));
+    }
+    let line = std::str::from_utf8(line).ok()?;
+    let interpreter = line.split_ascii_whitespace().next()?;
+    (!Path::new(interpreter).exists()).then(|| {
+        (
+            format!("its interpreter {interpreter} does not exist"),
+            "install it, or correct the first line of the program".to_owned(),
+        )
+    })
 }
 
 /// Runs a program that is not a signer with the same precautions: no shell, trusted path, minimal environment, its
