@@ -180,6 +180,7 @@ impl InitArgs {
                 OutputTarget::Machine(file.as_given().to_owned())
             };
             target.require_absent(root)?;
+            target.require_directory()?;
             return Ok(target);
         }
         let (settings, _) = load::read_settings(root, &LoadInputs::default())?;
@@ -245,6 +246,7 @@ impl InitArgs {
         }
         NextCommands {
             setup: format!("nodepki config signer-setup {kind}{options} >FILE"),
+            names_kubeadm_config: !self.kubeadm_config.is_empty(),
             preflight: format!("`nodepki preflight{options}`"),
         }
     }
@@ -453,6 +455,28 @@ impl OutputTarget {
         }
     }
 
+    /// Requires the directory of a file that `--to` names, before values are asked for. Below `/etc/nodepki`, it is created.
+    fn require_directory(&self) -> Result<(), Failure> {
+        let OutputTarget::Machine(path) = self else {
+            return Ok(());
+        };
+        let parent = match path.parent() {
+            Some(parent) if parent != Path::new("") => parent,
+            _ => return Ok(()),
+        };
+        if parent.is_dir() {
+            return Ok(());
+        }
+        Err(Failure::new(
+            ExitCode::Usage,
+            format!(
+                "--to {}: the directory {} does not exist (create it, or write another file)",
+                path.display(),
+                parent.display()
+            ),
+        ))
+    }
+
     fn write(&self, root: &NodeRoot, bytes: &[u8], mode: u32) -> Result<(), Failure> {
         let path = self.path();
         match self {
@@ -464,15 +488,8 @@ impl OutputTarget {
                 Ok(())
             }
             OutputTarget::Machine(_) => write_complete(path, bytes, mode).map_err(|error| {
-                let is_missing = error.kind() == io::ErrorKind::NotFound;
                 let message = format!("{}: the file cannot be written", path.display());
-                let failure = Failure::caused(ExitCode::NotPermitted, message, error);
-                let parent = path.parent().unwrap_or(Path::new("."));
-                if is_missing {
-                    failure.advise(format!("create the directory {}", parent.display()))
-                } else {
-                    failure
-                }
+                Failure::caused(ExitCode::NotPermitted, message, error)
             }),
         }
     }

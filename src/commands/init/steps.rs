@@ -9,6 +9,8 @@ use crate::signer::{SignerKind, quoted};
 pub(super) struct NextCommands {
     /// `nodepki config signer-setup KIND`.
     pub(super) setup: String,
+    /// The command above names the kubeadm configuration.
+    pub(super) names_kubeadm_config: bool,
     /// `nodepki preflight`, in quotes, with the place where it runs if that is another one.
     pub(super) preflight: String,
 }
@@ -39,10 +41,15 @@ pub(super) fn steps(
             format!("{}: {}", administrator(kind), run(kind, &script))
         }
         None if has_setup(kind) => format!(
-            "{}: {}, where `{}` writes FILE once the kubeadm configuration exists",
+            "{}: {}, where `{}` writes FILE{}",
             administrator(kind),
             run(kind, "FILE"),
-            commands.setup
+            commands.setup,
+            if commands.names_kubeadm_config {
+                ""
+            } else {
+                " once the kubeadm configuration exists"
+            }
         ),
         None => without_server(kind, filled, places),
     });
