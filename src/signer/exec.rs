@@ -87,8 +87,6 @@ const TEXT_LIMIT: usize = 1 << 10;
 const TERMINATION_GRACE_PERIOD: Duration = Duration::from_secs(5);
 /// How long descendants may keep stdout or stderr open after the program itself has ended.
 const MAX_LINGER_TIME: Duration = Duration::from_secs(1);
-/// Minimum time for a call, however near the deadline is.
-const MIN_CALL_TIME: Duration = Duration::from_secs(10);
 /// Exit code EX_TEMPFAIL of sysexits(3).
 const EXIT_RETRY: i32 = 75;
 /// Advice for a program that could not be started.
@@ -299,12 +297,7 @@ impl Exec {
     }
 
     /// Performs one call: starts the program, writes stdin, reads stdout, classifies the end.
-    async fn call(
-        &self,
-        verb: Verb,
-        input: &impl Serialize,
-        limit: Duration,
-    ) -> Result<Output, CallError> {
+    async fn call(&self, verb: Verb, input: &impl Serialize) -> Result<Output, CallError> {
         if let Some((detail, advice)) = self.refusal() {
             let detail = format!("{}: {detail}", self.label());
             return Err(CallError::NotStarted(SignerError::config(detail, advice)));
@@ -313,6 +306,7 @@ impl Exec {
         let input =
             serde_json::to_vec(input).map_err(|error| CallError::Unclean(error.to_string()))?;
         let child = self.spawn(&program, verb)?;
+        let limit = self.plugin.timeout;
         let finished = drive(child, &input, limit).await?;
         let lines = logged_lines(&finished.stderr);
         let shown = log_text(&lines);
@@ -328,13 +322,8 @@ impl Exec {
         let unclean = |why: String| Err(CallError::Unclean(why + &and_said(&said)));
         match finished.end {
             End::TimedOut => unclean(format!(
-                "it did not finish within {} s, {}",
-                limit.as_secs_f32().ceil(),
-                if limit < self.plugin.timeout {
-                    "the time that --wait leaves"
-                } else {
-                    "its timeout"
-                }
+                "it did not finish within {} s, its timeout",
+                limit.as_secs_f32().ceil()
             )),
             End::TooMuch => Err(CallError::Unusable(format!(
                 "it wrote more than {STDOUT_LIMIT} bytes to stdout{}",
@@ -435,8 +424,7 @@ impl Exec {
     ) -> Result<Answer, SignerError> {
         let mut document = wire::SignRequest::exchange(request, ticket);
         document.params.clone_from(&self.plugin.params);
-        let limit = limit(self.plugin.timeout, request);
-        let outcome = match self.call(verb, &document, limit).await {
+        let outcome = match self.call(verb, &document).await {
             Ok(Output { stdout, said }) => understand(&stdout, verb, request, ticket)
                 .map_err(|why| CallError::Unusable(why + &and_said(&said))),
             Err(error) => Err(error),
@@ -548,7 +536,7 @@ impl Exec {
                 ),
             )
         };
-        match self.call(verb, input, self.plugin.timeout).await {
+        match self.call(verb, input).await {
             Ok(Output { stdout, said }) => parse(&stdout)
                 .and_then(read)
                 .map_err(|why| unusable(why + &and_said(&said))),
@@ -628,18 +616,6 @@ impl Signer for Exec {
 fn filled(pem: Option<String>) -> Option<Vec<u8>> {
     pem.filter(|pem| !pem.trim().is_empty())
         .map(String::into_bytes)
-}
-
-/// Returns the time limit of a call: the timeout, limited by the deadline. A run without waiting time still gets
-/// [`MIN_CALL_TIME`], since the result of an interrupted call is unknown.
-fn limit(timeout: Duration, request: &Request) -> Duration {
-    match request.deadline {
-        None => timeout,
-        Some(deadline) => {
-            let left = Duration::try_from(deadline - request.now).unwrap_or_default();
-            timeout.min(left.max(MIN_CALL_TIME))
-        }
-    }
 }
 
 #[derive(Clone, Copy, PartialEq)]
