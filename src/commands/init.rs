@@ -14,13 +14,14 @@ use serde::Serialize;
 use super::config::{parse_kind, signer_setup};
 use super::now;
 use super::options::{GlobalOptions, node_name};
-use super::output::{Closing, DocumentKind, ListBody, print_to_stderr, print_warnings};
+use super::output::{Closing, DocumentKind, ListBody, print_to_stderr, print_warnings, text_style};
 use crate::agent::load::{self, LoadInputs};
 use crate::agent::{ExitCode, Failure};
 use crate::config::{Argument, CommandLineSettings, MAIN_FILE, Origin, Settings};
 use crate::kube::paths::CERTIFICATES_DIR;
 use crate::signer::SignerKind;
 use crate::store::NodeRoot;
+use crate::table::{TextStyle, fold};
 use crate::text::printable;
 use skeleton::{Filled, Placeholder, SKELETONS, Skeleton, Unset};
 use steps::{NextCommands, NodePlaces};
@@ -166,7 +167,7 @@ impl InitArgs {
         };
         let closing = Closing::default().then(report.steps.first().cloned());
         let (kind, code) = (DocumentKind::Init, ExitCode::Done);
-        global.print_body(kind, code, &closing, &report, || report.text())
+        global.print_body(kind, code, &closing, &report, || report.text(text_style()))
     }
 
     /// Returns where the settings are written. An existing file is never overwritten, and signers are not configured a
@@ -370,7 +371,7 @@ fn list(skeleton: &Skeleton) -> String {
 }
 
 impl InitReport {
-    fn text(&self) -> String {
+    fn text(&self, style: TextStyle) -> String {
         let mut text = format!("{} was written\n", self.settings.display());
         if let Some(script) = &self.script {
             text.push_str(&format!("{} was written\n", script.display()));
@@ -387,7 +388,9 @@ impl InitReport {
         }
         text.push_str("next:\n");
         for (at, step) in self.steps.iter().enumerate() {
-            text.push_str(&format!("{:>3}. {step}\n", at + 1));
+            let step = format!("{:>3}. {step}", at + 1);
+            text.push_str(&fold(&step, 3, style));
+            text.push('\n');
         }
         text
     }
