@@ -123,6 +123,15 @@ pub enum Event {
         /// End of validity of the certificate in place.
         not_after: OffsetDateTime,
     },
+    /// The run waits for a component, or for other nodes.
+    Awaiting {
+        /// What it waits for.
+        what: String,
+        /// What must become true.
+        until: &'static str,
+        /// The longest wait.
+        limit: Duration,
+    },
     /// A component was restarted and uses the files on disk.
     Restarted {
         /// Name of the static pod, or of the unit.

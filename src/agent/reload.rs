@@ -46,7 +46,7 @@ use time::OffsetDateTime;
 use tokio::time::{Instant, sleep};
 
 use crate::agent::{
-    self, Clock, ExitCode, Failure, Progress, ReportRow, RowAction, RowReason, audit,
+    self, Clock, Event, ExitCode, Failure, Progress, ReportRow, RowAction, RowReason, audit,
 };
 use crate::config::reload::Reload;
 use crate::config::{PodRestart, Settings};
@@ -320,8 +320,10 @@ impl Run<'_> {
 
     async fn changes(&mut self, changed: Vec<UnverifiedChange>) -> Result<(), Failure> {
         let mut proven = Vec::new();
+        // The components reload their files at the same time.
+        let give_up = Instant::now() + self.max_wait();
         for changed in changed {
-            match self.reloaded(changed.change).await {
+            match self.reloaded(changed.change, give_up).await {
                 Ok(detail) => proven.push((changed, detail)),
                 Err(why) => self.report(
                     changed.change,
@@ -385,8 +387,21 @@ impl Run<'_> {
         Some(record)
     }
 
+    /// Reports what the run waits for.
+    fn await_until(&self, what: impl ToString, until: &'static str, limit: Duration) {
+        self.progress.event(Event::Awaiting {
+            what: what.to_string(),
+            until,
+            limit,
+        });
+    }
+
     /// Waits until a component serves the certificate on disk, and returns the proof.
-    async fn reloaded(&self, change: ReplacedFile) -> Result<Option<String>, String> {
+    async fn reloaded(
+        &self,
+        change: ReplacedFile,
+        give_up: Instant,
+    ) -> Result<Option<String>, String> {
         let ReplacedFile::Certificate(name) = change else {
             return Ok(None);
         };
@@ -410,7 +425,8 @@ impl Run<'_> {
             None => pod.addresses(component),
         };
         let wanted = self.probe.on_disk(certificate)?;
-        let give_up = Instant::now() + self.max_wait();
+        let limit = give_up.saturating_duration_since(Instant::now());
+        self.await_until(component, "it serves the certificate on disk", limit);
         for address in &addresses {
             self.serves(component, *address, &wanted.fingerprint(), give_up)
                 .await?;

@@ -434,6 +434,7 @@ impl Progress for Recorder<'_> {
             | Event::Signed(_)
             | Event::Pending { .. }
             | Event::Expiring { .. }
+            | Event::Awaiting { .. }
             | Event::ClockBehind(_) => {}
         }
         drop(state);

@@ -180,7 +180,13 @@ impl Run<'_> {
     /// continues to run until the worker times out after [`VOLUME_TIMEOUT`]. `/healthz` does not show this state, the
     /// kubelet's metrics do.
     pub(super) async fn settle_kubelet(&self) -> Result<(), String> {
-        let give_up = Instant::now() + VOLUME_TIMEOUT + SETTLED_FOR;
+        let limit = VOLUME_TIMEOUT + SETTLED_FOR;
+        self.await_until(
+            Component::Kubelet,
+            "it has mounted the volumes of the static pods",
+            limit,
+        );
+        let give_up = Instant::now() + limit;
         let mut since: Option<(HostPathVolumes, Instant)> = None;
         loop {
             let volumes = match self.probe.host_path_volumes().await {
@@ -265,7 +271,9 @@ impl Run<'_> {
             Ok(lease) => lease,
             Err(failure) => return self.restart_without_lease(due, &failure.to_string()).await,
         };
-        match lease.take(self.max_wait()).await {
+        let limit = self.max_wait();
+        self.await_until("the Lease of restarts", "no other node holds it", limit);
+        match lease.take(limit).await {
             Ok(()) => {
                 let work = async {
                     let due = self.still_due(due).await?;

@@ -27,7 +27,9 @@ pub(super) struct StateBefore {
 impl Run<'_> {
     /// Checks that kube-apiserver and etcd of this node are healthy. A late answer is asked for again.
     pub(super) async fn await_health(&self, all_members: bool) -> Result<(), String> {
-        let healthy = while_late(self.max_wait(), async || self.is_healthy(all_members).await);
+        let limit = self.max_wait();
+        self.await_until("kube-apiserver and etcd", "they are healthy", limit);
+        let healthy = while_late(limit, async || self.is_healthy(all_members).await);
         Ok(healthy.await?)
     }
 
@@ -70,6 +72,7 @@ impl Run<'_> {
         before: &StateBefore,
     ) -> Result<String, String> {
         let timeout = self.probe.setup.reload.timeout;
+        self.await_until(component, "it works after its restart", timeout);
         let give_up = Instant::now() + timeout;
         let mut has_stopped = before.served.is_none();
         loop {

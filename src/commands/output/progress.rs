@@ -32,6 +32,8 @@ pub(super) struct ProgressState {
     failing: Option<(String, String)>,
     /// Why the clock is not trusted yet.
     clock: Option<String>,
+    /// The component for which the run waits after the installation, and until when.
+    component: Option<(String, String)>,
     /// Lines that were written on a stream that is not a terminal.
     lines: u32,
 }
@@ -68,6 +70,11 @@ impl ProgressState {
                 self.clock = None;
             }
             Event::ClockBehind(why) => self.clock = Some(why.clone()),
+            Event::Awaiting { what, until, limit } => {
+                let until = format!("until {until}, at most {}", short(*limit));
+                self.component = Some((what.clone(), until));
+            }
+            Event::Restarted { .. } | Event::RolledBack { .. } => self.component = None,
             _ => return false,
         }
         true
@@ -75,7 +82,7 @@ impl ProgressState {
 
     /// Returns whether the run waits for something outside this process.
     pub(super) fn is_waiting(&self) -> bool {
-        self.failing.is_some() || self.clock.is_some() || !self.waiting.is_empty()
+        self.subject().is_some()
     }
 
     /// Returns the line on a terminal with this width. Its end, the reason for the wait, is cut.
@@ -133,6 +140,14 @@ impl ProgressState {
                 what: format!("{signer}: no answer, trying again"),
                 brief: format!("{signer}: no answer"),
                 why: why.clone(),
+            });
+        }
+        if let Some((what, until)) = &self.component {
+            let what = format!("waiting for {what}");
+            return Some(Wait {
+                brief: what.clone(),
+                what,
+                why: until.clone(),
             });
         }
         let (name, (signer, why)) = self.waiting.first_key_value()?;
@@ -213,6 +228,29 @@ mod tests {
             "{line}"
         );
         assert!(line.ends_with(": no route"), "{line}");
+    }
+
+    #[test]
+    fn names_component_until_it_was_restarted() {
+        let mut state = ProgressState::default();
+        state.count(&Event::Awaiting {
+            what: "kube-apiserver".to_owned(),
+            until: "it serves the certificate on disk",
+            limit: Duration::from_secs(300),
+        });
+        let start = "waiting for kube-apiserver";
+        let end = "until it serves the certificate on disk, at most 5m00s";
+        let line = state.line(Duration::from_secs(3), 200);
+        assert_eq!(line, format!("3s {start} {WAY_OUT}: {end}"));
+        let line = state.due_line(Duration::from_secs(10)).unwrap();
+        assert!(
+            line.starts_with(&format!("{start} since 10s: {end}")),
+            "{line}"
+        );
+        state.count(&Event::Restarted {
+            component: "kube-apiserver",
+        });
+        assert!(!state.is_waiting());
     }
 
     #[test]

@@ -337,6 +337,9 @@ impl Progress for Terminal {
                 let not_after = rfc3339(*not_after);
                 tracing::info!(name: journal::EXPIRING, certificate = name.as_str(), authority = name.authority().as_str(), not_after, "{name}: due for renewal and not replaced, valid until {not_after}")
             }
+            Event::Awaiting { what, until, .. } => {
+                tracing::debug!("waiting for {what} until {until}")
+            }
             Event::Restarted { component } => {
                 tracing::info!(name: journal::RESTARTED, component, "{component}: restarted")
             }
