@@ -160,8 +160,9 @@ fn export(
         requests: names,
         directory: shown.clone(),
     };
-    let closing =
-        Closing::default().count(count, "written", format!("requests written to {shown}"));
+    let requests = if count == 1 { "request" } else { "requests" };
+    let written = format!("{requests} written to {shown}");
+    let closing = Closing::default().count(count, "written", written);
     let (text, next) = match count {
         0 => ("nothing to sign: all certificates are in place\n", None),
         _ => (

@@ -223,8 +223,11 @@ impl Survey {
         match action {
             Ok(action) => self.service_account = Some(action),
             Err(fault) => {
-                self.refusals
-                    .push(SurveyRefusal::ServiceAccount(fault.clone()));
+                // The refusal of the certificate whose file has the key names it already.
+                if !matches!(fault, ServiceAccountFault::Misplaced(_)) {
+                    self.refusals
+                        .push(SurveyRefusal::ServiceAccount(fault.clone()));
+                }
                 self.service_account_refused = Some(fault);
             }
         }

@@ -341,7 +341,7 @@ pub fn valid_copy(
 
 fn copy_advice(path: &str) -> String {
     format!(
-        "copy the old CA certificate from another control-plane node or from a backup to {path}"
+        "copy the old CA certificate from its signer, another control-plane node or a backup to {path}"
     )
 }
 

@@ -247,7 +247,7 @@ fn restores_exchanged_ca_files_with_one_command() {
         Some((
             both,
             format!(
-                "{words} (`cp /etcd.crt /proxy.crt.old && mv /proxy.crt.old /proxy.crt`); then copy the old CA certificate from another control-plane node or from a backup to /etcd.crt"
+                "{words} (`cp /etcd.crt /proxy.crt.old && mv /proxy.crt.old /proxy.crt`); then copy the old CA certificate from its signer, another control-plane node or a backup to /etcd.crt"
             )
         ))
     );
