@@ -49,7 +49,7 @@ use crate::spec::schedule::Rotation;
 use crate::spec::{CertFiles, CertSpec, NodeSpec};
 use crate::store::{
     self, AuditEvent, AuditRecord, KeyRemoval, KnownDirectories, NodeRecord, NodeRoot, Store,
-    StoreNote,
+    StoreError, StoreNote,
 };
 use crate::x509::TrustBundle;
 
@@ -474,6 +474,18 @@ fn preflight(setup: &RunSetup, survey: &Survey) -> Result<(), Failure> {
 /// # Errors
 /// All obstacles.
 pub fn require_room(root: &NodeRoot, setup: &RunSetup, survey: &Survey) -> Result<(), Failure> {
+    verify_room(root, setup, survey).map_err(no_room)
+}
+
+/// As [`require_room`], with the obstacles as values.
+///
+/// # Errors
+/// All obstacles.
+pub fn verify_room(
+    root: &NodeRoot,
+    setup: &RunSetup,
+    survey: &Survey,
+) -> Result<(), Vec<StoreError>> {
     let certs = survey.certs.iter();
     let certs = certs.filter(|cert| !matches!(cert.decision.action, Action::Keep { .. }));
     let bundles = survey.bundles.iter().filter(|bundle| !bundle.in_place);
@@ -487,7 +499,7 @@ pub fn require_room(root: &NodeRoot, setup: &RunSetup, survey: &Survey) -> Resul
         .flat_map(written)
         .chain(bundles.map(|bundle| bundle.spec.path.clone()))
         .chain(service_account.map(|spec| spec.public.clone()));
-    room_for(root, paths, survey.to_issue().count())
+    verify_room_for(root, paths, survey.to_issue().count())
 }
 
 /// Returns the files that are written for a certificate.
@@ -497,27 +509,30 @@ fn written(cert: &SurveyedCert) -> impl Iterator<Item = NodePath> {
     paths.chain(kubelet.map(|store| store.dir.join("kubelet-client.pem")))
 }
 
-fn room_for(
+fn verify_room_for(
     root: &NodeRoot,
     paths: impl Iterator<Item = NodePath>,
     requests: usize,
-) -> Result<(), Failure> {
+) -> Result<(), Vec<StoreError>> {
     // RSA-4096 chain with two intermediates, in a kubeconfig.
     const MAX_FILE_BYTES: u64 = 24 * 1024;
     let paths: Vec<NodePath> = paths.collect();
     let files = paths.iter().map(|path| (path.as_ref(), MAX_FILE_BYTES));
-    root.preflight(files, requests).map_err(|errors| {
-        let failures: Vec<Failure> = errors.into_iter().map(Failure::from).collect();
-        Failure {
-            code: failures
-                .iter()
-                .map(|failure| failure.code)
-                .max()
-                .unwrap_or(ExitCode::NotPermitted),
-            messages: failures
-                .into_iter()
-                .flat_map(|failure| failure.messages)
-                .collect(),
-        }
-    })
+    root.preflight(files, requests)
+}
+
+/// Returns the failure for all obstacles.
+fn no_room(errors: Vec<StoreError>) -> Failure {
+    let failures: Vec<Failure> = errors.into_iter().map(Failure::from).collect();
+    Failure {
+        code: failures
+            .iter()
+            .map(|failure| failure.code)
+            .max()
+            .unwrap_or(ExitCode::NotPermitted),
+        messages: failures
+            .into_iter()
+            .flat_map(|failure| failure.messages)
+            .collect(),
+    }
 }

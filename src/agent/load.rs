@@ -66,7 +66,9 @@ pub use identity::{IdentityChange, NameSource, computed_name, name_sources};
 use known::{ConfigurationFiles, KnownConfiguration};
 use places::DefinedFiles;
 pub use places::KubeconfigFile;
-pub(crate) use places::{Location, argument, defined, shown, shown_defined, verify_arguments};
+pub(crate) use places::{
+    Location, argument, defined, is_trusted, shown, shown_defined, verify_arguments,
+};
 pub use scratch::SignerState;
 pub use secrets::{LOCAL_CA_KEYS_ADVICE, exposed_secrets, local_ca_keys};
 use signers::credentials;
@@ -345,7 +347,7 @@ impl Loaded {
     /// Address for the daemon's metrics. Settings below `--root` do not open a port of this machine.
     pub(crate) fn metrics_address(&self, root: &NodeRoot) -> Option<SocketAddr> {
         let address = self.settings.metrics.listen?;
-        if places::is_trusted(root, self.settings.origin) {
+        if is_trusted(root, self.settings.origin) {
             return Some(address);
         }
         tracing::warn!(

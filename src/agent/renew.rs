@@ -12,7 +12,7 @@ use time::{Duration, OffsetDateTime};
 use super::survey::{Rotating, ServiceAccountFault, SurveyRefusal};
 use super::{
     Clock, ExitCode, Failure, Progress, RequestRun, RunReport, RunSetup, ServiceAccountAction,
-    Survey, install, open_store, report, revocation, room_for, written,
+    Survey, install, no_room, open_store, report, revocation, verify_room_for, written,
 };
 use crate::kube::components::ReplacedFile;
 use crate::kube::names::{Authority, CertName};
@@ -114,7 +114,8 @@ pub async fn renew(
     }
     let mut run = RequestRun::new(setup, &store, clock, progress, &mut survey)?;
     for (earlier, cert) in survey.to_issue().enumerate() {
-        if let Err(failure) = room_for(store.root(), written(cert), earlier + 1) {
+        let room = verify_room_for(store.root(), written(cert), earlier + 1);
+        if let Err(failure) = room.map_err(no_room) {
             run.leave_out([cert], failure);
         }
     }

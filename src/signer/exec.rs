@@ -392,7 +392,7 @@ impl Exec {
                 "the settings below {below} name the program {command} (exec.command), and a program named there is not started on this machine"
             ),
             format!(
-                "{}name settings of this machine with --config FILE",
+                "{}name settings of this machine with --config FILE, or have the requests signed elsewhere (nodepki csr export DIR)",
                 named.unwrap_or_default()
             ),
         ))

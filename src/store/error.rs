@@ -26,8 +26,7 @@ pub enum StoreError {
         source: Errno,
     },
     /// The file system has less room than the files need.
-    #[error("the file system of {path} has room for {available} bytes and {inodes} files, {needed} bytes and {files} files are needed; \
-             free some space (see `df -h` and `df -i`) and run again", path = path.display())]
+    #[error("the file system of {path} has room for {room} are needed; free some space (see `df -h` and `df -i`) and run again", path = path.display(), room = room([(*available, *needed, "bytes"), (*inodes, *files, "files")]))]
     TooLittleSpace {
         /// A directory on the file system in question.
         path: PathBuf,
@@ -207,6 +206,16 @@ pub enum Damage {
     /// A required field is missing.
     #[error("{0} is missing")]
     Missing(&'static str),
+}
+
+/// Returns the units of which there are too few, available and needed: `10 bytes, 20 bytes`.
+fn room(units: [(u64, u64, &str); 2]) -> String {
+    let lacking: Vec<String> = units
+        .into_iter()
+        .filter(|(available, needed, _)| available < needed)
+        .map(|(available, needed, unit)| format!("{available} {unit}, {needed} {unit}"))
+        .collect();
+    lacking.join(", and for ")
 }
 
 impl StoreError {

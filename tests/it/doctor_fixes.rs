@@ -182,6 +182,7 @@ const BY_ADMINISTRATORS: &[(&str, &str)] = &[
     ("shared-authority", "the authorities have to be separated at the signer"),
     ("local-signer", "another signer has to be configured"),
     ("authority-not-pinned", "an administrator has to find the cause"),
+    ("no-room", "space has to be found, see tests/it/failures_host.rs"),
     ("external-etcd", "the files belong to the administrators of etcd"),
     ("not-yet-valid", "the clock of the machine has to be set"),
     ("expiring", "needs a certificate that is older than the test, see tests/it/doctor.rs"),

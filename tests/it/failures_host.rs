@@ -178,6 +178,17 @@ fn finds_read_only_etc_before_sending_requests() {
     assert_eq!(node.exchanges(), []);
     // A node without missing files may be mounted read-only.
     node.ask().done();
+    let read_only = r#"mount --bind "$1/etc" "$1/etc"; mount -o remount,ro,bind "$1/etc""#;
+    let doctor = node.configured(["doctor"]);
+    with_mounts(&node, &doctor, read_only).says_not("no-room");
+    let missing = "/etc/kubernetes/pki/apiserver.crt";
+    let certificate = node.read(missing);
+    node.remove(missing);
+    with_mounts(&node, &doctor, read_only)
+        .ended(65)
+        .says("no-room")
+        .says("the file system is read-only");
+    node.write(missing, certificate);
     let ran = with_mounts(
         &node,
         &node.ask_command("0s"),
@@ -203,6 +214,15 @@ fn finds_full_disk_before_sending_requests() {
         .says(" are needed; free some space (see `df -h` and `df -i`) and run again");
     assert_eq!(node.exchanges(), []);
     before.unchanged(&node.etc());
+    let doctor = with_mounts(
+        &node,
+        &node.configured(["doctor"]),
+        r#"mount -t tmpfs -o size=64k tmpfs "$1/etc/kubernetes""#,
+    );
+    doctor
+        .ended(65)
+        .says("no-room")
+        .says("/etc/kubernetes has room for ");
     // The same for the state directory.
     let ran = with_mounts(
         &node,

@@ -41,7 +41,7 @@ const EWI: &[FindingSeverity] = &[
 
 macro_rules! checks {
     ($($id:literal, $severities:ident, $run:path, $meaning:literal;)+) => {
-        /// All checks, in the order of the report.
+        /// All checks, in the order of the report: what a run refuses comes before what it corrects.
         pub const CHECKS: &[Check] = &[
             $(Check { id: $id, severities: $severities, meaning: $meaning, run: $run },)+
         ];
@@ -89,8 +89,24 @@ checks! {
         "other users can read or change a file with a secret; a run that needs it refuses it, unless it is a kubeadm file";
     "authority-not-pinned", E, authorities::not_pinned,
         "the file of an authority contains a certificate that matches no configured pin";
+    "no-room", E, configuration::no_room,
+        "the file system is full or read-only, so that the next run cannot write its files";
     "external-etcd", E, leaves::external_etcd,
         "a file that the configuration names for an external etcd is missing or unusable";
+    "sa-missing", E, authorities::service_account_missing,
+        "sa.key or sa.pub is missing: kube-apiserver does not start";
+    "sa-pair", E, authorities::service_account_torn,
+        "sa.pub does not belong to sa.key: tokens signed on this node are rejected on this node";
+    "kubeconfig-is-a-directory", E, kubeconfigs::directory,
+        "the path of a kubeconfig is not a regular file: container runtimes create a directory for a missing file";
+    "kubeconfig-dangling", E, kubeconfigs::dangling,
+        "current-context of a kubeconfig is invalid";
+    "kubeconfig-refused", E, kubeconfigs::refused,
+        "a kubeconfig has a value that every client of Kubernetes refuses";
+    "directory-exposed", EW, access::directories,
+        "other users can replace files in a directory that nodepki writes to, or the directory itself";
+    "kubelet-other-node", EW, kubelet::other_node,
+        "the kubelet's certificate is for another node";
     "unreadable", E, leaves::unreadable,
         "a file is empty, damaged, not a regular file, or not of the expected kind";
     "missing-certificate", E, leaves::missing_certificate,
@@ -125,26 +141,14 @@ checks! {
         "a static pod that kubeadm did not write mounts files that nodepki replaces; a warning if it mounts super-admin.conf";
     "mode-too-open", EW, leaves::modes,
         "other users can read a private key, or change a trusted file";
-    "directory-exposed", EW, access::directories,
-        "other users can replace files in a directory that nodepki writes to, or the directory itself";
     "foreign-owner", W, access::owners,
         "a private key, certificate or kubeconfig belongs to a personal account";
-    "sa-missing", E, authorities::service_account_missing,
-        "sa.key or sa.pub is missing: kube-apiserver does not start";
-    "sa-pair", E, authorities::service_account_torn,
-        "sa.pub does not belong to sa.key: tokens signed on this node are rejected on this node";
     "sa-divergence", E, cluster::service_account,
         "the cluster does not have the public key of sa.key: every token signed by this node is rejected (needs --kubeconfig)";
     "kubeconfig-missing", E, kubeconfigs::missing,
         "a kubeconfig that this node needs is missing";
     "kubeconfig-empty", E, kubeconfigs::empty,
         "a kubeconfig is empty: the kubelet creates such a file for a static pod that starts before its kubeconfig exists";
-    "kubeconfig-is-a-directory", E, kubeconfigs::directory,
-        "the path of a kubeconfig is not a regular file: container runtimes create a directory for a missing file";
-    "kubeconfig-dangling", E, kubeconfigs::dangling,
-        "current-context of a kubeconfig is invalid";
-    "kubeconfig-refused", E, kubeconfigs::refused,
-        "a kubeconfig has a value that every client of Kubernetes refuses";
     "kubeconfig-authority", EW, kubeconfigs::authority,
         "the CA data of a kubeconfig differs from ca.crt, or from its first certificate";
     "kubeconfig-server", W, kubeconfigs::server,
@@ -167,8 +171,6 @@ checks! {
         "kubelet.conf contains its certificate instead of naming the file that the kubelet maintains";
     "kubelet-serving-unused", W, kubelet::serving_unused,
         "the kubelet's configuration prevents it from serving the certificate that is issued for it";
-    "kubelet-other-node", EW, kubelet::other_node,
-        "the kubelet's certificate is for another node";
     "manifest-unreadable", E, static_pods::unreadable,
         "the manifest of a static pod is not a valid Pod, so that the kubelet does not run it";
     "controller-manager-no-signer", I, static_pods::no_signer,

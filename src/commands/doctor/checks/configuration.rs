@@ -188,6 +188,18 @@ pub(super) fn unfinished(picture: &Picture) -> Vec<CheckNote> {
     picture.unfinished.iter().map(note).collect()
 }
 
+pub(super) fn no_room(picture: &Picture) -> Vec<CheckNote> {
+    let reasons = picture.configuration.no_room.iter();
+    reasons
+        .map(|why| {
+            CheckNote::error(
+                why,
+                "do so before the other fixes: a run without room for its files ends before it sends a request",
+            )
+        })
+        .collect()
+}
+
 pub(super) fn strays(picture: &Picture) -> Vec<CheckNote> {
     let unfinished = picture.trees.unfinished.iter().map(|path| {
         let path = picture.here(path);

@@ -14,7 +14,14 @@ use crate::spec::assess::{Action, COPY_SERVICE_ACCOUNT, differences_from_spec, j
 use crate::text::rfc3339;
 use crate::x509::{CertDifference, path_differences};
 
-const BOOTSTRAP_OR_RENEW: &str = "run `nodepki bootstrap`, which issues a new one (if no signer is reachable, `nodepki csr export DIR`); with the CA key on this node also kubeadm certs renew";
+/// Returns how to get a new certificate.
+fn issue(picture: &Picture) -> &'static str {
+    if picture.configuration.has_refused_program {
+        "run `nodepki csr export DIR` and have the requests signed, or run `nodepki bootstrap --config FILE` with settings of this machine: no program that settings below the root directory name is started here"
+    } else {
+        "run `nodepki bootstrap`, which issues a new one (with --online, this command asks the signers first; if none is reachable, `nodepki csr export DIR`); with the CA key on this node also kubeadm certs renew"
+    }
+}
 
 /// Returns the faults of one kind, of authorities and leaves.
 fn problems_of(
@@ -66,7 +73,7 @@ pub(super) fn unreadable(picture: &Picture) -> Vec<CheckNote> {
                     COPY_SERVICE_ACCOUNT.to_owned()
                 }
                 RowSubject::Certificate(name) if is_issued(picture, name) => {
-                    BOOTSTRAP_OR_RENEW.to_owned()
+                    issue(picture).to_owned()
                 }
                 RowSubject::Certificate(name) if name.is_kubeconfig() => {
                     let files = picture.status.certificate(name).map(|row| row.files.as_slice());
@@ -112,7 +119,7 @@ fn lacking(picture: &Picture, key: bool) -> impl Iterator<Item = (&CertStatus, V
 }
 
 pub(super) fn missing_certificate(picture: &Picture) -> Vec<CheckNote> {
-    let issue = picture.unless_exported(BOOTSTRAP_OR_RENEW);
+    let issue = picture.unless_exported(issue(picture));
     let pairs = lacking(picture, false).map(|(row, missing)| {
         let names: Vec<String> = missing
             .iter()
@@ -167,7 +174,7 @@ pub(super) fn missing_key(picture: &Picture) -> Vec<CheckNote> {
                     row.name,
                     picture.here(file.path.as_ref())
                 ),
-                BOOTSTRAP_OR_RENEW,
+                issue(picture),
             )
         })
         .collect()
@@ -185,7 +192,7 @@ pub(super) fn torn(picture: &Picture) -> Vec<CheckNote> {
         exchanged.is_none_or(|key| files.iter().all(|file| picture.here(file) != key.path))
     });
     let mut notes: Vec<CheckNote> = leaves
-        .map(|problem| problem.error(BOOTSTRAP_OR_RENEW))
+        .map(|problem| problem.error(issue(picture)))
         .collect();
     for (name, authority) in &picture.authorities {
         if let (Some(bundle), AuthorityKey::Usable(key)) =
@@ -219,7 +226,7 @@ pub(super) fn expired(picture: &Picture) -> Vec<CheckNote> {
                 valid_copy(picture, name).unwrap_or_else(|| FIX.to_owned()),
             )
             .with_code(problem.fault.code()),
-            _ => problem.error(BOOTSTRAP_OR_RENEW),
+            _ => problem.error(issue(picture)),
         })
         .collect()
 }
@@ -288,7 +295,7 @@ pub(super) fn revoked(picture: &Picture) -> Vec<CheckNote> {
             let why = cert.found.revoked.as_ref()?;
             Some(CheckNote::error(
                 format!("{}: {why}", cert.spec.name()),
-                BOOTSTRAP_OR_RENEW,
+                issue(picture),
             ))
         })
         .collect()
@@ -340,7 +347,7 @@ pub(super) fn misplaced(picture: &Picture) -> Vec<CheckNote> {
         fault => matches!(fault, RowFault::Misplaced(_)),
     };
     problems_of(picture, is_wanted)
-        .map(|problem| problem.error(BOOTSTRAP_OR_RENEW))
+        .map(|problem| problem.error(issue(picture)))
         .collect()
 }
 

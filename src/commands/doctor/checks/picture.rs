@@ -9,9 +9,8 @@ use time::OffsetDateTime;
 use super::DiagnosisInputs;
 use super::cluster::Answers;
 use super::finding::CheckNote;
-use crate::agent::join;
 use crate::agent::load::{self, NameSource};
-use crate::agent::{Examination, ExitCode, Survey};
+use crate::agent::{self, Examination, ExitCode, RunSetup, Survey, join};
 use crate::config::{FRAGMENT_DIRECTORIES, MAIN_FILE};
 use crate::kube::components::{Component, ReplacedFile};
 use crate::kube::kubeadm;
@@ -29,7 +28,9 @@ use crate::spec::assess::{FoundKubeconfig, Observed};
 use crate::spec::authority_rotation::{AuthorityRotation, RotationSubject};
 use crate::spec::compliance::KeyUse;
 use crate::spec::{Layout, NodeSpec, credentials, kubeconfig_path};
-use crate::store::{self, Exposed, FileKind, NodeRoot, STATE_DIR, UnfinishedWork};
+use crate::store::{
+    self, ErrorClass, Exposed, FileKind, NodeRoot, STATE_DIR, StoreError, UnfinishedWork,
+};
 use crate::x509::{Certificate, Chain, KeyError, PrivateKey, PublicKey, TrustBundle};
 use crate::yaml;
 
@@ -105,6 +106,10 @@ pub(super) struct Configuration {
     state: Option<NodeState>,
     /// The configured signers that keep the CA key outside this node, by authority.
     pub(super) external: BTreeMap<Authority, String>,
+    /// Why the files of the next run cannot be written: too little space, or a read-only file system.
+    pub(super) no_room: Vec<String>,
+    /// The program of a signer is named below a root directory, where it is not started.
+    pub(super) has_refused_program: bool,
     /// Secrets of the settings that other users can read or change.
     pub(super) exposed_secrets: Vec<String>,
     /// Signers of the settings whose CA keys are on the node.
@@ -456,6 +461,7 @@ impl Configuration {
                 return read;
             }
         };
+        let starts_programs = load::is_trusted(root, settings.signer_origin);
         read.exposed_secrets = load::exposed_secrets(root, &settings);
         read.local_ca_keys = load::local_ca_keys(root, &settings);
         read.kubelets = settings.kubelets.sign.then(|| settings.kubelets.clone());
@@ -464,6 +470,7 @@ impl Configuration {
                 && !matches!(signer.kind(), SignerKind::Local | SignerKind::Embedded)
             {
                 read.external.insert(authority, name.to_owned());
+                read.has_refused_program |= signer.kind() == SignerKind::Exec && !starts_programs;
             }
         }
         let named = settings.kubeadm.cluster_configuration.iter();
@@ -479,6 +486,9 @@ impl Configuration {
                 // If the survey fails, the check of the file that caused it reports the fault.
                 read.survey = loaded.setup.survey_of(&loaded.state, now).ok();
                 if let Some(survey) = &read.survey {
+                    if !survey.is_settled() {
+                        read.no_room = lack_of_room(root, &loaded.setup, survey);
+                    }
                     read.keys = survey.all_key_uses(loaded.state.root(), now);
                 }
                 read.state = Some(loaded.state);
@@ -497,6 +507,20 @@ impl Configuration {
             },
         }
         read
+    }
+}
+
+/// Returns why the files of the next run cannot be written. Other checks report files and directories that it refuses.
+fn lack_of_room(root: &NodeRoot, setup: &RunSetup, survey: &Survey) -> Vec<String> {
+    let is_lack =
+        |error: &StoreError| matches!(error.class(), ErrorClass::NoSpace | ErrorClass::ReadOnly);
+    match agent::verify_room(root, setup, survey) {
+        Ok(()) => Vec::new(),
+        Err(errors) => errors
+            .iter()
+            .filter(|error| is_lack(error))
+            .map(ToString::to_string)
+            .collect(),
     }
 }
 
@@ -540,7 +564,7 @@ impl Reader<'_> {
                 Observed::Unreadable(why) => AuthorityKey::Unusable(why),
                 _ => AuthorityKey::Unusable(KeyError::NoKey.to_string()),
             },
-            Err(error) if error.class() == store::ErrorClass::Denied => match file.metadata() {
+            Err(error) if error.class() == ErrorClass::Denied => match file.metadata() {
                 Some(_) => AuthorityKey::Closed,
                 None => AuthorityKey::Unknown,
             },
@@ -623,7 +647,7 @@ impl Reader<'_> {
         let file = self.state.file(Path::new(MANIFESTS_DIR).join(name));
         match file.bytes() {
             // `not-permitted` reports this for every file.
-            Err(error) if error.class() == store::ErrorClass::Denied => Observed::Absent,
+            Err(error) if error.class() == ErrorClass::Denied => Observed::Absent,
             _ => self.state.manifest(name),
         }
     }
@@ -743,7 +767,7 @@ impl Reader<'_> {
     }
 
     fn search_below(&self, path: &Path, depth: usize, places: &[&Path], trees: &mut Trees) {
-        let denied = |error: &store::StoreError| error.class() == store::ErrorClass::Denied;
+        let denied = |error: &StoreError| error.class() == ErrorClass::Denied;
         let dir = match self.state.root().dir(path) {
             Ok(Some(dir)) => dir,
             Ok(None) => return,
