@@ -329,7 +329,7 @@ impl Run<'_> {
                     changed.change,
                     ReloadState::Failed,
                     format!(
-                        "{why}; see the log of that component, which still uses the old certificate, then run `nodepki renew`, which repeats this check"
+                        "{why}; see the log of that component, which does not use the new certificate yet, then run `nodepki renew`, which repeats this check"
                     ),
                 ),
             }

@@ -458,7 +458,7 @@ impl OutputTarget {
         }
     }
 
-    /// Requires the directory of a file that `--to` names, before values are asked for. Below `/etc/nodepki`, it is created.
+    /// Requires the directory of a file on this machine, before values are asked for.
     fn require_directory(&self) -> Result<(), Failure> {
         let OutputTarget::Machine(path) = self else {
             return Ok(());

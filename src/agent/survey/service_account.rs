@@ -185,7 +185,9 @@ impl Survey {
                 private: spec.private.to_string(),
                 is_alone: matches!(private, Observed::Absent | Observed::Empty),
             };
-            self.certs[place].unrepairable = Some(CertRefusal::ServiceAccountKey(misplaced));
+            if let Some(cert) = self.certs.get_mut(place) {
+                cert.unrepairable = Some(CertRefusal::ServiceAccountKey(misplaced));
+            }
         }
         Ok(())
     }

@@ -226,13 +226,11 @@ pub(super) fn service_account_missing(picture: &Picture) -> Vec<CheckNote> {
         return Vec::new();
     };
     if let Some(found) = misplaced_key(picture).filter(|found| found.is_alone) {
-        let fix = format!(
-            "{}, then run `nodepki bootstrap`, which issues the certificate for {} again",
-            found.fix(),
+        let then = format!(
+            "run `nodepki bootstrap`, which issues the certificate for {} again",
             quoted(&found.path)
         );
-        let note = CheckNote::error(found.to_string(), fix);
-        return vec![note.with_code(FileProblem::Absent.code())];
+        return vec![misplaced_note(found, &then)];
     }
     let absent = |file: &&FileStatus| file.access.is_none_or(|access| !access.regular);
     let files: Vec<&FileStatus> = row.files.iter().filter(absent).collect();
@@ -269,8 +267,7 @@ pub(super) fn service_account_missing(picture: &Picture) -> Vec<CheckNote> {
 
 pub(super) fn service_account_torn(picture: &Picture) -> Vec<CheckNote> {
     if let Some(found) = misplaced_key(picture).filter(|found| !found.is_alone) {
-        let fix = format!("{}, then run `nodepki doctor` again", found.fix());
-        return vec![CheckNote::error(found.to_string(), fix)];
+        return vec![misplaced_note(found, "run `nodepki doctor` again")];
     }
     let [key, public] = picture.service_account_files();
     let derive = format!(
@@ -287,6 +284,12 @@ pub(super) fn service_account_torn(picture: &Picture) -> Vec<CheckNote> {
         .filter(|problem| matches!(problem.fault, RowFault::PairMismatch))
         .map(|problem| problem.error_of_file(fix.as_str()))
         .collect()
+}
+
+fn misplaced_note(found: &MisplacedKey, then: &str) -> CheckNote {
+    let fault = RowFault::ServiceAccountKeyMisplaced(found.clone());
+    CheckNote::error(found.to_string(), format!("{}, then {then}", found.fix()))
+        .with_code(fault.code())
 }
 
 /// Returns the private key of `sa.pub`, if it is in the key file of a certificate.

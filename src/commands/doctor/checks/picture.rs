@@ -29,7 +29,7 @@ use crate::spec::authority_rotation::{AuthorityRotation, RotationSubject};
 use crate::spec::compliance::KeyUse;
 use crate::spec::{Layout, NodeSpec, credentials, kubeconfig_path};
 use crate::store::{
-    self, ErrorClass, Exposed, FileKind, NodeRoot, STATE_DIR, StoreError, UnfinishedWork,
+    ErrorClass, Exposed, FileKind, NodeRoot, STATE_DIR, StoreError, UnfinishedWork,
 };
 use crate::x509::{Certificate, Chain, KeyError, PrivateKey, PublicKey, TrustBundle};
 use crate::yaml;
