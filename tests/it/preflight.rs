@@ -173,6 +173,24 @@ fn reports_sealed_server_as_unreachable() {
 }
 
 #[test]
+fn doctor_names_offline_way_if_signer_fails() {
+    let node = Node::new();
+    node.ask().done();
+    node.remove("/etc/kubernetes/pki/apiserver.crt");
+    Ran::of(&mut node.configured(["doctor"])).says("with --online, this command asks the signers");
+    node.signer_does("all", "unreachable");
+    let doctor = Ran::of(&mut node.configured(["doctor", "--online"]));
+    doctor
+        .ended(65)
+        .says("and have the requests signed, or correct what `signer-login` reports");
+    node.signer_behaves();
+    let doctor = Ran::of(&mut node.configured(["doctor", "--online"]));
+    doctor
+        .says("which issues a new one; with the CA key")
+        .says_not("signer-login");
+}
+
+#[test]
 fn reports_other_authority_and_missing_role() {
     let rig = rig(SignerKind::Vault);
     let node = node(&*rig);

@@ -18,6 +18,10 @@ use crate::x509::{CertDifference, path_differences};
 fn issue(picture: &Picture) -> &'static str {
     if picture.configuration.has_refused_program {
         "run `nodepki csr export DIR` and have the requests signed, or run `nodepki bootstrap --config FILE` with settings of this machine: no program that settings below the root directory name is started here"
+    } else if picture.has_failing_signer() {
+        "run `nodepki csr export DIR` and have the requests signed, or correct what `signer-login` reports and run `nodepki bootstrap`"
+    } else if picture.signers.is_some() {
+        "run `nodepki bootstrap`, which issues a new one; with the CA key on this node also kubeadm certs renew"
     } else {
         "run `nodepki bootstrap`, which issues a new one (with --online, this command asks the signers first; if none is reachable, `nodepki csr export DIR`); with the CA key on this node also kubeadm certs renew"
     }

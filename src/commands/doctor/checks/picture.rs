@@ -10,7 +10,7 @@ use super::DiagnosisInputs;
 use super::cluster::Answers;
 use super::finding::CheckNote;
 use crate::agent::load::{self, NameSource};
-use crate::agent::{self, Examination, ExitCode, RunSetup, Survey, join};
+use crate::agent::{self, Examination, ExaminationVerdict, ExitCode, RunSetup, Survey, join};
 use crate::config::{FRAGMENT_DIRECTORIES, MAIN_FILE};
 use crate::kube::components::{Component, ReplacedFile};
 use crate::kube::kubeadm;
@@ -306,6 +306,13 @@ impl Picture {
             configuration,
             layout: state.layout().clone(),
         }
+    }
+
+    /// Returns whether a signer was asked and is not reachable, or does not accept this node.
+    pub(super) fn has_failing_signer(&self) -> bool {
+        let signers = self.signers.iter().flat_map(|examined| &examined.signers);
+        let mut logins = signers.map(|signer| &signer.login);
+        logins.any(|login| !matches!(login, ExaminationVerdict::Passed(_)))
     }
 
     /// Returns the name that most files of the node have, if they disagree; `None` in it if no name has most of them.
