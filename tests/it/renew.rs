@@ -670,7 +670,9 @@ fn renews_nothing_after_the_clock_was_set_back() {
     renew(&node, &[])
         .ended(75)
         .says("but etcd-peer was issued on this node at ")
-        .says("the clock was set back by 1h, and nothing is renewed")
+        // By an hour, less the time since then.
+        .says("the clock was set back by ")
+        .says(", and nothing is renewed")
         .says("timedatectl");
     needs_renewal(&node, &[]).ended(255);
     before.unchanged(&node.snapshot());
