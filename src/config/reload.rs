@@ -27,7 +27,8 @@ settings! {
         "staticPods" => pub static_pods: bool = true;
         /// Only one control-plane node at a time restarts components.
         "coordinateWithLease" => pub coordinate: bool = true;
-        /// How long a restarted component may take until it serves again, and how long a run waits for other nodes, or
+        /// How long components may take until they serve replaced certificates, and a restarted one until it serves
+        /// again; and how long a run waits for other nodes, or
         /// for the answer of a busy API server or etcd, from 1s to 10m.
         "timeout" => pub timeout: Duration = DEFAULT_TIMEOUT, read timeout;
         /// Settings of the Lease.
