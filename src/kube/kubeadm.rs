@@ -5,7 +5,7 @@
 //! determines the host's name and default-route address. Nothing here uses the network, so a `kubernetesVersion` of
 //! `stable-1` leaves the version unknown.
 //!
-//! nodepki accepts and refuses the same documents as kubeadm 1.31 to 1.36, with these deliberate differences:
+//! nodepki accepts and refuses the same documents as kubeadm 1.31 to 1.37, with these deliberate differences:
 //! - a `JoinConfiguration` is used (kubeadm's certificate commands ignore it and use the host's name and address);
 //! - upper-case letters in etcd SANs and `controlPlaneEndpoint`, and `[v6]` without a port, are accepted with a warning;
 //! - a missing `advertiseAddress` without a default route is an error; kubeadm falls back to `0.0.0.0`;

@@ -28,11 +28,12 @@ const MIN_SERVICE_ADDRESSES: u128 = 10;
 /// Host bits of the largest service network that kubeadm and kube-apiserver accept: a /12 for IPv4, a /108 for IPv6.
 const MAX_SERVICE_HOST_BITS: u8 = 20;
 
-/// The feature gates of kubeadm 1.36 (`InitFeatureGates`). Earlier releases have others too.
-const FEATURE_GATES: [&str; 3] = [
-    "NodeLocalCRISocket",
-    "PublicKeysECDSA",
-    "RootlessControlPlane",
+/// The feature gates of kubeadm 1.36 and 1.37 (`InitFeatureGates`), and whether 1.37 still has them. Earlier releases have
+/// others too.
+const FEATURE_GATES: [(&str, bool); 3] = [
+    ("NodeLocalCRISocket", false),
+    ("PublicKeysECDSA", false),
+    ("RootlessControlPlane", true),
 ];
 
 /// Keys that are often written at the top of a ClusterConfiguration, and where they belong.
@@ -348,7 +349,7 @@ fn read_version(field: &Field<'_>, text: &str) -> Option<KubernetesVersion> {
     {
         field.warning(
             format!("kubeadm 1.31 and later refuse to deploy Kubernetes {old}"),
-            "write the version of the cluster, such as v1.36.2, or remove it",
+            "write the version of the cluster, such as v1.37.2, or remove it",
         );
     }
     version
@@ -387,16 +388,11 @@ fn read_algorithm(map: &Map<'_>, api: ApiVersion, cluster: &mut ClusterConfig) {
     }
     if let Some(gates) = section(map, "featureGates") {
         for (name, field) in gates.named() {
-            if field.walk().is_strict() && !FEATURE_GATES.contains(&name.as_str()) {
-                field.warning(
-                    "kubeadm 1.36 does not have this feature gate, and a kubeadm without it refuses the file",
-                    "remove it, unless `kubeadm init --help` on the node lists it",
-                );
-            }
-            let Some(enabled) = field.boolean() else {
-                continue;
-            };
-            if name == "PublicKeysECDSA" {
+            let enabled = field.boolean();
+            warn_of_gate(&field, &name, enabled, cluster.kubernetes_version.as_ref());
+            if name == "PublicKeysECDSA"
+                && let Some(enabled) = enabled
+            {
                 cluster.key_algorithm = if enabled {
                     KeyAlgorithm::EcdsaP256
                 } else {
@@ -423,6 +419,36 @@ fn read_algorithm(map: &Map<'_>, api: ApiVersion, cluster: &mut ClusterConfig) {
             format!("kubeadm 1.34 and later accept ECDSA-P384; that of this cluster, {version}, refuses the file"),
             "use ECDSA-P256, or upgrade first",
         );
+    }
+}
+
+/// Warns of a gate that kubeadm of the cluster's version does not have. Whether another release has it is unknown, and is
+/// reported by a strict reading only.
+fn warn_of_gate(
+    field: &Field<'_>,
+    name: &str,
+    enabled: Option<bool>,
+    version: Option<&KubernetesVersion>,
+) {
+    let is_new = version.map(|version| version.at_least(1, 37));
+    let known = FEATURE_GATES.iter().find(|(gate, _)| *gate == name);
+    let fix = match (name, enabled) {
+        ("PublicKeysECDSA", Some(true)) => "write encryptionAlgorithm: ECDSA-P256 instead",
+        ("PublicKeysECDSA", _) => "remove it; RSA-2048 is the default",
+        ("NodeLocalCRISocket", _) => "remove it; kubeadm 1.37 always does what it enabled",
+        _ => "remove it, unless `kubeadm init --help` on the node lists it",
+    };
+    match (known, is_new) {
+        (Some((_, true)), _) | (Some((_, false)), Some(false)) => {}
+        (Some((_, false)), Some(true)) => field.warning(
+            "kubeadm 1.37 and later do not have this feature gate, and refuse the file",
+            fix,
+        ),
+        _ if field.walk().is_strict() => field.warning(
+            "kubeadm 1.37 does not have this feature gate, and a kubeadm without it refuses the file",
+            fix,
+        ),
+        _ => {}
     }
 }
 

@@ -419,8 +419,8 @@ impl Documents {
         };
         if api == ApiVersion::V1beta3 {
             self.faults.push(spot.warning(
-                format!("kubeadm.k8s.io/v1beta3 is deprecated (kind {kind})"),
-                "run kubeadm config migrate --old-config OLD --new-config NEW",
+                format!("kubeadm.k8s.io/v1beta3 (kind {kind}) is deprecated, and kubeadm 1.37 and later refuse it"),
+                "run kubeadm config migrate --old-config OLD --new-config NEW with a kubeadm from 1.31 to 1.36",
             ));
         }
         if let Some(first) = self.spot_of(kind) {
@@ -548,14 +548,18 @@ impl Documents {
 
 fn unsupported_api(spot: &FieldPosition, version: &str, kind: &str) -> Fault {
     let api = format!("kubeadm.k8s.io/{version} (kind {kind})");
-    match last_release_with(version) {
-        Some(release) => spot.error(
+    match (version, last_release_with(version)) {
+        (_, Some(release)) => spot.error(
             format!("{api} is an old API that kubeadm 1.31 and later refuse"),
             format!(
                 "run kubeadm config migrate --old-config OLD --new-config NEW with kubeadm {release}"
             ),
         ),
-        None => spot.error(
+        ("v1", None) => spot.error(
+            format!("{api} is experimental, and kubeadm init and join refuse it"),
+            "use kubeadm.k8s.io/v1beta4",
+        ),
+        (_, None) => spot.error(
             format!("{api} is not supported by this release of nodepki"),
             "use kubeadm.k8s.io/v1beta4",
         ),

@@ -9,7 +9,7 @@ use crate::yaml::Faults;
 /// The InitConfiguration of the golden cases.
 const INIT: &str = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: InitConfiguration\nlocalAPIEndpoint:\n  advertiseAddress: 192.0.2.11\nnodeRegistration:\n  name: cp1\n";
 const CLUSTER: &str =
-    "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\nkubernetesVersion: v1.36.2\n";
+    "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\nkubernetesVersion: v1.37.2\n";
 const JOIN: &str = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: JoinConfiguration\nnodeRegistration:\n  name: cp2\ndiscovery:\n  bootstrapToken:\n    token: abcdef.0123456789abcdef\n    apiServerEndpoint: api.prod.example.com:8443\n    caCertHashes:\n    - sha256:0000000000000000000000000000000000000000000000000000000000000000\ncontrolPlane:\n  localAPIEndpoint:\n    advertiseAddress: 192.0.2.12\n  certificateKey: '0000000000000000000000000000000000000000000000000000000000000000'\n";
 const WORKER: &str = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: JoinConfiguration\nnodeRegistration:\n  name: w1\ndiscovery:\n  bootstrapToken:\n    token: abcdef.0123456789abcdef\n    apiServerEndpoint: api.prod.example.com:8443\n    unsafeSkipCAVerification: true\n";
 
@@ -73,7 +73,7 @@ fn accepts_configurations_that_kubeadm_accepts() {
         ("v1beta4-dupfield", format!("{INIT}---\n{CLUSTER}kubernetesVersion: v1.36.1\n"), 1),
         ("v1beta4-external-etcd", format!("{INIT}---\n{CLUSTER}etcd:\n  external:\n    endpoints:\n    - https://192.0.2.21:2379\n    - https://192.0.2.22:2379\n    caFile: /etc/kubernetes/pki/ext-etcd/ca.crt\n    certFile: /etc/kubernetes/pki/ext-etcd/client.crt\n    keyFile: /etc/kubernetes/pki/ext-etcd/client.key\n"), 0),
         ("v1beta4-names", format!("{}---\n{CLUSTER}clusterName: prod-eu\nnetworking:\n  dnsDomain: k8s.corp.example\n  serviceSubnet: 172.20.0.0/14\n", INIT.replace("cp1", "CP-1.Example.COM")), 0),
-        ("v1beta4-nokubeversion", format!("{INIT}---\n{}", CLUSTER.replace("kubernetesVersion: v1.36.2\n", "")), 0),
+        ("v1beta4-nokubeversion", format!("{INIT}---\n{}", CLUSTER.replace("kubernetesVersion: v1.37.2\n", "")), 0),
         ("v1beta4-stacked", format!("{INIT}---\n{CLUSTER}"), 0),
         ("v1beta4-unknownfield", format!("{INIT}---\n{CLUSTER}bogusField: 1\n"), 1),
         ("json", r#"{"apiVersion": "kubeadm.k8s.io/v1beta4", "kind": "ClusterConfiguration", "clusterName": "x"}"#.to_owned(), 0),
@@ -176,7 +176,7 @@ fn gives_stacked_first_node_kubeadm_defaults() {
     );
     let cluster = resolved.cluster.unwrap();
     let version = cluster.kubernetes_version.clone().unwrap();
-    assert_eq!(version.to_string(), "v1.36.2");
+    assert_eq!(version.to_string(), "v1.37.2");
     assert_eq!(
         cluster,
         ClusterConfig {
@@ -327,7 +327,7 @@ fn refuses_conflicting_documents() {
         ),
         (
             CLUSTER.replace("v1beta4", "v1"),
-            "k.yaml:1:1: kubeadm.k8s.io/v1 (kind ClusterConfiguration) is not supported by this release of nodepki (use kubeadm.k8s.io/v1beta4)",
+            "k.yaml:1:1: kubeadm.k8s.io/v1 (kind ClusterConfiguration) is experimental, and kubeadm init and join refuse it (use kubeadm.k8s.io/v1beta4)",
         ),
         (
             String::from("---\n# nothing\n"),
@@ -409,7 +409,7 @@ fn warns_of_v1beta3_and_of_v1beta4_fields_in_it() {
     assert_eq!(
         texts(&resolved.warnings),
         [
-            "k.yaml:1:1: kubeadm.k8s.io/v1beta3 is deprecated (kind ClusterConfiguration) (run kubeadm config migrate --old-config OLD --new-config NEW)",
+            "k.yaml:1:1: kubeadm.k8s.io/v1beta3 (kind ClusterConfiguration) is deprecated, and kubeadm 1.37 and later refuse it (run kubeadm config migrate --old-config OLD --new-config NEW with a kubeadm from 1.31 to 1.36)",
             "k.yaml:4:1: encryptionAlgorithm: unknown field (it has no effect; remove it)",
             "k.yaml:5:1: certificateValidityPeriod: unknown field (it has no effect; remove it)",
         ]
@@ -880,6 +880,7 @@ fn reads_key_algorithms() {
     assert_eq!(
         texts(&resolved.warnings),
         [
+            "k.yaml:11:33: featureGates.PublicKeysECDSA: kubeadm 1.37 and later do not have this feature gate, and refuse the file (write encryptionAlgorithm: ECDSA-P256 instead)",
             "k.yaml:12:22: encryptionAlgorithm: has no effect: the feature gate PublicKeysECDSA makes it ECDSA-P256 (remove featureGates.PublicKeysECDSA)"
         ]
     );
@@ -887,7 +888,20 @@ fn reads_key_algorithms() {
         gate(false, "").cluster.unwrap().key_algorithm,
         KeyAlgorithm::Rsa2048
     );
-    let old = format!("{CLUSTER}encryptionAlgorithm: ECDSA-P384\n").replace("v1.36.2", "v1.33.4");
+    let gates = "PublicKeysECDSA: true, RootlessControlPlane: true, NodeLocalCRISocket: true";
+    let resolved = run(&format!("{CLUSTER}featureGates: {{{gates}}}\n")).unwrap();
+    assert_eq!(
+        resolved.cluster.unwrap().key_algorithm,
+        KeyAlgorithm::EcdsaP256
+    );
+    assert_eq!(
+        texts(&resolved.warnings),
+        [
+            "k.yaml:4:33: featureGates.PublicKeysECDSA: kubeadm 1.37 and later do not have this feature gate, and refuse the file (write encryptionAlgorithm: ECDSA-P256 instead)",
+            "k.yaml:4:87: featureGates.NodeLocalCRISocket: kubeadm 1.37 and later do not have this feature gate, and refuse the file (remove it; kubeadm 1.37 always does what it enabled)",
+        ]
+    );
+    let old = format!("{CLUSTER}encryptionAlgorithm: ECDSA-P384\n").replace("v1.37.2", "v1.33.4");
     assert_eq!(
         texts(&run(&old).unwrap().warnings),
         [
@@ -923,7 +937,7 @@ fn reads_validity_periods() {
 #[test]
 fn reads_versions() {
     let version = |text: &str| {
-        let text = CLUSTER.replace("v1.36.2", text);
+        let text = CLUSTER.replace("v1.37.2", text);
         run(&text).map(|resolved| {
             resolved
                 .cluster
@@ -933,7 +947,7 @@ fn reads_versions() {
         })
     };
     for (text, want) in [
-        ("1.36.2", Some("v1.36.2")),
+        ("1.37.2", Some("v1.37.2")),
         ("v1.37.0-alpha.1.23+abc", Some("v1.37.0-alpha.1.23")),
         ("ci/v1.37.0-alpha.1", Some("v1.37.0-alpha.1")),
         ("v1.30.0", Some("v1.30.0")),
@@ -948,14 +962,14 @@ fn reads_versions() {
     }
     assert_eq!(
         version("banana").unwrap_err().to_string(),
-        "k.yaml:3:20: kubernetesVersion: \"banana\" is not a Kubernetes version (write it in full, such as v1.36.2, or remove it)"
+        "k.yaml:3:20: kubernetesVersion: \"banana\" is not a Kubernetes version (write it in full, such as v1.37.2, or remove it)"
     );
     for text in [
         "v1.36",
-        "v1.36.2.1",
+        "v1.37.2.1",
         "v01.36.2",
         "v1.36.x",
-        "v1.36.2-",
+        "v1.37.2-",
         "stable-",
         "stable-x",
         "v1.36.99999999999",

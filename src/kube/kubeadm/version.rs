@@ -38,11 +38,11 @@ impl fmt::Display for KubernetesVersion {
 impl FromStr for KubernetesVersion {
     type Err = InvalidValue;
 
-    /// Parses `v1.36.2` or `1.36.2-alpha.1+build`; the build is dropped.
+    /// Parses `v1.37.2` or `1.37.2-alpha.1+build`; the build is dropped.
     fn from_str(text: &str) -> Result<Self, InvalidValue> {
         let refusal = || InvalidValue {
             message: format!("{text:?} is not a Kubernetes version"),
-            fix: "write it in full, such as v1.36.2, or remove it".to_owned(),
+            fix: "write it in full, such as v1.37.2, or remove it".to_owned(),
         };
         let bare = text.strip_prefix('v').unwrap_or(text);
         let (bare, _build) = bare.split_once('+').unwrap_or((bare, ""));
