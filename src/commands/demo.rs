@@ -32,7 +32,7 @@ localAPIEndpoint:
 ---
 apiVersion: kubeadm.k8s.io/v1beta4
 kind: ClusterConfiguration
-kubernetesVersion: v1.36.2
+kubernetesVersion: v1.37.2
 controlPlaneEndpoint: api.demo.example:6443
 apiServer:
   certSANs: [api.demo.example]

@@ -349,7 +349,7 @@ impl Simulation {
         fs::write(pki.join("sa.key"), service_account.to_pem().as_bytes()).unwrap();
         let public = service_account.public_key().to_pem();
         fs::write(pki.join("sa.pub"), public).unwrap();
-        let kubeadm = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: InitConfiguration\nlocalAPIEndpoint: {advertiseAddress: 192.0.2.11}\nnodeRegistration: {name: cp1}\n---\napiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\nkubernetesVersion: v1.36.2\nencryptionAlgorithm: ECDSA-P256\ncertificateValidityPeriod: 24h\n";
+        let kubeadm = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: InitConfiguration\nlocalAPIEndpoint: {advertiseAddress: 192.0.2.11}\nnodeRegistration: {name: cp1}\n---\napiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\nkubernetesVersion: v1.37.2\nencryptionAlgorithm: ECDSA-P256\ncertificateValidityPeriod: 24h\n";
         fs::write(dir.path().join("kubeadm.yaml"), kubeadm).unwrap();
         let signer = Scripted {
             authorities,

@@ -135,12 +135,27 @@ struct Verdict {
     why: &'static str,
 }
 
+const OLD_API: &str = "kubeadm.k8s.io/v1beta3 (kind ClusterConfiguration) is deprecated, and kubeadm 1.37 and later refuse it";
+const LAST_WITH_V1BETA3: &str = "kubeadm 1.36 and older read it, and may be on the node";
+
 const VERDICTS: &[Verdict] = &[
     Verdict {
         case: "csr/v1beta2",
         code: 78,
         said: "kubeadm.k8s.io/v1beta2 (kind InitConfiguration)",
         why: "the version of a document is not a field",
+    },
+    Verdict {
+        case: "csr/v1beta3-stacked",
+        code: 0,
+        said: OLD_API,
+        why: LAST_WITH_V1BETA3,
+    },
+    Verdict {
+        case: "csr/mixed-versions",
+        code: 0,
+        said: OLD_API,
+        why: LAST_WITH_V1BETA3,
     },
     Verdict {
         case: "csr/v1beta4-join-only",
@@ -172,8 +187,15 @@ const VERDICTS: &[Verdict] = &[
 fn writes_the_files_of_kubeadm_init() {
     let rsa = Authorities::new("RSA-2048");
     let ecdsa = Authorities::new("ECDSA-P256");
-    let cases = Case::group("init");
+    let mut cases = Case::group("init");
     assert_cases_exist(&cases, INIT_DIFFERENCES, &[]);
+    // kubeadm 1.36, the last one that reads v1beta3, writes the same files for it.
+    let stacked = Case::load("init/v1beta4-stacked");
+    cases.push(Case {
+        name: "init/v1beta3-stacked".to_owned(),
+        config: stacked.config.replace("v1beta4", "v1beta3"),
+        ..stacked
+    });
     run_in_parallel(&sample(1, cases), |case| {
         let kubeadm = case.files();
         let signs_as_rsa = kubeadm["pki/ca.crt"]["pem"][0]["key"] != "ECDSA-P256";

@@ -281,7 +281,7 @@ fn finds_nothing_on_other_sound_nodes_of_nodepki() {
     );
     let external = "etcd: {external: {endpoints: ['https://192.0.2.30:2379'], caFile: /etc/kubernetes/pki/ca.crt, certFile: /etc/kubernetes/pki/apiserver-kubelet-client.crt, keyFile: /etc/kubernetes/pki/apiserver-kubelet-client.key}}\n";
     let older = INIT
-        .replace("v1.36.2", "v1.28.15")
+        .replace("v1.37.2", "v1.28.15")
         .replace("v1beta4", "v1beta3");
     let older = older.replace("encryptionAlgorithm: ECDSA-P256\n", "");
     let first = Node::bootstrapped();

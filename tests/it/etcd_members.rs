@@ -49,7 +49,7 @@ fn member_configuration(node: &ClusterNode) -> String {
         match line {
             line if line.contains("name: initial-cluster,") => line.to_owned(),
             // Without a version, kubeadm looks for the latest one.
-            "kind: ClusterConfiguration" => format!("{line}\nkubernetesVersion: v1.36.2"),
+            "kind: ClusterConfiguration" => format!("{line}\nkubernetesVersion: v1.37.2"),
             _ => own,
         }
     });
@@ -67,7 +67,7 @@ localAPIEndpoint: {{advertiseAddress: {}}}
 ---
 apiVersion: kubeadm.k8s.io/v1beta4
 kind: ClusterConfiguration
-kubernetesVersion: v1.36.2
+kubernetesVersion: v1.37.2
 encryptionAlgorithm: ECDSA-P256
 etcd:
   external:

@@ -36,7 +36,7 @@ fn tells_joining_node_where_to_find_the_cluster_configuration() {
 
 #[test]
 fn needs_no_network_for_version_channel() {
-    let node = Node::of(&INIT.replace("v1.36.2", "stable-1"));
+    let node = Node::of(&INIT.replace("v1.37.2", "stable-1"));
     check(&node).done();
     node.bootstrap().done();
     let subject = node.subject(CertName::ApiserverKubeletClient);
@@ -142,7 +142,7 @@ fn reports_all_faults_of_all_files_at_once() {
         &INIT
             .replace("192.0.2.11", "127.0.0.1")
             .replace("cp1", "cp_1")
-            .replace("v1.36.2", "1.x")
+            .replace("v1.37.2", "1.x")
             .replace("api.example.com:6443", "'https://api'"),
     );
     node.settings("wait: soon\nunknown: 1\n");

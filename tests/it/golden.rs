@@ -1,4 +1,4 @@
-//! The golden cases: the files that kubeadm v1.36.2 creates for a configuration. See `tests/golden/README.md`.
+//! The golden cases: the files that kubeadm v1.37.2 creates for a configuration. See `tests/golden/README.md`.
 //!
 //! This module loads a case, compares two trees, and verifies the recordings: every case is replayed with the real
 //! kubeadm, and `NODEPKI_UPDATE_GOLDEN=1` records the result again.

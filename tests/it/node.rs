@@ -34,7 +34,7 @@ macro_rules! kubeadm_configuration {
 ---
 apiVersion: kubeadm.k8s.io/v1beta4
 kind: ClusterConfiguration
-kubernetesVersion: v1.36.2
+kubernetesVersion: v1.37.2
 encryptionAlgorithm: ECDSA-P256
 controlPlaneEndpoint: api.example.com:6443
 "

@@ -414,7 +414,7 @@ fn reads_tree_of_the_real_kubeadm() {
     fs::create_dir_all(&etc).unwrap();
     fs::create_dir_all(&ca).unwrap();
     write_authorities(&ca);
-    let config = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\nkubernetesVersion: v1.36.2\nencryptionAlgorithm: ECDSA-P256\n";
+    let config = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\nkubernetesVersion: v1.37.2\nencryptionAlgorithm: ECDSA-P256\n";
     let output = kubeadm::generate_csr(kubeadm::Node::new(&etc), config);
     assert!(
         output.status.success(),

@@ -167,7 +167,7 @@ fn follows_upgrade_of_cluster() {
     let admin = cluster.admin();
     let (_, map) = admin.get(MAP);
     let text = map["data"]["ClusterConfiguration"].as_str().unwrap();
-    let upgraded = text.replace("kubernetesVersion: v1.36.2", "kubernetesVersion: v1.36.3");
+    let upgraded = text.replace("kubernetesVersion: v1.37.2", "kubernetesVersion: v1.37.3");
     assert_ne!(text, upgraded);
     let change = json!({"data": {"ClusterConfiguration": upgraded}});
     assert_eq!(admin.patch(MAP, &change).0, 200);
@@ -175,7 +175,7 @@ fn follows_upgrade_of_cluster() {
     run_block(node, 7, 0).done().says("apiserver").says("keep");
     run_block(node, 7, 1).done();
     let kept = fs::read_to_string(node.path(KEPT)).unwrap();
-    assert!(kept.contains("v1.36.3"), "{kept}");
+    assert!(kept.contains("v1.37.3"), "{kept}");
     let flags = run_block(node, 7, 2);
     flags.done().says("--cluster-signing-cert-file=");
     assert!(!flags.stdout.contains("ca.key"), "{}", flags.said());

@@ -27,7 +27,7 @@ nodeRegistration: {{name: cp1}}
 ---
 apiVersion: kubeadm.k8s.io/{api}
 kind: ClusterConfiguration
-kubernetesVersion: v1.36.2
+kubernetesVersion: v1.37.2
 {cluster}"
     )
 }
@@ -140,7 +140,8 @@ fn keeps_desired_state_after_reboot_by_files_of_the_node() {
         bootstrap(&node)
             .done()
             .row_says("cluster-configuration.yaml", "written");
-        write_manifests(&node, &config);
+        // kubeadm 1.36, the last one that reads v1beta3, wrote the same manifests.
+        write_manifests(&node, &config.replace("v1beta3", "v1beta4"));
         let before = plan(&node);
         assert_everything_kept(&before);
         remove_kubeadm_file(&node);

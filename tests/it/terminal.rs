@@ -141,7 +141,7 @@ fn escapes_configuration_and_file_names() {
         "unknownKey",
     ] {
         let quoted = serde_json::to_string(HOSTILE).unwrap();
-        node.configure(&INIT.replace("kubernetesVersion: v1.36.2", &format!("{key}: {quoted}")));
+        node.configure(&INIT.replace("kubernetesVersion: v1.37.2", &format!("{key}: {quoted}")));
         run_in_all_formats(&node, &["plan"], key);
         run_in_all_formats(&node, &["doctor"], key);
     }

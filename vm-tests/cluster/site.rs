@@ -13,13 +13,13 @@ use super::network::{self, ENDPOINT, OPENBAO, OPENBAO_IPV6};
 use crate::system::{named, run};
 
 /// The version in `tests/servers/kubernetes`, whose program names have no suffix.
-pub(crate) const CURRENT: &str = "v1.36.2";
+pub(crate) const CURRENT: &str = "v1.37.2";
 /// The previous minor release.
-pub(crate) const FORMER: &str = "v1.35.1";
+pub(crate) const FORMER: &str = "v1.36.2";
 /// A version of the oldest release with which nodepki is tested.
 pub(crate) const OLDEST: &str = "v1.31.4";
 /// The sources of the default version with the number of the next patch release.
-pub(crate) const NEXT: &str = "v1.36.3";
+pub(crate) const NEXT: &str = "v1.37.3";
 /// The versions of which all programs are built; of the others only kubeadm and kubelet are.
 const FULL_VERSIONS: [&str; 4] = [OLDEST, FORMER, CURRENT, NEXT];
 /// Image of the workloads: busybox and kubectl.
@@ -177,17 +177,21 @@ impl Site {
                 continue;
             }
             let (entry, mut files) = match component {
-                // Older releases of Kubernetes use it too.
-                "etcd" => (
-                    "[]",
-                    vec![
-                        ("usr/local/bin/etcd", self.program("etcd-3.6", CURRENT)),
-                        (
-                            "usr/local/bin/etcdctl",
-                            self.program("etcdctl-3.6", CURRENT),
-                        ),
-                    ],
-                ),
+                "etcd" => {
+                    // The manifests of older releases have flags that etcd 3.7 removed.
+                    let release = match version {
+                        CURRENT | NEXT => "3.7",
+                        _ => "3.6",
+                    };
+                    let file = |name: &str| self.program(&format!("{name}-{release}"), CURRENT);
+                    (
+                        "[]",
+                        vec![
+                            ("usr/local/bin/etcd", file("etcd")),
+                            ("usr/local/bin/etcdctl", file("etcdctl")),
+                        ],
+                    )
+                }
                 "coredns" => (
                     "[\"/coredns\"]",
                     vec![("coredns", self.program("coredns", CURRENT))],
@@ -222,7 +226,7 @@ impl Site {
         self.archive(WORK_IMAGE, "[\"/bin/sh\"]", &files);
         let files = [
             ("sample-apiserver", "sample-apiserver"),
-            ("etcd", "etcd-3.6"),
+            ("etcd", "etcd-3.7"),
         ];
         let files = files.map(|(name, built)| {
             (

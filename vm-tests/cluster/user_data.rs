@@ -77,7 +77,7 @@ fn first_flow(cluster: &Cluster, version: &str, name: &str) -> String {
     replace(&mut text, "api.prod.example.com", ENDPOINT.1);
     replace(
         &mut text,
-        "kubernetesVersion: v1.36.2",
+        "kubernetesVersion: v1.37.2",
         &format!("kubernetesVersion: {version}"),
     );
     // Control groups, kernel parameters, swap and the file system are the host's.

@@ -131,7 +131,7 @@ mod go {
 
     fn start(node: Node) -> ControlPlane {
         let (etcd_port, api_port) = (free_port(), free_port());
-        let etcd = start_etcd(&node, &bin("etcd-3.6-go1.27"), etcd_port);
+        let etcd = start_etcd(&node, &bin("etcd-3.7-go1.27"), etcd_port);
         let api = start_api(&node, &bin("kube-apiserver-go1.27"), api_port, etcd_port);
         let mut plane = ControlPlane {
             node,
@@ -185,7 +185,7 @@ mod go {
     fn assert_etcd_requires_certificate(plane: &ControlPlane, pair: &str) {
         let pki = |name: &str| plane.node.path(format!("{PKI}/etcd/{name}"));
         let etcdctl = || {
-            let mut command = Command::new(bin("etcdctl-3.6-go1.27"));
+            let mut command = Command::new(bin("etcdctl-3.7-go1.27"));
             command.arg(format!("--endpoints=https://127.0.0.1:{}", plane.etcd_port));
             command.arg(format!("--cacert={}", pki("ca.crt").display()));
             command

@@ -367,7 +367,7 @@ impl ControlPlane {
             flags.insert(argument["name"].as_str().unwrap().to_owned(), value);
         }
         let url = format!("https://127.0.0.1:{port}");
-        let mut command = Command::new(bin("etcd-3.6"));
+        let mut command = Command::new(bin("etcd-3.7"));
         command
             .args(
                 flags
@@ -411,7 +411,7 @@ impl ControlPlane {
             "status": {
                 "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
                 "conditions": conditions,
-                "nodeInfo": {"kubeletVersion": "v1.36.2", "machineID": "", "systemUUID": "", "bootID": "", "kernelVersion": "",
+                "nodeInfo": {"kubeletVersion": "v1.37.2", "machineID": "", "systemUUID": "", "bootID": "", "kernelVersion": "",
                     "osImage": "", "containerRuntimeVersion": "", "kubeProxyVersion": "", "operatingSystem": "", "architecture": ""},
                 "daemonEndpoints": {"kubeletEndpoint": {"Port": self.controllers.kubelet_port}}}});
         admin.create("/api/v1/nodes", &node);
@@ -474,7 +474,7 @@ impl ControlPlaneMachine {
     pub(super) fn etcdctl(&self, arguments: &[&str]) -> String {
         let pki = |flag: &str, file: &str| format!("--{flag}={}", self.pki(file).display());
         let ran = Ran::of(
-            Command::new(bin("etcdctl-3.6"))
+            Command::new(bin("etcdctl-3.7"))
                 .arg(format!("--endpoints={}", self.client_url("")))
                 .arg(pki("cacert", "etcd/ca.crt"))
                 .arg(pki("cert", "etcd/healthcheck-client.crt"))

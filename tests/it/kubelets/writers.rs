@@ -146,7 +146,7 @@ fn repeat_event_that_is_not_accepted(cluster: &Cluster) {
 
 /// Removes the history of etcd up to now.
 fn compact(node: &ClusterNode) {
-    let etcdctl = bin("etcdctl-3.6");
+    let etcdctl = bin("etcdctl-3.7");
     let run = |arguments: &[&str]| {
         let tls = [
             "--endpoints=https://127.0.0.1:2379",

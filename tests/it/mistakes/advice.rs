@@ -280,14 +280,14 @@ fn value_in(message: &str) -> &str {
 fn values_in_messages_are_accepted() {
     const ENDPOINT: (&str, &str) = ("api.example.com:6443\n", "\"@\"\n");
     const SAN: (&str, &str) = (
-        "kubernetesVersion: v1.36.2",
+        "kubernetesVersion: v1.37.2",
         "apiServer: {certSANs: [\"@\"]}",
     );
     const ETCD: (&str, &str) = (
-        "kubernetesVersion: v1.36.2",
+        "kubernetesVersion: v1.37.2",
         "etcd: {external: {endpoints: [\"@\"], caFile: /a.crt, certFile: /b.crt, keyFile: /b.key}}",
     );
-    const VALIDITY: (&str, &str) = ("kubernetesVersion: v1.36.2", "certificateValidityPeriod: @");
+    const VALIDITY: (&str, &str) = ("kubernetesVersion: v1.37.2", "certificateValidityPeriod: @");
     let node = node();
     for (place, broken, expected) in [
         (
@@ -389,41 +389,41 @@ fn names_placeholder_that_was_not_replaced() {
         ("api.example.com:6443", "'{{ endpoint }}:6443'", RENDERED),
         ("api.example.com:6443", "https://${ENDPOINT}", REPLACED),
         ("api.example.com:6443", "<endpoint>:6443", REPLACED),
-        ("v1.36.2", "'{{ version }}'", RENDERED),
-        ("v1.36.2", "v${VERSION}", REPLACED),
+        ("v1.37.2", "'{{ version }}'", RENDERED),
+        ("v1.37.2", "v${VERSION}", REPLACED),
         ("ECDSA-P256", "${ALGORITHM}", REPLACED),
         (
-            "kubernetesVersion: v1.36.2",
+            "kubernetesVersion: v1.37.2",
             "apiServer: {certSANs: ['{{ a }}']}",
             RENDERED,
         ),
         (
-            "kubernetesVersion: v1.36.2",
+            "kubernetesVersion: v1.37.2",
             "apiServer: {certSANs: [CI_MISSING_JINJA_VAR/a]}",
             MISSING,
         ),
         (
-            "kubernetesVersion: v1.36.2",
+            "kubernetesVersion: v1.37.2",
             "networking: {serviceSubnet: $SUBNET}",
             REPLACED,
         ),
         (
-            "kubernetesVersion: v1.36.2",
+            "kubernetesVersion: v1.37.2",
             "networking: {podSubnet: <pods>}",
             REPLACED,
         ),
         (
-            "kubernetesVersion: v1.36.2",
+            "kubernetesVersion: v1.37.2",
             "networking: {dnsDomain: __DOMAIN__}",
             REPLACED,
         ),
         (
-            "kubernetesVersion: v1.36.2",
+            "kubernetesVersion: v1.37.2",
             "certificatesDir: $DIR/pki",
             REPLACED,
         ),
         (
-            "kubernetesVersion: v1.36.2",
+            "kubernetesVersion: v1.37.2",
             "certificateValidityPeriod: ((period))",
             REPLACED,
         ),

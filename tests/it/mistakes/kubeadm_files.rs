@@ -26,7 +26,7 @@ const fn warned(
 }
 
 /// The place of another field of the ClusterConfiguration.
-const VERSION: &str = "kubernetesVersion: v1.36.2";
+const VERSION: &str = "kubernetesVersion: v1.37.2";
 
 /// Mistakes that kubeadm refuses as well.
 #[rustfmt::skip]
@@ -233,8 +233,8 @@ const REFUSED_BY_KUBEADM: &[Mistake] = &[
         ("365d", "8760h")),
     refused("version as a number",
         (VERSION, "kubernetesVersion: 1.36"),
-        "unquoted 1.36 is a number, must be text (write it in full, such as v1.36.2, or remove it)",
-        ("kubernetesVersion: 1.36", "kubernetesVersion: v1.36.2")),
+        "unquoted 1.36 is a number, must be text (write it in full, such as v1.37.2, or remove it)",
+        ("kubernetesVersion: 1.36", "kubernetesVersion: v1.37.2")),
     refused("validity as a number",
         (VERSION, "certificateValidityPeriod: 8760"),
         "unquoted 8760 is a number, must be text (write 8760h for hours; units are h, m and s)",
@@ -319,11 +319,11 @@ const ACCEPTED_ONLY_HERE: &[Mistake] = &[
         ("ETCD", "etcd")),
     warned("version that no supported kubeadm deploys",
         (VERSION, "kubernetesVersion: v1.19.0"),
-        "kubernetesVersion: kubeadm 1.31 and later refuse to deploy Kubernetes v1.19.0 (write the version of the cluster, such as v1.36.2, or remove it)",
-        ("v1.19.0", "v1.36.2")),
+        "kubernetesVersion: kubeadm 1.31 and later refuse to deploy Kubernetes v1.19.0 (write the version of the cluster, such as v1.37.2, or remove it)",
+        ("v1.19.0", "v1.37.2")),
     warned("feature gate of another release",
         (VERSION, "featureGates: {EtcdLearnerMode: true}"),
-        "featureGates.EtcdLearnerMode: kubeadm 1.36 does not have this feature gate",
+        "featureGates.EtcdLearnerMode: kubeadm 1.37 does not have this feature gate",
         ("{EtcdLearnerMode: true}", "{}")),
     warned("policy of keys beside the documents of kubeadm",
         ("apiVersion: kubeadm.k8s.io/v1beta4\nkind: Init", "apiVersion: config.openshift.io/v1\nkind: PKI\nspec: {}\n---\napiVersion: kubeadm.k8s.io/v1beta4\nkind: Init"),

@@ -14,7 +14,7 @@ use crate::gateway::{Issuer, Pair};
 use crate::servers::{Server, bin};
 use crate::time::let_pass;
 
-const RELEASES: [&str; 3] = ["1.34", "1.35", "1.36"];
+const RELEASES: [&str; 4] = ["1.34", "1.35", "1.36", "1.37"];
 /// More than the five minutes after which client-go looks for other files.
 const OBSERVED_SECONDS: u64 = 400;
 
@@ -67,7 +67,7 @@ impl Plane {
         let trusted = fs::read(node.pki("ca.crt")).unwrap();
         self.write(&dir, form, &pair, &trusted);
         let program = match release {
-            "1.36" => component.to_owned(),
+            "1.37" => component.to_owned(),
             former => format!("{component}-{former}"),
         };
         let manifest = format!("/etc/kubernetes/manifests/{component}.yaml");
@@ -234,7 +234,7 @@ fn use_replaced_files_as_documented() {
         assert_eq!(renewed.is_some(), reads_files, "{name}");
         assert_eq!(
             trusted.is_some(),
-            reads_files && one.release == "1.36",
+            reads_files && !["1.34", "1.35"].contains(&one.release),
             "{name}"
         );
     }

@@ -48,7 +48,7 @@ bootstrapTokens: [{token: abcdef.0123456789abcdef, ttl: 24h0m0s}]
 ---
 apiVersion: kubeadm.k8s.io/v1beta4
 kind: ClusterConfiguration
-kubernetesVersion: v1.36.2
+kubernetesVersion: v1.37.2
 encryptionAlgorithm: ECDSA-P256
 controlPlaneEndpoint: api.prod.example.com:6443
 apiServer: {certSANs: [192.0.2.100, '2001:db8::100']}
@@ -78,7 +78,7 @@ pub(crate) enum Authorities {
 pub(crate) enum Programs {
     /// kube-apiserver, kube-controller-manager and kube-scheduler as the other tests use them, and Debian's etcd.
     Usual,
-    /// The same releases and etcd 3.6, built with Go 1.27, the first one with ML-DSA.
+    /// The same releases and etcd 3.7, built with Go 1.27, the first one with ML-DSA.
     Go1_27,
 }
 
@@ -86,7 +86,7 @@ impl Programs {
     fn of(self, component: &str) -> PathBuf {
         match (self, component) {
             (Programs::Usual, _) => bin(component),
-            (Programs::Go1_27, "etcd") => bin("etcd-3.6-go1.27"),
+            (Programs::Go1_27, "etcd") => bin("etcd-3.7-go1.27"),
             (Programs::Go1_27, _) => bin(&format!("{component}-go1.27")),
         }
     }

@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::cluster::network::address;
-use crate::cluster::site::CURRENT;
+use crate::cluster::site::{CURRENT, FORMER};
 use crate::cluster::{Cluster, shell};
 use crate::machine::Machine;
 use crate::time::let_pass;
 
-const VERSIONS: [&str; 3] = ["v1.34.2", "v1.35.1", CURRENT];
+const VERSIONS: [&str; 4] = ["v1.34.2", "v1.35.1", FORMER, CURRENT];
 /// More than the five minutes after which client-go looks for other files.
 const OBSERVED_SECONDS: u64 = 400;
 
@@ -96,7 +96,7 @@ pub(crate) fn replaced(cluster: &mut Cluster) {
     }
     for ((one, renewed), trusted) in kubelets.iter().zip(&renewed).zip(&trusted) {
         assert_eq!(renewed.is_some(), !one.rotates, "{}", one.name);
-        let reads_ca = one.version == CURRENT && !one.rotates;
+        let reads_ca = [FORMER, CURRENT].contains(&one.version) && !one.rotates;
         assert_eq!(trusted.is_some(), reads_ca, "{}", one.name);
     }
     for one in &kubelets {

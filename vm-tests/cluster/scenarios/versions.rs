@@ -1,11 +1,13 @@
 //! Every supported release of Kubernetes: its kubeadm accepts the files of nodepki, and its kubelet works with them.
 
 use crate::cluster::node::Role;
-use crate::cluster::site::{CURRENT, OLDEST};
+use crate::cluster::site::{CURRENT, FORMER, OLDEST};
 use crate::cluster::{Cluster, user_data};
 use crate::machine::{Machine, PKI_SUMS};
 
-const VERSIONS: [&str; 6] = [OLDEST, "v1.32.4", "v1.33.4", "v1.34.2", "v1.35.1", CURRENT];
+const VERSIONS: [&str; 7] = [
+    OLDEST, "v1.32.4", "v1.33.4", "v1.34.2", "v1.35.1", FORMER, CURRENT,
+];
 
 /// Commands on a first node that has its PKI and no cluster; no image is pulled.
 const INIT: &str = "

@@ -1,7 +1,6 @@
-// Builds etcd and etcdctl, in the version that the kubeadm of ../kubernetes deploys; not part of nodepki itself.
-// To move to another version (kubeadm names it in cmd/kubeadm/app/constants as DefaultEtcdVersion): `go get -tool` both
-// commands at the new version, then `go mod tidy`.
-module nodepki.io/tests/servers/etcd
+// Builds etcd and etcdctl for clusters of older releases, whose kubeadm sets flags that etcd 3.7 does not have; not part of
+// nodepki itself. See ../etcd-3.7/go.mod.
+module nodepki.io/tests/servers/etcd-3.6
 
 go 1.26.0
 
