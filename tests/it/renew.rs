@@ -580,10 +580,10 @@ fn refuses_node_that_was_never_set_up() {
 fn reports_unreachable_signer_for_expired_certificates_and_renews_later() {
     let node = Node::of(&INIT.replace(
         "kubernetesVersion:",
-        "certificateValidityPeriod: 2s\nkubernetesVersion:",
+        "certificateValidityPeriod: 5s\nkubernetesVersion:",
     ));
     node.bootstrap().done();
-    let_pass(Duration::from_secs(3));
+    let_pass(Duration::from_secs(6));
     node.signer_does("all", "unreachable");
     needs_renewal(&node, &[]).ended(0).says("it expired at ");
     renew(&node, &[]).ended(69).row_says("apiserver", "failed");

@@ -60,9 +60,9 @@ fn expired() -> Node {
     node.write("/root/.keep", "");
     fs::create_dir_all(node.outside("media/usb")).unwrap();
     kubeadm::copy_tree(&node.ca(), &node.outside("media/ca"));
-    // Issue every certificate again, valid for three seconds: a busy machine needs one of them to verify its own signatures.
+    // Issue every certificate again, valid for five seconds: a busy machine needs some of them to verify its own signatures.
     let kept = node.read(KEPT);
-    node.write(KEPT, format!("{kept}certificateValidityPeriod: 3s\n"));
+    node.write(KEPT, format!("{kept}certificateValidityPeriod: 5s\n"));
     for name in EVERYTHING {
         if name.is_kubeconfig() {
             node.remove(format!("/etc/kubernetes/{name}"))
@@ -78,7 +78,7 @@ fn expired() -> Node {
     let signer = format!("local:{}", node.ca().display());
     node.run(&["bootstrap", "--signer", &signer]).done();
     node.write(KEPT, kept);
-    let_pass(Duration::from_millis(4100));
+    let_pass(Duration::from_millis(6100));
     node
 }
 
