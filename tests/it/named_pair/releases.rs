@@ -121,12 +121,14 @@ impl Plane {
         &self,
         instances: &[Instance],
         fingerprints: impl Fn(&Instance) -> &[String],
-        from: usize,
+        mut from: usize,
     ) -> Vec<Option<Duration>> {
         let begin = Instant::now();
         let mut first = vec![None; instances.len()];
         for _ in 0..OBSERVED_SECONDS {
-            let log = self.audit_log(from);
+            let mut log = self.audit_log(from);
+            log.truncate(log.rfind('\n').map_or(0, |end| end + 1));
+            from += log.len();
             for (one, first) in instances.iter().zip(&mut first) {
                 if one.has_used(fingerprints(one), &log) {
                     first.get_or_insert(begin.elapsed());
