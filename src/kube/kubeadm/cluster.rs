@@ -28,14 +28,6 @@ const MIN_SERVICE_ADDRESSES: u128 = 10;
 /// Host bits of the largest service network that kubeadm and kube-apiserver accept: a /12 for IPv4, a /108 for IPv6.
 const MAX_SERVICE_HOST_BITS: u8 = 20;
 
-/// The feature gates of kubeadm 1.36 and 1.37 (`InitFeatureGates`), and whether 1.37 still has them. Earlier releases have
-/// others too.
-const FEATURE_GATES: [(&str, bool); 3] = [
-    ("NodeLocalCRISocket", false),
-    ("PublicKeysECDSA", false),
-    ("RootlessControlPlane", true),
-];
-
 /// Keys that are often written at the top of a ClusterConfiguration, and where they belong.
 const MISPLACED_IN_CLUSTER: &[(&str, &str)] = &[
     ("certSANs", "move it below apiServer: apiServer.certSANs"),
@@ -389,24 +381,21 @@ fn read_algorithm(map: &Map<'_>, api: ApiVersion, cluster: &mut ClusterConfig) {
     if let Some(gates) = section(map, "featureGates") {
         for (name, field) in gates.named() {
             let enabled = field.boolean();
-            warn_of_gate(&field, &name, enabled, cluster.kubernetes_version.as_ref());
-            if name == "PublicKeysECDSA"
-                && let Some(enabled) = enabled
-            {
-                cluster.key_algorithm = if enabled {
-                    KeyAlgorithm::EcdsaP256
-                } else {
-                    KeyAlgorithm::Rsa2048
-                };
-                if let Some(chosen) = &chosen {
-                    chosen.warning(
-                        format!(
-                            "has no effect: the feature gate PublicKeysECDSA makes it {}",
-                            cluster.key_algorithm
-                        ),
-                        "remove featureGates.PublicKeysECDSA",
-                    );
+            match (name.as_str(), enabled) {
+                ("RootlessControlPlane", _) | ("PublicKeysECDSA", None) => {}
+                ("NodeLocalCRISocket", _) => {
+                    let fix = "remove it; kubeadm 1.37 always does what it enabled";
+                    warn_of_removed_gate(&field, cluster, fix);
                 }
+                ("PublicKeysECDSA", Some(enabled)) => {
+                    apply_ecdsa_gate(&field, enabled, chosen.as_ref(), cluster);
+                }
+                // Another release of kubeadm may have it.
+                _ if field.walk().is_strict() => field.warning(
+                    "kubeadm 1.37 does not have this feature gate, and a kubeadm without it refuses the file",
+                    "remove it, unless `kubeadm init --help` on the node lists it",
+                ),
+                _ => {}
             }
         }
     }
@@ -422,33 +411,49 @@ fn read_algorithm(map: &Map<'_>, api: ApiVersion, cluster: &mut ClusterConfig) {
     }
 }
 
-/// Warns of a gate that kubeadm of the cluster's version does not have. Whether another release has it is unknown, and is
-/// reported by a strict reading only.
-fn warn_of_gate(
-    field: &Field<'_>,
-    name: &str,
-    enabled: Option<bool>,
-    version: Option<&KubernetesVersion>,
+/// Sets the algorithm that the feature gate `PublicKeysECDSA` selects; kubeadm lets it override `chosen`, the field
+/// `encryptionAlgorithm`. What the warnings advise changes no key.
+fn apply_ecdsa_gate(
+    gate: &Field<'_>,
+    enabled: bool,
+    chosen: Option<&Field<'_>>,
+    cluster: &mut ClusterConfig,
 ) {
-    let is_new = version.map(|version| version.at_least(1, 37));
-    let known = FEATURE_GATES.iter().find(|(gate, _)| *gate == name);
-    let fix = match (name, enabled) {
-        ("PublicKeysECDSA", Some(true)) => "write encryptionAlgorithm: ECDSA-P256 instead",
-        ("PublicKeysECDSA", _) => "remove it; RSA-2048 is the default",
-        ("NodeLocalCRISocket", _) => "remove it; kubeadm 1.37 always does what it enabled",
-        _ => "remove it, unless `kubeadm init --help` on the node lists it",
+    let written = chosen.map(|_| cluster.key_algorithm);
+    let effective = if enabled {
+        KeyAlgorithm::EcdsaP256
+    } else {
+        KeyAlgorithm::Rsa2048
     };
-    match (known, is_new) {
-        (Some((_, true)), _) | (Some((_, false)), Some(false)) => {}
-        (Some((_, false)), Some(true)) => field.warning(
+    cluster.key_algorithm = effective;
+    let fix = match written {
+        Some(written) if written == effective => {
+            "remove it; encryptionAlgorithm says the same".to_owned()
+        }
+        None if !enabled => "remove it; RSA-2048 is the default".to_owned(),
+        _ => format!("write encryptionAlgorithm: {effective} instead"),
+    };
+    warn_of_removed_gate(gate, cluster, &fix);
+    if let Some(chosen) = chosen.filter(|_| written != Some(effective)) {
+        chosen.warning(
+            format!("has no effect: the feature gate PublicKeysECDSA makes it {effective}"),
+            format!("write {effective}, and remove featureGates.PublicKeysECDSA"),
+        );
+    }
+}
+
+/// Warns of a gate that kubeadm 1.37 removed, if the cluster has that release; a strict reading warns if its version is unknown
+/// too.
+fn warn_of_removed_gate(field: &Field<'_>, cluster: &ClusterConfig, fix: &str) {
+    let is_removed = match &cluster.kubernetes_version {
+        Some(version) => version.at_least(1, 37),
+        None => field.walk().is_strict(),
+    };
+    if is_removed {
+        field.warning(
             "kubeadm 1.37 and later do not have this feature gate, and refuse the file",
             fix,
-        ),
-        _ if field.walk().is_strict() => field.warning(
-            "kubeadm 1.37 does not have this feature gate, and a kubeadm without it refuses the file",
-            fix,
-        ),
-        _ => {}
+        );
     }
 }
 

@@ -881,13 +881,36 @@ fn reads_key_algorithms() {
         texts(&resolved.warnings),
         [
             "k.yaml:11:33: featureGates.PublicKeysECDSA: kubeadm 1.37 and later do not have this feature gate, and refuse the file (write encryptionAlgorithm: ECDSA-P256 instead)",
-            "k.yaml:12:22: encryptionAlgorithm: has no effect: the feature gate PublicKeysECDSA makes it ECDSA-P256 (remove featureGates.PublicKeysECDSA)"
+            "k.yaml:12:22: encryptionAlgorithm: has no effect: the feature gate PublicKeysECDSA makes it ECDSA-P256 (write ECDSA-P256, and remove featureGates.PublicKeysECDSA)"
         ]
     );
-    assert_eq!(
-        gate(false, "").cluster.unwrap().key_algorithm,
-        KeyAlgorithm::Rsa2048
-    );
+    // What a warning advises changes no key.
+    for (on, written, fix, further) in [
+        (false, "", "remove it; RSA-2048 is the default", 0),
+        (
+            false,
+            "encryptionAlgorithm: ECDSA-P384\n",
+            "write encryptionAlgorithm: RSA-2048 instead",
+            1,
+        ),
+        (
+            true,
+            "encryptionAlgorithm: ECDSA-P256\n",
+            "remove it; encryptionAlgorithm says the same",
+            0,
+        ),
+    ] {
+        let resolved = gate(on, written);
+        let warnings = texts(&resolved.warnings);
+        assert!(warnings[0].ends_with(&format!("({fix})")), "{warnings:?}");
+        assert_eq!(warnings.len(), 1 + further, "{warnings:?}");
+        let want = if on {
+            KeyAlgorithm::EcdsaP256
+        } else {
+            KeyAlgorithm::Rsa2048
+        };
+        assert_eq!(resolved.cluster.unwrap().key_algorithm, want);
+    }
     let gates = "PublicKeysECDSA: true, RootlessControlPlane: true, NodeLocalCRISocket: true";
     let resolved = run(&format!("{CLUSTER}featureGates: {{{gates}}}\n")).unwrap();
     assert_eq!(
