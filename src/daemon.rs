@@ -2,7 +2,8 @@
 //!
 //! `wake` decides what to do next and when, and is pure; the loop here does it. Events (signals, files changed by other
 //! processes, a clock that is set) and the service manager are behind the trait `Surroundings`, so tests can
-//! simulate weeks in virtual time. Nothing is polled: while nothing is due, only the watchdog wakes the process.
+//! simulate weeks in virtual time. Nothing is polled where inotify(7) works: while nothing is due, only the watchdog wakes
+//! the process.
 //!
 //! A step may be dropped at any await point: everything that must survive is on disk before it is acted on, so the
 //! next start continues with the same keys and the same tickets.

@@ -2,8 +2,9 @@
 //!
 //! inotify(7) reports that something happened, and digests of the contents show whether a file changed. The daemon's own
 //! writes, a touched file and a short-lived temporary file do not wake the loop. A missing directory is watched for in
-//! its nearest existing parent.
+//! its nearest existing parent. Where inotify(7) fails, the digests are compared each minute.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,7 +15,7 @@ use nix::errno::Errno;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use sha2::{Digest, Sha256};
 use tokio::io::unix::AsyncFd;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::alarm::readable;
 use crate::store::NodeRoot;
@@ -96,9 +97,17 @@ fn read_digest(role: FileRole, root: &NodeRoot, path: &Path, digests: &mut Diges
     }
 }
 
+/// Time between two checks while inotify does not report every change: its limits are shared with all processes of the user,
+/// and kubelet and container runtime use many instances.
+const POLL_INTERVAL: Duration = Duration::from_secs(60);
+
 /// An inotify instance, and the digests at the last check.
 pub(super) struct FileWatch {
     inotify: Option<(Inotify, AsyncFd<OwnedFd>)>,
+    /// Every watched directory reports its changes.
+    is_complete: Cell<bool>,
+    /// The last check.
+    checked: Cell<Instant>,
     watched: WatchedFiles,
     seen: Digests,
     /// An event occurred and has not been examined yet.
@@ -106,7 +115,7 @@ pub(super) struct FileWatch {
 }
 
 impl FileWatch {
-    /// Returns an instance without watched files. If inotify fails, it logs that once and never reports a change.
+    /// Returns an instance without watched files. If inotify fails, it logs that once and compares the files at intervals.
     pub(super) fn new() -> Self {
         let open = || -> io::Result<_> {
             let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
@@ -116,12 +125,14 @@ impl FileWatch {
         let inotify = open()
             .inspect_err(|error| {
                 tracing::warn!(
-                    "inotify failed ({error}), so that changes by other processes are noticed only at the next renewal; raise fs.inotify.max_user_instances and restart nodepki"
+                    "inotify failed ({error}), so changes by other processes are noticed within a minute; raise fs.inotify.max_user_instances and restart nodepki to notice them at once"
                 );
             })
             .ok();
         FileWatch {
             inotify,
+            is_complete: Cell::new(false),
+            checked: Cell::new(Instant::now()),
             watched: WatchedFiles::default(),
             seen: Digests::new(),
             has_event: false,
@@ -132,7 +143,12 @@ impl FileWatch {
     pub(super) fn start(&mut self, watched: WatchedFiles) {
         self.watched = watched;
         self.arm();
-        self.seen = self.watched.digests();
+        self.seen = self.digests();
+    }
+
+    fn digests(&self) -> Digests {
+        self.checked.set(Instant::now());
+        self.watched.digests()
     }
 
     /// Accepts the current contents of files that this process has written.
@@ -156,11 +172,11 @@ impl FileWatch {
             }
             let began = Instant::now();
             while began.elapsed() < MAX_SETTLE_TIME
-                && timeout(QUIET_TIME, self.event()).await.is_ok()
+                && timeout(QUIET_TIME, self.reported()).await.is_ok()
             {}
             self.has_event = false;
             self.arm();
-            let now = self.watched.digests();
+            let now = self.digests();
             let differ = |one: &Digests, other: &Digests| -> Vec<(PathBuf, FileRole)> {
                 let one = one
                     .iter()
@@ -187,7 +203,23 @@ impl FileWatch {
         }
     }
 
+    /// Resolves when something may have happened.
     async fn event(&self) {
+        let polled = async {
+            if self.is_complete.get() {
+                return std::future::pending().await;
+            }
+            // The daemon drops this future at other events, and some of them are more frequent.
+            sleep_until(self.checked.get() + POLL_INTERVAL).await;
+        };
+        tokio::select! {
+            () = polled => {}
+            () = self.reported() => {}
+        }
+    }
+
+    /// Resolves when inotify reports an event.
+    async fn reported(&self) {
         let Some((inotify, ready)) = &self.inotify else {
             return std::future::pending().await;
         };
@@ -224,13 +256,45 @@ impl FileWatch {
                 watches.entry(above.to_owned()).or_insert(appearance);
             }
         }
+        let mut is_complete = true;
         for (directory, events) in watches {
             if let Err(errno) = inotify.add_watch(&directory, events) {
+                is_complete = false;
                 tracing::warn!(
-                    "cannot watch {} ({errno}), so that changes in it by other processes are noticed only at the next renewal; raise fs.inotify.max_user_watches and restart nodepki",
+                    "cannot watch {} ({errno}), so changes in it by other processes are noticed within a minute; raise fs.inotify.max_user_watches and restart nodepki to notice them at once",
                     directory.display()
                 );
             }
+        }
+        self.is_complete.set(is_complete);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn notices_change_without_inotify() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = NodeRoot::open(dir.path()).unwrap();
+        let file = dir.path().join("config.yaml");
+        fs::write(&file, "one").unwrap();
+        let mut watched = WatchedFiles::default();
+        watched.file(FileRole::Configuration, &root, Path::new("/config.yaml"));
+        let mut watch = FileWatch {
+            inotify: None,
+            ..FileWatch::new()
+        };
+        watch.start(watched);
+        fs::write(&file, "two").unwrap();
+        // Other events are more frequent.
+        let mut drops = 0;
+        while timeout(POLL_INTERVAL / 4, watch.changed()).await != Ok(FileRole::Configuration) {
+            drops += 1;
+            assert!(drops < 8);
         }
     }
 }
