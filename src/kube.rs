@@ -13,3 +13,4 @@ pub mod kubeconfig;
 pub mod manifest;
 pub mod names;
 pub mod paths;
+pub mod pod_request;

@@ -1,4 +1,5 @@
-//! The rules by which nodepki approves and signs the CertificateSigningRequests of kubelets.
+//! The rules by which nodepki approves and signs the CertificateSigningRequests of kubelets, and signs the
+//! PodCertificateRequests that kubelets send for their pods.
 //!
 //! Pure. [`judge`] decides about one request, from its object, the Nodes and the names that no kubelet may have. Approval
 //! and signature are separate steps with the same rules: a request that another user approved is judged again before it
@@ -6,6 +7,8 @@
 //!
 //! A decision that ends a request ([`KubeletDecision::Deny`], [`KubeletDecision::Fail`]) needs proof. If a rule is not
 //! satisfied now but may be soon, or if two Nodes claim one address, the request stays pending with an explanation.
+//!
+//! [`judge_pod`] and [`answer_pod`] are the same for a pod, whose request nobody approves.
 //!
 //! To add a rule, add a [`RequestReason`], verify the rule in `requester.rs`, `content.rs`, `node_names.rs`, `names.rs` or
 //! `issuance.rs`, and add cases to `tests/fixtures/kubelet_requests.rs`, which the tests of this room and those against a
@@ -21,6 +24,7 @@ mod judge;
 mod names;
 mod node_names;
 mod nodes;
+mod pods;
 mod policy;
 pub mod rbac;
 mod reason;
@@ -39,6 +43,9 @@ pub use issuance::{
 };
 pub use judge::{certificate_differences, judge};
 pub use nodes::{NodeIndex, ReservedNames};
+pub use pods::{
+    MIN_POD_LIFETIME, PodAnswer, PodContext, SERVICE_ACCOUNTS_GROUP, answer_pod, judge_pod,
+};
 pub use policy::{KubeletPolicy, NodeNamePattern, NodeNameRange};
 pub use reason::{RequestReason, RuleFinding};
 
@@ -105,7 +112,7 @@ pub struct SigningOrder {
     pub certificate: KubeletCertificate,
     /// Name of the node.
     pub node: String,
-    /// The kubelet's own request.
+    /// The request of the kubelet.
     pub csr: Csr,
     /// The required content of the certificate.
     pub profile: Profile,

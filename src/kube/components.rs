@@ -214,6 +214,7 @@ pub const fn component_using(name: CertName) -> Option<Component> {
         | CertName::AdminConf
         | CertName::SuperAdminConf
         | CertName::NodepkiConf
+        | CertName::PodClient
         | CertName::Registered(_) => None,
     }
 }

@@ -16,10 +16,11 @@ use time::format_description::well_known::Rfc3339;
 use super::kubeadm::Host;
 use super::kubeadm::parse_ip;
 use super::names::{CONTROL_PLANE_LABEL, CertName};
+use super::pod_request::POD_CLIENT_SIGNER;
 
 /// Group of CertificateSigningRequests.
 pub const CSR_GROUP: &str = "certificates.k8s.io";
-/// Largest PEM request in bytes. The largest that a kubelet makes, for an RSA key of 4096 bits, has less than 4 KiB.
+/// Largest request in bytes, in PEM or DER. The largest that a kubelet makes, for an RSA key of 4096 bits, has less than 4 KiB.
 pub const MAX_CSR_PEM_BYTES: usize = 16 << 10;
 /// Largest number of usages, groups or conditions of a request.
 const MAX_CSR_LIST_ITEMS: usize = 32;
@@ -35,11 +36,20 @@ pub enum KubeletCertificate {
     Client,
     /// The certificate of the kubelet's own server, port 10250.
     Serving,
+    /// The client certificate of a pod, by which the pod is its ServiceAccount.
+    Pod,
 }
 
 impl KubeletCertificate {
-    /// Both.
-    pub const ALL: [KubeletCertificate; 2] =
+    /// Every one.
+    pub const ALL: [KubeletCertificate; 3] = [
+        KubeletCertificate::Client,
+        KubeletCertificate::Serving,
+        KubeletCertificate::Pod,
+    ];
+
+    /// The kubelet's own, which it requests by CertificateSigningRequests.
+    pub const OWN: [KubeletCertificate; 2] =
         [KubeletCertificate::Client, KubeletCertificate::Serving];
 
     /// Returns the signer name, `spec.signerName`.
@@ -47,14 +57,17 @@ impl KubeletCertificate {
         match self {
             KubeletCertificate::Client => "kubernetes.io/kube-apiserver-client-kubelet",
             KubeletCertificate::Serving => "kubernetes.io/kubelet-serving",
+            KubeletCertificate::Pod => POD_CLIENT_SIGNER,
         }
     }
 
-    /// Returns the entry of nodepki's table with the same content, by which a signer selects role, profile or issuer.
+    /// Returns the name by which a signer selects role, profile or issuer: for the kubelet's own, the entry of nodepki's table
+    /// with the same content.
     pub const fn cert_name(self) -> CertName {
         match self {
             KubeletCertificate::Client => CertName::KubeletConf,
             KubeletCertificate::Serving => CertName::KubeletServing,
+            KubeletCertificate::Pod => CertName::PodClient,
         }
     }
 
@@ -63,6 +76,7 @@ impl KubeletCertificate {
         match self {
             KubeletCertificate::Client => "client",
             KubeletCertificate::Serving => "serving",
+            KubeletCertificate::Pod => "pod",
         }
     }
 }
@@ -133,26 +147,26 @@ pub struct CsrCondition {
 }
 
 impl CsrObject {
-    /// Reads an object. Returns `None` if its signer name is not one of [`KubeletCertificate`].
+    /// Reads an object. Returns `None` if its signer name is not one of [`KubeletCertificate::OWN`].
     ///
     /// # Errors
     /// An object without name, UID, version or creation time.
     pub fn from_json(object: &Value) -> Result<Option<CsrObject>, InvalidObject> {
         let (spec, status) = (&object["spec"], &object["status"]);
         let signer_name = spec["signerName"].as_str().unwrap_or_default();
-        let mut all = KubeletCertificate::ALL.into_iter();
-        let Some(certificate) = all.find(|one| one.signer_name() == signer_name) else {
+        let mut own = KubeletCertificate::OWN.into_iter();
+        let Some(certificate) = own.find(|one| one.signer_name() == signer_name) else {
             return Ok(None);
         };
         let metadata = ObjectMetadata::read("CertificateSigningRequest", object)?;
-        let mut limits = Limits { excess: None };
+        let mut limits = Limits::default();
         let read = CsrObject {
             name: metadata.name,
             uid: metadata.uid,
             resource_version: metadata.resource_version,
             created: metadata.created,
             certificate,
-            request: limits.pem("spec.request", &spec["request"]),
+            request: limits.base64("spec.request", &spec["request"]),
             usages: limits.texts("spec.usages", &spec["usages"]),
             expiration: limits.seconds("spec.expirationSeconds", &spec["expirationSeconds"]),
             requester: CsrRequester {
@@ -265,30 +279,39 @@ fn readiness(conditions: &Value) -> Option<NodeReadiness> {
     })
 }
 
-struct ObjectMetadata {
-    name: String,
-    uid: String,
-    resource_version: String,
-    created: OffsetDateTime,
+/// What every object has.
+pub(super) struct ObjectMetadata {
+    pub(super) name: String,
+    pub(super) uid: String,
+    pub(super) resource_version: String,
+    pub(super) created: OffsetDateTime,
 }
 
 impl ObjectMetadata {
-    fn read(kind: &'static str, object: &Value) -> Result<ObjectMetadata, InvalidObject> {
+    pub(super) fn read(kind: &'static str, object: &Value) -> Result<Self, InvalidObject> {
         let metadata = &object["metadata"];
-        let missing = |field| InvalidObject { kind, field };
-        let text = |field: &'static str, key: &str| {
-            let text = metadata[key].as_str();
-            let text = text.filter(|text| (1..=MAX_CSR_TEXT_BYTES).contains(&text.len()));
-            text.map(str::to_owned).ok_or_else(|| missing(field))
-        };
+        let text = |field, key| required_text(kind, field, &metadata[key]);
         Ok(ObjectMetadata {
             name: text("metadata.name", "name")?,
             uid: text("metadata.uid", "uid")?,
             resource_version: text("metadata.resourceVersion", "resourceVersion")?,
-            created: time_of(&metadata["creationTimestamp"])
-                .ok_or_else(|| missing("metadata.creationTimestamp"))?,
+            created: time_of(&metadata["creationTimestamp"]).ok_or(InvalidObject {
+                kind,
+                field: "metadata.creationTimestamp",
+            })?,
         })
     }
+}
+
+/// Returns a text that no object lacks.
+pub(super) fn required_text(
+    kind: &'static str,
+    field: &'static str,
+    value: &Value,
+) -> Result<String, InvalidObject> {
+    let text = value.as_str();
+    let text = text.filter(|text| (1..=MAX_CSR_TEXT_BYTES).contains(&text.len()));
+    text.map(str::to_owned).ok_or(InvalidObject { kind, field })
 }
 
 fn time_of(value: &Value) -> Option<OffsetDateTime> {
@@ -296,8 +319,9 @@ fn time_of(value: &Value) -> Option<OffsetDateTime> {
 }
 
 /// Reads fields up to their limits and keeps the name of the first that is refused.
-struct Limits {
-    excess: Option<&'static str>,
+#[derive(Default)]
+pub(super) struct Limits {
+    pub(super) excess: Option<&'static str>,
 }
 
 impl Limits {
@@ -306,18 +330,18 @@ impl Limits {
         T::default()
     }
 
-    fn pem(&mut self, field: &'static str, value: &Value) -> Vec<u8> {
+    pub(super) fn base64(&mut self, field: &'static str, value: &Value) -> Vec<u8> {
         let text = value.as_str().unwrap_or_default();
         if text.len() > MAX_CSR_PEM_BYTES.div_ceil(3) * 4 {
             return self.refuse(field);
         }
         match BASE64_STANDARD.decode(text) {
-            Ok(pem) if pem.len() <= MAX_CSR_PEM_BYTES => pem,
+            Ok(bytes) if bytes.len() <= MAX_CSR_PEM_BYTES => bytes,
             _ => self.refuse(field),
         }
     }
 
-    fn text(&mut self, field: &'static str, value: &Value) -> String {
+    pub(super) fn text(&mut self, field: &'static str, value: &Value) -> String {
         match value.as_str() {
             Some(text) if text.len() <= MAX_CSR_TEXT_BYTES => text.to_owned(),
             // The API server omits empty fields.
@@ -336,7 +360,7 @@ impl Limits {
         }
     }
 
-    fn seconds(&mut self, field: &'static str, value: &Value) -> Option<Duration> {
+    pub(super) fn seconds(&mut self, field: &'static str, value: &Value) -> Option<Duration> {
         match value.as_u64() {
             Some(seconds) => Some(Duration::from_secs(seconds)),
             None if value.is_null() => None,

@@ -30,6 +30,8 @@ pub(crate) const NODE_USER_PREFIX: &str = "system:node:";
 /// Prefix of the user names of bootstrap tokens, followed by the token's ID
 /// (`plugin/pkg/auth/authenticator/token/bootstrap/bootstrap.go`).
 pub(crate) const TOKEN_USER_PREFIX: &str = "system:bootstrap:";
+/// Prefix of the user name of a ServiceAccount, followed by `NAMESPACE:NAME`.
+pub(crate) const SERVICE_ACCOUNT_USER_PREFIX: &str = "system:serviceaccount:";
 
 /// One of the three certificate authorities of a kubeadm cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -114,6 +116,9 @@ pub enum CertName {
     SchedulerConf,
     KubeletServing,
     NodepkiConf,
+    /// The client certificate of a pod, which its kubelet requests. It is no certificate of the node, and not in
+    /// [`CertName::ALL`]; signers select role, profile or issuer by this name.
+    PodClient,
     /// A certificate that the configuration registers.
     Registered(RegisteredName),
 }
@@ -171,6 +176,7 @@ impl CertName {
             CertName::SchedulerConf => "scheduler.conf",
             CertName::KubeletServing => "kubelet-serving",
             CertName::NodepkiConf => "nodepki.conf",
+            CertName::PodClient => "pod-client",
             CertName::Registered(name) => name.as_str(),
         }
     }
@@ -251,8 +257,9 @@ impl FromStr for CertName {
     type Err = UnknownName;
 
     fn from_str(name: &str) -> Result<Self, UnknownName> {
-        let mut known = CertName::ALL.into_iter();
+        let known = CertName::ALL.into_iter();
         known
+            .chain([CertName::PodClient])
             .find(|known| known.as_str() == name)
             .or_else(|| name.parse().ok().map(CertName::Registered))
             .ok_or_else(|| {

@@ -56,7 +56,7 @@ pub(super) fn content(
 
 fn verify_usages(request: &CsrObject) -> Result<(), Violation> {
     let own = match request.certificate {
-        KubeletCertificate::Client => "client auth",
+        KubeletCertificate::Client | KubeletCertificate::Pod => "client auth",
         KubeletCertificate::Serving => "server auth",
     };
     let found: BTreeSet<&str> = request.usages.iter().map(String::as_str).collect();

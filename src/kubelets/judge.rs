@@ -264,6 +264,8 @@ fn approval(
     let approves = match request.certificate {
         KubeletCertificate::Client => policy.approve_client,
         KubeletCertificate::Serving => policy.approve_serving,
+        // Its request has no approval.
+        KubeletCertificate::Pod => false,
     };
     if !approves {
         let finding = RuleFinding::new(
@@ -302,7 +304,7 @@ fn order(
     let requested = request.expiration.unwrap_or(longest);
     let lifetime = requested.max(MIN_LIFETIME).min(longest);
     let usage = match request.certificate {
-        KubeletCertificate::Client => ExtendedUsage::ClientAuth,
+        KubeletCertificate::Client | KubeletCertificate::Pod => ExtendedUsage::ClientAuth,
         KubeletCertificate::Serving => ExtendedUsage::ServerAuth,
     };
     SigningOrder {

@@ -5,7 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::kube::csr_object::CsrRequester;
+use crate::kube::csr_object::{CsrRequester, KubeletCertificate};
 use crate::kube::kubeadm::{InvalidValue, IpNet, is_dns_subdomain};
 use crate::kube::names::{JOINING_NODES_GROUP, TOKEN_USER_PREFIX};
 use crate::x509::KeyAlgorithm;
@@ -22,6 +22,8 @@ pub struct KubeletPolicy {
     pub approve_serving: bool,
     /// True to approve requests for client certificates.
     pub approve_client: bool,
+    /// True to sign PodCertificateRequests for client certificates of pods.
+    pub sign_pods: bool,
     /// Longest lifetime of a certificate, which a kubelet may shorten.
     pub lifetime: Duration,
     /// Longest lifetime of a certificate that a bootstrap token requests, if [`KubeletPolicy::lifetime`] is not shorter.
@@ -55,6 +57,7 @@ impl Default for KubeletPolicy {
             sign: false,
             approve_serving: false,
             approve_client: false,
+            sign_pods: false,
             lifetime: YEAR,
             token_lifetime: WEEK,
             keys: KeyAlgorithm::ALL.to_vec(),
@@ -72,6 +75,15 @@ impl Default for KubeletPolicy {
 }
 
 impl KubeletPolicy {
+    /// Returns the certificates that are signed, if any are.
+    pub fn certificates(&self) -> &'static [KubeletCertificate] {
+        if self.sign_pods {
+            &KubeletCertificate::ALL
+        } else {
+            &KubeletCertificate::OWN
+        }
+    }
+
     /// Returns the longest lifetime of a certificate for this requester.
     pub(super) fn longest_lifetime(&self, requester: &CsrRequester) -> Duration {
         if requester.username.starts_with(TOKEN_USER_PREFIX) {

@@ -1,14 +1,16 @@
 //! The rights of the daemon that approves and signs requests of kubelets, as objects for `kubectl apply`.
 //!
-//! The group of nodepki.conf may decide about exactly two signer names, and read what the rules need. It cannot read a
-//! Secret or another ConfigMap than its own, create a CertificateSigningRequest, or change a Node. Kubernetes verifies the verbs `approve` and `sign` in the
-//! admission plug-ins CertificateApproval and CertificateSigning (`plugin/pkg/admission/certificates`).
+//! The group of nodepki.conf may decide about exactly two signer names, or three with `signPods`, and read what the rules need.
+//! It cannot read a Secret or another ConfigMap than its own, create a request, or change a Node. Kubernetes verifies the verbs
+//! `approve` and `sign` in the admission plug-ins CertificateApproval and CertificateSigning
+//! (`plugin/pkg/admission/certificates`), and for pods in `pkg/registry/certificates/podcertificaterequest/strategy.go`.
 
 use serde_json::{Value, json};
 
 use super::KubeletPolicy;
 use crate::kube::csr_object::{CSR_GROUP, KubeletCertificate};
 use crate::kube::names::LEASE_NAMESPACE;
+use crate::kube::pod_request::POD_CLIENT_SIGNER;
 use crate::yaml;
 
 const RBAC_GROUP: &str = "rbac.authorization.k8s.io";
@@ -93,8 +95,8 @@ fn texts(list: &Value) -> Vec<&str> {
 
 fn objects(policy: &KubeletPolicy, group: &str) -> Vec<Value> {
     let requests = "certificatesigningrequests";
-    let signers = KubeletCertificate::ALL.map(KubeletCertificate::signer_name);
-    let cluster_rules = json!([
+    let signers = KubeletCertificate::OWN.map(KubeletCertificate::signer_name);
+    let mut cluster_rules = json!([
         {"apiGroups": [CSR_GROUP], "resources": [requests], "verbs": ["get", "list", "watch"]},
         {
             "apiGroups": [CSR_GROUP],
@@ -109,6 +111,9 @@ fn objects(policy: &KubeletPolicy, group: &str) -> Vec<Value> {
         },
         {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]},
     ]);
+    if let Some(rules) = cluster_rules.as_array_mut().filter(|_| policy.sign_pods) {
+        rules.extend(pod_rules());
+    }
     let lease_rules = json!([{
         "apiGroups": ["coordination.k8s.io"],
         "resources": ["leases"],
@@ -164,14 +169,35 @@ fn objects(policy: &KubeletPolicy, group: &str) -> Vec<Value> {
     objects
 }
 
+/// Returns the rules for requests of pods, which nobody approves.
+fn pod_rules() -> [Value; 5] {
+    let requests = "podcertificaterequests";
+    [
+        json!({"apiGroups": [CSR_GROUP], "resources": [requests], "verbs": ["get", "list", "watch"]}),
+        json!({
+            "apiGroups": [CSR_GROUP],
+            "resources": [format!("{requests}/status")],
+            "verbs": ["update"],
+        }),
+        json!({
+            "apiGroups": [CSR_GROUP],
+            "resources": ["signers"],
+            "resourceNames": [POD_CLIENT_SIGNER],
+            "verbs": ["sign"],
+        }),
+        json!({"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}),
+        json!({"apiGroups": [""], "resources": ["serviceaccounts"], "verbs": ["get"]}),
+    ]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     /// Returns each rule as `namespace: group/resource[names] verbs`.
-    fn rules() -> Vec<String> {
+    fn rules(policy: &KubeletPolicy) -> Vec<String> {
         let words = |value: &Value| texts(value).join(",");
-        objects(&KubeletPolicy::default(), "g")
+        objects(policy, "g")
             .iter()
             .flat_map(|object| {
                 let namespace = object["metadata"]["namespace"].as_str().unwrap_or("*");
@@ -192,7 +218,7 @@ mod tests {
     #[test]
     fn grants_exactly_what_the_daemon_needs() {
         assert_eq!(
-            rules(),
+            rules(&KubeletPolicy::default()),
             [
                 "*: certificates.k8s.io/certificatesigningrequests[] get,list,watch",
                 "*: certificates.k8s.io/certificatesigningrequests/approval,certificatesigningrequests/status[] update",
@@ -201,6 +227,27 @@ mod tests {
                 "kube-system: coordination.k8s.io/leases[nodepki-kubelets] get,create,update",
                 "kube-system: /configmaps[nodepki-kubelets] get,list,watch,update",
                 "default: /events[] create",
+            ]
+        );
+    }
+
+    #[test]
+    fn grants_five_rules_more_for_pods() {
+        let policy = KubeletPolicy {
+            sign_pods: true,
+            ..KubeletPolicy::default()
+        };
+        let without = rules(&KubeletPolicy::default());
+        let mut more = rules(&policy);
+        more.retain(|rule| !without.contains(rule));
+        assert_eq!(
+            more,
+            [
+                "*: certificates.k8s.io/podcertificaterequests[] get,list,watch",
+                "*: certificates.k8s.io/podcertificaterequests/status[] update",
+                "*: certificates.k8s.io/signers[kubernetes.io/kube-apiserver-client-pod] sign",
+                "*: /pods[] get",
+                "*: /serviceaccounts[] get",
             ]
         );
     }

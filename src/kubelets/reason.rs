@@ -68,7 +68,12 @@ reasons! {
     "The request repeats an earlier one that is not finished." RequestRepeated,
     "The requester has reached the limit of certificates, or of new nodes, within an hour." LimitReached,
     "All rules are satisfied, but nodepki is not configured to approve such requests." ApprovalRequired,
-    "The signer's certificate differs from the request." CertificateNotAccepted,
+    "The request of a pod has annotations, and nodepki knows none." InvalidUnverifiedUserAnnotations,
+    "The type or size of the key of a pod is not allowed." UnsupportedKeyType,
+    "The pod does not exist, has ended, or is not the one of the request." PodNotFound,
+    "The pod does not run on the node that the request names." PodOfOtherNode,
+    "The pod is not the ServiceAccount that the request names, or that was created again." ServiceAccountDiffers,
+    "The signer's certificate differs from the request, or the API server does not accept its validity." CertificateNotAccepted,
 }
 
 impl fmt::Display for RequestReason {

@@ -52,7 +52,7 @@ pub(super) fn requester(
         .is_some_and(is_token_id);
     if !is_token || request.certificate == KubeletCertificate::Serving {
         let allowed = match request.certificate {
-            KubeletCertificate::Client => {
+            KubeletCertificate::Client | KubeletCertificate::Pod => {
                 "only a node or a bootstrap token may request a kubelet's client certificate"
             }
             KubeletCertificate::Serving => {

@@ -17,6 +17,7 @@ use crate::x509::{
 
 mod names;
 mod node_names;
+mod pods;
 #[path = "../../tests/fixtures/kubelet_requests.rs"]
 mod requests;
 

@@ -321,6 +321,8 @@ impl RuleInputs<'_> {
                 &format!("nodepki:{node_name}"),
                 Some(KUBELET_SIGNERS_GROUP),
             )],
+            // No certificate of the node.
+            CertName::PodClient => Vec::new(),
             CertName::Registered(name) => vec![one(name.as_str(), None)],
         }
     }

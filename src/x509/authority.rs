@@ -143,9 +143,30 @@ impl CertificateAuthority {
         now: OffsetDateTime,
     ) -> Result<Certificate, AuthorityError> {
         let mut params = leaf_params(profile, public_key.key_type())?;
+        set_validity(&mut params, now, profile.lifetime);
+        self.issue_with(public_key, params)
+    }
+
+    /// As [`CertificateAuthority::issue`], for `lifetime` from `not_before` on.
+    pub fn issue_from(
+        &self,
+        public_key: &PublicKey,
+        profile: &Profile,
+        not_before: OffsetDateTime,
+    ) -> Result<Certificate, AuthorityError> {
+        let mut params = leaf_params(profile, public_key.key_type())?;
+        params.not_before = not_before;
+        params.not_after = not_before + profile.lifetime;
+        self.issue_with(public_key, params)
+    }
+
+    fn issue_with(
+        &self,
+        public_key: &PublicKey,
+        mut params: CertificateParams,
+    ) -> Result<Certificate, AuthorityError> {
         params.is_ca = IsCa::ExplicitNoCa;
         params.use_authority_key_identifier_extension = true;
-        set_validity(&mut params, now, profile.lifetime);
         params.serial_number = Some(random_serial()?);
         let failed = |error: rcgen::Error| AuthorityError::Issue(error.to_string());
         let issuer = Issuer::from_ca_cert_der(&self.bundle.first().der().into(), &self.key)

@@ -71,6 +71,14 @@ impl CsrContent {
         read(&block.content)
     }
 
+    /// Reads a request in DER.
+    ///
+    /// # Errors
+    /// Content that a reader could ignore or understand differently.
+    pub fn from_der(der: &[u8]) -> Result<CsrContent, CsrContentError> {
+        read(der)
+    }
+
     /// Returns the subject.
     pub fn subject(&self) -> &DistinguishedName {
         &self.subject

@@ -178,6 +178,7 @@ impl CertificateLabels {
                 CertName::ControllerManagerConf => "kube-controller-manager",
                 CertName::SchedulerConf => "kube-scheduler",
                 CertName::NodepkiConf => "nodepki",
+                CertName::PodClient => "pod",
                 CertName::Registered(_) => "registered",
             },
         }

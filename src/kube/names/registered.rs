@@ -18,7 +18,7 @@ use super::{Authority, CertName};
 /// Longest name, in bytes: that of a DNS label, since signers put names into those of objects.
 const MAX_NAME_BYTES: usize = 63;
 /// Names with another meaning where the name of a certificate is written.
-const RESERVED: [&str; 9] = [
+const RESERVED: [&str; 10] = [
     "default",
     "etcd",
     "kube-apiserver",
@@ -27,6 +27,7 @@ const RESERVED: [&str; 9] = [
     "kubelet",
     "kubelet-configuration",
     "nodepki",
+    "pod-client",
     "sa",
 ];
 /// Prefix of the names of certificates of `etcd-ca`.

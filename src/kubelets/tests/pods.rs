@@ -1,0 +1,236 @@
+//! Client certificates of pods.
+
+use rcgen::{CertificateParams, DistinguishedName, DnType};
+
+use super::*;
+use crate::kube::pod_request::{ObjectReference, PodObject, PodRequest};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn csr(common_name: Option<&str>, sans: &[&str], algorithm: KeyAlgorithm) -> Vec<u8> {
+    let sans: Vec<String> = sans.iter().map(ToString::to_string).collect();
+    let mut params = CertificateParams::new(sans).unwrap();
+    params.distinguished_name = DistinguishedName::new();
+    if let Some(name) = common_name {
+        params.distinguished_name.push(DnType::CommonName, name);
+    }
+    let key = PrivateKey::generate(algorithm).unwrap();
+    params.serialize_request(&key).unwrap().der().to_vec()
+}
+
+fn reference(name: &str, uid: &str) -> ObjectReference {
+    ObjectReference {
+        name: name.to_owned(),
+        uid: uid.to_owned(),
+    }
+}
+
+fn request() -> PodRequest {
+    PodRequest {
+        namespace: "shop".to_owned(),
+        name: "req-1".to_owned(),
+        uid: "u1".to_owned(),
+        resource_version: "1".to_owned(),
+        created: CREATED,
+        pod: reference("web", "p1"),
+        service_account: reference("seller", "s1"),
+        node: reference("w1", "uid-w1"),
+        longest: 24 * HOUR,
+        request: csr(None, &[], KeyAlgorithm::EcdsaP256),
+        annotations: Vec::new(),
+        is_final: false,
+        excess: None,
+    }
+}
+
+fn pod() -> PodObject {
+    PodObject {
+        uid: "p1".to_owned(),
+        node: "w1".to_owned(),
+        service_account: "seller".to_owned(),
+        has_ended: false,
+    }
+}
+
+fn judged(request: &PodRequest, pod: Option<&PodObject>) -> Result<SigningOrder, RequestReason> {
+    let rig = Rig::new();
+    let context = PodContext {
+        pod,
+        service_account: Some("s1"),
+        node: rig.nodes.get(&request.node.name),
+        bindings: &rig.bindings,
+    };
+    judge_pod(request, context, &rig.policy).map_err(|finding| finding.reason)
+}
+
+#[test]
+fn orders_certificate_of_service_account() {
+    let order = judged(&request(), Some(&pod())).unwrap();
+    let profile = order.profile;
+    assert_eq!(order.certificate, KubeletCertificate::Pod);
+    assert_eq!(order.node, "w1");
+    assert_eq!(
+        profile.subject.common_name,
+        "system:serviceaccount:shop:seller"
+    );
+    assert_eq!(profile.subject.organizations, ["system:serviceaccounts"]);
+    assert!(profile.sans.is_empty());
+    assert_eq!(profile.usages, [ExtendedUsage::ClientAuth]);
+}
+
+#[test]
+fn denies_request_that_says_more_or_something_else() {
+    type Change = fn(&mut PodRequest);
+    let cases: [(Change, RequestReason); 11] = [
+        (
+            |r| r.excess = Some("spec.podName"),
+            RequestReason::FieldOverLimit,
+        ),
+        (
+            |r| r.annotations.push("example.com/a".to_owned()),
+            RequestReason::InvalidUnverifiedUserAnnotations,
+        ),
+        (|r| r.request.clear(), RequestReason::RequestUnreadable),
+        (
+            |r| r.request = csr(Some("system:node:w1"), &[], KeyAlgorithm::EcdsaP256),
+            RequestReason::SubjectNotAllowed,
+        ),
+        (
+            |r| r.request = csr(None, &["kubernetes"], KeyAlgorithm::EcdsaP256),
+            RequestReason::SubjectNotAllowed,
+        ),
+        (
+            |r| r.node = reference("gone", "uid-gone"),
+            RequestReason::NodeNotFound,
+        ),
+        (
+            |r| r.node.uid = "uid-before".to_owned(),
+            RequestReason::NodeNotFound,
+        ),
+        (
+            |r| r.node = reference("w2", "uid-w2"),
+            RequestReason::PodOfOtherNode,
+        ),
+        (|r| r.pod.uid = "p0".to_owned(), RequestReason::PodNotFound),
+        (
+            |r| r.service_account.name = "default".to_owned(),
+            RequestReason::ServiceAccountDiffers,
+        ),
+        (
+            |r| r.service_account.uid = "s0".to_owned(),
+            RequestReason::ServiceAccountDiffers,
+        ),
+    ];
+    for (change, reason) in cases {
+        let mut request = request();
+        change(&mut request);
+        assert_eq!(judged(&request, Some(&pod())), Err(reason), "{request:?}");
+    }
+}
+
+#[test]
+fn denies_request_for_pod_that_ended() {
+    assert_eq!(judged(&request(), None), Err(RequestReason::PodNotFound));
+    let ended = PodObject {
+        has_ended: true,
+        ..pod()
+    };
+    assert_eq!(
+        judged(&request(), Some(&ended)),
+        Err(RequestReason::PodNotFound)
+    );
+}
+
+#[test]
+fn denies_key_that_the_policy_does_not_allow() {
+    let rig = Rig::new();
+    let policy = KubeletPolicy {
+        keys: vec![KeyAlgorithm::EcdsaP384],
+        ..rig.policy.clone()
+    };
+    let found = pod();
+    let context = PodContext {
+        pod: Some(&found),
+        service_account: Some("s1"),
+        node: rig.nodes.get("w1"),
+        bindings: &rig.bindings,
+    };
+    let finding = judge_pod(&request(), context, &policy).unwrap_err();
+    assert_eq!(finding.reason, RequestReason::UnsupportedKeyType);
+    assert!(finding.message.contains("ECDSA-P384"), "{finding}");
+}
+
+#[test]
+fn denies_pod_on_revoked_node() {
+    let rig = Rig::new();
+    let policy = KubeletPolicy {
+        revoked: vec!["w1".to_owned()],
+        ..rig.policy.clone()
+    };
+    let found = pod();
+    let context = PodContext {
+        pod: Some(&found),
+        service_account: Some("s1"),
+        node: rig.nodes.get("w1"),
+        bindings: &rig.bindings,
+    };
+    let finding = judge_pod(&request(), context, &policy).unwrap_err();
+    assert_eq!(finding.reason, RequestReason::NodeRevoked);
+}
+
+#[test]
+fn lifetime_leaves_room_for_an_earlier_start() {
+    let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
+    for (longest, expected) in [
+        (24 * HOUR, 24 * HOUR - minutes(5)),
+        (2 * HOUR, minutes(115)),
+        // The API server accepts no shorter one.
+        (HOUR, HOUR),
+        (91 * 24 * HOUR, 24 * HOUR - minutes(5)),
+    ] {
+        let request = PodRequest {
+            longest,
+            ..request()
+        };
+        let order = judged(&request, Some(&pod())).unwrap();
+        assert_eq!(order.profile.lifetime, expected, "{longest:?}");
+    }
+}
+
+#[test]
+fn answers_only_what_the_api_server_accepts() {
+    let order = judged(&request(), Some(&pod())).unwrap();
+    let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+    let authority =
+        CertificateAuthority::self_signed("kubernetes", key, CREATED, 1000 * HOUR).unwrap();
+    let answer = |lifetime: Duration, age: Duration| {
+        let profile = Profile {
+            lifetime,
+            ..order.profile.clone()
+        };
+        // The authority dates it back by five minutes.
+        let begin = CREATED + Duration::from_secs(240);
+        let leaf = authority
+            .issue(order.csr.public_key(), &profile, begin)
+            .unwrap();
+        let chain = Chain::from_pem(leaf.to_pem().as_bytes()).unwrap();
+        answer_pod(&request(), &chain, CREATED + age)
+    };
+    let minute = Duration::from_secs(60);
+    let given = answer(23 * HOUR, 3 * minute).unwrap();
+    assert_eq!(given.not_before, CREATED - minute);
+    assert_eq!(given.not_after, CREATED + 4 * minute + 23 * HOUR);
+    let lifetime = 23 * HOUR + 5 * minute;
+    assert_eq!(given.refresh, given.not_before + lifetime * 2 / 3);
+    let shortest = answer(55 * minute, minute).unwrap();
+    assert_eq!(shortest.refresh, shortest.not_before + 40 * minute);
+    for (lifetime, age, expected) in [
+        (23 * HOUR, 5 * minute, "begins 6m"),
+        (54 * minute, minute, "valid for 59m"),
+        (24 * HOUR, minute, "valid for 24h5m"),
+    ] {
+        let finding = answer(lifetime, age).unwrap_err();
+        assert_eq!(finding.reason, RequestReason::CertificateNotAccepted);
+        assert!(finding.message.contains(expected), "{finding}");
+    }
+}
