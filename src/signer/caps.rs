@@ -20,6 +20,8 @@ pub struct Caps {
     pub ml_dsa: Carry,
     /// Requests of other nodes' kubelets, which this node submits for them.
     pub other_nodes: Carry,
+    /// CSRs without subject, as kubelets make them for pods: the signer takes the subject from elsewhere in the request.
+    pub empty_csr: Carry,
     /// The signer adds the common name to the alternative names, as a DNS name, without being asked. The verification
     /// accepts this name, because it repeats the subject.
     pub own_name_san: bool,
@@ -110,6 +112,7 @@ impl Caps {
             ip_sans: Carry::Yes,
             ml_dsa: Carry::Yes,
             other_nodes: Carry::Yes,
+            empty_csr: Carry::Yes,
             own_name_san: false,
             usage_extensions: UsageExtensions::Requested,
             pends: false,
@@ -158,6 +161,10 @@ impl Caps {
         }
         if self.ml_dsa == Carry::No && profile.key.is_ml_dsa() {
             obstacles.push(format!("it cannot certify a key of {}", profile.key));
+        }
+        if self.empty_csr == Carry::No && wanted.name == CertName::PodClient {
+            obstacles
+                .push("it takes the subject from the CSR, and that of a pod has none".to_owned());
         }
         if obstacles.is_empty() {
             return Ok(());

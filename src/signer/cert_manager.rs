@@ -131,7 +131,9 @@ impl Configured for Config {
     }
 
     fn kubelet_obstacle(&self) -> Option<KubeletObstacle> {
-        self.issuer_ref.name.for_this_node_only("issuerRef.name")
+        self.issuer_ref
+            .name
+            .for_this_node_only("issuerRef.name", &PerCertificate::OF_KUBELETS)
     }
 
     fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {

@@ -106,6 +106,7 @@ const CAPS: Caps = Caps {
     renewal: Renewal::Submit,
     crl: Carry::AsConfigured,
     other_nodes: Carry::AsConfigured,
+    empty_csr: Carry::No,
 };
 
 impl Configured for Config {
@@ -124,7 +125,10 @@ impl Configured for Config {
     }
 
     fn kubelet_obstacle(&self) -> Option<KubeletObstacle> {
-        let of = |text: &Option<PerCertificate>, key| text.as_ref()?.for_this_node_only(key);
+        let of = |text: &Option<PerCertificate>, key| {
+            text.as_ref()?
+                .for_this_node_only(key, &PerCertificate::OF_KUBELETS)
+        };
         of(&self.label, "label").or_else(|| of(&self.profile, "profile"))
     }
 

@@ -158,6 +158,7 @@ pub(super) const CAPS: Caps = Caps {
     ip_sans: Carry::AsConfigured,
     ml_dsa: Carry::No,
     other_nodes: Carry::AsConfigured,
+    empty_csr: Carry::No,
     pends: true,
     lookup: RequestLookup::ByName,
     resubmit: Resubmit::Adopts,

@@ -177,6 +177,7 @@ impl Config {
 
 const CAPS: Caps = Caps {
     ml_dsa: Carry::AsConfigured,
+    empty_csr: Carry::AsConfigured,
     pends: true,
     lookup: RequestLookup::ByName,
     resubmit: Resubmit::Adopts,

@@ -149,6 +149,7 @@ const CAPS: Caps = Caps {
     renewal: Renewal::Rekey,
     crl: Carry::No,
     other_nodes: Carry::AsConfigured,
+    empty_csr: Carry::No,
 };
 
 impl Configured for Config {
@@ -187,7 +188,9 @@ impl Configured for Config {
     }
 
     fn kubelet_obstacle(&self) -> Option<KubeletObstacle> {
-        self.label.as_ref()?.for_this_node_only("label")
+        self.label
+            .as_ref()?
+            .for_this_node_only("label", &PerCertificate::OF_KUBELETS)
     }
 
     fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {

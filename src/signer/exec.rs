@@ -176,6 +176,7 @@ const ASSUMED: Caps = Caps {
     lookup: RequestLookup::ByTicket,
     resubmit: Resubmit::Adopts,
     ml_dsa: Carry::AsConfigured,
+    empty_csr: Carry::AsConfigured,
     crl: Carry::AsConfigured,
     ..Caps::everything()
 };

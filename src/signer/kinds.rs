@@ -41,6 +41,19 @@ pub trait Configured: SettingsBlock + Clone + PartialEq + fmt::Debug {
         })
     }
 
+    /// Returns why these settings cannot sign for pods; `None` if they can, as far as the settings show.
+    fn pod_obstacle(&self) -> Option<KubeletObstacle> {
+        (Self::ABOUT.caps.empty_csr == Carry::No).then(|| KubeletObstacle {
+            reason: format!(
+                "{} takes the subject from the CSR, and that of a pod has none",
+                Self::ABOUT.name
+            ),
+            advice:
+                "configure another kind of signer for authority ca, or remove kubelets.signPods"
+                    .to_owned(),
+        })
+    }
+
     /// Returns the settings with the values that are read from other files of the node. `name` is that of the signer.
     ///
     /// # Errors
@@ -176,6 +189,13 @@ macro_rules! kinds {
             pub fn kubelet_obstacle(&self) -> Option<KubeletObstacle> {
                 match self {
                     $(Config::$kind(config) => config.kubelet_obstacle(),)+
+                }
+            }
+
+            /// Returns why these settings cannot sign for pods; see [`Configured::pod_obstacle`].
+            pub fn pod_obstacle(&self) -> Option<KubeletObstacle> {
+                match self {
+                    $(Config::$kind(config) => config.pod_obstacle(),)+
                 }
             }
 

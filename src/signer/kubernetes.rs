@@ -141,7 +141,7 @@ impl Configured for Config {
     fn kubelet_obstacle(&self) -> Option<KubeletObstacle> {
         // In its own cluster nodepki would find its requests there and submit them again.
         let is_of_kubelets = |text: &&String| {
-            KubeletCertificate::ALL
+            KubeletCertificate::OWN
                 .iter()
                 .any(|one| one.signer_name() == *text)
         };
@@ -151,7 +151,7 @@ impl Configured for Config {
                 .get(&name)
                 .or(self.signer_name.default.as_ref())
         };
-        let names = KubeletCertificate::ALL.map(KubeletCertificate::cert_name);
+        let names = KubeletCertificate::OWN.map(KubeletCertificate::cert_name);
         let name = names
             .into_iter()
             .find(|name| texts(*name).as_ref().is_some_and(is_of_kubelets));
@@ -164,7 +164,9 @@ impl Configured for Config {
                     "set signerName to a map with an entry {name}, as in {{{name}: pki.example.com/kubelets}}"
                 ),
             }),
-            None => self.signer_name.for_this_node_only("signerName"),
+            None => self
+                .signer_name
+                .for_this_node_only("signerName", &PerCertificate::OF_KUBELETS),
         }
     }
 

@@ -70,7 +70,7 @@ impl PerCertificate {
                 continue;
             }
             let registered = || field.walk().declared(&name)?.parse().ok();
-            let mut known = CertName::ALL.into_iter();
+            let mut known = CertName::ALL.into_iter().chain([CertName::PodClient]);
             match known.find(|one| one.as_str() == name).or_else(registered) {
                 Some(name) => {
                     read.named.insert(name, text);
@@ -91,14 +91,23 @@ impl PerCertificate {
         Some(read)
     }
 
-    /// Returns the obstacle to requests for kubelets of other nodes if the text for one of their certificates contains
-    /// this node's name; `key` is the setting.
-    pub(super) fn for_this_node_only(&self, key: &str) -> Option<KubeletObstacle> {
-        let text_of = |name: CertName| self.named.get(&name).or(self.default.as_ref());
-        let names = KubeletCertificate::ALL.map(KubeletCertificate::cert_name);
+    /// The certificates of kubelets of other nodes.
+    pub(super) const OF_KUBELETS: [CertName; 2] = [
+        KubeletCertificate::Client.cert_name(),
+        KubeletCertificate::Serving.cert_name(),
+    ];
+
+    /// Returns the obstacle to requests of other nodes if the text for one of these certificates contains this node's name;
+    /// `key` is the setting.
+    pub(super) fn for_this_node_only(
+        &self,
+        key: &str,
+        names: &[CertName],
+    ) -> Option<KubeletObstacle> {
+        let text_of = |name: &CertName| self.named.get(name).or(self.default.as_ref());
         let name = names
-            .into_iter()
-            .find(|name| text_of(*name).is_some_and(|text| text.contains("{node}")))?;
+            .iter()
+            .find(|name| text_of(name).is_some_and(|text| text.contains("{node}")))?;
         Some(KubeletObstacle {
             reason: format!("its {key} for {name} contains {{node}}, so it is for this node only"),
             advice: format!(

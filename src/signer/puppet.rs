@@ -100,6 +100,7 @@ const CAPS: Caps = Caps {
     renewal: Renewal::SameKey,
     crl: Carry::Yes,
     other_nodes: Carry::No,
+    empty_csr: Carry::No,
 };
 
 impl Configured for Config {

@@ -102,6 +102,7 @@ const CAPS: Caps = Caps {
     renewal: Renewal::Rekey,
     crl: Carry::AsConfigured,
     other_nodes: Carry::AsConfigured,
+    empty_csr: Carry::No,
     ..Caps::everything()
 };
 

@@ -104,6 +104,7 @@ const CAPS: Caps = Caps {
     renewal: Renewal::Submit,
     crl: Carry::Yes,
     other_nodes: Carry::AsConfigured,
+    empty_csr: Carry::AsConfigured,
 };
 
 impl Configured for Config {
@@ -143,7 +144,21 @@ impl Configured for Config {
     }
 
     fn kubelet_obstacle(&self) -> Option<KubeletObstacle> {
-        self.role.as_ref()?.for_this_node_only("role")
+        self.role
+            .as_ref()?
+            .for_this_node_only("role", &PerCertificate::OF_KUBELETS)
+    }
+
+    fn pod_obstacle(&self) -> Option<KubeletObstacle> {
+        let Some(role) = self.role.as_ref().filter(|_| !self.verbatim) else {
+            return Some(KubeletObstacle {
+                reason: "verbatim takes the subject from the CSR, and that of a pod has none"
+                    .to_owned(),
+                advice: "configure roles in place of verbatim, or remove kubelets.signPods"
+                    .to_owned(),
+            });
+        };
+        role.for_this_node_only("role", &[CertName::PodClient])
     }
 
     fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {
@@ -344,7 +359,7 @@ impl Vault {
             }
             if response.status == 403 {
                 let error = api.refusal(&doing, &response);
-                return Err(self.forbidden(error, standing, &place));
+                return Err(self.forbidden(error, standing, request.name(), &place));
             }
         }
         issued(&api, &doing, request, &response)
@@ -382,7 +397,15 @@ impl Vault {
                 "ext_key_usage": usages,
             })
         } else {
-            json!({"csr": csr, "ttl": ttl, "exclude_cn_from_sans": true})
+            let mut body = json!({"csr": csr, "ttl": ttl, "exclude_cn_from_sans": true});
+            // The CSR of a pod has no subject.
+            if request.name() == CertName::PodClient
+                && let Some(body) = body.as_object_mut()
+            {
+                let common_name = json!(profile.subject.common_name);
+                body.insert("common_name".to_owned(), common_name);
+            }
+            body
         };
         let call = Call::post(format!("/v1/{}", place.sign)).json(&body);
         api.exchange(doing, call, Some(token.clone())).await
@@ -392,6 +415,7 @@ impl Vault {
         &self,
         mut error: SignerError,
         standing: Standing,
+        name: CertName,
         place: &SignPaths,
     ) -> SignerError {
         error.advice = match (standing, &self.config.auth) {
@@ -402,7 +426,7 @@ impl Vault {
             (Standing::Allowed, _) => format!(
                 "the policy of this node's token allows {}, but not with these parameters: allow {} there",
                 place.policy,
-                setup::parameters(self.config.verbatim).join(", ")
+                setup::parameters(name, self.config.verbatim).join(", ")
             ),
             (Standing::Unknown, VaultAuth::TokenFile(file)) => format!(
                 "put a new token into {}: the server rejects this credential for every path; it has expired or was revoked",

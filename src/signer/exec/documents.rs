@@ -84,6 +84,7 @@ impl InfoResponse {
             crl: carry(declared.crl),
             own_name_san: ASSUMED.own_name_san,
             other_nodes: ASSUMED.other_nodes,
+            empty_csr: ASSUMED.empty_csr,
             organization: carry(declared.organization),
             colon_common_name: carry(declared.colon_common_name),
             ip_sans: carry(declared.ip_sans),

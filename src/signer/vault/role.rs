@@ -9,7 +9,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::kube::csr_object::KubeletCertificate;
-use crate::kubelets::KubeletPolicy;
+use crate::kube::names::{CertName, SERVICE_ACCOUNT_USER_PREFIX};
+use crate::kube::pod_request::MAX_POD_LIFETIME;
+use crate::kubelets::{KubeletPolicy, SERVICE_ACCOUNTS_GROUP};
 use crate::signer::RequestedCertificate;
 use crate::x509::{ExtendedUsage, KeyFamily, Profile};
 
@@ -102,7 +104,7 @@ impl VaultRole {
         }
     }
 
-    /// Returns the role for this certificate of every kubelet. The common name is one of the patterns in any case: without
+    /// Returns the role for this certificate of every kubelet, or of every pod. The common name is one of the patterns in any case: without
     /// validation of the common name (`disabled`) the server would accept every name in it.
     pub(super) fn of_kubelets(
         certificate: KubeletCertificate,
@@ -112,6 +114,7 @@ impl VaultRole {
         let (usage, domains) = match certificate {
             KubeletCertificate::Client => (ExtendedUsage::ClientAuth, vec![ANY_NODE]),
             KubeletCertificate::Serving => (ExtendedUsage::ServerAuth, vec![ANY_NODE, ANY_NAME]),
+            KubeletCertificate::Pod => return VaultRole::of_pods(policy, issuer),
         };
         let is_serving = certificate == KubeletCertificate::Serving;
         VaultRole {
@@ -121,6 +124,21 @@ impl VaultRole {
             allow_ip_sans: is_serving,
             use_csr_sans: is_serving,
             ..VaultRole::without_names(&[usage], policy.lifetime, issuer)
+        }
+    }
+
+    /// Returns the role for pods, whose CSR has no common name: the request has it.
+    fn of_pods(policy: &KubeletPolicy, issuer: &str) -> Self {
+        VaultRole {
+            organization: vec![SERVICE_ACCOUNTS_GROUP.to_owned()],
+            allowed_domains: vec![format!("{SERVICE_ACCOUNT_USER_PREFIX}*")],
+            allow_glob_domains: true,
+            use_csr_common_name: false,
+            ..VaultRole::without_names(
+                &[ExtendedUsage::ClientAuth],
+                policy.lifetime.min(MAX_POD_LIFETIME),
+                issuer,
+            )
         }
     }
 
@@ -184,7 +202,7 @@ impl VaultRole {
     pub(super) fn obstacles(&self, wanted: &RequestedCertificate) -> Vec<String> {
         let mut found = self.subject_obstacles(&wanted.profile);
         found.extend(self.usage_obstacles(wanted));
-        found.extend(self.request_obstacles(&wanted.profile));
+        found.extend(self.request_obstacles(wanted));
         found.extend(self.name_obstacle(&wanted.profile));
         found
     }
@@ -249,8 +267,9 @@ impl VaultRole {
     }
 
     /// Returns the parts of a request that the role does not accept or ignores.
-    fn request_obstacles(&self, profile: &Profile) -> Vec<String> {
+    fn request_obstacles(&self, wanted: &RequestedCertificate) -> Vec<String> {
         let mut found = Vec::new();
+        let profile = &wanted.profile;
         let kind = match profile.key.family() {
             KeyFamily::Rsa => "rsa",
             KeyFamily::Ecdsa => "ec",
@@ -262,8 +281,15 @@ impl VaultRole {
                 self.key_type, profile.key
             ));
         }
-        if !self.use_csr_common_name {
+        let is_for_pod = wanted.name == CertName::PodClient;
+        if !self.use_csr_common_name && !is_for_pod {
             found.push("it ignores the request's common name (use_csr_common_name)".to_owned());
+        }
+        if self.use_csr_common_name && is_for_pod {
+            found.push(
+                "it takes the common name from the CSR, and that of a pod has none (use_csr_common_name)"
+                    .to_owned(),
+            );
         }
         if !self.use_csr_sans && !profile.sans.is_empty() {
             found.push("it ignores the request's names (use_csr_sans)".to_owned());

@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use super::role::{ANY_NAME, VaultRole};
 use super::{AppRole, Config, VaultAuth};
 use crate::kube::csr_object::KubeletCertificate;
-use crate::kube::names::{Authority, CertName};
-use crate::kubelets::KubeletPolicy;
+use crate::kube::names::{Authority, CertName, SERVICE_ACCOUNT_USER_PREFIX};
+use crate::kubelets::{KubeletPolicy, SERVICE_ACCOUNTS_GROUP};
 use crate::signer::shell::{self, one_line, quoted};
 use crate::signer::{NodeIdentity, Part, RequestedCertificate};
 use crate::yaml::format_duration;
@@ -22,11 +22,11 @@ use crate::yaml::format_duration;
 const CA_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
 /// Returns the parameters that a policy must allow in addition to the path.
-pub(super) fn parameters(verbatim: bool) -> &'static [&'static str] {
-    if verbatim {
-        &["csr", "ttl", "key_usage", "ext_key_usage"]
-    } else {
-        &["csr", "ttl", "exclude_cn_from_sans"]
+pub(super) fn parameters(name: CertName, verbatim: bool) -> &'static [&'static str] {
+    match (name, verbatim) {
+        (_, true) => &["csr", "ttl", "key_usage", "ext_key_usage"],
+        (CertName::PodClient, false) => &["csr", "ttl", "exclude_cn_from_sans", "common_name"],
+        (_, false) => &["csr", "ttl", "exclude_cn_from_sans"],
     }
 }
 
@@ -236,7 +236,10 @@ impl VaultScript {
             self.comment("verbatim: true lets this node certify any name, any group of the cluster included.");
             for wanted in wanted {
                 if let Some(place) = part.config.place(wanted.name, identity) {
-                    paths.insert(place.policy.clone(), rule(&place.policy, true));
+                    paths.insert(
+                        place.policy.clone(),
+                        rule(&place.policy, parameters(wanted.name, true)),
+                    );
                 }
             }
             return;
@@ -265,7 +268,7 @@ impl VaultScript {
             if wanted.name == CertName::SuperAdminConf {
                 rules.push_str("# No rule of the cluster binds system:masters: take this out when the node has its super-admin.conf.\n");
             }
-            rules.push_str(&rule(&sign, false));
+            rules.push_str(&rule(&sign, parameters(wanted.name, false)));
             paths.insert(sign, rules + &rule_to_read(&path));
         }
     }
@@ -278,29 +281,38 @@ impl VaultScript {
         identity: &NodeIdentity,
         paths: &mut BTreeMap<String, String>,
     ) {
-        for certificate in KubeletCertificate::ALL {
+        for certificate in policy.certificates().iter().copied() {
             let Some(place) = part.config.place(certificate.cert_name(), identity) else {
                 continue;
             };
             let Some(path) = place.role.filter(|_| !part.config.verbatim) else {
-                paths.insert(place.policy.clone(), rule(&place.policy, true));
+                paths.insert(
+                    place.policy.clone(),
+                    rule(&place.policy, parameters(certificate.cert_name(), true)),
+                );
                 continue;
             };
             let issuer = part.config.issuer_of(Authority::Ca, identity);
             let issuer = issuer.as_deref().unwrap_or("default");
             let role = VaultRole::of_kubelets(certificate, policy, issuer);
             self.line("");
-            self.comment(&format!(
-                "{certificate} certificates of the kubelets of all nodes: O=system:nodes, CN=system:node:NAME, at most {}",
-                format_duration(role.lifetime())
-            ));
+            let lifetime = format_duration(role.lifetime());
+            self.comment(&match certificate {
+                KubeletCertificate::Pod => format!(
+                    "client certificates of the pods of all nodes: O={SERVICE_ACCOUNTS_GROUP}, CN={SERVICE_ACCOUNT_USER_PREFIX}NAMESPACE:NAME, at most {lifetime}"
+                ),
+                KubeletCertificate::Client | KubeletCertificate::Serving => format!(
+                    "{certificate} certificates of the kubelets of all nodes: O=system:nodes, CN=system:node:NAME, at most {lifetime}"
+                ),
+            });
             if certificate == KubeletCertificate::Serving {
                 self.comment(&format!(
                     "Replace {ANY_NAME:?} in allowed_domains by patterns of the nodes' names, as in \"*.nodes.example.com\" or \"worker-*\"."
                 ));
             }
             self.write(&path, &json!(role));
-            let rules = rule(&place.policy, false) + &rule_to_read(&path);
+            let parameters = parameters(certificate.cert_name(), false);
+            let rules = rule(&place.policy, parameters) + &rule_to_read(&path);
             paths.insert(place.policy, rules);
         }
     }
@@ -415,7 +427,7 @@ impl VaultScript {
 
 /// Returns whether requests of kubelets use the role of this certificate.
 fn is_of_kubelets(name: CertName) -> bool {
-    KubeletCertificate::ALL
+    KubeletCertificate::OWN
         .iter()
         .any(|certificate| certificate.cert_name() == name)
 }
@@ -424,12 +436,12 @@ fn rule_to_read(path: &str) -> String {
     format!("path {} {{\n  capabilities = [\"read\"]\n}}\n", hcl(path))
 }
 
-fn rule(path: &str, verbatim: bool) -> String {
+fn rule(path: &str, parameters: &[&str]) -> String {
     let mut rule = format!(
         "path {} {{\n  capabilities = [\"update\"]\n  allowed_parameters = {{\n",
         hcl(path)
     );
-    for parameter in parameters(verbatim) {
+    for parameter in parameters {
         // Otherwise the server would add the common name to the names.
         let values = match *parameter {
             "exclude_cn_from_sans" => "true",
@@ -484,7 +496,7 @@ fn names(part: &Part<'_, Config>, identity: &NodeIdentity) -> BTreeMap<CertName,
     let mut names: BTreeMap<CertName, String> =
         own.map(|wanted| (wanted.name, name(wanted))).collect();
     if part.kubelets.is_some() {
-        let of_kubelets = KubeletCertificate::ALL.map(KubeletCertificate::cert_name);
+        let of_kubelets = KubeletCertificate::OWN.map(KubeletCertificate::cert_name);
         names.extend(
             of_kubelets
                 .into_iter()
