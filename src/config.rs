@@ -35,7 +35,7 @@ use serde_json::{Value, json};
 use crate::kube::kubeadm::{KubeadmRole, NodeName, San};
 use crate::kube::names::{self, Authority, CertName};
 use crate::kube::paths::{KUBEADM_FILE, KUBEADM_JOIN_FILE};
-use crate::kubelets::KubeletPolicy;
+use crate::kubelets::{KubeletPolicy, MIN_POD_LIFETIME};
 use crate::signer;
 use crate::spec::policy::KeyRules;
 use crate::spec::schedule::Rotation;
@@ -607,6 +607,23 @@ impl Settings {
                 obstacle.advice,
             );
         }
+        if let Some(field) = block.get("signPods").filter(|_| self.kubelets.sign_pods) {
+            if let Some((name, signer)) = signer
+                && let Some(obstacle) = signer.pod_obstacle()
+            {
+                let problem = format!(
+                    "signer {name} of authority ca cannot sign for pods: {}",
+                    obstacle.reason
+                );
+                field.error(problem, obstacle.advice);
+            }
+            if self.kubelets.lifetime < MIN_POD_LIFETIME {
+                field.error(
+                    "kubelets.lifetime is shorter than 1h, the shortest lifetime for pods",
+                    "make kubelets.lifetime longer, or remove it",
+                );
+            }
+        }
         let joining = block.get("nodeNames").and_then(|field| field.map());
         for (group, field) in joining.iter().flat_map(Map::named) {
             if !self.kubelets.token_groups.contains(&group) {
@@ -616,13 +633,14 @@ impl Settings {
                 );
             }
         }
-        let approvals = [
+        let dependent = [
             ("approveServing", self.kubelets.approve_serving),
             ("approveClient", self.kubelets.approve_client),
+            ("signPods", self.kubelets.sign_pods),
         ];
-        for (key, approves) in approvals {
+        for (key, is_set) in dependent {
             if let Some(field) = block.get(key)
-                && approves
+                && is_set
                 && !self.kubelets.sign
             {
                 field.warning(

@@ -1,4 +1,5 @@
-//! The signer of kubelets' CertificateSigningRequests: watch, judge, approve, have signed, write the certificate.
+//! The signer of kubelets' CertificateSigningRequests, and of their PodCertificateRequests: watch, judge, approve, have signed,
+//! write the certificate.
 //!
 //! [`KubeletSigner::run`] waits for the Lease, and as long as it holds it, follows the requests and the Nodes of the
 //! cluster. `kubelets` decides about each request; this module reads and writes what the decision is about. A request is
@@ -11,6 +12,7 @@
 //! | `view` | what the watches have shown: unfinished requests, Nodes |
 //! | `queue` | which request is processed next, and when |
 //! | `process` | one request, from its decision to the written object |
+//! | `pods` | one request for a pod, likewise |
 //! | `exchange` | the signer |
 //! | `bindings` | the ConfigMap that binds names to Nodes |
 //! | `by_hand` | the decisions of an administrator |
@@ -25,6 +27,7 @@ mod election;
 mod exchange;
 mod object;
 mod pace;
+mod pods;
 mod process;
 mod queue;
 mod view;
@@ -47,6 +50,7 @@ use crate::cluster::lease::LeaseLock;
 use crate::cluster::watch::Watch;
 use crate::kube::csr_object::KubeletCertificate;
 use crate::kube::names::{Authority, CertName, NodePath};
+use crate::kube::pod_request::POD_CLIENT_SIGNER;
 use crate::kubelets::{KubeletPolicy, RequestReason, ReservedNames};
 use crate::signer::Signer;
 use crate::spec::kubeconfig_path;
@@ -244,7 +248,7 @@ impl KubeletSigner {
 impl Signing {
     /// Follows and processes the requests of the cluster.
     async fn serve(&self, tenure: &Tenure) -> Infallible {
-        let [client, serving] = KubeletCertificate::ALL;
+        let [client, serving] = KubeletCertificate::OWN;
         let nodes = Watch {
             resource: &object::NODE,
             namespace: None,
@@ -254,6 +258,7 @@ impl Signing {
         tokio::select! {
             never = self.follow(client) => never,
             never = self.follow(serving) => never,
+            never = self.follow_pods() => never,
             never = nodes.run(&self.api, |change| {
                 self.view.borrow_mut().node(change, self.now());
                 self.changed.notify_one();
@@ -274,6 +279,24 @@ impl Signing {
         let sink = |change| {
             let now = Instant::now();
             self.view.borrow_mut().request(certificate, change, now);
+            self.changed.notify_one();
+        };
+        watch.run(&self.api, sink).await
+    }
+
+    /// Follows the requests for pods, if they are signed.
+    async fn follow_pods(&self) -> Infallible {
+        if !self.policy.sign_pods {
+            return std::future::pending().await;
+        }
+        let watch = Watch {
+            resource: &object::POD_REQUEST,
+            namespace: None,
+            field_selector: Some(format!("spec.signerName={POD_CLIENT_SIGNER}")),
+        };
+        let sink = |change| {
+            let now = Instant::now();
+            self.view.borrow_mut().pod_request(change, now);
             self.changed.notify_one();
         };
         watch.run(&self.api, sink).await

@@ -30,6 +30,8 @@ settings! {
         "approveServing" => approve_serving: bool;
         /// Approve requests for client certificates that satisfy all rules, in place of kube-controller-manager.
         "approveClient" => approve_client: bool;
+        /// Sign client certificates of pods (PodCertificateRequest, Kubernetes 1.37), by which a pod is its ServiceAccount.
+        "signPods" => sign_pods: bool;
         /// Longest lifetime of a kubelet's certificate; a kubelet may ask for less, down to 10m.
         "lifetime" => lifetime: Duration, read lifetime;
         /// Longest lifetime of the first certificate of a kubelet, which a bootstrap token requests; the kubelet renews it.

@@ -81,7 +81,7 @@ certificates:
       reload: {unit: konnectivity.service, action: reload, pod: konnectivity-server}
 kubeconfig: {credentials: file}
 kubelet: {identity: bootstrap, clientCertificate: file, serving: true}
-kubelets: {sign: true, approveServing: true, approveClient: true, lifetime: 24h, keys: [ECDSA-P256], names: ["{node}.example.com"], domains: [ec2.internal], networks: [192.0.2.0/24], tokenGroups: ["system:bootstrappers:workers"], nodeNames: {"system:bootstrappers:workers": [worker-*]}, tokenLifetime: 12h, nodesPerToken: 300, revoked: [w9], requestsPerSecond: 20, lease: kubelets}
+kubelets: {sign: true, approveServing: true, approveClient: true, signPods: true, lifetime: 24h, keys: [ECDSA-P256], names: ["{node}.example.com"], domains: [ec2.internal], networks: [192.0.2.0/24], tokenGroups: ["system:bootstrappers:workers"], nodeNames: {"system:bootstrappers:workers": [worker-*]}, tokenLifetime: 12h, nodesPerToken: 300, revoked: [w9], requestsPerSecond: 20, lease: kubelets}
 wait: 10m
 clock: {maxWait: 5m}
 clusterPolicy: {enabled: true, required: true, kubeconfig: /etc/nodepki/policy.conf}
@@ -206,6 +206,7 @@ fn reads_every_key() {
             sign: true,
             approve_serving: true,
             approve_client: true,
+            sign_pods: true,
             lifetime: Duration::from_secs(24 * 3600),
             token_lifetime: Duration::from_secs(12 * 3600),
             keys: vec![KeyAlgorithm::EcdsaP256],

@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | `hostile` | requests that must not be signed, and thousands of them at once |
 //! | `names` | the names and addresses of serving certificates, from a hostile kubelet and from honest ones |
+//! | `pods` | client certificates of pods |
 //! | `rights` | the identity of the daemon tries what it may and may not do |
 //! | `writers` | other writers, a compacted history, nothing to do |
 //! | `answers` | a signer that is wrong, slow or down; decisions by hand |
@@ -19,6 +20,7 @@ mod crash;
 mod hostile;
 mod kinds;
 mod names;
+mod pods;
 mod rights;
 mod writers;
 
@@ -163,7 +165,9 @@ impl Wanted<'_> {
         let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
         let csr = Csr::create(&self.profile(), &key, UsageExtensions::Omitted).unwrap();
         let usual = match self.certificate {
-            KubeletCertificate::Client => ["digital signature", "client auth"],
+            KubeletCertificate::Client | KubeletCertificate::Pod => {
+                ["digital signature", "client auth"]
+            }
             KubeletCertificate::Serving => ["digital signature", "server auth"],
         };
         let object = json!({"kind": "CertificateSigningRequest", "apiVersion": "certificates.k8s.io/v1",

@@ -85,7 +85,7 @@ fn table(columns: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> Strin
 }
 
 /// Returns the capabilities of a kind: name of each, and its value.
-fn capabilities(kind: SignerKind) -> [(&'static str, String); 11] {
+fn capabilities(kind: SignerKind) -> [(&'static str, String); 12] {
     let about = kind.about();
     let caps = &about.caps;
     [
@@ -103,6 +103,7 @@ fn capabilities(kind: SignerKind) -> [(&'static str, String); 11] {
         ("renewal", renewal(caps.renewal).to_owned()),
         ("CRL", carry(caps.crl).to_owned()),
         ("kubelets", carry(caps.other_nodes).to_owned()),
+        ("pods", carry(caps.empty_csr).to_owned()),
     ]
 }
 

@@ -99,7 +99,7 @@ impl RequestDesk {
         self.read_nodes(&mut view)
             .await
             .map_err(of_cluster("listing the Nodes"))?;
-        for certificate in KubeletCertificate::ALL {
+        for certificate in KubeletCertificate::OWN {
             let watch = Watch {
                 resource: &object::CSR,
                 namespace: None,

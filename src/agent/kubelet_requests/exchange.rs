@@ -17,7 +17,7 @@ use crate::agent::request::next::{
 };
 use crate::agent::request::{AnswerFault, Unsigned, perform};
 use crate::agent::{audit, event};
-use crate::kube::names::Authority;
+use crate::kube::names::{Authority, CertName};
 use crate::kubelets::{SigningOrder, certificate_differences};
 use crate::process::failpoint;
 use crate::process::jitter::random_fraction;
@@ -163,10 +163,12 @@ impl KubeletExchange<'_> {
         answer: JudgedAnswer<Chain>,
     ) -> Result<NextStep<Chain>, store::StoreError> {
         // The kubelet makes another one.
-        let way_out = format!(
-            "delete the CertificateSigningRequest {}",
-            self.record.object
-        );
+        let kind = if self.record.name == CertName::PodClient {
+            "PodCertificateRequest"
+        } else {
+            "CertificateSigningRequest"
+        };
+        let way_out = format!("delete the {kind} {}", self.record.object);
         let circumstances = Circumstances {
             now: self.signing.now(),
             time_left: Duration::ZERO,

@@ -1,4 +1,4 @@
-//! The objects that are written: conditions and certificate of a CertificateSigningRequest, and Events.
+//! The objects that are written: conditions and certificates of both kinds of request, and Events.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -9,6 +9,7 @@ pub(super) use crate::cluster::api::NODE;
 use crate::cluster::api::Resource;
 use crate::cluster::event::{self, limited};
 pub(super) use crate::cluster::event::{EVENT, EVENT_NAMESPACE};
+use crate::kubelets::PodAnswer;
 use crate::text::rfc3339;
 
 /// CertificateSigningRequests.
@@ -17,6 +18,30 @@ pub(super) const CSR: Resource = Resource {
     version: "v1",
     plural: "certificatesigningrequests",
     kind: "CertificateSigningRequest",
+};
+
+/// PodCertificateRequests.
+pub(super) const POD_REQUEST: Resource = Resource {
+    group: "certificates.k8s.io",
+    version: "v1",
+    plural: "podcertificaterequests",
+    kind: "PodCertificateRequest",
+};
+
+/// Pods.
+pub(super) const POD: Resource = Resource {
+    group: "",
+    version: "v1",
+    plural: "pods",
+    kind: "Pod",
+};
+
+/// ServiceAccounts.
+pub(super) const SERVICE_ACCOUNT: Resource = Resource {
+    group: "",
+    version: "v1",
+    plural: "serviceaccounts",
+    kind: "ServiceAccount",
 };
 
 /// Returns the object with one more condition. The API server refuses it if the object has changed since.
@@ -46,6 +71,45 @@ pub(super) fn with_condition(
 pub(super) fn with_certificate(object: &Value, chain_pem: &str) -> Value {
     let mut object = object.clone();
     set_status(&mut object, "certificate", json!(BASE64.encode(chain_pem)));
+    object
+}
+
+/// Returns the PodCertificateRequest with the only condition that it ever gets.
+pub(super) fn with_pod_condition(
+    object: &Value,
+    kind: &str,
+    reason: &str,
+    message: &str,
+    now: OffsetDateTime,
+) -> Value {
+    let mut object = object.clone();
+    let condition = json!({
+        "type": kind,
+        "status": "True",
+        "reason": reason,
+        "message": limited(message),
+        "lastTransitionTime": rfc3339(now),
+    });
+    set_status(&mut object, "conditions", json!([condition]));
+    object
+}
+
+/// Returns the PodCertificateRequest with the certificate in its status.
+pub(super) fn with_pod_answer(
+    object: &Value,
+    answer: &PodAnswer,
+    message: &str,
+    now: OffsetDateTime,
+) -> Value {
+    let mut object = with_pod_condition(object, "Issued", "Issued", message, now);
+    for (field, value) in [
+        ("certificateChain", answer.chain.clone()),
+        ("notBefore", rfc3339(answer.not_before)),
+        ("notAfter", rfc3339(answer.not_after)),
+        ("beginRefreshAt", rfc3339(answer.refresh)),
+    ] {
+        set_status(&mut object, field, json!(value));
+    }
     object
 }
 
@@ -97,6 +161,25 @@ mod tests {
         assert_eq!(kinds, ["Approved", "Failed"]);
         assert_eq!(conditions[0]["status"], "True");
         assert!(conditions[1]["message"].as_str().unwrap().len() < 1100);
+    }
+
+    #[test]
+    fn answers_pod_with_one_condition_and_the_certificates_times() {
+        let answer = PodAnswer {
+            chain: "PEM".to_owned(),
+            not_before: NOW,
+            not_after: NOW + time::Duration::hours(24),
+            refresh: NOW + time::Duration::hours(16),
+        };
+        let object = json!({"metadata": {"resourceVersion": "7"}, "status": {}});
+        let answered = with_pod_answer(&object, &answer, "for the pod", NOW);
+        let status = &answered["status"];
+        assert_eq!(answered["metadata"], object["metadata"]);
+        assert_eq!(status["conditions"].as_array().unwrap().len(), 1);
+        assert_eq!(status["conditions"][0]["type"], "Issued");
+        assert_eq!(status["certificateChain"], "PEM");
+        assert_eq!(status["notAfter"], "2026-06-02T12:00:00Z");
+        assert_eq!(status["beginRefreshAt"], "2026-06-02T04:00:00Z");
     }
 
     #[test]

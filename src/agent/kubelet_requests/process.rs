@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use serde_json::Value;
+use time::OffsetDateTime;
 use tokio::time::Instant;
 
 use super::election::Tenure;
 use super::exchange::{self, Exchanged};
-use super::queue::{RequestWait, WakeTopic, Work, WorkResult};
+use super::queue::{ObservedRequest, RequestWait, WakeTopic, Work, WorkResult};
 use super::view::certificate_of;
 use super::{KubeletResult, Signing, object};
 use crate::agent::audit;
@@ -28,13 +29,13 @@ use crate::x509::{Chain, TrustBundle};
 /// How often a request is judged in a row if other clients change it at the same time.
 const MAX_CONFLICTS: usize = 5;
 /// Wait after a failed call of the API server, and after conflicts.
-const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+pub(super) const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// Wait if this node cannot use its own files.
 const LOCAL_RETRY_INTERVAL: Duration = Duration::from_secs(60);
 /// Reason of the condition `Failed` after a denial by the signer.
 const DENIED_BY_SIGNER: &str = "DeniedBySigner";
 /// Reason of the condition `Failed` if the signer can never sign the request.
-const SIGNING_FAILED: &str = "SigningFailed";
+pub(super) const SIGNING_FAILED: &str = "SigningFailed";
 /// Reasons of the condition `Failed` after an exchange with the signer.
 pub(super) const SIGNER_REFUSALS: [&str; 3] = [
     DENIED_BY_SIGNER,
@@ -49,8 +50,16 @@ const SIGNER_UNAVAILABLE: &str = "SignerUnavailable";
 /// Maximum length in bytes of a reason in the issuance log.
 const MAX_AUDITED_REASON: usize = 2000;
 
+/// The result of an order.
+pub(super) struct SignedOrder {
+    /// The entry of the issuance log, without the result.
+    pub(super) facts: AuditRecord,
+    /// The chain in PEM; or reason and message of a refusal that is final.
+    pub(super) outcome: Result<String, (&'static str, String)>,
+}
+
 /// What follows a write.
-enum WriteResult {
+pub(super) enum WriteResult {
     /// The object, as the API server stored it.
     Stored(Value),
     /// Another client has changed the object: read and judge again.
@@ -60,7 +69,13 @@ enum WriteResult {
 impl Signing {
     /// Processes a request until it is finished or has to wait.
     pub(super) async fn process(&self, work: &Work, tenure: &Tenure) -> WorkResult {
-        match self.advance(work, tenure).await {
+        let advanced = match work.certificate {
+            KubeletCertificate::Pod => self.advance_pod(work, tenure).await,
+            KubeletCertificate::Client | KubeletCertificate::Serving => {
+                self.advance(work, tenure).await
+            }
+        };
+        match advanced {
             Ok(result) => result,
             Err(error) => {
                 tracing::debug!(csr = work.name, "the request cannot be processed: {error}");
@@ -103,7 +118,7 @@ impl Signing {
                         .add_condition(&object, &request, "Approved", APPROVED_BY_RULES, &message)
                         .await?;
                     if let WriteResult::Stored(_) = &written {
-                        self.audit(&request, "approved", APPROVED_BY_RULES, &message);
+                        self.audit(&(&request).into(), "approved", APPROVED_BY_RULES, &message);
                         let result = KubeletResult::Approved;
                         self.observer.decided(request.certificate, result);
                     }
@@ -200,7 +215,7 @@ impl Signing {
         work: &Work,
         request: &CsrObject,
         finding: &RuleFinding,
-        until: Option<time::OffsetDateTime>,
+        until: Option<OffsetDateTime>,
     ) -> WorkResult {
         let reason = finding.reason.as_str();
         // Waiting for an administrator is the usual state and visible in the request itself, and a repetition is about to
@@ -256,6 +271,10 @@ impl Signing {
             "kubelet request {} waits: {message}",
             work.name
         );
+        // An Event of a namespace would need a right in every namespace.
+        if work.certificate == KubeletCertificate::Pod {
+            return true;
+        }
         let event = object::event(&work.name, &work.uid, reason, message, self.now());
         let namespace = Some(object::EVENT_NAMESPACE);
         let created = self.api.create(&object::EVENT, namespace, &event).await;
@@ -291,7 +310,7 @@ impl Signing {
                 "Denied" => ("denied", KubeletResult::Denied(finding.reason)),
                 _ => ("failed", KubeletResult::Failed(finding.reason)),
             };
-            self.audit(request, decision, reason, message);
+            self.audit(&request.into(), decision, reason, message);
             self.observer.decided(request.certificate, result);
             self.settle(request).await;
         }
@@ -307,39 +326,25 @@ impl Signing {
         order: &SigningOrder,
         tenure: &Tenure,
     ) -> Result<Result<WriteResult, WorkResult>, ApiError> {
-        let trust = match self.trust() {
+        let trust = match self.trusted(work).await {
             Ok(trust) => trust,
-            Err(why) => {
-                self.report(work, SIGNER_UNAVAILABLE, &why).await;
-                return Ok(Err(later(work, LOCAL_RETRY_INTERVAL)));
-            }
+            Err(result) => return Ok(Err(result)),
         };
         if let Some(answer) = &order.answer {
             return self
                 .repeat(work, object, request, order, answer, &trust)
                 .await;
         }
-        let sent = exchange::request_of(self, order, &work.uid);
-        let facts = AuditRecord {
-            object: Some(work.name.clone()),
-            requester: Some(request.requester.username.clone()),
-            ..exchange::audit_record(self, AuditEvent::KubeletRequest, &sent)
+        let requester = &request.requester.username;
+        let signed = self
+            .have_signed(work, order, requester, tenure, &trust)
+            .await;
+        let SignedOrder { facts, outcome } = match signed {
+            Ok(signed) => signed,
+            Err(result) => return Ok(Err(result)),
         };
-        let exchanged = exchange::exchange(self, order, sent, work, &trust).await;
-        let exchanged = match exchanged {
-            Ok(exchanged) => exchanged,
-            Err(error) => {
-                let why = format!("the request cannot be recorded: {error}");
-                self.report(work, SIGNER_UNAVAILABLE, &why).await;
-                return Ok(Err(later(work, LOCAL_RETRY_INTERVAL)));
-            }
-        };
-        if !tenure.lasts() {
-            return Ok(Err(later(work, RETRY_INTERVAL)));
-        }
-        let fail = |reason: &'static str, message: String| (reason, message);
-        let (reason, message) = match exchanged {
-            Exchanged::Issued(chain) => {
+        let (reason, message) = match outcome {
+            Ok(chain) => {
                 // The signer may have taken days. A change of the request itself is a conflict.
                 if !self.is_still_ordered(request, order).await? {
                     return Ok(Ok(WriteResult::Conflict));
@@ -352,6 +357,60 @@ impl Signing {
                 }
                 return Ok(Ok(written));
             }
+            Err(refusal) => refusal,
+        };
+        let written = self
+            .add_condition(object, request, "Failed", reason, &message)
+            .await?;
+        if let WriteResult::Stored(_) = &written {
+            self.audit(&request.into(), "failed", reason, &message);
+            self.append_refusal(facts, &message);
+            self.observer
+                .decided(request.certificate, KubeletResult::Refused);
+            self.settle(request).await;
+        }
+        Ok(Ok(written))
+    }
+
+    /// Returns the certificates that this node trusts, or what to do without them.
+    pub(super) async fn trusted(&self, work: &Work) -> Result<TrustBundle, WorkResult> {
+        match self.trust() {
+            Ok(trust) => Ok(trust),
+            Err(why) => {
+                self.report(work, SIGNER_UNAVAILABLE, &why).await;
+                Err(later(work, LOCAL_RETRY_INTERVAL))
+            }
+        }
+    }
+
+    /// Has an order signed. The error is what to do if that is not decided now.
+    pub(super) async fn have_signed(
+        &self,
+        work: &Work,
+        order: &SigningOrder,
+        requester: &str,
+        tenure: &Tenure,
+        trust: &TrustBundle,
+    ) -> Result<SignedOrder, WorkResult> {
+        let sent = exchange::request_of(self, order, &work.uid);
+        let facts = AuditRecord {
+            object: Some(work.name.clone()),
+            requester: Some(requester.to_owned()),
+            ..exchange::audit_record(self, AuditEvent::KubeletRequest, &sent)
+        };
+        let exchanged = match exchange::exchange(self, order, sent, work, trust).await {
+            Ok(exchanged) => exchanged,
+            Err(error) => {
+                let why = format!("the request cannot be recorded: {error}");
+                self.report(work, SIGNER_UNAVAILABLE, &why).await;
+                return Err(later(work, LOCAL_RETRY_INTERVAL));
+            }
+        };
+        if !tenure.lasts() {
+            return Err(later(work, RETRY_INTERVAL));
+        }
+        let outcome = match exchanged {
+            Exchanged::Issued(chain) => Ok(chain),
             Exchanged::Later {
                 wait,
                 attempts,
@@ -361,39 +420,25 @@ impl Signing {
                 if failure.is_some_and(|class| !class.passes()) || attempts.failures > 2 {
                     self.report(work, SIGNER_UNAVAILABLE, &why).await;
                 }
-                return Ok(Err(WorkResult::Wait {
+                return Err(WorkResult::Wait {
                     wait: RequestWait {
                         until: exchange::after(wait),
                         topics: Vec::new(),
                     },
                     attempts,
-                }));
+                });
             }
-            Exchanged::Denied(why) => fail(DENIED_BY_SIGNER, why),
-            Exchanged::Mismatch(differences) => fail(
+            Exchanged::Denied(why) => Err((DENIED_BY_SIGNER, why)),
+            Exchanged::Mismatch(differences) => Err((
                 RequestReason::CertificateNotAccepted.as_str(),
                 format!(
                     "the signer's certificate differs from the request: {}",
                     differences.join("; ")
                 ),
-            ),
-            Exchanged::Impossible(why) => fail(SIGNING_FAILED, why),
+            )),
+            Exchanged::Impossible(why) => Err((SIGNING_FAILED, why)),
         };
-        let written = self
-            .add_condition(object, request, "Failed", reason, &message)
-            .await?;
-        if let WriteResult::Stored(_) = &written {
-            self.audit(request, "failed", reason, &message);
-            self.append_audit(AuditRecord {
-                action: Some("failed".to_owned()),
-                reason: Some(crate::http::printable(&message, MAX_AUDITED_REASON)),
-                ..facts
-            });
-            self.observer
-                .decided(request.certificate, KubeletResult::Refused);
-            self.settle(request).await;
-        }
-        Ok(Ok(written))
+        Ok(SignedOrder { facts, outcome })
     }
 
     /// Returns true if the request, judged with its Node as it is now, still leads to the same order.
@@ -463,23 +508,42 @@ impl Signing {
                 "certificate for node {} by signer {}",
                 order.node, self.signer_name
             );
-            self.audit(request, "issued", "Issued", &message);
+            self.audit(&request.into(), "issued", "Issued", &message);
             self.bind(request, &order.node);
             if let Some(facts) = facts {
-                let facts = AuditRecord {
-                    action: Some("issued".to_owned()),
-                    ..facts
-                };
-                self.append_audit(match Chain::from_pem(chain.as_bytes()) {
-                    Ok(chain) => audit::with_leaf(facts, chain.leaf()),
-                    Err(_) => facts,
-                });
+                self.append_issued(facts, chain);
             }
-            let waited = (self.now() - request.created).max(time::Duration::ZERO);
-            let result = KubeletResult::Issued(waited.unsigned_abs());
-            self.observer.decided(request.certificate, result);
+            self.observe_issued(request.certificate, request.created);
         }
         Ok(written)
+    }
+
+    /// Reports an issued certificate, with the time since the request was created.
+    pub(super) fn observe_issued(&self, certificate: KubeletCertificate, created: OffsetDateTime) {
+        let waited = (self.now() - created).max(time::Duration::ZERO);
+        let result = KubeletResult::Issued(waited.unsigned_abs());
+        self.observer.decided(certificate, result);
+    }
+
+    /// Appends an issued certificate to the issuance log.
+    pub(super) fn append_issued(&self, facts: AuditRecord, chain: &str) {
+        let facts = AuditRecord {
+            action: Some("issued".to_owned()),
+            ..facts
+        };
+        self.append_audit(match Chain::from_pem(chain.as_bytes()) {
+            Ok(chain) => audit::with_leaf(facts, chain.leaf()),
+            Err(_) => facts,
+        });
+    }
+
+    /// Appends an order that was not fulfilled to the issuance log.
+    pub(super) fn append_refusal(&self, facts: AuditRecord, message: &str) {
+        self.append_audit(AuditRecord {
+            action: Some("failed".to_owned()),
+            reason: Some(crate::http::printable(message, MAX_AUDITED_REASON)),
+            ..facts
+        });
     }
 
     /// Binds the name to its present Node, or to the next one, after the request of a bootstrap token, or one that an
@@ -518,18 +582,11 @@ impl Signing {
         subresource: &str,
         update: &Value,
     ) -> Result<WriteResult, ApiError> {
-        let replaced =
-            self.api
-                .replace_subresource(&object::CSR, None, &request.name, subresource, update);
-        match replaced.await {
-            Ok(object) => Ok(WriteResult::Stored(object)),
-            Err(ApiError::Refused(status))
-                if status.is_conflict() || status.is_not_found(&request.name) =>
-            {
-                Ok(WriteResult::Conflict)
-            }
-            Err(error) => Err(error),
-        }
+        let name = &request.name;
+        let replaced = self
+            .api
+            .replace_subresource(&object::CSR, None, name, subresource, update);
+        written(name, replaced.await)
     }
 
     /// Has the signer remove what it keeps about a finished request, and removes the record. A request that was never
@@ -541,7 +598,7 @@ impl Signing {
         }
     }
 
-    async fn settle_key(&self, certificate: KubeletCertificate, uid: &str) {
+    pub(super) async fn settle_key(&self, certificate: KubeletCertificate, uid: &str) {
         let key = Request::key_for_object(certificate.cert_name(), uid);
         if let Err(error) = self.signer.settled(&key).await {
             tracing::debug!("{}: {error}", self.signer_name);
@@ -550,7 +607,7 @@ impl Signing {
     }
 
     /// Ends a request whose object was deleted, or replaced by another one of its name.
-    async fn vanished(&self, work: &Work) -> WorkResult {
+    pub(super) async fn vanished(&self, work: &Work) -> WorkResult {
         self.settle_key(work.certificate, &work.uid).await;
         WorkResult::Finished
     }
@@ -568,14 +625,20 @@ impl Signing {
     }
 
     /// Writes one line for each decision.
-    fn audit(&self, request: &CsrObject, decision: &'static str, reason: &str, message: &str) {
+    pub(super) fn audit(
+        &self,
+        request: &ObservedRequest<'_>,
+        decision: &'static str,
+        reason: &str,
+        message: &str,
+    ) {
         let name = &request.name;
         tracing::info!(
             name: super::DECIDED,
-            csr = name,
+            csr = &**name,
             uid = request.uid,
             certificate = request.certificate.as_str(),
-            requester = crate::http::printable(&request.requester.username, 200),
+            requester = crate::http::printable(&request.user, 200),
             decision,
             reason,
             "kubelet request {name} {decision}: {message}"
@@ -601,7 +664,21 @@ fn awaited(request: &CsrObject, reason: RequestReason) -> Vec<WakeTopic> {
     }
 }
 
-fn later(work: &Work, wait: Duration) -> WorkResult {
+/// Returns the result of a write.
+pub(super) fn written(
+    name: &str,
+    result: Result<Value, ApiError>,
+) -> Result<WriteResult, ApiError> {
+    match result {
+        Ok(object) => Ok(WriteResult::Stored(object)),
+        Err(ApiError::Refused(status)) if status.is_conflict() || status.is_not_found(name) => {
+            Ok(WriteResult::Conflict)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+pub(super) fn later(work: &Work, wait: Duration) -> WorkResult {
     WorkResult::Wait {
         wait: RequestWait {
             until: exchange::after(wait),

@@ -8,6 +8,7 @@
 //! A request whose object is deleted or decided by another user is processed once more: what the signer and this node keep
 //! about it must be removed.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
@@ -16,6 +17,8 @@ use tokio::time::Instant;
 use crate::agent::request::next::Attempts;
 use crate::kube::csr_object::{CsrObject, KubeletCertificate};
 use crate::kube::kubeadm::Host;
+use crate::kube::names::NODE_USER_PREFIX;
+use crate::kube::pod_request::PodRequest;
 use crate::kubelets::RequestedIdentity;
 
 /// How long a finished request is remembered: an event about its former state may still arrive.
@@ -73,6 +76,47 @@ impl ReadyQueue {
             self.turns.push_back(user)
         }
         uid
+    }
+}
+
+/// The present state of a request.
+pub(super) struct ObservedRequest<'a> {
+    pub(super) uid: &'a str,
+    /// With the namespace, if the object has one: `NAMESPACE/NAME`.
+    pub(super) name: Cow<'a, str>,
+    /// The user that takes turns with others: the requester, or for a pod the node that the request names.
+    pub(super) user: Cow<'a, str>,
+    version: &'a str,
+    pub(super) certificate: KubeletCertificate,
+    /// Issued, denied or failed.
+    is_final: bool,
+}
+
+impl<'a> From<&'a CsrObject> for ObservedRequest<'a> {
+    fn from(request: &'a CsrObject) -> Self {
+        ObservedRequest {
+            uid: &request.uid,
+            name: Cow::Borrowed(&request.name),
+            user: Cow::Borrowed(&request.requester.username),
+            version: &request.resource_version,
+            certificate: request.certificate,
+            is_final: request.is_issued
+                || request.condition("Denied").is_some()
+                || request.condition("Failed").is_some(),
+        }
+    }
+}
+
+impl<'a> From<&'a PodRequest> for ObservedRequest<'a> {
+    fn from(request: &'a PodRequest) -> Self {
+        ObservedRequest {
+            uid: &request.uid,
+            name: Cow::Owned(format!("{}/{}", request.namespace, request.name)),
+            user: Cow::Owned(format!("{NODE_USER_PREFIX}{}", request.node.name)),
+            version: &request.resource_version,
+            certificate: KubeletCertificate::Pod,
+            is_final: request.is_final,
+        }
     }
 }
 
@@ -141,6 +185,7 @@ pub(super) enum WakeTopic {
 /// A request to be processed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Work {
+    /// With the namespace, if the object has one: `NAMESPACE/NAME`.
     pub(super) name: String,
     pub(super) uid: String,
     pub(super) certificate: KubeletCertificate,
@@ -178,31 +223,29 @@ impl RequestQueue {
         missing.iter().for_each(|uid| self.wake(uid));
     }
 
-    /// Takes in the present state of an object.
-    pub(super) fn observe(&mut self, object: &CsrObject, now: Instant) {
+    /// Takes in the present state of a request.
+    pub(super) fn observe(&mut self, request: ObservedRequest<'_>, now: Instant) {
         self.forget_finished(now);
-        let is_final = object.is_issued
-            || object.condition("Denied").is_some()
-            || object.condition("Failed").is_some();
-        if is_final || self.finished_uids.contains(&object.uid) {
-            self.deleted(object);
+        if request.is_final || self.finished_uids.contains(request.uid) {
+            self.deleted(request.uid);
             return;
         }
-        let Some(entry) = self.entries.get_mut(&object.uid) else {
+        let Some(entry) = self.entries.get_mut(request.uid) else {
             self.add(
-                object.uid.clone(),
+                request.uid.to_owned(),
                 Entry {
-                    user: object.requester.username.clone(),
-                    version: object.resource_version.clone(),
-                    ..Entry::new(&object.name, object.certificate)
+                    user: request.user.into_owned(),
+                    version: request.version.to_owned(),
+                    ..Entry::new(&request.name, request.certificate)
                 },
             );
             return;
         };
         entry.is_listed = true;
-        if entry.version != object.resource_version {
-            entry.version.clone_from(&object.resource_version);
-            self.wake(&object.uid);
+        if entry.version != request.version {
+            entry.version.clear();
+            entry.version.push_str(request.version);
+            self.wake(request.uid);
         }
     }
 
@@ -219,11 +262,11 @@ impl RequestQueue {
         self.entries.insert(uid, entry);
     }
 
-    /// Processes an object that was deleted or decided by another user.
-    pub(super) fn deleted(&mut self, object: &CsrObject) {
-        if let Some(entry) = self.entries.get_mut(&object.uid) {
+    /// Processes a request that was deleted or decided by another user.
+    pub(super) fn deleted(&mut self, uid: &str) {
+        if let Some(entry) = self.entries.get_mut(uid) {
             entry.is_listed = true;
-            self.wake(&object.uid);
+            self.wake(uid);
         }
     }
 
@@ -451,7 +494,7 @@ mod tests {
     fn processes_in_order_of_arrival_and_each_once() {
         let (mut queue, now) = (RequestQueue::default(), Instant::now());
         for name in ["b", "a", "b"] {
-            queue.observe(&object(name, "1"), now);
+            queue.observe((&object(name, "1")).into(), now);
         }
         assert_eq!(names(&mut queue, now), ["b", "a"]);
         assert_eq!(queue.unfinished(SERVING), 2);
@@ -466,32 +509,32 @@ mod tests {
             object
         };
         for name in ["a1", "a2", "a3", "a4"] {
-            queue.observe(&of("a", name), now);
+            queue.observe((&of("a", name)).into(), now);
         }
         assert_eq!(queue.take(now).unwrap().name, "a1");
         for (user, name) in [("b", "b1"), ("c", "c1"), ("b", "b2")] {
-            queue.observe(&of(user, name), now);
+            queue.observe((&of(user, name)).into(), now);
         }
         assert_eq!(names(&mut queue, now), ["a2", "b1", "c1", "a3", "b2", "a4"]);
-        queue.observe(&of("a", "a5"), now);
+        queue.observe((&of("a", "a5")).into(), now);
         assert_eq!(names(&mut queue, now), ["a5"]);
     }
 
     #[test]
     fn ignores_late_event_about_finished_request() {
         let (mut queue, now) = (RequestQueue::default(), Instant::now());
-        queue.observe(&object("a", "1"), now);
+        queue.observe((&object("a", "1")).into(), now);
         let work = queue.take(now).unwrap();
         queue.ended(&work, WorkResult::Finished, now);
-        queue.observe(&object("a", "2"), now);
+        queue.observe((&object("a", "2")).into(), now);
         assert_eq!(queue.take(now), None);
         // A new object of the same name is another request.
         let mut second = object("a", "3");
         second.uid = "second".to_owned();
-        queue.observe(&second, now);
+        queue.observe((&second).into(), now);
         assert_eq!(queue.take(now).unwrap().uid, "second");
         let later = now + FINISHED_MEMORY * 2;
-        queue.observe(&object("b", "4"), later);
+        queue.observe((&object("b", "4")).into(), later);
         assert!(queue.finished_uids.is_empty());
     }
 
@@ -500,7 +543,7 @@ mod tests {
         let (mut queue, now) = (RequestQueue::default(), Instant::now());
         for kind in ["Denied", "Failed", "issued"] {
             let mut done = object(kind, "1");
-            queue.observe(&done, now);
+            queue.observe((&done).into(), now);
             let work = queue.take(now).unwrap();
             queue.ended(&work, waits(None, &[]), now);
             match kind {
@@ -511,11 +554,11 @@ mod tests {
                     message: String::new(),
                 }),
             }
-            queue.observe(&done, now);
+            queue.observe((&done).into(), now);
             let work = queue.take(now).unwrap();
             queue.ended(&work, WorkResult::Finished, now);
             // A list that contains it does not add it.
-            queue.observe(&done, now);
+            queue.observe((&done).into(), now);
         }
         assert_eq!(queue.unfinished(SERVING), 0);
         assert_eq!(queue.take(now), None);
@@ -525,19 +568,19 @@ mod tests {
     fn processes_deleted_request_once_more() {
         let (mut queue, now) = (RequestQueue::default(), Instant::now());
         let waiting = object("waiting", "1");
-        queue.observe(&waiting, now);
+        queue.observe((&waiting).into(), now);
         let work = queue.take(now).unwrap();
         queue.ended(&work, waits(None, &[]), now);
-        queue.deleted(&waiting);
+        queue.deleted(&waiting.uid);
         let work = queue.take(now).unwrap();
         assert_eq!(work.uid, waiting.uid);
         // Deleted while it is processed.
-        queue.deleted(&waiting);
+        queue.deleted(&waiting.uid);
         queue.ended(&work, waits(None, &[]), now);
         let work = queue.take(now).unwrap();
         queue.ended(&work, WorkResult::Finished, now);
         assert_eq!((queue.take(now), queue.unfinished(SERVING)), (None, 0));
-        queue.deleted(&waiting);
+        queue.deleted(&waiting.uid);
         assert_eq!((queue.take(now), queue.unfinished(SERVING)), (None, 0));
     }
 
@@ -545,13 +588,13 @@ mod tests {
     fn processes_replaced_object_and_its_successor() {
         let (mut queue, now) = (RequestQueue::default(), Instant::now());
         let first = object("a", "1");
-        queue.observe(&first, now);
+        queue.observe((&first).into(), now);
         let work = queue.take(now).unwrap();
         queue.ended(&work, waits(None, &[]), now);
         let mut second = object("a", "2");
         second.uid = "second".to_owned();
-        queue.deleted(&first);
-        queue.observe(&second, now);
+        queue.deleted(&first.uid);
+        queue.observe((&second).into(), now);
         let uids = std::iter::from_fn(|| queue.take(now)).map(|work| work.uid);
         assert_eq!(uids.collect::<Vec<_>>(), ["uid-a", "second"]);
     }
@@ -566,7 +609,7 @@ mod tests {
             ("change", waits(None, &[])),
             ("other", waits(None, &[node("w3")])),
         ] {
-            queue.observe(&object(name, "1"), now);
+            queue.observe((&object(name, "1")).into(), now);
             let work = queue.take(now).unwrap();
             queue.ended(&work, result, now);
         }
@@ -578,9 +621,9 @@ mod tests {
         queue.wake_waiting(node("w1"), usize::MAX);
         assert_eq!(names(&mut queue, now), Vec::<String>::new());
         // A list that repeats the same version is not a change.
-        queue.observe(&object("change", "1"), now);
+        queue.observe((&object("change", "1")).into(), now);
         assert_eq!(names(&mut queue, now), Vec::<String>::new());
-        queue.observe(&object("change", "2"), now);
+        queue.observe((&object("change", "2")).into(), now);
         assert_eq!(names(&mut queue, now), ["change"]);
         let work = queue.take(later).unwrap();
         assert_eq!((work.name.as_str(), work.attempts.failures), ("time", 1));
@@ -589,9 +632,9 @@ mod tests {
     #[test]
     fn processes_again_what_changed_while_it_was_processed() {
         let (mut queue, now) = (RequestQueue::default(), Instant::now());
-        queue.observe(&object("a", "1"), now);
+        queue.observe((&object("a", "1")).into(), now);
         let work = queue.take(now).unwrap();
-        queue.observe(&object("a", "2"), now);
+        queue.observe((&object("a", "2")).into(), now);
         assert_eq!(queue.take(now), None);
         queue.ended(&work, waits(None, &[]), now);
         assert_eq!(names(&mut queue, now), ["a"]);
@@ -602,15 +645,15 @@ mod tests {
         let (mut queue, now) = (RequestQueue::default(), Instant::now());
         let mut client = object("client", "1");
         client.certificate = KubeletCertificate::Client;
-        queue.observe(&client, now);
+        queue.observe((&client).into(), now);
         for name in ["a", "b"] {
-            queue.observe(&object(name, "1"), now);
+            queue.observe((&object(name, "1")).into(), now);
         }
         while let Some(work) = queue.take(now) {
             queue.ended(&work, waits(None, &[]), now);
         }
         queue.listing(SERVING);
-        queue.observe(&object("b", "1"), now);
+        queue.observe((&object("b", "1")).into(), now);
         queue.listed(SERVING);
         assert_eq!(names(&mut queue, now), ["a"]);
         assert_eq!(queue.unfinished(KubeletCertificate::Client), 1);
@@ -620,7 +663,7 @@ mod tests {
     fn wakes_oldest_requests_first() {
         let (mut queue, now) = (RequestQueue::default(), Instant::now());
         for name in ["c", "a", "b"] {
-            queue.observe(&object(name, "1"), now);
+            queue.observe((&object(name, "1")).into(), now);
             let work = queue.take(now).unwrap();
             let topics = [WakeTopic::Limit("user".to_owned())];
             queue.ended(&work, waits(None, &topics), now);
@@ -635,7 +678,7 @@ mod tests {
     fn processes_again_if_awaited_node_changed_meanwhile() {
         let (mut queue, now) = (RequestQueue::default(), Instant::now());
         for (changed, expected) in [("w1", vec!["a"]), ("w2", Vec::new())] {
-            queue.observe(&object("a", changed), now);
+            queue.observe((&object("a", changed)).into(), now);
             let work = queue.take(now).unwrap();
             queue.wake_waiting(node(changed), usize::MAX);
             queue.ended(&work, waits(None, &[node("w1")]), now);

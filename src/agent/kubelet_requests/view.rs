@@ -12,6 +12,7 @@ use super::queue::{RequestQueue, WakeTopic, Work};
 use crate::cluster::watch::WatchChange;
 use crate::kube::csr_object::{CsrObject, KubeletCertificate, NodeObject};
 use crate::kube::kubeadm::Host;
+use crate::kube::pod_request::PodRequest;
 use crate::kubelets::{
     ApprovedRequest, ISSUANCE_WINDOW, IssuanceIndex, IssuanceProgress, NodeBindings, NodeIndex,
     RequestedIdentity,
@@ -174,21 +175,39 @@ impl View {
                         uids.insert(request.uid.clone());
                     }
                     self.remember_issued(&request, &object);
-                    self.queue.observe(&request, now);
+                    self.queue.observe((&request).into(), now);
                 }
             }
             WatchChange::Deleted(object) => {
                 if let Ok(Some(request)) = CsrObject::from_json(&object) {
                     self.put_issued(&request.uid, None);
-                    self.queue.deleted(&request);
+                    self.queue.deleted(&request.uid);
                 }
             }
         }
     }
 
-    /// Returns true once the Nodes and all requests are known.
+    /// Takes in a change of the requests for pods.
+    pub(super) fn pod_request(&mut self, change: WatchChange<Value>, now: Instant) {
+        match change {
+            WatchChange::Listing => self.queue.listing(KubeletCertificate::Pod),
+            WatchChange::Listed => self.queue.listed(KubeletCertificate::Pod),
+            WatchChange::Present(object) => {
+                if let Ok(Some(request)) = PodRequest::from_json(&object) {
+                    self.queue.observe((&request).into(), now);
+                }
+            }
+            WatchChange::Deleted(object) => {
+                if let Ok(Some(request)) = PodRequest::from_json(&object) {
+                    self.queue.deleted(&request.uid);
+                }
+            }
+        }
+    }
+
+    /// Returns true once the Nodes and all requests of kubelets for themselves are known: their limits depend on them.
     pub(super) fn is_complete(&self) -> bool {
-        self.has_nodes && self.listed.len() == KubeletCertificate::ALL.len()
+        self.has_nodes && self.listed.len() == KubeletCertificate::OWN.len()
     }
 
     /// Returns the next request to be processed; none before the Nodes and the issued requests are known.

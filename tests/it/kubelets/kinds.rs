@@ -21,12 +21,12 @@ use nodepki::kube::csr_object::KubeletCertificate;
 use nodepki::kube::names::Authority;
 use nodepki::store::NodeRoot;
 use nodepki::x509::{
-    Chain, Csr, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Tolerance, TrustBundle,
+    Chain, Csr, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Subject, Tolerance, TrustBundle,
     UsageExtensions, satisfies,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::{CSRS, Wanted, certificate, reason_of, serving};
+use super::{CSRS, Wanted, certificate, pods, reason_of, serving};
 use crate::node::{INIT, Node};
 use crate::servers::kubernetes::{Person, condition, kubernetes, kubernetes_without_signer, sign};
 use crate::servers::step_ca::StepCas;
@@ -51,6 +51,21 @@ impl KubeletObserver for Quiet {
 /// Has the certificates of a new worker signed with this configuration, and verifies them against `authority`, the
 /// certificate of authority `ca`.
 fn serve_worker(worker: &'static str, settings: &str, authority: &[u8]) {
+    let issued = serve(settings, authority, move || request_both(worker));
+    let trust = TrustBundle::from_pem(authority).unwrap();
+    for (chain, profile, key) in issued {
+        let tolerance = Tolerance::default();
+        let differences = satisfies(&chain, &profile, tolerance, key.public_key(), &trust, now());
+        assert!(differences.is_empty(), "{differences:?}");
+    }
+}
+
+/// Signs with this configuration while the kubelet makes its requests.
+fn serve<T: Send + 'static>(
+    settings: &str,
+    authority: &[u8],
+    kubelet: impl FnOnce() -> T + Send + 'static,
+) -> T {
     // Each signer serves all requests of the API server.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _guard = ONE_AT_A_TIME.lock().unwrap();
@@ -69,21 +84,62 @@ fn serve_worker(worker: &'static str, settings: &str, authority: &[u8]) {
     let loaded = load(&root, &inputs, now()).unwrap();
     let signer = KubeletSigner::new(&root, &loaded, now, Rc::new(Quiet));
     let signer = signer.unwrap().unwrap();
-    let issued = run(async {
-        let kubelet = tokio::task::spawn_blocking(move || request_both(worker));
+    run(async {
+        let kubelet = tokio::task::spawn_blocking(kubelet);
         let issued = tokio::select! {
             never = signer.run() => match never {},
             issued = kubelet => issued.unwrap(),
         };
         signer.release().await;
         issued
-    });
+    })
+}
+
+/// Has the certificate of a pod signed with this configuration, and verifies it against `authority`.
+fn serve_pod(settings: &str, authority: &[u8]) {
+    let (chain, profile, key) = serve(settings, authority, request_for_pod);
     let trust = TrustBundle::from_pem(authority).unwrap();
-    for (chain, profile, key) in issued {
-        let tolerance = Tolerance::default();
-        let differences = satisfies(&chain, &profile, tolerance, key.public_key(), &trust, now());
-        assert!(differences.is_empty(), "{differences:?}");
-    }
+    let tolerance = Tolerance::default();
+    let differences = satisfies(&chain, &profile, tolerance, key.public_key(), &trust, now());
+    assert!(differences.is_empty(), "{differences:?}");
+}
+
+/// Requests the certificate of a pod.
+fn request_for_pod() -> (Chain, Profile, PrivateKey) {
+    let cluster = kubernetes_without_signer();
+    let admin = cluster.admin();
+    let uid = |object: Value| object["metadata"]["uid"].as_str().unwrap().to_owned();
+    let object = |kind: &str, name: &str| json!({"kind": kind, "apiVersion": "v1", "metadata": {"name": name}});
+    admin.create("/api/v1/namespaces", &object("Namespace", "shop"));
+    let node = uid(admin.create("/api/v1/nodes", &object("Node", "w1")));
+    let account = object("ServiceAccount", "seller");
+    let account = uid(admin.create("/api/v1/namespaces/shop/serviceaccounts", &account));
+    let pod = uid(admin.create("/api/v1/namespaces/shop/pods", &pods::pod()));
+    let (csr, key) = pods::empty_csr();
+    let request = pods::request(&csr, &[pod, account, node]);
+    let made = admin.create(pods::REQUESTS, &request);
+    let path = format!(
+        "{}/{}",
+        pods::REQUESTS,
+        made["metadata"]["name"].as_str().unwrap()
+    );
+    let issued = eventually(|| {
+        let (_, object) = admin.get(&path);
+        match object["status"]["certificateChain"].as_str() {
+            Some(chain) => Ok(chain.to_owned()),
+            None => Err(object),
+        }
+    });
+    admin.delete("/api/v1/nodes/w1");
+    let chain = Chain::from_response(issued.as_bytes(), key.public_key()).unwrap();
+    let profile = Profile {
+        subject: Subject {
+            common_name: "system:serviceaccount:shop:seller".to_owned(),
+            organizations: vec!["system:serviceaccounts".to_owned()],
+        },
+        ..Wanted::client("w1").profile()
+    };
+    (chain, profile, key)
 }
 
 /// Requests the two certificates of a worker as its kubelet does.
@@ -154,6 +210,7 @@ fn openbao_signs_for_kubelets_with_roles_of_printed_script() {
         space.bao.ca_file().display()
     );
     let settings = settings_with(&signer, &dir.path().join("local"));
+    let settings = settings.replace("{sign: true,", "{sign: true, signPods: true,");
     for name in ["role-id", "secret-id"] {
         write_secret(dir.path().join(name), "not yet delivered");
     }
@@ -162,7 +219,8 @@ fn openbao_signs_for_kubelets_with_roles_of_printed_script() {
         .done()
         .says("kubelet.conf: kubelets-client")
         .says("kubelet-serving: kubelets-serving")
-        .says("system:node:*");
+        .says("system:node:*")
+        .says("system:serviceaccount:*");
     space.apply(&printed.stdout);
     let authority = space.root_ca("pki/ca", "kubernetes");
     let app = "auth/approle/role/nodepki-kubernetes-cp1";
@@ -175,6 +233,7 @@ fn openbao_signs_for_kubelets_with_roles_of_printed_script() {
         write_secret(dir.path().join(file), value.as_str().unwrap());
     }
     serve_worker("bao", &settings, authority.as_bytes());
+    serve_pod(&settings, authority.as_bytes());
 
     // The role does not certify a user that is not a node.
     let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();

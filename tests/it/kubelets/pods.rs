@@ -1,0 +1,175 @@
+//! Client certificates of pods: the kubelet of a pod requests one, and the pod is its ServiceAccount with it.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use nodepki::kube::pod_request::POD_CLIENT_SIGNER;
+use nodepki::x509::{KeyAlgorithm, PrivateKey};
+use rcgen::{CertificateParams, DistinguishedName};
+use serde_json::{Value, json};
+
+use super::{
+    configure_names, grant, kubelet_of, prepared, put_node, reason_of, verify, write_kubeconfig,
+};
+use crate::rotation_cluster::Daemon;
+use crate::servers::cluster::{Caller, Cluster, INIT};
+use crate::time::eventually;
+
+pub(super) const REQUESTS: &str =
+    "/apis/certificates.k8s.io/v1/namespaces/shop/podcertificaterequests";
+
+/// The empty CSR that a kubelet makes, and its key.
+pub(super) fn empty_csr() -> (String, PrivateKey) {
+    let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    let csr = params.serialize_request(&key).unwrap();
+    (BASE64.encode(csr.der()), key)
+}
+
+/// A pod of `seller` on `w1` whose volume has a certificate.
+pub(super) fn pod() -> Value {
+    let source = json!({"podCertificate": {
+        "signerName": POD_CLIENT_SIGNER, "keyType": "ECDSAP256",
+        "credentialBundlePath": "bundle.pem"}});
+    json!({"kind": "Pod", "apiVersion": "v1",
+        "metadata": {"name": "web", "namespace": "shop"},
+        "spec": {"nodeName": "w1", "serviceAccountName": "seller",
+                 "containers": [{"name": "web", "image": "registry.example.com/web:1"}],
+                 "volumes": [{"name": "identity", "projected": {"sources": [source]}}]}})
+}
+
+/// Creates an object as an administrator and returns its UID.
+fn create(admin: &Caller<'_>, path: &str, object: &Value) -> String {
+    let (status, made) = admin.post(path, object);
+    assert_eq!(status, 201, "{made}");
+    made["metadata"]["uid"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned()
+}
+
+/// Returns the request of the kubelet for the pod, with these UIDs of pod, ServiceAccount and Node.
+pub(super) fn request(csr: &str, [pod, account, node]: &[String; 3]) -> Value {
+    json!({"kind": "PodCertificateRequest", "apiVersion": "certificates.k8s.io/v1",
+        "metadata": {"generateName": "req-web-", "namespace": "shop"},
+        "spec": {"signerName": POD_CLIENT_SIGNER,
+                 "podName": "web", "podUID": pod,
+                 "serviceAccountName": "seller", "serviceAccountUID": account,
+                 "nodeName": "w1", "nodeUID": node,
+                 "maxExpirationSeconds": 86400, "stubPKCS10Request": csr}})
+}
+
+/// Creates a request and waits for its end.
+fn ended(user: &Caller<'_>, cluster: &Cluster, object: &Value, daemon: &Daemon<'_>) -> Value {
+    let (status, made) = user.post(REQUESTS, object);
+    assert_eq!(status, 201, "{made}");
+    let path = format!("{REQUESTS}/{}", made["metadata"]["name"].as_str().unwrap());
+    let admin = cluster.admin();
+    eventually(|| {
+        let (_, object) = admin.get(&path);
+        match object["status"]["conditions"].as_array() {
+            Some(conditions) if !conditions.is_empty() => Ok(object),
+            _ => Err(format!("{object}\n{}", daemon.said())),
+        }
+    })
+}
+
+#[test]
+fn pod_is_its_service_account_with_a_signed_certificate() {
+    let cluster = &prepared(INIT, "corp", "");
+    let node = cluster.first();
+    configure_names(node, "corp", "", "signPods: true");
+    // `lifetime: 2h` of the settings is the longest of the pod's, too.
+    grant(cluster);
+    let daemon = &Daemon::start(node);
+    let admin = &cluster.admin();
+    put_node(cluster, "w1", &[("InternalIP", "192.0.2.21")], true);
+    put_node(cluster, "w2", &[("InternalIP", "192.0.2.22")], true);
+    let (_, found) = admin.get("/api/v1/nodes/w1");
+    let node_uid = found["metadata"]["uid"].as_str().unwrap().to_owned();
+    let namespace = json!({"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": "shop"}});
+    create(admin, "/api/v1/namespaces", &namespace);
+    let account =
+        json!({"kind": "ServiceAccount", "apiVersion": "v1", "metadata": {"name": "seller"}});
+    let account_uid = create(admin, "/api/v1/namespaces/shop/serviceaccounts", &account);
+    let pod_uid = create(admin, "/api/v1/namespaces/shop/pods", &pod());
+    let uids = [pod_uid, account_uid, node_uid];
+
+    // The kubelet's request, as NodeRestriction lets it through.
+    let (csr, key) = empty_csr();
+    let w1 = &kubelet_of(cluster, "w1");
+    let object = ended(w1, cluster, &request(&csr, &uids), daemon);
+    assert_eq!(reason_of(&object, "Issued"), Some("Issued"), "{object}");
+    let chain = object["status"]["certificateChain"].as_str().unwrap();
+    verify(node, chain.as_bytes(), &["-purpose", "sslclient"]);
+
+    // With it, the pod is its ServiceAccount, as with its token.
+    let path = "/var/tmp/pod.conf";
+    write_kubeconfig(node, path, "seller", chain.as_bytes(), &key);
+    let review = json!({"kind": "SelfSubjectReview", "apiVersion": "authentication.k8s.io/v1"});
+    let reviews = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+    let (status, answer) = node.caller(path).post(reviews, &review);
+    assert_eq!(status, 201, "{answer}");
+    let user = &answer["status"]["userInfo"];
+    assert_eq!(user["username"], "system:serviceaccount:shop:seller");
+    let groups = json!(["system:serviceaccounts", "system:authenticated"]);
+    assert_eq!(user["groups"], groups, "{answer}");
+
+    // The kubelet of another node cannot ask for it.
+    let w2 = &kubelet_of(cluster, "w2");
+    let (status, body) = w2.post(REQUESTS, &request(&csr, &uids));
+    assert_eq!(status, 403, "{body}");
+
+    // Whoever else may create requests gets nothing that is not so.
+    let [pod, account, node_uid] = uids.clone();
+    let stranger = "00000000-0000-0000-0000-000000000000".to_owned();
+    let with = |field: &str, value: Value| {
+        let mut object = request(&csr, &uids);
+        object["spec"][field] = value;
+        object
+    };
+    for (object, reason) in [
+        (
+            request(&csr, &[stranger.clone(), account.clone(), node_uid.clone()]),
+            "PodNotFound",
+        ),
+        (
+            request(&csr, &[pod.clone(), stranger.clone(), node_uid.clone()]),
+            "ServiceAccountDiffers",
+        ),
+        (request(&csr, &[pod, account, stranger]), "NodeNotFound"),
+        (
+            with("serviceAccountName", json!("default")),
+            "ServiceAccountDiffers",
+        ),
+        (
+            with("unverifiedUserAnnotations", json!({"example.com/a": "b"})),
+            "InvalidUnverifiedUserAnnotations",
+        ),
+    ] {
+        let object = ended(admin, cluster, &object, daemon);
+        assert_eq!(reason_of(&object, "Denied"), Some(reason), "{object}");
+    }
+    let page = node.run("curl", &["--silent", "http://127.0.0.1:9465/metrics"]);
+    let sample =
+        "nodepki_kubelet_requests_total{certificate=\"pod\",signer=\"corp\",result=\"issued\"} 1";
+    assert!(page.stdout.contains(sample), "{}", page.stdout);
+    let shown = node.nodepki(&["audit", "show", "-o", "json"]);
+    let log: Value = serde_json::from_str(&shown.done().stdout).unwrap();
+    let entries = log["items"].as_array().unwrap();
+    let entry = entries
+        .iter()
+        .find(|entry| entry["requester"] == "pod shop/web");
+    let entry = entry.unwrap_or_else(|| panic!("{log}"));
+    assert_eq!(entry["action"], "issued");
+    assert_eq!(entry["node"], "w1");
+
+    // `local` issues exactly the lifetime that is requested, the shortest too.
+    let object = ended(
+        w1,
+        cluster,
+        &with("maxExpirationSeconds", json!(3600)),
+        daemon,
+    );
+    assert_eq!(reason_of(&object, "Issued"), Some("Issued"), "{object}");
+}
