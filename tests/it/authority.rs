@@ -891,6 +891,23 @@ mod on_a_cluster {
         });
     }
 
+    /// Waits until kube-controller-manager publishes exactly one ClusterTrustBundle for API servers, which satisfies `condition`.
+    fn wait_for_trust_bundle(
+        user: &Caller<'_>,
+        what: &str,
+        condition: impl Fn(&[Certificate]) -> bool,
+    ) {
+        const BUNDLES: &str = "/apis/certificates.k8s.io/v1/clustertrustbundles?fieldSelector=spec.signerName=kubernetes.io/kube-apiserver-serving";
+        wait_until(what, || {
+            let (_, list) = user.get(BUNDLES);
+            let [bundle] = list["items"].as_array().map_or(&[][..], Vec::as_slice) else {
+                return false;
+            };
+            let text = bundle["spec"]["trustBundle"].as_str().unwrap_or_default();
+            certificates_of(text.as_bytes()).is_ok_and(|all| condition(&all))
+        });
+    }
+
     fn give_signer_new_ca(node: &ClusterNode, authority: Authority) {
         let (new, signer) = (node.path("/var/new"), node.path("/var/signer"));
         copy_authorities([authority], &new, &signer);
@@ -989,6 +1006,10 @@ mod on_a_cluster {
         let published = || cluster.admin().get(ROOT_CA).1;
         wait_for_root_ca(published, "kube-root-ca.crt contains both CAs", |all| {
             all.contains(&new_certificate)
+        });
+        let admin = &cluster.admin();
+        wait_for_trust_bundle(admin, "the ClusterTrustBundle contains both CAs", |all| {
+            all.len() == 2 && all.contains(&new_certificate)
         });
 
         // The documentation requires these commands after this step.
@@ -1095,6 +1116,11 @@ mod on_a_cluster {
         wait_for_root_ca(
             published,
             "kube-root-ca.crt contains the new CA alone",
+            |all| all == [new_certificate.clone()],
+        );
+        wait_for_trust_bundle(
+            &renewed,
+            "the ClusterTrustBundle contains the new CA alone",
             |all| all == [new_certificate.clone()],
         );
     }
