@@ -117,12 +117,12 @@ impl OpenBao {
             "--kubeadm-config",
             &format!("/{}/kubeadm.yaml", setup.display()),
         ]));
-        // It ends with 75 as long as there is no CA.
-        self.administrator(&script.replace("exit 75", "exit 0"));
+        // It prints the commands that are left to do, and ends with 75 as long as there is no CA.
+        let script = script.replace("exit 75", "exit 0");
+        let said = self.administrator(&format!("exec 2>&1\n{script}"));
         for (authority, _) in AUTHORITIES {
-            // A second import changes nothing. A worker's script names one authority only.
             let import = format!("pki/{authority}/issuers/import/bundle");
-            if let Some(command) = commented(&script, &import) {
+            if let Some(command) = command_in(&said, &import) {
                 let read = |file| fs::read_to_string(authorities.file(authority, file)).unwrap();
                 let bundle = read("cert.pem") + &read("key.pem");
                 fs::write(self.dir.join("ca-and-key.pem"), bundle).unwrap();
@@ -130,13 +130,18 @@ impl OpenBao {
             }
         }
         let printed = |part| {
-            let command = commented(&script, part).unwrap_or_else(|| panic!("{part}: {script}"));
+            let command = command_in(&said, part).unwrap_or_else(|| panic!("{part}: {said}"));
             self.administrator(&command).trim().to_owned()
         };
         Credential {
             role_id: printed("/role-id "),
             wrapping_token: printed("/secret-id "),
         }
+    }
+
+    /// Runs a script that `nodepki config signer-setup vault` prints.
+    pub(crate) fn set_up(&self, script: &str) {
+        self.administrator(script);
     }
 
     /// Seals or unseals the server. A sealed server answers all requests with status 503.
@@ -193,12 +198,9 @@ impl Drop for OpenBao {
     }
 }
 
-/// Returns a command from the comments of a script of `nodepki config signer-setup vault`.
-fn commented(script: &str, part: &str) -> Option<String> {
-    let mut commands = script
-        .lines()
-        .filter_map(|line| line.strip_prefix("#   "))
-        .filter(|line| line.starts_with("\"$VAULT\""));
+/// Returns a command that a script of `nodepki config signer-setup vault` has printed.
+fn command_in(said: &str, part: &str) -> Option<String> {
+    let mut commands = said.lines().filter_map(|line| line.strip_prefix("  "));
     commands
         .find(|line| line.contains(part))
         .map(ToOwned::to_owned)
