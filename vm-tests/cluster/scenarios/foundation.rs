@@ -50,7 +50,8 @@ fn join_after_cut(cluster: &mut Cluster, name: &'static str, role: Role) {
             cluster.node(name).machine.until(repeats);
             cluster.set_signer_away(false);
             let node = cluster.node(name);
-            let used = "test -e /var/lib/nodepki/signers/vault/secret-id";
+            // The file exists before it is used, without the secret_id.
+            let used = "grep -q secret_id /var/lib/nodepki/signers/vault/secret-id";
             node.machine.until(used);
             node.machine.cut();
         }
