@@ -7,6 +7,7 @@ mod kubelet_files;
 mod kubelets;
 mod machines;
 mod migration;
+mod pods;
 mod rotate;
 mod rotation;
 mod upgrade;
@@ -118,6 +119,7 @@ pub(crate) const ALL: &[Spec] = &[
             foundation("worker", "a worker joins; its AppRole is for kubelet.conf only", foundation::worker),
             long("identities", "names and usages as kubeadm's; chains over mixed keys; API servers over IPv6, from pods too", identities::as_kubeadm),
             long("renewal", "everything on all nodes at once by OpenBao, with clients also over IPv6", rotation::under_load),
+            long("pods", "a pod reaches the API server with a certificate that OpenBao signs, without a token", pods::certificate),
         ],
     },
     Spec {
