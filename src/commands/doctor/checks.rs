@@ -15,15 +15,18 @@ mod authorities;
 mod catalogue;
 mod cluster;
 mod configuration;
+mod desired;
 mod external;
 mod finding;
 mod kubeconfigs;
 mod kubelet;
 mod leaves;
 mod picture;
+mod reader;
 mod signers;
 mod static_pods;
 mod text;
+mod trees;
 
 use time::OffsetDateTime;
 

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::finding::CheckNote;
-use super::picture::{AuthorityKey, Picture};
+use super::picture::Picture;
+use super::reader::AuthorityKey;
 use crate::kube::kubeadm;
 use crate::kube::names::{Authority, CertName};
 use crate::node::status::{FileProblem, FileStatus, RowFault, RowSubject};

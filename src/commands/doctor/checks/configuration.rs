@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use super::finding::CheckNote;
-use super::picture::{AuthorityKey, Picture};
+use super::picture::Picture;
+use super::reader::AuthorityKey;
 use crate::agent;
 use crate::agent::load;
 use crate::config::COMMAND_LINE_SIGNER;

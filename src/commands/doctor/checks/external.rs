@@ -5,7 +5,8 @@
 use super::authorities::replaced_authority;
 use super::finding::{CheckNote, FindingSeverity};
 use super::leaves::organizations;
-use super::picture::{AuthorityKey, FoundAuthority, FoundLeaf, Picture};
+use super::picture::Picture;
+use super::reader::{AuthorityKey, FoundAuthority, FoundLeaf};
 use crate::kube::kubeadm::KubeadmRole;
 use crate::kube::names::{Authority, CertName};
 use crate::spec::SYSTEM_MASTERS;

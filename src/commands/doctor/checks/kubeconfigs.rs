@@ -4,7 +4,8 @@ use std::path::Path;
 
 use super::authorities::{is_external, replaced_authority};
 use super::finding::CheckNote;
-use super::picture::{KubeconfigPicture, OWN_COPY, Picture, Problem};
+use super::picture::{OWN_COPY, Picture, Problem};
+use super::reader::KubeconfigPicture;
 use super::static_pods;
 use crate::kube::names::{Authority, CertName};
 use crate::kube::paths::{ADMIN_CONF, SUPER_ADMIN_CONF};

@@ -5,7 +5,8 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::finding::CheckNote;
-use super::picture::{KubeconfigPicture, Picture};
+use super::picture::Picture;
+use super::reader::KubeconfigPicture;
 use crate::agent::load::NameSource;
 use crate::kube::kubeadm;
 use crate::kube::names::CertName;

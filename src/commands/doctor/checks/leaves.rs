@@ -2,7 +2,8 @@
 
 use super::authorities::{DERIVE_PUBLIC, is_unusable, misplaced_key, replaced_authority, restored};
 use super::finding::{CheckNote, FindingSeverity};
-use super::picture::{AuthorityKey, Picture, Problem};
+use super::picture::{Picture, Problem};
+use super::reader::AuthorityKey;
 use crate::agent::SurveyedCert;
 use crate::kube::names::{Authority, CertName};
 use crate::node::status::{

@@ -4,7 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::authorities::replaced_authority;
 use super::finding::CheckNote;
-use super::picture::{AuthorityKey, Picture, SignerFiles};
+use super::picture::Picture;
+use super::reader::{AuthorityKey, SignerFiles};
 use crate::kube::components::ReplacedFile;
 use crate::kube::manifest::{RESTART_ANNOTATION, StaticPod};
 use crate::kube::names::{Authority, CertName};
