@@ -355,14 +355,14 @@ impl SyncArgs {
             code,
             &Closing::default(),
             &expiries,
-            || render_expiries(&expiries),
+            || render_expiries("ANNOTATION", &expiries.machines),
         )?;
         Ok(code)
     }
 }
 
-fn render_expiries(expiries: &sync::Expiries) -> String {
-    let rows = expiries.machines.iter().map(|machine| {
+fn render_expiries(title: &str, machines: &[sync::MachineExpiry]) -> String {
+    let rows = machines.iter().map(|machine| {
         let end = machine.not_after.map_or_else(|| "-".to_owned(), rfc3339);
         let cells = vec![
             machine.machine.clone(),
@@ -371,5 +371,5 @@ fn render_expiries(expiries: &sync::Expiries) -> String {
         ];
         (cells, machine.reasons.clone())
     });
-    table::aligned(&["MACHINE", "ANNOTATION", "NOT AFTER"], rows.collect())
+    table::aligned(&["MACHINE", title, "NOT AFTER"], rows.collect())
 }

@@ -14,7 +14,7 @@ use super::conditions::{self, Findings, SecretState};
 use super::follow::{self, Interval};
 use super::secrets::{ClusterTarget, Format, Object, Purpose};
 use super::status::{self, StatusChange};
-use super::{TargetArgs, apply, rights, workload};
+use super::{TargetArgs, apply, render_expiries, rights, sync, workload};
 use crate::agent::{ExitCode, Failure, load};
 use crate::cluster::api::Api;
 use crate::commands::options::GlobalOptions;
@@ -34,6 +34,17 @@ pub(in crate::commands) struct CheckArgs {
     /// Note differences from the CAs that the workload cluster trusts, read with CLUSTER-kubeconfig
     #[arg(long, conflicts_with_all = ["from_file", "crd"])]
     workload: bool,
+    /// Compare the certificates of the control-plane machines with the expiry that Cluster API knows
+    #[arg(long, conflicts_with_all = ["from_file", "crd", "watch"])]
+    machines: bool,
+    /// Port of kube-apiserver on the machines
+    #[arg(
+        long,
+        value_name = "PORT",
+        default_value_t = 6443,
+        requires = "machines"
+    )]
+    api_port: u16,
     /// Store the conditions in the status of the ControlPlanePKI of the same name
     #[arg(long, conflicts_with_all = ["from_file", "crd"])]
     write: bool,
@@ -150,11 +161,15 @@ impl CheckArgs {
             runtime.block_on(follow::follow(&api, &judged, self.interval, now))?;
             return Ok(ExitCode::Done);
         }
-        let findings = if self.write {
+        let mut findings = if self.write {
             runtime.block_on(judged.store(&api, now()))?.0
         } else {
             runtime.block_on(judged.check(&api, now()))?
         };
+        if self.machines {
+            let compared = sync::compare(&api, &judged.target, self.api_port, now);
+            findings.machines = runtime.block_on(compared)?;
+        }
         print_findings(global, &findings)
     }
 
@@ -170,6 +185,10 @@ impl CheckArgs {
         let mut options = self.target.options();
         if self.workload {
             options.push_str(" --workload");
+        }
+        if self.machines {
+            rules.push(sync::rule_to_compare());
+            options.push_str(" --machines");
         }
         if self.write {
             rules.extend(status::rules(target, verbs));
@@ -267,5 +286,10 @@ fn render(findings: &Findings) -> String {
     });
     let conditions = table::aligned(&["CONDITION", "STATUS", "REASON"], conditions.collect());
     let evidence = table::aligned(&["SECRET", "STATE", "NOT AFTER"], evidence.collect());
-    format!("{conditions}\n{evidence}")
+    let mut text = format!("{conditions}\n{evidence}");
+    if !findings.machines.is_empty() {
+        text.push('\n');
+        text.push_str(&render_expiries("EXPIRY", &findings.machines));
+    }
+    text
 }

@@ -325,6 +325,7 @@ mod tests {
                 last_transition_time: None,
             }),
             evidence: Vec::new(),
+            machines: Vec::new(),
         }
     }
 

@@ -36,13 +36,17 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 const MACHINE: Resource = cluster_api("machines", "Machine");
 
-/// What was done with a Machine.
+/// What was done with a Machine, or what Cluster API knows of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum ExpiryAction {
     /// The annotation was correct.
     Kept,
     Written,
+    /// Cluster API knows the end of the certificate.
+    Current,
+    /// Cluster API knows the end of an earlier certificate.
+    Stale,
     /// The machine has no Node yet, or is being deleted.
     Skipped,
     /// No address answers; the annotation is unchanged.
@@ -56,6 +60,8 @@ impl ExpiryAction {
         match self {
             ExpiryAction::Kept => "kept",
             ExpiryAction::Written => "written",
+            ExpiryAction::Current => "current",
+            ExpiryAction::Stale => "stale",
             ExpiryAction::Skipped => "skipped",
             ExpiryAction::Unreachable => "unreachable",
             ExpiryAction::Refused => "refused",
@@ -75,7 +81,7 @@ pub(super) struct MachineExpiry {
         skip_serializing_if = "Option::is_none"
     )]
     pub(super) not_after: Option<OffsetDateTime>,
-    /// The former annotation, or the reason why the annotation was not written.
+    /// The former annotation, what Cluster API knows, or the reason why the annotation was not written.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) reasons: Vec<String>,
 }
@@ -116,6 +122,87 @@ pub(super) async fn sync(
         machines.push(sync_machine(api, target, machine, &trust, port, clock).await?);
     }
     Ok(Expiries { machines })
+}
+
+/// Compares the certificate of each control-plane machine with what Cluster API knows of it. Changes nothing.
+///
+/// # Errors
+/// As [`sync`].
+pub(super) async fn compare(
+    api: &Api,
+    target: &ClusterTarget,
+    port: u16,
+    clock: fn() -> OffsetDateTime,
+) -> Result<Vec<MachineExpiry>, Failure> {
+    let trust = authority(api, target).await?;
+    let mut machines = Vec::new();
+    for machine in list(api, target).await? {
+        machines.push(match examine(&machine, &trust, port, clock).await {
+            Ok(not_after) => known(&machine, not_after),
+            Err(other) => other,
+        });
+    }
+    Ok(machines)
+}
+
+/// Returns what Cluster API knows of a machine whose certificate ends then: from the Machine's annotation, or from the
+/// KubeadmConfig's (`reconcileCertificateExpiry`).
+fn known(machine: &Value, not_after: OffsetDateTime) -> MachineExpiry {
+    let known = machine.pointer("/status/certificatesExpiryDate");
+    let known = known.and_then(Value::as_str);
+    let (action, reason) = match known {
+        None => (
+            ExpiryAction::Skipped,
+            Some("Cluster API has not read its certificate yet".to_owned()),
+        ),
+        Some(known) if known == rfc3339(not_after) => (ExpiryAction::Current, None),
+        Some(known) => (
+            ExpiryAction::Stale,
+            Some(format!(
+                "Cluster API takes {known} for its end, and may replace the machine before it (run nodepki capi sync)"
+            )),
+        ),
+    };
+    MachineExpiry {
+        machine: name_of(machine),
+        action,
+        not_after: Some(not_after),
+        reasons: reason.into_iter().collect(),
+    }
+}
+
+fn name_of(machine: &Value) -> String {
+    let name = machine.pointer("/metadata/name").and_then(Value::as_str);
+    name.unwrap_or_default().to_owned()
+}
+
+/// Returns the end of validity of the certificate that the machine presents; the error is the result without it.
+async fn examine(
+    machine: &Value,
+    trust: &TrustBundle,
+    port: u16,
+    clock: fn() -> OffsetDateTime,
+) -> Result<OffsetDateTime, MachineExpiry> {
+    let refuse = |action, reasons| MachineExpiry {
+        machine: name_of(machine),
+        action,
+        not_after: None,
+        reasons,
+    };
+    let skipped = |why: &str| refuse(ExpiryAction::Skipped, vec![why.to_owned()]);
+    let text = |path: &str| machine.pointer(path).and_then(Value::as_str);
+    if text("/metadata/deletionTimestamp").is_some() {
+        return Err(skipped("the Machine is being deleted"));
+    }
+    if text("/status/nodeRef/name").is_none() {
+        return Err(skipped("the Machine has no Node yet"));
+    }
+    let certificate = presented(&addresses(machine), port, clock)
+        .await
+        .map_err(|reasons| refuse(ExpiryAction::Unreachable, reasons))?;
+    require_api_server(&certificate, trust, clock())
+        .map_err(|problem| refuse(ExpiryAction::Refused, vec![problem]))?;
+    Ok(certificate.not_after())
 }
 
 async fn authority(api: &Api, target: &ClusterTarget) -> Result<TrustBundle, Failure> {
@@ -161,33 +248,21 @@ async fn sync_machine(
     port: u16,
     clock: fn() -> OffsetDateTime,
 ) -> Result<MachineExpiry, Failure> {
-    let text = |path: &str| machine.pointer(path).and_then(Value::as_str);
-    let name = text("/metadata/name").unwrap_or_default().to_owned();
-    let result = |action, not_after, reasons| MachineExpiry {
+    let not_after = match examine(&machine, trust, port, clock).await {
+        Ok(not_after) => not_after,
+        Err(other) => return Ok(other),
+    };
+    let name = name_of(&machine);
+    let result = |action, reasons| MachineExpiry {
         machine: name.clone(),
         action,
-        not_after,
+        not_after: Some(not_after),
         reasons,
     };
-    let skipped = |why: &str| Ok(result(ExpiryAction::Skipped, None, vec![why.to_owned()]));
-    if text("/metadata/deletionTimestamp").is_some() {
-        return skipped("the Machine is being deleted");
-    }
-    if text("/status/nodeRef/name").is_none() {
-        return skipped("the Machine has no Node yet");
-    }
-    let certificate = match presented(&addresses(&machine), port, clock).await {
-        Ok(certificate) => certificate,
-        Err(reasons) => return Ok(result(ExpiryAction::Unreachable, None, reasons)),
-    };
-    if let Err(problem) = require_api_server(&certificate, trust, clock()) {
-        return Ok(result(ExpiryAction::Refused, None, vec![problem]));
-    }
-    let not_after = certificate.not_after();
     let wanted = rfc3339(not_after);
     let present = annotation(&machine).map(str::to_owned);
     if present.as_deref() == Some(wanted.as_str()) {
-        return Ok(result(ExpiryAction::Kept, Some(not_after), Vec::new()));
+        return Ok(result(ExpiryAction::Kept, Vec::new()));
     }
     annotate(&mut machine, &wanted);
     let replaced = api.replace(&MACHINE, Some(target.namespace()), &name, &machine);
@@ -207,11 +282,7 @@ async fn sync_machine(
         }
     }
     let former = present.map(|present| format!("the annotation was {present}"));
-    Ok(result(
-        ExpiryAction::Written,
-        Some(not_after),
-        former.into_iter().collect(),
-    ))
+    Ok(result(ExpiryAction::Written, former.into_iter().collect()))
 }
 
 /// Returns the IP addresses of a Machine, internal ones first, as Cluster API's providers report them.
@@ -291,6 +362,11 @@ fn annotate(machine: &mut Value, expiry: &str) {
     if let Some(annotations) = map_at(machine, &["metadata", "annotations"]) {
         annotations.insert(EXPIRY_ANNOTATION.to_owned(), json!(expiry));
     }
+}
+
+/// Returns the rule that [`compare`] needs in addition to reading CLUSTER-ca.
+pub(super) fn rule_to_compare() -> Value {
+    rights::rule(&MACHINE, "", &[], &["list"])
 }
 
 /// Returns a ServiceAccount with exactly the rights that [`sync`] needs, as input of `kubectl apply -f -`.

@@ -51,6 +51,26 @@ fn keeps_machine_that_was_renewed_in_place() {
     assert_eq!(annotation(&plane.kubeadm_configs()[0]), old);
     assert_eq!(expiry(&plane), old);
 
+    // `capi check` says so, with rights of its own.
+    let rights = plane
+        .management
+        .command("check", &["--machines", "--rights"]);
+    plane.management.grant(rights, "nodepki-capi-check-prod");
+    let check = |plane: &ControlPlane| {
+        let port = plane.machine(&name).api_server_port.to_string();
+        let options = ["--machines", "--api-port", &port, "--kubeconfig"];
+        let mut command = plane.management.command("check", &options);
+        Ran::of(
+            command.arg(
+                plane
+                    .management
+                    .node
+                    .outside("nodepki-capi-check-prod.conf"),
+            ),
+        )
+    };
+    check(&plane).done().row_says(&name, "stale");
+
     let rights = plane.management.command("sync", &["--rights"]);
     plane.management.grant(rights, "nodepki-capi-sync-prod");
     sync(&plane, &name).done().row_says(&name, "written");
@@ -58,6 +78,7 @@ fn keeps_machine_that_was_renewed_in_place() {
     assert!(new > old, "{new:?}");
     plane.run_until("the new expiry in the status", |plane| expiry(plane) == new);
     sync(&plane, &name).done().row_says(&name, "kept");
+    check(&plane).done().row_says(&name, "current");
     // Certificates with another name or another issuer, and a machine that does not answer, change nothing.
     let authority = plane.management.node.authority(Authority::Ca);
     let machine = plane.machine_mut(&name);
