@@ -165,6 +165,12 @@ fn keys(field: &Field<'_>) -> Option<Vec<KeyAlgorithm>> {
             "names no key type, so every request would be denied",
             "list at least one, or remove the key",
         );
+    } else if !keys.contains(&KeyAlgorithm::EcdsaP256) {
+        // `util/certificate/certificate_manager.go` of client-go, up to 1.37.
+        field.warning(
+            "a kubelet makes ECDSA-P256 keys only, so every request for its own certificates would be denied",
+            "add ECDSA-P256",
+        );
     }
     Some(keys)
 }

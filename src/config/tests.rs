@@ -659,6 +659,21 @@ fn warns_of_approval_without_signature() {
 }
 
 #[test]
+fn warns_of_key_types_without_that_of_kubelets() {
+    let block =
+        "kubelets: {sign: true, keys: [RSA-4096]}\nsigners: {x: {local: {directory: /ca}}}\n";
+    let fragment = format!("{HEAD}{block}");
+    let (_, warnings) = Settings::from_fragments(&[("c.yaml", fragment)]).unwrap();
+    let warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        warnings,
+        [
+            "c.yaml:3:30: kubelets.keys: a kubelet makes ECDSA-P256 keys only, so every request for its own certificates would be denied (add ECDSA-P256)"
+        ]
+    );
+}
+
+#[test]
 fn reports_all_faults_of_kubelets() {
     let text = faults(
         r#"
