@@ -41,6 +41,7 @@ impl SettingsBlock for Config {
 
 const CAPS: Caps = Caps {
     other_nodes: Carry::No,
+    empty_csr: Carry::No,
     ..Caps::everything()
 };
 
