@@ -4,7 +4,7 @@
 //! writes, a touched file and a short-lived temporary file do not wake the loop. A missing directory is watched for in
 //! its nearest existing parent. Where inotify(7) fails, the digests are compared each minute.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -104,8 +104,8 @@ const POLL_INTERVAL: Duration = Duration::from_secs(60);
 /// An inotify instance, and the digests at the last check.
 pub(super) struct FileWatch {
     inotify: Option<(Inotify, AsyncFd<OwnedFd>)>,
-    /// Every watched directory reports its changes.
-    is_complete: Cell<bool>,
+    /// Directories that inotify does not watch.
+    unwatched: RefCell<BTreeSet<PathBuf>>,
     /// The last check.
     checked: Cell<Instant>,
     watched: WatchedFiles,
@@ -131,7 +131,7 @@ impl FileWatch {
             .ok();
         FileWatch {
             inotify,
-            is_complete: Cell::new(false),
+            unwatched: RefCell::new(BTreeSet::new()),
             checked: Cell::new(Instant::now()),
             watched: WatchedFiles::default(),
             seen: Digests::new(),
@@ -206,7 +206,7 @@ impl FileWatch {
     /// Resolves when something may have happened.
     async fn event(&self) {
         let polled = async {
-            if self.is_complete.get() {
+            if self.inotify.is_some() && self.unwatched.borrow().is_empty() {
                 return std::future::pending().await;
             }
             // The daemon drops this future at other events, and some of them are more frequent.
@@ -256,17 +256,19 @@ impl FileWatch {
                 watches.entry(above.to_owned()).or_insert(appearance);
             }
         }
-        let mut is_complete = true;
+        let mut unwatched = self.unwatched.borrow_mut();
+        let known = std::mem::take(&mut *unwatched);
         for (directory, events) in watches {
             if let Err(errno) = inotify.add_watch(&directory, events) {
-                is_complete = false;
-                tracing::warn!(
-                    "cannot watch {} ({errno}), so changes in it by other processes are noticed within a minute; raise fs.inotify.max_user_watches and restart nodepki to notice them at once",
-                    directory.display()
-                );
+                if !known.contains(&directory) {
+                    tracing::warn!(
+                        "cannot watch {} ({errno}), so changes in it by other processes are noticed within a minute; raise fs.inotify.max_user_watches and restart nodepki to notice them at once",
+                        directory.display()
+                    );
+                }
+                unwatched.insert(directory);
             }
         }
-        self.is_complete.set(is_complete);
     }
 }
 
