@@ -8,7 +8,7 @@
 //! A decision that ends a request ([`KubeletDecision::Deny`], [`KubeletDecision::Fail`]) needs proof. If a rule is not
 //! satisfied now but may be soon, or if two Nodes claim one address, the request stays pending with an explanation.
 //!
-//! [`judge_pod`] and [`answer_pod`] are the same for a pod, whose request nobody approves.
+//! A pod's request has no approval: [`order_for_pod`], [`verify_pod`] and [`answer_pod`].
 //!
 //! To add a rule, add a [`RequestReason`], verify the rule in `requester.rs`, `content.rs`, `node_names.rs`, `names.rs` or
 //! `issuance.rs`, and add cases to `tests/fixtures/kubelet_requests.rs`, which the tests of this room and those against a
@@ -44,7 +44,8 @@ pub use issuance::{
 pub use judge::{certificate_differences, judge};
 pub use nodes::{NodeIndex, ReservedNames};
 pub use pods::{
-    MIN_POD_LIFETIME, PodAnswer, PodContext, SERVICE_ACCOUNTS_GROUP, answer_pod, judge_pod,
+    MIN_POD_LIFETIME, PodAnswer, PodContext, SERVICE_ACCOUNTS_GROUP, answer_pod, is_in_time,
+    order_for_pod, verify_pod,
 };
 pub use policy::{KubeletPolicy, NodeNamePattern, NodeNameRange};
 pub use reason::{RequestReason, RuleFinding};

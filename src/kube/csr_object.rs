@@ -17,6 +17,7 @@ use super::kubeadm::Host;
 use super::kubeadm::parse_ip;
 use super::names::{CONTROL_PLANE_LABEL, CertName};
 use super::pod_request::POD_CLIENT_SIGNER;
+use crate::x509::ExtendedUsage;
 
 /// Group of CertificateSigningRequests.
 pub const CSR_GROUP: &str = "certificates.k8s.io";
@@ -68,6 +69,14 @@ impl KubeletCertificate {
             KubeletCertificate::Client => CertName::KubeletConf,
             KubeletCertificate::Serving => CertName::KubeletServing,
             KubeletCertificate::Pod => CertName::PodClient,
+        }
+    }
+
+    /// Returns the use of its key.
+    pub const fn usage(self) -> ExtendedUsage {
+        match self {
+            KubeletCertificate::Client | KubeletCertificate::Pod => ExtendedUsage::ClientAuth,
+            KubeletCertificate::Serving => ExtendedUsage::ServerAuth,
         }
     }
 

@@ -126,7 +126,7 @@ pub struct PodObject {
     pub node: String,
     /// `spec.serviceAccountName`.
     pub service_account: String,
-    /// True if all containers have ended for good.
+    /// True in the phases `Succeeded` and `Failed`, which are final.
     pub has_ended: bool,
 }
 

@@ -55,12 +55,9 @@ pub(super) fn content(
 }
 
 fn verify_usages(request: &CsrObject) -> Result<(), Violation> {
-    let own = match request.certificate {
-        KubeletCertificate::Client | KubeletCertificate::Pod => "client auth",
-        KubeletCertificate::Serving => "server auth",
-    };
+    let own = request.certificate.usage().to_string();
     let found: BTreeSet<&str> = request.usages.iter().map(String::as_str).collect();
-    let required = BTreeSet::from(["digital signature", own]);
+    let required = BTreeSet::from(["digital signature", own.as_str()]);
     let mut with_encipherment = required.clone();
     with_encipherment.insert("key encipherment");
     let is_unique = found.len() == request.usages.len();

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::kube::csr_object::{CsrObject, KubeletCertificate, NodeObject};
 use crate::x509::{
-    CertDifference, Chain, ExtendedUsage, Lifetime, Profile, Sans, Subject, Tolerance, TrustBundle,
+    CertDifference, Chain, Lifetime, Profile, Sans, Subject, Tolerance, TrustBundle,
     judge_lifetime, satisfies,
 };
 
@@ -303,10 +303,6 @@ fn order(
     let longest = policy.longest_lifetime(&request.requester);
     let requested = request.expiration.unwrap_or(longest);
     let lifetime = requested.max(MIN_LIFETIME).min(longest);
-    let usage = match request.certificate {
-        KubeletCertificate::Client | KubeletCertificate::Pod => ExtendedUsage::ClientAuth,
-        KubeletCertificate::Serving => ExtendedUsage::ServerAuth,
-    };
     SigningOrder {
         certificate: request.certificate,
         profile: Profile {
@@ -318,7 +314,7 @@ fn order(
                 dns: content.sans.dns,
                 ips: content.sans.ips,
             },
-            usages: vec![usage],
+            usages: vec![request.certificate.usage()],
             key: content.key,
             lifetime,
         },

@@ -15,8 +15,7 @@ use crate::kube::csr_object::{KubeletCertificate, NodeObject};
 use crate::kube::names::SERVICE_ACCOUNT_USER_PREFIX;
 use crate::kube::pod_request::{MAX_POD_LIFETIME, PodObject, PodRequest};
 use crate::x509::{
-    Chain, CsrContent, CsrContentError, ExtendedUsage, KeyAlgorithm, KeyType, Profile, Sans,
-    Subject,
+    Chain, CsrContent, CsrContentError, KeyAlgorithm, KeyType, Profile, Sans, Subject,
 };
 use crate::yaml::format_duration;
 
@@ -44,13 +43,12 @@ pub struct PodContext<'a> {
     pub bindings: &'a NodeBindings,
 }
 
-/// Decides about a request that is not finished: an order for the signer, or why it is denied.
+/// Returns the order for the signer, from what the request itself says. [`verify_pod`] decides whether it may be signed.
 ///
 /// # Errors
 /// The rule that the request can never satisfy.
-pub fn judge_pod(
+pub fn order_for_pod(
     request: &PodRequest,
-    context: PodContext<'_>,
     policy: &KubeletPolicy,
 ) -> Result<SigningOrder, RuleFinding> {
     let refuse = |reason, message: String| Err(RuleFinding::new(reason, message));
@@ -66,7 +64,6 @@ pub fn judge_pod(
         return refuse(RequestReason::InvalidUnverifiedUserAnnotations, message);
     }
     let (content, key) = content(request, policy)?;
-    verify_identity(request, context, policy)?;
     let csr = content
         .into_csr()
         .map_err(|error| RuleFinding::new(RequestReason::RequestUnreadable, error.to_string()))?;
@@ -83,7 +80,7 @@ pub fn judge_pod(
                 organizations: vec![SERVICE_ACCOUNTS_GROUP.to_owned()],
             },
             sans: Sans::default(),
-            usages: vec![ExtendedUsage::ClientAuth],
+            usages: vec![KubeletCertificate::Pod.usage()],
             key,
             lifetime: lifetime(request, policy),
         },
@@ -126,7 +123,10 @@ fn content(
 
 /// Verifies that the pod exists, runs on this node and is this ServiceAccount. NodeRestriction has verified it for a kubelet;
 /// any other user that may create requests wrote what it wanted.
-fn verify_identity(
+///
+/// # Errors
+/// The rule that the request can never satisfy.
+pub fn verify_pod(
     request: &PodRequest,
     context: PodContext<'_>,
     policy: &KubeletPolicy,
@@ -192,6 +192,12 @@ pub struct PodAnswer {
     pub refresh: OffsetDateTime,
 }
 
+/// Returns true if the API server accepts the certificate now. It limits the age of a pod's only.
+pub fn is_in_time(certificate: KubeletCertificate, chain: &Chain, now: OffsetDateTime) -> bool {
+    let age = (now - chain.leaf().not_before()).unsigned_abs();
+    certificate != KubeletCertificate::Pod || age <= MAX_AGE
+}
+
 /// Returns the answer to a request.
 ///
 /// # Errors
@@ -206,7 +212,7 @@ pub fn answer_pod(
         Err(RuleFinding::new(reason, message))
     };
     let (not_before, not_after) = (chain.leaf().not_before(), chain.leaf().not_after());
-    if (now - not_before).unsigned_abs() > MAX_AGE {
+    if !is_in_time(KubeletCertificate::Pod, chain, now) {
         return refuse(format!(
             "the certificate begins {} from now, and the API server accepts 5m: the signer is too slow or too far in the past",
             format_duration((now - not_before).unsigned_abs())

@@ -169,7 +169,7 @@ fn objects(policy: &KubeletPolicy, group: &str) -> Vec<Value> {
     objects
 }
 
-/// Returns the rules for requests of pods, which nobody approves.
+/// Returns the rules for requests of pods, which have no approval step.
 fn pod_rules() -> [Value; 5] {
     let requests = "podcertificaterequests";
     [

@@ -50,14 +50,12 @@ pub(super) fn requester(
     let is_token = user
         .strip_prefix(TOKEN_USER_PREFIX)
         .is_some_and(is_token_id);
-    if !is_token || request.certificate == KubeletCertificate::Serving {
-        let allowed = match request.certificate {
-            KubeletCertificate::Client | KubeletCertificate::Pod => {
-                "only a node or a bootstrap token may request a kubelet's client certificate"
-            }
-            KubeletCertificate::Serving => {
-                "only the node itself may request its serving certificate"
-            }
+    let is_serving = request.certificate == KubeletCertificate::Serving;
+    if !is_token || is_serving {
+        let allowed = if is_serving {
+            "only the node itself may request its serving certificate"
+        } else {
+            "only a node or a bootstrap token may request a kubelet's client certificate"
         };
         return Err(Violation::proven(
             RequestReason::RequesterNotAllowed,

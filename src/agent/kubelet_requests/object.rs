@@ -44,7 +44,7 @@ pub(super) const SERVICE_ACCOUNT: Resource = Resource {
     kind: "ServiceAccount",
 };
 
-/// Returns the object with one more condition. The API server refuses it if the object has changed since.
+/// Returns the CertificateSigningRequest with one more condition. The API server refuses it if the object has changed since.
 pub(super) fn with_condition(
     object: &Value,
     kind: &str,
@@ -53,13 +53,7 @@ pub(super) fn with_condition(
     now: OffsetDateTime,
 ) -> Value {
     let mut object = object.clone();
-    let condition = json!({
-        "type": kind,
-        "status": "True",
-        "reason": reason,
-        "message": limited(message),
-        "lastUpdateTime": rfc3339(now),
-    });
+    let condition = condition(kind, reason, message, ("lastUpdateTime", now));
     match object.pointer_mut("/status/conditions") {
         Some(Value::Array(conditions)) => conditions.push(condition),
         _ => set_status(&mut object, "conditions", json!([condition])),
@@ -83,13 +77,7 @@ pub(super) fn with_pod_condition(
     now: OffsetDateTime,
 ) -> Value {
     let mut object = object.clone();
-    let condition = json!({
-        "type": kind,
-        "status": "True",
-        "reason": reason,
-        "message": limited(message),
-        "lastTransitionTime": rfc3339(now),
-    });
+    let condition = condition(kind, reason, message, ("lastTransitionTime", now));
     set_status(&mut object, "conditions", json!([condition]));
     object
 }
@@ -111,6 +99,21 @@ pub(super) fn with_pod_answer(
         set_status(&mut object, field, json!(value));
     }
     object
+}
+
+fn condition(
+    kind: &str,
+    reason: &str,
+    message: &str,
+    (field, now): (&str, OffsetDateTime),
+) -> Value {
+    json!({
+        "type": kind,
+        "status": "True",
+        "reason": reason,
+        "message": limited(message),
+        field: rfc3339(now),
+    })
 }
 
 fn set_status(object: &mut Value, field: &str, value: Value) {

@@ -12,7 +12,7 @@ use crate::cluster::api::{ApiError, Resource};
 use crate::kube::csr_object::{KubeletCertificate, NodeObject};
 use crate::kube::pod_request::{ObjectReference, PodObject, PodRequest};
 use crate::kubelets::{
-    PodContext, RequestReason, RuleFinding, SigningOrder, answer_pod, judge_pod,
+    PodContext, RequestReason, RuleFinding, SigningOrder, answer_pod, order_for_pod, verify_pod,
 };
 use crate::store::AuditRecord;
 use crate::x509::Chain;
@@ -37,7 +37,10 @@ impl Signing {
         if request.uid != work.uid || request.is_final {
             return Ok(self.vanished(work).await);
         }
-        let order = self.judge_pod(&request).await?;
+        let order = match order_for_pod(&request, &self.policy) {
+            Ok(order) => self.verify_pod(&request).await?.map(|()| order),
+            Err(finding) => Err(finding),
+        };
         if !tenure.lasts() {
             return Ok(later(work, RETRY_INTERVAL));
         }
@@ -55,10 +58,7 @@ impl Signing {
         }
     }
 
-    async fn judge_pod(
-        &self,
-        request: &PodRequest,
-    ) -> Result<Result<SigningOrder, RuleFinding>, ApiError> {
+    async fn verify_pod(&self, request: &PodRequest) -> Result<Result<(), RuleFinding>, ApiError> {
         let namespace = Some(request.namespace.as_str());
         let node = self.named(&object::NODE, None, &request.node).await?;
         let pod = self.named(&object::POD, namespace, &request.pod).await?;
@@ -79,7 +79,7 @@ impl Signing {
             node: node.as_ref(),
             bindings: &self.view.borrow().bindings,
         };
-        Ok(judge_pod(request, context, &self.policy))
+        Ok(verify_pod(request, context, &self.policy))
     }
 
     /// Reads the object that a request names.
@@ -125,8 +125,10 @@ impl Signing {
         let refusal = match answer {
             Ok(answer) => {
                 // The signer may have taken long, and the pod may have ended.
-                if let Err(finding) = self.judge_pod(request).await? {
-                    return Ok(Ok(self.deny_pod(object, request, &finding).await?));
+                if let Err(finding) = self.verify_pod(request).await? {
+                    // The issuance log must have the certificate that nobody gets.
+                    let refusal = (finding.reason.as_str(), finding.message);
+                    return Ok(Ok(self.fail_pod(object, request, facts, refusal).await?));
                 }
                 let message = format!(
                     "certificate for {} by signer {}",

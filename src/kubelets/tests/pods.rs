@@ -52,20 +52,32 @@ fn pod() -> PodObject {
     }
 }
 
-fn judged(request: &PodRequest, pod: Option<&PodObject>) -> Result<SigningOrder, RequestReason> {
-    let rig = Rig::new();
+fn judged(
+    request: &PodRequest,
+    pod: Option<&PodObject>,
+    change: fn(&mut KubeletPolicy),
+) -> Result<SigningOrder, RuleFinding> {
+    let mut rig = Rig::new();
+    change(&mut rig.policy);
     let context = PodContext {
         pod,
         service_account: Some("s1"),
         node: rig.nodes.get(&request.node.name),
         bindings: &rig.bindings,
     };
-    judge_pod(request, context, &rig.policy).map_err(|finding| finding.reason)
+    let order = order_for_pod(request, &rig.policy)?;
+    verify_pod(request, context, &rig.policy).map(|()| order)
+}
+
+fn refused(request: &PodRequest, pod: Option<&PodObject>) -> Option<RequestReason> {
+    judged(request, pod, |_| {})
+        .err()
+        .map(|finding| finding.reason)
 }
 
 #[test]
 fn orders_certificate_of_service_account() {
-    let order = judged(&request(), Some(&pod())).unwrap();
+    let order = judged(&request(), Some(&pod()), |_| {}).unwrap();
     let profile = order.profile;
     assert_eq!(order.certificate, KubeletCertificate::Pod);
     assert_eq!(order.node, "w1");
@@ -124,57 +136,37 @@ fn denies_request_that_says_more_or_something_else() {
     for (change, reason) in cases {
         let mut request = request();
         change(&mut request);
-        assert_eq!(judged(&request, Some(&pod())), Err(reason), "{request:?}");
+        assert_eq!(refused(&request, Some(&pod())), Some(reason), "{request:?}");
     }
 }
 
 #[test]
 fn denies_request_for_pod_that_ended() {
-    assert_eq!(judged(&request(), None), Err(RequestReason::PodNotFound));
+    let not_found = Some(RequestReason::PodNotFound);
+    assert_eq!(refused(&request(), None), not_found);
     let ended = PodObject {
         has_ended: true,
         ..pod()
     };
-    assert_eq!(
-        judged(&request(), Some(&ended)),
-        Err(RequestReason::PodNotFound)
-    );
+    assert_eq!(refused(&request(), Some(&ended)), not_found);
 }
 
 #[test]
 fn denies_key_that_the_policy_does_not_allow() {
-    let rig = Rig::new();
-    let policy = KubeletPolicy {
-        keys: vec![KeyAlgorithm::EcdsaP384],
-        ..rig.policy.clone()
-    };
-    let found = pod();
-    let context = PodContext {
-        pod: Some(&found),
-        service_account: Some("s1"),
-        node: rig.nodes.get("w1"),
-        bindings: &rig.bindings,
-    };
-    let finding = judge_pod(&request(), context, &policy).unwrap_err();
+    let finding = judged(&request(), Some(&pod()), |policy| {
+        policy.keys = vec![KeyAlgorithm::EcdsaP384];
+    })
+    .unwrap_err();
     assert_eq!(finding.reason, RequestReason::UnsupportedKeyType);
     assert!(finding.message.contains("ECDSA-P384"), "{finding}");
 }
 
 #[test]
 fn denies_pod_on_revoked_node() {
-    let rig = Rig::new();
-    let policy = KubeletPolicy {
-        revoked: vec!["w1".to_owned()],
-        ..rig.policy.clone()
-    };
-    let found = pod();
-    let context = PodContext {
-        pod: Some(&found),
-        service_account: Some("s1"),
-        node: rig.nodes.get("w1"),
-        bindings: &rig.bindings,
-    };
-    let finding = judge_pod(&request(), context, &policy).unwrap_err();
+    let finding = judged(&request(), Some(&pod()), |policy| {
+        policy.revoked = vec!["w1".to_owned()];
+    })
+    .unwrap_err();
     assert_eq!(finding.reason, RequestReason::NodeRevoked);
 }
 
@@ -192,14 +184,14 @@ fn lifetime_leaves_room_for_an_earlier_start() {
             longest,
             ..request()
         };
-        let order = judged(&request, Some(&pod())).unwrap();
+        let order = judged(&request, Some(&pod()), |_| {}).unwrap();
         assert_eq!(order.profile.lifetime, expected, "{longest:?}");
     }
 }
 
 #[test]
 fn answers_only_what_the_api_server_accepts() {
-    let order = judged(&request(), Some(&pod())).unwrap();
+    let order = judged(&request(), Some(&pod()), |_| {}).unwrap();
     let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
     let authority =
         CertificateAuthority::self_signed("kubernetes", key, CREATED, 1000 * HOUR).unwrap();
@@ -214,7 +206,9 @@ fn answers_only_what_the_api_server_accepts() {
             .issue(order.csr.public_key(), &profile, begin)
             .unwrap();
         let chain = Chain::from_pem(leaf.to_pem().as_bytes()).unwrap();
-        answer_pod(&request(), &chain, CREATED + age)
+        let now = CREATED + age;
+        assert!(is_in_time(KubeletCertificate::Client, &chain, now));
+        answer_pod(&request(), &chain, now)
     };
     let minute = Duration::from_secs(60);
     let given = answer(23 * HOUR, 3 * minute).unwrap();

@@ -104,8 +104,8 @@ impl VaultRole {
         }
     }
 
-    /// Returns the role for this certificate of every kubelet, or of every pod. The common name is one of the patterns in any case: without
-    /// validation of the common name (`disabled`) the server would accept every name in it.
+    /// Returns the role for this certificate of every kubelet, or of every pod. The common name is one of the patterns in any
+    /// case: without validation of the common name (`disabled`) the server would accept every name in it.
     pub(super) fn of_kubelets(
         certificate: KubeletCertificate,
         policy: &KubeletPolicy,

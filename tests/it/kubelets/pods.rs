@@ -120,7 +120,7 @@ fn pod_is_its_service_account_with_a_signed_certificate() {
     let (status, body) = w2.post(REQUESTS, &request(&csr, &uids));
     assert_eq!(status, 403, "{body}");
 
-    // Whoever else may create requests gets nothing that is not so.
+    // Requests of another user whose content is false are denied.
     let [pod, account, node_uid] = uids.clone();
     let stranger = "00000000-0000-0000-0000-000000000000".to_owned();
     let with = |field: &str, value: Value| {
