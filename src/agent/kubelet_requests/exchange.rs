@@ -10,15 +10,15 @@ use std::time::Duration;
 use time::OffsetDateTime;
 use tokio::time::Instant;
 
-use super::Signing;
 use super::queue::Work;
+use super::{Signing, object};
 use crate::agent::request::next::{
     Attempts, Circumstances, JudgedAnswer, NextStep, SignerCall, next,
 };
 use crate::agent::request::{AnswerFault, Unsigned, perform};
 use crate::agent::{audit, event};
 use crate::kube::names::{Authority, CertName};
-use crate::kubelets::{SigningOrder, certificate_differences};
+use crate::kubelets::{SigningOrder, certificate_differences, is_in_time};
 use crate::process::failpoint;
 use crate::process::jitter::random_fraction;
 use crate::signer::{
@@ -96,6 +96,8 @@ pub(super) async fn exchange(
     let record = recorded(signing, &request, work)?;
     if let Some(pem) = &record.chain
         && let Ok(chain) = verified(signing, order, trust, pem.as_bytes())
+        // Otherwise the signer can issue another one.
+        && is_in_time(order.certificate, &chain, signing.now())
     {
         return Ok(Exchanged::Issued(chain.to_pem()));
     }
@@ -164,9 +166,9 @@ impl KubeletExchange<'_> {
     ) -> Result<NextStep<Chain>, store::StoreError> {
         // The kubelet makes another one.
         let kind = if self.record.name == CertName::PodClient {
-            "PodCertificateRequest"
+            object::POD_REQUEST.kind
         } else {
-            "CertificateSigningRequest"
+            object::CSR.kind
         };
         let way_out = format!("delete the {kind} {}", self.record.object);
         let circumstances = Circumstances {
