@@ -216,7 +216,7 @@ fn reports_other_authority_and_missing_role() {
     node.edit_settings("mount:", "role: unknown, mount:");
     let ran = preflight(&node);
     let bootstrap = Ran::of(&mut node.configured(["bootstrap", "--wait", "0s"]));
-    let setup = "or set the server up as printed by `nodepki config signer-setup vault`";
+    let setup = "or set the server up, and name its roles, as printed by `nodepki config signer-setup vault`";
     for ran in [&ran, &bootstrap] {
         ran.ended(78)
             .says("cannot sign apiserver, ")
