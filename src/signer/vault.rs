@@ -89,7 +89,8 @@ settings! {
 }
 
 /// Advice if the server lacks something.
-const SET_UP: &str = "set the server up, and name its roles, as printed by `nodepki config signer-setup vault`";
+const SET_UP: &str =
+    "set the server up, and name its roles, as printed by `nodepki config signer-setup vault`";
 
 const CAPS: Caps = Caps {
     organization: Carry::AsConfigured,

@@ -6,6 +6,7 @@ mod identities;
 mod kubelet_files;
 mod kubelets;
 mod machines;
+mod management;
 mod migration;
 mod pods;
 mod rotate;
@@ -86,6 +87,7 @@ pub(crate) const ALL: &[Spec] = &[
             long("kubelets", "a worker joins by kubeadm without nodepki; the control-plane nodes sign for its kubelet", kubelets::plain_worker),
             long("kubelet-rotation", "the kubelet of such a worker renews both certificates; the signer is away at first", kubelets::rotation_by_kubelet),
             long("kubelet-files", "kubelets of 1.34 to 1.37 whose certificate and CA file are replaced while they run", kubelet_files::replaced),
+            long("management", "the units and the Deployment for a management cluster, with the container image of the release", management::host_and_deployment),
             long("versions", "kubeadm and kubelet of 1.31 to 1.37 accept the files of nodepki", versions::all),
             long("cut-in-lease", "a power cut on the node that holds the Lease; the others proceed", rotation::cut_in_lease),
             long("reset", "kubeadm reset, and the machine joins again", machines::reset),

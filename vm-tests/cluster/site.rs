@@ -77,6 +77,18 @@ impl Site {
         self.dir.path().join("images")
     }
 
+    /// Returns the container image that was built with the package.
+    pub(crate) fn container_image(&self) -> PathBuf {
+        let beside = fs::read_dir(self.package.parent().unwrap()).unwrap();
+        let mut images = beside
+            .map(|entry| entry.unwrap().path())
+            .filter(|path| path.to_string_lossy().ends_with(".oci.tar"));
+        images.next().unwrap_or_else(|| {
+            let package = self.package.display();
+            panic!("no *.oci.tar beside {package}: packaging/build makes both")
+        })
+    }
+
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
