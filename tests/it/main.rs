@@ -85,6 +85,7 @@ mod openssl;
 mod oracle;
 mod output;
 mod package_budget;
+mod package_images;
 mod package_install;
 mod package_program;
 mod packages;

@@ -355,7 +355,7 @@ fn checksums_match_the_files() {
             .current_dir(&directory),
     );
     let sums = fs::read_to_string(directory.join("SHA256SUMS")).unwrap();
-    for suffix in [".deb", ".rpm", ".tar.gz", ".cdx.json"] {
+    for suffix in [".deb", ".rpm", ".tar.gz", ".oci.tar", ".raw", ".cdx.json"] {
         assert!(sums.lines().any(|line| line.ends_with(suffix)), "{sums}");
     }
 }
