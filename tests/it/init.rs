@@ -43,19 +43,18 @@ const KINDS: [(&str, &[&str]); 10] = [
             "issuer-group=cert-manager.io",
         ],
     ),
-    (
-        "puppet",
-        &["server=https://pki.test:8140", "command=/bin/true"],
-    ),
+    ("puppet", &["command=/bin/true"]),
     ("directory", &[]),
     ("exec", &["command=/usr/bin/true"]),
     ("local", &[]),
 ];
 
-/// A node without settings.
+/// A node without settings, on which Puppet's agent is set up.
 fn bare() -> Node {
     let node = Node::new();
     fs::remove_file(node.outside("config.yaml")).unwrap();
+    let agent = "[main]\nserver = puppet.pki.test\n";
+    node.write("/etc/puppetlabs/puppet/puppet.conf", agent);
     node
 }
 

@@ -179,7 +179,7 @@ skeletons! {
         certificate("ca-file", "PEM file with the CA of the API server", "/etc/nodepki/management-ca.crt"),
     ]
     Puppet "puppet.yaml": [
-        replace("server", "https:// address of the Puppet server", "https://puppet.example.com:8140"),
+        remove("server", "https:// address of the Puppet server; by default that of the Puppet agent of this node", "https://puppet.example.com:8140"),
         replace("command", "plug-in that signs for authority ca, which Puppet cannot", "/usr/libexec/corp-sign"),
         certificate("ca-file", "PEM file with the CA bundle of the Puppet agent", "/etc/puppetlabs/puppet/ssl/certs/ca.pem"),
     ]
