@@ -259,6 +259,8 @@ fn assert_serves(authorities: &Path, ca: KeyAlgorithm, leaf: KeyAlgorithm) {
     let stored = plane.send("/api/v1/namespaces/stored", &[]);
     let stored: Value = serde_json::from_str(&stored).unwrap();
     assert_eq!(stored["status"]["phase"], "Active", "{pair}: {stored}");
+    // A client that knows only TLS 1.2.
+    assert_eq!(plane.send("/readyz", &["--tls-max", "1.2"]), "ok", "{pair}");
     // The certificate authenticates the administrator.
     let review = r#"{"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}"#;
     let path = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
