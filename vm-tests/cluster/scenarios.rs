@@ -127,6 +127,7 @@ pub(crate) const ALL: &[Spec] = &[
     Spec {
         name: "former",
         version: site::FORMER,
+        algorithm: P384,
         scenarios: &[
             foundation("first-node", "kubeadm init of the previous minor release", foundation::first_node),
             SECOND_NODE,
