@@ -35,8 +35,8 @@ use nodepki::kube::csr_object::KubeletCertificate;
 use nodepki::kube::kubeconfig::{Credentials, Kubeconfig};
 use nodepki::kube::names::Authority;
 use nodepki::x509::{
-    CertificateAuthority, Chain, Csr, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans,
-    Subject, UsageExtensions,
+    Certificate, CertificateAuthority, Chain, Csr, ExtendedUsage, KeyAlgorithm, PrivateKey,
+    Profile, Sans, Subject, UsageExtensions,
 };
 use serde_json::{Value, json};
 
@@ -435,13 +435,20 @@ fn stems(dir: &Path, extension: &str) -> Vec<String> {
 
 /// Signs the only request for a kubelet in a drop directory, as an administrator does.
 fn answer(cluster: &Cluster, drop: &Path, stem: &str, wanted: &Wanted<'_>) {
-    let read = |file: &str| fs::read(cluster.authorities().join(file)).unwrap();
-    let authority = CertificateAuthority::from_pem(&read("ca.crt"), &read("ca.key")).unwrap();
     let csr = fs::read(drop.join("outbox").join(format!("{stem}.csr"))).unwrap();
     let csr = Csr::from_pem(&csr).unwrap();
-    let issued = authority
+    let issued = cluster_authority(cluster)
         .issue(csr.public_key(), &wanted.profile(), now())
         .unwrap();
+    put_answer(drop, stem, &issued);
+}
+
+fn cluster_authority(cluster: &Cluster) -> CertificateAuthority {
+    let read = |file: &str| fs::read(cluster.authorities().join(file)).unwrap();
+    CertificateAuthority::from_pem(&read("ca.crt"), &read("ca.key")).unwrap()
+}
+
+fn put_answer(drop: &Path, stem: &str, issued: &Certificate) {
     let file = drop.join("inbox").join(format!("{stem}.crt"));
     let partial = file.with_extension("tmp");
     fs::write(&partial, issued.to_pem()).unwrap();

@@ -1,19 +1,30 @@
 //! Client certificates of pods: the kubelet of a pod requests one, and the pod is its ServiceAccount with it.
 
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use nodepki::kube::pod_request::POD_CLIENT_SIGNER;
-use nodepki::x509::{KeyAlgorithm, PrivateKey};
+use nodepki::kubelets::SERVICE_ACCOUNTS_GROUP;
+use nodepki::x509::{
+    Certificate, Csr, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans, Subject,
+};
 use rcgen::{CertificateParams, DistinguishedName};
 use serde_json::{Value, json};
+use time::OffsetDateTime;
 
 use super::{
-    configure_names, grant, kubelet_of, prepared, put_node, reason_of, verify, write_kubeconfig,
+    cluster_authority, configure_names, grant, kubelet_of, prepared, put_answer, put_node,
+    reason_of, verify, write_kubeconfig,
 };
 use crate::rotation_cluster::Daemon;
 use crate::servers::cluster::{Caller, Cluster, INIT};
-use crate::time::eventually;
+use crate::signing::now;
+use crate::time::{eventually, wait_until};
 
+const MINUTE: Duration = Duration::from_secs(60);
 pub(super) const REQUESTS: &str =
     "/apis/certificates.k8s.io/v1/namespaces/shop/podcertificaterequests";
 
@@ -63,6 +74,11 @@ pub(super) fn request(csr: &str, [pod, account, node]: &[String; 3]) -> Value {
 fn ended(user: &Caller<'_>, cluster: &Cluster, object: &Value, daemon: &Daemon<'_>) -> Value {
     let (status, made) = user.post(REQUESTS, object);
     assert_eq!(status, 201, "{made}");
+    settled(cluster, &made, daemon)
+}
+
+/// Waits for the end of a request.
+fn settled(cluster: &Cluster, made: &Value, daemon: &Daemon<'_>) -> Value {
     let path = format!("{REQUESTS}/{}", made["metadata"]["name"].as_str().unwrap());
     let admin = cluster.admin();
     eventually(|| {
@@ -74,6 +90,39 @@ fn ended(user: &Caller<'_>, cluster: &Cluster, object: &Value, daemon: &Daemon<'
     })
 }
 
+/// Creates the Node `w1`, the ServiceAccount `seller` and its pod `web` there, and returns the UIDs for [`request`].
+fn create_pod(cluster: &Cluster) -> [String; 3] {
+    let admin = &cluster.admin();
+    put_node(cluster, "w1", &[("InternalIP", "192.0.2.21")], true);
+    let (_, found) = admin.get("/api/v1/nodes/w1");
+    let node_uid = found["metadata"]["uid"].as_str().unwrap().to_owned();
+    let namespace = json!({"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": "shop"}});
+    create(admin, "/api/v1/namespaces", &namespace);
+    let account =
+        json!({"kind": "ServiceAccount", "apiVersion": "v1", "metadata": {"name": "seller"}});
+    let account_uid = create(admin, "/api/v1/namespaces/shop/serviceaccounts", &account);
+    let pod_uid = create(admin, "/api/v1/namespaces/shop/pods", &pod());
+    [pod_uid, account_uid, node_uid]
+}
+
+/// Signs the CSR of a pod of `seller`, for 70 minutes from then on.
+fn sign(cluster: &Cluster, csr: &Path, not_before: OffsetDateTime) -> Certificate {
+    let csr = Csr::from_pem(&fs::read(csr).unwrap()).unwrap();
+    let profile = Profile {
+        subject: Subject {
+            common_name: "system:serviceaccount:shop:seller".to_owned(),
+            organizations: vec![SERVICE_ACCOUNTS_GROUP.to_owned()],
+        },
+        sans: Sans::default(),
+        usages: vec![ExtendedUsage::ClientAuth],
+        key: KeyAlgorithm::EcdsaP256,
+        lifetime: 70 * MINUTE,
+    };
+    cluster_authority(cluster)
+        .issue_from(csr.public_key(), &profile, not_before)
+        .unwrap()
+}
+
 #[test]
 fn pod_is_its_service_account_with_a_signed_certificate() {
     let cluster = &prepared(INIT, "corp", "");
@@ -83,17 +132,8 @@ fn pod_is_its_service_account_with_a_signed_certificate() {
     grant(cluster);
     let daemon = &Daemon::start(node);
     let admin = &cluster.admin();
-    put_node(cluster, "w1", &[("InternalIP", "192.0.2.21")], true);
+    let uids = create_pod(cluster);
     put_node(cluster, "w2", &[("InternalIP", "192.0.2.22")], true);
-    let (_, found) = admin.get("/api/v1/nodes/w1");
-    let node_uid = found["metadata"]["uid"].as_str().unwrap().to_owned();
-    let namespace = json!({"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": "shop"}});
-    create(admin, "/api/v1/namespaces", &namespace);
-    let account =
-        json!({"kind": "ServiceAccount", "apiVersion": "v1", "metadata": {"name": "seller"}});
-    let account_uid = create(admin, "/api/v1/namespaces/shop/serviceaccounts", &account);
-    let pod_uid = create(admin, "/api/v1/namespaces/shop/pods", &pod());
-    let uids = [pod_uid, account_uid, node_uid];
 
     // The kubelet's request, as NodeRestriction lets it through.
     let (csr, key) = empty_csr();
@@ -172,4 +212,38 @@ fn pod_is_its_service_account_with_a_signed_certificate() {
         daemon,
     );
     assert_eq!(reason_of(&object, "Issued"), Some("Issued"), "{object}");
+}
+
+/// The API server refuses a certificate that begins more than five minutes ago, so the signer is asked for another one.
+#[test]
+fn requests_another_certificate_if_that_on_record_is_too_old() {
+    let cluster = &prepared(INIT, "corp", "");
+    let node = cluster.first();
+    node.nodepki(&["renew"]).done();
+    let drop = node.path("/var/lib/drop");
+    let signer = ", drop: {directory: {path: /var/lib/drop}}";
+    configure_names(node, "drop", signer, "signPods: true");
+    grant(cluster);
+    let mut daemon = Daemon::start(node);
+    let uids = create_pod(cluster);
+    let (csr, _) = empty_csr();
+    let (status, made) = kubelet_of(cluster, "w1").post(REQUESTS, &request(&csr, &uids));
+    assert_eq!(status, 201, "{made}");
+    let uid = made["metadata"]["uid"].as_str().unwrap();
+    let stem = format!("pod-client.{uid}");
+    let csr = drop.join(format!("outbox/{stem}.csr"));
+    wait_until("the signer has the request", || csr.exists());
+    daemon.stop();
+    let record = node.path(&format!("/var/lib/nodepki/kubelets/{uid}.json"));
+    let mut recorded: Value = serde_json::from_slice(&fs::read(&record).unwrap()).unwrap();
+    let old = sign(cluster, &csr, now() - 6 * MINUTE);
+    recorded["chain"] = json!(old.to_pem());
+    fs::write(&record, recorded.to_string()).unwrap();
+
+    daemon.replace();
+    let new = sign(cluster, &csr, now());
+    put_answer(&drop, &stem, &new);
+    let object = settled(cluster, &made, &daemon);
+    assert_eq!(reason_of(&object, "Issued"), Some("Issued"), "{object}");
+    assert_eq!(object["status"]["certificateChain"], new.to_pem());
 }
