@@ -6,6 +6,7 @@ use std::io::stdin;
 use std::path::Path;
 
 use clap::Args;
+use serde::Serialize;
 use serde_json::Value;
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
@@ -14,7 +15,8 @@ use super::conditions::{self, Findings, SecretState};
 use super::follow::{self, Interval};
 use super::secrets::{ClusterTarget, Format, Object, Purpose};
 use super::status::{self, StatusChange};
-use super::{TargetArgs, apply, render_expiries, rights, sync, workload};
+use super::sync::{self, Expiries};
+use super::{TargetArgs, apply, render_expiries, rights, workload};
 use crate::agent::{ExitCode, Failure, load};
 use crate::cluster::api::Api;
 use crate::commands::options::GlobalOptions;
@@ -149,7 +151,8 @@ impl CheckArgs {
             let root = global.open_root()?;
             let text = read_manifest(&root, file)?;
             let file = load::shown(&root, file).display().to_string();
-            return print_findings(global, &check_manifest(&file, &text, &judged, now())?);
+            let findings = check_manifest(&file, &text, &judged, now())?;
+            return Checked::of(findings).print(global);
         }
         let Some(kubeconfig) = &self.source.kubeconfig else {
             // clap requires --rights then.
@@ -161,16 +164,16 @@ impl CheckArgs {
             runtime.block_on(follow::follow(&api, &judged, self.interval, now))?;
             return Ok(ExitCode::Done);
         }
-        let mut findings = if self.write {
+        let mut checked = Checked::of(if self.write {
             runtime.block_on(judged.store(&api, now()))?.0
         } else {
             runtime.block_on(judged.check(&api, now()))?
-        };
+        });
         if self.machines {
             let compared = sync::compare(&api, &judged.target, self.api_port, now);
-            findings.machines = runtime.block_on(compared)?;
+            checked.expiries = Some(runtime.block_on(compared)?);
         }
-        print_findings(global, &findings)
+        checked.print(global)
     }
 
     /// Returns a ServiceAccount with exactly the rights that the command needs with these options.
@@ -201,17 +204,48 @@ impl CheckArgs {
     }
 }
 
-fn print_findings(global: &GlobalOptions, findings: &Findings) -> Result<ExitCode, Failure> {
-    let code = if findings.any(SecretState::Invalid) {
-        ExitCode::Refused
-    } else if findings.any(SecretState::Missing) {
-        ExitCode::Pending
-    } else {
-        ExitCode::Done
-    };
-    let (kind, closing) = (DocumentKind::CapiConditions, Closing::default());
-    global.print_body(kind, code, &closing, findings, || render(findings))?;
-    Ok(code)
+/// What the command prints.
+#[derive(Serialize)]
+struct Checked {
+    #[serde(flatten)]
+    findings: Findings,
+    /// With `--machines`.
+    #[serde(flatten)]
+    expiries: Option<Expiries>,
+}
+
+impl Checked {
+    fn of(findings: Findings) -> Checked {
+        Checked {
+            findings,
+            expiries: None,
+        }
+    }
+
+    /// Prints the document, and returns the gravest state of a Secret or a machine.
+    fn print(&self, global: &GlobalOptions) -> Result<ExitCode, Failure> {
+        let secrets = if self.findings.any(SecretState::Invalid) {
+            ExitCode::Refused
+        } else if self.findings.any(SecretState::Missing) {
+            ExitCode::Pending
+        } else {
+            ExitCode::Done
+        };
+        let machines = self.expiries.as_ref().map(Expiries::code);
+        let code = machines.map_or(secrets, |machines| machines.max(secrets));
+        let (kind, closing) = (DocumentKind::CapiConditions, Closing::default());
+        global.print_body(kind, code, &closing, self, || self.render())?;
+        Ok(code)
+    }
+
+    fn render(&self) -> String {
+        let mut text = render(&self.findings);
+        if let Some(expiries) = &self.expiries {
+            text.push('\n');
+            text.push_str(&render_expiries("EXPIRY", &expiries.machines));
+        }
+        text
+    }
 }
 
 /// Judges the Secrets of a manifest: YAML documents, or the List that `kubectl get -o yaml` prints. A Secret without a
@@ -286,10 +320,5 @@ fn render(findings: &Findings) -> String {
     });
     let conditions = table::aligned(&["CONDITION", "STATUS", "REASON"], conditions.collect());
     let evidence = table::aligned(&["SECRET", "STATE", "NOT AFTER"], evidence.collect());
-    let mut text = format!("{conditions}\n{evidence}");
-    if !findings.machines.is_empty() {
-        text.push('\n');
-        text.push_str(&render_expiries("EXPIRY", &findings.machines));
-    }
-    text
+    format!("{conditions}\n{evidence}")
 }

@@ -12,7 +12,6 @@ use time::OffsetDateTime;
 
 use super::etcd_clients::{is_client_authority_key, without_client_authority};
 use super::secrets::{ADOPTED_TYPE, ClusterTarget, Format, Object, Purpose};
-use super::sync::MachineExpiry;
 use crate::kube::kubeconfig::{CurrentContext, Kubeconfig};
 use crate::kube::names::Authority;
 use crate::text::rfc3339;
@@ -85,9 +84,6 @@ pub(super) struct Findings {
     pub(super) conditions: [SecretCondition; 2],
     /// One element for each Secret.
     pub(super) evidence: Vec<SecretEvidence>,
-    /// With `--machines`: what Cluster API knows of each control-plane Machine.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) machines: Vec<MachineExpiry>,
 }
 
 impl Findings {
@@ -159,7 +155,6 @@ pub(super) fn judge(
     Findings {
         conditions: [authorities_ready(&evidence), clients_ready(&evidence)],
         evidence,
-        machines: Vec::new(),
     }
 }
 

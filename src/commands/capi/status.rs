@@ -325,7 +325,6 @@ mod tests {
                 last_transition_time: None,
             }),
             evidence: Vec::new(),
-            machines: Vec::new(),
         }
     }
 

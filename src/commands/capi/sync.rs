@@ -93,13 +93,16 @@ pub(super) struct Expiries {
 }
 
 impl Expiries {
-    /// Returns 65 if a certificate was refused, else 69 if a machine was unreachable.
+    /// Returns 65 if a certificate was refused, else 69 if a machine was unreachable, else 75 if [`sync`] has to write an
+    /// annotation.
     pub(super) fn code(&self) -> ExitCode {
         let any = |action| self.machines.iter().any(|machine| machine.action == action);
         if any(ExpiryAction::Refused) {
             ExitCode::Refused
         } else if any(ExpiryAction::Unreachable) {
             ExitCode::Unreachable
+        } else if any(ExpiryAction::Stale) {
+            ExitCode::Pending
         } else {
             ExitCode::Done
         }
@@ -117,6 +120,9 @@ pub(super) async fn sync(
     clock: fn() -> OffsetDateTime,
 ) -> Result<Expiries, Failure> {
     let trust = authority(api, target).await?;
+    if let Err(problem) = trust {
+        return Err(Failure::new(ExitCode::Refused, problem));
+    }
     let mut machines = Vec::new();
     for machine in list(api, target).await? {
         machines.push(sync_machine(api, target, machine, &trust, port, clock).await?);
@@ -124,16 +130,17 @@ pub(super) async fn sync(
     Ok(Expiries { machines })
 }
 
-/// Compares the certificate of each control-plane machine with what Cluster API knows of it. Changes nothing.
+/// Compares the certificate of each control-plane machine with what Cluster API knows of it. Changes nothing. Without a
+/// usable CLUSTER-ca, each certificate is refused.
 ///
 /// # Errors
-/// As [`sync`].
+/// Errors of the management cluster's API server.
 pub(super) async fn compare(
     api: &Api,
     target: &ClusterTarget,
     port: u16,
     clock: fn() -> OffsetDateTime,
-) -> Result<Vec<MachineExpiry>, Failure> {
+) -> Result<Expiries, Failure> {
     let trust = authority(api, target).await?;
     let mut machines = Vec::new();
     for machine in list(api, target).await? {
@@ -142,7 +149,7 @@ pub(super) async fn compare(
             Err(other) => other,
         });
     }
-    Ok(machines)
+    Ok(Expiries { machines })
 }
 
 /// Returns what Cluster API knows of a machine whose certificate ends then: from the Machine's annotation, or from the
@@ -179,7 +186,7 @@ fn name_of(machine: &Value) -> String {
 /// Returns the end of validity of the certificate that the machine presents; the error is the result without it.
 async fn examine(
     machine: &Value,
-    trust: &TrustBundle,
+    trust: &ClusterAuthority,
     port: u16,
     clock: fn() -> OffsetDateTime,
 ) -> Result<OffsetDateTime, MachineExpiry> {
@@ -197,30 +204,35 @@ async fn examine(
     if text("/status/nodeRef/name").is_none() {
         return Err(skipped("the Machine has no Node yet"));
     }
+    let refused = |problem| refuse(ExpiryAction::Refused, vec![problem]);
+    let trust = trust.as_ref().map_err(|problem| refused(problem.clone()))?;
     let certificate = presented(&addresses(machine), port, clock)
         .await
         .map_err(|reasons| refuse(ExpiryAction::Unreachable, reasons))?;
-    require_api_server(&certificate, trust, clock())
-        .map_err(|problem| refuse(ExpiryAction::Refused, vec![problem]))?;
+    require_api_server(&certificate, trust, clock()).map_err(refused)?;
     Ok(certificate.not_after())
 }
 
-async fn authority(api: &Api, target: &ClusterTarget) -> Result<TrustBundle, Failure> {
-    let name = target.name(Purpose::Ca);
-    let unusable = |problem: String| {
-        let message = format!(
-            "Secret {name} in {}: {problem} (create it with nodepki capi secrets)",
-            target.namespace()
-        );
-        Failure::new(ExitCode::Refused, message)
-    };
+/// The CA certificates of CLUSTER-ca, or why it has none that can be used.
+type ClusterAuthority = Result<TrustBundle, String>;
+
+async fn authority(api: &Api, target: &ClusterTarget) -> Result<ClusterAuthority, Failure> {
     let found = apply::read(api, target, std::iter::once(Purpose::Ca)).await?;
-    let Some(secret) = found.get(&Purpose::Ca) else {
-        return Err(unusable("it does not exist".to_owned()));
-    };
-    let pem = secret.data("tls.crt").or_else(|| secret.data("ca.crt"));
-    let pem = pem.ok_or_else(|| unusable("it does not contain a certificate".to_owned()))?;
-    TrustBundle::from_pem(&pem).map_err(|error| unusable(error.to_string()))
+    let certificates = found.get(&Purpose::Ca).map_or_else(
+        || Err("it does not exist".to_owned()),
+        |secret| {
+            let pem = secret.data("tls.crt").or_else(|| secret.data("ca.crt"));
+            let pem = pem.ok_or("it does not contain a certificate")?;
+            TrustBundle::from_pem(&pem).map_err(|error| error.to_string())
+        },
+    );
+    Ok(certificates.map_err(|problem| {
+        format!(
+            "Secret {} in {}: {problem} (create it with nodepki capi secrets)",
+            target.name(Purpose::Ca),
+            target.namespace()
+        )
+    }))
 }
 
 async fn list(api: &Api, target: &ClusterTarget) -> Result<Vec<Value>, Failure> {
@@ -244,7 +256,7 @@ async fn sync_machine(
     api: &Api,
     target: &ClusterTarget,
     mut machine: Value,
-    trust: &TrustBundle,
+    trust: &ClusterAuthority,
     port: u16,
     clock: fn() -> OffsetDateTime,
 ) -> Result<MachineExpiry, Failure> {
@@ -376,4 +388,43 @@ pub(super) fn rights(target: &ClusterTarget) -> String {
         rights::secrets(&[target.name(Purpose::Ca)], &["get"]),
     ];
     rights::manifest(target, "sync", "", &rules)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn compares_nothing_without_authority() {
+        let machine = json!({
+            "metadata": {"name": "m1"},
+            "status": {"nodeRef": {"name": "m1"}, "addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]},
+        });
+        let problem = "Secret prod-ca in default: it does not exist";
+        let trust = Err(problem.to_owned());
+        let examined = examine(&machine, &trust, 6443, OffsetDateTime::now_utc).await;
+        let machine = examined.unwrap_err();
+        assert_eq!(machine.reasons, [problem]);
+        let machines = vec![machine];
+        assert_eq!(Expiries { machines }.code(), ExitCode::Refused);
+    }
+
+    #[test]
+    fn ends_with_gravest_machine() {
+        let code = |actions: &[ExpiryAction]| {
+            let machines = actions.iter().map(|action| MachineExpiry {
+                machine: "m1".to_owned(),
+                action: *action,
+                not_after: None,
+                reasons: Vec::new(),
+            });
+            let machines = machines.collect();
+            Expiries { machines }.code()
+        };
+        use ExpiryAction::{Current, Refused, Skipped, Stale, Unreachable};
+        assert_eq!(code(&[Current, Skipped]), ExitCode::Done);
+        assert_eq!(code(&[Stale, Current]), ExitCode::Pending);
+        assert_eq!(code(&[Stale, Unreachable]), ExitCode::Unreachable);
+        assert_eq!(code(&[Unreachable, Refused]), ExitCode::Refused);
+    }
 }

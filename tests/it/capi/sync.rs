@@ -69,7 +69,7 @@ fn keeps_machine_that_was_renewed_in_place() {
             ),
         )
     };
-    check(&plane).done().row_says(&name, "stale");
+    check(&plane).ended(75).row_says(&name, "stale");
 
     let rights = plane.management.command("sync", &["--rights"]);
     plane.management.grant(rights, "nodepki-capi-sync-prod");
@@ -94,6 +94,7 @@ fn keeps_machine_that_was_renewed_in_place() {
         .says("is not one of this cluster");
     plane.machine_mut(&name).stop_api_server();
     sync(&plane, &name).ended(69).row_says(&name, "unreachable");
+    check(&plane).ended(69).row_says(&name, "unreachable");
     assert_eq!(annotation(&plane.machines()[0]), new);
 
     // They know nothing of the object with the conditions, whose owner is their Cluster.
