@@ -22,10 +22,11 @@ mod error;
 pub mod fuzz;
 mod resolve;
 mod served;
+mod service;
 mod stream;
 mod trust;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
@@ -46,6 +47,7 @@ pub use error::{HttpError, HttpErrorKind};
 pub use reqwest::{Method, Url};
 pub use resolve::addresses;
 pub use served::presented_certificate;
+pub use service::Service;
 pub use stream::{HttpStream, Line, Opened};
 
 use crate::yaml::schema::SecretFile;
@@ -114,6 +116,8 @@ pub struct Endpoint {
     pub timeout: Duration,
     /// Further origins that a 307 or 308 may lead to and that receive secrets too: the other nodes of a Vault cluster.
     pub also: Vec<Url>,
+    /// Service whose servers take the place of host and port of `url`, as long as one of them is reachable.
+    pub service: Option<Service>,
 }
 
 impl Endpoint {
@@ -125,6 +129,7 @@ impl Endpoint {
             proxy: None,
             timeout: DEFAULT_TIMEOUT,
             also: Vec::new(),
+            service: None,
         }
     }
 }
@@ -193,8 +198,10 @@ pub struct Client {
     clock: fn() -> OffsetDateTime,
     identity: Option<ClientIdentity>,
     verification: Verification,
-    /// Shared with the clients made from this one.
+    /// Shared with the clients made from this one, as the next one.
     skew_reported: Rc<Cell<bool>>,
+    /// The server of the service that was last reachable.
+    located: Rc<RefCell<Option<Url>>>,
 }
 
 impl fmt::Debug for Client {
@@ -258,6 +265,7 @@ impl Client {
             identity: None,
             verification: Verification::Configured,
             skew_reported: Rc::default(),
+            located: Rc::default(),
         })
     }
 
@@ -308,11 +316,11 @@ impl Client {
     /// See [`HttpErrorKind`].
     pub async fn send(&self, call: Call<'_>) -> Result<HttpResponse, HttpError> {
         let deadline = Instant::now() + call.timeout.unwrap_or(self.endpoint.timeout);
-        let mut url = call
-            .url(&self.endpoint.url)
-            .map_err(|error| error.at(&self.origin()))?;
+        let base = self.base().await;
+        let mut url = call.url(&base).map_err(|error| error.at(&origin(&base)))?;
         for _ in 0..=MAX_REDIRECTS {
-            let response = self.exchange(&call, &url, deadline).await?;
+            let exchanged = self.exchange(&call, &url, deadline).await;
+            let response = exchanged.inspect_err(|_| drop(self.located.take()))?;
             tracing::debug!(
                 method = %call.method,
                 origin = origin(&url),
@@ -322,7 +330,7 @@ impl Client {
             );
             match redirect(&url, &response) {
                 None => return Ok(response),
-                Some(target) => url = self.follow(&url, &response, target)?,
+                Some(target) => url = self.follow(&base, &url, &response, target)?,
             }
         }
         Err(HttpError::new(
@@ -367,8 +375,14 @@ impl Client {
     }
 
     /// Returns `target` if the redirect may be followed.
-    fn follow(&self, from: &Url, response: &HttpResponse, target: Url) -> Result<Url, HttpError> {
-        let allowed = [&self.endpoint.url]
+    fn follow(
+        &self,
+        base: &Url,
+        from: &Url,
+        response: &HttpResponse,
+        target: Url,
+    ) -> Result<Url, HttpError> {
+        let allowed = [base]
             .into_iter()
             .chain(&self.endpoint.also)
             .any(|known| known.origin() == target.origin());

@@ -20,12 +20,14 @@ use hickory_resolver::config::{ResolveHosts, ResolverConfig, ResolverOpts};
 use hickory_resolver::net::runtime::TokioRuntimeProvider;
 use hickory_resolver::net::{DnsError, NetError};
 use hickory_resolver::proto::op::ResponseCode;
+use hickory_resolver::proto::rr::rdata::SRV;
 use hickory_resolver::proto::rr::{IntoName, Name as DnsName, RData, RecordType};
 use hickory_resolver::system_conf::read_system_conf;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::trust::ConnectionLog;
+use crate::process::jitter::random_fraction;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -213,19 +215,79 @@ async fn in_dns(
     Err(failed)
 }
 
-#[derive(Clone, Copy)]
-enum AddressFamily {
-    V4,
-    V6,
+/// A record type to query, and what is read from such a record.
+struct Question<T> {
+    record_type: RecordType,
+    read: fn(&RData) -> Option<T>,
 }
 
-impl AddressFamily {
-    fn record_type(self) -> RecordType {
-        match self {
-            AddressFamily::V4 => RecordType::A,
-            AddressFamily::V6 => RecordType::AAAA,
+impl Question<IpAddr> {
+    fn addresses(record_type: RecordType) -> Self {
+        Question {
+            record_type,
+            read: |data| match data {
+                RData::A(address) => Some(IpAddr::V4(address.0)),
+                RData::AAAA(address) => Some(IpAddr::V6(address.0)),
+                _ => None,
+            },
         }
     }
+}
+
+/// Returns host and port of the servers of a service (RFC 2782), in the order in which to try them; none if DNS names none.
+/// `domain` is the domain of the service; by default, those of resolv.conf are searched.
+///
+/// # Errors
+/// Why DNS does not answer.
+pub(super) async fn servers_of(
+    service: &str,
+    domain: Option<&str>,
+) -> Result<Vec<(String, u16)>, String> {
+    let (config, options) =
+        read_system_conf().map_err(|error| format!("/etc/resolv.conf: {error}"))?;
+    let name_servers = servers(&config, &options)?;
+    let names = match domain {
+        Some(domain) => candidates(&format!("{service}.{domain}."), &config, 0)?,
+        // The service alone is not a name.
+        None => candidates(service, &config, usize::MAX)?,
+    };
+    let deadline = Instant::now() + RESOLVE_TIMEOUT;
+    let question = Question {
+        record_type: RecordType::SRV,
+        read: |data| match data {
+            RData::SRV(record) => Some(record.clone()),
+            _ => None,
+        },
+    };
+    for name in names {
+        let found = query_servers(&question, &name, &name_servers, deadline).await;
+        let records = found.map_err(|failures| format!("{name}: {}", failures.join(", ")))?;
+        if !records.is_empty() {
+            return Ok(in_turn(records));
+        }
+    }
+    Ok(Vec::new())
+}
+
+/// Orders the records of a service: by priority, then randomly by weight. A target `.` is no server.
+fn in_turn(records: Vec<SRV>) -> Vec<(String, u16)> {
+    let records = records
+        .into_iter()
+        .filter(|record| !record.target.is_root());
+    let keyed = records.map(|record| {
+        // The greatest of such numbers is that of a record with a probability in proportion to its weight.
+        let weight = f64::from(record.weight).max(0.01);
+        (random_fraction().powf(1.0 / weight), record)
+    });
+    let mut keyed: Vec<(f64, SRV)> = keyed.collect();
+    keyed.sort_by(|(a, first), (b, second)| {
+        first.priority.cmp(&second.priority).then(b.total_cmp(a))
+    });
+    let targets = keyed.into_iter().map(|(_, record)| {
+        let host = record.target.to_ascii();
+        (host.trim_end_matches('.').to_owned(), record.port)
+    });
+    targets.collect()
 }
 
 /// The answers for A and AAAA: addresses, or the failure of each server; `None` for a family that was not waited for.
@@ -264,8 +326,9 @@ impl fmt::Display for DnsAnswer<'_> {
 /// Queries both families. Once one has an address, the other one gets the same time again, within limits.
 async fn both_families(name: &DnsName, servers: &[NameServer], deadline: Instant) -> Families {
     let started = Instant::now();
-    let mut v4 = pin!(query_servers(AddressFamily::V4, name, servers, deadline));
-    let mut v6 = pin!(query_servers(AddressFamily::V6, name, servers, deadline));
+    let [of_v4, of_v6] = [RecordType::A, RecordType::AAAA].map(Question::addresses);
+    let mut v4 = pin!(query_servers(&of_v4, name, servers, deadline));
+    let mut v6 = pin!(query_servers(&of_v6, name, servers, deadline));
     let (mut a, mut aaaa) = (None, None);
     let mut until = deadline;
     while a.is_none() || aaaa.is_none() {
@@ -284,25 +347,25 @@ async fn both_families(name: &DnsName, servers: &[NameServer], deadline: Instant
     Families([a, aaaa])
 }
 
-/// Queries the servers in their order, the next one after a failure or a delay. An answer may contain no address; the
+/// Queries the servers in their order, the next one after a failure or a delay. An answer may contain no record; the
 /// error contains the failure of each server.
-async fn query_servers(
-    family: AddressFamily,
+async fn query_servers<T>(
+    question: &Question<T>,
     name: &DnsName,
     servers: &[NameServer],
     deadline: Instant,
-) -> Result<Vec<IpAddr>, Vec<String>> {
+) -> Result<Vec<T>, Vec<String>> {
     let mut waiting = servers.iter();
     let mut asked = FuturesUnordered::new();
     let mut silent: Vec<&str> = servers.iter().map(|server| server.label.as_str()).collect();
     let mut failures = Vec::new();
     loop {
         if let Some(server) = waiting.next() {
-            asked.push(query(family, name, server));
+            asked.push(query(question, name, server));
         }
         tokio::select! {
             answer = asked.next() => match answer {
-                Some((_, Ok(addresses))) => return Ok(addresses),
+                Some((_, Ok(records))) => return Ok(records),
                 Some((server, Err(why))) => {
                     silent.retain(|label| *label != server);
                     failures.push(format!("{why} from {server}"));
@@ -318,23 +381,17 @@ async fn query_servers(
     }
 }
 
-async fn query<'a>(
-    family: AddressFamily,
+async fn query<'a, T>(
+    question: &Question<T>,
     name: &DnsName,
     server: &'a NameServer,
-) -> (&'a str, Result<Vec<IpAddr>, String>) {
-    let found = server.resolver.lookup(name.clone(), family.record_type());
+) -> (&'a str, Result<Vec<T>, String>) {
+    let found = server.resolver.lookup(name.clone(), question.record_type);
     let why = match found.await {
         Ok(found) => {
-            let addresses = found
-                .answers()
-                .iter()
-                .filter_map(|record| match &record.data {
-                    RData::A(address) => Some(IpAddr::V4(address.0)),
-                    RData::AAAA(address) => Some(IpAddr::V6(address.0)),
-                    _ => None,
-                });
-            return (&server.label, Ok(addresses.collect()));
+            let answers = found.answers().iter();
+            let records = answers.filter_map(|record| (question.read)(&record.data));
+            return (&server.label, Ok(records.collect()));
         }
         Err(NetError::Dns(DnsError::NoRecordsFound(none))) => match none.response_code {
             ResponseCode::NoError | ResponseCode::NXDomain => {
@@ -378,5 +435,26 @@ mod tests {
         );
         assert_eq!(in_hosts(hosts, "vault.example.com.").len(), 1);
         assert!(in_hosts(hosts, "vault2").is_empty());
+    }
+
+    #[test]
+    fn orders_servers_of_service_by_priority_and_weight() {
+        let record = |priority, weight, target: &str| {
+            SRV::new(priority, weight, 8140, target.into_name().unwrap())
+        };
+        let firsts = (0..200).map(|_| {
+            let turns = in_turn(vec![
+                record(20, 100, "last.test."),
+                record(10, 0, "rare.test."),
+                record(10, 60, "often.test."),
+                record(5, 1, "."),
+            ]);
+            let hosts: Vec<&str> = turns.iter().map(|(host, _)| host.as_str()).collect();
+            assert_eq!(hosts.len(), 3);
+            assert_eq!((hosts[2], turns[2].1), ("last.test", 8140));
+            hosts[0].to_owned()
+        });
+        let often = firsts.filter(|first| first == "often.test").count();
+        assert!(often > 180, "{often}");
     }
 }

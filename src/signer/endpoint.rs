@@ -52,6 +52,7 @@ impl Connection {
             proxy: self.proxy,
             timeout: self.timeout,
             also: Vec::new(),
+            service: None,
         }
     }
 }

@@ -1044,6 +1044,7 @@ fn child_process() {
         Ok("dns-swallowing") => crate::http_dns::swallowing(),
         Ok("dns-all-dead") => crate::http_dns::all_dead(),
         Ok("dns-search") => crate::http_dns::search(),
+        Ok("dns-services") => crate::http_dns::services(),
         Ok(other) => panic!("{other}"),
         Err(_) => return,
     }
@@ -1116,6 +1117,13 @@ fn resolves_names_of_hosts_file_without_dns() {
 /// Returns a command that runs this test binary with `/etc/hosts` and `/etc/resolv.conf` of `dir`, optionally without a
 /// network.
 pub(crate) fn with_files(dir: &Path, own_network: bool) -> Command {
+    let mut command = under_files(dir, own_network);
+    command.arg(std::env::current_exe().unwrap());
+    command
+}
+
+/// As [`with_files`], for the program that the next argument names.
+pub(crate) fn under_files(dir: &Path, own_network: bool) -> Command {
     let mut command = Command::new("unshare");
     command.arg("--mount");
     if own_network {
@@ -1134,8 +1142,7 @@ pub(crate) fn with_files(dir: &Path, own_network: bool) -> Command {
         )
         .arg("sh")
         .arg(dir)
-        .arg(own_network.to_string())
-        .arg(std::env::current_exe().unwrap());
+        .arg(own_network.to_string());
     command
 }
 

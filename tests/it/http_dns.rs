@@ -7,7 +7,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nodepki::http::{Call, Endpoint, HttpError, HttpErrorKind};
+use nodepki::http::{Call, Endpoint, HttpError, HttpErrorKind, Service};
 use time::OffsetDateTime;
 
 use crate::gateway::{Action, Gateway, Issuer, Options, Rule};
@@ -45,6 +45,39 @@ fn with_name_servers(resolv: &str, what: &str) {
 }
 
 fn serve(address: &'static str) {
+    serve_by(address, answer);
+}
+
+/// An SRV record: its name, and priority, weight, port and target.
+pub(crate) type ServiceRecord = (&'static str, [u16; 3], &'static str);
+
+/// Serves these records on port 53 of an address of loopback.
+pub(crate) fn serve_records(address: &'static str, records: Vec<ServiceRecord>) {
+    serve_by(address, move |query, _| {
+        let question = Question::read(query);
+        let name = question.labels.join(".");
+        let found = records.iter().filter(|_| question.record_type == SRV);
+        let found = found.filter(|(of, _, _)| *of == name);
+        let records = found.map(|(_, numbers, target)| {
+            let mut data: Vec<u8> = numbers.iter().flat_map(|n| n.to_be_bytes()).collect();
+            for label in target.split('.') {
+                data.push(u8::try_from(label.len()).unwrap());
+                data.extend(label.as_bytes());
+            }
+            data.push(0);
+            (SRV, data)
+        });
+        let records: Vec<(u16, Vec<u8>)> = records.collect();
+        let code = if records.is_empty() { 3 } else { 0 };
+        Some(question.reply(query, code, false, &records))
+    });
+}
+
+fn serve_by(
+    address: &'static str,
+    answer: impl Fn(&[u8], bool) -> Option<Vec<u8>> + Clone + Send + 'static,
+) {
+    let by_tcp = answer.clone();
     let udp = UdpSocket::bind((address, 53)).unwrap();
     let tcp = TcpListener::bind((address, 53)).unwrap();
     thread::spawn(move || {
@@ -62,7 +95,7 @@ fn serve(address: &'static str) {
             stream.read_exact(&mut length).unwrap();
             let mut packet = vec![0; usize::from(u16::from_be_bytes(length))];
             stream.read_exact(&mut packet).unwrap();
-            if let Some(reply) = answer(&packet, true) {
+            if let Some(reply) = by_tcp(&packet, true) {
                 let length = u16::try_from(reply.len()).unwrap().to_be_bytes();
                 let _ = stream.write_all(&[&length[..], &reply].concat());
             }
@@ -76,16 +109,62 @@ fn swallow(address: &'static str) {
     thread::spawn(move || while udp.recv_from(&mut [0; 512]).is_ok() {});
 }
 
-fn answer(query: &[u8], by_tcp: bool) -> Option<Vec<u8>> {
-    let mut end = 12;
-    let mut labels = Vec::new();
-    while query[end] != 0 {
-        let next = end + 1 + usize::from(query[end]);
-        labels.push(String::from_utf8_lossy(&query[end + 1..next]).to_lowercase());
-        end = next;
+const A: u16 = 1;
+const AAAA: u16 = 28;
+const SRV: u16 = 33;
+
+/// The question of a query.
+struct Question {
+    labels: Vec<String>,
+    record_type: u16,
+    /// Where it ends.
+    end: usize,
+}
+
+impl Question {
+    fn read(query: &[u8]) -> Self {
+        let mut end = 12;
+        let mut labels = Vec::new();
+        while query[end] != 0 {
+            let next = end + 1 + usize::from(query[end]);
+            labels.push(String::from_utf8_lossy(&query[end + 1..next]).to_lowercase());
+            end = next;
+        }
+        Question {
+            labels,
+            record_type: u16::from_be_bytes([query[end + 1], query[end + 2]]),
+            end: end + 5,
+        }
     }
-    end += 5;
-    let is_v6 = query[end - 3] == 28;
+
+    /// Returns the reply with this code and these records, type and data.
+    fn reply(
+        &self,
+        query: &[u8],
+        code: u8,
+        truncated: bool,
+        records: &[(u16, Vec<u8>)],
+    ) -> Vec<u8> {
+        let mut reply = query[..2].to_vec();
+        reply.extend([0x81 | if truncated { 2 } else { 0 }, 0x80 | code]);
+        let count = u8::try_from(records.len()).unwrap();
+        reply.extend([0, 1, 0, count, 0, 0, 0, 0]);
+        reply.extend(&query[12..self.end]);
+        for (record_type, data) in records {
+            reply.extend([0xc0, 12]);
+            reply.extend(record_type.to_be_bytes());
+            reply.extend([0, 1, 0, 0, 0, 60]);
+            reply.extend(u16::try_from(data.len()).unwrap().to_be_bytes());
+            reply.extend(data);
+        }
+        reply
+    }
+}
+
+fn answer(query: &[u8], by_tcp: bool) -> Option<Vec<u8>> {
+    let question = Question::read(query);
+    let labels = &question.labels;
+    let is_v6 = question.record_type == AAAA;
     let (v4, v6) = labels[0].split_once('-').unwrap_or(("nx", "nx"));
     let in_zone = labels[1..] == ["test"] || labels[1..] == ["second", "test"];
     let how = match (in_zone, is_v6) {
@@ -115,17 +194,12 @@ fn answer(query: &[u8], by_tcp: bool) -> Option<Vec<u8>> {
         (_, false) => (0, vec![127, 0, 0, 1]),
     };
     let truncated = how == "big" && !by_tcp;
-    let has_data = !data.is_empty() && !truncated;
-    let mut reply = query[..2].to_vec();
-    reply.extend([0x81 | if truncated { 2 } else { 0 }, 0x80 | code]);
-    reply.extend([0, 1, 0, u8::from(has_data), 0, 0, 0, 0]);
-    reply.extend(&query[12..end]);
-    if has_data {
-        reply.extend([0xc0, 12, 0, if is_v6 { 28 } else { 1 }, 0, 1, 0, 0, 0, 60]);
-        reply.extend(u16::try_from(data.len()).unwrap().to_be_bytes());
-        reply.extend(data);
-    }
-    Some(reply)
+    let records = if data.is_empty() || truncated {
+        Vec::new()
+    } else {
+        vec![(if is_v6 { AAAA } else { A }, data)]
+    };
+    Some(question.reply(query, code, truncated, &records))
 }
 
 fn signer() -> Gateway {
@@ -310,4 +384,54 @@ pub(crate) fn search() {
     reaches(&gateway, "none-ok");
     fails(&gateway, "nx-nx", &["DNS has no address for it"]);
     fails(&gateway, "drop-drop", &["A: no answer", "AAAA: no answer"]);
+}
+
+#[test]
+fn connects_to_first_reachable_server_of_service() {
+    let resolv = "nameserver 127.0.0.1\nsearch other.test found.test\n";
+    with_name_servers(resolv, "dns-services");
+}
+
+pub(crate) fn services() {
+    let gateway = signer();
+    let port = url(&gateway.url_of("listed.test")).port().unwrap();
+    serve_records(
+        "127.0.0.1",
+        vec![
+            ("_ca._tcp.found.test", [10, 0, 1], "listed.test"),
+            ("_ca._tcp.found.test", [20, 0, port], "listed.test"),
+            ("_any._tcp.only.test", [0, 0, port], "listed.test"),
+            ("_ca._tcp.none.test", [0, 0, 1], "listed.test"),
+            ("_any._tcp.none.test", [0, 0, port], "listed.test"),
+        ],
+    );
+    let get = |domain: Option<&str>, fallback: &str| {
+        let mut endpoint = Endpoint::new(url(fallback));
+        endpoint.tls.ca_file = Some(gateway.ca_file());
+        endpoint.service = Some(Service {
+            names: &["_ca._tcp", "_any._tcp"],
+            domain: domain.map(str::to_owned),
+        });
+        let client = client(endpoint);
+        // The second call does not search again.
+        let first = run(client.send(Call::get("/x")));
+        first.and_then(|_| run(client.send(Call::get("/x"))))
+    };
+    let closed = "https://localhost:1";
+    // The server of the lower priority, since the first one is not reachable; in the domains of resolv.conf by default.
+    assert_eq!(get(Some("found.test"), closed).unwrap().status, 200);
+    assert_eq!(get(None, closed).unwrap().status, 200);
+    // The second name, if DNS knows nothing of the first one.
+    assert_eq!(get(Some("only.test"), closed).unwrap().status, 200);
+    // The configured address, if no server is reachable, or DNS knows none.
+    let configured = gateway.url_of("listed.test");
+    for domain in ["none.test", "absent.test", "-.invalid.."] {
+        assert_eq!(
+            get(Some(domain), &configured).unwrap().status,
+            200,
+            "{domain}"
+        );
+    }
+    let error = get(Some("none.test"), closed).unwrap_err();
+    assert_eq!(error.kind(), &HttpErrorKind::Unreachable, "{error}");
 }
