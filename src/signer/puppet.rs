@@ -45,7 +45,7 @@ mod server_address;
 mod setup;
 
 use std::cell::RefCell;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
 use sha2::{Digest, Sha256};
@@ -162,8 +162,15 @@ impl Configured for Config {
     }
 
     fn resolved(&self, name: &str, files: &dyn Files) -> Result<Self, SignerError> {
+        let endpoint = self.endpoint(name, files)?;
+        if endpoint.service.is_some() {
+            return Ok(Config {
+                puppet_conf: self.agent_conf().map(Path::to_owned),
+                ..self.clone()
+            });
+        }
         Ok(Config {
-            server: CaServer::Configured(self.endpoint(name, files)?),
+            server: CaServer::Configured(endpoint),
             puppet_conf: None,
             ..self.clone()
         })
@@ -171,7 +178,10 @@ impl Configured for Config {
 
     fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {
         let endpoint = self.endpoint(site.name, site.files.as_ref())?;
-        let label = format!("puppet:{}", endpoint.url);
+        let label = match &endpoint.service {
+            Some(service) => format!("puppet:{service}"),
+            None => format!("puppet:{}", endpoint.url),
+        };
         Ok(Box::new(Puppet {
             server: SignerServer::new(label.trim_end_matches('/').to_owned(), endpoint, site)?,
             config: self.clone(),
@@ -642,7 +652,7 @@ fn ticket_text(request: &Request) -> String {
 
 #[cfg(feature = "fuzzing")]
 pub(super) fn fuzz_conf(bytes: &[u8]) {
-    if let Ok(conf) = agent::AgentConf::parse(std::path::Path::new("/etc/puppet.conf"), bytes) {
+    if let Ok(conf) = agent::AgentConf::parse(Path::new("/etc/puppet.conf"), bytes) {
         let _ = (conf.url().is_ok(), conf.ca_file().is_ok());
     }
 }

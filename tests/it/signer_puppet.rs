@@ -21,6 +21,8 @@ use tempfile::TempDir;
 
 use crate::contract::Recording;
 use crate::gateway::{Action, Gateway, Rule, Upstream};
+use crate::http::under_files;
+use crate::http_dns::serve_records;
 use crate::node::{INIT, Node, Ran};
 use crate::rig::{Denial, Front, Rig};
 use crate::servers::puppet::{AUTO, Puppet, packaged, shared, strict};
@@ -782,6 +784,52 @@ fn commands_show_address_of_puppet_agent() {
         .says_not("puppetConf");
     configured(&["preflight"]).says(&label);
     configured(&["plan", "-o", "json"]).done().says(&label);
+}
+
+/// The agent's setting `use_srv_records`.
+#[test]
+fn finds_server_by_dns() {
+    let files = tempfile::tempdir().unwrap();
+    fs::write(files.path().join("hosts"), "127.0.0.1 localhost\n").unwrap();
+    fs::write(files.path().join("resolv.conf"), "nameserver 127.0.0.97\n").unwrap();
+    let (_, port) = shared().address();
+    serve_records(
+        "127.0.0.97",
+        vec![
+            ("_x-puppet-ca._tcp.puppet.test", [1, 0, 1], "localhost"),
+            ("_x-puppet-ca._tcp.puppet.test", [2, 0, port], "localhost"),
+        ],
+    );
+    let (node, tag) = (Node::new(), tag());
+    for file in ["etcd/ca.crt", "front-proxy-ca.crt"] {
+        node.write(format!("/etc/kubernetes/pki/{file}"), shared().ca_pem());
+    }
+    let conf = node.outside("puppet.conf");
+    let lines = "[main]\nserver = puppet.invalid\nuse_srv_records = true\nsrv_domain = puppet.test";
+    let ca_file = shared().ca_file();
+    fs::write(
+        &conf,
+        format!("{lines}\nlocalcacert = {}\n", ca_file.display()),
+    )
+    .unwrap();
+    let keys = format!("puppetConf: {}, acceptSharedCA: true", conf.display());
+    node.write_settings(&settings(&node.ca(), &keys, &keys, &tag));
+    let configured = |arguments: &[&str]| {
+        let command = node.configured(arguments);
+        let mut under = under_files(files.path(), false);
+        under.arg(command.get_program()).args(command.get_args());
+        Ran::of(&mut under)
+    };
+    configured(&["preflight"])
+        .done()
+        .says("puppet:_x-puppet-ca._tcp.puppet.test");
+    let config = node.outside("config.yaml");
+    let shown = node.run(&["config", "show", "--config", config.to_str().unwrap()]);
+    shown.done().says("puppetConf: ").says_not("puppet.invalid");
+
+    // The shared server has each request, and no other one was asked.
+    configured(&["bootstrap", "--wait", "0s", "--clock-wait", "0s"]).ended(75);
+    assert!(!shared().holds(&tag).is_empty());
 }
 
 // ---- trust, CRLs, renewal ----

@@ -9,12 +9,14 @@
 //! - CA certificates: `localcacert`, by default `$certdir/ca.pem`, that is `$ssldir/certs/ca.pem`, that is
 //!   `$confdir/ssl/certs/ca.pem`.
 //!
-//! With `use_srv_records` Puppet asks DNS for `_x-puppet-ca._tcp` first. nodepki does not, and refuses such a file.
+//! - With `use_srv_records`, the servers that DNS names for `_x-puppet-ca._tcp` in `srv_domain` are tried first, otherwise
+//!   those for `_x-puppet._tcp` (`lib/puppet/http/dns.rb`). By default Puppet takes the domain of the host, where nodepki
+//!   searches the domains of resolv.conf.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use crate::http::Url;
+use crate::http::{Service, Url};
 
 /// Largest puppet.conf; Puppet's own has a few lines.
 const MAX_CONF_BYTES: usize = 256 << 10;
@@ -102,15 +104,21 @@ impl<'a> AgentConf<'a> {
         Ok(conf)
     }
 
+    /// Returns the service whose servers are tried before the address.
+    pub(super) fn service(&self) -> Result<Option<Service>, ConfFault> {
+        let uses_dns = self.value("use_srv_records", 0)?;
+        if !uses_dns.is_some_and(|value| value.eq_ignore_ascii_case("true")) {
+            return Ok(None);
+        }
+        let domain = self.value("srv_domain", 0)?;
+        Ok(Some(Service {
+            names: &["_x-puppet-ca._tcp", "_x-puppet._tcp"],
+            domain: domain.filter(|domain| !domain.is_empty()),
+        }))
+    }
+
     /// Returns the address of the CA server.
     pub(super) fn url(&self) -> Result<Url, ConfFault> {
-        let uses_dns = self.value("use_srv_records", 0)?;
-        if uses_dns.is_some_and(|value| value.eq_ignore_ascii_case("true")) {
-            return Err(ConfFault::new(
-                "use_srv_records is true: the agent finds its server with DNS SRV records, which nodepki does not query",
-                "set url",
-            ));
-        }
         if let Some(host) = self.value("ca_server", 0)? {
             return self.address("ca_server", &host, None);
         }
@@ -307,6 +315,23 @@ mod tests {
     }
 
     #[test]
+    fn finds_the_service_as_the_agent_does() {
+        let service = |text| conf(text).unwrap().service().unwrap();
+        assert_eq!(service("server = p\n"), None);
+        assert_eq!(
+            service("use_srv_records = false\nsrv_domain = a.test\n"),
+            None
+        );
+        let of_host = service("[agent]\nuse_srv_records = True\n").unwrap();
+        assert_eq!(of_host.domain, None);
+        assert_eq!(of_host.to_string(), "_x-puppet-ca._tcp");
+        let text = "use_srv_records = true\nserver = p\nsrv_domain = $server.test\n";
+        let of_domain = service(text).unwrap();
+        assert_eq!(of_domain.to_string(), "_x-puppet-ca._tcp.p.test");
+        assert_eq!(url(text), "https://p:8140/");
+    }
+
+    #[test]
     fn finds_the_server_as_the_agent_does() {
         for (text, expected) in [
             ("", "https://puppet:8140/"),
@@ -423,7 +448,6 @@ mod tests {
                 "server = $certname\n",
                 "server: $certname has no value there",
             ),
-            ("use_srv_records = True\n", "DNS SRV records"),
             ("[main]\nserver p\n", "line 2 is neither"),
             ("[main\nserver = p\n", "line 1 is neither"),
             ("<<<<<<< HEAD\n", "line 1 is neither"),

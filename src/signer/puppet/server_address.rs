@@ -1,6 +1,6 @@
 //! The address of a Puppet CA: as configured, or that of the node's Puppet agent.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::{Map as JsonMap, Value};
 
@@ -83,30 +83,27 @@ impl Config {
             )
             .marked_by(&error)
         })?;
-        let (url, ca_file) = self.of_agent(path, &bytes).map_err(|fault| {
+        self.of_agent(connection, path, &bytes).map_err(|fault| {
             SignerError::config(
                 format!("{shown}: {fault}, and signers.{name}.puppet has no url"),
                 fault.advice,
             )
-        })?;
-        let mut endpoint = connection.to(url);
-        endpoint.tls.ca_file = endpoint.tls.ca_file.or(ca_file);
-        Ok(endpoint)
+        })
     }
 
-    /// Returns the address in the agent's file, and the CA certificates if they are needed.
+    /// Returns the connection to the address in the agent's file, and its CA certificates if they are needed.
     fn of_agent(
         &self,
+        connection: Connection,
         path: &Path,
         bytes: &[u8],
-    ) -> Result<(crate::http::Url, Option<PathBuf>), ConfFault> {
+    ) -> Result<Endpoint, ConfFault> {
         let conf = AgentConf::parse(path, bytes)?;
-        let is_trusted = !self.ca_sha256.is_empty() || !self.server.tls().trusts_nothing();
-        let ca_file = if is_trusted {
-            None
-        } else {
-            Some(conf.ca_file()?)
-        };
-        Ok((conf.url()?, ca_file))
+        let mut endpoint = connection.to(conf.url()?);
+        endpoint.service = conf.service()?;
+        if self.ca_sha256.is_empty() && endpoint.tls.trusts_nothing() {
+            endpoint.tls.ca_file = Some(conf.ca_file()?);
+        }
+        Ok(endpoint)
     }
 }
