@@ -6,4 +6,5 @@ pub(crate) mod event;
 #[cfg(feature = "fuzzing")]
 pub mod fuzz;
 pub mod lease;
+pub mod node;
 pub mod watch;

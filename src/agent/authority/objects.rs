@@ -9,16 +9,14 @@
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::rotate::certificate;
 use super::service_account;
-use crate::cluster::api::{Api, ApiError, CONFIG_MAP, NODE, Resource};
-use crate::cluster::watch::{Watch, WatchChange};
-use crate::kube::names::{
-    Authority, CONTROL_PLANE_LABEL, JOINING_NODES_GROUP, LEASE_NAMESPACE as NAMESPACE,
-};
+use crate::cluster::api::{Api, ApiError, CONFIG_MAP, Resource};
+use crate::cluster::node::{self, ListedNode};
+use crate::cluster::watch::Watch;
+use crate::kube::names::{Authority, JOINING_NODES_GROUP, LEASE_NAMESPACE as NAMESPACE};
 use crate::spec::authority_rotation::{AuthorityRotation, NodeProof, NodeProofs, RotationSubject};
 use crate::store::ClusterRotations;
 
@@ -42,21 +40,6 @@ const fn rbac(plural: &'static str, kind: &'static str) -> Resource {
 
 /// The ConfigMap as it was read; `None` if there is none.
 pub struct RotationMap(Option<Value>);
-
-/// A node as far as a rotation depends on it.
-#[derive(Deserialize)]
-struct ListedNode {
-    metadata: ListedMetadata,
-}
-
-#[derive(Deserialize)]
-struct ListedMetadata {
-    name: String,
-    #[serde(default)]
-    labels: BTreeMap<String, String>,
-    #[serde(default)]
-    annotations: BTreeMap<String, String>,
-}
 
 /// Returns the watch of the ConfigMap.
 pub fn watch() -> Watch {
@@ -160,38 +143,26 @@ impl RotationMap {
 /// # Errors
 /// See [`ApiError`].
 pub async fn list_proofs(api: &Api, subject: RotationSubject) -> Result<NodeProofs, ApiError> {
-    let watch = Watch {
-        resource: &NODE,
-        namespace: None,
-        field_selector: None,
-    };
-    let mut nodes: Vec<ListedNode> = Vec::new();
-    api.list(&watch, &mut |change| match change {
-        WatchChange::Listing => nodes.clear(),
-        WatchChange::Present(node) => nodes.push(node),
-        WatchChange::Listed | WatchChange::Deleted(_) => {}
-    })
-    .await?;
+    let nodes = node::list(api).await?;
     Ok(users(nodes, subject))
 }
 
 fn users(nodes: Vec<ListedNode>, subject: RotationSubject) -> NodeProofs {
-    let is_labelled = |node: &ListedNode| node.metadata.labels.contains_key(CONTROL_PLANE_LABEL);
-    let any_is_labelled = nodes.iter().any(is_labelled);
+    let any_is_labelled = nodes.iter().any(ListedNode::is_control_plane);
     let uses = |node: &ListedNode| match subject {
         RotationSubject::Authority(Authority::Ca) => true,
         RotationSubject::Authority(Authority::EtcdCa | Authority::FrontProxyCa) => {
-            !any_is_labelled || is_labelled(node)
+            !any_is_labelled || node.is_control_plane()
         }
         // Workers must not receive the key.
-        RotationSubject::ServiceAccount => is_labelled(node),
+        RotationSubject::ServiceAccount => node.is_control_plane(),
     };
     let nodes = nodes.into_iter().filter(uses);
     nodes
         .map(|node| {
-            let text = node.metadata.annotations.get(ANNOTATION);
+            let text = node.annotation(ANNOTATION);
             let proof = text.and_then(|text| proofs_in(text).remove(&subject));
-            (node.metadata.name, proof)
+            (node.name().to_owned(), proof)
         })
         .collect()
 }
@@ -214,23 +185,15 @@ pub async fn publish(
     node: &str,
     proofs: &BTreeMap<RotationSubject, NodeProof>,
 ) -> Result<bool, ApiError> {
-    let Some(found) = api.read(&NODE, None, node).await? else {
-        return Ok(false);
-    };
-    let annotations = found.pointer("/metadata/annotations");
-    let present = annotations.and_then(|all| all.get(ANNOTATION)?.as_str());
-    if present.is_some_and(|text| proofs_in(text) == *proofs) {
-        return Ok(true);
-    }
     let entries: BTreeMap<&str, &NodeProof> = proofs
         .iter()
         .map(|(subject, proof)| (subject.as_str(), proof))
         .collect();
     let text = serde_json::to_string(&entries).unwrap_or_default();
-    // Only this key: the kubelet and controllers write other parts of the Node.
-    let patch = json!({"metadata": {"annotations": {(ANNOTATION): text}}});
-    api.merge(&NODE, None, node, &patch).await?;
-    Ok(true)
+    node::annotate(api, node, ANNOTATION, &text, |present| {
+        proofs_in(present) == *proofs
+    })
+    .await
 }
 
 /// Permits all nodes to read the ConfigMap, and joining ones with a bootstrap token (as kubeadm's own ConfigMaps). Other
@@ -299,19 +262,10 @@ fn with_readers(subjects: &[Value]) -> Vec<Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kube::names::CONTROL_PLANE_LABEL;
 
     fn node(name: &str, labels: &[&str], annotation: Option<&str>) -> ListedNode {
-        let labels = labels
-            .iter()
-            .map(|label| ((*label).to_owned(), String::new()));
-        let annotation = annotation.map(|text| (ANNOTATION.to_owned(), text.to_owned()));
-        ListedNode {
-            metadata: ListedMetadata {
-                name: name.to_owned(),
-                labels: labels.collect(),
-                annotations: annotation.into_iter().collect(),
-            },
-        }
+        ListedNode::new(name, labels, annotation.map(|text| (ANNOTATION, text)))
     }
 
     #[test]
