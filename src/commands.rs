@@ -10,6 +10,7 @@ pub mod authority;
 mod bootstrap;
 mod capi;
 mod certs;
+mod cluster;
 mod config;
 mod crl;
 mod csr;
@@ -140,6 +141,9 @@ enum Command {
     /// Share files between control-plane nodes: kubeadm's certificate key, upload and download
     #[command(subcommand)]
     Certs(certs::CertsCommand),
+    /// Show the certificates of all nodes of the cluster
+    #[command(subcommand)]
+    Cluster(cluster::ClusterCommand),
     /// List, approve and deny the CertificateSigningRequests of kubelets
     #[command(subcommand)]
     Kubelets(kubelets::KubeletsCommand),
@@ -252,10 +256,11 @@ impl Cli {
     /// `paths` are the paths in the arguments.
     fn run(self, paths: &[Argument]) -> Result<u8, Failure> {
         let Cli { global, command } = self;
-        if global.output == OutputFormat::Prometheus && !matches!(command, Command::Status(_)) {
+        let has_metrics = matches!(command, Command::Status(_) | Command::Cluster(_));
+        if global.output == OutputFormat::Prometheus && !has_metrics {
             return Err(Failure::new(
                 ExitCode::Usage,
-                "only status prints metrics; use -o table, json or yaml",
+                "only status and cluster status print metrics; use -o table, json or yaml",
             ));
         }
         // For needs-renewal, the failure is an answer too.
@@ -283,6 +288,7 @@ impl Cli {
             Command::Migrate(command) => command.run(&global),
             Command::Authority(command) => command.run(&global),
             Command::Certs(command) => command.run(&global),
+            Command::Cluster(command) => command.run(&global),
             Command::Kubelets(command) => command.run(&global),
             Command::Config(command) => command.run(&global),
             Command::Capi(command) => command.run(&global),

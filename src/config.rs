@@ -21,6 +21,7 @@ mod kubelet;
 mod kubelets;
 mod metrics;
 mod node_events;
+mod node_report;
 pub mod reload;
 mod rotation;
 
@@ -52,6 +53,7 @@ pub use cluster_policy::ClusterPolicySettings;
 pub use kubelet::{KubeletIdentity, KubeletSettings};
 pub use metrics::MetricsSettings;
 pub use node_events::NodeEventSettings;
+pub use node_report::NodeReportSettings;
 use reload::Reload;
 
 /// The configuration file.
@@ -120,6 +122,8 @@ settings! {
         "clusterPolicy" => pub cluster_policy: ClusterPolicySettings;
         /// Events about the Node.
         "nodeEvents" => pub node_events: NodeEventSettings;
+        /// Report on the certificates of this node, in the cluster.
+        "nodeReport" => pub node_report: NodeReportSettings;
         /// CA changes of the whole cluster.
         "authorityRotation" => pub authority_rotation: RotationSettings;
         /// How long a run waits for pending signatures before it ends with exit status 75.

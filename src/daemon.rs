@@ -14,6 +14,7 @@ mod cluster_policy;
 mod kubelets;
 pub mod metrics;
 mod node_events;
+mod node_report;
 mod notify;
 mod part;
 mod system;
@@ -42,6 +43,7 @@ use cluster_policy::PolicyService;
 use kubelets::KubeletService;
 use metrics::Metrics;
 use node_events::NodeEvents;
+use node_report::NodeReport;
 use system::System;
 use wake::{Agenda, ListRefresh, NextAction, StepResult};
 
@@ -172,6 +174,7 @@ struct Services<'a> {
     policy: &'a PolicyService,
     rotations: &'a RotationService,
     events: &'a NodeEvents,
+    report: &'a NodeReport,
 }
 
 impl<S: Surroundings> Daemon<'_, S> {
@@ -199,11 +202,13 @@ impl<S: Surroundings> Daemon<'_, S> {
         let rotations = RotationService::default();
         rotations.put_in_force(self.root, &loaded, clock)?;
         let events = NodeEvents::default();
+        let report = NodeReport::default();
         let services = Services {
             kubelets: &kubelets,
             policy: &policy,
             rotations: &rotations,
             events: &events,
+            report: &report,
         };
         let ended = tokio::select! {
             ended = self.rotate(loaded, &reach, read, &metrics, services) => ended,
@@ -212,6 +217,7 @@ impl<S: Surroundings> Daemon<'_, S> {
             never = policy.run() => match never {},
             never = rotations.run() => match never {},
             never = events.run() => match never {},
+            never = report.run() => match never {},
         };
         kubelets.release().await;
         rotations.release().await;
@@ -343,6 +349,7 @@ impl<S: Surroundings> Daemon<'_, S> {
         for warning in metrics.ended(&loaded.setup, code, next, self.now()) {
             tracing::warn!("{warning}");
         }
+        services.report.publish(self.root, loaded, self.now());
         let rotations = services.rotations;
         if rotations.is_on() {
             match rotate::proofs(self.root, &loaded.setup, &self.follower, self.now()) {

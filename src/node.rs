@@ -7,5 +7,6 @@ mod read;
 pub mod role;
 pub mod static_pods;
 pub mod status;
+pub mod summary;
 
 pub use read::{KubeletStoreState, NodeFile, NodeState, ServiceSign};

@@ -162,6 +162,10 @@ pub(super) const EXAMPLES: &[CommandExamples] = &[
         ("nodepki certs download --certificate-key-file /root/certificate-key", "Installs the shared files on a joining node."),
         ("nodepki certs download --certificate-key-file /root/certificate-key --kubeconfig /root/admin.conf", "Reads them with this kubeconfig."),
     ]),
+    examples("cluster status", &[
+        ("nodepki cluster status", "Shows the certificates of all nodes."),
+        ("nodepki cluster status --kubeconfig /root/admin.conf -o prometheus", "Prints their times as metrics."),
+    ]),
     examples("kubelets list", &[
         ("nodepki kubelets list", "Lists the requests of kubelets."),
         ("nodepki kubelets list --kubeconfig /root/admin.conf -o json", "Prints them for a program."),

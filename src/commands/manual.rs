@@ -29,7 +29,8 @@ Daily use:
   doctor     Find everything that is wrong with this node
 
 More commands: init, preflight, config, policy, audit, needs-renewal, daemon,
-  crl, csr, migrate, authority, certs, kubelets, capi, demo, completions, man
+  crl, csr, migrate, authority, certs, cluster, kubelets, capi, demo,
+  completions, man
 
 Options:
       --config <FILE>    Configuration file, instead of /etc/nodepki/config.yaml
@@ -50,7 +51,14 @@ const GROUPS: [(&str, &[&str]); 4] = [
     ("When something is wrong", &["doctor", "audit", "csr"]),
     (
         "Cluster",
-        &["certs", "kubelets", "authority", "migrate", "capi"],
+        &[
+            "cluster",
+            "certs",
+            "kubelets",
+            "authority",
+            "migrate",
+            "capi",
+        ],
     ),
 ];
 

@@ -53,7 +53,7 @@ pub(super) enum OutputFormat {
     Json,
     /// YAML
     Yaml,
-    /// Prometheus metrics; `status` only
+    /// Prometheus metrics; `status` and `cluster status` only
     Prometheus,
 }
 

@@ -86,6 +86,7 @@ wait: 10m
 clock: {maxWait: 5m}
 clusterPolicy: {enabled: true, required: true, kubeconfig: /etc/nodepki/policy.conf}
 nodeEvents: {enabled: true, kubeconfig: /etc/nodepki/events.conf}
+nodeReport: {enabled: true, kubeconfig: /etc/nodepki/report.conf}
 authorityRotation: {enabled: true, kubeconfig: /etc/nodepki/rotation.conf}
 rotation: {renewAt: 720h, jitter: 5%, minRemaining: 2h, window: ["Mon-Fri 22:00-04:00", {cron: "0 2 * * 0", duration: 3h}], rekey: false, onPolicyChange: now}
 crlRefreshInterval: 1h
@@ -237,6 +238,13 @@ fn reads_every_key() {
         NodeEventSettings {
             enabled: true,
             kubeconfig: "/etc/nodepki/events.conf".into(),
+        }
+    );
+    assert_eq!(
+        settings.node_report,
+        NodeReportSettings {
+            enabled: true,
+            kubeconfig: "/etc/nodepki/report.conf".into(),
         }
     );
     assert_eq!(

@@ -27,6 +27,7 @@ use crate::config::MetricsSettings;
 use crate::kube::names::CertName;
 use crate::node::NodeState;
 use crate::node::status::{self, NodeStatus, RowState};
+use crate::node::summary::NodeSummary;
 use crate::process::machine;
 use crate::signer::FailureClass;
 use crate::spec::Layout;
@@ -56,6 +57,17 @@ const MAX_LOCK_WAIT: Duration = Duration::from_secs(10);
 pub(crate) fn of_status(root: &NodeRoot, status: &NodeStatus) -> String {
     let mut page = gauges::found(status);
     gauges::restarts(&mut page, root);
+    page.text()
+}
+
+/// Returns the page that `cluster status -o prometheus` prints: for each node its name, and its report if there is one.
+pub(crate) fn of_cluster<'a>(
+    nodes: impl Iterator<Item = (&'a str, Option<&'a NodeSummary>)>,
+) -> String {
+    let mut page = MetricsPage::default();
+    for (node, summary) in nodes {
+        gauges::reported(&mut page, node, summary);
+    }
     page.text()
 }
 
@@ -334,7 +346,8 @@ const CLASSES: [FailureClass; 5] = [
 
 /// Returns the role that the plan is for: only a control-plane node has a service-account pair, and of the others only an
 /// etcd member has etcd's certificates.
-fn role(setup: &RunSetup) -> status::NodeRole {
+/// Returns the role of the node by its plan.
+pub(super) fn role(setup: &RunSetup) -> status::NodeRole {
     match &setup.plan.service_account {
         Some(_) => status::NodeRole::ControlPlane,
         None if setup.plan.cert(CertName::EtcdServer).is_some() => status::NodeRole::Etcd,

@@ -56,6 +56,7 @@ const ARGUMENTS: &[(&str, &str, &str)] = &[
     ("doctor", "--cert-dir {}", ""),
     ("doctor", "--kubeconfig {}", ""),
     ("init", "--to {}", "directory"),
+    ("cluster status", "--kubeconfig {}", ""),
     ("kubelets approve", "--kubeconfig {}", "csr-abc"),
     ("kubelets deny", "--kubeconfig {}", "csr-abc"),
     ("kubelets list", "--kubeconfig {}", ""),

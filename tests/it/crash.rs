@@ -74,6 +74,7 @@ const COMMANDS: &[(&str, Placement)] = &[
     ("certs-expire", Interrupted("certs expire")),
     ("certs-key", Interrupted("certs key")),
     ("certs-upload", Interrupted("certs upload")),
+    ("cluster-status", ReadsOnly),
     ("completions", ReadsOnly),
     ("config-check", ReadsOnly),
     ("config-schema", ReadsOnly),

@@ -19,7 +19,7 @@ const CODES: [i32; 7] = [0, 64, 65, 69, 75, 77, 78];
 const CODES_OF_NEEDS_RENEWAL: [i32; 5] = [0, 1, 2, 64, 255];
 
 /// A command, and the arguments that it needs.
-const LINES: [(&str, &[&str]); 49] = [
+const LINES: [(&str, &[&str]); 50] = [
     ("plan", &[]),
     ("bootstrap", NO_WAIT),
     ("status", &[]),
@@ -60,6 +60,7 @@ const LINES: [(&str, &[&str]); 49] = [
     ("certs download", &["--certificate-key-file", "@/key"]),
     ("certs upload", &[]),
     ("certs expire", &[]),
+    ("cluster status", &[]),
     ("kubelets list", &[]),
     ("kubelets approve", &["csr-abc"]),
     ("kubelets deny", &["csr-abc"]),

@@ -79,6 +79,7 @@ mod mistakes;
 mod named_pair;
 mod node;
 mod node_events;
+mod node_report;
 mod offline;
 mod one_node;
 mod openssl;

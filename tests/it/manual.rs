@@ -151,7 +151,7 @@ fn long_help_groups_all_commands_by_occasion() {
         .flatten()
         .collect();
     let unique: BTreeSet<&String> = names.iter().collect();
-    assert_eq!((names.len(), unique.len()), (22, 22), "{names:?}");
+    assert_eq!((names.len(), unique.len()), (23, 23), "{names:?}");
 }
 
 #[test]

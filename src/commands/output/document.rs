@@ -49,6 +49,8 @@ pub(in super::super) enum DocumentKind {
     CertsUpload,
     /// `certs expire`.
     CertsExpiry,
+    /// `cluster status`.
+    ClusterStatus,
     /// `kubelets list`, `approve` and `deny`.
     KubeletRequests,
     /// `authority stage`, `activate` and `retire`.

@@ -46,6 +46,8 @@ families! {
         "End of validity.";
     RENEWAL: "certificate_renewal_timestamp_seconds", Gauge,
         "When the certificate is due for renewal.";
+    NODE_REPORTED: "node_reported", Gauge,
+        "1 if the Node has a report on its certificates, else 0; in the output of cluster status, where all series have the node as a label.";
     STATE: "certificate_state", Gauge,
         "1 for the present state of the certificate, else 0.";
     PHASE: "certificate_phase", Gauge,

@@ -9,12 +9,13 @@ use time::OffsetDateTime;
 use super::exposition::{MetricsPage, labels};
 use super::families::{
     BUILD_INFO, CERTIFICATE_INFO, COMPLIANT, CRL_NEXT_UPDATE, CRL_THIS_UPDATE, MetricFamily,
-    NOT_AFTER, NOT_BEFORE, PENDING, PHASE, POLICY_VERDICT, RENEWAL, RESTARTS_PENDING, ROLLED_BACK,
-    STATE,
+    NODE_REPORTED, NOT_AFTER, NOT_BEFORE, PENDING, PHASE, POLICY_VERDICT, RENEWAL,
+    RESTARTS_PENDING, ROLLED_BACK, STATE,
 };
 use crate::agent::Survey;
 use crate::kube::names::{Authority, CertName};
 use crate::node::status::{CertPhase, Facts, NodeStatus, RowState};
+use crate::node::summary::NodeSummary;
 use crate::spec::NodeSpec;
 use crate::spec::compliance::{self, KeyVerdict};
 use crate::spec::policy::{Category, KeyOwner};
@@ -77,6 +78,33 @@ pub(super) fn assessed(survey: &Survey, root: &NodeRoot, now: OffsetDateTime) ->
         oldest(&CRL_NEXT_UPDATE, next.into_iter().flatten().min());
     }
     page
+}
+
+/// Adds the gauges of a node of the cluster.
+pub(super) fn reported(page: &mut MetricsPage, node: &str, summary: Option<&NodeSummary>) {
+    let of_node = labels(&[("node", node)]);
+    let is_reported = f64::from(u8::from(summary.is_some()));
+    page.sample(&NODE_REPORTED, &of_node, is_reported);
+    for certificate in summary.iter().flat_map(|summary| &summary.certificates) {
+        let name = &certificate.name;
+        let labels = labels(&[
+            ("node", node),
+            ("certificate_name", name),
+            (
+                "authority",
+                certificate.authority.as_deref().unwrap_or(name),
+            ),
+        ]);
+        let times = [
+            (&NOT_AFTER, certificate.not_after),
+            (&RENEWAL, certificate.renewal),
+        ];
+        for (family, at) in times {
+            if let Some(at) = at {
+                page.sample(family, &labels, seconds(at));
+            }
+        }
+    }
 }
 
 /// Returns the gauges of a node that could not be compared with the plan.

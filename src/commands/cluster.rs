@@ -1,0 +1,160 @@
+//! `nodepki cluster status`.
+
+use std::path::Path;
+
+use clap::{Args, Subcommand};
+use serde::Serialize;
+use time::OffsetDateTime;
+
+use super::options::{GlobalOptions, OutputFormat};
+use super::output::{Closing, DocumentKind, print_exact, table};
+use super::{now, runtime};
+use crate::agent::load::{self, KubeconfigFile};
+use crate::agent::{ExitCode, Failure};
+use crate::cluster::node::{self, ListedNode};
+use crate::config::Argument;
+use crate::daemon::metrics;
+use crate::kube::paths::ADMIN_CONF;
+use crate::node::status::{RowState, human_duration};
+use crate::node::summary::{ANNOTATION, CertificateSummary, NodeSummary};
+use crate::spec::compliance::KeyVerdict;
+use crate::text::rfc3339;
+
+#[derive(Debug, Subcommand)]
+pub(super) enum ClusterCommand {
+    /// Show the certificates of all nodes, with the time that is left and the next renewal
+    ///
+    /// Reads what the daemons with nodeReport.enabled have written to their Nodes, in one request for the list of Nodes, and
+    /// names the nodes that have not reported. overdue: the node has not renewed the certificate an hour after it was due.
+    /// Exit status: 0, also if a certificate has expired.
+    Status(ClusterStatusArgs),
+}
+
+#[derive(Debug, Args)]
+pub(super) struct ClusterStatusArgs {
+    /// Kubeconfig that may list Nodes [default: /etc/kubernetes/admin.conf]
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<Argument>,
+}
+
+/// A node in the output.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ReportedNode {
+    node: String,
+    control_plane: bool,
+    #[serde(flatten)]
+    summary: Option<NodeSummary>,
+    /// Why there is no report.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problem: Option<String>,
+}
+
+#[derive(Serialize)]
+struct ClusterBody<'a> {
+    #[serde(with = "time::serde::rfc3339")]
+    at: OffsetDateTime,
+    nodes: &'a [ReportedNode],
+}
+
+impl ClusterCommand {
+    pub(super) fn run(&self, global: &GlobalOptions) -> Result<ExitCode, Failure> {
+        let ClusterCommand::Status(arguments) = self;
+        let kubeconfig = match &arguments.kubeconfig {
+            Some(given) => KubeconfigFile::from(given),
+            None => KubeconfigFile::from(Path::new(ADMIN_CONF)),
+        };
+        let api = load::cluster(&global.open_root()?, kubeconfig)?;
+        let nodes = runtime()?
+            .block_on(node::list(&api))
+            .map_err(|error| Failure::of_cluster("listing the Nodes".to_owned(), error))?;
+        let mut nodes: Vec<ReportedNode> = nodes.iter().map(ReportedNode::of).collect();
+        nodes.sort_by(|a, b| (b.control_plane, &a.node).cmp(&(a.control_plane, &b.node)));
+        let at = now();
+        if global.output == OutputFormat::Prometheus {
+            let reports = nodes
+                .iter()
+                .map(|one| (one.node.as_str(), one.summary.as_ref()));
+            return print_exact(&metrics::of_cluster(reports));
+        }
+        let body = ClusterBody { at, nodes: &nodes };
+        let (kind, code) = (DocumentKind::ClusterStatus, ExitCode::Done);
+        let closing = closing(&nodes, at);
+        global.print_document(kind, code, &closing, &body, || render(&nodes, at) + "\n")
+    }
+}
+
+impl ReportedNode {
+    fn of(node: &ListedNode) -> ReportedNode {
+        let read = match node.annotation(ANNOTATION) {
+            None => Err("it has not reported".to_owned()),
+            Some(text) => NodeSummary::parse(text)
+                .map_err(|error| format!("its annotation {ANNOTATION} cannot be used: {error}")),
+        };
+        let (summary, problem) = match read {
+            Ok(summary) => (Some(summary), None),
+            Err(problem) => (None, Some(problem)),
+        };
+        ReportedNode {
+            node: node.name().to_owned(),
+            control_plane: node.is_control_plane(),
+            summary,
+            problem,
+        }
+    }
+
+    fn certificates(&self) -> &[CertificateSummary] {
+        self.summary
+            .as_ref()
+            .map_or(&[], |summary| &summary.certificates)
+    }
+}
+
+/// Returns the numbers of certificates, and of nodes without a report.
+fn closing(nodes: &[ReportedNode], at: OffsetDateTime) -> Closing {
+    let certificates = nodes.iter().flat_map(ReportedNode::certificates);
+    let is_ok = certificates.map(|one| one.state_at(at) == RowState::Ok.as_str());
+    let (ok, others): (Vec<bool>, Vec<bool>) = is_ok.partition(|is_ok| *is_ok);
+    let silent = nodes.iter().filter(|node| node.problem.is_some()).count();
+    Closing::default()
+        .or_nothing("no nodes")
+        .count(others.len(), "notOk", "not ok")
+        .count(ok.len(), "ok", "ok")
+        .count(silent, "notReported", "without a report")
+}
+
+fn render(nodes: &[ReportedNode], at: OffsetDateTime) -> String {
+    let rows = nodes.iter().flat_map(|node| {
+        let certificates = node.certificates().iter();
+        let certificates = certificates.map(|one| {
+            let left = one.not_after.map(|end| (end - at).whole_seconds().max(0));
+            let left = left.map(human_duration);
+            let cells = vec![
+                node.node.clone(),
+                one.name.clone(),
+                one.authority.clone().unwrap_or_else(|| "-".to_owned()),
+                left.unwrap_or_else(|| "-".to_owned()),
+                one.renewal.map_or_else(|| "-".to_owned(), rfc3339),
+                one.state_at(at).to_owned(),
+            ];
+            let key = one.key_policy.as_ref();
+            let key = key.filter(|verdict| *verdict == KeyVerdict::NotCompliant.as_str());
+            let notes = key.map(|verdict| format!("key policy: {verdict}"));
+            (cells, notes.into_iter().collect())
+        });
+        let problem = node.problem.iter().map(|problem| {
+            let cells = [&node.node, "-", "-", "-", "-", "-"].map(str::to_owned);
+            (cells.to_vec(), vec![problem.clone()])
+        });
+        certificates.chain(problem).collect::<Vec<_>>()
+    });
+    let titles = [
+        "NODE",
+        "CERTIFICATE",
+        "AUTHORITY",
+        "LEFT",
+        "RENEWAL",
+        "STATE",
+    ];
+    table::aligned(&titles, rows.collect())
+}
