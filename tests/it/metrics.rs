@@ -293,7 +293,7 @@ fn status_prints_gauges() {
     );
     node.run(&["doctor", "-o", "prometheus"])
         .ended(64)
-        .says("only status prints metrics");
+        .says("only status and cluster status print metrics");
 }
 
 struct Silent;

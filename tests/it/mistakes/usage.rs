@@ -68,7 +68,7 @@ const USAGE: &[Situation] = &[
         "nodepki status --root root -o yaml"),
     usage("metrics of another command",
         "nodepki plan $N $L -o prometheus",
-        "only status prints metrics; use -o table, json or yaml",
+        "only status and cluster status print metrics; use -o table, json or yaml",
         "nodepki plan $N $L -o json"),
     usage("root that does not exist",
         "nodepki status --root rot",
