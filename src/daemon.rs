@@ -29,6 +29,7 @@ use time::OffsetDateTime;
 
 use crate::agent::authority::rotate::{self, Follower};
 use crate::agent::load::{self, LoadInputs, Loaded};
+use crate::agent::node_report::NodeReport;
 use crate::agent::rotation;
 use crate::agent::{self, Clock, ExitCode, Failure, Progress, Scope};
 use crate::config::{Argument, FRAGMENT_DIRECTORIES, MAIN_FILE};
@@ -43,7 +44,7 @@ use cluster_policy::PolicyService;
 use kubelets::KubeletService;
 use metrics::Metrics;
 use node_events::NodeEvents;
-use node_report::NodeReport;
+use node_report::ReportService;
 use system::System;
 use wake::{Agenda, ListRefresh, NextAction, StepResult};
 
@@ -174,7 +175,7 @@ struct Services<'a> {
     policy: &'a PolicyService,
     rotations: &'a RotationService,
     events: &'a NodeEvents,
-    report: &'a NodeReport,
+    report: &'a ReportService,
 }
 
 impl<S: Surroundings> Daemon<'_, S> {
@@ -202,7 +203,7 @@ impl<S: Surroundings> Daemon<'_, S> {
         let rotations = RotationService::default();
         rotations.put_in_force(self.root, &loaded, clock)?;
         let events = NodeEvents::default();
-        let report = NodeReport::default();
+        let report = ReportService::default();
         let services = Services {
             kubelets: &kubelets,
             policy: &policy,
@@ -349,7 +350,8 @@ impl<S: Surroundings> Daemon<'_, S> {
         for warning in metrics.ended(&loaded.setup, code, next, self.now()) {
             tracing::warn!("{warning}");
         }
-        services.report.publish(self.root, loaded, self.now());
+        let report = NodeReport::of(self.root, loaded, self.now());
+        services.report.publish(report);
         let rotations = services.rotations;
         if rotations.is_on() {
             match rotate::proofs(self.root, &loaded.setup, &self.follower, self.now()) {

@@ -24,7 +24,7 @@ use crate::text::rfc3339;
 pub(super) enum ClusterCommand {
     /// Show the certificates of all nodes, with the time that is left and the next renewal
     ///
-    /// Reads what the daemons with nodeReport.enabled have written to their Nodes, in one request for the list of Nodes, and
+    /// Reads what the nodes with nodeReport.enabled have written to their Nodes, in one request for the list of Nodes, and
     /// names the nodes that have not reported. overdue: the node has not renewed the certificate an hour after it was due.
     /// Exit status: 0, also if a certificate has expired.
     Status(ClusterStatusArgs),

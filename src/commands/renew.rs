@@ -11,6 +11,7 @@ use super::output::{Closing, DocumentKind, print, print_failure, print_message, 
 use super::{now, runtime};
 use crate::agent::authority::rotate::Follower;
 use crate::agent::load::Loaded;
+use crate::agent::node_report;
 use crate::agent::rotation;
 use crate::agent::{self, ExitCode, Failure, RenewalVerdict, Scope, Survey};
 use crate::daemon::metrics::Metrics;
@@ -196,8 +197,15 @@ impl RenewArgs {
         let recorder = metrics.recorder(&loaded.setup, &terminal, now());
         let mut follower = Follower::default();
         let renew = rotation::step(&root, &loaded, &scope, &mut follower, now, &recorder);
-        let renewed = runtime()?.block_on(terminal.during(renew));
+        let runtime = runtime()?;
+        let renewed = runtime.block_on(terminal.during(renew));
         drop(terminal);
+        let reported = runtime.block_on(node_report::write(&root, &loaded, now()));
+        print_warnings(
+            &reported
+                .err()
+                .map_or_else(Vec::new, |problem| vec![problem]),
+        );
         let code = ExitCode::of(renewed.as_ref().map(|renewed| &renewed.report));
         let due = renewed.as_ref().ok().and_then(|renewed| renewed.next);
         print_warnings(&metrics.ended(&loaded.setup, code, due, now()));

@@ -9,7 +9,7 @@ settings! {
     /// Report on the certificates of this node, in the cluster.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct NodeReportSettings: Default {
-        /// The daemon writes the state of the certificates to an annotation of the Node, for nodepki cluster status.
+        /// The daemon, and each renew, writes the state of the certificates to an annotation of the Node, for nodepki cluster status.
         "enabled" => pub enabled: bool = false;
         /// Kubeconfig that may read and patch the Node.
         "kubeconfig" => pub kubeconfig: PathBuf = KUBELET_CONF.into();

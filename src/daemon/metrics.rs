@@ -134,7 +134,7 @@ impl Metrics {
             state: RefCell::new(MetricsState {
                 saved,
                 layout: setup.plan.layout.clone(),
-                role: Some(role(setup)),
+                role: Some(setup.role()),
                 ..MetricsState::default()
             }),
         }))
@@ -150,7 +150,7 @@ impl Metrics {
         let mut state = self.0.state.borrow_mut();
         state.running = Some(now);
         state.layout = setup.plan.layout.clone();
-        state.role = Some(role(setup));
+        state.role = Some(setup.role());
         // A counter must exist with the value 0, so Prometheus sees the first increase.
         for spec in &setup.plan.certs {
             let key = spec.requested.profile.key.as_str();
@@ -343,17 +343,6 @@ const CLASSES: [FailureClass; 5] = [
     FailureClass::Config,
     FailureClass::Permanent,
 ];
-
-/// Returns the role that the plan is for: only a control-plane node has a service-account pair, and of the others only an
-/// etcd member has etcd's certificates.
-/// Returns the role of the node by its plan.
-pub(super) fn role(setup: &RunSetup) -> status::NodeRole {
-    match &setup.plan.service_account {
-        Some(_) => status::NodeRole::ControlPlane,
-        None if setup.plan.cert(CertName::EtcdServer).is_some() => status::NodeRole::Etcd,
-        None => status::NodeRole::Worker,
-    }
-}
 
 fn generated_labels(name: CertName, key: &str, result: &str) -> String {
     let certificate = CertificateLabels::leaf(name).with_key(key);

@@ -83,9 +83,12 @@ nodeReport: {enabled: true}
         .says("nodepki_node_reported{node=\"w1\"} 0")
         .says("nodepki_certificate_not_after_timestamp_seconds{node=\"w3\",certificate_name=\"kubelet.conf\",authority=\"ca\"} 1793577600");
 
-    // A report that is lost is written again.
+    // A report that is lost is written again: by each run, and by the daemon.
     daemon.stop();
     let without = json!({"metadata": {"annotations": {(ANNOTATION): null}}});
+    assert_eq!(admin.patch(&path, &without).0, 200);
+    node.nodepki(&["renew"]).done();
+    assert!(report().is_some());
     assert_eq!(admin.patch(&path, &without).0, 200);
     let mut daemon = Daemon::start(node);
     wait_until("the report is in the Node again", || report().is_some());
