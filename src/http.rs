@@ -316,8 +316,7 @@ impl Client {
     /// See [`HttpErrorKind`].
     pub async fn send(&self, call: Call<'_>) -> Result<HttpResponse, HttpError> {
         let deadline = Instant::now() + call.timeout.unwrap_or(self.endpoint.timeout);
-        let base = tokio::time::timeout_at(deadline, self.base()).await;
-        let base = base.unwrap_or_else(|_| self.endpoint.url.clone());
+        let base = self.base(deadline).await;
         let mut url = call.url(&base).map_err(|error| error.at(&origin(&base)))?;
         for _ in 0..=MAX_REDIRECTS {
             let exchanged = self.exchange(&call, &url, deadline).await;

@@ -43,7 +43,8 @@ impl ReportService {
                 self.replaced.notified().await;
                 continue;
             };
-            let wait = match report.write().await {
+            // On the heap: the daemon's future would have room for it otherwise, also without a report.
+            let wait = match Box::pin(report.write()).await {
                 Ok(true) => COMPARE_INTERVAL,
                 Ok(false) => RETRY_INTERVAL,
                 Err(problem) => {

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::{CONNECT_TIMEOUT, Client, Url, resolve};
 
@@ -27,8 +27,8 @@ impl fmt::Display for Service {
 }
 
 impl Client {
-    /// Returns the address of the server: that of the endpoint, or of a server of its service.
-    pub(super) async fn base(&self) -> Url {
+    /// Returns the address of the server: that of the endpoint, or of a server of its service, if one is found by then.
+    pub(super) async fn base(&self, deadline: Instant) -> Url {
         let endpoint = &self.endpoint;
         let Some(service) = &endpoint.service else {
             return endpoint.url.clone();
@@ -37,9 +37,9 @@ impl Client {
         if let Some(url) = known {
             return url;
         }
-        let located = service
-            .locate(&endpoint.url, endpoint.proxy.is_some())
-            .await;
+        // On the heap: few exchanges do this, and the future of every exchange would have room for it otherwise.
+        let locate = Box::pin(service.locate(&endpoint.url, endpoint.proxy.is_some()));
+        let located = timeout_at(deadline, locate).await.ok().flatten();
         self.located.borrow_mut().clone_from(&located);
         located.unwrap_or_else(|| endpoint.url.clone())
     }
