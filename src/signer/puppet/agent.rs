@@ -26,6 +26,8 @@ const MAX_DEPTH: usize = 8;
 const DEFAULT_PORT: u16 = 8140;
 /// Names of the setting with the port for every service; the second is the older one.
 const SERVER_PORT: [&str; 2] = ["serverport", "masterport"];
+/// Required action for a value that cannot be used.
+const ADVICE: &str = "correct the file, or set url";
 
 /// A line or setting of the file that cannot be used.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -56,7 +58,6 @@ pub(super) struct AgentConf<'a> {
 impl<'a> AgentConf<'a> {
     /// Reads the content of the file `path`.
     pub(super) fn parse(path: &'a Path, bytes: &'a [u8]) -> Result<Self, ConfFault> {
-        const ADVICE: &str = "correct the file, or set url";
         if bytes.len() > MAX_CONF_BYTES {
             return Err(ConfFault::new(
                 format!("has {} bytes, more than {MAX_CONF_BYTES}", bytes.len()),
@@ -107,13 +108,28 @@ impl<'a> AgentConf<'a> {
     /// Returns the service whose servers are tried before the address.
     pub(super) fn service(&self) -> Result<Option<Service>, ConfFault> {
         let uses_dns = self.value("use_srv_records", 0)?;
-        if !uses_dns.is_some_and(|value| value.eq_ignore_ascii_case("true")) {
-            return Ok(None);
+        match uses_dns.map(|value| value.to_ascii_lowercase()).as_deref() {
+            None | Some("false") => return Ok(None),
+            Some("true") => {}
+            Some(other) => {
+                let problem = format!("use_srv_records: {other:?} is neither true nor false");
+                return Err(ConfFault::new(problem, ADVICE));
+            }
         }
-        let domain = self.value("srv_domain", 0)?;
+        let domain = match self.value("srv_domain", 0)?.as_deref() {
+            None | Some("") => None,
+            Some(given) => {
+                let domain = given.strip_suffix('.').unwrap_or(given);
+                if !is_domain(domain) {
+                    let problem = format!("srv_domain: {given:?} is not a domain");
+                    return Err(ConfFault::new(problem, ADVICE));
+                }
+                Some(domain.to_owned())
+            }
+        };
         Ok(Some(Service {
             names: &["_x-puppet-ca._tcp", "_x-puppet._tcp"],
-            domain: domain.filter(|domain| !domain.is_empty()),
+            domain,
         }))
     }
 
@@ -163,8 +179,6 @@ impl<'a> AgentConf<'a> {
                 self.port(&["ca_port", new, old])?.unwrap_or(DEFAULT_PORT)
             }
         };
-        let is_host_byte =
-            |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
         let bare = host.trim_matches(['[', ']']);
         let text = match bare.parse::<IpAddr>() {
             Ok(IpAddr::V6(_)) => format!("https://[{bare}]:{port}"),
@@ -180,7 +194,7 @@ impl<'a> AgentConf<'a> {
         url.ok_or_else(|| {
             ConfFault::new(
                 format!("{setting}: {host:?} is not the name of a host"),
-                "correct the file, or set url",
+                ADVICE,
             )
         })
     }
@@ -272,12 +286,19 @@ fn plain(value: &str) -> &str {
 
 fn number(setting: &str, text: &str) -> Result<u16, ConfFault> {
     let port = text.parse().ok().filter(|port| *port != 0);
-    port.ok_or_else(|| {
-        ConfFault::new(
-            format!("{setting}: {text:?} is not a port"),
-            "correct the file, or set url",
-        )
-    })
+    port.ok_or_else(|| ConfFault::new(format!("{setting}: {text:?} is not a port"), ADVICE))
+}
+
+fn is_host_byte(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_')
+}
+
+/// Returns whether `text` consists of labels of a valid length (RFC 1035, section 2.3.4).
+fn is_domain(text: &str) -> bool {
+    let mut lengths = text.split('.').map(str::len);
+    text.bytes().all(is_host_byte)
+        && text.len() < 254
+        && lengths.all(|length| (1..64).contains(&length))
 }
 
 fn is_word(text: &str) -> bool {
@@ -329,6 +350,37 @@ mod tests {
         let of_domain = service(text).unwrap();
         assert_eq!(of_domain.to_string(), "_x-puppet-ca._tcp.p.test");
         assert_eq!(url(text), "https://p:8140/");
+    }
+
+    #[test]
+    fn refuses_a_service_that_cannot_be_found() {
+        let long = format!("srv_domain: \"{}\" is not a domain", "l".repeat(64));
+        let long_line = format!("srv_domain = {}\n", "l".repeat(64));
+        for (lines, expected) in [
+            (
+                "srv_domain = a..test\n",
+                "srv_domain: \"a..test\" is not a domain",
+            ),
+            (
+                "srv_domain = https://a.test\n",
+                "srv_domain: \"https://a.test\" is not a domain",
+            ),
+            ("srv_domain = .\n", "srv_domain: \".\" is not a domain"),
+            ("srv_domain = a b\n", "srv_domain: \"a b\" is not a domain"),
+            (&long_line, &long),
+            (
+                "[agent]\nuse_srv_records = yes\n",
+                "use_srv_records: \"yes\" is neither true nor false",
+            ),
+        ] {
+            let text = format!("use_srv_records = true\n{lines}");
+            let fault = conf(&text).unwrap().service().unwrap_err();
+            assert_eq!(fault.to_string(), expected);
+            assert_eq!(fault.advice, ADVICE);
+        }
+        let ends_with_dot = "use_srv_records = true\nsrv_domain = a.test.\n";
+        let service = conf(ends_with_dot).unwrap().service().unwrap().unwrap();
+        assert_eq!(service.domain.as_deref(), Some("a.test"));
     }
 
     #[test]
