@@ -6,7 +6,7 @@ use time::OffsetDateTime;
 
 use super::load::{self, Loaded};
 use super::{Failure, RunSetup};
-use crate::cluster::api::{Api, ApiError};
+use crate::cluster::api::Api;
 use crate::cluster::node;
 use crate::node::NodeState;
 use crate::node::status;
@@ -24,11 +24,9 @@ pub struct NodeReport {
 /// Writes the report on the present state of the node, if the configuration wants one.
 ///
 /// # Errors
-/// A sentence about what failed; nothing else depends on it.
-pub async fn write(root: &NodeRoot, loaded: &Loaded, now: OffsetDateTime) -> Result<(), String> {
-    let report = NodeReport::of(root, loaded, now);
-    let report = report.map_err(|failure| format!("nodeReport: {failure}"))?;
-    if let Some(report) = report {
+/// See [`NodeReport::of`] and [`NodeReport::write`]; nothing else depends on it.
+pub async fn write(root: &NodeRoot, loaded: &Loaded, now: OffsetDateTime) -> Result<(), Failure> {
+    if let Some(report) = NodeReport::of(root, loaded, now)? {
         report.write().await?;
     }
     Ok(())
@@ -59,15 +57,16 @@ impl NodeReport {
     /// Writes the annotation, unless it says the same. Returns false if there is no such Node.
     ///
     /// # Errors
-    /// A sentence about what failed.
-    pub async fn write(&self) -> Result<bool, String> {
+    /// Errors of the API server.
+    pub async fn write(&self) -> Result<bool, Failure> {
         let text = self.summary.to_text();
         let is_current = |present: &str| self.summary.is_in(present);
         node::annotate(&self.api, &self.node, ANNOTATION, &text, is_current)
             .await
-            .map_err(|error: ApiError| {
-                let kubeconfig = self.kubeconfig.display();
-                format!("nodeReport: the Node was not changed with {kubeconfig}: {error}")
+            .map_err(|error| {
+                let (node, kubeconfig) = (&self.node, self.kubeconfig.display());
+                let doing = format!("getting and patching Node {node} with {kubeconfig}");
+                Failure::of_cluster(doing, error)
             })
     }
 }

@@ -201,11 +201,9 @@ impl RenewArgs {
         let renewed = runtime.block_on(terminal.during(renew));
         drop(terminal);
         let reported = runtime.block_on(node_report::write(&root, &loaded, now()));
-        print_warnings(
-            &reported
-                .err()
-                .map_or_else(Vec::new, |problem| vec![problem]),
-        );
+        if let Err(failure) = reported {
+            print_warnings(&[format!("nodeReport: {failure}")]);
+        }
         let code = ExitCode::of(renewed.as_ref().map(|renewed| &renewed.report));
         let due = renewed.as_ref().ok().and_then(|renewed| renewed.next);
         print_warnings(&metrics.ended(&loaded.setup, code, due, now()));

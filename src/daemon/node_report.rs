@@ -3,12 +3,11 @@
 
 use std::cell::RefCell;
 use std::convert::Infallible;
-use std::rc::Rc;
 use std::time::Duration;
 
-use tokio::sync::Notify;
 use tokio::time::sleep;
 
+use super::part::DaemonPart;
 use crate::agent::Failure;
 use crate::agent::node_report::NodeReport;
 
@@ -20,42 +19,50 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 /// The report that is to be in the cluster.
 #[derive(Default)]
 pub(super) struct ReportService {
-    current: RefCell<Option<Rc<NodeReport>>>,
-    replaced: Notify,
+    report: DaemonPart<NodeReport>,
+    /// The last failure, which is logged once however often it is repeated.
+    failure: RefCell<Option<String>>,
 }
 
 impl ReportService {
     /// Replaces the report. A kubeconfig that cannot be used is reported; the next step tries again.
     pub(super) fn publish(&self, report: Result<Option<NodeReport>, Failure>) {
         match report {
-            Ok(report) => {
-                self.current.replace(report.map(Rc::new));
-                self.replaced.notify_one();
-            }
-            Err(failure) => tracing::warn!("nodeReport: {failure}"),
+            Ok(report) => self.report.replace(report),
+            Err(failure) => self.failed(&failure),
         }
     }
 
     /// Writes the report whenever it is replaced, until it is dropped. A failure is retried.
     pub(super) async fn run(&self) -> Infallible {
-        loop {
-            let Some(report) = self.current.borrow().clone() else {
-                self.replaced.notified().await;
-                continue;
-            };
-            // On the heap: the daemon's future would have room for it otherwise, also without a report.
-            let wait = match Box::pin(report.write()).await {
-                Ok(true) => COMPARE_INTERVAL,
-                Ok(false) => RETRY_INTERVAL,
-                Err(problem) => {
-                    tracing::warn!("{problem}");
-                    RETRY_INTERVAL
-                }
-            };
-            tokio::select! {
-                () = self.replaced.notified() => {}
-                () = sleep(wait) => {}
+        let write = async |report: &NodeReport| {
+            loop {
+                // On the heap: the daemon's future would have room for it otherwise, also without a report.
+                let wait = match Box::pin(report.write()).await {
+                    Ok(is_written) => {
+                        self.failure.take();
+                        if is_written {
+                            COMPARE_INTERVAL
+                        } else {
+                            RETRY_INTERVAL
+                        }
+                    }
+                    Err(failure) => {
+                        self.failed(&failure);
+                        RETRY_INTERVAL
+                    }
+                };
+                sleep(wait).await;
             }
+        };
+        self.report.run(write, async |_| ()).await
+    }
+
+    fn failed(&self, failure: &Failure) {
+        let failure = failure.one_line();
+        if self.failure.borrow().as_ref() != Some(&failure) {
+            tracing::warn!("nodeReport: {failure}");
+            self.failure.replace(Some(failure));
         }
     }
 }

@@ -8,7 +8,9 @@ use serde_json::{Value, json};
 use crate::join_control_plane::{by_token, worker_configuration};
 use crate::node::Ran;
 use crate::rotation_cluster::Daemon;
-use crate::servers::cluster::{Authorities, Caller, Cluster, ClusterNode, INIT};
+use crate::servers::cluster::{
+    Authorities, Caller, Cluster, ClusterNode, INIT, settings_without_signer,
+};
 use crate::time::wait_until;
 
 const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
@@ -18,14 +20,10 @@ const READER: &str = "/etc/nodepki/policy-reader.conf";
 
 /// Writes settings that follow the cluster's policy. The certificates of the node stay as they are.
 fn configure(node: &ClusterNode, more: &str) {
-    let settings = "\
-apiVersion: nodepki.io/v1alpha1
-kind: NodePKIConfiguration
-authorities: {ca: {signer: s}, etcd-ca: {signer: s}, front-proxy-ca: {signer: s}}
-signers: {s: {exec: {command: /bin/false}}}
-reload: {hooks: [{on: [kubelet], command: [/bin/true]}]}
-";
-    let following = |more: &str| format!("{settings}clusterPolicy: {{enabled: true{more}}}\n");
+    let following = |more: &str| {
+        let hook = "reload: {hooks: [{on: [kubelet], command: [/bin/true]}]}";
+        settings_without_signer(&format!("{hook}\nclusterPolicy: {{enabled: true{more}}}"))
+    };
     node.write("/etc/nodepki/config.yaml", &following(more));
     node.write(OFFLINE, &following(", kubeconfig: /etc/nodepki/none.conf"));
     node.write("/run/kubeadm/kubeadm.yaml", INIT);

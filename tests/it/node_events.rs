@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::rotation_cluster::Daemon;
 use crate::servers::bin;
-use crate::servers::cluster::{Authorities, Cluster, INIT};
+use crate::servers::cluster::{Authorities, Cluster, INIT, settings_without_signer};
 use crate::time::wait_until;
 
 #[test]
@@ -12,24 +12,14 @@ fn daemon_reports_certificates_that_are_not_issued() {
     let cluster = Cluster::start(Authorities::External);
     let node = cluster.first();
     // A signer that answers nothing; kubelet.conf may write the Events without a further right.
-    node.write(
-        "/etc/nodepki/config.yaml",
-        "\
-apiVersion: nodepki.io/v1alpha1
-kind: NodePKIConfiguration
-authorities: {ca: {signer: s}, etcd-ca: {signer: s}, front-proxy-ca: {signer: s}}
-signers: {s: {exec: {command: /bin/false}}}
-nodeEvents: {enabled: true}
-",
-    );
+    let usable = settings_without_signer("nodeEvents: {enabled: true}");
+    node.write("/etc/nodepki/config.yaml", &usable);
     node.write("/run/kubeadm/kubeadm.yaml", INIT);
     for end in ["crt", "key"] {
         let file = format!("/etc/kubernetes/pki/apiserver-kubelet-client.{end}");
         std::fs::remove_file(node.path(&file)).unwrap();
     }
     // A kubeconfig that cannot be used stops no daemon.
-    let settings = node.path("/etc/nodepki/config.yaml");
-    let usable = std::fs::read_to_string(&settings).unwrap();
     let exposed = "/var/tmp/exposed/kubeconfig";
     node.write(exposed, "{}");
     let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o777);

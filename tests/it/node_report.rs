@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::rotation_cluster::Daemon;
-use crate::servers::cluster::{Authorities, Cluster, INIT};
+use crate::servers::cluster::{Authorities, Cluster, INIT, settings_without_signer};
 use crate::time::wait_until;
 
 const ANNOTATION: &str = "nodepki.io/certificates";
@@ -12,17 +12,9 @@ const ANNOTATION: &str = "nodepki.io/certificates";
 fn shows_certificates_of_all_nodes() {
     let cluster = Cluster::start(Authorities::External);
     let node = cluster.first();
-    // Every certificate is there; the signer is not asked. kubelet.conf may change its own Node without a further right.
-    node.write(
-        "/etc/nodepki/config.yaml",
-        "\
-apiVersion: nodepki.io/v1alpha1
-kind: NodePKIConfiguration
-authorities: {ca: {signer: s}, etcd-ca: {signer: s}, front-proxy-ca: {signer: s}}
-signers: {s: {exec: {command: /bin/false}}}
-nodeReport: {enabled: true}
-",
-    );
+    // kubelet.conf may change its own Node without a further right.
+    let settings = settings_without_signer("nodeReport: {enabled: true}");
+    node.write("/etc/nodepki/config.yaml", &settings);
     node.write("/run/kubeadm/kubeadm.yaml", INIT);
     let admin = cluster.admin();
     let hostile = json!({"version": "1", "reported": "2026-11-01T00:00:00Z", "certificates":
@@ -64,7 +56,7 @@ nodeReport: {enabled: true}
         .done()
         .row_says(node.name(), "apiserver")
         .row_says("w1", "-")
-        .says("it has not reported")
+        .says("it has not reported; set nodeReport.enabled on it")
         .row_says("w2", "-")
         .says("its annotation nodepki.io/certificates cannot be used: it contains a word")
         .row_says("w3", "expired")
@@ -72,11 +64,16 @@ nodeReport: {enabled: true}
         .says("2 without a report");
     let printed = node.nodepki(&["cluster", "status", "-o", "json"]);
     let document = crate::documents::verify("cluster-status", printed.done());
-    let first = &document["nodes"][0];
-    assert_eq!(
-        first["certificates"], reported["certificates"],
-        "{document}"
-    );
+    let shown = document["nodes"][0]["certificates"].as_array().unwrap();
+    assert_eq!(shown.len(), certificates.len());
+    for (shown, reported) in shown.iter().zip(certificates) {
+        let mut expected = reported.clone();
+        expected["reportedState"] = reported["state"].clone();
+        assert_eq!(*shown, expected);
+    }
+    let ended = &document["nodes"][3]["certificates"][0];
+    let states = [&ended["state"], &ended["reportedState"]];
+    assert_eq!(states, ["expired", "ok"], "{document}");
     assert_eq!(document["counts"]["notReported"], 2);
     let page = node.nodepki(&["cluster", "status", "-o", "prometheus"]);
     page.done()

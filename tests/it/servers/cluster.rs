@@ -55,6 +55,21 @@ apiServer: {certSANs: [192.0.2.100, '2001:db8::100']}
 networking: {podSubnet: 10.244.0.0/16}
 ";
 
+/// Returns settings with this block, and a signer that answers nothing: for nodes whose certificates are all there.
+pub(crate) fn settings_without_signer(block: &str) -> String {
+    let authorities =
+        "authorities: {ca: {signer: s}, etcd-ca: {signer: s}, front-proxy-ca: {signer: s}}";
+    format!(
+        "\
+apiVersion: nodepki.io/v1alpha1
+kind: NodePKIConfiguration
+{authorities}
+signers: {{s: {{exec: {{command: /bin/false}}}}}}
+{block}
+"
+    )
+}
+
 /// Files of the authorities' private keys below `/etc/kubernetes/pki`.
 pub(crate) const AUTHORITY_KEYS: [&str; 3] = ["ca.key", "etcd/ca.key", "front-proxy-ca.key"];
 
