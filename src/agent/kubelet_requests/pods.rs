@@ -126,7 +126,7 @@ impl Signing {
             Ok(answer) => {
                 // The signer may have taken long, and the pod may have ended.
                 if let Err(finding) = self.verify_pod(request).await? {
-                    // The certificate was issued, though nobody receives it.
+                    // Nobody receives the certificate; the issuance log keeps that it was issued.
                     let refusal = (finding.reason.as_str(), finding.message);
                     return Ok(Ok(self.fail_pod(object, request, facts, refusal).await?));
                 }

@@ -164,16 +164,19 @@ impl CheckArgs {
             runtime.block_on(follow::follow(&api, &judged, self.interval, now))?;
             return Ok(ExitCode::Done);
         }
-        let mut checked = Checked::of(if self.write {
+        // First, so that conditions are printed whenever they are stored.
+        let expiries = if self.machines {
+            let compared = sync::compare(&api, &judged.target, self.api_port, now);
+            Some(runtime.block_on(compared)?)
+        } else {
+            None
+        };
+        let findings = if self.write {
             runtime.block_on(judged.store(&api, now()))?.0
         } else {
             runtime.block_on(judged.check(&api, now()))?
-        });
-        if self.machines {
-            let compared = sync::compare(&api, &judged.target, self.api_port, now);
-            checked.expiries = Some(runtime.block_on(compared)?);
-        }
-        checked.print(global)
+        };
+        Checked { findings, expiries }.print(global)
     }
 
     /// Returns a ServiceAccount with exactly the rights that the command needs with these options.
