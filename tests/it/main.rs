@@ -89,6 +89,7 @@ mod package_budget;
 mod package_images;
 mod package_install;
 mod package_program;
+mod package_provenance;
 mod packages;
 mod packaging;
 mod pages;
