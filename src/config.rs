@@ -1,75 +1,63 @@
 //! nodepki's configuration: `NodePKIConfiguration` fragments as validated [`Settings`].
 //!
-//! Owns the schema of `nodepki.io/v1alpha1`: the keys, their defaults, and the checks between them. It reads no files;
-//! [`collect`] defines the order in which a caller's reader must supply them.
-//!
-//! Fragments are merged in order: a later scalar replaces an earlier one, maps merge key by key, a list replaces the
-//! earlier list, and `null` removes a value. Unknown keys are errors, and all faults of all fragments are reported
-//! together.
+//! Owns the schema of `nodepki.io/v1alpha1`: the keys, their defaults, and the checks between them. Unknown keys are errors,
+//! and all faults of all fragments are reported together. It reads no files; [`collect`] defines the order in which a
+//! caller's reader must supply them.
 //!
 //! To add a setting, add one row to [`Settings`] or to the block that it belongs to; see [`crate::yaml::settings`]. Then
 //! run the tests with `NODEPKI_BLESS=1`, which writes `docs/configuration.md`, and explain the setting in
 //! `packaging/config.yaml`; a test fails if it is missing there. The settings of a signer are declared in its own file.
 
+mod argument;
 mod authority_rotation;
 mod certificates;
 mod cluster_policy;
+mod fragments;
 #[cfg(feature = "fuzzing")]
 pub mod fuzz;
 mod keys;
 mod kubelet;
 mod kubelets;
 mod metrics;
+mod names;
 mod node_events;
 mod node_report;
 pub mod reload;
 mod rotation;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsString;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use crate::kube::kubeadm::{KubeadmRole, NodeName, San};
-use crate::kube::names::{self, Authority, CertName};
+use crate::kube::names::{Authority, CertName};
 use crate::kube::paths::{KUBEADM_FILE, KUBEADM_JOIN_FILE};
 use crate::kubelets::{KubeletPolicy, MIN_POD_LIFETIME};
 use crate::signer;
 use crate::spec::policy::KeyRules;
 use crate::spec::schedule::Rotation;
 use crate::spec::{KubeconfigCredentials, KubeletClientSubject};
-use crate::yaml::schema::{MapKey, SecretFile, ValueForm, section};
+use crate::yaml::schema::{SecretFile, section};
 use crate::yaml::settings::{
     Setting, SettingsBlock, choice_setting, insert, settings, unless_empty,
 };
-use crate::yaml::{self, FaultSeverity, Faults, Field, FieldPosition, Map, Node, Walk};
+use crate::yaml::{self, Faults, Field, FieldPosition, Map, Walk};
 
+pub use argument::{Argument, Origin};
 pub use authority_rotation::RotationSettings;
 pub use certificates::{PodRestart, Registrations};
 pub use cluster_policy::ClusterPolicySettings;
+pub use fragments::{API_VERSION, FRAGMENT_DIRECTORIES, KIND, MAIN_FILE, collect, merge};
 pub use kubelet::{KubeletIdentity, KubeletSettings};
 pub use metrics::MetricsSettings;
 pub use node_events::NodeEventSettings;
 pub use node_report::NodeReportSettings;
 use reload::Reload;
 
-/// The configuration file.
-pub const MAIN_FILE: &str = "/etc/nodepki/config.yaml";
-/// Directories of further fragments, in order of precedence, lowest first. Within one the file names are sorted.
-pub const FRAGMENT_DIRECTORIES: [&str; 2] = ["/etc/nodepki/config.d", "/run/nodepki"];
-/// Maximum number of fragments in one directory.
-const MAX_FRAGMENTS: usize = 100;
-/// Maximum size of all fragments together, in bytes.
-const MAX_SETTINGS_BYTES: usize = 4 << 20;
 /// Maximum number of files in `kubeadm.files`.
 const MAX_KUBEADM_FILES: usize = 64;
-/// `apiVersion` of every fragment.
-pub const API_VERSION: &str = "nodepki.io/v1alpha1";
-/// `kind` of every fragment.
-pub const KIND: &str = "NodePKIConfiguration";
 
 /// Paths at which cloud-init and Cluster API write the kubeadm configuration.
 const KUBEADM_FILES: [&str; 2] = [KUBEADM_FILE, KUBEADM_JOIN_FILE];
@@ -154,56 +142,6 @@ settings! {
             pki_source: Option<Value> = None,
         }
     }
-}
-
-/// A path given on the command line: the only kind of path that is also resolved on this machine when `--root` names
-/// another system.
-///
-/// It deliberately implements neither `Deref` nor `AsRef`, so functions for paths on the node do not accept it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Argument(PathBuf);
-
-impl Argument {
-    /// Returns the path as given, possibly relative to the working directory.
-    pub fn as_given(&self) -> &Path {
-        &self.0
-    }
-
-    /// Returns the path as given, for messages.
-    pub fn display(&self) -> std::path::Display<'_> {
-        self.0.display()
-    }
-}
-
-impl From<PathBuf> for Argument {
-    fn from(path: PathBuf) -> Self {
-        Argument(path)
-    }
-}
-
-impl From<OsString> for Argument {
-    fn from(path: OsString) -> Self {
-        Argument(path.into())
-    }
-}
-
-impl From<&str> for Argument {
-    fn from(path: &str) -> Self {
-        Argument(path.into())
-    }
-}
-
-/// Source of a definition. It determines where the paths in the definition are resolved and whether its programs may run
-/// when `--root` names another system.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Origin {
-    /// A file below the root: its paths are resolved below the root, and its programs do not run.
-    #[default]
-    Node,
-    /// A file of this machine, named with `--config`: its paths are resolved on this machine first.
-    Machine,
-    /// The command line: its paths are resolved below the root first.
-    CommandLine,
 }
 
 settings! {
@@ -396,32 +334,6 @@ pub struct CommandLineSettings {
     pub signer: Option<signer::Config>,
     /// `--node-name`.
     pub node_name: Option<NodeName>,
-}
-
-/// Merges `(name, text)` fragments, in order; `None` if none of them is one.
-pub fn merge<N: AsRef<str>, T: AsRef<str>>(fragments: &[(N, T)]) -> (Option<Node>, Faults) {
-    let mut faults = Faults::default();
-    let mut merged: Option<Node> = None;
-    for (file, text) in fragments {
-        let documents = match yaml::parse(file.as_ref(), text.as_ref()) {
-            Ok(documents) => documents,
-            Err(errors) => {
-                faults.extend(errors);
-                continue;
-            }
-        };
-        for document in documents {
-            document.duplicates(FaultSeverity::Error, &mut faults);
-            if !is_fragment(&document, &mut faults) {
-                continue;
-            }
-            match &mut merged {
-                Some(base) => base.overlay(document),
-                None => merged = Some(document),
-            }
-        }
-    }
-    (merged, faults)
 }
 
 impl Settings {
@@ -718,261 +630,9 @@ fn refuse_undefined_signer(
     field.error(format!("signer {name:?} is not defined"), fix);
 }
 
-fn is_fragment(document: &Node, faults: &mut Faults) -> bool {
-    let spot = |key: &str| FieldPosition {
-        place: document
-            .get(key)
-            .map_or(&document.place, |node| &node.place)
-            .clone(),
-        field: key.to_owned(),
-    };
-    let mut fine = true;
-    for (key, want) in [("apiVersion", API_VERSION), ("kind", KIND)] {
-        let found = document.get(key).and_then(Node::text);
-        if found != Some(want) {
-            let message = match found {
-                Some(found) => format!("is {found:?}, this program reads {want}"),
-                None => "is missing".to_owned(),
-            };
-            let is_kubeadm = found.is_some_and(|found| found.starts_with("kubeadm.k8s.io/"));
-            let fix = if is_kubeadm {
-                "this is a file for kubeadm: name it with --kubeadm-config FILE or under kubeadm.files".to_owned()
-            } else {
-                format!("write {key}: {want}")
-            };
-            faults.push(spot(key).error(message, fix));
-            fine = false;
-            if is_kubeadm {
-                break;
-            }
-        }
-    }
-    fine
-}
-
 fn is_signer_name(name: &str) -> bool {
     let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     (1..=63).contains(&name.len()) && !name.starts_with('.') && name.chars().all(fits)
-}
-
-impl Setting for NodeName {
-    const FORM: ValueForm = ValueForm::Text;
-
-    fn read(field: &Field<'_>) -> Option<Self> {
-        match field.string()?.parse() {
-            Ok(name) => Some(name),
-            Err(refusal) => {
-                field.error(
-                    refusal.message,
-                    "use a DNS name, or remove nodeName to take kubeadm's",
-                );
-                None
-            }
-        }
-    }
-
-    fn shown(&self) -> Option<Value> {
-        Some(json!(self))
-    }
-}
-
-/// Common names that are not identities in Kubernetes.
-#[rustfmt::skip]
-const COMMON_NAMES: &[MapKey] = &[
-    MapKey::new("apiserver", ValueForm::Text, "Common name in place of kube-apiserver; {node}, {cluster} and {certificate} are replaced."),
-    MapKey::new("front-proxy-client", ValueForm::Text, "In place of front-proxy-client; must be among kube-apiserver's --requestheader-allowed-names."),
-    MapKey::new("etcd-server", ValueForm::Text, "Common name in place of the node's."),
-    MapKey::new("etcd-peer", ValueForm::Text, "Common name in place of the node's."),
-    MapKey::new("etcd-healthcheck-client", ValueForm::Text, "Common name in place of kube-etcd-healthcheck-client."),
-    MapKey::new("apiserver-etcd-client", ValueForm::Text, "Common name in place of kube-apiserver-etcd-client."),
-];
-
-impl Setting for BTreeMap<CertName, String> {
-    const FORM: ValueForm = ValueForm::Block(COMMON_NAMES);
-
-    fn read(field: &Field<'_>) -> Option<Self> {
-        common_names(field)
-    }
-
-    fn shown(&self) -> Option<Value> {
-        Some(json!(self))
-    }
-}
-
-fn common_names(field: &Field<'_>) -> Option<BTreeMap<CertName, String>> {
-    let mut read = BTreeMap::new();
-    let map = field.map()?;
-    for name in CertName::ALL {
-        if !name.has_free_common_name() {
-            refuse_common_name(&map, name);
-            continue;
-        }
-        let Some(field) = map.get(name.as_str()) else {
-            continue;
-        };
-        let Some(text) = field.string() else { continue };
-        let printable = text.chars().all(|c| c.is_ascii_graphic() || c == ' ');
-        if names::unknown_placeholder(&text) {
-            field.error(
-                format!("{text:?} has an unknown placeholder"),
-                format!("use {}", names::PLACEHOLDERS.join(", ")),
-            );
-        } else if text.is_empty() || !printable || text.trim() != text {
-            field.error(
-                format!("{text:?} is not a valid common name"),
-                "write printable ASCII, for instance etcd-peer.{node}",
-            );
-        } else if text.starts_with("system:") {
-            field.error(
-                format!("{text:?} is reserved by Kubernetes"),
-                "use one that does not begin with system:",
-            );
-        } else {
-            read.insert(name, text);
-        }
-    }
-    map.finish();
-    Some(read)
-}
-
-/// Reports why a common name cannot be changed, which is more specific than an unknown key.
-fn refuse_common_name(map: &Map<'_>, name: CertName) {
-    let Some(entry) = map.field().node().get(name.as_str()) else {
-        return;
-    };
-    map.ignore(&[name.as_str()]);
-    let free: Vec<_> = CertName::ALL
-        .into_iter()
-        .filter(|name| name.has_free_common_name())
-        .map(CertName::as_str)
-        .collect();
-    let spot = FieldPosition {
-        place: entry.place.clone(),
-        field: format!("commonNames.{name}"),
-    };
-    map.field().walk().push(spot.error(
-        format!("the common name of {name} is its identity in Kubernetes"),
-        format!("remove it; free are those of {}", free.join(", ")),
-    ));
-}
-
-impl Setting for San {
-    const FORM: ValueForm = ValueForm::Text;
-
-    fn read(field: &Field<'_>) -> Option<Self> {
-        match San::parse(&field.string()?) {
-            Ok((san, notes)) => {
-                for note in notes {
-                    field.warning(note.message, note.fix);
-                }
-                Some(san)
-            }
-            Err(refusal) => {
-                field.error(refusal.message, refusal.fix);
-                None
-            }
-        }
-    }
-
-    fn shown(&self) -> Option<Value> {
-        Some(json!(self.to_string()))
-    }
-}
-
-impl Setting for BTreeSet<CertName> {
-    const FORM: ValueForm = ValueForm::List(&ValueForm::Choice(omittable));
-
-    fn read(field: &Field<'_>) -> Option<Self> {
-        Some(field.list()?.iter().filter_map(omitted).collect())
-    }
-
-    fn shown(&self) -> Option<Value> {
-        Some(json!(self))
-    }
-}
-
-fn omittable() -> Vec<&'static str> {
-    CertName::OMITTABLE
-        .into_iter()
-        .map(CertName::as_str)
-        .collect()
-}
-
-fn omitted(item: &Field<'_>) -> Option<CertName> {
-    let text = item.string()?;
-    let Ok(name) = text.parse::<CertName>() else {
-        let fix = match yaml::did_you_mean(&text, omittable().into_iter()) {
-            Some(near) => format!("did you mean {near}?"),
-            None => format!("use {}", omittable().join(" or ")),
-        };
-        item.error(format!("{text:?} is not the name of a certificate"), fix);
-        return None;
-    };
-    if !CertName::OMITTABLE.contains(&name) {
-        item.error(
-            format!("{name} cannot be omitted: the node does not work without it"),
-            format!("remove it; {} can be omitted", omittable().join(" and ")),
-        );
-        return None;
-    }
-    Some(name)
-}
-
-/// Reads all fragments in order, through the caller's functions. Each function receives an absolute path: `list` returns
-/// the file names in a directory (none if it does not exist), `read` the text of a file or `None` if it does not exist,
-/// `shown` the path for messages. With `only`, that one file is read and must exist.
-///
-/// # Errors
-/// The errors of `list` and `read`, and not found for `only`.
-pub fn collect(
-    only: Option<&Path>,
-    mut list: impl FnMut(&Path) -> io::Result<Vec<String>>,
-    mut read: impl FnMut(&Path) -> io::Result<Option<String>>,
-    shown: impl Fn(&Path) -> PathBuf,
-) -> io::Result<Vec<(String, String)>> {
-    let mut paths = Vec::new();
-    match only {
-        Some(path) => paths.push(path.to_owned()),
-        None => {
-            paths.push(PathBuf::from(MAIN_FILE));
-            for directory in FRAGMENT_DIRECTORIES {
-                let directory = Path::new(directory);
-                let mut names = list(directory)?;
-                names.retain(|name| name.ends_with(".yaml") && !name.starts_with('.'));
-                names.sort();
-                if names.len() > MAX_FRAGMENTS {
-                    return Err(io::Error::other(format!(
-                        "{}: contains {} settings files, at most {MAX_FRAGMENTS} are read (merge them)",
-                        shown(directory).display(),
-                        names.len()
-                    )));
-                }
-                paths.extend(names.iter().map(|name| directory.join(name)));
-            }
-        }
-    }
-    let mut fragments = Vec::new();
-    let mut bytes = 0;
-    for path in paths {
-        match read(&path)? {
-            Some(text) => {
-                bytes += text.len();
-                if bytes > MAX_SETTINGS_BYTES {
-                    return Err(io::Error::other(format!(
-                        "{}: all settings files up to this one have more than {MAX_SETTINGS_BYTES} bytes together (remove what is not a setting)",
-                        shown(&path).display()
-                    )));
-                }
-                fragments.push((shown(&path).display().to_string(), text));
-            }
-            None if only.is_some() => {
-                let message = format!("{}: does not exist", shown(&path).display());
-                return Err(io::Error::new(io::ErrorKind::NotFound, message));
-            }
-            None => {}
-        }
-    }
-    Ok(fragments)
 }
 
 #[cfg(test)]

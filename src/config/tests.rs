@@ -1,3 +1,5 @@
+use std::path::Path;
+
 use super::*;
 use crate::kube::kubeadm::IpNet;
 use crate::kube::names::CertName;
