@@ -1,6 +1,6 @@
 //! The ways to log in, as configured; `session` performs the login.
 
-use super::path;
+use super::config::path;
 use crate::signer::server::SignerServer;
 use crate::yaml::schema::{SecretFile, ValueForm};
 use crate::yaml::settings::{Setting, one_of, settings};
