@@ -122,6 +122,7 @@ pub(crate) struct Cluster<'a> {
 
 impl<'a> Cluster<'a> {
     fn new(spec: &'static Spec, site: &'a Site) -> Self {
+        site.make_images(spec.version);
         let authorities = CertificateAuthorities::start(
             site.path(&format!("authorities-{}", spec.name)),
             spec.authority_keys,

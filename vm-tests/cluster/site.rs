@@ -20,8 +20,6 @@ pub(crate) const FORMER: &str = "v1.36.2";
 pub(crate) const OLDEST: &str = "v1.31.4";
 /// The sources of the default version with the number of the next patch release.
 pub(crate) const NEXT: &str = "v1.37.3";
-/// The versions of which all programs are built; of the others only kubeadm and kubelet are.
-const FULL_VERSIONS: [&str; 4] = [OLDEST, FORMER, CURRENT, NEXT];
 /// Image of the workloads: busybox and kubectl.
 pub(crate) const WORK_IMAGE: &str = "cluster.test/work:1";
 /// Image of an extension API server and its etcd.
@@ -56,20 +54,24 @@ impl Site {
 
     /// Returns the path of a Kubernetes program in a version such as `v1.35.1`.
     pub(crate) fn program(&self, name: &str, version: &str) -> PathBuf {
-        let program = match version {
-            CURRENT => self.servers.join(name),
-            NEXT => self.servers.join(format!("{name}-next")),
-            older => {
-                let (minor, _) = older.trim_start_matches('v').rsplit_once('.').unwrap();
-                self.servers.join(format!("{name}-{minor}"))
-            }
-        };
+        let program = self.place(name, version);
         assert!(
             program.exists(),
             "{} is missing: run `tests/run cluster`, which builds it",
             program.display()
         );
         program
+    }
+
+    fn place(&self, name: &str, version: &str) -> PathBuf {
+        match version {
+            CURRENT => self.servers.join(name),
+            NEXT => self.servers.join(format!("{name}-next")),
+            older => {
+                let (minor, _) = older.trim_start_matches('v').rsplit_once('.').unwrap();
+                self.servers.join(format!("{name}-{minor}"))
+            }
+        }
     }
 
     /// Returns the folder with the image archives, which each node sees as /images.
@@ -121,13 +123,15 @@ impl Site {
         lower
     }
 
-    /// Installs kubelet, kubeadm, kubectl and nodepki's package, and creates the images that kubeadm uses.
+    /// Installs kubelet, kubeadm, kubectl and nodepki's package, and creates the image that every Pod needs.
     fn install(&self, version: &str) -> PathBuf {
-        let images = self.make_images(version);
+        let pause = self.images_of(version).remove("pause").unwrap();
+        self.archive_pause(&pause);
         let changes = self.path(&format!("programs-{version}"));
         let root = self.path(&format!("root-{version}"));
         self.mount(&self.system(), changes.to_str().unwrap(), &root);
-        let of_kubectl = if FULL_VERSIONS.contains(&version) {
+        // Releases that no cluster runs have none.
+        let of_kubectl = if self.place("kubectl", version).exists() {
             version
         } else {
             CURRENT
@@ -150,8 +154,8 @@ impl Site {
         ]));
         let containerd = root.join("etc/containerd/config.toml");
         let text = fs::read_to_string(&containerd).unwrap();
-        let (_, pause) = images["pause"].rsplit_once(':').unwrap();
-        fs::write(&containerd, text.replace("PAUSE", pause)).unwrap();
+        let (_, tag) = pause.rsplit_once(':').unwrap();
+        fs::write(&containerd, text.replace("PAUSE", tag)).unwrap();
         let mut hosts = format!("127.0.0.1 localhost\n{} {}\n", ENDPOINT.0, ENDPOINT.1);
         let openbao = match network::has_ipv6() {
             true => OPENBAO_IPV6,
@@ -171,8 +175,8 @@ impl Site {
         changes
     }
 
-    /// Names of the images that kubeadm uses for a version, by component; creates archives of those that can be built.
-    pub(crate) fn make_images(&self, version: &str) -> BTreeMap<String, String> {
+    /// Returns the names of the images that kubeadm uses for a version, by component.
+    fn images_of(&self, version: &str) -> BTreeMap<String, String> {
         let listed = run(Command::new(self.program("kubeadm", version)).args([
             "config",
             "images",
@@ -180,14 +184,18 @@ impl Site {
             "--kubernetes-version",
             version,
         ]));
-        let mut images = BTreeMap::new();
-        for image in listed.lines() {
+        let images = listed.lines().map(|image| {
             let (path, _) = image.rsplit_once(':').unwrap();
             let (_, component) = path.rsplit_once('/').unwrap();
-            images.insert(component.to_owned(), image.to_owned());
-            if component.starts_with("kube-") && !FULL_VERSIONS.contains(&version) {
-                continue;
-            }
+            (component.to_owned(), image.to_owned())
+        });
+        images.collect()
+    }
+
+    /// Creates the images of a cluster of this version.
+    pub(crate) fn make_images(&self, version: &str) {
+        for (component, image) in &self.images_of(version) {
+            let component = component.as_str();
             let (entry, mut files) = match component {
                 "etcd" => {
                     // The manifests of older releases have flags that etcd 3.7 removed.
@@ -208,10 +216,10 @@ impl Site {
                     "[\"/coredns\"]",
                     vec![("coredns", self.program("coredns", CURRENT))],
                 ),
-                "pause" => (
-                    "[\"/pause\"]",
-                    vec![("pause", self.program("pause", CURRENT))],
-                ),
+                "pause" => {
+                    self.archive_pause(image);
+                    continue;
+                }
                 _ => ("[]", Vec::new()),
             };
             let own = format!("usr/local/bin/{component}");
@@ -247,7 +255,11 @@ impl Site {
             )
         });
         self.archive(EXTENSION_IMAGE, "[]", &files);
-        images
+    }
+
+    fn archive_pause(&self, image: &str) {
+        let program = ("pause".to_owned(), self.program("pause", CURRENT));
+        self.archive(image, "[\"/pause\"]", &[program]);
     }
 
     fn archive(&self, name: &str, entry: &str, files: &[(String, PathBuf)]) {
