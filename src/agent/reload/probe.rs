@@ -71,6 +71,15 @@ impl From<String> for Unhealthy {
     }
 }
 
+impl From<api::ApiError> for Unhealthy {
+    fn from(error: api::ApiError) -> Self {
+        match error {
+            api::ApiError::Http(error) => error.into(),
+            error => error.to_string().into(),
+        }
+    }
+}
+
 impl From<http::HttpError> for Unhealthy {
     fn from(error: http::HttpError) -> Self {
         Unhealthy {
@@ -347,18 +356,28 @@ impl Probe<'_> {
         ))
     }
 
-    /// Returns the leader among all processes of a component in the cluster; empty if there is none, `None` if unknown.
-    pub(super) async fn leader(&self, component: Component, pod: &Pod) -> Option<String> {
+    /// Returns the leader among all processes of a component in the cluster; empty if there is none, `None` if they elect
+    /// none or the cluster cannot be asked.
+    ///
+    /// # Errors
+    /// The question remained without an answer.
+    pub(super) async fn leader(
+        &self,
+        component: Component,
+        pod: &Pod,
+    ) -> Result<Option<String>, Unhealthy> {
         let leads = matches!(
             component,
             Component::KubeControllerManager | Component::KubeScheduler
         );
         if !leads || pod.flag("leader-elect") == Some("false") {
-            return None;
+            return Ok(None);
         }
-        let api = self.api(&self.setup.reload.lease.kubeconfig).ok()?;
+        let Ok(api) = self.api(&self.setup.reload.lease.kubeconfig) else {
+            return Ok(None);
+        };
         let lease = api.read(&LEASE, Some(NAMESPACE), component.as_str());
-        Some(lease::holder(&lease.await.ok()??).to_owned())
+        Ok(lease.await?.map(|lease| lease::holder(&lease).to_owned()))
     }
 
     /// Checks `/healthz` of a component with a self-generated certificate.

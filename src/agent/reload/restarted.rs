@@ -48,7 +48,10 @@ impl Run<'_> {
         };
         if component == Component::Kubelet {
             before.healthy = self.probe.kubelet().await.is_ok();
-            before.lease = self.probe.node_lease().await.ok().flatten();
+            let lease = while_late(self.max_wait(), async || {
+                Ok(self.probe.node_lease().await?)
+            });
+            before.lease = lease.await.ok().flatten();
         } else if let Some(address) = pod.and_then(|pod| pod.addresses(component).first().copied())
         {
             let served = self.probe.served(component, address).await;
@@ -58,7 +61,10 @@ impl Run<'_> {
         if let Some(pod) = pod {
             let host = nix::unistd::gethostname().unwrap_or_default();
             let ours = format!("{}_", host.to_string_lossy());
-            let leader = self.probe.leader(component, pod).await;
+            let leader = while_late(self.max_wait(), async || {
+                self.probe.leader(component, pod).await
+            });
+            let leader = leader.await.ok().flatten();
             before.leader = leader.filter(|leader| leader.starts_with(&ours));
         }
         before
@@ -106,6 +112,8 @@ impl Run<'_> {
             }
             Ok(Some(_)) => Err("it has not renewed its Lease in kube-node-lease".to_owned()),
             Ok(None) => Ok("it is healthy".to_owned()),
+            // The old credential was accepted, and has to remain so.
+            Err(error) if before.lease.is_some() => Err(format!("its Lease is unknown: {error}")),
             Err(error) => Ok(format!(
                 "it is healthy; whether it has renewed its Lease is unknown: {error}"
             )),
@@ -149,24 +157,37 @@ impl Run<'_> {
             self.is_healthy(component == Component::Etcd).await?;
         } else {
             self.probe.healthz(address).await?;
-            // The old process remains leader until its Lease expires; only a working process acquires it.
-            match self.probe.leader(component, pod).await {
-                Some(leader) if leader.is_empty() || before.leader.as_ref() == Some(&leader) => {
-                    return Err("no process has acquired the leadership of the old one".to_owned());
-                }
-                _ => {}
-            }
+            let leader = self.probe.leader(component, pod).await;
+            verify_leader(before.leader.as_deref(), leader)?;
             self.is_healthy(false).await?;
         }
         Ok(format!("a new process serves at {address} and is healthy"))
     }
 }
 
+/// Verifies that a process other than the one before the restart leads: the old one remains leader until its Lease
+/// expires, and only a working process acquires it.
+fn verify_leader(
+    before: Option<&str>,
+    leader: Result<Option<String>, Unhealthy>,
+) -> Result<(), String> {
+    match leader {
+        Ok(Some(leader)) if leader.is_empty() || before == Some(&*leader) => {
+            Err("no process has acquired the leadership of the old one".to_owned())
+        }
+        // The question had an answer before the restart.
+        Err(why) if before.is_some() => {
+            Err(format!("its leader is unknown: {}", String::from(why)))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Asks again after a late answer, until `limit` is over.
-async fn while_late(
+async fn while_late<T>(
     limit: Duration,
-    ask: impl AsyncFn() -> Result<(), Unhealthy>,
-) -> Result<(), Unhealthy> {
+    ask: impl AsyncFn() -> Result<T, Unhealthy>,
+) -> Result<T, Unhealthy> {
     let give_up = Instant::now() + limit;
     loop {
         match ask().await {
@@ -183,6 +204,27 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
+
+    #[test]
+    fn new_leader_proves_restart() {
+        const OLD: &str = "cp1_1";
+        let leader = |name: &str| Ok(Some(name.to_owned()));
+        let unknown = || Err(Unhealthy::late("no answer"));
+        for (before, leader, proves) in [
+            (Some(OLD), leader("cp1_2"), true),
+            (Some(OLD), leader("cp2_1"), true),
+            (Some(OLD), leader(OLD), false),
+            (Some(OLD), leader(""), false),
+            (Some(OLD), unknown(), false),
+            (Some(OLD), Ok(None), true),
+            (None, leader("cp2_1"), true),
+            (None, leader(""), false),
+            (None, unknown(), true),
+        ] {
+            let verified = verify_leader(before, leader);
+            assert_eq!(verified.is_ok(), proves, "{before:?}: {verified:?}");
+        }
+    }
 
     #[tokio::test(start_paused = true)]
     async fn asks_again_only_after_late_answer_and_until_limit() {
