@@ -4,12 +4,13 @@ use std::fs;
 use std::rc::Rc;
 
 use nodepki::kube::names::{Authority, CertName};
-use nodepki::signer::{Answer, FailureClass, Request, Resubmit, Signer, Ticket};
+use nodepki::signer::{Answer, FailureClass, Request, Resubmit, Signer, SignerError, Ticket};
 use nodepki::x509::TrustBundle;
 
 use crate::rig::Rig;
 use crate::signer_bad::verdict;
 use crate::signing::{contains, denied, issued, now, pending, recovered, run};
+use crate::time::eventually;
 
 /// One certificate for each authority, and one whose common name contains a colon.
 const NAMES: [CertName; 4] = [
@@ -36,9 +37,17 @@ fn signer_for(rig: &dyn Rig, request: &Request) -> Rc<dyn Signer> {
     signer
 }
 
+/// Submits a request; again while the server cannot be reached, as a run does.
+fn submit(signer: &dyn Signer, request: &Request) -> Result<Answer, SignerError> {
+    eventually(|| match run(signer.submit(request)) {
+        Err(error) if error.class == FailureClass::Transient => Err(error),
+        answered => Ok(answered),
+    })
+}
+
 /// Submits a request and, if it is queued, has it approved and polls; `None` if the signer refuses the request.
 fn finish(rig: &dyn Rig, signer: &dyn Signer, request: &Request) -> Option<Vec<u8>> {
-    match run(signer.submit(request)) {
+    match submit(signer, request) {
         Ok(Answer::Issued(bytes)) => Some(bytes),
         Ok(Answer::Pending { ticket, note, .. }) => {
             assert!(signer.caps().pends, "pends, contrary to its capabilities");
