@@ -250,7 +250,7 @@ impl Failure {
                 ),
                 429 | 500.. => (
                     ExitCode::Unreachable,
-                    "run again once the API server is healthy",
+                    "wait until the API server is healthy",
                 ),
                 _ => (ExitCode::Refused, "check the message of the API server"),
             },

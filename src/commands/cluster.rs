@@ -12,7 +12,7 @@ use super::{now, runtime};
 use crate::agent::load::{self, KubeconfigFile};
 use crate::agent::{ExitCode, Failure};
 use crate::cluster::node::{self, ListedNode};
-use crate::config::Argument;
+use crate::config::{Argument, MAIN_FILE};
 use crate::daemon::metrics;
 use crate::kube::paths::ADMIN_CONF;
 use crate::node::status::{RowState, human_duration};
@@ -108,7 +108,10 @@ impl ClusterCommand {
 /// Reads the report of a node. The error says why there is none, and what to do.
 fn read(node: &ListedNode) -> Result<NodeSummary, String> {
     let Some(text) = node.annotation(ANNOTATION) else {
-        return Err("it has not reported; set nodeReport.enabled on it".to_owned());
+        return Err(format!(
+            "it has not reported; if it runs nodepki, add `nodeReport: {{enabled: true}}` to its {MAIN_FILE} and run \
+             `nodepki renew` there"
+        ));
     };
     NodeSummary::parse(text).map_err(|error| {
         format!(

@@ -28,7 +28,12 @@ impl ReportService {
     /// Replaces the report. A kubeconfig that cannot be used is reported; the next step tries again.
     pub(super) fn publish(&self, report: Result<Option<NodeReport>, Failure>) {
         match report {
-            Ok(report) => self.report.replace(report),
+            Ok(report) => {
+                if report.is_none() {
+                    self.failure.take();
+                }
+                self.report.replace(report);
+            }
             Err(failure) => self.failed(&failure),
         }
     }

@@ -467,7 +467,7 @@ fn names_each_refusal_of_api_server() {
             500,
             "InternalError",
             ExitCode::Unreachable,
-            "run again once the API server is healthy",
+            "wait until the API server is healthy",
         ),
         // Control characters are escaped.
         (

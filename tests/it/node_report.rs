@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::rotation_cluster::Daemon;
-use crate::servers::cluster::{Authorities, Cluster, INIT, settings_without_signer};
+use crate::servers::cluster::{Authorities, Cluster, INIT, settings_with_idle_signer};
 use crate::time::wait_until;
 
 const ANNOTATION: &str = "nodepki.io/certificates";
@@ -13,7 +13,7 @@ fn shows_certificates_of_all_nodes() {
     let cluster = Cluster::start(Authorities::External);
     let node = cluster.first();
     // kubelet.conf may change its own Node without a further right.
-    let settings = settings_without_signer("nodeReport: {enabled: true}");
+    let settings = settings_with_idle_signer("nodeReport: {enabled: true}");
     node.write("/etc/nodepki/config.yaml", &settings);
     node.write("/run/kubeadm/kubeadm.yaml", INIT);
     let admin = cluster.admin();
@@ -56,7 +56,7 @@ fn shows_certificates_of_all_nodes() {
         .done()
         .row_says(node.name(), "apiserver")
         .row_says("w1", "-")
-        .says("it has not reported; set nodeReport.enabled on it")
+        .says("it has not reported; if it runs nodepki, add `nodeReport: {enabled: true}` to its /etc/nodepki/config.yaml")
         .row_says("w2", "-")
         .says("its annotation nodepki.io/certificates cannot be used: it contains a word")
         .row_says("w3", "expired")
