@@ -1,10 +1,5 @@
 //! `vault`: the PKI secrets engine of HashiCorp Vault and OpenBao.
 //!
-//! # Settings
-//! `address`, `mount` (the path of a PKI engine; with `{authority}` in it one signer serves all three authorities)
-//! and `auth`. `nodepki config signer-setup vault` prints every command that an administrator of the server runs once
-//! for a node: mounts, roles, policy, login. `vault::setup` and `vault::role` explain each line.
-//!
 //! # Behaviour of these servers
 //! - The role determines almost everything: organization, usages and key type come from the role and never from the
 //!   CSR, so each kind of certificate has a role. If this node may read its roles ([`Signer::probe`]), a role that

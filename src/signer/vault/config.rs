@@ -1,4 +1,7 @@
-//! The settings of kind `vault`, and the paths that follow from them.
+//! The settings of kind `vault`, and the paths that follow from them: `address`, `mount` (the path of a PKI engine; with
+//! `{authority}` in it one signer serves all three authorities) and `auth`. `nodepki config signer-setup vault` prints
+//! every command that an administrator of the server runs once for a node: mounts, roles, policy, login; the modules
+//! `setup` and `role` explain each line.
 
 use super::api::segments;
 use super::auth::VaultAuth;
