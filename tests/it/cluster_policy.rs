@@ -9,7 +9,7 @@ use crate::join_control_plane::{by_token, worker_configuration};
 use crate::node::Ran;
 use crate::rotation_cluster::Daemon;
 use crate::servers::cluster::{
-    Authorities, Caller, Cluster, ClusterNode, INIT, settings_without_signer,
+    Authorities, Caller, Cluster, ClusterNode, INIT, settings_with_idle_signer,
 };
 use crate::time::wait_until;
 
@@ -22,7 +22,7 @@ const READER: &str = "/etc/nodepki/policy-reader.conf";
 fn configure(node: &ClusterNode, more: &str) {
     let following = |more: &str| {
         let hook = "reload: {hooks: [{on: [kubelet], command: [/bin/true]}]}";
-        settings_without_signer(&format!("{hook}\nclusterPolicy: {{enabled: true{more}}}"))
+        settings_with_idle_signer(&format!("{hook}\nclusterPolicy: {{enabled: true{more}}}"))
     };
     node.write("/etc/nodepki/config.yaml", &following(more));
     node.write(OFFLINE, &following(", kubeconfig: /etc/nodepki/none.conf"));

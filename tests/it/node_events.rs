@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::rotation_cluster::Daemon;
 use crate::servers::bin;
-use crate::servers::cluster::{Authorities, Cluster, INIT, settings_without_signer};
+use crate::servers::cluster::{Authorities, Cluster, INIT, settings_with_idle_signer};
 use crate::time::wait_until;
 
 #[test]
@@ -12,7 +12,7 @@ fn daemon_reports_certificates_that_are_not_issued() {
     let cluster = Cluster::start(Authorities::External);
     let node = cluster.first();
     // A signer that answers nothing; kubelet.conf may write the Events without a further right.
-    let usable = settings_without_signer("nodeEvents: {enabled: true}");
+    let usable = settings_with_idle_signer("nodeEvents: {enabled: true}");
     node.write("/etc/nodepki/config.yaml", &usable);
     node.write("/run/kubeadm/kubeadm.yaml", INIT);
     for end in ["crt", "key"] {

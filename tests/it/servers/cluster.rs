@@ -56,7 +56,7 @@ networking: {podSubnet: 10.244.0.0/16}
 ";
 
 /// Returns settings with this block, and a signer that answers nothing: for nodes whose certificates are all there.
-pub(crate) fn settings_without_signer(block: &str) -> String {
+pub(crate) fn settings_with_idle_signer(block: &str) -> String {
     let authorities =
         "authorities: {ca: {signer: s}, etcd-ca: {signer: s}, front-proxy-ca: {signer: s}}";
     format!(
