@@ -99,7 +99,8 @@ fn cosign_verifies_signed_provenance() {
     ]);
     fs::write(path("bundle.json"), bundle(dir.path()).to_string()).unwrap();
     // Without a transparency log, for which the network would be needed.
-    let no_authority = json!({"mediaType": "application/vnd.dev.sigstore.trustedroot+json;version=0.1"});
+    let no_authority =
+        json!({"mediaType": "application/vnd.dev.sigstore.trustedroot+json;version=0.1"});
     fs::write(path("root.json"), no_authority.to_string()).unwrap();
 
     for suffix in [".deb", ".rpm", ".tar.gz", ".oci.tar", ".raw", ".cdx.json"] {

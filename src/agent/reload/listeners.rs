@@ -35,9 +35,14 @@ impl Listeners {
         Listeners(found.collect())
     }
 
+    /// Returns whether nothing listens, or it is unknown what does.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Returns whether another process listens than the one of `before`.
     pub(super) fn have_replaced(&self, before: &Listeners) -> bool {
-        let known = !self.0.is_empty() && !before.0.is_empty();
+        let known = !self.is_empty() && !before.is_empty();
         known && self.0.is_disjoint(&before.0)
     }
 }

@@ -9,6 +9,7 @@ use super::listeners::Listeners;
 use super::pod::Pod;
 use super::probe::{Unhealthy, generates_certificate};
 use super::{POLL_INTERVAL, Run};
+use crate::cluster::api::ApiError;
 use crate::kube::components::Component;
 
 /// State of a component before its restart.
@@ -22,6 +23,13 @@ pub(super) struct StateBefore {
     leader: Option<String>,
     /// Time at which the kubelet renewed its Lease.
     lease: Option<OffsetDateTime>,
+}
+
+impl StateBefore {
+    /// Returns whether no process served. One that listens and did not answer in time is still one.
+    fn is_stopped(&self) -> bool {
+        self.served.is_none() && self.listeners.is_empty()
+    }
 }
 
 impl Run<'_> {
@@ -80,7 +88,7 @@ impl Run<'_> {
         let timeout = self.probe.setup.reload.timeout;
         self.await_until(component, "it works after its restart", timeout);
         let give_up = Instant::now() + timeout;
-        let mut has_stopped = before.served.is_none();
+        let mut has_stopped = before.is_stopped();
         loop {
             let why = match self
                 .verify_restarted(component, pod, before, &mut has_stopped)
@@ -106,18 +114,7 @@ impl Run<'_> {
             Err(_) if !before.healthy => return Ok("its health is unknown, as before".to_owned()),
             Err(why) => return Err(format!("it is not healthy: {why}")),
         }
-        match self.probe.node_lease().await {
-            Ok(Some(renewed)) if before.lease != Some(renewed) => {
-                Ok("it is healthy and has renewed its Lease".to_owned())
-            }
-            Ok(Some(_)) => Err("it has not renewed its Lease in kube-node-lease".to_owned()),
-            Ok(None) => Ok("it is healthy".to_owned()),
-            // The old credential was accepted, and has to remain so.
-            Err(error) if before.lease.is_some() => Err(format!("its Lease is unknown: {error}")),
-            Err(error) => Ok(format!(
-                "it is healthy; whether it has renewed its Lease is unknown: {error}"
-            )),
-        }
+        verify_node_lease(before.lease, self.probe.node_lease().await)
     }
 
     async fn verify_restarted(
@@ -165,6 +162,25 @@ impl Run<'_> {
     }
 }
 
+/// Verifies that a healthy kubelet has renewed its Lease since it was read before the restart.
+fn verify_node_lease(
+    before: Option<OffsetDateTime>,
+    lease: Result<Option<OffsetDateTime>, ApiError>,
+) -> Result<String, String> {
+    match lease {
+        Ok(Some(renewed)) if before != Some(renewed) => {
+            Ok("it is healthy and has renewed its Lease".to_owned())
+        }
+        Ok(Some(_)) => Err("it has not renewed its Lease in kube-node-lease".to_owned()),
+        Ok(None) => Ok("it is healthy".to_owned()),
+        // The former credential could read it.
+        Err(error) if before.is_some() => Err(format!("its Lease is unknown: {error}")),
+        Err(error) => Ok(format!(
+            "it is healthy; whether it has renewed its Lease is unknown: {error}"
+        )),
+    }
+}
+
 /// Verifies that a process other than the one before the restart leads: the old one remains leader until its Lease
 /// expires, and only a working process acquires it.
 fn verify_leader(
@@ -202,8 +218,54 @@ async fn while_late<T>(
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
+    use std::net::TcpListener;
+
+    use time::macros::datetime;
 
     use super::*;
+
+    #[test]
+    fn silent_process_is_still_running() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let before = |served, listeners| StateBefore {
+            served,
+            listeners,
+            healthy: true,
+            leader: None,
+            lease: None,
+        };
+        assert!(before(None, Listeners::default()).is_stopped());
+        assert!(!before(None, Listeners::of_port(port)).is_stopped());
+        assert!(!before(Some([0; 32]), Listeners::default()).is_stopped());
+    }
+
+    #[test]
+    fn renewed_lease_proves_that_kubelet_works() {
+        let [old, new] = [
+            datetime!(2026-06-01 12:00 UTC),
+            datetime!(2026-06-01 12:01 UTC),
+        ];
+        let unknown = || {
+            Err(ApiError::Local {
+                file: "kubelet.conf".to_owned(),
+                why: "is empty".to_owned(),
+                advice: "repair it",
+            })
+        };
+        for (before, lease, proves) in [
+            (Some(old), Ok(Some(new)), true),
+            (Some(old), Ok(Some(old)), false),
+            (Some(old), Ok(None), true),
+            (Some(old), unknown(), false),
+            (None, Ok(Some(new)), true),
+            (None, Ok(None), true),
+            (None, unknown(), true),
+        ] {
+            let verified = verify_node_lease(before, lease);
+            assert_eq!(verified.is_ok(), proves, "{before:?}: {verified:?}");
+        }
+    }
 
     #[test]
     fn new_leader_proves_restart() {
