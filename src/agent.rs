@@ -21,6 +21,7 @@ pub mod kubelet_requests;
 pub mod load;
 pub mod node_report;
 mod offline;
+mod plan;
 mod proof;
 mod provided;
 pub mod reload;
@@ -60,11 +61,12 @@ pub use clock::{ClockPolicy, Floor, floor};
 pub use event::{Event, Progress, SignerOperation};
 pub use examine::{
     AuthorityExamination, Examination, ExaminationVerdict, SignerExamination, WithoutSigner,
-    examine_signers, foreign_local_signers,
+    examine_signers,
 };
 pub use failure::{ExitCode, Failure, FailureMessage};
 pub(crate) use keys::require_self_test;
 pub use offline::{export_requests, import_answers, outdated_exports};
+pub use plan::{PlannedBootstrap, plan_bootstrap};
 pub use proof::{
     SignerAnswer, offered_certificates, rehearse, unverified, verify_signer,
     wait_for_plausible_clock,

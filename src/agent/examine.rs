@@ -172,7 +172,7 @@ pub async fn examine_signers(setup: &RunSetup, survey: &Survey) -> Examination {
 
 /// Returns each local signer that has another CA than this node, for certificates to be issued and CA certificates to be
 /// fetched. Reads files of this machine only.
-pub async fn foreign_local_signers(setup: &RunSetup, survey: &Survey) -> Vec<Failure> {
+pub(super) async fn foreign_local_signers(setup: &RunSetup, survey: &Survey) -> Vec<Failure> {
     let retries = Retries::logged(setup);
     let due = survey.to_issue().map(|cert| cert.spec.authority());
     let absent = survey

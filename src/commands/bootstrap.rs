@@ -6,11 +6,10 @@ use super::output::terminal::{Terminal, log_rows};
 use super::output::{DocumentKind, print_unfinished, print_warnings};
 use super::{now, runtime};
 use crate::agent::load::{self, IdentityChange, LoadInputs, Loaded};
-use crate::agent::{self, ExitCode, Failure, join};
+use crate::agent::{self, ExitCode, Failure, PlannedBootstrap, join};
 use crate::daemon::metrics::Metrics;
 use crate::kube::kubeadm::KubeadmRole;
 use crate::kube::names::CertName;
-use crate::node::static_pods;
 use crate::process::confine::confine;
 use crate::spec;
 use crate::store::Slot;
@@ -80,24 +79,11 @@ fn show_plan(sources: SourceOptions, global: &GlobalOptions) -> Result<ExitCode,
     let loaded = global.load_joining(&inputs)?;
     let root = global.open_root()?;
     print_unfinished(&root);
-    let mut survey = loaded.setup.survey(&root, now())?;
-    survey.notes.extend(static_pods::notes(&loaded.state));
-    let obstacles = loaded.obstacles(&root, &survey, now());
-    let is_signed_by_none = loaded.setup.signers.is_empty() && survey.to_issue().next().is_some();
-    let obstacle = obstacles.require_usable().err();
-    // Warnings name what is exposed.
-    survey.notes.extend(obstacles.unusable);
-    let foreign = runtime()?.block_on(agent::foreign_local_signers(&loaded.setup, &survey));
-    survey.notes.extend(foreign.iter().flat_map(Failure::texts));
-    let report = agent::report::planned(&loaded.setup, &survey);
-    let failures = obstacle.iter().chain(&foreign).map(|failure| failure.code);
-    let mut code = failures.fold(report.code(), ExitCode::max);
-    if !survey.refusals.is_empty() {
-        code = code.max(ExitCode::Refused);
-    } else if is_signed_by_none {
-        // The report names the authorities.
-        code = code.max(ExitCode::Configuration);
-    }
+    let PlannedBootstrap {
+        survey,
+        report,
+        code,
+    } = runtime()?.block_on(agent::plan_bootstrap(&root, &loaded, now()))?;
     let bootstrap = sources.command(global, "bootstrap");
     let tickets = root.tickets()?;
     let records = survey.to_issue().map(|cert| {

@@ -1,0 +1,53 @@
+//! What a bootstrap would do, and with what it would end. Reads files of this machine only.
+
+use time::OffsetDateTime;
+
+use super::examine::foreign_local_signers;
+use super::load::Loaded;
+use super::{ExitCode, Failure, RunReport, Survey, report};
+use crate::node::static_pods;
+use crate::store::NodeRoot;
+
+/// A bootstrap that is not run.
+pub struct PlannedBootstrap {
+    /// The state of the node, compared with the plan.
+    pub survey: Survey,
+    /// What would be done.
+    pub report: RunReport,
+    /// With what the run would end, as far as it is known without asking a signer or the cluster.
+    pub code: ExitCode,
+}
+
+/// Returns what a bootstrap would do now.
+///
+/// # Errors
+/// A file of the node that the store cannot read.
+pub async fn plan_bootstrap(
+    root: &NodeRoot,
+    loaded: &Loaded,
+    now: OffsetDateTime,
+) -> Result<PlannedBootstrap, Failure> {
+    let setup = &loaded.setup;
+    let mut survey = setup.survey(root, now)?;
+    survey.notes.extend(static_pods::notes(&loaded.state));
+    let obstacles = loaded.obstacles(root, &survey, now);
+    let obstacle = obstacles.require_usable().err();
+    // Warnings name what is exposed.
+    survey.notes.extend(obstacles.unusable);
+    let foreign = foreign_local_signers(setup, &survey).await;
+    survey.notes.extend(foreign.iter().flat_map(Failure::texts));
+    let report = report::planned(setup, &survey);
+    let failures = obstacle.iter().chain(&foreign).map(|failure| failure.code);
+    let mut code = failures.fold(report.code(), ExitCode::max);
+    if !survey.refusals.is_empty() {
+        code = code.max(ExitCode::Refused);
+    } else if setup.signers.is_empty() && survey.to_issue().next().is_some() {
+        // The report names the authorities.
+        code = code.max(ExitCode::Configuration);
+    }
+    Ok(PlannedBootstrap {
+        survey,
+        report,
+        code,
+    })
+}
