@@ -168,6 +168,8 @@ fn intended(text: &str) -> String {
     let is_host = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | ':' | '[' | ']');
     if !text.is_empty() && text.chars().all(is_host) && !text.ends_with(':') {
         format!("write https://{text}")
+    } else if !text.is_ascii() {
+        "write the name of the host in its ASCII form, which begins with xn--".to_owned()
     } else {
         "write it as https://HOST[:PORT][/PATH]".to_owned()
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::prelude::*;
 
 use super::progress::ProgressState;
@@ -44,9 +44,9 @@ pub(in super::super) enum LogFormat {
 /// Installs the subscriber of the process. `verbose` is the number of `-v` flags.
 pub(in super::super) fn subscribe(format: LogFormat, verbose: u8) {
     let level = match verbose {
-        0 => "warn",
-        1 => "info",
-        _ => "debug",
+        0 => LevelFilter::WARN,
+        1 => LevelFilter::INFO,
+        _ => LevelFilter::DEBUG,
     };
     let under_systemd = format == LogFormat::Auto && stderr_is_journal();
     let journal = (format == LogFormat::Journal || under_systemd).then(journal::layers);
@@ -56,18 +56,17 @@ pub(in super::super) fn subscribe(format: LogFormat, verbose: u8) {
     LOGS_JSON.store(format == LogFormat::Json, Ordering::Relaxed);
     if let Some(Ok(journal)) = journal {
         // The journal always gets the events that are needed for a later analysis; -v is for terminals.
-        let level = if verbose == 0 { "info" } else { level };
         tracing_subscriber::registry()
-            .with(EnvFilter::new(level))
+            .with(level.max(LevelFilter::INFO))
             .with(journal)
             .init();
         return;
     }
-    let filter = match (verbose, is_text && stderr().is_terminal()) {
-        // A person sees what a daemon waits for.
-        (0, true) => EnvFilter::new(format!("{level},{WAIT_EVENTS}=info")),
-        _ => EnvFilter::new(level),
-    };
+    let mut filter = Targets::new().with_default(level);
+    // A person sees what a daemon waits for.
+    if is_text && stderr().is_terminal() {
+        filter = filter.with_target(WAIT_EVENTS, level.max(LevelFilter::INFO));
+    }
     let registry = tracing_subscriber::registry().with(filter);
     if format == LogFormat::Json {
         registry

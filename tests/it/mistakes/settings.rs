@@ -77,6 +77,10 @@ const YAML: &[Mistake] = &[
         ("https://vault.test:8200", "$VAULT_ADDR"),
         "signers.corp.vault.address: relative URL without a base (write the value itself: environment variables are not replaced in this file",
         ("$VAULT_ADDR", "https://vault.test:8200")),
+    refused("name of a host in Unicode",
+        ("https://vault.test:8200", "https://tresor-köln.test:8200"),
+        "signers.corp.vault.address: invalid international domain name (write the name of the host in its ASCII form, which begins with xn--",
+        ("tresor-köln", "xn--tresor-kln-lcb")),
 ];
 
 #[rustfmt::skip]
