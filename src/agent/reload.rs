@@ -7,8 +7,9 @@
 //!    that certificate.
 //! 2. *Components that must be restarted* (`components`): only while the API server and etcd are healthy, only while this
 //!    node holds the Lease (`lease`), one component after the other. A static pod is restarted by an annotation in its
-//!    manifest, any other component by a unit or a hook. The kubelet is last, since it restarts no pod reliably while it
-//!    starts itself. The record is removed once a new process serves, is healthy, and works with the new credential.
+//!    manifest, any other component by a unit or a hook. If kube-apiserver is due too, etcd restarts while it is stopped.
+//!    The kubelet is last, since it restarts no pod reliably while it starts itself. The record is removed once a new
+//!    process serves, is healthy, and works with the new credential.
 //! 3. A component that does not become ready gets its old files and one more restart, unless an old credential has expired
 //!    or is rejected. It is not tried again until an administrator requests it, and the record contains the reason. If the
 //!    new files belong to a step of a CA change, all files of the step are rolled back (`trust`).

@@ -40,10 +40,15 @@ impl Listeners {
         self.0.is_empty()
     }
 
+    /// Returns whether one of `before` still listens.
+    pub(super) fn include(&self, before: &Listeners) -> bool {
+        !self.0.is_disjoint(&before.0)
+    }
+
     /// Returns whether another process listens than the one of `before`.
     pub(super) fn have_replaced(&self, before: &Listeners) -> bool {
         let known = !self.is_empty() && !before.is_empty();
-        known && self.0.is_disjoint(&before.0)
+        known && !self.include(before)
     }
 }
 

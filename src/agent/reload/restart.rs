@@ -11,6 +11,7 @@ use super::lease::{LeaseUnavailable, RestartLease};
 use super::pod::Pod;
 use super::probe::HostPathVolumes;
 use super::programs::{Program, of_unit, systemctl};
+use super::restarted::StateBefore;
 use super::rollback::rollback_detail;
 use super::{ReloadState, Run, busy_message, names};
 use crate::agent::{Event, Failure, audit};
@@ -363,43 +364,104 @@ impl Run<'_> {
                     Err(why) => stopped = Some(why.to_string()),
                 }
             }
-            let Some((restart, pod, method)) = left.pop_front() else {
+            let Some(due) = left.pop_front() else {
                 return Ok(());
             };
-            if self.spared.contains(&restart.component) {
-                self.report_spared(restart.component);
+            let component = due.0.component;
+            if self.spared.contains(&component) {
+                self.report_spared(component);
             } else if let Some(why) = &stopped {
                 let detail = format!("was not restarted, since {why}; run `nodepki renew` again");
-                self.report(restart.component, ReloadState::Waits, detail);
-            } else if !self.restart(&restart, pod.as_ref(), &method).await? {
-                stopped = Some(format!("{} did not become ready", restart.component));
+                self.report(component, ReloadState::Waits, detail);
+            } else {
+                let next = left.front();
+                let server = next.is_some_and(|next| self.stops_for(next, &due));
+                let server = server.then(|| left.pop_front()).flatten();
+                let failed = match server {
+                    Some(server) => {
+                        let (failed, remaining) = self.restart_below(due, server).await?;
+                        if let Some(remaining) = remaining {
+                            left.push_front(remaining);
+                        }
+                        failed
+                    }
+                    None => self.restart(&due).await?,
+                };
+                stopped = failed.map(|component| format!("{component} did not become ready"));
             }
         }
     }
 
-    /// Restarts one component, and rolls it back if it does not become ready. Returns false then.
-    async fn restart(
+    /// Restarts one component, and rolls it back if it does not become ready. Returns it then.
+    async fn restart(&mut self, due: &DueRestart) -> Result<Option<Component>, Failure> {
+        let begun = self.begin(due).await?;
+        self.complete(due, begun).await
+    }
+
+    /// Returns whether a kube-apiserver is to be stopped while etcd restarts.
+    fn stops_for(&self, (server, _, method): &DueRestart, (etcd, _, of_etcd): &DueRestart) -> bool {
+        etcd.component == Component::Etcd
+            && server.component == Component::KubeApiserver
+            && !self.spared.contains(&server.component)
+            && matches!((method, of_etcd), (RestartMethod::Pod, RestartMethod::Pod))
+    }
+
+    /// Restarts etcd while the kube-apiserver that is due too has stopped. An API server whose etcd is away accepts
+    /// requests, answers them after a minute with an error, and so delays the kubelet, which removes the mirror pod
+    /// through it before it starts etcd again. Once it has stopped, clients turn to another one, and so does the kubelet.
+    /// Returns the component that did not become ready, with the other one if it is still due.
+    async fn restart_below(
         &mut self,
-        restart: &Restart,
-        pod: Option<&Pod>,
-        method: &RestartMethod,
-    ) -> Result<bool, Failure> {
+        etcd: DueRestart,
+        server: DueRestart,
+    ) -> Result<(Option<Component>, Option<DueRestart>), Failure> {
+        let begun = match self.begin(&server).await? {
+            Ok(before) => self.stopped(&server, &before).await.map(|()| before),
+            Err(why) => Err(why),
+        };
+        if begun.is_err() {
+            return Ok((self.complete(&server, begun).await?, Some(etcd)));
+        }
+        let failed = self.restart(&etcd).await?;
+        if failed.is_some() {
+            return Ok((failed, Some(server)));
+        }
+        Ok((self.complete(&server, begun).await?, None))
+    }
+
+    /// Begins a restart. Returns the state before it, or why it was not begun.
+    async fn begin(
+        &mut self,
+        (restart, pod, method): &DueRestart,
+    ) -> Result<Result<StateBefore, String>, Failure> {
         let component = restart.component;
-        let before = self.observe(component, pod).await;
+        let before = self.observe(component, pod.as_ref()).await;
         let rejected = match conf_of(component).and_then(|name| self.probe.setup.outputs.get(&name))
         {
             Some(CertFiles::Kubeconfig { path, .. }) => self.probe.rejection(path).await,
             _ => None,
         };
-        let ended = match rejected {
-            Some(why) => Err(format!("the API server rejects its new credential ({why})")),
-            None => match self
-                .commit_and_restart(component, pod, method, Commit::new(), restart)
-                .await?
-            {
-                Ok(()) => self.proof(component, pod, &before).await,
-                Err(why) => Err(why),
-            },
+        if let Some(why) = rejected {
+            return Ok(Err(format!(
+                "the API server rejects its new credential ({why})"
+            )));
+        }
+        let begun = self
+            .commit_and_restart(component, pod.as_ref(), method, Commit::new(), restart)
+            .await?;
+        Ok(begun.map(|()| before))
+    }
+
+    /// Waits for the proof of a restart, and rolls the component back without it. Returns the component then.
+    async fn complete(
+        &mut self,
+        (restart, pod, method): &DueRestart,
+        begun: Result<StateBefore, String>,
+    ) -> Result<Option<Component>, Failure> {
+        let component = restart.component;
+        let ended = match begun {
+            Ok(before) => self.proof(component, pod.as_ref(), &before).await,
+            Err(why) => Err(why),
         };
         match ended {
             Ok(proven) => {
@@ -420,11 +482,11 @@ impl Run<'_> {
                 self.progress.event(Event::Restarted { component: name });
                 let detail = format!("was restarted for {}: {proven}", names(&restart.causes));
                 self.report(component, ReloadState::Done, detail);
-                Ok(true)
+                Ok(None)
             }
             Err(why) => {
-                self.roll_back(restart, pod, method, why).await?;
-                Ok(false)
+                self.roll_back(restart, pod.as_ref(), method, why).await?;
+                Ok(Some(component))
             }
         }
     }

@@ -8,6 +8,7 @@ use tokio::time::{Instant, sleep};
 use super::listeners::Listeners;
 use super::pod::Pod;
 use super::probe::{Unhealthy, generates_certificate};
+use super::restart::DueRestart;
 use super::{POLL_INTERVAL, Run};
 use crate::cluster::api::ApiError;
 use crate::kube::components::Component;
@@ -19,6 +20,8 @@ pub(super) struct StateBefore {
     /// The sockets at which it is served.
     listeners: Listeners,
     healthy: bool,
+    /// For etcd, whether the API server of this node served. One that has stopped is examined after its own restart.
+    has_client: bool,
     /// Identity of the leader, if it is a process of this host.
     leader: Option<String>,
     /// Time at which the kubelet renewed its Lease.
@@ -51,9 +54,14 @@ impl Run<'_> {
             served: None,
             listeners: Listeners::default(),
             healthy: true,
+            has_client: false,
             leader: None,
             lease: None,
         };
+        if component == Component::Etcd {
+            let serves = while_late(self.max_wait(), async || self.probe.livez().await);
+            before.has_client = serves.await.is_ok();
+        }
         if component == Component::Kubelet {
             before.healthy = self.probe.kubelet().await.is_ok();
             let lease = while_late(self.max_wait(), async || {
@@ -105,6 +113,34 @@ impl Run<'_> {
         }
     }
 
+    /// Waits until the process that served before has closed its port.
+    pub(super) async fn stopped(
+        &self,
+        (restart, pod, _): &DueRestart,
+        before: &StateBefore,
+    ) -> Result<(), String> {
+        let component = restart.component;
+        let address = pod
+            .as_ref()
+            .and_then(|pod| pod.addresses(component).first().copied());
+        let Some(address) = address.filter(|_| !before.is_stopped()) else {
+            return Ok(());
+        };
+        let timeout = self.probe.setup.reload.timeout;
+        self.await_until(component, "it has stopped", timeout);
+        let give_up = Instant::now() + timeout;
+        while Listeners::of_port(address.port()).include(&before.listeners) {
+            if Instant::now() >= give_up {
+                let seconds = timeout.as_secs_f32();
+                return Err(format!(
+                    "its process still serves at {address} after {seconds} s"
+                ));
+            }
+            sleep(POLL_INTERVAL).await;
+        }
+        Ok(())
+    }
+
     /// Verifies that the kubelet is healthy and has used its new credential: it has renewed its Lease. Its `/healthz`
     /// needs no access to the API server.
     async fn verify_kubelet(&self, before: &StateBefore) -> Result<String, String> {
@@ -150,7 +186,9 @@ impl Run<'_> {
         if !*has_stopped {
             return Err(format!("{address} is still served by the old process"));
         }
-        if matches!(component, Component::KubeApiserver | Component::Etcd) {
+        if component == Component::Etcd && !before.has_client {
+            self.probe.etcd(true).await?;
+        } else if matches!(component, Component::KubeApiserver | Component::Etcd) {
             self.is_healthy(component == Component::Etcd).await?;
         } else {
             self.probe.healthz(address).await?;
@@ -232,6 +270,7 @@ mod tests {
             served,
             listeners,
             healthy: true,
+            has_client: false,
             leader: None,
             lease: None,
         };
