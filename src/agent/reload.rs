@@ -25,7 +25,6 @@
 //! component, add a case to `RestartMethod` in `restart`.
 
 mod lease;
-mod listeners;
 mod mounted;
 mod pod;
 mod probe;
@@ -33,6 +32,7 @@ mod programs;
 mod restart;
 mod restarted;
 mod rollback;
+mod sockets;
 mod trust;
 
 #[cfg(feature = "fuzzing")]

@@ -5,10 +5,10 @@ use std::time::Duration;
 use time::OffsetDateTime;
 use tokio::time::{Instant, sleep};
 
-use super::listeners::Listeners;
 use super::pod::Pod;
 use super::probe::{Unhealthy, generates_certificate};
 use super::restart::DueRestart;
+use super::sockets::Sockets;
 use super::{POLL_INTERVAL, Run};
 use crate::cluster::api::ApiError;
 use crate::kube::components::Component;
@@ -18,7 +18,7 @@ pub(super) struct StateBefore {
     /// Fingerprint of the served certificate.
     served: Option<[u8; 32]>,
     /// The sockets at which it is served.
-    listeners: Listeners,
+    listeners: Sockets,
     healthy: bool,
     /// For etcd, whether the API server of this node served. One that has stopped is examined after its own restart.
     has_client: bool,
@@ -52,7 +52,7 @@ impl Run<'_> {
     pub(super) async fn observe(&self, component: Component, pod: Option<&Pod>) -> StateBefore {
         let mut before = StateBefore {
             served: None,
-            listeners: Listeners::default(),
+            listeners: Sockets::default(),
             healthy: true,
             has_client: false,
             leader: None,
@@ -72,7 +72,7 @@ impl Run<'_> {
         {
             let served = self.probe.served(component, address).await;
             before.served = served.ok().map(|shown| shown.fingerprint());
-            before.listeners = Listeners::of_port(address.port());
+            before.listeners = Sockets::listening_at(address.port());
         }
         if let Some(pod) = pod {
             let host = nix::unistd::gethostname().unwrap_or_default();
@@ -113,7 +113,8 @@ impl Run<'_> {
         }
     }
 
-    /// Waits until the process that served before has closed its port.
+    /// Waits until the process that served before has closed its port and every connection, and so has answered every
+    /// request.
     pub(super) async fn stopped(
         &self,
         (restart, pod, _): &DueRestart,
@@ -129,7 +130,15 @@ impl Run<'_> {
         let timeout = self.probe.setup.reload.timeout;
         self.await_until(component, "it has stopped", timeout);
         let give_up = Instant::now() + timeout;
-        while Listeners::of_port(address.port()).include(&before.listeners) {
+        let mut former = before.listeners.clone();
+        loop {
+            let is_accepting = Sockets::listening_at(address.port()).include(&before.listeners);
+            let open = Sockets::open_at(address.port());
+            if is_accepting {
+                former.add(open);
+            } else if !open.include(&former) {
+                return Ok(());
+            }
             if Instant::now() >= give_up {
                 let seconds = timeout.as_secs_f32();
                 return Err(format!(
@@ -138,7 +147,6 @@ impl Run<'_> {
             }
             sleep(POLL_INTERVAL).await;
         }
-        Ok(())
     }
 
     /// Verifies that the kubelet is healthy and has used its new credential: it has renewed its Lease. Its `/healthz`
@@ -182,7 +190,7 @@ impl Run<'_> {
             generates_certificate(component, pod) && before.served != Some(shown.fingerprint());
         // A restart may be shorter than the time between two looks on a busy node.
         *has_stopped |=
-            renewed || Listeners::of_port(address.port()).have_replaced(&before.listeners);
+            renewed || Sockets::listening_at(address.port()).have_replaced(&before.listeners);
         if !*has_stopped {
             return Err(format!("{address} is still served by the old process"));
         }
@@ -274,9 +282,9 @@ mod tests {
             leader: None,
             lease: None,
         };
-        assert!(before(None, Listeners::default()).is_stopped());
-        assert!(!before(None, Listeners::of_port(port)).is_stopped());
-        assert!(!before(Some([0; 32]), Listeners::default()).is_stopped());
+        assert!(before(None, Sockets::default()).is_stopped());
+        assert!(!before(None, Sockets::listening_at(port)).is_stopped());
+        assert!(!before(Some([0; 32]), Sockets::default()).is_stopped());
     }
 
     #[test]
