@@ -36,6 +36,7 @@ impl Pair {
             "/etc/kubernetes/admin.conf",
             "--state",
             &state,
+            "--show-secrets",
         ]);
         let name = match authority {
             Authority::Ca => "prod-ca",
