@@ -25,7 +25,7 @@ settings! {
     pub struct Reload: Default {
         /// Restart static pods that do not detect new files, by an annotation in their manifests.
         "staticPods" => pub static_pods: bool = true;
-        /// Only one control-plane node at a time restarts components.
+        /// Static pods restart on one control-plane node at a time.
         "coordinateWithLease" => pub coordinate: bool = true;
         /// How long components may take until they serve replaced certificates, and a restarted one until it serves
         /// again; and how long a run waits for other nodes, or
