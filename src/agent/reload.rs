@@ -224,6 +224,7 @@ pub async fn settle(
         progress,
         outcomes: Vec::new(),
         spared: Vec::new(),
+        begun: None,
     };
     run.changes(unsettled.changed).await?;
     run.restarts().await?;
@@ -255,6 +256,8 @@ struct Run<'a> {
     until: Option<Instant>,
     /// Components whose restart was due only because of files that this run has rolled back.
     spared: Vec<Component>,
+    /// The component whose restart was begun and is completed after that of another one: it may have read the new files.
+    begun: Option<Component>,
 }
 
 impl Run<'_> {

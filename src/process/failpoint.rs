@@ -66,6 +66,9 @@ pub const AUTHORITY: &[&str] = &[
     "authority:ordered",
 ];
 
+/// The failpoint of restarts: kube-apiserver is stopped, and etcd not yet.
+pub const RELOAD: &[&str] = &["reload:server-stopped"];
+
 /// The failpoints of the signer of kubelets' requests.
 pub const KUBELETS: &[&str] = &["kubelets:submitting", "kubelets:answered"];
 
@@ -73,7 +76,7 @@ pub const KUBELETS: &[&str] = &["kubelets:submitting", "kubelets:answered"];
 pub const AUDIT: &[&str] = &["audit:write", "audit:written", "audit:renamed"];
 
 /// All failpoints.
-pub const ALL: &[&[&str]] = &[STORE, AGENT, MIGRATE, AUTHORITY, KUBELETS, AUDIT];
+pub const ALL: &[&[&str]] = &[STORE, AGENT, MIGRATE, AUTHORITY, RELOAD, KUBELETS, AUDIT];
 
 /// Ends the process or fails if `NODEPKI_FAILPOINT` arms this failpoint; without the feature it does nothing.
 ///

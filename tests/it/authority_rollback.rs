@@ -13,6 +13,8 @@ use crate::authority::{KUBECONFIGS, new_key, self_signed, trusted_in};
 use crate::node::{NODEPKI, Ran};
 use crate::reload::{CONTROLLERS, Plane, RESTART_RECORD, SCHEDULER};
 use crate::servers::cluster::{Authorities, ClusterNode};
+use crate::servers::static_pods::Why;
+use crate::time::wait_until;
 
 const NO_FILE: [&str; 0] = [];
 const NEW_CA: &str = "/var/new.crt";
@@ -91,8 +93,12 @@ impl Plane {
 
     /// Runs the step and kills it once the new files and the record are on disk.
     fn stage_killed(&self, authority: Authority) {
+        self.stage_killed_at("authority:committed", authority);
+    }
+
+    fn stage_killed_at(&self, failpoint: &str, authority: Authority) {
         let mut command = self.node().command("env");
-        command.args(["NODEPKI_FAILPOINT=authority:committed", NODEPKI]);
+        command.args([&format!("NODEPKI_FAILPOINT={failpoint}"), NODEPKI]);
         command.args(["--root", "/", "authority", "stage", authority.as_str()]);
         let output = command.args(["--certificate", NEW_CA]).output().unwrap();
         assert!(!output.status.success(), "{}", Ran::from(output).said());
@@ -261,4 +267,50 @@ fn rolls_back_stage_and_retire_of_etcd_ca_if_api_server_fails() {
     assert_eq!(plane.report(etcd)["phase"], "settled");
     assert_eq!(plane.trust_files()["pki/etcd/ca.crt"], left);
     assert!(!plane.node().path(RESTART_RECORD).exists());
+}
+
+#[test]
+fn restarts_etcd_while_api_server_is_stopped() {
+    const PEER_KEY: &str = "/etc/kubernetes/pki/etcd/peer.key";
+    let (plane, etcd) = (Plane::with_external_authorities(), Authority::EtcdCa);
+    plane.create_new_ca(etcd, new_key());
+    let before = plane.trust_files();
+
+    // etcd does not start any more. The API server was stopped for it, and runs with a file that is rolled back.
+    plane.configure("  timeout: 15s\n");
+    let key = fs::read_to_string(plane.node().path(PEER_KEY)).unwrap();
+    plane.stage_killed(etcd);
+    plane.node().write(PEER_KEY, "");
+    let ran = plane.stage_until_decided(etcd);
+    plane.node().write(PEER_KEY, &key);
+    assert_eq!(plane.changed_files(&before), NO_FILE, "{}", ran.said());
+    ran.ended(65)
+        .row_says("etcd", "rolled back")
+        .row_says("etcd", "with the old files it is not ready either")
+        .row_says(
+            "kube-apiserver",
+            "waits: was stopped while etcd restarted and has started again",
+        );
+    assert_eq!(plane.restarts(), [0, 0, 1, 2]);
+    wait_until("etcd is back", || plane.node().is_ready("kube-apiserver"));
+    plane.configure("  timeout: 40s\n");
+    plane
+        .renew_due()
+        .ended(65)
+        .row_says("kube-apiserver", "was restarted for etcd-ca");
+    assert_eq!(plane.restarts(), [0, 0, 2, 2]);
+
+    // Killed while the API server is stopped: the next run restarts both.
+    plane.stage_killed_at("reload:server-stopped", etcd);
+    assert_eq!(plane.restarts()[3], 2);
+    wait_until("the API server is back", || {
+        plane.node().is_ready("kube-apiserver")
+    });
+    plane.stage(etcd).done();
+    assert_eq!(plane.report(etcd)["phase"], "staged");
+    assert_eq!(plane.restarts(), [0, 0, 4, 3]);
+    let starts = plane.starts();
+    let mut changed = starts.iter().filter(|start| start.why == Why::Changed);
+    let mut last = || changed.next_back().map(|start| start.component.as_str());
+    assert_eq!([last(), last()], [Some("etcd"), Some("kube-apiserver")]);
 }

@@ -16,7 +16,7 @@ use crate::node::{NODEPKI, Ran};
 use crate::rotation_cluster::Daemon;
 use crate::servers::bin;
 use crate::servers::cluster::{Authorities, Cluster, ClusterNode, INIT};
-use crate::servers::static_pods::StaticPods;
+use crate::servers::static_pods::{Start, StaticPods};
 use crate::signing::now;
 use crate::time::wait_until;
 
@@ -89,6 +89,11 @@ impl Plane {
         let output = command.output().unwrap();
         assert!(!output.status.success(), "{}", Ran::from(output).said());
         assert!(self.node().path(RESTART_RECORD).exists());
+    }
+
+    /// Returns every start of a static pod.
+    pub(crate) fn starts(&self) -> Vec<Start> {
+        self.pods.starts()
     }
 
     /// Number of restarts of the controllers, the scheduler, the API server and etcd.

@@ -16,6 +16,15 @@ use crate::yaml;
 /// Annotation whose change restarts the pod.
 pub(super) const ANNOTATION: &str = "nodepki.io/restarted-at";
 
+/// Where a component serves TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ServedAt {
+    /// The address to connect to.
+    pub(super) address: SocketAddr,
+    /// The address of its listening socket, which may be a wildcard address.
+    pub(super) bound: SocketAddr,
+}
+
 /// A static pod whose manifest was read.
 pub(super) struct Pod {
     text: String,
@@ -41,31 +50,46 @@ impl Pod {
     /// Returns the addresses at which the component serves TLS; none if the port is 0.
     pub(super) fn addresses(&self, component: Component) -> Vec<SocketAddr> {
         match component {
-            Component::KubeApiserver => {
-                self.own_address(&["advertise-address", "bind-address"], 6443)
-            }
-            Component::KubeControllerManager => self.own_address(&["bind-address"], 10257),
-            Component::KubeScheduler => self.own_address(&["bind-address"], 10259),
             Component::Etcd => self.urls("listen-client-urls"),
-            Component::Kubelet => Vec::new(),
+            _ => {
+                let served_at = self.served_at(component).into_iter();
+                served_at.map(|served_at| served_at.address).collect()
+            }
         }
     }
 
-    fn own_address(&self, flags: &[&str], port: u16) -> Vec<SocketAddr> {
-        let address = flags.iter().find_map(|flag| self.flag(flag)?.parse().ok());
-        let port = self.flag("secure-port").map_or(Ok(port), str::parse);
-        match (address.unwrap_or(Ipv4Addr::UNSPECIFIED.into()), port) {
-            (_, Ok(0) | Err(_)) => Vec::new(),
-            (address, Ok(port)) => vec![SocketAddr::new(reachable(address), port)],
-        }
+    /// Returns the first of them.
+    pub(super) fn served_at(&self, component: Component) -> Option<ServedAt> {
+        let address_in = |flag| self.flag(flag)?.parse::<IpAddr>().ok();
+        let (port, advertised) = match component {
+            Component::KubeApiserver => (6443, address_in("advertise-address")),
+            Component::KubeControllerManager => (10257, None),
+            Component::KubeScheduler => (10259, None),
+            Component::Etcd => return self.bound_to("listen-client-urls").next(),
+            Component::Kubelet => return None,
+        };
+        let port = self.flag("secure-port").map_or(Ok(port), str::parse).ok()?;
+        let bound = address_in("bind-address").unwrap_or(Ipv4Addr::UNSPECIFIED.into());
+        (port != 0).then(|| ServedAt {
+            address: SocketAddr::new(reachable(advertised.unwrap_or(bound)), port),
+            bound: SocketAddr::new(bound, port),
+        })
     }
 
     /// Returns the `https` addresses of one of etcd's URL lists.
     pub(super) fn urls(&self, flag: &str) -> Vec<SocketAddr> {
-        let urls = self.flag(flag).unwrap_or_default().split(',');
-        urls.filter_map(|url| url.trim().strip_prefix("https://")?.parse().ok())
-            .map(|address: SocketAddr| SocketAddr::new(reachable(address.ip()), address.port()))
+        self.bound_to(flag)
+            .map(|served_at| served_at.address)
             .collect()
+    }
+
+    fn bound_to(&self, urls: &str) -> impl Iterator<Item = ServedAt> {
+        let urls = self.flag(urls).unwrap_or_default().split(',');
+        urls.filter_map(|url| {
+            let bound: SocketAddr = url.trim().strip_prefix("https://")?.parse().ok()?;
+            let address = SocketAddr::new(reachable(bound.ip()), bound.port());
+            Some(ServedAt { address, bound })
+        })
     }
 
     /// Returns the manifest with the annotation set to `value`.
@@ -382,5 +406,28 @@ mod tests {
             ["[::1]:1".parse().unwrap()]
         );
         assert_eq!(scheduler("x, --secure-port=0"), []);
+        let at = |component, words: &str| {
+            let served_at = manifest(words).served_at(component);
+            served_at.map(|at| [at.address, at.bound].map(|address| address.to_string()))
+        };
+        let server = |words: &str| at(Component::KubeApiserver, words);
+        let two = |address: &str, bound: &str| Some([address.to_owned(), bound.to_owned()]);
+        assert_eq!(server("x"), two("127.0.0.1:6443", "0.0.0.0:6443"));
+        assert_eq!(
+            server("x, --advertise-address=192.0.2.11"),
+            two("192.0.2.11:6443", "0.0.0.0:6443")
+        );
+        assert_eq!(
+            server("x, --advertise-address=198.51.100.1, --bind-address=192.0.2.11"),
+            two("198.51.100.1:6443", "192.0.2.11:6443")
+        );
+        assert_eq!(
+            at(
+                Component::Etcd,
+                "etcd, '--listen-client-urls=http://[::1]:2381,https://[::]:2379'"
+            ),
+            two("[::1]:2379", "[::]:2379")
+        );
+        assert_eq!(at(Component::Kubelet, "kubelet"), None);
     }
 }

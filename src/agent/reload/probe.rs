@@ -15,7 +15,7 @@ use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
 use super::lease::{self, LEASE, NAMESPACE};
-use super::pod::Pod;
+use super::pod::{Pod, ServedAt};
 use super::{ReloadSetup, chain_of};
 use crate::agent::Clock;
 use crate::cluster::api::{self, Api, ApiAccess};
@@ -45,33 +45,33 @@ const KUBELET_HEALTH: &str = "http://127.0.0.1:10248";
 /// (client-go, `GenerateSelfSignedCertKey`).
 const SELF_SIGNED_BACKDATING: Duration = Duration::from_secs(60 * 60);
 
-/// Why a component is not healthy, as a clause.
-pub(super) struct Unhealthy {
+/// Why a component is not healthy, or a question about it has no answer, as a clause.
+pub(super) struct ProbeError {
     why: String,
-    /// No complete answer has arrived: the component may be healthy, and busy.
+    /// No complete answer has arrived: the component that was asked may be healthy, and busy.
     pub(super) is_late: bool,
 }
 
-impl Unhealthy {
+impl ProbeError {
     #[cfg(test)]
     pub(super) fn late(why: &str) -> Self {
-        Unhealthy {
+        ProbeError {
             why: why.to_owned(),
             is_late: true,
         }
     }
 }
 
-impl From<String> for Unhealthy {
+impl From<String> for ProbeError {
     fn from(why: String) -> Self {
-        Unhealthy {
+        ProbeError {
             why,
             is_late: false,
         }
     }
 }
 
-impl From<api::ApiError> for Unhealthy {
+impl From<api::ApiError> for ProbeError {
     fn from(error: api::ApiError) -> Self {
         match error {
             api::ApiError::Http(error) => error.into(),
@@ -80,18 +80,18 @@ impl From<api::ApiError> for Unhealthy {
     }
 }
 
-impl From<http::HttpError> for Unhealthy {
+impl From<http::HttpError> for ProbeError {
     fn from(error: http::HttpError) -> Self {
-        Unhealthy {
+        ProbeError {
             is_late: *error.kind() == http::HttpErrorKind::Lost,
             why: error.to_string(),
         }
     }
 }
 
-impl From<Unhealthy> for String {
-    fn from(unhealthy: Unhealthy) -> Self {
-        unhealthy.why
+impl From<ProbeError> for String {
+    fn from(error: ProbeError) -> Self {
+        error.why
     }
 }
 
@@ -279,7 +279,7 @@ impl Probe<'_> {
         if !generates_certificate(component, pod) {
             return false;
         }
-        let Some(address) = pod.addresses(component).first().copied() else {
+        let Some(ServedAt { address, .. }) = pod.served_at(component) else {
             return false;
         };
         let served = self.served(component, address).await;
@@ -365,7 +365,7 @@ impl Probe<'_> {
         &self,
         component: Component,
         pod: &Pod,
-    ) -> Result<Option<String>, Unhealthy> {
+    ) -> Result<Option<String>, ProbeError> {
         let leads = matches!(
             component,
             Component::KubeControllerManager | Component::KubeScheduler
@@ -394,11 +394,11 @@ impl Probe<'_> {
     }
 
     /// Checks `/livez` of this node's API server; succeeds if the node has none.
-    pub(super) async fn livez(&self) -> Result<(), Unhealthy> {
+    pub(super) async fn livez(&self) -> Result<(), ProbeError> {
         let Some(pod) = self.pod(Component::KubeApiserver)? else {
             return Ok(());
         };
-        let Some(address) = pod.addresses(Component::KubeApiserver).first().copied() else {
+        let Some(ServedAt { address, .. }) = pod.served_at(Component::KubeApiserver) else {
             return Ok(());
         };
         let mut endpoint = endpoint(&format!("https://{address}"))?;
@@ -415,7 +415,7 @@ impl Probe<'_> {
         }
         match answer(&client, "/livez").await {
             Ok(_) => Ok(()),
-            Err(Unhealthy { why, is_late }) => Err(Unhealthy {
+            Err(ProbeError { why, is_late }) => Err(ProbeError {
                 why: format!("kube-apiserver is not healthy: {why}"),
                 is_late,
             }),
@@ -435,11 +435,11 @@ impl Probe<'_> {
     }
 
     /// Checks that etcd has a quorum, and with `all` that every member is healthy; succeeds if the node has no etcd.
-    pub(super) async fn etcd(&self, all: bool) -> Result<(), Unhealthy> {
+    pub(super) async fn etcd(&self, all: bool) -> Result<(), ProbeError> {
         let Some(pod) = self.pod(Component::Etcd)? else {
             return Ok(());
         };
-        let Some(address) = pod.addresses(Component::Etcd).first().copied() else {
+        let Some(ServedAt { address, .. }) = pod.served_at(Component::Etcd) else {
             return Ok(());
         };
         let own = format!("https://{address}");
@@ -462,8 +462,8 @@ impl Probe<'_> {
     }
 
     /// Checks `/health` of a member, which requires a quorum.
-    async fn member(&self, url: &str) -> Result<(), Unhealthy> {
-        let Unhealthy { why, is_late } = match answer(&self.etcd_at(url)?, "/health").await {
+    async fn member(&self, url: &str) -> Result<(), ProbeError> {
+        let ProbeError { why, is_late } = match answer(&self.etcd_at(url)?, "/health").await {
             Ok(text) => {
                 let health: Value = serde_json::from_str(&text).unwrap_or_default();
                 if health.get("health").and_then(Value::as_str) == Some("true") {
@@ -473,7 +473,7 @@ impl Probe<'_> {
             }
             Err(unhealthy) => unhealthy,
         };
-        Err(Unhealthy {
+        Err(ProbeError {
             why: format!("etcd at {url} is not healthy: {why}"),
             is_late,
         })
@@ -525,7 +525,7 @@ fn endpoint(url: &str) -> Result<Endpoint, String> {
     Ok(endpoint)
 }
 
-async fn answer(client: &Client, path: &str) -> Result<String, Unhealthy> {
+async fn answer(client: &Client, path: &str) -> Result<String, ProbeError> {
     let response = client.send(Call::get(path)).await?;
     let text = http::printable(&response.text(), 400);
     if response.is_success() {

@@ -18,6 +18,7 @@ use crate::agent::{Event, Failure, audit};
 use crate::config::reload::On;
 use crate::kube::components::Component;
 use crate::kube::names::CertName;
+use crate::process::failpoint;
 use crate::spec::assess::{FoundKubeconfig, read_kubeconfig};
 use crate::spec::{CertFiles, kubeconfig_path};
 use crate::store::{AuditRecord, Commit, Mode, Restart, RestartState};
@@ -46,7 +47,18 @@ pub(super) enum RestartMethod {
 }
 
 /// A component to be restarted.
-pub(super) type DueRestart = (Restart, Option<Pod>, RestartMethod);
+pub(super) struct DueRestart {
+    pub(super) restart: Restart,
+    /// Its static pod, if it runs as one.
+    pub(super) pod: Option<Pod>,
+    pub(super) method: RestartMethod,
+}
+
+impl DueRestart {
+    pub(super) fn component(&self) -> Component {
+        self.restart.component
+    }
+}
 
 /// What a recorded restart needs.
 enum RestartVerdict {
@@ -143,14 +155,18 @@ impl Run<'_> {
             );
             return RestartVerdict::Remains(ReloadState::Waits, detail);
         }
-        RestartVerdict::Due(Box::new((restart, pod, method)))
+        RestartVerdict::Due(Box::new(DueRestart {
+            restart,
+            pod,
+            method,
+        }))
     }
 
     /// Restarts the components in their order, the static pods with the Lease. The lock is held at the start.
     async fn restart_all(&mut self, due: Vec<DueRestart>) -> Result<(), Failure> {
         let (mut kubelet, pods): (Vec<_>, Vec<_>) = due
             .into_iter()
-            .partition(|(restart, ..)| restart.component == Component::Kubelet);
+            .partition(|due| due.component() == Component::Kubelet);
         // The kubelet is last, since it restarts no pod reliably while it starts itself: see `settle_kubelet`. One that is
         // unhealthy restarts no pod at all.
         if self.probe.kubelet().await.is_err() {
@@ -224,13 +240,13 @@ impl Run<'_> {
         }
         let recorded = self.probe.root.unsettled()?.restarts;
         let mut left = Vec::new();
-        for (restart, pod, method) in due {
-            let component = restart.component;
+        for due in due {
+            let component = due.component();
             let mut found = recorded.iter();
             match found.find(|found| found.component == component) {
                 None if self.spared.contains(&component) => self.report_spared(component),
                 None => self.report(component, ReloadState::Done, "was restarted by another run"),
-                Some(found) => match (&found.state, pod) {
+                Some(found) => match (&found.state, &due.pod) {
                     (RestartState::RolledBack { why }, _) => {
                         self.report(
                             component,
@@ -238,10 +254,17 @@ impl Run<'_> {
                             rollback_detail(found, why),
                         );
                     }
-                    (RestartState::Due, None) => left.push((found.clone(), None, method)),
+                    (RestartState::Due, None) => left.push(DueRestart {
+                        restart: found.clone(),
+                        ..due
+                    }),
                     // The other run may have annotated it.
                     (RestartState::Due, Some(_)) => match self.probe.pod(component) {
-                        Ok(pod) => left.push((found.clone(), pod, method)),
+                        Ok(pod) => left.push(DueRestart {
+                            restart: found.clone(),
+                            pod,
+                            ..due
+                        }),
                         Err(why) => self.report(component, ReloadState::Failed, unreadable(&why)),
                     },
                 },
@@ -306,9 +329,9 @@ impl Run<'_> {
         let now = (self.probe.clock)();
         let (urgent, rest): (Vec<_>, Vec<_>) = due
             .into_iter()
-            .partition(|(restart, ..)| self.cannot_wait(restart, now).is_some());
+            .partition(|due| self.cannot_wait(&due.restart, now).is_some());
         self.all_wait(&rest, &format!("another node may hold the Lease: {why}"));
-        for (restart, ..) in &urgent {
+        for DueRestart { restart, .. } in &urgent {
             if let Some(reason) = self.cannot_wait(restart, now) {
                 tracing::warn!(component = %restart.component, "restarted without the Lease ({why}), since {reason}");
             }
@@ -318,7 +341,7 @@ impl Run<'_> {
     }
 
     fn all_wait(&mut self, due: &[DueRestart], why: &str) {
-        for (restart, ..) in due {
+        for DueRestart { restart, .. } in due {
             let detail = format!(
                 "waits to be restarted for {}: {why}",
                 names(&restart.causes)
@@ -337,7 +360,7 @@ impl Run<'_> {
         let mut stopped: Option<String> = None;
         if due
             .iter()
-            .any(|(.., method)| matches!(method, RestartMethod::Pod))
+            .any(|due| matches!(due.method, RestartMethod::Pod))
         {
             stopped = self.settle_kubelet().await.err();
         }
@@ -367,7 +390,7 @@ impl Run<'_> {
             let Some(due) = left.pop_front() else {
                 return Ok(());
             };
-            let component = due.0.component;
+            let component = due.component();
             if self.spared.contains(&component) {
                 self.report_spared(component);
             } else if let Some(why) = &stopped {
@@ -399,17 +422,17 @@ impl Run<'_> {
     }
 
     /// Returns whether a kube-apiserver is to be stopped while etcd restarts.
-    fn stops_for(&self, (server, _, method): &DueRestart, (etcd, _, of_etcd): &DueRestart) -> bool {
-        etcd.component == Component::Etcd
-            && server.component == Component::KubeApiserver
-            && !self.spared.contains(&server.component)
-            && matches!((method, of_etcd), (RestartMethod::Pod, RestartMethod::Pod))
+    fn stops_for(&self, server: &DueRestart, etcd: &DueRestart) -> bool {
+        etcd.component() == Component::Etcd
+            && server.component() == Component::KubeApiserver
+            && !self.spared.contains(&server.component())
+            && [server, etcd].map(|due| matches!(due.method, RestartMethod::Pod)) == [true; 2]
     }
 
     /// Restarts etcd while the kube-apiserver that is due too has stopped. An API server whose etcd is away accepts
     /// requests, answers them after a minute with an error, and so delays the kubelet, which removes the mirror pod
     /// through it before it starts etcd again. Once it has stopped, clients turn to another one, and so does the kubelet.
-    /// Returns the component that did not become ready, with the other one if it is still due.
+    /// Returns the component that did not become ready, with etcd if its restart was not begun.
     async fn restart_below(
         &mut self,
         etcd: DueRestart,
@@ -422,20 +445,25 @@ impl Run<'_> {
         if begun.is_err() {
             return Ok((self.complete(&server, begun).await?, Some(etcd)));
         }
+        failpoint::reached("reload:server-stopped");
+        self.begun = Some(server.component());
         let failed = self.restart(&etcd).await?;
-        if failed.is_some() {
-            return Ok((failed, Some(server)));
+        self.begun = None;
+        if let Some(failed) = failed {
+            let detail = format!(
+                "was stopped while {failed} restarted and has started again, which is not verified, since {failed} did not become ready; run `nodepki renew` again, which restarts it"
+            );
+            self.report(server.component(), ReloadState::Waits, detail);
+            return Ok((Some(failed), None));
         }
         Ok((self.complete(&server, begun).await?, None))
     }
 
     /// Begins a restart. Returns the state before it, or why it was not begun.
-    async fn begin(
-        &mut self,
-        (restart, pod, method): &DueRestart,
-    ) -> Result<Result<StateBefore, String>, Failure> {
-        let component = restart.component;
-        let before = self.observe(component, pod.as_ref()).await;
+    async fn begin(&mut self, due: &DueRestart) -> Result<Result<StateBefore, String>, Failure> {
+        let component = due.component();
+        let limit = self.max_wait();
+        let before = self.observe(component, due.pod.as_ref(), limit).await;
         let rejected = match conf_of(component).and_then(|name| self.probe.setup.outputs.get(&name))
         {
             Some(CertFiles::Kubeconfig { path, .. }) => self.probe.rejection(path).await,
@@ -447,7 +475,7 @@ impl Run<'_> {
             )));
         }
         let begun = self
-            .commit_and_restart(component, pod.as_ref(), method, Commit::new(), restart)
+            .commit_and_restart(due, due.pod.as_ref(), Commit::new())
             .await?;
         Ok(begun.map(|()| before))
     }
@@ -455,12 +483,12 @@ impl Run<'_> {
     /// Waits for the proof of a restart, and rolls the component back without it. Returns the component then.
     async fn complete(
         &mut self,
-        (restart, pod, method): &DueRestart,
+        due: &DueRestart,
         begun: Result<StateBefore, String>,
     ) -> Result<Option<Component>, Failure> {
-        let component = restart.component;
+        let (restart, component) = (&due.restart, due.component());
         let ended = match begun {
-            Ok(before) => self.proof(component, pod.as_ref(), &before).await,
+            Ok(before) => self.proof(component, due.pod.as_ref(), &before).await,
             Err(why) => Err(why),
         };
         match ended {
@@ -485,7 +513,7 @@ impl Run<'_> {
                 Ok(None)
             }
             Err(why) => {
-                self.roll_back(restart, pod.as_ref(), method, why).await?;
+                self.roll_back(due, why).await?;
                 Ok(Some(component))
             }
         }
@@ -536,17 +564,17 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Commits, and restarts the component: by the manifest in the same commit, or by programs afterwards.
+    /// Commits, and restarts the component: by the manifest in the same commit, or by programs afterwards. `pod` is the
+    /// present one.
     pub(super) async fn commit_and_restart(
         &mut self,
-        component: Component,
+        due: &DueRestart,
         pod: Option<&Pod>,
-        method: &RestartMethod,
         mut commit: Commit,
-        restart: &Restart,
     ) -> Result<Result<(), String>, Failure> {
         let mut not_annotated = None;
-        if let (RestartMethod::Pod, Some(pod), Some(path)) = (method, pod, component.manifest()) {
+        let manifest = due.component().manifest();
+        if let (RestartMethod::Pod, Some(pod), Some(path)) = (&due.method, pod, manifest) {
             let now = (self.probe.clock)();
             let now = now
                 .format(&Rfc3339)
@@ -564,9 +592,9 @@ impl Run<'_> {
         if let Some(why) = not_annotated {
             return Ok(Err(why));
         }
-        if let RestartMethod::Programs(programs) = method {
+        if let RestartMethod::Programs(programs) = &due.method {
             for program in programs {
-                if let Err(why) = program.run(&restart.causes).await {
+                if let Err(why) = program.run(&due.restart.causes).await {
                     return Ok(Err(why));
                 }
             }
@@ -627,7 +655,7 @@ impl Run<'_> {
 /// Returns whether etcd is one of the components.
 fn disturbs_etcd<'a>(due: impl IntoIterator<Item = &'a DueRestart>) -> bool {
     let mut due = due.into_iter();
-    due.any(|(restart, ..)| restart.component == Component::Etcd)
+    due.any(|due| due.component() == Component::Etcd)
 }
 
 fn unreadable(why: &str) -> String {

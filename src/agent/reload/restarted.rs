@@ -5,8 +5,8 @@ use std::time::Duration;
 use time::OffsetDateTime;
 use tokio::time::{Instant, sleep};
 
-use super::pod::Pod;
-use super::probe::{Unhealthy, generates_certificate};
+use super::pod::{Pod, ServedAt};
+use super::probe::{ProbeError, generates_certificate};
 use super::restart::DueRestart;
 use super::sockets::Sockets;
 use super::{POLL_INTERVAL, Run};
@@ -44,12 +44,18 @@ impl Run<'_> {
         Ok(healthy.await?)
     }
 
-    async fn is_healthy(&self, all_members: bool) -> Result<(), Unhealthy> {
+    async fn is_healthy(&self, all_members: bool) -> Result<(), ProbeError> {
         self.probe.livez().await?;
         self.probe.etcd(all_members).await
     }
 
-    pub(super) async fn observe(&self, component: Component, pod: Option<&Pod>) -> StateBefore {
+    /// Returns the state of a component. Until `limit` is over, a late answer is asked for again.
+    pub(super) async fn observe(
+        &self,
+        component: Component,
+        pod: Option<&Pod>,
+        limit: Duration,
+    ) -> StateBefore {
         let mut before = StateBefore {
             served: None,
             listeners: Sockets::default(),
@@ -59,27 +65,22 @@ impl Run<'_> {
             lease: None,
         };
         if component == Component::Etcd {
-            let serves = while_late(self.max_wait(), async || self.probe.livez().await);
+            let serves = while_late(limit, async || self.probe.livez().await);
             before.has_client = serves.await.is_ok();
         }
         if component == Component::Kubelet {
             before.healthy = self.probe.kubelet().await.is_ok();
-            let lease = while_late(self.max_wait(), async || {
-                Ok(self.probe.node_lease().await?)
-            });
+            let lease = while_late(limit, async || Ok(self.probe.node_lease().await?));
             before.lease = lease.await.ok().flatten();
-        } else if let Some(address) = pod.and_then(|pod| pod.addresses(component).first().copied())
-        {
-            let served = self.probe.served(component, address).await;
+        } else if let Some(served_at) = pod.and_then(|pod| pod.served_at(component)) {
+            let served = self.probe.served(component, served_at.address).await;
             before.served = served.ok().map(|shown| shown.fingerprint());
-            before.listeners = Sockets::listening_at(address.port());
+            before.listeners = Sockets::listening_at(served_at.bound);
         }
         if let Some(pod) = pod {
             let host = nix::unistd::gethostname().unwrap_or_default();
             let ours = format!("{}_", host.to_string_lossy());
-            let leader = while_late(self.max_wait(), async || {
-                self.probe.leader(component, pod).await
-            });
+            let leader = while_late(limit, async || self.probe.leader(component, pod).await);
             let leader = leader.await.ok().flatten();
             before.leader = leader.filter(|leader| leader.starts_with(&ours));
         }
@@ -117,14 +118,12 @@ impl Run<'_> {
     /// request.
     pub(super) async fn stopped(
         &self,
-        (restart, pod, _): &DueRestart,
+        due: &DueRestart,
         before: &StateBefore,
     ) -> Result<(), String> {
-        let component = restart.component;
-        let address = pod
-            .as_ref()
-            .and_then(|pod| pod.addresses(component).first().copied());
-        let Some(address) = address.filter(|_| !before.is_stopped()) else {
+        let component = due.component();
+        let served_at = due.pod.as_ref().and_then(|pod| pod.served_at(component));
+        let Some(ServedAt { address, bound }) = served_at.filter(|_| !before.is_stopped()) else {
             return Ok(());
         };
         let timeout = self.probe.setup.reload.timeout;
@@ -132,8 +131,8 @@ impl Run<'_> {
         let give_up = Instant::now() + timeout;
         let mut former = before.listeners.clone();
         loop {
-            let is_accepting = Sockets::listening_at(address.port()).include(&before.listeners);
-            let open = Sockets::open_at(address.port());
+            let is_accepting = Sockets::listening_at(bound).include(&before.listeners);
+            let open = Sockets::open_at(bound);
             if is_accepting {
                 former.add(open);
             } else if !open.include(&former) {
@@ -175,7 +174,7 @@ impl Run<'_> {
             self.is_healthy(false).await?;
             return Ok("its programs succeeded".to_owned());
         };
-        let Some(address) = pod.addresses(component).first().copied() else {
+        let Some(ServedAt { address, bound }) = pod.served_at(component) else {
             self.is_healthy(false).await?;
             return Ok("it serves no port, so that its process was not examined".to_owned());
         };
@@ -189,8 +188,7 @@ impl Run<'_> {
         let renewed =
             generates_certificate(component, pod) && before.served != Some(shown.fingerprint());
         // A restart may be shorter than the time between two looks on a busy node.
-        *has_stopped |=
-            renewed || Sockets::listening_at(address.port()).have_replaced(&before.listeners);
+        *has_stopped |= renewed || Sockets::listening_at(bound).have_replaced(&before.listeners);
         if !*has_stopped {
             return Err(format!("{address} is still served by the old process"));
         }
@@ -218,6 +216,9 @@ fn verify_node_lease(
             Ok("it is healthy and has renewed its Lease".to_owned())
         }
         Ok(Some(_)) => Err("it has not renewed its Lease in kube-node-lease".to_owned()),
+        Ok(None) if before.is_some() => {
+            Err("its Lease in kube-node-lease does not exist any more".to_owned())
+        }
         Ok(None) => Ok("it is healthy".to_owned()),
         // The former credential could read it.
         Err(error) if before.is_some() => Err(format!("its Lease is unknown: {error}")),
@@ -231,16 +232,15 @@ fn verify_node_lease(
 /// expires, and only a working process acquires it.
 fn verify_leader(
     before: Option<&str>,
-    leader: Result<Option<String>, Unhealthy>,
+    leader: Result<Option<String>, ProbeError>,
 ) -> Result<(), String> {
-    match leader {
-        Ok(Some(leader)) if leader.is_empty() || before == Some(&*leader) => {
-            Err("no process has acquired the leadership of the old one".to_owned())
-        }
+    let none = || Err("no process has acquired the leadership of the old one".to_owned());
+    match (leader, before) {
+        (Ok(Some(leader)), _) if leader.is_empty() => none(),
+        (Ok(Some(leader)), Some(before)) if leader == before => none(),
+        (Ok(None), Some(_)) => none(),
         // The question had an answer before the restart.
-        Err(why) if before.is_some() => {
-            Err(format!("its leader is unknown: {}", String::from(why)))
-        }
+        (Err(why), Some(_)) => Err(format!("its leader is unknown: {}", String::from(why))),
         _ => Ok(()),
     }
 }
@@ -248,8 +248,8 @@ fn verify_leader(
 /// Asks again after a late answer, until `limit` is over.
 async fn while_late<T>(
     limit: Duration,
-    ask: impl AsyncFn() -> Result<T, Unhealthy>,
-) -> Result<T, Unhealthy> {
+    ask: impl AsyncFn() -> Result<T, ProbeError>,
+) -> Result<T, ProbeError> {
     let give_up = Instant::now() + limit;
     loop {
         match ask().await {
@@ -273,7 +273,7 @@ mod tests {
     #[test]
     fn silent_process_is_still_running() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
+        let address = listener.local_addr().unwrap();
         let before = |served, listeners| StateBefore {
             served,
             listeners,
@@ -283,7 +283,7 @@ mod tests {
             lease: None,
         };
         assert!(before(None, Sockets::default()).is_stopped());
-        assert!(!before(None, Sockets::listening_at(port)).is_stopped());
+        assert!(!before(None, Sockets::listening_at(address)).is_stopped());
         assert!(!before(Some([0; 32]), Sockets::default()).is_stopped());
     }
 
@@ -303,7 +303,7 @@ mod tests {
         for (before, lease, proves) in [
             (Some(old), Ok(Some(new)), true),
             (Some(old), Ok(Some(old)), false),
-            (Some(old), Ok(None), true),
+            (Some(old), Ok(None), false),
             (Some(old), unknown(), false),
             (None, Ok(Some(new)), true),
             (None, Ok(None), true),
@@ -318,16 +318,17 @@ mod tests {
     fn new_leader_proves_restart() {
         const OLD: &str = "cp1_1";
         let leader = |name: &str| Ok(Some(name.to_owned()));
-        let unknown = || Err(Unhealthy::late("no answer"));
+        let unknown = || Err(ProbeError::late("no answer"));
         for (before, leader, proves) in [
             (Some(OLD), leader("cp1_2"), true),
             (Some(OLD), leader("cp2_1"), true),
             (Some(OLD), leader(OLD), false),
             (Some(OLD), leader(""), false),
             (Some(OLD), unknown(), false),
-            (Some(OLD), Ok(None), true),
+            (Some(OLD), Ok(None), false),
             (None, leader("cp2_1"), true),
             (None, leader(""), false),
+            (None, Ok(None), true),
             (None, unknown(), true),
         ] {
             let verified = verify_leader(before, leader);
@@ -351,7 +352,7 @@ mod tests {
                 count.set(count.get() + 1);
                 sleep(Duration::from_secs(15)).await;
                 if count.get() <= late {
-                    return Err(Unhealthy::late("no answer"));
+                    return Err(ProbeError::late("no answer"));
                 }
                 last.map_err(|why: &str| why.to_owned().into())
             });

@@ -1,7 +1,8 @@
 //! Rolls back a restart after which a component did not become ready: restores the former files, and restarts it again.
 
-use super::pod::Pod;
-use super::restart::{RestartMethod, conf_of};
+use std::time::Duration;
+
+use super::restart::{DueRestart, conf_of};
 use super::{ReloadState, Run, names};
 use crate::agent::{Event, Failure, audit};
 use crate::kube::components::ReplacedFile;
@@ -10,14 +11,8 @@ use crate::store::{AuditEvent, AuditRecord, Commit, FormerContents, Mode, Restar
 
 impl Run<'_> {
     /// Restores the former files of a component that did not become ready, unless they are unusable by now.
-    pub(super) async fn roll_back(
-        &mut self,
-        restart: &Restart,
-        pod: Option<&Pod>,
-        method: &RestartMethod,
-        why: String,
-    ) -> Result<(), Failure> {
-        let component = restart.component;
+    pub(super) async fn roll_back(&mut self, due: &DueRestart, why: String) -> Result<(), Failure> {
+        let (restart, component) = (&due.restart, due.component());
         let step = self.trust_step_of(component)?;
         let old = restart.previous.iter();
         let old: Vec<&FormerContents> = old.filter(|file| !file.contents.is_empty()).collect();
@@ -61,7 +56,7 @@ impl Run<'_> {
             self.commit(commit).await?;
             "there are no former files to restore".to_owned()
         } else {
-            self.restore(restart, pod, method, commit).await?
+            self.restore(due, commit).await?
         };
         self.report_rollback(recorded, format!("{why}; {restored}"))
             .await?;
@@ -76,21 +71,13 @@ impl Run<'_> {
     }
 
     /// Commits the former files and restarts the component. Returns the result, for the report.
-    async fn restore(
-        &mut self,
-        restart: &Restart,
-        pod: Option<&Pod>,
-        method: &RestartMethod,
-        commit: Commit,
-    ) -> Result<String, Failure> {
-        let component = restart.component;
-        let before = self.observe(component, pod).await;
+    async fn restore(&mut self, due: &DueRestart, commit: Commit) -> Result<String, Failure> {
+        let (component, pod) = (due.component(), due.pod.as_ref());
+        // A late answer would delay the rollback.
+        let before = self.observe(component, pod, Duration::ZERO).await;
         // The manifest already has an annotation, so it is read again.
         let fresh = self.probe.pod(component).ok().flatten();
-        let ended = match self
-            .commit_and_restart(component, fresh.as_ref(), method, commit, restart)
-            .await?
-        {
+        let ended = match self.commit_and_restart(due, fresh.as_ref(), commit).await? {
             Ok(()) => self.proof(component, pod, &before).await,
             Err(why) => Err(why),
         };

@@ -29,10 +29,10 @@ impl Run<'_> {
 
     /// Returns the components that still need a restart, and reports the others.
     pub(super) fn without_spared(&mut self, due: Vec<DueRestart>) -> Vec<DueRestart> {
-        let spared = |(restart, ..): &DueRestart| self.spared.contains(&restart.component);
+        let spared = |due: &DueRestart| self.spared.contains(&due.component());
         let (spared, due): (Vec<_>, Vec<_>) = due.into_iter().partition(spared);
-        for (restart, ..) in spared {
-            self.report_spared(restart.component);
+        for due in spared {
+            self.report_spared(due.component());
         }
         due
     }
@@ -123,7 +123,9 @@ impl Run<'_> {
                     again.push(*component);
                 }
                 Some(restart)
-                    if restart.since == step.since && !step.due_before.contains(component) =>
+                    if restart.since == step.since
+                        && !step.due_before.contains(component)
+                        && self.begun != Some(*component) =>
                 {
                     commit.restarted(*component);
                     self.spared.push(*component);
