@@ -304,6 +304,8 @@ pub struct Request {
     /// UID of the CertificateSigningRequest of another node's kubelet; `None` for a certificate of this node. It
     /// distinguishes requests for the same slot.
     pub object: Option<String>,
+    /// SHA-256 of the certificate that is replaced with the same key; see [`Request::replacing`].
+    pub replaced: Option<[u8; 32]>,
     /// SHA-256 of the subject public key info.
     pub spki_sha256: [u8; 32],
     /// The requesting node.
@@ -330,6 +332,7 @@ impl Request {
             wanted,
             csr,
             object: None,
+            replaced: None,
             identity,
             attempt: 1,
             now,
@@ -337,13 +340,14 @@ impl Request {
         }
     }
 
-    /// Derives the id for a request that replaces the certificate whose key has this SHA-256. Without this, a
+    /// Derives the id for a request that replaces, with the same key, the certificate with this SHA-256. Without this, a
     /// deterministic CSR signature (RSA) would give the new request the id of the old certificate's request, and thus
     /// its response.
     #[must_use]
     pub fn replacing(mut self, replaced: Option<&[u8; 32]>) -> Self {
         if let Some(replaced) = replaced {
             self.id = self.id.extended(replaced);
+            self.replaced = Some(*replaced);
         }
         self
     }

@@ -5,9 +5,8 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Map as JsonMap, Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::kube::names::CertName;
 use crate::signer::server::MAX_QUOTED;
-use crate::signer::{NodeIdentity, Request, printable};
+use crate::signer::{Request, printable};
 use crate::text::hex;
 
 /// Length of an RFC 1123 subdomain, the API's limit for names of objects.
@@ -29,25 +28,22 @@ pub(in crate::signer) struct Draft {
 
 impl Draft {
     /// Derives the name of the object from everything that is requested: `nodepki-cp1-etcd-server-3f9c0a1b2c4d`.
-    pub(super) fn name(
-        &self,
-        identity: &NodeIdentity,
-        slot: CertName,
-        salt: Option<&str>,
-    ) -> String {
-        let mut digest = Sha256::new();
-        let asked = if self.labels.is_empty() {
-            json!([self.annotations, self.spec, salt])
-        } else {
-            json!([self.annotations, self.labels, self.spec, salt])
-        };
-        digest.update(asked.to_string());
-        let tail: String = hex(&digest.finalize())
+    pub(super) fn name(&self, request: &Request, salt: Option<&str>) -> String {
+        let mut asked = vec![json!(self.annotations)];
+        if !self.labels.is_empty() {
+            asked.push(json!(self.labels));
+        }
+        asked.extend([json!(self.spec), json!(salt)]);
+        // As in the id of the request: the CSR alone does not distinguish these.
+        asked.extend(request.replaced.map(|replaced| json!(hex(&replaced))));
+        asked.extend(request.object.as_ref().map(|uid| json!(uid)));
+        let tail: String = hex(&Sha256::digest(json!(asked).to_string()))
             .chars()
             .take(DIGEST_DIGITS)
             .collect();
-        let tail = format!("-{}-{tail}", slot.as_str().replace('.', "-"));
-        let node: String = identity
+        let tail = format!("-{}-{tail}", request.name().as_str().replace('.', "-"));
+        let node: String = request
+            .identity
             .node
             .to_ascii_lowercase()
             .chars()
@@ -154,7 +150,15 @@ pub(in crate::signer) fn pem_in_base64(request: &Request) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+    use std::time::Duration;
+
+    use time::OffsetDateTime;
+
     use super::*;
+    use crate::kube::names::{Authority, CertName};
+    use crate::signer::{NodeIdentity, RequestedCertificate};
+    use crate::x509::{Csr, KeyAlgorithm, PrivateKey, Profile, Sans, Subject, UsageExtensions};
 
     fn draft(signer: &str) -> Draft {
         let mut spec = JsonMap::new();
@@ -176,26 +180,47 @@ mod tests {
         assert!(!filed.since().chars().any(char::is_control));
     }
 
-    #[test]
-    fn derives_valid_object_name_from_request() {
-        let identity = |node: &str| NodeIdentity {
+    fn request(node: &str, name: CertName) -> Request {
+        let wanted = RequestedCertificate {
+            name,
+            authority: Authority::Ca,
+            profile: Profile {
+                subject: Subject {
+                    common_name: "kube-apiserver".to_owned(),
+                    organizations: Vec::new(),
+                },
+                sans: Sans::default(),
+                usages: Vec::new(),
+                key: KeyAlgorithm::EcdsaP256,
+                lifetime: Duration::from_secs(86400),
+            },
+            tolerance: Default::default(),
+        };
+        let key = PrivateKey::generate(wanted.profile.key).unwrap();
+        let csr = Csr::create(&wanted.profile, &key, UsageExtensions::Requested).unwrap();
+        let identity = NodeIdentity {
             node: node.to_owned(),
             cluster: "c".to_owned(),
         };
+        Request::new(wanted, csr, identity, OffsetDateTime::UNIX_EPOCH)
+    }
+
+    #[test]
+    fn derives_valid_object_name_from_request() {
+        let cp1 = request("CP1.Example.com", CertName::AdminConf);
         let one = draft("a.b/c");
-        let name = one.name(&identity("CP1.Example.com"), CertName::AdminConf, None);
+        let name = one.name(&cp1, None);
         assert!(
             name.starts_with("nodepki-cp1-example-com-admin-conf-"),
             "{name}"
         );
         assert_eq!(name.len(), "nodepki-cp1-example-com-admin-conf-".len() + 12);
-        let again = draft("a.b/c").name(&identity("CP1.Example.com"), CertName::AdminConf, None);
-        assert_eq!(name, again);
-        let salted = one.name(&identity("CP1.Example.com"), CertName::AdminConf, Some("s"));
-        let other = draft("a.b/d").name(&identity("CP1.Example.com"), CertName::AdminConf, None);
+        assert_eq!(name, draft("a.b/c").name(&cp1, None));
+        let salted = one.name(&cp1, Some("s"));
+        let other = draft("a.b/d").name(&cp1, None);
         assert!(name != salted && name != other);
         for node in ["x".repeat(300), "x-".repeat(150), "ä_".repeat(200)] {
-            let name = one.name(&identity(&node), CertName::ApiserverKubeletClient, None);
+            let name = one.name(&request(&node, CertName::ApiserverKubeletClient), None);
             assert!(name.len() <= 253 && name.contains("-apiserver-kubelet-client-"));
             assert!(!name.contains("--apiserver"), "{name}");
             assert!(
@@ -203,5 +228,22 @@ mod tests {
                     .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
             );
         }
+    }
+
+    #[test]
+    fn names_object_after_what_distinguishes_equal_csrs() {
+        let new = request("cp1", CertName::Apiserver);
+        let requests = [
+            new.clone(),
+            new.clone().replacing(Some(&[1; 32])),
+            new.clone().replacing(Some(&[2; 32])),
+            new.clone().for_object("u1"),
+            new.clone().for_object("u2"),
+        ];
+        let one = draft("a.b/c");
+        let names = requests.iter().map(|request| one.name(request, None));
+        let names: BTreeSet<String> = names.collect();
+        assert_eq!(names.len(), requests.len(), "{names:?}");
+        assert!(names.contains(&one.name(&new.replacing(None), None)));
     }
 }

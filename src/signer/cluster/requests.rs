@@ -176,7 +176,7 @@ impl Requests {
         draft: &Draft,
     ) -> Result<Filed, SignerError> {
         let doing = server::signing(request);
-        let plain = draft.name(&request.identity, request.name(), None);
+        let plain = draft.name(request, None);
         if let Some(filed) = self.file_as(&doing, plain, request, draft).await? {
             return Ok(filed);
         }
@@ -184,7 +184,7 @@ impl Requests {
             Some(salt) => salt,
             None => self.new_salt(&doing)?,
         };
-        let salted = draft.name(&request.identity, request.name(), Some(&salt));
+        let salted = draft.name(request, Some(&salt));
         match self.file_as(&doing, salted.clone(), request, draft).await? {
             Some(filed) => Ok(filed),
             None => Err(SignerError::permanent(
@@ -284,9 +284,9 @@ impl Requests {
         draft: &Draft,
     ) -> Result<Option<Filed>, SignerError> {
         let doing = server::signing(request);
-        let mut names = vec![draft.name(&request.identity, request.name(), None)];
+        let mut names = vec![draft.name(request, None)];
         if let Some(salt) = self.salt(&doing)? {
-            names.push(draft.name(&request.identity, request.name(), Some(&salt)));
+            names.push(draft.name(request, Some(&salt)));
         }
         for name in names {
             if let Existing::Ours(object) = self.existing(&doing, &name, request, draft).await? {
@@ -305,11 +305,10 @@ impl Requests {
     ) -> Result<Option<Filed>, SignerError> {
         let doing = server::signing(request);
         let name = ticket.as_str();
-        let plain = draft.name(&request.identity, request.name(), None);
+        let plain = draft.name(request, None);
         if name != plain {
             let salt = self.salt(&doing)?;
-            let salted =
-                salt.map(|salt| draft.name(&request.identity, request.name(), Some(&salt)));
+            let salted = salt.map(|salt| draft.name(request, Some(&salt)));
             if Some(name) != salted.as_deref() {
                 return Ok(None);
             }
@@ -404,7 +403,7 @@ impl Requests {
             request.name()
         );
         let verdict = RememberedDenial {
-            request: draft.name(&request.identity, request.name(), None),
+            request: draft.name(request, None),
             reason: reason.clone(),
         };
         let kept = serde_json::to_vec(&verdict)
@@ -427,7 +426,7 @@ impl Requests {
             return Ok(None);
         };
         let verdict: Option<RememberedDenial> = serde_json::from_slice(&bytes).ok();
-        let name = draft.name(&request.identity, request.name(), None);
+        let name = draft.name(request, None);
         Ok(verdict
             .filter(|verdict| verdict.request == name)
             .map(|verdict| Answer::Denied {
