@@ -499,6 +499,14 @@ impl FailureClass {
         }
     }
 
+    /// Returns true if the signer certainly has not processed the request.
+    pub const fn excludes_processing(self) -> bool {
+        matches!(
+            self,
+            FailureClass::Transient | FailureClass::Auth | FailureClass::Config
+        )
+    }
+
     /// Returns true if the same request may soon succeed without intervention.
     pub const fn passes(self) -> bool {
         matches!(self, FailureClass::Transient | FailureClass::Ambiguous)

@@ -141,9 +141,8 @@ impl KubeletExchange<'_> {
             .again(exchange.attempt, signing.now(), Some(deadline));
         if self.call.is_submission() {
             exchange.phase = RequestPhase::Submitting;
-            let is_first = exchange.first_submitted.is_none();
             exchange.first_submitted.get_or_insert(signing.now());
-            if is_first {
+            if exchange.last_submitted.replace(signing.now()).is_none() {
                 let record = audit_record(signing, AuditEvent::Requested, &self.request);
                 signing.append_audit(record);
             }

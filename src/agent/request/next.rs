@@ -252,6 +252,14 @@ fn after_failure<C>(
         detail: error.to_string(),
         at: circumstances.now,
     });
+    // The signer does not have the request, and the next submission is the first.
+    if circumstances.resubmit == Resubmit::Forbidden
+        && call.is_submission()
+        && error.class.excludes_processing()
+    {
+        record.phase = RequestPhase::Ready;
+        record.first_submitted = None;
+    }
     let wait = wait_before_retry(
         &error,
         attempts.failures,
@@ -471,6 +479,37 @@ mod tests {
                 &circumstances,
             );
             assert_eq!(show(&next), expected, "{phase:?}");
+        }
+    }
+
+    #[test]
+    fn sends_request_again_that_signer_certainly_lacks() {
+        use FailureClass::{Ambiguous, Auth, Config, Permanent, Transient};
+        for (resubmit, class, call) in [
+            (Resubmit::Forbidden, Transient, "submit"),
+            (Resubmit::Forbidden, Auth, "submit"),
+            (Resubmit::Forbidden, Config, "submit"),
+            (Resubmit::Forbidden, Ambiguous, "recover"),
+            (Resubmit::Forbidden, Permanent, "recover"),
+            (Resubmit::Adopts, Transient, "recover"),
+        ] {
+            let circumstances = Circumstances {
+                resubmit,
+                ..circumstances(Duration::ZERO)
+            };
+            let mut record = record(RequestPhase::Ready);
+            record_submission(&mut record, NOW);
+            let _ = next(
+                &mut record,
+                &mut Attempts::default(),
+                SignerCall::Submit,
+                failed(class),
+                &circumstances,
+            );
+            let first = SignerCall::first(&record, false);
+            assert_eq!(first.operation().as_str(), call, "{resubmit:?} {class:?}");
+            let is_submitted = record.first_submitted.is_some();
+            assert_eq!(is_submitted, call == "recover", "{resubmit:?} {class:?}");
         }
     }
 
