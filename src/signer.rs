@@ -619,6 +619,17 @@ impl SignerError {
         parts(self) == parts(other) && self.advice == other.advice && cause(self) == cause(other)
     }
 
+    /// Returns a copy without the cause.
+    pub(crate) fn without_cause(&self) -> SignerError {
+        SignerError {
+            detail: self.detail.clone(),
+            advice: self.advice.clone(),
+            doing: self.doing.clone(),
+            source: None,
+            ..*self
+        }
+    }
+
     /// Sets when the signer asks to be contacted again.
     #[must_use]
     pub fn retry_after(mut self, after: Option<Duration>) -> Self {

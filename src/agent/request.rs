@@ -25,12 +25,12 @@ use crate::signer::{
 };
 use crate::spec::CertSpec;
 use crate::store::{self, Durability, RequestRecord, Slot, Store};
-use crate::x509::{Csr, PrivateKey, TrustBundle};
+use crate::x509::{Chain, Csr, PrivateKey, TrustBundle};
 
 use entries::EarlierOutcome;
 use next::{
     Attempts, Circumstances, JudgedAnswer, NextStep, SignerCall, next, record_submission,
-    wait_before_submission,
+    wait_before_submission, without_new_certificate,
 };
 pub use outcome::{AnswerFault, PendingReason};
 pub(super) use outcome::{
@@ -156,6 +156,7 @@ pub(super) async fn obtain(
         record,
         is_kept: prepared.is_kept,
         exchangeable,
+        refusal: None,
         audited: None,
     };
     let end = loop {
@@ -166,6 +167,7 @@ pub(super) async fn obtain(
             tokio::time::sleep(wait).await;
         }
         let answer = exchange.call_signer().await?;
+        let answer = exchange.interpreted(answer);
         let (answer, accepted) = judge(context, issuance, &exchange.key, answer);
         match exchange.follow(answer, accepted.as_deref())? {
             NextStep::Call { call, wait } => {
@@ -199,6 +201,8 @@ struct CertificateExchange<'a> {
     attempts: Attempts,
     /// The certificate to exchange; `None` once the request is submitted without it.
     exchangeable: Option<&'a CurrentCertificate>,
+    /// Why the signer did not exchange it.
+    refusal: Option<SignerError>,
     /// The submission that is in the issuance log. It is repeated there only if the signer has lost the request.
     audited: Option<SignerOperation>,
 }
@@ -249,6 +253,28 @@ impl CertificateExchange<'_> {
         let answer = event::asked(context.progress, &order.signer_name, operation, call).await;
         failpoint::reached("request:answered");
         Ok(answer)
+    }
+
+    /// Returns the answer; one that is the certificate to be replaced means that there is no other.
+    fn interpreted(&mut self, answer: Result<Answer, SignerError>) -> Result<Answer, SignerError> {
+        if self.call == SignerCall::Renew {
+            self.refusal = answer.as_ref().err().map(SignerError::without_cause);
+        }
+        match answer? {
+            answer if self.is_replaced(&answer) => {
+                without_new_certificate(&self.call, answer, self.refusal.as_ref())
+            }
+            answer => Ok(answer),
+        }
+    }
+
+    /// Returns whether the answer is the certificate that the request replaces.
+    fn is_replaced(&self, answer: &Answer) -> bool {
+        let (Answer::Issued(certificate), Some(replaced)) = (answer, self.order.replaces) else {
+            return false;
+        };
+        Chain::from_response(certificate, self.key.public_key())
+            .is_ok_and(|chain| chain.leaf().fingerprint() == replaced)
     }
 
     /// Decides what follows the answer, and records and reports it. `accepted` is one that satisfies the spec, as received.

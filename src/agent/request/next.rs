@@ -92,6 +92,20 @@ pub(in crate::agent) fn record_submission(record: &mut store::RequestRecord, now
 pub(in crate::agent) type JudgedAnswer<C> =
     Result<Answer<Result<C, Vec<AnswerFault>>>, SignerError>;
 
+/// Interprets an answer that is the certificate to be replaced: the signer has not issued another one. `refusal` is the
+/// answer to an exchange of that certificate.
+pub(in crate::agent) fn without_new_certificate(
+    call: &SignerCall,
+    answer: Answer,
+    refusal: Option<&SignerError>,
+) -> Result<Answer, SignerError> {
+    match (call, refusal) {
+        (SignerCall::Recover, _) => Ok(Answer::Gone),
+        (SignerCall::Submit, Some(refusal)) => Err(refusal.without_cause()),
+        _ => Ok(answer),
+    }
+}
+
 /// The inputs of the decision besides record and answer.
 pub(in crate::agent) struct Circumstances {
     pub(in crate::agent) now: OffsetDateTime,
@@ -479,6 +493,23 @@ mod tests {
                 &circumstances,
             );
             assert_eq!(show(&next), expected, "{phase:?}");
+        }
+    }
+
+    #[test]
+    fn certificate_to_be_replaced_is_not_a_new_one() {
+        let old = || Answer::Issued(b"old".to_vec());
+        let refusal = || SignerError::config("404", "set allow-auto-renewal");
+        let submit = SignerCall::Submit;
+        for (call, refused, expected) in [
+            (SignerCall::Recover, None, Ok(Answer::Gone)),
+            (SignerCall::Recover, Some(refusal()), Ok(Answer::Gone)),
+            (submit.clone(), Some(refusal()), Err(refusal())),
+            (submit, None, Ok(old())),
+            (SignerCall::Renew, None, Ok(old())),
+        ] {
+            let answer = without_new_certificate(&call, old(), refused.as_ref());
+            assert_eq!(answer, expected, "{call:?}");
         }
     }
 
