@@ -133,11 +133,11 @@ impl Vault {
         let doing = signing(request);
         let api = self.api_of(request.name().authority());
         let place = self.place(&api, request.name())?;
-        let mut token = self.session.token(&doing).await?;
+        let (mut token, is_replaceable) = self.session.token(&doing).await?;
         let mut response = self.post(&api, &doing, &place, request, &token).await?;
         if response.status == 403 {
             let standing = self.session.standing(&doing, &token, &place.policy).await?;
-            if standing == Standing::Unknown && self.session.can_log_in() {
+            if standing == Standing::Unknown && is_replaceable {
                 token = self.session.another(&doing, &token).await?;
                 response = self.post(&api, &doing, &place, request, &token).await?;
             }
@@ -237,9 +237,9 @@ impl Vault {
             .flatten()
             .collect();
         let paths: Vec<String> = paths.into_iter().collect();
-        let mut token = self.session.token(doing).await?;
+        let (mut token, is_replaceable) = self.session.token(doing).await?;
         let mut told = self.session.capabilities(doing, &token, &paths).await?;
-        if told.is_none() && self.session.can_log_in() {
+        if told.is_none() && is_replaceable {
             token = self.session.another(doing, &token).await?;
             told = self.session.capabilities(doing, &token, &paths).await?;
         }

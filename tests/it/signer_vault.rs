@@ -1575,6 +1575,23 @@ fn replaces_expired_token_without_using_it() {
     assert_eq!(counts, (2, 2), "{:?}", paths(&gateway));
 }
 
+#[test]
+fn logs_in_once_if_token_cannot_query_its_rights() {
+    let (lab, auth) = Lab::with_app_role(json!({
+        "secret_id_num_uses": 1,
+        "token_no_default_policy": true,
+        "token_policies": ["narrow"],
+    }));
+    let policy = "path \"pki/sign/any\" { capabilities = [\"update\"] }";
+    lab.space
+        .write("sys/policies/acl/narrow", json!({ "policy": policy }));
+    let gateway = lab.gateway();
+    let signer = lab.through(&gateway, "role: any", &auth);
+    run(signer.probe()).unwrap();
+    lab.signs(signer.as_ref(), CertName::EtcdServer);
+    assert_eq!(count(&gateway, "/login"), 1);
+}
+
 /// The response to the only login that the secret_id allows is lost.
 #[test]
 fn requests_new_secret_id_after_lost_login() {

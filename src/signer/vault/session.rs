@@ -116,15 +116,14 @@ impl Session {
         }
     }
 
-    /// Returns whether a new token can be obtained without intervention.
-    pub(super) fn can_log_in(&self) -> bool {
-        !matches!(self.auth, VaultAuth::TokenFile(_))
-    }
-
-    /// Returns the current token; logs in if there is none.
-    pub(super) async fn token(&self, doing: &str) -> Result<Zeroizing<String>, SignerError> {
+    /// Returns the current token, and whether a new one can be obtained without intervention. Logs in if there is none;
+    /// a second login would change nothing, and the credential may be of one use.
+    pub(super) async fn token(
+        &self,
+        doing: &str,
+    ) -> Result<(Zeroizing<String>, bool), SignerError> {
         if let VaultAuth::TokenFile(file) = &self.auth {
-            return self.api.server.secret(file);
+            return Ok((self.api.server.secret(file)?, false));
         }
         let mut held = self.token.lock().await;
         if held.is_none() {
@@ -136,9 +135,9 @@ impl Session {
                 .until
                 .is_none_or(|until| now.saturating_add(EXPIRY_MARGIN_SECONDS) < until)
         {
-            return Ok(token.token.0.clone());
+            return Ok((token.token.0.clone(), true));
         }
-        self.log_in(doing, &mut held).await
+        Ok((self.log_in(doing, &mut held).await?, false))
     }
 
     /// Returns a token other than `refused`, which the server no longer accepts.
