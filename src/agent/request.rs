@@ -210,7 +210,7 @@ struct CertificateExchange<'a> {
 impl CertificateExchange<'_> {
     /// Returns how long to wait before the call that is due; `None` if it may be made now.
     fn wait_before_call(&self) -> Option<Duration> {
-        let is_limited = self.context.is_rotation && self.call.is_submission();
+        let is_limited = self.context.is_rotation && self.call.is_new_submission(self.record.phase);
         let wait = is_limited.then(|| wait_before_submission(&self.record, self.context.now()))?;
         (!wait.is_zero()).then_some(wait)
     }
@@ -233,7 +233,7 @@ impl CertificateExchange<'_> {
         self.request = self
             .request
             .again(self.record.attempt, context.now(), deadline_at(context));
-        if self.call.is_submission() {
+        if self.call.is_new_submission(self.record.phase) {
             record_submission(&mut self.record, context.now());
             if self.is_kept {
                 self.keep()?;

@@ -47,6 +47,13 @@ impl SignerCall {
         matches!(self, SignerCall::Submit | SignerCall::Renew)
     }
 
+    /// Returns whether the request is sent to a signer that does not have it. A signer that keeps a pending exchange without
+    /// a reference to poll receives the exchange again.
+    pub(in crate::agent) fn is_new_submission(&self, phase: RequestPhase) -> bool {
+        let is_repeated = *self == SignerCall::Renew && phase == RequestPhase::Requested;
+        self.is_submission() && !is_repeated
+    }
+
     /// Returns the operation in events and metrics.
     pub(in crate::agent) fn operation(&self) -> SignerOperation {
         match self {
@@ -493,6 +500,42 @@ mod tests {
                 &circumstances,
             );
             assert_eq!(show(&next), expected, "{phase:?}");
+        }
+    }
+
+    #[test]
+    fn repeated_pending_exchange_is_not_a_new_submission() {
+        use RequestPhase::{Ready, Requested, Submitting};
+        use SignerCall::{Poll, Recover, Renew, Submit};
+        for (call, phase, expected) in [
+            (Renew, Ready, true),
+            (Renew, Submitting, true),
+            (Renew, Requested, false),
+            (Submit, Requested, true),
+            (Recover, Submitting, false),
+            (Poll(ticket()), Requested, false),
+        ] {
+            let shown = format!("{call:?} {phase:?}");
+            assert_eq!(call.is_new_submission(phase), expected, "{shown}");
+        }
+        // The phase stays while the signer has not decided.
+        let mut record = store::RequestRecord {
+            handle: Some("t1".to_owned()),
+            ..record(Requested)
+        };
+        let circumstances = Circumstances {
+            can_exchange: true,
+            ..circumstances(Duration::from_secs(60))
+        };
+        let mut attempts = Attempts::default();
+        for (call, answer) in [
+            (Poll(ticket()), Ok(Answer::Gone)),
+            (Renew, pending(20)),
+            (Poll(ticket()), Ok(Answer::Gone)),
+            (Renew, failed(FailureClass::Transient)),
+        ] {
+            let _ = next(&mut record, &mut attempts, call, answer, &circumstances);
+            assert!(!Renew.is_new_submission(record.phase));
         }
     }
 
