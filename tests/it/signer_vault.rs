@@ -1772,6 +1772,29 @@ fn tells_interrupted_unwrapping_from_theft() {
     assert!(!message.contains("SECURITY"), "{message}");
 }
 
+/// The server has not unwrapped the secret_id.
+#[test]
+fn reports_theft_after_refused_unwrapping() {
+    let (lab, auth, token) = Lab::with_wrapped_secret_id("");
+    let gateway = lab.gateway();
+    let refused = Rule::on("POST", "wrapping/unwrap").times(1);
+    gateway.rule(refused.then(Action::body(429, "{}")));
+    let signer = lab.through(&gateway, "role: any", &auth);
+    fails(
+        run(signer.probe()),
+        FailureClass::Transient,
+        &["logging in"],
+    );
+    assert_eq!(lab.stored("secret-id"), None);
+    let thief = lab.space.as_token(&token, "sys/wrapping/unwrap", json!({}));
+    assert_eq!(thief.0, 200);
+    fails(
+        run(lab.through(&gateway, "role: any", &auth).probe()),
+        FailureClass::Auth,
+        &["SECURITY", "another process has unwrapped"],
+    );
+}
+
 #[test]
 fn exits_with_77_after_security_event() {
     let (lab, auth, token) = Lab::with_wrapped_secret_id("");

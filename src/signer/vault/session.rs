@@ -442,7 +442,14 @@ impl Session {
         };
         let unkept = |error: std::io::Error| self.memory_failure("its secret_id", &error);
         self.keep(SECRET_ID_FILE, &unwrapped).map_err(unkept)?;
-        let secret_id = self.unwrap(doing, app, &given, interrupted).await?;
+        let secret_id = match self.unwrap(doing, app, &given, interrupted).await {
+            // The server has not processed the call.
+            Err(error) if error.class == FailureClass::Transient && !interrupted => {
+                self.memory.forget(SECRET_ID_FILE).map_err(unkept)?;
+                return Err(error);
+            }
+            unwrapped => unwrapped?,
+        };
         unwrapped.secret_id = Some(secret_id.clone());
         self.keep(SECRET_ID_FILE, &unwrapped).map_err(unkept)?;
         Ok(secret_id.0)
@@ -533,7 +540,14 @@ impl Session {
         }
         let content = self
             .api
-            .read::<super::api::VaultEnvelope<Content>>(doing, &response);
+            .read::<super::api::VaultEnvelope<Content>>(doing, &response)
+            .map_err(|mut error| {
+                // The server may have unwrapped it before.
+                if matches!(response.status, 408 | 500 | 502 | 504) {
+                    error.class = FailureClass::Ambiguous;
+                }
+                error
+            });
         drop(Zeroizing::new(response.body));
         match content?.data {
             Some(content) => Ok(content.secret_id),
