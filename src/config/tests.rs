@@ -624,7 +624,7 @@ fn refuses_kubelets_with_signer_that_cannot_sign_for_other_nodes() {
             "Puppet certifies neither an organization",
         ),
         (
-            "{vault: {address: \"https://vault:8200\", mount: pki, auth: {tokenFile: /token}}}",
+            "{vault: {address: \"https://vault:8200\", mount: pki, auth: {tokenFile: /token}, tls: {caFile: /ca.pem}}}",
             "its role for kubelet.conf contains {node}",
         ),
         (

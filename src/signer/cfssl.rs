@@ -121,6 +121,14 @@ impl Configured for Config {
     fn read(map: &Map<'_>) -> Option<Self> {
         let config = Self::read_keys(map);
         endpoint::refuse_path(API_PATH, map, "url");
+        if let Some(Config { endpoint, .. }) = &config {
+            endpoint::require_trust(
+                endpoint,
+                map,
+                false,
+                "add tls.caFile: with the server's CA, or tls.sha256: with a pin of it",
+            );
+        }
         config
     }
 

@@ -87,7 +87,7 @@ fn quotes_names_in_scripts() {
     let vault = |auth: &str| {
         format!(
             "{{vault: {{address: \"https://v:8200/;touch owned;\", mount: \"{{authority}}/{{cluster}}\", issuer: \"{{cluster}}\", \
-             role: \"{{certificate}}-{{cluster}}\", auth: {auth}}}}}"
+             role: \"{{certificate}}-{{cluster}}\", auth: {auth}, tls: {{systemRoots: true}}}}}}"
         )
     };
     let role = "\"r\\ntouch owned\\n\"";
@@ -117,7 +117,7 @@ fn quotes_names_in_scripts() {
     }
 
     let cfssl = "{cfssl: {url: \"https://c/\", label: \"{authority};touch owned;{cluster}\", profile: \"p\\ntouch owned\\n\", \
-                 auth: {keyFile: \"/k\\ntouch owned\\n\"}}}";
+                 auth: {keyFile: \"/k\\ntouch owned\\n\"}, tls: {systemRoots: true}}}";
     let signers = format!("  a: {cfssl}\n  b: {cfssl}\n");
     logged_calls(dir.path(), "cfssl", &signers, ODD, &[]);
 
@@ -156,8 +156,8 @@ fn quotes_names_in_objects() {
 #[test]
 fn sends_commands_to_server_of_each_signer() {
     let dir = tempfile::tempdir().unwrap();
-    let signers = "  a: {vault: {address: \"https://one:8200\", namespace: team, mount: pki-ca, auth: {tokenFile: /t}}}\n  \
-                   b: {vault: {address: \"https://two:8200\", mount: pki-etcd, auth: {tokenFile: /t}}}\n";
+    let signers = "  a: {vault: {address: \"https://one:8200\", namespace: team, mount: pki-ca, auth: {tokenFile: /t}, tls: {systemRoots: true}}}\n  \
+                   b: {vault: {address: \"https://two:8200\", mount: pki-etcd, auth: {tokenFile: /t}, tls: {systemRoots: true}}}\n";
     let calls = logged_calls(dir.path(), "vault", signers, "x", &[]);
     let at = |words: &str| calls.lines().find(|line| line.ends_with(words)).unwrap();
     let one = at("write pki-ca/roles/admin-conf -");
@@ -176,7 +176,9 @@ fn sends_commands_to_server_of_each_signer() {
 fn matches_engine_names_literally() {
     let dir = tempfile::tempdir().unwrap();
     let vault = |mount: &str| {
-        format!("{{vault: {{address: \"https://v\", mount: {mount}, auth: {{tokenFile: /t}}}}}}")
+        format!(
+            "{{vault: {{address: \"https://v\", mount: {mount}, auth: {{tokenFile: /t}}, tls: {{systemRoots: true}}}}}}"
+        )
     };
     let signers = format!("  a: {}\n  b: {}\n", vault("pki.k8s"), vault("pki-k8s"));
     let calls = logged_calls(dir.path(), "vault", &signers, "x", &[]);
@@ -187,7 +189,7 @@ fn matches_engine_names_literally() {
 #[test]
 fn names_roles_of_node_whose_name_is_part_of_another_word() {
     let dir = tempfile::tempdir().unwrap();
-    let vault = "{vault: {address: \"https://v\", mount: \"pki/{authority}\", role: \"{certificate}\", auth: {tokenFile: /t}}}";
+    let vault = "{vault: {address: \"https://v\", mount: \"pki/{authority}\", role: \"{certificate}\", auth: {tokenFile: /t}, tls: {systemRoots: true}}}";
     let settings = settings(&format!("  a: {vault}\n  b: {vault}\n"));
     let kubeadm = INIT.replace("name: cp1", "name: api");
     let ran = print_setup(dir.path(), &settings, &kubeadm, &["vault"]);
@@ -197,8 +199,8 @@ fn names_roles_of_node_whose_name_is_part_of_another_word() {
 #[test]
 fn separates_clusters_on_one_server() {
     let dir = tempfile::tempdir().unwrap();
-    let vault = "{vault: {address: \"https://v\", mount: \"{cluster}/{authority}\", auth: {appRole: {roleID: r, secretIDFile: /s}}}}";
-    let cfssl = "{cfssl: {url: \"https://c\", label: \"{cluster}_{authority}\", profile: p, auth: {keyFile: /k}}}";
+    let vault = "{vault: {address: \"https://v\", mount: \"{cluster}/{authority}\", auth: {appRole: {roleID: r, secretIDFile: /s}}, tls: {systemRoots: true}}}";
+    let cfssl = "{cfssl: {url: \"https://c\", label: \"{cluster}_{authority}\", profile: p, auth: {keyFile: /k}, tls: {systemRoots: true}}}";
     for cluster in ["east", "west"] {
         let signers = format!("  a: {vault}\n  b: {vault}\n");
         let calls = logged_calls(dir.path(), "vault", &signers, cluster, &[]);

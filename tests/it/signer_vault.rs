@@ -886,7 +886,7 @@ fn prints_role_for_each_certificate_and_node() {
     let settings = |role: &str| {
         format!(
             "{HEAD}signers: {{v: {{vault: {{address: \"https://v:8200\", namespace: a/b, mount: pki, issuer: \"{{cluster}}\", {role}\
-             auth: {{tokenFile: /t}}}}}}, d: {{directory: {{path: /srv}}}}}}\n\
+             auth: {{tokenFile: /t}}, tls: {{systemRoots: true}}}}}}, d: {{directory: {{path: /srv}}}}}}\n\
              authorities: {{ca: {{signer: v}}, etcd-ca: {{signer: v}}, front-proxy-ca: {{signer: d}}}}\n"
         )
     };

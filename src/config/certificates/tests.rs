@@ -231,7 +231,7 @@ fn other_settings_accept_registered_names_only() {
     let references = |name: &str| {
         format!(
             "authorities: {{ca: {{signer: corp}}}}\n\
-             signers: {{corp: {{vault: {{address: 'https://vault.example', mount: pki, role: {{default: node, {name}: webhook}}, auth: {{tokenFile: /etc/nodepki/token}}}}}}}}\n\
+             signers: {{corp: {{vault: {{address: 'https://vault.example', mount: pki, role: {{default: node, {name}: webhook}}, auth: {{tokenFile: /etc/nodepki/token}}, tls: {{systemRoots: true}}}}}}}}\n\
              pki: {{defaults: {{key: {{algorithm: RSA, rsa: {{keySize: 2048}}}}}}, overrides: [{{certificateName: {name}, certificate: {{lifetime: 720h}}}}]}}\n\
              reload: {{units: [{{on: [{name}], unit: webhook.service}}]}}\n\
              certificates: {{registered: {{webhook: {{authority: ca, category: ServingCertificate, sans: ['{{node}}']}}}}}}\n"

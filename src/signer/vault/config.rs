@@ -69,6 +69,12 @@ impl Configured for Config {
     fn read(map: &Map<'_>) -> Option<Self> {
         let mut config = Self::read_keys(map)?;
         endpoint::refuse_path("/v1", map, "address");
+        endpoint::require_trust(
+            &config.endpoint,
+            map,
+            false,
+            "add tls.caFile: with the server's CA, or tls.sha256: with a pin of it",
+        );
         if matches!(config.auth, VaultAuth::Certificate(_))
             && config.endpoint.tls.certificate.is_none()
         {
