@@ -149,7 +149,7 @@ impl SignerServer {
                 FailureClass::Auth,
                 "ask the signer's owner to allow this for the node's credential",
             ),
-            404 | 405 | 410 => (
+            404 | 405 | 410 | 501 => (
                 FailureClass::Config,
                 "check the address and the names in its configuration against the server's",
             ),

@@ -848,6 +848,7 @@ fn treats_refusal_after_wait_as_denial() {
         (401, FailureClass::Auth),
         (403, FailureClass::Auth),
         (404, FailureClass::Config),
+        (501, FailureClass::Config),
         (503, FailureClass::Transient),
     ] {
         gateway.only(enroll().then(Action::status(status)));
