@@ -70,7 +70,7 @@ impl NodeRoot {
     /// Errors of the system.
     pub fn keep_cluster_rotations(&self, record: &ClusterRotations) -> Result<(), StoreError> {
         let dir = self.create_dir(Path::new(STATE_DIR), 0o700)?;
-        dir.write_atomic(ROTATIONS.name, &ROTATIONS.to_json(record), 0o600)
+        dir.write_unlocked(ROTATIONS.name, &ROTATIONS.to_json(record), 0o600)
             .map(drop)
     }
 

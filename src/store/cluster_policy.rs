@@ -55,7 +55,7 @@ impl NodeRoot {
     /// Errors of the system.
     pub fn keep_cluster_policy(&self, record: &ClusterPolicyRecord) -> Result<(), StoreError> {
         let dir = self.create_dir(Path::new(STATE_DIR), 0o700)?;
-        dir.write_atomic(RECORD.name, &RECORD.to_json(record), 0o600)
+        dir.write_unlocked(RECORD.name, &RECORD.to_json(record), 0o600)
             .map(drop)
     }
 }

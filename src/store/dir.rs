@@ -14,9 +14,10 @@ use std::path::{Component, Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, PosixFadviseAdvice, ResolveFlag, posix_fadvise, readlinkat};
+use nix::sys::signal::kill;
 use nix::sys::stat::Mode;
 use nix::sys::statfs::{OVERLAYFS_SUPER_MAGIC, fstatfs, statfs};
-use nix::unistd::UnlinkatFlags;
+use nix::unistd::{Pid, UnlinkatFlags};
 use rustix::fs::{RenameFlags, renameat_with};
 use zeroize::Zeroizing;
 
@@ -35,7 +36,8 @@ pub(super) use metadata::{errno_from, errno_of, is_same, obstacle_of_kind, stat_
 ///
 /// Each target has one fixed temporary name, not a random one: the next attempt replaces what a crash left behind, so
 /// no number of crashes fills the disk. Only the holder of the lock writes, so two writers never use the same
-/// name; directories are created without the lock, and creation begins again if it meets another one.
+/// name; [`Dir::write_unlocked`] adds its process to the name. Directories are created without the lock, and creation
+/// begins again if it meets another one.
 const TEMPORARY_PREFIX: &str = ".nodepki-new.";
 /// Suffix of temporary names: node_exporter reads every file whose name ends with .prom, hidden ones too.
 const TEMPORARY_SUFFIX: &str = "~";
@@ -242,7 +244,33 @@ impl Dir {
         bytes: &[u8],
         mode: u32,
     ) -> Result<bool, StoreError> {
-        let name = single(name.as_ref())?;
+        let temp = temporary_name(name.as_ref());
+        self.write_by(&temp, name.as_ref(), bytes, mode)
+    }
+
+    /// As [`Dir::write_atomic`], while another process may write the same file or recover: neither uses or removes the
+    /// temporary file of this process.
+    ///
+    /// # Errors
+    /// As of [`Dir::write_atomic`].
+    pub(super) fn write_unlocked(
+        &self,
+        name: &str,
+        bytes: &[u8],
+        mode: u32,
+    ) -> Result<bool, StoreError> {
+        let temp = temporary_name_of_process(name.as_ref());
+        self.write_by(&temp, name.as_ref(), bytes, mode)
+    }
+
+    fn write_by(
+        &self,
+        temp: &OsStr,
+        name: &OsStr,
+        bytes: &[u8],
+        mode: u32,
+    ) -> Result<bool, StoreError> {
+        let name = single(name)?;
         if let Some(metadata) = self.metadata(name)? {
             if let Some(obstacle) = self.obstacle_of(name, &metadata) {
                 return Err(obstacle);
@@ -256,7 +284,7 @@ impl Dir {
                 return Ok(false);
             }
         }
-        self.replace(name, bytes, mode, true)?;
+        self.replace_by(temp, name, bytes, mode, true)?;
         Ok(true)
     }
 
@@ -267,7 +295,7 @@ impl Dir {
     /// [`StoreError::Unsafe`] if `name` exists already, and errors of the system.
     pub fn write_new(&self, name: impl AsRef<OsStr>, bytes: &[u8]) -> Result<(), StoreError> {
         let name = single(name.as_ref())?;
-        let temp = temporary_name(name);
+        let temp = temporary_name_of_process(name);
         let written = (|| {
             let file = self.create(&temp, bytes)?;
             fsync(&file).map_err(|errno| self.error("write", &temp, errno))?;
@@ -381,18 +409,28 @@ impl Dir {
         mode: u32,
         sync: bool,
     ) -> Result<(), StoreError> {
-        let temp = temporary_name(name);
+        self.replace_by(&temporary_name(name), name, bytes, mode, sync)
+    }
+
+    fn replace_by(
+        &self,
+        temp: &OsStr,
+        name: &OsStr,
+        bytes: &[u8],
+        mode: u32,
+        sync: bool,
+    ) -> Result<(), StoreError> {
         let result = (|| {
-            let file = self.create(&temp, bytes)?;
+            let file = self.create(temp, bytes)?;
             fchmod(&file, Mode::from_bits_truncate(mode))
-                .map_err(|e| self.error("set the mode of", &temp, e))?;
+                .map_err(|e| self.error("set the mode of", temp, e))?;
             if sync {
-                fsync(&file).map_err(|e| self.error("write", &temp, e))?;
+                fsync(&file).map_err(|e| self.error("write", temp, e))?;
             }
-            self.rename(&temp, name)
+            self.rename(temp, name)
         })();
         if result.is_err() {
-            let _ = self.unlink(&temp);
+            let _ = self.unlink(temp);
         }
         result?;
         if sync { self.sync() } else { Ok(()) }
@@ -581,8 +619,11 @@ impl Dir {
 
     pub(super) fn error(&self, action: &'static str, name: &OsStr, errno: Errno) -> StoreError {
         // A message names the target, not its temporary name.
-        let target =
-            |name| str::strip_suffix(str::strip_prefix(name, TEMPORARY_PREFIX)?, TEMPORARY_SUFFIX);
+        let target = |name| {
+            let name = str::strip_prefix(name, TEMPORARY_PREFIX)?;
+            let name = str::strip_suffix(name, TEMPORARY_SUFFIX)?;
+            name.split(TEMPORARY_SUFFIX).next()
+        };
         let name = match name.to_str().and_then(target) {
             Some(target) => OsStr::new(target),
             None => name,
@@ -623,6 +664,26 @@ pub(super) fn temporary_name(name: &OsStr) -> OsString {
     temp.push(name);
     temp.push(TEMPORARY_SUFFIX);
     temp
+}
+
+/// Returns the temporary name of a target of this process, as `.nodepki-new.NAME~PROCESS~`.
+fn temporary_name_of_process(name: &OsStr) -> OsString {
+    let mut temp = temporary_name(name);
+    temp.push(format!("{}{TEMPORARY_SUFFIX}", std::process::id()));
+    temp
+}
+
+/// Returns whether a temporary name is that of a process that runs.
+pub(super) fn is_of_running_process(name: &OsStr) -> bool {
+    let process = || {
+        let name = name.to_str()?.strip_suffix(TEMPORARY_SUFFIX)?;
+        name.rsplit_once(TEMPORARY_SUFFIX)?.1.parse().ok()
+    };
+    let is_running = |process: &i32| kill(Pid::from_raw(*process), None) != Err(Errno::ESRCH);
+    process()
+        .filter(|process| *process > 0)
+        .as_ref()
+        .is_some_and(is_running)
 }
 
 pub(super) fn is_temporary_name(name: &OsStr) -> bool {

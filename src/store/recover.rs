@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use time::OffsetDateTime;
 
-use super::dir::{Dir, is_temporary_name, temporary_name};
+use super::dir::{Dir, is_of_running_process, is_temporary_name, temporary_name};
 use super::error::{StoreError, StoreNote};
 use super::journal::{JOURNAL, Journal, JournalEntry};
 use super::known::KnownDirectories;
@@ -338,7 +338,9 @@ impl Store {
         recovery: &mut Recovery,
     ) -> Result<(), StoreError> {
         let mut sweep = |dir: &Dir, path: &Path| -> Result<(), StoreError> {
-            for name in dir.names()?.iter().filter(|name| is_temporary_name(name)) {
+            let names = dir.names()?;
+            let names = names.iter().filter(|name| is_temporary_name(name));
+            for name in names.filter(|name| !is_of_running_process(name)) {
                 failpoint("recover:swept-one", dir.path().join(name))?;
                 if pending::is_directory(dir, name)? {
                     dir.remove_dir(name)?;

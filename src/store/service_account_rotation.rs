@@ -101,7 +101,7 @@ impl NodeRoot {
     fn keep<T: Serialize>(&self, file: &StateFile, record: &T) -> Result<(), StoreError> {
         let dir = self.create_dir(STATE_DIR, 0o700)?;
         let json = file.to_secret_json(record, CAPACITY);
-        dir.write_atomic(file.name, &json, 0o600).map(drop)
+        dir.write_unlocked(file.name, &json, 0o600).map(drop)
     }
 }
 

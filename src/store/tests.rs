@@ -301,3 +301,34 @@ fn names_action_file_and_fix_of_each_error_of_the_system() {
     let quota = StoreError::io("write", "/x", Errno::EDQUOT);
     assert!(matches!(quota, StoreError::NoSpace { .. }), "{quota}");
 }
+
+/// The cluster's records are written without the lock, while another process recovers.
+#[test]
+fn recovery_keeps_temporary_files_of_running_processes() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = NodeRoot::open(dir.path()).unwrap();
+    let state = dir.path().join(&STATE_DIR[1..]);
+    fs::create_dir_all(&state).unwrap();
+    let of_other_writer = state.join(".nodepki-new.cluster-rotations.json~");
+    fs::write(&of_other_writer, "half").unwrap();
+    root.keep_cluster_rotations(&ClusterRotations::default())
+        .unwrap();
+    assert!(of_other_writer.exists());
+    let mut ended = std::process::Command::new("true").spawn().unwrap();
+    ended.wait().unwrap();
+    let running = std::os::unix::process::parent_id();
+    let temporary = [
+        "".to_owned(),
+        format!("{}~", ended.id()),
+        format!("{running}~"),
+    ]
+    .map(|process| {
+        let path = state.join(format!(".nodepki-new.cluster-policy.json~{process}"));
+        fs::write(&path, "half").unwrap();
+        path
+    });
+    let locked = root.lock(std::time::Duration::ZERO, "test").unwrap();
+    locked.recover(datetime!(2026-11-21 12:00 UTC)).unwrap();
+    assert_eq!(temporary.map(|path| path.exists()), [false, false, true]);
+    assert!(state.join("cluster-rotations.json").exists());
+}
