@@ -13,10 +13,12 @@ use super::desired::{DesiredContents, DesiredFile, DesiredState, Mode};
 use super::dir::temporary_name;
 use super::error::{StoreError, StoreNote};
 use super::issued::{self, ISSUED, IssuedRecord};
-use super::journal::{JOURNAL, Journal, JournalEntry, SecretBytes, identity_of_link};
+use super::journal::{JOURNAL, Journal, JournalEntry, SecretBytes, identity_of_link, require_size};
 use super::key_backup::KeyBackup;
 use super::pending::Slot;
-use super::restarts::{self, FormerTrust, RESTARTS, Restart, Unsettled, UnverifiedChange};
+use super::restarts::{
+    self, FormerTrust, MAX_RESTARTS_SIZE, RESTARTS, Restart, Unsettled, UnverifiedChange,
+};
 use super::staging::{STAGING, StagingRecord, inherit, is_gone};
 use super::target::ExistingTarget;
 use super::transaction::{Committed, FileChange, Replacement, StagedFile, Transaction, inherited};
@@ -434,12 +436,15 @@ impl Store {
         let record: Unsettled =
             self.read_or_rebuild(self.root.unsettled(), RESTARTS.name, transaction)?;
         let state = match restarts::to_json(amendment.apply(record, changed)) {
-            Some(bytes) => DesiredState::File(DesiredContents {
-                bytes,
-                mode: Mode::Private,
-                overwrite: true,
-            }),
-            None => match self.root.read(&path)? {
+            Some(bytes) => {
+                require_size(&self.state, RESTARTS.name, &bytes, MAX_RESTARTS_SIZE)?;
+                DesiredState::File(DesiredContents {
+                    bytes,
+                    mode: Mode::Private,
+                    overwrite: true,
+                })
+            }
+            None => match self.root.read_at_most(&path, MAX_RESTARTS_SIZE)? {
                 Some(found) => DesiredState::Absent {
                     sha256: sha256(&found.bytes),
                 },

@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use zeroize::Zeroizing;
 
 use super::dir::{Dir, single, temporary_name};
-use super::error::{Damage, StoreError};
+use super::error::{Damage, PathObstacle, StoreError};
 use super::key_backup::KeyBackup;
 use super::pending::Slot;
 use super::state_file::{self, StateFile, Versioned};
@@ -25,7 +25,7 @@ const VERSION_WITH_REMOVAL: u64 = 2;
 const VERSION_WITH_LINK: u64 = 3;
 const VERSION_WITH_BACKUP: u64 = 4;
 /// Size limit in bytes: some hundred files of the size of a bundle, far above any commit.
-const MAX_JOURNAL_SIZE: u64 = 64 * 1024 * 1024;
+pub(super) const MAX_JOURNAL_SIZE: u64 = 64 * 1024 * 1024;
 
 #[derive(Serialize, Deserialize)]
 pub(super) struct Journal {
@@ -139,6 +139,7 @@ impl Journal {
             path: state.path().join(JOURNAL.name),
             source: Damage::Json(source.into()),
         })?;
+        require_size(state, JOURNAL.name, &json, MAX_JOURNAL_SIZE)?;
         state.create(&temporary_name(OsStr::new(JOURNAL.name)), &json)
     }
 
@@ -188,6 +189,21 @@ impl Journal {
             }),
         }
     }
+}
+
+/// Refuses to write a state file that would be too large to be read.
+pub(super) fn require_size(
+    state: &Dir,
+    name: &str,
+    json: &[u8],
+    limit: u64,
+) -> Result<(), StoreError> {
+    let size = json.len() as u64;
+    if size <= limit {
+        return Ok(());
+    }
+    let too_large = PathObstacle::TooLarge { size, limit };
+    Err(StoreError::obstacle(state.path().join(name), too_large))
 }
 
 impl Serialize for SecretBytes {

@@ -11,13 +11,16 @@ use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
 use super::error::StoreError;
-use super::journal::SecretBytes;
+use super::journal::{MAX_JOURNAL_SIZE, SecretBytes};
 use super::state_file::{StateFile, Versioned};
 use super::{AuthorityChange, NodeRoot, STATE_DIR};
 use crate::kube::components::{Component, ReplacedFile};
 use crate::spec::authority_rotation::RotationSubject;
 
 pub(super) const RESTARTS: StateFile = StateFile::of_work("restarts.json", 1);
+/// Size limit in bytes: the former revocation lists and bundles of a step of a CA change. The journal has room for it, in
+/// base64.
+pub(super) const MAX_RESTARTS_SIZE: u64 = MAX_JOURNAL_SIZE / 2;
 /// Size in bytes of everything in the record except file contents.
 const METADATA_CAPACITY: usize = 64 * 1024;
 
@@ -129,7 +132,7 @@ impl NodeRoot {
     /// [`StoreError::Damaged`] and [`StoreError::NewerFormat`] for a record that cannot be read, and errors of the system.
     pub(crate) fn unsettled(&self) -> Result<Unsettled, StoreError> {
         let path = Path::new(STATE_DIR).join(RESTARTS.name);
-        match self.read(&path)? {
+        match self.read_at_most(&path, MAX_RESTARTS_SIZE)? {
             Some(found) => RESTARTS.parse(&found.bytes, self.on_this_machine(path)),
             None => Ok(Unsettled::default()),
         }
@@ -438,6 +441,43 @@ mod tests {
         let mut commit = Commit::new();
         commit.restarted(component);
         store(root).commit(commit).unwrap();
+    }
+
+    #[test]
+    fn keeps_several_large_files_and_refuses_record_that_would_be_unreadable() {
+        let (dir, root) = node();
+        put(&root, "first", AT);
+        let step = |path: &str, size: usize, contents: &str| {
+            let mut commit = Commit::new();
+            commit.trust_step(FormerTrust {
+                subject: Authority::Ca.into(),
+                change: None,
+                files: vec![FormerContents {
+                    path: path.into(),
+                    contents: vec![b'x'; size].into(),
+                }],
+                kubeconfigs: Vec::new(),
+            });
+            commit.file(CONF, contents.as_bytes().to_vec(), Mode::Private);
+            commit.change(SCHEDULER, CONF, AT);
+            store(&root).commit(commit)
+        };
+        step(CA, 2 << 20, "second").unwrap();
+        assert_eq!(only_step(&root).former.files[0].contents.len(), 2 << 20);
+        let error = step("/etc/kubernetes/pki/ca.crl", 25 << 20, "third").unwrap_err();
+        let text = error.to_string();
+        assert!(matches!(error, StoreError::NotCommitted(_)), "{text}");
+        assert!(text.contains("more than the limit of 33554432"), "{text}");
+        assert_eq!(*root.read(CONF).unwrap().unwrap().bytes, b"second");
+
+        let mut commit = Commit::new();
+        commit.restarted(Component::KubeScheduler);
+        commit.verified(UnverifiedChange {
+            change: SCHEDULER,
+            at: AT,
+        });
+        store(&root).commit(commit).unwrap();
+        assert!(!dir.path().join("var/lib/nodepki/restarts.json").exists());
     }
 
     fn only_step(root: &NodeRoot) -> TrustStep {

@@ -200,7 +200,15 @@ impl NodeRoot {
     /// # Errors
     /// [`StoreError::Unsafe`] for anything but a regular file, and errors of the system.
     pub fn read(&self, path: impl AsRef<Path>) -> Result<Option<FileContent>, StoreError> {
-        let path = path.as_ref();
+        self.read_at_most(path.as_ref(), READ_LIMIT)
+    }
+
+    /// As [`NodeRoot::read`], with another limit in bytes.
+    pub(super) fn read_at_most(
+        &self,
+        path: &Path,
+        limit: u64,
+    ) -> Result<Option<FileContent>, StoreError> {
         let here = self.on_this_machine(path);
         // Verified before it is opened: opening a device has effects (a watchdog starts, a tape rewinds).
         let found = self.resolve(path, OFlag::O_PATH | OFlag::O_CLOEXEC);
@@ -211,7 +219,7 @@ impl NodeRoot {
             return Err(StoreError::obstacle(here, obstacle));
         }
         self.noted(match found.and_then(|_| self.resolve(path, READ)) {
-            Ok(fd) => dir::read_open(fd, &here, READ_LIMIT).map(Some),
+            Ok(fd) => dir::read_open(fd, &here, limit).map(Some),
             Err(Errno::ENOENT) => Ok(None),
             Err(errno) => Err(self.error("read", path, errno)),
         })

@@ -63,7 +63,7 @@ impl StagingRecord {
 pub(super) fn stage_again(dir: &Dir, name: &OsStr, bytes: &[u8]) -> Result<File, StoreError> {
     let temporary = temporary_name(name);
     let is_complete = dir
-        .read(&temporary, READ_LIMIT)
+        .read(&temporary, bytes.len() as u64)
         .is_ok_and(|found| found.is_some_and(|found| found.bytes.as_slice() == bytes));
     if !is_complete {
         return dir.create(&temporary, bytes);

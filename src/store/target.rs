@@ -8,8 +8,8 @@ use zeroize::Zeroizing;
 use super::dir::{Dir, Metadata};
 use super::error::{PathObstacle, StoreError, StoreNote};
 use super::journal::identity_of_link;
+use super::sha256;
 use super::trust::keeps_owner;
-use super::{READ_LIMIT, sha256};
 
 /// An existing file or symbolic link.
 pub(super) struct ExistingTarget {
@@ -25,9 +25,13 @@ pub(super) struct ExistingTarget {
 }
 
 impl ExistingTarget {
-    /// Reads the file `name`. Refuses anything that is not a regular file.
-    pub(super) fn read(dir: &Dir, name: &OsStr) -> Result<Option<ExistingTarget>, StoreError> {
-        let Some(content) = dir.read(name, READ_LIMIT)? else {
+    /// Reads the file `name`. Refuses anything that is not a regular file of at most `limit` bytes.
+    pub(super) fn read(
+        dir: &Dir,
+        name: &OsStr,
+        limit: u64,
+    ) -> Result<Option<ExistingTarget>, StoreError> {
+        let Some(content) = dir.read(name, limit)? else {
             return Ok(None);
         };
         Ok(Some(ExistingTarget {
@@ -40,9 +44,13 @@ impl ExistingTarget {
     }
 
     /// Reads the symbolic link `name`, or a file as [`ExistingTarget::read`] does.
-    pub(super) fn read_link(dir: &Dir, name: &OsStr) -> Result<Option<ExistingTarget>, StoreError> {
+    pub(super) fn read_link(
+        dir: &Dir,
+        name: &OsStr,
+        limit: u64,
+    ) -> Result<Option<ExistingTarget>, StoreError> {
         let Some((metadata, link)) = dir.read_link(name)? else {
-            return ExistingTarget::read(dir, name);
+            return ExistingTarget::read(dir, name, limit);
         };
         Ok(Some(ExistingTarget {
             path: dir.path().join(name),

@@ -13,12 +13,12 @@ use zeroize::Zeroizing;
 use super::desired::{DesiredContents, DesiredFile, DesiredState};
 use super::dir::{Dir, Metadata, single};
 use super::error::{PathObstacle, StoreError, StoreNote};
-use super::journal::{KeptFile, identity_of_link};
+use super::journal::{KeptFile, MAX_JOURNAL_SIZE, identity_of_link};
 use super::key_backup::KeyBackup;
 use super::pending::Slot;
 use super::target::ExistingTarget;
 use super::trust::lets_others_create;
-use super::{NodeRoot, sha256, sync};
+use super::{NodeRoot, READ_LIMIT, STATE_DIR, sha256, sync};
 
 /// The result of a commit. Paths are those on the node.
 #[derive(Debug, Default)]
@@ -384,7 +384,7 @@ impl Transaction {
     /// Reads the file at a name; `None` if it does not exist.
     pub(super) fn inspect(&self, name: &TargetName) -> Result<Option<ExistingTarget>, StoreError> {
         match self.dir(name) {
-            Some(dir) => ExistingTarget::read(dir, &name.name),
+            Some(dir) => ExistingTarget::read(dir, &name.name, self.limit(name)),
             None => Ok(None),
         }
     }
@@ -395,8 +395,17 @@ impl Transaction {
         name: &TargetName,
     ) -> Result<Option<ExistingTarget>, StoreError> {
         match self.dir(name) {
-            Some(dir) => ExistingTarget::read_link(dir, &name.name),
+            Some(dir) => ExistingTarget::read_link(dir, &name.name, self.limit(name)),
             None => Ok(None),
+        }
+    }
+
+    /// Returns the size limit in bytes for the file at a name: records of nodepki may contain several files.
+    fn limit(&self, name: &TargetName) -> u64 {
+        let directory = self.directories.get(name.directory);
+        match directory.is_some_and(|directory| directory.path == Path::new(STATE_DIR)) {
+            true => MAX_JOURNAL_SIZE,
+            false => READ_LIMIT,
         }
     }
 
