@@ -2,6 +2,21 @@
 //!
 //! `certificatesDir` and the kubelet's `--cert-dir` are configurable, so paths below them come from `spec::Layout`.
 
+use std::path::{Component, Path, PathBuf};
+
+/// Returns an absolute path without `.`, `..` and repeated separators, as Go's `filepath.Clean`, by which kubeadm and the
+/// kubelet name the files in a configured directory: symbolic links are not considered.
+pub fn cleaned(path: &Path) -> PathBuf {
+    let mut cleaned = PathBuf::new();
+    for component in path.components() {
+        match component {
+            Component::ParentDir => _ = cleaned.pop(),
+            component => cleaned.push(component),
+        }
+    }
+    cleaned
+}
+
 /// kubeadm's directory (`KubernetesDir`), with the kubeconfigs.
 pub const KUBERNETES_DIR: &str = "/etc/kubernetes";
 /// kubeadm's default `certificatesDir`.

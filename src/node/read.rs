@@ -15,7 +15,7 @@ use crate::kube::components::Component;
 use crate::kube::manifest::StaticPod;
 use crate::kube::names::{CertName, NodePath};
 use crate::kube::paths::{
-    APISERVER_MANIFEST, ETCD_MEMBER, KUBELET_CURRENT_LINK, KUBELET_FLAGS, MANIFESTS_DIR,
+    APISERVER_MANIFEST, ETCD_MEMBER, KUBELET_CURRENT_LINK, KUBELET_FLAGS, MANIFESTS_DIR, cleaned,
 };
 use crate::spec::assess::{FoundKubeconfig, Observed, ObservedKubeconfig, read_kubeconfig};
 use crate::spec::{Layout, kubeconfig_path};
@@ -205,8 +205,9 @@ impl NodeState {
 
     /// Returns the `--cert-dir` that kubeadm gave the kubelet.
     pub fn kubelet_cert_dir(&self) -> Option<PathBuf> {
-        let path = PathBuf::from(self.kubelet_flag("cert-dir")?);
-        path.is_absolute().then_some(path)
+        let flag = self.kubelet_flag("cert-dir")?;
+        let path = Path::new(&flag);
+        path.is_absolute().then(|| cleaned(path))
     }
 
     /// Returns whether a file of this certificate exists.

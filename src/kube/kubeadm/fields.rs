@@ -1,8 +1,9 @@
 //! Readers of single fields that the documents share.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::address::{HostPort, InvalidValue, San, ValueNote};
+use crate::kube::paths::cleaned;
 use crate::yaml::{self, Field, FieldPosition, unrendered};
 
 /// Above this number of names in one certificate; many signers refuse the request.
@@ -126,11 +127,11 @@ pub(super) fn endpoint(field: &Field<'_>, text: &str) -> Option<HostPort> {
     }
 }
 
-/// Returns the path if it is absolute; otherwise reports it.
+/// Returns the path, cleaned, if it is absolute; otherwise reports it.
 pub(super) fn absolute(field: &Field<'_>, text: &str) -> Option<PathBuf> {
     if text.starts_with('/') {
         warn_of_placeholder(field, text);
-        return Some(PathBuf::from(text));
+        return Some(cleaned(Path::new(text)));
     }
     field.error(
         format!("{text:?} is not an absolute path"),

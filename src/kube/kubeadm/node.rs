@@ -1,13 +1,14 @@
 //! The settings of one node, and the InitConfiguration or JoinConfiguration that contains them.
 
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::address::{HostPort, NodeName, is_global_unicast, parse_ip};
 use super::fields::{ApiVersion, extra_args, filled, report, warn};
 use super::join::{self, JoinDiscovery};
 use super::shapes::{self, Shape, unused};
 use crate::kube::kubeadm_certs::CertificateKey;
+use crate::kube::paths::cleaned;
 use crate::yaml::schema::section;
 use crate::yaml::{FieldPosition, Map};
 
@@ -259,7 +260,8 @@ fn read_registration(map: &Map<'_>, api: ApiVersion) -> (LocatedText, KubeletArg
         match name.as_str() {
             "hostname-override" => kubelet.hostname_override = Some((value, spot)),
             "cert-dir" => {
-                kubelet.cert_dir = Some(PathBuf::from(value)).filter(|path| path.is_absolute());
+                let path = Path::new(&value);
+                kubelet.cert_dir = path.is_absolute().then(|| cleaned(path));
             }
             // 0.0.0.0 and :: only select an IP family (`nodeutil.GetNodeHostIPs`).
             "node-ip" => {

@@ -725,6 +725,13 @@ fn reads_names_and_directories() {
         ("kubernetes", "cluster.local")
     );
     assert_eq!(cluster.certificates_dir, PathBuf::from("/pki"));
+    for (written, path) in [
+        ("/etc/kubernetes/../ssl/./pki//", "/etc/ssl/pki"),
+        ("/../pki", "/pki"),
+    ] {
+        let cluster = without_warnings(&format!("certificatesDir: {written}\n"));
+        assert_eq!(cluster.certificates_dir.as_os_str(), path);
+    }
     assert_eq!(
         errors(
             "certificatesDir: pki\nnetworking: {dnsDomain: Cluster.local}\ncontrolPlaneEndpoint: https://api:6443\n"
