@@ -36,7 +36,6 @@ pub mod shared_certs;
 mod survey;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -298,39 +297,34 @@ impl RunSetup {
     }
 }
 
-/// Returns the directories in which an interrupted run can have left unfinished changes.
-pub(crate) fn known_directories<'a>(
-    outputs: impl Iterator<Item = &'a CertFiles>,
-    files: impl Iterator<Item = &'a Path>,
-) -> KnownDirectories {
-    let mut known = KnownDirectories::default().with_files(files);
-    for output in outputs {
-        known = known.with_files(output.paths().into_iter().map(AsRef::as_ref));
-        if let CertFiles::Kubeconfig {
-            store: Some(store), ..
-        } = output
-        {
-            known = known.with_directory(&store.dir);
-        }
+impl RunSetup {
+    /// Returns the directories in which an interrupted run can have left unfinished changes.
+    pub(crate) fn known_directories(&self) -> KnownDirectories {
+        let provided = self.provided.files.iter().map(|file| file.path.as_ref());
+        known_directories(&self.plan).with_files(provided)
     }
-    known
 }
 
-impl RunSetup {
-    fn known_directories(&self) -> KnownDirectories {
-        let plan = &self.plan;
-        let bundles = plan.bundles.iter().flat_map(|bundle| {
-            let copies = bundle.copies.iter().map(|copy| copy.path.as_ref());
-            copies.chain([bundle.path.as_ref()])
-        });
-        let pair = plan
-            .service_account
-            .iter()
-            .map(|pair| pair.private.as_ref());
-        let provided = self.provided.files.iter().map(|file| file.path.as_ref());
-        let outputs = plan.certs.iter().map(|spec| &spec.output);
-        known_directories(outputs, bundles.chain(pair).chain(provided))
-    }
+fn known_directories(plan: &NodeSpec) -> KnownDirectories {
+    let bundles = plan.bundles.iter().flat_map(|bundle| {
+        let copies = bundle.copies.iter().map(|copy| &copy.path);
+        copies.chain([&bundle.path])
+    });
+    let pair = plan.service_account.iter().map(|pair| &pair.private);
+    let outputs = plan.certs.iter().map(|spec| &spec.output);
+    // A join takes these from the cluster while they are missing.
+    let external = plan.external_etcd.iter().flat_map(|files| {
+        let files = [&files.authority, &files.certificate, &files.key];
+        files.into_iter().flatten()
+    });
+    let files = bundles.chain(pair).chain(external);
+    let files = files.chain(outputs.clone().flat_map(CertFiles::paths));
+    let stores = outputs.filter_map(|output| match output {
+        CertFiles::Kubeconfig { store, .. } => store.as_ref(),
+        CertFiles::Pair { .. } => None,
+    });
+    let known = KnownDirectories::default().with_files(files.map(AsRef::as_ref));
+    stores.fold(known, |known, store| known.with_directory(&store.dir))
 }
 
 /// Requests and installs the missing files of the plan, as far as the signers answer in time.
@@ -549,5 +543,45 @@ fn no_room(errors: Vec<StoreError>) -> Failure {
             .into_iter()
             .flat_map(|failure| failure.messages)
             .collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::kube::kubeadm::{HostFacts, Overrides, load, resolve};
+    use crate::spec::policy::{KeyPolicy, KeyRules};
+    use crate::spec::{Choices, node_spec};
+
+    const NODE: &str = "\
+apiVersion: kubeadm.k8s.io/v1beta4
+kind: InitConfiguration
+nodeRegistration: {name: cp1}
+localAPIEndpoint: {advertiseAddress: 192.0.2.11}
+---
+apiVersion: kubeadm.k8s.io/v1beta4
+kind: ClusterConfiguration
+certificatesDir: /etc/kubernetes/../ssl
+etcd: {external: {endpoints: ['https://etcd:2379'], caFile: /etc/etcd-client/ca.crt, certFile: /srv/c.crt, keyFile: /opt/c.key}}
+";
+
+    #[test]
+    fn knows_directories_of_external_etcd_without_provided_files() {
+        let resolved = resolve(
+            &load(&[("node.yaml", NODE)]),
+            &HostFacts::default(),
+            &Overrides::default(),
+        )
+        .unwrap();
+        let cluster = resolved.cluster.unwrap();
+        let policy = KeyPolicy::new(KeyRules::default(), cluster.key_algorithm);
+        let plan = node_spec(&cluster, &resolved.node, &policy, &Choices::default());
+        let known = known_directories(&plan);
+        for directory in ["/etc/etcd-client", "/srv", "/opt", "/etc/ssl/etcd"] {
+            assert!(known.has_directory(Path::new(directory)), "{directory}");
+        }
+        assert!(!known.has_directory(Path::new("/usr")));
     }
 }

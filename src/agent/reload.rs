@@ -55,8 +55,8 @@ use crate::kube::components::{Component, ReplacedFile};
 use crate::kube::names::{Authority, CertName, NodePath};
 use crate::spec::{CertFiles, Layout};
 use crate::store::{
-    self, AuditEvent, AuditRecord, Commit, Committed, KeyRemoval, NodeRoot, Store, Unsettled,
-    UnverifiedChange,
+    self, AuditEvent, AuditRecord, Commit, Committed, KeyRemoval, KnownDirectories, NodeRoot,
+    Store, Unsettled, UnverifiedChange,
 };
 use crate::x509::Chain;
 
@@ -81,6 +81,8 @@ pub struct ReloadSetup {
     pub bundles: BTreeMap<Authority, NodePath>,
     /// Directories of the PKI.
     pub layout: Layout,
+    /// Directories in which an interrupted run can have left unfinished changes.
+    pub known: KnownDirectories,
     /// Longest wait for another run to end.
     pub lock_wait: Duration,
     /// Time at which other work is due: from then on, no restart is begun and nothing is waited for. A restart that has
@@ -108,6 +110,7 @@ impl ReloadSetup {
                 .map(|spec| (spec.authority, spec.path.clone()))
                 .collect(),
             layout: agent.plan.layout.clone(),
+            known: agent.known_directories(),
             lock_wait: agent.lock_wait,
             until,
         }
@@ -294,11 +297,7 @@ impl Run<'_> {
                 locked => break locked?,
             }
         };
-        let known = agent::known_directories(
-            setup.outputs.values(),
-            setup.bundles.values().map(AsRef::as_ref),
-        );
-        let (store, recovery) = locked.recover_in(&known, KeyRemoval::IfBackedUp, clock())?;
+        let (store, recovery) = locked.recover_in(&setup.known, KeyRemoval::IfBackedUp, clock())?;
         for note in agent::recovery_notes(root, &recovery) {
             tracing::warn!("{note}");
         }

@@ -45,7 +45,8 @@ impl KnownDirectories {
         self
     }
 
-    fn has_directory(&self, path: &Path) -> bool {
+    /// Returns whether a directory is one of these or below one.
+    pub(crate) fn has_directory(&self, path: &Path) -> bool {
         is_plain(path) && self.0.iter().any(|known| path.starts_with(known))
     }
 
