@@ -222,6 +222,24 @@ fn finds_authorities_that_were_exchanged() {
 }
 
 #[test]
+fn gives_no_advice_on_ca_whose_certificate_replaced_another_one() {
+    let node = Node::bootstrapped();
+    let front = node.read(path(Authority::FrontProxyCa));
+    node.write(path(Authority::Ca), &front);
+    for command in [
+        &["plan"][..],
+        &["renew", "--clock-wait", "0s"],
+        &["preflight"],
+    ] {
+        let ran = run(&node, command, &[]);
+        assert!(!ran.has("also accepts certificates of"), "{}", ran.said());
+    }
+    run(&node, &["plan"], &[])
+        .ended(65)
+        .says("/ca.crt was replaced; certificates");
+}
+
+#[test]
 fn makes_first_node_without_evidence_of_another_ca() {
     let node = Node::of(INIT);
     node.replace_authority(Authority::Ca, now(), YEAR);

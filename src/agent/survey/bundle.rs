@@ -38,6 +38,12 @@ impl SurveyedBundle {
     pub(in crate::agent) fn is_settled(&self) -> bool {
         self.in_place && self.outdated_copies.is_empty()
     }
+
+    /// Returns whether the bundle is of another CA than the certificates of the node.
+    pub fn is_replaced(&self) -> bool {
+        let mut refused = self.refused.iter();
+        refused.any(|refusal| matches!(refusal, BundleRefusal::Replaced { .. }))
+    }
 }
 
 /// Configured trust for one authority, in addition to the bundle at its path.

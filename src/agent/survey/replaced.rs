@@ -120,6 +120,7 @@ impl Survey {
         let bundles: Vec<(Authority, &TrustBundle)> = self
             .bundles
             .iter()
+            .filter(|bundle| !bundle.is_replaced())
             .filter_map(|bundle| {
                 let authority = bundle.spec.authority;
                 let trust = bundle.found.present().or_else(|| learned(authority))?;
