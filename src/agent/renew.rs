@@ -459,13 +459,14 @@ pub fn needs_renewal(
         reason,
         next,
     };
-    if !survey.certs.iter().any(exists) {
-        let reason = "this node has no certificate yet; run nodepki bootstrap".to_owned();
-        return Ok(need(RenewalVerdict::Nothing, reason));
-    }
+    // Also while nothing exists: the run completes an interrupted first bootstrap.
     if root.has_unfinished()? {
         let reason = "an earlier run was interrupted while writing".to_owned();
         return Ok(need(RenewalVerdict::Yes, reason));
+    }
+    if !survey.certs.iter().any(exists) {
+        let reason = "this node has no certificate yet; run nodepki bootstrap".to_owned();
+        return Ok(need(RenewalVerdict::Nothing, reason));
     }
     let wants = survey
         .certs

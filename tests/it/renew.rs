@@ -577,6 +577,20 @@ fn refuses_node_that_was_never_set_up() {
 }
 
 #[test]
+fn completes_first_bootstrap_that_was_interrupted() {
+    let node = Node::new();
+    let mut killed = node.ask_command("0s");
+    killed.env("NODEPKI_FAILPOINT", "commit:journalled");
+    assert_eq!(Ran::of(&mut killed).signal, Some(9));
+    needs_renewal(&node, &[])
+        .ended(0)
+        .says("an earlier run was interrupted while writing");
+    renew(&node, &[]);
+    assert!(!node.path("/var/lib/nodepki/journal.json").exists());
+    needs_renewal(&node, &[]).ended(1);
+}
+
+#[test]
 fn reports_unreachable_signer_for_expired_certificates_and_renews_later() {
     let node = Node::of(&INIT.replace(
         "kubernetesVersion:",
