@@ -20,7 +20,7 @@ use super::output::terminal::Terminal;
 use super::output::{Closing, DocumentKind};
 use super::{now, runtime};
 use crate::agent::load::{self, Loaded, Location};
-use crate::agent::{self, ExitCode, Failure, Survey};
+use crate::agent::{self, ExitCode, Failure, RowAction, Survey};
 use crate::config::Argument;
 use crate::kube::names::{Authority, CertName};
 use crate::kube::paths::{KUBELET_DIR, KUBERNETES_DIR};
@@ -93,7 +93,7 @@ impl CsrCommand {
             if is_export {
                 export(global, loaded, &dir, command("csr import")?)
             } else {
-                import(global, loaded, &dir, &own)
+                import(global, loaded, &dir, &own, |verb| run.command(global, verb))
             }
         };
         done().map_err(|failure| next::closed(failure, &own))
@@ -287,6 +287,7 @@ fn import(
     loaded: Loaded,
     dir: &Argument,
     command: &str,
+    with_options: impl FnOnce(&str) -> String,
 ) -> Result<ExitCode, Failure> {
     let root = global.open_root()?;
     let terminal = Terminal::new(global.verbose);
@@ -335,7 +336,22 @@ fn import(
     let report = runtime()?.block_on(terminal.during(import))?;
     drop(terminal);
     let code = report.code();
-    let next = next::after_run(global, &node, &report, code, command);
+    let pending = report.rows.iter();
+    let pending = pending.filter(|row| row.action == RowAction::Pending);
+    let tickets = root.tickets().unwrap_or_default();
+    let records = pending.map(|row| {
+        let mut tickets = tickets.iter();
+        tickets
+            .find(|(slot, _)| slot.as_str() == row.name)?
+            .1
+            .as_ref()
+    });
+    // The requests may have been exported again since, to another directory.
+    let other = match code {
+        ExitCode::Pending => next::after_export(&root, records, false, with_options),
+        _ => None,
+    };
+    let next = other.or_else(|| next::after_run(global, &node, &report, code, command));
     global.finish(DocumentKind::CsrImport, &report, code, next)
 }
 

@@ -184,6 +184,15 @@ const IMPORTS: &[Situation] = &[
         corrected: "nodepki csr import other $N",
     },
     Situation {
+        name: "bundle of an earlier export for another configuration",
+        mistake: "sed 's/192.0.2.11/192.0.2.12/' kubeadm.yaml > other.yaml; nodepki csr export root/other --accept-address-change --root $D/root --kubeadm-config $D/other.yaml",
+        command: "nodepki csr import bundle --root $D/root --kubeadm-config $D/other.yaml",
+        code: 75,
+        message: "have the exported requests signed, then run nodepki csr import @/root/other --root",
+        fix: "cd root/other; CA=../../ca sh README 2>/dev/null",
+        corrected: "nodepki csr import root/other --root $D/root --kubeadm-config $D/other.yaml",
+    },
+    Situation {
         name: "export into the node's own directory",
         mistake: "",
         command: "nodepki csr export root/etc/kubernetes/pki $N",
