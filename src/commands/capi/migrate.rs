@@ -18,6 +18,7 @@ use super::super::migrate::PassphraseArgs;
 use super::super::migrate::backup::Backup;
 use super::super::migrate::report::MigrationReport;
 use super::apply;
+use super::etcd_clients::{is_client_authority_key, without_client_authority};
 use super::secrets::{ClusterTarget, KEY_PLACEHOLDER, Object, Purpose};
 use super::{TargetArgs, issue, rights};
 use crate::agent::load;
@@ -257,6 +258,8 @@ impl Serialize for SecretEntry {
 enum KeyEntry {
     /// The entry is absent or empty, or contains nodepki's placeholder.
     Free,
+    /// The key of the etcd client CA, which stays.
+    OfEtcdClients,
     Key(PrivateKey),
     /// The reason why the entry is neither.
     Other(String),
@@ -275,7 +278,16 @@ impl KeyEntry {
             Err(error) => return KeyEntry::Other(error.to_string()),
         };
         match (keys.pop(), keys.is_empty()) {
-            (Some(key), true) => KeyEntry::Key(key),
+            (Some(key), true) => {
+                let bundle = certificates(object);
+                let is_of_clients =
+                    bundle.is_ok_and(|bundle| is_client_authority_key(&bundle, key.public_key()));
+                if is_of_clients {
+                    KeyEntry::OfEtcdClients
+                } else {
+                    KeyEntry::Key(key)
+                }
+            }
             (None, _) => KeyEntry::Other("it does not contain a private key".to_owned()),
             (Some(_), false) => KeyEntry::Other("it contains several private keys".to_owned()),
         }
@@ -290,6 +302,11 @@ pub(super) fn certificates(object: &Object) -> Result<TrustBundle, String> {
     let pem = object.data("tls.crt").or_else(|| object.data("ca.crt"));
     let pem = pem.ok_or("it contains neither tls.crt nor ca.crt")?;
     TrustBundle::from_pem(&pem).map_err(|error| format!("its certificate is unusable: {error}"))
+}
+
+/// As [`certificates`], without the etcd client CA.
+fn anchors(object: &Object) -> Result<TrustBundle, String> {
+    certificates(object).map(without_client_authority)
 }
 
 /// Returns why a Secret cannot be replaced, if so.
@@ -320,4 +337,61 @@ async fn replace(
     replaced
         .map(Object)
         .map_err(|error| apply::failed("replacing", namespace, &name, error))
+}
+
+#[cfg(test)]
+mod tests {
+    use base64::prelude::*;
+    use serde_json::json;
+    use time::macros::datetime;
+
+    use super::*;
+    use crate::commands::capi::etcd_clients;
+    use crate::spec::policy::{KeyPolicy, KeyRules};
+    use crate::x509::{CertificateAuthority, KeyAlgorithm};
+
+    fn pem_of(keys: &[&PrivateKey]) -> String {
+        keys.iter().map(|key| key.to_pem().to_string()).collect()
+    }
+
+    #[test]
+    fn distinguishes_key_of_etcd_client_authority() {
+        let now = datetime!(2026-06-01 12:00 UTC);
+        let dir = tempfile::tempdir().unwrap();
+        let root = NodeRoot::open(dir.path()).unwrap();
+        let policy = KeyPolicy::new(KeyRules::default(), KeyAlgorithm::Rsa2048);
+        etcd_clients::load(&root, true, &policy, now).unwrap();
+        let clients = root.read("/etcd-client-ca.pem").unwrap().unwrap().bytes;
+        let client_key = PrivateKey::from_pem(&clients).unwrap();
+        let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+        let etcd_key = PrivateKey::from_pem(key.to_pem().as_bytes()).unwrap();
+        let life = std::time::Duration::from_secs(86_400);
+        let etcd = CertificateAuthority::self_signed("etcd-ca", key, now, life).unwrap();
+        let etcd = etcd.bundle().to_pem();
+        let bundle = [
+            TrustBundle::from_pem(&clients).unwrap().to_pem(),
+            etcd.clone(),
+        ]
+        .concat();
+        let secret = |keys: &[&PrivateKey]| {
+            let encoded = |text: &str| BASE64_STANDARD.encode(text);
+            Object(json!({"data": {
+                "tls.crt": encoded(&bundle),
+                "tls.key": encoded(&pem_of(keys)),
+            }}))
+        };
+        let object = secret(&[&client_key]);
+        assert_eq!(anchors(&object).unwrap().to_pem(), etcd);
+        let read = KeyEntry::read(&object, "tls.key");
+        assert!(matches!(read, KeyEntry::OfEtcdClients));
+        let object = secret(&[&etcd_key]);
+        let KeyEntry::Key(read) = KeyEntry::read(&object, "tls.key") else {
+            panic!("the key of the etcd CA is not read");
+        };
+        let anchors = anchors(&object).unwrap();
+        assert_eq!(anchors.first().public_key(), read.public_key());
+        let several = secret(&[&etcd_key, &client_key]);
+        let read = KeyEntry::read(&several, "tls.key");
+        assert!(matches!(read, KeyEntry::Other(_)));
+    }
 }

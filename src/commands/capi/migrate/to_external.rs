@@ -20,7 +20,7 @@ use super::super::secrets::{
     ADOPTED_TYPE, ClusterTarget, Format, KEY_PLACEHOLDER, MANAGED_BY_LABEL, MANAGED_BY_NODEPKI,
     Object, Purpose,
 };
-use super::{KEY_ENTRIES, KeyEntry, SecretEntry, SecretsReport, certificates, replace, unwritable};
+use super::{KEY_ENTRIES, KeyEntry, SecretEntry, SecretsReport, anchors, replace, unwritable};
 use crate::agent::{self, Clock, ExitCode, Failure, RunSetup, SignerAnswer, audit};
 use crate::cluster::api::Api;
 use crate::commands::migrate::backup::{Backup, BackupOrigin, CaKey};
@@ -135,7 +135,7 @@ fn prove_earlier_backup(
 ) -> Result<(), Failure> {
     let certificates = wish.authorities.iter().filter_map(|authority| {
         let object = found.get(&Purpose::of(*authority))?;
-        Some((*authority, certificates(object).ok()?))
+        Some((*authority, anchors(object).ok()?))
     });
     let certificates: Vec<_> = certificates.collect();
     let certificates = certificates.iter().map(|(name, trust)| (*name, trust));
@@ -163,7 +163,7 @@ fn find_keys(
         for entry in KEY_ENTRIES {
             let location = SecretEntry::new(&wish.target, purpose, entry);
             let key = match KeyEntry::read(object, entry) {
-                KeyEntry::Free => continue,
+                KeyEntry::Free | KeyEntry::OfEtcdClients => continue,
                 KeyEntry::Other(why) => {
                     report.refuse(format!(
                         "{location} cannot be backed up: {why} (find out what it is and remove it)"
@@ -172,8 +172,8 @@ fn find_keys(
                 }
                 KeyEntry::Key(key) => key,
             };
-            let is_own = certificates(object)
-                .is_ok_and(|trust| trust.first().public_key() == key.public_key());
+            let is_own =
+                anchors(object).is_ok_and(|trust| trust.first().public_key() == key.public_key());
             if !is_own {
                 report.refuse(format!(
                     "{location} is not the key of the CA certificate in the same Secret (find out which CA it belongs to, and store it elsewhere)"
@@ -276,7 +276,7 @@ async fn prove_authority(
     found: &BTreeMap<Purpose, Object>,
     report: &mut SecretsReport,
 ) {
-    let Some(Ok(trust)) = found.get(&Purpose::of(authority)).map(certificates) else {
+    let Some(Ok(trust)) = found.get(&Purpose::of(authority)).map(anchors) else {
         return;
     };
     let signer = setup.signers.get(&authority);

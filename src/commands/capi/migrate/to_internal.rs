@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::super::apply::{self, map_at};
 use super::super::issue::{self, Order};
 use super::super::secrets::{ClusterTarget, Object, Purpose};
-use super::{KeyEntry, SecretEntry, SecretsReport, certificates, replace, unwritable};
+use super::{KeyEntry, SecretEntry, SecretsReport, anchors, replace, unwritable};
 use crate::agent::{Clock, Failure, audit};
 use crate::cluster::api::Api;
 use crate::commands::migrate::backup::Backup;
@@ -125,7 +125,7 @@ fn compare(
     let mut is_used = false;
     for (purpose, object) in found {
         let is_own =
-            certificates(object).is_ok_and(|trust| trust.first().public_key() == key.public_key());
+            anchors(object).is_ok_and(|trust| trust.first().public_key() == key.public_key());
         if !is_own {
             continue;
         }
@@ -143,6 +143,12 @@ fn compare(
             KeyEntry::Free => KeyAction::ToBeWritten,
             KeyEntry::Key(present) if present.public_key() == key.public_key() => {
                 KeyAction::InPlace
+            }
+            KeyEntry::OfEtcdClients => {
+                report.refuse(format!(
+                    "{location} is the key of the etcd client CA, with which the controllers sign, and is not overwritten (leave the authority out by naming the others with --authority)"
+                ));
+                KeyAction::Kept
             }
             KeyEntry::Key(_) | KeyEntry::Other(_) => {
                 report.refuse(format!(
