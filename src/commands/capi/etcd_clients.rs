@@ -23,7 +23,7 @@ use crate::agent::audit;
 use crate::agent::{ExitCode, Failure};
 use crate::kube::names::Authority;
 use crate::spec::policy::{KeyOwner, KeyPolicy};
-use crate::store::{AuditEvent, AuditRecord, NodeRoot};
+use crate::store::{AuditEvent, AuditRecord, NodeRoot, StoreError};
 use crate::text::rfc3339;
 use crate::x509::{
     Certificate, CertificateAuthority, ExtendedUsage, KeyAlgorithm, KeyType, PrivateKey, PublicKey,
@@ -141,7 +141,7 @@ impl AuthorityStore<'_> {
         Ok(())
     }
 
-    /// Creates an authority in a file.
+    /// Creates an authority in a file, or returns the one that another run has created meanwhile.
     fn create(&self, name: &str, algorithm: KeyAlgorithm) -> Result<StoredAuthority, Failure> {
         let failed =
             |error: String| Failure::new(ExitCode::Refused, format!("etcd client CA: {error}"));
@@ -156,7 +156,14 @@ impl AuthorityStore<'_> {
             key: key_pem,
             key_type,
         };
-        self.write(name, &created.to_pem(None, self.now))?;
+        let pem = created.to_pem(None, self.now);
+        match self.state.create_dir("/", 0o700)?.write_new(name, &pem) {
+            Ok(()) => {}
+            Err(error @ StoreError::Unsafe { .. }) => {
+                return self.read(name)?.ok_or_else(|| error.into());
+            }
+            Err(error) => return Err(error.into()),
+        }
         self.log(AuditEvent::Issued, "create", created.certificate());
         Ok(created)
     }

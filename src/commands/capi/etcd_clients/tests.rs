@@ -136,6 +136,17 @@ fn replaces_authority_in_steps_before_its_end() {
     assert_eq!(steps, ["create", "create", "activate"]);
 }
 
+#[test]
+fn adopts_authority_that_another_run_created_meanwhile() {
+    let directory = StateDirectory::new();
+    let state = &directory.root;
+    let store = AuthorityStore { state, now: START };
+    let [first, second] = [(); 2].map(|()| store.create(AUTHORITY_FILE, DEFAULT_KEY).unwrap());
+    assert_eq!(second.certificate(), first.certificate());
+    assert_eq!(*second.key, *first.key);
+    assert_eq!(directory.logged().len(), 1);
+}
+
 /// A successor whose activation was interrupted between its two files is not activated twice.
 #[test]
 fn completes_interrupted_activation() {
