@@ -13,6 +13,7 @@ use tempfile::TempDir;
 
 use crate::kubeadm::{self, copy_tree};
 use crate::node::{DAY, INIT, NODEPKI, Node, Ran, copy_authorities};
+use crate::renew::{DUE, backdate};
 #[cfg(feature = "failpoints")]
 use crate::sample::sampled;
 use crate::servers::bin;
@@ -609,6 +610,25 @@ fn refuses_signer_that_answers_without_a_certificate() {
             assert!(keys(&node).is_empty());
         }
     }
+}
+
+#[test]
+fn keeps_pending_renewal_beside_test_signature() {
+    let node = kubeadm_node();
+    let renew = |more: &[&str]| {
+        let command = ["renew", "--wait", "0s", "--clock-wait", "0s"];
+        Ran::of(node.configured(command).args(more))
+    };
+    renew(&["--force", "scheduler.conf"]).done();
+    backdate(&node, &[CertName::SchedulerConf], DUE);
+    node.signer_does("scheduler.conf", "pending");
+    renew(&[]).row_says("scheduler.conf", "pending");
+    node.signer_behaves();
+    apply(&node, "backup")
+        .done()
+        .says("it signed a certificate like controller-manager.conf, which was discarded");
+    let pending = node.path("/var/lib/nodepki/pending/scheduler.conf");
+    assert!(pending.exists());
 }
 
 #[test]

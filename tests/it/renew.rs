@@ -20,7 +20,7 @@ use crate::node::{EVERYTHING, INIT, JOIN, Node, Ran};
 use crate::time::let_pass;
 
 /// An age at which every node renews: later than the due date with the largest jitter.
-const DUE: Span = Span::days(3 * 365);
+pub(crate) const DUE: Span = Span::days(3 * 365);
 /// An age at which less than a tenth of the lifetime is left.
 const URGENT: Span = Span::days(20 * 365);
 /// An age older than every cool-down.

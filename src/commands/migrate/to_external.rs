@@ -543,11 +543,18 @@ async fn prove_signing(
     clock: Clock,
     progress: &dyn Progress,
 ) {
+    let now = clock();
     for row in &mut report.authorities {
         let authority = row.authority;
-        // In kubeadm's order, the last certificate of an authority has the fewest permissions.
-        let mut certs = survey.certs.iter().rev();
-        let cert = certs.find(|cert| cert.spec.authority() == authority);
+        // In kubeadm's order, the last certificate of an authority has the fewest permissions. The pending request for one
+        // that is due may be that of a renewal, whose certificate must not be discarded.
+        let certs = survey.certs.iter().rev();
+        let mut certs = certs.filter(|cert| cert.spec.authority() == authority);
+        let is_due = |cert: &&SurveyedCert| cert.due.is_some_and(|due| due <= now);
+        let cert = certs
+            .clone()
+            .find(|cert| !is_due(cert))
+            .or_else(|| certs.next());
         let (Some(cert), Some(trust)) = (cert, survey.trust(authority)) else {
             report.unproven.push(Failure::new(
                 ExitCode::Refused,
