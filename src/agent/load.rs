@@ -55,6 +55,7 @@ use crate::x509::{KeyAlgorithm, Tolerance};
 use crate::yaml::Faults;
 
 pub use audit::ConfigurationAudit;
+pub(crate) use configuration::NoConfiguration;
 use configuration::{
     asks_cluster, fetch_configuration, fetch_with, has_authority, learn_as_worker,
     takes_from_cluster,

@@ -78,6 +78,11 @@ pub(super) async fn learn_as_worker(
     Ok(known.complete_worker(given))
 }
 
+/// The absence of a kubeadm configuration: the files that were tried, and what to do.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct NoConfiguration(pub(crate) String);
+
 /// Fetches the ClusterConfiguration of a running node with the kubeconfigs on the node.
 pub(super) async fn fetch_configuration(
     root: &NodeRoot,
@@ -175,7 +180,7 @@ pub(super) fn no_configuration(root: &NodeRoot, settings: &Settings, is_running:
             "there is no kubeadm configuration: none of {tried} exists; name the file that kubeadm is given with --kubeadm-config FILE or under kubeadm.files"
         )
     };
-    Failure::new(ExitCode::Configuration, message)
+    Failure::new(ExitCode::Configuration, "").caused_by(NoConfiguration(message))
 }
 
 /// Returns whether the node has the CA certificate of the cluster in the documents. After `kubeadm reset` it does not,

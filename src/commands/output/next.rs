@@ -3,7 +3,7 @@
 use std::error::Error as _;
 use std::path::Path;
 
-use crate::agent::load::Loaded;
+use crate::agent::load::{Loaded, NoConfiguration};
 use crate::agent::{self, ExitCode, Failure, ReportRow, RowReason, RunReport, join};
 use crate::commands::now;
 use crate::commands::options::GlobalOptions;
@@ -210,14 +210,18 @@ pub(in super::super) fn again(code: ExitCode, command: &str) -> String {
 /// Adds a closing line to a failure that ended the whole run. A single message that ends with its fix is one.
 pub(in super::super) fn closed(mut failure: Failure, command: &str) -> Failure {
     let count = failure.messages.len();
-    let is_of_signer = failure
-        .source()
-        .is_some_and(|cause| cause.is::<SignerError>());
+    let cause = failure.source();
+    let is_of_signer = cause.is_some_and(|cause| cause.is::<SignerError>());
+    let has_no_configuration = cause.is_some_and(|cause| cause.is::<NoConfiguration>());
     let closing = match failure.code {
         ExitCode::Usage => return failure,
         ExitCode::Unreachable if is_of_signer => {
             format!("next: {command}, once the signer answers; {OFFLINE}")
         }
+        // With expired certificates, the server may never answer.
+        ExitCode::Unreachable if has_no_configuration => format!(
+            "next: {command} --kubeadm-config FILE, with the file that kubeadm was given, or {command}, once the server answers"
+        ),
         ExitCode::Unreachable => format!("next: {command}, once the server answers"),
         ExitCode::Done | ExitCode::Pending => format!("next: {command}"),
         _ if count < 2 => return failure,
@@ -225,4 +229,28 @@ pub(in super::super) fn closed(mut failure: Failure, command: &str) -> Failure {
     };
     failure.messages.push(closing.into());
     failure
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_configuration_file_before_server_that_may_never_answer() {
+        let command = "nodepki renew";
+        let missing = NoConfiguration("there is no kubeadm configuration".to_owned());
+        let failure = Failure::new(ExitCode::Unreachable, "").caused_by(missing);
+        assert_eq!(
+            closed(failure, command).texts(),
+            [
+                "there is no kubeadm configuration",
+                "next: nodepki renew --kubeadm-config FILE, with the file that kubeadm was given, or nodepki renew, once the server answers",
+            ]
+        );
+        let failure = Failure::new(ExitCode::Unreachable, "no answer");
+        assert_eq!(
+            closed(failure, command).texts()[1],
+            "next: nodepki renew, once the server answers"
+        );
+    }
 }
