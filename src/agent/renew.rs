@@ -254,14 +254,7 @@ fn report_service_account(setup: &RunSetup, scope: &Scope, survey: &mut Survey) 
 /// Turns the refusals into notes, each reported once, except those that the row of a certificate reports: a bootstrap stops
 /// at any refusal, a renewal does not.
 fn note_refusals(survey: &mut Survey) {
-    let has_row = |refusal: &SurveyRefusal| match refusal {
-        SurveyRefusal::Bundle(authority, _) => survey
-            .bundle(*authority)
-            .is_some_and(|bundle| !bundle.refused.is_empty()),
-        SurveyRefusal::Certificate(name, _) => survey.cert(*name).is_some(),
-        _ => false,
-    };
-    let notes = survey.refusals.iter().filter(|refusal| !has_row(refusal));
+    let notes = survey.refusals_without_row();
     let notes: Vec<String> = notes.map(ToString::to_string).collect();
     survey.refusals.clear();
     survey.notes.extend(notes);

@@ -145,6 +145,19 @@ impl Survey {
         Failure::with_messages(ExitCode::Refused, refusals)
     }
 
+    /// Returns the refusals that the row of no certificate reports.
+    pub fn refusals_without_row(&self) -> impl Iterator<Item = &SurveyRefusal> {
+        let has_row = |refusal: &&SurveyRefusal| match refusal {
+            SurveyRefusal::Bundle(authority, _) => self
+                .bundle(*authority)
+                .is_some_and(|bundle| !bundle.refused.is_empty()),
+            SurveyRefusal::Certificate(name, _) => self.cert(*name).is_some(),
+            _ => false,
+        };
+        let refusals = self.refusals.iter();
+        refusals.filter(move |refusal| !has_row(refusal))
+    }
+
     /// Returns whether there is nothing to do.
     pub fn is_settled(&self) -> bool {
         self.certs

@@ -1,5 +1,7 @@
 //! `nodepki bootstrap` and `nodepki plan`.
 
+use std::io::{IsTerminal, stderr, stdout};
+
 use super::options::{GlobalOptions, RunOptions, SourceOptions};
 use super::output::next::{self, NodeFacts};
 use super::output::terminal::{Terminal, log_rows};
@@ -95,6 +97,13 @@ fn show_plan(sources: SourceOptions, global: &GlobalOptions) -> Result<ExitCode,
     let import = next::after_export(&root, records, !outdated.is_empty(), |command| {
         sources.command(global, command)
     });
+    // A terminal shows the rows and the messages together.
+    let refusals: Vec<String> = if stdout().is_terminal() && stderr().is_terminal() {
+        let refusals = survey.refusals_without_row();
+        refusals.map(ToString::to_string).collect()
+    } else {
+        survey.refusals.iter().map(ToString::to_string).collect()
+    };
     let next = match code {
         ExitCode::Done if survey.is_settled() => next::after_success(
             global,
@@ -107,13 +116,13 @@ fn show_plan(sources: SourceOptions, global: &GlobalOptions) -> Result<ExitCode,
         }),
         ExitCode::Configuration if report.code() == ExitCode::Done && import.is_some() => import,
         // The refusals follow, and a line of their own after them.
-        _ if !survey.refusals.is_empty() => None,
+        _ if !refusals.is_empty() => None,
         _ => Some(format!("correct this, then run {bootstrap}")),
     };
     let code = global.finish(DocumentKind::Plan, &report, code, next)?;
-    if survey.refusals.is_empty() {
+    if refusals.is_empty() {
         Ok(code)
     } else {
-        Err(survey.refused())
+        Err(Failure::with_messages(ExitCode::Refused, refusals))
     }
 }

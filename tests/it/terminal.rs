@@ -9,6 +9,7 @@ use std::process::Command;
 use serde_json::Value;
 
 use crate::node::{INIT, NODEPKI, Node, Ran, SIGNER};
+use crate::pty::{OnTerminal, screen};
 use crate::signing::openssl;
 
 /// Clears the screen in three ways, sets the title, hides and reverses text, and forges a message.
@@ -75,6 +76,22 @@ fn escapes_names_in_certificates_and_their_errors() {
             run_in_all_formats(&node, &[command], file);
         }
     }
+}
+
+#[test]
+fn plan_repeats_no_refusal_of_a_row() {
+    let node = Node::bootstrapped();
+    let [from, to] = ["sa", "apiserver"].map(|name| format!("/etc/kubernetes/pki/{name}.key"));
+    node.write(&to, node.read(&from));
+    fs::remove_file(node.path(&from)).unwrap();
+    let words = "contains the private key that belongs to sa.pub";
+    let piped = node.run(&["plan"]);
+    let rows = piped.stdout.matches(words).count();
+    assert!(rows > 0 && piped.stderr.contains(words), "{}", piped.said());
+    let (code, said) = OnTerminal::start(node.command(["plan"]), 500).end();
+    let shown = screen(&said);
+    assert_eq!(code, Some(65), "{shown}");
+    assert_eq!(shown.matches(words).count(), rows, "{shown}");
 }
 
 #[test]
