@@ -45,7 +45,7 @@ pub use replaced::{
     CaEvidence, CaFile, OldAuthority, OtherCaFile, ReplacedCa, replaced, replaced_among,
     restore_command, restored_together, trusted_by, valid_copy,
 };
-pub use service_account::{KeyFile, MisplacedKey, misplaced_service_account_key};
+pub use service_account::{KeyFile, MisplacedKey, misplaced_service_account_keys};
 pub use shared::{SharedAuthority, shared_authorities};
 
 /// The fix for an incomplete service-account pair on a node that has served: a new pair, or a public key derived from the

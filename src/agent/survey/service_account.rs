@@ -7,7 +7,7 @@ use crate::kube::names::NodePath;
 use crate::node::{NodeState, ServiceSign};
 use crate::spec::assess::{
     COPY_SERVICE_ACCOUNT, CertRefusal, KeyFile, MisplacedKey, Observed,
-    misplaced_service_account_key,
+    misplaced_service_account_keys,
 };
 use crate::spec::compliance::KeyUse;
 use crate::spec::policy::KeyOwner;
@@ -153,7 +153,7 @@ struct FoundPair<'a> {
 }
 
 impl Survey {
-    /// Refuses to replace the private key of `sa.pub` in the key file of a certificate.
+    /// Refuses to replace a private key of `sa.pub` in the key file of a certificate.
     pub(super) fn protect_service_account_key(
         &mut self,
         state: &NodeState,
@@ -179,14 +179,19 @@ impl Survey {
             })
             .collect();
         let own = private.present().map(PrivateKey::public_key);
-        if let Some((place, path)) = misplaced_service_account_key(public, own, &files) {
-            let misplaced = MisplacedKey {
+        let is_alone = matches!(private, Observed::Absent | Observed::Empty);
+        let misplaced = misplaced_service_account_keys(public, own, &files);
+        let misplaced = misplaced.into_iter().map(|(place, path)| {
+            let key = MisplacedKey {
                 path: path.to_string(),
                 private: spec.private.to_string(),
-                is_alone: matches!(private, Observed::Absent | Observed::Empty),
+                is_alone,
             };
+            (place, key)
+        });
+        for (place, key) in misplaced.collect::<Vec<_>>() {
             if let Some(cert) = self.certs.get_mut(place) {
-                cert.unrepairable = Some(CertRefusal::ServiceAccountKey(misplaced));
+                cert.unrepairable = Some(CertRefusal::ServiceAccountKey(key));
             }
         }
         Ok(())

@@ -7,7 +7,7 @@ use super::ServiceAccountStatus;
 use super::fault::{FileProblem, RowFault};
 use super::files::{LeafFiles, ServiceAccountFiles};
 use super::findings::RowFindings;
-use crate::spec::assess::{KeyFile, MisplacedKey, misplaced_service_account_key};
+use crate::spec::assess::{KeyFile, MisplacedKey, misplaced_service_account_keys};
 use crate::x509::PrivateKey;
 
 /// Returns the row of the pair.
@@ -73,7 +73,8 @@ fn misplaced_key(found: &ServiceAccountFiles, leaves: &[LeafFiles]) -> Option<Mi
         })
         .collect();
     let own = found.private.as_ref().ok().map(PrivateKey::public_key);
-    let path = misplaced_service_account_key(found.public.as_deref().ok()?, own, &files)?;
+    let misplaced = misplaced_service_account_keys(found.public.as_deref().ok()?, own, &files);
+    let path = *misplaced.first()?;
     let private = found.files.iter().find(|file| file.status.secret)?;
     let is_alone = found
         .private

@@ -39,21 +39,21 @@ pub struct KeyFile<'a, F> {
     pub certified: Option<&'a PublicKey>,
 }
 
-/// Returns the file with the private key of `sa.pub`, if `sa.key` contains another key, `own`, or none. A key that a
+/// Returns the files with a private key of `sa.pub`, if `sa.key` contains another key, `own`, or none. A key that a
 /// certificate has is no such key: `sa.pub` may have been derived from the wrong file.
-pub fn misplaced_service_account_key<F: Copy>(
+pub fn misplaced_service_account_keys<F: Copy>(
     public: &[PublicKey],
     own: Option<&PublicKey>,
     files: &[KeyFile<'_, F>],
-) -> Option<F> {
+) -> Vec<F> {
     if own.is_some_and(|own| public.contains(own)) {
-        return None;
+        return Vec::new();
     }
     let is_certified = |key: &PublicKey| files.iter().any(|one| one.certified == Some(key));
-    files
+    let misplaced = files
         .iter()
-        .find(|one| public.contains(one.key) && !is_certified(one.key))
-        .map(|one| one.file)
+        .filter(|one| public.contains(one.key) && !is_certified(one.key));
+    misplaced.map(|one| one.file).collect()
 }
 
 #[cfg(test)]
@@ -82,8 +82,11 @@ mod tests {
             (None, sa, Some(sa), false),
             (None, leaf, None, false),
         ] {
-            let found = misplaced_service_account_key(&public, own, &[file(key, certified)]);
-            assert_eq!(found.is_some(), is_found, "{own:?} {key:?} {certified:?}");
+            let found = misplaced_service_account_keys(&public, own, &[file(key, certified)]);
+            assert_eq!(!found.is_empty(), is_found, "{own:?} {key:?} {certified:?}");
         }
+        let several = [sa, leaf, other, sa].map(|key| file(key, None));
+        let found = misplaced_service_account_keys(&public, None, &several);
+        assert_eq!(found.len(), 3);
     }
 }
