@@ -20,6 +20,9 @@ use crate::x509::{CsrContent, Sans};
 /// Time within which issuances are counted. kube-controller-manager keeps issued, denied and failed requests as long
 /// (`pkg/controller/certificates/cleaner/cleaner.go`).
 pub const ISSUANCE_WINDOW: Duration = Duration::from_secs(3600);
+/// How long a kubelet waits for the answer to a request. It then discards the key and sends another request
+/// (`k8s.io/client-go/util/certificate/certificate_manager.go`, `certificateWaitTimeout`).
+const KUBELET_PATIENCE: Duration = Duration::from_secs(15 * 60);
 /// Largest number of certificates of one kind for one node name, requested by one user within [`ISSUANCE_WINDOW`], that
 /// have not expired. A kubelet requests one at its start and one whenever its addresses change.
 const MAX_LIVE_CERTIFICATES: usize = 5;
@@ -123,6 +126,23 @@ impl ApprovedRequest {
             && (self.created, &self.uid) < (request.created, &request.uid)
     }
 
+    /// Returns true if it has no certificate yet, and its kubelet sent `request` for the same node because it does not wait
+    /// for this one any more.
+    pub(super) fn is_abandoned_for(&self, request: &CsrObject) -> bool {
+        self.progress == IssuanceProgress::Approved
+            && self.is_of_same_kind(request)
+            && request.created - self.created >= KUBELET_PATIENCE
+    }
+
+    /// Returns true if its kubelet sent it because it does not wait for `request`, for the same node, any more.
+    fn succeeds(&self, request: &CsrObject) -> bool {
+        self.is_of_same_kind(request) && self.created - request.created >= KUBELET_PATIENCE
+    }
+
+    fn is_of_same_kind(&self, request: &CsrObject) -> bool {
+        self.certificate == request.certificate && self.user == request.requester.username
+    }
+
     /// Returns true if it counts when `request` is judged.
     fn counts_for(&self, request: &CsrObject, now: OffsetDateTime) -> bool {
         let counts = match self.progress {
@@ -187,6 +207,12 @@ impl IssuanceIndex {
         }
     }
 
+    /// Returns the UIDs of the requests for a node for which their kubelet does not wait after `later`.
+    pub fn abandoned_for(&self, later: &CsrObject, node: &str) -> Vec<String> {
+        let abandoned = self.of_node(node).filter(|one| one.is_abandoned_for(later));
+        abandoned.map(|one| one.uid.clone()).collect()
+    }
+
     /// Returns the requests for a node.
     pub fn of_node(&self, node: &str) -> impl Iterator<Item = &ApprovedRequest> {
         self.find(self.by_node.get(node))
@@ -203,6 +229,42 @@ impl IssuanceIndex {
     ) -> impl Iterator<Item = &'a ApprovedRequest> {
         let uids = uids.into_iter().flatten();
         uids.filter_map(|uid| self.by_uid.get(uid))
+    }
+}
+
+/// Verifies that a kubelet waits for a request.
+///
+/// An approved request that was abandoned ([`ApprovedRequest::is_abandoned_for`]) does not count for a later one. Two requests
+/// that exclude each other are still never both issued: the abandoned one fails once the later one is approved, and the later
+/// one is signed only after that. Every write is conditional on the resourceVersion, so no certificate is written into a
+/// request that has failed. If the abandoned one is issued before, it counts as every other.
+pub(super) fn verify_patience(
+    request: &CsrObject,
+    node: &str,
+    context: RequestContext<'_>,
+    now: OffsetDateTime,
+) -> Result<(), Violation> {
+    let of_node = || context.issued.of_node(node);
+    if let Some(later) = of_node().find(|one| one.succeeds(request)) {
+        return Err(Violation::proven(
+            RequestReason::RequestAbandoned,
+            format!(
+                "the requester sent {} at least 15 minutes later, and does not wait for this request any more",
+                later.name
+            ),
+        ));
+    }
+    let is_approved = request.condition("Approved").is_some();
+    match of_node().find(|one| is_approved && one.is_abandoned_for(request)) {
+        Some(earlier) => Err(Violation::limited(
+            RequestReason::RequestRepeated,
+            format!(
+                "{}, for which the requester does not wait any more, has not failed yet",
+                earlier.name
+            ),
+            now + UNKNOWN_WAIT,
+        )),
+        None => Ok(()),
     }
 }
 
@@ -223,6 +285,7 @@ pub(super) fn verify_limits(
         .issued
         .of_node(&identity.node)
         .filter(|one| one.certificate == request.certificate && one.counts_for(request, now))
+        .filter(|one| !one.is_abandoned_for(request))
         .collect();
     let repeated = || of_node.iter().filter(|one| one.identity == identity);
     let issued = repeated().filter(|one| one.is_issued());

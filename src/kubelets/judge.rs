@@ -5,7 +5,7 @@ use std::time::Duration;
 use time::OffsetDateTime;
 
 use super::content::{RequestContent, content};
-use super::issuance::verify_limits;
+use super::issuance::{verify_limits, verify_patience};
 use super::names::verify_names;
 use super::node_names::{is_confirmed, verify_node_name};
 use super::requester::{NodeRequester, requester};
@@ -138,6 +138,7 @@ fn verify(
             format!("the name {name} is revoked (kubelets.revoked, or nodepki kubelets revoke)"),
         ));
     }
+    verify_patience(request, name, context, now)?;
     let verified = verify_node_name(request, &content, &requester, context, policy);
     match &requester {
         NodeRequester::Node(name) => {

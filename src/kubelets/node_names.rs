@@ -130,7 +130,8 @@ fn verify_unborn(
     let key = content.csr.public_key().sha256();
     let is_other = |one: &&ApprovedRequest| {
         (one.user != request.requester.username || one.identity.key != key)
-            && (one.is_issued() || one.is_approved_before(request))
+            && (one.is_issued()
+                || one.is_approved_before(request) && !one.is_abandoned_for(request))
             && !has_joined(one, context)
     };
     match context.issued.of_node(name).find(is_other) {

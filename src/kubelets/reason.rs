@@ -66,6 +66,7 @@ reasons! {
     "The Node was deleted and created again, which no bootstrap token and no administrator has confirmed." NodeReplaced,
     "The node's name is revoked." NodeRevoked,
     "The request repeats an earlier one that is not finished." RequestRepeated,
+    "The same requester sent another request for the certificate at least 15 minutes later, and does not wait for this one." RequestAbandoned,
     "The requester has reached the limit of certificates, or of new nodes, within an hour." LimitReached,
     "All rules are satisfied, but nodepki is not configured to approve such requests." ApprovalRequired,
     "The request of a pod has annotations, and nodepki knows none." InvalidUnverifiedUserAnnotations,

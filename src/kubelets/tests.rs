@@ -792,6 +792,87 @@ fn approved_requests_count_in_the_order_of_their_creation() {
     assert_eq!(signed, 5);
 }
 
+/// Returns requests that one kubelet sent every 15 minutes, the first one at [`CREATED`].
+fn attempts(number: u32, sender: &Sender, csr: &CsrParts) -> Vec<CsrObject> {
+    let attempt = |number: u32| CsrObject {
+        uid: format!("uid-{number}"),
+        name: format!("csr-{number}"),
+        created: CREATED + number * Duration::from_secs(15 * 60),
+        ..request(sender, CLIENT, csr)
+    };
+    (0..number).map(attempt).collect()
+}
+
+#[test]
+fn signs_only_last_of_the_requests_that_a_kubelet_sent_during_an_outage() {
+    for (sender, name) in [(node("w1"), "w1"), (token(), "new")] {
+        let mut rig = Rig::new();
+        let attempts = attempts(7, &sender, &CsrParts::client(name));
+        let now = attempts[6].created;
+        for request in &attempts {
+            assert_eq!(rig.outcome(request, now), "approve", "{}", request.name);
+            rig.issued.insert(approved_only(request));
+        }
+        let (last, abandoned) = attempts.split_last().unwrap();
+        let last = approved(last, "x");
+        for one in abandoned {
+            // Both may be processed at the same time: the last one waits until this one has failed.
+            let waits = "wait-until RequestRepeated";
+            assert_eq!(rig.outcome(&last, now), waits, "{}", one.name);
+            let fails = "fail RequestAbandoned";
+            assert_eq!(rig.outcome(&approved(one, "x"), now), fails);
+            assert_eq!(rig.outcome(one, now), "deny RequestAbandoned");
+            assert!(rig.issued.remove(&one.uid).is_some());
+        }
+        assert_eq!(rig.outcome(&last, now), "sign");
+    }
+}
+
+#[test]
+fn request_counts_as_long_as_its_kubelet_may_wait_for_it() {
+    let minutes = |minutes: u64| Duration::from_secs(minutes * 60);
+    let join = joins(1, "aaaaaa", &CsrParts::client("new"));
+    let second = Duration::from_secs(1);
+    for (token_id, later, expected) in [
+        ("aaaaaa", minutes(15) - second, "wait NodeNameTaken"),
+        ("aaaaaa", minutes(15), "approve"),
+        // Only its own requester shows that a request is abandoned.
+        ("bbbbbb", minutes(60), "wait NodeNameTaken"),
+    ] {
+        let mut rig = Rig::new();
+        rig.issued.insert(approved_only(&join));
+        let again = CsrObject {
+            created: join.created + later,
+            ..joins(2, token_id, &CsrParts::client("new"))
+        };
+        let now = again.created;
+        assert_eq!(rig.outcome(&again, now), expected, "{token_id}");
+        // Issued meanwhile, for example by another leader: it counts.
+        rig.issued.insert(ApprovedRequest {
+            progress: IssuanceProgress::Issued {
+                since: now,
+                until: now + ISSUANCE_WINDOW,
+            },
+            ..approved_only(&join)
+        });
+        for again in [again.clone(), approved(&again, "x")] {
+            assert_eq!(rig.outcome(&again, now), "wait NodeNameTaken", "{token_id}");
+        }
+    }
+    // The limit of new nodes counts an abandoned request too, until it has failed.
+    let mut rig = Rig::new();
+    rig.policy.nodes_per_token = 1;
+    rig.issued.insert(approved_only(&join));
+    let other = CsrObject {
+        created: join.created + minutes(20),
+        ..joins(2, "aaaaaa", &CsrParts::client("other"))
+    };
+    assert_eq!(
+        rig.outcome(&other, other.created),
+        "wait-until LimitReached"
+    );
+}
+
 #[test]
 fn request_sent_again_is_not_signed_again() {
     let mut rig = Rig::new();
@@ -815,7 +896,7 @@ fn approved_only(request: &CsrObject) -> ApprovedRequest {
         uid: request.uid.clone(),
         progress: IssuanceProgress::Approved,
         identity: RequestedIdentity::of(request).unwrap(),
-        ..issued(&request.requester.username, "new", CREATED)
+        ..issued(&request.requester.username, "new", request.created)
     }
 }
 

@@ -271,7 +271,7 @@ impl RequestQueue {
     }
 
     /// Ends a wait; a request that is being processed is processed again.
-    fn wake(&mut self, uid: &str) {
+    pub(super) fn wake(&mut self, uid: &str) {
         let Some(entry) = self.entries.get_mut(uid) else {
             return;
         };

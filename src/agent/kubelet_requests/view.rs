@@ -235,6 +235,7 @@ impl View {
             Some(known) => Some(known.identity.clone()),
             None => RequestedIdentity::of(request),
         };
+        let node = identity.as_ref().map(|identity| identity.node.clone());
         let present = progress
             .zip(identity)
             .map(|(progress, identity)| ApprovedRequest {
@@ -247,6 +248,10 @@ impl View {
                 progress,
             });
         self.put_issued(&request.uid, present);
+        // The later request is signed once the ones before it have failed.
+        let abandoned = node.map(|node| self.issued.abandoned_for(request, &node));
+        let abandoned = abandoned.unwrap_or_default();
+        abandoned.iter().for_each(|uid| self.queue.wake(uid));
     }
 
     fn put_issued(&mut self, uid: &str, present: Option<ApprovedRequest>) {
@@ -294,4 +299,69 @@ pub(super) fn certificate_of(object: &Value) -> Option<Vec<u8>> {
     use base64::Engine as _;
     let text = object.pointer("/status/certificate")?.as_str()?;
     base64::engine::general_purpose::STANDARD.decode(text).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use base64::Engine;
+    use base64::prelude::BASE64_STANDARD;
+    use serde_json::json;
+
+    use super::super::queue::{RequestWait, WorkResult};
+    use super::*;
+    use crate::x509::{Csr, KeyAlgorithm, PrivateKey, Profile, Sans, Subject, UsageExtensions};
+
+    const CLIENT: KubeletCertificate = KubeletCertificate::Client;
+
+    /// Returns an approved request of `w1`, with a key of its own.
+    fn approved(name: &str, created: &str) -> Value {
+        let algorithm = KeyAlgorithm::EcdsaP256;
+        let key = PrivateKey::generate(algorithm).unwrap();
+        let profile = Profile {
+            subject: Subject {
+                common_name: "system:node:w1".to_owned(),
+                organizations: vec!["system:nodes".to_owned()],
+            },
+            sans: Sans::default(),
+            usages: Vec::new(),
+            key: algorithm,
+            lifetime: ISSUANCE_WINDOW,
+        };
+        let csr = Csr::create(&profile, &key, UsageExtensions::Omitted).unwrap();
+        json!({
+            "metadata": {"name": name, "uid": name, "resourceVersion": "1", "creationTimestamp": created},
+            "spec": {
+                "signerName": CLIENT.signer_name(),
+                "request": BASE64_STANDARD.encode(csr.to_pem()),
+                "username": "system:node:w1",
+            },
+            "status": {"conditions": [{"type": "Approved", "status": "True"}]},
+        })
+    }
+
+    #[test]
+    fn later_request_ends_wait_of_those_that_its_kubelet_abandoned() {
+        let (mut view, now) = (View::default(), Instant::now());
+        let mut processed = |name, created| {
+            let object = approved(name, created);
+            view.request(CLIENT, WatchChange::Present(object), now);
+            let mut names = Vec::new();
+            while let Some(work) = view.queue.take(now) {
+                let result = WorkResult::Wait {
+                    wait: RequestWait::default(),
+                    attempts: work.attempts,
+                };
+                view.queue.ended(&work, result, now);
+                names.push(work.name);
+            }
+            names
+        };
+        for (name, created, expected) in [
+            ("csr-1", "2026-11-23T04:00:00Z", vec!["csr-1"]),
+            ("csr-2", "2026-11-23T04:14:59Z", vec!["csr-2"]),
+            ("csr-3", "2026-11-23T04:15:00Z", vec!["csr-1", "csr-3"]),
+        ] {
+            assert_eq!(processed(name, created), expected);
+        }
+    }
 }
