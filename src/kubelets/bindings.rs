@@ -238,6 +238,11 @@ impl NodeBindings {
         }
     }
 
+    /// Returns true if the binding of a name is not stored as it is known.
+    pub fn is_changed(&self, name: &str) -> bool {
+        self.changes.contains_key(name)
+    }
+
     /// Returns true if there is something to write.
     pub fn has_changes(&self) -> bool {
         !self.changes.is_empty()
@@ -346,7 +351,9 @@ mod tests {
         assert_eq!(written(&bindings).0, json!({"w1": "uid=d"}));
         // The same after the first binding was stored.
         let (_, mut bindings) = written(&bindings);
+        assert!(!bindings.is_changed("w1"));
         bindings.renew("w1", None);
+        assert!(bindings.is_changed("w1") && !bindings.is_changed("w2"));
         assert_eq!(written(&bindings).0, json!({}));
     }
 

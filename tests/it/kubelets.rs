@@ -411,6 +411,10 @@ fn end_rights_of_deleted_node(cluster: &Cluster, daemon: &Daemon<'_>, w1: &Calle
     });
     node.nodepki(&["kubelets", "approve", &name]).done();
     certificate(&decided(cluster, &name, daemon));
+    // A leader that follows now knows the Node too.
+    let (_, again) = admin.get("/api/v1/nodes/w1");
+    let uid = again["metadata"]["uid"].as_str().unwrap();
+    assert_eq!(known(), format!("uid={uid}"));
 
     let own = serving("w1", &["w1"], &["192.0.2.21"]);
     node.nodepki(&["kubelets", "revoke", "w1"])

@@ -22,6 +22,9 @@ use crate::process::jitter::random_fraction;
 /// Delay before changes are written, so Nodes that join together need one write.
 const WRITE_DELAY: Duration = Duration::from_secs(1);
 
+/// How often a change that a certificate depends on is written again at once, if other writers change the object.
+const MAX_CONFLICTS: usize = 5;
+
 /// Reads the object.
 pub(super) async fn read(api: &Api, policy: &KubeletPolicy) -> Result<Option<Value>, ApiError> {
     let name = bindings_name(policy);
@@ -121,6 +124,25 @@ impl Signing {
                 }
             }
         }
+    }
+
+    /// Writes the binding of a name at once, if it changed. Without the right to the object, the change is known as long as
+    /// this node is the leader.
+    pub(super) async fn store_binding(&self, name: &str, tenure: &Tenure) -> Result<(), ApiError> {
+        let mut conflicts = 0;
+        while self.view.borrow().bindings.is_changed(name) {
+            match self.write_bindings_once(tenure).await {
+                // The other writer may be a request that is processed at the same time, and has written this change too.
+                Err(ApiError::Refused(status))
+                    if status.is_conflict() && conflicts < MAX_CONFLICTS =>
+                {
+                    conflicts += 1;
+                }
+                Err(ApiError::Refused(status)) if status.is_unauthorized_user() => return Ok(()),
+                written => return written,
+            }
+        }
+        Ok(())
     }
 
     async fn write_bindings_once(&self, tenure: &Tenure) -> Result<(), ApiError> {

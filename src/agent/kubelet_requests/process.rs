@@ -326,15 +326,15 @@ impl Signing {
         order: &SigningOrder,
         tenure: &Tenure,
     ) -> Result<Result<WriteResult, WorkResult>, ApiError> {
+        if let Some(answer) = &order.answer {
+            return self
+                .repeat(work, object, request, order, answer, tenure)
+                .await;
+        }
         let trust = match self.trusted(work).await {
             Ok(trust) => trust,
             Err(result) => return Ok(Err(result)),
         };
-        if let Some(answer) = &order.answer {
-            return self
-                .repeat(work, object, request, order, answer, &trust)
-                .await;
-        }
         let requester = &request.requester.username;
         let signed = self
             .have_signed(work, order, requester, tenure, &trust)
@@ -350,7 +350,7 @@ impl Signing {
                     return Ok(Ok(WriteResult::Conflict));
                 }
                 let written = self
-                    .write_certificate(object, request, order, &chain, Some(facts))
+                    .write_certificate(object, request, order, &chain, Some(facts), tenure)
                     .await?;
                 if let WriteResult::Stored(_) = &written {
                     self.settle(request).await;
@@ -466,16 +466,20 @@ impl Signing {
         request: &CsrObject,
         order: &SigningOrder,
         earlier: &str,
-        trust: &TrustBundle,
+        tenure: &Tenure,
     ) -> Result<Result<WriteResult, WorkResult>, ApiError> {
+        let trust = match self.trusted(work).await {
+            Ok(trust) => trust,
+            Err(result) => return Ok(Err(result)),
+        };
         let found = self.api.read(&object::CSR, None, earlier).await?;
         let Some(pem) = found.as_ref().and_then(certificate_of) else {
             // It was just deleted, and the watch shows that soon.
             return Ok(Err(later(work, RETRY_INTERVAL)));
         };
-        let written = match exchange::verified(self, order, trust, &pem) {
+        let written = match exchange::verified(self, order, &trust, &pem) {
             Ok(chain) => {
-                self.write_certificate(object, request, order, &chain.to_pem(), None)
+                self.write_certificate(object, request, order, &chain.to_pem(), None, tenure)
                     .await?
             }
             Err(differences) => {
@@ -500,7 +504,13 @@ impl Signing {
         order: &SigningOrder,
         chain: &str,
         facts: Option<AuditRecord>,
+        tenure: &Tenure,
     ) -> Result<WriteResult, ApiError> {
+        self.bind(request, &order.node, tenure).await?;
+        if !tenure.lasts() {
+            // The next attempt ends before anything is written.
+            return Ok(WriteResult::Conflict);
+        }
         let update = object::with_certificate(object, chain);
         let written = self.update(request, "status", &update).await?;
         if let WriteResult::Stored(_) = &written {
@@ -509,7 +519,6 @@ impl Signing {
                 order.node, self.signer_name
             );
             self.audit(&request.into(), "issued", "Issued", &message);
-            self.bind(request, &order.node);
             if let Some(facts) = facts {
                 self.append_issued(facts, chain);
             }
@@ -546,17 +555,24 @@ impl Signing {
         });
     }
 
-    /// Binds the name to its present Node, or to the next one, after the request of a bootstrap token, or one that an
+    /// Binds the name to its present Node, or to the next one, for the request of a bootstrap token, or one that an
     /// administrator has approved. A node's own request proves nothing about its Node.
-    fn bind(&self, request: &CsrObject, name: &str) {
+    ///
+    /// The binding is stored before the certificate is published: a leader that knows only the former Node would refuse every
+    /// later request of the new one.
+    async fn bind(&self, request: &CsrObject, name: &str, tenure: &Tenure) -> Result<(), ApiError> {
         let is_of_token = request.requester.username.starts_with(TOKEN_USER_PREFIX);
         let approval = request.condition("Approved");
         let is_confirmed =
             approval.is_some_and(|approval| approval.reason == APPROVED_BY_ADMINISTRATOR);
         if is_of_token || is_confirmed {
-            let view = &mut *self.view.borrow_mut();
-            view.bindings.renew(name, view.nodes.get(name));
+            {
+                let view = &mut *self.view.borrow_mut();
+                view.bindings.renew(name, view.nodes.get(name));
+            }
+            self.store_binding(name, tenure).await?;
         }
+        Ok(())
     }
 
     async fn add_condition(
