@@ -27,8 +27,9 @@ pub const MAX_CSR_PEM_BYTES: usize = 16 << 10;
 const MAX_CSR_LIST_ITEMS: usize = 32;
 /// Largest length of a name, user name, group or usage, in bytes. Kubernetes limits the name of an object to 253.
 const MAX_CSR_TEXT_BYTES: usize = 1024;
-/// Largest number of addresses of a Node that are read.
-const MAX_NODE_ADDRESSES: usize = 64;
+/// Largest number of addresses of a Node that are read. The cloud provider of AWS reports every private address of every
+/// network interface, up to 15 with 50 each.
+pub const MAX_NODE_ADDRESSES: usize = 1024;
 
 /// A certificate that a kubelet requests through the API, each with a signer name of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -213,6 +214,8 @@ pub struct NodeObject {
     /// `status.addresses`, read as by the kubelet when it requests its serving certificate
     /// (`pkg/kubelet/certificate/kubelet.go`, `addressesToHostnamesAndIPs`). Names are in lower case.
     pub addresses: Vec<Host>,
+    /// True if it has more than [`MAX_NODE_ADDRESSES`], of which the other ones are not read.
+    pub has_unread_addresses: bool,
     /// True if it has the label of control-plane nodes, which a kubelet cannot set.
     pub is_control_plane: bool,
     /// True while it is being deleted.
@@ -240,16 +243,19 @@ impl NodeObject {
     pub fn from_json(object: &Value) -> Result<NodeObject, InvalidObject> {
         let metadata = ObjectMetadata::read("Node", object)?;
         let (meta, status) = (&object["metadata"], &object["status"]);
-        let addresses = status["addresses"].as_array().into_iter().flatten();
+        let addresses = status["addresses"].as_array();
+        let addresses = addresses.map(Vec::as_slice).unwrap_or_default();
         Ok(NodeObject {
             name: metadata.name,
             uid: metadata.uid,
             resource_version: metadata.resource_version,
             created: metadata.created,
             addresses: addresses
+                .iter()
                 .take(MAX_NODE_ADDRESSES)
                 .filter_map(node_address)
                 .collect(),
+            has_unread_addresses: addresses.len() > MAX_NODE_ADDRESSES,
             is_control_plane: meta["labels"].get(CONTROL_PLANE_LABEL).is_some(),
             is_deleting: !meta["deletionTimestamp"].is_null(),
             ready: readiness(&status["conditions"]),

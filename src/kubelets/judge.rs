@@ -13,7 +13,7 @@ use super::{
     ISSUANCE_WINDOW, KubeletDecision, KubeletPolicy, NODE_GRACE, RequestContext, RequestReason,
     RuleFinding, SigningOrder,
 };
-use crate::kube::csr_object::{CsrObject, KubeletCertificate, NodeObject};
+use crate::kube::csr_object::{CsrObject, KubeletCertificate, MAX_NODE_ADDRESSES, NodeObject};
 use crate::x509::{
     CertDifference, Chain, Lifetime, Profile, Sans, Subject, Tolerance, TrustBundle,
     judge_lifetime, satisfies,
@@ -160,6 +160,7 @@ fn verify(
             verified?;
             verify_binding(request, node, context)?;
             if request.certificate == KubeletCertificate::Serving {
+                verify_all_read(node)?;
                 verify_names(&content.sans, node, context, policy)?;
             }
         }
@@ -195,6 +196,20 @@ fn verify_binding(
             format!(
                 "Node {name} was deleted and created again, perhaps with a certificate from before: join the node again with a bootstrap token, or approve with `nodepki kubelets approve {}`",
                 request.name
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// Verifies that every address of the Node was read.
+fn verify_all_read(node: &NodeObject) -> Result<(), Violation> {
+    if node.has_unread_addresses {
+        return Err(Violation::doubt(
+            RequestReason::FieldOverLimit,
+            format!(
+                "Node {} has more than {MAX_NODE_ADDRESSES} addresses, and the other ones are not read",
+                node.name
             ),
         ));
     }

@@ -1144,6 +1144,30 @@ fn reads_addresses_as_the_kubelet_does() {
 }
 
 #[test]
+fn compares_every_address_of_a_node_or_signs_none() {
+    let ip_of = |number: usize| format!("10.0.{}.{}", number / 256, number % 256);
+    let all: Vec<String> = (0..1025).map(ip_of).collect();
+    let typed: Vec<(&str, &str)> = all.iter().map(|ip| ("InternalIP", ip.as_str())).collect();
+    let mut rig = Rig::new();
+    let outcome = |rig: &Rig, name: &str, number: usize| {
+        let names = [ip(&all[number])];
+        let request = request(&node(name), SERVING, &CsrParts::serving(name, &names));
+        rig.outcome(&request, LATER)
+    };
+    rig.insert(&node_json("w1", &typed[..1024], is_ready()));
+    for number in [0, 64, 1023] {
+        assert_eq!(outcome(&rig, "w1", number), "approve", "{number}");
+    }
+    rig.insert(&node_json("evil", &typed[1023..1024], is_ready()));
+    assert_eq!(outcome(&rig, "evil", 1023), "wait SanClaimedTwice");
+    rig.insert(&node_json("w1", &typed, is_ready()));
+    for number in [0, 1024] {
+        let found = outcome(&rig, "w1", number);
+        assert_eq!(found, "wait FieldOverLimit", "{number}");
+    }
+}
+
+#[test]
 fn parses_only_patterns_with_the_node() {
     for (text, expected) in [
         ("{node}.nodes.example.com", Some("w1.nodes.example.com")),
