@@ -163,16 +163,9 @@ impl Signing {
     /// a serving certificate depends on the addresses of the Node, and that of a bootstrap token on its absence.
     async fn decide(&self, request: &CsrObject) -> Result<KubeletDecision, ApiError> {
         let decision = self.judge(request);
-        let own = request.requester.username.strip_prefix(NODE_USER_PREFIX);
-        let node = match &decision {
-            KubeletDecision::Ignore | KubeletDecision::Wait { .. } => None,
-            KubeletDecision::Approve { node, .. } => Some(node.as_str()),
-            KubeletDecision::Sign(order) => Some(order.node.as_str()),
-            KubeletDecision::Deny(_) | KubeletDecision::Fail(_) => own,
-        };
-        match node {
+        match node_of_decision(request, &decision) {
             Some(node) => {
-                self.refresh_node(node).await?;
+                self.refresh_node(&node).await?;
                 Ok(self.judge(request))
             }
             None => Ok(decision),
@@ -662,6 +655,25 @@ impl Signing {
     }
 }
 
+/// Returns the name of the Node on which a decision depends that leads to a write.
+fn node_of_decision(request: &CsrObject, decision: &KubeletDecision) -> Option<String> {
+    let user = request.requester.username.as_str();
+    match decision {
+        KubeletDecision::Ignore | KubeletDecision::Wait { .. } => None,
+        KubeletDecision::Approve { node, .. } => Some(node.clone()),
+        KubeletDecision::Sign(order) => Some(order.node.clone()),
+        KubeletDecision::Deny(_) | KubeletDecision::Fail(_) => {
+            match user.strip_prefix(NODE_USER_PREFIX) {
+                Some(own) => Some(own.to_owned()),
+                None if user.starts_with(TOKEN_USER_PREFIX) => {
+                    RequestedIdentity::of(request).map(|identity| identity.node)
+                }
+                None => None,
+            }
+        }
+    }
+}
+
 /// Returns the events that may change the decision about a request.
 fn awaited(request: &CsrObject, reason: RequestReason) -> Vec<WakeTopic> {
     let Some(identity) = RequestedIdentity::of(request) else {
@@ -708,5 +720,49 @@ fn requested_wait(error: &ApiError) -> Option<Duration> {
     match error {
         ApiError::Refused(status) => status.retry_after,
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base64::Engine;
+    use base64::prelude::BASE64_STANDARD;
+    use serde_json::json;
+
+    use super::*;
+
+    /// The CSR of `w1`.
+    const CSR: &[u8] = include_bytes!("../../../tests/fixtures/kubelet-requests/rsa-2048.csr");
+
+    #[test]
+    fn reads_node_before_decision_that_ends_request() {
+        let finding = || RuleFinding::new(RequestReason::NodeExists, "Node w1 is ready");
+        let waits = KubeletDecision::Wait {
+            finding: finding(),
+            until: None,
+        };
+        for (user, expected) in [
+            ("system:bootstrap:abcdef", Some("w1")),
+            ("system:node:w2", Some("w2")),
+            ("jane", None),
+        ] {
+            let object = json!({
+                "metadata": {"name": "a", "uid": "b", "resourceVersion": "1", "creationTimestamp": "2026-11-23T04:00:00Z"},
+                "spec": {
+                    "signerName": KubeletCertificate::Client.signer_name(),
+                    "request": BASE64_STANDARD.encode(CSR),
+                    "username": user,
+                },
+            });
+            let request = CsrObject::from_json(&object).unwrap().unwrap();
+            for decision in [
+                KubeletDecision::Deny(finding()),
+                KubeletDecision::Fail(finding()),
+            ] {
+                let node = node_of_decision(&request, &decision);
+                assert_eq!(node.as_deref(), expected, "{user}");
+            }
+            assert_eq!(node_of_decision(&request, &waits), None, "{user}");
+        }
     }
 }
