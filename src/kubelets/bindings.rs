@@ -223,6 +223,12 @@ impl NodeBindings {
         known.is_some_and(|known| !known.uid.is_empty() && known.uid != node.uid)
     }
 
+    /// Returns true if a Node of this name was seen since the last certificate of a bootstrap token for it: that certificate
+    /// ends the binding.
+    pub(super) fn is_bound(&self, name: &str) -> bool {
+        self.get(name).is_some_and(|known| !known.uid.is_empty())
+    }
+
     /// Returns true if no certificate may be signed for this name.
     pub fn is_revoked(&self, name: &str) -> bool {
         self.get(name).is_some_and(|known| known.revoked.is_some())

@@ -147,7 +147,8 @@ fn verify_unborn(
 }
 
 /// Returns true if the Node existed after the request: it was deleted, or its kubelet got a further certificate, which
-/// requires the Node. The name is then free again.
+/// requires the Node. The name is then free again. A leader that did not see the deletion knows the Node by its binding, which
+/// a request that is only approved does not end.
 fn has_joined(earlier: &ApprovedRequest, context: RequestContext<'_>) -> bool {
     let name = earlier.identity.node.as_str();
     let is_renewal = |later: &ApprovedRequest| {
@@ -155,9 +156,11 @@ fn has_joined(earlier: &ApprovedRequest, context: RequestContext<'_>) -> bool {
             && later.created >= earlier.created
             && later.user.strip_prefix(NODE_USER_PREFIX) == Some(name)
     };
-    let deleted = context.nodes.last_deleted(name);
-    deleted.is_some_and(|created| created >= earlier.created)
-        || context.issued.of_node(name).any(is_renewal)
+    let was_deleted = match context.nodes.last_deleted(name) {
+        Some(created) => created >= earlier.created,
+        None => earlier.is_issued() && context.bindings.is_bound(name),
+    };
+    was_deleted || context.issued.of_node(name).any(is_renewal)
 }
 
 fn to_be_confirmed(problem: &str) -> String {

@@ -19,7 +19,8 @@ pub struct NodeIndex {
     deleted: BTreeMap<String, OffsetDateTime>,
 }
 
-/// Largest number of deleted Nodes that are remembered.
+/// Largest number of deleted Nodes that are remembered. The one that was created first is forgotten: only a request from before
+/// its creation depends on it.
 const MAX_DELETED_NODES: usize = 10_000;
 
 impl NodeIndex {
@@ -47,7 +48,9 @@ impl NodeIndex {
         };
         self.deleted.insert(node.name, node.created);
         if self.deleted.len() > MAX_DELETED_NODES {
-            self.deleted.pop_first();
+            let oldest = self.deleted.iter().min_by_key(|(_, created)| **created);
+            let oldest = oldest.map(|(name, _)| name.clone());
+            oldest.and_then(|name| self.deleted.remove(&name));
         }
         true
     }
@@ -208,5 +211,45 @@ impl ReservedNames {
         self.patterns
             .iter()
             .find_map(|pattern| pattern.node_of(name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use time::macros::datetime;
+
+    use super::*;
+
+    #[test]
+    fn forgets_oldest_of_too_many_deleted_nodes() {
+        let mut nodes = NodeIndex::default();
+        let first = datetime!(2026-11-23 04:00 UTC);
+        for number in 0..=MAX_DELETED_NODES {
+            // The last one has the first name.
+            let name = format!("w{:05}", MAX_DELETED_NODES - number);
+            nodes.insert(NodeObject {
+                created: first + Duration::from_secs(number as u64),
+                ..node(&name)
+            });
+            assert!(nodes.remove(&name));
+        }
+        assert!(nodes.last_deleted("w00000").is_some());
+        assert_eq!(nodes.last_deleted(&format!("w{MAX_DELETED_NODES}")), None);
+    }
+
+    fn node(name: &str) -> NodeObject {
+        NodeObject {
+            name: name.to_owned(),
+            uid: String::new(),
+            resource_version: String::new(),
+            created: OffsetDateTime::UNIX_EPOCH,
+            addresses: Vec::new(),
+            has_unread_addresses: false,
+            is_control_plane: false,
+            is_deleting: false,
+            ready: None,
+        }
     }
 }

@@ -146,6 +146,22 @@ fn name_is_free_again_once_its_node_has_existed() {
     rig.issued
         .insert(issued_for("system:node:new", "new", [8; 32], earlier));
     assert_eq!(rig.outcome(&join("new"), LATER), "wait NodeNameTaken");
+
+    // Or by its stored binding, until a further certificate ends that.
+    let mut rig = Rig::new();
+    let mut first = issued("system:bootstrap:999999", "new", before);
+    rig.issued.insert(first.clone());
+    let known = NodeObject::from_json(&node_json("new", &[], is_ready())).unwrap();
+    rig.bindings.see(&known);
+    rig.bindings.see_none("new", LATER);
+    assert_eq!(rig.outcome(&join("new"), LATER), "approve");
+    rig.bindings.renew("new", None);
+    assert_eq!(rig.outcome(&join("new"), LATER), "wait NodeNameTaken");
+    // A request that is not issued yet is for the next Node.
+    rig.bindings.see(&known);
+    first.progress = IssuanceProgress::Approved;
+    rig.issued.insert(first);
+    assert_eq!(rig.outcome(&join("new"), LATER), "wait NodeNameTaken");
 }
 
 #[test]
