@@ -44,8 +44,8 @@ pub use issuance::{
 pub use judge::{certificate_differences, judge};
 pub use nodes::{NodeIndex, ReservedNames};
 pub use pods::{
-    MIN_POD_LIFETIME, PodAnswer, PodContext, SERVICE_ACCOUNTS_GROUP, answer_pod, is_in_time,
-    order_for_pod, verify_pod,
+    MIN_POD_LIFETIME, PodAnswer, PodContext, PodIssuance, SERVICE_ACCOUNTS_GROUP, answer_pod,
+    is_in_time, order_for_pod, verify_pod,
 };
 pub use policy::{KubeletPolicy, NodeNamePattern, NodeNameRange};
 pub use reason::{RequestReason, RuleFinding};

@@ -5,12 +5,15 @@
 //! the pod or the ServiceAccount is deleted before, so its lifetime is that of the request, 24 hours at most. Nothing that the
 //! author of the pod writes is in it: the kubelet's CSR is empty, and annotations are refused.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use time::OffsetDateTime;
 
 use super::requester::quoted;
-use super::{KubeletPolicy, NodeBindings, RequestReason, RuleFinding, SigningOrder};
+use super::{
+    ISSUANCE_WINDOW, KubeletPolicy, NodeBindings, RequestReason, RuleFinding, SigningOrder,
+};
 use crate::kube::csr_object::{KubeletCertificate, NodeObject};
 use crate::kube::names::SERVICE_ACCOUNT_USER_PREFIX;
 use crate::kube::pod_request::{MAX_POD_LIFETIME, PodObject, PodRequest};
@@ -29,6 +32,51 @@ pub const MIN_POD_LIFETIME: Duration = Duration::from_secs(60 * 60);
 const MAX_AGE: Duration = Duration::from_secs(5 * 60);
 /// Least time between the start of the renewal and each end of the validity (ibid.).
 const MIN_REFRESH_MARGIN: Duration = Duration::from_secs(10 * 60);
+
+/// Largest number of requests of one pod that are sent to the signer within [`ISSUANCE_WINDOW`]. For each volume `podCertificate`
+/// a kubelet makes at most two, one more after its restart, and four while the signer is down.
+const MAX_POD_REQUESTS: usize = 30;
+
+/// The requests of pods that were sent to the signer within [`ISSUANCE_WINDOW`]. kube-controller-manager removes the objects
+/// earlier (`pkg/controller/certificates/cleaner/pcrcleaner.go`).
+#[derive(Clone, Debug, Default)]
+pub struct PodIssuance {
+    /// The requests by their UID, with the time, of each pod by its UID.
+    by_pod: HashMap<String, HashMap<String, OffsetDateTime>>,
+    /// The last removal of those that do not count any more.
+    cleaned: Option<OffsetDateTime>,
+}
+
+impl PodIssuance {
+    /// Counts a request, which [`verify_pod`] accepted, before it is sent to the signer.
+    ///
+    /// # Errors
+    /// The limit, and when it has room again.
+    pub fn admit(
+        &mut self,
+        request: &PodRequest,
+        now: OffsetDateTime,
+    ) -> Result<(), (RuleFinding, OffsetDateTime)> {
+        let counts = |since: &OffsetDateTime| now < *since + ISSUANCE_WINDOW;
+        if !self.cleaned.as_ref().is_some_and(counts) {
+            self.by_pod.retain(|_, sent| sent.values().any(counts));
+            self.cleaned = Some(now);
+        }
+        let sent = self.by_pod.entry(request.pod.uid.clone()).or_default();
+        sent.retain(|_, since| counts(since));
+        let first = sent.values().min().copied().unwrap_or(now);
+        if sent.len() >= MAX_POD_REQUESTS && !sent.contains_key(&request.uid) {
+            let message = format!(
+                "pod {} has requested as many certificates within an hour as are allowed (the request waits; see docs/kubelets.md)",
+                request.pod.name
+            );
+            let finding = RuleFinding::new(RequestReason::LimitReached, message);
+            return Err((finding, first + ISSUANCE_WINDOW));
+        }
+        sent.entry(request.uid.clone()).or_insert(now);
+        Ok(())
+    }
+}
 
 /// What a request is compared with, as the API server returns it.
 #[derive(Clone, Copy, Debug)]

@@ -2,6 +2,8 @@
 //!
 //! A request has no approval, and is judged with the Pod, the ServiceAccount and the Node as the API server returns them now.
 
+use std::time::Duration;
+
 use serde_json::Value;
 
 use super::election::Tenure;
@@ -46,6 +48,14 @@ impl Signing {
         }
         let written = match order {
             Ok(order) => {
+                let now = self.now();
+                let admitted = self.view.borrow_mut().pods.admit(&request, now);
+                if let Err((finding, until)) = admitted {
+                    self.report(work, finding.reason.as_str(), &finding.message)
+                        .await;
+                    let wait = Duration::try_from(until - now).unwrap_or_default();
+                    return Ok(later(work, wait));
+                }
                 self.sign_pod(work, &object, &request, &order, tenure)
                     .await?
             }

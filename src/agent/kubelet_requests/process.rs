@@ -242,7 +242,7 @@ impl Signing {
 
     /// Writes an Event and a line in the log, unless the last one for this request had the same reason. Returns false if the
     /// API server did not accept the Event yet: the next call reports again.
-    async fn report(&self, work: &Work, reason: &'static str, message: &str) -> bool {
+    pub(super) async fn report(&self, work: &Work, reason: &'static str, message: &str) -> bool {
         let user = {
             let queue = &mut self.view.borrow_mut().queue;
             if !queue.is_news(work, reason) {

@@ -15,7 +15,7 @@ use crate::kube::kubeadm::Host;
 use crate::kube::pod_request::PodRequest;
 use crate::kubelets::{
     ApprovedRequest, ISSUANCE_WINDOW, IssuanceIndex, IssuanceProgress, NodeBindings, NodeIndex,
-    RequestedIdentity,
+    PodIssuance, RequestedIdentity,
 };
 use crate::x509::Chain;
 
@@ -29,6 +29,7 @@ pub(super) struct View {
     pub(super) nodes: NodeIndex,
     pub(super) bindings: NodeBindings,
     pub(super) issued: IssuanceIndex,
+    pub(super) pods: PodIssuance,
     /// UIDs in the lists under way.
     listed_uids: BTreeMap<KubeletCertificate, BTreeSet<String>>,
     /// Names of the Nodes in the list under way.

@@ -91,6 +91,40 @@ fn orders_certificate_of_service_account() {
 }
 
 #[test]
+fn limits_requests_of_a_pod_within_an_hour() {
+    let mut sent = PodIssuance::default();
+    let mut admit = |pod: &str, number: u32, now: OffsetDateTime| {
+        let request = PodRequest {
+            uid: format!("{pod}-{number}"),
+            pod: reference("web", pod),
+            ..request()
+        };
+        sent.admit(&request, now).err()
+    };
+    let second = Duration::from_secs(1);
+    for number in 0..30 {
+        assert_eq!(admit("p1", number, CREATED + number * second), None);
+    }
+    let now = CREATED + 60 * second;
+    let (finding, until) = admit("p1", 30, now).unwrap();
+    assert_eq!(
+        finding.to_string(),
+        "LimitReached: pod web has requested as many certificates within an hour as are allowed (the request waits; see docs/kubelets.md)"
+    );
+    assert_eq!(until, CREATED + ISSUANCE_WINDOW);
+    // One that was sent before continues, and other pods have a limit of their own.
+    assert_eq!(admit("p1", 29, now), None);
+    assert_eq!(admit("p2", 0, now), None);
+    assert_eq!(admit("p1", 30, until), None);
+    assert!(admit("p1", 31, until).is_some());
+    // Nothing is kept of pods that have ended.
+    let later = until + ISSUANCE_WINDOW;
+    assert_eq!(admit("p3", 0, later), None);
+    let kept = format!("{sent:?}");
+    assert!(kept.contains("p3-0") && !kept.contains("p2-0"), "{kept}");
+}
+
+#[test]
 fn denies_request_that_says_more_or_something_else() {
     type Change = fn(&mut PodRequest);
     let cases: [(Change, RequestReason); 11] = [
