@@ -11,20 +11,20 @@ use super::judge::named;
 use super::objects;
 use super::report::Nodes;
 use crate::agent::Failure;
-use crate::cluster::api::Api;
+use crate::cluster::api::{Api, ApiError, CONFIG_MAP};
 use crate::kube::kubeconfig::Kubeconfig;
-use crate::kube::names::Authority;
+use crate::kube::names::{Authority, LEASE_NAMESPACE};
 use crate::x509::{Certificate, certificates_of};
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// ConfigMaps that publish the CA certificates of an authority to programs that cannot read a node's files.
-const PUBLISHED: [(Authority, PublishedCa); 4] = [
+static PUBLISHED: [(Authority, PublishedCa); 4] = [
     (
         Authority::Ca,
         PublishedCa {
-            path: "/api/v1/namespaces/kube-public/configmaps/cluster-info",
-            name: "cluster-info in kube-public",
+            namespace: "kube-public",
+            name: "cluster-info",
             key: "kubeconfig",
             explain: || format!("new nodes learn the CA from it; {RUNBOOK}"),
             is_required: false,
@@ -33,7 +33,7 @@ const PUBLISHED: [(Authority, PublishedCa); 4] = [
     (
         Authority::Ca,
         PublishedCa {
-            path: "/api/v1/namespaces/kube-system/configmaps/kube-root-ca.crt",
+            namespace: "kube-system",
             name: "kube-root-ca.crt",
             key: "ca.crt",
             explain: || {
@@ -45,7 +45,7 @@ const PUBLISHED: [(Authority, PublishedCa); 4] = [
     (
         Authority::Ca,
         PublishedCa {
-            path: "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication",
+            namespace: "kube-system",
             name: "extension-apiserver-authentication",
             key: "client-ca-file",
             explain: || {
@@ -57,7 +57,7 @@ const PUBLISHED: [(Authority, PublishedCa); 4] = [
     (
         Authority::FrontProxyCa,
         PublishedCa {
-            path: "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication",
+            namespace: "kube-system",
             name: "extension-apiserver-authentication",
             key: "requestheader-client-ca-file",
             explain: || {
@@ -70,7 +70,7 @@ const PUBLISHED: [(Authority, PublishedCa); 4] = [
 
 /// An entry of a ConfigMap that contains CA certificates.
 struct PublishedCa {
-    path: &'static str,
+    namespace: &'static str,
     name: &'static str,
     key: &'static str,
     /// Returns which programs use the entry, and which one writes it.
@@ -126,26 +126,61 @@ async fn read(
     let Some(new) = new else {
         return Ok(view);
     };
-    for (_, published) in PUBLISHED.iter().filter(|(of, _)| *of == authority) {
+    for published in published(authority) {
         // Absent or unreadable with this kubeconfig.
-        let Ok(object) = api.document(published.path).await else {
+        let Ok(Some(message)) = published.lack(api, new).await else {
             continue;
         };
-        if !contains(&object, published.key, new) {
-            let message = format!(
-                "{} does not contain {}: {}",
-                published.name,
-                named(new),
-                (published.explain)()
-            );
-            if published.is_required {
-                view.lacking.push(message)
-            } else {
-                view.notes.push(message)
-            }
+        if published.is_required {
+            view.lacking.push(message)
+        } else {
+            view.notes.push(message)
         }
     }
     Ok(view)
+}
+
+/// Returns the ConfigMaps that lack the new CA and need it before the next step, in sentences.
+///
+/// # Errors
+/// One of them cannot be read. An absent one lacks nothing.
+pub(super) async fn lacking(
+    api: &Api,
+    authority: Authority,
+    new: &Certificate,
+) -> Result<Vec<String>, ApiError> {
+    let mut lacking = Vec::new();
+    for published in published(authority).filter(|one| one.is_required) {
+        lacking.extend(published.lack(api, new).await?);
+    }
+    Ok(lacking)
+}
+
+fn published(authority: Authority) -> impl Iterator<Item = &'static PublishedCa> {
+    let of_authority = PUBLISHED.iter().filter(move |(of, _)| *of == authority);
+    of_authority.map(|(_, published)| published)
+}
+
+impl PublishedCa {
+    /// Returns a sentence if the ConfigMap exists without the new CA.
+    async fn lack(&self, api: &Api, new: &Certificate) -> Result<Option<String>, ApiError> {
+        let PublishedCa {
+            namespace, name, ..
+        } = self;
+        let found = api.read(&CONFIG_MAP, Some(namespace), name).await?;
+        let lacks = found.is_some_and(|object| !contains(&object, self.key, new));
+        let place = match *namespace {
+            LEASE_NAMESPACE => String::new(),
+            other => format!(" in {other}"),
+        };
+        Ok(lacks.then(|| {
+            format!(
+                "{name}{place} does not contain {}: {}",
+                named(new),
+                (self.explain)()
+            )
+        }))
+    }
 }
 
 /// Returns whether the entry of a ConfigMap contains a certificate.

@@ -10,6 +10,7 @@ use time::macros::format_description;
 
 use super::evidence;
 use super::judge::{Offer, TrustPart, fingerprint, named};
+use super::lead;
 use super::objects::{self, RotationMap};
 use super::outside::outside;
 use super::rotate::certificate;
@@ -292,7 +293,12 @@ pub async fn view(
         if subjects.is_empty() || subjects.contains(&subject) {
             let proofs = objects::list_proofs(&api, subject).await;
             let proofs = proofs.map_err(failed("listing the nodes"))?;
+            let decision = decide_phase(&rotation, &proofs, now);
             let mut view = RotationView::of(rotation, proofs, now);
+            if let LeaderDecision::Advance(next) = decision {
+                let waits = lead::unpublished(&api, &view.rotation, next).await;
+                view.waits.extend(waits);
+            }
             if with_outside {
                 view.outside = outside_of(&api, &view.rotation).await?;
             }

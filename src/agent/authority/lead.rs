@@ -52,9 +52,10 @@ pub(super) async fn lead(
                 Led::WaitsForTime(hold.to_string())
             }
             LeaderDecision::Hold(hold) => Led::Waits(hold.to_string()),
-            LeaderDecision::Advance(next) => match prepare(api, &rotation, next).await? {
-                Some(why) => Led::Waits(why),
-                None => write(api, &rotation, rotation.in_phase(next)).await?,
+            LeaderDecision::Advance(next) => match prepare(api, &rotation, next).await {
+                Ok(None) => write(api, &rotation, rotation.in_phase(next)).await?,
+                Ok(Some(why)) => Led::Waits(why),
+                Err(error) => Led::Waits(error.to_string()),
             },
             LeaderDecision::Wait(wait) => write(api, &rotation, rotation.waiting(wait)).await?,
         };
@@ -101,32 +102,49 @@ async fn prepare(
         RotationPhase::Undone => (Some(&old), Some(&new)),
         _ => return Ok(None),
     };
-    if authority == Authority::Ca {
-        update_cluster_info(api, add, remove).await?;
+    if authority == Authority::Ca && !update_cluster_info(api, add, remove).await? {
+        return Ok(Some(format!("{CLUSTER_INFO} has just been changed")));
     }
+    Ok(unpublished(api, rotation, next).await)
+}
+
+/// Returns what other programs have to publish before `next`, in a sentence. A ConfigMap that cannot be read counts as one
+/// without the new CA.
+pub(super) async fn unpublished(
+    api: &Api,
+    rotation: &AuthorityRotation,
+    next: RotationPhase,
+) -> Option<String> {
+    let authority = rotation.subject.authority()?;
     if next != RotationPhase::Activate {
-        return Ok(None);
+        return None;
     }
-    let view = cluster::view(api, authority, Some(&new)).await;
-    Ok((!view.lacking.is_empty()).then(|| view.lacking.join("; ")))
+    let new = certificate(&rotation.new).ok()?;
+    match cluster::lacking(api, authority, &new).await {
+        Ok(lacking) => (!lacking.is_empty()).then(|| lacking.join("; ")),
+        Err(error) => Some(format!(
+            "whether the cluster publishes the new CA is unknown: {error}"
+        )),
+    }
 }
 
 /// Changes the CA certificates of cluster-info. The signatures of bootstrap tokens in it are kube-controller-manager's.
+/// Returns false if another client has changed it meanwhile.
 async fn update_cluster_info(
     api: &Api,
     add: Option<&Certificate>,
     remove: Option<&Certificate>,
-) -> Result<(), ApiError> {
+) -> Result<bool, ApiError> {
     let found = api
         .read(&CONFIG_MAP, Some(PUBLIC_NAMESPACE), CLUSTER_INFO)
         .await?;
     // A cluster without bootstrap tokens may have none.
     let Some(object) = found else {
-        return Ok(());
+        return Ok(true);
     };
     let text = object.pointer("/data/kubeconfig").and_then(Value::as_str);
     let Some(changed) = text.and_then(|text| with_authorities(text, add, remove)) else {
-        return Ok(());
+        return Ok(true);
     };
     let version = object.pointer("/metadata/resourceVersion");
     let patch = json!({"metadata": {"resourceVersion": version}, "data": {"kubeconfig": changed}});
@@ -135,8 +153,8 @@ async fn update_cluster_info(
         .await;
     match written {
         // The next attempt of the leader sees the other change.
-        Err(ApiError::Refused(status)) if status.is_conflict() => Ok(()),
-        written => written.map(drop),
+        Err(ApiError::Refused(status)) if status.is_conflict() => Ok(false),
+        written => written.map(|_| true),
     }
 }
 
@@ -157,4 +175,56 @@ fn with_authorities(
     let pem: String = wanted.iter().map(Certificate::to_pem).collect();
     document.set_authority_to_join(&pem).ok()?;
     Some(document.to_yaml().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    use super::super::judge::fingerprint;
+    use super::*;
+    use crate::agent::load;
+    use crate::spec::authority_rotation::{RotatedCa, RotationVersion};
+    use crate::store::NodeRoot;
+    use crate::x509::{CertificateAuthority, KeyAlgorithm, PrivateKey};
+
+    fn rotated(name: &str) -> RotatedCa {
+        let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+        let year = std::time::Duration::from_secs(365 * 24 * 3600);
+        let ca = CertificateAuthority::self_signed(name, key, OffsetDateTime::now_utc(), year);
+        let certificate = ca.unwrap().bundle().first().clone();
+        RotatedCa {
+            sha256: fingerprint(&certificate),
+            certificate: certificate.to_pem(),
+        }
+    }
+
+    #[tokio::test]
+    async fn waits_before_activate_while_configmaps_cannot_be_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = NodeRoot::open(dir.path()).unwrap();
+        let api = load::cluster(&root, Path::new("/absent.conf")).unwrap();
+        let rotation = AuthorityRotation {
+            version: RotationVersion,
+            id: "1".to_owned(),
+            subject: Authority::FrontProxyCa.into(),
+            old: rotated("old"),
+            new: rotated("new"),
+            phase: RotationPhase::Trust,
+            paused: false,
+            hold_before: BTreeSet::new(),
+            excluded: BTreeSet::new(),
+            token_lifetime: None,
+            token_wait: None,
+        };
+        let waits = prepare(&api, &rotation, RotationPhase::Activate).await;
+        let waits = waits.unwrap().unwrap();
+        assert!(
+            waits.starts_with("whether the cluster publishes the new CA is unknown: "),
+            "{waits}"
+        );
+        let retire = prepare(&api, &rotation, RotationPhase::Retire).await;
+        assert_eq!(retire.unwrap(), None);
+    }
 }
