@@ -26,7 +26,7 @@ use crate::spec::authority_rotation::{
     AuthorityRotation, CommandEffect, LeaderDecision, LeaderHold, NodeProof, NodeProofs, RotatedCa,
     RotationCommand, RotationPhase, RotationStart, RotationSubject, apply_command, decide_phase,
 };
-use crate::store::{NodeRoot, ServiceAccountKeys};
+use crate::store::{ClusterRotations, NodeRoot, ServiceAccountKeys};
 use crate::text::hex;
 use crate::x509::{Certificate, PrivateKey, TrustBundle};
 
@@ -232,9 +232,7 @@ pub async fn apply(
     for _ in 0..MAX_ATTEMPTS {
         let (map, proofs) = read(&api, subject).await?;
         let mut record = map.rotations();
-        if let Some(why) = record.refused.get(subject.as_str()) {
-            return Err(invalid(subject.as_str(), why));
-        }
+        require_readable(&record, &BTreeSet::from([subject]))?;
         let present = record.rotations.remove(&subject);
         let command = &repeated(root, command, present.as_ref())?;
         let effect = apply_command(command, present.as_ref(), &proofs)
@@ -277,7 +275,7 @@ async fn read(api: &Api, subject: RotationSubject) -> Result<(RotationMap, NodeP
 /// nodes.
 ///
 /// # Errors
-/// The cluster cannot be read.
+/// The cluster cannot be read, or contains one of these rotations that is not valid.
 pub async fn view(
     root: &NodeRoot,
     kubeconfig: &KubeconfigFile,
@@ -287,9 +285,10 @@ pub async fn view(
 ) -> Result<Vec<RotationView>, Failure> {
     let api = api(root, kubeconfig)?;
     let map = RotationMap::read(&api).await;
-    let rotations = map.map_err(failed("reading the rotation"))?.rotations();
+    let record = map.map_err(failed("reading the rotation"))?.rotations();
+    require_readable(&record, subjects)?;
     let mut views = Vec::new();
-    for (subject, rotation) in rotations.rotations {
+    for (subject, rotation) in record.rotations {
         if subjects.is_empty() || subjects.contains(&subject) {
             let proofs = objects::list_proofs(&api, subject).await;
             let proofs = proofs.map_err(failed("listing the nodes"))?;
@@ -308,6 +307,22 @@ pub async fn view(
     Ok(views)
 }
 
+/// Verifies that no entry of these subjects, or none at all without subjects, is refused.
+fn require_readable(
+    record: &ClusterRotations,
+    subjects: &BTreeSet<RotationSubject>,
+) -> Result<(), Failure> {
+    let is_requested = |key: &str| {
+        let mut names = subjects.iter().map(|subject| subject.as_str());
+        subjects.is_empty() || names.any(|name| name == key)
+    };
+    let mut refused = record.refused.iter();
+    match refused.find(|(key, _)| is_requested(key)) {
+        Some((key, why)) => Err(invalid(key, why)),
+        None => Ok(()),
+    }
+}
+
 /// Returns the CA certificates of each authority that is or was changed in the cluster, as of the present phase.
 ///
 /// # Errors
@@ -318,9 +333,7 @@ pub async fn rotated_bundles(
 ) -> Result<BTreeMap<Authority, TrustBundle>, Failure> {
     let map = RotationMap::read(&api(root, kubeconfig)?).await;
     let record = map.map_err(failed("reading the rotation"))?.rotations();
-    if let Some((key, why)) = record.refused.first_key_value() {
-        return Err(invalid(key, why));
-    }
+    require_readable(&record, &BTreeSet::new())?;
     let rotations = record.rotations.into_iter();
     rotations
         .filter_map(|(subject, rotation)| Some((subject.authority()?, rotation)))
@@ -374,5 +387,27 @@ impl RotationView {
             waits,
             outside: Vec::new(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refuses_unreadable_rotation_of_requested_subject() {
+        let record = ClusterRotations {
+            refused: BTreeMap::from([("ca".to_owned(), "it is not a rotation".to_owned())]),
+            ..ClusterRotations::default()
+        };
+        let view = |subjects: &[RotationSubject]| {
+            require_readable(&record, &subjects.iter().copied().collect())
+        };
+        for requested in [&[][..], &[Authority::Ca.into()]] {
+            let failure = view(requested).unwrap_err();
+            assert_eq!(failure.code, ExitCode::Refused);
+            assert!(failure.one_line().starts_with("the rotation ca in the ConfigMap kube-system/nodepki-authority-rotation is not valid: it is not a rotation"));
+        }
+        assert!(view(&[Authority::EtcdCa.into()]).is_ok());
     }
 }
