@@ -254,7 +254,7 @@ pub async fn apply(
         let written = map.write(&api, &changed).await;
         if written.map_err(failed("writing the rotation"))? {
             let mut view = RotationView::of(changed, proofs, now);
-            view.outside = outside_of(&api, &view.rotation).await?;
+            view.outside = outside_of(&api, &view.rotation).await;
             return Ok((view, true));
         }
     }
@@ -299,7 +299,7 @@ pub async fn view(
                 view.waits.extend(waits);
             }
             if with_outside {
-                view.outside = outside_of(&api, &view.rotation).await?;
+                view.outside = outside_of(&api, &view.rotation).await;
             }
             views.push(view);
         }
@@ -349,17 +349,20 @@ pub async fn rotated_bundles(
         .collect()
 }
 
-/// Returns what uses the old CA outside of the nodes. Pods and webhooks use the cluster CA only.
-async fn outside_of(api: &Api, rotation: &AuthorityRotation) -> Result<Vec<String>, Failure> {
+/// Returns what uses the old CA outside of the nodes, or a sentence on why that is unknown. Pods and webhooks use the cluster
+/// CA only.
+async fn outside_of(api: &Api, rotation: &AuthorityRotation) -> Vec<String> {
     let phases = [RotationPhase::Trust, RotationPhase::Activate];
     if rotation.subject != Authority::Ca.into() || !phases.contains(&rotation.phase) {
-        return Ok(Vec::new());
+        return Vec::new();
     }
     let (Ok(old), Ok(new)) = (certificate(&rotation.old), certificate(&rotation.new)) else {
-        return Ok(Vec::new());
+        return Vec::new();
     };
-    let found = outside(api, &old, &new).await;
-    found.map_err(failed("reading what uses the CA"))
+    outside(api, &old, &new).await.unwrap_or_else(|error| {
+        let failure = failed("reading what uses the CA")(error);
+        vec![failure.one_line()]
+    })
 }
 
 impl RotationView {
@@ -392,6 +395,7 @@ impl RotationView {
 
 #[cfg(test)]
 mod tests {
+    use super::super::lead::tests::rotation;
     use super::*;
 
     #[test]
@@ -409,5 +413,19 @@ mod tests {
             assert!(failure.one_line().starts_with("the rotation ca in the ConfigMap kube-system/nodepki-authority-rotation is not valid: it is not a rotation"));
         }
         assert!(view(&[Authority::EtcdCa.into()]).is_ok());
+    }
+
+    #[tokio::test]
+    async fn shows_rotation_whose_uses_outside_cannot_be_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = NodeRoot::open(dir.path()).unwrap();
+        let api = load::cluster(&root, std::path::Path::new("/absent.conf")).unwrap();
+        let found = outside_of(&api, &rotation(Authority::Ca)).await;
+        assert_eq!(found.len(), 1);
+        let sentence = &found[0];
+        assert!(
+            sentence.starts_with("reading what uses the CA"),
+            "{sentence}"
+        );
     }
 }

@@ -178,7 +178,7 @@ fn with_authorities(
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::collections::BTreeSet;
     use std::path::Path;
 
@@ -200,15 +200,12 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn waits_before_activate_while_configmaps_cannot_be_read() {
-        let dir = tempfile::tempdir().unwrap();
-        let root = NodeRoot::open(dir.path()).unwrap();
-        let api = load::cluster(&root, Path::new("/absent.conf")).unwrap();
-        let rotation = AuthorityRotation {
+    /// Returns a rotation in phase `trust`.
+    pub(in crate::agent::authority) fn rotation(authority: Authority) -> AuthorityRotation {
+        AuthorityRotation {
             version: RotationVersion,
             id: "1".to_owned(),
-            subject: Authority::FrontProxyCa.into(),
+            subject: authority.into(),
             old: rotated("old"),
             new: rotated("new"),
             phase: RotationPhase::Trust,
@@ -217,7 +214,15 @@ mod tests {
             excluded: BTreeSet::new(),
             token_lifetime: None,
             token_wait: None,
-        };
+        }
+    }
+
+    #[tokio::test]
+    async fn waits_before_activate_while_configmaps_cannot_be_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = NodeRoot::open(dir.path()).unwrap();
+        let api = load::cluster(&root, Path::new("/absent.conf")).unwrap();
+        let rotation = rotation(Authority::FrontProxyCa);
         let waits = prepare(&api, &rotation, RotationPhase::Activate).await;
         let waits = waits.unwrap().unwrap();
         assert!(
