@@ -144,7 +144,7 @@ pub fn start_service_account(
     loaded: &Loaded,
     excluded: BTreeSet<String>,
     hold_before: BTreeSet<RotationPhase>,
-    token_lifetime: Duration,
+    token_lifetime: Option<Duration>,
     now: OffsetDateTime,
 ) -> Result<(RotationCommand, ServiceAccountKeys), Failure> {
     let spec = service_account::spec(&loaded.setup)?;
@@ -165,7 +165,7 @@ pub fn start_service_account(
         new: service_account::rotated(key.public_key()),
         hold_before,
         excluded,
-        token_lifetime: Some(token_lifetime.as_secs()),
+        token_lifetime: token_lifetime.map(|lifetime| lifetime.as_secs()),
     };
     let keys = ServiceAccountKeys {
         rotation: start.id.clone(),
@@ -247,7 +247,8 @@ pub async fn apply(
             objects::permit_nodes(&api)
                 .await
                 .map_err(failed("permitting the nodes to read the rotation"))?;
-            if let Some(keys) = keys {
+            // A repeated start keeps those of the rotation in progress.
+            if let Some(keys) = keys.filter(|keys| keys.rotation == changed.id) {
                 root.keep_service_account_keys(keys)?;
             }
         }

@@ -26,9 +26,6 @@ use crate::yaml::parse_duration;
 
 /// Interval at which `watch` reads the cluster.
 const WATCH_INTERVAL: Duration = Duration::from_secs(2);
-/// Lifetime to which kube-apiserver extends the tokens of Pods (`ExpirationExtensionSeconds` in
-/// `pkg/serviceaccount/claims.go`).
-const DEFAULT_TOKEN_LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Longest accepted lifetime of tokens.
 const MAX_TOKEN_LIFETIME: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
@@ -166,7 +163,7 @@ pub(super) fn rotate(
                 &loaded,
                 excluded,
                 held,
-                token_lifetime.unwrap_or(DEFAULT_TOKEN_LIFETIME),
+                token_lifetime,
                 now(),
             )?;
             (order, Some(keys))

@@ -8,6 +8,10 @@ use super::{
     RotationVersion, unsettled,
 };
 
+/// Lifetime in seconds to which kube-apiserver extends the tokens of Pods (`ExpirationExtensionSeconds` in
+/// `pkg/serviceaccount/claims.go`).
+const DEFAULT_TOKEN_LIFETIME: u64 = 365 * 24 * 3600;
+
 /// A command of the administrator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RotationCommand {
@@ -38,7 +42,8 @@ pub struct RotationStart {
     pub hold_before: BTreeSet<RotationPhase>,
     /// Names of the nodes that do not count.
     pub excluded: BTreeSet<String>,
-    /// Longest lifetime of a token in seconds, for the service-account key.
+    /// Longest lifetime of a token in seconds, for the service-account key. `None`: that of the rotation in progress, or a
+    /// year.
     pub token_lifetime: Option<u64>,
 }
 
@@ -60,6 +65,23 @@ pub enum RefusedCommand {
         /// Its phase.
         phase: RotationPhase,
     },
+    /// Repeated start that holds a phase too late.
+    #[error(
+        "rotation {id} is in phase {phase} and cannot be held before {held} (omit --hold-before {held})"
+    )]
+    HeldTooLate {
+        /// The rotation in progress.
+        id: String,
+        /// Its phase.
+        phase: RotationPhase,
+        /// The phase that was to be held.
+        held: RotationPhase,
+    },
+    /// Repeated start with another lifetime of tokens.
+    #[error(
+        "the token lifetime of rotation {0} cannot be changed while it is in progress (omit --token-lifetime, or undo the rotation and start another one)"
+    )]
+    OtherTokenLifetime(String),
     /// Undo after the retirement of the old CA has begun.
     #[error(
         "rotation {id} is in phase retire, and nodes may not trust the old one any more (wait for its end, then start another rotation)"
@@ -137,17 +159,30 @@ pub fn apply_command(
         RotationCommand::Undo => undo(&mut rotation)?,
         RotationCommand::Exclude(nodes) => {
             require_known(nodes, proofs)?;
-            rotation.excluded.extend(nodes.iter().cloned());
-            if rotation.counted(proofs).next().is_none() {
-                return Err(RefusedCommand::NoNodes);
-            }
+            exclude(&mut rotation, nodes, proofs)?;
         }
     }
-    Ok(if rotation == *present {
+    Ok(effect(rotation, present))
+}
+
+fn effect(rotation: AuthorityRotation, present: &AuthorityRotation) -> CommandEffect {
+    if rotation == *present {
         CommandEffect::None(rotation)
     } else {
         CommandEffect::Change(rotation)
-    })
+    }
+}
+
+fn exclude(
+    rotation: &mut AuthorityRotation,
+    nodes: &BTreeSet<String>,
+    proofs: &NodeProofs,
+) -> Result<(), RefusedCommand> {
+    rotation.excluded.extend(nodes.iter().cloned());
+    if rotation.counted(proofs).next().is_none() {
+        return Err(RefusedCommand::NoNodes);
+    }
+    Ok(())
 }
 
 fn undo(rotation: &mut AuthorityRotation) -> Result<(), RefusedCommand> {
@@ -183,7 +218,7 @@ fn start(
             && present.new.sha256 == start.new.sha256
             && !is_undone;
         return if is_same {
-            Ok(CommandEffect::None(present.clone()))
+            repeat(start, present, proofs)
         } else {
             Err(RefusedCommand::InProgress {
                 id: present.id.clone(),
@@ -206,11 +241,44 @@ fn start(
         paused: false,
         hold_before: start.hold_before.clone(),
         excluded: start.excluded.clone(),
-        token_lifetime: start.token_lifetime,
+        token_lifetime: match start.subject {
+            RotationSubject::Authority(_) => None,
+            RotationSubject::ServiceAccount => {
+                Some(start.token_lifetime.unwrap_or(DEFAULT_TOKEN_LIFETIME))
+            }
+        },
         token_wait: None,
     };
     require_ready(&rotation, present, proofs)?;
     Ok(CommandEffect::Change(rotation))
+}
+
+/// Adds the options of a repeated start to the rotation in progress.
+fn repeat(
+    start: &RotationStart,
+    present: &AuthorityRotation,
+    proofs: &NodeProofs,
+) -> Result<CommandEffect, RefusedCommand> {
+    let mut rotation = present.clone();
+    let added: BTreeSet<String> = &start.excluded - &present.excluded;
+    if !added.is_empty() {
+        require_known(&added, proofs)?;
+        exclude(&mut rotation, &added, proofs)?;
+    }
+    for held in &start.hold_before - &present.hold_before {
+        if !present.phase.precedes(held) {
+            return Err(RefusedCommand::HeldTooLate {
+                id: present.id.clone(),
+                phase: present.phase,
+                held,
+            });
+        }
+        rotation.hold_before.insert(held);
+    }
+    if start.token_lifetime.is_some() && start.token_lifetime != present.token_lifetime {
+        return Err(RefusedCommand::OtherTokenLifetime(present.id.clone()));
+    }
+    Ok(effect(rotation, present))
 }
 
 fn require_known(names: &BTreeSet<String>, proofs: &NodeProofs) -> Result<(), RefusedCommand> {

@@ -510,6 +510,86 @@ fn starts_a_rotation_once_every_counted_node_is_ready() {
 }
 
 #[test]
+fn repeated_start_adds_its_options_or_is_refused() {
+    use RotationPhase::{Activate, Retire, Trust};
+    let nodes = proofs(&[("cp-1", None), ("cp-2", None)]);
+    let with = |hold_before: &[RotationPhase], excluded: &[&str], token_lifetime| RotationStart {
+        id: "8".to_owned(),
+        subject: RotationSubject::ServiceAccount,
+        old: ca(OLD),
+        new: ca(NEW),
+        hold_before: hold_before.iter().copied().collect(),
+        excluded: set(excluded),
+        token_lifetime,
+    };
+    let present = AuthorityRotation {
+        hold_before: [Activate].into(),
+        excluded: set(&["cp-1"]),
+        ..rotation_of_key(Trust)
+    };
+    let begun = AuthorityRotation {
+        hold_before: BTreeSet::new(),
+        ..present.in_phase(Activate)
+    };
+    let held = |rotation: &AuthorityRotation, phases: &[RotationPhase]| AuthorityRotation {
+        hold_before: phases.iter().copied().collect(),
+        ..rotation.clone()
+    };
+    let only_second = AuthorityRotation {
+        excluded: BTreeSet::new(),
+        ..present.clone()
+    };
+    let too_late = "rotation 7 is in phase activate and cannot be held before activate (omit --hold-before activate)";
+    let other_lifetime = "the token lifetime of rotation 7 cannot be changed while it is in progress (omit --token-lifetime, or undo the rotation and start another one)";
+    let none = "no node counts: every node is excluded, or is not labelled as a control-plane node";
+    for (start, present, expected) in [
+        (with(&[Activate], &["cp-1"], Some(3600)), &present, Ok(None)),
+        (with(&[], &[], None), &present, Ok(None)),
+        // The Node of an excluded node may have been deleted.
+        (
+            with(&[], &["cp-9"], None),
+            &AuthorityRotation {
+                excluded: set(&["cp-9"]),
+                ..present.clone()
+            },
+            Ok(None),
+        ),
+        (
+            with(&[Retire], &[], None),
+            &present,
+            Ok(Some(held(&present, &[Activate, Retire]))),
+        ),
+        (
+            with(&[Retire], &[], None),
+            &begun,
+            Ok(Some(held(&begun, &[Retire]))),
+        ),
+        (
+            with(&[], &["cp-1"], None),
+            &only_second,
+            Ok(Some(present.clone())),
+        ),
+        (with(&[Activate], &[], None), &begun, Err(too_late)),
+        (with(&[], &[], Some(60)), &present, Err(other_lifetime)),
+        (with(&[], &["cp-2"], None), &present, Err(none)),
+        (
+            with(&[], &["cp-9"], None),
+            &present,
+            Err("the cluster has no node cp-9 (kubectl get nodes lists the names)"),
+        ),
+    ] {
+        let command = RotationCommand::Start(Box::new(start));
+        let changed = changed_by(&command, Some(present), &nodes);
+        let changed = changed.map_err(|refused| refused.to_string());
+        assert_eq!(changed, expected.map_err(str::to_owned));
+    }
+    let ready = proofs(&[("cp-1", Some(untouched()))]);
+    let command = RotationCommand::Start(Box::new(with(&[], &[], None)));
+    let started = changed_by(&command, None, &ready).unwrap().unwrap();
+    assert_eq!(started.token_lifetime, Some(365 * 24 * 3600));
+}
+
+#[test]
 fn refuses_to_start_with_the_reason() {
     use RotationPhase::{Activate, Done, Revert, Undone};
     let ready = proofs(&[("cp-1", Some(untouched()))]);
