@@ -40,7 +40,7 @@ pub(crate) use pod::fuzz_annotation;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use time::OffsetDateTime;
@@ -117,17 +117,21 @@ impl ReloadSetup {
     }
 
     /// Returns the paths of the files that a change replaces, as far as nodepki writes them.
-    fn paths_of(&self, change: ReplacedFile) -> Vec<&NodePath> {
-        match change {
+    fn paths_of(&self, change: ReplacedFile) -> Vec<PathBuf> {
+        let paths = match change {
             ReplacedFile::Certificate(name) => self
                 .outputs
                 .get(&name)
                 .map_or_else(Vec::new, CertFiles::paths),
             ReplacedFile::Bundle(authority) => self.bundles.get(&authority).into_iter().collect(),
-            ReplacedFile::ServiceAccount
-            | ReplacedFile::ServiceAccountPublic
-            | ReplacedFile::KubeletConfiguration => Vec::new(),
-        }
+            ReplacedFile::ServiceAccount => return self.layout.service_account().into(),
+            ReplacedFile::ServiceAccountPublic => {
+                let [_, public] = self.layout.service_account();
+                return vec![public];
+            }
+            ReplacedFile::KubeletConfiguration => Vec::new(),
+        };
+        paths.into_iter().map(|path| path.to_path_buf()).collect()
     }
 
     /// Returns whether the node is an etcd member without a control plane.
@@ -480,4 +484,32 @@ fn names(changes: &[ReplacedFile]) -> String {
 
 fn chain_of(pem: &[u8]) -> Option<Chain> {
     Chain::from_pem(pem).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn knows_paths_of_service_account_pair() {
+        let setup = ReloadSetup {
+            node: "cp1".to_owned(),
+            reload: Reload::default(),
+            pods: Vec::new(),
+            outputs: BTreeMap::new(),
+            bundles: BTreeMap::new(),
+            layout: Layout::default(),
+            lock_wait: Duration::ZERO,
+            until: None,
+        };
+        let [private, public] =
+            ["sa.key", "sa.pub"].map(|file| Path::new("/etc/kubernetes/pki").join(file));
+        for (change, expected) in [
+            (ReplacedFile::ServiceAccount, vec![private, public.clone()]),
+            (ReplacedFile::ServiceAccountPublic, vec![public]),
+            (ReplacedFile::KubeletConfiguration, Vec::new()),
+        ] {
+            assert_eq!(setup.paths_of(change), expected, "{}", change.as_str());
+        }
+    }
 }
