@@ -580,7 +580,20 @@ impl Evidence {
 }
 
 impl TrustingFile {
-    fn lacks<'a>(
+    /// Returns a sentence if the file trusts a certificate.
+    pub(super) fn retains(&self, removed: &Certificate) -> Option<String> {
+        let trusted = self.certificates.as_ref().ok()?;
+        trusted.contains(removed).then(|| match &self.elsewhere {
+            Some(file) => format!(
+                "{} reads its CA from {file}, which contains {} (remove it there)",
+                self.file,
+                named(removed)
+            ),
+            None => format!("{} trusts {}", self.file, named(removed)),
+        })
+    }
+
+    pub(super) fn lacks<'a>(
         &self,
         wanted: impl IntoIterator<Item = &'a Certificate>,
         authority: Authority,
@@ -664,4 +677,4 @@ fn verifies_under(chain: &Chain, authority: &Certificate, now: OffsetDateTime) -
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

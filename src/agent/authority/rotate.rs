@@ -128,17 +128,16 @@ struct OwnState {
     proof: NodeProof,
     /// Components that were rolled back, in sentences.
     rollbacks: Vec<String>,
-    /// A sentence on certificates that only other programs can have reissued.
-    foreign: Option<String>,
+    /// The files of an authority, as far as they are readable.
+    evidence: Option<Evidence>,
 }
 
 impl OwnState {
-    /// Reads the state of a subject. `rotation` is that of the cluster, if there is one.
+    /// Reads the state of a subject.
     fn read(
         root: &NodeRoot,
         setup: &RunSetup,
         subject: RotationSubject,
-        rotation: Option<&AuthorityRotation>,
         now: OffsetDateTime,
     ) -> Result<Self, Failure> {
         let RotationSubject::Authority(authority) = subject else {
@@ -146,7 +145,7 @@ impl OwnState {
             return Ok(OwnState {
                 proof,
                 rollbacks,
-                foreign: None,
+                evidence: None,
             });
         };
         let state = setup.state(root);
@@ -156,7 +155,7 @@ impl OwnState {
         Ok(OwnState {
             proof: proof(&evidence, begun, now),
             rollbacks: evidence.rollbacks(),
-            foreign: rotation.and_then(|rotation| foreign_leaves(&evidence, rotation, now)),
+            evidence: Some(evidence),
         })
     }
 
@@ -175,7 +174,7 @@ impl OwnState {
                 failure: Some(failure.one_line()),
             },
             rollbacks: Vec::new(),
-            foreign: None,
+            evidence: None,
         }
     }
 }
@@ -204,13 +203,16 @@ pub fn proofs(
     let mut proofs = BTreeMap::new();
     for subject in subjects(setup) {
         let rotation = rotations.get(&subject);
-        let own = match OwnState::read(root, setup, subject, rotation, now) {
+        let own = match OwnState::read(root, setup, subject, now) {
             Ok(own) => own,
             Err(failure) => OwnState::unknown(begun.get(&subject).cloned(), &failure),
         };
         let mut proof = own.proof;
         let failed = follower.failed.get(&subject);
-        let failed = failed.map(|failed| failed.why.clone()).or(own.foreign);
+        let foreign = own.evidence.as_ref().zip(rotation);
+        let foreign =
+            foreign.and_then(|(evidence, rotation)| foreign_leaves(evidence, rotation, now));
+        let failed = failed.map(|failed| failed.why.clone()).or(foreign);
         proof.failure = failed.or(proof.failure);
         if subject == RotationSubject::ServiceAccount {
             proof = service_account::with_sealing_key(root, proof)?;
@@ -266,6 +268,34 @@ fn foreign_leaves(
     (!sentences.is_empty()).then(|| sentences.join("; "))
 }
 
+/// Returns why a part changes nothing although it is demanded, in sentences: what only an administrator or another program
+/// can change.
+fn beyond(
+    evidence: &Evidence,
+    rotation: &AuthorityRotation,
+    part: &NodeStep,
+    now: OffsetDateTime,
+) -> Result<Vec<String>, Failure> {
+    let both = RotatedCertificates::of(rotation)?;
+    let trusting = evidence.kubeconfigs.iter();
+    let leaves = evidence.leaves.iter();
+    let of = |sha256: &str| both.named(sha256).map(|(certificate, _)| certificate);
+    Ok(match part {
+        NodeStep::Trust(sha256) => trusting
+            .filter_map(|file| file.lacks(of(sha256), evidence.authority))
+            .collect(),
+        NodeStep::Reissue(sha256) => of(sha256).map_or_else(Vec::new, |ca| {
+            leaves
+                .filter_map(|leaf| leaf.not_under(ca, evidence.authority, now))
+                .collect()
+        }),
+        NodeStep::Remove(sha256) => of(sha256).map_or_else(Vec::new, |ca| {
+            trusting.filter_map(|file| file.retains(ca)).collect()
+        }),
+        NodeStep::Restart => Vec::new(),
+    })
+}
+
 impl Follower {
     /// Takes the next part of each subject's step, if one is due.
     ///
@@ -313,7 +343,7 @@ impl Follower {
         followed: &mut Followed,
     ) -> Result<(), Failure> {
         let (subject, now) = (rotation.subject, clock());
-        let own = OwnState::read(root, setup, subject, Some(rotation), now)?;
+        let own = OwnState::read(root, setup, subject, now)?;
         let situation = NodeSituation {
             own: &own.proof,
             published: None,
@@ -387,10 +417,28 @@ impl Follower {
         )
         .await
         {
+            Ok(outcome) if !outcome.applied && outcome.issued.is_none() => {
+                let part = own.evidence.as_ref().zip(step.as_ref());
+                let why = part.map(|(evidence, part)| beyond(evidence, rotation, part, now));
+                let why = why.transpose()?.unwrap_or(outcome.done);
+                self.unchanged(rotation, why, now, followed);
+            }
             Ok(outcome) => self.taken(rotation, outcome, now, followed),
             Err(failure) => self.fail(rotation, failure, now, followed),
         }
         Ok(())
+    }
+
+    /// Reports a part that changed nothing. Another program may complete it at any time, so that it is repeated.
+    fn unchanged(
+        &mut self,
+        rotation: &AuthorityRotation,
+        why: Vec<String>,
+        now: OffsetDateTime,
+        followed: &mut Followed,
+    ) {
+        let failure = Failure::with_messages(ExitCode::Pending, why);
+        self.fail(rotation, failure, now, followed);
     }
 
     /// Reports a part that was taken.
@@ -564,7 +612,72 @@ async fn take(
 
 #[cfg(test)]
 mod tests {
+    use time::macros::datetime;
+
+    use super::super::judge::tests::{authority, certificate as of_ca, evidence};
+    use super::super::judge::{TrustingFile, named};
+    use super::super::lead::tests::rotation as between;
     use super::*;
+    use crate::kube::names::Authority;
+
+    const NOW: OffsetDateTime = datetime!(2026-11-21 15:00 UTC);
+
+    #[test]
+    fn part_that_others_complete_is_tried_again_with_the_reason() {
+        let (old, new) = (authority("old"), authority("new"));
+        let [old_ca, new_ca] = [&old, &new].map(of_ca);
+        let of = |ca: &Certificate| RotatedCa {
+            sha256: fingerprint(ca),
+            certificate: ca.to_pem(),
+        };
+        let rotation = AuthorityRotation {
+            old: of(&old_ca),
+            new: of(&new_ca),
+            ..between(Authority::Ca)
+        };
+        let mut own = evidence(&[&old, &new], &old);
+        own.leaves[0].foreign = Some("the kubelet renews it");
+        let elsewhere = |trusted: &Certificate| TrustingFile {
+            file: "admin.conf".to_owned(),
+            certificates: Ok(vec![trusted.clone()]),
+            elsewhere: Some("other.crt".to_owned()),
+        };
+        own.kubeconfigs = vec![elsewhere(&old_ca)];
+        let mut follower = Follower::default();
+        let old_name = named(&old_ca);
+        let new_name = named(&new_ca);
+        for (attempts, part, expected) in [
+            (
+                0,
+                NodeStep::Trust(rotation.new.sha256.clone()),
+                format!(
+                    "admin.conf reads its CA from other.crt, which lacks {new_name} (add it there)"
+                ),
+            ),
+            (
+                1,
+                NodeStep::Reissue(rotation.new.sha256.clone()),
+                "apiserver (apiserver.crt) is not under the new CA yet; the kubelet renews it"
+                    .to_owned(),
+            ),
+            (
+                2,
+                NodeStep::Remove(rotation.old.sha256.clone()),
+                format!(
+                    "admin.conf reads its CA from other.crt, which contains {old_name} (remove it there)"
+                ),
+            ),
+        ] {
+            let why = beyond(&own, &rotation, &part, NOW).unwrap();
+            assert_eq!(why, [expected.clone()]);
+            let mut followed = Followed::default();
+            follower.unchanged(&rotation, why, NOW, &mut followed);
+            assert_eq!(followed.next, Some(NOW + delay(attempts)));
+            assert!(!followed.acted);
+            let failed = follower.failed.get(&rotation.subject);
+            assert_eq!(failed.map(|failed| failed.why.clone()), Some(expected));
+        }
+    }
 
     #[test]
     fn delay_doubles_to_maximum() {

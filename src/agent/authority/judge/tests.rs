@@ -20,11 +20,11 @@ fn authority_with(name: &str, key: PrivateKey, now: OffsetDateTime) -> Certifica
     CertificateAuthority::self_signed(name, key, now, 10 * YEAR).unwrap()
 }
 
-fn authority(name: &str) -> CertificateAuthority {
+pub(in crate::agent::authority) fn authority(name: &str) -> CertificateAuthority {
     authority_with(name, key(), NOW)
 }
 
-fn certificate(authority: &CertificateAuthority) -> Certificate {
+pub(in crate::agent::authority) fn certificate(authority: &CertificateAuthority) -> Certificate {
     authority.bundle().first().clone()
 }
 
@@ -47,7 +47,10 @@ fn leaf(authority: &CertificateAuthority) -> Chain {
 }
 
 /// Returns a node with one kubeconfig and one leaf under `issuer`, both trusting `bundle`.
-fn evidence(bundle: &[&CertificateAuthority], issuer: &CertificateAuthority) -> Evidence {
+pub(in crate::agent::authority) fn evidence(
+    bundle: &[&CertificateAuthority],
+    issuer: &CertificateAuthority,
+) -> Evidence {
     let bundle: Vec<Certificate> = bundle.iter().map(|one| certificate(one)).collect();
     Evidence {
         authority: Authority::Ca,
