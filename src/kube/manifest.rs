@@ -105,7 +105,12 @@ impl StaticPod {
 
     /// Returns the value of `--name=value`. As in the program, the last one counts.
     pub fn flag(&self, name: &str) -> Option<&str> {
-        self.arguments.iter().rev().find_map(|argument| {
+        self.flags(name).next_back()
+    }
+
+    /// Returns all values of `--name=value`, in order.
+    pub fn flags(&self, name: &str) -> impl DoubleEndedIterator<Item = &str> {
+        self.arguments.iter().filter_map(move |argument| {
             argument
                 .strip_prefix("--")?
                 .strip_prefix(name)?

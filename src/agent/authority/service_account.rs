@@ -14,7 +14,7 @@
 //! [`exchange`](super::exchange) brings them there.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
@@ -23,8 +23,9 @@ use super::evidence;
 use super::refused;
 use super::sealed;
 use crate::agent::{self, Clock, ExitCode, Failure, RunSetup, audit};
-use crate::kube::components::ReplacedFile;
+use crate::kube::components::{Component, ReplacedFile};
 use crate::kube::names::NodePath;
+use crate::node::NodeState;
 use crate::process::failpoint;
 use crate::spec::ServiceAccountSpec;
 use crate::spec::authority_rotation::{
@@ -137,15 +138,53 @@ fn unusable(path: &NodePath, why: impl std::fmt::Display) -> Failure {
     ))
 }
 
+/// Returns a sentence for each flag of a component that names other files than the pair, which nodepki does not change.
+fn flag_trouble(state: &NodeState, spec: &ServiceAccountSpec) -> Vec<String> {
+    let flags = [
+        (
+            Component::KubeApiserver,
+            "service-account-key-file",
+            &spec.public,
+        ),
+        (
+            Component::KubeApiserver,
+            "service-account-signing-key-file",
+            &spec.private,
+        ),
+        (
+            Component::KubeControllerManager,
+            "service-account-private-key-file",
+            &spec.private,
+        ),
+    ];
+    let troubles = flags.into_iter().filter_map(|(component, flag, expected)| {
+        let manifest = state.component_manifest(component);
+        let pod = manifest.present()?;
+        let mut files = pod.flags(flag).peekable();
+        let first = *files.peek()?;
+        let names_pair = files.any(|file| Path::new(file) == &**expected);
+        (!names_pair).then(|| {
+            format!(
+                "{component} uses {first} (--{flag} in {}), and nodepki changes {expected} (name that file in the flag)",
+                state.root().node_path(pod.path.as_path())
+            )
+        })
+    });
+    troubles.collect()
+}
+
 /// Returns the state of this node's pair, as its Node shall contain it, and the components that were rolled back.
 ///
 /// # Errors
-/// The records of the node cannot be read. An unusable pair is the failure of the proof.
+/// The records of the node cannot be read. An unusable pair is the failure of the proof, and so is one that a component does
+/// not use.
 pub(super) fn proof(
     root: &NodeRoot,
     setup: &RunSetup,
 ) -> Result<(NodeProof, Vec<String>), Failure> {
-    let pair = PresentPair::read(root, spec(setup)?);
+    let spec = spec(setup)?;
+    let pair = PresentPair::read(root, spec);
+    let trouble = flag_trouble(&setup.state(root), spec);
     let mut steps = root.rotation_steps()?;
     let (restarts, rolled_back) = evidence::unsettled(root, SUBJECT)?;
     let rollbacks = rolled_back.iter().map(|one| {
@@ -154,7 +193,7 @@ pub(super) fn proof(
             one.component, one.why
         )
     });
-    let (trusted, under, failure) = match &pair {
+    let (mut trusted_by_all, mut under, mut failure) = match &pair {
         Ok(pair) => (
             pair.public.iter().map(digest).collect(),
             BTreeSet::from([digest(pair.private.public_key())]),
@@ -162,11 +201,17 @@ pub(super) fn proof(
         ),
         Err(failure) => (BTreeSet::new(), BTreeSet::new(), Some(failure.one_line())),
     };
+    let trusted_by_any = trusted_by_all.clone();
+    if !trouble.is_empty() {
+        trusted_by_all = BTreeSet::new();
+        under = BTreeSet::new();
+        failure = failure.or_else(|| Some(trouble.join("; ")));
+    }
     let proof = NodeProof {
         version: RotationVersion,
         begun: steps.begun.remove(&SUBJECT),
-        trusted_by_all: trusted.clone(),
-        trusted_by_any: trusted,
+        trusted_by_all,
+        trusted_by_any,
         certificates_under: under,
         restarts,
         switched: steps.switched,
@@ -286,6 +331,10 @@ pub(super) fn take(
     clock: Clock,
 ) -> Result<PairChange, Failure> {
     let spec = spec(setup)?;
+    let trouble = flag_trouble(&setup.state(root), spec);
+    if part.is_some() && !trouble.is_empty() {
+        return Err(Failure::with_messages(ExitCode::Refused, trouble));
+    }
     let (mut store, _) = agent::open_store(root, setup, "authority", clock)?;
     let now = clock();
     let pair = PresentPair::read(root, spec)?;
@@ -569,5 +618,52 @@ pub(super) mod tests {
             ..trust
         };
         assert!(lacks(&next).is_some());
+    }
+
+    #[test]
+    fn names_flags_that_do_not_name_the_pair() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = NodeRoot::open(dir.path()).unwrap();
+        let pki = Path::new("/etc/kubernetes/pki");
+        let spec = ServiceAccountSpec {
+            private: pki.join("sa.key").into(),
+            public: pki.join("sa.pub").into(),
+            key: KeyAlgorithm::EcdsaP256,
+            may_make: false,
+        };
+        let manifest = dir
+            .path()
+            .join("etc/kubernetes/manifests/kube-apiserver.yaml");
+        std::fs::create_dir_all(manifest.parent().unwrap()).unwrap();
+        let own = "--service-account-key-file=/etc/kubernetes/pki/sa.pub";
+        let other = "--service-account-key-file=/etc/kubernetes/pki/other.pub";
+        let signing = "--service-account-signing-key-file=/etc/kubernetes/pki/other.key";
+        for (flags, expected) in [
+            (vec![], vec![]),
+            (vec![own], vec![]),
+            // kube-apiserver verifies with the keys of all files.
+            (vec![own, other], vec![]),
+            (
+                vec![other],
+                vec![
+                    "kube-apiserver uses /etc/kubernetes/pki/other.pub (--service-account-key-file in ",
+                ],
+            ),
+            (
+                vec![own, signing],
+                vec![
+                    "kube-apiserver uses /etc/kubernetes/pki/other.key (--service-account-signing-key-file in ",
+                ],
+            ),
+        ] {
+            let pod = serde_json::json!({"spec": {"containers": [{"command": flags}]}});
+            std::fs::write(&manifest, pod.to_string()).unwrap();
+            let state = NodeState::new(&root, crate::spec::Layout::default());
+            let found = flag_trouble(&state, &spec);
+            assert_eq!(found.len(), expected.len(), "{found:?}");
+            for (found, expected) in found.iter().zip(expected) {
+                assert!(found.starts_with(expected), "{found}");
+            }
+        }
     }
 }
