@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::judge::{Evidence, RolledBack, SignedLeaf, SigningFlag, TrustingFile};
 use crate::agent::{ExitCode, Failure, RunSetup, Survey};
-use crate::kube::components::ReplacedFile;
+use crate::kube::components::{Component, ReplacedFile};
 use crate::kube::names::{Authority, CertName};
 use crate::kube::paths::CONTROLLER_MANAGER_MANIFEST;
 use crate::node::NodeState;
@@ -72,6 +72,7 @@ pub fn read(
     };
     let bundle = bundle.certificates().to_vec();
     let mut trusting = read_copies(state, spec)?;
+    trusting.extend(read_client_trust(state, authority, &spec.path)?);
     let mut signing = Vec::new();
     if authority == Authority::Ca {
         for (_, path) in kubeconfigs() {
@@ -242,6 +243,33 @@ fn read_copies(
     Ok(copies)
 }
 
+/// Returns the file with which kube-apiserver verifies clients of this CA, if it is not the bundle.
+fn read_client_trust(
+    state: &NodeState,
+    authority: Authority,
+    bundle: &Path,
+) -> Result<Option<TrustingFile>, store::StoreError> {
+    let flag = match authority {
+        Authority::Ca => "client-ca-file",
+        Authority::FrontProxyCa => "requestheader-client-ca-file",
+        Authority::EtcdCa => return Ok(None),
+    };
+    let manifest = state.component_manifest(Component::KubeApiserver);
+    let file = manifest.present().and_then(|pod| pod.flag(flag));
+    let Some(file) = file.filter(|file| Path::new(file) != bundle) else {
+        return Ok(None);
+    };
+    let content = state.file(file);
+    Ok(Some(TrustingFile {
+        file: format!("kube-apiserver (--{flag})"),
+        certificates: match content.bytes()? {
+            Some(bytes) => certificates(bytes),
+            None => Err(format!("{file} is absent")),
+        },
+        elsewhere: Some(state.root().on_this_machine(file).display().to_string()),
+    }))
+}
+
 /// Returns the CA certificates in the data of a kubeconfig.
 pub fn certificates(data: &[u8]) -> Result<Vec<Certificate>, String> {
     certificates_of(data).map_err(|error| format!("its CA data is unreadable: {error}"))
@@ -311,4 +339,52 @@ fn read_kubelet(
         }
     }
     Ok(leaves)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agent::authority::judge::named;
+    use crate::agent::authority::judge::tests::{authority, certificate};
+    use crate::spec::Layout;
+
+    #[test]
+    fn reads_other_file_with_which_clients_are_verified() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = NodeRoot::open(dir.path()).unwrap();
+        let (old, new) = (
+            certificate(&authority("old")),
+            certificate(&authority("new")),
+        );
+        let manifest = root.on_this_machine("/etc/kubernetes/manifests/kube-apiserver.yaml");
+        std::fs::create_dir_all(manifest.parent().unwrap()).unwrap();
+        let command = [
+            "--client-ca-file=/clients.crt",
+            "--requestheader-client-ca-file=/own.crt",
+        ];
+        let pod = serde_json::json!({"spec": {"containers": [{"command": command}]}});
+        std::fs::write(&manifest, pod.to_string()).unwrap();
+        let clients = root.on_this_machine("/clients.crt");
+        std::fs::write(&clients, old.to_pem()).unwrap();
+        let state = NodeState::new(&root, Layout::default());
+        let read = |of| read_client_trust(&state, of, Path::new("/own.crt")).unwrap();
+        assert!(read(Authority::FrontProxyCa).is_none());
+        assert!(read(Authority::EtcdCa).is_none());
+        let found = read(Authority::Ca).unwrap();
+        let file = clients.display();
+        assert_eq!(
+            found.lacks([&old, &new], Authority::Ca),
+            Some(format!(
+                "kube-apiserver (--client-ca-file) reads its CA from {file}, which lacks {} (add it there)",
+                named(&new)
+            ))
+        );
+        assert_eq!(
+            found.retains(&old),
+            Some(format!(
+                "kube-apiserver (--client-ca-file) reads its CA from {file}, which contains {} (remove it there)",
+                named(&old)
+            ))
+        );
+    }
 }

@@ -50,7 +50,7 @@ pub struct Evidence {
     pub file: String,
     /// Certificates in `ca.crt`, in order.
     pub bundle: Vec<Certificate>,
-    /// Kubeconfigs that trust the authority, and copies of its bundle.
+    /// Kubeconfigs that trust the authority, copies of its bundle, and another file with which kube-apiserver verifies clients.
     pub kubeconfigs: Vec<TrustingFile>,
     /// Certificates on this node that the authority has signed.
     pub leaves: Vec<SignedLeaf>,
