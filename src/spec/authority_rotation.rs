@@ -369,6 +369,11 @@ impl AuthorityRotation {
         self.target(self.phase).trusted
     }
 
+    /// Returns the CA that nodes trust no longer once the present phase is proven.
+    pub fn removed(&self) -> Option<&RotatedCa> {
+        self.target(self.phase).removed
+    }
+
     /// Returns the nodes that count, each with its proof.
     fn counted<'a>(
         &self,

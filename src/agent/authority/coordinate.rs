@@ -12,10 +12,10 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tokio::sync::Notify;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::exchange::{Exchange, exchange};
-use super::lead::{Led, lead};
+use super::lead::{Led, lead, unpublish};
 use super::objects::{self, rotations_in};
 use crate::agent::load::{self, Loaded};
 use crate::agent::{Clock, Failure};
@@ -25,7 +25,7 @@ use crate::cluster::watch::WatchChange;
 use crate::config::RotationSettings;
 use crate::kube::names::Authority;
 use crate::kube::paths::{ADMIN_CONF, KUBELET_CONF};
-use crate::spec::authority_rotation::{NodeProof, RotationSubject};
+use crate::spec::authority_rotation::{AuthorityRotation, NodeProof, RotationSubject};
 use crate::store::{ClusterRotations, NodeRoot, StoreError};
 
 /// Interval of the leader's attempts, and of other nodes' attempts to become the leader.
@@ -34,6 +34,9 @@ const LEAD_INTERVAL: Duration = Duration::from_secs(2);
 const LEASE_DURATION: Duration = Duration::from_secs(15);
 /// Interval at which the Node is compared while no rotation is in progress: it may have been deleted and created again.
 const IDLE_INTERVAL: Duration = Duration::from_secs(10 * 60);
+/// Time after the end of a rotation for which the leader removes what kube-apiserver publishes of the replaced CA: an API
+/// server reads its files once a minute, and adds it again until then.
+const UNPUBLISH_TIME: Duration = Duration::from_secs(3 * 60);
 /// Interval at which nodes that have joined are looked for during a rotation of the service-account key.
 const JOIN_INTERVAL: Duration = Duration::from_secs(60);
 /// Wait after a failure, and interval of comparing the Node during a rotation.
@@ -259,8 +262,10 @@ impl Coordinator {
     async fn lead(&self) -> Infallible {
         let mut waits = BTreeMap::new();
         let mut reported = String::new();
+        let mut ended = Vec::new();
         loop {
-            if !self.is_in_progress() {
+            self.forget_settled(&mut ended);
+            if !self.is_in_progress() && ended.is_empty() {
                 self.rotations_changed.notified().await;
                 continue;
             }
@@ -273,9 +278,18 @@ impl Coordinator {
                             interval = RETRY_INTERVAL;
                         }
                         for (rotation, led) in led {
+                            if let Led::Advanced(phase) = &led
+                                && phase.is_end()
+                            {
+                                ended.push((rotation.in_phase(*phase), Instant::now()));
+                            }
                             log(&mut waits, rotation.subject, &rotation.id, led);
                         }
-                        None
+                        let mut trouble = None;
+                        for (rotation, _) in &ended {
+                            trouble = unpublish(&self.api, rotation).await.err().or(trouble);
+                        }
+                        trouble
                     }
                     Err(error) => Some(error),
                 },
@@ -292,6 +306,16 @@ impl Coordinator {
                 () = sleep(interval) => {}
             }
         }
+    }
+
+    /// Removes the ended rotations of which kube-apiserver publishes nothing outdated any more, or whose subject changes
+    /// again.
+    fn forget_settled(&self, ended: &mut Vec<(AuthorityRotation, Instant)>) {
+        let record = self.root.cluster_rotations().unwrap_or_default();
+        ended.retain(|(rotation, since)| {
+            let present = record.in_progress(rotation.subject);
+            since.elapsed() < UNPUBLISH_TIME && present.is_none_or(|one| one.id == rotation.id)
+        });
     }
 
     /// Brings the private keys of a rotation of the service-account key to this node and to others.

@@ -2,7 +2,7 @@
 //!
 //! One leader is enough, and two do no harm: a phase is written only over the version that was read. Before a phase that
 //! removes the ability to verify from a client that has not followed, the leader also updates `cluster-info` and waits for
-//! the ConfigMaps that other programs publish.
+//! the ConfigMaps that other programs publish. After the end it removes the other CA from what kube-apiserver publishes.
 
 use serde_json::{Value, json};
 use time::OffsetDateTime;
@@ -12,7 +12,7 @@ use super::objects::{self, RotationMap};
 use super::rotate::certificate;
 use crate::cluster::api::{Api, ApiError, CONFIG_MAP};
 use crate::kube::kubeconfig::Kubeconfig;
-use crate::kube::names::Authority;
+use crate::kube::names::{Authority, LEASE_NAMESPACE};
 use crate::spec::authority_rotation::{
     AuthorityRotation, LeaderDecision, LeaderHold, RotationPhase, RotationSubject, decide_phase,
 };
@@ -20,6 +20,8 @@ use crate::x509::{Certificate, certificates_of};
 
 const PUBLIC_NAMESPACE: &str = "kube-public";
 const CLUSTER_INFO: &str = "cluster-info";
+/// ConfigMap with which extension API servers verify clients and the front proxy.
+const AUTHENTICATION: &str = "extension-apiserver-authentication";
 
 /// What the leader has done about one rotation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -146,11 +148,57 @@ async fn update_cluster_info(
     let Some(changed) = text.and_then(|text| with_authorities(text, add, remove)) else {
         return Ok(true);
     };
+    let place = (PUBLIC_NAMESPACE, CLUSTER_INFO);
+    replace_entry(api, place, &object, "kubeconfig", &changed).await
+}
+
+/// Removes the CA that nodes trust no longer after a rotation from what kube-apiserver publishes to other API servers: it
+/// keeps every certificate there until it expires (`combineCertLists` in
+/// `pkg/controlplane/controller/clusterauthenticationtrust`).
+///
+/// # Errors
+/// See [`ApiError`].
+pub(super) async fn unpublish(api: &Api, ended: &AuthorityRotation) -> Result<(), ApiError> {
+    let key = match ended.subject {
+        RotationSubject::Authority(Authority::Ca) => "client-ca-file",
+        RotationSubject::Authority(Authority::FrontProxyCa) => "requestheader-client-ca-file",
+        _ => return Ok(()),
+    };
+    // Verified when it was read.
+    let Some(Ok(removed)) = ended.removed().map(certificate) else {
+        return Ok(());
+    };
+    let place = (LEASE_NAMESPACE, AUTHENTICATION);
+    let found = api.read(&CONFIG_MAP, Some(place.0), place.1).await?;
+    let Some(object) = found else {
+        return Ok(());
+    };
+    let text = object.get("data").and_then(|data| data.get(key)?.as_str());
+    if let Some(changed) = text.and_then(|text| without(text, &removed)) {
+        replace_entry(api, place, &object, key, &changed).await?;
+    }
+    Ok(())
+}
+
+/// Returns the certificates of a text without one of them; `None` if it does not contain that one, or no other.
+fn without(text: &str, removed: &Certificate) -> Option<String> {
+    let found = certificates_of(text.as_bytes()).ok()?;
+    let kept = found.iter().filter(|one| *one != removed);
+    let pem: String = kept.map(Certificate::to_pem).collect();
+    (found.contains(removed) && !pem.is_empty()).then_some(pem)
+}
+
+/// Replaces an entry of a ConfigMap. Returns false if another client has changed it meanwhile.
+async fn replace_entry(
+    api: &Api,
+    (namespace, name): (&str, &str),
+    object: &Value,
+    key: &str,
+    text: &str,
+) -> Result<bool, ApiError> {
     let version = object.pointer("/metadata/resourceVersion");
-    let patch = json!({"metadata": {"resourceVersion": version}, "data": {"kubeconfig": changed}});
-    let written = api
-        .merge(&CONFIG_MAP, Some(PUBLIC_NAMESPACE), CLUSTER_INFO, &patch)
-        .await;
+    let patch = json!({"metadata": {"resourceVersion": version}, "data": {key: text}});
+    let written = api.merge(&CONFIG_MAP, Some(namespace), name, &patch).await;
     match written {
         // The next attempt of the leader sees the other change.
         Err(ApiError::Refused(status)) if status.is_conflict() => Ok(false),
@@ -215,6 +263,16 @@ pub(super) mod tests {
             token_lifetime: None,
             token_wait: None,
         }
+    }
+
+    #[test]
+    fn removes_one_certificate_unless_it_is_the_last() {
+        let [old, new] = ["old", "new"].map(|name| certificate(&rotated(name)).unwrap());
+        let both = format!("{}{}", old.to_pem(), new.to_pem());
+        assert_eq!(without(&both, &old), Some(new.to_pem()));
+        assert_eq!(without(&new.to_pem(), &old), None);
+        assert_eq!(without(&old.to_pem(), &old), None);
+        assert_eq!(without("", &old), None);
     }
 
     #[tokio::test]
