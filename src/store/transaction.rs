@@ -403,9 +403,10 @@ impl Transaction {
     /// Returns the size limit in bytes for the file at a name: records of nodepki may contain several files.
     fn limit(&self, name: &TargetName) -> u64 {
         let directory = self.directories.get(name.directory);
-        match directory.is_some_and(|directory| directory.path == Path::new(STATE_DIR)) {
-            true => MAX_JOURNAL_SIZE,
-            false => READ_LIMIT,
+        if directory.is_some_and(|directory| directory.path == Path::new(STATE_DIR)) {
+            MAX_JOURNAL_SIZE
+        } else {
+            READ_LIMIT
         }
     }
 
