@@ -175,6 +175,22 @@ impl StaticPod {
         HostMount::any_shows(&self.first_mounts, directory)
     }
 
+    /// Returns the path on the node of a file that the first container sees; the same path without a mount that contains it.
+    pub fn on_node(&self, file: &Path) -> PathBuf {
+        let mounted = self.first_mounts.iter().filter_map(|mount| {
+            let below = file.strip_prefix(&mount.container).ok()?;
+            Some((mount, below))
+        });
+        // The deepest mount hides the others.
+        let nearest = mounted.max_by_key(|(mount, _)| mount.container.components().count());
+        match nearest {
+            // Joining an empty path would append a separator to that of a mounted file.
+            Some((mount, below)) if below == Path::new("") => mount.host.clone(),
+            Some((mount, below)) => mount.host.join(below),
+            None => file.to_owned(),
+        }
+    }
+
     /// Returns the numeric ID of the user that runs the first container, unless it is root.
     pub fn user(&self) -> Option<i64> {
         self.user.filter(|user| *user != 0)
@@ -251,6 +267,30 @@ fn host_mounts(pod: &Value) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn finds_files_of_node_behind_mounts() {
+        let text = "\
+spec:
+  containers:
+  - name: a
+    volumeMounts: [{name: pki, mountPath: /pki}, {name: keys, mountPath: /pki/keys}, {name: file, mountPath: /ca.crt}]
+  volumes:
+  - {name: pki, hostPath: {path: /etc/kubernetes/pki/}}
+  - {name: keys, hostPath: {path: /srv/keys}}
+  - {name: file, hostPath: {path: /srv/ca.crt}}
+";
+        let pod = StaticPod::parse(PathBuf::new(), text.as_bytes()).unwrap();
+        for (seen, expected) in [
+            ("/pki/ca.crt", "/etc/kubernetes/pki/ca.crt"),
+            ("/pki/keys/sa.pub", "/srv/keys/sa.pub"),
+            ("/ca.crt", "/srv/ca.crt"),
+            ("/pki2/ca.crt", "/pki2/ca.crt"),
+        ] {
+            let found = pod.on_node(Path::new(seen));
+            assert_eq!(found.as_os_str(), expected);
+        }
+    }
 
     #[test]
     fn finds_files_that_containers_mount() {

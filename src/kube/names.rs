@@ -33,6 +33,14 @@ pub(crate) const TOKEN_USER_PREFIX: &str = "system:bootstrap:";
 /// Prefix of the user name of a ServiceAccount, followed by `NAMESPACE:NAME`.
 pub(crate) const SERVICE_ACCOUNT_USER_PREFIX: &str = "system:serviceaccount:";
 
+/// ConfigMap in kube-system by which aggregated API servers verify clients and the front proxy. Its entries have the names of
+/// kube-apiserver's flags.
+pub(crate) const AUTHENTICATION_CONFIG_MAP: &str = "extension-apiserver-authentication";
+/// Flag of kube-apiserver with the CA certificates of clients.
+pub(crate) const CLIENT_CA_FILE: &str = "client-ca-file";
+/// Flag of kube-apiserver with the CA certificates of the front proxy.
+pub(crate) const FRONT_PROXY_CA_FILE: &str = "requestheader-client-ca-file";
+
 /// One of the three certificate authorities of a kubeadm cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Authority {
@@ -50,6 +58,15 @@ pub enum Authority {
 impl Authority {
     /// All three, in the order in which kubeadm creates them.
     pub const ALL: [Authority; 3] = [Authority::Ca, Authority::FrontProxyCa, Authority::EtcdCa];
+
+    /// Returns the flag by which kube-apiserver verifies certificates of this authority, if it does.
+    pub(crate) const fn client_ca_flag(self) -> Option<&'static str> {
+        match self {
+            Authority::Ca => Some(CLIENT_CA_FILE),
+            Authority::FrontProxyCa => Some(FRONT_PROXY_CA_FILE),
+            Authority::EtcdCa => None,
+        }
+    }
 
     /// Returns kubeadm's name of the authority.
     pub const fn as_str(self) -> &'static str {

@@ -13,7 +13,9 @@ use super::report::Nodes;
 use crate::agent::Failure;
 use crate::cluster::api::{Api, ApiError, CONFIG_MAP};
 use crate::kube::kubeconfig::Kubeconfig;
-use crate::kube::names::{Authority, LEASE_NAMESPACE};
+use crate::kube::names::{
+    AUTHENTICATION_CONFIG_MAP, Authority, CLIENT_CA_FILE, FRONT_PROXY_CA_FILE, LEASE_NAMESPACE,
+};
 use crate::x509::{Certificate, certificates_of};
 
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -33,7 +35,7 @@ static PUBLISHED: [(Authority, PublishedCa); 4] = [
     (
         Authority::Ca,
         PublishedCa {
-            namespace: "kube-system",
+            namespace: LEASE_NAMESPACE,
             name: "kube-root-ca.crt",
             key: "ca.crt",
             explain: || {
@@ -45,9 +47,9 @@ static PUBLISHED: [(Authority, PublishedCa); 4] = [
     (
         Authority::Ca,
         PublishedCa {
-            namespace: "kube-system",
-            name: "extension-apiserver-authentication",
-            key: "client-ca-file",
+            namespace: LEASE_NAMESPACE,
+            name: AUTHENTICATION_CONFIG_MAP,
+            key: CLIENT_CA_FILE,
             explain: || {
                 "kube-apiserver publishes it within a minute after its file changes".to_owned()
             },
@@ -57,9 +59,9 @@ static PUBLISHED: [(Authority, PublishedCa); 4] = [
     (
         Authority::FrontProxyCa,
         PublishedCa {
-            namespace: "kube-system",
-            name: "extension-apiserver-authentication",
-            key: "requestheader-client-ca-file",
+            namespace: LEASE_NAMESPACE,
+            name: AUTHENTICATION_CONFIG_MAP,
+            key: FRONT_PROXY_CA_FILE,
             explain: || {
                 "extension API servers verify the front proxy with it, and kube-apiserver publishes it within a minute after its file changes".to_owned()
             },

@@ -249,22 +249,21 @@ fn read_client_trust(
     authority: Authority,
     bundle: &Path,
 ) -> Result<Option<TrustingFile>, store::StoreError> {
-    let flag = match authority {
-        Authority::Ca => "client-ca-file",
-        Authority::FrontProxyCa => "requestheader-client-ca-file",
-        Authority::EtcdCa => return Ok(None),
-    };
-    let manifest = state.component_manifest(Component::KubeApiserver);
-    let file = manifest.present().and_then(|pod| pod.flag(flag));
-    let Some(file) = file.filter(|file| Path::new(file) != bundle) else {
+    let Some(flag) = authority.client_ca_flag() else {
         return Ok(None);
     };
-    let content = state.file(file);
+    let manifest = state.component_manifest(Component::KubeApiserver);
+    let pod = manifest.present();
+    let file = pod.and_then(|pod| Some(pod.on_node(Path::new(pod.flag(flag)?))));
+    let Some(file) = file.filter(|file| file != bundle) else {
+        return Ok(None);
+    };
+    let content = state.file(&file);
     Ok(Some(TrustingFile {
         file: format!("kube-apiserver (--{flag})"),
         certificates: match content.bytes()? {
             Some(bytes) => certificates(bytes),
-            None => Err(format!("{file} is absent")),
+            None => Err(format!("{} is absent", file.display())),
         },
         elsewhere: Some(state.root().on_this_machine(file).display().to_string()),
     }))

@@ -12,7 +12,7 @@ use super::objects::{self, RotationMap};
 use super::rotate::certificate;
 use crate::cluster::api::{Api, ApiError, CONFIG_MAP};
 use crate::kube::kubeconfig::Kubeconfig;
-use crate::kube::names::{Authority, LEASE_NAMESPACE};
+use crate::kube::names::{AUTHENTICATION_CONFIG_MAP, Authority, LEASE_NAMESPACE};
 use crate::spec::authority_rotation::{
     AuthorityRotation, LeaderDecision, LeaderHold, RotationPhase, RotationSubject, decide_phase,
 };
@@ -20,8 +20,6 @@ use crate::x509::{Certificate, certificates_of};
 
 const PUBLIC_NAMESPACE: &str = "kube-public";
 const CLUSTER_INFO: &str = "cluster-info";
-/// ConfigMap with which extension API servers verify clients and the front proxy.
-const AUTHENTICATION: &str = "extension-apiserver-authentication";
 
 /// What the leader has done about one rotation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -159,16 +157,13 @@ async fn update_cluster_info(
 /// # Errors
 /// See [`ApiError`].
 pub(super) async fn unpublish(api: &Api, ended: &AuthorityRotation) -> Result<(), ApiError> {
-    let key = match ended.subject {
-        RotationSubject::Authority(Authority::Ca) => "client-ca-file",
-        RotationSubject::Authority(Authority::FrontProxyCa) => "requestheader-client-ca-file",
-        _ => return Ok(()),
-    };
+    let authority = ended.subject.authority();
+    let key = authority.and_then(Authority::client_ca_flag);
     // Verified when it was read.
-    let Some(Ok(removed)) = ended.removed().map(certificate) else {
+    let (Some(key), Some(Ok(removed))) = (key, ended.removed().map(certificate)) else {
         return Ok(());
     };
-    let place = (LEASE_NAMESPACE, AUTHENTICATION);
+    let place = (LEASE_NAMESPACE, AUTHENTICATION_CONFIG_MAP);
     let found = api.read(&CONFIG_MAP, Some(place.0), place.1).await?;
     let Some(object) = found else {
         return Ok(());

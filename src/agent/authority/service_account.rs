@@ -162,7 +162,7 @@ fn flag_trouble(state: &NodeState, spec: &ServiceAccountSpec) -> Vec<String> {
         let pod = manifest.present()?;
         let mut files = pod.flags(flag).peekable();
         let first = *files.peek()?;
-        let names_pair = files.any(|file| Path::new(file) == &**expected);
+        let names_pair = files.any(|file| pod.on_node(Path::new(file)) == **expected);
         (!names_pair).then(|| {
             format!(
                 "{component} uses {first} (--{flag} in {}), and nodepki changes {expected} (name that file in the flag)",

@@ -25,6 +25,7 @@ use super::migrate;
 use super::secrets::{ClusterTarget, Object, Purpose};
 use crate::cluster::api::{Api, ApiAccess, ApiError, CONFIG_MAP};
 use crate::http::Files;
+use crate::kube::names::{AUTHENTICATION_CONFIG_MAP, FRONT_PROXY_CA_FILE};
 use crate::x509::{Certificate, TrustBundle};
 use crate::yaml::schema::SecretFile;
 
@@ -128,8 +129,7 @@ async fn compare_front_proxy_ca(
     found: &BTreeMap<Purpose, Object>,
     findings: &mut Findings,
 ) -> Result<(), ApiError> {
-    const ENTRY: &str = "requestheader-client-ca-file";
-    let published = published(api, "extension-apiserver-authentication", ENTRY).await?;
+    let published = published(api, AUTHENTICATION_CONFIG_MAP, FRONT_PROXY_CA_FILE).await?;
     let (Some(secret), Some(published)) = (certificates(found, Purpose::Proxy), published) else {
         return Ok(());
     };
