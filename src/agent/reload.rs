@@ -499,6 +499,7 @@ mod tests {
             outputs: BTreeMap::new(),
             bundles: BTreeMap::new(),
             layout: Layout::default(),
+            known: KnownDirectories::default(),
             lock_wait: Duration::ZERO,
             until: None,
         };

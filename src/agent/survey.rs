@@ -145,7 +145,7 @@ impl Survey {
         Failure::with_messages(ExitCode::Refused, refusals)
     }
 
-    /// Returns the refusals that the row of no certificate reports.
+    /// Returns the refusals that no row reports.
     pub fn refusals_without_row(&self) -> impl Iterator<Item = &SurveyRefusal> {
         let has_row = |refusal: &&SurveyRefusal| match refusal {
             SurveyRefusal::Bundle(authority, _) => self

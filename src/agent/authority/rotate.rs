@@ -669,7 +669,7 @@ mod tests {
             ),
         ] {
             let why = beyond(&own, &rotation, &part, NOW).unwrap();
-            assert_eq!(why, [expected.clone()]);
+            assert_eq!(why, std::slice::from_ref(&expected));
             let mut followed = Followed::default();
             follower.unchanged(&rotation, why, NOW, &mut followed);
             assert_eq!(followed.next, Some(NOW + delay(attempts)));

@@ -451,7 +451,7 @@ impl Run<'_> {
         self.begun = None;
         if let Some(failed) = failed {
             let detail = format!(
-                "was stopped while {failed} restarted and has started again, which is not verified, since {failed} did not become ready; run `nodepki renew` again, which restarts it"
+                "was stopped while {failed} restarted and has started again; whether it is ready is unknown, since {failed} did not become ready: run `nodepki renew`, which restarts it"
             );
             self.report(server.component(), ReloadState::Waits, detail);
             return Ok((Some(failed), None));
