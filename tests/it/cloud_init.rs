@@ -248,7 +248,7 @@ fn cloud_init_accepts_every_flow_with_every_signer() {
     assert_eq!(faults(&["#cloud-config\nbootcmd: 5\n".to_owned()]).len(), 1);
 }
 
-/// Runs each `bootcmd` twice, and has nodepki and kubeadm validate the files that it has written.
+/// Runs each `bootcmd` three times, and has nodepki and kubeadm validate the files that it has written.
 #[test]
 fn nodepki_and_kubeadm_accept_written_files() {
     for (name, text) in all() {
@@ -261,6 +261,20 @@ fn nodepki_and_kubeadm_accept_written_files() {
             before == machine.content("etc"),
             "{name}: a second boot changes something"
         );
+        let changed = ["kubeadm.yaml", "config.d/30-signer.yaml"].map(|file| {
+            let file = machine.path(&format!("etc/nodepki/{file}"));
+            (
+                file.clone(),
+                fs::read_to_string(file).unwrap() + "# local\n",
+            )
+        });
+        for (file, text) in &changed {
+            fs::write(file, text).unwrap();
+        }
+        machine.run(["sh", "-c", &script]).done();
+        for (file, text) in &changed {
+            assert_eq!(fs::read_to_string(file).unwrap(), *text, "{name}");
+        }
         machine.assert_secrets_are_private();
         let says = if name.contains("first") {
             "cluster prod, 12 certificates"
@@ -276,7 +290,7 @@ fn nodepki_and_kubeadm_accept_written_files() {
         kubeadm_takes(&machine, "etc/nodepki/kubeadm.yaml");
         let calls = machine.read("calls");
         let enabled = "systemctl enable --now --no-block nodepki-bootstrap.service\n";
-        assert_eq!(calls.matches(enabled).count(), 2, "{name}: {calls}");
+        assert_eq!(calls.matches(enabled).count(), 3, "{name}: {calls}");
         // systemd must reload changed units.
         let units = machine.path("etc/systemd/system").exists();
         assert_eq!(
