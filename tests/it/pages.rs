@@ -16,7 +16,7 @@ const SHELL_BLOCKS: [(&str, usize, &str); 12] = [
     // The block about the expiry of machines has the options of the test.
     ("docs/cluster-api.md", 5, "capi_migrate, capi, tutorial"),
     ("docs/configuration.md", 1, "tutorial"),
-    ("docs/installing.md", 3, "tests/run package; tutorial"),
+    ("docs/installing.md", 4, "tests/run package; tutorial"),
     ("docs/joining.md", 3, "join_control_plane, etcd_members"),
     ("docs/kubelets.md", 3, "workers"),
     ("docs/migrating.md", 1, "migrate"),
