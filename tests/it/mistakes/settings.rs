@@ -265,6 +265,15 @@ const VALUES: &[Mistake] = &[
         message: "CA-absent does not exist (put the certificate of the server's CA there)",
         fix: ("caFile: CA-absent", "caFile: CA"),
     },
+    Mistake {
+        name: "CA file that only runs by hand see",
+        input: Input::Settings,
+        broken: ("caFile: CA", "caFile: /root/ca.pem"),
+        command: STRICT,
+        code: 78,
+        message: "tls.caFile: nodepki's systemd units do not see /root/ca.pem (ProtectHome=yes; move it to /etc/nodepki)",
+        fix: ("caFile: /root/ca.pem", "caFile: CA"),
+    },
 ];
 
 #[test]
