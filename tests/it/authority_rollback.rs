@@ -293,7 +293,7 @@ fn restarts_etcd_while_api_server_is_stopped() {
         );
     assert_eq!(plane.restarts(), [0, 0, 1, 2]);
     wait_until("etcd is back", || plane.node().is_ready("kube-apiserver"));
-    plane.configure("  timeout: 40s\n");
+    plane.configure("");
     plane
         .renew_due()
         .ended(65)
