@@ -60,8 +60,8 @@ use configuration::{
     asks_cluster, fetch_configuration, fetch_with, has_authority, learn_as_worker,
     takes_from_cluster,
 };
-pub(crate) use files::read_argument;
 pub use files::{existing_sources, read_settings, written_settings};
+pub(crate) use files::{read_argument, settings_fragments};
 use host::host_facts;
 pub use identity::{IdentityChange, NameSource, computed_name, name_sources};
 use known::{ConfigurationFiles, KnownConfiguration};

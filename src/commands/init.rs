@@ -215,7 +215,11 @@ impl InitArgs {
         }
         let faulty =
             |faults: crate::yaml::Faults| Failure::new(ExitCode::Usage, faults.to_string());
-        let fragments = [("the new settings", filled.text.as_str())];
+        let mut fragments = match &self.to {
+            Some(_) => Vec::new(),
+            None => load::settings_fragments(root)?,
+        };
+        fragments.push(("the new settings".to_owned(), filled.text.clone()));
         let (settings, _) = Settings::from_fragments(&fragments).map_err(faulty)?;
         let inputs = LoadInputs {
             stand_ins: CommandLineSettings {

@@ -309,6 +309,21 @@ fn asks_again_for_value_that_is_not_valid() {
     ran.says(&format!("--kubeadm-config {}", kubeadm.display()));
 }
 
+/// The script is for the certificates of all settings of the node.
+#[test]
+fn script_follows_the_settings_that_exist() {
+    let node = bare();
+    node.write_secret("/etc/nodepki/kubeadm.yaml", INIT);
+    let settings = "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n\
+                    kubeadm: {files: [/etc/nodepki/kubeadm.yaml]}\nnodeName: cp8\n";
+    node.write("/etc/nodepki/config.yaml", settings);
+    init(&node, "vault", &["server=https://pki.test:8200"], &[])
+        .done()
+        .says("signer-setup-vault.sh was written");
+    let script = fs::read_to_string(node.path("/etc/nodepki/signer-setup-vault.sh")).unwrap();
+    assert!(script.contains("system:node:cp8"), "{script}");
+}
+
 #[test]
 fn asks_for_no_kubeadm_configuration_that_exists_or_is_not_needed() {
     let node = bare();
