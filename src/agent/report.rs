@@ -260,12 +260,7 @@ pub fn planned(setup: &RunSetup, survey: &Survey) -> RunReport {
 }
 
 fn planned_bundle(bundle: &SurveyedBundle) -> ReportRow {
-    let unusable = if bundle.refused.is_empty() {
-        RowAction::Fetch
-    } else {
-        RowAction::Refuse
-    };
-    match &bundle.found {
+    let row = match &bundle.found {
         Observed::Present(found) if bundle.in_place && !bundle.is_settled() => ReportRow {
             reasons: copy_reasons(&bundle.outdated_copies),
             ..bundle_row(&bundle.spec, RowAction::Rewrite, found)
@@ -280,8 +275,18 @@ fn planned_bundle(bundle: &SurveyedBundle) -> ReportRow {
                     .into_iter()
                     .collect(),
             },
-            ..absent_bundle_row(&bundle.spec, unusable)
+            ..absent_bundle_row(&bundle.spec, RowAction::Fetch)
         },
+    };
+    if bundle.refused.is_empty() {
+        return row;
+    }
+    let refusal = CertRefusal::AuthorityRefused(bundle.refused.clone());
+    ReportRow {
+        action: RowAction::Refuse,
+        reasons: vec![RowReason::Refusal(refusal)],
+        code: Some(ExitCode::Refused),
+        ..row
     }
 }
 

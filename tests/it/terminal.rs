@@ -94,6 +94,32 @@ fn plan_repeats_no_refusal_of_a_row() {
     assert_eq!(shown.matches(words).count(), rows, "{shown}");
 }
 
+/// The certificates are valid and kept: only the row of the authority has the reason for the exit status.
+#[test]
+fn plan_shows_refused_authority_in_its_row() {
+    let node = Node::bootstrapped();
+    let pinned = format!(
+        "etcd-ca: {{signer: s, trust: {{sha256: [\"{}\"]}}}}",
+        "00".repeat(32)
+    );
+    node.edit_settings("etcd-ca: {signer: s}", &pinned);
+    let words = "does not match the pins of authority etcd-ca";
+    let piped = Ran::of(&mut node.configured(["plan"]));
+    piped.ended(65).row_says("etcd-ca", "refuse");
+    piped.row_says("etcd-server", "keep");
+    assert_eq!(piped.stdout.matches(words).count(), 1, "{}", piped.said());
+    let (code, said) = OnTerminal::start(node.configured(["plan"]), 500).end();
+    let shown = screen(&said);
+    assert_eq!(code, Some(65), "{shown}");
+    assert_eq!(shown.matches(words).count(), 1, "{shown}");
+    let (code, said) = OnTerminal::start(node.configured(["plan", "-o", "json"]), 500).end();
+    assert_eq!(code, Some(65), "{said}");
+    let document: Value = serde_json::from_str(&said).unwrap();
+    let rows = document["rows"].as_array().unwrap();
+    let row = rows.iter().find(|row| row["name"] == "etcd-ca").unwrap();
+    assert_eq!(row["codes"][0], "AuthorityRefused", "{said}");
+}
+
 #[test]
 fn escapes_answers_of_signers() {
     for verb in ["denied", "pending", "failed", "stderr"] {

@@ -23,7 +23,7 @@ pub enum RowReason {
     /// A remark on a certificate.
     #[error("{0}")]
     Note(CertNote),
-    /// Why nothing is done for a certificate.
+    /// Why nothing is done for a certificate, or under an authority.
     #[error("{0}")]
     Refusal(CertRefusal),
     /// Why the service-account pair is refused.
