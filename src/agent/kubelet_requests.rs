@@ -130,6 +130,8 @@ struct Signing {
     changed: Notify,
     /// Wakes the writer of the bindings.
     rebound: Notify,
+    /// Whether the log has the reason why the bindings cannot be used.
+    bindings_refused: Cell<bool>,
 }
 
 impl Signing {
@@ -209,6 +211,7 @@ impl KubeletSigner {
             view: RefCell::default(),
             changed: Notify::new(),
             rebound: Notify::new(),
+            bindings_refused: Cell::new(false),
         };
         Ok(Some(KubeletSigner {
             signing,

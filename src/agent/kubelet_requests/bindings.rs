@@ -1,8 +1,8 @@
 //! The ConfigMap that binds the names of nodes to their Nodes (`kubelets::NodeBindings`). Only this module reads and writes it.
 //!
 //! It survives a restart and a change of the leader. The leader adds its changes to the object as it is; a conflict with
-//! another writer, such as `nodepki kubelets revoke`, is resolved by the next attempt. Without the object, or the right to
-//! it, the bindings last as long as this node is the leader.
+//! another writer, such as `nodepki kubelets revoke`, is resolved by the next attempt. Without the object, or while the API
+//! server refuses its changes, the bindings last as long as this node is the leader.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use tokio::time::sleep;
 
 use super::Signing;
 use super::election::Tenure;
-use crate::cluster::api::{Api, ApiError, CONFIG_MAP};
+use crate::cluster::api::{Api, ApiError, ApiStatus, CONFIG_MAP};
 use crate::cluster::watch::{Watch, WatchChange, delay};
 use crate::kube::names::LEASE_NAMESPACE;
 use crate::kubelets::KubeletPolicy;
@@ -67,13 +67,13 @@ impl Signing {
             match read(&self.api, &self.policy).await {
                 Ok(found) => {
                     if found.is_none() {
-                        self.warn_about_bindings("it does not exist");
+                        self.warn_about_bindings(None);
                     }
                     self.view.borrow_mut().bindings.store(found.as_ref());
                     return;
                 }
                 Err(ApiError::Refused(status)) if status.is_unauthorized_user() => {
-                    return self.warn_about_bindings(&status.to_string());
+                    return self.warn_about_bindings(Some(&status));
                 }
                 Err(error) => {
                     tracing::debug!("the bindings of Nodes cannot be read: {error}");
@@ -84,9 +84,19 @@ impl Signing {
         }
     }
 
-    fn warn_about_bindings(&self, why: &str) {
+    /// Warns that the object does not exist, or cannot be used because of this refusal; once until a write succeeds.
+    fn warn_about_bindings(&self, refusal: Option<&ApiStatus>) {
+        if self.bindings_refused.replace(true) {
+            return;
+        }
+        let set_up = "run nodepki config signer-setup kubelets | kubectl apply -f -";
+        let (why, fix) = match refusal {
+            None => ("it does not exist".to_owned(), set_up),
+            Some(status) if status.is_unauthorized_user() => (status.to_string(), set_up),
+            Some(status) => (status.to_string(), "correct what the API server reports"),
+        };
         tracing::warn!(
-            "the ConfigMap {LEASE_NAMESPACE}/{} cannot be used: {why}; until it can, a Node that is deleted and created again is recognized only while this node signs (run nodepki config signer-setup kubelets | kubectl apply -f -)",
+            "the ConfigMap {LEASE_NAMESPACE}/{} cannot be used: {why}; until it can, a Node that is deleted and created again is recognized only while this node signs ({fix})",
             bindings_name(&self.policy)
         );
     }
@@ -126,7 +136,7 @@ impl Signing {
         }
     }
 
-    /// Writes the binding of a name at once, if it changed. Without the right to the object, the change is known as long as
+    /// Writes the binding of a name at once, if it changed. If the object cannot be written, the change is known as long as
     /// this node is the leader.
     pub(super) async fn store_binding(&self, name: &str, tenure: &Tenure) -> Result<(), ApiError> {
         let mut conflicts = 0;
@@ -138,7 +148,10 @@ impl Signing {
                 {
                     conflicts += 1;
                 }
-                Err(ApiError::Refused(status)) if status.is_unauthorized_user() => return Ok(()),
+                Err(ApiError::Refused(status)) if !is_temporary(&status) => {
+                    self.warn_about_bindings(Some(&status));
+                    return Ok(());
+                }
                 written => return written,
             }
         }
@@ -156,8 +169,41 @@ impl Signing {
         };
         if tenure.lasts() {
             let stored = write(&self.api, &self.policy, Some(found), data).await?;
+            self.bindings_refused.set(false);
             self.view.borrow_mut().put_bindings(&stored);
         }
         Ok(())
+    }
+}
+
+/// Returns true if a refused write may succeed soon. Any other refusal, such as that of an admission webhook, lasts until an
+/// administrator corrects its cause, and must not keep nodes from joining.
+fn is_temporary(status: &ApiStatus) -> bool {
+    status.is_conflict() || matches!(status.code, 429 | 503)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_only_for_temporary_refusals() {
+        for (code, reason, expected) in [
+            (409, "Conflict", true),
+            (429, "TooManyRequests", true),
+            (503, "ServiceUnavailable", true),
+            // An admission plug-in or webhook, a webhook that does not answer, an immutable object, a deleted one.
+            (403, "Forbidden", false),
+            (500, "InternalError", false),
+            (422, "Invalid", false),
+            (404, "NotFound", false),
+        ] {
+            let status = ApiStatus {
+                code,
+                reason: reason.to_owned(),
+                ..ApiStatus::default()
+            };
+            assert_eq!(is_temporary(&status), expected, "{status}");
+        }
     }
 }
