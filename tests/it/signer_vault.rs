@@ -330,6 +330,16 @@ impl Lab {
     }
 }
 
+/// Opens a signer of a gateway that responds without a server.
+fn without_server(gateway: &Gateway, dir: &Path, auth: &str) -> Rc<dyn Signer> {
+    let settings = format!(
+        "{HEAD}signers: {{s: {{vault: {{address: \"{}\", mount: pki, role: any, auth: {auth}, tls: {{caFile: {}}}}}}}}}\n",
+        gateway.url(),
+        gateway.ca_file().display()
+    );
+    open(&settings, Authority::EtcdCa, &dir.join("memory"))
+}
+
 fn etcd_server() -> Request {
     request(CertName::EtcdServer)
 }
@@ -1778,7 +1788,8 @@ fn reports_theft_after_refused_unwrapping() {
     let (lab, auth, token) = Lab::with_wrapped_secret_id("");
     let gateway = lab.gateway();
     let refused = Rule::on("POST", "wrapping/unwrap").times(1);
-    gateway.rule(refused.then(Action::body(429, "{}")));
+    let limited = Action::body(429, r#"{"errors": ["rate limit quota exceeded"]}"#);
+    gateway.rule(refused.then(limited));
     let signer = lab.through(&gateway, "role: any", &auth);
     fails(
         run(signer.probe()),
@@ -1793,6 +1804,48 @@ fn reports_theft_after_refused_unwrapping() {
         FailureClass::Auth,
         &["SECURITY", "another process has unwrapped"],
     );
+}
+
+/// A proxy may refuse after the server has unwrapped the secret_id.
+#[test]
+fn forgets_unwrapping_only_if_server_refused_it() {
+    let gateway = Gateway::to(None);
+    let wrapped = json!({"data": {"creation_path": "auth/approle/role/cp1/secret-id"}});
+    for (status, body, class, is_recorded) in [
+        (429, r#"{"errors": []}"#, FailureClass::Transient, false),
+        (
+            503,
+            r#"{"errors": ["Vault is sealed"]}"#,
+            FailureClass::Transient,
+            false,
+        ),
+        (503, "upstream connect error", FailureClass::Ambiguous, true),
+        (429, "", FailureClass::Ambiguous, true),
+        (520, "", FailureClass::Ambiguous, true),
+        (500, r#"{"errors": []}"#, FailureClass::Ambiguous, true),
+        (403, "<html>", FailureClass::Auth, true),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let secret_id = dir.path().join("secret-id");
+        write_secret(&secret_id, "s.wrapping");
+        let auth = format!(
+            "{{appRole: {{roleID: cp1, secretIDFile: {}, wrapped: true}}}}",
+            secret_id.display()
+        );
+        gateway.behave();
+        for (path, action) in [
+            ("/lookup", Action::body(200, wrapped.to_string())),
+            ("/unwrap", Action::body(status, body)),
+        ] {
+            gateway.rule(Rule::on("POST", path).then(action));
+        }
+        let signer = without_server(&gateway, dir.path(), &auth);
+        let error = run(signer.probe()).unwrap_err();
+        assert_eq!(error.class, class, "{error}");
+        assert!(!error.to_string().contains("SECURITY"), "{error}");
+        let recorded = dir.path().join("memory/secret-id").exists();
+        assert_eq!(recorded, is_recorded, "{error}");
+    }
 }
 
 #[test]

@@ -14,7 +14,7 @@ use time::OffsetDateTime;
 use tokio::sync::Mutex;
 use zeroize::Zeroizing;
 
-use super::api::{VaultApi, said, segments};
+use super::api::{VaultApi, is_refusal, rejects_token, said, segments};
 use super::{AppRole, CertificateLogin, JwtLogin, KubernetesLogin, VaultAuth};
 use crate::http::{Call, HttpResponse};
 use crate::signer::{FailureClass, Memory, SignerError};
@@ -251,7 +251,7 @@ impl Session {
         let doing = "looking its token up";
         let call = Call::get("/v1/auth/token/lookup-self");
         let response = self.api.exchange(doing, call, Some(token.clone())).await?;
-        if !super::api::rejects_token(&response) {
+        if !rejects_token(&response) {
             return Ok(());
         }
         let mut error = self.api.refusal(doing, &response);
@@ -501,7 +501,7 @@ impl Session {
         }
         let call = Call::post("/v1/sys/wrapping/lookup").json(&Lookup { token: given });
         let response = self.api.exchange(doing, call, None).await?;
-        if matches!(response.status, 400 | 403) {
+        if is_used_up(&response) {
             return Err(self.used_up(doing, app, &response, interrupted));
         }
         let info: super::api::VaultEnvelope<WrappingInfo> = self.api.read(doing, &response)?;
@@ -535,15 +535,14 @@ impl Session {
         }
         let call = Call::post("/v1/sys/wrapping/unwrap");
         let response = self.api.exchange(doing, call, Some(given.clone())).await?;
-        if matches!(response.status, 400 | 403) {
+        if is_used_up(&response) {
             return Err(self.used_up(doing, app, &response, interrupted));
         }
         let content = self
             .api
             .read::<super::api::VaultEnvelope<Content>>(doing, &response)
             .map_err(|mut error| {
-                // The server may have unwrapped it before.
-                if matches!(response.status, 408 | 500 | 502 | 504) {
+                if error.class == FailureClass::Transient && !excludes_unwrapping(&response) {
                     error.class = FailureClass::Ambiguous;
                 }
                 error
@@ -612,6 +611,17 @@ impl Session {
         )
         .marked_by(error)
     }
+}
+
+/// Returns whether the server itself refused a wrapping token. A proxy knows nothing about it.
+fn is_used_up(response: &HttpResponse) -> bool {
+    matches!(response.status, 400 | 403) && is_refusal(response)
+}
+
+/// Returns whether a refused call has certainly not unwrapped anything: the server itself refused it before it began. A proxy
+/// may respond after it has passed the call on.
+fn excludes_unwrapping(response: &HttpResponse) -> bool {
+    matches!(response.status, 412 | 429 | 472 | 473 | 503) && is_refusal(response)
 }
 
 /// Returns whether capabilities reported by capabilities-self include an operation.
