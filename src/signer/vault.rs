@@ -137,8 +137,11 @@ impl Vault {
         let mut response = self.post(&api, &doing, &place, request, &token).await?;
         if response.status == 403 {
             let standing = self.session.standing(&doing, &token, &place.policy).await?;
-            if standing == Standing::Unknown && is_replaceable {
-                token = self.session.another(&doing, &token).await?;
+            if standing == Standing::Unknown
+                && is_replaceable
+                && let Some(another) = self.session.another(&doing, &token, &response).await?
+            {
+                token = another;
                 response = self.post(&api, &doing, &place, request, &token).await?;
             }
             if response.status == 403 {
@@ -239,12 +242,15 @@ impl Vault {
         let paths: Vec<String> = paths.into_iter().collect();
         let (mut token, is_replaceable) = self.session.token(doing).await?;
         let mut told = self.session.capabilities(doing, &token, &paths).await?;
-        if told.is_none() && is_replaceable {
-            token = self.session.another(doing, &token).await?;
+        if let Err(response) = &told
+            && is_replaceable
+            && let Some(another) = self.session.another(doing, &token, response).await?
+        {
+            token = another;
             told = self.session.capabilities(doing, &token, &paths).await?;
         }
         // A token without the default policy cannot query its capabilities. The signing request will show them.
-        let Some(told) = told else {
+        let Ok(told) = told else {
             return self.session.look_up(&token).await;
         };
         let may: BTreeMap<&String, Vec<String>> = paths.iter().zip(told).collect();

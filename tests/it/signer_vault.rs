@@ -1602,6 +1602,64 @@ fn logs_in_once_if_token_cannot_query_its_rights() {
     assert_eq!(count(&gateway, "/login"), 1);
 }
 
+/// The secret_id is used up, and the token may not query its rights.
+#[test]
+fn keeps_token_if_server_refuses_second_login() {
+    let dir = tempfile::tempdir().unwrap();
+    let secret_id = dir.path().join("secret-id");
+    write_secret(&secret_id, "6a4dcc5f-1b2c-4d3e-8f90-0123456789ab");
+    let auth = format!(
+        "{{appRole: {{roleID: cp1, secretIDFile: {}}}}}",
+        secret_id.display()
+    );
+    let gateway = Gateway::to(None);
+    let login = json!({"auth": {"client_token": "s.first", "lease_duration": 3600}});
+    let by_policy = json!({"errors": ["1 error occurred:\n\t* permission denied\n\n"]});
+    let used_up = || Action::body(400, r#"{"errors": ["invalid secret id"]}"#);
+    let set_up = |sign: Action| {
+        gateway.behave();
+        for (path, times, action) in [
+            ("/login", 1, Action::body(200, login.to_string())),
+            ("/login", usize::MAX, used_up()),
+            (
+                "/capabilities-self",
+                usize::MAX,
+                Action::body(403, by_policy.to_string()),
+            ),
+            ("/sign/any", usize::MAX, sign),
+        ] {
+            gateway.rule(Rule::on("POST", path).times(times).then(action));
+        }
+    };
+    set_up(Action::body(200, r#"{"data": {"certificate": "c"}}"#));
+    let open = || without_server(&gateway, dir.path(), &auth);
+    run(open().submit(&etcd_server())).unwrap();
+    // The next run continues with the token, as does every request in it.
+    let signer = open();
+    run(signer.probe()).unwrap();
+    run(signer.submit(&etcd_server())).unwrap();
+    // The run that has logged in.
+    fs::remove_dir_all(dir.path().join("memory")).unwrap();
+    set_up(Action::body(403, by_policy.to_string()));
+    let signer = open();
+    run(signer.probe()).unwrap();
+    fails(
+        run(signer.submit(&etcd_server())),
+        FailureClass::Auth,
+        &["allow pki/sign/any (update)"],
+    );
+    // The server does not know the token any more.
+    gateway.behave();
+    let unknown = Action::body(403, r#"{"errors": ["permission denied"]}"#);
+    gateway.rule(Rule::on("POST", "/login").then(used_up()));
+    gateway.rule(Rule::on("POST", "/").then(unknown));
+    fails(
+        run(signer.submit(&etcd_server())),
+        FailureClass::Auth,
+        &["invalid secret id"],
+    );
+}
+
 /// The response to the only login that the secret_id allows is lost.
 #[test]
 fn requests_new_secret_id_after_lost_login() {

@@ -140,19 +140,27 @@ impl Session {
         Ok((self.log_in(doing, &mut held).await?, false))
     }
 
-    /// Returns a token other than `refused`, which the server no longer accepts.
+    /// Returns a token other than `refused`, to which the server gave this response. `None` if there is none and `refused` may
+    /// be good: its policies may not allow the request, and the credential may be used up.
     pub(super) async fn another(
         &self,
         doing: &str,
         refused: &str,
-    ) -> Result<Zeroizing<String>, SignerError> {
+        response: &HttpResponse,
+    ) -> Result<Option<Zeroizing<String>>, SignerError> {
         let mut held = self.token.lock().await;
         if let Some(token) = held.as_ref()
             && token.token.0.as_str() != refused
         {
-            return Ok(token.token.0.clone());
+            return Ok(Some(token.token.0.clone()));
         }
-        self.log_in(doing, &mut held).await
+        match self.log_in(doing, &mut held).await {
+            Err(error) if !error.class.passes() && !rejects_token(response) => {
+                tracing::info!("{error}");
+                Ok(None)
+            }
+            token => token.map(Some),
+        }
     }
 
     /// Ends the session. A token from a login is revoked.
@@ -215,18 +223,19 @@ impl Session {
             .filter(|unwrapped: &Unwrapped| unwrapped.wrapping == wrapping))
     }
 
-    /// Returns the capabilities of a token, path by path, in the order of `paths`.
+    /// Returns the capabilities of a token, path by path, in the order of `paths`; or the response if the server refuses to
+    /// report them.
     pub(super) async fn capabilities(
         &self,
         doing: &str,
         token: &Zeroizing<String>,
         paths: &[String],
-    ) -> Result<Option<Vec<Vec<String>>>, SignerError> {
+    ) -> Result<Result<Vec<Vec<String>>, HttpResponse>, SignerError> {
         let call =
             Call::post("/v1/sys/capabilities-self").json(&serde_json::json!({"paths": paths}));
         let response = self.api.exchange(doing, call, Some(token.clone())).await?;
         if response.status == 403 {
-            return Ok(None);
+            return Ok(Err(response));
         }
         let answer: super::api::VaultEnvelope<serde_json::Map<String, serde_json::Value>> =
             self.api.read(doing, &response)?;
@@ -239,7 +248,7 @@ impl Session {
                 .filter_map(|one| Some(one.as_str()?.to_owned()))
                 .collect()
         };
-        Ok(Some(paths.iter().map(of).collect()))
+        Ok(Ok(paths.iter().map(of).collect()))
     }
 
     /// Returns an error if the server does not know the token in the file: it has expired, was revoked, or is of another
@@ -272,9 +281,9 @@ impl Session {
     ) -> Result<Standing, SignerError> {
         let asked = self.capabilities(doing, token, &[path.to_owned()]).await?;
         Ok(match asked.as_deref() {
-            None => Standing::Unknown,
-            Some([may, ..]) if allows(may, "update") => Standing::Allowed,
-            Some(_) => Standing::Denied,
+            Err(_) => Standing::Unknown,
+            Ok([may, ..]) if allows(may, "update") => Standing::Allowed,
+            Ok(_) => Standing::Denied,
         })
     }
 
@@ -284,12 +293,12 @@ impl Session {
         (token.origin == self.origin).then_some(token)
     }
 
+    /// Replaces the token that is held, which is kept if the login fails.
     async fn log_in(
         &self,
         doing: &str,
         held: &mut Option<VaultToken>,
     ) -> Result<Zeroizing<String>, SignerError> {
-        *held = None;
         let doing = format!("logging in for {doing}");
         let response = match &self.auth {
             VaultAuth::TokenFile(file) => return self.api.server.secret(file),
