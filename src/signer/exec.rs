@@ -20,12 +20,13 @@
 //! - `pending`: `handle` (at most 4 KiB, may change with every answer), optionally `retryAfterSeconds`, `message`;
 //! - `denied`: refused by an administrator or a policy; `reason`, `message`;
 //! - `failed`: this request never succeeds; `reason`, `message`;
-//! - `retry`: temporarily impossible; optionally `retryAfterSeconds`, `message`, and a `handle` to continue with;
+//! - `retry`: temporarily impossible; optionally `retryAfterSeconds`, `message`, and a `handle` to continue with; without
+//!   one, nothing was done;
 //! - `gone` (`poll` only): the handle is unknown, the request must be sent again.
 //!
-//! Exit code 0 means that a valid response is on stdout, 75 means retry. Any other code, a signal, a timeout, or
-//! output that violates a rule above is *unclean*. After an unclean `sign` it is unknown what was signed, so the same
-//! `requestId` is sent again and the program must be idempotent on it, or declare `"resubmit": "once"`. After
+//! Exit code 0 means that a valid response is on stdout, 75 means `retry` without a `handle`. Any other code, a signal, a
+//! timeout, or output that violates a rule above is *unclean*. After an unclean `sign` it is unknown what was signed, so
+//! the same `requestId` is sent again and the program must be idempotent on it, or declare `"resubmit": "once"`. After
 //! [`UNCLEAN_LIMIT`] consecutive unclean responses the request fails permanently. A run that ends with an invalid
 //! response ends as for any unusable answer.
 //!
