@@ -67,6 +67,7 @@ pub async fn export_requests<W: FnOnce() -> Result<Option<PathBuf>, Failure>>(
         jitter: setup.jitter,
         progress,
         is_rotation: false,
+        is_proof: false,
         set_aside: &BTreeMap::new(),
     };
     let mut start: BTreeMap<_, RequestStart> = std::mem::take(&mut run.resumed)

@@ -189,6 +189,7 @@ pub async fn rehearse(
         jitter: setup.jitter,
         progress,
         is_rotation: false,
+        is_proof: true,
         set_aside: &BTreeMap::new(),
     };
     let issuance = setup.issuance(cert, trust, now)?;

@@ -53,6 +53,8 @@ pub(super) struct RequestContext<'a> {
     pub(super) progress: &'a dyn Progress,
     /// The requests belong to the rotation and not to a command for certain certificates: their number is limited.
     pub(super) is_rotation: bool,
+    /// The certificate only proves that the signer signs, and is discarded.
+    pub(super) is_proof: bool,
     /// Records of requests that were set aside in this run.
     pub(super) set_aside: &'a BTreeMap<CertName, RequestRecord>,
 }
@@ -142,7 +144,7 @@ pub(super) async fn obtain(
     let record = match prepared.record {
         record if order.is_recorded(&record, &request) => record,
         // The spec or the signer has changed, and the signer does not know this request.
-        _ => new_record(order, request.id.as_str()),
+        _ => new_record(context, order, request.id.as_str()),
     };
     let earlier = EarlierOutcome::of(&record);
     let exchangeable = order.current.as_ref();

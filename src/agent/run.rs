@@ -413,6 +413,7 @@ impl<'a> RequestRun<'a> {
             jitter: run.setup.jitter,
             progress: run.progress,
             is_rotation: is_due_only(survey),
+            is_proof: false,
             set_aside: &run.set_aside,
         };
         let issuances = run.issuances(survey)?;

@@ -176,10 +176,17 @@ pub struct RequestRecord {
     /// Directory on the node with the bundle that contains the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exported_to: Option<PathBuf>,
+    /// Whether the certificate only proves that the signer signs, and is discarded.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub is_proof: bool,
 }
 
 fn is_zero(number: &u32) -> bool {
     *number == 0
+}
+
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 impl RequestRecord {
@@ -200,6 +207,7 @@ impl RequestRecord {
             phase: RequestPhase::Ready,
             last_error: None,
             exported_to: None,
+            is_proof: false,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Moves the CA keys of a node that the real kubeadm created into a backup that OpenSSL reads, and back.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -612,23 +613,56 @@ fn refuses_signer_that_answers_without_a_certificate() {
     }
 }
 
+fn renew(node: &Node, more: &[&str]) -> Ran {
+    let command = ["renew", "--wait", "0s", "--clock-wait", "0s"];
+    Ran::of(node.configured(command).args(more))
+}
+
 #[test]
 fn keeps_pending_renewal_beside_test_signature() {
+    for is_forced in [false, true] {
+        let node = kubeadm_node();
+        let forced = ["--force", "scheduler.conf"];
+        if !is_forced {
+            renew(&node, &forced).done();
+            backdate(&node, &[CertName::SchedulerConf], DUE);
+        }
+        node.signer_does("scheduler.conf", "pending");
+        let more = if is_forced { &forced[..] } else { &[] };
+        renew(&node, more).row_says("scheduler.conf", "pending");
+        node.signer_behaves();
+        apply(&node, "backup")
+            .done()
+            .says("it signed a certificate like controller-manager.conf, which was discarded");
+        let pending = node.path("/var/lib/nodepki/pending/scheduler.conf");
+        assert!(pending.exists());
+    }
+}
+
+#[test]
+fn refuses_test_signature_that_would_discard_renewals() {
     let node = kubeadm_node();
-    let renew = |more: &[&str]| {
-        let command = ["renew", "--wait", "0s", "--clock-wait", "0s"];
-        Ran::of(node.configured(command).args(more))
-    };
-    renew(&["--force", "scheduler.conf"]).done();
-    backdate(&node, &[CertName::SchedulerConf], DUE);
-    node.signer_does("scheduler.conf", "pending");
-    renew(&[]).row_says("scheduler.conf", "pending");
+    node.signer_does("all", "pending");
+    renew(&node, &["--all", "--force"]).row_says("scheduler.conf", "pending");
     node.signer_behaves();
+    // No component uses it, and it would be a certificate of system:masters.
+    node.remove("/etc/kubernetes/super-admin.conf");
+    let pending = node.path("/var/lib/nodepki/pending");
+    fs::remove_dir_all(pending.join("super-admin.conf")).unwrap();
+    let slots = || {
+        let entries = fs::read_dir(&pending).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name());
+        names.collect::<BTreeSet<_>>()
+    };
+    let before = slots();
     apply(&node, "backup")
-        .done()
-        .says("it signed a certificate like controller-manager.conf, which was discarded");
-    let pending = node.path("/var/lib/nodepki/pending/scheduler.conf");
-    assert!(pending.exists());
+        .ended(75)
+        .says("the requests for all certificates under ca are pending")
+        .says("finish these renewals, then run this command again");
+    assert_eq!(slots(), before);
+    assert_eq!(keys(&node).len(), 3);
+    renew(&node, &["--all", "--force"]).done();
+    apply(&node, "backup").done();
 }
 
 #[test]
@@ -893,11 +927,6 @@ fn interrupted_removal(failpoint: &str) -> Node {
 }
 
 #[cfg(feature = "failpoints")]
-fn renew(node: &Node) -> Ran {
-    Ran::of(&mut node.configured(["renew", "--clock-wait", "0s", "--wait", "0s"]))
-}
-
-#[cfg(feature = "failpoints")]
 #[test]
 fn keeps_ca_keys_of_interrupted_removal_without_its_backup() {
     type Loss = fn(&Path);
@@ -944,7 +973,7 @@ fn keeps_ca_keys_of_interrupted_removal_without_its_backup() {
         let before = keys(&node);
         assert_eq!(before.len(), left, "{case}");
         lose(&node.outside("backup"));
-        let ran = renew(&node);
+        let ran = renew(&node, &[]);
         ran.done()
             .says("backup is lost, the backup of a removal of CA keys that was interrupted: ")
             .says(words)
@@ -972,7 +1001,7 @@ fn completes_interrupted_removal_with_unchanged_backup() {
         .says_not("installed files");
     Ran::of(&mut node.configured(["doctor"])).says("interrupted while it removed CA keys");
     report(&node).says("interrupted while it removed CA keys");
-    renew(&node)
+    renew(&node, &[])
         .done()
         .says("contains the removed CA keys: it has not changed since it was verified; its passphrase was not tried again");
     assert!(keys(&node).is_empty());

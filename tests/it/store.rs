@@ -926,6 +926,7 @@ pub(crate) fn ticket() -> RequestRecord {
         phase: RequestPhase::Ready,
         last_error: None,
         exported_to: None,
+        is_proof: false,
     }
 }
 

@@ -134,9 +134,9 @@ pub(in crate::agent) fn prepare(
         Ok(csr) => csr,
         Err(error) => return Ok(Err(error)),
     };
-    let record = earlier.ticket.unwrap_or_else(|| {
+    let mut record = earlier.ticket.unwrap_or_else(|| {
         let request = order.request(context, csr.clone());
-        let mut record = new_record(order, request.id.as_str());
+        let mut record = new_record(context, order, request.id.as_str());
         if let Some(before) = context.set_aside.get(&order.spec.name())
             && before.signer_config == record.signer_config
         {
@@ -150,6 +150,8 @@ pub(in crate::agent) fn prepare(
         }
         record
     });
+    // A renewal continues with the request of a proof, and installs the certificate.
+    record.is_proof = context.is_proof;
     if !is_new && !is_usable {
         let (slot, durability) = (order.slot(), order.durability());
         context
@@ -184,12 +186,19 @@ fn fits(csr: &Csr, order: &IssuanceOrder<'_>) -> bool {
     !(refused && csr.has_usage_extensions())
 }
 
-pub(super) fn new_record(order: &IssuanceOrder<'_>, request_id: &str) -> RequestRecord {
+pub(super) fn new_record(
+    context: &RequestContext<'_>,
+    order: &IssuanceOrder<'_>,
+    request_id: &str,
+) -> RequestRecord {
     let signer = &order.signer;
-    RequestRecord::ready(
-        request_id,
-        &order.signer_name,
-        signer.kind().as_str(),
-        &signer.configured(),
-    )
+    RequestRecord {
+        is_proof: context.is_proof,
+        ..RequestRecord::ready(
+            request_id,
+            &order.signer_name,
+            signer.kind().as_str(),
+            &signer.configured(),
+        )
+    }
 }

@@ -24,8 +24,8 @@ use crate::process::failpoint;
 use crate::spec::BundleSpec;
 use crate::spec::assess::{Action, Observed};
 use crate::store::{
-    self, AuditEvent, AuditRecord, Commit, FileKind, KeyRemoval, Metadata, Mode, NodeRoot, Store,
-    UnfinishedWork,
+    self, AuditEvent, AuditRecord, Commit, FileKind, KeyRemoval, Metadata, Mode, NodeRoot, Slot,
+    Store, UnfinishedWork,
 };
 use crate::x509::{PrivateKey, TrustBundle};
 
@@ -543,24 +543,22 @@ async fn prove_signing(
     clock: Clock,
     progress: &dyn Progress,
 ) {
-    let now = clock();
     for row in &mut report.authorities {
         let authority = row.authority;
-        // In kubeadm's order, the last certificate of an authority has the fewest permissions. The pending request for one
-        // that is due may be that of a renewal, whose certificate must not be discarded.
-        let certs = survey.certs.iter().rev();
-        let mut certs = certs.filter(|cert| cert.spec.authority() == authority);
-        let is_due = |cert: &&SurveyedCert| cert.due.is_some_and(|due| due <= now);
-        let cert = certs
-            .clone()
-            .find(|cert| !is_due(cert))
-            .or_else(|| certs.next());
-        let (Some(cert), Some(trust)) = (cert, survey.trust(authority)) else {
-            report.unproven.push(Failure::new(
-                ExitCode::Refused,
-                format!("this node has no certificate under {authority} with which to prove that its signer signs (--skip-signing-proof omits the proof)"),
-            ));
-            continue;
+        let proof = rehearsed(store.root(), survey, authority);
+        let (cert, trust) = match (proof, survey.trust(authority)) {
+            (Ok(Some(cert)), Some(trust)) => (cert, trust),
+            (Ok(_), _) => {
+                report.unproven.push(Failure::new(
+                    ExitCode::Refused,
+                    format!("this node has no certificate under {authority} with which to prove that its signer signs (--skip-signing-proof omits the proof)"),
+                ));
+                continue;
+            }
+            (Err(failure), _) => {
+                report.unproven.push(failure);
+                continue;
+            }
         };
         match agent::rehearse(store, setup, cert, trust, clock, progress).await {
             Ok(()) => row.proven.push(format!(
@@ -571,6 +569,41 @@ async fn prove_signing(
         }
     }
     keep_if_unproven(report);
+}
+
+/// Returns the certificate like which the signer of an authority signs one as proof: that of an earlier proof which is
+/// pending, or one without a pending request, whose certificate must not be discarded. In kubeadm's order, the last
+/// certificate of an authority has the fewest permissions.
+fn rehearsed<'a>(
+    root: &NodeRoot,
+    survey: &'a Survey,
+    authority: Authority,
+) -> Result<Option<&'a SurveyedCert>, Failure> {
+    let pending = root.tickets()?;
+    let pending_for = |cert: &SurveyedCert| {
+        let slot = Slot::Certificate(cert.spec.name());
+        pending.iter().find(|(one, _)| *one == slot)
+    };
+    let is_proof = |cert: &&SurveyedCert| {
+        let ticket = pending_for(cert).and_then(|(_, ticket)| ticket.as_ref());
+        ticket.is_some_and(|ticket| ticket.is_proof)
+    };
+    let certs = survey.certs.iter().rev();
+    let mut certs = certs.filter(|cert| {
+        cert.spec.authority() == authority && !matches!(cert.found.chain, Observed::Absent)
+    });
+    let is_free = |cert: &&SurveyedCert| pending_for(cert).is_none();
+    let cert = certs.clone().find(is_proof);
+    let cert = cert.or_else(|| certs.clone().find(is_free));
+    match (cert, certs.next()) {
+        (None, Some(_)) => Err(Failure::new(
+            ExitCode::Pending,
+            format!(
+                "the requests for all certificates under {authority} are pending, and a proof that its signer signs would discard one; finish these renewals, then run this command again (--skip-signing-proof omits the proof)"
+            ),
+        )),
+        (cert, _) => Ok(cert),
+    }
 }
 
 fn changes_without_keys(root: &NodeRoot, report: &MigrationReport) -> Vec<String> {

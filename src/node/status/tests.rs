@@ -997,6 +997,7 @@ fn shows_pending_requests_and_issue_times() {
             at: NOW,
         }),
         exported_to: None,
+        is_proof: false,
     };
     let slot = CertName::Apiserver.into();
     store
