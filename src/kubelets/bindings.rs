@@ -6,8 +6,9 @@
 //! Node that is seen next is bound.
 //!
 //! The bindings are the `data` of one ConfigMap: key NAME, value `uid=UID`, with `gone=DATE` once the Node was deleted and
-//! `revoked=DATE` if no certificate may be signed for the name. An administrator may edit it. This module knows its
-//! content and what is still to be written; it does no I/O.
+//! `revoked=DATE` if no certificate may be signed for the name. `key=SHA-256` in place of the UID is the public key whose
+//! certificate is for the next Node of a name that was bound. An administrator may edit it. This module knows its content
+//! and what is still to be written; it does no I/O.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,6 +19,7 @@ use time::macros::format_description;
 use time::{Date, OffsetDateTime};
 
 use crate::kube::csr_object::NodeObject;
+use crate::text::hex;
 
 /// Shortest time for which the binding of a deleted Node is kept: its certificates may be as old.
 const MIN_KEPT: Duration = Duration::from_secs(366 * 24 * 60 * 60);
@@ -32,6 +34,8 @@ const DATE: &[BorrowedFormatItem<'static>] = format_description!("[year]-[month]
 struct NodeBinding {
     /// UID of the Node; empty if none was seen.
     uid: String,
+    /// SHA-256, in hexadecimal, of the key whose certificate is for the next Node; empty if it was seen.
+    key: String,
     /// When it was deleted.
     gone: Option<Date>,
     /// When the name was revoked.
@@ -47,6 +51,7 @@ impl NodeBinding {
             let date = || Date::parse(value, DATE).ok();
             match key {
                 "uid" => value.clone_into(&mut binding.uid),
+                "key" => value.clone_into(&mut binding.key),
                 "gone" => binding.gone = date(),
                 // A date that cannot be read must not end a revocation.
                 "revoked" => binding.revoked = Some(date().unwrap_or(Date::MIN)),
@@ -59,8 +64,10 @@ impl NodeBinding {
     fn to_text(&self) -> String {
         let date = |date: &Date| date.format(DATE).unwrap_or_default();
         let mut words = Vec::new();
-        if !self.uid.is_empty() {
-            words.push(format!("uid={}", self.uid));
+        for (key, value) in [("uid", &self.uid), ("key", &self.key)] {
+            if !value.is_empty() {
+                words.push(format!("{key}={value}"));
+            }
         }
         words.extend(self.gone.iter().map(|at| format!("gone={}", date(at))));
         words.extend(
@@ -77,17 +84,16 @@ impl NodeBinding {
 enum BindingChange {
     /// What the API server showed of the Node. A revocation replaces it.
     Seen(NodeBinding),
-    /// A certificate of a token, or an administrator, confirmed this Node, or with `None` the next one of its name. It is
-    /// stored beside a revocation, which may end again.
-    Confirmed(Option<NodeBinding>),
+    /// A certificate of a token, or an administrator, confirmed this Node, or the next one of its name. It is stored beside a
+    /// revocation, which may end again.
+    Confirmed(NodeBinding),
 }
 
 impl BindingChange {
-    /// Returns the binding to be stored; `None` to remove it.
-    fn binding(&self) -> Option<&NodeBinding> {
+    /// Returns the binding to be stored.
+    fn binding(&self) -> &NodeBinding {
         match self {
-            BindingChange::Seen(binding) => Some(binding),
-            BindingChange::Confirmed(binding) => binding.as_ref(),
+            BindingChange::Seen(binding) | BindingChange::Confirmed(binding) => binding,
         }
     }
 }
@@ -119,24 +125,18 @@ impl NodeBindings {
             // Only an administrator changes whether a name is revoked.
             match change {
                 BindingChange::Seen(_) if revoked.is_some() => return false,
-                BindingChange::Seen(binding) | BindingChange::Confirmed(Some(binding)) => {
+                BindingChange::Seen(binding) | BindingChange::Confirmed(binding) => {
                     binding.revoked = revoked;
                 }
-                BindingChange::Confirmed(none) => {
-                    *none = revoked.map(|_| NodeBinding {
-                        revoked,
-                        ..NodeBinding::default()
-                    });
-                }
             }
-            stored != change.binding()
+            stored != Some(change.binding())
         });
         changed
     }
 
     fn get(&self, name: &str) -> Option<&NodeBinding> {
         match self.changes.get(name) {
-            Some(change) => change.binding(),
+            Some(change) => Some(change.binding()),
             None => self.stored.get(name),
         }
     }
@@ -145,7 +145,7 @@ impl NodeBindings {
         if self.is_revoked(name) {
             return;
         }
-        if self.stored.get(name) == change.binding() {
+        if self.stored.get(name) == Some(change.binding()) {
             self.changes.remove(name)
         } else {
             self.changes.insert(name.to_owned(), change)
@@ -155,7 +155,7 @@ impl NodeBindings {
     /// Records what was seen of a Node. A confirmation that is not stored yet stays one.
     fn record(&mut self, name: &str, binding: NodeBinding) {
         let change = match self.changes.get(name) {
-            Some(BindingChange::Confirmed(_)) => BindingChange::Confirmed(Some(binding)),
+            Some(BindingChange::Confirmed(_)) => BindingChange::Confirmed(binding),
             _ => BindingChange::Seen(binding),
         };
         self.change(name, change);
@@ -170,6 +170,7 @@ impl NodeBindings {
             },
             Some(known) if known.uid.is_empty() || node.is_control_plane => NodeBinding {
                 uid: node.uid.clone(),
+                key: String::new(),
                 gone: None,
                 ..known.clone()
             },
@@ -204,15 +205,19 @@ impl NodeBindings {
         gone.iter().for_each(|name| self.see_none(name, now));
     }
 
-    /// Ends the binding of a name: the certificate that was just issued for it belongs to the present Node, or to the next.
-    pub fn renew(&mut self, name: &str, node: Option<&NodeObject>) {
-        let uid = node.map(|node| node.uid.clone());
-        let is_same = self.get(name).map(|known| &known.uid) == uid.as_ref();
+    /// Ends the binding of a name: the certificate for this key belongs to the present Node, or to the next.
+    pub fn renew(&mut self, name: &str, node: Option<&NodeObject>, key: &[u8; 32]) {
+        let mut binding = NodeBinding::default();
+        match node {
+            Some(node) => binding.uid.clone_from(&node.uid),
+            None => binding.key = hex(key),
+        }
+        let is_same = match self.get(name) {
+            Some(known) => (&known.uid, &known.key) == (&binding.uid, &binding.key),
+            // The next Node is bound in any case.
+            None => node.is_none(),
+        };
         if !is_same {
-            let binding = uid.map(|uid| NodeBinding {
-                uid,
-                ..NodeBinding::default()
-            });
             self.change(name, BindingChange::Confirmed(binding));
         }
     }
@@ -227,6 +232,11 @@ impl NodeBindings {
     /// ends the binding.
     pub(super) fn is_bound(&self, name: &str) -> bool {
         self.get(name).is_some_and(|known| !known.uid.is_empty())
+    }
+
+    /// Returns true if the last certificate for this name, whose former Node is gone, is for this key. It may not be published.
+    pub(super) fn is_for_key(&self, name: &str, key: &[u8; 32]) -> bool {
+        self.get(name).is_some_and(|known| known.key == hex(key))
     }
 
     /// Returns true if no certificate may be signed for this name.
@@ -259,10 +269,7 @@ impl NodeBindings {
     pub fn data(&self, lifetime: Duration, now: OffsetDateTime) -> Map<String, Value> {
         let mut all = self.stored.clone();
         for (name, change) in &self.changes {
-            match change.binding() {
-                Some(binding) => drop(all.insert(name.clone(), binding.clone())),
-                None => drop(all.remove(name)),
-            }
+            all.insert(name.clone(), change.binding().clone());
         }
         let oldest = (now - lifetime.max(MIN_KEPT)).date();
         let expires = |binding: &NodeBinding| binding.gone.filter(|_| binding.revoked.is_none());
@@ -293,6 +300,7 @@ mod tests {
 
     const NOW: OffsetDateTime = datetime!(2026-11-26 12:00 UTC);
     const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+    const KEY: [u8; 32] = [7; 32];
 
     fn node(name: &str, uid: &str) -> NodeObject {
         NodeObject::from_json(
@@ -345,12 +353,20 @@ mod tests {
         let mut bindings = NodeBindings::default();
         bindings.see(&node("w1", "a"));
         // A bootstrap token got a certificate before the Node exists.
-        bindings.renew("w1", None);
+        bindings.renew("w1", None, &KEY);
+        let (data, mut bindings) = written(&bindings);
+        assert_eq!(data, json!({"w1": format!("key={}", hex(&KEY))}));
+        assert!(bindings.is_for_key("w1", &KEY) && !bindings.is_for_key("w1", &[8; 32]));
+        bindings.renew("w1", None, &KEY);
+        bindings.renew("w2", None, &KEY);
+        assert!(!bindings.has_changes());
+        bindings.see_none("w1", NOW);
         bindings.see(&node("w1", "b"));
+        assert!(!bindings.is_for_key("w1", &KEY));
         assert!(!bindings.is_replaced(&node("w1", "b")));
         assert!(bindings.is_replaced(&node("w1", "a")));
         // An administrator approved the request of a Node that exists.
-        bindings.renew("w1", Some(&node("w1", "c")));
+        bindings.renew("w1", Some(&node("w1", "c")), &KEY);
         assert_eq!(written(&bindings).0, json!({"w1": "uid=c"}));
         // Only an administrator sets the label of control-plane nodes.
         bindings.see(&control_plane("w1", "d"));
@@ -358,9 +374,8 @@ mod tests {
         // The same after the first binding was stored.
         let (_, mut bindings) = written(&bindings);
         assert!(!bindings.is_changed("w1"));
-        bindings.renew("w1", None);
+        bindings.renew("w1", None, &KEY);
         assert!(bindings.is_changed("w1") && !bindings.is_changed("w2"));
-        assert_eq!(written(&bindings).0, json!({}));
     }
 
     #[test]
@@ -375,7 +390,7 @@ mod tests {
         assert_eq!(data, expected);
         bindings.see(&node("new", "b"));
         bindings.see_none("w1", NOW);
-        bindings.renew("w1", None);
+        bindings.renew("w1", None, &KEY);
         assert!(bindings.is_revoked("w1") && bindings.is_revoked("new"));
         assert!(!bindings.is_revoked("w2"));
         // Revoked while this leader has a change of its own.
@@ -387,7 +402,7 @@ mod tests {
         // A confirmed Node stays confirmed when the revocation ends.
         let mut other = NodeBindings::default();
         other.store(Some(&json!({"data": {"w1": "uid=a gone=2026-11-26"}})));
-        other.renew("w1", Some(&node("w1", "b")));
+        other.renew("w1", Some(&node("w1", "b")), &KEY);
         for (data, written) in [
             ("uid=a revoked=2026-11-26", "uid=b revoked=2026-11-26"),
             ("uid=a", "uid=b"),

@@ -128,9 +128,11 @@ fn verify_unborn(
         ));
     }
     let key = content.csr.public_key().sha256();
+    // A leader has bound the name to this request, and not published its certificate.
+    let is_for_key = context.bindings.is_for_key(name, &key);
     let is_other = |one: &&ApprovedRequest| {
         (one.user != request.requester.username || one.identity.key != key)
-            && (one.is_issued()
+            && (one.is_issued() && !is_for_key
                 || one.is_approved_before(request) && !one.is_abandoned_for(request))
             && !has_joined(one, context)
     };

@@ -586,7 +586,7 @@ fn node_that_is_deleted_or_replaced_gets_no_certificate() {
         let confirmed = approved(request, APPROVED_BY_ADMINISTRATOR);
         assert_eq!(rig.outcome(&confirmed, LATER), "sign");
     }
-    rig.bindings.renew("w1", rig.nodes.get("w1"));
+    rig.bindings.renew("w1", rig.nodes.get("w1"), &[7; 32]);
     assert_eq!(rig.outcome(&client, LATER), "approve");
 }
 

@@ -275,12 +275,14 @@ impl RequestDesk {
 
     /// Binds the name of a request that waits for this to the present Node.
     async fn accept_node(&self, request: &CsrObject, view: &View) -> Result<bool, Failure> {
-        let node = RequestedIdentity::of(request).map(|identity| identity.node);
-        let Some(node) = node.and_then(|name| view.nodes.get(&name)) else {
+        let Some(identity) = RequestedIdentity::of(request) else {
+            return Ok(false);
+        };
+        let Some(node) = view.nodes.get(&identity.node) else {
             return Ok(false);
         };
         let accept = |known: &mut NodeBindings| {
-            known.renew(&node.name, Some(node));
+            known.renew(&node.name, Some(node), &identity.key);
             known.has_changes()
         };
         self.change_bindings(&node.name, accept).await

@@ -558,10 +558,13 @@ impl Signing {
         let approval = request.condition("Approved");
         let is_confirmed =
             approval.is_some_and(|approval| approval.reason == APPROVED_BY_ADMINISTRATOR);
-        if is_of_token || is_confirmed {
+        if (is_of_token || is_confirmed)
+            && let Some(identity) = RequestedIdentity::of(request)
+        {
             {
                 let view = &mut *self.view.borrow_mut();
-                view.bindings.renew(name, view.nodes.get(name));
+                let node = view.nodes.get(name);
+                view.bindings.renew(name, node, &identity.key);
             }
             self.store_binding(name, tenure).await?;
         }

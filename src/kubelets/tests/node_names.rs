@@ -155,7 +155,13 @@ fn name_is_free_again_once_its_node_has_existed() {
     rig.bindings.see(&known);
     rig.bindings.see_none("new", LATER);
     assert_eq!(rig.outcome(&join("new"), LATER), "approve");
-    rig.bindings.renew("new", None);
+    rig.bindings.renew("new", None, &[7; 32]);
+    assert_eq!(rig.outcome(&join("new"), LATER), "wait NodeNameTaken");
+    // The certificate for this request is not published yet.
+    let request = join("new");
+    let key = RequestedIdentity::of(&request).unwrap().key;
+    rig.bindings.renew("new", None, &key);
+    assert_eq!(rig.outcome(&request, LATER), "approve");
     assert_eq!(rig.outcome(&join("new"), LATER), "wait NodeNameTaken");
     // A request that is not issued yet is for the next Node.
     rig.bindings.see(&known);
