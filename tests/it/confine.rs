@@ -234,6 +234,20 @@ impl Drop for Daemon<'_> {
     }
 }
 
+/// A member of an external etcd has no kubeconfig, so that nothing else is written in the directory of the copy.
+#[test]
+fn writes_copy_of_ca_file_while_confined() {
+    let machine = Machine::new();
+    machine.write(
+        "etc/nodepki/config.d/exporter.yaml",
+        b"apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\nrole: etcd\ncertificates: {registered: {etcd-exporter-client: {authority: etcd-ca, category: ClientCertificate, commonName: exporter, caFiles: {etcd-ca: /etc/kubernetes/exporter/ca.crt}}}}\n",
+    );
+    // A missing directory would be created, with the right to write to its parent.
+    fs::create_dir(machine.path("etc/kubernetes/manifests")).unwrap();
+    Ran::of(&mut machine.nodepki(&["bootstrap"])).done();
+    assert!(machine.path("etc/kubernetes/exporter/ca.crt").exists());
+}
+
 #[test]
 fn daemon_works_while_confined() {
     let machine = Machine::new();

@@ -46,6 +46,7 @@ impl Loaded {
         for bundle in &plan.bundles {
             file(&bundle.path);
             file(&bundle.crl_path);
+            bundle.copies.iter().for_each(|copy| file(&copy.path));
         }
         if let Some(pair) = &plan.service_account {
             file(&pair.private);
