@@ -121,22 +121,48 @@ fn units_pass_systemd_analyze_without_warnings() {
     assert!(!wrong.status.success(), "{}", text(&wrong));
 }
 
+/// Returns the names of all drop-ins with their texts.
+fn drop_ins() -> Vec<(String, String)> {
+    let entries = fs::read_dir(format!("{UNITS}/drop-ins")).unwrap();
+    let files = entries.map(|entry| {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        (name, fs::read_to_string(path).unwrap())
+    });
+    files.collect()
+}
+
+/// Returns the directories to which a drop-in says that it is copied.
+fn folders_of(drop_in: &str) -> Vec<&str> {
+    let places = drop_in.split("/etc/systemd/system/").skip(1);
+    places
+        .map(|place| place.split('/').next().unwrap())
+        .collect()
+}
+
+/// A condition of a unit that renews would end the renewal without a failure.
+#[test]
+fn only_bootstrap_unit_gets_conditions_by_drop_ins() {
+    let drop_ins = drop_ins();
+    assert!(drop_ins.len() >= 4);
+    for (name, text) in drop_ins {
+        let expected = if text.contains("\n[Unit]") {
+            vec!["nodepki-bootstrap.service.d"]
+        } else {
+            vec!["nodepki-.service.d", "nodepki.service.d"]
+        };
+        assert_eq!(folders_of(&text), expected, "{name}");
+    }
+}
+
 #[test]
 fn drop_ins_pass_systemd_analyze_without_warnings() {
     let machine = Machine::new();
-    let mut count = 0;
-    for entry in fs::read_dir(format!("{UNITS}/drop-ins")).unwrap() {
-        let path = entry.unwrap().path();
-        let text = fs::read_to_string(&path).unwrap();
-        // The two directories that the files name.
-        for folder in ["nodepki-.service.d", "nodepki.service.d"] {
-            assert!(text.contains(&format!("/etc/systemd/system/{folder}/")));
-            let name = path.file_name().unwrap().to_str().unwrap();
+    for (name, text) in drop_ins() {
+        for folder in folders_of(&text) {
             machine.file(&format!("{folder}/{name}"), &text);
         }
-        count += 1;
     }
-    assert!(count >= 3);
     for name in SERVICES.into_iter().chain(CLUSTER_SERVICES) {
         let output = machine.verify(&instance(name));
         assert_passes(&output);
