@@ -42,7 +42,7 @@ pub use chain::{
     MAX_RESPONSE_BYTES, MAX_RESPONSE_CERTIFICATES, TrustBundle, TrustError, certificates_of,
 };
 pub use content::{contains_private_key, content_instead_of_pem, wide_encoding};
-pub use crl::{AuthorityCrls, CrlError, ListScope, RevocationList};
+pub use crl::{AuthorityCrls, CrlError, ListScope, MAX_CLOCK_LEAD, RevocationList};
 pub use csr::{Csr, CsrError, UsageExtensions};
 pub use csr_content::{CsrContent, CsrContentError};
 pub use key::{

@@ -38,8 +38,8 @@ pub(super) use outcome::{
 };
 pub(super) use prepare::{PreparedRequest, RequestStart, Resumed, differences_of_request, prepare};
 use prepare::{create_slot, new_record};
-pub(super) use verify::life_of;
 use verify::{VerifiedAnswer, judge, verified};
+pub(super) use verify::{life_of, time_of_use, until};
 
 /// Context of all requests of a run.
 pub(super) struct RequestContext<'a> {
@@ -139,6 +139,7 @@ pub(super) async fn obtain(
     if let Some(answer) = answer
         && let Ok(verified) = verified(&answer, context, issuance, &key)
     {
+        let verified = verified.in_time(context, order).await;
         return Ok(verified.outcome(key, request));
     }
     let record = match prepared.record {
@@ -185,6 +186,7 @@ pub(super) async fn obtain(
         Err(unsigned) => return Ok(Err(unsigned)),
     };
     failpoint::reached("request:verified");
+    let verified = verified.in_time(context, order).await;
     context.progress.event(Event::Signed(order.spec.name()));
     Ok(verified.outcome(exchange.key, exchange.request))
 }

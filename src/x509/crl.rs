@@ -63,8 +63,8 @@ pub enum CrlError {
     },
 }
 
-/// Largest accepted lead of a server's clock. Unlike certificates, lists are rarely backdated.
-const MAX_CLOCK_LEAD: Duration = Duration::minutes(5);
+/// Largest accepted lead of a server's clock. Lists are rarely backdated, and certificates not by every signer.
+pub const MAX_CLOCK_LEAD: Duration = Duration::minutes(5);
 
 const PEM_BEGIN: &[u8] = b"-----BEGIN X509 CRL-----";
 

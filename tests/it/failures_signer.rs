@@ -9,7 +9,7 @@ use nodepki::text::hex;
 
 use crate::kubeadm;
 use crate::node::{EVERYTHING, INIT, Node, Ran};
-use crate::signing::{openssl, write_secret};
+use crate::signing::{now, openssl, write_secret};
 
 /// INIT with an additional name for the API server, so only `apiserver` differs from the configuration.
 fn drifted() -> String {
@@ -59,6 +59,7 @@ fn refuses_wrong_answers_and_changes_nothing() {
             ),
             ("expired", "it expired at 2021-01-01T00:00:00Z"),
             ("future", "it is not valid before 20"),
+            ("ahead:900", "it is not valid before 20"),
             (
                 "reversed",
                 "the chain is reversed or out of order: its first certificate is CN=kubernetes, the leaf must come first",
@@ -203,11 +204,7 @@ fn sends_no_request_to_signer_with_another_ca() {
     let node = Node::new();
     let before = node.etc();
     let pem = fs::read(node.path("/etc/kubernetes/pki/ca.crt")).unwrap();
-    node.replace_authority(
-        Authority::Ca,
-        crate::signing::now(),
-        std::time::Duration::from_secs(99_999),
-    );
+    node.replace_authority(Authority::Ca, now(), std::time::Duration::from_secs(99_999));
     node.write("/etc/kubernetes/pki/ca.crt", pem);
     let before = {
         drop(before);
@@ -290,6 +287,35 @@ fn resumes_pending_request_with_its_key() {
         );
     }
     assert!(!node.path("/var/lib/nodepki/pending/apiserver").exists());
+}
+
+#[test]
+fn keeps_certificate_until_it_is_valid() {
+    let node = Node::new();
+    let before = node.etc();
+    node.signer_does("all", "bad ahead:280");
+    for _ in 0..2 {
+        node.ask()
+            .ended(75)
+            .row_says("apiserver", "pending")
+            .row_says("apiserver", "the certificate is not valid before 20");
+        before.unchanged(&node.etc());
+    }
+    for name in EVERYTHING {
+        assert_eq!(node.submissions()[name.as_str()], 1, "{name}");
+    }
+}
+
+#[test]
+fn installs_certificate_once_it_is_valid() {
+    let node = Node::new();
+    node.signer_does("all", "bad ahead:3");
+    Ran::of(&mut node.ask_command("60s")).done();
+    for name in EVERYTHING {
+        let (chain, _) = node.leaf(name).unwrap();
+        assert!(chain.leaf().not_before() <= now(), "{name}");
+        assert_eq!(node.submissions()[name.as_str()], 1, "{name}");
+    }
 }
 
 #[test]

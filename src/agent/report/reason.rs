@@ -261,6 +261,11 @@ mod tests {
                 "UnderStagedAuthority",
                 "the certificate was issued under the staged CA, which other nodes may not trust yet; it is kept, and installed by `nodepki authority activate ca`, or shortly before the certificate in place expires",
             ),
+            (
+                RowReason::Pending(PendingReason::WaitsForValidity { at: AT }),
+                "WaitsForValidity",
+                "the certificate is not valid before 2026-06-01T12:00:00Z: the clock of the signer is ahead, or that of this node is behind; it is kept, and installed then",
+            ),
         ] {
             assert_eq!((reason.code(), reason.to_string().as_str()), (code, text));
         }

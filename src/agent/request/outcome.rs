@@ -101,18 +101,28 @@ pub enum PendingReason {
         "the certificate was issued under the staged CA, which other nodes may not trust yet; it is kept, and installed by `nodepki authority activate {0}`, or shortly before the certificate in place expires"
     )]
     UnderStagedAuthority(Authority),
+    /// The certificate was issued by a clock that is ahead of this node's. The answer is kept.
+    #[error(
+        "the certificate is not valid before {}: the clock of the signer is ahead, or that of this node is behind; it is kept, and installed then",
+        rfc3339(*at)
+    )]
+    WaitsForValidity {
+        /// Start of its validity.
+        at: OffsetDateTime,
+    },
 }
 
 codes!(PendingReason {
     Undecided,
     Postponed,
-    UnderStagedAuthority
+    UnderStagedAuthority,
+    WaitsForValidity
 });
 
 impl PendingReason {
     /// Returns whether the requests for two certificates wait for the same.
     pub(in crate::agent) fn has_same_cause(&self, other: &PendingReason) -> bool {
-        use PendingReason::{Postponed, Undecided};
+        use PendingReason::{Postponed, Undecided, WaitsForValidity};
         match (self, other) {
             (
                 Undecided {
@@ -130,6 +140,7 @@ impl PendingReason {
                     submissions: other, ..
                 },
             ) => one == other,
+            (WaitsForValidity { .. }, WaitsForValidity { .. }) => true,
             _ => self == other,
         }
     }

@@ -1,16 +1,19 @@
 //! Verifies a signer's answer. No unverified certificate reaches the disk.
 
+use std::time::Duration;
+
 use time::OffsetDateTime;
 
 use super::next::JudgedAnswer;
 use super::outcome::{AnswerFault, PendingReason, RequestOutcome, SignedCertificate, Unsigned};
-use super::{Issuance, RequestContext};
+use super::{Issuance, IssuanceOrder, RequestContext};
+use crate::agent::Event;
 use crate::signer::{Answer, Request, SignerError};
 use crate::spec::{AuthorityProgress, CertSpec};
 use crate::text::hex;
 use crate::x509::{
-    CertDifference, Chain, Lifetime, PrivateKey, TrustBundle, along_path, judge_lifetime,
-    satisfies, verifies,
+    CertDifference, Certificate, Chain, Lifetime, MAX_CLOCK_LEAD, PrivateKey, TrustBundle,
+    along_path, judge_lifetime, satisfies, verifies,
 };
 
 /// An answer that satisfies the spec.
@@ -21,6 +24,20 @@ pub(super) struct VerifiedAnswer {
 }
 
 impl VerifiedAnswer {
+    /// Waits until the certificate is valid, unless that is after the deadline.
+    pub(super) async fn in_time(
+        mut self,
+        context: &RequestContext<'_>,
+        order: &IssuanceOrder<'_>,
+    ) -> VerifiedAnswer {
+        if let Some(why @ PendingReason::WaitsForValidity { at }) = &self.waits
+            && becomes_valid(context, order, *at, why).await
+        {
+            self.waits = None;
+        }
+        self
+    }
+
     pub(super) fn outcome(self, key: PrivateKey, request: Request) -> RequestOutcome {
         match self.waits {
             Some(why) => Err(Unsigned::Pending(why)),
@@ -30,6 +47,45 @@ impl VerifiedAnswer {
                 request: Box::new(request),
             }),
         }
+    }
+}
+
+/// Waits for the start of a validity. Returns false if that is after the deadline.
+async fn becomes_valid(
+    context: &RequestContext<'_>,
+    order: &IssuanceOrder<'_>,
+    start: OffsetDateTime,
+    why: &PendingReason,
+) -> bool {
+    // The clock may be set during the wait.
+    while let Some(wait) = until(start, context.now()) {
+        if wait > context.time_left() {
+            return false;
+        }
+        context.progress.event(Event::Waiting {
+            name: order.spec.name(),
+            signer: order.signer_name.clone(),
+            note: why.to_string(),
+        });
+        tokio::time::sleep(wait).await;
+    }
+    true
+}
+
+/// Returns the time until `start`; `None` if it has passed.
+pub(in crate::agent) fn until(start: OffsetDateTime, now: OffsetDateTime) -> Option<Duration> {
+    let wait = Duration::try_from(start - now).ok()?;
+    (!wait.is_zero()).then_some(wait)
+}
+
+/// Returns the time at which a new certificate is verified: the start of its validity, if the clock of the signer is ahead by
+/// no more than [`MAX_CLOCK_LEAD`].
+pub(in crate::agent) fn time_of_use(leaf: &Certificate, now: OffsetDateTime) -> OffsetDateTime {
+    let start = leaf.not_before();
+    if start - now <= MAX_CLOCK_LEAD {
+        now.max(start)
+    } else {
+        now
     }
 }
 
@@ -60,10 +116,11 @@ pub(super) fn verified(
 ) -> Result<VerifiedAnswer, Vec<AnswerFault>> {
     let chain = Chain::from_response(answer, key.public_key())
         .map_err(|error| vec![AnswerFault::Unusable(error.to_string())])?;
+    let shown = context.now();
     let now = match context.floor {
         // The node's clock is known to be behind that of the signer.
-        Some(_) => context.now().max(chain.leaf().not_before()),
-        None => context.now(),
+        Some(_) => shown.max(chain.leaf().not_before()),
+        None => time_of_use(chain.leaf(), shown),
     };
     // Only the verified path is written, whatever else the signer sent.
     let chain = along_path(chain, issuance.trust, now);
@@ -97,9 +154,13 @@ pub(super) fn verified(
         return Err(faults);
     }
     let authority = issuance.order.spec.authority();
-    let waits =
-        (staged && issuance.can_wait).then_some(PendingReason::UnderStagedAuthority(authority));
-    if staged && waits.is_none() {
+    let waits = if staged && issuance.can_wait {
+        Some(PendingReason::UnderStagedAuthority(authority))
+    } else {
+        let is_early = context.floor.is_none() && now > shown;
+        is_early.then_some(PendingReason::WaitsForValidity { at: now })
+    };
+    if staged && !issuance.can_wait {
         tracing::warn!(
             certificate = %issuance.order.spec.name(),
             "the new certificate is under the staged CA, and the one in place is not valid for long enough to wait for `nodepki authority activate {authority}`"
