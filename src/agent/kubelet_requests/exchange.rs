@@ -15,7 +15,7 @@ use super::{Signing, object};
 use crate::agent::request::next::{
     Attempts, Circumstances, JudgedAnswer, NextStep, SignerCall, next,
 };
-use crate::agent::request::{AnswerFault, Unsigned, perform};
+use crate::agent::request::{AnswerFault, PendingReason, Unsigned, perform, time_of_use, until};
 use crate::agent::{audit, event};
 use crate::kube::names::{Authority, CertName};
 use crate::kubelets::{SigningOrder, certificate_differences, is_in_time};
@@ -99,7 +99,7 @@ pub(super) async fn exchange(
         // Otherwise the signer can issue another one.
         && is_in_time(order.certificate, &chain, signing.now())
     {
-        return Ok(Exchanged::Issued(chain.to_pem()));
+        return Ok(issued(&chain, signing.now(), work.attempts));
     }
     let mut exchange = KubeletExchange {
         signing,
@@ -200,7 +200,7 @@ impl KubeletExchange<'_> {
 
     fn exchanged(&self, end: Result<Chain, Unsigned>) -> Exchanged {
         match end {
-            Ok(chain) => Exchanged::Issued(chain.to_pem()),
+            Ok(chain) => issued(&chain, self.signing.now(), self.attempts),
             Err(Unsigned::Pending(reason)) => Exchanged::Later {
                 wait: until_poll(&self.record.exchange, self.signing.now()),
                 attempts: self.attempts,
@@ -213,6 +213,20 @@ impl KubeletExchange<'_> {
             }
             Err(Unsigned::Failed(error)) => failed(&error, self.attempts),
         }
+    }
+}
+
+/// Returns what follows a certificate that satisfies the rules. The clock of the signer may be ahead.
+fn issued(chain: &Chain, now: OffsetDateTime, attempts: Attempts) -> Exchanged {
+    let start = chain.leaf().not_before();
+    match until(start, now) {
+        None => Exchanged::Issued(chain.to_pem()),
+        Some(wait) => Exchanged::Later {
+            wait,
+            attempts,
+            failure: None,
+            why: PendingReason::WaitsForValidity { at: start }.to_string(),
+        },
     }
 }
 
@@ -302,8 +316,8 @@ pub(super) fn verified(
     answer: &[u8],
 ) -> Result<Chain, Vec<AnswerFault>> {
     let unusable = |error: ChainError| vec![AnswerFault::Unusable(error.to_string())];
-    let now = signing.now();
     let chain = Chain::from_response(answer, order.csr.public_key()).map_err(unusable)?;
+    let now = time_of_use(chain.leaf(), signing.now());
     let chain = along_path(chain, trust, now);
     chain.check_size().map_err(unusable)?;
     let differences = certificate_differences(order, &chain, signing.tolerance, trust, now);
