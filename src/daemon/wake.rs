@@ -459,6 +459,7 @@ impl Agenda {
             {
                 self.rollback = None;
                 self.step = Some((now, StepReason::Clock));
+                self.lists = self.lists.map(|_| now);
             }
             _ => {}
         }

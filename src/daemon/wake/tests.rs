@@ -250,6 +250,22 @@ fn distrusts_backward_clock_step_for_an_hour() {
 }
 
 #[test]
+fn fetches_lists_once_clock_that_was_set_back_is_trusted() {
+    let mut agenda = Agenda::new("cp1", Some(HOUR), START, Duration::ZERO);
+    agenda.stepped(settled(Some(START + DAY)), START);
+    agenda.lists_refreshed(refresh(true, false), START);
+    agenda.next(START - DAY, Duration::ZERO);
+    assert!(agenda.distrusts_clock());
+    let shown = START - DAY + HOUR;
+    assert_eq!(
+        agenda.next(shown, HOUR),
+        NextAction::Step(StepReason::Clock)
+    );
+    agenda.stepped(settled(Some(START + DAY)), shown);
+    assert_eq!(agenda.next(shown, HOUR), NextAction::Lists);
+}
+
+#[test]
 fn trusts_corrected_clock_immediately() {
     let mut agenda = agenda();
     agenda.stepped(settled(Some(START + DAY)), START);
