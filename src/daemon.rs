@@ -92,8 +92,12 @@ pub enum Notification<'a> {
     reason = "the loop runs on one thread, so that no future has to be Send"
 )]
 pub trait Surroundings {
-    /// Replaces the set of watched files. Changes from now on wake the loop.
+    /// Replaces the set of watched files. Changes from now on wake the loop, and those of files that were watched before,
+    /// from their last accepted contents on.
     fn watch(&mut self, watched: WatchedFiles);
+
+    /// Accepts the current contents of the watched files, which are read next.
+    fn accept_contents(&mut self);
 
     /// Accepts the current contents of files that this process has written, so they do not wake the loop.
     fn accept_own_writes(&mut self, root: &NodeRoot, written: &[PathBuf]);
@@ -180,6 +184,9 @@ struct Services<'a> {
 
 impl<S: Surroundings> Daemon<'_, S> {
     async fn run(mut self, read: impl AsyncFn() -> Result<Loaded, Failure>) -> Result<(), Failure> {
+        // The read takes time if it asks the cluster. Its errors include that of a path.
+        let settings = self.watched_settings().unwrap_or_default();
+        self.surroundings.watch(settings);
         let loaded = read().await?;
         let settings = &loaded.settings.metrics;
         let metrics = Metrics::new(self.root, settings, &loaded.setup, "daemon");
@@ -419,6 +426,7 @@ impl<S: Surroundings> Daemon<'_, S> {
         read: &impl AsyncFn() -> Result<Loaded, Failure>,
     ) -> ControlFlow<()> {
         self.surroundings.notify(Notification::Reloading);
+        self.surroundings.accept_contents();
         let fresh = tokio::select! {
             biased;
             () = self.surroundings.stopped() => return ControlFlow::Break(()),
@@ -478,8 +486,8 @@ impl<S: Surroundings> Daemon<'_, S> {
         self.surroundings.watch(watched);
     }
 
-    /// Returns the files of the configuration and of the PKI that it describes.
-    fn watched(&self, loaded: &Loaded) -> Result<WatchedFiles, Failure> {
+    /// Returns the files of the settings.
+    fn watched_settings(&self) -> Result<WatchedFiles, Failure> {
         let mut watched = WatchedFiles::default();
         match self.config {
             Some(file) => self.watch_argument(&mut watched, file)?,
@@ -490,6 +498,12 @@ impl<S: Surroundings> Daemon<'_, S> {
                 }
             }
         }
+        Ok(watched)
+    }
+
+    /// Returns the files of the configuration and of the PKI that it describes.
+    fn watched(&self, loaded: &Loaded) -> Result<WatchedFiles, Failure> {
+        let mut watched = self.watched_settings()?;
         let kubeadm = &loaded.settings.kubeadm;
         for file in &kubeadm.arguments {
             self.watch_argument(&mut watched, file)?;

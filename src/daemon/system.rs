@@ -48,6 +48,10 @@ impl Surroundings for System {
         self.watch.start(watched);
     }
 
+    fn accept_contents(&mut self) {
+        self.watch.accept_contents();
+    }
+
     fn accept_own_writes(&mut self, root: &NodeRoot, written: &[PathBuf]) {
         self.watch.accept_own_writes(root, written);
     }

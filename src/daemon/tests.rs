@@ -214,6 +214,8 @@ struct ScriptedSurroundings {
 impl Surroundings for ScriptedSurroundings {
     fn watch(&mut self, _watched: WatchedFiles) {}
 
+    fn accept_contents(&mut self) {}
+
     fn accept_own_writes(&mut self, _root: &NodeRoot, _written: &[PathBuf]) {}
 
     async fn sleep(&mut self, until: Option<OffsetDateTime>) -> Wake {

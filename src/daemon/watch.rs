@@ -72,6 +72,15 @@ impl WatchedFiles {
             .collect()
     }
 
+    /// Returns whether a file at this path on this machine is one of these.
+    fn includes(&self, path: &Path) -> bool {
+        let mut files = self.files.iter();
+        let mut directories = self.directories.iter();
+        files.any(|(_, root, file)| root.on_this_machine(file) == path)
+            || directories
+                .any(|(_, root, directory)| path.parent() == Some(&root.on_this_machine(directory)))
+    }
+
     /// Returns the digests of the files, by their paths on this machine. An unreadable file counts as missing.
     fn digests(&self) -> Digests {
         let mut digests = Digests::new();
@@ -139,10 +148,20 @@ impl FileWatch {
         }
     }
 
-    /// Replaces the watched files and accepts their current contents.
+    /// Replaces the watched files. Accepts the current contents of those that were not watched before: the others may have
+    /// changed since they were read.
     pub(super) fn start(&mut self, watched: WatchedFiles) {
-        self.watched = watched;
+        let before = std::mem::replace(&mut self.watched, watched);
         self.arm();
+        let mut seen = std::mem::take(&mut self.seen);
+        seen.retain(|path, _| self.watched.includes(path));
+        let now = self.digests().into_iter();
+        seen.extend(now.filter(|(path, _)| !before.includes(path)));
+        self.seen = seen;
+    }
+
+    /// Accepts the current contents of the watched files.
+    pub(super) fn accept_contents(&mut self) {
         self.seen = self.digests();
     }
 
@@ -298,5 +317,43 @@ mod tests {
             drops += 1;
             assert!(drops < 8);
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn notices_change_while_configuration_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = NodeRoot::open(dir.path()).unwrap();
+        let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
+        let watched = |names: &[&str]| {
+            let mut watched = WatchedFiles::default();
+            watched.directory(FileRole::Configuration, &root, Path::new("/config.d"));
+            for name in names {
+                watched.file(FileRole::Configuration, &root, &Path::new("/").join(name));
+            }
+            watched
+        };
+        let mut watch = FileWatch {
+            inotify: None,
+            ..FileWatch::new()
+        };
+        let is_changed =
+            async |watch: &mut FileWatch| timeout(2 * POLL_INTERVAL, watch.changed()).await.is_ok();
+        fs::create_dir(dir.path().join("config.d")).unwrap();
+        write("config.yaml", "one");
+        watch.start(watched(&["config.yaml"]));
+        write("config.yaml", "two");
+        watch.accept_contents();
+        watch.start(watched(&["config.yaml"]));
+        assert!(!is_changed(&mut watch).await);
+        for name in ["config.yaml", "config.d/more.yaml"] {
+            watch.accept_contents();
+            write(name, "three");
+            watch.start(watched(&["config.yaml"]));
+            assert!(is_changed(&mut watch).await, "{name}");
+        }
+        // The new configuration names another file.
+        write("kubeadm.yaml", "one");
+        watch.start(watched(&["kubeadm.yaml"]));
+        assert!(!is_changed(&mut watch).await);
     }
 }

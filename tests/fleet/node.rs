@@ -306,6 +306,8 @@ struct SimulatedSurroundings {
 impl Surroundings for SimulatedSurroundings {
     fn watch(&mut self, _watched: WatchedFiles) {}
 
+    fn accept_contents(&mut self) {}
+
     fn accept_own_writes(&mut self, _root: &NodeRoot, _written: &[PathBuf]) {
         Statistics::add(&self.world.statistics.steps, 1);
         self.world.examine(&self.node);
