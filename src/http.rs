@@ -354,23 +354,17 @@ impl Client {
             .url(&self.endpoint.url)
             .map_err(|error| error.at(&self.origin()))?;
         let log = Arc::new(ConnectionLog::new(origin(&url)));
-        let opened = async {
-            let answer = self.answer(&call, &url, &log).await?;
-            if answer.status().is_success() {
-                Ok(Opened::Stream(HttpStream::new(
-                    answer,
-                    Arc::clone(&log),
-                    self.route(&url),
-                )))
-            } else {
-                self.receive(&call, &url, &log, answer)
-                    .await
-                    .map(Opened::Response)
-            }
-        };
-        match tokio::time::timeout_at(deadline, opened).await {
-            Ok(result) => result,
-            Err(_) => Err(error::timed_out(&log, &self.route(&url))),
+        let answer = self.answer(&call, &url, &log, deadline).await?;
+        if answer.status().is_success() {
+            Ok(Opened::Stream(HttpStream::new(
+                answer,
+                Arc::clone(&log),
+                self.route(&url),
+            )))
+        } else {
+            self.receive(&call, &url, &log, answer, deadline)
+                .await
+                .map(Opened::Response)
         }
     }
 
@@ -421,13 +415,9 @@ impl Client {
         deadline: Instant,
     ) -> Result<HttpResponse, HttpError> {
         let log = Arc::new(ConnectionLog::new(origin(url)));
-        let sent = async {
-            let answer = self.answer(call, url, &log).await?;
-            self.receive(call, url, &log, answer).await
-        };
-        let result = match tokio::time::timeout_at(deadline, sent).await {
-            Ok(result) => result,
-            Err(_) => Err(error::timed_out(&log, &self.route(url))),
+        let result = match self.answer(call, url, &log, deadline).await {
+            Ok(answer) => self.receive(call, url, &log, answer, deadline).await,
+            Err(error) => Err(error),
         };
         let needs_tls = url.scheme() == "http"
             && match &result {
@@ -452,8 +442,8 @@ impl Client {
         client.endpoint.proxy = None;
         let log = Arc::new(ConnectionLog::new(origin(&url)));
         let call = Call::get("/");
-        let answer = client.answer(&call, &url, &log);
-        let _ = tokio::time::timeout(TLS_PROBE_TIMEOUT, answer).await;
+        let deadline = Instant::now() + TLS_PROBE_TIMEOUT;
+        let _ = client.answer(&call, &url, &log, deadline).await;
         log.server_certificate().is_some()
     }
 
@@ -463,6 +453,7 @@ impl Client {
         call: &Call<'_>,
         url: &Url,
         log: &Arc<ConnectionLog>,
+        deadline: Instant,
     ) -> Result<reqwest::Response, HttpError> {
         #[cfg(feature = "fuzzing")]
         if let Some(response) = fuzz::response(self, call, url) {
@@ -471,8 +462,10 @@ impl Client {
         let request = self
             .request(call, url, log)
             .map_err(|error| error.at(log.origin()))?;
-        let sent = request.send().await;
-        sent.map_err(|cause| self.failed(url, log, cause))
+        match tokio::time::timeout_at(deadline, request.send()).await {
+            Ok(sent) => sent.map_err(|cause| self.failed(url, log, cause)),
+            Err(_) => Err(error::timed_out(log, &self.route(url))),
+        }
     }
 
     /// Builds the request. Reports every error that is known before a connection is made.
@@ -584,6 +577,7 @@ impl Client {
         url: &Url,
         log: &ConnectionLog,
         mut answer: reqwest::Response,
+        deadline: Instant,
     ) -> Result<HttpResponse, HttpError> {
         let status = answer.status().as_u16();
         let too_large = || {
@@ -597,7 +591,7 @@ impl Client {
                 "check the address",
             )
         };
-        // Of an error page, the status matters and the rest of the body may be dropped.
+        // Of an error page, the status matters and the rest of the body may be dropped or missing.
         let is_error_page = !answer.status().is_success();
         let announced = answer.content_length();
         if !is_error_page && announced.is_some_and(|length| length > call.limit as u64) {
@@ -613,11 +607,14 @@ impl Client {
         let retry_after =
             text(RETRY_AFTER).and_then(|value| retry_after(value, date.unwrap_or(now)));
         let mut body = Vec::new();
-        while let Some(chunk) = answer
-            .chunk()
-            .await
-            .map_err(|cause| self.failed(url, log, cause))?
-        {
+        loop {
+            let chunk = match tokio::time::timeout_at(deadline, answer.chunk()).await {
+                Ok(Ok(Some(chunk))) => chunk,
+                Ok(Ok(None)) => break,
+                _ if is_error_page => break,
+                Ok(Err(cause)) => return Err(self.failed(url, log, cause)),
+                Err(_) => return Err(error::timed_out(log, &self.route(url))),
+            };
             if body.len() + chunk.len() > call.limit {
                 if is_error_page {
                     break;

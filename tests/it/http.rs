@@ -787,6 +787,24 @@ fn reports_incomplete_response_as_lost() {
     }
 }
 
+#[test]
+fn returns_status_of_incomplete_error_page() {
+    let half = "HTTP/1.1 503 Busy\r\nRetry-After: 7\r\nContent-Length: 100000\r\n\r\n12345";
+    for (name, action) in [
+        ("with notice", Action::Raw(half.into(), true)),
+        ("without notice", Action::Raw(half.into(), false)),
+        ("byte by byte", Action::Trickle(half.into())),
+    ] {
+        let gateway = Gateway::to(None);
+        gateway.rule(Rule::on("*", "/").then(action));
+        let call = Call::get("/x").timeout(Duration::from_secs(5));
+        let response = run(client(endpoint(&gateway)).send(call)).unwrap();
+        assert_eq!(response.status, 503, "{name}");
+        assert!(response.body.starts_with(b"12345"), "{name}");
+        assert_eq!(response.retry_after, Some(Duration::from_secs(7)), "{name}");
+    }
+}
+
 /// A client of HTTP/1.1 at the port of a gRPC server.
 #[test]
 fn names_server_that_answers_in_another_protocol() {
