@@ -57,6 +57,8 @@ use trust::ConnectionLog;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit for finding out whether a port speaks TLS.
 const TLS_PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time within which another process that replaces the client certificate has replaced its key too.
+const PAIR_REPLACEMENT_TIME: Duration = Duration::from_secs(1);
 /// Default time limit of an exchange, from the DNS query to the last byte.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum number of redirects; a longer chain counts as a loop.
@@ -459,9 +461,13 @@ impl Client {
         if let Some(response) = fuzz::response(self, call, url) {
             return response;
         }
-        let request = self
-            .request(call, url, log)
-            .map_err(|error| error.at(log.origin()))?;
+        let mut request = self.request(call, url, log);
+        let is_mixed = request.as_ref().is_err_and(HttpError::is_mixed_pair);
+        if is_mixed && self.identity.is_none() {
+            tokio::time::sleep(PAIR_REPLACEMENT_TIME).await;
+            request = self.request(call, url, log);
+        }
+        let request = request.map_err(|error| error.at(log.origin()))?;
         match tokio::time::timeout_at(deadline, request.send()).await {
             Ok(sent) => sent.map_err(|cause| self.failed(url, log, cause)),
             Err(_) => Err(error::timed_out(log, &self.route(url))),

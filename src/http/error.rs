@@ -72,6 +72,13 @@ impl HttpError {
         self
     }
 
+    /// Returns whether the client certificate and the key are not a pair.
+    pub(super) fn is_mixed_pair(&self) -> bool {
+        let source = self.source.as_deref();
+        let error = source.and_then(|source| source.downcast_ref());
+        matches!(error, Some(rustls::Error::InconsistentKeys(_)))
+    }
+
     /// Returns what is known about the request.
     pub fn kind(&self) -> &HttpErrorKind {
         &self.kind

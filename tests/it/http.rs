@@ -1,5 +1,6 @@
 //! The TLS client against a gateway that misbehaves: trust, what is sent to which server, and the kinds of errors.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -413,6 +414,37 @@ fn uses_rotated_client_certificate_immediately() {
         .map(|request| request.client.unwrap())
         .collect();
     assert_eq!(seen, pairs.map(|pair| pair.certificate.der().to_vec()));
+}
+
+/// [`Files`] in which another process replaces the client certificate after its key: the first read is of the old one.
+struct HalfReplaced(RefCell<Vec<u8>>);
+
+impl Files for HalfReplaced {
+    fn read(&self, path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
+        match path.file_name() {
+            Some(name) if name == "tls.crt" => {
+                let new = PlainFiles.read(path)?;
+                Ok(Zeroizing::new(self.0.replace(new.to_vec())))
+            }
+            _ => PlainFiles.read(path),
+        }
+    }
+
+    fn read_secret(&self, path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
+        self.read(path)
+    }
+}
+
+#[test]
+fn reads_client_certificate_again_that_is_being_replaced() {
+    let clients = Issuer::new("clients");
+    let gateway = wanting(&clients, false);
+    let dir = tempfile::tempdir().unwrap();
+    write_pair(dir.path(), &clients.client("new"));
+    let files = HalfReplaced(RefCell::new(clients.client("old").chain_pem));
+    let endpoint = with_pair(&gateway, dir.path());
+    let client = Client::new(endpoint, Rc::new(files), OffsetDateTime::now_utc).unwrap();
+    assert!(run(client.send(Call::get("/x"))).unwrap().is_success());
 }
 
 #[test]
