@@ -431,6 +431,12 @@ fn waits_for_window_unless_certificate_expires_before_it() {
         .done()
         .row_says("apiserver", "kept")
         .row_says("apiserver", "; waits for the window that opens at 20");
+    // It is not overdue until then.
+    let report: Value = serde_json::from_str(&renew(&node, &["-o", "json"]).stdout).unwrap();
+    let rows = report["rows"].as_array().unwrap();
+    let row = rows.iter().find(|row| row["name"] == "apiserver").unwrap();
+    let now = OffsetDateTime::now_utc().format(&Rfc3339).unwrap();
+    assert!(row["due"].as_str().unwrap() > now.as_str(), "{row}");
     assert_eq!(changed(&old, &node.keys_in_place()), []);
     // An explicit request does not wait.
     renew(&node, &["--name", "etcd-peer"])

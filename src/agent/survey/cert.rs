@@ -28,7 +28,7 @@ pub struct SurveyedCert {
     pub decision: CertDecision,
     /// Age of the certificate; `None` if it is absent.
     pub age: Option<Age>,
-    /// When its age makes it due.
+    /// When its age makes it due, or its turn in the window for which it waits.
     pub due: Option<OffsetDateTime>,
     /// Whether nodepki installed this certificate; `None` if it never installed one in this place.
     pub(super) installed: Option<bool>,

@@ -8,7 +8,7 @@ use super::{Survey, bundle_of};
 use crate::kube::names::Authority;
 use crate::process::machine;
 use crate::spec::assess::{Age, DecisionMode, RenewalCause, rotation_after_kubelet};
-use crate::spec::schedule::{Rotation, due_at};
+use crate::spec::schedule::{self, DueState, Rotation};
 use crate::store::{self, NodeRoot};
 use crate::text::hex;
 
@@ -75,7 +75,10 @@ impl Survey {
                 .is_of_kubelet()
                 .then(|| rotation_after_kubelet(rotation));
             let rotation = late.as_ref().unwrap_or(rotation);
-            cert.due = Some(due_at(&age.life, rotation, node).at);
+            cert.due = Some(match schedule::due(&age.life, rotation, node, now) {
+                DueState::Later { at } | DueState::Waits { at, .. } => at,
+                DueState::Now { due, .. } => due.at,
+            });
         }
         Ok(())
     }
