@@ -370,7 +370,10 @@ fn next(
     let polls: BTreeMap<Slot, OffsetDateTime> = root
         .tickets()?
         .into_iter()
-        .filter_map(|(slot, ticket)| Some((slot, ticket?.next_poll?)))
+        .filter_map(|(slot, ticket)| {
+            let ticket = ticket?;
+            Some((slot, ticket.next_poll.max(ticket.not_before)?))
+        })
         .collect();
     let node = &setup.identity.node;
     let of = |cert: &super::SurveyedCert| match cert.decision.action {

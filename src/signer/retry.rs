@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::FailureClass;
 
 /// Longest delay that a signer may request; a mistyped `Retry-After` beyond it would block a node.
-const MAX_REQUESTED_DELAY: Duration = Duration::from_secs(60 * 60);
+pub(crate) const MAX_REQUESTED_DELAY: Duration = Duration::from_secs(60 * 60);
 
 /// Number of submissions for one certificate that are as close together as [`delay`] permits, over all runs.
 const PROMPT_SUBMISSIONS: u32 = 8;

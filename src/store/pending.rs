@@ -168,6 +168,13 @@ pub struct RequestRecord {
         skip_serializing_if = "Option::is_none"
     )]
     pub next_poll: Option<OffsetDateTime>,
+    /// Until when the signer has asked for no further request.
+    #[serde(
+        default,
+        with = "time::serde::rfc3339::option",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub not_before: Option<OffsetDateTime>,
     /// Progress.
     pub phase: RequestPhase,
     /// The most recent error.
@@ -204,6 +211,7 @@ impl RequestRecord {
             last_submitted: None,
             first_submitted: None,
             next_poll: None,
+            not_before: None,
             phase: RequestPhase::Ready,
             last_error: None,
             exported_to: None,

@@ -923,6 +923,7 @@ pub(crate) fn ticket() -> RequestRecord {
         last_submitted: None,
         first_submitted: None,
         next_poll: None,
+        not_before: None,
         phase: RequestPhase::Ready,
         last_error: None,
         exported_to: None,
@@ -963,6 +964,7 @@ fn restores_pending_request_as_it_was_saved() {
         last_submitted: Some(NOW),
         first_submitted: Some(NOW),
         next_poll: Some(NOW + Duration::from_secs(30)),
+        not_before: Some(NOW + Duration::from_secs(60)),
         phase: RequestPhase::Requested,
         last_error: Some(LastError {
             class: "transient".to_owned(),

@@ -180,6 +180,14 @@ mod tests {
     #[test]
     fn states_each_reason_with_its_code() {
         let error = SignerError::new(FailureClass::Transient, "no route", "examine the network");
+        let postponed = |submissions| {
+            RowReason::Pending(PendingReason::Postponed {
+                submissions,
+                next: AT,
+                name: CertName::Apiserver,
+                last: Some("busy".to_owned()),
+            })
+        };
         for (reason, code, text) in [
             (
                 RowReason::BundleUnusable(ObservedFault::Empty),
@@ -260,6 +268,16 @@ mod tests {
                 RowReason::Pending(PendingReason::UnderStagedAuthority(Authority::Ca)),
                 "UnderStagedAuthority",
                 "the certificate was issued under the staged CA, which other nodes may not trust yet; it is kept, and installed by `nodepki authority activate ca`, or shortly before the certificate in place expires",
+            ),
+            (
+                postponed(1),
+                "Postponed",
+                "1 request was sent without success, and the next one is sent after 2026-06-01T12:00:00Z (nodepki renew --name apiserver sends it now): busy",
+            ),
+            (
+                postponed(9),
+                "Postponed",
+                "9 requests were sent without success, and the next one is sent after 2026-06-01T12:00:00Z (nodepki renew --name apiserver sends it now): busy",
             ),
             (
                 RowReason::Pending(PendingReason::WaitsForValidity { at: AT }),

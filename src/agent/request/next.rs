@@ -65,7 +65,8 @@ impl SignerCall {
     }
 }
 
-/// Returns how long the record requires to wait until the next submission.
+/// Returns how long the record requires to wait until the next submission, by the number of submissions and by the wish of
+/// the signer.
 pub(in crate::agent) fn wait_before_submission(
     record: &store::RequestRecord,
     now: OffsetDateTime,
@@ -75,9 +76,14 @@ pub(in crate::agent) fn wait_before_submission(
         .last_submitted
         .and_then(|last| Duration::try_from(now - last).ok())
         .filter(|since| *since < retry::SUBMISSION_MEMORY);
-    since_last.map_or(Duration::ZERO, |since| {
+    let own = since_last.map_or(Duration::ZERO, |since| {
         retry::submission_delay(record.submissions, since)
-    })
+    });
+    let requested = record
+        .not_before
+        .and_then(|at| Duration::try_from(at - now).ok())
+        .filter(|wait| *wait <= retry::MAX_REQUESTED_DELAY);
+    own.max(requested.unwrap_or_default())
 }
 
 /// Records that the request is about to be submitted.
@@ -162,6 +168,9 @@ pub(in crate::agent) fn next<C>(
         call,
         wait: Duration::ZERO,
     };
+    let requested = answer.as_ref().err().and_then(|error| error.retry_after);
+    record.not_before =
+        requested.map(|wait| circumstances.now + wait.min(retry::MAX_REQUESTED_DELAY));
     NextStep::End(match answer {
         Ok(Answer::Issued(Ok(chain))) => {
             record.phase = RequestPhase::Answered;
@@ -612,6 +621,39 @@ mod tests {
             (1, RequestPhase::Submitting)
         );
         assert_eq!(record.first_submitted, Some(NOW));
+    }
+
+    #[test]
+    fn delays_submission_as_signer_requests() {
+        let second = Duration::from_secs;
+        let failed = |retry_after| {
+            let mut record = record(RequestPhase::Submitting);
+            let error = SignerError {
+                retry_after,
+                ..SignerError::new(FailureClass::Transient, "busy", "wait")
+            };
+            let _ = next(
+                &mut record,
+                &mut Attempts::default(),
+                SignerCall::Submit,
+                JudgedAnswer::<()>::Err(error),
+                &circumstances(Duration::ZERO),
+            );
+            record
+        };
+        let busy = failed(Some(second(600)));
+        assert_eq!(wait_before_submission(&busy, NOW), second(600));
+        assert_eq!(wait_before_submission(&busy, NOW + second(590)), second(10));
+        for later in [600, 700] {
+            let wait = wait_before_submission(&busy, NOW + second(later));
+            assert_eq!(wait, Duration::ZERO);
+        }
+        // The clock was ahead at the answer.
+        let wait = wait_before_submission(&busy, NOW - second(3600));
+        assert_eq!(wait, Duration::ZERO);
+        let longest = wait_before_submission(&failed(Some(Duration::MAX)), NOW);
+        assert_eq!(longest, retry::MAX_REQUESTED_DELAY);
+        assert_eq!(wait_before_submission(&failed(None), NOW), Duration::ZERO);
     }
 
     #[test]

@@ -80,9 +80,10 @@ pub enum PendingReason {
         /// Whether all requests wait for the same.
         is_uniform: bool,
     },
-    /// The number of requests is limited.
+    /// The number of requests is limited, or the signer has asked to wait.
     #[error(
-        "{submissions} requests were sent without success, and the next one is sent after {} (nodepki renew --name {name} sends it now){}",
+        "{} sent without success, and the next one is sent after {} (nodepki renew --name {name} sends it now){}",
+        if *submissions == 1 { "1 request was".to_owned() } else { format!("{submissions} requests were") },
         rfc3339(*next),
         last.as_ref().map(|last| format!(": {last}")).unwrap_or_default()
     )]

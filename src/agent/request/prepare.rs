@@ -142,6 +142,7 @@ pub(in crate::agent) fn prepare(
         {
             record.submissions = before.submissions;
             record.last_submitted = before.last_submitted;
+            record.not_before = before.not_before;
         }
         if !is_new {
             // Without the ticket the state of the request is unknown: recover before submitting again.

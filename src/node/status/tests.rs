@@ -989,6 +989,7 @@ fn shows_pending_requests_and_issue_times() {
         last_submitted: Some(NOW),
         first_submitted: Some(NOW),
         next_poll: None,
+        not_before: None,
         phase: RequestPhase::Requested,
         last_error: Some(LastError {
             class: "retry".to_owned(),
