@@ -262,6 +262,15 @@ impl NodeRoot {
         Ok(found.map(|(_, target)| PathBuf::from(target)))
     }
 
+    /// Returns whether two paths are the same file of a directory, to which links may lead.
+    pub fn is_same_entry(&self, one: &Path, other: &Path) -> bool {
+        let entry = |path| {
+            let (dir, name) = self.parent(path).ok()?;
+            Some((dir?.id().ok()?, name))
+        };
+        one == other || entry(one).is_some_and(|found| entry(other) == Some(found))
+    }
+
     /// Returns the names in a directory, sorted; `None` if the directory does not exist.
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::judge::{Evidence, RolledBack, SignedLeaf, SigningFlag, TrustingFile};
 use crate::agent::{ExitCode, Failure, RunSetup, Survey};
 use crate::kube::components::{Component, ReplacedFile};
-use crate::kube::names::{Authority, CertName};
+use crate::kube::names::{Authority, CLIENT_CA_FILE, CertName, FRONT_PROXY_CA_FILE};
 use crate::kube::paths::CONTROLLER_MANAGER_MANIFEST;
 use crate::node::NodeState;
 use crate::spec::assess::{FoundKubeconfig, Observed};
@@ -243,30 +243,44 @@ fn read_copies(
     Ok(copies)
 }
 
-/// Returns the file with which kube-apiserver verifies clients of this CA, if it is not the bundle.
+/// Returns the files with which static pods verify certificates of this CA, as far as they are not the bundle.
 fn read_client_trust(
     state: &NodeState,
     authority: Authority,
     bundle: &Path,
-) -> Result<Option<TrustingFile>, store::StoreError> {
-    let Some(flag) = authority.client_ca_flag() else {
-        return Ok(None);
-    };
-    let manifest = state.component_manifest(Component::KubeApiserver);
-    let pod = manifest.present();
-    let file = pod.and_then(|pod| Some(pod.on_node(Path::new(pod.flag(flag)?))));
-    let Some(file) = file.filter(|file| file != bundle) else {
-        return Ok(None);
-    };
-    let content = state.file(&file);
-    Ok(Some(TrustingFile {
-        file: format!("kube-apiserver (--{flag})"),
-        certificates: match content.bytes()? {
-            Some(bytes) => certificates(bytes),
-            None => Err(format!("{} is absent", file.display())),
-        },
-        elsewhere: Some(state.root().on_this_machine(file).display().to_string()),
-    }))
+) -> Result<Vec<TrustingFile>, store::StoreError> {
+    let mut trusting = Vec::new();
+    for (component, flag) in verifying_flags(authority) {
+        let manifest = state.component_manifest(*component);
+        let pod = manifest.present();
+        let file = pod.and_then(|pod| Some(pod.on_node(Path::new(pod.flag(flag)?))));
+        let Some(file) = file.filter(|file| !state.root().is_same_entry(file, bundle)) else {
+            continue;
+        };
+        let content = state.file(&file);
+        trusting.push(TrustingFile {
+            file: format!("{component} (--{flag})"),
+            certificates: match content.bytes()? {
+                Some(bytes) => certificates(bytes),
+                None => Err(format!("{} is absent", file.display())),
+            },
+            elsewhere: Some(state.root().on_this_machine(file).display().to_string()),
+        });
+    }
+    Ok(trusting)
+}
+
+/// Returns the flags of static pods that name a file with which they verify certificates of an authority.
+const fn verifying_flags(authority: Authority) -> &'static [(Component, &'static str)] {
+    match authority {
+        Authority::Ca => &[(Component::KubeApiserver, CLIENT_CA_FILE)],
+        Authority::FrontProxyCa => &[(Component::KubeApiserver, FRONT_PROXY_CA_FILE)],
+        Authority::EtcdCa => &[
+            (Component::Etcd, "trusted-ca-file"),
+            (Component::Etcd, "peer-trusted-ca-file"),
+            (Component::KubeApiserver, "etcd-cafile"),
+        ],
+    }
 }
 
 /// Returns the CA certificates in the data of a kubeconfig.
@@ -345,45 +359,72 @@ mod tests {
     use super::*;
     use crate::agent::authority::judge::named;
     use crate::agent::authority::judge::tests::{authority, certificate};
+    use crate::kube::paths::{APISERVER_MANIFEST, ETCD_MANIFEST};
     use crate::spec::Layout;
 
     #[test]
-    fn reads_other_file_with_which_clients_are_verified() {
+    fn reads_other_files_with_which_certificates_are_verified() {
         let dir = tempfile::tempdir().unwrap();
         let root = NodeRoot::open(dir.path()).unwrap();
         let (old, new) = (
             certificate(&authority("old")),
             certificate(&authority("new")),
         );
-        let manifest = root.on_this_machine("/etc/kubernetes/manifests/kube-apiserver.yaml");
-        std::fs::create_dir_all(manifest.parent().unwrap()).unwrap();
+        let write = |path: &str, text: String| {
+            let path = root.on_this_machine(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        let pod = |command: &[&str]| {
+            let mounts = serde_json::json!([{"name": "pki", "mountPath": "/pki"}]);
+            let container = serde_json::json!({"command": command, "volumeMounts": mounts});
+            let volume = serde_json::json!({"name": "pki", "hostPath": {"path": "/data"}});
+            serde_json::json!({"spec": {"containers": [container], "volumes": [volume]}})
+                .to_string()
+        };
         let command = [
             "--client-ca-file=/clients.crt",
             "--requestheader-client-ca-file=/own.crt",
+            "--etcd-cafile=/pki/own.crt",
         ];
-        let pod = serde_json::json!({"spec": {"containers": [{"command": command}]}});
-        std::fs::write(&manifest, pod.to_string()).unwrap();
-        let clients = root.on_this_machine("/clients.crt");
-        std::fs::write(&clients, old.to_pem()).unwrap();
+        write(APISERVER_MANIFEST, pod(&command));
+        let command = [
+            "--trusted-ca-file=/clients.crt",
+            "--peer-trusted-ca-file=/data/own.crt",
+        ];
+        write(ETCD_MANIFEST, pod(&command));
+        write("/clients.crt", old.to_pem());
+        // `/own.crt` is a file of a directory that is a link.
+        let data = root.on_this_machine("/data");
+        std::os::unix::fs::symlink(".", data).unwrap();
         let state = NodeState::new(&root, Layout::default());
         let read = |of| read_client_trust(&state, of, Path::new("/own.crt")).unwrap();
-        assert!(read(Authority::FrontProxyCa).is_none());
-        assert!(read(Authority::EtcdCa).is_none());
-        let found = read(Authority::Ca).unwrap();
-        let file = clients.display();
-        assert_eq!(
-            found.lacks([&old, &new], Authority::Ca),
-            Some(format!(
-                "kube-apiserver (--client-ca-file) reads its CA from {file}, which lacks {} (add it there)",
-                named(&new)
-            ))
-        );
-        assert_eq!(
-            found.retains(&old),
-            Some(format!(
-                "kube-apiserver (--client-ca-file) reads its CA from {file}, which contains {} (remove it there)",
-                named(&old)
-            ))
-        );
+        assert!(read(Authority::FrontProxyCa).is_empty());
+        let file = root.on_this_machine("/clients.crt");
+        for (authority, name, restart) in [
+            (Authority::Ca, "kube-apiserver (--client-ca-file)", ""),
+            (
+                Authority::EtcdCa,
+                "etcd (--trusted-ca-file)",
+                " and restart the component",
+            ),
+        ] {
+            let [found] = <[TrustingFile; 1]>::try_from(read(authority)).ok().unwrap();
+            let reads = format!("{name} reads its CA from {}, which", file.display());
+            assert_eq!(
+                found.lacks([&old, &new], authority),
+                Some(format!(
+                    "{reads} lacks {} (add it there{restart})",
+                    named(&new)
+                ))
+            );
+            assert_eq!(
+                found.retains(&old, authority),
+                Some(format!(
+                    "{reads} contains {} (remove it there{restart})",
+                    named(&old)
+                ))
+            );
+        }
     }
 }

@@ -50,7 +50,8 @@ pub struct Evidence {
     pub file: String,
     /// Certificates in `ca.crt`, in order.
     pub bundle: Vec<Certificate>,
-    /// Kubeconfigs that trust the authority, copies of its bundle, and another file with which kube-apiserver verifies clients.
+    /// Kubeconfigs that trust the authority, copies of its bundle, and other files with which static pods verify its
+    /// certificates.
     pub kubeconfigs: Vec<TrustingFile>,
     /// Certificates on this node that the authority has signed.
     pub leaves: Vec<SignedLeaf>,
@@ -581,13 +582,14 @@ impl Evidence {
 
 impl TrustingFile {
     /// Returns a sentence if the file trusts a certificate.
-    pub(super) fn retains(&self, removed: &Certificate) -> Option<String> {
+    pub(super) fn retains(&self, removed: &Certificate, authority: Authority) -> Option<String> {
         let trusted = self.certificates.as_ref().ok()?;
         trusted.contains(removed).then(|| match &self.elsewhere {
             Some(file) => format!(
-                "{} reads its CA from {file}, which contains {} (remove it there)",
+                "{} reads its CA from {file}, which contains {} (remove it there{})",
                 self.file,
-                named(removed)
+                named(removed),
+                restart(authority)
             ),
             None => format!("{} trusts {}", self.file, named(removed)),
         })
@@ -611,8 +613,9 @@ impl TrustingFile {
             let lacking = lacking.join(" and ");
             match &self.elsewhere {
                 Some(file) => format!(
-                    "{} reads its CA from {file}, which lacks {lacking} (add it there)",
-                    self.file
+                    "{} reads its CA from {file}, which lacks {lacking} (add it there{})",
+                    self.file,
+                    restart(authority)
                 ),
                 None => format!(
                     "{} does not trust {lacking} (run nodepki authority stage {authority} again)",
@@ -620,6 +623,14 @@ impl TrustingFile {
                 ),
             }
         })
+    }
+}
+
+/// Returns what a file that nodepki does not write requires after a change, as the end of a sentence.
+const fn restart(authority: Authority) -> &'static str {
+    match authority {
+        Authority::EtcdCa => " and restart the component",
+        Authority::Ca | Authority::FrontProxyCa => "",
     }
 }
 

@@ -290,7 +290,9 @@ fn beyond(
                 .collect()
         }),
         NodeStep::Remove(sha256) => of(sha256).map_or_else(Vec::new, |ca| {
-            trusting.filter_map(|file| file.retains(ca)).collect()
+            trusting
+                .filter_map(|file| file.retains(ca, evidence.authority))
+                .collect()
         }),
         NodeStep::Restart => Vec::new(),
     })
