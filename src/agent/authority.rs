@@ -405,6 +405,11 @@ pub async fn retire(
     if step.evidence.kinship(&new) == Kinship::Other {
         step.require_peers(PeerRequirement::Uses(&new), now).await?;
     }
+    // Only after the other nodes: a file without the old CA refuses those that are under it.
+    let retained = step.evidence.retained(&target.dropped);
+    if !retained.is_empty() {
+        return Err(all_refused(retained));
+    }
     step.put_in_place(&target, true, clock)?;
     if authority == Authority::Ca {
         step.notes.push(format!(

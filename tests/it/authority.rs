@@ -438,6 +438,37 @@ fn reports_activation_as_pending_while_certificates_are_under_old_ca() {
 }
 
 #[test]
+fn requires_administrator_to_change_other_file_that_etcd_verifies_with() {
+    let (node, authority) = (Node::bootstrapped(), Authority::EtcdCa);
+    let clients = "/etc/kubernetes/pki/etcd/clients.crt";
+    let pod = format!("{{spec: {{containers: [{{command: [--trusted-ca-file={clients}]}}]}}}}");
+    node.write("/etc/kubernetes/manifests/etcd.yaml", pod);
+    let old = node.read(bundle_path(authority));
+    node.write(clients, &old);
+    let new = new_authority(&node, authority, new_key());
+    stage(&node, authority, &new).ended(75);
+    clear_due_restarts(&node);
+    give_signer_new_authority(&node, authority);
+    let activate = || step(&node, "activate", authority, &["--all-nodes-staged"]);
+    activate()
+        .ended(65)
+        .says("etcd (--trusted-ca-file) reads its CA from")
+        .says("add it there and restart the component");
+    let new = fs::read_to_string(new).unwrap();
+    node.write(clients, format!("{old}{new}"));
+    activate().done_or_temporary();
+    clear_due_restarts(&node);
+    let retire = || step(&node, "retire", authority, &["--all-nodes-activated"]);
+    retire()
+        .ended(65)
+        .says("remove it there and restart the component");
+    assert_eq!(phase(&node, authority), "activated");
+    node.write(clients, new);
+    retire().ended(75);
+    assert_eq!(phase(&node, authority), "settled");
+}
+
+#[test]
 fn keeps_certificate_of_staged_ca_until_activation_unless_it_is_needed_now() {
     let (node, authority) = (Node::bootstrapped(), Authority::EtcdCa);
     let new = new_authority(&node, authority, new_key());

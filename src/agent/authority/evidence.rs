@@ -72,11 +72,11 @@ pub fn read(
     };
     let bundle = bundle.certificates().to_vec();
     let mut trusting = read_copies(state, spec)?;
-    trusting.extend(read_client_trust(state, authority, &spec.path)?);
+    trusting.extend(read_client_trust(state, spec)?);
     let mut signing = Vec::new();
     if authority == Authority::Ca {
         for (_, path) in kubeconfigs() {
-            trusting.extend(read_trusting(state, &path, &spec.path, &bundle)?);
+            trusting.extend(read_trusting(state, &path, spec)?);
         }
         signing = read_signing(state, &spec.path)?;
     }
@@ -185,8 +185,7 @@ fn chain(found: &Observed<Chain>) -> Result<Chain, String> {
 fn read_trusting(
     state: &NodeState,
     path: &Path,
-    bundle_path: &Path,
-    bundle: &[Certificate],
+    spec: &BundleSpec,
 ) -> Result<Option<TrustingFile>, store::StoreError> {
     let shown = |path: &Path| state.root().on_this_machine(path).display().to_string();
     let kubeconfig = match state.kubeconfig(path)? {
@@ -203,9 +202,8 @@ fn read_trusting(
         Err(error) => Err(format!("{error}; repair it, or move it away")),
         Ok(kubeconfig) => match (&kubeconfig.authority, &kubeconfig.authority_file) {
             (Some(data), _) => certificates(data),
-            (None, Some(file)) if file == bundle_path => Ok(bundle.to_vec()),
             (None, Some(file)) => {
-                elsewhere = Some(shown(file));
+                elsewhere = (!is_written(state, spec, file)).then(|| shown(file));
                 match state.file(file).bytes()? {
                     Some(bytes) => certificates(bytes),
                     None => Err(format!("it takes its CA from {}, which is absent", shown(file))),
@@ -222,6 +220,14 @@ fn read_trusting(
         certificates,
         elsewhere,
     }))
+}
+
+/// Returns whether nodepki writes a file together with the bundle.
+fn is_written(state: &NodeState, spec: &BundleSpec, file: &Path) -> bool {
+    let copies = spec.copies.iter().map(|copy| &copy.path);
+    std::iter::once(&spec.path)
+        .chain(copies)
+        .any(|own| state.root().is_same_entry(file, own))
 }
 
 /// Returns the copies of the bundle for components of registered certificates.
@@ -243,18 +249,17 @@ fn read_copies(
     Ok(copies)
 }
 
-/// Returns the files with which static pods verify certificates of this CA, as far as they are not the bundle.
+/// Returns the files with which static pods verify certificates of this CA, as far as nodepki does not write them.
 fn read_client_trust(
     state: &NodeState,
-    authority: Authority,
-    bundle: &Path,
+    spec: &BundleSpec,
 ) -> Result<Vec<TrustingFile>, store::StoreError> {
     let mut trusting = Vec::new();
-    for (component, flag) in verifying_flags(authority) {
+    for (component, flag) in verifying_flags(spec.authority) {
         let manifest = state.component_manifest(*component);
         let pod = manifest.present();
         let file = pod.and_then(|pod| Some(pod.on_node(Path::new(pod.flag(flag)?))));
-        let Some(file) = file.filter(|file| !state.root().is_same_entry(file, bundle)) else {
+        let Some(file) = file.filter(|file| !is_written(state, spec, file)) else {
             continue;
         };
         let content = state.file(&file);
@@ -361,6 +366,7 @@ mod tests {
     use crate::agent::authority::judge::tests::{authority, certificate};
     use crate::kube::paths::{APISERVER_MANIFEST, ETCD_MANIFEST};
     use crate::spec::Layout;
+    use crate::x509::KeyAlgorithm;
 
     #[test]
     fn reads_other_files_with_which_certificates_are_verified() {
@@ -398,7 +404,17 @@ mod tests {
         let data = root.on_this_machine("/data");
         std::os::unix::fs::symlink(".", data).unwrap();
         let state = NodeState::new(&root, Layout::default());
-        let read = |of| read_client_trust(&state, of, Path::new("/own.crt")).unwrap();
+        let read = |authority| {
+            let spec = BundleSpec {
+                authority,
+                path: "/own.crt".into(),
+                key_path: "/own.key".into(),
+                crl_path: "/crl.pem".into(),
+                copies: Vec::new(),
+                key: KeyAlgorithm::EcdsaP256,
+            };
+            read_client_trust(&state, &spec).unwrap()
+        };
         assert!(read(Authority::FrontProxyCa).is_empty());
         let file = root.on_this_machine("/clients.crt");
         for (authority, name, restart) in [

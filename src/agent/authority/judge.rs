@@ -515,6 +515,18 @@ impl Evidence {
         missing
     }
 
+    /// Returns the files with CA certificates to be removed that nodepki does not write, in sentences.
+    pub fn retained(&self, removed: &[Certificate]) -> Vec<String> {
+        let files = self.kubeconfigs.iter();
+        let files = files.filter(|trusting| trusting.elsewhere.is_some());
+        files
+            .flat_map(|trusting| {
+                let sentence = |one| trusting.retains(one, self.authority);
+                removed.iter().filter_map(sentence)
+            })
+            .collect()
+    }
+
     /// Returns why the new CA cannot be removed: the certificates that would not verify any more.
     pub fn stranded(&self, new: &Certificate, now: OffsetDateTime) -> Option<String> {
         let others = || self.bundle.iter().filter(|one| *one != new);

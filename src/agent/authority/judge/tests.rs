@@ -354,6 +354,28 @@ fn requires_separate_signing_certificate_of_kube_controller_manager() {
 }
 
 #[test]
+fn names_old_ca_in_files_of_others_before_its_retirement() {
+    let (old, new) = (authority("old"), authority("new"));
+    let mut node = evidence(&[&new, &old], &new);
+    node.change = recorded(&old, &new);
+    let dropped = node.retired().unwrap().dropped;
+    assert_eq!(node.retained(&dropped), Vec::<String>::new());
+    node.kubeconfigs.push(TrustingFile {
+        file: "kube-apiserver (--client-ca-file)".to_owned(),
+        certificates: Ok(node.bundle.clone()),
+        elsewhere: Some("clients.crt".to_owned()),
+    });
+    assert_eq!(node.unactivated(NOW), Vec::<String>::new());
+    let sentence = format!(
+        "kube-apiserver (--client-ca-file) reads its CA from clients.crt, which contains {} (remove it there)",
+        named(&certificate(&old))
+    );
+    assert_eq!(node.retained(&dropped), [sentence]);
+    node.kubeconfigs[1].certificates = Ok(vec![certificate(&new)]);
+    assert_eq!(node.retained(&dropped), Vec::<String>::new());
+}
+
+#[test]
 fn requires_report_or_statement_for_peers() {
     let (old, new) = (authority("old"), authority("new"));
     let comes = certificate(&new);
