@@ -20,6 +20,16 @@ const KUBELET_CLIENT_ADVICE: &str = "the kubelet renews it automatically once it
 /// Advice for a certificate that neither nodepki nor the kubelet requests.
 const FOREIGN_CERTIFICATE_ADVICE: &str = "have its issuer issue it again";
 
+/// Flags of kube-controller-manager that name a signing certificate
+/// (`cmd/kube-controller-manager/app/options/csrsigningcontroller.go`).
+const SIGNING_FLAGS: [&str; 5] = [
+    "cluster-signing-cert-file",
+    "cluster-signing-kubelet-serving-cert-file",
+    "cluster-signing-kubelet-client-cert-file",
+    "cluster-signing-kube-apiserver-client-cert-file",
+    "cluster-signing-legacy-unknown-cert-file",
+];
+
 /// Returns the bundle of an authority in the plan.
 ///
 /// # Errors
@@ -78,7 +88,7 @@ pub fn read(
         for (_, path) in kubeconfigs() {
             trusting.extend(read_trusting(state, &path, spec)?);
         }
-        signing = read_signing(state, &spec.path)?;
+        signing = read_signing(state, spec)?;
     }
     let planned = survey
         .certs
@@ -293,27 +303,29 @@ pub fn certificates(data: &[u8]) -> Result<Vec<Certificate>, String> {
     certificates_of(data).map_err(|error| format!("its CA data is unreadable: {error}"))
 }
 
-fn read_signing(state: &NodeState, bundle: &Path) -> Result<Vec<SigningFlag>, store::StoreError> {
+fn read_signing(
+    state: &NodeState,
+    spec: &BundleSpec,
+) -> Result<Vec<SigningFlag>, store::StoreError> {
     let root = state.root();
-    let file = state.file(CONTROLLER_MANAGER_MANIFEST);
-    let Some(manifest) = file.bytes()? else {
+    state.file(CONTROLLER_MANAGER_MANIFEST).readable()?;
+    let manifest = state.component_manifest(Component::KubeControllerManager);
+    let Some(pod) = manifest.present() else {
         return Ok(Vec::new());
     };
-    let text = String::from_utf8_lossy(manifest);
-    let flags = text.lines().filter_map(|line| {
-        let argument = line.trim().strip_prefix("- ")?.trim_matches(['"', '\'']);
-        let (flag, file) = argument.strip_prefix("--")?.split_once('=')?;
-        let signs = flag.starts_with("cluster-signing-") && flag.ends_with("cert-file");
-        (signs && !file.is_empty()).then_some((flag, file))
-    });
     let mut signing = Vec::new();
-    for (flag, file) in flags {
-        let content = state.file(file);
+    for flag in SIGNING_FLAGS {
+        let Some(value) = pod.flag(flag).filter(|value| !value.is_empty()) else {
+            continue;
+        };
+        let file = pod.on_node(Path::new(value));
+        let content = state.file(&file);
         let certificates = content.bytes()?.map(certificates_of);
         signing.push(SigningFlag {
-            flag: flag.to_owned(),
+            flag,
+            value: value.to_owned(),
+            is_bundle: root.is_same_entry(&file, &spec.path),
             file: root.node_path(file),
-            is_bundle: Path::new(file) == bundle,
             manifest: root.node_path(CONTROLLER_MANAGER_MANIFEST),
             // kube-controller-manager cannot sign with an unreadable certificate.
             certificates: certificates.and_then(Result::ok).unwrap_or_default(),
@@ -368,6 +380,60 @@ mod tests {
     use crate::spec::Layout;
     use crate::x509::KeyAlgorithm;
 
+    fn write(root: &NodeRoot, path: &str, text: String) {
+        let path = root.on_this_machine(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+
+    /// Returns a static pod that mounts `/data` as `/pki`.
+    fn pod(command: &[&str]) -> String {
+        let mounts = serde_json::json!([{"name": "pki", "mountPath": "/pki"}]);
+        let container = serde_json::json!({"command": command, "volumeMounts": mounts});
+        let volume = serde_json::json!({"name": "pki", "hostPath": {"path": "/data"}});
+        serde_json::json!({"spec": {"containers": [container], "volumes": [volume]}}).to_string()
+    }
+
+    /// Returns the bundle `/own.crt`.
+    fn own(authority: Authority) -> BundleSpec {
+        BundleSpec {
+            authority,
+            path: "/own.crt".into(),
+            key_path: "/own.key".into(),
+            crl_path: "/crl.pem".into(),
+            copies: Vec::new(),
+            key: KeyAlgorithm::EcdsaP256,
+        }
+    }
+
+    #[test]
+    fn reads_signing_certificates_through_mounts() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = NodeRoot::open(dir.path()).unwrap();
+        let command = [
+            "--cluster-signing-cert-file=/pki/own.crt",
+            "--cluster-signing-kubelet-client-cert-file=/other.crt",
+            "--cluster-signing-kubelet-serving-cert-file=",
+        ];
+        write(&root, CONTROLLER_MANAGER_MANIFEST, pod(&command));
+        let ca = certificate(&authority("ca"));
+        write(&root, "/own.crt", ca.to_pem());
+        std::os::unix::fs::symlink(".", root.on_this_machine("/data")).unwrap();
+        let state = NodeState::new(&root, Layout::default());
+        let found = read_signing(&state, &own(Authority::Ca)).unwrap();
+        let found: Vec<_> = found
+            .iter()
+            .map(|signing| (&*signing.value, signing.is_bundle, &*signing.certificates))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                ("/pki/own.crt", true, &[ca][..]),
+                ("/other.crt", false, &[])
+            ]
+        );
+    }
+
     #[test]
     fn reads_other_files_with_which_certificates_are_verified() {
         let dir = tempfile::tempdir().unwrap();
@@ -376,45 +442,23 @@ mod tests {
             certificate(&authority("old")),
             certificate(&authority("new")),
         );
-        let write = |path: &str, text: String| {
-            let path = root.on_this_machine(path);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, text).unwrap();
-        };
-        let pod = |command: &[&str]| {
-            let mounts = serde_json::json!([{"name": "pki", "mountPath": "/pki"}]);
-            let container = serde_json::json!({"command": command, "volumeMounts": mounts});
-            let volume = serde_json::json!({"name": "pki", "hostPath": {"path": "/data"}});
-            serde_json::json!({"spec": {"containers": [container], "volumes": [volume]}})
-                .to_string()
-        };
         let command = [
             "--client-ca-file=/clients.crt",
             "--requestheader-client-ca-file=/own.crt",
             "--etcd-cafile=/pki/own.crt",
         ];
-        write(APISERVER_MANIFEST, pod(&command));
+        write(&root, APISERVER_MANIFEST, pod(&command));
         let command = [
             "--trusted-ca-file=/clients.crt",
             "--peer-trusted-ca-file=/data/own.crt",
         ];
-        write(ETCD_MANIFEST, pod(&command));
-        write("/clients.crt", old.to_pem());
+        write(&root, ETCD_MANIFEST, pod(&command));
+        write(&root, "/clients.crt", old.to_pem());
         // `/own.crt` is a file of a directory that is a link.
         let data = root.on_this_machine("/data");
         std::os::unix::fs::symlink(".", data).unwrap();
         let state = NodeState::new(&root, Layout::default());
-        let read = |authority| {
-            let spec = BundleSpec {
-                authority,
-                path: "/own.crt".into(),
-                key_path: "/own.key".into(),
-                crl_path: "/crl.pem".into(),
-                copies: Vec::new(),
-                key: KeyAlgorithm::EcdsaP256,
-            };
-            read_client_trust(&state, &spec).unwrap()
-        };
+        let read = |authority| read_client_trust(&state, &own(authority)).unwrap();
         assert!(read(Authority::FrontProxyCa).is_empty());
         let file = root.on_this_machine("/clients.crt");
         for (authority, name, restart) in [

@@ -98,8 +98,10 @@ pub struct SignedLeaf {
 /// A `--cluster-signing-…-cert-file` flag of kube-controller-manager.
 pub struct SigningFlag {
     /// Name of the flag, without dashes.
-    pub flag: String,
-    /// File that the flag names.
+    pub flag: &'static str,
+    /// Path in the flag.
+    pub value: String,
+    /// File on the node that the flag names.
     pub file: NodePath,
     /// Whether `file` is the authority's bundle.
     pub is_bundle: bool,
@@ -507,7 +509,7 @@ impl Evidence {
                 missing.push(format!(
                     "kube-controller-manager still signs kubelets' certificates with the old CA (--{}={} in {}); configure certificate and key of the new CA, or leave both flags empty and use another signer",
                     signing.flag,
-                    Path::display(&signing.file),
+                    signing.value,
                     signing.manifest
                 ));
             }
@@ -555,17 +557,17 @@ impl Evidence {
             .map(|signing| {
                 let SigningFlag {
                     flag,
+                    value,
                     file,
                     manifest,
                     ..
                 } = signing;
-                // Flags contain paths of the node, not of this machine.
-                let named = Path::display(file).to_string();
-                let other = named.replace("ca.crt", "ca-signing.crt");
-                let own = file.join(&other);
+                let separate = |path: &str| path.replace("ca.crt", "ca-signing.crt");
+                let other = separate(value);
+                let own = file.join(separate(&Path::display(file).to_string()));
                 let scratch = manifest.directory().directory().join("kcm.yaml");
                 format!(
-                    "kube-controller-manager signs with {file} (--{flag} in {manifest}) and rejects a file with two certificates, so that no kubelet would get a certificate any more. First create a separate file for the flag: openssl x509 -in {file} -out {own} && sed 's#--{flag}={named}$#--{flag}={other}#' {manifest} > {scratch} && mv {scratch} {manifest}; then set controllerManager.extraArgs {flag}={other} in the ConfigMap kubeadm-config (kubectl -n kube-system edit configmap kubeadm-config), so that kubeadm upgrade keeps it; and run this again"
+                    "kube-controller-manager signs with {file} (--{flag} in {manifest}) and rejects a file with two certificates, so that no kubelet would get a certificate any more. First create a separate file for the flag: openssl x509 -in {file} -out {own} && sed 's#--{flag}={value}$#--{flag}={other}#' {manifest} > {scratch} && mv {scratch} {manifest}; then set controllerManager.extraArgs {flag}={other} in the ConfigMap kubeadm-config (kubectl -n kube-system edit configmap kubeadm-config), so that kubeadm upgrade keeps it; and run this again"
                 )
             })
             .collect()

@@ -327,7 +327,8 @@ fn requires_separate_signing_certificate_of_kube_controller_manager() {
     let mut node = evidence(&[&new, &old], &new);
     node.change = recorded(&old, &new);
     let mut signing = SigningFlag {
-        flag: "cluster-signing-cert-file".to_owned(),
+        flag: "cluster-signing-cert-file",
+        value: "/pki/ca.crt".to_owned(),
         file: "/etc/kubernetes/pki/ca.crt".into(),
         is_bundle: true,
         manifest: "/etc/kubernetes/manifests/kcm.yaml".into(),
@@ -336,7 +337,7 @@ fn requires_separate_signing_certificate_of_kube_controller_manager() {
     node.signing = vec![signing];
     let trouble = node.signing_trouble();
     assert!(trouble[0].contains(
-        "openssl x509 -in /etc/kubernetes/pki/ca.crt -out /etc/kubernetes/pki/ca-signing.crt"
+        "openssl x509 -in /etc/kubernetes/pki/ca.crt -out /etc/kubernetes/pki/ca-signing.crt && sed 's#--cluster-signing-cert-file=/pki/ca.crt$#--cluster-signing-cert-file=/pki/ca-signing.crt#'"
     ));
     assert!(node.unstaged().contains(&trouble[0]));
     signing = node.signing.remove(0);
