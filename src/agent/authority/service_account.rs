@@ -160,13 +160,16 @@ fn flag_trouble(state: &NodeState, spec: &ServiceAccountSpec) -> Vec<String> {
     let troubles = flags.into_iter().filter_map(|(component, flag, expected)| {
         let manifest = state.component_manifest(component);
         let pod = manifest.present()?;
-        let mut files = pod.flags(flag).peekable();
-        let first = *files.peek()?;
-        let names_pair = files.any(|file| pod.on_node(Path::new(file)) == **expected);
+        let files = pod.flags(flag).map(|file| pod.on_node(Path::new(file)));
+        let mut files = files.peekable();
+        let first = files.peek()?.clone();
+        let root = state.root();
+        let names_pair = files.any(|file| root.is_same_entry(&file, expected));
         (!names_pair).then(|| {
             format!(
-                "{component} uses {first} (--{flag} in {}), and nodepki changes {expected} (name that file in the flag)",
-                state.root().node_path(pod.path.as_path())
+                "{component} uses {} (--{flag} in {}), and nodepki changes {expected} (name that file in the flag)",
+                root.node_path(first),
+                root.node_path(pod.path.as_path())
             )
         })
     });
@@ -635,6 +638,17 @@ pub(super) mod tests {
             .path()
             .join("etc/kubernetes/manifests/kube-apiserver.yaml");
         std::fs::create_dir_all(manifest.parent().unwrap()).unwrap();
+        std::fs::create_dir_all(root.on_this_machine("/data/pki")).unwrap();
+        std::os::unix::fs::symlink("/data/pki", root.on_this_machine(pki)).unwrap();
+        let shown = |path: &str| root.on_this_machine(path).display().to_string();
+        let other_key = format!(
+            "kube-apiserver uses {} (--service-account-signing-key-file in ",
+            shown("/data/pki/other.key")
+        );
+        let other_public = format!(
+            "kube-apiserver uses {} (--service-account-key-file in ",
+            shown("/data/pki/other.pub")
+        );
         let own = "--service-account-key-file=/etc/kubernetes/pki/sa.pub";
         let other = "--service-account-key-file=/etc/kubernetes/pki/other.pub";
         let signing = "--service-account-signing-key-file=/etc/kubernetes/pki/other.key";
@@ -643,26 +657,20 @@ pub(super) mod tests {
             (vec![own], vec![]),
             // kube-apiserver verifies with the keys of all files.
             (vec![own, other], vec![]),
-            (
-                vec![other],
-                vec![
-                    "kube-apiserver uses /etc/kubernetes/pki/other.pub (--service-account-key-file in ",
-                ],
-            ),
-            (
-                vec![own, signing],
-                vec![
-                    "kube-apiserver uses /etc/kubernetes/pki/other.key (--service-account-signing-key-file in ",
-                ],
-            ),
+            (vec![other], vec![other_public]),
+            (vec![own, signing], vec![other_key]),
         ] {
-            let pod = serde_json::json!({"spec": {"containers": [{"command": flags}]}});
+            // The directory is a link, and the pod mounts what it leads to.
+            let mount = serde_json::json!({"name": "pki", "mountPath": pki});
+            let container = serde_json::json!({"command": flags, "volumeMounts": [mount]});
+            let volume = serde_json::json!({"name": "pki", "hostPath": {"path": "/data/pki"}});
+            let pod = serde_json::json!({"spec": {"containers": [container], "volumes": [volume]}});
             std::fs::write(&manifest, pod.to_string()).unwrap();
             let state = NodeState::new(&root, crate::spec::Layout::default());
             let found = flag_trouble(&state, &spec);
             assert_eq!(found.len(), expected.len(), "{found:?}");
             for (found, expected) in found.iter().zip(expected) {
-                assert!(found.starts_with(expected), "{found}");
+                assert!(found.starts_with(&expected), "{found}");
             }
         }
     }
