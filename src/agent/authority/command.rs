@@ -104,9 +104,17 @@ pub fn start(
     let survey = setup.survey_of(&state, now)?;
     let evidence = evidence::read(&state, setup, &survey, authority)?;
     let offered = read_certificates(root, ca.file)?;
-    let new = match evidence.admit(&offered, now).map_err(refused)? {
-        Offer::New(new) => *new,
-        Offer::InPlace => {
+    let record = root.cluster_rotations()?;
+    let is_repeated = |new: &Certificate| {
+        let present = record.in_progress(authority.into());
+        present.is_some_and(|present| present.new.sha256 == fingerprint(new))
+    };
+    let offer = evidence.admit(&offered, now).map_err(refused)?;
+    let new = match (offer, evidence.bundle.first()) {
+        (Offer::New(new), _) => *new,
+        // This node has removed the old CA.
+        (Offer::InPlace, Some(first)) if is_repeated(first) => first.clone(),
+        (Offer::InPlace, _) => {
             return Err(refused(format!(
                 "{} is already the {authority} (name the certificate of another CA with --certificate)",
                 offered.first().map(named).unwrap_or_default()
@@ -174,8 +182,8 @@ pub fn start_service_account(
     Ok((RotationCommand::Start(Box::new(start)), keys))
 }
 
-/// Returns the order as it is applied to the present rotation: a start on the node that has the keys of the rotation in
-/// progress repeats that one.
+/// Returns the order as it is applied to the present rotation: a start with its new CA, or on a node that has its keys,
+/// repeats the rotation in progress, whichever CA or key this node uses meanwhile.
 ///
 /// # Errors
 /// The record of the keys cannot be read.
@@ -184,19 +192,22 @@ fn repeated(
     command: &RotationCommand,
     present: Option<&AuthorityRotation>,
 ) -> Result<RotationCommand, Failure> {
-    if let (RotationCommand::Start(start), Some(present)) = (command, present)
-        && start.subject == RotationSubject::ServiceAccount
-        && !present.phase.is_end()
-        && service_account::kept(root, present)?.is_some()
-    {
-        let repeated = RotationStart {
-            old: present.old.clone(),
-            new: present.new.clone(),
-            ..(**start).clone()
-        };
-        return Ok(RotationCommand::Start(Box::new(repeated)));
+    let present = present.filter(|present| !present.phase.is_end());
+    let (RotationCommand::Start(start), Some(present)) = (command, present) else {
+        return Ok(command.clone());
+    };
+    let is_repeated = match start.subject {
+        RotationSubject::Authority(_) => start.new.sha256 == present.new.sha256,
+        RotationSubject::ServiceAccount => service_account::kept(root, present)?.is_some(),
+    };
+    if !is_repeated {
+        return Ok(command.clone());
     }
-    Ok(command.clone())
+    Ok(RotationCommand::Start(Box::new(RotationStart {
+        old: present.old.clone(),
+        new: present.new.clone(),
+        ..(**start).clone()
+    })))
 }
 
 fn rotated(ca: &Certificate) -> RotatedCa {
@@ -398,6 +409,7 @@ impl RotationView {
 mod tests {
     use super::super::lead::tests::rotation;
     use super::*;
+    use crate::spec::authority_rotation::RefusedCommand;
 
     #[test]
     fn refuses_unreadable_rotation_of_requested_subject() {
@@ -414,6 +426,41 @@ mod tests {
             assert!(failure.one_line().starts_with("the rotation ca in the ConfigMap kube-system/nodepki-authority-rotation is not valid: it is not a rotation"));
         }
         assert!(view(&[Authority::EtcdCa.into()]).is_ok());
+    }
+
+    #[test]
+    fn repeats_rotation_of_ca_after_this_node_has_activated() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = NodeRoot::open(dir.path()).unwrap();
+        let present = rotation(Authority::Ca).in_phase(RotationPhase::Activate);
+        let start = |new: &RotatedCa| {
+            RotationCommand::Start(Box::new(RotationStart {
+                id: "2".to_owned(),
+                subject: present.subject,
+                // The first certificate in ca.crt.
+                old: present.new.clone(),
+                new: new.clone(),
+                hold_before: BTreeSet::from([RotationPhase::Retire]),
+                excluded: BTreeSet::new(),
+                token_lifetime: None,
+            }))
+        };
+        let applied = |new, present: &AuthorityRotation| {
+            let command = repeated(&root, &start(new), Some(present)).unwrap();
+            apply_command(&command, Some(present), &NodeProofs::new())
+        };
+        let expected = AuthorityRotation {
+            hold_before: BTreeSet::from([RotationPhase::Retire]),
+            ..present.clone()
+        };
+        assert_eq!(
+            applied(&present.new, &present),
+            Ok(CommandEffect::Change(expected))
+        );
+        let other = applied(&present.old, &present);
+        assert!(matches!(other, Err(RefusedCommand::InProgress { .. })));
+        let ended = present.in_phase(RotationPhase::Done);
+        assert_eq!(applied(&present.new, &ended), Err(RefusedCommand::SameCa));
     }
 
     #[tokio::test]

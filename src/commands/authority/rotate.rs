@@ -156,7 +156,12 @@ pub(super) fn rotate(
             let order = command::start(root, &loaded, authority, &new, excluded, held, now())?;
             (order, None)
         }
-        (RotationSubject::ServiceAccount, None) if excluded.is_empty() || !is_in_progress()? => {
+        (RotationSubject::ServiceAccount, None)
+            if excluded.is_empty()
+                || token_lifetime.is_some()
+                || !held.is_empty()
+                || !is_in_progress()? =>
+        {
             let loaded = load()?;
             let (order, keys) = command::start_service_account(
                 root,
@@ -167,11 +172,6 @@ pub(super) fn rotate(
                 now(),
             )?;
             (order, Some(keys))
-        }
-        (RotationSubject::ServiceAccount, None) if token_lifetime.is_some() || !held.is_empty() => {
-            return usage(
-                "--token-lifetime and --hold-before are of a new rotation (name only --exclude NODE during one)",
-            );
         }
         (_, None) => (RotationCommand::Exclude(excluded), None),
     };
