@@ -490,19 +490,26 @@ fn chain_of(pem: &[u8]) -> Option<Chain> {
 mod tests {
     use super::*;
 
+    impl ReloadSetup {
+        /// Returns the inputs for a node without certificates.
+        pub(super) fn of_tests() -> Self {
+            ReloadSetup {
+                node: "cp1".to_owned(),
+                reload: Reload::default(),
+                pods: Vec::new(),
+                outputs: BTreeMap::new(),
+                bundles: BTreeMap::new(),
+                layout: Layout::default(),
+                known: KnownDirectories::default(),
+                lock_wait: Duration::ZERO,
+                until: None,
+            }
+        }
+    }
+
     #[test]
     fn knows_paths_of_service_account_pair() {
-        let setup = ReloadSetup {
-            node: "cp1".to_owned(),
-            reload: Reload::default(),
-            pods: Vec::new(),
-            outputs: BTreeMap::new(),
-            bundles: BTreeMap::new(),
-            layout: Layout::default(),
-            known: KnownDirectories::default(),
-            lock_wait: Duration::ZERO,
-            until: None,
-        };
+        let setup = ReloadSetup::of_tests();
         let [private, public] =
             ["sa.key", "sa.pub"].map(|file| Path::new("/etc/kubernetes/pki").join(file));
         for (change, expected) in [

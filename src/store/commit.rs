@@ -188,7 +188,7 @@ impl Commit {
         self
     }
 
-    /// Records that a file is restored, for hooks. No component is restarted for it.
+    /// Records that a file is restored, for hooks and other static pods. No component is restarted for it.
     pub fn restored(&mut self, changed: UnverifiedChange) -> &mut Self {
         self.amendment.restored.push(changed);
         self

@@ -94,25 +94,35 @@ impl Run<'_> {
         Ok(proven)
     }
 
-    fn mounting_pods(&self, proven: &[ProvenChange]) -> Vec<MountingPod> {
+    /// Returns the static pods that are restarted for a replaced file that they mount.
+    pub(super) fn restarted_pods(&self) -> Vec<StaticPod> {
+        let state = NodeState::new(self.probe.root, self.probe.setup.layout.clone());
+        let mut pods = other_static_pods(&state);
+        pods.retain(StaticPod::is_restarted_for_files);
+        pods
+    }
+
+    /// Returns whether a static pod mounts a file of a change.
+    pub(super) fn is_mounted(&self, pod: &StaticPod, change: ReplacedFile) -> bool {
         let setup = self.probe.setup;
-        let state = NodeState::new(self.probe.root, setup.layout.clone());
-        let pods = other_static_pods(&state).into_iter();
-        pods.filter(StaticPod::is_restarted_for_files)
-            .filter_map(|pod| {
-                let mounted = proven.iter().filter(|(changed, _)| {
-                    let paths = setup.paths_of(changed.change);
-                    paths.iter().any(|path| mounts(&pod, &setup.layout, path))
-                });
-                let changes: Vec<_> = mounted.map(|(changed, _)| changed.clone()).collect();
-                let since = changes.iter().map(|changed| changed.at).max()?;
-                Some(MountingPod {
-                    pod,
-                    changes,
-                    since,
-                })
+        let paths = setup.paths_of(change);
+        paths.iter().any(|path| mounts(pod, &setup.layout, path))
+    }
+
+    fn mounting_pods(&self, proven: &[ProvenChange]) -> Vec<MountingPod> {
+        let pods = self.restarted_pods().into_iter();
+        pods.filter_map(|pod| {
+            let changes = proven.iter().map(|(changed, _)| changed);
+            let changes = changes.filter(|changed| self.is_mounted(&pod, changed.change));
+            let changes: Vec<_> = changes.cloned().collect();
+            let since = changes.iter().map(|changed| changed.at).max()?;
+            Some(MountingPod {
+                pod,
+                changes,
+                since,
             })
-            .collect()
+        })
+        .collect()
     }
 
     /// Restarts the pods in turn with the other nodes. Returns the changes for which a pod still has to be restarted.

@@ -85,16 +85,18 @@ impl Run<'_> {
                 commit.authority_changes(changes);
             }
         }
-        // Programs that were run for the new files must run again.
+        // Programs that were run for the new files must run again, and pods that may have read them must restart.
         let reload = &setup.reload;
         let hooks = reload.hooks.iter().map(|hook| &hook.on);
         let waiting = hooks
             .chain(reload.units.iter().map(|unit| &unit.on))
             .flatten();
         let pods = setup.pods.iter();
+        let mounting = self.restarted_pods();
         for change in &step.changes {
             if waiting.clone().any(|on| on.concerns(*change))
                 || pods.clone().any(|pod| pod.on.contains(change))
+                || mounting.iter().any(|pod| self.is_mounted(pod, *change))
             {
                 commit.restored(UnverifiedChange {
                     change: *change,
@@ -149,4 +151,76 @@ fn with_authority(text: &[u8], authority: &[u8]) -> Option<zeroize::Zeroizing<Ve
         .set_authority(std::str::from_utf8(authority).ok()?)
         .ok()?;
     Some(document.to_yaml().as_bytes().to_vec().into())
+}
+
+#[cfg(test)]
+mod tests {
+    use time::OffsetDateTime;
+    use time::macros::datetime;
+
+    use super::super::ReloadSetup;
+    use super::*;
+    use crate::agent::{Event, Progress};
+    use crate::kube::components::ReplacedFile;
+    use crate::store::{FormerTrust, NodeRoot};
+
+    struct Silent;
+
+    impl Progress for Silent {
+        fn event(&self, _: Event) {}
+    }
+
+    const NOW: OffsetDateTime = datetime!(2026-11-29 12:00 UTC);
+
+    #[tokio::test]
+    async fn restarts_static_pods_that_mount_files_of_rolled_back_step() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = NodeRoot::open(dir.path()).unwrap();
+        let manifests = dir.path().join("etc/kubernetes/manifests");
+        std::fs::create_dir_all(&manifests).unwrap();
+        std::fs::create_dir_all(dir.path().join("etc/kubernetes/pki")).unwrap();
+        let pod = serde_json::json!({"spec": {
+            "containers": [{"volumeMounts": [{"name": "key", "mountPath": "/sa.key"}]}],
+            "volumes": [{"name": "key", "hostPath": {"path": "/etc/kubernetes/pki/sa.key"}}],
+        }});
+        std::fs::write(manifests.join("signer.yaml"), pod.to_string()).unwrap();
+        let setup = ReloadSetup::of_tests();
+        let mut run = Run {
+            probe: Probe {
+                root: &root,
+                setup: &setup,
+                clock: || NOW,
+            },
+            store: None,
+            progress: &Silent,
+            outcomes: Vec::new(),
+            until: None,
+            spared: Vec::new(),
+            begun: None,
+        };
+        let step = TrustStep {
+            former: FormerTrust {
+                subject: RotationSubject::ServiceAccount,
+                change: None,
+                files: Vec::new(),
+                kubeconfigs: Vec::new(),
+            },
+            since: NOW,
+            changes: vec![
+                ReplacedFile::ServiceAccount,
+                ReplacedFile::ServiceAccountPublic,
+            ],
+            components: vec![Component::KubeApiserver],
+            due_before: Vec::new(),
+        };
+        let mut commit = Commit::new();
+        run.roll_back_step(&step, Component::KubeApiserver, &[], &mut commit)
+            .unwrap();
+        run.commit(commit).await.unwrap();
+        let expected = UnverifiedChange {
+            change: ReplacedFile::ServiceAccount,
+            at: NOW,
+        };
+        assert_eq!(root.unsettled().unwrap().changed, [expected]);
+    }
 }
