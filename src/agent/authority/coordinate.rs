@@ -2,7 +2,8 @@
 //! the daemon: follows the ConfigMap, publishes the proofs of this node, brings private keys to all control-plane nodes, and
 //! leads if it holds the Lease.
 //!
-//! While no rotation is in progress, one watch is open, and the Node is compared every ten minutes.
+//! While no rotation is in progress, one watch is open, and the Node is compared every ten minutes. After the change of a CA
+//! each control-plane node also reads once an hour whether kube-apiserver publishes the former one.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -12,7 +13,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use super::exchange::{Exchange, exchange};
 use super::lead::{Led, lead, unpublish};
@@ -23,9 +24,9 @@ use crate::cluster::api::Api;
 use crate::cluster::lease::{LeaseHolder, LeaseLock};
 use crate::cluster::watch::WatchChange;
 use crate::config::RotationSettings;
-use crate::kube::names::Authority;
+use crate::kube::names::{AUTHENTICATION_CONFIG_MAP, Authority, LEASE_NAMESPACE};
 use crate::kube::paths::{ADMIN_CONF, KUBELET_CONF};
-use crate::spec::authority_rotation::{AuthorityRotation, NodeProof, RotationSubject};
+use crate::spec::authority_rotation::{AuthorityRotation, NodeProof, RotatedCa, RotationSubject};
 use crate::store::{ClusterRotations, NodeRoot, StoreError};
 
 /// Interval of the leader's attempts, and of other nodes' attempts to become the leader.
@@ -34,9 +35,11 @@ const LEAD_INTERVAL: Duration = Duration::from_secs(2);
 const LEASE_DURATION: Duration = Duration::from_secs(15);
 /// Interval at which the Node is compared while no rotation is in progress: it may have been deleted and created again.
 const IDLE_INTERVAL: Duration = Duration::from_secs(10 * 60);
-/// Time after the end of a rotation for which the leader removes what kube-apiserver publishes of the replaced CA: an API
-/// server reads its files once a minute, and adds it again until then.
-const UNPUBLISH_TIME: Duration = Duration::from_secs(3 * 60);
+/// First interval at which a replaced CA is removed from what kube-apiserver publishes; it doubles. An API server reads its
+/// files once a minute, and adds the CA again until then.
+const FIRST_UNPUBLISH_INTERVAL: Duration = Duration::from_secs(60);
+/// Longest of these intervals: an API server that was down adds the CA when it returns.
+const MAX_UNPUBLISH_INTERVAL: Duration = Duration::from_secs(60 * 60);
 /// Interval at which nodes that have joined are looked for during a rotation of the service-account key.
 const JOIN_INTERVAL: Duration = Duration::from_secs(60);
 /// Wait after a failure, and interval of comparing the Node during a rotation.
@@ -87,6 +90,7 @@ pub struct Coordinator {
     proofs_changed: Notify,
     rotations_changed: Notify,
     keys_wanted: Notify,
+    settled_changed: Notify,
     /// Passes on that the rotations have changed.
     demanded: std::rc::Rc<Notify>,
 }
@@ -114,6 +118,7 @@ impl Coordinator {
             proofs_changed: Notify::new(),
             rotations_changed: Notify::new(),
             keys_wanted: Notify::new(),
+            settled_changed: Notify::new(),
             demanded,
         })
     }
@@ -123,30 +128,26 @@ impl Coordinator {
         if *self.proofs.borrow() != proofs {
             self.proofs.replace(proofs);
             self.proofs_changed.notify_one();
+            self.settled_changed.notify_one();
         }
     }
 
     /// Coordinates until it is dropped. Failures are logged and retried.
     pub async fn run(&self) -> Infallible {
-        let leading = async {
-            if self.settings.is_control_plane {
-                self.lead().await
-            } else {
-                std::future::pending().await
+        let of_control_plane = async {
+            if !self.settings.is_control_plane {
+                return std::future::pending().await;
             }
-        };
-        let exchanging = async {
-            if self.settings.is_control_plane {
-                self.exchange().await
-            } else {
-                std::future::pending().await
+            tokio::select! {
+                never = self.lead() => never,
+                never = self.exchange() => never,
+                never = self.unpublish() => never,
             }
         };
         tokio::select! {
             never = self.follow() => never,
             never = self.keep_published() => never,
-            never = leading => never,
-            never = exchanging => never,
+            never = of_control_plane => never,
         }
     }
 
@@ -212,6 +213,7 @@ impl Coordinator {
         self.rotations_changed.notify_one();
         self.keys_wanted.notify_one();
         self.proofs_changed.notify_one();
+        self.settled_changed.notify_one();
     }
 
     fn is_in_progress(&self) -> bool {
@@ -262,10 +264,8 @@ impl Coordinator {
     async fn lead(&self) -> Infallible {
         let mut waits = BTreeMap::new();
         let mut reported = String::new();
-        let mut ended = Vec::new();
         loop {
-            self.forget_settled(&mut ended);
-            if !self.is_in_progress() && ended.is_empty() {
+            if !self.is_in_progress() {
                 self.rotations_changed.notified().await;
                 continue;
             }
@@ -278,18 +278,9 @@ impl Coordinator {
                             interval = RETRY_INTERVAL;
                         }
                         for (rotation, led) in led {
-                            if let Led::Advanced(phase) = &led
-                                && phase.is_end()
-                            {
-                                ended.push((rotation.in_phase(*phase), Instant::now()));
-                            }
                             log(&mut waits, rotation.subject, &rotation.id, led);
                         }
-                        let mut trouble = None;
-                        for (rotation, _) in &ended {
-                            trouble = unpublish(&self.api, rotation).await.err().or(trouble);
-                        }
-                        trouble
+                        None
                     }
                     Err(error) => Some(error),
                 },
@@ -308,14 +299,47 @@ impl Coordinator {
         }
     }
 
-    /// Removes the ended rotations of which kube-apiserver publishes nothing outdated any more, or whose subject changes
-    /// again.
-    fn forget_settled(&self, ended: &mut Vec<(AuthorityRotation, Instant)>) {
+    /// Removes the CAs of ended rotations that no node trusts any more from what kube-apiserver publishes: when the rotations
+    /// or the proofs of this node have changed, and then less and less often. Several nodes do no harm: each writes only over
+    /// the version that it has read.
+    async fn unpublish(&self) -> Infallible {
+        let mut interval = FIRST_UNPUBLISH_INTERVAL;
+        let mut reported = String::new();
+        loop {
+            let mut trouble = String::new();
+            for rotation in self.settled() {
+                if let Err(error) = unpublish(&self.api, &rotation).await {
+                    trouble = error.to_string();
+                }
+            }
+            if !trouble.is_empty() && trouble != reported {
+                tracing::warn!(
+                    "a replaced CA cannot be removed from the ConfigMap {LEASE_NAMESPACE}/{AUTHENTICATION_CONFIG_MAP}: {trouble}; retrying"
+                );
+            }
+            reported = trouble;
+            tokio::select! {
+                () = self.settled_changed.notified() => interval = FIRST_UNPUBLISH_INTERVAL,
+                () = sleep(interval) => interval = (2 * interval).min(MAX_UNPUBLISH_INTERVAL),
+            }
+        }
+    }
+
+    /// Returns the ended rotations of which this node trusts only the CA that issues.
+    fn settled(&self) -> Vec<AuthorityRotation> {
         let record = self.root.cluster_rotations().unwrap_or_default();
-        ended.retain(|(rotation, since)| {
-            let present = record.in_progress(rotation.subject);
-            since.elapsed() < UNPUBLISH_TIME && present.is_none_or(|one| one.id == rotation.id)
-        });
+        let proofs = self.proofs.borrow();
+        let is_settled = |rotation: &AuthorityRotation| {
+            let (removed, proof) = (rotation.removed(), proofs.get(&rotation.subject));
+            let is_only = |removed: &RotatedCa, proof: &NodeProof| {
+                let trusts = |ca: &RotatedCa| proof.trusted_by_any.contains(&ca.sha256);
+                trusts(rotation.issuing()) && !trusts(removed)
+            };
+            let both = removed.zip(proof);
+            rotation.phase.is_end() && both.is_some_and(|(removed, proof)| is_only(removed, proof))
+        };
+        let rotations = record.rotations.into_values();
+        rotations.filter(is_settled).collect()
     }
 
     /// Brings the private keys of a rotation of the service-account key to this node and to others.
@@ -372,5 +396,58 @@ fn log(
                 waits.insert(subject, why);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use time::OffsetDateTime;
+
+    use super::super::lead::tests::rotation;
+    use super::super::service_account::tests::proof_with;
+    use super::*;
+    use crate::spec::authority_rotation::RotationPhase;
+
+    #[test]
+    fn unpublishes_ca_of_ended_rotation_once_this_node_does_not_trust_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = NodeRoot::open(dir.path()).unwrap();
+        let settings = CoordinationSettings {
+            settings: RotationSettings::default(),
+            node: "cp1".to_owned(),
+            is_control_plane: true,
+        };
+        let coordinator =
+            Coordinator::new(&root, settings, Default::default(), OffsetDateTime::now_utc).unwrap();
+        let present = rotation(Authority::Ca);
+        let proof = |trusted: &[&RotatedCa]| {
+            let proof = NodeProof {
+                trusted_by_any: trusted.iter().map(|ca| ca.sha256.clone()).collect(),
+                ..proof_with("key")
+            };
+            BTreeMap::from([(present.subject, proof)])
+        };
+        let settled = |phase: RotationPhase| {
+            let rotation = present.in_phase(phase);
+            let record = ClusterRotations {
+                rotations: BTreeMap::from([(rotation.subject, rotation)]),
+                ..ClusterRotations::default()
+            };
+            root.keep_cluster_rotations(&record).unwrap();
+            coordinator.settled().len()
+        };
+        // No proof yet.
+        assert_eq!(settled(RotationPhase::Done), 0);
+        // Unreadable files.
+        coordinator.publish(proof(&[]));
+        assert_eq!(settled(RotationPhase::Done), 0);
+        coordinator.publish(proof(&[&present.new]));
+        assert_eq!(settled(RotationPhase::Done), 1);
+        assert_eq!(settled(RotationPhase::Retire), 0);
+        assert_eq!(settled(RotationPhase::Undone), 0);
+        coordinator.publish(proof(&[&present.old, &present.new]));
+        assert_eq!(settled(RotationPhase::Done), 0);
+        coordinator.publish(proof(&[&present.old]));
+        assert_eq!(settled(RotationPhase::Undone), 1);
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! One leader is enough, and two do no harm: a phase is written only over the version that was read. Before a phase that
 //! removes the ability to verify from a client that has not followed, the leader also updates `cluster-info` and waits for
-//! the ConfigMaps that other programs publish. After the end it removes the other CA from what kube-apiserver publishes.
+//! the ConfigMaps that other programs publish. After the end every control-plane node removes the other CA from what
+//! kube-apiserver publishes.
 
 use serde_json::{Value, json};
 use time::OffsetDateTime;
