@@ -35,9 +35,9 @@ pub(super) use metadata::{errno_from, errno_of, is_same, obstacle_of_kind, stat_
 /// Prefix of temporary names.
 ///
 /// Each target has one fixed temporary name, not a random one: the next attempt replaces what a crash left behind, so
-/// no number of crashes fills the disk. Only the holder of the lock writes, so two writers never use the same
-/// name; [`Dir::write_unlocked`] adds its process to the name. Directories are created without the lock, and creation
-/// begins again if it meets another one.
+/// no number of crashes fills the disk. Only the holder of the lock writes, so two writers never use the same name.
+/// [`Dir::write_unlocked`] and [`Dir::write_new`] add their process to the name, and first remove what ended processes left
+/// behind for the same target. Directories are created without the lock, and creation begins again if it meets another one.
 const TEMPORARY_PREFIX: &str = ".nodepki-new.";
 /// Suffix of temporary names: node_exporter reads every file whose name ends with .prom, hidden ones too.
 const TEMPORARY_SUFFIX: &str = "~";
@@ -253,13 +253,13 @@ impl Dir {
     ///
     /// # Errors
     /// As of [`Dir::write_atomic`].
-    pub(super) fn write_unlocked(
+    pub(crate) fn write_unlocked(
         &self,
         name: &str,
         bytes: &[u8],
         mode: u32,
     ) -> Result<bool, StoreError> {
-        let temp = temporary_name_of_process(name.as_ref());
+        let temp = self.own_temporary_name(name.as_ref());
         self.write_by(&temp, name.as_ref(), bytes, mode)
     }
 
@@ -295,7 +295,7 @@ impl Dir {
     /// [`StoreError::Unsafe`] if `name` exists already, and errors of the system.
     pub fn write_new(&self, name: impl AsRef<OsStr>, bytes: &[u8]) -> Result<(), StoreError> {
         let name = single(name.as_ref())?;
-        let temp = temporary_name_of_process(name);
+        let temp = self.own_temporary_name(name);
         let written = (|| {
             let file = self.create(&temp, bytes)?;
             fsync(&file).map_err(|errno| self.error("write", &temp, errno))?;
@@ -483,6 +483,21 @@ impl Dir {
         }
     }
 
+    /// Returns the temporary name of a target of this process. Removes the temporary files of the same target that ended
+    /// processes left behind: recovery does not know every directory.
+    fn own_temporary_name(&self, name: &OsStr) -> OsString {
+        let is_of_target = |temp: &&OsString| {
+            process_in(temp).is_some_and(|process| **temp == temporary_name_of(name, process))
+        };
+        let names = self.names().unwrap_or_default();
+        for temp in names.iter().filter(is_of_target) {
+            if !is_of_running_process(temp) {
+                let _ = self.unlink(temp);
+            }
+        }
+        temporary_name_of(name, std::process::id())
+    }
+
     /// Renames a file unless the new name exists; returns false if it does.
     fn rename_new(&self, from: &OsStr, to: &OsStr) -> Result<bool, StoreError> {
         let rename = || {
@@ -666,24 +681,24 @@ pub(super) fn temporary_name(name: &OsStr) -> OsString {
     temp
 }
 
-/// Returns the temporary name of a target of this process, as `.nodepki-new.NAME~PROCESS~`.
-fn temporary_name_of_process(name: &OsStr) -> OsString {
+/// Returns the temporary name of a target of a process, as `.nodepki-new.NAME~PROCESS~`.
+fn temporary_name_of(name: &OsStr, process: impl fmt::Display) -> OsString {
     let mut temp = temporary_name(name);
-    temp.push(format!("{}{TEMPORARY_SUFFIX}", std::process::id()));
+    temp.push(format!("{process}{TEMPORARY_SUFFIX}"));
     temp
+}
+
+/// Returns the process in a temporary name.
+fn process_in(temp: &OsStr) -> Option<i32> {
+    let name = temp.to_str()?.strip_suffix(TEMPORARY_SUFFIX)?;
+    let process = name.rsplit_once(TEMPORARY_SUFFIX)?.1.parse().ok()?;
+    (process > 0).then_some(process)
 }
 
 /// Returns whether a temporary name is that of a process that runs.
 pub(super) fn is_of_running_process(name: &OsStr) -> bool {
-    let process = || {
-        let name = name.to_str()?.strip_suffix(TEMPORARY_SUFFIX)?;
-        name.rsplit_once(TEMPORARY_SUFFIX)?.1.parse().ok()
-    };
-    let is_running = |process: &i32| kill(Pid::from_raw(*process), None) != Err(Errno::ESRCH);
-    process()
-        .filter(|process| *process > 0)
-        .as_ref()
-        .is_some_and(is_running)
+    let is_running = |process| kill(Pid::from_raw(process), None) != Err(Errno::ESRCH);
+    process_in(name).is_some_and(is_running)
 }
 
 pub(super) fn is_temporary_name(name: &OsStr) -> bool {

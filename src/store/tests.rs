@@ -302,6 +302,36 @@ fn names_action_file_and_fix_of_each_error_of_the_system() {
     assert!(matches!(quota, StoreError::NoSpace { .. }), "{quota}");
 }
 
+#[test]
+fn writer_without_lock_removes_what_ended_processes_left_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = NodeRoot::open(dir.path()).unwrap();
+    let mut ended = std::process::Command::new("true").spawn().unwrap();
+    ended.wait().unwrap();
+    let (ended, running) = (ended.id(), std::os::unix::process::parent_id());
+    let kept = [
+        format!(".nodepki-new.key~{running}~"),
+        // A target named key~1, and one named key.
+        format!(".nodepki-new.key~1~{ended}~"),
+        ".nodepki-new.key~".to_owned(),
+    ];
+    let left = format!(".nodepki-new.key~{ended}~");
+    let write = |name: &String| fs::write(dir.path().join(name), "half").unwrap();
+    let written = root.dir("/").unwrap().unwrap();
+    let new = |name: &str| written.write_new(name, b"new").unwrap();
+    let unlocked = |name: &str| {
+        let is_written = written.write_unlocked(name, b"other", 0o600);
+        assert!(is_written.unwrap());
+    };
+    for writes in [&new as &dyn Fn(&str), &unlocked] {
+        kept.iter().chain([&left]).for_each(write);
+        writes("key");
+        let names: Vec<_> = fs::read_dir(dir.path()).unwrap().collect();
+        assert_eq!(names.len(), kept.len() + 1);
+        assert!(!dir.path().join(&left).exists());
+    }
+}
+
 /// The cluster's records are written without the lock, while another process recovers.
 #[test]
 fn recovery_keeps_temporary_files_of_running_processes() {
