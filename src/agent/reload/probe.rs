@@ -323,24 +323,54 @@ impl Probe<'_> {
         if !is_kubeconfig {
             return None;
         }
+        let api = self.former_api(former).ok()?;
+        let why = refused(&api).await?;
+        Some(format!("the API server rejects the former {path} ({why})"))
+    }
+
+    /// Returns the client with a former kubeconfig.
+    fn former_api(&self, former: &FormerContents) -> Result<Api, api::ApiError> {
         let files = FormerFile {
             files: self.files(),
             path: former.path.clone(),
             contents: former.contents.clone(),
         };
-        let api = self.api_with(&former.path, Rc::new(files)).ok()?;
-        let why = refused(&api).await?;
-        Some(format!("the API server rejects the former {path} ({why})"))
+        self.api_with(&former.path, Rc::new(files))
     }
 
     /// Returns the time at which the kubelet last renewed its Lease, read with the kubelet's own kubeconfig.
     pub(super) async fn node_lease(&self) -> Result<Option<OffsetDateTime>, api::ApiError> {
-        let Some(CertFiles::Kubeconfig { path, .. }) =
-            self.setup.outputs.get(&CertName::KubeletConf)
-        else {
-            return Ok(None);
-        };
-        let api = self.api(path)?;
+        match self.kubelet_conf() {
+            Some(path) => self.lease_with(&self.api(path)?).await,
+            None => Ok(None),
+        }
+    }
+
+    /// As [`Probe::node_lease`], read with the kubeconfig that the kubelet still works with, if it is among the `previous`
+    /// files. The present one may name another server.
+    pub(super) async fn node_lease_before(
+        &self,
+        previous: &[FormerContents],
+    ) -> Result<Option<OffsetDateTime>, api::ApiError> {
+        let path = self.kubelet_conf();
+        let former = path.and_then(|path| former_of(path, previous));
+        if let Some(former) = former
+            && let Ok(api) = self.former_api(former)
+            && let Ok(lease) = self.lease_with(&api).await
+        {
+            return Ok(lease);
+        }
+        self.node_lease().await
+    }
+
+    fn kubelet_conf(&self) -> Option<&NodePath> {
+        match self.setup.outputs.get(&CertName::KubeletConf)? {
+            CertFiles::Kubeconfig { path, .. } => Some(path),
+            CertFiles::Pair { .. } => None,
+        }
+    }
+
+    async fn lease_with(&self, api: &Api) -> Result<Option<OffsetDateTime>, api::ApiError> {
         let found = api
             .read(&LEASE, Some(NODE_LEASES), &self.setup.node)
             .await?;
@@ -540,9 +570,31 @@ fn words(error: http::HttpError) -> String {
     error.to_string()
 }
 
+/// Returns the former content of a file, if there was one.
+fn former_of<'p>(path: &Path, previous: &'p [FormerContents]) -> Option<&'p FormerContents> {
+    let mut former = previous.iter().filter(|file| file.path == path);
+    former.find(|file| !file.contents.is_empty())
+}
+
 #[cfg(test)]
 mod tests {
-    use super::HostPathVolumes;
+    use super::*;
+
+    #[test]
+    fn finds_former_content_that_exists() {
+        let former = |path: &str, contents: &[u8]| FormerContents {
+            path: path.into(),
+            contents: Zeroizing::new(contents.to_vec()),
+        };
+        let previous = [
+            former("/a", b""),
+            former("/b", b"old"),
+            former("/c", b"other"),
+        ];
+        let found = |path: &str| former_of(Path::new(path), &previous).map(|file| &*file.contents);
+        assert_eq!(found("/b").unwrap(), b"old");
+        assert!(found("/a").is_none() && found("/d").is_none());
+    }
 
     #[test]
     fn counts_host_path_volumes_of_the_kubelet() {

@@ -463,7 +463,7 @@ impl Run<'_> {
     async fn begin(&mut self, due: &DueRestart) -> Result<Result<StateBefore, String>, Failure> {
         let component = due.component();
         let limit = self.max_wait();
-        let before = self.observe(component, due.pod.as_ref(), limit).await;
+        let before = self.observe(due, limit).await;
         let rejected = match conf_of(component).and_then(|name| self.probe.setup.outputs.get(&name))
         {
             Some(CertFiles::Kubeconfig { path, .. }) => self.probe.rejection(path).await,

@@ -49,13 +49,9 @@ impl Run<'_> {
         self.probe.etcd(all_members).await
     }
 
-    /// Returns the state of a component. Until `limit` is over, a late answer is asked for again.
-    pub(super) async fn observe(
-        &self,
-        component: Component,
-        pod: Option<&Pod>,
-        limit: Duration,
-    ) -> StateBefore {
+    /// Returns the state of a component before a restart. Until `limit` is over, a late answer is asked for again.
+    pub(super) async fn observe(&self, due: &DueRestart, limit: Duration) -> StateBefore {
+        let (component, pod) = (due.component(), due.pod.as_ref());
         let mut before = StateBefore {
             served: None,
             listeners: Sockets::default(),
@@ -70,7 +66,10 @@ impl Run<'_> {
         }
         if component == Component::Kubelet {
             before.healthy = self.probe.kubelet().await.is_ok();
-            let lease = while_late(limit, async || Ok(self.probe.node_lease().await?));
+            let previous = &due.restart.previous;
+            let lease = while_late(limit, async || {
+                Ok(self.probe.node_lease_before(previous).await?)
+            });
             before.lease = lease.await.ok().flatten();
         } else if let Some(served_at) = pod.and_then(|pod| pod.served_at(component)) {
             let served = self.probe.served(component, served_at.address).await;

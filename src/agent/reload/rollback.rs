@@ -74,7 +74,7 @@ impl Run<'_> {
     async fn restore(&mut self, due: &DueRestart, commit: Commit) -> Result<String, Failure> {
         let (component, pod) = (due.component(), due.pod.as_ref());
         // A late answer would delay the rollback.
-        let before = self.observe(component, pod, Duration::ZERO).await;
+        let before = self.observe(due, Duration::ZERO).await;
         // The manifest already has an annotation, so it is read again.
         let fresh = self.probe.pod(component).ok().flatten();
         let ended = match self.commit_and_restart(due, fresh.as_ref(), commit).await? {
