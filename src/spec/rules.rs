@@ -488,13 +488,14 @@ impl RuleInputs<'_> {
             .node
             .advertise_address
             .map(|ip| url(&Host::Ip(ip), self.node.bind_port));
-        let shared = self
-            .node
-            .join_endpoint
-            .as_ref()
-            .filter(|_| self.node.role == KubeadmRole::Worker)
-            .or(self.cluster.control_plane_endpoint.as_ref())
-            .map(|HostPort { host, port }| url(host, port.unwrap_or(self.node.bind_port)));
+        let worker = Some(self.node).filter(|node| node.role == KubeadmRole::Worker);
+        let shared = || {
+            let joined = worker.and_then(|node| node.join_endpoint.as_ref());
+            let HostPort { host, port } =
+                joined.or(self.cluster.control_plane_endpoint.as_ref())?;
+            Some(url(host, port.unwrap_or(self.node.bind_port)))
+        };
+        let shared = worker.and_then(|node| node.server.clone()).or_else(shared);
         let server = if prefers_local {
             local_endpoint.or(shared)
         } else {

@@ -2,7 +2,7 @@ use std::net::IpAddr;
 
 use super::policy::{KeyPolicy, KeyRules};
 use super::*;
-use crate::kube::kubeadm::{HostFacts, KubeadmRole, Overrides, San, load, resolve};
+use crate::kube::kubeadm::{ClusterConfig, HostFacts, KubeadmRole, Overrides, San, load, resolve};
 use crate::kube::names::{Authority, CertName};
 use crate::x509::Tolerance;
 
@@ -114,6 +114,23 @@ fn plans_only_kubelet_identity_for_worker() {
         [Authority::Ca]
     );
     assert!(plan.service_account.is_none());
+}
+
+#[test]
+fn writes_server_of_worker_as_it_is_known() {
+    let loaded = load(&[("node.yaml", &joining_worker())]);
+    let resolved = resolve(&loaded, &HostFacts::default(), &Overrides::default());
+    let mut node = resolved.unwrap().node;
+    let cluster = ClusterConfig::default();
+    let policy = KeyPolicy::new(KeyRules::default(), cluster.key_algorithm);
+    for (known, expected) in [
+        (None, "https://api.example:6443"),
+        (Some("https://lb.example/prod"), "https://lb.example/prod"),
+    ] {
+        node.server = known.map(str::to_owned);
+        let plan = node_spec(&cluster, &node, &policy, &Choices::default());
+        assert_eq!(server(&plan, CertName::KubeletConf), expected);
+    }
 }
 
 #[test]

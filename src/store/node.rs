@@ -62,6 +62,9 @@ pub(super) struct NodeFile {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     advertise_address: Option<IpAddr>,
     bind_port: u16,
+    /// URL of the API server in a worker's kubelet.conf.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    server: Option<String>,
     /// `discovery.bootstrapToken.apiServerEndpoint`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     join_endpoint: Option<String>,
@@ -88,6 +91,7 @@ impl NodeFile {
             },
             advertise_address: node.advertise_address,
             bind_port: node.bind_port,
+            server: node.server.clone(),
             join_endpoint: node.join_endpoint.as_ref().map(|endpoint| {
                 let HostPort { host, port } = endpoint;
                 port.map_or_else(|| host.to_string(), |port| join_host_port(host, port))
@@ -124,6 +128,7 @@ impl NodeFile {
             hostname_override: self.hostname_override,
             kubelet_addresses: self.kubelet_addresses,
             kubelet_cert_dir: self.kubelet_cert_dir,
+            server: self.server,
             join_endpoint: join_endpoint.map(|(endpoint, _)| endpoint),
             join: None,
         };
@@ -208,6 +213,7 @@ mod tests {
                     hostname_override: Some("other".to_owned()),
                     kubelet_addresses: vec!["fd00::2".parse().unwrap()],
                     kubelet_cert_dir: Some("/var/lib/kubelet/certs".into()),
+                    server: None,
                     join_endpoint: Some(HostPort::parse("[fd00::1]:6443").unwrap().0),
                     join: None,
                 },
@@ -222,6 +228,7 @@ mod tests {
                     hostname_override: None,
                     kubelet_addresses: Vec::new(),
                     kubelet_cert_dir: None,
+                    server: Some("https://api.example.com/prod".to_owned()),
                     join_endpoint: Some(HostPort::parse("api.example.com").unwrap().0),
                     join: None,
                 },

@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use super::identity::etcd_name;
+use crate::http::Url;
 use crate::kube::kubeadm::{self, ClusterConfig, Etcd, HostPort, KubeadmRole, NodeName, Resolved};
 use crate::kube::manifest::StaticPod;
 use crate::kube::names::CertName;
@@ -72,6 +73,7 @@ impl RunningNode {
             }
             node::role::NodeRole::ControlPlane => KubeadmRole::Join,
         };
+        let is_set_up = has_manifest || is_member || state.exists(KUBELET_CONFIGURATION);
         let [etcd_certificate, _] = state.layout().pair(CertName::EtcdServer);
         let name = kubelet_name(state)
             .or_else(|| Some(etcd.as_ref()?.flag("name")?.to_owned()))
@@ -89,12 +91,13 @@ impl RunningNode {
                 name,
                 endpoint,
                 server: kubelet
-                    .as_ref()
-                    .and_then(|kubelet| server(kubelet.server.as_deref()?)),
+                    .filter(|_| is_set_up || !is_described)
+                    .and_then(|kubelet| kubelet.server)
+                    .filter(|url| is_https(url)),
                 kubelet_cert_dir: state.kubelet_cert_dir(),
                 settled: has_manifest || is_member || !is_described,
             },
-            is_set_up: has_manifest || is_member || state.exists(KUBELET_CONFIGURATION),
+            is_set_up,
             apiserver,
             etcd,
             notes,
@@ -231,19 +234,19 @@ pub(super) fn manifest_name(state: &NodeState) -> Option<String> {
     manifest.present()?.flag("name").map(str::to_owned)
 }
 
-fn server(url: &str) -> Option<HostPort> {
-    let rest = url.strip_prefix("https://")?;
-    let authority = rest.split('/').next()?;
-    HostPort::parse(authority)
-        .ok()
-        .map(|(endpoint, _)| endpoint)
+fn is_https(url: &str) -> bool {
+    Url::parse(url).is_ok_and(|url| url.scheme() == "https" && url.has_host())
 }
 
 fn own_endpoint(url: &str) -> Option<SocketAddr> {
-    let HostPort {
-        host: kubeadm::Host::Ip(ip),
-        port: Some(port),
-    } = server(url)?
+    let authority = url.strip_prefix("https://")?.split('/').next()?;
+    let (
+        HostPort {
+            host: kubeadm::Host::Ip(ip),
+            port: Some(port),
+        },
+        _,
+    ) = HostPort::parse(authority).ok()?
     else {
         return None;
     };
@@ -259,6 +262,49 @@ fn etcd_endpoint(manifest: &StaticPod) -> Option<SocketAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spec::Layout;
+
+    #[test]
+    fn keeps_server_of_kubelet_that_was_set_up() {
+        let directory = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = directory.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        let root = NodeRoot::open(directory.path()).unwrap();
+        let server = |is_described| {
+            let state = NodeState::new(&root, Layout::default());
+            RunningNode::read(&state, is_described, Some(KubeadmRole::Worker))
+                .unwrap()
+                .facts
+                .server
+        };
+        let kubelet_conf = |server: &str| {
+            let text = format!(
+                "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{{name: c, context: {{cluster: k, user: u}}}}]\nclusters: [{{name: k, cluster: {{server: '{server}'}}}}]\nusers: [{{name: u, user: {{client-certificate: /p.pem, client-key: /p.pem}}}}]\n"
+            );
+            write("etc/kubernetes/kubelet.conf", &text);
+        };
+        let verbatim = ["https://lb.example", "https://lb.example/prod"];
+        for url in verbatim {
+            kubelet_conf(url);
+            assert_eq!(server(false).as_deref(), Some(url));
+            assert_eq!(server(true), None, "kubeadm has not run");
+        }
+        write(
+            "var/lib/kubelet/config.yaml",
+            "kind: KubeletConfiguration\n",
+        );
+        for url in verbatim {
+            kubelet_conf(url);
+            assert_eq!(server(true).as_deref(), Some(url));
+        }
+        for url in ["http://lb.example", "lb.example:6443", ""] {
+            kubelet_conf(url);
+            assert_eq!(server(true), None, "{url}");
+        }
+    }
 
     #[test]
     fn reports_address_that_no_interface_has() {

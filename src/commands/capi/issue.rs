@@ -217,6 +217,7 @@ fn table(
         hostname_override: None,
         kubelet_addresses: Vec::new(),
         kubelet_cert_dir: None,
+        server: None,
         join_endpoint: None,
         join: None,
     };

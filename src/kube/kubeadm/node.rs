@@ -114,8 +114,10 @@ pub struct NodeConfig {
     pub kubelet_addresses: Vec<IpAddr>,
     /// The kubelet's `cert-dir`.
     pub kubelet_cert_dir: Option<PathBuf>,
-    /// `discovery.bootstrapToken.apiServerEndpoint` of a joining node. For a worker always present: without that
-    /// field, it is the `controlPlaneEndpoint`.
+    /// URL of the API server in a worker's kubelet.conf, as its kubelet.conf contains it. `None`: the URL of `join_endpoint`.
+    pub server: Option<String>,
+    /// `discovery.bootstrapToken.apiServerEndpoint` of a joining node. For a worker without that field, it is the
+    /// `controlPlaneEndpoint`; always present for a worker without `server`.
     pub join_endpoint: Option<HostPort>,
     /// How a joining node finds its cluster; present exactly if a JoinConfiguration is.
     pub join: Option<JoinDiscovery>,

@@ -42,8 +42,9 @@ pub struct ExistingNode {
     pub name: Option<NodeName>,
     /// Address and port of its API server.
     pub endpoint: Option<SocketAddr>,
-    /// The API server that its kubelet uses.
-    pub server: Option<HostPort>,
+    /// URL of the API server that its kubelet uses. `None` if documents describe the node and kubeadm has not run yet: they
+    /// may still be corrected.
+    pub server: Option<String>,
     /// The kubelet's `--cert-dir`, as kubeadm wrote it for the kubelet.
     pub kubelet_cert_dir: Option<PathBuf>,
     /// True if the node serves, or if nothing else describes it: these values then precede the host's name and
@@ -98,7 +99,8 @@ pub fn resolve(
     let name = name.map(|(name, _)| name);
     let hostname_override = inputs.hostname_override(name.as_ref(), &mut faults);
     let advertise_address = inputs.advertise_address(role, &mut faults);
-    let join_endpoint = inputs.join_endpoint(role, &mut faults);
+    let server = inputs.server(role);
+    let join_endpoint = inputs.join_endpoint(role, server.is_some(), &mut faults);
     let kubelet = inputs.node.map(|node| &node.kubelet);
     let node = name.map(|name| NodeConfig {
         role,
@@ -114,6 +116,7 @@ pub fn resolve(
         kubelet_cert_dir: kubelet
             .and_then(|kubelet| kubelet.cert_dir.clone())
             .or_else(|| host.running.as_ref()?.kubelet_cert_dir.clone()),
+        server,
         join_endpoint,
         join: inputs.node.and_then(|node| node.join.clone()),
     });
@@ -423,15 +426,27 @@ impl<'a> ResolveInputs<'a> {
         }
     }
 
-    /// Returns the API server that the node joins through; a worker without one is an error.
-    fn join_endpoint(&self, role: KubeadmRole, faults: &mut Faults) -> Option<HostPort> {
+    /// Returns the API server of a worker's kubelet, if the node itself contains it.
+    fn server(&self, role: KubeadmRole) -> Option<String> {
+        let running = self.running.filter(|_| role == KubeadmRole::Worker);
+        running?.server.clone()
+    }
+
+    /// Returns the API server that the node joins through; a worker without one is an error, unless its kubelet's `is_known`.
+    fn join_endpoint(
+        &self,
+        role: KubeadmRole,
+        is_known: bool,
+        faults: &mut Faults,
+    ) -> Option<HostPort> {
         let written = self.node.and_then(|node| node.join_endpoint.clone());
         if written.is_some() || role != KubeadmRole::Worker {
             return written;
         }
-        let existing = self.settled.and_then(|running| running.server.clone());
-        let endpoint = existing.or_else(|| self.loaded.cluster()?.control_plane_endpoint.clone());
+        let cluster = self.loaded.cluster();
+        let endpoint = cluster.and_then(|cluster| cluster.control_plane_endpoint.clone());
         if endpoint.is_none()
+            && !is_known
             && !faults.has_errors()
             && let Some(document) = self.main_document()
         {

@@ -170,6 +170,7 @@ fn gives_stacked_first_node_kubeadm_defaults() {
                 .map(|ip| ip.parse().unwrap())
                 .into(),
             kubelet_cert_dir: None,
+            server: None,
             join_endpoint: None,
             join: None,
         }

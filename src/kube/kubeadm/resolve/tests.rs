@@ -16,7 +16,7 @@ fn existing(settled: bool) -> Option<ExistingNode> {
         role: KubeadmRole::Worker,
         name: Some("existing".parse().unwrap()),
         endpoint: Some("192.0.2.50:7443".parse().unwrap()),
-        server: Some(HostPort::parse("existing.example").unwrap().0),
+        server: Some("https://existing.example".to_owned()),
         settled,
     })
 }
@@ -126,19 +126,32 @@ fn takes_bind_port_of_existing_node_without_document() {
 }
 
 #[test]
-fn takes_join_endpoint_of_settled_worker_then_cluster() {
-    for (document, running, expected) in [
-        (WORKER, existing(true), Some("existing.example:6443")),
-        (CLUSTER, existing(false), Some("lb.example:6443")),
-        (WORKER, None, None),
+fn takes_server_of_existing_worker_and_join_endpoint_of_cluster() {
+    let existing_server = Some("https://existing.example");
+    for (document, running, server, expected) in [
+        (WORKER, existing(true), existing_server, None),
+        (
+            CLUSTER,
+            existing(false),
+            existing_server,
+            Some("lb.example:6443"),
+        ),
+        (CLUSTER, None, None, Some("lb.example:6443")),
+        (WORKER, None, None, None),
     ] {
         let host = host("h", "", running);
-        let (endpoint, faults) = step(document, &host, |inputs, faults| {
-            inputs.join_endpoint(KubeadmRole::Worker, faults)
+        let ((found, endpoint), faults) = step(document, &host, |inputs, faults| {
+            let role = KubeadmRole::Worker;
+            let server = inputs.server(role);
+            let endpoint = inputs.join_endpoint(role, server.is_some(), faults);
+            assert_eq!(inputs.server(KubeadmRole::Join), None);
+            (server, endpoint)
         });
+        assert_eq!(found.as_deref(), server, "{document}");
         let endpoint = endpoint.map(|endpoint| endpoint.authority(6443));
         assert_eq!(endpoint.as_deref(), expected, "{document}");
-        assert_eq!(expected.is_none(), !faults.is_empty(), "{faults}");
+        let is_known = server.or(expected).is_some();
+        assert_eq!(is_known, faults.is_empty(), "{faults}");
     }
 }
 
