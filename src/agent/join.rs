@@ -100,6 +100,12 @@ impl JoinedCluster {
         Ok(&self.found().await?.1)
     }
 
+    /// Returns the URL of the API server for a worker's kubelet.conf; `None` if the cluster was not asked yet.
+    pub fn kubelet_server(&self) -> Option<String> {
+        let (discovered, _) = self.found.get()?;
+        Some(discovered.kubelet_server.clone())
+    }
+
     async fn found(&self) -> Result<&(Discovered, Api), Failure> {
         self.found
             .get_or_try_init(|| async {

@@ -83,6 +83,8 @@ const PLACEHOLDER_CLUSTER: (&str, &str) = (
     "the cluster's ClusterConfiguration",
     "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\ncontrolPlaneEndpoint: cluster.invalid:6443\n",
 );
+/// Placeholder for the API server in a discovery file, which `check` does not read.
+const PLACEHOLDER_SERVER: &str = "https://cluster.invalid:6443";
 /// Time limit for one request to a cluster's API.
 const CLUSTER_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -196,6 +198,10 @@ pub async fn load_joining(
         fetched = learn_as_worker(root, inputs, &mut known, &cluster).await?;
     }
     known.learn_policy(root, inputs, Some(&cluster)).await;
+    if known.lacks_server() {
+        cluster.api().await?;
+    }
+    known.joined_server = cluster.kubelet_server();
     let handover = known.documents.join_document();
     let mut loaded = known.assemble_to_keep(root, inputs, fetched, clock())?;
     // A worker does not get the keys that control-plane nodes share.
@@ -361,7 +367,7 @@ impl Loaded {
 
 /// As [`load`], but also reports the faults of the kubeadm configuration if the settings are faulty. Returns the number of
 /// certificates too; `None` if a joining node does not have its cluster's configuration yet, and the setup has kubeadm's
-/// defaults.
+/// defaults, or does not know its API server.
 ///
 /// # Errors
 /// All faults of all files together.
@@ -374,10 +380,15 @@ pub fn check(
         Ok(settings) => {
             let mut known = KnownConfiguration::with_settings(root, settings)?;
             known.require_configuration(root)?;
-            let later = asks_cluster(&known.settings, &known.documents)
+            let lacks_cluster = asks_cluster(&known.settings, &known.documents)
                 && known.documents.cluster().is_none();
-            if later {
+            let lacks_server = known.lacks_server();
+            let later = lacks_cluster || lacks_server;
+            if lacks_cluster {
                 known.documents = kubeadm::load_over(PLACEHOLDER_CLUSTER, &known.sources);
+            }
+            if lacks_server {
+                known.joined_server = Some(PLACEHOLDER_SERVER.to_owned());
             }
             let strict = kubeadm::load_strictly(&known.sources);
             if strict.faults().has_errors() {

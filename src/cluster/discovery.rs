@@ -32,6 +32,8 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
 pub struct Discovered {
     /// URL of an API server whose certificate `authority` has issued.
     pub server: String,
+    /// URL of the API server for a worker's kubelet.conf, as `kubeadm join` takes it from the discovery.
+    pub kubelet_server: String,
     /// All trusted CA certificates.
     pub authority: TrustBundle,
     /// Notes for the user, as sentences.

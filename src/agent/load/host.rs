@@ -25,6 +25,7 @@ pub(super) fn host_facts(root: &NodeRoot) -> Result<HostFacts, Failure> {
         hostname,
         default_route_address: is_this_machine.then(default_route_address).flatten(),
         running: None,
+        joined_server: None,
         kept: None,
     })
 }

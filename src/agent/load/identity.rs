@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use super::running::{RunningNode, kubelet_name, manifest_name};
 use crate::agent::{ExitCode, Failure};
-use crate::kube::kubeadm::{KubeadmRole, NodeName, Resolved};
+use crate::kube::kubeadm::{Discovery, JoinDiscovery, KubeadmRole, NodeName, Resolved};
 use crate::kube::names::CertName;
 use crate::kube::paths::ETCD_MANIFEST;
 use crate::node::NodeState;
@@ -166,6 +166,18 @@ impl Recorded {
     pub(super) fn is_worker(&self) -> bool {
         self.pending()
             .is_some_and(|kept| kept.node.role == KubeadmRole::Worker)
+    }
+
+    /// Returns the API server for a worker's kubelet.conf if the recorded node joined through the same endpoint.
+    pub(super) fn server_of(&self, join: &JoinDiscovery) -> Option<String> {
+        let node = &self.kept.as_ref()?.node;
+        let is_same = match &join.discovery {
+            Some(Discovery::Token { endpoint, .. }) => {
+                node.join_endpoint.as_ref() == Some(endpoint)
+            }
+            Some(Discovery::File(_)) | None => true,
+        };
+        node.server.clone().filter(|_| is_same)
     }
 
     /// Refuses to continue requests of an older release, which recorded no identity.

@@ -21,7 +21,7 @@ use crate::agent::{
     ClockPolicy, ExitCode, Failure, Provided, Record, RunSetup, TrustFile, TrustSource, join,
 };
 use crate::config::{RoleSetting, Settings};
-use crate::kube::kubeadm::{self, ClusterConfig, HostFacts, KubeadmRole};
+use crate::kube::kubeadm::{self, ClusterConfig, Discovery, HostFacts, KubeadmRole};
 use crate::kube::names::{Authority, CertName};
 use crate::kube::paths::APISERVER_MANIFEST;
 use crate::node::NodeState;
@@ -53,6 +53,8 @@ pub(super) struct KnownConfiguration {
     state: NodeState,
     recorded: Recorded,
     pub(super) cluster_policy: ClusterPolicy,
+    /// URL of the API server for a worker's kubelet.conf, from the discovery of this run.
+    pub(super) joined_server: Option<String>,
     /// Warning that a worker's ClusterConfiguration is unknown.
     unknown_cluster: Option<String>,
 }
@@ -176,6 +178,7 @@ impl KnownConfiguration {
             running,
             state,
             recorded: Recorded::read(root)?,
+            joined_server: None,
             unknown_cluster: None,
         };
         if (known.wants_configuration() || known.leaves_cluster_open())
@@ -229,6 +232,27 @@ impl KnownConfiguration {
             (None, Some(running)) => running.facts.role == KubeadmRole::Worker,
             (None, None) => self.recorded.is_worker(),
         }
+    }
+
+    /// Returns the API server of the cluster that a worker joins, from the discovery of this run, or else from the same
+    /// discovery of an earlier run, whose bootstrap token may have expired.
+    fn joined_server(&self) -> Option<String> {
+        let found = self.joined_server.clone();
+        found.or_else(|| self.recorded.server_of(self.documents.join()?))
+    }
+
+    /// Returns whether only the discovery file names the API server for a worker's kubelet.conf.
+    pub(super) fn lacks_server(&self) -> bool {
+        let join = self.documents.join();
+        let is_by_file =
+            join.is_some_and(|join| matches!(join.discovery, Some(Discovery::File(_))));
+        let running = self.running.as_ref();
+        let endpoint = |cluster: &ClusterConfig| cluster.control_plane_endpoint.clone();
+        is_by_file
+            && self.is_worker()
+            && running.is_none_or(|running| running.facts.server.is_none())
+            && self.joined_server().is_none()
+            && self.documents.cluster().and_then(endpoint).is_none()
     }
 
     /// Completes a worker's documents with its cluster's ClusterConfiguration. A worker can run without one, so a missing or
@@ -428,6 +452,7 @@ impl KnownConfiguration {
         let kept = self.recorded.continued(is_blank);
         Ok(HostFacts {
             running: running.map(|running| running.facts.clone()),
+            joined_server: self.joined_server(),
             kept: kept.map(|kept| kept.node.clone()),
             ..host_facts(root)?
         })

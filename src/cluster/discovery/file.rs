@@ -35,6 +35,7 @@ pub(super) async fn discover(
         .ok_or_else(|| file.invalid("names no server".to_owned(), CREATE_KUBECONFIG))?;
     let access = file.access(current, &server, &authority, token)?;
     let mut found = Discovered {
+        kubelet_server: server.clone(),
         server,
         authority,
         notes: Vec::new(),

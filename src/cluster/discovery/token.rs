@@ -61,6 +61,7 @@ pub(super) async fn discover(
     let held = BearerToken::Held(bearer.to_bearer());
     Ok(Discovered {
         access: discovery.access(Some(&cluster.authority), Some(held))?,
+        kubelet_server: server.clone(),
         server,
         authority: cluster.authority,
         notes,

@@ -114,7 +114,8 @@ pub struct NodeConfig {
     pub kubelet_addresses: Vec<IpAddr>,
     /// The kubelet's `cert-dir`.
     pub kubelet_cert_dir: Option<PathBuf>,
-    /// URL of the API server in a worker's kubelet.conf, as its kubelet.conf contains it. `None`: the URL of `join_endpoint`.
+    /// URL of the API server in a worker's kubelet.conf, from that file or from the discovery of the cluster. `None`: the
+    /// URL of `join_endpoint`.
     pub server: Option<String>,
     /// `discovery.bootstrapToken.apiServerEndpoint` of a joining node. For a worker without that field, it is the
     /// `controlPlaneEndpoint`; always present for a worker without `server`.

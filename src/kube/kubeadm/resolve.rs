@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use super::address::{HostPort, NodeName, is_global_unicast};
 use super::cluster::{ClusterConfig, Etcd};
 use super::documents::Documents;
+use super::join::Discovery;
 use super::node::{DEFAULT_BIND_PORT, KubeadmRole, KubeletArguments, NodeConfig, NodeDocument};
 use crate::yaml::{Faults, FieldPosition};
 
@@ -29,6 +30,8 @@ pub struct HostFacts {
     pub default_route_address: Option<IpAddr>,
     /// The node as its existing files describe it.
     pub running: Option<ExistingNode>,
+    /// URL of the API server for a worker's kubelet.conf, from the discovery of the cluster.
+    pub joined_server: Option<String>,
     /// The node as an earlier run recorded it with its requests. Used if no document describes the node.
     pub kept: Option<NodeConfig>,
 }
@@ -426,10 +429,13 @@ impl<'a> ResolveInputs<'a> {
         }
     }
 
-    /// Returns the API server of a worker's kubelet, if the node itself contains it.
+    /// Returns the API server of a worker's kubelet, if the node itself contains it or the discovery found it.
     fn server(&self, role: KubeadmRole) -> Option<String> {
-        let running = self.running.filter(|_| role == KubeadmRole::Worker);
-        running?.server.clone()
+        if role != KubeadmRole::Worker {
+            return None;
+        }
+        let existing = self.running.and_then(|running| running.server.clone());
+        existing.or_else(|| self.host.joined_server.clone())
     }
 
     /// Returns the API server that the node joins through; a worker without one is an error, unless its kubelet's `is_known`.
@@ -450,10 +456,17 @@ impl<'a> ResolveInputs<'a> {
             && !faults.has_errors()
             && let Some(document) = self.main_document()
         {
-            faults.push(document.error(
-                "the API server that this worker connects to is not configured",
-                "set discovery.bootstrapToken.apiServerEndpoint, or give the ClusterConfiguration with its controlPlaneEndpoint",
-            ));
+            let join = self.node.and_then(|node| node.join.as_ref());
+            faults.push(match join.and_then(|join| join.discovery.as_ref()) {
+                Some(Discovery::File(_)) => document.error(
+                    "the API server that this worker connects to is not known yet: bootstrap reads it from discovery.file",
+                    "run `nodepki bootstrap`, or give the ClusterConfiguration with its controlPlaneEndpoint",
+                ),
+                Some(Discovery::Token { .. }) | None => document.error(
+                    "the API server that this worker connects to is not configured",
+                    "set discovery.bootstrapToken.apiServerEndpoint, or give the ClusterConfiguration with its controlPlaneEndpoint",
+                ),
+            });
         }
         endpoint
     }

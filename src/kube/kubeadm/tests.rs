@@ -16,6 +16,7 @@ const WORKER: &str = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: JoinConfiguratio
 fn host() -> HostFacts {
     HostFacts {
         running: None,
+        joined_server: None,
         kept: None,
         hostname: "Host-1".to_owned(),
         default_route_address: Some("192.0.2.99".parse().unwrap()),

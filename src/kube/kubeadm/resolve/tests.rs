@@ -26,6 +26,7 @@ fn host(hostname: &str, route: &str, running: Option<ExistingNode>) -> HostFacts
         hostname: hostname.to_owned(),
         default_route_address: ip(route),
         running,
+        joined_server: None,
         kept: None,
     }
 }
@@ -153,6 +154,32 @@ fn takes_server_of_existing_worker_and_join_endpoint_of_cluster() {
         let is_known = server.or(expected).is_some();
         assert_eq!(is_known, faults.is_empty(), "{faults}");
     }
+}
+
+#[test]
+fn takes_server_of_joined_cluster_unless_worker_was_set_up() {
+    let by_file = format!(
+        "{WORKER}discovery: {{file: {{kubeConfigPath: /d.conf}}, tlsBootstrapToken: aaaaaa.bbbbbbbbbbbbbbbb}}\n"
+    );
+    let server = |running, joined: Option<&str>| {
+        let host = HostFacts {
+            joined_server: joined.map(str::to_owned),
+            ..host("h", "", running)
+        };
+        resolve(&load(&[("k.yaml", &by_file)]), &host, &Overrides::default())
+            .map(|resolved| resolved.node.server.unwrap())
+            .map_err(|faults| faults.to_string())
+    };
+    let joined = Some("https://joined.example");
+    assert_eq!(server(None, joined).unwrap(), "https://joined.example");
+    let existing = server(existing(false), joined);
+    assert_eq!(existing.unwrap(), "https://existing.example");
+    let unknown = server(None, None).unwrap_err();
+    assert!(
+        unknown.contains("bootstrap reads it from discovery.file"),
+        "{unknown}"
+    );
+    assert!(!unknown.contains("apiServerEndpoint"), "{unknown}");
 }
 
 #[test]
