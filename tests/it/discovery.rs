@@ -13,12 +13,14 @@ use nodepki::agent::{ExitCode, Failure};
 use nodepki::cluster::discovery::{Discovered, discover};
 use nodepki::http::Files;
 use nodepki::kube::kubeadm::{JoinDiscovery, load};
+use nodepki::kube::names::Authority;
 use nodepki::text::hex;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use zeroize::Zeroizing;
 
 use crate::gateway::{Action, Gateway, Issuer, Options, Recorded, Rule};
+use crate::node::{Node, Ran};
 use crate::servers::free_port;
 use crate::signing::{PlainFiles, now, run};
 
@@ -518,7 +520,59 @@ fn uses_endpoint_of_join_configuration_and_reports_another() {
     answers(&gateway, 200, &signed(&kubeconfig));
     let discovered = found(&by_token(&gateway, &[gateway.ca_pin()])).unwrap();
     assert_eq!(discovered.server, gateway.url());
+    // kubeadm writes the address in cluster-info to kubelet.conf.
+    assert_eq!(
+        discovered.kubelet_server,
+        "https://api.prod.example.com:6443"
+    );
     assert!(discovered.notes[0].contains("https://api.prod.example.com:6443"));
+}
+
+#[test]
+fn worker_gets_api_server_of_discovery() {
+    const ADVERTISED: &str = "https://api.prod.example.com";
+    for is_by_file in [true, false] {
+        let node = Node::of("");
+        let gateway = Gateway::start(Options {
+            issuer: Issuer::of(node.authority(Authority::Ca)),
+            ..Options::default()
+        });
+        let advertised = kubeconfig(ADVERTISED, &gateway.ca_pem());
+        answers(&gateway, 200, &signed(&advertised));
+        // The token may not read the ClusterConfiguration.
+        let refused = refusal(403, "Forbidden").to_string().into_bytes();
+        gateway.rule(Rule::on("GET", "").then(Action::body(403, refused)));
+        let (discovery, server) = if is_by_file {
+            let file = kubeconfig(&gateway.url(), &gateway.ca_pem());
+            node.write("/etc/discovery.conf", file);
+            let file = "file: {kubeConfigPath: /etc/discovery.conf}";
+            let by_file = format!("{{{file}, tlsBootstrapToken: {ID}.{SECRET}}}");
+            (by_file, gateway.url())
+        } else {
+            let endpoint = gateway.addr();
+            let pin = hex(&gateway.ca_pin());
+            let by_token = format!(
+                "{{bootstrapToken: {{token: {ID}.{SECRET}, apiServerEndpoint: '{endpoint}', caCertHashes: ['sha256:{pin}']}}}}"
+            );
+            (by_token, ADVERTISED.to_owned())
+        };
+        node.configure(&format!(
+            "apiVersion: kubeadm.k8s.io/v1beta4\nkind: JoinConfiguration\nnodeRegistration: {{name: w1}}\ndiscovery: {discovery}\n"
+        ));
+        node.remove("/etc/kubernetes/pki/ca.crt");
+        let nodepki = |arguments: &[&str]| Ran::of(&mut node.configured(arguments));
+        nodepki(&["config", "check"]).done();
+        let bootstrap = ["bootstrap", "--wait", "0s", "--clock-wait", "0s"];
+        node.signer_does("all", "pending");
+        nodepki(&bootstrap).ended(75);
+        // The second run cannot ask the cluster again.
+        drop(gateway);
+        node.signer_behaves();
+        nodepki(&bootstrap).done();
+        let kubelet = node.read("/etc/kubernetes/kubelet.conf");
+        let line = format!("server: {server}\n");
+        assert!(kubelet.contains(&line), "{line} is not in: {kubelet}");
+    }
 }
 
 /// Files by name, with system CAs of the test.

@@ -52,16 +52,19 @@ pub(super) async fn discover(
             named(confirmed)
         ));
     }
+    // kubeadm uses the address in the JoinConfiguration for the discovery only.
+    let is_usable = https(&cluster.server).is_ok();
+    let kubelet_server = if is_usable { &cluster.server } else { &server };
     if cluster.server != server {
         notes.push(format!(
-            "cluster-info names {} as the API server; {server} from the JoinConfiguration is verified and used",
+            "cluster-info names {} as the API server; {server} from the JoinConfiguration is verified and used, and the kubelet.conf of a worker gets {kubelet_server}",
             cluster.server
         ));
     }
     let held = BearerToken::Held(bearer.to_bearer());
     Ok(Discovered {
         access: discovery.access(Some(&cluster.authority), Some(held))?,
-        kubelet_server: server.clone(),
+        kubelet_server: kubelet_server.clone(),
         server,
         authority: cluster.authority,
         notes,
