@@ -84,6 +84,7 @@ fn discover(bytes: &[u8]) {
         tls_bootstrap_token: None,
         certificate_key: None,
         ca_cert_path: "/etc/kubernetes/pki/ca.crt".into(),
+        ignores_all_errors: false,
     };
     let found = with_responses(bytes, &[], async || {
         discovery::discover(&join, Rc::new(NoFiles), None, || NOW, Instant::now()).await

@@ -155,7 +155,10 @@ impl RuleInputs<'_> {
     }
 
     fn ignore_preflight_errors(&self, certs: &[CertSpec]) -> Vec<String> {
-        if matches!(self.node.role, KubeadmRole::Init | KubeadmRole::Etcd) {
+        let join = self.node.join.as_ref();
+        if matches!(self.node.role, KubeadmRole::Init | KubeadmRole::Etcd)
+            || join.is_some_and(|join| join.ignores_all_errors)
+        {
             return Vec::new();
         }
         let kubelet = certs
@@ -169,10 +172,7 @@ impl RuleInputs<'_> {
             .into_iter()
             .filter(|_| self.node.role == KubeadmRole::Worker)
             .map(|bundle| bundle.path)
-            .filter(|path| {
-                let join = self.node.join.as_ref();
-                join.is_some_and(|join| join.ca_cert_path == **path)
-            });
+            .filter(|path| join.is_some_and(|join| join.ca_cert_path == **path));
         kubelet
             .chain(bundles)
             .map(|path| {

@@ -566,6 +566,12 @@ fn ignores_only_preflight_errors_about_own_files() {
     assert_eq!(ignored(&joining_worker()), [kubelet, ca]);
     let elsewhere = format!("{}\ncaCertPath: /etc/ssl/ca.crt\n", joining_worker());
     assert_eq!(ignored(&elsewhere), [kubelet]);
+    let registration = "nodeRegistration: {name: cp2";
+    for (names, expected) in [("[All]", &[][..]), ("[Swap]", &[kubelet])] {
+        let field = format!("{registration}, ignorePreflightErrors: {names}");
+        let join = JOIN.replace(registration, &field);
+        assert_eq!(ignored(&join), expected, "{names}");
+    }
 }
 
 #[test]

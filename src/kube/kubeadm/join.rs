@@ -33,6 +33,8 @@ pub struct JoinDiscovery {
     pub certificate_key: Option<Zeroizing<String>>,
     /// Path to which kubeadm writes the cluster's CA certificate.
     pub ca_cert_path: PathBuf,
+    /// Whether `nodeRegistration.ignorePreflightErrors` contains `all`: kubeadm refuses further names then.
+    pub ignores_all_errors: bool,
 }
 
 impl JoinDiscovery {
@@ -56,6 +58,7 @@ impl fmt::Debug for JoinDiscovery {
                 &self.certificate_key.as_ref().map(|_| "…"),
             )
             .field("ca_cert_path", &self.ca_cert_path)
+            .field("ignores_all_errors", &self.ignores_all_errors)
             .finish()
     }
 }
@@ -172,6 +175,7 @@ pub(super) fn read(
         tls_bootstrap_token: None,
         certificate_key: control_plane.and_then(read_certificate_key),
         ca_cert_path: PathBuf::from(CA_CERTIFICATE),
+        ignores_all_errors: false,
     };
     if let Some((field, text)) = filled(map.get("caCertPath"))
         && let Some(path) = absolute(&field, &text)

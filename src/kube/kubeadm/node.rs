@@ -10,7 +10,7 @@ use super::shapes::{self, Shape, unused};
 use crate::kube::kubeadm_certs::CertificateKey;
 use crate::kube::paths::cleaned;
 use crate::yaml::schema::section;
-use crate::yaml::{FieldPosition, Map};
+use crate::yaml::{FieldPosition, Map, Node, NodeKind};
 
 pub(super) const DEFAULT_BIND_PORT: u16 = 6443;
 const ADDRESS_FIX: &str =
@@ -163,7 +163,7 @@ pub(super) fn read_init(map: &Map<'_>, api: ApiVersion, document: FieldPosition)
     mark_unused(map, api);
     map.belong_elsewhere(MISPLACED_IN_NODE);
     join::check_bootstrap_tokens(map);
-    let (name, kubelet) = read_registration(map, api);
+    let (name, kubelet, _) = read_registration(map, api);
     let upload_key = read_upload_key(map);
     NodeDocument {
         document,
@@ -212,9 +212,10 @@ pub(super) fn read_join(map: &Map<'_>, api: ApiVersion, document: FieldPosition)
     mark_unused(map, api);
     map.belong_elsewhere(MISPLACED_IN_JOIN);
     map.belong_elsewhere(MISPLACED_IN_NODE);
-    let (name, kubelet) = read_registration(map, api);
+    let (name, kubelet, ignores_all_errors) = read_registration(map, api);
     let control_plane = section(map, "controlPlane");
-    let (join, join_endpoint) = join::read(map, control_plane.as_ref(), api);
+    let (mut join, join_endpoint) = join::read(map, control_plane.as_ref(), api);
+    join.ignores_all_errors = ignores_all_errors;
     let api_endpoint = control_plane.map(|control_plane| {
         let endpoint = read_api_endpoint(&control_plane);
         control_plane.finish();
@@ -231,12 +232,36 @@ pub(super) fn read_join(map: &Map<'_>, api: ApiVersion, document: FieldPosition)
     }
 }
 
-/// Reads the node's name and the kubelet's arguments.
-fn read_registration(map: &Map<'_>, api: ApiVersion) -> (LocatedText, KubeletArguments) {
+/// Returns whether the list of ignored preflight errors contains `all`, and reports other names beside it, with which
+/// `kubeadm init` and `kubeadm join` refuse the file (`ValidateIgnorePreflightErrors`).
+fn ignores_all_errors(registration: &Map<'_>) -> bool {
+    let Some(field) = registration.get("ignorePreflightErrors") else {
+        return false;
+    };
+    let NodeKind::Seq(items) = &field.node().kind else {
+        return false;
+    };
+    let is_all = |item: &Node| {
+        let text = item.text().unwrap_or_default();
+        text.eq_ignore_ascii_case("all")
+    };
+    let has_all = items.iter().any(is_all);
+    if has_all && !items.iter().all(is_all) {
+        field.refused_by_validation(
+            "contains all and other names, which kubeadm refuses",
+            "remove the other names",
+        );
+    }
+    has_all
+}
+
+/// Reads the node's name, the kubelet's arguments and whether kubeadm ignores all preflight errors.
+fn read_registration(map: &Map<'_>, api: ApiVersion) -> (LocatedText, KubeletArguments, bool) {
     let mut kubelet = KubeletArguments::default();
     let Some(registration) = section(map, "nodeRegistration") else {
-        return (None, kubelet);
+        return (None, kubelet, false);
     };
+    let ignores_all_errors = ignores_all_errors(&registration);
     unused(
         &registration,
         &[
@@ -275,7 +300,7 @@ fn read_registration(map: &Map<'_>, api: ApiVersion) -> (LocatedText, KubeletArg
         }
     }
     registration.finish();
-    (name, kubelet)
+    (name, kubelet, ignores_all_errors)
 }
 
 fn read_api_endpoint(map: &Map<'_>) -> ApiEndpoint {

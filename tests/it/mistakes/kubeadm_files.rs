@@ -398,11 +398,20 @@ const JOINING: &[Mistake] = &[
         ("certificateKey: 0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef\ncontrolPlane: {", "controlPlane: {certificateKey: 0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef, ")),
 ];
 
+/// Mistakes that `kubeadm join` refuses and `kubeadm config validate` does not.
+#[rustfmt::skip]
+const REFUSED_BY_JOIN: &[Mistake] = &[
+    refused("all preflight errors and one more",
+        ("nodeRegistration: {", "nodeRegistration: {ignorePreflightErrors: [Swap, ALL], "),
+        "nodeRegistration.ignorePreflightErrors: contains all and other names, which kubeadm refuses (remove the other names)",
+        ("[Swap, ALL]", "[ALL]")),
+];
+
 #[test]
 fn configuration_of_joining_nodes() {
     let node = node();
     run(&node, CHECK, SETTINGS, JOIN).done();
-    for mistake in JOINING {
+    for mistake in JOINING.iter().chain(REFUSED_BY_JOIN) {
         let name = mistake.name;
         let broken = super::replaced(JOIN, mistake.broken, name);
         let ran = run(&node, CHECK, SETTINGS, &broken);
