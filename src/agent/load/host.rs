@@ -23,7 +23,11 @@ pub(super) fn host_facts(root: &NodeRoot) -> Result<HostFacts, Failure> {
     };
     Ok(HostFacts {
         hostname,
-        default_route_address: is_this_machine.then(default_route_address).flatten(),
+        default_route_addresses: if is_this_machine {
+            default_route_addresses()
+        } else {
+            Vec::new()
+        },
         running: None,
         joined_server: None,
         kept: None,
@@ -46,14 +50,16 @@ pub(super) fn interfaces(root: &NodeRoot) -> Vec<IpAddr> {
         .collect()
 }
 
-/// Source address of the default route. Connecting a UDP socket sends no packet; it only consults the routing table. IPv4
-/// comes first, as in kubeadm.
-fn default_route_address() -> Option<IpAddr> {
+/// Source addresses of the default routes, at most one of each family. Connecting a UDP socket sends no packet; it only
+/// consults the routing table.
+fn default_route_addresses() -> Vec<IpAddr> {
     let source = |from: &str, to: &str| {
         let socket = UdpSocket::bind(from.parse::<SocketAddr>().ok()?).ok()?;
         socket.connect(to.parse::<SocketAddr>().ok()?).ok()?;
         Some(socket.local_addr().ok()?.ip())
     };
     // Documentation addresses (RFC 5737, RFC 3849): they use the default route and belong to no host.
-    source("0.0.0.0:0", "192.0.2.1:9").or_else(|| source("[::]:0", "[2001:db8::1]:9"))
+    let v4 = source("0.0.0.0:0", "192.0.2.1:9");
+    let v6 = source("[::]:0", "[2001:db8::1]:9");
+    v4.into_iter().chain(v6).collect()
 }

@@ -143,6 +143,8 @@ pub(super) struct NodeDocument {
 pub(super) struct KubeletArguments {
     pub(super) hostname_override: LocatedText,
     pub(super) node_ips: Vec<IpAddr>,
+    /// Whether the first of `node-ip`, which may be `::`, is of IPv6.
+    pub(super) prefers_ipv6: bool,
     pub(super) cert_dir: Option<PathBuf>,
 }
 
@@ -151,6 +153,8 @@ pub(super) struct KubeletArguments {
 pub(super) struct ApiEndpoint {
     /// `None` if absent, invalid or unspecified.
     pub(super) address: Option<IpAddr>,
+    /// Whether the address is `::`.
+    pub(super) prefers_ipv6: bool,
     /// True if the address was refused: its absence is not a second fault.
     pub(super) is_invalid: bool,
     pub(super) bind_port: u16,
@@ -294,7 +298,9 @@ fn read_registration(map: &Map<'_>, api: ApiVersion) -> (LocatedText, KubeletArg
             // 0.0.0.0 and :: only select an IP family (`nodeutil.GetNodeHostIPs`).
             "node-ip" => {
                 let ips = value.split(',').filter_map(|ip| ip.trim().parse().ok());
-                kubelet.node_ips = ips.filter(|ip: &IpAddr| !ip.is_unspecified()).collect();
+                let ips: Vec<IpAddr> = ips.collect();
+                kubelet.prefers_ipv6 = ips.first().is_some_and(IpAddr::is_ipv6);
+                kubelet.node_ips = ips.into_iter().filter(|ip| !ip.is_unspecified()).collect();
             }
             _ => {}
         }
@@ -313,7 +319,7 @@ fn read_api_endpoint(map: &Map<'_>) -> ApiEndpoint {
     };
     if let Some((field, text)) = filled(local.get("advertiseAddress")) {
         match parse_ip(&text) {
-            Some((ip, _)) if ip.is_unspecified() => {}
+            Some((ip, _)) if ip.is_unspecified() => endpoint.prefers_ipv6 = ip.is_ipv6(),
             Some((ip, note)) if is_global_unicast(ip) => {
                 warn(&field, note);
                 endpoint.address = Some(ip);

@@ -26,14 +26,24 @@ const NAME_KUBEADM_FILE: &str =
 pub struct HostFacts {
     /// The host name from the kernel or `/etc/hostname`.
     pub hostname: String,
-    /// Address of the interface with the default route.
-    pub default_route_address: Option<IpAddr>,
+    /// Addresses of the interfaces with the default routes, at most one of each family.
+    pub default_route_addresses: Vec<IpAddr>,
     /// The node as its existing files describe it.
     pub running: Option<ExistingNode>,
     /// URL of the API server for a worker's kubelet.conf, from the discovery of the cluster.
     pub joined_server: Option<String>,
     /// The node as an earlier run recorded it with its requests. Used if no document describes the node.
     pub kept: Option<NodeConfig>,
+}
+
+impl HostFacts {
+    /// Returns the address that replaces an unspecified one, as `ResolveBindAddress` of apimachinery chooses it: for `::`
+    /// rather one of IPv6, otherwise one of IPv4.
+    fn default_route_address(&self, prefers_ipv6: bool) -> Option<IpAddr> {
+        let routed = self.default_route_addresses.iter().copied();
+        let routed = routed.filter(|ip| is_global_unicast(*ip));
+        routed.min_by_key(|ip| ip.is_ipv6() != prefers_ipv6)
+    }
 }
 
 /// A node that was set up before, as its own files describe it. kubeadm uses the same files once it has run.
@@ -114,7 +124,7 @@ pub fn resolve(
         kubelet_addresses: kubelet_addresses(
             kubelet,
             advertise_address,
-            host.default_route_address,
+            host.default_route_address(kubelet.is_some_and(|kubelet| kubelet.prefers_ipv6)),
         ),
         kubelet_cert_dir: kubelet
             .and_then(|kubelet| kubelet.cert_dir.clone())
@@ -408,8 +418,9 @@ impl<'a> ResolveInputs<'a> {
 
     /// Returns the address to use if the documents contain none: that of the existing node or of the default route.
     fn assumed_address(&self) -> Option<IpAddr> {
-        let route = self.host.default_route_address;
-        let route = route.filter(|ip| is_global_unicast(*ip));
+        let api = self.node.and_then(|node| node.api_endpoint.as_ref());
+        let prefers_ipv6 = api.is_some_and(|api| api.prefers_ipv6);
+        let route = self.host.default_route_address(prefers_ipv6);
         let existing = self.running.and_then(|running| running.endpoint);
         let existing = existing.map(|endpoint| endpoint.ip());
         match self.settled {

@@ -19,7 +19,9 @@ fn host() -> HostFacts {
         joined_server: None,
         kept: None,
         hostname: "Host-1".to_owned(),
-        default_route_address: Some("192.0.2.99".parse().unwrap()),
+        default_route_addresses: ["192.0.2.99", "2001:db8::99"]
+            .map(|ip| ip.parse().unwrap())
+            .into(),
     }
 }
 
@@ -553,7 +555,7 @@ fn reads_advertise_addresses() {
     let at = |address: &str| run(&INIT.replace("192.0.2.11", address));
     for (address, want) in [
         ("0.0.0.0", "192.0.2.99"),
-        ("'::'", "192.0.2.99"),
+        ("'::'", "2001:db8::99"),
         ("2001:db8::7", "2001:db8::7"),
         ("::ffff:10.1.2.3", "10.1.2.3"),
         ("010.0.0.7", "10.0.0.7"),
@@ -588,8 +590,11 @@ fn reads_advertise_addresses() {
         "k.yaml:4:21: localAPIEndpoint.advertiseAddress: \"eth0\" is not an IP address \
          (write the node's own address, or remove the field to use that of the default route)"
     );
+    let kubelet = "  kubeletExtraArgs: [{name: node-ip, value: '::'}]\n";
+    let node = run(&format!("{INIT}{kubelet}")).unwrap().node;
+    assert_eq!(node.kubelet_addresses[1].to_string(), "2001:db8::99");
     let nowhere = HostFacts {
-        default_route_address: None,
+        default_route_addresses: Vec::new(),
         ..host()
     };
     assert_eq!(

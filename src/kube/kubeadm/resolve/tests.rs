@@ -24,7 +24,7 @@ fn existing(settled: bool) -> Option<ExistingNode> {
 fn host(hostname: &str, route: &str, running: Option<ExistingNode>) -> HostFacts {
     HostFacts {
         hostname: hostname.to_owned(),
-        default_route_address: ip(route),
+        default_route_addresses: ip(route).into_iter().collect(),
         running,
         joined_server: None,
         kept: None,
