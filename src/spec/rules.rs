@@ -479,9 +479,11 @@ impl RuleInputs<'_> {
             CertName::ControllerManagerConf | CertName::SchedulerConf | CertName::NodepkiConf => {
                 true
             }
-            // The gate ControlPlaneKubeletLocalMode is on by default since 1.33. `kubeadm certs generate-csr` still writes
-            // the shared endpoint; this follows `kubeadm init` and `kubeadm join`, which write the local one.
-            CertName::KubeletConf => self.node.role.has_control_plane() && !self.before(1, 33),
+            // `kubeadm certs generate-csr` still writes the shared endpoint; this follows `kubeadm init` and `kubeadm join`,
+            // which write the local one.
+            CertName::KubeletConf => {
+                self.node.role.has_control_plane() && self.has_kubelet_local_mode()
+            }
             _ => false,
         };
         let local_endpoint = self
@@ -502,6 +504,13 @@ impl RuleInputs<'_> {
             shared.or(local_endpoint)
         };
         server.unwrap_or_default()
+    }
+
+    /// Returns the value of kubeadm's gate ControlPlaneKubeletLocalMode: on by default since 1.33, and always since 1.35.
+    fn has_kubelet_local_mode(&self) -> bool {
+        let has_gate = self.cluster.kubernetes_version.is_none() || self.before(1, 35);
+        let written = self.cluster.kubelet_local_mode.filter(|_| has_gate);
+        written.unwrap_or(!self.before(1, 33))
     }
 
     fn bundles(&self) -> Vec<BundleSpec> {

@@ -151,13 +151,25 @@ fn points_kubeconfigs_of_local_components_at_node() {
     ] {
         assert_eq!(server(&plan, local), "https://[2001:db8::12]:7443");
     }
-    let older = "controlPlaneEndpoint: 'api.example:8443'\nkubernetesVersion: v1.32.4\n";
-    let plan = planned(JOIN, &cluster(older), &Choices::default());
-    assert_eq!(
-        server(&plan, CertName::KubeletConf),
-        "https://api.example:8443",
-        "before ControlPlaneKubeletLocalMode"
-    );
+    let [local, shared] = ["https://[2001:db8::12]:7443", "https://api.example:8443"];
+    for (version, gate, expected) in [
+        ("v1.32.4", "", shared),
+        ("v1.32.4", "true", local),
+        ("v1.34.2", "", local),
+        ("v1.34.2", "false", shared),
+        ("v1.35.1", "false", local),
+    ] {
+        let gates = match gate {
+            "" => String::new(),
+            value => format!("featureGates: {{ControlPlaneKubeletLocalMode: {value}}}\n"),
+        };
+        let fields = format!(
+            "controlPlaneEndpoint: 'api.example:8443'\nkubernetesVersion: {version}\n{gates}"
+        );
+        let plan = planned(JOIN, &cluster(&fields), &Choices::default());
+        let found = server(&plan, CertName::KubeletConf);
+        assert_eq!(found, expected, "{version} {gate}");
+    }
 }
 
 #[test]

@@ -78,6 +78,8 @@ pub struct ClusterConfig {
     pub scheduler_volumes: Vec<HostMount>,
     /// Location of etcd.
     pub etcd: Etcd,
+    /// Feature gate `ControlPlaneKubeletLocalMode`, if it is set.
+    pub kubelet_local_mode: Option<bool>,
     /// `encryptionAlgorithm`, or the algorithm that the feature gate `PublicKeysECDSA` selects.
     pub key_algorithm: KeyAlgorithm,
     /// Validity of leaf certificates.
@@ -103,6 +105,7 @@ impl Default for ClusterConfig {
             controller_manager_volumes: Vec::new(),
             scheduler_volumes: Vec::new(),
             etcd: Etcd::default(),
+            kubelet_local_mode: None,
             key_algorithm: KeyAlgorithm::Rsa2048,
             certificate_validity: YEAR,
             ca_validity: TEN_YEARS,
@@ -381,6 +384,9 @@ fn read_algorithm(map: &Map<'_>, api: ApiVersion, cluster: &mut ClusterConfig) {
     if let Some(gates) = section(map, "featureGates") {
         for (name, field) in gates.named() {
             let enabled = field.boolean();
+            if name == "ControlPlaneKubeletLocalMode" {
+                cluster.kubelet_local_mode = enabled;
+            }
             match (name.as_str(), enabled) {
                 ("RootlessControlPlane", _) | ("PublicKeysECDSA", None) => {}
                 ("NodeLocalCRISocket", _) => {
