@@ -30,6 +30,7 @@ mod running;
 mod scratch;
 mod secrets;
 mod signers;
+mod units;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -75,6 +76,7 @@ pub use secrets::{LOCAL_CA_KEYS_ADVICE, exposed_secrets, local_ca_keys};
 use signers::credentials;
 pub(crate) use signers::open_signers;
 pub use signers::{cluster, with_resolved_signers};
+pub(crate) use units::{drop_in_for_writes, is_writable_by_units};
 
 /// How long a run waits for another one to end, unless `--wait` is shorter.
 pub(crate) const LOCK_WAIT: Duration = Duration::from_secs(60);

@@ -66,7 +66,7 @@ impl Loaded {
         }
         let doubtful = contents::doubtful_authorities(root, &self.settings, now);
         audit.warnings.extend(doubtful);
-        audit.warnings.extend(secrets::hidden_files(&self.settings));
+        audit.warnings.extend(self.denied_to_units(root));
         audit.warnings.extend(self.missing_authorities(&survey));
         audit.warnings.extend(self.renewals_without_effect());
         audit.warnings.extend(self.shared_mounts());

@@ -1,6 +1,7 @@
 //! The paths and privileges that a run of this configuration needs, for [`confine`](crate::process::confine).
 
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
 use super::{Loaded, places};
 use crate::agent::Failure;
@@ -37,8 +38,20 @@ impl Loaded {
         }
         reach.programs |= !self.settings.reload.hooks.is_empty();
         reach.writes.insert(STATE_DIR.into());
-        reach.writes.insert(MANIFESTS_DIR.into());
-        let mut file = |path: &NodePath| reach.writes.extend(path.parent().map(Path::to_owned));
+        reach.writes.extend(self.node_directories());
+        let textfile = self.settings.metrics.textfile.as_deref();
+        let directory = textfile.and_then(Path::parent).map(Path::to_owned);
+        reach.writes_if_there.extend(directory);
+        // An interrupted run, maybe of another configuration, is finished first.
+        reach.writes.extend(root.staging_directories()?);
+        Ok(reach)
+    }
+
+    /// Returns the directories of the files that a run writes on the node, apart from its own state and from the paths of
+    /// settings that are not about certificates.
+    pub(super) fn node_directories(&self) -> BTreeSet<PathBuf> {
+        let mut directories = BTreeSet::from([PathBuf::from(MANIFESTS_DIR)]);
+        let mut file = |path: &NodePath| directories.extend(path.parent().map(Path::to_owned));
         let plan = &self.setup.plan;
         for spec in &plan.certs {
             spec.output.paths().into_iter().for_each(&mut file);
@@ -54,18 +67,11 @@ impl Loaded {
         for provided in &self.setup.provided.files {
             file(&provided.path);
         }
-        let textfile = self.settings.metrics.textfile.as_deref();
-        let directory = textfile.and_then(Path::parent).map(Path::to_owned);
-        reach.writes_if_there.extend(directory);
-        // An interrupted run, maybe of another configuration, is finished first.
-        reach.writes.extend(root.staging_directories()?);
         let stores = plan.certs.iter().filter_map(|spec| match &spec.output {
             CertFiles::Kubeconfig { store, .. } => store.as_ref(),
             CertFiles::Pair { .. } => None,
         });
-        reach
-            .writes
-            .extend(stores.map(|store| store.dir.to_path_buf()));
-        Ok(reach)
+        directories.extend(stores.map(|store| store.dir.to_path_buf()));
+        directories
     }
 }

@@ -109,27 +109,6 @@ pub(super) fn absent_files(root: &NodeRoot, settings: &Settings) -> Vec<String> 
         .collect()
 }
 
-/// Returns a warning for each file that a run by hand sees, and those that systemd starts do not (`ProtectHome=yes`).
-pub(super) fn hidden_files(settings: &Settings) -> Vec<String> {
-    let named = named_files(settings).into_iter();
-    let named = named.map(|named| (named.setting, named.origin, named.path));
-    let trusted = trusted_files(settings).into_iter();
-    let trusted = trusted.map(|(setting, path)| (setting, settings.signer_origin, path));
-    let hidden = ["/root", "/home", "/run/user"];
-    named
-        .chain(trusted)
-        .filter(|(_, origin, path)| {
-            *origin != Origin::CommandLine && hidden.iter().any(|home| path.starts_with(home))
-        })
-        .map(|(setting, _, path)| {
-            format!(
-                "{setting}: nodepki's systemd units do not see {} (ProtectHome=yes; move it to /etc/nodepki)",
-                path.display()
-            )
-        })
-        .collect()
-}
-
 /// The CA files of the signers' servers, with their settings.
 pub(super) fn trusted_files(settings: &Settings) -> Vec<(String, PathBuf)> {
     let signers = settings.signers.iter();

@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use super::skeleton::{Filled, Holds};
+use super::skeleton::{self, Filled, Holds};
+use crate::agent::load;
 use crate::signer::{SignerKind, quoted};
 
 /// Commands of the list, with the options of this run.
@@ -53,6 +54,7 @@ pub(super) fn steps(
         ),
         None => without_server(kind, filled, places),
     });
+    steps.extend(rights_of_units(kind, filled, places));
     for (placeholder, value) in &filled.kept {
         let (mode, meaning) = match placeholder.holds {
             Holds::Value => continue,
@@ -107,6 +109,24 @@ fn run(kind: SignerKind, file: &str) -> String {
         SignerKind::StepCa => format!("`sh {file} NAME`"),
         _ => format!("`sh {file}`"),
     }
+}
+
+/// Returns the step for a kind that needs more than nodepki's systemd units permit.
+fn rights_of_units(kind: SignerKind, filled: &Filled, places: &NodePlaces<'_>) -> Option<String> {
+    if kind == SignerKind::Directory {
+        let mut kept = filled.kept.iter();
+        let (_, path) = kept.find(|(placeholder, _)| placeholder.name == "path")?;
+        let path = Path::new(path);
+        return (!load::is_writable_by_units(path)).then(|| {
+            format!(
+                "let nodepki's systemd units write there: add {}; then `systemctl daemon-reload`",
+                load::drop_in_for_writes(path, places.named)
+            )
+        });
+    }
+    skeleton::of(kind)?.starts_program().then(|| {
+        "if the program writes files, let nodepki's systemd units do so: add ReadWritePaths=-DIR as in systemd/drop-ins/programs.conf; then `systemctl daemon-reload`".to_owned()
+    })
 }
 
 /// Returns the step for a kind whose server needs no preparation.
