@@ -709,7 +709,8 @@ fn check_proxy(proxy: &Url) -> Result<(), HttpError> {
     ))
 }
 
-fn is_loopback(url: &Url) -> bool {
+/// Returns whether the host is this machine.
+pub(crate) fn is_loopback(url: &Url) -> bool {
     let host = url.host_str().unwrap_or_default();
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     host.eq_ignore_ascii_case("localhost")

@@ -231,6 +231,7 @@ impl Recorded {
                 conflicts.push(difference.what + &difference.advice);
             }
         }
+        conflicts.extend(running.and_then(|running| running.foreign_etcd(state, wanted.resolved)));
         if matches!(change, IdentityChange::Accept(_)) && !conflicts.is_empty() {
             return Err(Failure::with_messages(ExitCode::Refused, conflicts));
         }

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use super::identity::etcd_name;
-use crate::http::Url;
+use crate::http::{self, Url};
 use crate::kube::kubeadm::{self, ClusterConfig, Etcd, HostPort, KubeadmRole, NodeName, Resolved};
 use crate::kube::manifest::StaticPod;
 use crate::kube::names::CertName;
@@ -145,6 +145,29 @@ impl RunningNode {
             "the configuration places this node's API server at {wanted}, but it runs at {own} (according to {}): correct localAPIEndpoint to keep that address; if the address of the node has changed, run again with --accept-address-change, which issues certificates and kubeconfigs for {}. nodepki does not correct the manifests (kubeadm init phase control-plane all){etcd}",
             root.on_this_machine(&manifest.path).display(),
             wanted.ip()
+        ))
+    }
+
+    /// Returns the message for a local etcd in the ClusterConfiguration of a node whose API server uses another one. Such a
+    /// node would get the certificates of an etcd that does not run on it.
+    pub(super) fn foreign_etcd(&self, state: &NodeState, resolved: &Resolved) -> Option<String> {
+        let manifest = self.apiserver.as_ref()?;
+        let servers = manifest.flag("etcd-servers")?;
+        let cluster = resolved.cluster.as_ref()?;
+        let is_local = |url: &str| Url::parse(url).is_ok_and(|url| http::is_loopback(&url));
+        let [certificate, _] = state.layout().pair(CertName::EtcdServer);
+        let has_own = state.exists(ETCD_MANIFEST) || state.exists(certificate);
+        if has_own
+            || matches!(cluster.etcd, Etcd::External { .. })
+            || servers.split(',').any(is_local)
+        {
+            return None;
+        }
+        let shown = |path: &Path| state.root().on_this_machine(path).display().to_string();
+        Some(format!(
+            "the ClusterConfiguration has no etcd.external, but this node's API server uses etcd at {servers} (according to {}), and {} does not exist: write etcd.external into the ClusterConfiguration, with --etcd-servers, --etcd-cafile, --etcd-certfile and --etcd-keyfile of that manifest as endpoints, caFile, certFile and keyFile",
+            shown(&manifest.path),
+            shown(Path::new(ETCD_MANIFEST))
         ))
     }
 
