@@ -2,13 +2,15 @@
 //!
 //! Prepares the directory and the inputs; the rest is the ordinary path through [`load`] and [`agent`].
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 
 use super::options::GlobalOptions;
 use super::output::terminal::Terminal;
-use super::output::{print, print_warnings, text_style};
+use super::output::{Closing, DocumentKind, print_warnings, text_style};
+use super::status::StatusBody;
 use super::{now, runtime};
 use crate::agent::load::{self, LoadInputs};
 use crate::agent::{self, ExitCode, Failure};
@@ -49,6 +51,7 @@ pub(super) struct DemoArgs {
 
 impl DemoArgs {
     pub(super) fn run(self, global: &GlobalOptions) -> Result<ExitCode, Failure> {
+        refuse_other_nodes(global)?;
         let (root, inputs) = prepare(&self.dir, self.kubeadm_config)?;
         let loaded = load::load(&root, &inputs, now())?;
         print_warnings(&loaded.warnings);
@@ -61,15 +64,36 @@ impl DemoArgs {
         let report = report?;
         let role = Some(loaded.node.role.into());
         let status = status::collect(&loaded.setup.state(&root), role, now());
-        print(&status::tree(&status, text_style()))?;
         let pki = root.on_this_machine(loaded.setup.plan.layout.certificates_dir());
-        print(&format!(
-            "\nNo CA private key was written. To verify:\n  openssl verify -CAfile {pki}/ca.crt {pki}/apiserver.crt\n  nodepki --root {dir} status\n",
-            pki = pki.display(),
-            dir = self.dir.display()
-        ))?;
-        Ok(report.code())
+        let text = || {
+            format!(
+                "{tree}\nNo CA private key was written. To verify:\n  openssl verify -CAfile {pki}/ca.crt {pki}/apiserver.crt\n  nodepki --root {dir} status\n",
+                tree = status::tree(&status, text_style()),
+                pki = pki.display(),
+                dir = self.dir.display()
+            )
+        };
+        let body = StatusBody {
+            status: &status,
+            signers: &BTreeMap::new(),
+        };
+        let (kind, code) = (DocumentKind::Status, report.code());
+        global.print_body(kind, code, &Closing::default(), &body, text)?;
+        Ok(code)
     }
+}
+
+/// Refuses options for another node than the one that the demo creates.
+fn refuse_other_nodes(global: &GlobalOptions) -> Result<(), Failure> {
+    let option = match (&global.config, global.root == Path::new("/")) {
+        (Some(_), _) => "--config",
+        (None, false) => "--root",
+        (None, true) => return Ok(()),
+    };
+    Err(Failure::new(
+        ExitCode::Usage,
+        format!("demo has its own root and no settings; remove {option}"),
+    ))
 }
 
 /// Creates `dir` as a root that contains a kubeadm configuration: the example, unless `kubeadm_configs` names others.

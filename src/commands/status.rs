@@ -155,12 +155,12 @@ fn detail(
 
 /// The body of the document.
 #[derive(Serialize)]
-struct StatusBody<'a> {
+pub(super) struct StatusBody<'a> {
     #[serde(flatten)]
-    status: &'a NodeStatus,
+    pub(super) status: &'a NodeStatus,
     /// The configured signer of each authority.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    signers: &'a BTreeMap<Authority, String>,
+    pub(super) signers: &'a BTreeMap<Authority, String>,
 }
 
 /// Returns the number of objects in each state, and the command that explains or repairs the gravest one.
