@@ -10,6 +10,7 @@ mod secrets;
 mod wrapped;
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use nodepki::signer::SignerKind;
@@ -234,6 +235,27 @@ fn every_kind_of_signer_has_a_part() {
             "README.md does not mention signers/{name}.yaml"
         );
     }
+}
+
+/// `nodepki-renew.timer` renews certificates only, and Vault publishes revocation lists.
+#[test]
+fn texts_with_vault_enable_timer_of_revocation_lists() {
+    let mut count = 0;
+    for folder in [".", "signers", "ignition"] {
+        for entry in fs::read_dir(Path::new(EXAMPLES).join(folder)).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.display().to_string();
+            if !name.ends_with(".yaml") && !name.ends_with(".bu") {
+                continue;
+            }
+            let text = fs::read_to_string(path).unwrap();
+            if text.contains("mount: pki/{authority}") {
+                assert!(text.contains("nodepki-crl.timer"), "{name}");
+                count += 1;
+            }
+        }
+    }
+    assert!(count >= 8);
 }
 
 #[test]

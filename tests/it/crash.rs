@@ -124,11 +124,15 @@ fn all_scenarios() -> impl Iterator<Item = &'static Scenario> {
 }
 
 /// Returns the scenarios that `NODEPKI_TEST_CRASH` selects.
+#[track_caller]
 fn selected(scenarios: impl Iterator<Item = &'static Scenario>) -> Vec<&'static Scenario> {
     let filter = std::env::var("NODEPKI_TEST_CRASH").unwrap_or_default();
-    scenarios
-        .filter(|scenario| scenario.name.contains(&filter))
-        .collect()
+    let is_meant = |scenario: &&Scenario| scenario.name.contains(&filter);
+    assert!(
+        all_scenarios().any(|scenario| is_meant(&scenario)),
+        "no scenario has {filter} in its name"
+    );
+    scenarios.filter(is_meant).collect()
 }
 
 /// Returns at most `count` items, evenly chosen.

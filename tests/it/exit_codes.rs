@@ -81,7 +81,7 @@ const LINES: [(&str, &[&str]); 50] = [
             "@/passphrase",
         ],
     ),
-    ("demo", &["/demo"]),
+    ("demo", &["@/demo"]),
     ("completions", &["bash"]),
     ("man", &[]),
 ];
@@ -213,8 +213,12 @@ fn exit_code(prepared: &Node, (name, arguments): (&str, &[&str]), situation: &Si
     command
         .args(["--preserve-status", "--kill-after=20", seconds])
         .args(situation.before)
-        .args([NODEPKI, "--root"])
-        .arg(node.root())
+        .arg(NODEPKI);
+    // It creates its own root.
+    if name != "demo" {
+        command.arg("--root").arg(node.root());
+    }
+    command
         .args(name.split(' '))
         .args(arguments.iter().map(|argument| node.here(argument)))
         .args(situation.after)

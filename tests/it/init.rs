@@ -346,8 +346,8 @@ fn lists_all_that_is_left_to_do_for_each_kind() {
         ("kubernetes", &["kubectl apply -f /etc/nodepki/signer-setup-kubernetes.yaml", "/etc/nodepki/token, mode 0600", "/etc/nodepki/management-ca.crt, mode 0644"]),
         ("certManager", &["kubectl apply -f /etc/nodepki/signer-setup-certManager.yaml", "/etc/nodepki/token, mode 0600", "/etc/nodepki/management-ca.crt, mode 0644"]),
         ("puppet", &["sh /etc/nodepki/signer-setup-puppet.sh", "ca.pem, mode 0644"]),
-        ("directory", &["/srv/nodepki/outbox/SLOT.csr"]),
-        ("exec", &["install the program /usr/bin/true"]),
+        ("directory", &["/srv/nodepki/outbox/SLOT.csr", "ReadWritePaths=-/srv/nodepki below [Service] in /etc/systemd/system/nodepki-.service.d/paths.conf"]),
+        ("exec", &["install the program /usr/bin/true", "ReadWritePaths=-DIR as in systemd/drop-ins/programs.conf"]),
         ("local", &["put the CA keys into /srv/ca"]),
     ];
     for ((kind, values), (listed, words)) in KINDS.into_iter().zip(expected) {
@@ -379,6 +379,38 @@ fn lists_all_that_is_left_to_do_for_each_kind() {
         assert!(printed.done().stdout.starts_with(&hex(&key)), "{kind}");
         assert!(last.contains("run `nodepki preflight"), "{list}");
     }
+}
+
+#[test]
+fn config_check_warns_until_units_may_write_to_directory() {
+    let node = bare();
+    let warning = &node.here(
+        "signers.drop.directory.path: nodepki's systemd units cannot write below @/srv/nodepki",
+    );
+    init(&node, "directory", &[], &[]).done();
+    check(&node).done().says(warning);
+    let preflight = ["preflight", "--kubeadm-config"];
+    let kubeadm = node.outside("kubeadm.yaml");
+    Ran::of(node.command(preflight).arg(&kubeadm)).says(warning);
+    let drop_in = include_str!("../../systemd/drop-ins/paths.conf");
+    node.write("/etc/systemd/system/nodepki-.service.d/paths.conf", drop_in);
+    check(&node).done().says_not("cannot write below");
+    // A certificatesDir of kubeadm, and a directory that the units write to.
+    let node = bare();
+    let state = ["path=/var/lib/nodepki/drop"];
+    init(&node, "directory", &state, &[])
+        .done()
+        .says_not("ReadWritePaths=");
+    let text = fs::read_to_string(node.outside("kubeadm.yaml")).unwrap();
+    let elsewhere = format!("{text}certificatesDir: /srv/pki\n");
+    fs::write(node.outside("kubeadm.yaml"), elsewhere).unwrap();
+    check(&node)
+        .done()
+        .says(&node.here(
+            "nodepki's systemd units cannot write below @/srv/pki (add ReadWritePaths=-/srv/pki ",
+        ))
+        .says_not("/srv/pki/etcd")
+        .says_not("/var/lib/nodepki/drop");
 }
 
 /// The paths of the steps are those of the system below `--root`, and the commands name it.

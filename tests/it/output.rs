@@ -3,10 +3,10 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::node::{EVERYTHING, Node, Ran};
+use crate::node::{EVERYTHING, NODEPKI, Node, Ran};
 use crate::pty::{OnTerminal, screen};
 use crate::signer_directory::sign_by_hand;
 use crate::time::{let_pass, wait_until};
@@ -15,7 +15,7 @@ use crate::time::{let_pass, wait_until};
 const HEADING: &str = "NAME ";
 
 /// A node with a drop directory, and the command that bootstraps it.
-fn waiting(node: &Node, wait: &str) -> std::process::Command {
+fn waiting(node: &Node, wait: &str) -> Command {
     let drop = node.outside("drop");
     fs::create_dir_all(&drop).unwrap();
     let mut command = node.command(["bootstrap", "--clock-wait", "0s", "--wait", wait]);
@@ -25,6 +25,30 @@ fn waiting(node: &Node, wait: &str) -> std::process::Command {
         .arg("--signer")
         .arg(format!("directory:{}", drop.display()));
     command
+}
+
+#[test]
+fn demo_prints_status_in_requested_format_and_refuses_other_node() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("demo");
+    let demo = |options: &[&str]| {
+        let mut command = Command::new(NODEPKI);
+        command.args(options).arg("demo").arg(&root);
+        Ran::of(command.env_remove("JOURNAL_STREAM"))
+    };
+    let other = dir.path().to_str().unwrap();
+    for (option, value) in [("--root", other), ("--config", "/etc/nodepki/config.yaml")] {
+        demo(&[option, value])
+            .ended(64)
+            .says(&format!("remove {option}"));
+        assert!(!root.exists());
+    }
+    let ran = demo(&["-o", "json"]);
+    let document: serde_json::Value = serde_json::from_str(&ran.done().stdout).unwrap();
+    assert_eq!(document["kind"], "Status");
+    let count = document["certificates"].as_array().unwrap().len();
+    assert_eq!(count, EVERYTHING.len());
+    demo(&[]).done().says("No CA private key was written.");
 }
 
 #[test]

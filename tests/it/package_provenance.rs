@@ -38,6 +38,26 @@ fn provenance_names_every_file_and_its_sources() {
         definition["internalParameters"]["tools"]["rustc"],
         version.trim()
     );
+    let tools = definition["internalParameters"]["tools"]
+        .as_object()
+        .unwrap();
+    for name in [
+        "rustc",
+        "gcc",
+        "objcopy",
+        "tar",
+        "gzip",
+        "python3",
+        "glibc",
+        "dpkg-deb",
+        "rpmbuild",
+        "mksquashfs",
+        "xz",
+    ] {
+        let version = tools.get(name).and_then(Value::as_str).unwrap_or_default();
+        let has_number = version.contains(|c: char| c.is_ascii_digit());
+        assert!(has_number, "{name}: {version:?}");
+    }
     assert_eq!(
         definition["externalParameters"]["target"],
         "x86_64-unknown-linux-gnu"

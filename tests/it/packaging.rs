@@ -1,10 +1,15 @@
-//! The default configuration that packages install, `packaging/config.yaml`.
+//! The default configuration that packages install, `packaging/config.yaml`, and the compiler's options of `packaging/build`.
 
 use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::Command;
 
 use nodepki::config::Settings;
 use nodepki::yaml;
 use serde_json::Value;
+
+use crate::node::Ran;
 
 const CONFIG: &str = include_str!("../../packaging/config.yaml");
 
@@ -108,4 +113,28 @@ fn names(text: &str, path: &str) -> bool {
             .collect();
     }
     !found.is_empty()
+}
+
+/// The crate cc splits the variable into words.
+#[test]
+fn build_passes_directories_with_spaces_to_the_compiler() {
+    let dir = tempfile::Builder::new().prefix("a b").tempdir().unwrap();
+    let cargo = dir.path().join("cargo");
+    let words = "#!/bin/sh\n[ -n \"$CC_SHELL_ESCAPED_FLAGS\" ]\neval \"set -- $CFLAGS_t\"\nprintf '%s\\n' \"$@\" >&2\n";
+    fs::write(&cargo, words).unwrap();
+    fs::set_permissions(&cargo, fs::Permissions::from_mode(0o755)).unwrap();
+    let script = "set -eu; say() { :; }; rustc() { :; }; eval \"$(sed -n '/^compile()/,/^}/p' packaging/build)\"
+        target=t tool_prefix='' target_dir=$PLACE/target PATH=$PLACE:$PATH; compile";
+    let ran = Ran::of(
+        Command::new("bash")
+            .args(["-c", script])
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .env("CARGO_HOME", dir.path().join("home"))
+            .env("PLACE", dir.path()),
+    );
+    let place = dir.path().display();
+    let expected = format!(
+        "-ffile-prefix-map={place}/target=/target\n-ffile-prefix-map={place}/home=/cargo\n"
+    );
+    assert_eq!(ran.done().stderr, expected);
 }

@@ -2,8 +2,12 @@
 //! do and print when something goes wrong. The scenes are tests of their own, which only the tests here run.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
+
+use crate::time::wait_until;
 
 struct Ran {
     code: Option<i32>,
@@ -57,6 +61,121 @@ fn step_fails_with_its_command() {
         .args(["-c", script])
         .current_dir(env!("CARGO_MANIFEST_DIR"));
     assert_eq!(run(&mut command).code, Some(7));
+}
+
+/// Runs functions of `tests/run` in a directory that has other programs in their place: `tests/run` and `cargo`.
+fn of_run(dir: &Path, functions: &[&str], call: &str, programs: &[(&str, &str)]) -> Ran {
+    for (name, script) in programs {
+        let path = dir.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let script = format!(
+        "set -euo pipefail; cache=$PWD/cache; filters=() not_run=() lacks=0
+        for name in say fail {}; do eval \"$(sed -n \"/^$name()/,/^}}/p\" \"$0\")\"; done
+        {call}",
+        functions.join(" ")
+    );
+    let path = format!("{}:{}", dir.display(), std::env::var("PATH").unwrap());
+    run(Command::new("bash")
+        .args(["-c", &script])
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/run"))
+        .current_dir(dir)
+        .env("PATH", path))
+}
+
+#[test]
+fn refuses_filter_that_no_test_has_in_its_name() {
+    let unit = |filters: &str| {
+        let dir = tempfile::tempdir().unwrap();
+        let call = format!(
+            "need_tools() {{ :; }}; need_nothing_more() {{ :; }}; filters=({filters}); unit_of_filters"
+        );
+        let cargo = "echo 'running 1 test'; echo 'test contract::vault::signs ... ok'";
+        of_run(dir.path(), &["unit_of_filters"], &call, &[("cargo", cargo)])
+    };
+    for filters in ["contract::vault", "vault signs", "--nocapture vault"] {
+        assert_eq!(unit(filters).code, Some(0), "{filters}");
+    }
+    for filters in ["contract::valut", "vault valut"] {
+        let ran = unit(filters);
+        assert_eq!(ran.code, Some(1), "{filters}: {}", ran.output);
+        let message = "no test of tests/it has ";
+        assert!(ran.output.contains(message) && ran.output.contains("valut in its name"));
+    }
+}
+
+#[test]
+fn refuses_benchmark_that_does_not_exist() {
+    let bench = |name: &str| {
+        let dir = tempfile::tempdir().unwrap();
+        let call = format!(
+            "bench() {{ echo all; }}; bench_kubelets() {{ echo kubelets; }}; main bench {name}"
+        );
+        of_run(dir.path(), &["main"], &call, &[])
+    };
+    for (name, says) in [("", "all\n"), ("kubelets", "kubelets\n")] {
+        let ran = bench(name);
+        assert_eq!(ran.code, Some(0), "{}", ran.output);
+        assert!(ran.output.starts_with(says), "{}", ran.output);
+    }
+    let ran = bench("kubelet");
+    assert_eq!(ran.code, Some(1));
+    assert!(ran.output.contains("there is no benchmark kubelet"));
+}
+
+/// A step that could not run in full is no failure, and the steps after it run.
+#[test]
+fn night_reports_what_could_not_be_installed() {
+    let night = |script: &str| {
+        let dir = tempfile::tempdir().unwrap();
+        let functions = ["part", "parts_end", "tier_night"];
+        of_run(
+            dir.path(),
+            &functions,
+            "tier_night",
+            &[("tests/run", script)],
+        )
+    };
+    assert_eq!(night("exit 0").code, Some(0));
+    let ran = night("[ $1 != lint ] || exit 3");
+    assert_eq!(ran.code, Some(3));
+    assert!(ran.output.contains("NOT RUN: tests/run lint,"));
+    let ran = night("case $* in lint) exit 3 ;; 'soak 200') exit 1 ;; esac");
+    assert_eq!(ran.code, Some(1));
+    for words in ["NOT RUN: tests/run lint,", "failed: tests/run soak 200;\n"] {
+        assert!(ran.output.contains(words), "{}", ran.output);
+    }
+}
+
+/// Ctrl-C reaches the processes of the terminal's group, but not those of timeout(1).
+#[test]
+fn interrupted_attempt_ends_its_command() {
+    use nix::sys::signal::{Signal, kill};
+    use nix::unistd::Pid;
+
+    for signal in [Signal::SIGINT, Signal::SIGTERM] {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("pid");
+        // A shell starts its background jobs with SIGINT ignored.
+        let mut attempt = Command::new("env")
+            .args(["--default-signal=INT", "tests/attempt"])
+            .args(["1", "runner-test-interrupt", "sh", "-c"])
+            .args(["echo $$ >\"$0.new\"; mv \"$0.new\" \"$0\"; sleep 60; true"])
+            .arg(&file)
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .spawn()
+            .unwrap();
+        wait_until("its command runs", || file.exists());
+        let command = fs::read_to_string(&file).unwrap();
+        let command = Path::new("/proc").join(command.trim());
+        assert!(command.exists());
+        kill(Pid::from_raw(attempt.id() as i32), signal).unwrap();
+        // A shell that waits for it ends as well.
+        assert_eq!(attempt.wait().unwrap().signal(), Some(signal as i32));
+        assert!(!command.exists());
+    }
 }
 
 #[test]

@@ -16,6 +16,7 @@ use crate::servers::cluster::{self, cluster};
 const KUBEADM_FILE: &str = "/run/kubeadm/kubeadm.yaml";
 const RECORDED_CONFIGURATION: &str = "/var/lib/nodepki/cluster-configuration.yaml";
 const MANIFEST: &str = "/etc/kubernetes/manifests/kube-apiserver.yaml";
+const EXTERNAL_ETCD: &str = "etcd: {external: {endpoints: ['https://192.0.2.9:2379'], caFile: /etc/etcd/ca.crt, certFile: /etc/etcd/c.crt, keyFile: /etc/etcd/c.key}}\n";
 
 /// Returns the first node of a cluster, with parameters for the fields that vary in these tests.
 fn init(api: &str, address: &str, cluster: &str) -> String {
@@ -106,7 +107,6 @@ fn assert_everything_kept(ran: &Ran) {
 
 #[test]
 fn keeps_desired_state_after_reboot_by_files_of_the_node() {
-    let external = "etcd: {external: {endpoints: ['https://192.0.2.9:2379'], caFile: /etc/etcd/ca.crt, certFile: /etc/etcd/c.crt, keyFile: /etc/etcd/c.key}}\n";
     for (what, config) in [
         (
             "stacked",
@@ -117,7 +117,10 @@ fn keeps_desired_state_after_reboot_by_files_of_the_node() {
             ),
         ),
         ("shared endpoint", INIT.to_owned()),
-        ("external etcd", init("v1beta4", "192.0.2.11", external)),
+        (
+            "external etcd",
+            init("v1beta4", "192.0.2.11", EXTERNAL_ETCD),
+        ),
         (
             "IPv6",
             init(
@@ -155,6 +158,27 @@ fn keeps_desired_state_after_reboot_by_files_of_the_node() {
         bootstrap(&node).done().row_says("apiserver", "issued");
         assert_everything_kept(&plan(&node));
     }
+}
+
+/// Without `etcd.external`, a ClusterConfiguration that is written again describes a stacked etcd.
+#[test]
+fn refuses_local_etcd_for_node_with_external_one() {
+    let config = init("v1beta4", "192.0.2.11", EXTERNAL_ETCD);
+    let node = running(&config);
+    let kept = node.read(RECORDED_CONFIGURATION);
+    let rewritten = config.replace(EXTERNAL_ETCD, "");
+    let (_, rewritten) = rewritten.split_once("---\n").unwrap();
+    node.write(RECORDED_CONFIGURATION, rewritten);
+    let snapshot = node.snapshot();
+    let message = "the ClusterConfiguration has no etcd.external, but this node's API server uses etcd at https://192.0.2.9:2379";
+    for ran in [run(&node, &["plan"]), bootstrap(&node)] {
+        ran.ended(65)
+            .says(message)
+            .says("manifests/etcd.yaml does not exist");
+    }
+    snapshot.unchanged(&node.snapshot());
+    node.write(RECORDED_CONFIGURATION, kept);
+    assert_everything_kept(&plan(&node));
 }
 
 #[test]

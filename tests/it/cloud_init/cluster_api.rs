@@ -144,7 +144,7 @@ fn boot_with_slow_signer(machine: &Machine) {
         (3, 1, 2)
     );
     assert_eq!(
-        boot.count("systemctl enable --now nodepki-renew.timer"),
+        boot.count("systemctl enable --now nodepki-renew.timer nodepki-crl.timer"),
         1,
         "{:?}",
         boot.calls

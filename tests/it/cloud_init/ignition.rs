@@ -219,6 +219,8 @@ fn configs_contain_units_and_script_of_the_project() {
             "nodepki-bootstrap.service",
             "nodepki-renew.service",
             "nodepki-renew.timer",
+            "nodepki-crl.service",
+            "nodepki-crl.timer",
         ] {
             let installed = machine.read(&format!("etc/systemd/system/{name}"));
             assert!(installed == unit(name), "{node}: {name}");
@@ -229,7 +231,7 @@ fn configs_contain_units_and_script_of_the_project() {
         );
         assert_eq!(
             machine.read("etc/systemd/system-preset/20-ignition.preset"),
-            "enable kubeadm.service\nenable nodepki-bootstrap.service\n"
+            "enable kubeadm.service\nenable nodepki-bootstrap.service\nenable nodepki-crl.timer\n"
         );
         // The same script as with cloud-init.
         let text = example(user_data);
@@ -253,6 +255,8 @@ fn installed_units_pass_systemd_analyze() {
         for name in [
             "nodepki-bootstrap.service",
             "nodepki-renew.service",
+            "nodepki-crl.service",
+            "nodepki-crl.timer",
             "kubeadm.service",
         ] {
             let ran = Ran::of(
@@ -273,6 +277,7 @@ fn installed_units_pass_systemd_analyze() {
         for (name, keys) in [
             ("nodepki-bootstrap.service", &["ExecStart"][..]),
             ("nodepki-renew.service", &["ExecCondition", "ExecStart"]),
+            ("nodepki-crl.service", &["ExecStart"]),
         ] {
             let drop_in = machine.read(&format!("etc/systemd/system/{name}.d/10-program.conf"));
             let mut expected = vec!["[Service]".to_owned()];
@@ -429,6 +434,8 @@ fn cluster_api_text_contains_units_of_the_project() {
         "nodepki-bootstrap.service",
         "nodepki-renew.service",
         "nodepki-renew.timer",
+        "nodepki-crl.service",
+        "nodepki-crl.timer",
     ] {
         let installed = machine.read(&format!("etc/systemd/system/{name}"));
         assert_eq!(settings_of(&installed), settings_of(&unit(name)), "{name}");
@@ -437,8 +444,10 @@ fn cluster_api_text_contains_units_of_the_project() {
     assert_eq!(settings_of(&installed), settings_of(&unit("tmpfiles.conf")));
     // The drop-ins are those of the Butane texts, with the file of Cluster API.
     let other = applied("first", &Downloads::new());
-    let file = "etc/systemd/system/nodepki-renew.service.d/10-program.conf";
-    assert_eq!(machine.read(file), other.read(file));
+    for name in ["nodepki-renew.service", "nodepki-crl.service"] {
+        let file = format!("etc/systemd/system/{name}.d/10-program.conf");
+        assert_eq!(machine.read(&file), other.read(&file), "{name}");
+    }
     let file = "etc/systemd/system/nodepki-bootstrap.service.d/10-program.conf";
     let condition = "[Unit]\nConditionPathExists=|/etc/kubeadm.yml\n";
     assert_eq!(
@@ -471,7 +480,10 @@ fn boots_control_plane_of_cluster_api_with_ignition() {
             ran.said()
         );
         assert_eq!(
-            count(&machine, "systemctl enable --now nodepki-renew.timer"),
+            count(
+                &machine,
+                "systemctl enable --now nodepki-renew.timer nodepki-crl.timer"
+            ),
             1
         );
         assert!(machine.path(SENTINEL).exists());

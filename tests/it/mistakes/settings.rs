@@ -271,7 +271,7 @@ const VALUES: &[Mistake] = &[
         broken: ("caFile: CA", "caFile: /root/ca.pem"),
         command: STRICT,
         code: 78,
-        message: "tls.caFile: nodepki's systemd units do not see /root/ca.pem (ProtectHome=yes; move it to /etc/nodepki)",
+        message: "tls.caFile: nodepki's systemd units do not see /root/ca.pem (ProtectHome=yes; move it, for example to /etc/nodepki)",
         fix: ("caFile: /root/ca.pem", "caFile: CA"),
     },
 ];
