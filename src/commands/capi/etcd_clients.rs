@@ -9,8 +9,8 @@
 //!
 //! The authority signs clients only (extended key usage, path length 0), has the key of the key policy, and lives for a year.
 //! It is kept in the state directory of the cluster and is used as long as the file exists. After half of its life a
-//! successor is created and added to `tls.crt`, so new nodes trust both; after [`PUBLISHED_FOR`] the controllers sign
-//! with the successor. Each step is an entry of the issuance log in the state directory.
+//! successor is created and added to `tls.crt`, so new nodes trust both; after [`PUBLISHED_FOR`], or once the authority
+//! has expired, the controllers sign with the successor. Each step is an entry of the issuance log in the state directory.
 
 use std::path::Path;
 use std::time::Duration;
@@ -79,9 +79,9 @@ impl StoredAuthority {
         self.bundle.first()
     }
 
-    /// Returns the content of a file: certificate, key, and the predecessor while its certificate is valid.
-    fn to_pem(&self, predecessor: Option<&Certificate>, now: OffsetDateTime) -> Zeroizing<Vec<u8>> {
-        let predecessor = predecessor.filter(|certificate| certificate.not_after() > now);
+    /// Returns the content of a file: certificate, key, and the predecessor. An expired predecessor stays, since CLUSTER-etcd
+    /// may still contain its key, by which the key is recognized.
+    fn to_pem(&self, predecessor: Option<&Certificate>) -> Zeroizing<Vec<u8>> {
         let parts = [
             Zeroizing::new(self.certificate().to_pem().into_bytes()),
             self.key.clone(),
@@ -94,6 +94,15 @@ impl StoredAuthority {
             pem.extend_from_slice(&part);
         }
         pem
+    }
+
+    fn is_expired(&self, now: OffsetDateTime) -> bool {
+        self.certificate().not_after() <= now
+    }
+
+    /// Returns whether nodes had enough time to get the certificate.
+    fn is_published(&self, now: OffsetDateTime) -> bool {
+        now - self.certificate().not_before() >= PUBLISHED_FOR
     }
 
     /// Returns whether a successor is due: half of its life is over, or it is not what this release would create.
@@ -156,7 +165,7 @@ impl AuthorityStore<'_> {
             key: key_pem,
             key_type,
         };
-        let pem = created.to_pem(None, self.now);
+        let pem = created.to_pem(None);
         match self.state.create_dir("/", 0o700)?.write_new(name, &pem) {
             Ok(()) => {}
             Err(error @ StoreError::Unsafe { .. }) => {
@@ -168,13 +177,20 @@ impl AuthorityStore<'_> {
         Ok(created)
     }
 
+    /// Removes a successor with which the controllers never signed.
+    fn discard(&self, next: &StoredAuthority) -> Result<(), Failure> {
+        self.remove(NEXT_FILE)?;
+        self.log(AuditEvent::AuthorityStep, "discard", next.certificate());
+        Ok(())
+    }
+
     /// Lets the controllers sign with the successor.
     fn activate(
         &self,
         next: StoredAuthority,
         former: &StoredAuthority,
     ) -> Result<StoredAuthority, Failure> {
-        let pem = next.to_pem(Some(former.certificate()), self.now);
+        let pem = next.to_pem(Some(former.certificate()));
         self.write(AUTHORITY_FILE, &pem)?;
         self.remove(NEXT_FILE)?;
         self.log(AuditEvent::AuthorityStep, "activate", next.certificate());
@@ -225,28 +241,42 @@ pub(super) fn load(
         None => return Ok(None),
     };
     let mut next = store.read(NEXT_FILE)?;
-    if let Some(one) = next.take_if(|next| {
-        let since = now - next.certificate().not_before();
-        since >= PUBLISHED_FOR || current.certificate().not_after() <= now
-    }) {
-        current = if one.certificate() == current.certificate() {
-            // An earlier run was interrupted.
-            store.remove(NEXT_FILE)?;
-            current
+    if next.as_ref().map(StoredAuthority::certificate) == Some(current.certificate()) {
+        // An earlier run was interrupted.
+        store.remove(NEXT_FILE)?;
+        next = None;
+    }
+    // Runs may have been missed for years.
+    if let Some(expired) = next.take_if(|next| next.is_expired(now)) {
+        store.discard(&expired)?;
+    }
+    loop {
+        let is_expired = current.is_expired(now);
+        if let Some(one) = next.take_if(|next| is_expired || next.is_published(now)) {
+            current = store.activate(one, &current)?;
+        } else if next.is_none() && current.is_due(required, now) {
+            next = Some(store.create(NEXT_FILE, algorithm)?);
         } else {
-            store.activate(one, &current)?
-        };
+            break;
+        }
     }
-    if next.is_none() && current.is_due(required, now) {
-        next = Some(store.create(NEXT_FILE, algorithm)?);
-    }
-    let notes = next.iter().map(|next| replacement_note(state, next));
+    let is_early = !current.is_published(now) && current.bundle.certificates().len() > 1;
+    let notes = is_early.then(|| unpublished_note(state)).into_iter();
+    let notes = notes.chain(next.iter().map(|next| replacement_note(state, next)));
     Ok(Some(EtcdClientAuthority {
         notes: notes.collect(),
         next: next.map(|next| next.bundle),
         bundle: current.bundle,
         key: current.key,
     }))
+}
+
+fn unpublished_note(state: &NodeRoot) -> String {
+    let file = state.on_this_machine(Path::new("/").join(AUTHORITY_FILE));
+    format!(
+        "the etcd client CA expired before nodes had its successor: append the first certificate in {} to etcd/clients.crt on each older control-plane node and restart etcd; until then the controllers have no access to etcd",
+        file.display()
+    )
 }
 
 fn replacement_note(state: &NodeRoot, next: &StoredAuthority) -> String {

@@ -136,6 +136,43 @@ fn replaces_authority_in_steps_before_its_end() {
     assert_eq!(steps, ["create", "create", "activate"]);
 }
 
+/// After a pause of the runs that outlasts the authority, one run replaces it, and the key in CLUSTER-etcd is recognized.
+#[test]
+fn replaces_expired_authority_in_one_run() {
+    for (runs, pause, steps) in [
+        (&[0][..], 366, &["create", "create", "activate"][..]),
+        (&[0, 183], 366, &["create", "create", "activate", "create"]),
+        (
+            &[0, 183],
+            900,
+            &["create", "create", "discard", "create", "activate"],
+        ),
+    ] {
+        let directory = StateDirectory::new();
+        let policy = policy("{}");
+        let mut former = None;
+        for day in runs {
+            former = Some(directory.load(&policy, after(*day)));
+        }
+        let former_key = secret(&former.unwrap()).1;
+        let replaced = directory.load(&policy, after(pause));
+        let (bundle, key) = secret(&replaced);
+        assert!(bundle.first().not_after() > after(pause), "{steps:?}");
+        assert!(is_predecessor_key(&bundle, former_key.public_key()));
+        assert_ne!(key.public_key(), former_key.public_key());
+        let log = directory.logged();
+        let logged: Vec<&str> = log.iter().map(|(_, action)| action.as_str()).collect();
+        assert_eq!(logged, steps);
+        let mut notes = replaced.notes.iter();
+        let has_note = notes.any(|note| note.contains("expired before nodes had"));
+        assert_eq!(has_note, steps.last() == Some(&"activate"), "{steps:?}");
+        // The next run changes nothing.
+        let again = directory.load(&policy, after(pause));
+        assert_eq!(again.bundle, replaced.bundle);
+        assert_eq!(directory.logged().len(), steps.len());
+    }
+}
+
 #[test]
 fn adopts_authority_that_another_run_created_meanwhile() {
     let directory = StateDirectory::new();
