@@ -47,7 +47,9 @@ impl Migrated {
                 "team": "kept",
             });
             let labels = json!({"cluster.x-k8s.io/cluster-name": "prod"});
-            let metadata = json!({"annotations": annotations, "labels": labels});
+            let owner = json!({"apiVersion": "controlplane.cluster.x-k8s.io/v1beta2", "kind": "KubeadmControlPlane", "name": "prod", "uid": "1", "controller": true});
+            let metadata =
+                json!({"annotations": annotations, "labels": labels, "ownerReferences": [owner]});
             migrated.management.make(purpose, data, metadata);
         }
         migrated.management.apply(&[]).done();
@@ -422,6 +424,28 @@ fn follows_change_of_ca_in_secrets() {
         management.check(&[]).done();
         management.apply(&[]).done().row_says("prod-ca", "kept");
     }
+}
+
+/// The Secrets of a migrated cluster, of which KubeadmControlPlane is the owner, follow a change of CA, and get an etcd client
+/// CA.
+#[test]
+fn follows_change_of_ca_in_migrated_secrets() {
+    let migrated = Migrated::new();
+    let management = &migrated.management;
+    let old = management.node.authority(Authority::Ca).bundle().to_pem();
+    migrated.to_external(&["--apply"]).done();
+    let (now, life) = (crate::signing::now(), crate::node::DAY * 365);
+    management.node.replace_authority(Authority::Ca, now, life);
+    let new = management.node.authority(Authority::Ca).bundle().to_pem();
+    let staged = format!("{old}{new}");
+    std::fs::write(management.node.ca().join("ca.crt"), &staged).unwrap();
+    management
+        .apply(&["--etcd-client-ca"])
+        .done()
+        .row_says("prod-ca", "replaced")
+        .row_says("prod-etcd", "replaced");
+    assert_eq!(management.data("ca", "tls.crt"), staged.into_bytes());
+    management.check(&[]).done();
 }
 
 /// Each command with `--apply`, as the ServiceAccount that its `--rights` prints.

@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 use time::OffsetDateTime;
 
 use super::etcd_clients::{client_authority, is_predecessor_key, without_client_authority};
+use super::migrate;
 use super::secrets::{
     CLUSTER_LABEL, ClusterTarget, MANAGED_BY_LABEL, MANAGED_BY_NODEPKI, Object, Purpose, SecretSpec,
 };
@@ -272,8 +273,10 @@ fn require_replaceable(
 ) -> Result<(), String> {
     let mut owners = found.owners();
     let manager = found.label(MANAGED_BY_LABEL);
-    if manager == Some(MANAGED_BY_NODEPKI) {
-        // KubeadmControlPlane also adopts nodepki's Secrets if they have Cluster API's type.
+    // KubeadmControlPlane also adopts nodepki's Secrets if they have Cluster API's type, and is the owner of the CAs that it
+    // created. Without their key, as after `capi migrate to-external`, it does not sign with them.
+    let is_without_key = || purpose.is_authority() && !migrate::contains_ca_key(found);
+    if manager == Some(MANAGED_BY_NODEPKI) || (trust.is_some() && is_without_key()) {
         owners.retain(|owner| !owner.starts_with("KubeadmControlPlane/"));
     }
     if !owners.is_empty() {
@@ -334,3 +337,6 @@ pub(super) fn map_at<'a>(
         [first, rest @ ..] => map_at(entries.entry(*first).or_insert(Value::Null), rest),
     }
 }
+
+#[cfg(test)]
+mod tests;

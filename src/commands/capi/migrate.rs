@@ -294,6 +294,15 @@ impl KeyEntry {
     }
 }
 
+/// Returns whether an authority's Secret contains a private key other than that of the etcd client CA, or an entry for one with
+/// unknown content.
+pub(super) fn contains_ca_key(object: &Object) -> bool {
+    KEY_ENTRIES.into_iter().any(|entry| {
+        let read = KeyEntry::read(object, entry);
+        matches!(read, KeyEntry::Key(_) | KeyEntry::Other(_))
+    })
+}
+
 /// Returns the CA certificates of an authority's Secret.
 ///
 /// # Errors
