@@ -138,7 +138,7 @@ pub(super) struct SecretsArgs {
     #[arg(long, value_name = "DIR")]
     ca_dir: Option<Argument>,
     /// Kubeconfig of the workload cluster: an authority that `nodepki authority rotate` changes there has the CAs of the present
-    /// phase, whatever the files contain
+    /// phase, whatever the files contain; after the end, until the files contain another CA
     #[arg(long, value_name = "FILE")]
     workload_kubeconfig: Option<Argument>,
     /// State directory for keys and certificates; default: /var/lib/nodepki/capi/NS/CLUSTER

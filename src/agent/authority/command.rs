@@ -335,6 +335,43 @@ fn require_readable(
     }
 }
 
+/// The CA certificates of an authority that is or was changed in the cluster.
+#[derive(Clone, Debug)]
+pub struct RotatedBundle {
+    /// The certificates that nodes trust in the present phase.
+    pub bundle: TrustBundle,
+    /// The old and the new CA.
+    cas: [Certificate; 2],
+    has_ended: bool,
+}
+
+impl RotatedBundle {
+    /// Reads the certificates of a rotation.
+    ///
+    /// # Errors
+    /// The reason why they are unusable.
+    pub fn of(rotation: &AuthorityRotation) -> Result<Self, String> {
+        let trusted = rotation.trusted().into_iter().map(certificate);
+        let trusted = trusted.collect::<Result<_, _>>()?;
+        Ok(RotatedBundle {
+            bundle: TrustBundle::from_certificates(trusted).map_err(|error| error.to_string())?,
+            cas: [certificate(&rotation.old)?, certificate(&rotation.new)?],
+            has_ended: rotation.phase.is_end(),
+        })
+    }
+
+    /// Returns whether the rotation has ended, so that another CA may have replaced that of the rotation.
+    pub fn has_ended(&self) -> bool {
+        self.has_ended
+    }
+
+    /// Returns whether certificates are only those of the rotation.
+    pub fn contains(&self, bundle: &TrustBundle) -> bool {
+        let mut certificates = bundle.certificates().iter();
+        certificates.all(|one| self.cas.contains(one))
+    }
+}
+
 /// Returns the CA certificates of each authority that is or was changed in the cluster, as of the present phase.
 ///
 /// # Errors
@@ -342,7 +379,7 @@ fn require_readable(
 pub async fn rotated_bundles(
     root: &NodeRoot,
     kubeconfig: &KubeconfigFile,
-) -> Result<BTreeMap<Authority, TrustBundle>, Failure> {
+) -> Result<BTreeMap<Authority, RotatedBundle>, Failure> {
     let map = RotationMap::read(&api(root, kubeconfig)?).await;
     let record = map.map_err(failed("reading the rotation"))?.rotations();
     require_readable(&record, &BTreeSet::new())?;
@@ -350,13 +387,8 @@ pub async fn rotated_bundles(
     rotations
         .filter_map(|(subject, rotation)| Some((subject.authority()?, rotation)))
         .map(|(authority, rotation)| {
-            let trusted = rotation.trusted().into_iter().map(certificate);
-            let trusted = trusted.collect::<Result<_, _>>().map_err(refused)?;
-            let bundle = TrustBundle::from_certificates(trusted);
-            Ok((
-                authority,
-                bundle.map_err(|error| refused(error.to_string()))?,
-            ))
+            let bundle = RotatedBundle::of(&rotation).map_err(refused)?;
+            Ok((authority, bundle))
         })
         .collect()
 }

@@ -13,6 +13,7 @@ use std::str::FromStr;
 
 use time::OffsetDateTime;
 
+use crate::agent::authority::command::RotatedBundle;
 use crate::agent::load::{self, LoadInputs, SignerState};
 use crate::agent::{
     self, Clock, ClockPolicy, ExitCode, Failure, Progress, Provided, ProvidedBundle, RunReport,
@@ -53,8 +54,9 @@ pub(super) struct Order {
     pub(super) external_etcd: bool,
     /// Directory with the CA certificates, in kubeadm's layout.
     pub(super) ca_dir: Option<Argument>,
-    /// CA certificates by the rotations of the workload cluster, which precede those of files.
-    pub(super) rotated: BTreeMap<Authority, TrustBundle>,
+    /// CA certificates by the rotations of the workload cluster, which precede those of files. A rotation that has ended
+    /// does so only until another CA is in the file or in the state directory.
+    pub(super) rotated: BTreeMap<Authority, RotatedBundle>,
     /// State directory, instead of the one below `/var/lib/nodepki/capi`.
     pub(super) state: Option<Argument>,
 }
@@ -139,8 +141,8 @@ pub(super) fn setup(
         on_policy_change: OnPolicyChange::Now,
         ..load::choices(&settings)
     };
+    let plan = table(&cluster, &identity, &policy, &choices)?;
     let setup = RunSetup {
-        plan: table(&cluster, &identity, &policy, &choices)?,
         signers: load::open_signers(
             root,
             &settings,
@@ -153,9 +155,12 @@ pub(super) fn setup(
         identity,
         trust: pins(&settings),
         provided: Provided {
-            bundles: given_bundles(root, &settings, order)?,
+            bundles: given_bundles(root, &settings, order, |authority| {
+                present_bundle(root, order, &plan, authority)
+            })?,
             ..Provided::default()
         },
+        plan,
         identity_conflicts: Vec::new(),
         record: None,
         rotation: settings.rotation.clone(),
@@ -245,65 +250,131 @@ fn pins(settings: &Settings) -> BTreeMap<Authority, TrustSource> {
         .collect()
 }
 
-/// Returns the CA certificates of the authorities for which a file is configured.
+/// Returns the CA certificates of the authorities that are changed in the workload cluster, or for which a file is configured.
+/// `present` returns those in the state directory.
 fn given_bundles(
     root: &NodeRoot,
     settings: &Settings,
     order: &Order,
+    present: impl Fn(Authority) -> Result<Option<TrustBundle>, Failure>,
 ) -> Result<BTreeMap<Authority, ProvidedBundle>, Failure> {
     let mut bundles = BTreeMap::new();
     for authority in Authority::ALL {
-        if let Some(bundle) = order.rotated.get(&authority) {
-            let source = format!("the rotation of {authority} in the workload cluster");
-            bundles.insert(authority, ProvidedBundle::new(source, bundle.clone()));
-            continue;
+        let file = GivenFile::of(root, settings, order, authority);
+        if let Some(rotated) = order.rotated.get(&authority) {
+            let mut known = Vec::new();
+            if rotated.has_ended() {
+                let given = file.as_ref().map(|file| file.read(root)).transpose()?;
+                known.extend(given.flatten());
+                known.extend(present(authority)?);
+            }
+            if known.iter().all(|bundle| rotated.contains(bundle)) {
+                let source = format!("the rotation of {authority} in the workload cluster");
+                let bundle = ProvidedBundle::new(source, rotated.bundle.clone());
+                bundles.insert(authority, bundle);
+                continue;
+            }
         }
-        let of_settings = settings.authorities.get(&authority);
-        let path = match &order.ca_dir {
-            Some(dir) => {
-                let name = format!("{}.crt", authority.base_name());
-                Some((Origin::CommandLine, dir.as_given().join(name)))
-            }
-            None => {
-                of_settings.and_then(|trust| Some((settings.origin, trust.trust_file.clone()?)))
-            }
-        };
-        // The CA of an external etcd is not managed here.
-        let Some((origin, path)) =
-            path.filter(|_| authority != Authority::EtcdCa || !order.external_etcd)
-        else {
-            continue;
-        };
-        let shown = load::shown_defined(root, origin, &path);
-        let shown = shown.display().to_string();
-        let file = format!("certificate of authority {authority}: {shown}");
-        let unusable = |what: String| Failure::new(ExitCode::Configuration, what);
-        let found = load::defined(root, origin, &path)?.read()?;
-        let found = found.ok_or_else(|| {
-            unusable(format!(
-                "{file}: the file does not exist (put it there, or name another directory with --ca-dir)"
-            ))
+        let Some(file) = file else { continue };
+        let bundle = file.read(root)?.ok_or_else(|| {
+            file.unusable(
+                "the file does not exist (put it there, or name another directory with --ca-dir)",
+            )
         })?;
-        let bundle =
-            TrustBundle::from_pem(&found.bytes).map_err(|error| unusable(file).caused_by(error))?;
-        bundles.insert(authority, ProvidedBundle::new(shown, bundle));
+        bundles.insert(authority, ProvidedBundle::new(file.shown, bundle));
     }
     Ok(bundles)
 }
 
-/// Opens the cluster's state directory, and creates it if it does not exist.
-pub(super) fn state(root: &NodeRoot, order: &Order) -> Result<NodeRoot, Failure> {
-    let (place, path) = match &order.state {
+/// A configured file with the CA certificates of an authority.
+struct GivenFile {
+    authority: Authority,
+    origin: Origin,
+    path: PathBuf,
+    shown: String,
+}
+
+impl GivenFile {
+    fn of(
+        root: &NodeRoot,
+        settings: &Settings,
+        order: &Order,
+        authority: Authority,
+    ) -> Option<Self> {
+        // The CA of an external etcd is not managed here.
+        if authority == Authority::EtcdCa && order.external_etcd {
+            return None;
+        }
+        let (origin, path) = match &order.ca_dir {
+            Some(dir) => {
+                let name = format!("{}.crt", authority.base_name());
+                (Origin::CommandLine, dir.as_given().join(name))
+            }
+            None => {
+                let trust = settings.authorities.get(&authority)?;
+                (settings.origin, trust.trust_file.clone()?)
+            }
+        };
+        let shown = load::shown_defined(root, origin, &path);
+        Some(GivenFile {
+            authority,
+            origin,
+            path,
+            shown: shown.display().to_string(),
+        })
+    }
+
+    fn unusable(&self, problem: &str) -> Failure {
+        let GivenFile {
+            authority, shown, ..
+        } = self;
+        let message = format!("certificate of authority {authority}: {shown}: {problem}");
+        Failure::new(ExitCode::Configuration, message)
+    }
+
+    /// Returns the certificates; `None` if the file does not exist.
+    fn read(&self, root: &NodeRoot) -> Result<Option<TrustBundle>, Failure> {
+        let found = load::defined(root, self.origin, &self.path)?.read()?;
+        let bundle = found.map(|found| TrustBundle::from_pem(&found.bytes));
+        bundle
+            .transpose()
+            .map_err(|error| self.unusable(&error.to_string()))
+    }
+}
+
+/// Returns the readable CA certificates of an authority in the cluster's state directory.
+fn present_bundle(
+    root: &NodeRoot,
+    order: &Order,
+    plan: &NodeSpec,
+    authority: Authority,
+) -> Result<Option<TrustBundle>, Failure> {
+    let (place, path) = state_place(root, order)?;
+    let (Some(state), Some(spec)) = (place.subroot(&path)?, plan.bundle(authority)) else {
+        return Ok(None);
+    };
+    let found = state.read(&spec.path)?;
+    Ok(found.and_then(|found| TrustBundle::from_pem(&found.bytes).ok()))
+}
+
+/// Returns the root and the path of the cluster's state directory.
+fn state_place(root: &NodeRoot, order: &Order) -> Result<(NodeRoot, PathBuf), Failure> {
+    Ok(match &order.state {
         Some(path) => {
             let found = load::argument(root, path)?;
             (found.root, found.path)
         }
-        None => {
-            // The store requires that its state directory is private, whichever code creates it.
-            root.create_dir(STATE_DIR, 0o700)?;
-            (root.clone(), default_state(&order.target))
-        }
-    };
+        None => (root.clone(), default_state(&order.target)),
+    })
+}
+
+/// Opens the cluster's state directory, and creates it if it does not exist.
+pub(super) fn state(root: &NodeRoot, order: &Order) -> Result<NodeRoot, Failure> {
+    let (place, path) = state_place(root, order)?;
+    if order.state.is_none() {
+        // The store requires that its state directory is private, whichever code creates it.
+        root.create_dir(STATE_DIR, 0o700)?;
+    }
     place.create_dir(&path, 0o700)?;
     place.subroot(&path)?.ok_or_else(|| {
         Failure::new(
@@ -491,3 +562,6 @@ impl PreparedIssue {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

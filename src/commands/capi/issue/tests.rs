@@ -1,0 +1,128 @@
+use std::time::Duration;
+
+use time::macros::datetime;
+
+use super::*;
+use crate::spec::authority_rotation::{
+    AuthorityRotation, RotatedCa, RotationPhase, RotationVersion,
+};
+use crate::text::hex;
+use crate::x509::{CertificateAuthority, KeyAlgorithm, PrivateKey};
+
+const NOW: OffsetDateTime = datetime!(2026-06-01 12:00 UTC);
+const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+fn new_ca(name: &str) -> TrustBundle {
+    let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+    let made = CertificateAuthority::self_signed(name, key, NOW, YEAR);
+    made.unwrap().bundle().clone()
+}
+
+fn both(one: &TrustBundle, other: &TrustBundle) -> TrustBundle {
+    let certificates = [one.certificates(), other.certificates()].concat();
+    TrustBundle::from_certificates(certificates).unwrap()
+}
+
+fn order() -> Order {
+    Order {
+        target: ClusterTarget::new("prod", "default").unwrap(),
+        endpoint: None,
+        external_etcd: false,
+        ca_dir: None,
+        rotated: BTreeMap::new(),
+        state: None,
+    }
+}
+
+fn rotation(old: &TrustBundle, new: &TrustBundle, phase: RotationPhase) -> RotatedBundle {
+    let rotated = |bundle: &TrustBundle| RotatedCa {
+        sha256: hex(&bundle.first().fingerprint()),
+        certificate: bundle.to_pem(),
+    };
+    let rotation = AuthorityRotation {
+        version: RotationVersion,
+        id: "1".to_owned(),
+        subject: Authority::Ca.into(),
+        old: rotated(old),
+        new: rotated(new),
+        phase,
+        paused: false,
+        hold_before: Default::default(),
+        excluded: Default::default(),
+        token_lifetime: None,
+        token_wait: None,
+    };
+    RotatedBundle::of(&rotation).unwrap()
+}
+
+/// A later change on each node replaces the CA of a rotation that has ended.
+#[test]
+fn prefers_rotation_that_has_ended_only_to_its_own_cas() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = NodeRoot::open(dir.path()).unwrap();
+    let [one, two, three] = ["one", "two", "three"].map(new_ca);
+    let (later, activated) = (both(&two, &three), both(&two, &one));
+    let done = RotationPhase::Done;
+    let cases = [
+        (
+            RotationPhase::Trust,
+            Some(&later),
+            Some(&later),
+            Some(both(&one, &two)),
+        ),
+        (done, Some(&one), Some(&one), Some(two.clone())),
+        (done, Some(&activated), None, Some(two.clone())),
+        (done, None, Some(&one), Some(two.clone())),
+        (done, None, None, Some(two.clone())),
+        (done, Some(&later), Some(&two), Some(later.clone())),
+        (done, Some(&two), Some(&later), Some(two.clone())),
+        (done, None, Some(&later), None),
+        (
+            RotationPhase::Undone,
+            Some(&two),
+            Some(&two),
+            Some(one.clone()),
+        ),
+    ];
+    for (phase, file, present, expected) in cases {
+        let path = dir.path().join("ca.crt");
+        let mut settings = Settings::default();
+        if let Some(file) = file {
+            std::fs::write(&path, file.to_pem()).unwrap();
+            let trust = settings.authorities.get_mut(&Authority::Ca).unwrap();
+            trust.trust_file = Some("/ca.crt".into());
+        }
+        let mut order = order();
+        let rotated = rotation(&one, &two, phase);
+        order.rotated.insert(Authority::Ca, rotated);
+        let given = given_bundles(&root, &settings, &order, |_| Ok(present.cloned())).unwrap();
+        let given = given.get(&Authority::Ca).map(|given| given.bundle.clone());
+        assert_eq!(given, expected, "{phase}, {file:?}, {present:?}");
+    }
+}
+
+#[test]
+fn reads_ca_certificates_in_the_state_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = NodeRoot::open(dir.path()).unwrap();
+    let order = order();
+    let plan = plan();
+    let read = || present_bundle(&root, &order, &plan, Authority::Ca).unwrap();
+    assert_eq!(read(), None);
+    let ca = new_ca("one");
+    let state = state(&root, &order).unwrap();
+    let pki = state.create_dir("/etc/kubernetes/pki", 0o755).unwrap();
+    pki.write_atomic("ca.crt", ca.to_pem().as_bytes(), 0o644)
+        .unwrap();
+    assert_eq!(read(), Some(ca));
+}
+
+fn plan() -> NodeSpec {
+    let identity = NodeIdentity {
+        node: "prod".to_owned(),
+        cluster: "prod".to_owned(),
+    };
+    let policy = KeyPolicy::new(Default::default(), KeyAlgorithm::Rsa2048);
+    let choices = load::choices(&Settings::default());
+    table(&ClusterConfig::default(), &identity, &policy, &choices).unwrap()
+}
