@@ -17,7 +17,7 @@ use crate::agent::authority::command::RotatedBundle;
 use crate::agent::load::{self, LoadInputs, SignerState};
 use crate::agent::{
     self, Clock, ClockPolicy, ExitCode, Failure, Progress, Provided, ProvidedBundle, RunReport,
-    RunSetup, SurveyedCert, TrustSource,
+    RunSetup, SurveyedBundle, SurveyedCert, TrustSource,
 };
 use crate::config::{Argument, Origin, Settings};
 use crate::kube::kubeadm::{
@@ -26,12 +26,12 @@ use crate::kube::kubeadm::{
 use crate::kube::names::{Authority, CertName};
 use crate::process::jitter::random_fraction;
 use crate::signer::NodeIdentity;
-use crate::spec::assess::Observed;
+use crate::spec::assess::{BundleRefusal, Observed};
 use crate::spec::policy::KeyPolicy;
 use crate::spec::schedule::OnPolicyChange;
 use crate::spec::{self, BundleSpec, Choices, NodeSpec};
 use crate::store::{Commit, Mode, NodeRoot, STATE_DIR};
-use crate::x509::{CertDifference, TrustBundle, path_differences};
+use crate::x509::{CertDifference, PublicKey, TrustBundle, path_differences};
 
 use super::secrets::{ClusterTarget, SecretMaterial};
 
@@ -387,6 +387,33 @@ pub(super) fn state(root: &NodeRoot, order: &Order) -> Result<NodeRoot, Failure>
     })
 }
 
+/// A change of the CA certificates in a configured file.
+#[derive(Debug, PartialEq, Eq)]
+enum CaChange {
+    None,
+    /// Both have a key in common: a step of a change of the CA, or a renewed certificate.
+    Followed,
+    /// Another CA, even if the one in the state directory has signed it.
+    Refused,
+}
+
+impl CaChange {
+    fn between(present: &TrustBundle, given: &TrustBundle) -> Self {
+        let keys = |bundle: &TrustBundle| -> Vec<PublicKey> {
+            let certificates = bundle.certificates().iter();
+            certificates.map(|one| one.public_key().clone()).collect()
+        };
+        let given_keys = keys(given);
+        if present == given {
+            CaChange::None
+        } else if keys(present).iter().any(|key| given_keys.contains(key)) {
+            CaChange::Followed
+        } else {
+            CaChange::Refused
+        }
+    }
+}
+
 impl PreparedIssue {
     /// Returns the cluster's state directory.
     pub(super) fn state(&self) -> &NodeRoot {
@@ -426,9 +453,11 @@ impl PreparedIssue {
         Ok((report, material))
     }
 
-    /// Replaces the CA certificates in the state directory by those of the configured files if both have a certificate in
-    /// common, as after each step of `nodepki authority`; returns a note for each. Other CAs are left
-    /// to [`agent::bootstrap`], which refuses them.
+    /// Replaces the CA certificates in the state directory by those of the configured files if both have a key in common,
+    /// as after each step of `nodepki authority`; returns a note for each.
+    ///
+    /// # Errors
+    /// A configured file contains other CAs; errors of the file system.
     fn follow_ca_change(&self, clock: Clock) -> Result<Vec<String>, Failure> {
         if self.changed_bundles(clock())?.is_empty() {
             return Ok(Vec::new());
@@ -495,23 +524,41 @@ impl PreparedIssue {
         Ok(())
     }
 
-    /// Returns the bundles that differ from the configured file and have a certificate in common with it.
+    /// Returns the bundles that differ from the configured file and have a key in common with it.
+    ///
+    /// # Errors
+    /// A configured file contains other CAs.
     fn changed_bundles(
         &self,
         now: OffsetDateTime,
     ) -> Result<Vec<(BundleSpec, &ProvidedBundle)>, Failure> {
         let survey = self.setup.survey(&self.state, now)?;
-        let changed = survey.bundles.into_iter().filter_map(|bundle| {
-            let given = self.setup.provided.bundles.get(&bundle.spec.authority)?;
-            let (present, wanted) = (bundle.found.present()?, &given.bundle);
-            let certificates = wanted.certificates();
-            let shares = present
-                .certificates()
-                .iter()
-                .any(|one| certificates.contains(one));
-            (present != wanted && shares).then(|| (bundle.spec.clone(), given))
-        });
-        Ok(changed.collect())
+        let (mut changed, mut refusals) = (Vec::new(), Vec::new());
+        for SurveyedBundle { spec, found, .. } in survey.bundles {
+            let given = self.setup.provided.bundles.get(&spec.authority);
+            let (Some(given), Some(present)) = (given, found.present()) else {
+                continue;
+            };
+            match CaChange::between(present, &given.bundle) {
+                CaChange::None => {}
+                CaChange::Followed => changed.push((spec, given)),
+                CaChange::Refused => refusals.push(
+                    BundleRefusal::NotOfCluster {
+                        path: spec.path,
+                        authority: spec.authority,
+                        found: present.to_string(),
+                        from: given.from.clone(),
+                        wanted: given.bundle.to_string(),
+                    }
+                    .to_string(),
+                ),
+            }
+        }
+        if refusals.is_empty() {
+            Ok(changed)
+        } else {
+            Err(Failure::with_messages(ExitCode::Refused, refusals))
+        }
     }
 
     /// Adds the state directory to the messages, since not every message names it.

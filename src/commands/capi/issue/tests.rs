@@ -18,6 +18,27 @@ fn new_ca(name: &str) -> TrustBundle {
     made.unwrap().bundle().clone()
 }
 
+/// Returns a certificate for the same key as `authority`, with another lifetime.
+fn renewed(key: &PrivateKey, name: &str) -> TrustBundle {
+    let key = PrivateKey::from_pem(key.to_pem().as_bytes()).unwrap();
+    let made = CertificateAuthority::self_signed(name, key, NOW, YEAR * 2);
+    made.unwrap().bundle().clone()
+}
+
+/// Returns a CA, and another one that it has signed.
+fn signed_ca() -> (TrustBundle, TrustBundle) {
+    let parameters = || {
+        let mut parameters = rcgen::CertificateParams::default();
+        parameters.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        parameters
+    };
+    let [key, other] = [(); 2].map(|()| rcgen::KeyPair::generate().unwrap());
+    let root = rcgen::CertifiedIssuer::self_signed(parameters(), key).unwrap();
+    let below = parameters().signed_by(&other, &root).unwrap();
+    let read = |der: &[u8]| TrustBundle::from_response(der).unwrap();
+    (read(root.der()), read(below.der()))
+}
+
 fn both(one: &TrustBundle, other: &TrustBundle) -> TrustBundle {
     let certificates = [one.certificates(), other.certificates()].concat();
     TrustBundle::from_certificates(certificates).unwrap()
@@ -98,6 +119,33 @@ fn prefers_rotation_that_has_ended_only_to_its_own_cas() {
         let given = given_bundles(&root, &settings, &order, |_| Ok(present.cloned())).unwrap();
         let given = given.get(&Authority::Ca).map(|given| given.bundle.clone());
         assert_eq!(given, expected, "{phase}, {file:?}, {present:?}");
+    }
+}
+
+#[test]
+fn follows_steps_of_ca_change_and_renewed_certificate() {
+    let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+    let copy = PrivateKey::from_pem(key.to_pem().as_bytes()).unwrap();
+    let made = CertificateAuthority::self_signed("one", copy, NOW, YEAR);
+    let one = made.unwrap().bundle().clone();
+    let (two, renewed) = (new_ca("two"), renewed(&key, "one"));
+    assert_ne!(renewed, one);
+    let (root, below) = signed_ca();
+    assert!(root.accepts(&below));
+    for (present, given, expected) in [
+        (&one, &one, CaChange::None),
+        (&one, &both(&one, &two), CaChange::Followed),
+        (&both(&two, &one), &two, CaChange::Followed),
+        (&one, &renewed, CaChange::Followed),
+        (
+            &both(&two, &one),
+            &both(&renewed, &new_ca("three")),
+            CaChange::Followed,
+        ),
+        (&one, &two, CaChange::Refused),
+        (&root, &below, CaChange::Refused),
+    ] {
+        assert_eq!(CaChange::between(present, given), expected, "{given}");
     }
 }
 
