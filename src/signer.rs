@@ -230,8 +230,10 @@ pub struct Site<'a> {
     pub credentials: Option<PathBuf>,
     /// Whether programs named by this signer may be started.
     pub programs: Programs,
-    /// Storage of this signer between runs.
+    /// Storage of this signer between runs, in the state directory of the node or of the cluster that requests.
     pub memory: Rc<dyn Memory>,
+    /// Storage for its login, on this machine: all clusters use the same credential, which may be of one use.
+    pub login_memory: Rc<dyn Memory>,
     /// Opens a drop directory whose inbox and outbox may belong to the users with these ids.
     pub drop_dir: &'a directory::OpenDrop<'a>,
     /// Looks up user and group of a user name or number.

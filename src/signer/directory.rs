@@ -13,7 +13,8 @@
 //! KiB, complete, and for this request's key. Any other file is left in place and reported once per version: an
 //! unfinished copy looks like a damaged file. Writing the same request again changes no byte. A new request removes
 //! the answers to the slot's earlier one, which could be mistaken for its own; a request whose outbox file or ticket
-//! exists is not new. The slot's files are removed when the certificate is installed.
+//! exists is not new. A pending request of another cluster is never replaced: on a host, `capi secrets` of several clusters
+//! may use the same directory. The slot's files are removed when the certificate is installed.
 //!
 //! # Access rules
 //!
@@ -275,6 +276,32 @@ impl Directory {
             .is_some_and(|csr| csr.der() == request.csr.der()))
     }
 
+    /// Refuses to replace a pending request of another cluster that uses the same directory.
+    fn require_no_other_cluster(&self, request: &Request) -> Result<(), SignerError> {
+        let name = &request.key();
+        let json = outbox(name, "json");
+        let (Some(file), Some(_)) = (self.read(&json)?, self.outstanding(name)?) else {
+            return Ok(());
+        };
+        let other = serde_json::from_slice::<SignRequest>(&file.bytes);
+        let other = other.map(|other| other.cluster).unwrap_or_default();
+        if other.is_empty() || other == request.identity.cluster {
+            return Ok(());
+        }
+        Err(SignerError::config(
+            format!(
+                "{} is a pending request of the cluster {}",
+                self.path(&json),
+                printable(&other, 200)
+            ),
+            format!(
+                "run again once it is answered and installed, or configure another directory for each cluster; if that cluster no longer exists, remove the files {name}.* in {} and {}",
+                self.path(OUTBOX),
+                self.path(INBOX)
+            ),
+        ))
+    }
+
     /// Writes a file unless it exists with these bytes.
     fn lay_out(&self, name: &str, bytes: &[u8]) -> Result<(), SignerError> {
         let there = self
@@ -512,6 +539,7 @@ impl Signer for Directory {
                 .map_err(|error| self.failed("made", dir, error))?;
         }
         if !self.is_laid_out(request)? {
+            self.require_no_other_cluster(request)?;
             for extension in ["crt", "denied"] {
                 self.remove(&inbox(name, extension))?;
             }

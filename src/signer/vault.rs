@@ -93,7 +93,7 @@ impl Vault {
         let session = Session::new(
             api.clone(),
             config.auth.clone(),
-            Rc::clone(&site.memory),
+            Rc::clone(&site.login_memory),
             site.clock,
         );
         Ok(Vault {

@@ -278,6 +278,33 @@ fn refuses_attributes_of_ca_policy_in_strict_verification() {
     assert!(!node.path("/etc/kubernetes/admin.conf").exists());
 }
 
+/// Clusters that use one directory wait for each other.
+#[test]
+fn keeps_pending_request_of_another_cluster() {
+    let node = Node::new();
+    let drop = node.outside("drop");
+    fs::create_dir(&drop).unwrap();
+    let secrets = |cluster: &str| {
+        let options = ["--show-secrets", "--wait", "0s", "--clock-wait", "0s"];
+        let mut command = node.command(["capi", "secrets", cluster]);
+        command.args(options).args(["--endpoint", "api:6443"]);
+        command.arg("--ca-dir").arg(node.ca());
+        command.arg(format!("--signer=directory:{}", drop.display()));
+        Ran::of(&mut command)
+    };
+    secrets("prod").ended(75);
+    let before = tree(&drop);
+    let refusal = "outbox/admin.conf.json is a pending request of the cluster prod";
+    secrets("dev").ended(78).says(refusal);
+    assert_eq!(tree(&drop), before);
+    for name in [CertName::AdminConf, CertName::ApiserverEtcdClient] {
+        sign_by_hand(&drop, &node.ca(), name);
+    }
+    secrets("dev").ended(78).says(refusal);
+    secrets("prod").done();
+    secrets("dev").ended(75);
+}
+
 #[test]
 fn describes_request_completely_in_outbox() {
     let drop = Drop::new();

@@ -292,6 +292,7 @@ pub(crate) fn opened_with_memory(config: &Config, memory: &Path) -> Box<dyn Sign
         files: Rc::new(PlainFiles),
         credentials: None,
         memory: Rc::new(PlainMemory(memory.to_owned())),
+        login_memory: Rc::new(PlainMemory(memory.to_owned())),
         programs: Programs::Run,
         drop_dir: &|path, _owners| Ok(Box::new(PlainDir(path.to_owned()))),
         user: &|_| Ok(None),

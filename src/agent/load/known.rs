@@ -5,6 +5,7 @@
 //! and [`KnownConfiguration::assemble`] then resolves everything into a plan and the signers.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use time::OffsetDateTime;
 
@@ -35,7 +36,7 @@ use crate::spec::{
     self, AuthorityProgress, Choices, KubeconfigCredentials, Layout, NodeSpec, PolicyDoubts,
     registered,
 };
-use crate::store::NodeRoot;
+use crate::store::{NodeRoot, STATE_DIR};
 use crate::yaml::Faults;
 
 /// The configuration of the node, as far as its own files contain it.
@@ -373,6 +374,7 @@ impl KnownConfiguration {
             kubeadm_follows: self.kubeadm_follows(),
             signers: open_signers(
                 root,
+                (root, Path::new(STATE_DIR)),
                 settings,
                 &identity,
                 policy.key_for_authority(Authority::Ca),

@@ -24,8 +24,10 @@ use crate::yaml::schema::SecretFile;
 
 type Signers = BTreeMap<Authority, (String, Rc<dyn Signer>)>;
 
+/// Opens the signers. `state_dir` is the state directory of the node or of the cluster that requests.
 pub(crate) fn open_signers(
     root: &NodeRoot,
+    state_dir: (&NodeRoot, &Path),
     settings: &Settings,
     identity: &NodeIdentity,
     authority_key: KeyAlgorithm,
@@ -42,14 +44,7 @@ pub(crate) fn open_signers(
             Some(signer) => Rc::clone(signer),
             None => {
                 let origin = settings.signer_origin;
-                let memory = RootedMemory {
-                    root: root.clone(),
-                    directory: Path::new(store::STATE_DIR).join("signers").join(name),
-                };
-                let memory: Rc<dyn Memory> = match state {
-                    SignerState::Kept => Rc::new(memory),
-                    SignerState::Discarded => Rc::new(ScratchMemory::over(memory)),
-                };
+                let memories = SignerMemories::new(root, state_dir, name, state);
                 let signer: Rc<dyn Signer> = open_signer(
                     root,
                     origin,
@@ -57,7 +52,7 @@ pub(crate) fn open_signers(
                     config,
                     identity,
                     authority_key,
-                    memory,
+                    memories,
                     now,
                 )?
                 .into();
@@ -81,7 +76,7 @@ fn open_signer(
     config: &signer::Config,
     identity: &NodeIdentity,
     authority_key: KeyAlgorithm,
-    memory: Rc<dyn Memory>,
+    memories: SignerMemories,
     now: OffsetDateTime,
 ) -> Result<Box<dyn Signer>, Failure> {
     let drop_dir = |path: &Path, owners: &[u32]| -> io::Result<Box<dyn DropDir>> {
@@ -107,7 +102,8 @@ fn open_signer(
                 below: root.path().to_owned(),
             }
         },
-        memory,
+        memory: memories.requests,
+        login_memory: memories.login,
         drop_dir: &drop_dir,
         user: &user,
     };
@@ -175,9 +171,41 @@ fn user(user: &str) -> io::Result<Option<exec::RunAs>> {
     Ok(found)
 }
 
-/// A signer's own directory in the state directory.
+/// Storage of a signer; [`signer::Site`] has the meaning of both.
+struct SignerMemories {
+    requests: Rc<dyn Memory>,
+    login: Rc<dyn Memory>,
+}
+
+impl SignerMemories {
+    fn new(
+        root: &NodeRoot,
+        state_dir: (&NodeRoot, &Path),
+        signer: &str,
+        state: SignerState,
+    ) -> Self {
+        let memory = |(root, state_dir): (&NodeRoot, &Path)| -> Rc<dyn Memory> {
+            let memory = RootedMemory {
+                root: root.clone(),
+                state_dir: state_dir.to_owned(),
+                directory: state_dir.join("signers").join(signer),
+            };
+            match state {
+                SignerState::Kept => Rc::new(memory),
+                SignerState::Discarded => Rc::new(ScratchMemory::over(memory)),
+            }
+        };
+        SignerMemories {
+            requests: memory(state_dir),
+            login: memory((root, Path::new(store::STATE_DIR))),
+        }
+    }
+}
+
+/// A signer's own directory in a state directory.
 struct RootedMemory {
     root: NodeRoot,
+    state_dir: PathBuf,
     directory: PathBuf,
 }
 
@@ -205,7 +233,7 @@ impl Memory for RootedMemory {
     }
 
     fn state_dir(&self) -> NodePath {
-        self.root.node_path(store::STATE_DIR)
+        self.root.node_path(self.state_dir.as_path())
     }
 }
 
@@ -335,5 +363,33 @@ impl DropDir for RootedDrop {
             Some(directory) => directory.remove(file).map(drop).map_err(io::Error::other),
             None => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn separates_requests_of_clusters_and_shares_login() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = NodeRoot::open(dir.path()).unwrap();
+        let [prod, dev] = ["prod", "dev"].map(|cluster| {
+            let state_dir = Path::new("/var/lib/nodepki/capi/default").join(cluster);
+            let state_dir = (&root, state_dir.as_path());
+            SignerMemories::new(&root, state_dir, "drop", SignerState::Kept)
+        });
+        for (memories, place) in [(&prod, "capi/default/prod"), (&dev, "capi/default/dev")] {
+            memories.requests.keep("denied", place.as_bytes()).unwrap();
+            let shown = memories.requests.state_dir().to_string();
+            assert!(shown.ends_with(place), "{shown}");
+        }
+        let read = |memory: &Rc<dyn Memory>, name| memory.recall(name).unwrap().unwrap().to_vec();
+        assert_eq!(read(&prod.requests, "denied"), b"capi/default/prod");
+        prod.login.keep("secret-id", b"unwrapped").unwrap();
+        assert_eq!(read(&dev.login, "secret-id"), b"unwrapped");
+        let node = (&root, Path::new(store::STATE_DIR));
+        let node = SignerMemories::new(&root, node, "drop", SignerState::Kept);
+        assert_eq!(read(&node.requests, "secret-id"), b"unwrapped");
     }
 }

@@ -142,9 +142,11 @@ pub(super) fn setup(
         ..load::choices(&settings)
     };
     let plan = table(&cluster, &identity, &policy, &choices)?;
+    let (place, path) = state_place(root, order)?;
     let setup = RunSetup {
         signers: load::open_signers(
             root,
+            (&place, &path.join(STATE_DIR.trim_start_matches('/'))),
             &settings,
             &identity,
             policy.key_for_authority(Authority::Ca),

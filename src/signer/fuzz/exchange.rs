@@ -236,6 +236,7 @@ fn exchange(kind: SignerKind, bytes: &[u8]) {
         credentials: None,
         programs: Programs::Run,
         memory: Rc::new(ShortMemory::default()),
+        login_memory: Rc::new(ShortMemory::default()),
         drop_dir: &|_, _| Err(io::ErrorKind::Unsupported.into()),
         user: &|_| Ok(None),
     };
