@@ -378,6 +378,15 @@ fn completes_removal_of_ca_keys_after_crash() {
         assert!(!status.unwrap().success(), "{failpoint}");
         assert_eq!(migrated.with_key(), with_key, "{failpoint}");
     }
+    let mut other = migrated.migrate("to-external", &["--apply", "--backup"]);
+    other
+        .arg(migrated.backups.path().join("other"))
+        .arg("--passphrase-file")
+        .arg(migrated.management.node.outside("passphrase"));
+    Ran::of(&mut other)
+        .ended(65)
+        .says("an interrupted run has removed the key of ca, etcd-ca and written its backup to");
+    assert_eq!(migrated.with_key(), ["proxy"]);
     migrated.to_external(&["--apply"]).done();
     assert_eq!(migrated.with_key(), [""; 0]);
     migrated.to_internal(&["--apply"]).done();

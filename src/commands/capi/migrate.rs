@@ -37,6 +37,9 @@ use to_external::ToExternal;
 /// Entries of an authority's Secret that can contain its private key.
 const KEY_ENTRIES: [&str; 2] = ["tls.key", "ca.key"];
 
+/// `action` of the entry in the issuance log of a key that was restored.
+const KEYS_RESTORED: &str = "keys restored";
+
 #[derive(Debug, Subcommand)]
 pub(in crate::commands) enum CapiMigrateCommand {
     /// Prove that the management cluster does not need the CA keys; with --apply, back them up and remove them

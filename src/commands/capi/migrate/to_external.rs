@@ -3,14 +3,16 @@
 //! 1. Prove: all Secrets are valid, no controller renews the kubeconfig with a CA key, and the signers of the configuration
 //!    have the same CAs.
 //! 2. Write an encrypted backup and read it back.
-//! 3. Remove the keys, one Secret after the other.
+//! 3. Record the backup in the state directory of the cluster, and remove the keys, one Secret after the other. A run that
+//!    follows an interrupted one accepts no other backup.
 //! 4. Read the backup again, and restore the keys if that fails.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::super::apply::{self, map_at};
@@ -20,7 +22,11 @@ use super::super::secrets::{
     ADOPTED_TYPE, ClusterTarget, Format, KEY_PLACEHOLDER, MANAGED_BY_LABEL, MANAGED_BY_NODEPKI,
     Object, Purpose,
 };
-use super::{KEY_ENTRIES, KeyEntry, SecretEntry, SecretsReport, anchors, replace, unwritable};
+use super::{
+    KEY_ENTRIES, KEYS_RESTORED, KeyEntry, SecretEntry, SecretsReport, anchors, contains_ca_key,
+    replace, unwritable,
+};
+use crate::agent::audit::KEYS_REMOVED;
 use crate::agent::{self, Clock, ExitCode, Failure, RunSetup, SignerAnswer, audit};
 use crate::cluster::api::Api;
 use crate::commands::migrate::backup::{Backup, BackupOrigin, CaKey};
@@ -29,8 +35,10 @@ use crate::commands::migrate::to_external::keys_records;
 use crate::kube::kubeconfig::{Kubeconfig, wipe};
 use crate::kube::names::Authority;
 use crate::process::failpoint;
-use crate::store::NodeRoot;
+use crate::store::{KeyBackup, NodeRoot};
 
+/// File in the state directory of the cluster with a [`RecordedRemoval`].
+const REMOVAL_FILE: &str = "key-removal.json";
 /// Annotation in which `kubectl apply` keeps a copy of the whole Secret, with the key.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
@@ -116,15 +124,113 @@ pub(super) async fn to_external(
         namespace: wish.target.namespace(),
     };
     let state = issue::state(wish.root, &order)?;
-    backup.write(&origin, &keys, clock())?;
-    failpoint::reached("migrate:backed-up");
-    remove_keys(wish, &entries, found, &mut report).await?;
-    if let Some(why) = backup.lost(&keys) {
-        return Err(restore_keys(wish, FoundKeys { keys, entries }, backup, &why).await);
+    let earlier = RecordedRemoval::read(&state)?;
+    if let Some(earlier) = &earlier {
+        report.notes.extend(earlier.follow(wish, backup, &found)?);
     }
-    audit::append(&state, clock(), &keys_records(keys.keys(), "keys removed"));
+    let earlier = earlier.filter(|earlier| backup.is_of(&earlier.backup));
+    let before = earlier.map(|earlier| earlier.authorities);
+    let written = backup.write(&origin, &keys, clock())?;
+    failpoint::reached("migrate:backed-up");
+    let authorities = keys.keys().copied().chain(before.unwrap_or_default());
+    let removal = RecordedRemoval {
+        backup: written,
+        authorities: authorities.collect(),
+    };
+    removal.write(&state)?;
+    remove_keys(wish, &state, &entries, found, clock, &mut report).await?;
+    if let Some(why) = backup.lost(&keys) {
+        let keys = FoundKeys { keys, entries };
+        return Err(restore_keys(wish, &state, keys, backup, &why, clock).await);
+    }
+    RecordedRemoval::forget(&state)?;
     report.applied = true;
     Ok(report)
+}
+
+/// A removal of keys and its backup, recorded while keys are removed.
+#[derive(Debug, Serialize, Deserialize)]
+struct RecordedRemoval {
+    backup: KeyBackup,
+    authorities: BTreeSet<Authority>,
+}
+
+impl RecordedRemoval {
+    /// Returns the removal that an earlier run has not finished.
+    fn read(state: &NodeRoot) -> Result<Option<Self>, Failure> {
+        let path = Path::new("/").join(REMOVAL_FILE);
+        let Some(found) = state.read(&path)? else {
+            return Ok(None);
+        };
+        serde_json::from_slice(&found.bytes)
+            .map(Some)
+            .map_err(|error| {
+                let file = state.on_this_machine(&path);
+                let what = format!("{}: the record of the backup is not valid", file.display());
+                Failure::new(ExitCode::Refused, what)
+                    .caused_by(error)
+                    .advise("find the backup of the earlier run and remove the record")
+            })
+    }
+
+    fn write(&self, state: &NodeRoot) -> Result<(), Failure> {
+        let failed = |error| {
+            let what = "the record of the backup cannot be written";
+            Failure::caused(ExitCode::Pending, what, error)
+        };
+        let text = serde_json::to_vec(self).map_err(failed)?;
+        let directory = state.create_dir("/", 0o700)?;
+        directory.write_atomic(REMOVAL_FILE, &text, 0o600)?;
+        Ok(())
+    }
+
+    fn forget(state: &NodeRoot) -> Result<(), Failure> {
+        state.create_dir("/", 0o700)?.remove(REMOVAL_FILE)?;
+        Ok(())
+    }
+
+    /// Refuses another backup if the earlier run has removed a key: neither file would contain all of them. Returns a note if
+    /// the earlier backup is lost.
+    fn follow(
+        &self,
+        wish: &ToExternal<'_>,
+        backup: &Backup,
+        found: &BTreeMap<Purpose, Object>,
+    ) -> Result<Option<String>, Failure> {
+        let is_gone = |authority: &&Authority| {
+            let object = found.get(&Purpose::of(**authority));
+            !object.is_some_and(contains_ca_key)
+        };
+        let gone: Vec<&str> = self
+            .authorities
+            .iter()
+            .filter(is_gone)
+            .map(|authority| authority.as_str())
+            .collect();
+        if gone.is_empty() || backup.is_of(&self.backup) {
+            return Ok(None);
+        }
+        let gone = gone.join(", ");
+        let earlier = self.backup.shown(wish.root);
+        let earlier = earlier.display();
+        if let Some(why) = self.backup.loss(wish.root) {
+            return Ok(Some(format!(
+                "an interrupted run has removed the key of {gone} and written its backup to {earlier}, which is lost: {why}"
+            )));
+        }
+        Err(Failure::new(
+            ExitCode::Refused,
+            format!(
+                "an interrupted run has removed the key of {gone} and written its backup to {earlier}, so that {} would lack it",
+                backup.shown().display()
+            ),
+        )
+        .advise(format!(
+            "run again with --backup {earlier} and its passphrase; for another backup, first restore the keys: nodepki capi migrate to-internal {} --namespace {} --kubeconfig FILE --backup {earlier} --passphrase-file FILE --apply",
+            wish.target.cluster(),
+            wish.target.namespace()
+        )))
+    }
 }
 
 fn prove_earlier_backup(
@@ -317,8 +423,10 @@ async fn prove_authority(
 /// Removes the keys, one Secret after the other.
 async fn remove_keys(
     wish: &ToExternal<'_>,
+    state: &NodeRoot,
     entries: &BTreeMap<Authority, Vec<&'static str>>,
     mut found: BTreeMap<Purpose, Object>,
+    clock: Clock,
     report: &mut SecretsReport,
 ) -> Result<(), Failure> {
     for (authority, entries) in entries {
@@ -328,6 +436,8 @@ async fn remove_keys(
         };
         let had_copy = strip(&mut object, purpose, entries, wish.placeholders);
         replace(wish.api, &wish.target, purpose, &object).await?;
+        let records = keys_records(std::iter::once(authority), KEYS_REMOVED);
+        audit::append(state, clock(), &records);
         failpoint::reached("migrate:committed");
         let name = wish.target.name(purpose);
         for entry in entries {
@@ -382,9 +492,11 @@ fn strip(object: &mut Object, purpose: Purpose, entries: &[&str], placeholders: 
 /// Restores the removed keys after their backup was lost, and returns the failure to report.
 async fn restore_keys(
     wish: &ToExternal<'_>,
+    state: &NodeRoot,
     found_keys: FoundKeys,
     backup: &Backup,
     why: &str,
+    clock: Clock,
 ) -> Failure {
     let FoundKeys { keys, entries } = found_keys;
     let lost = format!(
@@ -406,6 +518,8 @@ async fn restore_keys(
                 }
             }
             replace(wish.api, &wish.target, purpose, &object).await?;
+            let records = keys_records(std::iter::once(&authority), KEYS_RESTORED);
+            audit::append(state, clock(), &records);
         }
         Ok::<(), Failure>(())
     };
@@ -445,3 +559,6 @@ fn changes_without_keys(wish: &ToExternal<'_>, keys: &BTreeMap<Authority, CaKey>
     ) } else { "Cluster API as released creates no bootstrap data for new Machines without a tls.key: workers, and further control-plane nodes with an external etcd, need --placeholder-keys; further control-plane nodes with stacked etcd also need nodepki capi secrets --etcd-client-ca (see docs/cluster-api.md)".to_owned() });
     changes
 }
+
+#[cfg(test)]
+mod tests;

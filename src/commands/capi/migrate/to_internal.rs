@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::super::apply::{self, map_at};
 use super::super::issue::{self, Order};
 use super::super::secrets::{ClusterTarget, Object, Purpose};
-use super::{KeyEntry, SecretEntry, SecretsReport, anchors, replace, unwritable};
+use super::{KEYS_RESTORED, KeyEntry, SecretEntry, SecretsReport, anchors, replace, unwritable};
 use crate::agent::{Clock, Failure, audit};
 use crate::cluster::api::Api;
 use crate::commands::migrate::backup::Backup;
@@ -88,16 +88,13 @@ pub(super) async fn to_internal(
             data.insert(KEY_ENTRY.to_owned(), content);
         }
         replace(wish.api, &wish.target, purpose, &object).await?;
+        let records = keys_records(std::iter::once(authority), KEYS_RESTORED);
+        audit::append(&state, clock(), &records);
         failpoint::reached("migrate:committed");
         let location = SecretEntry::new(&wish.target, purpose, KEY_ENTRY);
         report.written.push(PathBuf::from(location.to_string()));
     }
     report.replace_action(KeyAction::ToBeWritten, KeyAction::Written);
-    audit::append(
-        &state,
-        clock(),
-        &keys_records(missing.keys(), "keys restored"),
-    );
     report.applied = true;
     Ok(report)
 }
