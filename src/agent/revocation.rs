@@ -39,114 +39,90 @@ pub async fn update_revocations(
     let now = clock();
     let survey = setup.survey(root, now)?;
     notes.extend(survey.notes.iter().cloned());
-    let mut update = CrlUpdate {
+    let mut fetch = CrlFetch {
         setup,
-        survey: &survey,
         retries: Retries {
             deadline: Instant::now() + setup.wait,
             jitter: setup.jitter,
             progress,
         },
-        now,
         probed: BTreeMap::new(),
-        commit: Commit::new(),
-        report: RunReport {
-            notes,
-            ..RunReport::default()
-        },
     };
+    let mut fetched = Vec::new();
     for bundle in &setup.plan.bundles {
-        let row = update.row(bundle).await;
-        update.report.rows.extend(row);
+        fetched.extend(fetch.list_of(bundle, &survey).await);
     }
-    let CrlUpdate {
-        commit, mut report, ..
-    } = update;
-    if !commit.is_empty() {
-        let (mut store, notes) = open_store(root, setup, "crl", clock)?;
-        report.notes.extend(notes);
+    let judged = fetched.iter().map(|one| one.judge(setup, &survey, now));
+    let mut judged: Vec<JudgedList> = judged.collect();
+    let mut written = Vec::new();
+    if judged.iter().any(|one| one.staged.is_some()) {
+        let (mut store, more) = open_store(root, setup, "crl", clock)?;
+        notes.extend(more);
+        // While the signers answered, another run may have installed a newer list or another CA.
+        let now = clock();
+        let survey = setup.survey(root, now)?;
+        let mut commit = Commit::new();
+        for (one, judged) in fetched.iter().zip(&mut judged) {
+            if judged.staged.is_some() {
+                *judged = one.judge_again(setup, &survey, now);
+            }
+            if let Some(lists) = &judged.staged {
+                let (pem, der) = (lists.to_pem().into_bytes(), lists.first_der().to_vec());
+                let path = &one.bundle.crl_path;
+                commit.file(path.clone(), pem, Mode::Public);
+                commit.file(path.with_extension("der"), der, Mode::Public);
+            }
+        }
         let committed = store.commit(commit)?;
-        report
-            .notes
-            .extend(committed.notes.iter().map(ToString::to_string));
-        report.written = committed.written;
+        notes.extend(committed.notes.iter().map(ToString::to_string));
+        written = committed.written;
+    }
+    let mut report = RunReport {
+        notes,
+        written,
+        ..RunReport::default()
+    };
+    for one in judged {
+        report.rows.push(one.row);
+        report.notes.extend(one.notes);
     }
     Ok(report)
 }
 
-/// An update of the lists of all authorities.
-struct CrlUpdate<'a> {
+/// Fetches the lists of all authorities.
+struct CrlFetch<'a> {
     setup: &'a RunSetup,
-    survey: &'a Survey,
     retries: Retries<'a>,
-    now: OffsetDateTime,
     /// Result of probing each signer, by its name.
     probed: BTreeMap<String, Result<(), Rc<SignerError>>>,
-    /// The lists that have changed.
-    commit: Commit,
-    report: RunReport,
 }
 
-impl<'a> CrlUpdate<'a> {
-    /// Updates the list of one authority. Returns `None` if its signer does not publish one.
-    async fn row(&mut self, bundle: &BundleSpec) -> Option<ReportRow> {
-        let authority = bundle.authority;
-        let (name, signer) = self.setup.signers.get(&authority)?;
-        let trust = match self.trust(bundle) {
-            Ok(trust) => trust,
-            Err(row) => return Some(*row),
-        };
-        let published = match self.published(name, signer.as_ref(), authority).await {
-            Ok(published) => published?,
-            Err(error) => {
-                return Some(row(
+impl<'a> CrlFetch<'a> {
+    /// Fetches the list of one authority. Returns `None` if its signer does not publish one.
+    async fn list_of(
+        &mut self,
+        bundle: &'a BundleSpec,
+        survey: &Survey,
+    ) -> Option<FetchedList<'a>> {
+        let (name, signer) = self.setup.signers.get(&bundle.authority)?;
+        let signer = signer.as_ref();
+        let published = match trust(self.setup, survey, bundle) {
+            Ok(_) => match self.published(name, signer, bundle.authority).await {
+                Ok(published) => Ok(published?),
+                Err(error) => Err(Box::new(row(
                     bundle,
                     RowAction::Failed,
                     sentence(error.as_ref()),
                     Some(signer_code(&error)),
-                ));
-            }
+                ))),
+            },
+            Err(row) => Err(row),
         };
-        let scope = signer.crl_scope();
-        Some(match self.verified(authority, &published, scope, trust) {
-            Ok(lists) => self.stage(bundle, &lists),
-            Err(error) => row(
-                bundle,
-                RowAction::Refused,
-                format!(
-                    "{error}; the list in place is kept: check the list that {} publishes",
-                    signer.label()
-                ),
-                Some(ExitCode::Refused),
-            ),
+        Some(FetchedList {
+            bundle,
+            signer,
+            published,
         })
-    }
-
-    /// Returns the bundle that verifies the list, or the row that says why there is none.
-    fn trust(&self, bundle: &BundleSpec) -> Result<&'a TrustBundle, Box<ReportRow>> {
-        let authority = bundle.authority;
-        let Some(trust) = self.survey.trust(authority) else {
-            return Err(Box::new(row(
-                bundle,
-                RowAction::Failed,
-                "its CA certificate is not on this node yet; run nodepki bootstrap".to_owned(),
-                Some(ExitCode::Pending),
-            )));
-        };
-        // The owner of a different bundle could also sign revocation lists under it.
-        let pins = self.setup.trust_source(authority).pins;
-        trust.require_pins(&pins).map_err(|error| {
-            Box::new(row(
-                bundle,
-                RowAction::Refused,
-                format!(
-                    "{} does not match the pin: {error}; install the pinned CA certificate, or correct authorities.{authority}.trust.sha256",
-                    bundle.path
-                ),
-                Some(ExitCode::Refused),
-            ))
-        })?;
-        Ok(trust)
     }
 
     async fn published(
@@ -168,45 +144,143 @@ impl<'a> CrlUpdate<'a> {
             .await
             .map_err(Rc::new)
     }
+}
 
-    fn verified(
-        &self,
-        authority: Authority,
-        published: &[u8],
-        scope: ListScope,
-        trust: &TrustBundle,
-    ) -> Result<AuthorityCrls, CrlError> {
-        let chains = chains(self.survey, authority);
-        let in_place = self.survey.revocations(authority);
-        let lists = parse_and_verify(published, trust, &chains, in_place, self.now)?;
-        // During a CA change, a signer publishes lists for certificates under one of both CAs only.
-        let gap = if covers_any(&lists, scope, &chains) {
-            None
-        } else {
-            chains.iter().find_map(|chain| lists.gap_in(scope, chain))
-        };
-        gap.or_else(|| unreadable(&lists)).map_or(Ok(lists), Err)
-    }
+/// What the signer of an authority publishes.
+struct FetchedList<'a> {
+    bundle: &'a BundleSpec,
+    signer: &'a dyn Signer,
+    /// The list, or the row that says why there is none.
+    published: Result<Vec<u8>, Box<ReportRow>>,
+}
 
-    /// Adds verified lists to the commit, if they have changed.
-    fn stage(&mut self, bundle: &BundleSpec, lists: &AuthorityCrls) -> ReportRow {
-        let authority = bundle.authority;
-        let action = if self.survey.revocations(authority) == Some(lists) {
-            RowAction::Kept
-        } else {
-            let (pem, der) = (lists.to_pem().into_bytes(), lists.first_der().to_vec());
-            let der_path = bundle.crl_path.with_extension("der");
-            self.commit.file(bundle.crl_path.clone(), pem, Mode::Public);
-            self.commit.file(der_path, der, Mode::Public);
-            RowAction::Written
-        };
-        let revoked = revoked_in_place(self.survey, authority, lists);
-        self.report.notes.extend(revoked);
-        ReportRow {
-            not_after: lists.next_update(),
-            ..row(bundle, action, words(lists), None)
+/// A fetched list, compared with the files of the node.
+struct JudgedList {
+    row: ReportRow,
+    /// The lists to be written; `None` if the files stay as they are.
+    staged: Option<AuthorityCrls>,
+    notes: Vec<String>,
+}
+
+impl From<ReportRow> for JudgedList {
+    fn from(row: ReportRow) -> Self {
+        JudgedList {
+            row,
+            staged: None,
+            notes: Vec::new(),
         }
     }
+}
+
+impl FetchedList<'_> {
+    fn judge(&self, setup: &RunSetup, survey: &Survey, now: OffsetDateTime) -> JudgedList {
+        match self.verified(setup, survey, now) {
+            Ok(Ok(lists)) => self.compare(survey, lists),
+            Ok(Err(error)) => self.refused(&error).into(),
+            Err(row) => (*row).into(),
+        }
+    }
+
+    /// As [`FetchedList::judge`], for a list that was to be written. A newer one in place is that of another run.
+    fn judge_again(&self, setup: &RunSetup, survey: &Survey, now: OffsetDateTime) -> JudgedList {
+        match (
+            self.verified(setup, survey, now),
+            survey.revocations(self.bundle.authority),
+        ) {
+            (Ok(Err(CrlError::Older { .. })), Some(newer)) => self.compare(survey, newer.clone()),
+            _ => self.judge(setup, survey, now),
+        }
+    }
+
+    /// Returns the lists if they may be installed.
+    ///
+    /// # Errors
+    /// The row that says why there is no list, or no bundle that verifies it.
+    fn verified(
+        &self,
+        setup: &RunSetup,
+        survey: &Survey,
+        now: OffsetDateTime,
+    ) -> Result<Result<AuthorityCrls, CrlError>, Box<ReportRow>> {
+        let published = self.published.as_ref().map_err(Clone::clone)?;
+        let trust = trust(setup, survey, self.bundle)?;
+        let authority = self.bundle.authority;
+        let chains = chains(survey, authority);
+        let in_place = survey.revocations(authority);
+        let lists = parse_and_verify(published, trust, &chains, in_place, now);
+        Ok(lists.and_then(|lists| {
+            let scope = self.signer.crl_scope();
+            // During a CA change, a signer publishes lists for certificates under one of both CAs only.
+            let gap = if covers_any(&lists, scope, &chains) {
+                None
+            } else {
+                chains.iter().find_map(|chain| lists.gap_in(scope, chain))
+            };
+            gap.or_else(|| unreadable(&lists)).map_or(Ok(lists), Err)
+        }))
+    }
+
+    fn refused(&self, error: &CrlError) -> ReportRow {
+        row(
+            self.bundle,
+            RowAction::Refused,
+            format!(
+                "{error}; the list in place is kept: check the list that {} publishes",
+                self.signer.label()
+            ),
+            Some(ExitCode::Refused),
+        )
+    }
+
+    /// Compares verified lists with those in place.
+    fn compare(&self, survey: &Survey, lists: AuthorityCrls) -> JudgedList {
+        let authority = self.bundle.authority;
+        let is_in_place = survey.revocations(authority) == Some(&lists);
+        let action = if is_in_place {
+            RowAction::Kept
+        } else {
+            RowAction::Written
+        };
+        JudgedList {
+            row: ReportRow {
+                not_after: lists.next_update(),
+                ..row(self.bundle, action, words(&lists), None)
+            },
+            notes: revoked_in_place(survey, authority, &lists),
+            staged: (!is_in_place).then_some(lists),
+        }
+    }
+}
+
+/// Returns the bundle that verifies the list, or the row that says why there is none.
+fn trust<'a>(
+    setup: &RunSetup,
+    survey: &'a Survey,
+    bundle: &BundleSpec,
+) -> Result<&'a TrustBundle, Box<ReportRow>> {
+    let authority = bundle.authority;
+    let Some(trust) = survey.trust(authority) else {
+        return Err(Box::new(row(
+            bundle,
+            RowAction::Failed,
+            "its CA certificate is not on this node yet; run nodepki bootstrap".to_owned(),
+            Some(ExitCode::Pending),
+        )));
+    };
+    // The owner of a different bundle could also sign revocation lists under it.
+    let pins = setup.trust_source(authority).pins;
+    trust.require_pins(&pins).map_err(|error| {
+        Box::new(row(
+            bundle,
+            RowAction::Refused,
+            format!(
+                "{} does not match the pin: {error}; install the pinned CA certificate, or correct authorities.{authority}.trust.sha256",
+                bundle.path
+            ),
+            Some(ExitCode::Refused),
+        ))
+    })?;
+    Ok(trust)
 }
 
 /// Replaces the outcomes of revoked certificates, so a run does not install them.

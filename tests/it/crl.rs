@@ -3,15 +3,18 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
+use std::thread;
 use std::time::Duration;
 
 use nodepki::kube::names::{Authority, CertName};
+use nodepki::store::NodeRoot;
 use nodepki::x509::{AuthorityCrls, Chain, CrlError, ListScope, RevocationList, TrustBundle};
 use time::macros::datetime;
 
 use crate::node::{Node, Ran};
 use crate::servers::{self, Server};
 use crate::signing::{now, openssl};
+use crate::time::wait_until;
 
 const PEM: &str = "/etc/kubernetes/pki/etcd/crl.pem";
 const DER: &str = "/etc/kubernetes/pki/etcd/crl.der";
@@ -88,7 +91,11 @@ impl Publisher {
     }
 
     fn crl(&self) -> Ran {
-        Ran::of(self.0.command(["crl", "--wait", "0s"]).args([
+        self.crl_within("0s")
+    }
+
+    fn crl_within(&self, wait: &str) -> Ran {
+        Ran::of(self.0.command(["crl", "--wait", wait]).args([
             "--config",
             self.0.outside("config.yaml").to_str().unwrap(),
             "--kubeadm-config",
@@ -225,6 +232,43 @@ fn keeps_crl_if_new_one_is_stale_older_foreign_or_forged() {
     fs::remove_file(publisher.list()).unwrap();
     publisher.crl().done();
     before.unchanged(&node.etc());
+}
+
+/// The list was fetched before that of the other run.
+#[test]
+fn keeps_newer_crl_that_another_run_installs_meanwhile() {
+    let publisher = Publisher::new();
+    let node = &publisher.0;
+    let newer = publisher.make("etcd/ca", &["0ABC"], DAY);
+    let dates = [
+        "-crl_lastupdate",
+        "20260101000000Z",
+        "-crl_nextupdate",
+        "20990101000000Z",
+    ];
+    let older = publisher.make("etcd/ca", &[], &dates);
+    fs::write(publisher.list(), older).unwrap();
+    let before = node.exchanges().len();
+    let root = NodeRoot::open(node.root()).unwrap();
+    let lock = root.lock(Duration::ZERO, "another run").unwrap();
+    let (ran, installed) = thread::scope(|scope| {
+        let run = scope.spawn(|| publisher.crl_within("60s"));
+        wait_until("the list is fetched", || {
+            let exchanges = node.exchanges();
+            let mut after = exchanges.iter().skip(before);
+            after.any(|(verb, _, _)| verb == "trust")
+        });
+        node.write(PEM, &newer);
+        let der = openssl(&["crl", "-outform", "DER"], &newer);
+        node.write(DER, der);
+        let installed = node.etc();
+        drop(lock);
+        (run.join().unwrap(), installed)
+    });
+    ran.done()
+        .row_says("etcd/crl.pem", "kept")
+        .row_says("etcd/crl.pem", "1 revoked");
+    installed.unchanged(&node.etc());
 }
 
 #[test]
