@@ -171,7 +171,7 @@ fn removes_ca_keys_from_secrets_after_backup() {
         .says("prod-kubeconfig is valid and was issued through nodepki")
         .says("prod-apiserver-etcd-client is valid and was issued through nodepki")
         .says("bootstrap data of their Machines")
-        .says("nothing was changed")
+        .says("nothing was changed (to remove the keys, add --apply")
         .says_not("PRIVATE KEY");
     Ran::of(&mut migrated.migrate("to-external", &["--apply"]))
         .ended(64)

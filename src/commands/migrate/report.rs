@@ -19,6 +19,9 @@ pub(in crate::commands) struct MigrationReport<K = NodePath> {
     pub(in crate::commands) direction: Direction,
     /// False without `--apply`, if nothing was due, and if something is unproven.
     pub(in crate::commands) applied: bool,
+    /// Before keys are removed, each signer signs a certificate.
+    #[serde(skip)]
+    pub(in crate::commands) has_signing_proof: bool,
     /// One row for each authority whose key is on the node or in a Secret, or in a backup.
     pub(in crate::commands) authorities: Vec<AuthorityRow<K>>,
     /// All reasons why nothing is applied.
@@ -104,6 +107,7 @@ impl<K> MigrationReport<K> {
         MigrationReport {
             direction,
             applied: false,
+            has_signing_proof: false,
             authorities: Vec::new(),
             unproven: Vec::new(),
             backup: None,
@@ -213,11 +217,42 @@ impl<K: Display + Serialize> MigrationReport<K> {
         text.push_str(match (self.unproven.is_empty(), self.direction) {
             (false, _) => "not everything is proven; nothing was changed\n",
             _ if self.applied || nothing.is_some() => "",
-            (_, Direction::ToExternal) => {
+            (_, Direction::ToExternal) if self.has_signing_proof => {
                 "nothing was changed (to remove the keys, after each signer has signed a certificate as proof, add --apply --backup FILE --passphrase-file FILE)\n"
+            }
+            (_, Direction::ToExternal) => {
+                "nothing was changed (to remove the keys, add --apply --backup FILE --passphrase-file FILE)\n"
             }
             (_, Direction::ToInternal) => "nothing was changed (to restore the keys, add --apply)\n",
         });
         text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn announces_signing_proof_only_if_signers_sign() {
+        let mut report = MigrationReport::new(Direction::ToExternal);
+        report.authorities.push(AuthorityRow {
+            authority: Authority::Ca,
+            key: NodePath::from("/etc/kubernetes/pki/ca.key"),
+            action: KeyAction::ToBeRemoved,
+            proven: Vec::new(),
+        });
+        let advice = "add --apply --backup FILE --passphrase-file FILE)\n";
+        for (has_signing_proof, words) in [
+            (false, "(to remove the keys, "),
+            (
+                true,
+                "(to remove the keys, after each signer has signed a certificate as proof, ",
+            ),
+        ] {
+            report.has_signing_proof = has_signing_proof;
+            let text = report.text("this node");
+            assert!(text.ends_with(&format!("{words}{advice}")), "{text}");
+        }
     }
 }

@@ -266,6 +266,7 @@ async fn prove(
         removed_before,
     } = work;
     let mut report = MigrationReport::new(Direction::ToExternal);
+    report.has_signing_proof = !wish.skip_signing_proof;
     let mut keys = BTreeMap::new();
     if keys_here.is_empty() {
         if let Some(backup) = &wish.backup {
