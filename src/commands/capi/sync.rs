@@ -53,6 +53,8 @@ pub(super) enum ExpiryAction {
     Unreachable,
     /// The certificate is not that of the cluster's kube-apiserver; the annotation is unchanged.
     Refused,
+    /// The API server of the management cluster refused the annotation.
+    Failed,
 }
 
 impl ExpiryAction {
@@ -65,6 +67,7 @@ impl ExpiryAction {
             ExpiryAction::Skipped => "skipped",
             ExpiryAction::Unreachable => "unreachable",
             ExpiryAction::Refused => "refused",
+            ExpiryAction::Failed => "failed",
         }
     }
 }
@@ -84,6 +87,34 @@ pub(super) struct MachineExpiry {
     /// The former annotation, what Cluster API knows, or the reason why the annotation was not written.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) reasons: Vec<String>,
+    #[serde(skip)]
+    pub(super) code: ExitCode,
+}
+
+impl MachineExpiry {
+    fn new(
+        machine: String,
+        action: ExpiryAction,
+        not_after: Option<OffsetDateTime>,
+        reasons: Vec<String>,
+    ) -> Self {
+        let code = match action {
+            ExpiryAction::Kept
+            | ExpiryAction::Written
+            | ExpiryAction::Current
+            | ExpiryAction::Skipped => ExitCode::Done,
+            ExpiryAction::Stale | ExpiryAction::Failed => ExitCode::Pending,
+            ExpiryAction::Unreachable => ExitCode::Unreachable,
+            ExpiryAction::Refused => ExitCode::Refused,
+        };
+        MachineExpiry {
+            machine,
+            action,
+            not_after,
+            reasons,
+            code,
+        }
+    }
 }
 
 /// The results for all control-plane Machines of a cluster.
@@ -93,19 +124,11 @@ pub(super) struct Expiries {
 }
 
 impl Expiries {
-    /// Returns 65 if a certificate was refused, else 69 if a machine was unreachable, else 75 if [`sync`] has to write an
-    /// annotation.
+    /// Returns 65 if a certificate was refused, else 77 if an annotation must not be written, else 69 if a machine was
+    /// unreachable, else 75 if [`sync`] has to write an annotation.
     pub(super) fn code(&self) -> ExitCode {
-        let any = |action| self.machines.iter().any(|machine| machine.action == action);
-        if any(ExpiryAction::Refused) {
-            ExitCode::Refused
-        } else if any(ExpiryAction::Unreachable) {
-            ExitCode::Unreachable
-        } else if any(ExpiryAction::Stale) {
-            ExitCode::Pending
-        } else {
-            ExitCode::Done
-        }
+        let codes = self.machines.iter().map(|machine| machine.code);
+        codes.max().unwrap_or(ExitCode::Done)
     }
 }
 
@@ -125,7 +148,7 @@ pub(super) async fn sync(
     }
     let mut machines = Vec::new();
     for machine in list(api, target).await? {
-        machines.push(sync_machine(api, target, machine, &trust, port, clock).await?);
+        machines.push(sync_machine(api, target, machine, &trust, port, clock).await);
     }
     Ok(Expiries { machines })
 }
@@ -170,12 +193,8 @@ fn known(machine: &Value, not_after: OffsetDateTime) -> MachineExpiry {
             )),
         ),
     };
-    MachineExpiry {
-        machine: name_of(machine),
-        action,
-        not_after: Some(not_after),
-        reasons: reason.into_iter().collect(),
-    }
+    let reasons = reason.into_iter().collect();
+    MachineExpiry::new(name_of(machine), action, Some(not_after), reasons)
 }
 
 fn name_of(machine: &Value) -> String {
@@ -190,12 +209,7 @@ async fn examine(
     port: u16,
     clock: fn() -> OffsetDateTime,
 ) -> Result<OffsetDateTime, MachineExpiry> {
-    let refuse = |action, reasons| MachineExpiry {
-        machine: name_of(machine),
-        action,
-        not_after: None,
-        reasons,
-    };
+    let refuse = |action, reasons| MachineExpiry::new(name_of(machine), action, None, reasons);
     let skipped = |why: &str| refuse(ExpiryAction::Skipped, vec![why.to_owned()]);
     let text = |path: &str| machine.pointer(path).and_then(Value::as_str);
     if text("/metadata/deletionTimestamp").is_some() {
@@ -255,46 +269,80 @@ async fn list(api: &Api, target: &ClusterTarget) -> Result<Vec<Value>, Failure> 
 async fn sync_machine(
     api: &Api,
     target: &ClusterTarget,
-    mut machine: Value,
+    machine: Value,
     trust: &ClusterAuthority,
     port: u16,
     clock: fn() -> OffsetDateTime,
-) -> Result<MachineExpiry, Failure> {
+) -> MachineExpiry {
     let not_after = match examine(&machine, trust, port, clock).await {
         Ok(not_after) => not_after,
-        Err(other) => return Ok(other),
+        Err(other) => return other,
     };
     let name = name_of(&machine);
-    let result = |action, reasons| MachineExpiry {
-        machine: name.clone(),
-        action,
-        not_after: Some(not_after),
-        reasons,
+    let replace = async |machine: &Value| {
+        let namespace = Some(target.namespace());
+        let replaced = api.replace(&MACHINE, namespace, &name, machine).await;
+        replaced.map(drop)
     };
-    let wanted = rfc3339(not_after);
-    let present = annotation(&machine).map(str::to_owned);
-    if present.as_deref() == Some(wanted.as_str()) {
-        return Ok(result(ExpiryAction::Kept, Vec::new()));
+    let read = async || {
+        let machines = list(api, target).await?;
+        Ok(machines.into_iter().find(|one| name_of(one) == name))
+    };
+    let (action, reasons, code) = match write_expiry(machine, not_after, replace, read).await {
+        Ok((action, reasons)) => (action, reasons, None),
+        Err(failure) => {
+            let reasons = failure.texts();
+            (ExpiryAction::Failed, reasons, Some(failure.code))
+        }
+    };
+    let result = MachineExpiry::new(name, action, Some(not_after), reasons);
+    MachineExpiry {
+        code: code.unwrap_or(result.code),
+        ..result
     }
-    annotate(&mut machine, &wanted);
-    let replaced = api.replace(&MACHINE, Some(target.namespace()), &name, &machine);
-    match replaced.await {
-        Ok(_) => {}
-        // A controller updates the status often. The next run reads the Machine again.
-        Err(ApiError::Refused(status)) if status.is_conflict() => {
+}
+
+/// Writes the annotation unless it is correct, and returns what was done. Controllers update the status often: after a
+/// conflict the Machine is read again, once.
+async fn write_expiry(
+    mut machine: Value,
+    not_after: OffsetDateTime,
+    replace: impl AsyncFn(&Value) -> Result<(), ApiError>,
+    read: impl AsyncFn() -> Result<Option<Value>, Failure>,
+) -> Result<(ExpiryAction, Vec<String>), Failure> {
+    let (name, wanted) = (name_of(&machine), rfc3339(not_after));
+    let mut is_repeated = false;
+    loop {
+        let present = annotation(&machine).map(str::to_owned);
+        if present.as_deref() == Some(wanted.as_str()) {
+            return Ok((ExpiryAction::Kept, Vec::new()));
+        }
+        annotate(&mut machine, &wanted);
+        match replace(&machine).await {
+            Ok(()) => {
+                let former = present.map(|present| format!("the annotation was {present}"));
+                return Ok((ExpiryAction::Written, former.into_iter().collect()));
+            }
+            Err(ApiError::Refused(status)) if status.is_conflict() => {}
+            Err(error) => {
+                let doing = format!("changing the Machine {name}");
+                return Err(Failure::of_cluster(doing, error));
+            }
+        }
+        if is_repeated {
             let message =
                 format!("Machine {name}: another client changed it at the same time; run again");
             return Err(Failure::new(ExitCode::Pending, message));
         }
-        Err(error) => {
-            return Err(Failure::of_cluster(
-                format!("changing the Machine {name}"),
-                error,
-            ));
-        }
+        is_repeated = true;
+        machine = match read().await? {
+            Some(machine) => machine,
+            None => {
+                let gone = "the Machine was deleted".to_owned();
+                return Ok((ExpiryAction::Skipped, vec![gone]));
+            }
+        };
     }
-    let former = present.map(|present| format!("the annotation was {present}"));
-    Ok(result(ExpiryAction::Written, former.into_iter().collect()))
 }
 
 /// Returns the IP addresses of a Machine, internal ones first, as Cluster API's providers report them.
@@ -392,7 +440,12 @@ pub(super) fn rights(target: &ClusterTarget) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
+    use time::macros::datetime;
+
     use super::*;
+    use crate::cluster::api::ApiStatus;
 
     #[tokio::test]
     async fn compares_nothing_without_authority() {
@@ -409,15 +462,44 @@ mod tests {
         assert_eq!(Expiries { machines }.code(), ExitCode::Refused);
     }
 
+    #[tokio::test]
+    async fn repeats_write_once_after_conflict() {
+        let end = datetime!(2026-06-01 12:00 UTC);
+        let conflict = ApiStatus {
+            code: 409,
+            reason: "Conflict".to_owned(),
+            ..ApiStatus::default()
+        };
+        let machine = |expiry: &str| json!({"metadata": {"name": "m1", "annotations": {EXPIRY_ANNOTATION: expiry}}});
+        for (conflicts, again, expected) in [
+            (0, None, Ok((ExpiryAction::Written, 1))),
+            (1, Some(machine("new")), Ok((ExpiryAction::Written, 2))),
+            (1, Some(machine(&rfc3339(end))), Ok((ExpiryAction::Kept, 1))),
+            (1, None, Ok((ExpiryAction::Skipped, 1))),
+            (2, Some(machine("new")), Err(ExitCode::Pending)),
+        ] {
+            let attempts = Cell::new(0);
+            let replace = async |written: &Value| {
+                assert_eq!(annotation(written), Some("2026-06-01T12:00:00Z"));
+                attempts.set(attempts.get() + 1);
+                match attempts.get() > conflicts {
+                    true => Ok(()),
+                    false => Err(ApiError::Refused(Box::new(conflict.clone()))),
+                }
+            };
+            let read = async || Ok(again.clone());
+            let written = write_expiry(machine("old"), end, replace, read).await;
+            let found = written.map(|(action, _)| (action, attempts.get()));
+            assert_eq!(found.map_err(|failure| failure.code), expected);
+        }
+    }
+
     #[test]
     fn ends_with_gravest_machine() {
         let code = |actions: &[ExpiryAction]| {
-            let machines = actions.iter().map(|action| MachineExpiry {
-                machine: "m1".to_owned(),
-                action: *action,
-                not_after: None,
-                reasons: Vec::new(),
-            });
+            let machines = actions.iter();
+            let machines = machines
+                .map(|action| MachineExpiry::new("m1".to_owned(), *action, None, Vec::new()));
             let machines = machines.collect();
             Expiries { machines }.code()
         };
