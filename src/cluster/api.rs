@@ -19,7 +19,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
@@ -424,8 +424,28 @@ impl Api {
         name: &str,
     ) -> Result<bool, ApiError> {
         let path = resource.path(namespace, Some(name));
-        let call = Call::new(Method::DELETE, path).accept(JSON);
-        match self.exchange(call).await {
+        self.end(name, Call::new(Method::DELETE, path)).await
+    }
+
+    /// As [`Api::delete`], of an object as it was read: the API server refuses if another client has changed or replaced it
+    /// (`ApiStatus::is_conflict`).
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub async fn delete_unchanged(
+        &self,
+        resource: &Resource,
+        namespace: Option<&str>,
+        name: &str,
+        object: &Value,
+    ) -> Result<bool, ApiError> {
+        let path = resource.path(namespace, Some(name));
+        let call = Call::new(Method::DELETE, path).json(&unchanged(object));
+        self.end(name, call).await
+    }
+
+    async fn end(&self, name: &str, call: Call<'_>) -> Result<bool, ApiError> {
+        match self.exchange(call.accept(JSON)).await {
             Ok(_) => Ok(true),
             Err(ApiError::Refused(status)) if status.is_not_found(name) => Ok(false),
             Err(error) => Err(error),
@@ -593,6 +613,19 @@ fn unusable(response: &HttpResponse, why: String) -> ApiError {
     }
 }
 
+/// Returns the options of a deletion that requires an object as it was read.
+fn unchanged(object: &Value) -> Value {
+    let of_object = |field: &str| object.get("metadata").and_then(|found| found.get(field));
+    json!({
+        "apiVersion": "v1",
+        "kind": "DeleteOptions",
+        "preconditions": {
+            "uid": of_object("uid"),
+            "resourceVersion": of_object("resourceVersion"),
+        },
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -618,6 +651,13 @@ mod tests {
             (SECRET.api_version(), CSR.api_version()),
             ("v1".to_owned(), "certificates.k8s.io/v1".to_owned())
         );
+    }
+
+    #[test]
+    fn deletes_object_only_as_it_was_read() {
+        let object = json!({"metadata": {"name": "s", "uid": "u1", "resourceVersion": "7"}});
+        let expected = json!({"uid": "u1", "resourceVersion": "7"});
+        assert_eq!(unchanged(&object)["preconditions"], expected);
     }
 
     #[test]

@@ -547,6 +547,15 @@ fn removes_upload_on_request() {
     let removed = document(&[]);
     assert_eq!(removed["state"], "removed");
     assert_eq!(removed["tokens"].as_array().unwrap().len(), 1);
+
+    first.nodepki(&["certs", "upload"]).done();
+    let [_, token, ..] = objects(&cluster);
+    let token = token["metadata"]["name"].as_str().unwrap().to_owned();
+    let past = json!({"data": {"expiration": BASE64_STANDARD.encode("2026-01-01T00:00:00Z")}});
+    let (status, _) = admin.patch(&format!("{SECRETS}/{token}"), &past);
+    assert_eq!(status, 200);
+    assert_eq!(document(&["--if-expired"])["state"], "removed");
+    assert_eq!(admin.get(SHARED).0, 404);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use serde_json::Value;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use crate::agent::Failure;
+use crate::agent::{ExitCode, Failure};
 use crate::cluster::api::{self, Api};
 use crate::kube::kubeadm_certs::{NAMESPACE, SECRET_NAME};
 use crate::text::rfc3339;
@@ -32,7 +32,7 @@ pub enum Expiry {
 }
 
 /// Removes the Secret with the shared certificates and the tokens that own it. With `only_expired`, the Secret remains
-/// as long as one of its tokens is valid.
+/// as long as one of its tokens is valid, and an object is removed only as it was read: a new upload is kept.
 ///
 /// # Errors
 /// An object cannot be read or removed.
@@ -47,27 +47,40 @@ pub async fn expire(api: &Api, only_expired: bool, now: OffsetDateTime) -> Resul
         };
         match expiration(&token) {
             Some(until) if only_expired && now < until => return Ok(Expiry::Remains { until }),
-            _ => tokens.push(name),
+            _ => tokens.push((name, token)),
         }
     }
     // The tokens first: if the run ends in between, the next one finds the Secret. A token that may not be removed does
     // not keep the Secret in the cluster.
     let mut refused = None;
-    for name in tokens.iter().map(String::as_str).chain([SECRET_NAME]) {
-        let Err(error) = api.delete(&api::SECRET, Some(NAMESPACE), name).await else {
-            continue;
+    let secret = (SECRET_NAME.to_owned(), secret);
+    for (name, object) in tokens.iter().chain([&secret]) {
+        let removed = match only_expired {
+            true => {
+                api.delete_unchanged(&api::SECRET, Some(NAMESPACE), name, object)
+                    .await
+            }
+            false => api.delete(&api::SECRET, Some(NAMESPACE), name).await,
         };
-        let is_refused = matches!(error, api::ApiError::Refused(_));
-        let failure = Failure::of_cluster(format!("removing the Secret {NAMESPACE}/{name}"), error);
-        if is_refused {
-            refused = refused.or(Some(failure))
-        } else {
-            return Err(failure);
+        let Err(error) = removed else { continue };
+        let doing = format!("removing the Secret {NAMESPACE}/{name}");
+        match &error {
+            api::ApiError::Refused(status) if status.is_conflict() => {
+                let message =
+                    format!("{doing}: another client changed it at the same time; run again");
+                return Err(Failure::new(ExitCode::Pending, message));
+            }
+            api::ApiError::Refused(_) => {
+                refused = refused.or(Some(Failure::of_cluster(doing, error)));
+            }
+            _ => return Err(Failure::of_cluster(doing, error)),
         }
     }
     match refused {
         Some(failure) => Err(failure),
-        None => Ok(Expiry::Removed { tokens }),
+        None => Ok(Expiry::Removed {
+            tokens: tokens.into_iter().map(|(name, _)| name).collect(),
+        }),
     }
 }
 
