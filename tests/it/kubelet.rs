@@ -447,6 +447,12 @@ fn issues_serving_certificate_as_the_kubelets_default_pair() {
     let text = String::from_utf8(openssl(
         &[
             "x509",
+    // A rollback of the kubelet restores both files.
+    let record = node.read("/var/lib/nodepki/restarts.json");
+    for path in [&certificate, &key] {
+        let former = format!("{{\"path\":\"{path}\",");
+        assert!(record.contains(&former), "{record}");
+    }
             "-noout",
             "-subject",
             "-ext",

@@ -78,7 +78,10 @@ impl CertMaterial<'_> {
             } => {
                 let key_mode = group.map_or(Mode::Private, Mode::GroupPrivate);
                 self.add_pair(commit, certificate, key, key_mode);
-                commit.change(change, certificate.clone(), now);
+                // A rollback restores both.
+                for path in [certificate, key] {
+                    commit.change(change, path.clone(), now);
+                }
             }
             CertFiles::Kubeconfig { path, .. } => {
                 if let Some(pair) = self.spec.output.named_pair() {
