@@ -19,7 +19,7 @@ use crate::kube::names::NodePath;
 use crate::kube::paths::KUBELET_CURRENT_LINK;
 use crate::spec::assess::{KubeletLink, ObservedKubeletStore};
 use crate::spec::{CertFiles, CertSpec};
-use crate::store::{Commit, Mode, NodeRoot, STATE_DIR};
+use crate::store::{Commit, FormerContents, Mode, NodeRoot, STATE_DIR};
 use crate::x509::{Chain, PrivateKey, TrustBundle};
 
 /// File of the state directory that lists the files that nodepki created in the kubelet's directory.
@@ -89,23 +89,27 @@ impl KubeletFiles<'_> {
         commit.file(path.clone(), pem(self.chain, self.key), Mode::Private);
         created.files.insert(path);
 
-        let link = self.store.link();
-        commit.change(
-            ReplacedFile::Certificate(self.spec.name()),
-            link.clone(),
-            now,
-        );
-        match (&self.store.on_disk.current, &self.store.on_disk.pem) {
-            (KubeletLink::File, Some(found)) => {
-                let (_, path) = names.next(now)?;
-                commit.file(path.clone(), found.clone(), Mode::Private);
-                created.files.insert(path);
-                commit.link_over(link, name, found);
-            }
-            _ => {
-                commit.link(link, name);
-            }
+        let (link, found) = (self.store.link(), self.store.on_disk.pem.as_ref());
+        let mut former = self.store.target();
+        if let (None, Some(found)) = (&former, found) {
+            let (_, path) = names.next(now)?;
+            commit.file(path.clone(), found.clone(), Mode::Private);
+            created.files.insert(path.clone());
+            former = Some(path.into());
         }
+        let former = found.zip(former).and_then(|(contents, former)| {
+            Some(FormerContents {
+                path: link.to_path_buf(),
+                contents: contents.clone(),
+                target: Some(former.file_name()?.to_str()?.to_owned()),
+            })
+        });
+        let change = ReplacedFile::Certificate(self.spec.name());
+        commit.change_link(change, link.clone(), now, former);
+        match (&self.store.on_disk.current, found) {
+            (KubeletLink::File, Some(found)) => commit.link_over(link, name, found),
+            _ => commit.link(link, name),
+        };
         if let Some((chain, key)) = &self.store.superseded {
             let (_, path) = names.next(now)?;
             commit.file(path.clone(), pem(chain, key), Mode::Private);

@@ -488,7 +488,36 @@ fn chain_of(pem: &[u8]) -> Option<Chain> {
 
 #[cfg(test)]
 mod tests {
+    use time::macros::datetime;
+
     use super::*;
+
+    pub(super) const NOW: OffsetDateTime = datetime!(2026-11-29 12:00 UTC);
+
+    struct Silent;
+
+    impl Progress for Silent {
+        fn event(&self, _: Event) {}
+    }
+
+    impl<'a> Run<'a> {
+        /// Returns a run at [`NOW`].
+        pub(super) fn of_tests(root: &'a NodeRoot, setup: &'a ReloadSetup) -> Self {
+            Run {
+                probe: Probe {
+                    root,
+                    setup,
+                    clock: || NOW,
+                },
+                store: None,
+                progress: &Silent,
+                outcomes: Vec::new(),
+                until: None,
+                spared: Vec::new(),
+                begun: None,
+            }
+        }
+    }
 
     impl ReloadSetup {
         /// Returns the inputs for a node without certificates.

@@ -20,6 +20,8 @@ pub(super) struct WatchedFile {
     pub(super) changed: UnverifiedChange,
     /// The components that must be restarted for it.
     pub(super) readers: &'static [Component],
+    /// For a symbolic link, what a rollback restores; `None` if it leads to no usable file.
+    pub(super) former: Option<FormerContents>,
 }
 
 /// Additions to the record and removals from it.
@@ -67,6 +69,7 @@ impl Amendment {
             let previous = FormerContents {
                 path: path.to_owned(),
                 contents: found.clone().unwrap_or_default(),
+                target: None,
             };
             self.require_restarts(&watched, &[previous]);
             replaced.push(watched.changed);
@@ -74,12 +77,11 @@ impl Amendment {
         Ok(replaced)
     }
 
-    /// Adds the restarts for a link that is about to get another target, and returns its changes. The former target
-    /// stays in place, so its contents need not be kept.
+    /// Adds the restarts for a link that is about to get another target, and returns its changes.
     pub(super) fn retarget(&mut self, path: &Path) -> Vec<UnverifiedChange> {
         let watched = self.watched_at(path);
         for watched in &watched {
-            self.require_restarts(watched, &[]);
+            self.require_restarts(watched, watched.former.as_slice());
         }
         watched.into_iter().map(|watched| watched.changed).collect()
     }

@@ -17,7 +17,8 @@ use super::journal::{JOURNAL, Journal, JournalEntry, SecretBytes, identity_of_li
 use super::key_backup::KeyBackup;
 use super::pending::Slot;
 use super::restarts::{
-    self, FormerTrust, MAX_RESTARTS_SIZE, RESTARTS, Restart, Unsettled, UnverifiedChange,
+    self, FormerContents, FormerTrust, MAX_RESTARTS_SIZE, RESTARTS, Restart, Unsettled,
+    UnverifiedChange,
 };
 use super::staging::{STAGING, StagingRecord, inherit, is_gone};
 use super::target::ExistingTarget;
@@ -158,6 +159,24 @@ impl Commit {
             path: path.into(),
             changed: UnverifiedChange { change, at },
             readers,
+            former: None,
+        });
+        self
+    }
+
+    /// As [`Commit::change`], for a symbolic link. `former` is what a rollback restores.
+    pub(crate) fn change_link(
+        &mut self,
+        change: ReplacedFile,
+        path: impl Into<PathBuf>,
+        at: OffsetDateTime,
+        former: Option<FormerContents>,
+    ) -> &mut Self {
+        self.amendment.watched.push(WatchedFile {
+            path: path.into(),
+            changed: UnverifiedChange { change, at },
+            readers: components_to_restart(change),
+            former,
         });
         self
     }

@@ -48,6 +48,9 @@ pub struct FormerContents {
     /// Empty if there was no file to go back to.
     #[serde(with = "secret")]
     pub contents: Zeroizing<Vec<u8>>,
+    /// For a symbolic link, the name of the file in its directory with these contents.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
 }
 
 impl fmt::Debug for FormerContents {
@@ -337,6 +340,7 @@ mod tests {
             previous: vec![FormerContents {
                 path: CONF.into(),
                 contents: b"first".to_vec().into(),
+                target: None,
             }],
             state: RestartState::Due,
         };
@@ -412,6 +416,32 @@ mod tests {
         assert_eq!(root.restarts().unwrap().len(), 1);
     }
 
+    #[test]
+    fn records_former_target_of_link() {
+        const LINK: &str = "/var/lib/kubelet/pki/kubelet-client-current.pem";
+        const CLIENT: ReplacedFile = ReplacedFile::Certificate(CertName::KubeletConf);
+        let (_dir, root) = node();
+        let former = |name: &str| FormerContents {
+            path: LINK.into(),
+            contents: name.as_bytes().to_vec().into(),
+            target: Some(name.to_owned()),
+        };
+        let link = |name: &str, former: Option<FormerContents>| {
+            let mut commit = Commit::new();
+            let path = Path::new(LINK).with_file_name(name);
+            commit.file(path, name.as_bytes().to_vec(), Mode::Private);
+            commit
+                .link(LINK, name)
+                .change_link(CLIENT, LINK, AT, former);
+            store(&root).commit(commit).unwrap();
+        };
+        link("first", None);
+        assert_eq!(root.restarts().unwrap(), []);
+        link("second", Some(former("first")));
+        link("third", Some(former("second")));
+        assert_eq!(root.restarts().unwrap()[0].previous, [former("first")]);
+    }
+
     const CA: &str = "/etc/kubernetes/pki/ca.crt";
 
     /// Commits a step that changes ca.crt and scheduler.conf, with their former contents.
@@ -421,6 +451,7 @@ mod tests {
             found.map(|content| FormerContents {
                 path: path.into(),
                 contents: content.bytes,
+                target: None,
             })
         };
         let mut commit = Commit::new();
@@ -455,6 +486,7 @@ mod tests {
                 files: vec![FormerContents {
                     path: path.into(),
                     contents: vec![b'x'; size].into(),
+                    target: None,
                 }],
                 kubeconfigs: Vec::new(),
             });

@@ -221,13 +221,16 @@ fn reissues_expired_or_lost_client_certificate() {
         for kept in ["proxy-url: http://proxy:3128", "colors: true"] {
             assert!(node.read(CONF).contains(kept), "{case}");
         }
-        // The replaced file is kept, and private.
+        // The replaced file is kept, and private, and a rollback of the kubelet restores the link to it.
         if matches!(case, "expired" | "expired file") {
             let backup = dated_files(&node).into_iter().find(|name| {
                 let path = format!("{PKI}/{name}");
                 node.read(&path) == expired && node.mode(&path) == 0o600
             });
-            assert!(backup.is_some(), "{case}: {:?}", dated_files(&node));
+            let backup = backup.unwrap_or_else(|| panic!("{case}: {:?}", dated_files(&node)));
+            let record = node.read("/var/lib/nodepki/restarts.json");
+            let target = format!("\"target\":\"{backup}\"");
+            assert!(record.contains(&target), "{case}: {record}");
         }
         let now = (node.etc(), dated_files(&node));
         node.ask().done();
@@ -277,15 +280,16 @@ fn restarts_kubelet_for_reissued_client_certificate() {
     let node = complete_node();
     assert_eq!(restarts(&node), "");
     // kubelet.conf does not change, and a kubelet that rotates reads the other file only at its start.
-    let target = format!("{PKI}/{}", link_of(&node).display());
-    node.write(target, pair(&node, 20));
+    let former = link_of(&node);
+    node.write(format!("{PKI}/{}", former.display()), pair(&node, 20));
     let before = node.read(CONF);
     node.ask().done();
     assert_eq!(node.read(CONF), before);
     let record = restarts(&node);
     assert!(record.contains("\"component\":\"kubelet\""), "{record}");
     assert!(record.contains("kubelet.conf"), "{record}");
-    assert!(record.contains("\"previous\":[]"), "{record}");
+    let target = format!("\"target\":\"{}\"", former.display());
+    assert!(record.contains(&target), "{record}");
 }
 
 #[test]
@@ -443,16 +447,16 @@ fn issues_serving_certificate_as_the_kubelets_default_pair() {
     ran.done();
     ran.row_says("kubelet-serving", "issued");
     assert_eq!((node.mode(&certificate), node.mode(&key)), (0o644, 0o600));
-    let pem = node.read(&certificate);
-    let text = String::from_utf8(openssl(
-        &[
-            "x509",
     // A rollback of the kubelet restores both files.
     let record = node.read("/var/lib/nodepki/restarts.json");
     for path in [&certificate, &key] {
         let former = format!("{{\"path\":\"{path}\",");
         assert!(record.contains(&former), "{record}");
     }
+    let pem = node.read(&certificate);
+    let text = String::from_utf8(openssl(
+        &[
+            "x509",
             "-noout",
             "-subject",
             "-ext",

@@ -111,6 +111,7 @@ impl PresentPair {
             former.push(FormerContents {
                 path: path.to_path_buf(),
                 contents: found.bytes.clone(),
+                target: None,
             });
             Ok(found.bytes)
         };

@@ -436,6 +436,7 @@ impl<'a> ChangeStep<'a> {
         Ok(found.map(|content| FormerContents {
             path: path.to_owned(),
             contents: content.bytes,
+            target: None,
         }))
     }
 
@@ -480,6 +481,7 @@ impl<'a> ChangeStep<'a> {
             former: FormerContents {
                 path: path.to_owned(),
                 contents: Zeroizing::new(data.clone()),
+                target: None,
             },
             text: Zeroizing::new(text.as_bytes().to_vec()),
         }))

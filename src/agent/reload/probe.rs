@@ -123,27 +123,24 @@ impl Files for NodeFiles {
     }
 }
 
-/// The node's files, with the former content of one of them.
-struct FormerFile {
+/// The node's files, with the former contents of some of them.
+struct FormerFiles {
     files: Rc<dyn Files>,
-    path: PathBuf,
-    contents: Zeroizing<Vec<u8>>,
+    previous: Vec<FormerContents>,
 }
 
-impl Files for FormerFile {
+impl Files for FormerFiles {
     fn read(&self, path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
-        if path == self.path {
-            Ok(self.contents.clone())
-        } else {
-            self.files.read(path)
+        match former_of(path, &self.previous) {
+            Some(former) => Ok(former.contents.clone()),
+            None => self.files.read(path),
         }
     }
 
     fn read_secret(&self, path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
-        if path == self.path {
-            Ok(self.contents.clone())
-        } else {
-            self.files.read_secret(path)
+        match former_of(path, &self.previous) {
+            Some(former) => Ok(former.contents.clone()),
+            None => self.files.read_secret(path),
         }
     }
 
@@ -294,21 +291,33 @@ impl Probe<'_> {
     }
 
     /// Returns the certificate of a former kubeconfig, in it or in the file that it names, or of a former file of a
-    /// certificate.
-    pub(super) fn certificate_of(&self, former: &FormerContents) -> Option<Chain> {
+    /// certificate. `previous` are all former files.
+    pub(super) fn certificate_of(
+        &self,
+        former: &FormerContents,
+        previous: &[FormerContents],
+    ) -> Option<Chain> {
         match read_kubeconfig(&former.path, Some(&former.contents)) {
             FoundKubeconfig::Embedded(found) => found.chain.present().cloned(),
             FoundKubeconfig::ByFile { certificate, .. } => {
-                chain_of(&self.root.read(&certificate).ok()??.bytes)
+                match former_of(&certificate, previous) {
+                    Some(former) => chain_of(&former.contents),
+                    None => chain_of(&self.root.read(&certificate).ok()??.bytes),
+                }
             }
             FoundKubeconfig::Unusable(_) => chain_of(&former.contents),
         }
     }
 
     /// Returns why a former file is certainly unusable: its certificate has expired, or the API server rejects it.
-    pub(super) async fn is_unusable(&self, former: &FormerContents) -> Option<String> {
+    /// `previous` are all former files.
+    pub(super) async fn is_unusable(
+        &self,
+        former: &FormerContents,
+        previous: &[FormerContents],
+    ) -> Option<String> {
         let path = former.path.display();
-        if let Some(chain) = self.certificate_of(former)
+        if let Some(chain) = self.certificate_of(former, previous)
             && chain.leaf().not_after() <= (self.clock)()
         {
             let end = rfc3339(chain.leaf().not_after());
@@ -316,26 +325,28 @@ impl Probe<'_> {
                 "the certificate of the former {path} expired at {end}"
             ));
         }
-        let is_kubeconfig = !matches!(
-            read_kubeconfig(&former.path, Some(&former.contents)),
-            FoundKubeconfig::Unusable(_)
-        );
-        if !is_kubeconfig {
-            return None;
-        }
-        let api = self.former_api(former).ok()?;
+        let kubeconfig: &Path = match read_kubeconfig(&former.path, Some(&former.contents)) {
+            // The kubelet's kubeconfig names its link.
+            FoundKubeconfig::Unusable(_) if former.target.is_some() => self.kubelet_conf()?,
+            FoundKubeconfig::Unusable(_) => return None,
+            _ => &former.path,
+        };
+        let api = self.former_api(kubeconfig, previous).ok()?;
         let why = refused(&api).await?;
         Some(format!("the API server rejects the former {path} ({why})"))
     }
 
-    /// Returns the client with a former kubeconfig.
-    fn former_api(&self, former: &FormerContents) -> Result<Api, api::ApiError> {
-        let files = FormerFile {
+    /// Returns the client with a kubeconfig and the former files.
+    fn former_api(
+        &self,
+        kubeconfig: &Path,
+        previous: &[FormerContents],
+    ) -> Result<Api, api::ApiError> {
+        let files = FormerFiles {
             files: self.files(),
-            path: former.path.clone(),
-            contents: former.contents.clone(),
+            previous: previous.to_vec(),
         };
-        self.api_with(&former.path, Rc::new(files))
+        self.api_with(kubeconfig, Rc::new(files))
     }
 
     /// Returns the time at which the kubelet last renewed its Lease, read with the kubelet's own kubeconfig.
@@ -346,16 +357,15 @@ impl Probe<'_> {
         }
     }
 
-    /// As [`Probe::node_lease`], read with the kubeconfig that the kubelet still works with, if it is among the `previous`
-    /// files. The present one may name another server.
+    /// As [`Probe::node_lease`], read with the kubeconfig and the pair that the kubelet still works with, if they are among
+    /// the `previous` files. The present kubeconfig may name another server, and the API server may reject the present pair.
     pub(super) async fn node_lease_before(
         &self,
         previous: &[FormerContents],
     ) -> Result<Option<OffsetDateTime>, api::ApiError> {
-        let path = self.kubelet_conf();
-        let former = path.and_then(|path| former_of(path, previous));
-        if let Some(former) = former
-            && let Ok(api) = self.former_api(former)
+        if !previous.is_empty()
+            && let Some(path) = self.kubelet_conf()
+            && let Ok(api) = self.former_api(path, previous)
             && let Ok(lease) = self.lease_with(&api).await
         {
             return Ok(lease);
@@ -585,6 +595,7 @@ mod tests {
         let former = |path: &str, contents: &[u8]| FormerContents {
             path: path.into(),
             contents: Zeroizing::new(contents.to_vec()),
+            target: None,
         };
         let previous = [
             former("/a", b""),

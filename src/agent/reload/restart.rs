@@ -609,7 +609,7 @@ impl Run<'_> {
             if file.contents.is_empty() {
                 return Some(format!("{path} was empty when the component was started"));
             }
-            let chain = self.probe.certificate_of(file)?;
+            let chain = self.probe.certificate_of(file, &restart.previous)?;
             let leaf = chain.leaf();
             let life = leaf.not_after() - leaf.not_before();
             let near = (life / 10_i32).min(EXPIRY_MARGIN);

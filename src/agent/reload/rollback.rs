@@ -17,7 +17,7 @@ impl Run<'_> {
         let old = restart.previous.iter();
         let old: Vec<&FormerContents> = old.filter(|file| !file.contents.is_empty()).collect();
         for file in &old {
-            if let Some(unusable) = self.probe.is_unusable(file).await {
+            if let Some(unusable) = self.probe.is_unusable(file, &restart.previous).await {
                 let detail = format!(
                     "did not become ready with the new {}: {why}; the new files are kept, since {unusable}; find the cause (log of the component, `crictl ps -a`), then run `nodepki renew` again",
                     names(&restart.causes)
@@ -28,8 +28,15 @@ impl Run<'_> {
         }
         let mut commit = Commit::new();
         for file in &old {
-            // An existing file keeps its own mode.
-            commit.file(file.path.clone(), file.contents.clone(), Mode::Other(0o600));
+            let (path, contents) = (file.path.clone(), file.contents.clone());
+            match &file.target {
+                // A later renewal may have removed the file.
+                Some(target) => commit
+                    .file(path.with_file_name(target), contents, Mode::Private)
+                    .link(path, target),
+                // An existing file keeps its own mode.
+                None => commit.file(path, contents, Mode::Other(0o600)),
+            };
         }
         if let Some(name) = conf_of(component) {
             for file in &old {
@@ -148,4 +155,84 @@ pub(super) fn rollback_detail(restart: &Restart, why: &str) -> String {
         "did not become ready with the new {}: {why}; it is not retried automatically: find the cause (log of the component, `crictl ps -a`), then {again}",
         names(&restart.causes)
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+    use std::path::Path;
+
+    use tempfile::TempDir;
+
+    use super::super::ReloadSetup;
+    use super::super::restart::RestartMethod;
+    use super::super::tests::NOW;
+    use super::*;
+    use crate::kube::components::Component;
+    use crate::kube::names::CertName;
+    use crate::store::NodeRoot;
+
+    fn node(directory: &str) -> (TempDir, NodeRoot) {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join(directory)).unwrap();
+        let root = NodeRoot::open(dir.path()).unwrap();
+        (dir, root)
+    }
+
+    /// Returns a restart for a certificate with these former files: path, contents, target of the link.
+    fn due(
+        component: Component,
+        cause: ReplacedFile,
+        previous: &[(&str, &str, Option<&str>)],
+    ) -> DueRestart {
+        let former = |(path, contents, target): &(&str, &str, Option<&str>)| FormerContents {
+            path: path.into(),
+            contents: contents.as_bytes().to_vec().into(),
+            target: target.map(str::to_owned),
+        };
+        DueRestart {
+            restart: Restart {
+                component,
+                since: NOW,
+                causes: vec![cause],
+                previous: previous.iter().map(former).collect(),
+                state: RestartState::Due,
+            },
+            pod: None,
+            method: RestartMethod::Manual,
+        }
+    }
+
+    #[tokio::test]
+    async fn restores_link_of_kubelet_and_its_removed_target() {
+        const CURRENT: &str = "var/lib/kubelet/pki/kubelet-client-current.pem";
+        for is_removed in [false, true] {
+            let (dir, root) = node("var/lib/kubelet/pki");
+            let path = |name: &str| dir.path().join("var/lib/kubelet/pki").join(name);
+            if !is_removed {
+                fs::write(path("old.pem"), "old").unwrap();
+            }
+            fs::write(path("new.pem"), "new").unwrap();
+            symlink("new.pem", dir.path().join(CURRENT)).unwrap();
+            let setup = ReloadSetup::of_tests();
+            let mut run = Run::of_tests(&root, &setup);
+            let due = due(
+                Component::Kubelet,
+                ReplacedFile::Certificate(CertName::KubeletConf),
+                &[(&format!("/{CURRENT}"), "old", Some("old.pem"))],
+            );
+            run.roll_back(&due, "it is rejected".to_owned())
+                .await
+                .unwrap();
+            let target = fs::read_link(dir.path().join(CURRENT)).unwrap();
+            assert_eq!(target, Path::new("old.pem"));
+            assert_eq!(fs::read(path("old.pem")).unwrap(), b"old");
+            let detail = &run.outcomes[0].detail;
+            assert!(
+                detail.contains("with the old files it is ready"),
+                "{detail}"
+            );
+        }
+    }
 }
