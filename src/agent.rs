@@ -46,6 +46,7 @@ use crate::kube::names::{Authority, NodePath};
 use crate::node::NodeState;
 use crate::node::status::NodeRole;
 use crate::process::failpoint;
+use crate::signer::bundle::Candidate;
 use crate::signer::{NodeIdentity, Rejection, Renewal, RequestedCertificate, Signer, SignerKind};
 use crate::spec::assess::Action;
 use crate::spec::schedule::Rotation;
@@ -347,7 +348,7 @@ pub async fn bootstrap(
         }
     }
     let (mut store, recovery) = open_store(root, setup, "bootstrap", clock)?;
-    bootstrap_in(&mut store, recovery, setup, clock, progress).await
+    bootstrap_in(&mut store, recovery, setup, clock, progress, Vec::new()).await
 }
 
 /// Takes the lock and finishes an interrupted run. Returns notes on what was finished.
@@ -406,12 +407,14 @@ pub(crate) fn recovery_notes(root: &NodeRoot, recovery: &store::Recovery) -> Vec
     all.collect()
 }
 
+/// As [`bootstrap`], with the lock. `imported` are certificates that come with their keys.
 async fn bootstrap_in(
     store: &mut Store,
     notes: Vec<String>,
     setup: &RunSetup,
     clock: Clock,
     progress: &dyn Progress,
+    imported: Vec<Candidate>,
 ) -> Result<RunReport, Failure> {
     let mut survey = setup.survey(store.root(), clock())?;
     survey.notes.extend(notes);
@@ -424,10 +427,11 @@ async fn bootstrap_in(
     preflight(setup, &survey)?;
     require_room(store.root(), setup, &survey)?;
 
-    let mut run = RequestRun::new(setup, store, clock, progress, &mut survey)?;
+    let mut run = RequestRun::new(setup, store, clock, progress, &mut survey, imported)?;
     run.settle_clock(&mut survey).await?;
     run.establish_trust(&mut survey).await?;
     setup.keep_record(store, &survey)?;
+    run.adopt_imported(&survey)?;
     let mut outcomes = run.request_all(&survey).await?;
     let (now, retries) = (run.now(), run.retries());
     let trust = run.trust;

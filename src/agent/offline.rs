@@ -25,7 +25,7 @@ use crate::signer::{
 };
 use crate::spec::assess::joined;
 use crate::store::{self, Durability, NodeRoot, OFFLINE_SIGNER, Slot, Store};
-use crate::x509::{CertDifference, Csr, PrivateKey, PublicKey, UsageExtensions};
+use crate::x509::{CertDifference, Csr, PrivateKey, PublicKey};
 
 /// Maximum number of unused files that an import lists.
 const MAX_REMARKS: usize = 50;
@@ -57,7 +57,7 @@ pub async fn export_requests<W: FnOnce() -> Result<Option<PathBuf>, Failure>>(
     require_room(store.root(), &setup, &survey)?;
     // The service-account pair is not signed: the import generates it, and a pair generated here would be discarded.
     survey.service_account = None;
-    let mut run = RequestRun::unchanged(&setup, &store, clock, progress, &mut survey)?;
+    let mut run = RequestRun::unchanged(&setup, &store, clock, progress, &mut survey, Vec::new())?;
     let context = RequestContext {
         store: &store,
         identity: setup.identity.clone(),
@@ -229,10 +229,7 @@ pub async fn import_answers(
             .collect(),
         ..Offline::default()
     };
-    let brings_keys = collection.candidates.iter().any(|one| one.key.is_some());
-    if let Some(record) = setup.record.as_ref().filter(|_| brings_keys) {
-        record.keep(&store, &setup)?;
-    }
+    let mut imported = Vec::new();
     for candidate in collection.candidates {
         if candidate.key.is_some() && !is_due(&survey, candidate.name) {
             notes.push(format!(
@@ -242,14 +239,22 @@ pub async fn import_answers(
             ));
             continue;
         }
-        let key = adopt(&store, &setup, &candidate, &outstanding, clock)?;
-        if let Some(key) = key {
-            offline.answers.push((key, candidate.answer));
+        let key = match &candidate.key {
+            Some(key) => key.public_key(),
+            None => match outstanding.iter().find(|one| one.name == candidate.name) {
+                Some(pending) => &pending.key,
+                None => continue,
+            },
+        };
+        let answer = (key.clone(), candidate.answer.clone());
+        offline.answers.push(answer);
+        if candidate.key.is_some() {
+            imported.push(candidate);
         }
     }
     answer_from_files(&mut setup, offline);
     setup.wait = Duration::ZERO;
-    bootstrap_in(&mut store, notes, &setup, clock, progress).await
+    bootstrap_in(&mut store, notes, &setup, clock, progress, imported).await
 }
 
 /// Returns the certificates that pending requests wait for.
@@ -295,58 +300,6 @@ fn listed(remarks: &[Remark]) -> Vec<String> {
         ));
     }
     notes
-}
-
-/// Returns the key of a candidate. A key that was imported with it becomes the slot's pending key, and the pending request
-/// there is set aside.
-fn adopt(
-    store: &Store,
-    setup: &RunSetup,
-    candidate: &Candidate,
-    outstanding: &[Outstanding],
-    clock: Clock,
-) -> Result<Option<PublicKey>, Failure> {
-    let pending = outstanding
-        .iter()
-        .find(|outstanding| outstanding.name == candidate.name);
-    let Some(key) = &candidate.key else {
-        return Ok(pending.map(|outstanding| outstanding.key.clone()));
-    };
-    let Some(spec) = setup.plan.cert(candidate.name) else {
-        return Ok(None);
-    };
-    let slot = Slot::Certificate(candidate.name);
-    if pending.is_some() {
-        store.set_slot_aside(
-            slot,
-            "another key came with the imported certificates",
-            clock(),
-        )?;
-    }
-    let csr =
-        Csr::create(&spec.requested.profile, key, UsageExtensions::Requested).map_err(|error| {
-            Failure::new(ExitCode::Configuration, candidate.name.as_str()).caused_by(error)
-        })?;
-    let request = Request::new(
-        spec.requested.clone(),
-        csr.clone(),
-        setup.identity.clone(),
-        clock(),
-    );
-    let ticket = store::RequestRecord::ready(
-        request.id.as_str(),
-        OFFLINE_SIGNER,
-        SignerKind::Directory.as_str(),
-        OFFLINE_SIGNER,
-    );
-    store.create_pending(
-        slot,
-        key.to_pem().as_bytes(),
-        csr.to_pem().as_bytes(),
-        &ticket,
-        Durability::Synced,
-    )?;
-    Ok(Some(key.public_key().clone()))
 }
 
 fn answer_from_files(setup: &mut RunSetup, offline: Offline) {

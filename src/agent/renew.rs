@@ -112,7 +112,7 @@ pub async fn renew(
         let report = report::settled(setup, survey);
         return Ok(Renewed { report, next });
     }
-    let mut run = RequestRun::new(setup, &store, clock, progress, &mut survey)?;
+    let mut run = RequestRun::new(setup, &store, clock, progress, &mut survey, Vec::new())?;
     for (earlier, cert) in survey.to_issue().enumerate() {
         let room = verify_room_for(store.root(), written(cert), earlier + 1);
         if let Err(failure) = room.map_err(no_room) {

@@ -38,8 +38,8 @@ pub(super) use outcome::{
 };
 pub(super) use prepare::{PreparedRequest, RequestStart, Resumed, differences_of_request, prepare};
 use prepare::{create_slot, new_record};
-use verify::{VerifiedAnswer, judge, verified};
-pub(super) use verify::{life_of, time_of_use, until};
+use verify::{VerifiedAnswer, judge};
+pub(super) use verify::{life_of, time_of_use, until, verified};
 
 /// Context of all requests of a run.
 pub(super) struct RequestContext<'a> {

@@ -15,12 +15,14 @@ use super::clock::{self, SettledClock, floor};
 use super::failure::signer_failure;
 use super::keys::RunKeys;
 use super::request::{
-    self, Issuance, IssuanceOutcome, NotInstalled, RequestContext, RequestStart, Resumed, Unsigned,
+    self, AnswerFault, Issuance, IssuanceOutcome, NotInstalled, RequestContext, RequestStart,
+    Resumed, Unsigned,
 };
 use super::retries::{PublishedCa, Retries};
 use super::survey::{ServiceAccountAction, Survey, SurveyedCert};
 use super::{Clock, Event, ExitCode, Failure, Progress, RunSetup, preflight};
 use crate::kube::names::{Authority, CertName};
+use crate::signer::bundle::Candidate;
 use crate::signer::{Signer, SignerError, SignerKind};
 use crate::spec::CertSpec;
 use crate::spec::assess::RenewalCause;
@@ -48,8 +50,15 @@ pub(super) struct RequestRun<'a> {
     pub(super) trust: BTreeMap<Authority, TrustBundle>,
     /// Authorities whose signer cannot be reached, and why.
     unreachable: BTreeMap<Authority, Rc<SignerError>>,
-    /// Certificates that a rotation does not request, and why. A bootstrap fails instead.
+    /// Certificates that a rotation, or an import with refused certificates, does not request, and why. A bootstrap fails
+    /// instead.
     unasked: BTreeMap<CertName, Rc<Failure>>,
+    /// Certificates that were imported with their keys, until they are verified.
+    imported: Vec<Candidate>,
+    /// Their keys, if all of them are accepted.
+    adopted: BTreeMap<CertName, PrivateKey>,
+    /// Those that are refused, and why.
+    refused: BTreeMap<CertName, Vec<AnswerFault>>,
     /// Earliest possible time, if the clock shows an earlier one and `--allow-unsynced` is set.
     floor: Option<OffsetDateTime>,
     /// When this run stops waiting for signers.
@@ -74,16 +83,20 @@ pub(super) struct Outcomes {
 }
 
 impl<'a> RequestRun<'a> {
-    /// Starts a run, and sets the pending requests aside that do not match the plan any more.
+    /// Starts a run, and sets the pending requests aside that do not match the plan any more. With imported keys,
+    /// [`RequestRun::adopt_imported`] does that.
     pub(super) fn new(
         setup: &'a RunSetup,
         store: &'a Store,
         clock: Clock,
         progress: &'a dyn Progress,
         survey: &mut Survey,
+        imported: Vec<Candidate>,
     ) -> Result<Self, Failure> {
-        let run = RequestRun::unchanged(setup, store, clock, progress, survey)?;
-        run.set_outdated_aside()?;
+        let run = RequestRun::unchanged(setup, store, clock, progress, survey, imported)?;
+        if run.imported.is_empty() {
+            run.set_outdated_aside()?;
+        }
         Ok(run)
     }
 
@@ -96,6 +109,7 @@ impl<'a> RequestRun<'a> {
         clock: Clock,
         progress: &'a dyn Progress,
         survey: &mut Survey,
+        imported: Vec<Candidate>,
     ) -> Result<Self, Failure> {
         require_policy(setup, survey)?;
         let EarlierRequests {
@@ -103,9 +117,11 @@ impl<'a> RequestRun<'a> {
             outdated,
             set_aside,
         } = resume(store, clock, survey)?;
+        let is_imported = |name| imported.iter().any(|one| one.name == name);
         let mut keys_to_make: Vec<(Slot, KeyAlgorithm)> = survey
             .to_issue()
             .filter(|cert| !resumed.contains_key(&cert.spec.name()) && !cert.decision.keep_key)
+            .filter(|cert| !is_imported(cert.spec.name()))
             .map(|cert| key_job(&cert.spec))
             .collect();
         let wanted = keys_to_make.len();
@@ -141,6 +157,9 @@ impl<'a> RequestRun<'a> {
             trust,
             unreachable: BTreeMap::new(),
             unasked: BTreeMap::new(),
+            imported,
+            adopted: BTreeMap::new(),
+            refused: BTreeMap::new(),
             floor: None,
             deadline: Instant::now() + setup.wait,
         })
@@ -399,30 +418,88 @@ impl<'a> RequestRun<'a> {
         Ok(offered)
     }
 
+    /// Requests with the imported keys instead of the pending ones, if all certificates that came with them satisfy the
+    /// plan. Otherwise replaces and requests nothing, since the files may be those of another node.
+    pub(super) fn adopt_imported(&mut self, survey: &Survey) -> Result<(), Failure> {
+        if self.imported.is_empty() {
+            return Ok(());
+        }
+        let imported = std::mem::take(&mut self.imported);
+        let (mut adopted, mut refused) = (BTreeMap::new(), BTreeMap::new());
+        let (context, issuances) = (self.context(survey), self.issuances(survey)?);
+        for Candidate {
+            name, answer, key, ..
+        } in imported
+        {
+            let (Some(issuance), Some(key)) = (issuances.get(&name), key) else {
+                continue;
+            };
+            match request::verified(&answer, &context, issuance, &key) {
+                Ok(_) => {
+                    adopted.insert(name, key);
+                }
+                Err(faults) => {
+                    refused.insert(name, faults);
+                }
+            }
+        }
+        if refused.is_empty() {
+            self.set_outdated_aside()?;
+            for name in adopted.keys() {
+                if self.resumed.remove(name).is_some() {
+                    let why = "another key came with the imported certificates";
+                    let slot = Slot::Certificate(*name);
+                    self.store.set_slot_aside(slot, why, (self.clock)())?;
+                }
+            }
+            self.adopted = adopted;
+            return Ok(());
+        }
+        let names: Vec<&str> = refused.keys().map(|name| name.as_str()).collect();
+        let failure = Failure::new(
+            ExitCode::Pending,
+            format!(
+                "nothing is requested, since certificates that were imported with their keys are refused: {}",
+                names.join(", ")
+            ),
+        )
+        .advise("import the files of this node, or have these certificates signed again");
+        let others = survey.to_issue();
+        let others = others.filter(|cert| !refused.contains_key(&cert.spec.name()));
+        self.leave_out(others, failure);
+        self.refused = refused;
+        Ok(())
+    }
+
+    fn context(&self, survey: &Survey) -> RequestContext<'_> {
+        RequestContext {
+            store: self.store,
+            identity: self.setup.identity.clone(),
+            clock: self.clock,
+            floor: self.floor,
+            deadline: self.deadline,
+            jitter: self.setup.jitter,
+            progress: self.progress,
+            is_rotation: is_due_only(survey),
+            is_proof: false,
+            set_aside: &self.set_aside,
+        }
+    }
+
     /// Sends every request as soon as its key is generated, and waits for all answers concurrently.
     pub(super) async fn request_all(&mut self, survey: &Survey) -> Result<Outcomes, Failure> {
         let mut keys = std::mem::take(&mut self.keys);
         let resumed = std::mem::take(&mut self.resumed);
+        let adopted = std::mem::take(&mut self.adopted);
         let run = &*self;
-        let context = RequestContext {
-            store: run.store,
-            identity: run.setup.identity.clone(),
-            clock: run.clock,
-            floor: run.floor,
-            deadline: run.deadline,
-            jitter: run.setup.jitter,
-            progress: run.progress,
-            is_rotation: is_due_only(survey),
-            is_proof: false,
-            set_aside: &run.set_aside,
-        };
+        let context = run.context(survey);
         let issuances = run.issuances(survey)?;
         let mut outcomes = Outcomes {
             certs: run.without_request(survey),
             service_account: None,
         };
         let mut requests = FuturesUnordered::new();
-        for (name, start) in existing_keys(survey, resumed) {
+        for (name, start) in existing_keys(survey, resumed, adopted) {
             if let Some(issuance) = issuances.get(&name) {
                 keys.keep(Slot::Certificate(name));
                 requests.push(named(name, request::obtain(&context, issuance, start)));
@@ -476,6 +553,7 @@ impl<'a> RequestRun<'a> {
             .to_issue()
             .filter(|cert| !self.unreachable.contains_key(&cert.spec.authority()))
             .filter(|cert| !self.unasked.contains_key(&cert.spec.name()))
+            .filter(|cert| !self.refused.contains_key(&cert.spec.name()))
             .map(|cert| {
                 let authority = cert.spec.authority();
                 let trust = self
@@ -491,14 +569,16 @@ impl<'a> RequestRun<'a> {
     /// Returns the outcomes of certificates that are due and not requested.
     fn without_request(&self, survey: &Survey) -> BTreeMap<CertName, IssuanceOutcome> {
         let failed = survey.to_issue().filter_map(|cert| {
-            let why = match self.unasked.get(&cert.spec.name()) {
-                Some(failure) => NotInstalled::Undone(Rc::clone(failure)),
-                None => {
-                    let error = self.unreachable.get(&cert.spec.authority())?;
-                    Unsigned::Failed(Rc::clone(error)).into()
-                }
+            let name = cert.spec.name();
+            let why = if let Some(faults) = self.refused.get(&name) {
+                Unsigned::Refused(faults.clone()).into()
+            } else if let Some(failure) = self.unasked.get(&name) {
+                NotInstalled::Undone(Rc::clone(failure))
+            } else {
+                let error = self.unreachable.get(&cert.spec.authority())?;
+                Unsigned::Failed(Rc::clone(error)).into()
             };
-            Some((cert.spec.name(), Err(why)))
+            Some((name, Err(why)))
         });
         failed.collect()
     }
@@ -565,10 +645,12 @@ fn resume(store: &Store, clock: Clock, survey: &mut Survey) -> Result<EarlierReq
     Ok(earlier_requests)
 }
 
-/// Returns what exists to start requests with: pending requests of earlier runs, and keys that a renewal keeps.
+/// Returns what exists to start requests with: pending requests of earlier runs, imported keys, and keys that a renewal
+/// keeps.
 fn existing_keys(
     survey: &Survey,
     mut resumed: BTreeMap<CertName, Resumed>,
+    mut adopted: BTreeMap<CertName, PrivateKey>,
 ) -> Vec<(CertName, RequestStart)> {
     let mut found = Vec::new();
     for cert in survey.to_issue() {
@@ -578,7 +660,7 @@ fn existing_keys(
         let own = own.and_then(|pem| PrivateKey::from_pem(pem.as_bytes()).ok());
         let start = match resumed.remove(&name) {
             Some(resumed) => Some(RequestStart::Resumed(Box::new(resumed))),
-            None => own.map(RequestStart::Key),
+            None => adopted.remove(&name).or(own).map(RequestStart::Key),
         };
         found.extend(start.map(|start| (name, start)));
     }

@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 
 use nodepki::kube::names::{Authority, CertName};
 use nodepki::text::hex;
+use nodepki::x509::{ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans, Subject};
 
 use crate::kubeadm;
-use crate::node::{EVERYTHING, INIT, Node, Ran};
+use crate::node::{DAY, EVERYTHING, INIT, Node, Ran};
 use crate::signing::{now, openssl, write_secret};
 
 /// INIT with an additional name for the API server, so only `apiserver` differs from the configuration.
@@ -630,6 +631,66 @@ fn imports_tree_of_kubeadm_with_its_keys() {
 }
 
 #[test]
+fn keeps_pending_keys_if_import_is_of_another_node() {
+    let node = Node::new();
+    node.signer_does("all", "pending");
+    node.ask().ended(75);
+    let tree = node.outside("cp2");
+    fs::create_dir_all(tree.join("pki")).unwrap();
+    let profile = |common_name: &str, usage| Profile {
+        subject: Subject {
+            common_name: common_name.to_owned(),
+            organizations: Vec::new(),
+        },
+        sans: Sans::default(),
+        usages: vec![usage],
+        key: KeyAlgorithm::EcdsaP256,
+        lifetime: DAY * 365,
+    };
+    // The second one satisfies the plan of each node.
+    for (name, profile) in [
+        (
+            CertName::Apiserver,
+            profile("kube-apiserver", ExtendedUsage::ServerAuth),
+        ),
+        (
+            CertName::FrontProxyClient,
+            profile("front-proxy-client", ExtendedUsage::ClientAuth),
+        ),
+    ] {
+        let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+        let authority = node.authority(name.authority());
+        let leaf = authority.issue(key.public_key(), &profile, now()).unwrap();
+        let file = tree.join("pki").join(name.base_name());
+        fs::write(file.with_extension("crt"), leaf.to_pem()).unwrap();
+        write_secret(file.with_extension("key"), key.to_pem().as_bytes());
+    }
+    let state = node.path("/var/lib/nodepki");
+    let requests = || ["pending", "aside"].map(|directory| files_in(&state.join(directory)));
+    let before = (node.etc(), requests());
+    node.csr("import", &tree)
+        .ended(65)
+        .row_says("apiserver", "SAN DNS:cp1 is missing")
+        .row_says(
+            "front-proxy-client",
+            "nothing is requested, since certificates that were imported with their keys are refused: apiserver",
+        )
+        .row_says("scheduler.conf", "import the files of this node");
+    before.0.unchanged(&node.etc());
+    assert!(before.1 == requests(), "the import changed the requests");
+    node.assert_completes();
+}
+
+/// Returns the files of a directory; none if it does not exist.
+fn files_in(directory: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    if directory.exists() {
+        crate::signing::tree(directory)
+    } else {
+        Vec::new()
+    }
+}
+
+#[test]
 fn uses_plug_in_without_trust_for_authority_on_disk() {
     let node = Node::new();
     node.signer_does("all", "without-trust");
@@ -643,7 +704,7 @@ fn uses_plug_in_without_trust_for_authority_on_disk() {
 
 #[test]
 fn omits_kubeconfig_of_administrator_that_signer_denies() {
-    let pair = nodepki::x509::PrivateKey::generate(nodepki::x509::KeyAlgorithm::EcdsaP256).unwrap();
+    let pair = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
     for (config, name, role) in [
         (INIT, "super-admin.conf", "first"),
         (crate::node::JOIN, "admin.conf", "joining"),

@@ -17,7 +17,7 @@ use crate::x509::{
 };
 
 /// An answer that satisfies the spec.
-pub(super) struct VerifiedAnswer {
+pub(in crate::agent) struct VerifiedAnswer {
     pub(super) chain: Chain,
     /// Why it is not installed yet. The answer and its key are kept, and a later run verifies the answer again.
     pub(super) waits: Option<PendingReason>,
@@ -108,7 +108,7 @@ pub(super) fn judge(
 }
 
 /// Verifies a signer's answer against the spec.
-pub(super) fn verified(
+pub(in crate::agent) fn verified(
     answer: &[u8],
     context: &RequestContext<'_>,
     issuance: &Issuance<'_>,
