@@ -210,7 +210,10 @@ impl Run<'_> {
     }
 
     /// Sets the annotation in the manifest, which makes the kubelet restart the pod.
-    async fn annotate_pod(&mut self, path: &PathBuf) -> Result<Result<(), String>, Failure> {
+    pub(super) async fn annotate_pod(
+        &mut self,
+        path: &PathBuf,
+    ) -> Result<Result<(), String>, Failure> {
         let now = (self.probe.clock)();
         let Ok(now) = now.format(&Rfc3339) else {
             return Ok(Err("the time has no RFC 3339 form".to_owned()));

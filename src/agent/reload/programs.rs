@@ -1,17 +1,15 @@
 //! Runs hooks, units and restarts of static pods that are configured for replaced files.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-use time::format_description::well_known::Rfc3339;
-
-use super::pod::Pod;
 use super::{ReloadState, Run, names};
 use crate::agent::Failure;
 use crate::config::reload::{On, Unit};
 use crate::kube::components::ReplacedFile;
 use crate::kube::paths::MANIFESTS_DIR;
 use crate::signer::exec;
-use crate::store::{Commit, Mode, UnverifiedChange};
+use crate::store::UnverifiedChange;
 
 /// Starts and reloads units.
 const SYSTEMCTL: &str = "/usr/bin/systemctl";
@@ -92,32 +90,22 @@ impl Run<'_> {
         name: &str,
         causes: &[ReplacedFile],
     ) -> Result<Result<(ReloadState, String), String>, Failure> {
-        let path = format!("{MANIFESTS_DIR}/{name}.yaml");
-        let found = match self.probe.root.read(&path) {
-            Ok(Some(found)) => found,
+        let path = PathBuf::from(format!("{MANIFESTS_DIR}/{name}.yaml"));
+        match self.probe.root.read(&path) {
+            Ok(Some(_)) => {}
             Ok(None) => {
-                let detail = format!("does not run here: {path} does not exist");
+                let detail = format!("does not run here: {} does not exist", path.display());
                 return Ok(Ok((ReloadState::NotHere, detail)));
             }
             Err(error) => return Ok(Err(error.to_string())),
-        };
+        }
         if let Err(why) = self.settle_kubelet().await {
             return Ok(Err(why));
         }
-        let now = (self.probe.clock)();
-        let now = now
-            .format(&Rfc3339)
-            .unwrap_or_else(|_| now.unix_timestamp().to_string());
-        let annotated = std::str::from_utf8(&found.bytes)
-            .map_err(|_| "it is not UTF-8 text".to_owned())
-            .and_then(|text| Pod::read(text)?.annotated(&now));
-        let text = match annotated {
-            Ok(text) => text,
-            Err(why) => return Ok(Err(format!("{path}: {why}"))),
-        };
-        let mut commit = Commit::new();
-        commit.file(path, text.into_bytes(), Mode::Private);
-        self.commit(commit).await?;
+        // Another process may have replaced the manifest during the wait.
+        if let Err(why) = self.annotate_pod(&path).await? {
+            return Ok(Err(format!("{}: {why}", path.display())));
+        }
         let detail = format!("is restarted by the kubelet for {}", names(causes));
         Ok(Ok((ReloadState::Done, detail)))
     }

@@ -60,6 +60,14 @@ impl DueRestart {
     }
 }
 
+/// Why a restart was not begun.
+pub(super) enum NotBegun {
+    /// The component cannot use the new files, or a program failed: they are rolled back.
+    Failed(String),
+    /// The manifest cannot be annotated any more: a later run tries again.
+    Postponed(String),
+}
+
 /// What a recorded restart needs.
 enum RestartVerdict {
     Due(Box<DueRestart>),
@@ -439,7 +447,10 @@ impl Run<'_> {
         server: DueRestart,
     ) -> Result<(Option<Component>, Option<DueRestart>), Failure> {
         let begun = match self.begin(&server).await? {
-            Ok(before) => self.stopped(&server, &before).await.map(|()| before),
+            Ok(before) => {
+                let stopped = self.stopped(&server, &before).await;
+                stopped.map(|()| before).map_err(NotBegun::Failed)
+            }
             Err(why) => Err(why),
         };
         if begun.is_err() {
@@ -460,7 +471,7 @@ impl Run<'_> {
     }
 
     /// Begins a restart. Returns the state before it, or why it was not begun.
-    async fn begin(&mut self, due: &DueRestart) -> Result<Result<StateBefore, String>, Failure> {
+    async fn begin(&mut self, due: &DueRestart) -> Result<Result<StateBefore, NotBegun>, Failure> {
         let component = due.component();
         let limit = self.max_wait();
         let before = self.observe(due, limit).await;
@@ -470,26 +481,34 @@ impl Run<'_> {
             _ => None,
         };
         if let Some(why) = rejected {
-            return Ok(Err(format!(
+            return Ok(Err(NotBegun::Failed(format!(
                 "the API server rejects its new credential ({why})"
-            )));
+            ))));
         }
+        let manifest = match self.annotated_manifest(due) {
+            Ok(manifest) => manifest,
+            Err(why) => return Ok(Err(NotBegun::Postponed(why))),
+        };
         let begun = self
-            .commit_and_restart(due, due.pod.as_ref(), Commit::new())
+            .commit_and_restart(due, manifest, Commit::new())
             .await?;
-        Ok(begun.map(|()| before))
+        Ok(begun.map(|()| before).map_err(NotBegun::Failed))
     }
 
     /// Waits for the proof of a restart, and rolls the component back without it. Returns the component then.
     async fn complete(
         &mut self,
         due: &DueRestart,
-        begun: Result<StateBefore, String>,
+        begun: Result<StateBefore, NotBegun>,
     ) -> Result<Option<Component>, Failure> {
         let (restart, component) = (&due.restart, due.component());
         let ended = match begun {
             Ok(before) => self.proof(component, due.pod.as_ref(), &before).await,
-            Err(why) => Err(why),
+            Err(NotBegun::Failed(why)) => Err(why),
+            Err(NotBegun::Postponed(why)) => {
+                self.report(component, ReloadState::Failed, unreadable(&why));
+                return Ok(None);
+            }
         };
         match ended {
             Ok(proven) => {
@@ -564,33 +583,39 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Commits, and restarts the component: by the manifest in the same commit, or by programs afterwards. `pod` is the
-    /// present one.
+    /// Returns the path of a static pod's manifest, and its present text with the annotation that restarts the pod; `None`
+    /// if programs restart the component. Another process may have replaced the manifest since it was read first.
+    pub(super) fn annotated_manifest(
+        &self,
+        due: &DueRestart,
+    ) -> Result<Option<(&'static str, String)>, String> {
+        let component = due.component();
+        let (RestartMethod::Pod, Some(path)) = (&due.method, component.manifest()) else {
+            return Ok(None);
+        };
+        let pod = self.probe.pod(component)?;
+        let pod = pod.ok_or_else(|| format!("{path} does not exist any more"))?;
+        let now = (self.probe.clock)();
+        let now = now
+            .format(&Rfc3339)
+            .unwrap_or_else(|_| now.unix_timestamp().to_string());
+        let annotated = pod.annotated(&now);
+        let text = annotated.map_err(|why| format!("{path}: {why}"))?;
+        Ok(Some((path, text)))
+    }
+
+    /// Commits, and restarts the component: by the annotated manifest in the same commit, or by programs afterwards.
     pub(super) async fn commit_and_restart(
         &mut self,
         due: &DueRestart,
-        pod: Option<&Pod>,
+        manifest: Option<(&str, String)>,
         mut commit: Commit,
     ) -> Result<Result<(), String>, Failure> {
-        let mut not_annotated = None;
-        let manifest = due.component().manifest();
-        if let (RestartMethod::Pod, Some(pod), Some(path)) = (&due.method, pod, manifest) {
-            let now = (self.probe.clock)();
-            let now = now
-                .format(&Rfc3339)
-                .unwrap_or_else(|_| now.unix_timestamp().to_string());
-            match pod.annotated(&now) {
-                Ok(text) => {
-                    commit.file(path, text.into_bytes(), Mode::Private);
-                }
-                Err(why) => not_annotated = Some(format!("{path}: {why}")),
-            }
+        if let Some((path, text)) = manifest {
+            commit.file(path, text.into_bytes(), Mode::Private);
         }
         if !commit.is_empty() {
             self.commit(commit).await?;
-        }
-        if let Some(why) = not_annotated {
-            return Ok(Err(why));
         }
         if let RestartMethod::Programs(programs) = &due.method {
             for program in programs {
@@ -669,5 +694,61 @@ pub(super) fn conf_of(component: Component) -> Option<CertName> {
         Component::KubeScheduler => Some(CertName::SchedulerConf),
         Component::Kubelet => Some(CertName::KubeletConf),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::super::ReloadSetup;
+    use super::super::tests::NOW;
+    use super::*;
+    use crate::kube::components::ReplacedFile;
+    use crate::store::NodeRoot;
+
+    #[tokio::test]
+    async fn annotates_manifest_that_another_process_has_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let manifests = dir.path().join("etc/kubernetes/manifests");
+        fs::create_dir_all(&manifests).unwrap();
+        let path = manifests.join("kube-scheduler.yaml");
+        let manifest = |version: &str| {
+            format!(
+                "apiVersion: v1\nkind: Pod\nmetadata:\n  name: kube-scheduler\nspec:\n  containers:\n  - name: kube-scheduler\n    image: kube-scheduler:{version}\n    command: [kube-scheduler, --secure-port=0]\n"
+            )
+        };
+        fs::write(&path, manifest("v1.34.0")).unwrap();
+        let root = NodeRoot::open(dir.path()).unwrap();
+        let setup = ReloadSetup::of_tests();
+        let mut run = Run::of_tests(&root, &setup);
+        let due = DueRestart {
+            restart: Restart {
+                component: Component::KubeScheduler,
+                since: NOW,
+                causes: vec![ReplacedFile::Certificate(CertName::SchedulerConf)],
+                previous: Vec::new(),
+                state: RestartState::Due,
+            },
+            pod: run.probe.pod(Component::KubeScheduler).unwrap(),
+            method: RestartMethod::Pod,
+        };
+        let upgraded = manifest("v1.35.0");
+        fs::write(&path, &upgraded).unwrap();
+        assert!(run.begin(&due).await.unwrap().is_ok());
+        let annotated = Pod::read(&upgraded)
+            .unwrap()
+            .annotated("2026-11-29T12:00:00Z");
+        assert_eq!(fs::read_to_string(&path).unwrap(), annotated.unwrap());
+
+        // It is not rolled back for a manifest that does not exist at the moment.
+        fs::remove_file(&path).unwrap();
+        let failed = run.restart(&due).await.unwrap();
+        assert_eq!(failed, None);
+        assert!(!path.exists());
+        let outcome = &run.outcomes[0];
+        assert_eq!(outcome.state, ReloadState::Failed);
+        let problem = "kube-scheduler.yaml does not exist any more";
+        assert!(outcome.detail.contains(problem), "{}", outcome.detail);
     }
 }

@@ -82,9 +82,14 @@ impl Run<'_> {
         let (component, pod) = (due.component(), due.pod.as_ref());
         // A late answer would delay the rollback.
         let before = self.observe(due, Duration::ZERO).await;
-        // The manifest already has an annotation, so it is read again.
-        let fresh = self.probe.pod(component).ok().flatten();
-        let ended = match self.commit_and_restart(due, fresh.as_ref(), commit).await? {
+        let restarted = match self.annotated_manifest(due) {
+            Ok(manifest) => self.commit_and_restart(due, manifest, commit).await?,
+            Err(why) => {
+                self.commit(commit).await?;
+                Err(why)
+            }
+        };
+        let ended = match restarted {
             Ok(()) => self.proof(component, pod, &before).await,
             Err(why) => Err(why),
         };
