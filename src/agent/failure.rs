@@ -321,10 +321,11 @@ impl From<discovery::DiscoveryError> for Failure {
             E::Nothing | E::File { .. } | E::Unread { .. } | E::NoCredential { .. } => {
                 ExitCode::Configuration
             }
-            E::Anonymous { .. } | E::NoSignature { .. } | E::WrongSecret { .. } => {
-                ExitCode::NotPermitted
+            // `kubeadm init` creates the ConfigMap and permits reading it late, and kube-controller-manager signs it later.
+            E::NoClusterInfo { .. } | E::Anonymous { status: 403, .. } | E::NoSignature { .. } => {
+                ExitCode::Unreachable
             }
-            E::NoClusterInfo { .. } => ExitCode::Unreachable,
+            E::Anonymous { .. } | E::WrongSecret { .. } => ExitCode::NotPermitted,
             // Another server, or this one after its renewal, may have a certificate of the pinned CA.
             E::Unpinned { .. } => ExitCode::Pending,
             E::Refused { .. } | E::Tampered { .. } | E::Impostor { .. } | E::Changed { .. } => {
@@ -373,5 +374,39 @@ pub(crate) fn signer_code(error: &SignerError) -> ExitCode {
         FailureClass::Config if store::is_not_permitted(error) => ExitCode::NotPermitted,
         FailureClass::Config => ExitCode::Configuration,
         FailureClass::Permanent => ExitCode::Refused,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::discovery::DiscoveryError as E;
+    use super::*;
+
+    #[test]
+    fn classifies_discovery_by_whether_it_may_succeed_later() {
+        let server = || "https://192.0.2.11:6443".to_owned();
+        let id = || "abcdef".to_owned();
+        let anonymous = |status| E::Anonymous {
+            server: server(),
+            status,
+        };
+        let no_signature = E::NoSignature {
+            server: server(),
+            id: id(),
+        };
+        let wrong_secret = E::WrongSecret {
+            server: server(),
+            id: id(),
+        };
+        for (error, expected) in [
+            (E::NoClusterInfo { server: server() }, ExitCode::Unreachable),
+            (anonymous(403), ExitCode::Unreachable),
+            (no_signature, ExitCode::Unreachable),
+            (anonymous(401), ExitCode::NotPermitted),
+            (wrong_secret, ExitCode::NotPermitted),
+        ] {
+            let failure = Failure::from(error);
+            assert_eq!(failure.code, expected, "{failure}");
+        }
     }
 }

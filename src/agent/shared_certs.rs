@@ -63,7 +63,8 @@ pub fn needed(cluster: &ClusterConfig, with_ca_keys: bool) -> BTreeSet<SharedFil
 /// Reads the needed files from the Secret. Returns notes on its other entries.
 ///
 /// # Errors
-/// The Secret cannot be read, or does not contain a needed file.
+/// The Secret cannot be read, or does not contain a needed file. One that an upload may still create is
+/// [`ExitCode::Unreachable`].
 pub async fn fetch(
     api: &Api,
     key: &CertificateKey,
@@ -77,6 +78,7 @@ pub async fn fetch(
             let is_forbidden = matches!(&error, api::ApiError::Refused(status) if status.code == 403);
             let mut failure = Failure::of_cluster(doing, error);
             if is_forbidden {
+                failure.code = ExitCode::Unreachable;
                 failure.messages.push(format!(
                     "joining nodes may read the Secret {NAMESPACE}/{SECRET_NAME} from the first upload on; upload on a control-plane node, and use the certificate key that this command prints: {UPLOAD_COMMAND}"
                 ).into());
@@ -85,7 +87,7 @@ pub async fn fetch(
         })?
         .ok_or_else(|| {
             Failure::new(
-                ExitCode::Refused,
+                ExitCode::Unreachable,
                 format!(
                     "the Secret {NAMESPACE}/{SECRET_NAME} does not exist: no upload was made, or it has expired, by default two hours after the last upload; upload again on a control-plane node, and use the certificate key that this command prints: {UPLOAD_COMMAND}"
                 ),

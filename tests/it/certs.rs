@@ -419,7 +419,7 @@ fn uploads_secret_that_expires_with_its_token() {
     let node = joining(&cluster, "late", "192.0.2.32", &"0".repeat(64));
     let before = Snapshot::of(node.dir());
     download(&node, &[])
-        .ended(65)
+        .ended(69)
         .says(
             "the Secret kube-system/kubeadm-certs does not exist: no upload was made, or it has expired",
         )

@@ -197,14 +197,14 @@ fn names_wrong_token_and_pin() {
             ENDPOINT,
             short_lived,
             &pin,
-            77,
+            69,
             "has no signature for token expire: the token has expired",
         ),
         (
             ENDPOINT,
             "zzzzzz.0123456789abcdef",
             &pin,
-            77,
+            69,
             "has no signature for token zzzzzz",
         ),
         (

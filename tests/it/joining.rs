@@ -699,7 +699,7 @@ fn downloads_files_of_external_etcd() {
     let node = cluster.add_node("cp2", "192.0.2.12");
     node.write(JOIN_CONFIGURATION, &join(&cluster, &node, &with_key(&key)));
     bootstrap(&node)
-        .ended(77)
+        .ended(69)
         .says("kubeadm init phase upload-certs --upload-certs");
     for phase in [
         &["init", "phase", "upload-config", "kubeadm"][..],
