@@ -504,7 +504,7 @@ impl Store {
     }
 
     /// Returns the record that was read, or an empty one if the file is unreadable for any reason other than a fault of
-    /// this machine.
+    /// this machine or a newer format.
     fn read_or_rebuild<T: Default>(
         &self,
         record: Result<T, StoreError>,
@@ -512,6 +512,7 @@ impl Store {
         transaction: &mut Transaction,
     ) -> Result<T, StoreError> {
         match record {
+            Err(error @ StoreError::NewerFormat { .. }) => Err(error),
             Err(error) if !machine::is_fault(&error) => {
                 transaction.outcome.notes.push(StoreNote::Rebuilt {
                     path: self.state.path().join(name),

@@ -290,7 +290,7 @@ mod tests {
 
     use super::*;
     use crate::kube::names::{Authority, CertName};
-    use crate::store::{Commit, Mode, Store};
+    use crate::store::{Commit, IssuedRecord, Mode, Store};
 
     const AT: OffsetDateTime = datetime!(2026-11-21 12:00 UTC);
     const CONF: &str = "/etc/kubernetes/scheduler.conf";
@@ -414,6 +414,38 @@ mod tests {
         assert!(error.contains("restarts.json is damaged"), "{error}");
         put(&root, "second", AT);
         assert_eq!(root.restarts().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn refuses_commit_over_record_of_newer_version() {
+        let (dir, root) = node();
+        put(&root, "first", AT);
+        let issued = IssuedRecord {
+            at: AT,
+            serial: "1".to_owned(),
+            not_after: AT,
+            sha256: String::new(),
+        };
+        for name in ["restarts.json", "issued.json"] {
+            let record = dir.path().join("var/lib/nodepki").join(name);
+            let newer = "{\"version\": 2}";
+            fs::write(&record, newer).unwrap();
+            let mut commit = Commit::new();
+            commit.file(CONF, b"second".to_vec(), Mode::Private);
+            commit.change(SCHEDULER, CONF, AT);
+            commit.issued(CertName::SchedulerConf, issued.clone());
+            let error = store(&root).commit(commit).unwrap_err();
+            let StoreError::NotCommitted(cause) = &error else {
+                panic!("{error}");
+            };
+            assert!(matches!(
+                **cause,
+                StoreError::NewerFormat { version: 2, .. }
+            ));
+            assert_eq!(fs::read_to_string(&record).unwrap(), newer);
+            assert_eq!(*root.read(CONF).unwrap().unwrap().bytes, b"first");
+            fs::remove_file(record).unwrap();
+        }
     }
 
     #[test]
