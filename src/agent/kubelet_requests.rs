@@ -55,7 +55,7 @@ use crate::kubelets::{KubeletPolicy, RequestReason, ReservedNames};
 use crate::signer::Signer;
 use crate::spec::kubeconfig_path;
 use crate::spec::registered::{NODE_PLACEHOLDER, RegisteredSan};
-use crate::store::NodeRoot;
+use crate::store::{NodeRoot, StoreError};
 use crate::x509::{Sans, Tolerance, TrustBundle};
 
 pub use by_hand::{HandDecision, ListedRequest, RequestDesk};
@@ -352,7 +352,15 @@ impl Signing {
             if self.view.borrow().queue.contains(&uid) {
                 continue;
             }
-            let record = self.root.kubelet_request(&uid).ok().flatten();
+            let record = match self.root.kubelet_request(&uid) {
+                // A damaged record is removed; that of a newer nodepki is not.
+                Err(StoreError::Damaged { .. }) => None,
+                Err(error) => {
+                    tracing::warn!("{error}");
+                    continue;
+                }
+                Ok(record) => record,
+            };
             let certificate = |name| {
                 let mut all = KubeletCertificate::ALL.into_iter();
                 all.find(|one| one.cert_name() == name)

@@ -267,6 +267,7 @@ fn recorded(
 ) -> Result<KubeletRequestRecord, store::StoreError> {
     let signer = &signing.signer;
     let found = match signing.root.kubelet_request(&work.uid) {
+        Err(error @ store::StoreError::NewerFormat { .. }) => return Err(error),
         Err(error) if error.class() == store::ErrorClass::Unsafe => {
             tracing::warn!("{error}; the signer is asked about the request again");
             None
