@@ -45,6 +45,12 @@ impl Run<'_> {
                 }
             }
         }
+        if !old.is_empty() {
+            let is_of_step = |cause| step.as_ref().is_some_and(|it| it.changes.contains(cause));
+            let causes = restart.causes.iter().filter(|cause| !is_of_step(cause));
+            let causes: Vec<ReplacedFile> = causes.copied().collect();
+            self.record_restored(&causes, &mut commit);
+        }
         let mut recorded = Restart {
             previous: Vec::new(),
             state: RestartState::RolledBack { why: why.clone() },
@@ -174,9 +180,10 @@ mod tests {
     use super::super::restart::RestartMethod;
     use super::super::tests::NOW;
     use super::*;
+    use crate::config::reload::{Hook, On};
     use crate::kube::components::Component;
     use crate::kube::names::CertName;
-    use crate::store::NodeRoot;
+    use crate::store::{NodeRoot, UnverifiedChange};
 
     fn node(directory: &str) -> (TempDir, NodeRoot) {
         let dir = tempfile::tempdir().unwrap();
@@ -238,6 +245,40 @@ mod tests {
                 detail.contains("with the old files it is ready"),
                 "{detail}"
             );
+        }
+    }
+
+    #[tokio::test]
+    async fn records_restored_file_for_its_hook() {
+        const CONF: &str = "etc/kubernetes/scheduler.conf";
+        let change = ReplacedFile::Certificate(CertName::SchedulerConf);
+        let hook = |on| Hook {
+            on: vec![on],
+            command: vec!["/bin/true".to_owned()],
+            timeout: Duration::ZERO,
+        };
+        for (on, expected) in [
+            (
+                On::Change(change),
+                vec![UnverifiedChange { change, at: NOW }],
+            ),
+            (On::Change(ReplacedFile::ServiceAccount), Vec::new()),
+        ] {
+            let (dir, root) = node("etc/kubernetes");
+            fs::write(dir.path().join(CONF), "new").unwrap();
+            let mut setup = ReloadSetup::of_tests();
+            setup.reload.hooks = vec![hook(on)];
+            let mut run = Run::of_tests(&root, &setup);
+            let due = due(
+                Component::KubeScheduler,
+                change,
+                &[(&format!("/{CONF}"), "old", None)],
+            );
+            run.roll_back(&due, "it does not serve".to_owned())
+                .await
+                .unwrap();
+            assert_eq!(fs::read(dir.path().join(CONF)).unwrap(), b"old");
+            assert_eq!(root.unsettled().unwrap().changed, expected);
         }
     }
 }

@@ -8,7 +8,7 @@ use super::probe::Probe;
 use super::restart::{DueRestart, RestartMethod};
 use super::{ReloadState, Run};
 use crate::agent::Failure;
-use crate::kube::components::{self, Component};
+use crate::kube::components::{self, Component, ReplacedFile};
 use crate::kube::kubeconfig::Kubeconfig;
 use crate::spec::authority_rotation::RotationSubject;
 use crate::store::{
@@ -54,7 +54,7 @@ impl Run<'_> {
         old: &[&FormerContents],
         commit: &mut Commit,
     ) -> Result<Vec<Component>, Failure> {
-        let Probe { root, setup, clock } = &self.probe;
+        let Probe { root, clock, .. } = self.probe;
         let (former, now) = (&step.former, clock());
         commit.rolls_back(former.subject);
         // An existing file keeps its own mode.
@@ -85,25 +85,7 @@ impl Run<'_> {
                 commit.authority_changes(changes);
             }
         }
-        // Programs that were run for the new files must run again, and pods that may have read them must restart.
-        let reload = &setup.reload;
-        let hooks = reload.hooks.iter().map(|hook| &hook.on);
-        let waiting = hooks
-            .chain(reload.units.iter().map(|unit| &unit.on))
-            .flatten();
-        let pods = setup.pods.iter();
-        let mounting = self.restarted_pods();
-        for change in &step.changes {
-            if waiting.clone().any(|on| on.concerns(*change))
-                || pods.clone().any(|pod| pod.on.contains(change))
-                || mounting.iter().any(|pod| self.is_mounted(pod, *change))
-            {
-                commit.restored(UnverifiedChange {
-                    change: *change,
-                    at: now,
-                });
-            }
-        }
+        self.record_restored(&step.changes, commit);
         let restarts = root.unsettled()?.restarts;
         let mut again = Vec::new();
         for component in step.components.iter().filter(|one| **one != failed) {
@@ -137,6 +119,29 @@ impl Run<'_> {
         }
         Ok(again)
     }
+
+    /// Adds restored files to a commit: programs that were run for the new ones must run again, and pods that may have
+    /// read them must restart. The next run does that.
+    pub(super) fn record_restored(&mut self, changes: &[ReplacedFile], commit: &mut Commit) {
+        let Probe { setup, clock, .. } = self.probe;
+        let (reload, at) = (&setup.reload, clock());
+        let hooks = reload.hooks.iter().map(|hook| &hook.on);
+        let waiting = hooks
+            .chain(reload.units.iter().map(|unit| &unit.on))
+            .flatten();
+        let pods = setup.pods.iter();
+        let mounting = self.restarted_pods();
+        for change in changes.iter().copied() {
+            if waiting.clone().any(|on| on.concerns(change))
+                || pods.clone().any(|pod| pod.on.contains(&change))
+                || mounting.iter().any(|pod| self.is_mounted(pod, change))
+            {
+                commit.restored(UnverifiedChange { change, at });
+                let detail = "is restored; run `nodepki renew`, which repeats the hooks, units and restarts of pods for it";
+                self.report(change, ReloadState::Waits, detail);
+            }
+        }
+    }
 }
 
 /// Returns a kubeconfig with other CA certificates; `None` if it is not a kubeconfig with embedded CA data.
@@ -155,22 +160,10 @@ fn with_authority(text: &[u8], authority: &[u8]) -> Option<zeroize::Zeroizing<Ve
 
 #[cfg(test)]
 mod tests {
-    use time::OffsetDateTime;
-    use time::macros::datetime;
-
     use super::super::ReloadSetup;
+    use super::super::tests::NOW;
     use super::*;
-    use crate::agent::{Event, Progress};
-    use crate::kube::components::ReplacedFile;
     use crate::store::{FormerTrust, NodeRoot};
-
-    struct Silent;
-
-    impl Progress for Silent {
-        fn event(&self, _: Event) {}
-    }
-
-    const NOW: OffsetDateTime = datetime!(2026-11-29 12:00 UTC);
 
     #[tokio::test]
     async fn restarts_static_pods_that_mount_files_of_rolled_back_step() {
@@ -185,19 +178,7 @@ mod tests {
         }});
         std::fs::write(manifests.join("signer.yaml"), pod.to_string()).unwrap();
         let setup = ReloadSetup::of_tests();
-        let mut run = Run {
-            probe: Probe {
-                root: &root,
-                setup: &setup,
-                clock: || NOW,
-            },
-            store: None,
-            progress: &Silent,
-            outcomes: Vec::new(),
-            until: None,
-            spared: Vec::new(),
-            begun: None,
-        };
+        let mut run = Run::of_tests(&root, &setup);
         let step = TrustStep {
             former: FormerTrust {
                 subject: RotationSubject::ServiceAccount,
