@@ -41,10 +41,8 @@ use std::time::Duration;
 
 use time::OffsetDateTime;
 
-use crate::kube::names::CertName;
 use crate::kube::names::{Authority, NodePath};
 use crate::node::NodeState;
-use crate::node::status::NodeRole;
 use crate::process::failpoint;
 use crate::signer::bundle::Candidate;
 use crate::signer::{NodeIdentity, Rejection, Renewal, RequestedCertificate, Signer, SignerKind};
@@ -157,16 +155,6 @@ impl Record {
 }
 
 impl RunSetup {
-    /// Returns the role that the plan is for: only a control-plane node has a service-account pair, and of the others only an
-    /// etcd member has etcd's certificates.
-    pub fn role(&self) -> NodeRole {
-        match &self.plan.service_account {
-            Some(_) => NodeRole::ControlPlane,
-            None if self.plan.cert(CertName::EtcdServer).is_some() => NodeRole::Etcd,
-            None => NodeRole::Worker,
-        }
-    }
-
     /// Records the node's identity if there is anything to request.
     fn keep_record(&self, store: &Store, survey: &Survey) -> Result<(), Failure> {
         match &self.record {

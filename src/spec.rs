@@ -30,4 +30,4 @@ pub use table::{
 };
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

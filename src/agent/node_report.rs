@@ -9,7 +9,7 @@ use super::{Failure, RunSetup};
 use crate::cluster::api::Api;
 use crate::cluster::node;
 use crate::node::NodeState;
-use crate::node::status;
+use crate::node::status::{self, NodeRole};
 use crate::node::summary::{ANNOTATION, NodeSummary};
 use crate::store::NodeRoot;
 
@@ -73,7 +73,12 @@ impl NodeReport {
 
 fn summary(root: &NodeRoot, setup: &RunSetup, now: OffsetDateTime) -> NodeSummary {
     let state = NodeState::new(root, setup.plan.layout.clone());
-    let mut status = status::collect(&state, Some(setup.role()), now);
+    let mut status = status::collect(
+        &state,
+        Some(NodeRole::from(&setup.plan)),
+        Some(&setup.plan),
+        now,
+    );
     // Without it, neither a renewal nor a verdict is known.
     let survey = setup.survey_of(&state, now).ok();
     if let Some(survey) = &survey {

@@ -62,9 +62,10 @@ impl DemoArgs {
         };
         drop(terminal);
         let report = report?;
+        let (state, plan) = (loaded.setup.state(&root), &loaded.setup.plan);
         let role = Some(loaded.node.role.into());
-        let status = status::collect(&loaded.setup.state(&root), role, now());
-        let pki = root.on_this_machine(loaded.setup.plan.layout.certificates_dir());
+        let status = status::collect(&state, role, Some(plan), now());
+        let pki = root.on_this_machine(plan.layout.certificates_dir());
         let text = || {
             format!(
                 "{tree}\nNo CA private key was written. To verify:\n  openssl verify -CAfile {pki}/ca.crt {pki}/apiserver.crt\n  nodepki --root {dir} status\n",

@@ -44,11 +44,14 @@ impl StatusArgs {
         let described = load::described(&root, &inputs, certificates);
         let role = described.role.map(NodeRole::from);
         let (state, mut signers) = (described.state.clone(), described.signers.clone());
-        let mut status = status::collect(&state, role, now());
+        // Without a usable configuration neither the plan nor a key policy is known.
+        let loaded = described.load(&root, &inputs, now()).ok();
+        let plan = loaded.as_ref().map(|loaded| &loaded.setup.plan);
+        let mut status = status::collect(&state, role, plan, now());
         let mut found = None;
-        // Without a usable configuration no key policy is known, and an empty node has no keys.
+        // An empty node has no keys.
         if status.role != NodeRole::Empty
-            && let Ok(loaded) = described.load(&root, &inputs, now())
+            && let Some(loaded) = &loaded
             && let Ok(survey) = loaded.setup.survey_of(&state, now())
         {
             status.judge_keys(&survey.key_uses());

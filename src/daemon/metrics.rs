@@ -26,11 +26,11 @@ use crate::agent::{Event, ExitCode, Progress, RunSetup};
 use crate::config::MetricsSettings;
 use crate::kube::names::CertName;
 use crate::node::NodeState;
-use crate::node::status::{self, NodeStatus, RowState};
+use crate::node::status::{self, NodeRole, NodeStatus, RowState};
 use crate::node::summary::NodeSummary;
 use crate::process::machine;
 use crate::signer::FailureClass;
-use crate::spec::Layout;
+use crate::spec::NodeSpec;
 use crate::store::{self, NodeRoot, Slot};
 use crate::text::rfc3339;
 
@@ -94,9 +94,8 @@ struct MetricsState {
     running: Option<OffsetDateTime>,
     /// When the next step is due.
     next: Option<OffsetDateTime>,
-    layout: Layout,
-    /// According to the configuration.
-    role: Option<status::NodeRole>,
+    /// The desired state of the node.
+    plan: Option<NodeSpec>,
     /// The samples that depend on the configuration, after the last step.
     assessed: MetricsPage,
     snapshot: Option<Snapshot>,
@@ -133,8 +132,7 @@ impl Metrics {
             enabled,
             state: RefCell::new(MetricsState {
                 saved,
-                layout: setup.plan.layout.clone(),
-                role: Some(setup.role()),
+                plan: Some(setup.plan.clone()),
                 ..MetricsState::default()
             }),
         }))
@@ -149,8 +147,7 @@ impl Metrics {
     ) -> Recorder<'a> {
         let mut state = self.0.state.borrow_mut();
         state.running = Some(now);
-        state.layout = setup.plan.layout.clone();
-        state.role = Some(setup.role());
+        state.plan = Some(setup.plan.clone());
         // A counter must exist with the value 0, so Prometheus sees the first increase.
         for spec in &setup.plan.certs {
             let key = spec.requested.profile.key.as_str();
@@ -315,7 +312,10 @@ impl Metrics {
             return;
         }
         let root = &self.0.root;
-        let status = status::collect(&NodeState::new(root, state.layout.clone()), state.role, now);
+        let plan = state.plan.as_ref();
+        let layout = plan.map(|plan| plan.layout.clone()).unwrap_or_default();
+        let role = plan.map(NodeRole::from);
+        let status = status::collect(&NodeState::new(root, layout), role, plan, now);
         let mut page = gauges::found(&status);
         gauges::restarts(&mut page, root);
         let is_expired = |state: RowState| state == RowState::Expired;

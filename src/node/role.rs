@@ -7,6 +7,7 @@ use serde::Serialize;
 use super::NodeState;
 use crate::kube::kubeadm;
 use crate::kube::names::{Authority, CertName};
+use crate::spec::NodeSpec;
 use crate::store::{RequestRecord, Slot};
 
 /// The kind of a node.
@@ -29,6 +30,18 @@ impl From<kubeadm::KubeadmRole> for NodeRole {
             kubeadm::KubeadmRole::Worker => NodeRole::Worker,
             kubeadm::KubeadmRole::Etcd => NodeRole::Etcd,
             kubeadm::KubeadmRole::Init | kubeadm::KubeadmRole::Join => NodeRole::ControlPlane,
+        }
+    }
+}
+
+/// The role that a plan is for: only a control-plane node has a service-account pair, and of the others only an etcd member
+/// has etcd's certificates.
+impl From<&NodeSpec> for NodeRole {
+    fn from(plan: &NodeSpec) -> NodeRole {
+        match &plan.service_account {
+            Some(_) => NodeRole::ControlPlane,
+            None if plan.cert(CertName::EtcdServer).is_some() => NodeRole::Etcd,
+            None => NodeRole::Worker,
         }
     }
 }

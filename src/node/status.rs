@@ -16,6 +16,9 @@
 //! - With an external etcd, an absent certificate of etcd has no row. etcd is external if the directory `etcd/` does not
 //!   exist, or if it contains only the CA while the static pods include kube-apiserver and not etcd.
 //!
+//! If the plan of the node is known, it decides whether etcd is external. A certificate of the plan then has a row even if
+//! it is absent (`super-admin.conf` excepted), and an absent one that the settings omit has none.
+//!
 //! # Expiring certificates
 //!
 //! A certificate is expiring when less than 30 days *and* less than a third of its lifetime are left, so a

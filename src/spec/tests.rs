@@ -6,14 +6,14 @@ use crate::kube::kubeadm::{ClusterConfig, HostFacts, KubeadmRole, Overrides, San
 use crate::kube::names::{Authority, CertName};
 use crate::x509::Tolerance;
 
-const INIT: &str = "\
+pub(crate) const INIT: &str = "\
 apiVersion: kubeadm.k8s.io/v1beta4
 kind: InitConfiguration
 nodeRegistration: {name: cp1}
 localAPIEndpoint: {advertiseAddress: 192.0.2.11}
 ";
 
-const JOIN: &str = "\
+pub(crate) const JOIN: &str = "\
 apiVersion: kubeadm.k8s.io/v1beta4
 kind: JoinConfiguration
 nodeRegistration: {name: cp2}
@@ -21,11 +21,11 @@ controlPlane: {localAPIEndpoint: {advertiseAddress: '2001:db8::12', bindPort: 74
 discovery: {bootstrapToken: {token: abcdef.0123456789abcdef, apiServerEndpoint: 'api.example:6443', unsafeSkipCAVerification: true}}
 ";
 
-fn cluster(fields: &str) -> String {
+pub(crate) fn cluster(fields: &str) -> String {
     format!("apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\n{fields}")
 }
 
-fn planned(node: &str, cluster: &str, choices: &Choices) -> NodeSpec {
+pub(crate) fn planned(node: &str, cluster: &str, choices: &Choices) -> NodeSpec {
     let loaded = load(&[("node.yaml", node), ("cluster.yaml", cluster)]);
     let resolved = resolve(&loaded, &HostFacts::default(), &Overrides::default()).unwrap();
     let cluster = resolved.cluster.unwrap_or_default();

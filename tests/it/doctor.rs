@@ -319,6 +319,28 @@ fn finds_nothing_on_other_sound_nodes_of_nodepki() {
     }
 }
 
+/// Before kubeadm has written a manifest, only the configuration shows that etcd is external.
+#[test]
+fn asks_for_no_certificate_of_an_external_etcd() {
+    const PKI: &str = "/etc/kubernetes/pki";
+    let node = Node::of(&format!(
+        "{INIT}etcd: {{external: {{endpoints: ['https://192.0.2.30:2379'], caFile: {PKI}/etcd/ca.crt, certFile: {PKI}/apiserver-etcd-client.crt, keyFile: {PKI}/apiserver-etcd-client.key}}}}\n"
+    ));
+    let etcd = Node::bootstrapped();
+    for file in [
+        "etcd/ca.crt",
+        "apiserver-etcd-client.crt",
+        "apiserver-etcd-client.key",
+    ] {
+        let path = format!("{PKI}/{file}");
+        node.write_secret(&path, etcd.read(&path));
+    }
+    node.ask().done();
+    let mut doctor = node.configured(["doctor", "-o", "json"]);
+    Diagnosis::of(&mut doctor).exactly(&[], "an external etcd");
+    node.run(&["status"]).done().says_not("missing");
+}
+
 #[test]
 fn reports_empty_node_as_info() {
     let empty = KubeadmNode(tempfile::tempdir().unwrap());

@@ -29,11 +29,17 @@ use crate::kube::paths::{ETCD_MANIFEST, KUBELET_CONFIGURATION, KUBERNETES_DIR};
 use crate::node::NodeState;
 use crate::node::role::{NodeRole, role_of};
 use crate::node::static_pods::{mounted_files, other_static_pods};
+use crate::spec::NodeSpec;
 use crate::store::{RequestRecord, Slot};
 
-/// Returns the status of every file of kubeadm's PKI. `described` is the node's role by its kubeadm configuration. Never
-/// fails.
-pub fn collect(state: &NodeState, described: Option<NodeRole>, now: OffsetDateTime) -> NodeStatus {
+/// Returns the status of every file of kubeadm's PKI. `described` is the node's role by its kubeadm configuration, and `plan`
+/// its desired state, if that is known. Never fails.
+pub fn collect(
+    state: &NodeState,
+    described: Option<NodeRole>,
+    plan: Option<&NodeSpec>,
+    now: OffsetDateTime,
+) -> NodeStatus {
     let root = state.root();
     let mut notes = Vec::new();
     let pending = root.tickets().unwrap_or_else(|error| {
@@ -41,8 +47,10 @@ pub fn collect(state: &NodeState, described: Option<NodeRole>, now: OffsetDateTi
         Vec::new()
     });
     let role = role_of(state, &pending, described);
+    // The files may show another role.
+    let plan = plan.filter(|plan| NodeRole::from(*plan) == role);
     let local_etcd = match role {
-        NodeRole::ControlPlane => rows::runs_etcd(state),
+        NodeRole::ControlPlane => rows::runs_etcd(state, plan),
         NodeRole::Etcd => true,
         NodeRole::Worker | NodeRole::Empty => false,
     };
@@ -60,12 +68,12 @@ pub fn collect(state: &NodeState, described: Option<NodeRole>, now: OffsetDateTi
     let unregistered = rows::unregistered(state, now);
     notes.extend(unregistered.iter().map(UnregisteredCertificate::sentence));
 
-    let authorities: Vec<_> = rows::authorities(state, role, local_etcd)
+    let authorities: Vec<_> = rows::authorities(state, role, local_etcd, plan)
         .map(|name| reader.authority(name))
         .collect();
-    let leaves: Vec<LeafFiles> = rows::leaves(state, role, local_etcd)
+    let leaves: Vec<LeafFiles> = rows::leaves(state, role, local_etcd, plan)
         .map(|name| reader.leaf(name))
-        .filter(|leaf| rows::has_row(leaf, &authorities))
+        .filter(|leaf| rows::has_row(leaf, &authorities, plan))
         .collect();
     // The run reports a record that cannot be read.
     let unsettled = root.unsettled().unwrap_or_default();

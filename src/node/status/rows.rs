@@ -8,12 +8,14 @@ use crate::kube::names::{Authority, CertName};
 use crate::kube::paths::ETCD_MANIFEST;
 use crate::node::NodeState;
 use crate::node::role::{NodeRole, files_of_control_plane};
+use crate::spec::NodeSpec;
 
 /// Returns the authorities with a row.
 pub(super) fn authorities(
     state: &NodeState,
     role: NodeRole,
     local_etcd: bool,
+    plan: Option<&NodeSpec>,
 ) -> impl Iterator<Item = Authority> {
     Authority::ALL
         .into_iter()
@@ -24,7 +26,9 @@ pub(super) fn authorities(
             (NodeRole::Worker, _) => false,
             (NodeRole::ControlPlane, Authority::FrontProxyCa) => true,
             (NodeRole::ControlPlane, Authority::EtcdCa) => {
-                local_etcd || state.exists(&state.layout().authority(*name)[0])
+                local_etcd
+                    || plan.is_some_and(|plan| plan.bundle(*name).is_some())
+                    || state.exists(&state.layout().authority(*name)[0])
             }
         })
 }
@@ -34,6 +38,7 @@ pub(super) fn leaves(
     state: &NodeState,
     role: NodeRole,
     local_etcd: bool,
+    plan: Option<&NodeSpec>,
 ) -> impl Iterator<Item = CertName> {
     let registered = state.layout().registered_on(role == NodeRole::Worker);
     let registered = registered.filter(move |_| role != NodeRole::Empty);
@@ -41,6 +46,11 @@ pub(super) fn leaves(
         .into_iter()
         .filter(move |name| match (role, name) {
             (NodeRole::Empty, _) => false,
+            // kubeadm init alone needs it.
+            (_, name) if *name != CertName::SuperAdminConf && is_planned(plan, *name) => true,
+            (_, name) if plan.is_some_and(|plan| plan.omitted.contains(name)) => {
+                state.has_files_of(*name)
+            }
             (NodeRole::Etcd, CertName::ApiserverEtcdClient) => state.has_files_of(*name),
             (NodeRole::Etcd, name) => name.authority() == Authority::EtcdCa,
             (_, CertName::KubeletConf | CertName::KubeletServing) => true,
@@ -55,10 +65,15 @@ pub(super) fn leaves(
         .chain(registered)
 }
 
-/// Returns whether a certificate has a row. The kubelet's serving certificate has one if the cluster's CA issued it: a
-/// self-signed one that the kubelet generated is not part of the status.
-pub(super) fn has_row(leaf: &LeafFiles, authorities: &[AuthorityFiles]) -> bool {
-    if leaf.name != CertName::KubeletServing || leaf.record.is_some() {
+/// Returns whether a certificate has a row. The kubelet's serving certificate has one if the plan contains it, or if the
+/// cluster's CA issued it: a self-signed one that the kubelet generated is not part of the status.
+pub(super) fn has_row(
+    leaf: &LeafFiles,
+    authorities: &[AuthorityFiles],
+    plan: Option<&NodeSpec>,
+) -> bool {
+    if leaf.name != CertName::KubeletServing || leaf.record.is_some() || is_planned(plan, leaf.name)
+    {
         return true;
     }
     let mut bundles = authorities.iter();
@@ -70,8 +85,15 @@ pub(super) fn has_row(leaf: &LeafFiles, authorities: &[AuthorityFiles]) -> bool 
     certificates.any(|anchor| anchor.subject() == chain.leaf().issuer())
 }
 
-/// Returns whether etcd of a control-plane node runs on it.
-pub(super) fn runs_etcd(state: &NodeState) -> bool {
+fn is_planned(plan: Option<&NodeSpec>, name: CertName) -> bool {
+    plan.is_some_and(|plan| plan.cert(name).is_some())
+}
+
+/// Returns whether etcd of a control-plane node runs on it, by the plan, or without one by the files.
+pub(super) fn runs_etcd(state: &NodeState, plan: Option<&NodeSpec>) -> bool {
+    if plan.is_some() {
+        return is_planned(plan, CertName::EtcdServer);
+    }
     if state.layout().has_external_etcd() {
         return false;
     }

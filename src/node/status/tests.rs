@@ -11,7 +11,8 @@ use time::{Duration, OffsetDateTime};
 use super::*;
 use crate::kube::kubeconfig::{Credentials, Kubeconfig};
 use crate::node::NodeState;
-use crate::spec::Layout;
+use crate::spec::tests::{INIT, JOIN, cluster, planned};
+use crate::spec::{Choices, Layout};
 use crate::store::{Durability, NodeRoot, RequestRecord};
 use crate::table::TextStyle;
 use crate::x509::{
@@ -847,7 +848,7 @@ fn shows_two_files_on_worker() {
 fn takes_role_from_kubeadm_configuration_before_files() {
     let described = |node: &TestNode, role| {
         let root = NodeRoot::open(node.dir.path()).unwrap();
-        collect(&NodeState::new(&root, Layout::default()), role, NOW)
+        collect(&NodeState::new(&root, Layout::default()), role, None, NOW)
     };
     let node = TestNode::control_plane();
     let worker = described(&node, Some(NodeRole::Worker));
@@ -967,6 +968,88 @@ fn recognizes_external_etcd_of_cluster_api() {
     assert!(status.certificate(CertName::EtcdServer).is_none());
     let client = status.certificate(CertName::ApiserverEtcdClient).unwrap();
     assert_eq!((client.state, client.verified), (RowState::Ok, Some(true)));
+}
+
+const EXTERNAL_ETCD: &str = "etcd: {external: {endpoints: ['https://etcd:2379'], caFile: /etc/kubernetes/pki/etcd/ca.crt, certFile: /etc/kubernetes/pki/apiserver-etcd-client.crt, keyFile: /etc/kubernetes/pki/apiserver-etcd-client.key}}\n";
+
+/// The plan decides what an absent file means.
+#[test]
+fn takes_rows_from_plan() {
+    let external_client = || Choices {
+        external_etcd_client: true,
+        ..Choices::default()
+    };
+    let omitting = |name| Choices {
+        omit: [name].into(),
+        ..Choices::default()
+    };
+    let signing = Choices {
+        signs_for_kubelets: true,
+        kubelet_serving: true,
+        ..Choices::default()
+    };
+    let etcd = [
+        CertName::EtcdServer,
+        CertName::EtcdPeer,
+        CertName::EtcdHealthcheckClient,
+    ];
+    let plan = |node, fields: &str, choices: &Choices| {
+        let fields = format!("controlPlaneEndpoint: api.example\n{fields}");
+        planned(node, &cluster(&fields), choices)
+    };
+    let [client, admin] = [CertName::ApiserverEtcdClient, CertName::AdminConf];
+    let super_admin = CertName::SuperAdminConf;
+    let own = [CertName::NodepkiConf, CertName::KubeletServing];
+    for (removed, plan, missing) in [
+        (&etcd[..], plan(INIT, "", &Choices::default()), &etcd[..]),
+        // kubeadm has not written a manifest yet.
+        (&etcd, plan(INIT, EXTERNAL_ETCD, &Choices::default()), &[]),
+        (&etcd, plan(INIT, EXTERNAL_ETCD, &external_client()), &[]),
+        (
+            &[client],
+            plan(INIT, EXTERNAL_ETCD, &external_client()),
+            &[client],
+        ),
+        (
+            &[client],
+            plan(INIT, EXTERNAL_ETCD, &Choices::default()),
+            &[],
+        ),
+        (&[admin], plan(JOIN, "", &Choices::default()), &[admin]),
+        (&[admin], plan(JOIN, "", &omitting(admin)), &[]),
+        (&[], plan(INIT, "", &Choices::default()), &[]),
+        (&[], plan(INIT, "", &omitting(super_admin)), &[]),
+        (&[], plan(INIT, "", &signing), &own),
+    ] {
+        let node = TestNode::control_plane();
+        for file in removed.iter().flat_map(|name| plan.layout.files(*name)) {
+            fs::remove_file(node.path(file.to_str().unwrap())).unwrap();
+        }
+        let root = NodeRoot::open(node.dir.path()).unwrap();
+        let state = NodeState::new(&root, plan.layout.clone());
+        let status = collect(&state, None, Some(&plan), NOW);
+        let rows = status.certificates.iter();
+        let found = rows.filter(|row| row.state != RowState::Ok);
+        let mut found: Vec<_> = found.map(|row| (row.name, row.state)).collect();
+        found.sort_unstable_by_key(|(name, _)| *name);
+        let mut expected: Vec<_> = missing
+            .iter()
+            .map(|name| (*name, RowState::Missing))
+            .collect();
+        expected.sort_unstable_by_key(|(name, _)| *name);
+        assert_eq!(found, expected, "{removed:?} {:?}", plan.omitted);
+    }
+
+    // A plan for another kind of node does not describe this one.
+    let lines = JOIN
+        .lines()
+        .filter(|line| !line.starts_with("controlPlane"));
+    let worker = lines.collect::<Vec<_>>().join("\n");
+    let worker = planned(&worker, "", &Choices::default());
+    let node = TestNode::control_plane();
+    let root = NodeRoot::open(node.dir.path()).unwrap();
+    let state = NodeState::new(&root, Layout::default());
+    assert!(collect(&state, None, Some(&worker), NOW).local_etcd);
 }
 
 #[test]
@@ -1160,7 +1243,7 @@ impl TestNode {
 
     fn status_at(&self, now: OffsetDateTime) -> NodeStatus {
         let root = NodeRoot::open(self.dir.path()).unwrap();
-        collect(&NodeState::new(&root, Layout::default()), None, now)
+        collect(&NodeState::new(&root, Layout::default()), None, None, now)
     }
 
     fn row(&self, name: CertName) -> CertStatus {

@@ -143,7 +143,8 @@ impl Picture {
             .into_iter()
             .map(|name| (name, reader.authority(name)))
             .collect();
-        let status = status::collect(&state, described.role.map(NodeRole::from), now);
+        let role = described.role.map(NodeRole::from);
+        let status = status::collect(&state, role, configuration.plan.as_ref(), now);
         let own_copy = reader.kubeconfig(Path::new(OWN_COPY)).chain;
         let [service_account, _] = state.layout().service_account();
         let changes = root.authority_changes().unwrap_or_default().into_iter();
