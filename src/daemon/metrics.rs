@@ -319,18 +319,21 @@ impl Metrics {
         let mut page = gauges::found(&status);
         gauges::restarts(&mut page, root);
         let is_expired = |state: RowState| state == RowState::Expired;
+        // No component of this node needs a file that the settings omit.
+        let is_omitted = |name| plan.is_some_and(|plan| plan.omitted.contains(&name));
         let leaves = status.certificates.iter();
         let leaves = leaves
-            .filter(|one| is_expired(one.state))
+            .filter(|one| is_expired(one.state) && !is_omitted(one.name))
             .map(|one| one.name.as_str());
         let authorities = status.authorities.iter();
         let authorities = authorities
             .filter(|one| is_expired(one.state))
             .map(|one| one.name.as_str());
+        let expired = leaves.chain(authorities).collect();
         state.snapshot = Some(Snapshot {
             at: now,
             page,
-            expired: leaves.chain(authorities).collect(),
+            expired,
         });
     }
 }

@@ -1,6 +1,12 @@
 use super::exposition::labels;
 use super::families::{ALL, MetricType};
 use super::*;
+use crate::kube::kubeconfig::{Credentials, Kubeconfig};
+use crate::spec::tests::{INIT, cluster, planned};
+use crate::spec::{Choices, SYSTEM_MASTERS};
+use crate::x509::{
+    CertificateAuthority, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans, Subject,
+};
 
 #[test]
 fn escapes_labels_and_omits_empty_ones() {
@@ -114,6 +120,62 @@ fn keeps_counters_of_newer_version() {
     assert!(error.to_string().contains("format version 2"), "{error}");
     let kept = std::fs::read_to_string(state.join("metrics.json")).unwrap();
     assert_eq!(kept, "{\"version\":2}");
+}
+
+/// An omitted file may remain from `kubeadm init`.
+#[test]
+fn is_healthy_with_expired_file_that_the_settings_omit() {
+    let issued = time::macros::datetime!(2026-11-20 0:00 UTC);
+    let day = Duration::from_secs(24 * 60 * 60);
+    let key = || PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+    let ca = CertificateAuthority::self_signed("kubernetes", key(), issued, 100 * day).unwrap();
+    let profile = Profile {
+        subject: Subject {
+            common_name: "kubernetes-super-admin".to_owned(),
+            organizations: vec![SYSTEM_MASTERS.to_owned()],
+        },
+        sans: Sans::default(),
+        usages: vec![ExtendedUsage::ClientAuth],
+        key: KeyAlgorithm::EcdsaP256,
+        lifetime: day,
+    };
+    let key = key();
+    let leaf = ca.issue(key.public_key(), &profile, issued).unwrap();
+    let credentials = Credentials {
+        server: "https://192.0.2.11:6443",
+        authority: &ca.bundle().to_pem(),
+        certificate: &leaf.to_pem(),
+        key: &key.to_pem(),
+    };
+    let kubeconfig = Kubeconfig::new("kubernetes", "user", &credentials);
+    let dir = tempfile::tempdir().unwrap();
+    let kubernetes = dir.path().join("etc/kubernetes");
+    std::fs::create_dir_all(&kubernetes).unwrap();
+    std::fs::write(kubernetes.join("super-admin.conf"), kubeconfig.to_yaml()).unwrap();
+    let problems = |omit: &[CertName]| {
+        let choices = Choices {
+            omit: omit.iter().copied().collect(),
+            ..Choices::default()
+        };
+        let plan = planned(
+            INIT,
+            &cluster("controlPlaneEndpoint: api.example\n"),
+            &choices,
+        );
+        let metrics = Metrics(Rc::new(Shared {
+            root: NodeRoot::open(dir.path()).unwrap(),
+            command: "daemon",
+            textfile: None,
+            enabled: true,
+            state: RefCell::new(MetricsState {
+                plan: Some(plan),
+                ..MetricsState::default()
+            }),
+        }));
+        metrics.health_problems(issued + 2 * day)
+    };
+    assert_eq!(problems(&[]), ["super-admin.conf has expired"]);
+    assert!(problems(&[CertName::SuperAdminConf]).is_empty());
 }
 
 /// Conventions of Prometheus that promtool does not verify.

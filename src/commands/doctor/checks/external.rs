@@ -70,10 +70,19 @@ pub(super) fn init(picture: &Picture) -> Vec<CheckNote> {
             "after the fixes above, run `nodepki bootstrap` before kubeadm init; kubeadm join does not check these",
         ),
     };
+    let is_omitted = |name| {
+        let plan = picture.configuration.plan.as_ref();
+        plan.is_some_and(|plan| plan.omitted.contains(&name))
+    };
     let names = KUBECONFIGS.into_iter();
     for name in names.filter(|name| *name != CertName::SuperAdminConf || has_super_admin(picture)) {
         let leaf = picture.leaf(name);
         let refusal = leaf.and_then(|leaf| kubeconfig_refusal(leaf, authority));
+        let fix = if severity == FindingSeverity::Error && is_omitted(name) {
+            "put one there for kubeadm init, or remove it from certificates.omit until kubeadm init has run, and run `nodepki bootstrap`"
+        } else {
+            fix
+        };
         notes.extend(refusal.map(|why| CheckNote::new(severity, format!("{name}: {why}"), fix)));
     }
     notes

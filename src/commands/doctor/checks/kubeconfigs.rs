@@ -83,11 +83,11 @@ pub(super) fn empty(picture: &Picture) -> Vec<CheckNote> {
                 name,
                 CertName::ControllerManagerConf | CertName::SchedulerConf
             );
-            let fix = if is_mounted {
+            let fix = picture.not_issued(name).unwrap_or(if is_mounted {
                 RESTART
             } else {
                 BOOTSTRAP_OR_INIT_PHASE
-            };
+            });
             CheckNote::error(format!("{} is empty", picture.here(&path)), fix)
                 .with_code(FileProblem::Empty.code())
         })
@@ -99,10 +99,10 @@ pub(super) fn directory(picture: &Picture) -> Vec<CheckNote> {
         |fault: &RowFault| matches!(fault.file_problem(), Some(FileProblem::NotAFile(_)));
     problems_of(picture, is_wanted)
         .filter(|(name, _)| !picture.has_kubeconfig(*name))
-        .map(|(_, problem)| {
-            problem.error_of_file(
+        .map(|(name, problem)| {
+            problem.error_of_file(picture.not_issued(name).unwrap_or(
                 "remove it, run `nodepki bootstrap`, and restart the static pod that mounts it",
-            )
+            ))
         })
         .collect()
 }

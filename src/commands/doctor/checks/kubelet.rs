@@ -39,9 +39,13 @@ pub(super) fn no_identity(picture: &Picture) -> Vec<CheckNote> {
         Some(plan) => plan.cert(CertName::KubeletConf).is_some(),
         None => !joins,
     };
-    let fix = picture.unless_exported(
-        "run `nodepki bootstrap`, which issues it, or `kubeadm join` with a token",
-    );
+    let fix = picture
+        .not_issued(CertName::KubeletConf)
+        .unwrap_or_else(|| {
+            picture.unless_exported(
+                "run `nodepki bootstrap`, which issues it, or `kubeadm join` with a token",
+            )
+        });
     match (picture.kubelet.is_set_up, wanted) {
         (true, _) => vec![CheckNote::error(evidence, fix)],
         (false, true) => vec![CheckNote::warning(evidence, fix)],

@@ -16,8 +16,10 @@ use crate::text::rfc3339;
 use crate::x509::{CertDifference, path_differences};
 
 /// Returns how to get a new certificate.
-fn issue(picture: &Picture) -> &'static str {
-    if picture.configuration.has_refused_program {
+fn issue(picture: &Picture, subject: RowSubject) -> &'static str {
+    if let Some(fix) = not_issued(picture, subject) {
+        fix
+    } else if picture.configuration.has_refused_program {
         "run `nodepki csr export DIR` and have the requests signed, or run `nodepki bootstrap --config FILE` with settings of this machine: no program that settings below the root directory name is started here"
     } else if picture.has_failing_signer() {
         "run `nodepki csr export DIR` and have the requests signed, or correct what `signer-login` reports and run `nodepki bootstrap`"
@@ -25,6 +27,14 @@ fn issue(picture: &Picture) -> &'static str {
         "run `nodepki bootstrap`, which issues a new one; with the CA key on this node also kubeadm certs renew"
     } else {
         "run `nodepki bootstrap`, which issues a new one (with --online, this command asks the signers first; if none is reachable, `nodepki csr export DIR`); with the CA key on this node also kubeadm certs renew"
+    }
+}
+
+/// Returns what to do about a certificate that no run issues.
+fn not_issued(picture: &Picture, subject: RowSubject) -> Option<&'static str> {
+    match subject {
+        RowSubject::Certificate(name) => picture.not_issued(name),
+        RowSubject::Authority(_) | RowSubject::ServiceAccount => None,
     }
 }
 
@@ -61,6 +71,9 @@ pub(super) fn unreadable(picture: &Picture) -> Vec<CheckNote> {
     let problems = picture.problems().into_iter().filter(is_reported);
     let mut notes: Vec<CheckNote> = problems
         .map(|problem| {
+            if let Some(fix) = not_issued(picture, problem.subject) {
+                return problem.error(fix);
+            }
             let is_empty = matches!(problem.fault.file_problem(), Some(FileProblem::Empty));
             let fix = match problem.subject {
                 RowSubject::Authority(name) => restored(picture, name),
@@ -78,7 +91,7 @@ pub(super) fn unreadable(picture: &Picture) -> Vec<CheckNote> {
                     COPY_SERVICE_ACCOUNT.to_owned()
                 }
                 RowSubject::Certificate(name) if is_issued(picture, name) => {
-                    issue(picture).to_owned()
+                    issue(picture, problem.subject).to_owned()
                 }
                 RowSubject::Certificate(name) if name.is_kubeconfig() => {
                     let files = picture.status.certificate(name).map(|row| row.files.as_slice());
@@ -124,23 +137,28 @@ fn lacking(picture: &Picture, key: bool) -> impl Iterator<Item = (&CertStatus, V
 }
 
 pub(super) fn missing_certificate(picture: &Picture) -> Vec<CheckNote> {
-    let issue = picture.unless_exported(issue(picture));
+    let fix = |name: CertName| {
+        let fix = picture.not_issued(name);
+        fix.unwrap_or_else(|| {
+            picture.unless_exported(issue(picture, RowSubject::Certificate(name)))
+        })
+    };
     let pairs = lacking(picture, false).map(|(row, missing)| {
         let names: Vec<String> = missing
             .iter()
             .map(|file| picture.here(file.path.as_ref()))
             .collect();
         let verb = if names.len() == 1 { "is" } else { "are" };
-        format!("{}: {} {verb} missing", row.name, names.join(" and "))
+        let evidence = format!("{}: {} {verb} missing", row.name, names.join(" and "));
+        (row.name, evidence)
     });
     let is_empty = |fault: &RowFault| matches!(fault.file_problem(), Some(FileProblem::Empty));
     let parts = problems_of(picture, RowFault::is_absence);
     let parts = parts.chain(problems_of(picture, is_empty));
     let parts = parts
-        .filter(|problem| {
-            matches!(problem.subject, RowSubject::Certificate(name) if picture.is_embedded(name))
-        })
-        .map(|problem| problem.error(issue));
+        .filter_map(|problem| Some((problem.kubeconfig()?, problem)))
+        .filter(|(name, _)| picture.is_embedded(*name))
+        .map(|(name, problem)| problem.error(fix(name)));
     // Certificates that only the configuration requires.
     let planned = picture
         .configuration
@@ -152,16 +170,14 @@ pub(super) fn missing_certificate(picture: &Picture) -> Vec<CheckNote> {
         .filter(|name| picture.status.certificate(*name).is_none())
         .filter(|name| !name.is_kubeconfig())
         .map(|name| {
-            format!(
-                "{name}: {} is missing",
-                picture
-                    .files(name)
-                    .first()
-                    .map_or_else(String::new, |path| picture.here(path))
-            )
+            let files = picture.files(name);
+            let path = files.first().map(|path| picture.here(path));
+            let evidence = format!("{name}: {} is missing", path.unwrap_or_default());
+            (name, evidence)
         });
-    let absent =
-        |evidence: String| CheckNote::error(evidence, issue).with_code(FileProblem::Absent.code());
+    let absent = |(name, evidence): (CertName, String)| {
+        CheckNote::error(evidence, fix(name)).with_code(FileProblem::Absent.code())
+    };
     pairs
         .map(absent)
         .chain(parts)
@@ -179,7 +195,7 @@ pub(super) fn missing_key(picture: &Picture) -> Vec<CheckNote> {
                     row.name,
                     picture.here(file.path.as_ref())
                 ),
-                issue(picture),
+                issue(picture, RowSubject::Certificate(row.name)),
             )
         })
         .collect()
@@ -197,7 +213,7 @@ pub(super) fn torn(picture: &Picture) -> Vec<CheckNote> {
         exchanged.is_none_or(|key| files.iter().all(|file| picture.here(file) != key.path))
     });
     let mut notes: Vec<CheckNote> = leaves
-        .map(|problem| problem.error(issue(picture)))
+        .map(|problem| problem.error(issue(picture, problem.subject)))
         .collect();
     for (name, authority) in &picture.authorities {
         if let (Some(bundle), AuthorityKey::Usable(key)) =
@@ -231,7 +247,7 @@ pub(super) fn expired(picture: &Picture) -> Vec<CheckNote> {
                 valid_copy(picture, name).unwrap_or_else(|| FIX.to_owned()),
             )
             .with_code(problem.fault.code()),
-            _ => problem.error(issue(picture)),
+            subject => problem.error(issue(picture, subject)),
         })
         .collect()
 }
@@ -275,13 +291,14 @@ pub(super) fn not_yet_valid(picture: &Picture) -> Vec<CheckNote> {
 pub(super) fn expiring(picture: &Picture) -> Vec<CheckNote> {
     problems_of(picture, |fault| matches!(fault, RowFault::Expiring { .. }))
         .map(|problem| {
+            let fix = not_issued(picture, problem.subject);
             CheckNote::warning(
                 problem.sentence(),
-                if problem.authority().is_some() {
+                fix.unwrap_or(if problem.authority().is_some() {
                     "replace the authority in time: every leaf, kubeconfig and kubelet then needs a new certificate"
                 } else {
                     "run `nodepki renew`; nodepki bootstrap issues a new one only once it has expired or was removed; with the CA key on this node also kubeadm certs renew"
-                },
+                }),
             )
             .with_code(problem.fault.code())
         })
@@ -298,9 +315,10 @@ pub(super) fn revoked(picture: &Picture) -> Vec<CheckNote> {
     surveyed(picture)
         .filter_map(|cert| {
             let why = cert.found.revoked.as_ref()?;
+            let name = cert.spec.name();
             Some(CheckNote::error(
-                format!("{}: {why}", cert.spec.name()),
-                issue(picture),
+                format!("{name}: {why}"),
+                issue(picture, RowSubject::Certificate(name)),
             ))
         })
         .collect()
@@ -316,9 +334,10 @@ pub(super) fn unverified(picture: &Picture) -> Vec<CheckNote> {
             _ => true,
         })
         .map(|problem| {
-            problem.error(
+            let fix = not_issued(picture, problem.subject);
+            problem.error(fix.unwrap_or(
                 "find out whether the certificate or the authority on this node is wrong (compare with another control-plane node); `nodepki bootstrap` issues a new certificate",
-            )
+            ))
         })
         .collect()
 }
@@ -352,7 +371,7 @@ pub(super) fn misplaced(picture: &Picture) -> Vec<CheckNote> {
         fault => matches!(fault, RowFault::Misplaced(_)),
     };
     problems_of(picture, is_wanted)
-        .map(|problem| problem.error(issue(picture)))
+        .map(|problem| problem.error(issue(picture, problem.subject)))
         .collect()
 }
 

@@ -221,6 +221,26 @@ impl Picture {
         }
     }
 
+    /// Returns what to do about a certificate that the plan does not contain, so that no run issues it; `None` for another
+    /// one, and if no plan is known.
+    pub(super) fn not_issued(&self, name: CertName) -> Option<&'static str> {
+        let plan = self.configuration.plan.as_ref()?;
+        if plan.cert(name).is_some() {
+            return None;
+        }
+        Some(match name {
+            CertName::ApiserverEtcdClient if plan.external_etcd.is_some() => {
+                "install the file that the administrators of etcd provide, and restart kube-apiserver; nodepki issues it only with certificates.externalEtcdClient"
+            }
+            CertName::KubeletConf => {
+                "write bootstrap-kubelet.conf with a new bootstrap token and restart the kubelet, or move kubelet.conf away and run `kubeadm join` again; nodepki issues it only with kubelet.identity: issue"
+            }
+            _ => {
+                "remove its files if no component uses them; by the configuration this node does not have it, so that no run issues it"
+            }
+        })
+    }
+
     /// Returns all faults of `status`, those of authorities first.
     pub(super) fn problems(&self) -> Vec<Problem<'_>> {
         let mut rows = self.status.rows();

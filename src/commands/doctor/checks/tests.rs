@@ -10,8 +10,11 @@ use crate::kube::kubeconfig::{Credentials, Kubeconfig};
 use crate::kube::manifest::StaticPod;
 use crate::kube::names::{Authority, CertName};
 use crate::kubelets::KubeletPolicy;
+use crate::node::status::{CertPhase, CertStatus, RowFault, RowFindings, RowState};
+use crate::spec::Choices;
 use crate::spec::assess::Observed;
 use crate::spec::authority_rotation::AuthorityRotation;
+use crate::spec::tests::{INIT, JOIN, cluster as cluster_configuration, planned};
 use crate::store::UnfinishedWork;
 use crate::table::TextStyle;
 use crate::x509::{
@@ -280,6 +283,82 @@ fn reports_super_admin_without_its_group_as_misplaced() {
         ["super-admin.conf: O \"system:masters\" is missing"]
     );
     assert_eq!(found.codes, ["OrganizationMissing"]);
+}
+
+/// Returns the row of a certificate with this fault.
+fn faulty_row(name: CertName, state: RowState, fault: RowFault) -> CertStatus {
+    CertStatus {
+        name,
+        authority: name.authority(),
+        description: None,
+        state,
+        phase: CertPhase::Expired,
+        findings: RowFindings {
+            faults: vec![fault],
+            remarks: Vec::new(),
+        },
+        certificate: None,
+        verified: None,
+        issued: None,
+        kubeconfig: None,
+        key_policy: None,
+        files: Vec::new(),
+    }
+}
+
+/// A bootstrap does nothing about a certificate that the plan does not contain.
+#[test]
+fn fix_names_bootstrap_only_for_certificates_of_plan() {
+    const EXTERNAL_ETCD: &str = "etcd: {external: {endpoints: ['https://etcd:2379'], caFile: /e/ca.crt, certFile: /e/c.crt, keyFile: /e/c.key}}\n";
+    let omits = Choices {
+        omit: [CertName::SuperAdminConf].into(),
+        ..Choices::default()
+    };
+    let bootstraps = Choices {
+        kubelet_bootstraps_itself: true,
+        ..Choices::default()
+    };
+    let (own, client) = (Choices::default(), CertName::ApiserverEtcdClient);
+    let (admin, kubelet) = (CertName::SuperAdminConf, CertName::KubeletConf);
+    for (node, fields, choices, name, words) in [
+        (INIT, "", &own, client, None),
+        (
+            INIT,
+            EXTERNAL_ETCD,
+            &own,
+            client,
+            Some("administrators of etcd"),
+        ),
+        (INIT, "", &own, admin, None),
+        (INIT, "", &omits, admin, Some("remove its files")),
+        (JOIN, "", &own, kubelet, None),
+        (
+            JOIN,
+            "",
+            &bootstraps,
+            kubelet,
+            Some("write bootstrap-kubelet.conf"),
+        ),
+    ] {
+        let mut picture = blank();
+        let fields = format!("controlPlaneEndpoint: api.example\n{fields}");
+        picture.configuration.plan = Some(planned(node, &cluster_configuration(&fields), choices));
+        let (at, now) = (now(), now());
+        let expired = RowFault::Expired { at, now };
+        let expiring = RowFault::Expiring { at, now };
+        picture.status.certificates = vec![
+            faulty_row(name, RowState::Expired, expired),
+            faulty_row(name, RowState::Expiring, expiring),
+        ];
+        let found = [leaves::expired(&picture), leaves::expiring(&picture)];
+        let usual = ["run `nodepki bootstrap`", "run `nodepki renew`"];
+        for (notes, usual) in found.iter().zip(usual) {
+            let words = words.unwrap_or(usual);
+            let fix = &notes[0].fix;
+            assert!(fix.contains(words), "{name}: {fix}");
+            assert_eq!(fix.contains(usual), words == usual, "{name}: {fix}");
+        }
+    }
 }
 
 #[test]
