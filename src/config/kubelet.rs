@@ -24,7 +24,8 @@ pub enum KubeletIdentity {
     /// Issued by nodepki, in kubelet.conf: for clusters in which no signer serves the kubelet's own request.
     #[default]
     Issue,
-    /// Requested by the kubelet through TLS bootstrap; nothing is written on a joining node.
+    /// Requested by the kubelet through TLS bootstrap; nothing is written on a joining node. The first node gets it from
+    /// nodepki.
     Bootstrap,
 }
 

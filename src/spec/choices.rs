@@ -124,7 +124,7 @@ pub struct Choices {
     /// The kubeconfigs that name the files of their certificate and key, of those in
     /// [`BY_FILE`](super::credentials::BY_FILE).
     pub credentials_by_file: BTreeSet<CertName>,
-    /// True to leave kubelet.conf to the kubelet's own TLS bootstrap.
+    /// True to leave kubelet.conf to the kubelet's own TLS bootstrap, except on the first node.
     pub kubelet_bootstraps_itself: bool,
     /// The location of the kubelet's client certificate.
     pub kubelet_layout: KubeletLayout,

@@ -138,7 +138,11 @@ impl RuleInputs<'_> {
         match (name, self.node.role) {
             // The kubelet of an etcd member runs its static pod without an API server.
             (name, KubeadmRole::Etcd) => ETCD_MEMBER.contains(&name),
-            (CertName::KubeletConf, _) => !self.choices.kubelet_bootstraps_itself,
+            // `kubeadm init` requires it (`ValidateKubeconfigsForExternalCA`), and nothing can sign a kubelet's request
+            // before the API server runs.
+            (CertName::KubeletConf, role) => {
+                !self.choices.kubelet_bootstraps_itself || role == KubeadmRole::Init
+            }
             (CertName::KubeletServing, _) => self.choices.kubelet_serving,
             (CertName::NodepkiConf, role) => {
                 role != KubeadmRole::Worker && self.choices.signs_for_kubelets

@@ -173,17 +173,16 @@ fn points_kubeconfigs_of_local_components_at_node() {
 }
 
 #[test]
-fn omits_kubelet_conf_if_kubelet_bootstraps_itself() {
+fn omits_kubelet_conf_if_kubelet_bootstraps_itself_except_on_first_node() {
     let choices = Choices {
         kubelet_bootstraps_itself: true,
         ..Choices::default()
     };
-    let plan = planned(
-        JOIN,
-        &cluster("controlPlaneEndpoint: api.example\n"),
-        &choices,
-    );
-    assert!(plan.cert(CertName::KubeletConf).is_none());
+    for (node, is_first) in [(JOIN, false), (INIT, true)] {
+        let fields = cluster("controlPlaneEndpoint: api.example\n");
+        let plan = planned(node, &fields, &choices);
+        assert_eq!(plan.cert(CertName::KubeletConf).is_some(), is_first);
+    }
 }
 
 #[test]

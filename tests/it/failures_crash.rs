@@ -24,9 +24,6 @@ const CERTIFICATES: [CertName; 6] = [
 /// The certificate that a new API server name replaces.
 const REPLACED: CertName = CertName::Apiserver;
 
-/// Settings with which the kubelet obtains its own kubelet.conf.
-const KUBELET_BOOTSTRAP: &str = "kubelet: {identity: bootstrap}\n";
-
 /// kubeadm configuration of a first node with an external etcd.
 fn init_with_external_etcd() -> String {
     format!("{INIT}etcd: {{external: {{endpoints: ['http://192.0.2.50:2379']}}}}\n")
@@ -40,9 +37,7 @@ fn init_with_new_name() -> String {
 }
 
 fn new_node() -> Node {
-    let node = Node::of(&init_with_external_etcd());
-    node.settings(KUBELET_BOOTSTRAP);
-    node
+    Node::of(&init_with_external_etcd())
 }
 
 /// Returns a complete node, to be copied.
@@ -55,7 +50,7 @@ fn complete_node() -> Node {
 /// Returns a copy whose API server names and kubeconfig endpoint differ from the configuration.
 fn drifted_copy(complete: &Node) -> Node {
     let node = complete.copied();
-    node.settings(KUBELET_BOOTSTRAP);
+    node.settings("");
     fs::remove_file(node.outside("log")).unwrap();
     node.configure(&init_with_new_name().replace("api.example.com", "other.example.com"));
     node
