@@ -225,7 +225,7 @@ impl<S: Surroundings> Daemon<'_, S> {
             never = policy.run() => match never {},
             never = rotations.run() => match never {},
             never = events.run() => match never {},
-            never = report.run() => match never {},
+            never = report.run(clock) => match never {},
         };
         kubelets.release().await;
         rotations.release().await;

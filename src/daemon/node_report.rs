@@ -8,10 +8,11 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use super::part::DaemonPart;
-use crate::agent::Failure;
 use crate::agent::node_report::NodeReport;
+use crate::agent::{Clock, Failure};
 
-/// Interval at which the Node is compared: it may have been deleted and created again.
+/// Interval at which the node and the Node are compared: the kubelet may have replaced its certificate, and the Node may have
+/// been deleted and created again.
 const COMPARE_INTERVAL: Duration = Duration::from_secs(60 * 60);
 /// Wait after a failure, and for a Node that does not exist yet.
 const RETRY_INTERVAL: Duration = Duration::from_secs(60);
@@ -39,11 +40,11 @@ impl ReportService {
     }
 
     /// Writes the report whenever it is replaced, until it is dropped. A failure is retried.
-    pub(super) async fn run(&self) -> Infallible {
+    pub(super) async fn run(&self, clock: Clock) -> Infallible {
         let write = async |report: &NodeReport| {
             loop {
                 // On the heap: the daemon's future would have room for it otherwise, also without a report.
-                let wait = match Box::pin(report.write()).await {
+                let wait = match Box::pin(report.write(clock())).await {
                     Ok(is_written) => {
                         self.failure.take();
                         if is_written {
