@@ -300,8 +300,8 @@ pub struct KubeconfigStatus {
     /// `server` of the current context.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub server: Option<String>,
-    /// Whether the CA data is the first certificate of `ca.crt`, as kubeadm writes it, or that certificate followed by
-    /// others of `ca.crt`, as during a CA change. Absent if CA data or `ca.crt` is absent.
+    /// Whether the CA data, or the file named in its place, is the first certificate of `ca.crt`, as kubeadm writes it, or
+    /// that certificate followed by others of `ca.crt`, as during a CA change. Absent if either is absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub authority_is_first: Option<bool>,
     /// Whether the kubeconfig names files for certificate and key, as the kubelet's does.

@@ -51,6 +51,11 @@ pub enum RowFault {
         found: TrustBundle,
         trusted: TrustBundle,
     },
+    #[error(
+        "the CA certificate in its CA data expired at {}, and ca.crt holds a valid one: it does not trust the API server",
+        minute(*.0)
+    )]
+    AuthorityDataExpired(OffsetDateTime),
     /// The certificates in place belong to another CA than the one at `path`.
     #[error("{}", replaced.sentence(path))]
     AuthorityReplaced {
@@ -99,8 +104,8 @@ pub enum RowFault {
 }
 
 codes!(RowFault {
-    Expiring, RefusedByClients, KeyExposed, FileExposed, OtherAuthority, AuthorityReplaced, AuthorityUnusable,
-    UntrustedIssuer, NotYetValid, KeyMismatch, PairMismatch, ServiceAccountKeyMisplaced, Expired;
+    Expiring, RefusedByClients, KeyExposed, FileExposed, OtherAuthority, AuthorityDataExpired, AuthorityReplaced,
+    AuthorityUnusable, UntrustedIssuer, NotYetValid, KeyMismatch, PairMismatch, ServiceAccountKeyMisplaced, Expired;
     File, PrivateKeyLost, PublicKeyAbsent, Misplaced, Unverified
 });
 
@@ -118,6 +123,7 @@ impl RowFault {
                 RowState::Unsafe
             }
             RowFault::OtherAuthority { .. }
+            | RowFault::AuthorityDataExpired(_)
             | RowFault::AuthorityReplaced { .. }
             | RowFault::AuthorityUnusable(_)
             | RowFault::UntrustedIssuer { .. }
@@ -167,7 +173,9 @@ impl RowFault {
             RowFault::Expired { at, .. } | RowFault::Expiring { at, .. } => {
                 *at = at.truncate_to_minute();
             }
-            RowFault::NotYetValid(at) => *at = at.truncate_to_minute(),
+            RowFault::NotYetValid(at) | RowFault::AuthorityDataExpired(at) => {
+                *at = at.truncate_to_minute();
+            }
             RowFault::File(FileFault { path, .. })
             | RowFault::KeyExposed { path, .. }
             | RowFault::FileExposed { path, .. } => {

@@ -32,6 +32,8 @@ pub(super) struct LeafFiles {
     /// False for a key that was read in another form than kubeadm's.
     pub(super) key_form_is_ours: bool,
     pub(super) kubeconfig: Option<ObservedKubeconfig>,
+    /// Content of the file that the kubeconfig names in place of CA data.
+    pub(super) named_authority: Option<Vec<u8>>,
     /// What nodepki recorded when it last installed this certificate.
     pub(super) record: Option<IssuedRecord>,
     pub(super) files: Vec<RowFile>,
@@ -49,6 +51,7 @@ impl LeafFiles {
             key: key.map_err(Some),
             key_form_is_ours: true,
             kubeconfig: None,
+            named_authority: None,
             record: None,
             files: Vec::new(),
         }
@@ -141,6 +144,12 @@ impl RowReader<'_> {
         };
         LeafFiles {
             record: self.issued.get(&name).cloned(),
+            named_authority: leaf.kubeconfig.as_ref().and_then(|kubeconfig| {
+                let [file, _] = kubeconfig.required_files();
+                // A file that cannot be read is among the refusals.
+                let file = self.state.file(file?);
+                file.bytes().ok()?.map(<[u8]>::to_vec)
+            }),
             ..leaf
         }
     }

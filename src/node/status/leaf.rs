@@ -40,10 +40,10 @@ pub(super) fn judge(
         }
         verify(found.name, chain, authority, now, &mut findings)
     });
-    let kubeconfig = found
-        .kubeconfig
-        .as_ref()
-        .map(|kubeconfig| kubeconfig_status(kubeconfig, authority, &mut findings));
+    let kubeconfig = found.kubeconfig.as_ref().map(|kubeconfig| {
+        let named = found.named_authority.as_deref();
+        kubeconfig_status(kubeconfig, named, authority, now, &mut findings)
+    });
     if let Err(fault) = &found.chain {
         findings.file(fault);
     }
@@ -119,16 +119,23 @@ fn verify(
     Some(good)
 }
 
-/// Judges the content of a kubeconfig other than its certificate.
+/// Judges the content of a kubeconfig other than its certificate. `named` is the content of the file that it names in place
+/// of CA data.
 fn kubeconfig_status(
     found: &ObservedKubeconfig,
+    named: Option<&[u8]>,
     authority: Option<&AuthorityFiles>,
+    now: OffsetDateTime,
     findings: &mut RowFindings,
 ) -> KubeconfigStatus {
     for refusal in &found.refusals {
         findings.fault(RowFault::RefusedByClients(refusal.clone()));
     }
-    let own = match found.authority.as_deref().map(TrustBundle::from_pem) {
+    if found.authority.is_none() {
+        findings.remark(RowRemark::NoAuthorityData);
+    }
+    let own = found.authority.as_deref().or(named);
+    let own = match own.map(TrustBundle::from_pem) {
         Some(Ok(own)) => Some(own),
         Some(Err(error)) => {
             findings.file(&FileFault {
@@ -137,14 +144,11 @@ fn kubeconfig_status(
             });
             None
         }
-        None => {
-            findings.remark(RowRemark::NoAuthorityData);
-            None
-        }
+        None => None,
     };
     let trust = authority.and_then(|authority| authority.trust.as_ref().ok());
     let authority_is_first = match (own, trust) {
-        (Some(own), Some(trust)) => Some(compare_authority(&own, trust, findings)),
+        (Some(own), Some(trust)) => Some(compare_authority(&own, trust, now, findings)),
         _ => None,
     };
     KubeconfigStatus {
@@ -155,23 +159,36 @@ fn kubeconfig_status(
 }
 
 /// Compares the CA data of a kubeconfig with `ca.crt`. Returns whether it is as kubeadm writes it.
-fn compare_authority(own: &TrustBundle, trust: &TrustBundle, findings: &mut RowFindings) -> bool {
+fn compare_authority(
+    own: &TrustBundle,
+    trust: &TrustBundle,
+    now: OffsetDateTime,
+    findings: &mut RowFindings,
+) -> bool {
     let is_trusted = |certificate| trust.certificates().contains(certificate);
-    let mut certificates = own.certificates().iter();
     // During a CA change the CA data contains the old and the new CA.
-    let is_first = own.first() == trust.first() && certificates.clone().all(is_trusted);
-    // A CA certificate that was renewed with its key verifies the same certificates.
-    let has_common = certificates.any(|certificate| {
+    let is_first = own.first() == trust.first() && own.certificates().iter().all(is_trusted);
+    // A CA certificate that was renewed with its key verifies the same certificates, until it expires: Go verifies the
+    // validity of a root as well.
+    let common = own.certificates().iter().filter(|certificate| {
         let mut trusted = trust.certificates().iter();
         trusted.any(|trusted| is_same_authority(trusted, certificate))
     });
-    if !has_common {
-        findings.fault(RowFault::OtherAuthority {
+    let end = common.map(Certificate::not_after).max();
+    let mut trusted = trust.certificates().iter();
+    match end {
+        None => findings.fault(RowFault::OtherAuthority {
             found: own.clone(),
             trusted: trust.clone(),
-        });
-    } else if !is_first {
-        findings.remark(RowRemark::NotFirstAuthority(own.clone()));
+        }),
+        // The row of the authority reports one that has expired itself.
+        Some(end) if end < now && trusted.any(|trusted| trusted.not_after() >= now) => {
+            findings.fault(RowFault::AuthorityDataExpired(end));
+        }
+        Some(_) if !is_first => {
+            findings.remark(RowRemark::NotFirstAuthority(own.clone()));
+        }
+        Some(_) => {}
     }
     is_first
 }

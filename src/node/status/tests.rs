@@ -804,6 +804,58 @@ fn accepts_bundle_of_two_certificates() {
     assert_eq!(row.kubeconfig.unwrap().authority_is_first, Some(false));
 }
 
+/// Go verifies the validity of roots.
+#[test]
+fn finds_expired_ca_certificate_in_kubeconfig() {
+    let key = key();
+    let certified = |days| {
+        let lifetime = std::time::Duration::from_secs(days * DAYS);
+        let begin = NOW - Duration::days(100);
+        CertificateAuthority::self_signed("kubernetes", key.clone(), begin, lifetime).unwrap()
+    };
+    let (old, ca) = (certified(99), certified(3650));
+    let node = TestNode {
+        ca,
+        ..TestNode::empty()
+    };
+    let (file, name) = ("kubelet.conf", CertName::KubeletConf);
+    node.write("pki/ca.crt", &node.ca.bundle().to_pem());
+    node.kubeconfig(&node.ca, file, &node.ca);
+    node.expect(name, RowState::Ok, "");
+    node.kubeconfig(&node.ca, file, &old);
+    node.expect(
+        name,
+        RowState::Untrusted,
+        "its CA data expired at 2026-11-19 09:57",
+    );
+
+    // The same for a file in place of CA data.
+    let text = fs::read_to_string(node.path("/etc/kubernetes/kubelet.conf")).unwrap();
+    let lines = text.lines().map(
+        |line| match line.split_once("certificate-authority-data:") {
+            Some((indent, _)) => format!("{indent}certificate-authority: pki/trusted.crt"),
+            None => line.to_owned(),
+        },
+    );
+    node.write(file, &lines.collect::<Vec<_>>().join("\n"));
+    for (trusted, state, words, is_first) in [
+        (&node.ca, RowState::Ok, "", true),
+        (&old, RowState::Untrusted, "its CA data expired", false),
+        (
+            &authority("other"),
+            RowState::Untrusted,
+            "ca.crt holds",
+            false,
+        ),
+    ] {
+        node.write("pki/trusted.crt", &trusted.bundle().to_pem());
+        node.expect(name, state, words);
+        let row = node.row(name);
+        assert_eq!(row.kubeconfig.unwrap().authority_is_first, Some(is_first));
+        assert!(row.findings.remarks.contains(&RowRemark::NoAuthorityData));
+    }
+}
+
 #[test]
 fn accepts_pkcs8_key_with_remark() {
     let node = TestNode::control_plane();

@@ -135,7 +135,12 @@ pub(super) fn authority(picture: &Picture) -> Vec<CheckNote> {
     // If the CA was replaced, the check `ca-replaced` reports these kubeconfigs.
     let replaced = replaced_authority(picture, Authority::Ca);
     let is_reported = |name| replaced.is_some_and(|replaced| replaced.names.contains(&name));
-    let is_other = |fault: &RowFault| matches!(fault, RowFault::OtherAuthority { .. });
+    let is_other = |fault: &RowFault| {
+        matches!(
+            fault,
+            RowFault::OtherAuthority { .. } | RowFault::AuthorityDataExpired(_)
+        )
+    };
     let mut notes: Vec<CheckNote> = problems_of(picture, is_other)
         .filter(|(name, _)| !is_reported(*name))
         .map(|(_, problem)| problem.error(FIX))

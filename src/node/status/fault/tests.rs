@@ -167,6 +167,12 @@ fn states_fault_of_row_and_gives_it_code_and_state() {
             "/a has mode 0646: every user of this machine can change it; run chmod o-w /a".to_owned(),
         ),
         (
+            RowFault::AuthorityDataExpired(AT),
+            "AuthorityDataExpired",
+            RowState::Untrusted,
+            "the CA certificate in its CA data expired at 2026-11-20 09:57 UTC, and ca.crt holds a valid one: it does not trust the API server".to_owned(),
+        ),
+        (
             RowFault::OtherAuthority { found: trust.clone(), trusted: trust.clone() },
             "OtherAuthority",
             RowState::Untrusted,
