@@ -4,7 +4,7 @@ use time::OffsetDateTime;
 
 use super::examine::foreign_local_signers;
 use super::load::Loaded;
-use super::{ExitCode, Failure, RunReport, Survey, report};
+use super::{ExitCode, Failure, RunReport, Survey, SurveyedCert, report, require_policy};
 use crate::node::static_pods;
 use crate::store::NodeRoot;
 
@@ -36,12 +36,19 @@ pub async fn plan_bootstrap(
     survey.notes.extend(obstacles.unusable);
     let foreign = foreign_local_signers(setup, &survey).await;
     survey.notes.extend(foreign.iter().flat_map(Failure::texts));
+    let unread_policy = require_policy(setup, &survey).err();
+    let unread_policy = unread_policy.filter(|_| survey.refusals.is_empty());
+    survey
+        .notes
+        .extend(unread_policy.iter().flat_map(Failure::texts));
     let report = report::planned(setup, &survey);
-    let failures = obstacle.iter().chain(&foreign).map(|failure| failure.code);
+    let failures = obstacle.iter().chain(&foreign).chain(&unread_policy);
+    let failures = failures.map(|failure| failure.code);
     let mut code = failures.fold(report.code(), ExitCode::max);
+    let lacks_signer = |cert: &SurveyedCert| !setup.signers.contains_key(&cert.spec.authority());
     if !survey.refusals.is_empty() {
         code = code.max(ExitCode::Refused);
-    } else if setup.signers.is_empty() && survey.to_issue().next().is_some() {
+    } else if survey.to_issue().any(lacks_signer) {
         // The report names the authorities.
         code = code.max(ExitCode::Configuration);
     }

@@ -21,6 +21,43 @@ fn plan_without_signer_ends_with_78() {
     let node = Node::bootstrapped();
     node.write_settings(HEAD);
     Ran::of(&mut node.configured(["plan"])).done();
+
+    // One authority of several.
+    let node = Node::new();
+    node.edit_settings("etcd-ca: {signer: s}, ", "");
+    node.edit_settings(
+        "signers: {",
+        "signers: {t: {directory: {path: /var/lib/t}}, ",
+    );
+    for command in ["plan", "bootstrap"] {
+        Ran::of(&mut node.configured([command]))
+            .ended(78)
+            .says("etcd-ca");
+    }
+}
+
+#[test]
+fn plan_ends_as_bootstrap_for_policy_that_was_not_read() {
+    let node = Node::bootstrapped();
+    let away = node.read("/etc/kubernetes/admin.conf");
+    let server = away.lines().find(|line| line.contains("server:")).unwrap();
+    let away = away.replace(server, "    server: https://127.0.0.1:1");
+    node.write("/etc/nodepki/away.conf", &away);
+    node.set_mode("/etc/nodepki/away.conf", 0o600);
+    let pod = "spec: {containers: [{command: [kube-apiserver]}]}\n";
+    node.write("/etc/kubernetes/manifests/kube-apiserver.yaml", pod);
+    node.settings(
+        "clusterPolicy: {enabled: true, required: true, kubeconfig: /etc/nodepki/away.conf}\n",
+    );
+    let plan = || Ran::of(&mut node.configured(["plan"]));
+    plan().done().says_not("nothing is issued");
+    node.remove("/etc/kubernetes/pki/apiserver.crt");
+    plan()
+        .ended(75)
+        .says("nothing is issued, since clusterPolicy.required is true");
+    Ran::of(&mut node.configured(["bootstrap"]))
+        .ended(75)
+        .says("nothing is issued, since clusterPolicy.required is true");
 }
 
 #[test]
