@@ -111,7 +111,7 @@ pub enum CertDifference {
     #[error("the chain to its authority does not verify: {0}")]
     Path(PathFault),
     #[error(
-        "it verifies under {anchor}, but kubeadm uses only the first certificate of the bundle, {first}: put the issuing root first"
+        "it verifies under {anchor}, but kubeadm uses only the first certificate of the bundle, {first}: unless the CA is being changed, put the issuing root first"
     )]
     NotUnderFirst { anchor: String, first: String },
 }

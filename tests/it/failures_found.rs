@@ -294,7 +294,7 @@ fn accepts_bundles_of_every_shape() {
     node.write(format!("{PKI}/ca.crt"), format!("{foreign}{own}"));
     node.bootstrap().done().row_says(
         "apiserver",
-        "but kubeadm uses only the first certificate of the bundle, CN=kubernetes: put the issuing root first",
+        "but kubeadm uses only the first certificate of the bundle, CN=kubernetes: unless the CA is being changed, put the issuing root first",
     );
     // The first certificate is not a CA certificate.
     let leaf = node.read(format!("{PKI}/apiserver.crt"));

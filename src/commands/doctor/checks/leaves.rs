@@ -356,7 +356,10 @@ pub(super) fn not_under_first(picture: &Picture) -> Vec<CheckNote> {
         notes.extend(found.map(|difference| {
             CheckNote::warning(
                 format!("{name}: {difference}"),
-                "move the certificate of the authority that signs to the beginning of its file",
+                format!(
+                    "run `nodepki authority status {}`, which names the next step if this is the result of a CA change; otherwise move the certificate of the authority that signs to the beginning of its file",
+                    name.authority()
+                ),
             )
             .with_code(difference.code())
         }));

@@ -19,6 +19,7 @@ use crate::store::UnfinishedWork;
 use crate::table::TextStyle;
 use crate::x509::{
     CertificateAuthority, Chain, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans, Subject,
+    TrustBundle,
 };
 
 fn now() -> OffsetDateTime {
@@ -34,12 +35,17 @@ fn blank() -> Picture {
     Picture::read(&root, &DiagnosisInputs::default(), now())
 }
 
-/// Returns the picture of a node with one certificate of this organization.
-fn with_organization(name: CertName, organization: Option<&str>) -> Picture {
-    let mut picture = blank();
+fn key() -> PrivateKey {
+    PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap()
+}
+
+fn authority() -> CertificateAuthority {
     let day = std::time::Duration::from_secs(24 * 60 * 60);
-    let key = || PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
-    let authority = CertificateAuthority::self_signed("kubernetes", key(), now(), day).unwrap();
+    CertificateAuthority::self_signed("kubernetes", key(), now(), day).unwrap()
+}
+
+/// Returns a certificate of this organization.
+fn chain(authority: &CertificateAuthority, organization: Option<&str>) -> Chain {
     let profile = Profile {
         subject: Subject {
             common_name: "test-client".to_owned(),
@@ -48,12 +54,18 @@ fn with_organization(name: CertName, organization: Option<&str>) -> Picture {
         sans: Sans::default(),
         usages: Vec::new(),
         key: KeyAlgorithm::EcdsaP256,
-        lifetime: day,
+        lifetime: std::time::Duration::from_secs(24 * 60 * 60),
     };
     let leaf = authority
         .issue(key().public_key(), &profile, now())
         .unwrap();
-    let chain = Chain::from_pem(leaf.to_pem().as_bytes()).unwrap();
+    Chain::from_pem(leaf.to_pem().as_bytes()).unwrap()
+}
+
+/// Returns the picture of a node with one certificate of this organization.
+fn with_organization(name: CertName, organization: Option<&str>) -> Picture {
+    let mut picture = blank();
+    let chain = chain(&authority(), organization);
     picture.leaves.get_mut(&name).unwrap().chain = Observed::Present(chain);
     picture
 }
@@ -359,6 +371,22 @@ fn fix_names_bootstrap_only_for_certificates_of_plan() {
             assert_eq!(fix.contains(usual), words == usual, "{name}: {fix}");
         }
     }
+}
+
+/// After `authority activate` the new CA is first, while a certificate of the old one may still be pending.
+#[test]
+fn names_command_for_ca_change_before_order_of_bundle() {
+    let (old, new) = (authority(), authority());
+    let bundle = format!("{}{}", new.bundle().to_pem(), old.bundle().to_pem());
+    let mut picture = blank();
+    let leaf = picture.leaves.get_mut(&CertName::FrontProxyClient);
+    leaf.unwrap().chain = Observed::Present(chain(&old, None));
+    let found = picture.authorities.get_mut(&Authority::FrontProxyCa);
+    let bundle = TrustBundle::from_pem(bundle.as_bytes()).unwrap();
+    found.unwrap().bundle = Observed::Present(bundle);
+    let notes = leaves::not_under_first(&picture);
+    let words = "run `nodepki authority status front-proxy-ca`, which names the next step";
+    assert!(notes[0].fix.starts_with(words), "{}", notes[0].fix);
 }
 
 #[test]
