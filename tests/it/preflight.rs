@@ -13,7 +13,7 @@ use nodepki::text::hex;
 use serde_json::{Value, json};
 
 use crate::kubeadm;
-use crate::node::{INIT, Node, Ran};
+use crate::node::{INIT, JOIN, Node, Ran};
 use crate::rig::{node, rig};
 use crate::servers::vault::{Bao, put};
 use crate::signing::{HEAD, now};
@@ -188,6 +188,41 @@ fn doctor_names_offline_way_if_signer_fails() {
     doctor
         .says("which issues a new one; with the CA key")
         .says_not("signer-login");
+}
+
+#[test]
+fn doctor_reports_that_no_signer_was_examined() {
+    let (join, _) = JOIN.split_once("---").unwrap();
+    let node = Node::of(join);
+    let doctor = |arguments: &[&str]| Ran::of(&mut node.configured(arguments));
+    doctor(&["doctor"]).says_not("signer-login");
+    doctor(&["doctor", "--online"])
+        .ended(65)
+        .says("signer-login")
+        .says("no signer was examined: ");
+    node.configure(JOIN);
+    doctor(&["doctor", "--online"]).says_not("no signer was examined");
+}
+
+/// A worker needs no kubeadm configuration after its join.
+#[test]
+fn doctor_reads_configuration_of_worker_without_kubeadm_file() {
+    let node = Node::bootstrapped();
+    let doctor = || {
+        let mut command = node.command(["doctor", "--online", "--config"]);
+        Ran::of(command.arg(node.outside("config.yaml")))
+    };
+    fs::remove_dir_all(node.path("/var/lib/nodepki")).unwrap();
+    doctor().ended(65).says("no signer was examined");
+    for file in ["admin", "super-admin", "controller-manager", "scheduler"] {
+        node.remove(format!("/etc/kubernetes/{file}.conf"));
+    }
+    let ca = node.read("/etc/kubernetes/pki/ca.crt");
+    fs::remove_dir_all(node.path("/etc/kubernetes/pki")).unwrap();
+    node.write("/etc/kubernetes/pki/ca.crt", ca);
+    doctor()
+        .says_not("config-absent")
+        .says_not("no signer was examined");
 }
 
 #[test]

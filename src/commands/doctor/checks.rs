@@ -45,7 +45,10 @@ pub async fn diagnose(root: &NodeRoot, inputs: &DiagnosisInputs, now: OffsetDate
         picture.answers = Some(cluster::ask(root, kubeconfig, &picture).await);
     }
     if inputs.online {
-        picture.signers = signers::examine(root, inputs, now).await;
+        match signers::examine(root, inputs, now).await {
+            Ok(examined) => picture.signers = Some(examined),
+            Err(failure) => picture.signers_unknown = Some(failure.one_line()),
+        }
     }
     Diagnosis {
         at: now,

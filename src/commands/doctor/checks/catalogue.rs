@@ -204,7 +204,7 @@ checks! {
     "signer-missing", EW, signers::missing,
         "no signer is configured for an authority whose certificates this node needs; a warning if none is due (needs --online)";
     "signer-login", EW, signers::login,
-        "a signer is unreachable, or does not accept this node (needs --online)";
+        "a signer is unreachable, or does not accept this node, or none could be examined (needs --online)";
     "signer-authority", EI, signers::authority,
         "a signer has another CA than this node, or one that no pin confirms (needs --online)";
     "signer-profile", EI, signers::profile,

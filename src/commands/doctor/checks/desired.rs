@@ -87,7 +87,8 @@ impl Configuration {
         let has_copy = exists(Path::new(join::CLUSTER_CONFIGURATION_COPY));
         let mut files = settings.kubeadm.files.iter().chain(named);
         let has_kubeadm = !settings.kubeadm.arguments.is_empty() || files.any(|path| exists(path));
-        if !has_kubeadm && !has_copy {
+        let is_described = has_kubeadm || has_copy;
+        if !is_described && !read.exists {
             return read;
         }
         read.exists = true;
@@ -107,6 +108,8 @@ impl Configuration {
                 read.pins = trust.map(|(name, source)| (name, source.pins)).collect();
                 read.node = Some(loaded.node);
             }
+            // Only a worker needs none: its own files are sufficient.
+            Err(_) if !is_described => {}
             // Before its first run, the cluster of a joining node may be unknown while everything else is in order.
             Err(failure) => match load::check(root, sources, now) {
                 Ok((loaded, None)) => read.node = Some(loaded.node),

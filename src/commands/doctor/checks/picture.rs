@@ -73,6 +73,8 @@ pub(super) struct Picture {
     pub(super) answers: Option<Answers>,
     /// State of the signers, if they were asked.
     pub(super) signers: Option<Examination>,
+    /// Why they were not asked, although they should have been.
+    pub(super) signers_unknown: Option<String>,
 }
 
 /// One fault of `status`.
@@ -184,6 +186,7 @@ impl Picture {
             own_copy: own_copy.present().map(|chain| chain.leaf().clone()),
             answers: None,
             signers: None,
+            signers_unknown: None,
             configuration,
             layout: state.layout().clone(),
         }

@@ -4,21 +4,24 @@ use time::OffsetDateTime;
 
 use super::finding::{CheckNote, DiagnosisInputs, FindingSeverity};
 use super::picture::Picture;
-use crate::agent::{self, Examination, ExaminationVerdict, SignerExamination, load};
+use crate::agent::{self, Examination, ExaminationVerdict, Failure, SignerExamination, load};
 use crate::store::NodeRoot;
 
 /// Fix of a failure whose evidence contains it.
 const AS_STATED: &str = "correct what the message names, and verify it with `nodepki preflight`";
 
-/// Examines the signers of the configuration. Returns `None` if it is unusable, which other checks report.
+/// Examines the signers of the configuration.
+///
+/// # Errors
+/// A configuration or a file that cannot be used, or data that a joining node takes from its cluster.
 pub(super) async fn examine(
     root: &NodeRoot,
     inputs: &DiagnosisInputs,
     now: OffsetDateTime,
-) -> Option<Examination> {
-    let loaded = load::load(root, &inputs.sources, now).ok()?;
-    let survey = loaded.setup.survey_of(&loaded.state, now).ok()?;
-    Some(agent::examine_signers(&loaded.setup, &survey).await)
+) -> Result<Examination, Failure> {
+    let loaded = load::load(root, &inputs.sources, now)?;
+    let survey = loaded.setup.survey_of(&loaded.state, now)?;
+    Ok(agent::examine_signers(&loaded.setup, &survey).await)
 }
 
 pub(super) fn missing(picture: &Picture) -> Vec<CheckNote> {
@@ -39,9 +42,18 @@ pub(super) fn missing(picture: &Picture) -> Vec<CheckNote> {
 }
 
 pub(super) fn login(picture: &Picture) -> Vec<CheckNote> {
-    signers(picture)
-        .filter_map(|signer| note(&signer.name, &signer.login, FindingSeverity::Warning))
-        .collect()
+    // The check `config-unusable` reports a faulty configuration.
+    let unknown = picture.signers_unknown.iter();
+    let unknown = unknown.filter(|_| picture.configuration.faults.is_empty());
+    let unknown = unknown.map(|why| {
+        CheckNote::error(
+            format!("no signer was examined: {why}"),
+            "run `nodepki preflight`, which reads what a joining node lacks from its cluster; otherwise correct what the message names",
+        )
+    });
+    let examined = signers(picture)
+        .filter_map(|signer| note(&signer.name, &signer.login, FindingSeverity::Warning));
+    unknown.chain(examined).collect()
 }
 
 pub(super) fn authority(picture: &Picture) -> Vec<CheckNote> {
