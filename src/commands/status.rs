@@ -17,7 +17,10 @@ use crate::agent::{ExitCode, Failure, Survey};
 use crate::config::Argument;
 use crate::daemon::metrics;
 use crate::kube::names::{Authority, CertName};
-use crate::node::status::{self, CertificateDetail, NodeRole, NodeStatus, RowState, RowSubject};
+use crate::node::status::{
+    self, CertificateDetail, NodeRole, NodeStatus, RowState, RowSubject, StatusRow,
+};
+use crate::spec::NodeSpec;
 use crate::store::{NodeRoot, Slot};
 
 #[derive(Debug, Args)]
@@ -80,7 +83,7 @@ impl StatusArgs {
                     Some(_) => ExitCode::Pending,
                     None => ExitCode::Done,
                 };
-                let closing = closing(&root, &status, self.certificate.is_some());
+                let closing = closing(&root, &status, plan, self.certificate.is_some());
                 let text = || match format {
                     OutputFormat::Tree => status::tree(&status, text_style()),
                     OutputFormat::Table if self.certificate.is_some() => {
@@ -167,7 +170,7 @@ pub(super) struct StatusBody<'a> {
 }
 
 /// Returns the number of objects in each state, and the command that explains or repairs the gravest one.
-fn closing(root: &NodeRoot, status: &NodeStatus, is_one: bool) -> Closing {
+fn closing(root: &NodeRoot, status: &NodeStatus, plan: Option<&NodeSpec>, is_one: bool) -> Closing {
     let mut rows = status.rows();
     // The authority of one certificate is part of its description.
     rows.retain(|row| !is_one || matches!(row.subject, RowSubject::Certificate(_)));
@@ -186,6 +189,14 @@ fn closing(root: &NodeRoot, status: &NodeStatus, is_one: bool) -> Closing {
         false,
         |command| format!("nodepki {command}"),
     );
+    let is_renewed = |row: &StatusRow<'_>| match row.subject {
+        RowSubject::Certificate(name) => {
+            row.state == RowState::Expiring
+                && plan.is_none_or(|plan| plan.cert(name).is_some())
+                && !status.ends_with_authority(name)
+        }
+        RowSubject::Authority(_) | RowSubject::ServiceAccount => false,
+    };
     let command = match status.worst() {
         RowState::Ok => None,
         RowState::Missing | RowState::Expiring | RowState::Expired if import.is_some() => {
@@ -194,7 +205,7 @@ fn closing(root: &NodeRoot, status: &NodeStatus, is_one: bool) -> Closing {
         _ if status.role == NodeRole::Empty => Some("plan"),
         RowState::Missing if !status.pending.is_empty() => Some("bootstrap"),
         RowState::Missing if status.sign_of_service.is_none() => Some("plan"),
-        RowState::Expiring => Some("renew"),
+        RowState::Expiring if rows.iter().any(is_renewed) => Some("renew"),
         _ => Some("doctor"),
     };
     closing.then(command.map(|command| format!("nodepki {command}")))

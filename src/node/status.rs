@@ -151,6 +151,16 @@ impl NodeStatus {
         self.certificates.iter().find(|row| row.name == name)
     }
 
+    /// Returns whether a certificate is valid until its authority expires, or longer, so that a renewal would not prolong it.
+    pub fn ends_with_authority(&self, name: CertName) -> bool {
+        let end = self.certificate(name).and_then(|row| {
+            let authority = self.authority(row.authority)?.certificates.iter();
+            let authority_ends = authority.map(|facts| facts.not_after).max()?;
+            Some(row.certificate.as_ref()?.not_after >= authority_ends)
+        });
+        end.unwrap_or(false)
+    }
+
     /// Returns the row of an authority; `None` if the node has no row for it.
     pub fn authority(&self, name: Authority) -> Option<&AuthorityStatus> {
         self.authorities.iter().find(|row| row.name == name)

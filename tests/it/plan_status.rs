@@ -3,12 +3,13 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 
-use nodepki::kube::names::CertName;
+use nodepki::kube::names::{Authority, CertName};
 use nodepki::text::hex;
+use nodepki::x509::{ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans, Subject};
 use serde_json::Value;
 
-use crate::node::{Node, Ran};
-use crate::signing::HEAD;
+use crate::node::{DAY, Node, Ran};
+use crate::signing::{HEAD, now};
 
 #[test]
 fn plan_without_signer_ends_with_78() {
@@ -184,6 +185,41 @@ fn status_and_plan_name_import_of_exported_requests() {
     node.sign_bundle(&bundle);
     node.csr("import", &bundle).done();
     node.run(&["status"]).done().says_not("csr import");
+}
+
+/// A renewal prolongs neither a CA certificate nor what ends with it.
+#[test]
+fn status_names_renewal_only_if_it_helps() {
+    let node = Node::new();
+    node.replace_authority(Authority::Ca, now() - 100 * DAY, 110 * DAY);
+    node.ask().done();
+    let next = || node.run(&["status"]).done().closing().to_owned();
+    assert!(next().ends_with("nodepki doctor"), "{}", next());
+    let old = |name: CertName, common_name: &str| {
+        let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+        let profile = Profile {
+            subject: Subject {
+                common_name: common_name.to_owned(),
+                organizations: Vec::new(),
+            },
+            sans: Sans::default(),
+            usages: vec![ExtendedUsage::ClientAuth],
+            key: KeyAlgorithm::EcdsaP256,
+            lifetime: 365 * DAY,
+        };
+        let authority = node.authority(name.authority());
+        let leaf = authority.issue(key.public_key(), &profile, now() - 355 * DAY);
+        let base = format!("/etc/kubernetes/pki/{}", name.base_name());
+        node.write(format!("{base}.crt"), leaf.unwrap().to_pem());
+        node.write_secret(format!("{base}.key"), key.to_pem().as_bytes());
+    };
+    let kubelet_client = CertName::ApiserverKubeletClient;
+    old(kubelet_client, "kube-apiserver-kubelet-client");
+    node.run(&["status"])
+        .row_says(kubelet_client.as_str(), "expiring");
+    assert!(next().ends_with("nodepki doctor"), "{}", next());
+    old(CertName::FrontProxyClient, "front-proxy-client");
+    assert!(next().ends_with("nodepki renew"), "{}", next());
 }
 
 #[test]

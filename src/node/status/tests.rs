@@ -804,6 +804,17 @@ fn accepts_bundle_of_two_certificates() {
     assert_eq!(row.kubeconfig.unwrap().authority_is_first, Some(false));
 }
 
+#[test]
+fn tells_certificates_that_end_with_their_authority() {
+    let node = TestNode::control_plane();
+    for (days, expected) in [(365, false), (3650, true), (4000, true)] {
+        node.pair(&node.ca, "pki/apiserver", days);
+        let status = node.status();
+        assert_eq!(status.ends_with_authority(CertName::Apiserver), expected);
+    }
+    assert!(!node.status().ends_with_authority(CertName::NodepkiConf));
+}
+
 /// Go verifies the validity of roots.
 #[test]
 fn finds_expired_ca_certificate_in_kubeconfig() {

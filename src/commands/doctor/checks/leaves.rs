@@ -291,16 +291,20 @@ pub(super) fn not_yet_valid(picture: &Picture) -> Vec<CheckNote> {
 pub(super) fn expiring(picture: &Picture) -> Vec<CheckNote> {
     problems_of(picture, |fault| matches!(fault, RowFault::Expiring { .. }))
         .map(|problem| {
-            let fix = not_issued(picture, problem.subject);
-            CheckNote::warning(
-                problem.sentence(),
-                fix.unwrap_or(if problem.authority().is_some() {
+            let fix = match problem.subject {
+                RowSubject::Certificate(name) => {
+                    let fix = picture.not_issued(name);
+                    fix.unwrap_or(if picture.status.ends_with_authority(name) {
+                        "replace the authority in time: its certificate expires no later, so that a renewal would not prolong this one"
+                    } else {
+                        "run `nodepki renew`; nodepki bootstrap issues a new one only once it has expired or was removed; with the CA key on this node also kubeadm certs renew"
+                    })
+                }
+                _ => {
                     "replace the authority in time: every leaf, kubeconfig and kubelet then needs a new certificate"
-                } else {
-                    "run `nodepki renew`; nodepki bootstrap issues a new one only once it has expired or was removed; with the CA key on this node also kubeadm certs renew"
-                }),
-            )
-            .with_code(problem.fault.code())
+                }
+            };
+            CheckNote::warning(problem.sentence(), fix).with_code(problem.fault.code())
         })
         .collect()
 }

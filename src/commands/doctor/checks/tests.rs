@@ -373,6 +373,34 @@ fn fix_names_bootstrap_only_for_certificates_of_plan() {
     }
 }
 
+/// A renewal issues no certificate that outlives its authority.
+#[test]
+fn fix_of_expiring_certificate_is_its_authority_if_both_end_together() {
+    let ca = authority();
+    let dir = tempfile::tempdir().unwrap();
+    let pki = dir.path().join("etc/kubernetes/pki");
+    std::fs::create_dir_all(&pki).unwrap();
+    std::fs::write(pki.join("front-proxy-ca.crt"), ca.bundle().to_pem()).unwrap();
+    let path = pki.join("front-proxy-client.crt");
+    std::fs::write(path, chain(&ca, None).to_pem()).unwrap();
+    let root = NodeRoot::open(dir.path()).unwrap();
+    let at = now() + time::Duration::hours(20);
+    let picture = Picture::read(&root, &DiagnosisInputs::default(), at);
+    let notes = leaves::expiring(&picture);
+    let found: Vec<_> = notes
+        .iter()
+        .map(|note| note.evidence.split(':').next())
+        .collect();
+    assert_eq!(found, [Some("front-proxy-ca"), Some("front-proxy-client")]);
+    for note in notes {
+        assert!(
+            note.fix.starts_with("replace the authority"),
+            "{}",
+            note.fix
+        );
+    }
+}
+
 /// After `authority activate` the new CA is first, while a certificate of the old one may still be pending.
 #[test]
 fn names_command_for_ca_change_before_order_of_bundle() {
