@@ -169,6 +169,16 @@ fn check(sources: SourceOptions, global: &GlobalOptions) -> Result<ExitCode, Fai
         )
         .count(count(KeyVerdict::Unknown), "unknown", "unknown")
         .count(count(KeyVerdict::Compliant), "compliant", "compliant")
+        .count(
+            count(KeyVerdict::ChosenByKubelet),
+            "chosenByKubelet",
+            "chosen by kubelet",
+        )
+        .count(
+            count(KeyVerdict::NotRequired),
+            "notRequired",
+            "without a policy",
+        )
         .then(next.map(str::to_owned));
     global.print_document(DocumentKind::Policy, code, &closing, &body, || text(&body))?;
     Ok(code)

@@ -135,8 +135,10 @@ impl KeyVerdict {
             KeyVerdict::NotCompliant
         } else if any(KeyVerdict::Unknown) {
             KeyVerdict::Unknown
-        } else {
+        } else if any(KeyVerdict::Compliant) {
             KeyVerdict::Compliant
+        } else {
+            KeyVerdict::NotRequired
         }
     }
 }
@@ -550,6 +552,8 @@ mod tests {
         use KeyVerdict::{ChosenByKubelet, Compliant, NotCompliant, NotRequired, Unknown};
         for (verdicts, expected) in [
             (vec![Compliant, NotRequired, ChosenByKubelet], Compliant),
+            (vec![NotRequired, ChosenByKubelet], NotRequired),
+            (Vec::new(), NotRequired),
             (vec![Compliant, Unknown], Unknown),
             (vec![Unknown, NotCompliant, Compliant], NotCompliant),
         ] {
