@@ -191,56 +191,33 @@ impl KubeadmFiles {
     }
 }
 
-/// When a joining node reads its ClusterConfiguration from the cluster (ConfigMap `kube-system/kubeadm-config`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum FromCluster {
-    /// If no file contains one.
-    #[default]
-    IfMissing,
-    /// Always; files take precedence over the cluster.
-    Merge,
-    /// Never.
-    Never,
-}
-
-impl FromCluster {
-    const ALL: [FromCluster; 3] = [
-        FromCluster::IfMissing,
-        FromCluster::Merge,
-        FromCluster::Never,
-    ];
-
-    /// Returns the value as written in the configuration.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            FromCluster::IfMissing => "ifMissing",
-            FromCluster::Merge => "merge",
-            FromCluster::Never => "never",
-        }
+words! {
+    /// When a joining node reads its ClusterConfiguration from the cluster (ConfigMap `kube-system/kubeadm-config`).
+    #[derive(Default)]
+    pub enum FromCluster {
+        /// If no file contains one.
+        #[default]
+        IfMissing = "ifMissing",
+        /// Always; files take precedence over the cluster.
+        Merge = "merge",
+        /// Never.
+        Never = "never",
     }
 }
 
-/// Role of the node, as far as no document of kubeadm states it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum RoleSetting {
-    /// By the kubeadm configuration and the files of the node.
-    #[default]
-    Auto,
-    /// A member of an external etcd: the InitConfiguration is that of `kubeadm init phase etcd local`.
-    Etcd,
+words! {
+    /// Role of the node, as far as no document of kubeadm states it.
+    #[derive(Default)]
+    pub enum RoleSetting {
+        /// By the kubeadm configuration and the files of the node.
+        #[default]
+        Auto = "auto",
+        /// A member of an external etcd: the InitConfiguration is that of `kubeadm init phase etcd local`.
+        Etcd = "etcd",
+    }
 }
 
 impl RoleSetting {
-    const ALL: [RoleSetting; 2] = [RoleSetting::Auto, RoleSetting::Etcd];
-
-    /// Returns the value as written in the configuration.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            RoleSetting::Auto => "auto",
-            RoleSetting::Etcd => "etcd",
-        }
-    }
-
     /// Returns the role that replaces that of the documents.
     pub const fn chosen(self) -> Option<KubeadmRole> {
         match self {
@@ -295,25 +272,15 @@ settings! {
     }
 }
 
-/// How strictly subjects of certificates are compared with the required ones.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Verification {
-    /// Attributes that no component of Kubernetes reads are accepted.
-    #[default]
-    Standard,
-    /// Every further attribute is refused.
-    Strict,
-}
-
-impl Verification {
-    const ALL: [Verification; 2] = [Verification::Standard, Verification::Strict];
-
-    /// Returns the value as written in the configuration.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Verification::Standard => "standard",
-            Verification::Strict => "strict",
-        }
+words! {
+    /// How strictly subjects of certificates are compared with the required ones.
+    #[derive(Default)]
+    pub enum Verification {
+        /// Attributes that no component of Kubernetes reads are accepted.
+        #[default]
+        Standard = "standard",
+        /// Every further attribute is refused.
+        Strict = "strict",
     }
 }
 

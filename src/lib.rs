@@ -59,6 +59,87 @@ macro_rules! codes {
     };
 }
 
+/// Declares an enum whose variants are words, with `ALL` in the order of declaration, `as_str` and `Display`. Serde's traits
+/// after its name use the same words.
+///
+/// ```ignore
+/// words! {
+///     /// What happened to a request.
+///     #[derive(Default)]
+///     pub enum Verdict: Serialize {
+///         /// It is not decided yet.
+///         #[default]
+///         Open = "open",
+///         /// The signer denied it.
+///         Denied = "denied by signer",
+///     }
+/// }
+/// assert_eq!(Verdict::ALL.map(Verdict::as_str), ["open", "denied by signer"]);
+/// ```
+macro_rules! words {
+    ($(#[$meta:meta])* $vis:vis enum $name:ident: $($serde:ident),+ {
+        $($(#[$of:meta])* $variant:ident = $word:literal,)+
+    }) => {
+        words! {
+            $(#[$meta])*
+            #[derive($(serde::$serde),+)]
+            $vis enum $name {
+                $($(#[$of])* #[serde(rename = $word)] $variant = $word,)+
+            }
+        }
+    };
+    ($(#[$meta:meta])* $vis:vis enum $name:ident {
+        $($(#[$of:meta])* $variant:ident = $word:expr,)+
+    }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        $vis enum $name {
+            $($(#[$of])* $variant,)+
+        }
+
+        #[allow(dead_code, reason = "not every enum is listed")]
+        impl $name {
+            /// All values.
+            $vis const ALL: [Self; [$($word),+].len()] = [$(Self::$variant),+];
+
+            /// Returns the word of the value.
+            $vis const fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $word,)+
+                }
+            }
+        }
+
+        as_text!($name: Display);
+    };
+}
+
+/// Implements `Display` or `FromStr` by the type's `as_str`. `FromStr` knows the values in `ALL`, and names the type with an
+/// article: `as_text!(Fruit: FromStr "a fruit")`.
+macro_rules! as_text {
+    ($type:ident: $($trait:ident $($what:literal)?),+) => {
+        $(as_text!(@ $trait $type $($what)?);)+
+    };
+    (@ Display $type:ident) => {
+        impl std::fmt::Display for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.pad(self.as_str())
+            }
+        }
+    };
+    (@ FromStr $type:ident $what:literal) => {
+        impl std::str::FromStr for $type {
+            type Err = $crate::kube::names::UnknownName;
+
+            fn from_str(name: &str) -> Result<Self, Self::Err> {
+                let mut all = Self::ALL.into_iter();
+                all.find(|known| known.as_str() == name)
+                    .ok_or_else(|| Self::Err::new($what, name, &Self::ALL.map(Self::as_str)))
+            }
+        }
+    };
+}
+
 pub mod agent;
 pub mod cluster;
 pub mod commands;

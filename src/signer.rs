@@ -473,34 +473,23 @@ impl From<Ticket> for String {
     }
 }
 
-/// How a failure is retried; see [`retry::delay`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub enum FailureClass {
-    /// Nothing happened; an immediate retry may succeed.
-    Transient,
-    /// The request may have reached the signer and the response is lost: [`Signer::recover`] is called first.
-    Ambiguous,
-    /// Credentials were refused. They may be rotated, so retries continue at a slow rate.
-    Auth,
-    /// A path, role, file or trust setting is wrong. Logged, and retried every few minutes.
-    Config,
-    /// This request never succeeds.
-    Permanent,
+words! {
+    /// How a failure is retried; see [`retry::delay`].
+    pub enum FailureClass: Serialize, Deserialize {
+        /// Nothing happened; an immediate retry may succeed.
+        Transient = "transient",
+        /// The request may have reached the signer and the response is lost: [`Signer::recover`] is called first.
+        Ambiguous = "ambiguous",
+        /// Credentials were refused. They may be rotated, so retries continue at a slow rate.
+        Auth = "auth",
+        /// A path, role, file or trust setting is wrong. Logged, and retried every few minutes.
+        Config = "config",
+        /// This request never succeeds.
+        Permanent = "permanent",
+    }
 }
 
 impl FailureClass {
-    /// Returns the name in records, events and metrics.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            FailureClass::Transient => "transient",
-            FailureClass::Ambiguous => "ambiguous",
-            FailureClass::Auth => "auth",
-            FailureClass::Config => "config",
-            FailureClass::Permanent => "permanent",
-        }
-    }
-
     /// Returns true if the signer certainly has not processed the request.
     pub const fn excludes_processing(self) -> bool {
         matches!(

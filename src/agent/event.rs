@@ -3,7 +3,6 @@
 //! A listener implements [`Progress`], and may forward events to another one; it cannot change the run. An event contains
 //! no secret, and text from outside is no longer than in the messages of a run.
 
-use std::fmt;
 use std::time::Duration;
 
 use time::OffsetDateTime;
@@ -148,54 +147,24 @@ pub enum Event {
     ClockBehind(String),
 }
 
-/// An operation of a signer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum SignerOperation {
-    /// Tests whether the signer is reachable.
-    Probe,
-    /// Fetches the CA certificates of an authority.
-    Trust,
-    /// Submits a request.
-    Submit,
-    /// Submits a request that the certificate in place authenticates.
-    Renew,
-    /// Looks up an earlier request.
-    Recover,
-    /// Asks for the decision on a request.
-    Poll,
-    /// Fetches the revocation list of an authority.
-    Crl,
-}
-
-impl SignerOperation {
-    /// All operations.
-    pub const ALL: [SignerOperation; 7] = [
-        SignerOperation::Probe,
-        SignerOperation::Trust,
-        SignerOperation::Submit,
-        SignerOperation::Renew,
-        SignerOperation::Recover,
-        SignerOperation::Poll,
-        SignerOperation::Crl,
-    ];
-
-    /// Returns the name in metrics and logs.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            SignerOperation::Probe => "probe",
-            SignerOperation::Trust => "trust",
-            SignerOperation::Submit => "submit",
-            SignerOperation::Renew => "renew",
-            SignerOperation::Recover => "recover",
-            SignerOperation::Poll => "poll",
-            SignerOperation::Crl => "crl",
-        }
-    }
-}
-
-impl fmt::Display for SignerOperation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
+words! {
+    /// An operation of a signer.
+    #[derive(PartialOrd, Ord)]
+    pub enum SignerOperation {
+        /// Tests whether the signer is reachable.
+        Probe = "probe",
+        /// Fetches the CA certificates of an authority.
+        Trust = "trust",
+        /// Submits a request.
+        Submit = "submit",
+        /// Submits a request that the certificate in place authenticates.
+        Renew = "renew",
+        /// Looks up an earlier request.
+        Recover = "recover",
+        /// Asks for the decision on a request.
+        Poll = "poll",
+        /// Fetches the revocation list of an authority.
+        Crl = "crl",
     }
 }
 

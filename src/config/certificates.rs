@@ -195,11 +195,7 @@ impl Registration {
             && category != wanted
         {
             field.error(
-                format!(
-                    "is {}, but a certificate with the name {name} is a {}",
-                    written(category),
-                    written(wanted)
-                ),
+                format!("is {category}, but a certificate with the name {name} is a {wanted}"),
                 match category {
                     Category::Client => "end the name with -client",
                     Category::Serving | Category::Signer => {
@@ -345,24 +341,15 @@ fn is_printable(text: &str) -> bool {
 /// The two categories of leaf certificates.
 const CATEGORIES: [Category; 2] = [Category::Serving, Category::Client];
 
-/// Returns the category as written in a key policy.
-const fn written(category: Category) -> &'static str {
-    match category {
-        Category::Signer => "SignerCertificate",
-        Category::Serving => "ServingCertificate",
-        Category::Client => "ClientCertificate",
-    }
-}
-
 impl Setting for Category {
-    const FORM: ValueForm = ValueForm::Choice(|| CATEGORIES.map(written).to_vec());
+    const FORM: ValueForm = ValueForm::Choice(|| CATEGORIES.map(Category::as_str).to_vec());
 
     fn read(field: &Field<'_>) -> Option<Self> {
-        crate::yaml::schema::choice(Some(field.clone()), CATEGORIES, written)
+        crate::yaml::schema::choice(Some(field.clone()), CATEGORIES, Category::as_str)
     }
 
     fn shown(&self) -> Option<Value> {
-        Some(json!(written(*self)))
+        Some(json!(self.as_str()))
     }
 }
 

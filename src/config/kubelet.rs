@@ -18,27 +18,16 @@ settings! {
     }
 }
 
-/// How the kubelet gets its client certificate.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum KubeletIdentity {
-    /// Issued by nodepki, in kubelet.conf: for clusters in which no signer serves the kubelet's own request.
-    #[default]
-    Issue,
-    /// Requested by the kubelet through TLS bootstrap; nothing is written on a joining node. The first node gets it from
-    /// nodepki.
-    Bootstrap,
-}
-
-impl KubeletIdentity {
-    pub(super) const ALL: [KubeletIdentity; 2] =
-        [KubeletIdentity::Issue, KubeletIdentity::Bootstrap];
-
-    /// Returns the value as written in the configuration.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            KubeletIdentity::Issue => "issue",
-            KubeletIdentity::Bootstrap => "bootstrap",
-        }
+words! {
+    /// How the kubelet gets its client certificate.
+    #[derive(Default)]
+    pub enum KubeletIdentity {
+        /// Issued by nodepki, in kubelet.conf: for clusters in which no signer serves the kubelet's own request.
+        #[default]
+        Issue = "issue",
+        /// Requested by the kubelet through TLS bootstrap; nothing is written on a joining node. The first node gets it
+        /// from nodepki.
+        Bootstrap = "bootstrap",
     }
 }
 

@@ -103,32 +103,17 @@ pub struct Unit {
     pub action: UnitAction,
 }
 
-/// Operation on a unit, as a verb of systemctl.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum UnitAction {
-    /// `restart`.
-    #[default]
-    Restart,
-    /// `reload`.
-    Reload,
-    /// `reload-or-restart`.
-    ReloadOrRestart,
-}
-
-impl UnitAction {
-    const ALL: [UnitAction; 3] = [
-        UnitAction::Restart,
-        UnitAction::Reload,
-        UnitAction::ReloadOrRestart,
-    ];
-
-    /// Returns the verb as written in the configuration and on systemctl's command line.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            UnitAction::Restart => "restart",
-            UnitAction::Reload => "reload",
-            UnitAction::ReloadOrRestart => "reload-or-restart",
-        }
+words! {
+    /// Operation on a unit, as a verb of systemctl.
+    #[derive(Default)]
+    pub enum UnitAction {
+        /// `restart`.
+        #[default]
+        Restart = "restart",
+        /// `reload`.
+        Reload = "reload",
+        /// `reload-or-restart`.
+        ReloadOrRestart = "reload-or-restart",
     }
 }
 

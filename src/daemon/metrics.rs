@@ -157,7 +157,7 @@ impl Metrics {
             }
         }
         for (signer, _) in setup.signers.values() {
-            for class in CLASSES {
+            for class in FailureClass::ALL {
                 state
                     .unsaved
                     .count(&SIGNER_ERRORS, error_labels(signer, class), 0);
@@ -339,13 +339,6 @@ impl Metrics {
 }
 
 const RESULTS: [&str; 2] = ["success", "failure"];
-const CLASSES: [FailureClass; 5] = [
-    FailureClass::Transient,
-    FailureClass::Ambiguous,
-    FailureClass::Auth,
-    FailureClass::Config,
-    FailureClass::Permanent,
-];
 
 fn generated_labels(name: CertName, key: &str, result: &str) -> String {
     let certificate = CertificateLabels::leaf(name).with_key(key);
@@ -353,17 +346,7 @@ fn generated_labels(name: CertName, key: &str, result: &str) -> String {
 }
 
 fn error_labels(signer: &str, class: FailureClass) -> String {
-    labels(&[("signer", signer), ("class", class_label(class))])
-}
-
-const fn class_label(class: FailureClass) -> &'static str {
-    match class {
-        FailureClass::Transient => "transient",
-        FailureClass::Ambiguous => "ambiguous",
-        FailureClass::Auth => "auth",
-        FailureClass::Config => "config",
-        FailureClass::Permanent => "permanent",
-    }
+    labels(&[("signer", signer), ("class", class.as_str())])
 }
 
 /// Counts events and forwards them.

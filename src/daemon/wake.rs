@@ -34,37 +34,23 @@ const EXTERNAL_EDIT_WINDOW: Duration = Duration::from_secs(10 * 60);
 /// Share of the interval between two CRL fetches by which each node fetches earlier or later.
 const CRL_REFRESH_JITTER: f64 = 0.1;
 
-/// The reason for a rotation step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StepReason {
-    /// The daemon has just started.
-    Start,
-    /// A renewal is due, or may be retried.
-    Due,
-    /// Another process changed files.
-    Files,
-    /// The configuration was read again.
-    Reload,
-    /// The clock was set.
-    Clock,
-    /// A new revocation list is installed.
-    Lists,
-    /// The cluster demands another phase of a CA change.
-    Rotation,
-}
-
-impl StepReason {
-    /// Returns the reason for the log.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            StepReason::Start => "start",
-            StepReason::Due => "due",
-            StepReason::Files => "files changed",
-            StepReason::Reload => "configuration read",
-            StepReason::Clock => "clock set",
-            StepReason::Lists => "new revocation list",
-            StepReason::Rotation => "CA change of the cluster",
-        }
+words! {
+    /// The reason for a rotation step.
+    pub enum StepReason {
+        /// The daemon has just started.
+        Start = "start",
+        /// A renewal is due, or may be retried.
+        Due = "due",
+        /// Another process changed files.
+        Files = "files changed",
+        /// The configuration was read again.
+        Reload = "configuration read",
+        /// The clock was set.
+        Clock = "clock set",
+        /// A new revocation list is installed.
+        Lists = "new revocation list",
+        /// The cluster demands another phase of a CA change.
+        Rotation = "CA change of the cluster",
     }
 }
 

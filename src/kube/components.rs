@@ -29,39 +29,20 @@ use crate::kube::paths::{
     APISERVER_MANIFEST, CONTROLLER_MANAGER_MANIFEST, ETCD_MANIFEST, SCHEDULER_MANIFEST,
 };
 
-/// A component of Kubernetes that reads certificates.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-#[allow(missing_docs, reason = "the serialized name is the documentation")]
-pub enum Component {
-    Etcd,
-    KubeApiserver,
-    KubeControllerManager,
-    KubeScheduler,
-    Kubelet,
+words! {
+    /// A component of Kubernetes that reads certificates, in the order of restarts: servers before their clients.
+    #[derive(PartialOrd, Ord, Hash)]
+    #[allow(missing_docs, reason = "the serialized name is the documentation")]
+    pub enum Component: Serialize, Deserialize {
+        Etcd = "etcd",
+        KubeApiserver = "kube-apiserver",
+        KubeControllerManager = "kube-controller-manager",
+        KubeScheduler = "kube-scheduler",
+        Kubelet = "kubelet",
+    }
 }
 
 impl Component {
-    /// All components in the order of their restarts: servers before their clients.
-    pub const ALL: [Component; 5] = [
-        Component::Etcd,
-        Component::KubeApiserver,
-        Component::KubeControllerManager,
-        Component::KubeScheduler,
-        Component::Kubelet,
-    ];
-
-    /// Returns the name of the static pod or of the program.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Component::Etcd => "etcd",
-            Component::KubeApiserver => "kube-apiserver",
-            Component::KubeControllerManager => "kube-controller-manager",
-            Component::KubeScheduler => "kube-scheduler",
-            Component::Kubelet => "kubelet",
-        }
-    }
-
     /// Returns the path of kubeadm's manifest; `None` if the component is not a static pod.
     pub const fn manifest(self) -> Option<&'static str> {
         match self {
@@ -74,24 +55,7 @@ impl Component {
     }
 }
 
-impl fmt::Display for Component {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
-
-impl FromStr for Component {
-    type Err = UnknownName;
-
-    fn from_str(name: &str) -> Result<Self, UnknownName> {
-        Component::ALL
-            .into_iter()
-            .find(|component| component.as_str() == name)
-            .ok_or_else(|| {
-                UnknownName::new("a component", name, &Component::ALL.map(Component::as_str))
-            })
-    }
-}
+as_text!(Component: FromStr "a component");
 
 /// The kind of file that was replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

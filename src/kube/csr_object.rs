@@ -4,7 +4,6 @@
 //! determines the content of one. Each list and text is therefore read up to a limit, and [`CsrObject::excess`] names the
 //! field that exceeds it. A Node's addresses, conditions and labels are read; nothing else of it is kept.
 
-use std::fmt;
 use std::time::Duration;
 
 use base64::Engine;
@@ -31,25 +30,20 @@ const MAX_CSR_TEXT_BYTES: usize = 1024;
 /// network interface, up to 15 with 50 each.
 pub const MAX_NODE_ADDRESSES: usize = 1024;
 
-/// A certificate that a kubelet requests through the API, each with a signer name of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum KubeletCertificate {
-    /// The client certificate, by which the kubelet is `system:node:NAME`.
-    Client,
-    /// The certificate of the kubelet's own server, port 10250.
-    Serving,
-    /// The client certificate of a pod, by which the pod is its ServiceAccount.
-    Pod,
+words! {
+    /// A certificate that a kubelet requests through the API, each with a signer name of its own.
+    #[derive(PartialOrd, Ord, Hash)]
+    pub enum KubeletCertificate {
+        /// The client certificate, by which the kubelet is `system:node:NAME`.
+        Client = "client",
+        /// The certificate of the kubelet's own server, port 10250.
+        Serving = "serving",
+        /// The client certificate of a pod, by which the pod is its ServiceAccount.
+        Pod = "pod",
+    }
 }
 
 impl KubeletCertificate {
-    /// Every one.
-    pub const ALL: [KubeletCertificate; 3] = [
-        KubeletCertificate::Client,
-        KubeletCertificate::Serving,
-        KubeletCertificate::Pod,
-    ];
-
     /// The kubelet's own, which it requests by CertificateSigningRequests.
     pub const OWN: [KubeletCertificate; 2] =
         [KubeletCertificate::Client, KubeletCertificate::Serving];
@@ -79,21 +73,6 @@ impl KubeletCertificate {
             KubeletCertificate::Client | KubeletCertificate::Pod => ExtendedUsage::ClientAuth,
             KubeletCertificate::Serving => ExtendedUsage::ServerAuth,
         }
-    }
-
-    /// Returns the word in messages and in labels of metrics.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            KubeletCertificate::Client => "client",
-            KubeletCertificate::Serving => "serving",
-            KubeletCertificate::Pod => "pod",
-        }
-    }
-}
-
-impl fmt::Display for KubeletCertificate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
     }
 }
 

@@ -5,24 +5,16 @@ use std::fmt;
 /// Declares the reasons, with the sentence that documents each.
 macro_rules! reasons {
     ($($meaning:literal $name:ident,)+) => {
-        /// The reason of a decision. The code is stable: it is written into conditions and events and is a label of
-        /// metrics.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub enum RequestReason {
-            $(#[doc = $meaning] $name,)+
+        words! {
+            /// The reason of a decision, in the order of the rules. The code is stable: it is written into conditions and
+            /// events and is a label of metrics.
+            #[derive(PartialOrd, Ord, Hash)]
+            pub enum RequestReason {
+                $(#[doc = $meaning] $name = stringify!($name),)+
+            }
         }
 
         impl RequestReason {
-            /// Every reason, in the order of the rules.
-            pub const ALL: [RequestReason; [$(RequestReason::$name),+].len()] = [$(RequestReason::$name),+];
-
-            /// Returns the code, in CamelCase.
-            pub const fn as_str(self) -> &'static str {
-                match self {
-                    $(RequestReason::$name => stringify!($name),)+
-                }
-            }
-
             /// Returns what the code means, for the documentation.
             pub const fn meaning(self) -> &'static str {
                 match self {
@@ -75,12 +67,6 @@ reasons! {
     "The pod does not run on the node that the request names." PodOfOtherNode,
     "The pod is not the ServiceAccount that the request names, or that was created again." ServiceAccountDiffers,
     "The signer's certificate differs from the request, or the API server does not accept its validity." CertificateNotAccepted,
-}
-
-impl fmt::Display for RequestReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
 }
 
 /// A reason, with one sentence about this request. The sentence is safe for a terminal.

@@ -46,8 +46,6 @@ mod service_account;
 mod tabwriter;
 mod text;
 
-use std::fmt;
-
 use serde::{Serialize, Serializer};
 use time::OffsetDateTime;
 
@@ -202,64 +200,30 @@ impl RowSubject {
     }
 }
 
-/// The state of a row in one word, in ascending gravity. A fault that is certain is graver than a file that could not be
-/// examined.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum RowState {
-    /// Usable, with time left.
-    Ok,
-    /// Usable, with little time left by the rule of the module.
-    Expiring,
-    /// Present, but damaged, or not readable by this user.
-    Unreadable,
-    /// The certificate, the key or both do not exist.
-    Missing,
-    /// Usable, but subject, names, usages or the mode of a file are not those of its purpose.
-    Unsafe,
-    /// Does not verify under the authority on this node.
-    Untrusted,
-    /// The validity has not begun.
-    NotYetValid,
-    /// Certificate and key do not match.
-    Torn,
-    /// The validity has ended.
-    Expired,
-}
-
-impl RowState {
-    /// All states.
-    pub const ALL: [RowState; 9] = [
-        RowState::Ok,
-        RowState::Expiring,
-        RowState::Unreadable,
-        RowState::Missing,
-        RowState::Unsafe,
-        RowState::Untrusted,
-        RowState::NotYetValid,
-        RowState::Torn,
-        RowState::Expired,
-    ];
-
-    /// Returns the text in tables and messages.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            RowState::Ok => "ok",
-            RowState::Expiring => "expiring",
-            RowState::Unreadable => "unreadable",
-            RowState::Missing => "missing",
-            RowState::Unsafe => "unsafe",
-            RowState::Untrusted => "untrusted",
-            RowState::NotYetValid => "not yet valid",
-            RowState::Torn => "torn",
-            RowState::Expired => "expired",
-        }
-    }
-}
-
-impl fmt::Display for RowState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
+words! {
+    /// The state of a row in one word, in ascending gravity. A fault that is certain is graver than a file that could not be
+    /// examined.
+    #[derive(PartialOrd, Ord, Hash, Serialize)]
+    #[serde(rename_all = "kebab-case")]
+    pub enum RowState {
+        /// Usable, with time left.
+        Ok = "ok",
+        /// Usable, with little time left by the rule of the module.
+        Expiring = "expiring",
+        /// Present, but damaged, or not readable by this user.
+        Unreadable = "unreadable",
+        /// The certificate, the key or both do not exist.
+        Missing = "missing",
+        /// Usable, but subject, names, usages or the mode of a file are not those of its purpose.
+        Unsafe = "unsafe",
+        /// Does not verify under the authority on this node.
+        Untrusted = "untrusted",
+        /// The validity has not begun.
+        NotYetValid = "not yet valid",
+        /// Certificate and key do not match.
+        Torn = "torn",
+        /// The validity has ended.
+        Expired = "expired",
     }
 }
 

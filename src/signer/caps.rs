@@ -40,16 +40,18 @@ pub struct Caps {
     pub crl: Carry,
 }
 
-/// Whether a requested property reaches the certificate. Ordered from good to bad.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub enum Carry {
-    /// As requested.
-    Yes,
-    /// Depends on the server's configuration; the verification decides.
-    AsConfigured,
-    /// Never.
-    No,
+words! {
+    /// Whether a requested property reaches the certificate. Ordered from good to bad.
+    #[derive(PartialOrd, Ord, Serialize)]
+    #[serde(rename_all = "camelCase")]
+    pub enum Carry {
+        /// As requested.
+        Yes = "yes",
+        /// Depends on the server's configuration; the verification decides.
+        AsConfigured = "as the server decides",
+        /// Never.
+        No = "no",
+    }
 }
 
 /// How a signer finds an earlier request of this node.
@@ -90,17 +92,6 @@ pub enum Renewal {
     SameKey,
     /// In exchange for the current certificate, also for a new key.
     Rekey,
-}
-
-impl Carry {
-    /// Returns the text for the documentation.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Carry::Yes => "yes",
-            Carry::AsConfigured => "as the server decides",
-            Carry::No => "no",
-        }
-    }
 }
 
 impl Caps {

@@ -620,22 +620,12 @@ fn filled(pem: Option<String>) -> Option<Vec<u8>> {
         .map(String::into_bytes)
 }
 
-#[derive(Clone, Copy, PartialEq)]
-enum Verb {
-    Info,
-    Sign,
-    Poll,
-    Trust,
-}
-
-impl Verb {
-    fn as_str(self) -> &'static str {
-        match self {
-            Verb::Info => "info",
-            Verb::Sign => "sign",
-            Verb::Poll => "poll",
-            Verb::Trust => "trust",
-        }
+words! {
+    enum Verb {
+        Info = "info",
+        Sign = "sign",
+        Poll = "poll",
+        Trust = "trust",
     }
 }
 

@@ -156,38 +156,28 @@ impl From<RotationVersion> for u32 {
     }
 }
 
-/// Phase of a rotation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub enum RotationPhase {
-    /// Nodes add the new CA to the trusted ones.
-    Trust,
-    /// Nodes have their certificates reissued under the new CA.
-    Activate,
-    /// Nodes remove the old CA.
-    Retire,
-    /// The new CA has replaced the old one.
-    Done,
-    /// Nodes have their certificates reissued under the old CA.
-    Revert,
-    /// Nodes remove the new CA.
-    Withdraw,
-    /// The old CA is in place again.
-    Undone,
+words! {
+    /// Phase of a rotation.
+    #[derive(Hash, PartialOrd, Ord)]
+    pub enum RotationPhase: Serialize, Deserialize {
+        /// Nodes add the new CA to the trusted ones.
+        Trust = "trust",
+        /// Nodes have their certificates reissued under the new CA.
+        Activate = "activate",
+        /// Nodes remove the old CA.
+        Retire = "retire",
+        /// The new CA has replaced the old one.
+        Done = "done",
+        /// Nodes have their certificates reissued under the old CA.
+        Revert = "revert",
+        /// Nodes remove the new CA.
+        Withdraw = "withdraw",
+        /// The old CA is in place again.
+        Undone = "undone",
+    }
 }
 
 impl RotationPhase {
-    /// All phases.
-    pub const ALL: [RotationPhase; 7] = [
-        RotationPhase::Trust,
-        RotationPhase::Activate,
-        RotationPhase::Retire,
-        RotationPhase::Done,
-        RotationPhase::Revert,
-        RotationPhase::Withdraw,
-        RotationPhase::Undone,
-    ];
-
     /// Returns the phase that follows without a command; `None` at the end of a rotation.
     pub const fn successor(self) -> Option<Self> {
         match self {
@@ -223,20 +213,6 @@ impl RotationPhase {
         let next = self.successor().into_iter().chain(undone);
         next.into_iter()
             .any(|next| next == later || next.precedes(later))
-    }
-}
-
-impl fmt::Display for RotationPhase {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            RotationPhase::Trust => "trust",
-            RotationPhase::Activate => "activate",
-            RotationPhase::Retire => "retire",
-            RotationPhase::Done => "done",
-            RotationPhase::Revert => "revert",
-            RotationPhase::Withdraw => "withdraw",
-            RotationPhase::Undone => "undone",
-        })
     }
 }
 

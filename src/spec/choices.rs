@@ -17,88 +17,47 @@ pub const SYSTEM_MASTERS: &str = "system:masters";
 /// kubelets` prints are bound to it.
 pub const KUBELET_SIGNERS_GROUP: &str = "nodepki:kubelet-signers";
 
-/// The location of the kubelet's client certificate.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum KubeletLayout {
-    /// In kubelet.conf, as `kubeadm init` writes it, until the kubelet has copied it to a file; then in that file, like
-    /// `kubeadm init phase kubelet-finalize`.
-    #[default]
-    Auto,
-    /// In a separate file from the beginning. A kubelet that rotates and finds its certificate in kubelet.conf requests
-    /// another one immediately; that request stays pending in a cluster without a signer for it.
-    File,
-}
-
-impl KubeletLayout {
-    /// All values.
-    pub const ALL: [KubeletLayout; 2] = [KubeletLayout::Auto, KubeletLayout::File];
-
-    /// Returns the value in the configuration.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            KubeletLayout::Auto => "auto",
-            KubeletLayout::File => "file",
-        }
+words! {
+    /// The location of the kubelet's client certificate.
+    #[derive(Default)]
+    pub enum KubeletLayout {
+        /// In kubelet.conf, as `kubeadm init` writes it, until the kubelet has copied it to a file; then in that file, like
+        /// `kubeadm init phase kubelet-finalize`.
+        #[default]
+        Auto = "auto",
+        /// In a separate file from the beginning. A kubelet that rotates and finds its certificate in kubelet.conf requests
+        /// another one immediately; that request stays pending in a cluster without a signer for it.
+        File = "file",
     }
 }
 
-/// Where controller-manager.conf and scheduler.conf have their certificate and key.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum KubeconfigCredentials {
-    /// In the kubeconfig, as kubeadm writes it. The component reads it at its start.
-    #[default]
-    Embedded,
-    /// In files that the kubeconfig names. The component reads them again while it runs.
-    File,
-}
-
-impl KubeconfigCredentials {
-    /// All values.
-    pub const ALL: [KubeconfigCredentials; 2] =
-        [KubeconfigCredentials::Embedded, KubeconfigCredentials::File];
-
-    /// Returns the value in the configuration.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            KubeconfigCredentials::Embedded => "embedded",
-            KubeconfigCredentials::File => "file",
-        }
+words! {
+    /// Where controller-manager.conf and scheduler.conf have their certificate and key.
+    #[derive(Default)]
+    pub enum KubeconfigCredentials {
+        /// In the kubeconfig, as kubeadm writes it. The component reads it at its start.
+        #[default]
+        Embedded = "embedded",
+        /// In files that the kubeconfig names. The component reads them again while it runs.
+        File = "file",
     }
 }
 
-/// The organization of `apiserver-kubelet-client`, which kubeadm has changed twice.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum KubeletClientSubject {
-    /// By `kubernetesVersion`: none since 1.36.1 and 1.35.5, where kubeadm also creates the necessary binding;
-    /// `kubeadm:cluster-admins` since 1.29; `system:masters` before. For an unknown version it is
-    /// `kubeadm:cluster-admins`, which works with every kubeadm since 1.29.
-    #[default]
-    Auto,
-    /// No organization.
-    None,
-    /// `kubeadm:cluster-admins`.
-    ClusterAdmins,
-    /// `system:masters`.
-    Masters,
-}
-
-impl KubeletClientSubject {
-    /// All values.
-    pub const ALL: [KubeletClientSubject; 4] = [
-        KubeletClientSubject::Auto,
-        KubeletClientSubject::None,
-        KubeletClientSubject::ClusterAdmins,
-        KubeletClientSubject::Masters,
-    ];
-
-    /// Returns the value in the configuration.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            KubeletClientSubject::Auto => "auto",
-            KubeletClientSubject::None => "none",
-            KubeletClientSubject::ClusterAdmins => CLUSTER_ADMINS,
-            KubeletClientSubject::Masters => SYSTEM_MASTERS,
-        }
+words! {
+    /// The organization of `apiserver-kubelet-client`, which kubeadm has changed twice.
+    #[derive(Default)]
+    pub enum KubeletClientSubject {
+        /// By `kubernetesVersion`: none since 1.36.1 and 1.35.5, where kubeadm also creates the necessary binding;
+        /// `kubeadm:cluster-admins` since 1.29; `system:masters` before. For an unknown version it is
+        /// `kubeadm:cluster-admins`, which works with every kubeadm since 1.29.
+        #[default]
+        Auto = "auto",
+        /// No organization.
+        None = "none",
+        /// `kubeadm:cluster-admins`.
+        ClusterAdmins = CLUSTER_ADMINS,
+        /// `system:masters`.
+        Masters = SYSTEM_MASTERS,
     }
 }
 

@@ -7,10 +7,9 @@
 use std::fmt;
 use std::time::Duration;
 
-use serde::{Serialize, Serializer};
 use time::{Date, Month, OffsetDateTime};
 
-use super::policy::{Category, KeyOwner};
+use super::policy::KeyOwner;
 use super::table::CertSpec;
 use crate::kube::names::Authority;
 use crate::x509::{KeyAlgorithm, KeyType};
@@ -92,42 +91,23 @@ impl FoundKey {
     }
 }
 
-/// The verdict on one key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KeyVerdict {
-    /// Everything that the policy requires was compared, and nothing differs.
-    Compliant,
-    /// No policy requires anything.
-    NotRequired,
-    /// The kubelet chose the algorithm; no policy requires another one.
-    ChosenByKubelet,
-    /// The key or the lifetime differs from what the policy requires.
-    NotCompliant,
-    /// The policy or the key was not read.
-    Unknown,
+words! {
+    /// The verdict on one key.
+    pub enum KeyVerdict: Serialize {
+        /// Everything that the policy requires was compared, and nothing differs.
+        Compliant = "compliant",
+        /// No policy requires anything.
+        NotRequired = "no policy",
+        /// The kubelet chose the algorithm; no policy requires another one.
+        ChosenByKubelet = "chosen by kubelet",
+        /// The key or the lifetime differs from what the policy requires.
+        NotCompliant = "not compliant",
+        /// The policy or the key was not read.
+        Unknown = "unknown",
+    }
 }
 
 impl KeyVerdict {
-    /// All verdicts.
-    pub const ALL: [KeyVerdict; 5] = [
-        KeyVerdict::Compliant,
-        KeyVerdict::NotRequired,
-        KeyVerdict::ChosenByKubelet,
-        KeyVerdict::NotCompliant,
-        KeyVerdict::Unknown,
-    ];
-
-    /// Returns the text in tables and JSON.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            KeyVerdict::Compliant => "compliant",
-            KeyVerdict::NotRequired => "no policy",
-            KeyVerdict::ChosenByKubelet => "chosen by kubelet",
-            KeyVerdict::NotCompliant => "not compliant",
-            KeyVerdict::Unknown => "unknown",
-        }
-    }
-
     /// Returns the verdict on several keys together.
     pub fn of_all(verdicts: impl Iterator<Item = KeyVerdict> + Clone) -> KeyVerdict {
         let any = |wanted| verdicts.clone().any(|verdict| verdict == wanted);
@@ -140,18 +120,6 @@ impl KeyVerdict {
         } else {
             KeyVerdict::NotRequired
         }
-    }
-}
-
-impl fmt::Display for KeyVerdict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
-
-impl Serialize for KeyVerdict {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.as_str())
     }
 }
 
@@ -405,17 +373,6 @@ fn strength(key: &KeyType) -> Option<u16> {
         KeyAlgorithm::EcdsaP384 | KeyAlgorithm::MlDsa65 => 192,
         KeyAlgorithm::EcdsaP521 | KeyAlgorithm::MlDsa87 => 256,
     })
-}
-
-impl Category {
-    /// Returns the name in a policy, such as `SignerCertificate`.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Category::Signer => "SignerCertificate",
-            Category::Serving => "ServingCertificate",
-            Category::Client => "ClientCertificate",
-        }
-    }
 }
 
 #[cfg(test)]

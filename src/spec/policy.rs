@@ -21,21 +21,20 @@ use crate::kube::names::{Authority, CertName};
 use crate::x509::{KeyAlgorithm, KeyFamily};
 use crate::yaml::{Faults, FieldPosition, Node, format_duration};
 
-/// OpenShift's groups of certificates.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Category {
-    /// CA certificates.
-    Signer,
-    /// Server certificates, including those for both usages.
-    Serving,
-    /// Client certificates.
-    Client,
+words! {
+    /// OpenShift's groups of certificates, by their names in a policy.
+    #[derive(PartialOrd, Ord, Hash)]
+    pub enum Category {
+        /// CA certificates.
+        Signer = "SignerCertificate",
+        /// Server certificates, including those for both usages.
+        Serving = "ServingCertificate",
+        /// Client certificates.
+        Client = "ClientCertificate",
+    }
 }
 
 impl Category {
-    /// All categories.
-    pub(crate) const ALL: [Category; 3] = [Category::Signer, Category::Serving, Category::Client];
-
     /// Returns the category of a leaf certificate.
     pub fn of(name: CertName) -> Category {
         match name {

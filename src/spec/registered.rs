@@ -60,35 +60,21 @@ pub struct RegisteredCertificate {
     pub ca_files: BTreeMap<Authority, PathBuf>,
 }
 
-/// The nodes that hold a registered certificate.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum RegisteredNodes {
-    /// Control-plane nodes.
-    #[default]
-    ControlPlane,
-    /// Workers.
-    Worker,
-    /// All nodes.
-    All,
+words! {
+    /// The nodes that hold a registered certificate.
+    #[derive(Default)]
+    pub enum RegisteredNodes {
+        /// Control-plane nodes.
+        #[default]
+        ControlPlane = "controlPlane",
+        /// Workers.
+        Worker = "worker",
+        /// All nodes.
+        All = "all",
+    }
 }
 
 impl RegisteredNodes {
-    /// All values.
-    pub const ALL: [RegisteredNodes; 3] = [
-        RegisteredNodes::ControlPlane,
-        RegisteredNodes::Worker,
-        RegisteredNodes::All,
-    ];
-
-    /// Returns the value in the configuration.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            RegisteredNodes::ControlPlane => "controlPlane",
-            RegisteredNodes::Worker => "worker",
-            RegisteredNodes::All => "all",
-        }
-    }
-
     /// Returns true if nodes of this kind hold the certificate.
     pub fn contain(self, is_worker: bool) -> bool {
         match self {

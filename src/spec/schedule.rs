@@ -94,27 +94,16 @@ impl std::fmt::Display for RenewAt {
     }
 }
 
-/// When a changed key policy takes effect for a certificate that is usable.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnPolicyChange {
-    /// At the next run.
-    Now,
-    /// When the certificate is renewed for another reason. OpenShift's proposal for a PKI policy excludes an automatic
-    /// rotation for the sake of new parameters, as each renewal of a kubeconfig restarts a component.
-    #[default]
-    NextRenewal,
-}
-
-impl OnPolicyChange {
-    /// All values.
-    pub const ALL: [OnPolicyChange; 2] = [OnPolicyChange::Now, OnPolicyChange::NextRenewal];
-
-    /// Returns the value in the configuration.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            OnPolicyChange::Now => "now",
-            OnPolicyChange::NextRenewal => "nextRenewal",
-        }
+words! {
+    /// When a changed key policy takes effect for a certificate that is usable.
+    #[derive(Default)]
+    pub enum OnPolicyChange {
+        /// At the next run.
+        Now = "now",
+        /// When the certificate is renewed for another reason. OpenShift's proposal for a PKI policy excludes an automatic
+        /// rotation for the sake of new parameters, as each renewal of a kubeconfig restarts a component.
+        #[default]
+        NextRenewal = "nextRenewal",
     }
 }
 

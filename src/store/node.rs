@@ -18,18 +18,17 @@ use crate::kube::kubeadm::{HostPort, KubeadmRole, NodeConfig, join_host_port};
 
 pub(super) const NODE: StateFile = StateFile::of_knowledge("node.json", 1);
 
-/// A part of a node's identity that a run changes only with explicit consent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum IdentityPart {
-    /// Name of the Node object, subject of kubelet.conf and of etcd's certificates.
-    #[serde(rename = "name")]
-    Name,
-    /// Address and port of the API server.
-    #[serde(rename = "address")]
-    Address,
-    /// First control-plane node, further control-plane node, worker, or etcd member.
-    #[serde(rename = "role")]
-    Role,
+words! {
+    /// A part of a node's identity that a run changes only with explicit consent.
+    #[derive(PartialOrd, Ord)]
+    pub enum IdentityPart: Serialize, Deserialize {
+        /// Name of the Node object, subject of kubelet.conf and of etcd's certificates.
+        Name = "name",
+        /// Address and port of the API server.
+        Address = "address",
+        /// First control-plane node, further control-plane node, worker, or etcd member.
+        Role = "role",
+    }
 }
 
 /// The identity that pending requests were made for.

@@ -102,27 +102,22 @@ pub enum Durability {
     Cached,
 }
 
-/// Progress of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum RequestPhase {
-    /// Key and CSR exist; nothing was sent.
-    #[serde(rename = "ready")]
-    Ready,
-    /// The request is being sent: whether the signer has received it is unknown until the signer is asked.
-    #[serde(rename = "submitting")]
-    Submitting,
-    /// The signer has accepted the request.
-    #[serde(rename = "requested")]
-    Requested,
-    /// The answer is in `issued.pem`.
-    #[serde(rename = "answered")]
-    Answered,
-    /// The signer has denied the request.
-    #[serde(rename = "denied")]
-    Denied,
-    /// The answer did not match the request, or the signer cannot issue such a certificate.
-    #[serde(rename = "failed")]
-    Failed,
+words! {
+    /// Progress of a request.
+    pub enum RequestPhase: Serialize, Deserialize {
+        /// Key and CSR exist; nothing was sent.
+        Ready = "ready",
+        /// The request is being sent: whether the signer has received it is unknown until the signer is asked.
+        Submitting = "submitting",
+        /// The signer has accepted the request.
+        Requested = "requested",
+        /// The answer is in `issued.pem`.
+        Answered = "answered",
+        /// The signer has denied the request.
+        Denied = "denied",
+        /// The answer did not match the request, or the signer cannot issue such a certificate.
+        Failed = "failed",
+    }
 }
 
 /// Value of `signer_config` in the record of a request that `csr export` has written.

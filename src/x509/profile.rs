@@ -77,23 +77,13 @@ impl fmt::Display for Sans {
     }
 }
 
-/// The extended key usages of kubeadm's table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum ExtendedUsage {
-    /// id-kp-serverAuth.
-    #[serde(rename = "server auth")]
-    ServerAuth,
-    /// id-kp-clientAuth.
-    #[serde(rename = "client auth")]
-    ClientAuth,
-}
-
-impl fmt::Display for ExtendedUsage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            ExtendedUsage::ServerAuth => "server auth",
-            ExtendedUsage::ClientAuth => "client auth",
-        })
+words! {
+    /// The extended key usages of kubeadm's table.
+    pub enum ExtendedUsage: Serialize, Deserialize {
+        /// id-kp-serverAuth.
+        ServerAuth = "server auth",
+        /// id-kp-clientAuth.
+        ClientAuth = "client auth",
     }
 }
 

@@ -6,10 +6,8 @@
 
 mod offer;
 
-use std::fmt;
 use std::path::Path;
 
-use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
 use crate::kube::components::Component;
@@ -20,25 +18,15 @@ use crate::x509::{CertDifference, Certificate, Chain, TrustBundle, path_differen
 
 pub use offer::Offer;
 
-/// Progress of a CA change on this node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ChangePhase {
-    /// No change is in progress.
-    Settled,
-    /// Both CAs are trusted, and the old one is first.
-    Staged,
-    /// Both CAs are trusted, and the new one is first.
-    Activated,
-}
-
-impl fmt::Display for ChangePhase {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            ChangePhase::Settled => "settled",
-            ChangePhase::Staged => "staged",
-            ChangePhase::Activated => "activated",
-        })
+words! {
+    /// Progress of a CA change on this node.
+    pub enum ChangePhase: Serialize, Deserialize {
+        /// No change is in progress.
+        Settled = "settled",
+        /// Both CAs are trusted, and the old one is first.
+        Staged = "staged",
+        /// Both CAs are trusted, and the new one is first.
+        Activated = "activated",
     }
 }
 

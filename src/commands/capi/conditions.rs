@@ -5,7 +5,6 @@
 //! note.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use serde::Serialize;
 use time::OffsetDateTime;
@@ -36,22 +35,12 @@ pub(super) struct SecretCondition {
     pub(super) last_transition_time: Option<String>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum SecretState {
-    Ready,
-    Missing,
-    /// The Secret exists and cannot be used.
-    Invalid,
-}
-
-impl fmt::Display for SecretState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            SecretState::Ready => "ready",
-            SecretState::Missing => "missing",
-            SecretState::Invalid => "invalid",
-        })
+words! {
+    pub(super) enum SecretState: Serialize {
+        Ready = "ready",
+        Missing = "missing",
+        /// The Secret exists and cannot be used.
+        Invalid = "invalid",
     }
 }
 

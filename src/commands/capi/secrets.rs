@@ -76,50 +76,32 @@ impl ClusterTarget {
 
     /// Returns the name of a Secret.
     pub(super) fn name(&self, purpose: Purpose) -> String {
-        format!("{}-{}", self.cluster, purpose.suffix())
+        format!("{}-{}", self.cluster, purpose.as_str())
     }
 }
 
-/// The content of a Secret.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Purpose {
-    /// The cluster CA's certificate.
-    Ca,
-    /// The etcd CA's certificate.
-    Etcd,
-    /// The front-proxy CA's certificate.
-    Proxy,
-    /// The controllers' client certificate for etcd, which they would also write for kube-apiserver with an external etcd.
-    EtcdClient,
-    /// The kubeconfig with which controllers and users access the workload cluster.
-    Kubeconfig,
-    /// The certificate and key of that kubeconfig as separate entries, as the proposal requires.
-    Admin,
+words! {
+    /// The content of a Secret, by the part of the Secret's name after the cluster's name. Authorities are first, since the
+    /// other certificates are judged by them.
+    #[derive(PartialOrd, Ord)]
+    pub(super) enum Purpose {
+        /// The cluster CA's certificate.
+        Ca = "ca",
+        /// The etcd CA's certificate.
+        Etcd = "etcd",
+        /// The front-proxy CA's certificate.
+        Proxy = "proxy",
+        /// The controllers' client certificate for etcd, which they would also write for kube-apiserver with an external
+        /// etcd.
+        EtcdClient = "apiserver-etcd-client",
+        /// The kubeconfig with which controllers and users access the workload cluster.
+        Kubeconfig = "kubeconfig",
+        /// The certificate and key of that kubeconfig as separate entries, as the proposal requires.
+        Admin = "admin",
+    }
 }
 
 impl Purpose {
-    /// Authorities first, since the other certificates are judged by them.
-    pub(super) const ALL: [Purpose; 6] = [
-        Purpose::Ca,
-        Purpose::Etcd,
-        Purpose::Proxy,
-        Purpose::EtcdClient,
-        Purpose::Kubeconfig,
-        Purpose::Admin,
-    ];
-
-    /// Returns the part of the Secret's name after the cluster's name.
-    const fn suffix(self) -> &'static str {
-        match self {
-            Purpose::Ca => "ca",
-            Purpose::Etcd => "etcd",
-            Purpose::Proxy => "proxy",
-            Purpose::EtcdClient => "apiserver-etcd-client",
-            Purpose::Kubeconfig => "kubeconfig",
-            Purpose::Admin => "admin",
-        }
-    }
-
     /// Returns the authority whose certificate the Secret contains, or that signed the certificate in it.
     pub(super) const fn authority(self) -> Authority {
         match self {

@@ -36,39 +36,24 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 const MACHINE: Resource = cluster_api("machines", "Machine");
 
-/// What was done with a Machine, or what Cluster API knows of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum ExpiryAction {
-    /// The annotation was correct.
-    Kept,
-    Written,
-    /// Cluster API knows the end of the certificate.
-    Current,
-    /// Cluster API knows the end of an earlier certificate.
-    Stale,
-    /// The machine has no Node yet, or is being deleted.
-    Skipped,
-    /// No address answers; the annotation is unchanged.
-    Unreachable,
-    /// The certificate is not that of the cluster's kube-apiserver; the annotation is unchanged.
-    Refused,
-    /// The API server of the management cluster refused the annotation.
-    Failed,
-}
-
-impl ExpiryAction {
-    pub(super) const fn as_str(self) -> &'static str {
-        match self {
-            ExpiryAction::Kept => "kept",
-            ExpiryAction::Written => "written",
-            ExpiryAction::Current => "current",
-            ExpiryAction::Stale => "stale",
-            ExpiryAction::Skipped => "skipped",
-            ExpiryAction::Unreachable => "unreachable",
-            ExpiryAction::Refused => "refused",
-            ExpiryAction::Failed => "failed",
-        }
+words! {
+    /// What was done with a Machine, or what Cluster API knows of it.
+    pub(super) enum ExpiryAction: Serialize {
+        /// The annotation was correct.
+        Kept = "kept",
+        Written = "written",
+        /// Cluster API knows the end of the certificate.
+        Current = "current",
+        /// Cluster API knows the end of an earlier certificate.
+        Stale = "stale",
+        /// The machine has no Node yet, or is being deleted.
+        Skipped = "skipped",
+        /// No address answers; the annotation is unchanged.
+        Unreachable = "unreachable",
+        /// The certificate is not that of the cluster's kube-apiserver; the annotation is unchanged.
+        Refused = "refused",
+        /// The API server of the management cluster refused the annotation.
+        Failed = "failed",
     }
 }
 

@@ -1,6 +1,6 @@
 //! The report of `migrate` and `capi migrate`, in both directions.
 
-use std::fmt::{self, Display};
+use std::fmt::Display;
 use std::path::PathBuf;
 
 use serde::{Serialize, Serializer};
@@ -57,44 +57,19 @@ pub(in crate::commands) enum Direction {
     ToInternal,
 }
 
-/// The action for the key of an authority, planned or taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::commands) enum KeyAction {
-    ToBeRemoved,
-    Removed,
-    ToBeWritten,
-    Written,
-    /// The key of the backup is already on the node.
-    InPlace,
-    /// Nothing is changed, since something is unproven or the file is not overwritten.
-    Kept,
-    /// The key would have been written if everything had been proven.
-    LeftOut,
-}
-
-impl KeyAction {
-    const fn as_str(self) -> &'static str {
-        match self {
-            KeyAction::ToBeRemoved => "to be removed",
-            KeyAction::Removed => "removed",
-            KeyAction::ToBeWritten => "to be written",
-            KeyAction::Written => "written",
-            KeyAction::InPlace => "in place",
-            KeyAction::Kept => "kept",
-            KeyAction::LeftOut => "left out",
-        }
-    }
-}
-
-impl Display for KeyAction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
-
-impl Serialize for KeyAction {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.as_str())
+words! {
+    /// The action for the key of an authority, planned or taken.
+    pub(in crate::commands) enum KeyAction: Serialize {
+        ToBeRemoved = "to be removed",
+        Removed = "removed",
+        ToBeWritten = "to be written",
+        Written = "written",
+        /// The key of the backup is already on the node.
+        InPlace = "in place",
+        /// Nothing is changed, since something is unproven or the file is not overwritten.
+        Kept = "kept",
+        /// The key would have been written if everything had been proven.
+        LeftOut = "left out",
     }
 }
 

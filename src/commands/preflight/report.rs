@@ -45,24 +45,13 @@ pub(super) struct PreflightCheck {
     exit_code: ExitCode,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-enum CheckResult {
-    Ok,
-    Warning,
-    Error,
-    /// Another check must pass first.
-    Skipped,
-}
-
-impl CheckResult {
-    const fn as_str(self) -> &'static str {
-        match self {
-            CheckResult::Ok => "ok",
-            CheckResult::Warning => "warning",
-            CheckResult::Error => "error",
-            CheckResult::Skipped => "skipped",
-        }
+words! {
+    enum CheckResult: Serialize {
+        Ok = "ok",
+        Warning = "warning",
+        Error = "error",
+        /// Another check must pass first.
+        Skipped = "skipped",
     }
 }
 

@@ -188,11 +188,7 @@ impl CertificateLabels {
         CertificateLabels {
             name: name.as_str(),
             authority: name.authority(),
-            category: match Category::of(name) {
-                Category::Signer => "SignerCertificate",
-                Category::Serving => "ServingCertificate",
-                Category::Client => "ClientCertificate",
-            },
+            category: Category::of(name).as_str(),
             component: match name {
                 CertName::Apiserver
                 | CertName::ApiserverKubeletClient

@@ -7,11 +7,12 @@ use super::families::{
     KUBELET_DURATION, KUBELET_PENDING, KUBELET_REFUSED, KUBELET_REQUESTS, SIGNER_DURATION,
     SIGNER_ERRORS,
 };
-use super::{CLASSES, Metrics, error_labels};
+use super::{Metrics, error_labels};
 use crate::agent::kubelet_requests::{KubeletObserver, KubeletResult};
 use crate::agent::{Event, Progress};
 use crate::kube::csr_object::KubeletCertificate;
 use crate::kubelets::RequestReason;
+use crate::signer::FailureClass;
 
 /// Values of the label `result`.
 const RESULTS: [&str; 5] = ["approved", "denied", "failed", "refused", "issued"];
@@ -52,7 +53,7 @@ impl Metrics {
                 counts.count(&KUBELET_REFUSED, refusal_labels(certificate, reason), 0);
             }
         }
-        for class in CLASSES {
+        for class in FailureClass::ALL {
             counts.count(&SIGNER_ERRORS, error_labels(signer, class), 0);
         }
         recorder

@@ -2,7 +2,6 @@
 //!
 //! The fields are read by `cluster`, `node` and `join`; `resolve` applies the rules that involve several documents.
 
-use std::fmt;
 use std::path::Path;
 
 use super::cluster::{ClusterConfig, read_cluster};
@@ -146,21 +145,12 @@ pub(super) struct ClusterDocument {
     pub(super) document: FieldPosition,
 }
 
-/// The kinds of kubeadm documents that are read.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum DocumentKind {
-    Cluster,
-    Init,
-    Join,
-}
-
-impl fmt::Display for DocumentKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            DocumentKind::Cluster => "ClusterConfiguration",
-            DocumentKind::Init => "InitConfiguration",
-            DocumentKind::Join => "JoinConfiguration",
-        })
+words! {
+    /// The kinds of kubeadm documents that are read.
+    enum DocumentKind {
+        Cluster = "ClusterConfiguration",
+        Init = "InitConfiguration",
+        Join = "JoinConfiguration",
     }
 }
 

@@ -4,73 +4,34 @@
 //! [`RowState`] judges the files that are in place; the phase tells how far the certificate is. A renewal that waits for
 //! its signer has the phase of its request, while the state of the certificate in place is `ok` or `expiring`.
 
-use std::fmt;
-
-use serde::Serialize;
-
 use super::RowState;
 use crate::kube::components::ReplacedFile;
 use crate::kube::names::CertName;
 use crate::store::{RequestPhase, RestartState, Unsettled};
 
-/// The phase of a certificate, in the order of its life.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum CertPhase {
-    /// There is neither a certificate nor a request.
-    Missing,
-    /// A request exists; the signer has not confirmed that it received it.
-    Requested,
-    /// The signer has the request and has not decided, for example until it is approved.
-    WaitingForSigner,
-    /// The certificate is verified and kept with the request; it is not installed.
-    Issued,
-    /// The certificate is in place, and a component still uses the former one or does not run yet.
-    Installed,
-    /// The certificate is in place, and nodepki knows of no component that uses a former one.
-    InUse,
-    /// As `in-use`, with little time left.
-    Expiring,
-    /// The certificate has expired, and no request is pending.
-    Expired,
-    /// The request was denied or its certificate refused, a component did not become ready with the new files, or the
-    /// files in place are unusable.
-    Failed,
-}
-
-impl CertPhase {
-    /// All phases.
-    pub const ALL: [CertPhase; 9] = [
-        CertPhase::Missing,
-        CertPhase::Requested,
-        CertPhase::WaitingForSigner,
-        CertPhase::Issued,
-        CertPhase::Installed,
-        CertPhase::InUse,
-        CertPhase::Expiring,
-        CertPhase::Expired,
-        CertPhase::Failed,
-    ];
-
-    /// Returns the text in tables and metrics.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            CertPhase::Missing => "missing",
-            CertPhase::Requested => "requested",
-            CertPhase::WaitingForSigner => "waiting-for-signer",
-            CertPhase::Issued => "issued",
-            CertPhase::Installed => "installed",
-            CertPhase::InUse => "in-use",
-            CertPhase::Expiring => "expiring",
-            CertPhase::Expired => "expired",
-            CertPhase::Failed => "failed",
-        }
-    }
-}
-
-impl fmt::Display for CertPhase {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
+words! {
+    /// The phase of a certificate, in the order of its life.
+    #[derive(PartialOrd, Ord, Hash)]
+    pub enum CertPhase: Serialize {
+        /// There is neither a certificate nor a request.
+        Missing = "missing",
+        /// A request exists; the signer has not confirmed that it received it.
+        Requested = "requested",
+        /// The signer has the request and has not decided, for example until it is approved.
+        WaitingForSigner = "waiting-for-signer",
+        /// The certificate is verified and kept with the request; it is not installed.
+        Issued = "issued",
+        /// The certificate is in place, and a component still uses the former one or does not run yet.
+        Installed = "installed",
+        /// The certificate is in place, and nodepki knows of no component that uses a former one.
+        InUse = "in-use",
+        /// As `in-use`, with little time left.
+        Expiring = "expiring",
+        /// The certificate has expired, and no request is pending.
+        Expired = "expired",
+        /// The request was denied or its certificate refused, a component did not become ready with the new files, or the
+        /// files in place are unusable.
+        Failed = "failed",
     }
 }
 

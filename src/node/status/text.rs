@@ -232,14 +232,7 @@ fn facts_cells(facts: Option<&Facts>, place: &str) -> [Cell; 3] {
 
 /// Returns the phase of a request.
 pub(super) fn request_phase(row: &PendingStatus) -> &'static str {
-    row.phase.map_or("ticket unreadable", |phase| match phase {
-        RequestPhase::Ready => "ready",
-        RequestPhase::Submitting => "submitting",
-        RequestPhase::Requested => "requested",
-        RequestPhase::Answered => "answered",
-        RequestPhase::Denied => "denied",
-        RequestPhase::Failed => "failed",
-    })
+    row.phase.map_or("ticket unreadable", RequestPhase::as_str)
 }
 
 fn pending_row(row: &PendingStatus) -> Vec<Cell> {

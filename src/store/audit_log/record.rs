@@ -16,68 +16,35 @@ const MAX_REASON_BYTES: usize = 2048;
 /// Maximum length in bytes of any other text.
 const MAX_TEXT_BYTES: usize = 256;
 
-/// What a line records.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum AuditEvent {
-    /// A request is about to be sent to a signer.
-    #[serde(rename = "requested")]
-    Requested,
-    /// A signer returned a certificate, and nodepki has verified it.
-    #[serde(rename = "issued")]
-    Issued,
-    /// The signer denied the request.
-    #[serde(rename = "denied")]
-    Denied,
-    /// nodepki refused the certificate of the signer.
-    #[serde(rename = "refused")]
-    Refused,
-    /// The exchange with the signer failed.
-    #[serde(rename = "failed")]
-    Failed,
-    /// The certificate is on disk, in place of the former one.
-    #[serde(rename = "installed")]
-    Installed,
-    /// A component uses the new files.
-    #[serde(rename = "in-use")]
-    InUse,
-    /// A component did not become ready with the new files.
-    #[serde(rename = "rolled-back")]
-    RolledBack,
-    /// A kubelet's CertificateSigningRequest was approved, denied, failed or issued.
-    #[serde(rename = "kubelet-request")]
-    KubeletRequest,
-    /// A step of a CA change.
-    #[serde(rename = "authority-step")]
-    AuthorityStep,
-    /// CA keys were removed from the node, or restored.
-    #[serde(rename = "migration")]
-    Migration,
-    /// The end of the log was incomplete, because of a power failure or a killed process.
-    #[serde(rename = "torn")]
-    Torn,
-    /// The oldest file of the log was removed.
-    #[serde(rename = "pruned")]
-    Pruned,
-}
-
-impl AuditEvent {
-    /// Returns the name in the log.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            AuditEvent::Requested => "requested",
-            AuditEvent::Issued => "issued",
-            AuditEvent::Denied => "denied",
-            AuditEvent::Refused => "refused",
-            AuditEvent::Failed => "failed",
-            AuditEvent::Installed => "installed",
-            AuditEvent::InUse => "in-use",
-            AuditEvent::RolledBack => "rolled-back",
-            AuditEvent::KubeletRequest => "kubelet-request",
-            AuditEvent::AuthorityStep => "authority-step",
-            AuditEvent::Migration => "migration",
-            AuditEvent::Torn => "torn",
-            AuditEvent::Pruned => "pruned",
-        }
+words! {
+    /// What a line records.
+    pub enum AuditEvent: Serialize {
+        /// A request is about to be sent to a signer.
+        Requested = "requested",
+        /// A signer returned a certificate, and nodepki has verified it.
+        Issued = "issued",
+        /// The signer denied the request.
+        Denied = "denied",
+        /// nodepki refused the certificate of the signer.
+        Refused = "refused",
+        /// The exchange with the signer failed.
+        Failed = "failed",
+        /// The certificate is on disk, in place of the former one.
+        Installed = "installed",
+        /// A component uses the new files.
+        InUse = "in-use",
+        /// A component did not become ready with the new files.
+        RolledBack = "rolled-back",
+        /// A kubelet's CertificateSigningRequest was approved, denied, failed or issued.
+        KubeletRequest = "kubelet-request",
+        /// A step of a CA change.
+        AuthorityStep = "authority-step",
+        /// CA keys were removed from the node, or restored.
+        Migration = "migration",
+        /// The end of the log was incomplete, because of a power failure or a killed process.
+        Torn = "torn",
+        /// The oldest file of the log was removed.
+        Pruned = "pruned",
     }
 }
 

@@ -3,30 +3,23 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
-
-/// The key algorithms that nodepki generates.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the serialized name is the documentation")]
-pub enum KeyAlgorithm {
-    #[serde(rename = "RSA-2048")]
-    Rsa2048,
-    #[serde(rename = "RSA-3072")]
-    Rsa3072,
-    #[serde(rename = "RSA-4096")]
-    Rsa4096,
-    #[serde(rename = "ECDSA-P256")]
-    EcdsaP256,
-    #[serde(rename = "ECDSA-P384")]
-    EcdsaP384,
-    #[serde(rename = "ECDSA-P521")]
-    EcdsaP521,
-    #[serde(rename = "ML-DSA-44")]
-    MlDsa44,
-    #[serde(rename = "ML-DSA-65")]
-    MlDsa65,
-    #[serde(rename = "ML-DSA-87")]
-    MlDsa87,
+words! {
+    /// The key algorithms that nodepki generates; within a family, the weakest is first. The names are those of kubeadm's
+    /// `encryptionAlgorithm`. kubeadm does not offer P-521; its name is formed by analogy. No release of kubeadm offers
+    /// ML-DSA yet; the names are those of kubernetes PR 142037.
+    #[derive(PartialOrd, Ord, Hash)]
+    #[allow(missing_docs, reason = "the serialized name is the documentation")]
+    pub enum KeyAlgorithm: Serialize, Deserialize {
+        Rsa2048 = "RSA-2048",
+        Rsa3072 = "RSA-3072",
+        Rsa4096 = "RSA-4096",
+        EcdsaP256 = "ECDSA-P256",
+        EcdsaP384 = "ECDSA-P384",
+        EcdsaP521 = "ECDSA-P521",
+        MlDsa44 = "ML-DSA-44",
+        MlDsa65 = "ML-DSA-65",
+        MlDsa87 = "ML-DSA-87",
+    }
 }
 
 /// A family of key algorithms.
@@ -41,35 +34,6 @@ pub enum KeyFamily {
 }
 
 impl KeyAlgorithm {
-    /// All algorithms; within a family, the weakest is first.
-    pub const ALL: [KeyAlgorithm; 9] = [
-        KeyAlgorithm::Rsa2048,
-        KeyAlgorithm::Rsa3072,
-        KeyAlgorithm::Rsa4096,
-        KeyAlgorithm::EcdsaP256,
-        KeyAlgorithm::EcdsaP384,
-        KeyAlgorithm::EcdsaP521,
-        KeyAlgorithm::MlDsa44,
-        KeyAlgorithm::MlDsa65,
-        KeyAlgorithm::MlDsa87,
-    ];
-
-    /// Returns the name in kubeadm's `encryptionAlgorithm`. kubeadm does not offer P-521; its name is formed by analogy. No
-    /// release of kubeadm offers ML-DSA yet; the names are those of kubernetes PR 142037.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            KeyAlgorithm::Rsa2048 => "RSA-2048",
-            KeyAlgorithm::Rsa3072 => "RSA-3072",
-            KeyAlgorithm::Rsa4096 => "RSA-4096",
-            KeyAlgorithm::EcdsaP256 => "ECDSA-P256",
-            KeyAlgorithm::EcdsaP384 => "ECDSA-P384",
-            KeyAlgorithm::EcdsaP521 => "ECDSA-P521",
-            KeyAlgorithm::MlDsa44 => "ML-DSA-44",
-            KeyAlgorithm::MlDsa65 => "ML-DSA-65",
-            KeyAlgorithm::MlDsa87 => "ML-DSA-87",
-        }
-    }
-
     /// Returns the family of the algorithm.
     pub const fn family(self) -> KeyFamily {
         match self {
@@ -100,12 +64,6 @@ impl KeyAlgorithm {
             KeyAlgorithm::Rsa4096 => Some(4096),
             _ => None,
         }
-    }
-}
-
-impl fmt::Display for KeyAlgorithm {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
     }
 }
 

@@ -8,26 +8,16 @@ use time::OffsetDateTime;
 use crate::agent::load;
 use crate::config::Argument;
 
-/// Severity of a finding, in descending order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum FindingSeverity {
-    /// Something does not work, or a key is where it must not be.
-    Error,
-    /// Something will stop working, or does not work under all circumstances.
-    Warning,
-    /// Information only.
-    Info,
-}
-
-impl FindingSeverity {
-    /// Returns the name in reports.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            FindingSeverity::Error => "error",
-            FindingSeverity::Warning => "warning",
-            FindingSeverity::Info => "info",
-        }
+words! {
+    /// Severity of a finding, in descending order.
+    #[derive(PartialOrd, Ord)]
+    pub enum FindingSeverity: Serialize {
+        /// Something does not work, or a key is where it must not be.
+        Error = "error",
+        /// Something will stop working, or does not work under all circumstances.
+        Warning = "warning",
+        /// Information only.
+        Info = "info",
     }
 }
 
