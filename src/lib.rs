@@ -114,8 +114,8 @@ macro_rules! words {
     };
 }
 
-/// Implements `Display` or `FromStr` by the type's `as_str`. `FromStr` knows the values in `ALL`, and names the type with an
-/// article: `as_text!(Fruit: FromStr "a fruit")`.
+/// Implements these of `Display`, `FromStr`, `Serialize` and `Deserialize` by the type's `as_str` and, for `Deserialize`, its
+/// `FromStr`. `FromStr` knows the values in `ALL`, and names the type with an article: `as_text!(Fruit: FromStr "a fruit")`.
 macro_rules! as_text {
     ($type:ident: $($trait:ident $($what:literal)?),+) => {
         $(as_text!(@ $trait $type $($what)?);)+
@@ -135,6 +135,22 @@ macro_rules! as_text {
                 let mut all = Self::ALL.into_iter();
                 all.find(|known| known.as_str() == name)
                     .ok_or_else(|| Self::Err::new($what, name, &Self::ALL.map(Self::as_str)))
+            }
+        }
+    };
+    (@ Serialize $type:ident) => {
+        impl serde::Serialize for $type {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(self.as_str())
+            }
+        }
+    };
+    (@ Deserialize $type:ident) => {
+        impl<'de> serde::Deserialize<'de> for $type {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                <String as serde::Deserialize>::deserialize(deserializer)?
+                    .parse()
+                    .map_err(serde::de::Error::custom)
             }
         }
     };

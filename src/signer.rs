@@ -430,11 +430,7 @@ impl RequestId {
     }
 }
 
-impl fmt::Display for RequestId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
+as_text!(RequestId: Display);
 
 /// A signer's reference to a pending request. Opaque to every other component.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

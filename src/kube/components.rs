@@ -17,11 +17,9 @@
 //!
 //! To add a reader, add a row to [`components_to_restart`] and its case to the test.
 
-use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use time::OffsetDateTime;
 
 use crate::kube::names::{Authority, CertName, UnknownName};
@@ -105,11 +103,7 @@ impl ReplacedFile {
     }
 }
 
-impl fmt::Display for ReplacedFile {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
+as_text!(ReplacedFile: Display, Serialize, Deserialize);
 
 impl FromStr for ReplacedFile {
     type Err = UnknownName;
@@ -123,20 +117,6 @@ impl FromStr for ReplacedFile {
                 let known: Vec<_> = ReplacedFile::all().map(ReplacedFile::as_str).collect();
                 UnknownName::new("a change", name, &known)
             })
-    }
-}
-
-impl Serialize for ReplacedFile {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.as_str())
-    }
-}
-
-impl<'de> Deserialize<'de> for ReplacedFile {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?
-            .parse()
-            .map_err(serde::de::Error::custom)
     }
 }
 

@@ -134,11 +134,7 @@ impl SharedFile {
     }
 }
 
-impl fmt::Display for SharedFile {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
+as_text!(SharedFile: Display);
 
 /// The content of a shared file, for comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]

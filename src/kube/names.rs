@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::yaml::did_you_mean;
 
@@ -96,24 +96,7 @@ impl Authority {
     }
 }
 
-impl fmt::Display for Authority {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
-
-impl FromStr for Authority {
-    type Err = UnknownName;
-
-    fn from_str(name: &str) -> Result<Self, UnknownName> {
-        Authority::ALL
-            .into_iter()
-            .find(|authority| authority.as_str() == name)
-            .ok_or_else(|| {
-                UnknownName::new("an authority", name, &Authority::ALL.map(Authority::as_str))
-            })
-    }
-}
+as_text!(Authority: Display, FromStr "an authority");
 
 /// A certificate of a node: a pair of files, or embedded in a kubeconfig.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -262,11 +245,7 @@ impl CertName {
     }
 }
 
-impl fmt::Display for CertName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
+as_text!(CertName: Display, Serialize, Deserialize);
 
 /// Accepts a name that is always defined, and any [`RegisteredName`], whether or not the configuration registers it: state
 /// files outlive a registration.
@@ -282,20 +261,6 @@ impl FromStr for CertName {
             .ok_or_else(|| {
                 UnknownName::new("a certificate", name, &CertName::ALL.map(CertName::as_str))
             })
-    }
-}
-
-impl Serialize for CertName {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.as_str())
-    }
-}
-
-impl<'de> Deserialize<'de> for CertName {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?
-            .parse()
-            .map_err(serde::de::Error::custom)
     }
 }
 

@@ -268,8 +268,4 @@ impl SignerKind {
     }
 }
 
-impl fmt::Display for SignerKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
+as_text!(SignerKind: Display);

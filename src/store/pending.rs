@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 use time::macros::format_description;
 use time::{OffsetDateTime, PrimitiveDateTime};
 use zeroize::Zeroizing;
@@ -62,11 +62,7 @@ impl From<CertName> for Slot {
     }
 }
 
-impl fmt::Display for Slot {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
+as_text!(Slot: Display, Serialize, Deserialize);
 
 impl FromStr for Slot {
     type Err = UnknownName;
@@ -76,20 +72,6 @@ impl FromStr for Slot {
             "sa" => Ok(Slot::ServiceAccount),
             name => name.parse().map(Slot::Certificate),
         }
-    }
-}
-
-impl Serialize for Slot {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.as_str())
-    }
-}
-
-impl<'de> Deserialize<'de> for Slot {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Slot, D::Error> {
-        String::deserialize(deserializer)?
-            .parse()
-            .map_err(serde::de::Error::custom)
     }
 }
 

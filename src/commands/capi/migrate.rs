@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use clap::{Args, Subcommand};
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 use serde_json::Value;
 
 use super::super::migrate::PassphraseArgs;
@@ -232,7 +232,8 @@ impl ToInternalArgs {
 type SecretsReport = MigrationReport<SecretEntry>;
 
 /// An entry of a Secret, shown as `NAMESPACE/SECRET/ENTRY`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
 struct SecretEntry(String);
 
 impl SecretEntry {
@@ -248,12 +249,6 @@ impl SecretEntry {
 impl fmt::Display for SecretEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&self.0)
-    }
-}
-
-impl Serialize for SecretEntry {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&self.0)
     }
 }
 

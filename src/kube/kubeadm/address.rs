@@ -460,11 +460,7 @@ impl NodeName {
     }
 }
 
-impl fmt::Display for NodeName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&self.0)
-    }
-}
+as_text!(NodeName: Display);
 
 impl FromStr for NodeName {
     type Err = InvalidValue;

@@ -9,7 +9,6 @@
 //! | `…-client` | a client certificate; all others are serving certificates | `front-proxy-client` |
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
 
@@ -68,11 +67,7 @@ impl RegisteredName {
     }
 }
 
-impl fmt::Display for RegisteredName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.0)
-    }
-}
+as_text!(RegisteredName: Display);
 
 impl FromStr for RegisteredName {
     type Err = InvalidName;

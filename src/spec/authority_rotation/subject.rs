@@ -1,11 +1,6 @@
 //! What a rotation changes.
 
-use std::fmt;
-use std::str::FromStr;
-
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-use crate::kube::names::{Authority, UnknownName};
+use crate::kube::names::Authority;
 
 /// Name of the service-account pair, as of its files and in the key policy.
 const SERVICE_ACCOUNT: &str = "sa";
@@ -51,37 +46,7 @@ impl From<Authority> for RotationSubject {
     }
 }
 
-impl fmt::Display for RotationSubject {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
-
-impl FromStr for RotationSubject {
-    type Err = UnknownName;
-
-    fn from_str(name: &str) -> Result<Self, UnknownName> {
-        let mut all = RotationSubject::ALL.into_iter();
-        all.find(|subject| subject.as_str() == name).ok_or_else(|| {
-            let known = RotationSubject::ALL.map(RotationSubject::as_str);
-            UnknownName::new("an authority or sa", name, &known)
-        })
-    }
-}
-
-impl Serialize for RotationSubject {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.as_str())
-    }
-}
-
-impl<'de> Deserialize<'de> for RotationSubject {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?
-            .parse()
-            .map_err(serde::de::Error::custom)
-    }
-}
+as_text!(RotationSubject: Display, FromStr "an authority or sa", Serialize, Deserialize);
 
 #[cfg(test)]
 mod tests {
