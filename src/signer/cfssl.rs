@@ -523,10 +523,9 @@ impl Signer for Cfssl {
             Err(refused) => return Err(self.judge(&doing, &refused, &self.place(name))),
         };
         STANDARD.decode(&text).map(Some).map_err(|error| {
-            SignerError::permanent(
-                format!("{}: {doing} failed: {error}", self.server.label()),
-                "check that the address is the signer's",
-            )
+            let advice = "check that the address is the signer's";
+            self.server
+                .failed(FailureClass::Permanent, &doing, error, advice)
         })
     }
 

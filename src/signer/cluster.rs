@@ -15,8 +15,9 @@ use serde_json::{Map as JsonMap, Value, json};
 
 use super::shell::{filled, one_line};
 use super::{
-    Answer, Caps, Carry, NodeIdentity, Rejection, Request, RequestLookup, RequestedCertificate,
-    Resubmit, Signer, SignerError, SignerKind, Site, Ticket, endpoint, server,
+    Answer, Caps, Carry, FailureClass, NodeIdentity, Rejection, Request, RequestLookup,
+    RequestedCertificate, Resubmit, Signer, SignerError, SignerKind, Site, Ticket, endpoint,
+    server,
 };
 use crate::cluster::api::{ApiAccess, BearerToken, Resource};
 use crate::yaml::schema::{MapKey, SecretFile, ValueForm};
@@ -295,14 +296,10 @@ impl<D: Dialect> ClusterSigner<D> {
                 Ok(self.requests.denied(request, draft, &filed, &reason))
             }
             ObjectState::Pending(note) => self.requests.pending(request, filed, note),
-            ObjectState::Failed { why, advice } => Err(SignerError::permanent(
-                format!(
-                    "{}: {} failed: {why}",
-                    self.requests.label(),
-                    server::signing(request)
-                ),
-                advice,
-            )),
+            ObjectState::Failed { why, advice } => {
+                let (class, doing) = (FailureClass::Permanent, server::signing(request));
+                Err(self.requests.failed(class, &doing, why, advice))
+            }
         }
     }
 }

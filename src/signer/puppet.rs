@@ -255,11 +255,10 @@ impl Puppet {
         })?;
         if !pins.is_empty() {
             require(&response.body, &bundle, pins).map_err(|error| {
-                SignerError::config(
-                    format!(
-                        "{}: {doing} failed: the server's CA certificates are not those of caSHA256: {error}",
-                        self.label()
-                    ),
+                self.server.failed(
+                    FailureClass::Config,
+                    doing,
+                    format!("the server's CA certificates are not those of caSHA256: {error}"),
                     "correct caSHA256, or find out which server responds at this address",
                 )
             })?;
@@ -485,11 +484,10 @@ impl Signer for Puppet {
         let doing = signing(request);
         if request.csr.has_usage_extensions() {
             // The server would refuse it and keep it in the queue, where it blocks the next one.
-            return Err(SignerError::permanent(
-                format!(
-                    "{}: {doing} failed: the request contains usages, which a Puppet CA refuses; it was not sent",
-                    self.label()
-                ),
+            return Err(self.server.failed(
+                FailureClass::Permanent,
+                &doing,
+                "the request contains usages, which a Puppet CA refuses; it was not sent",
                 format!(
                     "remove {}/pending/{} and run again",
                     self.server.state_dir(),
@@ -527,11 +525,11 @@ impl Signer for Puppet {
         match self.held(&server, request, &doing).await {
             Ok(held) => match self.answer(held, request, &doing).await? {
                 Some(answer) => Ok(answer),
-                None => Err(SignerError::new(
+                None => Err(self.server.failed(
                     FailureClass::Transient,
+                    &doing,
                     format!(
-                        "{}: {doing} failed: the CA accepted the request for {} and does not list it: {}",
-                        self.label(),
+                        "the CA accepted the request for {} and does not list it: {}",
                         certname(&request.wanted),
                         answered(&response)
                     ),
@@ -556,11 +554,10 @@ impl Signer for Puppet {
         );
         let certname = certname(&request.wanted);
         if !certifies(&current.chain_pem, request.csr.public_key()) {
-            return Err(SignerError::permanent(
-                format!(
-                    "{}: {doing} failed: a Puppet CA renews only for the same key, and this is another key",
-                    self.label()
-                ),
+            return Err(self.server.failed(
+                FailureClass::Permanent,
+                &doing,
+                "a Puppet CA renews only for the same key, and this is another key",
                 format!(
                     "remove the old certificate there (puppetserver ca clean --certname {certname}), then request a new one"
                 ),

@@ -4,6 +4,7 @@
 //! action. A signer with more specific knowledge of a status or text interprets the [`HttpResponse`] and leaves the rest
 //! to [`SignerServer::refusal`].
 
+use std::fmt::Display;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -121,14 +122,12 @@ impl SignerServer {
             .await
             .map_err(|error| failure(&self.label, doing, &method, error))?;
         if is_of_kubernetes(&response) {
-            return Err(SignerError::config(
-                format!(
-                    "{}: {doing} failed: a Kubernetes API server has this address (HTTP {})",
-                    self.label, response.status
-                ),
-                "correct the address or its port: they are not those of the signer",
-            )
-            .during(doing));
+            let status = response.status;
+            let what = format!("a Kubernetes API server has this address (HTTP {status})");
+            let advice = "correct the address or its port: they are not those of the signer";
+            return Err(self
+                .failed(FailureClass::Config, doing, what, advice)
+                .during(doing));
         }
         Ok(response)
     }
@@ -162,13 +161,9 @@ impl SignerServer {
                 "correct what the server names, there or in the configuration, and run again",
             ),
         };
-        SignerError::new(
-            class,
-            format!("{}: {doing} failed: {}", self.label, answered(status, said)),
-            advice,
-        )
-        .during(doing)
-        .retry_after(response.retry_after)
+        self.failed(class, doing, answered(status, said), advice)
+            .during(doing)
+            .retry_after(response.retry_after)
     }
 
     /// Returns the error for a response that violates the protocol.
@@ -178,16 +173,22 @@ impl SignerServer {
         response: &HttpResponse,
         why: &str,
     ) -> SignerError {
-        SignerError::permanent(
-            format!(
-                "{}: {doing} failed: the response (HTTP {}, {} bytes) is unusable: {why}",
-                self.label,
-                response.status,
-                response.body.len()
-            ),
-            "check that the address is the signer's",
-        )
-        .during(doing)
+        let (status, bytes) = (response.status, response.body.len());
+        let what = format!("the response (HTTP {status}, {bytes} bytes) is unusable: {why}");
+        let advice = "check that the address is the signer's";
+        self.failed(FailureClass::Permanent, doing, what, advice)
+            .during(doing)
+    }
+
+    /// Returns the error for an operation. Only its text contains `doing`: see [`SignerError::during`].
+    pub(super) fn failed(
+        &self,
+        class: FailureClass,
+        doing: &str,
+        what: impl Display,
+        advice: impl Into<String>,
+    ) -> SignerError {
+        failed(&self.label, class, doing, what, advice)
     }
 
     /// Reads a secret from its file, which must be private, without surrounding white space. The file is read again
@@ -281,8 +282,18 @@ pub(super) fn failure(
         HttpErrorKind::TooLarge => FailureClass::Permanent,
         _ => FailureClass::Config,
     };
-    let advice = error.advice().to_owned();
-    SignerError::new(class, format!("{label}: {doing} failed: {error}"), advice)
+    failed(label, class, doing, &error, error.advice())
         .during(doing)
         .caused_by(error)
+}
+
+/// As [`SignerServer::failed`], for the signer with this label.
+pub(super) fn failed(
+    label: &str,
+    class: FailureClass,
+    doing: &str,
+    what: impl Display,
+    advice: impl Into<String>,
+) -> SignerError {
+    SignerError::new(class, format!("{label}: {doing} failed: {what}"), advice)
 }

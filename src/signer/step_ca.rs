@@ -252,10 +252,11 @@ impl StepCa {
         let advice = "compare rootSHA256 with what `step certificate fingerprint root_ca.crt` prints for the right \
                       step-ca, and check for a proxy in between";
         if response.status == 404 && said.contains("fingerprint") {
-            return Err(SignerError::config(
+            return Err(unverified.failed(
+                FailureClass::Config,
+                doing,
                 format!(
-                    "{}: {doing} failed: the server has no root certificate with the fingerprint {}",
-                    unverified.label(),
+                    "the server has no root certificate with the fingerprint {}",
                     hex(&pin)
                 ),
                 advice,
@@ -271,10 +272,11 @@ impl StepCa {
             .map_err(|error| unverified.invalid_response(doing, &response, &error.to_string()))?;
         let found = chain.leaf().fingerprint();
         if found != pin {
-            return Err(SignerError::config(
+            return Err(unverified.failed(
+                FailureClass::Config,
+                doing,
                 format!(
-                    "{}: {doing} failed: requested {}, the response is another certificate: {} ({})",
-                    unverified.label(),
+                    "requested {}, the response is another certificate: {} ({})",
                     hex(&pin),
                     hex(&found),
                     chain.leaf().subject()
@@ -530,12 +532,10 @@ impl Signer for StepCa {
         current: &CurrentCertificate,
     ) -> Result<Answer, SignerError> {
         let unusable = |error: String| {
-            SignerError::permanent(
-                format!(
-                    "{}: renewing {} failed: the current certificate cannot be used: {error}",
-                    self.server.label(),
-                    request.name()
-                ),
+            self.server.failed(
+                FailureClass::Permanent,
+                &format!("renewing {}", request.name()),
+                format!("the current certificate cannot be used: {error}"),
                 "have a new one issued",
             )
         };

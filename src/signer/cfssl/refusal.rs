@@ -145,16 +145,10 @@ impl Cfssl {
     /// Returns the error that a refusal is.
     pub(super) fn judge(&self, doing: &str, refused: &Refused, place: &CaProfile) -> SignerError {
         let what = |why: &str| {
-            let said = refused.said();
+            let (label, said) = (self.server.label(), refused.said());
             match why {
-                "" => format!(
-                    "{}: {doing} failed: CFSSL reports: {said}",
-                    self.server.label()
-                ),
-                why => format!(
-                    "{}: {doing} failed: {why} (CFSSL reports: {said})",
-                    self.server.label()
-                ),
+                "" => format!("{label}: {doing} failed: CFSSL reports: {said}"),
+                why => format!("{label}: {doing} failed: {why} (CFSSL reports: {said})"),
             }
         };
         let error = match refused.meaning() {

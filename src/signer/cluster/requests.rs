@@ -1,5 +1,6 @@
 //! The exchange with the API server: creating and finding request objects, and what its refusals mean.
 
+use std::fmt::Display;
 use std::io;
 use std::rc::Rc;
 
@@ -187,12 +188,10 @@ impl Requests {
         let salted = draft.name(request, Some(&salt));
         match self.file_as(&doing, salted.clone(), request, draft).await? {
             Some(filed) => Ok(filed),
-            None => Err(SignerError::permanent(
-                format!(
-                    "{}: {doing} failed: {} exists and is not this node's",
-                    self.label,
-                    self.object(&salted)
-                ),
+            None => Err(self.failed(
+                FailureClass::Permanent,
+                &doing,
+                format!("{} exists and is not this node's", self.object(&salted)),
                 "find out with the administrators of the cluster who creates such requests",
             )),
         }
@@ -242,12 +241,10 @@ impl Requests {
                 } else {
                     "returned a request for another key"
                 };
-                Err(SignerError::permanent(
-                    format!(
-                        "{}: {doing} failed: the API server received {} and {what}",
-                        self.label,
-                        self.object(&name)
-                    ),
+                Err(self.failed(
+                    FailureClass::Permanent,
+                    doing,
+                    format!("the API server received {} and {what}", self.object(&name)),
                     "find the admission webhook, the policy or the proxy that does this, and exempt these requests",
                 ))
             }
@@ -262,11 +259,11 @@ impl Requests {
                         );
                         Ok(None)
                     }
-                    Existing::None => Err(SignerError::new(
+                    Existing::None => Err(self.failed(
                         FailureClass::Transient,
+                        doing,
                         format!(
-                            "{}: {doing} failed: {} existed and was removed at the same time",
-                            self.label,
+                            "{} existed and was removed at the same time",
                             self.object(&name)
                         ),
                         "no action is needed unless this persists",
@@ -496,11 +493,10 @@ impl Requests {
     }
 
     fn memory_failure(&self, doing: &str, error: io::Error) -> SignerError {
-        SignerError::config(
-            format!(
-                "{}: {doing} failed: the stored data of this signer cannot be read or written",
-                self.label
-            ),
+        self.failed(
+            FailureClass::Config,
+            doing,
+            "the stored data of this signer cannot be read or written",
             format!(
                 "check {}: owner, mode, and that its file system is not full",
                 self.memory.state_dir()
@@ -513,15 +509,13 @@ impl Requests {
         match error {
             ApiError::Http(error) => server::failure(&self.label, doing, method, error),
             ApiError::Refused(status) => self.refusal(doing, &status),
-            ApiError::Unusable { .. } => SignerError::permanent(
-                format!("{}: {doing} failed: {error}", self.label),
-                "check that the address is an API server's",
-            ),
-            ApiError::Local { .. } | ApiError::Unread { .. } => SignerError::config(
-                format!("{}: {doing} failed: {error}", self.label),
-                advice_for(&error),
-            )
-            .marked_by(&error),
+            ApiError::Unusable { .. } => {
+                let advice = "check that the address is an API server's";
+                self.failed(FailureClass::Permanent, doing, error, advice)
+            }
+            ApiError::Local { .. } | ApiError::Unread { .. } => self
+                .failed(FailureClass::Config, doing, &error, advice_for(&error))
+                .marked_by(&error),
         }
     }
 
@@ -567,16 +561,20 @@ impl Requests {
                 "correct what the API server names, there or in the configuration, and run again",
             ),
         };
-        SignerError::new(
-            class,
-            format!(
-                "{}: {doing} failed: {}",
-                self.label,
-                server::answered(status.code, &status.message)
-            ),
-            advice,
-        )
-        .retry_after(status.retry_after)
+        let said = server::answered(status.code, &status.message);
+        self.failed(class, doing, said, advice)
+            .retry_after(status.retry_after)
+    }
+
+    /// As [`SignerServer::failed`](server::SignerServer::failed).
+    pub(super) fn failed(
+        &self,
+        class: FailureClass,
+        doing: &str,
+        what: impl Display,
+        advice: impl Into<String>,
+    ) -> SignerError {
+        server::failed(&self.label, class, doing, what, advice)
     }
 }
 

@@ -4,16 +4,15 @@ use super::certname::certname;
 use super::{HeldCertificate, Puppet};
 use crate::http::HttpResponse;
 use crate::signer::server::{MAX_QUOTED, SignerServer};
-use crate::signer::{Request, Signer, SignerError, printable};
+use crate::signer::{FailureClass, Request, SignerError, printable};
 
 impl Puppet {
     pub(super) fn foreign(&self, what: &str, request: &Request, doing: &str) -> SignerError {
         let certname = certname(&request.wanted);
-        SignerError::permanent(
-            format!(
-                "{}: {doing} failed: the CA has a {what} of another key under the certname {certname}",
-                self.label()
-            ),
+        self.server.failed(
+            FailureClass::Permanent,
+            doing,
+            format!("the CA has a {what} of another key under the certname {certname}"),
             format!(
                 "if it is this node's earlier one, remove it there (puppetserver ca clean --certname {certname}, which revokes it) and run again; if it belongs to another node, choose another name: commonNames.{}",
                 request.name()
@@ -35,10 +34,7 @@ impl Puppet {
             self.held(server, request, doing).await,
             Ok(HeldCertificate::Request)
         );
-        let mut detail = format!(
-            "{}: {doing} failed: the CA refuses the request for {certname}: {said}",
-            self.label()
-        );
+        let mut what = format!("the CA refuses the request for {certname}: {said}");
         let advice = match (kept, said.contains("allow-subject-alt-names")) {
             (true, true) => format!(
                 "set allow-subject-alt-names: true in its ca.conf, restart it, then sign the queued request (puppetserver ca sign --certname {certname}) and run again"
@@ -51,9 +47,10 @@ impl Puppet {
             }
         };
         if kept {
-            detail.push_str("; the request stays queued there");
+            what.push_str("; the request stays queued there");
         }
-        SignerError::permanent(detail, advice)
+        self.server
+            .failed(FailureClass::Permanent, doing, what, advice)
     }
 
     /// Returns the error for a response that is not one of Puppet's usual ones.

@@ -53,20 +53,16 @@ impl StepCa {
         let doing = signing(request);
         let auth = &self.config.auth;
         let Some(file) = auth.token_file(&request.wanted, &self.identity) else {
-            return Err(SignerError::config(
-                format!(
-                    "{}: {doing} failed: auth.token.file has no file for it",
-                    server.label()
-                ),
+            return Err(server.failed(
+                FailureClass::Config,
+                &doing,
+                "auth.token.file has no file for it",
                 format!("add {}: FILE to it", request.name()),
             ));
         };
         let needed = |why: String| {
-            SignerError::new(
-                FailureClass::Auth,
-                format!("{}: {doing} failed: {why}", server.label()),
-                self.new_token_advice(&file, &request.wanted),
-            )
+            let advice = self.new_token_advice(&file, &request.wanted);
+            server.failed(FailureClass::Auth, &doing, why, advice)
         };
         let shown = server.shown_secret(&file);
         let text = server.secret(&file).map_err(|error| {

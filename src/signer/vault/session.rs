@@ -385,11 +385,10 @@ impl Session {
         let body = Zeroizing::new(response.body);
         drop(body);
         let Some(granted) = answer?.auth else {
-            return Err(SignerError::permanent(
-                format!(
-                    "{}: {doing} failed: the response does not contain a token",
-                    self.api.label()
-                ),
+            return Err(self.api.server.failed(
+                FailureClass::Permanent,
+                doing,
+                "the response does not contain a token",
                 "check that `auth` names a login method's mount, and that no multi-factor rule applies to it",
             ));
         };
@@ -559,10 +558,11 @@ impl Session {
         drop(Zeroizing::new(response.body));
         match content?.data {
             Some(content) => Ok(content.secret_id),
-            None => Err(SignerError::permanent(
+            None => Err(self.api.server.failed(
+                FailureClass::Permanent,
+                doing,
                 format!(
-                    "{}: {doing} failed: the wrapping token in {} does not contain a secret_id",
-                    self.api.label(),
+                    "the wrapping token in {} does not contain a secret_id",
                     self.api.server.shown_secret(&app.secret_id_file)
                 ),
                 "deliver a new wrapped secret_id",
