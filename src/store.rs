@@ -104,7 +104,7 @@ use time::macros::format_description;
 pub use audit_log::{
     AuditDifference, AuditEntry, AuditEvent, AuditHead, AuditRecord, AuditVerification,
 };
-pub use authority_rotation::{CLUSTER_ROTATIONS, ClusterRotations, RotationSteps};
+pub use authority_rotation::{ClusterRotations, RotationSteps};
 pub use changes::AuthorityChange;
 pub use cluster_policy::{CLUSTER_POLICY, ClusterPolicyRecord};
 pub use commit::Commit;

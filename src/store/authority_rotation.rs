@@ -5,17 +5,14 @@
 //! The second one is written in the commits of the steps.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use super::error::StoreError;
 use super::state_file::StateFile;
-use super::{Commit, Mode, NodeRoot, STATE_DIR};
+use super::{Commit, Mode, NodeRoot};
 use crate::spec::authority_rotation::{AuthorityRotation, BegunPhase, RotationSubject};
 
-/// The path of the cluster's demands.
-pub const CLUSTER_ROTATIONS: &str = "/var/lib/nodepki/cluster-rotations.json";
 pub(super) const ROTATIONS: StateFile = StateFile::of_knowledge("cluster-rotations.json", 1);
 pub(super) const STEPS: StateFile = StateFile::of_knowledge("rotation-steps.json", 1);
 
@@ -48,20 +45,13 @@ pub struct RotationSteps {
     pub switched: Option<String>,
 }
 
-fn steps_path() -> PathBuf {
-    Path::new(STATE_DIR).join(STEPS.name)
-}
-
 impl NodeRoot {
     /// Returns the rotations in the cluster; none if they were never read.
     ///
     /// # Errors
     /// [`StoreError::Damaged`] and [`StoreError::NewerFormat`] for a record that cannot be read, and errors of the system.
     pub fn cluster_rotations(&self) -> Result<ClusterRotations, StoreError> {
-        match self.read(CLUSTER_ROTATIONS)? {
-            Some(found) => ROTATIONS.parse(&found.bytes, self.on_this_machine(CLUSTER_ROTATIONS)),
-            None => Ok(ClusterRotations::default()),
-        }
+        self.record(&ROTATIONS).map(Option::unwrap_or_default)
     }
 
     /// Writes the rotations in the cluster durably.
@@ -69,9 +59,7 @@ impl NodeRoot {
     /// # Errors
     /// Errors of the system.
     pub fn keep_cluster_rotations(&self, record: &ClusterRotations) -> Result<(), StoreError> {
-        let dir = self.create_dir(Path::new(STATE_DIR), 0o700)?;
-        dir.write_unlocked(ROTATIONS.name, &ROTATIONS.to_json(record), 0o600)
-            .map(drop)
+        self.keep_record(&ROTATIONS, &ROTATIONS.to_json(record))
     }
 
     /// Returns the steps that this node has begun; none if nothing is recorded.
@@ -79,18 +67,14 @@ impl NodeRoot {
     /// # Errors
     /// As of [`NodeRoot::cluster_rotations`].
     pub fn rotation_steps(&self) -> Result<RotationSteps, StoreError> {
-        let path = steps_path();
-        match self.read(&path)? {
-            Some(found) => STEPS.parse(&found.bytes, self.on_this_machine(path)),
-            None => Ok(RotationSteps::default()),
-        }
+        self.record(&STEPS).map(Option::unwrap_or_default)
     }
 }
 
 impl Commit {
     /// Records the steps of cluster-wide CA changes that this node has begun once this commit is done.
     pub(crate) fn rotation_steps(&mut self, steps: &RotationSteps) -> &mut Self {
-        self.file(steps_path(), STEPS.to_json(steps), Mode::Other(0o600))
+        self.file(STEPS.path(), STEPS.to_json(steps), Mode::Other(0o600))
     }
 }
 
@@ -134,7 +118,7 @@ mod tests {
         assert_eq!(root.cluster_rotations().unwrap(), record);
         assert!(record.in_progress(Authority::Ca.into()).is_some());
         assert!(record.in_progress(Authority::EtcdCa.into()).is_none());
-        std::fs::write(dir.path().join(&CLUSTER_ROTATIONS[1..]), "{").unwrap();
+        std::fs::write(root.on_this_machine(ROTATIONS.path()), "{").unwrap();
         assert!(root.cluster_rotations().is_err());
     }
 }

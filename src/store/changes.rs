@@ -4,14 +4,13 @@
 //! since when.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
+use super::NodeRoot;
 use super::error::StoreError;
 use super::state_file::StateFile;
-use super::{NodeRoot, STATE_DIR};
 use crate::kube::names::Authority;
 
 pub(super) const AUTHORITY_CHANGES: StateFile = StateFile::of_knowledge("authorities.json", 1);
@@ -41,10 +40,6 @@ pub(super) struct AuthorityChangesFile {
     changes: BTreeMap<Authority, AuthorityChange>,
 }
 
-pub(super) fn path() -> PathBuf {
-    Path::new(STATE_DIR).join(AUTHORITY_CHANGES.name)
-}
-
 impl NodeRoot {
     /// Returns the CA changes under way; empty if nothing is recorded.
     ///
@@ -53,12 +48,8 @@ impl NodeRoot {
     pub(crate) fn authority_changes(
         &self,
     ) -> Result<BTreeMap<Authority, AuthorityChange>, StoreError> {
-        let Some(found) = self.read(path())? else {
-            return Ok(BTreeMap::new());
-        };
-        let file: AuthorityChangesFile =
-            AUTHORITY_CHANGES.parse(&found.bytes, self.on_this_machine(path()))?;
-        Ok(file.changes)
+        let file: Option<AuthorityChangesFile> = self.record(&AUTHORITY_CHANGES)?;
+        Ok(file.map(|file| file.changes).unwrap_or_default())
     }
 }
 

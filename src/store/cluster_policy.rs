@@ -3,15 +3,13 @@
 //! The daemon, `bootstrap` and `renew` write the file, without the lock of a run: it is replaced atomically, and no commit
 //! contains it. Every command reads it.
 
-use std::path::Path;
-
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use time::OffsetDateTime;
 
+use super::NodeRoot;
 use super::error::StoreError;
 use super::state_file::StateFile;
-use super::{NodeRoot, STATE_DIR};
 
 /// The path of the file.
 pub const CLUSTER_POLICY: &str = "/var/lib/nodepki/cluster-policy.json";
@@ -41,12 +39,7 @@ impl NodeRoot {
     /// # Errors
     /// [`StoreError::Damaged`] and [`StoreError::NewerFormat`] for a record that cannot be read, and errors of the system.
     pub fn cluster_policy(&self) -> Result<Option<ClusterPolicyRecord>, StoreError> {
-        match self.read(CLUSTER_POLICY)? {
-            Some(found) => RECORD
-                .parse(&found.bytes, self.on_this_machine(CLUSTER_POLICY))
-                .map(Some),
-            None => Ok(None),
-        }
+        self.record(&RECORD)
     }
 
     /// Writes the record durably.
@@ -54,9 +47,7 @@ impl NodeRoot {
     /// # Errors
     /// Errors of the system.
     pub fn keep_cluster_policy(&self, record: &ClusterPolicyRecord) -> Result<(), StoreError> {
-        let dir = self.create_dir(Path::new(STATE_DIR), 0o700)?;
-        dir.write_unlocked(RECORD.name, &RECORD.to_json(record), 0o600)
-            .map(drop)
+        self.keep_record(&RECORD, &RECORD.to_json(record))
     }
 }
 

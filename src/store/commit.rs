@@ -23,7 +23,7 @@ use super::restarts::{
 use super::staging::{STAGING, StagingRecord, inherit, is_gone};
 use super::target::ExistingTarget;
 use super::transaction::{Committed, FileChange, Replacement, StagedFile, Transaction, inherited};
-use super::{STATE_DIR, Store, failpoint, sha256};
+use super::{Store, failpoint, sha256};
 use crate::kube::components::{Component, ReplacedFile, components_to_restart};
 use crate::kube::names::{Authority, CertName};
 use crate::process::machine;
@@ -219,7 +219,7 @@ impl Commit {
         changes: BTreeMap<Authority, AuthorityChange>,
     ) -> &mut Self {
         self.file(
-            changes::path(),
+            changes::AUTHORITY_CHANGES.path(),
             changes::to_json(changes),
             Mode::Other(0o600),
         )
@@ -435,7 +435,7 @@ impl Store {
             overwrite: true,
         };
         Ok(DesiredFile {
-            path: Path::new(STATE_DIR).join(ISSUED.name),
+            path: ISSUED.path(),
             state: DesiredState::File(contents),
         })
     }
@@ -451,7 +451,7 @@ impl Store {
         if changed.is_empty() && amendment.is_empty() {
             return Ok(None);
         }
-        let path = Path::new(STATE_DIR).join(RESTARTS.name);
+        let path = RESTARTS.path();
         let record: Unsettled =
             self.read_or_rebuild(self.root.unsettled(), RESTARTS.name, transaction)?;
         let state = match restarts::to_json(amendment.apply(record, changed)) {

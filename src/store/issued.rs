@@ -4,14 +4,13 @@
 //! if this record is missing, so a damaged record costs nothing but a note.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
+use super::NodeRoot;
 use super::error::StoreError;
 use super::state_file::StateFile;
-use super::{NodeRoot, STATE_DIR};
 use crate::kube::names::CertName;
 
 pub(super) const ISSUED: StateFile = StateFile::of_knowledge("issued.json", 1);
@@ -42,12 +41,8 @@ impl NodeRoot {
     /// # Errors
     /// [`StoreError::Damaged`] and [`StoreError::NewerFormat`] for a record that cannot be read, and errors of the system.
     pub fn issued(&self) -> Result<BTreeMap<CertName, IssuedRecord>, StoreError> {
-        let path = Path::new(STATE_DIR).join(ISSUED.name);
-        let Some(found) = self.read(&path)? else {
-            return Ok(BTreeMap::new());
-        };
-        let file: IssuedFile = ISSUED.parse(&found.bytes, self.on_this_machine(path))?;
-        Ok(file.certificates)
+        let file: Option<IssuedFile> = self.record(&ISSUED)?;
+        Ok(file.map(|file| file.certificates).unwrap_or_default())
     }
 }
 

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::dir::FileKind;
 use super::error::StoreError;
 use super::journal::JOURNAL;
-use super::{NodeRoot, STATE_DIR, sha256};
+use super::{NodeRoot, sha256};
 
 /// A backup file that was opened, and that contained all keys that its commit removes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -143,8 +143,6 @@ impl NodeRoot {
     }
 
     fn journal_purpose(&self) -> Option<JournalPurpose> {
-        let path = Path::new(STATE_DIR).join(JOURNAL.name);
-        let found = self.read(&path).ok().flatten()?;
-        JOURNAL.parse(&found.bytes, path).ok()
+        self.record(&JOURNAL).ok().flatten()
     }
 }

@@ -143,7 +143,7 @@ impl NodeFile {
 
 /// Returns the path of the record, on the node.
 pub(crate) fn node_record_path() -> PathBuf {
-    Path::new(STATE_DIR).join(NODE.name)
+    NODE.path()
 }
 
 impl NodeRoot {
@@ -152,15 +152,13 @@ impl NodeRoot {
     /// # Errors
     /// [`StoreError::Damaged`] and [`StoreError::NewerFormat`] for a record that cannot be read, and errors of the system.
     pub(crate) fn saved_node(&self) -> Result<Option<NodeRecord>, StoreError> {
-        let Some(found) = self.read(node_record_path())? else {
-            return Ok(None);
-        };
-        let path = self.on_this_machine(node_record_path());
-        let file: NodeFile = NODE.parse(&found.bytes, path.clone())?;
-        match file.into_kept_node() {
-            Ok(kept) => Ok(Some(kept)),
-            Err(source) => Err(StoreError::Damaged { path, source }),
-        }
+        let file: Option<NodeFile> = self.record(&NODE)?;
+        file.map(NodeFile::into_kept_node)
+            .transpose()
+            .map_err(|source| StoreError::Damaged {
+                path: self.on_this_machine(node_record_path()),
+                source,
+            })
     }
 }
 

@@ -44,7 +44,7 @@ impl NodeRoot {
             // The journal contains every file once more, in base64.
             journal_size += bytes.div_ceil(3) * 4 + JOURNAL_ENTRY_SIZE;
         }
-        preflight.add(&Path::new(STATE_DIR).join(JOURNAL.name), journal_size);
+        preflight.add(&JOURNAL.path(), journal_size);
         preflight.add_state_files(requests as u64 * FILES_OF_REQUEST);
         preflight.result()
     }

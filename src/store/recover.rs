@@ -58,7 +58,7 @@ impl NodeRoot {
     /// # Errors
     /// If the record of them cannot be read.
     pub(crate) fn staging_directories(&self) -> Result<Vec<PathBuf>, StoreError> {
-        let path = Path::new(STATE_DIR).join(STAGING.name);
+        let path = STAGING.path();
         let Some(found) = self.read(&path)? else {
             return Ok(Vec::new());
         };

@@ -4,7 +4,7 @@
 //! which may be keys, until the new ones are proven to work: 0600 in a directory that is 0700.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
@@ -13,7 +13,7 @@ use zeroize::Zeroizing;
 use super::error::StoreError;
 use super::journal::{MAX_JOURNAL_SIZE, SecretBytes};
 use super::state_file::{StateFile, Versioned};
-use super::{AuthorityChange, NodeRoot, STATE_DIR};
+use super::{AuthorityChange, NodeRoot};
 use crate::kube::components::{Component, ReplacedFile};
 use crate::spec::authority_rotation::RotationSubject;
 
@@ -134,11 +134,8 @@ impl NodeRoot {
     /// # Errors
     /// [`StoreError::Damaged`] and [`StoreError::NewerFormat`] for a record that cannot be read, and errors of the system.
     pub(crate) fn unsettled(&self) -> Result<Unsettled, StoreError> {
-        let path = Path::new(STATE_DIR).join(RESTARTS.name);
-        match self.read_at_most(&path, MAX_RESTARTS_SIZE)? {
-            Some(found) => RESTARTS.parse(&found.bytes, self.on_this_machine(path)),
-            None => Ok(Unsettled::default()),
-        }
+        self.record_at_most(&RESTARTS, MAX_RESTARTS_SIZE)
+            .map(Option::unwrap_or_default)
     }
 
     /// Returns the components that must be restarted, or did not become ready after a restart.

@@ -4,8 +4,6 @@
 //! Only the daemon and `nodepki authority rotate sa` write them, without the lock of a run: each file is replaced
 //! atomically, and no commit contains it.
 
-use std::path::{Path, PathBuf};
-
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
@@ -47,7 +45,7 @@ impl NodeRoot {
     /// # Errors
     /// [`StoreError::Damaged`] and [`StoreError::NewerFormat`] for a record that cannot be read, and errors of the system.
     pub fn sealing_key(&self) -> Result<Option<SealingKeyRecord>, StoreError> {
-        self.kept(&SEALING_KEY)
+        self.record(&SEALING_KEY)
     }
 
     /// Writes the key pair durably.
@@ -55,7 +53,7 @@ impl NodeRoot {
     /// # Errors
     /// Errors of the system.
     pub fn keep_sealing_key(&self, record: &SealingKeyRecord) -> Result<(), StoreError> {
-        self.keep(&SEALING_KEY, record)
+        self.keep_secret(&SEALING_KEY, record)
     }
 
     /// Returns the private keys of the last rotation; `None` if it has ended here.
@@ -63,7 +61,7 @@ impl NodeRoot {
     /// # Errors
     /// As of [`NodeRoot::sealing_key`].
     pub fn service_account_keys(&self) -> Result<Option<ServiceAccountKeys>, StoreError> {
-        self.kept(&SERVICE_ACCOUNT_KEYS)
+        self.record(&SERVICE_ACCOUNT_KEYS)
     }
 
     /// Writes the private keys of a rotation durably.
@@ -71,7 +69,7 @@ impl NodeRoot {
     /// # Errors
     /// Errors of the system.
     pub fn keep_service_account_keys(&self, record: &ServiceAccountKeys) -> Result<(), StoreError> {
-        self.keep(&SERVICE_ACCOUNT_KEYS, record)
+        self.keep_secret(&SERVICE_ACCOUNT_KEYS, record)
     }
 
     /// Removes the private keys of a rotation; a missing file is not an error.
@@ -85,23 +83,8 @@ impl NodeRoot {
         }
     }
 
-    fn kept<T: serde::de::DeserializeOwned>(
-        &self,
-        file: &StateFile,
-    ) -> Result<Option<T>, StoreError> {
-        let path: PathBuf = Path::new(STATE_DIR).join(file.name);
-        match self.read(&path)? {
-            Some(found) => file
-                .parse(&found.bytes, self.on_this_machine(path))
-                .map(Some),
-            None => Ok(None),
-        }
-    }
-
-    fn keep<T: Serialize>(&self, file: &StateFile, record: &T) -> Result<(), StoreError> {
-        let dir = self.create_dir(STATE_DIR, 0o700)?;
-        let json = file.to_secret_json(record, CAPACITY);
-        dir.write_unlocked(file.name, &json, 0o600).map(drop)
+    fn keep_secret<T: Serialize>(&self, file: &StateFile, record: &T) -> Result<(), StoreError> {
+        self.keep_record(file, &file.to_secret_json(record, CAPACITY))
     }
 }
 

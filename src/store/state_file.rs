@@ -7,7 +7,7 @@
 //! A stored value must not depend on the name of a Rust type or variant: variants have an explicit
 //! `#[serde(rename = "…")]` or an `as_str`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -15,6 +15,7 @@ use zeroize::Zeroizing;
 
 use super::dir::{Dir, FileContent};
 use super::error::{Damage, StoreError};
+use super::{NodeRoot, READ_LIMIT, STATE_DIR};
 
 /// Version of a file without the field `version`.
 const DEFAULT_VERSION: u64 = 1;
@@ -69,6 +70,11 @@ impl StateFile {
             version,
             newer,
         }
+    }
+
+    /// Returns the path on the node.
+    pub(crate) fn path(&self) -> PathBuf {
+        Path::new(STATE_DIR).join(self.name)
     }
 
     /// Parses the contents of the file; `path` is for the message.
@@ -130,6 +136,41 @@ impl StateFile {
             version: self.version,
             record,
         }
+    }
+}
+
+impl NodeRoot {
+    /// Returns the record in a state file; `None` if there is no file.
+    ///
+    /// # Errors
+    /// [`StoreError::Damaged`] and [`StoreError::NewerFormat`] for a record that cannot be read, and errors of the system.
+    pub(crate) fn record<T: DeserializeOwned>(
+        &self,
+        file: &StateFile,
+    ) -> Result<Option<T>, StoreError> {
+        self.record_at_most(file, READ_LIMIT)
+    }
+
+    /// As [`NodeRoot::record`], for a file with another limit in bytes.
+    pub(super) fn record_at_most<T: DeserializeOwned>(
+        &self,
+        file: &StateFile,
+        limit: u64,
+    ) -> Result<Option<T>, StoreError> {
+        let path = file.path();
+        let found = self.read_at_most(&path, limit)?;
+        found
+            .map(|found| file.parse(&found.bytes, self.on_this_machine(path)))
+            .transpose()
+    }
+
+    /// Writes a state file durably, without the lock of a run.
+    ///
+    /// # Errors
+    /// Errors of the system.
+    pub(super) fn keep_record(&self, file: &StateFile, json: &[u8]) -> Result<(), StoreError> {
+        let dir = self.create_dir(STATE_DIR, 0o700)?;
+        dir.write_unlocked(file.name, json, 0o600).map(drop)
     }
 }
 

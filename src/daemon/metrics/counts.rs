@@ -5,7 +5,6 @@
 //! reset.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -102,11 +101,7 @@ impl Counts {
 
     /// Reads the file. Families that this release does not know are left out.
     fn load(root: &NodeRoot) -> Result<Counts, store::StoreError> {
-        let path = Path::new(STATE_DIR).join(METRICS_FILE.name);
-        let Some(found) = root.read(&path)? else {
-            return Ok(Counts::default());
-        };
-        let mut counts: Counts = METRICS_FILE.parse(&found.bytes, root.on_this_machine(path))?;
+        let mut counts: Counts = root.record(&METRICS_FILE)?.unwrap_or_default();
         let known = |name: &String| ALL.iter().any(|family| family.name == name);
         counts.counters.retain(|name, _| known(name));
         counts.histograms.retain(|name, _| known(name));
