@@ -586,14 +586,11 @@ fn refuse_undefined_signer(
     signers: &BTreeMap<String, FieldPosition>,
 ) {
     let known: Vec<&str> = signers.keys().map(String::as_str).collect();
-    let near = yaml::did_you_mean(name, known.iter().copied());
-    let fix = match (near, known.is_empty()) {
-        (Some(near), _) => format!("did you mean {near}?"),
-        (None, true) => {
-            format!("define it: signers: {{{name}: {{local: {{directory: DIR}}}}}}")
-        }
-        (None, false) => format!("defined are {}", known.join(", ")),
+    let otherwise = match known.is_empty() {
+        true => format!("define it: signers: {{{name}: {{local: {{directory: DIR}}}}}}"),
+        false => format!("defined are {}", known.join(", ")),
     };
+    let fix = yaml::fix_for(name, known, otherwise);
     field.error(format!("signer {name:?} is not defined"), fix);
 }
 

@@ -33,7 +33,7 @@ use zeroize::Zeroizing;
 pub use duration::{format_duration, parse_duration, suggest_duration};
 pub use fault::{Fault, FaultSeverity, Faults, FieldPosition, MAX_LISTED_FAULTS, Position};
 pub use template::unrendered;
-pub use walk::{Field, Map, Walk, did_you_mean};
+pub use walk::{Field, Map, Walk, did_you_mean, fix_for};
 
 use crate::text::is_hidden;
 use walk::join;

@@ -215,15 +215,11 @@ pub(super) fn signer_setup(
 }
 
 pub(super) fn parse_kind(text: &str) -> Result<SignerKind, Failure> {
-    let kinds = || SignerKind::ALL.into_iter().map(SignerKind::as_str);
-    let kind = SignerKind::ALL
-        .into_iter()
-        .find(|kind| kind.as_str() == text);
+    let mut kinds = SignerKind::ALL.into_iter();
+    let kind = kinds.find(|kind| kind.as_str() == text);
     kind.ok_or_else(|| {
-        let fix = match yaml::did_you_mean(text, kinds()) {
-            Some(near) => format!("did you mean {near}?"),
-            None => format!("use one of {}", kinds().collect::<Vec<_>>().join(", ")),
-        };
+        let known = SignerKind::ALL.map(SignerKind::as_str);
+        let fix = yaml::fix_for(text, known, format!("use one of {}", known.join(", ")));
         let message = format!("{text:?} is not a kind of signer; {fix}");
         Failure::new(ExitCode::Usage, message)
     })

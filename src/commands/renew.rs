@@ -96,10 +96,8 @@ pub(super) fn planned_name(name: &str, loaded: &Loaded) -> Result<CertName, Fail
 pub(super) fn unknown_name(name: &str, registered: &[&str]) -> Failure {
     let known: [&[&str]; 2] = [&CertName::ALL.map(CertName::as_str), registered];
     let known = known.concat();
-    let fix = match yaml::did_you_mean(name, known.iter().copied()) {
-        Some(near) => format!("did you mean {near}?"),
-        None => format!("use one of {}", known.join(", ")),
-    };
+    let otherwise = format!("use one of {}", known.join(", "));
+    let fix = yaml::fix_for(name, known, otherwise);
     Failure::new(
         ExitCode::Usage,
         format!("{name:?} is not the name of a certificate ({fix})"),

@@ -156,10 +156,8 @@ fn omittable() -> Vec<&'static str> {
 fn omitted(item: &Field<'_>) -> Option<CertName> {
     let text = item.string()?;
     let Ok(name) = text.parse::<CertName>() else {
-        let fix = match yaml::did_you_mean(&text, omittable().into_iter()) {
-            Some(near) => format!("did you mean {near}?"),
-            None => format!("use {}", omittable().join(" or ")),
-        };
+        let otherwise = format!("use {}", omittable().join(" or "));
+        let fix = yaml::fix_for(&text, omittable(), otherwise);
         item.error(format!("{text:?} is not the name of a certificate"), fix);
         return None;
     };

@@ -251,10 +251,11 @@ fn on(map: &Map<'_>) -> Option<Vec<On>> {
             names.extend(item.walk().all_declared());
             item.error(
                 format!("{name:?} is neither a certificate nor a component"),
-                match yaml::did_you_mean(&name, names.iter().map(String::as_str)) {
-                    Some(near) => format!("did you mean {near}?"),
-                    None => format!("use one of {}", names.join(", ")),
-                },
+                yaml::fix_for(
+                    &name,
+                    names.iter().map(String::as_str),
+                    format!("use one of {}", names.join(", ")),
+                ),
             );
         }
         found

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::yaml::did_you_mean;
+use crate::yaml::fix_for;
 
 pub use registered::{InvalidName, RegisteredName};
 
@@ -444,10 +444,11 @@ impl UnknownName {
     /// `what` has an article; `known` are the possible names.
     pub(crate) fn new(what: &'static str, name: &str, known: &[&'static str]) -> Self {
         UnknownName {
-            fix: match did_you_mean(name, known.iter().copied()) {
-                Some(near) => format!("did you mean {near}?"),
-                None => format!("use one of {}", known.join(", ")),
-            },
+            fix: fix_for(
+                name,
+                known.iter().copied(),
+                format!("use one of {}", known.join(", ")),
+            ),
             what,
             name: name.to_owned(),
         }

@@ -80,10 +80,8 @@ impl PerCertificate {
                     let mut names: Vec<&str> = registered.iter().map(String::as_str).collect();
                     names.extend(CertName::ALL.map(CertName::as_str));
                     names.push("default");
-                    let fix = match yaml::did_you_mean(&name, names.into_iter()) {
-                        Some(near) => format!("did you mean {near}?"),
-                        None => "use a name from `nodepki plan`, or default".to_owned(),
-                    };
+                    let otherwise = "use a name from `nodepki plan`, or default";
+                    let fix = yaml::fix_for(&name, names, otherwise);
                     field.error(format!("{name:?} is not the name of a certificate"), fix);
                 }
             }

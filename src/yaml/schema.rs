@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::{Map as JsonMap, Value, json};
 
-use crate::yaml::{Field, Map, did_you_mean, parse_duration, suggest_duration};
+use crate::yaml::{Field, Map, fix_for, parse_duration, suggest_duration};
 
 /// The form of a value.
 #[derive(Clone, Copy)]
@@ -386,10 +386,8 @@ pub fn choice<T: Copy, const N: usize>(
     let found = all.into_iter().find(|one| name(*one) == text);
     if found.is_none() {
         let names: Vec<&str> = all.into_iter().map(name).collect();
-        let fix = match did_you_mean(&text, names.iter().copied()) {
-            Some(near) => format!("did you mean {near}?"),
-            None => format!("use {}", names.join(", ")),
-        };
+        let otherwise = format!("use {}", names.join(", "));
+        let fix = fix_for(&text, names, otherwise);
         field.error(format!("{text:?} is not possible here"), fix);
     }
     found

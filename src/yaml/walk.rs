@@ -426,6 +426,18 @@ pub fn did_you_mean<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Opt
         .map(|(_, candidate)| candidate.to_owned())
 }
 
+/// Returns the correction of an unknown name: the known name that it most likely means, or `otherwise`.
+pub fn fix_for<'a>(
+    name: &str,
+    known: impl IntoIterator<Item = &'a str>,
+    otherwise: impl Into<String>,
+) -> String {
+    match did_you_mean(name, known.into_iter()) {
+        Some(near) => format!("did you mean {near}?"),
+        None => otherwise.into(),
+    }
+}
+
 /// Returns the Levenshtein distance of the first 64 characters.
 fn edits(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().take(64).collect();

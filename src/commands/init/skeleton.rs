@@ -207,14 +207,12 @@ impl Skeleton {
             if values.iter().take(at).any(|(other, _)| other == name) {
                 return Err(BadValue::Twice(name.clone()));
             }
-            let known = || self.placeholders.iter().map(|placeholder| placeholder.name);
-            if known().any(|known| known == name) {
+            let known: Vec<&str> = self.placeholders.iter().map(|known| known.name).collect();
+            if known.contains(&name.as_str()) {
                 continue;
             }
-            let fix = match yaml::did_you_mean(name, known()) {
-                Some(near) => format!("did you mean {near}?"),
-                None => format!("use one of {}", known().collect::<Vec<_>>().join(", ")),
-            };
+            let otherwise = format!("use one of {}", known.join(", "));
+            let fix = yaml::fix_for(name, known, otherwise);
             return Err(BadValue::Unknown {
                 name: name.clone(),
                 kind: self.kind,

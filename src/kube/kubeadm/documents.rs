@@ -439,16 +439,9 @@ impl Documents {
 
     /// Reports a kind that kubeadm does not have; `kubeadm config validate` refuses it.
     fn take_unknown_kind(&mut self, spot: &FieldPosition, version: &str, kind: &str) {
-        let kinds = [
-            DocumentKind::Cluster,
-            DocumentKind::Init,
-            DocumentKind::Join,
-        ]
-        .map(|kind| kind.to_string());
-        let fix = match yaml::did_you_mean(kind, kinds.iter().map(String::as_str)) {
-            Some(near) => format!("did you mean {near}?"),
-            None => "use ClusterConfiguration, InitConfiguration or JoinConfiguration".to_owned(),
-        };
+        let kinds = DocumentKind::ALL.map(DocumentKind::as_str);
+        let otherwise = "use ClusterConfiguration, InitConfiguration or JoinConfiguration";
+        let fix = yaml::fix_for(kind, kinds, otherwise);
         let message =
             format!("kubeadm.k8s.io/{version} {kind} is not a kind of kubeadm and is ignored");
         if self.is_strict {
