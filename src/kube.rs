@@ -14,3 +14,4 @@ pub mod manifest;
 pub mod names;
 pub mod paths;
 pub mod pod_request;
+pub(crate) mod rbac;

@@ -699,6 +699,15 @@ pub fn to_json(node: &Node) -> serde_json::Value {
     }
 }
 
+/// Adds values to a stream of YAML documents.
+pub(crate) fn push_documents(text: &mut String, values: &[serde_json::Value]) {
+    for value in values {
+        text.push_str("---\n");
+        // JSON is YAML.
+        text.push_str(&to_string(value).unwrap_or_else(|_| value.to_string()));
+    }
+}
+
 /// Returns a value as YAML in the format of Go tools: two spaces, `- ` under its key, one line per scalar. Invisible
 /// characters and terminal controls are escaped in double quotes.
 ///

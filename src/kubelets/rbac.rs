@@ -11,9 +11,9 @@ use super::KubeletPolicy;
 use crate::kube::csr_object::{CSR_GROUP, KubeletCertificate};
 use crate::kube::names::LEASE_NAMESPACE;
 use crate::kube::pod_request::POD_CLIENT_SIGNER;
+use crate::kube::rbac;
 use crate::yaml;
 
-const RBAC_GROUP: &str = "rbac.authorization.k8s.io";
 /// Name of each role and binding.
 const ROLE: &str = "nodepki:kubelet-signer";
 /// Namespace of events about objects without a namespace (`client-go/tools/record/event.go`, `makeEvent`).
@@ -37,11 +37,7 @@ pub fn bindings_name(policy: &KubeletPolicy) -> String {
 /// The ConfigMap is applied without data, so `kubectl apply` never removes any.
 pub fn manifest(policy: &KubeletPolicy, group: &str) -> String {
     let mut text = INTRODUCTION.to_owned();
-    for object in objects(policy, group) {
-        text.push_str("---\n");
-        // JSON is YAML.
-        text.push_str(&yaml::to_string(&object).unwrap_or_else(|_| object.to_string()));
-    }
+    yaml::push_documents(&mut text, &objects(policy, group));
     text
 }
 
@@ -134,27 +130,12 @@ fn objects(policy: &KubeletPolicy, group: &str) -> Vec<Value> {
         (Some(LEASE_NAMESPACE), lease_rules),
         (Some(EVENT_NAMESPACE), event_rules),
     ] {
-        let kind = match namespace {
-            Some(_) => "Role",
-            None => "ClusterRole",
-        };
         let metadata = match namespace {
             Some(namespace) => json!({"name": ROLE, "namespace": namespace}),
             None => json!({"name": ROLE}),
         };
-        objects.push(json!({
-            "apiVersion": format!("{RBAC_GROUP}/v1"),
-            "kind": kind,
-            "metadata": metadata,
-            "rules": rules,
-        }));
-        objects.push(json!({
-            "apiVersion": format!("{RBAC_GROUP}/v1"),
-            "kind": format!("{kind}Binding"),
-            "metadata": metadata,
-            "roleRef": {"apiGroup": RBAC_GROUP, "kind": kind, "name": ROLE},
-            "subjects": [{"apiGroup": RBAC_GROUP, "kind": "Group", "name": group}],
-        }));
+        objects.push(rbac::role(&metadata, rules));
+        objects.push(rbac::binding(&metadata, ROLE, &[rbac::group(group)]));
     }
     objects.push(json!({
         "apiVersion": "coordination.k8s.io/v1",

@@ -32,6 +32,7 @@ use super::{
     SignerError, SignerKind, Site, wire,
 };
 use crate::cluster::api::{ApiAccess, Resource};
+use crate::kube::rbac;
 use crate::x509::TrustBundle;
 use crate::yaml::settings::{SettingsBlock, settings};
 use crate::yaml::{Field, format_duration};
@@ -121,8 +122,8 @@ impl Configured for Config {
             }]);
             let objects = [
                 json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}),
-                cluster::binding("RoleBinding", named.clone(), "Role", "nodepki"),
-                cluster::role("Role", named, rules),
+                cluster::binding(&named, "nodepki"),
+                rbac::role(&named, rules),
             ];
             let hint = "The approver needs the verb approve on signers.cert-manager.io; a node must not have it.";
             cluster::manifest(access, &objects, hint)

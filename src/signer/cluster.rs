@@ -11,7 +11,7 @@ mod object;
 mod requests;
 
 use async_trait::async_trait;
-use serde_json::{Map as JsonMap, Value, json};
+use serde_json::{Map as JsonMap, Value};
 
 use super::shell::{filled, one_line};
 use super::{
@@ -20,6 +20,7 @@ use super::{
     server,
 };
 use crate::cluster::api::{ApiAccess, BearerToken, Resource};
+use crate::kube::rbac;
 use crate::yaml::schema::{MapKey, SecretFile, ValueForm};
 use crate::yaml::settings::{Setting, insert};
 use crate::yaml::{self, Field, Map};
@@ -116,7 +117,6 @@ pub(super) fn show(access: &ApiAccess, key: &str, keys: &mut JsonMap<String, Val
 /// Group of the bootstrap tokens that the manifests are for. The group `system:bootstrappers` itself contains the
 /// cluster's kubelets.
 const BOOTSTRAPPERS: &str = "system:bootstrappers:nodepki";
-const RBAC: &str = "rbac.authorization.k8s.io";
 
 /// Returns the input of `kubectl apply -f -` for the API server of `access`, with `hint` as a comment.
 pub(super) fn manifest(access: &ApiAccess, objects: &[Value], hint: &str) -> String {
@@ -128,28 +128,13 @@ pub(super) fn manifest(access: &ApiAccess, objects: &[Value], hint: &str) -> Str
             ("HINT", &one_line(hint)),
         ],
     );
-    for object in objects {
-        text.push_str("---\n");
-        // JSON is YAML.
-        text.push_str(&yaml::to_string(object).unwrap_or_else(|_| object.to_string()));
-    }
+    yaml::push_documents(&mut text, objects);
     text
 }
 
-/// Returns a Role or ClusterRole.
-pub(super) fn role(kind: &str, metadata: Value, rules: Value) -> Value {
-    json!({"apiVersion": format!("{RBAC}/v1"), "kind": kind, "metadata": metadata, "rules": rules})
-}
-
 /// Returns a binding of a role to this node's bootstrap tokens.
-pub(super) fn binding(kind: &str, metadata: Value, role_kind: &str, role: &str) -> Value {
-    json!({
-        "apiVersion": format!("{RBAC}/v1"),
-        "kind": kind,
-        "metadata": metadata,
-        "roleRef": {"apiGroup": RBAC, "kind": role_kind, "name": role},
-        "subjects": [{"apiGroup": RBAC, "kind": "Group", "name": BOOTSTRAPPERS}],
-    })
+pub(super) fn binding(metadata: &Value, role: &str) -> Value {
+    rbac::binding(metadata, role, &[rbac::group(BOOTSTRAPPERS)])
 }
 
 /// Capabilities of these kinds: the signer behind the API server determines what it certifies.

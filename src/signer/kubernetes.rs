@@ -58,6 +58,7 @@ use super::{
 };
 use crate::cluster::api::{ApiAccess, Resource};
 use crate::kube::csr_object::KubeletCertificate;
+use crate::kube::rbac;
 use crate::yaml::settings::{SettingsBlock, settings};
 use crate::yaml::{Field, format_duration};
 
@@ -200,18 +201,9 @@ fn manifest(access: &ApiAccess, names: &BTreeSet<String>, cluster: &str) -> Stri
     // A management cluster has the roles of several clusters.
     let role = |what: &str| json!({"name": format!("nodepki-{what}-{cluster}")});
     let mut objects = vec![
-        cluster::binding(
-            "ClusterRoleBinding",
-            json!({"name": "nodepki"}),
-            "ClusterRole",
-            "system:node-bootstrapper",
-        ),
-        cluster::role(
-            "ClusterRole",
-            role("approver"),
-            decide("approval", "approve"),
-        ),
-        cluster::role("ClusterRole", role("signer"), decide("status", "sign")),
+        cluster::binding(&json!({"name": "nodepki"}), "system:node-bootstrapper"),
+        rbac::role(&role("approver"), decide("approval", "approve")),
+        rbac::role(&role("signer"), decide("status", "sign")),
     ];
     let mut issuers: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for name in names.iter().filter_map(|name| SignerName::parse(name).ok()) {
@@ -223,21 +215,16 @@ fn manifest(access: &ApiAccess, names: &BTreeSet<String>, cluster: &str) -> Stri
         }
     }
     for (namespace, issuers) in issuers {
-        let named = json!({"name": format!("nodepki-reference-{cluster}"), "namespace": namespace});
+        let role = format!("nodepki-reference-{cluster}");
+        let named = json!({"name": role, "namespace": namespace});
         let rules = json!([{
             "apiGroups": ["cert-manager.io"],
             "resources": ["signers"],
             "resourceNames": issuers,
             "verbs": ["reference"],
         }]);
-        let role = format!("nodepki-reference-{cluster}");
-        objects.push(cluster::binding(
-            "RoleBinding",
-            named.clone(),
-            "Role",
-            &role,
-        ));
-        objects.push(cluster::role("Role", named, rules));
+        objects.push(cluster::binding(&named, &role));
+        objects.push(rbac::role(&named, rules));
     }
     let then = format!(
         "Bind nodepki-approver-{cluster} to the approver and nodepki-signer-{cluster} to the controller that signs; bind \

@@ -17,6 +17,7 @@ use crate::cluster::api::{Api, ApiError, CONFIG_MAP, Resource};
 use crate::cluster::node::{self, ListedNode};
 use crate::cluster::watch::Watch;
 use crate::kube::names::{Authority, JOINING_NODES_GROUP, LEASE_NAMESPACE as NAMESPACE};
+use crate::kube::rbac;
 use crate::spec::authority_rotation::{AuthorityRotation, NodeProof, NodeProofs, RotationSubject};
 use crate::store::ClusterRotations;
 
@@ -31,7 +32,7 @@ const ROLE_BINDING: Resource = rbac("rolebindings", "RoleBinding");
 
 const fn rbac(plural: &'static str, kind: &'static str) -> Resource {
     Resource {
-        group: "rbac.authorization.k8s.io",
+        group: rbac::GROUP,
         version: "v1",
         plural,
         kind,
@@ -203,24 +204,14 @@ pub async fn publish(
 /// See [`ApiError`].
 pub async fn permit_nodes(api: &Api) -> Result<(), ApiError> {
     let metadata = json!({"name": NAME, "namespace": NAMESPACE});
-    let role = json!({
-        "apiVersion": ROLE.api_version(),
-        "kind": ROLE.kind,
-        "metadata": metadata,
-        "rules": [{
-            "apiGroups": [""],
-            "resources": [CONFIG_MAP.plural],
-            "resourceNames": [NAME],
-            "verbs": ["get", "list", "watch"],
-        }],
-    });
-    let binding = json!({
-        "apiVersion": ROLE_BINDING.api_version(),
-        "kind": ROLE_BINDING.kind,
-        "metadata": metadata,
-        "roleRef": {"apiGroup": ROLE.group, "kind": ROLE.kind, "name": NAME},
-        "subjects": with_readers(&[]),
-    });
+    let rules = json!([{
+        "apiGroups": [""],
+        "resources": [CONFIG_MAP.plural],
+        "resourceNames": [NAME],
+        "verbs": ["get", "list", "watch"],
+    }]);
+    let role = rbac::role(&metadata, rules);
+    let binding = rbac::binding(&metadata, NAME, &with_readers(&[]));
     for (resource, object) in [(&ROLE, role), (&ROLE_BINDING, binding)] {
         match api.create(resource, Some(NAMESPACE), &object).await {
             Ok(_) => {}
@@ -253,8 +244,7 @@ async fn complete_binding(api: &Api) -> Result<(), ApiError> {
 
 /// Returns the subjects of a RoleBinding, completed with the readers of the ConfigMap.
 fn with_readers(subjects: &[Value]) -> Vec<Value> {
-    let readers =
-        READERS.map(|name| json!({"apiGroup": ROLE.group, "kind": "Group", "name": name}));
+    let readers = READERS.map(rbac::group);
     let missing = readers.into_iter().filter(|one| !subjects.contains(one));
     subjects.iter().cloned().chain(missing).collect()
 }

@@ -22,6 +22,7 @@ use crate::kube::kubeadm_certs::{
 use crate::kube::manifest::StaticPod;
 use crate::kube::names::JOINING_NODES_GROUP;
 use crate::kube::paths::CONTROLLER_MANAGER_MANIFEST;
+use crate::kube::rbac;
 use crate::store::NodeRoot;
 use crate::text::rfc3339;
 
@@ -29,19 +30,18 @@ use crate::text::rfc3339;
 pub const MAX_SECRET_LIFETIME: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// Name of Role and RoleBinding: kubeadm's `KubeadmCertsClusterRoleName`.
 const ROLE_NAME: &str = "kubeadm:kubeadm-certs";
-const RBAC_GROUP: &str = "rbac.authorization.k8s.io";
 
 /// What the removal of the Secret does not undo (kubeadm's proposal for `upload-certs`, risks).
 const RESIDUAL_RISK: &str = "a copy of the Secret, as in a backup of etcd, can be decrypted with the certificate key at any time: keep the key secret after the Secret is removed too";
 
 const ROLES: Resource = Resource {
-    group: RBAC_GROUP,
+    group: rbac::GROUP,
     version: "v1",
     plural: "roles",
     kind: "Role",
 };
 const ROLE_BINDINGS: Resource = Resource {
-    group: RBAC_GROUP,
+    group: rbac::GROUP,
     version: "v1",
     plural: "rolebindings",
     kind: "RoleBinding",
@@ -277,24 +277,15 @@ async fn send(
         "type": "Opaque",
         "data": data,
     });
-    let role = json!({
-        "apiVersion": ROLES.api_version(),
-        "kind": "Role",
-        "metadata": {"name": ROLE_NAME, "namespace": NAMESPACE},
-        "rules": [{
-            "apiGroups": [""],
-            "resources": ["secrets"],
-            "resourceNames": [SECRET_NAME],
-            "verbs": ["get"],
-        }],
-    });
-    let binding = json!({
-        "apiVersion": ROLE_BINDINGS.api_version(),
-        "kind": "RoleBinding",
-        "metadata": {"name": ROLE_NAME, "namespace": NAMESPACE},
-        "roleRef": {"apiGroup": RBAC_GROUP, "kind": "Role", "name": ROLE_NAME},
-        "subjects": [{"apiGroup": RBAC_GROUP, "kind": "Group", "name": JOINING_NODES_GROUP}],
-    });
+    let metadata = json!({"name": ROLE_NAME, "namespace": NAMESPACE});
+    let rules = json!([{
+        "apiGroups": [""],
+        "resources": ["secrets"],
+        "resourceNames": [SECRET_NAME],
+        "verbs": ["get"],
+    }]);
+    let role = rbac::role(&metadata, rules);
+    let binding = rbac::binding(&metadata, ROLE_NAME, &[rbac::group(JOINING_NODES_GROUP)]);
     for (resource, name, object) in [
         (&api::SECRET, SECRET_NAME, secret),
         (&ROLES, ROLE_NAME, role),

@@ -4,9 +4,8 @@ use serde_json::{Value, json};
 
 use super::secrets::ClusterTarget;
 use crate::cluster::api::{Resource, SECRET};
+use crate::kube::rbac;
 use crate::yaml;
-
-const RBAC: &str = "rbac.authorization.k8s.io";
 
 /// Returns a rule of a Role. Without `names` it applies to all objects of the kind. `subresource` is empty or `/status`.
 pub(super) fn rule(
@@ -43,10 +42,10 @@ pub(super) fn manifest(
     let metadata = json!({"name": role, "namespace": target.namespace()});
     let objects = [
         json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}),
-        json!({"apiVersion": format!("{RBAC}/v1"), "kind": "Role", "metadata": metadata, "rules": rules}),
-        json!({"apiVersion": format!("{RBAC}/v1"), "kind": "RoleBinding", "metadata": metadata,
+        rbac::role(&metadata, json!(rules)),
+        json!({"apiVersion": rbac::API_VERSION, "kind": "RoleBinding", "metadata": metadata,
             "subjects": [{"kind": "ServiceAccount", "name": role, "namespace": target.namespace()}],
-            "roleRef": {"apiGroup": RBAC, "kind": "Role", "name": role}}),
+            "roleRef": {"apiGroup": rbac::GROUP, "kind": "Role", "name": role}}),
     ];
     let purpose = format!("The rights of nodepki capi {command}");
     let arguments = format!(
@@ -62,10 +61,6 @@ pub(super) fn documents(purpose: &str, arguments: &str, objects: &[Value]) -> St
     let mut text = format!(
         "# {purpose}. As an administrator of the management cluster:\n#   nodepki capi {arguments} | kubectl apply -f -\n"
     );
-    for object in objects {
-        text.push_str("---\n");
-        // JSON is YAML.
-        text.push_str(&yaml::to_string(object).unwrap_or_else(|_| object.to_string()));
-    }
+    yaml::push_documents(&mut text, objects);
     text
 }
