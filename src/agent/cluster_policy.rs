@@ -38,12 +38,7 @@ const DISCOVERY_INTERVAL: Duration = Duration::from_secs(30);
 const INVALID: &str = "KeyPolicyInvalid";
 
 const fn version(version: &'static str) -> Resource {
-    Resource {
-        group: GROUP,
-        version,
-        plural: "pkis",
-        kind: "PKI",
-    }
+    Resource::new(GROUP, version, "pkis", "PKI")
 }
 
 /// The key policy of the cluster as it was last read.

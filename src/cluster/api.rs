@@ -27,6 +27,8 @@ use crate::http::{
     self, Call, Client, Endpoint, Files, HttpResponse, HttpStream, Method, Opened, encode,
     printable,
 };
+use crate::kube::csr_object::CSR_GROUP;
+use crate::kube::rbac;
 use crate::store;
 use crate::yaml::schema::{NO_CREDENTIALS, SecretFile};
 
@@ -51,30 +53,48 @@ pub struct Resource {
 }
 
 /// ConfigMaps.
-pub(crate) const CONFIG_MAP: Resource = Resource {
-    group: "",
-    version: "v1",
-    plural: "configmaps",
-    kind: "ConfigMap",
-};
+pub(crate) const CONFIG_MAP: Resource = Resource::new("", "v1", "configmaps", "ConfigMap");
 
 /// Nodes.
-pub(crate) const NODE: Resource = Resource {
-    group: "",
-    version: "v1",
-    plural: "nodes",
-    kind: "Node",
-};
+pub(crate) const NODE: Resource = Resource::new("", "v1", "nodes", "Node");
 
 /// Secrets.
-pub const SECRET: Resource = Resource {
-    group: "",
+pub const SECRET: Resource = Resource::new("", "v1", "secrets", "Secret");
+
+/// Pods.
+pub(crate) const POD: Resource = Resource::new("", "v1", "pods", "Pod");
+
+/// Roles.
+pub(crate) const ROLE: Resource = Resource::new(rbac::GROUP, "v1", "roles", "Role");
+
+/// RoleBindings.
+pub(crate) const ROLE_BINDING: Resource =
+    Resource::new(rbac::GROUP, "v1", "rolebindings", "RoleBinding");
+
+/// CertificateSigningRequests.
+pub(crate) const CSR: Resource = Resource {
+    group: CSR_GROUP,
     version: "v1",
-    plural: "secrets",
-    kind: "Secret",
+    plural: "certificatesigningrequests",
+    kind: "CertificateSigningRequest",
 };
 
 impl Resource {
+    /// Creates a kind of object.
+    pub(crate) const fn new(
+        group: &'static str,
+        version: &'static str,
+        plural: &'static str,
+        kind: &'static str,
+    ) -> Resource {
+        Resource {
+            group,
+            version,
+            plural,
+            kind,
+        }
+    }
+
     /// Returns the value of `apiVersion`: `certificates.k8s.io/v1`.
     pub fn api_version(&self) -> String {
         match self.group {
@@ -629,13 +649,6 @@ fn unchanged(object: &Value) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const CSR: Resource = Resource {
-        group: "certificates.k8s.io",
-        version: "v1",
-        plural: "certificatesigningrequests",
-        kind: "CertificateSigningRequest",
-    };
 
     #[test]
     fn builds_paths_of_the_api() {

@@ -10,12 +10,7 @@ pub(crate) use crate::kubelets::rbac::EVENT_NAMESPACE;
 use crate::text::rfc3339;
 
 /// Events of the core group.
-pub(crate) const EVENT: Resource = Resource {
-    group: "",
-    version: "v1",
-    plural: "events",
-    kind: "Event",
-};
+pub(crate) const EVENT: Resource = Resource::new("", "v1", "events", "Event");
 /// Largest length of an Event's message in bytes (`pkg/apis/core/validation/events.go`, `NoteLengthLimit`).
 const MAX_MESSAGE_BYTES: usize = 1000;
 

@@ -17,12 +17,7 @@ use super::api::{Api, ApiError, Resource};
 pub(crate) use crate::kube::names::LEASE_NAMESPACE as NAMESPACE;
 
 /// Leases.
-pub(crate) const LEASE: Resource = Resource {
-    group: "coordination.k8s.io",
-    version: "v1",
-    plural: "leases",
-    kind: "Lease",
-};
+pub(crate) const LEASE: Resource = Resource::new("coordination.k8s.io", "v1", "leases", "Lease");
 
 /// Largest `leaseTransitions` that the API server stores.
 const MAX_TRANSITIONS: u64 = i32::MAX as u64;

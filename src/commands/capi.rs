@@ -43,12 +43,7 @@ use secrets::{ClusterTarget, Format, SecretSpec};
 
 /// Returns a kind of Cluster API's core group, in the version of Cluster API v1.11 and newer.
 const fn cluster_api(plural: &'static str, kind: &'static str) -> Resource {
-    Resource {
-        group: "cluster.x-k8s.io",
-        version: "v1beta2",
-        plural,
-        kind,
-    }
+    Resource::new("cluster.x-k8s.io", "v1beta2", plural, kind)
 }
 
 #[derive(Debug, Subcommand)]

@@ -56,7 +56,7 @@ use super::{
     About, Configured, KubeletObstacle, NodeIdentity, Part, Request, RequestedCertificate, Signer,
     SignerError, SignerKind, Site, wire,
 };
-use crate::cluster::api::{ApiAccess, Resource};
+use crate::cluster::api::{ApiAccess, CSR};
 use crate::kube::csr_object::KubeletCertificate;
 use crate::kube::rbac;
 use crate::yaml::settings::{SettingsBlock, settings};
@@ -67,13 +67,6 @@ use signer_name::SignerName;
 /// Limits of `expirationSeconds`.
 const MIN_LIFETIME: Duration = Duration::from_secs(600);
 const MAX_EXPIRATION_SECONDS: u64 = i32::MAX as u64;
-
-const REQUESTS: Resource = Resource {
-    group: "certificates.k8s.io",
-    version: "v1",
-    plural: "certificatesigningrequests",
-    kind: "CertificateSigningRequest",
-};
 
 const ADVICE: Advice = Advice {
     grant: "bind the ClusterRole system:node-bootstrapper to that user or its group: kubectl create clusterrolebinding \
@@ -174,7 +167,7 @@ impl Configured for Config {
     fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {
         let label = format!("{}:{}", Self::ABOUT.name, self.access);
         let (config, access) = (self.clone(), &self.access);
-        let signer = ClusterSigner::open(config, label, access, &REQUESTS, None, ADVICE, site)?;
+        let signer = ClusterSigner::open(config, label, access, &CSR, None, ADVICE, site)?;
         Ok(Box::new(signer))
     }
 }
@@ -182,12 +175,13 @@ impl Configured for Config {
 /// Returns the manifest with the node's right to create requests and, if needed, to reference cert-manager's Issuers, and
 /// with one role each for approver and signer that is restricted to these names.
 fn manifest(access: &ApiAccess, names: &BTreeSet<String>, cluster: &str) -> String {
-    let group = REQUESTS.group;
-    let read = json!({"apiGroups": [group], "resources": [REQUESTS.plural], "verbs": ["get", "list", "watch"]});
+    let group = CSR.group;
+    let read =
+        json!({"apiGroups": [group], "resources": [CSR.plural], "verbs": ["get", "list", "watch"]});
     let decide = |part: &str, verb: &str| {
         let update = json!({
             "apiGroups": [group],
-            "resources": [format!("{}/{part}", REQUESTS.plural)],
+            "resources": [format!("{}/{part}", CSR.plural)],
             "verbs": ["update"],
         });
         let on_signers = json!({

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::rotate::certificate;
 use super::service_account;
-use crate::cluster::api::{Api, ApiError, CONFIG_MAP, Resource};
+use crate::cluster::api::{Api, ApiError, CONFIG_MAP, ROLE, ROLE_BINDING};
 use crate::cluster::node::{self, ListedNode};
 use crate::cluster::watch::Watch;
 use crate::kube::names::{Authority, JOINING_NODES_GROUP, LEASE_NAMESPACE as NAMESPACE};
@@ -27,17 +27,6 @@ pub const NAME: &str = "nodepki-authority-rotation";
 const READERS: [&str; 2] = ["system:nodes", JOINING_NODES_GROUP];
 /// Key of the annotation.
 const ANNOTATION: &str = "nodepki.io/authority-proofs";
-const ROLE: Resource = rbac("roles", "Role");
-const ROLE_BINDING: Resource = rbac("rolebindings", "RoleBinding");
-
-const fn rbac(plural: &'static str, kind: &'static str) -> Resource {
-    Resource {
-        group: rbac::GROUP,
-        version: "v1",
-        plural,
-        kind,
-    }
-}
 
 /// The ConfigMap as it was read; `None` if there is none.
 pub struct RotationMap(Option<Value>);

@@ -9,7 +9,7 @@ use serde_json::Value;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use crate::cluster::api::{Api, ApiError, CONFIG_MAP, Resource};
+use crate::cluster::api::{Api, ApiError, CONFIG_MAP, POD, Resource};
 use crate::cluster::watch::{Watch, WatchChange};
 use crate::kube::names::LEASE_NAMESPACE;
 use crate::x509::{Certificate, certificates_of};
@@ -20,34 +20,27 @@ const CA_BUNDLE: &str = "caBundle";
 
 /// Kinds of objects with a `caBundle`: their servers may have a certificate of the cluster CA.
 static WITH_BUNDLE: [Resource; 4] = [
-    resource("apiregistration.k8s.io", "apiservices", "APIService"),
-    resource(
+    Resource::new("apiregistration.k8s.io", "v1", "apiservices", "APIService"),
+    Resource::new(
         "admissionregistration.k8s.io",
+        "v1",
         "validatingwebhookconfigurations",
         "ValidatingWebhookConfiguration",
     ),
-    resource(
+    Resource::new(
         "admissionregistration.k8s.io",
+        "v1",
         "mutatingwebhookconfigurations",
         "MutatingWebhookConfiguration",
     ),
-    resource(
+    Resource::new(
         "apiextensions.k8s.io",
+        "v1",
         "customresourcedefinitions",
         "CustomResourceDefinition",
     ),
 ];
-static POD: Resource = resource("", "pods", "Pod");
-static REPLICA_SET: Resource = resource("apps", "replicasets", "ReplicaSet");
-
-const fn resource(group: &'static str, plural: &'static str, kind: &'static str) -> Resource {
-    Resource {
-        group,
-        version: "v1",
-        plural,
-        kind,
-    }
-}
+static REPLICA_SET: Resource = Resource::new("apps", "v1", "replicasets", "ReplicaSet");
 
 #[derive(Deserialize)]
 struct Object {

@@ -5,20 +5,12 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 
-pub(super) use crate::cluster::api::NODE;
 use crate::cluster::api::Resource;
+pub(super) use crate::cluster::api::{CSR, NODE, POD};
 use crate::cluster::event::{self, limited};
 pub(super) use crate::cluster::event::{EVENT, EVENT_NAMESPACE};
 use crate::kubelets::PodAnswer;
 use crate::text::rfc3339;
-
-/// CertificateSigningRequests.
-pub(super) const CSR: Resource = Resource {
-    group: "certificates.k8s.io",
-    version: "v1",
-    plural: "certificatesigningrequests",
-    kind: "CertificateSigningRequest",
-};
 
 /// PodCertificateRequests.
 pub(super) const POD_REQUEST: Resource = Resource {
@@ -28,21 +20,9 @@ pub(super) const POD_REQUEST: Resource = Resource {
     kind: "PodCertificateRequest",
 };
 
-/// Pods.
-pub(super) const POD: Resource = Resource {
-    group: "",
-    version: "v1",
-    plural: "pods",
-    kind: "Pod",
-};
-
 /// ServiceAccounts.
-pub(super) const SERVICE_ACCOUNT: Resource = Resource {
-    group: "",
-    version: "v1",
-    plural: "serviceaccounts",
-    kind: "ServiceAccount",
-};
+pub(super) const SERVICE_ACCOUNT: Resource =
+    Resource::new("", "v1", "serviceaccounts", "ServiceAccount");
 
 /// Returns the CertificateSigningRequest with one more condition. The API server refuses it if the object has changed since.
 pub(super) fn with_condition(

@@ -20,19 +20,12 @@ use super::pod::{ANNOTATION, Pod};
 use super::restart::NO_LEASE_OF_MEMBER;
 use super::{POLL_INTERVAL, ReloadState, Run, busy_message, names};
 use crate::agent::Failure;
-use crate::cluster::api::Resource;
+use crate::cluster::api::POD;
 use crate::kube::components::ReplacedFile;
 use crate::kube::manifest::StaticPod;
 use crate::node::NodeState;
 use crate::node::static_pods::{mounts, other_static_pods};
 use crate::store::{Commit, Mode, UnverifiedChange};
-
-const POD: Resource = Resource {
-    group: "",
-    version: "v1",
-    plural: "pods",
-    kind: "Pod",
-};
 
 /// A static pod that mounts replaced files.
 struct MountingPod {

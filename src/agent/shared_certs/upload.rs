@@ -34,19 +34,6 @@ const ROLE_NAME: &str = "kubeadm:kubeadm-certs";
 /// What the removal of the Secret does not undo (kubeadm's proposal for `upload-certs`, risks).
 const RESIDUAL_RISK: &str = "a copy of the Secret, as in a backup of etcd, can be decrypted with the certificate key at any time: keep the key secret after the Secret is removed too";
 
-const ROLES: Resource = Resource {
-    group: rbac::GROUP,
-    version: "v1",
-    plural: "roles",
-    kind: "Role",
-};
-const ROLE_BINDINGS: Resource = Resource {
-    group: rbac::GROUP,
-    version: "v1",
-    plural: "rolebindings",
-    kind: "RoleBinding",
-};
-
 /// The parameters of an upload.
 #[derive(Clone, Copy, Debug)]
 pub struct Upload<'a> {
@@ -288,8 +275,8 @@ async fn send(
     let binding = rbac::binding(&metadata, ROLE_NAME, &[rbac::group(JOINING_NODES_GROUP)]);
     for (resource, name, object) in [
         (&api::SECRET, SECRET_NAME, secret),
-        (&ROLES, ROLE_NAME, role),
-        (&ROLE_BINDINGS, ROLE_NAME, binding),
+        (&api::ROLE, ROLE_NAME, role),
+        (&api::ROLE_BINDING, ROLE_NAME, binding),
     ] {
         put(api, resource, name, &object).await.map_err(|error| {
             Failure::of_cluster(
