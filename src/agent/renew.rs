@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use serde::Serialize;
+use time::serde::rfc3339;
 use time::{Duration, OffsetDateTime};
 
 use super::survey::{Rotating, ServiceAccountFault, SurveyRefusal};
@@ -398,11 +399,8 @@ pub struct RenewalNeed {
     /// Reason for the answer, in one line.
     pub reason: String,
     /// When the next renewal is due, if known.
-    #[serde(
-        rename = "due",
-        with = "time::serde::rfc3339::option",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(rename = "due", with = "rfc3339::option")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub next: Option<OffsetDateTime>,
 }
 

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 use time::OffsetDateTime;
+use time::serde::rfc3339;
 
 use super::request::{NotInstalled, Unsigned};
 use super::{
@@ -70,16 +71,10 @@ pub struct ReportRow {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
     /// When the certificate will be due for renewal (`plan` and `renew` only).
-    #[serde(
-        with = "time::serde::rfc3339::option",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(with = "rfc3339::option", skip_serializing_if = "Option::is_none")]
     pub due: Option<OffsetDateTime>,
     /// End of validity of the certificate in place.
-    #[serde(
-        with = "time::serde::rfc3339::option",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(with = "rfc3339::option", skip_serializing_if = "Option::is_none")]
     pub not_after: Option<OffsetDateTime>,
     /// Files of the object.
     pub paths: Vec<NodePath>,

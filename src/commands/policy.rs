@@ -3,6 +3,7 @@
 use clap::Subcommand;
 use serde::Serialize;
 use time::OffsetDateTime;
+use time::serde::rfc3339;
 
 use super::now;
 use super::options::{GlobalOptions, OutputFormat, SourceOptions};
@@ -49,10 +50,7 @@ struct PolicyBody {
     /// The verdict on all keys together.
     verdict: KeyVerdict,
     /// When the policy in force was written to the cluster, if it is the cluster's.
-    #[serde(
-        with = "time::serde::rfc3339::option",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(with = "rfc3339::option", skip_serializing_if = "Option::is_none")]
     policy_since: Option<OffsetDateTime>,
     keys: Vec<PolicyRow>,
     warnings: Vec<String>,
@@ -82,10 +80,7 @@ struct PolicyRow {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     unknown: Vec<String>,
     /// When a renewal replaces the certificate, if it waits for that.
-    #[serde(
-        with = "time::serde::rfc3339::option",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(with = "rfc3339::option", skip_serializing_if = "Option::is_none")]
     replaced_at: Option<OffsetDateTime>,
 }
 

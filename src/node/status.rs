@@ -48,6 +48,7 @@ mod text;
 
 use serde::{Serialize, Serializer};
 use time::OffsetDateTime;
+use time::serde::rfc3339;
 
 use crate::kube::names::{Authority, CertName};
 use crate::spec::assess::ReplacedCa;
@@ -73,7 +74,7 @@ pub use text::{table, tree};
 #[serde(rename_all = "camelCase")]
 pub struct NodeStatus {
     /// Time of the examination; every statement about validity refers to it.
-    #[serde(with = "time::serde::rfc3339")]
+    #[serde(with = "rfc3339")]
     pub at: OffsetDateTime,
     /// The root on this machine. Paths in `files` are relative to it; paths in messages are those of this machine.
     pub root: String,
@@ -252,10 +253,7 @@ pub struct CertStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub verified: Option<bool>,
     /// When nodepki installed it, if that was recorded.
-    #[serde(
-        with = "time::serde::rfc3339::option",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(with = "rfc3339::option", skip_serializing_if = "Option::is_none")]
     pub issued: Option<OffsetDateTime>,
     /// The content of a kubeconfig other than its certificate.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -335,10 +333,10 @@ pub struct Facts {
     /// Key algorithm.
     pub key: String,
     /// Start of validity.
-    #[serde(with = "time::serde::rfc3339")]
+    #[serde(with = "rfc3339")]
     pub not_before: OffsetDateTime,
     /// End of validity, inclusive.
-    #[serde(with = "time::serde::rfc3339")]
+    #[serde(with = "rfc3339")]
     pub not_after: OffsetDateTime,
     /// Seconds until `not_after`; negative after it.
     pub residual_seconds: i64,
@@ -418,10 +416,7 @@ pub struct PendingStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<RequestPhase>,
     /// When the request was first sent.
-    #[serde(
-        with = "time::serde::rfc3339::option",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(with = "rfc3339::option", skip_serializing_if = "Option::is_none")]
     pub since: Option<OffsetDateTime>,
     /// The last error.
     #[serde(skip_serializing_if = "Option::is_none")]

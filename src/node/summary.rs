@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
+use time::serde::rfc3339;
 
 use super::status::NodeStatus;
 use crate::kube::names::CertName;
@@ -27,7 +28,7 @@ pub struct NodeSummary {
     /// Version of nodepki on the node.
     pub version: String,
     /// Time of the last change of the report.
-    #[serde(with = "time::serde::rfc3339")]
+    #[serde(with = "rfc3339")]
     pub reported: OffsetDateTime,
     /// The certificates and authorities.
     pub certificates: Vec<CertificateSummary>,
@@ -45,18 +46,12 @@ pub struct CertificateSummary {
     /// State on the node, in the words of `nodepki status`.
     pub state: String,
     /// End of validity.
-    #[serde(
-        with = "time::serde::rfc3339::option",
-        default,
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(with = "rfc3339::option", default)]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub not_after: Option<OffsetDateTime>,
     /// When the node renews it.
-    #[serde(
-        with = "time::serde::rfc3339::option",
-        default,
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(with = "rfc3339::option", default)]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub renewal: Option<OffsetDateTime>,
     /// Verdict of the key policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]

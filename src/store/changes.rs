@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
+use time::serde::rfc3339;
 
 use super::NodeRoot;
 use super::error::StoreError;
@@ -24,14 +25,11 @@ pub struct AuthorityChange {
     /// SHA-256 of the new certificate, in hexadecimal.
     pub new: String,
     /// When the new certificate was added to the trusted ones.
-    #[serde(with = "time::serde::rfc3339")]
+    #[serde(with = "rfc3339")]
     pub staged: OffsetDateTime,
     /// When it became the CA; from then on, certificates signed by the old one are to be reissued.
-    #[serde(
-        default,
-        with = "time::serde::rfc3339::option",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(default, with = "rfc3339::option")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub activated: Option<OffsetDateTime>,
 }
 

@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use time::OffsetDateTime;
+use time::serde::rfc3339;
 
 use super::NodeRoot;
 use super::error::StoreError;
@@ -22,11 +23,8 @@ pub struct ClusterPolicyRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub document: Option<Value>,
     /// When its spec was written to the cluster.
-    #[serde(
-        default,
-        with = "time::serde::rfc3339::option",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(default, with = "rfc3339::option")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<OffsetDateTime>,
     /// Why a newer document is not used.
     #[serde(default, skip_serializing_if = "Option::is_none")]

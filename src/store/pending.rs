@@ -15,6 +15,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 use time::macros::format_description;
+use time::serde::rfc3339;
 use time::{OffsetDateTime, PrimitiveDateTime};
 use zeroize::Zeroizing;
 
@@ -125,32 +126,20 @@ pub struct RequestRecord {
     #[serde(default, skip_serializing_if = "is_zero")]
     pub submissions: u32,
     /// When that was done last.
-    #[serde(
-        default,
-        with = "time::serde::rfc3339::option",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(default, with = "rfc3339::option")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub last_submitted: Option<OffsetDateTime>,
     /// When the request was sent first.
-    #[serde(
-        default,
-        with = "time::serde::rfc3339::option",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(default, with = "rfc3339::option")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub first_submitted: Option<OffsetDateTime>,
     /// When to poll again. A hint only: the clock may have been set since.
-    #[serde(
-        default,
-        with = "time::serde::rfc3339::option",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(default, with = "rfc3339::option")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub next_poll: Option<OffsetDateTime>,
     /// Until when the signer has asked for no further request.
-    #[serde(
-        default,
-        with = "time::serde::rfc3339::option",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(default, with = "rfc3339::option")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub not_before: Option<OffsetDateTime>,
     /// Progress.
     pub phase: RequestPhase,
@@ -207,7 +196,7 @@ pub struct LastError {
     /// The message for the user; never contains a secret.
     pub detail: String,
     /// When it happened.
-    #[serde(with = "time::serde::rfc3339")]
+    #[serde(with = "rfc3339")]
     pub at: OffsetDateTime,
 }
 

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
+use time::serde::rfc3339;
 
 use super::judge::{ChangePhase, Evidence, fingerprint, named};
 use crate::kube::names::Authority;
@@ -26,7 +27,7 @@ pub struct NodeReport {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<String>,
     /// Time of the report.
-    #[serde(with = "time::serde::rfc3339")]
+    #[serde(with = "rfc3339")]
     pub at: OffsetDateTime,
     /// The authorities of the node.
     pub authorities: Vec<AuthorityReport>,
@@ -49,18 +50,12 @@ pub struct AuthorityReport {
     /// Components that still use former files, in sentences.
     pub restarts: Vec<String>,
     /// When the new certificate was staged.
-    #[serde(
-        default,
-        with = "time::serde::rfc3339::option",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(default, with = "rfc3339::option")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub staged: Option<OffsetDateTime>,
     /// When the new certificate was activated.
-    #[serde(
-        default,
-        with = "time::serde::rfc3339::option",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(default, with = "rfc3339::option")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub activated: Option<OffsetDateTime>,
     /// Unmet requirements of the next step on this node, in sentences.
     pub missing: Vec<String>,
@@ -80,7 +75,7 @@ pub struct TrustedCertificate {
     /// SHA-256 of the public key, in the form of a pin.
     pub public_key_sha256: String,
     /// End of validity.
-    #[serde(with = "time::serde::rfc3339")]
+    #[serde(with = "rfc3339")]
     pub not_after: OffsetDateTime,
     /// `old` or `new` during a change.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use time::OffsetDateTime;
+use time::serde::rfc3339;
 
 use super::etcd_clients::{is_client_authority_key, without_client_authority};
 use super::secrets::{ADOPTED_TYPE, ClusterTarget, Format, Object, Purpose};
@@ -52,10 +53,7 @@ pub(super) struct SecretEvidence {
     pub(super) secret: String,
     pub(super) state: SecretState,
     /// End of validity of the certificate in the Secret.
-    #[serde(
-        with = "time::serde::rfc3339::option",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(with = "rfc3339::option", skip_serializing_if = "Option::is_none")]
     pub(super) not_after: Option<OffsetDateTime>,
     /// Why the Secret is invalid.
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -16,6 +16,7 @@ use std::time::Duration;
 use serde::Serialize;
 use serde_json::{Value, json};
 use time::OffsetDateTime;
+use time::serde::rfc3339;
 
 use super::apply::{self, map_at};
 use super::cluster_api;
@@ -64,10 +65,7 @@ pub(super) struct MachineExpiry {
     pub(super) machine: String,
     pub(super) action: ExpiryAction,
     /// End of validity of the certificate that kube-apiserver presents.
-    #[serde(
-        with = "time::serde::rfc3339::option",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(with = "rfc3339::option", skip_serializing_if = "Option::is_none")]
     pub(super) not_after: Option<OffsetDateTime>,
     /// The former annotation, what Cluster API knows, or the reason why the annotation was not written.
     #[serde(skip_serializing_if = "Vec::is_empty")]

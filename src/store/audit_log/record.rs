@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use time::OffsetDateTime;
+use time::serde::rfc3339;
 
 use crate::store::sha256;
 
@@ -88,10 +89,7 @@ pub struct AuditRecord {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
     /// End of validity.
-    #[serde(
-        with = "time::serde::rfc3339::option",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(with = "rfc3339::option", skip_serializing_if = "Option::is_none")]
     pub not_after: Option<OffsetDateTime>,
     /// SHA-256 of the certificate in DER, in hexadecimal.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -203,7 +201,7 @@ pub(super) struct Writer {
 #[derive(Serialize)]
 pub(super) struct NewLine<'a> {
     pub(super) seq: u64,
-    #[serde(with = "time::serde::rfc3339")]
+    #[serde(with = "rfc3339")]
     pub(super) time: OffsetDateTime,
     pub(super) previous: &'a str,
     /// Number of entries before this one that the same process could not write.
@@ -229,7 +227,7 @@ pub struct AuditEntry {
     /// Number of the entry, from 1.
     pub seq: u64,
     /// When it was written.
-    #[serde(with = "time::serde::rfc3339")]
+    #[serde(with = "rfc3339")]
     pub time: OffsetDateTime,
     /// Digest of the line before.
     pub previous: String,
