@@ -302,14 +302,8 @@ pub fn conflict(
 /// Returns the profile for `openssl x509 -req -extfile`. Names are written in a separate section, one per line, so
 /// a comma in a name cannot become a second name.
 pub fn openssl_extensions(profile: &Profile) -> String {
-    let usages: Vec<_> = profile
-        .usages
-        .iter()
-        .map(|usage| match usage {
-            crate::x509::ExtendedUsage::ServerAuth => "serverAuth",
-            crate::x509::ExtendedUsage::ClientAuth => "clientAuth",
-        })
-        .collect();
+    let usages = profile.usages.iter().map(|usage| usage.rfc_name());
+    let usages: Vec<_> = usages.collect();
     let mut text = format!(
         "# {}\nbasicConstraints = critical, CA:FALSE\nkeyUsage = critical, digitalSignature{}\nextendedKeyUsage = {}\nauthorityKeyIdentifier = keyid\n",
         profile_line(profile),

@@ -577,12 +577,7 @@ fn listed(usages: &[String]) -> String {
 }
 
 fn unhex(text: &str) -> Option<Zeroizing<Vec<u8>>> {
-    if !text.len().is_multiple_of(2) || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-        return None;
-    }
-    let mut bytes = Zeroizing::new(Vec::with_capacity(text.len() / 2));
-    for at in (0..text.len()).step_by(2) {
-        bytes.push(u8::from_str_radix(text.get(at..at + 2)?, 16).ok()?);
-    }
+    let mut bytes = Zeroizing::new(vec![0; text.len() / 2]);
+    base16ct::mixed::decode(text, &mut bytes).ok()?;
     Some(bytes)
 }

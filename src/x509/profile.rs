@@ -87,6 +87,16 @@ words! {
     }
 }
 
+impl ExtendedUsage {
+    /// Returns the name in RFC 5280, which OpenSSL and step-ca use.
+    pub(crate) const fn rfc_name(self) -> &'static str {
+        match self {
+            ExtendedUsage::ServerAuth => "serverAuth",
+            ExtendedUsage::ClientAuth => "clientAuth",
+        }
+    }
+}
+
 /// The required content of one leaf certificate.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

@@ -412,13 +412,6 @@ pub fn sha256(text: &str) -> Option<[u8; 32]> {
         .strip_prefix("sha256:")
         .unwrap_or(text)
         .replace(':', "");
-    if digits.len() != 64 || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-        return None;
-    }
-    let mut sum = [0_u8; 32];
-    for (index, byte) in sum.iter_mut().enumerate() {
-        let pair = digits.get(2 * index..2 * index + 2)?;
-        *byte = u8::from_str_radix(pair, 16).ok()?;
-    }
-    Some(sum)
+    let mut sum = [0; 32];
+    (base16ct::mixed::decode(digits, &mut sum).ok()?.len() == 32).then_some(sum)
 }

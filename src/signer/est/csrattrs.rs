@@ -116,9 +116,9 @@ impl Attributes {
 impl RequestedKey {
     fn takes(&self, key: KeyAlgorithm) -> bool {
         match self {
-            RequestedKey::Rsa(bits) => {
-                rsa_bits(key).is_some_and(|planned| planned >= bits.unwrap_or(0))
-            }
+            RequestedKey::Rsa(bits) => key
+                .rsa_bits()
+                .is_some_and(|planned| planned as u64 >= bits.unwrap_or(0)),
             RequestedKey::Ec => key.family() == KeyFamily::Ecdsa,
             RequestedKey::Curve(curve) => *curve == Some(key),
         }
@@ -134,15 +134,6 @@ impl RequestedKey {
                 "an EC key on a curve that Kubernetes does not support".to_owned()
             }
         }
-    }
-}
-
-const fn rsa_bits(key: KeyAlgorithm) -> Option<u64> {
-    match key {
-        KeyAlgorithm::Rsa2048 => Some(2048),
-        KeyAlgorithm::Rsa3072 => Some(3072),
-        KeyAlgorithm::Rsa4096 => Some(4096),
-        _ => None,
     }
 }
 

@@ -8,7 +8,6 @@ use std::fmt::Write as _;
 use super::Config;
 use crate::signer::shell::{echo, filled, one_line};
 use crate::signer::{NodeIdentity, Part, RequestedCertificate};
-use crate::x509::ExtendedUsage;
 use crate::yaml::format_duration;
 
 /// Certificates by signer and label.
@@ -107,18 +106,11 @@ fn profile(directory: &str, wanted: &[&RequestedCertificate]) -> String {
     let mut usages = wanted.iter().map(|one| one.profile.usages.as_slice());
     let first = usages.next().unwrap_or_default();
     let fixed: Vec<&str> = if usages.all(|other| other == first) {
-        first.iter().map(openssl_name).collect()
+        first.iter().map(|usage| usage.rfc_name()).collect()
     } else {
         Vec::new()
     };
     format!("profile {directory} {days} '{}'\n", fixed.join(","))
-}
-
-fn openssl_name(usage: &ExtendedUsage) -> &'static str {
-    match usage {
-        ExtendedUsage::ServerAuth => "serverAuth",
-        ExtendedUsage::ClientAuth => "clientAuth",
-    }
 }
 
 /// Returns the name of a label's directory, which is one word of the shell.

@@ -304,15 +304,8 @@ pub(super) fn mint(
 
 /// Returns the claim for the template: organizations, and usages by the template's names.
 fn kubernetes(wanted: &RequestedCertificate) -> Value {
-    let usages: Vec<&str> = wanted
-        .profile
-        .usages
-        .iter()
-        .map(|usage| match usage {
-            ExtendedUsage::ServerAuth => "serverAuth",
-            ExtendedUsage::ClientAuth => "clientAuth",
-        })
-        .collect();
+    let usages = wanted.profile.usages.iter();
+    let usages: Vec<&str> = usages.map(|usage| usage.rfc_name()).collect();
     let mut claim = JsonMap::new();
     if !wanted.profile.subject.organizations.is_empty() {
         let organizations = &wanted.profile.subject.organizations;

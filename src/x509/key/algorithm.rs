@@ -57,7 +57,7 @@ impl KeyAlgorithm {
         self.family() == KeyFamily::MlDsa
     }
 
-    pub(super) const fn rsa_bits(self) -> Option<usize> {
+    pub(crate) const fn rsa_bits(self) -> Option<usize> {
         match self {
             KeyAlgorithm::Rsa2048 => Some(2048),
             KeyAlgorithm::Rsa3072 => Some(3072),
