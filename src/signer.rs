@@ -63,7 +63,7 @@ pub use caps::{Caps, Carry, Rejection, Renewal, RequestLookup, Resubmit};
 pub use cluster::MetadataTexts;
 pub use flag::BadFlag;
 use kinds::OTHER_SIGNER;
-pub use kinds::{About, Config, Configured, KubeletObstacle, Part, SignerKind};
+pub use kinds::{About, Config, Configured, Part, SignerKind, SignerObstacle};
 pub(crate) use shell::quoted;
 
 /// A source of certificates.

@@ -23,13 +23,13 @@ use std::time::Duration;
 use serde_json::{Map as JsonMap, json};
 
 use super::cluster::{
-    self, Advice, ClusterObstacle, ClusterSigner, Dialect, Draft, Filed, MetadataTexts,
-    ObjectState, Requests, no_issuer,
+    self, Advice, ClusterSigner, Dialect, Draft, Filed, MetadataTexts, ObjectState, Requests,
+    no_issuer,
 };
 use super::per_certificate::PerCertificate;
 use super::{
-    About, Configured, KubeletObstacle, NodeIdentity, Part, Request, RequestedCertificate, Signer,
-    SignerError, SignerKind, Site, wire,
+    About, Configured, NodeIdentity, Part, Request, RequestedCertificate, Signer, SignerError,
+    SignerKind, SignerObstacle, Site, wire,
 };
 use crate::cluster::api::{ApiAccess, Resource};
 use crate::kube::rbac;
@@ -131,7 +131,7 @@ impl Configured for Config {
         Some(manifests.collect())
     }
 
-    fn kubelet_obstacle(&self) -> Option<KubeletObstacle> {
+    fn kubelet_obstacle(&self) -> Option<SignerObstacle> {
         self.issuer_ref
             .name
             .for_this_node_only("issuerRef.name", &PerCertificate::OF_KUBELETS)
@@ -178,12 +178,12 @@ impl Dialect for Config {
         &self,
         wanted: &RequestedCertificate,
         identity: &NodeIdentity,
-    ) -> Result<String, ClusterObstacle> {
+    ) -> Result<String, SignerObstacle> {
         match self.issuer_ref.name.of(wanted, identity) {
             Some(name) if is_name(&name, MAX_SUBDOMAIN_LENGTH) => Ok(name),
-            Some(name) => Err((
+            Some(name) => Err(SignerObstacle::new(
                 format!("{name:?} is not a valid name of an issuer"),
-                "use lower-case letters, digits, dashes and dots".to_owned(),
+                "use lower-case letters, digits, dashes and dots",
             )),
             None => Err(no_issuer("issuer", "issuerRef.name", wanted)),
         }

@@ -46,9 +46,9 @@ use zeroize::Zeroizing;
 use super::per_certificate::{PerCertificate, names_with};
 use super::server::{SignerServer, signing};
 use super::{
-    About, Answer, Caps, Carry, Configured, FailureClass, KubeletObstacle, NodeIdentity, Part,
-    Rejection, Renewal, Request, RequestLookup, RequestedCertificate, Resubmit, Signer,
-    SignerError, SignerKind, Site, endpoint,
+    About, Answer, Caps, Carry, Configured, FailureClass, NodeIdentity, Part, Rejection, Renewal,
+    Request, RequestLookup, RequestedCertificate, Resubmit, Signer, SignerError, SignerKind,
+    SignerObstacle, Site, endpoint,
 };
 use crate::http::{Call, Endpoint};
 use crate::kube::names::{Authority, CertName};
@@ -132,7 +132,7 @@ impl Configured for Config {
         config
     }
 
-    fn kubelet_obstacle(&self) -> Option<KubeletObstacle> {
+    fn kubelet_obstacle(&self) -> Option<SignerObstacle> {
         let of = |text: &Option<PerCertificate>, key| {
             text.as_ref()?
                 .for_this_node_only(key, &PerCertificate::OF_KUBELETS)

@@ -16,8 +16,8 @@ use serde_json::{Map as JsonMap, Value};
 use super::shell::{filled, one_line};
 use super::{
     Answer, Caps, Carry, FailureClass, NodeIdentity, Rejection, Request, RequestLookup,
-    RequestedCertificate, Resubmit, Signer, SignerError, SignerKind, Site, Ticket, endpoint,
-    server,
+    RequestedCertificate, Resubmit, Signer, SignerError, SignerKind, SignerObstacle, Site, Ticket,
+    endpoint, server,
 };
 use crate::cluster::api::{ApiAccess, BearerToken, Resource};
 use crate::kube::rbac;
@@ -151,9 +151,6 @@ pub(super) const CAPS: Caps = Caps {
     ..Caps::everything()
 };
 
-/// An obstacle and the required action.
-pub(super) type ClusterObstacle = (String, String);
-
 /// State of a request object.
 pub(super) enum ObjectState {
     /// The certificate, with what else belongs to the chain.
@@ -184,14 +181,14 @@ pub(super) trait Dialect {
         &self,
         wanted: &RequestedCertificate,
         identity: &NodeIdentity,
-    ) -> Result<Self::Issuer, ClusterObstacle>;
+    ) -> Result<Self::Issuer, SignerObstacle>;
 
     /// Returns why the issuer cannot sign a certificate, as far as it is known without asking.
     fn obstacle(
         &self,
         _wanted: &RequestedCertificate,
         _issuer: &Self::Issuer,
-    ) -> Option<ClusterObstacle> {
+    ) -> Option<SignerObstacle> {
         None
     }
 
@@ -209,8 +206,8 @@ pub(super) trait Dialect {
 }
 
 /// Returns the obstacle for a certificate without an issuer.
-pub(super) fn no_issuer(what: &str, key: &str, wanted: &RequestedCertificate) -> ClusterObstacle {
-    (
+pub(super) fn no_issuer(what: &str, key: &str, wanted: &RequestedCertificate) -> SignerObstacle {
+    SignerObstacle::new(
         format!("no {what} is configured for it"),
         format!(
             "add `{}:` or `default:` below {key}, or configure another signer for authority {}",
@@ -243,11 +240,8 @@ impl<D: Dialect> ClusterSigner<D> {
         })
     }
 
-    fn rejection(
-        &self,
-        wanted: &RequestedCertificate,
-        (reason, advice): ClusterObstacle,
-    ) -> Rejection {
+    fn rejection(&self, wanted: &RequestedCertificate, obstacle: SignerObstacle) -> Rejection {
+        let SignerObstacle { reason, advice } = obstacle;
         Rejection::new(self.requests.label(), wanted, reason, advice)
     }
 

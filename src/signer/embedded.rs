@@ -13,8 +13,8 @@ use serde_json::{Map as JsonMap, Value};
 use time::OffsetDateTime;
 
 use super::{
-    About, Answer, Caps, Carry, Configured, KubeletObstacle, OTHER_SIGNER, Request, Signer,
-    SignerError, SignerKind, Site, local,
+    About, Answer, Caps, Carry, Configured, OTHER_SIGNER, Request, Signer, SignerError, SignerKind,
+    SignerObstacle, Site, local,
 };
 use crate::kube::names::Authority;
 use crate::x509::{CertificateAuthority, KeyAlgorithm};
@@ -54,11 +54,9 @@ impl Configured for Config {
         keys: Config::KEYS,
     };
 
-    fn kubelet_obstacle(&self) -> Option<KubeletObstacle> {
-        Some(KubeletObstacle {
-            reason: "its CA keys exist only in the memory of one process".to_owned(),
-            advice: OTHER_SIGNER.to_owned(),
-        })
+    fn kubelet_obstacle(&self) -> Option<SignerObstacle> {
+        let reason = "its CA keys exist only in the memory of one process";
+        Some(SignerObstacle::new(reason, OTHER_SIGNER))
     }
 
     fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {

@@ -50,9 +50,9 @@ use async_trait::async_trait;
 use super::per_certificate::{PerCertificate, names_with};
 use super::server::{MAX_QUOTED, SignerServer, signing};
 use super::{
-    About, Answer, Caps, Carry, Configured, CurrentCertificate, FailureClass, KubeletObstacle,
-    NodeIdentity, Part, Rejection, Renewal, Request, RequestLookup, RequestedCertificate, Resubmit,
-    Signer, SignerError, SignerKind, Site, Ticket, endpoint, printable,
+    About, Answer, Caps, Carry, Configured, CurrentCertificate, FailureClass, NodeIdentity, Part,
+    Rejection, Renewal, Request, RequestLookup, RequestedCertificate, Resubmit, Signer,
+    SignerError, SignerKind, SignerObstacle, Site, Ticket, endpoint, printable,
 };
 use crate::http::{Call, Endpoint, HttpResponse, encode};
 use crate::kube::names::{Authority, CertName};
@@ -187,7 +187,7 @@ impl Configured for Config {
         Some(setup::print(parts, identity))
     }
 
-    fn kubelet_obstacle(&self) -> Option<KubeletObstacle> {
+    fn kubelet_obstacle(&self) -> Option<SignerObstacle> {
         self.label
             .as_ref()?
             .for_this_node_only("label", &PerCertificate::OF_KUBELETS)

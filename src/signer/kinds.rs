@@ -34,23 +34,21 @@ pub trait Configured: SettingsBlock + Clone + PartialEq + fmt::Debug {
     /// Returns why these settings cannot sign the requests of kubelets of other nodes; `None` if they can, as far as the
     /// settings show. Subject, names and key of such a request are those of the other node, and there is no bound on the
     /// number of nodes.
-    fn kubelet_obstacle(&self) -> Option<KubeletObstacle> {
-        (Self::ABOUT.caps.other_nodes == Carry::No).then(|| KubeletObstacle {
-            reason: format!("{} cannot certify other nodes", Self::ABOUT.name),
-            advice: OTHER_SIGNER.to_owned(),
+    fn kubelet_obstacle(&self) -> Option<SignerObstacle> {
+        (Self::ABOUT.caps.other_nodes == Carry::No).then(|| {
+            let reason = format!("{} cannot certify other nodes", Self::ABOUT.name);
+            SignerObstacle::new(reason, OTHER_SIGNER)
         })
     }
 
     /// Returns why these settings cannot sign for pods; `None` if they can, as far as the settings show.
-    fn pod_obstacle(&self) -> Option<KubeletObstacle> {
-        (Self::ABOUT.caps.empty_csr == Carry::No).then(|| KubeletObstacle {
-            reason: format!(
-                "{} takes the subject from the CSR, and that of a pod has none",
-                Self::ABOUT.name
-            ),
-            advice:
-                "configure another kind of signer for authority ca, or remove kubelets.signPods"
-                    .to_owned(),
+    fn pod_obstacle(&self) -> Option<SignerObstacle> {
+        (Self::ABOUT.caps.empty_csr == Carry::No).then(|| {
+            let name = Self::ABOUT.name;
+            SignerObstacle::new(
+                format!("{name} takes the subject from the CSR, and that of a pod has none"),
+                "configure another kind of signer for authority ca, or remove kubelets.signPods",
+            )
         })
     }
 
@@ -73,13 +71,23 @@ pub trait Configured: SettingsBlock + Clone + PartialEq + fmt::Debug {
 pub(super) const OTHER_SIGNER: &str =
     "configure another kind of signer for authority ca, or remove kubelets.sign";
 
-/// The reason why a signer as configured cannot sign for kubelets of other nodes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KubeletObstacle {
+/// The reason why a signer cannot sign as configured.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}")]
+pub struct SignerObstacle {
     /// The problem.
     pub reason: String,
     /// What to do now.
     pub advice: String,
+}
+
+impl SignerObstacle {
+    pub(super) fn new(reason: impl Into<String>, advice: impl Into<String>) -> Self {
+        SignerObstacle {
+            reason: reason.into(),
+            advice: advice.into(),
+        }
+    }
 }
 
 /// A configured signer with the certificates that this node requests from it.
@@ -186,14 +194,14 @@ macro_rules! kinds {
 
             /// Returns why these settings cannot sign the requests of kubelets of other nodes; see
             /// [`Configured::kubelet_obstacle`].
-            pub fn kubelet_obstacle(&self) -> Option<KubeletObstacle> {
+            pub fn kubelet_obstacle(&self) -> Option<SignerObstacle> {
                 match self {
                     $(Config::$kind(config) => config.kubelet_obstacle(),)+
                 }
             }
 
             /// Returns why these settings cannot sign for pods; see [`Configured::pod_obstacle`].
-            pub fn pod_obstacle(&self) -> Option<KubeletObstacle> {
+            pub fn pod_obstacle(&self) -> Option<SignerObstacle> {
                 match self {
                     $(Config::$kind(config) => config.pod_obstacle(),)+
                 }

@@ -48,13 +48,13 @@ use std::time::Duration;
 use serde_json::{Map as JsonMap, json};
 
 use super::cluster::{
-    self, Advice, ClusterObstacle, ClusterSigner, Dialect, Draft, Filed, MetadataTexts,
-    ObjectState, Requests, no_issuer,
+    self, Advice, ClusterSigner, Dialect, Draft, Filed, MetadataTexts, ObjectState, Requests,
+    no_issuer,
 };
 use super::per_certificate::PerCertificate;
 use super::{
-    About, Configured, KubeletObstacle, NodeIdentity, Part, Request, RequestedCertificate, Signer,
-    SignerError, SignerKind, Site, wire,
+    About, Configured, NodeIdentity, Part, Request, RequestedCertificate, Signer, SignerError,
+    SignerKind, SignerObstacle, Site, wire,
 };
 use crate::cluster::api::{ApiAccess, CSR};
 use crate::kube::csr_object::KubeletCertificate;
@@ -96,7 +96,7 @@ fn read_signer_name(field: &Field<'_>) -> Option<PerCertificate> {
     let names = PerCertificate::read(field)?;
     for text in names.named.values().chain(&names.default) {
         if let Err(fault) = SignerName::parse(&sample(text)) {
-            field.error(fault.what, fault.fix);
+            field.error(fault.reason, fault.advice);
         }
     }
     Some(names)
@@ -132,7 +132,7 @@ impl Configured for Config {
         Some(manifests.collect())
     }
 
-    fn kubelet_obstacle(&self) -> Option<KubeletObstacle> {
+    fn kubelet_obstacle(&self) -> Option<SignerObstacle> {
         // In its own cluster nodepki would find its requests there and submit them again.
         let is_of_kubelets = |text: &&String| {
             KubeletCertificate::OWN
@@ -150,14 +150,14 @@ impl Configured for Config {
             .into_iter()
             .find(|name| texts(*name).as_ref().is_some_and(is_of_kubelets));
         match name {
-            Some(name) => Some(KubeletObstacle {
-                reason: format!(
+            Some(name) => Some(SignerObstacle::new(
+                format!(
                     "its signerName for {name} is that of the requests which nodepki is to sign"
                 ),
-                advice: format!(
+                format!(
                     "set signerName to a map with an entry {name}, as in {{{name}: pki.example.com/kubelets}}"
                 ),
-            }),
+            )),
             None => self
                 .signer_name
                 .for_this_node_only("signerName", &PerCertificate::OF_KUBELETS),
@@ -243,20 +243,20 @@ impl Dialect for Config {
         &self,
         wanted: &RequestedCertificate,
         identity: &NodeIdentity,
-    ) -> Result<SignerName, ClusterObstacle> {
+    ) -> Result<SignerName, SignerObstacle> {
         let text = self
             .signer_name
             .of(wanted, identity)
             .ok_or_else(|| no_issuer("signerName", "signerName", wanted))?;
         SignerName::parse(&text)
-            .map_err(|fault| (format!("its signerName {}", fault.what), fault.fix))
+            .map_err(|fault| SignerObstacle::new(format!("its signerName {fault}"), fault.advice))
     }
 
     fn obstacle(
         &self,
         wanted: &RequestedCertificate,
         signer: &SignerName,
-    ) -> Option<ClusterObstacle> {
+    ) -> Option<SignerObstacle> {
         let mut obstacles = signer.obstacles(wanted);
         if self.request_lifetime && wanted.profile.lifetime < MIN_LIFETIME {
             obstacles.push(format!(
@@ -266,7 +266,7 @@ impl Dialect for Config {
             ));
         }
         (!obstacles.is_empty()).then(|| {
-            (
+            SignerObstacle::new(
                 format!(
                     "with signerName {}, {}",
                     signer.as_str(),

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::{KubeletObstacle, NodeIdentity, RequestedCertificate};
+use super::{NodeIdentity, RequestedCertificate, SignerObstacle};
 use crate::kube::csr_object::KubeletCertificate;
 use crate::kube::names::{self, Authority, CertName, PLACEHOLDERS};
 use crate::yaml::schema::ValueForm;
@@ -101,17 +101,17 @@ impl PerCertificate {
         &self,
         key: &str,
         names: &[CertName],
-    ) -> Option<KubeletObstacle> {
+    ) -> Option<SignerObstacle> {
         let text_of = |name: &CertName| self.named.get(name).or(self.default.as_ref());
         let name = names
             .iter()
             .find(|name| text_of(name).is_some_and(|text| text.contains("{node}")))?;
-        Some(KubeletObstacle {
-            reason: format!("its {key} for {name} contains {{node}}, so it is for this node only"),
-            advice: format!(
+        Some(SignerObstacle::new(
+            format!("its {key} for {name} contains {{node}}, so it is for this node only"),
+            format!(
                 "set {key} to a map with an entry {name} for all nodes, as in {{{name}: kubelets}}"
             ),
-        })
+        ))
     }
 
     /// Returns the text for a certificate with its placeholders replaced; `None` if there is no text for it.

@@ -52,10 +52,9 @@ use sha2::{Digest, Sha256};
 
 use super::server::{SignerServer, signing};
 use super::{
-    About, Answer, Caps, Carry, Configured, CurrentCertificate, FailureClass, KubeletObstacle,
-    NodeIdentity, OTHER_SIGNER, Part, Rejection, Renewal, Request, RequestLookup,
-    RequestedCertificate, Resubmit, Signer, SignerError, SignerKind, Site, Ticket, certifies,
-    endpoint,
+    About, Answer, Caps, Carry, Configured, CurrentCertificate, FailureClass, NodeIdentity,
+    OTHER_SIGNER, Part, Rejection, Renewal, Request, RequestLookup, RequestedCertificate, Resubmit,
+    Signer, SignerError, SignerKind, SignerObstacle, Site, Ticket, certifies, endpoint,
 };
 use crate::http::{Call, Files, encode};
 use crate::kube::names::Authority;
@@ -153,12 +152,11 @@ impl Configured for Config {
         Some(setup::print(parts, identity))
     }
 
-    fn kubelet_obstacle(&self) -> Option<KubeletObstacle> {
-        Some(KubeletObstacle {
-            reason: "Puppet certifies neither an organization (O=system:nodes) nor a common name with a colon (CN=system:node:NAME)"
-                .to_owned(),
-            advice: OTHER_SIGNER.to_owned(),
-        })
+    fn kubelet_obstacle(&self) -> Option<SignerObstacle> {
+        Some(SignerObstacle::new(
+            "Puppet certifies neither an organization (O=system:nodes) nor a common name with a colon (CN=system:node:NAME)",
+            OTHER_SIGNER,
+        ))
     }
 
     fn resolved(&self, name: &str, files: &dyn Files) -> Result<Self, SignerError> {

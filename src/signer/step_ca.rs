@@ -43,9 +43,9 @@ use time::OffsetDateTime;
 
 use super::server::{SignerServer, signing};
 use super::{
-    About, Answer, Caps, Carry, Configured, CurrentCertificate, FailureClass, KubeletObstacle,
-    Memory, NodeIdentity, Part, Rejection, Renewal, Request, RequestedCertificate, Resubmit,
-    Signer, SignerError, SignerKind, Site, endpoint,
+    About, Answer, Caps, Carry, Configured, CurrentCertificate, FailureClass, Memory, NodeIdentity,
+    Part, Rejection, Renewal, Request, RequestedCertificate, Resubmit, Signer, SignerError,
+    SignerKind, SignerObstacle, Site, endpoint,
 };
 use crate::http::{Call, Endpoint, HttpResponse, Url};
 use crate::kube::names::Authority;
@@ -132,10 +132,12 @@ impl Configured for Config {
         Some(setup::print(parts, identity))
     }
 
-    fn kubelet_obstacle(&self) -> Option<KubeletObstacle> {
-        matches!(self.auth, StepCaAuth::Token(_)).then(|| KubeletObstacle {
-            reason: "each request needs a one-time token that was created for its names".to_owned(),
-            advice: "configure auth.x5c or auth.jwk, or remove kubelets.sign".to_owned(),
+    fn kubelet_obstacle(&self) -> Option<SignerObstacle> {
+        matches!(self.auth, StepCaAuth::Token(_)).then(|| {
+            SignerObstacle::new(
+                "each request needs a one-time token that was created for its names",
+                "configure auth.x5c or auth.jwk, or remove kubelets.sign",
+            )
         })
     }
 

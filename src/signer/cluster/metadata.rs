@@ -8,9 +8,8 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map as JsonMap, Value, json};
 
-use super::ClusterObstacle;
 use crate::signer::per_certificate::PerCertificate;
-use crate::signer::{NodeIdentity, RequestedCertificate};
+use crate::signer::{NodeIdentity, RequestedCertificate, SignerObstacle};
 use crate::yaml::Field;
 use crate::yaml::schema::ValueForm;
 use crate::yaml::settings::Setting;
@@ -88,14 +87,14 @@ impl MetadataTexts {
         &self,
         wanted: &RequestedCertificate,
         identity: &NodeIdentity,
-    ) -> Option<ClusterObstacle> {
+    ) -> Option<SignerObstacle> {
         let labels = self.of(wanted, identity);
         let found = labels.iter().find_map(|(key, value)| {
             let value = value.as_str().filter(|value| !is_label_value(value))?;
             Some((key, value.to_owned()))
         });
         let (key, value) = found?;
-        Some((
+        Some(SignerObstacle::new(
             format!("its label {key} is {value:?}, which is not a valid value of a label"),
             format!(
                 "set labels.{key} to at most {MAX_NAME_LENGTH} letters, digits, dashes, dots and underscores"

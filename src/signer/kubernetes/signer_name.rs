@@ -2,7 +2,7 @@
 //! request is not signed.
 
 use crate::kube::names::Authority;
-use crate::signer::RequestedCertificate;
+use crate::signer::{RequestedCertificate, SignerObstacle};
 use crate::x509::ExtendedUsage;
 
 /// Limits of the API: of a subdomain, of a label, and of the whole name.
@@ -16,13 +16,6 @@ const MASTERS: &str = "system:masters";
 const BUILT_IN: &str = "kubernetes.io";
 const ISSUERS: &str = "issuers.cert-manager.io";
 const CLUSTER_ISSUERS: &str = "clusterissuers.cert-manager.io";
-
-/// A fault of a name, and its correction.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct NameFault {
-    pub(super) what: String,
-    pub(super) fix: String,
-}
 
 /// A name that the API server accepts and that a controller may serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,13 +43,9 @@ enum SigningController {
 }
 
 impl SignerName {
-    pub(super) fn parse(text: &str) -> Result<Self, NameFault> {
-        let fault = |what: &str, fix: &str| {
-            Err(NameFault {
-                what: format!("{text:?} {what}"),
-                fix: fix.to_owned(),
-            })
-        };
+    pub(super) fn parse(text: &str) -> Result<Self, SignerObstacle> {
+        let fault =
+            |what: &str, fix: &str| Err(SignerObstacle::new(format!("{text:?} {what}"), fix));
         let (domain, path) = match text.split_once('/') {
             Some((domain, path)) if !path.contains('/') => (domain, path),
             _ => {
@@ -316,7 +305,7 @@ mod tests {
                     assert_eq!(parsed.as_str(), name);
                     None
                 }
-                Err(fault) => Some(format!("{}; {}", fault.what, fault.fix)),
+                Err(fault) => Some(format!("{fault}; {}", fault.advice)),
             };
             match (shown, fault) {
                 (None, None) => {}

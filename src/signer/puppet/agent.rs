@@ -17,6 +17,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use crate::http::{Service, Url};
+use crate::signer::SignerObstacle;
 
 /// Largest puppet.conf; Puppet's own has a few lines.
 const MAX_CONF_BYTES: usize = 256 << 10;
@@ -29,24 +30,6 @@ const SERVER_PORT: [&str; 2] = ["serverport", "masterport"];
 /// Required action for a value that cannot be used.
 const ADVICE: &str = "correct the file, or set url";
 
-/// A line or setting of the file that cannot be used.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{problem}")]
-pub(super) struct ConfFault {
-    problem: String,
-    /// Required action.
-    pub(super) advice: String,
-}
-
-impl ConfFault {
-    fn new(problem: impl Into<String>, advice: impl Into<String>) -> Self {
-        ConfFault {
-            problem: problem.into(),
-            advice: advice.into(),
-        }
-    }
-}
-
 /// The settings of the agent in a puppet.conf.
 pub(super) struct AgentConf<'a> {
     /// Directory of the file, Puppet's `$confdir`.
@@ -57,15 +40,15 @@ pub(super) struct AgentConf<'a> {
 
 impl<'a> AgentConf<'a> {
     /// Reads the content of the file `path`.
-    pub(super) fn parse(path: &'a Path, bytes: &'a [u8]) -> Result<Self, ConfFault> {
+    pub(super) fn parse(path: &'a Path, bytes: &'a [u8]) -> Result<Self, SignerObstacle> {
         if bytes.len() > MAX_CONF_BYTES {
-            return Err(ConfFault::new(
+            return Err(SignerObstacle::new(
                 format!("has {} bytes, more than {MAX_CONF_BYTES}", bytes.len()),
                 ADVICE,
             ));
         }
-        let text =
-            std::str::from_utf8(bytes).map_err(|_| ConfFault::new("is not UTF-8 text", ADVICE))?;
+        let text = std::str::from_utf8(bytes)
+            .map_err(|_| SignerObstacle::new("is not UTF-8 text", ADVICE))?;
         let mut conf = AgentConf {
             directory: path.parent().unwrap_or(Path::new("/")),
             agent: Vec::new(),
@@ -89,7 +72,7 @@ impl<'a> AgentConf<'a> {
                 .split_once('=')
                 .map(|(name, value)| (name.trim_end(), value));
             let Some((name, value)) = setting.filter(|(name, _)| is_word(name)) else {
-                return Err(ConfFault::new(
+                return Err(SignerObstacle::new(
                     format!("line {number} is neither a section nor a setting"),
                     ADVICE,
                 ));
@@ -106,14 +89,14 @@ impl<'a> AgentConf<'a> {
     }
 
     /// Returns the service whose servers are tried before the address.
-    pub(super) fn service(&self) -> Result<Option<Service>, ConfFault> {
+    pub(super) fn service(&self) -> Result<Option<Service>, SignerObstacle> {
         let uses_dns = self.value("use_srv_records", 0)?;
         match uses_dns.map(|value| value.to_ascii_lowercase()).as_deref() {
             None | Some("false") => return Ok(None),
             Some("true") => {}
             Some(other) => {
                 let problem = format!("use_srv_records: {other:?} is neither true nor false");
-                return Err(ConfFault::new(problem, ADVICE));
+                return Err(SignerObstacle::new(problem, ADVICE));
             }
         }
         let domain = match self.value("srv_domain", 0)?.as_deref() {
@@ -122,7 +105,7 @@ impl<'a> AgentConf<'a> {
                 let domain = given.strip_suffix('.').unwrap_or(given);
                 if !is_domain(domain) {
                     let problem = format!("srv_domain: {given:?} is not a domain");
-                    return Err(ConfFault::new(problem, ADVICE));
+                    return Err(SignerObstacle::new(problem, ADVICE));
                 }
                 Some(domain.to_owned())
             }
@@ -134,7 +117,7 @@ impl<'a> AgentConf<'a> {
     }
 
     /// Returns the address of the CA server.
-    pub(super) fn url(&self) -> Result<Url, ConfFault> {
+    pub(super) fn url(&self) -> Result<Url, SignerObstacle> {
         if let Some(host) = self.value("ca_server", 0)? {
             return self.address("ca_server", &host, None);
         }
@@ -158,12 +141,12 @@ impl<'a> AgentConf<'a> {
     }
 
     /// Returns the file with the CA certificates.
-    pub(super) fn ca_file(&self) -> Result<PathBuf, ConfFault> {
+    pub(super) fn ca_file(&self) -> Result<PathBuf, SignerObstacle> {
         let path = PathBuf::from(self.variable("localcacert", "localcacert", 0)?);
         if path.is_absolute() {
             Ok(path)
         } else {
-            Err(ConfFault::new(
+            Err(SignerObstacle::new(
                 format!("localcacert: {} is not an absolute path", path.display()),
                 "correct the file, or set tls.caFile",
             ))
@@ -171,7 +154,7 @@ impl<'a> AgentConf<'a> {
     }
 
     /// Returns the address with this host; `port` is that of the CA by default.
-    fn address(&self, setting: &str, host: &str, port: Option<u16>) -> Result<Url, ConfFault> {
+    fn address(&self, setting: &str, host: &str, port: Option<u16>) -> Result<Url, SignerObstacle> {
         let port = match port {
             Some(port) => port,
             None => {
@@ -192,7 +175,7 @@ impl<'a> AgentConf<'a> {
             None
         };
         url.ok_or_else(|| {
-            ConfFault::new(
+            SignerObstacle::new(
                 format!("{setting}: {host:?} is not the name of a host"),
                 ADVICE,
             )
@@ -200,7 +183,7 @@ impl<'a> AgentConf<'a> {
     }
 
     /// Returns the first of these settings that is set.
-    fn port(&self, names: &[&str]) -> Result<Option<u16>, ConfFault> {
+    fn port(&self, names: &[&str]) -> Result<Option<u16>, SignerObstacle> {
         for name in names {
             if let Some(text) = self.value(name, 0)? {
                 return number(name, &text).map(Some);
@@ -210,7 +193,7 @@ impl<'a> AgentConf<'a> {
     }
 
     /// Returns a setting with its variables replaced; `None` if it is not set.
-    fn value(&self, name: &str, depth: usize) -> Result<Option<String>, ConfFault> {
+    fn value(&self, name: &str, depth: usize) -> Result<Option<String>, SignerObstacle> {
         let found = [&self.agent, &self.main]
             .into_iter()
             .find_map(|section| section.iter().find(|(key, _)| *key == name));
@@ -220,7 +203,12 @@ impl<'a> AgentConf<'a> {
     }
 
     /// Replaces `$name` and `${name}`.
-    fn interpolated(&self, setting: &str, value: &str, depth: usize) -> Result<String, ConfFault> {
+    fn interpolated(
+        &self,
+        setting: &str,
+        value: &str,
+        depth: usize,
+    ) -> Result<String, SignerObstacle> {
         let mut text = String::new();
         let mut rest = value;
         while let Some((before, after)) = rest.split_once('$') {
@@ -249,9 +237,9 @@ impl<'a> AgentConf<'a> {
     }
 
     /// Returns the value of a variable, with Puppet's defaults for those that the settings here refer to.
-    fn variable(&self, setting: &str, name: &str, depth: usize) -> Result<String, ConfFault> {
+    fn variable(&self, setting: &str, name: &str, depth: usize) -> Result<String, SignerObstacle> {
         let fault = |why: &str| {
-            ConfFault::new(
+            SignerObstacle::new(
                 format!("{setting}: ${name} {why}"),
                 "write the value in the file, or set url and tls.caFile",
             )
@@ -284,9 +272,9 @@ fn plain(value: &str) -> &str {
     value.trim_matches(['"', '\''])
 }
 
-fn number(setting: &str, text: &str) -> Result<u16, ConfFault> {
+fn number(setting: &str, text: &str) -> Result<u16, SignerObstacle> {
     let port = text.parse().ok().filter(|port| *port != 0);
-    port.ok_or_else(|| ConfFault::new(format!("{setting}: {text:?} is not a port"), ADVICE))
+    port.ok_or_else(|| SignerObstacle::new(format!("{setting}: {text:?} is not a port"), ADVICE))
 }
 
 fn is_host_byte(byte: u8) -> bool {
@@ -315,7 +303,7 @@ mod tests {
 
     const CONF: &str = "/etc/puppetlabs/puppet/puppet.conf";
 
-    fn conf(text: &str) -> Result<AgentConf<'_>, ConfFault> {
+    fn conf(text: &str) -> Result<AgentConf<'_>, SignerObstacle> {
         AgentConf::parse(Path::new(CONF), text.as_bytes())
     }
 

@@ -5,10 +5,10 @@ use std::path::Path;
 use serde_json::{Map as JsonMap, Value};
 
 use super::Config;
-use super::agent::{AgentConf, ConfFault};
+use super::agent::AgentConf;
 use crate::http::{Endpoint, Files, Tls};
-use crate::signer::SignerError;
 use crate::signer::endpoint::{self, Connection};
+use crate::signer::{SignerError, SignerObstacle};
 use crate::yaml::schema::MapKey;
 use crate::yaml::settings::SettingsBlock;
 use crate::yaml::{Field, Map};
@@ -97,7 +97,7 @@ impl Config {
         connection: Connection,
         path: &Path,
         bytes: &[u8],
-    ) -> Result<Endpoint, ConfFault> {
+    ) -> Result<Endpoint, SignerObstacle> {
         let conf = AgentConf::parse(path, bytes)?;
         let mut endpoint = connection.to(conf.url()?);
         endpoint.service = conf.service()?;

@@ -10,8 +10,8 @@ use crate::http::{Endpoint, Url};
 use crate::kube::names::{Authority, CertName};
 use crate::signer::per_certificate::{PerCertificate, of_authority, read_of_authority};
 use crate::signer::{
-    About, Caps, Carry, Configured, KubeletObstacle, NodeIdentity, Part, Renewal, RequestLookup,
-    Resubmit, Signer, SignerError, Site, endpoint,
+    About, Caps, Carry, Configured, NodeIdentity, Part, Renewal, RequestLookup, Resubmit, Signer,
+    SignerError, SignerObstacle, Site, endpoint,
 };
 use crate::x509::UsageExtensions;
 use crate::yaml::schema::section;
@@ -99,20 +99,18 @@ impl Configured for Config {
         Some(config)
     }
 
-    fn kubelet_obstacle(&self) -> Option<KubeletObstacle> {
+    fn kubelet_obstacle(&self) -> Option<SignerObstacle> {
         self.role
             .as_ref()?
             .for_this_node_only("role", &PerCertificate::OF_KUBELETS)
     }
 
-    fn pod_obstacle(&self) -> Option<KubeletObstacle> {
+    fn pod_obstacle(&self) -> Option<SignerObstacle> {
         let Some(role) = self.role.as_ref().filter(|_| !self.verbatim) else {
-            return Some(KubeletObstacle {
-                reason: "verbatim takes the subject from the CSR, and that of a pod has none"
-                    .to_owned(),
-                advice: "configure roles in place of verbatim, or remove kubelets.signPods"
-                    .to_owned(),
-            });
+            return Some(SignerObstacle::new(
+                "verbatim takes the subject from the CSR, and that of a pod has none",
+                "configure roles in place of verbatim, or remove kubelets.signPods",
+            ));
         };
         role.for_this_node_only("role", &[CertName::PodClient])
     }
