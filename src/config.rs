@@ -353,14 +353,6 @@ impl Settings {
         self
     }
 
-    /// Returns the default settings with one signer for all authorities, as for `--signer` without a configuration file.
-    pub fn for_signer(signer: signer::Config) -> Self {
-        Settings::default().with(CommandLineSettings {
-            signer: Some(signer),
-            ..CommandLineSettings::default()
-        })
-    }
-
     /// Returns name and settings of an authority's signer, if one is configured.
     pub fn signer_of(&self, authority: Authority) -> Option<(&str, &signer::Config)> {
         let name = self.authorities.get(&authority)?.signer.as_ref()?;

@@ -141,86 +141,39 @@ impl ReloadSetup {
     }
 }
 
-/// Result for one object.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ReloadOutcome {
-    /// A component, a certificate, a unit or a program.
-    pub what: String,
-    /// State afterwards.
-    pub state: ReloadState,
-    /// The proof, or the problem and its remedy; a sentence without its subject `what`.
-    pub detail: String,
-}
-
-impl From<ReloadOutcome> for ReportRow {
-    fn from(outcome: ReloadOutcome) -> ReportRow {
-        ReportRow {
-            name: outcome.what,
-            action: outcome.state.action(),
-            reasons: vec![RowReason::Restart(outcome.detail)],
-            code: Some(outcome.state.code()).filter(|code| *code != ExitCode::Done),
-            ..ReportRow::default()
-        }
+/// Returns the row of a component, a certificate, a unit or a program. `detail` is the proof, or the problem and its remedy; a
+/// sentence without its subject `what`.
+fn row(what: impl ToString, action: RowAction, detail: impl Into<String>) -> ReportRow {
+    ReportRow {
+        name: what.to_string(),
+        action,
+        reasons: vec![RowReason::Restart(detail.into())],
+        code: match action {
+            RowAction::Waits | RowAction::Failed => Some(ExitCode::Pending),
+            RowAction::RolledBack => Some(ExitCode::Refused),
+            _ => None,
+        },
+        ..ReportRow::default()
     }
 }
 
-/// State of an object after a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReloadState {
-    /// The files on disk are in use.
-    Done,
-    /// The component does not run here; manual action may be needed on the node.
-    NotHere,
-    /// No action was taken yet; a later run continues.
-    Waits,
-    /// The files on disk are not in use; a later run checks again.
-    Failed,
-    /// The old files were restored, and no further attempt is made without a request.
-    RolledBack,
-}
-
-impl ReloadState {
-    const fn action(self) -> RowAction {
-        match self {
-            ReloadState::Done => RowAction::InEffect,
-            ReloadState::NotHere => RowAction::NotHere,
-            ReloadState::Waits => RowAction::Waits,
-            ReloadState::Failed => RowAction::Failed,
-            ReloadState::RolledBack => RowAction::RolledBack,
-        }
-    }
-
-    /// Returns whether a later run continues.
-    pub const fn is_unfinished(self) -> bool {
-        matches!(self, ReloadState::Waits | ReloadState::Failed)
-    }
-
-    /// Returns the exit status.
-    pub const fn code(self) -> ExitCode {
-        match self {
-            ReloadState::Done | ReloadState::NotHere => ExitCode::Done,
-            ReloadState::Waits | ReloadState::Failed => ExitCode::Pending,
-            ReloadState::RolledBack => ExitCode::Refused,
-        }
-    }
-}
-
-/// Makes all recorded changes take effect.
+/// Makes all recorded changes take effect. The action of a row is [`RowAction::InEffect`], [`RowAction::NotHere`],
+/// [`RowAction::RolledBack`], or, if a later run continues, [`RowAction::Waits`] or [`RowAction::Failed`].
 ///
 /// # Errors
-/// The record cannot be read or written. Failures of components are in the outcomes.
+/// The record cannot be read or written. Failures of components are in the rows.
 pub async fn settle(
     root: &NodeRoot,
     setup: &ReloadSetup,
     clock: Clock,
     progress: &dyn Progress,
-) -> Result<Vec<ReloadOutcome>, Failure> {
+) -> Result<Vec<ReportRow>, Failure> {
     let unsettled = root.unsettled()?;
     if unsettled == Unsettled::default() {
         return Ok(Vec::new());
     }
     if root.path() != Path::new("/") {
-        return Ok(outcomes_below_root(&unsettled));
+        return Ok(rows_below_root(&unsettled));
     }
     let probe = Probe { root, setup, clock };
     let left = |at: OffsetDateTime| Duration::try_from(at - clock()).unwrap_or_default();
@@ -229,26 +182,25 @@ pub async fn settle(
         probe,
         store: None,
         progress,
-        outcomes: Vec::new(),
+        rows: Vec::new(),
         spared: Vec::new(),
         begun: None,
     };
     run.changes(unsettled.changed).await?;
     run.restarts().await?;
-    Ok(run.outcomes)
+    Ok(run.rows)
 }
 
-/// Returns the outcomes below another root, where no component runs.
-fn outcomes_below_root(unsettled: &Unsettled) -> Vec<ReloadOutcome> {
+/// Returns the rows below another root, where no component runs.
+fn rows_below_root(unsettled: &Unsettled) -> Vec<ReportRow> {
     let restarts = unsettled.restarts.iter();
     restarts
-        .map(|restart| ReloadOutcome {
-            what: restart.component.to_string(),
-            state: ReloadState::NotHere,
-            detail: format!(
+        .map(|restart| {
+            let detail = format!(
                 "was not restarted for {}: no component runs below this root; it reads the new files when the node starts, and `nodepki renew` on the running node restarts it",
                 names(&restart.causes)
-            ),
+            );
+            row(restart.component, RowAction::NotHere, detail)
         })
         .collect()
 }
@@ -258,7 +210,7 @@ struct Run<'a> {
     /// The lock, while this run holds it.
     store: Option<Store>,
     progress: &'a dyn Progress,
-    outcomes: Vec<ReloadOutcome>,
+    rows: Vec<ReportRow>,
     /// See [`ReloadSetup::until`].
     until: Option<Instant>,
     /// Components whose restart was due only because of files that this run has rolled back.
@@ -268,12 +220,8 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    fn report(&mut self, what: impl ToString, state: ReloadState, detail: impl Into<String>) {
-        self.outcomes.push(ReloadOutcome {
-            what: what.to_string(),
-            state,
-            detail: detail.into(),
-        });
+    fn report(&mut self, what: impl ToString, action: RowAction, detail: impl Into<String>) {
+        self.rows.push(row(what, action, detail));
     }
 
     /// Returns the longest wait for a reload, or for other nodes.
@@ -334,7 +282,7 @@ impl Run<'_> {
                 Ok(detail) => proven.push((changed, detail)),
                 Err(why) => self.report(
                     changed.change,
-                    ReloadState::Failed,
+                    RowAction::Failed,
                     format!(
                         "{why}; see the log of that component, which does not use the new certificate yet, then run `nodepki renew`, which repeats this check"
                     ),
@@ -347,7 +295,7 @@ impl Run<'_> {
         }
         if let Some(holder) = self.take_lock().await? {
             for (changed, _) in proven {
-                self.report(changed.change, ReloadState::Waits, busy_message(&holder));
+                self.report(changed.change, RowAction::Waits, busy_message(&holder));
             }
             return Ok(());
         }
@@ -360,7 +308,7 @@ impl Run<'_> {
             }
             if let Some(detail) = detail {
                 in_use.extend(self.in_use(changed.change, &detail));
-                self.report(changed.change, ReloadState::Done, detail);
+                self.report(changed.change, RowAction::InEffect, detail);
             }
             seen.push(changed);
         }
@@ -511,7 +459,7 @@ mod tests {
                 },
                 store: None,
                 progress: &Silent,
-                outcomes: Vec::new(),
+                rows: Vec::new(),
                 until: None,
                 spared: Vec::new(),
                 begun: None,

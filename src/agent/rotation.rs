@@ -9,7 +9,7 @@ use crate::agent::authority::rotate::{Followed, Follower};
 use crate::agent::load::Loaded;
 use crate::agent::reload;
 use crate::agent::report::codes;
-use crate::agent::{self, Clock, Failure, Progress, ReportRow, RunReport, Scope};
+use crate::agent::{self, Clock, ExitCode, Failure, Progress, ReportRow, RunReport, Scope};
 use crate::spec::assess::joined;
 use crate::spec::authority_rotation::RotationSubject;
 use crate::store::NodeRoot;
@@ -89,9 +89,9 @@ pub async fn settle(
 ) -> SettledRestarts {
     let setup = reload::ReloadSetup::of(&loaded.setup, &loaded.settings, next);
     match reload::settle(root, &setup, clock, progress).await {
-        Ok(reloads) => SettledRestarts {
-            is_unfinished: reloads.iter().any(|outcome| outcome.state.is_unfinished()),
-            rows: reloads.into_iter().map(Into::into).collect(),
+        Ok(rows) => SettledRestarts {
+            is_unfinished: rows.iter().any(|row| row.code == Some(ExitCode::Pending)),
+            rows,
         },
         Err(failure) => SettledRestarts {
             is_unfinished: true,

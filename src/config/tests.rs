@@ -555,11 +555,6 @@ fn command_line_replaces_configuration_file() {
         );
     }
     assert_eq!(settings.authorities[&Authority::Ca].trust_sha256.len(), 1);
-    assert!(
-        Settings::for_signer(Config::Embedded(embedded::Config))
-            .signer_of(Authority::EtcdCa)
-            .is_some()
-    );
 }
 
 #[test]

@@ -240,11 +240,6 @@ impl NodeObject {
             ready: readiness(&status["conditions"]),
         })
     }
-
-    /// Returns true if the node has this name or address.
-    pub fn has_address(&self, address: &Host) -> bool {
-        self.addresses.contains(address) || matches!(address, Host::Dns(name) if *name == self.name)
-    }
 }
 
 fn node_address(entry: &Value) -> Option<Host> {

@@ -41,23 +41,11 @@ pub struct NodeRecord {
     pub accepted: BTreeSet<IdentityPart>,
 }
 
-#[derive(Clone, Copy, Serialize, Deserialize)]
-enum RecordedRole {
-    #[serde(rename = "init")]
-    Init,
-    #[serde(rename = "join")]
-    Join,
-    #[serde(rename = "worker")]
-    Worker,
-    #[serde(rename = "etcd")]
-    Etcd,
-}
-
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct NodeFile {
     name: String,
-    role: RecordedRole,
+    role: KubeadmRole,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     advertise_address: Option<IpAddr>,
     bind_port: u16,
@@ -82,12 +70,7 @@ impl NodeFile {
         let node = &kept.node;
         NodeFile {
             name: node.name.as_str().to_owned(),
-            role: match node.role {
-                KubeadmRole::Init => RecordedRole::Init,
-                KubeadmRole::Join => RecordedRole::Join,
-                KubeadmRole::Worker => RecordedRole::Worker,
-                KubeadmRole::Etcd => RecordedRole::Etcd,
-            },
+            role: node.role,
             advertise_address: node.advertise_address,
             bind_port: node.bind_port,
             server: node.server.clone(),
@@ -115,12 +98,7 @@ impl NodeFile {
         let join_endpoint = self.join_endpoint.as_deref().map(HostPort::parse);
         let join_endpoint = join_endpoint.transpose().map_err(invalid("joinEndpoint"))?;
         let node = NodeConfig {
-            role: match self.role {
-                RecordedRole::Init => KubeadmRole::Init,
-                RecordedRole::Join => KubeadmRole::Join,
-                RecordedRole::Worker => KubeadmRole::Worker,
-                RecordedRole::Etcd => KubeadmRole::Etcd,
-            },
+            role: self.role,
             name: self.name.parse().map_err(invalid("name"))?,
             advertise_address: self.advertise_address,
             bind_port: self.bind_port,

@@ -18,8 +18,8 @@ use tokio::time::{Instant, sleep};
 use super::lease::RestartLease;
 use super::pod::{ANNOTATION, Pod};
 use super::restart::NO_LEASE_OF_MEMBER;
-use super::{POLL_INTERVAL, ReloadState, Run, busy_message, names};
-use crate::agent::Failure;
+use super::{POLL_INTERVAL, Run, busy_message, names};
+use crate::agent::{Failure, RowAction};
 use crate::cluster::api::POD;
 use crate::kube::components::ReplacedFile;
 use crate::kube::manifest::StaticPod;
@@ -75,7 +75,7 @@ impl Run<'_> {
                     "mounts {}, but reload.staticPods does not permit nodepki to restart it: restart it manually",
                     found.causes()
                 );
-                self.report(&found.pod.name, ReloadState::Waits, detail);
+                self.report(&found.pod.name, RowAction::Waits, detail);
                 waiting.extend(found.changes);
             }
         }
@@ -152,7 +152,7 @@ impl Run<'_> {
                 "waits to be restarted for {}: {why}; run `nodepki renew` again later",
                 found.causes()
             );
-            self.report(&found.pod.name, ReloadState::Waits, detail);
+            self.report(&found.pod.name, RowAction::Waits, detail);
         }
         due.into_iter().flat_map(|found| found.changes).collect()
     }
@@ -191,7 +191,7 @@ impl Run<'_> {
                         found.causes(),
                         found.pod.path.display()
                     );
-                    self.report(&found.pod.name, ReloadState::Waits, detail);
+                    self.report(&found.pod.name, RowAction::Waits, detail);
                     false
                 }
             };
@@ -243,7 +243,7 @@ impl Run<'_> {
         match ended {
             Ok(proof) => {
                 let detail = format!("was restarted for {causes}: {proof}");
-                self.report(name, ReloadState::Done, detail);
+                self.report(name, RowAction::InEffect, detail);
                 true
             }
             Err(why) => {
@@ -251,7 +251,7 @@ impl Run<'_> {
                     "was restarted for {causes}, but did not become ready within {} s: {why}; see its log (`crictl ps -a`), then run `nodepki renew`, which repeats this check",
                     timeout.as_secs()
                 );
-                self.report(name, ReloadState::Failed, detail);
+                self.report(name, RowAction::Failed, detail);
                 false
             }
         }

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{ReloadState, Run, names};
-use crate::agent::Failure;
+use super::{Run, names};
+use crate::agent::{Failure, RowAction};
 use crate::config::reload::{On, Unit};
 use crate::kube::components::ReplacedFile;
 use crate::kube::paths::MANIFESTS_DIR;
@@ -51,7 +51,7 @@ impl Run<'_> {
             match program.run(&causes).await {
                 Ok(()) => self.report(
                     shown,
-                    ReloadState::Done,
+                    RowAction::InEffect,
                     format!("was run for {}", names(&causes)),
                 ),
                 Err(why) => {
@@ -59,7 +59,7 @@ impl Run<'_> {
                         "{why}; correct the cause, then run `nodepki renew`, which runs it again for {}",
                         names(&causes)
                     );
-                    self.report(shown, ReloadState::Failed, detail);
+                    self.report(shown, RowAction::Failed, detail);
                     failed.extend(causes);
                 }
             }
@@ -67,7 +67,7 @@ impl Run<'_> {
         let pods = setup.pods.iter();
         let pods = pods.map(|one| (causes(&|change| one.on.contains(&change)), &one.pod));
         for (causes, pod) in pods.filter(|(causes, _)| due(causes)) {
-            let (state, detail) = match self.restart_pod(pod, &causes).await? {
+            let (action, detail) = match self.restart_pod(pod, &causes).await? {
                 Ok(outcome) => outcome,
                 Err(why) => {
                     failed.extend(causes.iter().copied());
@@ -75,10 +75,10 @@ impl Run<'_> {
                         "was not restarted for {}: {why}; correct the cause, then run `nodepki renew`, which tries again",
                         names(&causes)
                     );
-                    (ReloadState::Failed, detail)
+                    (RowAction::Failed, detail)
                 }
             };
-            self.report(format!("static pod {pod}"), state, detail);
+            self.report(format!("static pod {pod}"), action, detail);
         }
         Ok(failed)
     }
@@ -89,13 +89,13 @@ impl Run<'_> {
         &mut self,
         name: &str,
         causes: &[ReplacedFile],
-    ) -> Result<Result<(ReloadState, String), String>, Failure> {
+    ) -> Result<Result<(RowAction, String), String>, Failure> {
         let path = PathBuf::from(format!("{MANIFESTS_DIR}/{name}.yaml"));
         match self.probe.root.read(&path) {
             Ok(Some(_)) => {}
             Ok(None) => {
                 let detail = format!("does not run here: {} does not exist", path.display());
-                return Ok(Ok((ReloadState::NotHere, detail)));
+                return Ok(Ok((RowAction::NotHere, detail)));
             }
             Err(error) => return Ok(Err(error.to_string())),
         }
@@ -107,7 +107,7 @@ impl Run<'_> {
             return Ok(Err(format!("{}: {why}", path.display())));
         }
         let detail = format!("is restarted by the kubelet for {}", names(causes));
-        Ok(Ok((ReloadState::Done, detail)))
+        Ok(Ok((RowAction::InEffect, detail)))
     }
 }
 

@@ -13,8 +13,8 @@ use super::probe::HostPathVolumes;
 use super::programs::{Program, of_unit, systemctl};
 use super::restarted::StateBefore;
 use super::rollback::rollback_detail;
-use super::{ReloadState, Run, busy_message, names};
-use crate::agent::{Event, Failure, audit};
+use super::{Run, busy_message, names};
+use crate::agent::{Event, Failure, RowAction, audit};
 use crate::config::reload::On;
 use crate::kube::components::Component;
 use crate::kube::names::CertName;
@@ -72,9 +72,9 @@ pub(super) enum NotBegun {
 enum RestartVerdict {
     Due(Box<DueRestart>),
     /// The restart is not needed any more; the report, if one is needed.
-    Over(Box<Restart>, Option<(ReloadState, String)>),
+    Over(Box<Restart>, Option<(RowAction, String)>),
     /// It stays recorded, and is not done now.
-    Remains(ReloadState, String),
+    Remains(RowAction, String),
 }
 
 impl Run<'_> {
@@ -87,7 +87,7 @@ impl Run<'_> {
         let restarts = self.probe.root.unsettled()?.restarts;
         if let Some(holder) = holder {
             for restart in restarts {
-                self.report(restart.component, ReloadState::Waits, busy_message(&holder));
+                self.report(restart.component, RowAction::Waits, busy_message(&holder));
             }
             return Ok(());
         }
@@ -105,10 +105,10 @@ impl Run<'_> {
                     self.remove_former_pair(&former, &mut over)?;
                     report
                 }
-                RestartVerdict::Remains(state, detail) => Some((state, detail)),
+                RestartVerdict::Remains(action, detail) => Some((action, detail)),
             };
-            if let Some((state, detail)) = report {
-                self.report(component, state, detail);
+            if let Some((action, detail)) = report {
+                self.report(component, action, detail);
             }
         }
         if !over.is_empty() {
@@ -123,11 +123,11 @@ impl Run<'_> {
         let causes = names(&restart.causes);
         if let RestartState::RolledBack { why } = &restart.state {
             let detail = rollback_detail(&restart, why);
-            return RestartVerdict::Remains(ReloadState::RolledBack, detail);
+            return RestartVerdict::Remains(RowAction::RolledBack, detail);
         }
         let pod = match self.probe.pod(component) {
             Ok(pod) => pod,
-            Err(why) => return RestartVerdict::Remains(ReloadState::Failed, unreadable(&why)),
+            Err(why) => return RestartVerdict::Remains(RowAction::Failed, unreadable(&why)),
         };
         let method = self.method(component, pod.as_ref());
         if let (RestartMethod::Manual, None) = (&method, &pod) {
@@ -135,7 +135,7 @@ impl Run<'_> {
             let report = (component == Component::Kubelet).then(|| {
                 let detail =
                     format!("is not run by systemd here: restart it for {causes}, if it runs");
-                (ReloadState::NotHere, detail)
+                (RowAction::NotHere, detail)
             });
             return RestartVerdict::Over(Box::new(restart), report);
         }
@@ -146,14 +146,14 @@ impl Run<'_> {
                 .await
         {
             let detail = "was already restarted by another process".to_owned();
-            let report = Some((ReloadState::Done, detail));
+            let report = Some((RowAction::InEffect, detail));
             return RestartVerdict::Over(Box::new(restart), report);
         }
         if let RestartMethod::Manual = method {
             let detail = format!(
                 "must be restarted for {causes}, but neither reload.staticPods nor a unit or hook on {component} permits nodepki to do so: restart it manually"
             );
-            return RestartVerdict::Remains(ReloadState::Waits, detail);
+            return RestartVerdict::Remains(RowAction::Waits, detail);
         }
         if let (RestartMethod::Pod, Some(pod)) = (&method, &pod)
             && let Err(why) = pod.annotated("")
@@ -161,7 +161,7 @@ impl Run<'_> {
             let detail = format!(
                 "must be restarted for {causes}, but its manifest cannot be annotated: {why}; restart it manually, or name a unit or hook on {component} under reload"
             );
-            return RestartVerdict::Remains(ReloadState::Waits, detail);
+            return RestartVerdict::Remains(RowAction::Waits, detail);
         }
         RestartVerdict::Due(Box::new(DueRestart {
             restart,
@@ -253,12 +253,16 @@ impl Run<'_> {
             let mut found = recorded.iter();
             match found.find(|found| found.component == component) {
                 None if self.spared.contains(&component) => self.report_spared(component),
-                None => self.report(component, ReloadState::Done, "was restarted by another run"),
+                None => self.report(
+                    component,
+                    RowAction::InEffect,
+                    "was restarted by another run",
+                ),
                 Some(found) => match (&found.state, &due.pod) {
                     (RestartState::RolledBack { why }, _) => {
                         self.report(
                             component,
-                            ReloadState::RolledBack,
+                            RowAction::RolledBack,
                             rollback_detail(found, why),
                         );
                     }
@@ -273,7 +277,7 @@ impl Run<'_> {
                             pod,
                             ..due
                         }),
-                        Err(why) => self.report(component, ReloadState::Failed, unreadable(&why)),
+                        Err(why) => self.report(component, RowAction::Failed, unreadable(&why)),
                     },
                 },
             }
@@ -354,7 +358,7 @@ impl Run<'_> {
                 "waits to be restarted for {}: {why}",
                 names(&restart.causes)
             );
-            self.report(restart.component, ReloadState::Waits, detail);
+            self.report(restart.component, RowAction::Waits, detail);
         }
     }
 
@@ -403,7 +407,7 @@ impl Run<'_> {
                 self.report_spared(component);
             } else if let Some(why) = &stopped {
                 let detail = format!("was not restarted, since {why}; run `nodepki renew` again");
-                self.report(component, ReloadState::Waits, detail);
+                self.report(component, RowAction::Waits, detail);
             } else {
                 let next = left.front();
                 let server = next.is_some_and(|next| self.stops_for(next, &due));
@@ -464,7 +468,7 @@ impl Run<'_> {
             let detail = format!(
                 "was stopped while {failed} restarted and has started again; whether it is ready is unknown, since {failed} did not become ready: run `nodepki renew`, which restarts it"
             );
-            self.report(server.component(), ReloadState::Waits, detail);
+            self.report(server.component(), RowAction::Waits, detail);
             return Ok((Some(failed), None));
         }
         Ok((self.complete(&server, begun).await?, None))
@@ -506,7 +510,7 @@ impl Run<'_> {
             Ok(before) => self.proof(component, due.pod.as_ref(), &before).await,
             Err(NotBegun::Failed(why)) => Err(why),
             Err(NotBegun::Postponed(why)) => {
-                self.report(component, ReloadState::Failed, unreadable(&why));
+                self.report(component, RowAction::Failed, unreadable(&why));
                 return Ok(None);
             }
         };
@@ -528,7 +532,7 @@ impl Run<'_> {
                 audit::append(self.probe.root, (self.probe.clock)(), &in_use);
                 self.progress.event(Event::Restarted { component: name });
                 let detail = format!("was restarted for {}: {proven}", names(&restart.causes));
-                self.report(component, ReloadState::Done, detail);
+                self.report(component, RowAction::InEffect, detail);
                 Ok(None)
             }
             Err(why) => {
@@ -746,9 +750,9 @@ mod tests {
         let failed = run.restart(&due).await.unwrap();
         assert_eq!(failed, None);
         assert!(!path.exists());
-        let outcome = &run.outcomes[0];
-        assert_eq!(outcome.state, ReloadState::Failed);
+        let row = &run.rows[0];
+        assert_eq!(row.action, RowAction::Failed);
         let problem = "kube-scheduler.yaml does not exist any more";
-        assert!(outcome.detail.contains(problem), "{}", outcome.detail);
+        assert!(row.reasons[0].to_string().contains(problem), "{row:?}");
     }
 }

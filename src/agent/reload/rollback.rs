@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::restart::{DueRestart, conf_of};
-use super::{ReloadState, Run, names};
-use crate::agent::{Event, Failure, audit};
+use super::{Run, names};
+use crate::agent::{Event, Failure, RowAction, audit};
 use crate::kube::components::ReplacedFile;
 use crate::spec::authority_rotation::RotationSubject;
 use crate::store::{AuditEvent, AuditRecord, Commit, FormerContents, Mode, Restart, RestartState};
@@ -22,7 +22,7 @@ impl Run<'_> {
                     "did not become ready with the new {}: {why}; the new files are kept, since {unusable}; find the cause (log of the component, `crictl ps -a`), then run `nodepki renew` again",
                     names(&restart.causes)
                 );
-                self.report(component, ReloadState::Failed, detail);
+                self.report(component, RowAction::Failed, detail);
                 return Ok(());
             }
         }
@@ -78,7 +78,7 @@ impl Run<'_> {
                 "uses files that were rolled back, since {} did not become ready; run `nodepki renew`, which restarts it",
                 restart.component
             );
-            self.report(component, ReloadState::Waits, detail);
+            self.report(component, RowAction::Waits, detail);
         }
         Ok(())
     }
@@ -122,7 +122,7 @@ impl Run<'_> {
         };
         audit::append(self.probe.root, (self.probe.clock)(), &[rolled_back]);
         self.progress.event(Event::RolledBack { component, why });
-        self.report(recorded.component, ReloadState::RolledBack, detail);
+        self.report(recorded.component, RowAction::RolledBack, detail);
         Ok(())
     }
 }
@@ -240,7 +240,7 @@ mod tests {
             let target = fs::read_link(dir.path().join(CURRENT)).unwrap();
             assert_eq!(target, Path::new("old.pem"));
             assert_eq!(fs::read(path("old.pem")).unwrap(), b"old");
-            let detail = &run.outcomes[0].detail;
+            let detail = run.rows[0].reasons[0].to_string();
             assert!(
                 detail.contains("with the old files it is ready"),
                 "{detail}"

@@ -4,10 +4,10 @@
 //! It also decides about the other components of the step: a component that has not read the new files needs no restart,
 //! and a component that uses them needs another restart.
 
+use super::Run;
 use super::probe::Probe;
 use super::restart::{DueRestart, RestartMethod};
-use super::{ReloadState, Run};
-use crate::agent::Failure;
+use crate::agent::{Failure, RowAction};
 use crate::kube::components::{self, Component, ReplacedFile};
 use crate::kube::kubeconfig::Kubeconfig;
 use crate::spec::authority_rotation::RotationSubject;
@@ -24,7 +24,7 @@ impl Run<'_> {
 
     pub(super) fn report_spared(&mut self, component: Component) {
         let detail = "needs no restart: the new files are rolled back, and it has not read them";
-        self.report(component, ReloadState::Done, detail);
+        self.report(component, RowAction::InEffect, detail);
     }
 
     /// Returns the components that still need a restart, and reports the others.
@@ -138,7 +138,7 @@ impl Run<'_> {
             {
                 commit.restored(UnverifiedChange { change, at });
                 let detail = "is restored; run `nodepki renew`, which repeats the hooks, units and restarts of pods for it";
-                self.report(change, ReloadState::Waits, detail);
+                self.report(change, RowAction::Waits, detail);
             }
         }
     }

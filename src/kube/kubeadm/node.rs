@@ -75,18 +75,19 @@ const MISPLACED_IN_JOIN: &[(&str, &str)] = &[
     ),
 ];
 
-/// The part of a node in its cluster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KubeadmRole {
-    /// The first control-plane node.
-    Init,
-    /// A further control-plane node.
-    Join,
-    /// A node without a control plane.
-    Worker,
-    /// A member of an external etcd, without a control plane and without a kubelet in the cluster. No document of kubeadm
-    /// says so: [`Overrides::role`](super::Overrides::role) does.
-    Etcd,
+words! {
+    /// The part of a node in its cluster.
+    pub enum KubeadmRole: Serialize, Deserialize {
+        /// The first control-plane node.
+        Init = "init",
+        /// A further control-plane node.
+        Join = "join",
+        /// A node without a control plane.
+        Worker = "worker",
+        /// A member of an external etcd, without a control plane and without a kubelet in the cluster. No document of kubeadm
+        /// says so: [`Overrides::role`](super::Overrides::role) does.
+        Etcd = "etcd",
+    }
 }
 
 impl KubeadmRole {
