@@ -42,6 +42,8 @@ use walk::join;
 const MAX_DEPTH: usize = 64;
 /// Maximum number of values that aliases may add to one text, so a few lines cannot expand to gigabytes.
 const MAX_ALIAS_VALUES: usize = 10_000;
+/// Maximum number of bytes of keys and scalars that aliases may add to one text.
+const MAX_ALIAS_BYTES: usize = 4 << 20;
 /// Maximum length of a key in bytes, as YAML limits keys without `?` (1.2.2, 7.4.2 and 7.4.3).
 const MAX_KEY_LENGTH: usize = 1024;
 const NO_TABS: &str = "indent with spaces, YAML does not allow tabs";
@@ -248,6 +250,18 @@ impl Node {
         }
     }
 
+    /// Returns the number of bytes of all keys and scalars.
+    fn text_bytes(&self) -> usize {
+        match &self.kind {
+            NodeKind::Map(entries) => entries
+                .iter()
+                .map(|entry| entry.key.len() + entry.value.text_bytes())
+                .sum(),
+            NodeKind::Seq(items) => items.iter().map(Node::text_bytes).sum(),
+            NodeKind::Scalar(scalar) => scalar.text.len(),
+        }
+    }
+
     fn depth(&self) -> usize {
         1 + match &self.kind {
             NodeKind::Map(entries) => entries.iter().map(|e| e.value.depth()).max().unwrap_or(0),
@@ -379,6 +393,7 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Node>, Faults> {
         stack: Vec::new(),
         anchors: HashMap::new(),
         alias_budget: MAX_ALIAS_VALUES,
+        alias_bytes: MAX_ALIAS_BYTES,
         documents: Vec::new(),
     };
     let mut parser = Parser::new_from_str(text);
@@ -453,7 +468,9 @@ struct TreeBuilder {
     file: Arc<str>,
     stack: Vec<OpenCollection>,
     anchors: HashMap<usize, Node>,
+    /// Values and bytes that aliases may still add.
     alias_budget: usize,
+    alias_bytes: usize,
     documents: Vec<Node>,
 }
 
@@ -474,7 +491,10 @@ enum SyntaxError {
     CircularAlias,
     #[error("an alias makes the document nested too deeply")]
     DeepAlias,
-    #[error("aliases expand to more than {MAX_ALIAS_VALUES} values")]
+    #[error(
+        "aliases expand to more than {MAX_ALIAS_VALUES} values or {} MiB of text",
+        MAX_ALIAS_BYTES >> 20
+    )]
     LargeAlias,
     #[error("nested more than {MAX_DEPTH} levels deep")]
     TooDeep,
@@ -577,10 +597,12 @@ impl TreeBuilder {
                 if self.stack.len() + node.depth() > MAX_DEPTH {
                     return Err((place, SyntaxError::DeepAlias));
                 }
-                match self.alias_budget.checked_sub(node.size()) {
-                    Some(left) => self.alias_budget = left,
-                    None => return Err((place, SyntaxError::LargeAlias)),
-                }
+                let values = self.alias_budget.checked_sub(node.size());
+                let bytes = self.alias_bytes.checked_sub(node.text_bytes());
+                let (Some(values), Some(bytes)) = (values, bytes) else {
+                    return Err((place, SyntaxError::LargeAlias));
+                };
+                (self.alias_budget, self.alias_bytes) = (values, bytes);
                 let node = node.clone();
                 self.finished(node, 0)
             }

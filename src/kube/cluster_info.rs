@@ -1,8 +1,8 @@
 //! The ConfigMap `kube-public/cluster-info`: its signature by a bootstrap token, the cluster that it describes, and the
 //! verification of its CA certificates by pins.
 //!
-//! The bytes are untrusted: no part of a [`ClusterInfo`] may be used before [`ClusterInfo::verify`] has accepted it. Pure;
-//! `cluster::discovery` fetches the ConfigMap and handles a refusal.
+//! The bytes are untrusted: no part of a [`ClusterInfo`] but certificates that are pinned may be used before
+//! [`ClusterInfo::verify`] has accepted it. Pure; `cluster::discovery` fetches the ConfigMap and handles a refusal.
 
 use std::collections::BTreeMap;
 

@@ -112,10 +112,19 @@ fn limits_expansion_of_aliases() {
     let text = fault(&text);
     assert!(
         text.ends_with(
-            "aliases expand to more than 10000 values (write the value out instead of using an alias)"
+            "aliases expand to more than 10000 values or 4 MiB of text (write the value out instead of using an alias)"
         ),
         "{text}"
     );
+    // The budget of bytes covers keys, and all aliases of a text together.
+    let long = "k".repeat(1000);
+    let scalar = format!("a: &a \"{}\"\n", "x".repeat(900 << 10));
+    let map = format!("a: &a {{{long}: {{{long}: x}}}}\n");
+    for (anchored, most) in [(scalar, 4), (map, 2096)] {
+        let text = |count| format!("{anchored}b: [{}]\n", vec!["*a"; count].join(", "));
+        one(&text(most));
+        assert!(fault(&text(most + 1)).contains("4 MiB of text"));
+    }
     assert!(fault("a: &a [*a]\n").contains("an alias refers to itself"));
     let gone = fault("a: *gone\n");
     assert!(

@@ -179,10 +179,9 @@ impl TokenDiscovery<'_> {
     async fn explain_mismatch(&self, info: &ClusterInfo, id: String) -> DiscoveryError {
         let server = self.server.clone();
         let unknown = cluster_info::ClusterInfoError::Signature { id: id.clone() };
-        let trusted = self
-            .verify_pins(info)
-            .ok()
-            .filter(|_| !self.pins.is_empty());
+        // The content is from any server: without pins, no part of it can be trusted.
+        let has_pins = !self.pins.is_empty();
+        let trusted = has_pins.then(|| self.verify_pins(info).ok()).flatten();
         let Some(Ok(api)) = trusted.map(|(_, pinned)| self.api(Some(&pinned))) else {
             return self.refused(unknown);
         };
