@@ -13,6 +13,7 @@
 
 mod duration;
 mod fault;
+mod flow;
 #[cfg(feature = "fuzzing")]
 pub mod fuzz;
 pub mod schema;
@@ -388,56 +389,48 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Node>, Faults> {
         };
         return Err(SyntaxError::ByteOrderMark.at(place));
     }
-    let mut builder = TreeBuilder {
-        file: Arc::from(file),
-        stack: Vec::new(),
-        anchors: HashMap::new(),
-        alias_budget: MAX_ALIAS_VALUES,
-        alias_bytes: MAX_ALIAS_BYTES,
-        documents: Vec::new(),
-    };
-    let mut parser = Parser::new_from_str(text);
-    while let Some(event) = parser.next_event() {
-        let result = match event {
-            Ok((event, span)) => builder.take(event, builder.place(&span.start)),
-            Err(error) => {
-                let place = builder.place(error.marker());
-                Err((place, SyntaxError::Parser(error.info().to_owned())))
-            }
-        };
-        if let Err((mut place, error)) = result {
-            let names_tab = error.parser_names("tab") && !error.parser_names("unprintable");
-            // A scalar that runs into a tab is reported at its beginning.
-            if names_tab
-                && let Some((line, _)) = text
-                    .lines()
-                    .enumerate()
-                    .skip(place.line.saturating_sub(1))
-                    .find(|(_, line)| leading_tab(line))
-                && line >= place.line
-            {
-                place.line = line + 1;
-                place.column = 1;
-            }
-            let line = place.line.checked_sub(1).and_then(|n| text.lines().nth(n));
-            let correction = match &error {
-                SyntaxError::Parser(problem) if !error.is_about_alias() => {
-                    syntax::correction(text, place.line, problem)
-                }
-                _ => None,
-            };
-            let fix = match (line.and_then(unrendered), line.is_some_and(leading_tab)) {
-                _ if names_tab => NO_TABS.to_owned(),
-                (Some(fix), _) => fix.to_owned(),
-                (None, true) => NO_TABS.to_owned(),
-                (None, false) => correction.unwrap_or_else(|| error.fix().to_owned()),
-            };
-            let spot = FieldPosition {
-                place,
-                field: String::new(),
-            };
-            return Err(spot.error(error.to_string(), fix).into());
+    let mut builder = TreeBuilder::new(file);
+    let mut outcome = builder.read(text);
+    if let Err((_, error)) = &outcome
+        && error.parser_names("indentation")
+        && let Some(indented) = flow::indent(text)
+    {
+        builder = TreeBuilder::new(file);
+        builder.added_spaces = indented.added;
+        outcome = builder.read(&indented.text);
+    }
+    if let Err((mut place, error)) = outcome {
+        let names_tab = error.parser_names("tab") && !error.parser_names("unprintable");
+        // A scalar that runs into a tab is reported at its beginning.
+        if names_tab
+            && let Some((line, _)) = text
+                .lines()
+                .enumerate()
+                .skip(place.line.saturating_sub(1))
+                .find(|(_, line)| leading_tab(line))
+            && line >= place.line
+        {
+            place.line = line + 1;
+            place.column = 1;
         }
+        let line = place.line.checked_sub(1).and_then(|n| text.lines().nth(n));
+        let correction = match &error {
+            SyntaxError::Parser(problem) if !error.is_about_alias() => {
+                syntax::correction(text, place.line, problem)
+            }
+            _ => None,
+        };
+        let fix = match (line.and_then(unrendered), line.is_some_and(leading_tab)) {
+            _ if names_tab => NO_TABS.to_owned(),
+            (Some(fix), _) => fix.to_owned(),
+            (None, true) => NO_TABS.to_owned(),
+            (None, false) => correction.unwrap_or_else(|| error.fix().to_owned()),
+        };
+        let spot = FieldPosition {
+            place,
+            field: String::new(),
+        };
+        return Err(spot.error(error.to_string(), fix).into());
     }
     // The parser does not look into comments.
     if let Some(place) = unprintable(text, &builder.file) {
@@ -471,6 +464,8 @@ struct TreeBuilder {
     /// Values and bytes that aliases may still add.
     alias_budget: usize,
     alias_bytes: usize,
+    /// Number of spaces that were added to each line before it was parsed.
+    added_spaces: Vec<usize>,
     documents: Vec<Node>,
 }
 
@@ -550,11 +545,42 @@ impl SyntaxError {
 }
 
 impl TreeBuilder {
+    fn new(file: &str) -> Self {
+        TreeBuilder {
+            file: Arc::from(file),
+            stack: Vec::new(),
+            anchors: HashMap::new(),
+            alias_budget: MAX_ALIAS_VALUES,
+            alias_bytes: MAX_ALIAS_BYTES,
+            added_spaces: Vec::new(),
+            documents: Vec::new(),
+        }
+    }
+
+    /// Adds the documents of a text.
+    fn read(&mut self, text: &str) -> Result<(), Broken> {
+        let mut parser = Parser::new_from_str(text);
+        while let Some(event) = parser.next_event() {
+            match event {
+                Ok((event, span)) => self.take(event, self.place(&span.start))?,
+                Err(error) => {
+                    let place = self.place(error.marker());
+                    return Err((place, SyntaxError::Parser(error.info().to_owned())));
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn place(&self, marker: &saphyr_parser::Marker) -> Position {
+        let line = marker.line();
+        let added = line
+            .checked_sub(1)
+            .and_then(|index| self.added_spaces.get(index));
         Position {
             file: self.file.clone(),
-            line: marker.line(),
-            column: marker.col() + 1,
+            line,
+            column: (marker.col() + 1).saturating_sub(added.copied().unwrap_or(0)),
         }
     }
 

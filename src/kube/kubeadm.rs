@@ -16,6 +16,7 @@
 //! - a relative `kubeConfigPath`, and a URL with a password, are refused;
 //! - old and future `kubernetesVersion`s are accepted, as the release of kubeadm on the node is unknown; a strict reading warns of
 //!   one that none of these releases deploys;
+//! - a text in quotation marks is refused if a further line of it is indented no further than its key;
 //! - what kubeadm refuses only in the form of the file, a part without a document, is an error of a strict reading, and else a
 //!   warning.
 //!

@@ -13,15 +13,28 @@ pub(super) fn correction(text: &str, line: usize, problem: &str) -> Option<Strin
     if problem.contains("unprintable") {
         return Some("remove the control character".to_owned());
     }
+    let is_indentation = problem.contains("indentation");
     if problem.contains("quoted scalar") {
-        return Some("close the quotation mark that begins here".to_owned());
+        return Some(if is_indentation {
+            "close the quotation mark that begins here, and indent the lines of the text further than its key".to_owned()
+        } else {
+            "close the quotation mark that begins here".to_owned()
+        });
     }
     if problem.contains("unexpected character") {
         return Some("put the text into quotation marks".to_owned());
     }
-    let is_in_brackets = problem.contains("flow") || problem.contains("':' indicator");
-    if let Some((opener, opened)) = is_in_brackets.then(|| open_bracket(&lines, line)).flatten() {
-        return Some(if opened == line {
+    let is_in_brackets =
+        is_indentation || problem.contains("flow") || problem.contains("':' indicator");
+    // The line that is not indented may close the bracket.
+    let last = if is_indentation { line - 1 } else { line };
+    if let Some(bracket) = is_in_brackets.then(|| open_bracket(&lines, last)).flatten() {
+        let (opener, opened) = (bracket.mark, bracket.line);
+        return Some(if is_indentation {
+            format!(
+                "close the {opener} in line {opened}, and indent the lines in it further than its key"
+            )
+        } else if opened == line {
             format!(
                 "close the {opener} in this line, and put text that contains brackets or commas into quotation marks"
             )
@@ -56,31 +69,48 @@ fn indentation(line: &str) -> usize {
     line.len() - line.trim_start_matches(' ').len()
 }
 
-/// Returns the last bracket up to this line that is not closed, and its line. Text in quotation marks and comments do not
-/// count.
-fn open_bracket(lines: &[&str], last: usize) -> Option<(char, usize)> {
+/// A bracket that is not closed.
+#[derive(Clone, Copy)]
+pub(super) struct OpenBracket {
+    mark: char,
+    pub(super) line: usize,
+    /// Number of characters before it.
+    pub(super) column: usize,
+}
+
+/// Returns the last bracket up to this line that is not closed.
+fn open_bracket(lines: &[&str], last: usize) -> Option<OpenBracket> {
     let mut open = Vec::new();
     for (number, line) in (1..=last).zip(lines) {
-        let mut quote = None;
-        let mut before = ' ';
-        for c in line.chars() {
-            match (quote, c) {
-                (Some(mark), _) if mark == c => quote = None,
-                (Some(_), _) => {}
-                (None, '#') if before == ' ' => break,
-                // A mark within a word, as in `it's`, is text.
-                (None, '"' | '\'') if !before.is_alphanumeric() => quote = Some(c),
-                // `{` within a word, as in `pki/{authority}`, is text outside of a flow collection.
-                (None, '{' | '[') if !open.is_empty() || matches!(before, ' ' | '-') => {
-                    open.push((c, number));
-                }
-                (None, '}' | ']') => _ = open.pop(),
-                _ => {}
-            }
-            before = c;
-        }
+        follow_brackets(&mut open, number, line);
     }
     open.last().copied()
+}
+
+/// Adds the brackets that a line opens, and removes those that it closes. Text in quotation marks and comments do not count.
+pub(super) fn follow_brackets(open: &mut Vec<OpenBracket>, line: usize, text: &str) {
+    let mut quote = None;
+    let mut before = ' ';
+    for (column, c) in text.chars().enumerate() {
+        match (quote, c) {
+            (Some(mark), _) if mark == c => quote = None,
+            (Some(_), _) => {}
+            (None, '#') if before == ' ' => break,
+            // A mark within a word, as in `it's`, is text.
+            (None, '"' | '\'') if !before.is_alphanumeric() => quote = Some(c),
+            // `{` within a word, as in `pki/{authority}`, is text outside of a flow collection.
+            (None, '{' | '[') if !open.is_empty() || matches!(before, ' ' | '-') => {
+                open.push(OpenBracket {
+                    mark: c,
+                    line,
+                    column,
+                });
+            }
+            (None, '}' | ']') => _ = open.pop(),
+            _ => {}
+        }
+        before = c;
+    }
 }
 
 #[cfg(test)]
@@ -97,6 +127,14 @@ mod tests {
             ("a: @b\n", "quotation marks"),
             ("a: \"b\nc: d\n", "close the quotation mark"),
             ("a: [b/{c}\n", "close the ["),
+            (
+                "a: [\n\"b\n[c\"\n]\nd: e\n",
+                "close the [ in line 1, and indent the lines in it further than its key",
+            ),
+            (
+                "a: \"b\nc\"\n",
+                "close the quotation mark that begins here, and indent the lines of the text",
+            ),
             (
                 "a:\n  b: c\n    d: e\n",
                 "line 2 is indented with 2 and line 3 with 4 spaces",

@@ -1,3 +1,5 @@
+use serde_json::json;
+
 use super::*;
 
 fn one(text: &str) -> Node {
@@ -90,6 +92,46 @@ fn reports_position_of_syntax_error() {
     let text = fault("a: [1, 2\nb: 3\n");
     assert!(text.starts_with("t.yaml:"), "{text}");
     assert!(text.contains("not valid YAML"), "{text}");
+}
+
+#[test]
+fn reads_brackets_without_indentation_like_go_yaml() {
+    for (flow, expected) in [
+        ("[\n    \"x\"\n  ]", json!(["x"])),
+        ("[\n\"x\",\nv\n]", json!(["x", "v"])),
+        ("[\r\n\"x\"\r\n]", json!(["x"])),
+        ("[\n\t\"x\",\n\tv,\n\t]", json!(["x", "v"])),
+        (
+            "{\nx: [\n'y'\n], z: \"[\" # ]\n}",
+            json!({"x": ["y"], "z": "["}),
+        ),
+        // Scalars of several lines are folded.
+        ("[ \"x\n\n  y\\\n z\",\nv\nw ]", json!(["x\nyz", "v w"])),
+    ] {
+        let text = format!("a:\n  b: {flow}\n  c: |\n    [ -f x ]\n  d: 1\n");
+        let node = one(&text);
+        let expected = json!({"a": {"b": expected, "c": "[ -f x ]\n", "d": 1}});
+        assert_eq!(to_json(&node), expected, "{text}");
+    }
+    let node = one("a:\n  b: [\n    c,\n \"d\",\n  ]\n  e: [\nf]\n");
+    let a = node.get("a").unwrap();
+    for (key, expected) in [("b", "t.yaml:4:2"), ("e", "t.yaml:7:1")] {
+        let NodeKind::Seq(items) = &a.get(key).unwrap().kind else {
+            panic!("{key}")
+        };
+        assert_eq!(items.last().unwrap().place.to_string(), expected);
+    }
+    for text in [
+        // Go reports a tab after a plain scalar, and the end of the document.
+        "a: [\nb\n\t]\n",
+        "a: [\n\"b\",\n--- c\n]\n",
+        // Lines of a block scalar would be moved too.
+        "a: |\n  [ b\n  c\nd: [\ne\n]\n",
+    ] {
+        assert!(parse("t.yaml", text).is_err(), "{text}");
+    }
+    let wide = format!("{}: [\n{}]\n", "k".repeat(1000), "1,\n".repeat(2000));
+    assert!(fault(&wide).contains("indent the lines in it further than its key"));
 }
 
 #[test]
