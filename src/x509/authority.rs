@@ -60,6 +60,7 @@ impl CertificateAuthority {
     pub fn from_pem(certificate: &[u8], key: &[u8]) -> Result<Self, AuthorityError> {
         let bundle = TrustBundle::from_pem(certificate)?;
         let key = PrivateKey::from_pem(key)?;
+        key.require_signer()?;
         if bundle.first().public_key() != key.public_key() {
             return Err(AuthorityError::Mismatch(
                 bundle.first().subject().to_string(),

@@ -36,6 +36,12 @@ use curve::Curve;
 pub use jwk::JwkError;
 use ml_dsa::ParameterSet;
 
+/// Shortest RSA key that Go accepts (`checkKeySize` in crypto/rsa).
+const MIN_RSA_BITS: usize = 1024;
+/// Shortest and longest RSA key with which AWS-LC signs.
+const MIN_SIGNER_RSA_BITS: usize = 2048;
+const MAX_RSA_BITS: usize = 8192;
+
 /// The reason why a key could not be read, generated or used. It never contains key material.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -55,6 +61,10 @@ pub enum KeyError {
         "the private key is {0}, which kubeadm does not accept (neither RSA, ECDSA P-256, P-384 or P-521, nor ML-DSA)"
     )]
     Unsupported(String),
+    #[error(
+        "the private key is RSA with {bits} bits, and only keys of {least} to {MAX_RSA_BITS} bits can be used here"
+    )]
+    RsaLength { bits: usize, least: usize },
     #[error(
         "the {0} private key is not in the form of a seed alone, the only one that Go reads; convert it: openssl pkey -in KEY -provparam ml-dsa.output_formats=seed-only -out NEW"
     )]
@@ -197,14 +207,12 @@ impl PrivateKey {
         let damaged = || KeyError::Damaged("not a valid PKCS#1 RSAPrivateKey");
         let key = RsaPrivateKeyRef::try_from(der.as_slice()).map_err(|_| damaged())?;
         let bits = bit_length(key.modulus.as_bytes());
-        let KeyType::Known(algorithm) = rsa_type_of(bits) else {
-            return Err(KeyError::Unsupported(format!("RSA with {bits} bits")));
-        };
+        require_rsa_length(bits, MIN_RSA_BITS)?;
         if !is_consistent(&key).unwrap_or(false) {
             return Err(damaged());
         }
         let public = key.public_key().to_der().map_err(|_| damaged())?;
-        let public = PublicKey::from_rsa_pkcs1(&public, KeyType::Known(algorithm))?;
+        let public = PublicKey::from_rsa_pkcs1(&public, rsa_type_of(bits))?;
         Ok(Self::new(der, KeySigner::Rsa(OnceLock::new()), public))
     }
 
@@ -292,6 +300,20 @@ impl PrivateKey {
     /// Returns the algorithm of the key.
     pub fn key_type(&self) -> &KeyType {
         &self.public.key_type
+    }
+
+    /// Verifies that the key is long enough to sign. Service-account keys are only read.
+    pub(super) fn require_signer(&self) -> Result<(), KeyError> {
+        match self.key_type() {
+            KeyType::Rsa(bits) => require_rsa_length(*bits, MIN_SIGNER_RSA_BITS),
+            KeyType::Known(_) | KeyType::Other(_) => Ok(()),
+        }
+    }
+
+    /// Generates an RSA key of a length that nodepki only reads.
+    #[cfg(test)]
+    pub(crate) fn of_rsa_bits(bits: usize) -> Self {
+        Self::from_rsa_der(rsa_generation::by_rsa_crate(bits).unwrap()).unwrap()
     }
 }
 
@@ -514,6 +536,14 @@ fn rsa_key_type(pkcs1: &[u8]) -> Result<KeyType, KeyError> {
     Ok(rsa_type_of(bit_length(key.modulus.as_bytes())))
 }
 
+fn require_rsa_length(bits: usize, least: usize) -> Result<(), KeyError> {
+    if (least..=MAX_RSA_BITS).contains(&bits) {
+        Ok(())
+    } else {
+        Err(KeyError::RsaLength { bits, least })
+    }
+}
+
 fn is_private_key(label: &str) -> bool {
     matches!(
         label,
@@ -628,6 +658,29 @@ mod tests {
             refused += usize::from(PrivateKey::from_rsa_der(der).is_err());
         }
         assert_eq!(refused, bad);
+    }
+
+    #[test]
+    fn reads_rsa_keys_of_lengths_that_are_not_generated() {
+        use rcgen::SigningKey;
+        for (bits, signs) in [(1024, false), (2056, true)] {
+            let key = PrivateKey::of_rsa_bits(bits);
+            assert_eq!(*key.key_type(), KeyType::Rsa(bits));
+            let again = PrivateKey::from_pem(key.to_pem().as_bytes()).unwrap();
+            assert_eq!(again.public_key(), key.public_key());
+            let public = PublicKey::from_pem(key.public_key().to_pem().as_bytes()).unwrap();
+            assert_eq!(&public, key.public_key());
+            assert_eq!(key.require_signer().is_ok(), signs);
+            assert_eq!(key.sign(b"message").is_ok(), signs);
+        }
+        let short = PrivateKey::of_rsa_bits(1024).require_signer().unwrap_err();
+        assert_eq!(
+            short.to_string(),
+            "the private key is RSA with 1024 bits, and only keys of 2048 to 8192 bits can be used here"
+        );
+        for (bits, is_read) in [(1023, false), (1024, true), (8192, true), (8193, false)] {
+            assert_eq!(require_rsa_length(bits, MIN_RSA_BITS).is_ok(), is_read);
+        }
     }
 
     #[test]

@@ -343,6 +343,31 @@ impl FoundPair<'_> {
 mod tests {
     use super::*;
     use crate::agent::SurveyRefusal;
+    use crate::x509::KeyAlgorithm;
+
+    #[test]
+    fn keeps_short_rsa_key_with_note() {
+        let spec = ServiceAccountSpec {
+            private: NodePath::from("/pki/sa.key"),
+            public: NodePath::from("/pki/sa.pub"),
+            key: KeyAlgorithm::Rsa2048,
+            may_make: false,
+        };
+        let key = PrivateKey::of_rsa_bits(1024);
+        let pair = FoundPair {
+            spec: &spec,
+            private: Observed::read(Some(key.to_pem().as_bytes()), PrivateKey::from_pem),
+            public: Observed::Present(vec![key.public_key().clone()]),
+            is_exposed: false,
+            sign_of_service: None,
+            misplaced: None,
+        };
+        assert_eq!(pair.action(false), Ok(ServiceAccountAction::Keep));
+        assert_eq!(
+            pair.weak_key().as_deref(),
+            Some("/pki/sa.key is an RSA key of only 1024 bits")
+        );
+    }
 
     #[test]
     fn states_each_fault_with_its_fix() {

@@ -50,6 +50,12 @@ fn reads_certificate_with_its_key_only() {
         read(&certificate, "").unwrap_err(),
         "its private key is unusable: it does not contain a PEM private key"
     );
+    let short = PrivateKey::of_rsa_bits(1024);
+    let refusal = read(&certificate, &short.to_pem()).unwrap_err();
+    assert!(
+        refusal.contains("only keys of 2048 to 8192 bits"),
+        "{refusal}"
+    );
 }
 
 #[test]

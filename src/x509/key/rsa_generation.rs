@@ -30,7 +30,7 @@ fn by_graviola(bits: usize) -> Result<Zeroizing<Vec<u8>>, KeyError> {
     Ok(Zeroizing::new(der.to_vec()))
 }
 
-fn by_rsa_crate(bits: usize) -> Result<Zeroizing<Vec<u8>>, KeyError> {
+pub(super) fn by_rsa_crate(bits: usize) -> Result<Zeroizing<Vec<u8>>, KeyError> {
     let failed = |error: &dyn std::fmt::Display| KeyError::Generation(format!("rsa: {error}"));
     let key = rsa::PrivateKey::new(&mut getrandom::SysRng, bits).map_err(|error| failed(&error))?;
     let der = key.to_pkcs1_der().map_err(|error| failed(&error))?;
