@@ -42,8 +42,8 @@ settings! {
         "nodes" => nodes: RegisteredNodes;
         /// Common name, by default the certificate's name; {node}, {cluster}, {authority} and {certificate} are replaced.
         "commonName" => common_name: Option<String>;
-        /// Organization, which is a group in Kubernetes.
-        "organizations" => organizations: Vec<String>, show unless_empty::<String>;
+        /// Organization, which is a group in Kubernetes; at most one.
+        "organizations" => organizations: Vec<String>, form ValueForm::AtMostOne(&ValueForm::Text), show unless_empty::<String>;
         /// DNS name or IP address; {node} is replaced by the node's name, and {address} alone by its addresses.
         "sans" => sans: Vec<RegisteredSan>, show unless_empty::<RegisteredSan>;
         /// A serving certificate is also a client certificate.
@@ -231,7 +231,15 @@ impl Registration {
             }
         }
         let organizations = map.get("organizations").and_then(|field| field.list());
-        for field in organizations.unwrap_or_default() {
+        let organizations = organizations.unwrap_or_default();
+        // rcgen has one attribute of a type.
+        if let Some(second) = organizations.get(1) {
+            second.error(
+                "is a further organization, and a certificate has at most one",
+                "keep one of them, and bind the roles of both to it",
+            );
+        }
+        for field in organizations {
             let Some(text) = field.string() else { continue };
             if !is_printable(&text) {
                 field.error(

@@ -48,6 +48,8 @@ pub enum ValueForm {
     PerCertificate,
     /// A list of values.
     List(&'static ValueForm),
+    /// A list of at most one value.
+    AtMostOne(&'static ValueForm),
     /// A map from free names to values.
     Map(&'static ValueForm),
     /// A map with these keys.
@@ -131,7 +133,9 @@ pub fn rows(prefix: &str, keys: &'static [MapKey]) -> Vec<SchemaRow> {
 fn add_rows(all: &mut Vec<SchemaRow>, path: String, form: ValueForm, key: &'static MapKey) {
     match form {
         ValueForm::Block(keys) => all.extend(rows(&path, keys)),
-        ValueForm::List(item) => add_rows(all, format!("{path}[]"), *item, key),
+        ValueForm::List(item) | ValueForm::AtMostOne(item) => {
+            add_rows(all, format!("{path}[]"), *item, key)
+        }
         ValueForm::Map(value) => add_rows(all, format!("{path}.*"), *value, key),
         form => all.push(SchemaRow { path, form, key }),
     }
@@ -178,7 +182,7 @@ impl fmt::Display for ValueForm {
             ValueForm::Percent => "percentage",
             ValueForm::Block(_) | ValueForm::Map(_) => "map",
             ValueForm::PerCertificate => "text, or map from certificate names to texts",
-            ValueForm::List(_) => "list",
+            ValueForm::List(_) | ValueForm::AtMostOne(_) => "list",
             ValueForm::Defined(_, form) => form,
         };
         f.write_str(text)
@@ -247,6 +251,9 @@ fn schema_of(form: ValueForm) -> Value {
             ]
         }),
         ValueForm::List(item) => json!({"type": "array", "items": schema_of(*item)}),
+        ValueForm::AtMostOne(item) => {
+            json!({"type": "array", "maxItems": 1, "items": schema_of(*item)})
+        }
         ValueForm::Map(value) => {
             json!({"type": "object", "additionalProperties": schema_of(*value)})
         }

@@ -135,6 +135,11 @@ fn refuses_faulty_registrations() {
         ),
         (
             "a-client",
+            format!("{CLIENT}, organizations: [backup, etcd]"),
+            "certificates.registered.a-client.organizations[1]: is a further organization, and a certificate has at most one (keep one of them, and bind the roles of both to it)",
+        ),
+        (
+            "a-client",
             format!("{CLIENT}, commonName: 'system:node:{{node}}'"),
             "identities with rights",
         ),
