@@ -2,13 +2,16 @@
 //! admission webhook, an aggregated API server, an encryption provider.
 //!
 //! The configuration has verified each registration for itself ([`identity_fault`]). [`path_conflicts`] verifies the paths
-//! of all of them, as soon as kubeadm's `certificatesDir` is known. Pure.
+//! of all of them, as soon as kubeadm's `certificatesDir` is known, and [`name_conflicts`] their alternative names, as soon
+//! as node and cluster are. Pure.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::path::{Component, Path, PathBuf};
 
 use super::layout::Layout;
-use crate::kube::kubeadm::{KubeadmRole, San};
+use super::table::CertSpec;
+use crate::kube::kubeadm::{IpNet, KubeadmRole, San};
 use crate::kube::names::{Authority, CertName, RegisteredName};
 use crate::kube::paths::{KUBERNETES_DIR, MANIFESTS_DIR};
 use crate::x509::ExtendedUsage;
@@ -139,9 +142,37 @@ pub fn identity_fault(value: &str) -> Option<&'static str> {
         .then_some("is the identity of one of kubeadm's certificates")
 }
 
-/// Returns true for a name of the API server's Service. Pods trust any server with such a name under `ca`.
+/// Returns true for a name of the API server's Service, or a wildcard for one. Pods trust any server with such a name under
+/// `ca`.
 pub fn is_apiserver_name(name: &str) -> bool {
-    name == APISERVER_SERVICE || name.starts_with("kubernetes.default")
+    let name = name.to_ascii_lowercase();
+    let name = match name.strip_prefix('*') {
+        Some(domain) => format!("{APISERVER_SERVICE}{domain}"),
+        None => name,
+    };
+    name.trim_end_matches('.') == APISERVER_SERVICE || name.starts_with("kubernetes.default")
+}
+
+/// Returns the conflicts between the alternative names of the registered certificates and those of the API server's Service,
+/// whose address is the first of its network. Pods trust any server with this address under `ca`.
+pub fn name_conflicts(certs: &[CertSpec], services: &[IpNet]) -> Vec<String> {
+    let service_addresses: Vec<IpAddr> = services.iter().filter_map(|net| net.nth(1)).collect();
+    let mut conflicts = Vec::new();
+    for cert in certs {
+        let CertName::Registered(name) = cert.name() else {
+            continue;
+        };
+        let sans = &cert.requested.profile.sans;
+        let names = sans.dns.iter().filter(|name| is_apiserver_name(name));
+        let addresses = sans.ips.iter().filter(|ip| service_addresses.contains(ip));
+        let texts = names.cloned().chain(addresses.map(ToString::to_string));
+        conflicts.extend(texts.map(|text| {
+            format!(
+                "certificates.registered.{name}.sans: {text} belongs to kube-apiserver's Service, which clients in the cluster trust under ca (remove it)"
+            )
+        }));
+    }
+    conflicts
 }
 
 /// Returns the conflicts between the files of the registered certificates, and those with other files of the node.
@@ -258,6 +289,12 @@ mod tests {
             "kubernetes.default",
             "kubernetes.default.svc",
             "kubernetes.default.svc.cluster.local",
+            "Kubernetes.",
+            "KUBERNETES.default.svc.",
+            "*",
+            "*.default",
+            "*.default.svc",
+            "*.Default.svc.cluster.local",
         ] {
             assert!(is_apiserver_name(name), "{name}");
         }
@@ -265,6 +302,8 @@ mod tests {
             "kubernetes.example",
             "my-kubernetes",
             "hook.default.svc",
+            "*.example",
+            "*.svc",
             "",
         ] {
             assert!(!is_apiserver_name(name), "{name}");

@@ -2,7 +2,9 @@ use std::net::IpAddr;
 
 use super::policy::{KeyPolicy, KeyRules};
 use super::*;
-use crate::kube::kubeadm::{ClusterConfig, HostFacts, KubeadmRole, Overrides, San, load, resolve};
+use crate::kube::kubeadm::{
+    ClusterConfig, HostFacts, IpNet, KubeadmRole, Overrides, San, load, resolve,
+};
 use crate::kube::names::{Authority, CertName};
 use crate::x509::Tolerance;
 
@@ -416,6 +418,42 @@ fn plans_own_kubeconfig_where_nodepki_signs_for_kubelets() {
     let worker = JOIN.replace("controlPlane:", "ignored:");
     let plan = planned(&worker, &endpoint, &choices);
     assert!(plan.cert(CertName::NodepkiConf).is_none());
+}
+
+#[test]
+fn refuses_registered_names_of_the_api_servers_service() {
+    use registered::{RegisteredCertificate, RegisteredNodes, RegisteredSan};
+    let fixed = |text: &str| RegisteredSan::Fixed(San::parse(text).unwrap().0);
+    let sans = |sans: Vec<RegisteredSan>, node: &str| {
+        let hook = RegisteredCertificate {
+            name: "hook".parse().unwrap(),
+            description: None,
+            nodes: RegisteredNodes::All,
+            common_name: "hook".to_owned(),
+            organizations: Vec::new(),
+            sans,
+            usages: vec![crate::x509::ExtendedUsage::ServerAuth],
+            certificate: None,
+            key: None,
+            group: None,
+            ca_files: std::collections::BTreeMap::new(),
+        };
+        let choices = Choices {
+            registered: vec![hook],
+            ..Choices::default()
+        };
+        let plan = planned(&INIT.replace("cp1", node), &cluster(""), &choices);
+        let services = ["10.0.0.0/16", "fd00:1::/108"].map(|net| IpNet::parse(net).unwrap().0);
+        registered::name_conflicts(&plan.certs, &services)
+    };
+    let of_node = || RegisteredSan::OfNode("{node}.default.svc".to_owned());
+    let harmless = vec![of_node(), fixed("10.0.0.2"), fixed("10.96.0.1")];
+    assert_eq!(sans(harmless, "cp1"), Vec::<String>::new());
+    let reserved = vec![of_node(), fixed("10.0.0.1"), fixed("fd00:1::1")];
+    let expected = ["kubernetes.default.svc", "10.0.0.1", "fd00:1::1"].map(|san| {
+        format!("certificates.registered.hook.sans: {san} belongs to kube-apiserver's Service, which clients in the cluster trust under ca (remove it)")
+    });
+    assert_eq!(sans(reserved, "kubernetes"), expected);
 }
 
 #[test]

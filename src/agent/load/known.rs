@@ -492,7 +492,11 @@ impl KnownConfiguration {
         notes: Vec<String>,
     ) -> Result<NodeSpec, Failure> {
         let plan = spec::node_spec(cluster, node, policy, choices);
-        let conflicts = registered::path_conflicts(&choices.registered, &plan.layout);
+        let mut conflicts = registered::path_conflicts(&choices.registered, &plan.layout);
+        conflicts.extend(registered::name_conflicts(
+            &plan.certs,
+            &cluster.service_subnets,
+        ));
         if !conflicts.is_empty() {
             return Err(Failure::with_messages(ExitCode::Configuration, conflicts));
         }

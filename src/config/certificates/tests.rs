@@ -165,6 +165,11 @@ fn refuses_faulty_registrations() {
         ),
         (
             "webhook",
+            format!("{SERVING}, sans: ['*.Default.svc']"),
+            "is a name of kube-apiserver",
+        ),
+        (
+            "webhook",
             format!("{SERVING}, sans: ['{{cluster}}.example']"),
             "use {node} in a DNS name, or {address} alone",
         ),
