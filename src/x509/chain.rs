@@ -5,7 +5,7 @@ use std::fmt;
 use super::blocks;
 use super::certificate::Certificate;
 use super::content::{content_instead_of_pem, wide_encoding};
-use super::der::{DerReader, tag};
+use super::der::{DerReader, MAX_BER_DEPTH, tag};
 use super::key::PublicKey;
 use super::pem::pem_blocks;
 use super::signature::MAX_SIGNATURE_CHECKS;
@@ -474,7 +474,7 @@ fn certificates_in(answer: &[u8]) -> Result<(Vec<ParsedCertificate>, bool), Chai
     }
     require_narrow(answer)?;
     let answer = answer.strip_prefix(BYTE_ORDER_MARK).unwrap_or(answer);
-    // A DER certificate and a DER ContentInfo both begin with SEQUENCE; text does not.
+    // A certificate and a ContentInfo both begin with SEQUENCE; text does not.
     if answer.first() == Some(&0x30) {
         return match pkcs7_certificates(answer) {
             Some(ders) => Ok((parse_all(&ders)?, false)),
@@ -518,22 +518,24 @@ fn parse_all(ders: &[&[u8]]) -> Result<Vec<ParsedCertificate>, ChainError> {
     Ok(ders.iter().map(|der| Certificate::from_der(der)).collect())
 }
 
-/// Returns the certificates of a SignedData (RFC 5652, 5.1), duplicates included; `None` for any other content.
+/// Returns the certificates of a SignedData (RFC 5652, 5.1), duplicates included; `None` for any other content. Its own
+/// encoding is BER, that of the certificates DER.
 pub(super) fn pkcs7_certificates(der: &[u8]) -> Option<Vec<&[u8]>> {
     /// id-signedData, 1.2.840.113549.1.7.2.
     const SIGNED_DATA: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 7, 2];
-    let mut info = DerReader::new(der).read(tag::SEQUENCE)?;
+    let mut info = DerReader::new(der).read_ber(tag::SEQUENCE)?;
     if info.oid()? != SIGNED_DATA {
         return None;
     }
-    let mut signed = info.read(tag::constructed(0))?.read(tag::SEQUENCE)?;
+    let mut content = info.read_ber(tag::constructed(0))?;
+    let mut signed = content.read_ber(tag::SEQUENCE)?;
     signed.integer()?;
-    signed.read(tag::SET)?;
-    signed.read(tag::SEQUENCE)?;
-    let mut set = signed.read(tag::constructed(0))?;
+    signed.read_ber(tag::SET)?;
+    signed.read_ber(tag::SEQUENCE)?;
+    let mut set = signed.read_ber(tag::constructed(0))?;
     let mut found = Vec::new();
     while !set.is_empty() {
-        let choice = set.any()?;
+        let choice = set.any_ber(MAX_BER_DEPTH)?;
         // The other choices are attribute certificates and obsolete formats.
         if choice.tag == tag::SEQUENCE {
             found.push(choice.whole);

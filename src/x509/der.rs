@@ -1,7 +1,10 @@
 //! A strict reader of DER, with the rules of Go's `cryptobyte` package (`vendor/golang.org/x/crypto/cryptobyte/asn1.go`).
 //!
 //! Lengths and integers must be minimal, tags have one byte, lengths are definite. Every method returns `None` for
-//! input that Go refuses.
+//! input that Go refuses. The methods for BER are for the envelope of a PKCS#7 container, which no component reads.
+
+/// Maximum number of nested elements of indefinite length. A SignedData has fewer than ten.
+pub(super) const MAX_BER_DEPTH: usize = 16;
 
 /// Universal tags, with the bit of constructed encodings set if X.690 requires it.
 pub(super) mod tag {
@@ -76,28 +79,52 @@ impl<'a> DerReader<'a> {
 
     /// Reads one element of any tag. Go: `String.readASN1`.
     pub(super) fn any(&mut self) -> Option<Element<'a>> {
+        let mut after = *self;
+        let element = after.any_ber(0)?;
+        let length_bytes = match element.content.len() {
+            0..=0x7f => 1,
+            0x80..=0xff => 2,
+            0x100..=0xffff => 3,
+            0x1_0000..=0xff_ffff => 4,
+            _ => 5,
+        };
+        if element.whole.len() != 1 + length_bytes + element.content.len() {
+            return None;
+        }
+        *self = after;
+        Some(element)
+    }
+
+    /// Reads one element of any tag by BER (X.690, 8.1.3): the length may be indefinite, at most in `depth` nested elements,
+    /// or not minimal.
+    pub(super) fn any_ber(&mut self, depth: usize) -> Option<Element<'a>> {
         let (&tag, rest) = self.0.split_first()?;
         let (&first, rest) = rest.split_first()?;
         // A tag with several bytes.
         if tag & 0x1f == 0x1f {
             return None;
         }
-        let (length, rest) = match first {
-            0..=0x7f => (usize::from(first), rest),
-            // 0x80 is an indefinite length; more than 0x84 is a length of more than four bytes.
+        let (content, rest) = match first {
+            0..=0x7f => rest.split_at_checked(usize::from(first))?,
+            // Elements up to one with tag and length 0, in a constructed element only.
+            0x80 if tag & 0x20 != 0 => {
+                let mut inner = DerReader(rest);
+                while !inner.0.starts_with(&[0, 0]) {
+                    inner.any_ber(depth.checked_sub(1)?)?;
+                }
+                let (content, end) = rest.split_at_checked(rest.len() - inner.0.len())?;
+                (content, end.get(2..)?)
+            }
+            // More than 0x84 is a length of more than four bytes.
             0x81..=0x84 => {
                 let (bytes, rest) = rest.split_at_checked(usize::from(first & 0x7f))?;
                 let length = bytes
                     .iter()
                     .fold(0u64, |length, byte| length << 8 | u64::from(*byte));
-                if length < 0x80 || bytes.first() == Some(&0) {
-                    return None;
-                }
-                (usize::try_from(length).ok()?, rest)
+                rest.split_at_checked(usize::try_from(length).ok()?)?
             }
             _ => return None,
         };
-        let (content, rest) = rest.split_at_checked(length)?;
         let (whole, _) = self.0.split_at_checked(self.0.len() - rest.len())?;
         self.0 = rest;
         Some(Element {
@@ -105,6 +132,12 @@ impl<'a> DerReader<'a> {
             content,
             whole,
         })
+    }
+
+    /// Reads one element by BER that must have this tag, and returns a reader of its content.
+    pub(super) fn read_ber(&mut self, tag: u8) -> Option<DerReader<'a>> {
+        let element = self.any_ber(MAX_BER_DEPTH)?;
+        (element.tag == tag).then_some(DerReader(element.content))
     }
 
     /// Reads one element that must have this tag.
@@ -240,6 +273,39 @@ mod tests {
         let mut long = vec![4, 0x81, 0x80];
         long.extend([7; 0x80]);
         assert_eq!(DerReader::new(&long).any().unwrap().content.len(), 0x80);
+    }
+
+    #[test]
+    fn reads_lengths_of_ber() {
+        for (bytes, content, left) in [
+            (&[4, 0x82, 0, 1, 7, 9][..], &[7][..], 1),
+            (&[0x30, 0x80, 0, 0, 9], &[], 1),
+            (
+                &[0x30, 0x80, 0x24, 0x80, 4, 1, 0, 0, 0, 2, 0, 0, 0],
+                &[0x24, 0x80, 4, 1, 0, 0, 0, 2, 0],
+                0,
+            ),
+        ] {
+            let mut reader = DerReader::new(bytes);
+            let element = reader.any_ber(2).unwrap();
+            assert_eq!(element.content, content, "{bytes:02x?}");
+            assert_eq!(element.whole.len(), bytes.len() - left, "{bytes:02x?}");
+            assert_eq!(reader.rest().len(), left, "{bytes:02x?}");
+            assert!(DerReader::new(bytes).any().is_none(), "{bytes:02x?}");
+        }
+        for bytes in [
+            &[0x30, 0x80][..],
+            &[0x30, 0x80, 0],
+            &[0x30, 0x80, 4, 1, 7],
+            // A primitive element, and one level too many.
+            &[4, 0x80, 0, 0],
+            &[0x30, 0x80, 0x30, 0x80, 0x30, 0x80, 0, 0, 0, 0, 0, 0],
+        ] {
+            let read = DerReader::new(bytes).any_ber(1);
+            assert!(read.is_none(), "{bytes:02x?}");
+        }
+        let deep = [0x30, 0x80].repeat(100_000);
+        assert!(DerReader::new(&deep).read_ber(tag::SEQUENCE).is_none());
     }
 
     #[test]

@@ -141,7 +141,7 @@ fn accepts_bundle_with_own_key_or_issued_by_own_certificate() {
 }
 
 #[test]
-fn reads_pkcs7_in_der_and_pem() {
+fn reads_pkcs7_in_der_ber_and_pem() {
     let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
     let public = key.public_key().clone();
     let now = datetime!(2026-06-01 12:00 UTC);
@@ -164,10 +164,39 @@ fn reads_pkcs7_in_der_and_pem() {
         ])
     };
     let pkcs7 = signed_data(&[2, 1, 1]);
-    for answer in [pkcs7.clone(), encode_pem("PKCS7", &pkcs7).into_bytes()] {
+    // OpenSSL and Java write indefinite lengths when they stream.
+    let indefinite =
+        |tag: u8, parts: &[&[u8]]| [&[tag, 0x80][..], &parts.concat(), &[0, 0]].concat();
+    let ber = |certificate: &[u8]| {
+        let content = indefinite(0xa0, &[&indefinite(0x24, &[&[4, 2, 0, 0]])]);
+        let signed = indefinite(
+            0x30,
+            &[
+                &[2, 1, 1, 0x31, 0x81, 0],
+                &indefinite(0x30, &[&[6, 1, 0x2a], &content]),
+                &indefinite(0xa0, &[certificate]),
+                &[0x31, 0],
+            ],
+        );
+        let kind = der(6, &[&[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 7, 2]]);
+        indefinite(0x30, &[&kind, &indefinite(0xa0, &[&signed])])
+    };
+    let in_ber = ber(leaf);
+    for answer in [
+        encode_pem("PKCS7", &pkcs7).into_bytes(),
+        pkcs7,
+        encode_pem("CMS", &in_ber).into_bytes(),
+        in_ber,
+    ] {
         let chain = Chain::from_response(&answer, &public).unwrap();
         assert_eq!(chain.leaf().der(), leaf);
         assert_eq!(certificates_of(&answer).unwrap().len(), 1);
     }
     assert!(Chain::from_response(&signed_data(&[5, 0]), &public).is_err());
+    let damaged = ber(&indefinite(0x30, &[leaf]));
+    let refusal = certificates_of(&damaged).unwrap_err().to_string();
+    assert!(
+        refusal.contains("a SEQUENCE with a minimal length"),
+        "{refusal}"
+    );
 }
