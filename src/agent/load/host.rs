@@ -28,6 +28,7 @@ pub(super) fn host_facts(root: &NodeRoot) -> Result<HostFacts, Failure> {
         } else {
             Vec::new()
         },
+        loopback_interface_addresses: addresses_of(root, |interface| interface == "lo"),
         running: None,
         joined_server: None,
         kept: None,
@@ -36,11 +37,17 @@ pub(super) fn host_facts(root: &NodeRoot) -> Result<HostFacts, Failure> {
 
 /// Returns the addresses of this machine; none if the root is another machine's.
 pub(super) fn interfaces(root: &NodeRoot) -> Vec<IpAddr> {
+    addresses_of(root, |_| true)
+}
+
+/// As [`interfaces`], of the interfaces with certain names.
+fn addresses_of(root: &NodeRoot, is_wanted: impl Fn(&str) -> bool) -> Vec<IpAddr> {
     if !root.is_this_machine() {
         return Vec::new();
     }
     let found = nix::ifaddrs::getifaddrs().into_iter().flatten();
     found
+        .filter(|interface| is_wanted(&interface.interface_name))
         .filter_map(|interface| {
             let address = interface.address?;
             let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));

@@ -13,7 +13,7 @@ use crate::yaml::schema::section;
 use crate::yaml::{FieldPosition, Map, Node, NodeKind};
 
 pub(super) const DEFAULT_BIND_PORT: u16 = 6443;
-const ADDRESS_FIX: &str =
+pub(super) const ADDRESS_FIX: &str =
     "write the node's own address, or remove the field to use that of the default route";
 
 /// Keys of the ClusterConfiguration and of maps that are often written at the top of an InitConfiguration or
@@ -156,6 +156,8 @@ pub(super) struct ApiEndpoint {
     pub(super) address: Option<IpAddr>,
     /// Whether the address is `::`.
     pub(super) prefers_ipv6: bool,
+    /// Position of a loopback address, which stands for an address of the interface `lo`.
+    pub(super) on_loopback: Option<FieldPosition>,
     /// True if the address was refused: its absence is not a second fault.
     pub(super) is_invalid: bool,
     pub(super) bind_port: u16,
@@ -325,10 +327,12 @@ fn read_api_endpoint(map: &Map<'_>) -> ApiEndpoint {
                 warn(&field, note);
                 endpoint.address = Some(ip);
             }
+            // `SetAPIEndpointDynamicDefaults` of kubeadm.
+            Some((ip, _)) if ip.is_loopback() => endpoint.on_loopback = Some(field.spot()),
             Some((ip, _)) => {
                 endpoint.is_invalid = true;
                 field.error(
-                    format!("{ip} is a loopback, link-local, multicast or broadcast address, which other nodes cannot reach"),
+                    format!("{ip} is a link-local, multicast or broadcast address, which other nodes cannot reach"),
                     ADDRESS_FIX,
                 );
             }

@@ -10,7 +10,9 @@ use super::address::{HostPort, NodeName, is_global_unicast};
 use super::cluster::{ClusterConfig, Etcd};
 use super::documents::Documents;
 use super::join::Discovery;
-use super::node::{DEFAULT_BIND_PORT, KubeadmRole, KubeletArguments, NodeConfig, NodeDocument};
+use super::node::{
+    ADDRESS_FIX, DEFAULT_BIND_PORT, KubeadmRole, KubeletArguments, NodeConfig, NodeDocument,
+};
 use crate::yaml::{Faults, FieldPosition};
 
 /// X.520's upper bound for a common name, in bytes.
@@ -28,6 +30,8 @@ pub struct HostFacts {
     pub hostname: String,
     /// Addresses of the interfaces with the default routes, at most one of each family.
     pub default_route_addresses: Vec<IpAddr>,
+    /// Addresses of the interface `lo`.
+    pub loopback_interface_addresses: Vec<IpAddr>,
     /// The node as its existing files describe it.
     pub running: Option<ExistingNode>,
     /// URL of the API server for a worker's kubelet.conf, from the discovery of the cluster.
@@ -43,6 +47,13 @@ impl HostFacts {
         let routed = self.default_route_addresses.iter().copied();
         let routed = routed.filter(|ip| is_global_unicast(*ip));
         routed.min_by_key(|ip| ip.is_ipv6() != prefers_ipv6)
+    }
+
+    /// Returns the address that replaces a loopback address, as `ChooseBindAddressForInterface` of apimachinery chooses it.
+    fn loopback_interface_address(&self) -> Option<IpAddr> {
+        let all = self.loopback_interface_addresses.iter().copied();
+        all.filter(|ip| is_global_unicast(*ip))
+            .min_by_key(IpAddr::is_ipv6)
     }
 }
 
@@ -393,6 +404,18 @@ impl<'a> ResolveInputs<'a> {
             return None;
         }
         let api = self.node.and_then(|node| node.api_endpoint.as_ref());
+        if let Some(spot) = api.and_then(|api| api.on_loopback.as_ref()) {
+            let existing = self.running.and_then(|running| running.endpoint);
+            let existing = existing.map(|endpoint| endpoint.ip());
+            let found = self.host.loopback_interface_address().or(existing);
+            if found.is_none() {
+                faults.push(spot.error(
+                    "a loopback address stands for an address of the interface lo, which has none that other nodes can reach",
+                    ADDRESS_FIX,
+                ));
+            }
+            return found;
+        }
         let written = api.and_then(|api| api.address);
         if let Some(address) = written.or_else(|| self.assumed_address()) {
             return Some(address);

@@ -16,6 +16,7 @@ const WORKER: &str = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: JoinConfiguratio
 fn host() -> HostFacts {
     HostFacts {
         running: None,
+        loopback_interface_addresses: Vec::new(),
         joined_server: None,
         kept: None,
         hostname: "Host-1".to_owned(),
@@ -570,16 +571,10 @@ fn reads_advertise_addresses() {
             want
         );
     }
-    for address in [
-        "127.0.0.1",
-        "'::1'",
-        "169.254.1.1",
-        "224.0.0.1",
-        "255.255.255.255",
-    ] {
+    for address in ["169.254.1.1", "224.0.0.1", "255.255.255.255"] {
         assert!(
             at(address).unwrap_err().to_string().ends_with(
-                "is a loopback, link-local, multicast or broadcast address, which other nodes cannot reach \
+                "is a link-local, multicast or broadcast address, which other nodes cannot reach \
                  (write the node's own address, or remove the field to use that of the default route)"
             ),
             "{address}"
@@ -590,6 +585,37 @@ fn reads_advertise_addresses() {
         "k.yaml:4:21: localAPIEndpoint.advertiseAddress: \"eth0\" is not an IP address \
          (write the node's own address, or remove the field to use that of the default route)"
     );
+    // A loopback address stands for a global unicast address of `lo`, one of IPv4 if there is one.
+    for (loopback, addresses, want) in [
+        (
+            "127.0.0.1",
+            &["169.254.1.1", "2001:db8::8", "192.0.2.8", "192.0.2.9"][..],
+            Some("192.0.2.8"),
+        ),
+        ("'::1'", &["2001:db8::8", "192.0.2.8"], Some("192.0.2.8")),
+        (
+            "127.0.0.1",
+            &["fe80::1", "2001:db8::8"],
+            Some("2001:db8::8"),
+        ),
+        ("'::1'", &[], None),
+    ] {
+        let host = HostFacts {
+            loopback_interface_addresses: addresses.iter().map(|ip| ip.parse().unwrap()).collect(),
+            ..host()
+        };
+        let loaded = load(&[("k.yaml", &INIT.replace("192.0.2.11", loopback))]);
+        let found = resolve(&loaded, &host, &Overrides::default());
+        let found = found.map(|resolved| resolved.node.advertise_address.unwrap().to_string());
+        let none = "k.yaml:4:21: localAPIEndpoint.advertiseAddress: a loopback address stands for an address of the interface lo, \
+                    which has none that other nodes can reach (write the node's own address, or remove the field to use that of the default route)";
+        let want = want.map_or(Err(none.to_owned()), |ip| Ok(ip.to_owned()));
+        assert_eq!(
+            found.map_err(|faults| faults.to_string()),
+            want,
+            "{loopback} {addresses:?}"
+        );
+    }
     let kubelet = "  kubeletExtraArgs: [{name: node-ip, value: '::'}]\n";
     let node = run(&format!("{INIT}{kubelet}")).unwrap().node;
     assert_eq!(node.kubelet_addresses[1].to_string(), "2001:db8::99");
