@@ -831,4 +831,4 @@ fn double_quoted(text: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -481,7 +481,7 @@ fn reads_large_documents_in_time_that_grows_with_their_size() {
 }
 
 /// Returns the processor time of this thread, in seconds.
-fn processor_seconds() -> f64 {
+pub(crate) fn processor_seconds() -> f64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
     let nanoseconds: f64 = text.split(' ').next().unwrap().parse().unwrap();
     nanoseconds / 1e9

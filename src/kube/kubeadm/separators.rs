@@ -37,36 +37,38 @@ pub(super) fn faults(file: &str, text: &str, documents: &[Node]) -> Vec<SplitFau
             }];
         }
     };
+    let lines: Vec<&str> = text.lines().collect();
     let mut faults = Vec::new();
+    // Both are in the order of the text, and a separator's line contains no document.
+    let mut begins = documents.iter().map(|one| one.place.line).peekable();
     for (index, part) in parts.iter().enumerate() {
-        let mut inside = documents
-            .iter()
-            .filter(|document| part.contains(&document.place.line));
-        match (inside.next(), inside.next()) {
-            (None, _) => faults.push(SplitFault {
+        let mut inside = Vec::new();
+        while let Some(line) = begins.next_if(|line| line <= part.end()) {
+            inside.push(line);
+        }
+        match inside.as_slice() {
+            [] => faults.push(SplitFault {
                 spot: at(*part.start()),
                 message: "kubeadm refuses the file: each part between lines with --- must contain a document with apiVersion and kind",
-                fix: empty_part_fix(text, part, index + 1 == parts.len()),
+                fix: empty_part_fix(&lines, part, index + 1 == parts.len()),
             }),
-            (Some(_), Some(second)) => faults.push(SplitFault {
-                spot: at(second.place.line),
+            [_, second, ..] => faults.push(SplitFault {
+                spot: at(*second),
                 message: "kubeadm ignores this document: it reads one document between lines with ---",
                 fix: "write a line with --- before it".to_owned(),
             }),
-            (Some(_), None) => {}
+            [_] => {}
         }
     }
     faults
 }
 
 /// Returns how to correct a part without a document.
-fn empty_part_fix(text: &str, part: &Lines, is_last: bool) -> String {
+fn empty_part_fix(lines: &[&str], part: &Lines, is_last: bool) -> String {
     let (first, last) = (*part.start(), *part.end());
     let is_comment = |line: &str| line.trim().is_empty() || line.trim_start().starts_with('#');
-    let lines = text.lines().skip(first - 1).take(last + 1 - first);
-    let has_only_comments = lines
-        .filter(|line| !line.starts_with(SEPARATOR))
-        .all(is_comment);
+    let mut own = lines.get(first - 1..last).into_iter().flatten();
+    let has_only_comments = own.all(|line| line.starts_with(SEPARATOR) || is_comment(line));
     match (is_last, has_only_comments) {
         // The line above is the separator.
         (true, _) => format!(
@@ -104,4 +106,26 @@ fn split(text: &str) -> Result<Vec<Lines>, usize> {
     }
     parts.extend(open);
     Ok(parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::yaml::parse;
+    use crate::yaml::tests::processor_seconds;
+
+    #[test]
+    fn examines_parts_in_time_that_grows_with_their_number() {
+        // Comparing every part with every document, or finding its lines from the beginning of the text, takes minutes.
+        const PARTS: usize = 100_000;
+        let full = "a: 1\n---\n".repeat(PARTS);
+        let empty = format!("a: 1\n---\n{}", "# b\n---\n".repeat(PARTS));
+        let before = processor_seconds();
+        for (text, expected) in [(&full, 0), (&empty, PARTS)] {
+            let documents = parse("k.yaml", text).unwrap();
+            assert_eq!(faults("k.yaml", text, &documents).len(), expected);
+        }
+        let taken = processor_seconds() - before;
+        assert!(taken < 30.0, "{taken} s");
+    }
 }
