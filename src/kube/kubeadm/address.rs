@@ -371,8 +371,10 @@ impl IpNet {
             return refused();
         };
         let bits: u8 = if address.is_ipv4() { 32 } else { 128 };
+        // Go allows leading zeros, and no sign.
+        let is_number = prefix.bytes().all(|byte| byte.is_ascii_digit());
         match prefix.parse::<u8>() {
-            Ok(prefix) if prefix <= bits => {
+            Ok(prefix) if is_number && prefix <= bits => {
                 let address = match address {
                     IpAddr::V4(v4) => {
                         let mask = u32::MAX.checked_shl(u32::from(32 - prefix)).unwrap_or(0);
@@ -773,6 +775,7 @@ mod tests {
         let nth = |text: &str| IpNet::parse(text).unwrap().0.nth(1).unwrap().to_string();
         assert_eq!(nth("10.96.0.0/12"), "10.96.0.1");
         assert_eq!(nth("10.96.3.4/12"), "10.96.0.1");
+        assert_eq!(nth("10.96.0.0/012"), "10.96.0.1");
         assert_eq!(nth("fd00:10:96::/112"), "fd00:10:96::1");
         assert_eq!(nth("0.0.0.0/0"), "0.0.0.1");
         assert_eq!(IpNet::parse("10.0.0.1/32").unwrap().0.nth(1), None);
@@ -786,6 +789,8 @@ mod tests {
             "x/8",
             "fd00::/129",
             "10.0.0.0/-1",
+            "10.0.0.0/+8",
+            "10.0.0.0/",
             "",
         ] {
             assert!(IpNet::parse(text).is_err(), "{text}");
