@@ -5,6 +5,7 @@ pub mod discovery;
 pub(crate) mod event;
 #[cfg(feature = "fuzzing")]
 pub mod fuzz;
+mod json;
 pub mod lease;
 pub mod node;
 pub mod watch;

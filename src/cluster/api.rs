@@ -620,8 +620,7 @@ fn unread(files: &Rc<dyn Files>, file: &SecretFile, source: io::Error) -> ApiErr
 }
 
 fn json(response: &HttpResponse) -> Result<Value, ApiError> {
-    response
-        .json()
+    super::json::object(&response.body)
         .map_err(|error| unusable(response, format!("it is not valid JSON ({error})")))
 }
 

@@ -14,6 +14,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::sleep;
 
 use super::api::{Api, ApiError, ApiStatus, JSON, MAX_MESSAGE_LENGTH, Resource};
+use super::json::TrimmedObject;
 use crate::http::{Call, HttpErrorKind, Line, encode, printable};
 use crate::process::jitter::random_fraction;
 
@@ -139,12 +140,34 @@ impl Api {
         }
         let call = Call::get(path).accept(JSON).limit(MAX_PAGE_BYTES);
         let response = self.exchange(call).await?;
-        response.json().map_err(|error| ApiError::Unusable {
+        read_page(&response.body, watch.resource.plural).map_err(|error| ApiError::Unusable {
             status: response.status,
             bytes: response.body.len(),
             why: format!("it is not a list of {} ({error})", watch.resource.plural),
         })
     }
+}
+
+/// Reads a page. An object that cannot be read must not hide the others.
+fn read_page<T: DeserializeOwned>(
+    body: &[u8],
+    plural: &str,
+) -> Result<ListPage<T>, serde_json::Error> {
+    if let Ok(page) = serde_json::from_slice(body) {
+        return Ok(page);
+    }
+    let page: ListPage<TrimmedObject> = serde_json::from_slice(body)?;
+    let readable = |item: TrimmedObject| match item.read() {
+        Ok(item) => Some(item),
+        Err(error) => {
+            tracing::warn!("an object among the {plural} is ignored: {error}");
+            None
+        }
+    };
+    Ok(ListPage {
+        metadata: page.metadata,
+        items: page.items.into_iter().filter_map(readable).collect(),
+    })
 }
 
 /// Why a watch ended.
@@ -358,14 +381,21 @@ fn read_event<T: DeserializeOwned>(line: &[u8]) -> Result<WatchEvent<T>, String>
     struct Body<T> {
         object: T,
     }
+    fn body<T: DeserializeOwned>(line: &[u8]) -> Result<T, serde_json::Error> {
+        match serde_json::from_slice::<Body<T>>(line) {
+            Ok(body) => Ok(body.object),
+            Err(_) => serde_json::from_slice::<Body<TrimmedObject>>(line)?
+                .object
+                .read(),
+        }
+    }
     let unusable =
         |error: serde_json::Error| format!("an event of the watch is not valid: {error}");
     let Header { kind, object } = serde_json::from_slice(line).map_err(unusable)?;
-    let body = || serde_json::from_slice::<Body<T>>(line).map(|body| body.object);
     let at = object.metadata.resource_version;
     let change = match kind.as_str() {
-        "ADDED" | "MODIFIED" => body().map(WatchChange::Present),
-        "DELETED" => body().map(WatchChange::Deleted),
+        "ADDED" | "MODIFIED" => body(line).map(WatchChange::Present),
+        "DELETED" => body(line).map(WatchChange::Deleted),
         "BOOKMARK" => return Ok(WatchEvent::Bookmark(at)),
         "ERROR" => {
             return Ok(WatchEvent::Failed(ApiStatus {
@@ -403,6 +433,7 @@ pub fn fuzz_event(bytes: &[u8]) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::json::tests::nested;
     use super::*;
 
     #[derive(Debug, Deserialize, PartialEq)]
@@ -461,6 +492,34 @@ mod tests {
         let line = r#"{"type":"ADDED","object":{"metadata":{"resourceVersion":"8"}}}"#;
         assert_eq!(show(line), "ignored at 8");
         assert!(show("{\"type\"").starts_with("an event of the watch is not valid"));
+    }
+
+    #[test]
+    fn reads_objects_beside_one_that_a_client_nested() {
+        let deep = nested(130);
+        let meta = format!(
+            r#"{{"name":"a","resourceVersion":"8","managedFields":[{{"fieldsV1":{deep}}}]}}"#
+        );
+        let page = format!(
+            r#"{{"metadata":{{"resourceVersion":"5","continue":"c"}},"items":[{{"metadata":{meta}}},{{"metadata":{{}}}},{{"metadata":{{"name":"b"}},"spec":{deep}}}]}}"#
+        );
+        let all: ListPage<serde_json::Value> = read_page(page.as_bytes(), "things").unwrap();
+        assert_eq!((all.metadata.next.as_str(), all.items.len()), ("c", 3));
+        assert_eq!(all.items[0]["metadata"]["name"], "a");
+        let named: ListPage<Named> = read_page(page.as_bytes(), "things").unwrap();
+        let named: Vec<_> = named
+            .items
+            .into_iter()
+            .map(|item| item.metadata.name)
+            .collect();
+        assert_eq!(named, ["a", "b"]);
+        assert!(read_page::<Named>(b"{\"items\":[}", "things").is_err());
+        let line = format!(r#"{{"type":"ADDED","object":{{"metadata":{meta}}}}}"#);
+        assert!(matches!(
+            read_event::<serde_json::Value>(line.as_bytes()),
+            Ok(WatchEvent::Change { change: Ok(WatchChange::Present(object)), at })
+                if at == "8" && object["metadata"]["name"] == "a"
+        ));
     }
 
     #[test]

@@ -293,6 +293,30 @@ fn signs_no_hostile_request_of_any_user() {
     assert_eq!(signed.count(), 0);
 }
 
+/// A client may nest `managedFields` deeper than serde_json reads.
+#[test]
+fn signs_beside_object_that_its_author_nested() {
+    let cluster = &prepared(INIT, "corp", "");
+    let node = cluster.first();
+    node.stop("kube-controller-manager");
+    node.nodepki(&["renew"]).done();
+    put_node(cluster, "w1", &[("InternalIP", "192.0.2.21")], true);
+    let w1 = &kubelet_of(cluster, "w1");
+    let (mut nested, _) = serving("w1", &[], &["192.0.2.21"]).object();
+    let fields = (0..200).fold(json!({}), |inner, _| json!({"f:a": inner}));
+    nested["metadata"]["managedFields"] = json!([{"manager": "evil", "operation": "Update",
+        "apiVersion": "certificates.k8s.io/v1", "time": "2026-01-01T00:00:00Z",
+        "fieldsType": "FieldsV1", "fieldsV1": fields}]);
+    let (status, stored) = w1.post(CSRS, &nested);
+    assert_eq!(status, 201, "{stored}");
+    assert!(stored.is_string(), "this test reads it: {stored}");
+    // The first list contains it.
+    let daemon = &Daemon::start(node);
+    let (name, _, _) = Wanted::client("new").create(&token(cluster));
+    certificate(&decided(cluster, &name, daemon));
+    node.nodepki(&["kubelets", "list"]).done().says(&name);
+}
+
 /// Has one node send the same request thousands of times. Another node gets its certificate, and memory stays bounded.
 fn flood(cluster: &Cluster, users: &Users<'_>, daemon: &Daemon<'_>) {
     let stolen = requests::all()
