@@ -36,6 +36,8 @@ use context::KubeconfigContext;
 pub(crate) use context::is_of_node;
 
 pub(super) const JSON: &str = "application/json";
+/// Maximum size of an object in bytes. etcd accepts objects of 1.5 MiB, which are 2 MiB as JSON.
+const MAX_OBJECT_BYTES: usize = 4 << 20;
 /// Maximum length in bytes of a server's message that is shown: any server may have sent it.
 pub(super) const MAX_MESSAGE_LENGTH: usize = 2000;
 
@@ -465,7 +467,8 @@ impl Api {
     }
 
     async fn end(&self, name: &str, call: Call<'_>) -> Result<bool, ApiError> {
-        match self.exchange(call.accept(JSON)).await {
+        let call = call.accept(JSON).limit(MAX_OBJECT_BYTES);
+        match self.exchange(call).await {
             Ok(_) => Ok(true),
             Err(ApiError::Refused(status)) if status.is_not_found(name) => Ok(false),
             Err(error) => Err(error),
@@ -492,7 +495,8 @@ impl Api {
     }
 
     async fn send(&self, resource: &Resource, call: Call<'_>) -> Result<Value, ApiError> {
-        let response = self.exchange(call.accept(JSON)).await?;
+        let call = call.accept(JSON).limit(MAX_OBJECT_BYTES);
+        let response = self.exchange(call).await?;
         let object = json(&response)?;
         match object.get("kind").and_then(Value::as_str) {
             Some(kind) if kind == resource.kind => Ok(object),

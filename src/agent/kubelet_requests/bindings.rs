@@ -76,9 +76,15 @@ impl Signing {
                     return self.warn_about_bindings(Some(&status));
                 }
                 Err(error) => {
-                    tracing::debug!("the bindings of Nodes cannot be read: {error}");
-                    sleep(delay(failures, None, random_fraction())).await;
                     failures += 1;
+                    match failures {
+                        3 => tracing::warn!(
+                            "no request of a kubelet is signed before the ConfigMap {LEASE_NAMESPACE}/{} is read: {error}; retrying",
+                            bindings_name(&self.policy)
+                        ),
+                        _ => tracing::debug!("the bindings of Nodes cannot be read: {error}"),
+                    }
+                    sleep(delay(failures - 1, None, random_fraction())).await;
                 }
             }
         }
