@@ -119,7 +119,7 @@ pub trait Signer {
     }
 
     /// Returns the authority's revocation lists as the signer publishes them, PEM or DER; `None` if there are none. The
-    /// result is not verified.
+    /// result is not verified. [`Signer::probe`] need not precede it, since lists are public: no session begins.
     async fn crl(&self, _authority: Authority) -> Result<Option<Vec<u8>>, SignerError> {
         Ok(None)
     }

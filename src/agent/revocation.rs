@@ -39,14 +39,13 @@ pub async fn update_revocations(
     let now = clock();
     let survey = setup.survey(root, now)?;
     notes.extend(survey.notes.iter().cloned());
-    let mut fetch = CrlFetch {
+    let fetch = CrlFetch {
         setup,
         retries: Retries {
             deadline: Instant::now() + setup.wait,
             jitter: setup.jitter,
             progress,
         },
-        probed: BTreeMap::new(),
     };
     let mut fetched = Vec::new();
     for bundle in &setup.plan.bundles {
@@ -93,26 +92,24 @@ pub async fn update_revocations(
 struct CrlFetch<'a> {
     setup: &'a RunSetup,
     retries: Retries<'a>,
-    /// Result of probing each signer, by its name.
-    probed: BTreeMap<String, Result<(), Rc<SignerError>>>,
 }
 
 impl<'a> CrlFetch<'a> {
     /// Fetches the list of one authority. Returns `None` if its signer does not publish one.
     async fn list_of(
-        &mut self,
+        &self,
         bundle: &'a BundleSpec,
         survey: &Survey,
     ) -> Option<FetchedList<'a>> {
         let (name, signer) = self.setup.signers.get(&bundle.authority)?;
         let signer = signer.as_ref();
         let published = match trust(self.setup, survey, bundle) {
-            Ok(_) => match self.published(name, signer, bundle.authority).await {
+            Ok(_) => match fetch(name, signer, bundle.authority, &self.retries).await {
                 Ok(published) => Ok(published?),
                 Err(error) => Err(Box::new(row(
                     bundle,
                     RowAction::Failed,
-                    sentence(error.as_ref()),
+                    sentence(&error),
                     Some(signer_code(&error)),
                 ))),
             },
@@ -123,26 +120,6 @@ impl<'a> CrlFetch<'a> {
             signer,
             published,
         })
-    }
-
-    async fn published(
-        &mut self,
-        name: &str,
-        signer: &dyn Signer,
-        authority: Authority,
-    ) -> Result<Option<Vec<u8>>, Rc<SignerError>> {
-        let ready = match self.probed.get(name) {
-            Some(before) => before.clone(),
-            None => {
-                let ready = self.retries.probe(name, signer).await.map_err(Rc::new);
-                self.probed.insert(name.to_owned(), ready.clone());
-                ready
-            }
-        };
-        ready?;
-        fetch(name, signer, authority, &self.retries)
-            .await
-            .map_err(Rc::new)
     }
 }
 

@@ -592,6 +592,10 @@ impl Signer for Exec {
     }
 
     async fn crl(&self, authority: Authority) -> Result<Option<Vec<u8>>, SignerError> {
+        self.probe().await?;
+        if self.caps().crl == Carry::No {
+            return Ok(None);
+        }
         Ok(filled(self.authority(authority).await?.crl_pem))
     }
 

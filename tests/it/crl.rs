@@ -11,9 +11,10 @@ use nodepki::store::NodeRoot;
 use nodepki::x509::{AuthorityCrls, Chain, CrlError, ListScope, RevocationList, TrustBundle};
 use time::macros::datetime;
 
+use crate::gateway::{Action, Gateway, Rule};
 use crate::node::{Node, Ran};
 use crate::servers::{self, Server};
-use crate::signing::{now, openssl};
+use crate::signing::{HEAD, now, openssl, write_secret};
 use crate::time::wait_until;
 
 const PEM: &str = "/etc/kubernetes/pki/etcd/crl.pem";
@@ -269,6 +270,33 @@ fn keeps_newer_crl_that_another_run_installs_meanwhile() {
         .row_says("etcd/crl.pem", "kept")
         .row_says("etcd/crl.pem", "1 revoked");
     installed.unchanged(&node.etc());
+}
+
+/// A login would use up a credential of one use, and leave a token.
+#[test]
+fn fetches_crl_without_login_and_from_signers_that_publish_one() {
+    let publisher = Publisher::new();
+    let node = &publisher.0;
+    let vault = Gateway::to(None);
+    let list = publisher.make("etcd/ca", &[], DAY);
+    vault.rule(Rule::on("GET", "/crl/pem").then(Action::body(200, list)));
+    let secret = node.outside("secret");
+    write_secret(&secret, "secret");
+    let (secret, tls) = (secret.display(), vault.trusted());
+    node.write_settings(&format!(
+        "{HEAD}authorities: {{ca: {{signer: down}}, etcd-ca: {{signer: v}}, front-proxy-ca: {{signer: down}}}}\n\
+         signers:\n  \
+           down: {{est: {{url: 'https://127.0.0.1:1', auth: {{basic: {{user: cp1, passwordFile: {secret}}}}}}}}}\n  \
+           v: {{vault: {{address: '{}', mount: 'pki/{{authority}}', auth: {{appRole: {{roleIDFile: {secret}, secretIDFile: {secret}}}}}, tls: {tls}}}}}\n",
+        vault.url()
+    ));
+    publisher
+        .crl()
+        .done()
+        .row_says("etcd/crl.pem", "written")
+        .says_not("127.0.0.1:1");
+    let asked: Vec<String> = vault.requests().into_iter().map(|one| one.path).collect();
+    assert_eq!(asked, ["/v1/pki/etcd-ca/issuer/default/crl/pem"]);
 }
 
 #[test]
