@@ -60,7 +60,7 @@ use crate::x509::{Sans, Tolerance, TrustBundle};
 
 pub use by_hand::{HandDecision, ListedRequest, RequestDesk};
 use election::Tenure;
-use pace::{Pace, ReportLimit};
+use pace::{Pace, ProbeTime, ReportLimit};
 use view::View;
 
 /// Largest number of requests that are processed at the same time.
@@ -123,6 +123,7 @@ struct Signing {
     cluster: String,
     clock: Clock,
     pace: Pace,
+    probed: ProbeTime,
     reports: ReportLimit,
     observer: Rc<dyn KubeletObserver>,
     view: RefCell<View>,
@@ -205,6 +206,7 @@ impl KubeletSigner {
             cluster: setup.identity.cluster.clone(),
             clock,
             pace: Pace::new(policy.requests_per_second, Instant::now()),
+            probed: ProbeTime::default(),
             reports: ReportLimit::new(Instant::now()),
             policy: policy.clone(),
             observer,
@@ -235,6 +237,7 @@ impl KubeletSigner {
                 never = self.signing.serve(&tenure) => match never {},
             }
             self.holds.set(false);
+            self.signing.probed.forget();
             self.signing.view.replace(View::default());
             self.signing.report_unfinished(false);
         }

@@ -4,6 +4,9 @@
 //! waits for a signer: the queue continues a pending request later. The record of the exchange is on disk before the
 //! signer is contacted. A node without a record, because it has just become the leader, first asks the signer whether it
 //! has the request; every node derives the same id.
+//!
+//! A run of the node's own requests probes the signer at its start. Here a tenure has no end: the first request probes it,
+//! then one in each [`PROBE_INTERVAL`], and one whose certificate is wrong.
 
 use std::time::Duration;
 
@@ -16,18 +19,23 @@ use crate::agent::request::next::{
     Attempts, Circumstances, JudgedAnswer, NextStep, SignerCall, next,
 };
 use crate::agent::request::{AnswerFault, PendingReason, Unsigned, perform, time_of_use, until};
-use crate::agent::{audit, event};
+use crate::agent::{SignerOperation, audit, event};
 use crate::kube::names::{Authority, CertName};
 use crate::kubelets::{SigningOrder, certificate_differences, is_in_time};
 use crate::process::failpoint;
 use crate::process::jitter::random_fraction;
 use crate::signer::{
-    Answer, FailureClass, NodeIdentity, Request, RequestedCertificate, SignerError, retry,
+    Answer, FailureClass, NodeIdentity, Request, RequestedCertificate, Resubmit, SignerError, retry,
 };
 use crate::store::{
     self, AuditEvent, AuditRecord, KubeletRequestRecord, RequestPhase, RequestRecord,
 };
 use crate::x509::{Chain, ChainError, TrustBundle, along_path};
+
+/// Age at which what the signer has learned, such as the intermediates of its CA, is learned again.
+const PROBE_INTERVAL: Duration = Duration::from_secs(60 * 60);
+/// Age at which a wrong certificate is attributed to it. The request is then sent again.
+const MIN_PROBE_AGE: Duration = Duration::from_secs(60);
 
 /// The state of a request after an exchange.
 pub(super) enum Exchanged {
@@ -84,6 +92,17 @@ pub(super) async fn exchange(
     work: &Work,
     trust: &TrustBundle,
 ) -> Result<Exchanged, store::StoreError> {
+    let record = recorded(signing, &request, work)?;
+    if let Some(pem) = &record.chain
+        && let Ok(chain) = verified(signing, order, trust, pem.as_bytes())
+        // Otherwise the signer can issue another one.
+        && is_in_time(order.certificate, &chain, signing.now())
+    {
+        return Ok(issued(&chain, signing.now(), work.attempts));
+    }
+    if let Err(error) = probe(signing, PROBE_INTERVAL).await {
+        return Ok(unprobed(&error, work.attempts));
+    }
     if let Err(rejection) = signing.signer.preflight(&request.wanted) {
         return Ok(Exchanged::Later {
             wait: retry::delay(FailureClass::Config, 1, None, random_fraction())
@@ -92,14 +111,6 @@ pub(super) async fn exchange(
             failure: Some(FailureClass::Config),
             why: rejection.to_string(),
         });
-    }
-    let record = recorded(signing, &request, work)?;
-    if let Some(pem) = &record.chain
-        && let Ok(chain) = verified(signing, order, trust, pem.as_bytes())
-        // Otherwise the signer can issue another one.
-        && is_in_time(order.certificate, &chain, signing.now())
-    {
-        return Ok(issued(&chain, signing.now(), work.attempts));
     }
     let mut exchange = KubeletExchange {
         signing,
@@ -110,12 +121,58 @@ pub(super) async fn exchange(
         record,
     };
     loop {
-        let answer = exchange.call_signer().await?;
         let verify = |certificate: Vec<u8>| verified(signing, order, trust, &certificate);
-        match exchange.follow(answer.map(|answer| answer.map(verify)))? {
+        let answer = exchange.call_signer().await?;
+        let answer = answer.map(|answer| answer.map(verify));
+        if may_be_outdated(&answer, signing.signer.caps().resubmit) {
+            match probe(signing, MIN_PROBE_AGE).await {
+                Ok(true) => continue,
+                Ok(false) => {}
+                Err(error) => return Ok(unprobed(&error, exchange.attempts)),
+            }
+        }
+        match exchange.follow(answer)? {
             NextStep::Call { call, .. } => exchange.call = call,
             NextStep::End(end) => return Ok(exchange.exchanged(end)),
         }
+    }
+}
+
+/// Probes the signer unless that was done within this time. Returns true if it was probed.
+async fn probe(signing: &Signing, age: Duration) -> Result<bool, SignerError> {
+    let (progress, operation) = (&*signing.observer, SignerOperation::Probe);
+    let probe = event::asked(
+        progress,
+        &signing.signer_name,
+        operation,
+        signing.signer.probe(),
+    );
+    signing.probed.renew(age, probe).await
+}
+
+/// Returns true if a wrong certificate may be due to what the signer has learned, and the request can be sent again.
+fn may_be_outdated(answer: &JudgedAnswer<Chain>, resubmit: Resubmit) -> bool {
+    matches!(answer, Ok(Answer::Issued(Err(_))))
+        && matches!(resubmit, Resubmit::Adopts | Resubmit::Duplicates)
+}
+
+/// Returns what follows a failed probe. It is not about this request, which may succeed later.
+fn unprobed(error: &SignerError, attempts: Attempts) -> Exchanged {
+    let attempts = Attempts {
+        failures: attempts.failures + 1,
+        ..attempts
+    };
+    let class = match error.class {
+        FailureClass::Permanent => FailureClass::Config,
+        class => class,
+    };
+    let random = random_fraction();
+    let wait = retry::delay(class, attempts.failures, error.retry_after, random);
+    Exchanged::Later {
+        wait: wait.unwrap_or_default(),
+        attempts,
+        failure: Some(class),
+        why: error.to_string(),
     }
 }
 
@@ -332,4 +389,59 @@ pub(super) fn verified(
 /// Returns the time at which a wait ends.
 pub(super) fn after(wait: Duration) -> Option<Instant> {
     Some(Instant::now() + wait)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failed_probe_ends_no_request() {
+        let attempts = Attempts {
+            failures: 2,
+            polls: 1,
+        };
+        for class in [
+            FailureClass::Transient,
+            FailureClass::Ambiguous,
+            FailureClass::Auth,
+            FailureClass::Config,
+            FailureClass::Permanent,
+        ] {
+            let error = SignerError::new(class, "the role is missing", "create it");
+            let Exchanged::Later {
+                attempts,
+                failure: Some(failure),
+                why,
+                ..
+            } = unprobed(&error, attempts)
+            else {
+                panic!("{class:?}");
+            };
+            assert_eq!((attempts.failures, attempts.polls), (3, 1));
+            assert_eq!(failure.passes(), class.passes());
+            assert_eq!(why, "the role is missing; create it");
+        }
+    }
+
+    #[test]
+    fn sends_again_only_what_signer_accepts_twice() {
+        let wrong = || {
+            let fault = AnswerFault::Unusable("no path to the CA".to_owned());
+            Ok(Answer::Issued(Err(vec![fault])))
+        };
+        let denied = || {
+            let reason = "no".to_owned();
+            Ok(Answer::Denied { reason })
+        };
+        for (answer, resubmit, expected) in [
+            (wrong(), Resubmit::Adopts, true),
+            (wrong(), Resubmit::Duplicates, true),
+            (wrong(), Resubmit::FreshCredential, false),
+            (wrong(), Resubmit::Forbidden, false),
+            (denied(), Resubmit::Adopts, false),
+        ] {
+            assert_eq!(may_be_outdated(&answer, resubmit), expected, "{resubmit:?}");
+        }
+    }
 }

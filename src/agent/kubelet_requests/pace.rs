@@ -1,9 +1,11 @@
-//! Limits the rate of requests to the signer, a token bucket of one second, and the number of reports.
+//! Limits the rate of requests to the signer, a token bucket of one second, the age of what a probe of it has learned, and
+//! the number of reports.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep_until};
 
 /// Spaces events so that there are at most `per_second` in each second, after a burst of as many.
@@ -50,6 +52,34 @@ impl Pace {
         self.full_at.set(full_at);
         let capacity = self.interval * self.burst;
         now.max(full_at.checked_sub(capacity).unwrap_or(now))
+    }
+}
+
+/// When the signer was probed. Requests that need a probe at the same time wait for one.
+#[derive(Default)]
+pub(super) struct ProbeTime(Mutex<Option<Instant>>);
+
+impl ProbeTime {
+    /// Probes unless the last success is newer than `age`. Returns true if it did.
+    pub(super) async fn renew<E>(
+        &self,
+        age: Duration,
+        probe: impl Future<Output = Result<(), E>>,
+    ) -> Result<bool, E> {
+        let mut last = self.0.lock().await;
+        if last.is_some_and(|at| at.elapsed() < age) {
+            return Ok(false);
+        }
+        probe.await?;
+        *last = Some(Instant::now());
+        Ok(true)
+    }
+
+    /// Has the next request probe, once no other one does.
+    pub(super) fn forget(&self) {
+        if let Ok(mut last) = self.0.try_lock() {
+            *last = None;
+        }
     }
 }
 
@@ -105,6 +135,32 @@ mod tests {
         let later = start + Duration::from_secs(60);
         let second: Vec<_> = (0..5).map(|_| millis(&pace, later)).collect();
         assert_eq!(second, [60_000, 60_000, 60_000, 60_000, 60_250]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn probes_once_for_simultaneous_requests_and_again_later() {
+        let (time, count) = (ProbeTime::default(), Cell::new(0));
+        let probe = |result: Result<(), ()>| {
+            let count = &count;
+            async move {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                count.set(count.get() + 1);
+                result
+            }
+        };
+        let hour = Duration::from_secs(3600);
+        assert_eq!(time.renew(hour, probe(Err(()))).await, Err(()));
+        let both = tokio::join!(
+            time.renew(hour, probe(Ok(()))),
+            time.renew(hour, probe(Ok(())))
+        );
+        assert_eq!((both, count.get()), ((Ok(true), Ok(false)), 2));
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(time.renew(hour, probe(Ok(()))).await, Ok(false));
+        let minute = Duration::from_secs(60);
+        assert_eq!(time.renew(minute, probe(Ok(()))).await, Ok(true));
+        time.forget();
+        assert_eq!(time.renew(hour, probe(Ok(()))).await, Ok(true));
     }
 
     #[test]
