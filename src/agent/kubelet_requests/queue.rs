@@ -23,6 +23,8 @@ use crate::kubelets::RequestedIdentity;
 
 /// How long a finished request is remembered: an event about its former state may still arrive.
 const FINISHED_MEMORY: Duration = Duration::from_secs(60);
+/// Number of topics that are remembered while requests are processed. A Node may report other addresses all the time.
+const MAX_RECENT_TOPICS: usize = 10_000;
 
 /// The unfinished requests, by UID: an object may be replaced by another one of its name.
 #[derive(Default)]
@@ -38,9 +40,12 @@ pub(super) struct RequestQueue {
     unfinished: BTreeMap<KubeletCertificate, usize>,
     /// Number of entries so far.
     arrivals: u64,
-    /// Number of wakes so far, and the topics that were woken while requests were processed: a decision may be older.
+    /// Number of wakes so far, and the last one of each topic that was woken while requests were processed: a decision may be
+    /// older.
     wakes: u64,
-    recent: VecDeque<(u64, WakeTopic)>,
+    recent: BTreeMap<WakeTopic, u64>,
+    /// Number of the last wake whose topic is not remembered.
+    forgotten: u64,
     /// The requests that are being processed, with the number of wakes at the start.
     running: HashMap<String, u64>,
     finished: VecDeque<(Instant, String)>,
@@ -302,16 +307,24 @@ impl RequestQueue {
         let uids: Vec<String> = waiting.take(limit).map(|(_, uid)| uid.clone()).collect();
         uids.iter().for_each(|uid| self.wake(uid));
         self.wakes += 1;
-        if !self.running.is_empty() {
-            self.recent.push_back((self.wakes, topic));
+        if self.running.is_empty() {
+            return;
         }
+        if self.recent.len() >= MAX_RECENT_TOPICS {
+            self.recent.clear();
+            self.forgotten = self.wakes - 1;
+        }
+        self.recent.insert(topic, self.wakes);
     }
 
     /// Returns true if an event for which the request would wait came while it was processed.
-    fn missed(&mut self, uid: &str, wait: &RequestWait) -> bool {
+    fn missed(&self, uid: &str, wait: &RequestWait) -> bool {
         let since = self.running.get(uid).copied().unwrap_or(self.wakes);
-        let mut recent = self.recent.iter();
-        recent.any(|(number, topic)| *number > since && wait.topics.contains(topic))
+        let mut topics = wait.topics.iter();
+        topics.any(|topic| {
+            let last = self.recent.get(topic).copied().unwrap_or_default();
+            last.max(self.forgotten) > since
+        })
     }
 
     /// Records that a request is not being processed any more.
@@ -319,13 +332,7 @@ impl RequestQueue {
         self.running.remove(uid);
         let first = self.running.values().min().copied();
         let first = first.unwrap_or(self.wakes);
-        while self
-            .recent
-            .front()
-            .is_some_and(|(number, _)| *number <= first)
-        {
-            self.recent.pop_front();
-        }
+        self.recent.retain(|_, number| *number > first);
     }
 
     /// Returns the next request to be processed.
@@ -672,6 +679,30 @@ mod tests {
         assert_eq!(names(&mut queue, now), Vec::<String>::new());
         queue.wake_waiting(WakeTopic::Limit("user".to_owned()), 2);
         assert_eq!(names(&mut queue, now), ["c", "a"]);
+    }
+
+    #[test]
+    fn remembers_limited_number_of_wakes_while_signer_hangs() {
+        let (mut queue, now) = (RequestQueue::default(), Instant::now());
+        queue.observe((&object("hangs", "1")).into(), now);
+        let hanging = queue.take(now).unwrap();
+        for _ in 0..2 * MAX_RECENT_TOPICS {
+            queue.wake_waiting(node("w2"), usize::MAX);
+        }
+        assert_eq!(queue.recent.len(), 1);
+        queue.observe((&object("a", "1")).into(), now);
+        let work = queue.take(now).unwrap();
+        for number in 0..2 * MAX_RECENT_TOPICS {
+            queue.wake_waiting(node(&format!("w2-{number}")), usize::MAX);
+        }
+        assert!(queue.recent.len() <= MAX_RECENT_TOPICS);
+        // The topic may be one of those that were forgotten.
+        queue.ended(&work, waits(None, &[node("w1")]), now);
+        let work = queue.take(now).unwrap();
+        queue.ended(&work, waits(None, &[node("w1")]), now);
+        assert_eq!(queue.take(now), None);
+        queue.ended(&hanging, WorkResult::Finished, now);
+        assert!(queue.recent.is_empty() && queue.running.is_empty());
     }
 
     #[test]
