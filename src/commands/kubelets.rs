@@ -26,7 +26,8 @@ pub(super) enum KubeletsCommand {
     /// Approve a request that waits for an administrator
     ///
     /// The approval of an administrator replaces the rule that a bootstrap token must not take over the identity of a
-    /// Node. Exit status: 65 for a request that another rule refuses.
+    /// Node. A node with a name of the control plane can renew its certificate only if its Node has the label of
+    /// control-plane nodes. Exit status: 65 for a request that another rule refuses.
     Approve {
         /// Name of the CertificateSigningRequest
         name: String,

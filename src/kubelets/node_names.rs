@@ -83,7 +83,12 @@ fn verify_not_reserved(
         ),
         None if reserved.is_endpoint(&host) => Violation::proven(reason, message),
         // `apiServer.certSANs` may contain the names of control-plane nodes that are to join.
-        None => Violation::doubt(reason, to_be_confirmed(&message)),
+        None => Violation::doubt(
+            reason,
+            to_be_confirmed(&format!(
+                "{message}, and only a control-plane node can renew its certificate"
+            )),
+        ),
     })
 }
 

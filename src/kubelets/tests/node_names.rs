@@ -75,6 +75,16 @@ fn node_with_reserved_name_renews_only_in_the_control_plane() {
         rig.outcome(&renewal("kubernetes"), CREATED),
         "deny NodeNameReserved"
     );
+    // An administrator who approves a worker learns this before.
+    let KubeletDecision::Wait { finding, .. } = rig.judge(&join("shop.apps.example.com"), LATER)
+    else {
+        panic!("it is not a question for an administrator");
+    };
+    let limit = "only a control-plane node can renew its certificate";
+    assert!(finding.message.contains(limit), "{finding}");
+    let shop = "shop.apps.example.com";
+    rig.insert(&node_json(shop, &[], is_ready()));
+    assert_eq!(rig.outcome(&renewal(shop), LATER), "deny NodeNameReserved");
     let endpoint = renewal("api.example.com");
     assert_eq!(
         rig.outcome(&endpoint, CREATED),
