@@ -133,6 +133,11 @@ impl Signing {
                         break;
                     }
                     Err(error) => {
+                        if let ApiError::Refused(status) = &error
+                            && !is_temporary(status)
+                        {
+                            self.warn_about_bindings(Some(status));
+                        }
                         tracing::debug!("the bindings of Nodes cannot be written: {error}");
                         sleep(delay(failures, None, random_fraction())).await;
                         failures += 1;
@@ -184,7 +189,7 @@ impl Signing {
 
 /// Returns true if a refused write may succeed soon. Any other refusal, such as that of an admission webhook, lasts until an
 /// administrator corrects its cause, and must not keep nodes from joining.
-fn is_temporary(status: &ApiStatus) -> bool {
+pub(super) fn is_temporary(status: &ApiStatus) -> bool {
     status.is_conflict() || matches!(status.code, 429 | 503)
 }
 

@@ -6,6 +6,7 @@ use serde_json::Value;
 use time::OffsetDateTime;
 use tokio::time::Instant;
 
+use super::bindings::is_temporary;
 use super::election::Tenure;
 use super::exchange::{self, Exchanged};
 use super::queue::{ObservedRequest, RequestWait, WakeTopic, Work, WorkResult};
@@ -46,6 +47,12 @@ pub(super) const SIGNER_REFUSALS: [&str; 3] = [
 const MAX_NODE_WAIT: Duration = Duration::from_secs(600);
 /// Reason of an Event while the signer cannot be used.
 const SIGNER_UNAVAILABLE: &str = "SignerUnavailable";
+/// Reason of an Event while the API server refuses to read or to write what a request needs.
+const API_REFUSAL: &str = "RefusedByAPIServer";
+/// Number of refusals by the API server in a row that are reported.
+const REPORTED_REFUSALS: u32 = 3;
+/// Longest wait after them.
+const MAX_REFUSAL_WAIT: Duration = Duration::from_secs(300);
 
 /// Maximum length in bytes of a reason in the issuance log.
 const MAX_AUDITED_REASON: usize = 2000;
@@ -75,14 +82,24 @@ impl Signing {
                 self.advance(work, tenure).await
             }
         };
-        match advanced {
-            Ok(result) => result,
-            Err(error) => {
-                tracing::debug!(csr = work.name, "the request cannot be processed: {error}");
-                let wait = requested_wait(&error).unwrap_or(RETRY_INTERVAL);
-                later(work, wait.mul_f64(1.0 + random_fraction() / 2.0))
+        let error = match advanced {
+            Ok(result) => {
+                self.view.borrow_mut().queue.accepted(work);
+                return result;
             }
+            Err(error) => error,
+        };
+        tracing::debug!(csr = work.name, "the request cannot be processed: {error}");
+        let mut refusals = 0;
+        if is_lasting(&error) {
+            refusals = self.view.borrow_mut().queue.refused(work);
         }
+        if refusals >= REPORTED_REFUSALS {
+            let why = format!("the API server does not let nodepki process it: {error}");
+            self.report(work, API_REFUSAL, &why).await;
+        }
+        let wait = requested_wait(&error).unwrap_or_else(|| wait_after_refusals(refusals));
+        later(work, wait.mul_f64(1.0 + random_fraction() / 2.0))
     }
 
     async fn advance(&self, work: &Work, tenure: &Tenure) -> Result<WorkResult, ApiError> {
@@ -719,6 +736,21 @@ pub(super) fn later(work: &Work, wait: Duration) -> WorkResult {
     }
 }
 
+/// Returns true for a refusal that lasts until an administrator corrects its cause: a right, a webhook, the object itself.
+fn is_lasting(error: &ApiError) -> bool {
+    match error {
+        ApiError::Refused(status) => !is_temporary(status),
+        ApiError::Unusable { .. } => true,
+        ApiError::Http(_) | ApiError::Unread { .. } | ApiError::Local { .. } => false,
+    }
+}
+
+/// Returns the wait after a failed call, and after `refusals` of them in a row.
+fn wait_after_refusals(refusals: u32) -> Duration {
+    let doublings = refusals.saturating_sub(REPORTED_REFUSALS - 1).min(8);
+    (RETRY_INTERVAL * 2u32.pow(doublings)).min(MAX_REFUSAL_WAIT)
+}
+
 fn requested_wait(error: &ApiError) -> Option<Duration> {
     match error {
         ApiError::Refused(status) => status.retry_after,
@@ -733,9 +765,40 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::cluster::api::ApiStatus;
 
     /// The CSR of `w1`.
     const CSR: &[u8] = include_bytes!("../../../tests/fixtures/kubelet-requests/rsa-2048.csr");
+
+    #[test]
+    fn waits_longer_after_refusals_that_last() {
+        let waits =
+            [0, 1, 2, 3, 4, 8, 1000].map(|refusals| wait_after_refusals(refusals).as_secs());
+        assert_eq!(waits, [5, 5, 5, 10, 20, 300, 300]);
+        let refused = |code, reason: &str| {
+            let reason = reason.to_owned();
+            let status = ApiStatus {
+                code,
+                reason,
+                ..ApiStatus::default()
+            };
+            ApiError::from(Box::new(status))
+        };
+        let unread = ApiError::Unread {
+            file: "admin.conf".to_owned(),
+            source: std::io::ErrorKind::NotFound.into(),
+        };
+        for (error, expected) in [
+            (refused(403, "Forbidden"), true),
+            (refused(422, "Invalid"), true),
+            (refused(500, "InternalError"), true),
+            (refused(409, "Conflict"), false),
+            (refused(429, "TooManyRequests"), false),
+            (unread, false),
+        ] {
+            assert_eq!(is_lasting(&error), expected, "{error}");
+        }
+    }
 
     #[test]
     fn reads_node_before_decision_that_ends_request() {

@@ -137,6 +137,8 @@ struct Entry {
     state: QueueState,
     /// The last reason for a wait that was reported.
     reported: Option<&'static str>,
+    /// Number of attempts in a row that the API server refused.
+    refusals: u32,
     /// Whether the list under way contains it.
     is_listed: bool,
 }
@@ -152,6 +154,7 @@ impl Entry {
             attempts: Attempts::default(),
             state: QueueState::Ready,
             reported: None,
+            refusals: 0,
             is_listed: true,
         }
     }
@@ -403,6 +406,22 @@ impl RequestQueue {
         }
     }
 
+    /// Counts an attempt that the API server refused; returns the number of them in a row.
+    pub(super) fn refused(&mut self, work: &Work) -> u32 {
+        let Some(entry) = self.entries.get_mut(&work.uid) else {
+            return 0;
+        };
+        entry.refusals = entry.refusals.saturating_add(1);
+        entry.refusals
+    }
+
+    /// Records an attempt that the API server did not refuse.
+    pub(super) fn accepted(&mut self, work: &Work) {
+        if let Some(entry) = self.entries.get_mut(&work.uid) {
+            entry.refusals = 0;
+        }
+    }
+
     /// Returns true if another reason than this was reported last for a request, and remembers this one.
     pub(super) fn is_news(&mut self, work: &Work, reason: &'static str) -> bool {
         match self.entries.get_mut(&work.uid) {
@@ -525,6 +544,18 @@ mod tests {
         assert_eq!(names(&mut queue, now), ["a2", "b1", "c1", "a3", "b2", "a4"]);
         queue.observe((&of("a", "a5")).into(), now);
         assert_eq!(names(&mut queue, now), ["a5"]);
+    }
+
+    #[test]
+    fn counts_refusals_in_a_row() {
+        let (mut queue, now) = (RequestQueue::default(), Instant::now());
+        queue.observe((&object("a", "1")).into(), now);
+        let work = queue.take(now).unwrap();
+        assert_eq!([queue.refused(&work), queue.refused(&work)], [1, 2]);
+        queue.accepted(&work);
+        assert_eq!(queue.refused(&work), 1);
+        queue.ended(&work, WorkResult::Finished, now);
+        assert_eq!(queue.refused(&work), 0);
     }
 
     #[test]
