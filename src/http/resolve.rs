@@ -7,6 +7,8 @@
 //! answered (RFC 8305, section 3). Name servers and search list have the order and the meaning of resolv.conf(5): the
 //! next server is asked if one fails or is slow, the next name if there is no record of either family.
 
+mod zone;
+
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::pin::pin;
@@ -15,17 +17,17 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use hickory_resolver::TokioResolver;
+use hickory_resolver::Resolver as DnsResolver;
 use hickory_resolver::config::{ResolveHosts, ResolverConfig, ResolverOpts};
-use hickory_resolver::net::runtime::TokioRuntimeProvider;
 use hickory_resolver::net::{DnsError, NetError};
 use hickory_resolver::proto::op::ResponseCode;
 use hickory_resolver::proto::rr::rdata::SRV;
 use hickory_resolver::proto::rr::{IntoName, Name as DnsName, RData, RecordType};
-use hickory_resolver::system_conf::read_system_conf;
+use hickory_resolver::system_conf::parse_resolv_conf;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use tokio::time::{Instant, sleep, sleep_until};
 
+use self::zone::{ZoneProvider, without_zones};
 use super::trust::ConnectionLog;
 use crate::process::jitter::random_fraction;
 
@@ -113,10 +115,8 @@ async fn lookup(name: &str, log: &ConnectionLog) -> Result<Vec<IpAddr>, String> 
     if name.eq_ignore_ascii_case("localhost") {
         return Ok(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]);
     }
-    let (config, options) =
-        read_system_conf().map_err(|error| format!("/etc/resolv.conf: {error}"))?;
-    let servers = servers(&config, &options)?;
-    let names = candidates(name, &config, options.ndots)?;
+    let (config, ndots, servers) = system_conf()?;
+    let names = candidates(name, &config, ndots)?;
     let asked: Vec<&str> = servers.iter().map(|server| server.label.as_str()).collect();
     let asked = format!("name servers asked: {}", asked.join(", "));
     log.set_resolving(Some(format!(
@@ -140,28 +140,44 @@ async fn lookup(name: &str, log: &ConnectionLog) -> Result<Vec<IpAddr>, String> 
 /// One name server.
 struct NameServer {
     label: String,
-    resolver: TokioResolver,
+    resolver: DnsResolver<ZoneProvider>,
+}
+
+/// Reads /etc/resolv.conf. Returns the search list, the number of dots of a name that is queried first as it is, and the name
+/// servers.
+fn system_conf() -> Result<(ResolverConfig, usize, Vec<NameServer>), String> {
+    let unusable = |error: NetError| format!("/etc/resolv.conf: {error}");
+    let text = std::fs::read("/etc/resolv.conf").map_err(|error| unusable(error.into()))?;
+    let (text, zones) = without_zones(&String::from_utf8_lossy(&text));
+    let (config, options) = parse_resolv_conf(text).map_err(unusable)?;
+    let servers = servers(&config, &zones, &options)?;
+    Ok((config, options.ndots, servers))
 }
 
 /// Returns a resolver for each server, since the order of the queries is decided here.
-fn servers(config: &ResolverConfig, options: &ResolverOpts) -> Result<Vec<NameServer>, String> {
+fn servers(
+    config: &ResolverConfig,
+    zones: &[Option<String>],
+    options: &ResolverOpts,
+) -> Result<Vec<NameServer>, String> {
     let mut options = options.clone();
     options.use_hosts_file = ResolveHosts::Never;
     options.timeout = options.timeout.min(RETRANSMIT_INTERVAL);
     options.attempts = options.attempts.max(2);
-    config
-        .name_servers()
-        .iter()
-        .map(|server| {
-            let label = server.ip.to_string();
-            let config = ResolverConfig::from_parts(None, Vec::new(), vec![server.clone()]);
-            let provider = TokioRuntimeProvider::default();
-            let builder = TokioResolver::builder_with_config(config, provider);
-            let resolver = builder.with_options(options.clone()).build();
-            let resolver = resolver.map_err(|error| format!("name server {label}: {error}"))?;
-            Ok(NameServer { label, resolver })
-        })
-        .collect()
+    let zones = zones.iter().map(Option::as_deref);
+    let servers = config.name_servers().iter().zip(zones);
+    let resolvers = servers.map(|(server, zone)| {
+        let label = match zone {
+            Some(zone) => format!("{}%{zone}", server.ip),
+            None => server.ip.to_string(),
+        };
+        let config = ResolverConfig::from_parts(None, Vec::new(), vec![server.clone()]);
+        let builder = DnsResolver::builder_with_config(config, ZoneProvider::new(zone));
+        let resolver = builder.with_options(options.clone()).build();
+        let resolver = resolver.map_err(|error| format!("name server {label}: {error}"))?;
+        Ok(NameServer { label, resolver })
+    });
+    resolvers.collect()
 }
 
 /// Returns the names to query, according to the search list of resolv.conf(5).
@@ -243,9 +259,7 @@ pub(super) async fn servers_of(
     service: &str,
     domain: Option<&str>,
 ) -> Result<Vec<(String, u16)>, String> {
-    let (config, options) =
-        read_system_conf().map_err(|error| format!("/etc/resolv.conf: {error}"))?;
-    let name_servers = servers(&config, &options)?;
+    let (config, _, name_servers) = system_conf()?;
     let names = match domain {
         Some(domain) => candidates(&format!("{service}.{domain}."), &config, 0)?,
         // The service alone is not a name.

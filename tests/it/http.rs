@@ -1094,6 +1094,7 @@ fn child_process() {
         Ok("dns-swallowing") => crate::http_dns::swallowing(),
         Ok("dns-all-dead") => crate::http_dns::all_dead(),
         Ok("dns-search") => crate::http_dns::search(),
+        Ok("dns-link-local") => crate::http_dns::link_local(),
         Ok("dns-services") => crate::http_dns::services(),
         Ok(other) => panic!("{other}"),
         Err(_) => return,

@@ -266,6 +266,29 @@ fn fails(gateway: &Gateway, host: &str, parts: &[&str]) {
 }
 
 #[test]
+fn asks_link_local_name_server_at_its_interface() {
+    with_name_servers("nameserver fe80::53%br-0\n", "dns-link-local");
+}
+
+pub(crate) fn link_local() {
+    for command in [
+        "link add br-0 type veth peer name other",
+        "link set br-0 up",
+        "address add fe80::53/64 dev br-0 nodad",
+    ] {
+        let status = Command::new("ip").args(command.split(' ')).status();
+        assert!(status.unwrap().success(), "{command}");
+    }
+    serve("fe80::53%br-0");
+    let gateway = signer();
+    reaches(&gateway, "ok-none.test");
+    // By TCP.
+    reaches(&gateway, "big-none.test");
+    let asked = "name servers asked: fe80::53%br-0";
+    fails(&gateway, "drop-drop.test", &[asked]);
+}
+
+#[test]
 fn connects_with_family_that_name_server_answers() {
     with_name_servers("nameserver 127.0.0.1\n", "dns-partial");
 }
