@@ -96,11 +96,7 @@ struct CrlFetch<'a> {
 
 impl<'a> CrlFetch<'a> {
     /// Fetches the list of one authority. Returns `None` if its signer does not publish one.
-    async fn list_of(
-        &self,
-        bundle: &'a BundleSpec,
-        survey: &Survey,
-    ) -> Option<FetchedList<'a>> {
+    async fn list_of(&self, bundle: &'a BundleSpec, survey: &Survey) -> Option<FetchedList<'a>> {
         let (name, signer) = self.setup.signers.get(&bundle.authority)?;
         let signer = signer.as_ref();
         let published = match trust(self.setup, survey, bundle) {
