@@ -280,6 +280,7 @@ pub(super) mod secret {
 mod tests {
     use std::fs;
     use std::os::unix::fs::PermissionsExt;
+    use std::path::Path;
     use std::time::Duration;
 
     use tempfile::TempDir;

@@ -287,7 +287,7 @@ fn fits_tables_to_width_of_terminal() {
     );
     // Someone looks at what is behind a pipe: sentences are wrapped, and no table is cut.
     let program = node.command(["plan"]);
-    let mut command = std::process::Command::new("sh");
+    let mut command = Command::new("sh");
     command
         .args(["-c", "\"$@\" | cat", "sh"])
         .arg(program.get_program());
