@@ -385,9 +385,16 @@ impl Target {
         };
         let client = self.anonymous().identity(self.identity.clone());
         let client = client.build().unwrap();
-        let mut response = match client.get(self.url(&path)).send().await {
-            Ok(response) => response,
-            Err(error) => return fail(format!("{error:?}")),
+        let began = Instant::now();
+        let mut response = loop {
+            match client.get(self.url(&path)).send().await {
+                Ok(response) => break response,
+                Err(_) if began.elapsed() < self.patience => {
+                    count.repeated.fetch_add(1, Ordering::Relaxed);
+                    tokio::time::sleep(REQUEST_INTERVAL).await;
+                }
+                Err(error) => return fail(format!("{error:?}")),
+            }
         };
         let (mut seen, mut end) = (0, None);
         let mut lines = Vec::new();
